@@ -1,0 +1,55 @@
+# make help says what there is. Everything is built into build/, nothing is fetched.
+CXX      ?= g++
+ARCH     ?= native
+OPT      ?= -O3
+BUILD    ?= build
+REVISION := $(shell git describe --always --dirty --abbrev=12 2>/dev/null || echo unknown)
+
+CXXFLAGS := -std=c++20 $(OPT) -march=$(ARCH) -fno-math-errno -fno-trapping-math -fopenmp -g1 -I. -MMD -MP \
+            -Wall -Wextra -Wshadow -Werror $(EXTRA)
+LIBS     := -ldnnl -lpcre2-8 -lcrc32c -lxxhash -lpthread
+
+CPU_SOURCES  := $(wildcard kernels/cpu/*.cpp)
+HOST_SOURCES := $(wildcard model/*.cpp runtime/*.cpp data/*.cpp)
+TEST_SOURCES := $(wildcard test/*.cpp)
+object        = $(patsubst %,$(BUILD)/%.o,$(1))
+LIBRARY      := $(call object,$(CPU_SOURCES) $(HOST_SOURCES))
+
+# Catch2 3 is a library, Catch2 2 is one header.
+CATCH_LIBS := $(if $(wildcard /usr/include/catch2/catch_all.hpp /usr/local/include/catch2/catch_all.hpp),-lCatch2Main -lCatch2)
+
+all: $(BUILD)/train_gpt_cpu  ## the trainer for the CPU (and for the GPU where nvcc is)
+	@$(if $(shell command -v nvcc),,echo "nvcc was not found: built $(BUILD)/train_gpt_cpu only, without the GPU trainer")
+
+$(BUILD)/train_gpt_cpu: $(BUILD)/train_gpt.cu.o $(LIBRARY)
+	$(CXX) $(CXXFLAGS) -o $@ $^ $(LIBS)
+
+$(BUILD)/test_cpu: $(call object,$(TEST_SOURCES)) $(LIBRARY)
+	$(CXX) $(CXXFLAGS) -o $@ $^ $(LIBS) $(CATCH_LIBS)
+
+$(BUILD)/bench_cpu: $(BUILD)/dev/bench_cpu.cpp.o $(LIBRARY)
+	$(CXX) $(CXXFLAGS) -o $@ $^ $(LIBS)
+
+$(BUILD)/%.cpp.o: %.cpp
+	@mkdir -p $(@D)
+	$(CXX) $(CXXFLAGS) -c -o $@ $<
+
+$(BUILD)/%.cu.o: %.cu
+	@mkdir -p $(@D)
+	$(CXX) $(CXXFLAGS) -DGIT_REVISION='"$(REVISION)"' -c -x c++ -o $@ $<
+
+run:    ## the quickstart: install, build, train on the King James text, print samples
+	scripts/quickstart.sh
+test:   ## install what is missing and run every test
+	scripts/test.sh
+check:  ## the rules of the house: who includes whom, sizes of files and functions
+	python3 scripts/check_house.py
+bench: $(BUILD)/bench_cpu  ## milliseconds per op and per step on this machine
+	$(BUILD)/bench_cpu
+clean:  ## remove build/
+	rm -rf $(BUILD)
+help:   ## this list
+	@awk -F ':.*## ' '/^[a-z_]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+
+.PHONY: all run test check bench clean help
+-include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

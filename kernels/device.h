@@ -1,0 +1,59 @@
+// Memory and order of execution on the device that the linked implementation drives.
+//
+// On the CPU the device's memory is the host's and every call has finished when it returns; on a GPU calls on one stream
+// run in order and the host continues at once. Code above the seam is written for the second and so right for both.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <utility>
+
+// An ordered queue of work. The CPU implementation has one and ignores the handle.
+struct Stream {
+    void* handle = nullptr;
+};
+
+struct DeviceInfo {
+    std::string name;           // "AMD EPYC 9B14, 2 threads" or "NVIDIA H200"
+    std::string matmul_path;    // what carries out matrix products, by precision: one line for the log
+    size_t memory_bytes = 0;    // installed, of the whole device
+    int threads = 0;            // CPU threads that ops use (0 on a GPU)
+};
+
+// Facts about the device that this process uses. Never changes during a run.
+DeviceInfo device_info();
+
+// `bytes` of device memory, 256-byte aligned, huge pages where the system has them, every byte zero and touched, so that
+// running out of memory shows here and not later. Fails with Exit::os and the number of bytes when there is not enough.
+void* device_alloc(size_t bytes);
+void device_free(void* memory, size_t bytes);
+
+// Copies in stream order. Host memory must stay as it is until synchronize().
+void copy_to_device(void* device, const void* host, size_t bytes, Stream stream);
+void copy_to_host(void* host, const void* device, size_t bytes, Stream stream);
+
+// Waits until everything on the stream has finished.
+void synchronize(Stream stream);
+
+// Owns device memory.
+class DeviceBuffer {
+public:
+    DeviceBuffer() = default;
+    explicit DeviceBuffer(size_t bytes) : memory_(bytes ? device_alloc(bytes) : nullptr), bytes_(bytes) {}
+    DeviceBuffer(DeviceBuffer&& other) noexcept
+        : memory_(std::exchange(other.memory_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+    DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
+        std::swap(memory_, other.memory_);
+        std::swap(bytes_, other.bytes_);
+        return *this;
+    }
+    ~DeviceBuffer() {
+        if (memory_) device_free(memory_, bytes_);
+    }
+    void* data() const { return memory_; }
+    size_t bytes() const { return bytes_; }
+
+private:
+    void* memory_ = nullptr;
+    size_t bytes_ = 0;
+};

@@ -1,0 +1,100 @@
+// Number types and counter-based random numbers, the same on host and device.
+//
+// Storage types hold numbers, arithmetic is done in float: load with to_float(), store with from_float<T>().
+// Conversions round to nearest even, keep NaN and infinity, and have no branches, so loops over them vectorise.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+#ifdef __CUDACC__
+#define HOST_DEVICE __host__ __device__
+#else
+#define HOST_DEVICE
+#endif
+
+struct bf16 {  // 1 sign, 8 exponent, 7 fraction bits
+    uint16_t bits;
+};
+struct fp16 {  // IEEE binary16: 1 sign, 5 exponent, 10 fraction bits
+    uint16_t bits;
+};
+
+enum class Dtype : int { fp32, bf16, fp16 };
+
+template <class T> inline constexpr Dtype dtype_of = Dtype::fp32;
+template <> inline constexpr Dtype dtype_of<bf16> = Dtype::bf16;
+template <> inline constexpr Dtype dtype_of<fp16> = Dtype::fp16;
+
+inline constexpr size_t size_of(Dtype dtype) { return dtype == Dtype::fp32 ? 4 : 2; }
+inline constexpr const char* name_of(Dtype dtype) {
+    return dtype == Dtype::fp32 ? "fp32" : dtype == Dtype::bf16 ? "bf16" : "fp16";
+}
+
+// Unit round-off: half the distance from 1 to the next larger number.
+template <class T> inline constexpr float unit_roundoff = 0x1p-24f;
+template <> inline constexpr float unit_roundoff<bf16> = 0x1p-8f;
+template <> inline constexpr float unit_roundoff<fp16> = 0x1p-11f;
+
+HOST_DEVICE inline float to_float(float x) { return x; }
+
+HOST_DEVICE inline float to_float(bf16 x) { return std::bit_cast<float>(uint32_t(x.bits) << 16); }
+
+HOST_DEVICE inline float to_float(fp16 x) {
+    uint32_t magnitude = uint32_t(x.bits & 0x7fffu) << 13;
+    // Scaling by 2^112 moves the exponent's bias from 15 to 127 and makes subnormals right by the way.
+    uint32_t finite = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) * 0x1p112f);
+    uint32_t infinite_or_nan = magnitude | 0x7f800000u;
+    uint32_t sign = uint32_t(x.bits & 0x8000u) << 16;
+    return std::bit_cast<float>((magnitude >= 0x0f800000u ? infinite_or_nan : finite) | sign);
+}
+
+template <class T> HOST_DEVICE T from_float(float x);
+
+template <> HOST_DEVICE inline float from_float<float>(float x) { return x; }
+
+template <> HOST_DEVICE inline bf16 from_float<bf16>(float x) {
+    uint32_t bits = std::bit_cast<uint32_t>(x);
+    uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    uint32_t quiet_nan = (bits >> 16) | 0x40u;
+    return {uint16_t((bits & 0x7fffffffu) > 0x7f800000u ? quiet_nan : rounded)};
+}
+
+template <> HOST_DEVICE inline fp16 from_float<fp16>(float x) {
+    uint32_t bits = std::bit_cast<uint32_t>(x);
+    uint32_t magnitude = bits & 0x7fffffffu;
+    // Below 2^-14 the result is subnormal: adding 1/2 puts the wanted bits, rounded, at the bottom of the sum.
+    uint32_t subnormal = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
+    uint32_t normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+    uint32_t result = magnitude < 0x38800000u ? subnormal : normal;
+    result = magnitude >= 0x477ff000u ? 0x7c00u : result;  // from 65520 on everything rounds to infinity
+    result = magnitude > 0x7f800000u ? 0x7e00u : result;
+    return {uint16_t(result | ((bits >> 16) & 0x8000u))};
+}
+
+// Philox4x32-10: ten rounds of a keyed bijection on 128-bit counters (Salmon et al., "Parallel random numbers: as easy
+// as 1, 2, 3", SC 2011). Whoever needs a random number says which one: nothing has a state, so nothing depends on order.
+struct Philox {
+    uint32_t word[4];
+};
+
+HOST_DEVICE inline Philox philox(uint64_t key, uint64_t counter_high, uint64_t counter_low) {
+    uint32_t c0 = uint32_t(counter_low), c1 = uint32_t(counter_low >> 32);
+    uint32_t c2 = uint32_t(counter_high), c3 = uint32_t(counter_high >> 32);
+    uint32_t k0 = uint32_t(key), k1 = uint32_t(key >> 32);
+    for (int round = 0; round < 10; round++) {
+        uint64_t p0 = uint64_t(0xd2511f53u) * c0, p1 = uint64_t(0xcd9e8d57u) * c2;
+        uint32_t n0 = uint32_t(p1 >> 32) ^ c1 ^ k0, n2 = uint32_t(p0 >> 32) ^ c3 ^ k1;
+        c1 = uint32_t(p1), c3 = uint32_t(p0), c0 = n0, c2 = n2;
+        k0 += 0x9e3779b9u, k1 += 0xbb67ae85u;
+    }
+    return {{c0, c1, c2, c3}};
+}
+
+// What a random number is for: the high half of the Philox counter, so that no two purposes ever share a number.
+enum class RandomPurpose : uint64_t { init = 1, permutation = 2, sampling = 3 };
+
+// A uniform number in (0, 1) from 32 random bits; never 0 nor 1.
+HOST_DEVICE inline float uniform_from_bits(uint32_t bits) { return (float(bits >> 9) + 0.5f) * 0x1p-23f; }
