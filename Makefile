@@ -7,7 +7,7 @@ REVISION := $(shell git describe --always --dirty --abbrev=12 2>/dev/null || ech
 
 CXXFLAGS := -std=c++20 $(OPT) -march=$(ARCH) -fno-math-errno -fno-trapping-math -fopenmp -g1 -I. -MMD -MP \
             -Wall -Wextra -Wshadow -Werror $(EXTRA)
-LIBS     := -ldnnl -lpcre2-8 -lcrc32c -lxxhash -lpthread
+LIBS     := -ldnnl -lpcre2-8 -lisal -lxxhash -lpthread
 
 CPU_SOURCES  := $(wildcard kernels/cpu/*.cpp)
 HOST_SOURCES := $(wildcard model/*.cpp runtime/*.cpp data/*.cpp)
