@@ -21,15 +21,15 @@ enum class Exit : int {
     again = 75,          // stopped by a signal, checkpoint committed: requeue
     peer_lost = 76,      // another rank died
     permission = 77,
-    config = 78,       // the configuration is wrong: do not requeue
-    non_finite = 79,   // the loss or the gradients stayed non-finite
-    hang = 80,         // a wait reached its deadline
-    corruption = 81,   // silent data corruption suspected
+    config = 78,      // the configuration is wrong: do not requeue
+    non_finite = 79,  // the loss or the gradients stayed non-finite
+    hang = 80,        // a wait reached its deadline
+    corruption = 81,  // silent data corruption suspected
 };
 
 struct Error : std::runtime_error {
     Exit code;
-    Error(Exit code, const std::string& sentence) : std::runtime_error(sentence), code(code) {}
+    Error(Exit exit_code, const std::string& sentence) : std::runtime_error(sentence), code(exit_code) {}
 };
 
 // printf into a std::string.
@@ -45,8 +45,7 @@ struct Error : std::runtime_error {
 }
 
 // Ends the current action with a sentence that names the file, the key and the numbers.
-template <class... Args>
-[[noreturn]] void fail(Exit code, const char* pattern, Args... args) {
+template <class... Args> [[noreturn]] void fail(Exit code, const char* pattern, Args... args) {
     if constexpr (sizeof...(args) == 0)
         throw Error(code, pattern);
     else
@@ -55,7 +54,6 @@ template <class... Args>
 
 // A promise between parts of the program: `require(cols % 8 == 0, "norm: cols must be a multiple of 8, is %d", cols)`.
 // What a user can get wrong is reported with fail() and the fitting exit code instead.
-template <class... Args>
-void require(bool condition, const char* pattern, Args... args) {
+template <class... Args> void require(bool condition, const char* pattern, Args... args) {
     if (!condition) fail(Exit::internal, pattern, args...);
 }

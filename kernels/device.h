@@ -1,7 +1,8 @@
 // Memory and order of execution on the device that the linked implementation drives.
 //
-// On the CPU the device's memory is the host's and every call has finished when it returns; on a GPU calls on one stream
-// run in order and the host continues at once. Code above the seam is written for the second and so right for both.
+// On the CPU the device's memory is the host's and every call has finished when it returns; on a GPU calls on one
+// stream run in order and the host continues at once. Code above the seam is written for the second and so right for
+// both.
 #pragma once
 
 #include <cstddef>
@@ -14,17 +15,18 @@ struct Stream {
 };
 
 struct DeviceInfo {
-    std::string name;           // "AMD EPYC 9B14, 2 threads" or "NVIDIA H200"
-    std::string matmul_path;    // what carries out matrix products, by precision: one line for the log
-    size_t memory_bytes = 0;    // installed, of the whole device
-    int threads = 0;            // CPU threads that ops use (0 on a GPU)
+    std::string name;         // "AMD EPYC 9B14, 2 threads" or "NVIDIA H200"
+    std::string matmul_path;  // what carries out matrix products, by precision: one line for the log
+    size_t memory_bytes = 0;  // installed, of the whole device
+    int threads = 0;          // CPU threads that ops use (0 on a GPU)
 };
 
 // Facts about the device that this process uses. Never changes during a run.
 DeviceInfo device_info();
 
-// `bytes` of device memory, 256-byte aligned, huge pages where the system has them, every byte zero and touched, so that
-// running out of memory shows here and not later. Fails with Exit::os and the number of bytes when there is not enough.
+// `bytes` of device memory, 256-byte aligned, huge pages where the system has them, every byte zero and touched, so
+// that running out of memory shows here and not later. Fails with Exit::os and the number of bytes when there is not
+// enough.
 void* device_alloc(size_t bytes);
 void device_free(void* memory, size_t bytes);
 

@@ -75,7 +75,8 @@ template <> HOST_DEVICE inline fp16 from_float<fp16>(float x) {
 }
 
 // Philox4x32-10: ten rounds of a keyed bijection on 128-bit counters (Salmon et al., "Parallel random numbers: as easy
-// as 1, 2, 3", SC 2011). Whoever needs a random number says which one: nothing has a state, so nothing depends on order.
+// as 1, 2, 3", SC 2011). Whoever needs a random number says which one: nothing has a state, so nothing depends on
+// order.
 struct Philox {
     uint32_t word[4];
 };

@@ -1,13 +1,13 @@
 // THE SEAM: every operation that the model is made of. The linker chooses who implements them.
 //
-// An op is a struct of named arguments and one function of the same name; T is the storage type (float, bf16 or fp16) of
-// activations and compute weights. Outputs stand first, then inputs, then sizes. Behind a pointer: its shape, outermost
-// dimension first, and for outputs `=` (overwritten) or `+=` (added to). All memory is device memory, all arithmetic is
-// float or wider, a value is rounded to T once, when it is stored. Outputs never alias inputs unless it says so.
-// Every op gives the same bits for the same arguments, whatever the number of threads.
+// An op is a struct of named arguments and one function of the same name; T is the storage type (float, bf16 or fp16)
+// of activations and compute weights. Outputs stand first, then inputs, then sizes. Behind a pointer: its shape,
+// outermost dimension first, and for outputs `=` (overwritten) or `+=` (added to). All memory is device memory, all
+// arithmetic is float or wider, a value is rounded to T once, when it is stored. Outputs never alias inputs unless it
+// says so. Every op gives the same bits for the same arguments, whatever the number of threads.
 //
-// `scratch` is memory that the op may overwrite and nobody reads afterwards; *_scratch_bytes(op) tells how much is needed
-// for given sizes (it reads no pointer), so that a plan can ask before anything is allocated.
+// `scratch` is memory that the op may overwrite and nobody reads afterwards; *_scratch_bytes(op) tells how much is
+// needed for given sizes (it reads no pointer), so that a plan can ask before anything is allocated.
 #pragma once
 
 #include <cstddef>
@@ -76,13 +76,13 @@ template <class T> struct ResidualNormForward {
 template <class T> void residual_norm_forward(const ResidualNormForward<T>& op, Stream stream);
 
 template <class T> struct NormBackward {
-    T* dinp;           // (rows, cols)  = or += by `accumulate_dinp`: += adds the branch's gradient to the residual's
-    float* dweight;    // (cols)  = or += by `accumulate`
-    float* dbias;      // (cols)  = or += by `accumulate`
-    void* scratch;     // norm_backward_scratch_bytes
-    const T* dout;     // (rows, cols)
-    const T* inp;      // (rows, cols), what the forward op normalised
-    const T* weight;   // (cols)
+    T* dinp;            // (rows, cols)  = or += by `accumulate_dinp`: += adds the branch's gradient to the residual's
+    float* dweight;     // (cols)  = or += by `accumulate`
+    float* dbias;       // (cols)  = or += by `accumulate`
+    void* scratch;      // norm_backward_scratch_bytes
+    const T* dout;      // (rows, cols)
+    const T* inp;       // (rows, cols), what the forward op normalised
+    const T* weight;    // (cols)
     const float* mean;  // (rows)
     const float* rstd;  // (rows)
     int rows, cols;
@@ -94,7 +94,8 @@ template <class T> size_t norm_backward_scratch_bytes(const NormBackward<T>& op)
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Matrix products. Weights are (out features, in features) like torch.nn.Linear's.
-// GELU is the tanh form of GPT-2: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) (Hendrycks, Gimpel, arXiv 1606.08415).
+// GELU is the tanh form of GPT-2: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) (Hendrycks, Gimpel, arXiv
+// 1606.08415).
 
 // out = inp weight^T + bias. With pre_gelu: pre_gelu = inp weight^T + bias, out = gelu(pre_gelu as rounded to T).
 template <class T> struct MatmulForward {
@@ -148,7 +149,7 @@ template <class T> struct AttentionForward {
     float* lse;    // (batch, n_head, seq_len)  =, log of the sum of exp of the scaled scores
     const T* qkv;  // (batch, seq_len, (n_head + 2 n_kv_head) * head_size)
     int batch, seq_len, n_head, n_kv_head, head_size;
-    float scale;   // multiplies query . key, 1 / sqrt(head_size) in GPT-2
+    float scale;  // multiplies query . key, 1 / sqrt(head_size) in GPT-2
 };
 template <class T> void attention_forward(const AttentionForward<T>& op, Stream stream);
 
@@ -169,10 +170,10 @@ template <class T> size_t attention_backward_scratch_bytes(const AttentionBackwa
 // Softmax, cross-entropy and the gradient with respect to the logits in one pass; probabilities are never stored.
 
 template <class T> struct CrossEntropy {
-    T* logits;               // (rows, padded_vocab); overwritten with dlogits if `write_dlogits`: the gradient times
-                             // grad_scale * *loss_scale, 0 in the padding and in rows without a target
-    float* loss;             // (rows)  =, in nats; 0 in rows without a target
-    const int* targets;      // (rows), in [0, vocab), or -1 for no target
+    T* logits;                // (rows, padded_vocab); overwritten with dlogits if `write_dlogits`: the gradient times
+                              // grad_scale * *loss_scale, 0 in the padding and in rows without a target
+    float* loss;              // (rows)  =, in nats; 0 in rows without a target
+    const int* targets;       // (rows), in [0, vocab), or -1 for no target
     const float* loss_scale;  // (1), or null for 1
     int rows, vocab, padded_vocab;  // columns from vocab on are padding, read by nobody
     float grad_scale;
@@ -190,8 +191,8 @@ struct LossSum {
 void loss_sum(const LossSum& op, Stream stream);
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The update. Parameters, gradients and moments are flat FP32 arrays cut into chunks; a chunk lies inside one tensor and
-// the cutting depends on nothing but the tensors, so sums over chunks have the same order on any number of ranks.
+// The update. Parameters, gradients and moments are flat FP32 arrays cut into chunks; a chunk lies inside one tensor
+// and the cutting depends on nothing but the tensors, so sums over chunks have the same order on any number of ranks.
 
 inline constexpr int kChunkElements = 1 << 16;
 
@@ -222,10 +223,10 @@ void squared_sums(const SquaredSums& op, Stream stream);
 
 // norm = sqrt(sum of sums) / loss_scale, scale = min(1, clip / (norm + 1e-6)) / loss_scale, as torch's clip_grad_norm_.
 struct GradNormFinish {
-    GradNorm* out;             // (1)  =
-    const double* sums;        // (n_chunks), from squared_sums
-    const Chunk* chunks;       // (n_chunks)
-    const float* loss_scale;   // (1)
+    GradNorm* out;            // (1)  =
+    const double* sums;       // (n_chunks), from squared_sums
+    const Chunk* chunks;      // (n_chunks)
+    const float* loss_scale;  // (1)
     int n_chunks;
     float clip;  // 0 for no clipping
 };

@@ -1,0 +1,38 @@
+// One allocation for everything a rank keeps on its device, and the plan of it: the code that hands out memory is run
+// once without memory to learn the sizes, then again over the real allocation.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "kernels/device.h"
+
+struct MemoryRegion {
+    const char* category;  // "weights", "activations", ...: a row in the plan's table
+    std::string name;
+    size_t bytes;  // rounded up to the arena's alignment
+};
+
+class Arena {
+public:
+    // Without memory: take() returns null and only counts.
+    Arena() = default;
+    explicit Arena(std::byte* memory) : memory_(memory) {}
+
+    // `count` elements for `name`; 256-byte aligned.
+    template <class T> T* take(const char* category, std::string name, size_t count) {
+        size_t bytes = (count * sizeof(T) + kAlignment - 1) / kAlignment * kAlignment;
+        T* where = memory_ ? reinterpret_cast<T*>(memory_ + used_) : nullptr;
+        regions_.push_back({category, std::move(name), bytes});
+        used_ += bytes;
+        return where;
+    }
+    size_t bytes() const { return used_; }
+    const std::vector<MemoryRegion>& regions() const { return regions_; }
+
+private:
+    static constexpr size_t kAlignment = 256;
+    std::byte* memory_ = nullptr;
+    size_t used_ = 0;
+    std::vector<MemoryRegion> regions_;
+};
