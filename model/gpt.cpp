@@ -221,6 +221,10 @@ std::vector<StateTensor> Gpt::master_tensors() const {
     return std::visit([](auto& s) { return name_tensors(s.layout, "master.", s.master); }, impl_->state);
 }
 
+std::vector<StateTensor> Gpt::gradient_tensors() const {
+    return std::visit([](auto& s) { return name_tensors(s.layout, "grad.", s.grad); }, impl_->state);
+}
+
 std::vector<StateTensor> Gpt::state_tensors() const {
     std::vector<StateTensor> all = master_tensors();
     auto append = [&](const TensorLayout& layout, const char* prefix, float* flat) {

@@ -79,6 +79,7 @@ public:
     // Master weights and optimizer state by name. After writing masters from outside, call masters_changed().
     std::vector<StateTensor> state_tensors() const;
     std::vector<StateTensor> master_tensors() const;
+    std::vector<StateTensor> gradient_tensors() const;  // "grad.NAME", as the last micro-step left them
     void masters_changed();
 
     struct Impl;

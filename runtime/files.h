@@ -36,6 +36,8 @@ public:
     OutputFile() = default;
     // Creates the file and fails if it exists (O_EXCL, never through a link). `reserve_bytes` 0 reserves nothing.
     explicit OutputFile(const std::string& path, size_t reserve_bytes = 0);
+    // Opens the file to go on behind its end, or creates it; never through a link.
+    static OutputFile open_to_append(const std::string& path);
     OutputFile(OutputFile&& other) noexcept;
     OutputFile& operator=(OutputFile&& other) noexcept;
     ~OutputFile();  // closes; removes nothing

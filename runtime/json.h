@@ -13,5 +13,6 @@ struct JsonLimits {
 };
 
 // Parses one JSON text. Errors name `origin` (a file's path, say) with line and column and exit with `code`: syntax, a
-// key that stands twice in one object, invalid UTF-8, a number outside double's range (1e400), nesting beyond the limit.
+// key that stands twice in one object, invalid UTF-8, a number outside double's range (1e400), nesting beyond the
+// limit.
 nlohmann::ordered_json parse_json(std::string_view text, const std::string& origin, Exit code, JsonLimits limits = {});

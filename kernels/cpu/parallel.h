@@ -11,34 +11,35 @@
 #include <new>
 
 // body(i) for every i in [0, n), contiguous ranges of i to each thread: for many equal and cheap pieces.
-template <class Body>
-void parallel_for(size_t n, Body&& body) {
+template <class Body> void parallel_for(size_t n, Body&& body) {
 #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < n; i++) body(i);
 }
 
 // body(begin, end) for [0, n) cut into blocks of `block` elements, the last one shorter. Threads take blocks in order,
 // as they become free: for pieces of unequal cost. With large equal blocks this costs nothing over a fixed assignment.
-template <class Body>
-void parallel_blocks(size_t n, size_t block, Body&& body) {
+template <class Body> void parallel_blocks(size_t n, size_t block, Body&& body) {
     const size_t n_blocks = (n + block - 1) / block;
 #pragma omp parallel for schedule(dynamic)
     for (size_t i = 0; i < n_blocks; i++) body(i * block, std::min(n, (i + 1) * block));
 }
 
-// Memory of the calling thread, 64-byte aligned, for `count` elements with any content. It is kept and grows to the
-// largest request, so the steady state allocates nothing. The next call on the same thread hands out the same memory:
-// one user at a time, and nothing in it outlives the piece of work that asked for it.
-template <class T>
-T* thread_scratch(size_t count) {
-    constexpr std::align_val_t kAlignment{64};
-    const auto release = [](std::byte* memory) { ::operator delete(memory, kAlignment); };
-    thread_local std::unique_ptr<std::byte, decltype(release)> memory;
-    thread_local size_t bytes = 0;
-    if (count * sizeof(T) > bytes) {
-        memory.reset();
-        bytes = count * sizeof(T);
+// Memory of the calling thread, 64-byte aligned, any content. It is kept and grows to the largest request, so the
+// steady state allocates nothing. The next call on the same thread hands out the same memory: one user at a time, and
+// nothing in it outlives the piece of work that asked for it.
+inline std::byte* thread_memory(size_t bytes) {
+    static constexpr std::align_val_t kAlignment{64};
+    struct Release {
+        void operator()(std::byte* memory) const { ::operator delete(memory, kAlignment); }
+    };
+    thread_local std::unique_ptr<std::byte, Release> memory;
+    thread_local size_t capacity = 0;
+    if (bytes > capacity) {
         memory.reset(static_cast<std::byte*>(::operator new(bytes, kAlignment)));
+        capacity = bytes;
     }
-    return reinterpret_cast<T*>(memory.get());
+    return memory.get();
 }
+
+// The same, as room for `count` elements.
+template <class T> T* thread_scratch(size_t count) { return reinterpret_cast<T*>(thread_memory(count * sizeof(T))); }

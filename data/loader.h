@@ -1,0 +1,89 @@
+// Micro-batches for training and evaluation, read ahead by a thread.
+//
+// The order of samples is a pure function of (seed, cursor). Sample s, counted over all ranks from the start of the
+// run, is window permutation(seed, s / windows)(s % windows); the batch that begins at cursor c gives row b of rank r
+// sample c + r * batch + b, and moves the cursor by world * batch. So a step of k micro-batches from cursor c reads the
+// samples [c, c + k * world * batch) whatever the number of ranks.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "data/token_stream.h"
+
+enum class SampleOrder {
+    shuffled,    // epoch after epoch, each in an order of its own
+    sequential,  // epoch after epoch, windows in order
+    once,        // evaluation: every target of the stream exactly once, in order. The last, partial window is filled up
+                 // with target -1, and so is every row beyond the end, for ever
+};
+
+struct LoaderOptions {
+    int seq_len = 0;
+    int batch = 0;  // rows per rank and micro-batch
+    uint64_t seed = 0;
+    SampleOrder order = SampleOrder::shuffled;
+    int rank = 0, world = 1;
+};
+
+struct Batch {
+    const int32_t* inputs;   // (batch, seq_len)
+    const int32_t* targets;  // (batch, seq_len), the token that follows, or -1 for none (its input is then 0)
+};
+
+class Loader {
+public:
+    // The stream must outlive the loader. Exit::config, with the numbers, if the stream has fewer windows than the
+    // ranks' micro-batches have rows (order `once` needs two tokens only).
+    Loader(const TokenStream& stream, const LoaderOptions& options, uint64_t cursor = 0);
+    ~Loader();
+    Loader(const Loader&) = delete;
+    Loader& operator=(const Loader&) = delete;
+
+    // The batch at cursor(), valid until the next call of next() or seek(). What went wrong in the reading thread, such
+    // as a token outside the vocabulary, is thrown here, when the batch concerned is asked for. Allocates nothing.
+    Batch next();
+
+    uint64_t cursor() const { return cursor_; }  // first sample of the batch that next() will give, over all ranks
+    void seek(uint64_t cursor);
+
+    // For order `once`: micro-batches until every target has been given, the same on every rank.
+    uint64_t batches_per_pass() const;
+
+    uint64_t windows() const { return windows_; }  // of an epoch; for `once` including the partial one
+
+private:
+    struct Slot {
+        std::vector<int32_t> inputs, targets;  // (batch, seq_len)
+        std::exception_ptr error;
+    };
+
+    void prefetch();
+    void fill(Slot& slot, uint64_t cursor);
+    void fill_row(uint64_t sample, int32_t* inputs, int32_t* targets);
+    uint64_t window_of(uint64_t sample) const;
+
+    static constexpr uint64_t kSlots = 3;  // one in the caller's hands, one ready, one being read
+
+    const TokenStream& stream_;
+    const LoaderOptions options_;
+    const uint64_t windows_;
+    uint64_t cursor_;
+    Slot slots_[kSlots];
+    std::vector<int32_t> window_;  // (seq_len + 1), the thread's
+
+    // Shared with the thread, under the mutex. Batches are counted since the last seek; batch k lies in slot k %
+    // kSlots.
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    uint64_t first_cursor_;    // of batch 0
+    uint64_t filled_ = 0;      // batches read by the thread
+    uint64_t taken_ = 0;       // batches handed out by next(); the last of them is in the caller's hands
+    uint64_t generation_ = 0;  // counts seeks, so that the thread drops what it read for an older one
+    bool stop_ = false;
+    std::thread thread_;
+};

@@ -1,0 +1,91 @@
+#include "data/text_input.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "data/pretokenizer.h"
+#include "kernels/check.h"
+#include "runtime/json.h"
+
+static constexpr size_t kLongestPieceBytes = 64 * kTextPieceBytes;
+
+static void refuse_binary(const MappedFile& file) {
+    std::string_view start = file.text().substr(0, size_t(1) << 16);
+    if (size_t nul = start.find('\0'); nul != std::string_view::npos)
+        fail(Exit::data, "%s: not a text: byte %zu is 0; it looks like %s", file.path().c_str(), nul,
+             describe_content(start.substr(0, 1024), file.size()).c_str());
+}
+
+TextInput::TextInput(const std::vector<std::string>& paths) {
+    begins_.push_back(0);
+    for (const std::string& path : paths) {
+        files_.emplace_back(path);
+        refuse_binary(files_.back());
+        begins_.push_back(begins_.back() + files_.back().size());
+    }
+}
+
+uint64_t TextInput::held_out_begin(double fraction) const {
+    require(fraction >= 0 && fraction < 1, "input: cannot hold out a fraction of %g", fraction);
+    uint64_t position = uint64_t(std::floor((1 - fraction) * double(size())));
+    for (size_t i = 0; i < files_.size(); i++) {
+        if (position >= begins_[i + 1]) continue;
+        if (position == begins_[i]) return position;
+        size_t newline = files_[i].text().find('\n', size_t(position - begins_[i]) - 1);
+        return newline == std::string_view::npos ? begins_[i + 1] : begins_[i] + newline + 1;
+    }
+    return size();
+}
+
+// Where the next piece of a document ends.
+static size_t piece_length(std::string_view text) {
+    if (text.size() <= kTextPieceBytes) return text.size();
+    for (size_t length = kTextPieceBytes; length < kLongestPieceBytes && length < text.size(); length *= 2)
+        if (size_t cut = last_safe_cut(text.substr(0, length))) return cut;
+    return std::min(text.size(), kLongestPieceBytes);
+}
+
+static void visit_document(std::string_view text, const TextVisitor& visit) {
+    bool starts_document = true;
+    do {
+        size_t length = piece_length(text);
+        visit(text.substr(0, length), starts_document);
+        text.remove_prefix(length);
+        starts_document = false;
+    } while (!text.empty());
+}
+
+static void visit_json_line(std::string_view line, const std::string& path, size_t number, const TextVisitor& visit) {
+    if (line.find_first_not_of(" \t\r") == std::string_view::npos) return;
+    if (line.size() > kMaxJsonLineBytes)
+        fail(Exit::data, "%s: line %zu has %zu bytes, but at most %zu are read", path.c_str(), number, line.size(),
+             kMaxJsonLineBytes);
+    nlohmann::ordered_json json =
+        parse_json(line, format("the JSON in line %zu of %s", number, path.c_str()), Exit::data);
+    if (!json.is_object() || !json.contains("text") || !json["text"].is_string())
+        fail(Exit::data, "%s: line %zu is no JSON object with a string \"text\"", path.c_str(), number);
+    visit_document(json["text"].get_ref<const std::string&>(), visit);
+}
+
+static void visit_json_lines(const MappedFile& file, size_t begin, size_t end, const TextVisitor& visit) {
+    std::string_view text = file.text();
+    size_t number = 1 + size_t(std::count(text.begin(), text.begin() + std::ptrdiff_t(begin), '\n'));
+    for (; begin < end; number++) {
+        size_t line_end = std::min(text.find('\n', begin), end);
+        visit_json_line(text.substr(begin, line_end - begin), file.path(), number, visit);
+        begin = line_end + 1;
+    }
+}
+
+void TextInput::read(uint64_t begin, uint64_t end, const TextVisitor& visit) const {
+    for (size_t i = 0; i < files_.size(); i++) {
+        uint64_t first = std::max(begin, begins_[i]), last = std::min(end, begins_[i + 1]);
+        if (first >= last) continue;
+        size_t from = size_t(first - begins_[i]), to = size_t(last - begins_[i]);
+        if (files_[i].path().ends_with(".jsonl"))
+            visit_json_lines(files_[i], from, to, visit);
+        else
+            visit_document(files_[i].text().substr(from, to - from), visit);
+    }
+}

@@ -1,0 +1,97 @@
+#include "data/tokenizer.h"
+
+#include "data/digest.h"
+#include "kernels/check.h"
+
+std::array<uint8_t, 256> gpt2_byte_order() {
+    auto prints = [](int byte) {
+        return (byte >= '!' && byte <= '~') || (byte >= 0xa1 && byte <= 0xac) || byte >= 0xae;
+    };
+    std::array<uint8_t, 256> order;
+    size_t next = 0;
+    for (bool printing : {true, false})
+        for (int byte = 0; byte < 256; byte++)
+            if (prints(byte) == printing) order[next++] = uint8_t(byte);
+    return order;
+}
+
+static uint64_t pair_key(int32_t left, int32_t right) { return uint64_t(uint32_t(left)) << 32 | uint32_t(right); }
+
+std::string quoted(std::string_view bytes, size_t max_bytes) {
+    std::string text = "\"";
+    for (char byte : bytes.substr(0, max_bytes)) {
+        bool prints = byte >= ' ' && byte <= '~';
+        text += prints ? std::string(1, byte) : format("\\x%02x", uint8_t(byte));
+    }
+    return text + (bytes.size() > max_bytes ? "...\"" : "\"");
+}
+
+Tokenizer::Tokenizer(std::vector<std::string> tokens, std::vector<Merge> merges, std::vector<int32_t> special,
+                     const std::string& origin)
+    : tokens_(std::move(tokens)), merges_(std::move(merges)), special_(tokens_.size()) {
+    auto exists = [&](int32_t id) { return id >= 0 && size_t(id) < tokens_.size(); };
+    for (int32_t id : special) {
+        if (!exists(id)) fail(Exit::data, "%s: the special token %d does not exist", origin.c_str(), id);
+        special_[size_t(id)] = true;
+        if (token(id) == kEndOfText) eot_ = id;
+    }
+    if (eot_ < 0) fail(Exit::data, "%s: no special token is called %s", origin.c_str(), kEndOfText);
+
+    std::unordered_map<std::string_view, int32_t> ids;
+    for (int32_t id = 0; id < vocab_size(); id++) {
+        if (is_special(id)) continue;
+        auto [known, is_new] = ids.emplace(token(id), id);
+        if (!is_new)
+            fail(Exit::data, "%s: the tokens %d and %d are both %s", origin.c_str(), known->second, id,
+                 quoted(token(id)).c_str());
+    }
+    for (int byte = 0; byte < 256; byte++) {
+        auto known = ids.find(std::string(1, char(byte)));
+        if (known == ids.end()) fail(Exit::data, "%s: no token stands for the byte 0x%02x", origin.c_str(), byte);
+        byte_ids_[size_t(byte)] = known->second;
+    }
+    merged_.reserve(merges_.size());
+    for (size_t rank = 0; rank < merges_.size(); rank++) {
+        auto [left, right] = merges_[rank];
+        if (!exists(left) || !exists(right) || is_special(left) || is_special(right))
+            fail(Exit::data, "%s: merge %zu joins the tokens %d and %d, of which one does not exist or is special",
+                 origin.c_str(), rank, left, right);
+        auto known = ids.find(token(left) + token(right));
+        if (known == ids.end())
+            fail(Exit::data, "%s: merge %zu makes %s, which is no token", origin.c_str(), rank,
+                 quoted(token(left) + token(right)).c_str());
+        merged_[pair_key(left, right)] = {int32_t(rank), known->second};  // of a pair that stands twice the last counts
+    }
+}
+
+Tokenizer Tokenizer::bytes() {
+    std::vector<std::string> tokens;
+    for (int byte = 0; byte < 256; byte++) tokens.emplace_back(1, char(byte));
+    tokens.emplace_back(kEndOfText);
+    return Tokenizer(std::move(tokens), {}, {256}, "the byte tokenizer");
+}
+
+const Tokenizer::Merged* Tokenizer::merged(int32_t left, int32_t right) const {
+    auto found = merged_.find(pair_key(left, right));
+    return found == merged_.end() ? nullptr : &found->second;
+}
+
+std::string Tokenizer::decode(std::span<const int32_t> ids) const {
+    std::string text;
+    for (int32_t id : ids) {
+        require(id >= 0 && id < vocab_size(), "tokenizer: no token %d in a vocabulary of %d", id, vocab_size());
+        text += token(id);
+    }
+    return text;
+}
+
+std::string Tokenizer::digest() const {
+    Digest digest;
+    for (int32_t id = 0; id < vocab_size(); id++) {
+        digest.add_number(token(id).size());
+        digest.add_number(is_special(id));
+        digest.add(token(id));
+    }
+    digest.add(merges_.data(), merges_.size() * sizeof(Merge));
+    return digest.hex();
+}

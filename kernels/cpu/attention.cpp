@@ -1,0 +1,353 @@
+// Causal self-attention over tiles of kQueries x kKeys scores.
+//
+// Scores are computed transposed, keys by queries: the queries of a tile lie across the lanes of vectors. So maxima and
+// sums of the softmax need no sums across lanes, keys and values are used as they lie in memory, and only the queries
+// (and dout) have to be transposed, once per query block. Tiles are float whatever the storage type.
+//
+// Forward: one task per (batch, head, query block), running over the key blocks up to the diagonal. Backward: one task
+// per (batch, key-value head), since dkey and dvalue are sums over queries; these lie in `scratch`, dquery in a tile.
+#include <cmath>
+#include <limits>
+
+#include "kernels/check.h"
+#include "kernels/cpu/parallel.h"
+#include "kernels/cpu/tiles.h"
+#include "kernels/cpu/vector_math.h"
+#include "kernels/ops.h"
+
+namespace ops {
+
+namespace {
+
+// 64 queries make a query block's share of loading keys and values small, and fit the products' operands into a first-
+// level cache of 32 KB for heads of 64. Few keys, so that on the diagonal little is computed that the mask throws away.
+constexpr int kQueries = 64;
+constexpr int kKeys = 32;
+static_assert(kQueries % kTileCols == 0, "tile_product wants whole vectors of queries");
+
+// Where the parts of a head lie: element offsets into qkv and dqkv, out and dout, lse.
+struct Layout {
+    int seq_len, n_head, n_kv_head, head_size;
+
+    template <class Op>
+    explicit Layout(const Op& op)
+        : seq_len(op.seq_len), n_head(op.n_head), n_kv_head(op.n_kv_head), head_size(op.head_size) {}
+
+    int group() const { return n_head / n_kv_head; }  // query heads that share a key-value head
+    int tile_step() const { return round_up_to_tile(head_size); }
+    int n_query_blocks() const { return (seq_len + kQueries - 1) / kQueries; }
+
+    size_t qkv_step() const { return size_t(n_head + 2 * n_kv_head) * head_size; }
+    size_t out_step() const { return size_t(n_head) * head_size; }
+    size_t query(int b, int head, int t) const {
+        return (size_t(b) * seq_len + t) * qkv_step() + size_t(head) * head_size;
+    }
+    size_t key(int b, int kv_head, int t) const { return query(b, n_head + kv_head, t); }
+    size_t value(int b, int kv_head, int t) const { return query(b, n_head + n_kv_head + kv_head, t); }
+    size_t out(int b, int head, int t) const {
+        return (size_t(b) * seq_len + t) * out_step() + size_t(head) * head_size;
+    }
+    size_t lse(int b, int head, int t) const { return (size_t(b) * n_head + head) * seq_len + t; }
+};
+
+// Hands out parts of one piece of memory; every part begins on a cache line.
+class Carver {
+public:
+    explicit Carver(float* memory) : next_(memory) {}
+    float* take(int rows, int step) { return std::exchange(next_, next_ + size_t(rows) * step); }
+
+private:
+    float* next_;
+};
+
+// Copies `count` rows into the tile and fills it up with zeros, to `rows` rows and on the right.
+template <class T> void load_tile(float* tile, int step, int rows, const T* inp, size_t inp_step, int count, int cols) {
+    for (int row = 0; row < count; row++) {
+        float* out = tile + row * step;
+        const T* in = inp + row * inp_step;
+#pragma omp simd
+        for (int c = 0; c < cols; c++) out[c] = to_float(in[c]);
+        std::fill(out + cols, out + step, 0.0f);
+    }
+    std::fill(tile + count * step, tile + rows * step, 0.0f);
+}
+
+template <class T> void store_row(T* out, const float* row, int cols, float factor) {
+#pragma omp simd
+    for (int c = 0; c < cols; c++) out[c] = from_float<T>(row[c] * factor);
+}
+
+// The scores of a block of queries (lanes) with a block of keys (rows).
+struct ScoreTile {
+    int query_begin, n_queries, key_begin;
+
+    int n_keys() const { return std::min(kKeys, query_begin + n_queries - key_begin); }
+    // Lanes in whole tiles, from the first query that sees any of these keys.
+    int first_lane() const { return round_down_to_tile(std::max(0, key_begin - query_begin)); }
+    int end_lane() const { return round_up_to_tile(n_queries); }
+    int n_lanes() const { return end_lane() - first_lane(); }
+    int rows_from_first_lane() const { return n_queries - first_lane(); }
+    // The lane of the query that stands where the key does: the first one that sees it.
+    int diagonal_lane(int key) const { return std::min(key_begin + key - query_begin, end_lane()); }
+};
+
+// out (keys, queries) = left right_t, where left is (keys, size) and right_t (size, queries).
+void keys_times_queries(float* out, const float* left, const float* right_t, int step, int size,
+                        const ScoreTile& tile) {
+    tile_product({.out = out + tile.first_lane(),
+                  .out_step = kQueries,
+                  .left = left,
+                  .left_step = step,
+                  .right = right_t + tile.first_lane(),
+                  .right_step = kQueries,
+                  .rows = tile.n_keys(),
+                  .cols = tile.n_lanes(),
+                  .depth = size,
+                  .accumulate = false});
+}
+
+// out (queries, size) (+)= scores^T right, where scores is (keys, queries) and right (keys, size).
+void add_over_keys(float* out, const float* scores, const float* right, int step, const ScoreTile& tile,
+                   bool accumulate) {
+    tile_product_of_transposed({.out = out + tile.first_lane() * step,
+                                .out_step = step,
+                                .left = scores + tile.first_lane(),
+                                .left_step = kQueries,
+                                .right = right,
+                                .right_step = step,
+                                .rows = tile.rows_from_first_lane(),
+                                .cols = step,
+                                .depth = tile.n_keys(),
+                                .accumulate = accumulate});
+}
+
+// out (keys, size) += scores right, where scores is (keys, queries) and right (queries, size).
+void add_over_queries(float* out, const float* scores, const float* right, int step, const ScoreTile& tile) {
+    tile_product({.out = out,
+                  .out_step = step,
+                  .left = scores + tile.first_lane(),
+                  .left_step = kQueries,
+                  .right = right + tile.first_lane() * step,
+                  .right_step = step,
+                  .rows = tile.n_keys(),
+                  .cols = step,
+                  .depth = tile.rows_from_first_lane(),
+                  .accumulate = true});
+}
+
+// Gives scores whose key comes after the query the value that exp turns into 0.
+void mask_future(float* scores, const ScoreTile& tile) {
+    for (int key = 0; key < tile.n_keys(); key++)
+        for (int lane = tile.first_lane(); lane < tile.diagonal_lane(key); lane++)
+            scores[key * kQueries + lane] = -std::numeric_limits<float>::infinity();
+}
+
+// The running softmax of every query of a block.
+struct OnlineSoftmax {
+    float max[kQueries], sum[kQueries];
+    float rescale[kQueries];  // what sums made with the maximum before have to be multiplied with
+
+    OnlineSoftmax() {
+        std::fill(max, max + kQueries, std::numeric_limits<float>::lowest());
+        std::fill(sum, sum + kQueries, 0.0f);
+    }
+
+    // Takes a tile of scores into maxima and sums and replaces it with exp(score - max).
+    void add(float* scores, const ScoreTile& tile) {
+        float before[kQueries];
+        std::copy(max, max + kQueries, before);
+        for (int key = 0; key < tile.n_keys(); key++) {
+            const float* row = scores + key * kQueries;
+#pragma omp simd
+            for (int q = tile.first_lane(); q < tile.end_lane(); q++) max[q] = row[q] > max[q] ? row[q] : max[q];
+        }
+#pragma omp simd
+        for (int q = tile.first_lane(); q < tile.end_lane(); q++) {
+            rescale[q] = exp_approx(before[q] - max[q]);
+            sum[q] *= rescale[q];
+        }
+        for (int key = 0; key < tile.n_keys(); key++) {
+            float* row = scores + key * kQueries;
+#pragma omp simd
+            for (int q = tile.first_lane(); q < tile.end_lane(); q++) {
+                row[q] = exp_approx(row[q] - max[q]);
+                sum[q] += row[q];
+            }
+        }
+    }
+};
+
+void rescale_rows(float* out, int step, const float* factor, const ScoreTile& tile) {
+    for (int row = tile.first_lane(); row < tile.n_queries; row++) {
+#pragma omp simd
+        for (int c = 0; c < step; c++) out[row * step + c] *= factor[row];
+    }
+}
+
+// Forward for one block of queries of one head (FlashAttention-2, algorithm 1).
+template <class T> void attend(const AttentionForward<T>& op, int b, int head, int query_begin) {
+    const Layout at(op);
+    const int step = at.tile_step(), size = at.head_size, kv_head = head / at.group();
+    const int n_queries = std::min(kQueries, at.seq_len - query_begin);
+
+    Carver memory(thread_scratch<float>(size_t(2 * kQueries + 2 * kKeys) * step + kKeys * kQueries));
+    float* queries_t = memory.take(step, kQueries);
+    float* out = memory.take(kQueries, step);
+    float* keys = memory.take(kKeys, step);
+    float* values = memory.take(kKeys, step);
+    float* scores = memory.take(kKeys, kQueries);
+    OnlineSoftmax softmax;
+
+    load_tile(out, step, kQueries, op.qkv + at.query(b, head, query_begin), at.qkv_step(), n_queries, size);
+    tile_transpose({queries_t, kQueries, out, step, kQueries, step, op.scale});
+    for (int key_begin = 0; key_begin < query_begin + n_queries; key_begin += kKeys) {
+        const ScoreTile tile{query_begin, n_queries, key_begin};
+        load_tile(keys, step, tile.n_keys(), op.qkv + at.key(b, kv_head, key_begin), at.qkv_step(), tile.n_keys(),
+                  size);
+        load_tile(values, step, tile.n_keys(), op.qkv + at.value(b, kv_head, key_begin), at.qkv_step(), tile.n_keys(),
+                  size);
+        keys_times_queries(scores, keys, queries_t, step, size, tile);
+        mask_future(scores, tile);
+        softmax.add(scores, tile);
+        if (key_begin > 0) rescale_rows(out, step, softmax.rescale, tile);
+        add_over_keys(out, scores, values, step, tile, key_begin > 0);
+    }
+    for (int q = 0; q < n_queries; q++) {
+        const int position = query_begin + q;
+        store_row(op.out + at.out(b, head, position), out + q * step, size, 1.0f / softmax.sum[q]);
+        op.lse[at.lse(b, head, position)] = softmax.max[q] + std::log(softmax.sum[q]);
+    }
+}
+
+// The tiles of one task of the backward op.
+struct BackwardTiles {
+    float *queries, *queries_t;  // (kQueries, step), transposed and scaled
+    float *dout, *dout_t;        // (kQueries, step), transposed
+    float* dqueries;             // (kQueries, step)
+    float *keys, *values;        // (kKeys, step)
+    float *scores, *dscores;     // (kKeys, kQueries)
+    float *lse, *dout_out;       // (kQueries), dout_out is dout . out of each query
+
+    explicit BackwardTiles(int step) {
+        Carver memory(thread_scratch<float>(size_t(5 * kQueries + 2 * kKeys) * step + (2 * kKeys + 2) * kQueries));
+        for (float** tile : {&queries, &queries_t, &dout, &dout_t, &dqueries}) *tile = memory.take(kQueries, step);
+        for (float** tile : {&keys, &values}) *tile = memory.take(kKeys, step);
+        for (float** tile : {&scores, &dscores}) *tile = memory.take(kKeys, kQueries);
+        for (float** lanes : {&lse, &dout_out}) *lanes = memory.take(1, kQueries);
+    }
+};
+
+template <class T>
+void load_queries(const BackwardTiles& tiles, const AttentionBackward<T>& op, int b, int head, int begin, int count) {
+    const Layout at(op);
+    const int step = at.tile_step(), size = at.head_size;
+    const T* dout = op.dout + at.out(b, head, begin);
+    const T* out = op.out + at.out(b, head, begin);
+    load_tile(tiles.queries, step, kQueries, op.qkv + at.query(b, head, begin), at.qkv_step(), count, size);
+    load_tile(tiles.dout, step, kQueries, dout, at.out_step(), count, size);
+    tile_transpose({tiles.queries_t, kQueries, tiles.queries, step, kQueries, step, op.scale});
+    tile_transpose({tiles.dout_t, kQueries, tiles.dout, step, kQueries, step, 1.0f});
+    std::fill(tiles.dqueries, tiles.dqueries + kQueries * step, 0.0f);
+    std::fill(tiles.lse, tiles.lse + kQueries, 0.0f);
+    std::fill(tiles.dout_out, tiles.dout_out + kQueries, 0.0f);
+    std::copy_n(op.lse + at.lse(b, head, begin), count, tiles.lse);
+    for (int q = 0; q < count; q++) {
+        const T* out_row = out + q * at.out_step();
+        const float* dout_row = tiles.dout + q * step;
+        float sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int c = 0; c < size; c++) sum += dout_row[c] * to_float(out_row[c]);
+        tiles.dout_out[q] = sum;
+    }
+}
+
+// scores = p = exp(score - lse); dscores = scale p (dp - dout . out), where dscores holds dp before.
+void scores_to_gradients(const BackwardTiles& tiles, const ScoreTile& tile, float scale) {
+    mask_future(tiles.scores, tile);
+    for (int key = 0; key < tile.n_keys(); key++) {
+        float* p = tiles.scores + key * kQueries;
+        float* dscores = tiles.dscores + key * kQueries;
+        const float *lse = tiles.lse, *dout_out = tiles.dout_out;
+#pragma omp simd
+        for (int q = tile.first_lane(); q < tile.end_lane(); q++) {
+            p[q] = exp_approx(p[q] - lse[q]);
+            dscores[q] = scale * p[q] * (dscores[q] - dout_out[q]);
+        }
+    }
+}
+
+// Backward for one key-value head with all its queries (FlashAttention-2, algorithm 2, with the two loops exchanged).
+// dkeys and dvalues are (seq_len, tile_step) in float.
+template <class T>
+void backward_of_kv_head(const AttentionBackward<T>& op, int b, int kv_head, float* dkeys, float* dvalues) {
+    const Layout at(op);
+    const int step = at.tile_step(), size = at.head_size;
+    const BackwardTiles tiles(step);
+    std::fill(dkeys, dkeys + size_t(at.seq_len) * step, 0.0f);
+    std::fill(dvalues, dvalues + size_t(at.seq_len) * step, 0.0f);
+    for (int head = kv_head * at.group(); head < (kv_head + 1) * at.group(); head++) {
+        for (int query_begin = 0; query_begin < at.seq_len; query_begin += kQueries) {
+            const int n_queries = std::min(kQueries, at.seq_len - query_begin);
+            load_queries(tiles, op, b, head, query_begin, n_queries);
+            for (int key_begin = 0; key_begin < query_begin + n_queries; key_begin += kKeys) {
+                const ScoreTile tile{query_begin, n_queries, key_begin};
+                const T* keys = op.qkv + at.key(b, kv_head, key_begin);
+                const T* values = op.qkv + at.value(b, kv_head, key_begin);
+                load_tile(tiles.keys, step, tile.n_keys(), keys, at.qkv_step(), tile.n_keys(), size);
+                load_tile(tiles.values, step, tile.n_keys(), values, at.qkv_step(), tile.n_keys(), size);
+                keys_times_queries(tiles.scores, tiles.keys, tiles.queries_t, step, size, tile);
+                keys_times_queries(tiles.dscores, tiles.values, tiles.dout_t, step, size, tile);
+                scores_to_gradients(tiles, tile, op.scale);
+                add_over_queries(dvalues + size_t(key_begin) * step, tiles.scores, tiles.dout, step, tile);
+                add_over_queries(dkeys + size_t(key_begin) * step, tiles.dscores, tiles.queries, step, tile);
+                add_over_keys(tiles.dqueries, tiles.dscores, tiles.keys, step, tile, true);
+            }
+            for (int q = 0; q < n_queries; q++)
+                store_row(op.dqkv + at.query(b, head, query_begin + q), tiles.dqueries + q * step, size, 1.0f);
+        }
+    }
+    for (int t = 0; t < at.seq_len; t++) {
+        store_row(op.dqkv + at.key(b, kv_head, t), dkeys + size_t(t) * step, size, 1.0f);
+        store_row(op.dqkv + at.value(b, kv_head, t), dvalues + size_t(t) * step, size, 1.0f);
+    }
+}
+
+}  // namespace
+
+template <class T> void attention_forward(const AttentionForward<T>& op, Stream) {
+    require(op.n_head % op.n_kv_head == 0, "attention: n_head %d is not a multiple of n_kv_head %d", op.n_head,
+            op.n_kv_head);
+    const int n_blocks = Layout(op).n_query_blocks();
+    parallel_blocks(size_t(op.batch) * op.n_head * n_blocks, 1, [&](size_t task, size_t) {
+        const int block = int(task % n_blocks), head = int(task / n_blocks % op.n_head);
+        attend(op, int(task / n_blocks / op.n_head), head, block * kQueries);
+    });
+}
+
+template <class T> void attention_backward(const AttentionBackward<T>& op, Stream) {
+    require(op.n_head % op.n_kv_head == 0, "attention: n_head %d is not a multiple of n_kv_head %d", op.n_head,
+            op.n_kv_head);
+    require(reinterpret_cast<uintptr_t>(op.scratch) % 64 == 0, "attention_backward: scratch %p is not 64-byte aligned",
+            op.scratch);
+    const size_t elements = size_t(op.seq_len) * Layout(op).tile_step();
+    parallel_blocks(size_t(op.batch) * op.n_kv_head, 1, [&](size_t task, size_t) {
+        float* dkeys = static_cast<float*>(op.scratch) + 2 * elements * task;
+        backward_of_kv_head(op, int(task / op.n_kv_head), int(task % op.n_kv_head), dkeys, dkeys + elements);
+    });
+}
+
+template <class T> size_t attention_backward_scratch_bytes(const AttentionBackward<T>& op) {
+    return size_t(op.batch) * op.n_kv_head * 2 * op.seq_len * Layout(op).tile_step() * sizeof(float);
+}
+
+template void attention_forward(const AttentionForward<float>&, Stream);
+template void attention_forward(const AttentionForward<bf16>&, Stream);
+template void attention_forward(const AttentionForward<fp16>&, Stream);
+template void attention_backward(const AttentionBackward<float>&, Stream);
+template void attention_backward(const AttentionBackward<bf16>&, Stream);
+template void attention_backward(const AttentionBackward<fp16>&, Stream);
+template size_t attention_backward_scratch_bytes(const AttentionBackward<float>&);
+template size_t attention_backward_scratch_bytes(const AttentionBackward<bf16>&);
+template size_t attention_backward_scratch_bytes(const AttentionBackward<fp16>&);
+
+}  // namespace ops

@@ -1,0 +1,97 @@
+// The CPU as a device: its memory is the host's and its one stream is always finished.
+#include "kernels/device.h"
+
+#include <omp.h>
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <fstream>
+
+#include "kernels/check.h"
+#include "kernels/cpu/gemm.h"
+#include "kernels/cpu/parallel.h"
+
+namespace {
+
+constexpr size_t kPageBytes = 4096;
+constexpr size_t kHugePageBytes = size_t(1) << 21;
+
+size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+// What stands after "key" and the colon in a file like /proc/meminfo; empty if the key is not there.
+std::string proc_value(const char* path, const std::string& key) {
+    std::ifstream file(path);
+    for (std::string line; std::getline(file, line);) {
+        const size_t colon = line.find(':');
+        if (colon == std::string::npos || line.compare(0, key.size(), key) != 0) continue;
+        const size_t begin = line.find_first_not_of(" \t", colon + 1);
+        return begin == std::string::npos ? std::string() : line.substr(begin);
+    }
+    return {};
+}
+
+size_t meminfo_bytes(const std::string& key) {
+    const std::string kibibytes = proc_value("/proc/meminfo", key);
+    return kibibytes.empty() ? 0 : std::stoull(kibibytes) * 1024;
+}
+
+// The system hands out more memory than it has and ends the process when the pages are touched: ask first.
+void require_available(size_t bytes) {
+    const size_t available = meminfo_bytes("MemAvailable") + meminfo_bytes("SwapFree");
+    if (available > 0 && bytes > available)
+        fail(Exit::os, "not enough memory: %zu bytes are needed, %zu bytes are available", bytes, available);
+}
+
+// Fresh anonymous memory that begins on a huge page's boundary, so that every full huge page of it can be one.
+std::byte* map_aligned(size_t bytes) {
+    const size_t mapped_bytes = bytes + kHugePageBytes;
+    void* mapped = mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapped == MAP_FAILED)
+        fail(Exit::os, "not enough memory: mmap of %zu bytes failed: %s", bytes, std::strerror(errno));
+    std::byte* begin = static_cast<std::byte*>(mapped);
+    const size_t before =
+        round_up(reinterpret_cast<uintptr_t>(begin), kHugePageBytes) - reinterpret_cast<uintptr_t>(begin);
+    const size_t after = mapped_bytes - before - bytes;
+    if (before) munmap(begin, before);
+    if (after) munmap(begin + before + bytes, after);
+    return begin + before;
+}
+
+// Writes to each page, so that it exists, from the threads that will work on it.
+void touch(std::byte* memory, size_t bytes) {
+    parallel_for(bytes / kPageBytes,
+                 [&](size_t page) { *const_cast<volatile std::byte*>(memory + page * kPageBytes) = std::byte(0); });
+}
+
+}  // namespace
+
+DeviceInfo device_info() {
+    DeviceInfo info;
+    info.threads = omp_get_max_threads();
+    const std::string model = proc_value("/proc/cpuinfo", "model name");
+    info.name =
+        format("%s, %d thread%s", model.empty() ? "CPU" : model.c_str(), info.threads, info.threads == 1 ? "" : "s");
+    info.matmul_path = matmul_path();
+    info.memory_bytes = meminfo_bytes("MemTotal");
+    return info;
+}
+
+void* device_alloc(size_t bytes) {
+    require(bytes > 0, "device_alloc: 0 bytes");
+    require_available(bytes);
+    const size_t mapped_bytes = round_up(bytes, kPageBytes);
+    std::byte* memory = map_aligned(mapped_bytes);
+    madvise(memory, mapped_bytes, MADV_HUGEPAGE);  // a wish: without huge pages it is only slower
+    touch(memory, mapped_bytes);
+    return memory;
+}
+
+void device_free(void* memory, size_t bytes) { munmap(memory, round_up(bytes, kPageBytes)); }
+
+void copy_to_device(void* device, const void* host, size_t bytes, Stream) { std::memcpy(device, host, bytes); }
+
+void copy_to_host(void* host, const void* device, size_t bytes, Stream) { std::memcpy(host, device, bytes); }
+
+void synchronize(Stream) {}

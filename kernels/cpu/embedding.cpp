@@ -1,0 +1,96 @@
+// Token and position embedding. Forward is a gather; backward gathers too: every row of a gradient is summed by one
+// thread in the order of positions, after a counting sort has put the positions of each token side by side.
+#include "kernels/cpu/parallel.h"
+#include "kernels/ops.h"
+
+namespace ops {
+
+namespace {
+
+template <class T> void add_row(float* sum, const T* row, int channels) {
+#pragma omp simd
+    for (int c = 0; c < channels; c++) sum[c] += to_float(row[c]);
+}
+
+// The positions at which each token stands.
+struct PositionsByToken {
+    int* end;       // (vocab), end of the token's positions in `order`; they begin where the token before ends
+    int* order;     // (batch * seq_len), positions sorted by token, ascending within a token
+    int* distinct;  // (n_distinct), the tokens that occur
+    int n_distinct = 0;
+
+    int begin(int token) const { return token ? end[token - 1] : 0; }
+};
+
+template <class T> size_t n_scratch_ints(const EmbeddingBackward<T>& op) {
+    return size_t(op.vocab) + 2 * size_t(op.batch) * op.seq_len;
+}
+
+template <class T> PositionsByToken sort_positions(const EmbeddingBackward<T>& op) {
+    const int n_positions = op.batch * op.seq_len;
+    int* end = static_cast<int*>(op.scratch);
+    PositionsByToken positions{.end = end, .order = end + op.vocab, .distinct = end + op.vocab + n_positions};
+    std::fill(end, end + op.vocab, 0);
+    for (int i = 0; i < n_positions; i++) end[op.tokens[i]]++;
+    int total = 0;
+    for (int token = 0; token < op.vocab; token++) {
+        if (end[token]) positions.distinct[positions.n_distinct++] = token;
+        total += std::exchange(end[token], total);
+    }
+    for (int i = 0; i < n_positions; i++) positions.order[end[op.tokens[i]]++] = i;
+    return positions;
+}
+
+template <class T> void token_gradients(const EmbeddingBackward<T>& op) {
+    const PositionsByToken positions = sort_positions(op);
+    parallel_blocks(positions.n_distinct, 1, [&](size_t i, size_t) {
+        const int token = positions.distinct[i];
+        float* row = op.dwte + size_t(token) * op.channels;
+        for (int p = positions.begin(token); p < positions.end[token]; p++)
+            add_row(row, op.dout + size_t(positions.order[p]) * op.channels, op.channels);
+    });
+}
+
+template <class T> void position_gradients(const EmbeddingBackward<T>& op) {
+    parallel_for(op.accumulate ? op.seq_len : op.n_positions, [&](size_t position) {
+        float* row = op.dwpe + position * op.channels;
+        if (!op.accumulate) std::fill(row, row + op.channels, 0.0f);
+        if (position >= size_t(op.seq_len)) return;
+        for (int b = 0; b < op.batch; b++)
+            add_row(row, op.dout + (size_t(b) * op.seq_len + position) * op.channels, op.channels);
+    });
+}
+
+}  // namespace
+
+template <class T> void embedding_forward(const EmbeddingForward<T>& op, Stream) {
+    parallel_for(size_t(op.batch) * op.seq_len, [&](size_t i) {
+        T* out = op.out + i * op.channels;
+        const T* token = op.wte + size_t(op.tokens[i]) * op.channels;
+        const T* position = op.wpe + i % op.seq_len * op.channels;
+        const int channels = op.channels;
+#pragma omp simd
+        for (int c = 0; c < channels; c++) out[c] = from_float<T>(to_float(token[c]) + to_float(position[c]));
+    });
+}
+
+template <class T> void embedding_backward(const EmbeddingBackward<T>& op, Stream) {
+    token_gradients(op);
+    position_gradients(op);
+}
+
+template <class T> size_t embedding_backward_scratch_bytes(const EmbeddingBackward<T>& op) {
+    return n_scratch_ints(op) * sizeof(int);
+}
+
+template void embedding_forward(const EmbeddingForward<float>&, Stream);
+template void embedding_forward(const EmbeddingForward<bf16>&, Stream);
+template void embedding_forward(const EmbeddingForward<fp16>&, Stream);
+template void embedding_backward(const EmbeddingBackward<float>&, Stream);
+template void embedding_backward(const EmbeddingBackward<bf16>&, Stream);
+template void embedding_backward(const EmbeddingBackward<fp16>&, Stream);
+template size_t embedding_backward_scratch_bytes(const EmbeddingBackward<float>&);
+template size_t embedding_backward_scratch_bytes(const EmbeddingBackward<bf16>&);
+template size_t embedding_backward_scratch_bytes(const EmbeddingBackward<fp16>&);
+
+}  // namespace ops

@@ -1,0 +1,174 @@
+// The cutting of products into tiles, and our own multiplication of float panels.
+//
+// A tile is computed in chunks of the depth. Of each chunk the right operand's part is copied into strips, (depth,
+// kTileCols) each, and the left operand's part, kLeftRows rows at a time, into an order in which the innermost loop
+// reads it forward; both become float on the way. The strips stay in the second-level cache, the one in use in the
+// first (Goto, van de Geijn, "Anatomy of high-performance matrix multiplication", ACM TOMS 34(3), 2008). A copied
+// element is used hundreds of times, so copying is a few per cent of the time; read in place, operands whose step is a
+// multiple of 4096 bytes fall into a few sets of the cache and cost half the speed.
+#include "kernels/cpu/gemm.h"
+
+#include <cstring>
+
+#include "kernels/cpu/tiles.h"
+
+namespace {
+
+constexpr int kMaxTileRows = 384, kMaxTileCols = 384;
+constexpr int kMinTileRows = 48, kMinTileCols = 96;
+constexpr int kEnoughTiles = 12;  // so that few threads finish together and more have work
+
+constexpr int kChunk = 256;            // of the depth
+constexpr int kLeftRows = 96;          // of the left operand that are copied at a time
+constexpr int kRowStep = kChunk + 16;  // of a copied row: not a multiple of 4096 bytes
+
+constexpr size_t kLeftElements = size_t(kLeftRows) * kRowStep;
+constexpr size_t kRightElements = size_t(kMaxTileCols) * kRowStep;
+constexpr size_t kStagingElements = size_t(kTileCols) * kRowStep;
+
+static_assert(kLeftRows % kTileRows == 0, "a copied part of the left operand is whole groups of rows");
+static_assert(kMaxTileCols % kTileCols == 0, "a tile is whole strips");
+static_assert(kLeftRows <= kRowStep && kChunk % 4 == 0, "a row of either operand fits into one of the staging area");
+
+int divide_up(int count, int piece) { return (count + piece - 1) / piece; }
+
+// The extent in the fewest equal pieces of at most `largest`: their size in whole units.
+int even_piece(int extent, int largest, int unit) {
+    return divide_up(divide_up(extent, divide_up(extent, largest)), unit) * unit;
+}
+
+template <class T> void to_floats(float* out, const T* inp, int count) {
+#pragma omp simd
+    for (int i = 0; i < count; i++) out[i] = to_float(inp[i]);
+}
+
+// A row as floats: itself, or converted into `staging`.
+const float* as_floats(const float* row, int, float*) { return row; }
+template <class T> const float* as_floats(const T* row, int count, float* staging) {
+    to_floats(staging, row, count);
+    return staging;
+}
+
+struct Panels {
+    float* right;    // strips of (depth, kTileCols)
+    float* left;     // (rows, kRowStep); of a transposed operand groups of (depth, kTileRows)
+    float* staging;  // (kTileCols, kRowStep)
+};
+
+// Distance of two strips or groups. The 16 beyond the depth keep them from falling into the same sets of the cache.
+constexpr size_t kStripStep = size_t(kChunk + 16) * kTileCols;
+constexpr size_t kGroupStep = size_t(kChunk + 16) * kTileRows;
+
+// Row by row from (depth, count) into strips of (depth, width). The last strip is filled up with 0.
+template <int width, class T>
+void deal(float* out, size_t out_step, const T* inp, size_t inp_step, int depth, int count, float* staging) {
+    for (int k = 0; k < depth; k++) {
+        const float* row = as_floats(inp + k * inp_step, count, staging);
+        float* place = out + k * width;
+        int i = 0;
+        for (; i + width <= count; i += width, place += out_step) std::memcpy(place, row + i, width * sizeof(float));
+        if (i < count) std::fill(std::copy(row + i, row + count, place), place + width, 0.0f);
+    }
+}
+
+// Columns from `cols` up to a whole strip become 0.
+template <class T> void copy_right(const Panels& panels, const Matrix<T>& right, int depth, int cols) {
+    if (!right.transposed) {
+        deal<kTileCols>(panels.right, kStripStep, right.data, right.step, depth, cols, panels.staging);
+        return;
+    }
+    float* strip = panels.right;
+    for (int col = 0; col < cols; col += kTileCols, strip += kStripStep) {
+        const T* part = right.block(0, col).data;
+        const int width = std::min(kTileCols, cols - col);
+        for (int c = 0; c < width; c++) to_floats(panels.staging + c * kRowStep, part + c * right.step, depth);
+        std::fill(panels.staging + width * kRowStep, panels.staging + kStagingElements, 0.0f);
+        tile_transpose({strip, kTileCols, panels.staging, kRowStep, kTileCols, divide_up(depth, 4) * 4, 1.0f});
+    }
+}
+
+template <class T> void copy_left(const Panels& panels, const Matrix<T>& left, int rows, int depth) {
+    if (left.transposed)
+        deal<kTileRows>(panels.left, kGroupStep, left.data, left.step, depth, rows, panels.staging);
+    else
+        for (int row = 0; row < rows; row++)
+            to_floats(panels.left + row * kRowStep, left.data + row * left.step, depth);
+}
+
+// out (rows, kTileCols) = or += the copied rows times one strip.
+void multiply_strip(TileProduct product, bool left_transposed) {
+    if (!left_transposed) {
+        tile_product(product);
+        return;
+    }
+    const int rows = product.rows;
+    for (int row = 0; row < rows; row += kTileRows) {
+        product.rows = std::min(kTileRows, rows - row);
+        tile_product_of_transposed(product);
+        product.out += kTileRows * product.out_step;
+        product.left += kGroupStep;
+    }
+}
+
+}  // namespace
+
+Tiling::Tiling(int rows, int cols) : rows_(rows), cols_(cols) {
+    const auto cut = [&](int largest_rows, int largest_cols) {
+        tile_rows_ = even_piece(rows, largest_rows, kTileRows);
+        tile_cols_ = even_piece(cols, largest_cols, kTileCols);
+        tiles_down_ = divide_up(rows, tile_rows_);
+        tiles_across_ = divide_up(cols, tile_cols_);
+    };
+    cut(kMaxTileRows, kMaxTileCols);
+    while (count() < kEnoughTiles && (tile_rows_ > kMinTileRows || tile_cols_ > kMinTileCols)) {
+        const bool halve_rows = tile_rows_ > kMinTileRows && (tile_rows_ >= tile_cols_ || tile_cols_ <= kMinTileCols);
+        cut(halve_rows ? std::max(kMinTileRows, tile_rows_ / 2) : tile_rows_,
+            halve_rows ? tile_cols_ : std::max(kMinTileCols, tile_cols_ / 2));
+    }
+}
+
+// Successive tiles run along the shorter side, so that they share a part of the larger operand.
+Tile Tiling::tile(int index, float* data) const {
+    const bool run_down = rows_ < cols_;
+    const int row = (run_down ? index % tiles_down_ : index / tiles_across_) * tile_rows_;
+    const int col = (run_down ? index / tiles_down_ : index % tiles_across_) * tile_cols_;
+    return {.data = data,
+            .step = tile_step(),
+            .row = row,
+            .col = col,
+            .rows = std::min(tile_rows_, rows_ - row),
+            .cols = std::min(tile_cols_, cols_ - col)};
+}
+
+size_t panel_scratch_bytes() { return (kRightElements + kLeftElements + kStagingElements) * sizeof(float); }
+
+template <class T> void panel_product(const Product<T>& product, const Tile& tile, std::byte* scratch) {
+    float* memory = reinterpret_cast<float*>(scratch);
+    const Panels panels = {memory, memory + kRightElements, memory + kRightElements + kLeftElements};
+    const bool left_transposed = product.left.transposed;
+    for (int k = 0; k < product.depth; k += kChunk) {
+        const int depth = std::min(kChunk, product.depth - k);
+        copy_right(panels, product.right.block(k, tile.col), depth, tile.cols);
+        for (int row = 0; row < tile.rows; row += kLeftRows) {
+            const int rows = std::min(kLeftRows, tile.rows - row);
+            copy_left(panels, product.left.block(tile.row + row, k), rows, depth);
+            const float* strip = panels.right;
+            for (int col = 0; col < tile.cols; col += kTileCols, strip += kStripStep)
+                multiply_strip({.out = tile.data + row * tile.step + col,
+                                .out_step = int(tile.step),
+                                .left = panels.left,
+                                .left_step = left_transposed ? kTileRows : kRowStep,
+                                .right = strip,
+                                .right_step = kTileCols,
+                                .rows = rows,
+                                .cols = kTileCols,
+                                .depth = depth,
+                                .accumulate = k > 0},
+                               left_transposed);
+        }
+    }
+}
+
+template void panel_product(const Product<float>&, const Tile&, std::byte*);
+template void panel_product(const Product<bf16>&, const Tile&, std::byte*);
+template void panel_product(const Product<fp16>&, const Tile&, std::byte*);

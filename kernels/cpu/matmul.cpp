@@ -1,0 +1,164 @@
+// The three products of a linear layer, finished tile by tile while the tile is in the cache.
+#include "kernels/cpu/matmul.h"
+
+#include "kernels/cpu/vector_math.h"
+
+namespace {
+
+// Calls store(row of the tile's numbers, offset in the whole result, number of columns) for each row of a tile.
+template <class Store> void for_each_row(const Tile& tile, int result_cols, Store&& store) {
+    for (int row = 0; row < tile.rows; row++)
+        store(tile.data + row * tile.step, size_t(tile.row + row) * result_cols + tile.col, tile.cols);
+}
+
+template <class T> void add_bias(const Tile& tile, const T* bias) {
+    for (int row = 0; row < tile.rows; row++) {
+        float* values = tile.data + row * tile.step;
+#pragma omp simd
+        for (int col = 0; col < tile.cols; col++) values[col] += to_float(bias[tile.col + col]);
+    }
+}
+
+template <class T> void store_rounded(T* out, const float* values, int count) {
+#pragma omp simd
+    for (int i = 0; i < count; i++) out[i] = from_float<T>(values[i]);
+}
+
+template <class T> void store_gelu(T* out, T* pre_gelu, const float* values, int count) {
+#pragma omp simd
+    for (int i = 0; i < count; i++) {
+        pre_gelu[i] = from_float<T>(values[i]);
+        out[i] = from_float<T>(gelu(to_float(pre_gelu[i])));
+    }
+}
+
+template <class T> void store_times_gelu_gradient(T* out, const T* pre_gelu, const float* values, int count) {
+#pragma omp simd
+    for (int i = 0; i < count; i++) out[i] = from_float<T>(values[i] * gelu_gradient(to_float(pre_gelu[i])));
+}
+
+void store_sum(float* out, const float* values, int count, bool accumulate) {
+    if (!accumulate) {
+        std::copy_n(values, count, out);
+        return;
+    }
+#pragma omp simd
+    for (int i = 0; i < count; i++) out[i] += values[i];
+}
+
+// out = or += the column sums of values (rows, cols). Rows are summed in groups first, which keeps the error small.
+template <class T> void column_sums(float* out, const T* values, int rows, int cols, bool accumulate) {
+    constexpr int kColumns = 128, kGroup = 64;
+    parallel_blocks(cols, kColumns, [&](size_t begin, size_t end) {
+        const int count = int(end - begin);
+        float sums[kColumns] = {};
+        for (int group = 0; group < rows; group += kGroup) {
+            float group_sums[kColumns] = {};
+            for (int row = group; row < std::min(rows, group + kGroup); row++) {
+                const T* value = values + size_t(row) * cols + begin;
+#pragma omp simd
+                for (int i = 0; i < count; i++) group_sums[i] += to_float(value[i]);
+            }
+            for (int i = 0; i < count; i++) sums[i] += group_sums[i];
+        }
+        store_sum(out + begin, sums, count, accumulate);
+    });
+}
+
+void require_sizes(const char* op, int rows, int n, int k) {
+    require(rows > 0 && n > 0 && k > 0, "%s: rows, n and k must be positive, are %d, %d and %d", op, rows, n, k);
+}
+
+}  // namespace
+
+template <class T> void matmul_forward_by(ProductPath path, const ops::MatmulForward<T>& op) {
+    require_sizes("matmul_forward", op.rows, op.n, op.k);
+    const Product<T> product = {.left = {op.inp, size_t(op.k), false},
+                                .right = {op.weight, size_t(op.k), true},
+                                .rows = op.rows,
+                                .cols = op.n,
+                                .depth = op.k};
+    multiply(product, path, [&](const Tile& tile) {
+        if (op.bias) add_bias(tile, op.bias);
+        for_each_row(tile, op.n, [&](const float* values, size_t offset, int count) {
+            if (op.pre_gelu)
+                store_gelu(op.out + offset, op.pre_gelu + offset, values, count);
+            else
+                store_rounded(op.out + offset, values, count);
+        });
+    });
+}
+
+template <class T> void matmul_backward_input_by(ProductPath path, const ops::MatmulBackwardInput<T>& op) {
+    require_sizes("matmul_backward_input", op.rows, op.n, op.k);
+    const Product<T> product = {.left = {op.dout, size_t(op.n), false},
+                                .right = {op.weight, size_t(op.k), false},
+                                .rows = op.rows,
+                                .cols = op.k,
+                                .depth = op.n};
+    multiply(product, path, [&](const Tile& tile) {
+        for_each_row(tile, op.k, [&](const float* values, size_t offset, int count) {
+            if (op.pre_gelu)
+                store_times_gelu_gradient(op.dinp + offset, op.pre_gelu + offset, values, count);
+            else
+                store_rounded(op.dinp + offset, values, count);
+        });
+    });
+}
+
+template <class T> void matmul_backward_weight_by(ProductPath path, const ops::MatmulBackwardWeight<T>& op) {
+    require_sizes("matmul_backward_weight", op.rows, op.n, op.k);
+    const Product<T> product = {.left = {op.dout, size_t(op.n), true},
+                                .right = {op.inp, size_t(op.k), false},
+                                .rows = op.n,
+                                .cols = op.k,
+                                .depth = op.rows};
+    multiply(product, path, [&](const Tile& tile) {
+        for_each_row(tile, op.k, [&](const float* values, size_t offset, int count) {
+            store_sum(op.dweight + offset, values, count, op.accumulate);
+        });
+    });
+    if (op.dbias) column_sums(op.dbias, op.dout, op.rows, op.n, op.accumulate);
+}
+
+template void matmul_forward_by(ProductPath, const ops::MatmulForward<float>&);
+template void matmul_forward_by(ProductPath, const ops::MatmulForward<bf16>&);
+template void matmul_forward_by(ProductPath, const ops::MatmulForward<fp16>&);
+template void matmul_backward_input_by(ProductPath, const ops::MatmulBackwardInput<float>&);
+template void matmul_backward_input_by(ProductPath, const ops::MatmulBackwardInput<bf16>&);
+template void matmul_backward_input_by(ProductPath, const ops::MatmulBackwardInput<fp16>&);
+template void matmul_backward_weight_by(ProductPath, const ops::MatmulBackwardWeight<float>&);
+template void matmul_backward_weight_by(ProductPath, const ops::MatmulBackwardWeight<bf16>&);
+template void matmul_backward_weight_by(ProductPath, const ops::MatmulBackwardWeight<fp16>&);
+
+namespace ops {
+
+template <class T> void matmul_forward(const MatmulForward<T>& op, Stream) {
+    matmul_forward_by(fastest_product_path(dtype_of<T>), op);
+}
+
+template <class T> void matmul_backward_input(const MatmulBackwardInput<T>& op, Stream) {
+    matmul_backward_input_by(fastest_product_path(dtype_of<T>), op);
+}
+
+template <class T> void matmul_backward_weight(const MatmulBackwardWeight<T>& op, Stream) {
+    matmul_backward_weight_by(fastest_product_path(dtype_of<T>), op);
+}
+
+// Each thread has its own.
+template <class T> size_t matmul_backward_weight_scratch_bytes(const MatmulBackwardWeight<T>&) { return 0; }
+
+template void matmul_forward(const MatmulForward<float>&, Stream);
+template void matmul_forward(const MatmulForward<bf16>&, Stream);
+template void matmul_forward(const MatmulForward<fp16>&, Stream);
+template void matmul_backward_input(const MatmulBackwardInput<float>&, Stream);
+template void matmul_backward_input(const MatmulBackwardInput<bf16>&, Stream);
+template void matmul_backward_input(const MatmulBackwardInput<fp16>&, Stream);
+template void matmul_backward_weight(const MatmulBackwardWeight<float>&, Stream);
+template void matmul_backward_weight(const MatmulBackwardWeight<bf16>&, Stream);
+template void matmul_backward_weight(const MatmulBackwardWeight<fp16>&, Stream);
+template size_t matmul_backward_weight_scratch_bytes(const MatmulBackwardWeight<float>&);
+template size_t matmul_backward_weight_scratch_bytes(const MatmulBackwardWeight<bf16>&);
+template size_t matmul_backward_weight_scratch_bytes(const MatmulBackwardWeight<fp16>&);
+
+}  // namespace ops

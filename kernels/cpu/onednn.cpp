@@ -1,0 +1,141 @@
+// Matrix products by oneDNN, which uses the matrix instructions of CPUs that have them.
+//
+// The library is asked for one tile at a time and runs it on the calling thread. It chooses its blocking when a
+// primitive is made, by the number of threads, so primitives are made for one thread: their bits depend on the shape
+// alone.
+#include <omp.h>
+
+#include <compare>
+#include <map>
+#include <mutex>
+#include <oneapi/dnnl/dnnl.hpp>
+
+#include "kernels/cpu/gemm.h"
+
+namespace {
+
+using dnnl::memory;
+
+const dnnl::engine& engine() {
+    static const dnnl::engine cpu(dnnl::engine::kind::cpu, 0);
+    return cpu;
+}
+
+bool has_matrix_instructions() {
+    return (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core_amx) == dnnl_cpu_isa_avx512_core_amx;
+}
+
+// What a primitive is made for.
+struct Key {
+    Dtype dtype;
+    bool left_transposed, right_transposed;
+    size_t left_step, right_step, out_step;
+    int rows, cols, depth;
+    auto operator<=>(const Key&) const = default;
+};
+
+template <class T> Key key_of(const Product<T>& product, const Tile& tile) {
+    return {.dtype = dtype_of<T>,
+            .left_transposed = product.left.transposed,
+            .right_transposed = product.right.transposed,
+            .left_step = product.left.step,
+            .right_step = product.right.step,
+            .out_step = tile.step,
+            .rows = tile.rows,
+            .cols = tile.cols,
+            .depth = product.depth};
+}
+
+memory::desc describe(Dtype dtype, int rows, int cols, size_t step, bool transposed) {
+    const memory::data_type type = dtype == Dtype::fp32   ? memory::data_type::f32
+                                   : dtype == Dtype::bf16 ? memory::data_type::bf16
+                                                          : memory::data_type::f16;
+    const memory::dim along = static_cast<memory::dim>(step);
+    return {{rows, cols}, type, transposed ? memory::dims{1, along} : memory::dims{along, 1}};
+}
+
+struct Primitive {
+    dnnl::matmul::primitive_desc description;
+    dnnl::matmul run;
+
+    explicit Primitive(const Key& key) {
+        dnnl::primitive_attr attributes;
+        attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+        const dnnl::matmul::desc product(describe(key.dtype, key.rows, key.depth, key.left_step, key.left_transposed),
+                                         describe(key.dtype, key.depth, key.cols, key.right_step, key.right_transposed),
+                                         describe(Dtype::fp32, key.rows, key.cols, key.out_step, false));
+        description = dnnl::matmul::primitive_desc(product, attributes, engine());
+        run = dnnl::matmul(description);
+    }
+};
+
+struct OneThread {
+    int before = omp_get_max_threads();
+    OneThread() { omp_set_num_threads(1); }
+    ~OneThread() { omp_set_num_threads(before); }
+};
+
+// Primitives are made once and kept; finding one allocates nothing.
+const Primitive& primitive(const Key& key) {
+    static std::mutex mutex;
+    static std::map<Key, Primitive> primitives;
+    const std::lock_guard lock(mutex);
+    const auto found = primitives.find(key);
+    if (found != primitives.end()) return found->second;
+    const OneThread one_thread;
+    return primitives.emplace(key, Primitive(key)).first->second;
+}
+
+// The library's view of a matrix; it takes inputs without const, but only reads them.
+template <class T> memory view(const memory::desc& description, const T* data) {
+    return memory(description, engine(), const_cast<T*>(data));
+}
+
+}  // namespace
+
+ProductPath fastest_product_path(Dtype dtype) {
+    return dtype == Dtype::bf16 && has_matrix_instructions() ? ProductPath::library : ProductPath::panels;
+}
+
+std::string matmul_path() {
+    const auto who = [](Dtype dtype) {
+        return fastest_product_path(dtype) == ProductPath::library ? "oneDNN (AMX)" : "fp32 panels";
+    };
+    return format("fp32: %s, bf16: %s, fp16: %s", who(Dtype::fp32), who(Dtype::bf16), who(Dtype::fp16));
+}
+
+template <class T> size_t library_scratch_bytes(const Product<T>& product, const Tiling& tiling) {
+    size_t bytes = 0;
+    for (int i = 0; i < tiling.count(); i++) {
+        const Key key = key_of(product, tiling.tile(i, nullptr));
+        bytes = std::max(bytes, primitive(key).description.scratchpad_desc().get_size());
+    }
+    return bytes;
+}
+
+template <class T> bool library_product(const Product<T>& product, const Tile& tile, std::byte* scratch) {
+    // On a thread of a parallel region the library uses that thread alone. This covers a region that got one thread
+    // only, and ends with it.
+    omp_set_num_threads(1);
+    const Primitive& found = primitive(key_of(product, tile));
+    const dnnl::matmul::primitive_desc& description = found.description;
+    try {
+        dnnl::stream stream(engine());
+        found.run.execute(stream,
+                          {{DNNL_ARG_SRC, view(description.src_desc(), product.left.block(tile.row, 0).data)},
+                           {DNNL_ARG_WEIGHTS, view(description.weights_desc(), product.right.block(0, tile.col).data)},
+                           {DNNL_ARG_DST, view(description.dst_desc(), tile.data)},
+                           {DNNL_ARG_SCRATCHPAD, view(description.scratchpad_desc(), scratch)}});
+        stream.wait();
+        return true;
+    } catch (const dnnl::error&) {
+        return false;
+    }
+}
+
+template size_t library_scratch_bytes(const Product<float>&, const Tiling&);
+template size_t library_scratch_bytes(const Product<bf16>&, const Tiling&);
+template size_t library_scratch_bytes(const Product<fp16>&, const Tiling&);
+template bool library_product(const Product<float>&, const Tile&, std::byte*);
+template bool library_product(const Product<bf16>&, const Tile&, std::byte*);
+template bool library_product(const Product<fp16>&, const Tile&, std::byte*);

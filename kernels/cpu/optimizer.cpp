@@ -1,0 +1,122 @@
+// The update: gradient norm, AdamW and SGD over chunks of flat arrays, each element read and written once.
+#include <cmath>
+
+#include "kernels/cpu/parallel.h"
+#include "kernels/ops.h"
+
+namespace ops {
+
+namespace {
+
+// Rounds a chunk of the masters into the compute weights, while they are still in the cache.
+template <class T> void store_param(T* param, const float* master, const Chunk& chunk) {
+    if (!param) return;
+#pragma omp simd
+    for (int i = 0; i < chunk.count; i++) param[chunk.begin + i] = from_float<T>(master[chunk.begin + i]);
+}
+
+double squared_sum(const float* values, int count) {
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int i = 0; i < count; i++) sum += double(values[i]) * double(values[i]);
+    return sum;
+}
+
+// What one chunk's update needs besides the arrays, as torch rounds it: Python's doubles become float at the kernel.
+struct AdamwScalars {
+    float grad_scale, beta1, beta2, one_minus_beta1, one_minus_beta2;
+    float keep;  // 1 - learning rate * weight decay, 1 where nothing decays
+    float step_size, root_bias_correction2, eps;
+};
+
+template <class T> AdamwScalars adamw_scalars(const AdamwUpdate<T>& op, bool decayed) {
+    const StepScalars& step = *op.scalars;
+    const double decay = decayed ? double(step.learning_rate) * op.weight_decay : 0.0;
+    return {.grad_scale = op.grad_norm->scale,
+            .beta1 = float(op.beta1),
+            .beta2 = float(op.beta2),
+            .one_minus_beta1 = float(1.0 - op.beta1),
+            .one_minus_beta2 = float(1.0 - op.beta2),
+            .keep = float(1.0 - decay),
+            .step_size = float(double(step.learning_rate) / step.bias_correction1),
+            .root_bias_correction2 = float(std::sqrt(double(step.bias_correction2))),
+            .eps = float(op.eps)};
+}
+
+template <class T> void adamw_chunk(const AdamwUpdate<T>& op, const Chunk& chunk) {
+    const AdamwScalars s = adamw_scalars(op, chunk.decayed);
+    float* master = op.master + chunk.begin;
+    float* m = op.m + chunk.begin;
+    float* v = op.v + chunk.begin;
+    const float* grad = op.grad + chunk.begin;
+#pragma omp simd
+    for (int i = 0; i < chunk.count; i++) {
+        float g = grad[i] * s.grad_scale;
+        m[i] = m[i] * s.beta1 + g * s.one_minus_beta1;
+        v[i] = v[i] * s.beta2 + g * g * s.one_minus_beta2;
+        float denominator = std::sqrt(v[i]) / s.root_bias_correction2 + s.eps;
+        master[i] = master[i] * s.keep - s.step_size * (m[i] / denominator);
+    }
+}
+
+template <class T> void sgd_chunk(const SgdUpdate<T>& op, const Chunk& chunk) {
+    const float learning_rate = op.scalars->learning_rate;
+    const float decay = chunk.decayed ? op.weight_decay : 0.0f;
+    const float grad_scale = op.grad_norm->scale;
+    float* master = op.master + chunk.begin;
+    float* m = op.m + chunk.begin;
+    const float* grad = op.grad + chunk.begin;
+#pragma omp simd
+    for (int i = 0; i < chunk.count; i++) {
+        m[i] = op.momentum * m[i] + grad[i] * grad_scale;
+        master[i] -= learning_rate * (m[i] + decay * master[i]);
+    }
+}
+
+}  // namespace
+
+void squared_sums(const SquaredSums& op, Stream) {
+    parallel_blocks(op.n_chunks, 1, [&](size_t i, size_t) {
+        op.out[i] = squared_sum(op.values + op.chunks[i].begin, op.chunks[i].count);
+    });
+}
+
+void grad_norm_finish(const GradNormFinish& op, Stream) {
+    double sum = 0;
+    int non_finite_tensor = -1;
+    for (int i = 0; i < op.n_chunks; i++) {
+        sum += op.sums[i];
+        if (non_finite_tensor < 0 && !std::isfinite(op.sums[i])) non_finite_tensor = op.chunks[i].tensor;
+    }
+    const double norm = std::sqrt(sum) / *op.loss_scale;
+    const double coefficient = op.clip > 0 ? std::min(1.0, op.clip / (norm + 1e-6)) : 1.0;
+    *op.out = {.norm = float(norm),
+               .scale = float(coefficient / *op.loss_scale),
+               .non_finite_tensor = non_finite_tensor,
+               .reserved = 0};
+}
+
+template <class T> void adamw_update(const AdamwUpdate<T>& op, Stream) {
+    if (op.grad_norm->non_finite_tensor >= 0) return;
+    parallel_blocks(op.n_chunks, 1, [&](size_t i, size_t) {
+        adamw_chunk(op, op.chunks[i]);
+        store_param(op.param, op.master, op.chunks[i]);
+    });
+}
+
+template <class T> void sgd_update(const SgdUpdate<T>& op, Stream) {
+    if (op.grad_norm->non_finite_tensor >= 0) return;
+    parallel_blocks(op.n_chunks, 1, [&](size_t i, size_t) {
+        sgd_chunk(op, op.chunks[i]);
+        store_param(op.param, op.master, op.chunks[i]);
+    });
+}
+
+template void adamw_update(const AdamwUpdate<float>&, Stream);
+template void adamw_update(const AdamwUpdate<bf16>&, Stream);
+template void adamw_update(const AdamwUpdate<fp16>&, Stream);
+template void sgd_update(const SgdUpdate<float>&, Stream);
+template void sgd_update(const SgdUpdate<bf16>&, Stream);
+template void sgd_update(const SgdUpdate<fp16>&, Stream);
+
+}  // namespace ops

@@ -1,0 +1,108 @@
+// Products and transposes of small float matrices that lie in the innermost caches.
+//
+// "Step" is the distance of two rows in elements. Rows are aligned to whole vectors: base pointers to 64 bytes, steps
+// and numbers of columns to kTileCols, so that no loop over columns has a remainder.
+#pragma once
+
+// A vector of the widest kind that the target has, 8 floats with AVX2, 16 with AVX-512.
+using Lanes [[gnu::vector_size(__BIGGEST_ALIGNMENT__), gnu::may_alias]] = float;
+using FourLanes [[gnu::vector_size(16), gnu::may_alias]] = float;
+
+inline constexpr int kLanes = sizeof(Lanes) / sizeof(float);
+
+// The part of a product that stays in registers while the depth is run through: 6 x 2 sums, enough to hide the latency
+// of fused multiply-add on two units, and with the operands just as many as the 16 registers of AVX2.
+inline constexpr int kTileRows = 6;
+inline constexpr int kTileCols = 2 * kLanes;
+
+inline constexpr int round_up_to_tile(int cols) { return (cols + kTileCols - 1) / kTileCols * kTileCols; }
+inline constexpr int round_down_to_tile(int cols) { return cols / kTileCols * kTileCols; }
+
+// out = left right, or out += left right.
+struct TileProduct {
+    float* out;  // (rows, cols)  = or += by `accumulate`
+    int out_step;
+    const float* left;  // (rows, depth), or its transpose (depth, rows) where the function says so
+    int left_step;
+    const float* right;  // (depth, cols)
+    int right_step;
+    int rows, cols, depth;
+    bool accumulate;
+};
+
+template <int rows, bool left_transposed> inline void product_in_registers(const TileProduct& op, int row, int col) {
+    const int row_step = left_transposed ? 1 : op.left_step;
+    const int depth_step = left_transposed ? op.left_step : 1;
+    const float* left = op.left + row * row_step;
+    const float* right = op.right + col;
+    float* out = op.out + row * op.out_step + col;
+    Lanes sum[rows][2] = {};
+    for (int k = 0; k < op.depth; k++, left += depth_step, right += op.right_step) {
+        const Lanes* right_row = reinterpret_cast<const Lanes*>(right);
+        const Lanes right0 = right_row[0], right1 = right_row[1];
+        for (int r = 0; r < rows; r++) {
+            sum[r][0] += left[r * row_step] * right0;
+            sum[r][1] += left[r * row_step] * right1;
+        }
+    }
+    for (int r = 0; r < rows; r++) {
+        Lanes* out_row = reinterpret_cast<Lanes*>(out + r * op.out_step);
+        out_row[0] = op.accumulate ? out_row[0] + sum[r][0] : sum[r][0];
+        out_row[1] = op.accumulate ? out_row[1] + sum[r][1] : sum[r][1];
+    }
+}
+
+// The last rows, of which there are fewer than kTileRows.
+template <int rows, bool left_transposed>
+inline void last_product_in_registers(const TileProduct& op, int row, int col) {
+    if constexpr (rows > 0) {
+        if (op.rows - row == rows)
+            product_in_registers<rows, left_transposed>(op, row, col);
+        else
+            last_product_in_registers<rows - 1, left_transposed>(op, row, col);
+    }
+}
+
+template <bool left_transposed> inline void run_tile_product(const TileProduct& op) {
+    for (int col = 0; col < op.cols; col += kTileCols) {
+        int row = 0;
+        for (; row + kTileRows <= op.rows; row += kTileRows)
+            product_in_registers<kTileRows, left_transposed>(op, row, col);
+        last_product_in_registers<kTileRows - 1, left_transposed>(op, row, col);
+    }
+}
+
+inline void tile_product(const TileProduct& op) { run_tile_product<false>(op); }
+inline void tile_product_of_transposed(const TileProduct& op) { run_tile_product<true>(op); }
+
+// out (cols, rows) = factor times the transpose of inp (rows, cols); both sizes are multiples of 4.
+struct TileTranspose {
+    float* out;
+    int out_step;
+    const float* inp;
+    int inp_step;
+    int rows, cols;
+    float factor;
+};
+
+inline void tile_transpose(const TileTranspose& op) {
+    for (int row = 0; row < op.rows; row += 4) {
+        for (int col = 0; col < op.cols; col += 4) {
+            const auto inp_row = [&](int r) {
+                return *reinterpret_cast<const FourLanes*>(op.inp + (row + r) * op.inp_step + col) * op.factor;
+            };
+            const auto out_row = [&](int r) -> FourLanes& {
+                return *reinterpret_cast<FourLanes*>(op.out + (col + r) * op.out_step + row);
+            };
+            const FourLanes a = inp_row(0), b = inp_row(1), c = inp_row(2), d = inp_row(3);
+            const FourLanes ab_low = __builtin_shufflevector(a, b, 0, 4, 1, 5);
+            const FourLanes ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+            const FourLanes cd_low = __builtin_shufflevector(c, d, 0, 4, 1, 5);
+            const FourLanes cd_high = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+            out_row(0) = __builtin_shufflevector(ab_low, cd_low, 0, 1, 4, 5);
+            out_row(1) = __builtin_shufflevector(ab_low, cd_low, 2, 3, 6, 7);
+            out_row(2) = __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5);
+            out_row(3) = __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7);
+        }
+    }
+}

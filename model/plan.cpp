@@ -1,0 +1,42 @@
+#include "model/plan.h"
+
+#include <algorithm>
+
+#include "kernels/check.h"
+
+size_t planned_bytes(const GptOptions& options) {
+    size_t bytes = 0;
+    for (const MemoryRegion& region : plan_memory(options)) bytes += region.bytes;
+    return bytes;
+}
+
+namespace {
+
+std::string line(const std::string& name, size_t bytes) {
+    return format("%-22s %16zu bytes %10.1f MiB\n", name.c_str(), bytes, double(bytes) / 0x1p20);
+}
+
+}  // namespace
+
+std::string plan_table(const GptOptions& options) {
+    const std::vector<MemoryRegion> regions = plan_memory(options);
+    std::vector<std::string> categories;
+    for (const MemoryRegion& region : regions)
+        if (std::find(categories.begin(), categories.end(), region.category) == categories.end())
+            categories.push_back(region.category);
+
+    std::string table;
+    for (const std::string& category : categories) {
+        std::string rows;
+        size_t bytes = 0;
+        for (const MemoryRegion& region : regions) {
+            if (category != region.category) continue;
+            rows += line("    " + region.name, region.bytes);
+            bytes += region.bytes;
+        }
+        table += line(category, bytes) + rows;
+    }
+    table += line("total", planned_bytes(options));
+    table += format("%-22s %16zu\n", "parameters", lay_out_tensors(options.shape).parameters);
+    return table;
+}

@@ -1,0 +1,12 @@
+// What a rank will need, before it needs it.
+#pragma once
+
+#include <string>
+
+#include "model/gpt.h"
+
+// Bytes that Gpt allocates on the device: its one allocation.
+size_t planned_bytes(const GptOptions& options);
+
+// A table for people: bytes by category and by buffer, the total, the number of parameters.
+std::string plan_table(const GptOptions& options);

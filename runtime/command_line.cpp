@@ -1,0 +1,123 @@
+#include "runtime/command_line.h"
+
+#include <CLI/CLI.hpp>
+#include <cstdlib>
+
+#include "kernels/check.h"
+
+namespace {
+
+constexpr const char* kCheckpointHelp = "run directory or RUN/checkpoints/step_N";
+constexpr const char* kSetHelp = "section.key=value: replaces a value of the configuration; may be repeated";
+
+struct StartFlags {
+    bool resume = false, automatic = false, fresh = false;
+
+    StartMode mode() const {
+        return resume      ? StartMode::resume
+               : automatic ? StartMode::automatic
+               : fresh     ? StartMode::fresh
+                           : StartMode::only_new;
+    }
+};
+
+void add_overrides(CLI::App& app, CommandLine& line) {
+    app.add_option("--set", line.overrides, kSetHelp)->take_all()->allow_extra_args(false);
+}
+
+void add_training(CLI::App& app, CommandLine& line, StartFlags& start) {
+    app.add_option("CONFIG", line.config, "the run, as JSON; --help-config lists the keys");
+    add_overrides(app, line);
+    auto* resume =
+        app.add_flag("--resume", start.resume, "continue the newest sound checkpoint in run.dir, or exit 66");
+    auto* automatic = app.add_flag("--auto", start.automatic, "continue if there is a checkpoint, else start");
+    auto* fresh = app.add_flag("--fresh", start.fresh, "move what is in run.dir aside and start anew");
+    resume->excludes(automatic)->excludes(fresh);
+    automatic->excludes(fresh);
+    app.add_flag("--accept-changes", line.accept_changes, "resume although configuration or data have changed");
+}
+
+CLI::App* add_command(CLI::App& app, CommandLine& line, Command command, const char* name, const char* help) {
+    return app.add_subcommand(name, help)->callback([&line, command] { line.command = command; });
+}
+
+void add_prepare(CLI::App& app, CommandLine& line) {
+    CLI::App* prepare = add_command(app, line, Command::prepare, "prepare", "text to tokenizer and token shards");
+    prepare->add_option("INPUT", line.prepare.inputs, "UTF-8 text, or JSONL (.jsonl) with a \"text\" field")
+        ->required();
+    prepare->add_option("--out", line.prepare.out_dir, "directory for tokenizer.json and the shards")->required();
+    prepare->add_option("--tokenizer", line.prepare.tokenizer, "bytes, bpe, or a tokenizer's file")
+        ->capture_default_str();
+    prepare->add_option("--vocab-size", line.prepare.vocab_size, "tokens of a new bpe tokenizer");
+    prepare->add_option("--val-fraction", line.prepare.val_fraction, "share of the input, at its end, to hold out")
+        ->capture_default_str();
+    prepare->add_option("--shard-tokens", line.prepare.shard_tokens, "tokens per shard, at most")
+        ->capture_default_str();
+}
+
+void add_sample(CLI::App& app, CommandLine& line) {
+    CLI::App* sample = add_command(app, line, Command::sample, "sample", "text from a checkpoint");
+    sample->add_option("CHECKPOINT", line.checkpoint, kCheckpointHelp)->required();
+    sample->add_option("--prompt", line.sample.prompt, "text to continue");
+    sample->add_option("--tokens", line.sample.tokens, "new tokens")->capture_default_str()->check(CLI::PositiveNumber);
+    sample->add_option("--temperature", line.sample.temperature, "0: always the likeliest token")
+        ->capture_default_str()
+        ->check(CLI::NonNegativeNumber);
+    sample->add_option("--top-k", line.sample.top_k, "only the k likeliest; 0: all")
+        ->capture_default_str()
+        ->check(CLI::NonNegativeNumber);
+    sample->add_option("--seed", line.seed, "another seed, another text")->capture_default_str();
+}
+
+void add_other_commands(CLI::App& app, CommandLine& line) {
+    CLI::App* plan = add_command(app, line, Command::plan, "plan", "memory by category and FLOPs; allocates nothing");
+    plan->add_option("CONFIG", line.config, "the run, as JSON")->required();
+    add_overrides(*plan, line);
+
+    CLI::App* eval = add_command(app, line, Command::eval, "eval", "validation loss of a checkpoint");
+    eval->add_option("CHECKPOINT", line.checkpoint, kCheckpointHelp)->required();
+    eval->add_option("--data", line.data, "glob of shards (default: the run's data.val)");
+    eval->add_option("--batches", line.batches, "micro-batches; 0: all")
+        ->capture_default_str()
+        ->check(CLI::NonNegativeNumber);
+
+    CLI::App* inspect = add_command(app, line, Command::inspect, "inspect", "what is this file, and is it sound");
+    inspect->add_option("PATH", line.path, "checkpoint, run, token shard, tokenizer or safetensors file")->required();
+
+    CLI::App* exporter = add_command(app, line, Command::export_hf, "export", "weights for other programs");
+    exporter
+        ->add_flag_function(
+            "--hf", [](int64_t) {}, "as a Hugging Face GPT-2 directory")
+        ->required();
+    exporter->add_option("CHECKPOINT", line.checkpoint, kCheckpointHelp)->required();
+    exporter->add_option("DIR", line.path, "absent or empty directory")->required();
+}
+
+}  // namespace
+
+CommandLine parse_command_line(int argc, char** argv, const std::string& version) {
+    CommandLine line;
+    StartFlags start;
+    CLI::App app("Pretrains GPT-class language models. Without a command: trains CONFIG.", "train_gpt");
+    app.set_version_flag("--version", version);
+    app.add_flag_callback(
+        "--help-config", [&] { line.command = Command::help_config; }, "every configuration key");
+    app.add_flag_callback(
+        "--markdown-config", [&] { line.command = Command::markdown_config; }, "the same as a Markdown table");
+    app.require_subcommand(0, 1);
+    add_training(app, line, start);
+    add_prepare(app, line);
+    add_sample(app, line);
+    add_other_commands(app, line);
+    try {
+        app.parse(argc, argv);
+    } catch (const CLI::Success& help_or_version) {
+        std::exit(app.exit(help_or_version));
+    } catch (const CLI::ParseError& error) {
+        fail(Exit::usage, "%s (--help shows what can be said)", error.what());
+    }
+    line.start = start.mode();
+    if (line.command == Command::train && line.config.empty())
+        fail(Exit::usage, "no configuration and no command (--help shows what can be said)");
+    return line;
+}

@@ -1,0 +1,40 @@
+// The command line: what is to be done, and with what.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "runtime/config.h"
+#include "runtime/run_directory.h"
+
+enum class Command { train, plan, prepare, sample, eval, inspect, export_hf, help_config, markdown_config };
+
+struct CommandLine {
+    Command command = Command::train;
+
+    std::string config;                  // train, plan: the JSON file
+    std::vector<std::string> overrides;  // train, plan: "section.key=value"
+    StartMode start = StartMode::only_new;
+    bool accept_changes = false;  // train: resume although configuration or data have changed
+
+    std::string checkpoint;  // sample, eval, export: a run directory or a step's
+    std::string path;        // inspect: a file or directory; export: the directory to write
+    Config::Sample sample;   // sample
+    uint64_t seed = 1;       // sample
+    std::string data;        // eval: glob of shards; empty: the run's own
+    int batches = 0;         // eval: micro-batches; 0: all
+
+    struct Prepare {
+        std::string tokenizer = "bpe";
+        int vocab_size = 0;
+        std::vector<std::string> inputs;
+        std::string out_dir;
+        double val_fraction = 0.05;
+        uint64_t shard_tokens = 100'000'000;
+    } prepare;
+};
+
+// Reads the arguments. --help and --version print and end the program with 0; what cannot be understood fails with
+// Exit::usage and a sentence. `version` is what --version prints.
+CommandLine parse_command_line(int argc, char** argv, const std::string& version);

@@ -1,0 +1,29 @@
+// What a run carries from one step to the next besides its tensors, and how it goes through a checkpoint.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "runtime/checkpoint.h"
+#include "runtime/config.h"
+#include "runtime/loss_scaler.h"
+
+struct TrainState {
+    int step = 0;             // steps done
+    int64_t updates = 0;      // steps whose update was applied: AdamW's t
+    uint64_t cursor = 0;      // the next sample, counted over all ranks and epochs
+    int64_t saved_step = -1;  // of the newest checkpoint, the next one's parent; -1 for none
+    std::string run_id;
+    LossScaleState loss_scale;
+};
+
+// Before the first step of a new run.
+TrainState new_state(const Config& config);
+
+// The checkpoint record of this moment; `dataset_digest` says what data.train holds.
+CheckpointInfo checkpoint_info(const TrainState& state, const Config& config, const std::string& dataset_digest);
+
+// Where the checkpoint left off. Exit::config, listing what differs, if configuration or data have changed in a way
+// that changes the run and `accept_changes` is false. Exit::data if the record is not one of ours.
+TrainState resumed_state(const Checkpoint& checkpoint, const Config& config, const std::string& dataset_digest,
+                         bool accept_changes);

@@ -1,0 +1,126 @@
+#!/usr/bin/env python3
+"""The rules of the house that a machine can hold: `make check` runs this, every finding is one line.
+
+C++ is read as clang-format leaves it: what begins in the first column is at namespace scope, a block ends with a brace
+in the column of the line that opened it. test/program/test_house.py plants a violation of each rule.
+"""
+import re
+import sys
+from pathlib import Path
+
+MAX_COLUMNS, MAX_FILE_LINES, MAX_FUNCTION_LINES = 120, 500, 120
+CPP = {".h", ".cpp", ".cu", ".cuh"}
+SOURCES = CPP | {".py", ".sh"}
+MAY_USE_IF = {"kernels/numeric.h", "kernels/cuda/launch.cuh", "test/catch.h"}
+
+# Who may include whom: files of a folder -> folders and files. None: anything. A deeper folder follows its top folder.
+BASICS = ["kernels/device.h", "kernels/comm.h", "kernels/check.h", "kernels/numeric.h"]
+ARROWS = {
+    "": ["model", "runtime", "data", "kernels"],
+    "model": ["model", "kernels"],
+    "runtime": ["runtime", *BASICS],
+    "data": ["data", "runtime/files.h", "runtime/json.h", *BASICS],
+    "kernels": ["kernels"],
+    "kernels/cpu": ["kernels", "kernels/cpu"],
+    "kernels/cuda": ["kernels", "kernels/cuda"],
+    "test": None,
+    "dev": None,
+}
+BACKEND_HEADERS = re.compile(r"(cuda|cublas|nccl|nv|mpi|dnnl|omp)")
+
+LITERAL = re.compile(r'//[^\n]*|/\*.*?\*/|R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"'
+                     r"|(?<![0-9a-fA-F])'(?:\\.|[^'\\\n])+'", re.S)
+SCOPE = re.compile(r'\s*(template\s*<.*>\s*)?(inline\s+)?(namespace|struct|class|union|enum|extern "")')
+VARIABLE = re.compile(r"^(?!using|typedef|template|struct|class|union|enum|namespace|public|private|protected|friend)"
+                      r'[A-Za-z_][^;{}()="]*[;={]', re.M)
+NEVER_CHANGES = re.compile(r"\bconstexpr\b|\bconst\b(?!.*\*)|\bsig_atomic_t\b|\boperator\b", re.S)
+FORBIDDEN = [(re.compile(r"<<<"), "a kernel is started by launch() only"),
+             (re.compile(r"\bgetenv\b"), "no environment variable changes a run"),
+             (re.compile(r"\b(TO" r"DO|FIX" r"ME)\b"), "open an issue instead")]
+
+
+def blank(literal):
+    """A comment becomes nothing and a string an empty one, on the same lines."""
+    return ("" if literal[0][0] == "/" else '""') + "\n" * literal[0].count("\n")
+
+
+def include_findings(name, text):
+    folder = str(Path(name).parent).replace(".", "")
+    allowed = ARROWS[folder if folder in ARROWS else folder.split("/")[0]]
+    for number, line in enumerate(text.splitlines(), 1):
+        quoted, system = re.match(r'\s*#\s*include "(.*)"', line), re.match(r"\s*#\s*include <(.*)>", line)
+        if allowed is None:
+            return
+        if quoted and quoted[1] not in allowed and str(Path(quoted[1]).parent) not in allowed:
+            yield number, f"{folder or 'the root'} may not include {quoted[1]}"
+        if system and folder.count("/") == 0 and BACKEND_HEADERS.match(system[1]):
+            yield number, f"only the implementations in kernels/ may include {system[1]}"
+
+
+def cpp_findings(name, text):
+    yield from include_findings(name, text)
+    code = LITERAL.sub(blank, text)
+    opened, starts = None, True  # the outermost open function or loop; whether the next line starts a statement
+    for number, line in enumerate(code.splitlines(), 1):
+        text = line.strip()
+        column = len(line) - len(line.lstrip())
+        if opened and text[:1] == "}" and column <= opened[0]:
+            if number - opened[1] >= MAX_FUNCTION_LINES:
+                yield opened[1], f"a function of {number - opened[1] + 1} lines; at most {MAX_FUNCTION_LINES}"
+            opened = None
+        if starts and text:
+            statement = column, number
+        if not opened and text.endswith("{") and not text.endswith("= {") and not SCOPE.match(line):
+            opened = statement
+        starts = not text or text[0] == "#" or text[-1] in ";{}:"
+        if re.match(r"\s*#\s*(el)?if", line) and name not in MAY_USE_IF:
+            yield number, "#if outside " + ", ".join(sorted(MAY_USE_IF))
+    for match in VARIABLE.finditer(code):
+        if not NEVER_CHANGES.search(match[0]):
+            yield code.count("\n", 0, match.start()) + 1, f"a variable of the whole program: {match[0]}"
+
+
+def findings(name, text):
+    lines = text.splitlines()
+    if len(lines) > MAX_FILE_LINES:
+        yield len(lines), f"a file of {len(lines)} lines; at most {MAX_FILE_LINES}"
+    for number, line in enumerate(lines, 1):
+        if len(line) > MAX_COLUMNS:
+            yield number, f"a line of {len(line)} columns; at most {MAX_COLUMNS}"
+        for pattern, sentence in FORBIDDEN:
+            if pattern.search(line) and Path(name).suffix in CPP:
+                yield number, f"{pattern.search(line)[0]}: {sentence}"
+    if Path(name).suffix in CPP:
+        yield from cpp_findings(name, text)
+
+
+def op_findings(texts):
+    """Each op of the seam has an implementation, a textbook and a test."""
+    def is_in(files, pattern):
+        return any(re.search(pattern, text) for name, text in texts.items() if name.startswith(files))
+    seam = texts["kernels/ops.h"]
+    for match in re.finditer(r"^(?:template <.*> )?void (\w+)\(", seam, re.M):
+        op, number = match[1], seam.count("\n", 0, match.start()) + 1
+        if not is_in("kernels/cpu/", rf"\bvoid (ops::)?{op}\("):
+            yield "kernels/ops.h", number, f"{op} is not implemented in kernels/cpu"
+        if not is_in("test/reference", rf"\bvoid (ref::)?{op}\("):
+            yield "kernels/ops.h", number, f"{op} has no textbook in test/reference*"
+        if not is_in("test/test_ops", rf"\b{op}\b"):
+            yield "kernels/ops.h", number, f"{op} has no test in test/test_ops*"
+
+
+def main(root):
+    tops = [top for top in root.iterdir() if not re.match(r"build|runs|\.", top.name)]
+    paths = [path for top in tops for path in [top, *top.rglob("*")]
+             if path.suffix in SOURCES or path == root / "Makefile"]
+    texts = {str(path.relative_to(root)): path.read_text("utf-8") for path in paths}
+    found = [(name, *finding) for name, text in sorted(texts.items()) for finding in findings(name, text)]
+    found += op_findings(texts)
+    for name, number, sentence in found:
+        print(f"{name}:{number}: {sentence}")
+    print(f"check: {len(texts)} files, {len(found)} findings")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent.parent)))

@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# From a fresh Debian to a GPT that was trained on real text, and to text that it wrote, in a few minutes:
+#
+#   scripts/quickstart.sh [--text FILE]
+#
+# Installs what is missing (setup.sh), builds, takes the King James text (or FILE, UTF-8), trains a tokenizer on it and
+# the model of configs/quickstart.json, and compares the model with xz on the last 5 % of the text, which neither has
+# seen. Everything it makes is in build/ and runs/quickstart/; an earlier run there is moved aside.
+# Exit codes: 0, or those of setup.sh, make and train_gpt.
+set -euo pipefail
+start=$SECONDS
+
+text=''
+if [ $# = 2 ] && [ "$1" = --text ]; then
+    if ! text=$(realpath -e -- "$2" 2> /dev/null) || [ ! -f "$text" ]; then
+        echo "quickstart: --text $2: there is no such file" >&2
+        exit 66
+    fi
+elif [ $# != 0 ]; then
+    echo "usage: scripts/quickstart.sh [--text FILE]" >&2
+    exit 64
+fi
+
+cd "$(dirname "$0")/.."
+config=configs/quickstart.json
+work=build/quickstart
+run=runs/quickstart
+trainer=build/train_gpt_cpu
+
+stage() { echo "quickstart: $*"; }
+
+# The number behind a key in the JSON text on stdin.
+number_of() { sed -n "s/.*\"$1\": *\([-+.0-9e]*\).*/\1/p"; }
+
+# By how many bytes the held-out part makes the compressed text longer, from which follow xz's bits per byte.
+xz_held_out_bytes() {
+    xz -9ec "$text" | wc -c > "$work/xz_all" &
+    head -c "$train_bytes" "$text" | xz -9ec | wc -c > "$work/xz_train"
+    wait $!
+    echo $(($(cat "$work/xz_all") - $(cat "$work/xz_train")))
+}
+
+if [ -n "$text" ]; then scripts/setup.sh xz; else scripts/setup.sh xz kjv; fi
+
+stage "building $trainer"
+make -s -j"$(nproc)" "$trainer"
+
+mkdir -p "$work"
+prompt=''
+if [ -z "$text" ]; then
+    text=$work/kjv.txt
+    prompt='And the king said'
+    bible -f 'Gen1:1-Rev22:21' < /dev/null > "$text"
+fi
+
+stage "a tokenizer and token shards from $text"
+"$trainer" prepare --tokenizer bpe --vocab-size "$(number_of vocab_size < "$config")" "$text" --out "$work/data"
+
+stage "training $config"
+code=0
+"$trainer" "$config" --fresh || code=$?
+if [ "$code" = 75 ]; then stage "stopped, nothing is lost; to go on: $trainer $config --resume"; fi
+[ "$code" = 0 ] || exit "$code"
+
+stage "a sample from the trained model"
+"$trainer" sample "$run" --prompt "$prompt" --tokens 150 --temperature 0.8 --top-k 50
+
+train_bytes=$(number_of val_begin < "$work/data/dataset.json")
+held_out_bytes=$(($(wc -c < "$text") - train_bytes))
+result=$(grep '"val"' "$run/metrics.jsonl" | tail -n 1)
+stage "the last 5 % of the text, $held_out_bytes bytes that were not trained on"
+printf '    train_gpt  %.3f bits per byte (validation loss %.3f)\n' \
+    "$(number_of bits_per_byte <<< "$result")" "$(number_of loss <<< "$result")"
+awk -v extra="$(xz_held_out_bytes)" -v bytes="$held_out_bytes" \
+    'BEGIN { printf "    xz -9e     %.3f bits per byte\n", 8 * extra / bytes }'
+stage "$((SECONDS - start)) s in all. Go on with"
+echo "    $trainer sample $run --prompt 'In the beginning'"
+echo "    $trainer --help"
+echo "and README.md"

@@ -1,0 +1,107 @@
+#!/usr/bin/env bash
+# Installs the Debian packages that are missing for building and for what is named: the King James text (kjv), the
+# quickstart's comparison with xz (xz), the tests (test).
+#
+#   scripts/setup.sh [kjv] [xz] [test]
+#
+# What counts is whether the shell finds a command and the compiler a header, not where they came from: libraries built
+# by hand are left alone, and where everything is there nothing is touched. apt-get is called as root or through a sudo
+# that asks for no password. Exit codes: 0 everything is there; 69 apt-get is missing or failed; 77 it may not install
+# (the line to type is printed).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+log=build/setup.log
+
+# package | the command or the header that it is looked for by | its name in the world
+wanted=(
+    'make|make|GNU make'
+    'g++|g++|GNU C++ compiler, 11 or later, with OpenMP'
+    'libdnnl-dev|dnnl.hpp|oneDNN (oneAPI Deep Neural Network Library), 2 or later'
+    'libpcre2-dev|pcre2.h|PCRE2'
+    'libxxhash-dev|xxhash.h|xxHash'
+    'libisal-dev|isa-l.h|ISA-L (Intelligent Storage Acceleration Library)'
+    'nlohmann-json3-dev|nlohmann/json.hpp|JSON for Modern C++ (nlohmann/json), 3'
+    'libcli11-dev|CLI/CLI.hpp|CLI11, 2'
+)
+for purpose in "$@"; do
+    case $purpose in
+        kjv) wanted+=('bible-kjv|bible|bible-kjv (or bring your own text: scripts/quickstart.sh --text FILE)') ;;
+        xz) wanted+=('xz-utils|xz|XZ Utils') ;;
+        test) wanted+=('catch2|catch2/catch.hpp catch2/catch_all.hpp|Catch2, 2 or 3' 'python3|python3|Python 3') ;;
+        *) echo "setup: '$purpose' is unknown; usage: scripts/setup.sh [kjv] [xz] [test]" >&2; exit 64 ;;
+    esac
+done
+
+has_header() {
+    g++ -E -x c++ -o /dev/null - 2> /dev/null <<< "#if !__has_include(<$1>)
+        #error missing
+        #endif"
+}
+
+has_any() {
+    local sign
+    for sign in "$@"; do
+        case $sign in
+            *.h | *.hpp) has_header "$sign" && return ;;
+            *) command -v "$sign" > /dev/null && return ;;
+        esac
+    done
+    return 1
+}
+
+# Sets `packages` and `names` to what is not there. Without a compiler no header counts as found.
+find_missing() {
+    local row package signs name
+    packages=() names=()
+    for row in "${wanted[@]}"; do
+        IFS='|' read -r package signs name <<< "$row"
+        # shellcheck disable=SC2086
+        has_any $signs || { packages+=("$package"); names+=("$name"); }
+    done
+}
+
+find_missing
+[ ${#packages[@]} != 0 ] || exit 0
+
+if ! command -v apt-get > /dev/null; then
+    echo "setup: this machine has no apt-get; please install these, then start again:" >&2
+    printf '  %s\n' "${names[@]}" >&2
+    exit 69
+fi
+
+as_root=()
+if [ "$(id -u)" != 0 ]; then
+    as_root=(sudo -n)
+    if ! sudo -n true 2> /dev/null; then
+        line="apt-get update && apt-get install -y --no-install-recommends ${packages[*]}"
+        echo "setup: missing: ${packages[*]}" >&2
+        echo "setup: installing needs root; type this, then start again:" >&2
+        if command -v sudo > /dev/null; then echo "  sudo sh -c '$line'" >&2; else echo "  su - -c '$line'" >&2; fi
+        exit 77
+    fi
+fi
+
+# Waits for another package manager to finish (a fresh machine often runs one) and tries each download three times more.
+apt() {
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+        apt-get -y -o DPkg::Lock::Timeout=120 -o Acquire::Retries=3 "$@" < /dev/null >> "$log" 2>&1
+}
+
+mkdir -p build
+: > "$log"
+start=$SECONDS
+echo "setup: installing ${packages[*]}"
+# The package lists are refreshed only where the ones at hand do not do.
+if ! apt install --no-install-recommends "${packages[@]}" &&
+    ! { apt update && apt install --no-install-recommends "${packages[@]}"; }; then
+    echo "setup: apt-get failed; the end of $log:" >&2
+    tail -n 5 "$log" >&2
+    exit 69
+fi
+requested=${packages[*]}
+find_missing
+if [ ${#packages[@]} != 0 ]; then
+    echo "setup: installed $requested, but $(command -v g++ || echo the shell) does not find ${packages[*]}" >&2
+    exit 69
+fi
+echo "setup: installed in $((SECONDS - start)) s"

@@ -1,0 +1,8 @@
+// Catch2, whichever version is installed: 2 is one header, 3 a library. Tests include this file and nothing else of it.
+#pragma once
+
+#if __has_include(<catch2/catch_all.hpp>)
+#include <catch2/catch_all.hpp>
+#else
+#include <catch2/catch.hpp>
+#endif

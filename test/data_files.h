@@ -1,0 +1,14 @@
+// Files for the tests of data/.
+#pragma once
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <string_view>
+
+// Makes or replaces a file, without the syncs of write_file_atomically(): some tests write thousands. The old file is
+// removed first because file systems sync one that is truncated and written again.
+inline void write_bytes(const std::string& path, std::string_view bytes) {
+    std::filesystem::remove(path);
+    std::ofstream(path, std::ios::binary) << bytes;
+}

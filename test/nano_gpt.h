@@ -1,0 +1,75 @@
+// A model so small that a test can train it in milliseconds, with sizes that divide nothing.
+#pragma once
+
+#include <omp.h>
+
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "model/gpt.h"
+
+inline GptOptions nano_options(Dtype precision = Dtype::fp32) {
+    GptOptions options;
+    options.shape = {.n_layer = 3, .n_head = 3, .n_kv_head = 3, .n_embd = 48, .n_positions = 24, .vocab_size = 131};
+    options.batch = 2;
+    options.seq_len = 21;
+    options.precision = precision;
+    options.head_rows = 1024;
+    return options;
+}
+
+// Repeatable token ids: `count` of them in [0, vocab).
+inline std::vector<int> nano_tokens(size_t count, int vocab, unsigned seed = 1) {
+    std::mt19937 random(seed);
+    std::vector<int> tokens(count);
+    for (int& token : tokens) token = int(random() % unsigned(vocab));
+    return tokens;
+}
+
+// The bytes of tensors, one after the other: equal iff every bit is.
+inline std::vector<float> values_of(const std::vector<StateTensor>& tensors) {
+    std::vector<float> all;
+    for (const StateTensor& tensor : tensors) {
+        const size_t begin = all.size();
+        all.resize(begin + tensor.count);
+        copy_to_host(all.data() + begin, tensor.values, tensor.count * sizeof(float), Stream{});
+    }
+    synchronize(Stream{});
+    return all;
+}
+
+inline bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+struct NanoRun {
+    std::vector<double> losses;  // per step, mean over targets
+    std::vector<float> norms;
+    std::vector<float> state;  // masters and moments at the end
+};
+
+// Trains for `steps` steps of `micros` micro-batches each, always on the same tokens for the same step.
+inline NanoRun train_nano(const GptOptions& options, int steps, int micros = 1, float loss_scale = 1.0f) {
+    Gpt gpt(options, comm_single());
+    gpt.initialize(42);
+    const size_t BT = size_t(options.batch) * size_t(options.seq_len);
+    NanoRun run;
+    for (int step = 1; step <= steps; step++) {
+        const float t = float(step);
+        gpt.begin_step({.loss_scale = loss_scale,
+                        .learning_rate = 1e-3f,
+                        .bias_correction1 = 1 - std::pow(0.9f, t),
+                        .bias_correction2 = 1 - std::pow(0.95f, t)});
+        const std::vector<int> tokens = nano_tokens(BT * size_t(micros) + 1, options.shape.vocab_size, unsigned(step));
+        for (int micro = 0; micro < micros; micro++) {
+            const int* batch = tokens.data() + size_t(micro) * BT;
+            gpt.micro_step(batch, batch + 1, {.first = micro == 0, .grad_scale = 1.0f / float(BT * size_t(micros))});
+        }
+        const StepResult result = gpt.end_step({});
+        run.losses.push_back(result.loss_sum / double(BT * size_t(micros)));
+        run.norms.push_back(result.grad_norm);
+    }
+    run.state = values_of(gpt.state_tensors());
+    return run;
+}

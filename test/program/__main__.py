@@ -1,0 +1,18 @@
+"""Runs every test of this folder, and sums up in Catch2's words, which scripts/test.sh reads: python3 test/program
+
+With arguments, only the tests named so: python3 test/program test_house.House.test_each_rule_fires
+"""
+import sys
+import unittest
+from pathlib import Path
+
+loader = unittest.TestLoader()
+names = sys.argv[1:]
+tests = loader.loadTestsFromNames(names) if names else loader.discover(Path(__file__).parent)
+result = unittest.TextTestRunner(stream=sys.stdout, verbosity=2).run(tests)
+for test, reason in result.skipped:
+    print(f"skipped: {test}: {reason}")
+failed = len({str(test).split(" [")[0] for test, _ in result.failures + result.errors})
+passed = result.testsRun - failed - len(result.skipped)
+print(f"test cases: {result.testsRun} | {passed} passed | {failed} failed")
+sys.exit(failed != 0)

@@ -1,0 +1,219 @@
+"""Whatever is wrong with what a user gives: the documented exit code, one sentence that names file, key and numbers,
+within a second, and nothing touched."""
+import json
+import shutil
+import struct
+import subprocess
+import time
+
+from trainer import TRAINER, TrainerTest
+
+USAGE, DATA, NO_INPUT, CANNOT_CREATE, CONFIG = 64, 65, 66, 73, 78
+
+CONFIG_TEXTS = [  # what config.json holds, exit code, words of the sentence
+    ("", CONFIG, "config.json", "empty"),
+    ("{", CONFIG, "config.json", "line 1"),
+    ('{"run": {"dir": "a",\n  "dir": "b"}}', CONFIG, "config.json", "line 2", "dir"),
+    ("[]", CONFIG, "config.json", "object"),
+    ('{"optim": {"learning_rate": 1e999}}', CONFIG, "config.json", "line 1"),
+    ('{"optim": {"learning_rate": NaN}}', CONFIG, "config.json", "line 1"),
+    ('{"optim": {"learning_rat": 1}}', CONFIG, "config.json", "learning_rat", 'did you mean "optim.learning_rate"'),
+    ('{"optimizer": {"name": "adamw"}}', CONFIG, "config.json", "optimizer", "optim"),
+    ('{"train": 5}', CONFIG, "config.json", "train", "5"),
+    ('{"run": {"dir": "a\\u0000b"}}', CONFIG, "config.json", "run.dir"),
+    ('{"run": {"dir": "\xff"}}'.encode("latin-1"), CONFIG, "config.json"),
+]
+SETTINGS = [  # --set, exit code, words of the sentence
+    ("nonsense", USAGE, "nonsense", "section.key=value"),
+    ("train.max_step=5", CONFIG, "train.max_step", "train.max_steps"),
+    ("train.max_steps=many", CONFIG, "train.max_steps", "many"),
+    ("train.max_steps=1.5", CONFIG, "train.max_steps", "1.5"),
+    ("train.max_steps=0", CONFIG, "train.max_steps", "0"),
+    ("train.max_steps=-3", CONFIG, "train.max_steps", "-3"),
+    ("train.max_steps=99999999999999999999", CONFIG, "train.max_steps", "99999999999999999999"),
+    ("optim.learning_rate=nan", CONFIG, "optim.learning_rate", "nan"),
+    ("optim.learning_rate=-1", CONFIG, "optim.learning_rate", "-1"),
+    ("optim.beta1=1", CONFIG, "optim.beta1", "1"),
+    ("loss_scale.dynamic=1", CONFIG, "loss_scale.dynamic", "true"),
+    ("train.precision=int8", CONFIG, "train.precision", "int8", "bf16"),
+    ("train.precision=fp16", CONFIG, "fp16", "loss_scale.dynamic"),
+    ("schedule.warmup_steps=21", CONFIG, "schedule.warmup_steps", "21", "train.max_steps", "20"),
+    ("train.total_batch_tokens=121", CONFIG, "train.total_batch_tokens", "121", "120", "180"),
+    ("train.seq_len=25", CONFIG, "train.seq_len", "25", "model.n_positions", "24"),
+    ("model.n_head=5", CONFIG, "model.n_embd", "48", "model.n_head", "5"),
+    ("model.vocab_size=256", CONFIG, "data/tokenizer.json", "257", "256"),
+    ("model.init_from=nowhere", NO_INPUT, "model.init_from", "nowhere"),
+    ("data.train=nothing_*.bin", NO_INPUT, "data.train", "nothing_*.bin"),
+    ("data.val=nothing_*.bin", NO_INPUT, "data.val", "nothing_*.bin"),
+    ("data.tokenizer=nothing.json", NO_INPUT, "nothing.json"),
+    ("data.tokenizer=text.txt", DATA, "text.txt", "line 1"),
+    ("data.train=text.txt", DATA, "text.txt", "text"),
+    ("data.train=data", DATA, "data"),
+    ("run.dir=text.txt", CANNOT_CREATE, "text.txt", "not a directory"),
+    ("run.dir=text.txt/run", CANNOT_CREATE, "text.txt/run"),
+]
+
+
+def shard(tokens, magic=20240520, version=1, count=None):
+    header = [magic, version, len(tokens) if count is None else count]
+    return struct.pack("<256i", *header, *[0] * 253) + struct.pack(f"<{len(tokens)}H", *tokens)
+
+
+SHARDS = [  # bytes of data.train, exit code, words of the sentence
+    (b"", DATA, "empty"),
+    (b"<!DOCTYPE html><html>", DATA, "HTML"),
+    (b"version https://git-lfs.github.com/spec/v1\n", DATA, "Git LFS"),
+    (shard([1] * 1000)[:1500], DATA, "1500", "3024"),
+    (shard([1] * 1000) + b"x", DATA, "3025", "3024"),
+    (shard([1] * 1000, magic=20240521), DATA),
+    (shard([1] * 1000, version=3), DATA, "3"),
+    (shard([1] * 1000, count=-5), DATA, "-5"),
+    (shard([1] * 1000, count=2**31 - 1), DATA, "3024", str(2 * (2**31 - 1) + 1024)),
+    (shard([1] * 500 + [257] + [1] * 499), DATA, "257"),
+    (shard([1] * 60), CONFIG, "60", "20", "3"),
+    (shard([]), CONFIG, "0"),
+]
+
+
+class BadInput(TrainerTest):
+    def refused(self, args, code, words):
+        """The trainer refuses, says why, is quick about it, and leaves every file as it is."""
+        before = self.contents()
+        start = time.monotonic()
+        said = self.run_trainer(*args, expect=code)
+        seconds = time.monotonic() - start
+        self.assertLess(seconds, 1.0)
+        for word in words:
+            self.assertIn(word, said)
+        self.assertRegex(said, r"\Atrain_gpt: [^\n]{10,600}\n(  [^\n]*\n|\([^\n]*\)\n)*\Z")
+        self.assertEqual(self.contents(), before)
+
+    def test_configurations(self):
+        for text, code, *words in CONFIG_TEXTS:
+            with self.subTest(text):
+                (self.dir / "config.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+                self.refused(["config.json"], code, words)
+
+    def test_settings(self):
+        self.write_config()
+        for setting, code, *words in SETTINGS:
+            with self.subTest(setting):
+                self.refused(["config.json", "--set", setting], code, words)
+
+    def test_settings_leave_an_earlier_run_where_it_is(self):
+        self.train(train_max_steps=1, schedule_warmup_steps=0)
+        self.write_config()
+        for setting, code, *words in SETTINGS[1:-2]:
+            with self.subTest(setting):
+                self.refused(["config.json", "--fresh", "--set", setting], code, words)
+
+    def test_shards(self):
+        self.write_config(data_train="shard.bin", data_tokenizer="", data_val="")
+        for number, (content, code, *words) in enumerate(SHARDS):
+            with self.subTest(number):
+                (self.dir / "shard.bin").write_bytes(content)
+                self.refused(["config.json"], code, ["shard.bin", *words])
+
+    def test_a_tokenizer_that_did_not_make_the_shards(self):
+        self.run_trainer("prepare", "--tokenizer", "bpe", "--vocab-size", "300", "text.txt", "--out", "bpe")
+        self.write_config(data_tokenizer="bpe/tokenizer.json", model_vocab_size=300)
+        self.refused(["config.json"], CONFIG, ["bpe/tokenizer.json", "data/"])
+
+    def test_run_directories(self):
+        self.write_config()
+        self.refused(["config.json", "--resume"], NO_INPUT, ["run.dir", "does not exist"])
+        self.refused(["missing.json"], NO_INPUT, ["missing.json"])
+        self.refused(["data"], NO_INPUT, ["data"])
+        (self.dir / "run").mkdir()
+        self.refused(["config.json", "--resume"], NO_INPUT, ["run.dir", "is empty"])
+        (self.dir / "run" / "thesis.txt").write_text("do not touch")
+        self.refused(["config.json"], USAGE, ["run.dir", "--resume", "--auto", "--fresh"])
+        self.refused(["config.json", "--resume"], NO_INPUT, ["no checkpoint"])
+        self.refused(["config.json", "--resume", "--fresh"], USAGE, ["--resume", "--fresh"])
+
+    def test_fresh_moves_aside_and_deletes_nothing(self):
+        self.train(train_max_steps=2, schedule_warmup_steps=0)
+        first = self.contents("run")
+        self.train("--fresh", train_max_steps=2, schedule_warmup_steps=0, run_seed=8)
+        second = self.contents("run")
+        self.train("--fresh", train_max_steps=1, schedule_warmup_steps=0)
+        self.assertEqual(sorted(self.contents("run.old-1").values()), sorted(first.values()))
+        self.assertEqual(sorted(self.contents("run.old-2").values()), sorted(second.values()))
+
+    def test_only_damaged_checkpoints(self):
+        self.train(train_max_steps=2, schedule_warmup_steps=0)
+        (self.step_dir(2) / "COMMIT").write_text("nonsense")
+        said = self.train("--resume", expect=NO_INPUT, train_max_steps=2, schedule_warmup_steps=0)
+        self.assertIn("COMMIT", said)
+
+    def test_two_runs_in_one_directory(self):
+        config = self.write_config(train_max_steps=100000)
+        first = subprocess.Popen([TRAINER, config], cwd=self.dir, stdout=subprocess.DEVNULL)
+        try:
+            while not (self.dir / "run" / "metrics.jsonl").exists():
+                time.sleep(0.01)
+            for flag in ("--auto", "--fresh"):
+                said = self.run_trainer(config, flag, expect=CANNOT_CREATE)
+                self.assertIn("in use", said)
+                self.assertIn(str(first.pid), said)
+        finally:
+            first.kill()
+            first.wait()
+
+    def test_other_commands(self):
+        self.train(train_max_steps=1, schedule_warmup_steps=0)
+        (self.dir / "binary").write_bytes(bytes(range(256)) * 10)
+        (self.dir / "bad.jsonl").write_text('{"text": "fine"}\n{"texts": "no"}\n')
+        (self.dir / "empty.txt").write_text("")
+        for args, code, *words in [
+            (["sample", "nowhere"], NO_INPUT, "nowhere"),
+            (["sample", "data"], NO_INPUT, "data"),
+            (["sample", "run", "--temperature", "-1"], USAGE, "--temperature"),
+            (["sample", "run", "--tokens", "0"], USAGE, "--tokens"),
+            (["inspect", "nowhere"], NO_INPUT, "nowhere"),
+            (["inspect", "text.txt"], DATA, "text.txt", "text"),
+            (["export", "--hf", "run", "data"], CANNOT_CREATE, "data", "not empty"),
+            (["export", "run", "out"], USAGE, "--hf"),
+            (["plan", "missing.json"], NO_INPUT, "missing.json"),
+            (["plan"], USAGE, "CONFIG"),
+            (["eval", "run", "--data", "none_*"], NO_INPUT, "--data", "none_*"),
+            (["prepare", "missing.txt", "--out", "out"], NO_INPUT, "missing.txt"),
+            (["prepare", "text.txt", "--out", "out"], USAGE, "vocab"),
+            (["prepare", "--vocab-size", "100", "text.txt", "--out", "out"], USAGE, "100"),
+            (["prepare", "--tokenizer", "bytes", "text.txt", "--out", "run"], CANNOT_CREATE, "run"),
+            (["prepare", "--tokenizer", "bytes", "binary", "--out", "out"], DATA, "binary"),
+            (["prepare", "--tokenizer", "bytes", "bad.jsonl", "--out", "out"], DATA, "bad.jsonl", "2", "text"),
+            (["prepare", "--tokenizer", "bytes", "empty.txt", "--out", "out"], DATA, "empty"),
+            (["prepare", "--tokenizer", "bytes", "--val-fraction", "1", "text.txt", "--out", "out"], USAGE, "fraction"),
+            (["nonsense.json", "extra"], USAGE, "extra"),
+            ([], USAGE, "--help"),
+            (["--unknown"], USAGE, "--unknown"),
+        ]:
+            with self.subTest(" ".join(args)):
+                self.refused(args, code, words)
+                self.assertFalse((self.dir / "out" / "tokenizer.json").exists())
+
+    def test_hugging_face_directories(self):
+        self.train(train_max_steps=1, schedule_warmup_steps=0)
+        self.run_trainer("export", "--hf", "run", "hf")
+        weights = (self.dir / "hf" / "model.safetensors").read_bytes()
+        header_bytes = struct.unpack("<Q", weights[:8])[0]
+        header = json.loads(weights[8:8 + header_bytes])
+
+        def renamed(old, new):
+            text = json.dumps({new if name == old else name: value for name, value in header.items()}).encode()
+            return struct.pack("<Q", len(text)) + text + weights[8 + header_bytes:]
+
+        name = next(name for name in header if name.endswith("h.1.ln_2.weight"))
+        for content, *words in [
+            (weights[:-1], "model.safetensors"),
+            (weights + b"x", "model.safetensors"),
+            (struct.pack("<Q", 2**62) + weights[8:], "model.safetensors"),
+            (renamed(name, name + "s"), "model.safetensors", name),
+            (b"<html>", "model.safetensors"),
+        ]:
+            with self.subTest(words=words, size=len(content)):
+                shutil.copytree(self.dir / "hf", self.dir / "bad", dirs_exist_ok=True)
+                (self.dir / "bad" / "model.safetensors").write_bytes(content)
+                self.write_config(run_dir="new", model_init_from="bad")
+                self.refused(["config.json"], DATA, words)

@@ -1,0 +1,114 @@
+"""Every command does what --help and the README say, from text to text."""
+import json
+import re
+import subprocess
+import unittest
+
+from trainer import ROOT, TRAINER, TrainerTest, generated_text
+
+
+class FromTextToText(TrainerTest):
+    def test_the_quickstart_in_small(self):
+        (self.dir / "book.txt").write_text(generated_text(1500))
+        said = self.run_trainer("prepare", "--tokenizer", "bpe", "--vocab-size", "400", "book.txt", "--out", "book")
+        self.assertIn("400", said)
+        dataset = json.loads((self.dir / "book" / "dataset.json").read_text())
+        size = (self.dir / "book.txt").stat().st_size
+        held_out = size - dataset["val_begin"]
+        self.assertEqual(dataset["splits"]["val"]["text_bytes"], held_out)
+        self.assertTrue(0.04 * size < held_out <= 0.05 * size)
+
+        said = self.train(data_train="book/train_*.bin", data_val="book/val_*.bin",
+                          data_tokenizer="book/tokenizer.json", model_vocab_size=400, train_max_steps=100,
+                          eval_every_steps=50, checkpoint_every_steps=40, checkpoint_keep=2, sample_every_steps=50,
+                          sample_tokens=20)
+        self.assertIn("step 100/100", said)
+        self.assertEqual([record["step"] for record in self.records("run", "train")], list(range(1, 101)))
+        first, last = self.records("run", "val")
+        self.assertEqual([first["step"], last["step"]], [50, 100])
+        self.assertLess(last["loss"], first["loss"])
+        self.assertLess(last["bits_per_byte"], 4)
+        self.assertEqual([path.name for path in sorted((self.dir / "run/checkpoints").iterdir())],
+                         ["step_00000080", "step_00000100"])
+        for name in ("config.json", "tokenizer.json", "main.log"):
+            self.assertTrue((self.dir / "run" / name).exists(), name)
+        self.assertRegex((self.dir / "run" / "main.log").read_text(), r"\As:1 trl:\d\.\d+ lr:[\d.]+ norm:[\d.]+\n")
+
+        result = self.run_trainer("eval", "run")
+        self.assertIn(f"{last['loss']:.4f}"[:5], result)
+        one, again, other = (self.run_trainer("sample", "run", "--prompt", "The ", "--tokens", "30", "--seed", seed)
+                             for seed in (1, 1, 2))
+        self.assertTrue(one.startswith("The "))
+        self.assertEqual(one, again)
+        self.assertNotEqual(one, other)
+        greedy = {self.run_trainer("sample", "run", "--temperature", "0", "--seed", seed) for seed in (1, 2)}
+        self.assertEqual(len(greedy), 1)
+
+    def test_the_effective_configuration_makes_the_same_run(self):
+        self.train()
+        (self.dir / "run/config.json").rename(self.dir / "effective.json")
+        self.run_trainer("effective.json", "--set", "run.dir=again")
+        self.assertEqual(self.records("again"), self.records("run"))
+
+    def test_the_command_line_wins_over_the_file(self):
+        self.train("--set", "train.max_steps=4", "--set", "schedule.warmup_steps=2", "--set=run.dir=other")
+        self.assertEqual(len(self.records("other")), 4)
+
+    def test_auto_starts_and_resumes(self):
+        self.train("--auto", train_max_steps=4, schedule_name="constant")
+        self.train("--auto", "--accept-changes", train_max_steps=8, schedule_name="constant")
+        self.assertEqual(len(self.records()), 8)
+
+    def test_inspect(self):
+        self.train()
+        self.assertIn("257", self.run_trainer("inspect", "data/tokenizer.json"))
+        shard = self.dir / "data/train_000000.bin"
+        self.assertIn(str((shard.stat().st_size - 1024) // 2), self.run_trainer("inspect", shard).replace(",", ""))
+        self.assertIn("20", self.run_trainer("inspect", "run"))
+        self.assertIn("20", self.run_trainer("inspect", self.step_dir(20)))
+        self.run_trainer("export", "--hf", "run", "hf")
+        self.assertIn("48", self.run_trainer("inspect", "hf/model.safetensors"))
+        weights = next(self.step_dir(20).glob("shard_*.bin"))
+        weights.write_bytes(weights.read_bytes()[:-1])
+        self.assertIn(weights.name, self.run_trainer("inspect", self.step_dir(20), expect=65))
+
+    def test_plan_needs_no_data(self):
+        said = self.run_trainer("plan", self.write_config(data_train="nothing"))
+        self.assertIn("total", said)
+        # wte + wpe + 2 blocks of (norms 4 C, attention 4 C^2 + 4 C, MLP 8 C^2 + 5 C) + the last norm, C = 48
+        c = 48
+        self.assertIn(str((257 + 24) * c + 2 * (12 * c * c + 13 * c) + 2 * c), said.replace(",", ""))
+
+    def test_versions_and_help(self):
+        self.assertIn("train_gpt", self.run_trainer("--version"))
+        overview = self.run_trainer("--help")
+        for command in ("plan", "prepare", "sample", "eval", "inspect", "export"):
+            self.assertIn(command, overview)
+            self.assertIn("--help", self.run_trainer(command, "--help"))
+        for flag in ("--set", "--resume", "--auto", "--fresh"):
+            self.assertIn(flag, overview)
+
+
+class Readme(unittest.TestCase):
+    readme = (ROOT / "README.md").read_text("utf-8") if (ROOT / "README.md").exists() else ""
+
+    def printed(self, *args):
+        return subprocess.run([TRAINER, *args], capture_output=True, text=True, check=True).stdout
+
+    def test_every_key_is_in_the_table(self):
+        for line in self.printed("--markdown-config").splitlines():
+            self.assertIn(line, self.readme)
+        keys = set(re.findall(r"^\s*(\w+\.\w+)", self.printed("--help-config"), re.M))
+        self.assertGreater(len(keys), 30)
+        for key in keys:
+            self.assertIn(key, self.readme)
+
+    def test_configurations_are_valid(self):
+        for path in sorted((ROOT / "configs").glob("*.json")):
+            with self.subTest(path.name):
+                self.assertIn("total", self.printed("plan", path))
+
+    def test_what_it_names_exists(self):
+        for name in re.findall(r"`((?:scripts|configs|kernels|model|runtime|data|test|dev)/[\w./]*)`", self.readme):
+            with self.subTest(name):
+                self.assertTrue((ROOT / name).exists() or list(ROOT.glob(name)))

@@ -1,0 +1,101 @@
+"""scripts/check_house.py finds a planted violation of each of its rules, and nothing in the tree as it is."""
+import shutil
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ["data", "dev", "kernels", "model", "runtime", "scripts", "test"]
+
+LONG_FUNCTION = "void long_one() {\n" + "    step();\n" * 119 + "}\n"
+WRAPPED_FUNCTION = "void wrapped(int a,\n             int b) {\n    for (;;) {\n    }\n" + "    step();\n" * 116 + "}\n"
+VIOLATIONS = [  # rule, file, text that is appended to it, words of the finding
+    ("model -> runtime", "model/gpt.h", '#include "runtime/files.h"', "model may not include runtime/files.h"),
+    ("runtime -> model", "runtime/files.h", '#include "model/gpt.h"', "runtime may not include model/gpt.h"),
+    ("runtime -> ops", "runtime/files.h", '#include "kernels/ops.h"', "runtime may not include kernels/ops.h"),
+    ("data -> runtime's rest", "data/shards.h", '#include "runtime/config.h"', "data may not include runtime/config.h"),
+    ("kernels -> above", "kernels/ops.h", '#include "model/gpt.h"', "kernels may not include model/gpt.h"),
+    ("backend -> above", "kernels/cpu/parallel.h", '#include "data/shards.h"', "may not include data/shards.h"),
+    ("nothing -> test", "train_gpt.cu", '#include "test/catch.h"', "the root may not include test/catch.h"),
+    ("not from the root", "model/gpt.h", '#include "gpt.h"', "model may not include gpt.h"),
+    ("backend's library above", "model/gpt.h", "#include <omp.h>", "only the implementations in kernels/"),
+    ("#if", "model/gpt.h", "#ifdef USE_CUDA", "#if outside"),
+    ("#if in a block", "model/gpt.h", "  # if 1", "#if outside"),
+    ("launch", "model/gpt.h", "kernel<<<1, 2>>>();", "<<<"),
+    ("environment", "model/gpt.h", 'const char* home = getenv("HOME");', "getenv"),
+    ("variable", "model/gpt.h", "int counter = 0;", "a variable of the whole program: int counter"),
+    ("variable in braces", "model/gpt.h", "static std::vector<int> cache{1, 2};", "a variable of the whole program"),
+    ("variable without value", "model/gpt.h", "thread_local std::string last;", "a variable of the whole program"),
+    ("table of pointers", "model/gpt.h", "const char* names[] = {\n    0,\n};", "a variable of the whole program"),
+    ("notes", "kernels/ops.h", "// TO" + "DO: faster", "open an issue instead"),
+    ("columns", "model/gpt.h", "// " + "x" * 118, "a line of 121 columns"),
+    ("columns of a script", "scripts/setup.sh", "# " + "x" * 119, "a line of 121 columns"),
+    ("function", "model/gpt.h", LONG_FUNCTION, "a function of 121 lines"),
+    ("function with a long head", "model/gpt.h", WRAPPED_FUNCTION, "a function of 121 lines"),
+    ("method", "model/gpt.h", "struct Long {\n    " + LONG_FUNCTION.replace("\n}", "\n    }") + "};",
+     "a function of 121 lines"),
+    ("op without anything", "kernels/ops.h", "template <class T> void new_op(const NewOp<T>& op);",
+     "new_op is not implemented in kernels/cpu"),
+    ("op without textbook", "kernels/ops.h", "void new_op(const NewOp& op);", "new_op has no textbook"),
+    ("op without test", "kernels/ops.h", "void new_op(const NewOp& op);", "new_op has no test"),
+    ("lines", "model/gpt.h", "\n" * 500, "at most 500"),
+]
+INNOCENT = """
+// int counter = 0; #if
+constexpr int kLimit = 3;
+inline const std::string kName = "<" "<";
+const char* const kNames[] = {
+    "a {", R"(int counter = 0; })", "// b",
+};
+static volatile std::sig_atomic_t stop_signal = 0;
+Foo& Foo::operator=(Foo&& other) { return *this; }
+bool operator==(const Foo& a, const Foo& b);
+int f(int a = 1);
+struct Foo {
+private:
+    int x = 1'000'000;
+};
+""" + LONG_FUNCTION.replace("    step();\n", "", 1)
+
+
+class House(unittest.TestCase):
+    def check(self, root):
+        result = subprocess.run(["python3", ROOT / "scripts/check_house.py", root], capture_output=True, text=True)
+        self.assertEqual(result.stderr, "")
+        return result.returncode, result.stdout.splitlines()
+
+    def check_with(self, additions):
+        """The findings in a copy of the tree with (file, text) appended, and the lines that each text covers."""
+        with tempfile.TemporaryDirectory() as copy:
+            for folder in FOLDERS:
+                shutil.copytree(ROOT / folder, Path(copy, folder))
+            shutil.copy(ROOT / "train_gpt.cu", copy)
+            planted = []
+            for name, text in additions:
+                path = Path(copy, name)
+                before = path.read_text()
+                path.write_text(before + text + "\n")
+                planted.append(range(before.count("\n") + 1, before.count("\n") + text.count("\n") + 2))
+            return *self.check(copy), planted
+
+    def test_each_rule_fires(self):
+        code, lines, planted = self.check_with([(name, text) for _, name, text, _ in VIOLATIONS])
+        self.assertEqual(code, 1)
+        for (rule, name, _, words), numbers in zip(VIOLATIONS, planted):
+            with self.subTest(rule):
+                here = [line for line in lines if any(line.startswith(f"{name}:{number}: ") for number in numbers)]
+                self.assertTrue(any(words in line for line in here), here)
+
+    def test_what_is_allowed_is_not_found(self):
+        _, lines, planted = self.check_with([("model/gpt.h", INNOCENT)])
+        found = [line for line in lines for number in planted[0] if line.startswith(f"model/gpt.h:{number}:")]
+        self.assertEqual(found, [])
+
+    def test_the_tree_keeps_the_rules(self):
+        code, lines = self.check(ROOT)
+        self.assertEqual(code, 0, "\n".join(lines))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,102 @@
+"""A run that was stopped and resumed is bit for bit the run that was not."""
+import shutil
+import signal
+import subprocess
+import time
+
+from trainer import TRAINER, TrainerTest
+
+FP16 = {"train_precision": "fp16", "loss_scale_dynamic": True, "loss_scale_growth_interval": 3,
+        "loss_scale_initial": 2.0**24, "loss_scale_hysteresis": 1}
+
+
+class Resume(TrainerTest):
+    def cut(self, to, step):
+        """A copy of run/ as a death after `step` may leave it: later lines in the logs, no later checkpoints."""
+        shutil.copytree(self.dir / "run", self.dir / to)
+        for later in range(step + 1, 21):
+            shutil.rmtree(self.step_dir(later, to))
+
+    def check_every_cut(self, steps, **changes):
+        self.train(checkpoint_every_steps=1, checkpoint_keep=30, eval_every_steps=4, **changes)
+        for step in steps:
+            with self.subTest(step=step):
+                cut = f"cut_{step}"
+                self.cut(cut, step)
+                self.train("--resume", run_dir=cut, checkpoint_every_steps=0, eval_every_steps=4, **changes)
+                self.assertEqual(self.records(cut), self.records("run"))
+                self.assertEqual(self.weights(20, cut), self.weights(20, "run"))
+
+    def test_resume_at_each_step(self):
+        self.check_every_cut(range(1, 21))
+
+    def test_resume_with_a_moving_loss_scale(self):
+        self.check_every_cut([1, 2, 3, 5, 8, 13, 19], **FP16)
+        scales = [record["loss_scale"] for record in self.records()]
+        self.assertTrue(any(b > a for a, b in zip(scales, scales[1:])), scales)
+        self.assertTrue(any(b < a for a, b in zip(scales, scales[1:])), scales)
+
+    def test_resume_of_sgd_in_bf16(self):
+        self.check_every_cut([1, 7, 19], optim_name="sgd", train_precision="bf16", train_recompute="block")
+
+    def stop_with(self, signals, **changes):
+        """Starts a long run, sends the signals after its first steps, and returns how it ended."""
+        config = self.write_config(train_max_steps=100000, **changes)
+        process = subprocess.Popen([TRAINER, config], cwd=self.dir, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        metrics = self.dir / "run" / "metrics.jsonl"
+        deadline = time.monotonic() + 30
+        while not (metrics.exists() and metrics.read_text().count("\n") > 3):
+            self.assertLess(time.monotonic(), deadline, "no step was made")
+            time.sleep(0.01)
+        for number in signals:
+            process.send_signal(number)
+        process.communicate(timeout=30)
+        return process.returncode
+
+    def test_a_signal_saves_and_says_requeue(self):
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with self.subTest(number):
+                shutil.rmtree(self.dir / "run", ignore_errors=True)
+                self.assertEqual(self.stop_with([number], schedule_name="constant"), 75)
+                stopped_at = len(self.records())
+                self.assertTrue((self.step_dir(stopped_at) / "COMMIT").exists())
+                self.train("--resume", "--accept-changes", train_max_steps=stopped_at + 10, schedule_name="constant")
+                self.train("--fresh", run_dir="whole", train_max_steps=stopped_at + 10, schedule_name="constant")
+                self.assertEqual(self.records("run"), self.records("whole"))
+                self.assertEqual(self.weights(stopped_at + 10, "run"), self.weights(stopped_at + 10, "whole"))
+
+    def test_a_killed_run_resumes(self):
+        self.assertEqual(self.stop_with([signal.SIGKILL], schedule_name="constant", checkpoint_every_steps=2,
+                                        checkpoint_keep=2), -signal.SIGKILL)
+        last = len(self.records()) + 5
+        self.train("--resume", "--accept-changes", train_max_steps=last, schedule_name="constant")
+        self.train(run_dir="whole", train_max_steps=last, schedule_name="constant")
+        self.assertEqual(self.records("run"), self.records("whole"))
+
+    def test_a_closed_terminal_does_not_stop_a_run(self):
+        self.assertEqual(self.stop_with([signal.SIGHUP, signal.SIGTERM]), 75)
+
+    def test_a_finished_run_has_nothing_to_do(self):
+        self.train()
+        before = self.records()
+        self.train("--resume")
+        self.assertEqual(self.records(), before)
+
+    def test_a_damaged_checkpoint_gives_way_to_the_older_one(self):
+        self.train(checkpoint_every_steps=8, checkpoint_keep=5)
+        whole = self.records()
+        for step in (16, 20):
+            shard = next(self.step_dir(step).glob("shard_*.bin"))
+            damaged = bytearray(shard.read_bytes())
+            damaged[len(damaged) // 2] ^= 1
+            shard.write_bytes(damaged)
+        said = self.train("--resume", checkpoint_every_steps=8, checkpoint_keep=5)
+        self.assertIn(str(self.step_dir(16).relative_to(self.dir)), said)
+        self.assertEqual(self.records(), whole)
+
+    def test_what_would_change_the_run_is_refused(self):
+        self.train(train_max_steps=5)
+        before = self.contents("run")
+        said = self.train("--resume", expect=78, train_max_steps=5, optim_learning_rate=3e-3)
+        self.assertIn("optim.learning_rate: 0.01 -> 0.003", said)
+        self.assertEqual(self.contents("run"), before)

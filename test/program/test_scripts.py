@@ -1,0 +1,208 @@
+"""The shell scripts, on machines that are played by a PATH with stand-ins in it."""
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+
+from trainer import ROOT, TRAINER, generated_text
+
+TOOLS = ["bash", "cp", "dirname", "env", "mkdir", "tail", "touch"]
+PACKAGES = "make g++ libdnnl-dev libpcre2-dev libxxhash-dev libisal-dev nlohmann-json3-dev libcli11-dev"
+
+# An apt-get that notes how it was called, and installs what it was asked for where the stand-in for g++ looks.
+APT_GET = """#!/bin/bash
+echo "apt-get $*" >> "$HOME/calls"
+[[ $* != *update ]] || { touch "$HOME/lists"; exit 0; }
+[ -e "$HOME/lists" ] || { echo "E: no list"; exit 100; }
+[ ! -e "$HOME/broken" ] || { echo "E: broken"; exit 100; }
+for name in make g++ bible xz python3; do cp "$HOME/done/$name" "$HOME/bin/"; done
+"""
+
+
+class Folder(unittest.TestCase):
+    """A test in a temporary directory that stands for the repository, with a PATH of its own."""
+
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.home = Path(temporary.name)
+        self.repository = self.home / "train_gpt"
+        shutil.copytree(ROOT / "scripts", self.repository / "scripts")
+        (self.home / "bin").mkdir()
+
+    def tool(self, name, text, folder="bin"):
+        path = self.home / folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def run_script(self, name, *args, path=None, expect=0):
+        result = subprocess.run([self.repository / "scripts" / name, *args], capture_output=True, text=True,
+                                timeout=120, env={"PATH": path or str(self.home / "bin"), "HOME": str(self.home)})
+        self.assertEqual(result.returncode, expect, result.stdout + result.stderr)
+        return result.stdout + result.stderr
+
+
+class Setup(Folder):
+    def setUp(self):
+        super().setUp()
+        for tool in TOOLS:
+            (self.home / "bin" / tool).symlink_to(shutil.which(tool))
+        for name in ("make", "g++", "bible", "xz", "python3"):
+            self.tool(name, "#!/bin/bash\n", "done")
+        self.become(0)
+
+    def calls(self):
+        calls = self.home / "calls"
+        return calls.read_text().splitlines() if calls.exists() else []
+
+    def become(self, user_id):
+        self.tool("id", f"#!/bin/bash\necho {user_id}\n")
+
+    def test_a_minimal_debian(self):
+        self.tool("apt-get", APT_GET)
+        said = self.run_script("setup.sh", "xz", "kjv")
+        self.assertIn(f"installing {PACKAGES} xz-utils bible-kjv\n", said)
+        self.assertIn("installed in", said)
+        install, update, again = self.calls()
+        self.assertTrue(install.endswith(f"install --no-install-recommends {PACKAGES} xz-utils bible-kjv"), install)
+        self.assertTrue(update.endswith("update"))
+        self.assertEqual(again, install)
+
+    def test_a_machine_that_has_everything_is_not_touched(self):
+        self.become(1000)
+        self.tool("apt-get", APT_GET)
+        for name in ("make", "g++"):
+            self.tool(name, "#!/bin/bash\n")
+        self.assertEqual(self.run_script("setup.sh"), "")
+        self.assertEqual(self.calls(), [])
+        self.assertFalse((self.repository / "build").exists())
+
+    def test_only_what_is_missing(self):
+        (self.home / "lists").touch()
+        self.tool("apt-get", APT_GET)
+        for name in ("make", "g++", "xz"):
+            self.tool(name, "#!/bin/bash\n")
+        self.run_script("setup.sh", "xz", "kjv")
+        (install,) = self.calls()
+        self.assertTrue(install.endswith("--no-install-recommends bible-kjv"), install)
+
+    def test_a_user_who_may_not_install_gets_the_line_to_type(self):
+        self.become(1000)
+        self.tool("apt-get", APT_GET)
+        line = f"apt-get update && apt-get install -y --no-install-recommends {PACKAGES}"
+        self.assertIn(f"\n  su - -c '{line}'\n", self.run_script("setup.sh", expect=77))
+        self.tool("sudo", "#!/bin/bash\nexit 1\n")
+        self.assertIn(f"\n  sudo sh -c '{line}'\n", self.run_script("setup.sh", expect=77))
+        self.assertEqual(self.calls(), [])
+
+    def test_a_user_with_sudo(self):
+        self.become(1000)
+        (self.home / "lists").touch()
+        self.tool("apt-get", APT_GET)
+        self.tool("sudo", '#!/bin/bash\necho "sudo $1 $2" >> "$HOME/calls"; shift\n[ "$1" = true ] || exec "$@"\n')
+        self.run_script("setup.sh")
+        self.assertEqual([call.split(" ", 1)[0] for call in self.calls()], ["sudo", "sudo", "apt-get"])
+        self.assertEqual(self.calls()[:2], ["sudo -n true", "sudo -n env"])
+
+    def test_another_system(self):
+        said = self.run_script("setup.sh", "test", expect=69)
+        for name in ("no apt-get", "oneDNN", "PCRE2", "xxHash", "ISA-L", "CLI11", "Catch2", "Python 3"):
+            self.assertIn(name, said)
+
+    def test_a_failing_apt(self):
+        self.tool("apt-get", APT_GET)
+        (self.home / "lists").touch()
+        (self.home / "broken").touch()
+        said = self.run_script("setup.sh", expect=69)
+        self.assertIn("build/setup.log", said)
+        self.assertIn("E: broken", said)
+
+    def test_a_compiler_that_does_not_see_what_was_installed(self):
+        (self.home / "lists").touch()
+        self.tool("apt-get", APT_GET)
+        self.tool("g++", "#!/bin/bash\nread -r line\n[[ $line != *dnnl.hpp* ]]\n", "done")
+        said = self.run_script("setup.sh", expect=69)
+        self.assertIn(f"{self.home}/bin/g++ does not find libdnnl-dev\n", said)
+
+    def test_an_unknown_purpose(self):
+        self.assertIn("nonsense", self.run_script("setup.sh", "nonsense", expect=64))
+
+
+class Sums(Folder):
+    """test.sh adds up what the programs of tests say, and trusts no program that says nothing."""
+
+    def last_line(self, catch, python, expect, check=0, build=0):
+        for name, text in (("setup.sh", "exit 0"), ("catch", catch), ("python3", python),
+                           ("make", f'[[ "$*" == *check* ]] && exit {check}; exit {build}')):
+            self.tool(name, f"#!/bin/bash\n{text}\n")
+        shutil.copy(self.home / "bin/setup.sh", self.repository / "scripts/setup.sh")
+        (self.repository / "build").mkdir(exist_ok=True)
+        shutil.copy(self.home / "bin/catch", self.repository / "build/test_cpu")
+        path = f"{self.home}/bin:{os.environ['PATH']}"
+        return self.run_script("test.sh", path=path, expect=expect).splitlines()[-1]
+
+    def test_sums(self):
+        good = 'echo "All tests passed (22 assertions in 6 test cases)"'
+        one = 'echo "All tests passed (1 assertion in 1 test case)"'
+        bad = 'echo "test cases: 6 | 4 passed | 2 failed"; echo "assertions: 9 | 1 passed | 8 failed"; exit 2'
+        self.assertEqual(self.last_line(good, one, 0), "10 passed, 0 failed")
+        self.assertEqual(self.last_line(good, bad, 1), "13 passed, 2 failed")
+        self.assertEqual(self.last_line(good, 'echo "test cases: 3 | 3 passed | 0 failed"', 0), "12 passed, 0 failed")
+        self.assertEqual(self.last_line(good, "exit 139", 1), "9 passed, 1 failed")
+        self.assertEqual(self.last_line(good, "exit 0", 1), "9 passed, 1 failed")
+        self.assertEqual(self.last_line(good + "; exit 1", one, 1), "10 passed, 1 failed")
+        self.assertEqual(self.last_line(good, one, 1, check=1), "9 passed, 1 failed")
+        self.assertEqual(self.last_line(good, one, 1, build=2), "2 passed, 1 failed")
+
+
+@unittest.skipUnless(shutil.which("xz"), "xz is not installed")
+class Quickstart(Folder):
+    """quickstart.sh with a built trainer and a model that is done in a second."""
+
+    def setUp(self):
+        super().setUp()
+        (self.repository / "build").mkdir()
+        (self.repository / "build/train_gpt_cpu").symlink_to(TRAINER)
+        (self.repository / "Makefile").write_text("build/train_gpt_cpu:\n")
+        (self.repository / "configs").mkdir()
+        (self.repository / "configs/quickstart.json").write_text("""{
+            "run": {"dir": "runs/quickstart"},
+            "model": {"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 32, "vocab_size": 300},
+            "data": {"train": "build/quickstart/data/train_*.bin", "val": "build/quickstart/data/val_*.bin",
+                     "tokenizer": "build/quickstart/data/tokenizer.json"},
+            "train": {"max_steps": 40, "batch_size": 2, "seq_len": 32, "total_batch_tokens": 64, "precision": "fp32"},
+            "schedule": {"warmup_steps": 5}, "eval": {"every_steps": 40, "batches": 0}
+        }""")
+        (self.home / "text.txt").write_text(generated_text(800))
+
+    def quickstart(self, text, expect=0):
+        return self.run_script("quickstart.sh", "--text", text, path=os.environ["PATH"], expect=expect)
+
+    def test_own_text_twice(self):
+        said = self.quickstart(self.home / "text.txt")
+        loss, bits, xz_bits = (float(re.search(pattern, said)[1]) for pattern in (
+            r"validation loss ([\d.]+)", r"train_gpt +([\d.]+) bits per byte", r"xz -9e +([\d.]+) bits per byte"))
+        self.assertTrue(1 < loss < 6 and 1 < bits < 6 and 0.5 < xz_bits < 6, said)
+        self.assertRegex(said, r"quickstart: \d+ s in all")
+
+        text = (self.home / "text.txt").read_bytes()
+        begin = text.index(b"\n", len(text) * 95 // 100 - 1) + 1
+        compressed = [int(subprocess.run("xz -9ec | wc -c", shell=True, input=part, capture_output=True).stdout)
+                      for part in (text, text[:begin])]
+        self.assertAlmostEqual(xz_bits, 8 * (compressed[0] - compressed[1]) / (len(text) - begin), delta=0.001)
+        self.assertIn(f"{len(text) - begin} bytes", said)
+
+        self.quickstart(self.home / "text.txt")
+        self.assertTrue((self.repository / "runs/quickstart.old-1/metrics.jsonl").exists())
+
+    def test_wrong_arguments(self):
+        self.assertIn("nowhere.txt", self.quickstart("nowhere.txt", expect=66))
+        self.assertIn("usage", self.run_script("quickstart.sh", "text.txt", path=os.environ["PATH"], expect=64))
+
+    def test_a_text_that_is_too_short(self):
+        (self.home / "short.txt").write_text("Far too short.\n")
+        self.assertIn("too small", self.quickstart(self.home / "short.txt", expect=78))

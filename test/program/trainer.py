@@ -1,0 +1,99 @@
+"""What the tests of this folder share: the trainer as a program, a small data set, configurations, what a run left."""
+import copy
+import functools
+import hashlib
+import json
+import os
+import random
+import shutil
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAINER = ROOT / os.environ.get("TRAINER", "build/train_gpt_cpu")  # another binary to test: TRAINER=build/train_gpt
+
+# Two layers, odd sizes, two micro-steps per step; 20 steps read the training text more than once.
+TINY = {
+    "run": {"dir": "run", "seed": 7},
+    "model": {"n_layer": 2, "n_head": 3, "n_embd": 48, "n_positions": 24, "vocab_size": 257},
+    "data": {"train": "data/train_*.bin", "val": "data/val_*.bin", "tokenizer": "data/tokenizer.json"},
+    "train": {"max_steps": 20, "batch_size": 3, "seq_len": 20, "total_batch_tokens": 120, "precision": "fp32"},
+    "optim": {"learning_rate": 1e-2},
+    "schedule": {"warmup_steps": 5},
+    "checkpoint": {"every_steps": 0},
+    "eval": {"every_steps": 0, "batches": 0},
+}
+TIMES = ("step_ms", "tokens_per_s", "mfu")
+
+
+def generated_text(lines, seed=1):
+    """English-like lines, always the same."""
+    words = random.Random(seed)
+    vocabulary = ["".join(words.choices("etaoinshrdlu", k=words.randint(1, 8))) for _ in range(300)]
+    return "".join(" ".join(words.choices(vocabulary, k=8)).capitalize() + ".\n" for _ in range(lines))
+
+
+@functools.lru_cache(maxsize=None)
+def small_data():
+    """A folder with text.txt and data/, as prepare makes it from 2 kB of text with the bytes tokenizer."""
+    folder = tempfile.TemporaryDirectory()
+    Path(folder.name, "text.txt").write_text(generated_text(50))
+    subprocess.run([TRAINER, "prepare", "--tokenizer", "bytes", "text.txt", "--out", "data"], cwd=folder.name,
+                   check=True, stdout=subprocess.DEVNULL)
+    return folder  # lives as long as the cache
+
+
+class TrainerTest(unittest.TestCase):
+    """A test in a temporary directory of its own, which has the small data set."""
+
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.dir = Path(temporary.name)
+        shutil.copytree(small_data().name, self.dir, dirs_exist_ok=True)
+
+    def run_trainer(self, *args, expect=0, **options):
+        """Runs the trainer here and checks its exit code; returns what it printed."""
+        result = subprocess.run([TRAINER, *map(str, args)], cwd=self.dir, capture_output=True, text=True, timeout=120,
+                                **options)
+        said = f"{' '.join(map(str, args))}\n{result.stdout}{result.stderr}"
+        self.assertEqual(result.returncode, expect, said)
+        return result.stdout + result.stderr
+
+    def write_config(self, name="config.json", **changes):
+        """TINY with changes like run_dir="x" or train_max_steps=5, as a file; its name."""
+        config = copy.deepcopy(TINY)
+        for key, value in changes.items():
+            section = max((s for s in [*TINY, "sample", "log", "loss_scale"] if key.startswith(s + "_")), key=len)
+            config.setdefault(section, {})[key[len(section) + 1:]] = value
+        (self.dir / name).write_text(json.dumps(config))
+        return name
+
+    def train(self, *flags, expect=0, env=None, **changes):
+        """Trains TINY with changes; what the trainer printed."""
+        return self.run_trainer(self.write_config(**changes), *flags, expect=expect, env=env)
+
+    def records(self, run="run", kind=None):
+        """The lines of metrics.jsonl without what depends on the clock."""
+        lines = [json.loads(line) for line in (self.dir / run / "metrics.jsonl").read_text().splitlines()]
+        return [{key: value for key, value in line.items() if key not in TIMES} for line in lines
+                if kind in (None, line["kind"])]
+
+    def losses(self, run="run"):
+        return [record["loss"] for record in self.records(run, "train")]
+
+    def step_dir(self, step, run="run"):
+        return self.dir / run / "checkpoints" / f"step_{step:08d}"
+
+    def weights(self, step=20, run="run"):
+        """A digest of the tensors of a checkpoint: weights and the optimizer's state."""
+        shards = sorted(self.step_dir(step, run).glob("shard_*.bin"))
+        self.assertTrue(shards, f"{run} has no step {step}")
+        return [hashlib.sha256(shard.read_bytes()).hexdigest() for shard in shards]
+
+    def contents(self, path="."):
+        """Every file below with its bytes: to see that nothing has been touched. The lock does not count."""
+        return {str(file.relative_to(self.dir)): file.read_bytes() for file in sorted((self.dir / path).rglob("*"))
+                if file.is_file() and file.name != "lock"}

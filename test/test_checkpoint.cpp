@@ -1,0 +1,244 @@
+#include <cmath>
+#include <limits>
+
+#include "runtime/checkpoint.h"
+#include "runtime/checksum.h"
+#include "test/catch.h"
+#include "test/expect_error.h"
+#include "test/temporary_directory.h"
+#include "test/toy_checkpoint.h"
+
+namespace {
+
+// Larger than the staging buffer, with ends that are no multiple of a chunk; a single number; a tensor without
+// elements.
+const std::vector<std::vector<size_t>> kShapes = {{1031, 509}, {}, {0, 7}, {3, 5, 7}};
+
+bool has_only(const std::string& directory, std::vector<std::string> names) {
+    return list_directory(directory) == names;
+}
+
+// A checkpoint as several ranks write it, put together by hand the way the format says.
+std::string save_with_ranks(const std::string& run_dir, int64_t step, const ToyModel& model, int ranks) {
+    std::string directory = step_directory(run_dir, step);
+    make_directories(directory);
+    std::vector<std::byte> staging(kChunkBytes);
+    Manifest manifest{.info = toy_info(step), .world_size = ranks, .tensors = {}, .shards = {}};
+    for (const SaveTensor& tensor : model.to_save()) manifest.tensors.push_back(tensor.info);
+    for (int rank = 0; rank < ranks; rank++)
+        manifest.shards.push_back(write_shard(directory, rank, model.to_save(rank, ranks), staging));
+    std::string text = manifest_to_text(manifest);
+    overwrite(directory + "/MANIFEST.json", text);
+    overwrite(directory + "/COMMIT", std::to_string(text.size()) + " " + xxh3_128(text) + "\n");
+    return directory;
+}
+
+}  // namespace
+
+TEST_CASE("checksums have their published values") {
+    CHECK(crc32c("123456789", 9) == 0xe3069283u);  // RFC 3720's polynomial, the check value of the CRC catalogue
+    CHECK(crc32c("", 0) == 0);
+    CHECK(xxh3_128("") == "99aa06d3014798d86001c324468d497f");
+    Xxh3Stream stream;
+    std::string text = "in two parts, and the first is longer than the second";
+    stream.update(text.data(), 40);
+    stream.update(text.data() + 40, text.size() - 40);
+    CHECK(stream.hex() == xxh3_128(text));
+}
+
+TEST_CASE("a checkpoint gives back every bit and everything that was said about it") {
+    TemporaryDirectory run;
+    ToyModel saved(1, kShapes), loaded(2, kShapes);
+    saved.values()[0][7] = -0.0f;
+    CheckpointInfo info = toy_info(100);
+    info.parent_step = 50;
+    info.state["precise"] = 0.1 + 0.2;
+    info.state["large"] = std::numeric_limits<uint64_t>::max();
+    SaveStats stats = CheckpointWriter(run.path(), comm_single(), kChunkBytes).save(info, saved.to_save());
+    CHECK(stats.bytes == (1031 * 509 + 1 + 3 * 5 * 7) * sizeof(float));
+    CHECK(stats.healthy);
+    CHECK(stats.directory == step_directory(run.path(), 100));
+    CHECK(has_only(checkpoints_directory(run.path()), {"step_00000100"}));
+    CHECK(has_only(stats.directory, {"COMMIT", "MANIFEST.json", "shard_0000.bin"}));
+    CHECK(committed_steps(run.path()) == std::vector<int64_t>{100});
+
+    Checkpoint checkpoint(stats.directory);
+    checkpoint.load(loaded.to_load());
+    CHECK(loaded == saved);
+    const CheckpointInfo& read = checkpoint.manifest().info;
+    CHECK(read.step == 100);
+    CHECK(read.parent_step == 50);
+    CHECK(read.run_id == info.run_id);
+    CHECK(read.config == info.config);
+    CHECK(read.config_digest == info.config_digest);
+    CHECK(read.dataset_digest == info.dataset_digest);
+    CHECK(read.state == info.state);
+}
+
+TEST_CASE("any number of ranks can load what any number of ranks wrote") {
+    TemporaryDirectory run;
+    ToyModel saved(3, kShapes);
+    for (int writers : {1, 2, 3, 8}) {
+        Checkpoint checkpoint(save_with_ranks(run.path(), writers, saved, writers));
+        for (int readers : {1, 2, 3, 5}) {
+            ToyModel loaded(4, kShapes);
+            for (int rank = 0; rank < readers; rank++) checkpoint.load(loaded.to_load(rank, readers));
+            INFO(writers << " writers, " << readers << " readers");
+            CHECK(loaded == saved);
+        }
+    }
+}
+
+TEST_CASE("a load hands over nothing unless all tensors fit") {
+    TemporaryDirectory run;
+    ToyModel model(1, {{4, 3}, {5}}), untouched(2, {{4, 3}, {5}}), target(2, {{4, 3}, {5}});
+    Checkpoint checkpoint(save_toy(run.path(), 1, model).directory);
+
+    auto missing = target.to_load();
+    missing.push_back({{"tensor/9", Dtype::fp32, {2}}, 0, 0, {}});
+    expect_error(Exit::data, {"step_00000001", "no tensor tensor/9"}, [&] { checkpoint.load(missing); });
+    auto left_over = target.to_load();
+    left_over.pop_back();
+    expect_error(Exit::data, {"tensor/1", "does not know"}, [&] { checkpoint.load(left_over); });
+    auto other_shape = target.to_load();
+    other_shape[1].info.shape = {1, 5};
+    expect_error(Exit::data, {"tensor/1", "fp32 5", "fp32 1 5"}, [&] { checkpoint.load(other_shape); });
+    auto other_type = target.to_load();
+    other_type[1].info.dtype = Dtype::bf16;
+    expect_error(Exit::data, {"tensor/1", "bf16 5"}, [&] { checkpoint.load(other_type); });
+    auto twice = target.to_load();
+    twice.push_back(twice[0]);
+    expect_error(Exit::internal, {"tensor/0", "twice"}, [&] { checkpoint.load(twice); });
+    auto beyond = target.to_load();
+    beyond[0].first = 1;
+    expect_error(Exit::internal, {"tensor/0", "12"}, [&] { checkpoint.load(beyond); });
+    CHECK(target == untouched);
+
+    checkpoint.load(left_over, OtherTensors::ignore);
+    CHECK(target.values()[0] == model.values()[0]);
+    CHECK(target.values()[1] == untouched.values()[1]);
+}
+
+TEST_CASE("a value that is not finite makes a checkpoint unhealthy") {
+    for (float value :
+         {std::nanf(""), std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity()}) {
+        TemporaryDirectory run;
+        ToyModel model(1, kShapes);
+        model.values()[0].back() = value;
+        CHECK(!save_toy(run.path(), 1, model).healthy);
+        CHECK(!read_manifest(step_directory(run.path(), 1)).info.healthy);
+    }
+    TemporaryDirectory run;
+    ToyModel model(1, {{2}});
+    model.values()[0] = {std::numeric_limits<float>::max(), std::numeric_limits<float>::denorm_min()};
+    CHECK(save_toy(run.path(), 1, model).healthy);
+}
+
+TEST_CASE("what could not be loaded is not committed") {
+    TemporaryDirectory run;
+    ToyModel model(1, {{4, 3}, {5}});
+    CheckpointWriter writer(run.path(), comm_single(), kChunkBytes);
+    auto expect_nothing_left = [&] { CHECK(has_only(checkpoints_directory(run.path()), {})); };
+
+    auto hole = model.to_save();
+    hole[0].count--;
+    expect_error(Exit::data, {"tensor/0", "11 of 12"}, [&] { writer.save(toy_info(1), hole); });
+    expect_nothing_left();
+    auto twice = model.to_save();
+    twice.push_back(twice[0]);
+    expect_error(Exit::data, {"tensor/0", "twice"}, [&] { writer.save(toy_info(1), twice); });
+    expect_nothing_left();
+    CheckpointInfo info = toy_info(1);
+    info.state["loss"] = std::nan("");
+    expect_error(Exit::internal, {"state"}, [&] { writer.save(info, model.to_save()); });
+    expect_nothing_left();
+    auto failing = model.to_save();
+    failing[1].read = [](void*, size_t, size_t) { fail(Exit::os, "the device is gone"); };
+    expect_error(Exit::os, {"the device is gone"}, [&] { writer.save(toy_info(1), failing); });
+    expect_nothing_left();
+
+    writer.save(toy_info(1), model.to_save());
+    std::string before = read_file(step_directory(run.path(), 1) + "/shard_0000.bin");
+    ToyModel other(2, {{4, 3}, {5}});
+    expect_error(Exit::cannot_create, {"step_00000001", "already"}, [&] { writer.save(toy_info(1), other.to_save()); });
+    CHECK(read_file(step_directory(run.path(), 1) + "/shard_0000.bin") == before);
+    CHECK(has_only(checkpoints_directory(run.path()), {"step_00000001"}));
+}
+
+TEST_CASE("a checkpoint asks for space before it begins") {
+    TemporaryDirectory run;
+    check_space(run.path(), 1000);
+    size_t available = free_bytes(run.path());
+    expect_error(Exit::io, {run.path(), std::to_string(available)}, [&] { check_space(run.path(), available); });
+}
+
+TEST_CASE("the newest sound and healthy checkpoint is found, and what is in its way set aside") {
+    TemporaryDirectory run;
+    std::vector<std::string> reports;
+    auto find = [&] {
+        return find_newest_valid(run.path(), [&](const std::string& line) { reports.push_back(line); });
+    };
+    CHECK(!find());
+
+    const std::vector<std::vector<size_t>> shapes = {{300}};
+    for (int64_t step : {10, 20, 30}) save_toy(run.path(), step, ToyModel(uint64_t(step), shapes));
+    ToyModel unhealthy(40, shapes);
+    unhealthy.values()[0][0] = std::nanf("");
+    save_toy(run.path(), 40, unhealthy);
+    std::string checkpoints = checkpoints_directory(run.path());
+    make_directories(checkpoints + "/tmp.00000050.0badcafe");
+    make_directories(checkpoints + "/deleting.step_00000001/left");
+    make_directories(checkpoints + "/step_1");  // not a name we give
+    std::string shard = step_directory(run.path(), 30) + "/shard_0000.bin";
+    overwrite(shard, with_flipped_bit(read_file(shard), 4321));
+
+    auto found = find();
+    REQUIRE(found);
+    CHECK(found->manifest().info.step == 20);
+    ToyModel loaded(0, shapes);
+    found->load(loaded.to_load());
+    CHECK(loaded == ToyModel(20, shapes));
+    REQUIRE(reports.size() == 2);
+    CHECK_THAT(reports[0], Catch::Contains("step 40") && Catch::Contains("unhealthy.step_00000040.1"));
+    CHECK_THAT(reports[1], Catch::Contains("step 30") && Catch::Contains("shard_0000.bin") &&
+                               Catch::Contains("offset 0") && Catch::Contains("CRC32C"));
+    CHECK(has_only(checkpoints, {"damaged.step_00000030.1", "step_00000010", "step_00000020", "step_1",
+                                 "unhealthy.step_00000040.1"}));
+
+    save_toy(run.path(), 30, ToyModel(30, shapes));
+    std::filesystem::remove(shard);
+    for (int64_t step : {10, 20}) overwrite(step_directory(run.path(), step) + "/COMMIT", "");
+    CHECK(!find());
+    CHECK(reports.size() == 5);
+    CHECK(directory_exists(checkpoints + "/damaged.step_00000030.2"));
+}
+
+TEST_CASE("a checkpoint of a newer program stops the search and stays where it is") {
+    TemporaryDirectory run;
+    for (int64_t step : {1, 2}) save_toy(run.path(), step, ToyModel(1, {{3}}));
+    std::string directory = step_directory(run.path(), 2);
+    std::string text = read_file(directory + "/MANIFEST.json");
+    text.replace(text.find("\"version\": 1"), 12, "\"version\": 2");
+    overwrite(directory + "/MANIFEST.json", text);
+    overwrite(directory + "/COMMIT", std::to_string(text.size()) + " " + xxh3_128(text) + "\n");
+    expect_error(Exit::data, {"MANIFEST.json", "version 2", "version 1"},
+                 [&] { find_newest_valid(run.path(), [](const std::string&) {}); });
+    CHECK(committed_steps(run.path()) == std::vector<int64_t>{1, 2});
+}
+
+TEST_CASE("retention on disk keeps the newest, other runs and what it cannot read") {
+    TemporaryDirectory run;
+    ToyModel model(1, {{9}});
+    save_toy(run.path(), 5, model, "run-b");
+    for (int64_t step : {10, 20, 30, 40, 50}) save_toy(run.path(), step, model);
+    overwrite(step_directory(run.path(), 20) + "/MANIFEST.json", "{}");
+    std::string shard = step_directory(run.path(), 50) + "/shard_0000.bin";
+    overwrite(shard, read_file(shard).substr(1));  // so 50 does not count as a newer one
+
+    make_directories(checkpoints_directory(run.path()) + "/deleting.step_00000010/left");
+    CHECK(apply_retention(run.path(), "run-a", 2) == std::vector<int64_t>{10});
+    CHECK(has_only(checkpoints_directory(run.path()),
+                   {"step_00000005", "step_00000020", "step_00000030", "step_00000040", "step_00000050"}));
+    CHECK(apply_retention(run.path(), "run-a", 1) == std::vector<int64_t>{30});
+    CHECK(apply_retention(run.path(), "run-a", 1).empty());
+}

@@ -1,0 +1,327 @@
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "data/bpe_trainer.h"
+#include "data/encoder.h"
+#include "data/inspect.h"
+#include "data/prepare.h"
+#include "data/text_input.h"
+#include "data/token_stream.h"
+#include "test/data_files.h"
+#include "test/expect_error.h"
+#include "test/random_values.h"
+#include "test/temporary_directory.h"
+
+struct Document {
+    std::string text;
+    size_t pieces = 0;
+};
+
+static std::vector<Document> read_documents(const TextInput& input, uint64_t begin, uint64_t end) {
+    std::vector<Document> documents;
+    input.read(begin, end, [&](std::string_view text, bool starts_document) {
+        if (starts_document) documents.emplace_back();
+        documents.back().text += text;
+        documents.back().pieces++;
+    });
+    return documents;
+}
+
+static std::vector<std::string> texts(const std::vector<Document>& documents) {
+    std::vector<std::string> result;
+    for (const Document& document : documents) result.push_back(document.text);
+    return result;
+}
+
+static std::string lines(int count) {
+    std::string text;
+    for (int i = 0; i < count; i++) text += format("line %d of these %d lines\n", i, count);
+    return text;
+}
+
+TEST_CASE("text input: the held-out part begins at the first line start from its fraction on") {
+    TemporaryDirectory directory;
+    std::vector<std::string> contents = {"one\ntwo\n\nthree", "", "four\n", "five, which has no end of line"};
+    std::vector<std::string> paths;
+    std::string all;
+    std::vector<uint64_t> line_starts;
+    for (const std::string& content : contents) {
+        paths.push_back(directory / format("%zu.txt", paths.size()));
+        write_bytes(paths.back(), content);
+        for (size_t i = 0; i < content.size(); i++)
+            if (i == 0 || content[i - 1] == '\n') line_starts.push_back(all.size() + i);
+        all += content;
+    }
+    line_starts.push_back(all.size());
+    TextInput input(paths);
+    REQUIRE(input.size() == all.size());
+    std::map<uint64_t, int> seen;
+    for (int k = 0; k < 1000; k++) {
+        double fraction = k / 1000.0;
+        uint64_t position = uint64_t(std::floor((1 - fraction) * double(all.size())));
+        uint64_t expected = *std::lower_bound(line_starts.begin(), line_starts.end(), position);
+        CHECK(input.held_out_begin(fraction) == expected);
+        seen[expected]++;
+    }
+    CHECK(seen.size() == line_starts.size());
+}
+
+TEST_CASE("text input: files are documents, wherever they are cut") {
+    TemporaryDirectory directory;
+    write_bytes(directory / "a.txt", "alpha\nbeta\n");
+    write_bytes(directory / "b.txt", "gamma");
+    write_bytes(directory / "c.txt", "");
+    TextInput input({directory / "a.txt", directory / "b.txt", directory / "c.txt"});
+    using Texts = std::vector<std::string>;
+    CHECK(texts(read_documents(input, 0, 16)) == Texts{"alpha\nbeta\n", "gamma"});
+    CHECK(texts(read_documents(input, 0, 6)) == Texts{"alpha\n"});
+    CHECK(texts(read_documents(input, 6, 16)) == Texts{"beta\n", "gamma"});
+    CHECK(texts(read_documents(input, 11, 16)) == Texts{"gamma"});
+    CHECK(texts(read_documents(input, 16, 16)).empty());
+}
+
+TEST_CASE("text input: large documents come in pieces that change no token") {
+    TemporaryDirectory directory;
+    std::string text = lines(150'000);
+    write_bytes(directory / "large.txt", text);
+    std::vector<Document> documents = read_documents(TextInput({directory / "large.txt"}), 0, text.size());
+    REQUIRE(documents.size() == 1);
+    CHECK(documents[0].text == text);
+    CHECK(documents[0].pieces >= text.size() / kTextPieceBytes);
+    CHECK(documents[0].pieces <= text.size() / kTextPieceBytes + 2);
+
+    std::string unbroken(3 * kTextPieceBytes, 'x');
+    write_bytes(directory / "unbroken.txt", unbroken + " end");
+    documents = read_documents(TextInput({directory / "unbroken.txt"}), 0, unbroken.size() + 4);
+    CHECK(documents[0].text == unbroken + " end");
+    CHECK(documents[0].pieces == 1);
+}
+
+TEST_CASE("text input: JSON lines are documents") {
+    TemporaryDirectory directory;
+    std::string path = directory / "x.jsonl";
+    std::string first = "{\"id\": 1, \"text\": \"caf\\u00e9\\nand \\\"more\\\"\"}\r\n",
+                second = "\n  \n{\"text\": \"\"}\n";
+    write_bytes(path, first + second + "{\"text\": \"last\"}");
+    TextInput input({path});
+    using Texts = std::vector<std::string>;
+    CHECK(texts(read_documents(input, 0, input.size())) == Texts{"café\nand \"more\"", "", "last"});
+    CHECK(texts(read_documents(input, first.size(), input.size())) == Texts{"", "last"});
+    CHECK(texts(read_documents(input, 0, first.size())) == Texts{"café\nand \"more\""});
+
+    auto expect_bad_line = [&](const std::string& line, std::initializer_list<std::string> words) {
+        write_bytes(path, first + second + line + "\n" + first);
+        TextInput bad({path});
+        for (uint64_t begin : {size_t(0), first.size(), first.size() + second.size()})
+            expect_error(Exit::data, words, [&] { read_documents(bad, begin, bad.size()); });
+    };
+    expect_bad_line("{\"text\": \"x\"", {"line 5 of " + path});
+    expect_bad_line("{\"text\": \"\xff\"}", {"line 5 of " + path});
+    expect_bad_line("{\"text\": \"\\ud800\"}", {"line 5 of " + path});
+    expect_bad_line("{\"Text\": \"x\"}", {path, "line 5", "\"text\""});
+    expect_bad_line("{\"text\": 5}", {path, "line 5", "\"text\""});
+    expect_bad_line("[\"text\"]", {path, "line 5", "\"text\""});
+    expect_bad_line("{\"text\": \"" + std::string(kMaxJsonLineBytes, 'x') + "\"}",
+                    {path, "line 5", std::to_string(kMaxJsonLineBytes)});
+}
+
+TEST_CASE("text input: what is no text is refused") {
+    TemporaryDirectory directory;
+    write_bytes(directory / "x.txt", std::string("\x1f\x8b\x08\x00\x00\x00", 6));
+    expect_error(Exit::data, {"x.txt", "byte 3 is 0", "gzip"}, [&] { TextInput input({directory / "x.txt"}); });
+    expect_error(Exit::no_input, {"none.txt"}, [&] { TextInput input({directory / "none.txt"}); });
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+class PrepareFixture {
+protected:
+    PrepareFixture() : out_(directory_ / "out") {
+        write_bytes(directory_ / "text.txt", lines(400));
+        options_.vocab_size = 300;
+        options_.inputs = {directory_ / "text.txt"};
+        options_.out_dir = out_;
+        options_.val_fraction = 0.1;
+        options_.shard_tokens = 1000;
+    }
+    void prepare_quietly() {
+        progress_.clear();
+        prepare(options_, [&](const std::string& line) { progress_.push_back(line); });
+    }
+    std::vector<int32_t> tokens(const std::string& split) const {
+        TokenStream stream(expand_glob(out_ + "/" + split + "_*.bin", split), 300);
+        std::vector<int32_t> ids(size_t(stream.token_count()));
+        stream.read(0, ids.size(), ids.data());
+        return ids;
+    }
+    nlohmann::ordered_json dataset() const { return nlohmann::ordered_json::parse(read_file(out_ + "/dataset.json")); }
+    std::map<std::string, std::string> out_files() const {
+        std::map<std::string, std::string> files;
+        for (const std::string& name : list_directory(out_))
+            files[name] = directory_exists(out_ + "/" + name) ? "directory" : read_file(out_ + "/" + name);
+        return files;
+    }
+
+    TemporaryDirectory directory_;
+    std::string out_;
+    PrepareOptions options_;
+    std::vector<std::string> progress_;
+};
+
+TEST_CASE_METHOD(PrepareFixture, "prepare: the shards hold the text, cut where it says") {
+    prepare_quietly();
+    std::string text = lines(400);
+    size_t position = size_t(std::floor((1 - 0.1) * double(text.size())));
+    size_t cut = text.find('\n', position - 1) + 1;
+    Tokenizer tokenizer = Tokenizer::load(out_ + "/tokenizer.json");
+    BpeTrainer trainer;
+    trainer.add(text.substr(0, cut));
+    CHECK(tokenizer.digest() == trainer.train(300).digest());  // the held-out part has not been seen
+
+    std::vector<int32_t> train = tokens("train"), val = tokens("val");
+    CHECK(tokenizer.decode(train) == kEndOfText + text.substr(0, cut));
+    CHECK(tokenizer.decode(val) == kEndOfText + text.substr(cut));
+    CHECK(train.size() > 2000);
+    auto json = dataset();
+    CHECK(json["val_begin"] == cut);
+    CHECK(json["tokenizer"]["vocab_size"] == 300);
+    CHECK(json["tokenizer"]["xxh3"] == tokenizer.digest());
+    CHECK(json["sources"][0]["bytes"] == text.size());
+    CHECK(json["splits"]["train"]["tokens"] == train.size());
+    CHECK(json["splits"]["train"]["text_bytes"] == cut);
+    CHECK(json["splits"]["train"]["documents"] == 1);
+    CHECK(json["splits"]["train"]["shards"].size() == (train.size() + 999) / 1000);
+    CHECK(json["splits"]["val"]["tokens"] == val.size());
+    CHECK(progress_.size() == 3);
+    CHECK(list_directory(out_).size() == 2 + json["splits"]["train"]["shards"].size() + 1);
+}
+
+TEST_CASE_METHOD(PrepareFixture, "prepare: every document begins with the end of text") {
+    std::string jsonl;
+    for (int i = 0; i < 50; i++) jsonl += format("{\"text\": \"document %d\"}\n", i);
+    write_bytes(directory_ / "x.jsonl", jsonl);
+    options_.inputs = {directory_ / "x.jsonl", directory_ / "text.txt"};
+    options_.tokenizer = "bytes";
+    options_.vocab_size = 0;
+    options_.val_fraction = 0;
+    prepare_quietly();
+    std::vector<int32_t> train = tokens("train");
+    CHECK(std::count(train.begin(), train.end(), 256) == 51);
+    CHECK(train[0] == 256);
+    CHECK(train[11] == 256);  // "document 0" has 10 bytes
+    CHECK(dataset()["splits"]["train"]["documents"] == 51);
+    CHECK_FALSE(dataset()["splits"].contains("val"));
+    CHECK_FALSE(file_exists(out_ + "/val_000000.bin"));
+}
+
+TEST_CASE_METHOD(PrepareFixture, "prepare: with a tokenizer that exists") {
+    prepare_quietly();
+    auto before = out_files();
+    write_file_atomically(directory_ / "mine.json", before["tokenizer.json"]);
+    options_.tokenizer = directory_ / "mine.json";
+    options_.vocab_size = 0;
+    prepare_quietly();
+    auto after = out_files();
+    CHECK(after["tokenizer.json"] == before["tokenizer.json"]);
+    CHECK(after["train_000000.bin"] == before["train_000000.bin"]);
+    options_.vocab_size = 301;
+    expect_error(Exit::usage, {"301", "300", "mine.json"}, [&] { prepare_quietly(); });
+    CHECK(out_files() == after);
+}
+
+TEST_CASE_METHOD(PrepareFixture, "prepare: a second run replaces what the first made, and nothing else") {
+    prepare_quietly();
+    auto first = out_files();
+    prepare_quietly();
+    CHECK(out_files() == first);
+    write_bytes(out_ + "/notes.txt", "mine");
+    options_.shard_tokens = 100'000;  // fewer shards: the others must go
+    prepare_quietly();
+    auto second = out_files();
+    CHECK(second.count("notes.txt") == 1);
+    CHECK(second.count("train_000000.bin") == 1);
+    CHECK(second.count("train_000001.bin") == 0);
+    CHECK(second.count("prepare.unfinished") == 0);
+}
+
+TEST_CASE_METHOD(PrepareFixture, "prepare: a run that fails leaves the data set as it was") {
+    prepare_quietly();
+    auto before = out_files();
+    write_bytes(directory_ / "bad.jsonl", lines(3));
+    options_.inputs.push_back(directory_ / "bad.jsonl");
+    options_.tokenizer = "bytes";
+    options_.vocab_size = 0;
+    expect_error(Exit::data, {"bad.jsonl", "line 1"}, [&] { prepare_quietly(); });
+    CHECK(out_files() == before);
+}
+
+TEST_CASE_METHOD(PrepareFixture, "prepare: goes on after a crash") {
+    make_directories(out_ + "/prepare.unfinished");
+    write_bytes(out_ + "/prepare.unfinished/train_000000.bin", "half a shard");
+    write_bytes(out_ + "/train_000007.bin", "moved before the crash");
+    prepare_quietly();
+    CHECK_FALSE(file_exists(out_ + "/train_000007.bin"));
+    CHECK_FALSE(directory_exists(out_ + "/prepare.unfinished"));
+    CHECK(tokens("train").size() == dataset()["splits"]["train"]["tokens"]);
+}
+
+TEST_CASE_METHOD(PrepareFixture, "prepare: a directory that holds something else is left alone") {
+    make_directories(out_);
+    write_bytes(out_ + "/thesis.tex", "precious");
+    write_bytes(out_ + "/train_000000.bin", "from elsewhere");
+    auto before = out_files();
+    expect_error(Exit::cannot_create, {out_, "2 files", "thesis.tex", "dataset.json"}, [&] { prepare_quietly(); });
+    CHECK(out_files() == before);
+}
+
+TEST_CASE_METHOD(PrepareFixture, "prepare: options and texts that make no sense") {
+    auto expect = [&](Exit code, std::initializer_list<std::string> words, auto change) {
+        PrepareOptions good = options_;
+        change(options_);
+        expect_error(code, words, [&] { prepare_quietly(); });
+        options_ = good;
+        CHECK_FALSE(directory_exists(out_));
+    };
+    expect(Exit::usage, {"no input"}, [](PrepareOptions& o) { o.inputs.clear(); });
+    expect(Exit::usage, {"no output"}, [](PrepareOptions& o) { o.out_dir.clear(); });
+    expect(Exit::usage, {"1.5"}, [](PrepareOptions& o) { o.val_fraction = 1.5; });
+    expect(Exit::usage, {"nan"}, [](PrepareOptions& o) { o.val_fraction = NAN; });
+    expect(Exit::usage, {"0 tokens"}, [](PrepareOptions& o) { o.shard_tokens = 0; });
+    expect(Exit::usage, {"256", "257"}, [](PrepareOptions& o) { o.vocab_size = 256; });
+    expect(Exit::usage, {"300", "257"}, [](PrepareOptions& o) { o.tokenizer = "bytes"; });
+    expect(Exit::no_input, {"none.json"}, [&](PrepareOptions& o) { o.tokenizer = directory_ / "none.json"; });
+    expect(Exit::no_input, {"none.txt"}, [&](PrepareOptions& o) { o.inputs = {directory_ / "none.txt"}; });
+    write_bytes(directory_ / "empty.txt", "");
+    expect(Exit::data, {"0 bytes"}, [&](PrepareOptions& o) { o.inputs = {directory_ / "empty.txt"}; });
+    write_bytes(directory_ / "line.txt", "a single line");
+    expect(Exit::data, {"13 bytes", "0.1"}, [&](PrepareOptions& o) { o.inputs = {directory_ / "line.txt"}; });
+}
+
+TEST_CASE_METHOD(PrepareFixture, "inspect: says what a shard and a tokenizer are") {
+    prepare_quietly();
+    auto inspect = [](const std::string& path) {
+        std::string text;
+        bool known = inspect_data_file(path, [&](const std::string& line) { text += line + "\n"; });
+        CHECK(known == !text.empty());
+        return text;
+    };
+    std::string val = inspect(out_ + "/val_000000.bin");
+    CHECK_THAT(val, Catch::Contains("llm.c token shard (GPT-2)"));
+    CHECK_THAT(val, Catch::Contains(format("%zu tokens of 2 bytes", tokens("val").size())));
+    CHECK_THAT(val, Catch::Contains("1 x <|endoftext|>"));
+    CHECK_THAT(val, Catch::Contains("begins with \"<|endoftext|>line 3"));
+    CHECK_THAT(inspect(out_ + "/tokenizer.json"), Catch::Contains("300 tokens, 43 merges, <|endoftext|> is 299"));
+    CHECK(inspect(out_ + "/dataset.json").empty());
+    CHECK(inspect(directory_ / "text.txt").empty());
+
+    std::string shard = read_file(out_ + "/val_000000.bin");
+    write_bytes(directory_ / "cut.bin", shard.substr(0, shard.size() - 1));
+    expect_error(Exit::data, {"cut.bin", "cut short"}, [&] { inspect(directory_ / "cut.bin"); });
+    shard.back() = 0x20;
+    write_bytes(out_ + "/val_000000.bin", shard);
+    expect_error(Exit::data, {"val_000000.bin", "tokenizer.json", "300 tokens"},
+                 [&] { inspect(out_ + "/val_000000.bin"); });
+    write_bytes(directory_ / "tokenizer.json", read_file(out_ + "/tokenizer.json").substr(0, 3000));
+    expect_error(Exit::data, {"tokenizer.json", "line"}, [&] { inspect(directory_ / "tokenizer.json"); });
+}

@@ -1,0 +1,289 @@
+// Properties of the model that must hold bit for bit, and the plan that must be the truth.
+#include <cmath>
+#include <set>
+
+#include "model/huggingface.h"
+#include "model/plan.h"
+#include "model/sample.h"
+#include "model/tensors.h"
+#include "test/catch.h"
+#include "test/expect_error.h"
+#include "test/nano_gpt.h"
+
+namespace {
+
+void require_same(const NanoRun& a, const NanoRun& b) {
+    REQUIRE(a.losses == b.losses);
+    REQUIRE(a.norms == b.norms);
+    REQUIRE(same_bits(a.state, b.state));
+}
+
+const Dtype kPrecisions[] = {Dtype::fp32, Dtype::bf16, Dtype::fp16};
+
+}  // namespace
+
+TEST_CASE("the table of tensors covers the flat array once", "[model]") {
+    const GptShape shape = nano_options().shape;
+    const TensorLayout layout = lay_out_tensors(shape);
+    std::set<std::string> names;
+    size_t end = 0, parameters = 0;
+    for (const Tensor& tensor : layout.tensors) {
+        REQUIRE(names.insert(tensor.name).second);
+        REQUIRE(tensor.begin >= end);
+        REQUIRE(tensor.begin < end + kTensorAlignment);
+        REQUIRE(tensor.begin % kTensorAlignment == 0);
+        end = tensor.begin + tensor.count;
+        parameters += tensor.count;
+    }
+    REQUIRE(layout.elements >= end);
+    REQUIRE(layout.parameters == parameters);
+    // 4 model tensors, 12 per block.
+    REQUIRE(layout.tensors.size() == 4 + 12 * size_t(shape.n_layer));
+}
+
+TEST_CASE("GPT-2's published sizes", "[model]") {
+    // Stored parameters of the 124M model with the vocabulary padded to 50304: llm.c's gpt2_124M.bin.
+    REQUIRE(lay_out_tensors({12, 12, 12, 768, 1024, 50257}).parameters == 124475904);
+    REQUIRE(lay_out_tensors({48, 25, 25, 1600, 1024, 50257}).parameters == 1557686400);
+}
+
+TEST_CASE("chunks cover every element of every tensor once, in order", "[model]") {
+    const TensorLayout layout = lay_out_tensors({2, 4, 4, 300, 64, 700});
+    const std::vector<ops::Chunk> chunks = chunk_grid(layout);
+    size_t next = 0;
+    for (size_t i = 0; i < layout.tensors.size(); i++) {
+        size_t covered = 0;
+        for (; next < chunks.size() && chunks[next].tensor == int(i); next++) {
+            REQUIRE(chunks[next].begin == layout.tensors[i].begin + covered);
+            REQUIRE(chunks[next].count > 0);
+            REQUIRE(chunks[next].count <= ops::kChunkElements);
+            const bool is_matrix = logical_shape(layout.tensors[i]).size() == 2;
+            REQUIRE(bool(chunks[next].decayed) == is_matrix);
+            covered += size_t(chunks[next].count);
+        }
+        REQUIRE(covered == layout.tensors[i].count);
+    }
+    REQUIRE(next == chunks.size());
+}
+
+TEST_CASE("two runs give the same bits", "[model]") {
+    for (Dtype precision : kPrecisions) {
+        const GptOptions options = nano_options(precision);
+        require_same(train_nano(options, 5, 2), train_nano(options, 5, 2));
+    }
+}
+
+TEST_CASE("every recompute level gives the same bits and needs less memory", "[model]") {
+    for (Dtype precision : kPrecisions) {
+        GptOptions options = nano_options(precision);
+        const NanoRun kept = train_nano(options, 4, 2);
+        size_t bytes = planned_bytes(options);
+        for (Recompute level : {Recompute::gelu, Recompute::norm, Recompute::block}) {
+            options.recompute = level;
+            require_same(kept, train_nano(options, 4, 2));
+            REQUIRE(planned_bytes(options) < bytes);
+            bytes = planned_bytes(options);
+        }
+    }
+}
+
+TEST_CASE("the number of threads does not change a bit", "[model]") {
+    const int threads = omp_get_max_threads();
+    for (Dtype precision : kPrecisions) {
+        const GptOptions options = nano_options(precision);
+        omp_set_num_threads(1);
+        const NanoRun one = train_nano(options, 4, 2);
+        for (int n : {2, 4}) {
+            omp_set_num_threads(n);
+            require_same(one, train_nano(options, 4, 2));
+        }
+    }
+    omp_set_num_threads(threads);
+}
+
+TEST_CASE("one batch and k micro-steps agree", "[model]") {
+    GptOptions options = nano_options();
+    options.batch = 6;
+    const NanoRun whole = train_nano(options, 3, 1);
+    options.batch = 2;
+    const NanoRun split = train_nano(options, 3, 3);
+    // Sums over 126 positions in another order: 2^-24 times the number of additions, through three steps of AdamW.
+    for (size_t step = 0; step < whole.losses.size(); step++)
+        REQUIRE(std::abs(whole.losses[step] - split.losses[step]) <= 1e-5 * whole.losses[step]);
+    REQUIRE(std::abs(whole.norms[0] - split.norms[0]) <= 126 * 0x1p-24f * whole.norms[0]);
+}
+
+TEST_CASE("the head in slices of rows gives the same loss, the last slice being shorter", "[model]") {
+    GptOptions options = nano_options();
+    const NanoRun whole = train_nano(options, 3);
+    options.head_rows = 16;  // 42 rows: 16, 16, 10
+    const NanoRun sliced = train_nano(options, 3);
+    REQUIRE(whole.losses[0] == sliced.losses[0]);  // before the first update even bit for bit
+    for (size_t step = 0; step < whole.losses.size(); step++)
+        REQUIRE(std::abs(whole.losses[step] - sliced.losses[step]) <= 1e-5 * whole.losses[step]);
+}
+
+TEST_CASE("a loss scale that is a power of two leaves no trace in fp32", "[model]") {
+    const GptOptions options = nano_options();
+    require_same(train_nano(options, 4, 2, 1.0f), train_nano(options, 4, 2, 1024.0f));
+}
+
+TEST_CASE("half precisions follow fp32's losses", "[model]") {
+    const NanoRun exact = train_nano(nano_options(), 5);
+    for (Dtype precision : {Dtype::bf16, Dtype::fp16}) {
+        const NanoRun rounded = train_nano(nano_options(precision), 5, 1, precision == Dtype::fp16 ? 1024.0f : 1.0f);
+        // Each of the about 6 L + 3 tensors on the way to the logits is rounded once; errors add up as a random walk.
+        const double unit = precision == Dtype::bf16 ? 0x1p-8 : 0x1p-11;
+        const double bound = unit * std::sqrt(6.0 * 3 + 3);
+        for (size_t step = 0; step < exact.losses.size(); step++)
+            REQUIRE(std::abs(rounded.losses[step] - exact.losses[step]) <= bound * exact.losses[step]);
+    }
+}
+
+TEST_CASE("training learns a batch by heart", "[model]") {
+    for (Dtype precision : kPrecisions) {
+        const GptOptions options = nano_options(precision);
+        Gpt gpt(options, comm_single());
+        gpt.initialize(1);
+        const std::vector<int> tokens = nano_tokens(43, 131);
+        double loss = 0, first = 0;
+        for (int step = 1; step <= 150; step++) {
+            gpt.begin_step({1024.0f, 3e-3f, 1 - std::pow(0.9f, float(step)), 1 - std::pow(0.95f, float(step))});
+            gpt.micro_step(tokens.data(), tokens.data() + 1, {true, 1.0f / 42});
+            loss = gpt.end_step({}).loss_sum / 42;
+            if (step == 1) first = loss;
+        }
+        REQUIRE(std::abs(first - std::log(131.0)) < 0.2);  // knows nothing yet
+        REQUIRE(loss < 0.1);
+        // evaluate() sees what training sees: the loss after 150 updates is below that before the last one.
+        REQUIRE(gpt.evaluate(tokens.data(), tokens.data() + 1) / 42 < 1.01 * loss);
+    }
+}
+
+TEST_CASE("a gradient that is not finite is named and updates nothing", "[model]") {
+    for (float poison : {NAN, INFINITY, -INFINITY}) {
+        Gpt gpt(nano_options(), comm_single());
+        gpt.initialize(1);
+        const std::vector<int> tokens = nano_tokens(43, 131);
+        const std::vector<float> before = values_of(gpt.state_tensors());
+        gpt.begin_step({1, 1e-3f, 0.1f, 0.05f});
+        gpt.micro_step(tokens.data(), tokens.data() + 1, {true, 1.0f / 42});
+        const StateTensor victim = gpt.gradient_tensors()[10];
+        copy_to_device(victim.values + victim.count - 1, &poison, sizeof(poison), Stream{});
+        const StepResult result = gpt.end_step({});
+        REQUIRE("grad." + result.non_finite_tensor == victim.name);
+        REQUIRE(same_bits(before, values_of(gpt.state_tensors())));
+    }
+}
+
+TEST_CASE("targets of -1 count for nothing", "[model]") {
+    Gpt gpt(nano_options(), comm_single());
+    gpt.initialize(1);
+    std::vector<int> tokens = nano_tokens(43, 131);
+    std::vector<int> targets(tokens.begin() + 1, tokens.end());
+    const double whole = gpt.evaluate(tokens.data(), targets.data());
+    double parts = 0;
+    for (int half : {0, 1}) {
+        std::vector<int> some = targets;
+        for (size_t i = 0; i < some.size(); i++)
+            if (int(i % 2) == half) some[i] = -1;
+        parts += gpt.evaluate(tokens.data(), some.data());
+    }
+    REQUIRE(std::abs(whole - parts) <= 1e-6 * whole);
+}
+
+TEST_CASE("next_token_logits agrees with the loss", "[model]") {
+    Gpt gpt(nano_options(), comm_single());
+    gpt.initialize(3);
+    const std::vector<int> tokens = nano_tokens(43, 131);
+    std::vector<float> logits(131);
+    std::vector<int> targets(42, -1);
+    for (int count : {1, 2, 13, 21}) {
+        gpt.next_token_logits(tokens.data(), count, logits.data());
+        double total = 0;
+        for (float logit : logits) total += std::exp(double(logit));
+        const double expected = std::log(total) - double(logits[size_t(tokens[size_t(count)])]);
+        targets.assign(42, -1);
+        targets[size_t(count - 1)] = tokens[size_t(count)];
+        REQUIRE(std::abs(gpt.evaluate(tokens.data(), targets.data()) - expected) < 1e-5);
+    }
+}
+
+TEST_CASE("initialisation follows the table", "[model]") {
+    const GptOptions options = nano_options();
+    Gpt gpt(options, comm_single());
+    gpt.initialize(5);
+    for (const StateTensor& tensor : gpt.master_tensors()) {
+        const std::vector<float> values = values_of({tensor});
+        double sum = 0, squares = 0;
+        for (float value : values) sum += value, squares += double(value) * value;
+        const double deviation = std::sqrt(squares / double(values.size()));
+        INFO(tensor.name);
+        if (tensor.shape.size() == 1) {
+            const float expected = tensor.name.ends_with("bias") ? 0.0f : 1.0f;
+            REQUIRE(values == std::vector<float>(values.size(), expected));
+        } else if (tensor.name == "master.wte") {
+            for (size_t i = size_t(131) * 48; i < values.size(); i++) REQUIRE(values[i] == 0.0f);
+        } else {
+            const bool residual = tensor.name.ends_with("proj.weight");
+            const double expected = 0.02 / (residual ? std::sqrt(2.0 * options.shape.n_layer) : 1.0);
+            REQUIRE(std::abs(deviation / expected - 1) < 4 / std::sqrt(2.0 * double(values.size())));
+            REQUIRE(std::abs(sum / double(values.size())) < 4 * expected / std::sqrt(double(values.size())));
+        }
+    }
+}
+
+TEST_CASE("a sampled token is what its uniform number says", "[model]") {
+    const std::vector<float> logits = {0.0f, std::log(2.0f), std::log(5.0f), -INFINITY};
+    auto pick = [&](double temperature, int top_k, float uniform) {
+        std::vector<float> copy = logits;
+        return pick_token(copy, temperature, top_k, uniform);
+    };
+    REQUIRE(pick(0, 0, 0.01f) == 2);
+    REQUIRE(pick(1, 0, 0.124f) == 0);  // probabilities 1/8, 2/8, 5/8, 0
+    REQUIRE(pick(1, 0, 0.126f) == 1);
+    REQUIRE(pick(1, 0, 0.374f) == 1);
+    REQUIRE(pick(1, 0, 0.376f) == 2);
+    REQUIRE(pick(1, 0, 0.9999999f) == 2);
+    REQUIRE(pick(1, 2, 0.285f) == 1);  // 2/7, 5/7
+    REQUIRE(pick(1, 2, 0.287f) == 2);
+    REQUIRE(pick(1, 1, 0.001f) == 2);
+}
+
+TEST_CASE("weights survive a round trip through Hugging Face's layout", "[model]") {
+    Gpt gpt(nano_options(), comm_single()), copy(nano_options(), comm_single());
+    gpt.initialize(9);
+    const std::vector<HfTensor> from = hf_tensors(gpt), to = hf_tensors(copy);
+    for (size_t i = 0; i < from.size(); i++) {
+        REQUIRE(from[i].name == to[i].name);
+        set_hf_values(to[i], hf_values(from[i]));
+    }
+    REQUIRE(same_bits(values_of(gpt.master_tensors()), values_of(copy.master_tensors())));
+    REQUIRE(from[0].name == "wte.weight");
+    REQUIRE(from[0].shape == std::vector<size_t>{131, 48});
+    for (const HfTensor& tensor : from)
+        if (tensor.name == "h.2.attn.c_attn.weight") REQUIRE(tensor.shape == std::vector<size_t>{48, 144});
+}
+
+TEST_CASE("a config.json that describes another model is refused by key", "[model]") {
+    const GptShape shape = nano_options().shape;
+    const nlohmann::ordered_json good = hf_config(shape, 130);
+    check_hf_config(good, shape, "config.json");
+    for (const auto& [key, value] : std::initializer_list<std::pair<const char*, nlohmann::ordered_json>>{
+             {"n_layer", 4},
+             {"n_head", 4},
+             {"n_embd", 64},
+             {"vocab_size", 132},
+             {"n_positions", 25},
+             {"activation_function", "relu"},
+             {"layer_norm_epsilon", 1e-6},
+             {"n_inner", 100},
+             {"model_type", "llama"},
+             {"scale_attn_by_inverse_layer_idx", true},
+             {"tie_word_embeddings", false}}) {
+        nlohmann::ordered_json bad = good;
+        bad[key] = value;
+        INFO(key);
+        expect_error(Exit::config, {"config.json", key}, [&] { check_hf_config(bad, shape, "config.json"); });
+    }
+}

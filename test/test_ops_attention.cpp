@@ -1,0 +1,182 @@
+// attention_forward and attention_backward against ref::.
+#include "test/device_array.h"
+#include "test/random_values.h"
+#include "test/tolerance.h"
+
+namespace {
+
+struct Shape {
+    int batch, seq_len, n_head, n_kv_head, head_size;
+    double sharpness;  // scale is sharpness / sqrt(head_size): 1 is GPT-2's, 16 makes a few keys dominate
+
+    float scale() const { return float(sharpness / std::sqrt(head_size)); }
+    ref::QkvLayout layout() const { return {seq_len, n_head, n_kv_head, head_size}; }
+    size_t out_count() const { return size_t(batch) * seq_len * n_head * head_size; }
+    size_t qkv_count() const { return size_t(batch) * seq_len * (n_head + 2 * n_kv_head) * head_size; }
+    size_t lse_count() const { return size_t(batch) * n_head * seq_len; }
+};
+constexpr Shape kShapes[] = {{1, 1, 1, 1, 16, 1},   {2, 5, 3, 3, 64, 1},    {1, 33, 4, 2, 80, 16},
+                             {2, 64, 2, 1, 128, 1}, {1, 129, 2, 2, 64, 16}, {1, 129, 6, 2, 16, 1},
+                             {3, 37, 1, 1, 128, 16}};
+
+std::string describe(const Shape& s) {
+    return format("batch %d, seq_len %d, n_head %d, n_kv_head %d, head_size %d, sharpness %g", s.batch, s.seq_len,
+                  s.n_head, s.n_kv_head, s.head_size, s.sharpness);
+}
+
+// Errors of the scores and probabilities of query t of one head, from the exact qkv.
+struct RowError {
+    double score;        // largest absolute error of a score
+    double lse;          // absolute error of log-sum-exp
+    double probability;  // largest relative error of a probability
+};
+
+// A score is a float dot product, scaled. A probability is exp(score - largest) / sum, or exp(score - lse): both of its
+// terms carry the score's error, the subtraction rounds relative to its terms, exp and the sum add theirs.
+RowError row_error(const Shape& s, const double* qkv, int b, int h, int t) {
+    double score_error = 0, largest = 0;
+    std::vector<double> scores(t + 1);
+    for (int j = 0; j <= t; j++) {
+        double sizes = 0;
+        for (int d = 0; d < s.head_size; d++)
+            sizes += std::abs(qkv[s.layout().query(b, h, t) + d] * qkv[s.layout().key(b, h, j) + d]);
+        scores[j] = s.scale() * ref::dot(qkv + s.layout().query(b, h, t), qkv + s.layout().key(b, h, j), s.head_size);
+        score_error = std::max(score_error, (summation_error(s.head_size) + 2 * kRoundoff) * s.scale() * sizes);
+        largest = std::max(largest, std::abs(scores[j]));
+    }
+    double lse = std::abs(ref::log_sum_exp(scores.data(), t + 1));
+    double exp_error = kFunctionError + 2 * kRoundoff * (largest + lse);
+    double lse_error = score_error + exp_error + summation_error(t + 1) + kFunctionError + kRoundoff * lse;
+    return {score_error, lse_error, score_error + lse_error + exp_error};
+}
+
+template <class T> struct AttentionArrays {
+    Shape s;
+    Stored<T> qkv{"qkv", Role::input, random_values(s.qkv_count(), 1)};
+    Stored<T> out{"out", Role::output, nans(s.out_count())};
+    Array<float> lse{"lse", Role::output, nans(s.lse_count())};
+
+    template <class Side> auto forward_op(Side side) {
+        return ops::AttentionForward<typename Side::Storage>{.out = out.on(side),
+                                                             .lse = lse.on(side),
+                                                             .qkv = qkv.on(side),
+                                                             .batch = s.batch,
+                                                             .seq_len = s.seq_len,
+                                                             .n_head = s.n_head,
+                                                             .n_kv_head = s.n_kv_head,
+                                                             .head_size = s.head_size,
+                                                             .scale = s.scale()};
+    }
+};
+
+// What a tensor core does to a probability before it multiplies it: rounds it to T.
+template <class T> double probability_rounding(double probability) { return stored_error<T>(probability); }
+
+// Bounds of out (batch, seq_len, n_head, head_size) and lse, arithmetic only.
+template <class T> std::vector<double> out_bounds(const Shape& s, const double* qkv) {
+    std::vector<double> bounds(s.out_count());
+    ref::QkvLayout at = s.layout();
+    for (int b = 0; b < s.batch; b++)
+        for (int h = 0; h < s.n_head; h++)
+            for (int t = 0; t < s.seq_len; t++) {
+                double relative = row_error(s, qkv, b, h, t).probability + summation_error(t + 1);
+                std::vector<double> scores(t + 1);
+                for (int j = 0; j <= t; j++)
+                    scores[j] = s.scale() * ref::dot(qkv + at.query(b, h, t), qkv + at.key(b, h, j), s.head_size);
+                double lse = ref::log_sum_exp(scores.data(), t + 1);
+                for (int j = 0; j <= t; j++) {
+                    double p = std::exp(scores[j] - lse);
+                    double p_error = p * relative + probability_rounding<T>(p);
+                    for (int d = 0; d < s.head_size; d++)
+                        bounds[at.out(b, h, t) + d] += p_error * std::abs(qkv[at.value(b, h, j) + d]);
+                }
+            }
+    return bounds;
+}
+
+// The terms of ref::attention_backward with absolute values, each times the relative error of its factors: a
+// probability and dscore have p's error and may be rounded to T before a product; dp and dout . out are sums over
+// head_size.
+template <class T> std::vector<double> dqkv_bounds(const Shape& s, const ops::AttentionBackward<double>& op) {
+    std::vector<double> bounds(s.qkv_count());
+    ref::QkvLayout at = s.layout();
+    double sums = summation_error(s.seq_len * (s.n_head / s.n_kv_head)) + summation_error(s.head_size) + 6 * kRoundoff;
+    for (int b = 0; b < s.batch; b++)
+        for (int h = 0; h < s.n_head; h++)
+            for (int t = 0; t < s.seq_len; t++) {
+                const double *query = op.qkv + at.query(b, h, t), *dout = op.dout + at.out(b, h, t);
+                double relative = row_error(s, op.qkv, b, h, t).probability + sums;
+                auto absolute_dot = [&](const double* x) {
+                    double sum = 0;
+                    for (int d = 0; d < s.head_size; d++) sum += std::abs(dout[d] * x[d]);
+                    return sum;
+                };
+                double dout_out = absolute_dot(op.out + at.out(b, h, t));
+                for (int j = 0; j <= t; j++) {
+                    const double* key = op.qkv + at.key(b, h, j);
+                    double p = std::exp(op.scale * ref::dot(query, key, s.head_size) - op.lse[at.lse(b, h, t)]);
+                    double dscore = p * (absolute_dot(op.qkv + at.value(b, h, j)) + dout_out);
+                    double p_error = p * relative + probability_rounding<T>(p);
+                    double dscore_error = op.scale * (dscore * relative + probability_rounding<T>(dscore));
+                    for (int d = 0; d < s.head_size; d++) {
+                        bounds[at.value(b, h, j) + d] += p_error * std::abs(dout[d]);
+                        bounds[at.query(b, h, t) + d] += dscore_error * std::abs(key[d]);
+                        bounds[at.key(b, h, j) + d] += dscore_error * std::abs(query[d]);
+                    }
+                }
+            }
+    return bounds;
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("attention_forward", "[ops]", float, bf16, fp16) {
+    using T = TestType;
+    for (const Shape& s : kShapes) {
+        INFO(describe(s));
+        AttentionArrays<T> arrays{s};
+        ops::attention_forward(arrays.forward_op(OnDevice<T>()), Stream());
+        ref::attention_forward(arrays.forward_op(OnHost()));
+        std::vector<double> bounds = out_bounds<T>(s, arrays.qkv.host.data());
+        check_close(arrays.out, [&](size_t i) { return bounds[i] + stored_error<T>(arrays.out.host[i]); });
+        check_close(arrays.lse, [&](size_t i) {
+            int t = int(i % s.seq_len), h = int(i / s.seq_len % s.n_head), b = int(i / s.seq_len / s.n_head);
+            return row_error(s, arrays.qkv.host.data(), b, h, t).lse + stored_error_fp32(arrays.lse.host[i]);
+        });
+    }
+}
+
+TEMPLATE_TEST_CASE("attention_backward", "[ops]", float, bf16, fp16) {
+    using T = TestType;
+    for (const Shape& s : kShapes) {
+        INFO(describe(s));
+        AttentionArrays<T> forward{s};
+        ref::attention_forward(forward.forward_op(OnHost()));
+        Stored<T> dqkv("dqkv", Role::output, nans(s.qkv_count()));
+        Stored<T> dout("dout", Role::input, random_values(s.out_count(), 2));
+        Stored<T> out("out", Role::input, forward.out.host);
+        Array<float> lse("lse", Role::input, forward.lse.host);
+        auto op = [&]<class Side>(Side side) {
+            return ops::AttentionBackward<typename Side::Storage>{.dqkv = dqkv.on(side),
+                                                                  .scratch = nullptr,
+                                                                  .dout = dout.on(side),
+                                                                  .qkv = forward.qkv.on(side),
+                                                                  .out = out.on(side),
+                                                                  .lse = lse.on(side),
+                                                                  .batch = s.batch,
+                                                                  .seq_len = s.seq_len,
+                                                                  .n_head = s.n_head,
+                                                                  .n_kv_head = s.n_kv_head,
+                                                                  .head_size = s.head_size,
+                                                                  .scale = s.scale()};
+        };
+        std::vector<double> bounds = dqkv_bounds<T>(s, op(OnHost()));
+        auto device_op = op(OnDevice<T>());
+        auto scratch = scratch_of(ops::attention_backward_scratch_bytes(device_op));
+        device_op.scratch = scratch.on(OnDevice<T>());
+        ops::attention_backward(device_op, Stream());
+        ref::attention_backward(op(OnHost()));
+        check_close(dqkv, [&](size_t i) { return bounds[i] + stored_error<T>(dqkv.host[i]); });
+        scratch.fetch();
+    }
+}

@@ -1,0 +1,95 @@
+// embedding_forward and embedding_backward against ref::.
+#include "test/device_array.h"
+#include "test/random_values.h"
+#include "test/tolerance.h"
+
+namespace {
+
+struct Shape {
+    int batch, seq_len, channels, vocab, n_positions;
+};
+// One element; more rows than tokens differ; nothing a multiple of anything; a wide row.
+constexpr Shape kShapes[] = {
+    {1, 1, 1, 5, 1}, {2, 5, 7, 5, 9}, {3, 33, 64, 257, 40}, {1, 64, 132, 1000, 64}, {2, 129, 768, 257, 130}};
+
+std::string describe(const Shape& s) {
+    return format("batch %d, seq_len %d, channels %d, vocab %d", s.batch, s.seq_len, s.channels, s.vocab);
+}
+
+// Every third position holds the same token, so that tokens repeat in every shape.
+std::vector<int> repeating_tokens(const Shape& s) {
+    std::vector<int> tokens = random_integers(size_t(s.batch) * s.seq_len, 1, s.vocab);
+    for (size_t i = 0; i < tokens.size(); i += 3) tokens[i] = s.vocab - 1;
+    return tokens;
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("embedding_forward", "[ops]", float, bf16, fp16) {
+    using T = TestType;
+    for (const Shape& s : kShapes) {
+        INFO(describe(s));
+        size_t positions = size_t(s.batch) * s.seq_len;
+        Stored<T> out("out", Role::output, nans(positions * s.channels));
+        Array<int> tokens("tokens", Role::input, repeating_tokens(s));
+        Stored<T> wte("wte", Role::input, random_values(size_t(s.vocab) * s.channels, 2));
+        Stored<T> wpe("wpe", Role::input, random_values(size_t(s.n_positions) * s.channels, 3));
+        auto op = [&]<class Side>(Side side) {
+            return ops::EmbeddingForward<typename Side::Storage>{.out = out.on(side),
+                                                                 .tokens = tokens.on(side),
+                                                                 .wte = wte.on(side),
+                                                                 .wpe = wpe.on(side),
+                                                                 .batch = s.batch,
+                                                                 .seq_len = s.seq_len,
+                                                                 .channels = s.channels};
+        };
+        ops::embedding_forward(op(OnDevice<T>()), Stream());
+        ref::embedding_forward(op(OnHost()));
+        check_close(out, [&](size_t i) { return stored_error<T>(out.host[i]) + kRoundoff * std::abs(out.host[i]); });
+    }
+}
+
+TEMPLATE_TEST_CASE("embedding_backward", "[ops]", float, bf16, fp16) {
+    using T = TestType;
+    for (const Shape& s : kShapes)
+        for (bool accumulate : {false, true}) {
+            INFO(describe(s) << ", accumulate " << accumulate);
+            size_t positions = size_t(s.batch) * s.seq_len, wpe_count = size_t(s.n_positions) * s.channels;
+            Array<float> dwte("dwte", Role::output, random_values(size_t(s.vocab) * s.channels, 4));
+            Array<float> dwpe("dwpe", Role::output, accumulate ? random_values(wpe_count, 5) : nans(wpe_count));
+            Stored<T> dout("dout", Role::input, random_values(positions * s.channels, 6));
+            Array<int> tokens("tokens", Role::input, repeating_tokens(s));
+            auto op = [&]<class Side>(Side side) {
+                return ops::EmbeddingBackward<typename Side::Storage>{.dwte = dwte.on(side),
+                                                                      .dwpe = dwpe.on(side),
+                                                                      .scratch = nullptr,
+                                                                      .dout = dout.on(side),
+                                                                      .tokens = tokens.on(side),
+                                                                      .batch = s.batch,
+                                                                      .seq_len = s.seq_len,
+                                                                      .channels = s.channels,
+                                                                      .vocab = s.vocab,
+                                                                      .n_positions = s.n_positions,
+                                                                      .accumulate = accumulate};
+            };
+            // The sums of absolute values: what the rounding errors of the sums are relative to.
+            std::vector<float> dwte_size = absolute(dwte.host), dwpe_size = absolute(dwpe.host);
+            std::vector<double> dout_size = absolute(dout.host);
+            auto size_op = op(OnHost());
+            size_op.dwte = dwte_size.data(), size_op.dwpe = dwpe_size.data(), size_op.dout = dout_size.data();
+            ref::embedding_backward(size_op);
+
+            auto device_op = op(OnDevice<T>());
+            auto scratch = scratch_of(ops::embedding_backward_scratch_bytes(device_op));
+            device_op.scratch = scratch.on(OnDevice<T>());
+            ops::embedding_backward(device_op, Stream());
+            ref::embedding_backward(op(OnHost()));
+            check_close(dwte, [&](size_t i) {
+                return stored_error_fp32(dwte.host[i]) + summation_error(double(positions)) * dwte_size[i];
+            });
+            check_close(dwpe, [&](size_t i) {
+                return stored_error_fp32(dwpe.host[i]) + summation_error(s.batch + 1) * dwpe_size[i];
+            });
+            scratch.fetch();
+        }
+}

@@ -1,0 +1,76 @@
+// normal_fill, fill and cast against ref::.
+#include "test/device_array.h"
+#include "test/random_values.h"
+#include "test/tolerance.h"
+
+// Computed in double, so only the rounding to float can differ.
+TEST_CASE("normal_fill", "[ops]") {
+    for (size_t count : {1, 3, 4, 1001})
+        for (uint32_t subsequence : {0u, 7u, 0xffffffffu}) {
+            INFO("count " << count << ", subsequence " << subsequence);
+            Array<float> out("out", Role::output, nans(count));
+            auto op = [&](auto side) {
+                return ops::NormalFill{.out = out.on(side),
+                                       .count = count,
+                                       .seed = 0x123456789abcdefull,
+                                       .subsequence = subsequence,
+                                       .deviation = 0.02f};
+            };
+            ops::normal_fill(op(OnDevice<float>()), Stream());
+            ref::normal_fill(op(OnHost()));
+            check_close(out, [&](size_t i) { return stored_error_fp32(out.host[i]); });
+        }
+}
+
+TEST_CASE("fill", "[ops]") {
+    for (size_t count : {1, 37, 1000})
+        for (float value : {0.0f, -1.5f, INFINITY}) {
+            INFO("count " << count << ", value " << value);
+            Array<float> out("out", Role::output, nans(count));
+            auto op = [&](auto side) { return ops::Fill{.out = out.on(side), .count = count, .value = value}; };
+            ops::fill(op(OnDevice<float>()), Stream());
+            ref::fill(op(OnHost()));
+            check_same_bits(out, out.host);
+        }
+}
+
+namespace {
+
+// Halves between neighbours of bf16 and fp16, edges of their ranges, subnormals, and ordinary numbers.
+std::vector<float> numbers_to_cast(size_t count) {
+    std::vector<float> numbers = {0.0f,         -0.0f,     1.0f,         1 + 0x1p-8f, 1 + 0x3p-8f, 1 + 0x1p-11f,
+                                  1 + 0x3p-11f, 65504.0f,  65519.996f,   65520.0f,    -65520.0f,   3.4e38f,
+                                  INFINITY,     -INFINITY, 0x1p-14f,     0x1.8p-24f,  0x1p-25f,    0x1.000002p-25f,
+                                  0x1p-26f,     0x1p-126f, -0x1.ffp-15f, 1e-30f};
+    std::vector<double> random = random_values(count, 1, 10);
+    numbers.insert(numbers.end(), random.begin(), random.end());
+    numbers.resize(count);
+    return numbers;
+}
+
+}  // namespace
+
+// Whatever rounding the CPU or GPU has built in must give the bits of numeric.h's.
+TEMPLATE_TEST_CASE("cast", "[ops]", float, bf16, fp16) {
+    using T = TestType;
+    for (size_t count : {1, 37, 1000}) {
+        INFO("count " << count);
+        Array<float> inp("inp", Role::input, numbers_to_cast(count));
+        Stored<T> out("out", Role::output, nans(count));
+        std::vector<T> expected(count);
+        OnDevice<T> device;
+        ops::cast(ops::Cast<T>{.out = out.on(device), .inp = inp.on(device), .count = count}, Stream());
+        ref::cast(ops::Cast<T>{.out = expected.data(), .inp = inp.host.data(), .count = count});
+        check_same_bits(out, expected);
+    }
+}
+
+TEMPLATE_TEST_CASE("cast: NaN stays NaN", "[ops]", float, bf16, fp16) {
+    using T = TestType;
+    // The smallest payload is lost when the low bits are cut off: a careless cast makes it infinity.
+    Array<float> inp("inp", Role::input, std::vector<float>{NAN, -NAN, std::bit_cast<float>(0x7f800001u)});
+    Stored<T> out("out", Role::output, std::vector<double>(3));
+    OnDevice<T> device;
+    ops::cast(ops::Cast<T>{.out = out.on(device), .inp = inp.on(device), .count = 3}, Stream());
+    for (T value : out.fetch()) CHECK(std::isnan(to_float(value)));
+}

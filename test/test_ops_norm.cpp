@@ -1,0 +1,207 @@
+// norm_forward, residual_norm_forward and norm_backward against ref::.
+#include "test/device_array.h"
+#include "test/random_values.h"
+#include "test/tolerance.h"
+
+namespace {
+
+constexpr int kRows[] = {1, 37, 130};
+constexpr int kCols[] = {1, 7, 64, 132, 768};
+constexpr float kEps = 1e-5f;
+
+// Rows whose mean is three times their deviation or more: a variance computed as E[x^2] - E[x]^2 shows.
+std::vector<double> random_rows(int rows, int cols, uint64_t seed) {
+    return random_values(size_t(rows) * cols, seed, 1, 2);
+}
+
+// The forward ops' arrays, as far as they are the same.
+template <class T> struct NormArrays {
+    int rows, cols;
+    size_t count = size_t(rows) * cols;
+    Stored<T> out{"out", Role::output, nans(count)};
+    Array<float> mean{"mean", Role::output, nans(rows)};
+    Array<float> rstd{"rstd", Role::output, nans(rows)};
+    Stored<T> weight{"weight", Role::input, random_values(cols, 1, 0.5, 1)};
+    Stored<T> bias{"bias", Role::input, random_values(cols, 2)};
+
+    template <class Side> auto norm_op(Side side, Stored<T>& inp) {
+        return ops::NormForward<typename Side::Storage>{.out = out.on(side),
+                                                        .mean = mean.on(side),
+                                                        .rstd = rstd.on(side),
+                                                        .inp = inp.on(side),
+                                                        .weight = weight.on(side),
+                                                        .bias = bias.on(side),
+                                                        .rows = rows,
+                                                        .cols = cols,
+                                                        .eps = kEps};
+    }
+
+    // A float mean is off by mean_error, so x - mean by mean_error and one rounding. In the sum of squares around the
+    // computed mean that error is of second order, so the variance has the relative error of a sum of squares, the
+    // square root halves it, and rstd adds those of a root and a division.
+    void check_against(const Stored<T>& inp) {
+        double rstd_error = summation_error(cols) + kFunctionError;
+        std::vector<double> mean_error(rows);
+        for (int row = 0; row < rows; row++) {
+            double sum = 0;
+            for (int c = 0; c < cols; c++) sum += std::abs(inp.host[size_t(row) * cols + c]);
+            mean_error[row] = (summation_error(cols) + 2 * kRoundoff) * sum / cols;
+        }
+        check_close(mean, [&](size_t row) { return mean_error[row] + stored_error_fp32(mean.host[row]); });
+        check_close(rstd, [&](size_t row) { return rstd_error * rstd.host[row] + stored_error_fp32(rstd.host[row]); });
+        check_close(out, [&](size_t i) {
+            size_t row = i / cols, c = i % cols;
+            double slope = std::abs(weight.host[c]) * rstd.host[row];
+            double scaled = std::abs(inp.host[i] - mean.host[row]) * slope;
+            double arithmetic = slope * mean_error[row] + scaled * (rstd_error + 4 * kRoundoff) +
+                                kRoundoff * (std::abs(bias.host[c]) + std::abs(out.host[i]));
+            return arithmetic + stored_error<T>(out.host[i]);
+        });
+    }
+};
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("norm_forward", "[ops]", float, bf16, fp16) {
+    using T = TestType;
+    for (int rows : kRows)
+        for (int cols : kCols) {
+            INFO("rows " << rows << ", cols " << cols);
+            NormArrays<T> arrays{rows, cols};
+            Stored<T> inp("inp", Role::input, random_rows(rows, cols, 3));
+            ops::norm_forward(arrays.norm_op(OnDevice<T>(), inp), Stream());
+            ref::norm_forward(arrays.norm_op(OnHost(), inp));
+            arrays.check_against(inp);
+        }
+}
+
+TEMPLATE_TEST_CASE("residual_norm_forward", "[ops]", float, bf16, fp16) {
+    using T = TestType;
+    for (int rows : kRows)
+        for (int cols : kCols) {
+            INFO("rows " << rows << ", cols " << cols);
+            NormArrays<T> arrays{rows, cols};
+            Stored<T> residual("residual", Role::output, nans(arrays.count));
+            Stored<T> inp("inp", Role::input, random_rows(rows, cols, 3));
+            Stored<T> branch("branch", Role::input, random_values(arrays.count, 4));
+            auto op = [&]<class Side>(Side side) {
+                return ops::ResidualNormForward<typename Side::Storage>{.residual = residual.on(side),
+                                                                        .out = arrays.out.on(side),
+                                                                        .mean = arrays.mean.on(side),
+                                                                        .rstd = arrays.rstd.on(side),
+                                                                        .inp = inp.on(side),
+                                                                        .branch = branch.on(side),
+                                                                        .weight = arrays.weight.on(side),
+                                                                        .bias = arrays.bias.on(side),
+                                                                        .rows = rows,
+                                                                        .cols = cols,
+                                                                        .eps = kEps};
+            };
+            ops::residual_norm_forward(op(OnDevice<T>()), Stream());
+            ref::residual_norm_forward(op(OnHost()));
+            check_close(residual, [&](size_t i) {
+                return stored_error<T>(residual.host[i]) + kRoundoff * std::abs(residual.host[i]);
+            });
+
+            // The norm reads the residual as stored, so it must agree with the norm of that: in value with ref::, in
+            // bits with ops::norm_forward.
+            std::vector<T> out_bits = arrays.out.fetch();
+            std::vector<float> mean_bits = arrays.mean.fetch(), rstd_bits = arrays.rstd.fetch();
+            Stored<T> stored("stored residual", Role::input, residual.fetch());
+            ref::norm_forward(arrays.norm_op(OnHost(), stored));
+            arrays.check_against(stored);
+            ops::norm_forward(arrays.norm_op(OnDevice<T>(), stored), Stream());
+            check_same_bits(arrays.out, out_bits);
+            check_same_bits(arrays.mean, mean_bits);
+            check_same_bits(arrays.rstd, rstd_bits);
+        }
+}
+
+namespace {
+
+struct NormBackwardBounds {
+    std::vector<double> dinp, dweight, dbias;  // without the rounding of what is stored
+};
+
+// `op` is the host's. The averages over a row are sums of `cols` products of two or three factors; everything else is a
+// handful of roundings per term. Sums over rows start from what stood there.
+NormBackwardBounds norm_backward_bounds(const ops::NormBackward<double>& op) {
+    NormBackwardBounds bounds{std::vector<double>(size_t(op.rows) * op.cols), std::vector<double>(op.cols),
+                              std::vector<double>(op.cols)};
+    double sum_error = summation_error(op.rows + 1) + 4 * kRoundoff;
+    double average_error = summation_error(op.cols) + 4 * kRoundoff;
+    for (int row = 0; row < op.rows; row++) {
+        double average = 0, average_with_normed = 0;
+        auto normed = [&](int c) { return std::abs(op.inp[size_t(row) * op.cols + c] - op.mean[row]) * op.rstd[row]; };
+        auto dout = [&](int c) { return std::abs(op.dout[size_t(row) * op.cols + c]); };
+        auto dnormed = [&](int c) { return dout(c) * std::abs(op.weight[c]); };
+        for (int c = 0; c < op.cols; c++) {
+            average += dnormed(c) / op.cols;
+            average_with_normed += dnormed(c) * normed(c) / op.cols;
+            bounds.dweight[c] += sum_error * dout(c) * normed(c);
+            bounds.dbias[c] += sum_error * dout(c);
+        }
+        for (int c = 0; c < op.cols; c++) {
+            double averages = average + normed(c) * average_with_normed;
+            bounds.dinp[size_t(row) * op.cols + c] =
+                op.rstd[row] * (averages * average_error + (dnormed(c) + averages) * 6 * kRoundoff);
+        }
+    }
+    for (int c = 0; c < op.cols && op.accumulate; c++) {
+        bounds.dweight[c] += sum_error * std::abs(op.dweight[c]);
+        bounds.dbias[c] += sum_error * std::abs(op.dbias[c]);
+    }
+    return bounds;
+}
+
+template <class T> void test_norm_backward(int rows, int cols, bool accumulate_dinp, bool accumulate) {
+    size_t count = size_t(rows) * cols;
+    NormArrays<T> forward{rows, cols};
+    Stored<T> inp("inp", Role::input, random_rows(rows, cols, 3));
+    ref::norm_forward(forward.norm_op(OnHost(), inp));
+    Array<float> mean("mean", Role::input, forward.mean.host), rstd("rstd", Role::input, forward.rstd.host);
+    Stored<T> dinp("dinp", Role::output, accumulate_dinp ? random_values(count, 5) : nans(count));
+    Array<float> dweight("dweight", Role::output, accumulate ? random_values(cols, 6) : nans(cols));
+    Array<float> dbias("dbias", Role::output, accumulate ? random_values(cols, 7) : nans(cols));
+    Stored<T> dout("dout", Role::input, random_values(count, 8));
+    auto op = [&]<class Side>(Side side) {
+        return ops::NormBackward<typename Side::Storage>{.dinp = dinp.on(side),
+                                                         .dweight = dweight.on(side),
+                                                         .dbias = dbias.on(side),
+                                                         .scratch = nullptr,
+                                                         .dout = dout.on(side),
+                                                         .inp = inp.on(side),
+                                                         .weight = forward.weight.on(side),
+                                                         .mean = mean.on(side),
+                                                         .rstd = rstd.on(side),
+                                                         .rows = rows,
+                                                         .cols = cols,
+                                                         .accumulate_dinp = accumulate_dinp,
+                                                         .accumulate = accumulate};
+    };
+    NormBackwardBounds bounds = norm_backward_bounds(op(OnHost()));
+    auto device_op = op(OnDevice<T>());
+    auto scratch = scratch_of(ops::norm_backward_scratch_bytes(device_op));
+    device_op.scratch = scratch.on(OnDevice<T>());
+    ops::norm_backward(device_op, Stream());
+    ref::norm_backward(op(OnHost()));
+    check_close(dinp, [&](size_t i) {
+        return bounds.dinp[i] + kRoundoff * std::abs(dinp.host[i]) + stored_error<T>(dinp.host[i]);
+    });
+    check_close(dweight, [&](size_t c) { return bounds.dweight[c] + stored_error_fp32(dweight.host[c]); });
+    check_close(dbias, [&](size_t c) { return bounds.dbias[c] + stored_error_fp32(dbias.host[c]); });
+    scratch.fetch();
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("norm_backward", "[ops]", float, bf16, fp16) {
+    for (int rows : kRows)
+        for (int cols : kCols)
+            for (bool accumulate_dinp : {false, true})
+                for (bool accumulate : {false, true}) {
+                    INFO("rows " << rows << ", cols " << cols << ", accumulate_dinp " << accumulate_dinp
+                                 << ", accumulate " << accumulate);
+                    test_norm_backward<TestType>(rows, cols, accumulate_dinp, accumulate);
+                }
+}

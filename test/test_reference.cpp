@@ -1,0 +1,370 @@
+// The specification against mathematics: every backward op of ref:: is the derivative of its forward op.
+//
+// On double storage nothing is rounded but the fp32 statistics and gradients, so central differences are clean. The
+// objective is always the sum of dout times out, whose gradient the backward op must give.
+#include <functional>
+
+#include "test/catch.h"
+#include "test/random_values.h"
+#include "test/reference.h"
+
+namespace {
+
+constexpr double kStep = 0x1p-13;
+
+// A few dozen roundings to float on either side of the gradient. The difference quotient itself is off by
+// kStep^2 / 6 = 2.5e-9 of the third derivative and by 2^-53 / kStep = 1e-12 of the objective, both far below.
+double tolerance(double gradient) { return 64 * 0x1p-24 * (1 + std::abs(gradient)); }
+
+using Objective = std::function<double()>;
+
+// Every element of `gradient` must be the derivative of `objective` to the same element of `input`, plus what stood in
+// the gradient before the backward op (nothing where it was overwritten).
+template <class Gradient>
+void check_gradient(const char* name, std::vector<double>& input, const std::vector<Gradient>& gradient,
+                    const std::vector<double>& before, const Objective& objective) {
+    REQUIRE(input.size() == gradient.size());
+    for (size_t i = 0; i < input.size(); i++) {
+        double centre = input[i];
+        input[i] = centre + kStep;
+        double above = objective();
+        input[i] = centre - kStep;
+        double below = objective();
+        input[i] = centre;
+        double expected = (above - below) / (2 * kStep) + (before.empty() ? 0 : before[i]);
+        INFO(name << "[" << i << "] is " << gradient[i] << ", the difference quotient " << expected);
+        if (!(std::abs(gradient[i] - expected) <= tolerance(expected))) FAIL();
+    }
+    CHECK(!input.empty());
+}
+
+double sum_of_products(const std::vector<double>& a, const std::vector<double>& b) {
+    double sum = 0;
+    for (size_t i = 0; i < a.size(); i++) sum += a[i] * b[i];
+    return sum;
+}
+
+// Values that a gradient holds before a backward op: something to add to, or NaN to overwrite.
+template <class Gradient> std::vector<Gradient> held_before(const std::vector<double>& values, bool accumulate) {
+    if (!accumulate) return std::vector<Gradient>(values.size(), Gradient(NAN));
+    return {values.begin(), values.end()};
+}
+
+std::vector<double> if_added(const std::vector<double>& values, bool accumulate) {
+    return accumulate ? values : std::vector<double>();
+}
+
+}  // namespace
+
+TEST_CASE("ref::embedding_backward is the derivative of ref::embedding_forward", "[reference]") {
+    const int batch = 2, seq_len = 4, channels = 3, vocab = 5, n_positions = 6;
+    for (bool accumulate : {false, true}) {
+        std::vector<int> tokens = {3, 1, 3, 3, 0, 1, 4, 3};
+        std::vector<double> wte = random_values(vocab * channels, 1), wpe = random_values(n_positions * channels, 2);
+        std::vector<double> out(tokens.size() * channels), dout = random_values(out.size(), 3);
+        std::vector<double> dwte_before = random_values(wte.size(), 4), dwpe_before = random_values(wpe.size(), 5);
+        auto dwte = held_before<float>(dwte_before, true), dwpe = held_before<float>(dwpe_before, accumulate);
+        ref::embedding_backward(ops::EmbeddingBackward<double>{.dwte = dwte.data(),
+                                                               .dwpe = dwpe.data(),
+                                                               .scratch = nullptr,
+                                                               .dout = dout.data(),
+                                                               .tokens = tokens.data(),
+                                                               .batch = batch,
+                                                               .seq_len = seq_len,
+                                                               .channels = channels,
+                                                               .vocab = vocab,
+                                                               .n_positions = n_positions,
+                                                               .accumulate = accumulate});
+        Objective objective = [&] {
+            ref::embedding_forward(ops::EmbeddingForward<double>{.out = out.data(),
+                                                                 .tokens = tokens.data(),
+                                                                 .wte = wte.data(),
+                                                                 .wpe = wpe.data(),
+                                                                 .batch = batch,
+                                                                 .seq_len = seq_len,
+                                                                 .channels = channels});
+            return sum_of_products(out, dout);
+        };
+        check_gradient("dwte", wte, dwte, dwte_before, objective);
+        check_gradient("dwpe", wpe, dwpe, if_added(dwpe_before, accumulate), objective);
+    }
+}
+
+TEST_CASE("ref::norm_backward is the derivative of ref::norm_forward", "[reference]") {
+    for (int rows : {1, 4})
+        for (int cols : {1, 3, 8})
+            for (bool accumulate_dinp : {false, true})
+                for (bool accumulate : {false, true}) {
+                    INFO("rows " << rows << ", cols " << cols);
+                    size_t count = size_t(rows) * cols;
+                    std::vector<double> inp = random_values(count, 1, 2, 1), weight = random_values(cols, 2, 0.5, 1);
+                    std::vector<double> bias = random_values(cols, 3), out(count), dout = random_values(count, 4);
+                    std::vector<float> mean(rows), rstd(rows);
+                    Objective objective = [&] {
+                        ref::norm_forward(ops::NormForward<double>{.out = out.data(),
+                                                                   .mean = mean.data(),
+                                                                   .rstd = rstd.data(),
+                                                                   .inp = inp.data(),
+                                                                   .weight = weight.data(),
+                                                                   .bias = bias.data(),
+                                                                   .rows = rows,
+                                                                   .cols = cols,
+                                                                   .eps = 1e-3f});
+                        return sum_of_products(out, dout);
+                    };
+                    objective();
+                    std::vector<double> dinp_before = random_values(count, 5), other_before = random_values(cols, 6);
+                    auto dinp = held_before<double>(dinp_before, accumulate_dinp);
+                    auto dweight = held_before<float>(other_before, accumulate), dbias = dweight;
+                    ref::norm_backward(ops::NormBackward<double>{.dinp = dinp.data(),
+                                                                 .dweight = dweight.data(),
+                                                                 .dbias = dbias.data(),
+                                                                 .scratch = nullptr,
+                                                                 .dout = dout.data(),
+                                                                 .inp = inp.data(),
+                                                                 .weight = weight.data(),
+                                                                 .mean = mean.data(),
+                                                                 .rstd = rstd.data(),
+                                                                 .rows = rows,
+                                                                 .cols = cols,
+                                                                 .accumulate_dinp = accumulate_dinp,
+                                                                 .accumulate = accumulate});
+                    check_gradient("dinp", inp, dinp, if_added(dinp_before, accumulate_dinp), objective);
+                    check_gradient("dweight", weight, dweight, if_added(other_before, accumulate), objective);
+                    check_gradient("dbias", bias, dbias, if_added(other_before, accumulate), objective);
+                }
+}
+
+// A residual block: the gradient of the sum inp + branch is that of either, and the norm's is added to it.
+TEST_CASE("ref::norm_backward added to the residual's gradient is that of ref::residual_norm_forward", "[reference]") {
+    const int rows = 3, cols = 5;
+    std::vector<double> inp = random_values(rows * cols, 1), branch = random_values(inp.size(), 2);
+    std::vector<double> weight = random_values(cols, 3), bias = random_values(cols, 4);
+    std::vector<double> residual(inp.size()), out(inp.size());
+    std::vector<double> dresidual = random_values(inp.size(), 5), dout = random_values(inp.size(), 6);
+    std::vector<float> mean(rows), rstd(rows), dweight(cols), dbias(cols);
+    Objective objective = [&] {
+        ref::residual_norm_forward(ops::ResidualNormForward<double>{.residual = residual.data(),
+                                                                    .out = out.data(),
+                                                                    .mean = mean.data(),
+                                                                    .rstd = rstd.data(),
+                                                                    .inp = inp.data(),
+                                                                    .branch = branch.data(),
+                                                                    .weight = weight.data(),
+                                                                    .bias = bias.data(),
+                                                                    .rows = rows,
+                                                                    .cols = cols,
+                                                                    .eps = 1e-3f});
+        return sum_of_products(out, dout) + sum_of_products(residual, dresidual);
+    };
+    objective();
+    std::vector<double> dinp = dresidual;
+    ref::norm_backward(ops::NormBackward<double>{.dinp = dinp.data(),
+                                                 .dweight = dweight.data(),
+                                                 .dbias = dbias.data(),
+                                                 .scratch = nullptr,
+                                                 .dout = dout.data(),
+                                                 .inp = residual.data(),
+                                                 .weight = weight.data(),
+                                                 .mean = mean.data(),
+                                                 .rstd = rstd.data(),
+                                                 .rows = rows,
+                                                 .cols = cols,
+                                                 .accumulate_dinp = true,
+                                                 .accumulate = false});
+    check_gradient("dinp", inp, dinp, {}, objective);
+    check_gradient("dbranch", branch, dinp, {}, objective);
+}
+
+// The backward ops take the gradient of the product's output; with GELU it is the following product's dinp that ends
+// before the activation, so the chain gelu -> matmul is differentiated as it stands in the model.
+TEST_CASE("ref::matmul_backward_* are the derivatives of ref::matmul_forward", "[reference]") {
+    for (int rows : {1, 4})
+        for (bool with_gelu : {false, true})
+            for (bool accumulate : {false, true}) {
+                const int n = 3, k = 5;
+                INFO("rows " << rows << ", gelu " << with_gelu);
+                std::vector<double> pre = random_values(rows * k, 1, 3), weight = random_values(n * k, 2);
+                std::vector<double> bias = random_values(n, 3), inp(pre.size());
+                std::vector<double> out(rows * n), dout = random_values(out.size(), 4);
+                Objective objective = [&] {
+                    inp = pre;
+                    if (with_gelu)
+                        ref::gelu_forward(
+                            ops::GeluForward<double>{.out = inp.data(), .inp = pre.data(), .count = inp.size()});
+                    ref::matmul_forward(ops::MatmulForward<double>{.out = out.data(),
+                                                                   .pre_gelu = nullptr,
+                                                                   .inp = inp.data(),
+                                                                   .weight = weight.data(),
+                                                                   .bias = bias.data(),
+                                                                   .rows = rows,
+                                                                   .n = n,
+                                                                   .k = k});
+                    return sum_of_products(out, dout);
+                };
+                objective();
+                std::vector<double> dinp(pre.size(), NAN);
+                std::vector<double> weight_before = random_values(weight.size(), 5), bias_before = random_values(n, 6);
+                auto dweight = held_before<float>(weight_before, accumulate);
+                auto dbias = held_before<float>(bias_before, accumulate);
+                ref::matmul_backward_input(
+                    ops::MatmulBackwardInput<double>{.dinp = dinp.data(),
+                                                     .dout = dout.data(),
+                                                     .weight = weight.data(),
+                                                     .pre_gelu = with_gelu ? pre.data() : nullptr,
+                                                     .rows = rows,
+                                                     .n = n,
+                                                     .k = k});
+                ref::matmul_backward_weight(ops::MatmulBackwardWeight<double>{.dweight = dweight.data(),
+                                                                              .dbias = dbias.data(),
+                                                                              .scratch = nullptr,
+                                                                              .dout = dout.data(),
+                                                                              .inp = inp.data(),
+                                                                              .rows = rows,
+                                                                              .n = n,
+                                                                              .k = k,
+                                                                              .accumulate = accumulate});
+                check_gradient("dinp", pre, dinp, {}, objective);
+                check_gradient("dweight", weight, dweight, if_added(weight_before, accumulate), objective);
+                check_gradient("dbias", bias, dbias, if_added(bias_before, accumulate), objective);
+            }
+}
+
+TEST_CASE("ref::matmul_forward with GELU is ref::gelu_forward of the product", "[reference]") {
+    const int rows = 3, n = 4, k = 5;
+    std::vector<double> inp = random_values(rows * k, 1, 2), weight = random_values(n * k, 2),
+                        bias = random_values(n, 3);
+    std::vector<double> product(rows * n), pre_gelu(rows * n), out(rows * n), activated(rows * n);
+    ops::MatmulForward<double> op{.out = product.data(),
+                                  .pre_gelu = nullptr,
+                                  .inp = inp.data(),
+                                  .weight = weight.data(),
+                                  .bias = bias.data(),
+                                  .rows = rows,
+                                  .n = n,
+                                  .k = k};
+    ref::matmul_forward(op);
+    op.out = out.data(), op.pre_gelu = pre_gelu.data();
+    ref::matmul_forward(op);
+    ref::gelu_forward(
+        ops::GeluForward<double>{.out = activated.data(), .inp = product.data(), .count = product.size()});
+    CHECK(pre_gelu == product);
+    CHECK(out == activated);
+}
+
+TEST_CASE("ref::attention_backward is the derivative of ref::attention_forward", "[reference]") {
+    struct Shape {
+        int batch, seq_len, n_head, n_kv_head, head_size;
+    };
+    for (const Shape& s : {Shape{1, 1, 1, 1, 2}, Shape{2, 5, 2, 2, 3}, Shape{1, 6, 4, 2, 3}, Shape{1, 4, 3, 1, 2}}) {
+        INFO("seq_len " << s.seq_len << ", n_head " << s.n_head << ", n_kv_head " << s.n_kv_head);
+        size_t positions = size_t(s.batch) * s.seq_len;
+        std::vector<double> qkv = random_values(positions * (s.n_head + 2 * s.n_kv_head) * s.head_size, 1, 2);
+        std::vector<double> out(positions * s.n_head * s.head_size), dout = random_values(out.size(), 2);
+        std::vector<double> dqkv(qkv.size(), NAN);
+        std::vector<float> lse(positions * s.n_head);
+        Objective objective = [&] {
+            ref::attention_forward(ops::AttentionForward<double>{.out = out.data(),
+                                                                 .lse = lse.data(),
+                                                                 .qkv = qkv.data(),
+                                                                 .batch = s.batch,
+                                                                 .seq_len = s.seq_len,
+                                                                 .n_head = s.n_head,
+                                                                 .n_kv_head = s.n_kv_head,
+                                                                 .head_size = s.head_size,
+                                                                 .scale = 0.7f});
+            return sum_of_products(out, dout);
+        };
+        objective();
+        ref::attention_backward(ops::AttentionBackward<double>{.dqkv = dqkv.data(),
+                                                               .scratch = nullptr,
+                                                               .dout = dout.data(),
+                                                               .qkv = qkv.data(),
+                                                               .out = out.data(),
+                                                               .lse = lse.data(),
+                                                               .batch = s.batch,
+                                                               .seq_len = s.seq_len,
+                                                               .n_head = s.n_head,
+                                                               .n_kv_head = s.n_kv_head,
+                                                               .head_size = s.head_size,
+                                                               .scale = 0.7f});
+        check_gradient("dqkv", qkv, dqkv, {}, objective);
+    }
+}
+
+TEST_CASE("ref::cross_entropy writes the derivative of its loss", "[reference]") {
+    const int rows = 4, vocab = 5, padded_vocab = 7;
+    const float loss_scale = 3, grad_scale = 0.5f;
+    std::vector<double> logits = random_values(rows * padded_vocab, 1, 3);
+    std::vector<int> targets = {4, -1, 0, 2};
+    std::vector<float> loss(rows);
+    Objective objective = [&] {
+        double sum = 0;
+        for (int row = 0; row < rows; row++)
+            if (targets[row] >= 0) sum += ref::token_loss(logits.data() + row * padded_vocab, vocab, targets[row]);
+        return sum * loss_scale * grad_scale;
+    };
+    std::vector<double> dlogits = logits;
+    ref::cross_entropy(ops::CrossEntropy<double>{.logits = dlogits.data(),
+                                                 .loss = loss.data(),
+                                                 .targets = targets.data(),
+                                                 .loss_scale = &loss_scale,
+                                                 .rows = rows,
+                                                 .vocab = vocab,
+                                                 .padded_vocab = padded_vocab,
+                                                 .grad_scale = grad_scale,
+                                                 .write_dlogits = true});
+    check_gradient("dlogits", logits, dlogits, {}, objective);
+    double sum = 0;
+    for (float value : loss) sum += value;
+    CHECK(std::abs(sum * loss_scale * grad_scale - objective()) <= rows * 0x1p-24 * sum * 3);
+}
+
+// clip_grad_norm_ by hand: the norm of (3, 4) 1e-6 is 5e-6, 1e-6 is added, and 1e-6 is allowed. Gradients carry a loss
+// scale of 2.
+TEST_CASE("ref::grad_norm_finish clips as torch does", "[reference]") {
+    std::vector<float> gradients = {6e-6f, 8e-6f};
+    std::vector<ops::Chunk> chunks = {{.begin = 0, .count = 1, .tensor = 0, .decayed = 0, .reserved = 0},
+                                      {.begin = 1, .count = 1, .tensor = 1, .decayed = 0, .reserved = 0}};
+    std::vector<double> sums(2);
+    float loss_scale = 2;
+    ops::GradNorm norm;
+    ref::squared_sums({.out = sums.data(), .values = gradients.data(), .chunks = chunks.data(), .n_chunks = 2});
+    for (auto [clip, expected_scale] : {std::pair(1e-6f, 0.5 / 6), std::pair(1.0f, 0.5), std::pair(0.0f, 0.5)}) {
+        ref::grad_norm_finish({.out = &norm,
+                               .sums = sums.data(),
+                               .chunks = chunks.data(),
+                               .loss_scale = &loss_scale,
+                               .n_chunks = 2,
+                               .clip = clip});
+        INFO("clip " << clip << ", norm " << norm.norm << ", scale " << norm.scale);
+        CHECK(std::abs(norm.norm - 5e-6) <= 4 * 0x1p-24 * 5e-6);
+        CHECK(std::abs(norm.scale - expected_scale) <= 4 * 0x1p-24 * expected_scale);
+        CHECK(norm.non_finite_tensor == -1);
+    }
+}
+
+// The first four moments of N(0, 1), and no correlation between neighbours. A sum of 2^16 independent numbers of
+// variance s^2 stays within 6 s / 2^8 of its expectation but for once in 10^9; the numbers are the same in every run
+// anyway.
+TEST_CASE("ref::normal_fill gives normal numbers", "[reference]") {
+    const size_t count = 1 << 16;
+    std::vector<float> numbers(count), others(count);
+    ref::normal_fill({.out = numbers.data(), .count = count, .seed = 42, .subsequence = 3, .deviation = 1});
+    ref::normal_fill({.out = others.data(), .count = count, .seed = 42, .subsequence = 4, .deviation = 1});
+    double mean = 0, square = 0, cube = 0, fourth = 0, neighbours = 0, subsequences = 0;
+    for (size_t i = 0; i < count; i++) {
+        double x = numbers[i];
+        mean += x / count, square += x * x / count, cube += x * x * x / count, fourth += x * x * x * x / count;
+        neighbours += x * numbers[(i + 1) % count] / count, subsequences += x * others[i] / count;
+    }
+    auto within = [](double value, double expected, double variance) {
+        return std::abs(value - expected) <= 6 * std::sqrt(variance) / 256;
+    };
+    CHECK(within(mean, 0, 1));
+    CHECK(within(square, 1, 2));
+    CHECK(within(cube, 0, 15));
+    CHECK(within(fourth, 3, 96));
+    CHECK(within(neighbours, 0, 1));
+    CHECK(within(subsequences, 0, 1));
+}

@@ -1,0 +1,105 @@
+#include <algorithm>
+#include <string>
+
+#include "kernels/check.h"
+#include "kernels/numeric.h"
+#include "runtime/retention.h"
+#include "test/catch.h"
+#include "test/expect_error.h"
+
+namespace {
+
+using Stored = std::vector<StoredCheckpoint>;
+
+// Random numbers of one sequence, one after the other.
+class Dice {
+public:
+    explicit Dice(uint64_t seed) : seed_(seed) {}
+    int below(int limit) { return int(philox(seed_, 0, drawn_++).word[0] % uint32_t(limit)); }
+    bool one_in(int n) { return below(n) == 0; }
+
+private:
+    uint64_t seed_, drawn_ = 0;
+};
+
+bool is_own(const StoredCheckpoint& checkpoint) { return checkpoint.valid && checkpoint.run_id == "own"; }
+bool is_own_healthy(const StoredCheckpoint& checkpoint) { return is_own(checkpoint) && checkpoint.healthy; }
+
+size_t count_own_healthy(const Stored& stored) {
+    return size_t(std::count_if(stored.begin(), stored.end(), is_own_healthy));
+}
+
+int64_t newest_own(const Stored& stored) {
+    int64_t newest = -1;
+    for (const StoredCheckpoint& checkpoint : stored)
+        if (is_own(checkpoint)) newest = std::max(newest, checkpoint.step);
+    return newest;
+}
+
+Stored without(const Stored& stored, const std::vector<int64_t>& steps) {
+    Stored rest;
+    for (const StoredCheckpoint& checkpoint : stored)
+        if (std::find(steps.begin(), steps.end(), checkpoint.step) == steps.end()) rest.push_back(checkpoint);
+    return rest;
+}
+
+// What must hold of one decision; empty if it does.
+std::string objection(const Stored& stored, int keep, const std::vector<int64_t>& deleted) {
+    Stored rest = without(stored, deleted);
+    if (rest.size() + deleted.size() != stored.size()) return "deletes what is not there, or twice";
+    if (!std::is_sorted(deleted.begin(), deleted.end())) return "not ascending";
+    auto is_foreign = [](const StoredCheckpoint& c) { return !is_own(c); };
+    if (std::count_if(rest.begin(), rest.end(), is_foreign) != std::count_if(stored.begin(), stored.end(), is_foreign))
+        return "deletes a checkpoint of another run or one that is not valid";
+    if (newest_own(rest) != newest_own(stored)) return "deletes the newest valid one";
+    size_t healthy = count_own_healthy(stored);
+    if (count_own_healthy(rest) != std::min(healthy, size_t(keep))) return "wrong number of healthy ones";
+    auto is_deleted = [&](int64_t step) { return std::binary_search(deleted.begin(), deleted.end(), step); };
+    for (const StoredCheckpoint& gone : stored)
+        for (const StoredCheckpoint& kept : rest)
+            if (is_own_healthy(gone) && is_deleted(gone.step) && is_own_healthy(kept) && kept.step < gone.step)
+                return "keeps an older healthy one instead of a newer";
+    if (std::count_if(rest.begin(), rest.end(), is_own) > 2 * keep) return "keeps too many";
+    return {};
+}
+
+// One life of a run directory: saves that are healthy or not, strangers, damage, resumes, and a decision after each.
+std::string live_through(uint64_t seed) {
+    Dice dice(seed);
+    int keep = 1 + dice.below(4);
+    Stored stored;
+    int64_t step = 0;
+    for (int event = 0; event < 10; event++) {
+        step += 1 + dice.below(3);
+        std::string run_id = dice.one_in(5) ? "foreign" : "own";
+        stored.push_back({step, run_id, !dice.one_in(8), !dice.one_in(4)});
+        if (dice.one_in(6)) stored[size_t(dice.below(int(stored.size())))].valid = false;
+        if (dice.one_in(8)) std::reverse(stored.begin(), stored.end());
+        if (dice.one_in(8)) stored.erase(stored.begin() + dice.below(int(stored.size())));
+        std::vector<int64_t> deleted = steps_to_delete(stored, "own", keep);
+        std::string wrong = objection(stored, keep, deleted);
+        if (!wrong.empty()) return format("seed %llu, event %d: %s", (unsigned long long)seed, event, wrong.c_str());
+        if (!dice.one_in(4)) stored = without(stored, deleted);  // else the process was killed before
+    }
+    return {};
+}
+
+}  // namespace
+
+TEST_CASE("retention keeps its promises in 100,000 random lives of a run directory") {
+    std::string wrong;
+    for (uint64_t seed = 0; seed < 100'000 && wrong.empty(); seed++) wrong = live_through(seed);
+    CHECK(wrong == "");
+}
+
+TEST_CASE("retention by example") {
+    auto own = [](int64_t step, bool healthy) { return StoredCheckpoint{step, "own", true, healthy}; };
+    CHECK(steps_to_delete({}, "own", 1).empty());
+    CHECK(steps_to_delete({own(1, true), own(2, true), own(3, true)}, "own", 2) == std::vector<int64_t>{1});
+    CHECK(steps_to_delete({own(1, true), own(2, false), own(3, false)}, "own", 1) == std::vector<int64_t>{2});
+    CHECK(steps_to_delete({own(1, false), own(2, true), own(3, false)}, "own", 1) == std::vector<int64_t>{1});
+    CHECK(steps_to_delete({own(1, false), own(2, false)}, "own", 1) == std::vector<int64_t>{1});
+    CHECK(steps_to_delete({own(1, true), {2, "own", false, true}}, "own", 1).empty());
+    CHECK(steps_to_delete({own(1, true), own(2, true)}, "other", 1).empty());
+    expect_error(Exit::internal, {"at least one"}, [&] { steps_to_delete({own(1, true)}, "own", 0); });
+}

@@ -1,0 +1,257 @@
+// Learning rate, loss scale and FLOPs at their corner points.
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "runtime/flops.h"
+#include "runtime/loss_scaler.h"
+#include "runtime/schedule.h"
+#include "test/catch.h"
+#include "test/expect_error.h"
+
+namespace {
+
+Config schedule_of(const std::string& name, int warmup_steps, int max_steps) {
+    Config config;
+    config.optim.learning_rate = 0.3;  // not a binary fraction, so that an inexact end shows
+    config.schedule.name = name;
+    config.schedule.warmup_steps = warmup_steps;
+    config.schedule.final_lr_fraction = 0.1;
+    config.train.max_steps = max_steps;
+    return config;
+}
+
+bool is_near(double x, double expected) { return std::abs(x - expected) <= 1e-15; }
+
+constexpr double kPeak = 0.3, kFinal = 0.3 * 0.1;
+
+}  // namespace
+
+TEST_CASE("the warm-up rises from lr / warmup_steps to lr and is the same in every schedule", "[schedule]") {
+    for (const char* name : {"cosine", "linear", "wsd", "constant", "cyclic"}) {
+        INFO(name);
+        const Config config = schedule_of(name, 7, 100);
+        for (int step = 1; step < 7; step++) CHECK(is_near(learning_rate(config, step), kPeak * step / 7));
+        CHECK(learning_rate(config, 7) == kPeak);
+    }
+}
+
+TEST_CASE("the last step has the final rate exactly", "[schedule]") {
+    for (const char* name : {"cosine", "linear", "wsd"})
+        for (int warmup : {0, 1, 7})
+            for (int steps : {8, 10, 101, 19073}) {
+                INFO(name << ", warm-up " << warmup << " of " << steps);
+                const Config config = schedule_of(name, warmup, steps);
+                CHECK(learning_rate(config, steps) == kFinal);
+                CHECK(learning_rate(config, steps - 1) > kFinal);
+            }
+    CHECK(learning_rate(schedule_of("constant", 7, 100), 100) == kPeak);
+}
+
+TEST_CASE("schedules without a warm-up, of one step, and of nothing but warm-up", "[schedule]") {
+    for (const char* name : {"cosine", "linear", "wsd"}) {
+        INFO(name);
+        CHECK(learning_rate(schedule_of(name, 0, 1), 1) == kFinal);
+        CHECK(learning_rate(schedule_of(name, 1, 1), 1) == kPeak);
+        CHECK(learning_rate(schedule_of(name, 10, 10), 10) == kPeak);
+        CHECK(is_near(learning_rate(schedule_of(name, 10, 10), 1), kPeak / 10));
+        const double first = learning_rate(schedule_of(name, 0, 1000000), 1);
+        CHECK(first <= kPeak);
+        CHECK(first > kPeak * 0.99999);
+    }
+}
+
+TEST_CASE("cosine, linear and wsd follow their formulas in between", "[schedule]") {
+    // Half-way from the end of the warm-up at 20 to step 100.
+    CHECK(is_near(learning_rate(schedule_of("cosine", 20, 100), 60), (kPeak + kFinal) / 2));
+    CHECK(is_near(learning_rate(schedule_of("linear", 20, 100), 60), (kPeak + kFinal) / 2));
+    // A quarter: cos(pi/4) = sqrt(1/2).
+    CHECK(is_near(learning_rate(schedule_of("cosine", 20, 100), 40),
+                  kFinal + (kPeak - kFinal) * (1 + std::sqrt(0.5)) / 2));
+    CHECK(is_near(learning_rate(schedule_of("linear", 20, 100), 40), kFinal + (kPeak - kFinal) * 0.75));
+
+    Config wsd = schedule_of("wsd", 20, 100);
+    wsd.schedule.cooldown_fraction = 0.36;
+    CHECK(cooldown_steps(wsd) == 36);
+    for (int step = 20; step <= 64; step++) CHECK(learning_rate(wsd, step) == kPeak);
+    CHECK(is_near(learning_rate(wsd, 65), kFinal + (kPeak - kFinal) * (1 - 1.0 / 6)));  // sqrt(1/36)
+    CHECK(is_near(learning_rate(wsd, 73), kFinal + (kPeak - kFinal) * 0.5));            // sqrt(9/36)
+    wsd.schedule.cooldown_fraction = 0;
+    CHECK(cooldown_steps(wsd) == 1);
+    CHECK(learning_rate(wsd, 99) == kPeak);
+    CHECK(learning_rate(wsd, 100) == kFinal);
+}
+
+TEST_CASE("the cyclic schedule is a triangle that begins at the peak after the warm-up", "[schedule]") {
+    Config config = schedule_of("cyclic", 5, 1000);
+    config.schedule.cycle_steps = 8;
+    for (int cycle = 0; cycle < 3; cycle++) {
+        const int begin = 5 + 8 * cycle;
+        CHECK(learning_rate(config, begin) == kPeak);
+        CHECK(is_near(learning_rate(config, begin + 2), (kPeak + kFinal) / 2));
+        CHECK(learning_rate(config, begin + 4) == kFinal);
+        CHECK(is_near(learning_rate(config, begin + 6), (kPeak + kFinal) / 2));
+    }
+}
+
+TEST_CASE("no schedule leaves the interval from 0 to lr, and decay never rises", "[schedule]") {
+    for (const char* name : {"cosine", "linear", "wsd", "constant", "cyclic"}) {
+        Config config = schedule_of(name, 13, 517);
+        config.schedule.final_lr_fraction = 0;
+        config.schedule.cycle_steps = 31;
+        double before = kPeak;
+        for (int step = 1; step <= 517; step++) {
+            INFO(name << ", step " << step);
+            const double rate = learning_rate(config, step);
+            CHECK((rate >= 0 && rate <= kPeak));
+            if (step <= 13 || config.schedule.name == "cyclic") continue;
+            CHECK(rate <= before);
+            before = rate;
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+namespace {
+
+Config::LossScale dynamic_scale() {
+    return {.dynamic = true,
+            .initial = 1024,
+            .growth_interval = 3,
+            .growth_factor = 2,
+            .backoff_factor = 0.5,
+            .hysteresis = 2,
+            .minimum = 256,
+            .max_skipped_steps = 10};
+}
+
+}  // namespace
+
+TEST_CASE("the loss scale grows after growth_interval finite steps in a row", "[loss_scale]") {
+    LossScaler scaler(dynamic_scale());
+    for (int step = 1; step <= 2; step++) scaler.step_applied(step);
+    CHECK(scaler.scale() == 1024);
+    scaler.step_applied(3);
+    CHECK(scaler.scale() == 2048);
+    for (int step = 4; step <= 5; step++) scaler.step_applied(step);
+    scaler.step_skipped(6, "wte");
+    for (int step = 7; step <= 8; step++) scaler.step_applied(step);
+    CHECK(scaler.scale() == 2048);
+    scaler.step_applied(9);
+    CHECK(scaler.scale() == 4096);
+    for (int step = 10; step < 1000; step++) scaler.step_applied(step);
+    CHECK(std::isfinite(scaler.scale()));
+    CHECK(scaler.scale() == 0x1p100f);
+}
+
+TEST_CASE("the loss scale backs off once the hysteresis is used up, which only growth restores", "[loss_scale]") {
+    LossScaler scaler(dynamic_scale());
+    scaler.step_skipped(1, "wte");
+    CHECK(scaler.scale() == 1024);
+    scaler.step_applied(2);  // one good step does not restore it
+    scaler.step_skipped(3, "wte");
+    CHECK(scaler.scale() == 512);
+    for (int step = 4; step <= 6; step++) scaler.step_applied(step);
+    CHECK(scaler.scale() == 1024);
+    scaler.step_skipped(7, "wte");
+    CHECK(scaler.scale() == 1024);
+    scaler.step_skipped(8, "wte");
+    scaler.step_skipped(9, "wte");
+    CHECK(scaler.scale() == 256);
+    CHECK(scaler.state().total_skipped == 5);
+    CHECK(scaler.state().skipped_in_a_row == 3);
+    CHECK(scaler.state().last_good_step == 6);
+}
+
+TEST_CASE("a non-finite step at the smallest loss scale is explained", "[loss_scale]") {
+    Config::LossScale options = dynamic_scale();
+    options.minimum = 300;
+    LossScaler scaler(options);
+    scaler.step_applied(1);
+    for (int step = 2; step <= 4; step++) scaler.step_skipped(step, "wte");
+    CHECK(scaler.scale() == 300);  // not 256
+    expect_error(Exit::non_finite,
+                 {"step 5", "blocks.3.mlp.weight", "300", "loss_scale.minimum", "last good step was 1"},
+                 [&] { scaler.step_skipped(5, "blocks.3.mlp.weight"); });
+}
+
+TEST_CASE("more than max_skipped_steps in a row end the run, with and without dynamic scaling", "[loss_scale]") {
+    Config::LossScale options = dynamic_scale();
+    options.dynamic = GENERATE(false, true);
+    options.fixed = 8;
+    options.minimum = 1e-9;
+    options.max_skipped_steps = 4;
+    LossScaler scaler(options);
+    for (int round = 0; round < 3; round++) {
+        for (int i = 1; i <= 4; i++) scaler.step_skipped(10 * round + i, "wpe");
+        scaler.step_applied(10 * round + 5);
+    }
+    for (int step = 36; step < 40; step++) scaler.step_skipped(step, "wpe");
+    if (!options.dynamic) CHECK(scaler.scale() == 8);
+    CHECK(scaler.state().total_skipped == 16);
+    expect_error(Exit::non_finite,
+                 {"step 40", "5 steps in a row", "max_skipped_steps is 4", "wpe", "last good step 25"},
+                 [&] { scaler.step_skipped(40, "wpe"); });
+
+    options.max_skipped_steps = 0;
+    expect_error(Exit::non_finite, {"1 steps in a row"}, [&] { LossScaler(options).step_skipped(1, "wpe"); });
+}
+
+TEST_CASE("a loss scaler that goes through a checkpoint goes on as if nothing had happened", "[loss_scale]") {
+    Config::LossScale options = dynamic_scale();
+    options.growth_factor = 1.7;
+    options.backoff_factor = 0.3;
+    options.minimum = 1e-9;
+    auto advance = [](LossScaler& scaler, int step) {
+        if (step * 7 % 5 == 0 || step * 11 % 13 == 0)
+            scaler.step_skipped(step, "wte");
+        else
+            scaler.step_applied(step);
+    };
+    for (int cut = 0; cut <= 60; cut++) {
+        LossScaler straight(options), resumed(options);
+        for (int step = 1; step <= 60; step++) {
+            if (step == cut) {
+                const std::string text = to_json(resumed.state()).dump();
+                const auto state = loss_scale_state_from_json(nlohmann::ordered_json::parse(text), "MANIFEST.json");
+                resumed = LossScaler(options, state);
+            }
+            advance(straight, step);
+            advance(resumed, step);
+        }
+        CHECK(to_json(straight.state()) == to_json(resumed.state()));
+    }
+}
+
+TEST_CASE("a damaged loss-scale state is refused with file and field", "[loss_scale]") {
+    const nlohmann::ordered_json good = to_json(LossScaler(dynamic_scale()).state());
+    CHECK_NOTHROW(loss_scale_state_from_json(good, "m"));
+    for (const auto& [key, value] : good.items())
+        for (const char* bad : {"null", "\"1\"", "-1", "1e300", "[]"}) {
+            INFO(key << " = " << bad);
+            auto damaged = good;
+            damaged[key] = nlohmann::ordered_json::parse(bad);
+            expect_error(Exit::data, {"MANIFEST.json", "loss_scale." + key},
+                         [&] { loss_scale_state_from_json(damaged, "MANIFEST.json"); });
+            damaged.erase(key);
+            expect_error(Exit::data, {"loss_scale." + key, "missing"},
+                         [&] { loss_scale_state_from_json(damaged, "MANIFEST.json"); });
+        }
+    auto fraction = good;
+    fraction["good_steps"] = 1.5;
+    expect_error(Exit::data, {"loss_scale.good_steps", "1.5"}, [&] { loss_scale_state_from_json(fraction, "m"); });
+    expect_error(Exit::data, {"loss_scale.scale"}, [] { loss_scale_state_from_json(3, "m"); });
+}
+
+// Published for llm.c's convention: GPT-2 with T = 1024 and a vocabulary padded to 50304.
+TEST_CASE("FLOPs per token are llm.c's for the GPT-2 family", "[flops]") {
+    struct Case {
+        FlopsPerToken model;
+        double giga;
+    };
+    for (const Case& c : {Case{{124475904, 12, 768, 1024}, 0.8035}, Case{{354871296, 24, 1024, 1024}, 2.2802},
+                          Case{{774090240, 36, 1280, 1024}, 4.9277}, Case{{1557686400, 48, 1600, 1024}, 9.8180}})
+        CHECK(std::abs(flops_per_token(c.model) / 1e9 - c.giga) < 1e-4);
+    CHECK_FALSE(model_flops_utilisation(1e9, 1000, 0).has_value());
+    CHECK(model_flops_utilisation(1e9, 1000, 2e12).value() == 0.5);
+}

@@ -1,0 +1,98 @@
+// A model of a few tensors whose values follow from a seed, and ways to damage the files it was saved in.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "kernels/check.h"
+#include "kernels/comm.h"
+#include "kernels/numeric.h"
+#include "runtime/checkpoint.h"
+#include "runtime/files.h"
+
+class ToyModel {
+public:
+    ToyModel(uint64_t seed, std::vector<std::vector<size_t>> shapes) {
+        for (size_t t = 0; t < shapes.size(); t++) {
+            tensors_.push_back({"tensor/" + std::to_string(t), Dtype::fp32, shapes[t]});
+            values_.emplace_back(elements_of(tensors_[t]));
+            for (size_t i = 0; i < values_[t].size(); i++)
+                values_[t][i] = uniform_from_bits(philox(seed, t, i).word[0]) - 0.5f;
+        }
+    }
+
+    std::vector<std::vector<float>>& values() { return values_; }
+
+    // Everything as one of `ranks` stores it: part `rank` of each tensor, the parts of unequal size.
+    std::vector<SaveTensor> to_save(int rank = 0, int ranks = 1) const {
+        std::vector<SaveTensor> list;
+        for (size_t t = 0; t < tensors_.size(); t++) {
+            auto [first, count] = range(t, rank, ranks);
+            list.push_back({tensors_[t], first, count, [this, t](void* to, size_t begin, size_t n) {
+                                std::memcpy(to, &values_[t][begin], n * sizeof(float));
+                            }});
+        }
+        return list;
+    }
+    std::vector<LoadTensor> to_load(int rank = 0, int ranks = 1) {
+        std::vector<LoadTensor> list;
+        for (size_t t = 0; t < tensors_.size(); t++) {
+            auto [first, count] = range(t, rank, ranks);
+            list.push_back({tensors_[t], first, count, [this, t](const void* from, size_t begin, size_t n) {
+                                std::memcpy(&values_[t][begin], from, n * sizeof(float));
+                            }});
+        }
+        return list;
+    }
+
+    bool operator==(const ToyModel& other) const {  // bit for bit
+        for (size_t t = 0; t < values_.size(); t++)
+            if (std::memcmp(values_[t].data(), other.values_[t].data(), values_[t].size() * sizeof(float)))
+                return false;
+        return tensors_ == other.tensors_;
+    }
+
+private:
+    std::pair<size_t, size_t> range(size_t t, int rank, int ranks) const {
+        size_t part = values_[t].size() / size_t(ranks), first = part * size_t(rank);
+        return {first, rank == ranks - 1 ? values_[t].size() - first : part};
+    }
+
+    std::vector<TensorInfo> tensors_;
+    std::vector<std::vector<float>> values_;
+};
+
+inline CheckpointInfo toy_info(int64_t step, const std::string& run_id = "run-a") {
+    CheckpointInfo info;
+    info.step = step;
+    info.run_id = run_id;
+    info.config = "{\n  \"model\": \"toy\"\n}\n";
+    info.config_digest = "c0ffee";
+    info.dataset_digest = "da7a";
+    info.state = {{"cursor", step * 8}, {"loss_scale", 0.1}};
+    return info;
+}
+
+inline SaveStats save_toy(const std::string& run_dir, int64_t step, const ToyModel& model,
+                          const std::string& run_id = "run-a") {
+    return CheckpointWriter(run_dir, comm_single(), kChunkBytes).save(toy_info(step, run_id), model.to_save());
+}
+
+// Makes a file's content another one, in place. Not by truncation to nothing, after which ext4 waits for the disk.
+inline void overwrite(const std::string& path, const std::string& content) {
+    std::ofstream(path, std::ios::app).close();  // creates it
+    std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
+    file << content;
+    file.close();
+    require(file.good(), "cannot overwrite %s", path.c_str());
+    std::filesystem::resize_file(path, content.size());
+}
+
+inline std::string with_flipped_bit(std::string content, size_t bit) {
+    content[bit / 8] = char(content[bit / 8] ^ (1 << (bit % 8)));
+    return content;
+}
