@@ -50,10 +50,7 @@ GptOptions gpt_options(const Config& config) {
     options.batch = config.train.batch_size;
     options.seq_len = config.train.seq_len;
     options.precision = config.train.precision;
-    options.recompute = config.train.recompute == "gelu"    ? Recompute::gelu
-                        : config.train.recompute == "norm"  ? Recompute::norm
-                        : config.train.recompute == "block" ? Recompute::block
-                                                            : Recompute::none;
+    options.recompute = recompute_named(config.train.recompute);
     options.optimizer = config.optim.name == "sgd" ? OptimizerKind::sgd : OptimizerKind::adamw;
     options.head_rows = config.train.head_rows;
     return options;
@@ -123,7 +120,19 @@ void load_initial_weights(Gpt& gpt, const std::string& path) {
         import_huggingface(gpt, path);
     else
         load_tensors(open_checkpoint(path), gpt.master_tensors(), OtherTensors::ignore);
+}
+
+// The model of a run's first step: from the checkpoint that is resumed, from model.init_from, or from the seed.
+Gpt starting_model(const Config& config, const Comm& comm, const Checkpoint* checkpoint) {
+    Gpt gpt(gpt_options(config), comm);
+    if (checkpoint)
+        load_tensors(*checkpoint, gpt.state_tensors(), OtherTensors::refuse);
+    else if (!config.model.init_from.empty())
+        load_initial_weights(gpt, config.model.init_from);
+    else
+        gpt.initialize(config.run.seed);
     gpt.masters_changed();
+    return gpt;
 }
 
 // A model for inference from a checkpoint, and the configuration that made it.
@@ -198,37 +207,33 @@ struct Run {
     std::string dataset_digest;
     TrainState state;
     Comm comm;
-    Gpt gpt;
     Loader train_loader;
     std::unique_ptr<Loader> val_loader;
+    Gpt gpt;
     LossScaler scaler;
     RunLog log;
     Progress progress;
     CheckpointWriter writer;
     int failed_saves = 0;  // in a row
 
-    Run(const Config& c, Dataset d, const TrainState& s)
+    // Members are made in their order: what can be wrong with the data shows before the model takes memory, and what
+    // can be wrong with the weights before the log leaves anything in run.dir.
+    Run(const Config& c, Dataset d, const TrainState& s, const Checkpoint* checkpoint)
         : config(c),
           dataset(std::move(d)),
           dataset_digest(dataset.train.digest()),
           state(s),
           comm(comm_single()),
-          gpt(gpt_options(c), comm),
           train_loader(dataset.train, loader_options(SampleOrder::shuffled), s.cursor),
+          val_loader(dataset.val ? std::make_unique<Loader>(*dataset.val, loader_options(SampleOrder::once)) : nullptr),
+          gpt(starting_model(c, comm, checkpoint)),
           scaler(c.loss_scale, s.loss_scale),
           log(c.run.dir, s.step),
           progress(stdout, c.train.max_steps, c.log.every_steps),
-          writer(c.run.dir, comm) {
-        if (dataset.val) val_loader = std::make_unique<Loader>(*dataset.val, loader_options(SampleOrder::once));
-    }
+          writer(c.run.dir, comm) {}
 
     LoaderOptions loader_options(SampleOrder order) const {
-        return {.seq_len = config.train.seq_len,
-                .batch = config.train.batch_size,
-                .seed = config.run.seed,
-                .order = order,
-                .rank = comm.rank,
-                .world = comm.size};
+        return {config.train.seq_len, config.train.batch_size, config.run.seed, order, comm.rank, comm.size};
     }
 };
 
@@ -360,14 +365,7 @@ Exit train(const std::string& config_path, const std::vector<std::string>& overr
 
     const TrainState state =
         checkpoint ? resumed_state(*checkpoint, config, dataset.train.digest(), accept_changes) : new_state(config);
-    Run run(config, std::move(dataset), state);
-    if (checkpoint)
-        load_tensors(*checkpoint, run.gpt.state_tensors(), OtherTensors::refuse);
-    else if (!config.model.init_from.empty())
-        load_initial_weights(run.gpt, config.model.init_from);
-    else
-        run.gpt.initialize(config.run.seed);
-    run.gpt.masters_changed();
+    Run run(config, std::move(dataset), state, checkpoint ? &*checkpoint : nullptr);
     checkpoint.reset();
 
     check_space(dir, run.gpt.layout().elements * sizeof(float) * 3);
@@ -394,19 +392,14 @@ void plan(const std::string& config_path, const std::vector<std::string>& overri
     std::printf("FLOPs per token    %14.4e, per step %.4e\n", flops, flops * double(config.train.total_batch_tokens));
 }
 
-void prepare_data(const CommandLine::Prepare& line) {
-    prepare({.tokenizer = line.tokenizer,
-             .vocab_size = line.vocab_size,
-             .inputs = line.inputs,
-             .out_dir = line.out_dir,
-             .val_fraction = line.val_fraction,
-             .shard_tokens = line.shard_tokens},
-            [](const std::string& text) { std::printf("%s\n", text.c_str()); });
+void print_line(const std::string& line) { std::printf("%s\n", line.c_str()); }
+
+void prepare_data(const CommandLine::Prepare& p) {
+    prepare({p.tokenizer, p.vocab_size, p.inputs, p.out_dir, p.val_fraction, p.shard_tokens}, print_line);
 }
 
 void inspect(const std::string& path) {
-    auto print = [](const std::string& line) { std::printf("%s\n", line.c_str()); };
-    if (inspect_runtime_path(path, print) || inspect_data_file(path, print)) return;
+    if (inspect_runtime_path(path, print_line) || inspect_data_file(path, print_line)) return;
     const MappedFile file(path);
     fail(Exit::data,
          "%s: neither a checkpoint, a run, a token shard, a tokenizer nor a safetensors file; it looks like %s",
@@ -443,8 +436,7 @@ void evaluate_checkpoint(const std::string& path, const std::string& data, int b
     const Config& config = model.config;
     const std::string glob = data.empty() ? config.data.val : data;
     const TokenStream stream(expand_glob(glob, data.empty() ? "data.val" : "--data"), config.model.vocab_size);
-    Loader loader(stream,
-                  {.seq_len = config.train.seq_len, .batch = config.train.batch_size, .order = SampleOrder::once});
+    Loader loader(stream, {config.train.seq_len, config.train.batch_size, 0, SampleOrder::once});
     std::optional<Tokenizer> tokenizer;
     if (file_exists(model.tokenizer_path)) tokenizer = Tokenizer::load(model.tokenizer_path);
     const Validation result = evaluate(model.gpt, loader, batches, tokenizer ? &*tokenizer : nullptr);

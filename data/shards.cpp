@@ -14,7 +14,7 @@ using HeaderWords = std::array<int32_t, 8>;
 
 static HeaderWords header_words(std::string_view bytes) {
     HeaderWords words = {};
-    std::memcpy(words.data(), bytes.data(), std::min(bytes.size(), sizeof(words)));
+    bytes.copy(reinterpret_cast<char*>(words.data()), sizeof(words));
     return words;
 }
 

@@ -14,10 +14,12 @@ import time
 import torch
 import torch.nn.functional as F
 
+GPT2 = dict(layers=12, heads=12, width=768, positions=1024, vocab=50257)
+SMALL = dict(layers=6, heads=6, width=384, positions=256, vocab=4096)
 WORKLOADS = [
-    ("GPT-2 124M, B=4, T=64", dict(layers=12, heads=12, width=768, positions=1024, vocab=50257), 4, 64),
-    ("6 layers, 384 wide, vocabulary 4096, B=4, T=256", dict(layers=6, heads=6, width=384, positions=256, vocab=4096), 4, 256),
-    ("6 layers, 384 wide, vocabulary 4096, B=8, T=256", dict(layers=6, heads=6, width=384, positions=256, vocab=4096), 8, 256),
+    ("GPT-2 124M, B=4, T=64", GPT2, 4, 64),
+    ("6 layers, 384 wide, vocabulary 4096, B=4, T=256", SMALL, 4, 256),
+    ("6 layers, 384 wide, vocabulary 4096, B=8, T=256", SMALL, 8, 256),
 ]
 
 

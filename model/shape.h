@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 
 #include "kernels/numeric.h"
 
@@ -31,6 +32,13 @@ enum class Recompute {
     norm,   // the outputs of the two norms
     block,  // everything inside a block but its input
 };
+
+inline Recompute recompute_named(const std::string& name) {
+    return name == "gelu"    ? Recompute::gelu
+           : name == "norm"  ? Recompute::norm
+           : name == "block" ? Recompute::block
+                             : Recompute::none;
+}
 
 enum class OptimizerKind { adamw, sgd };
 

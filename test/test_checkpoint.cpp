@@ -10,7 +10,7 @@
 
 namespace {
 
-// Larger than the staging buffer, with ends that are no multiple of a chunk; a single number; a tensor without
+// Larger than the smallest staging buffer, with ends that are no multiple of a chunk; a single number; a tensor without
 // elements.
 const std::vector<std::vector<size_t>> kShapes = {{1031, 509}, {}, {0, 7}, {3, 5, 7}};
 
@@ -47,6 +47,7 @@ TEST_CASE("checksums have their published values") {
 }
 
 TEST_CASE("a checkpoint gives back every bit and everything that was said about it") {
+    size_t staging_bytes = GENERATE(kChunkBytes, CheckpointWriter::kStagingBytes);
     TemporaryDirectory run;
     ToyModel saved(1, kShapes), loaded(2, kShapes);
     saved.values()[0][7] = -0.0f;
@@ -54,7 +55,7 @@ TEST_CASE("a checkpoint gives back every bit and everything that was said about 
     info.parent_step = 50;
     info.state["precise"] = 0.1 + 0.2;
     info.state["large"] = std::numeric_limits<uint64_t>::max();
-    SaveStats stats = CheckpointWriter(run.path(), comm_single(), kChunkBytes).save(info, saved.to_save());
+    SaveStats stats = CheckpointWriter(run.path(), comm_single(), staging_bytes).save(info, saved.to_save());
     CHECK(stats.bytes == (1031 * 509 + 1 + 3 * 5 * 7) * sizeof(float));
     CHECK(stats.healthy);
     CHECK(stats.directory == step_directory(run.path(), 100));

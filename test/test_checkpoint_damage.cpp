@@ -155,6 +155,7 @@ TEST_CASE("a manifest that contradicts itself is refused though its hash is righ
         {"   61\n", "   61.0\n", "61.0"},
         {"   61\n", "   9223372036854775807, 4\n", "63 bits"},
         {"   61\n", "   2305843009213693952\n", "63 bits"},
+        {"   61\n", "   4611686018427387904, 4\n", "63 bits"},
         {"shard_0000.bin", "shard_0001.bin", "shard_0000.bin"},
         {"shard_0000.bin", "../shard_0000.bin", "shard_0000.bin"},
         {"shard_0000.bin", "/etc/passwd", "shard_0000.bin"},
@@ -174,5 +175,8 @@ TEST_CASE("a manifest that contradicts itself is refused though its hash is righ
         commit_text(saved.directory, replaced(text, c.from, c.to));
         expect_error(Exit::data, {"MANIFEST.json", c.words}, [&] { Checkpoint checkpoint(saved.directory); });
     }
+    std::string shard = read_file(saved.path("shard_0000.bin"));
+    commit_text(saved.directory, replaced(text, xxh3_128(shard), xxh3_128("something else")));
+    expect_error(Exit::data, {"shard_0000.bin", xxh3_128(shard)}, [&] { Checkpoint checkpoint(saved.directory); });
     commit_text(saved.directory, text);
 }

@@ -1,13 +1,14 @@
 #include <fcntl.h>
 #include <sched.h>
 #include <sys/mount.h>
+#include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <csignal>
-#include <filesystem>
+#include <optional>
 #include <thread>
 
 #include "runtime/checkpoint.h"
@@ -60,6 +61,8 @@ bool try_to_save(const std::string& run_dir, int64_t step) {
     }
 }
 
+constexpr int kMayNot = 77;  // exit status of a child that the system does not let do what is tested
+
 void stay_quiet(const std::string&) {}
 
 [[noreturn]] void save_until_killed(const std::string& run_dir, int64_t step, int report) {
@@ -98,13 +101,40 @@ int64_t save_and_kill(const std::string& run_dir, int64_t step, int commits, std
     return committed;
 }
 
-// Saves on a file system of `bytes` and compares with what is expected; 0, or what went wrong, or `kMayNotMount`.
-constexpr int kMayNotMount = 77;
+// Lets a child save one step and retire the older one, and kills it at its `stop`-th entry to or return from the
+// system. False if it ended before; nothing if this process may not trace.
+std::optional<bool> save_and_kill_at(const std::string& run_dir, int64_t step, int stop) {
+    pid_t child = ::fork();
+    if (child == 0) {
+        if (::ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) ::_exit(kMayNot);
+        ::raise(SIGSTOP);
+        save_toy(run_dir, step, model_of_step(step));
+        apply_retention(run_dir, "run-a", 1);
+        ::_exit(0);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == kMayNot) return {};
+    for (int i = 0; i < stop && WIFSTOPPED(status); i++) {
+        ::ptrace(PTRACE_SYSCALL, child, nullptr, nullptr);
+        ::waitpid(child, &status, 0);
+    }
+    if (!WIFSTOPPED(status)) {
+        CHECK(WIFEXITED(status));
+        CHECK(WEXITSTATUS(status) == 0);
+        return false;
+    }
+    ::kill(child, SIGKILL);
+    ::waitpid(child, &status, 0);
+    CHECK(WIFSIGNALED(status));
+    return true;
+}
 
+// Saves on a file system of `bytes` and compares with what is expected; 0, or 1 if it is not, or kMayNot.
 int save_on_full_disk(const std::string& directory, size_t bytes) {
     if (::unshare(CLONE_NEWNS) != 0 || ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
         ::mount("none", directory.c_str(), "tmpfs", 0, ("size=" + std::to_string(bytes)).c_str()) != 0)
-        return kMayNotMount;
+        return kMayNot;
     try {
         save_toy(directory, 1, model_of_step(1));
     } catch (const Error&) {
@@ -154,7 +184,7 @@ TEST_CASE("a disk that fills up costs the checkpoint that does not fit and no ot
         int status = 0;
         ::waitpid(child, &status, 0);
         REQUIRE(WIFEXITED(status));
-        if (WEXITSTATUS(status) == kMayNotMount) {
+        if (WEXITSTATUS(status) == kMayNot) {
             WARN("not tried: this process may not mount a file system");
             return;
         }
@@ -183,4 +213,31 @@ TEST_CASE("whenever a process is killed, the newest checkpoint it committed is t
         CHECK(committed_steps(run.path()).size() <= 3);
         next = step + 1;
     }
+}
+
+TEST_CASE("a save and a deletion may be killed at any system call") {
+    TemporaryDirectory run;
+    save_toy(run.path(), 1, model_of_step(1));
+    int64_t newest = 1;
+    int stop = 1;
+    for (bool was_killed = true; was_killed; stop++) {
+        auto result = save_and_kill_at(run.path(), newest + 1, stop);
+        if (!result) {
+            WARN("not tried: this process may not trace another");
+            return;
+        }
+        was_killed = *result;
+        std::string reports;
+        auto found = find_newest_valid(run.path(), [&](const std::string& sentence) { reports += sentence + "\n"; });
+        INFO("killed at stop " << stop << "\n" << reports);
+        CHECK(reports.empty());
+        REQUIRE(found);
+        int64_t step = found->manifest().info.step;
+        REQUIRE(step >= newest);
+        REQUIRE(step <= newest + 1);
+        CHECK(holds_its_step(*found));
+        newest = step;
+    }
+    CHECK(stop > 100);
+    CHECK(newest > 2);
 }

@@ -1,3 +1,4 @@
+#include <chrono>
 #include <map>
 #include <set>
 
@@ -106,6 +107,26 @@ TEST_CASE_METHOD(LoaderFixture, "loader: starting or seeking anywhere gives what
     Batch first_row = odd.next();
     Batch same = even.next();
     CHECK(std::equal(same.inputs, same.inputs + 4, first_row.inputs));
+}
+
+// The pauses between the two seeks let the thread be anywhere in its work for the first when the second comes.
+TEST_CASE_METHOD(LoaderFixture, "loader: what was read ahead for an older seek is dropped") {
+    TokenStream tokens = stream();
+    LoaderOptions options = {.seq_len = 1, .batch = 100, .seed = 4};
+    std::vector<std::vector<int32_t>> expected;
+    for (uint64_t cursor = 0; cursor < 50; cursor++) {
+        Loader loader(tokens, options, cursor);
+        expected.push_back(copy_rows(loader.next(), options));
+    }
+    Loader loader(tokens, options);
+    for (size_t i = 0; i < 2000; i++) {
+        size_t first = i % 50, second = i * 7 % 50;
+        loader.seek(first);
+        auto pause_end = std::chrono::steady_clock::now() + std::chrono::microseconds(i % 100);
+        while (std::chrono::steady_clock::now() < pause_end) std::this_thread::yield();
+        loader.seek(second);
+        if (copy_rows(loader.next(), options) != expected[second]) FAIL("seek " << first << ", then " << second);
+    }
 }
 
 TEST_CASE_METHOD(LoaderFixture, "loader: the rows in hand stay while the thread reads ahead") {

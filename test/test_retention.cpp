@@ -59,6 +59,10 @@ std::string objection(const Stored& stored, int keep, const std::vector<int64_t>
         for (const StoredCheckpoint& kept : rest)
             if (is_own_healthy(gone) && is_deleted(gone.step) && is_own_healthy(kept) && kept.step < gone.step)
                 return "keeps an older healthy one instead of a newer";
+    for (const StoredCheckpoint& kept : rest)
+        for (const StoredCheckpoint& healthy_one : rest)
+            if (is_own(kept) && !kept.healthy && is_own_healthy(healthy_one) && kept.step < healthy_one.step)
+                return "keeps an unhealthy one though a newer one is healthy";
     if (std::count_if(rest.begin(), rest.end(), is_own) > 2 * keep) return "keeps too many";
     return {};
 }
@@ -97,6 +101,7 @@ TEST_CASE("retention by example") {
     CHECK(steps_to_delete({}, "own", 1).empty());
     CHECK(steps_to_delete({own(1, true), own(2, true), own(3, true)}, "own", 2) == std::vector<int64_t>{1});
     CHECK(steps_to_delete({own(1, true), own(2, false), own(3, false)}, "own", 1) == std::vector<int64_t>{2});
+    CHECK(steps_to_delete({own(1, false), own(2, true)}, "own", 1) == std::vector<int64_t>{1});
     CHECK(steps_to_delete({own(1, false), own(2, true), own(3, false)}, "own", 1) == std::vector<int64_t>{1});
     CHECK(steps_to_delete({own(1, false), own(2, false)}, "own", 1) == std::vector<int64_t>{1});
     CHECK(steps_to_delete({own(1, true), {2, "own", false, true}}, "own", 1).empty());

@@ -14,11 +14,11 @@
 
 namespace {
 
-constexpr int kMaxTileRows = 384, kMaxTileCols = 384;
+constexpr int kMaxTileRows = 768, kMaxTileCols = 768;
 constexpr int kMinTileRows = 48, kMinTileCols = 96;
-constexpr int kEnoughTiles = 12;  // so that few threads finish together and more have work
+constexpr int kEnoughTiles = 6;  // so that few threads finish together and more have work
 
-constexpr int kChunk = 256;            // of the depth
+constexpr int kChunk = 192;            // of the depth
 constexpr int kLeftRows = 96;          // of the left operand that are copied at a time
 constexpr int kRowStep = kChunk + 16;  // of a copied row: not a multiple of 4096 bytes
 
@@ -95,18 +95,18 @@ template <class T> void copy_left(const Panels& panels, const Matrix<T>& left, i
             to_floats(panels.left + row * kRowStep, left.data + row * left.step, depth);
 }
 
-// out (rows, kTileCols) = or += the copied rows times one strip.
+// out (rows, kTileCols) = or += the copied rows times one strip, a group of rows at a time.
 void multiply_strip(TileProduct product, bool left_transposed) {
-    if (!left_transposed) {
-        tile_product(product);
-        return;
-    }
     const int rows = product.rows;
     for (int row = 0; row < rows; row += kTileRows) {
         product.rows = std::min(kTileRows, rows - row);
-        tile_product_of_transposed(product);
+        for (int r = 0; r < product.rows; r++) __builtin_prefetch(product.out + r * product.out_step, 1);
+        if (left_transposed)
+            tile_product_of_transposed(product);
+        else
+            tile_product(product);
         product.out += kTileRows * product.out_step;
-        product.left += kGroupStep;
+        product.left += left_transposed ? kGroupStep : kTileRows * kRowStep;
     }
 }
 

@@ -6,7 +6,7 @@ import struct
 import subprocess
 import time
 
-from trainer import TRAINER, TrainerTest
+from trainer import ENVIRONMENT, TRAINER, TrainerTest
 
 USAGE, DATA, NO_INPUT, CANNOT_CREATE, CONFIG = 64, 65, 66, 73, 78
 
@@ -101,7 +101,7 @@ class BadInput(TrainerTest):
                 self.refused(["config.json", "--set", setting], code, words)
 
     def test_settings_leave_an_earlier_run_where_it_is(self):
-        self.train(train_max_steps=1, schedule_warmup_steps=0)
+        self.train(train_max_steps=1)
         self.write_config()
         for setting, code, *words in SETTINGS[1:-2]:
             with self.subTest(setting):
@@ -132,23 +132,24 @@ class BadInput(TrainerTest):
         self.refused(["config.json", "--resume", "--fresh"], USAGE, ["--resume", "--fresh"])
 
     def test_fresh_moves_aside_and_deletes_nothing(self):
-        self.train(train_max_steps=2, schedule_warmup_steps=0)
+        self.train(train_max_steps=2)
         first = self.contents("run")
-        self.train("--fresh", train_max_steps=2, schedule_warmup_steps=0, run_seed=8)
+        self.train("--fresh", train_max_steps=2, run_seed=8)
         second = self.contents("run")
-        self.train("--fresh", train_max_steps=1, schedule_warmup_steps=0)
+        self.train("--fresh", train_max_steps=1)
         self.assertEqual(sorted(self.contents("run.old-1").values()), sorted(first.values()))
         self.assertEqual(sorted(self.contents("run.old-2").values()), sorted(second.values()))
 
     def test_only_damaged_checkpoints(self):
-        self.train(train_max_steps=2, schedule_warmup_steps=0)
+        self.train(train_max_steps=2)
         (self.step_dir(2) / "COMMIT").write_text("nonsense")
-        said = self.train("--resume", expect=NO_INPUT, train_max_steps=2, schedule_warmup_steps=0)
+        said = self.train("--resume", expect=NO_INPUT, train_max_steps=2)
         self.assertIn("COMMIT", said)
 
     def test_two_runs_in_one_directory(self):
         config = self.write_config(train_max_steps=100000)
-        first = subprocess.Popen([TRAINER, config], cwd=self.dir, stdout=subprocess.DEVNULL)
+        first = subprocess.Popen([TRAINER, config], cwd=self.dir, stdout=subprocess.DEVNULL,
+                                 env=ENVIRONMENT)
         try:
             while not (self.dir / "run" / "metrics.jsonl").exists():
                 time.sleep(0.01)
@@ -161,7 +162,7 @@ class BadInput(TrainerTest):
             first.wait()
 
     def test_other_commands(self):
-        self.train(train_max_steps=1, schedule_warmup_steps=0)
+        self.train(train_max_steps=1)
         (self.dir / "binary").write_bytes(bytes(range(256)) * 10)
         (self.dir / "bad.jsonl").write_text('{"text": "fine"}\n{"texts": "no"}\n')
         (self.dir / "empty.txt").write_text("")
@@ -194,7 +195,7 @@ class BadInput(TrainerTest):
                 self.assertFalse((self.dir / "out" / "tokenizer.json").exists())
 
     def test_hugging_face_directories(self):
-        self.train(train_max_steps=1, schedule_warmup_steps=0)
+        self.train(train_max_steps=1)
         self.run_trainer("export", "--hf", "run", "hf")
         weights = (self.dir / "hf" / "model.safetensors").read_bytes()
         header_bytes = struct.unpack("<Q", weights[:8])[0]

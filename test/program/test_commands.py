@@ -76,8 +76,8 @@ class FromTextToText(TrainerTest):
         said = self.run_trainer("plan", self.write_config(data_train="nothing"))
         self.assertIn("total", said)
         # wte + wpe + 2 blocks of (norms 4 C, attention 4 C^2 + 4 C, MLP 8 C^2 + 5 C) + the last norm, C = 48
-        c = 48
-        self.assertIn(str((257 + 24) * c + 2 * (12 * c * c + 13 * c) + 2 * c), said.replace(",", ""))
+        c, padded_vocab = 48, 384
+        self.assertIn(str((padded_vocab + 24) * c + 2 * (12 * c * c + 13 * c) + 2 * c), said.replace(",", ""))
 
     def test_versions_and_help(self):
         self.assertIn("train_gpt", self.run_trainer("--version"))
@@ -111,4 +111,5 @@ class Readme(unittest.TestCase):
     def test_what_it_names_exists(self):
         for name in re.findall(r"`((?:scripts|configs|kernels|model|runtime|data|test|dev)/[\w./]*)`", self.readme):
             with self.subTest(name):
-                self.assertTrue((ROOT / name).exists() or list(ROOT.glob(name)))
+                if name != "configs/mine.json":  # an example's
+                    self.assertTrue((ROOT / name).exists() or list(ROOT.glob(name)))

@@ -3,7 +3,7 @@ import shutil
 import subprocess
 import unittest
 
-from trainer import TRAINER, TrainerTest
+from trainer import ENVIRONMENT, TRAINER, TrainerTest
 
 MAY_MOUNT = shutil.which("unshare") and subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/mnt"],
                                                        capture_output=True).returncode == 0
@@ -26,7 +26,7 @@ class FullDisk(TrainerTest):
         for name in ("disk", "before", "run"):
             shutil.rmtree(self.dir / name, ignore_errors=True)
         result = subprocess.run(["unshare", "-m", "bash", "-c", SCRIPT, TRAINER, str(kilobytes)], cwd=self.dir,
-                                capture_output=True, text=True, timeout=120)
+                                capture_output=True, text=True, timeout=120, env=ENVIRONMENT)
         return result.stdout + result.stderr
 
     def test_full_disks_of_many_sizes(self):

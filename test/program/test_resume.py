@@ -4,7 +4,7 @@ import signal
 import subprocess
 import time
 
-from trainer import TRAINER, TrainerTest
+from trainer import ENVIRONMENT, TRAINER, TrainerTest
 
 FP16 = {"train_precision": "fp16", "loss_scale_dynamic": True, "loss_scale_growth_interval": 3,
         "loss_scale_initial": 2.0**24, "loss_scale_hysteresis": 1}
@@ -42,7 +42,8 @@ class Resume(TrainerTest):
     def stop_with(self, signals, **changes):
         """Starts a long run, sends the signals after its first steps, and returns how it ended."""
         config = self.write_config(train_max_steps=100000, **changes)
-        process = subprocess.Popen([TRAINER, config], cwd=self.dir, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        process = subprocess.Popen([TRAINER, config], cwd=self.dir, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                                   env=ENVIRONMENT)
         metrics = self.dir / "run" / "metrics.jsonl"
         deadline = time.monotonic() + 30
         while not (metrics.exists() and metrics.read_text().count("\n") > 3):
