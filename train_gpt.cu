@@ -453,26 +453,15 @@ void sample_checkpoint(const std::string& path, const Config::Sample& options, u
 
 void run_command(const CommandLine& line) {
     switch (line.command) {
-        case Command::train:
-            break;  // main's
-        case Command::plan:
-            return plan(line.config, line.overrides);
-        case Command::prepare:
-            return prepare_data(line.prepare);
-        case Command::sample:
-            return sample_checkpoint(line.checkpoint, line.sample, line.seed);
-        case Command::eval:
-            return evaluate_checkpoint(line.checkpoint, line.data, line.batches);
-        case Command::inspect:
-            return inspect(line.path);
-        case Command::export_hf:
-            return export_huggingface(line.checkpoint, line.path);
-        case Command::help_config:
-            std::fputs(config_help().c_str(), stdout);
-            return;
-        case Command::markdown_config:
-            std::fputs(config_markdown().c_str(), stdout);
-            return;
+        case Command::train: break;  // main's
+        case Command::plan: return plan(line.config, line.overrides);
+        case Command::prepare: return prepare_data(line.prepare);
+        case Command::sample: return sample_checkpoint(line.checkpoint, line.sample, line.seed);
+        case Command::eval: return evaluate_checkpoint(line.checkpoint, line.data, line.batches);
+        case Command::inspect: return inspect(line.path);
+        case Command::export_hf: return export_huggingface(line.checkpoint, line.path);
+        case Command::help_config: std::fputs(config_help().c_str(), stdout); return;
+        case Command::markdown_config: std::fputs(config_markdown().c_str(), stdout); return;
     }
 }
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <queue>
-#include <unordered_set>
 #include <vector>
 
 #include "kernels/check.h"
@@ -62,12 +61,11 @@ public:
         return {{0, 0}, 0};
     }
 
-    // Replaces the pair by token `id` in all words, from left to right.
+    // Replaces the pair by token `id` in all words, from left to right. It will never come back: its parts are
+    // neighbours nowhere any more, and no other pair makes one of them.
     void merge(Merge pair, int32_t id) {
-        Pair& merged = pairs_[key_of(pair.left, pair.right)];
-        std::vector<uint32_t> affected = std::move(merged.words);
+        std::vector<uint32_t> affected = std::move(pairs_[key_of(pair.left, pair.right)].words);
         for (uint32_t word : affected) merge_in_word(word, pair, id);
-        merged = {};  // no occurrence is left: references into an unordered_map stay valid
     }
 
 private:
@@ -152,17 +150,12 @@ Tokenizer BpeTrainer::train(int vocab_size) const {
     }
 
     std::vector<Merge> merges;
-    std::unordered_set<PairKey> known_merges;
-    std::unordered_map<std::string, int32_t> known_tokens;
     while (int(tokens.size()) + 1 < vocab_size) {
         auto [pair, count] = pairs.take_best();
         if (count < 2) break;
-        std::string joined = tokens[size_t(pair.left)] + tokens[size_t(pair.right)];
-        // Two different pairs may make the same bytes: "a" + "bc" and "ab" + "c".
-        auto [token, is_new] = known_tokens.emplace(joined, int32_t(tokens.size()));
-        if (is_new) tokens.push_back(joined);
-        if (known_merges.insert(key_of(pair.left, pair.right)).second) merges.push_back(pair);
-        pairs.merge(pair, token->second);
+        pairs.merge(pair, int32_t(tokens.size()));
+        tokens.push_back(tokens[size_t(pair.left)] + tokens[size_t(pair.right)]);
+        merges.push_back(pair);
     }
     tokens.emplace_back(kEndOfText);
     int32_t eot = int32_t(tokens.size()) - 1;

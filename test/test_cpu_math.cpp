@@ -352,7 +352,8 @@ TEMPLATE_TEST_CASE("update: any number of threads gives the same bits", "[thread
                                               .eps = 1e-8f,
                                               .weight_decay = 0.1f},
                           Stream());
-        append(bytes, master), append(bytes, m), append(bytes, v), append(bytes, param), append(bytes, norm);
+        append(bytes, master), append(bytes, m), append(bytes, v), append(bytes, param), append(bytes, sums),
+            append(bytes, norm);
         ops::sgd_update(ops::SgdUpdate<T>{.master = master.on(device),
                                           .param = param.on(device),
                                           .m = momentum.on(device),

@@ -135,10 +135,17 @@ TEST_CASE("text input: what is no text is refused") {
 
 // ---------------------------------------------------------------------------------------------------------------------
 
+// The last tenth has other words than the rest.
+static std::string text_with_other_end() {
+    std::string text = lines(400);
+    for (int i = 0; i < 40; i++) text += "zyx wvu tsr qpo\n";
+    return text;
+}
+
 class PrepareFixture {
 protected:
     PrepareFixture() : out_(directory_ / "out") {
-        write_bytes(directory_ / "text.txt", lines(400));
+        write_bytes(directory_ / "text.txt", text_with_other_end());
         options_.vocab_size = 300;
         options_.inputs = {directory_ / "text.txt"};
         options_.out_dir = out_;
@@ -171,7 +178,7 @@ protected:
 
 TEST_CASE_METHOD(PrepareFixture, "prepare: the shards hold the text, cut where it says") {
     prepare_quietly();
-    std::string text = lines(400);
+    std::string text = text_with_other_end();
     size_t position = size_t(std::floor((1 - 0.1) * double(text.size())));
     size_t cut = text.find('\n', position - 1) + 1;
     Tokenizer tokenizer = Tokenizer::load(out_ + "/tokenizer.json");

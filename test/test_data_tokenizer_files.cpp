@@ -172,6 +172,9 @@ TEST_CASE("tokenizer files: llm.c's file, cut short or damaged") {
     tokens.insert(tokens.begin() + 256, "abc");  // made of three bytes, not of two tokens
     Tokenizer odd(tokens, {}, {257}, "odd");
     expect(llmc_bytes(odd), {"token 256", "two earlier ones"});
+    std::string twice = llmc_bytes(Tokenizer::bytes());
+    twice[1024 + 2 * 'a' + 1] = 'b';
+    expect(twice, {"tokens 97 and 98 are both \"b\""});
 }
 
 TEST_CASE("tokenizer files: no flipped byte does more harm than an error") {

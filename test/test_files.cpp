@@ -103,6 +103,7 @@ TEST_CASE("an output file is new, private, never a link, and as long as what was
         CHECK(file.size() == 8);
         file.append("ij");
         file.write_at(3, "def", 3);
+        CHECK(file.size() == 10);
         file.sync();
         file.close();
         file.close();

@@ -1,10 +1,12 @@
 #include <fcntl.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
-#include <filesystem>
+#include <optional>
 #include <set>
+#include <vector>
 
 #include "runtime/files.h"
 #include "runtime/run_directory.h"
@@ -15,10 +17,11 @@
 
 namespace {
 
-// Does something in another process and returns its exit status; 1 for an Error.
+// Does something in another process, which does not outlive this one. Its exit status is 1 for an Error.
 template <class Action> pid_t in_child(Action action) {
     pid_t child = ::fork();
     if (child != 0) return child;
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     try {
         action();
         ::_exit(0);

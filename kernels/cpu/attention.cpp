@@ -72,7 +72,8 @@ template <class T> void load_tile(float* tile, int step, int rows, const T* inp,
     std::fill(tile + count * step, tile + rows * step, 0.0f);
 }
 
-template <class T> void store_row(T* out, const float* row, int cols, float factor) {
+// Not inlined: inside the loop over rows the compiler does not vectorise it for fp16.
+template <class T> [[gnu::noinline]] void store_row(T* out, const float* row, int cols, float factor) {
 #pragma omp simd
     for (int c = 0; c < cols; c++) out[c] = from_float<T>(row[c] * factor);
 }

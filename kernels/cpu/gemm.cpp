@@ -1,4 +1,4 @@
-// The cutting of products into tiles, and our own multiplication of float panels.
+// Matrix products: the cutting into tiles, and our own multiplication of float panels.
 //
 // A tile is computed in chunks of the depth. Of each chunk the right operand's part is copied into strips, (depth,
 // kTileCols) each, and the left operand's part, kLeftRows rows at a time, into an order in which the innermost loop
@@ -8,15 +8,20 @@
 // multiple of 4096 bytes fall into a few sets of the cache and cost half the speed.
 #include "kernels/cpu/gemm.h"
 
+#include <omp.h>
+
+#include <algorithm>
 #include <cstring>
 
+#include "kernels/check.h"
+#include "kernels/cpu/onednn.h"
+#include "kernels/cpu/parallel.h"
 #include "kernels/cpu/tiles.h"
 
 namespace {
 
 constexpr int kMaxTileRows = 768, kMaxTileCols = 768;
 constexpr int kMinTileRows = 48, kMinTileCols = 96;
-constexpr int kEnoughTiles = 6;  // so that few threads finish together and more have work
 
 constexpr int kChunk = 192;            // of the depth
 constexpr int kLeftRows = 96;          // of the left operand that are copied at a time
@@ -110,21 +115,38 @@ void multiply_strip(TileProduct product, bool left_transposed) {
     }
 }
 
-}  // namespace
+// How a result is cut: into tiles of equal size, but for the last of each row and column of tiles.
+class Tiling {
+public:
+    Tiling(int rows, int cols, int enough_tiles);
+    int count() const { return tiles_down_ * tiles_across_; }
+    Tile tile(int index, float* data) const;
+    size_t tile_bytes() const { return size_t(tile_rows_) * tile_cols_ * sizeof(float); }
 
-Tiling::Tiling(int rows, int cols) : rows_(rows), cols_(cols) {
-    const auto cut = [&](int largest_rows, int largest_cols) {
-        tile_rows_ = even_piece(rows, largest_rows, kTileRows);
-        tile_cols_ = even_piece(cols, largest_cols, kTileCols);
-        tiles_down_ = divide_up(rows, tile_rows_);
-        tiles_across_ = divide_up(cols, tile_cols_);
-    };
+private:
+    void cut(int largest_rows, int largest_cols);
+
+    int rows_, cols_;
+    int tile_rows_ = 0, tile_cols_ = 0;
+    int tiles_down_ = 0, tiles_across_ = 0;
+};
+
+// Tiles are as large as they may be, unless there are too few of them.
+Tiling::Tiling(int rows, int cols, int enough_tiles) : rows_(rows), cols_(cols) {
     cut(kMaxTileRows, kMaxTileCols);
-    while (count() < kEnoughTiles && (tile_rows_ > kMinTileRows || tile_cols_ > kMinTileCols)) {
-        const bool halve_rows = tile_rows_ > kMinTileRows && (tile_rows_ >= tile_cols_ || tile_cols_ <= kMinTileCols);
-        cut(halve_rows ? std::max(kMinTileRows, tile_rows_ / 2) : tile_rows_,
-            halve_rows ? tile_cols_ : std::max(kMinTileCols, tile_cols_ / 2));
+    while (count() < enough_tiles && (tile_rows_ > kMinTileRows || tile_cols_ > kMinTileCols)) {
+        if (tile_rows_ > kMinTileRows && (tile_rows_ >= tile_cols_ || tile_cols_ <= kMinTileCols))
+            cut(std::max(kMinTileRows, tile_rows_ / 2), tile_cols_);
+        else
+            cut(tile_rows_, std::max(kMinTileCols, tile_cols_ / 2));
     }
+}
+
+void Tiling::cut(int largest_rows, int largest_cols) {
+    tile_rows_ = even_piece(rows_, largest_rows, kTileRows);
+    tile_cols_ = even_piece(cols_, largest_cols, kTileCols);
+    tiles_down_ = divide_up(rows_, tile_rows_);
+    tiles_across_ = divide_up(cols_, tile_cols_);
 }
 
 // Successive tiles run along the shorter side, so that they share a part of the larger operand.
@@ -133,42 +155,100 @@ Tile Tiling::tile(int index, float* data) const {
     const int row = (run_down ? index % tiles_down_ : index / tiles_across_) * tile_rows_;
     const int col = (run_down ? index / tiles_down_ : index % tiles_across_) * tile_cols_;
     return {.data = data,
-            .step = tile_step(),
+            .step = size_t(tile_cols_),
             .row = row,
             .col = col,
             .rows = std::min(tile_rows_, rows_ - row),
             .cols = std::min(tile_cols_, cols_ - col)};
 }
 
-size_t panel_scratch_bytes() { return (kRightElements + kLeftElements + kStagingElements) * sizeof(float); }
+Tile rows_of(const Tile& tile, int row, int rows) {
+    return {tile.data + row * tile.step, tile.step, tile.row + row, tile.col, rows, tile.cols};
+}
 
-template <class T> void panel_product(const Product<T>& product, const Tile& tile, std::byte* scratch) {
-    float* memory = reinterpret_cast<float*>(scratch);
-    const Panels panels = {memory, memory + kRightElements, memory + kRightElements + kLeftElements};
+// part = or += the product's chunk from k on, whose right operand has been copied.
+template <class T> void multiply_chunk(const Product<T>& product, const Tile& part, const Panels& panels, int k) {
+    const int depth = std::min(kChunk, product.depth - k);
     const bool left_transposed = product.left.transposed;
+    copy_left(panels, product.left.block(part.row, k), part.rows, depth);
+    const float* strip = panels.right;
+    for (int col = 0; col < part.cols; col += kTileCols, strip += kStripStep)
+        multiply_strip({.out = part.data + col,
+                        .out_step = int(part.step),
+                        .left = panels.left,
+                        .left_step = left_transposed ? kTileRows : kRowStep,
+                        .right = strip,
+                        .right_step = kTileCols,
+                        .rows = part.rows,
+                        .cols = kTileCols,
+                        .depth = depth,
+                        .accumulate = k > 0},
+                       left_transposed);
+}
+
+using Finish = std::function<void(const Tile&)>;
+
+template <class T>
+void multiply_tile(const Product<T>& product, const Tile& tile, const Panels& panels, const Finish& finish) {
     for (int k = 0; k < product.depth; k += kChunk) {
-        const int depth = std::min(kChunk, product.depth - k);
-        copy_right(panels, product.right.block(k, tile.col), depth, tile.cols);
+        copy_right(panels, product.right.block(k, tile.col), std::min(kChunk, product.depth - k), tile.cols);
         for (int row = 0; row < tile.rows; row += kLeftRows) {
-            const int rows = std::min(kLeftRows, tile.rows - row);
-            copy_left(panels, product.left.block(tile.row + row, k), rows, depth);
-            const float* strip = panels.right;
-            for (int col = 0; col < tile.cols; col += kTileCols, strip += kStripStep)
-                multiply_strip({.out = tile.data + row * tile.step + col,
-                                .out_step = int(tile.step),
-                                .left = panels.left,
-                                .left_step = left_transposed ? kTileRows : kRowStep,
-                                .right = strip,
-                                .right_step = kTileCols,
-                                .rows = rows,
-                                .cols = kTileCols,
-                                .depth = depth,
-                                .accumulate = k > 0},
-                               left_transposed);
+            const Tile part = rows_of(tile, row, std::min(kLeftRows, tile.rows - row));
+            multiply_chunk(product, part, panels, k);
+            if (k + kChunk >= product.depth) finish(part);
         }
     }
 }
 
-template void panel_product(const Product<float>&, const Tile&, std::byte*);
-template void panel_product(const Product<bf16>&, const Tile&, std::byte*);
-template void panel_product(const Product<fp16>&, const Tile&, std::byte*);
+// How an element is summed does not depend on the tile it lies in, so here the cutting may look at the threads: large
+// tiles are copied fewer times, and three for each thread let all of them finish at about the same time.
+template <class T> void multiply_panels(const Product<T>& product, const Finish& finish) {
+    const Tiling tiling(product.rows, product.cols, 3 * omp_get_max_threads());
+    const size_t panel_bytes = (kRightElements + kLeftElements + kStagingElements) * sizeof(float);
+#pragma omp parallel
+    {
+        float* data = reinterpret_cast<float*>(thread_memory(tiling.tile_bytes() + panel_bytes));
+        float* right = data + tiling.tile_bytes() / sizeof(float);
+        const Panels panels = {right, right + kRightElements, right + kRightElements + kLeftElements};
+#pragma omp for schedule(dynamic)
+        for (int i = 0; i < tiling.count(); i++) multiply_tile(product, tiling.tile(i, data), panels, finish);
+    }
+}
+
+// The library may sum the elements of different tiles in different orders, so here the cutting depends on the shape
+// alone.
+template <class T> void multiply_library(const Product<T>& product, const Finish& finish) {
+    constexpr int kEnoughTiles = 24;
+    const Tiling tiling(product.rows, product.cols, kEnoughTiles);
+    size_t scratch_bytes = 0;
+    for (int i = 0; i < tiling.count(); i++)
+        scratch_bytes = std::max(scratch_bytes, library_scratch_bytes(product, tiling.tile(i, nullptr)));
+    bool done = true;
+#pragma omp parallel reduction(&& : done)
+    {
+        std::byte* memory = thread_memory(tiling.tile_bytes() + scratch_bytes);
+#pragma omp for schedule(dynamic)
+        for (int i = 0; i < tiling.count(); i++) {
+            const Tile tile = tiling.tile(i, reinterpret_cast<float*>(memory));
+            done = library_product(product, tile, memory + tiling.tile_bytes()) && done;
+            finish(tile);
+        }
+    }
+    if (!done)
+        fail(Exit::os, "not enough memory: oneDNN refused to multiply (%d, %d) by (%d, %d)", product.rows,
+             product.depth, product.depth, product.cols);
+}
+
+}  // namespace
+
+template <class T>
+void multiply(const Product<T>& product, ProductPath path, const std::function<void(const Tile&)>& finish) {
+    if (path == ProductPath::library)
+        multiply_library(product, finish);
+    else
+        multiply_panels(product, finish);
+}
+
+template void multiply(const Product<float>&, ProductPath, const std::function<void(const Tile&)>&);
+template void multiply(const Product<bf16>&, ProductPath, const std::function<void(const Tile&)>&);
+template void multiply(const Product<fp16>&, ProductPath, const std::function<void(const Tile&)>&);

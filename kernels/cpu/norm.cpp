@@ -75,8 +75,9 @@ RowMeans add_parameter_gradients(float* dweight, float* dbias, const NormBackwar
     return {dnorm_sum / cols, dnorm_norm_sum / cols};
 }
 
-template <class T> void store_input_gradient(const NormBackward<T>& op, size_t row, RowMeans means) {
-    const bool accumulate = op.accumulate_dinp;
+// Not inlined: inside the loop over rows the compiler does not vectorise it for fp16.
+template <bool accumulate, class T>
+[[gnu::noinline]] void store_input_gradient(const NormBackward<T>& op, size_t row, RowMeans means) {
     T* dinp = op.dinp + row * op.cols;
     const T* dout = op.dout + row * op.cols;
     const T* inp = op.inp + row * op.cols;
@@ -126,8 +127,11 @@ template <class T> void norm_backward(const NormBackward<T>& op, Stream) {
         float* dweight = partials + begin / block * 2 * op.cols;
         float* dbias = dweight + op.cols;
         std::fill(dweight, dbias + op.cols, 0.0f);
-        for (size_t row = begin; row < end; row++)
-            store_input_gradient(op, row, add_parameter_gradients(dweight, dbias, op, row));
+        for (size_t row = begin; row < end; row++) {
+            const RowMeans means = add_parameter_gradients(dweight, dbias, op, row);
+            op.accumulate_dinp ? store_input_gradient<true>(op, row, means)
+                               : store_input_gradient<false>(op, row, means);
+        }
     });
     constexpr size_t kColumns = 256;
     parallel_blocks(op.cols, kColumns, [&](size_t begin, size_t end) {

@@ -3,6 +3,8 @@
 // The library is asked for one tile at a time and runs it on the calling thread. It chooses its blocking when a
 // primitive is made, by the number of threads, so primitives are made for one thread: their bits depend on the shape
 // alone.
+#include "kernels/cpu/onednn.h"
+
 #include <omp.h>
 
 #include <compare>
@@ -10,7 +12,7 @@
 #include <mutex>
 #include <oneapi/dnnl/dnnl.hpp>
 
-#include "kernels/cpu/gemm.h"
+#include "kernels/check.h"
 
 namespace {
 
@@ -104,13 +106,13 @@ std::string matmul_path() {
     return format("fp32: %s, bf16: %s, fp16: %s", who(Dtype::fp32), who(Dtype::bf16), who(Dtype::fp16));
 }
 
-template <class T> size_t library_scratch_bytes(const Product<T>& product, const Tiling& tiling) {
-    size_t bytes = 0;
-    for (int i = 0; i < tiling.count(); i++) {
-        const Key key = key_of(product, tiling.tile(i, nullptr));
-        bytes = std::max(bytes, primitive(key).description.scratchpad_desc().get_size());
+template <class T> size_t library_scratch_bytes(const Product<T>& product, const Tile& tile) {
+    try {
+        return primitive(key_of(product, tile)).description.scratchpad_desc().get_size();
+    } catch (const dnnl::error& error) {
+        fail(Exit::internal, "oneDNN has no product of (%d, %d) by (%d, %d) in %s: %s", tile.rows, product.depth,
+             product.depth, tile.cols, name_of(dtype_of<T>), error.what());
     }
-    return bytes;
 }
 
 template <class T> bool library_product(const Product<T>& product, const Tile& tile, std::byte* scratch) {
@@ -133,9 +135,9 @@ template <class T> bool library_product(const Product<T>& product, const Tile& t
     }
 }
 
-template size_t library_scratch_bytes(const Product<float>&, const Tiling&);
-template size_t library_scratch_bytes(const Product<bf16>&, const Tiling&);
-template size_t library_scratch_bytes(const Product<fp16>&, const Tiling&);
+template size_t library_scratch_bytes(const Product<float>&, const Tile&);
+template size_t library_scratch_bytes(const Product<bf16>&, const Tile&);
+template size_t library_scratch_bytes(const Product<fp16>&, const Tile&);
 template bool library_product(const Product<float>&, const Tile&, std::byte*);
 template bool library_product(const Product<bf16>&, const Tile&, std::byte*);
 template bool library_product(const Product<fp16>&, const Tile&, std::byte*);

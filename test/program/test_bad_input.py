@@ -30,7 +30,7 @@ SETTINGS = [  # --set, exit code, words of the sentence
     ("train.max_steps=1.5", CONFIG, "train.max_steps", "1.5"),
     ("train.max_steps=0", CONFIG, "train.max_steps", "0"),
     ("train.max_steps=-3", CONFIG, "train.max_steps", "-3"),
-    ("train.max_steps=99999999999999999999", CONFIG, "train.max_steps", "99999999999999999999"),
+    ("train.max_steps=99999999999999999999", CONFIG, "train.max_steps", "1e+20"),
     ("optim.learning_rate=nan", CONFIG, "optim.learning_rate", "nan"),
     ("optim.learning_rate=-1", CONFIG, "optim.learning_rate", "-1"),
     ("optim.beta1=1", CONFIG, "optim.beta1", "1"),
@@ -46,9 +46,9 @@ SETTINGS = [  # --set, exit code, words of the sentence
     ("data.train=nothing_*.bin", NO_INPUT, "data.train", "nothing_*.bin"),
     ("data.val=nothing_*.bin", NO_INPUT, "data.val", "nothing_*.bin"),
     ("data.tokenizer=nothing.json", NO_INPUT, "nothing.json"),
-    ("data.tokenizer=text.txt", DATA, "text.txt", "line 1"),
+    ("data.tokenizer=text.txt", DATA, "text.txt", "plain text"),
     ("data.train=text.txt", DATA, "text.txt", "text"),
-    ("data.train=data", DATA, "data"),
+    ("data.train=data", NO_INPUT, "data is a directory"),
     ("run.dir=text.txt", CANNOT_CREATE, "text.txt", "not a directory"),
     ("run.dir=text.txt/run", CANNOT_CREATE, "text.txt/run"),
 ]
@@ -69,7 +69,6 @@ SHARDS = [  # bytes of data.train, exit code, words of the sentence
     (shard([1] * 1000, version=3), DATA, "3"),
     (shard([1] * 1000, count=-5), DATA, "-5"),
     (shard([1] * 1000, count=2**31 - 1), DATA, "3024", str(2 * (2**31 - 1) + 1024)),
-    (shard([1] * 500 + [257] + [1] * 499), DATA, "257"),
     (shard([1] * 60), CONFIG, "60", "20", "3"),
     (shard([]), CONFIG, "0"),
 ]
@@ -113,6 +112,12 @@ class BadInput(TrainerTest):
             with self.subTest(number):
                 (self.dir / "shard.bin").write_bytes(content)
                 self.refused(["config.json"], code, ["shard.bin", *words])
+
+    def test_a_token_beyond_the_vocabulary(self):
+        (self.dir / "shard.bin").write_bytes(shard([1] * 500 + [257] + [1] * 499))
+        said = self.train(data_train="shard.bin", data_tokenizer="", expect=DATA)
+        self.assertIn("train_gpt: shard.bin: token 500 is 257", said)
+        self.assertFalse((self.dir / "run/checkpoints").exists())
 
     def test_a_tokenizer_that_did_not_make_the_shards(self):
         self.run_trainer("prepare", "--tokenizer", "bpe", "--vocab-size", "300", "text.txt", "--out", "bpe")
@@ -164,7 +169,7 @@ class BadInput(TrainerTest):
     def test_other_commands(self):
         self.train(train_max_steps=1)
         (self.dir / "binary").write_bytes(bytes(range(256)) * 10)
-        (self.dir / "bad.jsonl").write_text('{"text": "fine"}\n{"texts": "no"}\n')
+        (self.dir / "bad.jsonl").write_text('{"text": "fine"}\n{"texts": "no"}\n' + '{"text": "fine"}\n' * 99)
         (self.dir / "empty.txt").write_text("")
         for args, code, *words in [
             (["sample", "nowhere"], NO_INPUT, "nowhere"),
@@ -178,13 +183,13 @@ class BadInput(TrainerTest):
             (["plan", "missing.json"], NO_INPUT, "missing.json"),
             (["plan"], USAGE, "CONFIG"),
             (["eval", "run", "--data", "none_*"], NO_INPUT, "--data", "none_*"),
-            (["prepare", "missing.txt", "--out", "out"], NO_INPUT, "missing.txt"),
+            (["prepare", "--tokenizer", "bytes", "missing.txt", "--out", "out"], NO_INPUT, "missing.txt"),
             (["prepare", "text.txt", "--out", "out"], USAGE, "vocab"),
             (["prepare", "--vocab-size", "100", "text.txt", "--out", "out"], USAGE, "100"),
             (["prepare", "--tokenizer", "bytes", "text.txt", "--out", "run"], CANNOT_CREATE, "run"),
             (["prepare", "--tokenizer", "bytes", "binary", "--out", "out"], DATA, "binary"),
             (["prepare", "--tokenizer", "bytes", "bad.jsonl", "--out", "out"], DATA, "bad.jsonl", "2", "text"),
-            (["prepare", "--tokenizer", "bytes", "empty.txt", "--out", "out"], DATA, "empty"),
+            (["prepare", "--tokenizer", "bytes", "empty.txt", "--out", "out"], DATA, "0 bytes"),
             (["prepare", "--tokenizer", "bytes", "--val-fraction", "1", "text.txt", "--out", "out"], USAGE, "fraction"),
             (["nonsense.json", "extra"], USAGE, "extra"),
             ([], USAGE, "--help"),

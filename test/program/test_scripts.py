@@ -40,7 +40,7 @@ class Folder(unittest.TestCase):
         path.chmod(0o755)
 
     def run_script(self, name, *args, path=None, expect=0):
-        result = subprocess.run([self.repository / "scripts" / name, *args], capture_output=True, text=True,
+        result = subprocess.run([self.repository / "scripts" / name, *args], capture_output=True, text=True, errors="replace",
                                 timeout=120, env={"PATH": path or str(self.home / "bin"), "HOME": str(self.home)})
         self.assertEqual(result.returncode, expect, result.stdout + result.stderr)
         return result.stdout + result.stderr
@@ -204,5 +204,5 @@ class Quickstart(Folder):
         self.assertIn("usage", self.run_script("quickstart.sh", "text.txt", path=os.environ["PATH"], expect=64))
 
     def test_a_text_that_is_too_short(self):
-        (self.home / "short.txt").write_text("Far too short.\n")
+        (self.home / "short.txt").write_text(generated_text(30))
         self.assertIn("too small", self.quickstart(self.home / "short.txt", expect=78))

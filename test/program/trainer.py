@@ -29,6 +29,10 @@ ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "passive"}  # faster where other
 TIMES = ("step_ms", "tokens_per_s", "mfu")
 
 
+def digest(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 def generated_text(lines, seed=1):
     """English-like lines, always the same."""
     words = random.Random(seed)
@@ -93,9 +97,9 @@ class TrainerTest(unittest.TestCase):
         """A digest of the tensors of a checkpoint: weights and the optimizer's state."""
         shards = sorted(self.step_dir(step, run).glob("shard_*.bin"))
         self.assertTrue(shards, f"{run} has no step {step}")
-        return [hashlib.sha256(shard.read_bytes()).hexdigest() for shard in shards]
+        return [digest(shard) for shard in shards]
 
     def contents(self, path="."):
-        """Every file below with its bytes: to see that nothing has been touched. The lock does not count."""
-        return {str(file.relative_to(self.dir)): file.read_bytes() for file in sorted((self.dir / path).rglob("*"))
+        """Every file below with a digest: to see that nothing has been touched. The lock does not count."""
+        return {str(file.relative_to(self.dir)): digest(file) for file in sorted((self.dir / path).rglob("*"))
                 if file.is_file() and file.name != "lock"}

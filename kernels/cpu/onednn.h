@@ -1,0 +1,13 @@
+// Tiles of matrix products by oneDNN, on the calling thread, in the type of the operands with a float result.
+#pragma once
+
+#include <cstddef>
+
+#include "kernels/cpu/gemm.h"
+
+// Makes what the library makes once for each shape of tile, and returns the bytes of scratch that it needs. To be
+// called for every shape before the threads start. Fails with Exit::internal where the library has no such product.
+template <class T> size_t library_scratch_bytes(const Product<T>& product, const Tile& tile);
+
+// tile = its part of the product; false if there was not enough memory.
+template <class T> bool library_product(const Product<T>& product, const Tile& tile, std::byte* scratch);
