@@ -1,7 +1,7 @@
 # make help says what there is. Everything is built into build/, nothing is fetched.
 CXX      ?= g++
 ARCH     ?= native
-OPT      ?= -O3
+OPT      ?= -O2
 BUILD    ?= build
 REVISION := $(shell git describe --always --dirty --abbrev=12 2>/dev/null || echo unknown)
 
@@ -16,7 +16,8 @@ object        = $(patsubst %,$(BUILD)/%.o,$(1))
 LIBRARY      := $(call object,$(CPU_SOURCES) $(HOST_SOURCES))
 
 # Catch2 3 is a library, Catch2 2 is one header.
-CATCH_LIBS := $(if $(wildcard /usr/include/catch2/catch_all.hpp /usr/local/include/catch2/catch_all.hpp),-lCatch2Main -lCatch2)
+CATCH_3    := $(wildcard /usr/include/catch2/catch_all.hpp /usr/local/include/catch2/catch_all.hpp)
+CATCH_LIBS := $(if $(CATCH_3),-lCatch2Main -lCatch2)
 
 all: $(BUILD)/train_gpt_cpu  ## the trainer for the CPU (and for the GPU where nvcc is)
 	@$(if $(shell command -v nvcc),,echo "nvcc was not found: built $(BUILD)/train_gpt_cpu only, without the GPU trainer")
@@ -29,6 +30,9 @@ $(BUILD)/test_cpu: $(call object,$(TEST_SOURCES)) $(LIBRARY)
 
 $(BUILD)/bench_cpu: $(BUILD)/dev/bench_cpu.cpp.o $(LIBRARY)
 	$(CXX) $(CXXFLAGS) -o $@ $^ $(LIBS)
+
+# The inner loops are written to be unrolled and vectorised; the rest only has to compile quickly.
+$(call object,$(CPU_SOURCES)): OPT = -O3
 
 $(BUILD)/%.cpp.o: %.cpp
 	@mkdir -p $(@D)

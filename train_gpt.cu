@@ -233,7 +233,8 @@ struct Run {
           writer(c.run.dir, comm) {}
 
     LoaderOptions loader_options(SampleOrder order) const {
-        return {config.train.seq_len, config.train.batch_size, config.run.seed, order, comm.rank, comm.size};
+        return {config.train.seq_len, config.train.batch_size, config.run.seed, order, comm.rank, comm.size,
+                config.eval.stride};
     }
 };
 
@@ -431,15 +432,18 @@ void export_huggingface(const std::string& checkpoint, const std::string& direct
     std::printf("wrote %s: config.json, model.safetensors (%zu tensors)\n", directory.c_str(), items.size());
 }
 
-void evaluate_checkpoint(const std::string& path, const std::string& data, int batches) {
-    LoadedModel model = load_model(path, 0);
+void evaluate_checkpoint(const CommandLine& line) {
+    LoadedModel model = load_model(line.checkpoint, 0);
     const Config& config = model.config;
-    const std::string glob = data.empty() ? config.data.val : data;
-    const TokenStream stream(expand_glob(glob, data.empty() ? "data.val" : "--data"), config.model.vocab_size);
-    Loader loader(stream, {config.train.seq_len, config.train.batch_size, 0, SampleOrder::once});
+    const std::string glob = line.data.empty() ? config.data.val : line.data;
+    const int stride = line.stride >= 0 ? line.stride : config.eval.stride;
+    if (stride > config.train.seq_len)
+        fail(Exit::usage, "--stride %d must be at most the run's train.seq_len, %d", stride, config.train.seq_len);
+    const TokenStream stream(expand_glob(glob, line.data.empty() ? "data.val" : "--data"), config.model.vocab_size);
+    Loader loader(stream, {config.train.seq_len, config.train.batch_size, 0, SampleOrder::once, 0, 1, stride});
     std::optional<Tokenizer> tokenizer;
     if (file_exists(model.tokenizer_path)) tokenizer = Tokenizer::load(model.tokenizer_path);
-    const Validation result = evaluate(model.gpt, loader, batches, tokenizer ? &*tokenizer : nullptr);
+    const Validation result = evaluate(model.gpt, loader, line.batches, tokenizer ? &*tokenizer : nullptr);
     std::printf("%s: loss %.6f", glob.c_str(), result.loss);
     if (result.bits_per_byte) std::printf(", %.4f bits per byte", *result.bits_per_byte);
     std::printf("\n");
@@ -457,7 +461,7 @@ void run_command(const CommandLine& line) {
         case Command::plan: return plan(line.config, line.overrides);
         case Command::prepare: return prepare_data(line.prepare);
         case Command::sample: return sample_checkpoint(line.checkpoint, line.sample, line.seed);
-        case Command::eval: return evaluate_checkpoint(line.checkpoint, line.data, line.batches);
+        case Command::eval: return evaluate_checkpoint(line);
         case Command::inspect: return inspect(line.path);
         case Command::export_hf: return export_huggingface(line.checkpoint, line.path);
         case Command::help_config: std::fputs(config_help().c_str(), stdout); return;

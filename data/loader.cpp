@@ -11,15 +11,25 @@ static uint64_t rows_of_all_ranks(const LoaderOptions& options) {
     return uint64_t(options.batch) * uint64_t(options.world);
 }
 
+static uint64_t stride_of(const LoaderOptions& options) {
+    return uint64_t(options.stride > 0 ? options.stride : options.seq_len);
+}
+
+// Windows that give every target of the stream: seq_len in the first, the stride in each that follows.
+static uint64_t windows_of_pass(const TokenStream& stream, const LoaderOptions& options) {
+    uint64_t targets = stream.token_count() > 0 ? stream.token_count() - 1 : 0, first = uint64_t(options.seq_len);
+    if (targets <= first) return targets > 0 ? 1 : 0;
+    return 1 + divide_up(targets - first, stride_of(options));
+}
+
 // Windows of an epoch, once it is clear that the options and the stream fit together.
 static uint64_t checked_window_count(const TokenStream& stream, const LoaderOptions& options) {
     require(options.seq_len > 0 && options.batch > 0, "loader: seq_len %d, batch %d", options.seq_len, options.batch);
     require(0 <= options.rank && options.rank < options.world, "loader: rank %d of %d", options.rank, options.world);
+    require(0 <= options.stride && options.stride <= options.seq_len, "loader: stride %d", options.stride);
     bool is_single_pass = options.order == SampleOrder::once;
     uint64_t needed = is_single_pass ? 1 : rows_of_all_ranks(options);
-    uint64_t targets = stream.token_count() > 0 ? stream.token_count() - 1 : 0;
-    uint64_t windows =
-        is_single_pass ? divide_up(targets, uint64_t(options.seq_len)) : stream.window_count(options.seq_len);
+    uint64_t windows = is_single_pass ? windows_of_pass(stream, options) : stream.window_count(options.seq_len);
     if (windows < needed)
         fail(Exit::config,
              "the data set is too small: %s (%llu tokens) gives %llu sequences of seq_len %d, but batch_size %d on %d "
@@ -104,7 +114,8 @@ void Loader::fill(Slot& slot, uint64_t cursor) {
 
 void Loader::fill_row(uint64_t sample, int32_t* inputs, int32_t* targets) {
     uint64_t seq_len = uint64_t(options_.seq_len);
-    uint64_t begin = window_of(sample) * seq_len;
+    uint64_t window = window_of(sample);
+    uint64_t begin = window * (options_.order == SampleOrder::once ? stride_of(options_) : seq_len);
     uint64_t last = stream_.token_count() - 1;  // is never an input
     size_t count = size_t(begin < last ? std::min(seq_len, last - begin) : 0);
     if (count > 0) stream_.read(begin, count + 1, window_.data());
@@ -112,11 +123,13 @@ void Loader::fill_row(uint64_t sample, int32_t* inputs, int32_t* targets) {
     std::copy_n(window_.data() + 1, count, targets);
     std::fill(inputs + count, inputs + seq_len, 0);
     std::fill(targets + count, targets + seq_len, -1);
+    if (options_.order == SampleOrder::once && window > 0)
+        std::fill(targets, targets + (seq_len - stride_of(options_)), -1);  // the window before gave these
 }
 
 uint64_t Loader::window_of(uint64_t sample) const {
     if (options_.order == SampleOrder::once)
-        return std::min(sample, windows_);  // window `windows_` lies beyond the end
+        return std::min(sample, windows_);  // window `windows_` has no target of its own
     uint64_t epoch = sample / windows_, index = sample % windows_;
     if (options_.order == SampleOrder::sequential) return index;
     return Permutation(windows_, options_.seed, uint32_t(epoch))(index);

@@ -28,6 +28,10 @@ struct LoaderOptions {
     uint64_t seed = 0;
     SampleOrder order = SampleOrder::shuffled;
     int rank = 0, world = 1;
+    // For order `once`: windows begin this many tokens apart, 1 to seq_len (0 means seq_len), and from the second on
+    // only the targets that the window before did not have are given: each with at least seq_len - stride tokens before
+    // it.
+    int stride = 0;
 };
 
 struct Batch {

@@ -199,7 +199,7 @@ void delete_step(const std::string& run_dir, int64_t step) {
 void check_wanted(const LoadTensor& wanted, const TensorInfo& stored, const std::string& directory) {
     auto describe = [](const TensorInfo& tensor) {
         std::string text = name_of(tensor.dtype);
-        for (size_t dim : tensor.shape) text += " " + std::to_string(dim);
+        for (size_t dim : tensor.shape) text.append(" ").append(std::to_string(dim));
         return text;
     };
     const char* name = stored.name.c_str();

@@ -80,6 +80,8 @@ void add_other_commands(CLI::App& app, CommandLine& line) {
     eval->add_option("--batches", line.batches, "micro-batches; 0: all")
         ->capture_default_str()
         ->check(CLI::NonNegativeNumber);
+    eval->add_option("--stride", line.stride, "tokens each window adds (default: the run's eval.stride)")
+        ->check(CLI::NonNegativeNumber);
 
     CLI::App* inspect = add_command(app, line, Command::inspect, "inspect", "what is this file, and is it sound");
     inspect->add_option("PATH", line.path, "checkpoint, run, token shard, tokenizer or safetensors file")->required();

@@ -24,6 +24,7 @@ struct CommandLine {
     uint64_t seed = 1;       // sample
     std::string data;        // eval: glob of shards; empty: the run's own
     int batches = 0;         // eval: micro-batches; 0: all
+    int stride = -1;         // eval: replaces the run's eval.stride; -1: does not
 
     struct Prepare {
         std::string tokenizer = "bpe";

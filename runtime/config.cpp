@@ -79,12 +79,8 @@ void check_model(const Config& c, const std::string& file) {
 }
 
 void check_batch(const Config& c, const std::string& file, int world) {
-    const int64_t rank_tokens = int64_t(c.train.batch_size) * c.train.seq_len;
-    if (rank_tokens > std::numeric_limits<int>::max())
-        fail(Exit::config, "%s: train.batch_size (%d) times train.seq_len (%d) must be at most %d, is %lld",
-             file.c_str(), c.train.batch_size, c.train.seq_len, std::numeric_limits<int>::max(),
-             (long long)rank_tokens);
-    const int64_t tokens = rank_tokens * world, total = c.train.total_batch_tokens;
+    // The ranges keep the product far below 2^63, and what divides the total, an int, is an int as well.
+    const int64_t tokens = int64_t(c.train.batch_size) * c.train.seq_len * world, total = c.train.total_batch_tokens;
     if (total % tokens == 0) return;
     const int64_t below = total / tokens * tokens;
     fail(Exit::config,

@@ -85,6 +85,7 @@ struct Config {
     struct Eval {
         int every_steps = 250;  // 0: never
         int batches = 20;       // 0: the whole split
+        int stride = 0;         // 0: seq_len
     } eval;
 
     struct Sample {

@@ -94,7 +94,7 @@ std::vector<Option> option_table(Config& c) {
          none},
 
         {"train.max_steps", &c.train.max_steps, steps, "optimizer steps of the whole run"},
-        {"train.batch_size", &c.train.batch_size, between(1, kMaxInt), "sequences per rank and micro-step"},
+        {"train.batch_size", &c.train.batch_size, between(1, 1 << 20), "sequences per rank and micro-step"},
         {"train.seq_len", &c.train.seq_len, between(1, 1 << 24), "tokens per sequence, at most n_positions"},
         {"train.total_batch_tokens", &c.train.total_batch_tokens, between(1, kMaxInt),
          "tokens per optimizer step over all ranks; gradients accumulate over as many micro-steps as that takes"},
@@ -144,6 +144,10 @@ std::vector<Option> option_table(Config& c) {
         {"eval.every_steps", &c.eval.every_steps, steps_or_0, "steps between validations, one more at the end; 0: none",
          none},
         {"eval.batches", &c.eval.batches, between(0, kMaxSteps), "batches per validation; 0: the whole split", none},
+        {"eval.stride", &c.eval.stride, between(0, kMaxInt),
+         "tokens that a validation window adds to the one before; the rest of it is context. 0: train.seq_len, no "
+         "overlap",
+         none},
 
         {"sample.every_steps", &c.sample.every_steps, steps_or_0, "steps between samples of text; 0: none", none},
         {"sample.tokens", &c.sample.tokens, between(1, 1 << 24), "tokens per sample", none},

@@ -172,6 +172,30 @@ TEST_CASE_METHOD(LoaderFixture, "loader: evaluation gives every target exactly o
     }
 }
 
+TEST_CASE_METHOD(LoaderFixture, "loader: overlapping evaluation gives every target once, with context before it") {
+    TokenStream tokens = stream();
+    for (auto [seq_len, stride, batch] :
+         {std::tuple{8, 4, 3}, {17, 1, 2}, {16, 5, 4}, {102, 7, 1}, {60, 59, 3}, {9, 9, 2}}) {
+        INFO("seq_len " << seq_len << ", stride " << stride << ", batch " << batch);
+        Loader loader(tokens, {.seq_len = seq_len, .batch = batch, .order = SampleOrder::once, .stride = stride});
+        std::vector<int> times(kTokens);
+        for (uint64_t i = 0; i < loader.batches_per_pass() + 2; i++) {
+            const Batch rows = loader.next();
+            for (int t = 0; t < batch * seq_len; t++) {
+                const int target = rows.targets[t], position = t % seq_len;
+                if (target == -1) continue;
+                times[size_t(target)]++;
+                CHECK(target == rows.inputs[t] + 1);
+                // Context: everything from the start of the stream, or at least seq_len - stride tokens.
+                CHECK(position + 1 >= std::min(target, seq_len - stride));
+                CHECK(rows.inputs[t - position] == target - 1 - position);
+            }
+        }
+        CHECK(times[0] == 0);
+        CHECK(std::count(times.begin(), times.end(), 1) == kTokens - 1);
+    }
+}
+
 TEST_CASE_METHOD(LoaderFixture, "loader: a bad token is reported when its batch is asked for, and only then") {
     TokenStream tokens = stream(50);  // tokens from 50 on are too large: window 12 of length 4 is the first with one
     LoaderOptions options = {.seq_len = 4, .batch = 1, .order = SampleOrder::sequential};

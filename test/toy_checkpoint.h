@@ -1,6 +1,7 @@
 // A model of a few tensors whose values follow from a seed, and ways to damage the files it was saved in.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
@@ -50,10 +51,11 @@ public:
     }
 
     bool operator==(const ToyModel& other) const {  // bit for bit
-        for (size_t t = 0; t < values_.size(); t++)
-            if (std::memcmp(values_[t].data(), other.values_[t].data(), values_[t].size() * sizeof(float)))
-                return false;
-        return tensors_ == other.tensors_;
+        auto is_same = [](const std::vector<float>& a, const std::vector<float>& b) {
+            return a.size() == b.size() && (a.empty() || std::memcmp(&a[0], &b[0], a.size() * sizeof(float)) == 0);
+        };
+        return tensors_ == other.tensors_ &&
+               std::equal(values_.begin(), values_.end(), other.values_.begin(), other.values_.end(), is_same);
     }
 
 private:

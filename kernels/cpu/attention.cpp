@@ -8,6 +8,7 @@
 // per (batch, key-value head), since dkey and dvalue are sums over queries; these lie in `scratch`, dquery in a tile.
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "kernels/check.h"
 #include "kernels/cpu/parallel.h"

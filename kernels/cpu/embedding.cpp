@@ -1,5 +1,7 @@
 // Token and position embedding. Forward is a gather; backward gathers too: every row of a gradient is summed by one
 // thread in the order of positions, after a counting sort has put the positions of each token side by side.
+#include <utility>
+
 #include "kernels/cpu/parallel.h"
 #include "kernels/ops.h"
 

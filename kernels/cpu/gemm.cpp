@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "kernels/check.h"
 #include "kernels/cpu/onednn.h"
@@ -20,10 +21,10 @@
 
 namespace {
 
-constexpr int kMaxTileRows = 768, kMaxTileCols = 768;
+constexpr int kMaxTileRows = 768, kMaxTileCols = 384;
 constexpr int kMinTileRows = 48, kMinTileCols = 96;
 
-constexpr int kChunk = 192;            // of the depth
+constexpr int kChunk = 256;            // of the depth
 constexpr int kLeftRows = 96;          // of the left operand that are copied at a time
 constexpr int kRowStep = kChunk + 16;  // of a copied row: not a multiple of 4096 bytes
 
@@ -92,26 +93,37 @@ template <class T> void copy_right(const Panels& panels, const Matrix<T>& right,
     }
 }
 
-template <class T> void copy_left(const Panels& panels, const Matrix<T>& left, int rows, int depth) {
-    if (left.transposed)
+// The left operand's rows as the innermost loop reads them: `group_step` elements from one group of kTileRows rows to
+// the next, `step` from row to row, or, transposed, from column to column.
+struct Left {
+    const float* data;
+    int step;
+    size_t group_step;
+    bool transposed;
+};
+
+template <class T> Left copy_left(const Panels& panels, const Matrix<T>& left, int rows, int depth) {
+    if (left.transposed) {
         deal<kTileRows>(panels.left, kGroupStep, left.data, left.step, depth, rows, panels.staging);
-    else
-        for (int row = 0; row < rows; row++)
-            to_floats(panels.left + row * kRowStep, left.data + row * left.step, depth);
+        return {panels.left, kTileRows, kGroupStep, true};
+    }
+    if constexpr (std::is_same_v<T, float>) return {left.data, int(left.step), kTileRows * left.step, false};
+    for (int row = 0; row < rows; row++) to_floats(panels.left + row * kRowStep, left.data + row * left.step, depth);
+    return {panels.left, kRowStep, size_t(kTileRows) * kRowStep, false};
 }
 
-// out (rows, kTileCols) = or += the copied rows times one strip, a group of rows at a time.
-void multiply_strip(TileProduct product, bool left_transposed) {
+// out (rows, kTileCols) = or += the left rows times one strip, a group of rows at a time.
+void multiply_strip(const Left& left, TileProduct product) {
     const int rows = product.rows;
     for (int row = 0; row < rows; row += kTileRows) {
         product.rows = std::min(kTileRows, rows - row);
         for (int r = 0; r < product.rows; r++) __builtin_prefetch(product.out + r * product.out_step, 1);
-        if (left_transposed)
+        if (left.transposed)
             tile_product_of_transposed(product);
         else
             tile_product(product);
         product.out += kTileRows * product.out_step;
-        product.left += left_transposed ? kGroupStep : kTileRows * kRowStep;
+        product.left += left.group_step;
     }
 }
 
@@ -169,21 +181,19 @@ Tile rows_of(const Tile& tile, int row, int rows) {
 // part = or += the product's chunk from k on, whose right operand has been copied.
 template <class T> void multiply_chunk(const Product<T>& product, const Tile& part, const Panels& panels, int k) {
     const int depth = std::min(kChunk, product.depth - k);
-    const bool left_transposed = product.left.transposed;
-    copy_left(panels, product.left.block(part.row, k), part.rows, depth);
+    const Left left = copy_left(panels, product.left.block(part.row, k), part.rows, depth);
     const float* strip = panels.right;
     for (int col = 0; col < part.cols; col += kTileCols, strip += kStripStep)
-        multiply_strip({.out = part.data + col,
-                        .out_step = int(part.step),
-                        .left = panels.left,
-                        .left_step = left_transposed ? kTileRows : kRowStep,
-                        .right = strip,
-                        .right_step = kTileCols,
-                        .rows = part.rows,
-                        .cols = kTileCols,
-                        .depth = depth,
-                        .accumulate = k > 0},
-                       left_transposed);
+        multiply_strip(left, {.out = part.data + col,
+                              .out_step = int(part.step),
+                              .left = left.data,
+                              .left_step = left.step,
+                              .right = strip,
+                              .right_step = kTileCols,
+                              .rows = part.rows,
+                              .cols = kTileCols,
+                              .depth = depth,
+                              .accumulate = k > 0});
 }
 
 using Finish = std::function<void(const Tile&)>;

@@ -97,11 +97,11 @@ class Readme(unittest.TestCase):
 
     def test_every_key_is_in_the_table(self):
         for line in self.printed("--markdown-config").splitlines():
-            self.assertIn(line, self.readme)
+            self.assertTrue(line in self.readme, f"the README's table lacks: {line}")
         keys = set(re.findall(r"^\s*(\w+\.\w+)", self.printed("--help-config"), re.M))
         self.assertGreater(len(keys), 30)
         for key in keys:
-            self.assertIn(key, self.readme)
+            self.assertTrue(key in self.readme, key)
 
     def test_configurations_are_valid(self):
         for path in sorted((ROOT / "configs").glob("*.json")):

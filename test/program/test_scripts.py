@@ -2,12 +2,14 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
+import time
 import unittest
 from pathlib import Path
 
-from trainer import ROOT, TRAINER, generated_text
+from trainer import ENVIRONMENT, ROOT, TRAINER, generated_text
 
 TOOLS = ["bash", "cp", "dirname", "env", "mkdir", "tail", "touch"]
 PACKAGES = "make g++ libdnnl-dev libpcre2-dev libxxhash-dev libisal-dev nlohmann-json3-dev libcli11-dev"
@@ -40,8 +42,10 @@ class Folder(unittest.TestCase):
         path.chmod(0o755)
 
     def run_script(self, name, *args, path=None, expect=0):
-        result = subprocess.run([self.repository / "scripts" / name, *args], capture_output=True, text=True, errors="replace",
-                                timeout=120, env={"PATH": path or str(self.home / "bin"), "HOME": str(self.home)})
+        environment = {"PATH": path or str(self.home / "bin"), "HOME": str(self.home),
+                       "OMP_WAIT_POLICY": ENVIRONMENT["OMP_WAIT_POLICY"]}
+        result = subprocess.run([self.repository / "scripts" / name, *args], env=environment, capture_output=True,
+                                text=True, errors="replace", timeout=120)
         self.assertEqual(result.returncode, expect, result.stdout + result.stderr)
         return result.stdout + result.stderr
 
@@ -199,10 +203,26 @@ class Quickstart(Folder):
         self.quickstart(self.home / "text.txt")
         self.assertTrue((self.repository / "runs/quickstart.old-1/metrics.jsonl").exists())
 
+    def test_ctrl_c_saves(self):
+        config = self.repository / "configs/quickstart.json"
+        config.write_text(config.read_text().replace('"max_steps": 40', '"max_steps": 1000000'))
+        process = subprocess.Popen([self.repository / "scripts/quickstart.sh", "--text", self.home / "text.txt"],
+                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+                                   env=ENVIRONMENT)
+        metrics = self.repository / "runs/quickstart/metrics.jsonl"
+        deadline = time.monotonic() + 120
+        while not (metrics.exists() and metrics.stat().st_size > 0) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGINT)  # what a terminal does: to the shell and to the trainer
+        said = process.communicate(timeout=60)[0].decode(errors="replace")
+        self.assertEqual(process.returncode, 75, said)
+        self.assertIn("build/train_gpt_cpu configs/quickstart.json --resume", said)
+        self.assertTrue(list((self.repository / "runs/quickstart/checkpoints").glob("step_*/COMMIT")))
+
     def test_wrong_arguments(self):
         self.assertIn("nowhere.txt", self.quickstart("nowhere.txt", expect=66))
         self.assertIn("usage", self.run_script("quickstart.sh", "text.txt", path=os.environ["PATH"], expect=64))
 
     def test_a_text_that_is_too_short(self):
-        (self.home / "short.txt").write_text(generated_text(30))
+        (self.home / "short.txt").write_text("a\n" * 20)
         self.assertIn("too small", self.quickstart(self.home / "short.txt", expect=78))
