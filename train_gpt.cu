@@ -115,7 +115,6 @@ void import_huggingface(Gpt& gpt, const std::string& directory) {
 // model.init_from: a Hugging Face directory, one of our checkpoints, or a run directory, whose newest checkpoint
 // counts.
 void load_initial_weights(Gpt& gpt, const std::string& path) {
-    if (!directory_exists(path)) fail(Exit::no_input, "model.init_from: %s is not a directory", path.c_str());
     if (file_exists(path + "/config.json") && !directory_exists(checkpoints_directory(path)))
         import_huggingface(gpt, path);
     else
@@ -354,7 +353,9 @@ Exit train(const std::string& config_path, const std::vector<std::string>& overr
            bool accept_changes) {
     const Config config = load_config(config_path, overrides, 1);
     Dataset dataset = open_dataset(config.data.train, config.data.val, config.data.tokenizer, config.model.vocab_size);
-    const std::string& dir = config.run.dir;
+    const std::string &dir = config.run.dir, &init_from = config.model.init_from;
+    if (!init_from.empty() && !directory_exists(init_from))
+        fail(Exit::no_input, "%s: model.init_from: %s is not a directory", config_path.c_str(), init_from.c_str());
 
     const OpenedRun opened = open_run_directory(dir, mode);
     std::optional<Checkpoint> checkpoint;

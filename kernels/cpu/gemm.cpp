@@ -2,10 +2,9 @@
 //
 // A tile is computed in chunks of the depth. Of each chunk the right operand's part is copied into strips, (depth,
 // kTileCols) each, and the left operand's part, kLeftRows rows at a time, into an order in which the innermost loop
-// reads it forward; both become float on the way. The strips stay in the second-level cache, the one in use in the
-// first (Goto, van de Geijn, "Anatomy of high-performance matrix multiplication", ACM TOMS 34(3), 2008). A copied
-// element is used hundreds of times, so copying is a few per cent of the time; read in place, operands whose step is a
-// multiple of 4096 bytes fall into a few sets of the cache and cost half the speed.
+// reads it forward; both become float on the way, and rows of floats are read where they are. The strips stay in the
+// second-level cache, the one in use in the first (Goto, van de Geijn, "Anatomy of high-performance matrix
+// multiplication", ACM TOMS 34(3), 2008). A copied element is used hundreds of times.
 #include "kernels/cpu/gemm.h"
 
 #include <omp.h>
@@ -34,7 +33,8 @@ constexpr size_t kStagingElements = size_t(kTileCols) * kRowStep;
 
 static_assert(kLeftRows % kTileRows == 0, "a copied part of the left operand is whole groups of rows");
 static_assert(kMaxTileCols % kTileCols == 0, "a tile is whole strips");
-static_assert(kLeftRows <= kRowStep && kChunk % 4 == 0, "a row of either operand fits into one of the staging area");
+static_assert(kMaxTileCols <= int(kStagingElements) && kLeftRows <= int(kStagingElements) && kChunk % 4 == 0,
+              "the staging area holds a row of either operand, or kTileCols rows of whole transposed squares");
 
 int divide_up(int count, int piece) { return (count + piece - 1) / piece; }
 
@@ -193,7 +193,7 @@ template <class T> void multiply_chunk(const Product<T>& product, const Tile& pa
                               .rows = part.rows,
                               .cols = kTileCols,
                               .depth = depth,
-                              .accumulate = k > 0});
+                              .accumulate = false});
 }
 
 using Finish = std::function<void(const Tile&)>;
