@@ -25,6 +25,7 @@
 #include "runtime/json.h"
 #include "runtime/log.h"
 #include "runtime/loss_scaler.h"
+#include "runtime/process.h"
 #include "runtime/run_directory.h"
 #include "runtime/safetensors.h"
 #include "runtime/schedule.h"
@@ -358,13 +359,7 @@ Exit train(const std::string& config_path, const std::vector<std::string>& overr
         fail(Exit::no_input, "%s: model.init_from: %s is not a directory", config_path.c_str(), init_from.c_str());
 
     const OpenedRun opened = open_run_directory(dir, mode);
-    std::optional<Checkpoint> checkpoint;
-    if (opened.action == StartAction::resume || opened.action == StartAction::resume_or_start)
-        checkpoint =
-            find_newest_valid(dir, [](const std::string& sentence) { std::fprintf(stderr, "%s\n", sentence.c_str()); });
-    if (!checkpoint && opened.action == StartAction::resume)
-        fail(Exit::no_input, "%s has no checkpoint to resume from", checkpoints_directory(dir).c_str());
-
+    std::optional<Checkpoint> checkpoint = checkpoint_to_resume(dir, opened.action);
     const TrainState state =
         checkpoint ? resumed_state(*checkpoint, config, dataset.train.digest(), accept_changes) : new_state(config);
     Run run(config, std::move(dataset), state, checkpoint ? &*checkpoint : nullptr);
@@ -388,7 +383,9 @@ void plan(const std::string& config_path, const std::vector<std::string>& overri
     const double flops =
         flops_per_token({int64_t(layout.parameters), config.model.n_layer, config.model.n_embd, config.train.seq_len});
 
+    const size_t beside = resident_bytes() + device_info().working_bytes + CheckpointWriter::kStagingBytes;
     std::printf("%s", plan_table(options).c_str());
+    std::printf("%-22s %16zu bytes %10.1f MiB\n", "program and buffers", beside, double(beside) / 0x1p20);
     std::printf("micro-steps        %14d per step of %lld tokens\n", micro_steps(config, 1),
                 static_cast<long long>(config.train.total_batch_tokens));
     std::printf("FLOPs per token    %14.4e, per step %.4e\n", flops, flops * double(config.train.total_batch_tokens));

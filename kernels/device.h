@@ -15,10 +15,11 @@ struct Stream {
 };
 
 struct DeviceInfo {
-    std::string name;         // "AMD EPYC 9B14, 2 threads" or "NVIDIA H200"
-    std::string matmul_path;  // what carries out matrix products, by precision: one line for the log
-    size_t memory_bytes = 0;  // installed, of the whole device
-    int threads = 0;          // CPU threads that ops use (0 on a GPU)
+    std::string name;          // "AMD EPYC 9B14, 2 threads" or "NVIDIA H200"
+    std::string matmul_path;   // what carries out matrix products, by precision: one line for the log
+    size_t memory_bytes = 0;   // installed, of the whole device
+    size_t working_bytes = 0;  // host memory that ops may take for themselves, all threads together
+    int threads = 0;           // CPU threads that ops use (0 on a GPU)
 };
 
 // Facts about the device that this process uses. Never changes during a run.

@@ -1,7 +1,9 @@
 #include "runtime/train_state.h"
 
+#include <cstdio>
+
 #include "kernels/check.h"
-#include "runtime/run_directory.h"
+#include "runtime/files.h"
 
 TrainState new_state(const Config& config) {
     TrainState state;
@@ -20,6 +22,20 @@ CheckpointInfo checkpoint_info(const TrainState& state, const Config& config, co
     info.dataset_digest = dataset_digest;
     info.state = {{"updates", state.updates}, {"cursor", state.cursor}, {"loss_scale", to_json(state.loss_scale)}};
     return info;
+}
+
+std::optional<Checkpoint> checkpoint_to_resume(const std::string& run_dir, StartAction action) {
+    if (action != StartAction::resume && action != StartAction::resume_or_start) return std::nullopt;
+    auto report = [](const std::string& sentence) { std::fprintf(stderr, "train_gpt: %s\n", sentence.c_str()); };
+    std::optional<Checkpoint> newest = find_newest_valid(run_dir, report);
+    if (newest) return newest;
+    const std::string directory = checkpoints_directory(run_dir);
+    if (action == StartAction::resume) fail(Exit::no_input, "%s: no checkpoint to resume from", directory.c_str());
+    if (directory_exists(directory) && !list_directory(directory).empty())
+        fail(Exit::no_input,
+             "%s: what is there has been set aside and none is left to resume from; --fresh starts anew",
+             directory.c_str());
+    return std::nullopt;
 }
 
 namespace {

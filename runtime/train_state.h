@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "runtime/checkpoint.h"
 #include "runtime/config.h"
 #include "runtime/loss_scaler.h"
+#include "runtime/run_directory.h"
 
 struct TrainState {
     int step = 0;             // steps done
@@ -22,6 +24,11 @@ TrainState new_state(const Config& config);
 
 // The checkpoint record of this moment; `dataset_digest` says what data.train holds.
 CheckpointInfo checkpoint_info(const TrainState& state, const Config& config, const std::string& dataset_digest);
+
+// The checkpoint that a run with this start action continues, if any; what was found damaged on the way is told on
+// stderr. Exit::no_input if it must continue and there is none, or if all there were have been set aside: whoever asked
+// to continue if possible does not want to lose them by starting anew.
+std::optional<Checkpoint> checkpoint_to_resume(const std::string& run_dir, StartAction action);
 
 // Where the checkpoint left off. Exit::config, listing what differs, if configuration or data have changed in a way
 // that changes the run and `accept_changes` is false. Exit::data if the record is not one of ours.

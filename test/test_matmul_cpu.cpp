@@ -13,10 +13,13 @@
 #include "test/random_values.h"
 
 // Every operator new of the program, so that a test can ask how often it was called.
-static std::atomic<long> allocations = 0;
+static std::atomic<long>& allocations() {
+    static std::atomic<long> count = 0;
+    return count;
+}
 
 static void* counted(void* memory) {
-    allocations++;
+    allocations()++;
     if (!memory) throw std::bad_alloc();
     return memory;
 }
@@ -138,18 +141,18 @@ TEST_CASE("panels and the library agree", "[cpu]") {
 TEMPLATE_TEST_CASE("a product of panels allocates nothing once its shape was seen", "[cpu]", float, bf16, fp16) {
     Layer<TestType> layer(kShapes[0], Values::random);
     layer.multiply(ProductPath::panels, true);
-    const long before = allocations;
+    const long before = allocations();
     layer.multiply(ProductPath::panels, true);
-    CHECK(allocations - before == 0);
+    CHECK(allocations() - before == 0);
 }
 
 // The library allocates a little for each call, but makes nothing anew.
 TEST_CASE("a product of the library is made once", "[cpu]") {
     Layer<float> layer({97, 101, 89}, Values::random);
     const auto allocations_of_a_call = [&] {
-        const long before = allocations;
+        const long before = allocations();
         layer.multiply(ProductPath::library, true);
-        return allocations - before;
+        return allocations() - before;
     };
     const long first = allocations_of_a_call(), second = allocations_of_a_call();
     CHECK(second < first);

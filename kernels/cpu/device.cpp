@@ -67,6 +67,9 @@ void touch(std::byte* memory, size_t bytes) {
 
 }  // namespace
 
+// What thread_memory() hands out at most, and what OpenMP keeps for a thread, rounded up.
+static constexpr size_t kThreadBytes = size_t(2) << 20;
+
 DeviceInfo device_info() {
     DeviceInfo info;
     info.threads = omp_get_max_threads();
@@ -75,6 +78,7 @@ DeviceInfo device_info() {
         format("%s, %d thread%s", model.empty() ? "CPU" : model.c_str(), info.threads, info.threads == 1 ? "" : "s");
     info.matmul_path = matmul_path();
     info.memory_bytes = meminfo_bytes("MemTotal");
+    info.working_bytes = size_t(info.threads) * kThreadBytes;
     return info;
 }
 

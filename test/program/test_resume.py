@@ -96,6 +96,13 @@ class Resume(TrainerTest):
         self.assertIn(str(self.step_dir(16).relative_to(self.dir)), said)
         self.assertEqual(self.records(), whole)
 
+    def test_auto_does_not_start_over_damaged_checkpoints(self):
+        self.train(train_max_steps=4)
+        for shard in self.dir.glob("run/checkpoints/step_*/shard_*.bin"):
+            shard.write_bytes(shard.read_bytes()[:-1])
+        for _ in range(2):  # the second time they have been set aside already
+            self.assertIn("checkpoints", self.train("--auto", expect=66, train_max_steps=4))
+
     def test_what_would_change_the_run_is_refused(self):
         self.train(train_max_steps=5)
         before = self.contents("run")

@@ -1,0 +1,7 @@
+// This process as the system sees it.
+#pragma once
+
+#include <cstddef>
+
+// Bytes of memory that are resident now, the program and its libraries included. 0 where the system does not say.
+size_t resident_bytes();
