@@ -7,6 +7,7 @@ Prints the median step time of each workload of dev/bench_cpu.cpp. Run both in t
 compare within the run. Threads: all cores. bf16 is autocast, with FP32 masters, as in nanoGPT.
 """
 import contextlib
+import os
 import statistics
 import sys
 import time
@@ -66,7 +67,7 @@ class Gpt(torch.nn.Module):
         for block in self.blocks:
             x = block(x)
         logits = self.ln_f(x) @ self.wte.weight.T
-        return F.cross_entropy(logits.float().view(-1, logits.shape[-1]), targets.view(-1))
+        return F.cross_entropy(logits.float().view(-1, logits.shape[-1]), targets.reshape(-1))
 
 
 def step_ms(shape, batch, length, precision, steps=7):
@@ -89,6 +90,7 @@ def step_ms(shape, batch, length, precision, steps=7):
 
 
 def main():
+    torch.set_num_threads(os.cpu_count())
     print(f"PyTorch {torch.__version__}, {torch.get_num_threads()} threads")
     for name, shape, batch, length in WORKLOADS:
         for precision in sys.argv[1:] or ["fp32", "bf16"]:

@@ -73,6 +73,9 @@ void check_model(const Config& c, const std::string& file) {
     if (c.train.seq_len > c.model.n_positions)
         fail(Exit::config, "%s: train.seq_len (%d) must not be larger than model.n_positions (%d)", file.c_str(),
              c.train.seq_len, c.model.n_positions);
+    if (c.eval.stride > c.train.seq_len)
+        fail(Exit::config, "%s: eval.stride (%d) must not be larger than train.seq_len (%d)", file.c_str(),
+             c.eval.stride, c.train.seq_len);
     if (c.sample.top_k > c.model.vocab_size)
         fail(Exit::config, "%s: sample.top_k (%d) must not be larger than model.vocab_size (%d)", file.c_str(),
              c.sample.top_k, c.model.vocab_size);

@@ -125,6 +125,7 @@ const std::vector<BadText> kBadTexts = {
     // Keys that do not fit together.
     {"{\"model\":{\"n_head\":7}}", {"model.n_embd (768)", "model.n_head (7)"}},
     {"{\"model\":{\"n_positions\":512}}", {"train.seq_len (1024)", "model.n_positions (512)"}},
+    {"{\"eval\":{\"stride\":1025}}", {"eval.stride (1025)", "train.seq_len (1024)"}},
     {"{\"sample\":{\"top_k\":50258}}", {"sample.top_k (50258)", "model.vocab_size (50257)"}},
     {"{\"train\":{\"total_batch_tokens\":500000}}",
      {"train.total_batch_tokens (500000)", "train.batch_size (16)", "train.seq_len (1024)", "ranks (1)", "16384",

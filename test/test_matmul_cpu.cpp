@@ -111,7 +111,8 @@ template <class T> void check_threads(ProductPath path) {
         const std::string expected = results_by<T>(s, path, 1);
         for (int threads : {2, 3, 4}) {
             INFO(s.rows << " rows, n " << s.n << ", k " << s.k << ", " << threads << " threads");
-            CHECK(results_by<T>(s, path, threads) == expected);
+            const bool same = results_by<T>(s, path, threads) == expected;
+            CHECK(same);
         }
     }
 }
@@ -134,7 +135,8 @@ TEST_CASE("panels and the library agree", "[cpu]") {
         Layer<float> panels(s, Values::small_integers), library(s, Values::small_integers);
         panels.multiply(ProductPath::panels, false);
         library.multiply(ProductPath::library, false);
-        CHECK(panels.results() == library.results());
+        const bool same = panels.results() == library.results();
+        CHECK(same);
     }
 }
 

@@ -193,7 +193,7 @@ template <class T> void multiply_chunk(const Product<T>& product, const Tile& pa
                               .rows = part.rows,
                               .cols = kTileCols,
                               .depth = depth,
-                              .accumulate = false});
+                              .accumulate = k > 0});
 }
 
 using Finish = std::function<void(const Tile&)>;
