@@ -3,35 +3,11 @@
 // test_ops_matmul.cpp's.
 #include <omp.h>
 
-#include <atomic>
-#include <cstdlib>
-#include <new>
-
 #include "kernels/cpu/matmul.h"
+#include "test/allocations.h"
 #include "test/catch.h"
 #include "test/device_array.h"
 #include "test/random_values.h"
-
-// Every operator new of the program, so that a test can ask how often it was called.
-static std::atomic<long>& allocations() {
-    static std::atomic<long> count = 0;
-    return count;
-}
-
-static void* counted(void* memory) {
-    allocations()++;
-    if (!memory) throw std::bad_alloc();
-    return memory;
-}
-void* operator new(size_t bytes) { return counted(std::malloc(bytes)); }
-void* operator new(size_t bytes, std::align_val_t alignment) {
-    const size_t unit = size_t(alignment);
-    return counted(std::aligned_alloc(unit, (bytes + unit - 1) / unit * unit));
-}
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
-void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t, std::align_val_t) noexcept { std::free(memory); }
 
 namespace {
 
@@ -146,17 +122,4 @@ TEMPLATE_TEST_CASE("a product of panels allocates nothing once its shape was see
     const long before = allocations();
     layer.multiply(ProductPath::panels, true);
     CHECK(allocations() - before == 0);
-}
-
-// The library allocates a little for each call, but makes nothing anew.
-TEST_CASE("a product of the library is made once", "[cpu]") {
-    Layer<float> layer({97, 101, 89}, Values::random);
-    const auto allocations_of_a_call = [&] {
-        const long before = allocations();
-        layer.multiply(ProductPath::library, true);
-        return allocations() - before;
-    };
-    const long first = allocations_of_a_call(), second = allocations_of_a_call();
-    CHECK(second < first);
-    CHECK(allocations_of_a_call() == second);
 }

@@ -6,6 +6,7 @@
 #include "model/plan.h"
 #include "model/sample.h"
 #include "model/tensors.h"
+#include "test/allocations.h"
 #include "test/catch.h"
 #include "test/expect_error.h"
 #include "test/nano_gpt.h"
@@ -174,6 +175,30 @@ TEST_CASE("a gradient that is not finite is named and updates nothing", "[model]
         REQUIRE("grad." + result.non_finite_tensor == victim.name);
         REQUIRE(same_bits(before, values_of(gpt.state_tensors())));
     }
+}
+
+TEST_CASE("a step allocates nothing once each of its ops has run", "[model]") {
+    // With several threads one may come to its first piece of an op, and so to its working memory, many steps later.
+    const int threads = omp_get_max_threads();
+    omp_set_num_threads(1);
+    for (Dtype precision : kPrecisions) {
+        GptOptions options = nano_options(precision);
+        options.recompute = Recompute::norm;
+        Gpt gpt(options, comm_single());
+        gpt.initialize(1);
+        const std::vector<int> tokens = nano_tokens(43, 131);
+        auto step = [&](int number) {
+            gpt.begin_step({1, 1e-3f, 1 - std::pow(0.9f, float(number)), 1 - std::pow(0.95f, float(number))});
+            for (bool first : {true, false}) gpt.micro_step(tokens.data(), tokens.data() + 1, {first, 1.0f / 84});
+            gpt.end_step({});
+            gpt.evaluate(tokens.data(), tokens.data() + 1);
+        };
+        step(1);
+        const long before = allocations();
+        for (int number = 2; number <= 5; number++) step(number);
+        REQUIRE(allocations() - before == 0);
+    }
+    omp_set_num_threads(threads);
 }
 
 TEST_CASE("targets of -1 count for nothing", "[model]") {
