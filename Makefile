@@ -19,8 +19,8 @@ LIBRARY      := $(call object,$(CPU_SOURCES) $(HOST_SOURCES))
 CATCH_3    := $(wildcard /usr/include/catch2/catch_all.hpp /usr/local/include/catch2/catch_all.hpp)
 CATCH_LIBS := $(if $(CATCH_3),-lCatch2Main -lCatch2)
 
-all: $(BUILD)/train_gpt_cpu  ## the trainer for the CPU (and for the GPU where nvcc is)
-	@$(if $(shell command -v nvcc),,echo "nvcc was not found: built $(BUILD)/train_gpt_cpu only, without the GPU trainer")
+all: $(BUILD)/train_gpt_cpu  ## the trainer for the CPU
+	@echo "built $< only: $(if $(shell command -v nvcc),kernels/cuda holds no kernels yet,nvcc was not found)"
 
 $(BUILD)/train_gpt_cpu: $(BUILD)/train_gpt.cu.o $(LIBRARY)
 	$(CXX) $(CXXFLAGS) -o $@ $^ $(LIBS)

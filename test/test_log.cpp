@@ -60,9 +60,11 @@ template <class Action> std::string printed_on_terminal(Action action) {
     std::FILE* terminal = std::fopen(::ptsname(master), "w");
     REQUIRE(terminal);
     action(terminal);
-    std::string text(4096, '\0');  // less than a terminal's buffer, so nobody waits
-    text.resize(size_t(::read(master, text.data(), text.size())));
-    std::fclose(terminal);
+    std::fclose(terminal);  // what was written is less than a terminal's buffer, so nobody waits
+    // The system hands it over in pieces, and ends with an error since nobody holds the other side any more.
+    std::string text;
+    char piece[256];
+    for (ssize_t count; (count = ::read(master, piece, sizeof(piece))) > 0;) text.append(piece, size_t(count));
     ::close(master);
     return text;
 }
