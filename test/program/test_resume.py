@@ -45,13 +45,13 @@ class Resume(TrainerTest):
         process = subprocess.Popen([TRAINER, config], cwd=self.dir, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                                    env=ENVIRONMENT)
         metrics = self.dir / "run" / "metrics.jsonl"
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while not (metrics.exists() and metrics.read_text().count("\n") > 3):
             self.assertLess(time.monotonic(), deadline, "no step was made")
             time.sleep(0.01)
         for number in signals:
             process.send_signal(number)
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)
         return process.returncode
 
     def test_a_signal_saves_and_says_requeue(self):
