@@ -58,8 +58,8 @@ GptOptions gpt_options(const Config& config) {
 }
 
 UpdateSettings update_settings(const Config& config) {
-    return {.beta1 = float(config.optim.beta1),
-            .beta2 = float(config.optim.beta2),
+    return {.beta1 = config.optim.beta1,
+            .beta2 = config.optim.beta2,
             .eps = float(config.optim.eps),
             .weight_decay = float(config.optim.weight_decay),
             .momentum = float(config.optim.momentum),

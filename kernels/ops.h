@@ -252,7 +252,8 @@ template <class T> struct AdamwUpdate {
     const GradNorm* grad_norm;
     const StepScalars* scalars;
     int n_chunks;
-    float beta1, beta2, eps, weight_decay;
+    double beta1, beta2;  // as torch, 1 - beta is taken in double and then rounded to float
+    float eps, weight_decay;
 };
 template <class T> void adamw_update(const AdamwUpdate<T>& op, Stream stream);
 

@@ -20,7 +20,8 @@
 
 // What the optimizer is told besides the step's scalars.
 struct UpdateSettings {
-    float beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f, weight_decay = 0.1f;
+    double beta1 = 0.9, beta2 = 0.95;
+    float eps = 1e-8f, weight_decay = 0.1f;
     float momentum = 0.9f;   // SGD's
     float grad_clip = 1.0f;  // largest global norm of the gradients; 0 for no clipping
 };

@@ -31,8 +31,8 @@ struct Config {
     } model;
 
     struct Data {
-        std::string train = "data/fineweb10B/fineweb_train_*.bin";
-        std::string val = "data/fineweb10B/fineweb_val_*.bin";
+        std::string train = "datasets/fineweb10B/fineweb_train_*.bin";
+        std::string val = "datasets/fineweb10B/fineweb_val_*.bin";
         std::string tokenizer;  // empty: none
     } data;
 

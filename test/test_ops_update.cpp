@@ -148,8 +148,8 @@ template <class T> struct UpdateArrays {
                                                         .grad_norm = grad_norm.on(side),
                                                         .scalars = scalars.on(side),
                                                         .n_chunks = int(chunks.host.size()),
-                                                        .beta1 = 0.9f,
-                                                        .beta2 = 0.95f,
+                                                        .beta1 = 0.9,
+                                                        .beta2 = 0.999,
                                                         .eps = 1e-8f,
                                                         .weight_decay = 0.1f};
     }

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "kernels/check.h"
+#include "kernels/cpu/gelu.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/vector_math.h"
 
@@ -29,11 +30,8 @@ template <class T> void store_rounded(T* out, const float* values, int count) {
 }
 
 template <class T> void store_gelu(T* out, T* pre_gelu, const float* values, int count) {
-#pragma omp simd
-    for (int i = 0; i < count; i++) {
-        pre_gelu[i] = from_float<T>(values[i]);
-        out[i] = from_float<T>(gelu(to_float(pre_gelu[i])));
-    }
+    store_rounded(pre_gelu, values, count);
+    gelu_block(out, pre_gelu, size_t(count));
 }
 
 template <class T> void store_times_gelu_gradient(T* out, const T* pre_gelu, const float* values, int count) {

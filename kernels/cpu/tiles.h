@@ -10,8 +10,8 @@ using FourLanes [[gnu::vector_size(16), gnu::may_alias]] = float;
 
 inline constexpr int kLanes = sizeof(Lanes) / sizeof(float);
 
-// The part of a product that stays in registers while the depth is run through: as many sums as fit beside the operands,
-// 6 x 2 in the 16 registers of AVX2, 12 x 2 in the 32 of AVX-512. Both hide the latency of two multiply-add units.
+// The part of a product that stays in registers while the depth is run through: as many sums as fit beside the
+// operands, 6 x 2 in the 16 registers of AVX2, 12 x 2 in the 32 of AVX-512. Both hide two multiply-add units' latency.
 inline constexpr int kTileRows = kLanes == 16 ? 12 : 6;
 inline constexpr int kTileCols = 2 * kLanes;
 
