@@ -1,49 +1,70 @@
 # make help says what there is. Everything is built into build/, nothing is fetched.
 CXX      ?= g++
-ARCH     ?= native
 OPT      ?= -O2
+MARCH    ?= native
+ARCH     ?= 80 86 89 90 100 120
 BUILD    ?= build
 REVISION := $(shell git describe --always --dirty --abbrev=12 2>/dev/null || echo unknown)
 
 # g++ 12 wrongly warns of std::string's insides at -O3 (GCC bug 105651).
 FALSE_ALARMS := -Wno-restrict
 
-CXXFLAGS  = -std=c++20 $(OPT) -march=$(ARCH) -fno-math-errno -fno-trapping-math -fopenmp -g1 -I. -MMD -MP \
+CXXFLAGS  = -std=c++20 $(OPT) -march=$(MARCH) -fno-math-errno -fno-trapping-math -fopenmp -g1 -I. -MMD -MP \
             -Wall -Wextra -Wshadow -Werror $(FALSE_ALARMS) $(EXTRA)
-LIBS     := -ldnnl -lpcre2-8 -lisal -lxxhash -lpthread
+LIBS     := -lpcre2-8 -lisal -lxxhash -lpthread
 
 CPU_SOURCES  := $(wildcard kernels/cpu/*.cpp)
+CUDA_SOURCES := $(wildcard kernels/cuda/*.cu)
 HOST_SOURCES := $(wildcard model/*.cpp runtime/*.cpp data/*.cpp)
 TEST_SOURCES := $(wildcard test/*.cpp)
 object        = $(patsubst %,$(BUILD)/%.o,$(1))
-LIBRARY      := $(call object,$(CPU_SOURCES) $(HOST_SOURCES))
+HOST         := $(call object,$(HOST_SOURCES))
+CPU          := $(call object,$(CPU_SOURCES))
+CUDA         := $(call object,$(CUDA_SOURCES) kernels/cpu/comm_single.cpp)
+CPU_LIBS     := -ldnnl $(LIBS)
 
 # Catch2 3 is a library, Catch2 2 is one header.
 CATCH_3    := $(wildcard /usr/include/catch2/catch_all.hpp /usr/local/include/catch2/catch_all.hpp)
 CATCH_LIBS := $(if $(CATCH_3),-lCatch2Main -lCatch2)
 
-all: $(BUILD)/train_gpt_cpu  ## the trainer for the CPU
-	@echo "built $< only: $(if $(shell command -v nvcc),kernels/cuda holds no kernels yet,nvcc was not found)"
+# The GPU trainer is built where nvcc is: for the GPUs named in ARCH, by compute capability, and as PTX for later ones.
+NVCC      := $(shell command -v nvcc)
+CUDA_HOME := $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
+GENCODE   := $(if $(filter native,$(ARCH)),-arch=native,\
+               $(foreach arch,$(ARCH),-gencode=arch=compute_$(arch),code=sm_$(arch)) \
+               -gencode=arch=compute_$(lastword $(ARCH)),code=compute_$(lastword $(ARCH)))
+NVCCFLAGS := -std=c++20 -O3 --expt-relaxed-constexpr -lineinfo -I. $(GENCODE) -Werror all-warnings -Xptxas -v \
+             -Xcompiler -Wall,-Wextra,-Wno-unused-parameter -DCUDA_ARCHITECTURES='"$(strip $(ARCH))"'
+CUDA_LIBS := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcudart $(LIBS)
 
-$(BUILD)/train_gpt_cpu: $(BUILD)/train_gpt.cu.o $(LIBRARY)
-	$(CXX) $(CXXFLAGS) -o $@ $^ $(LIBS)
+all: $(BUILD)/train_gpt_cpu $(if $(and $(NVCC),$(CUDA_SOURCES)),$(BUILD)/train_gpt)  ## the trainer for the CPU and, with nvcc, for GPUs
+	@echo "built $^$(if $(NVCC),,; nvcc was not found: no trainer for GPUs)"
 
-$(BUILD)/test_cpu: $(call object,$(TEST_SOURCES)) $(LIBRARY)
-	$(CXX) $(CXXFLAGS) -o $@ $^ $(LIBS) $(CATCH_LIBS)
-
-$(BUILD)/bench_cpu: $(BUILD)/dev/bench_cpu.cpp.o $(LIBRARY)
-	$(CXX) $(CXXFLAGS) -o $@ $^ $(LIBS)
+$(BUILD)/train_gpt_cpu: $(BUILD)/train_gpt.cu.o $(HOST) $(CPU)
+	$(CXX) $(CXXFLAGS) -o $@ $^ $(CPU_LIBS)
+$(BUILD)/train_gpt: $(BUILD)/train_gpt.cu.o $(HOST) $(CUDA)
+	$(CXX) $(CXXFLAGS) -o $@ $^ $(CUDA_LIBS)
+$(BUILD)/test_cpu: $(call object,$(TEST_SOURCES)) $(HOST) $(CPU)
+	$(CXX) $(CXXFLAGS) -o $@ $^ $(CPU_LIBS) $(CATCH_LIBS)
+$(BUILD)/bench_cpu: $(BUILD)/dev/bench_cpu.cpp.o $(HOST) $(CPU)
+	$(CXX) $(CXXFLAGS) -o $@ $^ $(CPU_LIBS)
 
 # The inner loops are written to be unrolled and vectorised; the rest only has to compile quickly.
-$(call object,$(CPU_SOURCES)): OPT = -O3
+$(CPU): OPT = -O3
 
 $(BUILD)/%.cpp.o: %.cpp
 	@mkdir -p $(@D)
 	$(CXX) $(CXXFLAGS) -c -o $@ $<
-
 $(BUILD)/%.cu.o: %.cu
 	@mkdir -p $(@D)
 	$(CXX) $(CXXFLAGS) -DGIT_REVISION='"$(REVISION)"' -c -x c++ -o $@ $<
+# Spills, local memory and serialised tensor instructions are errors: check_ptxas.py reads what ptxas says.
+$(BUILD)/kernels/cuda/%.cu.o: kernels/cuda/%.cu
+	@mkdir -p $(@D)
+	@echo nvcc $<
+	@set -o pipefail; $(NVCC) $(NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@.part $< 2>&1 \
+	    | scripts/check_ptxas.py $(BUILD)/ptxas/$*.tsv && mv $@.part $@
+$(BUILD)/kernels/cuda/%.cu.o: SHELL := bash
 
 run:    ## the quickstart: install, build, train on the King James text, print samples
 	scripts/quickstart.sh

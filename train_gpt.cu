@@ -477,7 +477,7 @@ std::string version() {
 
 int main(int argc, char** argv) {
     try {
-        const CommandLine line = parse_command_line(argc, argv, version());
+        const CommandLine line = parse_command_line(argc, argv, version);
         if (line.command == Command::train)
             return int(train(line.config, line.overrides, line.start, line.accept_changes));
         run_command(line);

@@ -97,7 +97,7 @@ void add_other_commands(CLI::App& app, CommandLine& line) {
 
 }  // namespace
 
-CommandLine parse_command_line(int argc, char** argv, const std::string& version) {
+CommandLine parse_command_line(int argc, char** argv, const std::function<std::string()>& version) {
     CommandLine line;
     StartFlags start;
     CLI::App app("Pretrains GPT-class language models. Without a command: trains CONFIG.", "train_gpt");

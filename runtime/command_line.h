@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -37,5 +38,5 @@ struct CommandLine {
 };
 
 // Reads the arguments. --help and --version print and end the program with 0; what cannot be understood fails with
-// Exit::usage and a sentence. `version` is what --version prints.
-CommandLine parse_command_line(int argc, char** argv, const std::string& version);
+// Exit::usage and a sentence. `version` gives what --version prints, and is asked only for that.
+CommandLine parse_command_line(int argc, char** argv, const std::function<std::string()>& version);

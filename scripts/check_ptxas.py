@@ -1,0 +1,74 @@
+#!/usr/bin/env python3
+"""Reads what nvcc and `ptxas -v` say about one source and holds its kernels to the rules of the house.
+
+    nvcc ... -Xptxas -v ... 2>&1 | scripts/check_ptxas.py TABLE.tsv
+
+Fails where a kernel spills registers, has a stack frame (arrays in local memory), or where ptxas serialises wgmma
+(C7512, C7519) or ignores setmaxnreg (C7508). Writes one line per kernel and architecture to the table: kernel,
+architecture, registers, stack bytes, spilled bytes, static shared bytes. Everything else passes through to stderr.
+"""
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+# Kernels that may have a stack frame, and why.
+MAY_USE_STACK = {
+    "normal_fill_kernel": "cos of a double reduces large arguments in local memory; runs once, at the start",
+}
+ENTRY = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
+FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+USED = re.compile(r"Used (\d+) registers")
+SHARED = re.compile(r"(\d+) bytes smem")
+LOSS = re.compile(r"\(?C(7508|7512|7519)\)?")
+NOISE = re.compile(r"^ptxas info|^\s*\d+ bytes stack frame|^\s*$")
+
+
+def demangled(names):
+    """Mangled -> readable, without the arguments: norm_forward_kernel<bf16>."""
+    result = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True)
+    readable = (re.sub(r"\(anonymous namespace\)::|^void ", "", line) for line in result.stdout.splitlines())
+    return dict(zip(names, (line.split("(")[0] for line in readable)))
+
+
+def read(lines):
+    """The kernels' rows, and what must be said: findings and lines to pass on."""
+    rows, losses, others, row = [], [], [], None
+    for line in lines:
+        line = line.rstrip("\n")
+        if LOSS.search(line):
+            losses.append(line.strip())
+        elif entry := ENTRY.search(line):
+            row = {"kernel": entry[1], "arch": entry[2], "registers": 0, "stack": 0, "spills": 0, "shared": 0}
+            rows.append(row)
+        elif row and (frame := FRAME.search(line)):
+            if not row["registers"]:  # later frames of the same entry are functions that it calls
+                row["stack"], row["spills"] = int(frame[1]), int(frame[2]) + int(frame[3])
+        elif row and (used := USED.search(line)):
+            shared = SHARED.search(line)
+            row["registers"], row["shared"] = int(used[1]), int(shared[1]) if shared else 0
+        elif not NOISE.match(line):
+            others.append(line)
+    return rows, losses, others
+
+
+def main():
+    table = Path(sys.argv[1])
+    rows, findings, others = read(sys.stdin)
+    names = demangled(sorted({row["kernel"] for row in rows})) if rows else {}
+    for row in rows:
+        row["kernel"] = names[row["kernel"]]
+        where = f"{row['kernel']} for {row['arch']}"
+        if row["spills"]:
+            findings.append(f"{where} spills {row['spills']} bytes of registers")
+        elif row["stack"] and row["kernel"].split("<")[0] not in MAY_USE_STACK:
+            findings.append(f"{where} has a stack frame of {row['stack']} bytes: arrays that are not in registers")
+    table.parent.mkdir(parents=True, exist_ok=True)
+    table.write_text("".join("\t".join(str(value) for value in row.values()) + "\n" for row in rows))
+    for line in others + [f"ptxas: {finding}" for finding in findings]:
+        print(line, file=sys.stderr)
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
