@@ -362,6 +362,7 @@ Exit train(const std::string& config_path, const std::vector<std::string>& overr
     std::optional<Checkpoint> checkpoint = checkpoint_to_resume(dir, opened.action);
     const TrainState state =
         checkpoint ? resumed_state(*checkpoint, config, dataset.train.digest(), accept_changes) : new_state(config);
+    configure_device({config.device.tf32, config.device.debug_sync, dir + "/matmul_choices.json"});
     Run run(config, std::move(dataset), state, checkpoint ? &*checkpoint : nullptr);
     checkpoint.reset();
 
@@ -469,8 +470,8 @@ void run_command(const CommandLine& line) {
 
 std::string version() {
     const DeviceInfo device = device_info();
-    return format("train_gpt %s\ndevice: %s\nmatrix products: %s", GIT_REVISION, device.name.c_str(),
-                  device.matmul_path.c_str());
+    return format("train_gpt %s\nbuilt for: %s\ndevice: %s\nmatrix products: %s", GIT_REVISION, device.build.c_str(),
+                  device.name.c_str(), device.matmul_path.c_str());
 }
 
 }  // namespace

@@ -18,12 +18,25 @@ struct DeviceInfo {
     std::string name;          // "AMD EPYC 9B14, 2 threads" or "NVIDIA H200"
     std::string matmul_path;   // what carries out matrix products, by precision: one line for the log
     size_t memory_bytes = 0;   // installed, of the whole device
+    size_t free_bytes = 0;     // of that, what could be allocated now
+    std::string build;         // what this binary holds for the device: one line for --version
     size_t working_bytes = 0;  // host memory that ops may take for themselves, all threads together
     int threads = 0;           // CPU threads that ops use (0 on a GPU)
 };
 
 // Facts about the device that this process uses. Never changes during a run.
 DeviceInfo device_info();
+
+// What a run asks of the device beyond its ops; the CPU has no use for it.
+struct DeviceSettings {
+    bool tf32 = false;           // fp32 products may round their operands to TF32
+    bool debug_sync = false;     // wait after each kernel, so that an error names the kernel that made it
+    std::string matmul_choices;  // file that keeps the fastest algorithm of each product, so that a resumed run uses
+                                 // the same; empty: no timing, the library's first proposal
+};
+
+// To be called once, before anything is allocated. Fails with Exit::os where the device cannot be used at all.
+void configure_device(const DeviceSettings& settings);
 
 // `bytes` of device memory, 256-byte aligned, huge pages where the system has them, every byte zero and touched, so
 // that running out of memory shows here and not later. Fails with Exit::os and the number of bytes when there is not

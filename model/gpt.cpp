@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "kernels/check.h"
+#include "model/plan.h"
 #include "model/state.h"
 
 struct Gpt::Impl {
@@ -91,6 +92,7 @@ Gpt::Gpt(const GptOptions& options, const Comm& comm) : impl_(std::make_unique<I
     Arena dry;
     place(options, dry);
     impl_->comm = comm;
+    check_fits(options);
     impl_->memory = DeviceBuffer(dry.bytes());
     Arena arena(static_cast<std::byte*>(impl_->memory.data()));
     impl_->state = place(options, arena);

@@ -40,3 +40,14 @@ std::string plan_table(const GptOptions& options) {
     table += format("%-22s %16zu\n", "parameters", lay_out_tensors(options.shape).parameters);
     return table;
 }
+
+void check_fits(const GptOptions& options) {
+    const size_t needed = planned_bytes(options), free_bytes = device_info().free_bytes;
+    if (needed <= free_bytes) return;
+    fail(Exit::os,
+         "not enough memory: %zu bytes are needed, %zu bytes are available\n%sless is needed with a smaller "
+         "train.batch_size (is %d; accumulate more micro-steps), train.recompute norm or block, train.head_rows (is "
+         "%d)%s",
+         needed, free_bytes, plan_table(options).c_str(), options.batch, options.head_rows,
+         options.precision == Dtype::fp32 ? " or train.precision bf16" : "");
+}

@@ -34,6 +34,9 @@ void add_training(CLI::App& app, CommandLine& line, StartFlags& start) {
     auto* fresh = app.add_flag("--fresh", start.fresh, "move what is in run.dir aside and start anew");
     resume->excludes(automatic)->excludes(fresh);
     automatic->excludes(fresh);
+    app.add_flag_callback(
+        "--debug-sync", [&] { line.overrides.push_back("device.debug_sync=true"); },
+        "GPU: wait after each kernel, so that an error names the kernel that made it");
     app.add_flag("--accept-changes", line.accept_changes, "resume although configuration or data have changed");
 }
 

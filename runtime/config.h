@@ -99,6 +99,11 @@ struct Config {
     struct Log {
         int every_steps = 10;
     } log;
+
+    struct Device {
+        bool tf32 = false;
+        bool debug_sync = false;
+    } device;
 };
 
 // The configuration that the file describes, with `overrides` ("section.key=value") applied in order and check_config()

@@ -157,6 +157,11 @@ std::vector<Option> option_table(Config& c) {
          none},
 
         {"log.every_steps", &c.log.every_steps, steps, "steps between progress lines where there is no terminal", none},
+
+        {"device.tf32", &c.device.tf32, anything(),
+         "GPU: fp32 products round their operands to TF32, faster and with 10 bits instead of 23"},
+        {"device.debug_sync", &c.device.debug_sync, anything(),
+         "GPU: wait after each kernel, so that an error names the kernel that made it; also --debug-sync", none},
     };
 }
 

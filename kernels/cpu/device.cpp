@@ -12,6 +12,7 @@
 #include "kernels/check.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/parallel.h"
+#include "kernels/cpu/tiles.h"
 
 namespace {
 
@@ -78,9 +79,13 @@ DeviceInfo device_info() {
         format("%s, %d thread%s", model.empty() ? "CPU" : model.c_str(), info.threads, info.threads == 1 ? "" : "s");
     info.matmul_path = matmul_path();
     info.memory_bytes = meminfo_bytes("MemTotal");
+    info.free_bytes = meminfo_bytes("MemAvailable") + meminfo_bytes("SwapFree");
+    info.build = format("CPU, g++ %s, vectors of %d floats", __VERSION__, kLanes);
     info.working_bytes = size_t(info.threads) * kThreadBytes;
     return info;
 }
+
+void configure_device(const DeviceSettings&) {}
 
 void* device_alloc(size_t bytes) {
     require(bytes > 0, "device_alloc: 0 bytes");
