@@ -37,7 +37,8 @@ NVCCFLAGS := -std=c++20 -O3 --expt-relaxed-constexpr -lineinfo -I. $(GENCODE) -W
              -Xcompiler -Wall,-Wextra,-Wno-unused-parameter -DCUDA_ARCHITECTURES='"$(strip $(ARCH))"'
 CUDA_LIBS := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcudart $(LIBS)
 
-all: $(BUILD)/train_gpt_cpu $(if $(and $(NVCC),$(CUDA_SOURCES)),$(BUILD)/train_gpt)  ## the trainer for the CPU and, with nvcc, for GPUs
+TRAINERS  := $(BUILD)/train_gpt_cpu $(if $(and $(NVCC),$(CUDA_SOURCES)),$(BUILD)/train_gpt)
+all: $(TRAINERS)  ## the trainer for the CPU and, with nvcc, for GPUs
 	@echo "built $^$(if $(NVCC),,; nvcc was not found: no trainer for GPUs)"
 
 $(BUILD)/train_gpt_cpu: $(BUILD)/train_gpt.cu.o $(HOST) $(CPU)
