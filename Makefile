@@ -4,19 +4,29 @@ OPT      ?= -O2
 MARCH    ?= native
 ARCH     ?= 80 86 89 90 100 120
 BUILD    ?= build
+# DEPS=folder: headers and libraries that make deps-folder put there, instead of the system's.
+DEPS     ?=
 REVISION := $(shell git describe --always --dirty --abbrev=12 2>/dev/null || echo unknown)
+
+comma    := ,
 
 # g++ 12 wrongly warns of std::string's insides at -O3 (GCC bug 105651).
 FALSE_ALARMS := -Wno-restrict
 
 CXXFLAGS  = -std=c++20 $(OPT) -march=$(MARCH) -fno-math-errno -fno-trapping-math -fopenmp -g1 -I. -MMD -MP \
-            -Wall -Wextra -Wshadow -Werror $(FALSE_ALARMS) $(EXTRA)
-LIBS     := -lpcre2-8 -lisal -lxxhash -lpthread
+            $(if $(DEPS),-isystem $(DEPS)/include) -Wall -Wextra -Wshadow -Werror $(FALSE_ALARMS) $(EXTRA)
+LIBS     := $(if $(DEPS),-L$(DEPS)/lib -Wl$(comma)--disable-new-dtags$(comma)-rpath$(comma)$(abspath $(DEPS))/lib) \
+            -lpcre2-8 -lisal -lxxhash -lpthread
 
 CPU_SOURCES  := $(wildcard kernels/cpu/*.cpp)
 CUDA_SOURCES := $(wildcard kernels/cuda/*.cu)
 HOST_SOURCES := $(wildcard model/*.cpp runtime/*.cpp data/*.cpp)
 TEST_SOURCES := $(wildcard test/*.cpp)
+# The cases that hold on every device.
+OPS_TESTS    := $(wildcard test/test_ops_*.cpp test/test_model*.cpp) test/reference.cpp test/allocations.cpp test/main.cpp
+BENCH        := $(wildcard dev/bench*.cpp)
+PROBE        := $(wildcard test/ptx_probe/*.cu)
+SIMT_SOURCES := $(filter-out test/simt/main.cpp,$(wildcard test/simt/*.cpp))
 object        = $(patsubst %,$(BUILD)/%.o,$(1))
 HOST         := $(call object,$(HOST_SOURCES))
 CPU          := $(call object,$(CPU_SOURCES))
@@ -24,7 +34,7 @@ CUDA         := $(call object,$(CUDA_SOURCES) kernels/cpu/comm_single.cpp)
 CPU_LIBS     := -ldnnl $(LIBS)
 
 # Catch2 3 is a library, Catch2 2 is one header.
-CATCH_3    := $(wildcard /usr/include/catch2/catch_all.hpp /usr/local/include/catch2/catch_all.hpp)
+CATCH_3    := $(wildcard $(addsuffix /catch2/catch_all.hpp,$(DEPS:=/include) /usr/include /usr/local/include))
 CATCH_LIBS := $(if $(CATCH_3),-lCatch2Main -lCatch2)
 
 # The GPU trainer is built where nvcc is: for the GPUs named in ARCH, by compute capability, and as PTX for later ones.
@@ -47,8 +57,18 @@ $(BUILD)/train_gpt: $(BUILD)/train_gpt.cu.o $(HOST) $(CUDA)
 	$(CXX) $(CXXFLAGS) -o $@ $^ $(CUDA_LIBS)
 $(BUILD)/test_cpu: $(call object,$(TEST_SOURCES)) $(HOST) $(CPU)
 	$(CXX) $(CXXFLAGS) -o $@ $^ $(CPU_LIBS) $(CATCH_LIBS)
-$(BUILD)/bench_cpu: $(BUILD)/dev/bench_cpu.cpp.o $(HOST) $(CPU)
+$(BUILD)/test_cuda: $(call object,$(OPS_TESTS)) $(HOST) $(CUDA)
+	$(CXX) $(CXXFLAGS) -o $@ $^ $(CUDA_LIBS) $(CATCH_LIBS)
+$(BUILD)/bench_cpu: $(call object,$(BENCH)) $(HOST) $(CPU)
 	$(CXX) $(CXXFLAGS) -o $@ $^ $(CPU_LIBS)
+$(BUILD)/bench_cuda: $(call object,$(BENCH)) $(HOST) $(CUDA)
+	$(CXX) $(CXXFLAGS) -o $@ $^ $(CUDA_LIBS)
+
+# Each wrapper of ptx.cuh on fixed inputs: on a GPU and, against its twin, on the simulator.
+$(BUILD)/ptx_probe_cuda: $(call object,$(PROBE))
+	$(CXX) $(CXXFLAGS) -o $@ $^ $(CUDA_LIBS)
+$(BUILD)/ptx_probe_simt: $(patsubst %,$(BUILD)/simt/%.o,$(PROBE) $(SIMT_SOURCES))
+	$(CXX) $(CXXFLAGS) -o $@ $^
 
 # The inner loops are written to be unrolled and vectorised; the rest only has to compile quickly.
 $(CPU): OPT = -O3
@@ -60,12 +80,24 @@ $(BUILD)/%.cu.o: %.cu
 	@mkdir -p $(@D)
 	$(CXX) $(CXXFLAGS) -DGIT_REVISION='"$(REVISION)"' -c -x c++ -o $@ $<
 # Spills, local memory and serialised tensor instructions are errors: check_ptxas.py reads what ptxas says.
-$(BUILD)/kernels/cuda/%.cu.o: kernels/cuda/%.cu
+NVCC_OBJECTS := $(call object,$(CUDA_SOURCES) $(PROBE))
+$(NVCC_OBJECTS): $(BUILD)/%.cu.o: %.cu
 	@mkdir -p $(@D)
 	@echo nvcc $<
 	@set -o pipefail; $(NVCC) $(NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@.part $< 2>&1 \
-	    | scripts/check_ptxas.py $(BUILD)/ptxas/$*.tsv && mv $@.part $@
-$(BUILD)/kernels/cuda/%.cu.o: SHELL := bash
+	    | scripts/check_ptxas.py $(BUILD)/ptxas/$(subst /,.,$*).tsv && mv $@.part $@
+$(NVCC_OBJECTS): SHELL := bash
+# wgmma and setmaxnreg exist in the variant of sm_90 only that promises nothing to later GPUs.
+$(BUILD)/test/ptx_probe/hopper.cu.o: GENCODE = -gencode=arch=compute_90a,code=sm_90a
+
+# The simulator, and device code that it executes.
+SIMT_FLAGS = -std=c++20 $(OPT) -g1 -I. -Itest/simt/include -MMD -MP -Wall -Wextra -Wshadow -Werror $(FALSE_ALARMS)
+$(BUILD)/simt/%.cpp.o: %.cpp
+	@mkdir -p $(@D)
+	$(CXX) $(SIMT_FLAGS) -c -o $@ $<
+$(BUILD)/simt/%.cu.o: %.cu
+	@mkdir -p $(@D)
+	$(CXX) $(SIMT_FLAGS) -fsanitize=alignment -c -x c++ -o $@ $<
 
 run:    ## the quickstart: install, build, train on the King James text, print samples
 	scripts/quickstart.sh
@@ -75,10 +107,14 @@ check:  ## the rules of the house: who includes whom, sizes of files and functio
 	python3 scripts/check_house.py
 bench: $(BUILD)/bench_cpu  ## milliseconds per op and per step on this machine
 	$(BUILD)/bench_cpu
+gpu-check:  ## prove and measure the GPU build on this machine's GPU: OUT=, DEPS=, LIMIT= seconds, STAGES=
+	scripts/gpu_check.sh $(if $(OUT),--out "$(OUT)") $(if $(DEPS),--deps "$(DEPS)") $(if $(LIMIT),--limit $(LIMIT)) $(STAGES)
+deps-folder:  ## gather headers and libraries in DEPS=folder for a machine that lacks them
+	scripts/deps_folder.sh "$(DEPS)"
 clean:  ## remove build/
 	rm -rf $(BUILD)
 help:   ## this list
-	@awk -F ':.*## ' '/^[a-z_]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z_-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
 
-.PHONY: all run test check bench clean help
+.PHONY: all run test check bench gpu-check deps-folder clean help
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

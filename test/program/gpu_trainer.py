@@ -1,0 +1,71 @@
+"""A trainer on a GPU: its runs repeat and resume bit by bit, and learn as the CPU's trainer does.
+
+Not part of `make test`, which has no GPU; scripts/gpu_check.sh runs it:
+TRAINER=build/train_gpt python3 test/program gpu_trainer
+"""
+import shutil
+import subprocess
+
+from trainer import ENVIRONMENT, ROOT, TRAINER, TrainerTest
+
+CPU_TRAINER = ROOT / "build/train_gpt_cpu"
+STEPS = 30
+# Heads of 64, for which the kernels are made, and odd sizes, for which they must be right.
+MODELS = {
+    "aligned": dict(model_n_head=2, model_n_embd=128, model_n_positions=64, train_seq_len=64, train_batch_size=4,
+                    train_total_batch_tokens=512),
+    "odd": dict(model_n_head=3, model_n_embd=48, model_n_positions=24, train_seq_len=20, train_batch_size=3,
+                train_total_batch_tokens=120),
+}
+UNIT_ROUNDOFF = {"fp32": 2**-24, "bf16": 2**-8, "fp16": 2**-11}
+
+
+def settings_of(model, precision):
+    scaling = dict(loss_scale_dynamic=True, loss_scale_initial=1024) if precision == "fp16" else {}
+    return dict(MODELS[model], train_precision=precision, **scaling)
+
+
+class GpuTrainer(TrainerTest):
+    def curve(self, trainer, run, **changes):
+        """The losses of a run of the trainer given."""
+        config = self.write_config(run_dir=run, train_max_steps=STEPS, optim_learning_rate=1e-3, **changes)
+        result = subprocess.run([trainer, config, "--fresh"], cwd=self.dir, capture_output=True, text=True, timeout=60,
+                                errors="replace", env=ENVIRONMENT)
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        return self.losses(run)
+
+    def test_two_runs_and_a_resumed_one_give_the_same_bits(self):
+        for precision in UNIT_ROUNDOFF:
+            settings = dict(settings_of("aligned", precision), checkpoint_every_steps=10)
+            with self.subTest(precision):
+                for run in ("first", "second", "resumed"):
+                    shutil.rmtree(self.dir / run, ignore_errors=True)
+                self.train(run_dir="first", **settings)
+                self.train(run_dir="second", **settings)
+                self.assertEqual(self.records("first"), self.records("second"))
+                self.assertEqual(self.weights(20, "first"), self.weights(20, "second"))
+                # What a run leaves that dies after step 10.
+                shutil.copytree(self.dir / "first", self.dir / "resumed")
+                shutil.rmtree(self.step_dir(20, "resumed"))
+                self.train("--resume", run_dir="resumed", **settings)
+                self.assertEqual(self.records("first"), self.records("resumed"))
+                self.assertEqual(self.weights(20, "first"), self.weights(20, "resumed"))
+
+    def test_loss_curves_follow_the_cpu(self):
+        for name in MODELS:
+            cpu = {precision: self.curve(CPU_TRAINER, f"cpu_{precision}", **settings_of(name, precision))
+                   for precision in UNIT_ROUNDOFF}
+            # How far bf16's roundings move the losses is what this model makes of roundings of 2^-8; those of another
+            # unit move them in proportion. Factor 2: two curves, each with its own. In fp32 what the halves' roundings
+            # hide counts too: instructions that give exp and tanh within 2^-22, and the order of sums: 64.
+            moved = max(abs(a - b) for a, b in zip(cpu["bf16"], cpu["fp32"]))
+            self.assertGreater(cpu["fp32"][0] - cpu["fp32"][-1], 0.5, "the model does not learn")
+            for precision, unit in UNIT_ROUNDOFF.items():
+                with self.subTest(f"{name} {precision}"):
+                    gpu = self.curve(TRAINER, f"gpu_{precision}", **settings_of(name, precision))
+                    bound = 2 * moved * unit / UNIT_ROUNDOFF["bf16"] * (64 if precision == "fp32" else 1)
+                    worst = max(abs(a - b) for a, b in zip(gpu, cpu[precision]))
+                    print(f"{name} {precision}: losses of {len(gpu)} steps within {worst:.2e} of the CPU's, "
+                          f"bound {bound:.2e}", flush=True)
+                    self.assertEqual(len(gpu), STEPS)
+                    self.assertTrue(worst <= bound)
