@@ -1,0 +1,46 @@
+// Prints "WRAPPER INDEX WORD" for each word that each probe stores.
+//
+//     build/ptx_probe_cuda                    (or build/ptx_probe_simt)
+#include <cstdio>
+
+#include "kernels/cuda/launch.cuh"
+#include "test/ptx_probe/probe.h"
+
+namespace {
+
+std::vector<uint32_t> run(const Probe& probe) {
+    std::vector<uint32_t> words(size_t(probe.words), 0xdeadbeefu), input = probe.input;
+    input.resize(std::max<size_t>(input.size(), 1));
+    uint32_t *in = nullptr, *out = nullptr;
+    check_cuda(cudaMalloc(&in, input.size() * 4), "cudaMalloc");
+    check_cuda(cudaMalloc(&out, words.size() * 4), "cudaMalloc");
+    check_cuda(cudaMemcpy(in, input.data(), input.size() * 4, cudaMemcpyHostToDevice), "cudaMemcpy");
+    check_cuda(cudaMemcpy(out, words.data(), words.size() * 4, cudaMemcpyHostToDevice), "cudaMemcpy");
+    launch(probe.kernel,
+           {.name = probe.wrapper.c_str(),
+            .blocks = dim3(unsigned(probe.blocks)),
+            .threads = probe.threads,
+            .shared_bytes = probe.shared_bytes,
+            .cluster = probe.cluster},
+           Stream{}, ProbeArgs{out, in, int(probe.input.size())});
+    check_cuda(cudaStreamSynchronize(nullptr), probe.wrapper.c_str());
+    check_cuda(cudaMemcpy(words.data(), out, words.size() * 4, cudaMemcpyDeviceToHost), "cudaMemcpy");
+    check_cuda(cudaFree(in), "cudaFree");
+    check_cuda(cudaFree(out), "cudaFree");
+    return words;
+}
+
+}  // namespace
+
+int main() {
+    try {
+        for (const Probe& probe : ptx_probes()) {
+            const std::vector<uint32_t> words = run(probe);
+            for (size_t i = 0; i < words.size(); i++) std::printf("%s %zu %08x\n", probe.wrapper.c_str(), i, words[i]);
+        }
+    } catch (const Error& error) {
+        std::fprintf(stderr, "ptx_probe: %s\n", error.what());
+        return int(error.code);
+    }
+    return 0;
+}
