@@ -23,9 +23,9 @@ CUDA_SOURCES := $(wildcard kernels/cuda/*.cu)
 HOST_SOURCES := $(wildcard model/*.cpp runtime/*.cpp data/*.cpp)
 TEST_SOURCES := $(wildcard test/*.cpp)
 # The cases that hold on every device.
-OPS_TESTS    := $(wildcard test/test_ops_*.cpp test/test_model*.cpp) test/reference.cpp test/allocations.cpp test/main.cpp
+OPS_TESTS    := $(wildcard test/test_ops_*.cpp test/test_model*.cpp test/reference*.cpp) test/allocations.cpp test/main.cpp
 BENCH        := $(wildcard dev/bench*.cpp)
-PROBE        := $(wildcard test/ptx_probe/*.cu)
+PROBE        := $(wildcard test/ptx_probe/*.cu kernels/cuda/launch.cu)
 SIMT_SOURCES := $(filter-out test/simt/main.cpp test/simt/test_%,$(wildcard test/simt/*.cpp))
 object        = $(patsubst %,$(BUILD)/%.o,$(1))
 HOST         := $(call object,$(HOST_SOURCES))
@@ -80,7 +80,7 @@ $(BUILD)/%.cu.o: %.cu
 	@mkdir -p $(@D)
 	$(CXX) $(CXXFLAGS) -DGIT_REVISION='"$(REVISION)"' -c -x c++ -o $@ $<
 # Spills, local memory and serialised tensor instructions are errors: check_ptxas.py reads what ptxas says.
-NVCC_OBJECTS := $(call object,$(CUDA_SOURCES) $(PROBE))
+NVCC_OBJECTS := $(sort $(call object,$(CUDA_SOURCES) $(PROBE)))
 $(NVCC_OBJECTS): $(BUILD)/%.cu.o: %.cu
 	@mkdir -p $(@D)
 	@echo nvcc $<
@@ -108,7 +108,8 @@ check:  ## the rules of the house: who includes whom, sizes of files and functio
 bench: $(BUILD)/bench_cpu  ## milliseconds per op and per step on this machine
 	$(BUILD)/bench_cpu
 gpu-check:  ## prove and measure the GPU build on this machine's GPU: OUT=, DEPS=, LIMIT= seconds, STAGES=
-	scripts/gpu_check.sh $(if $(OUT),--out "$(OUT)") $(if $(DEPS),--deps "$(DEPS)") $(if $(LIMIT),--limit $(LIMIT)) $(STAGES)
+	scripts/gpu_check.sh $(if $(OUT),--out "$(OUT)") $(if $(DEPS),--deps "$(DEPS)") \
+	    $(if $(LIMIT),--limit $(LIMIT)) $(STAGES)
 deps-folder:  ## gather headers and libraries in DEPS=folder for a machine that lacks them
 	scripts/deps_folder.sh "$(DEPS)"
 clean:  ## remove build/

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Fills a folder with the headers and libraries that the build needs besides a compiler and CUDA, from this machine, so
-# that a machine without them (and without a network) can build too. There: make DEPS=FOLDER, make gpu-check DEPS=FOLDER.
+# that a machine without them (and without a network) can build too, by make DEPS=FOLDER, make gpu-check DEPS=FOLDER.
 #
 #   scripts/deps_folder.sh FOLDER
 #
@@ -66,7 +66,7 @@ copy_library() {
     [ "$soname" = "lib$1.so" ] || echo "INPUT($soname)" > "$folder/lib/lib$1.so"
     while read -r needed path; do
         case $needed in
-            linux-vdso* | ld-linux* | lib[cm].so* | libstdc++* | libgcc_s* | libgomp* | libpthread* | libdl* | librt*) ;;
+            lib[cm].so* | libstdc++* | libgcc_s* | libgomp* | libpthread* | libdl* | librt*) ;;
             *) cp -L "$path" "$folder/lib/$needed" ;;
         esac
     done < <(ldd "$found" | sed -n 's/^\s*\(\S*\) => \(\/\S*\).*/\1 \2/p')

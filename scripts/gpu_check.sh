@@ -61,26 +61,28 @@ deadline=$((SECONDS + limit))
 programs=(train_gpt train_gpt_cpu test_cuda bench_cuda ptx_probe_cuda ptx_probe_simt)
 export programs_to_build="${programs[*]/#/build/}"
 
+compute_capability() { nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1; }
+
 stage_build() {
     # Programs of an earlier build must not be taken for this one's.
     # shellcheck disable=SC2086
     rm -f $programs_to_build
     # shellcheck disable=SC2086
     make -k -j"$(nproc)" ARCH=native DEPS="$deps" $programs_to_build || return
-    echo "for $(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1) only"
+    echo "for compute capability $(compute_capability) only"
 }
 
 stage_ops() { build/test_cuda '[ops]'; }
 
 stage_probe() {
     build/ptx_probe_cuda > "$out/probe_cuda.txt" || return
-    build/ptx_probe_simt > "$out/probe_simt.txt" || return
+    build/ptx_probe_simt "$(compute_capability)" > "$out/probe_simt.txt" || return
     diff "$out/probe_simt.txt" "$out/probe_cuda.txt" > "$out/probe.diff"
     case $? in
         0) echo "$(wc -l < "$out/probe_cuda.txt") words, each as the twins give it" ;;
         *)
-            cat "$out/probe.diff"
-            echo "differs from its twin: $(sed -n 's/^[<>] \([^ ]*\) .*/\1/p' "$out/probe.diff" | sort -u | xargs)"
+            head -n 1000 "$out/probe.diff"
+            echo "unlike its twin: $(sed -n 's/^[<>] \([^ ]*\) .*/\1/p' "$out/probe.diff" | sort -u | tr '\n' ' ')"
             return 1
             ;;
     esac
@@ -155,7 +157,7 @@ run_stage() {
         124 | 137) verdict="timed out" ;;
         *) verdict=failed ;;
     esac
-    record "$name" "$verdict" $((SECONDS - start)) "$(grep -v '^[[:space:]]*$' "$log" | tail -n 1 | cut -c -160 | plain)"
+    record "$name" "$verdict" $((SECONDS - start)) "$(sed -n '/[^[:space:]]/h; $ {x; p}' "$log" | cut -c -160 | plain)"
     if [ "$verdict" = failed ] || [ "$verdict" = "timed out" ]; then
         echo "-- the end of $log:"
         tail -n 15 "$log"
@@ -228,7 +230,7 @@ mkdir -p "$out" || exit
 rm -f "$out"/*.log "$out"/*.json "$out"/probe* "$out/check.txt"
 echo "gpu-check: $gpu; CUDA $toolkit; $compiler; $cpus CPUs"
 # shellcheck disable=SC2046
-export -f sanitize $(compgen -A function stage_)
+export -f sanitize compute_capability $(compgen -A function stage_)
 for name in "${stages[@]}"; do
     for one in "${selected[@]}"; do
         [ "$one" != "$name" ] || run_stage "$name"

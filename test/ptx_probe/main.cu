@@ -1,7 +1,11 @@
 // Prints "WRAPPER INDEX WORD" for each word that each probe stores.
 //
-//     build/ptx_probe_cuda                    (or build/ptx_probe_simt)
+//     build/ptx_probe_cuda [COMPUTE_CAPABILITY]             or build/ptx_probe_simt; default: the device's
+//
+// sm_90a's instructions exist on GPUs of capability 9 only, not on later ones.
+#include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 
 #include "kernels/cuda/launch.cuh"
 #include "test/ptx_probe/probe.h"
@@ -32,9 +36,15 @@ std::vector<uint32_t> run(const Probe& probe) {
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
     try {
-        for (const Probe& probe : ptx_probes()) {
+        int major = 0;
+        check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), "cudaDeviceGetAttribute");
+        if (argc > 1) major = std::atoi(argv[1]);
+        std::vector<Probe> probes = ptx_probes();
+        if (major == 9)
+            for (const Probe& probe : hopper_probes()) probes.push_back(probe);
+        for (const Probe& probe : probes) {
             const std::vector<uint32_t> words = run(probe);
             for (size_t i = 0; i < words.size(); i++) std::printf("%s %zu %08x\n", probe.wrapper.c_str(), i, words[i]);
         }

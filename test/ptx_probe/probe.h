@@ -29,6 +29,8 @@ struct Probe {
 
 // Wrappers of sm_80 and later.
 std::vector<Probe> ptx_probes();
+// Wrappers of sm_90a.
+std::vector<Probe> hopper_probes();
 
 // Numbers without a pattern.
 inline std::vector<uint32_t> noise_words(int count, uint32_t seed) {
