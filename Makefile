@@ -23,7 +23,8 @@ CUDA_SOURCES := $(wildcard kernels/cuda/*.cu)
 HOST_SOURCES := $(wildcard model/*.cpp runtime/*.cpp data/*.cpp)
 TEST_SOURCES := $(wildcard test/*.cpp)
 # The cases that hold on every device.
-OPS_TESTS    := $(wildcard test/test_ops_*.cpp test/test_model*.cpp test/reference*.cpp) test/allocations.cpp test/main.cpp
+OPS_TESTS    := $(wildcard test/test_ops_*.cpp test/test_model*.cpp test/reference*.cpp) \
+                test/allocations.cpp test/main.cpp
 BENCH        := $(wildcard dev/bench*.cpp)
 PROBE        := $(wildcard test/ptx_probe/*.cu kernels/cuda/launch.cu)
 SIMT_SOURCES := $(filter-out test/simt/main.cpp test/simt/test_%,$(wildcard test/simt/*.cpp))
