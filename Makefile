@@ -44,7 +44,7 @@ CUDA_HOME := $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
 GENCODE   := $(if $(filter native,$(ARCH)),-arch=native,\
                $(foreach arch,$(ARCH),-gencode=arch=compute_$(arch),code=sm_$(arch)) \
                -gencode=arch=compute_$(lastword $(ARCH)),code=compute_$(lastword $(ARCH)))
-NVCCFLAGS := -std=c++20 -O3 --expt-relaxed-constexpr -lineinfo -I. $(GENCODE) -Werror all-warnings -Xptxas -v \
+NVCCFLAGS  = -std=c++20 -O3 --expt-relaxed-constexpr -lineinfo -I. $(GENCODE) -Werror all-warnings -Xptxas -v \
              -Xcompiler -Wall,-Wextra,-Wno-unused-parameter -DCUDA_ARCHITECTURES='"$(strip $(ARCH))"'
 CUDA_LIBS := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcudart $(LIBS)
 
