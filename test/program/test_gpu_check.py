@@ -129,12 +129,18 @@ class GpuCheck(Folder):
         self.fail("the hanging program is still there")
 
     def test_no_time_left(self):
-        self.tool("make", "#!/bin/bash\nsleep 100\n")
-        self.tool("test_cuda", "#!/bin/bash\nsleep 100\n", "build")
-        (self.home / "build").rename(self.repository / "build")
+        self.tool("make", MAKE.replace("exit", "sleep 100; exit"))
+        self.tool("test_cuda", "#!/bin/bash\nsleep 100\n", "programs")
         _, verdicts = self.check("--limit", "4", expect=1)
         self.assertEqual((verdicts["build"], verdicts["trainer"], verdicts["bench"]),
                          ("timed out", "no time", "no time"))
+
+    def test_the_last_stage_gets_what_is_left(self):
+        self.tool("make", MAKE.replace("exit", "sleep 100; exit"))
+        self.tool("python3", PYTHON.replace("dev/peer_torch.py)", "dev/peer_torch.py) sleep 100;"))
+        _, verdicts = self.check("--limit", "10", "build", "peer", expect=1)
+        self.assertEqual(verdicts, dict.fromkeys(["build", "peer"], "timed out"))
+        self.assertLessEqual(self.json["stages"][1]["seconds"], 5)
 
     def test_an_instruction_that_gives_something_else(self):
         self.tool("ptx_probe_cuda", PROBE.replace("00000003", "00000004"), "programs")
