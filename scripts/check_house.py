@@ -11,7 +11,8 @@ from pathlib import Path
 MAX_COLUMNS, MAX_FILE_LINES, MAX_FUNCTION_LINES = 120, 500, 120
 CPP = {".h", ".cpp", ".cu", ".cuh"}
 SOURCES = CPP | {".py", ".sh"}
-MAY_USE_IF = {"kernels/numeric.h", "kernels/cuda/launch.cuh", "test/catch.h"}
+MAY_USE_IF = {"kernels/numeric.h", "kernels/cuda/launch.cuh", "kernels/cuda/ptx.cuh", "kernels/cuda/ptx_hopper.cuh",
+              "test/catch.h"}
 
 # Who may include whom: files of a folder -> folders and files. None: anything. A deeper folder follows its top folder.
 BASICS = ["kernels/device.h", "kernels/comm.h", "kernels/check.h", "kernels/numeric.h"]

@@ -1,0 +1,496 @@
+// cuBLASLt's stand-in: the documented rules, then a plain product on the CPU, queued on the simulator's stream.
+//
+// Rules and where they stand: types, layouts and attributes in cublasLt.h and cuBLAS's documentation of cublasLtMatmul;
+// aux's leading dimension a multiple of 8 (cublasLt.h); the bias gradient wants op(b) transposed, m > 1 and k > 1, and
+// gelu' wants k > 1 (what nvmath-python refuses or leaves out of its tests). The library's GELU works on the sum before
+// it is rounded, and so does this.
+#include "test/simt/cublas_lt.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "kernels/check.h"
+#include "kernels/numeric.h"
+#include "test/simt/device_memory.h"
+#include "test/simt/fault.h"
+#include "test/simt/sanitizers.h"
+#include "test/simt/streams.h"
+
+struct cublasLtContext {};
+
+struct cublasLtMatmulDescOpaque_t {
+    cublasComputeType_t compute;
+    cudaDataType_t scale;
+    cublasOperation_t transpose_a = CUBLAS_OP_N, transpose_b = CUBLAS_OP_N;
+    cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+    void *bias = nullptr, *aux = nullptr;
+    int64_t aux_ld = 0;
+    int32_t bias_type = -1;
+};
+
+struct cublasLtMatrixLayoutOpaque_t {
+    cudaDataType_t type;
+    uint64_t rows, cols;
+    int64_t ld;
+};
+
+struct cublasLtMatmulPreferenceOpaque_t {
+    uint64_t workspace_bytes = 0;
+    uint32_t reduction_mask = CUBLASLT_REDUCTION_SCHEME_MASK;
+    uint32_t a_alignment = 256, b_alignment = 256, c_alignment = 256, d_alignment = 256;
+};
+
+namespace {
+
+using simt::cublas_lt;
+
+constexpr uint64_t kMagic = 0x7472616e73706f73;
+
+struct AlgorithmFacts {
+    uint32_t reduction;
+    int parts;
+    size_t alignment, workspace_bytes;
+};
+constexpr AlgorithmFacts kFacts[simt::kCublasLtAlgorithms] = {
+    {CUBLASLT_REDUCTION_SCHEME_NONE, 1, 1, 0},
+    {CUBLASLT_REDUCTION_SCHEME_NONE, 1, 16, 0},
+    {CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, 2, 1, size_t(1) << 20},
+    {CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, 4, 1, size_t(48) << 20},
+    {CUBLASLT_REDUCTION_SCHEME_INPLACE, 2, 1, 1024},
+    {CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE, 2, 1, size_t(1) << 20},
+    {CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, 2, 1, size_t(256) << 20},
+};
+constexpr int kProposalOrder[simt::kCublasLtAlgorithms] = {1, 0, 2, 3, 4, 5, 6};
+
+size_t bytes_of(cudaDataType_t type) { return type == CUDA_R_32F ? 4 : 2; }
+
+bool has_bias(cublasLtEpilogue_t epilogue) {
+    return (epilogue & CUBLASLT_EPILOGUE_BIAS) || epilogue == CUBLASLT_EPILOGUE_BGRADB;
+}
+bool has_aux(cublasLtEpilogue_t epilogue) { return epilogue & 128; }
+
+// A product as the caller described it, without addresses.
+struct Problem {
+    const cublasLtMatmulDescOpaque_t& operation;
+    const cublasLtMatrixLayoutOpaque_t &a, &b, &c, &d;
+
+    uint64_t m() const { return d.rows; }
+    uint64_t n() const { return d.cols; }
+    uint64_t k() const { return operation.transpose_a == CUBLAS_OP_N ? a.cols : a.rows; }
+};
+
+bool layouts_fit(const Problem& p) {
+    const auto& op = p.operation;
+    auto fits = [](const cublasLtMatrixLayoutOpaque_t& matrix, uint64_t rows, uint64_t cols) {
+        return matrix.rows == rows && matrix.cols == cols && matrix.ld >= int64_t(rows) && rows > 0 && cols > 0;
+    };
+    const bool ta = op.transpose_a == CUBLAS_OP_T, tb = op.transpose_b == CUBLAS_OP_T;
+    return fits(p.a, ta ? p.k() : p.m(), ta ? p.m() : p.k()) && fits(p.b, tb ? p.n() : p.k(), tb ? p.k() : p.n()) &&
+           fits(p.c, p.m(), p.n()) && fits(p.d, p.m(), p.n());
+}
+
+// The table of types in the documentation of cublasLtMatmul, as far as we use it.
+bool types_are_supported(const Problem& p) {
+    const auto& op = p.operation;
+    if (op.scale != CUDA_R_32F || p.a.type != p.b.type || p.c.type != p.d.type) return false;
+    if (op.compute == CUBLAS_COMPUTE_32F_FAST_TF32) return p.a.type == CUDA_R_32F && p.d.type == CUDA_R_32F;
+    if (op.compute != CUBLAS_COMPUTE_32F) return false;
+    return p.d.type == CUDA_R_32F || p.d.type == p.a.type;
+}
+
+// What the documentation or users say that an epilogue cannot do.
+bool is_within_limits(const Problem& p) {
+    const auto& op = p.operation;
+    if (has_aux(op.epilogue) && op.aux_ld % 8 != 0) return false;
+    if (op.epilogue == CUBLASLT_EPILOGUE_DGELU) return p.k() > 1;
+    return op.epilogue != CUBLASLT_EPILOGUE_BGRADB || (op.transpose_b == CUBLAS_OP_T && p.m() > 1 && p.k() > 1);
+}
+
+bool epilogue_is_supported(const Problem& p) {
+    const auto& op = p.operation;
+    const simt::CublasLt& lt = cublas_lt();
+    if (op.epilogue == CUBLASLT_EPILOGUE_DEFAULT) return true;
+    if (op.epilogue & lt.lacking_epilogues) return false;
+    if (lt.lacks_float_output && p.a.type != CUDA_R_32F && p.d.type == CUDA_R_32F) return false;
+    if (has_bias(op.epilogue) && (!op.bias || (op.bias_type != -1 && op.bias_type != p.d.type))) return false;
+    if (has_aux(op.epilogue) && (!op.aux || op.aux_ld < int64_t(p.m()))) return false;
+    const cublasLtEpilogue_t known[] = {CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_GELU_AUX,
+                                        CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU,
+                                        CUBLASLT_EPILOGUE_BGRADB};
+    if (std::count(std::begin(known), std::end(known), op.epilogue) == 0) return false;
+    return lt.is_careless || is_within_limits(p);
+}
+
+cublasStatus_t status_of(const Problem& p) {
+    if (!layouts_fit(p)) return CUBLAS_STATUS_INVALID_VALUE;
+    return types_are_supported(p) && epilogue_is_supported(p) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+// Whether all columns of a matrix are aligned when its address is.
+bool columns_are_aligned(const cublasLtMatrixLayoutOpaque_t& matrix, size_t alignment) {
+    return size_t(matrix.ld) * bytes_of(matrix.type) % alignment == 0;
+}
+
+bool is_aligned(const void* address, size_t alignment) { return reinterpret_cast<uintptr_t>(address) % alignment == 0; }
+
+// An algorithm is made for types and an epilogue; the library's own are, too.
+uint64_t purpose_of(const Problem& p) {
+    return uint64_t(p.a.type) << 32 | uint64_t(p.d.type) << 16 | uint64_t(p.operation.epilogue) |
+           uint64_t(p.operation.compute) << 48;
+}
+
+cublasLtMatmulHeuristicResult_t proposal(int id, const Problem& p) {
+    cublasLtMatmulHeuristicResult_t result{};
+    result.algo.data[0] = kMagic;
+    result.algo.data[1] = uint64_t(id);
+    result.algo.data[2] = purpose_of(p);
+    result.workspaceSize = kFacts[id].workspace_bytes;
+    return result;
+}
+
+int id_of(const cublasLtMatmulAlgo_t* algorithm) {
+    const bool ours = algorithm && algorithm->data[0] == kMagic && algorithm->data[1] < simt::kCublasLtAlgorithms;
+    return ours ? int(algorithm->data[1]) : -1;
+}
+
+bool is_proposed(int id, const Problem& p, const cublasLtMatmulPreferenceOpaque_t& preference) {
+    const AlgorithmFacts& facts = kFacts[id];
+    if (cublas_lt().gone[id]) return false;
+    if (!cublas_lt().ignores_mask &&
+        (facts.workspace_bytes > preference.workspace_bytes || (facts.reduction & ~preference.reduction_mask)))
+        return false;
+    return facts.alignment <= std::min({preference.a_alignment, preference.b_alignment, preference.c_alignment,
+                                        preference.d_alignment}) &&
+           columns_are_aligned(p.a, facts.alignment) && columns_are_aligned(p.b, facts.alignment) &&
+           columns_are_aligned(p.d, facts.alignment);
+}
+
+float load(cudaDataType_t type, const void* memory, size_t i) {
+    if (type == CUDA_R_32F) return static_cast<const float*>(memory)[i];
+    if (type == CUDA_R_16BF) return to_float(static_cast<const bf16*>(memory)[i]);
+    return to_float(static_cast<const fp16*>(memory)[i]);
+}
+
+void store(cudaDataType_t type, void* memory, size_t i, float value) {
+    if (type == CUDA_R_32F)
+        static_cast<float*>(memory)[i] = value;
+    else if (type == CUDA_R_16BF)
+        static_cast<bf16*>(memory)[i] = from_float<bf16>(value);
+    else
+        static_cast<fp16*>(memory)[i] = from_float<fp16>(value);
+}
+
+float rounded_to(cudaDataType_t type, float value) {
+    store(type, &value, 0, value);
+    return load(type, &value, 0);
+}
+
+float tf32(float value) {
+    uint32_t bits = std::bit_cast<uint32_t>(value);
+    return std::bit_cast<float>((bits + 0xfffu + (bits >> 13 & 1u)) & ~0x1fffu);
+}
+
+float gelu(float x) { return 0.5f * x * (1.0f + std::tanh(0.79788456f * (x + 0.044715f * x * x * x))); }
+
+float gelu_gradient(float x) {
+    const float inner = 0.79788456f * (x + 0.044715f * x * x * x), t = std::tanh(inner);
+    return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * 0.79788456f * (1.0f + 3.0f * 0.044715f * x * x);
+}
+
+// Everything that a call hands over, copied, since the descriptions may change before the work is done.
+struct Call {
+    cublasLtMatmulDescOpaque_t op;
+    cublasLtMatrixLayoutOpaque_t a_layout, b_layout, d_layout;
+    const void *a, *b, *c;
+    void *d, *workspace;
+    float alpha, beta;
+    int id;
+    uint64_t m, n, k;
+    bool within_limits;
+    bool swapped;  // the parts of this sum come in the other order
+};
+
+float a_at(const Call& call, uint64_t row, uint64_t i) {
+    const uint64_t ld = uint64_t(call.a_layout.ld);
+    const float value =
+        load(call.a_layout.type, call.a, call.op.transpose_a == CUBLAS_OP_T ? i + row * ld : row + i * ld);
+    return call.op.compute == CUBLAS_COMPUTE_32F_FAST_TF32 ? tf32(value) : value;
+}
+
+float b_at(const Call& call, uint64_t i, uint64_t col) {
+    const uint64_t ld = uint64_t(call.b_layout.ld);
+    const float value =
+        load(call.b_layout.type, call.b, call.op.transpose_b == CUBLAS_OP_T ? col + i * ld : i + col * ld);
+    return call.op.compute == CUBLAS_COMPUTE_32F_FAST_TF32 ? tf32(value) : value;
+}
+
+// The sum of one element of d, in the algorithm's order. `a` and `b` are a row of op(a) and a column of op(b).
+float sum_of(const Call& call, const float* a, const float* b) {
+    const AlgorithmFacts& facts = kFacts[call.id];
+    float parts[4] = {};
+    for (uint64_t i = 0; i < call.k; i++) {
+        // Algorithm 1 goes through the sum backwards, so that its bits are not those of 0.
+        const uint64_t at = call.id == 1 ? call.k - 1 - i : i;
+        parts[at * uint64_t(facts.parts) / call.k] += a[at] * b[at];
+    }
+    if (facts.reduction == CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE ||
+        facts.reduction == CUBLASLT_REDUCTION_SCHEME_INPLACE)
+        for (float& part : parts) part = rounded_to(call.d_layout.type, part);
+    float sum = 0;
+    for (int part = 0; part < facts.parts; part++) sum += parts[call.swapped ? facts.parts - 1 - part : part];
+    // A rounding more, as an order that cannot be foreseen may have it.
+    return call.swapped ? std::nextafter(sum, INFINITY) : sum;
+}
+
+void finish_element(const Call& call, uint64_t row, uint64_t col, float sum) {
+    const size_t at = row + col * uint64_t(call.d_layout.ld), aux_at = row + col * uint64_t(call.op.aux_ld);
+    const cudaDataType_t type = call.d_layout.type;
+    float value = call.within_limits ? call.alpha * sum : NAN;
+    if (call.beta != 0) value += call.beta * load(type, call.c, at);
+    if (call.op.epilogue & CUBLASLT_EPILOGUE_BIAS) value += load(type, call.op.bias, row);
+    if ((call.op.epilogue & CUBLASLT_EPILOGUE_GELU_AUX) == CUBLASLT_EPILOGUE_GELU_AUX) {
+        store(type, call.op.aux, aux_at, value);
+        value = gelu(value);
+    }
+    if (call.op.epilogue == CUBLASLT_EPILOGUE_DGELU) value *= gelu_gradient(load(type, call.op.aux, aux_at));
+    store(type, call.d, at, value);
+}
+
+// What the product touches, for the race detector. False, and a fault, if it is not the device's.
+bool accesses_are_legal(const Call& call) {
+    auto bytes = [](const cublasLtMatrixLayoutOpaque_t& matrix) {
+        return (uint64_t(matrix.ld) * (matrix.cols - 1) + matrix.rows) * bytes_of(matrix.type);
+    };
+    bool legal = true;
+    auto access = [&](const void* memory, size_t count, bool writes, const char* what) {
+        if (!simt::is_device_memory(memory, count)) {
+            simt::note_fault(
+                format("cublasLtMatmul: %s, %zu bytes at %p, is not one piece of device memory", what, count, memory));
+            legal = false;
+        } else if (writes) {
+            simt::saw_write(const_cast<void*>(memory), count);
+        } else {
+            simt::saw_read(memory, count);
+        }
+    };
+    const size_t d_element = bytes_of(call.d_layout.type);
+    const bool is_gradient = call.op.epilogue == CUBLASLT_EPILOGUE_BGRADB;
+    const bool writes_aux = call.op.epilogue != CUBLASLT_EPILOGUE_DGELU;
+    access(call.a, bytes(call.a_layout), false, "a");
+    access(call.b, bytes(call.b_layout), false, "b");
+    if (call.beta != 0) access(call.c, bytes(call.d_layout), false, "c");
+    access(call.d, bytes(call.d_layout), true, "d");
+    if (has_bias(call.op.epilogue))
+        access(call.op.bias, (is_gradient ? call.n : call.m) * d_element, is_gradient, "bias");
+    if (has_aux(call.op.epilogue))
+        access(call.op.aux, (uint64_t(call.op.aux_ld) * (call.n - 1) + call.m) * d_element, writes_aux, "aux");
+    if (kFacts[call.id].workspace_bytes) access(call.workspace, kFacts[call.id].workspace_bytes, true, "workspace");
+    return legal;
+}
+
+void carry_out(const Call& call) {
+    if (!accesses_are_legal(call)) return;
+    const simt::Quiet quiet;
+    std::vector<float> a(call.m * call.k), b(call.k);
+    for (uint64_t row = 0; row < call.m; row++)
+        for (uint64_t i = 0; i < call.k; i++) a[row * call.k + i] = a_at(call, row, i);
+    for (uint64_t col = 0; col < call.n; col++) {
+        float sum_of_b = 0;
+        for (uint64_t i = 0; i < call.k; i++) sum_of_b += b[i] = b_at(call, i, col);
+        for (uint64_t row = 0; row < call.m; row++)
+            finish_element(call, row, col, sum_of(call, &a[row * call.k], b.data()));
+        if (call.op.epilogue == CUBLASLT_EPILOGUE_BGRADB) store(call.d_layout.type, call.op.bias, col, sum_of_b);
+    }
+    // Whoever keeps something in the workspace loses it.
+    constexpr size_t kSpoiled = 4096;
+    if (const size_t bytes = kFacts[call.id].workspace_bytes)
+        std::memset(call.workspace, 0xff, std::min(bytes, kSpoiled));
+}
+
+}  // namespace
+
+simt::CublasLt& simt::cublas_lt() {
+    static CublasLt instance;
+    return instance;
+}
+
+cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
+    static cublasLtContext context;
+    *handle = &context;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+size_t cublasLtGetVersion() { return cublas_lt().version; }
+
+const char* cublasLtGetStatusName(cublasStatus_t status) {
+    switch (status) {
+        case CUBLAS_STATUS_SUCCESS: return "CUBLAS_STATUS_SUCCESS";
+        case CUBLAS_STATUS_NOT_INITIALIZED: return "CUBLAS_STATUS_NOT_INITIALIZED";
+        case CUBLAS_STATUS_INVALID_VALUE: return "CUBLAS_STATUS_INVALID_VALUE";
+        case CUBLAS_STATUS_ARCH_MISMATCH: return "CUBLAS_STATUS_ARCH_MISMATCH";
+        case CUBLAS_STATUS_EXECUTION_FAILED: return "CUBLAS_STATUS_EXECUTION_FAILED";
+        case CUBLAS_STATUS_NOT_SUPPORTED: return "CUBLAS_STATUS_NOT_SUPPORTED";
+    }
+    return "a status that is none";
+}
+
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* operation, cublasComputeType_t compute,
+                                        cudaDataType_t scale) {
+    *operation = new cublasLtMatmulDescOpaque_t{.compute = compute, .scale = scale};
+    cublas_lt().descriptions++;
+    cublas_lt().alive++;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t operation) {
+    if (operation) cublas_lt().alive--;
+    delete operation;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+namespace {
+
+// As the library: the number of bytes must be that of the attribute.
+template <class Value> cublasStatus_t take(Value& attribute, const void* value, size_t bytes) {
+    if (!value || bytes != sizeof(Value)) return CUBLAS_STATUS_INVALID_VALUE;
+    std::memcpy(&attribute, value, bytes);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+}  // namespace
+
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribute,
+                                              const void* value, size_t bytes) {
+    switch (attribute) {
+        case CUBLASLT_MATMUL_DESC_TRANSA: return take(operation->transpose_a, value, bytes);
+        case CUBLASLT_MATMUL_DESC_TRANSB: return take(operation->transpose_b, value, bytes);
+        case CUBLASLT_MATMUL_DESC_EPILOGUE: return take(operation->epilogue, value, bytes);
+        case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return take(operation->bias, value, bytes);
+        case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: return take(operation->aux, value, bytes);
+        case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: return take(operation->aux_ld, value, bytes);
+        case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE: return take(operation->bias_type, value, bytes);
+    }
+    return CUBLAS_STATUS_INVALID_VALUE;
+}
+
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType_t type, uint64_t rows,
+                                          uint64_t cols, int64_t ld) {
+    *layout = new cublasLtMatrixLayoutOpaque_t{type, rows, cols, ld};
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
+    delete layout;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* preference) {
+    *preference = new cublasLtMatmulPreferenceOpaque_t;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) {
+    delete preference;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
+                                                    cublasLtMatmulPreferenceAttributes_t attribute, const void* value,
+                                                    size_t bytes) {
+    switch (attribute) {
+        case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES: return take(preference->workspace_bytes, value, bytes);
+        case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK: return take(preference->reduction_mask, value, bytes);
+        case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES: return take(preference->a_alignment, value, bytes);
+        case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES: return take(preference->b_alignment, value, bytes);
+        case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES: return take(preference->c_alignment, value, bytes);
+        case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES: return take(preference->d_alignment, value, bytes);
+    }
+    return CUBLAS_STATUS_INVALID_VALUE;
+}
+
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t operation,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                              cublasLtMatmulPreference_t preference, int count,
+                                              cublasLtMatmulHeuristicResult_t* results, int* found) {
+    cublas_lt().heuristics++;
+    *found = 0;
+    const Problem problem{*operation, *a, *b, *c, *d};
+    if (count <= 0) return CUBLAS_STATUS_INVALID_VALUE;
+    const cublasStatus_t status = status_of(problem);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    for (int id : kProposalOrder)
+        if (*found < count && is_proposed(id, problem, *preference)) results[(*found)++] = proposal(id, problem);
+    return *found ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t operation, cublasLtMatrixLayout_t a,
+                                       cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                       const cublasLtMatmulAlgo_t* algorithm, cublasLtMatmulHeuristicResult_t* result) {
+    const Problem problem{*operation, *a, *b, *c, *d};
+    const int id = id_of(algorithm);
+    if (id < 0 || algorithm->data[2] != purpose_of(problem)) return CUBLAS_STATUS_INVALID_VALUE;
+    if (cublas_lt().gone[id]) return CUBLAS_STATUS_ARCH_MISMATCH;
+    result->workspaceSize = kFacts[id].workspace_bytes;
+    result->state = CUBLAS_STATUS_SUCCESS;
+    return status_of(problem);
+}
+
+cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t* algorithm,
+                                                    cublasLtMatmulAlgoConfigAttributes_t attribute, void* value,
+                                                    size_t bytes, size_t* written) {
+    const int id = id_of(algorithm);
+    if (id < 0 || bytes != sizeof(uint32_t)) return CUBLAS_STATUS_INVALID_VALUE;
+    const uint32_t answer = attribute == CUBLASLT_ALGO_CONFIG_ID ? uint32_t(id) : kFacts[id].reduction;
+    std::memcpy(value, &answer, sizeof(answer));
+    *written = sizeof(answer);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, const void* alpha, const void* a,
+                              cublasLtMatrixLayout_t a_layout, const void* b, cublasLtMatrixLayout_t b_layout,
+                              const void* beta, const void* c, cublasLtMatrixLayout_t c_layout, void* d,
+                              cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t* algorithm, void* workspace,
+                              size_t workspace_bytes, cudaStream_t stream) {
+    const Problem problem{*operation, *a_layout, *b_layout, *c_layout, *d_layout};
+    const int id = id_of(algorithm);
+    if (!alpha || !beta || !a || !b || !c || !d || id < 0) return CUBLAS_STATUS_INVALID_VALUE;
+    const cublasStatus_t status = status_of(problem);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
+    const AlgorithmFacts& facts = kFacts[id];
+    if (algorithm->data[2] != purpose_of(problem)) return CUBLAS_STATUS_INVALID_VALUE;
+    if (cublas_lt().gone[id] || cublas_lt().refuses_in_call[id]) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (facts.workspace_bytes > workspace_bytes || (facts.workspace_bytes && !is_aligned(workspace, 256)))
+        return CUBLAS_STATUS_INVALID_VALUE;
+    for (const void* matrix : {a, b, c, static_cast<const void*>(d)})
+        if (!is_aligned(matrix, facts.alignment)) return CUBLAS_STATUS_INVALID_VALUE;
+    const Call call = {
+        .op = *operation,
+        .a_layout = *a_layout,
+        .b_layout = *b_layout,
+        .d_layout = *d_layout,
+        .a = a,
+        .b = b,
+        .c = c,
+        .d = d,
+        .workspace = workspace,
+        .alpha = *static_cast<const float*>(alpha),
+        .beta = *static_cast<const float*>(beta),
+        .id = id,
+        .m = problem.m(),
+        .n = problem.n(),
+        .k = problem.k(),
+        .within_limits = is_within_limits(problem),
+        .swapped = facts.reduction == CUBLASLT_REDUCTION_SCHEME_INPLACE && cublas_lt().products.size() % 2 == 1};
+    cublas_lt().products.push_back({id, operation->epilogue, a_layout->type, d_layout->type, operation->compute,
+                                    int(call.m), int(call.n), int(call.k), call.beta});
+    const float ms =
+        cublas_lt().ms[id] + (operation->epilogue == CUBLASLT_EPILOGUE_BGRADB ? cublas_lt().bias_gradient_ms : 0);
+    simt::queue_work(stream ? stream : simt::default_stream(), [call, ms] {
+        carry_out(call);
+        simt::spend(ms);
+    });
+    return CUBLAS_STATUS_SUCCESS;
+}

@@ -1,0 +1,456 @@
+// The scheduler: which thread runs next, and what happens when none can.
+#include "test/simt/machine.h"
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <numeric>
+#include <set>
+
+#include "test/simt/context.h"
+#include "test/simt/memory_fault.h"
+
+namespace simt {
+
+namespace {
+
+// Unwinds a thread of a launch that has ended with a fault.
+struct Abandoned {};
+
+// Under the race detector, blocks that follow each other run on different strands: the same strand would order them.
+constexpr int kStrandSets = 3;
+
+struct Scheduler {
+    void* sp = nullptr;
+    void* tsan = nullptr;
+    void* fake_stack = nullptr;
+    const void* stack_bottom = nullptr;  // of the host's stack, as AddressSanitizer knows it
+    size_t stack_bytes = 0;
+    Fiber* came_from = nullptr;
+    int current_warp = 0;
+    bool only_askers = false;                 // every thread that runs only asks whether something has happened
+    char started = 0, finished = 0;           // orders: before the block's first instruction, after its last
+    std::deque<Strand> strands[kStrandSets];  // of a set, by the thread's number in the cluster
+    int set = 0;
+    std::set<std::string> async_kernels;  // those that have used asynchronous units
+    bool async_orders = false;            // this launch has orders for them
+};
+
+Scheduler& scheduler() {
+    static Scheduler instance;
+    return instance;
+}
+
+void set_indices(const Fiber& fiber) {
+    Machine& m = machine();
+    m.thread_index = fiber.thread;
+    m.block_index = fiber.block->index;
+}
+
+// Goes from the running context (null: the scheduler) to another (null: the scheduler).
+void switch_to(Fiber* from, Fiber* to) {
+    Scheduler& s = scheduler();
+    machine().me = to;
+    if (to) {
+        set_indices(*to);
+        s.current_warp = to->warp();
+    }
+    if (asan())
+        __sanitizer_start_switch_fiber(from ? &from->strand->fake_stack : &s.fake_stack,
+                                       to ? to->strand->stack : s.stack_bottom, to ? kStackBytes : s.stack_bytes);
+    if (tsan()) __tsan_switch_to_fiber(to ? to->strand->tsan[0] : s.tsan, 1);
+    s.came_from = from;
+    simt_switch_stack(from ? &from->strand->sp : &s.sp, to ? to->strand->sp : s.sp);
+    // Here again, later.
+    if (asan()) {
+        const bool from_host = s.came_from == nullptr;
+        __sanitizer_finish_switch_fiber(from ? from->strand->fake_stack : s.fake_stack,
+                                        from_host ? &s.stack_bottom : nullptr, from_host ? &s.stack_bytes : nullptr);
+    }
+}
+
+// The next thread that can run, or null.
+Fiber* pick() {
+    Machine& m = machine();
+    Scheduler& s = scheduler();
+    const int warps = m.fiber_count / kWarpLanes;
+    if (options().seed && random_below(8) == 0) s.current_warp = int(random_below(uint32_t(warps)));
+    uint32_t lanes = m.runnable[s.current_warp];
+    for (int warp = warps - 1, start = s.current_warp; !lanes && warp >= 0; warp--)
+        lanes = m.runnable[s.current_warp = options().seed ? (warp + start) % warps : warp];
+    if (!lanes) return nullptr;
+    int lane = __builtin_ctz(lanes);
+    if (options().seed)
+        for (uint32_t skip = random_below(uint32_t(__builtin_popcount(lanes))); skip; skip--) {
+            lanes &= lanes - 1;
+            lane = __builtin_ctz(lanes);
+        }
+    return &m.fibers[size_t(s.current_warp) * kWarpLanes + size_t(lane)];
+}
+
+void set_runnable(const Fiber& fiber, bool runnable) {
+    uint32_t& lanes = machine().runnable[fiber.warp()];
+    const uint32_t bit = 1u << fiber.lane();
+    lanes = runnable ? lanes | bit : lanes & ~bit;
+}
+
+// Hands over to whoever can run; comes back when this thread runs again.
+void suspend() {
+    Machine& m = machine();
+    Fiber* self = m.me;
+    if (m.abandoning) throw Abandoned();
+    Fiber* next = pick();
+    if (next != self) switch_to(self, next);
+    if (m.abandoning) throw Abandoned();
+}
+
+// A thread has ended, by its last instruction or by unwinding.
+void end_of_thread(Fiber& fiber) {
+    Machine& m = machine();
+    fiber.done = true;
+    set_runnable(fiber, false);
+    m.alive--;
+    fiber.block->alive--;
+    fiber.block->exited++;
+    if (m.abandoning) return;
+    for (Meeting& meeting : m.meetings[fiber.warp()]) {
+        if (!meeting.arrived || !(meeting.mask >> fiber.lane() & 1)) continue;
+        if (!meeting.may_end) {
+            note_fault(format("this thread ends while lanes 0x%08x of its warp wait for it in %s with mask 0x%08x",
+                              meeting.arrived, meeting.what, meeting.mask));
+            m.abandoning = true;
+        } else if (meeting.arrived == (meeting.mask & lanes_alive(fiber.warp()))) {
+            meeting.arrived = 0;
+            meeting.generation++;
+            wake(&meeting);
+        }
+    }
+    const Barrier& barrier = fiber.block->named[0];
+    if (barrier.arrived) {
+        note_fault(format("this thread ends while %d threads of its block wait in __syncthreads", barrier.arrived));
+        m.abandoning = true;
+    }
+    Barrier& all = m.cluster_barrier;
+    if (all.arrived && all.arrived >= m.alive) {
+        all.arrived = 0;
+        all.generation++;
+        wake(&all);
+    }
+}
+
+// Each thread of the machine runs block after block on the same stack.
+[[noreturn]] void thread_main() {
+    Scheduler& s = scheduler();
+    if (asan()) {
+        const bool from_host = s.came_from == nullptr;
+        __sanitizer_finish_switch_fiber(nullptr, from_host ? &s.stack_bottom : nullptr,
+                                        from_host ? &s.stack_bytes : nullptr);
+    }
+    for (;;) {
+        Fiber& self = *machine().me;
+        try {
+            acquire_order(&s.started);
+            if (!machine().abandoning) machine().grid->body();
+        } catch (const Abandoned&) {
+            // Whoever caused it has recorded the fault.
+        }
+        release_order(&s.finished);
+        Fiber* next = nullptr;
+        {
+            Quiet quiet;
+            end_of_thread(self);
+            next = machine().abandoning ? nullptr : pick();
+        }
+        switch_to(&self, next);
+    }
+}
+
+void retire(Strand& strand) {
+    free_stack(strand.stack);
+    for (void* order : strand.tsan)
+        if (order) __tsan_destroy_fiber(order);
+    strand = {};
+}
+
+// Creating a fiber of the race detector takes a millisecond: strands are kept.
+void prepare_strand(Fiber& fiber) {
+    Scheduler& s = scheduler();
+    auto& strands = s.strands[s.set];
+    if (strands.size() <= size_t(fiber.id)) strands.resize(size_t(fiber.id) + 1);
+    Strand& strand = strands[size_t(fiber.id)];
+    fiber.strand = &strand;
+    if (strand.broken) retire(strand);
+    if (!strand.stack) {
+        strand.stack = allocate_stack();
+        strand.sp = first_frame(strand.stack, thread_main);
+        if (tsan()) strand.tsan[0] = __tsan_create_fiber(0);
+    }
+}
+
+void give_async_order(Fiber& fiber, char* start) {
+    Strand& strand = *fiber.strand;
+    if (!strand.tsan[1]) strand.tsan[1] = __tsan_create_fiber(0);
+    fiber.has_async_order = true;
+    on_order(strand.tsan[1], [start] { __tsan_acquire(start); });
+}
+
+void prepare_cluster(const Grid& grid, uint32_t first_block) {
+    Machine& m = machine();
+    Scheduler& s = scheduler();
+    const int threads = int(grid.threads.x * grid.threads.y * grid.threads.z);
+    const int padded = (threads + kWarpLanes - 1) / kWarpLanes * kWarpLanes;
+    m.grid = &grid;
+    m.cluster = grid.cluster;
+    m.block_dim = grid.threads;
+    m.grid_dim = grid.blocks;
+    m.fiber_count = padded * grid.cluster;
+    m.alive = threads * grid.cluster;
+    m.abandoning = false;
+    m.cluster_barrier.arrived = 0;
+    for (auto& of_warp : m.meetings)
+        for (Meeting& meeting : of_warp) meeting.arrived = 0;
+    forget_orders(grid.cluster);
+    for (int rank = 0; rank < grid.cluster; rank++) {
+        Block& block = m.blocks[rank];
+        const uint32_t i = first_block + uint32_t(rank);
+        block.rank = rank;
+        block.index = {i % grid.blocks.x, i / grid.blocks.x % grid.blocks.y, i / (grid.blocks.x * grid.blocks.y)};
+        block.alive = threads;
+        block.exited = block.votes[0] = block.votes[1] = 0;
+        for (Barrier& barrier : block.named) barrier.arrived = 0;
+        prepare_arena(block, grid.shared_bytes);
+    }
+    release_order(&s.started);
+    std::fill(std::begin(m.runnable), std::end(m.runnable), 0u);
+    for (int id = 0; id < m.fiber_count; id++) {
+        Fiber& fiber = m.fibers[size_t(id)];
+        const int t = id % padded;
+        fiber.id = id;
+        fiber.local = t;
+        fiber.block = &m.blocks[id / padded];
+        fiber.done = t >= threads;
+        fiber.waits = nullptr;
+        fiber.key = nullptr;
+        fiber.ready = nullptr;
+        fiber.fenced = false;
+        fiber.last_atomic = nullptr;
+        if (fiber.done) continue;
+        const auto x = grid.threads.x, y = grid.threads.y;
+        fiber.thread = {uint32_t(t) % x, uint32_t(t) / x % y, uint32_t(t) / (x * y)};
+        prepare_strand(fiber);
+        fiber.has_async_order = false;
+        if (s.async_orders) give_async_order(fiber, &s.started);
+        set_runnable(fiber, true);
+    }
+}
+
+// Wakes those whose question has a new answer.
+bool poll() {
+    Machine& m = machine();
+    bool woke = false;
+    for (int id = 0; id < m.fiber_count; id++) {
+        Fiber& fiber = m.fibers[size_t(id)];
+        if (fiber.done || !fiber.ready || !fiber.ready(fiber.ready_argument)) continue;
+        fiber.ready = nullptr;
+        set_runnable(fiber, true);
+        woke = true;
+    }
+    return woke;
+}
+
+bool finish_something() {
+    try {
+        for (const Hooks& hook : hooks())
+            if (hook.on_idle && hook.on_idle()) return true;
+    } catch (const Abandoned&) {  // a fault of what was in flight
+        machine().me = nullptr;
+        return true;
+    }
+    return false;
+}
+
+void report_deadlock() {
+    Machine& m = machine();
+    std::map<std::string, std::vector<int>> waiting;
+    for (int id = 0; id < m.fiber_count; id++) {
+        const Fiber& fiber = m.fibers[size_t(id)];
+        if (fiber.done) continue;
+        std::string what = fiber.waits ? fiber.waits : "?";
+        const Meeting& meeting = m.meetings[fiber.warp()][0];
+        if (fiber.key >= &meeting && fiber.key < &meeting + kWarpLanes)
+            what += format(" with mask 0x%08x", static_cast<const Meeting*>(fiber.key)->mask);
+        waiting[what].push_back(id);
+    }
+    std::string text = "deadlock: no thread can run;";
+    for (const auto& [what, ids] : waiting) {
+        const Fiber& first = m.fibers[size_t(ids[0])];
+        text += format(" %zu threads wait in %s (the first is thread %d of block %u),", ids.size(), what.c_str(),
+                       first.local, first.block->index.x);
+    }
+    text.pop_back();
+    note_fault(text);
+}
+
+// Runs the resident cluster to its end.
+void run_cluster() {
+    Machine& m = machine();
+    constexpr int kPatience = 100000;  // turns of threads that ask in vain: nothing will happen any more
+    for (int in_vain = 0; m.alive > 0 && !m.abandoning;) {
+        if (scheduler().only_askers) {
+            scheduler().only_askers = false;
+            in_vain = poll() || finish_something() ? 0 : in_vain + 1;
+            if (in_vain > kPatience) {
+                report_deadlock();
+                m.abandoning = true;
+                break;
+            }
+        }
+        if (options().seed && random_below(16) == 0) finish_something();
+        if (options().seed) poll();
+        if (Fiber* next = pick())
+            switch_to(nullptr, next);
+        else if (!poll() && !finish_something()) {
+            report_deadlock();
+            m.abandoning = true;
+        }
+    }
+    // After a fault: every thread that still stands somewhere is unwound from there.
+    for (int id = 0; id < m.fiber_count; id++) {
+        Fiber& fiber = m.fibers[size_t(id)];
+        if (!fiber.done) switch_to(nullptr, &fiber);
+    }
+}
+
+}  // namespace
+
+Machine& machine() {
+    static Machine instance;
+    return instance;
+}
+
+Fiber& me() {
+    Machine& m = machine();
+    require(m.me, "simt: a function of kernels was called outside a kernel");
+    return *m.me;
+}
+
+uint32_t lanes_alive(int warp) {
+    uint32_t alive = 0;
+    for (int lane = 0; lane < kWarpLanes; lane++)
+        if (!machine().fibers[size_t(warp * kWarpLanes + lane)].done) alive |= 1u << lane;
+    return alive;
+}
+
+std::vector<Hooks>& hooks() {
+    static std::vector<Hooks> instance;
+    return instance;
+}
+
+void run_grid(const Grid& grid) {
+    Quiet quiet;
+    Machine& m = machine();
+    Scheduler& s = scheduler();
+    const MemoryFaultHandler handler;
+    s.async_orders = tsan() && s.async_kernels.count(grid.name);
+    s.tsan = tsan() ? __tsan_get_current_fiber() : nullptr;
+    m.cluster = 0;
+    std::vector<uint32_t> order(grid.blocks.x * grid.blocks.y * grid.blocks.z / uint32_t(grid.cluster));
+    std::iota(order.rbegin(), order.rend(), 0u);  // the last block first: nobody may count on the first
+    if (options().seed)
+        for (size_t i = order.size(); i > 1; i--) std::swap(order[i - 1], order[random_below(uint32_t(i))]);
+    for (uint32_t cluster : order) {
+        if (tsan()) s.set = options().seed ? int(random_below(kStrandSets)) : (s.set + 1) % kStrandSets;
+        prepare_cluster(grid, cluster * uint32_t(grid.cluster));
+        for (const Hooks& hook : hooks())
+            if (hook.on_start) hook.on_start();
+        run_cluster();
+        for (const Hooks& hook : hooks())
+            if (hook.on_finish) hook.on_finish();
+        for (int rank = 0; rank < m.cluster; rank++) check_arena(m.blocks[rank], grid.shared_bytes);
+        if (m.abandoning) break;
+    }
+    acquire_order(&s.finished);
+    m.grid = nullptr;
+    m.fiber_count = 0;
+    m.abandoning = false;
+}
+
+void wait_for_key(const void* key, const char* what) {
+    Fiber& fiber = me();
+    fiber.waits = what;
+    fiber.key = key;
+    set_runnable(fiber, false);
+    suspend();
+    fiber.key = nullptr;
+}
+
+void wake(const void* key) {
+    Machine& m = machine();
+    for (int id = 0; id < m.fiber_count; id++) {
+        Fiber& fiber = m.fibers[size_t(id)];
+        if (fiber.key == key && !fiber.done) set_runnable(fiber, true);
+    }
+}
+
+void wait_until(bool (*ready)(void*), void* argument, const char* what) {
+    Fiber& fiber = me();
+    fiber.waits = what;
+    fiber.ready = ready;
+    fiber.ready_argument = argument;
+    set_runnable(fiber, false);
+    suspend();
+    fiber.ready = nullptr;
+}
+
+void yield() {
+    Fiber& fiber = me();
+    set_runnable(fiber, false);
+    fiber.waits = "its turn";
+    Fiber* next = pick();
+    set_runnable(fiber, true);
+    if (machine().abandoning) throw Abandoned();
+    scheduler().only_askers = next == nullptr;  // then the scheduler lets asynchronous work go on
+    switch_to(&fiber, next);
+    if (machine().abandoning) throw Abandoned();
+}
+
+void abandon_launch() {
+    machine().abandoning = true;
+    throw Abandoned();
+}
+
+void stop_broken_thread() {
+    Machine& m = machine();
+    Fiber& fiber = *m.me;
+    fiber.strand->broken = true;
+    m.abandoning = true;
+    release_order(&scheduler().finished);
+    end_of_thread(fiber);
+    switch_to(&fiber, nullptr);
+}
+
+// The first use of asynchronous units by a kernel comes when barriers have been passed that their orders would have to
+// know of. They get all that has happened so far, which may hide a race in this block; the next block is exact.
+void* async_order(Fiber& fiber) {
+    if (!tsan()) return nullptr;
+    Scheduler& s = scheduler();
+    Machine& m = machine();
+    if (!s.async_orders) {
+        static char so_far;
+        s.async_orders = true;
+        s.async_kernels.insert(m.grid->name);
+        auto each = [&](auto work) {
+            for (int id = 0; id < m.fiber_count; id++)
+                if (Fiber& other = m.fibers[size_t(id)]; !other.done) work(other);
+        };
+        __tsan_release(&so_far);
+        each([&](Fiber& other) {
+            if (&other != m.me) on_order(other.strand->tsan[0], [] { __tsan_release(&so_far); });
+        });
+        each([&](Fiber& other) { give_async_order(other, &so_far); });
+    }
+    return fiber.strand->tsan[1];
+}
+
+}  // namespace simt

@@ -1,0 +1,195 @@
+// The simulated streaming multiprocessor: CUDA threads are fibers, one cluster of blocks is resident at a time.
+//
+// Threads run until they wait. The default order is unkind: the last warp goes first, each warp as far as it can; with
+// a seed, warps and lanes are taken at random. Each CUDA thread has two orders in the race detector: the generic one,
+// and the one that its asynchronous units (TMA, wgmma) see; only fence.proxy.async carries the first into the second.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "kernels/check.h"
+#include "test/simt/fault.h"
+#include "test/simt/options.h"
+#include "test/simt/sanitizers.h"
+#include "test/simt/vector_types.h"
+
+namespace simt {
+
+// What a block of sm_90 may have.
+inline constexpr int kMaxThreads = 1024, kMaxCluster = 8, kNamedBarriers = 16;
+inline constexpr uint32_t kMaxSharedBytes = 227 * 1024;
+
+// A shared address is (rank in the cluster) << kRankShift | offset.
+inline constexpr uint32_t kRankShift = 24, kOffsetMask = (1u << kRankShift) - 1, kArenaBytes = 256 * 1024;
+
+inline constexpr int kWarpLanes = 32, kMaxWarps = kMaxThreads / kWarpLanes * kMaxCluster;
+
+// The order of a meeting point: two addresses in turn for each of the two orders of a thread. With one, a fast warp's
+// next arrival would order a slow warp's reads, and the race would be hidden.
+using Order = char*;
+
+struct Barrier {
+    int arrived = 0;
+    unsigned generation = 0;
+    int expected = 0;  // of the generation that is gathering
+};
+
+// Lanes of a warp that do something together. The last to arrive does it for all.
+struct Meeting {
+    uint32_t mask = 0, arrived = 0;
+    unsigned generation = 0;
+    const char* what = nullptr;
+    bool may_end = false;  // lanes that end need not come
+    uint64_t in[kWarpLanes], out[kWarpLanes];
+};
+
+struct Block {
+    char* arena = nullptr;  // its shared memory
+    uint3 index{};
+    int rank = 0, alive = 0, exited = 0;
+    Barrier named[kNamedBarriers];
+    int votes[2] = {};
+};
+
+// A stack and what the sanitizers know of it. Kept from block to block.
+struct Strand {
+    void* sp = nullptr;
+    char* stack = nullptr;
+    void* fake_stack = nullptr;  // AddressSanitizer's
+    void* tsan[2] = {};          // ThreadSanitizer's fibers: the running order, the asynchronous order
+    bool broken = false;         // stopped amid an instruction: cannot be unwound, must be made anew
+};
+
+struct Fiber {
+    Strand* strand = nullptr;
+    bool has_async_order = false;
+    uint3 thread{};
+    Block* block = nullptr;
+    int id = 0;     // in the cluster, whole warps: id / 32 is the warp, id % 32 the lane
+    int local = 0;  // in its block
+    bool done = true;
+    const char* waits = nullptr;     // for what
+    const void* key = nullptr;       // the meeting point that will wake it
+    bool (*ready)(void*) = nullptr;  // asked instead of a key, where nobody wakes
+    void* ready_argument = nullptr;
+    bool fenced = false;  // __threadfence was called in this block
+    const void* last_atomic = nullptr;
+
+    int lane() const { return id % kWarpLanes; }
+    int warp() const { return id / kWarpLanes; }
+};
+
+// One grid of work for the machine.
+struct Grid {
+    std::string name;
+    dim3 blocks, threads;
+    uint32_t shared_bytes = 0;
+    int cluster = 1;
+    std::function<void()> body;  // what each thread does
+};
+
+struct Machine {
+    const Grid* grid = nullptr;
+    Fiber* me = nullptr;  // the running thread
+    Block blocks[kMaxCluster];
+    std::vector<Fiber> fibers{size_t(kMaxThreads) * kMaxCluster};  // never moved: suspended threads point at theirs
+    int cluster = 1, fiber_count = 0, alive = 0;
+    uint32_t runnable[kMaxWarps] = {};
+    Meeting meetings[kMaxWarps][kWarpLanes];  // by the lowest lane of the mask
+    Barrier cluster_barrier;
+    bool abandoning = false;
+
+    // What threadIdx and its like refer to.
+    uint3 thread_index{}, block_index{};
+    dim3 block_dim, grid_dim;
+};
+
+Machine& machine();
+
+// The running thread; a fault where none runs.
+Fiber& me();
+
+// The lanes of a warp that have not ended.
+uint32_t lanes_alive(int warp);
+
+// Runs all blocks of a grid, in the order of the options. Faults are recorded, never thrown.
+void run_grid(const Grid& grid);
+
+// ---- waiting ----
+
+// Suspends the running thread until wake(key).
+void wait_for_key(const void* key, const char* what);
+void wake(const void* key);
+
+void wait_until(bool (*ready)(void*), void* argument, const char* what);
+
+// Suspends until ready() holds.
+template <class Ready> void wait_until(Ready ready, const char* what) {
+    if (ready()) return;
+    wait_until([](void* argument) { return (*static_cast<Ready*>(argument))(); }, &ready, what);
+}
+
+// Ends the launch: unwinds the running thread, then all others.
+[[noreturn]] void abandon_launch();
+// The same for a thread that stopped amid an instruction and cannot be unwound.
+void stop_broken_thread();
+
+// Lets others go first: a thread that asks again and again must not keep the machine to itself.
+void yield();
+
+// ---- shared memory ----
+
+// Before and after a block: fresh memory, and whether something was written behind it.
+void prepare_arena(Block& block, uint32_t shared_bytes);
+void check_arena(const Block& block, uint32_t shared_bytes);
+
+char* dynamic_shared(size_t bytes);
+uint32_t shared_address(const void* pointer);
+char* shared_pointer(uint32_t address);
+
+// ---- orders for the race detector ----
+
+// Addresses for the orders of meeting points; forgotten between blocks, so that blocks of a launch stay unordered.
+enum class Place { named_barrier, warp, cluster, warpgroup, thread, handover, mbarrier };
+Order order_of(Place place, uint32_t index);
+void forget_orders(int cluster);
+
+void release_both(Order order);
+void acquire_both(Order order);
+
+// Runs `work` in the given order of the race detector, unseen by it.
+template <class Work> void on_order(void* order, Work work) {
+    if (!tsan()) return work();
+    struct Visit {
+        void* back = __tsan_get_current_fiber();
+        explicit Visit(void* there) {
+            __tsan_switch_to_fiber(there, 1);
+            __tsan_ignore_thread_begin();
+        }
+        ~Visit() {  // also when a fault unwinds
+            __tsan_ignore_thread_end();
+            __tsan_switch_to_fiber(back, 1);
+        }
+    } visit(order);
+    work();
+}
+// The asynchronous order of a thread, made when it is first wanted.
+void* async_order(Fiber& fiber);
+template <class Work> void as_async(Fiber& fiber, Work work) {
+    if (!tsan()) return work();
+    on_order(async_order(fiber), work);
+}
+
+// ---- hooks of the asynchronous twins ----
+
+struct Hooks {
+    void (*on_start)() = nullptr;   // of a cluster
+    bool (*on_idle)() = nullptr;    // nobody can run: finish something that is in flight; false if there is nothing
+    void (*on_finish)() = nullptr;  // of a cluster, all its threads have ended
+};
+std::vector<Hooks>& hooks();
+
+}  // namespace simt

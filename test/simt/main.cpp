@@ -1,0 +1,33 @@
+// The test program's main(): takes the simulator's options from the command line and leaves the rest to Catch2.
+//
+//   --seed N          orders from a seed instead of the unkind fixed one
+//   --strict-proxy    asynchronous units see shared memory as of the last fence.proxy.async
+#define CATCH_CONFIG_RUNNER
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "test/catch.h"
+#include "test/simt/fault.h"
+#include "test/simt/options.h"
+#include "test/simt/reports.h"
+
+int main(int argc, char** argv) {
+    std::vector<char*> others;
+    for (int i = 0; i < argc; i++) {
+        if (!std::strcmp(argv[i], "--strict-proxy"))
+            simt::options().strict_proxy = true;
+        else if (!std::strcmp(argv[i], "--seed") && i + 1 < argc)
+            simt::options().seed = std::strtoull(argv[++i], nullptr, 10);
+        else
+            others.push_back(argv[i]);
+    }
+    simt::count_sanitizer_reports();
+    int failed = Catch::Session().run(int(others.size()), others.data());
+    for (const simt::Fault& fault : simt::take_faults()) {  // of work that nobody waited for
+        std::fprintf(stderr, "%s\n", fault.sentence().c_str());
+        failed++;
+    }
+    return failed ? 1 : 0;
+}

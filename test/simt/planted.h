@@ -1,0 +1,65 @@
+// For tests of the simulator: a kernel with a switch for its fault, run with it and without.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/ptx.cuh"
+#include "test/catch.h"
+#include "test/simt/fault.h"
+
+// What most of these kernels take.
+struct Planted {
+    float* out;
+    bool fault;
+};
+
+// Device memory of a test.
+template <class T> class DeviceArray {
+public:
+    explicit DeviceArray(size_t count) : count_(count) {
+        check_cuda(cudaMalloc(&data_, count * sizeof(T)), "cudaMalloc");
+    }
+    explicit DeviceArray(const std::vector<T>& values) : DeviceArray(values.size()) {
+        check_cuda(cudaMemcpy(data_, values.data(), count_ * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy");
+    }
+    ~DeviceArray() { cudaFree(data_); }
+    DeviceArray(const DeviceArray&) = delete;
+    DeviceArray& operator=(const DeviceArray&) = delete;
+
+    T* data() const { return data_; }
+    std::vector<T> fetch() const {
+        std::vector<T> values(count_);
+        check_cuda(cudaMemcpy(values.data(), data_, count_ * sizeof(T), cudaMemcpyDeviceToHost), "cudaMemcpy");
+        return values;
+    }
+
+private:
+    T* data_ = nullptr;
+    size_t count_;
+};
+
+template <class Op> std::vector<simt::Fault> faults_of(void (*kernel)(Op), const Launch& config, const Op& op) {
+    launch(kernel, config, Stream(), op);
+    return simt::take_faults();
+}
+
+inline std::string sentences(const std::vector<simt::Fault>& faults) {
+    std::string text;
+    for (const simt::Fault& fault : faults) text += fault.sentence() + "\n";
+    return text;
+}
+
+// The kernel with its fault must be reported, in words that contain `expected`; without it there must be no report.
+inline void check_planted(void (*kernel)(Planted), const Launch& config, const std::string& expected) {
+    DeviceArray<float> out(std::vector<float>(4096));
+    const std::string clean = sentences(faults_of(kernel, config, {out.data(), false}));
+    CHECK(clean == "");
+    const std::string found = sentences(faults_of(kernel, config, {out.data(), true}));
+    INFO("expected: " << expected << "\nreported: " << found);
+    CHECK(found.find(expected) != std::string::npos);
+    // The machine is as good as before.
+    const std::string afterwards = sentences(faults_of(kernel, config, {out.data(), false}));
+    CHECK(afterwards == "");
+}

@@ -1,0 +1,318 @@
+// The CUDA runtime's functions for the host.
+#include <cuda_runtime.h>
+#include <nvtx3/nvToolsExt.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "test/simt/device_memory.h"
+
+namespace {
+
+struct Runtime {
+    cudaError_t last_error = cudaSuccess;
+    std::string failure = "unspecified launch failure";
+    std::map<const void*, int> dynamic_shared_bytes;  // what cudaFuncSetAttribute allowed
+    std::vector<std::string> ranges;
+    std::string kernel_name;
+};
+
+Runtime& runtime() {
+    static Runtime instance;
+    return instance;
+}
+
+cudaError_t result(cudaError_t error) {
+    if (error != cudaSuccess) runtime().last_error = error;
+    return error;
+}
+
+// After work was carried out: faults become the error that a device gives after a failed kernel.
+cudaError_t result_of_work() {
+    simt::check_device_memory();
+    auto& faults = simt::pending_faults();
+    if (faults.empty()) return cudaSuccess;
+    runtime().failure = faults[0].sentence();
+    if (faults.size() > 1) runtime().failure += format(" (and %zu more faults)", faults.size() - 1);
+    faults.clear();
+    return result(cudaErrorLaunchFailure);
+}
+
+cudaStream_t or_default(cudaStream_t stream) { return stream ? stream : simt::default_stream(); }
+
+// Memory may be freed between a copy's queueing and its turn.
+bool is_copyable(const void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+    const bool to_device = simt::is_device_memory(to, bytes), from_device = simt::is_device_memory(from, bytes);
+    switch (kind) {
+        case cudaMemcpyHostToHost: return !to_device && !from_device;
+        case cudaMemcpyHostToDevice: return to_device && !from_device;
+        case cudaMemcpyDeviceToHost: return !to_device && from_device;
+        case cudaMemcpyDeviceToDevice: return to_device && from_device;
+        case cudaMemcpyDefault: return true;
+    }
+    return false;
+}
+
+}  // namespace
+
+const char* cudaGetErrorName(cudaError_t error) {
+    switch (error) {
+        case cudaSuccess: return "cudaSuccess";
+        case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
+        case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
+        case cudaErrorInvalidConfiguration: return "cudaErrorInvalidConfiguration";
+        case cudaErrorInvalidDevicePointer: return "cudaErrorInvalidDevicePointer";
+        case cudaErrorNoDevice: return "cudaErrorNoDevice";
+        case cudaErrorInvalidDevice: return "cudaErrorInvalidDevice";
+        case cudaErrorInvalidResourceHandle: return "cudaErrorInvalidResourceHandle";
+        case cudaErrorNotReady: return "cudaErrorNotReady";
+        case cudaErrorLaunchOutOfResources: return "cudaErrorLaunchOutOfResources";
+        case cudaErrorLaunchFailure: return "cudaErrorLaunchFailure";
+        case cudaErrorUnknown: break;
+    }
+    return "cudaErrorUnknown";
+}
+
+const char* cudaGetErrorString(cudaError_t error) {
+    switch (error) {
+        case cudaSuccess: return "no error";
+        case cudaErrorInvalidValue: return "invalid argument";
+        case cudaErrorMemoryAllocation: return "out of memory";
+        case cudaErrorInvalidConfiguration: return "invalid configuration argument";
+        case cudaErrorInvalidDevicePointer: return "invalid device pointer";
+        case cudaErrorNoDevice: return "no CUDA-capable device is detected";
+        case cudaErrorInvalidDevice: return "invalid device ordinal";
+        case cudaErrorInvalidResourceHandle: return "invalid resource handle";
+        case cudaErrorNotReady: return "device not ready";
+        case cudaErrorLaunchOutOfResources: return "too many resources requested for launch";
+        case cudaErrorLaunchFailure: return runtime().failure.c_str();
+        case cudaErrorUnknown: break;
+    }
+    return "unknown error";
+}
+
+cudaError_t cudaGetLastError() { return std::exchange(runtime().last_error, cudaSuccess); }
+cudaError_t cudaPeekAtLastError() { return runtime().last_error; }
+
+cudaError_t cudaMalloc(void** memory, size_t bytes) {
+    *memory = simt::allocate_device(bytes);
+    return result(*memory || bytes == 0 ? cudaSuccess : cudaErrorMemoryAllocation);
+}
+
+// Waits for the device, as the real one does.
+cudaError_t cudaFree(void* memory) {
+    simt::run_all_streams();
+    return result(!memory || simt::free_device(memory) ? cudaSuccess : cudaErrorInvalidDevicePointer);
+}
+
+cudaError_t cudaMallocHost(void** memory, size_t bytes) {
+    *memory = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+    return result(*memory ? cudaSuccess : cudaErrorMemoryAllocation);
+}
+
+cudaError_t cudaFreeHost(void* memory) {
+    simt::run_all_streams();
+    std::free(memory);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
+    *total_bytes = simt::kDeviceBytes;
+    *free_bytes = simt::kDeviceBytes - simt::used_device_bytes();
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+    if (bytes == 0) return cudaSuccess;
+    if (!is_copyable(to, from, bytes, kind)) return result(cudaErrorInvalidValue);
+    simt::queue_work(or_default(stream), [=] {
+        if (is_copyable(to, from, bytes, kind))
+            std::memcpy(to, from, bytes);
+        else
+            simt::note_fault(format("a copy of %zu bytes came to its turn after its memory was freed", bytes));
+    });
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
+    if (cudaError_t error = cudaMemcpyAsync(to, from, bytes, kind, nullptr)) return error;
+    return cudaStreamSynchronize(nullptr);
+}
+
+cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t stream) {
+    if (bytes == 0) return cudaSuccess;
+    if (!simt::is_device_memory(memory, bytes)) return result(cudaErrorInvalidValue);
+    simt::queue_work(or_default(stream), [=] {
+        if (simt::is_device_memory(memory, bytes))
+            std::memset(memory, value, bytes);
+        else
+            simt::note_fault(format("a memset of %zu bytes came to its turn after its memory was freed", bytes));
+    });
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemset(void* memory, int value, size_t bytes) { return cudaMemsetAsync(memory, value, bytes, nullptr); }
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+    *stream = simt::create_stream();
+    return cudaSuccess;
+}
+cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithFlags(stream, 0); }
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    simt::destroy_stream(stream);
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    simt::run_stream(or_default(stream));
+    return result_of_work();
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+    simt::queue_wait(or_default(stream), event);
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+    return or_default(stream)->queue.empty() ? result_of_work() : cudaErrorNotReady;
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+    *event = new simt::Event;
+    return cudaSuccess;
+}
+cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, 0); }
+
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+    simt::run_all_streams();  // queued work may still name it
+    delete event;
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    simt::queue_record(or_default(stream), event);
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+    simt::run_until_complete(event);
+    return result_of_work();
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+    return event->completed == event->recorded ? result_of_work() : cudaErrorNotReady;
+}
+
+cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) {
+    if (!start->recorded || !end->recorded) return result(cudaErrorInvalidResourceHandle);
+    if (start->completed < start->recorded || end->completed < end->recorded) return cudaErrorNotReady;
+    *ms = float(end->ms - start->ms);
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceSynchronize() {
+    simt::run_all_streams();
+    return result_of_work();
+}
+
+cudaError_t cudaGetDeviceCount(int* count) {
+    *count = 1;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDevice(int* device) {
+    *device = 0;
+    return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int device) { return result(device == 0 ? cudaSuccess : cudaErrorInvalidDevice); }
+
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
+    if (device != 0) return result(cudaErrorInvalidDevice);
+    *properties = {.name = "simulated sm_90",
+                   .totalGlobalMem = simt::kDeviceBytes,
+                   .sharedMemPerBlockOptin = simt::kMaxSharedBytes,
+                   .major = 9,
+                   .minor = 0,
+                   .multiProcessorCount = 3,
+                   .l2CacheSize = 1 << 20,
+                   .maxThreadsPerBlock = simt::kMaxThreads};
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
+    cudaDeviceProp properties;
+    if (cudaError_t error = cudaGetDeviceProperties(&properties, device)) return error;
+    switch (attribute) {
+        case cudaDevAttrMaxThreadsPerBlock: *value = properties.maxThreadsPerBlock; break;
+        case cudaDevAttrMultiProcessorCount: *value = properties.multiProcessorCount; break;
+        case cudaDevAttrComputeCapabilityMajor: *value = properties.major; break;
+        case cudaDevAttrComputeCapabilityMinor: *value = properties.minor; break;
+        case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = int(properties.sharedMemPerBlockOptin); break;
+    }
+    return cudaSuccess;
+}
+
+cudaError_t cudaDriverGetVersion(int* version) {
+    *version = 13000;
+    return cudaSuccess;
+}
+cudaError_t cudaRuntimeGetVersion(int* version) { return cudaDriverGetVersion(version); }
+
+// A kernel may have 48 KiB of dynamic shared memory unless it is allowed more.
+static constexpr int kDefaultSharedBytes = 48 * 1024;
+
+cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
+    if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
+    if (value < 0 || uint32_t(value) > simt::kMaxSharedBytes) return result(cudaErrorInvalidValue);
+    runtime().dynamic_shared_bytes[kernel] = value;
+    return cudaSuccess;
+}
+
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel) {
+    auto allowed = runtime().dynamic_shared_bytes.find(kernel);
+    *attributes = {};
+    attributes->maxThreadsPerBlock = simt::kMaxThreads;
+    attributes->ptxVersion = attributes->binaryVersion = 90;
+    attributes->maxDynamicSharedSizeBytes =
+        allowed == runtime().dynamic_shared_bytes.end() ? kDefaultSharedBytes : allowed->second;
+    return cudaSuccess;
+}
+
+int nvtxRangePushA(const char* name) {
+    runtime().ranges.push_back(name);
+    return int(runtime().ranges.size()) - 1;
+}
+
+int nvtxRangePop() {
+    runtime().ranges.pop_back();
+    return int(runtime().ranges.size());
+}
+
+cudaError_t simt::queue_kernel(const cudaLaunchConfig_t& config, const void* kernel, std::function<void()> body) {
+    cudaFuncAttributes attributes;
+    cudaFuncGetAttributes(&attributes, kernel);
+    const dim3 grid = config.gridDim, block = config.blockDim;
+    auto threads = uint64_t(block.x) * block.y * block.z;
+    Grid work{.name = runtime().ranges.empty() ? "kernel" : runtime().ranges.back(),
+              .blocks = grid,
+              .threads = block,
+              .shared_bytes = uint32_t(config.dynamicSmemBytes),
+              .cluster = 1,
+              .body = std::move(body)};
+    for (unsigned i = 0; i < config.numAttrs; i++)
+        if (config.attrs[i].id == cudaLaunchAttributeClusterDimension)
+            work.cluster = int(config.attrs[i].val.clusterDim.x);
+    const bool is_grid =
+        grid.x >= 1 && grid.y >= 1 && grid.z >= 1 && grid.x <= INT32_MAX && grid.y <= 65535 && grid.z <= 65535;
+    if (!is_grid || threads == 0 || threads > kMaxThreads || block.z > 64) return result(cudaErrorInvalidConfiguration);
+    if (work.cluster < 1 || work.cluster > kMaxCluster || grid.x % unsigned(work.cluster))
+        return result(cudaErrorInvalidConfiguration);
+    if (config.dynamicSmemBytes > size_t(attributes.maxDynamicSharedSizeBytes)) return result(cudaErrorInvalidValue);
+    queue_work(or_default(config.stream), [work] { run_grid(work); });
+    return cudaSuccess;
+}

@@ -1,0 +1,65 @@
+// The sanitizers' interfaces, present or not: weak symbols are null in a program that is built without the sanitizer.
+#pragma once
+
+#include <cstddef>
+
+extern "C" {
+[[gnu::weak]] void* __tsan_get_current_fiber();
+[[gnu::weak]] void* __tsan_create_fiber(unsigned flags);
+[[gnu::weak]] void __tsan_destroy_fiber(void* fiber);
+[[gnu::weak]] void __tsan_switch_to_fiber(void* fiber, unsigned flags);
+[[gnu::weak]] void __tsan_acquire(void* address);
+[[gnu::weak]] void __tsan_release(void* address);
+[[gnu::weak]] void __tsan_read_range(void* address, size_t bytes);
+[[gnu::weak]] void __tsan_write_range(void* address, size_t bytes);
+[[gnu::weak]] void __tsan_ignore_thread_begin();
+[[gnu::weak]] void __tsan_ignore_thread_end();
+[[gnu::weak]] void __sanitizer_start_switch_fiber(void** fake_stack, const void* bottom, size_t bytes);
+[[gnu::weak]] void __sanitizer_finish_switch_fiber(void* fake_stack, const void** bottom, size_t* bytes);
+[[gnu::weak]] void __asan_poison_memory_region(const volatile void* address, size_t bytes);
+[[gnu::weak]] void __asan_unpoison_memory_region(const volatile void* address, size_t bytes);
+[[gnu::weak]] void __asan_set_error_report_callback(void (*callback)(const char*));
+}
+
+namespace simt {
+
+inline bool tsan() { return __tsan_create_fiber != nullptr; }
+inline bool asan() { return __asan_poison_memory_region != nullptr; }
+
+// The simulator's own reads and writes are not under test.
+class Quiet {
+public:
+    Quiet() {
+        if (tsan()) __tsan_ignore_thread_begin();
+    }
+    ~Quiet() {
+        if (tsan()) __tsan_ignore_thread_end();
+    }
+    Quiet(const Quiet&) = delete;
+    Quiet& operator=(const Quiet&) = delete;
+};
+
+// What happened before release(x) happened before what follows acquire(x).
+inline void acquire_order(void* address) {
+    if (tsan()) __tsan_acquire(address);
+}
+inline void release_order(void* address) {
+    if (tsan()) __tsan_release(address);
+}
+
+// Accesses that the race detector shall see, made by code that it does not look into. Call them outside Quiet.
+inline void saw_read(const void* address, size_t bytes) {
+    if (tsan()) __tsan_read_range(const_cast<void*>(address), bytes);
+}
+inline void saw_write(void* address, size_t bytes) {
+    if (tsan()) __tsan_write_range(address, bytes);
+}
+
+inline void poison(const void* address, size_t bytes) {
+    if (asan()) __asan_poison_memory_region(address, bytes);
+}
+inline void unpoison(const void* address, size_t bytes) {
+    if (asan()) __asan_unpoison_memory_region(address, bytes);
+}
+
+}  // namespace simt

@@ -1,0 +1,139 @@
+#include "test/simt/streams.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "kernels/check.h"
+#include "test/simt/options.h"
+#include "test/simt/sanitizers.h"
+
+namespace simt {
+
+namespace {
+
+double& clock_ms() {
+    static double ms = 0;
+    return ms;
+}
+
+std::vector<std::unique_ptr<Stream>>& streams() {
+    static std::vector<std::unique_ptr<Stream>> instance;
+    return instance;
+}
+
+Stream* add_stream() {
+    streams().push_back(std::make_unique<Stream>());
+    return streams().back().get();
+}
+
+// Does `work` in the order of the stream, seen by the race detector.
+template <class Action> void in_order_of(Stream& stream, Action work) {
+    if (!tsan()) return work();
+    if (!stream.tsan) stream.tsan = __tsan_create_fiber(0);
+    void* back = __tsan_get_current_fiber();
+    __tsan_switch_to_fiber(stream.tsan, 1);
+    work();
+    __tsan_switch_to_fiber(back, 1);
+}
+
+void queue(Stream* stream, Work work) {
+    work.host_order = std::make_shared<char>();
+    release_order(work.host_order.get());
+    stream->queue.push_back(std::move(work));
+}
+
+bool is_blocked(const Stream& stream) {
+    const Work& work = stream.queue.front();
+    return work.awaited && work.awaited->completed < work.version;
+}
+
+void run_front(Stream& stream) {
+    Work work;
+    {
+        Quiet quiet;
+        work = std::move(stream.queue.front());
+        stream.queue.pop_front();
+    }
+    in_order_of(stream, [&] {
+        acquire_order(work.host_order.get());
+        if (work.awaited) acquire_order(&work.awaited->order);
+        if (work.run) work.run();
+        if (work.recorded) {
+            release_order(&work.recorded->order);
+            work.recorded->completed = std::max(work.recorded->completed, work.version);
+            work.recorded->ms = clock_ms();
+        }
+        release_order(&stream.done_order);
+        Quiet quiet;
+        work = {};
+    });
+}
+
+// One step towards the end of the stream: its first work, or the first of what that waits for.
+void step(Stream& stream) {
+    Stream* next = &stream;
+    for (size_t hops = 0; is_blocked(*next); hops++) {
+        next = next->queue.front().awaited->stream;
+        require(!next->queue.empty() && hops <= streams().size(), "simt: streams wait for each other in a ring");
+    }
+    run_front(*next);
+}
+
+// With a seed, other streams get ahead by chance.
+void step_of_another() {
+    if (!options().seed || random_below(2)) return;
+    Stream& other = *streams()[random_below(uint32_t(streams().size()))];
+    if (!other.queue.empty() && !is_blocked(other)) run_front(other);
+}
+
+}  // namespace
+
+Stream* default_stream() {
+    static Stream* const stream = add_stream();
+    return stream;
+}
+
+Stream* create_stream() {
+    default_stream();
+    return add_stream();
+}
+
+void destroy_stream(Stream* stream) {
+    run_stream(stream);
+    std::erase_if(streams(), [&](const auto& owned) { return owned.get() == stream; });
+}
+
+void queue_work(Stream* stream, std::function<void()> run) { queue(stream, {.run = std::move(run)}); }
+
+void queue_record(Stream* stream, Event* event) {
+    event->stream = stream;
+    queue(stream, {.run = {}, .recorded = event, .version = ++event->recorded});
+}
+
+void queue_wait(Stream* stream, Event* event) {
+    if (event->recorded) queue(stream, {.run = {}, .awaited = event, .version = event->recorded});
+}
+
+void run_stream(Stream* stream) {
+    while (!stream->queue.empty()) {
+        step_of_another();
+        if (!stream->queue.empty()) step(*stream);
+    }
+    acquire_order(&stream->done_order);
+}
+
+void run_until_complete(Event* event) {
+    while (event->completed < event->recorded) {
+        step_of_another();
+        if (event->completed < event->recorded) step(*event->stream);
+    }
+    acquire_order(&event->order);
+}
+
+void run_all_streams() {
+    for (size_t i = streams().size(); i-- > 0;) run_stream(streams()[i].get());
+}
+
+void spend(double ms) { clock_ms() += ms; }
+
+}  // namespace simt

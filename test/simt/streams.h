@@ -1,0 +1,51 @@
+// Streams and events: work is queued and carried out late, when someone waits for it or an event forces it, and streams
+// overtake each other as far as events allow. So a missing wait shows, and so does a host buffer that is reused early.
+// The null stream is a stream like the others: nothing waits for it that was not told to.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+
+namespace simt {
+
+struct Event;
+
+struct Work {
+    std::function<void()> run;  // or null
+    Event* recorded = nullptr;  // complete `version` of this event
+    Event* awaited = nullptr;   // or wait for that version
+    unsigned version = 0;
+    std::shared_ptr<char> host_order{};  // what the host did before it queued this
+};
+
+struct Stream {
+    std::deque<Work> queue;
+    void* tsan = nullptr;  // its order of events, a fiber of the race detector
+    char done_order = 0;
+};
+
+struct Event {
+    unsigned recorded = 0, completed = 0;
+    Stream* stream = nullptr;  // where it was recorded last
+    char order = 0;
+    double ms = 0;  // by the made-up clock, when it was completed
+};
+
+Stream* default_stream();
+Stream* create_stream();
+void destroy_stream(Stream* stream);
+
+void queue_work(Stream* stream, std::function<void()> run);
+void queue_record(Stream* stream, Event* event);
+void queue_wait(Stream* stream, Event* event);
+
+// Carries out what is queued there, and what that waits for.
+void run_stream(Stream* stream);
+void run_until_complete(Event* event);
+void run_all_streams();
+
+// Lets the work that runs take `ms` milliseconds by the made-up clock that events read; all other work takes none.
+void spend(double ms);
+
+}  // namespace simt

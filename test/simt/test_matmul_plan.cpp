@@ -1,0 +1,401 @@
+// How products are carried out: which algorithm, whose epilogue, on which stream, and what happens where the library
+// says no. That the results are right everywhere is checked on the way; the shapes are all different, since a product
+// that was planned once stays as it is.
+#include <cuda_runtime.h>
+
+#include <filesystem>
+#include <set>
+
+#include "kernels/cuda/matmul.h"
+#include "kernels/cuda/matmul_library.h"
+#include "test/catch.h"
+#include "test/expect_error.h"
+#include "test/simt/cublas_lt.h"
+#include "test/simt/device_memory.h"
+#include "test/simt/fault.h"
+#include "test/simt/matmul_layer.h"
+#include "test/simt/sanitizers.h"
+
+namespace {
+
+using simt::cublas_lt;
+using simt::WithCublasLt;
+
+// Settings of products as at first, when the scope ends.
+struct WithDefaults {
+    WithCublasLt library;
+    ~WithDefaults() {
+        set_tf32(false);
+        set_library_gelu(false);
+        set_matmul_tuning(false);
+        set_matmul_cache("");
+    }
+};
+
+int uses_of(cublasLtEpilogue_t epilogue) {
+    int uses = 0;
+    for (const auto& product : cublas_lt().products) uses += product.epilogue == epilogue;
+    return uses;
+}
+
+std::set<int> algorithms_used() {
+    std::set<int> used;
+    for (const auto& product : cublas_lt().products) used.insert(product.algorithm);
+    return used;
+}
+
+int last_algorithm() { return cublas_lt().products.back().algorithm; }
+
+Stream stream_of(cudaStream_t stream) { return {.handle = stream}; }
+
+}  // namespace
+
+TEST_CASE("products: described and chosen once, and nothing is allocated from then on", "[matmul]") {
+    const WithDefaults defaults;
+    Layer<bf16> layer({24, 40, 56});
+    layer.check_all();
+    const int heuristics = cublas_lt().heuristics, descriptions = cublas_lt().descriptions;
+    const size_t products = cublas_lt().products.size(), bytes = simt::used_device_bytes();
+    for (int again = 0; again < 3; again++) layer.check_all();
+    CHECK(cublas_lt().heuristics == heuristics);
+    CHECK(cublas_lt().descriptions == descriptions);
+    CHECK(cublas_lt().alive >= descriptions);
+    CHECK(cublas_lt().products.size() == 4 * products);
+    CHECK(simt::used_device_bytes() == bytes);
+}
+
+TEMPLATE_TEST_CASE("products: the library's epilogues where it has them", "[matmul]", bf16, fp16) {
+    const WithDefaults defaults;
+    const int n = std::is_same_v<TestType, bf16> ? 48 : 40;
+    Layer<TestType> layer({32, n, 64});
+    layer.check_forward(true, true);
+    CHECK(uses_of(CUBLASLT_EPILOGUE_BIAS) == 1);
+    layer.check_backward_input(true);
+    CHECK(uses_of(CUBLASLT_EPILOGUE_DGELU) == 1);
+    layer.check_backward_weight(true, true);
+    CHECK(uses_of(CUBLASLT_EPILOGUE_BGRADB) == 1);
+    CHECK(cublas_lt().products.size() == 3);
+    CHECK(cublas_lt().products[2].out == CUDA_R_32F);
+    CHECK(cublas_lt().products[2].beta == 1);
+}
+
+// Each epilogue that the library may lack, alone and together with all others.
+TEMPLATE_TEST_CASE("products: kernels of ours where the library has no epilogue", "[matmul]", float, bf16, fp16) {
+    const cublasLtEpilogue_t epilogues[] = {CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_DGELU, CUBLASLT_EPILOGUE_BGRADB};
+    int k = 64 + int(sizeof(TestType)) * 16 + (std::is_same_v<TestType, bf16> ? 8 : 0);
+    for (cublasLtEpilogue_t epilogue : epilogues) {
+        const WithDefaults defaults;
+        cublas_lt().lacking_epilogues = epilogue == CUBLASLT_EPILOGUE_DGELU ? 64 : unsigned(epilogue);
+        INFO("without epilogue " << epilogue);
+        Layer<TestType>({40, 72, k += 8 * 16}).check_all();
+        CHECK(uses_of(epilogue) == 0);
+    }
+    const WithDefaults defaults;
+    cublas_lt().lacking_epilogues = ~0u;
+    Layer<TestType>({300, 72, k + 8}).check_all();
+    CHECK(uses_of(CUBLASLT_EPILOGUE_DEFAULT) == int(cublas_lt().products.size()));
+}
+
+TEST_CASE("products: no float sums with an epilogue", "[matmul]") {
+    const WithDefaults defaults;
+    cublas_lt().lacks_float_output = true;
+    Layer<bf16>({48, 24, 88}).check_all();
+    CHECK(uses_of(CUBLASLT_EPILOGUE_BGRADB) == 0);
+    CHECK(uses_of(CUBLASLT_EPILOGUE_DGELU) == 1);
+}
+
+// Sizes that the library's documentation refuses, and the smallest of all.
+TEMPLATE_TEST_CASE("products: odd sizes", "[matmul]", float, bf16, fp16) {
+    const WithDefaults defaults;
+    for (const LayerShape& s : {LayerShape{1, 1, 1}, {1, 8, 9}, {9, 1, 8}, {8, 9, 1}, {5, 7, 3}, {257, 9, 31}}) {
+        INFO("rows " << s.rows << ", n " << s.n << ", k " << s.k);
+        Layer<TestType>(s).check_all();
+    }
+    cublas_lt().is_careless = true;  // its heuristic need not know its documentation
+    for (const LayerShape& s : {LayerShape{1, 4, 5}, {1, 8, 7}, {6, 1, 8}, {6, 1, 16}, {8, 3, 1}, {3, 5, 12}}) {
+        INFO("rows " << s.rows << ", n " << s.n << ", k " << s.k);
+        Layer<TestType>(s).check_all();
+    }
+}
+
+TEMPLATE_TEST_CASE("products: addresses that are only aligned to elements", "[matmul]", float, bf16, fp16) {
+    const WithDefaults defaults;
+    const LayerShape s{16, 24, 48};
+    Layer<TestType>(s).check_all();
+    CHECK(algorithms_used().count(1));
+    cublas_lt().products.clear();
+    for (size_t shift : {1, 3}) {
+        INFO("shift " << shift);
+        Layer<TestType>(s, shift).check_all();
+    }
+    CHECK_FALSE(algorithms_used().count(1));
+    Layer<TestType>(s).check_all();
+    CHECK(algorithms_used().count(1));
+}
+
+// More float sums than the memory for them holds at once: 4 of these rows.
+TEST_CASE("products: sums finished in several pieces", "[matmul]") {
+    if (simt::tsan()) return;  // ten million elements
+    const WithDefaults defaults;
+    cublas_lt().lacking_epilogues = ~0u;
+    const int wide = int(kMatmulSumsBytes / sizeof(float) / 4) - 1;
+    Layer<bf16>({6, wide, 2}).check_forward(true, false);
+    CHECK(cublas_lt().products.size() == 2);
+    cublas_lt().products.clear();
+    Layer<bf16>({9, 2, wide}).check_backward_input(true);
+    CHECK(cublas_lt().products.size() == 3);
+}
+
+TEST_CASE("products: an algorithm that refuses in the call is passed over", "[matmul]") {
+    const WithDefaults defaults;
+    cublas_lt().refuses_in_call[1] = true;
+    Layer<bf16> layer({32, 64, 72});
+    layer.check_forward(true, false);
+    CHECK(last_algorithm() == 0);
+    const int heuristics = cublas_lt().heuristics;
+    layer.check_forward(true, false);
+    CHECK(last_algorithm() == 0);
+    CHECK(cublas_lt().heuristics == heuristics);
+
+    // Without any, an epilogue becomes ours, and a plain product fails with a sentence.
+    for (bool& refuses : cublas_lt().refuses_in_call) refuses = true;
+    Layer<bf16> other({32, 64, 104});
+    expect_error(Exit::os, {"cuBLASLt", "m 64 n 32 k 104", "fp32"}, [&] { other.check_forward(true, false); });
+}
+
+TEST_CASE("products: fp32 is TF32 only on request", "[matmul]") {
+    const WithDefaults defaults;
+    Layer<float> layer({24, 32, 40});
+    layer.check_forward(true, false);
+    CHECK(cublas_lt().products.back().compute == CUBLAS_COMPUTE_32F);
+    const std::string exact = layer.result();
+    const bool same_words = cuda_matmul_path().find("without TF32") != std::string::npos;
+    CHECK(same_words);
+
+    set_tf32(true);
+    CHECK(cuda_matmul_path().find("as TF32") != std::string::npos);
+    Stored<float> one("one", Role::input, std::vector<double>{1 + 0x1p-12});
+    Stored<float> out("out", Role::output, nans(1));
+    const OnDevice<float> device;
+    ops::matmul_forward<float>({out.on(device), nullptr, one.on(device), one.on(device), nullptr, 1, 1, 1}, {});
+    CHECK(out.fetch()[0] == 1.0f);
+    CHECK(cublas_lt().products.back().compute == CUBLAS_COMPUTE_32F_FAST_TF32);
+    Layer<bf16>({24, 32, 40}).check_forward(true, false);
+    CHECK(cublas_lt().products.back().compute == CUBLAS_COMPUTE_32F);
+
+    set_tf32(false);
+    layer.check_forward(true, false);
+    CHECK(layer.result() == exact);
+}
+
+// Off it is never used; on it is used for 16-bit types where aux may be, and the result is near.
+TEST_CASE("products: the library's GELU only on request", "[matmul]") {
+    const WithDefaults defaults;
+    Layer<bf16> layer({40, 64, 96});
+    layer.check_forward(true, true);
+    CHECK(uses_of(CUBLASLT_EPILOGUE_GELU_AUX_BIAS) == 0);
+    set_library_gelu(true);
+    layer.check_forward(true, true);
+    CHECK(uses_of(CUBLASLT_EPILOGUE_GELU_AUX_BIAS) == 1);
+    layer.check_forward(false, true);
+    CHECK(uses_of(CUBLASLT_EPILOGUE_GELU_AUX) == 1);
+    Layer<fp16>({40, 61, 96}).check_forward(true, true);
+    Layer<float>({40, 64, 96}).check_forward(true, true);
+    CHECK(uses_of(CUBLASLT_EPILOGUE_GELU_AUX_BIAS) == 1);
+}
+
+TEST_CASE("products: streams have workspaces of their own", "[matmul]") {
+    const WithDefaults defaults;
+    Layer<bf16> layer({32, 40, 112});
+    layer.check_forward(true, false);
+    cudaStream_t stream = nullptr;
+    REQUIRE(cudaStreamCreate(&stream) == cudaSuccess);
+    const size_t bytes = simt::used_device_bytes();
+    layer.check_forward(true, false, stream_of(stream));
+    CHECK(simt::used_device_bytes() >= bytes + kMatmulWorkspaceBytes);
+    const size_t with_workspace = simt::used_device_bytes();
+    layer.check_forward(true, false, stream_of(stream));
+    CHECK(simt::used_device_bytes() == with_workspace);
+}
+
+// With times that are far from what the library expects. 4, 5 and 6 would be the fastest and must not be used: they
+// are not even timed.
+TEST_CASE("tuning: the fastest algorithm that is allowed", "[matmul]") {
+    const WithDefaults defaults;
+    set_matmul_tuning(true);
+    cublas_lt().ignores_mask = true;
+    const float ms[] = {20, 30, 2, 10, 0, 0, 0};
+    std::copy_n(ms, simt::kCublasLtAlgorithms, cublas_lt().ms);
+    Layer<bf16> layer({24, 32, 120});
+    const size_t bytes = simt::used_device_bytes();
+    layer.check_backward_weight(false, true);  // += : timing on the caller's output would show
+    CHECK(last_algorithm() == 2);
+    CHECK(algorithms_used() == std::set<int>{0, 1, 2, 3});
+    CHECK(simt::used_device_bytes() <= bytes + 2 * kMatmulWorkspaceBytes);
+    const std::string first = layer.result();
+    cublas_lt().products.clear();
+    layer.check_backward_weight(false, true);
+    CHECK(cublas_lt().products.size() == 1);
+    CHECK(last_algorithm() == 2);
+    CHECK(layer.result() == first);
+    CHECK(matmul_choices().find("m 120 n 32 k 24 plain +=") != std::string::npos);
+}
+
+TEST_CASE("tuning: of equally fast algorithms the one that was proposed first", "[matmul]") {
+    const WithDefaults defaults;
+    set_matmul_tuning(true);
+    for (float& ms : cublas_lt().ms) ms = 2;
+    Layer<bf16>({24, 32, 160}).check_forward(true, false);
+    CHECK(last_algorithm() == 1);
+    cublas_lt().ms[1] = 2.5f;
+    Layer<bf16>({24, 32, 168}).check_forward(true, false);
+    CHECK(last_algorithm() == 0);
+}
+
+TEST_CASE("tuning: an algorithm that refuses is not timed", "[matmul]") {
+    const WithDefaults defaults;
+    set_matmul_tuning(true);
+    cublas_lt().refuses_in_call[0] = cublas_lt().refuses_in_call[2] = true;
+    cublas_lt().ms[1] = 6;
+    Layer<bf16>({24, 32, 128}).check_forward(true, false);
+    CHECK(last_algorithm() == 3);
+}
+
+TEST_CASE("tuning: off, the first proposal", "[matmul]") {
+    const WithDefaults defaults;
+    cublas_lt().ms[1] = 20;
+    Layer<bf16>({24, 32, 136}).check_forward(true, false);
+    CHECK(cublas_lt().products.size() == 1);
+    CHECK(last_algorithm() == 1);
+}
+
+TEST_CASE("tuning: a bias gradient that costs more than a pass of ours", "[matmul]") {
+    const WithDefaults defaults;
+    set_matmul_tuning(true);
+    cublas_lt().bias_gradient_ms = 60;
+    Layer<bf16> slow({24, 32, 144});
+    slow.check_backward_weight(true, true);
+    CHECK(cublas_lt().products.back().epilogue == CUBLASLT_EPILOGUE_DEFAULT);
+    cublas_lt().products.clear();
+    slow.check_backward_weight(true, true);
+    CHECK(uses_of(CUBLASLT_EPILOGUE_BGRADB) == 0);
+
+    cublas_lt().bias_gradient_ms = 0;
+    for (float& ms : cublas_lt().ms) ms = 1;
+    Layer<bf16>({24, 32, 152}).check_backward_weight(true, false);
+    CHECK(cublas_lt().products.back().epilogue == CUBLASLT_EPILOGUE_BGRADB);
+}
+
+// Where one field is all that differs, the products, their hashes and their words differ.
+TEST_CASE("product keys: every field counts", "[matmul]") {
+    const ProductKey base{.in = Dtype::bf16,
+                          .out = Dtype::bf16,
+                          .transpose_a = false,
+                          .transpose_b = false,
+                          .m = 8,
+                          .n = 16,
+                          .k = 24,
+                          .epilogue = Epilogue::none,
+                          .accumulate = false,
+                          .tf32 = false,
+                          .a_alignment = 16,
+                          .b_alignment = 16,
+                          .d_alignment = 16,
+                          .bias_alignment = 0,
+                          .aux_alignment = 0};
+    std::vector<ProductKey> keys(16, base);
+    keys[1].in = Dtype::fp16, keys[2].out = Dtype::fp32, keys[3].transpose_a = true, keys[4].transpose_b = true;
+    keys[5].m = 9, keys[6].n = 9, keys[7].k = 9, keys[8].epilogue = Epilogue::bias, keys[9].accumulate = true;
+    keys[10].tf32 = true, keys[11].a_alignment = 2, keys[12].b_alignment = 2, keys[13].d_alignment = 2;
+    keys[14].bias_alignment = 2, keys[15].aux_alignment = 2;
+    std::set<std::string> words;
+    std::set<size_t> hashes;
+    for (const ProductKey& key : keys) {
+        words.insert(words_of(key));
+        hashes.insert(ProductKeyHash()(key));
+    }
+    CHECK(words.size() == keys.size());
+    CHECK(hashes.size() == keys.size());
+    for (Epilogue epilogue : {Epilogue::gelu, Epilogue::gelu_bias, Epilogue::dgelu, Epilogue::bias_gradient}) {
+        ProductKey key = base;
+        key.epilogue = epilogue;
+        CHECK(words.insert(words_of(key)).second);
+    }
+}
+
+TEST_CASE("product keys: the alignment of every address that is used", "[matmul]") {
+    alignas(64) char memory[64];
+    const Product base{.d = memory,
+                       .a = memory,
+                       .b = memory,
+                       .bias = memory,
+                       .aux = memory,
+                       .in = Dtype::bf16,
+                       .out = Dtype::bf16,
+                       .transpose_a = false,
+                       .transpose_b = false,
+                       .m = 8,
+                       .n = 8,
+                       .k = 8,
+                       .epilogue = Epilogue::gelu_bias};
+    auto differs = [&](auto change) {
+        Product product = base;
+        change(product);
+        return !(key_of(product, false) == key_of(base, false));
+    };
+    CHECK(differs([&](Product& p) { p.d = memory + 2; }));
+    CHECK(differs([&](Product& p) { p.a = memory + 2; }));
+    CHECK(differs([&](Product& p) { p.b = memory + 2; }));
+    CHECK(differs([&](Product& p) { p.bias = memory + 2; }));
+    CHECK(differs([&](Product& p) { p.aux = memory + 2; }));
+    CHECK_FALSE(differs([&](Product& p) { p.d = memory + 32, p.bias = memory + 16; }));
+}
+
+// The stand-in itself: what a library refuses, it refuses.
+TEST_CASE("cuBLASLt's stand-in: rules", "[matmul]") {
+    const WithDefaults defaults;
+    void* memory = nullptr;
+    REQUIRE(cudaMalloc(&memory, 4096) == cudaSuccess);
+    auto proposals = [&](Product product) {
+        cublasLtHandle_t handle = nullptr;
+        cublasLtCreate(&handle);
+        return ProductDescription(key_of(product, false)).proposals(handle, product).size();
+    };
+    const Product plain{.d = memory,
+                        .a = memory,
+                        .b = memory,
+                        .bias = memory,
+                        .aux = memory,
+                        .in = Dtype::bf16,
+                        .out = Dtype::bf16,
+                        .transpose_a = false,
+                        .transpose_b = false,
+                        .m = 8,
+                        .n = 8,
+                        .k = 8};
+    CHECK(proposals(plain) > 0);
+    auto with = [&](auto change) {
+        Product product = plain;
+        change(product);
+        return proposals(product);
+    };
+    CHECK(with([](Product& p) { p.epilogue = Epilogue::bias; }) > 0);
+    CHECK(with([](Product& p) { p.epilogue = Epilogue::bias, p.bias = nullptr; }) == 0);
+    CHECK(with([](Product& p) { p.epilogue = Epilogue::dgelu; }) > 0);
+    CHECK(with([](Product& p) { p.epilogue = Epilogue::dgelu, p.m = 12; }) == 0);
+    CHECK(with([](Product& p) { p.epilogue = Epilogue::dgelu, p.aux = nullptr; }) == 0);
+    CHECK(with([](Product& p) { p.epilogue = Epilogue::bias_gradient; }) == 0);
+    CHECK(with([](Product& p) { p.epilogue = Epilogue::bias_gradient, p.transpose_b = true; }) > 0);
+    CHECK(with([](Product& p) { p.in = Dtype::fp32; }) == 0);
+    CHECK(with([](Product& p) { p.out = Dtype::fp16; }) == 0);
+    CHECK(with([](Product& p) { p.out = Dtype::fp32; }) > 0);
+
+    // A matrix that ends outside its allocation is a fault of the product.
+    Product beyond = plain;
+    beyond.n = 8 * 1024;
+    CHECK(multiply(beyond, {}));
+    const auto faults = simt::take_faults();
+    REQUIRE(!faults.empty());
+    CHECK(faults[0].what.find("cublasLtMatmul: b") != std::string::npos);
+    REQUIRE(cudaFree(memory) == cudaSuccess);
+}

@@ -1,0 +1,182 @@
+// Faults of memory and of order: out of bounds, after free, misaligned, races. Planted, and their clean twins.
+#include <cmath>
+
+#include "test/simt/planted.h"
+#include "test/simt/sanitizers.h"
+
+namespace {
+
+constexpr int kCount = 1000;  // 4000 bytes: the allocator's alignment leaves 96 behind it
+
+struct Access {
+    float* out;
+    const float* inp;
+    int write_at, read_at;
+};
+void access_kernel(Access op) {
+    if (threadIdx.x == 5) op.out[op.write_at] = op.inp[op.read_at];
+}
+
+std::string access_faults(int write_at, int read_at, bool freed = false) {
+    DeviceArray<float> out(kCount);
+    float* inp;
+    check_cuda(cudaMalloc(&inp, kCount * 4), "cudaMalloc");
+    check_cuda(cudaMemset(inp, 0, kCount * 4), "cudaMemset");
+    if (freed) check_cuda(cudaFree(inp), "cudaFree");
+    std::string found = sentences(faults_of(access_kernel, {.name = "access", .blocks = dim3(1), .threads = 32},
+                                            {out.data(), inp, write_at, read_at}));
+    if (!freed) check_cuda(cudaFree(inp), "cudaFree");
+    return found + sentences(simt::take_faults());
+}
+
+struct Shared {
+    float values[256];
+};
+
+// Of the running thread in the whole grid.
+unsigned place() { return blockIdx.x * blockDim.x + threadIdx.x; }
+
+void misaligned_kernel(Planted op) {
+    const float4* from = reinterpret_cast<const float4*>(op.out + (op.fault ? 2 : 4));
+    reinterpret_cast<float4*>(op.out)[8] = *from;
+}
+
+void shared_overrun_kernel(Planted op) {
+    Shared& s = shared_memory<Shared>();
+    volatile float* values = s.values;
+    if (threadIdx.x == 0) values[op.fault ? 256 : 255] = 1;
+}
+
+void missing_barrier_kernel(Planted op) {
+    Shared& s = shared_memory<Shared>();
+    s.values[threadIdx.x] = 1;
+    if (!op.fault) __syncthreads();
+    op.out[place()] = s.values[(threadIdx.x + 32) % blockDim.x];
+}
+
+void missing_syncwarp_kernel(Planted op) {
+    Shared& s = shared_memory<Shared>();
+    s.values[threadIdx.x] = 1;
+    if (!op.fault) __syncwarp();
+    op.out[place()] = s.values[threadIdx.x ^ 1];
+}
+
+// A shuffle makes lanes meet but orders no memory.
+void shuffle_is_no_fence_kernel(Planted op) {
+    Shared& s = shared_memory<Shared>();
+    s.values[threadIdx.x] = 1;
+    __shfl_sync(~0u, 0, 0);
+    if (!op.fault) __syncwarp();
+    op.out[place()] = s.values[threadIdx.x ^ 1];
+}
+
+void second_barrier_missing_kernel(Planted op) {
+    Shared& s = shared_memory<Shared>();
+    for (int round = 0; round < 2; round++) {
+        if (threadIdx.x == 0) s.values[0] = float(round);
+        __syncthreads();
+        op.out[place()] = s.values[0];
+        if (!op.fault) __syncthreads();
+    }
+}
+
+void blocks_write_one_place_kernel(Planted op) {
+    if (threadIdx.x == 0) op.out[op.fault ? 0 : blockIdx.x] = 1;
+}
+
+void block_reads_its_neighbour_kernel(Planted op) {
+    const unsigned other = op.fault ? (blockIdx.x + 1) % gridDim.x : blockIdx.x;
+    if (threadIdx.x == 0) {
+        op.out[blockIdx.x] = 1;
+        op.out[100 + blockIdx.x] = op.out[other];
+    }
+}
+
+// The last block to finish adds up what all have written: right only with fences around the counter.
+void last_block_kernel(Planted op) {
+    Shared& s = shared_memory<Shared>();
+    unsigned* count = reinterpret_cast<unsigned*>(op.out + 200);
+    if (threadIdx.x == 0) {
+        op.out[blockIdx.x] = 1;
+        if (!op.fault) __threadfence();
+        s.values[0] = float(atomicAdd(count, 1u));
+        if (!op.fault) __threadfence();
+    }
+    __syncthreads();
+    if (s.values[0] == float(gridDim.x - 1) && threadIdx.x == 0) {
+        float sum = 0;
+        for (unsigned block = 0; block < gridDim.x; block++) sum += op.out[block];
+        op.out[300] = sum;
+        *count = 0;
+    }
+}
+
+// A race is seen by ThreadSanitizer only; elsewhere the kernel must merely run.
+void check_race(void (*kernel)(Planted), const Launch& config) {
+    if (simt::tsan()) return check_planted(kernel, config, "data race");
+    DeviceArray<float> out(std::vector<float>(4096));
+    for (bool fault : {false, true}) CHECK(sentences(faults_of(kernel, config, {out.data(), fault})) == "");
+}
+
+}  // namespace
+
+TEST_CASE("accesses outside device memory", "[simt]") {
+    CHECK(access_faults(0, kCount - 1) == "");
+    CHECK(access_faults(kCount - 1, 0) == "");
+    CHECK(access_faults(0, kCount + 1024).find("outside device memory") != std::string::npos);
+    CHECK(access_faults(kCount + 1024, 0).find("outside device memory") != std::string::npos);
+    CHECK(access_faults(-1024, 0).find("outside device memory") != std::string::npos);
+    CHECK(access_faults(0, -1024).find("thread (5, 0, 0)") != std::string::npos);
+    // One element over the end or before the beginning of the odd-sized array: a write is always seen.
+    CHECK(access_faults(kCount, 0) != "");
+    CHECK(access_faults(-1, 0) != "");
+    if (simt::asan()) CHECK(access_faults(0, kCount) != "");
+    CHECK(access_faults(0, 0, true).find("that was freed") != std::string::npos);
+}
+
+TEST_CASE("reading one element over the end gives NaN where no sanitizer looks", "[simt]") {
+    if (simt::asan()) return;
+    DeviceArray<float> out(kCount), inp(kCount);
+    launch(access_kernel, {.name = "access", .blocks = dim3(1), .threads = 32}, Stream(),
+           Access{out.data(), inp.data(), 0, kCount});
+    CHECK(std::isnan(out.fetch()[0]));
+}
+
+TEST_CASE("fresh memory is full of NaN, in every block", "[simt]") {
+    DeviceArray<float> out(64);
+    for (float value : out.fetch()) CHECK(std::isnan(value));
+    auto kernel = +[](Planted op) {
+        Shared& s = shared_memory<Shared>();
+        op.out[blockIdx.x * 32 + threadIdx.x] = s.values[threadIdx.x];
+        s.values[threadIdx.x] = 1;
+    };
+    launch(kernel, {.name = "fresh", .blocks = dim3(2), .threads = 32, .shared_bytes = sizeof(Shared)}, Stream(),
+           Planted{out.data(), false});
+    for (float value : out.fetch()) CHECK(std::isnan(value));
+}
+
+TEST_CASE("a misaligned vector", "[simt]") {
+    check_planted(misaligned_kernel, {.name = "misaligned", .blocks = dim3(1), .threads = 1},
+                  "needs an alignment of 16");
+}
+
+TEST_CASE("a write behind the block's shared memory", "[simt]") {
+    check_planted(
+        shared_overrun_kernel, {.name = "overrun", .blocks = dim3(2), .threads = 32, .shared_bytes = sizeof(Shared)},
+        simt::asan() ? "AddressSanitizer" : "wrote to offset 1024 of its shared memory, which has 1024 bytes");
+}
+
+TEST_CASE("races on shared memory", "[simt]") {
+    const Launch config{.name = "race", .blocks = dim3(2), .threads = 64, .shared_bytes = sizeof(Shared)};
+    check_race(missing_barrier_kernel, config);
+    check_race(missing_syncwarp_kernel, config);
+    check_race(shuffle_is_no_fence_kernel, config);
+    check_race(second_barrier_missing_kernel, config);
+}
+
+TEST_CASE("races between blocks on global memory", "[simt]") {
+    const Launch config{.name = "race", .blocks = dim3(4), .threads = 64, .shared_bytes = sizeof(Shared)};
+    check_race(blocks_write_one_place_kernel, config);
+    check_race(block_reads_its_neighbour_kernel, config);
+    check_race(last_block_kernel, config);
+}

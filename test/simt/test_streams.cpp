@@ -1,0 +1,104 @@
+// Streams and events: what is not waited for has not happened.
+#include "test/simt/planted.h"
+#include "test/simt/sanitizers.h"
+
+namespace {
+
+struct Add {
+    float* out;
+    const float* inp;
+    float value;
+};
+void add_kernel(Add op) {
+    if (threadIdx.x == 0) op.out[0] = op.inp[0] + op.value;
+}
+constexpr int kThreads = 32;
+
+struct TwoStreams {
+    cudaStream_t first, second;
+    cudaEvent_t event;
+    TwoStreams() {
+        cudaStreamCreateWithFlags(&first, cudaStreamNonBlocking);
+        cudaStreamCreateWithFlags(&second, cudaStreamNonBlocking);
+        cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+    }
+    ~TwoStreams() {
+        cudaEventDestroy(event);
+        cudaStreamDestroy(first);
+        cudaStreamDestroy(second);
+    }
+    TwoStreams(const TwoStreams&) = delete;
+    TwoStreams& operator=(const TwoStreams&) = delete;
+};
+
+void launch_add(const Add& op, cudaStream_t stream) {
+    launch(add_kernel, {.name = "add", .blocks = dim3(1), .threads = kThreads}, ::Stream{stream}, op);
+}
+
+}  // namespace
+
+TEST_CASE("work is carried out late, in the order of its stream", "[simt]") {
+    DeviceArray<float> x(std::vector<float>{1});
+    float host = 5;
+    check_cuda(cudaMemcpyAsync(x.data(), &host, 4, cudaMemcpyHostToDevice), "copy");
+    launch_add({x.data(), x.data(), 1}, nullptr);
+    host = 7;  // too early: the copy has not been carried out
+    const std::string faults = sentences(simt::take_faults());
+    CHECK((faults != "") == simt::tsan());
+    CHECK(x.fetch()[0] == 8);
+}
+
+TEST_CASE("a stream sees another's work after an event, and not before", "[simt]") {
+    TwoStreams streams;
+    for (bool waits : {true, false}) {
+        DeviceArray<float> x(std::vector<float>{1}), y(std::vector<float>{1});
+        launch_add({x.data(), x.data(), 1}, streams.first);
+        check_cuda(cudaEventRecord(streams.event, streams.first), "record");
+        if (waits) check_cuda(cudaStreamWaitEvent(streams.second, streams.event), "wait");
+        launch_add({y.data(), x.data(), 10}, streams.second);
+        simt::run_stream(streams.second);
+        float host = 0;
+        check_cuda(cudaMemcpyAsync(&host, y.data(), 4, cudaMemcpyDeviceToHost, streams.second), "copy");
+        simt::run_stream(streams.second);
+        const std::string faults = sentences(simt::take_faults());
+        if (waits) CHECK(host == 12);
+        if (!waits && !simt::options().seed) CHECK(host == 11);  // with a seed chance decides
+        if (waits) CHECK(faults == "");  // without, ThreadSanitizer may tell of it or not: the value shows it always
+    }
+}
+
+TEST_CASE("an event completes with its stream, and tells the host", "[simt]") {
+    TwoStreams streams;
+    DeviceArray<float> x(std::vector<float>{1});
+    launch_add({x.data(), x.data(), 1}, streams.first);
+    check_cuda(cudaEventRecord(streams.event, streams.first), "record");
+    CHECK(cudaEventQuery(streams.event) == cudaErrorNotReady);
+    CHECK(cudaStreamQuery(streams.first) == cudaErrorNotReady);
+    CHECK(cudaEventSynchronize(streams.event) == cudaSuccess);
+    CHECK(cudaEventQuery(streams.event) == cudaSuccess);
+    CHECK(x.fetch()[0] == 2);
+}
+
+TEST_CASE("copies in the wrong direction, too long, or of freed memory", "[simt]") {
+    DeviceArray<float> x(4);
+    float host[8] = {};
+    CHECK(cudaMemcpyAsync(host, x.data(), 16, cudaMemcpyHostToDevice) == cudaErrorInvalidValue);
+    CHECK(cudaMemcpyAsync(host, host + 4, 16, cudaMemcpyDeviceToHost) == cudaErrorInvalidValue);
+    CHECK(cudaMemcpyAsync(x.data(), host, 20, cudaMemcpyHostToDevice) == cudaErrorInvalidValue);
+    CHECK(cudaMemsetAsync(host, 0, 16) == cudaErrorInvalidValue);
+    CHECK(cudaMemsetAsync(x.data(), 0, 17) == cudaErrorInvalidValue);
+    CHECK(cudaGetLastError() == cudaErrorInvalidValue);
+    CHECK(cudaGetLastError() == cudaSuccess);
+    CHECK(cudaFree(host) == cudaErrorInvalidDevicePointer);
+    void* memory = nullptr;
+    CHECK(cudaMalloc(&memory, size_t(1) << 46) == cudaErrorMemoryAllocation);
+}
+
+TEST_CASE("debug_sync waits for each launch", "[simt]") {
+    DeviceArray<float> x(std::vector<float>{1});
+    debug_sync() = true;
+    launch_add({x.data(), x.data(), 1}, nullptr);
+    CHECK(cudaStreamQuery(nullptr) == cudaSuccess);
+    debug_sync() = false;
+    CHECK(x.fetch()[0] == 2);
+}
