@@ -15,9 +15,10 @@ struct Shape {
     size_t qkv_count() const { return size_t(batch) * seq_len * (n_head + 2 * n_kv_head) * head_size; }
     size_t lse_count() const { return size_t(batch) * n_head * seq_len; }
 };
-constexpr Shape kShapes[] = {{1, 1, 1, 1, 16, 1},   {2, 5, 3, 3, 64, 1},    {1, 33, 4, 2, 80, 16},
-                             {2, 64, 2, 1, 128, 1}, {1, 129, 2, 2, 64, 16}, {1, 129, 6, 2, 16, 1},
-                             {3, 37, 1, 1, 128, 16}};
+constexpr Shape kShapes[] = {{1, 1, 1, 1, 16, 1},    {2, 5, 3, 3, 64, 1},    {1, 33, 4, 2, 80, 16},
+                             {2, 64, 2, 1, 128, 1},  {1, 129, 2, 2, 64, 16}, {1, 129, 6, 2, 16, 1},
+                             {3, 37, 1, 1, 128, 16}, {1, 200, 4, 2, 64, 1},  {2, 161, 2, 1, 128, 16},
+                             {1, 261, 1, 1, 64, 1},  {1, 40, 2, 1, 200, 1},  {1, 70, 3, 1, 9, 1}};
 
 std::string describe(const Shape& s) {
     return format("batch %d, seq_len %d, n_head %d, n_kv_head %d, head_size %d, sharpness %g", s.batch, s.seq_len,
@@ -128,6 +129,47 @@ template <class T> std::vector<double> dqkv_bounds(const Shape& s, const ops::At
     return bounds;
 }
 
+template <class T> struct BackwardArrays {
+    Shape s;
+    AttentionArrays<T> forward{s};
+    Stored<T> dqkv{"dqkv", Role::output, nans(s.qkv_count())};
+    Stored<T> dout{"dout", Role::input, random_values(s.out_count(), 2)};
+    Stored<T> out;
+    Array<float> lse;
+
+    explicit BackwardArrays(const Shape& shape)
+        : s(shape), out("out", Role::input, forward_results()), lse("lse", Role::input, forward.lse.host) {}
+
+    // Runs the forward op of ref::, whose lse is then in forward.lse.
+    const std::vector<double>& forward_results() {
+        ref::attention_forward(forward.forward_op(OnHost()));
+        return forward.out.host;
+    }
+
+    template <class Side> auto op(Side side) {
+        return ops::AttentionBackward<typename Side::Storage>{.dqkv = dqkv.on(side),
+                                                              .scratch = nullptr,
+                                                              .dout = dout.on(side),
+                                                              .qkv = forward.qkv.on(side),
+                                                              .out = out.on(side),
+                                                              .lse = lse.on(side),
+                                                              .batch = s.batch,
+                                                              .seq_len = s.seq_len,
+                                                              .n_head = s.n_head,
+                                                              .n_kv_head = s.n_kv_head,
+                                                              .head_size = s.head_size,
+                                                              .scale = s.scale()};
+    }
+
+    void run_on_device() {
+        auto device_op = op(OnDevice<T>());
+        auto scratch = scratch_of(ops::attention_backward_scratch_bytes(device_op));
+        device_op.scratch = scratch.on(OnDevice<T>());
+        ops::attention_backward(device_op, Stream());
+        scratch.fetch();
+    }
+};
+
 }  // namespace
 
 TEMPLATE_TEST_CASE("attention_forward", "[ops]", float, bf16, fp16) {
@@ -150,33 +192,50 @@ TEMPLATE_TEST_CASE("attention_backward", "[ops]", float, bf16, fp16) {
     using T = TestType;
     for (const Shape& s : kShapes) {
         INFO(describe(s));
-        AttentionArrays<T> forward{s};
-        ref::attention_forward(forward.forward_op(OnHost()));
-        Stored<T> dqkv("dqkv", Role::output, nans(s.qkv_count()));
-        Stored<T> dout("dout", Role::input, random_values(s.out_count(), 2));
-        Stored<T> out("out", Role::input, forward.out.host);
-        Array<float> lse("lse", Role::input, forward.lse.host);
-        auto op = [&]<class Side>(Side side) {
-            return ops::AttentionBackward<typename Side::Storage>{.dqkv = dqkv.on(side),
-                                                                  .scratch = nullptr,
-                                                                  .dout = dout.on(side),
-                                                                  .qkv = forward.qkv.on(side),
-                                                                  .out = out.on(side),
-                                                                  .lse = lse.on(side),
-                                                                  .batch = s.batch,
-                                                                  .seq_len = s.seq_len,
-                                                                  .n_head = s.n_head,
-                                                                  .n_kv_head = s.n_kv_head,
-                                                                  .head_size = s.head_size,
-                                                                  .scale = s.scale()};
-        };
-        std::vector<double> bounds = dqkv_bounds<T>(s, op(OnHost()));
-        auto device_op = op(OnDevice<T>());
-        auto scratch = scratch_of(ops::attention_backward_scratch_bytes(device_op));
-        device_op.scratch = scratch.on(OnDevice<T>());
-        ops::attention_backward(device_op, Stream());
-        ref::attention_backward(op(OnHost()));
-        check_close(dqkv, [&](size_t i) { return bounds[i] + stored_error<T>(dqkv.host[i]); });
-        scratch.fetch();
+        BackwardArrays<T> arrays(s);
+        std::vector<double> bounds = dqkv_bounds<T>(s, arrays.op(OnHost()));
+        arrays.run_on_device();
+        ref::attention_backward(arrays.op(OnHost()));
+        check_close(arrays.dqkv, [&](size_t i) { return bounds[i] + stored_error<T>(arrays.dqkv.host[i]); });
     }
+}
+
+// The first op leaves other things in shared memory, scratch and outputs than the second finds there.
+TEMPLATE_TEST_CASE("attention gives the same bits twice", "[ops]", float, bf16, fp16) {
+    using T = TestType;
+    for (const Shape& s : {Shape{1, 150, 2, 1, 64, 1}, Shape{1, 70, 2, 1, 128, 1}}) {
+        INFO(describe(s));
+        AttentionArrays<T> forward{s}, forward_again{s};
+        ops::attention_forward(forward.forward_op(OnDevice<T>()), Stream());
+        ops::attention_forward(forward_again.forward_op(OnDevice<T>()), Stream());
+        check_same_bits(forward.out, forward_again.out.fetch());
+        check_same_bits(forward.lse, forward_again.lse.fetch());
+        BackwardArrays<T> backward(s), backward_again(s);
+        backward.run_on_device();
+        backward_again.run_on_device();
+        check_same_bits(backward.dqkv, backward_again.dqkv.fetch());
+    }
+}
+
+// Nothing but the elements is aligned.
+TEMPLATE_TEST_CASE("attention_forward of memory between 16-byte boundaries", "[ops]", bf16, fp16) {
+    using T = TestType;
+    const Shape s = {1, 40, 2, 1, 64, 1};
+    AttentionArrays<T> arrays{s};
+    std::vector<double> shifted(1, 0.0);
+    shifted.insert(shifted.end(), arrays.qkv.host.begin(), arrays.qkv.host.end());
+    Stored<T> qkv("qkv", Role::input, shifted), out("out", Role::output, nans(s.out_count() + 1));
+    auto op = arrays.forward_op(OnDevice<T>());
+    op.qkv = qkv.on(OnDevice<T>()) + 1;
+    op.out = out.on(OnDevice<T>()) + 1;
+    ops::attention_forward(op, Stream());
+    ref::attention_forward(arrays.forward_op(OnHost()));
+    std::vector<double> bounds = out_bounds<T>(s, arrays.qkv.host.data());
+    std::vector<T> values = out.fetch();
+    bool is_close = true;
+    for (size_t i = 0; i < s.out_count(); i++) {
+        double expected = arrays.out.host[i];
+        is_close &= std::abs(ref::load(values[i + 1]) - expected) <= bounds[i] + stored_error<T>(expected);
+    }
+    CHECK(is_close);
 }

@@ -1,0 +1,184 @@
+// Tiles of 16-bit numbers in shared memory, and the fragments that mma.m16n8k16 takes from them.
+//
+// A tile has rows of kHeadSize numbers in chunks of 16 bytes. Chunk c of row r lies at place c ^ (r % 8) of the row:
+// the same chunk of eight rows, which ldmatrix reads at once, then lies in eight different groups of banks, and so do
+// the chunks of a row. Every row number below starts at a multiple of 8, so r % 8 depends on the lane alone.
+//
+// Fragments as PTX's manual has them, lane l, g = l / 4, q = l % 4: an accumulator (16, 8) holds columns 2q, 2q + 1 of
+// row g, then of row g + 8. So two neighbouring accumulators, rounded, are the A fragment (16, 16) of the next product.
+#pragma once
+
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/ptx.cuh"
+#include "kernels/numeric.h"
+
+namespace ops {
+
+inline constexpr int kChunk = 8;  // numbers in 16 bytes
+
+template <int kHeadSize> __device__ __forceinline__ uint32_t tile_offset(int row, int chunk) {
+    return uint32_t(row * kHeadSize * 2 + ((chunk ^ (row & 7)) << 4));
+}
+
+// Starts copying `count` rows of kHeadSize numbers, `step` apart, into a tile of kRows rows; the other rows become 0.
+// The threads have to wait for their copies and then for each other.
+template <int kHeadSize, int kRows, int kThreads, class T>
+__device__ __forceinline__ void load_tile_async(T* tile, const T* inp, size_t step, int count) {
+    constexpr int kChunks = kHeadSize / kChunk;
+    static_assert(kRows * kChunks % kThreads == 0 && kThreads % (8 * kChunks) == 0);
+    const uint32_t to = ptx::shared_address(tile);
+    const int first = threadIdx.x / kChunks, chunk = threadIdx.x % kChunks;
+#pragma unroll
+    for (int pass = 0; pass < kRows * kChunks / kThreads; pass++) {
+        const int row = first + pass * (kThreads / kChunks);
+        const bool inside = row < count;
+        const T* from = inp + (inside ? row : 0) * step + chunk * kChunk;
+        ptx::cp_async<16>(to + tile_offset<kHeadSize>(row, chunk), from, inside ? 16 : 0);
+    }
+}
+
+// The shared address of chunk 2 k + lane_chunk of tile row `row` + lane_row, for ldmatrix. The tile begins at a
+// multiple of its rows' size and `row` is a multiple of 8, so the swizzle of k is one exclusive or on the address of k
+// = 0: there is no address for each k that the compiler could keep in a register.
+template <int kHeadSize>
+__device__ __forceinline__ uint32_t chunk_address(uint32_t tile, int row, int lane_row, int k, int lane_chunk) {
+    return ((tile + tile_offset<kHeadSize>(lane_row, lane_chunk)) ^ uint32_t(k * 32)) + row * kHeadSize * 2;
+}
+
+// A fragment: tile rows [row, row + 16), columns [16 k, 16 k + 16).
+template <int kHeadSize> __device__ __forceinline__ void load_a(uint32_t (&a)[4], uint32_t tile, int row, int k) {
+    const int lane = threadIdx.x % 32;
+    ptx::ldmatrix<4>(a, chunk_address<kHeadSize>(tile, row, lane % 16, k, lane / 16));
+}
+
+// Two B fragments for A tile^T: columns of the product are tile rows [row, row + 16), summed over are columns
+// [16 k, 16 k + 16).
+template <int kHeadSize>
+__device__ __forceinline__ void load_b_of_transposed(uint32_t (&b)[4], uint32_t tile, int row, int k) {
+    const int lane = threadIdx.x % 32;
+    ptx::ldmatrix<4>(b, chunk_address<kHeadSize>(tile, row, lane / 16 * 8 + lane % 8, k, lane / 8 % 2));
+}
+
+// Two B fragments for A tile: summed over are tile rows [row, row + 16), columns of the product [16 n, 16 n + 16).
+template <int kHeadSize> __device__ __forceinline__ void load_b(uint32_t (&b)[4], uint32_t tile, int row, int n) {
+    const int lane = threadIdx.x % 32;
+    ptx::ldmatrix<4, true>(b, chunk_address<kHeadSize>(tile, row, lane % 16, n, lane / 16));
+}
+
+// The rows of a warp that stay the A operand of every product: (16 kM, kHeadSize). The fragments of the first kHeld
+// steps of 16 columns are kept in registers, the others are read from the tile each time.
+template <int kHeadSize, int kM, int kHeld> class StationaryRows {
+public:
+    __device__ __forceinline__ StationaryRows(uint32_t tile, int row) : tile_(tile), row_(row) {
+#pragma unroll
+        for (int k = 0; k < kHeld; k++) read(held_[k], k);
+    }
+
+    __device__ __forceinline__ void fragment(uint32_t (&a)[kM][4], int k) const {
+        if (k >= kHeld) return read(a, k);
+#pragma unroll
+        for (int m = 0; m < kM; m++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) a[m][i] = held_[k][m][i];
+    }
+
+private:
+    __device__ __forceinline__ void read(uint32_t (&a)[kM][4], int k) const {
+#pragma unroll
+        for (int m = 0; m < kM; m++) load_a<kHeadSize>(a[m], tile_, row_ + 16 * m, k);
+    }
+
+    uint32_t tile_;
+    int row_;
+    uint32_t held_[kHeld == 0 ? 1 : kHeld][kM][4];
+};
+
+// acc (16 kM, 8 kN) += rows . tile[row, row + 8 kN)^T at step k of the sum over the head's columns.
+template <class T, int kHeadSize, int kM, int kN, int kHeld>
+__device__ __forceinline__ void add_dot_products(float (&acc)[kM][kN][4],
+                                                 const StationaryRows<kHeadSize, kM, kHeld>& rows, uint32_t tile,
+                                                 int row, int k) {
+    uint32_t a[kM][4];
+    rows.fragment(a, k);
+#pragma unroll
+    for (int pair = 0; pair < kN / 2; pair++) {
+        uint32_t b[4];
+        load_b_of_transposed<kHeadSize>(b, tile, row + 16 * pair, k);
+#pragma unroll
+        for (int m = 0; m < kM; m++) {
+            ptx::mma_m16n8k16<T>(acc[m][2 * pair], a[m], b, acc[m][2 * pair]);
+            ptx::mma_m16n8k16<T>(acc[m][2 * pair + 1], a[m], b + 2, acc[m][2 * pair + 1]);
+        }
+    }
+}
+
+// acc (16 kM, kHeadSize) += weights (16 kM, 8 kN), rounded to T, times tile[row, row + 8 kN).
+template <class T, int kHeadSize, int kM, int kN>
+__device__ __forceinline__ void add_weighted_rows(float (&acc)[kM][kHeadSize / 8][4], const float (&weights)[kM][kN][4],
+                                                  uint32_t tile, int row) {
+#pragma unroll
+    for (int k = 0; k < kN / 2; k++) {
+        uint32_t a[kM][4];
+#pragma unroll
+        for (int m = 0; m < kM; m++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float(&w)[4] = weights[m][2 * k + i / 2];
+                a[m][i] = ptx::pack<T>(w[i % 2 * 2], w[i % 2 * 2 + 1]);
+            }
+#pragma unroll
+        for (int pair = 0; pair < kHeadSize / 16; pair++) {
+            uint32_t b[4];
+            load_b<kHeadSize>(b, tile, row + 16 * k, pair);
+#pragma unroll
+            for (int m = 0; m < kM; m++) {
+                ptx::mma_m16n8k16<T>(acc[m][2 * pair], a[m], b, acc[m][2 * pair]);
+                ptx::mma_m16n8k16<T>(acc[m][2 * pair + 1], a[m], b + 2, acc[m][2 * pair + 1]);
+            }
+        }
+    }
+}
+
+// Calls visit(m, n, i, row, column) for every element that this lane holds of an accumulator (16 kM, 8 kN).
+template <int kM, int kN, class Visit> __device__ __forceinline__ void for_each_element(Visit visit) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int m = 0; m < kM; m++)
+#pragma unroll
+        for (int n = 0; n < kN; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) visit(m, n, i, 16 * m + i / 2 * 8 + lane / 4, 8 * n + lane % 4 * 2 + i % 2);
+}
+
+// out[r] = acc[r] * factor for r below `count`, 16 bytes a lane, where `out` is the place of the warp's first row and
+// factor(m, half) belongs to row 16 m + 8 half + g. To regroup, the warp uses its own rows, from `row` on, of a tile
+// that nobody else reads any more.
+template <class T, int kHeadSize, int kM, class Factor>
+__device__ __forceinline__ void store_rows(T* out, size_t step, int count, T* tile, int row,
+                                           const float (&acc)[kM][kHeadSize / 8][4], Factor factor) {
+    constexpr int kChunks = kHeadSize / kChunk;
+    const int lane = threadIdx.x % 32;
+    char* bytes = reinterpret_cast<char*>(tile);
+    __syncwarp();  // other lanes have read these rows
+#pragma unroll
+    for (int m = 0; m < kM; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const float f = factor(m, half);
+            const int r = row + 16 * m + 8 * half + lane / 4;
+#pragma unroll
+            for (int n = 0; n < kChunks; n++)
+                *reinterpret_cast<uint32_t*>(bytes + tile_offset<kHeadSize>(r, n) + lane % 4 * 4) =
+                    ptx::pack<T>(acc[m][n][2 * half] * f, acc[m][n][2 * half + 1] * f);
+        }
+    __syncwarp();
+#pragma unroll
+    for (int pass = 0; pass < 16 * kM * kChunks / 32; pass++) {
+        const int r = (pass * 32 + lane) / kChunks, chunk = lane % kChunks;
+        if (r < count)
+            *reinterpret_cast<uint4*>(out + r * step + chunk * kChunk) =
+                *reinterpret_cast<const uint4*>(bytes + tile_offset<kHeadSize>(row + r, chunk));
+    }
+}
+
+}  // namespace ops
