@@ -165,21 +165,6 @@ TEMPLATE_TEST_CASE("matmul_backward_weight", "[ops]", float, bf16, fp16) {
             }
 }
 
-TEMPLATE_TEST_CASE("gelu_forward", "[ops]", float, bf16, fp16) {
-    using T = TestType;
-    for (size_t count : {1, 7, 64, 1001}) {
-        INFO("count " << count);
-        Stored<T> out("out", Role::output, nans(count));
-        Stored<T> inp("inp", Role::input, random_values(count, 1, 6));
-        auto op = [&]<class Side>(Side side) {
-            return ops::GeluForward<typename Side::Storage>{.out = out.on(side), .inp = inp.on(side), .count = count};
-        };
-        ops::gelu_forward(op(OnDevice<T>()), Stream());
-        ref::gelu_forward(op(OnHost()));
-        check_close(out, [&](size_t i) { return stored_error<T>(out.host[i]) + gelu_error(inp.host[i]); });
-    }
-}
-
 // FP16 ends at 65504: a larger sum is stored as infinity of its sign (dynamic loss scaling looks for it), and a sum
 // whose partial sums alone are beyond the range is right, because sums are float.
 TEST_CASE("matmul_forward: fp16 overflow is infinity", "[ops]") {

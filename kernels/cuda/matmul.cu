@@ -1,0 +1,186 @@
+// The three products of a linear layer: cuBLASLt's products with its epilogues where they keep the seam's promises.
+//
+//     out (rows, n) = inp weight^T + bias      the library's d (n, rows) = weight^T (n, k) inp (k, rows)
+//     dinp (rows, k) = dout weight             d (k, rows) = weight (k, n) dout (n, rows)
+//     dweight (n, k) = dout^T inp              d (k, n) = inp (k, rows) dout^T (rows, n), d float; dbias: the sums of
+//                                              dout along rows, in the same pass over dout (BGRADB)
+//
+// GELU forward: the seam wants gelu of the sum as rounded to T, bit for bit what gelu_forward makes of what is stored,
+// so that recomputing it changes nothing. The library applies it to the unrounded sum (that differs by up to 1.13 units
+// of T's round-off of the sum) with a tanh of its own, so its epilogue is off unless set_library_gelu(): the product
+// stores the sum, gelu_forward follows. It reads and writes 8 rows C elements a layer (8u): 2.2 ms of a 97 ms step of
+// GPT-2 124M at 4.3 TB/s, of which the fused epilogue would still spend the 4u of its second output.
+// dGELU: nothing recomputes it, and a bf16 or fp16 sum must not be rounded before the factor: the library's (DGELU).
+// Float, and what the library has not (leading dimensions of aux that are no multiple of 8, one-element sums): float
+// sums, kMatmulSumsBytes at a time, finished by a kernel of ours. A value is rounded to T once on either way.
+#include <algorithm>
+
+#include "kernels/check.h"
+#include "kernels/cuda/matmul.h"
+#include "kernels/cuda/matmul_epilogue.h"
+#include "kernels/cuda/matmul_plan.h"
+#include "kernels/ops.h"
+
+namespace {
+
+void require_sizes(const char* op, int rows, int n, int k) {
+    require(rows > 0 && n > 0 && k > 0, "%s: rows, n and k must be positive, are %d, %d and %d", op, rows, n, k);
+}
+
+// Float sums of product.d (m, n), so many columns at a time that they fit into memory kept for them, or where `out` is
+// float right there; finish(sums, first column, columns) makes of them what is wanted.
+template <class T, class Finish> void multiply_and_finish(Product product, Stream stream, Finish finish) {
+    product.epilogue = Epilogue::none;
+    if (product.out == Dtype::fp32) {
+        multiply_plain(product, stream);
+        return finish(static_cast<const float*>(product.d), size_t(0), size_t(product.n));
+    }
+    const size_t column_bytes = size_t(product.m) * sizeof(float);
+    require(column_bytes <= kMatmulSumsBytes, "matmul: %d output features need %zu bytes a row, there are %zu",
+            product.m, column_bytes, kMatmulSumsBytes);
+    float* sums = matmul_sums(stream);
+    const T* b = static_cast<const T*>(product.b);
+    const int all = product.n, at_once = int(std::min(kMatmulSumsBytes / column_bytes, size_t(all)));
+    product.d = sums;
+    product.out = Dtype::fp32;
+    for (int first = 0; first < all; first += at_once) {
+        product.b = b + size_t(first) * size_t(product.k);
+        product.n = std::min(at_once, all - first);
+        multiply_plain(product, stream);
+        finish(static_cast<const float*>(sums), size_t(first), size_t(product.n));
+    }
+}
+
+// out = inp weight^T + bias.
+template <class T> void multiply_add_bias(Product product, Stream stream) {
+    product.epilogue = product.bias ? Epilogue::bias : Epilogue::none;
+    if (multiply(product, stream)) return;
+    T* out = static_cast<T*>(product.d);
+    const int m = product.m;
+    multiply_and_finish<T>(product, stream, [&](const float* sums, size_t first, size_t columns) {
+        add_bias(AddBias<T>{.out = out + first * size_t(m),
+                            .sums = sums,
+                            .bias = static_cast<const T*>(product.bias),
+                            .rows = columns,
+                            .cols = m},
+                 stream);
+    });
+}
+
+}  // namespace
+
+namespace ops {
+
+template <class T> void matmul_forward(const MatmulForward<T>& op, Stream stream) {
+    require_sizes("matmul_forward", op.rows, op.n, op.k);
+    Product product = {.d = op.out,
+                       .a = op.weight,
+                       .b = op.inp,
+                       .bias = const_cast<T*>(op.bias),
+                       .in = dtype_of<T>,
+                       .out = dtype_of<T>,
+                       .transpose_a = true,
+                       .transpose_b = false,
+                       .m = op.n,
+                       .n = op.rows,
+                       .k = op.k};
+    if (!op.pre_gelu) return multiply_add_bias<T>(product, stream);
+
+    if (library_gelu() && dtype_of<T> != Dtype::fp32) {
+        product.aux = op.pre_gelu;
+        product.epilogue = op.bias ? Epilogue::gelu_bias : Epilogue::gelu;
+        if (multiply(product, stream)) return;
+    }
+    product.d = op.pre_gelu;
+    product.aux = nullptr;
+    multiply_add_bias<T>(product, stream);
+    gelu_forward<T>({.out = op.out, .inp = op.pre_gelu, .count = size_t(op.rows) * size_t(op.n)}, stream);
+}
+
+template <class T> void matmul_backward_input(const MatmulBackwardInput<T>& op, Stream stream) {
+    require_sizes("matmul_backward_input", op.rows, op.n, op.k);
+    Product product = {.d = op.dinp,
+                       .a = op.weight,
+                       .b = op.dout,
+                       .in = dtype_of<T>,
+                       .out = dtype_of<T>,
+                       .transpose_a = false,
+                       .transpose_b = false,
+                       .m = op.k,
+                       .n = op.rows,
+                       .k = op.n};
+    if (!op.pre_gelu) return multiply_add_bias<T>(product, stream);
+
+    product.aux = const_cast<T*>(op.pre_gelu);
+    product.epilogue = Epilogue::dgelu;
+    if (dtype_of<T> != Dtype::fp32 && multiply(product, stream)) return;
+    product.aux = nullptr;
+    multiply_and_finish<T>(product, stream, [&](const float* sums, size_t first, size_t columns) {
+        const size_t begin = first * size_t(op.k);
+        times_gelu_gradient(
+            TimesGeluGradient<T>{
+                .out = op.dinp + begin, .sums = sums, .pre_gelu = op.pre_gelu + begin, .count = columns * size_t(op.k)},
+            stream);
+    });
+}
+
+template <class T> void matmul_backward_weight(const MatmulBackwardWeight<T>& op, Stream stream) {
+    require_sizes("matmul_backward_weight", op.rows, op.n, op.k);
+    Product product = {.d = op.dweight,
+                       .a = op.inp,
+                       .b = op.dout,
+                       .in = dtype_of<T>,
+                       .out = Dtype::fp32,
+                       .transpose_a = false,
+                       .transpose_b = true,
+                       .m = op.k,
+                       .n = op.n,
+                       .k = op.rows,
+                       .accumulate = op.accumulate};
+    if (!op.dbias) return multiply_plain(product, stream);
+
+    // The library overwrites the bias gradient, whatever it does to d.
+    float* scratch = static_cast<float*>(op.scratch);
+    product.bias = op.accumulate ? scratch : op.dbias;
+    product.epilogue = Epilogue::bias_gradient;
+    if (multiply(product, stream)) {
+        if (op.accumulate)
+            column_sums(ColumnSums<float>{.out = op.dbias,
+                                          .scratch = nullptr,
+                                          .values = scratch,
+                                          .rows = 1,
+                                          .cols = op.n,
+                                          .accumulate = true},
+                        stream);
+        return;
+    }
+    product.bias = nullptr;
+    product.epilogue = Epilogue::none;
+    multiply_plain(product, stream);
+    column_sums(ColumnSums<T>{.out = op.dbias,
+                              .scratch = scratch,
+                              .values = op.dout,
+                              .rows = op.rows,
+                              .cols = op.n,
+                              .accumulate = op.accumulate},
+                stream);
+}
+
+template <class T> size_t matmul_backward_weight_scratch_bytes(const MatmulBackwardWeight<T>& op) {
+    return std::max(column_sums_scratch_bytes(op.rows, op.n), size_t(op.n) * sizeof(float));
+}
+
+template void matmul_forward(const MatmulForward<float>&, Stream);
+template void matmul_forward(const MatmulForward<bf16>&, Stream);
+template void matmul_forward(const MatmulForward<fp16>&, Stream);
+template void matmul_backward_input(const MatmulBackwardInput<float>&, Stream);
+template void matmul_backward_input(const MatmulBackwardInput<bf16>&, Stream);
+template void matmul_backward_input(const MatmulBackwardInput<fp16>&, Stream);
+template void matmul_backward_weight(const MatmulBackwardWeight<float>&, Stream);
+template void matmul_backward_weight(const MatmulBackwardWeight<bf16>&, Stream);
+template void matmul_backward_weight(const MatmulBackwardWeight<fp16>&, Stream);
+template size_t matmul_backward_weight_scratch_bytes(const MatmulBackwardWeight<float>&);
+template size_t matmul_backward_weight_scratch_bytes(const MatmulBackwardWeight<bf16>&);
+template size_t matmul_backward_weight_scratch_bytes(const MatmulBackwardWeight<fp16>&);
+
+}  // namespace ops

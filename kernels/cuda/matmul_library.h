@@ -1,0 +1,70 @@
+// cuBLASLt as the plans see it: what a product is to it, which algorithms it proposes, and the call.
+#pragma once
+
+#include <cublasLt.h>
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/matmul_cache.h"
+#include "kernels/cuda/matmul_plan.h"
+
+// What decides whether the library has a product, by which algorithms and how fast. Alignments are in bytes, at most
+// 16, which is all that any kernel of the library asks for; 0 where there is no pointer.
+struct ProductKey {
+    Dtype in, out;
+    bool transpose_a, transpose_b;
+    int m, n, k;
+    Epilogue epilogue;
+    bool accumulate, tf32;
+    int a_alignment, b_alignment, d_alignment, bias_alignment, aux_alignment;
+    bool operator==(const ProductKey&) const = default;
+};
+
+struct ProductKeyHash {
+    size_t operator()(const ProductKey& key) const;
+};
+
+ProductKey key_of(const Product& product, bool tf32);
+
+// The key in one line of text; different keys have different words.
+std::string words_of(const ProductKey& key);
+
+// Where the library's documentation or its users say no although its heuristic may not.
+bool library_lacks(const ProductKey& key);
+
+// The library's descriptions of one product, made once.
+class ProductDescription {
+public:
+    explicit ProductDescription(const ProductKey& key);
+    ProductDescription(const ProductDescription&) = delete;
+    ProductDescription& operator=(const ProductDescription&) = delete;
+    ~ProductDescription();
+
+    // Up to 64 algorithms for the product's addresses, the one thought fastest first; none if there is none. All
+    // give the same bits each time and fit into the workspace.
+    std::vector<MatmulAlgorithm> proposals(cublasLtHandle_t handle, const Product& product);
+
+    // Whether an algorithm from elsewhere could have been among the proposals.
+    bool accepts(cublasLtHandle_t handle, const Product& product, const MatmulAlgorithm& algorithm);
+
+    // Queues the product; anything but CUBLAS_STATUS_SUCCESS means that nothing was queued.
+    cublasStatus_t run(cublasLtHandle_t handle, const MatmulAlgorithm& algorithm, const Product& product,
+                       void* workspace, Stream stream);
+
+private:
+    void set_pointers(const Product& product);
+
+    ProductKey key_;
+    cublasLtMatmulDesc_t operation_ = nullptr;
+    cublasLtMatrixLayout_t a_ = nullptr, b_ = nullptr, d_ = nullptr;
+};
+
+void check_cublas(cublasStatus_t status, const char* call);
+
+// The library says that it has no such product or algorithm; any other failure is the machine's.
+inline bool is_refusal(cublasStatus_t status) {
+    return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE ||
+           status == CUBLAS_STATUS_ARCH_MISMATCH;
+}

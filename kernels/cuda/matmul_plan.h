@@ -1,0 +1,46 @@
+// Matrix products by cuBLASLt: each product that the model has is described once, its algorithm chosen once, and both
+// kept. matmul.h says what that means for the bits.
+//
+// The library reads memory column by column, so what is a row-major (rows, cols) matrix to us is a (cols, rows) matrix
+// with leading dimension cols to it. Here everything is said in the library's words: d (m, n) = op(a) (m, k) op(b)
+// (k, n), all matrices without gaps, op a transposition or nothing, sums in float.
+#pragma once
+
+#include "kernels/device.h"
+#include "kernels/numeric.h"
+
+// What the library does with the sums before it stores them. Bias and aux are read along m.
+enum class Epilogue : int {
+    none,
+    bias,           // d = sums + bias (m)
+    gelu,           // aux = sums, d = gelu(sums)
+    gelu_bias,      // aux = sums + bias, d = gelu(sums + bias)
+    dgelu,          // d = sums gelu'(aux)
+    bias_gradient,  // besides d: bias (n) = the sums of op(b) along k, of d's type
+};
+
+struct Product {
+    void* d;        // (m, n), = or += by `accumulate`
+    const void* a;  // (m, k), or (k, m) with transpose_a
+    const void* b;  // (k, n), or (n, k) with transpose_b
+    void* bias = nullptr;
+    void* aux = nullptr;  // (m, n), of d's type
+    Dtype in, out;        // type of a and b; of d, bias and aux
+    bool transpose_a, transpose_b;
+    int m, n, k;
+    Epilogue epilogue = Epilogue::none;
+    bool accumulate = false;
+};
+
+// Queues the product on the stream. False, and nothing queued, if the library has no such product for these types,
+// sizes and addresses, or if it was timed to be slower than a plain product and the epilogue's work apart.
+bool multiply(const Product& product, Stream stream);
+
+// The same for a product without an epilogue, which there must be: fails with Exit::os if not.
+void multiply_plain(const Product& product, Stream stream);
+
+// kMatmulSumsBytes of float numbers on the stream, for sums that are finished by a kernel of ours.
+float* matmul_sums(Stream stream);
+
+// Whether set_library_gelu() is on.
+bool library_gelu();

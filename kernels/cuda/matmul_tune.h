@@ -1,0 +1,16 @@
+// Times the algorithms that the library proposes for a product, once, on numbers and in memory of its own.
+#pragma once
+
+#include <vector>
+
+#include "kernels/cuda/matmul_library.h"
+
+struct TimedAlgorithm {
+    int index = -1;       // in the proposals; -1: none was timed, for lack of memory or because none ran
+    float ms = -1;        // the chosen one's
+    float apart_ms = -1;  // with Epilogue::bias_gradient: what the column sums take as a kernel of their own
+};
+
+// Chooses among the proposals for `product`, whose own memory is neither read nor written. Waits for the stream.
+TimedAlgorithm fastest_of(const std::vector<MatmulAlgorithm>& proposals, ProductDescription& description,
+                          const Product& product, cublasLtHandle_t handle, void* workspace, Stream stream);
