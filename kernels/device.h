@@ -31,8 +31,8 @@ DeviceInfo device_info();
 struct DeviceSettings {
     bool tf32 = false;           // fp32 products may round their operands to TF32
     bool debug_sync = false;     // wait after each kernel, so that an error names the kernel that made it
-    std::string matmul_choices;  // file that keeps the fastest algorithm of each product, so that a resumed run uses
-                                 // the same; empty: no timing, the library's first proposal
+    std::string matmul_choices;  // file that keeps the fastest algorithm of each product, so that every run on this
+                                 // machine uses the same; empty: no timing, the library's first proposal
 };
 
 // To be called once, before anything is allocated. Fails with Exit::os where the device cannot be used at all.

@@ -31,21 +31,27 @@ template <class T> struct OnDevice { using Storage = T; };
 // edge of an output changes the guard, which must be small and finite, since NaN + 1 has the bits of NaN.
 enum class Role : unsigned char { input = 0xff, output = 0xa5 };
 
-// T on the device, Host on the host. Values that are given are rounded to T on both sides.
+// T on the device, Host on the host. Values that are given are rounded to T on both sides. `shift` elements stand
+// between an address of device_alloc's alignment and the array: 0 is how the trainer's large arrays lie, 1 how the
+// second layer of an odd-sized one does.
 template <class T, class Host = T> class Array {
 public:
     std::vector<Host> host;
 
     template <class Value>
-    Array(const char* name, Role role, const std::vector<Value>& values)
-        : host(values.size()), name_(name), role_(role), bytes_(values.size() * sizeof(T)) {
+    Array(const char* name, Role role, const std::vector<Value>& values, int shift = 0)
+        : host(values.size()),
+          name_(name),
+          role_(role),
+          begin_(kGuardBytes + size_t(shift) * sizeof(T)),
+          bytes_(values.size() * sizeof(T)) {
         std::vector<T> rounded(values.size());
         for (size_t i = 0; i < values.size(); i++) {
             rounded[i] = converted<T>(values[i]);
             host[i] = converted<Host>(rounded[i]);
         }
         auto bytes = reinterpret_cast<const unsigned char*>(rounded.data());
-        std::vector<unsigned char> image(kGuardBytes, static_cast<unsigned char>(role));
+        std::vector<unsigned char> image(begin_, static_cast<unsigned char>(role));
         image.insert(image.end(), bytes, bytes + bytes_);
         image.insert(image.end(), kGuardBytes, static_cast<unsigned char>(role));
         memory_ = DeviceBuffer(image.size());
@@ -56,7 +62,7 @@ public:
     const char* name() const { return name_; }
     Host* on(OnHost) { return host.data(); }
     template <class Storage> T* on(OnDevice<Storage>) {
-        return reinterpret_cast<T*>(static_cast<char*>(memory_.data()) + kGuardBytes);
+        return reinterpret_cast<T*>(static_cast<char*>(memory_.data()) + begin_);
     }
 
     // What stands on the device. Fails the test if something was written outside the array.
@@ -66,7 +72,7 @@ public:
         copy_to_host(image.data(), memory_.data(), image.size(), Stream());
         synchronize(Stream());
         auto changed = [&](unsigned char byte) { return byte != static_cast<unsigned char>(role_); };
-        auto array = image.begin() + kGuardBytes, end = array + bytes_;
+        auto array = image.begin() + ptrdiff_t(begin_), end = array + ptrdiff_t(bytes_);
         INFO("memory around " << name_);
         CHECK(std::count_if(image.begin(), array, changed) == 0);
         CHECK(std::count_if(end, image.end(), changed) == 0);
@@ -91,6 +97,7 @@ private:
 
     const char* name_;
     Role role_;
+    size_t begin_;  // of the array in memory, in bytes
     size_t bytes_;
     DeviceBuffer memory_;
 };

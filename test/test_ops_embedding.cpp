@@ -7,13 +7,17 @@ namespace {
 
 struct Shape {
     int batch, seq_len, channels, vocab, n_positions;
+    int shift = 0;  // of the arrays, in elements
 };
-// One element; more rows than tokens differ; nothing a multiple of anything; a wide row.
-constexpr Shape kShapes[] = {
-    {1, 1, 1, 5, 1}, {2, 5, 7, 5, 9}, {3, 33, 64, 257, 40}, {1, 64, 132, 1000, 64}, {2, 129, 768, 257, 130}};
+// One element; more rows than tokens differ; nothing a multiple of anything; a wide row; a token with hundreds of
+// positions in a vocabulary of more than 16 bits; odd addresses; a vocabulary of one.
+constexpr Shape kShapes[] = {{1, 1, 1, 5, 1},         {2, 5, 7, 5, 9},         {3, 33, 64, 257, 40},
+                             {1, 64, 132, 1000, 64},  {2, 129, 768, 257, 130}, {3, 700, 6, 70000, 701},
+                             {2, 33, 64, 257, 33, 1}, {2, 40, 3, 1, 41}};
 
 std::string describe(const Shape& s) {
-    return format("batch %d, seq_len %d, channels %d, vocab %d", s.batch, s.seq_len, s.channels, s.vocab);
+    return format("batch %d, seq_len %d, channels %d, vocab %d, shift %d", s.batch, s.seq_len, s.channels, s.vocab,
+                  s.shift);
 }
 
 // Every third position holds the same token, so that tokens repeat in every shape.
@@ -23,6 +27,24 @@ std::vector<int> repeating_tokens(const Shape& s) {
     return tokens;
 }
 
+// What float sums in the order of positions give. `op` is the host's, its dout rounded to T.
+std::vector<float> dwte_in_order(const ops::EmbeddingBackward<double>& op) {
+    std::vector<float> dwte(op.dwte, op.dwte + size_t(op.vocab) * op.channels);
+    for (size_t i = 0; i < size_t(op.batch) * op.seq_len; i++)
+        for (int c = 0; c < op.channels; c++)
+            dwte[size_t(op.tokens[i]) * op.channels + c] += float(op.dout[i * op.channels + c]);
+    return dwte;
+}
+
+std::vector<float> dwpe_in_order(const ops::EmbeddingBackward<double>& op) {
+    std::vector<float> dwpe(op.dwpe, op.dwpe + size_t(op.n_positions) * op.channels);
+    if (!op.accumulate) std::fill(dwpe.begin(), dwpe.end(), 0.0f);
+    for (size_t i = 0; i < size_t(op.batch) * op.seq_len; i++)
+        for (int c = 0; c < op.channels; c++)
+            dwpe[i % op.seq_len * op.channels + c] += float(op.dout[i * op.channels + c]);
+    return dwpe;
+}
+
 }  // namespace
 
 TEMPLATE_TEST_CASE("embedding_forward", "[ops]", float, bf16, fp16) {
@@ -30,10 +52,10 @@ TEMPLATE_TEST_CASE("embedding_forward", "[ops]", float, bf16, fp16) {
     for (const Shape& s : kShapes) {
         INFO(describe(s));
         size_t positions = size_t(s.batch) * s.seq_len;
-        Stored<T> out("out", Role::output, nans(positions * s.channels));
+        Stored<T> out("out", Role::output, nans(positions * s.channels), s.shift);
         Array<int> tokens("tokens", Role::input, repeating_tokens(s));
-        Stored<T> wte("wte", Role::input, random_values(size_t(s.vocab) * s.channels, 2));
-        Stored<T> wpe("wpe", Role::input, random_values(size_t(s.n_positions) * s.channels, 3));
+        Stored<T> wte("wte", Role::input, random_values(size_t(s.vocab) * s.channels, 2), s.shift);
+        Stored<T> wpe("wpe", Role::input, random_values(size_t(s.n_positions) * s.channels, 3), s.shift);
         auto op = [&]<class Side>(Side side) {
             return ops::EmbeddingForward<typename Side::Storage>{.out = out.on(side),
                                                                  .tokens = tokens.on(side),
@@ -57,7 +79,7 @@ TEMPLATE_TEST_CASE("embedding_backward", "[ops]", float, bf16, fp16) {
             size_t positions = size_t(s.batch) * s.seq_len, wpe_count = size_t(s.n_positions) * s.channels;
             Array<float> dwte("dwte", Role::output, random_values(size_t(s.vocab) * s.channels, 4));
             Array<float> dwpe("dwpe", Role::output, accumulate ? random_values(wpe_count, 5) : nans(wpe_count));
-            Stored<T> dout("dout", Role::input, random_values(positions * s.channels, 6));
+            Stored<T> dout("dout", Role::input, random_values(positions * s.channels, 6), s.shift);
             Array<int> tokens("tokens", Role::input, repeating_tokens(s));
             auto op = [&]<class Side>(Side side) {
                 return ops::EmbeddingBackward<typename Side::Storage>{.dwte = dwte.on(side),
@@ -75,6 +97,8 @@ TEMPLATE_TEST_CASE("embedding_backward", "[ops]", float, bf16, fp16) {
             // The sums of absolute values: what the rounding errors of the sums are relative to.
             std::vector<float> dwte_size = absolute(dwte.host), dwpe_size = absolute(dwpe.host);
             std::vector<double> dout_size = absolute(dout.host);
+            const std::vector<float> expected_dwte = dwte_in_order(op(OnHost())),
+                                     expected_dwpe = dwpe_in_order(op(OnHost()));
             auto size_op = op(OnHost());
             size_op.dwte = dwte_size.data(), size_op.dwpe = dwpe_size.data(), size_op.dout = dout_size.data();
             ref::embedding_backward(size_op);
@@ -90,6 +114,8 @@ TEMPLATE_TEST_CASE("embedding_backward", "[ops]", float, bf16, fp16) {
             check_close(dwpe, [&](size_t i) {
                 return stored_error_fp32(dwpe.host[i]) + summation_error(s.batch + 1) * dwpe_size[i];
             });
+            check_same_bits(dwte, expected_dwte);
+            check_same_bits(dwpe, expected_dwpe);
             scratch.fetch();
         }
 }

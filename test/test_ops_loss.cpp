@@ -7,10 +7,14 @@ namespace {
 
 struct Shape {
     int rows, vocab, padded_vocab;
-    double width;  // logits lie in (-width, width); 200 overflows exp without the largest taken out
+    double width;   // logits lie in (-width, width); 200 overflows exp without the largest taken out
+    int shift = 0;  // of the logits, in elements
 };
-constexpr Shape kShapes[] = {{1, 5, 5, 1},       {37, 5, 128, 200},   {37, 257, 384, 4},
-                             {130, 257, 257, 4}, {37, 1000, 1024, 4}, {3, 1000, 1001, 200}};
+constexpr Shape kShapes[] = {{1, 5, 5, 1},       {37, 5, 128, 200},    {37, 257, 384, 4},
+                             {130, 257, 257, 4}, {37, 1000, 1024, 4},  {3, 1000, 1001, 200},
+                             {5, 3000, 3072, 4}, {3, 3000, 3072, 200}, {2, 3001, 3072, 4, 1}};
+// Longer than all threads of a block take at once, and longer than a GPU's shared memory in each of the types.
+constexpr Shape kLongShapes[] = {{2, 20001, 20096, 20}, {2, 50257, 50304, 20}, {1, 60001, 60003, 20}};
 
 // Padding is NaN: who reads it shows.
 std::vector<double> padded_logits(const Shape& s) {
@@ -30,7 +34,7 @@ std::vector<int> targets_with_gaps(const Shape& s) {
 }  // namespace
 
 template <class T> static void test_cross_entropy(const Shape& s, bool write_dlogits, bool with_loss_scale) {
-    Stored<T> logits("logits", Role::output, padded_logits(s));
+    Stored<T> logits("logits", Role::output, padded_logits(s), s.shift);
     Array<float> loss("loss", Role::output, nans(s.rows));
     Array<int> targets("targets", Role::input, targets_with_gaps(s));
     Array<float> loss_scale("loss_scale", Role::input, std::vector<float>{1024});
@@ -77,13 +81,66 @@ template <class T> static void test_cross_entropy(const Shape& s, bool write_dlo
 }
 
 TEMPLATE_TEST_CASE("cross_entropy", "[ops]", float, bf16, fp16) {
+    auto test = [](const Shape& s, bool write_dlogits, bool with_loss_scale) {
+        INFO("rows " << s.rows << ", vocab " << s.vocab << ", padded_vocab " << s.padded_vocab << ", shift " << s.shift
+                     << ", write_dlogits " << write_dlogits << ", loss_scale " << with_loss_scale);
+        test_cross_entropy<TestType>(s, write_dlogits, with_loss_scale);
+    };
     for (const Shape& s : kShapes)
         for (bool write_dlogits : {false, true})
-            for (bool with_loss_scale : {false, true}) {
-                INFO("rows " << s.rows << ", vocab " << s.vocab << ", padded_vocab " << s.padded_vocab
-                             << ", write_dlogits " << write_dlogits << ", loss_scale " << with_loss_scale);
-                test_cross_entropy<TestType>(s, write_dlogits, with_loss_scale);
-            }
+            for (bool with_loss_scale : {false, true}) test(s, write_dlogits, with_loss_scale);
+    for (const Shape& s : kLongShapes) test(s, true, false);
+}
+
+// The bits of the loss are the same whether the gradient is wanted or not: training and evaluation agree.
+TEMPLATE_TEST_CASE("cross_entropy: the loss does not depend on write_dlogits", "[ops]", float, bf16, fp16) {
+    using T = TestType;
+    const Shape s{3, 3000, 3072, 20};
+    std::vector<float> losses[2];
+    for (bool write_dlogits : {false, true}) {
+        Stored<T> logits("logits", Role::output, padded_logits(s));
+        Array<float> loss("loss", Role::output, nans(s.rows));
+        Array<int> targets("targets", Role::input, targets_with_gaps(s));
+        OnDevice<T> device;
+        ops::cross_entropy(ops::CrossEntropy<T>{.logits = logits.on(device),
+                                                .loss = loss.on(device),
+                                                .targets = targets.on(device),
+                                                .loss_scale = nullptr,
+                                                .rows = s.rows,
+                                                .vocab = s.vocab,
+                                                .padded_vocab = s.padded_vocab,
+                                                .grad_scale = 1,
+                                                .write_dlogits = write_dlogits},
+                           Stream());
+        losses[write_dlogits] = loss.fetch();
+    }
+    CHECK(losses[0] == losses[1]);
+}
+
+// A logit that is not a number, or infinite, must show in the loss and in the gradients: no maximum may swallow it.
+TEST_CASE("cross_entropy: logits that are not finite", "[ops]") {
+    for (float bad : {NAN, INFINITY})
+        for (int place : {0, 100, 256}) {
+            INFO("a logit of " << bad << " at " << place);
+            std::vector<double> values = random_values(257, 1, 4);
+            values[size_t(place)] = bad;
+            Stored<float> logits("logits", Role::output, values);
+            Array<float> loss("loss", Role::output, std::vector<float>{0});
+            Array<int> targets("targets", Role::input, std::vector<int>{7});
+            OnDevice<float> device;
+            ops::cross_entropy(ops::CrossEntropy<float>{.logits = logits.on(device),
+                                                        .loss = loss.on(device),
+                                                        .targets = targets.on(device),
+                                                        .loss_scale = nullptr,
+                                                        .rows = 1,
+                                                        .vocab = 257,
+                                                        .padded_vocab = 257,
+                                                        .grad_scale = 1,
+                                                        .write_dlogits = true},
+                               Stream());
+            CHECK(!std::isfinite(loss.fetch()[0]));
+            CHECK(!std::isfinite(logits.fetch()[size_t(place)]));
+        }
 }
 
 // A loss scale beyond FP16's range makes infinite gradients, which the gradient norm then finds; the loss stays right.

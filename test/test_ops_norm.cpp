@@ -5,9 +5,38 @@
 
 namespace {
 
-constexpr int kRows[] = {1, 37, 130};
-constexpr int kCols[] = {1, 7, 64, 132, 768};
+struct Shape {
+    int rows, cols;
+    int shift = 0;  // of the arrays, in elements
+};
 constexpr float kEps = 1e-5f;
+
+std::vector<Shape> small_shapes() {
+    std::vector<Shape> shapes;
+    for (int rows : {1, 37, 130})
+        for (int cols : {1, 7, 64, 132, 768}) shapes.push_back({rows, cols});
+    return shapes;
+}
+
+// Where a GPU's kernels change: rows that a warp shares with others, that no register holds, in part of a pack, and
+// that begin at odd addresses; more groups of rows than one warp adds, and groups of more rows than the smallest.
+std::vector<Shape> all_shapes() {
+    std::vector<Shape> shapes = small_shapes();
+    for (Shape shape : {Shape{3, 1024},
+                        {9, 1600},
+                        {2, 2048},
+                        {3, 2051},
+                        {3, 2056},
+                        {2, 4104},
+                        {17, 64, 1},
+                        {3, 777, 1},
+                        {2, 2056, 1},
+                        {600, 8}})
+        shapes.push_back(shape);
+    return shapes;
+}
+
+std::string describe(const Shape& s) { return format("rows %d, cols %d, shift %d", s.rows, s.cols, s.shift); }
 
 // Rows whose mean is three times their deviation or more: a variance computed as E[x^2] - E[x]^2 shows.
 std::vector<double> random_rows(int rows, int cols, uint64_t seed) {
@@ -16,13 +45,15 @@ std::vector<double> random_rows(int rows, int cols, uint64_t seed) {
 
 // The forward ops' arrays, as far as they are the same.
 template <class T> struct NormArrays {
-    int rows, cols;
+    int rows, cols, shift;
     size_t count = size_t(rows) * cols;
-    Stored<T> out{"out", Role::output, nans(count)};
-    Array<float> mean{"mean", Role::output, nans(rows)};
-    Array<float> rstd{"rstd", Role::output, nans(rows)};
-    Stored<T> weight{"weight", Role::input, random_values(cols, 1, 0.5, 1)};
-    Stored<T> bias{"bias", Role::input, random_values(cols, 2)};
+    Stored<T> out{"out", Role::output, nans(count), shift};
+    Array<float> mean{"mean", Role::output, nans(rows), shift};
+    Array<float> rstd{"rstd", Role::output, nans(rows), shift};
+    Stored<T> weight{"weight", Role::input, random_values(cols, 1, 0.5, 1), shift};
+    Stored<T> bias{"bias", Role::input, random_values(cols, 2), shift};
+
+    explicit NormArrays(const Shape& s) : rows(s.rows), cols(s.cols), shift(s.shift) {}
 
     template <class Side> auto norm_op(Side side, Stored<T>& inp) {
         return ops::NormForward<typename Side::Storage>{.out = out.on(side),
@@ -64,57 +95,55 @@ template <class T> struct NormArrays {
 
 TEMPLATE_TEST_CASE("norm_forward", "[ops]", float, bf16, fp16) {
     using T = TestType;
-    for (int rows : kRows)
-        for (int cols : kCols) {
-            INFO("rows " << rows << ", cols " << cols);
-            NormArrays<T> arrays{rows, cols};
-            Stored<T> inp("inp", Role::input, random_rows(rows, cols, 3));
-            ops::norm_forward(arrays.norm_op(OnDevice<T>(), inp), Stream());
-            ref::norm_forward(arrays.norm_op(OnHost(), inp));
-            arrays.check_against(inp);
-        }
+    for (const Shape& s : all_shapes()) {
+        INFO(describe(s));
+        NormArrays<T> arrays(s);
+        Stored<T> inp("inp", Role::input, random_rows(s.rows, s.cols, 3), s.shift);
+        ops::norm_forward(arrays.norm_op(OnDevice<T>(), inp), Stream());
+        ref::norm_forward(arrays.norm_op(OnHost(), inp));
+        arrays.check_against(inp);
+    }
 }
 
 TEMPLATE_TEST_CASE("residual_norm_forward", "[ops]", float, bf16, fp16) {
     using T = TestType;
-    for (int rows : kRows)
-        for (int cols : kCols) {
-            INFO("rows " << rows << ", cols " << cols);
-            NormArrays<T> arrays{rows, cols};
-            Stored<T> residual("residual", Role::output, nans(arrays.count));
-            Stored<T> inp("inp", Role::input, random_rows(rows, cols, 3));
-            Stored<T> branch("branch", Role::input, random_values(arrays.count, 4));
-            auto op = [&]<class Side>(Side side) {
-                return ops::ResidualNormForward<typename Side::Storage>{.residual = residual.on(side),
-                                                                        .out = arrays.out.on(side),
-                                                                        .mean = arrays.mean.on(side),
-                                                                        .rstd = arrays.rstd.on(side),
-                                                                        .inp = inp.on(side),
-                                                                        .branch = branch.on(side),
-                                                                        .weight = arrays.weight.on(side),
-                                                                        .bias = arrays.bias.on(side),
-                                                                        .rows = rows,
-                                                                        .cols = cols,
-                                                                        .eps = kEps};
-            };
-            ops::residual_norm_forward(op(OnDevice<T>()), Stream());
-            ref::residual_norm_forward(op(OnHost()));
-            check_close(residual, [&](size_t i) {
-                return stored_error<T>(residual.host[i]) + kRoundoff * std::abs(residual.host[i]);
-            });
+    for (const Shape& s : all_shapes()) {
+        INFO(describe(s));
+        NormArrays<T> arrays(s);
+        Stored<T> residual("residual", Role::output, nans(arrays.count), s.shift);
+        Stored<T> inp("inp", Role::input, random_rows(s.rows, s.cols, 3), s.shift);
+        Stored<T> branch("branch", Role::input, random_values(arrays.count, 4), s.shift);
+        auto op = [&]<class Side>(Side side) {
+            return ops::ResidualNormForward<typename Side::Storage>{.residual = residual.on(side),
+                                                                    .out = arrays.out.on(side),
+                                                                    .mean = arrays.mean.on(side),
+                                                                    .rstd = arrays.rstd.on(side),
+                                                                    .inp = inp.on(side),
+                                                                    .branch = branch.on(side),
+                                                                    .weight = arrays.weight.on(side),
+                                                                    .bias = arrays.bias.on(side),
+                                                                    .rows = s.rows,
+                                                                    .cols = s.cols,
+                                                                    .eps = kEps};
+        };
+        ops::residual_norm_forward(op(OnDevice<T>()), Stream());
+        ref::residual_norm_forward(op(OnHost()));
+        check_close(residual, [&](size_t i) {
+            return stored_error<T>(residual.host[i]) + kRoundoff * std::abs(residual.host[i]);
+        });
 
-            // The norm reads the residual as stored, so it must agree with the norm of that: in value with ref::, in
-            // bits with ops::norm_forward.
-            std::vector<T> out_bits = arrays.out.fetch();
-            std::vector<float> mean_bits = arrays.mean.fetch(), rstd_bits = arrays.rstd.fetch();
-            Stored<T> stored("stored residual", Role::input, residual.fetch());
-            ref::norm_forward(arrays.norm_op(OnHost(), stored));
-            arrays.check_against(stored);
-            ops::norm_forward(arrays.norm_op(OnDevice<T>(), stored), Stream());
-            check_same_bits(arrays.out, out_bits);
-            check_same_bits(arrays.mean, mean_bits);
-            check_same_bits(arrays.rstd, rstd_bits);
-        }
+        // The norm reads the residual as stored, so it must agree with the norm of that: in value with ref::, in
+        // bits with ops::norm_forward.
+        std::vector<T> out_bits = arrays.out.fetch();
+        std::vector<float> mean_bits = arrays.mean.fetch(), rstd_bits = arrays.rstd.fetch();
+        Stored<T> stored("stored residual", Role::input, residual.fetch());
+        ref::norm_forward(arrays.norm_op(OnHost(), stored));
+        arrays.check_against(stored);
+        ops::norm_forward(arrays.norm_op(OnDevice<T>(), stored), Stream());
+        check_same_bits(arrays.out, out_bits);
+        check_same_bits(arrays.mean, mean_bits);
+        check_same_bits(arrays.rstd, rstd_bits);
+    }
 }
 
 namespace {
@@ -154,16 +183,17 @@ NormBackwardBounds norm_backward_bounds(const ops::NormBackward<double>& op) {
     return bounds;
 }
 
-template <class T> void test_norm_backward(int rows, int cols, bool accumulate_dinp, bool accumulate) {
+template <class T> void test_norm_backward(const Shape& s, bool accumulate_dinp, bool accumulate) {
+    const int rows = s.rows, cols = s.cols;
     size_t count = size_t(rows) * cols;
-    NormArrays<T> forward{rows, cols};
-    Stored<T> inp("inp", Role::input, random_rows(rows, cols, 3));
+    NormArrays<T> forward(s);
+    Stored<T> inp("inp", Role::input, random_rows(rows, cols, 3), s.shift);
     ref::norm_forward(forward.norm_op(OnHost(), inp));
     Array<float> mean("mean", Role::input, forward.mean.host), rstd("rstd", Role::input, forward.rstd.host);
-    Stored<T> dinp("dinp", Role::output, accumulate_dinp ? random_values(count, 5) : nans(count));
+    Stored<T> dinp("dinp", Role::output, accumulate_dinp ? random_values(count, 5) : nans(count), s.shift);
     Array<float> dweight("dweight", Role::output, accumulate ? random_values(cols, 6) : nans(cols));
     Array<float> dbias("dbias", Role::output, accumulate ? random_values(cols, 7) : nans(cols));
-    Stored<T> dout("dout", Role::input, random_values(count, 8));
+    Stored<T> dout("dout", Role::input, random_values(count, 8), s.shift);
     auto op = [&]<class Side>(Side side) {
         return ops::NormBackward<typename Side::Storage>{.dinp = dinp.on(side),
                                                          .dweight = dweight.on(side),
@@ -196,12 +226,13 @@ template <class T> void test_norm_backward(int rows, int cols, bool accumulate_d
 }  // namespace
 
 TEMPLATE_TEST_CASE("norm_backward", "[ops]", float, bf16, fp16) {
-    for (int rows : kRows)
-        for (int cols : kCols)
-            for (bool accumulate_dinp : {false, true})
-                for (bool accumulate : {false, true}) {
-                    INFO("rows " << rows << ", cols " << cols << ", accumulate_dinp " << accumulate_dinp
-                                 << ", accumulate " << accumulate);
-                    test_norm_backward<TestType>(rows, cols, accumulate_dinp, accumulate);
-                }
+    auto test = [](const Shape& s, bool accumulate_dinp, bool accumulate) {
+        INFO(describe(s) << ", accumulate_dinp " << accumulate_dinp << ", accumulate " << accumulate);
+        test_norm_backward<TestType>(s, accumulate_dinp, accumulate);
+    };
+    for (const Shape& s : small_shapes())
+        for (bool accumulate_dinp : {false, true})
+            for (bool accumulate : {false, true}) test(s, accumulate_dinp, accumulate);
+    for (const Shape& s : all_shapes()) test(s, true, false);
+    for (const Shape& s : {Shape{2, 6152}, {2, 6152, 1}, {8200, 8}}) test(s, true, true);
 }

@@ -93,6 +93,20 @@ TEST_CASE("squared_sums and grad_norm_finish", "[ops]") {
             }
 }
 
+// The sums do not know where the gradients lie: a shard begins at another address than the whole.
+TEST_CASE("squared_sums: the same bits at every address", "[ops]") {
+    std::vector<double> sums[2];
+    for (int shift : {0, 1}) {
+        Array<float> values("values", Role::input, random_gradients(1), shift);
+        Array<ops::Chunk> chunks("chunks", Role::input, chunks_of_all_tensors());
+        Array<double> out("out", Role::output, nans(chunks.host.size()));
+        OnDevice<float> device;
+        ops::squared_sums({out.on(device), values.on(device), chunks.on(device), int(chunks.host.size())}, Stream());
+        sums[shift] = out.fetch();
+    }
+    CHECK(sums[0] == sums[1]);
+}
+
 TEST_CASE("grad_norm_finish: gradients that are all zero", "[ops]") {
     ops::GradNorm norm = grad_norm_of(std::vector<float>(element_count(), 0.0f), 8, 1);
     CHECK(norm.norm == 0);
@@ -148,8 +162,8 @@ template <class T> struct UpdateArrays {
                                                         .grad_norm = grad_norm.on(side),
                                                         .scalars = scalars.on(side),
                                                         .n_chunks = int(chunks.host.size()),
-                                                        .beta1 = 0.9,
-                                                        .beta2 = 0.999,
+                                                        .beta1 = 0.9f,
+                                                        .beta2 = 0.95f,
                                                         .eps = 1e-8f,
                                                         .weight_decay = 0.1f};
     }

@@ -1,0 +1,188 @@
+// Softmax, cross-entropy and the gradient with respect to the logits, in place: one block per row.
+//
+// Each thread takes the packs t, t + 512, ... of the row. The first pass keeps maximum and sum online (Milakov,
+// Gimelshein, arXiv 1805.02867, algorithm 3), a rescaling per pack and not per element, and leaves the packs in shared
+// memory; the second makes dlogits from there, so 50304 columns of 16 bits are read once and written once: 4 bytes per
+// element, two blocks a processor. A row of over 99 KiB, what every GPU from sm_80 on can give a block, is read again
+// through the L2 cache instead: 132 processors keep 264 such rows of the same order as its size in flight.
+// Numerics: float. With L = log2(e) and a row's maximum M, exp(x - M) is 2^(x L - M L) with M L rounded once for the
+// row, so that the rounding cancels between numerator and sum; the loss undoes it in double.
+#include <cmath>
+
+#include "kernels/cuda/reduce.cuh"
+#include "kernels/cuda/vector.cuh"
+#include "kernels/ops.h"
+
+namespace ops {
+
+namespace {
+
+constexpr int kThreads = 512;
+constexpr int kWarps = kThreads / kWarpSize;
+constexpr int kBatch = 4;  // packs of a thread on their way at a time
+constexpr float kLog2E = 1.44269504f;
+constexpr double kLn2 = 0.69314718055994531;
+constexpr float kLowest = -3.40282347e38f;  // where a maximum starts: with an infinity, inf - inf would be NaN
+
+// What every GPU from sm_80 on can give a block, less than the parts of maximum and sum take.
+template <class T> inline constexpr int kMaxStagedPacks = (99 * 1024 - 2 * kWarps * 4) / int(sizeof(Pack<T>));
+
+template <class T, bool kStaged> struct CrossEntropyShared {
+    float max[kWarps], sum[kWarps];
+    Pack<T> staged[kStaged ? kMaxStagedPacks<T> : 1];
+};
+
+// Packs that hold the first `columns` columns.
+template <class T> __host__ __device__ constexpr int packs_of(int columns) {
+    return (columns + kPackSize<T> - 1) / kPackSize<T>;
+}
+
+// exp(x - max), where scaled_max is max * kLog2E.
+__device__ float exp_below(float x, float scaled_max) { return exp2f(fmaf(x, kLog2E, -scaled_max)); }
+
+struct Softmax {
+    float max, sum;  // sum of exp(x - max)
+};
+
+// Takes the first `available` numbers of a pack into the maximum and sum.
+template <class T> __device__ void add_pack(Softmax& softmax, const Pack<T>& pack, int available) {
+    auto x = unpack(pack);
+    float max = softmax.max;
+#pragma unroll
+    for (int i = 0; i < kPackSize<T>; i++) {
+        x.value[i] = i < available ? x.value[i] : -INFINITY;
+        max = fmaxf(max, x.value[i]);
+    }
+    const float scaled_max = max * kLog2E;
+    float sum = softmax.sum * exp_below(softmax.max, scaled_max);
+#pragma unroll
+    for (float value : x.value) sum += exp_below(value, scaled_max);
+    softmax = {max, sum};
+}
+
+// One thread's part of a row. With kStaged its packs are then in `staged`.
+template <bool kAligned, bool kStaged, class T>
+__device__ Softmax softmax_of_packs(const T* logits, int vocab, Pack<T>* staged) {
+    Softmax softmax{kLowest, 0};
+    const int packs = packs_of<T>(vocab);
+    for (int first = int(threadIdx.x); first < packs; first += kBatch * kThreads) {
+        Pack<T> pack[kBatch];
+#pragma unroll
+        for (int k = 0; k < kBatch; k++) {
+            const int p = first + k * kThreads, column = p * kPackSize<T>;
+            if (p < packs) pack[k] = load_pack<kAligned>(logits + column, vocab - column);
+        }
+#pragma unroll
+        for (int k = 0; k < kBatch; k++) {
+            const int p = first + k * kThreads;
+            if (p >= packs) break;
+            if (kStaged) staged[p] = pack[k];
+            add_pack(softmax, pack[k], vocab - p * kPackSize<T>);
+        }
+    }
+    return softmax;
+}
+
+// The whole row's, from the threads' parts.
+template <class Shared> __device__ Softmax block_softmax(Softmax part, Shared& s) {
+    const float max = block_max(part.max, s.max);
+    return {max, block_sum(part.sum * exp_below(part.max, max * kLog2E), s.sum)};
+}
+
+template <bool kAligned, class T> __device__ void zero_packs(T* logits, int first_pack, int columns) {
+    const Pack<T> zeros{};
+    for (int p = first_pack; p < packs_of<T>(columns); p += kThreads)
+        store_pack<kAligned>(logits + p * kPackSize<T>, zeros, columns - p * kPackSize<T>);
+}
+
+// logits = scale (softmax - one_hot(target)); 0 in the padding. A thread reads what it then overwrites, nobody else's.
+template <bool kAligned, bool kStaged, class T>
+__device__ void write_gradient(const CrossEntropy<T>& op, T* logits, int target, Softmax softmax,
+                               const Pack<T>* staged) {
+    const float scale = op.grad_scale * (op.loss_scale ? *op.loss_scale : 1.0f);
+    const float scaled_max = softmax.max * kLog2E, factor = scale / softmax.sum;
+    const int packs = packs_of<T>(op.vocab);
+    int p = int(threadIdx.x);
+    for (; p < packs; p += kThreads) {
+        const int column = p * kPackSize<T>;
+        auto x = unpack(kStaged ? staged[p] : load_pack<kAligned>(logits + column, op.vocab - column));
+#pragma unroll
+        for (int i = 0; i < kPackSize<T>; i++) {
+            const float e = exp_below(x.value[i], scaled_max);
+            x.value[i] = column + i < op.vocab ? e * factor : 0.0f;
+            if (column + i == target)  // in double: where the model is sure, probability - 1 cancels
+                x.value[i] = float(double(scale) * (double(e) / double(softmax.sum) - 1.0));
+        }
+        store_pack<kAligned>(logits + column, pack_floats(x), op.padded_vocab - column);
+    }
+    zero_packs<kAligned>(logits, p, op.padded_vocab);
+}
+
+template <class T, bool kAligned, bool kStaged>
+__global__ void __launch_bounds__(kThreads, 2) cross_entropy_kernel(CrossEntropy<T> op) {
+    auto& s = shared_memory<CrossEntropyShared<T, kStaged>>();
+    const int row = int(blockIdx.x), target = op.targets[row];
+    T* logits = op.logits + size_t(row) * op.padded_vocab;
+    if (target < 0) {
+        if (threadIdx.x == 0) op.loss[row] = 0;
+        if (op.write_dlogits) zero_packs<kAligned>(logits, int(threadIdx.x), op.padded_vocab);
+        return;
+    }
+    // Read before the barriers of block_softmax, behind which its owner overwrites it.
+    const float target_logit = to_float(logits[target]);
+    const Softmax softmax = block_softmax(softmax_of_packs<kAligned, kStaged>(logits, op.vocab, s.staged), s);
+    if (op.write_dlogits) write_gradient<kAligned, kStaged>(op, logits, target, softmax, s.staged);
+    if (threadIdx.x == 0)
+        op.loss[row] = float(log(double(softmax.sum)) + (double(softmax.max * kLog2E) * kLn2 - double(target_logit)));
+}
+
+// ---- the sum of the losses ------------------------------------------------------------------------------------------
+
+constexpr int kSumThreads = 1024;
+constexpr int kSumWarps = kSumThreads / kWarpSize;
+
+struct LossSumShared {
+    double sum[kSumWarps];
+};
+
+// One block: thread t adds rows t, t + 1024, ...
+__global__ void __launch_bounds__(kSumThreads) loss_sum_kernel(LossSum op) {
+    LossSumShared& s = shared_memory<LossSumShared>();
+    const float* __restrict__ loss = op.loss;
+    double sum = 0;
+#pragma unroll 8
+    for (int row = int(threadIdx.x); row < op.rows; row += kSumThreads) sum += double(loss[row]);
+    sum = block_sum(sum, s.sum);
+    if (threadIdx.x == 0) *op.out = op.accumulate ? *op.out + sum : sum;
+}
+
+}  // namespace
+
+template <class T> void cross_entropy(const CrossEntropy<T>& op, Stream stream) {
+    require(op.vocab > 0 && op.padded_vocab >= op.vocab, "cross_entropy: vocab %d, padded_vocab %d", op.vocab,
+            op.padded_vocab);
+    if (op.rows <= 0) return;
+    const bool aligned = op.padded_vocab % kPackSize<T> == 0 && are_aligned(16, op.logits);
+    const bool staged = op.write_dlogits && packs_of<T>(op.vocab) <= kMaxStagedPacks<T>;
+    auto kernel = aligned ? (staged ? cross_entropy_kernel<T, true, true> : cross_entropy_kernel<T, true, false>)
+                          : (staged ? cross_entropy_kernel<T, false, true> : cross_entropy_kernel<T, false, false>);
+    const size_t shared_bytes = staged ? sizeof(CrossEntropyShared<T, true>) : sizeof(CrossEntropyShared<T, false>);
+    launch(kernel,
+           {.name = "cross_entropy",
+            .blocks = blocks_for(size_t(op.rows), 1),
+            .threads = kThreads,
+            .shared_bytes = shared_bytes},
+           stream, op);
+}
+
+void loss_sum(const LossSum& op, Stream stream) {
+    launch(loss_sum_kernel,
+           {.name = "loss_sum", .blocks = dim3(1), .threads = kSumThreads, .shared_bytes = sizeof(LossSumShared)},
+           stream, op);
+}
+
+template void cross_entropy(const CrossEntropy<float>&, Stream);
+template void cross_entropy(const CrossEntropy<bf16>&, Stream);
+template void cross_entropy(const CrossEntropy<fp16>&, Stream);
+
+}  // namespace ops

@@ -1,0 +1,226 @@
+// device.h on CUDA: memory, copies in stream order, waiting, and what must hold at the start.
+//
+// Copies to and from pageable host memory go through a ring of pinned pieces: the host's side is copied by us, the
+// device's by the copy engine, and the driver never has to stop a stream for its own staging. A copy to the device is
+// out of the caller's memory when the call returns, a copy to the host is in it after synchronize().
+#include <array>
+#include <cstring>
+
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/matmul.h"
+#include "kernels/cuda/startup.h"
+#include "kernels/device.h"
+
+namespace {
+
+constexpr size_t kPieceBytes = size_t(4) << 20;  // large enough for the copy engine's full rate
+constexpr int kPieces = 4;
+
+// A piece of pinned memory and the copy that last went through it.
+struct Piece {
+    std::byte* memory = nullptr;
+    cudaEvent_t copied = nullptr;
+    cudaStream_t stream = nullptr;
+    bool busy = false;
+    void* host = nullptr;  // where its content goes once it is copied; null if the copy went to the device
+    size_t bytes = 0;
+};
+
+// Pieces are taken in turn, so the one to be taken next is the one that has been on its way longest. Only the thread
+// that drives the device copies.
+class StagingRing {
+public:
+    void to_device(void* device, const void* host, size_t bytes, cudaStream_t stream) {
+        for (size_t done = 0; done < bytes; done += kPieceBytes) {
+            const size_t count = std::min(kPieceBytes, bytes - done);
+            Piece& piece = take();
+            std::memcpy(piece.memory, static_cast<const std::byte*>(host) + done, count);
+            check_cuda(cudaMemcpyAsync(static_cast<std::byte*>(device) + done, piece.memory, count,
+                                       cudaMemcpyHostToDevice, stream),
+                       "copy to the GPU");
+            send(piece, nullptr, count, stream);
+        }
+    }
+
+    void to_host(void* host, const void* device, size_t bytes, cudaStream_t stream) {
+        for (size_t done = 0; done < bytes; done += kPieceBytes) {
+            const size_t count = std::min(kPieceBytes, bytes - done);
+            Piece& piece = take();
+            check_cuda(cudaMemcpyAsync(piece.memory, static_cast<const std::byte*>(device) + done, count,
+                                       cudaMemcpyDeviceToHost, stream),
+                       "copy from the GPU");
+            send(piece, static_cast<std::byte*>(host) + done, count, stream);
+        }
+    }
+
+    // Delivers what has come for the host on a stream that has been waited for, oldest first: a later copy to the same
+    // place must win.
+    void deliver(cudaStream_t stream) {
+        for (int i = 0; i < kPieces; i++) {
+            Piece& piece = pieces_[size_t(next_ + i) % kPieces];
+            if (piece.busy && piece.stream == stream) finish(piece);
+        }
+    }
+
+private:
+    // The next piece, free.
+    Piece& take() {
+        Piece& piece = pieces_[size_t(next_)];
+        next_ = (next_ + 1) % kPieces;
+        if (!piece.memory) {
+            check_cuda(cudaMallocHost(reinterpret_cast<void**>(&piece.memory), kPieceBytes), "pinning host memory");
+            check_cuda(cudaEventCreateWithFlags(&piece.copied, cudaEventDisableTiming), "cudaEventCreate");
+        }
+        if (piece.busy) finish(piece);
+        return piece;
+    }
+
+    void send(Piece& piece, void* host, size_t bytes, cudaStream_t stream) {
+        check_cuda(cudaEventRecord(piece.copied, stream), "cudaEventRecord");
+        piece.stream = stream, piece.host = host, piece.bytes = bytes, piece.busy = true;
+    }
+
+    void finish(Piece& piece) {
+        check_cuda(cudaEventSynchronize(piece.copied), "waiting for a copy");
+        if (piece.host) std::memcpy(piece.host, piece.memory, piece.bytes);
+        piece.busy = false;
+    }
+
+    std::array<Piece, kPieces> pieces_;
+    int next_ = 0;
+};
+
+// Never destroyed: at the process's end the driver may be gone before it.
+StagingRing& staging_ring() {
+    static StagingRing& ring = *new StagingRing;
+    return ring;
+}
+
+struct Probe {
+    int* out;
+};
+
+// Is never started: asking for its attributes tells whether the binary holds code for this GPU.
+__global__ void probe_kernel(Probe op) { *op.out = 1; }
+
+cudaDeviceProp current_device() {
+    int device = 0;
+    check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+    cudaDeviceProp properties{};
+    check_cuda(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
+    return properties;
+}
+
+void require_usable_device_once() {
+    static const bool is_usable = (require_usable_device(), true);
+    (void)is_usable;
+}
+
+}  // namespace
+
+void check_startup(const StartupFacts& facts) {
+    auto major = [](int version) { return version / 1000; };
+    auto text = [](int version) { return format("%d.%d", version / 1000, version % 1000 / 10); };
+    if (facts.driver_version == 0)
+        fail(Exit::os, "no NVIDIA driver is loaded: install one, or use build/train_gpt_cpu");
+    // Within a major version an older driver runs a newer toolkit's programs, if they hold code for the GPU.
+    if (major(facts.driver_version) < major(facts.toolkit_version))
+        fail(Exit::os,
+             "the NVIDIA driver supports CUDA %s, this program was built with CUDA %s: install a newer driver, or "
+             "build with a toolkit of CUDA %d",
+             text(facts.driver_version).c_str(), text(facts.toolkit_version).c_str(), major(facts.driver_version));
+    if (facts.device_count == 0)
+        fail(Exit::os,
+             "no GPU can be used (%s): see what nvidia-smi says and whether CUDA_VISIBLE_DEVICES hides it, or use "
+             "build/train_gpt_cpu",
+             facts.count_error.empty() ? "CUDA counts none" : facts.count_error.c_str());
+    if (!facts.code_error.empty())
+        fail(Exit::os,
+             "this program holds no code for %s, compute capability %d.%d (%s): build it for this GPU with make "
+             "ARCH=%d%d",
+             facts.device_name.c_str(), facts.major, facts.minor, facts.code_error.c_str(), facts.major, facts.minor);
+}
+
+void require_usable_device() {
+    StartupFacts facts;
+    if (cudaDriverGetVersion(&facts.driver_version) != cudaSuccess) facts.driver_version = 0;
+    check_cuda(cudaRuntimeGetVersion(&facts.toolkit_version), "cudaRuntimeGetVersion");
+    const cudaError_t counted = cudaGetDeviceCount(&facts.device_count);
+    if (counted != cudaSuccess) {
+        facts.device_count = 0;
+        facts.count_error = cudaGetErrorString(counted);
+    }
+    if (facts.device_count > 0) {
+        const cudaDeviceProp device = current_device();
+        facts.device_name = device.name;
+        facts.major = device.major, facts.minor = device.minor;
+        cudaFuncAttributes attributes{};
+        const cudaError_t held = cudaFuncGetAttributes(&attributes, probe_kernel);
+        if (held != cudaSuccess) facts.code_error = cudaGetErrorString(held);
+    }
+    cudaGetLastError();  // so that nobody takes one of these errors for his own
+    check_startup(facts);
+}
+
+// Also answers where no GPU can be used: plans and versions are asked for on any machine.
+DeviceInfo device_info() {
+    DeviceInfo info;
+    info.build = format("CUDA %d.%d, compute capabilities %s", CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10,
+                        CUDA_ARCHITECTURES);
+    info.matmul_path = cuda_matmul_path();
+    try {
+        require_usable_device_once();
+    } catch (const Error& error) {
+        info.name = error.what();
+        return info;
+    }
+    const cudaDeviceProp device = current_device();
+    info.name = device.name;
+    check_cuda(cudaMemGetInfo(&info.free_bytes, &info.memory_bytes), "cudaMemGetInfo");
+    return info;
+}
+
+void configure_device(const DeviceSettings& settings) {
+    require_usable_device_once();
+    debug_sync() = settings.debug_sync;
+    set_tf32(settings.tf32);
+    set_matmul_tuning(!settings.matmul_choices.empty());
+    set_matmul_cache(settings.matmul_choices);
+}
+
+void* device_alloc(size_t bytes) {
+    require(bytes > 0, "device_alloc: 0 bytes");
+    require_usable_device_once();
+    void* memory = nullptr;
+    const cudaError_t error = cudaMalloc(&memory, bytes);
+    if (error == cudaErrorMemoryAllocation) {
+        cudaGetLastError();  // so that nobody takes this error for his own
+        size_t free_bytes = 0, total_bytes = 0;
+        check_cuda(cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo");
+        fail(Exit::os, "not enough GPU memory: %zu bytes are needed, %zu of %zu bytes are free", bytes, free_bytes,
+             total_bytes);
+    }
+    check_cuda(error, "cudaMalloc");
+    require(reinterpret_cast<uintptr_t>(memory) % 256 == 0, "device_alloc: cudaMalloc gave %p", memory);
+    // Waited for, so that work on any stream finds the zeros.
+    check_cuda(cudaMemsetAsync(memory, 0, bytes, nullptr), "clearing GPU memory");
+    check_cuda(cudaStreamSynchronize(nullptr), "clearing GPU memory");
+    return memory;
+}
+
+// Also called while an error is on its way up, when every call to CUDA may fail: a second error would end the process
+// without a word about the first.
+void device_free(void* memory, size_t) { cudaFree(memory); }
+
+void copy_to_device(void* device, const void* host, size_t bytes, Stream stream) {
+    staging_ring().to_device(device, host, bytes, cuda_stream(stream));
+}
+
+void copy_to_host(void* host, const void* device, size_t bytes, Stream stream) {
+    staging_ring().to_host(host, device, bytes, cuda_stream(stream));
+}
+
+void synchronize(Stream stream) {
+    check_cuda(cudaStreamSynchronize(cuda_stream(stream)), "waiting for the GPU");
+    staging_ring().deliver(cuda_stream(stream));
+}

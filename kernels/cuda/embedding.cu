@@ -1,0 +1,390 @@
+// Token and position embedding.
+//
+// Forward: a warp per position, packs of 128 bits; 6 bytes per element of 16 bits.
+// Backward, for each row of a gradient one worker, in the order of positions, no atomics on floats: the positions are
+// sorted by token, stably, with a radix sort (integers, in scratch); then a warp takes 32 sorted positions and 64
+// columns and, wherever a token begins among its positions, sums all of that token's rows of dout, 32 loads in flight.
+// dwpe is a sum over the batch per thread. Reads dout twice and adds to the rows of dwte that occur: 4 bytes per
+// element of 16 bits and 8 per element of those rows. Numerics: float sums in the order of positions, starting from
+// what stood in the gradient, as on the CPU.
+#include <algorithm>
+#include <bit>
+
+#include "kernels/cuda/reduce.cuh"
+#include "kernels/cuda/vector.cuh"
+#include "kernels/ops.h"
+
+namespace ops {
+
+namespace {
+
+// ---- forward --------------------------------------------------------------------------------------------------------
+
+constexpr int kForwardThreads = 256;
+
+template <class T, bool kAligned>
+__global__ void __launch_bounds__(kForwardThreads) embedding_forward_kernel(EmbeddingForward<T> op) {
+    constexpr int kStep = kWarpSize * kPackSize<T>;
+    const size_t i = (size_t(blockIdx.x) * kForwardThreads + threadIdx.x) / kWarpSize;
+    if (i >= size_t(op.batch) * op.seq_len) return;
+    const int channels = op.channels;
+    const T* __restrict__ token = op.wte + size_t(op.tokens[i]) * channels;
+    const T* __restrict__ position = op.wpe + i % op.seq_len * channels;
+    T* __restrict__ out = op.out + i * channels;
+#pragma unroll 4
+    for (int c = int(threadIdx.x) % kWarpSize * kPackSize<T>; c < channels; c += kStep) {
+        auto sum = unpack(load_pack<kAligned>(token + c, channels - c));
+        const auto add = unpack(load_pack<kAligned>(position + c, channels - c));
+#pragma unroll
+        for (int k = 0; k < kPackSize<T>; k++) sum.value[k] += add.value[k];
+        store_pack<kAligned>(out + c, pack_floats(sum), channels - c);
+    }
+}
+
+// ---- positions sorted by token --------------------------------------------------------------------------------------
+
+constexpr int kDigitBits = 8;
+constexpr int kDigits = 1 << kDigitBits;
+constexpr int kTile = 1024;  // positions of a block, a thread each
+constexpr int kTileWarps = kTile / kWarpSize;
+
+// One pass: from order `from` to order `to`, by one digit of the tokens.
+struct SortPass {
+    const int* tokens;
+    const int* from;  // (n_positions), or null for the identity
+    int* to;          // (n_positions)
+    int* counts;      // (kDigits, n_tiles): how many, then where the first one goes
+    int n_positions, n_tiles, shift;
+
+    __device__ int position(int i) const { return from ? from[i] : i; }
+    __device__ int digit(int position) const { return (tokens[position] >> shift) & (kDigits - 1); }
+};
+
+struct CountShared {
+    int count[kDigits];
+};
+
+// Counts the digits of a tile. Atomics on integers: the order in which they arrive does not show.
+__global__ void __launch_bounds__(kTile) embedding_backward_count_kernel(SortPass pass) {
+    CountShared& s = shared_memory<CountShared>();
+    const int i = int(blockIdx.x) * kTile + int(threadIdx.x);
+    if (threadIdx.x < kDigits) s.count[threadIdx.x] = 0;
+    __syncthreads();
+    if (i < pass.n_positions) atomicAdd(&s.count[pass.digit(pass.position(i))], 1);
+    __syncthreads();
+    if (threadIdx.x < kDigits) pass.counts[size_t(threadIdx.x) * pass.n_tiles + blockIdx.x] = s.count[threadIdx.x];
+}
+
+struct ScanShared {
+    int warp_sum[kTileWarps];
+};
+
+// counts[i] = the sum of the counts before i. One block: a thread takes consecutive counts.
+__global__ void __launch_bounds__(kTile) embedding_backward_scan_kernel(SortPass pass) {
+    ScanShared& s = shared_memory<ScanShared>();
+    const int n = kDigits * pass.n_tiles, per_thread = (n + kTile - 1) / kTile;
+    const int lane = int(threadIdx.x) % kWarpSize, warp = int(threadIdx.x) / kWarpSize;
+    const int begin = min(n, int(threadIdx.x) * per_thread), end = min(n, begin + per_thread);
+    int sum = 0;
+    for (int i = begin; i < end; i++) sum += pass.counts[i];
+    int upto = sum;  // over the lanes up to and with this one
+#pragma unroll
+    for (int distance = 1; distance < kWarpSize; distance *= 2) {
+        const int before = __shfl_up_sync(kAllLanes, upto, distance);
+        if (lane >= distance) upto += before;
+    }
+    if (lane == kWarpSize - 1) s.warp_sum[warp] = upto;
+    __syncthreads();
+    int place = upto - sum;
+    for (int w = 0; w < warp; w++) place += s.warp_sum[w];
+    for (int i = begin; i < end; i++) {
+        const int count = pass.counts[i];
+        pass.counts[i] = place;
+        place += count;
+    }
+}
+
+struct ScatterShared {
+    int place[kTileWarps][kDigits];  // how many of the digit a warp has, then where its first one goes
+};
+
+// Which lanes of the warp have the same digit as this one. A lane without a position has the digit -1, like no other.
+__device__ unsigned lanes_with_same_digit(int digit) {
+    unsigned same = kAllLanes;
+#pragma unroll
+    for (int bit = 0; bit <= kDigitBits; bit++) {
+        const unsigned set = __ballot_sync(kAllLanes, (digit >> bit) & 1);
+        same &= (digit >> bit) & 1 ? set : ~set;
+    }
+    return same;
+}
+
+// Positions with the same digit keep their order: by tile, then by warp, then by lane.
+__global__ void __launch_bounds__(kTile) embedding_backward_scatter_kernel(SortPass pass) {
+    ScatterShared& s = shared_memory<ScatterShared>();
+    const int i = int(blockIdx.x) * kTile + int(threadIdx.x);
+    const int lane = int(threadIdx.x) % kWarpSize, warp = int(threadIdx.x) / kWarpSize;
+    for (int digit = lane; digit < kDigits; digit += kWarpSize) s.place[warp][digit] = 0;
+    __syncwarp();
+    const int position = i < pass.n_positions ? pass.position(i) : -1;
+    const int digit = position >= 0 ? pass.digit(position) : -1;
+    const unsigned same = lanes_with_same_digit(digit);
+    const int rank = __popc(same & ((1u << lane) - 1));
+    if (digit >= 0 && rank == 0) s.place[warp][digit] = __popc(same);
+    __syncthreads();
+    if (threadIdx.x < kDigits) {
+        int place = pass.counts[size_t(threadIdx.x) * pass.n_tiles + blockIdx.x];
+        for (int w = 0; w < kTileWarps; w++) {
+            const int count = s.place[w][threadIdx.x];
+            s.place[w][threadIdx.x] = place;
+            place += count;
+        }
+    }
+    __syncthreads();
+    if (digit >= 0) pass.to[s.place[warp][digit] + rank] = position;
+}
+
+// ---- sums of rows ---------------------------------------------------------------------------------------------------
+
+constexpr int kSumThreads = 256;
+constexpr int kLaneColumns = 2;
+constexpr int kWarpColumns = kWarpSize * kLaneColumns;  // 128 bytes of a row in 16 bits
+
+template <class T> struct TokenSums {
+    EmbeddingBackward<T> op;
+    const int* order;  // positions sorted by token
+    int n_positions, n_windows, n_slabs;
+};
+
+// What a warp knows of 32 consecutive sorted positions, a lane each.
+struct Window {
+    int position;  // -1 beyond the last
+    int token;     // -1 beyond the last
+};
+
+template <class T> __device__ Window load_window(const TokenSums<T>& sums, int first) {
+    const int i = first + int(threadIdx.x) % kWarpSize;
+    if (i >= sums.n_positions) return {-1, -1};
+    const int position = sums.order[i];
+    return {position, sums.op.tokens[position]};
+}
+
+// A lane's two columns of a row of dout.
+template <bool kAligned, class T> struct LaneColumns {
+    const T* __restrict__ dout;
+    int column, available, channels;
+
+    __device__ Pack<T, kLaneColumns> load(int position) const {
+        return load_pack<kAligned, T, kLaneColumns>(dout + size_t(position) * channels + column, available);
+    }
+};
+
+// Adds the rows of dout of `count` lanes from `first` on, in this order. kBatch of them are on their way before the
+// first sum: a frequent token's rows come one after the other, and each would cost a trip to memory.
+template <int kBatch, bool kAligned, class T>
+__device__ void add_rows(Floats<T, kLaneColumns>& sum, const LaneColumns<kAligned, T>& columns, const Window& window,
+                         int first, int count) {
+    for (int begin = 0; begin < count; begin += kBatch) {
+        Pack<T, kLaneColumns> row[kBatch];
+#pragma unroll
+        for (int k = 0; k < kBatch; k++) {
+            const int position = __shfl_sync(kAllLanes, window.position, (first + begin + k) % kWarpSize);
+            row[k] = {};
+            if (begin + k < count && columns.available > 0) row[k] = columns.load(position);
+        }
+#pragma unroll
+        for (int k = 0; k < kBatch; k++) {
+            const auto x = unpack(row[k]);
+            if (begin + k >= count) break;
+#pragma unroll
+            for (int c = 0; c < kLaneColumns; c++) sum.value[c] += x.value[c];
+        }
+    }
+}
+
+// A warp takes the window (warp / slabs) and the columns (warp % slabs). All lanes of a warp stay together.
+template <class T, bool kAligned>
+__global__ void __launch_bounds__(kSumThreads) embedding_backward_tokens_kernel(TokenSums<T> sums) {
+    const size_t warp = (size_t(blockIdx.x) * kSumThreads + threadIdx.x) / kWarpSize;
+    const int lane = int(threadIdx.x) % kWarpSize, channels = sums.op.channels;
+    const int first = int(warp / sums.n_slabs) * kWarpSize;
+    if (first >= sums.n_positions) return;
+    const int column = int(warp % sums.n_slabs) * kWarpColumns + lane * kLaneColumns;
+    const LaneColumns<kAligned, T> columns{sums.op.dout, column, channels - column, channels};
+
+    const Window window = load_window(sums, first);
+    int token_before = __shfl_up_sync(kAllLanes, window.token, 1);
+    if (lane == 0) token_before = first > 0 ? sums.op.tokens[sums.order[first - 1]] : -1;
+    unsigned begins = __ballot_sync(kAllLanes, window.token >= 0 && window.token != token_before);
+    for (; begins; begins &= begins - 1) {
+        const int token = __shfl_sync(kAllLanes, window.token, __ffs(int(begins)) - 1);
+        float* row = sums.op.dwte + size_t(token) * channels + column;
+        Floats<T, kLaneColumns> sum{};
+#pragma unroll
+        for (int c = 0; c < kLaneColumns; c++)
+            if (c < columns.available) sum.value[c] = row[c];
+        Window now = window;
+        for (int next = first + kWarpSize;; next += kWarpSize) {
+            const unsigned rows = __ballot_sync(kAllLanes, now.token == token);
+            const bool goes_on = rows >> (kWarpSize - 1) & 1;
+            Window following{-1, -1};
+            if (goes_on) following = load_window(sums, next);
+            if (rows == kAllLanes)
+                add_rows<kWarpSize>(sum, columns, now, 0, kWarpSize);
+            else if (rows)
+                add_rows<8>(sum, columns, now, __ffs(int(rows)) - 1, __popc(rows));
+            if (!goes_on) break;
+            now = following;
+        }
+#pragma unroll
+        for (int c = 0; c < kLaneColumns; c++)
+            if (c < columns.available) row[c] = sum.value[c];
+    }
+}
+
+constexpr int kPositionBatch = 8;  // rows of dout on their way at a time
+
+// A thread takes a pack of columns of one position's row.
+template <class T, bool kAligned>
+__global__ void __launch_bounds__(kSumThreads) embedding_backward_positions_kernel(EmbeddingBackward<T> op) {
+    const T* __restrict__ dout = op.dout;
+    const int channels = op.channels, packs = (channels + kPackSize<T> - 1) / kPackSize<T>;
+    const size_t i = size_t(blockIdx.x) * kSumThreads + threadIdx.x;
+    const int position = int(i / packs), column = int(i % packs) * kPackSize<T>, available = channels - column;
+    if (position >= (op.accumulate ? op.seq_len : op.n_positions)) return;
+    float* row = op.dwpe + size_t(position) * channels + column;
+    Floats<T, kPackSize<T>> sum{};
+#pragma unroll
+    for (int c = 0; c < kPackSize<T>; c++)
+        if (op.accumulate && c < available) sum.value[c] = row[c];
+    for (int first = 0; first < op.batch && position < op.seq_len; first += kPositionBatch) {
+        Pack<T> part[kPositionBatch];
+#pragma unroll
+        for (int k = 0; k < kPositionBatch; k++) {
+            part[k] = {};
+            if (first + k >= op.batch) continue;
+            const size_t from = size_t(first + k) * op.seq_len + position;
+            part[k] = load_pack<kAligned>(dout + from * channels + column, available);
+        }
+#pragma unroll
+        for (int k = 0; k < kPositionBatch; k++) {
+            const auto x = unpack(part[k]);
+            if (first + k >= op.batch) continue;
+#pragma unroll
+            for (int c = 0; c < kPackSize<T>; c++) sum.value[c] += x.value[c];
+        }
+    }
+#pragma unroll
+    for (int c = 0; c < kPackSize<T>; c++)
+        if (c < available) row[c] = sum.value[c];
+}
+
+// ---- launchers ------------------------------------------------------------------------------------------------------
+
+int n_tiles(int n_positions) { return (n_positions + kTile - 1) / kTile; }
+
+int n_passes(int vocab) {
+    return std::max(1, (int(std::bit_width(unsigned(vocab - 1))) + kDigitBits - 1) / kDigitBits);
+}
+
+// Scratch: two orders that the passes go to in turn, and the counts.
+template <class T> const int* sort_positions(const EmbeddingBackward<T>& op, Stream stream) {
+    const int n = op.batch * op.seq_len;
+    int* orders[2] = {static_cast<int*>(op.scratch), static_cast<int*>(op.scratch) + n};
+    SortPass pass{.tokens = op.tokens,
+                  .from = nullptr,
+                  .to = orders[0],
+                  .counts = orders[1] + n,
+                  .n_positions = n,
+                  .n_tiles = n_tiles(n),
+                  .shift = 0};
+    const dim3 tiles{unsigned(pass.n_tiles)};
+    for (int p = 0; p < n_passes(op.vocab); p++) {
+        pass.shift = p * kDigitBits;
+        pass.to = orders[p % 2];
+        launch(embedding_backward_count_kernel,
+               {.name = "embedding_backward, counts",
+                .blocks = tiles,
+                .threads = kTile,
+                .shared_bytes = sizeof(CountShared)},
+               stream, pass);
+        launch(embedding_backward_scan_kernel,
+               {.name = "embedding_backward, scan",
+                .blocks = dim3(1),
+                .threads = kTile,
+                .shared_bytes = sizeof(ScanShared)},
+               stream, pass);
+        launch(embedding_backward_scatter_kernel,
+               {.name = "embedding_backward, scatter",
+                .blocks = tiles,
+                .threads = kTile,
+                .shared_bytes = sizeof(ScatterShared)},
+               stream, pass);
+        pass.from = pass.to;
+    }
+    return pass.to;
+}
+
+template <class T> void token_gradients(const EmbeddingBackward<T>& op, Stream stream) {
+    const int n = op.batch * op.seq_len;
+    const TokenSums<T> sums{.op = op,
+                            .order = sort_positions(op, stream),
+                            .n_positions = n,
+                            .n_windows = (n + kWarpSize - 1) / kWarpSize,
+                            .n_slabs = (op.channels + kWarpColumns - 1) / kWarpColumns};
+    const bool aligned = op.channels % kLaneColumns == 0 && are_aligned(kLaneColumns * sizeof(T), op.dout);
+    launch(aligned ? embedding_backward_tokens_kernel<T, true> : embedding_backward_tokens_kernel<T, false>,
+           {.name = "embedding_backward, tokens",
+            .blocks = blocks_for(size_t(sums.n_windows) * sums.n_slabs, kSumThreads / kWarpSize),
+            .threads = kSumThreads},
+           stream, sums);
+}
+
+template <class T> void position_gradients(const EmbeddingBackward<T>& op, Stream stream) {
+    const size_t rows = op.accumulate ? op.seq_len : op.n_positions;
+    const size_t packs = (op.channels + kPackSize<T> - 1) / kPackSize<T>;
+    const bool aligned = op.channels % kPackSize<T> == 0 && are_aligned(16, op.dout);
+    launch(aligned ? embedding_backward_positions_kernel<T, true> : embedding_backward_positions_kernel<T, false>,
+           {.name = "embedding_backward, positions",
+            .blocks = blocks_for(rows * packs, kSumThreads),
+            .threads = kSumThreads},
+           stream, op);
+}
+
+}  // namespace
+
+template <class T> void embedding_forward(const EmbeddingForward<T>& op, Stream stream) {
+    const bool aligned = op.channels % kPackSize<T> == 0 && are_aligned(16, op.out, op.wte, op.wpe);
+    launch(aligned ? embedding_forward_kernel<T, true> : embedding_forward_kernel<T, false>,
+           {.name = "embedding_forward",
+            .blocks = blocks_for(size_t(op.batch) * op.seq_len, kForwardThreads / kWarpSize),
+            .threads = kForwardThreads},
+           stream, op);
+}
+
+template <class T> void embedding_backward(const EmbeddingBackward<T>& op, Stream stream) {
+    require(op.batch > 0 && op.seq_len > 0 && op.channels > 0 && op.vocab > 0,
+            "embedding_backward: batch %d, seq_len %d, channels %d, vocab %d", op.batch, op.seq_len, op.channels,
+            op.vocab);
+    require(op.seq_len <= op.n_positions, "embedding_backward: seq_len %d is more than n_positions %d", op.seq_len,
+            op.n_positions);
+    token_gradients(op, stream);
+    position_gradients(op, stream);
+}
+
+template <class T> size_t embedding_backward_scratch_bytes(const EmbeddingBackward<T>& op) {
+    const int n = op.batch * op.seq_len;
+    return (2 * size_t(n) + size_t(kDigits) * n_tiles(n)) * sizeof(int);
+}
+
+template void embedding_forward(const EmbeddingForward<float>&, Stream);
+template void embedding_forward(const EmbeddingForward<bf16>&, Stream);
+template void embedding_forward(const EmbeddingForward<fp16>&, Stream);
+template void embedding_backward(const EmbeddingBackward<float>&, Stream);
+template void embedding_backward(const EmbeddingBackward<bf16>&, Stream);
+template void embedding_backward(const EmbeddingBackward<fp16>&, Stream);
+template size_t embedding_backward_scratch_bytes(const EmbeddingBackward<float>&);
+template size_t embedding_backward_scratch_bytes(const EmbeddingBackward<bf16>&);
+template size_t embedding_backward_scratch_bytes(const EmbeddingBackward<fp16>&);
+
+}  // namespace ops

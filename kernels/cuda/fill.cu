@@ -1,0 +1,86 @@
+// Filling and casting flat arrays: a thread takes a pack. normal_fill and fill write 4 bytes per element, cast moves 6.
+// Numerics: normal_fill in double in operations whose bits are defined (kernels/normal.h), so that the CPU's and the
+// GPU's weights are the same; cast rounds to nearest even.
+#include "kernels/cuda/reduce.cuh"
+#include "kernels/cuda/vector.cuh"
+#include "kernels/normal.h"
+#include "kernels/ops.h"
+
+namespace ops {
+
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kSize = kPackSize<float>;  // elements of a thread
+static_assert(kSize == 4, "a thread's pack is one Philox number's four");
+
+__device__ size_t first_element() { return (size_t(blockIdx.x) * kThreads + threadIdx.x) * kSize; }
+
+// Up to the end of the array.
+template <bool kAligned, class T>
+__device__ void store_four(T* out, size_t i, size_t count, const Pack<T, kSize>& pack) {
+    if (kAligned && count - i >= kSize)
+        store_pack<kAligned>(out + i, pack);
+    else
+        store_pack<false>(out + i, pack, int(min(count - i, size_t(kSize))));
+}
+
+template <bool kAligned> __global__ void __launch_bounds__(kThreads) normal_fill_kernel(NormalFill op) {
+    const size_t i = first_element();
+    if (i >= op.count) return;
+    const uint64_t counter_high = (uint64_t(RandomPurpose::init) << 32) + op.subsequence;
+    const NormalQuad quad = normal_quad(philox(op.seed, counter_high, i / 4));
+    Floats<float, kSize> values;
+#pragma unroll
+    for (int k = 0; k < kSize; k++) values.value[k] = float(op.deviation * quad.value[k]);
+    store_four<kAligned>(op.out, i, op.count, pack_floats(values));
+}
+
+template <bool kAligned> __global__ void __launch_bounds__(kThreads) fill_kernel(Fill op) {
+    const size_t i = first_element();
+    if (i >= op.count) return;
+    const Floats<float, kSize> values{{op.value, op.value, op.value, op.value}};
+    store_four<kAligned>(op.out, i, op.count, pack_floats(values));
+}
+
+template <class T, bool kAligned> __global__ void __launch_bounds__(kThreads) cast_kernel(Cast<T> op) {
+    T* __restrict__ out = op.out;
+    const float* __restrict__ inp = op.inp;
+    const size_t i = first_element();
+    if (i >= op.count) return;
+    const bool whole = kAligned && op.count - i >= kSize;
+    const auto values =
+        unpack(whole ? load_pack<kAligned>(inp + i) : load_pack<false>(inp + i, int(min(op.count - i, size_t(kSize)))));
+    Floats<T, kSize> rounded;
+#pragma unroll
+    for (int k = 0; k < kSize; k++) rounded.value[k] = values.value[k];
+    store_four<kAligned>(out, i, op.count, pack_floats(rounded));
+}
+
+template <class Op> void launch_flat(const char* name, void (*kernel)(Op), const Op& op, Stream stream) {
+    if (op.count == 0) return;
+    launch(kernel, {.name = name, .blocks = blocks_for(op.count, size_t(kThreads) * kSize), .threads = kThreads},
+           stream, op);
+}
+
+}  // namespace
+
+void normal_fill(const NormalFill& op, Stream stream) {
+    launch_flat("normal_fill", are_aligned(16, op.out) ? normal_fill_kernel<true> : normal_fill_kernel<false>, op,
+                stream);
+}
+
+void fill(const Fill& op, Stream stream) {
+    launch_flat("fill", are_aligned(16, op.out) ? fill_kernel<true> : fill_kernel<false>, op, stream);
+}
+
+template <class T> void cast(const Cast<T>& op, Stream stream) {
+    const bool aligned = are_aligned(16, op.inp) && are_aligned(kSize * sizeof(T), op.out);
+    launch_flat("cast", aligned ? cast_kernel<T, true> : cast_kernel<T, false>, op, stream);
+}
+
+template void cast(const Cast<float>&, Stream);
+template void cast(const Cast<bf16>&, Stream);
+template void cast(const Cast<fp16>&, Stream);
+
+}  // namespace ops

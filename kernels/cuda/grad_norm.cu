@@ -1,0 +1,104 @@
+// The Euclidean norm of all gradients, and whether they are finite.
+//
+// squared_sums: a block per chunk, packs of 4 floats, sums in double (the square of no float overflows it, so a sum is
+// finite iff its elements are): 4 bytes per element. grad_norm_finish: one block over the sums of the chunks.
+// The order of both sums depends on the chunks alone, not on where they lie in memory nor on the GPU.
+#include <cmath>
+
+#include "kernels/cuda/reduce.cuh"
+#include "kernels/cuda/vector.cuh"
+#include "kernels/ops.h"
+
+namespace ops {
+
+namespace {
+
+constexpr int kThreads = 512;
+constexpr int kWarps = kThreads / kWarpSize;
+constexpr int kBatch = 4;  // packs of a thread on their way at a time
+
+struct SquaredSumsShared {
+    double sum[kWarps];
+};
+
+// One thread's part of a chunk: packs t, t + 512, ...; a last pack that is not whole counts as one, filled with 0.
+template <bool kAligned> __device__ double sum_of_squares(const float* __restrict__ values, int count) {
+    double sum = 0;
+    constexpr int kStep = kThreads * kPackSize<float>;
+    for (int first = int(threadIdx.x) * kPackSize<float>; first < count; first += kBatch * kStep) {
+        Pack<float> pack[kBatch];
+#pragma unroll
+        for (int k = 0; k < kBatch; k++) {
+            const int i = first + k * kStep, available = count - i;
+            pack[k] = {};
+            if (available >= kPackSize<float>)
+                pack[k] = load_pack<kAligned>(values + i);
+            else if (available > 0)
+                pack[k] = load_pack<false>(values + i, available);
+        }
+#pragma unroll
+        for (int k = 0; k < kBatch; k++) {
+            const auto x = unpack(pack[k]);
+#pragma unroll
+            for (float value : x.value) sum = fma(double(value), double(value), sum);
+        }
+    }
+    return sum;
+}
+
+__global__ void __launch_bounds__(kThreads) squared_sums_kernel(SquaredSums op) {
+    SquaredSumsShared& s = shared_memory<SquaredSumsShared>();
+    const Chunk chunk = op.chunks[blockIdx.x];
+    const float* values = op.values + chunk.begin;
+    const bool aligned = reinterpret_cast<uintptr_t>(values) % sizeof(Pack<float>) == 0;
+    double sum = aligned ? sum_of_squares<true>(values, chunk.count) : sum_of_squares<false>(values, chunk.count);
+    sum = block_sum(sum, s.sum);
+    if (threadIdx.x == 0) op.out[blockIdx.x] = sum;
+}
+
+struct FinishShared {
+    double sum[kWarps];
+    int first_non_finite[kWarps];
+};
+
+__global__ void __launch_bounds__(kThreads) grad_norm_finish_kernel(GradNormFinish op) {
+    FinishShared& s = shared_memory<FinishShared>();
+    const double* __restrict__ sums = op.sums;
+    double sum = 0;
+    int first_non_finite = op.n_chunks;
+    for (int i = int(threadIdx.x); i < op.n_chunks; i += kThreads) {
+        sum += sums[i];
+        if (!(fabs(sums[i]) < INFINITY)) first_non_finite = min(first_non_finite, i);
+    }
+    sum = block_sum(sum, s.sum);
+    first_non_finite = block_min(first_non_finite, s.first_non_finite);
+    if (threadIdx.x > 0) return;
+    const double loss_scale = *op.loss_scale;
+    const double norm = sqrt(sum) / loss_scale;
+    double coefficient = 1;
+    if (op.clip > 0 && op.clip / (norm + 1e-6) < 1) coefficient = op.clip / (norm + 1e-6);
+    *op.out = {.norm = float(norm),
+               .scale = float(coefficient / loss_scale),
+               .non_finite_tensor = first_non_finite < op.n_chunks ? op.chunks[first_non_finite].tensor : -1,
+               .reserved = 0};
+}
+
+}  // namespace
+
+void squared_sums(const SquaredSums& op, Stream stream) {
+    if (op.n_chunks <= 0) return;
+    launch(squared_sums_kernel,
+           {.name = "squared_sums",
+            .blocks = blocks_for(size_t(op.n_chunks), 1),
+            .threads = kThreads,
+            .shared_bytes = sizeof(SquaredSumsShared)},
+           stream, op);
+}
+
+void grad_norm_finish(const GradNormFinish& op, Stream stream) {
+    launch(grad_norm_finish_kernel,
+           {.name = "grad_norm_finish", .blocks = dim3(1), .threads = kThreads, .shared_bytes = sizeof(FinishShared)},
+           stream, op);
+}
+
+}  // namespace ops

@@ -1,0 +1,364 @@
+// Layer normalisation, backward. With norm = (inp - mean) rstd and dnorm = dout weight, row by row:
+//   dinp (+)= rstd (dnorm - average(dnorm) - norm average(dnorm norm));  dweight (+)= sum of dout norm over the rows;
+//   dbias (+)= sum of dout over the rows.
+// A block takes a group of consecutive rows, 8 / warps_per_row of them at a time. A lane keeps the same columns
+// throughout and sums its dweight and dbias in registers; rows come through a ring in shared memory in which each
+// thread reads only what it copied itself. The block's sums go to scratch, and a second kernel adds the groups in
+// order. Moved per element of 16 bits: 6 bytes, 8 with accumulate_dinp, and 2 float sums of each column per group.
+// Numerics: float sums. Groups, rows of a lane and columns of a lane depend on rows and cols alone, and so do the bits.
+#include <algorithm>
+
+#include "kernels/cuda/reduce.cuh"
+#include "kernels/cuda/vector.cuh"
+#include "kernels/ops.h"
+
+namespace ops {
+
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / kWarpSize;
+constexpr int kStages = 2;       // rows of a warp in flight: one is awaited while the next is on its way
+constexpr int kMaxPacks = 3;     // of a row in a lane: 2 * 3 * 8 sums in 16 bits leave registers for two blocks of 256
+constexpr int kMinRows = 16;     // of a group: fewer would make the sums of groups a large part of the traffic
+constexpr int kMaxGroups = 512;  // two blocks on each of 132 processors, nearly twice; more sums of groups cost more
+constexpr int kFinalRows = 32;   // warps of the final kernel, each adding every 32nd group
+
+int rows_per_group(int rows) { return std::max(kMinRows, (rows + kMaxGroups - 1) / kMaxGroups); }
+int n_groups(int rows) { return (rows + rows_per_group(rows) - 1) / rows_per_group(rows); }
+
+template <class T> struct NormBackwardGroups {
+    NormBackward<T> op;
+    int rows_per_group, n_groups;
+    int warps_per_row;  // 1, 2, 4 or 8
+};
+
+// ---- the gradient of one row, sums of columns in registers ----------------------------------------------------------
+
+enum RingPart { kDout, kInp, kDinp, kRingParts };
+
+template <class T, int kPacks> struct GroupShared {
+    float row_sums[2][kWarps][2];  // of dnorm and of dnorm * norm, by parity of the iteration and by warp
+    union {
+        Pack<T> ring[kStages][kRingParts][kWarps][kPacks][kWarpSize];
+        float columns[2][kWarps * kPacks * kWarpSize * kPackSize<T>];  // dweight, dbias: by slot of rows, by column
+    };
+};
+
+template <class T, int kPacks, bool kAligned> struct GroupWorker {
+    using Shared = GroupShared<T, kPacks>;
+    const NormBackward<T>& op;
+    Shared& s;
+    int warps_per_row;
+    int warp = int(threadIdx.x) / kWarpSize, lane = int(threadIdx.x) % kWarpSize;
+    int part = warp % warps_per_row;  // which part of the row's columns
+
+    __device__ int column_of(int pack) const {
+        return ((pack * warps_per_row + part) * kWarpSize + lane) * kPackSize<T>;
+    }
+
+    // Starts the copy of a row's packs to the thread's own places in the ring.
+    __device__ void fetch(int stage, int row) const {
+        const size_t begin = size_t(row) * op.cols;
+        fetch(stage, kDout, op.dout + begin);
+        fetch(stage, kInp, op.inp + begin);
+        if (op.accumulate_dinp) fetch(stage, kDinp, static_cast<const T*>(op.dinp) + begin);
+    }
+    __device__ void fetch(int stage, int which, const T* from) const {
+#pragma unroll
+        for (int p = 0; p < kPacks; p++) {
+            const int col = column_of(p);
+            if (col >= op.cols) continue;
+            Pack<T>& to = s.ring[stage][which][warp][p][lane];
+            if constexpr (kAligned)
+                ptx::cp_async<16>(ptx::shared_address(&to), from + col);
+            else
+                to = load_pack<false>(from + col, op.cols - col);
+        }
+    }
+    __device__ Floats<T, kPackSize<T>> fetched(int stage, int which, int pack) const {
+        return unpack(s.ring[stage][which][warp][pack][lane]);
+    }
+};
+
+struct RowAverages {
+    float dnorm, dnorm_norm;
+};
+
+// Sums over the warps that share a row. All threads of the block call it equally often: with several warps it holds a
+// barrier. The next iteration writes the other parity, the one after that comes behind the next barrier.
+template <class Shared>
+__device__ RowAverages row_averages(Shared& s, RowAverages sums, int warps_per_row, int iteration, int cols) {
+    sums = {warp_sum(sums.dnorm), warp_sum(sums.dnorm_norm)};
+    if (warps_per_row > 1) {
+        const int warp = int(threadIdx.x) / kWarpSize, first = warp / warps_per_row * warps_per_row;
+        auto& row_sums = s.row_sums[iteration % 2];
+        if (threadIdx.x % kWarpSize == 0) {
+            row_sums[warp][0] = sums.dnorm;
+            row_sums[warp][1] = sums.dnorm_norm;
+        }
+        __syncthreads();
+        sums = {0, 0};
+        for (int w = first; w < first + warps_per_row; w++) {
+            sums.dnorm += row_sums[w][0];
+            sums.dnorm_norm += row_sums[w][1];
+        }
+    }
+    return {sums.dnorm / float(cols), sums.dnorm_norm / float(cols)};
+}
+
+// A lane's sums of columns over its rows.
+template <class T, int kPacks> struct ColumnSums { Floats<T, kPackSize<T>> dweight[kPacks], dbias[kPacks]; };
+
+// Adds the row's part to the sums of columns, and gives the row's sums over this lane's columns.
+template <class Worker, class T, int kPacks>
+__device__ RowAverages add_row(const Worker& worker, ColumnSums<T, kPacks>& sums, const Pack<T> (&weight)[kPacks],
+                               int stage, float mean, float rstd) {
+    RowAverages row{0, 0};
+#pragma unroll
+    for (int p = 0; p < kPacks; p++) {
+        if (worker.column_of(p) >= worker.op.cols) continue;
+        const auto dout = worker.fetched(stage, kDout, p), inp = worker.fetched(stage, kInp, p), w = unpack(weight[p]);
+#pragma unroll
+        for (int i = 0; i < kPackSize<T>; i++) {
+            const float norm = (inp.value[i] - mean) * rstd;
+            const float dnorm = dout.value[i] * w.value[i];  // 0 beyond the row: the weight is 0 there
+            sums.dbias[p].value[i] += dout.value[i];
+            sums.dweight[p].value[i] = fmaf(dout.value[i], norm, sums.dweight[p].value[i]);
+            row.dnorm += dnorm;
+            row.dnorm_norm = fmaf(dnorm, norm, row.dnorm_norm);
+        }
+    }
+    return row;
+}
+
+template <bool kAligned, class Worker, class T, int kPacks>
+__device__ void store_input_gradient(const Worker& worker, const Pack<T> (&weight)[kPacks], int stage, int row,
+                                     float mean, float rstd, RowAverages averages) {
+    T* to = worker.op.dinp + size_t(row) * worker.op.cols;
+#pragma unroll
+    for (int p = 0; p < kPacks; p++) {
+        const int col = worker.column_of(p);
+        if (col >= worker.op.cols) continue;
+        const auto dout = worker.fetched(stage, kDout, p), inp = worker.fetched(stage, kInp, p), w = unpack(weight[p]);
+        Floats<T, kPackSize<T>> dinp{};
+        if (worker.op.accumulate_dinp) dinp = worker.fetched(stage, kDinp, p);
+#pragma unroll
+        for (int i = 0; i < kPackSize<T>; i++) {
+            const float norm = (inp.value[i] - mean) * rstd;
+            const float centered = fmaf(dout.value[i], w.value[i], -averages.dnorm);
+            dinp.value[i] += fmaf(-norm, averages.dnorm_norm, centered) * rstd;
+        }
+        store_pack<kAligned>(to + col, pack_floats(dinp), worker.op.cols - col);
+    }
+}
+
+// The block's sums of columns, over its slots of rows in order, to the group's place in scratch.
+template <class Worker, class T, int kPacks>
+__device__ void store_column_sums(const Worker& worker, const ColumnSums<T, kPacks>& sums, int group) {
+    const int slots = kWarps / worker.warps_per_row, cols = worker.op.cols;
+    const int stride = worker.warps_per_row * kPacks * kWarpSize * kPackSize<T>;  // of a slot
+    const int slot = worker.warp / worker.warps_per_row;
+    __syncthreads();  // the sums lie where the ring was
+#pragma unroll
+    for (int p = 0; p < kPacks; p++)
+#pragma unroll
+        for (int i = 0; i < kPackSize<T>; i++) {
+            worker.s.columns[0][slot * stride + worker.column_of(p) + i] = sums.dweight[p].value[i];
+            worker.s.columns[1][slot * stride + worker.column_of(p) + i] = sums.dbias[p].value[i];
+        }
+    __syncthreads();
+    float* out = static_cast<float*>(worker.op.scratch) + size_t(group) * 2 * cols;
+    for (int which = 0; which < 2; which++)
+        for (int c = int(threadIdx.x); c < cols; c += kThreads) {
+            float sum = 0;
+            for (int k = 0; k < slots; k++) sum += worker.s.columns[which][k * stride + c];
+            out[which * cols + c] = sum;
+        }
+}
+
+template <class T, int kPacks, bool kAligned>
+__global__ void __launch_bounds__(kThreads, 2) norm_backward_kernel(NormBackwardGroups<T> groups) {
+    using Worker = GroupWorker<T, kPacks, kAligned>;
+    const NormBackward<T>& op = groups.op;
+    const T* __restrict__ weight_from = op.weight;
+    const float* __restrict__ means = op.mean;
+    const float* __restrict__ rstds = op.rstd;
+    const Worker worker{op, shared_memory<GroupShared<T, kPacks>>(), groups.warps_per_row};
+    const int slots = kWarps / groups.warps_per_row;
+    const int begin = int(blockIdx.x) * groups.rows_per_group;
+    const int end = min(op.rows, begin + groups.rows_per_group);
+
+    Pack<T> weight[kPacks] = {};
+#pragma unroll
+    for (int p = 0; p < kPacks; p++)
+        if (worker.column_of(p) < op.cols)
+            weight[p] = load_pack<kAligned>(weight_from + worker.column_of(p), op.cols - worker.column_of(p));
+
+    ColumnSums<T, kPacks> sums{};
+    float next_mean = 0, next_rstd = 0;
+    auto fetch = [&](int iteration) {
+        const int row = begin + iteration * slots + worker.warp / groups.warps_per_row;
+        if (row < end) {
+            worker.fetch(iteration % kStages, row);
+            next_mean = means[row];
+            next_rstd = rstds[row];
+        }
+        ptx::cp_async_commit();
+    };
+    fetch(0);
+    for (int iteration = 0; begin + iteration * slots < end; iteration++) {
+        const float mean = next_mean, rstd = next_rstd;
+        fetch(iteration + 1);
+        ptx::cp_async_wait<kStages - 1>();
+        const int row = begin + iteration * slots + worker.warp / groups.warps_per_row, stage = iteration % kStages;
+        RowAverages row_sums{0, 0};
+        if (row < end) row_sums = add_row(worker, sums, weight, stage, mean, rstd);
+        const RowAverages averages = row_averages(worker.s, row_sums, groups.warps_per_row, iteration, op.cols);
+        if (row < end) store_input_gradient<kAligned>(worker, weight, stage, row, mean, rstd, averages);
+    }
+    ptx::cp_async_wait<0>();
+    store_column_sums(worker, sums, int(blockIdx.x));
+}
+
+// ---- rows too wide for a block's registers: correct, not fast -------------------------------------------------------
+
+struct WideShared {
+    float dnorm[kWarps], dnorm_norm[kWarps];
+};
+
+template <class T> __global__ void __launch_bounds__(kThreads) norm_backward_wide_input_kernel(NormBackward<T> op) {
+    WideShared& s = shared_memory<WideShared>();
+    const size_t begin = size_t(blockIdx.x) * op.cols;
+    const T* __restrict__ dout = op.dout + begin;
+    const T* __restrict__ inp = op.inp + begin;
+    const T* __restrict__ weight = op.weight;
+    T* dinp = op.dinp + begin;
+    const float mean = op.mean[blockIdx.x], rstd = op.rstd[blockIdx.x];
+    auto norm = [&](int c) { return (to_float(inp[c]) - mean) * rstd; };
+    auto dnorm = [&](int c) { return to_float(dout[c]) * to_float(weight[c]); };
+    RowAverages sums{0, 0};
+    for (int c = int(threadIdx.x); c < op.cols; c += kThreads) {
+        sums.dnorm += dnorm(c);
+        sums.dnorm_norm = fmaf(dnorm(c), norm(c), sums.dnorm_norm);
+    }
+    const RowAverages averages{block_sum(sums.dnorm, s.dnorm) / float(op.cols),
+                               block_sum(sums.dnorm_norm, s.dnorm_norm) / float(op.cols)};
+    for (int c = int(threadIdx.x); c < op.cols; c += kThreads) {
+        const float value = fmaf(-norm(c), averages.dnorm_norm, dnorm(c) - averages.dnorm) * rstd;
+        dinp[c] = from_float<T>(op.accumulate_dinp ? to_float(dinp[c]) + value : value);
+    }
+}
+
+// Blocks are (blocks of columns, groups); a thread sums one column over the group's rows.
+template <class T>
+__global__ void __launch_bounds__(kThreads) norm_backward_wide_columns_kernel(NormBackwardGroups<T> groups) {
+    const NormBackward<T>& op = groups.op;
+    const T* __restrict__ dout = op.dout;
+    const T* __restrict__ inp = op.inp;
+    const int c = int(blockIdx.x) * kThreads + int(threadIdx.x), group = int(blockIdx.y);
+    if (c >= op.cols) return;
+    const int begin = group * groups.rows_per_group, end = min(op.rows, begin + groups.rows_per_group);
+    float dweight = 0, dbias = 0;
+    for (int row = begin; row < end; row++) {
+        const float g = to_float(dout[size_t(row) * op.cols + c]);
+        const float norm = (to_float(inp[size_t(row) * op.cols + c]) - op.mean[row]) * op.rstd[row];
+        dbias += g;
+        dweight = fmaf(g, norm, dweight);
+    }
+    float* out = static_cast<float*>(op.scratch) + size_t(group) * 2 * op.cols;
+    out[c] = dweight;
+    out[op.cols + c] = dbias;
+}
+
+// ---- the sums of groups become dweight and dbias --------------------------------------------------------------------
+
+struct FinalShared {
+    float part[kFinalRows][kWarpSize];
+};
+
+// A block takes 32 of the 2 cols sums, a lane each; warp w adds groups w, w + 32, ... and warp 0 adds the warps.
+template <class T>
+__global__ void __launch_bounds__(kFinalRows* kWarpSize) norm_backward_final_kernel(NormBackwardGroups<T> groups) {
+    FinalShared& s = shared_memory<FinalShared>();
+    const NormBackward<T>& op = groups.op;
+    const float* __restrict__ parts = static_cast<const float*>(op.scratch);
+    const int lane = int(threadIdx.x) % kWarpSize, warp = int(threadIdx.x) / kWarpSize;
+    const int column = int(blockIdx.x) * kWarpSize + lane, columns = 2 * op.cols;
+    float sum = 0;
+    if (column < columns)
+        for (int group = warp; group < groups.n_groups; group += kFinalRows)
+            sum += parts[size_t(group) * columns + column];
+    s.part[warp][lane] = sum;
+    __syncthreads();
+    if (warp > 0 || column >= columns) return;
+    float total = 0;
+    for (int w = 0; w < kFinalRows; w++) total += s.part[w][lane];
+    float& out = column < op.cols ? op.dweight[column] : op.dbias[column - op.cols];
+    out = op.accumulate ? out + total : total;
+}
+
+// ---- launchers ------------------------------------------------------------------------------------------------------
+
+template <class T> constexpr int columns_per_warp(int packs) { return packs * kWarpSize * kPackSize<T>; }
+
+template <class T, int kPacks, bool kAligned> void launch_groups(const NormBackwardGroups<T>& groups, Stream stream) {
+    launch(norm_backward_kernel<T, kPacks, kAligned>,
+           {.name = "norm_backward",
+            .blocks = blocks_for(size_t(groups.n_groups), 1),
+            .threads = kThreads,
+            .shared_bytes = sizeof(GroupShared<T, kPacks>)},
+           stream, groups);
+}
+
+template <class T> void launch_wide(const NormBackwardGroups<T>& groups, Stream stream) {
+    const NormBackward<T>& op = groups.op;
+    launch(norm_backward_wide_input_kernel<T>,
+           {.name = "norm_backward, dinp of wide rows",
+            .blocks = blocks_for(size_t(op.rows), 1),
+            .threads = kThreads,
+            .shared_bytes = sizeof(WideShared)},
+           stream, op);
+    launch(norm_backward_wide_columns_kernel<T>,
+           {.name = "norm_backward, columns of wide rows",
+            .blocks = dim3(blocks_for(size_t(op.cols), kThreads).x, unsigned(groups.n_groups)),
+            .threads = kThreads},
+           stream, groups);
+}
+
+}  // namespace
+
+template <class T> void norm_backward(const NormBackward<T>& op, Stream stream) {
+    require(op.rows > 0 && op.cols > 0, "norm_backward: %d rows of %d columns", op.rows, op.cols);
+    NormBackwardGroups<T> groups{op, rows_per_group(op.rows), n_groups(op.rows), 1};
+    while (groups.warps_per_row < kWarps && op.cols > groups.warps_per_row * columns_per_warp<T>(kMaxPacks))
+        groups.warps_per_row *= 2;
+    const bool aligned = op.cols % kPackSize<T> == 0 && are_aligned(16, op.dinp, op.dout, op.inp, op.weight);
+    if (op.cols > groups.warps_per_row * columns_per_warp<T>(kMaxPacks))
+        launch_wide(groups, stream);
+    else if (!aligned)
+        launch_groups<T, kMaxPacks, false>(groups, stream);
+    else if (op.cols > groups.warps_per_row * columns_per_warp<T>(2))
+        launch_groups<T, kMaxPacks, true>(groups, stream);
+    else
+        launch_groups<T, 2, true>(groups, stream);
+    launch(norm_backward_final_kernel<T>,
+           {.name = "norm_backward, sums of groups",
+            .blocks = blocks_for(2 * size_t(op.cols), kWarpSize),
+            .threads = kFinalRows * kWarpSize,
+            .shared_bytes = sizeof(FinalShared)},
+           stream, groups);
+}
+
+template <class T> size_t norm_backward_scratch_bytes(const NormBackward<T>& op) {
+    return size_t(n_groups(op.rows)) * 2 * op.cols * sizeof(float);
+}
+
+template void norm_backward(const NormBackward<float>&, Stream);
+template void norm_backward(const NormBackward<bf16>&, Stream);
+template void norm_backward(const NormBackward<fp16>&, Stream);
+template size_t norm_backward_scratch_bytes(const NormBackward<float>&);
+template size_t norm_backward_scratch_bytes(const NormBackward<bf16>&);
+template size_t norm_backward_scratch_bytes(const NormBackward<fp16>&);
+
+}  // namespace ops

@@ -1,0 +1,153 @@
+// AdamW and SGD over all chunks in one launch: 8 blocks per chunk, packs of 4 elements, each array read and written
+// once. Moved per element: AdamW 28 bytes (master, m, v both ways, grad once), SGD 20, and the parameter's 2 in 16
+// bits. Numerics: float, rounded where the CPU rounds, with IEEE division and root; the step's scalars are made in
+// double, by one thread of a block. If a gradient is not finite every block sees so in grad_norm and leaves.
+#include <cmath>
+
+#include "kernels/cuda/reduce.cuh"
+#include "kernels/cuda/vector.cuh"
+#include "kernels/ops.h"
+
+namespace ops {
+
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kBlocksPerChunk = 8;  // small enough pieces that the last ones do not leave processors idle for long
+constexpr int kBlockElements = kChunkElements / kBlocksPerChunk;
+constexpr int kSize = kPackSize<float>;
+
+using Four = Floats<float, kSize>;
+
+// The packs of a block's part of a chunk: body.template operator()<whole>(place in the flat arrays, available).
+template <class Body> __device__ void for_packs(const Chunk& chunk, bool aligned, Body body) {
+    const int begin = int(blockIdx.x) % kBlocksPerChunk * kBlockElements;
+    const int end = min(chunk.count, begin + kBlockElements);
+    for (int i = begin + int(threadIdx.x) * kSize; i < end; i += kThreads * kSize) {
+        if (aligned && end - i >= kSize)
+            body.template operator()<true>(chunk.begin + i, kSize);
+        else
+            body.template operator()<false>(chunk.begin + i, end - i);
+    }
+}
+
+// A block of a chunk that has no elements left for it.
+__device__ bool is_beyond(const Chunk& chunk) {
+    return int(blockIdx.x) % kBlocksPerChunk * kBlockElements >= chunk.count;
+}
+
+template <class T> __device__ bool is_aligned(const T* flat, const Chunk& chunk) {
+    return reinterpret_cast<uintptr_t>(flat + chunk.begin) % (kSize * sizeof(T)) == 0;
+}
+
+// Stores the masters and, where there are any, the parameters: the masters rounded to T.
+template <bool kWhole, class Op>
+__device__ void store_masters(const Op& op, size_t place, const Four& master, int available) {
+    store_pack<kWhole>(op.master + place, pack_floats(master), available);
+    if (!op.param) return;
+    using T = std::remove_pointer_t<decltype(op.param)>;
+    Floats<T, kSize> rounded;
+#pragma unroll
+    for (int k = 0; k < kSize; k++) rounded.value[k] = master.value[k];
+    store_pack<kWhole>(op.param + place, pack_floats(rounded), available);
+}
+
+// What one chunk's update needs besides the arrays, as torch rounds it: Python's doubles become float at the kernel.
+struct AdamwScalars {
+    float grad_scale, beta1, beta2, one_minus_beta1, one_minus_beta2;
+    float keep;  // 1 - learning rate * weight decay, 1 where nothing decays
+    float step_size, root_bias_correction2, eps;
+};
+
+template <class T> __device__ AdamwScalars adamw_scalars(const AdamwUpdate<T>& op, bool decayed) {
+    const StepScalars step = *op.scalars;
+    const double decay = decayed ? double(step.learning_rate) * op.weight_decay : 0.0;
+    return {.grad_scale = op.grad_norm->scale,
+            .beta1 = float(op.beta1),
+            .beta2 = float(op.beta2),
+            .one_minus_beta1 = float(1.0 - op.beta1),
+            .one_minus_beta2 = float(1.0 - op.beta2),
+            .keep = float(1.0 - decay),
+            .step_size = float(double(step.learning_rate) / step.bias_correction1),
+            .root_bias_correction2 = float(sqrt(double(step.bias_correction2))),
+            .eps = op.eps};
+}
+
+template <class T> __global__ void __launch_bounds__(kThreads) adamw_update_kernel(AdamwUpdate<T> op) {
+    AdamwScalars& s = shared_memory<AdamwScalars>();
+    const Chunk chunk = op.chunks[blockIdx.x / kBlocksPerChunk];
+    if (op.grad_norm->non_finite_tensor >= 0 || is_beyond(chunk)) return;
+    if (threadIdx.x == 0) s = adamw_scalars(op, chunk.decayed);
+    __syncthreads();
+    const float* __restrict__ grad = op.grad;
+    const bool aligned = is_aligned(op.master, chunk) && is_aligned(op.m, chunk) && is_aligned(op.v, chunk) &&
+                         is_aligned(grad, chunk) && is_aligned(op.param, chunk);
+    for_packs(chunk, aligned, [&]<bool kWhole>(size_t place, int available) {
+        const Four gradient = unpack(load_pack<kWhole>(grad + place, available));
+        Four master = unpack(load_pack<kWhole>(op.master + place, available));
+        Four m = unpack(load_pack<kWhole>(op.m + place, available));
+        Four v = unpack(load_pack<kWhole>(op.v + place, available));
+#pragma unroll
+        for (int k = 0; k < kSize; k++) {
+            const float g = gradient.value[k] * s.grad_scale;
+            m.value[k] = fmaf(m.value[k], s.beta1, g * s.one_minus_beta1);
+            v.value[k] = fmaf(v.value[k], s.beta2, g * g * s.one_minus_beta2);
+            const float denominator = sqrtf(v.value[k]) / s.root_bias_correction2 + s.eps;
+            master.value[k] = fmaf(master.value[k], s.keep, -s.step_size * (m.value[k] / denominator));
+        }
+        store_pack<kWhole>(op.m + place, pack_floats(m), available);
+        store_pack<kWhole>(op.v + place, pack_floats(v), available);
+        store_masters<kWhole>(op, place, master, available);
+    });
+}
+
+template <class T> __global__ void __launch_bounds__(kThreads) sgd_update_kernel(SgdUpdate<T> op) {
+    const Chunk chunk = op.chunks[blockIdx.x / kBlocksPerChunk];
+    if (op.grad_norm->non_finite_tensor >= 0) return;
+    const float* __restrict__ grad = op.grad;
+    const float learning_rate = op.scalars->learning_rate, grad_scale = op.grad_norm->scale;
+    const float decay = chunk.decayed ? op.weight_decay : 0.0f;
+    const bool aligned = is_aligned(op.master, chunk) && is_aligned(op.m, chunk) && is_aligned(grad, chunk) &&
+                         is_aligned(op.param, chunk);
+    for_packs(chunk, aligned, [&]<bool kWhole>(size_t place, int available) {
+        const Four gradient = unpack(load_pack<kWhole>(grad + place, available));
+        Four master = unpack(load_pack<kWhole>(op.master + place, available));
+        Four m = unpack(load_pack<kWhole>(op.m + place, available));
+#pragma unroll
+        for (int k = 0; k < kSize; k++) {
+            m.value[k] = fmaf(op.momentum, m.value[k], gradient.value[k] * grad_scale);
+            master.value[k] = fmaf(-learning_rate, fmaf(decay, master.value[k], m.value[k]), master.value[k]);
+        }
+        store_pack<kWhole>(op.m + place, pack_floats(m), available);
+        store_masters<kWhole>(op, place, master, available);
+    });
+}
+
+dim3 blocks_of(int n_chunks) { return blocks_for(size_t(n_chunks) * kBlocksPerChunk, 1); }
+
+}  // namespace
+
+template <class T> void adamw_update(const AdamwUpdate<T>& op, Stream stream) {
+    if (op.n_chunks <= 0) return;
+    launch(adamw_update_kernel<T>,
+           {.name = "adamw_update",
+            .blocks = blocks_of(op.n_chunks),
+            .threads = kThreads,
+            .shared_bytes = sizeof(AdamwScalars)},
+           stream, op);
+}
+
+template <class T> void sgd_update(const SgdUpdate<T>& op, Stream stream) {
+    if (op.n_chunks <= 0) return;
+    launch(sgd_update_kernel<T>, {.name = "sgd_update", .blocks = blocks_of(op.n_chunks), .threads = kThreads}, stream,
+           op);
+}
+
+template void adamw_update(const AdamwUpdate<float>&, Stream);
+template void adamw_update(const AdamwUpdate<bf16>&, Stream);
+template void adamw_update(const AdamwUpdate<fp16>&, Stream);
+template void sgd_update(const SgdUpdate<float>&, Stream);
+template void sgd_update(const SgdUpdate<bf16>&, Stream);
+template void sgd_update(const SgdUpdate<fp16>&, Stream);
+
+}  // namespace ops

@@ -1,0 +1,122 @@
+// Packs: neighbouring elements moved by one access of up to 128 bits, and kept in registers as they were stored.
+//
+// A kernel is written once, in packs. Where addresses allow it, it is instantiated with kAligned; else the very same
+// elements are moved one by one, so the order of a sum, and its bits, depend on the shape alone and never on addresses.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/ptx.cuh"
+#include "kernels/numeric.h"
+
+// Elements of T in 128 bits.
+template <class T> inline constexpr int kPackSize = 16 / int(sizeof(T));
+
+template <class T, int kSize = kPackSize<T>> struct Pack {
+    static constexpr int kWords = kSize * int(sizeof(T)) / 4;
+    static_assert(kWords == 1 || kWords == 2 || kWords == 4, "a pack is one access of 4, 8 or 16 bytes");
+    uint32_t word[kWords];
+};
+
+// What the hardware moves at once.
+template <int kWords> struct Access;
+template <> struct Access<1> { using Type = unsigned; };
+template <> struct Access<2> { using Type = uint2; };
+template <> struct Access<4> { using Type = uint4; };
+
+template <int kWords> using AccessType = typename Access<kWords>::Type;
+
+// The first `available` elements from `from` on; the others are 0. With kAligned all of them must be there.
+template <bool kAligned, class T, int kSize = kPackSize<T>>
+__device__ inline Pack<T, kSize> load_pack(const T* from, int available = kSize) {
+    using P = Pack<T, kSize>;
+    if constexpr (kAligned) {
+        return std::bit_cast<P>(*reinterpret_cast<const AccessType<P::kWords>*>(from));
+    } else {
+        P pack{};
+        constexpr int kPerWord = 4 / int(sizeof(T));
+#pragma unroll
+        for (int i = 0; i < kSize; i++) {
+            if (i >= available) break;
+            uint32_t bits;
+            if constexpr (sizeof(T) == 4)
+                bits = std::bit_cast<uint32_t>(from[i]);
+            else
+                bits = uint32_t(from[i].bits) << (i % kPerWord * 16);
+            pack.word[i / kPerWord] |= bits;
+        }
+        return pack;
+    }
+}
+
+// Stores the first `available` elements. With kAligned it stores all of them.
+template <bool kAligned, class T, int kSize>
+__device__ inline void store_pack(T* to, const Pack<T, kSize>& pack, int available = kSize) {
+    using P = Pack<T, kSize>;
+    if constexpr (kAligned) {
+        *reinterpret_cast<AccessType<P::kWords>*>(to) = std::bit_cast<AccessType<P::kWords>>(pack);
+    } else {
+        constexpr int kPerWord = 4 / int(sizeof(T));
+#pragma unroll
+        for (int i = 0; i < kSize; i++) {
+            if (i >= available) break;
+            const uint32_t word = pack.word[i / kPerWord];
+            if constexpr (sizeof(T) == 4)
+                to[i] = std::bit_cast<T>(word);
+            else
+                to[i] = T{uint16_t(word >> (i % kPerWord * 16))};
+        }
+    }
+}
+
+// The numbers in a pack.
+template <class T, int kSize> struct Floats { float value[kSize]; };
+
+__device__ inline void unpack_word(uint32_t word, const float*, float* to) { to[0] = std::bit_cast<float>(word); }
+__device__ inline void unpack_word(uint32_t word, const bf16*, float* to) {
+    to[0] = std::bit_cast<float>(word << 16);
+    to[1] = std::bit_cast<float>(word & 0xffff0000u);
+}
+__device__ inline void unpack_word(uint32_t word, const fp16*, float* to) {
+    to[0] = to_float(fp16{uint16_t(word)});
+    to[1] = to_float(fp16{uint16_t(word >> 16)});
+}
+
+__device__ inline uint32_t pack_word(const float* from, const float*) { return std::bit_cast<uint32_t>(from[0]); }
+__device__ inline uint32_t pack_word(const float* from, const bf16*) { return ptx::to_bf16x2(from[0], from[1]); }
+__device__ inline uint32_t pack_word(const float* from, const fp16*) { return ptx::to_fp16x2(from[0], from[1]); }
+
+template <class T, int kSize> __device__ inline Floats<T, kSize> unpack(const Pack<T, kSize>& pack) {
+    constexpr int kPerWord = 4 / int(sizeof(T));
+    Floats<T, kSize> floats;
+#pragma unroll
+    for (int w = 0; w < Pack<T, kSize>::kWords; w++)
+        unpack_word(pack.word[w], static_cast<const T*>(nullptr), floats.value + w * kPerWord);
+    return floats;
+}
+
+// Rounds to T.
+template <class T, int kSize> __device__ inline Pack<T, kSize> pack_floats(const Floats<T, kSize>& floats) {
+    constexpr int kPerWord = 4 / int(sizeof(T));
+    Pack<T, kSize> pack;
+#pragma unroll
+    for (int w = 0; w < Pack<T, kSize>::kWords; w++)
+        pack.word[w] = pack_word(floats.value + w * kPerWord, static_cast<const T*>(nullptr));
+    return pack;
+}
+
+// ---- for launchers --------------------------------------------------------------------------------------------------
+
+// Whether every pointer allows accesses of `bytes` bytes. Null does.
+template <class... P> bool are_aligned(size_t bytes, const P*... pointers) {
+    return ((reinterpret_cast<uintptr_t>(pointers) % bytes == 0) && ...);
+}
+
+// How many blocks it takes for `count` pieces of work, `per_block` of them each.
+inline dim3 blocks_for(size_t count, size_t per_block) {
+    const size_t blocks = (count + per_block - 1) / per_block;
+    require(blocks < (size_t(1) << 31), "a launch of %zu blocks: at most 2147483647", blocks);
+    return dim3(unsigned(blocks));
+}
