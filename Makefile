@@ -26,7 +26,7 @@ TEST_SOURCES := $(wildcard test/*.cpp)
 OPS_TESTS    := $(wildcard test/test_ops_*.cpp test/test_model*.cpp test/reference*.cpp) \
                 test/allocations.cpp test/main.cpp
 BENCH        := $(wildcard dev/bench*.cpp)
-PROBE        := $(wildcard test/ptx_probe/*.cu kernels/cuda/launch.cu)
+PROBE        := $(wildcard test/ptx_probe/*.cu)
 object        = $(patsubst %,$(BUILD)/%.o,$(1))
 HOST         := $(call object,$(HOST_SOURCES))
 CPU          := $(call object,$(CPU_SOURCES))
@@ -64,21 +64,38 @@ $(BUILD)/bench_cpu: $(call object,$(BENCH)) $(HOST) $(CPU)
 $(BUILD)/bench_cuda: $(call object,$(BENCH)) $(HOST) $(CUDA)
 	$(CXX) $(CXXFLAGS) -o $@ $^ $(CUDA_LIBS)
 
-# The CUDA kernels executed on the CPU: compiled as C++ against the simulator in test/simt, tested by the same cases as
-# the CPU's ops. The simulator is not under test: built without sanitizers and linked first, so its inline functions
-# are the ones that stay. Misaligned vectors are always looked for; those calls end in test/simt/alignment.cpp.
+# The simulated GPU: the CUDA sources as C++ against test/simt, and the cases that test the CPU's ops. The simulator is
+# not under test: built without sanitizers and linked first, so that its inline functions are the ones that stay.
+# Misaligned vectors are always looked for; those calls end in test/simt/alignment.cpp.
 SIMT_FLAGS   := -std=c++20 -march=$(MARCH) -fno-math-errno -g1 -I. -Itest/simt/include -MMD -MP \
-                $(if $(DEPS),-isystem $(DEPS)/include) -Wall -Wextra -Wshadow -Wno-unknown-pragmas -Werror
-SIMT_CORE    := $(patsubst %,$(BUILD)/simt_core/%.o,$(filter-out test/simt/test_%,$(wildcard test/simt/*.cpp)))
-simt_compile  = @mkdir -p $(@D) && $(CXX) $(SIMT_FLAGS) $(1) -c -x c++ -o $@ $<
-$(BUILD)/simt_core/%.o: %; $(call simt_compile,-O2)
-$(BUILD)/simt/%.o: %;      $(call simt_compile,-O2 -fsanitize=alignment)
+                $(if $(DEPS),-isystem $(DEPS)/include) -Wall -Wextra -Wshadow -Wno-unknown-pragmas -Werror \
+                $(FALSE_ALARMS) -DCUDA_ARCHITECTURES='"simulated"'
+SIMT_CORE    := $(patsubst %,$(BUILD)/simt_core/%.o,$(filter-out test/simt/test_% test/simt/main.cpp, \
+                  $(wildcard test/simt/*.cpp)) kernels/cpu/comm_single.cpp)
+SIMT_TESTED  := $(CUDA_SOURCES) $(wildcard test/simt/test_*.cpp test/test_ops_*.cpp) test/reference.cpp
+simt_objects  = $(SIMT_CORE) $(BUILD)/simt_core/test/simt/main.cpp.o $(SIMT_TESTED:%=$(BUILD)/$(1)/%.o)
+
+$(BUILD)/test_simt: $(call simt_objects,simt)
+	$(CXX) -o $@ $^ $(CATCH_LIBS)
+$(BUILD)/test_simt_tsan: $(call simt_objects,simt_tsan)
+	$(CXX) -fsanitize=thread -o $@ $^ $(CATCH_LIBS)
+$(BUILD)/test_simt_asan: $(call simt_objects,simt_asan)
+	$(CXX) -fsanitize=address,undefined -o $@ $^ $(CATCH_LIBS)
+$(BUILD)/train_gpt_simt: $(SIMT_CORE) $(CUDA_SOURCES:%=$(BUILD)/simt/%.o) $(BUILD)/train_gpt.cu.o $(HOST)
+	$(CXX) -fopenmp -o $@ $^ $(LIBS)
 
 # Each wrapper of ptx.cuh on fixed inputs: on a GPU and, against its twin, on the simulator.
 $(BUILD)/ptx_probe_cuda: $(call object,$(PROBE))
 	$(CXX) $(CXXFLAGS) -o $@ $^ $(CUDA_LIBS)
-$(BUILD)/ptx_probe_simt: $(filter-out %/main.cpp.o,$(SIMT_CORE)) $(patsubst %,$(BUILD)/simt/%.o,$(PROBE))
+$(BUILD)/ptx_probe_simt: $(SIMT_CORE) $(PROBE:%=$(BUILD)/simt/%.o)
 	$(CXX) -o $@ $^
+
+simt_compile = @mkdir -p $(@D); $(CXX) $(SIMT_FLAGS) $(1) -c -x c++ -o $@ $<
+$(BUILD)/simt_core/%.o: %; $(call simt_compile,-O2)
+$(BUILD)/simt/%.o: %;      $(call simt_compile,-O2 -fsanitize=alignment)
+$(BUILD)/simt_tsan/%.o: %; $(call simt_compile,-O1 -fsanitize=thread -fsanitize=alignment)
+$(BUILD)/simt_asan/%.o: %; $(call simt_compile,-O1 -fsanitize=address -fsanitize=undefined -fsanitize-recover=address \
+                             -Wno-maybe-uninitialized)
 
 # The inner loops are written to be unrolled and vectorised; the rest only has to compile quickly.
 $(CPU): OPT = -O3

@@ -362,7 +362,8 @@ Exit train(const std::string& config_path, const std::vector<std::string>& overr
     std::optional<Checkpoint> checkpoint = checkpoint_to_resume(dir, opened.action);
     const TrainState state =
         checkpoint ? resumed_state(*checkpoint, config, dataset.train.digest(), accept_changes) : new_state(config);
-    configure_device({config.device.tf32, config.device.debug_sync, dir + "/matmul_choices.json"});
+    // Beside the program: the same machine and binary choose the same products, and so give the same bits.
+    configure_device({config.device.tf32, config.device.debug_sync, program_directory() + "/matmul_choices.json"});
     Run run(config, std::move(dataset), state, checkpoint ? &*checkpoint : nullptr);
     checkpoint.reset();
 

@@ -2,6 +2,10 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 
 // Bytes of memory that are resident now, the program and its libraries included. 0 where the system does not say.
 size_t resident_bytes();
+
+// The directory that the running program's file lies in; "." where the system does not say.
+std::string program_directory();

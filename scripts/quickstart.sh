@@ -56,10 +56,26 @@ fi
 stage "a tokenizer and token shards from $text"
 "$trainer" prepare --tokenizer bpe --vocab-size "$(number_of vocab_size < "$config")" "$text" --out "$work/data"
 
-stage "training $config"
+# The number of steps that the configuration asks for, or as many as this machine takes in 220 s.
+steps_in_time() {
+    "$trainer" "$config" --set run.dir="$work/trial" --fresh --set train.max_steps=60 --set schedule.warmup_steps=20 \
+        --set eval.every_steps=0 --set sample.every_steps=0 > /dev/null || return
+    sed -n 's/.*"step_ms": *\([0-9.]*\).*/\1/p' "$work/trial/metrics.jsonl" | tail -n 40 | sort -n |
+        awk -v wanted="$(number_of max_steps < "$config")" '
+            { ms[NR] = $1 } END { fit = int(220000 / ms[int((NR + 1) / 2)]); print fit < wanted ? fit : wanted }'
+    rm -rf "$work"/trial*
+}
+
+steps=$(steps_in_time)
+run_command="$trainer $config"
+if [ "$steps" != "$(number_of max_steps < "$config")" ]; then
+    stage "this machine has time for $steps of $(number_of max_steps < "$config") steps; the text will be worse"
+    run_command+=" --set train.max_steps=$steps"
+fi
+stage "training: $run_command"
 code=0
-"$trainer" "$config" --fresh || code=$?
-if [ "$code" = 75 ]; then stage "stopped, nothing is lost; to go on: $trainer $config --resume"; fi
+$run_command --fresh || code=$?
+if [ "$code" = 75 ]; then stage "stopped, nothing is lost; to go on: $run_command --resume"; fi
 [ "$code" = 0 ] || exit "$code"
 
 stage "a sample from the trained model"

@@ -9,7 +9,6 @@ import subprocess
 from trainer import ENVIRONMENT, ROOT, TRAINER, TrainerTest
 
 CPU_TRAINER = ROOT / "build/train_gpt_cpu"
-CHOICES = "matmul_choices.json"
 STEPS = 30
 # Heads of 64, for which the kernels are made, and odd sizes, for which they must be right.
 MODELS = {
@@ -42,11 +41,7 @@ class GpuTrainer(TrainerTest):
                 for run in ("first", "second", "resumed"):
                     shutil.rmtree(self.dir / run, ignore_errors=True)
                 self.train(run_dir="first", **settings)
-                # The fastest algorithm of each product is found by timing: the second run takes the first one's choice.
-                (self.dir / "second").mkdir()
-                if (self.dir / "first" / CHOICES).exists():
-                    shutil.copy(self.dir / "first" / CHOICES, self.dir / "second")
-                self.train("--auto", run_dir="second", **settings)
+                self.train(run_dir="second", **settings)
                 self.assertEqual(self.records("first"), self.records("second"))
                 self.assertEqual(self.weights(20, "first"), self.weights(20, "second"))
                 # What a run leaves that dies after step 10.

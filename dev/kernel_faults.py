@@ -1,0 +1,143 @@
+"""Faults for dev/plant_faults.py: (file, what is wrong, the code as it is, the code with the fault).
+
+The code must stand in the file exactly once. Each fault is of a kind that hardware or a kind schedule may hide: a
+missing barrier or wait, a comparison off by one, a wrong lane, a dropped tail, a missing scale, a wrong order.
+"""
+CUDA = "kernels/cuda/"
+FORWARD, BACKWARD = CUDA + "attention_forward.cu", CUDA + "attention_backward.cu"
+TILES, NORM, NORM_BACKWARD = CUDA + "attention_tiles.cuh", CUDA + "norm.cu", CUDA + "norm_backward.cu"
+LOSS, EMBEDDING, OPTIMIZER = CUDA + "cross_entropy.cu", CUDA + "embedding.cu", CUDA + "optimizer.cu"
+REDUCE, GRAD_NORM, EPILOGUE = CUDA + "reduce.cuh", CUDA + "grad_norm.cu", CUDA + "matmul_epilogue.cu"
+MATMUL, FILL, VECTOR = CUDA + "matmul.cu", CUDA + "fill.cu", CUDA + "vector.cuh"
+
+FAULTS = [
+    # ---- attention, forward
+    (FORWARD, "no barrier before the queries are read",
+     "    __syncthreads();  // the queries are there\n", ""),
+    (FORWARD, "no barrier between a tile's arrival and its use",
+     "        __syncthreads();  // the tile is there, and nobody reads the other stage any more\n", ""),
+    (FORWARD, "the wait for a tile leaves one copy in flight",
+     "        ptx::cp_async_wait<0>();", "        ptx::cp_async_wait<1>();"),
+    (FORWARD, "the wait for the queries is missing",
+     "    ptx::cp_async_wait<1>();\n    __syncthreads();  // the queries", "    __syncthreads();  // the queries"),
+    (FORWARD, "the copy of keys and values is never committed",
+     "                                                count);\n    ptx::cp_async_commit();",
+     "                                                count);"),
+    (FORWARD, "a query sees one key too many", "if (key > query + distance)", "if (key > query + distance + 1)"),
+    (FORWARD, "a query does not see itself", "if (key > query + distance)", "if (key >= query + distance)"),
+    (FORWARD, "the last tile that needs a mask gets none",
+     "if (distance < kKeys - 1) mask_future", "if (distance < kKeys - 16) mask_future"),
+    (FORWARD, "the sum before is not rescaled",
+     "float sum = softmax.sum[m][half] * rescale;", "float sum = softmax.sum[m][half];"),
+    (FORWARD, "the output before is not rescaled", "out[m][n][i] *= rescale;", "out[m][n][i] *= 1.0f;"),
+    (FORWARD, "the maximum of a row leaves out two of its four lanes",
+     "    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));", "    return x;"),
+    (FORWARD, "the sum of a row is taken over the wrong lanes",
+     "return x + __shfl_xor_sync(0xffffffffu, x, 2);", "return x + __shfl_xor_sync(0xffffffffu, x, 4);"),
+    (FORWARD, "the log-sum-exp lacks the scale",
+     "softmax.max[m][half] * op.scale + logf", "softmax.max[m][half] + logf"),
+    (FORWARD, "the tail of the queries writes its log-sum-exp too",
+     "if (lane % 4 == 0 && row < at.seq_len)", "if (lane % 4 == 0)"),
+    (FORWARD, "values of the wrong head in grouped-query attention",
+     "qkv + at.value(b, head / at.group(), 0);", "qkv + at.value(b, head % at.n_kv_head, 0);"),
+    # ---- attention, tiles and fragments
+    (TILES, "values are read without transposing", "ptx::ldmatrix<4, true>(b,", "ptx::ldmatrix<4>(b,"),
+    (TILES, "halves of a packed fragment in the wrong order",
+     "ptx::pack<T>(w[i % 2 * 2], w[i % 2 * 2 + 1]);", "ptx::pack<T>(w[i % 2 * 2 + 1], w[i % 2 * 2]);"),
+    (TILES, "fragment rows swapped", "weights[m][2 * k + i / 2];", "weights[m][2 * k + i % 2];"),
+    (TILES, "the swizzle forgets the row", "((chunk ^ (row & 7)) << 4)", "((chunk ^ (row & 3)) << 4)"),
+    (TILES, "rows beyond the sequence are copied", "inside ? 16 : 0);", "16);"),
+    (TILES, "the last row is not stored", "if (r < count)\n", "if (r + 1 < count)\n"),
+    (TILES, "a row too many is stored", "if (r < count)\n", "if (r <= count)\n"),
+    (TILES, "no warp barrier before the output is read back",
+     "    __syncwarp();\n#pragma unroll\n    for (int pass = 0; pass < 16", "#pragma unroll\n"
+     "    for (int pass = 0; pass < 16"),
+    (TILES, "the second half of the product goes to the first",
+     "ptx::mma_m16n8k16<T>(acc[m][2 * pair + 1], a[m], b + 2, acc[m][2 * pair + 1]);\n        }\n    }\n"
+     "}\n\n// acc (16 kM, kHeadSize)",
+     "ptx::mma_m16n8k16<T>(acc[m][2 * pair + 1], a[m], b, acc[m][2 * pair + 1]);\n        }\n    }\n}\n\n"
+     "// acc (16 kM, kHeadSize)"),
+    # ---- attention, backward
+    (BACKWARD, "the gradient of the scores without dout . out",
+     "dp = score * (dp - query.dout_out);", "dp = score * dp;"),
+    (BACKWARD, "no barrier between tiles of queries",
+     "        __syncthreads();  // the tile is there; nobody reads the other stage, or the rows that stay, any more\n"
+     "        if (tile + 1 < n_tiles)\n            load_queries", "        if (tile + 1 < n_tiles)\n"
+     "            load_queries"),
+    (BACKWARD, "statistics are read before the warp has written them",
+     "    __syncwarp();  // a query's statistics are read by four lanes of this warp\n", ""),
+    (BACKWARD, "the gradient of the keys lacks the scale",
+     "dkey, [&](int, int) { return op.scale; });", "dkey, [&](int, int) { return 1.0f; });"),
+    (BACKWARD, "the mask of the keys is off by one",
+     "if (row > column + distance) scores", "if (row >= column + distance) scores"),
+    (BACKWARD, "only the first query head of a group reaches the keys",
+     "return at.group() * per_head_;", "return per_head_;"),
+    # ---- norms
+    (REDUCE, "a block sum without its barrier",
+     "s_part[threadIdx.x / kWarpSize] = value;\n    __syncthreads();\n"
+     "    V sum", "s_part[threadIdx.x / kWarpSize] = value;\n    V sum"),
+    (REDUCE, "a warp sum over half a warp",
+     "template <class V> __device__ inline V warp_sum(V value) {\n#pragma unroll\n"
+     "    for (int lanes = kWarpSize / 2;",
+     "template <class V> __device__ inline V warp_sum(V value) {\n#pragma unroll\n"
+     "    for (int lanes = kWarpSize / 4;"),
+    (REDUCE, "a block sum leaves out the last warp",
+     "for (int warp = 1; warp < kWarps; warp++) sum +=", "for (int warp = 1; warp < kWarps - 1; warp++) sum +="),
+    (NORM, "the variance counts the padding of the last pack", "squares = i < available ?", "squares = i <= "
+    "available ?"),
+    (NORM, "the last rows are left to nobody's block", "if (row >= op.rows) return;\n    normalize_row",
+     "if (row + 1 >= op.rows) return;\n    normalize_row"),
+    (NORM_BACKWARD, "the ring is read before the copy has landed",
+     "        ptx::cp_async_wait<kStages - 1>();", "        ptx::cp_async_wait<kStages>();"),
+    (NORM_BACKWARD, "no barrier between the ring and the sums that lie in its place",
+     "    __syncthreads();  // the sums lie where the ring was\n", ""),
+    (NORM_BACKWARD, "sums of rows of both parities in one place", "s.row_sums[iteration % 2];", "s.row_sums[0];"),
+    (NORM_BACKWARD, "a group loses its last row",
+     "    const int end = min(op.rows, begin + groups.rows_per_group);\n\n    Pack",
+     "    const int end = min(op.rows, begin + groups.rows_per_group - 1);\n\n    Pack"),
+    (NORM_BACKWARD, "weight gradients overwrite instead of adding",
+     "out = op.accumulate ? out + total : total;", "out = total;"),
+    # ---- loss
+    (LOSS, "the maximum of a pack is not carried into the sum",
+     "float sum = softmax.sum * exp_below(softmax.max, scaled_max);", "float sum = softmax.sum;"),
+    (LOSS, "padding takes part in the softmax",
+     "x.value[i] = i < available ? x.value[i] : -INFINITY;", "x.value[i] = i <= available ? x.value[i] : -INFINITY;"),
+    (LOSS, "the target's logit is read after its owner has overwritten it",
+     "        op.loss[row] = float(log(double(softmax.sum)) + (double(softmax.max * kLog2E) * kLn2 - "
+     "double(target_logit)));",
+     "        op.loss[row] = float(log(double(softmax.sum)) + (double(softmax.max * kLog2E) * kLn2 - "
+     "double(to_float(logits[target]))));"),
+    (LOSS, "the loss scale is forgotten", "op.grad_scale * (op.loss_scale ? *op.loss_scale : 1.0f);",
+    "op.grad_scale;"),
+    (LOSS, "the padding's gradient is not cleared", "    zero_packs<kAligned>(logits, p, op.padded_vocab);\n}", "}"),
+    # ---- embedding
+    (EMBEDDING, "no barrier before a tile's places are known",
+     "    if (digit >= 0 && rank == 0) s.place[warp][digit] = __popc(same);\n    __syncthreads();",
+     "    if (digit >= 0 && rank == 0) s.place[warp][digit] = __popc(same);"),
+    (EMBEDDING, "a lane counts itself in its rank", "((1u << lane) - 1)", "((2u << lane) - 1)"),
+    (EMBEDDING, "a token's rows end with the window",
+     "const bool goes_on = rows >> (kWarpSize - 1) & 1;", "const bool goes_on = false;"),
+    (EMBEDDING, "the token before the window is taken from the window",
+     "if (lane == 0) token_before = first > 0 ? sums.op.tokens[sums.order[first - 1]] : -1;",
+     "if (lane == 0) token_before = -1;"),
+    # ---- update
+    (OPTIMIZER, "no barrier before the scalars are read",
+     "    if (threadIdx.x == 0) s = adamw_scalars(op, chunk.decayed);\n    __syncthreads();",
+     "    if (threadIdx.x == 0) s = adamw_scalars(op, chunk.decayed);"),
+    (OPTIMIZER, "the update is applied to gradients that are not finite",
+     "    if (op.grad_norm->non_finite_tensor >= 0 || is_beyond(chunk)) return;", "    if "
+     "(is_beyond(chunk)) return;"),
+    (OPTIMIZER, "eps inside the root",
+     "sqrtf(v.value[k]) / s.root_bias_correction2 + s.eps", "sqrtf(v.value[k] + s.eps) / s.root_bias_correction2"),
+    (GRAD_NORM, "NaN is taken for finite", "if (!(fabs(sums[i]) < INFINITY))", "if (fabs(sums[i]) >= INFINITY)"),
+    # ---- around the products
+    (EPILOGUE, "no barrier before the warps' sums are added",
+     "    __syncthreads();  // all warps' sums are there\n", ""),
+    (EPILOGUE, "column sums drop the last group's tail",
+     "end_row = min(op.rows, first_row + kGroupRows);", "end_row = min(op.rows / 2 * 2, first_row + kGroupRows);"),
+    (MATMUL, "a weight gradient adds to what was there on the first micro-step",
+     "                       .accumulate = op.accumulate};\n"
+     "    if (!op.dbias)", "                       .accumulate = true};\n    if (!op.dbias)"),
+    (VECTOR, "the second half of a word of bf16 keeps the first half's bits",
+     "to[1] = std::bit_cast<float>(word & 0xffff0000u);", "to[1] = std::bit_cast<float>(word);"),
+]

@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+"""Proof that the tests of the CUDA kernels find faults: plants each fault of kernel_faults.py in a copy of the tree.
+
+    dev/plant_faults.py [--only TEXT] [--out FILE.md]
+
+For each fault it builds build/test_simt in the copy and runs the tests of the op's family in one mode after the other
+until one fails: the default order, three seeds, the strict proxy, ThreadSanitizer, AddressSanitizer. A mode must pass
+without a fault to count as a witness. Exit code 0 if every fault is caught. Takes a minute or two per fault.
+"""
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from kernel_faults import FAULTS
+
+ROOT = Path(__file__).resolve().parents[1]
+MODES = [("default order", "test_simt", []), ("seed 1", "test_simt", ["--seed", "1"]),
+         ("seed 2", "test_simt", ["--seed", "2"]), ("seed 3", "test_simt", ["--seed", "3"]),
+         ("strict proxy", "test_simt", ["--strict-proxy"]), ("ThreadSanitizer", "test_simt_tsan", []),
+         ("AddressSanitizer", "test_simt_asan", [])]
+# Which tests exercise a file; reduce.cuh and vector.cuh are under everything that is not a product.
+FAMILIES = [("attention", "*attention*"), ("norm", "*norm*"), ("cross_entropy", "*cross_entropy*"),
+            ("embedding", "*embedding*"), ("optimizer", "*update*"), ("grad_norm", "*norm_finish*"),
+            ("matmul", "*matmul*"), ("fill", "*fill*,*cast*"), ("gelu", "*gelu*")]
+SECONDS = 900  # for one mode; a deadlock is reported much sooner
+
+
+def tests_of(file):
+    name = Path(file).name
+    return next((tests for family, tests in FAMILIES if name.startswith(family)), "[ops]~*matmul*~*attention*")
+
+
+def build(tree, program):
+    return subprocess.run(["make", "-s", f"-j{os.cpu_count()}", f"build/{program}"], cwd=tree, capture_output=True,
+                          text=True, check=False)
+
+
+def run(tree, program, flags, tests):
+    """None if all tests pass, else what was said first."""
+    try:
+        result = subprocess.run([f"build/{program}", tests, *flags], cwd=tree, capture_output=True, text=True,
+                                errors="replace", timeout=SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return f"no end within {SECONDS} s"
+    if result.returncode == 0:
+        return None
+    said = result.stdout + result.stderr
+    for pattern in (r"(?:data race|ERROR: AddressSanitizer: [\w-]+|runtime error: [^\n]*)",
+                    r"(?:race|deadlock|barrier|misaligned|in flight|no memory|never|inactive)[^\n]{0,80}",
+                    r"\w+\[\d+\] is [^\n]{0,60}"):
+        if found := re.search(pattern, said):
+            return " ".join(found[0].split())
+    return f"exit code {result.returncode}"
+
+
+def first_witness(tree, file):
+    for mode, program, flags in MODES:
+        built = build(tree, program)
+        if built.returncode != 0:
+            return None, f"does not compile: {built.stderr[-400:]}"
+        if said := run(tree, program, flags, tests_of(file)):
+            return mode, said
+    return None, "nobody noticed"
+
+
+def copy_of_tree(folder):
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True,
+                            check=True).stdout.splitlines()
+    for name in listed:
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    for objects in (ROOT / "build").glob("simt*"):  # what is built already need not be built again
+        shutil.copytree(objects, folder / "build" / objects.name)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="only faults whose file or description contains this")
+    parser.add_argument("--out", type=Path, help="Markdown table of the results")
+    args = parser.parse_args()
+    chosen = [fault for fault in FAULTS if args.only in fault[0] or args.only in fault[1]]
+    rows, escaped = [], 0
+    with tempfile.TemporaryDirectory() as temporary:
+        tree = Path(temporary, "tree")
+        copy_of_tree(tree)
+        for file, what, old, new in chosen:
+            path = tree / file
+            source = path.read_text()
+            if source.count(old) != 1:
+                sys.exit(f"{file}: the code of \"{what}\" stands there {source.count(old)} times, not once")
+            start = time.time()
+            path.write_text(source.replace(old, new))
+            mode, said = first_witness(tree, file)
+            path.write_text(source)
+            escaped += mode is None
+            rows.append(f"| {Path(file).name} | {what} | {mode or '**escaped**'} | {said.replace('|', '/')} |")
+            print(f"{len(rows)}/{len(chosen)} {rows[-1]} {time.time() - start:.0f} s", flush=True)
+    summary = f"{len(rows)} faults planted, {len(rows) - escaped} caught, {escaped} escaped"
+    if args.out:
+        table = ["| file | fault | first witness | what it said |", "|---|---|---|---|", *rows, "", summary, ""]
+        args.out.write_text("\n".join(table))
+    print(summary)
+    return 1 if escaped else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

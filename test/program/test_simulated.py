@@ -1,0 +1,42 @@
+"""The whole trainer on the simulated GPU: the CUDA kernels against the CPU's, step by step."""
+import math
+import os
+import subprocess
+
+from trainer import ENVIRONMENT, ROOT, TrainerTest
+
+SIMULATED = ROOT / os.environ.get("OTHER_TRAINER", "build/train_gpt_simt")
+UNIT_ROUNDOFF = {"fp32": 2.0 ** -24, "bf16": 2.0 ** -8, "fp16": 2.0 ** -11}
+STEPS, LAYERS, ROWS = 10, 2, 120
+
+
+def tolerance(precision, step):
+    """How far the losses may be apart: both round at the same places, but sums run in another order, so that any
+    stored number may round the other way. A rounding is off by 0.35 round-offs in the root mean square; about 12 per
+    layer and 4 outside add up as independent errors in each row's loss, and those of all rows average out. Eight
+    standard deviations, as in tolerance.h. The weights differ by as much again after each update."""
+    return step * 8 * 0.35 * UNIT_ROUNDOFF[precision] * math.sqrt(12 * LAYERS + 4) / math.sqrt(ROWS)
+
+
+class Simulated(TrainerTest):
+    def train_both(self, precision, **changes):
+        config = self.write_config(train_max_steps=STEPS, train_precision=precision, **changes)
+        self.run_trainer(config, "--set", "run.dir=cpu")
+        subprocess.run([SIMULATED, config, "--set", "run.dir=cuda"], cwd=self.dir, check=True, timeout=600,
+                       stdout=subprocess.DEVNULL, env=ENVIRONMENT)
+        cpu, cuda = self.losses("cpu"), self.losses("cuda")
+        self.assertEqual(len(cuda), STEPS)
+        for step, (expected, loss) in enumerate(zip(cpu, cuda), 1):
+            self.assertTrue(abs(loss - expected) <= tolerance(precision, step),
+                            f"{precision}, step {step}: {loss} instead of {expected}, off by {loss - expected:.2e}, "
+                            f"allowed {tolerance(precision, step):.2e}")
+        self.assertLess(cuda[-1], cuda[0] - 0.5)
+
+    def test_fp32(self):
+        self.train_both("fp32")
+
+    def test_bf16_with_head_size_64_and_recomputation(self):
+        self.train_both("bf16", model_n_head=2, model_n_embd=128, train_recompute="block")
+
+    def test_fp16_with_a_dynamic_loss_scale(self):
+        self.train_both("fp16", loss_scale_dynamic=True, loss_scale_initial=1024.0)
