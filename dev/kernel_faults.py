@@ -26,7 +26,7 @@ FAULTS = [
     (FORWARD, "a query sees one key too many", "if (key > query + distance)", "if (key > query + distance + 1)"),
     (FORWARD, "a query does not see itself", "if (key > query + distance)", "if (key >= query + distance)"),
     (FORWARD, "the last tile that needs a mask gets none",
-     "if (distance < kKeys - 1) mask_future", "if (distance < kKeys - 16) mask_future"),
+     "if (distance < kKeys - 1) mask_future", "if (distance < kKeys - 32) mask_future"),
     (FORWARD, "the sum before is not rescaled",
      "float sum = softmax.sum[m][half] * rescale;", "float sum = softmax.sum[m][half];"),
     (FORWARD, "the output before is not rescaled", "out[m][n][i] *= rescale;", "out[m][n][i] *= 1.0f;"),

@@ -51,8 +51,8 @@ def run(tree, program, flags, tests):
     if result.returncode == 0:
         return None
     said = result.stdout + result.stderr
-    for pattern in (r"(?:data race|ERROR: AddressSanitizer: [\w-]+|runtime error: [^\n]*)",
-                    r"(?:race|deadlock|barrier|misaligned|in flight|no memory|never|inactive)[^\n]{0,80}",
+    for pattern in (r"data race|ERROR: AddressSanitizer: [\w-]+|runtime error: [^\n]*",
+                    r"[^\n:]*: block \(\d[^\n]{0,120}",
                     r"\w+\[\d+\] is [^\n]{0,60}"):
         if found := re.search(pattern, said):
             return " ".join(found[0].split())

@@ -18,7 +18,7 @@ struct DeviceInfo {
     std::string name;          // "AMD EPYC 9B14, 2 threads" or "NVIDIA H200"
     std::string matmul_path;   // what carries out matrix products, by precision: one line for the log
     size_t memory_bytes = 0;   // installed, of the whole device
-    size_t free_bytes = 0;     // of that, what could be allocated now
+    size_t free_bytes = 0;     // of that, what could be allocated now; 0 where the device cannot be used
     std::string build;         // what this binary holds for the device: one line for --version
     size_t working_bytes = 0;  // host memory that ops may take for themselves, all threads together
     int threads = 0;           // CPU threads that ops use (0 on a GPU)

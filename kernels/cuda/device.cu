@@ -177,6 +177,7 @@ DeviceInfo device_info() {
     const cudaDeviceProp device = current_device();
     info.name = device.name;
     check_cuda(cudaMemGetInfo(&info.free_bytes, &info.memory_bytes), "cudaMemGetInfo");
+    info.free_bytes -= std::min(info.free_bytes, kMatmulWorkspaceBytes + kMatmulSumsBytes);  // what products will take
     return info;
 }
 

@@ -135,7 +135,7 @@ TEMPLATE_TEST_CASE("products: addresses that are only aligned to elements", "[ma
 
 // More float sums than the memory for them holds at once: 4 of these rows.
 TEST_CASE("products: sums finished in several pieces", "[matmul]") {
-    if (simt::tsan()) return;  // ten million elements
+    if (simt::tsan() || simt::asan()) return;  // fifteen million elements
     const WithDefaults defaults;
     cublas_lt().lacking_epilogues = ~0u;
     const int wide = int(kMatmulSumsBytes / sizeof(float) / 4) - 1;
