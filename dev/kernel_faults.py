@@ -73,7 +73,7 @@ FAULTS = [
     (BACKWARD, "the mask of the keys is off by one",
      "if (row > column + distance) scores", "if (row >= column + distance) scores"),
     (BACKWARD, "only the first query head of a group reaches the keys",
-     "return at.group() * per_head_;", "return per_head_;"),
+     "return at.group() * per_head_;", "return min(at.group(), 1) * per_head_;"),
     # ---- norms
     (REDUCE, "a block sum without its barrier",
      "s_part[threadIdx.x / kWarpSize] = value;\n    __syncthreads();\n"

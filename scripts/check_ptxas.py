@@ -12,10 +12,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-# Kernels that may have a stack frame, and why.
-MAY_USE_STACK = {
-    "normal_fill_kernel": "cos of a double reduces large arguments in local memory; runs once, at the start",
-}
 ENTRY = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
 FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 USED = re.compile(r"Used (\d+) registers")
@@ -61,7 +57,7 @@ def main():
         where = f"{row['kernel']} for {row['arch']}"
         if row["spills"]:
             findings.append(f"{where} spills {row['spills']} bytes of registers")
-        elif row["stack"] and row["kernel"].split("<")[0] not in MAY_USE_STACK:
+        elif row["stack"]:
             findings.append(f"{where} has a stack frame of {row['stack']} bytes: arrays that are not in registers")
     table.parent.mkdir(parents=True, exist_ok=True)
     table.write_text("".join("\t".join(str(value) for value in row.values()) + "\n" for row in rows))
