@@ -93,7 +93,8 @@ FAULTS = [
      "        ptx::cp_async_wait<kStages - 1>();", "        ptx::cp_async_wait<kStages>();"),
     (NORM_BACKWARD, "no barrier between the ring and the sums that lie in its place",
      "    __syncthreads();  // the sums lie where the ring was\n", ""),
-    (NORM_BACKWARD, "sums of rows of both parities in one place", "s.row_sums[iteration % 2];", "s.row_sums[0];"),
+    (NORM_BACKWARD, "sums of rows of both parities in one place",
+     "s.row_sums[iteration % 2];", "s.row_sums[iteration % 1];"),
     (NORM_BACKWARD, "a group loses its last row",
      "    const int end = min(op.rows, begin + groups.rows_per_group);\n\n    Pack",
      "    const int end = min(op.rows, begin + groups.rows_per_group - 1);\n\n    Pack"),
@@ -108,7 +109,7 @@ FAULTS = [
      "        op.loss[row] = float(log(double(softmax.sum)) + (double(softmax.max * kLog2E) * kLn2 - "
      "double(target_logit)));",
      "        op.loss[row] = float(log(double(softmax.sum)) + (double(softmax.max * kLog2E) * kLn2 - "
-     "double(to_float(logits[target]))));"),
+     "double(0 * target_logit + to_float(logits[target]))));"),
     (LOSS, "the loss scale is forgotten", "op.grad_scale * (op.loss_scale ? *op.loss_scale : 1.0f);",
     "op.grad_scale;"),
     (LOSS, "the padding's gradient is not cleared", "    zero_packs<kAligned>(logits, p, op.padded_vocab);\n}", "}"),
