@@ -44,7 +44,8 @@ void configure_device(const DeviceSettings& settings);
 void* device_alloc(size_t bytes);
 void device_free(void* memory, size_t bytes);
 
-// Copies in stream order. Host memory must stay as it is until synchronize().
+// Copies in stream order. copy_to_device() has read the host's memory when it returns, so a loop may fill it again
+// without waiting; copy_to_host() has written it after synchronize().
 void copy_to_device(void* device, const void* host, size_t bytes, Stream stream);
 void copy_to_host(void* host, const void* device, size_t bytes, Stream stream);
 

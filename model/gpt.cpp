@@ -21,12 +21,9 @@ using AnyState = std::variant<GptState<float>, GptState<bf16>, GptState<fp16>>;
 
 AnyState place(const GptOptions& options, Arena& arena) {
     switch (options.precision) {
-        case Dtype::bf16:
-            return place_state<bf16>(options, arena);
-        case Dtype::fp16:
-            return place_state<fp16>(options, arena);
-        default:
-            return place_state<float>(options, arena);
+        case Dtype::bf16: return place_state<bf16>(options, arena);
+        case Dtype::fp16: return place_state<fp16>(options, arena);
+        default: return place_state<float>(options, arena);
     }
 }
 
@@ -130,12 +127,7 @@ void Gpt::initialize(uint64_t seed) {
 }
 
 void Gpt::begin_step(const ops::StepScalars& scalars) {
-    std::visit(
-        [&](auto& s) {
-            copy_to_device(s.scalars, &scalars, sizeof(scalars), s.stream);
-            synchronize(s.stream);
-        },
-        impl_->state);
+    std::visit([&](auto& s) { copy_to_device(s.scalars, &scalars, sizeof(scalars), s.stream); }, impl_->state);
 }
 
 namespace {
@@ -144,7 +136,6 @@ template <class State> void load_batch(State& s, const int* tokens, const int* t
     const size_t bytes = size_t(s.options.batch) * size_t(s.options.seq_len) * sizeof(int);
     copy_to_device(s.tokens, tokens, bytes, s.stream);
     copy_to_device(s.targets, targets, bytes, s.stream);
-    synchronize(s.stream);
 }
 
 }  // namespace
