@@ -2,8 +2,10 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdlib>
+#include <optional>
 
 #include "kernels/check.h"
+#include "runtime/scaling.h"
 
 namespace {
 
@@ -72,11 +74,41 @@ void add_sample(CLI::App& app, CommandLine& line) {
     sample->add_option("--seed", line.seed, "another seed, another text")->capture_default_str();
 }
 
-void add_other_commands(CLI::App& app, CommandLine& line) {
-    CLI::App* plan = add_command(app, line, Command::plan, "plan", "memory by category and FLOPs; allocates nothing");
+// What stands behind plan's options, before it is known to mean something.
+struct ScalingTexts {
+    std::optional<std::string> nvlink;
+    std::string net = "50GB/s";
+};
+
+void add_plan(CLI::App& app, CommandLine& line, ScalingTexts& texts) {
+    CLI::App* plan = add_command(app, line, Command::plan, "plan",
+                                 "memory by category and FLOPs, and with --gpus the speed; allocates nothing");
     plan->add_option("CONFIG", line.config, "the run, as JSON")->required();
     add_overrides(*plan, line);
+    auto* gpus = plan->add_option("--gpus", line.scaling.gpus, "predict the speed on this many GPUs, by ZeRO stage")
+                     ->check(CLI::Range(1, 1 << 20));
+    plan->add_option("--gpu", line.scaling.gpu, "which GPU: a100, h100, h200, b200, rtx4090, ...")
+        ->capture_default_str()
+        ->needs(gpus);
+    plan->add_option("--gpus-per-node", line.scaling.gpus_per_node, "GPUs that NVLink or PCIe connects")
+        ->capture_default_str()
+        ->check(CLI::Range(1, 1 << 20))
+        ->needs(gpus);
+    plan->add_option("--nvlink", texts.nvlink, "its rate per GPU and direction, like 450GB/s (default: the GPU's)")
+        ->needs(gpus);
+    plan->add_option("--net", texts.net, "the network's rate per GPU and direction, like 50GB/s or 400Gb/s")
+        ->capture_default_str()
+        ->needs(gpus);
+}
 
+void finish_scaling(CommandLine::Scaling& scaling, const ScalingTexts& texts) {
+    const GpuModel& gpu = find_gpu(scaling.gpu);
+    scaling.nvlink_bytes_per_s = texts.nvlink ? parse_rate(*texts.nvlink, "--nvlink") : gpu.link_bytes_per_s;
+    scaling.net_bytes_per_s = parse_rate(texts.net, "--net");
+    check_nodes(scaling.gpus, scaling.gpus_per_node);
+}
+
+void add_other_commands(CLI::App& app, CommandLine& line) {
     CLI::App* eval = add_command(app, line, Command::eval, "eval", "validation loss of a checkpoint");
     eval->add_option("CHECKPOINT", line.checkpoint, kCheckpointHelp)->required();
     eval->add_option("--data", line.data, "glob of shards (default: the run's data.val)");
@@ -103,6 +135,7 @@ void add_other_commands(CLI::App& app, CommandLine& line) {
 CommandLine parse_command_line(int argc, char** argv, const std::function<std::string()>& version) {
     CommandLine line;
     StartFlags start;
+    ScalingTexts scaling;
     CLI::App app("Pretrains GPT-class language models. Without a command: trains CONFIG.", "train_gpt");
     app.set_version_flag("--version", version);
     app.add_flag_callback(
@@ -113,6 +146,7 @@ CommandLine parse_command_line(int argc, char** argv, const std::function<std::s
     add_training(app, line, start);
     add_prepare(app, line);
     add_sample(app, line);
+    add_plan(app, line, scaling);
     add_other_commands(app, line);
     try {
         app.parse(argc, argv);
@@ -122,6 +156,7 @@ CommandLine parse_command_line(int argc, char** argv, const std::function<std::s
         fail(Exit::usage, "%s (--help shows what can be said)", error.what());
     }
     line.start = start.mode();
+    finish_scaling(line.scaling, scaling);
     if (line.command == Command::train && line.config.empty())
         fail(Exit::usage, "no configuration and no command (--help shows what can be said)");
     return line;

@@ -19,6 +19,14 @@ struct CommandLine {
     StartMode start = StartMode::only_new;
     bool accept_changes = false;  // train: resume although configuration or data have changed
 
+    struct Scaling {
+        int gpus = 0;  // 0: memory and FLOPs only
+        int gpus_per_node = 8;
+        std::string gpu = "h100";       // a name that find_gpu() knows
+        double nvlink_bytes_per_s = 0;  // per GPU and direction; filled in from the GPU's row where it was not given
+        double net_bytes_per_s = 50e9;  // the same between nodes
+    } scaling;                          // plan: see runtime/scaling.h
+
     std::string checkpoint;  // sample, eval, export: a run directory or a step's
     std::string path;        // inspect: a file or directory; export: the directory to write
     Config::Sample sample;   // sample
