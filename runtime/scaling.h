@@ -79,8 +79,9 @@ struct CommTime {
 };
 
 // One reduce-scatter or all-gather of S bytes over all ranks; an all-reduce is two (Thakur, Rabenseifner, Gropp,
-// "Optimization of collective communication operations in MPICH", 2005, section 4.4; Patarasuk, Yuan 2009).
-//   NVLink   (g - 1) / g S bytes           (g - 1) hops of latency        a ring (Thakur et al., section 4.1)
+// "Optimization of collective communication operations in MPICH", 2005; Patarasuk, Yuan,
+// "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009).
+//   NVLink   (g - 1) / g S bytes           (g - 1) hops of latency        a ring (Thakur et al.)
 //   net      (m - 1) / m S / g bytes       log2(m) levels of latency      each rank has a NIC, and carries its share
 // The sum of the bytes is (W - 1) / W S, what a flat ring sends. NCCL cuts a message into chunks that are on both links
 // at the same time: seconds = start + latencies + the longer of the links' bytes / bandwidth.
