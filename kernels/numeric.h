@@ -15,6 +15,13 @@
 #define HOST_DEVICE
 #endif
 
+// Whether the CPU that this file is compiled for has AVX512-BF16. Not inline: CUDA's sources are compiled for any CPU.
+#ifdef __AVX512BF16__
+constexpr bool kTargetMultipliesBf16 = true;
+#else
+constexpr bool kTargetMultipliesBf16 = false;
+#endif
+
 struct bf16 {  // 1 sign, 8 exponent, 7 fraction bits
     uint16_t bits;
 };

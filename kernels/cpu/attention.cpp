@@ -201,7 +201,7 @@ template <class T> void attend(const AttentionForward<T>& op, int b, int head, i
     OnlineSoftmax softmax;
 
     load_tile(out, step, kQueries, op.qkv + at.query(b, head, query_begin), at.qkv_step(), n_queries, size);
-    tile_transpose({queries_t, kQueries, out, step, kQueries, step, op.scale});
+    tile_transpose({queries_t, kQueries, out, step, kQueries, step}, op.scale);
     for (int key_begin = 0; key_begin < query_begin + n_queries; key_begin += kKeys) {
         const ScoreTile tile{query_begin, n_queries, key_begin};
         load_tile(keys, step, tile.n_keys(), op.qkv + at.key(b, kv_head, key_begin), at.qkv_step(), tile.n_keys(),
@@ -247,8 +247,8 @@ void load_queries(const BackwardTiles& tiles, const AttentionBackward<T>& op, in
     const T* out = op.out + at.out(b, head, begin);
     load_tile(tiles.queries, step, kQueries, op.qkv + at.query(b, head, begin), at.qkv_step(), count, size);
     load_tile(tiles.dout, step, kQueries, dout, at.out_step(), count, size);
-    tile_transpose({tiles.queries_t, kQueries, tiles.queries, step, kQueries, step, op.scale});
-    tile_transpose({tiles.dout_t, kQueries, tiles.dout, step, kQueries, step, 1.0f});
+    tile_transpose({tiles.queries_t, kQueries, tiles.queries, step, kQueries, step}, op.scale);
+    tile_transpose(TileTranspose{tiles.dout_t, kQueries, tiles.dout, step, kQueries, step});
     std::fill(tiles.dqueries, tiles.dqueries + kQueries * step, 0.0f);
     std::fill(tiles.lse, tiles.lse + kQueries, 0.0f);
     std::fill(tiles.dout_out, tiles.dout_out + kQueries, 0.0f);

@@ -29,11 +29,11 @@ template <class T> struct Product {
     int rows, cols, depth;
 };
 
-// Who multiplies. `panels`: our own kernel, in float, on panels of the operands that are converted as they are copied.
-// `library`: oneDNN, in the type of the operands.
-enum class ProductPath { panels, library };
+// Who multiplies. `float_panels`: our own kernel, on panels of the operands that become float as they are copied.
+// `bf16_panels`: the same on panels of bf16, for operands of bf16 only. `library`: oneDNN, in the type of the operands.
+enum class ProductPath { float_panels, bf16_panels, library };
 
-// The faster of the two on this machine for operands of this type: the library where it has matrix instructions (AMX).
+// The fastest on this machine for operands of this type.
 ProductPath fastest_product_path(Dtype dtype);
 
 // One line for the log: what carries out products, by precision.

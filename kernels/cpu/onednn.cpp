@@ -23,10 +23,6 @@ const dnnl::engine& engine() {
     return cpu;
 }
 
-bool has_matrix_instructions() {
-    return (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core_amx) == dnnl_cpu_isa_avx512_core_amx;
-}
-
 // What a primitive is made for.
 struct Key {
     Dtype dtype;
@@ -95,15 +91,8 @@ template <class T> memory view(const memory::desc& description, const T* data) {
 
 }  // namespace
 
-ProductPath fastest_product_path(Dtype dtype) {
-    return dtype == Dtype::bf16 && has_matrix_instructions() ? ProductPath::library : ProductPath::panels;
-}
-
-std::string matmul_path() {
-    const auto who = [](Dtype dtype) {
-        return fastest_product_path(dtype) == ProductPath::library ? "oneDNN (AMX)" : "fp32 panels";
-    };
-    return format("fp32: %s, bf16: %s, fp16: %s", who(Dtype::fp32), who(Dtype::bf16), who(Dtype::fp16));
+bool library_has_matrix_instructions() {
+    return (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core_amx) == dnnl_cpu_isa_avx512_core_amx;
 }
 
 template <class T> size_t library_scratch_bytes(const Product<T>& product, const Tile& tile) {

@@ -1,14 +1,10 @@
-// Products and transposes of small float matrices that lie in the innermost caches.
+// Products and transposes of small matrices that lie in the innermost caches: of floats, and of pairs of bf16.
 //
 // "Step" is the distance of two rows in elements. Rows are aligned to whole vectors: base pointers to 64 bytes, steps
 // and numbers of columns to kTileCols, so that no loop over columns has a remainder.
 #pragma once
 
-// A vector of the widest kind that the target has, 8 floats with AVX2, 16 with AVX-512.
-using Lanes [[gnu::vector_size(__BIGGEST_ALIGNMENT__), gnu::may_alias]] = float;
-using FourLanes [[gnu::vector_size(16), gnu::may_alias]] = float;
-
-inline constexpr int kLanes = sizeof(Lanes) / sizeof(float);
+#include "kernels/cpu/lanes.h"
 
 // The part of a product that stays in registers while the depth is run through: as many sums as fit beside the
 // operands, 6 x 2 in the 16 registers of AVX2, 12 x 2 in the 32 of AVX-512. Both hide two multiply-add units' latency.
@@ -18,35 +14,36 @@ inline constexpr int kTileCols = 2 * kLanes;
 inline constexpr int round_up_to_tile(int cols) { return (cols + kTileCols - 1) / kTileCols * kTileCols; }
 inline constexpr int round_down_to_tile(int cols) { return cols / kTileCols * kTileCols; }
 
-// out = left right, or out += left right.
-struct TileProduct {
+// out = left right, or out += left right. The depth counts elements: floats, or pairs of bf16.
+template <class Element> struct TileProductOf {
     float* out;  // (rows, cols)  = or += by `accumulate`
     int out_step;
-    const float* left;  // (rows, depth), or its transpose (depth, rows) where the function says so
+    const Element* left;  // (rows, depth), or its transpose (depth, rows) where the function says so
     int left_step;
-    const float* right;  // (depth, cols)
+    const Element* right;  // (depth, cols)
     int right_step;
     int rows, cols, depth;
     bool accumulate;
 };
+using TileProduct = TileProductOf<float>;
 
-template <int rows, bool left_transposed> inline void product_in_registers(const TileProduct& op, int row, int col) {
+template <int rows, bool left_transposed, class Element>
+inline void product_in_registers(const TileProductOf<Element>& op, int row, int col) {
     const int row_step = left_transposed ? 1 : op.left_step;
     const int depth_step = left_transposed ? op.left_step : 1;
-    const float* left = op.left + row * row_step;
-    const float* right = op.right + col;
+    const Element* left = op.left + row * row_step;
+    const Element* right = op.right + col;
     float* out = op.out + row * op.out_step + col;
     // Unrolled by order: only then are the sums registers and not an array in memory.
     Lanes sum[rows][2];
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++) sum[r][0] = sum[r][1] = Lanes{};
     for (int k = 0; k < op.depth; k++, left += depth_step, right += op.right_step) {
-        const Lanes* right_row = reinterpret_cast<const Lanes*>(right);
-        const Lanes right0 = right_row[0], right1 = right_row[1];
+        const auto right0 = load_lanes(right), right1 = load_lanes(right + kLanes);
 #pragma GCC unroll 16
         for (int r = 0; r < rows; r++) {
-            sum[r][0] += left[r * row_step] * right0;
-            sum[r][1] += left[r * row_step] * right1;
+            sum[r][0] = add_product(sum[r][0], left[r * row_step], right0);
+            sum[r][1] = add_product(sum[r][1], left[r * row_step], right1);
         }
     }
 #pragma GCC unroll 16
@@ -58,8 +55,8 @@ template <int rows, bool left_transposed> inline void product_in_registers(const
 }
 
 // The last rows, of which there are fewer than kTileRows.
-template <int rows, bool left_transposed>
-inline void last_product_in_registers(const TileProduct& op, int row, int col) {
+template <int rows, bool left_transposed, class Element>
+inline void last_product_in_registers(const TileProductOf<Element>& op, int row, int col) {
     if constexpr (rows > 0) {
         if (op.rows - row == rows)
             product_in_registers<rows, left_transposed>(op, row, col);
@@ -68,7 +65,7 @@ inline void last_product_in_registers(const TileProduct& op, int row, int col) {
     }
 }
 
-template <bool left_transposed> inline void run_tile_product(const TileProduct& op) {
+template <bool left_transposed, class Element> inline void run_tile_product(const TileProductOf<Element>& op) {
     for (int col = 0; col < op.cols; col += kTileCols) {
         int row = 0;
         for (; row + kTileRows <= op.rows; row += kTileRows)
@@ -80,21 +77,23 @@ template <bool left_transposed> inline void run_tile_product(const TileProduct& 
 inline void tile_product(const TileProduct& op) { run_tile_product<false>(op); }
 inline void tile_product_of_transposed(const TileProduct& op) { run_tile_product<true>(op); }
 
-// out (cols, rows) = factor times the transpose of inp (rows, cols); both sizes are multiples of 4.
-struct TileTranspose {
-    float* out;
+// out (cols, rows) = the transpose of inp (rows, cols); both sizes are multiples of 4.
+template <class Element> struct TileTransposeOf {
+    Element* out;
     int out_step;
-    const float* inp;
+    const Element* inp;
     int inp_step;
     int rows, cols;
-    float factor;
 };
+using TileTranspose = TileTransposeOf<float>;
 
-inline void tile_transpose(const TileTranspose& op) {
+template <class Element, class Change>
+inline void run_tile_transpose(const TileTransposeOf<Element>& op, Change&& change) {
+    static_assert(sizeof(Element) == sizeof(float), "four of them are FourLanes");
     for (int row = 0; row < op.rows; row += 4) {
         for (int col = 0; col < op.cols; col += 4) {
             const auto inp_row = [&](int r) {
-                return *reinterpret_cast<const FourLanes*>(op.inp + (row + r) * op.inp_step + col) * op.factor;
+                return change(*reinterpret_cast<const FourLanes*>(op.inp + (row + r) * op.inp_step + col));
             };
             const auto out_row = [&](int r) -> FourLanes& {
                 return *reinterpret_cast<FourLanes*>(op.out + (col + r) * op.out_step + row);
@@ -110,4 +109,13 @@ inline void tile_transpose(const TileTranspose& op) {
             out_row(3) = __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7);
         }
     }
+}
+
+// Elements are moved as they are: no arithmetic may take a pair of bf16 for a float.
+template <class Element> inline void tile_transpose(const TileTransposeOf<Element>& op) {
+    run_tile_transpose(op, [](FourLanes row) { return row; });
+}
+// out = `factor` times the transpose.
+inline void tile_transpose(const TileTranspose& op, float factor) {
+    run_tile_transpose(op, [&](FourLanes row) { return row * factor; });
 }
