@@ -1,0 +1,172 @@
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "runtime/control_channel.h"
+#include "runtime/local_ranks.h"
+#include "test/catch.h"
+#include "test/rank_processes.h"
+
+// The cases that begin with "child:" are no tests but what the processes do that start_local_ranks() makes of this
+// program; they leave by _exit.
+namespace {
+
+ControlSettings quick() {
+    ControlSettings settings;
+    settings.watch.heartbeat_s = 0.1;
+    return settings;
+}
+
+[[noreturn]] void sleep_for_ever() {
+    for (;;) ::pause();
+}
+
+// A process that runs start_local_ranks() with three ranks which run a case, and ends with what it returns.
+int start(RankProcesses& starters, const std::string& child) {
+    return starters.start({}, [child](const Place&) {
+        return start_local_ranks(3, {"test", "child: " + child, "-o", "/dev/null"}, {.grace_s = 1, .term_s = 0.5});
+    });
+}
+
+int code_of(const std::string& child) {
+    RankProcesses starters(1);
+    const int code = starters.wait(start(starters, child));
+    INFO("printed: " << starters.printed(0));
+    CHECK(starters.printed(0) == "");
+    return code;
+}
+
+int count_processes_with(const std::string& argument) {
+    int count = 0;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+        std::ifstream file(entry.path() / "cmdline");
+        const std::string command(std::istreambuf_iterator<char>(file), {});
+        count += command.find(argument) != std::string::npos;
+    }
+    return count;
+}
+
+void wait_until_gone(const std::string& argument) {
+    for (const TimePoint deadline = Clock::now() + seconds(10); count_processes_with(argument) > 0; ::usleep(20'000))
+        if (Clock::now() > deadline) break;
+    CHECK(count_processes_with(argument) == 0);
+}
+
+volatile std::sig_atomic_t* seen_signals() {
+    static volatile std::sig_atomic_t seen = 0;
+    return &seen;
+}
+
+}  // namespace
+
+TEST_CASE("child: meets and leaves", "[.child]") {
+    const Place place = find_place();
+    ControlChannel control(place, quick());
+    const bool is_sound = place.launcher == "torchrun" && place.size == 3 && place.local_rank == place.rank &&
+                          place.local_size == 3 && place.token.size() == 32 && ::getpgrp() == ::getpid();
+    const std::vector<std::string> ranks = control.all_gather(std::to_string(place.rank), "ranks");
+    control.leave();
+    char byte;
+    ::_exit(is_sound && ranks == std::vector<std::string>{"0", "1", "2"} && ::read(0, &byte, 1) == 0 ? 0 : 1);
+}
+
+TEST_CASE("child: one dies", "[.child]") {
+    const Place place = find_place();
+    ControlChannel control(place, quick());
+    control.require_same("", "start");
+    if (place.rank == 1) std::raise(SIGKILL);
+    sleep_for_ever();
+}
+
+TEST_CASE("child: one ends with 65", "[.child]") {
+    const Place place = find_place();
+    ControlChannel control(place, quick());
+    control.require_same("", "start");
+    if (place.rank != 2) sleep_for_ever();
+    control.leave_with_error(Exit::data, "bad shard");
+    ::_exit(65);
+}
+
+TEST_CASE("child: one is stopped", "[.child]") {
+    const Place place = find_place();
+    ControlSettings settings = quick();
+    settings.watch.silence_s = 1.2;
+    ControlChannel control(place, settings);
+    control.require_same("", "start");
+    if (place.rank == 1) std::raise(SIGSTOP);
+    sleep_for_ever();
+}
+
+TEST_CASE("child: one fails and nobody listens", "[.child]") {
+    for (const int signal : {SIGTERM, SIGINT}) std::signal(signal, SIG_IGN);
+    if (find_place().rank == 0) ::_exit(71);
+    if (::fork() == 0) sleep_for_ever();  // and leaves something behind
+    sleep_for_ever();
+}
+
+TEST_CASE("child: all end with 75 when asked", "[.child]") {
+    ControlChannel control(find_place(), quick());
+    std::signal(SIGUSR1, [](int) { *seen_signals() = *seen_signals() + 1; });
+    std::signal(SIGTERM, [](int) { *seen_signals() = *seen_signals() + 10; });
+    control.require_same("", "handlers");
+    if (find_place().rank == 0) {
+        ::kill(::getppid(), SIGUSR1);
+        ::usleep(200'000);
+        ::kill(::getppid(), SIGTERM);
+    }
+    for (const TimePoint deadline = Clock::now() + seconds(10); *seen_signals() < 11 && Clock::now() < deadline;)
+        ::usleep(10'000);
+    ::usleep(100'000);  // for what should not come
+    control.leave();
+    ::_exit(*seen_signals() == 11 ? 75 : 1);
+}
+
+TEST_CASE("child: waits for ever", "[.child]") { sleep_for_ever(); }
+
+TEST_CASE("local ranks: they find each other, with a place, a token and an empty input", "[control]") {
+    CHECK(code_of("meets and leaves") == 0);
+}
+
+TEST_CASE("local ranks: the code that tells most is returned, and nobody stays", "[control]") {
+    struct Case {
+        const char* child;
+        int code;
+        std::vector<std::string> words;
+    };
+    const std::vector<Case> cases = {
+        {"one dies", 128 + SIGKILL, {"rank 0 ends: rank 1 on ", "rank 2 ends: rank 1 on ", "was killed by signal 9"}},
+        {"one ends with 65", 65, {"rank 0 ends: rank 2 on ", "bad shard"}},
+        {"one is stopped", 80, {"rank 0 ends: rank 1 on ", "nothing was heard"}},
+        {"one fails and nobody listens", 71, {}}};
+    RankProcesses starters(1);
+    for (const Case& one : cases) start(starters, one.child);
+    for (size_t i = 0; i < cases.size(); ++i) {
+        INFO(cases[i].child);
+        CHECK(starters.wait(int(i)) == cases[i].code);
+        const std::string printed = starters.printed(int(i));
+        INFO("printed: " << printed);
+        for (const std::string& word : cases[i].words) CHECK(printed.find(word) != std::string::npos);
+        wait_until_gone(cases[i].child);
+    }
+}
+
+TEST_CASE("local ranks: signals reach every rank once", "[control]") {
+    CHECK(code_of("all end with 75 when asked") == 75);
+}
+
+TEST_CASE("local ranks: they do not outlive who started them", "[control]") {
+    RankProcesses starter(1);
+    const int process = start(starter, "waits for ever");
+    for (const TimePoint deadline = Clock::now() + seconds(10); count_processes_with("child: waits for ever") < 3;)
+        if (::usleep(20'000), Clock::now() > deadline) break;
+    CHECK(count_processes_with("child: waits for ever") == 3);
+    starter.kill(process, SIGKILL);
+    CHECK(starter.wait(process) == 128 + SIGKILL);
+    wait_until_gone("child: waits for ever");
+}
