@@ -18,7 +18,16 @@ CXXFLAGS  = -std=c++20 $(OPT) -march=$(MARCH) -fno-math-errno -fno-trapping-math
 LIBS     := $(if $(DEPS),-L$(DEPS)/lib -Wl$(comma)--disable-new-dtags$(comma)-rpath$(comma)$(abspath $(DEPS))/lib) \
             -lpcre2-8 -lisal -lxxhash -lpthread
 
-CPU_SOURCES  := $(wildcard kernels/cpu/*.cpp)
+# What carries collectives between ranks is found by compiling and linking a call of it: 1, or 0 as with MPI=0.
+calls        = $(shell printf '\043include <$(1)>\nint main() { $(2); }\n' | \
+                 $(CXX) -x c++ - -o /dev/null $(3) > /dev/null 2>&1 && echo 1 || echo 0)
+MPI_FLAGS   := $(patsubst -I%,-isystem %,$(shell mpicc --showme:compile 2> /dev/null)) -DOMPI_SKIP_MPICXX
+MPI_LIBS    := $(or $(shell mpicc --showme:link 2> /dev/null),-lmpi)
+MPI         := $(call calls,mpi.h,MPI_Init(0$(comma) 0),$(MPI_FLAGS) $(MPI_LIBS))
+
+COMM_SINGLE  := kernels/cpu/comm_single.cpp
+COMM_CPU     := $(if $(filter 1,$(MPI)),kernels/cpu/comm_mpi.cpp,$(COMM_SINGLE))
+CPU_SOURCES  := $(filter-out kernels/cpu/comm_%,$(wildcard kernels/cpu/*.cpp)) $(COMM_CPU)
 CUDA_SOURCES := $(wildcard kernels/cuda/*.cu)
 HOST_SOURCES := $(wildcard model/*.cpp runtime/*.cpp data/*.cpp)
 TEST_SOURCES := $(wildcard test/*.cpp)
@@ -30,8 +39,8 @@ PROBE        := $(wildcard test/ptx_probe/*.cu)
 object        = $(patsubst %,$(BUILD)/%.o,$(1))
 HOST         := $(call object,$(HOST_SOURCES))
 CPU          := $(call object,$(CPU_SOURCES))
-CUDA         := $(call object,$(CUDA_SOURCES) kernels/cpu/comm_single.cpp)
-CPU_LIBS     := -ldnnl $(LIBS)
+CUDA         := $(call object,$(CUDA_SOURCES) $(COMM_SINGLE))
+CPU_LIBS     := -ldnnl $(if $(filter 1,$(MPI)),$(MPI_LIBS)) $(LIBS)
 
 # Catch2 3 is a library, Catch2 2 is one header.
 CATCH_3    := $(wildcard $(addsuffix /catch2/catch_all.hpp,$(DEPS:=/include) /usr/include /usr/local/include))
@@ -49,18 +58,24 @@ CUDA_LIBS := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcud
 
 TRAINERS  := $(BUILD)/train_gpt_cpu $(if $(and $(NVCC),$(CUDA_SOURCES)),$(BUILD)/train_gpt)
 all: $(TRAINERS)  ## the trainer for the CPU and, with nvcc, for GPUs
-	@echo "built $^$(if $(NVCC),,; nvcc was not found: no trainer for GPUs)"
+	@for trainer in $^; do echo; $$trainer --version; done
+	@$(if $(NVCC),,echo; echo "nvcc was not found: no trainer for GPUs")
 
-$(BUILD)/train_gpt_cpu: $(BUILD)/train_gpt.cu.o $(HOST) $(CPU)
-	$(CXX) $(CXXFLAGS) -o $@ $^ $(CPU_LIBS)
+# Linked anew when what is found changes.
+$(BUILD)/features: FORCE
+	@mkdir -p $(@D); echo "MPI=$(MPI)" | cmp -s - $@ || echo "MPI=$(MPI)" > $@
+$(BUILD)/kernels/cpu/comm_mpi.cpp.o: EXTRA += $(MPI_FLAGS)
+
+$(BUILD)/train_gpt_cpu: $(BUILD)/train_gpt.cu.o $(HOST) $(CPU) $(BUILD)/features
+	$(CXX) $(CXXFLAGS) -o $@ $(filter %.o,$^) $(CPU_LIBS)
 $(BUILD)/train_gpt: $(BUILD)/train_gpt.cu.o $(HOST) $(CUDA)
 	$(CXX) $(CXXFLAGS) -o $@ $^ $(CUDA_LIBS)
-$(BUILD)/test_cpu: $(call object,$(TEST_SOURCES)) $(HOST) $(CPU)
-	$(CXX) $(CXXFLAGS) -o $@ $^ $(CPU_LIBS) $(CATCH_LIBS)
+$(BUILD)/test_cpu: $(call object,$(TEST_SOURCES)) $(HOST) $(CPU) $(BUILD)/features
+	$(CXX) $(CXXFLAGS) -o $@ $(filter %.o,$^) $(CPU_LIBS) $(CATCH_LIBS)
 $(BUILD)/test_cuda: $(call object,$(OPS_TESTS)) $(HOST) $(CUDA)
 	$(CXX) $(CXXFLAGS) -o $@ $^ $(CUDA_LIBS) $(CATCH_LIBS)
-$(BUILD)/bench_cpu: $(call object,$(BENCH)) $(HOST) $(CPU)
-	$(CXX) $(CXXFLAGS) -o $@ $^ $(CPU_LIBS)
+$(BUILD)/bench_cpu: $(call object,$(BENCH)) $(HOST) $(CPU) $(BUILD)/features
+	$(CXX) $(CXXFLAGS) -o $@ $(filter %.o,$^) $(CPU_LIBS)
 $(BUILD)/bench_cuda: $(call object,$(BENCH)) $(HOST) $(CUDA)
 	$(CXX) $(CXXFLAGS) -o $@ $^ $(CUDA_LIBS)
 
@@ -71,7 +86,7 @@ SIMT_FLAGS   := -std=c++20 -march=$(MARCH) -fno-math-errno -g1 -I. -Itest/simt/i
                 $(if $(DEPS),-isystem $(DEPS)/include) -Wall -Wextra -Wshadow -Wno-unknown-pragmas -Werror \
                 $(FALSE_ALARMS) -DCUDA_ARCHITECTURES='"simulated"'
 SIMT_CORE    := $(patsubst %,$(BUILD)/simt_core/%.o,$(filter-out test/simt/test_% test/simt/main.cpp, \
-                  $(wildcard test/simt/*.cpp)) kernels/cpu/comm_single.cpp)
+                  $(wildcard test/simt/*.cpp)) $(COMM_SINGLE))
 SIMT_TESTED  := $(CUDA_SOURCES) $(wildcard test/simt/test_*.cpp test/test_ops_*.cpp) test/reference.cpp
 simt_objects  = $(SIMT_CORE) $(BUILD)/simt_core/test/simt/main.cpp.o $(SIMT_TESTED:%=$(BUILD)/$(1)/%.o)
 
@@ -135,5 +150,5 @@ clean:  ## remove build/
 help:   ## this list
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
 
-.PHONY: all run test check bench gpu-check deps-folder clean help
+.PHONY: FORCE all run test check bench gpu-check deps-folder clean help
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

@@ -1,18 +1,19 @@
 // main(): what each command does, and the recipe of a run. Read train() first; everything above it is how the model,
 // the files and the data are introduced to each other, which happens only here.
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <memory>
 #include <optional>
-#include <set>
 
 #include "data/dataset.h"
 #include "data/encoder.h"
 #include "data/inspect.h"
 #include "data/loader.h"
 #include "data/prepare.h"
+#include "model/evaluate.h"
 #include "model/gpt.h"
 #include "model/huggingface.h"
 #include "model/plan.h"
@@ -25,11 +26,15 @@
 #include "runtime/json.h"
 #include "runtime/log.h"
 #include "runtime/loss_scaler.h"
+#include "runtime/place.h"
 #include "runtime/process.h"
 #include "runtime/run_directory.h"
 #include "runtime/safetensors.h"
+#include "runtime/scaling.h"
 #include "runtime/schedule.h"
 #include "runtime/signals.h"
+#include "runtime/start.h"
+#include "runtime/together.h"
 #include "runtime/train_state.h"
 
 namespace {
@@ -40,7 +45,7 @@ double now_ms() {
 
 // ---- the model from a configuration ---------------------------------------------------------------------------------
 
-GptOptions gpt_options(const Config& config) {
+GptOptions gpt_options(const Config& config, int rank = 0, int ranks = 1) {
     GptOptions options;
     options.shape = {.n_layer = config.model.n_layer,
                      .n_head = config.model.n_head,
@@ -54,42 +59,30 @@ GptOptions gpt_options(const Config& config) {
     options.recompute = recompute_named(config.train.recompute);
     options.optimizer = config.optim.name == "sgd" ? OptimizerKind::sgd : OptimizerKind::adamw;
     options.head_rows = config.train.head_rows;
+    options.micro_steps = micro_steps(config, ranks);
+    options.rank = rank;
+    options.ranks = ranks;
+    options.zero_stage = config.parallel.zero_stage;
+    options.deterministic_reduce = config.parallel.deterministic_reduce;
+    options.bucket_bytes = size_t(config.parallel.bucket_mb) << 20;
     return options;
 }
 
-UpdateSettings update_settings(const Config& config) {
-    return {.beta1 = config.optim.beta1,
-            .beta2 = config.optim.beta2,
-            .eps = float(config.optim.eps),
-            .weight_decay = float(config.optim.weight_decay),
-            .momentum = float(config.optim.momentum),
-            .grad_clip = float(config.optim.grad_clip)};
+UpdateSettings update_settings(const Config::Optim& o) {
+    return {o.beta1, o.beta2, float(o.eps), float(o.weight_decay), float(o.momentum), float(o.grad_clip)};
 }
 
 // ---- the model in checkpoints and Hugging Face directories ----------------------------------------------------------
 
-std::vector<SaveTensor> tensors_to_save(const Gpt& gpt) {
-    std::vector<SaveTensor> list;
-    for (const StateTensor& tensor : gpt.state_tensors()) {
-        auto read = [values = tensor.values](void* to, size_t first, size_t count) {
-            copy_to_host(to, values + first, count * sizeof(float), Stream{});
-            synchronize(Stream{});
-        };
-        list.push_back({{tensor.name, Dtype::fp32, tensor.shape}, 0, tensor.count, read});
-    }
-    return list;
-}
-
-void load_tensors(const Checkpoint& checkpoint, const std::vector<StateTensor>& tensors, OtherTensors others) {
-    std::vector<LoadTensor> list;
-    for (const StateTensor& tensor : tensors) {
-        auto write = [values = tensor.values](const void* from, size_t first, size_t count) {
-            copy_to_device(values + first, from, count * sizeof(float), Stream{});
-            synchronize(Stream{});
-        };
-        list.push_back({{tensor.name, Dtype::fp32, tensor.shape}, 0, tensor.count, write});
-    }
-    checkpoint.load(list, others);
+// The model's tensors as a file under Hugging Face's names sees them.
+std::vector<FloatTensor> hf_float_tensors(const Gpt& gpt, const std::string& prefix) {
+    std::vector<FloatTensor> tensors;
+    for (const HfTensor& tensor : hf_tensors(gpt))
+        tensors.push_back({.name = prefix + tensor.name,
+                           .shape = tensor.shape,
+                           .get = [tensor] { return hf_values(tensor); },
+                           .set = [tensor](const std::vector<float>& values) { set_hf_values(tensor, values); }});
+    return tensors;
 }
 
 // Every tensor of the model from a GPT2LMHeadModel, with or without its "transformer." prefix.
@@ -98,35 +91,28 @@ void import_huggingface(Gpt& gpt, const std::string& directory) {
     check_hf_config(parse_json(read_file(config_path), config_path, Exit::data), gpt.options().shape, config_path);
     const Safetensors file(directory);
     const std::string prefix = file.find("transformer.wte.weight") ? "transformer." : "";
-    std::set<std::string> expected;
-    for (const HfTensor& tensor : hf_tensors(gpt)) {
-        set_hf_values(tensor, float_values(file.at(prefix + tensor.name, tensor.shape)));
-        expected.insert(prefix + tensor.name);
-    }
-    for (const SafetensorsView& view : file.tensors()) {
-        if (expected.count(view.name) || is_hf_mask(view.name)) continue;
+    read_float_tensors(file, hf_float_tensors(gpt, prefix), [&](const SafetensorsView& view) {
         const SafetensorsView& wte = file.at(prefix + "wte.weight");
         const bool is_tied_head = view.name == "lm_head.weight" && view.bytes == wte.bytes &&
                                   std::memcmp(view.data, wte.data, wte.bytes) == 0;
-        if (!is_tied_head)
+        if (!is_tied_head && !is_hf_mask(view.name))
             fail(Exit::data, "%s: %s has no place in a GPT-2 with a tied head", view.file.c_str(), view.name.c_str());
-    }
+    });
 }
 
-// model.init_from: a Hugging Face directory, one of our checkpoints, or a run directory, whose newest checkpoint
-// counts.
+// model.init_from: a Hugging Face directory, one of our checkpoints, or a run directory: its newest checkpoint.
 void load_initial_weights(Gpt& gpt, const std::string& path) {
     if (file_exists(path + "/config.json") && !directory_exists(checkpoints_directory(path)))
         import_huggingface(gpt, path);
     else
-        load_tensors(open_checkpoint(path), gpt.master_tensors(), OtherTensors::ignore);
+        open_checkpoint(path).load(to_load(gpt.master_tensors()), OtherTensors::ignore);
 }
 
 // The model of a run's first step: from the checkpoint that is resumed, from model.init_from, or from the seed.
 Gpt starting_model(const Config& config, const Comm& comm, const Checkpoint* checkpoint) {
-    Gpt gpt(gpt_options(config), comm);
+    Gpt gpt(gpt_options(config, comm.rank, comm.size), comm);
     if (checkpoint)
-        load_tensors(*checkpoint, gpt.state_tensors(), OtherTensors::refuse);
+        checkpoint->load(to_load(gpt.state_tensors()), OtherTensors::refuse);
     else if (!config.model.init_from.empty())
         load_initial_weights(gpt, config.model.init_from);
     else
@@ -149,7 +135,7 @@ LoadedModel load_model(const std::string& path, int batch) {
     options.batch = batch > 0 ? batch : options.batch;
     options.training = false;
     Gpt gpt(options, comm_single());
-    load_tensors(checkpoint, gpt.master_tensors(), OtherTensors::ignore);
+    checkpoint.load(to_load(gpt.master_tensors()), OtherTensors::ignore);
     gpt.masters_changed();
     const std::string run_dir = run_directory_of(checkpoint.directory());
     return {std::move(config), std::move(gpt), run_dir + "/tokenizer.json"};
@@ -157,30 +143,16 @@ LoadedModel load_model(const std::string& path, int batch) {
 
 // ---- evaluation and samples -----------------------------------------------------------------------------------------
 
-struct Validation {
-    double loss = 0;  // nats per token
-    std::optional<double> bits_per_byte;
-};
-
-// The mean loss over `batches` micro-batches from the start of the split, 0 for all of it; each token counts once.
-Validation evaluate(Gpt& gpt, Loader& loader, int batches, const Tokenizer* tokenizer) {
-    const uint64_t rows = uint64_t(gpt.options().batch) * uint64_t(gpt.options().seq_len);
-    const uint64_t all = loader.batches_per_pass();
-    double loss_sum = 0;
-    int64_t targets = 0, bytes = 0;
-    loader.seek(0);
-    for (uint64_t i = 0; i < (batches > 0 ? std::min(uint64_t(batches), all) : all); i++) {
+// The loss over what the loader gives in one pass.
+Validation evaluate_pass(Gpt& gpt, Loader& loader, const std::optional<Tokenizer>& tokenizer) {
+    auto next = [&] {
         const Batch batch = loader.next();
-        loss_sum += gpt.evaluate(batch.inputs, batch.targets);
-        for (uint64_t row = 0; row < rows; row++) {
-            if (batch.targets[row] < 0) continue;
-            targets++;
-            if (tokenizer) bytes += tokenizer->token_bytes(batch.targets[row]);
-        }
-    }
-    Validation result{loss_sum / double(targets), std::nullopt};
-    if (bytes > 0) result.bits_per_byte = loss_sum / std::log(2.0) / double(bytes);
-    return result;
+        return EvalBatch{batch.inputs, batch.targets};
+    };
+    std::function<int(int)> token_bytes;
+    if (tokenizer) token_bytes = [&](int token) { return tokenizer->token_bytes(token); };
+    loader.seek(0);
+    return evaluate(gpt, loader.batches_per_pass(), next, token_bytes);
 }
 
 std::string sample_text(Gpt& gpt, const Tokenizer& tokenizer, const Config::Sample& options, uint64_t seed) {
@@ -211,37 +183,50 @@ struct Run {
     std::unique_ptr<Loader> val_loader;
     Gpt gpt;
     LossScaler scaler;
-    RunLog log;
+    std::optional<RunLog> log;  // rank 0's
     Progress progress;
     CheckpointWriter writer;
     int failed_saves = 0;  // in a row
 
     // Members are made in their order: what can be wrong with the data shows before the model takes memory, and what
     // can be wrong with the weights before the log leaves anything in run.dir.
-    Run(const Config& c, Dataset d, const TrainState& s, const Checkpoint* checkpoint)
+    Run(const Config& c, const Comm& ranks, Dataset d, const TrainState& s, const Checkpoint* checkpoint)
         : config(c),
           dataset(std::move(d)),
           dataset_digest(dataset.train.digest()),
           state(s),
-          comm(comm_single()),
+          comm(ranks),
           train_loader(dataset.train, loader_options(SampleOrder::shuffled), s.cursor),
           val_loader(dataset.val ? std::make_unique<Loader>(*dataset.val, loader_options(SampleOrder::once)) : nullptr),
           gpt(starting_model(c, comm, checkpoint)),
           scaler(c.loss_scale, s.loss_scale),
-          log(c.run.dir, s.step),
-          progress(stdout, c.train.max_steps, c.log.every_steps),
+          log(is_first() ? std::make_optional<RunLog>(c.run.dir, s.step) : std::nullopt),
+          progress(is_first() ? stdout : nullptr, c.train.max_steps, c.log.every_steps),
           writer(c.run.dir, comm) {}
 
+    bool is_first() const { return comm.rank == 0; }
+
     LoaderOptions loader_options(SampleOrder order) const {
-        return {config.train.seq_len, config.train.batch_size, config.run.seed, order, comm.rank, comm.size,
-                config.eval.stride};
+        const int micros = order == SampleOrder::shuffled ? micro_steps(config, comm.size) : 1;
+        const uint64_t most = uint64_t(config.eval.batches) * uint64_t(config.train.batch_size);
+        return {config.train.seq_len,
+                config.train.batch_size,
+                config.run.seed,
+                order,
+                comm.rank,
+                comm.size,
+                config.eval.stride,
+                micros,
+                most};
     }
 };
 
-// One optimizer step: forward and backward over the micro-batches, then the update.
-void train_step(Run& run) {
+// One optimizer step: forward and backward over the micro-batches, then the update. Returns whether some rank has been
+// asked to stop, which all ranks learn at the same step.
+bool train_step(Run& run) {
     const Config& config = run.config;
     const double start = now_ms();
+    const CommTotals before = comm_totals(run.comm);
     const int step = run.state.step + 1, micros = micro_steps(config, run.comm.size);
     const double rate = learning_rate(config, step), t = double(run.state.updates + 1);
     const float scale = run.scaler.scale();
@@ -250,13 +235,16 @@ void train_step(Run& run) {
                         .learning_rate = float(rate),
                         .bias_correction1 = float(1.0 - std::pow(config.optim.beta1, t)),
                         .bias_correction2 = float(1.0 - std::pow(config.optim.beta2, t))});
+    double data_ms = 0;
     for (int micro = 0; micro < micros; micro++) {
+        const double asked = now_ms();
         const Batch batch = run.train_loader.next();
-        run.gpt.micro_step(batch.inputs, batch.targets,
-                           {.first = micro == 0, .grad_scale = 1.0f / float(config.train.total_batch_tokens)});
+        data_ms += now_ms() - asked;
+        run.gpt.micro_step(batch.inputs, batch.targets, 1.0f / float(config.train.total_batch_tokens));
     }
-    const StepResult result = run.gpt.end_step(update_settings(config));
+    const StepResult result = run.gpt.end_step(update_settings(config.optim), {stop_signal() ? 1.0 : 0.0});
 
+    const CommTotals talked = comm_totals(run.comm) - before;
     const double tokens = double(config.train.total_batch_tokens), step_ms = now_ms() - start;
     const TrainRecord record{.step = step,
                              .loss = result.loss_sum / tokens,
@@ -266,9 +254,11 @@ void train_step(Run& run) {
                              .tokens = int64_t(step) * config.train.total_batch_tokens,
                              .step_ms = step_ms,
                              .tokens_per_s = tokens / step_ms * 1000.0,
-                             .mfu = std::nullopt,
+                             .data_ms = data_ms,
+                             .comm_ms = talked.waited_ms,
+                             .comm_bytes = talked.bytes_sent,
                              .skipped = result.non_finite_tensor};
-    run.log.write(record);
+    if (run.log) run.log->write(record);
     run.progress.show(record);
 
     run.state.step = step;
@@ -280,12 +270,12 @@ void train_step(Run& run) {
         run.scaler.step_skipped(step, result.non_finite_tensor);
     }
     run.state.loss_scale = run.scaler.state();
+    return result.votes[0] > 0 || (run.comm.size == 1 && stop_signal());
 }
 
 void validate(Run& run) {
-    const Tokenizer* tokenizer = run.dataset.tokenizer ? &*run.dataset.tokenizer : nullptr;
-    const Validation result = evaluate(run.gpt, *run.val_loader, run.config.eval.batches, tokenizer);
-    run.log.write(ValRecord{run.state.step, result.loss, result.bits_per_byte});
+    const Validation result = evaluate_pass(run.gpt, *run.val_loader, run.dataset.tokenizer);
+    if (run.log) run.log->write(ValRecord{run.state.step, result.loss, result.bits_per_byte});
     std::string line = format("step %d | validation loss %.4f", run.state.step, result.loss);
     if (result.bits_per_byte) line += format(" | %.4f bits per byte", *result.bits_per_byte);
     run.progress.say(line);
@@ -296,13 +286,13 @@ void save(Run& run, bool may_fail) {
     constexpr int kMostFailures = 3;
     const CheckpointInfo info = checkpoint_info(run.state, run.config, run.dataset_digest);
     try {
-        run.log.sync();
-        const SaveStats stats = run.writer.save(info, tensors_to_save(run.gpt));
+        if (run.log) run.log->sync();
+        const SaveStats stats = run.writer.save(info, to_save(run.gpt.saved_tensors()));
         run.progress.say(format("step %d | checkpoint %s, %.1f MiB in %.1f s", run.state.step, stats.directory.c_str(),
                                 double(stats.bytes) / 0x1p20, stats.seconds));
         run.state.saved_step = run.state.step;
         run.failed_saves = 0;
-        apply_retention(run.config.run.dir, run.state.run_id, run.config.checkpoint.keep);
+        if (run.is_first()) apply_retention(run.config.run.dir, run.state.run_id, run.config.checkpoint.keep);
     } catch (const Error& error) {
         if (++run.failed_saves == kMostFailures || !may_fail) throw;
         run.progress.say(format("step %d | save failed %d of %d times: %s", run.state.step, run.failed_saves,
@@ -315,7 +305,7 @@ bool is_due(int step, int every_steps) { return every_steps > 0 && step % every_
 Exit train_to_the_end(Run& run) {
     const Config& config = run.config;
     while (run.state.step < config.train.max_steps) {
-        train_step(run);
+        const bool must_stop = train_step(run);
         const int step = run.state.step;
         const bool is_last = step == config.train.max_steps;
         if (run.val_loader && (is_due(step, config.eval.every_steps) || (is_last && config.eval.every_steps > 0)))
@@ -323,9 +313,8 @@ Exit train_to_the_end(Run& run) {
         if (run.dataset.tokenizer && is_due(step, config.sample.every_steps))
             run.progress.say(
                 sample_text(run.gpt, *run.dataset.tokenizer, config.sample, config.run.seed + uint64_t(step)));
-        if (is_last || stop_signal() || is_due(step, config.checkpoint.every_steps))
-            save(run, !is_last && !stop_signal());
-        if (stop_signal() && !is_last) {
+        if (is_last || must_stop || is_due(step, config.checkpoint.every_steps)) save(run, !is_last && !must_stop);
+        if (must_stop && !is_last) {
             run.progress.say(format("step %d | stopped by signal %d; --resume continues", step, stop_signal()));
             return Exit::again;
         }
@@ -334,53 +323,83 @@ Exit train_to_the_end(Run& run) {
 }
 
 void introduce(const Run& run) {
-    const Config& config = run.config;
+    const Config& c = run.config;
     const DeviceInfo device = device_info();
-    std::printf("device   %s; %s\n", device.name.c_str(), device.matmul_path.c_str());
-    std::printf("model    %d layers, %d heads, %d channels, vocabulary %d: %.2f M parameters, %s, %.1f MiB\n",
-                config.model.n_layer, config.model.n_head, config.model.n_embd, config.model.vocab_size,
-                double(run.gpt.layout().parameters) * 1e-6, name_of(config.train.precision),
-                double(planned_bytes(run.gpt.options())) / 0x1p20);
-    std::printf("data     %s: %llu tokens, %llu windows of %d\n", run.dataset.train.description().c_str(),
-                static_cast<unsigned long long>(run.dataset.train.token_count()),
-                static_cast<unsigned long long>(run.train_loader.windows()), config.train.seq_len);
-    std::printf("run      %s: steps %d to %d of %lld tokens\n", config.run.dir.c_str(), run.state.step + 1,
-                config.train.max_steps, static_cast<long long>(config.train.total_batch_tokens));
+    const size_t bytes = planned_bytes(run.gpt.options());
+    print_line(format("device   %s; %s", device.name.c_str(), device.matmul_path.c_str()));
+    if (run.comm.size > 1) print_line(format("ranks    %d by %s", run.comm.size, comm_library().c_str()));
+    print_line(format("model    %d layers, %d heads, %d channels, vocabulary %d: %.2f M parameters, %s, %.1f MiB",
+                      c.model.n_layer, c.model.n_head, c.model.n_embd, c.model.vocab_size,
+                      double(run.gpt.layout().parameters) * 1e-6, name_of(c.train.precision), double(bytes) / 0x1p20));
+    print_line("data     " + run.dataset.train.description() + ": " + std::to_string(run.dataset.train.token_count()) +
+               " tokens, " + std::to_string(run.train_loader.windows()) + format(" windows of %d", c.train.seq_len));
+    print_line(format("run      %s: steps %d to %d of ", c.run.dir.c_str(), run.state.step + 1, c.train.max_steps) +
+               std::to_string(c.train.total_batch_tokens) + " tokens");
     std::fflush(stdout);
 }
 
-// The recipe of a run. Everything that can be wrong with the input is found before run.dir is touched.
-Exit train(const std::string& config_path, const std::vector<std::string>& overrides, StartMode mode,
-           bool accept_changes) {
-    const Config config = load_config(config_path, overrides, 1);
-    Dataset dataset = open_dataset(config.data.train, config.data.val, config.data.tokenizer, config.model.vocab_size);
-    const std::string &dir = config.run.dir, &init_from = config.model.init_from;
-    if (!init_from.empty() && !directory_exists(init_from))
-        fail(Exit::no_input, "%s: model.init_from: %s is not a directory", config_path.c_str(), init_from.c_str());
-
-    const OpenedRun opened = open_run_directory(dir, mode);
-    std::optional<Checkpoint> checkpoint = checkpoint_to_resume(dir, opened.action);
-    const TrainState state =
-        checkpoint ? resumed_state(*checkpoint, config, dataset.train.digest(), accept_changes) : new_state(config);
-    // Beside the program: the same machine and binary choose the same products, and so give the same bits.
-    configure_device({config.device.tf32, config.device.debug_sync, program_directory() + "/matmul_choices.json"});
-    Run run(config, std::move(dataset), state, checkpoint ? &*checkpoint : nullptr);
-    checkpoint.reset();
-
-    check_space(dir, run.gpt.layout().elements * sizeof(float) * 3);
-    write_file_atomically(dir + "/config.json", config_json(config));
+void leave_notes(const Run& run) {
+    const std::string& dir = run.config.run.dir;
+    check_space(dir, run.gpt.layout().parameters * sizeof(float) * 3);
+    write_file_atomically(dir + "/config.json", config_json(run.config));
     write_file_atomically(dir + "/revision.txt", GIT_REVISION "\n");
     if (run.dataset.tokenizer) run.dataset.tokenizer->save(dir + "/tokenizer.json");
     introduce(run);
-    install_signal_handlers();
-    return train_to_the_end(run);
+}
+
+// The recipe of a run. Everything that can be wrong with the input is found before run.dir is touched.
+Exit train(const CommandLine& line) {
+    const Place place = find_place();
+    const Config config = load_config(line.config, line.overrides, place.size);
+    Dataset dataset = open_dataset(config.data.train, config.data.val, config.data.tokenizer, config.model.vocab_size);
+    const std::string& init_from = config.model.init_from;
+    if (!init_from.empty() && !directory_exists(init_from))
+        fail(Exit::no_input, "%s: model.init_from: %s is not a directory", line.config.c_str(), init_from.c_str());
+
+    Comm comm = join_ranks(place, config);
+    Start start = open_start(config, line.start, comm);
+    const Checkpoint* checkpoint = start.checkpoint ? &*start.checkpoint : nullptr;
+    const TrainState state = checkpoint
+                                 ? resumed_state(*checkpoint, config, dataset.train.digest(), line.accept_changes)
+                                 : new_state(config);
+    // Beside the program: the same machine and binary choose the same products, and so give the same bits.
+    configure_device({.local_rank = place.local_rank,
+                      .tf32 = config.device.tf32,
+                      .debug_sync = config.device.debug_sync,
+                      .matmul_choices = program_directory() + "/matmul_choices.json"});
+    Exit result;
+    {
+        Run run(config, comm, std::move(dataset), state, checkpoint);
+        start.checkpoint.reset();
+        on_rank_0(comm, "write to run.dir", [&] { leave_notes(run); });
+        install_signal_handlers();
+        result = train_to_the_end(run);
+    }
+    close_comm(comm);
+    return result;
 }
 
 // ---- the other commands ---------------------------------------------------------------------------------------------
 
-void plan(const std::string& config_path, const std::vector<std::string>& overrides) {
-    const Config config = load_config(config_path, overrides, 1);
-    const GptOptions options = gpt_options(config);
+// What the scaling model is told of this run.
+ScalingInputs scaling_inputs(const CommandLine::Scaling& machine, const GptOptions& run, double flops_per_token) {
+    ScalingInputs inputs = inputs_of(machine);
+    inputs.flops_per_token = flops_per_token;
+    inputs.tokens_per_micro_step = double(run.batch) * run.seq_len;
+    inputs.micro_steps = run.micro_steps;
+    inputs.param_wire_bytes = run.precision == Dtype::fp32 ? 4 : 2;
+    for (const Bucket& bucket : lay_out_tensors(run.shape).buckets)
+        inputs.bucket_elements.push_back(double(bucket.piece));
+    GptOptions staged = run;
+    for (staged.zero_stage = 0; staged.zero_stage <= 3; staged.zero_stage++)
+        inputs.memory_bytes_per_rank[size_t(staged.zero_stage)] = double(planned_bytes(staged));
+    return inputs;
+}
+
+void plan(const CommandLine& line) {
+    const int ranks = std::max(1, line.scaling.gpus);
+    const Config config = load_config(line.config, line.overrides, ranks);
+    const GptOptions options = gpt_options(config, 0, ranks);
     const TensorLayout layout = lay_out_tensors(options.shape);
     const double flops =
         flops_per_token({int64_t(layout.parameters), config.model.n_layer, config.model.n_embd, config.train.seq_len});
@@ -388,12 +407,11 @@ void plan(const std::string& config_path, const std::vector<std::string>& overri
     const size_t beside = resident_bytes() + device_info().working_bytes + CheckpointWriter::kStagingBytes;
     std::printf("%s", plan_table(options).c_str());
     std::printf("%-22s %16zu bytes %10.1f MiB\n", "program and buffers", beside, double(beside) / 0x1p20);
-    std::printf("micro-steps        %14d per step of %lld tokens\n", micro_steps(config, 1),
-                static_cast<long long>(config.train.total_batch_tokens));
+    std::printf("micro-steps        %14d per step of %.0f tokens\n", options.micro_steps,
+                double(config.train.total_batch_tokens));
     std::printf("FLOPs per token    %14.4e, per step %.4e\n", flops, flops * double(config.train.total_batch_tokens));
+    if (line.scaling.gpus > 0) std::printf("\n%s", scaling_table(scaling_inputs(line.scaling, options, flops)).c_str());
 }
-
-void print_line(const std::string& line) { std::printf("%s\n", line.c_str()); }
 
 void prepare_data(const CommandLine::Prepare& p) {
     prepare({p.tokenizer, p.vocab_size, p.inputs, p.out_dir, p.val_fraction, p.shard_tokens}, print_line);
@@ -418,18 +436,10 @@ void export_huggingface(const std::string& checkpoint, const std::string& direct
         tokenizer.save(directory + "/tokenizer.json");
         eot = tokenizer.eot();
     }
-    std::vector<SafetensorsItem> items;
-    for (const HfTensor& tensor : hf_tensors(model.gpt)) {
-        auto values = std::make_shared<std::vector<float>>();
-        items.push_back({tensor.name, "F32", tensor.shape, [tensor, values](void* to, size_t first, size_t count) {
-                             if (first == 0) *values = hf_values(tensor);
-                             std::memcpy(to, values->data() + first, count * sizeof(float));
-                             if (first + count == values->size()) values->clear(), values->shrink_to_fit();
-                         }});
-    }
-    write_safetensors(directory + "/model.safetensors", items);
+    const std::vector<FloatTensor> tensors = hf_float_tensors(model.gpt, "");
+    write_float_tensors(directory + "/model.safetensors", tensors);
     write_file_atomically(directory + "/config.json", hf_config(model.gpt.options().shape, eot).dump(2) + "\n");
-    std::printf("wrote %s: config.json, model.safetensors (%zu tensors)\n", directory.c_str(), items.size());
+    std::printf("wrote %s: config.json, model.safetensors (%zu tensors)\n", directory.c_str(), tensors.size());
 }
 
 void evaluate_checkpoint(const CommandLine& line) {
@@ -440,10 +450,14 @@ void evaluate_checkpoint(const CommandLine& line) {
     if (stride > config.train.seq_len)
         fail(Exit::usage, "--stride %d must be at most the run's train.seq_len, %d", stride, config.train.seq_len);
     const TokenStream stream(expand_glob(glob, line.data.empty() ? "data.val" : "--data"), config.model.vocab_size);
-    Loader loader(stream, {config.train.seq_len, config.train.batch_size, 0, SampleOrder::once, 0, 1, stride});
+    Loader loader(stream, {.seq_len = config.train.seq_len,
+                           .batch = config.train.batch_size,
+                           .order = SampleOrder::once,
+                           .stride = stride,
+                           .max_windows = uint64_t(line.batches) * uint64_t(config.train.batch_size)});
     std::optional<Tokenizer> tokenizer;
     if (file_exists(model.tokenizer_path)) tokenizer = Tokenizer::load(model.tokenizer_path);
-    const Validation result = evaluate(model.gpt, loader, line.batches, tokenizer ? &*tokenizer : nullptr);
+    const Validation result = evaluate_pass(model.gpt, loader, tokenizer);
     std::printf("%s: loss %.6f", glob.c_str(), result.loss);
     if (result.bits_per_byte) std::printf(", %.4f bits per byte", *result.bits_per_byte);
     std::printf("\n");
@@ -455,43 +469,32 @@ void sample_checkpoint(const std::string& path, const Config::Sample& options, u
     std::printf("%s\n", sample_text(model.gpt, tokenizer, options, seed).c_str());
 }
 
-void run_command(const CommandLine& line) {
+Exit run_command(const CommandLine& line) {
     switch (line.command) {
         case Command::train: break;  // main's
-        case Command::plan: return plan(line.config, line.overrides);
-        case Command::prepare: return prepare_data(line.prepare);
-        case Command::sample: return sample_checkpoint(line.checkpoint, line.sample, line.seed);
-        case Command::eval: return evaluate_checkpoint(line);
-        case Command::inspect: return inspect(line.path);
-        case Command::export_hf: return export_huggingface(line.checkpoint, line.path);
-        case Command::help_config: std::fputs(config_help().c_str(), stdout); return;
-        case Command::markdown_config: std::fputs(config_markdown().c_str(), stdout); return;
+        case Command::plan: plan(line); break;
+        case Command::prepare: prepare_data(line.prepare); break;
+        case Command::sample: sample_checkpoint(line.checkpoint, line.sample, line.seed); break;
+        case Command::eval: evaluate_checkpoint(line); break;
+        case Command::inspect: inspect(line.path); break;
+        case Command::export_hf: export_huggingface(line.checkpoint, line.path); break;
+        case Command::help_config: std::fputs(config_help().c_str(), stdout); break;
+        case Command::markdown_config: std::fputs(config_markdown().c_str(), stdout); break;
     }
+    return Exit::ok;
 }
 
 std::string version() {
     const DeviceInfo device = device_info();
-    return format("train_gpt %s\nbuilt for: %s\ndevice: %s\nmatrix products: %s", GIT_REVISION, device.build.c_str(),
-                  device.name.c_str(), device.matmul_path.c_str());
+    return format("train_gpt %s\nbuilt for: %s\ndevice: %s\nmatrix products: %s\nbetween ranks: %s", GIT_REVISION,
+                  device.build.c_str(), device.name.c_str(), device.matmul_path.c_str(), comm_library().c_str());
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-    try {
+    return exit_status("train_gpt", [&] {
         const CommandLine line = parse_command_line(argc, argv, version);
-        if (line.command == Command::train)
-            return int(train(line.config, line.overrides, line.start, line.accept_changes));
-        run_command(line);
-        return int(Exit::ok);
-    } catch (const Error& error) {
-        std::fprintf(stderr, "train_gpt: %s\n", error.what());
-        return int(error.code);
-    } catch (const std::bad_alloc&) {
-        std::fprintf(stderr, "train_gpt: out of memory\n");
-        return int(Exit::os);
-    } catch (const std::exception& error) {
-        std::fprintf(stderr, "train_gpt: internal error: %s\n", error.what());
-        return int(Exit::internal);
-    }
+        return line.command == Command::train ? train(line) : run_command(line);
+    });
 }

@@ -19,13 +19,15 @@ static uint64_t stride_of(const LoaderOptions& options) {
 static uint64_t windows_of_pass(const TokenStream& stream, const LoaderOptions& options) {
     uint64_t targets = stream.token_count() > 0 ? stream.token_count() - 1 : 0, first = uint64_t(options.seq_len);
     if (targets <= first) return targets > 0 ? 1 : 0;
-    return 1 + divide_up(targets - first, stride_of(options));
+    const uint64_t all = 1 + divide_up(targets - first, stride_of(options));
+    return options.max_windows > 0 ? std::min(all, options.max_windows) : all;
 }
 
 // Windows of an epoch, once it is clear that the options and the stream fit together.
 static uint64_t checked_window_count(const TokenStream& stream, const LoaderOptions& options) {
     require(options.seq_len > 0 && options.batch > 0, "loader: seq_len %d, batch %d", options.seq_len, options.batch);
     require(0 <= options.rank && options.rank < options.world, "loader: rank %d of %d", options.rank, options.world);
+    require(options.micro_steps > 0, "loader: %d micro-steps", options.micro_steps);
     require(0 <= options.stride && options.stride <= options.seq_len, "loader: stride %d", options.stride);
     bool is_single_pass = options.order == SampleOrder::once;
     uint64_t needed = is_single_pass ? 1 : rows_of_all_ranks(options);
@@ -88,10 +90,10 @@ void Loader::prefetch() {
         changed_.wait(lock, [this] { return stop_ || filled_ + 1 < taken_ + kSlots; });
         if (stop_) return;
         uint64_t generation = generation_;
-        uint64_t cursor = first_cursor_ + filled_ * rows_of_all_ranks(options_);
+        uint64_t first = first_sample(first_cursor_, filled_);
         Slot& slot = slots_[filled_ % kSlots];
         lock.unlock();
-        fill(slot, cursor);
+        fill(slot, first);
         lock.lock();
         if (generation != generation_) continue;
         filled_++;
@@ -99,9 +101,15 @@ void Loader::prefetch() {
     }
 }
 
-void Loader::fill(Slot& slot, uint64_t cursor) {
+// The first of this rank's samples in the batch `number` after `first_cursor`.
+uint64_t Loader::first_sample(uint64_t first_cursor, uint64_t number) const {
+    const uint64_t micro_steps = uint64_t(options_.micro_steps), micro = number % micro_steps;
+    const uint64_t step_begin = first_cursor + (number - micro) * rows_of_all_ranks(options_);
+    return step_begin + (uint64_t(options_.rank) * micro_steps + micro) * uint64_t(options_.batch);
+}
+
+void Loader::fill(Slot& slot, uint64_t first) {
     slot.error = nullptr;
-    uint64_t first = cursor + uint64_t(options_.rank) * uint64_t(options_.batch);
     size_t seq_len = size_t(options_.seq_len);
     try {
         for (int row = 0; row < options_.batch; row++)
@@ -117,7 +125,8 @@ void Loader::fill_row(uint64_t sample, int32_t* inputs, int32_t* targets) {
     uint64_t window = window_of(sample);
     uint64_t begin = window * (options_.order == SampleOrder::once ? stride_of(options_) : seq_len);
     uint64_t last = stream_.token_count() - 1;  // is never an input
-    size_t count = size_t(begin < last ? std::min(seq_len, last - begin) : 0);
+    const bool is_beyond = options_.order == SampleOrder::once && sample >= windows_;
+    size_t count = size_t(!is_beyond && begin < last ? std::min(seq_len, last - begin) : 0);
     if (count > 0) stream_.read(begin, count + 1, window_.data());
     std::copy_n(window_.data(), count, inputs);
     std::copy_n(window_.data() + 1, count, targets);
@@ -129,7 +138,7 @@ void Loader::fill_row(uint64_t sample, int32_t* inputs, int32_t* targets) {
 
 uint64_t Loader::window_of(uint64_t sample) const {
     if (options_.order == SampleOrder::once)
-        return std::min(sample, windows_);  // window `windows_` has no target of its own
+        return std::min(sample, windows_);  // beyond the end there is nothing to read
     uint64_t epoch = sample / windows_, index = sample % windows_;
     if (options_.order == SampleOrder::sequential) return index;
     return Permutation(windows_, options_.seed, uint32_t(epoch))(index);

@@ -1,9 +1,9 @@
 // Micro-batches for training and evaluation, read ahead by a thread.
 //
 // The order of samples is a pure function of (seed, cursor). Sample s, counted over all ranks from the start of the
-// run, is window permutation(seed, s / windows)(s % windows); the batch that begins at cursor c gives row b of rank r
-// sample c + r * batch + b, and moves the cursor by world * batch. So a step of k micro-batches from cursor c reads the
-// samples [c, c + k * world * batch) whatever the number of ranks.
+// run, is window permutation(seed, s / windows)(s % windows). A step of k micro-batches on each of W ranks that begins
+// at cursor c reads the samples [c, c + k W batch) whatever W is: micro-batch m of rank r has row b from sample
+// c + (r k + m) batch + b. The cursor moves by W batch with each micro-batch, and is a run's state between steps.
 #pragma once
 
 #include <condition_variable>
@@ -32,6 +32,9 @@ struct LoaderOptions {
     // only the targets that the window before did not have are given: each with at least seq_len - stride tokens before
     // it.
     int stride = 0;
+    // Micro-batches of a step on each rank. A step's are handed out rank by rank: rank r gets numbers [r k, r k + k).
+    int micro_steps = 1;
+    uint64_t max_windows = 0;  // for order `once`: not more than these from the start, on all ranks together; 0: all
 };
 
 struct Batch {
@@ -67,7 +70,8 @@ private:
     };
 
     void prefetch();
-    void fill(Slot& slot, uint64_t cursor);
+    uint64_t first_sample(uint64_t first_cursor, uint64_t number) const;
+    void fill(Slot& slot, uint64_t first);
     void fill_row(uint64_t sample, int32_t* inputs, int32_t* targets);
     uint64_t window_of(uint64_t sample) const;
 

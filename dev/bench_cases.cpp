@@ -17,7 +17,7 @@ class Arrays {
 public:
     template <class T> T* make(size_t count, float deviation = 1.0f) {
         T* values = static_cast<T*>(make_scratch(count * sizeof(T)));
-        ops::normal_fill({noise(), kNoise, 7, next_++, deviation}, Stream{});
+        ops::normal_fill({noise(), kNoise, 7, next_++, deviation, 0}, Stream{});
         for (size_t begin = 0; begin < count; begin += kNoise)
             ops::cast(ops::Cast<T>{values + begin, noise(), std::min(kNoise, count - begin)}, Stream{});
         synchronize(Stream{});

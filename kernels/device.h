@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <string>
 #include <utility>
+#include <vector>
 
 // An ordered queue of work. The CPU implementation has one and ignores the handle.
 struct Stream {
@@ -29,6 +30,7 @@ DeviceInfo device_info();
 
 // What a run asks of the device beyond its ops; the CPU has no use for it.
 struct DeviceSettings {
+    int local_rank = 0;          // among the ranks of this machine: which of its GPUs this process uses
     bool tf32 = false;           // fp32 products may round their operands to TF32
     bool debug_sync = false;     // wait after each kernel, so that an error names the kernel that made it
     std::string matmul_choices;  // file that keeps the fastest algorithm of each product, so that every run on this
@@ -51,6 +53,15 @@ void copy_to_host(void* host, const void* device, size_t bytes, Stream stream);
 
 // Waits until everything on the stream has finished.
 void synchronize(Stream stream);
+
+// A tensor of the model or of the optimizer's state as checkpoints see it: FP32 on the device, or this rank's part.
+struct StateTensor {
+    std::string name;           // "master.h.0.qkv.weight", "m.wte"
+    std::vector<size_t> shape;  // of the whole tensor
+    float* values;              // device memory
+    size_t count;               // elements here
+    size_t first;               // the first one's place in the whole tensor
+};
 
 // Owns device memory.
 class DeviceBuffer {

@@ -193,15 +193,16 @@ void loss_sum(const LossSum& op, Stream stream);
 // ---------------------------------------------------------------------------------------------------------------------
 // The update. Parameters, gradients and moments are flat FP32 arrays cut into chunks; a chunk lies inside one tensor
 // and the cutting depends on nothing but the tensors, so sums over chunks have the same order on any number of ranks.
+// A rank's flat arrays hold the chunks that it owns.
 
-inline constexpr int kChunkElements = 1 << 16;
+inline constexpr int kChunkElements = 1 << 14;
 
 struct Chunk {
     size_t begin;  // first element in the flat arrays
     int count;     // elements, at most kChunkElements
     int tensor;    // row in the table of tensors
     int decayed;   // 1 if weight decay applies
-    int reserved;
+    int index;     // its place among the chunks of all ranks
 };
 
 // What the gradients of one step amount to. Lives on the device; the update reads it there.
@@ -214,9 +215,9 @@ struct GradNorm {
 
 // Sum of squares of each chunk, in double so that a finite gradient never overflows: not finite iff an element is not.
 struct SquaredSums {
-    double* out;          // (n_chunks)  =
+    double* out;          // (chunks of all ranks)  =, at each chunk's index
     const float* values;  // flat
-    const Chunk* chunks;  // (n_chunks)
+    const Chunk* chunks;  // (n_chunks), any of them, in any order
     int n_chunks;
 };
 void squared_sums(const SquaredSums& op, Stream stream);
@@ -225,7 +226,7 @@ void squared_sums(const SquaredSums& op, Stream stream);
 struct GradNormFinish {
     GradNorm* out;            // (1)  =
     const double* sums;       // (n_chunks), from squared_sums
-    const Chunk* chunks;      // (n_chunks)
+    const Chunk* chunks;      // (n_chunks), all of them in the order of their index
     const float* loss_scale;  // (1)
     int n_chunks;
     float clip;  // 0 for no clipping
@@ -275,14 +276,15 @@ template <class T> void sgd_update(const SgdUpdate<T>& op, Stream stream);
 // ---------------------------------------------------------------------------------------------------------------------
 // Filling and casting.
 
-// out[i] = mean 0 normal number with the given deviation, a pure function of (seed, subsequence, i): Box-Muller on
-// philox(seed, (RandomPurpose::init << 32) + subsequence, i / 4) in double, so the same on every device.
+// out[i - first] = mean 0 normal number with the given deviation, a pure function of (seed, subsequence, i): Box-Muller
+// on philox(seed, (RandomPurpose::init << 32) + subsequence, i / 4) in double, so the same on every device.
 struct NormalFill {
     float* out;  // (count)  =
     size_t count;
     uint64_t seed;
     uint32_t subsequence;
     float deviation;
+    size_t first;  // i of out[0], a multiple of 4
 };
 void normal_fill(const NormalFill& op, Stream stream);
 
@@ -292,6 +294,13 @@ struct Fill {
     float value;
 };
 void fill(const Fill& op, Stream stream);
+
+struct Add {
+    float* out;        // (count)  +=
+    const float* inp;  // (count)
+    size_t count;
+};
+void add(const Add& op, Stream stream);
 
 template <class T> struct Cast {
     T* out;            // (count)  =, rounded to nearest even

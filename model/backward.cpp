@@ -1,6 +1,7 @@
 // The backward pass: forward.cpp's list read upwards.
 #include <cmath>
 
+#include "model/sharding.h"
 #include "model/state.h"
 
 namespace {
@@ -45,7 +46,7 @@ template <class Act> void linear_backward(GptState<Act>& s, const LinearBackward
                                       .rows = BT,
                                       .n = linear.n,
                                       .k = linear.k,
-                                      .accumulate = !micro.first},
+                                      .accumulate = micro.accumulate},
                                      s.stream);
     ops::matmul_backward_input<Act>({.dinp = linear.dinp,
                                      .dout = linear.dout,
@@ -78,7 +79,7 @@ void branch_norm_backward(GptState<Act>& s, const BranchNormBackward<Act>& norm,
                              .rows = s.options.batch * s.options.seq_len,
                              .cols = s.options.shape.n_embd,
                              .accumulate_dinp = true,
-                             .accumulate = !micro.first},
+                             .accumulate = micro.accumulate},
                             s.stream);
 }
 
@@ -138,11 +139,17 @@ template <class Act> void trunk_backward(GptState<Act>& s, const MicroStep& micr
                              .rows = B * T,
                              .cols = C,
                              .accumulate_dinp = false,
-                             .accumulate = !micro.first},
+                             .accumulate = micro.accumulate},
                             s.stream);
     for (int layer = shape.n_layer - 1; layer >= 0; layer--) {
+        const int index = s.layout.bucket_of_layer(layer);
+        const Bucket& bucket = s.layout.buckets[size_t(index)];
+        need_params(s, index);
+        expect_params(s, index - 1);
+        if (layer + 1 == bucket.first_layer + bucket.n_layers) begin_grads(s, index);
         recompute_block(s, layer);
         block_backward(s, layer, micro);
+        if (layer == bucket.first_layer) end_grads(s, index, micro);
     }
     // The tied head has written or added to dwte already.
     ops::embedding_backward<Act>({.dwte = s.grads.wte,
@@ -155,8 +162,9 @@ template <class Act> void trunk_backward(GptState<Act>& s, const MicroStep& micr
                                   .channels = C,
                                   .vocab = shape.padded_vocab(),
                                   .n_positions = shape.n_positions,
-                                  .accumulate = !micro.first},
+                                  .accumulate = micro.accumulate},
                                  s.stream);
+    end_grads(s, 0, micro);
 }
 
 template void trunk_backward(GptState<float>&, const MicroStep&);

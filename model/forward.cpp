@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "model/sharding.h"
 #include "model/state.h"
 
 template <class Act> void block_norm1_forward(GptState<Act>& s, int layer) {
@@ -130,6 +131,7 @@ template <class Act> void block_end_forward(GptState<Act>& s, int layer) {
 }  // namespace
 
 template <class Act> void trunk_forward(GptState<Act>& s) {
+    need_params(s, 0);
     ops::embedding_forward<Act>({.out = s.acts.block[0].residual,
                                  .tokens = s.tokens,
                                  .wte = s.params.wte,
@@ -138,9 +140,14 @@ template <class Act> void trunk_forward(GptState<Act>& s) {
                                  .seq_len = s.options.seq_len,
                                  .channels = s.options.shape.n_embd},
                                 s.stream);
+    const int last = s.options.shape.n_layer - 1;
+    need_params(s, s.layout.bucket_of_layer(0));
     block_norm1_forward(s, 0);
-    for (int layer = 0; layer < s.options.shape.n_layer; layer++) {
+    for (int layer = 0; layer <= last; layer++) {
+        const int bucket = s.layout.bucket_of_layer(layer);
+        expect_params(s, bucket + 1);
         block_body_forward(s, layer);
+        if (layer < last) need_params(s, s.layout.bucket_of_layer(layer + 1));
         block_end_forward(s, layer);
     }
 }
@@ -150,6 +157,7 @@ template <class Act> void head_forward_backward(GptState<Act>& s, Pass pass, con
     const int BT = s.options.batch * s.options.seq_len, C = shape.n_embd, Vp = shape.padded_vocab();
     const int chunk = std::min(s.options.head_rows, BT);
 
+    if (pass == Pass::train) begin_grads(s, 0);
     for (int row = 0; row < BT; row += chunk) {
         const int rows = std::min(chunk, BT - row);
         const Act* norm_f = s.acts.norm_f + size_t(row) * size_t(C);
@@ -182,7 +190,7 @@ template <class Act> void head_forward_backward(GptState<Act>& s, Pass pass, con
                                           .rows = rows,
                                           .n = Vp,
                                           .k = C,
-                                          .accumulate = !micro.first || row > 0},
+                                          .accumulate = micro.accumulate || row > 0},
                                          s.stream);
         ops::matmul_backward_input<Act>({.dinp = s.acts.dbranch + size_t(row) * size_t(C),
                                          .dout = s.acts.logits,
@@ -193,7 +201,11 @@ template <class Act> void head_forward_backward(GptState<Act>& s, Pass pass, con
                                          .k = C},
                                         s.stream);
     }
-    ops::loss_sum({.out = s.loss_sum, .loss = s.acts.loss, .rows = BT, .accumulate = !micro.first}, s.stream);
+    ops::loss_sum({.out = s.sums + step_sums(s).loss(s.options.rank, micro.index),
+                   .loss = s.acts.loss,
+                   .rows = BT,
+                   .accumulate = false},
+                  s.stream);
 }
 
 #define INSTANTIATE(Act)                                    \

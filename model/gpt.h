@@ -3,10 +3,11 @@
 //     gpt.initialize(seed);
 //     for each step:
 //         gpt.begin_step({.loss_scale = 1, .learning_rate = ..., ...});
-//         for each micro-step: gpt.micro_step(tokens, targets, {...});     // forward and backward, gradients add up
-//         StepResult result = gpt.end_step(update);                        // norm, clip, optimizer
+//         options.micro_steps times: gpt.micro_step(tokens, targets, scale);  // forward, backward; gradients add up
+//         StepResult result = gpt.end_step(update);                           // sum over ranks, norm, clip, optimizer
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -26,25 +27,14 @@ struct UpdateSettings {
     float grad_clip = 1.0f;  // largest global norm of the gradients; 0 for no clipping
 };
 
-struct MicroStep {
-    bool first;        // gradients are overwritten, not added to
-    float grad_scale;  // weight of each target's loss: 1 / targets of the whole step makes the step's loss a mean
-};
-
 struct StepResult {
-    double loss_sum;  // over this rank's targets since begin_step, in nats
-    float grad_norm;  // before clipping, loss scale removed
+    static constexpr int kVotes = 3;
+    double loss_sum;       // over all ranks' targets since begin_step, in nats
+    float grad_norm;       // before clipping, loss scale removed
+    double votes[kVotes];  // end_step()'s, added over all ranks
     // The name of the first tensor whose gradient has a NaN or an infinity; empty if all is finite. When it is not
     // empty nothing was updated.
     std::string non_finite_tensor;
-};
-
-// A tensor of the model or of the optimizer's state as checkpoints see it: FP32 on the device.
-struct StateTensor {
-    std::string name;  // "master.h.0.qkv.weight", "m.wte"
-    std::vector<size_t> shape;
-    float* values;  // device memory
-    size_t count;
 };
 
 // Everything that Gpt allocates, in the order of its memory, without allocating it.
@@ -66,10 +56,12 @@ public:
     void begin_step(const ops::StepScalars& scalars);
 
     // tokens, targets: (B, T) in host memory, targets -1 where nothing is to be predicted; both may be reused at once.
-    void micro_step(const int* tokens, const int* targets, const MicroStep& micro);
+    // grad_scale is the weight of each target's loss: 1 / targets of the whole step, all ranks, makes the loss a mean.
+    void micro_step(const int* tokens, const int* targets, float grad_scale);
 
-    // Sums gradients over ranks, measures them and updates the parameters. Waits for the device.
-    StepResult end_step(const UpdateSettings& settings);
+    // Sums gradients over ranks, measures them and updates the parameters. Waits for the device. The votes are how one
+    // rank's wish (to stop, say) becomes known to all at the same step.
+    StepResult end_step(const UpdateSettings& settings, const std::array<double, StepResult::kVotes>& votes = {});
 
     // Sum of the losses of one batch in nats, forward only. Waits for the device.
     double evaluate(const int* tokens, const int* targets);
@@ -77,10 +69,16 @@ public:
     // Logits, in float, that follow the last of `count` tokens, 1 <= count <= T: (V) in `logits`.
     void next_token_logits(const int* tokens, int count, float* logits);
 
-    // Master weights and optimizer state by name. After writing masters from outside, call masters_changed().
+    // Adds the values up over all ranks.
+    void sum_over_ranks(std::array<double, StepResult::kVotes>& values);
+
+    // Master weights and optimizer state by name: what this rank has of them. After writing masters from outside, call
+    // masters_changed() on all ranks.
     std::vector<StateTensor> state_tensors() const;
     std::vector<StateTensor> master_tensors() const;
-    std::vector<StateTensor> gradient_tensors() const;  // "grad.NAME", as the last micro-step left them
+    // The same, each element on one rank only: what it saves.
+    std::vector<StateTensor> saved_tensors() const;
+    std::vector<StateTensor> gradient_tensors() const;  // "grad.NAME", as end_step() found them
     void masters_changed();
 
     struct Impl;

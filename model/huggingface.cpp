@@ -1,5 +1,7 @@
 #include "model/huggingface.h"
 
+#include <algorithm>
+
 #include "kernels/check.h"
 #include "kernels/device.h"
 #include "model/state.h"
@@ -45,13 +47,18 @@ void set_hf_values(const HfTensor& tensor, const std::vector<float>& values) {
             elements(tensor));
     const std::vector<float> ours =
         tensor.transposed ? transpose(values, tensor.shape[0], tensor.shape[1]) : std::vector<float>();
-    copy_to_device(tensor.master.values, tensor.transposed ? ours.data() : values.data(), values.size() * sizeof(float),
-                   Stream{});
-    synchronize(Stream{});
+    // The vocabulary's padding, which Hugging Face does not have, is left alone, and so is what other ranks own.
+    const StateTensor& master = tensor.master;
+    const size_t end = std::min(master.first + master.count, values.size());
+    if (end <= master.first) return;
+    copy_to_device(master.values, (tensor.transposed ? ours : values).data() + master.first,
+                   (end - master.first) * sizeof(float), Stream{});
 }
 
 std::vector<float> hf_values(const HfTensor& tensor) {
     std::vector<float> values(elements(tensor));
+    require(tensor.master.first == 0 && tensor.master.count >= values.size(), "%s: not whole on this rank",
+            tensor.name.c_str());
     copy_to_host(values.data(), tensor.master.values, values.size() * sizeof(float), Stream{});
     synchronize(Stream{});
     return tensor.transposed ? transpose(values, tensor.shape[1], tensor.shape[0]) : values;

@@ -21,7 +21,8 @@ std::vector<HfTensor> hf_tensors(const Gpt& gpt);
 // Tensors that Hugging Face's files may hold beside those and that carry nothing: causal masks.
 bool is_hf_mask(const std::string& name);
 
-// Values in Hugging Face's order (`elements`: as many as the shape has) to the device and back. Exact both ways.
+// Values in Hugging Face's order (`elements`: as many as the shape has) to the device, or as much as this rank
+// owns, and back, which takes a whole model on one rank. Exact both ways.
 void set_hf_values(const HfTensor& tensor, const std::vector<float>& values);
 std::vector<float> hf_values(const HfTensor& tensor);
 

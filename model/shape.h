@@ -52,4 +52,16 @@ struct GptOptions {
     OptimizerKind optimizer = OptimizerKind::adamw;
     int head_rows = 0;     // rows of logits held at a time, at least 1
     bool training = true;  // false: forward only, without gradients, optimizer state and backward's buffers
+    int micro_steps = 1;   // per step, on each rank
+    int rank = 0, ranks = 1;
+    // ZeRO (Rajbhandari et al., arXiv 1910.02054): what each rank keeps its share of only. 1: masters and optimizer
+    // state; 2: gradients too, also while they accumulate; 3: parameters too.
+    int zero_stage = 0;
+    bool deterministic_reduce = false;  // gradients add up in the same order for any number of ranks and micro-steps
+    size_t bucket_bytes = 0;            // successive blocks' gradients travel together up to this size
+
+    bool is_sharded() const { return zero_stage > 0 && ranks > 1; }
+    // Whole gradients exist until the end of the step; else each block's are handed over as soon as they are there.
+    bool keeps_whole_gradients() const { return !is_sharded() || zero_stage == 1 || deterministic_reduce; }
+    bool keeps_whole_parameters() const { return !is_sharded() || zero_stage < 3; }
 };

@@ -2,6 +2,9 @@
 #include "model/state.h"
 
 #include <algorithm>
+#include <bit>
+
+#include "kernels/check.h"
 
 template <class Act> GptActivations<Act> place_activations(const GptOptions& options, Arena& arena) {
     const size_t tokens = size_t(options.batch) * size_t(options.seq_len);
@@ -56,29 +59,90 @@ template <class Act> size_t scratch_bytes(const GptOptions& options) {
     return most;
 }
 
+template <class Act> size_t owned_elements(const GptState<Act>& s) {
+    return s.options.is_sharded() ? s.layout.shard_elements : s.layout.elements;
+}
+
+// The largest that a window has to hold, in elements: the bucket of no block has one of its own.
+size_t window_elements(const TensorLayout& layout, int window) {
+    size_t most = 0;
+    for (size_t i = 0; i < layout.buckets.size(); i++)
+        if ((i == 0) == (window == 0)) most = std::max(most, layout.buckets[i].piece * size_t(layout.ranks));
+    return most;
+}
+
+template <class T>
+void place_windows(Window<T>* windows, const TensorLayout& layout, const char* category, const char* name,
+                   Arena& arena) {
+    for (int i = 0; i < kWindows; i++)
+        windows[i].values = arena.take<T>(category, format("%s_window_%d", name, i), window_elements(layout, i));
+}
+
+// Pointers to tensors in the windows that their buckets take turns in.
+template <class T> GptTensors<T> window_views(const TensorLayout& layout, const Window<T>* windows) {
+    return tensor_views<T>(layout, [&](const Tensor& tensor) -> T* {
+        T* values = windows[window_of(tensor.bucket)].values;
+        return values ? values + (tensor.begin - layout.bucket_of(tensor).begin) : nullptr;
+    });
+}
+
+template <class Act> void place_parameters(GptState<Act>& s, Arena& arena) {
+    const bool sharded = s.options.is_sharded();
+    s.master = arena.take<float>("master weights", "master", owned_elements(s));
+    if constexpr (std::is_same_v<Act, float>)
+        s.own_param = s.master;
+    else
+        s.own_param = arena.take<Act>("compute weights", "own_param", owned_elements(s));
+    if (!s.options.keeps_whole_parameters()) {
+        place_windows(s.param_window, s.layout, "compute weights", "param", arena);
+        s.params = window_views(s.layout, s.param_window);
+        return;
+    }
+    s.param = sharded ? arena.take<Act>("compute weights", "param", s.layout.elements) : s.own_param;
+    s.params = tensor_views(s.layout, s.param);
+    s.param_ready.resize(s.layout.buckets.size());
+}
+
+template <class Act> void place_gradients(GptState<Act>& s, Arena& arena) {
+    const GptOptions& options = s.options;
+    if (options.keeps_whole_gradients()) {
+        const int levels = options.deterministic_reduce ? std::bit_width(unsigned(options.micro_steps)) : 1;
+        for (int level = 0; level < levels; level++)
+            s.levels.push_back(arena.take<float>("gradients", level == 0 ? "grad" : format("grad_level_%d", level),
+                                                 s.layout.elements));
+        s.grad = s.levels[0];
+        s.grads = tensor_views(s.layout, s.grad);
+    } else {
+        place_windows(s.grad_window, s.layout, "gradients", "grad", arena);
+        for (int i = 0; options.micro_steps > 1 && i < kWindows; i++)
+            s.grad_window[i].reduced = arena.take<float>("gradients", format("reduced_window_%d", i),
+                                                         window_elements(s.layout, i) / size_t(options.ranks));
+        s.grads = window_views(s.layout, s.grad_window);
+    }
+    s.own_grad = options.is_sharded() ? arena.take<float>("gradients", "own_grad", owned_elements(s)) : s.grad;
+    size_t largest_piece = 0;
+    for (const Bucket& bucket : s.layout.buckets) largest_piece = std::max(largest_piece, bucket.piece);
+    s.comm_scratch =
+        arena.take<std::byte>("scratch", "comm_scratch",
+                              reduce_scatter_scratch_bytes(largest_piece, options.ranks, options.deterministic_reduce));
+}
+
 }  // namespace
 
 template <class Act> GptState<Act> place_state(const GptOptions& options, Arena& arena) {
     GptState<Act> s;
     s.options = options;
-    s.layout = lay_out_tensors(options.shape);
-    const size_t elements = s.layout.elements;
-
-    s.master = arena.take<float>("master weights", "master", elements);
-    if constexpr (std::is_same_v<Act, float>)
-        s.param = s.master;
-    else
-        s.param = arena.take<Act>("compute weights", "param", elements);
-    s.params = tensor_views(s.layout, s.param);
-
+    s.layout = lay_out_tensors(options.shape, options.ranks, options.bucket_bytes / sizeof(float));
+    place_parameters(s, arena);
     if (options.training) {
-        s.grad = arena.take<float>("gradients", "grad", elements);
-        s.grads = tensor_views(s.layout, s.grad);
-        s.m = arena.take<float>("optimizer state", "m", elements);
-        if (options.optimizer == OptimizerKind::adamw) s.v = arena.take<float>("optimizer state", "v", elements);
-        s.host_chunks = chunk_grid(s.layout);
-        s.chunks = arena.take<ops::Chunk>("control", "chunks", s.host_chunks.size());
-        s.chunk_sums = arena.take<double>("control", "chunk_sums", s.host_chunks.size());
+        place_gradients(s, arena);
+        const size_t owned = owned_elements(s);
+        s.m = arena.take<float>("optimizer state", "m", owned);
+        if (options.optimizer == OptimizerKind::adamw) s.v = arena.take<float>("optimizer state", "v", owned);
+        s.host_all_chunks = chunk_grid(s.layout);
+        s.host_own_chunks = owned_chunks(s.layout, options.rank, !options.is_sharded());
+        s.all_chunks = arena.take<ops::Chunk>("control", "all_chunks", s.host_all_chunks.size());
+        s.own_chunks = arena.take<ops::Chunk>("control", "own_chunks", s.host_own_chunks.size());
         s.grad_norm = arena.take<ops::GradNorm>("control", "grad_norm", 1);
         s.scratch = arena.take<std::byte>("scratch", "scratch", scratch_bytes<Act>(options));
     }
@@ -87,7 +151,7 @@ template <class Act> GptState<Act> place_state(const GptOptions& options, Arena&
     const size_t tokens = size_t(options.batch) * size_t(options.seq_len);
     s.tokens = arena.take<int>("control", "tokens", tokens);
     s.targets = arena.take<int>("control", "targets", tokens);
-    s.loss_sum = arena.take<double>("control", "loss_sum", 1);
+    s.sums = arena.take<double>("control", "sums", step_sums(s).count());
     s.scalars = arena.take<ops::StepScalars>("control", "scalars", 1);
     return s;
 }

@@ -4,6 +4,8 @@
 
 namespace {
 
+size_t round_up(size_t count, size_t unit) { return (count + unit - 1) / unit * unit; }
+
 void append(TensorLayout& layout, int row, int layer) {
     const auto& entry = tensor_table<float>()[size_t(row)];
     Tensor tensor;
@@ -14,21 +16,64 @@ void append(TensorLayout& layout, int row, int layer) {
     tensor.cols = (layout.shape.*entry.cols)();
     tensor.begin = layout.elements;
     tensor.count = size_t(tensor.rows) * size_t(tensor.cols);
-    layout.elements += (tensor.count + kTensorAlignment - 1) / kTensorAlignment * kTensorAlignment;
+    tensor.bucket = int(layout.buckets.size()) - 1;
+    layout.elements += round_up(tensor.count, kTensorAlignment);
     layout.parameters += tensor.count;
     layout.tensors.push_back(std::move(tensor));
 }
 
+void append_layer(TensorLayout& layout, int layer) {
+    const int n_rows = int(tensor_table<float>().size());
+    for (int row = 0; row < n_rows; row++)
+        if (tensor_table<float>()[size_t(row)].per_layer() == (layer >= 0)) append(layout, row, layer);
+}
+
+void begin_bucket(TensorLayout& layout, int first_layer, int n_layers) {
+    layout.buckets.push_back({first_layer, n_layers, layout.elements, 0, layout.shard_elements});
+}
+
+// One rank's piece is the whole bucket; several ranks' are whole multiples of a chunk.
+void end_bucket(TensorLayout& layout) {
+    Bucket& bucket = layout.buckets.back();
+    const size_t ranks = size_t(layout.ranks), elements = layout.elements - bucket.begin;
+    bucket.piece = ranks == 1 ? elements : round_up((elements + ranks - 1) / ranks, ops::kChunkElements);
+    layout.elements = bucket.begin + ranks * bucket.piece;
+    layout.shard_elements += bucket.piece;
+}
+
+int layers_of_bucket(const GptShape& shape, size_t bucket_elements) {
+    TensorLayout one;
+    one.shape = shape;
+    begin_bucket(one, 0, 1);
+    append_layer(one, 0);
+    return int(std::clamp<size_t>(bucket_elements / one.elements, 1, size_t(shape.n_layer)));
+}
+
 }  // namespace
 
-TensorLayout lay_out_tensors(const GptShape& shape) {
+TensorLayout lay_out_tensors(const GptShape& shape, int ranks, size_t bucket_elements) {
     TensorLayout layout;
     layout.shape = shape;
-    int n_rows = int(tensor_table<float>().size());
-    for (int layer = -1; layer < shape.n_layer; layer++)
-        for (int row = 0; row < n_rows; row++)
-            if (tensor_table<float>()[size_t(row)].per_layer() == (layer >= 0)) append(layout, row, layer);
+    layout.ranks = ranks;
+    begin_bucket(layout, -1, 0);
+    append_layer(layout, -1);
+    end_bucket(layout);
+    const int most = layers_of_bucket(shape, bucket_elements);
+    for (int layer = 0; layer < shape.n_layer; layer++) {
+        if (layer % most == 0) begin_bucket(layout, layer, std::min(most, shape.n_layer - layer));
+        append_layer(layout, layer);
+        if ((layer + 1) % most == 0 || layer + 1 == shape.n_layer) end_bucket(layout);
+    }
     return layout;
+}
+
+TensorPart part_of(const TensorLayout& layout, const Tensor& tensor, int rank) {
+    const Bucket& bucket = layout.bucket_of(tensor);
+    const size_t piece_begin = bucket.begin + size_t(rank) * bucket.piece;
+    const size_t begin = std::clamp(tensor.begin, piece_begin, piece_begin + bucket.piece);
+    const size_t end = std::clamp(tensor.begin + tensor.count, piece_begin, piece_begin + bucket.piece);
+    if (begin == end) return {0, 0, bucket.shard_begin};
+    return {begin - tensor.begin, end - begin, bucket.shard_begin + (begin - piece_begin)};
 }
 
 std::vector<size_t> logical_shape(const Tensor& tensor) {
@@ -40,11 +85,24 @@ std::vector<ops::Chunk> chunk_grid(const TensorLayout& layout) {
     std::vector<ops::Chunk> chunks;
     for (size_t i = 0; i < layout.tensors.size(); i++) {
         const Tensor& tensor = layout.tensors[i];
-        int decayed = tensor_table<float>()[size_t(tensor.row)].decayed;
-        for (size_t done = 0; done < tensor.count; done += ops::kChunkElements) {
-            int count = int(std::min<size_t>(ops::kChunkElements, tensor.count - done));
-            chunks.push_back({tensor.begin + done, count, int(i), decayed, 0});
+        const int decayed = tensor_table<float>()[size_t(tensor.row)].decayed;
+        const size_t origin = layout.bucket_of(tensor).begin, end = tensor.begin + tensor.count;
+        for (size_t begin = tensor.begin, next = begin; begin < end; begin = next) {
+            next = std::min(end, origin + round_up(begin - origin + 1, ops::kChunkElements));
+            chunks.push_back({begin, int(next - begin), int(i), decayed, int(chunks.size())});
         }
     }
     return chunks;
+}
+
+std::vector<ops::Chunk> owned_chunks(const TensorLayout& layout, int rank, bool whole) {
+    std::vector<ops::Chunk> owned;
+    for (ops::Chunk chunk : chunk_grid(layout)) {
+        const Bucket& bucket = layout.bucket_of(layout.tensors[size_t(chunk.tensor)]);
+        const size_t inside = chunk.begin - bucket.begin;
+        if (inside / bucket.piece != size_t(rank)) continue;
+        if (!whole) chunk.begin = bucket.shard_begin + inside % bucket.piece;
+        owned.push_back(chunk);
+    }
+    return owned;
 }

@@ -2,6 +2,7 @@
 // the optimizer's chunks, checkpoint names, Hugging Face names and the memory plan are derived from it.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -77,6 +78,17 @@ struct Tensor {
     int rows, cols;    // as stored; (rows) if cols is 1 and the row's cols are GptShape::one
     size_t begin;      // first element in the flat arrays, a multiple of kTensorAlignment
     size_t count;      // rows * cols
+    int bucket;        // in TensorLayout::buckets
+};
+
+// Tensors whose gradients are reduced and whose parameters are gathered together: those of no block, or successive
+// blocks'. In a flat array a bucket is one piece for each rank, all of equal length, the last ones padded; in a rank's
+// flat array of shards it is that rank's piece.
+struct Bucket {
+    int first_layer, n_layers;  // -1, 0: the tensors of no block
+    size_t begin;               // in the flat arrays
+    size_t piece;               // elements of each rank
+    size_t shard_begin;         // of a rank's piece in its flat arrays of shards
 };
 
 inline constexpr size_t kTensorAlignment = 64;  // elements: 128 bytes in the narrowest type
@@ -85,29 +97,53 @@ inline constexpr size_t kTensorAlignment = 64;  // elements: 128 bytes in the na
 // finishes together lies together.
 struct TensorLayout {
     GptShape shape;
+    int ranks = 1;
     std::vector<Tensor> tensors;
-    size_t elements = 0;    // length of a flat array, alignment gaps included
-    size_t parameters = 0;  // without gaps; the padding of the vocabulary counts
+    std::vector<Bucket> buckets;  // the tensors of no block first
+    size_t elements = 0;          // length of a flat array, gaps and padding included
+    size_t shard_elements = 0;    // length of a rank's flat array of shards
+    size_t parameters = 0;        // without gaps; the padding of the vocabulary counts
+
+    const Bucket& bucket_of(const Tensor& tensor) const { return buckets[size_t(tensor.bucket)]; }
+    int bucket_of_layer(int layer) const { return 1 + layer / buckets[1].n_layers; }
 };
-TensorLayout lay_out_tensors(const GptShape& shape);
+// Successive blocks share a bucket of at most `bucket_elements`, one block if that is larger.
+TensorLayout lay_out_tensors(const GptShape& shape, int ranks = 1, size_t bucket_elements = 0);
+
+// What a rank owns of a tensor: `count` elements from `first` on, which begin at `shard_begin` in its shards.
+struct TensorPart {
+    size_t first, count, shard_begin;
+};
+TensorPart part_of(const TensorLayout& layout, const Tensor& tensor, int rank);
 
 // Shape as (rows) for vectors and (rows, cols) for matrices.
 std::vector<size_t> logical_shape(const Tensor& tensor);
 
-// The fixed grid on which norms are summed and the optimizer works; see ops::Chunk.
+// The grid on which norms are summed and the optimizer works, in flat arrays; see ops::Chunk. A chunk ends where its
+// tensor does and at every multiple of kChunkElements from its bucket's begin, which are the places where pieces of
+// ranks may end: so it is the same grid of the same tensors for any number of ranks, and a chunk has one owner.
 std::vector<ops::Chunk> chunk_grid(const TensorLayout& layout);
 
-// Pointers into one flat array; gaps between tensors belong to nobody.
-template <class T> GptTensors<T> tensor_views(const TensorLayout& layout, T* flat) {
+// The chunks that a rank owns, in its flat arrays of shards; `whole`: where they lie in whole flat arrays.
+std::vector<ops::Chunk> owned_chunks(const TensorLayout& layout, int rank, bool whole);
+
+// Pointers to tensors, each at place(tensor); gaps between tensors belong to nobody.
+template <class T>
+GptTensors<T> tensor_views(const TensorLayout& layout, const std::function<T*(const Tensor&)>& place) {
     GptTensors<T> views{};
     views.block.resize(size_t(layout.shape.n_layer));
     for (const Tensor& tensor : layout.tensors) {
         const auto& member = tensor_table<T>()[size_t(tensor.row)].member;
-        T* where = flat ? flat + tensor.begin : nullptr;
+        T* where = place(tensor);
         if (tensor.layer < 0)
             views.*std::get<0>(member) = where;
         else
             views.block[size_t(tensor.layer)].*std::get<1>(member) = where;
     }
     return views;
+}
+
+// The same in one flat array, or nowhere.
+template <class T> GptTensors<T> tensor_views(const TensorLayout& layout, T* flat) {
+    return tensor_views<T>(layout, [flat](const Tensor& tensor) { return flat ? flat + tensor.begin : nullptr; });
 }

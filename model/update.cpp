@@ -1,26 +1,31 @@
-// The update: measure the gradients, clip, let the optimizer move the masters.
+// The update: measure the gradients of all ranks, clip, let the optimizer move the masters.
 #include "model/state.h"
 
 template <class Act> void update(GptState<Act>& s, const UpdateSettings& settings) {
-    const int n_chunks = int(s.host_chunks.size());
-    ops::squared_sums({.out = s.chunk_sums, .values = s.grad, .chunks = s.chunks, .n_chunks = n_chunks}, s.stream);
+    const int n_own = int(s.host_own_chunks.size()), n_all = int(s.host_all_chunks.size());
+    const StepSums sums = step_sums(s);
+    ops::squared_sums({.out = s.sums, .values = s.own_grad, .chunks = s.own_chunks, .n_chunks = n_own}, s.stream);
+    wait(all_reduce_sum(s.sums, sums.count(), s.comm, s.stream), s.comm, s.stream);
     ops::grad_norm_finish({.out = s.grad_norm,
-                           .sums = s.chunk_sums,
-                           .chunks = s.chunks,
+                           .sums = s.sums,
+                           .chunks = s.all_chunks,
                            .loss_scale = &s.scalars->loss_scale,
-                           .n_chunks = n_chunks,
+                           .n_chunks = n_all,
                            .clip = settings.grad_clip},
                           s.stream);
 
-    Act* param = std::is_same_v<Act, float> ? nullptr : s.param;
+    // Without shards a rank owns a part of the gradients, so that each is measured once, but updates everything.
+    const ops::Chunk* chunks = s.options.is_sharded() ? s.own_chunks : s.all_chunks;
+    const int n_chunks = s.options.is_sharded() ? n_own : n_all;
+    Act* param = std::is_same_v<Act, float> ? nullptr : s.own_param;
     switch (s.options.optimizer) {
         case OptimizerKind::adamw:
             ops::adamw_update<Act>({.master = s.master,
                                     .param = param,
                                     .m = s.m,
                                     .v = s.v,
-                                    .grad = s.grad,
-                                    .chunks = s.chunks,
+                                    .grad = s.own_grad,
+                                    .chunks = chunks,
                                     .grad_norm = s.grad_norm,
                                     .scalars = s.scalars,
                                     .n_chunks = n_chunks,
@@ -34,8 +39,8 @@ template <class Act> void update(GptState<Act>& s, const UpdateSettings& setting
             ops::sgd_update<Act>({.master = s.master,
                                   .param = param,
                                   .m = s.m,
-                                  .grad = s.grad,
-                                  .chunks = s.chunks,
+                                  .grad = s.own_grad,
+                                  .chunks = chunks,
                                   .grad_norm = s.grad_norm,
                                   .scalars = s.scalars,
                                   .n_chunks = n_chunks,

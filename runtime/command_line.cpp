@@ -161,3 +161,13 @@ CommandLine parse_command_line(int argc, char** argv, const std::function<std::s
         fail(Exit::usage, "no configuration and no command (--help shows what can be said)");
     return line;
 }
+
+ScalingInputs inputs_of(const CommandLine::Scaling& machine) {
+    ScalingInputs inputs;
+    inputs.gpu = find_gpu(machine.gpu);
+    inputs.gpus = machine.gpus;
+    inputs.gpus_per_node = machine.gpus_per_node;
+    inputs.nvlink_bytes_per_s = machine.nvlink_bytes_per_s;
+    inputs.net_bytes_per_s = machine.net_bytes_per_s;
+    return inputs;
+}

@@ -8,6 +8,7 @@
 
 #include "runtime/config.h"
 #include "runtime/run_directory.h"
+#include "runtime/scaling.h"
 
 enum class Command { train, plan, prepare, sample, eval, inspect, export_hf, help_config, markdown_config };
 
@@ -48,3 +49,6 @@ struct CommandLine {
 // Reads the arguments. --help and --version print and end the program with 0; what cannot be understood fails with
 // Exit::usage and a sentence. `version` gives what --version prints, and is asked only for that.
 CommandLine parse_command_line(int argc, char** argv, const std::function<std::string()>& version);
+
+// The machine that `plan` was asked about, as the scaling model takes it; what it says of the run is not yet filled in.
+ScalingInputs inputs_of(const CommandLine::Scaling& machine);

@@ -77,6 +77,12 @@ struct Config {
         int max_skipped_steps = 20;  // in a row, in every precision
     } loss_scale;
 
+    struct Parallel {
+        int zero_stage = 0;
+        bool deterministic_reduce = false;
+        int bucket_mb = 32;
+    } parallel;
+
     struct Checkpoint {
         int every_steps = 1000;  // 0: only at the end
         int keep = 2;

@@ -83,6 +83,9 @@ std::string json_line(const TrainRecord& record) {
     line += ",\"step_ms\":" + number(record.step_ms);
     line += ",\"tokens_per_s\":" + number(record.tokens_per_s);
     line += ",\"mfu\":" + number_or_null(record.mfu);
+    line += ",\"data_ms\":" + number(record.data_ms);
+    line += ",\"comm_ms\":" + number(record.comm_ms);
+    line += ",\"comm_bytes\":" + std::to_string(record.comm_bytes);
     if (!record.skipped.empty()) line += ",\"skipped\":" + nlohmann::json(record.skipped).dump();
     return line + "}";
 }
@@ -120,14 +123,18 @@ std::string progress_line(const TrainRecord& record, int total_steps, double rem
 }
 
 Progress::Progress(std::FILE* out, int total_steps, int every_steps)
-    : out_(out), total_steps_(total_steps), every_steps_(every_steps), is_terminal_(::isatty(::fileno(out)) == 1) {}
+    : out_(out),
+      total_steps_(total_steps),
+      every_steps_(every_steps),
+      is_terminal_(out && ::isatty(::fileno(out)) == 1) {}
 
 Progress::~Progress() {
     if (line_is_open_) std::fputc('\n', out_);
-    std::fflush(out_);
+    if (out_) std::fflush(out_);
 }
 
 void Progress::show(const TrainRecord& record) {
+    if (!out_) return;
     const bool is_first = smoothed_ms_ == 0;
     smoothed_ms_ = is_first ? record.step_ms : 0.9 * smoothed_ms_ + 0.1 * record.step_ms;
     const std::string line = progress_line(record, total_steps_, (total_steps_ - record.step) * smoothed_ms_ / 1000);
@@ -143,6 +150,7 @@ void Progress::show(const TrainRecord& record) {
 }
 
 void Progress::say(const std::string& line) {
+    if (!out_) return;
     erase_line();
     std::fprintf(out_, "%s\n", line.c_str());
     std::fflush(out_);

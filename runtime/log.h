@@ -8,6 +8,9 @@
 
 #include "runtime/files.h"
 
+// Prints a line on stdout.
+inline void print_line(const std::string& line) { std::printf("%s\n", line.c_str()); }
+
 // One step. `step` counts from 1; loss and grad_norm belong to the weights before that step's update.
 struct TrainRecord {
     int step = 0;
@@ -19,6 +22,9 @@ struct TrainRecord {
     double step_ms = 0;
     double tokens_per_s = 0;
     std::optional<double> mfu = {};  // absent: the machine's peak is not known
+    double data_ms = 0;              // of step_ms, waiting for tokens
+    double comm_ms = 0;              // of step_ms, waiting for other ranks: what work did not hide
+    uint64_t comm_bytes = 0;         // of tensors, sent by this rank
     std::string skipped = {};        // the first tensor whose gradient was not finite, if the update was not applied
 };
 
@@ -53,7 +59,7 @@ private:
 };
 
 // One line on the terminal that is rewritten at each step, or, where `out` is not a terminal, one plain line every
-// `every_steps` steps, at the first and at the last.
+// `every_steps` steps, at the first and at the last. Where `out` is null, nothing: ranks other than the first.
 class Progress {
 public:
     Progress(std::FILE* out, int total_steps, int every_steps);

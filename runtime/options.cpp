@@ -137,13 +137,23 @@ std::vector<Option> option_table(Config& c) {
         {"loss_scale.max_skipped_steps", &c.loss_scale.max_skipped_steps, steps_or_0,
          "non-finite steps in a row that are skipped; one more ends the run, in every precision"},
 
+        {"parallel.zero_stage", &c.parallel.zero_stage, between(0, 3),
+         "what each rank keeps its share of only. 0: nothing; 1: masters and optimizer state; 2: gradients too; 3: "
+         "parameters too",
+         none},
+        {"parallel.deterministic_reduce", &c.parallel.deterministic_reduce, anything(),
+         "gradients add up in the same order for any number of ranks and micro-steps that are powers of 2"},
+        {"parallel.bucket_mb", &c.parallel.bucket_mb, between(0, 1 << 20),
+         "MiB of gradients that travel between ranks together; 0: each block's alone"},
+
         {"checkpoint.every_steps", &c.checkpoint.every_steps, steps_or_0,
          "steps between checkpoints, one more at the end; 0: only that", none},
         {"checkpoint.keep", &c.checkpoint.keep, between(1, 1000000), "newest checkpoints that are kept", none},
 
         {"eval.every_steps", &c.eval.every_steps, steps_or_0, "steps between validations, one more at the end; 0: none",
          none},
-        {"eval.batches", &c.eval.batches, between(0, kMaxSteps), "batches per validation; 0: the whole split", none},
+        {"eval.batches", &c.eval.batches, between(0, kMaxSteps),
+         "micro-batches per validation, all ranks together; 0: the whole split", none},
         {"eval.stride", &c.eval.stride, between(0, kMaxInt),
          "tokens that a validation window adds to the one before; the rest of it is context. 0: train.seq_len, no "
          "overlap",

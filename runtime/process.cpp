@@ -2,9 +2,26 @@
 
 #include <unistd.h>
 
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <new>
 #include <system_error>
+
+int exit_status(const char* program, const std::function<Exit()>& body) {
+    try {
+        return int(body());
+    } catch (const Error& error) {
+        std::fprintf(stderr, "%s: %s\n", program, error.what());
+        return int(error.code);
+    } catch (const std::bad_alloc&) {
+        std::fprintf(stderr, "%s: out of memory\n", program);
+        return int(Exit::os);
+    } catch (const std::exception& error) {
+        std::fprintf(stderr, "%s: internal error: %s\n", program, error.what());
+        return int(Exit::internal);
+    }
+}
 
 size_t resident_bytes() {
     size_t all_pages = 0, resident_pages = 0;

@@ -2,7 +2,13 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <string>
+
+#include "kernels/check.h"
+
+// What main() returns: body's result; or what it threw, which is told on stderr after the program's name.
+int exit_status(const char* program, const std::function<Exit()>& body);
 
 // Bytes of memory that are resident now, the program and its libraries included. 0 where the system does not say.
 size_t resident_bytes();

@@ -7,8 +7,10 @@
 #include <bit>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <set>
 #include <string_view>
 
 #include "kernels/check.h"
@@ -357,4 +359,28 @@ std::vector<float> float_values(const SafetensorsView& view) {
     if (view.dtype == "F16") return values_as<fp16>(view);
     fail(Exit::data, "%s: %s is of type %s; F32, BF16 and F16 can be read as numbers", view.file.c_str(),
          view.name.c_str(), view.dtype.c_str());
+}
+
+void read_float_tensors(const Safetensors& file, const std::vector<FloatTensor>& tensors,
+                        const std::function<void(const SafetensorsView&)>& other) {
+    std::set<std::string> wanted;
+    for (const FloatTensor& tensor : tensors) {
+        tensor.set(float_values(file.at(tensor.name, tensor.shape)));
+        wanted.insert(tensor.name);
+    }
+    for (const SafetensorsView& view : file.tensors())
+        if (!wanted.count(view.name)) other(view);
+}
+
+void write_float_tensors(const std::string& path, const std::vector<FloatTensor>& tensors) {
+    std::vector<SafetensorsItem> items;
+    for (const FloatTensor& tensor : tensors) {
+        auto values = std::make_shared<std::vector<float>>();
+        items.push_back({tensor.name, "F32", tensor.shape, [tensor, values](void* to, size_t first, size_t count) {
+                             if (first == 0) *values = tensor.get();
+                             std::memcpy(to, values->data() + first, count * sizeof(float));
+                             if (first + count == values->size()) values->clear(), values->shrink_to_fit();
+                         }});
+    }
+    write_safetensors(path, items);
 }

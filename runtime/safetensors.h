@@ -70,3 +70,19 @@ struct SafetensorsItem {
 // larger elements come first, so that each is aligned to its element type. Exit::io, Exit::cannot_create.
 void write_safetensors(const std::string& path, const std::vector<SafetensorsItem>& items,
                        const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
+
+// A tensor of a model as files of floats see it.
+struct FloatTensor {
+    std::string name;
+    std::vector<size_t> shape;
+    std::function<std::vector<float>()> get;
+    std::function<void(const std::vector<float>&)> set;
+};
+
+// Every tensor from the file, of any type that is exact in float; Exit::data, naming file and tensor, where one is
+// missing or has another shape. other(view) is asked about each tensor of the file that is not wanted.
+void read_float_tensors(const Safetensors& file, const std::vector<FloatTensor>& tensors,
+                        const std::function<void(const SafetensorsView&)>& other);
+
+// One F32 file of all of them; holds one tensor in memory at a time.
+void write_float_tensors(const std::string& path, const std::vector<FloatTensor>& tensors);

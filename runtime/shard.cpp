@@ -86,6 +86,29 @@ private:
 
 }  // namespace
 
+std::vector<SaveTensor> to_save(const std::vector<StateTensor>& tensors) {
+    std::vector<SaveTensor> list;
+    for (const StateTensor& tensor : tensors) {
+        auto read = [tensor](void* to, size_t first, size_t count) {
+            copy_to_host(to, tensor.values + (first - tensor.first), count * sizeof(float), Stream{});
+            synchronize(Stream{});
+        };
+        list.push_back({{tensor.name, Dtype::fp32, tensor.shape}, tensor.first, tensor.count, read});
+    }
+    return list;
+}
+
+std::vector<LoadTensor> to_load(const std::vector<StateTensor>& tensors) {
+    std::vector<LoadTensor> list;
+    for (const StateTensor& tensor : tensors) {
+        auto write = [tensor](const void* from, size_t first, size_t count) {
+            copy_to_device(tensor.values + (first - tensor.first), from, count * sizeof(float), Stream{});
+        };
+        list.push_back({{tensor.name, Dtype::fp32, tensor.shape}, tensor.first, tensor.count, write});
+    }
+    return list;
+}
+
 ShardFile write_shard(const std::string& directory, int rank, const std::vector<SaveTensor>& tensors,
                       std::vector<std::byte>& staging) {
     require(!staging.empty() && staging.size() % kChunkBytes == 0, "checkpoint: a staging buffer of %zu bytes",

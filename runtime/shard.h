@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/device.h"
 #include "runtime/files.h"
 #include "runtime/manifest.h"
 
@@ -27,6 +28,10 @@ struct LoadTensor {
     // aligned to the element type and valid during the call. Called with ascending, adjoining ranges.
     std::function<void(const void* from, size_t first, size_t count)> write;
 };
+
+// What a rank has of tensors on the device, as either.
+std::vector<SaveTensor> to_save(const std::vector<StateTensor>& tensors);
+std::vector<LoadTensor> to_load(const std::vector<StateTensor>& tensors);
 
 // Creates directory/shard_name(rank), writes what `tensors` give through `staging` (a multiple of kChunkBytes) and
 // syncs it. Tensors with larger elements come first, so that each piece is aligned. Exit::io or Exit::cannot_create;

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that are missing for building and for what is named: the King James text (kjv), the
-# quickstart's comparison with xz (xz), the tests (test).
+# quickstart's comparison with xz (xz), several ranks (mpi), the tests (test, which need several ranks too).
 #
-#   scripts/setup.sh [kjv] [xz] [test]
+#   scripts/setup.sh [kjv] [xz] [mpi] [test]
 #
 # What counts is whether the shell finds a command and the compiler a header, not where they came from: libraries built
 # by hand are left alone, and where everything is there nothing is touched. apt-get is called as root or through a sudo
@@ -23,12 +23,15 @@ wanted=(
     'nlohmann-json3-dev|nlohmann/json.hpp|JSON for Modern C++ (nlohmann/json), 3'
     'libcli11-dev|CLI/CLI.hpp|CLI11, 2'
 )
+mpi=('libopenmpi-dev|mpicc|Open MPI 4 or later' 'openmpi-bin|mpirun|mpirun, of the same MPI')
 for purpose in "$@"; do
     case $purpose in
         kjv) wanted+=('bible-kjv|bible|bible-kjv (or bring your own text: scripts/quickstart.sh --text FILE)') ;;
         xz) wanted+=('xz-utils|xz|XZ Utils') ;;
-        test) wanted+=('catch2|catch2/catch.hpp catch2/catch_all.hpp|Catch2, 2 or 3' 'python3|python3|Python 3') ;;
-        *) echo "setup: '$purpose' is unknown; usage: scripts/setup.sh [kjv] [xz] [test]" >&2; exit 64 ;;
+        mpi) wanted+=("${mpi[@]}") ;;
+        test) wanted+=('catch2|catch2/catch.hpp catch2/catch_all.hpp|Catch2, 2 or 3' 'python3|python3|Python 3'
+                       "${mpi[@]}") ;;
+        *) echo "setup: '$purpose' is unknown; usage: scripts/setup.sh [kjv] [xz] [mpi] [test]" >&2; exit 64 ;;
     esac
 done
 

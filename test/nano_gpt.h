@@ -50,7 +50,8 @@ struct NanoRun {
 };
 
 // Trains for `steps` steps of `micros` micro-batches each, always on the same tokens for the same step.
-inline NanoRun train_nano(const GptOptions& options, int steps, int micros = 1, float loss_scale = 1.0f) {
+inline NanoRun train_nano(GptOptions options, int steps, int micros = 1, float loss_scale = 1.0f) {
+    options.micro_steps = micros;
     Gpt gpt(options, comm_single());
     gpt.initialize(42);
     const size_t BT = size_t(options.batch) * size_t(options.seq_len);
@@ -64,7 +65,7 @@ inline NanoRun train_nano(const GptOptions& options, int steps, int micros = 1, 
         const std::vector<int> tokens = nano_tokens(BT * size_t(micros) + 1, options.shape.vocab_size, unsigned(step));
         for (int micro = 0; micro < micros; micro++) {
             const int* batch = tokens.data() + size_t(micro) * BT;
-            gpt.micro_step(batch, batch + 1, {.first = micro == 0, .grad_scale = 1.0f / float(BT * size_t(micros))});
+            gpt.micro_step(batch, batch + 1, 1.0f / float(BT * size_t(micros)));
         }
         const StepResult result = gpt.end_step({});
         run.losses.push_back(result.loss_sum / double(BT * size_t(micros)));

@@ -13,10 +13,11 @@ void loss_sum(const ops::LossSum& op) {
 // out[i] = sum of values[e]^2 over the elements e of chunk i
 void squared_sums(const ops::SquaredSums& op) {
     for (int i = 0; i < op.n_chunks; i++) {
-        op.out[i] = 0;
+        double& sum = op.out[op.chunks[i].index];
+        sum = 0;
         for (int e = 0; e < op.chunks[i].count; e++) {
             double value = op.values[op.chunks[i].begin + e];
-            op.out[i] += value * value;
+            sum += value * value;
         }
     }
 }
@@ -42,15 +43,20 @@ void grad_norm_finish(const ops::GradNormFinish& op) {
 // sqrt(-2 log u) cos(2 pi v) and sqrt(-2 log u) sin(2 pi v), of words 2 and 3 elements 2 and 3 (Box, Muller, "A note on
 // the generation of random normal deviates", Annals of Mathematical Statistics 29, 1958).
 void normal_fill(const ops::NormalFill& op) {
-    for (size_t i = 0; i < op.count; i++) {
+    for (size_t i = op.first; i < op.first + op.count; i++) {
         Philox random = philox(op.seed, (uint64_t(RandomPurpose::init) << 32) + op.subsequence, i / 4);
         int pair = int(i % 4) / 2;
         double u = uniform_from_bits(random.word[2 * pair]);
         double v = uniform_from_bits(random.word[2 * pair + 1]);
         double radius = std::sqrt(-2 * std::log(u));
         double normal = radius * (i % 2 == 0 ? std::cos(2 * M_PI * v) : std::sin(2 * M_PI * v));
-        op.out[i] = float(normal * op.deviation);
+        op.out[i - op.first] = float(normal * op.deviation);
     }
+}
+
+// out[i] += inp[i]
+void add(const ops::Add& op) {
+    for (size_t i = 0; i < op.count; i++) op.out[i] = float(double(op.out[i]) + double(op.inp[i]));
 }
 
 // out[i] = value

@@ -353,6 +353,7 @@ template <class T> void sgd_update(const ops::SgdUpdate<T>& op) {
 
 void normal_fill(const ops::NormalFill& op);
 void fill(const ops::Fill& op);
+void add(const ops::Add& op);
 
 // out[i] = inp[i], rounded to nearest even
 template <class T> void cast(const ops::Cast<T>& op) {

@@ -67,7 +67,7 @@ const std::vector<BadText> kBadTexts = {
     {"{\"train\":{\"learning_rate\":1}}", {"\"train.learning_rate\"", "did you mean \"optim.learning_rate\""}},
     {"{\"learning_rate\":1}", {"\"learning_rate\"", "did you mean \"optim.learning_rate\""}},
     {"{\"train.max_step\":1}", {"\"train.max_step\"", "did you mean \"train.max_steps\""}},
-    {"{\"parallel\":{\"zero_stage\":1}}", {"\"parallel\"", "--help"}},
+    {"{\"fsdp\":{\"zero_stage\":1}}", {"\"fsdp\"", "--help"}},
     {"{\"model\":{\"\":1}}", {"\"model.\""}},
     {"{\"\":{}}", {"\"\""}},
     {"{\"model\":{\"n_layer.\":1}}", {"\"model.n_layer.\"", "did you mean \"model.n_layer\""}},
@@ -314,7 +314,8 @@ TEST_CASE("what must not change a resumed run's result is not in the digest", "[
         INFO(option.key);
         const std::string section = std::string(option.key).substr(0, std::string(option.key).find('.'));
         static const std::set<std::string> kObservers = {"data", "checkpoint", "eval", "sample", "log"};
-        static const std::set<std::string> kKeys = {"run.dir", "train.recompute", "device.debug_sync"};
+        static const std::set<std::string> kKeys = {"run.dir", "train.recompute", "device.debug_sync",
+                                                    "parallel.zero_stage"};
         const bool is_observer = kObservers.count(section) || kKeys.count(option.key);
         CHECK((option.effect == Effect::none) == is_observer);
     }

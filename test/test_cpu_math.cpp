@@ -344,7 +344,7 @@ TEMPLATE_TEST_CASE("cross_entropy: any number of threads gives the same bits", "
 TEMPLATE_TEST_CASE("update: any number of threads gives the same bits", "[threads]", float, bf16, fp16) {
     using T = TestType;
     // The second chunk starts at an odd place, so its vectors are cut differently from the first one's.
-    const std::vector<ops::Chunk> cut{{0, 1001, 0, 1, 0}, {1001, 517, 1, 0, 0}, {1600, 4093, 2, 1, 0}};
+    const std::vector<ops::Chunk> cut{{0, 1001, 0, 1, 0}, {1001, 517, 1, 0, 1}, {1600, 4093, 2, 1, 2}};
     constexpr size_t kCount = 6000;
     const OnDevice<T> device;
     auto grad = input<float>(kCount, 1);
@@ -405,7 +405,7 @@ TEMPLATE_TEST_CASE("flat arrays: any number of threads gives the same bits", "[t
     check_any_number_of_threads([&](Bytes& bytes) {
         auto normal = output<float>(kCount);
         auto gelu_of_inp = output<T>(kCount), rounded = output<T>(kCount);
-        ops::normal_fill({normal.on(device), kCount, 7, 1, 0.02f}, Stream());
+        ops::normal_fill({normal.on(device), kCount, 7, 1, 0.02f, 0}, Stream());
         ops::cast(ops::Cast<T>{rounded.on(device), normal.on(device), kCount}, Stream());
         ops::gelu_forward(ops::GeluForward<T>{gelu_of_inp.on(device), inp.on(device), kCount}, Stream());
         append(bytes, normal), append(bytes, rounded), append(bytes, gelu_of_inp);

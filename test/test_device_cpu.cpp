@@ -39,10 +39,15 @@ TEST_CASE("a rank that is alone has nobody to wait for", "[cpu]") {
     const Comm comm = comm_single();
     CHECK(comm.rank == 0);
     CHECK(comm.size == 1);
-    float values[] = {1, 2};
-    all_reduce_sum(values, 2, comm, Stream());
+    double values[] = {1, 2};
+    wait(all_reduce_sum(values, 2, comm, Stream()), comm, Stream());
     CHECK(values[0] == 1);
     CHECK(values[1] == 2);
+    float floats[] = {3, 4};
+    reduce_scatter_sum({.out = floats, .scratch = nullptr, .inp = floats, .count = 2}, comm, Stream());
+    all_gather(floats, floats, sizeof(floats), comm, Stream());
+    CHECK(floats[1] == 4);
+    CHECK(comm_totals(comm).bytes_sent == 0);
     CHECK(all_reduce_max(-3, comm) == -3);
     barrier(comm);
 }

@@ -81,7 +81,7 @@ TEST_CASE("a line of metrics restores every bit of every number", "[log]") {
     const Json json = Json::parse(json_line(record));
     std::string keys;
     for (const auto& [key, value] : json.items()) keys += key + " ";
-    CHECK(keys == "kind step loss lr grad_norm loss_scale tokens step_ms tokens_per_s mfu ");
+    CHECK(keys == "kind step loss lr grad_norm loss_scale tokens step_ms tokens_per_s mfu data_ms comm_ms comm_bytes ");
     CHECK(json["kind"] == "train");
     CHECK(json["step"] == 3);
     CHECK(json["loss"].get<double>() == 0.1 + 0.2);

@@ -15,6 +15,7 @@ GptOptions options_of(const TorchReference& torch, Dtype precision, OptimizerKin
     GptOptions options;
     options.shape = {torch.n_layer, torch.n_head, torch.n_head, torch.n_embd, torch.n_positions, torch.vocab_size};
     options.batch = torch.batch_size;
+    options.micro_steps = torch.micro_steps;
     options.seq_len = torch.seq_len;
     options.precision = precision;
     options.optimizer = optimizer;
@@ -34,7 +35,7 @@ void accumulate_gradients(Gpt& gpt, const TorchReference& torch, int step, const
     const float targets = float(torch.batch_size * torch.seq_len * torch.micro_steps);
     gpt.begin_step(scalars);
     for (int micro = 0; micro < torch.micro_steps; micro++)
-        gpt.micro_step(torch.tokens(step, micro), torch.targets(step, micro), {micro == 0, 1.0f / targets});
+        gpt.micro_step(torch.tokens(step, micro), torch.targets(step, micro), 1.0f / targets);
 }
 
 // The largest error of any tensor of the group, with the loss scale divided out of gradients.

@@ -1,4 +1,4 @@
-// normal_fill, fill and cast against ref::.
+// normal_fill, fill, add and cast against ref::.
 #include "test/device_array.h"
 #include "test/random_values.h"
 #include "test/tolerance.h"
@@ -7,14 +7,16 @@
 TEST_CASE("normal_fill", "[ops]") {
     for (size_t count : {1, 3, 4, 1001, 5003})
         for (uint32_t subsequence : {0u, 7u, 0xffffffffu}) {
-            INFO("count " << count << ", subsequence " << subsequence);
+            const size_t first = subsequence == 7 ? 4 * count : 0;
+            INFO("count " << count << ", subsequence " << subsequence << ", first " << first);
             Array<float> out("out", Role::output, nans(count));
             auto op = [&](auto side) {
                 return ops::NormalFill{.out = out.on(side),
                                        .count = count,
                                        .seed = 0x123456789abcdefull,
                                        .subsequence = subsequence,
-                                       .deviation = 0.02f};
+                                       .deviation = 0.02f,
+                                       .first = first};
             };
             ops::normal_fill(op(OnDevice<float>()), Stream());
             ref::normal_fill(op(OnHost()));
@@ -26,11 +28,33 @@ TEST_CASE("normal_fill", "[ops]") {
 TEST_CASE("normal_fill: the same bits everywhere", "[ops]") {
     const size_t count = 100000;
     Array<float> out("out", Role::output, nans(count));
-    ops::normal_fill(
-        {.out = out.on(OnDevice<float>()), .count = count, .seed = 42, .subsequence = 3, .deviation = 0.02f}, Stream());
+    ops::normal_fill({.out = out.on(OnDevice<float>()),
+                      .count = count,
+                      .seed = 42,
+                      .subsequence = 3,
+                      .deviation = 0.02f,
+                      .first = 0},
+                     Stream());
     uint64_t sum = 0;
     for (float value : out.fetch()) sum = sum * 6364136223846793005u + std::bit_cast<uint32_t>(value);
     CHECK(sum == 0x2cbe64f4e387397d);
+}
+
+// One rounding, so the same bits. Aligned and not, sums that overflow and numbers that are none.
+TEST_CASE("add", "[ops]") {
+    for (size_t count : {1, 37, 1000, 5003}) {
+        INFO("count " << count);
+        const std::vector<double> random = random_values(2 * count, 1, 10);
+        std::vector<float> left(random.begin(), random.begin() + long(count)),
+            right(random.begin() + long(count), random.end());
+        if (count > 4) left[1] = right[1] = 3e38f, left[2] = INFINITY, right[3] = -INFINITY;
+        Array<float> out("out", Role::output, left, count % 2 ? 1 : 0);
+        Array<float> inp("inp", Role::input, right, count % 2 ? 1 : 0);
+        auto op = [&](auto side) { return ops::Add{.out = out.on(side), .inp = inp.on(side), .count = count}; };
+        ops::add(op(OnDevice<float>()), Stream());
+        ref::add(op(OnHost()));
+        check_same_bits(out, out.host);
+    }
 }
 
 TEST_CASE("fill", "[ops]") {

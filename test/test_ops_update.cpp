@@ -21,7 +21,7 @@ std::vector<ops::Chunk> chunks_of_all_tensors() {
                               .count = int(std::min<size_t>(left, ops::kChunkElements)),
                               .tensor = tensor,
                               .decayed = tensor % 2,
-                              .reserved = 0});
+                              .index = int(chunks.size())});
     return chunks;
 }
 
@@ -54,7 +54,10 @@ ops::GradNorm grad_norm_of(const std::vector<float>& gradients, float loss_scale
     Array<float> scale("loss_scale", Role::input, std::vector<float>{loss_scale});
     Array<ops::GradNorm> out("out", Role::output, std::vector<ops::GradNorm>(1));
     OnDevice<float> device;
-    ops::squared_sums({sums.on(device), values.on(device), chunks.on(device), n_chunks}, Stream());
+    std::vector<ops::Chunk> reversed = chunks_of_all_tensors();
+    std::reverse(reversed.begin(), reversed.end());
+    Array<ops::Chunk> any_order("chunks in another order", Role::input, reversed);
+    ops::squared_sums({sums.on(device), values.on(device), any_order.on(device), n_chunks}, Stream());
     ops::grad_norm_finish({out.on(device), sums.on(device), chunks.on(device), scale.on(device), n_chunks, clip},
                           Stream());
     ref::squared_sums({sums.host.data(), values.host.data(), chunks.host.data(), n_chunks});

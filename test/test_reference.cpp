@@ -324,8 +324,8 @@ TEST_CASE("ref::cross_entropy writes the derivative of its loss", "[reference]")
 // scale of 2.
 TEST_CASE("ref::grad_norm_finish clips as torch does", "[reference]") {
     std::vector<float> gradients = {6e-6f, 8e-6f};
-    std::vector<ops::Chunk> chunks = {{.begin = 0, .count = 1, .tensor = 0, .decayed = 0, .reserved = 0},
-                                      {.begin = 1, .count = 1, .tensor = 1, .decayed = 0, .reserved = 0}};
+    std::vector<ops::Chunk> chunks = {{.begin = 0, .count = 1, .tensor = 0, .decayed = 0, .index = 0},
+                                      {.begin = 1, .count = 1, .tensor = 1, .decayed = 0, .index = 1}};
     std::vector<double> sums(2);
     float loss_scale = 2;
     ops::GradNorm norm;
@@ -350,8 +350,8 @@ TEST_CASE("ref::grad_norm_finish clips as torch does", "[reference]") {
 TEST_CASE("ref::normal_fill gives normal numbers", "[reference]") {
     const size_t count = 1 << 16;
     std::vector<float> numbers(count), others(count);
-    ref::normal_fill({.out = numbers.data(), .count = count, .seed = 42, .subsequence = 3, .deviation = 1});
-    ref::normal_fill({.out = others.data(), .count = count, .seed = 42, .subsequence = 4, .deviation = 1});
+    ref::normal_fill({.out = numbers.data(), .count = count, .seed = 42, .subsequence = 3, .deviation = 1, .first = 0});
+    ref::normal_fill({.out = others.data(), .count = count, .seed = 42, .subsequence = 4, .deviation = 1, .first = 0});
     double mean = 0, square = 0, cube = 0, fourth = 0, neighbours = 0, subsequences = 0;
     for (size_t i = 0; i < count; i++) {
         double x = numbers[i];

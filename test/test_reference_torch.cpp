@@ -33,7 +33,7 @@ struct Parameters {
                                   .count = int(std::min<size_t>(place.count - done, ops::kChunkElements)),
                                   .tensor = int(places.size()),
                                   .decayed = tensor.shape.size() == 2,
-                                  .reserved = 0});
+                                  .index = int(chunks.size())});
             places[name] = place;
         }
         grad.resize(master.size()), m.resize(master.size()), v.resize(master.size());

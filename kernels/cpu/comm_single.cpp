@@ -1,10 +1,38 @@
-// The communicator of one rank: every collective is already done.
+// For binaries without a library that carries collectives: one rank, for which every collective is already done.
+#include "kernels/check.h"
 #include "kernels/comm.h"
 
-Comm comm_single() { return {}; }
+Comm open_comm(const CommSettings& settings) {
+    if (settings.size > 1)
+        fail(Exit::config,
+             "this program was started as rank %d of %d but built without the library that connects ranks: "
+             "train_gpt --version says why",
+             settings.rank, settings.size);
+    return comm_single();
+}
 
-void all_reduce_sum(float*, size_t, const Comm&, Stream) {}
+void close_comm(Comm& comm) { comm = comm_single(); }
+
+std::string comm_library() { return "none: one rank only"; }
+
+void wait(Ticket, const Comm&, Stream) {}
+
+Ticket all_reduce_sum(double*, size_t, const Comm&, Stream) { return {}; }
+
+Ticket reduce_scatter_sum(const ReduceScatter& op, const Comm&, Stream) {
+    require(op.out == op.inp, "reduce_scatter_sum: one rank, and not in place");
+    return {};
+}
+
+size_t reduce_scatter_scratch_bytes(size_t, int, bool) { return 0; }
+
+Ticket all_gather(void* out, const void* inp, size_t, const Comm&, Stream) {
+    require(out == inp, "all_gather: one rank, and not in place");
+    return {};
+}
 
 int all_reduce_max(int value, const Comm&) { return value; }
 
 void barrier(const Comm&) {}
+
+CommTotals comm_totals(const Comm&) { return {}; }

@@ -1,4 +1,4 @@
-// Filling and casting flat arrays.
+// Filling, adding and casting flat arrays.
 #include "kernels/cpu/parallel.h"
 #include "kernels/normal.h"
 #include "kernels/ops.h"
@@ -16,7 +16,7 @@ void normal_fill(const NormalFill& op, Stream) {
     parallel_blocks(op.count, kBlock, [&](size_t begin, size_t end) {
         static_assert(kBlock % 4 == 0, "a block starts with the first number of a quad");
         for (size_t i = begin; i < end; i += 4) {
-            const NormalQuad quad = normal_quad(philox(op.seed, counter_high, i / 4));
+            const NormalQuad quad = normal_quad(philox(op.seed, counter_high, (op.first + i) / 4));
             for (size_t j = i; j < std::min(i + 4, end); j++) op.out[j] = float(op.deviation * quad.value[j - i]);
         }
     });
@@ -25,6 +25,15 @@ void normal_fill(const NormalFill& op, Stream) {
 void fill(const Fill& op, Stream) {
     parallel_blocks(op.count, kBlock,
                     [&](size_t begin, size_t end) { std::fill(op.out + begin, op.out + end, op.value); });
+}
+
+void add(const Add& op, Stream) {
+    parallel_blocks(op.count, kBlock, [&](size_t begin, size_t end) {
+        float* out = op.out;
+        const float* inp = op.inp;
+#pragma omp simd
+        for (size_t i = begin; i < end; i++) out[i] += inp[i];
+    });
 }
 
 template <class T> void cast(const Cast<T>& op, Stream) {

@@ -77,7 +77,8 @@ template <class T> void sgd_chunk(const SgdUpdate<T>& op, const Chunk& chunk) {
 
 void squared_sums(const SquaredSums& op, Stream) {
     parallel_blocks(op.n_chunks, 1, [&](size_t i, size_t) {
-        op.out[i] = squared_sum(op.values + op.chunks[i].begin, op.chunks[i].count);
+        const Chunk& chunk = op.chunks[i];
+        op.out[chunk.index] = squared_sum(op.values + chunk.begin, chunk.count);
     });
 }
 

@@ -1,4 +1,5 @@
-// Filling and casting flat arrays: a thread takes a pack. normal_fill and fill write 4 bytes per element, cast moves 6.
+// Filling, adding and casting flat arrays: a thread takes a pack. normal_fill and fill write 4 bytes per element, add
+// moves 12, cast 6.
 // Numerics: normal_fill in double in operations whose bits are defined (kernels/normal.h), so that the CPU's and the
 // GPU's weights are the same; cast rounds to nearest even.
 #include "kernels/cuda/reduce.cuh"
@@ -29,7 +30,7 @@ template <bool kAligned> __global__ void __launch_bounds__(kThreads) normal_fill
     const size_t i = first_element();
     if (i >= op.count) return;
     const uint64_t counter_high = (uint64_t(RandomPurpose::init) << 32) + op.subsequence;
-    const NormalQuad quad = normal_quad(philox(op.seed, counter_high, i / 4));
+    const NormalQuad quad = normal_quad(philox(op.seed, counter_high, (op.first + i) / 4));
     Floats<float, kSize> values;
 #pragma unroll
     for (int k = 0; k < kSize; k++) values.value[k] = float(op.deviation * quad.value[k]);
@@ -41,6 +42,20 @@ template <bool kAligned> __global__ void __launch_bounds__(kThreads) fill_kernel
     if (i >= op.count) return;
     const Floats<float, kSize> values{{op.value, op.value, op.value, op.value}};
     store_four<kAligned>(op.out, i, op.count, pack_floats(values));
+}
+
+template <bool kAligned> __global__ void __launch_bounds__(kThreads) add_kernel(Add op) {
+    const float* __restrict__ inp = op.inp;
+    const size_t i = first_element();
+    if (i >= op.count) return;
+    const bool whole = kAligned && op.count - i >= kSize;
+    const int available = int(min(op.count - i, size_t(kSize)));
+    const auto left = unpack(whole ? load_pack<kAligned>(op.out + i) : load_pack<false>(op.out + i, available));
+    const auto right = unpack(whole ? load_pack<kAligned>(inp + i) : load_pack<false>(inp + i, available));
+    Floats<float, kSize> sum;
+#pragma unroll
+    for (int k = 0; k < kSize; k++) sum.value[k] = left.value[k] + right.value[k];
+    store_four<kAligned>(op.out, i, op.count, pack_floats(sum));
 }
 
 template <class T, bool kAligned> __global__ void __launch_bounds__(kThreads) cast_kernel(Cast<T> op) {
@@ -72,6 +87,10 @@ void normal_fill(const NormalFill& op, Stream stream) {
 
 void fill(const Fill& op, Stream stream) {
     launch_flat("fill", are_aligned(16, op.out) ? fill_kernel<true> : fill_kernel<false>, op, stream);
+}
+
+void add(const Add& op, Stream stream) {
+    launch_flat("add", are_aligned(16, op.out, op.inp) ? add_kernel<true> : add_kernel<false>, op, stream);
 }
 
 template <class T> void cast(const Cast<T>& op, Stream stream) {

@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kThreads) squared_sums_kernel(SquaredSums op) 
     const bool aligned = reinterpret_cast<uintptr_t>(values) % sizeof(Pack<float>) == 0;
     double sum = aligned ? sum_of_squares<true>(values, chunk.count) : sum_of_squares<false>(values, chunk.count);
     sum = block_sum(sum, s.sum);
-    if (threadIdx.x == 0) op.out[blockIdx.x] = sum;
+    if (threadIdx.x == 0) op.out[chunk.index] = sum;
 }
 
 struct FinishShared {

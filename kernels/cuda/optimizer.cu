@@ -1,4 +1,4 @@
-// AdamW and SGD over all chunks in one launch: 8 blocks per chunk, packs of 4 elements, each array read and written
+// AdamW and SGD over all chunks in one launch: 2 blocks per chunk, packs of 4 elements, each array read and written
 // once. Moved per element: AdamW 28 bytes (master, m, v both ways, grad once), SGD 20, and the parameter's 2 in 16
 // bits. Numerics: float, rounded where the CPU rounds, with IEEE division and root; the step's scalars are made in
 // double, by one thread of a block. If a gradient is not finite every block sees so in grad_norm and leaves.
@@ -13,7 +13,7 @@ namespace ops {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kBlocksPerChunk = 8;  // small enough pieces that the last ones do not leave processors idle for long
+constexpr int kBlocksPerChunk = 2;  // small enough pieces that the last ones do not leave processors idle for long
 constexpr int kBlockElements = kChunkElements / kBlocksPerChunk;
 constexpr int kSize = kPackSize<float>;
 

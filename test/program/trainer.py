@@ -25,8 +25,9 @@ TINY = {
     "checkpoint": {"every_steps": 0},
     "eval": {"every_steps": 0, "batches": 0},
 }
+OTHER_SECTIONS = ["sample", "log", "loss_scale", "parallel"]
 ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "passive"}  # faster where other programs run too; changes no bit
-TIMES = ("step_ms", "tokens_per_s", "mfu")
+TIMES = ("step_ms", "tokens_per_s", "mfu", "data_ms", "comm_ms", "comm_bytes")
 
 
 def digest(path):
@@ -71,7 +72,7 @@ class TrainerTest(unittest.TestCase):
         """TINY with changes like run_dir="x" or train_max_steps=5, as a file; its name. Short runs warm up less."""
         config = copy.deepcopy(TINY)
         for key, value in changes.items():
-            section = max((s for s in [*TINY, "sample", "log", "loss_scale"] if key.startswith(s + "_")), key=len)
+            section = max((s for s in [*TINY, *OTHER_SECTIONS] if key.startswith(s + "_")), key=len)
             config.setdefault(section, {})[key[len(section) + 1:]] = value
         config["schedule"]["warmup_steps"] = min(config["schedule"]["warmup_steps"], config["train"]["max_steps"] // 2)
         (self.dir / name).write_text(json.dumps(config))

@@ -1,0 +1,261 @@
+// Collectives between CPU ranks, by MPI.
+//
+// One thread makes all calls of MPI, in the order in which they were asked for, one at a time to its end, and polls: so
+// a collective makes progress while the trainer's threads compute, and its order is the same on every rank. The sums
+// are ours (each rank gets all ranks' pieces of what it owns and adds them in the order of a tree), because the order
+// in which a library of MPI adds depends on its version and on the size of the message.
+#include <mpi.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <climits>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "kernels/check.h"
+#include "kernels/comm.h"
+#include "kernels/cpu/tree_sum.h"
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+void check_mpi(int code, const char* what) {
+    if (code == MPI_SUCCESS) return;
+    char text[MPI_MAX_ERROR_STRING] = "";
+    int length = 0;
+    MPI_Error_string(code, text, &length);
+    fail(Exit::peer_lost, "%s failed between ranks: %s", what, text);
+}
+
+int checked_count(size_t count, const char* what) {
+    if (count > size_t(INT_MAX))
+        fail(Exit::config, "%s of %zu elements a rank: MPI takes at most %d", what, count, INT_MAX);
+    return int(count);
+}
+
+// What the communication thread is asked to do: one call that begins it, and what follows when MPI has finished.
+struct Request {
+    const char* name;
+    std::function<void(MPI_Request*)> begin;
+    std::function<void()> finish;
+};
+
+class Queue {
+public:
+    explicit Queue(const CommSettings& settings) : settings_(settings) {
+        thread_ = std::thread([this] { run(); });
+        wait(enqueue({"join", nullptr, nullptr}));
+    }
+
+    // After a failure the library is left as it is: whoever ends the process need not wait for the dead.
+    ~Queue() {
+        {
+            const std::lock_guard lock(mutex_);
+            stop_ = true;
+        }
+        changed_.notify_all();
+        thread_.join();
+    }
+
+    uint64_t ask(Request request) {
+        settings_.note(asked_ + 1, request.name);
+        return enqueue(std::move(request));
+    }
+
+    // Until the request with this number, and so every earlier one, has finished. Throws what stopped the thread.
+    void wait(uint64_t number) {
+        const Clock::time_point start = Clock::now();
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [&] { return finished_ >= number || error_; });
+        if (finished_ < number) std::rethrow_exception(error_);
+        totals.waited_ms += std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+    }
+
+    int size() const { return settings_.size; }
+    CommTotals totals;  // the asking thread's
+
+private:
+    uint64_t enqueue(Request request) {
+        uint64_t number;
+        {
+            const std::lock_guard lock(mutex_);
+            waiting_.push_back(std::move(request));
+            number = ++asked_;
+        }
+        changed_.notify_all();
+        return number;
+    }
+
+    void run() {
+        try {
+            join();
+            Request request;
+            while (next(request)) {
+                carry_out(request);
+                {
+                    const std::lock_guard lock(mutex_);
+                    finished_++;
+                }
+                changed_.notify_all();
+            }
+            check_mpi(MPI_Finalize(), "leaving");
+        } catch (...) {
+            const std::lock_guard lock(mutex_);
+            error_ = std::current_exception();
+            changed_.notify_all();
+        }
+    }
+
+    void join() {
+        int provided = 0, rank = 0, size = 0;
+        check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided), "MPI_Init");
+        check_mpi(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+        check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &rank), "MPI_Comm_rank");
+        check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size");
+        if (rank != settings_.rank || size != settings_.size)
+            fail(
+                Exit::config,
+                "this process is rank %d of %d, but MPI says rank %d of %d: start it by the mpirun of the library that "
+                "it was built with (%s)",
+                settings_.rank, settings_.size, rank, size, comm_library().c_str());
+    }
+
+    // Waits for something to do; false when there is nothing left and nothing will come.
+    bool next(Request& request) {
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [&] { return stop_ || !waiting_.empty(); });
+        if (waiting_.empty()) return false;
+        request = std::move(waiting_.front());
+        waiting_.pop_front();
+        return true;
+    }
+
+    void carry_out(const Request& request) {
+        if (!request.begin) return;
+        MPI_Request mpi = MPI_REQUEST_NULL;
+        request.begin(&mpi);
+        const Clock::time_point deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                                              std::chrono::duration<double>(settings_.deadline_s));
+        constexpr int kPollsBeforeSleep = 100;
+        for (int polls = 0, done = 0;; polls++) {
+            check_mpi(MPI_Test(&mpi, &done, MPI_STATUS_IGNORE), request.name);
+            if (done) break;
+            if (polls < kPollsBeforeSleep)
+                std::this_thread::yield();
+            else
+                std::this_thread::sleep_for(std::chrono::microseconds(20));
+            if (Clock::now() > deadline)
+                fail(Exit::hang, "rank %d waited %.0f s for the other ranks in %s (collective %llu)", settings_.rank,
+                     settings_.deadline_s, request.name, static_cast<unsigned long long>(finished_ + 1));
+        }
+        if (request.finish) request.finish();
+    }
+
+    const CommSettings settings_;
+    std::thread thread_;
+    uint64_t asked_ = 0;  // the asking thread's
+
+    // Shared with the thread, under the mutex.
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    std::deque<Request> waiting_;
+    uint64_t finished_ = 0;
+    bool stop_ = false;
+    std::exception_ptr error_;
+};
+
+Queue& queue_of(const Comm& comm) { return *static_cast<Queue*>(comm.handle); }
+
+}  // namespace
+
+Comm open_comm(const CommSettings& settings) {
+    if (settings.size == 1) return comm_single();
+    return {settings.rank, settings.size, new Queue(settings)};
+}
+
+void close_comm(Comm& comm) {
+    delete static_cast<Queue*>(comm.handle);
+    comm = comm_single();
+}
+
+std::string comm_library() {
+    char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
+    int length = 0;
+    MPI_Get_library_version(text, &length);  // the one call that needs no MPI_Init
+    const std::string version(text, size_t(length));
+    return version.substr(0, version.find_first_of(",\n"));
+}
+
+void wait(Ticket ticket, const Comm& comm, Stream) {
+    if (comm.size > 1 && ticket.number > 0) queue_of(comm).wait(ticket.number);
+}
+
+Ticket all_reduce_sum(double* values, size_t count, const Comm& comm, Stream) {
+    if (comm.size == 1) return {};
+    const int elements = checked_count(count, "all_reduce_sum");
+    auto begin = [=](MPI_Request* request) {
+        check_mpi(MPI_Iallreduce(MPI_IN_PLACE, values, elements, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD, request),
+                  "all_reduce_sum");
+    };
+    return {queue_of(comm).ask({"all_reduce_sum", begin, nullptr})};
+}
+
+size_t reduce_scatter_scratch_bytes(size_t count, int size, bool) {
+    return size == 1 ? 0 : count * size_t(size) * sizeof(float);
+}
+
+Ticket reduce_scatter_sum(const ReduceScatter& op, const Comm& comm, Stream) {
+    if (comm.size == 1) {
+        require(op.out == op.inp, "reduce_scatter_sum: one rank, and not in place");
+        return {};
+    }
+    const int elements = checked_count(op.count, "reduce_scatter_sum");
+    queue_of(comm).totals.bytes_sent += size_t(comm.size - 1) * op.count * sizeof(float);
+    auto begin = [=](MPI_Request* request) {
+        check_mpi(MPI_Ialltoall(op.inp, elements, MPI_FLOAT, op.scratch, elements, MPI_FLOAT, MPI_COMM_WORLD, request),
+                  "reduce_scatter_sum");
+    };
+    auto finish = [op, size = comm.size] {
+        tree_sum(op.out, static_cast<const float*>(op.scratch), op.count, size, op.count);
+    };
+    return {queue_of(comm).ask({"reduce_scatter_sum", begin, finish})};
+}
+
+Ticket all_gather(void* out, const void* inp, size_t bytes, const Comm& comm, Stream) {
+    if (comm.size == 1) {
+        require(out == inp, "all_gather: one rank, and not in place");
+        return {};
+    }
+    const int count = checked_count(bytes, "all_gather");
+    const bool in_place = inp == static_cast<const std::byte*>(out) + size_t(comm.rank) * bytes;
+    queue_of(comm).totals.bytes_sent += size_t(comm.size - 1) * bytes;
+    auto begin = [=](MPI_Request* request) {
+        check_mpi(MPI_Iallgather(in_place ? MPI_IN_PLACE : inp, count, MPI_BYTE, out, count, MPI_BYTE, MPI_COMM_WORLD,
+                                 request),
+                  "all_gather");
+    };
+    return {queue_of(comm).ask({"all_gather", begin, nullptr})};
+}
+
+int all_reduce_max(int value, const Comm& comm) {
+    if (comm.size == 1) return value;
+    auto begin = [&value](MPI_Request* request) {
+        check_mpi(MPI_Iallreduce(MPI_IN_PLACE, &value, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD, request), "all_reduce_max");
+    };
+    queue_of(comm).wait(queue_of(comm).ask({"all_reduce_max", begin, nullptr}));
+    return value;
+}
+
+void barrier(const Comm& comm) {
+    if (comm.size == 1) return;
+    auto begin = [](MPI_Request* request) { check_mpi(MPI_Ibarrier(MPI_COMM_WORLD, request), "barrier"); };
+    queue_of(comm).wait(queue_of(comm).ask({"barrier", begin, nullptr}));
+}
+
+CommTotals comm_totals(const Comm& comm) { return comm.size == 1 ? CommTotals() : queue_of(comm).totals; }

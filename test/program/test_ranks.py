@@ -1,0 +1,154 @@
+"""Several ranks of the CPU trainer under mpirun: the same run as one rank's, whatever each keeps its share of."""
+import itertools
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+import unittest
+
+from trainer import ENVIRONMENT, TRAINER, TrainerTest
+
+STAGES = range(4)
+# Open MPI refuses root, and more ranks than cores, unless told; ranks that share cores must not spin.
+MPI_ENVIRONMENT = {**ENVIRONMENT, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+                   "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_hwloc_base_binding_policy": "none",
+                   "OMPI_MCA_mpi_yield_when_idle": "1", "OMP_NUM_THREADS": "1"}
+EIGHT = {"train_batch_size": 2, "train_seq_len": 20, "train_total_batch_tokens": 2 * 20 * 8}
+TWELVE = {"train_batch_size": 1, "train_seq_len": 20, "train_total_batch_tokens": 20 * 12}
+
+
+def mpirun(ranks, *args):
+    return ["mpirun", "-np", str(ranks), TRAINER, *map(str, args)]
+
+
+@unittest.skipUnless(shutil.which("mpirun"), "there is no mpirun")
+class Ranks(TrainerTest):
+    def train_on(self, ranks, *flags, expect=0, stage=0, **changes):
+        """Trains TINY with changes on that many ranks; what the trainer printed."""
+        config = self.write_config(parallel_zero_stage=stage, **changes)
+        command = mpirun(ranks, config, *flags) if ranks > 1 else [TRAINER, config, *flags]
+        result = subprocess.run(command, cwd=self.dir, capture_output=True, text=True, timeout=120,
+                                env=MPI_ENVIRONMENT)
+        self.assertEqual(result.returncode, expect, f"{command}\n{result.stdout}{result.stderr}")
+        return result.stdout + result.stderr
+
+    def logical_state(self, step, run):
+        """Every tensor's bytes, put together from the shards by the manifest's places."""
+        directory = self.step_dir(step, run)
+        manifest = json.loads((directory / "MANIFEST.json").read_text())
+        shards = {shard["name"]: (directory / shard["name"]).read_bytes() for shard in manifest["shards"]}
+        tensors = {}
+        for shard in manifest["shards"]:
+            for piece in shard["pieces"]:
+                begin, size = piece["file_offset"], piece["count"] * 4
+                tensors.setdefault(piece["tensor"], {})[piece["first"]] = shards[shard["name"]][begin:begin + size]
+        return {name: b"".join(pieces[first] for first in sorted(pieces)) for name, pieces in tensors.items()}
+
+    def test_losses_are_those_of_one_rank(self):
+        changes = dict(TWELVE, train_max_steps=50, optim_learning_rate=1e-3)
+        self.train_on(1, run_dir="one", **changes)
+        expected = self.losses("one")
+        for ranks, stage in itertools.product((1, 2, 3, 4), STAGES):
+            with self.subTest(ranks=ranks, stage=stage):
+                run = f"run_{ranks}_{stage}"
+                self.train_on(ranks, stage=stage, run_dir=run, **changes)
+                losses = self.losses(run)
+                self.assertEqual(len(losses), 50)
+                for loss, one in zip(losses, expected):
+                    self.assertTrue(abs(loss - one) <= 1e-6 * one, f"{loss} instead of {one}")
+
+    def test_the_same_bits_for_any_number_of_ranks_and_micro_steps(self):
+        changes = dict(EIGHT, parallel_deterministic_reduce=True, train_max_steps=50, eval_every_steps=10,
+                       eval_batches=3)
+        self.train_on(1, run_dir="one", **changes)
+        for ranks, stage in [*itertools.product((2, 4), STAGES), (8, 1), (8, 3)]:
+            with self.subTest(ranks=ranks, stage=stage):
+                run = f"run_{ranks}_{stage}"
+                self.train_on(ranks, stage=stage, run_dir=run, **changes)
+                self.assertEqual(self.records(run), self.records("one"))
+                self.assertEqual(self.logical_state(50, run), self.logical_state(50, "one"))
+
+    def test_16_bits_loss_scale_and_recomputation(self):
+        changes = dict(EIGHT, parallel_deterministic_reduce=True, train_precision="fp16", train_recompute="block",
+                       loss_scale_dynamic=True, loss_scale_initial=2.0**24, loss_scale_growth_interval=3)
+        self.train_on(1, run_dir="one", **changes)
+        self.assertTrue(any("skipped" in record for record in self.records("one", "train")))
+        for ranks, stage in ((2, 3), (4, 2), (4, 0)):
+            with self.subTest(ranks=ranks, stage=stage):
+                run = f"run_{ranks}_{stage}"
+                self.train_on(ranks, stage=stage, run_dir=run, **changes)
+                self.assertEqual(self.records(run), self.records("one"))
+
+    def check_reshards(self, layouts, **changes):
+        """From each layout to each: what three steps on one left, three on the other continue as one rank does."""
+        changes = dict(changes, parallel_deterministic_reduce=True, train_max_steps=6, checkpoint_every_steps=3,
+                       checkpoint_keep=9)
+        self.train_on(1, run_dir="one", **changes)
+        expected = self.logical_state(6, "one"), self.records("one")
+        for ranks, stage in layouts:
+            run = f"from_{ranks}_{stage}"
+            self.train_on(ranks, stage=stage, run_dir=run, **changes)
+            self.assertEqual(self.logical_state(3, run), self.logical_state(3, "one"))
+            shutil.rmtree(self.step_dir(6, run))
+        for (number, source), target in itertools.product(enumerate(layouts), layouts):
+            # All pairs of world sizes and all pairs of stages; all pairs of both with EVERY_PAIR=1.
+            if (number + target[1]) % 4 and not os.environ.get("EVERY_PAIR"):
+                continue
+            with self.subTest(source=source, target=target):
+                shutil.rmtree(self.dir / "to", ignore_errors=True)
+                shutil.copytree(self.dir / f"from_{source[0]}_{source[1]}", self.dir / "to")
+                self.train_on(target[0], "--resume", stage=target[1], run_dir="to", **changes)
+                self.assertEqual((self.logical_state(6, "to"), self.records("to")), expected)
+
+    def test_a_checkpoint_loads_on_1_2_or_4_ranks_at_any_stage(self):
+        self.check_reshards([(1, 0), *itertools.product((2, 4), STAGES)], **EIGHT)
+
+    def test_a_checkpoint_loads_on_1_or_3_ranks_at_any_stage(self):
+        self.check_reshards([(1, 0), *itertools.product((3,), STAGES)], **TWELVE)
+
+    def test_ranks_hold_shares_and_send_what_zero_says(self):
+        """2 (W - 1) / W of everything for stages 0 to 2, for 3 what is gathered again; the plan is what is there."""
+        layers, cell = 4, 1 << 14
+        for ranks, stage in itertools.product((2, 3), STAGES):
+            with self.subTest(ranks=ranks, stage=stage):
+                run = f"run_{ranks}_{stage}"
+                said = self.train_on(ranks, stage=stage, run_dir=run, train_max_steps=2, model_n_layer=layers,
+                                     train_total_batch_tokens=60 * ranks, model_n_embd=96, parallel_bucket_mb=0)
+                plan = self.run_trainer("plan", "config.json", "--gpus", ranks)
+                regions = {name: int(size) for name, size in re.findall(r"^ +(\w+) +(\d+) bytes", plan, re.M)}
+                total = int(re.search(r"^total +(\d+) bytes", plan, re.M)[1])
+                self.assertIn(f"{total / 2**20:.1f} MiB", said)
+                # Elements of the tensors of no block and of a block, in whole cells for each rank.
+                outer, block = (-(-count // (ranks * cell)) * ranks * cell for count in
+                                (384 * 96 + 24 * 96 + 2 * 128, 12 * 96 * 96 + 13 * 96 + 7 * 32))
+                whole = 4 * (outer + layers * block)
+                self.assertEqual(regions["master"], whole // ranks if stage else regions["grad"])
+                gathers = whole if stage < 3 else 4 * (outer + (2 * layers - 2) * block)
+                sent = [json.loads(line)["comm_bytes"] for line in
+                        (self.dir / run / "metrics.jsonl").read_text().splitlines()]
+                self.assertEqual(sent[1], (whole + gathers) * (ranks - 1) // ranks)
+
+    def test_a_signal_to_one_rank_stops_all_with_a_checkpoint(self):
+        config = self.write_config(train_max_steps=100000, train_total_batch_tokens=120, parallel_zero_stage=1)
+        process = subprocess.Popen(mpirun(2, config), cwd=self.dir, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                                   env=MPI_ENVIRONMENT)
+        metrics = self.dir / "run" / "metrics.jsonl"
+        deadline = time.monotonic() + 60
+        while not (metrics.exists() and metrics.read_text().count("\n") > 3):
+            self.assertLess(time.monotonic(), deadline, "no step was made")
+            time.sleep(0.01)
+        ranks = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True)
+        os.kill(int(ranks.stdout.split()[1]), signal.SIGTERM)
+        said = process.communicate(timeout=60)[1]
+        self.assertEqual(process.returncode, 75, said)
+        last = len(self.records(kind="train"))
+        self.assertTrue(self.step_dir(last).exists())
+
+    def test_a_rank_that_cannot_open_run_dir_ends_all(self):
+        (self.dir / "run").write_text("a file")
+        started = time.monotonic()
+        self.assertIn("rank 1 ends because rank 0 could not open run.dir", self.train_on(2, expect=73))
+        self.assertLess(time.monotonic() - started, 30)
