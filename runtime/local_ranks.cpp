@@ -32,7 +32,8 @@ class BlockedSignals {
 public:
     BlockedSignals() {
         sigemptyset(&set_);
-        sigaddset(&set_, SIGCHLD);
+        // A terminal or a pipe that closes ends no run: as in the trainer, these two are taken and forgotten.
+        for (const int signal : {SIGCHLD, SIGHUP, SIGPIPE}) sigaddset(&set_, signal);
         for (const int signal : kForwarded) sigaddset(&set_, signal);
         ::sigprocmask(SIG_BLOCK, &set_, &before_);
         // Where SIGCHLD is ignored, children vanish with their exit codes.

@@ -21,5 +21,5 @@ struct LocalRanksSettings {
 // killed it), then Exit::peer_lost, Exit::again if any was stopped that way, else 0. A sentence on stderr names each
 // rank that was killed by a signal that did not come from here. Fails with Exit::os if a process cannot be started.
 //
-// To be called before any other thread runs. SIGCHLD and the signals above are blocked meanwhile.
+// To be called before any other thread runs. SIGCHLD, SIGHUP, SIGPIPE and the signals above are blocked meanwhile.
 int start_local_ranks(int count, const std::vector<std::string>& command, const LocalRanksSettings& settings = {});

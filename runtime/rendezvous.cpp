@@ -407,7 +407,8 @@ std::string text_of_ranks(const std::vector<int>& ascending) {
 Group open_group(const Place& place, const OpeningSettings& settings, const Share& share) {
     require(place.size > 1, "a run of %d ranks has nobody to meet", place.size);
     Socket listener;
-    std::string host = place.local_size == place.size ? "127.0.0.1" : place.master_host, secret;
+    std::string host = place.master_host, secret;
+    if (place.local_size == place.size) host = settings.listen_host.empty() ? "127.0.0.1" : settings.listen_host;
     int port = place.master_port;
     if (share) {
         const Invitation invitation = invite(place, settings, share, listener);

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <system_error>
 
 #include "runtime/message.h"
 
@@ -16,7 +17,7 @@ namespace {
 constexpr size_t kTextLimit = size_t(1) << 16;  // bytes of one rank's text
 constexpr double kRound_s = 0.1;                // at most between two looks at clocks
 constexpr double kOwnSleep_s = 1;  // a round that took this much longer: this process was stopped or starved
-constexpr double kSettle_s = 0.2;  // an error may be the consequence of a death that is seen a moment later
+constexpr double kSettle_s = 0.5;  // an error may be the consequence of a death that is seen a moment later
 constexpr double kFarewell_s = 1;  // for the last word to reach the others
 constexpr double kOnEnd_s = 2;
 constexpr double kFailedTogether_s = 20;  // for a rank that may still be busy to ask, to learn why there is no answer
@@ -60,8 +61,14 @@ Watcher::Watcher(int rank, Group group, const WatchSettings& settings, double an
     sigset_t all, before;
     sigfillset(&all);
     ::pthread_sigmask(SIG_SETMASK, &all, &before);
-    thread_ = std::thread([this] { run(); });
+    std::string why;
+    try {
+        thread_ = std::thread([this] { run(); });
+    } catch (const std::system_error& error) {
+        why = error.what();
+    }
     ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    if (!why.empty()) fail(Exit::os, "the system gives no thread for the control channel: %s", why.c_str());
 }
 
 Watcher::~Watcher() {

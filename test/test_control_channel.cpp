@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <csignal>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "runtime/control_channel.h"
@@ -244,7 +245,8 @@ TEST_CASE("control: an error that follows from a death does not hide it", "[cont
     RankProcesses ranks(3);
     start_training(ranks, quick(), [](const Place& place, ControlChannel& control) {
         if (place.rank != 2) return;
-        ::kill(pid_t(control.members()[1].pid), SIGKILL);
+        const pid_t victim = pid_t(control.members()[1].pid);
+        std::thread([victim] { ::usleep(50'000), ::kill(victim, SIGKILL); }).detach();
         control.leave_with_error(Exit::internal, "connection reset in all_reduce");
         ::_exit(int(Exit::internal));
     });

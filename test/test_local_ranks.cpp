@@ -27,10 +27,17 @@ ControlSettings quick() {
     for (;;) ::pause();
 }
 
+// In the command line of every process that this run of the tests starts for `child`, and of no other on the machine.
+std::string mark_of(const std::string& child) {
+    static const pid_t test = ::getpid();
+    return child + " for " + std::to_string(test);
+}
+
 // A process that runs start_local_ranks() with three ranks which run a case, and ends with what it returns.
 int start(RankProcesses& starters, const std::string& child) {
-    return starters.start({}, [child](const Place&) {
-        return start_local_ranks(3, {"test", "child: " + child, "-o", "/dev/null"}, {.grace_s = 1, .term_s = 0.5});
+    return starters.start({}, [child, mark = mark_of(child)](const Place&) {
+        return start_local_ranks(3, {"test", "child: " + child, "-o", "/dev/null", "-n", mark},
+                                 {.grace_s = 1, .term_s = 0.5});
     });
 }
 
@@ -42,20 +49,21 @@ int code_of(const std::string& child) {
     return code;
 }
 
-int count_processes_with(const std::string& argument) {
+int count_processes(const std::string& child) {
+    const std::string mark = mark_of(child);
     int count = 0;
     for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
         std::ifstream file(entry.path() / "cmdline");
         const std::string command(std::istreambuf_iterator<char>(file), {});
-        count += command.find(argument) != std::string::npos;
+        count += command.find(mark) != std::string::npos;
     }
     return count;
 }
 
-void wait_until_gone(const std::string& argument) {
-    for (const TimePoint deadline = Clock::now() + seconds(10); count_processes_with(argument) > 0; ::usleep(20'000))
+void wait_until_gone(const std::string& child) {
+    for (const TimePoint deadline = Clock::now() + seconds(10); count_processes(child) > 0; ::usleep(20'000))
         if (Clock::now() > deadline) break;
-    CHECK(count_processes_with(argument) == 0);
+    CHECK(count_processes(child) == 0);
 }
 
 volatile std::sig_atomic_t* seen_signals() {
@@ -163,10 +171,10 @@ TEST_CASE("local ranks: signals reach every rank once", "[control]") {
 TEST_CASE("local ranks: they do not outlive who started them", "[control]") {
     RankProcesses starter(1);
     const int process = start(starter, "waits for ever");
-    for (const TimePoint deadline = Clock::now() + seconds(10); count_processes_with("child: waits for ever") < 3;)
+    for (const TimePoint deadline = Clock::now() + seconds(10); count_processes("waits for ever") < 3;)
         if (::usleep(20'000), Clock::now() > deadline) break;
-    CHECK(count_processes_with("child: waits for ever") == 3);
+    CHECK(count_processes("waits for ever") == 3);
     starter.kill(process, SIGKILL);
     CHECK(starter.wait(process) == 128 + SIGKILL);
-    wait_until_gone("child: waits for ever");
+    wait_until_gone("waits for ever");
 }
