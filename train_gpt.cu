@@ -26,8 +26,8 @@
 #include "runtime/json.h"
 #include "runtime/log.h"
 #include "runtime/loss_scaler.h"
-#include "runtime/place.h"
 #include "runtime/process.h"
+#include "runtime/ranks.h"
 #include "runtime/run_directory.h"
 #include "runtime/safetensors.h"
 #include "runtime/scaling.h"
@@ -179,23 +179,25 @@ struct Run {
     std::string dataset_digest;
     TrainState state;
     Comm comm;
+    ControlChannel& control;
     Loader train_loader;
     std::unique_ptr<Loader> val_loader;
     Gpt gpt;
     LossScaler scaler;
     std::optional<RunLog> log;  // rank 0's
-    Progress progress;
+    TrainingProgress progress;
     CheckpointWriter writer;
     int failed_saves = 0;  // in a row
 
     // Members are made in their order: what can be wrong with the data shows before the model takes memory, and what
     // can be wrong with the weights before the log leaves anything in run.dir.
-    Run(const Config& c, const Comm& ranks, Dataset d, const TrainState& s, const Checkpoint* checkpoint)
+    Run(const Config& c, Ranks& ranks, Dataset d, const TrainState& s, const Checkpoint* checkpoint)
         : config(c),
           dataset(std::move(d)),
           dataset_digest(dataset.train.digest()),
           state(s),
-          comm(ranks),
+          comm(ranks.comm()),
+          control(ranks.control()),
           train_loader(dataset.train, loader_options(SampleOrder::shuffled), s.cursor),
           val_loader(dataset.val ? std::make_unique<Loader>(*dataset.val, loader_options(SampleOrder::once)) : nullptr),
           gpt(starting_model(c, comm, checkpoint)),
@@ -237,6 +239,7 @@ bool train_step(Run& run) {
                         .bias_correction2 = float(1.0 - std::pow(config.optim.beta2, t))});
     double data_ms = 0;
     for (int micro = 0; micro < micros; micro++) {
+        run.control.note_phase(Phase::step, step);
         const double asked = now_ms();
         const Batch batch = run.train_loader.next();
         data_ms += now_ms() - asked;
@@ -274,6 +277,7 @@ bool train_step(Run& run) {
 }
 
 void validate(Run& run) {
+    run.control.note_phase(Phase::evaluation, run.state.step);
     const Validation result = evaluate_pass(run.gpt, *run.val_loader, run.dataset.tokenizer);
     if (run.log) run.log->write(ValRecord{run.state.step, result.loss, result.bits_per_byte});
     std::string line = format("step %d | validation loss %.4f", run.state.step, result.loss);
@@ -284,6 +288,7 @@ void validate(Run& run) {
 // Commits a checkpoint. A failure (a full disk, say) is told and survived twice in a row: the older ones are intact.
 void save(Run& run, bool may_fail) {
     constexpr int kMostFailures = 3;
+    run.control.note_phase(Phase::save, run.state.step);
     const CheckpointInfo info = checkpoint_info(run.state, run.config, run.dataset_digest);
     try {
         if (run.log) run.log->sync();
@@ -351,32 +356,26 @@ void leave_notes(const Run& run) {
 Exit train(const CommandLine& line) {
     const Place place = find_place();
     const Config config = load_config(line.config, line.overrides, place.size);
-    Dataset dataset = open_dataset(config.data.train, config.data.val, config.data.tokenizer, config.model.vocab_size);
-    const std::string& init_from = config.model.init_from;
-    if (!init_from.empty() && !directory_exists(init_from))
-        fail(Exit::no_input, "%s: model.init_from: %s is not a directory", line.config.c_str(), init_from.c_str());
+    Ranks ranks(place, config, GIT_REVISION);
+    return ranks.run([&] {
+        Dataset dataset =
+            open_dataset(config.data.train, config.data.val, config.data.tokenizer, config.model.vocab_size);
+        if (const std::string& from = config.model.init_from; !from.empty() && !directory_exists(from))
+            fail(Exit::no_input, "%s: model.init_from: %s is not a directory", line.config.c_str(), from.c_str());
+        ranks.control().require_same(dataset.train.digest(), "the digest of data.train");
 
-    Comm comm = join_ranks(place, config);
-    Start start = open_start(config, line.start, comm);
-    const Checkpoint* checkpoint = start.checkpoint ? &*start.checkpoint : nullptr;
-    const TrainState state = checkpoint
-                                 ? resumed_state(*checkpoint, config, dataset.train.digest(), line.accept_changes)
-                                 : new_state(config);
-    // Beside the program: the same machine and binary choose the same products, and so give the same bits.
-    configure_device({.local_rank = place.local_rank,
-                      .tf32 = config.device.tf32,
-                      .debug_sync = config.device.debug_sync,
-                      .matmul_choices = program_directory() + "/matmul_choices.json"});
-    Exit result;
-    {
-        Run run(config, comm, std::move(dataset), state, checkpoint);
+        Start start = open_start(config, line.start, {dataset.train.digest(), line.accept_changes}, ranks.comm());
+        // Beside the program: the same machine and binary choose the same products, and so give the same bits.
+        configure_device({.local_rank = place.local_rank,
+                          .tf32 = config.device.tf32,
+                          .debug_sync = config.device.debug_sync,
+                          .matmul_choices = program_directory() + "/matmul_choices.json"});
+        Run run(config, ranks, std::move(dataset), start.state, start.checkpoint ? &*start.checkpoint : nullptr);
         start.checkpoint.reset();
-        on_rank_0(comm, "write to run.dir", [&] { leave_notes(run); });
+        on_rank_0(run.comm, "write to run.dir", [&] { leave_notes(run); });
         install_signal_handlers();
-        result = train_to_the_end(run);
-    }
-    close_comm(comm);
-    return result;
+        return train_to_the_end(run);
+    });
 }
 
 // ---- the other commands ---------------------------------------------------------------------------------------------
@@ -495,6 +494,7 @@ std::string version() {
 int main(int argc, char** argv) {
     return exit_status("train_gpt", [&] {
         const CommandLine line = parse_command_line(argc, argv, version);
+        if (line.nproc > 0) return start_ranks(line.nproc, without_option({argv, argv + argc}, "--nproc"));
         return line.command == Command::train ? train(line) : run_command(line);
     });
 }

@@ -42,6 +42,9 @@ void close_comm(Comm& comm);
 // The communicator of a process that has nobody to talk to.
 inline Comm comm_single() { return {}; }
 
+// The program that must start this binary's ranks, "mpirun", or empty where any may.
+std::string comm_launcher();
+
 // What carries collectives between ranks in this binary: "Open MPI 4.1.4", "NCCL 2.28.3", or why nothing does.
 std::string comm_library();
 
@@ -52,6 +55,9 @@ struct Ticket {
 
 // What follows on the stream begins when the collective has finished, and so have all that were asked for before it.
 void wait(Ticket ticket, const Comm& comm, Stream stream);
+
+// Waits until everything that was asked for has finished or failed: before buffers go, also after an error.
+void drain(const Comm& comm) noexcept;
 
 // Sums in place; the order of the ranks is not specified, so for values of which all but one are 0, or small integers.
 Ticket all_reduce_sum(double* values, size_t count, const Comm& comm, Stream stream);
@@ -74,6 +80,9 @@ Ticket all_gather(void* out, const void* inp, size_t bytes, const Comm& comm, St
 
 // The largest of each rank's value: how a fault on one rank becomes a decision of all of them. Waits for the answer.
 int all_reduce_max(int value, const Comm& comm);
+
+// Rank 0's text, on all ranks. Waits for it.
+std::string broadcast_text(const std::string& mine, const Comm& comm);
 
 // Waits until every rank is here.
 void barrier(const Comm& comm);

@@ -126,7 +126,9 @@ Gpt::Gpt(const GptOptions& options, const Comm& comm) : impl_(std::make_unique<I
 }
 
 Gpt::Gpt(Gpt&&) noexcept = default;
-Gpt::~Gpt() = default;
+Gpt::~Gpt() {
+    if (impl_) std::visit([](auto& s) { drain(s.comm); }, impl_->state);
+}
 
 const GptOptions& Gpt::options() const {
     return std::visit([](auto& s) -> const GptOptions& { return s.options; }, impl_->state);

@@ -39,6 +39,7 @@ void add_training(CLI::App& app, CommandLine& line, StartFlags& start) {
     app.add_flag_callback(
         "--debug-sync", [&] { line.overrides.push_back("device.debug_sync=true"); },
         "GPU: wait after each kernel, so that an error names the kernel that made it");
+    app.add_option("--nproc", line.nproc, "start that many ranks on this machine")->check(CLI::Range(1, 1024));
     app.add_flag("--accept-changes", line.accept_changes, "resume although configuration or data have changed");
 }
 
@@ -170,4 +171,15 @@ ScalingInputs inputs_of(const CommandLine::Scaling& machine) {
     inputs.nvlink_bytes_per_s = machine.nvlink_bytes_per_s;
     inputs.net_bytes_per_s = machine.net_bytes_per_s;
     return inputs;
+}
+
+std::vector<std::string> without_option(const std::vector<std::string>& arguments, const std::string& name) {
+    std::vector<std::string> others;
+    for (size_t i = 0; i < arguments.size(); i++) {
+        if (arguments[i] == name)
+            i++;
+        else if (!arguments[i].starts_with(name + "="))
+            others.push_back(arguments[i]);
+    }
+    return others;
 }

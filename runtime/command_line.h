@@ -18,6 +18,7 @@ struct CommandLine {
     std::string config;                  // train, plan: the JSON file
     std::vector<std::string> overrides;  // train, plan: "section.key=value"
     StartMode start = StartMode::only_new;
+    int nproc = 0;                // train: start that many ranks on this machine; 0: this process is one
     bool accept_changes = false;  // train: resume although configuration or data have changed
 
     struct Scaling {
@@ -49,6 +50,9 @@ struct CommandLine {
 // Reads the arguments. --help and --version print and end the program with 0; what cannot be understood fails with
 // Exit::usage and a sentence. `version` gives what --version prints, and is asked only for that.
 CommandLine parse_command_line(int argc, char** argv, const std::function<std::string()>& version);
+
+// The arguments without "--name value" and "--name=value".
+std::vector<std::string> without_option(const std::vector<std::string>& arguments, const std::string& name);
 
 // The machine that `plan` was asked about, as the scaling model takes it; what it says of the run is not yet filled in.
 ScalingInputs inputs_of(const CommandLine::Scaling& machine);

@@ -81,6 +81,8 @@ struct Config {
         int zero_stage = 0;
         bool deterministic_reduce = false;
         int bucket_mb = 32;
+        double silence_s = 60;
+        double step_timeout_s = 120;
     } parallel;
 
     struct Checkpoint {

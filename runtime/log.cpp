@@ -122,18 +122,18 @@ std::string progress_line(const TrainRecord& record, int total_steps, double rem
     return record.skipped.empty() ? line : line + " | skipped: " + record.skipped + " is not finite";
 }
 
-Progress::Progress(std::FILE* out, int total_steps, int every_steps)
+TrainingProgress::TrainingProgress(std::FILE* out, int total_steps, int every_steps)
     : out_(out),
       total_steps_(total_steps),
       every_steps_(every_steps),
       is_terminal_(out && ::isatty(::fileno(out)) == 1) {}
 
-Progress::~Progress() {
+TrainingProgress::~TrainingProgress() {
     if (line_is_open_) std::fputc('\n', out_);
     if (out_) std::fflush(out_);
 }
 
-void Progress::show(const TrainRecord& record) {
+void TrainingProgress::show(const TrainRecord& record) {
     if (!out_) return;
     const bool is_first = smoothed_ms_ == 0;
     smoothed_ms_ = is_first ? record.step_ms : 0.9 * smoothed_ms_ + 0.1 * record.step_ms;
@@ -149,14 +149,14 @@ void Progress::show(const TrainRecord& record) {
     std::fflush(out_);
 }
 
-void Progress::say(const std::string& line) {
+void TrainingProgress::say(const std::string& line) {
     if (!out_) return;
     erase_line();
     std::fprintf(out_, "%s\n", line.c_str());
     std::fflush(out_);
 }
 
-void Progress::erase_line() {
+void TrainingProgress::erase_line() {
     if (line_is_open_) std::fputs("\r\x1b[K", out_);
     line_is_open_ = false;
 }

@@ -60,10 +60,10 @@ private:
 
 // One line on the terminal that is rewritten at each step, or, where `out` is not a terminal, one plain line every
 // `every_steps` steps, at the first and at the last. Where `out` is null, nothing: ranks other than the first.
-class Progress {
+class TrainingProgress {
 public:
-    Progress(std::FILE* out, int total_steps, int every_steps);
-    ~Progress();  // leaves the last line standing
+    TrainingProgress(std::FILE* out, int total_steps, int every_steps);
+    ~TrainingProgress();  // leaves the last line standing
 
     void show(const TrainRecord& record);
     // Prints a line of its own: a validation loss, a checkpoint, a warning.

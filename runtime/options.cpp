@@ -145,6 +145,10 @@ std::vector<Option> option_table(Config& c) {
          "gradients add up in the same order for any number of ranks and micro-steps that are powers of 2"},
         {"parallel.bucket_mb", &c.parallel.bucket_mb, between(0, 1 << 20),
          "MiB of gradients that travel between ranks together; 0: each block's alone"},
+        {"parallel.silence_s", &c.parallel.silence_s, between(0.1, 1e6),
+         "seconds without any sign of a rank after which the others end", none},
+        {"parallel.step_timeout_s", &c.parallel.step_timeout_s, between(0.1, 1e6),
+         "seconds without progress of a rank within a step after which all end", none},
 
         {"checkpoint.every_steps", &c.checkpoint.every_steps, steps_or_0,
          "steps between checkpoints, one more at the end; 0: only that", none},

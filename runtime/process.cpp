@@ -3,12 +3,15 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <new>
 #include <system_error>
 
-int exit_status(const char* program, const std::function<Exit()>& body) {
+namespace {
+
+int status_of(const char* program, const std::function<Exit()>& body) {
     try {
         return int(body());
     } catch (const Error& error) {
@@ -21,6 +24,16 @@ int exit_status(const char* program, const std::function<Exit()>& body) {
         std::fprintf(stderr, "%s: internal error: %s\n", program, error.what());
         return int(Exit::internal);
     }
+}
+
+}  // namespace
+
+// After an error other threads may still be at work on what the end of main() would take from under them.
+int exit_status(const char* program, const std::function<Exit()>& body) {
+    const int status = status_of(program, body);
+    if (status == int(Exit::ok)) return status;
+    std::fflush(nullptr);
+    std::_Exit(status);
 }
 
 size_t resident_bytes() {

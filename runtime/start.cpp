@@ -3,14 +3,7 @@
 #include "runtime/together.h"
 #include "runtime/train_state.h"
 
-Comm join_ranks(const Place& place, const Config& config) {
-    return open_comm({.rank = place.rank,
-                      .size = place.size,
-                      .local_rank = place.local_rank,
-                      .deterministic = config.parallel.deterministic_reduce});
-}
-
-Start open_start(const Config& config, StartMode mode, const Comm& comm) {
+Start open_start(const Config& config, StartMode mode, const StartData& data, const Comm& comm) {
     constexpr int kFresh = -1;
     Start start;
     int64_t step = kFresh;
@@ -21,5 +14,7 @@ Start open_start(const Config& config, StartMode mode, const Comm& comm) {
     });
     step = all_reduce_max(int(step), comm);
     if (step != kFresh && !start.checkpoint) start.checkpoint.emplace(step_directory(config.run.dir, step));
+    start.state = start.checkpoint ? resumed_state(*start.checkpoint, config, data.digest, data.accept_changes)
+                                   : new_state(config);
     return start;
 }

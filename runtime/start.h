@@ -6,16 +6,20 @@
 #include "kernels/comm.h"
 #include "runtime/checkpoint.h"
 #include "runtime/config.h"
-#include "runtime/place.h"
 #include "runtime/run_directory.h"
-
-// The ranks that were started together, once they have found each other.
-Comm join_ranks(const Place& place, const Config& config);
+#include "runtime/train_state.h"
 
 struct Start {
     OpenedRun opened;                      // rank 0's, which holds the lock
     std::optional<Checkpoint> checkpoint;  // the one to resume from
+    TrainState state;                      // that it left, or a new run's
+};
+
+// What data.train holds, and whether a resumed run may differ: see resumed_state().
+struct StartData {
+    std::string digest;
+    bool accept_changes;
 };
 
 // Rank 0 opens run.dir and finds the checkpoint, which the others then open too. Where it fails, all do.
-Start open_start(const Config& config, StartMode mode, const Comm& comm);
+Start open_start(const Config& config, StartMode mode, const StartData& data, const Comm& comm);

@@ -314,8 +314,12 @@ TEST_CASE("what must not change a resumed run's result is not in the digest", "[
         INFO(option.key);
         const std::string section = std::string(option.key).substr(0, std::string(option.key).find('.'));
         static const std::set<std::string> kObservers = {"data", "checkpoint", "eval", "sample", "log"};
-        static const std::set<std::string> kKeys = {"run.dir", "train.recompute", "device.debug_sync",
-                                                    "parallel.zero_stage"};
+        static const std::set<std::string> kKeys = {"run.dir",
+                                                    "train.recompute",
+                                                    "device.debug_sync",
+                                                    "parallel.zero_stage",
+                                                    "parallel.silence_s",
+                                                    "parallel.step_timeout_s"};
         const bool is_observer = kObservers.count(section) || kKeys.count(option.key);
         CHECK((option.effect == Effect::none) == is_observer);
     }

@@ -168,7 +168,7 @@ TEST_CASE("the progress line says step, loss, rate, speed and the time left", "[
 
 TEST_CASE("without a terminal progress is a plain line every so many steps, at the first and the last", "[log]") {
     const std::string text = printed_on_file([](std::FILE* out) {
-        Progress progress(out, 25, 10);
+        TrainingProgress progress(out, 25, 10);
         for (int step = 3; step <= 25; step++) progress.show(record_of(step));
         progress.say("done");
     });
@@ -185,7 +185,7 @@ TEST_CASE("without a terminal progress is a plain line every so many steps, at t
 
 TEST_CASE("on a terminal progress rewrites one line that is never wider than the terminal", "[log]") {
     const std::string text = printed_on_terminal([](std::FILE* out) {
-        Progress progress(out, 3, 10);
+        TrainingProgress progress(out, 3, 10);
         for (int step = 1; step <= 2; step++) progress.show(record_of(step));
         progress.say("validation");
         progress.show(record_of(3));

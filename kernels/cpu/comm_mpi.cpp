@@ -77,7 +77,11 @@ public:
         totals.waited_ms += std::chrono::duration<double, std::milli>(Clock::now() - start).count();
     }
 
-    int size() const { return settings_.size; }
+    void drain() {
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [&] { return finished_ == asked_ || error_; });
+    }
+
     CommTotals totals;  // the asking thread's
 
 private:
@@ -192,8 +196,14 @@ std::string comm_library() {
     return version.substr(0, version.find_first_of(",\n"));
 }
 
+std::string comm_launcher() { return "mpirun"; }
+
 void wait(Ticket ticket, const Comm& comm, Stream) {
     if (comm.size > 1 && ticket.number > 0) queue_of(comm).wait(ticket.number);
+}
+
+void drain(const Comm& comm) noexcept {
+    if (comm.size > 1) queue_of(comm).drain();
 }
 
 Ticket all_reduce_sum(double* values, size_t count, const Comm& comm, Stream) {
@@ -250,6 +260,22 @@ int all_reduce_max(int value, const Comm& comm) {
     };
     queue_of(comm).wait(queue_of(comm).ask({"all_reduce_max", begin, nullptr}));
     return value;
+}
+
+std::string broadcast_text(const std::string& mine, const Comm& comm) {
+    if (comm.size == 1) return mine;
+    auto broadcast = [&](void* data, int count) {
+        auto begin = [=](MPI_Request* request) {
+            check_mpi(MPI_Ibcast(data, count, MPI_BYTE, 0, MPI_COMM_WORLD, request), "broadcast_text");
+        };
+        queue_of(comm).wait(queue_of(comm).ask({"broadcast_text", begin, nullptr}));
+    };
+    size_t length = mine.size();
+    broadcast(&length, int(sizeof(length)));
+    std::string text = mine;
+    text.resize(length);
+    broadcast(text.data(), checked_count(length, "broadcast_text"));
+    return text;
 }
 
 void barrier(const Comm& comm) {

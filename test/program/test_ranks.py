@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 import unittest
+from pathlib import Path
 
 from trainer import ENVIRONMENT, TRAINER, TrainerTest
 
@@ -18,6 +19,14 @@ MPI_ENVIRONMENT = {**ENVIRONMENT, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN
                    "OMPI_MCA_mpi_yield_when_idle": "1", "OMP_NUM_THREADS": "1"}
 EIGHT = {"train_batch_size": 2, "train_seq_len": 20, "train_total_batch_tokens": 2 * 20 * 8}
 TWELVE = {"train_batch_size": 1, "train_seq_len": 20, "train_total_batch_tokens": 20 * 12}
+
+
+def is_gone(pid):
+    """No such process, or a dead one that nobody has asked about."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
 
 
 def mpirun(ranks, *args):
@@ -131,21 +140,70 @@ class Ranks(TrainerTest):
                         (self.dir / run / "metrics.jsonl").read_text().splitlines()]
                 self.assertEqual(sent[1], (whole + gathers) * (ranks - 1) // ranks)
 
-    def test_a_signal_to_one_rank_stops_all_with_a_checkpoint(self):
-        config = self.write_config(train_max_steps=100000, train_total_batch_tokens=120, parallel_zero_stage=1)
-        process = subprocess.Popen(mpirun(2, config), cwd=self.dir, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                                   env=MPI_ENVIRONMENT)
+    def start(self, ranks, **changes):
+        """A run without an end on that many ranks; returns mpirun's process and the ranks' pids once steps are made."""
+        config = self.write_config(train_max_steps=100000, train_total_batch_tokens=60 * ranks, **changes)
+        process = subprocess.Popen(mpirun(ranks, config), cwd=self.dir, stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.PIPE, text=True, env=MPI_ENVIRONMENT)
+        self.addCleanup(process.kill)
         metrics = self.dir / "run" / "metrics.jsonl"
         deadline = time.monotonic() + 60
         while not (metrics.exists() and metrics.read_text().count("\n") > 3):
             self.assertLess(time.monotonic(), deadline, "no step was made")
             time.sleep(0.01)
-        ranks = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True)
-        os.kill(int(ranks.stdout.split()[1]), signal.SIGTERM)
+        children = subprocess.run(["pgrep", "-P", str(process.pid), "-f", "config.json"], capture_output=True, text=True,
+                                  check=True)
+        pids = [int(pid) for pid in children.stdout.split()]
+        self.assertEqual(len(pids), ranks)
+        return process, pids
+
+    def test_a_signal_to_one_rank_stops_all_with_a_checkpoint(self):
+        process, pids = self.start(2, parallel_zero_stage=1)
+        os.kill(pids[1], signal.SIGTERM)
         said = process.communicate(timeout=60)[1]
         self.assertEqual(process.returncode, 75, said)
-        last = len(self.records(kind="train"))
-        self.assertTrue(self.step_dir(last).exists())
+        self.assertTrue(self.step_dir(len(self.records(kind="train"))).exists())
+
+    def check_end(self, process, pids, victim, limit_s, code, words):
+        """The others end in time with the code and sentences of these words, and nothing is left."""
+        started = time.monotonic()
+        said = process.communicate(timeout=60)[1]
+        self.assertLess(time.monotonic() - started, limit_s, said)
+        sentences = [line for line in said.splitlines() if line.startswith("train_gpt:")]
+        self.assertTrue(any(f"pid {victim}" in line and words in line for line in sentences), said)
+        self.assertIn("collective", sentences[0])
+        for pid in pids:
+            self.assertTrue(is_gone(pid), f"{pid} is left")
+        self.assertIn(process.returncode, code, said)
+
+    def test_a_rank_that_is_killed_ends_the_others_who_name_it(self):
+        for stage in (0, 3):
+            with self.subTest(stage=stage):
+                shutil.rmtree(self.dir / "run", ignore_errors=True)
+                process, pids = self.start(3, parallel_zero_stage=stage)
+                os.kill(pids[stage % 2], signal.SIGKILL)
+                self.check_end(process, pids, pids[stage % 2], 15, (76, 128 + 9), "died")
+
+    def test_a_rank_that_hangs_ends_the_others_who_name_it(self):
+        process, pids = self.start(3, parallel_silence_s=3)
+        os.kill(pids[1], signal.SIGSTOP)
+        self.check_end(process, pids, pids[1], 30, (76, 80, 128 + 9), "rank 1")
+
+    def test_ranks_that_differ_are_named(self):
+        """Two applications in one MPI world, which differ in the seed."""
+        config = self.write_config()
+        other = self.write_config("other.json", run_seed=8)
+        command = ["mpirun", "-np", "1", TRAINER, config, ":", "-np", "1", TRAINER, other]
+        result = subprocess.run(command, cwd=self.dir, capture_output=True, text=True, timeout=60, env=MPI_ENVIRONMENT)
+        self.assertEqual(result.returncode, 78, result.stderr)
+        self.assertRegex(result.stderr, "rank 1 .*configuration|configuration.* rank 1")
+        self.assertFalse((self.dir / "run").exists())
+
+    def test_nproc_starts_the_ranks_itself(self):
+        config = self.write_config(parallel_deterministic_reduce=True, **EIGHT)
+        self.run_trainer(config)
+        self.run_trainer("--nproc", 2, config, "--set", "run.dir=two")
+        self.assertEqual(self.records("two"), self.records("run"))
 
     def test_a_rank_that_cannot_open_run_dir_ends_all(self):
         (self.dir / "run").write_text("a file")

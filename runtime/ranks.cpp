@@ -1,0 +1,82 @@
+#include "runtime/ranks.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+
+#include "kernels/check.h"
+#include "runtime/local_ranks.h"
+
+namespace {
+
+// Longer than any phase may take: it is the control channel that tells who is late.
+constexpr double kCollectiveDeadline = 3600;
+
+ControlSettings control_settings(const Config& config) {
+    ControlSettings settings;
+    settings.watch.silence_s = config.parallel.silence_s;
+    settings.watch.step_s = settings.watch.evaluation_s = config.parallel.step_timeout_s;
+    return settings;
+}
+
+}  // namespace
+
+Ranks::Ranks(const Place& place, const Config& config, const std::string& program) {
+    comm_ = open_comm({.rank = place.rank,
+                       .size = place.size,
+                       .local_rank = place.local_rank,
+                       .deterministic = config.parallel.deterministic_reduce,
+                       .deadline_s = kCollectiveDeadline,
+                       .note = [this](uint64_t number, const char* name) {
+                           if (control_) control_->note_collective(number, name);
+                       }});
+    // mpirun does not say where rank 0 is, but what it started can already talk.
+    const Share share = [this](const std::string& mine) { return broadcast_text(mine, comm_); };
+    control_ =
+        std::make_unique<ControlChannel>(place, control_settings(config), place.master_host.empty() ? share : Share());
+    control_->require_same(program, "the program's revision");
+    control_->require_same(config_digest(config), "the configuration's digest");
+}
+
+Exit Ranks::run(const std::function<Exit()>& body) {
+    try {
+        const Exit result = body();
+        control_->leave();
+        close_comm(comm_);
+        return result;
+    } catch (const Error& error) {
+        control_->leave_with_error(error.code, error.what());
+        throw;
+    } catch (const std::exception& error) {
+        control_->leave_with_error(Exit::internal, error.what());
+        throw;
+    }
+}
+
+Exit start_ranks(int count, const std::vector<std::string>& arguments) {
+    const std::string launcher = comm_launcher();
+    if (launcher.empty()) return Exit(start_local_ranks(count, arguments));
+
+    // mpirun refuses root and more ranks than cores, and binds ranks to cores, unless told otherwise; this is one
+    // machine, and its user has said how many.
+    const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
+    setenv("OMP_NUM_THREADS", std::to_string(std::max(1u, cores / unsigned(count))).c_str(), 0);
+    setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 0);
+    setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 0);
+    std::vector<std::string> command{launcher,    "-np",  std::to_string(count), "--oversubscribe",
+                                     "--bind-to", "none", "/proc/self/exe"};
+    char program[4096] = "";
+    const ssize_t length = readlink("/proc/self/exe", program, sizeof(program) - 1);
+    if (length > 0) command.back() = std::string(program, size_t(length));
+    command.insert(command.end(), arguments.begin() + 1, arguments.end());
+    std::vector<char*> argv;
+    for (std::string& argument : command) argv.push_back(argument.data());
+    argv.push_back(nullptr);
+    execvp(argv[0], argv.data());
+    fail(Exit::os, "--nproc: %s, which this program's library (%s) needs, could not be started: %s", launcher.c_str(),
+         comm_library().c_str(), std::strerror(errno));
+}
