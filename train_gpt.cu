@@ -413,7 +413,8 @@ void plan(const CommandLine& line) {
 }
 
 void prepare_data(const CommandLine::Prepare& p) {
-    prepare({p.tokenizer, p.vocab_size, p.inputs, p.out_dir, p.val_fraction, p.shard_tokens}, print_line);
+    prepare({p.tokenizer, p.vocab_size, p.inputs, p.out_dir, p.val_fraction, p.shard_tokens, p.copies, p.bpe_dropout},
+            print_line);
 }
 
 void inspect(const std::string& path) {
@@ -464,8 +465,7 @@ void evaluate_checkpoint(const CommandLine& line) {
 
 void sample_checkpoint(const std::string& path, const Config::Sample& options, uint64_t seed) {
     LoadedModel model = load_model(path, 1);
-    const Tokenizer tokenizer = Tokenizer::load(model.tokenizer_path);
-    std::printf("%s\n", sample_text(model.gpt, tokenizer, options, seed).c_str());
+    print_line(sample_text(model.gpt, Tokenizer::load(model.tokenizer_path), options, seed));
 }
 
 Exit run_command(const CommandLine& line) {

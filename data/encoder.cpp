@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "kernels/numeric.h"
+
 static constexpr uint32_t kNone = UINT32_MAX;
 static constexpr size_t kMaxKnownWords = size_t(1) << 17, kMaxKnownWordBytes = 48;
 
@@ -16,6 +18,7 @@ void Encoder::encode(std::string_view text, std::vector<int32_t>& ids) {
 }
 
 void Encoder::encode_word(std::string_view word, std::vector<int32_t>& ids) {
+    if (dropout_ > 0) return merge_word(word, ids);
     if (auto known = known_words_.find(word); known != known_words_.end()) {
         auto first = known_ids_.begin() + known->second.begin;
         ids.insert(ids.end(), first, first + known->second.count);
@@ -40,6 +43,12 @@ template <class Candidate> static bool comes_later(const Candidate& a, const Can
     return a.rank != b.rank ? a.rank > b.rank : a.left > b.left;
 }
 
+bool Encoder::leaves_out() {
+    if (dropout_ == 0) return false;
+    const uint64_t purpose = uint64_t(RandomPurpose::bpe_dropout) << 32;
+    return double(uniform_from_bits(philox(seed_, purpose, drawn_++).word[0])) < dropout_;
+}
+
 void Encoder::propose(uint32_t left, uint32_t right) {
     if (left == kNone || right == kNone) return;
     const Tokenizer::Merged* merged = tokenizer_.merged(symbols_[left].id, symbols_[right].id);
@@ -56,6 +65,7 @@ void Encoder::merge_word(std::string_view word, std::vector<int32_t>& ids) {
     for (uint32_t i = 0; i < count; i++)
         symbols_[i] = {tokenizer_.byte_id(uint8_t(word[i])), i - 1, i + 1 < count ? i + 1 : kNone};
     candidates_.clear();
+    left_out_.clear();
     for (uint32_t i = 0; i + 1 < count; i++) propose(i, i + 1);
 
     while (!candidates_.empty()) {
@@ -64,6 +74,15 @@ void Encoder::merge_word(std::string_view word, std::vector<int32_t>& ids) {
         candidates_.pop_back();
         Symbol &left = symbols_[next.left], &right = symbols_[next.right];
         if (left.id != next.left_id || right.id != next.right_id) continue;  // one of them has been merged meanwhile
+        if (leaves_out()) {
+            left_out_.push_back(next);
+            continue;
+        }
+        for (const Candidate& candidate : left_out_) {
+            candidates_.push_back(candidate);
+            std::push_heap(candidates_.begin(), candidates_.end(), comes_later<Candidate>);
+        }
+        left_out_.clear();
         left.id = next.id;
         left.next = right.next;
         right.id = kGone;

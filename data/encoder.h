@@ -17,6 +17,12 @@ class Encoder {
 public:
     explicit Encoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
 
+    // BPE-dropout (Provilkov et al., arXiv 1910.13267): each merge of a word is left out with probability `dropout`, 0
+    // to 1, and tried again after the next one that is made. So the same text gets other tokens each time; decode gives
+    // it back all the same. The tokens are a function of the seed and of what this object has encoded before.
+    Encoder(const Tokenizer& tokenizer, double dropout, uint64_t seed)
+        : tokenizer_(tokenizer), dropout_(dropout), seed_(seed) {}
+
     void encode(std::string_view text, std::vector<int32_t>& ids);  // appends
     std::vector<int32_t> encode(std::string_view text);
 
@@ -43,10 +49,16 @@ private:
     void propose(uint32_t left, uint32_t right);
     void remember(std::string_view word, const int32_t* ids, size_t count);
 
+    bool leaves_out();
+
     const Tokenizer& tokenizer_;
+    const double dropout_ = 0;
+    const uint64_t seed_ = 0;
+    uint64_t drawn_ = 0;  // random numbers so far
     Pretokenizer pretokenizer_;
     std::unordered_map<std::string, Span, TextHash, std::equal_to<>> known_words_;
     std::vector<int32_t> known_ids_;
     std::vector<Symbol> symbols_;        // of the word being merged, a doubly linked list
     std::vector<Candidate> candidates_;  // heap, the next merge on top
+    std::vector<Candidate> left_out_;    // until the next merge that is made
 };

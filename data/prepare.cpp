@@ -23,6 +23,10 @@ static void check_options(const PrepareOptions& options) {
     if (options.shard_tokens < 1 || options.shard_tokens > INT32_MAX)
         fail(Exit::usage, "prepare: a shard of %llu tokens; 1 to %d are possible",
              (unsigned long long)options.shard_tokens, INT32_MAX);
+    if (!(options.bpe_dropout >= 0 && options.bpe_dropout < 1))
+        fail(Exit::usage, "prepare: the BPE-dropout is %g, but must be in [0, 1)", options.bpe_dropout);
+    if (options.copies < 1 || options.copies > 1000)
+        fail(Exit::usage, "prepare: %d copies of the training text; 1 to 1000 are possible", options.copies);
     if (options.tokenizer == "bpe" && (options.vocab_size < 257 || options.vocab_size > 1 << 20))
         fail(Exit::usage, "prepare: vocab_size is %d, but a \"bpe\" tokenizer has 257 to %d tokens", options.vocab_size,
              1 << 20);
@@ -72,22 +76,32 @@ struct Split {
     std::vector<std::string> shards;
 };
 
-static Split write_split(const std::string& name, const TextInput& input, uint64_t begin, uint64_t end,
-                         const Tokenizer& tokenizer, const std::string& directory, uint64_t shard_tokens,
-                         const ProgressLine& progress) {
+// Which part of the input, and how.
+struct Part {
+    const char* name;
+    uint64_t begin, end;
+    int copies;
+    double bpe_dropout;
+};
+
+static Split write_split(const Part& part, const TextInput& input, const Tokenizer& tokenizer,
+                         const std::string& directory, uint64_t shard_tokens, const ProgressLine& progress) {
+    constexpr uint64_t kSeed = 1;
+    const std::string name = part.name;
     Split split;
     split.name = name;
-    Encoder encoder(tokenizer);
+    Encoder encoder(tokenizer, part.bpe_dropout, kSeed);
     ShardWriter writer(directory, name, tokenizer.vocab_size(), shard_tokens);
     std::vector<int32_t> ids;
-    input.read(begin, end, [&](std::string_view text, bool starts_document) {
-        ids.clear();
-        if (starts_document) ids.push_back(tokenizer.eot());
-        encoder.encode(text, ids);
-        writer.append(ids);
-        split.text_bytes += text.size();
-        split.documents += starts_document;
-    });
+    for (int copy = 0; copy < part.copies; copy++)
+        input.read(part.begin, part.end, [&](std::string_view text, bool starts_document) {
+            ids.clear();
+            if (starts_document) ids.push_back(tokenizer.eot());
+            encoder.encode(text, ids);
+            writer.append(ids);
+            split.text_bytes += text.size();
+            split.documents += starts_document;
+        });
     writer.finish();
     split.tokens = writer.token_count();
     split.shards = writer.names();
@@ -112,6 +126,8 @@ static std::string dataset_json(const PrepareOptions& options, const TextInput& 
          {{"kind", options.tokenizer}, {"vocab_size", tokenizer.vocab_size()}, {"xxh3", tokenizer.digest()}}},
         {"sources", std::move(sources)},
         {"val_fraction", options.val_fraction},
+        {"copies", options.copies},
+        {"bpe_dropout", options.bpe_dropout},
         {"val_begin", val_begin},  // byte of the sources, put one after the other
         {"splits", std::move(parts)}};
     return dataset.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
@@ -154,12 +170,11 @@ void prepare(const PrepareOptions& options, const ProgressLine& progress) {
     make_directories(unfinished);
     try {
         std::vector<Split> splits;
-        auto write = [&](const char* name, uint64_t begin, uint64_t end) {
-            splits.push_back(
-                write_split(name, input, begin, end, tokenizer, unfinished, options.shard_tokens, progress));
+        auto write = [&](const Part& part) {
+            splits.push_back(write_split(part, input, tokenizer, unfinished, options.shard_tokens, progress));
         };
-        write("train", 0, val_begin);
-        if (val_begin < input.size()) write("val", val_begin, input.size());
+        write({"train", 0, val_begin, options.copies, options.bpe_dropout});
+        if (val_begin < input.size()) write({"val", val_begin, input.size(), 1, 0});
         tokenizer.save(unfinished + "/" + kTokenizerFile);
         move_into_place(unfinished, options.out_dir, dataset_json(options, input, val_begin, tokenizer, splits));
     } catch (const Error&) {

@@ -15,6 +15,10 @@ struct PrepareOptions {
     std::string out_dir;
     double val_fraction = 0.05;  // of the input's bytes, at its end; in [0, 1)
     uint64_t shard_tokens = kDefaultShardTokens;
+    // For a text that is too short for the training: the train part is written that many times, each time cut into
+    // other tokens, so that what the model sees again is not what it has learned by heart. See Encoder.
+    int copies = 1;
+    double bpe_dropout = 0;  // probability, in [0, 1)
 };
 
 // One line of progress, without a newline.

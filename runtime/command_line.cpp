@@ -59,6 +59,12 @@ void add_prepare(CLI::App& app, CommandLine& line) {
         ->capture_default_str();
     prepare->add_option("--shard-tokens", line.prepare.shard_tokens, "tokens per shard, at most")
         ->capture_default_str();
+    prepare->add_option("--copies", line.prepare.copies, "times that the training part is written, for a short text")
+        ->capture_default_str();
+    prepare
+        ->add_option("--bpe-dropout", line.prepare.bpe_dropout,
+                     "probability that a merge of the training part is left out, so that its copies differ")
+        ->capture_default_str();
 }
 
 void add_sample(CLI::App& app, CommandLine& line) {

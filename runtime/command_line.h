@@ -44,6 +44,8 @@ struct CommandLine {
         std::string out_dir;
         double val_fraction = 0.05;
         uint64_t shard_tokens = 100'000'000;
+        int copies = 1;
+        double bpe_dropout = 0;
     } prepare;
 };
 

@@ -222,6 +222,30 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: every document begins with the end of
     CHECK_FALSE(file_exists(out_ + "/val_000000.bin"));
 }
 
+TEST_CASE_METHOD(PrepareFixture, "prepare: copies of the training text in other tokens") {
+    prepare_quietly();
+    const std::vector<int32_t> once = tokens("train"), val = tokens("val");
+    options_.copies = 3;
+    options_.bpe_dropout = 0.1;
+    prepare_quietly();
+    const std::vector<int32_t> train = tokens("train");
+    const Tokenizer tokenizer = Tokenizer::load(out_ + "/tokenizer.json");
+    const std::string text = tokenizer.decode(once);
+    CHECK(tokenizer.decode(train) == text + text + text);
+    CHECK(train.size() > 3 * once.size());
+    std::vector<std::vector<int32_t>> copies;
+    for (int32_t id : train) {
+        if (id == tokenizer.eot()) copies.emplace_back();
+        copies.back().push_back(id);
+    }
+    REQUIRE(copies.size() == 3);
+    CHECK(copies[0] != copies[1]);
+    CHECK(copies[1] != copies[2]);
+    CHECK(tokens("val") == val);
+    CHECK(dataset()["copies"] == 3);
+    CHECK(dataset()["bpe_dropout"] == 0.1);
+}
+
 TEST_CASE_METHOD(PrepareFixture, "prepare: with a tokenizer that exists") {
     prepare_quietly();
     auto before = out_files();
@@ -294,6 +318,8 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: options and texts that make no sense"
     expect(Exit::usage, {"no output"}, [](PrepareOptions& o) { o.out_dir.clear(); });
     expect(Exit::usage, {"1.5"}, [](PrepareOptions& o) { o.val_fraction = 1.5; });
     expect(Exit::usage, {"nan"}, [](PrepareOptions& o) { o.val_fraction = NAN; });
+    expect(Exit::usage, {"dropout", "1"}, [](PrepareOptions& o) { o.bpe_dropout = 1; });
+    expect(Exit::usage, {"0 copies"}, [](PrepareOptions& o) { o.copies = 0; });
     expect(Exit::usage, {"0 tokens"}, [](PrepareOptions& o) { o.shard_tokens = 0; });
     expect(Exit::usage, {"256", "257"}, [](PrepareOptions& o) { o.vocab_size = 256; });
     expect(Exit::usage, {"300", "257"}, [](PrepareOptions& o) { o.tokenizer = "bytes"; });

@@ -239,6 +239,53 @@ TEST_CASE("tokenizer: words that were met before are encoded as at first") {
     CHECK(encoder.encode(corpus()) == Encoder(tokenizer).encode(corpus()));
 }
 
+// The shares of the ways in which `word` is cut, by 20,000 tries.
+static std::map<std::string, double> shares_of_cuts(const Tokenizer& tokenizer, const std::string& word, double p) {
+    constexpr int kTries = 20'000;
+    Encoder encoder(tokenizer, p, 7);
+    std::map<std::string, double> shares;
+    for (int i = 0; i < kTries; i++) {
+        std::string cut;
+        for (int32_t id : encoder.encode(word)) cut += (cut.empty() ? "" : "|") + tokenizer.token(id);
+        shares[cut] += 1.0 / kTries;
+    }
+    return shares;
+}
+
+TEST_CASE("tokenizer: BPE-dropout leaves merges out as often as it says") {
+    Tokenizer bytes = Tokenizer::bytes();
+    std::vector<std::string> tokens;
+    for (int id = 0; id < 256; id++) tokens.push_back(bytes.token(id));
+    for (const char* more : {"ab", "abc", "xy", kEndOfText}) tokens.emplace_back(more);
+    const Tokenizer tokenizer(tokens, {{'a', 'b'}, {256, 'c'}, {'x', 'y'}}, {259}, "test");
+    const double p = 0.3, q = 1 - p;
+    auto near = [](double share, double expected) { return std::abs(share - expected) < 5 * 0.5 / std::sqrt(20'000); };
+
+    auto one_after_the_other = shares_of_cuts(tokenizer, "abc", p);
+    CHECK(near(one_after_the_other["a|b|c"], p));
+    CHECK(near(one_after_the_other["ab|c"], q * p));
+    CHECK(near(one_after_the_other["abc"], q * q));
+    // A merge that was left out is tried again after another one has been made.
+    auto side_by_side = shares_of_cuts(tokenizer, "abxy", p);
+    CHECK(near(side_by_side["ab|xy"], q * q + p * q * q));
+    CHECK(near(side_by_side["ab|x|y"], q * p));
+    CHECK(near(side_by_side["a|b|xy"], p * q * p));
+    CHECK(near(side_by_side["a|b|x|y"], p * p));
+    CHECK(shares_of_cuts(tokenizer, "abcxy", 0).at("abc|xy") > 0.999);
+}
+
+TEST_CASE("tokenizer: BPE-dropout gives the text back, the same for the same seed, other tokens the next time") {
+    Tokenizer tokenizer = hugging_face_tokenizer();
+    Encoder encoder(tokenizer, 0.1, 1), twin(tokenizer, 0.1, 1), other(tokenizer, 0.1, 2);
+    const std::vector<int32_t> first = encoder.encode(corpus()), second = encoder.encode(corpus());
+    CHECK(tokenizer.decode(first) == corpus());
+    CHECK(tokenizer.decode(second) == corpus());
+    CHECK(first == twin.encode(corpus()));
+    CHECK(first != second);
+    CHECK(first != other.encode(corpus()));
+    CHECK(first.size() > Encoder(tokenizer).encode(corpus()).size());
+}
+
 // Counts all pairs anew before each merge.
 static std::vector<std::pair<std::string, std::string>> train_by_definition(std::string_view text, size_t n_tokens) {
     std::vector<std::pair<std::vector<std::string>, int>> words;

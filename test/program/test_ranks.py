@@ -151,8 +151,8 @@ class Ranks(TrainerTest):
         while not (metrics.exists() and metrics.read_text().count("\n") > 3):
             self.assertLess(time.monotonic(), deadline, "no step was made")
             time.sleep(0.01)
-        children = subprocess.run(["pgrep", "-P", str(process.pid), "-f", "config.json"], capture_output=True, text=True,
-                                  check=True)
+        command = ["pgrep", "-P", str(process.pid), "-f", "config.json"]
+        children = subprocess.run(command, capture_output=True, text=True, check=True)
         pids = [int(pid) for pid in children.stdout.split()]
         self.assertEqual(len(pids), ranks)
         return process, pids
