@@ -133,6 +133,12 @@ FAULTS = [
     (OPTIMIZER, "eps inside the root",
      "sqrtf(v.value[k]) / s.root_bias_correction2 + s.eps", "sqrtf(v.value[k] + s.eps) / s.root_bias_correction2"),
     (GRAD_NORM, "NaN is taken for finite", "if (!(fabs(sums[i]) < INFINITY))", "if (fabs(sums[i]) >= INFINITY)"),
+    (GRAD_NORM, "a chunk's sum goes to its place in the list instead of the grid",
+     "op.out[chunk.index] = sum;", "op.out[blockIdx.x] = sum;"),
+    (FILL, "a rank's part of a tensor begins with the tensor's first numbers", "(op.first + i) / 4", "i / 4"),
+    (FILL, "add replaces", "left.value[k] + right.value[k]", "right.value[k]"),
+    (FILL, "add writes whole packs at the end", "store_four<kAligned>(op.out, i, op.count, pack_floats(sum));",
+     "store_four<kAligned>(op.out, i, op.count + 3, pack_floats(sum));"),
     # ---- around the products
     (EPILOGUE, "no barrier before the warps' sums are added",
      "    __syncthreads();  // all warps' sums are there\n", ""),

@@ -1,6 +1,7 @@
 // The update: gradient norm, AdamW and SGD over chunks of flat arrays, each element read and written once.
 #include <cmath>
 
+#include "kernels/adamw.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/ops.h"
 
@@ -20,27 +21,6 @@ double squared_sum(const float* values, int count) {
 #pragma omp simd reduction(+ : sum)
     for (int i = 0; i < count; i++) sum += double(values[i]) * double(values[i]);
     return sum;
-}
-
-// What one chunk's update needs besides the arrays, as torch rounds it: Python's doubles become float at the kernel.
-struct AdamwScalars {
-    float grad_scale, beta1, beta2, one_minus_beta1, one_minus_beta2;
-    float keep;  // 1 - learning rate * weight decay, 1 where nothing decays
-    float step_size, root_bias_correction2, eps;
-};
-
-template <class T> AdamwScalars adamw_scalars(const AdamwUpdate<T>& op, bool decayed) {
-    const StepScalars& step = *op.scalars;
-    const double decay = decayed ? double(step.learning_rate) * op.weight_decay : 0.0;
-    return {.grad_scale = op.grad_norm->scale,
-            .beta1 = float(op.beta1),
-            .beta2 = float(op.beta2),
-            .one_minus_beta1 = float(1.0 - op.beta1),
-            .one_minus_beta2 = float(1.0 - op.beta2),
-            .keep = float(1.0 - decay),
-            .step_size = float(double(step.learning_rate) / step.bias_correction1),
-            .root_bias_correction2 = float(std::sqrt(double(step.bias_correction2))),
-            .eps = float(op.eps)};
 }
 
 template <class T> void adamw_chunk(const AdamwUpdate<T>& op, const Chunk& chunk) {

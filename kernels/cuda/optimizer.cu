@@ -4,6 +4,7 @@
 // double, by one thread of a block. If a gradient is not finite every block sees so in grad_norm and leaves.
 #include <cmath>
 
+#include "kernels/adamw.h"
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/vector.cuh"
 #include "kernels/ops.h"
@@ -50,27 +51,6 @@ __device__ void store_masters(const Op& op, size_t place, const Four& master, in
 #pragma unroll
     for (int k = 0; k < kSize; k++) rounded.value[k] = master.value[k];
     store_pack<kWhole>(op.param + place, pack_floats(rounded), available);
-}
-
-// What one chunk's update needs besides the arrays, as torch rounds it: Python's doubles become float at the kernel.
-struct AdamwScalars {
-    float grad_scale, beta1, beta2, one_minus_beta1, one_minus_beta2;
-    float keep;  // 1 - learning rate * weight decay, 1 where nothing decays
-    float step_size, root_bias_correction2, eps;
-};
-
-template <class T> __device__ AdamwScalars adamw_scalars(const AdamwUpdate<T>& op, bool decayed) {
-    const StepScalars step = *op.scalars;
-    const double decay = decayed ? double(step.learning_rate) * op.weight_decay : 0.0;
-    return {.grad_scale = op.grad_norm->scale,
-            .beta1 = float(op.beta1),
-            .beta2 = float(op.beta2),
-            .one_minus_beta1 = float(1.0 - op.beta1),
-            .one_minus_beta2 = float(1.0 - op.beta2),
-            .keep = float(1.0 - decay),
-            .step_size = float(double(step.learning_rate) / step.bias_correction1),
-            .root_bias_correction2 = float(sqrt(double(step.bias_correction2))),
-            .eps = op.eps};
 }
 
 template <class T> __global__ void __launch_bounds__(kThreads) adamw_update_kernel(AdamwUpdate<T> op) {
