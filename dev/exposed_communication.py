@@ -1,0 +1,66 @@
+#!/usr/bin/env python3
+"""How long ranks wait for each other in a step, by ZeRO stage: what the backward and forward passes did not hide.
+
+    dev/exposed_communication.py [--ranks 2] [--steps 12] [--bucket-mb 0 32] [--threads 1]
+
+Trains 6 layers, 384 wide, vocabulary 4096, B=4, T=256 on CPU ranks of this machine, and prints medians of metrics.jsonl
+beside one rank's step with as many sequences. Ranks that share a machine compete for its cores and its memory: compare
+stages within one run.
+"""
+import argparse
+import json
+import os
+import random
+import statistics
+import struct
+import subprocess
+import tempfile
+from pathlib import Path
+
+TRAINER = Path(__file__).resolve().parents[1] / "build/train_gpt_cpu"
+MODEL = {"n_layer": 6, "n_head": 6, "n_embd": 384, "n_positions": 256, "vocab_size": 4096}
+
+
+def write_tokens(path, count):
+    """A shard of llm.c's form: 256 numbers of 32 bits, of which three count, then tokens of 16 bits."""
+    tokens = random.Random(1)
+    header = struct.pack("<3i", 20240520, 1, count) + bytes(1024 - 12)
+    path.write_bytes(header + struct.pack(f"<{count}H", *(tokens.randrange(4096) for _ in range(count))))
+
+
+def medians(folder, ranks, stage, bucket_mb, steps, threads):
+    config = {"run": {"dir": f"run_{ranks}_{stage}_{bucket_mb}"}, "model": MODEL,
+              "data": {"train": "tokens.bin", "val": ""},
+              "train": {"max_steps": steps, "batch_size": 4, "seq_len": 256, "total_batch_tokens": 1024 * ranks,
+                        "precision": "bf16"},
+              "schedule": {"warmup_steps": 1}, "eval": {"every_steps": 0},
+              "parallel": {"zero_stage": stage, "bucket_mb": bucket_mb}}
+    (folder / "config.json").write_text(json.dumps(config))
+    command = [TRAINER, "--nproc", str(ranks), "config.json"] if ranks > 1 else [TRAINER, "config.json"]
+    subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL,
+                   env={**os.environ, "OMP_NUM_THREADS": str(threads)})
+    lines = [json.loads(line) for line in (folder / config["run"]["dir"] / "metrics.jsonl").read_text().splitlines()]
+    later = lines[len(lines) // 3:]
+    return [statistics.median(line[key] for line in later) for key in ("step_ms", "comm_ms", "data_ms", "comm_bytes")]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--bucket-mb", type=int, nargs="+", default=[0, 32])
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_tokens(folder / "tokens.bin", 400_000)
+        print("| ranks | stage | bucket MiB | step ms | waiting for ranks ms | for tokens ms | MB sent |")
+        print("|---|---|---|---|---|---|---|")
+        cases = [(1, 0, 0)] + [(options.ranks, stage, mb) for mb in options.bucket_mb for stage in range(4)]
+        for ranks, stage, mb in cases:
+            step, comm, data, sent = medians(folder, ranks, stage, mb, options.steps, options.threads)
+            print(f"| {ranks} | {stage} | {mb} | {step:.1f} | {comm:.1f} | {data:.2f} | {sent / 1e6:.1f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
