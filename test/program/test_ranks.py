@@ -44,18 +44,6 @@ class Ranks(TrainerTest):
         self.assertEqual(result.returncode, expect, f"{command}\n{result.stdout}{result.stderr}")
         return result.stdout + result.stderr
 
-    def logical_state(self, step, run):
-        """Every tensor's bytes, put together from the shards by the manifest's places."""
-        directory = self.step_dir(step, run)
-        manifest = json.loads((directory / "MANIFEST.json").read_text())
-        shards = {shard["name"]: (directory / shard["name"]).read_bytes() for shard in manifest["shards"]}
-        tensors = {}
-        for shard in manifest["shards"]:
-            for piece in shard["pieces"]:
-                begin, size = piece["file_offset"], piece["count"] * 4
-                tensors.setdefault(piece["tensor"], {})[piece["first"]] = shards[shard["name"]][begin:begin + size]
-        return {name: b"".join(pieces[first] for first in sorted(pieces)) for name, pieces in tensors.items()}
-
     def test_losses_are_those_of_one_rank(self):
         changes = dict(TWELVE, train_max_steps=50, optim_learning_rate=1e-3)
         self.train_on(1, run_dir="one", **changes)

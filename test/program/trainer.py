@@ -100,6 +100,18 @@ class TrainerTest(unittest.TestCase):
         self.assertTrue(shards, f"{run} has no step {step}")
         return [digest(shard) for shard in shards]
 
+    def logical_state(self, step, run):
+        """Every tensor's bytes, put together from the shards by the manifest's places."""
+        directory = self.step_dir(step, run)
+        manifest = json.loads((directory / "MANIFEST.json").read_text())
+        shards = {shard["name"]: (directory / shard["name"]).read_bytes() for shard in manifest["shards"]}
+        tensors = {}
+        for shard in manifest["shards"]:
+            for piece in shard["pieces"]:
+                begin, size = piece["file_offset"], piece["count"] * 4
+                tensors.setdefault(piece["tensor"], {})[piece["first"]] = shards[shard["name"]][begin:begin + size]
+        return {name: b"".join(pieces[first] for first in sorted(pieces)) for name, pieces in tensors.items()}
+
     def contents(self, path="."):
         """Every file below with a digest: to see that nothing has been touched. The lock does not count."""
         return {str(file.relative_to(self.dir)): digest(file) for file in sorted((self.dir / path).rglob("*"))
