@@ -7,7 +7,7 @@ import time
 import unittest
 
 from test_ranks import EIGHT, MPI_ENVIRONMENT, is_gone
-from trainer import TRAINER, TrainerTest
+from trainer import TRAINER, TrainerTest, trainers_in
 
 # What mpirun takes for ssh: HOST COMMAND...
 AGENT = """#!/bin/sh
@@ -79,7 +79,7 @@ class TwoNodes(TrainerTest):
         while not (metrics.exists() and metrics.read_text().count("\n") > 3):
             self.assertLess(time.monotonic(), deadline, "no step was made")
             time.sleep(0.01)
-        ranks = self.pids_of("config.json")
+        ranks = trainers_in(self.dir)
         self.assertEqual(len(ranks), 2)
         ip(*self.cable, "down")
         deadline = time.monotonic() + 20
@@ -91,9 +91,3 @@ class TwoNodes(TrainerTest):
         said = process.communicate(timeout=60)[1]
         self.assertIn("rank 1", said)
         self.assertIn("nothing was heard of it", said)
-
-    def pids_of(self, argument):
-        """The trainers that run here, in whichever namespace."""
-        found = subprocess.run(["pgrep", "-f", f"^{TRAINER} {argument}"], capture_output=True, text=True)
-        return [int(pid) for pid in found.stdout.split()
-                if os.readlink(f"/proc/{pid}/cwd") == os.path.realpath(self.dir)]

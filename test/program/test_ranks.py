@@ -10,7 +10,7 @@ import time
 import unittest
 from pathlib import Path
 
-from trainer import ENVIRONMENT, TRAINER, TrainerTest
+from trainer import ENVIRONMENT, TRAINER, TrainerTest, trainers_in
 
 STAGES = range(4)
 # Open MPI refuses root, and more ranks than cores, unless told; ranks that share cores must not spin.
@@ -139,9 +139,7 @@ class Ranks(TrainerTest):
         while not (metrics.exists() and metrics.read_text().count("\n") > 3):
             self.assertLess(time.monotonic(), deadline, "no step was made")
             time.sleep(0.01)
-        command = ["pgrep", "-P", str(process.pid), "-f", "config.json"]
-        children = subprocess.run(command, capture_output=True, text=True, check=True)
-        pids = [int(pid) for pid in children.stdout.split()]
+        pids = trainers_in(self.dir)
         self.assertEqual(len(pids), ranks)
         return process, pids
 

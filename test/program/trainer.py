@@ -51,6 +51,19 @@ def small_data():
     return folder  # lives as long as the cache
 
 
+def trainers_in(folder):
+    """The pids of the trainers that run in a folder, in whichever namespace, without their launchers."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_bytes().split(b"\0")
+            if command[0] == bytes(TRAINER) and os.readlink(process / "cwd") == os.path.realpath(folder):
+                found.append(int(process.name))
+        except OSError:  # it has ended meanwhile
+            pass
+    return sorted(found)
+
+
 class TrainerTest(unittest.TestCase):
     """A test in a temporary directory of its own, which has the small data set."""
 
