@@ -9,8 +9,9 @@
 static volatile std::sig_atomic_t first_signal = 0;
 
 static void request_stop(int signal) {
-    if (first_signal != 0) ::_exit(128 + signal);
-    first_signal = signal;
+    const bool is_impatient = signal == SIGINT || signal == SIGTERM;
+    if (first_signal != 0 && is_impatient) ::_exit(128 + signal);
+    if (first_signal == 0) first_signal = signal;
 }
 
 void install_signal_handlers() {
@@ -18,7 +19,7 @@ void install_signal_handlers() {
     stop.sa_handler = request_stop;
     stop.sa_flags = SA_RESTART;
     sigemptyset(&stop.sa_mask);
-    for (int signal : {SIGINT, SIGTERM}) sigaction(signal, &stop, nullptr);
+    for (int signal : {SIGINT, SIGTERM, SIGUSR1, SIGUSR2}) sigaction(signal, &stop, nullptr);
     for (int signal : {SIGHUP, SIGPIPE, SIGXFSZ}) std::signal(signal, SIG_IGN);
 }
 

@@ -150,6 +150,13 @@ class Ranks(TrainerTest):
         self.assertEqual(process.returncode, 75, said)
         self.assertTrue(self.step_dir(len(self.records(kind="train"))).exists())
 
+    def test_mpirun_hands_on_the_wish_to_stop(self):
+        process, _ = self.start(2)
+        process.send_signal(signal.SIGUSR1)
+        said = process.communicate(timeout=60)[1]
+        self.assertEqual(process.returncode, 75, said)
+        self.assertTrue(self.step_dir(len(self.records(kind="train"))).exists())
+
     def check_end(self, process, pids, victim, limit_s, code, words):
         """The others end in time with the code and sentences of these words, and nothing is left."""
         started = time.monotonic()
