@@ -18,17 +18,29 @@ CXXFLAGS  = -std=c++20 $(OPT) -march=$(MARCH) -fno-math-errno -fno-trapping-math
 LIBS     := $(if $(DEPS),-L$(DEPS)/lib -Wl$(comma)--disable-new-dtags$(comma)-rpath$(comma)$(abspath $(DEPS))/lib) \
             -lpcre2-8 -lisal -lxxhash -lpthread
 
-# What carries collectives between ranks is found by compiling and linking a call of it: 1, or 0 as with MPI=0.
+# What carries collectives between ranks, MPI on CPUs and NCCL on GPUs (there MPI only lets mpirun start them), is found
+# by compiling and linking a call of it: 1, or 0 as with MPI=0 NCCL=0.
 calls        = $(shell printf '\043include <$(1)>\nint main() { $(2); }\n' | \
                  $(CXX) -x c++ - -o /dev/null $(3) > /dev/null 2>&1 && echo 1 || echo 0)
 MPI_FLAGS   := $(patsubst -I%,-isystem %,$(shell mpicc --showme:compile 2> /dev/null)) -DOMPI_SKIP_MPICXX
 MPI_LIBS    := $(or $(shell mpicc --showme:link 2> /dev/null),-lmpi)
 MPI         := $(call calls,mpi.h,MPI_Init(0$(comma) 0),$(MPI_FLAGS) $(MPI_LIBS))
 
-COMM_SINGLE  := kernels/cpu/comm_single.cpp
-COMM_CPU     := $(if $(filter 1,$(MPI)),kernels/cpu/comm_mpi.cpp,$(COMM_SINGLE))
-CPU_SOURCES  := $(filter-out kernels/cpu/comm_%,$(wildcard kernels/cpu/*.cpp)) $(COMM_CPU)
+# The GPU trainer is built where nvcc is: for the GPUs named in ARCH, by compute capability, and as PTX for later ones.
+NVCC        := $(shell command -v nvcc)
+CUDA_HOME   := $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
+CUDA_LIBS    = -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcudart $(LIBS)
+NCCL_FLAGS   = $(if $(DEPS),-isystem $(DEPS)/include) -isystem $(CUDA_HOME)/include
+NCCL        := $(if $(NVCC),$(call calls,nccl.h,ncclGetVersion(0),$(NCCL_FLAGS) -lnccl $(CUDA_LIBS)),0)
+
+COMM_NONE     := kernels/cpu/comm_single.cpp
+COMM_MISSING  := $(if $(filter 0,$(MPI)),mpi.h) $(if $(filter 0,$(NCCL)),nccl.h)
+LAUNCHER_NONE := kernels/cpu/launcher_none.cpp
+LAUNCHER_CUDA := $(if $(filter 11,$(MPI)$(NCCL)),kernels/cpu/launcher_mpi.cpp,$(LAUNCHER_NONE))
+COMM_CPU      := $(if $(filter 1,$(MPI)),kernels/cpu/comm_mpi.cpp,$(COMM_NONE)) $(LAUNCHER_NONE)
+CPU_SOURCES  := $(filter-out kernels/cpu/comm_% kernels/cpu/launcher_%,$(wildcard kernels/cpu/*.cpp)) $(COMM_CPU)
 CUDA_SOURCES := $(wildcard kernels/cuda/*.cu)
+COMM_CUDA    := kernels/cuda/comm_nccl.cu
 HOST_SOURCES := $(wildcard model/*.cpp runtime/*.cpp data/*.cpp)
 TEST_SOURCES := $(wildcard test/*.cpp)
 # The cases that hold on every device.
@@ -39,22 +51,20 @@ PROBE        := $(wildcard test/ptx_probe/*.cu)
 object        = $(patsubst %,$(BUILD)/%.o,$(1))
 HOST         := $(call object,$(HOST_SOURCES))
 CPU          := $(call object,$(CPU_SOURCES))
-CUDA         := $(call object,$(CUDA_SOURCES) $(COMM_SINGLE))
+CUDA         := $(call object,$(filter-out $(COMM_CUDA),$(CUDA_SOURCES)) $(LAUNCHER_CUDA) \
+                  $(if $(filter 1,$(NCCL)),$(COMM_CUDA),$(COMM_NONE)))
 CPU_LIBS     := -ldnnl $(if $(filter 1,$(MPI)),$(MPI_LIBS)) $(LIBS)
 
 # Catch2 3 is a library, Catch2 2 is one header.
 CATCH_3    := $(wildcard $(addsuffix /catch2/catch_all.hpp,$(DEPS:=/include) /usr/include /usr/local/include))
 CATCH_LIBS := $(if $(CATCH_3),-lCatch2Main -lCatch2)
 
-# The GPU trainer is built where nvcc is: for the GPUs named in ARCH, by compute capability, and as PTX for later ones.
-NVCC      := $(shell command -v nvcc)
-CUDA_HOME := $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
 GENCODE   := $(if $(filter native,$(ARCH)),-arch=native,\
                $(foreach arch,$(ARCH),-gencode=arch=compute_$(arch),code=sm_$(arch)) \
                -gencode=arch=compute_$(lastword $(ARCH)),code=compute_$(lastword $(ARCH)))
 NVCCFLAGS  = -std=c++20 -O3 --expt-relaxed-constexpr -lineinfo -I. $(GENCODE) -Werror all-warnings -Xptxas -v \
              -Xcompiler -Wall,-Wextra,-Wno-unused-parameter -DCUDA_ARCHITECTURES='"$(strip $(ARCH))"'
-CUDA_LIBS := -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcudart $(LIBS)
+GPU_LIBS  := $(if $(filter 1,$(NCCL)),-lnccl) $(if $(findstring mpi,$(LAUNCHER_CUDA)),$(MPI_LIBS)) $(CUDA_LIBS)
 
 TRAINERS  := $(BUILD)/train_gpt_cpu $(if $(and $(NVCC),$(CUDA_SOURCES)),$(BUILD)/train_gpt)
 all: $(TRAINERS)  ## the trainer for the CPU and, with nvcc, for GPUs
@@ -63,21 +73,23 @@ all: $(TRAINERS)  ## the trainer for the CPU and, with nvcc, for GPUs
 
 # Linked anew when what is found changes.
 $(BUILD)/features: FORCE
-	@mkdir -p $(@D); echo "MPI=$(MPI)" | cmp -s - $@ || echo "MPI=$(MPI)" > $@
-$(BUILD)/kernels/cpu/comm_mpi.cpp.o: EXTRA += $(MPI_FLAGS)
+	@mkdir -p $(@D); echo "MPI=$(MPI) NCCL=$(NCCL)" > $@.new; cmp -s $@.new $@ || cp $@.new $@
+$(call object,kernels/cpu/comm_mpi.cpp kernels/cpu/launcher_mpi.cpp): EXTRA += $(MPI_FLAGS)
+$(call object,$(COMM_NONE)): EXTRA += -DCOMM_MISSING='"$(subst h n,h$(comma) n,$(strip $(COMM_MISSING)))"'
+$(call object,$(COMM_NONE)): $(BUILD)/features
 
 $(BUILD)/train_gpt_cpu: $(BUILD)/train_gpt.cu.o $(HOST) $(CPU) $(BUILD)/features
 	$(CXX) $(CXXFLAGS) -o $@ $(filter %.o,$^) $(CPU_LIBS)
-$(BUILD)/train_gpt: $(BUILD)/train_gpt.cu.o $(HOST) $(CUDA)
-	$(CXX) $(CXXFLAGS) -o $@ $^ $(CUDA_LIBS)
+$(BUILD)/train_gpt: $(BUILD)/train_gpt.cu.o $(HOST) $(CUDA) $(BUILD)/features
+	$(CXX) $(CXXFLAGS) -o $@ $(filter %.o,$^) $(GPU_LIBS)
 $(BUILD)/test_cpu: $(call object,$(TEST_SOURCES)) $(HOST) $(CPU) $(BUILD)/features
 	$(CXX) $(CXXFLAGS) -o $@ $(filter %.o,$^) $(CPU_LIBS) $(CATCH_LIBS)
-$(BUILD)/test_cuda: $(call object,$(OPS_TESTS)) $(HOST) $(CUDA)
-	$(CXX) $(CXXFLAGS) -o $@ $^ $(CUDA_LIBS) $(CATCH_LIBS)
+$(BUILD)/test_cuda: $(call object,$(OPS_TESTS)) $(HOST) $(CUDA) $(BUILD)/features
+	$(CXX) $(CXXFLAGS) -o $@ $(filter %.o,$^) $(GPU_LIBS) $(CATCH_LIBS)
 $(BUILD)/bench_cpu: $(call object,$(BENCH)) $(HOST) $(CPU) $(BUILD)/features
 	$(CXX) $(CXXFLAGS) -o $@ $(filter %.o,$^) $(CPU_LIBS)
-$(BUILD)/bench_cuda: $(call object,$(BENCH)) $(HOST) $(CUDA)
-	$(CXX) $(CXXFLAGS) -o $@ $^ $(CUDA_LIBS)
+$(BUILD)/bench_cuda: $(call object,$(BENCH)) $(HOST) $(CUDA) $(BUILD)/features
+	$(CXX) $(CXXFLAGS) -o $@ $(filter %.o,$^) $(GPU_LIBS)
 
 # The simulated GPU: the CUDA sources as C++ against test/simt, and the cases that test the CPU's ops. The simulator is
 # not under test: built without sanitizers and linked first, so that its inline functions are the ones that stay.
@@ -86,9 +98,11 @@ SIMT_FLAGS   := -std=c++20 -march=$(MARCH) -fno-math-errno -g1 -I. -Itest/simt/i
                 $(if $(DEPS),-isystem $(DEPS)/include) -Wall -Wextra -Wshadow -Wno-unknown-pragmas -Werror \
                 $(FALSE_ALARMS) -DCUDA_ARCHITECTURES='"simulated"'
 SIMT_CORE    := $(patsubst %,$(BUILD)/simt_core/%.o,$(filter-out test/simt/test_% test/simt/main.cpp, \
-                  $(wildcard test/simt/*.cpp)) $(COMM_SINGLE))
+                  $(wildcard test/simt/*.cpp)))
 SIMT_TESTED  := $(CUDA_SOURCES) $(wildcard test/simt/test_*.cpp test/test_ops_*.cpp) test/reference.cpp
-simt_objects  = $(SIMT_CORE) $(BUILD)/simt_core/test/simt/main.cpp.o $(SIMT_TESTED:%=$(BUILD)/$(1)/%.o)
+simt_objects  = $(SIMT_CORE) $(BUILD)/simt_core/test/simt/main.cpp.o $(SIMT_TESTED:%=$(BUILD)/$(1)/%.o) \
+                $(call object,$(LAUNCHER_NONE))
+SIMT_LAUNCHER := $(if $(filter 1,$(MPI)),kernels/cpu/launcher_mpi.cpp,$(LAUNCHER_NONE))
 
 $(BUILD)/test_simt: $(call simt_objects,simt)
 	$(CXX) -o $@ $^ $(CATCH_LIBS)
@@ -96,8 +110,9 @@ $(BUILD)/test_simt_tsan: $(call simt_objects,simt_tsan)
 	$(CXX) -fsanitize=thread -o $@ $^ $(CATCH_LIBS)
 $(BUILD)/test_simt_asan: $(call simt_objects,simt_asan)
 	$(CXX) -fsanitize=address,undefined -o $@ $^ $(CATCH_LIBS)
-$(BUILD)/train_gpt_simt: $(SIMT_CORE) $(CUDA_SOURCES:%=$(BUILD)/simt/%.o) $(BUILD)/train_gpt.cu.o $(HOST)
-	$(CXX) -fopenmp -o $@ $^ $(LIBS)
+$(BUILD)/train_gpt_simt: $(SIMT_CORE) $(CUDA_SOURCES:%=$(BUILD)/simt/%.o) $(BUILD)/train_gpt.cu.o $(HOST) \
+  $(call object,$(SIMT_LAUNCHER)) $(BUILD)/features
+	$(CXX) -fopenmp -o $@ $(filter %.o,$^) $(if $(filter 1,$(MPI)),$(MPI_LIBS)) $(LIBS)
 
 # Each wrapper of ptx.cuh on fixed inputs: on a GPU and, against its twin, on the simulator.
 $(BUILD)/ptx_probe_cuda: $(call object,$(PROBE))

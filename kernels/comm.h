@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "kernels/device.h"
 
@@ -28,8 +29,9 @@ struct CommSettings {
     // Sums in the order that reduce_scatter_sum() describes, also where another is faster.
     bool deterministic = false;
     double deadline_s = 120;  // no collective may take longer
-    // Hands rank 0's text to all ranks.
-    std::function<std::string(const std::string& mine)> share = {};
+    bool always = false;      // one rank, too, goes through the library: how a test sees it work on one GPU
+    // Hands every rank's text to all ranks, by rank. What needs it says so: comm_needs_gather().
+    std::function<std::vector<std::string>(const std::string& mine)> gather = {};
     // Told of each collective before it begins, on the thread that asked for it: how a hang gets its name.
     std::function<void(uint64_t number, const char* name)> note = [](uint64_t, const char*) {};
 };
@@ -42,10 +44,22 @@ void close_comm(Comm& comm);
 // The communicator of a process that has nobody to talk to.
 inline Comm comm_single() { return {}; }
 
+// Whether ranks must be able to talk before open_comm(), which then takes CommSettings::gather (NCCL), or can talk by
+// what it opens (MPI).
+bool comm_needs_gather();
+
 // The program that must start this binary's ranks, "mpirun", or empty where any may.
 std::string comm_launcher();
 
-// What carries collectives between ranks in this binary: "Open MPI 4.1.4", "NCCL 2.28.3", or why nothing does.
+// Hands rank 0's text to every rank by means of the launcher that started them, mpirun. Every rank calls it once at
+// most, and nobody where this binary has no such means: then it is empty.
+std::function<std::string(const std::string& mine)> launcher_share();
+
+// What launcher_share() speaks: "Open MPI 4.1.4", or empty.
+std::string launcher_library();
+
+// What carries collectives between ranks in this binary: "Open MPI 4.1.4", "NCCL 2.28.9, started by any launcher", or
+// why nothing does. Asks no device.
 std::string comm_library();
 
 // A collective that was asked for. The default one has always finished.
@@ -90,7 +104,9 @@ void barrier(const Comm& comm);
 // What this rank has done since it joined.
 struct CommTotals {
     uint64_t bytes_sent = 0;  // of tensors: (size - 1) pieces for each reduce_scatter_sum() and all_gather(), the least
-    double waited_ms = 0;     // time that the host stood in wait(), all_reduce_max() and barrier(): not hidden by work
+    // Time that the host stood in wait(), all_reduce_max(), broadcast_text() and barrier(): not hidden by work. On a
+    // GPU wait() lets the stream wait and not the host, so what a step waits for its gradients is not in it.
+    double waited_ms = 0;
 };
 CommTotals comm_totals(const Comm& comm);
 inline CommTotals operator-(const CommTotals& a, const CommTotals& b) {

@@ -26,28 +26,46 @@ ControlSettings control_settings(const Config& config) {
 }  // namespace
 
 Ranks::Ranks(const Place& place, const Config& config, const std::string& program) {
-    comm_ = open_comm({.rank = place.rank,
-                       .size = place.size,
-                       .local_rank = place.local_rank,
-                       .deterministic = config.parallel.deterministic_reduce,
-                       .deadline_s = kCollectiveDeadline,
-                       .note = [this](uint64_t number, const char* name) {
-                           if (control_) control_->note_collective(number, name);
-                       }});
-    // mpirun does not say where rank 0 is, but what it started can already talk.
-    const Share share = [this](const std::string& mine) { return broadcast_text(mine, comm_); };
-    control_ =
-        std::make_unique<ControlChannel>(place, control_settings(config), place.master_host.empty() ? share : Share());
+    const CommSettings settings{
+        .rank = place.rank,
+        .size = place.size,
+        .local_rank = place.local_rank,
+        .deterministic = config.parallel.deterministic_reduce,
+        .deadline_s = kCollectiveDeadline,
+        .gather = [this](const std::string& mine) { return control_->all_gather(mine, "the GPUs of the ranks"); },
+        .note =
+            [this](uint64_t number, const char* name) {
+                if (control_) control_->note_collective(number, name);
+            }};
+    // mpirun does not say where rank 0 is, but what it started can talk already.
+    auto meet = [&](const Share& share) {
+        const bool has_address = place.size == 1 || !place.master_host.empty();
+        control_ = std::make_unique<ControlChannel>(place, control_settings(config), has_address ? Share() : share);
+    };
+    if (comm_needs_gather()) {
+        meet(launcher_share());
+        or_tell_others([&] { comm_ = open_comm(settings); });
+    } else {
+        comm_ = open_comm(settings);
+        meet([this](const std::string& mine) { return broadcast_text(mine, comm_); });
+    }
     control_->require_same(program, "the program's revision");
     control_->require_same(config_digest(config), "the configuration's digest");
 }
 
 Exit Ranks::run(const std::function<Exit()>& body) {
-    try {
-        const Exit result = body();
+    Exit result = Exit::ok;
+    or_tell_others([&] {
+        result = body();
         control_->leave();
         close_comm(comm_);
-        return result;
+    });
+    return result;
+}
+
+void Ranks::or_tell_others(const std::function<void()>& action) {
+    try {
+        action();
     } catch (const Error& error) {
         control_->leave_with_error(error.code, error.what());
         throw;

@@ -23,6 +23,8 @@ public:
     Exit run(const std::function<Exit()>& body);
 
 private:
+    void or_tell_others(const std::function<void()>& action);
+
     Comm comm_;
     std::unique_ptr<ControlChannel> control_;
 };

@@ -198,6 +198,8 @@ std::string comm_library() {
 
 std::string comm_launcher() { return "mpirun"; }
 
+bool comm_needs_gather() { return false; }
+
 void wait(Ticket ticket, const Comm& comm, Stream) {
     if (comm.size > 1 && ticket.number > 0) queue_of(comm).wait(ticket.number);
 }

@@ -2,6 +2,7 @@
 #include <cuda_runtime.h>
 #include <nvtx3/nvToolsExt.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -18,6 +19,7 @@ struct Runtime {
     std::map<const void*, int> dynamic_shared_bytes;  // what cudaFuncSetAttribute allowed
     std::vector<std::string> ranges;
     std::string kernel_name;
+    int device = 0;
 };
 
 Runtime& runtime() {
@@ -203,8 +205,11 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     return result_of_work();
 }
 
+// A device goes on while the host asks again and again.
 cudaError_t cudaEventQuery(cudaEvent_t event) {
-    return event->completed == event->recorded ? result_of_work() : cudaErrorNotReady;
+    if (event->completed == event->recorded) return result_of_work();
+    simt::go_on_towards(event);
+    return simt::pending_faults().empty() ? cudaErrorNotReady : result_of_work();
 }
 
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) {
@@ -219,20 +224,33 @@ cudaError_t cudaDeviceSynchronize() {
     return result_of_work();
 }
 
+// The machine's GPUs are alike, and each process has memory and streams on one of them.
+static constexpr int kDevices = 8;
+
 cudaError_t cudaGetDeviceCount(int* count) {
-    *count = 1;
+    *count = kDevices;
     return cudaSuccess;
 }
 
 cudaError_t cudaGetDevice(int* device) {
-    *device = 0;
+    *device = runtime().device;
     return cudaSuccess;
 }
 
-cudaError_t cudaSetDevice(int device) { return result(device == 0 ? cudaSuccess : cudaErrorInvalidDevice); }
+cudaError_t cudaSetDevice(int device) {
+    if (device < 0 || device >= kDevices) return result(cudaErrorInvalidDevice);
+    runtime().device = device;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetPCIBusId(char* text, int bytes, int device) {
+    if (device < 0 || device >= kDevices) return result(cudaErrorInvalidDevice);
+    std::snprintf(text, size_t(bytes), "0000:%02X:00.0", 16 + device);
+    return cudaSuccess;
+}
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
-    if (device != 0) return result(cudaErrorInvalidDevice);
+    if (device < 0 || device >= kDevices) return result(cudaErrorInvalidDevice);
     *properties = {.name = "simulated sm_90",
                    .totalGlobalMem = simt::kDeviceBytes,
                    .sharedMemPerBlockOptin = simt::kMaxSharedBytes,

@@ -1,6 +1,8 @@
 #include "test/simt/streams.h"
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 #include <vector>
 
 #include "kernels/check.h"
@@ -47,7 +49,16 @@ bool is_blocked(const Stream& stream) {
     return work.awaited && work.awaited->completed < work.version;
 }
 
-void run_front(Stream& stream) {
+// False where the work waits for another process.
+bool run_front(Stream& stream) {
+    if (Work& front = stream.queue.front(); front.poll) {
+        bool is_done = false;
+        in_order_of(stream, [&] {
+            acquire_order(front.host_order.get());
+            is_done = front.poll();
+        });
+        if (!is_done) return false;
+    }
     Work work;
     {
         Quiet quiet;
@@ -67,16 +78,23 @@ void run_front(Stream& stream) {
         Quiet quiet;
         work = {};
     });
+    return true;
 }
 
-// One step towards the end of the stream: its first work, or the first of what that waits for.
-void step(Stream& stream) {
+// One step towards the end of the stream: its first work, or the first of what that waits for. False where that waits
+// for another process.
+bool step(Stream& stream) {
     Stream* next = &stream;
     for (size_t hops = 0; is_blocked(*next); hops++) {
         next = next->queue.front().awaited->stream;
         require(!next->queue.empty() && hops <= streams().size(), "simt: streams wait for each other in a ring");
     }
-    run_front(*next);
+    return run_front(*next);
+}
+
+// The host stands still until the step can be made.
+void step_at_last(Stream& stream) {
+    while (!step(stream)) std::this_thread::sleep_for(std::chrono::microseconds(50));
 }
 
 // With a seed, other streams get ahead by chance.
@@ -105,6 +123,8 @@ void destroy_stream(Stream* stream) {
 
 void queue_work(Stream* stream, std::function<void()> run) { queue(stream, {.run = std::move(run)}); }
 
+void queue_poll(Stream* stream, std::function<bool()> poll) { queue(stream, {.run = {}, .poll = std::move(poll)}); }
+
 void queue_record(Stream* stream, Event* event) {
     event->stream = stream;
     queue(stream, {.run = {}, .recorded = event, .version = ++event->recorded});
@@ -117,7 +137,7 @@ void queue_wait(Stream* stream, Event* event) {
 void run_stream(Stream* stream) {
     while (!stream->queue.empty()) {
         step_of_another();
-        if (!stream->queue.empty()) step(*stream);
+        if (!stream->queue.empty()) step_at_last(*stream);
     }
     acquire_order(&stream->done_order);
 }
@@ -125,9 +145,14 @@ void run_stream(Stream* stream) {
 void run_until_complete(Event* event) {
     while (event->completed < event->recorded) {
         step_of_another();
-        if (event->completed < event->recorded) step(*event->stream);
+        if (event->completed < event->recorded) step_at_last(*event->stream);
     }
     acquire_order(&event->order);
+}
+
+void go_on_towards(Event* event) {
+    step_of_another();
+    if (event->completed < event->recorded) step(*event->stream);
 }
 
 void run_all_streams() {

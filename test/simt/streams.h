@@ -12,9 +12,10 @@ namespace simt {
 struct Event;
 
 struct Work {
-    std::function<void()> run;  // or null
-    Event* recorded = nullptr;  // complete `version` of this event
-    Event* awaited = nullptr;   // or wait for that version
+    std::function<void()> run;        // or null
+    std::function<bool()> poll = {};  // or null: called until it returns true
+    Event* recorded = nullptr;        // complete `version` of this event
+    Event* awaited = nullptr;         // or wait for that version
     unsigned version = 0;
     std::shared_ptr<char> host_order{};  // what the host did before it queued this
 };
@@ -37,6 +38,8 @@ Stream* create_stream();
 void destroy_stream(Stream* stream);
 
 void queue_work(Stream* stream, std::function<void()> run);
+// Work that may wait for other processes: false where it does.
+void queue_poll(Stream* stream, std::function<bool()> poll);
 void queue_record(Stream* stream, Event* event);
 void queue_wait(Stream* stream, Event* event);
 
@@ -44,6 +47,8 @@ void queue_wait(Stream* stream, Event* event);
 void run_stream(Stream* stream);
 void run_until_complete(Event* event);
 void run_all_streams();
+// One piece of work, if none of another process must come first.
+void go_on_towards(Event* event);
 
 // Lets the work that runs take `ms` milliseconds by the made-up clock that events read; all other work takes none.
 void spend(double ms);

@@ -1,0 +1,47 @@
+// mpirun does not say where rank 0 is, so ranks on GPUs that it has started ask MPI, once: MPI is joined for one
+// message and left again, and what follows does not depend on it.
+#include <mpi.h>
+
+#include "kernels/check.h"
+#include "kernels/comm.h"
+
+namespace {
+
+void check_mpi(int code, const char* call) {
+    if (code == MPI_SUCCESS) return;
+    char text[MPI_MAX_ERROR_STRING] = "";
+    int length = 0;
+    MPI_Error_string(code, text, &length);
+    fail(Exit::peer_lost, "%s failed while the ranks that mpirun started were to meet: %s", call, text);
+}
+
+std::string share(const std::string& mine) {
+    int size = 0;
+    check_mpi(MPI_Init(nullptr, nullptr), "MPI_Init");
+    check_mpi(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+    check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size");
+    if (size == 1)
+        fail(Exit::config,
+             "the launcher started several ranks, but MPI knows one: start them by the mpirun of the library that this "
+             "program was built with (%s), or set MASTER_ADDR and MASTER_PORT",
+             launcher_library().c_str());
+    unsigned long long length = mine.size();
+    check_mpi(MPI_Bcast(&length, 1, MPI_UNSIGNED_LONG_LONG, 0, MPI_COMM_WORLD), "MPI_Bcast");
+    std::string text = mine;
+    text.resize(length);
+    check_mpi(MPI_Bcast(text.data(), int(length), MPI_BYTE, 0, MPI_COMM_WORLD), "MPI_Bcast");
+    check_mpi(MPI_Finalize(), "MPI_Finalize");
+    return text;
+}
+
+}  // namespace
+
+std::function<std::string(const std::string& mine)> launcher_share() { return share; }
+
+std::string launcher_library() {
+    char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
+    int length = 0;
+    MPI_Get_library_version(text, &length);
+    const std::string version(text, size_t(length));
+    return version.substr(0, version.find_first_of(",\n"));
+}

@@ -1,0 +1,436 @@
+// Collectives between GPUs, by NCCL.
+//
+// They run on a stream of their own. An event of the caller's stream holds each back until what was on it at the call
+// has finished, and an event of ours tells who waits: the host stands only where it needs an answer, and then it polls.
+// The communicator does not block either: a call that is on its way is asked about until it has been taken in. So no
+// wait is without a deadline, and whatever goes wrong ends the communicator and becomes a sentence.
+#include <nccl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <fstream>
+#include <thread>
+
+#include "kernels/comm.h"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/startup.h"
+#include "kernels/cuda/tree_sum.h"
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t kSmallBytes = 64 << 10;  // what passes at once of what the host sends
+// Who waits for a ticket after so many later ones waits for one of those: right too, as they finish in order.
+constexpr size_t kEvents = 256;
+constexpr double kPartingSeconds = 60;  // when nobody watches any more
+
+// A wait that polls: eagerly at first, as most are short.
+class Poll {
+public:
+    explicit Poll(double limit_s)
+        : end_(Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(limit_s))) {}
+
+    // False when the time is over.
+    bool go_on() {
+        constexpr int kEagerPolls = 1000;
+        if (polls_++ < kEagerPolls)
+            std::this_thread::yield();
+        else
+            std::this_thread::sleep_for(std::chrono::microseconds(20));
+        return Clock::now() < end_;
+    }
+
+private:
+    Clock::time_point end_;
+    int polls_ = 0;
+};
+
+Exit exit_of(ncclResult_t code) {
+    switch (code) {
+        case ncclRemoteError: return Exit::peer_lost;
+        case ncclUnhandledCudaError:
+        case ncclSystemError: return Exit::os;
+        default: return Exit::internal;
+    }
+}
+
+class Nccl {
+public:
+    Nccl(const CommSettings& settings, const ncclUniqueId& id) : settings_(settings), name_("join") {
+        ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+        config.blocking = 0;
+        settle(ncclCommInitRankConfig(&comm_, settings.size, id, settings.rank, &config), "ncclCommInitRankConfig",
+               settings.deadline_s);
+        check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+        check_cuda(cudaEventCreateWithFlags(&called_, cudaEventDisableTiming), "cudaEventCreate");
+        for (cudaEvent_t& event : finished_)
+            check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+        check_cuda(cudaMalloc(&device_, kSmallBytes), "cudaMalloc");
+        check_cuda(cudaMallocHost(&pinned_, kSmallBytes), "pinning host memory");
+    }
+
+    // Also after a failure, when CUDA may refuse everything: nothing is left that could be said.
+    ~Nccl() {
+        give_up();
+        cudaFree(device_);
+        cudaFreeHost(pinned_);
+        for (cudaEvent_t event : finished_) cudaEventDestroy(event);
+        cudaEventDestroy(called_);
+        cudaStreamDestroy(stream_);
+    }
+    Nccl(const Nccl&) = delete;
+    Nccl& operator=(const Nccl&) = delete;
+
+    // Asks for what `calls` starts on our stream, after what the caller's holds by now.
+    template <class Calls> Ticket ask(const char* name, Stream stream, Calls calls) {
+        begin(name);
+        check_cuda(cudaEventRecord(called_, cuda_stream(stream)), "cudaEventRecord");
+        check_cuda(cudaStreamWaitEvent(stream_, called_, 0), "cudaStreamWaitEvent");
+        calls(comm_, stream_);
+        return end();
+    }
+
+    // Sends the host's bytes through what `calls` does to them in place on the device, and waits for the outcome.
+    template <class Calls> void exchange(const char* name, void* data, size_t bytes, Calls calls) {
+        begin(name);
+        std::memcpy(pinned_, data, bytes);
+        check_cuda(cudaMemcpyAsync(device_, pinned_, bytes, cudaMemcpyHostToDevice, stream_), "copy to the GPU");
+        calls(comm_, stream_, device_);
+        check_cuda(cudaMemcpyAsync(pinned_, device_, bytes, cudaMemcpyDeviceToHost, stream_), "copy from the GPU");
+        end();
+        wait_on_host(settings_.deadline_s);
+        std::memcpy(data, pinned_, bytes);
+    }
+
+    // Until NCCL has taken the call in: before that neither it nor the stream may be asked for anything else.
+    void settle(ncclResult_t code, const char* call) { settle(code, call, settings_.deadline_s); }
+
+    // All pieces to their owners, and then our own sum: NCCL's order depends on its version and the network.
+    void reduce_scatter_as_tree(const ReduceScatter& op) {
+        auto* others = static_cast<float*>(op.scratch);
+        const size_t rank = size_t(settings_.rank), size = size_t(settings_.size);
+        ncclResult_t failure = ncclSuccess;
+        const char* failed = nullptr;
+        auto note = [&](ncclResult_t code, const char* call) {
+            if (code != ncclSuccess && code != ncclInProgress && !failed) failure = code, failed = call;
+        };
+        settle(ncclGroupStart(), "ncclGroupStart");
+        for (size_t peer = 0; peer < size; peer++) {
+            if (peer == rank) continue;
+            note(ncclSend(op.inp + peer * op.count, op.count, ncclFloat32, int(peer), comm_, stream_), "ncclSend");
+            note(ncclRecv(others + peer * op.count, op.count, ncclFloat32, int(peer), comm_, stream_), "ncclRecv");
+        }
+        // Also after a failure: an open group would hold back even ncclCommAbort().
+        const ncclResult_t ended = ncclGroupEnd();
+        settle(failed ? failure : ended, failed ? failed : "ncclGroupEnd");
+        tree_sum({.out = op.out,
+                  .own = op.inp + rank * op.count,
+                  .others = others,
+                  .own_part = settings_.rank,
+                  .parts = settings_.size,
+                  .count = op.count},
+                 {stream_});
+    }
+
+    void let_wait(Ticket ticket, Stream stream) {
+        check_cuda(cudaStreamWaitEvent(cuda_stream(stream), finished_[ticket.number % kEvents], 0),
+                   "cudaStreamWaitEvent");
+    }
+
+    void drain() noexcept {
+        try {
+            if (comm_ && asked_ > 0) wait_on_host(settings_.deadline_s);
+        } catch (const std::exception&) {
+            give_up();  // the error that brought us here, or that follows, is the one to be told
+        }
+    }
+
+    void leave() {
+        if (!comm_) return;
+        name_ = "leaving";
+        const double limit_s = std::min(settings_.deadline_s, kPartingSeconds);
+        if (asked_ > 0) wait_on_host(limit_s);
+        settle(ncclCommFinalize(comm_), "ncclCommFinalize", limit_s);
+        const ncclResult_t code = ncclCommDestroy(std::exchange(comm_, nullptr));
+        if (code != ncclSuccess && code != ncclInProgress) report(code, "ncclCommDestroy");
+    }
+
+    bool is_deterministic() const { return settings_.deterministic; }
+
+    CommTotals totals;
+
+private:
+    void begin(const char* name) {
+        if (!comm_) fail(Exit::peer_lost, "rank %d: %s after the ranks' connection was given up", settings_.rank, name);
+        name_ = name;
+        settings_.note(++asked_, name);
+    }
+
+    Ticket end() {
+        check_cuda(cudaEventRecord(finished_[asked_ % kEvents], stream_), "cudaEventRecord");
+        return {asked_};
+    }
+
+    // Until the last collective that was asked for has finished.
+    void wait_on_host(double limit_s) {
+        const Clock::time_point start = Clock::now();
+        for (Poll poll(limit_s);;) {
+            const cudaError_t state = cudaEventQuery(finished_[asked_ % kEvents]);
+            if (state == cudaSuccess) break;
+            if (state != cudaErrorNotReady) check_cuda(state, name_);
+            const ncclResult_t code = async_error();
+            if (code != ncclSuccess && code != ncclInProgress) report(code, "what NCCL does on the GPU");
+            if (!poll.go_on()) report_hang("its end", limit_s);
+        }
+        cudaGetLastError();  // "not ready" is no error, and nobody shall take it for one
+        totals.waited_ms += std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+    }
+
+    ncclResult_t async_error() {
+        ncclResult_t state = ncclSuccess;
+        const ncclResult_t asked = ncclCommGetAsyncError(comm_, &state);
+        return asked == ncclSuccess ? state : asked;
+    }
+
+    void settle(ncclResult_t code, const char* call, double limit_s) {
+        for (Poll poll(limit_s); code == ncclInProgress; code = async_error())
+            if (!poll.go_on()) report_hang(call, limit_s);
+        if (code != ncclSuccess) report(code, call);
+    }
+
+    [[noreturn]] void report(ncclResult_t code, const char* call) {
+        const char* last = ncclGetLastError(comm_);
+        const std::string detail = last && *last ? format(" (%s)", last) : "";
+        give_up();
+        fail(exit_of(code), "rank %d: %s failed in %s (collective %llu): %s%s", settings_.rank, call, name_,
+             static_cast<unsigned long long>(asked_), ncclGetErrorString(code), detail.c_str());
+    }
+
+    [[noreturn]] void report_hang(const char* call, double limit_s) {
+        give_up();
+        fail(Exit::hang, "rank %d waited %.0f s for the other ranks in %s (collective %llu), for %s", settings_.rank,
+             limit_s, name_, static_cast<unsigned long long>(asked_), call);
+    }
+
+    // Frees the GPU of collectives that will never end. What it returns would add nothing to the error before it.
+    void give_up() noexcept {
+        if (comm_) ncclCommAbort(std::exchange(comm_, nullptr));
+    }
+
+    const CommSettings settings_;
+    ncclComm_t comm_ = nullptr;  // null once it is given up
+    cudaStream_t stream_ = nullptr;
+    cudaEvent_t called_ = nullptr;
+    std::array<cudaEvent_t, kEvents> finished_{};
+    char *device_ = nullptr, *pinned_ = nullptr;
+    uint64_t asked_ = 0;
+    const char* name_;  // of the collective that was asked for last
+};
+
+Nccl& nccl_of(const Comm& comm) { return *static_cast<Nccl*>(comm.handle); }
+
+// ---- who sits where -------------------------------------------------------------------------------------------------
+
+// What a rank tells the others before they join.
+struct Seat {
+    std::string host, machine, gpu;  // machine: of two hosts of one name; gpu: its address on the PCI bus
+    std::string problem;             // why there is no GPU, or empty
+    std::string id;                  // rank 0's ncclUniqueId, in hexadecimal digits
+
+    std::string text() const { return host + "\n" + machine + "\n" + gpu + "\n" + problem + "\n" + id; }
+};
+
+Seat seat_of(const std::string& text) {
+    std::array<std::string, 5> lines;
+    size_t begin = 0;
+    for (std::string& line : lines) {
+        const size_t end = std::min(text.find('\n', begin), text.size());
+        line = text.substr(begin, end - begin);
+        begin = std::min(end + 1, text.size());
+    }
+    return {lines[0], lines[1], lines[2], lines[3], lines[4]};
+}
+
+// This process's GPU from here on. Where a launcher shows each rank only its own, that is number 0 for all of them.
+std::string take_gpu(int local_rank) {
+    int count = 0;
+    if (cudaGetDeviceCount(&count) == cudaSuccess && count > 1) {
+        if (local_rank >= count)
+            fail(Exit::config, "it is number %d (from 0) of its host's ranks, and CUDA counts %d GPUs there",
+                 local_rank, count);
+        check_cuda(cudaSetDevice(local_rank), "cudaSetDevice");
+    }
+    require_usable_device();
+    char bus_id[32] = "";
+    int device = 0;
+    check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+    check_cuda(cudaDeviceGetPCIBusId(bus_id, int(sizeof(bus_id)), device), "cudaDeviceGetPCIBusId");
+    return bus_id;
+}
+
+std::string one_line(std::string text) {
+    std::replace(text.begin(), text.end(), '\n', ' ');
+    return text;
+}
+
+Seat take_seat(const CommSettings& settings) {
+    Seat seat;
+    char host[256] = "";
+    gethostname(host, sizeof(host) - 1);
+    seat.host = host;
+    std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), seat.machine);
+    try {
+        seat.gpu = take_gpu(settings.local_rank);
+    } catch (const Error& error) {
+        seat.problem = one_line(error.what());
+    }
+    if (settings.rank > 0 || !seat.problem.empty()) return seat;
+    ncclUniqueId id;
+    const ncclResult_t code = ncclGetUniqueId(&id);
+    if (code != ncclSuccess)
+        fail(exit_of(code), "rank 0: ncclGetUniqueId failed: %s (%s)", ncclGetErrorString(code),
+             ncclGetLastError(nullptr));
+    for (const char byte : id.internal) seat.id += format("%02x", unsigned(static_cast<unsigned char>(byte)));
+    return seat;
+}
+
+// The same verdict on every rank.
+void check_seats(const std::vector<Seat>& seats) {
+    for (size_t rank = 0; rank < seats.size(); rank++) {
+        const Seat& seat = seats[rank];
+        if (!seat.problem.empty())
+            fail(Exit::os, "rank %zu on %s has no GPU: %s", rank, seat.host.c_str(), seat.problem.c_str());
+        for (size_t other = 0; other < rank; other++)
+            if (seats[other].machine == seat.machine && seats[other].host == seat.host && seats[other].gpu == seat.gpu)
+                fail(Exit::config,
+                     "ranks %zu and %zu on %s have the same GPU (%s): start as many ranks on a host as it has GPUs",
+                     other, rank, seat.host.c_str(), seat.gpu.c_str());
+    }
+}
+
+ncclUniqueId id_of(const std::string& hex) {
+    ncclUniqueId id;
+    require(hex.size() == 2 * sizeof(id.internal), "rank 0 told %zu digits of NCCL's id, expected %zu", hex.size(),
+            2 * sizeof(id.internal));
+    for (size_t i = 0; i < sizeof(id.internal); i++)
+        id.internal[i] = char(std::stoi(hex.substr(2 * i, 2), nullptr, 16));
+    return id;
+}
+
+}  // namespace
+
+Comm open_comm(const CommSettings& settings) {
+    if (settings.size == 1 && !settings.always) return comm_single();
+    const std::string mine = take_seat(settings).text();
+    std::vector<Seat> seats;
+    for (const std::string& text : settings.size == 1 ? std::vector{mine} : settings.gather(mine))
+        seats.push_back(seat_of(text));
+    check_seats(seats);
+    return {settings.rank, settings.size, new Nccl(settings, id_of(seats[0].id))};
+}
+
+void close_comm(Comm& comm) {
+    const std::unique_ptr<Nccl> nccl(static_cast<Nccl*>(comm.handle));
+    comm = comm_single();
+    if (nccl) nccl->leave();
+}
+
+std::string comm_library() {
+    int version = 0;
+    const bool known = ncclGetVersion(&version) == ncclSuccess;
+    const std::string mpi = launcher_library();
+    return (known ? format("NCCL %d.%d.%d", version / 10000, version / 100 % 100, version % 100) : "NCCL") +
+           ", started by any launcher" + (mpi.empty() ? "" : "; " + mpi + " for mpirun's");
+}
+
+std::string comm_launcher() { return {}; }
+
+bool comm_needs_gather() { return true; }
+
+void wait(Ticket ticket, const Comm& comm, Stream stream) {
+    if (comm.handle && ticket.number > 0) nccl_of(comm).let_wait(ticket, stream);
+}
+
+void drain(const Comm& comm) noexcept {
+    if (comm.handle) nccl_of(comm).drain();
+}
+
+Ticket all_reduce_sum(double* values, size_t count, const Comm& comm, Stream stream) {
+    if (!comm.handle) return {};
+    Nccl& nccl = nccl_of(comm);
+    return nccl.ask("all_reduce_sum", stream, [&](ncclComm_t handle, cudaStream_t ours) {
+        nccl.settle(ncclAllReduce(values, values, count, ncclFloat64, ncclSum, handle, ours), "ncclAllReduce");
+    });
+}
+
+size_t reduce_scatter_scratch_bytes(size_t count, int size, bool deterministic) {
+    return size > 1 && deterministic ? count * size_t(size) * sizeof(float) : 0;
+}
+
+Ticket reduce_scatter_sum(const ReduceScatter& op, const Comm& comm, Stream stream) {
+    if (!comm.handle) {
+        require(op.out == op.inp, "reduce_scatter_sum: one rank, and not in place");
+        return {};
+    }
+    Nccl& nccl = nccl_of(comm);
+    nccl.totals.bytes_sent += size_t(comm.size - 1) * op.count * sizeof(float);
+    return nccl.ask("reduce_scatter_sum", stream, [&](ncclComm_t handle, cudaStream_t ours) {
+        if (nccl.is_deterministic())
+            nccl.reduce_scatter_as_tree(op);
+        else
+            nccl.settle(ncclReduceScatter(op.inp, op.out, op.count, ncclFloat32, ncclSum, handle, ours),
+                        "ncclReduceScatter");
+    });
+}
+
+Ticket all_gather(void* out, const void* inp, size_t bytes, const Comm& comm, Stream stream) {
+    if (!comm.handle) {
+        require(out == inp, "all_gather: one rank, and not in place");
+        return {};
+    }
+    Nccl& nccl = nccl_of(comm);
+    nccl.totals.bytes_sent += size_t(comm.size - 1) * bytes;
+    return nccl.ask("all_gather", stream, [&](ncclComm_t handle, cudaStream_t ours) {
+        nccl.settle(ncclAllGather(inp, out, bytes, ncclUint8, handle, ours), "ncclAllGather");
+    });
+}
+
+namespace {
+
+int max_of_all(int value, const Comm& comm, const char* name) {
+    if (!comm.handle) return value;
+    Nccl& nccl = nccl_of(comm);
+    nccl.exchange(name, &value, sizeof(value), [&](ncclComm_t handle, cudaStream_t ours, void* data) {
+        nccl.settle(ncclAllReduce(data, data, 1, ncclInt32, ncclMax, handle, ours), "ncclAllReduce");
+    });
+    return value;
+}
+
+}  // namespace
+
+int all_reduce_max(int value, const Comm& comm) { return max_of_all(value, comm, "all_reduce_max"); }
+
+void barrier(const Comm& comm) { max_of_all(0, comm, "barrier"); }
+
+std::string broadcast_text(const std::string& mine, const Comm& comm) {
+    if (!comm.handle) return mine;
+    Nccl& nccl = nccl_of(comm);
+    auto broadcast = [&](void* data, size_t bytes) {
+        nccl.exchange("broadcast_text", data, bytes, [&](ncclComm_t handle, cudaStream_t ours, void* there) {
+            nccl.settle(ncclBroadcast(there, there, bytes, ncclUint8, 0, handle, ours), "ncclBroadcast");
+        });
+    };
+    uint64_t length = mine.size();
+    broadcast(&length, sizeof(length));
+    std::string text = mine;
+    text.resize(length);
+    for (size_t done = 0; done < length; done += kSmallBytes)
+        broadcast(text.data() + done, std::min(kSmallBytes, size_t(length - done)));
+    return text;
+}
+
+CommTotals comm_totals(const Comm& comm) { return comm.handle ? nccl_of(comm).totals : CommTotals(); }

@@ -1,0 +1,63 @@
+// The sum of one array per rank in the order of a binary tree: a thread adds one pack, reading 4 bytes per element and
+// part. The sums wait in registers like the digits of a binary counter: after i parts there is one of 2^k parts for
+// each digit k of i that is 1.
+#include "kernels/cuda/tree_sum.h"
+#include "kernels/cuda/vector.cuh"
+
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kSize = kPackSize<float>;  // elements of a thread
+constexpr int kDigits = 13;
+static_assert(kMostTreeParts < 1 << kDigits);
+
+using Values = Floats<float, kSize>;
+
+__device__ void add_to(Values& sum, const Values& left) {
+#pragma unroll
+    for (int k = 0; k < kSize; k++) sum.value[k] = left.value[k] + sum.value[k];
+}
+
+// Unrolled over the digits, so that no index of `waiting` is a variable and all of it stays in registers.
+template <bool kAligned> __global__ void __launch_bounds__(kThreads) tree_sum_kernel(TreeSum op) {
+    const size_t i = (size_t(blockIdx.x) * kThreads + threadIdx.x) * kSize;
+    if (i >= op.count) return;
+    const int available = int(min(op.count - i, size_t(kSize)));
+    Values waiting[kDigits];
+    for (int part = 0; part < op.parts; part++) {
+        const float* from = part == op.own_part ? op.own : op.others + size_t(part) * op.count;
+        Values sum = unpack(load_pack<kAligned, float, kSize>(from + i, available));
+#pragma unroll
+        for (int digit = 0; digit < kDigits; digit++) {
+            if (!(part >> digit & 1)) {
+                waiting[digit] = sum;
+                break;
+            }
+            add_to(sum, waiting[digit]);
+        }
+    }
+    Values sum{};
+    bool is_first = true;
+#pragma unroll
+    for (int digit = 0; digit < kDigits; digit++) {
+        if (!(op.parts >> digit & 1)) continue;
+        if (is_first)
+            sum = waiting[digit];
+        else
+            add_to(sum, waiting[digit]);
+        is_first = false;
+    }
+    store_pack<kAligned>(op.out + i, pack_floats(sum), available);
+}
+
+}  // namespace
+
+void tree_sum(const TreeSum& op, Stream stream) {
+    require(op.parts >= 1 && op.parts <= kMostTreeParts, "tree_sum: %d parts; at most %d", op.parts, kMostTreeParts);
+    if (op.count == 0) return;
+    // A pack that is cut short at the end of the array would be moved whole.
+    const bool aligned = are_aligned(16, op.out, op.own, op.others) && op.count % kSize == 0;
+    launch(aligned ? tree_sum_kernel<true> : tree_sum_kernel<false>,
+           {.name = "tree_sum", .blocks = blocks_for(op.count, size_t(kThreads) * kSize), .threads = kThreads}, stream,
+           op);
+}

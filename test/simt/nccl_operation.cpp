@@ -1,0 +1,144 @@
+#include "test/simt/nccl_operation.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "test/simt/device_memory.h"
+#include "test/simt/fault.h"
+#include "test/simt/sanitizers.h"
+
+namespace simt::nccl {
+
+ncclResult_t refuse(ncclComm_t comm, ncclResult_t code, const std::string& words) {
+    if (comm) comm->last_words = words;
+    simt::note_fault("NCCL: " + words);
+    return code;
+}
+
+namespace {
+
+template <class T> void reduce(const ncclComm& comm, const Operation& op, int first, size_t offset) {
+    T* to = reinterpret_cast<T*>(op.to);
+    for (size_t i = 0; i < op.description.count; i++) {
+        T sum{};
+        for (int k = 0; k < comm.size; k++) {
+            const T value = reinterpret_cast<const T*>(comm.area((first + k) % comm.size) + offset)[i];
+            sum = k == 0 ? value : op.description.reduction == ncclMax ? std::max(sum, value) : sum + value;
+        }
+        to[i] = sum;
+    }
+}
+
+void reduce_any(const ncclComm& comm, const Operation& op, int first, size_t offset) {
+    switch (op.description.type) {
+        case ncclFloat64: return reduce<double>(comm, op, first, offset);
+        case ncclFloat32: return reduce<float>(comm, op, first, offset);
+        case ncclInt32: return reduce<int>(comm, op, first, offset);
+        default: simt::note_fault("NCCL: a sum of a type that the stand-in does not add");
+    }
+}
+
+void receive_messages(ncclComm& comm, const Operation& op) {
+    int taken[kMostRanks] = {};
+    for (const auto& [wanted, to] : op.messages) {
+        if (wanted.is_send) continue;
+        const Slot& peer = comm.slot(wanted.peer);
+        int nth = taken[wanted.peer]++;
+        const Message* found = nullptr;
+        for (int i = 0; i < peer.messages && !found; i++)
+            if (peer.message[i].is_send && peer.message[i].peer == comm.rank && nth-- == 0) found = &peer.message[i];
+        if (!found || found->type != wanted.type || found->count != wanted.count) {
+            refuse(&comm, ncclInvalidUsage,
+                   format("rank %d waits for %zu elements of type %d from rank %d, which sends %zu of type %d",
+                          comm.rank, wanted.count, int(wanted.type), wanted.peer, found ? found->count : 0,
+                          found ? int(found->type) : -1));
+            comm.error = ncclInvalidUsage;
+            return;
+        }
+        std::memcpy(to, comm.area(wanted.peer) + found->offset, wanted.count * bytes_of(wanted.type));
+    }
+}
+
+// The same on all ranks; what rank r owns of a sum begins with what rank r + 1 has, as in a ring.
+void receive(ncclComm& comm, const Operation& op) {
+    const size_t bytes = op.description.count * bytes_of(op.description.type);
+    switch (op.description.kind) {
+        case Kind::all_reduce: return reduce_any(comm, op, 0, 0);
+        case Kind::reduce_scatter: return reduce_any(comm, op, (comm.rank + 1) % comm.size, size_t(comm.rank) * bytes);
+        case Kind::all_gather:
+            for (int i = 0; i < comm.size; i++) std::memcpy(op.to + size_t(i) * bytes, comm.area(i), bytes);
+            return;
+        case Kind::broadcast: std::memcpy(op.to, comm.area(op.description.root), bytes); return;
+        case Kind::messages: return receive_messages(comm, op);
+    }
+}
+
+void describe(ncclComm& comm, Operation& op) {
+    Slot& mine = comm.slot(comm.rank);
+    mine.description = op.description;
+    mine.messages = int(op.messages.size());
+    size_t offset = 0;
+    for (size_t i = 0; i < op.messages.size(); i++) {
+        auto& [message, memory] = op.messages[i];
+        message.offset = offset;
+        if (message.is_send) {
+            const size_t bytes = message.count * bytes_of(message.type);
+            std::memcpy(comm.area(comm.rank) + offset, memory, bytes);
+            offset += bytes;
+        }
+        mine.message[i] = message;
+    }
+    if (op.sent_bytes) std::memcpy(comm.area(comm.rank), op.from, op.sent_bytes);
+}
+
+void show_accesses(const Operation& op) {
+    if (op.sent_bytes) simt::saw_read(op.from, op.sent_bytes);
+    if (op.received_bytes) simt::saw_write(op.to, op.received_bytes);
+    for (const auto& [message, memory] : op.messages) {
+        const size_t bytes = message.count * bytes_of(message.type);
+        message.is_send ? simt::saw_read(memory, bytes) : simt::saw_write(memory, bytes);
+    }
+}
+
+}  // namespace
+
+bool has_memory(const Operation& op) {
+    bool there = (!op.sent_bytes || simt::is_device_memory(op.from, op.sent_bytes)) &&
+                 (!op.received_bytes || simt::is_device_memory(op.to, op.received_bytes));
+    for (const auto& [message, memory] : op.messages)
+        there &= simt::is_device_memory(memory, message.count * bytes_of(message.type));
+    return there;
+}
+
+bool go_on(ncclComm& comm, Operation& op) {
+    if (comm.is_aborted) return true;
+    if (op.never_ends) return false;
+    if (!op.has_arrived) {
+        if (!comm.all([&](const Slot& slot) { return slot.done >= op.number - 1; })) return false;
+        if (!has_memory(op)) {
+            refuse(&comm, ncclInvalidArgument, std::string(name_of(op.description.kind)) + " of memory that was freed");
+            comm.error = ncclInvalidArgument;
+            return true;
+        }
+        show_accesses(op);
+        simt::Quiet quiet;
+        describe(comm, op);
+        comm.slot(comm.rank).arrived = op.number;
+        op.has_arrived = true;
+    }
+    if (!comm.all([&](const Slot& slot) { return slot.arrived >= op.number; })) return false;
+    simt::Quiet quiet;
+    for (int i = 0; i < comm.size; i++) {
+        if (comm.slot(i).description == op.description) continue;
+        comm.error = refuse(
+            &comm, ncclInvalidUsage,
+            format("operation %llu is %s on rank %d and %s on rank %d", static_cast<unsigned long long>(op.number),
+                   op.description.text().c_str(), comm.rank, comm.slot(i).description.text().c_str(), i));
+        break;
+    }
+    if (comm.error == ncclSuccess) receive(comm, op);
+    comm.slot(comm.rank).done = op.number;
+    return true;
+}
+
+}  // namespace simt::nccl

@@ -1,0 +1,120 @@
+// An operation of the stand-in for NCCL, carried out between processes of one machine through memory that they share.
+//
+// It takes two steps on each rank. When every rank has read what was there before, it describes the operation in its
+// slot and copies what it sends into its area; when every rank has done that, it compares the descriptions and computes
+// what it receives.
+#pragma once
+
+#include <nccl.h>
+
+#include <atomic>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/check.h"
+
+namespace simt::nccl {
+
+inline constexpr int kMostRanks = 8;
+inline constexpr size_t kAreaBytes = size_t(256) << 20;  // of a rank; memory only where it is touched
+
+enum class Kind : int { all_reduce, reduce_scatter, all_gather, broadcast, messages };
+inline const char* name_of(Kind kind) {
+    const char* const names[] = {"ncclAllReduce", "ncclReduceScatter", "ncclAllGather", "ncclBroadcast",
+                                 "a group of ncclSend and ncclRecv"};
+    return names[int(kind)];
+}
+
+inline size_t bytes_of(ncclDataType_t type) {
+    switch (type) {
+        case ncclFloat64: return 8;
+        case ncclFloat32:
+        case ncclInt32: return 4;
+        default: return 1;
+    }
+}
+
+// What all ranks must say alike.
+struct Description {
+    Kind kind = Kind::messages;
+    ncclDataType_t type = ncclUint8;
+    ncclRedOp_t reduction = ncclSum;
+    int root = 0;
+    size_t count = 0;
+    bool operator==(const Description&) const = default;
+    std::string text() const {
+        return format("%s of %zu elements of type %d, reduction %d, root %d", name_of(kind), count, int(type),
+                      int(reduction), root);
+    }
+};
+
+struct Message {
+    bool is_send = false;
+    int peer = 0;
+    ncclDataType_t type = ncclUint8;
+    size_t count = 0, offset = 0;  // of a sent one's bytes in the sender's area
+};
+
+struct Slot {
+    std::atomic<uint64_t> arrived, done;  // numbers of operations
+    std::atomic<bool> has_aborted;
+    Description description;
+    int messages;
+    Message message[2 * kMostRanks];
+};
+
+struct Meeting {
+    std::atomic<int> joined;
+    Slot slots[kMostRanks];
+};
+inline constexpr size_t kSlotsBytes = (sizeof(Meeting) + 4095) / 4096 * 4096;
+inline constexpr size_t kSharedBytes = kSlotsBytes + kMostRanks * kAreaBytes;
+
+struct Operation {
+    Description description;
+    const char* from = nullptr;
+    char* to = nullptr;
+    size_t sent_bytes = 0, received_bytes = 0;
+    std::vector<std::pair<Message, char*>> messages;  // of a group, and their memory here
+    cudaStream_t stream = nullptr;
+    bool never_ends = false;
+    uint64_t number = 0;
+    bool has_arrived = false;
+};
+
+}  // namespace simt::nccl
+
+struct ncclComm {
+    simt::nccl::Meeting* meeting = nullptr;
+    int rank = 0, size = 0;
+    int polls = 0;  // left until the last call has been taken in
+    bool is_joining = true, is_aborted = false, is_finalized = false;
+    std::vector<simt::nccl::Operation> on_their_way;
+    uint64_t operations = 0;
+    ncclResult_t error = ncclSuccess, late_error = ncclSuccess;
+    std::string last_words;
+
+    simt::nccl::Slot& slot(int of) const { return meeting->slots[of]; }
+    char* area(int of) const {
+        return reinterpret_cast<char*>(meeting) + simt::nccl::kSlotsBytes + size_t(of) * simt::nccl::kAreaBytes;
+    }
+    template <class Test> bool all(Test test) const {
+        for (int i = 0; i < size; i++)
+            if (!test(slot(i))) return false;
+        return true;
+    }
+};
+
+namespace simt::nccl {
+
+// Whether all of its memory is there, on the device.
+bool has_memory(const Operation& op);
+
+// Carries the operation on when its stream has come to it. False where it waits for another rank.
+bool go_on(ncclComm& comm, Operation& op);
+
+// Notes a fault in words that ncclGetLastError() repeats; the code.
+ncclResult_t refuse(ncclComm_t comm, ncclResult_t code, const std::string& words);
+
+}  // namespace simt::nccl

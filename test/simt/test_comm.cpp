@@ -1,0 +1,226 @@
+// The GPU's collectives with one rank: their streams and events, what fails, and the kernel that adds as a tree.
+// Several ranks are several processes: test/program/test_simulated_ranks.py.
+#include <nccl.h>
+
+#include <cstring>
+
+#include "kernels/comm.h"
+#include "kernels/cpu/tree_sum.h"
+#include "kernels/cuda/tree_sum.h"
+#include "test/expect_error.h"
+#include "test/random_values.h"
+#include "test/simt/nccl_stand_in.h"
+#include "test/simt/planted.h"
+#include "test/simt/sanitizers.h"
+
+namespace {
+
+constexpr int kThreads = 32;
+constexpr size_t kCount = 100;
+
+// Writes a value after which nothing else was there before: whoever reads early reads NaN.
+struct Set {
+    float* out;
+    float value;
+};
+void set_kernel(Set op) {
+    for (size_t i = threadIdx.x; i < kCount; i += kThreads) op.out[i] = op.value;
+}
+void launch_set(const Set& op, cudaStream_t stream = nullptr) {
+    launch(set_kernel, {.name = "set", .blocks = dim3(1), .threads = kThreads}, ::Stream{stream}, op);
+}
+
+struct Copy {
+    float* out;
+    const float* inp;
+};
+void copy_kernel(Copy op) {
+    for (size_t i = threadIdx.x; i < kCount; i += kThreads) op.out[i] = op.inp[i];
+}
+void launch_copy(const Copy& op, cudaStream_t stream = nullptr) {
+    launch(copy_kernel, {.name = "copy", .blocks = dim3(1), .threads = kThreads}, ::Stream{stream}, op);
+}
+
+// A communicator of one rank that uses the library.
+class OneRank {
+public:
+    explicit OneRank(bool deterministic = false, double deadline_s = 20)
+        : comm(open_comm({.deterministic = deterministic, .deadline_s = deadline_s, .always = true})) {}
+    ~OneRank() {
+        simt::nccl_plan() = {};
+        if (comm.handle) close_comm(comm);
+    }
+    OneRank(const OneRank&) = delete;
+    OneRank& operator=(const OneRank&) = delete;
+
+    Comm comm;
+};
+
+// The next but `skipped` call of the library takes that action.
+void plan(const char* action, int skipped = 0) { simt::nccl_plan() = {action, simt::nccl_calls() + 1 + skipped, 0}; }
+
+bool all_are(const DeviceArray<float>& array, float value) {
+    for (float each : array.fetch())
+        if (!(each == value)) return false;
+    return true;
+}
+
+}  // namespace
+
+TEST_CASE("tree_sum adds with the bits of the CPU's", "[simt][comm]") {
+    for (int parts : {1, 2, 3, 4, 5, 7, 8, 13, 64, 100})
+        for (size_t count : {size_t(1), size_t(64), size_t(1027), size_t(2052)}) {
+            std::vector<float> values(size_t(parts) * count), expected(count);
+            for (size_t i = 0; i < values.size(); i++) values[i] = std::ldexp(1.0f, int(i * 7919 % 23)) / 3;
+            tree_sum(expected.data(), values.data(), count, parts, count);
+            for (int own : {0, parts / 2, parts - 1}) {
+                // The own part's place among the others is not to be read.
+                std::vector<float> others = values,
+                                   mine(&values[size_t(own) * count], &values[size_t(own + 1) * count]);
+                std::fill_n(&others[size_t(own) * count], count, NAN);
+                DeviceArray<float> out(count), on_device(others), own_array(mine);
+                tree_sum({.out = out.data(),
+                          .own = own_array.data(),
+                          .others = on_device.data(),
+                          .own_part = own,
+                          .parts = parts,
+                          .count = count},
+                         ::Stream());
+                INFO(parts << " parts of " << count << ", own " << own);
+                const std::vector<float> sum = out.fetch();
+                CHECK(std::memcmp(sum.data(), expected.data(), count * sizeof(float)) == 0);
+            }
+        }
+    TreeSum too_many{};
+    too_many.parts = kMostTreeParts + 1;
+    expect_error(Exit::internal, {"4097 parts"}, [&] { tree_sum(too_many, ::Stream()); });
+}
+
+TEST_CASE("a collective begins after the stream's work and its ticket waits for it", "[simt][comm]") {
+    for (bool deterministic : {false, true}) {
+        OneRank one(deterministic);
+        DeviceArray<float> inp(kCount), out(kCount), copy(kCount), gathered(kCount), second(kCount);
+        launch_set({inp.data(), 3});
+        const Ticket reduced = reduce_scatter_sum(
+            {.out = out.data(), .scratch = nullptr, .inp = inp.data(), .count = kCount}, one.comm, {});
+        // Our stream comes first: what it does must have waited for the caller's kernel.
+        barrier(one.comm);
+        wait(reduced, one.comm, {});
+        launch_copy({copy.data(), out.data()});
+        const Ticket ticket = all_gather(gathered.data(), copy.data(), kCount * sizeof(float), one.comm, {});
+        wait(ticket, one.comm, {});
+        launch_copy({second.data(), gathered.data()});
+        // The caller's stream comes first: its copy must wait for ours.
+        check_cuda(cudaStreamSynchronize(nullptr), "synchronize");
+        CHECK(all_are(copy, 3));
+        CHECK(all_are(second, 3));
+        CHECK(sentences(simt::take_faults()) == "");
+    }
+}
+
+TEST_CASE("a stream that waits for no ticket reads too early", "[simt][comm]") {
+    if (simt::options().seed || simt::tsan()) return;  // chance decides; the race is reported
+    OneRank one;
+    DeviceArray<float> inp(kCount), out(kCount), copy(kCount);
+    launch_set({inp.data(), 3});
+    all_gather(out.data(), inp.data(), kCount * sizeof(float), one.comm, {});
+    launch_copy({copy.data(), out.data()});
+    check_cuda(cudaStreamSynchronize(nullptr), "synchronize");
+    CHECK(!all_are(copy, 3));
+    drain(one.comm);
+    CHECK(all_are(out, 3));
+}
+
+TEST_CASE("tickets that are older than the ring of events", "[simt][comm]") {
+    OneRank one;
+    DeviceArray<float> values(kCount), copy(kCount);
+    DeviceArray<double> sum(std::vector<double>{1.5});
+    launch_set({values.data(), 1});
+    const Ticket old = all_gather(values.data(), values.data(), kCount * sizeof(float), one.comm, {});
+    for (int i = 0; i < 600; i++) all_reduce_sum(sum.data(), 1, one.comm, {});
+    wait(old, one.comm, {});
+    launch_copy({copy.data(), values.data()});
+    CHECK(all_are(copy, 1));
+    wait({}, one.comm, {});  // the default ticket has always finished
+    CHECK(sum.fetch()[0] == 1.5);
+}
+
+TEST_CASE("small values of the host, and what is counted", "[simt][comm]") {
+    OneRank one;
+    CHECK(all_reduce_max(-7, one.comm) == -7);
+    const std::string text(200000, 'x');
+    CHECK(broadcast_text(text, one.comm) == text);
+    CHECK(broadcast_text("", one.comm) == "");
+    CHECK(comm_totals(one.comm).waited_ms > 0);
+    CHECK(comm_totals(one.comm).bytes_sent == 0);  // to nobody
+    CHECK(reduce_scatter_scratch_bytes(10, 4, true) == 160);
+    CHECK(reduce_scatter_scratch_bytes(10, 4, false) == 0);
+    CHECK(simt::nccl_comms() == 1);
+    close_comm(one.comm);
+    CHECK(simt::nccl_comms() == 0);
+    CHECK(comm_library().starts_with("NCCL 2.28.9, started by any launcher"));
+}
+
+TEST_CASE("each call of the library that fails is named", "[simt][comm]") {
+    DeviceArray<float> values(kCount);
+    auto gather = [&](const Comm& comm) {
+        wait(all_gather(values.data(), values.data(), kCount * sizeof(float), comm, {}), comm, {});
+    };
+    struct Case {
+        const char *action, *words;
+        Exit code;
+    };
+    for (const Case& each :
+         {Case{"fail", "ncclAllGather failed in all_gather (collective 1): unhandled system", Exit::os},
+          Case{"remote", "ncclAllGather failed in all_gather", Exit::peer_lost},
+          Case{"late", "ncclAllGather failed in all_gather", Exit::internal},
+          Case{"hang", "waited 1 s for the other ranks in all_gather", Exit::hang}}) {
+        OneRank one(false, 1);
+        plan(each.action);
+        expect_error(each.code, {each.words}, [&] { gather(one.comm); });
+        CHECK(simt::nccl_comms() == 0);
+        expect_error(Exit::peer_lost, {"given up"}, [&] { gather(one.comm); });
+        drain(one.comm);
+    }
+    for (const char* action : {"fail", "late", "hang"}) {
+        plan(action, 1);
+        expect_error(action[0] == 'h'   ? Exit::hang
+                     : action[0] == 'f' ? Exit::os
+                                        : Exit::internal,
+                     {"ncclCommInitRankConfig"}, [] { OneRank one(false, 1); });
+        simt::nccl_plan() = {};
+    }
+    plan("fail");
+    expect_error(Exit::os, {"ncclGetUniqueId"}, [] { OneRank one; });
+    for (const char* call : {"ncclGroupStart", "ncclGroupEnd"}) {
+        OneRank one(true);
+        plan("fail", call[9] == 'E');
+        expect_error(Exit::os, {call}, [&] {
+            reduce_scatter_sum({.out = values.data(), .scratch = nullptr, .inp = values.data(), .count = kCount},
+                               one.comm, {});
+        });
+    }
+    for (const char* call : {"ncclCommFinalize", "ncclCommDestroy"}) {
+        OneRank one;
+        plan("fail", call[8] == 'D');
+        expect_error(Exit::os, {call}, [&] { close_comm(one.comm); });
+    }
+    CHECK(sentences(simt::take_faults()) == "");
+}
+
+TEST_CASE("the host does not wait for ever for what stalls on the device", "[simt][comm]") {
+    {
+        OneRank one(false, 1);
+        plan("stall");
+        expect_error(Exit::hang, {"waited 1 s for the other ranks in all_reduce_max"},
+                     [&] { all_reduce_max(1, one.comm); });
+    }
+    OneRank one(false, 1);
+    DeviceArray<float> values(kCount);
+    plan("stall");
+    const Ticket ticket = all_gather(values.data(), values.data(), kCount * sizeof(float), one.comm, {});
+    wait(ticket, one.comm, {});
+    drain(one.comm);  // gives up after the deadline, so that what waits for the ticket goes on
+    CHECK(simt::nccl_comms() == 0);
+    check_cuda(cudaStreamSynchronize(nullptr), "synchronize");
+}
