@@ -1,0 +1,100 @@
+"""Several ranks of the trainer on simulated GPUs, which talk by comm_nccl.cu and a stand-in for NCCL: the same run as
+one rank's, and an end in time that names what happened when a call of the library fails, hangs or differs."""
+import os
+import re
+import shutil
+import subprocess
+import time
+
+from test_simulated import SIMULATED, tolerance
+from trainer import ENVIRONMENT, TrainerTest
+
+FOUR = dict(train_batch_size=1, train_seq_len=20, train_total_batch_tokens=20 * 4, train_max_steps=5,
+            model_n_layer=1, checkpoint_every_steps=0)
+LIMIT = 60  # seconds, on a busy machine, for a run of a few steps to start, fail and end
+
+
+class SimulatedRanks(TrainerTest):
+    def start(self, ranks, config, *flags, **environment):
+        """A run's exit code and what it said."""
+        many = ["--nproc", str(ranks)] if ranks > 1 else []
+        result = subprocess.run([SIMULATED, *many, config, *flags], cwd=self.dir, capture_output=True, text=True,
+                                timeout=170, env={**ENVIRONMENT, "OMP_NUM_THREADS": "1", **environment})
+        return result.returncode, result.stdout + result.stderr
+
+    def train_on(self, ranks, run, **changes):
+        config = self.write_config(run_dir=run, **{**FOUR, **changes})
+        code, said = self.start(ranks, config)
+        self.assertEqual(code, 0, said)
+        return said
+
+    def test_the_same_bits_at_every_stage(self):
+        self.train_on(1, "one", parallel_deterministic_reduce=True)
+        for stage in range(4):
+            with self.subTest(stage=stage):
+                run = f"stage_{stage}"
+                said = self.train_on(2, run, parallel_deterministic_reduce=True, parallel_zero_stage=stage)
+                self.assertIn("ranks    2 by NCCL 2.28.9", said)
+                self.assertEqual(self.records(run), self.records("one"))
+
+    def test_bf16_by_the_librarys_own_sum(self):
+        self.train_on(1, "one", train_precision="bf16")
+        self.train_on(2, "two", train_precision="bf16", parallel_zero_stage=2)
+        for step, (one, two) in enumerate(zip(self.losses("one"), self.losses("two"), strict=True), 1):
+            self.assertTrue(abs(one - two) <= tolerance("bf16", step), f"step {step}: {two} instead of {one}")
+
+    def check_planned(self, action, call, rank, deterministic, codes, **changes):
+        """The run ends in time, with one of these codes; what it said, and the library's function that was called."""
+        shutil.rmtree(self.dir / "run", ignore_errors=True)
+        config = self.write_config(**{**FOUR, **changes}, parallel_deterministic_reduce=deterministic,
+                                   parallel_zero_stage=2 + call % 2)
+        started = time.monotonic()
+        code, said = self.start(2, config, STAND_IN_NCCL=f"{action} {call} {rank}")
+        self.assertLess(time.monotonic() - started, LIMIT, said)
+        planted = re.search(rf"stand-in for NCCL: {action} at call {call} of rank {rank}, (\w+)", said)
+        self.assertTrue(planted, said)
+        self.assertIn(code, codes, said)
+        return said, planted[1]
+
+    def test_every_call_that_fails_is_named(self):
+        functions = set()
+        for call, rank, deterministic, action in [
+                (1, 0, True, "fail"), (1, 1, True, "fail"), (2, 1, True, "late"), (2, 0, False, "remote"),
+                (4, 1, False, "fail"), (6, 0, True, "fail"), (7, 1, True, "fail"), (8, 1, True, "fail"),
+                (9, 0, True, "fail"), (10, 1, False, "late"), (12, 0, False, "remote"), (30, 1, True, "fail")]:
+            with self.subTest(call=call, rank=rank, action=action):
+                said, function = self.check_planned(action, call, rank, deterministic, (70, 71, 76))
+                functions.add(function)
+                self.assertRegex(said, rf"train_gpt: (\S+: )*rank {rank}: {function} failed")
+        self.assertGreater(len(functions), 3, functions)
+
+    def test_a_hang_ends_with_the_rank_and_the_collective(self):
+        for action, call in (("hang", 9), ("stall", 10)):
+            with self.subTest(action=action):
+                said, _ = self.check_planned(action, call, 1, False, (76, 80), parallel_step_timeout_s=15)
+                self.assertRegex(said, r"rank \d on \S+ \(pid \d+\).* collective \d+ \(\w+\)")
+
+    def test_ranks_that_ask_for_different_things(self):
+        said, function = self.check_planned("mismatch", 10, 1, False, range(1, 128), parallel_step_timeout_s=15)
+        self.assertRegex(said, rf"NCCL: operation \d+ is {function} of \d+ .* on rank \d and {function} of \d+ ")
+
+    def test_two_ranks_on_one_gpu(self):
+        """Two ranks that somebody has started by hand as the same one of their host."""
+        config = self.write_config(**FOUR)
+        ranks = []
+        for rank in range(2):
+            place = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2,
+                     "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 20000 + os.getpid() % 10000}
+            ranks.append(subprocess.Popen([SIMULATED, config], cwd=self.dir, stdout=subprocess.PIPE, text=True,
+                                          stderr=subprocess.STDOUT,
+                                          env={**ENVIRONMENT, **{key: str(value) for key, value in place.items()}}))
+        said = "".join(rank.communicate(timeout=LIMIT)[0] for rank in ranks)
+        self.assertRegex(said, r"ranks 0 and 1 on \S+ have the same GPU \(0000:11:00.0\)")
+        self.assertEqual([rank.returncode for rank in ranks], [78, 78], said)
+        self.assertFalse((self.dir / "run").exists())
+
+    def test_a_rank_without_a_gpu(self):
+        code, said = self.start(9, self.write_config(**dict(FOUR, train_total_batch_tokens=180)))
+        self.assertRegex(said, r"rank 8 on \S+ has no GPU: it is number 8 .* counts 8 GPUs")
+        self.assertEqual(code, 71, said)
+        self.assertFalse((self.dir / "run").exists())
