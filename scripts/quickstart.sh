@@ -53,8 +53,8 @@ if [ -z "$text" ]; then
     bible -f 'Gen1:1-Rev22:21' < /dev/null > "$text"
 fi
 
-# A short text is seen many times: 40 MB of copies cut into other tokens each time teach more than the same ones again.
-copies=$((40000000 / $(wc -c < "$text")))
+# A short text is seen many times: 50 MB of copies cut into other tokens each time teach more than the same ones again.
+copies=$((50000000 / $(wc -c < "$text")))
 augment=()
 if [ "$copies" -gt 1 ]; then augment=(--copies $((copies < 1000 ? copies : 1000)) --bpe-dropout 0.03); fi
 
