@@ -8,7 +8,7 @@
 # a share of them, and a stage that fails or hangs does not keep the next ones from running.
 #
 #   build      build/train_gpt and the programs below, for this GPU only
-#   ops        every op against the textbook: the op tests, linked to kernels/cuda
+#   ops        every op against the textbook: the op tests, linked to kernels/cuda; every collective by NCCL, one rank
 #   probe      every wrapper of an instruction (ptx.cuh) gives the bits of the twin that stands for it in tests
 #   memcheck   some op tests under compute-sanitizer: accesses outside of memory
 #   racecheck  some op tests under compute-sanitizer: races in shared memory
@@ -72,7 +72,7 @@ stage_build() {
     echo "for compute capability $(compute_capability) only"
 }
 
-stage_ops() { build/test_cuda '[ops]'; }
+stage_ops() { build/test_cuda '[ops],[comm]'; }
 
 stage_probe() {
     build/ptx_probe_cuda > "$out/probe_cuda.txt" || return

@@ -88,13 +88,13 @@ class GpuCheck(Folder):
         self.assertEqual(self.details["ops"], "All tests passed (22 assertions in 6 test cases)")
         self.assertEqual(self.details["probe"], "3 words, each as the twins give it")
         self.assertIn("ARCH=native DEPS=folder of deps build/train_gpt build/train_gpt_cpu", self.calls())
-        for words in ("test_cuda [ops]\n", "test_cuda [model]\n", "--tool memcheck", "--tool racecheck",
+        for words in ("test_cuda [ops],[comm]\n", "test_cuda [model]\n", "--tool memcheck", "--tool racecheck",
                       "test/program gpu_trainer with build/train_gpt\n", "--against build/bench_cuda"):
             self.assertIn(words, self.calls())
 
     def test_a_stage_that_fails(self):
         self.tool("test_cuda", '#!/bin/bash\necho broken\necho "test cases: 9 | 8 passed | 1 \\"failed\\""\n'
-                  '[ "$1" != "[ops]" ]\n', "programs")
+                  '[ "$1" != "[ops],[comm]" ]\n', "programs")
         said, verdicts = self.check(expect=1)
         self.assertEqual(verdicts, dict.fromkeys(ALL, "passed") | {"ops": "failed"})
         self.assertEqual(self.details["ops"], "test cases: 9 | 8 passed | 1 failed")
