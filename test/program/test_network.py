@@ -74,11 +74,7 @@ class TwoNodes(TrainerTest):
 
     def test_a_cut_cable_ends_both_sides_in_time(self):
         process = self.start(train_max_steps=100000, train_total_batch_tokens=120, parallel_silence_s=3)
-        metrics = self.dir / "run" / "metrics.jsonl"
-        deadline = time.monotonic() + 60
-        while not (metrics.exists() and metrics.read_text().count("\n") > 3):
-            self.assertLess(time.monotonic(), deadline, "no step was made")
-            time.sleep(0.01)
+        self.wait_for_steps()
         ranks = trainers_in(self.dir)
         self.assertEqual(len(ranks), 2)
         ip(*self.cable, "down")

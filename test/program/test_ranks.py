@@ -134,11 +134,7 @@ class Ranks(TrainerTest):
         process = subprocess.Popen(mpirun(ranks, config), cwd=self.dir, stdout=subprocess.DEVNULL,
                                    stderr=subprocess.PIPE, text=True, env=MPI_ENVIRONMENT)
         self.addCleanup(process.kill)
-        metrics = self.dir / "run" / "metrics.jsonl"
-        deadline = time.monotonic() + 60
-        while not (metrics.exists() and metrics.read_text().count("\n") > 3):
-            self.assertLess(time.monotonic(), deadline, "no step was made")
-            time.sleep(0.01)
+        self.wait_for_steps()
         pids = trainers_in(self.dir)
         self.assertEqual(len(pids), ranks)
         return process, pids

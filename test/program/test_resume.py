@@ -2,7 +2,6 @@
 import shutil
 import signal
 import subprocess
-import time
 
 from trainer import ENVIRONMENT, TRAINER, TrainerTest
 
@@ -44,11 +43,7 @@ class Resume(TrainerTest):
         config = self.write_config(train_max_steps=100000, **changes)
         process = subprocess.Popen([TRAINER, config], cwd=self.dir, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                                    env=ENVIRONMENT)
-        metrics = self.dir / "run" / "metrics.jsonl"
-        deadline = time.monotonic() + 120
-        while not (metrics.exists() and metrics.read_text().count("\n") > 3):
-            self.assertLess(time.monotonic(), deadline, "no step was made")
-            time.sleep(0.01)
+        self.wait_for_steps()
         for number in signals:
             process.send_signal(number)
         process.communicate(timeout=120)

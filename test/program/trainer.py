@@ -8,6 +8,7 @@ import random
 import shutil
 import subprocess
 import tempfile
+import time
 import unittest
 from pathlib import Path
 
@@ -94,6 +95,14 @@ class TrainerTest(unittest.TestCase):
     def train(self, *flags, expect=0, threads=2, **changes):
         """Trains TINY with changes; what the trainer printed."""
         return self.run_trainer(self.write_config(**changes), *flags, expect=expect, OMP_NUM_THREADS=str(threads))
+
+    def wait_for_steps(self):
+        """Until a run that was started in the background has made a few."""
+        metrics = self.dir / "run" / "metrics.jsonl"
+        deadline = time.monotonic() + 120
+        while not (metrics.exists() and metrics.read_text().count("\n") > 3):
+            self.assertLess(time.monotonic(), deadline, "no step was made")
+            time.sleep(0.01)
 
     def records(self, run="run", kind=None):
         """The lines of metrics.jsonl without what depends on the clock."""
