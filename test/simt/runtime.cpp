@@ -207,7 +207,10 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 
 // A device goes on while the host asks again and again.
 cudaError_t cudaEventQuery(cudaEvent_t event) {
-    if (event->completed == event->recorded) return result_of_work();
+    if (event->completed == event->recorded) {
+        simt::acquire_order(&event->order);
+        return result_of_work();
+    }
     simt::go_on_towards(event);
     return simt::pending_faults().empty() ? cudaErrorNotReady : result_of_work();
 }

@@ -137,11 +137,13 @@ TEST_CASE("tickets that are older than the ring of events", "[simt][comm]") {
     DeviceArray<double> sum(std::vector<double>{1.5});
     launch_set({values.data(), 1});
     const Ticket old = all_gather(values.data(), values.data(), kCount * sizeof(float), one.comm, {});
-    for (int i = 0; i < 600; i++) all_reduce_sum(sum.data(), 1, one.comm, {});
+    Ticket last;
+    for (int i = 0; i < 600; i++) last = all_reduce_sum(sum.data(), 1, one.comm, {});
     wait(old, one.comm, {});
     launch_copy({copy.data(), values.data()});
     CHECK(all_are(copy, 1));
     wait({}, one.comm, {});  // the default ticket has always finished
+    wait(last, one.comm, {});
     CHECK(sum.fetch()[0] == 1.5);
     CHECK(comm_totals(one.comm).bytes_sent == 0);  // to nobody
 }
