@@ -192,8 +192,10 @@ class GpuCheck(Folder):
 
     def test_ctrl_c(self):
         self.tool("test_cuda", '#!/bin/bash\necho $$ > "$HOME/pid"\nexec sleep 1000\n', "programs")
+        # A job in the background ignores SIGINT, and so would the script, whoever sends it.
         process = subprocess.Popen([self.repository / "scripts/gpu_check.sh"], stdout=subprocess.DEVNULL,
-                                   env={"PATH": str(self.home / "bin"), "HOME": str(self.home)}, start_new_session=True)
+                                   env={"PATH": str(self.home / "bin"), "HOME": str(self.home)}, start_new_session=True,
+                                   preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
         deadline = time.monotonic() + 30
         while not (self.home / "pid").exists() and time.monotonic() < deadline:
             time.sleep(0.05)
