@@ -191,18 +191,18 @@ struct Run {
 
     // Members are made in their order: what can be wrong with the data shows before the model takes memory, and what
     // can be wrong with the weights before the log leaves anything in run.dir.
-    Run(const Config& c, Ranks& ranks, Dataset d, const TrainState& s, const Checkpoint* checkpoint)
+    Run(const Config& c, Ranks& ranks, Dataset d, const Start& start)
         : config(c),
           dataset(std::move(d)),
-          dataset_digest(dataset.train.digest()),
-          state(s),
+          dataset_digest(start.dataset_digest),
+          state(start.state),
           comm(ranks.comm()),
           control(ranks.control()),
-          train_loader(dataset.train, loader_options(SampleOrder::shuffled), s.cursor),
+          train_loader(dataset.train, loader_options(SampleOrder::shuffled), state.cursor),
           val_loader(dataset.val ? std::make_unique<Loader>(*dataset.val, loader_options(SampleOrder::once)) : nullptr),
-          gpt(starting_model(c, comm, checkpoint)),
-          scaler(c.loss_scale, s.loss_scale),
-          log(is_first() ? std::make_optional<RunLog>(c.run.dir, s.step) : std::nullopt),
+          gpt(starting_model(c, comm, start.checkpoint ? &*start.checkpoint : nullptr)),
+          scaler(c.loss_scale, state.loss_scale),
+          log(is_first() ? std::make_optional<RunLog>(c.run.dir, state.step) : std::nullopt),
           progress(is_first() ? stdout : nullptr, c.train.max_steps, c.log.every_steps),
           writer(c.run.dir, comm) {}
 
@@ -362,15 +362,15 @@ Exit train(const CommandLine& line) {
             open_dataset(config.data.train, config.data.val, config.data.tokenizer, config.model.vocab_size);
         if (const std::string& from = config.model.init_from; !from.empty() && !directory_exists(from))
             fail(Exit::no_input, "%s: model.init_from: %s is not a directory", line.config.c_str(), from.c_str());
-        ranks.control().require_same(dataset.train.digest(), "the digest of data.train");
-
-        Start start = open_start(config, line.start, {dataset.train.digest(), line.accept_changes}, ranks.comm());
+        const StartData data{dataset.train.digest(), line.accept_changes};
+        ranks.control().require_same(data.digest, "the digest of data.train");
+        Start start = open_start(config, line.start, data, ranks.comm());
         // Beside the program: the same machine and binary choose the same products, and so give the same bits.
         configure_device({.local_rank = place.local_rank,
                           .tf32 = config.device.tf32,
                           .debug_sync = config.device.debug_sync,
                           .matmul_choices = program_directory() + "/matmul_choices.json"});
-        Run run(config, ranks, std::move(dataset), start.state, start.checkpoint ? &*start.checkpoint : nullptr);
+        Run run(config, ranks, std::move(dataset), start);
         start.checkpoint.reset();
         on_rank_0(run.comm, "write to run.dir", [&] { leave_notes(run); });
         install_signal_handlers();

@@ -193,11 +193,12 @@ StepResult Gpt::end_step(const UpdateSettings& settings, const std::array<double
             share_params(s);
             ops::GradNorm norm;
             copy_to_host(&norm, s.grad_norm, sizeof(norm), s.stream);
-            copy_to_host(sums.data(), s.sums, sums.size() * sizeof(double), s.stream);
+            const size_t first = places.loss(0, 0);  // what comes before concerns the device alone
+            copy_to_host(&sums[first], s.sums + first, (sums.size() - first) * sizeof(double), s.stream);
             synchronize(s.stream);
 
             StepResult result{};
-            for (size_t i = 0; i < places.losses; i++) result.loss_sum += sums[places.loss(0, 0) + i];
+            for (size_t i = 0; i < places.losses; i++) result.loss_sum += sums[first + i];
             for (int i = 0; i < StepResult::kVotes; i++) result.votes[i] = sums[places.vote(i)];
             result.grad_norm = norm.norm;
             if (norm.non_finite_tensor >= 0)
@@ -299,9 +300,8 @@ std::vector<StateTensor> Gpt::saved_tensors() const {
 void Gpt::masters_changed() {
     std::visit(
         []<class Act>(GptState<Act>& s) {
-            const size_t owned = s.options.is_sharded() ? s.layout.shard_elements : s.layout.elements;
             if constexpr (!std::is_same_v<Act, float>)
-                ops::cast<Act>({.out = s.own_param, .inp = s.master, .count = owned}, s.stream);
+                ops::cast<Act>({.out = s.own_param, .inp = s.master, .count = owned_elements(s)}, s.stream);
             share_params(s);
             synchronize(s.stream);
         },

@@ -12,8 +12,8 @@ template <class Act> const Bucket& bucket_at(const GptState<Act>& s, int bucket)
 
 template <class Act> bool is_alone(const GptState<Act>& s) { return s.comm.size == 1; }
 
-template <class Act> void reduce(GptState<Act>& s, const float* inp, float* out, size_t piece, Ticket& ticket) {
-    ticket = reduce_scatter_sum({.out = out, .scratch = s.comm_scratch, .inp = inp, .count = piece}, s.comm, s.stream);
+template <class Act> Ticket reduce(GptState<Act>& s, const float* inp, float* out, size_t piece) {
+    return reduce_scatter_sum({.out = out, .scratch = s.comm_scratch, .inp = inp, .count = piece}, s.comm, s.stream);
 }
 
 // A bucket of whole gradients, to whoever owns them; without shards everybody gets the sums back.
@@ -21,10 +21,9 @@ template <class Act> void reduce_whole(GptState<Act>& s, int number) {
     const Bucket& bucket = bucket_at(s, number);
     float* grad = s.grad + bucket.begin;
     float* mine = grad + size_t(s.comm.rank) * bucket.piece;
-    Ticket ticket;
-    reduce(s, grad, s.options.is_sharded() ? s.own_grad + bucket.shard_begin : mine, bucket.piece, ticket);
-    if (!s.options.is_sharded()) ticket = all_gather(grad, mine, bucket.piece * sizeof(float), s.comm, s.stream);
-    s.grads_ready = ticket;
+    const bool sharded = s.options.is_sharded();
+    s.grads_ready = reduce(s, grad, sharded ? s.own_grad + bucket.shard_begin : mine, bucket.piece);
+    if (!sharded) s.grads_ready = all_gather(grad, mine, bucket.piece * sizeof(float), s.comm, s.stream);
 }
 
 // The window's sum has come; where it is not the step's first it is added to those before it.
@@ -70,7 +69,8 @@ template <class Act> void end_grads(GptState<Act>& s, int bucket, const MicroSte
     Window<float>& window = s.grad_window[window_of(bucket)];
     window.bucket = bucket;
     window.is_added = micro.index > 0;
-    reduce(s, window.values, window.is_added ? window.reduced : s.own_grad + b.shard_begin, b.piece, window.ticket);
+    float* out = window.is_added ? window.reduced : s.own_grad + b.shard_begin;
+    window.ticket = reduce(s, window.values, out, b.piece);
 }
 
 // The deterministic sum is a binary counter: before micro-step i it holds a partial sum for each 1 in i's binary

@@ -59,10 +59,6 @@ template <class Act> size_t scratch_bytes(const GptOptions& options) {
     return most;
 }
 
-template <class Act> size_t owned_elements(const GptState<Act>& s) {
-    return s.options.is_sharded() ? s.layout.shard_elements : s.layout.elements;
-}
-
 // The largest that a window has to hold, in elements: the bucket of no block has one of its own.
 size_t window_elements(const TensorLayout& layout, int window) {
     size_t most = 0;
@@ -140,7 +136,7 @@ template <class Act> GptState<Act> place_state(const GptOptions& options, Arena&
         s.m = arena.take<float>("optimizer state", "m", owned);
         if (options.optimizer == OptimizerKind::adamw) s.v = arena.take<float>("optimizer state", "v", owned);
         s.host_all_chunks = chunk_grid(s.layout);
-        s.host_own_chunks = owned_chunks(s.layout, options.rank, !options.is_sharded());
+        s.host_own_chunks = owned_chunks(s.layout, s.host_all_chunks, options.rank, !options.is_sharded());
         s.all_chunks = arena.take<ops::Chunk>("control", "all_chunks", s.host_all_chunks.size());
         s.own_chunks = arena.take<ops::Chunk>("control", "own_chunks", s.host_own_chunks.size());
         s.grad_norm = arena.take<ops::GradNorm>("control", "grad_norm", 1);

@@ -64,6 +64,11 @@ template <class Act> struct GptState {
     int micro_steps_done = 0;             // since begin_step()
 };
 
+// The length of owned arrays.
+template <class Act> size_t owned_elements(const GptState<Act>& s) {
+    return s.options.is_sharded() ? s.layout.shard_elements : s.layout.elements;
+}
+
 // The order of GptState::sums: each rank fills in its own places, the others' are 0, and their sum is what all know.
 struct StepSums {
     size_t chunks;       // squared sums, one per chunk of the grid

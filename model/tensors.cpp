@@ -95,9 +95,10 @@ std::vector<ops::Chunk> chunk_grid(const TensorLayout& layout) {
     return chunks;
 }
 
-std::vector<ops::Chunk> owned_chunks(const TensorLayout& layout, int rank, bool whole) {
+std::vector<ops::Chunk> owned_chunks(const TensorLayout& layout, const std::vector<ops::Chunk>& grid, int rank,
+                                     bool whole) {
     std::vector<ops::Chunk> owned;
-    for (ops::Chunk chunk : chunk_grid(layout)) {
+    for (ops::Chunk chunk : grid) {
         const Bucket& bucket = layout.bucket_of(layout.tensors[size_t(chunk.tensor)]);
         const size_t inside = chunk.begin - bucket.begin;
         if (inside / bucket.piece != size_t(rank)) continue;

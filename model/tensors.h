@@ -124,8 +124,9 @@ std::vector<size_t> logical_shape(const Tensor& tensor);
 // ranks may end: so it is the same grid of the same tensors for any number of ranks, and a chunk has one owner.
 std::vector<ops::Chunk> chunk_grid(const TensorLayout& layout);
 
-// The chunks that a rank owns, in its flat arrays of shards; `whole`: where they lie in whole flat arrays.
-std::vector<ops::Chunk> owned_chunks(const TensorLayout& layout, int rank, bool whole);
+// The chunks of the grid that a rank owns, in its flat arrays of shards; `whole`: where they lie in whole flat arrays.
+std::vector<ops::Chunk> owned_chunks(const TensorLayout& layout, const std::vector<ops::Chunk>& grid, int rank,
+                                     bool whole);
 
 // Pointers to tensors, each at place(tensor); gaps between tensors belong to nobody.
 template <class T>

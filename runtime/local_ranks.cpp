@@ -1,8 +1,6 @@
 #include "runtime/local_ranks.h"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
-#include <netinet/in.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -62,20 +60,6 @@ private:
     struct sigaction child_before_;
 };
 
-Socket listen_on_loopback(int& port) {
-    SocketAddress address;
-    sockaddr_in loopback{};
-    loopback.sin_family = AF_INET;
-    loopback.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    std::memcpy(&address.bytes, &loopback, sizeof loopback);
-    address.size = sizeof loopback;
-    Socket socket = listen_at(address);
-    if (!socket) fail(Exit::os, "cannot listen at 127.0.0.1: %s", std::strerror(errno));
-    const std::string at = address_of(socket).text();
-    port = std::stoi(at.substr(at.rfind(':') + 1));
-    return socket;
-}
-
 using Texts = std::vector<std::string>;
 
 // Our environment, with the rank's place instead of what an outer launcher has set.
@@ -125,8 +109,9 @@ public:
     explicit LocalRanks(const LocalRanksSettings& settings) : settings_(settings) {}
 
     void start(int count, Texts command) {
-        int port = 0;
-        const Socket listener = listen_on_loopback(port);
+        const Socket listener = listen_on_loopback();
+        if (!listener) fail(Exit::os, "cannot listen at 127.0.0.1: %s", std::strerror(errno));
+        const int port = address_of(listener).port();
         const std::string token = hexadecimal(random_bytes(16));
         const pid_t parent = ::getpid();
         for (int rank = 0; rank < count; ++rank) {

@@ -42,8 +42,13 @@ size_t resident_bytes() {
     return resident_pages * size_t(sysconf(_SC_PAGESIZE));
 }
 
-std::string program_directory() {
+std::string program_path() {
     std::error_code error;
     const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
-    return error ? "." : program.parent_path().string();
+    return error ? "" : program.string();
+}
+
+std::string program_directory() {
+    const std::string program = program_path();
+    return program.empty() ? "." : std::filesystem::path(program).parent_path().string();
 }

@@ -13,5 +13,8 @@ int exit_status(const char* program, const std::function<Exit()>& body);
 // Bytes of memory that are resident now, the program and its libraries included. 0 where the system does not say.
 size_t resident_bytes();
 
+// The running program's file; empty where the system does not say.
+std::string program_path();
+
 // The directory that the running program's file lies in; "." where the system does not say.
 std::string program_directory();

@@ -10,6 +10,7 @@
 
 #include "kernels/check.h"
 #include "runtime/local_ranks.h"
+#include "runtime/process.h"
 
 namespace {
 
@@ -86,10 +87,7 @@ Exit start_ranks(int count, const std::vector<std::string>& arguments) {
     setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 0);
     setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 0);
     std::vector<std::string> command{launcher,    "-np",  std::to_string(count), "--oversubscribe",
-                                     "--bind-to", "none", "/proc/self/exe"};
-    char program[4096] = "";
-    const ssize_t length = readlink("/proc/self/exe", program, sizeof(program) - 1);
-    if (length > 0) command.back() = std::string(program, size_t(length));
+                                     "--bind-to", "none", program_path()};
     command.insert(command.end(), arguments.begin() + 1, arguments.end());
     std::vector<char*> argv;
     for (std::string& argument : command) argv.push_back(argument.data());

@@ -21,12 +21,6 @@ void set_option(const Socket& socket, int level, int option) {
     ::setsockopt(socket.fd(), level, option, &on, sizeof on);
 }
 
-int port_of(const SocketAddress& address) {
-    if (address.bytes.ss_family == AF_INET6)
-        return ntohs(reinterpret_cast<const sockaddr_in6&>(address.bytes).sin6_port);
-    return ntohs(reinterpret_cast<const sockaddr_in&>(address.bytes).sin_port);
-}
-
 void set_port(SocketAddress& address, int port) {
     if (address.bytes.ss_family == AF_INET6)
         reinterpret_cast<sockaddr_in6&>(address.bytes).sin6_port = htons(uint16_t(port));
@@ -58,10 +52,15 @@ int Socket::release() {
     return fd;
 }
 
+int SocketAddress::port() const {
+    if (bytes.ss_family == AF_INET6) return ntohs(reinterpret_cast<const sockaddr_in6&>(bytes).sin6_port);
+    return ntohs(reinterpret_cast<const sockaddr_in&>(bytes).sin_port);
+}
+
 std::string SocketAddress::text() const {
     char host[NI_MAXHOST];
     if (::getnameinfo(pointer(*this), size, host, sizeof host, nullptr, 0, NI_NUMERICHOST) != 0) return "?";
-    return format(bytes.ss_family == AF_INET6 ? "[%s]:%d" : "%s:%d", host, port_of(*this));
+    return format(bytes.ss_family == AF_INET6 ? "[%s]:%d" : "%s:%d", host, port());
 }
 
 bool SocketAddress::is_loopback() const {
@@ -124,6 +123,16 @@ Socket listen_at(const SocketAddress& address) {
         errno = error;
     }
     return socket;
+}
+
+Socket listen_on_loopback() {
+    sockaddr_in loopback{};
+    loopback.sin_family = AF_INET;
+    loopback.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    SocketAddress address;
+    std::memcpy(&address.bytes, &loopback, sizeof loopback);
+    address.size = sizeof loopback;
+    return listen_at(address);
 }
 
 Socket listen_everywhere(int port) {

@@ -37,6 +37,7 @@ private:
 struct SocketAddress {
     sockaddr_storage bytes{};
     socklen_t size = 0;
+    int port() const;
     std::string text() const;  // "10.0.0.3:4242", "[fe80::1]:4242"
     bool is_loopback() const;
 };
@@ -49,6 +50,9 @@ std::vector<SocketAddress> own_addresses(int port);
 
 // A socket that listens; port 0 takes a free one. Not a socket, with errno set, where the system refuses.
 Socket listen_at(const SocketAddress& address);
+
+// At 127.0.0.1, a free port.
+Socket listen_on_loopback();
 
 // At every interface.
 Socket listen_everywhere(int port);

@@ -16,5 +16,6 @@ Start open_start(const Config& config, StartMode mode, const StartData& data, co
     if (step != kFresh && !start.checkpoint) start.checkpoint.emplace(step_directory(config.run.dir, step));
     start.state = start.checkpoint ? resumed_state(*start.checkpoint, config, data.digest, data.accept_changes)
                                    : new_state(config);
+    start.dataset_digest = data.digest;
     return start;
 }

@@ -13,6 +13,7 @@ struct Start {
     OpenedRun opened;                      // rank 0's, which holds the lock
     std::optional<Checkpoint> checkpoint;  // the one to resume from
     TrainState state;                      // that it left, or a new run's
+    std::string dataset_digest;            // of data.train
 };
 
 // What data.train holds, and whether a resumed run may differ: see resumed_state().

@@ -1,8 +1,6 @@
 #include "test/rank_processes.h"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -18,16 +16,6 @@
 #include "runtime/sha256.h"
 
 namespace {
-
-Socket listen_on_loopback() {
-    SocketAddress address;
-    sockaddr_in loopback{};
-    loopback.sin_family = AF_INET;
-    loopback.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    std::memcpy(&address.bytes, &loopback, sizeof loopback);
-    address.size = sizeof loopback;
-    return listen_at(address);
-}
 
 int run(const RankProcesses::Body& body, const Place& place) {
     try {

@@ -19,6 +19,7 @@
 
 #include "kernels/check.h"
 #include "kernels/comm.h"
+#include "kernels/cpu/mpi_text.h"
 #include "kernels/cpu/tree_sum.h"
 
 namespace {
@@ -27,10 +28,7 @@ using Clock = std::chrono::steady_clock;
 
 void check_mpi(int code, const char* what) {
     if (code == MPI_SUCCESS) return;
-    char text[MPI_MAX_ERROR_STRING] = "";
-    int length = 0;
-    MPI_Error_string(code, text, &length);
-    fail(Exit::peer_lost, "%s failed between ranks: %s", what, text);
+    fail(Exit::peer_lost, "%s failed between ranks: %s", what, mpi_error(code).c_str());
 }
 
 int checked_count(size_t count, const char* what) {
@@ -67,6 +65,8 @@ public:
         settings_.note(asked_ + 1, request.name);
         return enqueue(std::move(request));
     }
+
+    void ask_and_wait(Request request) { wait(ask(std::move(request))); }
 
     // Until the request with this number, and so every earlier one, has finished. Throws what stopped the thread.
     void wait(uint64_t number) {
@@ -188,13 +188,7 @@ void close_comm(Comm& comm) {
     comm = comm_single();
 }
 
-std::string comm_library() {
-    char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
-    int length = 0;
-    MPI_Get_library_version(text, &length);  // the one call that needs no MPI_Init
-    const std::string version(text, size_t(length));
-    return version.substr(0, version.find_first_of(",\n"));
-}
+std::string comm_library() { return mpi_library(); }
 
 std::string comm_launcher() { return "mpirun"; }
 
@@ -260,7 +254,7 @@ int all_reduce_max(int value, const Comm& comm) {
     auto begin = [&value](MPI_Request* request) {
         check_mpi(MPI_Iallreduce(MPI_IN_PLACE, &value, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD, request), "all_reduce_max");
     };
-    queue_of(comm).wait(queue_of(comm).ask({"all_reduce_max", begin, nullptr}));
+    queue_of(comm).ask_and_wait({"all_reduce_max", begin, nullptr});
     return value;
 }
 
@@ -270,7 +264,7 @@ std::string broadcast_text(const std::string& mine, const Comm& comm) {
         auto begin = [=](MPI_Request* request) {
             check_mpi(MPI_Ibcast(data, count, MPI_BYTE, 0, MPI_COMM_WORLD, request), "broadcast_text");
         };
-        queue_of(comm).wait(queue_of(comm).ask({"broadcast_text", begin, nullptr}));
+        queue_of(comm).ask_and_wait({"broadcast_text", begin, nullptr});
     };
     size_t length = mine.size();
     broadcast(&length, int(sizeof(length)));
@@ -283,7 +277,7 @@ std::string broadcast_text(const std::string& mine, const Comm& comm) {
 void barrier(const Comm& comm) {
     if (comm.size == 1) return;
     auto begin = [](MPI_Request* request) { check_mpi(MPI_Ibarrier(MPI_COMM_WORLD, request), "barrier"); };
-    queue_of(comm).wait(queue_of(comm).ask({"barrier", begin, nullptr}));
+    queue_of(comm).ask_and_wait({"barrier", begin, nullptr});
 }
 
 CommTotals comm_totals(const Comm& comm) { return comm.size == 1 ? CommTotals() : queue_of(comm).totals; }

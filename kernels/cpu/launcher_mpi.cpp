@@ -4,15 +4,14 @@
 
 #include "kernels/check.h"
 #include "kernels/comm.h"
+#include "kernels/cpu/mpi_text.h"
 
 namespace {
 
 void check_mpi(int code, const char* call) {
     if (code == MPI_SUCCESS) return;
-    char text[MPI_MAX_ERROR_STRING] = "";
-    int length = 0;
-    MPI_Error_string(code, text, &length);
-    fail(Exit::peer_lost, "%s failed while the ranks that mpirun started were to meet: %s", call, text);
+    fail(Exit::peer_lost, "%s failed while the ranks that mpirun started were to meet: %s", call,
+         mpi_error(code).c_str());
 }
 
 std::string share(const std::string& mine) {
@@ -38,10 +37,4 @@ std::string share(const std::string& mine) {
 
 std::function<std::string(const std::string& mine)> launcher_share() { return share; }
 
-std::string launcher_library() {
-    char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
-    int length = 0;
-    MPI_Get_library_version(text, &length);
-    const std::string version(text, size_t(length));
-    return version.substr(0, version.find_first_of(",\n"));
-}
+std::string launcher_library() { return mpi_library(); }
