@@ -239,7 +239,7 @@ bool train_step(Run& run) {
                         .bias_correction2 = float(1.0 - std::pow(config.optim.beta2, t))});
     double data_ms = 0;
     for (int micro = 0; micro < micros; micro++) {
-        run.control.note_phase(Phase::step, step);
+        run.control.note_step(step);
         const double asked = now_ms();
         const Batch batch = run.train_loader.next();
         data_ms += now_ms() - asked;

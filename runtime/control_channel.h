@@ -3,7 +3,7 @@
 //
 //     ControlChannel control(find_place());
 //     control.require_same(digest, "configuration");
-//     for (...) control.note_phase(Phase::step, step), ...
+//     for (...) control.note_step(step), ...
 //     control.leave();
 //
 // A thread per rank reports every second and listens; it takes no lock that the trainer holds. When a rank dies, hangs
@@ -58,12 +58,18 @@ public:
     // Fails with Exit::config, naming ranks, hosts and texts, unless all texts are equal.
     void require_same(const std::string& mine, const char* what);
 
-    // What this rank does now. Cheap (a few stores) and callable from any thread. `name` must live as long as the
-    // program.
+    // What this rank does now. Cheap (a few stores); all but note_step() are callable from any thread. `name` must live
+    // as long as the program.
     void note_phase(Phase phase, int64_t step) {
         progress_.phase.store(phase, std::memory_order_relaxed);
         progress_.step.store(step, std::memory_order_relaxed);
         progress_.ticks.fetch_add(1, std::memory_order_relaxed);
+    }
+    // A micro-step of this step. The first step that a process takes is still a part of its start: that is where
+    // products are timed and kernels are loaded.
+    void note_step(int64_t step) {
+        if (first_step_ < 0) first_step_ = step;
+        note_phase(step == first_step_ ? Phase::start : Phase::step, step);
     }
     // Before the collective with this number (1, 2, ... on every rank) begins.
     void note_collective(uint64_t number, const char* name) {
@@ -85,6 +91,7 @@ public:
 
 private:
     Progress progress_;
+    int64_t first_step_ = -1;
     std::vector<Member> members_;
     ControlSettings settings_;
     std::unique_ptr<Watcher> watcher_;  // null with size 1

@@ -21,6 +21,7 @@ ControlSettings control_settings(const Config& config) {
     ControlSettings settings;
     settings.watch.silence_s = config.parallel.silence_s;
     settings.watch.step_s = settings.watch.evaluation_s = config.parallel.step_timeout_s;
+    settings.watch.start_s = std::max(settings.watch.start_s, settings.watch.step_s);
     return settings;
 }
 

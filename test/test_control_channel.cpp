@@ -204,11 +204,15 @@ TEST_CASE("control: a phase has its own patience, and progress is no hang", "[co
     RankProcesses ranks(3);
     ranks.start_all([&](const Place& place) {
         ControlChannel control(place, settings);
-        control.note_phase(Phase::step, 1);
+        // The first step of a process has the patience of a start.
+        control.note_step(1);
+        if (place.rank == 0) ::usleep(1'100'000);
+        control.require_same("", "start");
+        control.note_step(2);
         // Rank 2 is done at once and waits for the others.
         for (int micro_step = 0; micro_step < 10 && place.rank != 2; ++micro_step) {
             ::usleep(100'000);
-            control.note_phase(Phase::step, 1);
+            control.note_step(2);
         }
         control.require_same("", "end of step");
         // The others wait for rank 0, which saves.

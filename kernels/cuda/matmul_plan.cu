@@ -2,12 +2,15 @@
 //
 // Where a choice comes from, the first that has one: this process or a checkpoint's text, the file on disk, timing if
 // it is on, the library's first proposal. While a process times a product it holds the file's lock and has looked into
-// the file under it, so that of several processes one times and the others take its choice.
+// the file under it, so that of several processes one times and the others take its choice. Who holds it waits for
+// nobody: what its GPU has still to do may be a collective with those that wait for the lock, and cudaFree waits for
+// all of it, so it is done before.
 #include <memory>
 #include <unordered_map>
 #include <utility>
 
 #include "kernels/check.h"
+#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/matmul.h"
 #include "kernels/cuda/matmul_cache.h"
 #include "kernels/cuda/matmul_library.h"
@@ -120,6 +123,7 @@ MatmulChoice choose(Library& lib, Plan& plan, const std::string& words, const Pr
         plain_ms = plan_for(lib, plain, stream).choice.ms;
     }
     if (settings().cache.empty()) return time_proposals(lib, plan, product, plain_ms, stream);
+    check_cuda(cudaDeviceSynchronize(), "before products are timed");
     const MatmulLock lock(settings().cache + ".lock", kLockPatienceSeconds);
     look_into_cache(lib);
     if (find_choice(lib, words, plan, product, choice)) return choice;

@@ -15,10 +15,10 @@ LIMIT = 60  # seconds, on a busy machine, for a run of a few steps to start, fai
 
 
 class SimulatedRanks(TrainerTest):
-    def start(self, ranks, config, *flags, **environment):
+    def start(self, ranks, config, *flags, program=SIMULATED, **environment):
         """A run's exit code and what it said."""
         many = ["--nproc", str(ranks)] if ranks > 1 else []
-        result = subprocess.run([SIMULATED, *many, config, *flags], cwd=self.dir, capture_output=True, text=True,
+        result = subprocess.run([program, *many, config, *flags], cwd=self.dir, capture_output=True, text=True,
                                 timeout=170, env={**ENVIRONMENT, "OMP_NUM_THREADS": "1", **environment})
         return result.returncode, result.stdout + result.stderr
 
@@ -36,6 +36,15 @@ class SimulatedRanks(TrainerTest):
                 said = self.train_on(2, run, parallel_deterministic_reduce=True, parallel_zero_stage=stage)
                 self.assertIn("ranks    2 by NCCL 2.28.9", said)
                 self.assertEqual(self.records(run), self.records("one"))
+
+    def test_products_are_timed_once_while_parameters_are_gathered(self):
+        """A rank that times a product keeps the others from timing, and so must not wait for them in its stream."""
+        program = self.dir / "trainer_without_choices"
+        shutil.copy(SIMULATED, program)  # choices lie beside the program
+        config = self.write_config(**FOUR, parallel_zero_stage=3, parallel_step_timeout_s=30)
+        code, said = self.start(2, config, program=program)
+        self.assertEqual(code, 0, said)
+        self.assertTrue((self.dir / "matmul_choices.json").exists(), said)
 
     def test_bf16_by_the_librarys_own_sum(self):
         self.train_on(1, "one", train_precision="bf16")
@@ -69,7 +78,8 @@ class SimulatedRanks(TrainerTest):
         self.assertGreater(len(functions), 3, functions)
 
     def test_a_hang_ends_with_the_rank_and_the_collective(self):
-        for action, call in (("hang", 9), ("stall", 10)):
+        # The third step or a later one: the first has the patience of a start.
+        for action, call in (("hang", 35), ("stall", 36)):
             with self.subTest(action=action):
                 said, _ = self.check_planned(action, call, 1, False, (76, 80), parallel_step_timeout_s=15)
                 self.assertRegex(said, r"rank \d on \S+ \(pid \d+\).* collective \d+ \(\w+\)")
