@@ -44,8 +44,8 @@ COMM_CUDA    := kernels/cuda/comm_nccl.cu
 HOST_SOURCES := $(wildcard model/*.cpp runtime/*.cpp data/*.cpp)
 TEST_SOURCES := $(wildcard test/*.cpp)
 # The cases that hold on every device.
-OPS_TESTS    := $(wildcard test/test_ops_*.cpp test/test_model*.cpp test/reference*.cpp) \
-                test/test_comm.cpp test/allocations.cpp test/main.cpp
+SEAM_TESTS   := $(wildcard test/test_ops_*.cpp) test/test_comm.cpp test/test_stopwatch.cpp
+OPS_TESTS    := $(SEAM_TESTS) $(wildcard test/test_model*.cpp test/reference*.cpp) test/allocations.cpp test/main.cpp
 BENCH        := $(wildcard dev/bench*.cpp)
 PROBE        := $(wildcard test/ptx_probe/*.cu)
 object        = $(patsubst %,$(BUILD)/%.o,$(1))
@@ -99,8 +99,7 @@ SIMT_FLAGS   := -std=c++20 -march=$(MARCH) -fno-math-errno -g1 -I. -Itest/simt/i
                 $(FALSE_ALARMS) -DCUDA_ARCHITECTURES='"simulated"'
 SIMT_CORE    := $(patsubst %,$(BUILD)/simt_core/%.o,$(filter-out test/simt/test_% test/simt/main.cpp, \
                   $(wildcard test/simt/*.cpp)))
-SIMT_TESTED  := $(CUDA_SOURCES) $(wildcard test/simt/test_*.cpp test/test_ops_*.cpp) test/test_comm.cpp \
-                test/reference.cpp
+SIMT_TESTED  := $(CUDA_SOURCES) $(wildcard test/simt/test_*.cpp) $(SEAM_TESTS) test/reference.cpp
 simt_objects  = $(SIMT_CORE) $(BUILD)/simt_core/test/simt/main.cpp.o $(SIMT_TESTED:%=$(BUILD)/$(1)/%.o) \
                 $(call object,$(LAUNCHER_NONE))
 SIMT_LAUNCHER := $(if $(filter 1,$(MPI)),kernels/cpu/launcher_mpi.cpp,$(LAUNCHER_NONE))

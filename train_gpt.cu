@@ -246,7 +246,6 @@ bool train_step(Run& run) {
         run.gpt.micro_step(batch.inputs, batch.targets, 1.0f / float(config.train.total_batch_tokens));
     }
     const StepResult result = run.gpt.end_step(update_settings(config.optim), {stop_signal() ? 1.0 : 0.0});
-
     const CommTotals talked = comm_totals(run.comm) - before;
     const double tokens = double(config.train.total_batch_tokens), step_ms = now_ms() - start;
     const TrainRecord record{.step = step,
@@ -259,6 +258,7 @@ bool train_step(Run& run) {
                              .tokens_per_s = tokens / step_ms * 1000.0,
                              .data_ms = data_ms,
                              .comm_ms = talked.waited_ms,
+                             .optimizer_ms = result.update_ms,
                              .comm_bytes = talked.bytes_sent,
                              .skipped = result.non_finite_tensor};
     if (run.log) run.log->write(record);

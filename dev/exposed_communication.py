@@ -41,7 +41,8 @@ def medians(folder, ranks, stage, bucket_mb, steps, threads):
                    env={**os.environ, "OMP_NUM_THREADS": str(threads)})
     lines = [json.loads(line) for line in (folder / config["run"]["dir"] / "metrics.jsonl").read_text().splitlines()]
     later = lines[len(lines) // 3:]
-    return [statistics.median(line[key] for line in later) for key in ("step_ms", "comm_ms", "data_ms", "comm_bytes")]
+    keys = ("step_ms", "compute_ms", "comm_ms", "data_ms", "optimizer_ms", "comm_bytes")
+    return [statistics.median(line[key] for line in later) for key in keys]
 
 
 def main():
@@ -54,12 +55,13 @@ def main():
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_tokens(folder / "tokens.bin", 400_000)
-        print("| ranks | stage | bucket MiB | step ms | waiting for ranks ms | for tokens ms | MB sent |")
-        print("|---|---|---|---|---|---|---|")
+        print("| ranks | stage | bucket MiB | step ms | compute | for ranks | for tokens | optimizer | MB sent |")
+        print("|---|---|---|---|---|---|---|---|---|")
         cases = [(1, 0, 0)] + [(options.ranks, stage, mb) for mb in options.bucket_mb for stage in range(4)]
         for ranks, stage, mb in cases:
-            step, comm, data, sent = medians(folder, ranks, stage, mb, options.steps, options.threads)
-            print(f"| {ranks} | {stage} | {mb} | {step:.1f} | {comm:.1f} | {data:.2f} | {sent / 1e6:.1f} |", flush=True)
+            *times, sent = medians(folder, ranks, stage, mb, options.steps, options.threads)
+            cells = [str(ranks), str(stage), str(mb), *(f"{ms:.1f}" for ms in times), f"{sent / 1e6:.1f}"]
+            print("| " + " | ".join(cells) + " |", flush=True)
 
 
 if __name__ == "__main__":

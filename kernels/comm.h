@@ -104,8 +104,8 @@ void barrier(const Comm& comm);
 // What this rank has done since it joined.
 struct CommTotals {
     uint64_t bytes_sent = 0;  // of tensors: (size - 1) pieces for each reduce_scatter_sum() and all_gather(), the least
-    // Time that the host stood in wait(), all_reduce_max(), broadcast_text() and barrier(): not hidden by work. On a
-    // GPU wait() lets the stream wait and not the host, so what a step waits for its gradients is not in it.
+    // Time in wait(), all_reduce_max(), broadcast_text() and barrier(), which no work has hidden: the host's, or, where
+    // wait() lets a stream wait and not the host, the stream's up to its last synchronize().
     double waited_ms = 0;
 };
 CommTotals comm_totals(const Comm& comm);

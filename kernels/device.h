@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -53,6 +54,24 @@ void copy_to_host(void* host, const void* device, size_t bytes, Stream stream);
 
 // Waits until everything on the stream has finished.
 void synchronize(Stream stream);
+
+// How long a stream takes over what lies between start() and stop(), by the device's clock: from when it has finished
+// what was before the one until it has finished what was before the other. Costs the host no wait.
+class Stopwatch {
+public:
+    Stopwatch();
+    Stopwatch(Stopwatch&&) noexcept;
+    Stopwatch& operator=(Stopwatch&&) noexcept;
+    ~Stopwatch();
+    void start(Stream stream);
+    void stop(Stream stream);
+    // Milliseconds of all laps that have finished since the last call: those before the stream's last synchronize().
+    double take_ms();
+
+private:
+    struct Laps;
+    std::unique_ptr<Laps> laps_;
+};
 
 // A tensor of the model or of the optimizer's state as checkpoints see it: FP32 on the device, or this rank's part.
 struct StateTensor {

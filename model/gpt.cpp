@@ -201,6 +201,7 @@ StepResult Gpt::end_step(const UpdateSettings& settings, const std::array<double
             for (size_t i = 0; i < places.losses; i++) result.loss_sum += sums[first + i];
             for (int i = 0; i < StepResult::kVotes; i++) result.votes[i] = sums[places.vote(i)];
             result.grad_norm = norm.norm;
+            result.update_ms = s.update_time.take_ms();
             if (norm.non_finite_tensor >= 0)
                 result.non_finite_tensor = s.layout.tensors[size_t(norm.non_finite_tensor)].name;
             return result;

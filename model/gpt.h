@@ -32,6 +32,7 @@ struct StepResult {
     double loss_sum;       // over all ranks' targets since begin_step, in nats
     float grad_norm;       // before clipping, loss scale removed
     double votes[kVotes];  // end_step()'s, added over all ranks
+    double update_ms;      // what the norm, clipping and the optimizer took, without waiting for other ranks
     // The name of the first tensor whose gradient has a NaN or an infinity; empty if all is finite. When it is not
     // empty nothing was updated.
     std::string non_finite_tensor;

@@ -62,6 +62,7 @@ template <class Act> struct GptState {
     void* scratch = nullptr;              // the largest that any op asks for
     void* comm_scratch = nullptr;         // the same for collectives
     int micro_steps_done = 0;             // since begin_step()
+    Stopwatch update_time;
 };
 
 // The length of owned arrays.

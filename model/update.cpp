@@ -4,8 +4,11 @@
 template <class Act> void update(GptState<Act>& s, const UpdateSettings& settings) {
     const int n_own = int(s.host_own_chunks.size()), n_all = int(s.host_all_chunks.size());
     const StepSums sums = step_sums(s);
+    s.update_time.start(s.stream);
     ops::squared_sums({.out = s.sums, .values = s.own_grad, .chunks = s.own_chunks, .n_chunks = n_own}, s.stream);
+    s.update_time.stop(s.stream);
     wait(all_reduce_sum(s.sums, sums.count(), s.comm, s.stream), s.comm, s.stream);
+    s.update_time.start(s.stream);
     ops::grad_norm_finish({.out = s.grad_norm,
                            .sums = s.sums,
                            .chunks = s.all_chunks,

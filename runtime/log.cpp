@@ -83,8 +83,10 @@ std::string json_line(const TrainRecord& record) {
     line += ",\"step_ms\":" + number(record.step_ms);
     line += ",\"tokens_per_s\":" + number(record.tokens_per_s);
     line += ",\"mfu\":" + number_or_null(record.mfu);
-    line += ",\"data_ms\":" + number(record.data_ms);
+    line += ",\"compute_ms\":" + number(record.compute_ms());
     line += ",\"comm_ms\":" + number(record.comm_ms);
+    line += ",\"data_ms\":" + number(record.data_ms);
+    line += ",\"optimizer_ms\":" + number(record.optimizer_ms);
     line += ",\"comm_bytes\":" + std::to_string(record.comm_bytes);
     if (!record.skipped.empty()) line += ",\"skipped\":" + nlohmann::json(record.skipped).dump();
     return line + "}";

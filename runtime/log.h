@@ -24,8 +24,10 @@ struct TrainRecord {
     std::optional<double> mfu = {};  // absent: the machine's peak is not known
     double data_ms = 0;              // of step_ms, waiting for tokens
     double comm_ms = 0;              // of step_ms, waiting for other ranks: what work did not hide
+    double optimizer_ms = 0;         // of step_ms: norm, clipping and update
     uint64_t comm_bytes = 0;         // of tensors, sent by this rank
     std::string skipped = {};        // the first tensor whose gradient was not finite, if the update was not applied
+    double compute_ms() const { return step_ms - data_ms - comm_ms - optimizer_ms; }  // the rest: forward, backward
 };
 
 struct ValRecord {

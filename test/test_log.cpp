@@ -78,11 +78,14 @@ TEST_CASE("a line of metrics restores every bit of every number", "[log]") {
     record.loss_scale = 0x1p100f;
     record.learning_rate = 5e-324;
     record.mfu = 1.0 / 3;
+    record.data_ms = 3, record.comm_ms = 5, record.optimizer_ms = 7;
     const Json json = Json::parse(json_line(record));
     std::string keys;
     for (const auto& [key, value] : json.items()) keys += key + " ";
-    CHECK(keys == "kind step loss lr grad_norm loss_scale tokens step_ms tokens_per_s mfu data_ms comm_ms comm_bytes ");
+    CHECK(keys == "kind step loss lr grad_norm loss_scale tokens step_ms tokens_per_s mfu compute_ms comm_ms "
+                  "data_ms optimizer_ms comm_bytes ");
     CHECK(json["kind"] == "train");
+    CHECK(json["compute_ms"].get<double>() == record.step_ms - 3 - 5 - 7);
     CHECK(json["step"] == 3);
     CHECK(json["loss"].get<double>() == 0.1 + 0.2);
     CHECK(json["lr"].get<double>() == 5e-324);

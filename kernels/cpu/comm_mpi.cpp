@@ -10,6 +10,7 @@
 #include <chrono>
 #include <climits>
 #include <condition_variable>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <exception>
@@ -47,7 +48,7 @@ struct Request {
 class Queue {
 public:
     explicit Queue(const CommSettings& settings) : settings_(settings) {
-        thread_ = std::thread([this] { run(); });
+        thread_ = std::jthread([this] { run(); });
         wait(enqueue({"join", nullptr, nullptr}));
     }
 
@@ -58,7 +59,6 @@ public:
             stop_ = true;
         }
         changed_.notify_all();
-        thread_.join();
     }
 
     uint64_t ask(Request request) {
@@ -117,6 +117,12 @@ private:
     }
 
     void join() {
+        // In this case MPI_Init would end the process, with a page of its own.
+        const auto is_set = [](const char* name) { return std::getenv(name) != nullptr; };
+        if (is_set("SLURM_STEP_ID") && !is_set("PMIX_RANK") && !is_set("PMI_RANK") && !is_set("OMPI_COMM_WORLD_RANK"))
+            fail(Exit::config,
+                 "srun has started rank %d without what %s needs to find the others: use srun --mpi=pmix, or mpirun",
+                 settings_.rank, comm_library().c_str());
         int provided = 0, rank = 0, size = 0;
         check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided), "MPI_Init");
         check_mpi(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
@@ -162,7 +168,6 @@ private:
     }
 
     const CommSettings settings_;
-    std::thread thread_;
     uint64_t asked_ = 0;  // the asking thread's
 
     // Shared with the thread, under the mutex.
@@ -172,6 +177,8 @@ private:
     uint64_t finished_ = 0;
     bool stop_ = false;
     std::exception_ptr error_;
+
+    std::jthread thread_;  // the last: joined while all that it uses is there, also where the constructor throws
 };
 
 Queue& queue_of(const Comm& comm) { return *static_cast<Queue*>(comm.handle); }

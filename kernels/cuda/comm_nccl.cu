@@ -137,9 +137,17 @@ public:
     }
 
     void let_wait(Ticket ticket, Stream stream) {
+        stream_waits_.start(stream);
         check_cuda(cudaStreamWaitEvent(cuda_stream(stream), finished_[ticket.number % kEvents], 0),
                    "cudaStreamWaitEvent");
+        stream_waits_.stop(stream);
     }
+
+    CommTotals totals() {
+        totals_.waited_ms += stream_waits_.take_ms();
+        return totals_;
+    }
+    void count_sent(size_t bytes) { totals_.bytes_sent += bytes; }
 
     void drain() noexcept {
         try {
@@ -160,8 +168,6 @@ public:
     }
 
     bool is_deterministic() const { return settings_.deterministic; }
-
-    CommTotals totals;
 
 private:
     void begin(const char* name) {
@@ -187,7 +193,7 @@ private:
             if (!poll.go_on()) report_hang("its end", limit_s);
         }
         cudaGetLastError();  // "not ready" is no error, and nobody shall take it for one
-        totals.waited_ms += std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+        totals_.waited_ms += std::chrono::duration<double, std::milli>(Clock::now() - start).count();
     }
 
     ncclResult_t async_error() {
@@ -228,6 +234,8 @@ private:
     std::array<cudaEvent_t, kEvents> finished_{};
     char *device_ = nullptr, *pinned_ = nullptr;
     uint64_t asked_ = 0;
+    CommTotals totals_;  // but for what stream_waits_ still knows
+    Stopwatch stream_waits_;
     const char* name_;  // of the collective that was asked for last
 };
 
@@ -377,7 +385,7 @@ Ticket reduce_scatter_sum(const ReduceScatter& op, const Comm& comm, Stream stre
         return {};
     }
     Nccl& nccl = nccl_of(comm);
-    nccl.totals.bytes_sent += size_t(comm.size - 1) * op.count * sizeof(float);
+    nccl.count_sent(size_t(comm.size - 1) * op.count * sizeof(float));
     return nccl.ask("reduce_scatter_sum", stream, [&](ncclComm_t handle, cudaStream_t ours) {
         if (nccl.is_deterministic())
             nccl.reduce_scatter_as_tree(op);
@@ -393,7 +401,7 @@ Ticket all_gather(void* out, const void* inp, size_t bytes, const Comm& comm, St
         return {};
     }
     Nccl& nccl = nccl_of(comm);
-    nccl.totals.bytes_sent += size_t(comm.size - 1) * bytes;
+    nccl.count_sent(size_t(comm.size - 1) * bytes);
     return nccl.ask("all_gather", stream, [&](ncclComm_t handle, cudaStream_t ours) {
         nccl.settle(ncclAllGather(inp, out, bytes, ncclUint8, handle, ours), "ncclAllGather");
     });
@@ -433,4 +441,4 @@ std::string broadcast_text(const std::string& mine, const Comm& comm) {
     return text;
 }
 
-CommTotals comm_totals(const Comm& comm) { return comm.handle ? nccl_of(comm).totals : CommTotals(); }
+CommTotals comm_totals(const Comm& comm) { return comm.handle ? nccl_of(comm).totals() : CommTotals(); }

@@ -188,6 +188,21 @@ class Ranks(TrainerTest):
         self.assertRegex(result.stderr, "rank 1 .*configuration|configuration.* rank 1")
         self.assertFalse((self.dir / "run").exists())
 
+    def test_ranks_that_mpi_takes_for_single_processes(self):
+        """Started by torchrun, by srun without PMIx: what must be done instead, before a second passes."""
+        torchrun = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
+        srun = {"SLURM_JOB_ID": "1000", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_LOCALID": "1",
+                "SLURM_NODEID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2",
+                "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "localhost"}
+        config = self.write_config()
+        for variables, expected in ((torchrun, "this process is rank 0 of 2, but MPI says rank 0 of 1: start it by the mpirun of"),
+                                    (srun, "srun has started rank 1 without what .* needs .*: use srun --mpi=pmix")):
+            with self.subTest(expected):
+                result = subprocess.run([TRAINER, config], cwd=self.dir, capture_output=True, text=True, timeout=60,
+                                        env={**MPI_ENVIRONMENT, **variables})
+                self.assertRegex(result.stderr, "^train_gpt: " + expected)
+                self.assertEqual(result.returncode, 78, result.stderr)
+
     def test_nproc_starts_the_ranks_itself(self):
         config = self.write_config(parallel_deterministic_reduce=True, **EIGHT)
         self.run_trainer(config)

@@ -28,7 +28,7 @@ TINY = {
 }
 OTHER_SECTIONS = ["sample", "log", "loss_scale", "parallel"]
 ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "passive"}  # faster where other programs run too; changes no bit
-TIMES = ("step_ms", "tokens_per_s", "mfu", "data_ms", "comm_ms", "comm_bytes")
+TIMES = ("step_ms", "tokens_per_s", "mfu", "compute_ms", "comm_ms", "data_ms", "optimizer_ms", "comm_bytes")
 
 
 def digest(path):
