@@ -137,6 +137,7 @@ Place slurm_place(const Lookup& lookup) {
     // and few steps: 31 keeps those apart.
     place.master_port = int(15000 + (31 * job_id + step_id) % 15000);
     const char* nodes = is_set(lookup, "SLURM_STEP_NODELIST") ? "SLURM_STEP_NODELIST" : "SLURM_JOB_NODELIST";
+    place.has_pmi = is_set(lookup, "PMIX_RANK") || is_set(lookup, "PMI_RANK");
     if (place.size > 1) place.master_host = first_host(text_or_empty(lookup, nodes), nodes);
     return place;
 }

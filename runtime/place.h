@@ -17,6 +17,7 @@ struct Place {
     int master_port = 0;      // where rank 0 listens; 0 where the launcher does not say
     std::string run_id;       // tells this run from others on the same machines; no secret; empty if unknown
     std::string token;        // 32 hexadecimal digits that only ranks of this run know; empty if there is none
+    bool has_pmi = true;      // false: srun without PMI, where MPI_Init would only find this process, or end it
     int listen_fd = -1;       // rank 0: a socket that listens at master_port already, from start_local_ranks(); else -1
 };
 

@@ -28,6 +28,11 @@ ControlSettings control_settings(const Config& config) {
 }  // namespace
 
 Ranks::Ranks(const Place& place, const Config& config, const std::string& program) {
+    if (place.size > 1 && !place.has_pmi && !comm_launcher().empty())
+        fail(Exit::config,
+             "srun has started rank %d without PMI, by which ranks that talk by %s find each other: use srun "
+             "--mpi=pmix, or mpirun",
+             place.rank, comm_library().c_str());
     const CommSettings settings{
         .rank = place.rank,
         .size = place.size,

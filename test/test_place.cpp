@@ -99,6 +99,9 @@ TEST_CASE("place: of nested launchers the inner one counts", "[place]") {
     CHECK(summary(place_in(with(kStep, kMpich))) == "MPICH 1/2 1/2 :0");
     // srun --mpi=pmi2 sets PMI_* itself
     CHECK(summary(place_in(with(kStep, {{"PMI_RANK", "6"}, {"PMI_SIZE", "7"}}))) == "Slurm 6/7 0/1 big2:16002");
+    CHECK(place_in(with(kStep, {{"PMI_RANK", "6"}, {"PMI_SIZE", "7"}})).has_pmi);
+    CHECK(place_in(with(kStep, {{"PMIX_RANK", "6"}})).has_pmi);
+    CHECK(!place_in(kStep).has_pmi);
     // torchrun under srun and under mpirun, and our own local ranks
     CHECK(summary(place_in(with(kStep, kTorchrun))) == "torchrun 5/8 1/4 a:29500");
     CHECK(summary(place_in(with(with(kOpenMpi, kTorchrun), {{"TORCHELASTIC_RUN_ID", "x"}}))) ==

@@ -10,7 +10,6 @@
 #include <chrono>
 #include <climits>
 #include <condition_variable>
-#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <exception>
@@ -117,12 +116,6 @@ private:
     }
 
     void join() {
-        // In this case MPI_Init would end the process, with a page of its own.
-        const auto is_set = [](const char* name) { return std::getenv(name) != nullptr; };
-        if (is_set("SLURM_STEP_ID") && !is_set("PMIX_RANK") && !is_set("PMI_RANK") && !is_set("OMPI_COMM_WORLD_RANK"))
-            fail(Exit::config,
-                 "srun has started rank %d without what %s needs to find the others: use srun --mpi=pmix, or mpirun",
-                 settings_.rank, comm_library().c_str());
         int provided = 0, rank = 0, size = 0;
         check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided), "MPI_Init");
         check_mpi(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
