@@ -13,6 +13,8 @@ namespace simt {
 
 namespace {
 
+constexpr double kWorkMs = 1e-3;
+
 double& clock_ms() {
     static double ms = 0;
     return ms;
@@ -68,7 +70,10 @@ bool run_front(Stream& stream) {
     in_order_of(stream, [&] {
         acquire_order(work.host_order.get());
         if (work.awaited) acquire_order(&work.awaited->order);
-        if (work.run) work.run();
+        if (work.run) {
+            spend(kWorkMs);
+            work.run();
+        }
         if (work.recorded) {
             release_order(&work.recorded->order);
             work.recorded->completed = std::max(work.recorded->completed, work.version);

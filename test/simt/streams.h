@@ -50,7 +50,7 @@ void run_all_streams();
 // One piece of work, if none of another process must come first.
 void go_on_towards(Event* event);
 
-// Lets the work that runs take `ms` milliseconds by the made-up clock that events read; all other work takes none.
+// Lets the work that runs take `ms` milliseconds by the made-up clock that events read, beside its one microsecond.
 void spend(double ms);
 
 }  // namespace simt

@@ -72,8 +72,10 @@ TEST_CASE("an event completes with its stream, and tells the host", "[simt]") {
     DeviceArray<float> x(std::vector<float>{1});
     launch_add({x.data(), x.data(), 1}, streams.first);
     check_cuda(cudaEventRecord(streams.event, streams.first), "record");
-    CHECK(cudaEventQuery(streams.event) == cudaErrorNotReady);
-    CHECK(cudaStreamQuery(streams.first) == cudaErrorNotReady);
+    if (!simt::options().seed) {  // with a seed a stream may be ahead of who asks
+        CHECK(cudaEventQuery(streams.event) == cudaErrorNotReady);
+        CHECK(cudaStreamQuery(streams.first) == cudaErrorNotReady);
+    }
     CHECK(cudaEventSynchronize(streams.event) == cudaSuccess);
     CHECK(cudaEventQuery(streams.event) == cudaSuccess);
     CHECK(x.fetch()[0] == 2);
