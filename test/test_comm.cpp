@@ -25,6 +25,10 @@ TEST_CASE("one rank's collectives leave its values and texts as they are", "[com
             wait(all_reduce_sum(sum, 3, comm, {}), comm, {});
             wait(gathered, comm, {});
         }
+        // Nothing but waits stands on the stream.
+        synchronize({});
+        const double waited_ms = comm_totals(comm).waited_ms;
+        CHECK((waited_ms > 0) == (comm.handle != nullptr));
         CHECK(all_reduce_max(-3, comm) == -3);
         const std::string text(100000, 't');
         CHECK(broadcast_text(text, comm) == text);

@@ -58,6 +58,7 @@ bool run_front(Stream& stream) {
         in_order_of(stream, [&] {
             acquire_order(front.host_order.get());
             is_done = front.poll();
+            if (is_done) spend(kWorkMs);
         });
         if (!is_done) return false;
     }
