@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Proof that the tests of the CUDA kernels find faults: plants each fault of kernel_faults.py in a copy of the tree.
+"""Proof that the tests find faults: plants each fault of kernel_faults.py and rank_faults.py in a copy of the tree.
 
     dev/plant_faults.py [--only TEXT] [--skip N] [--out FILE.md]
 
-For each fault it builds build/test_simt in the copy and runs the tests of the op's family in one mode after the other
-until one fails: the default order, three seeds, the strict proxy, ThreadSanitizer, AddressSanitizer. A mode must pass
-without a fault to count as a witness. Exit code 0 if every fault is caught. Takes a minute or two per fault.
+For each fault it lets the witnesses of its file testify, one after the other until one fails: for a kernel the tests of
+its op's family in the modes of build/test_simt (the default order, three seeds, the strict proxy, ThreadSanitizer,
+AddressSanitizer), for what ranks do together the trainer on CPU ranks and on simulated GPUs. A witness must pass without
+a fault to count. Exit code 0 if every fault is caught. Takes a minute or two per fault.
 """
 import argparse
 import os
@@ -17,9 +18,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from kernel_faults import FAULTS
+import kernel_faults
+import rank_faults
 
 ROOT = Path(__file__).resolve().parents[1]
+# A witness: its name, the program to build, the tests that it runs.
 MODES = [("default order", "test_simt", []), ("seed 1", "test_simt", ["--seed", "1"]),
          ("seed 2", "test_simt", ["--seed", "2"]), ("seed 3", "test_simt", ["--seed", "3"]),
          ("strict proxy", "test_simt", ["--strict-proxy"]), ("ThreadSanitizer", "test_simt_tsan", []),
@@ -27,13 +30,24 @@ MODES = [("default order", "test_simt", []), ("seed 1", "test_simt", ["--seed", 
 # Which tests exercise a file; reduce.cuh and vector.cuh are under everything that is not a product.
 FAMILIES = [("attention", "*attention*"), ("norm", "*norm*"), ("cross_entropy", "*cross_entropy*"),
             ("embedding", "*embedding*"), ("optimizer", "*update*"), ("grad_norm", "*norm_finish*"),
-            ("matmul", "*matmul*"), ("fill", "*fill*,*cast*,add"), ("gelu", "*gelu*")]
-SECONDS = 900  # for one mode; a deadlock is reported much sooner
+            ("matmul", "*matmul*"), ("fill", "*fill*,*cast*,add"), ("gelu", "*gelu*"),
+            ("comm_nccl", "[comm]"), ("tree_sum.cu", "[comm]")]
+CPU_RANKS = [("CPU ranks", "train_gpt_cpu", [sys.executable, "test/program", *(f"test_ranks.Ranks.{name}" for name in (
+    "test_losses_are_those_of_one_rank", "test_the_same_bits_for_any_number_of_ranks_and_micro_steps",
+    "test_ranks_hold_shares_and_send_what_zero_says", "test_a_checkpoint_of_3_ranks_loads_on_2_or_4_and_back",
+    "test_16_bits_loss_scale_and_recomputation"))])]
+SIMULATED_RANKS = [("simulated ranks", "train_gpt_simt", [sys.executable, "test/program", "test_simulated_ranks"])]
+OBJECTS = ("kernels", "model", "runtime", "data")  # folders in build/
+SECONDS = 900  # for one witness; a deadlock is reported much sooner
 
 
-def tests_of(file):
+def witnesses_of(file):
     name = Path(file).name
-    return next((tests for family, tests in FAMILIES if name.startswith(family)), "[ops]~*matmul*~*attention*")
+    if not file.startswith("kernels/cuda/"):
+        return CPU_RANKS + (SIMULATED_RANKS if file.startswith("model/") else [])
+    tests = next((tests for family, tests in FAMILIES if name.startswith(family)), "[ops]~*matmul*~*attention*")
+    modes = [(mode, program, [f"build/{program}", tests, *flags]) for mode, program, flags in MODES]
+    return modes[:1] + SIMULATED_RANKS + modes[1:] if name.startswith("comm_") else modes
 
 
 def build(tree, program):
@@ -41,11 +55,11 @@ def build(tree, program):
                           text=True, check=False)
 
 
-def run(tree, program, flags, tests):
+def run(tree, command):
     """None if all tests pass, else what was said first."""
     try:
-        result = subprocess.run([f"build/{program}", tests, *flags], cwd=tree, capture_output=True, text=True,
-                                errors="replace", timeout=SECONDS, check=False)
+        result = subprocess.run(command, cwd=tree, capture_output=True, text=True, errors="replace", timeout=SECONDS,
+                                check=False)
     except subprocess.TimeoutExpired:
         return f"no end within {SECONDS} s"
     if result.returncode == 0:
@@ -53,19 +67,21 @@ def run(tree, program, flags, tests):
     said = result.stdout + result.stderr
     for pattern in (r"data race|ERROR: AddressSanitizer: [\w-]+|runtime error: [^\n]*",
                     r"[^\n:]*: block \(\d[^\n]{0,120}",
-                    r"\w+\[\d+\] is [^\n]{0,60}"):
+                    r"\w+\[\d+\] is [^\n]{0,60}",
+                    r"AssertionError: [^\n]{0,100}",
+                    r"FAIL(?:ED)?:[^\n]*\n[^\n]{0,100}"):
         if found := re.search(pattern, said):
             return " ".join(found[0].split())
     return f"exit code {result.returncode}"
 
 
 def first_witness(tree, file):
-    for mode, program, flags in MODES:
+    for name, program, command in witnesses_of(file):
         built = build(tree, program)
         if built.returncode != 0:
             return None, f"does not compile: {built.stderr[-400:]}"
-        if said := run(tree, program, flags, tests_of(file)):
-            return mode, said
+        if said := run(tree, command):
+            return name, said
     return None, "nobody noticed"
 
 
@@ -76,8 +92,10 @@ def copy_of_tree(folder):
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
-    for objects in (ROOT / "build").glob("simt*"):  # what is built already need not be built again
-        shutil.copytree(objects, folder / "build" / objects.name)
+    for built in (ROOT / "build").iterdir():  # what is built already need not be built again
+        if built.name in OBJECTS or built.name.startswith("simt"):
+            shutil.copytree(built, folder / "build" / built.name)
+    shutil.copy2(ROOT / "build/train_gpt.cu.o", folder / "build")
 
 
 def main():
@@ -86,7 +104,8 @@ def main():
     parser.add_argument("--skip", type=int, default=0, help="so many from the start of the list")
     parser.add_argument("--out", type=Path, help="Markdown table of the results")
     args = parser.parse_args()
-    chosen = [fault for fault in FAULTS if args.only in fault[0] or args.only in fault[1]][args.skip:]
+    faults = kernel_faults.FAULTS + rank_faults.FAULTS
+    chosen = [fault for fault in faults if args.only in fault[0] or args.only in fault[1]][args.skip:]
     rows, escaped = [], 0
     with tempfile.TemporaryDirectory() as temporary:
         tree = Path(temporary, "tree")
