@@ -5,8 +5,8 @@
 
 For each fault it lets the witnesses of its file testify, one after the other until one fails: for a kernel the tests of
 its op's family in the modes of build/test_simt (the default order, three seeds, the strict proxy, ThreadSanitizer,
-AddressSanitizer), for what ranks do together the trainer on CPU ranks and on simulated GPUs. A witness must pass without
-a fault to count. Exit code 0 if every fault is caught. Takes a minute or two per fault.
+AddressSanitizer), for what ranks do together the trainer on CPU ranks and on simulated GPUs. All tests must pass
+without a fault. Exit code 0 if every fault is caught. Takes a minute or two per fault.
 """
 import argparse
 import os
