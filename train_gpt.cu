@@ -203,7 +203,7 @@ struct Run {
           gpt(starting_model(c, comm, start.checkpoint ? &*start.checkpoint : nullptr)),
           scaler(c.loss_scale, state.loss_scale),
           log(is_first() ? std::make_optional<RunLog>(c.run.dir, state.step) : std::nullopt),
-          progress(is_first() ? stdout : nullptr, c.train.max_steps, c.log.every_steps),
+          progress(is_first() ? stdout : nullptr, comm.size, c.train.max_steps, c.log.every_steps),
           writer(c.run.dir, comm) {}
 
     bool is_first() const { return comm.rank == 0; }

@@ -124,11 +124,11 @@ std::string progress_line(const TrainRecord& record, int total_steps, double rem
     return record.skipped.empty() ? line : line + " | skipped: " + record.skipped + " is not finite";
 }
 
-TrainingProgress::TrainingProgress(std::FILE* out, int total_steps, int every_steps)
+TrainingProgress::TrainingProgress(std::FILE* out, int ranks, int total_steps, int every_steps)
     : out_(out),
       total_steps_(total_steps),
       every_steps_(every_steps),
-      is_terminal_(out && ::isatty(::fileno(out)) == 1) {}
+      is_terminal_(out && ranks == 1 && ::isatty(::fileno(out)) == 1) {}
 
 TrainingProgress::~TrainingProgress() {
     if (line_is_open_) std::fputc('\n', out_);

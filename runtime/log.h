@@ -61,10 +61,11 @@ private:
 };
 
 // One line on the terminal that is rewritten at each step, or, where `out` is not a terminal, one plain line every
-// `every_steps` steps, at the first and at the last. Where `out` is null, nothing: ranks other than the first.
+// `every_steps` steps, at the first and at the last. So it is with several `ranks` always: mpirun gives its processes a
+// terminal even where its own output is a file. Where `out` is null, nothing: ranks other than the first.
 class TrainingProgress {
 public:
-    TrainingProgress(std::FILE* out, int total_steps, int every_steps);
+    TrainingProgress(std::FILE* out, int ranks, int total_steps, int every_steps);
     ~TrainingProgress();  // leaves the last line standing
 
     void show(const TrainRecord& record);

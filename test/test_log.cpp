@@ -169,13 +169,17 @@ TEST_CASE("the progress line says step, loss, rate, speed and the time left", "[
     CHECK(progress_line(record, 500, 0).ends_with(" 999 tokens/s | 166 ms | 0 s left | skipped: wte is not finite"));
 }
 
-TEST_CASE("without a terminal progress is a plain line every so many steps, at the first and the last", "[log]") {
-    const std::string text = printed_on_file([](std::FILE* out) {
-        TrainingProgress progress(out, 25, 10);
+TEST_CASE("without a terminal, or with several ranks, progress is a plain line every so many steps", "[log]") {
+    auto train = [](std::FILE* out, int ranks) {
+        TrainingProgress progress(out, ranks, 25, 10);
         for (int step = 3; step <= 25; step++) progress.show(record_of(step));
         progress.say("done");
-    });
+    };
+    const std::string text = printed_on_file([&](std::FILE* out) { train(out, 1); });
     CHECK(text.find_first_of("\r\x1b") == std::string::npos);
+    std::string on_terminal = printed_on_terminal([&](std::FILE* out) { train(out, 2); });
+    std::erase(on_terminal, '\r');  // the terminal's own, before each newline
+    CHECK(on_terminal == text);
     std::vector<std::string> lines;
     for (size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1)
         lines.push_back(text.substr(begin, end - begin));
@@ -188,7 +192,7 @@ TEST_CASE("without a terminal progress is a plain line every so many steps, at t
 
 TEST_CASE("on a terminal progress rewrites one line that is never wider than the terminal", "[log]") {
     const std::string text = printed_on_terminal([](std::FILE* out) {
-        TrainingProgress progress(out, 3, 10);
+        TrainingProgress progress(out, 1, 3, 10);
         for (int step = 1; step <= 2; step++) progress.show(record_of(step));
         progress.say("validation");
         progress.show(record_of(3));
