@@ -32,11 +32,12 @@ FAMILIES = [("attention", "*attention*"), ("norm", "*norm*"), ("cross_entropy", 
             ("embedding", "*embedding*"), ("optimizer", "*update*"), ("grad_norm", "*norm_finish*"),
             ("matmul", "*matmul*"), ("fill", "*fill*,*cast*,add"), ("gelu", "*gelu*"),
             ("comm_nccl", "[comm]"), ("tree_sum.cu", "[comm]")]
-CPU_RANKS = [("CPU ranks", "train_gpt_cpu", [sys.executable, "test/program", *(f"test_ranks.Ranks.{name}" for name in (
+PROGRAM = [sys.executable, "test/program", "--failfast"]
+CPU_RANKS = [("CPU ranks", "train_gpt_cpu", [*PROGRAM, *(f"test_ranks.Ranks.{name}" for name in (
     "test_losses_are_those_of_one_rank", "test_the_same_bits_for_any_number_of_ranks_and_micro_steps",
     "test_ranks_hold_shares_and_send_what_zero_says", "test_a_checkpoint_of_3_ranks_loads_on_2_or_4_and_back",
     "test_16_bits_loss_scale_and_recomputation"))])]
-SIMULATED_RANKS = [("simulated ranks", "train_gpt_simt", [sys.executable, "test/program", "test_simulated_ranks"])]
+SIMULATED_RANKS = [("simulated ranks", "train_gpt_simt", [*PROGRAM, "test_simulated_ranks"])]
 OBJECTS = ("kernels", "model", "runtime", "data")  # folders in build/
 SECONDS = 900  # for one witness; a deadlock is reported much sooner
 

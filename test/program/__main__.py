@@ -1,15 +1,16 @@
 """Runs every test of this folder, and sums up in Catch2's words, which scripts/test.sh reads: python3 test/program
 
 With arguments, only the tests named so: python3 test/program test_house.House.test_each_rule_fires
+With --failfast none after the first that fails.
 """
 import sys
 import unittest
 from pathlib import Path
 
 loader = unittest.TestLoader()
-names = sys.argv[1:]
+names = [argument for argument in sys.argv[1:] if argument != "--failfast"]
 tests = loader.loadTestsFromNames(names) if names else loader.discover(Path(__file__).parent)
-result = unittest.TextTestRunner(stream=sys.stdout, verbosity=2).run(tests)
+result = unittest.TextTestRunner(stream=sys.stdout, verbosity=2, failfast="--failfast" in sys.argv).run(tests)
 for test, reason in result.skipped:
     print(f"skipped: {test}: {reason}")
 failed = len({str(test).split(" [")[0] for test, _ in result.failures + result.errors})
