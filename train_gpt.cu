@@ -494,7 +494,7 @@ std::string version() {
 int main(int argc, char** argv) {
     return exit_status("train_gpt", [&] {
         const CommandLine line = parse_command_line(argc, argv, version);
-        if (line.nproc > 0) return start_ranks(line.nproc, without_option({argv, argv + argc}, "--nproc"));
+        if (line.nproc > 0) return start_ranks(line.nproc, line.node, arguments_of_rank({argv, argv + argc}));
         return line.command == Command::train ? train(line) : run_command(line);
     });
 }

@@ -39,7 +39,7 @@ CPU_RANKS = [("CPU ranks", "train_gpt_cpu", [*PROGRAM, *(f"test_ranks.Ranks.{nam
     "test_16_bits_loss_scale_and_recomputation"))])]
 SIMULATED_RANKS = [("simulated ranks", "train_gpt_simt", [*PROGRAM, "test_simulated_ranks"])]
 OBJECTS = ("kernels", "model", "runtime", "data")  # folders in build/
-SECONDS = 900  # for one witness; a deadlock is reported much sooner
+SECONDS = 300  # for one witness; a deadlock is reported much sooner
 
 
 def witnesses_of(file):

@@ -1,8 +1,11 @@
 #include "runtime/command_line.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
 #include <cstdlib>
 #include <optional>
+#include <string_view>
 
 #include "kernels/check.h"
 #include "runtime/scaling.h"
@@ -27,6 +30,40 @@ void add_overrides(CLI::App& app, CommandLine& line) {
     app.add_option("--set", line.overrides, kSetHelp)->take_all()->allow_extra_args(false);
 }
 
+// What stands behind --node and --master.
+struct NodeTexts {
+    std::string node, master;
+};
+
+void add_ranks(CLI::App& app, CommandLine& line, NodeTexts& texts) {
+    auto* nproc = app.add_option("--nproc", line.nproc, "start that many ranks on this machine");
+    nproc->check(CLI::Range(1, 1024));
+    auto* node = app.add_option("--node", texts.node, "with --nproc on each of several machines: its number, like 0/2");
+    auto* master = app.add_option("--master", texts.master, "machine 0 and a free port there, like node0:29500");
+    node->needs(nproc)->needs(master);
+    master->needs(node);
+}
+
+// A whole number in [low, high] that fills the text.
+bool read_whole(std::string_view text, int low, int high, int& number) {
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    return error == std::errc() && end == text.data() + text.size() && low <= number && number <= high;
+}
+
+void finish_node(LocalNode& node, const NodeTexts& texts) {
+    if (texts.node.empty()) return;
+    const std::string_view number = texts.node, master = texts.master;
+    const size_t slash = std::min(number.find('/'), number.size()), colon = master.rfind(':');
+    if (slash == number.size() || !read_whole(number.substr(slash + 1), 1, 1 << 20, node.nodes) ||
+        !read_whole(number.substr(0, slash), 0, node.nodes - 1, node.node))
+        fail(Exit::usage, "--node is \"%s\", expected this machine's number from 0 and how many there are, like 0/2",
+             texts.node.c_str());
+    if (colon == 0 || colon == master.npos || !read_whole(master.substr(colon + 1), 1, 65535, node.master_port))
+        fail(Exit::usage, "--master is \"%s\", expected machine 0 and a port there, like node0:29500",
+             texts.master.c_str());
+    node.master_host = master.substr(0, colon);
+}
+
 void add_training(CLI::App& app, CommandLine& line, StartFlags& start) {
     app.add_option("CONFIG", line.config, "the run, as JSON; --help-config lists the keys");
     add_overrides(app, line);
@@ -39,7 +76,6 @@ void add_training(CLI::App& app, CommandLine& line, StartFlags& start) {
     app.add_flag_callback(
         "--debug-sync", [&] { line.overrides.push_back("device.debug_sync=true"); },
         "GPU: wait after each kernel, so that an error names the kernel that made it");
-    app.add_option("--nproc", line.nproc, "start that many ranks on this machine")->check(CLI::Range(1, 1024));
     app.add_flag("--accept-changes", line.accept_changes, "resume although configuration or data have changed");
 }
 
@@ -143,6 +179,7 @@ CommandLine parse_command_line(int argc, char** argv, const std::function<std::s
     CommandLine line;
     StartFlags start;
     ScalingTexts scaling;
+    NodeTexts node;
     CLI::App app("Pretrains GPT-class language models. Without a command: trains CONFIG.", "train_gpt");
     app.set_version_flag("--version", version);
     app.add_flag_callback(
@@ -151,6 +188,7 @@ CommandLine parse_command_line(int argc, char** argv, const std::function<std::s
         "--markdown-config", [&] { line.command = Command::markdown_config; }, "the same as a Markdown table");
     app.require_subcommand(0, 1);
     add_training(app, line, start);
+    add_ranks(app, line, node);
     add_prepare(app, line);
     add_sample(app, line);
     add_plan(app, line, scaling);
@@ -164,6 +202,7 @@ CommandLine parse_command_line(int argc, char** argv, const std::function<std::s
     }
     line.start = start.mode();
     finish_scaling(line.scaling, scaling);
+    finish_node(line.node, node);
     if (line.command == Command::train && line.config.empty())
         fail(Exit::usage, "no configuration and no command (--help shows what can be said)");
     return line;
@@ -179,13 +218,14 @@ ScalingInputs inputs_of(const CommandLine::Scaling& machine) {
     return inputs;
 }
 
-std::vector<std::string> without_option(const std::vector<std::string>& arguments, const std::string& name) {
+std::vector<std::string> arguments_of_rank(const std::vector<std::string>& arguments) {
     std::vector<std::string> others;
     for (size_t i = 0; i < arguments.size(); i++) {
-        if (arguments[i] == name)
-            i++;
-        else if (!arguments[i].starts_with(name + "="))
+        const std::string name = arguments[i].substr(0, arguments[i].find('='));
+        if (name != "--nproc" && name != "--node" && name != "--master")
             others.push_back(arguments[i]);
+        else if (name == arguments[i])
+            i++;  // its value
     }
     return others;
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "runtime/config.h"
+#include "runtime/local_ranks.h"
 #include "runtime/run_directory.h"
 #include "runtime/scaling.h"
 
@@ -19,6 +20,7 @@ struct CommandLine {
     std::vector<std::string> overrides;  // train, plan: "section.key=value"
     StartMode start = StartMode::only_new;
     int nproc = 0;                // train: start that many ranks on this machine; 0: this process is one
+    LocalNode node;               // train: this machine, if several start ranks for one run
     bool accept_changes = false;  // train: resume although configuration or data have changed
 
     struct Scaling {
@@ -53,8 +55,8 @@ struct CommandLine {
 // Exit::usage and a sentence. `version` gives what --version prints, and is asked only for that.
 CommandLine parse_command_line(int argc, char** argv, const std::function<std::string()>& version);
 
-// The arguments without "--name value" and "--name=value".
-std::vector<std::string> without_option(const std::vector<std::string>& arguments, const std::string& name);
+// The arguments of a rank that --nproc starts: without that option and those that belong to it.
+std::vector<std::string> arguments_of_rank(const std::vector<std::string>& arguments);
 
 // The machine that `plan` was asked about, as the scaling model takes it; what it says of the run is not yet filled in.
 ScalingInputs inputs_of(const CommandLine::Scaling& machine);

@@ -62,23 +62,23 @@ private:
 
 using Texts = std::vector<std::string>;
 
-// Our environment, with the rank's place instead of what an outer launcher has set.
-Texts environment_of(int rank, int count, int port, const std::string& token, int listen_fd) {
-    Texts own = {"RANK=" + std::to_string(rank),
-                 "WORLD_SIZE=" + std::to_string(count),
-                 "LOCAL_RANK=" + std::to_string(rank),
+// Our environment, with the rank's place instead of what an outer launcher has set. `secrets`: what only ranks that
+// share this process have in common.
+Texts environment_of(int local_rank, int count, const LocalNode& at, const Texts& secrets) {
+    Texts own = {"RANK=" + std::to_string(at.node * count + local_rank),
+                 "WORLD_SIZE=" + std::to_string(at.nodes * count),
+                 "LOCAL_RANK=" + std::to_string(local_rank),
                  "LOCAL_WORLD_SIZE=" + std::to_string(count),
-                 "MASTER_ADDR=127.0.0.1",
-                 "MASTER_PORT=" + std::to_string(port),
-                 "TRAIN_GPT_TOKEN=" + token,
-                 "TRAIN_GPT_LISTEN_FD=" + std::to_string(listen_fd)};
+                 "MASTER_ADDR=" + at.master_host,
+                 "MASTER_PORT=" + std::to_string(at.master_port)};
+    own.insert(own.end(), secrets.begin(), secrets.end());
     const size_t count_own = own.size();
     for (char** variable = ::environ; *variable; ++variable) {
         const std::string_view text = *variable;
         const std::string_view name = text.substr(0, text.find('='));
         const auto is_same = [&](const std::string& ours) { return ours.starts_with(std::string(name) + "="); };
         const bool is_replaced = std::any_of(own.begin(), own.begin() + long(count_own), is_same);
-        if (!is_replaced && !name.starts_with("TORCHELASTIC_")) own.emplace_back(text);
+        if (!is_replaced && !name.starts_with("TORCHELASTIC_") && name != "TRAIN_GPT_LISTEN_FD") own.emplace_back(text);
     }
     return own;
 }
@@ -109,17 +109,24 @@ public:
     explicit LocalRanks(const LocalRanksSettings& settings) : settings_(settings) {}
 
     void start(int count, Texts command) {
-        const Socket listener = listen_on_loopback();
-        if (!listener) fail(Exit::os, "cannot listen at 127.0.0.1: %s", std::strerror(errno));
-        const int port = address_of(listener).port();
-        const std::string token = hexadecimal(random_bytes(16));
+        LocalNode at = settings_.place;
+        Socket listener;
+        Texts secrets;
+        if (at.nodes == 1) {
+            listener = listen_on_loopback();
+            if (!listener) fail(Exit::os, "cannot listen at 127.0.0.1: %s", std::strerror(errno));
+            at.master_host = "127.0.0.1", at.master_port = address_of(listener).port();
+            secrets = {"TRAIN_GPT_TOKEN=" + hexadecimal(random_bytes(16)),
+                       "TRAIN_GPT_LISTEN_FD=" + std::to_string(listener.fd())};
+        }
         const pid_t parent = ::getpid();
         for (int rank = 0; rank < count; ++rank) {
-            Texts environment = environment_of(rank, count, port, token, listener.fd());
+            Texts environment = environment_of(rank, count, at, secrets);
             const std::vector<char*> arguments = pointers(command), variables = pointers(environment);
             const pid_t pid = ::fork();
             if (pid == 0)
-                become_rank(parent, signals_.before(), listener.fd(), rank == 0, arguments.data(), variables.data());
+                become_rank(parent, signals_.before(), listener.fd(), listener && rank == 0, arguments.data(),
+                            variables.data());
             if (pid < 0) {
                 const int error = errno;
                 signal_all(SIGKILL);
@@ -176,11 +183,12 @@ private:
     }
 
     // A rank has ended by itself.
-    void note_end(int rank, pid_t pid, int status) {
+    void note_end(int local_rank, pid_t pid, int status) {
         codes_.push_back(WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status));
         if (WIFSIGNALED(status))
-            std::fprintf(stderr, "train_gpt: rank %d (pid %d) was killed by signal %d (%s)\n", rank, int(pid),
-                         WTERMSIG(status), ::strsignal(WTERMSIG(status)));
+            std::fprintf(stderr, "train_gpt: rank %d (pid %d) was killed by signal %d (%s)\n",
+                         settings_.place.node * int(ranks_.size()) + local_rank, int(pid), WTERMSIG(status),
+                         ::strsignal(WTERMSIG(status)));
         if (has_failed_ || codes_.back() == int(Exit::ok) || codes_.back() == int(Exit::again)) return;
         has_failed_ = true;
         stage_ends_ = Clock::now() + seconds(settings_.grace_s);

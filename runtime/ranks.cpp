@@ -9,7 +9,6 @@
 #include <thread>
 
 #include "kernels/check.h"
-#include "runtime/local_ranks.h"
 #include "runtime/process.h"
 
 namespace {
@@ -82,9 +81,12 @@ void Ranks::or_tell_others(const std::function<void()>& action) {
     }
 }
 
-Exit start_ranks(int count, const std::vector<std::string>& arguments) {
+Exit start_ranks(int count, const LocalNode& node, const std::vector<std::string>& arguments) {
     const std::string launcher = comm_launcher();
-    if (launcher.empty()) return Exit(start_local_ranks(count, arguments));
+    if (launcher.empty()) return Exit(start_local_ranks(count, arguments, {.place = node}));
+    if (node.nodes > 1)
+        fail(Exit::usage, "--node %d/%d: this program's ranks talk by %s: start those of several machines by %s",
+             node.node, node.nodes, comm_library().c_str(), launcher.c_str());
 
     // mpirun refuses root and more ranks than cores, and binds ranks to cores, unless told otherwise; this is one
     // machine, and its user has said how many.

@@ -9,6 +9,7 @@
 #include "kernels/comm.h"
 #include "runtime/config.h"
 #include "runtime/control_channel.h"
+#include "runtime/local_ranks.h"
 
 class Ranks {
 public:
@@ -30,5 +31,6 @@ private:
 };
 
 // `train_gpt --nproc COUNT ...`: starts that many ranks of this program on this machine with the arguments (the first
-// is the program's name), by the launcher that comm_launcher() names or by our own, and returns how they ended.
-Exit start_ranks(int count, const std::vector<std::string>& arguments);
+// is the program's name), by the launcher that comm_launcher() names or by our own, and returns how they ended. Several
+// nodes fail with Exit::usage where the launcher is not ours.
+Exit start_ranks(int count, const LocalNode& node, const std::vector<std::string>& arguments);

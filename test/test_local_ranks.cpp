@@ -34,11 +34,11 @@ std::string mark_of(const std::string& child) {
     return child + " for " + std::to_string(test);
 }
 
-// A process that runs start_local_ranks() with three ranks which run a case, and ends with what it returns.
-int start(RankProcesses& starters, const std::string& child) {
-    return starters.start({}, [child, mark = mark_of(child)](const Place&) {
-        return start_local_ranks(3, {"test", "child: " + child, "-o", "/dev/null", "-n", mark},
-                                 {.grace_s = 1, .term_s = 0.5});
+// A process that runs start_local_ranks() with ranks which run a case, and ends with what it returns.
+int start(RankProcesses& starters, const std::string& child, int count = 3, const LocalNode& node = {}) {
+    return starters.start({}, [=, mark = mark_of(child)](const Place&) {
+        return start_local_ranks(count, {"test", "child: " + child, "-o", "/dev/null", "-n", mark},
+                                 {.grace_s = 1, .term_s = 0.5, .place = node});
     });
 }
 
@@ -83,6 +83,16 @@ TEST_CASE("child: meets and leaves", "[.child]") {
     control.leave();
     char byte;
     ::_exit(is_sound && ranks == std::vector<std::string>{"0", "1", "2"} && ::read(0, &byte, 1) == 0 ? 0 : 1);
+}
+
+TEST_CASE("child: is one of two nodes with two ranks each", "[.child]") {
+    const Place place = find_place();
+    ControlChannel control(place, quick());
+    const bool is_sound = place.launcher == "torchrun" && place.size == 4 && place.local_size == 2 &&
+                          place.local_rank == place.rank % 2 && place.listen_fd == -1;
+    const std::vector<std::string> ranks = control.all_gather(std::to_string(place.rank), "ranks");
+    control.leave();
+    ::_exit(is_sound && ranks == std::vector<std::string>{"0", "1", "2", "3"} ? 0 : 1);
 }
 
 TEST_CASE("child: one dies", "[.child]") {
@@ -140,6 +150,17 @@ TEST_CASE("child: waits for ever", "[.child]") { sleep_for_ever(); }
 
 TEST_CASE("local ranks: they find each other, with a place, a token and an empty input", "[control]") {
     CHECK(code_of("meets and leaves") == 0);
+}
+
+TEST_CASE("local ranks: those of several machines make one run", "[control]") {
+    const std::string child = "is one of two nodes with two ranks each";
+    RankProcesses starters(1);
+    const int port = address_of(listen_on_loopback()).port();
+    for (const int node : {1, 0}) start(starters, child, 2, {node, 2, "127.0.0.1", port});
+    for (const int node : {0, 1}) {
+        CHECK(starters.wait(node) == 0);
+        CHECK(starters.printed(node) == "");
+    }
 }
 
 TEST_CASE("local ranks: the code that tells most is returned, and nobody stays", "[control]") {

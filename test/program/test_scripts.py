@@ -266,3 +266,79 @@ class Requeue(Folder):
         process.send_signal(signal.SIGTERM)
         said = process.communicate(timeout=20)[1]
         self.assertEqual(process.returncode, 75, said)
+
+
+class Recipes(Folder):
+    """What starts runs on several machines, with machines that are played."""
+
+    def setUp(self):
+        super().setUp()
+        (self.repository / "build").mkdir()
+        self.tool("train_gpt", "#!/bin/bash\necho \"trainer $*\"\n", folder="train_gpt/build")
+        (self.repository / "config.json").write_text("{}")
+        # mpirun on machines that differ in what they hold; `broken` cannot be reached.
+        self.tool("mpirun", """#!/bin/bash
+            echo "mpirun $*" >> "$HOME/calls"
+            while [ $# != 0 ]; do
+                case $1 in
+                    --host) host=$2; shift ;;
+                    sha256sum) [ "$host" = broken ] && { echo "no route to broken" >&2; exit 1; }
+                               [ "$host" = other ] && { echo "0  $2"; exit 0; }
+                               exec "$@" ;;
+                    build/train_gpt) exec "$@" ;;
+                esac
+                shift
+            done
+        """)
+
+    def train_hosts(self, *args, expect, **environment):
+        result = subprocess.run([self.repository / "scripts/train_hosts.sh", *args], cwd=self.repository, text=True,
+                                capture_output=True, timeout=60,
+                                env={"HOME": str(self.home), "PATH": f"{self.home}/bin:{os.environ['PATH']}",
+                                     **environment})
+        self.assertEqual(result.returncode, expect, result.stdout + result.stderr)
+        return result.stdout + result.stderr
+
+    def test_a_run_on_two_machines(self):
+        said = self.train_hosts("node1:8,node2:8", "build/train_gpt", "config.json", "--set", "run.seed=2", expect=0,
+                                MPIRUN_FLAGS="-x NCCL_SOCKET_IFNAME=eth0")
+        self.assertEqual(said, "trainer config.json --auto --set run.seed=2\n")
+        calls = (self.home / "calls").read_text().splitlines()
+        self.assertEqual(len(calls), 3)
+        for host, call in zip(("node1", "node2"), calls):
+            self.assertIn(f"--host {host} -np 1 ", call)
+        self.assertIn("-x NCCL_SOCKET_IFNAME=eth0 --host node1:8,node2:8 -np 16 ", calls[2])
+
+    def test_machines_that_cannot_take_part(self):
+        said = self.train_hosts("node1:8,other:8", "build/train_gpt", "config.json", expect=69)
+        self.assertIn("other has not the same build/train_gpt and config.json in", said)
+        self.assertIn("no route", self.train_hosts("broken:8", "build/train_gpt", "config.json", expect=69))
+        self.assertIn("nothing.json", self.train_hosts("node1:8", "build/train_gpt", "nothing.json", expect=69))
+
+    def test_wrong_arguments(self):
+        for hosts in ("node1", "node1:0", "node1:8,:8"):
+            said = self.train_hosts(hosts, "build/train_gpt", "config.json", expect=64)
+            self.assertIn("is not HOST:RANKS", said)
+        self.assertIn("usage", self.train_hosts("node1:8", expect=64))
+
+    def test_the_job_of_kubernetes(self):
+        """Its numbers agree, the trainer understands its command, and what is final elsewhere is final there."""
+        text = (ROOT / "scripts/train.kubernetes.yaml").read_text()
+
+        def number(pattern):
+            return re.search(pattern + r"(\d+)", text)[1]
+        pods, gpus = number("completions: "), number("nvidia.com/gpu: ")
+        self.assertEqual((number("parallelism: "), number("JOB_COMPLETION_INDEX/"), number("--nproc ")),
+                         (pods, pods, gpus))
+        command = " ".join(re.search(r"args:\n +- (.*\n.*)\n", text)[1].split())
+        run = subprocess.run(["bash", "-c", command], cwd=self.repository, capture_output=True, text=True, timeout=20,
+                             env={**os.environ, "JOB_COMPLETION_INDEX": "1"})
+        self.assertEqual(run.stdout, "trainer --nproc 8 --node 1/2 --master train-gpt-0.train-gpt:29500 "
+                                     "configs/gpt2_124M.json --auto\n", run.stderr)
+        understood = subprocess.run([TRAINER, *run.stdout.split()[1:]], capture_output=True, text=True, timeout=20)
+        self.assertIn("start those of several machines by mpirun", understood.stderr)
+        final = [int(code) for code in re.search(r"values: \[(.*)\]", text)[1].split(",")]
+        cells = re.findall(r"^\| (\d+(?:, \d+)*) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+        codes = [int(code) for code in ", ".join(cells).split(", ")]
+        restarted = (71, 74, 75, 76, 80)  # by requeue.sh
+        self.assertEqual(final, [code for code in codes if 0 < code < 128 and code not in restarted])

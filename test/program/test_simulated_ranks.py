@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import time
+import unittest
 
 from test_simulated import SIMULATED, tolerance
 from trainer import ENVIRONMENT, TrainerTest
@@ -102,6 +103,20 @@ class SimulatedRanks(TrainerTest):
         self.assertRegex(said, r"ranks 0 and 1 on \S+ have the same GPU \(0000:11:00.0\)")
         self.assertEqual([rank.returncode for rank in ranks], [78, 78], said)
         self.assertFalse((self.dir / "run").exists())
+
+    @unittest.skipUnless(os.geteuid() == 0, "a host name of its own needs root")
+    def test_two_machines_without_a_launcher(self):
+        changes = dict(parallel_deterministic_reduce=True, parallel_zero_stage=2)
+        self.train_on(1, "one", **changes)
+        config = self.write_config(run_dir="two", **FOUR, **changes)
+        master = f"127.0.0.1:{20000 + os.getpid() % 10000}"
+        machines = [subprocess.Popen(["unshare", "--uts", "sh", "-c", f'hostname node{node} && exec "$@"', "sh",
+                                      SIMULATED, "--nproc", "1", "--node", f"{node}/2", "--master", master, config],
+                                     cwd=self.dir, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                     env={**ENVIRONMENT, "OMP_NUM_THREADS": "1"}) for node in (0, 1)]
+        said = "".join(machine.communicate(timeout=LIMIT)[0] for machine in machines)
+        self.assertEqual([machine.returncode for machine in machines], [0, 0], said)
+        self.assertEqual(self.records("two"), self.records("one"))
 
     def test_a_rank_without_a_gpu(self):
         code, said = self.start(9, self.write_config(**dict(FOUR, train_total_batch_tokens=180)))
