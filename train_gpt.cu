@@ -1,6 +1,5 @@
 // main(): what each command does, and the recipe of a run. Read train() first; everything above it is how the model,
 // the files and the data are introduced to each other, which happens only here.
-#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -369,7 +368,8 @@ Exit train(const CommandLine& line) {
         configure_device({.local_rank = place.local_rank,
                           .tf32 = config.device.tf32,
                           .debug_sync = config.device.debug_sync,
-                          .matmul_choices = program_directory() + "/matmul_choices.json"});
+                          .matmul_choices = program_directory() + "/matmul_choices.json",
+                          .known_choices = start.state.device_choices});
         Run run(config, ranks, std::move(dataset), start);
         start.checkpoint.reset();
         on_rank_0(run.comm, "write to run.dir", [&] { leave_notes(run); });

@@ -36,10 +36,16 @@ struct DeviceSettings {
     bool debug_sync = false;     // wait after each kernel, so that an error names the kernel that made it
     std::string matmul_choices;  // file that keeps the fastest algorithm of each product, so that every run on this
                                  // machine uses the same; empty: no timing, the library's first proposal
+    std::string known_choices;   // device_choices() of an earlier process of this run: count before that file's
 };
 
 // To be called once, before anything is allocated. Fails with Exit::os where the device cannot be used at all.
 void configure_device(const DeviceSettings& settings);
+
+// What this process has chosen by timing that decides the bits of results: text of a few kilobytes, to be kept where a
+// run must go on bit for bit; empty where nothing was. It counts on a device of the same name only; on others it is
+// ignored, and device_info().matmul_path says so.
+std::string device_choices();
 
 // `bytes` of device memory, 256-byte aligned, huge pages where the system has them, every byte zero and touched, so
 // that running out of memory shows here and not later. Fails with Exit::os and the number of bytes when there is not

@@ -3,6 +3,7 @@
 #include <cstdio>
 
 #include "kernels/check.h"
+#include "kernels/device.h"
 #include "runtime/files.h"
 
 TrainState new_state(const Config& config) {
@@ -21,6 +22,7 @@ CheckpointInfo checkpoint_info(const TrainState& state, const Config& config, co
     info.config_digest = config_digest(config);
     info.dataset_digest = dataset_digest;
     info.state = {{"updates", state.updates}, {"cursor", state.cursor}, {"loss_scale", to_json(state.loss_scale)}};
+    if (const std::string choices = device_choices(); !choices.empty()) info.state["device_choices"] = choices;
     return info;
 }
 
@@ -69,6 +71,7 @@ TrainState resumed_state(const Checkpoint& checkpoint, const Config& config, con
         state.updates = info.state.at("updates").get<int64_t>();
         state.cursor = info.state.at("cursor").get<uint64_t>();
         state.loss_scale = loss_scale_state_from_json(info.state.at("loss_scale"), origin);
+        state.device_choices = info.state.value("device_choices", "");
     } catch (const nlohmann::json::exception& error) {
         fail(Exit::data, "%s: state: %s", origin.c_str(), error.what());
     }

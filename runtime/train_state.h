@@ -17,6 +17,7 @@ struct TrainState {
     int64_t saved_step = -1;  // of the newest checkpoint, the next one's parent; -1 for none
     std::string run_id;
     LossScaleState loss_scale;
+    std::string device_choices;  // the function's answer in the process that saved the run; empty for a new one
 };
 
 // Before the first step of a new run.

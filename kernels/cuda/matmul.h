@@ -28,7 +28,7 @@ void set_matmul_tuning(bool on);
 // first. A file that is damaged or of another GPU or version is ignored and replaced; matmul_cache_note() says so.
 void set_matmul_cache(const std::string& path);
 
-// Why the file was ignored or could not be written, in one line; empty if all is well.
+// Why choices were ignored or the file could not be written, in one line; empty if all is well.
 std::string matmul_cache_note();
 
 // All choices made so far, as text of a few kilobytes.

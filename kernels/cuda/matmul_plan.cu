@@ -205,7 +205,7 @@ std::string load_matmul_choices(const std::string& text) {
     Library& lib = library();
     MatmulChoices loaded;
     const std::string reason = choices_from_text(loaded, text, lib.owner);
-    if (!reason.empty()) return "the choices of matrix products are ignored: " + reason;
+    if (!reason.empty()) return settings().note = "the choices of matrix products are ignored: " + reason;
     loaded.merge(lib.choices);
     lib.choices = std::move(loaded);
     lib.plans.clear();
@@ -219,5 +219,6 @@ std::string cuda_matmul_path() {
                               version % 100, set.tf32 ? "as TF32" : "without TF32",
                               set.tuning ? "algorithms timed once" : "the library's first proposals");
     if (!set.cache.empty()) path += ", kept in " + set.cache;
+    if (!set.note.empty()) path += " (" + set.note + ")";
     return path;
 }

@@ -1,6 +1,8 @@
 """The whole trainer on the simulated GPU: the CUDA kernels against the CPU's, step by step."""
+import json
 import math
 import os
+import shutil
 import subprocess
 
 from trainer import ENVIRONMENT, ROOT, TrainerTest
@@ -19,6 +21,22 @@ def tolerance(precision, step):
 
 
 class Simulated(TrainerTest):
+    def test_a_resumed_run_keeps_the_choices_of_products(self):
+        """Also where the file of choices is gone: they come from the checkpoint, and are not timed again."""
+        def train(folder, *flags):
+            (self.dir / folder).mkdir(exist_ok=True)
+            shutil.copy(SIMULATED, self.dir / folder)  # choices lie beside the program
+            subprocess.run([self.dir / folder / SIMULATED.name, config, *flags], cwd=self.dir, check=True, timeout=100,
+                           stdout=subprocess.DEVNULL, env=ENVIRONMENT)
+
+        config = self.write_config(train_max_steps=1, model_n_layer=1)
+        train("first")
+        train("second", "--resume", "--accept-changes", "--set", "train.max_steps=2")
+        choices = [json.loads((self.step_dir(step) / "MANIFEST.json").read_text())["state"]["device_choices"]
+                   for step in (1, 2)]
+        self.assertEqual(choices, [(self.dir / "first/matmul_choices.json").read_text()] * 2)
+        self.assertFalse((self.dir / "second/matmul_choices.json").exists())
+
     def train_both(self, precision, **changes):
         config = self.write_config(train_max_steps=STEPS, train_precision=precision, **changes)
         self.run_trainer(config, "--set", "run.dir=cpu")
