@@ -145,7 +145,7 @@ $(NVCC_OBJECTS): $(BUILD)/%.cu.o: %.cu
 	    | scripts/check_ptxas.py $(BUILD)/ptxas/$(subst /,.,$*).tsv && mv $@.part $@
 $(NVCC_OBJECTS): SHELL := bash
 # wgmma and setmaxnreg exist in the variant of sm_90 only that promises nothing to later GPUs.
-$(BUILD)/test/ptx_probe/hopper.cu.o: GENCODE = -gencode=arch=compute_90a,code=sm_90a
+$(call object,test/ptx_probe/hopper.cu test/ptx_probe/tensor_copies.cu): GENCODE = -gencode=arch=compute_90a,code=sm_90a
 
 run:    ## the quickstart: install, build, train on the King James text, print samples
 	scripts/quickstart.sh

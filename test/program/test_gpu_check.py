@@ -205,8 +205,6 @@ class GpuCheck(Folder):
 
 
 WITHOUT_PROBE = {
-    # Their maps are made by the driver, and the product makes none yet.
-    "tma_load", "tma_load_multicast", "tma_store",
     # The two halves of wgmma, which is probed with both types.
     "wgmma_bf16", "wgmma_f16",
 }

@@ -1,5 +1,4 @@
-// Probes of kernels/cuda/ptx_hopper.cuh. Tensor copies are not among them: they need a map that the driver makes, and
-// the product makes none.
+// Probes of kernels/cuda/ptx_hopper.cuh but for tensor copies.
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/ptx_hopper.cuh"
 #include "test/ptx_probe/probe.h"

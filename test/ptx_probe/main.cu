@@ -20,13 +20,18 @@ std::vector<uint32_t> run(const Probe& probe) {
     check_cuda(cudaMalloc(&out, words.size() * 4), "cudaMalloc");
     check_cuda(cudaMemcpy(in, input.data(), input.size() * 4, cudaMemcpyHostToDevice), "cudaMemcpy");
     check_cuda(cudaMemcpy(out, words.data(), words.size() * 4, cudaMemcpyHostToDevice), "cudaMemcpy");
+    ProbeArgs args{out, in, int(probe.input.size()), probe.tensor.box_words(), {}, {}};
+    if (probe.tensor.rank > 0) {
+        args.from = make_tensor_map(probe.tensor, in);
+        args.to = make_tensor_map(probe.tensor, out);
+    }
     launch(probe.kernel,
            {.name = probe.wrapper.c_str(),
             .blocks = dim3(unsigned(probe.blocks)),
             .threads = probe.threads,
             .shared_bytes = probe.shared_bytes,
             .cluster = probe.cluster},
-           Stream{}, ProbeArgs{out, in, int(probe.input.size())});
+           Stream{}, args);
     check_cuda(cudaStreamSynchronize(nullptr), probe.wrapper.c_str());
     check_cuda(cudaMemcpy(words.data(), out, words.size() * 4, cudaMemcpyDeviceToHost), "cudaMemcpy");
     check_cuda(cudaFree(in), "cudaFree");
@@ -43,7 +48,8 @@ int main(int argc, char** argv) {
         if (argc > 1) major = std::atoi(argv[1]);
         std::vector<Probe> probes = ptx_probes();
         if (major == 9)
-            for (const Probe& probe : hopper_probes()) probes.push_back(probe);
+            for (const auto& more : {hopper_probes(), tensor_copy_probes()})
+                probes.insert(probes.end(), more.begin(), more.end());
         for (const Probe& probe : probes) {
             const std::vector<uint32_t> words = run(probe);
             for (size_t i = 0; i < words.size(); i++) std::printf("%s %zu %08x\n", probe.wrapper.c_str(), i, words[i]);

@@ -7,14 +7,50 @@
 // the bits of a NaN, which mean nothing to anyone, are made equal by canonical().
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
 
+// A tensor of FP32 of up to five dimensions, the innermost first, and the box of it that one copy moves.
+struct TensorShape {
+    int rank = 0;
+    uint64_t size[5] = {};
+    uint32_t box[5] = {};
+    int swizzle = 0;  // ptx::Swizzle
+
+    // In bytes, of the dimensions from the second on.
+    std::array<uint64_t, 4> strides() const {
+        std::array<uint64_t, 4> all{};
+        uint64_t bytes = sizeof(float);
+        for (int i = 1; i < rank; i++) all[size_t(i - 1)] = bytes *= size[i - 1];
+        return all;
+    }
+    int words() const {
+        uint64_t count = rank > 0;
+        for (int i = 0; i < rank; i++) count *= size[i];
+        return int(count);
+    }
+    int box_words() const {
+        uint32_t count = rank > 0;
+        for (int i = 0; i < rank; i++) count *= box[i];
+        return int(count);
+    }
+};
+
+struct alignas(64) TensorMapBytes {
+    char bytes[128];
+};
+
+// Of a tensor at `base` (device memory, 16-byte aligned).
+TensorMapBytes make_tensor_map(const TensorShape& shape, void* base);
+
 struct ProbeArgs {
     uint32_t* out;
     const uint32_t* in;
-    int count;  // of input words
+    int count;      // of input words
+    int box_words;  // of the probe's tensor, as are the maps of `in` and `out`
+    TensorMapBytes from, to;
 };
 
 struct Probe {
@@ -25,12 +61,14 @@ struct Probe {
     size_t shared_bytes = 0;
     std::vector<uint32_t> input{};
     int cluster = 1;
+    TensorShape tensor{};  // in the input and at the beginning of the output
 };
 
 // Wrappers of sm_80 and later.
 std::vector<Probe> ptx_probes();
 // Wrappers of sm_90a.
 std::vector<Probe> hopper_probes();
+std::vector<Probe> tensor_copy_probes();
 
 // Numbers without a pattern.
 inline std::vector<uint32_t> noise_words(int count, uint32_t seed) {
