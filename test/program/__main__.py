@@ -13,7 +13,7 @@ tests = loader.loadTestsFromNames(names) if names else loader.discover(Path(__fi
 result = unittest.TextTestRunner(stream=sys.stdout, verbosity=2, failfast="--failfast" in sys.argv).run(tests)
 for test, reason in result.skipped:
     print(f"skipped: {test}: {reason}")
-failed = len({str(test).split(" [")[0] for test, _ in result.failures + result.errors})
+failed = len({getattr(test, "test_case", test).id() for test, _ in result.failures + result.errors})  # not subtests
 passed = result.testsRun - failed - len(result.skipped)
 print(f"test cases: {result.testsRun} | {passed} passed | {failed} failed")
 sys.exit(failed != 0)
