@@ -92,7 +92,7 @@ struct ncclComm {
     bool is_joining = true, is_aborted = false, is_finalized = false;
     std::vector<simt::nccl::Operation> on_their_way;
     uint64_t operations = 0;
-    ncclResult_t error = ncclSuccess, late_error = ncclSuccess;
+    ncclResult_t error = ncclSuccess, late_error = ncclSuccess, later_error = ncclSuccess;
     std::string last_words;
 
     simt::nccl::Slot& slot(int of) const { return meeting->slots[of]; }

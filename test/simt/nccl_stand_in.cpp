@@ -95,7 +95,8 @@ ncclResult_t ask(const char* call, ncclComm_t comm, Operation op) {
     if (!has_memory(op)) return refuse(comm, ncclInvalidArgument, std::string(call) + " of what is not device memory");
     if (op.sent_bytes > kAreaBytes) return refuse(comm, ncclSystemError, "the stand-in takes 256 MiB at once");
     if (action == "mismatch") (op.messages.empty() ? op.description.count : op.messages[0].first.count)++;
-    op.never_ends = action == "stall";
+    op.never_ends = action == "stall" || action == "break";
+    if (action == "break") comm->later_error = ncclRemoteError;
     const int polls = action == "hang" ? kForEver : kPolls;
     if (action == "late") comm->late_error = ncclInternalError;
     if (!all.group_depth) {
@@ -189,6 +190,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
     comm->is_joining = false;
     take_in(comm);
     *error = comm->error;
+    if (*error == ncclSuccess) comm->error = std::exchange(comm->later_error, ncclSuccess);  // for who asks again
     if (*error == ncclSuccess && !comm->all([](const Slot& slot) { return !slot.has_aborted; }))
         *error = ncclRemoteError;
     return ncclSuccess;

@@ -12,6 +12,7 @@ struct NcclPlan {
     // late           it returns ncclInProgress and fails when it is asked about
     // hang           it stays in progress
     // stall          it is taken in, and never ends on the device
+    // break          the same, and once it has been taken in who asks hears of ncclRemoteError
     // mismatch       it has one element more than this rank asked for
     std::string action;
     int call = 0;  // 1, 2, ... among calls that can fail, but for ncclCommGetAsyncError and ncclCommAbort

@@ -217,6 +217,12 @@ TEST_CASE("the host does not wait for ever for what stalls on the device", "[sim
         expect_error(Exit::hang, {"waited 1 s for the other ranks in all_reduce_max"},
                      [&] { all_reduce_max(1, one.comm); });
     }
+    {
+        OneRank one(false, 20);
+        plan("break");
+        expect_error(Exit::peer_lost, {"what NCCL does on the GPU failed in all_reduce_max"},
+                     [&] { all_reduce_max(1, one.comm); });
+    }
     OneRank one(false, 1);
     DeviceArray<float> values(kCount);
     plan("stall");
