@@ -45,7 +45,8 @@ SECONDS = 300  # for one witness; a deadlock is reported much sooner
 def witnesses_of(file):
     name = Path(file).name
     if not file.startswith("kernels/cuda/"):
-        return CPU_RANKS + (SIMULATED_RANKS if file.startswith("model/") else [])
+        comm = [("default order", "test_simt", ["build/test_simt", "[comm]"])]  # adds as the CPU does
+        return CPU_RANKS + (SIMULATED_RANKS if file.startswith("model/") else comm if name == "tree_sum.h" else [])
     tests = next((tests for family, tests in FAMILIES if name.startswith(family)), "[ops]~*matmul*~*attention*")
     modes = [(mode, program, [f"build/{program}", tests, *flags]) for mode, program, flags in MODES]
     return modes[:1] + SIMULATED_RANKS + modes[1:] if name.startswith("comm_") else modes
