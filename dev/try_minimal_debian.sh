@@ -16,15 +16,16 @@ if [ -z "$mirror" ]; then
     exit 69
 fi
 folder=$(mktemp -d)
-# A system that was started has these, debootstrap's folder has not: ranks look for processes in /proc, Open MPI for
-# devices in /sys (and waits 15 s where it finds none), and everybody for the machine's own name in /etc/hosts.
-unmount() { umount "$folder/root/proc" "$folder/root/sys" 2> /dev/null || true; }
+# What setup.sh mounts there.
+unmount() {
+    local part
+    for part in proc sys dev/pts; do umount "$folder/root/$part" 2> /dev/null || true; done
+}
 trap 'unmount; rm -rf --one-file-system "$folder"' EXIT
 
 echo "== debootstrap --variant=minbase bookworm (log: $folder/debootstrap.log)"
 debootstrap --variant=minbase bookworm "$folder/base" "$mirror" > "$folder/debootstrap.log"
 cp /etc/resolv.conf "$folder/base/etc/"
-printf '127.0.0.1 localhost\n127.0.1.1 %s\n' "$(hostname)" > "$folder/base/etc/hosts"
 runuser -u "$(stat -c %U .git)" -- git bundle create --quiet - HEAD > "$folder/last_commit"
 git -c advice.detachedHead=false clone --quiet "$folder/last_commit" "$folder/base/train_gpt"
 
@@ -32,8 +33,6 @@ worst=0
 [ $# != 0 ] || set -- quickstart.sh test.sh
 for script in "$@"; do
     cp -a "$folder/base" "$folder/root"
-    mount -t proc proc "$folder/root/proc"
-    mount --bind /sys "$folder/root/sys"
     echo "== $script"
     start=$SECONDS code=0
     chroot "$folder/root" /usr/bin/env -i PATH="$PATH" HOME=/root "/train_gpt/scripts/$script" || code=$?

@@ -5,9 +5,9 @@
 #   scripts/setup.sh [kjv] [xz] [mpi] [test]
 #
 # What counts is whether the shell finds a command and the compiler a header, not where they came from: libraries built
-# by hand are left alone, and where everything is there nothing is touched. apt-get is called as root or through a sudo
-# that asks for no password. Exit codes: 0 everything is there; 69 apt-get is missing or failed; 77 it may not install
-# (the line to type is printed).
+# by hand are left alone, and where everything is there nothing is touched. In a bare chroot, test mounts /proc, /sys
+# and /dev/pts. apt-get is called as root or through a sudo that asks for no password. Exit codes: 0 everything is
+# there; 69 apt-get is missing or failed; 77 it may not install (the line to type is printed).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 log=build/setup.log
@@ -23,14 +23,32 @@ wanted=(
     'nlohmann-json3-dev|nlohmann/json.hpp|JSON for Modern C++ (nlohmann/json), 3'
     'libcli11-dev|CLI/CLI.hpp|CLI11, 2'
 )
+
+# A bare chroot has not what every started system has, and what the tests look at: processes in /proc, devices in /sys
+# (Open MPI waits 15 s where it finds none), terminals, and a name for the machine itself.
+complete_chroot() {
+    local line='mount -t proc proc /proc && mount -t sysfs sysfs /sys && mount -t devpts devpts /dev/pts'
+    [ ! -e /proc/self/exe ] || return 0
+    if [ "$(id -u)" != 0 ] || ! eval "$line"; then
+        echo "setup: this chroot has no /proc, /sys and /dev/pts; type this as root, then start again:" >&2
+        echo "  $line" >&2
+        exit 77
+    fi
+    [ -e /etc/hosts ] || printf '127.0.0.1 localhost\n127.0.1.1 %s\n' "$(uname -n)" > /etc/hosts
+    echo "setup: mounted /proc, /sys and /dev/pts, which this chroot had not"
+}
+
 mpi=('libopenmpi-dev|mpicc|Open MPI 4 or later' 'openmpi-bin|mpirun|mpirun, of the same MPI')
 for purpose in "$@"; do
     case $purpose in
         kjv) wanted+=('bible-kjv|bible|bible-kjv (or bring your own text: scripts/quickstart.sh --text FILE)') ;;
         xz) wanted+=('xz-utils|xz|XZ Utils') ;;
         mpi) wanted+=("${mpi[@]}") ;;
-        test) wanted+=('catch2|catch2/catch.hpp catch2/catch_all.hpp|Catch2, 2 or 3' 'python3|python3|Python 3'
-                       "${mpi[@]}") ;;
+        test)
+            complete_chroot
+            wanted+=('catch2|catch2/catch.hpp catch2/catch_all.hpp|Catch2, 2 or 3' 'python3|python3|Python 3'
+                     "${mpi[@]}")
+            ;;
         *) echo "setup: '$purpose' is unknown; usage: scripts/setup.sh [kjv] [xz] [mpi] [test]" >&2; exit 64 ;;
     esac
 done
