@@ -15,6 +15,11 @@ FOUR = dict(train_batch_size=1, train_seq_len=20, train_total_batch_tokens=20 * 
 LIMIT = 60  # seconds, on a busy machine, for a run of a few steps to start, fail and end
 
 
+def host_names_are_allowed():
+    command = ["unshare", "--uts", "hostname", "train-gpt-try"]
+    return bool(shutil.which("unshare")) and subprocess.run(command, capture_output=True).returncode == 0
+
+
 class SimulatedRanks(TrainerTest):
     def start(self, ranks, config, *flags, program=SIMULATED, **environment):
         """A run's exit code and what it said."""
@@ -106,7 +111,7 @@ class SimulatedRanks(TrainerTest):
         self.assertEqual([rank.returncode for rank in ranks], [78, 78], said)
         self.assertFalse((self.dir / "run").exists())
 
-    @unittest.skipUnless(os.geteuid() == 0, "a host name of its own needs root")
+    @unittest.skipUnless(host_names_are_allowed(), "a host name of its own is not permitted here")
     def test_two_machines_without_a_launcher(self):
         changes = dict(parallel_deterministic_reduce=True, parallel_zero_stage=2)
         self.train_on(1, "one", **changes)
