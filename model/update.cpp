@@ -52,6 +52,7 @@ template <class Act> void update(GptState<Act>& s, const UpdateSettings& setting
                                  s.stream);
             break;
     }
+    s.update_time.stop(s.stream);
 }
 
 template void update(GptState<float>&, const UpdateSettings&);
