@@ -22,7 +22,6 @@ import kernel_faults
 import rank_faults
 
 ROOT = Path(__file__).resolve().parents[1]
-# A witness: its name, the program to build, how it runs the tests.
 MODES = [("default order", "test_simt", []), ("seed 1", "test_simt", ["--seed", "1"]),
          ("seed 2", "test_simt", ["--seed", "2"]), ("seed 3", "test_simt", ["--seed", "3"]),
          ("strict proxy", "test_simt", ["--strict-proxy"]), ("ThreadSanitizer", "test_simt_tsan", []),
@@ -33,28 +32,29 @@ FAMILIES = [("attention", "*attention*"), ("norm", "*norm*"), ("cross_entropy", 
             ("matmul", "*matmul*"), ("fill", "*fill*,*cast*,add"), ("gelu", "*gelu*"),
             ("comm_nccl", "[comm]"), ("tree_sum.cu", "[comm]")]
 PROGRAM = [sys.executable, "test/program", "--failfast"]
-CPU_RANKS = [("CPU ranks", "train_gpt_cpu", [*PROGRAM, *(f"test_ranks.Ranks.{name}" for name in (
+CPU_RANKS = [("CPU ranks", ["train_gpt_cpu"], [*PROGRAM, *(f"test_ranks.Ranks.{name}" for name in (
     "test_losses_are_those_of_one_rank", "test_the_same_bits_for_any_number_of_ranks_and_micro_steps",
     "test_ranks_hold_shares_and_send_what_zero_says", "test_a_checkpoint_of_3_ranks_loads_on_2_or_4_and_back",
     "test_16_bits_loss_scale_and_recomputation"))])]
-SIMULATED_RANKS = [("simulated ranks", "train_gpt_simt build/train_gpt_cpu", [*PROGRAM, "test_simulated_ranks"])]
+SIMULATED_RANKS = [("simulated ranks", ["train_gpt_simt", "train_gpt_cpu"], [*PROGRAM, "test_simulated_ranks"])]
 OBJECTS = ("kernels", "model", "runtime", "data")  # folders in build/
 SECONDS = 300  # for one witness; a deadlock is reported much sooner
 
 
 def witnesses_of(file):
+    """(name, programs to build, how it runs the tests) of each."""
     name = Path(file).name
     if not file.startswith("kernels/cuda/"):
-        comm = [("default order", "test_simt", ["build/test_simt", "[comm]"])]  # adds as the CPU does
+        comm = [("default order", ["test_simt"], ["build/test_simt", "[comm]"])]  # adds as the CPU does
         return CPU_RANKS + (SIMULATED_RANKS if file.startswith("model/") else comm if name == "tree_sum.h" else [])
     tests = next((tests for family, tests in FAMILIES if name.startswith(family)), "[ops]~*matmul*~*attention*")
-    modes = [(mode, program, [f"build/{program}", tests, *flags]) for mode, program, flags in MODES]
+    modes = [(mode, [program], [f"build/{program}", tests, *flags]) for mode, program, flags in MODES]
     return modes[:1] + SIMULATED_RANKS + modes[1:] if name.startswith("comm_") else modes
 
 
-def build(tree, program):
-    return subprocess.run(["make", "-s", f"-j{os.cpu_count()}", *f"build/{program}".split()], cwd=tree,
-                          capture_output=True, text=True, check=False)
+def build(tree, programs):
+    return subprocess.run(["make", "-s", f"-j{os.cpu_count()}", *(f"build/{program}" for program in programs)],
+                          cwd=tree, capture_output=True, text=True, check=False)
 
 
 def run(tree, command):
@@ -77,8 +77,8 @@ def run(tree, command):
     return f"exit code {result.returncode}"
 
 
-def testify(tree, program, command):
-    built = build(tree, program)
+def testify(tree, programs, command):
+    built = build(tree, programs)
     return f"does not compile: {built.stderr[-400:]}" if built.returncode != 0 else run(tree, command)
 
 
@@ -86,16 +86,16 @@ def first_witness(tree, file, old, new, silent_without):
     """`silent_without`: the commands of witnesses that are known to say nothing without a fault."""
     path = tree / file
     source = path.read_text()
-    for name, program, command in witnesses_of(file):
+    for name, programs, command in witnesses_of(file):
         path.write_text(source.replace(old, new))
-        said = testify(tree, program, command)
+        said = testify(tree, programs, command)
         path.write_text(source)
         if not said:
             continue
         if said.startswith("does not compile"):
             return None, said
         if command not in silent_without:
-            if false_alarm := testify(tree, program, command):
+            if false_alarm := testify(tree, programs, command):
                 sys.exit(f"{name} ({file}) says without a fault: {false_alarm}")
             silent_without.append(command)
         return name, said
@@ -109,10 +109,12 @@ def copy_of_tree(folder):
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
-    for built in (ROOT / "build").iterdir():  # what is built already need not be built again
+    (folder / "build").mkdir()
+    for built in (ROOT / "build").glob("*"):  # what is built already need not be built again
         if built.name in OBJECTS or built.name.startswith("simt"):
             shutil.copytree(built, folder / "build" / built.name)
-    shutil.copy2(ROOT / "build/train_gpt.cu.o", folder / "build")
+        elif built.suffix == ".o":
+            shutil.copy2(built, folder / "build")
 
 
 def main():

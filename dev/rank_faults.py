@@ -1,5 +1,5 @@
 """Faults in what ranks do together, for dev/plant_faults.py: the same form as kernel_faults.py."""
-SHARDING, TENSORS, STATE = "model/sharding.cpp", "model/tensors.cpp", "model/state.cpp"
+SHARDING, TENSORS = "model/sharding.cpp", "model/tensors.cpp"
 MPI, TREE = "kernels/cpu/comm_mpi.cpp", "kernels/cpu/tree_sum.h"
 NCCL, TREE_SUM = "kernels/cuda/comm_nccl.cu", "kernels/cuda/tree_sum.cu"
 
@@ -12,9 +12,9 @@ FAULTS = [
      "window.is_added = micro.index > 0;", "window.is_added = true;"),
     (SHARDING, "gathered parameters stay from the step before",
      "    for (Window<Act>& window : s.param_window) window.bucket = -1;\n", ""),
-    (SHARDING, "the forward pass does not wait for its parameters",
+    (SHARDING, "the forward pass does not wait for whole parameters",
      "wait(whole ? s.param_ready[size_t(bucket)] :", "wait(whole ? Ticket() :"),
-    (SHARDING, "nor for those of a window",
+    (SHARDING, "the forward pass does not wait for a window of parameters",
      " : s.param_window[window_of(bucket)].ticket, s.comm", " : Ticket(), s.comm"),
     (SHARDING, "the update does not wait for the last sums", "    wait(s.grads_ready, s.comm, s.stream);\n", ""),
     (SHARDING, "a window's sum is used before it is there", "    wait(window.ticket, s.comm, s.stream);\n", ""),

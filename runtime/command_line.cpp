@@ -1,13 +1,12 @@
 #include "runtime/command_line.h"
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
-#include <charconv>
 #include <cstdlib>
 #include <optional>
 #include <string_view>
 
 #include "kernels/check.h"
+#include "runtime/place.h"
 #include "runtime/scaling.h"
 
 namespace {
@@ -44,24 +43,25 @@ void add_ranks(CLI::App& app, CommandLine& line, NodeTexts& texts) {
     master->needs(node);
 }
 
-// A whole number in [low, high] that fills the text.
-bool read_whole(std::string_view text, int low, int high, int& number) {
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-    return error == std::errc() && end == text.data() + text.size() && low <= number && number <= high;
-}
+// The two parts of a text around a mark; the second is empty where there is none.
+struct Halves {
+    std::string_view left, right;
+    Halves(std::string_view text, size_t mark)
+        : left(text.substr(0, mark)), right(mark < text.size() ? text.substr(mark + 1) : std::string_view()) {}
+};
 
 void finish_node(LocalNode& node, const NodeTexts& texts) {
     if (texts.node.empty()) return;
-    const std::string_view number = texts.node, master = texts.master;
-    const size_t slash = std::min(number.find('/'), number.size()), colon = master.rfind(':');
-    if (slash == number.size() || !read_whole(number.substr(slash + 1), 1, 1 << 20, node.nodes) ||
-        !read_whole(number.substr(0, slash), 0, node.nodes - 1, node.node))
+    const Halves number(texts.node, texts.node.find('/')), master(texts.master, texts.master.rfind(':'));
+    const auto place = whole_number(number.left), nodes = whole_number(number.right);
+    const auto port = whole_number(master.right);
+    if (!place || !nodes || *place < 0 || *place >= *nodes || *nodes > 1 << 20)
         fail(Exit::usage, "--node is \"%s\", expected this machine's number from 0 and how many there are, like 0/2",
              texts.node.c_str());
-    if (colon == 0 || colon == master.npos || !read_whole(master.substr(colon + 1), 1, 65535, node.master_port))
+    if (master.left.empty() || !port || *port < 1 || *port > 65535)
         fail(Exit::usage, "--master is \"%s\", expected machine 0 and a port there, like node0:29500",
              texts.master.c_str());
-    node.master_host = master.substr(0, colon);
+    node = {int(*place), int(*nodes), std::string(master.left), int(*port)};
 }
 
 void add_training(CLI::App& app, CommandLine& line, StartFlags& start) {

@@ -2,10 +2,7 @@
 
 #include <charconv>
 #include <climits>
-#include <cstdint>
 #include <cstdlib>
-#include <optional>
-#include <string_view>
 #include <vector>
 
 #include "kernels/check.h"
@@ -17,13 +14,6 @@ bool is_set(const Lookup& lookup, const char* name) { return lookup(name) != nul
 std::string text_or_empty(const Lookup& lookup, const char* name) {
     const char* text = lookup(name);
     return text ? text : "";
-}
-
-std::optional<int64_t> whole_number(std::string_view text) {
-    int64_t number = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-    if (text.empty() || error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-    return number;
 }
 
 // The value of a variable that has to be there, in [low, high].
@@ -222,6 +212,13 @@ Place find_place(const Lookup& lookup) {
 
 Place find_place() {
     return find_place([](const char* name) { return std::getenv(name); });
+}
+
+std::optional<int64_t> whole_number(std::string_view text) {
+    int64_t number = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    if (text.empty() || error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+    return number;
 }
 
 std::string first_host(const std::string& list, const char* variable) {

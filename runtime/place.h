@@ -4,8 +4,11 @@
 // property of the run, whose results depend on the configuration alone.
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
+#include <string_view>
 
 struct Place {
     int rank = 0;             // [0, size)
@@ -46,6 +49,9 @@ Place find_place(const Lookup& lookup);
 
 // Of this process.
 Place find_place();
+
+// The number that the text is, and nothing else beside it.
+std::optional<int64_t> whole_number(std::string_view text);
 
 // The first host of Slurm's notation: "node[003-010,12],login" gives "node003". Fails with Exit::usage, naming
 // `variable`, where the notation is broken.

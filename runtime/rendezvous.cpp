@@ -370,10 +370,9 @@ Invitation invite(const Place& place, const OpeningSettings& settings, const Sha
             share(std::string("error ") + error.what());
             throw;
         }
-        const std::string at = address_of(listener).text();
-        invitation.host = at.substr(0, at.rfind(':'));
-        if (invitation.host.starts_with("[")) invitation.host = invitation.host.substr(1, invitation.host.size() - 2);
-        invitation.port = std::stoi(at.substr(at.rfind(':') + 1));
+        const SocketAddress at = address_of(listener);
+        invitation.host = at.host();
+        invitation.port = at.port();
         invitation.secret = hexadecimal(random_bytes(32));
         share(format("listens %s %d %s", invitation.host.c_str(), invitation.port, invitation.secret.c_str()));
         return invitation;

@@ -57,10 +57,13 @@ int SocketAddress::port() const {
     return ntohs(reinterpret_cast<const sockaddr_in&>(bytes).sin_port);
 }
 
-std::string SocketAddress::text() const {
+std::string SocketAddress::host() const {
     char host[NI_MAXHOST];
-    if (::getnameinfo(pointer(*this), size, host, sizeof host, nullptr, 0, NI_NUMERICHOST) != 0) return "?";
-    return format(bytes.ss_family == AF_INET6 ? "[%s]:%d" : "%s:%d", host, port());
+    return ::getnameinfo(pointer(*this), size, host, sizeof host, nullptr, 0, NI_NUMERICHOST) == 0 ? host : "?";
+}
+
+std::string SocketAddress::text() const {
+    return format(bytes.ss_family == AF_INET6 ? "[%s]:%d" : "%s:%d", host().c_str(), port());
 }
 
 bool SocketAddress::is_loopback() const {

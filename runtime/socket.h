@@ -38,6 +38,7 @@ struct SocketAddress {
     sockaddr_storage bytes{};
     socklen_t size = 0;
     int port() const;
+    std::string host() const;  // numeric: "10.0.0.3", "fe80::1"
     std::string text() const;  // "10.0.0.3:4242", "[fe80::1]:4242"
     bool is_loopback() const;
 };

@@ -23,6 +23,17 @@ wanted=(
     'nlohmann-json3-dev|nlohmann/json.hpp|JSON for Modern C++ (nlohmann/json), 3'
     'libcli11-dev|CLI/CLI.hpp|CLI11, 2'
 )
+mpi=('libopenmpi-dev|mpicc|Open MPI 4 or later' 'openmpi-bin|mpirun|mpirun, of the same MPI')
+for purpose in "$@"; do
+    case $purpose in
+        kjv) wanted+=('bible-kjv|bible|bible-kjv (or bring your own text: scripts/quickstart.sh --text FILE)') ;;
+        xz) wanted+=('xz-utils|xz|XZ Utils') ;;
+        mpi) wanted+=("${mpi[@]}") ;;
+        test) wanted+=('catch2|catch2/catch.hpp catch2/catch_all.hpp|Catch2, 2 or 3' 'python3|python3|Python 3'
+                       "${mpi[@]}") ;;
+        *) echo "setup: '$purpose' is unknown; usage: scripts/setup.sh [kjv] [xz] [mpi] [test]" >&2; exit 64 ;;
+    esac
+done
 
 # A bare chroot has not what every started system has, and what the tests look at: processes in /proc, devices in /sys
 # (Open MPI waits 15 s where it finds none), terminals, and a name for the machine itself.
@@ -38,20 +49,7 @@ complete_chroot() {
     echo "setup: mounted /proc, /sys and /dev/pts, which this chroot had not"
 }
 
-mpi=('libopenmpi-dev|mpicc|Open MPI 4 or later' 'openmpi-bin|mpirun|mpirun, of the same MPI')
-for purpose in "$@"; do
-    case $purpose in
-        kjv) wanted+=('bible-kjv|bible|bible-kjv (or bring your own text: scripts/quickstart.sh --text FILE)') ;;
-        xz) wanted+=('xz-utils|xz|XZ Utils') ;;
-        mpi) wanted+=("${mpi[@]}") ;;
-        test)
-            complete_chroot
-            wanted+=('catch2|catch2/catch.hpp catch2/catch_all.hpp|Catch2, 2 or 3' 'python3|python3|Python 3'
-                     "${mpi[@]}")
-            ;;
-        *) echo "setup: '$purpose' is unknown; usage: scripts/setup.sh [kjv] [xz] [mpi] [test]" >&2; exit 64 ;;
-    esac
-done
+[[ " $* " != *' test '* ]] || complete_chroot
 
 has_header() {
     g++ -E -x c++ -o /dev/null - 2> /dev/null <<< "#if !__has_include(<$1>)

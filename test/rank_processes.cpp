@@ -35,8 +35,7 @@ RankProcesses::RankProcesses(int size) : size_(size), listener_(listen_on_loopba
     shared_.size = shared_.local_size = size;
     shared_.launcher = "test";
     shared_.master_host = "127.0.0.1";
-    const std::string at = address_of(listener_).text();
-    shared_.master_port = std::stoi(at.substr(at.rfind(':') + 1));
+    shared_.master_port = address_of(listener_).port();
     shared_.token = hexadecimal(random_bytes(16));
     if (::pipe2(ready_pipe_, O_CLOEXEC) != 0) throw std::runtime_error("no pipe");
 }

@@ -184,15 +184,11 @@ private:
     // Until the last collective that was asked for has finished.
     void wait_on_host(double limit_s) {
         const Clock::time_point start = Clock::now();
-        for (Poll poll(limit_s);;) {
-            const cudaError_t state = cudaEventQuery(finished_[asked_ % kEvents]);
-            if (state == cudaSuccess) break;
-            if (state != cudaErrorNotReady) check_cuda(state, name_);
+        for (Poll poll(limit_s); !has_happened(finished_[asked_ % kEvents], name_);) {
             const ncclResult_t code = async_error();
             if (code != ncclSuccess && code != ncclInProgress) report(code, "what NCCL does on the GPU");
             if (!poll.go_on()) report_hang("its end", limit_s);
         }
-        cudaGetLastError();  // "not ready" is no error, and nobody shall take it for one
         totals_.waited_ms += std::chrono::duration<double, std::milli>(Clock::now() - start).count();
     }
 

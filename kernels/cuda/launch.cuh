@@ -24,6 +24,14 @@ inline void check_cuda(cudaError_t error, const char* what, Caller caller = Call
              caller.file, caller.line);
 }
 
+// Whether what was on the event's stream has finished.
+inline bool has_happened(cudaEvent_t event, const char* what, Caller caller = Caller()) {
+    const cudaError_t state = cudaEventQuery(event);
+    if (state != cudaErrorNotReady) check_cuda(state, what, caller);
+    if (state == cudaErrorNotReady) cudaGetLastError();  // no error, and nobody shall take it for one
+    return state == cudaSuccess;
+}
+
 struct Launch {
     const char* name;  // of the op, for errors and for the profiler's ranges
     dim3 blocks;

@@ -12,6 +12,7 @@ from trainer import ENVIRONMENT, TrainerTest
 
 FOUR = dict(train_batch_size=1, train_seq_len=20, train_total_batch_tokens=20 * 4, train_max_steps=5,
             model_n_layer=1, checkpoint_every_steps=0)
+PORT = 20000 + os.getpid() % 10000  # for ranks that nobody gives one
 LIMIT = 60  # seconds, on a busy machine, for a run of a few steps to start, fail and end
 
 
@@ -102,7 +103,7 @@ class SimulatedRanks(TrainerTest):
         ranks = []
         for rank in range(2):
             place = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2,
-                     "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 20000 + os.getpid() % 10000}
+                     "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": PORT}
             ranks.append(subprocess.Popen([SIMULATED, config], cwd=self.dir, stdout=subprocess.PIPE, text=True,
                                           stderr=subprocess.STDOUT,
                                           env={**ENVIRONMENT, **{key: str(value) for key, value in place.items()}}))
@@ -116,7 +117,7 @@ class SimulatedRanks(TrainerTest):
         changes = dict(parallel_deterministic_reduce=True, parallel_zero_stage=2)
         self.train_on(1, "one", **changes)
         config = self.write_config(run_dir="two", **FOUR, **changes)
-        master = f"127.0.0.1:{20000 + os.getpid() % 10000}"
+        master = f"127.0.0.1:{PORT}"
         machines = [subprocess.Popen(["unshare", "--uts", "sh", "-c", f'hostname node{node} && exec "$@"', "sh",
                                       SIMULATED, "--nproc", "1", "--node", f"{node}/2", "--master", master, config],
                                      cwd=self.dir, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
