@@ -141,7 +141,7 @@ NVCC_OBJECTS := $(sort $(call object,$(CUDA_SOURCES) $(PROBE)))
 $(NVCC_OBJECTS): $(BUILD)/%.cu.o: %.cu
 	@mkdir -p $(@D)
 	@echo nvcc $<
-	@set -o pipefail; $(NVCC) $(NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@.part $< 2>&1 \
+	@set -o pipefail; $(NVCC) $(NVCCFLAGS) -MMD -MP -MT $@ -MF $(@:.o=.d) -c -o $@.part $< 2>&1 \
 	    | scripts/check_ptxas.py $(BUILD)/ptxas/$(subst /,.,$*).tsv && mv $@.part $@
 $(NVCC_OBJECTS): SHELL := bash
 # wgmma and setmaxnreg exist in the variant of sm_90 only that promises nothing to later GPUs.
