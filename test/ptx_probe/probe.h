@@ -7,6 +7,8 @@
 // the bits of a NaN, which mean nothing to anyone, are made equal by canonical().
 #pragma once
 
+#include <cudaTypedefs.h>
+
 #include <array>
 #include <cstdint>
 #include <string>
@@ -38,19 +40,15 @@ struct TensorShape {
     }
 };
 
-struct alignas(64) TensorMapBytes {
-    char bytes[128];
-};
-
 // Of a tensor at `base` (device memory, 16-byte aligned).
-TensorMapBytes make_tensor_map(const TensorShape& shape, void* base);
+CUtensorMap make_tensor_map(const TensorShape& shape, void* base);
 
 struct ProbeArgs {
     uint32_t* out;
     const uint32_t* in;
     int count;      // of input words
     int box_words;  // of the probe's tensor, as are the maps of `in` and `out`
-    TensorMapBytes from, to;
+    CUtensorMap from, to;
 };
 
 struct Probe {

@@ -1,12 +1,8 @@
 // Tensor maps for the probes of tensor copies, made by the driver.
-#include <cudaTypedefs.h>
-
-#include <cstring>
-
 #include "kernels/cuda/launch.cuh"
 #include "test/ptx_probe/probe.h"
 
-TensorMapBytes make_tensor_map(const TensorShape& shape, void* base) {
+CUtensorMap make_tensor_map(const TensorShape& shape, void* base) {
     void* function = nullptr;
     cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
     check_cuda(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found),
@@ -23,8 +19,5 @@ TensorMapBytes make_tensor_map(const TensorShape& shape, void* base) {
         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     require(made == CUDA_SUCCESS, "no tensor map of rank %d: error %d of cuTensorMapEncodeTiled", shape.rank,
             int(made));
-    TensorMapBytes bytes;
-    static_assert(sizeof(map) == sizeof(bytes));
-    std::memcpy(&bytes, &map, sizeof(map));
-    return bytes;
+    return map;
 }
