@@ -31,12 +31,12 @@ DeviceInfo device_info();
 
 // What a run asks of the device beyond its ops; the CPU has no use for it.
 struct DeviceSettings {
-    int local_rank = 0;          // among the ranks of this machine: which of its GPUs this process uses
-    bool tf32 = false;           // fp32 products may round their operands to TF32
-    bool debug_sync = false;     // wait after each kernel, so that an error names the kernel that made it
-    std::string matmul_choices;  // file that keeps the fastest algorithm of each product, so that every run on this
-                                 // machine uses the same; empty: no timing, the library's first proposal
-    std::string known_choices;   // device_choices() of an earlier process of this run: count before that file's
+    int local_rank = 0;            // among the ranks of this machine: which of its GPUs this process uses
+    bool tf32 = false;             // fp32 products may round their operands to TF32
+    bool debug_sync = false;       // wait after each kernel, so that an error names the kernel that made it
+    std::string matmul_choices{};  // file that keeps the fastest algorithm of each product, so that every run on this
+                                   // machine uses the same; empty: no timing, the library's first proposal
+    std::string known_choices{};   // device_choices() of an earlier process of this run: count before that file's
 };
 
 // To be called once, before anything is allocated. Fails with Exit::os where the device cannot be used at all.

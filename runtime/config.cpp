@@ -176,11 +176,11 @@ void override_config(Config& config, const std::string& assignment) {
     const size_t equals = assignment.find('=');
     if (equals == std::string::npos)
         fail(Exit::usage, "--set takes section.key=value, is %s", printed(assignment).c_str());
-    const std::string key = assignment.substr(0, equals), value = assignment.substr(equals + 1);
+    const std::string origin = "--set", key = assignment.substr(0, equals), value = assignment.substr(equals + 1);
     check_utf8(value, key);
     const std::vector<Option> table = option_table(config);
-    const Option& option = option_named(table, key, "--set");
-    assign_option(option, typed_value(value, option), "--set");
+    const Option& option = option_named(table, key, origin);
+    assign_option(option, typed_value(value, option), origin);
 }
 
 void check_config(const Config& config, const std::string& origin, int world) {

@@ -108,7 +108,8 @@ template <class T> bool library_product(const Product<T>& product, const Tile& t
     // On a thread of a parallel region the library uses that thread alone. This covers a region that got one thread
     // only, and ends with it.
     omp_set_num_threads(1);
-    const Primitive& found = primitive(key_of(product, tile));
+    const Key key = key_of(product, tile);
+    const Primitive& found = primitive(key);
     const dnnl::matmul::primitive_desc& description = found.description;
     try {
         dnnl::stream stream(engine());
