@@ -1,0 +1,243 @@
+#!/usr/bin/env python3
+"""Finds the CUDA libraries that the programs load: cuBLASLt, the CUDA runtime, and NCCL for several ranks.
+
+    scripts/cuda_libraries.py [PROGRAM]     (default: build/train_gpt, where it exists)
+
+Prints where each library is and the LD_LIBRARY_PATH with which the programs start. It looks, in this order, in the
+folders of LD_LIBRARY_PATH, in CUDA toolkits (CUDA_HOME, CUDA_PATH, the nvcc on PATH, /usr/local/cuda*), in the system's
+library cache (ldconfig -p), and where pip installs NVIDIA's packages: nvidia/*/lib in the site-packages of this
+interpreter and of every python3 on PATH. Exit codes: 0; 69 a library without which nothing runs is missing.
+
+As a module: find(). Python 3.9 or later, the standard library only.
+"""
+import glob
+import json
+import os
+import re
+import shutil
+import struct
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+NEEDED = ("libcudart.so.13", "libcublasLt.so.13")
+OPTIONAL = ("libnccl.so.2",)
+EXIT_UNAVAILABLE = 69
+
+LOCAL_TOOLKITS = "/usr/local/cuda*"
+TOOLKIT_FOLDERS = ("lib64", "targets/x86_64-linux/lib")
+# soname without its version -> what people call it, pip's package
+NAMES = {
+    "libcudart": ("the CUDA runtime", "nvidia-cuda-runtime"),
+    "libcublasLt": ("cuBLASLt", "nvidia-cublas"),
+    "libnccl": ("NCCL", "nvidia-nccl"),
+}
+ASK_INTERPRETER = ("import json, site, sys; print(json.dumps(sys.path + "
+                   "getattr(site, 'getsitepackages', list)() + [site.getusersitepackages()]))")
+
+
+@dataclass
+class Libraries:
+    """What find() found. A program that is started with `ld_library_path` loads the files of `paths`."""
+    paths: dict = field(default_factory=dict)  # soname -> path of the file
+    missing: list = field(default_factory=list)  # a sentence for each needed library that is missing
+    optional_missing: list = field(default_factory=list)  # a sentence for each optional one
+    ld_library_path: str = ""
+
+
+# ---- ELF files ------------------------------------------------------------------------------------------------------
+
+def dynamic_section(path):
+    """(soname or None, [DT_NEEDED]) of an x86-64 ELF file. ValueError says why a file is not one."""
+    with open(path, "rb") as file:
+        head = file.read(64)
+        if len(head) < 64 or head[:4] != b"\x7fELF":
+            raise ValueError("is not an ELF file")
+        if head[4:6] != b"\x02\x01" or struct.unpack_from("<H", head, 18)[0] != 62:
+            raise ValueError("is not for x86-64")
+        offset, size, count = struct.unpack_from("<Q", head, 32) + struct.unpack_from("<HH", head, 54)
+        segments = []  # (type, offset in the file, address, bytes in the file)
+        for i in range(count):
+            file.seek(offset + i * size)
+            segment = file.read(56)
+            if len(segment) < 56:
+                raise ValueError("is cut off")
+            kind, _, start, address, _, length = struct.unpack_from("<IIQQQQ", segment)
+            segments.append((kind, start, address, length))
+        entries = []
+        for kind, start, _, length in segments:
+            if kind == 2:  # PT_DYNAMIC
+                file.seek(start)
+                table = file.read(length)
+                entries = [struct.unpack_from("<qQ", table, i) for i in range(0, len(table) - 15, 16)]
+        tags = dict(entries)
+        strings = tags.get(5)  # DT_STRTAB, an address
+        for kind, start, address, length in segments:
+            if kind == 1 and strings is not None and address <= strings < address + length:  # PT_LOAD
+                file.seek(start + strings - address)
+                text = file.read(tags.get(10, 0))  # DT_STRSZ
+                break
+        else:
+            raise ValueError("has no dynamic section")
+
+    def string(at):
+        return text[at:text.find(b"\0", at)].decode(errors="replace")
+
+    soname = string(tags[14]) if 14 in tags else None
+    return soname, [string(value) for tag, value in entries if tag == 1]
+
+
+def needed_by(program):
+    """The CUDA libraries that a program was linked with, by soname."""
+    _, needed = dynamic_section(program)
+    return tuple(name for name in needed if name.split(".")[0] in NAMES)
+
+
+def problem_of(path, soname):
+    """Why the loader must not get this file for `soname`, or None."""
+    if "stubs" in Path(path).resolve().parts:
+        return "is a stub for the linker"
+    try:
+        found, _ = dynamic_section(path)
+    except (OSError, ValueError) as error:
+        return str(error)
+    return None if found == soname else f"is {found or 'a library without a name'}, not {soname}"
+
+
+# ---- places ---------------------------------------------------------------------------------------------------------
+
+def toolkit_roots():
+    roots = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    nvcc = shutil.which("nvcc")
+    if nvcc:
+        roots.append(str(Path(nvcc).resolve().parents[1]))
+    roots += sorted(glob.glob(LOCAL_TOOLKITS), key=lambda root: [int(n) for n in re.findall(r"\d+", root)],
+                    reverse=True)
+    return list(dict.fromkeys(roots))
+
+
+def library_cache():
+    """soname -> paths, as ldconfig -p prints them for x86-64."""
+    search = os.pathsep.join([os.environ.get("PATH", ""), "/sbin", "/usr/sbin"])
+    command = shutil.which("ldconfig", path=search)
+    if not command:
+        return {}
+    try:
+        text = subprocess.run([command, "-p"], capture_output=True, text=True, timeout=30, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    cache = {}
+    for name, path in re.findall(r"^\s*(\S+) \(.*x86-64.*\) => (\S+)$", text, re.M):
+        cache.setdefault(name, []).append(path)
+    return cache
+
+
+def interpreters():
+    """Every python3 on PATH."""
+    folders = os.environ.get("PATH", "").split(os.pathsep)
+    found = [os.path.join(folder, "python3") for folder in folders if folder]
+    return [path for path in dict.fromkeys(found) if os.access(path, os.X_OK) and os.path.isfile(path)]
+
+
+def site_packages():
+    """Folders in which this interpreter and every python3 on PATH look for packages."""
+    found = [path for path in sys.path if path]
+    for python in [sys.executable, *interpreters()]:
+        try:
+            answer = subprocess.run([python, "-c", ASK_INTERPRETER], capture_output=True, text=True, timeout=30,
+                                    check=True, cwd="/").stdout
+            found += [path for path in json.loads(answer) if path]
+        except (OSError, ValueError, subprocess.SubprocessError):
+            pass  # what cannot start has no packages for us
+    return [path for path in dict.fromkeys(found) if os.path.isdir(path)]
+
+
+def package_folders():
+    """nvidia/cublas/lib, nvidia/cu13/lib (which CUDA 13's packages share) and so on."""
+    return [folder for site in site_packages() for folder in sorted(glob.glob(os.path.join(site, "nvidia/*/lib")))]
+
+
+def advice(soname):
+    """(name, what pip installs): of CUDA 13 on, packages of the toolkit have its version, not its name in theirs."""
+    stem, version = soname.split(".so.")
+    name, package = NAMES.get(stem, (stem, None))
+    if package is None:
+        return name, None
+    if stem == "libnccl":
+        return name, f"{package}-cu{NEEDED[0].split('.so.')[1]}"
+    return name, f"'{package}=={version}.*'" if int(version) >= 13 else f"{package}-cu{version}"
+
+
+def sentence(soname, rejected):
+    """What is missing, where it was looked for, and what to do."""
+    name, package = advice(soname)
+    where = [
+        f"LD_LIBRARY_PATH ({os.environ.get('LD_LIBRARY_PATH') or 'not set'})",
+        f"CUDA toolkits ({', '.join(toolkit_roots()) or 'none in CUDA_HOME, on PATH and in ' + LOCAL_TOOLKITS})",
+        "the system's library cache (ldconfig -p)",
+        f"pip's packages (nvidia/*/lib for {', '.join(dict.fromkeys([sys.executable, *interpreters()]))})",
+    ]
+    text = f"{soname} ({name}) was not found in {'; '.join(where)}"
+    if rejected:
+        text += "; not usable: " + ", ".join(f"{path} {why}" for path, why in rejected)
+    if package:
+        text += f"; install it, for example with: python3 -m pip install {package}"
+    return text
+
+
+def candidates(soname, folders, cache, packages):
+    """Paths at which the library may be, best first."""
+    yield from (os.path.join(folder, soname) for folder in folders)
+    yield from cache.get(soname, [])
+    yield from (os.path.join(folder, soname) for folder in packages)
+
+
+def find(needed=NEEDED, optional=OPTIONAL):
+    """Looks for libraries by soname; nothing is loaded.
+
+    `missing` and `optional_missing` have a full sentence for each library that no place has: where it was looked for,
+    which files of its name are not usable and why, and what to install. `ld_library_path` has the folders of what was
+    found, then those that LD_LIBRARY_PATH had. It is for the programs of build/ only: PyTorch brings its own libraries.
+    """
+    inherited = [folder for folder in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if folder]
+    folders = inherited + [os.path.join(root, folder) for root in toolkit_roots() for folder in TOOLKIT_FOLDERS]
+    cache, packages = library_cache(), package_folders()
+    result = Libraries()
+    for soname in dict.fromkeys([*needed, *optional]):
+        rejected = []
+        for path in dict.fromkeys(candidates(soname, folders, cache, packages)):
+            if not os.path.exists(path):
+                continue
+            why = problem_of(path, soname)
+            if why is None:
+                result.paths[soname] = path
+                break
+            rejected.append((path, why))
+        else:
+            (result.missing if soname in needed else result.optional_missing).append(sentence(soname, rejected))
+    found = [os.path.dirname(os.path.abspath(path)) for path in result.paths.values()]
+    result.ld_library_path = os.pathsep.join(dict.fromkeys(found + inherited))
+    return result
+
+
+def main():
+    program = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parents[1] / "build/train_gpt"
+    needed = NEEDED
+    if len(sys.argv) > 1 or program.exists():
+        try:
+            needed = needed_by(program)
+        except (OSError, ValueError) as error:
+            print(f"cuda_libraries: {program}: {error}", file=sys.stderr)
+            return 66
+    libraries = find(needed)
+    for soname, path in libraries.paths.items():
+        print(f"{soname}: {path}")
+    print(f"LD_LIBRARY_PATH={libraries.ld_library_path}")
+    for text in libraries.missing + libraries.optional_missing:
+        print(f"cuda_libraries: {text}", file=sys.stderr)
+    return EXIT_UNAVAILABLE if libraries.missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
