@@ -155,9 +155,14 @@ check:  ## the rules of the house: who includes whom, sizes of files and functio
 	python3 scripts/check_house.py
 bench: $(BUILD)/bench_cpu  ## milliseconds per op and per step on this machine
 	$(BUILD)/bench_cpu
-gpu-check:  ## prove and measure the GPU build on this machine's GPU: OUT=, DEPS=, LIMIT= seconds, STAGES=
-	scripts/gpu_check.sh $(if $(OUT),--out "$(OUT)") $(if $(DEPS),--deps "$(DEPS)") \
-	    $(if $(LIMIT),--limit $(LIMIT)) $(STAGES)
+GPU_CHECK_PROGRAMS := $(addprefix $(BUILD)/,train_gpt train_gpt_cpu test_cuda bench_cuda bench_matmul_cuda \
+                        ptx_probe_cuda ptx_probe_simt)
+# Programs of an earlier build must not be taken for this one's; what cannot be built costs only its own stages.
+gpu-check:  ## measure and prove the build on this machine's GPU: PART="measure prove sanitize", OUT=, LIMIT= s, STAGES=
+	rm -f $(GPU_CHECK_PROGRAMS)
+	-$(MAKE) -k -j$(shell nproc) ARCH=native $(GPU_CHECK_PROGRAMS)
+	scripts/gpu_check.py $(PART) --programs $(BUILD) $(if $(OUT),--out "$(OUT)") $(if $(LIMIT),--limit $(LIMIT)) \
+	    $(if $(STAGES),--stages $(STAGES))
 deps-folder:  ## gather headers and libraries in DEPS=folder for a machine that lacks them
 	scripts/deps_folder.sh "$(DEPS)"
 clean:  ## remove build/
