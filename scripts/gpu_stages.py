@@ -250,10 +250,14 @@ def matmul(place, stage, seconds):
 def read_matmul(place, stage, output):
     figures = load_figures(place, stage)
     products = figures["products"]
-    mismatches = sum(int(one["chosen"]["mismatches"]) for one in products)
-    faster = [one for one in products if one["excluded"] and one["excluded"]["ms"] < one["chosen"]["ms"]]
-    return Reading(f"{len(products)} GEMMs, {mismatches} repeats of the chosen algorithms with other bits, "
-                   f"an excluded one faster for {len(faster)}", figures, bool(products) and mismatches == 0)
+    chosen = [one for one in products if one["chosen"]]
+    mismatches = sum(int(one["chosen"]["mismatches"]) for one in chosen)
+    faster = [one for one in chosen if one["excluded"] and one["excluded"]["ms"] < one["chosen"]["ms"]]
+    detail = (f"{len(products)} GEMMs, {mismatches} repeats of the chosen algorithms with other bits, "
+              f"an excluded one faster for {len(faster)}")
+    if len(chosen) < len(products):
+        detail += f", no algorithm for {len(products) - len(chosen)}"
+    return Reading(detail, figures, bool(products) and len(chosen) == len(products) and mismatches == 0)
 
 
 def measure(workloads):
