@@ -182,9 +182,12 @@ class Part:
         outcome = gpu_process.run(command, seconds, log, self.stop, self.place.environment(stage), self.place.root)
         row["verdict"] = verdict_of(outcome)
         self.gpu_is_suspect = row["verdict"] != "passed"
-        self.read(stage, log.text(), outcome, row)
+        if outcome.error:
+            row["detail"] = outcome.error
+        else:
+            self.read(stage, log.text(), row)
 
-    def read(self, stage, output, outcome, row):
+    def read(self, stage, output, row):
         """What the output says. Of a program that did not end well, the figures until then are worth having."""
         with contextlib.suppress(Exception):
             row["figures"] = gpu_stages.load_figures(self.place, stage)
@@ -199,7 +202,7 @@ class Part:
                 row["verdict"] = "failed"
                 row["detail"] = f"the result cannot be read: {type(error).__name__}: {error}"
             else:
-                row["detail"] = outcome.error or last_line(output)
+                row["detail"] = last_line(output)
 
 
 @contextlib.contextmanager

@@ -217,7 +217,7 @@ def trainer(place, stage, seconds):
         config[section].update(changes)
     write_shards(work, 2 * config["train"]["total_batch_tokens"] + 1, config["model"]["vocab_size"])
     config["run"]["dir"] = str(work / "run")
-    config["data"] = {"train": str(work / "train_*.bin")}
+    config["data"] = {"train": str(work / "train_*.bin"), "val": ""}
     config["train"]["max_steps"] = workload.steps
     config["schedule"]["warmup_steps"] = 2
     config["eval"]["every_steps"] = config["checkpoint"]["every_steps"] = 0
