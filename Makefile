@@ -20,10 +20,10 @@ WARNINGS := -Wall -Wextra -Wshadow $(if $(filter 1,$(WERROR)),-Werror) -Wno-rest
 CXXFLAGS  = -std=c++20 $(OPT) -march=$(MARCH) -fno-math-errno -fno-trapping-math -fopenmp -g1 -I. -MMD -MP \
             $(if $(DEPS),-isystem $(DEPS)/include) $(WARNINGS) $(EXTRA)
 LIBS     := $(if $(DEPS),-L$(DEPS)/lib -Wl$(comma)--disable-new-dtags$(comma)-rpath$(comma)$(abspath $(DEPS))/lib) \
-            -lpcre2-8 -lisal -lxxhash -lpthread
+            -lpcre2-8 -lisal -lxxhash -lpthread -ldl
 
 # What carries collectives between ranks, MPI on CPUs and NCCL on GPUs (there MPI only lets mpirun start them), is found
-# by compiling and linking a call of it: 1, or 0 as with MPI=0 NCCL=0.
+# by compiling a call of it, and linking MPI's (NCCL is loaded when ranks need it): 1, or 0 as with MPI=0 NCCL=0.
 calls        = $(shell printf '\043include <$(1)>\nint main() { $(2); }\n' | \
                  $(CXX) -x c++ - -o /dev/null $(3) > /dev/null 2>&1 && echo 1 || echo 0)
 MPI_FLAGS   := $(patsubst -I%,-isystem %,$(shell mpicc --showme:compile 2> /dev/null)) -DOMPI_SKIP_MPICXX
@@ -36,7 +36,7 @@ NVCC        := $(shell command -v nvcc)
 CUDA_HOME   := $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
 CUDA_LIBS    = -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcudart $(LIBS)
 NCCL_FLAGS   = $(if $(DEPS),-isystem $(DEPS)/include) -isystem $(CUDA_HOME)/include
-NCCL        := $(if $(NVCC),$(call calls,nccl.h,ncclGetVersion(0),$(NCCL_FLAGS) -lnccl $(CUDA_LIBS)),0)
+NCCL        := $(if $(NVCC),$(call calls,nccl.h,ncclGetVersion(0),$(NCCL_FLAGS) -c),0)
 
 COMM_NONE     := kernels/cpu/comm_single.cpp
 COMM_MISSING  := $(if $(filter 0,$(MPI)),mpi.h) $(if $(filter 0,$(NCCL)),nccl.h)
@@ -46,6 +46,7 @@ COMM_CPU      := $(if $(filter 1,$(MPI)),kernels/cpu/comm_mpi.cpp,$(COMM_NONE)) 
 CPU_SOURCES  := $(filter-out kernels/cpu/comm_% kernels/cpu/launcher_%,$(wildcard kernels/cpu/*.cpp)) $(COMM_CPU)
 CUDA_SOURCES := $(wildcard kernels/cuda/*.cu)
 COMM_CUDA    := kernels/cuda/comm_nccl.cu
+NCCL_LIBRARY := kernels/cuda/nccl_library.cpp
 HOST_SOURCES := $(wildcard model/*.cpp runtime/*.cpp data/*.cpp)
 TEST_SOURCES := $(wildcard test/*.cpp)
 # The cases that hold on every device.
@@ -57,7 +58,7 @@ object        = $(patsubst %,$(BUILD)/%.o,$(1))
 HOST         := $(call object,$(HOST_SOURCES))
 CPU          := $(call object,$(CPU_SOURCES))
 CUDA         := $(call object,$(filter-out $(COMM_CUDA),$(CUDA_SOURCES)) $(LAUNCHER_CUDA) \
-                  $(if $(filter 1,$(NCCL)),$(COMM_CUDA),$(COMM_NONE)))
+                  $(if $(filter 1,$(NCCL)),$(COMM_CUDA) $(NCCL_LIBRARY),$(COMM_NONE)))
 CPU_LIBS     := -ldnnl $(if $(filter 1,$(MPI)),$(MPI_LIBS)) $(LIBS)
 
 # Catch2 3 is a library, Catch2 2 is one header.
@@ -70,9 +71,10 @@ GENCODE   := $(if $(filter native,$(ARCH)),-arch=native,\
 NVCCFLAGS  = -std=c++20 -O3 --expt-relaxed-constexpr -lineinfo -I. $(GENCODE) -Xptxas -v \
              $(if $(filter 1,$(WERROR)),-Werror all-warnings) \
              -Xcompiler -Wall,-Wextra,-Wno-unused-parameter -DCUDA_ARCHITECTURES='"$(strip $(ARCH))"'
-GPU_LIBS  := $(if $(filter 1,$(NCCL)),-lnccl) $(if $(findstring mpi,$(LAUNCHER_CUDA)),$(MPI_LIBS)) $(CUDA_LIBS)
+GPU_LIBS  := $(if $(findstring mpi,$(LAUNCHER_CUDA)),$(MPI_LIBS)) $(CUDA_LIBS)
 
-CPU_PROGRAMS := train_gpt_cpu test_cpu bench_cpu test_simt test_simt_tsan test_simt_asan train_gpt_simt ptx_probe_simt
+CPU_PROGRAMS := train_gpt_cpu test_cpu bench_cpu test_simt test_simt_tsan test_simt_asan train_gpt_simt \
+                train_gpt_simt_dlopen ptx_probe_simt
 GPU_PROGRAMS := train_gpt test_cuda bench_cuda ptx_probe_cuda
 PROGRAMS     := $(addprefix $(BUILD)/,$(CPU_PROGRAMS) $(if $(NVCC),$(GPU_PROGRAMS)))
 
@@ -85,6 +87,7 @@ all: $(TRAINERS)  ## the trainer for the CPU and, with nvcc, for GPUs
 $(BUILD)/features: FORCE
 	@mkdir -p $(@D); echo "MPI=$(MPI) NCCL=$(NCCL)" > $@.new; cmp -s $@.new $@ || cp $@.new $@
 $(call object,kernels/cpu/comm_mpi.cpp kernels/cpu/launcher_mpi.cpp): EXTRA += $(MPI_FLAGS)
+$(call object,$(NCCL_LIBRARY)): EXTRA += $(NCCL_FLAGS)
 $(call object,$(COMM_NONE)): EXTRA += -DCOMM_MISSING='"$(subst h n,h$(comma) n,$(strip $(COMM_MISSING)))"'
 $(call object,$(COMM_NONE)): $(BUILD)/features
 
@@ -123,6 +126,15 @@ $(BUILD)/test_simt_asan: $(call simt_objects,simt_asan)
 $(BUILD)/train_gpt_simt: $(SIMT_CORE) $(CUDA_SOURCES:%=$(BUILD)/simt/%.o) $(BUILD)/train_gpt.cu.o $(HOST) \
   $(call object,$(SIMT_LAUNCHER)) $(BUILD)/features
 	$(CXX) -fopenmp -o $@ $(filter %.o,$^) $(if $(filter 1,$(MPI)),$(MPI_LIBS)) $(LIBS)
+# The same, which loads the stand-in for NCCL as the GPU trainer loads NCCL.
+STAND_IN     := test/simt/nccl_stand_in.cpp test/simt/nccl_operation.cpp
+$(BUILD)/stand_in/libnccl.so.2: $(STAND_IN)
+	@mkdir -p $(@D)
+	$(CXX) $(SIMT_FLAGS) -O2 -fPIC -shared -Wl,-soname,libnccl.so.2 -o $@ $^
+$(BUILD)/train_gpt_simt_dlopen: $(filter-out $(STAND_IN:%=$(BUILD)/simt_core/%.o),$(SIMT_CORE)) \
+  $(patsubst %,$(BUILD)/simt/%.o,$(CUDA_SOURCES) $(NCCL_LIBRARY)) $(BUILD)/train_gpt.cu.o $(HOST) \
+  $(call object,$(LAUNCHER_NONE)) | $(BUILD)/stand_in/libnccl.so.2
+	$(CXX) -fopenmp -rdynamic -o $@ $(filter %.o,$^) $(LIBS)
 
 # Each wrapper of ptx.cuh on fixed inputs: on a GPU and, against its twin, on the simulator.
 $(BUILD)/ptx_probe_cuda: $(call object,$(PROBE))

@@ -115,7 +115,8 @@ def op_findings(texts):
 
 def program_findings(makefile):
     """Each program that the Makefile can link is in PROGRAMS, which the tests build."""
-    listed = set(re.findall(r"\w+", " ".join(re.findall(r"^(?:CPU|GPU)_PROGRAMS\s*:=(.*)", makefile, re.M))))
+    lists = re.findall(r"^(?:CPU|GPU)_PROGRAMS\s*:=((?:.*\\\n)*.*)", makefile, re.M)
+    listed = set(re.findall(r"\w+", " ".join(lists)))
     for match in re.finditer(r"^\$\(BUILD\)/(\w+):(?:.*\\\n)*.*\n\t.*-o \$@", makefile, re.M):
         if match[1] not in listed:
             yield "Makefile", makefile.count("\n", 0, match.start()) + 1, \
