@@ -10,6 +10,8 @@ BUILD    ?= build
 WERROR   ?=
 # DEPS=folder: headers and libraries that make deps-folder put there, instead of the system's.
 DEPS     ?=
+# RPATH=folder: where the programs look for libraries, instead of in the toolkit's folder: the kit's in $ORIGIN/lib.
+RPATH    ?=
 REVISION := $(shell git describe --always --dirty --abbrev=12 2>/dev/null || echo unknown)
 
 comma    := ,
@@ -19,8 +21,9 @@ WARNINGS := -Wall -Wextra -Wshadow $(if $(filter 1,$(WERROR)),-Werror) -Wno-rest
 
 CXXFLAGS  = -std=c++20 $(OPT) -march=$(MARCH) -fno-math-errno -fno-trapping-math -fopenmp -g1 -I. -MMD -MP \
             $(if $(DEPS),-isystem $(DEPS)/include) $(WARNINGS) $(EXTRA)
-LIBS     := $(if $(DEPS),-L$(DEPS)/lib -Wl$(comma)--disable-new-dtags$(comma)-rpath$(comma)$(abspath $(DEPS))/lib) \
-            -lpcre2-8 -lisal -lxxhash -lpthread -ldl
+LINK_RPATH = $(if $(RPATH),-Wl$(comma)--disable-new-dtags$(comma)-rpath$(comma)'$(RPATH)')
+LIBS      = $(if $(DEPS),-L$(DEPS)/lib -Wl$(comma)--disable-new-dtags$(comma)-rpath$(comma)$(abspath $(DEPS))/lib) \
+            $(LINK_RPATH) -lpcre2-8 -lisal -lxxhash -lpthread -ldl
 
 # What carries collectives between ranks, MPI on CPUs and NCCL on GPUs (there MPI only lets mpirun start them), is found
 # by compiling a call of it, and linking MPI's (NCCL is loaded when ranks need it): 1, or 0 as with MPI=0 NCCL=0.
@@ -34,7 +37,8 @@ MPI         := $(call calls,mpi.h,MPI_Init(0$(comma) 0),$(MPI_FLAGS) $(MPI_LIBS)
 # the capability PTX on.
 NVCC        := $(shell command -v nvcc)
 CUDA_HOME   := $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
-CUDA_LIBS    = -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcudart $(LIBS)
+CUDA_LIBS    = -L$(CUDA_HOME)/lib64 $(if $(RPATH),,-Wl$(comma)-rpath$(comma)$(CUDA_HOME)/lib64) \
+               -lcublasLt -lcudart $(LIBS)
 NCCL_FLAGS   = $(if $(DEPS),-isystem $(DEPS)/include) -isystem $(CUDA_HOME)/include
 NCCL        := $(if $(NVCC),$(call calls,nccl.h,ncclGetVersion(0),$(NCCL_FLAGS) -c),0)
 
@@ -59,7 +63,7 @@ HOST         := $(call object,$(HOST_SOURCES))
 CPU          := $(call object,$(CPU_SOURCES))
 CUDA         := $(call object,$(filter-out $(COMM_CUDA),$(CUDA_SOURCES)) $(LAUNCHER_CUDA) \
                   $(if $(filter 1,$(NCCL)),$(COMM_CUDA) $(NCCL_LIBRARY),$(COMM_NONE)))
-CPU_LIBS     := -ldnnl $(if $(filter 1,$(MPI)),$(MPI_LIBS)) $(LIBS)
+CPU_LIBS      = -ldnnl $(if $(filter 1,$(MPI)),$(MPI_LIBS)) $(LIBS)
 
 # Catch2 3 is a library, Catch2 2 is one header.
 CATCH_3    := $(wildcard $(addsuffix /catch2/catch_all.hpp,$(DEPS:=/include) /usr/include /usr/local/include))
@@ -76,6 +80,7 @@ GPU_LIBS  := $(if $(findstring mpi,$(LAUNCHER_CUDA)),$(MPI_LIBS)) $(CUDA_LIBS)
 CPU_PROGRAMS := train_gpt_cpu test_cpu bench_cpu test_simt test_simt_tsan test_simt_asan train_gpt_simt \
                 train_gpt_simt_dlopen ptx_probe_simt
 GPU_PROGRAMS := train_gpt test_cuda bench_cuda ptx_probe_cuda
+KIT_PROGRAMS := train_gpt train_gpt_cpu test_cuda bench_cuda ptx_probe_cuda ptx_probe_simt
 PROGRAMS     := $(addprefix $(BUILD)/,$(CPU_PROGRAMS) $(if $(NVCC),$(GPU_PROGRAMS)))
 
 TRAINERS  := $(BUILD)/train_gpt_cpu $(if $(and $(NVCC),$(CUDA_SOURCES)),$(BUILD)/train_gpt)
@@ -140,7 +145,7 @@ $(BUILD)/train_gpt_simt_dlopen: $(filter-out $(STAND_IN:%=$(BUILD)/simt_core/%.o
 $(BUILD)/ptx_probe_cuda: $(call object,$(PROBE))
 	$(CXX) $(CXXFLAGS) -o $@ $^ $(CUDA_LIBS)
 $(BUILD)/ptx_probe_simt: $(SIMT_CORE) $(PROBE:%=$(BUILD)/simt/%.o)
-	$(CXX) -o $@ $^
+	$(CXX) -o $@ $^ $(LINK_RPATH)
 
 simt_compile = @mkdir -p $(@D); $(CXX) $(SIMT_FLAGS) $(1) -c -x c++ -o $@ $<
 $(BUILD)/simt_core/%.o: %; $(call simt_compile,-O2)
@@ -181,6 +186,10 @@ bench: $(BUILD)/bench_cpu  ## milliseconds per op and per step on this machine
 gpu-check:  ## prove and measure the GPU build on this machine's GPU: OUT=, DEPS=, LIMIT= seconds, STAGES=
 	scripts/gpu_check.sh $(if $(OUT),--out "$(OUT)") $(if $(DEPS),--deps "$(DEPS)") \
 	    $(if $(LIMIT),--limit $(LIMIT)) $(STAGES)
+gpu-kit:  ## build/gpu_kit.tgz: prebuilt programs and scripts for a GPU machine that has only the driver and python3
+	$(MAKE) BUILD=$(BUILD)_kit ARCH="80 90a" PTX=80 MARCH=x86-64-v3 MPI=0 DEPS= RPATH='$$$$ORIGIN/lib' \
+	    $(KIT_PROGRAMS:%=$(BUILD)_kit/%)
+	scripts/pack_gpu_kit.py $(BUILD)_kit $(BUILD)/gpu_kit.tgz $(KIT_PROGRAMS)
 deps-folder:  ## gather headers and libraries in DEPS=folder for a machine that lacks them
 	scripts/deps_folder.sh "$(DEPS)"
 clean:  ## remove build/
@@ -188,5 +197,5 @@ clean:  ## remove build/
 help:   ## this list
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
 
-.PHONY: FORCE all programs run test check bench gpu-check deps-folder clean help
+.PHONY: FORCE all programs run test check bench gpu-check gpu-kit deps-folder clean help
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

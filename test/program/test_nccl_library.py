@@ -45,8 +45,9 @@ class NcclLibrary(TrainerTest):
         code, said = self.start(1)
         self.assertEqual(code, 0, said)
         self.assertEqual(len(self.losses("run_1")), FOUR["train_max_steps"])
-        self.check_refused(None, r"libnccl.so.2: cannot open .*No such file or directory; it was looked for in \S*/lib.* "
-                                 r"and in the system's library cache: install NCCL 2 \(.*pip install nvidia-nccl-cu13\)")
+        self.check_refused(None, r"libnccl.so.2: cannot open .*No such file or directory; it was looked for in "
+                                 r"\S*/lib.* and in the system's library cache: install NCCL 2 \(.*pip install "
+                                 r"nvidia-nccl-cu13\)")
         empty = self.dir / "empty"
         empty.mkdir()
         self.check_refused(empty, f"libnccl.so.2: cannot open .* looked for in {empty}")
