@@ -186,6 +186,8 @@ bench: $(BUILD)/bench_cpu  ## milliseconds per op and per step on this machine
 gpu-check:  ## prove and measure the GPU build on this machine's GPU: OUT=, DEPS=, LIMIT= seconds, STAGES=
 	scripts/gpu_check.sh $(if $(OUT),--out "$(OUT)") $(if $(DEPS),--deps "$(DEPS)") \
 	    $(if $(LIMIT),--limit $(LIMIT)) $(STAGES)
+portability:  ## by hand, as root: build and test with g++ and clang of the next Debian release, in a chroot
+	dev/try_compilers.sh $(filter-out %_tsan %_asan,$(CPU_PROGRAMS))
 gpu-kit:  ## build/gpu_kit.tgz: prebuilt programs and scripts for a GPU machine that has only the driver and python3
 	$(MAKE) BUILD=$(BUILD)_kit ARCH="80 90a" PTX=80 MARCH=x86-64-v3 MPI=0 DEPS= RPATH='$$$$ORIGIN/lib' \
 	    $(KIT_PROGRAMS:%=$(BUILD)_kit/%)
@@ -197,5 +199,5 @@ clean:  ## remove build/
 help:   ## this list
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
 
-.PHONY: FORCE all programs run test check bench gpu-check gpu-kit deps-folder clean help
+.PHONY: FORCE all programs run test check bench gpu-check portability gpu-kit deps-folder clean help
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
