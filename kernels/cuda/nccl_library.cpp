@@ -7,6 +7,7 @@
 #include <nccl.h>
 
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "kernels/check.h"
