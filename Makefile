@@ -3,35 +3,44 @@ CXX      ?= g++
 OPT      ?= -O2
 MARCH    ?= native
 ARCH     ?= 80 86 89 90 100 120
+PTX      ?= $(lastword $(ARCH))
 BUILD    ?= build
+# WERROR=1, as the tests set it: warnings, and kernels that spill registers, are errors. Compilers bring new warnings
+# every year, and those must not break a user's build.
+WERROR   ?=
 # DEPS=folder: headers and libraries that make deps-folder put there, instead of the system's.
 DEPS     ?=
+# RPATH=folder: where the programs look for libraries, instead of in the toolkit's folder: the kit's in $ORIGIN/lib.
+RPATH    ?=
 REVISION := $(shell git describe --always --dirty --abbrev=12 2>/dev/null || echo unknown)
 
 comma    := ,
 
-# g++ 12 wrongly warns of std::string's insides at -O3 (GCC bug 105651).
-FALSE_ALARMS := -Wno-restrict
+# g++ 12 wrongly warns of std::string's insides at -O3 (GCC bug 105651); clang does not know that warning.
+WARNINGS := -Wall -Wextra -Wshadow $(if $(filter 1,$(WERROR)),-Werror) -Wno-restrict -Wno-unknown-warning-option
 
 CXXFLAGS  = -std=c++20 $(OPT) -march=$(MARCH) -fno-math-errno -fno-trapping-math -fopenmp -g1 -I. -MMD -MP \
-            $(if $(DEPS),-isystem $(DEPS)/include) -Wall -Wextra -Wshadow -Werror $(FALSE_ALARMS) $(EXTRA)
-LIBS     := $(if $(DEPS),-L$(DEPS)/lib -Wl$(comma)--disable-new-dtags$(comma)-rpath$(comma)$(abspath $(DEPS))/lib) \
-            -lpcre2-8 -lisal -lxxhash -lpthread
+            $(if $(DEPS),-isystem $(DEPS)/include) $(WARNINGS) $(EXTRA)
+LINK_RPATH = $(if $(RPATH),-Wl$(comma)--disable-new-dtags$(comma)-rpath$(comma)'$(RPATH)')
+LIBS      = $(if $(DEPS),-L$(DEPS)/lib -Wl$(comma)--disable-new-dtags$(comma)-rpath$(comma)$(abspath $(DEPS))/lib) \
+            $(LINK_RPATH) -lpcre2-8 -lisal -lxxhash -lpthread -ldl
 
 # What carries collectives between ranks, MPI on CPUs and NCCL on GPUs (there MPI only lets mpirun start them), is found
-# by compiling and linking a call of it: 1, or 0 as with MPI=0 NCCL=0.
+# by compiling a call of it, and linking MPI's (NCCL is loaded when ranks need it): 1, or 0 as with MPI=0 NCCL=0.
 calls        = $(shell printf '\043include <$(1)>\nint main() { $(2); }\n' | \
                  $(CXX) -x c++ - -o /dev/null $(3) > /dev/null 2>&1 && echo 1 || echo 0)
 MPI_FLAGS   := $(patsubst -I%,-isystem %,$(shell mpicc --showme:compile 2> /dev/null)) -DOMPI_SKIP_MPICXX
 MPI_LIBS    := $(or $(shell mpicc --showme:link 2> /dev/null),-lmpi)
 MPI         := $(call calls,mpi.h,MPI_Init(0$(comma) 0),$(MPI_FLAGS) $(MPI_LIBS))
 
-# The GPU trainer is built where nvcc is: for the GPUs named in ARCH, by compute capability, and as PTX for later ones.
+# The GPU trainer is built where nvcc is: for the GPUs named in ARCH, by compute capability, and as PTX for those from
+# the capability PTX on.
 NVCC        := $(shell command -v nvcc)
 CUDA_HOME   := $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
-CUDA_LIBS    = -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcudart $(LIBS)
+CUDA_LIBS    = -L$(CUDA_HOME)/lib64 $(if $(RPATH),,-Wl$(comma)-rpath$(comma)$(CUDA_HOME)/lib64) \
+               -lcublasLt -lcudart $(LIBS)
 NCCL_FLAGS   = $(if $(DEPS),-isystem $(DEPS)/include) -isystem $(CUDA_HOME)/include
-NCCL        := $(if $(NVCC),$(call calls,nccl.h,ncclGetVersion(0),$(NCCL_FLAGS) -lnccl $(CUDA_LIBS)),0)
+NCCL        := $(if $(NVCC),$(call calls,nccl.h,ncclGetVersion(0),$(NCCL_FLAGS) -c),0)
 
 COMM_NONE     := kernels/cpu/comm_single.cpp
 COMM_MISSING  := $(if $(filter 0,$(MPI)),mpi.h) $(if $(filter 0,$(NCCL)),nccl.h)
@@ -41,6 +50,7 @@ COMM_CPU      := $(if $(filter 1,$(MPI)),kernels/cpu/comm_mpi.cpp,$(COMM_NONE)) 
 CPU_SOURCES  := $(filter-out kernels/cpu/comm_% kernels/cpu/launcher_%,$(wildcard kernels/cpu/*.cpp)) $(COMM_CPU)
 CUDA_SOURCES := $(wildcard kernels/cuda/*.cu)
 COMM_CUDA    := kernels/cuda/comm_nccl.cu
+NCCL_LIBRARY := kernels/cuda/nccl_library.cpp
 HOST_SOURCES := $(wildcard model/*.cpp runtime/*.cpp data/*.cpp)
 TEST_SOURCES := $(wildcard test/*.cpp)
 # The cases that hold on every device.
@@ -52,8 +62,8 @@ object        = $(patsubst %,$(BUILD)/%.o,$(1))
 HOST         := $(call object,$(HOST_SOURCES))
 CPU          := $(call object,$(CPU_SOURCES))
 CUDA         := $(call object,$(filter-out $(COMM_CUDA),$(CUDA_SOURCES)) $(LAUNCHER_CUDA) \
-                  $(if $(filter 1,$(NCCL)),$(COMM_CUDA),$(COMM_NONE)))
-CPU_LIBS     := -ldnnl $(if $(filter 1,$(MPI)),$(MPI_LIBS)) $(LIBS)
+                  $(if $(filter 1,$(NCCL)),$(COMM_CUDA) $(NCCL_LIBRARY),$(COMM_NONE)))
+CPU_LIBS      = -ldnnl $(if $(filter 1,$(MPI)),$(MPI_LIBS)) $(LIBS)
 
 # Catch2 3 is a library, Catch2 2 is one header.
 CATCH_3    := $(wildcard $(addsuffix /catch2/catch_all.hpp,$(DEPS:=/include) /usr/include /usr/local/include))
@@ -61,10 +71,17 @@ CATCH_LIBS := $(if $(CATCH_3),-lCatch2Main -lCatch2)
 
 GENCODE   := $(if $(filter native,$(ARCH)),-arch=native,\
                $(foreach arch,$(ARCH),-gencode=arch=compute_$(arch),code=sm_$(arch)) \
-               -gencode=arch=compute_$(lastword $(ARCH)),code=compute_$(lastword $(ARCH)))
-NVCCFLAGS  = -std=c++20 -O3 --expt-relaxed-constexpr -lineinfo -I. $(GENCODE) -Werror all-warnings -Xptxas -v \
+               -gencode=arch=compute_$(PTX),code=compute_$(PTX))
+NVCCFLAGS  = -std=c++20 -O3 --expt-relaxed-constexpr -lineinfo -I. $(GENCODE) -Xptxas -v \
+             $(if $(filter 1,$(WERROR)),-Werror all-warnings) \
              -Xcompiler -Wall,-Wextra,-Wno-unused-parameter -DCUDA_ARCHITECTURES='"$(strip $(ARCH))"'
-GPU_LIBS  := $(if $(filter 1,$(NCCL)),-lnccl) $(if $(findstring mpi,$(LAUNCHER_CUDA)),$(MPI_LIBS)) $(CUDA_LIBS)
+GPU_LIBS  := $(if $(findstring mpi,$(LAUNCHER_CUDA)),$(MPI_LIBS)) $(CUDA_LIBS)
+
+CPU_PROGRAMS := train_gpt_cpu test_cpu bench_cpu test_simt test_simt_tsan test_simt_asan train_gpt_simt \
+                train_gpt_simt_dlopen ptx_probe_simt
+GPU_PROGRAMS := train_gpt test_cuda bench_cuda ptx_probe_cuda
+KIT_PROGRAMS := train_gpt train_gpt_cpu test_cuda bench_cuda ptx_probe_cuda ptx_probe_simt
+PROGRAMS     := $(addprefix $(BUILD)/,$(CPU_PROGRAMS) $(if $(NVCC),$(GPU_PROGRAMS)))
 
 TRAINERS  := $(BUILD)/train_gpt_cpu $(if $(and $(NVCC),$(CUDA_SOURCES)),$(BUILD)/train_gpt)
 all: $(TRAINERS)  ## the trainer for the CPU and, with nvcc, for GPUs
@@ -75,6 +92,7 @@ all: $(TRAINERS)  ## the trainer for the CPU and, with nvcc, for GPUs
 $(BUILD)/features: FORCE
 	@mkdir -p $(@D); echo "MPI=$(MPI) NCCL=$(NCCL)" > $@.new; cmp -s $@.new $@ || cp $@.new $@
 $(call object,kernels/cpu/comm_mpi.cpp kernels/cpu/launcher_mpi.cpp): EXTRA += $(MPI_FLAGS)
+$(call object,$(NCCL_LIBRARY)): EXTRA += $(NCCL_FLAGS)
 $(call object,$(COMM_NONE)): EXTRA += -DCOMM_MISSING='"$(subst h n,h$(comma) n,$(strip $(COMM_MISSING)))"'
 $(call object,$(COMM_NONE)): $(BUILD)/features
 
@@ -95,8 +113,8 @@ $(BUILD)/bench_cuda: $(call object,$(BENCH)) $(HOST) $(CUDA) $(BUILD)/features
 # not under test: built without sanitizers and linked first, so that its inline functions are the ones that stay.
 # Misaligned vectors are always looked for; those calls end in test/simt/alignment.cpp.
 SIMT_FLAGS   := -std=c++20 -march=$(MARCH) -fno-math-errno -g1 -I. -Itest/simt/include -MMD -MP \
-                $(if $(DEPS),-isystem $(DEPS)/include) -Wall -Wextra -Wshadow -Wno-unknown-pragmas -Werror \
-                $(FALSE_ALARMS) -DCUDA_ARCHITECTURES='"simulated"'
+                $(if $(DEPS),-isystem $(DEPS)/include) $(WARNINGS) -Wno-unknown-pragmas \
+                -DCUDA_ARCHITECTURES='"simulated"'
 SIMT_CORE    := $(patsubst %,$(BUILD)/simt_core/%.o,$(filter-out test/simt/test_% test/simt/main.cpp, \
                   $(wildcard test/simt/*.cpp)))
 SIMT_TESTED  := $(CUDA_SOURCES) $(wildcard test/simt/test_*.cpp) $(SEAM_TESTS) test/reference.cpp
@@ -113,12 +131,21 @@ $(BUILD)/test_simt_asan: $(call simt_objects,simt_asan)
 $(BUILD)/train_gpt_simt: $(SIMT_CORE) $(CUDA_SOURCES:%=$(BUILD)/simt/%.o) $(BUILD)/train_gpt.cu.o $(HOST) \
   $(call object,$(SIMT_LAUNCHER)) $(BUILD)/features
 	$(CXX) -fopenmp -o $@ $(filter %.o,$^) $(if $(filter 1,$(MPI)),$(MPI_LIBS)) $(LIBS)
+# The same, which loads the stand-in for NCCL as the GPU trainer loads NCCL.
+STAND_IN     := test/simt/nccl_stand_in.cpp test/simt/nccl_operation.cpp
+$(BUILD)/stand_in/libnccl.so.2: $(STAND_IN)
+	@mkdir -p $(@D)
+	$(CXX) $(SIMT_FLAGS) -O2 -fPIC -shared -Wl,-soname,libnccl.so.2 -o $@ $^
+$(BUILD)/train_gpt_simt_dlopen: $(filter-out $(STAND_IN:%=$(BUILD)/simt_core/%.o),$(SIMT_CORE)) \
+  $(patsubst %,$(BUILD)/simt/%.o,$(CUDA_SOURCES) $(NCCL_LIBRARY)) $(BUILD)/train_gpt.cu.o $(HOST) \
+  $(call object,$(LAUNCHER_NONE)) | $(BUILD)/stand_in/libnccl.so.2
+	$(CXX) -fopenmp -rdynamic -o $@ $(filter %.o,$^) $(LIBS)
 
 # Each wrapper of ptx.cuh on fixed inputs: on a GPU and, against its twin, on the simulator.
 $(BUILD)/ptx_probe_cuda: $(call object,$(PROBE))
 	$(CXX) $(CXXFLAGS) -o $@ $^ $(CUDA_LIBS)
 $(BUILD)/ptx_probe_simt: $(SIMT_CORE) $(PROBE:%=$(BUILD)/simt/%.o)
-	$(CXX) -o $@ $^
+	$(CXX) -o $@ $^ $(LINK_RPATH)
 
 simt_compile = @mkdir -p $(@D); $(CXX) $(SIMT_FLAGS) $(1) -c -x c++ -o $@ $<
 $(BUILD)/simt_core/%.o: %; $(call simt_compile,-O2)
@@ -136,17 +163,18 @@ $(BUILD)/%.cpp.o: %.cpp
 $(BUILD)/%.cu.o: %.cu
 	@mkdir -p $(@D)
 	$(CXX) $(CXXFLAGS) -DGIT_REVISION='"$(REVISION)"' -c -x c++ -o $@ $<
-# Spills, local memory and serialised tensor instructions are errors: check_ptxas.py reads what ptxas says.
+# Spills and local memory are findings of check_ptxas.py, which reads what ptxas says.
 NVCC_OBJECTS := $(sort $(call object,$(CUDA_SOURCES) $(PROBE)))
 $(NVCC_OBJECTS): $(BUILD)/%.cu.o: %.cu
 	@mkdir -p $(@D)
 	@echo nvcc $<
 	@set -o pipefail; $(NVCC) $(NVCCFLAGS) -MMD -MP -MT $@ -MF $(@:.o=.d) -c -o $@.part $< 2>&1 \
-	    | scripts/check_ptxas.py $(BUILD)/ptxas/$(subst /,.,$*).tsv && mv $@.part $@
+	    | scripts/check_ptxas.py $(if $(filter 1,$(WERROR)),--werror) $(BUILD)/ptxas/$(subst /,.,$*).tsv && mv $@.part $@
 $(NVCC_OBJECTS): SHELL := bash
 # wgmma and setmaxnreg exist in the variant of sm_90 only that promises nothing to later GPUs.
 $(call object,test/ptx_probe/hopper.cu test/ptx_probe/tensor_copies.cu): GENCODE = -gencode=arch=compute_90a,code=sm_90a
 
+programs: $(PROGRAMS)  ## every program that this machine can build: trainers, tests, benchmarks, probes
 run:    ## the quickstart: install, build, train on the King James text, print samples
 	scripts/quickstart.sh
 test:   ## install what is missing and run every test
@@ -155,14 +183,18 @@ check:  ## the rules of the house: who includes whom, sizes of files and functio
 	python3 scripts/check_house.py
 bench: $(BUILD)/bench_cpu  ## milliseconds per op and per step on this machine
 	$(BUILD)/bench_cpu
-GPU_CHECK_PROGRAMS := $(addprefix $(BUILD)/,train_gpt train_gpt_cpu test_cuda bench_cuda bench_matmul_cuda \
-                        ptx_probe_cuda ptx_probe_simt)
-# Programs of an earlier build must not be taken for this one's; what cannot be built costs only its own stages.
+# Programs of an earlier build must not be taken for this one's; one that cannot be built costs only its own stages.
 gpu-check:  ## measure and prove the build on this machine's GPU: PART="measure prove sanitize", OUT=, LIMIT= s, STAGES=
-	rm -f $(GPU_CHECK_PROGRAMS)
-	-$(MAKE) -k -j$(shell nproc) ARCH=native $(GPU_CHECK_PROGRAMS)
+	rm -f $(KIT_PROGRAMS:%=$(BUILD)/%)
+	-$(MAKE) -k -j$$(nproc) ARCH=native $(KIT_PROGRAMS:%=$(BUILD)/%)
 	scripts/gpu_check.py $(PART) --programs $(BUILD) $(if $(OUT),--out "$(OUT)") $(if $(LIMIT),--limit $(LIMIT)) \
 	    $(if $(STAGES),--stages $(STAGES))
+portability:  ## by hand, as root: build and test with g++ and clang of the next Debian release, in a chroot
+	dev/try_compilers.sh $(filter-out %_tsan %_asan,$(CPU_PROGRAMS))
+gpu-kit:  ## build/gpu_kit.tgz: prebuilt programs and scripts for a GPU machine that has only the driver and python3
+	$(MAKE) BUILD=$(BUILD)_kit ARCH="80 90a" PTX=80 MARCH=x86-64-v3 MPI=0 DEPS= RPATH='$$$$ORIGIN/lib' \
+	    $(KIT_PROGRAMS:%=$(BUILD)_kit/%)
+	scripts/pack_gpu_kit.py $(BUILD)_kit $(BUILD)/gpu_kit.tgz $(KIT_PROGRAMS)
 deps-folder:  ## gather headers and libraries in DEPS=folder for a machine that lacks them
 	scripts/deps_folder.sh "$(DEPS)"
 clean:  ## remove build/
@@ -170,5 +202,5 @@ clean:  ## remove build/
 help:   ## this list
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
 
-.PHONY: FORCE all run test check bench gpu-check deps-folder clean help
+.PHONY: FORCE all programs run test check bench gpu-check portability gpu-kit deps-folder clean help
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

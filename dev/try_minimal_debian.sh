@@ -7,38 +7,20 @@
 # from where this machine's apt gets its own.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. dev/chroot.sh
 
-# shellcheck disable=SC2016
-mirror=$(apt-get indextargets --format '$(CODENAME) $(REPO_URI)' 'Created-By: Packages' |
-    sed -n '0,/^bookworm /s/^bookworm //p')
-if [ -z "$mirror" ]; then
-    echo "this machine's apt has no source of Debian 12 (bookworm)" >&2
-    exit 69
-fi
-folder=$(mktemp -d)
-# What setup.sh mounts there.
-unmount() {
-    local part
-    for part in proc sys dev/pts; do umount "$folder/root/$part" 2> /dev/null || true; done
-}
-trap 'unmount; rm -rf --one-file-system "$folder"' EXIT
-
-echo "== debootstrap --variant=minbase bookworm (log: $folder/debootstrap.log)"
-debootstrap --variant=minbase bookworm "$folder/base" "$mirror" > "$folder/debootstrap.log"
-cp /etc/resolv.conf "$folder/base/etc/"
-runuser -u "$(stat -c %U .git)" -- git bundle create --quiet - HEAD > "$folder/last_commit"
-git -c advice.detachedHead=false clone --quiet "$folder/last_commit" "$folder/base/train_gpt"
-
+make_chroot bookworm base
+clone_into base
 worst=0
 [ $# != 0 ] || set -- quickstart.sh test.sh
 for script in "$@"; do
     cp -a "$folder/base" "$folder/root"
     echo "== $script"
     start=$SECONDS code=0
-    chroot "$folder/root" /usr/bin/env -i PATH="$PATH" HOME=/root "/train_gpt/scripts/$script" || code=$?
+    in_chroot root "/train_gpt/scripts/$script" || code=$?
     echo "== $script ended with $code after $((SECONDS - start)) s"
     [ "$code" = 0 ] || worst=$code
-    unmount
+    unmount_chroot "$folder/root"
     rm -rf --one-file-system "$folder/root"
 done
 exit "$worst"

@@ -114,6 +114,16 @@ def op_findings(texts):
             yield "kernels/ops.h", number, f"{op} has no test in test/test_ops*"
 
 
+def program_findings(makefile):
+    """Each program that the Makefile can link is in PROGRAMS, which the tests build."""
+    lists = re.findall(r"^(?:CPU|GPU)_PROGRAMS\s*:=((?:.*\\\n)*.*)", makefile, re.M)
+    listed = set(re.findall(r"\w+", " ".join(lists)))
+    for match in re.finditer(r"^\$\(BUILD\)/(\w+):(?:.*\\\n)*.*\n\t.*-o \$@", makefile, re.M):
+        if match[1] not in listed:
+            yield "Makefile", makefile.count("\n", 0, match.start()) + 1, \
+                f"{match[1]} is in neither CPU_PROGRAMS nor GPU_PROGRAMS, so no test builds it"
+
+
 def main(root):
     tops = [top for top in root.iterdir() if not re.match(r"build|runs|\.", top.name)]
     paths = [path for top in tops for path in [top, *top.rglob("*")]
@@ -121,6 +131,7 @@ def main(root):
     texts = {str(path.relative_to(root)): path.read_text("utf-8") for path in paths}
     found = [(name, *finding) for name, text in sorted(texts.items()) for finding in findings(name, text)]
     found += op_findings(texts)
+    found += program_findings(texts["Makefile"])
     for name, number, sentence in found:
         print(f"{name}:{number}: {sentence}")
     print(f"check: {len(texts)} files, {len(found)} findings")

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Reads what nvcc and `ptxas -v` say about one source and holds its kernels to the rules of the house.
 
-    nvcc ... -Xptxas -v ... 2>&1 | scripts/check_ptxas.py TABLE.tsv
+    nvcc ... -Xptxas -v ... 2>&1 | scripts/check_ptxas.py [--werror] TABLE.tsv
 
-Fails where a kernel spills registers, has a stack frame (arrays in local memory), or where ptxas serialises wgmma
-(C7512, C7519) or ignores setmaxnreg (C7508). Writes one line per kernel and architecture to the table: kernel,
-architecture, registers, stack bytes, spilled bytes, static shared bytes. Everything else passes through to stderr.
+Warns where a kernel spills registers, has a stack frame (arrays in local memory), or where ptxas serialises wgmma
+(C7512, C7519) or ignores setmaxnreg (C7508); with --werror these are errors, and the exit code is 1. Writes one line
+per kernel and architecture to the table: kernel, architecture, registers, stack bytes, spilled bytes, static shared
+bytes. Everything else passes through to stderr.
 """
 import re
 import subprocess
@@ -49,7 +50,8 @@ def read(lines):
 
 
 def main():
-    table = Path(sys.argv[1])
+    errors = sys.argv[1] == "--werror"
+    table = Path(sys.argv[-1])
     rows, findings, others = read(sys.stdin)
     names = demangled(sorted({row["kernel"] for row in rows})) if rows else {}
     for row in rows:
@@ -61,9 +63,10 @@ def main():
             findings.append(f"{where} has a stack frame of {row['stack']} bytes: arrays that are not in registers")
     table.parent.mkdir(parents=True, exist_ok=True)
     table.write_text("".join("\t".join(str(value) for value in row.values()) + "\n" for row in rows))
-    for line in others + [f"ptxas: {finding}" for finding in findings]:
+    kind = "error" if errors else "warning"
+    for line in others + [f"ptxas {kind}: {finding}" for finding in findings]:
         print(line, file=sys.stderr)
-    return 1 if findings else 0
+    return 1 if findings and errors else 0
 
 
 if __name__ == "__main__":

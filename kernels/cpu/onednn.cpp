@@ -52,6 +52,16 @@ memory::desc describe(Dtype dtype, int rows, int cols, size_t step, bool transpo
     return {{rows, cols}, type, transposed ? memory::dims{1, along} : memory::dims{along, 1}};
 }
 
+// out = left x right, described in two steps by oneDNN 2 and in one by later ones.
+template <class Matmul>
+typename Matmul::primitive_desc describe_product(const memory::desc& left, const memory::desc& right,
+                                                 const memory::desc& out, const dnnl::primitive_attr& attributes) {
+    if constexpr (requires { typename Matmul::desc; })
+        return {typename Matmul::desc(left, right, out), attributes, engine()};
+    else
+        return {engine(), left, right, out, attributes};
+}
+
 struct Primitive {
     dnnl::matmul::primitive_desc description;
     dnnl::matmul run;
@@ -59,10 +69,10 @@ struct Primitive {
     explicit Primitive(const Key& key) {
         dnnl::primitive_attr attributes;
         attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
-        const dnnl::matmul::desc product(describe(key.dtype, key.rows, key.depth, key.left_step, key.left_transposed),
-                                         describe(key.dtype, key.depth, key.cols, key.right_step, key.right_transposed),
-                                         describe(Dtype::fp32, key.rows, key.cols, key.out_step, false));
-        description = dnnl::matmul::primitive_desc(product, attributes, engine());
+        description = describe_product<dnnl::matmul>(
+            describe(key.dtype, key.rows, key.depth, key.left_step, key.left_transposed),
+            describe(key.dtype, key.depth, key.cols, key.right_step, key.right_transposed),
+            describe(Dtype::fp32, key.rows, key.cols, key.out_step, false), attributes);
         run = dnnl::matmul(description);
     }
 };

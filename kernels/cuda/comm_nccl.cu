@@ -242,7 +242,7 @@ Nccl& nccl_of(const Comm& comm) { return *static_cast<Nccl*>(comm.handle); }
 // What a rank tells the others before they join.
 struct Seat {
     std::string host, machine, gpu;  // machine: of two hosts of one name; gpu: its address on the PCI bus
-    std::string problem;             // why there is no GPU, or empty
+    std::string problem;             // what it lacks, a GPU or NCCL, and why; or empty
     std::string id;                  // rank 0's ncclUniqueId, in hexadecimal digits
 
     std::string text() const { return host + "\n" + machine + "\n" + gpu + "\n" + problem + "\n" + id; }
@@ -290,8 +290,11 @@ Seat take_seat(const CommSettings& settings) {
     try {
         seat.gpu = take_gpu(settings.local_rank);
     } catch (const Error& error) {
-        seat.problem = one_line(error.what());
+        seat.problem = "has no GPU: " + one_line(error.what());
     }
+    int version = 0;
+    if (seat.problem.empty() && ncclGetVersion(&version) != ncclSuccess)
+        seat.problem = "cannot use NCCL: " + one_line(ncclGetLastError(nullptr));
     if (settings.rank > 0 || !seat.problem.empty()) return seat;
     ncclUniqueId id;
     const ncclResult_t code = ncclGetUniqueId(&id);
@@ -306,8 +309,7 @@ Seat take_seat(const CommSettings& settings) {
 void check_seats(const std::vector<Seat>& seats) {
     for (size_t rank = 0; rank < seats.size(); rank++) {
         const Seat& seat = seats[rank];
-        if (!seat.problem.empty())
-            fail(Exit::os, "rank %zu on %s has no GPU: %s", rank, seat.host.c_str(), seat.problem.c_str());
+        if (!seat.problem.empty()) fail(Exit::os, "rank %zu on %s %s", rank, seat.host.c_str(), seat.problem.c_str());
         for (size_t other = 0; other < rank; other++)
             if (seats[other].machine == seat.machine && seats[other].host == seat.host && seats[other].gpu == seat.gpu)
                 fail(Exit::config,
@@ -347,7 +349,8 @@ std::string comm_library() {
     int version = 0;
     const bool known = ncclGetVersion(&version) == ncclSuccess;
     const std::string mpi = launcher_library();
-    return (known ? format("NCCL %d.%d.%d", version / 10000, version / 100 % 100, version % 100) : "NCCL") +
+    return (known ? format("NCCL %d.%d.%d", version / 10000, version / 100 % 100, version % 100)
+                  : format("NCCL, which cannot be used here: %s", ncclGetLastError(nullptr))) +
            ", started by any launcher" + (mpi.empty() ? "" : "; " + mpi + " for mpirun's");
 }
 

@@ -40,6 +40,8 @@ VIOLATIONS = [  # rule, file, text that is appended to it, words of the finding
     ("op without textbook", "kernels/ops.h", "void new_op(const NewOp& op);", "new_op has no textbook"),
     ("op without test", "kernels/ops.h", "void new_op(const NewOp& op);", "new_op has no test"),
     ("lines", "model/gpt.h", "\n" * 500, "at most 500"),
+    ("program that no test builds", "Makefile", "$(BUILD)/forgotten: $(call object,$(BENCH)) $(HOST) \\\n  $(CPU)\n"
+     "\t$(CXX) -o $@ $^", "forgotten is in neither CPU_PROGRAMS nor GPU_PROGRAMS"),
 ]
 INNOCENT = """
 // int counter = 0; #if
@@ -70,7 +72,8 @@ class House(unittest.TestCase):
         with tempfile.TemporaryDirectory() as copy:
             for folder in FOLDERS:
                 shutil.copytree(ROOT / folder, Path(copy, folder))
-            shutil.copy(ROOT / "train_gpt.cu", copy)
+            for name in ("train_gpt.cu", "Makefile"):
+                shutil.copy(ROOT / name, copy)
             planted = []
             for name, text in additions:
                 path = Path(copy, name)

@@ -10,6 +10,7 @@
 #define NCCL_MAJOR 2
 #define NCCL_MINOR 28
 #define NCCL_PATCH 9
+#define NCCL_VERSION_CODE 22809
 
 struct ncclComm;
 using ncclComm_t = ncclComm*;
@@ -40,6 +41,7 @@ struct ncclConfig_t {
 #define NCCL_CONFIG_INITIALIZER \
     { sizeof(ncclConfig_t), 0xcafebeef, 22809, INT_MIN }
 
+extern "C" {
 ncclResult_t ncclGetVersion(int* version);
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id);
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t* config);
@@ -63,3 +65,4 @@ ncclResult_t ncclAllGather(const void* from, void* to, size_t count, ncclDataTyp
                            cudaStream_t stream);
 ncclResult_t ncclBroadcast(const void* from, void* to, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
                            cudaStream_t stream);
+}  // extern "C"

@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# Tries the kit of make gpu-kit where nothing but python3 is installed: a fresh Debian 12 without compiler, make and
+# development packages, first without CUDA's libraries and then with those of pip's packages. There is no GPU, so this
+# shows that the programs start, that the CPU's work, and what gpu_check.py says.
+#
+#   sudo dev/try_gpu_kit.sh [build/gpu_kit.tgz] [WHEELS]
+#
+# WHEELS is a folder with what `pip download --no-deps nvidia-cublas nvidia-cuda-runtime nvidia-nccl-cu13` brings, which
+# is downloaded without it. Needs root, debootstrap, and 5 GB in TMPDIR. The exit code is 0 only if all was as it must
+# be.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+kit=$(realpath "${1:-build/gpu_kit.tgz}")
+. dev/chroot.sh
+worst=0
+
+# expect CODE TEXT COMMAND...: the command's exit code, and a regular expression that its output must have.
+expect() {
+    local code=0
+    echo "== ${*:3}"
+    in_chroot root sh -c "cd /gpu_kit && $3" > "$folder/output" 2>&1 || code=$?
+    tail -n 12 "$folder/output" | cut -c -300
+    if [ "$code" != "$1" ] || ! grep -qE -- "$2" "$folder/output"; then
+        echo "-- WRONG: exit code $code instead of $1, or no line with: $2"
+        worst=1
+    fi
+}
+
+wheels=${2:-$folder/wheels}
+[ $# -gt 1 ] || python3 -m pip download --quiet --no-deps --dest "$wheels" nvidia-cublas nvidia-cuda-runtime \
+    nvidia-nccl-cu13
+make_chroot bookworm root python3
+tar xzf "$kit" -C "$folder/root"
+in_chroot root mount -t proc proc /proc
+for tool in g++ gcc make nvcc git; do
+    [ -z "$(in_chroot root sh -c "command -v $tool" || true)" ] || { echo "$tool is in the chroot" && exit 1; }
+done
+
+expect 69 'libcublasLt.so.13 \(cuBLASLt\) was not found in .*pip install' scripts/cuda_libraries.py
+expect 69 'not in order: libcublasLt.so.13 \(cuBLASLt\) was not found in .*pip install' 'scripts/gpu_check.py measure'
+expect 0 'CPU' 'build/train_gpt_cpu --version'
+
+site=$folder/root/usr/local/lib/python3.11/dist-packages
+mkdir -p "$site"
+for wheel in "$wheels"/*.whl; do python3 -m zipfile -e "$wheel" "$site"; done
+expect 0 '^libnccl.so.2: /' scripts/cuda_libraries.py
+path=$(in_chroot root /gpu_kit/scripts/cuda_libraries.py | sed -n 's/^LD_LIBRARY_PATH=//p')
+run="LD_LIBRARY_PATH=$path"
+expect 0 'between ranks: NCCL 2\.' "$run build/train_gpt --version"
+expect 0 'total' "$run build/train_gpt plan configs/gpt2_124M.json --gpus 8 --gpu h200"
+expect 71 'driver' "$run build/train_gpt configs/gpt2_124M.json"
+expect 71 'driver' "$run build/train_gpt --nproc 2 configs/gpt2_124M.json"
+for program in test_cuda bench_cuda ptx_probe_cuda; do
+    [ ! -e "$folder/root/gpu_kit/build/$program" ] || expect '[1-9]*' 'driver|GPU' "$run build/$program"
+done
+expect 0 . build/ptx_probe_simt
+small='--set run.dir=/run_small --set data.train=/data/train_*.bin --set data.val= --set data.tokenizer= --set
+    model.vocab_size=257 --set train.max_steps=20 --set schedule.warmup_steps=5 --set eval.every_steps=0 --set
+    sample.every_steps=0 --set log.every_steps=5'
+expect 0 '20/20' "seq 9999 > /text.txt && build/train_gpt_cpu prepare --tokenizer bytes /text.txt --out /data &&
+    set -f && build/train_gpt_cpu configs/quickstart.json ${small//$'\n'/ }"
+expect 69 'no GPU \(.*\); everything else in order' 'scripts/gpu_check.py measure'
+if [ "$worst" = 0 ]; then echo "the kit: all as it must be, without a GPU"; else echo "the kit: NOT as it must be"; fi
+exit "$worst"

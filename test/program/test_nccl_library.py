@@ -1,0 +1,85 @@
+"""The trainer loads NCCL when ranks need it: one rank trains without the library, several say what is missing, and with
+a library they call its functions. Simulated GPUs; the library is the stand-in, or one made here to be wrong."""
+import os
+import shutil
+import subprocess
+import unittest
+
+from test_simulated_ranks import FOUR
+from trainer import ENVIRONMENT, ROOT, TrainerTest
+
+BUILD = ROOT / os.environ.get("BUILD", "build")
+TRAINER = BUILD / "train_gpt_simt_dlopen"
+STAND_IN = BUILD / "stand_in"
+WITHOUT = {name: value for name, value in ENVIRONMENT.items() if name != "LD_LIBRARY_PATH"}
+VERSION = 'extern "C" int ncclGetVersion(int* version) { *version = %d; return 0; }'
+
+
+class NcclLibrary(TrainerTest):
+    def start(self, ranks, library=None, **changes):
+        """(exit code, output) of a run whose LD_LIBRARY_PATH is the folder `library`."""
+        config = self.write_config(run_dir=f"run_{ranks}", **{**FOUR, **changes})
+        path = {"LD_LIBRARY_PATH": str(library)} if library else {}
+        result = subprocess.run([TRAINER, *(["--nproc", str(ranks)] if ranks > 1 else []), config], cwd=self.dir,
+                                capture_output=True, text=True, timeout=170,
+                                env={**WITHOUT, "OMP_NUM_THREADS": "1", **path})
+        return result.returncode, result.stdout + result.stderr
+
+    def library_of(self, source):
+        """A folder with a libnccl.so.2 made of this C++ text."""
+        folder = self.dir / "wrong"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        subprocess.run(["g++", "-shared", "-fPIC", "-x", "c++", "-", "-o", folder / "libnccl.so.2"], input=source,
+                       text=True, check=True)
+        return folder
+
+    def check_refused(self, folder, sentence):
+        """Two ranks end with 71 and this sentence about rank 0, before there is a run directory."""
+        code, said = self.start(2, folder)
+        self.assertEqual(code, 71, said)
+        self.assertRegex(said, r"rank 0 on \S+ cannot use NCCL: " + sentence)
+        self.assertFalse((self.dir / "run_2").exists())
+
+    def test_without_the_library_one_rank_trains_and_two_say_what_is_missing(self):
+        code, said = self.start(1)
+        self.assertEqual(code, 0, said)
+        self.assertEqual(len(self.losses("run_1")), FOUR["train_max_steps"])
+        self.check_refused(None, r"libnccl.so.2: cannot open .*No such file or directory; it was looked for in "
+                                 r"\S*/lib.* and in the system's library cache: install NCCL 2 \(.*pip install "
+                                 r"nvidia-nccl-cu13\)")
+        empty = self.dir / "empty"
+        empty.mkdir()
+        self.check_refused(empty, f"libnccl.so.2: cannot open .* looked for in {empty}")
+        version = subprocess.run([TRAINER, "--version"], capture_output=True, text=True, check=True, env=WITHOUT).stdout
+        self.assertIn("NCCL, which cannot be used here: libnccl.so.2: cannot open shared object file", version)
+
+    def test_with_the_library_two_ranks_train(self):
+        for ranks in (1, 2):
+            code, said = self.start(ranks, STAND_IN, parallel_deterministic_reduce=True, parallel_zero_stage=2)
+            self.assertEqual(code, 0, said)
+        self.assertIn("ranks    2 by NCCL 2.28.9", said)
+        self.assertEqual(self.records("run_2"), self.records("run_1"))
+
+    def test_a_library_that_cannot_be_used(self):
+        for name, source, sentence in [
+            ("another major version", VERSION % 30100, r"\S+/wrong/libnccl.so.2 has version code 30100, and this "
+             r"program, built with NCCL 2\.28\.9, needs 2\.14\.0 or a later 2\.x"),
+            ("too old", VERSION % 21300, "has version code 21300"),
+            ("before 2.9", VERSION % 2804, "has version code 2804"),
+            ("another library", "int other;", r"\S+/wrong/libnccl.so.2 does not tell its version"),
+        ]:
+            with self.subTest(name):
+                self.check_refused(self.library_of(source), sentence if sentence[0] == "\\" else rf"\S+ {sentence}")
+        text = self.library_of("")
+        (text / "libnccl.so.2").write_text("INPUT(libnccl.so.2)\n")
+        self.check_refused(text, r"\S+/wrong/libnccl.so.2: file too short")
+
+    def test_a_library_without_a_function(self):
+        code, said = self.start(2, self.library_of(VERSION % 22809))
+        self.assertEqual(code, 71, said)
+        self.assertIn("rank 0: ncclGetUniqueId failed", said)
+
+
+if __name__ == "__main__":
+    unittest.main()
