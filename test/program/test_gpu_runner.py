@@ -74,7 +74,7 @@ class Stages(Folder):
         return Stage(name, share, more.pop("programs", ()), command, read,
                      {"FIGURES": str(self.dir / f"work/{name}.json")}, **more)
 
-    def run_part(self, *stages, limit=600):
+    def run_part(self, *stages, limit=600, spent=0.0):
         """check.json after the stages, by name; what was printed."""
         self.results = gpu_runner.Results(self.out, HEAD, stages)
         self.results.begin()
@@ -82,7 +82,7 @@ class Stages(Folder):
         said = io.StringIO()
         start = time.monotonic()
         with contextlib.redirect_stdout(said):
-            gpu_runner.Part(self.place, stages, limit, self.results, sampler, self.stop).run()
+            gpu_runner.Part(self.place, stages, limit, self.results, sampler, self.stop).run(spent)
             self.results.save()
         self.seconds = time.monotonic() - start
         self.check = json.loads((self.out / "check.json").read_text())
@@ -109,7 +109,7 @@ class Stages(Folder):
                   sleep 1000 & echo $! > "$HOME/grandchild"
                   echo $$ > "$HOME/pid"; echo '{"ms": 7}' > "$FIGURES"; while true; do sleep 1; done'''
         rows, verdicts, said = self.run_part(
-            self.stage("hangs", hang, share=1, read=load_figures_of("ms")),
+            self.stage("hangs", hang, share=1, read=load_figures_of("what it had not measured yet")),
             self.stage("crashes", 'echo \'{"ms": 8}\' > "$FIGURES"; kill -SEGV $$', read=load_figures_of("ms")),
             self.stage("missing", "", programs=("test_cuda",)),
             self.stage("fails", "echo first; echo 'the \"reason\" is 3'; exit 3", read=broken),
@@ -183,6 +183,11 @@ class Stages(Folder):
         for name, least, most in (("first", 1990, 2000), ("second", 3900, 4000), ("third", 3900, 4000),
                                   ("peer", 7800, 8000), ("last", 3900, 4000)):
             self.assertTrue(least <= given[name] <= most, given)
+
+    def test_time_that_was_spent_before(self):
+        """What it took to look at the machine counts against the limit."""
+        rows, _, _ = self.run_part(self.stage("only", "true"), limit=1000, spent=400)
+        self.assertTrue(580 <= rows["only"]["bound_s"] <= 588, rows["only"]["bound_s"])
 
     def test_what_a_stage_may_not_take_from_later_ones(self):
         rows, verdicts, _ = self.run_part(self.stage("hangs", "sleep 1000", share=2), self.stage("next", "true", 98))
