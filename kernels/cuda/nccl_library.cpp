@@ -44,8 +44,7 @@ Library load() {
         const std::string error = dlerror();  // before the next call of the loader takes it away
         library.problem = format(
             "%s; it was looked for in %s and in the system's library cache: install NCCL %d (NVIDIA's package "
-            "libnccl2, "
-            "or python3 -m pip install nvidia-nccl-cu%d) and name its folder in LD_LIBRARY_PATH",
+            "libnccl2, or python3 -m pip install nvidia-nccl-cu%d) and name its folder in LD_LIBRARY_PATH",
             error.c_str(), searched_folders().c_str(), NCCL_MAJOR, CUDART_VERSION / 1000);
         return library;
     }
