@@ -11,7 +11,6 @@
 #include <cstddef>
 #include <memory>
 #include <new>
-#include <type_traits>
 
 #include "kernels/cpu/pool.h"
 
@@ -19,23 +18,19 @@
 // in each loop over as many pieces, unless another thread has lost its core and is behind.
 template <class Body> void parallel_for(size_t n, Body&& body) {
     constexpr size_t kChunks = 8;  // of a thread: what others can still take when it is behind
-    const int threads = loop_threads();
-    const auto run = [](void* context, size_t begin, size_t end) {
-        Body& each = *static_cast<std::remove_reference_t<Body>*>(context);
-        for (size_t i = begin; i < end; i++) each(i);
-    };
-    run_loop({.n = n, .chunk = n / (kChunks * threads) + 1, .parts = threads, .run = run, .body = &body});
+    const size_t chunk = n / (kChunks * size_t(loop_threads())) + 1;
+    run_loop({.n = n, .chunk = chunk, .in_order = false}, [&](size_t begin, size_t end) {
+        for (size_t i = begin; i < end; i++) body(i);
+    });
 }
 
 // body(begin, end) for [0, n) cut into blocks of `block` elements, the last one shorter. Threads take blocks in order,
 // as they become free: for pieces of unequal cost. With large equal blocks this costs nothing over a fixed assignment.
 template <class Body> void parallel_blocks(size_t n, size_t block, Body&& body) {
-    const auto each = [&](size_t first, size_t last) {
+    const size_t n_blocks = (n + block - 1) / block;
+    run_loop({.n = n_blocks, .chunk = 1, .in_order = true}, [&](size_t first, size_t last) {
         for (size_t i = first; i < last; i++) body(i * block, std::min(n, (i + 1) * block));
-    };
-    using Each = decltype(each);
-    const auto run = [](void* context, size_t first, size_t last) { (*static_cast<Each*>(context))(first, last); };
-    run_loop({.n = (n + block - 1) / block, .chunk = 1, .parts = 1, .run = run, .body = (void*)&each});
+    });
 }
 
 // Memory of the calling thread, 64-byte aligned, any content. It is kept and grows to the largest request, so the

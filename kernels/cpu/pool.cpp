@@ -24,27 +24,31 @@ using std::chrono::microseconds;
 
 constexpr size_t kCacheLine = 64;
 
-// How long a thread spins before it sleeps. A step is a hundred loops and more, with microseconds between them, and it
-// takes tens of microseconds to wake up: on cores of its own, a thread that waits for the next loop hardly ever sleeps.
-// Where cores are shared, it gives up its own as soon as another thread is likely to have lost its.
+// How long a thread spins before it sleeps. A step is a hundred loops and more, with microseconds between them, and
+// waking up takes tens of microseconds: on cores of its own, a thread that waits for the next loop hardly ever sleeps.
+// On shared cores a longer wait means that the awaited thread has lost its core, and it pays to give up this one.
 constexpr microseconds kSpin{1000}, kSpinOnSharedCores{20};
 constexpr microseconds kShared{20'000};  // how long cores count as shared after a thread has lost one
 
-// Notices that other programs run on the cores: then threads of this process lose theirs before they wait for anything.
+// Whether other programs use the cores, too: then threads of this process lose theirs while they have work to do.
 class SharedCores {
 public:
+    // To be called by threads that wait. The system is queried at most once per kSpinOnSharedCores.
     bool seen(Clock::time_point now) {
-        if (now.time_since_epoch() < until_.load(std::memory_order_relaxed)) return true;
+        const Clock::duration time = now.time_since_epoch();
+        if (time < until_.load()) return true;
+        Clock::duration due = next_query_.load();
+        if (time < due || !next_query_.compare_exchange_strong(due, time + kSpinOnSharedCores)) return false;
         rusage usage;
         getrusage(RUSAGE_SELF, &usage);
-        if (lost_.exchange(usage.ru_nivcsw, std::memory_order_relaxed) == usage.ru_nivcsw) return false;
-        until_.store(now.time_since_epoch() + kShared, std::memory_order_relaxed);
+        if (losses_.exchange(usage.ru_nivcsw) == usage.ru_nivcsw) return false;
+        until_ = time + kShared;
         return true;
     }
 
 private:
-    std::atomic<long> lost_ = 0;  // how often a thread of this process has lost its core
-    std::atomic<Clock::duration> until_{};
+    std::atomic<Clock::duration> next_query_{}, until_{};
+    std::atomic<long> losses_ = 0;  // how often a thread of this process has lost its core
 };
 
 // The indices of a part that no thread has taken yet.
@@ -53,29 +57,29 @@ struct alignas(kCacheLine) Part {
     size_t end;
 };
 
-// A place is a set of cores that OpenMP binds a thread to; it has bound the calling thread already.
-class Places {
-public:
-    // Thread `id` of `threads` to its place; the thread that it runs on becomes that one.
-    static int place_of(int id, int threads) {
-        const int places = omp_get_num_places();
-        if (places == 0 || omp_get_proc_bind() == omp_proc_bind_false) return kNone;
-        const bool is_spread = threads > places || omp_get_proc_bind() == omp_proc_bind_spread;
-        return (std::max(0, omp_get_place_num()) + (is_spread ? int(int64_t(id) * places / threads) : id)) % places;
-    }
+// OpenMP's places are sets of cores. It has bound the calling thread to the first one, which the others would inherit:
+// the place of thread `id` of `threads`, or -1 if threads are not bound.
+int place_of(int id, int threads) {
+    const int places = omp_get_num_places();
+    if (places == 0 || omp_get_proc_bind() == omp_proc_bind_false) return -1;
+    const bool is_spread = threads > places || omp_get_proc_bind() == omp_proc_bind_spread;
+    return (std::max(0, omp_get_place_num()) + (is_spread ? int(int64_t(id) * places / threads) : id)) % places;
+}
 
-    static void bind_to(int place) {
-        if (place == kNone) return;
-        std::vector<int> cores(size_t(omp_get_place_num_procs(place)));
-        omp_get_place_proc_ids(place, cores.data());
-        cpu_set_t set;
-        CPU_ZERO(&set);
-        for (int core : cores) CPU_SET(size_t(core), &set);
-        sched_setaffinity(0, sizeof(set), &set);  // a wish, as with OpenMP
-    }
+// Binds the calling thread. If the system refuses, the thread stays where it is, as OpenMP's do.
+void bind_to_place(int place) {
+    std::vector<int> cores(size_t(omp_get_place_num_procs(place)));
+    omp_get_place_proc_ids(place, cores.data());
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    for (int core : cores) CPU_SET(size_t(core), &set);
+    sched_setaffinity(0, sizeof(set), &set);
+}
 
-private:
-    static constexpr int kNone = -1;
+struct Task {
+    Loop loop;
+    void (*run)(void*, size_t, size_t);
+    void* context;
 };
 
 class Pool {
@@ -84,19 +88,21 @@ public:
     bool try_claim() { return !is_claimed_.exchange(true, std::memory_order_acquire); }
     void release() { is_claimed_.store(false, std::memory_order_release); }
 
-    void run(const Loop& loop, int threads) {
+    void run(const Task& task, int threads) {
         start_threads(threads);
-        loop_ = loop;
-        for (int i = 0; i < loop.parts; i++) {
-            parts_[size_t(i)].next.store(loop.n * size_t(i) / size_t(loop.parts), std::memory_order_relaxed);
-            parts_[size_t(i)].end = loop.n * size_t(i + 1) / size_t(loop.parts);
-        }
+        task_ = task;
         threads_ = threads;
-        gate_.store(kOpen, std::memory_order_release);
-        loops_.fetch_add(1, std::memory_order_release);
+        n_parts_ = task.loop.in_order ? 1 : size_t(threads);
+        const size_t share = task.loop.n / n_parts_, left = task.loop.n % n_parts_;  // the first `left` have one more
+        for (size_t i = 0, begin = 0; i < n_parts_; begin = parts_[i++].end) {
+            parts_[i].next.store(begin, std::memory_order_relaxed);
+            parts_[i].end = begin + share + (i < left);
+        }
+        gate_ = kOpen;
+        loops_++;
         loops_.notify_all();
         take_chunks(0);
-        if (gate_.fetch_and(~kOpen, std::memory_order_acq_rel) != kOpen) wait_for_threads_inside();
+        if (gate_.fetch_and(~kOpen) != kOpen) wait_for_threads_inside();
     }
 
 private:
@@ -105,19 +111,18 @@ private:
 
     void start_threads(int threads) {
         if (threads <= started_) return;
-        // No thread is inside a loop: the parts may move.
-        if (threads > int(n_parts_)) {
-            parts_ = std::make_unique<Part[]>(size_t(threads));
-            n_parts_ = size_t(threads);
-        }
+        parts_ = std::make_unique<Part[]>(size_t(threads));  // no other thread is inside a loop
         sigset_t all, before;
         sigfillset(&all);
         pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the threads that expect them
         int error = 0;
         while (started_ < threads && !error) {
             try {
-                const int id = started_, place = Places::place_of(id, threads);
-                std::thread([this, id, place] { Places::bind_to(place), serve(id); }).detach();
+                const int id = started_, place = place_of(id, threads);
+                std::thread([this, id, place] {
+                    if (place >= 0) bind_to_place(place);
+                    serve(id);
+                }).detach();
                 started_++;
             } catch (const std::system_error& failure) {
                 error = failure.code().value();
@@ -131,9 +136,8 @@ private:
 
     [[noreturn]] void serve(int id) {
         for (uint32_t last = 0;;) {
-            const auto has_begun = [&] { return loops_.load(std::memory_order_acquire) != last; };
-            if (!spin_until(has_begun)) loops_.wait(last, std::memory_order_acquire);
-            last = loops_.load(std::memory_order_acquire);
+            if (!spin_until([&] { return loops_ != last; })) loops_.wait(last);
+            last = loops_;
             if (!enter()) continue;
             if (id < threads_) take_chunks(id);
             leave();
@@ -141,37 +145,38 @@ private:
     }
 
     bool enter() {
-        uint32_t gate = gate_.load(std::memory_order_relaxed);
+        uint32_t gate = gate_;
         while (gate & kOpen)
-            if (gate_.compare_exchange_weak(gate, gate + kInside, std::memory_order_acquire)) return true;
+            if (gate_.compare_exchange_weak(gate, gate + kInside)) return true;
         return false;
     }
 
     void leave() {
-        if (gate_.fetch_sub(kInside, std::memory_order_acq_rel) == kInside + kCallerSleeps) gate_.notify_one();
+        if (gate_.fetch_sub(kInside) == kInside + kCallerSleeps) gate_.notify_one();
     }
 
     void wait_for_threads_inside() {
-        const auto are_gone = [&] { return gate_.load(std::memory_order_acquire) < kInside; };
-        if (spin_until(are_gone)) return;
-        uint32_t gate = gate_.fetch_or(kCallerSleeps, std::memory_order_acq_rel) | kCallerSleeps;
+        if (spin_until([&] { return gate_ < kInside; })) return;
+        uint32_t gate = gate_.fetch_or(kCallerSleeps) | kCallerSleeps;
         while (gate >= kInside) {
-            gate_.wait(gate, std::memory_order_acquire);
-            gate = gate_.load(std::memory_order_acquire);
+            gate_.wait(gate);
+            gate = gate_;
         }
     }
 
     void take_chunks(int id) {
-        for (int i = 0; i < loop_.parts; i++) {
-            Part& part = parts_[size_t(id + i) % size_t(loop_.parts)];
+        const size_t chunk = task_.loop.chunk;
+        for (size_t i = 0; i < n_parts_; i++) {
+            Part& part = parts_[(size_t(id) + i) % n_parts_];
             while (part.next.load(std::memory_order_relaxed) < part.end) {
-                const size_t begin = part.next.fetch_add(loop_.chunk, std::memory_order_relaxed);
-                if (begin < part.end) loop_.run(loop_.body, begin, std::min(part.end, begin + loop_.chunk));
+                const size_t begin = part.next.fetch_add(chunk, std::memory_order_relaxed);
+                if (begin < part.end) task_.run(task_.context, begin, std::min(part.end, begin + chunk));
             }
         }
     }
 
-    // False: the condition does not hold yet, and it is better to sleep. Reading the clock is the pause of this loop.
+    // False: the condition does not hold yet, and it is time to sleep. Reading the clock is the pause between two
+    // looks.
     template <class Condition> bool spin_until(const Condition& holds) {
         const Clock::time_point begin = Clock::now();
         Clock::time_point look = begin + kSpinOnSharedCores;
@@ -185,7 +190,7 @@ private:
     }
 
     // Written by the caller before it opens the gate, read by threads that have entered.
-    Loop loop_{};
+    Task task_{};
     int threads_ = 1;  // that share it
     std::unique_ptr<Part[]> parts_;
     size_t n_parts_ = 0;
@@ -207,18 +212,18 @@ Pool& pool() {
 
 int loop_threads() { return std::max(1, omp_get_max_threads()); }
 
-void run_loop(const Loop& loop) {
+void run_loop(const Loop& loop, void (*run)(void*, size_t, size_t), void* context) {
     if (loop.n == 0) return;
     const int threads = loop_threads();
     if (threads == 1 || !pool().try_claim()) {
-        loop.run(loop.body, 0, loop.n);
+        run(context, 0, loop.n);
         return;
     }
     struct Release {
         ~Release() { pool().release(); }
     } release;
     if (loop.n > loop.chunk)
-        pool().run(loop, threads);
+        pool().run({loop, run, context}, threads);
     else
-        loop.run(loop.body, 0, loop.n);
+        run(context, 0, loop.n);
 }
