@@ -114,6 +114,15 @@ $(BUILD)/train_gpt_simt: $(SIMT_CORE) $(CUDA_SOURCES:%=$(BUILD)/simt/%.o) $(BUIL
   $(call object,$(SIMT_LAUNCHER)) $(BUILD)/features
 	$(CXX) -fopenmp -o $@ $(filter %.o,$^) $(if $(filter 1,$(MPI)),$(MPI_LIBS)) $(LIBS)
 
+# The pool of threads and its tests under ThreadSanitizer, which cannot follow OpenMP's own threads.
+POOL_TSAN := $(patsubst %,$(BUILD)/tsan/%.o,kernels/cpu/pool.cpp test/test_pool.cpp test/main.cpp)
+$(BUILD)/test_pool_tsan: $(POOL_TSAN)
+	$(CXX) -fsanitize=thread -fopenmp -o $@ $^ $(CATCH_LIBS)
+$(BUILD)/tsan/%.cpp.o: %.cpp
+	@mkdir -p $(@D)
+	$(CXX) $(CXXFLAGS) -c -o $@ $<
+$(POOL_TSAN): OPT = -O1 -fsanitize=thread
+
 # Each wrapper of ptx.cuh on fixed inputs: on a GPU and, against its twin, on the simulator.
 $(BUILD)/ptx_probe_cuda: $(call object,$(PROBE))
 	$(CXX) $(CXXFLAGS) -o $@ $^ $(CUDA_LIBS)
@@ -155,6 +164,8 @@ check:  ## the rules of the house: who includes whom, sizes of files and functio
 	python3 scripts/check_house.py
 bench: $(BUILD)/bench_cpu  ## milliseconds per op and per step on this machine
 	$(BUILD)/bench_cpu
+busy-cores: $(BUILD)/train_gpt_cpu  ## milliseconds per step next to busy loops: AGAINST= another trainer, TORCH= python with it
+	dev/busy_cores.py $(AGAINST) $< $(if $(TORCH),--torch $(TORCH))
 gpu-check:  ## prove and measure the GPU build on this machine's GPU: OUT=, DEPS=, LIMIT= seconds, STAGES=
 	scripts/gpu_check.sh $(if $(OUT),--out "$(OUT)") $(if $(DEPS),--deps "$(DEPS)") \
 	    $(if $(LIMIT),--limit $(LIMIT)) $(STAGES)
@@ -165,5 +176,5 @@ clean:  ## remove build/
 help:   ## this list
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
 
-.PHONY: FORCE all run test check bench gpu-check deps-folder clean help
+.PHONY: FORCE all run test check bench busy-cores gpu-check deps-folder clean help
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
