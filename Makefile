@@ -164,7 +164,7 @@ check:  ## the rules of the house: who includes whom, sizes of files and functio
 	python3 scripts/check_house.py
 bench: $(BUILD)/bench_cpu  ## milliseconds per op and per step on this machine
 	$(BUILD)/bench_cpu
-busy-cores: $(BUILD)/train_gpt_cpu  ## milliseconds per step next to busy loops: AGAINST= another trainer, TORCH= python with it
+busy-cores: $(BUILD)/train_gpt_cpu  ## step time next to busy loops: AGAINST= trainer, TORCH= python
 	dev/busy_cores.py $(AGAINST) $< $(if $(TORCH),--torch $(TORCH))
 gpu-check:  ## prove and measure the GPU build on this machine's GPU: OUT=, DEPS=, LIMIT= seconds, STAGES=
 	scripts/gpu_check.sh $(if $(OUT),--out "$(OUT)") $(if $(DEPS),--deps "$(DEPS)") \
