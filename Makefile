@@ -77,7 +77,7 @@ NVCCFLAGS  = -std=c++20 -O3 --expt-relaxed-constexpr -lineinfo -I. $(GENCODE) -X
              -Xcompiler -Wall,-Wextra,-Wno-unused-parameter -DCUDA_ARCHITECTURES='"$(strip $(ARCH))"'
 GPU_LIBS  := $(if $(findstring mpi,$(LAUNCHER_CUDA)),$(MPI_LIBS)) $(CUDA_LIBS)
 
-CPU_PROGRAMS := train_gpt_cpu test_cpu bench_cpu test_simt test_simt_tsan test_simt_asan train_gpt_simt \
+CPU_PROGRAMS := train_gpt_cpu test_cpu test_pool_tsan bench_cpu test_simt test_simt_tsan test_simt_asan train_gpt_simt \
                 train_gpt_simt_dlopen ptx_probe_simt
 GPU_PROGRAMS := train_gpt test_cuda bench_cuda ptx_probe_cuda
 KIT_PROGRAMS := train_gpt train_gpt_cpu test_cuda bench_cuda ptx_probe_cuda ptx_probe_simt
@@ -141,6 +141,15 @@ $(BUILD)/train_gpt_simt_dlopen: $(filter-out $(STAND_IN:%=$(BUILD)/simt_core/%.o
   $(call object,$(LAUNCHER_NONE)) | $(BUILD)/stand_in/libnccl.so.2
 	$(CXX) -fopenmp -rdynamic -o $@ $(filter %.o,$^) $(LIBS)
 
+# The pool of threads and its tests under ThreadSanitizer, which cannot follow OpenMP's own threads.
+POOL_TSAN := $(patsubst %,$(BUILD)/tsan/%.o,kernels/cpu/pool.cpp test/test_pool.cpp test/main.cpp)
+$(BUILD)/test_pool_tsan: $(POOL_TSAN)
+	$(CXX) -fsanitize=thread -fopenmp -o $@ $^ $(CATCH_LIBS)
+$(BUILD)/tsan/%.cpp.o: %.cpp
+	@mkdir -p $(@D)
+	$(CXX) $(CXXFLAGS) -c -o $@ $<
+$(POOL_TSAN): OPT = -O1 -fsanitize=thread
+
 # Each wrapper of ptx.cuh on fixed inputs: on a GPU and, against its twin, on the simulator.
 $(BUILD)/ptx_probe_cuda: $(call object,$(PROBE))
 	$(CXX) $(CXXFLAGS) -o $@ $^ $(CUDA_LIBS)
@@ -195,6 +204,8 @@ gpu-kit:  ## build/gpu_kit.tgz: prebuilt programs and scripts for a GPU machine 
 	$(MAKE) BUILD=$(BUILD)_kit ARCH="80 90a" PTX=80 MARCH=x86-64-v3 MPI=0 DEPS= RPATH='$$$$ORIGIN/lib' \
 	    $(KIT_PROGRAMS:%=$(BUILD)_kit/%)
 	scripts/pack_gpu_kit.py $(BUILD)_kit $(BUILD)/gpu_kit.tgz $(KIT_PROGRAMS)
+busy-cores: $(BUILD)/train_gpt_cpu  ## step time next to busy loops: AGAINST= trainer, TORCH= python
+	dev/busy_cores.py $(AGAINST) $< $(if $(TORCH),--torch $(TORCH))
 deps-folder:  ## gather headers and libraries in DEPS=folder for a machine that lacks them
 	scripts/deps_folder.sh "$(DEPS)"
 clean:  ## remove build/
@@ -202,5 +213,5 @@ clean:  ## remove build/
 help:   ## this list
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
 
-.PHONY: FORCE all programs run test check bench gpu-check portability gpu-kit deps-folder clean help
+.PHONY: FORCE all programs run test check bench busy-cores gpu-check portability gpu-kit deps-folder clean help
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

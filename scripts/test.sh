@@ -44,5 +44,6 @@ for seed in 1 2 3; do test_program build/test_simt --seed $seed; done
 test_program build/test_simt --strict-proxy
 test_program build/test_simt_asan
 test_program build/test_simt_tsan
+test_program build/test_pool_tsan
 test_program python3 test/program
 finish
