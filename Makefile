@@ -114,7 +114,7 @@ $(BUILD)/bench_cuda: $(call object,$(BENCH)) $(HOST) $(CUDA) $(BUILD)/features
 # Misaligned vectors are always looked for; those calls end in test/simt/alignment.cpp.
 SIMT_FLAGS   := -std=c++20 -march=$(MARCH) -fno-math-errno -g1 -I. -Itest/simt/include -MMD -MP \
                 $(if $(DEPS),-isystem $(DEPS)/include) $(WARNINGS) -Wno-unknown-pragmas \
-                -DCUDA_ARCHITECTURES='"simulated"'
+                -Wno-unused-const-variable -DCUDA_ARCHITECTURES='"simulated"'
 SIMT_CORE    := $(patsubst %,$(BUILD)/simt_core/%.o,$(filter-out test/simt/test_% test/simt/main.cpp, \
                   $(wildcard test/simt/*.cpp)))
 SIMT_TESTED  := $(CUDA_SOURCES) $(wildcard test/simt/test_*.cpp) $(SEAM_TESTS) test/reference.cpp

@@ -41,11 +41,11 @@ std::string text_of(int version) { return format("%d.%d.%d", version / 10000, ve
 Library load() {
     Library library{dlopen(kFile, RTLD_NOW | RTLD_LOCAL), ""};
     if (!library.handle) {
+        const std::string error = dlerror();  // before the next call of the loader takes it away
         library.problem = format(
             "%s; it was looked for in %s and in the system's library cache: install NCCL %d (NVIDIA's package "
-            "libnccl2, "
-            "or python3 -m pip install nvidia-nccl-cu%d) and name its folder in LD_LIBRARY_PATH",
-            dlerror(), searched_folders().c_str(), NCCL_MAJOR, CUDART_VERSION / 1000);
+            "libnccl2, or python3 -m pip install nvidia-nccl-cu%d) and name its folder in LD_LIBRARY_PATH",
+            error.c_str(), searched_folders().c_str(), NCCL_MAJOR, CUDART_VERSION / 1000);
         return library;
     }
     const auto get_version = reinterpret_cast<decltype(&ncclGetVersion)>(dlsym(library.handle, "ncclGetVersion"));
