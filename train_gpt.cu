@@ -1,6 +1,5 @@
 // main(): what each command does, and the recipe of a run. Read train() first; everything above it is how the model,
 // the files and the data are introduced to each other, which happens only here.
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -21,6 +20,7 @@
 #include "runtime/command_line.h"
 #include "runtime/config.h"
 #include "runtime/flops.h"
+#include "runtime/gpus.h"
 #include "runtime/inspect.h"
 #include "runtime/json.h"
 #include "runtime/log.h"
@@ -37,10 +37,6 @@
 #include "runtime/train_state.h"
 
 namespace {
-
-double now_ms() {
-    return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 // ---- the model from a configuration ---------------------------------------------------------------------------------
 
@@ -65,6 +61,10 @@ GptOptions gpt_options(const Config& config, int rank = 0, int ranks = 1) {
     options.deterministic_reduce = config.parallel.deterministic_reduce;
     options.bucket_bytes = size_t(config.parallel.bucket_mb) << 20;
     return options;
+}
+
+double flops_of_token(const GptOptions& o) {
+    return flops_per_token({int64_t(lay_out_tensors(o.shape).parameters), o.shape.n_layer, o.shape.n_embd, o.seq_len});
 }
 
 UpdateSettings update_settings(const Config::Optim& o) {
@@ -186,6 +186,8 @@ struct Run {
     std::optional<RunLog> log;  // rank 0's
     TrainingProgress progress;
     CheckpointWriter writer;
+    double token_flops;       // of forward and backward, per token
+    double peak_flops_per_s;  // of all ranks' GPUs; 0: not known
     int failed_saves = 0;  // in a row
 
     // Members are made in their order: what can be wrong with the data shows before the model takes memory, and what
@@ -203,22 +205,18 @@ struct Run {
           scaler(c.loss_scale, state.loss_scale),
           log(is_first() ? std::make_optional<RunLog>(c.run.dir, state.step) : std::nullopt),
           progress(is_first() ? stdout : nullptr, comm.size, c.train.max_steps, c.log.every_steps),
-          writer(c.run.dir, comm) {}
+          writer(c.run.dir, comm),
+          token_flops(flops_of_token(gpt.options())),
+          peak_flops_per_s(comm.size * ::peak_flops_per_s(device_info().name, c.train.precision, c.device.tf32)) {}
 
     bool is_first() const { return comm.rank == 0; }
 
     LoaderOptions loader_options(SampleOrder order) const {
         const int micros = order == SampleOrder::shuffled ? micro_steps(config, comm.size) : 1;
-        const uint64_t most = uint64_t(config.eval.batches) * uint64_t(config.train.batch_size);
-        return {config.train.seq_len,
-                config.train.batch_size,
-                config.run.seed,
-                order,
-                comm.rank,
-                comm.size,
-                config.eval.stride,
-                micros,
-                most};
+        const Config::Train& t = config.train;
+        const uint64_t most = uint64_t(config.eval.batches) * uint64_t(t.batch_size);
+        return {t.seq_len, t.batch_size,       config.run.seed, order, comm.rank,
+                comm.size, config.eval.stride, micros,          most};
     }
 };
 
@@ -247,6 +245,7 @@ bool train_step(Run& run) {
     const StepResult result = run.gpt.end_step(update_settings(config.optim), {stop_signal() ? 1.0 : 0.0});
     const CommTotals talked = comm_totals(run.comm) - before;
     const double tokens = double(config.train.total_batch_tokens), step_ms = now_ms() - start;
+    const double tokens_per_s = tokens / step_ms * 1000.0;
     const TrainRecord record{.step = step,
                              .loss = result.loss_sum / tokens,
                              .learning_rate = rate,
@@ -254,7 +253,8 @@ bool train_step(Run& run) {
                              .loss_scale = scale,
                              .tokens = int64_t(step) * config.train.total_batch_tokens,
                              .step_ms = step_ms,
-                             .tokens_per_s = tokens / step_ms * 1000.0,
+                             .tokens_per_s = tokens_per_s,
+                             .mfu = model_flops_utilisation(run.token_flops, tokens_per_s, run.peak_flops_per_s),
                              .data_ms = data_ms,
                              .comm_ms = talked.waited_ms,
                              .optimizer_ms = result.update_ms,
@@ -399,9 +399,7 @@ void plan(const CommandLine& line) {
     const int ranks = std::max(1, line.scaling.gpus);
     const Config config = load_config(line.config, line.overrides, ranks);
     const GptOptions options = gpt_options(config, 0, ranks);
-    const TensorLayout layout = lay_out_tensors(options.shape);
-    const double flops =
-        flops_per_token({int64_t(layout.parameters), config.model.n_layer, config.model.n_embd, config.train.seq_len});
+    const double flops = flops_of_token(options);
 
     const size_t beside = resident_bytes() + device_info().working_bytes + CheckpointWriter::kStagingBytes;
     std::printf("%s", plan_table(options).c_str());

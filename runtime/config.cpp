@@ -151,6 +151,8 @@ std::string escape_bars(const std::string& text) {
 Config load_config(const std::string& path, const std::vector<std::string>& overrides, int world) {
     Config config = parse_config(read_file(path, kLargestFile), path);
     for (const std::string& assignment : overrides) override_config(config, assignment);
+    if (config.train.head_rows == 0)
+        config.train.head_rows = default_head_rows(config.train.batch_size, config.train.seq_len);
     check_config(config, path, world);
     return config;
 }
@@ -188,6 +190,11 @@ void check_config(const Config& config, const std::string& origin, int world) {
     check_batch(config, origin, world);
     check_schedule(config, origin);
     check_loss_scale(config, origin);
+}
+
+int default_head_rows(int batch_size, int seq_len) {
+    constexpr int64_t kMostRows = 8192;
+    return int(std::min(int64_t(batch_size) * seq_len, kMostRows));
 }
 
 int micro_steps(const Config& config, int world) {

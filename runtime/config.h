@@ -43,7 +43,7 @@ struct Config {
         int64_t total_batch_tokens = 524288;  // per optimizer step, all ranks
         Dtype precision = Dtype::bf16;
         std::string recompute = "none";  // none|gelu|norm|block
-        int head_rows = 1024;
+        int head_rows = 0;               // 0: default_head_rows(); load_config() puts that in its place
     } train;
 
     struct Optim {
@@ -114,8 +114,8 @@ struct Config {
     } device;
 };
 
-// The configuration that the file describes, with `overrides` ("section.key=value") applied in order and check_config()
-// passed for `world` ranks.
+// The configuration that the file describes, with `overrides` ("section.key=value") applied in order, defaults that
+// depend on other keys filled in (train.head_rows) and check_config() passed for `world` ranks.
 Config load_config(const std::string& path, const std::vector<std::string>& overrides, int world);
 
 // The configuration in a JSON text; keys that are absent keep their defaults. `origin` is what errors call the text.
@@ -127,6 +127,11 @@ void override_config(Config& config, const std::string& assignment);
 
 // The checks that need more than one key, for `world` ranks: head sizes, lengths, gradient accumulation, schedules.
 void check_config(const Config& config, const std::string& origin, int world);
+
+// Rows of logits held at a time where train.head_rows is 0: those of a micro-step, at most 8192. More rows make the
+// products of the head larger and its weight gradient's additions fewer; 8192 rows of GPT-2's vocabulary are 0.8 GB in
+// bf16. The order of those additions, and so the bits of a result, depend on it: it looks at the configuration alone.
+int default_head_rows(int batch_size, int seq_len);
 
 // Micro-steps per optimizer step on each of `world` ranks; exact for a checked configuration.
 int micro_steps(const Config& config, int world);

@@ -101,8 +101,8 @@ std::vector<Option> option_table(Config& c) {
         {"train.precision", &c.train.precision, one_of(dtype_names()), "storage of activations and compute weights"},
         {"train.recompute", &c.train.recompute, one_of({"none", "gelu", "norm", "block"}),
          "what the backward pass computes again to save memory; each level includes the ones before", none},
-        {"train.head_rows", &c.train.head_rows, between(1, kMaxInt),
-         "tokens whose logits are held in memory at a time"},
+        {"train.head_rows", &c.train.head_rows, between(0, kMaxInt),
+         "tokens whose logits are held in memory at a time; 0: a micro-step's, at most 8192"},
 
         {"optim.name", &c.optim.name, one_of({"adamw", "sgd"}), "the optimizer"},
         {"optim.learning_rate", &c.optim.learning_rate, between(0, 1000), "the highest of the schedule"},

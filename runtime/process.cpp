@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -34,6 +35,10 @@ int exit_status(const char* program, const std::function<Exit()>& body) {
     if (status == int(Exit::ok)) return status;
     std::fflush(nullptr);
     std::_Exit(status);
+}
+
+double now_ms() {
+    return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 size_t resident_bytes() {

@@ -10,6 +10,9 @@
 // What main() returns: body's result; or what it threw, which is told on stderr after the program's name.
 int exit_status(const char* program, const std::function<Exit()>& body);
 
+// Milliseconds since some moment, by a clock that never goes back: for differences.
+double now_ms();
+
 // Bytes of memory that are resident now, the program and its libraries included. 0 where the system does not say.
 size_t resident_bytes();
 

@@ -1,65 +1,19 @@
 #include "runtime/scaling.h"
 
 #include <algorithm>
-#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "kernels/check.h"
 #include "runtime/options.h"
-#include "runtime/suggest.h"
 
 namespace {
 
 constexpr double kTera = 1e12, kGiga = 1e9, kGiB = 0x1p30;
 constexpr double kForwardShare = 1.0 / 3;
 
-std::string letters_and_digits(const std::string& name) {
-    std::string plain;
-    for (unsigned char c : name)
-        if (std::isalnum(c)) plain += char(std::tolower(c));
-    return plain;
-}
-
 }  // namespace
-
-const std::vector<GpuModel>& known_gpus() {
-    // Peaks of a100, h100, h200, rtx3090, rtx4090 and rtxpro6000 are also the ones to which published shares of peak
-    // refer; the rest stands in data sheets and white papers only. NVLink to neighbours in pairs does not count.
-    static const std::vector<GpuModel> table = {
-        {"h100", "H100 SXM", 989.4 * kTera, 3.35 * kTera, 80 * kGiB, 450 * kGiga, true},
-        {"h200", "H200 SXM", 989.4 * kTera, 4.8 * kTera, 141 * kGiB, 450 * kGiga, true},
-        {"a100", "A100 SXM 80 GB", 312 * kTera, 2.039 * kTera, 80 * kGiB, 300 * kGiga, true},
-        {"b200", "HGX B200", 2250 * kTera, 8.0 * kTera, 180 * kGiB, 900 * kGiga, true},
-        {"a100-40gb", "A100 SXM 40 GB", 312 * kTera, 1.555 * kTera, 40 * kGiB, 300 * kGiga, true},
-        {"a100-pcie", "A100 PCIe 80 GB", 312 * kTera, 1.935 * kTera, 80 * kGiB, 32 * kGiga, false},
-        {"h100-pcie", "H100 PCIe", 756 * kTera, 2.0 * kTera, 80 * kGiB, 64 * kGiga, false},
-        {"a10", "A10", 125 * kTera, 0.6 * kTera, 24 * kGiB, 32 * kGiga, false},
-        {"l4", "L4", 121 * kTera, 0.3 * kTera, 24 * kGiB, 32 * kGiga, false},
-        {"l40s", "L40S", 362 * kTera, 0.864 * kTera, 48 * kGiB, 32 * kGiga, false},
-        {"rtxa6000", "RTX A6000", 154.8 * kTera, 0.768 * kTera, 48 * kGiB, 32 * kGiga, false},
-        {"rtx3090", "GeForce RTX 3090", 71 * kTera, 0.936 * kTera, 24 * kGiB, 32 * kGiga, false},
-        {"rtx4090", "GeForce RTX 4090", 165.2 * kTera, 1.008 * kTera, 24 * kGiB, 32 * kGiga, false},
-        {"rtx5090", "GeForce RTX 5090", 209.5 * kTera, 1.792 * kTera, 32 * kGiB, 64 * kGiga, false},
-        {"rtxpro6000", "RTX PRO 6000 Blackwell", 503.8 * kTera, 1.792 * kTera, 96 * kGiB, 64 * kGiga, false},
-    };
-    return table;
-}
-
-const GpuModel& find_gpu(const std::string& name) {
-    const std::string plain = letters_and_digits(name);
-    std::vector<std::string> names;
-    std::string all;
-    for (const GpuModel& gpu : known_gpus()) {
-        if (letters_and_digits(gpu.name) == plain) return gpu;
-        names.push_back(gpu.name);
-        all += (all.empty() ? "" : ", ") + names.back();
-    }
-    const std::string nearest = nearest_name(plain, names);
-    fail(Exit::usage, "--gpu: %s is not in the table; %s", printed(name).c_str(),
-         nearest.empty() ? ("it has " + all).c_str() : ("did you mean " + nearest + "?").c_str());
-}
 
 double parse_rate(const std::string& text, const std::string& option) {
     double number = 0;

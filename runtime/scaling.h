@@ -8,22 +8,7 @@
 #include <string>
 #include <vector>
 
-// What NVIDIA's data sheets promise.
-struct GpuModel {
-    const char* name;           // what find_gpu() knows it by
-    const char* product;        // for people
-    double flops_per_s;         // bf16 tensor cores, fp32 accumulation, without sparsity
-    double memory_bytes_per_s;  // read or write; for people, no formula here needs it
-    double memory_bytes;        // the data sheet's GB as GiB; driver and ECC keep up to 6 % of it
-    double link_bytes_per_s;    // to the other GPUs of the node, per direction: half of what data sheets add up
-    bool has_nvlink;            // else that link is PCIe
-};
-
-// Every GPU in the table, the commonest first.
-const std::vector<GpuModel>& known_gpus();
-
-// The GPU of this name; case, spaces and hyphens do not count. Fails with Exit::usage and the nearest name.
-const GpuModel& find_gpu(const std::string& name);
+#include "runtime/gpus.h"
 
 // Bytes per second in "450GB/s", "400Gb/s" (bits), "50e9". `option` is what the error calls it. Exit::usage where it is
 // no positive finite rate.

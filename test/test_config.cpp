@@ -96,7 +96,7 @@ const std::vector<BadText> kBadTexts = {
     {"{\"train\":{\"max_steps\":2147483648}}", {"train.max_steps", "2147483648"}},
     {"{\"train\":{\"max_steps\":18446744073709551615}}", {"train.max_steps", "18446744073709551615"}},
     {"{\"train\":{\"batch_size\":0}}", {"train.batch_size", "[1, 1048576]"}},
-    {"{\"train\":{\"head_rows\":0}}", {"train.head_rows", "[1, 2147483647]"}},
+    {"{\"train\":{\"head_rows\":-1}}", {"train.head_rows", "[0, 2147483647]"}},
     {"{\"train\":{\"precision\":\"fp8\"}}", {"train.precision", "fp32|bf16|fp16", "\"fp8\""}},
     {"{\"train\":{\"recompute\":\"all\"}}", {"train.recompute", "none|gelu|norm|block", "\"all\""}},
     {"{\"optim\":{\"name\":\"lion\"}}", {"optim.name", "adamw|sgd", "\"lion\""}},
@@ -208,6 +208,8 @@ TEST_CASE("a configuration file is read, overridden and checked, and nothing els
     CHECK(config.train.max_steps == 800);
     CHECK(micro_steps(config, 3) == 4);
     CHECK(config.model.n_layer == Config().model.n_layer);
+    CHECK(config.train.head_rows == 128);  // filled in, and not from the file's batch
+    CHECK(load_config(path, {"train.batch_size=2", "train.head_rows=7"}, 3).train.head_rows == 7);
 
     expect_error(Exit::config, {path, "ranks (5)", "640", "1280 and 1920"},
                  [&] { load_config(path, {"train.batch_size=2"}, 5); });
@@ -215,6 +217,18 @@ TEST_CASE("a configuration file is read, overridden and checked, and nothing els
     expect_error(Exit::no_input, {directory.path(), "directory"}, [&] { load_config(directory.path(), {}, 1); });
     std::ofstream(directory / "huge.json") << std::string(2 << 20, ' ');
     expect_error(Exit::data, {"huge.json", "2097152"}, [&] { load_config(directory / "huge.json", {}, 1); });
+}
+
+TEST_CASE("rows of logits are those of a micro-step, at most 8192", "[config]") {
+    CHECK(default_head_rows(4, 64) == 256);
+    CHECK(default_head_rows(8, 1024) == 8192);
+    CHECK(default_head_rows(64, 1024) == 8192);
+    CHECK(default_head_rows(1 << 20, 1 << 24) == 8192);  // the product is more than an int holds
+    // What a run keeps, in its directory and its checkpoints, is resolved: no 0 for a later default to change.
+    TemporaryDirectory directory;
+    std::ofstream(directory / "run.json") << "{}";
+    const Config config = load_config(directory / "run.json", {}, 1);
+    CHECK(parse_config(config_json(config), "printed").train.head_rows == 8192);
 }
 
 TEST_CASE("printing a configuration and parsing it gives the same text", "[config]") {

@@ -329,10 +329,29 @@ TEST_CASE("scaling: GPUs by name, with a guess for a wrong one", "[scaling]") {
         CHECK(&find_gpu(gpu.name) == &gpu);
         // Magnitudes of today: a slip of a power of ten, or of bits for bytes.
         CHECK((gpu.flops_per_s > 5e13 && gpu.flops_per_s < 3e15));
+        CHECK((gpu.fp32_flops_per_s > gpu.flops_per_s / 40 && gpu.fp32_flops_per_s < gpu.flops_per_s / 1.9));
+        CHECK(!gpu.device_names.empty());
         CHECK((gpu.memory_bytes_per_s > 2e11 && gpu.memory_bytes_per_s < 1e13));
         CHECK((gpu.memory_bytes > 2e10 && gpu.memory_bytes < 2e11));
         CHECK((gpu.has_nvlink ? gpu.link_bytes_per_s >= 300e9 : gpu.link_bytes_per_s <= 64e9));
     }
+}
+
+TEST_CASE("scaling: a GPU by the name that its driver gives it", "[scaling]") {
+    CHECK(gpu_of_device("NVIDIA H200") == &find_gpu("h200"));
+    CHECK(gpu_of_device("NVIDIA A100-SXM4-40GB") == &find_gpu("a100-40gb"));
+    // Parts of the chip, its laptop version and machines without a GPU have another peak, or none.
+    for (const char* name : {"NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA GeForce RTX 4090 Laptop GPU",
+                             "NVIDIA H200 NVL", "AMD EPYC 9B14, 2 threads", ""})
+        CHECK(gpu_of_device(name) == nullptr);
+    for (const GpuModel& gpu : known_gpus())
+        for (const char* name : gpu.device_names) CHECK(gpu_of_device(name) == &gpu);
+
+    CHECK(peak_flops_per_s("NVIDIA H200", Dtype::bf16, false) == 989.4e12);
+    CHECK(peak_flops_per_s("NVIDIA H200", Dtype::fp16, true) == 989.4e12);
+    CHECK(peak_flops_per_s("NVIDIA H200", Dtype::fp32, false) == 66.9 * 1e12);
+    CHECK(peak_flops_per_s("NVIDIA A100-SXM4-80GB", Dtype::fp32, true) == 156e12);  // as its data sheet says
+    CHECK(peak_flops_per_s("AMD EPYC 9B14, 2 threads", Dtype::bf16, false) == 0);
 }
 
 TEST_CASE("scaling: what cannot be predicted is refused", "[scaling]") {

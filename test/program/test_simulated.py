@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 
-from trainer import ENVIRONMENT, ROOT, TrainerTest
+from trainer import ENVIRONMENT, ROOT, TINY, TrainerTest
 
 SIMULATED = ROOT / os.environ.get("OTHER_TRAINER", "build/train_gpt_simt")
 UNIT_ROUNDOFF = {"fp32": 2.0 ** -24, "bf16": 2.0 ** -8, "fp16": 2.0 ** -11}
@@ -36,6 +36,24 @@ class Simulated(TrainerTest):
                    for step in (1, 2)]
         self.assertEqual(choices, [(self.dir / "first/matmul_choices.json").read_text()] * 2)
         self.assertFalse((self.dir / "second/matmul_choices.json").exists())
+
+    def test_the_utilisation_counts_the_peak_of_a_known_gpu(self):
+        """llm.c's convention: 6 N + 6 layers channels length FLOPs per token, of the data sheet's dense 16-bit rate."""
+        layers, length = 1, 10
+        config = self.write_config(train_max_steps=1, train_precision="bf16", model_n_layer=layers,
+                                   train_seq_len=length, train_batch_size=1, train_total_batch_tokens=length)
+        model, channels = TINY["model"], TINY["model"]["n_embd"]
+        rows = -(-model["vocab_size"] // 128) * 128
+        for name, peak in (("NVIDIA H200", 989.4e12), ("some GPU of the future", None)):
+            subprocess.run([SIMULATED, config, "--fresh"], cwd=self.dir, check=True, timeout=100,
+                           stdout=subprocess.DEVNULL, env={**ENVIRONMENT, "SIMULATED_GPU": name})
+            record, = self.records("run", "train", without=())
+            parameters = (rows + model["n_positions"] + 2) * channels + layers * (12 * channels ** 2 + 13 * channels)
+            flops = 6 * parameters + 6 * layers * channels * length
+            if peak:
+                self.assertAlmostEqual(record["mfu"] * peak / (record["tokens_per_s"] * flops), 1, places=12)
+            else:
+                self.assertIsNone(record["mfu"])
 
     def train_both(self, precision, **changes):
         config = self.write_config(train_max_steps=STEPS, train_precision=precision, **changes)

@@ -254,7 +254,9 @@ cudaError_t cudaDeviceGetPCIBusId(char* text, int bytes, int device) {
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
     if (device < 0 || device >= kDevices) return result(cudaErrorInvalidDevice);
-    *properties = {.name = "simulated sm_90",
+    // Another GPU's name, for what depends on it.
+    const char* name = std::getenv("SIMULATED_GPU");
+    *properties = {.name = "",
                    .totalGlobalMem = simt::kDeviceBytes,
                    .sharedMemPerBlockOptin = simt::kMaxSharedBytes,
                    .major = 9,
@@ -262,6 +264,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
                    .multiProcessorCount = 3,
                    .l2CacheSize = 1 << 20,
                    .maxThreadsPerBlock = simt::kMaxThreads};
+    std::snprintf(properties->name, sizeof(properties->name), "%s", name ? name : "simulated sm_90");
     return cudaSuccess;
 }
 

@@ -45,8 +45,9 @@ void lanes_that_never_come_kernel(Planted op) {
 }
 
 void different_masks_kernel(Planted op) {
-    const unsigned mask = op.fault && threadIdx.x % 2 ? 0x7fffffffu : ~0u;
-    if (threadIdx.x < 31 || !op.fault) op.out[threadIdx.x] = float(__ballot_sync(mask, 1));
+    // All lanes come, each with a mask that holds it: a lane that ended first would be another fault.
+    const unsigned mask = op.fault && threadIdx.x % 2 && threadIdx.x != 31 ? 0x7fffffffu : ~0u;
+    op.out[threadIdx.x] = float(__ballot_sync(mask, 1));
 }
 
 void different_collectives_kernel(Planted op) {
