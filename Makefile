@@ -44,9 +44,10 @@ COMM_CUDA    := kernels/cuda/comm_nccl.cu
 HOST_SOURCES := $(wildcard model/*.cpp runtime/*.cpp data/*.cpp)
 TEST_SOURCES := $(wildcard test/*.cpp)
 # The cases that hold on every device.
-SEAM_TESTS   := $(wildcard test/test_ops_*.cpp) test/test_comm.cpp test/test_stopwatch.cpp
+SEAM_TESTS   := $(wildcard test/test_ops_*.cpp) $(addprefix test/test_,comm.cpp device.cpp stopwatch.cpp)
 OPS_TESTS    := $(SEAM_TESTS) $(wildcard test/test_model*.cpp test/reference*.cpp) test/allocations.cpp test/main.cpp
-BENCH        := $(wildcard dev/bench*.cpp)
+BENCH        := $(filter-out dev/bench_matmul%,$(wildcard dev/bench*.cpp))
+BENCH_MATMUL := $(addprefix dev/bench_,matmul.cpp report.cpp timing.cpp workloads.cpp)
 PROBE        := $(wildcard test/ptx_probe/*.cu)
 object        = $(patsubst %,$(BUILD)/%.o,$(1))
 HOST         := $(call object,$(HOST_SOURCES))
@@ -90,6 +91,8 @@ $(BUILD)/bench_cpu: $(call object,$(BENCH)) $(HOST) $(CPU) $(BUILD)/features
 	$(CXX) $(CXXFLAGS) -o $@ $(filter %.o,$^) $(CPU_LIBS)
 $(BUILD)/bench_cuda: $(call object,$(BENCH)) $(HOST) $(CUDA) $(BUILD)/features
 	$(CXX) $(CXXFLAGS) -o $@ $(filter %.o,$^) $(GPU_LIBS)
+$(BUILD)/bench_matmul_cuda: $(call object,$(BENCH_MATMUL) dev/bench_matmul.cu) $(HOST) $(CUDA) $(BUILD)/features
+	$(CXX) $(CXXFLAGS) -o $@ $(filter %.o,$^) $(GPU_LIBS)
 
 # The simulated GPU: the CUDA sources as C++ against test/simt, and the cases that test the CPU's ops. The simulator is
 # not under test: built without sanitizers and linked first, so that its inline functions are the ones that stay.
@@ -110,8 +113,12 @@ $(BUILD)/test_simt_tsan: $(call simt_objects,simt_tsan)
 	$(CXX) -fsanitize=thread -o $@ $^ $(CATCH_LIBS)
 $(BUILD)/test_simt_asan: $(call simt_objects,simt_asan)
 	$(CXX) -fsanitize=address,undefined -o $@ $^ $(CATCH_LIBS)
-$(BUILD)/train_gpt_simt: $(SIMT_CORE) $(CUDA_SOURCES:%=$(BUILD)/simt/%.o) $(BUILD)/train_gpt.cu.o $(HOST) \
-  $(call object,$(SIMT_LAUNCHER)) $(BUILD)/features
+# Programs that take the simulated GPU for a real one.
+$(BUILD)/train_gpt_simt: $(BUILD)/train_gpt.cu.o
+$(BUILD)/bench_simt: $(call object,$(BENCH))
+$(BUILD)/bench_matmul_simt: $(call object,$(BENCH_MATMUL)) $(BUILD)/simt/dev/bench_matmul.cu.o
+$(addprefix $(BUILD)/,train_gpt_simt bench_simt bench_matmul_simt): $(SIMT_CORE) $(CUDA_SOURCES:%=$(BUILD)/simt/%.o) \
+  $(HOST) $(call object,$(SIMT_LAUNCHER)) $(BUILD)/features
 	$(CXX) -fopenmp -o $@ $(filter %.o,$^) $(if $(filter 1,$(MPI)),$(MPI_LIBS)) $(LIBS)
 
 # Each wrapper of ptx.cuh on fixed inputs: on a GPU and, against its twin, on the simulator.
@@ -137,7 +144,7 @@ $(BUILD)/%.cu.o: %.cu
 	@mkdir -p $(@D)
 	$(CXX) $(CXXFLAGS) -DGIT_REVISION='"$(REVISION)"' -c -x c++ -o $@ $<
 # Spills, local memory and serialised tensor instructions are errors: check_ptxas.py reads what ptxas says.
-NVCC_OBJECTS := $(sort $(call object,$(CUDA_SOURCES) $(PROBE)))
+NVCC_OBJECTS := $(sort $(call object,$(CUDA_SOURCES) $(PROBE) dev/bench_matmul.cu))
 $(NVCC_OBJECTS): $(BUILD)/%.cu.o: %.cu
 	@mkdir -p $(@D)
 	@echo nvcc $<

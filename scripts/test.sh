@@ -38,7 +38,7 @@ test_program() {
 one_test scripts/setup.sh xz kjv test || finish
 one_test make -s check
 one_test make -s -j"$(nproc)" all build/test_cpu build/test_simt build/test_simt_tsan build/test_simt_asan \
-    build/train_gpt_simt build/ptx_probe_simt || finish
+    build/train_gpt_simt build/bench_simt build/bench_matmul_simt build/ptx_probe_simt || finish
 test_program build/test_cpu
 test_program build/test_simt
 for seed in 1 2 3; do test_program build/test_simt --seed $seed; done
