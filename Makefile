@@ -54,9 +54,10 @@ NCCL_LIBRARY := kernels/cuda/nccl_library.cpp
 HOST_SOURCES := $(wildcard model/*.cpp runtime/*.cpp data/*.cpp)
 TEST_SOURCES := $(wildcard test/*.cpp)
 # The cases that hold on every device.
-SEAM_TESTS   := $(wildcard test/test_ops_*.cpp) test/test_comm.cpp test/test_stopwatch.cpp
+SEAM_TESTS   := $(wildcard test/test_ops_*.cpp) $(addprefix test/test_,comm.cpp device.cpp stopwatch.cpp)
 OPS_TESTS    := $(SEAM_TESTS) $(wildcard test/test_model*.cpp test/reference*.cpp) test/allocations.cpp test/main.cpp
-BENCH        := $(wildcard dev/bench*.cpp)
+BENCH        := $(filter-out dev/bench_matmul%,$(wildcard dev/bench*.cpp))
+BENCH_MATMUL := $(addprefix dev/bench_,matmul.cpp report.cpp timing.cpp workloads.cpp)
 PROBE        := $(wildcard test/ptx_probe/*.cu)
 object        = $(patsubst %,$(BUILD)/%.o,$(1))
 HOST         := $(call object,$(HOST_SOURCES))
@@ -78,9 +79,9 @@ NVCCFLAGS  = -std=c++20 -O3 --expt-relaxed-constexpr -lineinfo -I. $(GENCODE) -X
 GPU_LIBS  := $(if $(findstring mpi,$(LAUNCHER_CUDA)),$(MPI_LIBS)) $(CUDA_LIBS)
 
 CPU_PROGRAMS := train_gpt_cpu test_cpu test_pool_tsan bench_cpu test_simt test_simt_tsan test_simt_asan train_gpt_simt \
-                train_gpt_simt_dlopen ptx_probe_simt
-GPU_PROGRAMS := train_gpt test_cuda bench_cuda ptx_probe_cuda
-KIT_PROGRAMS := train_gpt train_gpt_cpu test_cuda bench_cuda ptx_probe_cuda ptx_probe_simt
+                train_gpt_simt_dlopen bench_simt bench_matmul_simt ptx_probe_simt
+GPU_PROGRAMS := train_gpt test_cuda bench_cuda bench_matmul_cuda ptx_probe_cuda
+KIT_PROGRAMS := $(GPU_PROGRAMS) train_gpt_cpu ptx_probe_simt
 PROGRAMS     := $(addprefix $(BUILD)/,$(CPU_PROGRAMS) $(if $(NVCC),$(GPU_PROGRAMS)))
 
 TRAINERS  := $(BUILD)/train_gpt_cpu $(if $(and $(NVCC),$(CUDA_SOURCES)),$(BUILD)/train_gpt)
@@ -108,6 +109,8 @@ $(BUILD)/bench_cpu: $(call object,$(BENCH)) $(HOST) $(CPU) $(BUILD)/features
 	$(CXX) $(CXXFLAGS) -o $@ $(filter %.o,$^) $(CPU_LIBS)
 $(BUILD)/bench_cuda: $(call object,$(BENCH)) $(HOST) $(CUDA) $(BUILD)/features
 	$(CXX) $(CXXFLAGS) -o $@ $(filter %.o,$^) $(GPU_LIBS)
+$(BUILD)/bench_matmul_cuda: $(call object,$(BENCH_MATMUL) dev/bench_matmul.cu) $(HOST) $(CUDA) $(BUILD)/features
+	$(CXX) $(CXXFLAGS) -o $@ $(filter %.o,$^) $(GPU_LIBS)
 
 # The simulated GPU: the CUDA sources as C++ against test/simt, and the cases that test the CPU's ops. The simulator is
 # not under test: built without sanitizers and linked first, so that its inline functions are the ones that stay.
@@ -128,8 +131,12 @@ $(BUILD)/test_simt_tsan: $(call simt_objects,simt_tsan)
 	$(CXX) -fsanitize=thread -o $@ $^ $(CATCH_LIBS)
 $(BUILD)/test_simt_asan: $(call simt_objects,simt_asan)
 	$(CXX) -fsanitize=address,undefined -o $@ $^ $(CATCH_LIBS)
-$(BUILD)/train_gpt_simt: $(SIMT_CORE) $(CUDA_SOURCES:%=$(BUILD)/simt/%.o) $(BUILD)/train_gpt.cu.o $(HOST) \
-  $(call object,$(SIMT_LAUNCHER)) $(BUILD)/features
+# Programs that take the simulated GPU for a real one.
+$(BUILD)/train_gpt_simt: $(BUILD)/train_gpt.cu.o
+$(BUILD)/bench_simt: $(call object,$(BENCH))
+$(BUILD)/bench_matmul_simt: $(call object,$(BENCH_MATMUL)) $(BUILD)/simt/dev/bench_matmul.cu.o
+$(addprefix $(BUILD)/,train_gpt_simt bench_simt bench_matmul_simt): $(SIMT_CORE) $(CUDA_SOURCES:%=$(BUILD)/simt/%.o) \
+  $(HOST) $(call object,$(SIMT_LAUNCHER)) $(BUILD)/features
 	$(CXX) -fopenmp -o $@ $(filter %.o,$^) $(if $(filter 1,$(MPI)),$(MPI_LIBS)) $(LIBS)
 # The same, which loads the stand-in for NCCL as the GPU trainer loads NCCL.
 STAND_IN     := test/simt/nccl_stand_in.cpp test/simt/nccl_operation.cpp
@@ -173,7 +180,7 @@ $(BUILD)/%.cu.o: %.cu
 	@mkdir -p $(@D)
 	$(CXX) $(CXXFLAGS) -DGIT_REVISION='"$(REVISION)"' -c -x c++ -o $@ $<
 # Spills and local memory are findings of check_ptxas.py, which reads what ptxas says.
-NVCC_OBJECTS := $(sort $(call object,$(CUDA_SOURCES) $(PROBE)))
+NVCC_OBJECTS := $(sort $(call object,$(CUDA_SOURCES) $(PROBE) dev/bench_matmul.cu))
 $(NVCC_OBJECTS): $(BUILD)/%.cu.o: %.cu
 	@mkdir -p $(@D)
 	@echo nvcc $<

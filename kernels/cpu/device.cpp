@@ -106,6 +106,13 @@ void copy_to_device(void* device, const void* host, size_t bytes, Stream) { std:
 
 void copy_to_host(void* host, const void* device, size_t bytes, Stream) { std::memcpy(host, device, bytes); }
 
+void copy_on_device(void* to, const void* from, size_t bytes, Stream) {
+    constexpr size_t kBlockBytes = size_t(1) << 20;
+    parallel_blocks(bytes, kBlockBytes, [&](size_t begin, size_t end) {
+        std::memcpy(static_cast<std::byte*>(to) + begin, static_cast<const std::byte*>(from) + begin, end - begin);
+    });
+}
+
 void synchronize(Stream) {}
 
 // Every call has finished when it returns: the host's clock is the device's.
