@@ -7,7 +7,7 @@
 //
 // An idle GPU runs at low clocks, and for a moment at higher ones than it can hold. So products run for a while before
 // the first one is timed, and again where none has been timed for kStaysWarm. All of it is bounded: a product takes at
-// most kFirstMs + kFinalMs and a few runs more, the warm-up kWarmUpMs once.
+// most kFirstMs + kFinalMs and a few runs more, the warm-up kWarmUp once.
 #include <algorithm>
 #include <chrono>
 #include <utility>
@@ -25,9 +25,8 @@ constexpr float kTurnMs = 2;                       // about as long is a turn
 constexpr int kMostRunsOfTurn = 8;                 // where launches, not products, take the time
 constexpr int kTurns = 9, kLeastTurns = 3;         // of each finalist
 constexpr float kFinalMs = 110;                    // about as long are all turns together
-constexpr float kWarmUpMs = 300;                   // of products
 constexpr int kWarmUpRuns = 256, kWarmUpLap = 16;  // at most so many, since small products do not warm a GPU
-constexpr std::chrono::milliseconds kStaysWarm{500};
+constexpr std::chrono::milliseconds kWarmUp{300}, kStaysWarm{500};
 
 size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
@@ -167,10 +166,10 @@ Clock::time_point& last_timing() {
 }
 
 template <class Run> void warm_up(Marks& marks, Run run) {
-    if (Clock::now() - last_timing() < kStaysWarm) return;
-    float ms = 0;
-    for (int runs = 0; ms < kWarmUpMs && runs < kWarmUpRuns; runs += kWarmUpLap)
-        ms += marks.laps_of(1, kWarmUpLap, run).front();
+    const Clock::time_point begin = Clock::now();
+    if (begin - last_timing() < kStaysWarm) return;
+    for (int runs = 0; Clock::now() - begin < kWarmUp && runs < kWarmUpRuns; runs += kWarmUpLap)
+        marks.laps_of(1, kWarmUpLap, run);
 }
 
 struct Contender {
