@@ -19,6 +19,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import cuda_libraries  # noqa: E402
 import gpu_process  # noqa: E402
 import gpu_runner  # noqa: E402
+import gpu_stages  # noqa: E402
 from gpu_stages import NotRun, Place, Reading, Stage, load_figures  # noqa: E402
 
 HEAD = {"part": "measure", "gpu": {"name": "NVIDIA H200", "driver": "580.95", "memory": "143771 MiB",
@@ -230,6 +231,22 @@ def load_figures_of(key):
         figures = load_figures(place, stage)
         return Reading(f"{key} is {figures[key]}", figures)
     return read
+
+
+class Matmuls(Folder):
+    def reading(self, *products):
+        stage = Stage("matmul_124M", 40, (), None, None)
+        rows = [{"epilogue": epilogue, "chosen": ms and {"ms": ms, "mismatches": mismatches}, "excluded": None}
+                for epilogue, ms, mismatches in products]
+        self.place.figures(stage).write_text(json.dumps({"products": rows}))
+        return gpu_stages.read_matmul(self.place, stage, "")
+
+    def test_a_fused_epilogue_may_be_missing_and_a_plain_product_may_not(self):
+        self.assertTrue(self.reading(("none", 1, 0), ("bias_gradient", None, 0)).good)
+        self.assertIn("no algorithm for 1", self.reading(("none", 1, 0), ("dgelu", None, 0)).detail)
+        self.assertFalse(self.reading(("bias", 1, 0), ("none", None, 0)).good)
+        self.assertFalse(self.reading(("none", 1, 2)).good)
+        self.assertFalse(self.reading().good)
 
 
 class Clocks(Folder):
