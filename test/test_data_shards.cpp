@@ -153,7 +153,7 @@ TEST_CASE("shards: what is written is read again") {
         CHECK(all_tokens(stream) == ids);
         if (c.shards > 0) {
             CHECK(writer.names().front() == "val_000000.bin");
-            CHECK_THAT(stream.shards().front().layout().name, Catch::Contains(c.kind));
+            CHECK_THAT(stream.shards().front().layout().name, ContainsSubstring(c.kind));
         }
     }
     ShardWriter writer(directory.path(), "train", 100);

@@ -71,7 +71,7 @@ static void expect_refusal(const std::string& json, std::initializer_list<std::s
     std::string path = directory / "tokenizer.json";
     write_bytes(path, json);
     std::string sentence = expect_error(Exit::data, words, [&] { Tokenizer::load(path); });
-    CHECK_THAT(sentence, Catch::Contains("tokenizer.json"));
+    CHECK_THAT(sentence, ContainsSubstring("tokenizer.json"));
 }
 
 TEST_CASE("tokenizer files: a tokenizer.json that would give other ids is refused") {

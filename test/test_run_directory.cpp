@@ -42,7 +42,7 @@ TEST_CASE("a run directory has one user at a time") {
     TemporaryDirectory run;
     {
         RunLock lock(run.path());
-        CHECK_THAT(read_file(run / "lock"), Catch::Contains("pid " + std::to_string(::getpid()) + ","));
+        CHECK_THAT(read_file(run / "lock"), ContainsSubstring("pid " + std::to_string(::getpid()) + ","));
         expect_error(Exit::cannot_create, {run.path(), "in use", "pid " + std::to_string(::getpid())},
                      [&] { RunLock second(run.path()); });
         CHECK(exit_status(in_child([&] { RunLock second(run.path()); })) == 1);
@@ -67,7 +67,7 @@ TEST_CASE("a killed process holds no lock") {
     ::kill(child, SIGKILL);
     CHECK(exit_status(child) == -1);
     RunLock lock(run.path());
-    CHECK_THAT(read_file(run / "lock"), !Catch::Contains("pid " + std::to_string(child) + ","));
+    CHECK_THAT(read_file(run / "lock"), !ContainsSubstring("pid " + std::to_string(child) + ","));
     ::close(ready[0]), ::close(ready[1]);
 }
 

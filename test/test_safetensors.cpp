@@ -92,7 +92,7 @@ TEST_CASE("safetensors come back as they were written, whatever their size") {
     uint64_t length;
     std::memcpy(&length, content.data(), 8);
     CHECK(length % 8 == 0);
-    CHECK_THAT(content.substr(8, length), Catch::StartsWith(R"({"__metadata__":{"format":"pt"})"));
+    CHECK_THAT(content.substr(8, length), StartsWith(R"({"__metadata__":{"format":"pt"})"));
     CHECK(list_directory(directory.path()) == std::vector<std::string>{"model.safetensors"});
 }
 
