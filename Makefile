@@ -75,7 +75,7 @@ GENCODE   := $(if $(filter native,$(ARCH)),-arch=native,\
                -gencode=arch=compute_$(PTX),code=compute_$(PTX))
 NVCCFLAGS  = -std=c++20 -O3 --expt-relaxed-constexpr -lineinfo -I. $(GENCODE) -Xptxas -v \
              $(if $(filter 1,$(WERROR)),-Werror all-warnings) \
-             -Xcompiler -Wall,-Wextra,-Wno-unused-parameter -DCUDA_ARCHITECTURES='"$(strip $(ARCH))"'
+             -Xcompiler -Wall,-Wextra,-Wno-unused-parameter -DCUDA_ARCHITECTURES='"$(strip $(ARCH))"' $(NVCC_EXTRA)
 GPU_LIBS  := $(if $(findstring mpi,$(LAUNCHER_CUDA)),$(MPI_LIBS)) $(CUDA_LIBS)
 
 CPU_PROGRAMS := train_gpt_cpu test_cpu test_pool_tsan bench_cpu test_simt test_simt_tsan test_simt_asan train_gpt_simt \
@@ -209,7 +209,7 @@ portability:  ## by hand, as root: build and test with g++ and clang of the next
 	dev/try_compilers.sh $(filter-out %_tsan %_asan,$(CPU_PROGRAMS))
 gpu-kit:  ## build/gpu_kit.tgz: prebuilt programs and scripts for a GPU machine that has only the driver and python3
 	$(MAKE) BUILD=$(BUILD)_kit ARCH="80 90a" PTX=80 MARCH=x86-64-v3 MPI=0 DEPS= RPATH='$$$$ORIGIN/lib' \
-	    $(KIT_PROGRAMS:%=$(BUILD)_kit/%)
+	    NVCC_EXTRA=-compress-mode=size $(KIT_PROGRAMS:%=$(BUILD)_kit/%)
 	scripts/pack_gpu_kit.py $(BUILD)_kit $(BUILD)/gpu_kit.tgz $(KIT_PROGRAMS)
 busy-cores: $(BUILD)/train_gpt_cpu  ## step time next to busy loops: AGAINST= trainer, TORCH= python
 	dev/busy_cores.py $(AGAINST) $< $(if $(TORCH),--torch $(TORCH))

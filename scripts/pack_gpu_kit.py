@@ -5,8 +5,9 @@
 
 The archive mirrors the repository: gpu_kit/build/PROGRAM, stripped; gpu_kit/build/lib with every library that they need
 except glibc's, CUDA's and the driver's; the files of FILES; REVISION. Refused are programs with an rpath other than
-$ORIGIN/lib or with a path of this machine in them, and a kit that needs a newer glibc than Debian 12's or is larger
-than 40 MB. Exit codes: 0; 1 refused, with a sentence; 64 wrong arguments; 66 a file is missing.
+$ORIGIN/lib, and a kit that needs a newer glibc than Debian 12's or is larger than 40 MB. (Kernels keep their line
+tables, for compute-sanitizer, and with them the names of the folders where they were compiled.)
+Exit codes: 0; 1 refused, with a sentence; 64 wrong arguments; 66 a file is missing.
 """
 import os
 import re
@@ -64,16 +65,12 @@ def bundled_libraries(program):
     return found
 
 
-def check_binary(path, rpath, machine_paths):
-    """The newest glibc that a file needs. Refused: another rpath, a path of this machine in it, a glibc too new."""
+def check_binary(path, rpath):
+    """The newest glibc that a file needs. Refused: another rpath, or a glibc too new."""
     found = [re.search(r"\[(.*)\]", line)[1] for line in lines_of("readelf", "-dW", path)
              if "(RPATH)" in line or "(RUNPATH)" in line]
     if found != rpath:
         raise Refused(f"{path.name} looks for libraries in {found or 'no rpath'}, not in {rpath or 'none'}")
-    content = path.read_bytes()
-    for text in machine_paths:
-        if text.encode() in content:
-            raise Refused(f"{path.name} contains {text}, a path of the machine that built it")
     versions = re.findall(r"GLIBC_(\d+)\.(\d+)", "\n".join(lines_of("objdump", "-T", path)))
     newest = max(((int(major), int(minor)) for major, minor in versions), default=(0, 0))
     if newest > NEWEST_GLIBC:
@@ -82,7 +79,7 @@ def check_binary(path, rpath, machine_paths):
     return newest
 
 
-def gather(folder, build, programs, revision, machine_paths):
+def gather(folder, build, programs, revision):
     """Fills a folder with the kit; prints what it holds."""
     for name in files_of(ROOT):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -94,23 +91,23 @@ def gather(folder, build, programs, revision, machine_paths):
     for name in programs:
         program = folder / "build" / name
         subprocess.run(["strip", "-o", program, build / name], check=True)
-        newest = max(newest, check_binary(program, [RPATH], machine_paths))
+        newest = max(newest, check_binary(program, [RPATH]))
         bundled.update(bundled_libraries(build / name))
         print(f"{program.stat().st_size:12,d}  {name}")
     for name, path in sorted(bundled.items()):
         library = libraries / name
         subprocess.run(["strip", "--strip-unneeded", "-o", library, os.path.realpath(path)], check=True)
-        newest = max(newest, check_binary(library, [], machine_paths))
+        newest = max(newest, check_binary(library, []))
         print(f"{library.stat().st_size:12,d}  lib/{name}")
     print(f"needs glibc {newest[0]}.{newest[1]} or later")
 
 
-def pack(build, archive, programs, revision, machine_paths=(), max_bytes=MAX_BYTES):
+def pack(build, archive, programs, revision, max_bytes=MAX_BYTES):
     """Writes the archive, whose one folder is gpu_kit. Refused says why not."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary, "gpu_kit")
         folder.mkdir()
-        gather(folder, build, programs, revision, machine_paths)
+        gather(folder, build, programs, revision)
         packed = Path(temporary, "gpu_kit.tgz")
 
         def without_owner(entry):
@@ -133,10 +130,8 @@ def main():
         print("usage: scripts/pack_gpu_kit.py BUILD ARCHIVE.tgz PROGRAM...", file=sys.stderr)
         return 64
     revision = lines_of("git", "-C", ROOT, "describe", "--always", "--dirty", "--abbrev=12")[0]
-    nvcc = shutil.which("nvcc")
-    machine_paths = [str(ROOT), *([str(Path(nvcc).resolve().parents[1])] if nvcc else [])]
     try:
-        pack(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:], revision, machine_paths)
+        pack(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:], revision)
     except (FileNotFoundError, Refused) as error:
         print(f"pack_gpu_kit: {error}", file=sys.stderr)
         return 66 if isinstance(error, FileNotFoundError) else 1
