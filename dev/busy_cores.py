@@ -7,8 +7,8 @@
 
 The step: 4 layers, 128 wide, 12 sequences of 64 tokens, fp32. Programs run in turn, next to as many processes that do
 nothing but count, all on the same cores. Printed are the mean over all steps but the first ten, its ratio to the
-program's own mean on quiet cores, and the fair share: with n cores and l loops a program of n threads gets n cores of
-n + l, so a step takes 1 + l / n times as long. PYTHON is one that has PyTorch; it runs the model of dev/peer_torch.py.
+program's own next to 0 loops, and the fair share: next to l loops a program of n threads gets n of n + l parts of n
+cores, so a step takes 1 + l / n times as long. PYTHON is one that has PyTorch; it runs the model of dev/peer_torch.py.
 
 Cores are quiet if nothing else uses them: what other processes took of the cores during a run is printed, too.
 """
@@ -96,13 +96,15 @@ class Others:
 
 
 class Loops:
-    """So many processes that count."""
+    """So many processes that count, until this one ends."""
+
+    COUNT = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: sum(range(10**6))"
 
     def __init__(self, count):
         self.count = count
 
     def __enter__(self):
-        self.processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(self.count)]
+        self.processes = [subprocess.Popen([sys.executable, "-c", self.COUNT]) for _ in range(self.count)]
 
     def __exit__(self, *_):
         for process in self.processes:
@@ -116,7 +118,8 @@ def compare_next_to_loops(folder, options):
     if options.torch:
         programs.append(("PyTorch", torch_times, options.torch))
     quiet = {}
-    print(f"{cores} cores; milliseconds a step: mean of each round, all rounds, ratio to quiet cores")
+    print(f"{cores} cores; milliseconds a step: mean of each round, their median, its ratio to that next to 0 loops",
+          flush=True)
     for loops in options.loops:
         means, others = {name: [] for name, _, _ in programs}, []
         for _ in range(options.rounds):
@@ -127,10 +130,11 @@ def compare_next_to_loops(folder, options):
                 others.append(other.share)
         print(f"{loops} loops, fair share {1 + loops / cores:.1f}; others used up to {max(others):.0%} of the cores")
         for name, values in means.items():
-            quiet.setdefault(name, statistics.median(values))
             middle = statistics.median(values)
-            print(f"  {' '.join(f'{ms:7.1f}' for ms in values)}   {middle:7.1f}  {middle / quiet[name]:5.2f}  {name}",
-                  flush=True)
+            if loops == 0:
+                quiet[name] = middle
+            ratio = f"{middle / quiet[name]:5.2f}" if name in quiet else "    -"
+            print(f"  {' '.join(f'{ms:7.1f}' for ms in values)}   {middle:7.1f}  {ratio}  {name}", flush=True)
 
 
 def compare_pairs(folder, options):

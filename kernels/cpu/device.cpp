@@ -69,7 +69,7 @@ void touch(std::byte* memory, size_t bytes) {
 
 }  // namespace
 
-// What thread_memory() hands out at most, and what OpenMP keeps for a thread, rounded up.
+// What thread_memory() hands out at most, and what else a thread keeps, rounded up.
 static constexpr size_t kThreadBytes = size_t(2) << 20;
 
 DeviceInfo device_info() {
