@@ -213,7 +213,7 @@ class Quickstart(Folder):
 
     def test_ctrl_c_saves(self):
         config = self.repository / "configs/quickstart.json"
-        config.write_text(config.read_text().replace('"max_steps": 40', '"max_steps": 1000000'))
+        config.write_text(config.read_text().replace('"max_steps": 40', '"max_steps": 1000000000'))
         process = subprocess.Popen([self.repository / "scripts/quickstart.sh", "--text", self.home / "text.txt"],
                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
                                    env=ENVIRONMENT)
@@ -224,7 +224,7 @@ class Quickstart(Folder):
         os.killpg(process.pid, signal.SIGINT)  # what a terminal does: to the shell and to the trainer
         said = process.communicate(timeout=60)[0].decode(errors="replace")
         self.assertEqual(process.returncode, 75, said)
-        # Nobody has time for a million steps: the script says how many it takes, and the line to type says it too.
+        # Nobody has time for a billion steps: the script says how many it takes, and the line to type says it too.
         self.assertIn("has time for", said)
         self.assertRegex(said, r"build/train_gpt_cpu configs/quickstart.json --set train.max_steps=\d+ --resume")
         self.assertTrue(list((self.repository / "runs/quickstart/checkpoints").glob("step_*/COMMIT")))
