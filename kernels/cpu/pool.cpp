@@ -3,7 +3,6 @@
 #include <omp.h>
 #include <pthread.h>
 #include <sched.h>
-#include <sys/resource.h>
 
 #include <algorithm>
 #include <atomic>
@@ -26,30 +25,8 @@ constexpr size_t kCacheLine = 64;
 
 // How long a thread spins before it sleeps. A step is a hundred loops and more, with microseconds between them, and
 // waking up takes tens of microseconds: on cores of its own, a thread that waits for the next loop hardly ever sleeps.
-// On shared cores a longer wait means that the awaited thread has lost its core, and it pays to give up this one.
-constexpr microseconds kSpin{1000}, kSpinOnSharedCores{20};
-constexpr microseconds kShared{20'000};  // how long cores count as shared after a thread has lost one
-
-// Whether other programs use the cores, too: then threads of this process lose theirs while they have work to do.
-class SharedCores {
-public:
-    // To be called by threads that wait. The system is queried at most once per kSpinOnSharedCores.
-    bool seen(Clock::time_point now) {
-        const Clock::duration time = now.time_since_epoch();
-        if (time < until_.load()) return true;
-        Clock::duration due = next_query_.load();
-        if (time < due || !next_query_.compare_exchange_strong(due, time + kSpinOnSharedCores)) return false;
-        rusage usage;
-        getrusage(RUSAGE_SELF, &usage);
-        if (losses_.exchange(usage.ru_nivcsw) == usage.ru_nivcsw) return false;
-        until_ = time + kShared;
-        return true;
-    }
-
-private:
-    std::atomic<Clock::duration> next_query_{}, until_{};
-    std::atomic<long> losses_ = 0;  // how often a thread of this process has lost its core
-};
+// A longer wait means that the awaited thread has lost its core to another program, and it pays to give up this one.
+constexpr microseconds kSpin{1000};
 
 // The indices of a part that no thread has taken yet.
 struct alignas(kCacheLine) Part {
@@ -178,15 +155,9 @@ private:
     // False: the condition does not hold yet, and it is time to sleep. Reading the clock is the pause between two
     // looks.
     template <class Condition> bool spin_until(const Condition& holds) {
-        const Clock::time_point begin = Clock::now();
-        Clock::time_point look = begin + kSpinOnSharedCores;
-        for (;;) {
+        for (const Clock::time_point end = Clock::now() + kSpin; Clock::now() < end;)
             if (holds()) return true;
-            const Clock::time_point now = Clock::now();
-            if (now < look) continue;
-            if (now >= begin + kSpin || shared_cores_.seen(now)) return false;
-            look = now + kSpinOnSharedCores;
-        }
+        return false;
     }
 
     // Written by the caller before it opens the gate, read by threads that have entered.
@@ -199,7 +170,6 @@ private:
     alignas(kCacheLine) std::atomic<uint32_t> loops_ = 0;  // that have begun: what threads wait for
     alignas(kCacheLine) std::atomic<uint32_t> gate_ = 0;
     alignas(kCacheLine) std::atomic<bool> is_claimed_ = false;
-    SharedCores shared_cores_;
 };
 
 // Never destroyed: its threads wait in it until the process has ended.
