@@ -8,7 +8,7 @@
 The step: 4 layers, 128 wide, 12 sequences of 64 tokens, fp32. Programs run in turn, next to as many processes that do
 nothing but count, all on the same cores. Printed are the mean over all steps but the first ten, its ratio to the
 program's own next to 0 loops, and the fair share: next to l loops a program of n threads gets n of n + l parts of n
-cores, so a step takes 1 + l / n times as long. PYTHON is one that has PyTorch; it runs the model of dev/peer_torch.py.
+cores, so a step takes 1 + l / n times as long. PYTHON is one that has PyTorch; it runs dev/peer_torch_step.py's model.
 
 Cores are quiet if nothing else uses them: what other processes took of the cores during a run is printed, too.
 """
@@ -28,11 +28,11 @@ WARM_UP = 10
 TORCH = f"""
 import sys, time
 sys.path.insert(0, {str(DEV)!r})
-import torch, peer_torch
+import torch, peer_torch, peer_torch_step
 torch.manual_seed(1)
 torch.set_num_threads(len(__import__("os").sched_getaffinity(0)))
 shape = peer_torch.gpt({LAYERS}, {HEADS}, {WIDTH}, {LENGTH}, {VOCAB})
-step = peer_torch.make_step(peer_torch.Gpt(**shape), "cpu", "fp32", shape, {BATCH}, {LENGTH})
+step = peer_torch_step.make_step(peer_torch_step.Gpt(**shape), "cpu", "fp32", shape, {BATCH}, {LENGTH})
 for _ in range(int(sys.argv[1])):
     start = time.perf_counter()
     step()
