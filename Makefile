@@ -54,9 +54,10 @@ NCCL_LIBRARY := kernels/cuda/nccl_library.cpp
 HOST_SOURCES := $(wildcard model/*.cpp runtime/*.cpp data/*.cpp)
 TEST_SOURCES := $(wildcard test/*.cpp)
 # The cases that hold on every device.
-SEAM_TESTS   := $(wildcard test/test_ops_*.cpp) test/test_comm.cpp test/test_stopwatch.cpp
+SEAM_TESTS   := $(wildcard test/test_ops_*.cpp) $(addprefix test/test_,comm.cpp device.cpp stopwatch.cpp)
 OPS_TESTS    := $(SEAM_TESTS) $(wildcard test/test_model*.cpp test/reference*.cpp) test/allocations.cpp test/main.cpp
-BENCH        := $(wildcard dev/bench*.cpp)
+BENCH        := $(filter-out dev/bench_matmul%,$(wildcard dev/bench*.cpp))
+BENCH_MATMUL := $(addprefix dev/bench_,matmul.cpp report.cpp timing.cpp workloads.cpp)
 PROBE        := $(wildcard test/ptx_probe/*.cu)
 object        = $(patsubst %,$(BUILD)/%.o,$(1))
 HOST         := $(call object,$(HOST_SOURCES))
@@ -77,10 +78,10 @@ NVCCFLAGS  = -std=c++20 -O3 --expt-relaxed-constexpr -lineinfo -I. $(GENCODE) -X
              -Xcompiler -Wall,-Wextra,-Wno-unused-parameter -DCUDA_ARCHITECTURES='"$(strip $(ARCH))"' $(NVCC_EXTRA)
 GPU_LIBS  := $(if $(findstring mpi,$(LAUNCHER_CUDA)),$(MPI_LIBS)) $(CUDA_LIBS)
 
-CPU_PROGRAMS := train_gpt_cpu test_cpu bench_cpu test_simt test_simt_tsan test_simt_asan train_gpt_simt \
-                train_gpt_simt_dlopen ptx_probe_simt
-GPU_PROGRAMS := train_gpt test_cuda bench_cuda ptx_probe_cuda
-KIT_PROGRAMS := train_gpt train_gpt_cpu test_cuda bench_cuda ptx_probe_cuda ptx_probe_simt
+CPU_PROGRAMS := train_gpt_cpu test_cpu test_pool_tsan bench_cpu test_simt test_simt_tsan test_simt_asan train_gpt_simt \
+                train_gpt_simt_dlopen bench_simt bench_matmul_simt ptx_probe_simt
+GPU_PROGRAMS := train_gpt test_cuda bench_cuda bench_matmul_cuda ptx_probe_cuda
+KIT_PROGRAMS := $(GPU_PROGRAMS) train_gpt_cpu ptx_probe_simt
 PROGRAMS     := $(addprefix $(BUILD)/,$(CPU_PROGRAMS) $(if $(NVCC),$(GPU_PROGRAMS)))
 
 TRAINERS  := $(BUILD)/train_gpt_cpu $(if $(and $(NVCC),$(CUDA_SOURCES)),$(BUILD)/train_gpt)
@@ -108,6 +109,8 @@ $(BUILD)/bench_cpu: $(call object,$(BENCH)) $(HOST) $(CPU) $(BUILD)/features
 	$(CXX) $(CXXFLAGS) -o $@ $(filter %.o,$^) $(CPU_LIBS)
 $(BUILD)/bench_cuda: $(call object,$(BENCH)) $(HOST) $(CUDA) $(BUILD)/features
 	$(CXX) $(CXXFLAGS) -o $@ $(filter %.o,$^) $(GPU_LIBS)
+$(BUILD)/bench_matmul_cuda: $(call object,$(BENCH_MATMUL) dev/bench_matmul.cu) $(HOST) $(CUDA) $(BUILD)/features
+	$(CXX) $(CXXFLAGS) -o $@ $(filter %.o,$^) $(GPU_LIBS)
 
 # The simulated GPU: the CUDA sources as C++ against test/simt, and the cases that test the CPU's ops. The simulator is
 # not under test: built without sanitizers and linked first, so that its inline functions are the ones that stay.
@@ -128,8 +131,12 @@ $(BUILD)/test_simt_tsan: $(call simt_objects,simt_tsan)
 	$(CXX) -fsanitize=thread -o $@ $^ $(CATCH_LIBS)
 $(BUILD)/test_simt_asan: $(call simt_objects,simt_asan)
 	$(CXX) -fsanitize=address,undefined -o $@ $^ $(CATCH_LIBS)
-$(BUILD)/train_gpt_simt: $(SIMT_CORE) $(CUDA_SOURCES:%=$(BUILD)/simt/%.o) $(BUILD)/train_gpt.cu.o $(HOST) \
-  $(call object,$(SIMT_LAUNCHER)) $(BUILD)/features
+# Programs that take the simulated GPU for a real one.
+$(BUILD)/train_gpt_simt: $(BUILD)/train_gpt.cu.o
+$(BUILD)/bench_simt: $(call object,$(BENCH))
+$(BUILD)/bench_matmul_simt: $(call object,$(BENCH_MATMUL)) $(BUILD)/simt/dev/bench_matmul.cu.o
+$(addprefix $(BUILD)/,train_gpt_simt bench_simt bench_matmul_simt): $(SIMT_CORE) $(CUDA_SOURCES:%=$(BUILD)/simt/%.o) \
+  $(HOST) $(call object,$(SIMT_LAUNCHER)) $(BUILD)/features
 	$(CXX) -fopenmp -o $@ $(filter %.o,$^) $(if $(filter 1,$(MPI)),$(MPI_LIBS)) $(LIBS)
 # The same, which loads the stand-in for NCCL as the GPU trainer loads NCCL.
 STAND_IN     := test/simt/nccl_stand_in.cpp test/simt/nccl_operation.cpp
@@ -140,6 +147,15 @@ $(BUILD)/train_gpt_simt_dlopen: $(filter-out $(STAND_IN:%=$(BUILD)/simt_core/%.o
   $(patsubst %,$(BUILD)/simt/%.o,$(CUDA_SOURCES) $(NCCL_LIBRARY)) $(BUILD)/train_gpt.cu.o $(HOST) \
   $(call object,$(LAUNCHER_NONE)) | $(BUILD)/stand_in/libnccl.so.2
 	$(CXX) -fopenmp -rdynamic -o $@ $(filter %.o,$^) $(LIBS)
+
+# The pool of threads and its tests under ThreadSanitizer, which cannot follow OpenMP's own threads.
+POOL_TSAN := $(patsubst %,$(BUILD)/tsan/%.o,kernels/cpu/pool.cpp test/test_pool.cpp test/main.cpp)
+$(BUILD)/test_pool_tsan: $(POOL_TSAN)
+	$(CXX) -fsanitize=thread -fopenmp -o $@ $^ $(CATCH_LIBS)
+$(BUILD)/tsan/%.cpp.o: %.cpp
+	@mkdir -p $(@D)
+	$(CXX) $(CXXFLAGS) -c -o $@ $<
+$(POOL_TSAN): OPT = -O1 -fsanitize=thread
 
 # Each wrapper of ptx.cuh on fixed inputs: on a GPU and, against its twin, on the simulator.
 $(BUILD)/ptx_probe_cuda: $(call object,$(PROBE))
@@ -164,7 +180,7 @@ $(BUILD)/%.cu.o: %.cu
 	@mkdir -p $(@D)
 	$(CXX) $(CXXFLAGS) -DGIT_REVISION='"$(REVISION)"' -c -x c++ -o $@ $<
 # Spills and local memory are findings of check_ptxas.py, which reads what ptxas says.
-NVCC_OBJECTS := $(sort $(call object,$(CUDA_SOURCES) $(PROBE)))
+NVCC_OBJECTS := $(sort $(call object,$(CUDA_SOURCES) $(PROBE) dev/bench_matmul.cu))
 $(NVCC_OBJECTS): $(BUILD)/%.cu.o: %.cu
 	@mkdir -p $(@D)
 	@echo nvcc $<
@@ -183,15 +199,20 @@ check:  ## the rules of the house: who includes whom, sizes of files and functio
 	python3 scripts/check_house.py
 bench: $(BUILD)/bench_cpu  ## milliseconds per op and per step on this machine
 	$(BUILD)/bench_cpu
-gpu-check:  ## prove and measure the GPU build on this machine's GPU: OUT=, DEPS=, LIMIT= seconds, STAGES=
-	scripts/gpu_check.sh $(if $(OUT),--out "$(OUT)") $(if $(DEPS),--deps "$(DEPS)") \
-	    $(if $(LIMIT),--limit $(LIMIT)) $(STAGES)
+# Programs of an earlier build must not be taken for this one's; one that cannot be built costs only its own stages.
+gpu-check:  ## measure and prove the build on this machine's GPU: PART="measure prove sanitize", OUT=, LIMIT= s, STAGES=
+	rm -f $(KIT_PROGRAMS:%=$(BUILD)/%)
+	-$(MAKE) -k -j$$(nproc) ARCH=native $(KIT_PROGRAMS:%=$(BUILD)/%)
+	scripts/gpu_check.py $(PART) --programs $(BUILD) $(if $(OUT),--out "$(OUT)") $(if $(LIMIT),--limit $(LIMIT)) \
+	    $(if $(STAGES),--stages $(STAGES))
 portability:  ## by hand, as root: build and test with g++ and clang of the next Debian release, in a chroot
 	dev/try_compilers.sh $(filter-out %_tsan %_asan,$(CPU_PROGRAMS))
 gpu-kit:  ## build/gpu_kit.tgz: prebuilt programs and scripts for a GPU machine that has only the driver and python3
 	$(MAKE) BUILD=$(BUILD)_kit ARCH="80 90a" PTX=80 MARCH=x86-64-v3 MPI=0 DEPS= RPATH='$$$$ORIGIN/lib' \
 	    NVCC_EXTRA=-compress-mode=size $(KIT_PROGRAMS:%=$(BUILD)_kit/%)
 	scripts/pack_gpu_kit.py $(BUILD)_kit $(BUILD)/gpu_kit.tgz $(KIT_PROGRAMS)
+busy-cores: $(BUILD)/train_gpt_cpu  ## step time next to busy loops: AGAINST= trainer, TORCH= python
+	dev/busy_cores.py $(AGAINST) $< $(if $(TORCH),--torch $(TORCH))
 deps-folder:  ## gather headers and libraries in DEPS=folder for a machine that lacks them
 	scripts/deps_folder.sh "$(DEPS)"
 clean:  ## remove build/
@@ -199,5 +220,5 @@ clean:  ## remove build/
 help:   ## this list
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
 
-.PHONY: FORCE all programs run test check bench gpu-check portability gpu-kit deps-folder clean help
+.PHONY: FORCE all programs run test check bench busy-cores gpu-check portability gpu-kit deps-folder clean help
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

@@ -1,147 +1,82 @@
 // Milliseconds of a whole training step, and of every op in it at the same shapes: where the time goes.
 //
-//     build/bench_cpu or build/bench_cuda [fp32|bf16|fp16 ...] [--workload KEY ...] [--json FILE] [--steps-only] ...
+//     build/bench_cpu or build/bench_cuda [fp32|bf16|fp16 ...] [--workload KEY ...] [--json FILE]
+//     build/bench_cuda --roofs                                what this machine can do at most, and nothing else
+//     build/bench_cuda --ops-only [--roofs-from FILE] ...     ops, against roofs that were measured before
+//     build/bench_cuda --steps-only ...                       whole steps
 //
-// Per op: calls in a step, median of repeated calls, its share of the step, and the rate counted from the shapes. On a
-// GPU also the share of speed of light: the time that the FLOPs or, if longer, the bytes (every operand once) would
-// take at the rates of the largest product and of a plain stream in the same run, over the time taken; then the same at
-// the data sheet's rates, where the GPU is known. Figures of a shared machine are only worth comparing within one run.
+// Per op: calls in a step, median of repeated calls and their range, its share of the step, and the rate counted from
+// the shapes. On a GPU also the share of the roofline: the time that its FLOPs or, if longer, its bytes (every operand
+// once) would take at the rates of the fastest large product and of a device-to-device copy, over the time taken; and
+// the milliseconds of the step above it. Below an op stand variants of it, which are no part of the step.
+//
+// FILE is rewritten after every figure: {"device", "matmul_path", "roofs": {"copy_gb_per_s", "bf16_tflops"},
+// "results": [{"workload", "name", "precision", "batch", "seq_len", "head_rows", "planned_bytes", "step_ms",
+// "step_ms_min", "step_ms_max", "steps", "tokens_per_s", "tflops", "mfu", "ops": [{"name", "calls", "ms", "ms_min",
+// "ms_max", "total_ms", "share", "flops", "bytes", "roof_share", "ms_above_roof"}], "variants": [the same and "of"]}]}.
+// Keys of what was not measured are absent, "mfu" also where the GPU is not known.
+//
+// Figures of a shared machine are only worth comparing within one run.
 #include <CLI/CLI.hpp>
-#include <algorithm>
-#include <chrono>
-#include <cmath>
 #include <cstdio>
-#include <map>
-#include <nlohmann/json.hpp>
+#include <optional>
 #include <random>
 
 #include "dev/bench_cases.h"
+#include "dev/bench_report.h"
+#include "dev/bench_roofs.h"
+#include "dev/bench_timing.h"
 #include "kernels/check.h"
 #include "model/gpt.h"
 #include "model/plan.h"
-#include "runtime/files.h"
 #include "runtime/flops.h"
+#include "runtime/gpus.h"
 
 namespace {
 
-using Json = nlohmann::ordered_json;
-
-// A GPU's clocks settle in a second or so, and what is queued hides the cost of a launch; the CPU runs each call alone.
-struct Timing {
-    int warm_up;
-    double batch_ms;  // so much work is queued between two waits; 0: one call
-    double total_ms;
-};
-
-struct Roofs {
-    double flops_per_s = 0, bytes_per_s = 0;  // 0: not known
-};
+using Json = Report::Json;
 
 struct Settings {
     std::vector<std::string> precisions, workloads;
-    std::string json, choices = "build/bench_choices.json";
-    bool steps_only = false, tf32 = false;
-    double step_seconds = 0;
+    std::string json, roofs_from, choices = "build/bench_choices.json";
+    bool roofs_only = false, ops_only = false, steps_only = false, tf32 = false;
+    std::optional<double> seconds;
     int head_rows = 0;
 };
 
-constexpr GptShape kGpt2Small{12, 12, 12, 768, 1024, 50257}, kGpt2Medium{24, 16, 16, 1024, 1024, 50257},
-    kGpt2Large{36, 20, 20, 1280, 1024, 50257}, kGpt2Xl{48, 25, 25, 1600, 1024, 50257};
-constexpr int kWhole = 1 << 30;  // rows of logits: all at a time
-
-const std::vector<Workload>& workloads(bool on_gpu) {
-    static const std::vector<Workload> cpu = {
-        {"124M", "GPT-2 124M", kGpt2Small, 4, 64, kWhole},
-        {"small-4", "6 layers, 384 wide, vocabulary 4096", {6, 6, 6, 384, 256, 4096}, 4, 256, kWhole},
-        {"small-8", "6 layers, 384 wide, vocabulary 4096", {6, 6, 6, 384, 256, 4096}, 8, 256, kWhole},
-    };
-    static const std::vector<Workload> gpu = {
-        {"124M", "GPT-2 124M", kGpt2Small, 64, 1024, 8192},
-        {"1558M", "GPT-2 1558M", kGpt2Xl, 16, 1024, 8192},
-        {"350M", "GPT-2 350M", kGpt2Medium, 32, 1024, 8192},
-        {"774M", "GPT-2 774M", kGpt2Large, 32, 1024, 8192},
-    };
-    return on_gpu ? gpu : cpu;
-}
-const Workload kTiny{"tiny", "2 layers, 64 wide, vocabulary 256", {2, 2, 2, 64, 32, 256}, 2, 32, 32};  // to try this
-
-// Dense rates of data sheets: tensor cores for 16-bit types, plain units for fp32.
-Roofs data_sheet(const std::string& device, Dtype precision) {
-    struct Row {
-        const char* name;
-        double halves_tflops, fp32_tflops, tb_per_s;
-    };
-    for (const Row& row :
-         {Row{"H200", 989, 67, 4.8}, Row{"H100 80GB HBM3", 989, 67, 3.35}, Row{"A100", 312, 19.5, 2.0}})
-        if (device.find(row.name) != std::string::npos)
-            return {(precision == Dtype::fp32 ? row.fp32_tflops : row.halves_tflops) * 1e12, row.tb_per_s * 1e12};
-    return {};
+Dtype precision_named(const std::string& name) {
+    return name == "bf16" ? Dtype::bf16 : name == "fp16" ? Dtype::fp16 : Dtype::fp32;
 }
 
-double now_ms() {
-    return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-double milliseconds(const std::function<void()>& call, int times) {
-    const double start = now_ms();
-    for (int i = 0; i < times; i++) call();
-    synchronize(Stream{});
-    return (now_ms() - start) / times;
-}
-
-// Median over at least 5 batches and the given time, after calls that are not counted.
-double median_ms(const std::function<void()>& call, const Timing& timing) {
-    double once = 0;
-    for (int i = 0; i < timing.warm_up; i++) once = milliseconds(call, 1);
-    const int batch = std::clamp(int(timing.batch_ms / std::max(once, 1e-3)), 1, 1000);
-    std::vector<double> times;
-    const double begin = now_ms();
-    while (times.size() < 5 || (now_ms() - begin < timing.total_ms && times.size() < 200))
-        times.push_back(milliseconds(call, batch));
-    std::nth_element(times.begin(), times.begin() + long(times.size() / 2), times.end());
-    return times[times.size() / 2];
-}
-
-GptOptions options_of(const Workload& work, Dtype precision) {
-    GptOptions options;
-    options.shape = work.shape;
-    options.batch = work.batch, options.seq_len = work.seq_len;
-    options.precision = precision;
-    options.head_rows = work.head_rows == kWhole ? 1024 : work.head_rows;
-    return options;
-}
-
-double step_ms(const Workload& work, Dtype precision, const Timing& timing) {
-    Gpt gpt(options_of(work, precision), comm_single());
-    gpt.initialize(1);
-    std::mt19937 random(1);
-    std::vector<int> tokens(size_t(work.batch * work.seq_len) + 1);
-    for (int& token : tokens) token = int(random() % unsigned(work.shape.vocab_size));
-    auto step = [&] {
-        gpt.begin_step({.loss_scale = 1, .learning_rate = 1e-4f, .bias_correction1 = 0.1f, .bias_correction2 = 0.05f});
-        gpt.micro_step(tokens.data(), tokens.data() + 1, 1.0f / float(tokens.size() - 1));
-        gpt.end_step({});
-    };
-    return median_ms(step, timing);
-}
+// An op that was measured.
+struct TimedCase {
+    Case one;
+    Times ms;
+    double total_ms() const { return one.calls * ms.median; }
+};
 
 class Bench {
 public:
     explicit Bench(const Settings& settings)
-        : settings_(settings), device_(device_info()), on_gpu_(device_.threads == 0) {
-        ops_ = on_gpu_ ? Timing{2, 5, 100} : Timing{1, 0, 300};
-        steps_ = on_gpu_ ? Timing{3, 0, 3000} : ops_;
-        if (settings.step_seconds > 0) steps_.total_ms = settings.step_seconds * 1000;
+        : settings_(settings), device_(device_info()), on_gpu_(device_.threads == 0), report_(settings.json) {
+        // What is queued hides the cost of a launch on a GPU; the CPU runs each call alone.
+        ops_ = on_gpu_ ? Timing{2, 5, 100, 3} : Timing{1, 0, 300, 5};
+        if (settings.seconds) ops_.total_ms = std::min(ops_.total_ms, 1000 * *settings.seconds);
         std::printf("%s; %s\n", device_.name.c_str(), device_.matmul_path.c_str());
-        json_["device"] = device_.name;
-        json_["matmul_path"] = device_.matmul_path;
-        json_["results"] = Json::array();
+        report_.json()["device"] = device_.name;
+        report_.json()["matmul_path"] = device_.matmul_path;
     }
 
     void run() {
+        if (!settings_.roofs_from.empty()) take_roofs();
         std::vector<std::string> precisions = settings_.precisions;
         if (precisions.empty())
             precisions = on_gpu_ ? std::vector<std::string>{"bf16"} : std::vector<std::string>{"fp32", "bf16"};
+        if (settings_.roofs_only) {
+            for (const std::string& precision : precisions) need_roofs(precision_named(precision));
+            return;
+        }
+        report_.json()["results"] = Json::array();
         for (const Workload& work : chosen())
             for (const std::string& precision : precisions) {
                 if (precision == "fp32") measure<float>(work);
@@ -152,17 +87,30 @@ public:
 
 private:
     std::vector<Workload> chosen() const {
-        std::vector<Workload> all = workloads(on_gpu_), picked;
-        if (settings_.workloads.empty()) picked = all;
-        all.push_back(kTiny);
-        for (const std::string& key : settings_.workloads) {
-            auto found = std::find_if(all.begin(), all.end(), [&](const Workload& work) { return work.key == key; });
-            if (found == all.end()) fail(Exit::usage, "--workload %s is not known", key.c_str());
-            picked.push_back(*found);
-        }
-        if (settings_.head_rows)
-            for (Workload& work : picked) work.head_rows = settings_.head_rows;
+        std::vector<Workload> picked;
+        for (const std::string& key : settings_.workloads) picked.push_back(find_workload(key, on_gpu_));
+        if (picked.empty()) picked = default_workloads(on_gpu_);
+        for (Workload& work : picked) work.head_rows = settings_.head_rows;
         return picked;
+    }
+
+    // Without the file the roofs are measured, so that a step before this one that failed does not cost the ops.
+    void take_roofs() {
+        try {
+            roofs_ = read_roofs(settings_.roofs_from);
+            report_.json()["roofs"] = json_of(roofs_);
+        } catch (const Error& error) {
+            std::printf("roofs are measured again: %s\n", error.what());
+        }
+    }
+
+    void need_roofs(Dtype precision) {
+        if (roofs_.has(precision)) return;
+        measure_roofs(roofs_, precision, settings_.seconds.value_or(1.5), [&] {
+            report_.json()["roofs"] = json_of(roofs_);
+            report_.write();
+            std::fflush(stdout);
+        });
     }
 
     // The largest batch up to the workload's that the device has memory for; 0 if not even one sequence fits.
@@ -181,97 +129,150 @@ private:
                         wanted);
         if (work.batch == 0) return;
 
-        if (on_gpu_ && !settings_.steps_only && !roofs_.count(precision)) measure_roofs<T>();
-        const double whole = step_ms(work, precision, steps_), tokens = double(work.batch) * work.seq_len;
+        if (on_gpu_ && !settings_.steps_only) need_roofs(precision);
         const size_t planned = planned_bytes(options_of(work, precision));
-        std::printf("\n%s, %s: %.1f ms a step, %.0f tokens/s, %.1f MiB planned\n", work.title().c_str(),
-                    name_of(precision), whole, tokens / whole * 1000, double(planned) / 0x1p20);
-        Json result{{"workload", work.key},     {"name", work.title()},    {"precision", name_of(precision)},
-                    {"batch", work.batch},      {"seq_len", work.seq_len}, {"head_rows", work.head_rows},
-                    {"planned_bytes", planned}, {"step_ms", whole},        {"tokens_per_s", tokens / whole * 1000}};
-        if (on_gpu_) add_utilisation(result, work, precision, tokens / whole * 1000);
-        if (!settings_.steps_only) measure_ops<T>(result, work, whole);
-        json_["results"].push_back(result);
-        if (!settings_.json.empty()) write_file_atomically(settings_.json, json_.dump(1) + "\n");
+        std::printf("\n%s, %s, %d rows of logits at a time, %.1f MiB planned\n", work.title().c_str(),
+                    name_of(precision), work.rows_of_head(), double(planned) / 0x1p20);
+        report_.json()["results"].push_back({{"workload", work.key},
+                                             {"name", work.title()},
+                                             {"precision", name_of(precision)},
+                                             {"batch", work.batch},
+                                             {"seq_len", work.seq_len},
+                                             {"head_rows", work.rows_of_head()},
+                                             {"planned_bytes", planned}});
+        Json& result = report_.json()["results"].back();
+        Times step;
+        if (!settings_.ops_only) step = measure_steps(result, work, precision);
+        if (!settings_.steps_only) measure_ops<T>(result, work, step.median);
     }
 
-    void add_utilisation(Json& result, const Workload& work, Dtype precision, double tokens_per_s) {
+    Times measure_steps(Json& result, const Workload& work, Dtype precision) {
+        const double total_ms = 1000 * settings_.seconds.value_or(on_gpu_ ? 3 : 0.3);
+        const size_t least = on_gpu_ ? 3 : 5, most = 1000;
+        Gpt gpt(options_of(work, precision), comm_single());
+        gpt.initialize(1);
+        std::mt19937 random(1);
+        std::vector<int> tokens(size_t(work.tokens()) + 1);
+        for (int& token : tokens) token = int(random() % unsigned(work.shape.vocab_size));
+        auto step = [&] {
+            gpt.begin_step(
+                {.loss_scale = 1, .learning_rate = 1e-4f, .bias_correction1 = 0.1f, .bias_correction2 = 0.05f});
+            gpt.micro_step(tokens.data(), tokens.data() + 1, 1.0f / float(work.tokens()));
+            gpt.end_step({});
+        };
+        for (int i = 0; i < (on_gpu_ ? 3 : 1); i++) step();
+        synchronize(Stream{});
+        std::vector<double> times;
+        Stopwatch watch;
+        for (const double begin = host_ms();
+             times.size() < least || (host_ms() - begin < total_ms && times.size() < most);) {
+            watch.start(Stream{});
+            step();
+            watch.stop(Stream{});
+            synchronize(Stream{});
+            times.push_back(watch.take_ms());
+            put_step(result, work, precision, times_of(times));
+            times.size() == 1 ? report_.write() : report_.write_now_and_then();
+        }
+        report_.write();
+        const Times ms = times_of(times);
+        std::printf("  a step %.1f ms (%.1f to %.1f in %d), %.0f tokens/s, %.4g TFLOP/s of the model's arithmetic",
+                    ms.median, ms.min, ms.max, ms.count, result["tokens_per_s"].get<double>(),
+                    result["tflops"].get<double>());
+        if (result.contains("mfu")) std::printf(", MFU %.1f %%", 100 * result["mfu"].get<double>());
+        std::printf("\n");
+        std::fflush(stdout);
+        return ms;
+    }
+
+    void put_step(Json& result, const Workload& work, Dtype precision, const Times& ms) const {
+        const double tokens_per_s = work.tokens() / ms.median * 1000;
         const double flops = flops_per_token(
             {int64_t(lay_out_tensors(work.shape).parameters), work.shape.n_layer, work.shape.n_embd, work.seq_len});
-        const auto mfu = model_flops_utilisation(flops, tokens_per_s, data_sheet(device_.name, precision).flops_per_s);
+        const auto mfu =
+            model_flops_utilisation(flops, tokens_per_s, peak_flops_per_s(device_.name, precision, settings_.tf32));
+        result["step_ms"] = ms.median, result["step_ms_min"] = ms.min, result["step_ms_max"] = ms.max;
+        result["steps"] = ms.count;
+        result["tokens_per_s"] = tokens_per_s;
         result["tflops"] = flops * tokens_per_s * 1e-12;
-        result["mfu"] = mfu ? Json(*mfu) : Json();
-        std::printf("  %.1f TFLOP/s of the model's arithmetic", flops * tokens_per_s * 1e-12);
-        if (mfu) std::printf(", %.1f %% of the data sheet's", 100 * *mfu);
-        std::printf("\n");
+        if (mfu) result["mfu"] = *mfu;
     }
 
-    template <class T> void measure_roofs() {
-        auto time = [&](const Case& one) { return median_ms(one.call, {2, 5, 1000}); };
-        Roofs& roofs = roofs_[dtype_of<T>];
-        {
-            const CaseGroup product = product_roof<T>(8192)();
-            roofs.flops_per_s = product.cases[0].flops / time(product.cases[0]) * 1000;
-        }
-        const CaseGroup stream = stream_roof(size_t(1) << 28)();
-        roofs.bytes_per_s = stream.cases[0].bytes / time(stream.cases[0]) * 1000;
-        const Roofs sheet = data_sheet(device_.name, dtype_of<T>);
-        std::printf("\n%s: a product of 8192 runs at %.1f TFLOP/s, a stream at %.0f GB/s", name_of(dtype_of<T>),
-                    roofs.flops_per_s * 1e-12, roofs.bytes_per_s * 1e-9);
-        if (sheet.flops_per_s > 0)
-            std::printf(" (%.0f %% and %.0f %% of the data sheet)", 100 * roofs.flops_per_s / sheet.flops_per_s,
-                        100 * roofs.bytes_per_s / sheet.bytes_per_s);
-        std::printf("\n");
-        json_["roofs"][name_of(dtype_of<T>)] = {{"tflops", roofs.flops_per_s * 1e-12},
-                                                {"gb_per_s", roofs.bytes_per_s * 1e-9},
-                                                {"data_sheet_tflops", sheet.flops_per_s * 1e-12},
-                                                {"data_sheet_gb_per_s", sheet.bytes_per_s * 1e-9}};
-    }
-
-    template <class T> void measure_ops(Json& result, const Workload& work, double whole) {
-        double sum = 0;
-        result["ops"] = Json::array();
+    // `step_ms`: the whole step's, 0 if it was not measured.
+    template <class T> void measure_ops(Json& result, const Workload& work, double step_ms) {
+        std::vector<TimedCase> timed;
         for (const MakeGroup& make : op_groups<T>(work)) {
             const CaseGroup group = make();
             for (const Case& one : group.cases) {
-                const double ms = median_ms(one.call, ops_);
-                sum += ms * one.calls;
-                print_op(result["ops"], one, ms, whole, dtype_of<T>);
+                timed.push_back({one, time_calls(one.call, ops_)});
+                timed.back().one.call = {};  // holds pointers into the group's arrays
+                print_op(timed.back(), step_ms, dtype_of<T>);
+                put_ops(result, timed, step_ms, dtype_of<T>);
+                report_.write();
             }
         }
-        std::printf("  %-26s                  %8.1f ms  %5.1f %%\n", "sum of the ops", sum, 100 * sum / whole);
+        std::printf("  %-40s                    %8.2f ms", "sum of the ops", sum_of(timed));
+        if (step_ms > 0) std::printf("  %5.1f %%", 100 * sum_of(timed) / step_ms);
+        std::printf("\n");
     }
 
-    void print_op(Json& ops, const Case& one, double ms, double whole, Dtype precision) {
-        const double rate = (one.flops > 0 ? one.flops : one.bytes) / ms * 1e-6;
-        std::printf("  %-26s %3.0f x %8.3f ms = %8.1f ms  %5.1f %%  %7.1f %s", one.name.c_str(), one.calls, ms,
-                    ms * one.calls, 100 * ms * one.calls / whole, on_gpu_ && one.flops > 0 ? rate * 1e-3 : rate,
-                    one.flops == 0 ? "GB/s"
-                    : on_gpu_      ? "TFLOP/s"
-                                   : "GFLOP/s");
-        Json row{{"name", one.name},   {"calls", one.calls}, {"ms", ms}, {"share", ms * one.calls / whole},
-                 {"flops", one.flops}, {"bytes", one.bytes}};
-        auto light = [&](const char* key, const Roofs& roofs, const char* of) {
-            if (roofs.flops_per_s <= 0) return;
-            const double best = std::max(one.flops / roofs.flops_per_s, one.bytes / roofs.bytes_per_s);
-            row[key] = best * 1000 / ms;
-            std::printf("  %5.1f %% of %s", 100 * best * 1000 / ms, of);
-        };
-        if (on_gpu_) {
-            light("of_measured", roofs_[precision], "the roof");
-            light("of_data_sheet", data_sheet(device_.name, precision), "the data sheet");
+    static double sum_of(const std::vector<TimedCase>& timed) {
+        double sum = 0;
+        for (const TimedCase& op : timed) sum += op.one.variant_of.empty() ? op.total_ms() : 0;
+        return sum;
+    }
+
+    // Shares are of the step or, where it was not measured, of the ops so far.
+    void put_ops(Json& result, const std::vector<TimedCase>& timed, double step_ms, Dtype precision) const {
+        const double whole = step_ms > 0 ? step_ms : sum_of(timed);
+        result["ops"] = Json::array(), result["variants"] = Json::array();
+        for (const TimedCase& op : timed) {
+            const Case& one = op.one;
+            Json row{{"name", one.name},
+                     {"calls", one.calls},
+                     {"ms", op.ms.median},
+                     {"ms_min", op.ms.min},
+                     {"ms_max", op.ms.max},
+                     {"total_ms", op.total_ms()},
+                     {"share", op.total_ms() / whole},
+                     {"flops", one.flops},
+                     {"bytes", one.bytes}};
+            if (roofs_.has(precision)) {
+                const double roof_ms = roofs_.ms(one.flops, one.bytes, precision);
+                row["roof_share"] = roof_ms / op.ms.median;
+                row["ms_above_roof"] = one.calls * (op.ms.median - roof_ms);
+            }
+            if (!one.variant_of.empty()) row["of"] = one.variant_of;
+            result[one.variant_of.empty() ? "ops" : "variants"].push_back(row);
         }
-        ops.push_back(row);
-        std::printf("\n");
+    }
+
+    void print_op(const TimedCase& op, double step_ms, Dtype precision) const {
+        const Case& one = op.one;
+        const bool is_product = one.flops > 0;
+        const double rate = (is_product ? one.flops : one.bytes) / op.ms.median * 1e-6;
+        const std::string name = (one.variant_of.empty() ? "" : "  ") + one.name;
+        std::printf("  %-40s %4.0f x %9.4f ms = %8.2f ms", name.c_str(), one.calls, op.ms.median, op.total_ms());
+        if (step_ms > 0) std::printf("  %5.1f %%", 100 * op.total_ms() / step_ms);
+        std::printf("  %7.1f %s", on_gpu_ && is_product ? rate * 1e-3 : rate,
+                    !is_product ? "GB/s   "
+                    : on_gpu_   ? "TFLOP/s"
+                                : "GFLOP/s");
+        if (roofs_.has(precision)) {
+            const double roof_ms = roofs_.ms(one.flops, one.bytes, precision);
+            std::printf("  %5.1f %% of the roof, %7.2f ms above", 100 * roof_ms / op.ms.median,
+                        one.calls * (op.ms.median - roof_ms));
+        }
+        std::printf("  (%.4f to %.4f)\n", op.ms.min, op.ms.max);
         std::fflush(stdout);
     }
 
     Settings settings_;
     DeviceInfo device_;
     bool on_gpu_;
-    Timing ops_, steps_;
-    std::map<Dtype, Roofs> roofs_;
-    Json json_;
+    Timing ops_;
+    Roofs roofs_;
+    Report report_;
 };
 
 }  // namespace
@@ -283,11 +284,17 @@ int main(int argc, char** argv) {
         ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
     app.add_option("--workload", settings.workloads, "124M, 350M, 774M, 1558M (GPU), small-4, small-8 (CPU), tiny")
         ->allow_extra_args(false);
-    app.add_option("--json", settings.json, "file that gets the figures, rewritten after each workload");
+    app.add_option("--json", settings.json, "file that gets the figures, rewritten after each");
     app.add_option("--choices", settings.choices, "GPU: file that keeps the fastest algorithm of each product");
-    app.add_option("--seconds", settings.step_seconds, "how long each step is measured (CPU 0.3, GPU 3)");
-    app.add_option("--head-rows", settings.head_rows, "rows of logits at a time (step 1024, ops all; GPU 8192)");
-    app.add_flag("--steps-only", settings.steps_only, "whole steps, no ops");
+    app.add_option("--seconds", settings.seconds,
+                   "how long each step is measured (CPU 0.3, GPU 3) and each roof (1.5); at most as long each op");
+    app.add_option("--head-rows", settings.head_rows, "rows of logits at a time; 0: the trainer's default");
+    auto* roofs = app.add_flag("--roofs", settings.roofs_only, "measure this machine's copy and product rates only");
+    auto* ops = app.add_flag("--ops-only", settings.ops_only, "ops, no whole steps");
+    auto* steps = app.add_flag("--steps-only", settings.steps_only, "whole steps, no ops");
+    roofs->excludes(ops)->excludes(steps);
+    ops->excludes(steps);
+    app.add_option("--roofs-from", settings.roofs_from, "file of --roofs --json; measured again where it has none");
     app.add_flag("--tf32", settings.tf32, "GPU: fp32 products may round their operands to TF32");
     CLI11_PARSE(app, argc, argv);
     try {

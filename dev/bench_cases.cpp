@@ -1,57 +1,14 @@
 #include "dev/bench_cases.h"
 
-#include <algorithm>
 #include <cmath>
 #include <random>
+#include <set>
 #include <type_traits>
 
-#include "kernels/check.h"
+#include "dev/bench_arrays.h"
 #include "model/tensors.h"
 
-std::string Workload::title() const { return format("%s, B=%d, T=%d", name.c_str(), batch, seq_len); }
-
 namespace {
-
-// Device arrays with random content, freed together.
-class Arrays {
-public:
-    template <class T> T* make(size_t count, float deviation = 1.0f) {
-        T* values = static_cast<T*>(make_scratch(count * sizeof(T)));
-        ops::normal_fill({noise(), kNoise, 7, next_++, deviation, 0}, Stream{});
-        for (size_t begin = 0; begin < count; begin += kNoise)
-            ops::cast(ops::Cast<T>{values + begin, noise(), std::min(kNoise, count - begin)}, Stream{});
-        synchronize(Stream{});
-        return values;
-    }
-    int* make_ids(size_t count, int below) {
-        std::vector<int> host(count);
-        for (int& id : host) id = int(random_() % unsigned(below));
-        return put(host);
-    }
-    template <class T> T* put(const std::vector<T>& host) {
-        void* values = make_scratch(host.size() * sizeof(T));
-        copy_to_device(values, host.data(), host.size() * sizeof(T), Stream{});
-        synchronize(Stream{});
-        return static_cast<T*>(values);
-    }
-    void* make_scratch(size_t bytes) {
-        buffers_.emplace_back(std::max<size_t>(bytes, 1));
-        return buffers_.back().data();
-    }
-
-private:
-    // Repeated to fill an array.
-    static constexpr size_t kNoise = 1 << 20;
-    float* noise() {
-        if (!noise_.data()) noise_ = DeviceBuffer(kNoise * sizeof(float));
-        return static_cast<float*>(noise_.data());
-    }
-
-    std::vector<DeviceBuffer> buffers_;
-    DeviceBuffer noise_;
-    uint32_t next_ = 0;
-    std::mt19937 random_{7};
-};
 
 MakeGroup group(std::function<void(std::vector<Case>&, Arrays&)> add) {
     return [add] {
@@ -63,6 +20,13 @@ MakeGroup group(std::function<void(std::vector<Case>&, Arrays&)> add) {
     };
 }
 
+std::vector<int> random_ids(int count, int below) {
+    std::mt19937 random(7);
+    std::vector<int> ids(static_cast<size_t>(count));
+    for (int& id : ids) id = int(random() % unsigned(below));
+    return ids;
+}
+
 struct Linear {
     std::string name;
     double calls;
@@ -70,26 +34,101 @@ struct Linear {
     bool gelu_behind = false, gelu_before = false;  // of the product, forward
 };
 
+// What all three products of a layer read and write.
+template <class T> struct LinearArrays {
+    LinearArrays(Arrays& arrays, const Linear& linear) {
+        const size_t R = size_t(linear.rows), N = size_t(linear.n), K = size_t(linear.k);
+        inp = arrays.make<T>(R * K), out = arrays.make<T>(R * N), weight = arrays.make<T>(N * K, 0.02f);
+        bias = arrays.make<T>(N, 0.02f), dinp = arrays.make<T>(R * K);
+        if (linear.gelu_behind) pre_out = arrays.make<T>(R * N);
+        if (linear.gelu_before) pre_inp = arrays.make<T>(R * K);
+        dweight = arrays.make<float>(N * K), dbias = arrays.make<float>(N);
+        scratch = arrays.make_scratch(ops::matmul_backward_weight_scratch_bytes(backward_weight(linear)));
+    }
+    ops::MatmulForward<T> forward(const Linear& l) const { return {out, pre_out, inp, weight, bias, l.rows, l.n, l.k}; }
+    ops::MatmulBackwardInput<T> backward_input(const Linear& l) const {
+        return {dinp, out, weight, pre_inp, l.rows, l.n, l.k};
+    }
+    ops::MatmulBackwardWeight<T> backward_weight(const Linear& l) const {
+        return {dweight, dbias, scratch, out, inp, l.rows, l.n, l.k, false};
+    }
+
+    T *inp, *out, *weight, *bias, *dinp, *pre_out = nullptr, *pre_inp = nullptr;
+    float *dweight = nullptr, *dbias = nullptr;
+    void* scratch = nullptr;
+};
+
 template <class T> void add_linear(std::vector<Case>& cases, Arrays& arrays, const Linear& linear) {
-    const size_t R = size_t(linear.rows), N = size_t(linear.n), K = size_t(linear.k);
-    T *inp = arrays.make<T>(R * K), *out = arrays.make<T>(R * N), *weight = arrays.make<T>(N * K, 0.02f);
-    T *bias = arrays.make<T>(N, 0.02f), *pre_out = linear.gelu_behind ? arrays.make<T>(R * N) : nullptr;
-    T* pre_inp = linear.gelu_before ? arrays.make<T>(R * K) : nullptr;
-    T* dinp = arrays.make<T>(R * K);
-    float *dweight = arrays.make<float>(N * K), *dbias = arrays.make<float>(N);
-    ops::MatmulForward<T> forward{out, pre_out, inp, weight, bias, linear.rows, linear.n, linear.k};
-    ops::MatmulBackwardInput<T> input{dinp, out, weight, pre_inp, linear.rows, linear.n, linear.k};
-    ops::MatmulBackwardWeight<T> grad{dweight, dbias, nullptr, out, inp, linear.rows, linear.n, linear.k, false};
-    grad.scratch = arrays.make_scratch(ops::matmul_backward_weight_scratch_bytes(grad));
-    const double flops = 2.0 * double(R * N) * double(K), both = double(R * K + R * N) * sizeof(T);
-    const double weights = double(N * K);
-    cases.push_back({linear.name + " forward", linear.calls, [=] { ops::matmul_forward(forward, Stream{}); }, flops,
-                     both + weights * sizeof(T) + (pre_out ? double(R * N) * sizeof(T) : 0)});
-    cases.push_back({linear.name + " backward input", linear.calls,
-                     [=] { ops::matmul_backward_input(input, Stream{}); }, flops,
-                     both + weights * sizeof(T) + (pre_inp ? double(R * K) * sizeof(T) : 0)});
-    cases.push_back({linear.name + " backward weight", linear.calls,
-                     [=] { ops::matmul_backward_weight(grad, Stream{}); }, flops, both + weights * sizeof(float)});
+    const LinearArrays<T> layer(arrays, linear);
+    const double inp = double(linear.rows) * linear.k, out = double(linear.rows) * linear.n;
+    const double weight = double(linear.n) * linear.k, flops = 2 * inp * linear.n;
+    const double forward_bytes = (inp + weight + out) * sizeof(T);
+    const double gradient_bytes = (inp + out) * sizeof(T) + weight * sizeof(float);
+    auto add = [&](const char* name, double bytes, std::function<void()> call, const char* variant_of = nullptr) {
+        cases.push_back({linear.name + name, linear.calls, std::move(call), flops, bytes,
+                         variant_of ? linear.name + variant_of : std::string()});
+    };
+
+    auto forward = layer.forward(linear);
+    add(" forward", forward_bytes + (linear.gelu_behind ? out * sizeof(T) : 0),
+        [=] { ops::matmul_forward(forward, Stream{}); });
+    if (linear.gelu_behind) {
+        forward.pre_gelu = nullptr;
+        add(
+            " forward without GELU", forward_bytes, [=] { ops::matmul_forward(forward, Stream{}); }, " forward");
+    }
+    auto input = layer.backward_input(linear);
+    add(" backward input", forward_bytes + (linear.gelu_before ? inp * sizeof(T) : 0),
+        [=] { ops::matmul_backward_input(input, Stream{}); });
+    if (linear.gelu_before) {
+        input.pre_gelu = nullptr;
+        add(
+            " backward input without GELU", forward_bytes, [=] { ops::matmul_backward_input(input, Stream{}); },
+            " backward input");
+    }
+    auto grad = layer.backward_weight(linear);
+    add(" backward weight", gradient_bytes, [=] { ops::matmul_backward_weight(grad, Stream{}); });
+    grad.accumulate = true;
+    add(
+        " backward weight, adding", gradient_bytes + weight * sizeof(float),
+        [=] { ops::matmul_backward_weight(grad, Stream{}); }, " backward weight");
+    grad.accumulate = false, grad.dbias = nullptr;
+    add(
+        " backward weight without bias", gradient_bytes, [=] { ops::matmul_backward_weight(grad, Stream{}); },
+        " backward weight");
+}
+
+// The head's products take some rows at a time; the first writes its weight's gradient, the others add to it.
+template <class T> void add_head(std::vector<Case>& cases, Arrays& arrays, const Workload& work) {
+    const Linear head{"head", 1, work.rows_of_head(), work.shape.padded_vocab(), work.shape.n_embd};
+    const double calls = double(work.tokens()) / head.rows;
+    const LinearArrays<T> layer(arrays, head);
+    const double inp = double(head.rows) * head.k, out = double(head.rows) * head.n, weight = double(head.n) * head.k;
+    const double flops = 2 * inp * head.n, bytes = (inp + weight + out) * sizeof(T);
+    const double gradient_bytes = (inp + out) * sizeof(T) + weight * sizeof(float);
+    auto forward = layer.forward(head);
+    forward.bias = nullptr;
+    const auto input = layer.backward_input(head);
+    auto grad = layer.backward_weight(head);
+    grad.dbias = nullptr;
+    auto adding = grad;
+    adding.accumulate = true;
+    cases.push_back({"head forward", calls, [=] { ops::matmul_forward(forward, Stream{}); }, flops, bytes});
+    cases.push_back({"head backward input", calls, [=] { ops::matmul_backward_input(input, Stream{}); }, flops, bytes});
+    cases.push_back(
+        {"head backward weight", 1, [=] { ops::matmul_backward_weight(grad, Stream{}); }, flops, gradient_bytes});
+    if (calls > 1)
+        cases.push_back({"head backward weight, adding", calls - 1,
+                         [=] { ops::matmul_backward_weight(adding, Stream{}); }, flops,
+                         gradient_bytes + weight * sizeof(float)});
+}
+
+template <class T> void add_gelu(std::vector<Case>& cases, Arrays& arrays, const Workload& work) {
+    const size_t count = size_t(work.tokens()) * size_t(work.shape.hidden());
+    T *out = arrays.make<T>(count), *inp = arrays.make<T>(count);
+    const ops::GeluForward<T> gelu{out, inp, count};
+    cases.push_back({"gelu forward alone", double(work.shape.n_layer), [=] { ops::gelu_forward(gelu, Stream{}); }, 0,
+                     2.0 * double(count) * sizeof(T), "fc forward"});
 }
 
 template <class T> void add_attention(std::vector<Case>& cases, Arrays& arrays, const Workload& work) {
@@ -105,9 +144,12 @@ template <class T> void add_attention(std::vector<Case>& cases, Arrays& arrays, 
     backward.scratch = arrays.make_scratch(ops::attention_backward_scratch_bytes(backward));
     const double flops = 2.0 * double(tokens) * double(work.seq_len) * double(C);  // two products, causal half
     const double unit = double(tokens * C) * sizeof(T), L = s.n_layer;
-    cases.push_back({"attention forward", L, [=] { ops::attention_forward(forward, Stream{}); }, flops, 4 * unit});
+    const double sums = double(tokens) * s.n_head * sizeof(float);
     cases.push_back(
-        {"attention backward", L, [=] { ops::attention_backward(backward, Stream{}); }, 2.5 * flops, 8 * unit});
+        {"attention forward", L, [=] { ops::attention_forward(forward, Stream{}); }, flops, 4 * unit + sums});
+    // Five products where forward has two, as usually counted, whatever is computed twice.
+    cases.push_back(
+        {"attention backward", L, [=] { ops::attention_backward(backward, Stream{}); }, 2.5 * flops, 8 * unit + sums});
 }
 
 template <class T> void add_norm(std::vector<Case>& cases, Arrays& arrays, const Workload& work) {
@@ -117,26 +159,34 @@ template <class T> void add_norm(std::vector<Case>& cases, Arrays& arrays, const
     T *out = arrays.make<T>(count), *weight = arrays.make<T>(size_t(cols)), *bias = arrays.make<T>(size_t(cols));
     float *mean = arrays.make<float>(size_t(rows)), *rstd = arrays.make<float>(size_t(rows));
     float *dweight = arrays.make<float>(size_t(cols)), *dbias = arrays.make<float>(size_t(cols));
+    ops::NormForward<T> first{out, mean, rstd, inp, weight, bias, rows, cols, 1e-5f};
     ops::ResidualNormForward<T> forward{residual, out, mean, rstd, inp, branch, weight, bias, rows, cols, 1e-5f};
     ops::NormBackward<T> backward{branch, dweight, dbias, nullptr, out,  residual, weight,
                                   mean,   rstd,    rows,  cols,    true, false};
     backward.scratch = arrays.make_scratch(ops::norm_backward_scratch_bytes(backward));
+    auto last = backward;  // of the forward pass: nothing went around it
+    last.accumulate_dinp = false;
     const double unit = double(count) * sizeof(T);
     const double calls = 2 * work.shape.n_layer;
+    cases.push_back({"norm forward", 1, [=] { ops::norm_forward(first, Stream{}); }, 0, 2 * unit});
     cases.push_back(
         {"residual norm forward", calls, [=] { ops::residual_norm_forward(forward, Stream{}); }, 0, 4 * unit});
+    cases.push_back({"final norm backward", 1, [=] { ops::norm_backward(last, Stream{}); }, 0, 3 * unit});
     cases.push_back({"norm backward", calls, [=] { ops::norm_backward(backward, Stream{}); }, 0, 4 * unit});
 }
 
 template <class T> void add_cross_entropy(std::vector<Case>& cases, Arrays& arrays, const Workload& work) {
-    const int tokens = work.batch * work.seq_len, rows = std::min(work.head_rows, tokens);
+    const int tokens = work.tokens(), rows = work.rows_of_head();
     const int V = work.shape.vocab_size, Vp = work.shape.padded_vocab();
     T* logits = arrays.make<T>(size_t(rows) * size_t(Vp));
-    float* loss = arrays.make<float>(size_t(rows));
-    int* ids = arrays.make_ids(size_t(rows), V);
+    float* loss = arrays.make<float>(size_t(tokens));
+    int* ids = arrays.put(random_ids(rows, V));
     ops::CrossEntropy<T> entropy{logits, loss, ids, nullptr, rows, V, Vp, 1e-4f, true};
     cases.push_back({"cross entropy", double(tokens) / rows, [=] { ops::cross_entropy(entropy, Stream{}); }, 0,
                      2.0 * rows * Vp * sizeof(T)});
+    auto* sum = static_cast<double*>(arrays.make_scratch(sizeof(double)));
+    ops::LossSum losses{sum, loss, tokens, false};
+    cases.push_back({"loss sum", 1, [=] { ops::loss_sum(losses, Stream{}); }, 0, 4.0 * tokens});
 }
 
 template <class T> void add_embedding(std::vector<Case>& cases, Arrays& arrays, const Workload& work) {
@@ -146,15 +196,18 @@ template <class T> void add_embedding(std::vector<Case>& cases, Arrays& arrays, 
     T *wte = arrays.make<T>(size_t(Vp) * C), *wpe = arrays.make<T>(size_t(s.n_positions) * C);
     T* out = arrays.make<T>(size_t(rows) * C);
     float *dwte = arrays.make<float>(size_t(Vp) * C), *dwpe = arrays.make<float>(size_t(s.n_positions) * C);
-    int* ids = arrays.make_ids(size_t(rows), s.vocab_size);
+    const std::vector<int> tokens = random_ids(rows, s.vocab_size);
+    int* ids = arrays.put(tokens);
     ops::EmbeddingForward<T> forward{out, ids, wte, wpe, work.batch, work.seq_len, s.n_embd};
     ops::EmbeddingBackward<T> backward{dwte,         dwpe,     nullptr, out,           ids,  work.batch,
                                        work.seq_len, s.n_embd, Vp,      s.n_positions, false};
     backward.scratch = arrays.make_scratch(ops::embedding_backward_scratch_bytes(backward));
-    const double unit = double(rows) * s.n_embd * sizeof(T);
-    cases.push_back({"embedding forward", 1, [=] { ops::embedding_forward(forward, Stream{}); }, 0, 2 * unit});
+    const double width = s.n_embd, unit = double(rows) * width * sizeof(T);
+    const double used = double(std::set<int>(tokens.begin(), tokens.end()).size());  // rows of wte
+    cases.push_back({"embedding forward", 1, [=] { ops::embedding_forward(forward, Stream{}); }, 0,
+                     unit + (used + work.seq_len) * width * sizeof(T)});
     cases.push_back({"embedding backward", 1, [=] { ops::embedding_backward(backward, Stream{}); }, 0,
-                     unit + rows * 8.0 * s.n_embd});
+                     unit + (2 * used + s.n_positions) * width * sizeof(float)});
 }
 
 template <class T> void add_update(std::vector<Case>& cases, Arrays& arrays, const Workload& work) {
@@ -171,8 +224,11 @@ template <class T> void add_update(std::vector<Case>& cases, Arrays& arrays, con
     const int n = int(grid.size());
     ops::SquaredSums squares{sums, grad, chunks, n};
     ops::AdamwUpdate<T> adamw{master, param, m, v, grad, chunks, norm, scalars, n, 0.9f, 0.95f, 1e-8f, 0.1f};
+    ops::GradNormFinish finish{norm, sums, chunks, &scalars->loss_scale, n, 1.0f};
     const double N = double(layout.elements);
     cases.push_back({"squared sums", 1, [=] { ops::squared_sums(squares, Stream{}); }, 0, 4 * N});
+    cases.push_back(
+        {"gradient norm", 1, [=] { ops::grad_norm_finish(finish, Stream{}); }, 0, double(n) * sizeof(double)});
     cases.push_back(
         {"adamw update", 1, [=] { ops::adamw_update(adamw, Stream{}); }, 0, N * (28 + (param ? sizeof(T) : 0))});
 }
@@ -181,7 +237,7 @@ template <class T> void add_update(std::vector<Case>& cases, Arrays& arrays, con
 
 template <class T> std::vector<MakeGroup> op_groups(const Workload& work) {
     const GptShape& s = work.shape;
-    const int tokens = work.batch * work.seq_len, C = s.n_embd, head_rows = std::min(work.head_rows, tokens);
+    const int tokens = work.tokens(), C = s.n_embd;
     const double L = s.n_layer;
     std::vector<MakeGroup> groups;
     auto add = [&](void (*add_cases)(std::vector<Case>&, Arrays&, const Workload&)) {
@@ -195,37 +251,16 @@ template <class T> std::vector<MakeGroup> op_groups(const Workload& work) {
     add(add_attention<T>);
     add_product({"attn_proj", L, tokens, C, C});
     add_product({"fc", L, tokens, s.hidden(), C, true});
+    add(add_gelu<T>);
     add_product({"fc_proj", L, tokens, C, s.hidden(), false, true});
     add(add_norm<T>);
-    add_product({"head", double(tokens) / head_rows, head_rows, s.padded_vocab(), C});
+    add(add_head<T>);
     add(add_cross_entropy<T>);
     add(add_embedding<T>);
     add(add_update<T>);
     return groups;
 }
 
-template <class T> MakeGroup product_roof(int size) {
-    return group([=](std::vector<Case>& cases, Arrays& arrays) {
-        const size_t count = size_t(size) * size_t(size);
-        T *out = arrays.make<T>(count), *inp = arrays.make<T>(count), *weight = arrays.make<T>(count);
-        ops::MatmulForward<T> product{out, nullptr, inp, weight, nullptr, size, size, size};
-        cases.push_back({format("product of %d", size), 1, [=] { ops::matmul_forward(product, Stream{}); },
-                         2.0 * double(count) * size, 3.0 * double(count) * sizeof(T)});
-    });
-}
-
-MakeGroup stream_roof(size_t elements) {
-    return group([=](std::vector<Case>& cases, Arrays& arrays) {
-        float* inp = arrays.make<float>(elements);
-        bf16* out = arrays.make<bf16>(elements);
-        ops::Cast<bf16> cast{out, inp, elements};
-        cases.push_back({"cast of fp32 to bf16", 1, [=] { ops::cast(cast, Stream{}); }, 0, 6.0 * double(elements)});
-    });
-}
-
 template std::vector<MakeGroup> op_groups<float>(const Workload&);
 template std::vector<MakeGroup> op_groups<bf16>(const Workload&);
 template std::vector<MakeGroup> op_groups<fp16>(const Workload&);
-template MakeGroup product_roof<float>(int);
-template MakeGroup product_roof<bf16>(int);
-template MakeGroup product_roof<fp16>(int);

@@ -58,6 +58,9 @@ void device_free(void* memory, size_t bytes);
 void copy_to_device(void* device, const void* host, size_t bytes, Stream stream);
 void copy_to_host(void* host, const void* device, size_t bytes, Stream stream);
 
+// The same between two places in device memory that do not overlap: what a device's copy bandwidth is measured by.
+void copy_on_device(void* to, const void* from, size_t bytes, Stream stream);
+
 // Waits until everything on the stream has finished.
 void synchronize(Stream stream);
 

@@ -18,31 +18,55 @@ one_test() {
     if "$@"; then passed=$((passed + 1)); else failed=$((failed + 1)); return 1; fi
 }
 
-# A program of tests that sums up in Catch2's words: "All tests passed (22 assertions in 6 test cases)" or "test cases:
-# 6 | 5 passed | 1 failed". One that dies before that counts as one failed test.
-test_program() {
-    local output good bad code
-    output=$(mktemp)
-    echo "== $*"
-    "$@" 2>&1 | tee "$output"
-    code=$?
+# Counts what a program of tests printed into a file before it ended with a code. It sums up in Catch2's words: "All
+# tests passed (22 assertions in 6 test cases)" or "test cases: 6 | 5 passed | 1 failed". One that dies before that
+# counts as one failed test.
+count() {
+    local output=$1 code=$2 good bad
     good=$(sed -n 's/^All tests passed (.* in \([0-9]*\) test case.*/\1/p
                    s/^test cases:.*| *\([0-9]*\) passed.*/\1/p' "$output")
     bad=$(sed -n 's/^test cases:.*| *\([0-9]*\) failed.*/\1/p' "$output")
-    rm -f "$output"
     passed=$((passed + ${good:-0}))
     failed=$((failed + ${bad:-0}))
     if [ "$code" != 0 ] && [ "${bad:-0}" = 0 ] || [ "${good:-0}${bad:-0}" = 00 ]; then failed=$((failed + 1)); fi
+}
+
+folder=$(mktemp -d)
+# shellcheck disable=SC2046
+trap 'kill $(jobs -p) 2> /dev/null; rm -rf "$folder"' EXIT
+
+test_program() {
+    echo "== $*"
+    "$@" 2>&1 | tee "$folder/output"
+    count "$folder/output" $?
+}
+
+# Programs that use one core each: as many at a time as there are cores. An argument is a command line.
+test_programs() {
+    local line i=0 code pids=()
+    for line in "$@"; do
+        while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do sleep 0.1; done
+        # shellcheck disable=SC2086
+        $line > "$folder/$i" 2>&1 < /dev/null &
+        pids+=($!)
+        i=$((i + 1))
+    done
+    i=0
+    for line in "$@"; do
+        echo "== $line"
+        code=0
+        wait "${pids[i]}" || code=$?
+        cat "$folder/$i"
+        count "$folder/$i" "$code"
+        i=$((i + 1))
+    done
 }
 
 one_test scripts/setup.sh xz kjv test || finish
 one_test make -s check
 one_test make -s -j"$(nproc)" WERROR=1 all programs || finish
 test_program build/test_cpu
-test_program build/test_simt
-for seed in 1 2 3; do test_program build/test_simt --seed $seed; done
-test_program build/test_simt --strict-proxy
-test_program build/test_simt_asan
-test_program build/test_simt_tsan
+test_programs build/test_simt_tsan build/test_simt_asan build/test_simt "build/test_simt --strict-proxy" \
+    "build/test_simt --seed 1" "build/test_simt --seed 2" "build/test_simt --seed 3" build/test_pool_tsan
 test_program python3 test/program
 finish

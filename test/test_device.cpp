@@ -49,6 +49,23 @@ TEST_CASE("what is copied to the device comes back", "[device]") {
     }
 }
 
+// In blocks of the CPU's and beyond them, between odd addresses, in the order of the stream.
+TEST_CASE("what is copied on the device is there, and nothing beside it", "[device]") {
+    for (size_t count : {size_t(1), size_t(4099), (size_t(3) << 20) + 5}) {
+        const std::vector<unsigned char> sent = bytes_of_pattern(count, unsigned(count));
+        std::vector<unsigned char> received(count + 6);
+        DeviceBuffer from(count + 1), to(count + 6);
+        unsigned char* source = static_cast<unsigned char*>(from.data()) + 1;
+        copy_to_device(source, sent.data(), count, Stream());
+        copy_on_device(static_cast<unsigned char*>(to.data()) + 3, source, count, Stream());
+        copy_to_host(received.data(), to.data(), count + 6, Stream());
+        synchronize(Stream());
+        CHECK(std::equal(sent.begin(), sent.end(), received.begin() + 3));
+        CHECK(std::accumulate(received.begin(), received.begin() + 3, 0) == 0);
+        CHECK(std::accumulate(received.end() - 3, received.end(), 0) == 0);
+    }
+}
+
 // More copies than are under way at a time, with work in between: each takes effect in its place in the stream, and
 // what is sent may be overwritten at once.
 TEST_CASE("copies and ops on a stream happen in order", "[device]") {

@@ -69,7 +69,7 @@ void touch(std::byte* memory, size_t bytes) {
 
 }  // namespace
 
-// What thread_memory() hands out at most, and what OpenMP keeps for a thread, rounded up.
+// What thread_memory() hands out at most, and what else a thread keeps, rounded up.
 static constexpr size_t kThreadBytes = size_t(2) << 20;
 
 DeviceInfo device_info() {
@@ -105,6 +105,13 @@ void device_free(void* memory, size_t bytes) { munmap(memory, round_up(bytes, kP
 void copy_to_device(void* device, const void* host, size_t bytes, Stream) { std::memcpy(device, host, bytes); }
 
 void copy_to_host(void* host, const void* device, size_t bytes, Stream) { std::memcpy(host, device, bytes); }
+
+void copy_on_device(void* to, const void* from, size_t bytes, Stream) {
+    constexpr size_t kBlockBytes = size_t(1) << 20;
+    parallel_blocks(bytes, kBlockBytes, [&](size_t begin, size_t end) {
+        std::memcpy(static_cast<std::byte*>(to) + begin, static_cast<const std::byte*>(from) + begin, end - begin);
+    });
+}
 
 void synchronize(Stream) {}
 

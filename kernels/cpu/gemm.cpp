@@ -1,9 +1,8 @@
 // Matrix products: the cutting into tiles, and who multiplies them.
 #include "kernels/cpu/gemm.h"
 
-#include <omp.h>
-
 #include <algorithm>
+#include <atomic>
 #include <type_traits>
 
 #include "kernels/check.h"
@@ -91,15 +90,12 @@ void multiply_tile(const Product<T>& product, const Tile& tile, const Panels<Ele
 // How an element is summed does not depend on the tile it lies in, so here the cutting may look at the threads: large
 // tiles are copied fewer times, and three for each thread let all of them finish at about the same time.
 template <class Element, class T> void multiply_in_panels(const Product<T>& product, const Finish& finish) {
-    const Tiling tiling(product.rows, product.cols, 3 * omp_get_max_threads());
-#pragma omp parallel
-    {
+    const Tiling tiling(product.rows, product.cols, 3 * loop_threads());
+    parallel_blocks(size_t(tiling.count()), 1, [&](size_t i, size_t) {
         std::byte* memory = thread_memory(tiling.tile_bytes() + kPanelBytes);
-        float* data = reinterpret_cast<float*>(memory);
         const Panels<Element> panels(memory + tiling.tile_bytes());
-#pragma omp for schedule(dynamic)
-        for (int i = 0; i < tiling.count(); i++) multiply_tile(product, tiling.tile(i, data), panels, finish);
-    }
+        multiply_tile(product, tiling.tile(int(i), reinterpret_cast<float*>(memory)), panels, finish);
+    });
 }
 
 // The library may sum the elements of different tiles in different orders, so here the cutting depends on the shape
@@ -110,18 +106,14 @@ template <class T> void multiply_library(const Product<T>& product, const Finish
     size_t scratch_bytes = 0;
     for (int i = 0; i < tiling.count(); i++)
         scratch_bytes = std::max(scratch_bytes, library_scratch_bytes(product, tiling.tile(i, nullptr)));
-    bool done = true;
-#pragma omp parallel reduction(&& : done)
-    {
+    std::atomic<bool> has_failed = false;
+    parallel_blocks(size_t(tiling.count()), 1, [&](size_t i, size_t) {
         std::byte* memory = thread_memory(tiling.tile_bytes() + scratch_bytes);
-#pragma omp for schedule(dynamic)
-        for (int i = 0; i < tiling.count(); i++) {
-            const Tile tile = tiling.tile(i, reinterpret_cast<float*>(memory));
-            done = library_product(product, tile, memory + tiling.tile_bytes()) && done;
-            finish(tile);
-        }
-    }
-    if (!done)
+        const Tile tile = tiling.tile(int(i), reinterpret_cast<float*>(memory));
+        if (!library_product(product, tile, memory + tiling.tile_bytes())) has_failed = true;
+        finish(tile);
+    });
+    if (has_failed)
         fail(Exit::os, "not enough memory: oneDNN refused to multiply (%d, %d) by (%d, %d)", product.rows,
              product.depth, product.depth, product.cols);
 }

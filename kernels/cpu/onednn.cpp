@@ -77,6 +77,7 @@ struct Primitive {
     }
 };
 
+// The library runs what the calling thread does meanwhile on that thread alone.
 struct OneThread {
     int before = omp_get_max_threads();
     OneThread() { omp_set_num_threads(1); }
@@ -115,9 +116,7 @@ template <class T> size_t library_scratch_bytes(const Product<T>& product, const
 }
 
 template <class T> bool library_product(const Product<T>& product, const Tile& tile, std::byte* scratch) {
-    // On a thread of a parallel region the library uses that thread alone. This covers a region that got one thread
-    // only, and ends with it.
-    omp_set_num_threads(1);
+    const OneThread one_thread;
     const Key key = key_of(product, tile);
     const Primitive& found = primitive(key);
     const dnnl::matmul::primitive_desc& description = found.description;

@@ -1,8 +1,10 @@
-// Loops over OpenMP threads whose results cannot depend on how many threads there are.
+// Loops over threads whose results cannot depend on how many threads there are.
 //
 // The cutting of the work depends on the sizes alone; which thread does a piece is left open. So a body must write
 // nothing that another piece reads or writes, and a sum across pieces is made afterwards, in the order of the pieces.
 // Bodies must not throw. Called from within a parallel loop these run on the calling thread alone.
+//
+// The threads are those of kernels/cpu/pool.h, as many as omp_get_max_threads() says.
 #pragma once
 
 #include <algorithm>
@@ -10,18 +12,25 @@
 #include <memory>
 #include <new>
 
-// body(i) for every i in [0, n), contiguous ranges of i to each thread: for many equal and cheap pieces.
+#include "kernels/cpu/pool.h"
+
+// body(i) for every i in [0, n): for many equal and cheap pieces. A thread runs a contiguous range of i, the same one
+// in each loop over as many pieces, unless another thread has lost its core and is behind.
 template <class Body> void parallel_for(size_t n, Body&& body) {
-#pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < n; i++) body(i);
+    constexpr size_t kChunks = 8;  // of a thread: what others can still take when it is behind
+    const size_t chunk = n / (kChunks * size_t(loop_threads())) + 1;
+    run_loop({.n = n, .chunk = chunk, .in_order = false}, [&](size_t begin, size_t end) {
+        for (size_t i = begin; i < end; i++) body(i);
+    });
 }
 
 // body(begin, end) for [0, n) cut into blocks of `block` elements, the last one shorter. Threads take blocks in order,
 // as they become free: for pieces of unequal cost. With large equal blocks this costs nothing over a fixed assignment.
 template <class Body> void parallel_blocks(size_t n, size_t block, Body&& body) {
     const size_t n_blocks = (n + block - 1) / block;
-#pragma omp parallel for schedule(dynamic)
-    for (size_t i = 0; i < n_blocks; i++) body(i * block, std::min(n, (i + 1) * block));
+    run_loop({.n = n_blocks, .chunk = 1, .in_order = true}, [&](size_t first, size_t last) {
+        for (size_t i = first; i < last; i++) body(i * block, std::min(n, (i + 1) * block));
+    });
 }
 
 // Memory of the calling thread, 64-byte aligned, any content. It is kept and grows to the largest request, so the

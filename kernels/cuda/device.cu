@@ -224,6 +224,10 @@ void copy_to_host(void* host, const void* device, size_t bytes, Stream stream) {
     staging_ring().to_host(host, device, bytes, cuda_stream(stream));
 }
 
+void copy_on_device(void* to, const void* from, size_t bytes, Stream stream) {
+    check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, cuda_stream(stream)), "copy on the GPU");
+}
+
 void synchronize(Stream stream) {
     check_cuda(cudaStreamSynchronize(cuda_stream(stream)), "waiting for the GPU");
     staging_ring().deliver(cuda_stream(stream));

@@ -1,9 +1,5 @@
-// The three products of a linear layer: cuBLASLt's products with its epilogues where they keep the seam's promises.
-//
-//     out (rows, n) = inp weight^T + bias      the library's d (n, rows) = weight^T (n, k) inp (k, rows)
-//     dinp (rows, k) = dout weight             d (k, rows) = weight (k, n) dout (n, rows)
-//     dweight (n, k) = dout^T inp              d (k, n) = inp (k, rows) dout^T (rows, n), d float; dbias: the sums of
-//                                              dout along rows, in the same pass over dout (BGRADB)
+// The three products of a linear layer: cuBLASLt's products (matmul_products.h) with its epilogues where they keep the
+// seam's promises.
 //
 // GELU forward: the seam wants gelu of the sum as rounded to T, bit for bit what gelu_forward makes of what is stored,
 // so that recomputing it changes nothing. The library applies it to the unrounded sum (that differs by up to 1.13 units
@@ -19,6 +15,7 @@
 #include "kernels/cuda/matmul.h"
 #include "kernels/cuda/matmul_epilogue.h"
 #include "kernels/cuda/matmul_plan.h"
+#include "kernels/cuda/matmul_products.h"
 #include "kernels/ops.h"
 
 namespace {
@@ -52,8 +49,7 @@ template <class T, class Finish> void multiply_and_finish(Product product, Strea
 }
 
 // out = inp weight^T + bias.
-template <class T> void multiply_add_bias(Product product, Stream stream) {
-    product.epilogue = product.bias ? Epilogue::bias : Epilogue::none;
+template <class T> void multiply_add_bias(const Product& product, Stream stream) {
     if (multiply(product, stream)) return;
     T* out = static_cast<T*>(product.d);
     const int m = product.m;
@@ -73,46 +69,25 @@ namespace ops {
 
 template <class T> void matmul_forward(const MatmulForward<T>& op, Stream stream) {
     require_sizes("matmul_forward", op.rows, op.n, op.k);
-    Product product = {.d = op.out,
-                       .a = op.weight,
-                       .b = op.inp,
-                       .bias = const_cast<T*>(op.bias),
-                       .in = dtype_of<T>,
-                       .out = dtype_of<T>,
-                       .transpose_a = true,
-                       .transpose_b = false,
-                       .m = op.n,
-                       .n = op.rows,
-                       .k = op.k};
+    const Product product = product_of(op);
     if (!op.pre_gelu) return multiply_add_bias<T>(product, stream);
 
     if (library_gelu() && dtype_of<T> != Dtype::fp32) {
-        product.aux = op.pre_gelu;
-        product.epilogue = op.bias ? Epilogue::gelu_bias : Epilogue::gelu;
-        if (multiply(product, stream)) return;
+        Product fused = product;
+        fused.d = op.out;
+        fused.aux = op.pre_gelu;
+        fused.epilogue = op.bias ? Epilogue::gelu_bias : Epilogue::gelu;
+        if (multiply(fused, stream)) return;
     }
-    product.d = op.pre_gelu;
-    product.aux = nullptr;
     multiply_add_bias<T>(product, stream);
     gelu_forward<T>({.out = op.out, .inp = op.pre_gelu, .count = size_t(op.rows) * size_t(op.n)}, stream);
 }
 
 template <class T> void matmul_backward_input(const MatmulBackwardInput<T>& op, Stream stream) {
     require_sizes("matmul_backward_input", op.rows, op.n, op.k);
-    Product product = {.d = op.dinp,
-                       .a = op.weight,
-                       .b = op.dout,
-                       .in = dtype_of<T>,
-                       .out = dtype_of<T>,
-                       .transpose_a = false,
-                       .transpose_b = false,
-                       .m = op.k,
-                       .n = op.rows,
-                       .k = op.n};
+    Product product = product_of(op);
     if (!op.pre_gelu) return multiply_add_bias<T>(product, stream);
 
-    product.aux = const_cast<T*>(op.pre_gelu);
-    product.epilogue = Epilogue::dgelu;
     if (dtype_of<T> != Dtype::fp32 && multiply(product, stream)) return;
     product.aux = nullptr;
     multiply_and_finish<T>(product, stream, [&](const float* sums, size_t first, size_t columns) {
@@ -126,23 +101,10 @@ template <class T> void matmul_backward_input(const MatmulBackwardInput<T>& op, 
 
 template <class T> void matmul_backward_weight(const MatmulBackwardWeight<T>& op, Stream stream) {
     require_sizes("matmul_backward_weight", op.rows, op.n, op.k);
-    Product product = {.d = op.dweight,
-                       .a = op.inp,
-                       .b = op.dout,
-                       .in = dtype_of<T>,
-                       .out = Dtype::fp32,
-                       .transpose_a = false,
-                       .transpose_b = true,
-                       .m = op.k,
-                       .n = op.n,
-                       .k = op.rows,
-                       .accumulate = op.accumulate};
+    Product product = product_of(op);
     if (!op.dbias) return multiply_plain(product, stream);
 
-    // The library overwrites the bias gradient, whatever it does to d.
     float* scratch = static_cast<float*>(op.scratch);
-    product.bias = op.accumulate ? scratch : op.dbias;
-    product.epilogue = Epilogue::bias_gradient;
     if (multiply(product, stream)) {
         if (op.accumulate)
             column_sums(ColumnSums<float>{.out = op.dbias,

@@ -69,10 +69,10 @@ cublasLtMatrixLayout_t layout(Dtype dtype, int rows, int cols) {
 // What the proposals must keep to.
 class Preference {
 public:
-    explicit Preference(const ProductKey& key) {
+    Preference(const ProductKey& key, size_t workspace_bytes, uint32_t reduction_schemes) {
         check_cublas(cublasLtMatmulPreferenceCreate(&handle_), "cublasLtMatmulPreferenceCreate");
-        prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t(kMatmulWorkspaceBytes));
-        prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, uint32_t(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
+        prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t(workspace_bytes));
+        prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reduction_schemes);
         prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, uint32_t(key.a_alignment));
         prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, uint32_t(key.b_alignment));
         prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, uint32_t(key.d_alignment));
@@ -172,21 +172,48 @@ void ProductDescription::set_pointers(const Product& product) {
     if (has_aux(key_.epilogue)) set(operation_, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, product.aux);
 }
 
-std::vector<MatmulAlgorithm> ProductDescription::proposals(cublasLtHandle_t handle, const Product& product) {
-    const Preference preference(key_);
+std::vector<ProductDescription::Proposal> ProductDescription::ask_heuristic(cublasLtHandle_t handle,
+                                                                            const Product& product,
+                                                                            size_t workspace_bytes,
+                                                                            uint32_t reduction_schemes) {
+    const Preference preference(key_, workspace_bytes, reduction_schemes);
     set_pointers(product);  // the heuristic reads their alignment
     cublasLtMatmulHeuristicResult_t results[kProposals];
     int found = 0;
-    std::vector<MatmulAlgorithm> algorithms;
+    std::vector<Proposal> proposals;
     if (cublasLtMatmulAlgoGetHeuristic(handle, operation_, a_, b_, d_, d_, preference, kProposals, results, &found) !=
         CUBLAS_STATUS_SUCCESS)
-        return algorithms;
+        return proposals;
     for (int i = 0; i < std::min(found, kProposals); i++) {
         const cublasLtMatmulHeuristicResult_t& result = results[i];
-        if (result.state == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= kMatmulWorkspaceBytes &&
-            is_deterministic(result.algo))
-            algorithms.push_back(std::bit_cast<MatmulAlgorithm>(result.algo));
+        if (result.state == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= workspace_bytes)
+            proposals.push_back(
+                {.algorithm = std::bit_cast<MatmulAlgorithm>(result.algo),
+                 .is_admitted = is_deterministic(result.algo) && result.workspaceSize <= kMatmulWorkspaceBytes});
     }
+    return proposals;
+}
+
+std::vector<MatmulAlgorithm> ProductDescription::proposals(cublasLtHandle_t handle, const Product& product) {
+    std::vector<MatmulAlgorithm> algorithms;
+    for (const Proposal& proposal :
+         ask_heuristic(handle, product, kMatmulWorkspaceBytes, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE))
+        if (proposal.is_admitted) algorithms.push_back(proposal.algorithm);
+    return algorithms;
+}
+
+// Two questions, since each is answered with a limited number of algorithms, most of which proposals() has as well.
+std::vector<MatmulAlgorithm> ProductDescription::excluded_proposals(cublasLtHandle_t handle, const Product& product,
+                                                                    size_t workspace_bytes) {
+    constexpr uint32_t kSchemes[] = {CUBLASLT_REDUCTION_SCHEME_INPLACE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE,
+                                     CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE};
+    std::vector<MatmulAlgorithm> algorithms;
+    for (const uint32_t schemes : kSchemes)
+        for (const Proposal& proposal : ask_heuristic(handle, product, workspace_bytes, schemes)) {
+            const bool is_known =
+                std::find(algorithms.begin(), algorithms.end(), proposal.algorithm) != algorithms.end();
+            if (!proposal.is_admitted && !is_known) algorithms.push_back(proposal.algorithm);
+        }
     return algorithms;
 }
 
@@ -199,10 +226,10 @@ bool ProductDescription::accepts(cublasLtHandle_t handle, const Product& product
 }
 
 cublasStatus_t ProductDescription::run(cublasLtHandle_t handle, const MatmulAlgorithm& algorithm,
-                                       const Product& product, void* workspace, Stream stream) {
+                                       const Product& product, const MatmulWorkspace& workspace, Stream stream) {
     const auto stored = std::bit_cast<cublasLtMatmulAlgo_t>(algorithm);
     const float alpha = 1, beta = key_.accumulate ? 1 : 0;
     set_pointers(product);
     return cublasLtMatmul(handle, operation_, &alpha, product.a, a_, product.b, b_, &beta, product.d, d_, product.d, d_,
-                          &stored, workspace, kMatmulWorkspaceBytes, cuda_stream(stream));
+                          &stored, workspace.memory, workspace.bytes, cuda_stream(stream));
 }

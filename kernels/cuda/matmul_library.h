@@ -4,6 +4,7 @@
 #include <cublasLt.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -34,6 +35,12 @@ std::string words_of(const ProductKey& key);
 // Where the library's documentation or its users say no although its heuristic may not.
 bool library_lacks(const ProductKey& key);
 
+// Memory that an algorithm may use while it runs.
+struct MatmulWorkspace {
+    void* memory;
+    size_t bytes;
+};
+
 // The library's descriptions of one product, made once.
 class ProductDescription {
 public:
@@ -43,18 +50,29 @@ public:
     ~ProductDescription();
 
     // Up to 64 algorithms for the product's addresses, the one thought fastest first; none if there is none. All
-    // give the same bits each time and fit into the workspace.
+    // give the same bits each time and fit into kMatmulWorkspaceBytes.
     std::vector<MatmulAlgorithm> proposals(cublasLtHandle_t handle, const Product& product);
+
+    // The library's proposals that proposals() leaves out, for measurements: they add parts of a sum in an order of
+    // their own or round them to d's type, or they need more than kMatmulWorkspaceBytes, up to `workspace_bytes`.
+    std::vector<MatmulAlgorithm> excluded_proposals(cublasLtHandle_t handle, const Product& product,
+                                                    size_t workspace_bytes);
 
     // Whether an algorithm from elsewhere could have been among the proposals.
     bool accepts(cublasLtHandle_t handle, const Product& product, const MatmulAlgorithm& algorithm);
 
     // Queues the product; anything but CUBLAS_STATUS_SUCCESS means that nothing was queued.
     cublasStatus_t run(cublasLtHandle_t handle, const MatmulAlgorithm& algorithm, const Product& product,
-                       void* workspace, Stream stream);
+                       const MatmulWorkspace& workspace, Stream stream);
 
 private:
     void set_pointers(const Product& product);
+    struct Proposal {
+        MatmulAlgorithm algorithm;
+        bool is_admitted;  // the same bits each time, and no more workspace than kMatmulWorkspaceBytes
+    };
+    std::vector<Proposal> ask_heuristic(cublasLtHandle_t handle, const Product& product, size_t workspace_bytes,
+                                        uint32_t reduction_schemes);
 
     ProductKey key_;
     cublasLtMatmulDesc_t operation_ = nullptr;

@@ -64,10 +64,10 @@ MatmulChoice choice_of(const MatmulAlgorithm& algorithm, float ms) {
     return {.by_library = true, .algorithm = algorithm, .ms = ms};
 }
 
-void* workspace_of(Library& lib, Stream stream) {
+MatmulWorkspace workspace_of(Library& lib, Stream stream) {
     DeviceBuffer& workspace = lib.memory[stream.handle].workspace;
     if (!workspace.data()) workspace = DeviceBuffer(kMatmulWorkspaceBytes);
-    return workspace.data();
+    return {.memory = workspace.data(), .bytes = workspace.bytes()};
 }
 
 // A choice from elsewhere holds if the library still has the algorithm.

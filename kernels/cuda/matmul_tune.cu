@@ -1,6 +1,15 @@
-// Timing of algorithms: each proposal a few runs, then the best of them more, medians compared; on equal times the one
-// that the library thinks faster.
+// Timing of algorithms, in two passes.
+//
+// First every proposal a few runs. Then the finalists in steady state: they take turns (A B C A B C ...), several
+// products a turn, all turns queued before anything is waited for, so that the GPU never idles and what changes with
+// time (clocks, temperature, the power limit) meets all of them alike. Medians are compared; where the middle halves of
+// two finalists' times overlap, the one that the library thinks faster is taken.
+//
+// An idle GPU runs at low clocks, and for a moment at higher ones than it can hold. So products run for a while before
+// the first one is timed, and again where none has been timed for kStaysWarm. All of it is bounded: a product takes at
+// most kFirstMs + kFinalMs and a few runs more, the warm-up kWarmUp once.
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "kernels/cuda/launch.cuh"
@@ -9,9 +18,15 @@
 
 namespace {
 
-constexpr int kFirstRuns = 3, kFinalists = 6;
-constexpr int kMostRuns = 31;   // of a finalist
-constexpr float kFinalMs = 60;  // about as long is a finalist run
+constexpr int kFirstRuns = 3;
+constexpr float kFirstMs = 300;  // no more proposals are tried after these: the library thinks the rest slower
+constexpr size_t kFinalists = 6;
+constexpr float kTurnMs = 2;                       // about as long is a turn
+constexpr int kMostRunsOfTurn = 8;                 // where launches, not products, take the time
+constexpr int kTurns = 9, kLeastTurns = 3;         // of each finalist
+constexpr float kFinalMs = 110;                    // about as long are all turns together
+constexpr int kWarmUpRuns = 256, kWarmUpLap = 16;  // at most so many, since small products do not warm a GPU
+constexpr std::chrono::milliseconds kWarmUp{300}, kStaysWarm{500};
 
 size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
@@ -83,74 +98,162 @@ private:
     float* sums_ = nullptr;
 };
 
-class Timer {
+// Times between marks on a stream. Setting one waits for nothing; read() waits for the last.
+class Marks {
 public:
-    explicit Timer(Stream stream) : stream_(stream) {
-        check_cuda(cudaEventCreate(&begin_), "cudaEventCreate");
-        check_cuda(cudaEventCreate(&end_), "cudaEventCreate");
-    }
-    Timer(const Timer&) = delete;
-    Timer& operator=(const Timer&) = delete;
-    ~Timer() {
-        cudaEventDestroy(begin_);
-        cudaEventDestroy(end_);
+    explicit Marks(Stream stream) : stream_(stream) {}
+    Marks(const Marks&) = delete;
+    Marks& operator=(const Marks&) = delete;
+    ~Marks() {
+        for (cudaEvent_t event : events_) cudaEventDestroy(event);
     }
 
-    // The median of `runs` runs.
-    template <class Work> float median_ms(int runs, Work work) {
-        std::vector<float> times;
-        for (int run = 0; run < runs; run++) {
-            check_cuda(cudaEventRecord(begin_, cuda_stream(stream_)), "cudaEventRecord");
-            work();
-            check_cuda(cudaEventRecord(end_, cuda_stream(stream_)), "cudaEventRecord");
-            check_cuda(cudaEventSynchronize(end_), "timing a product");
-            float ms = 0;
-            check_cuda(cudaEventElapsedTime(&ms, begin_, end_), "cudaEventElapsedTime");
-            times.push_back(ms);
+    void set() {
+        if (used_ == events_.size()) {
+            events_.push_back(nullptr);
+            check_cuda(cudaEventCreate(&events_.back()), "cudaEventCreate");
         }
-        std::nth_element(times.begin(), times.begin() + runs / 2, times.end());
-        return times[static_cast<size_t>(runs / 2)];
+        check_cuda(cudaEventRecord(events_[used_++], cuda_stream(stream_)), "cudaEventRecord");
+    }
+
+    // Milliseconds from each mark to the next one; forgets the marks.
+    std::vector<float> read() {
+        check_cuda(cudaEventSynchronize(events_[used_ - 1]), "timing a product");
+        std::vector<float> times(used_ - 1);
+        for (size_t i = 0; i + 1 < used_; i++)
+            check_cuda(cudaEventElapsedTime(&times[i], events_[i], events_[i + 1]), "cudaEventElapsedTime");
+        used_ = 0;
+        return times;
+    }
+
+    // The times of `laps` laps of `runs` runs each, without a wait between them.
+    template <class Work> std::vector<float> laps_of(int laps, int runs, Work work) {
+        set();
+        for (int lap = 0; lap < laps; lap++) {
+            for (int i = 0; i < runs; i++) work();
+            set();
+        }
+        return read();
     }
 
 private:
     Stream stream_;
-    cudaEvent_t begin_ = nullptr, end_ = nullptr;
+    std::vector<cudaEvent_t> events_;
+    size_t used_ = 0;
 };
 
-int final_runs(float ms) { return std::clamp(int(kFinalMs / std::max(ms, 1e-3f)), kFirstRuns, kMostRuns); }
+// Of which a quarter, half or three quarters are smaller.
+struct Quartiles {
+    float low, median, high;
+};
 
-bool is_faster(const TimedAlgorithm& left, const TimedAlgorithm& right) { return left.ms < right.ms; }
+Quartiles quartiles_of(std::vector<float> times) {
+    std::sort(times.begin(), times.end());
+    const size_t n = times.size();
+    return {times[n / 4], times[n / 2], times[n - 1 - n / 4]};
+}
+
+float median_of(std::vector<float> times) { return quartiles_of(std::move(times)).median; }
+
+int runs_of_turn(float ms) { return std::clamp(int(kTurnMs / std::max(ms, 1e-3f)), 1, kMostRunsOfTurn); }
+
+using Clock = std::chrono::steady_clock;
+
+// When this process last timed something.
+Clock::time_point& last_timing() {
+    static Clock::time_point when;
+    return when;
+}
+
+template <class Run> void warm_up(Marks& marks, Run run) {
+    const Clock::time_point begin = Clock::now();
+    if (begin - last_timing() < kStaysWarm) return;
+    for (int runs = 0; Clock::now() - begin < kWarmUp && runs < kWarmUpRuns; runs += kWarmUpLap)
+        marks.laps_of(1, kWarmUpLap, run);
+}
+
+struct Contender {
+    int index;  // in the proposals
+    float first_ms;
+    std::vector<float> turns;  // milliseconds of a run
+};
+
+// Proposals that run, with their first times, in the library's order.
+template <class Run> std::vector<Contender> first_pass(size_t proposals, Marks& marks, Run run) {
+    std::vector<Contender> contenders;
+    float spent_ms = 0;
+    for (size_t i = 0; i < proposals && spent_ms < kFirstMs; i++) {
+        const cublasStatus_t status = run(i);
+        if (is_refusal(status)) continue;
+        check_cublas(status, "cublasLtMatmul");
+        if (contenders.empty()) warm_up(marks, [&] { run(i); });
+        const std::vector<float> times = marks.laps_of(kFirstRuns, 1, [&] { run(i); });
+        contenders.push_back({.index = int(i), .first_ms = median_of(times), .turns = {}});
+        spent_ms += float(kFirstRuns + 1) * contenders.back().first_ms;
+    }
+    return contenders;
+}
+
+// The fastest of them, still in the library's order.
+std::vector<Contender> finalists_of(std::vector<Contender> contenders) {
+    auto is_faster = [](const Contender& left, const Contender& right) { return left.first_ms < right.first_ms; };
+    auto is_earlier = [](const Contender& left, const Contender& right) { return left.index < right.index; };
+    std::stable_sort(contenders.begin(), contenders.end(), is_faster);
+    contenders.resize(std::min(contenders.size(), kFinalists));
+    std::sort(contenders.begin(), contenders.end(), is_earlier);
+    return contenders;
+}
+
+template <class Run> void take_turns(std::vector<Contender>& finalists, Marks& marks, Run run) {
+    float round_ms = 0;
+    for (const Contender& finalist : finalists) round_ms += float(runs_of_turn(finalist.first_ms)) * finalist.first_ms;
+    const int turns = std::clamp(int(kFinalMs / std::max(round_ms, 1e-3f)), kLeastTurns, kTurns);
+    marks.set();
+    for (int turn = 0; turn < turns; turn++)
+        for (const Contender& finalist : finalists) {
+            for (int i = 0; i < runs_of_turn(finalist.first_ms); i++) run(size_t(finalist.index));
+            marks.set();
+        }
+    const std::vector<float> times = marks.read();
+    for (size_t i = 0; i < times.size(); i++) {
+        Contender& finalist = finalists[i % finalists.size()];
+        finalist.turns.push_back(times[i] / float(runs_of_turn(finalist.first_ms)));
+    }
+}
+
+// The first in the library's order of those that are not slower than the fastest one.
+TimedAlgorithm winner_of(const std::vector<Contender>& finalists) {
+    Quartiles best = quartiles_of(finalists.front().turns);
+    for (const Contender& finalist : finalists)
+        if (const Quartiles its = quartiles_of(finalist.turns); its.median < best.median) best = its;
+    for (const Contender& finalist : finalists)
+        if (const Quartiles its = quartiles_of(finalist.turns); its.low <= best.high)
+            return {.index = finalist.index, .ms = its.median};
+    return {};
+}
 
 }  // namespace
 
 TimedAlgorithm fastest_of(const std::vector<MatmulAlgorithm>& proposals, ProductDescription& description,
-                          const Product& product, cublasLtHandle_t handle, void* workspace, Stream stream) {
+                          const Product& product, cublasLtHandle_t handle, const MatmulWorkspace& workspace,
+                          Stream stream) {
     const Stage stage(product, stream);
     if (!stage.has_memory()) return {};
-    Timer timer(stream);
-    std::vector<TimedAlgorithm> timed;
-    for (size_t i = 0; i < proposals.size(); i++) {
-        auto run = [&] { return description.run(handle, proposals[i], stage.product(), workspace, stream); };
-        const cublasStatus_t status = run();  // the first one warms up
-        if (is_refusal(status)) continue;
-        check_cublas(status, "cublasLtMatmul");
-        timed.push_back({.index = int(i), .ms = timer.median_ms(kFirstRuns, run)});
+    Marks marks(stream);
+    auto run = [&](size_t i) { return description.run(handle, proposals[i], stage.product(), workspace, stream); };
+    std::vector<Contender> contenders = first_pass(proposals.size(), marks, run);
+    TimedAlgorithm answer;
+    if (!contenders.empty()) {
+        contenders = finalists_of(std::move(contenders));
+        take_turns(contenders, marks, [&](size_t i) { check_cublas(run(i), "cublasLtMatmul"); });
+        answer = winner_of(contenders);
     }
-    std::stable_sort(timed.begin(), timed.end(), is_faster);
-    timed.resize(std::min(timed.size(), size_t(kFinalists)));
-    for (TimedAlgorithm& finalist : timed) {
-        const MatmulAlgorithm& algorithm = proposals[static_cast<size_t>(finalist.index)];
-        finalist.ms = timer.median_ms(final_runs(finalist.ms), [&] {
-            check_cublas(description.run(handle, algorithm, stage.product(), workspace, stream), "cublasLtMatmul");
-        });
-    }
-    // Back in the library's order, so that the earlier one wins where times are equal.
-    std::sort(timed.begin(), timed.end(), [](const auto& left, const auto& right) { return left.index < right.index; });
-    const auto best = std::min_element(timed.begin(), timed.end(), is_faster);
-    TimedAlgorithm answer = best == timed.end() ? TimedAlgorithm{} : *best;
     if (product.epilogue == Epilogue::bias_gradient) {
-        stage.sum_columns();
-        answer.apart_ms = timer.median_ms(kFirstRuns, [&] { stage.sum_columns(); });
+        auto sum_columns = [&] { stage.sum_columns(); };
+        const float once_ms = median_of(marks.laps_of(kFirstRuns, 1, sum_columns));
+        answer.apart_ms =
+            median_of(marks.laps_of(kLeastTurns, runs_of_turn(once_ms), sum_columns)) / float(runs_of_turn(once_ms));
     }
+    last_timing() = Clock::now();
     return answer;
 }

@@ -1,14 +1,15 @@
 """A trainer on a GPU: its runs repeat and resume bit by bit, and learn as the CPU's trainer does.
 
-Not part of `make test`, which has no GPU; scripts/gpu_check.sh runs it:
+Not part of `make test`, which has no GPU; scripts/gpu_check.py runs each test as a stage of its own:
 TRAINER=build/train_gpt python3 test/program gpu_trainer
 """
+import os
 import shutil
 import subprocess
 
 from trainer import ENVIRONMENT, ROOT, TRAINER, TrainerTest
 
-CPU_TRAINER = ROOT / "build/train_gpt_cpu"
+CPU_TRAINER = ROOT / os.environ.get("CPU_TRAINER", "build/train_gpt_cpu")
 STEPS = 30
 # Heads of 64, for which the kernels are made, and odd sizes, for which they must be right.
 MODELS = {

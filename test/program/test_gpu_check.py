@@ -1,236 +1,427 @@
-"""scripts/gpu_check.sh on a machine that is played by stand-ins, and the probe's completeness."""
+"""scripts/gpu_check.py from an unpacked kit, on a GPU that a stand-in for nvidia-smi plays: once with stand-ins for all
+programs, once with the simulator's programs in the place of the GPU's."""
+import functools
 import json
 import os
 import re
 import shutil
 import signal
 import subprocess
+import sys
+import tarfile
+import tempfile
 import time
 import unittest
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
-from test_scripts import Folder
+from test_gpu_runner import gone
 from trainer import ROOT
 
-TOOLS = ["bash", "cat", "cp", "cut", "date", "diff", "dirname", "env", "grep", "head", "mkdir", "nproc", "rm", "sed",
-         "sleep", "sort", "tail", "tee", "timeout", "tr", "wc"]
-ALL = ["build", "ops", "probe", "memcheck", "racecheck", "reference", "trainer", "bench", "peer"]
+sys.path.insert(0, str(ROOT / "scripts"))
+import gpu_stages  # noqa: E402
 
-NVIDIA_SMI = """#!/bin/bash
+TOOLS = ["bash", "cat", "cp", "env", "head", "rm", "setsid", "sleep", "touch"]
+NVIDIA_SMI = """#!/usr/bin/env bash
 case $* in
-    *compute_cap*power*|*name*) echo "NVIDIA H200, 580.95, 143771 MiB, 9.0, 700.00 W" ;;
-    *compute_cap*) echo 9.0 ;;
-    *) exec sleep 100 ;;
+    *name,driver*) echo "NVIDIA H200, 580.95, 143771 MiB, 9.0, 700.00 W" ;;
+    *) echo "1980, 3201, 690.25, 66, 0x4" ;;
 esac
 """
-MAKE = """#!/bin/bash
-echo "make $*" >> "$HOME/calls"
-mkdir -p build
-for word in "$@"; do
-    [[ $word != build/* ]] || cp "$HOME/programs/${word#build/}" build/ || code=2
-done
-exit ${code:-0}
+# Without the real toolkits and libraries of the machine; libraries/ has files with the right names in them.
+LIBRARIES = {"libcudart.so.13": "int cudaRuntimeGetVersion(int* version) { *version = 13010; return 0; }",
+             "libcublasLt.so.13": "unsigned long cublasLtGetVersion() { return 130100; }",
+             "libnccl.so.2": "void ncclGetVersion() {}"}
+SANITIZER = """#!/usr/bin/env bash
+while [[ $1 == --* ]]; do [ "$1" != --tool ] || tool=$2; shift 2; done
+"$@"; code=$?
+case $tool in
+    memcheck) echo "========= ERROR SUMMARY: 0 errors" ;;
+    racecheck) echo "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)" ;;
+esac
+exit $code
 """
-PYTHON = """#!/bin/bash
-echo "python3 $* with ${TRAINER:-}" >> "$HOME/calls"
-case $1 in
-    -c) exit 0 ;;
-    dev/peer_torch.py) echo '{"rows": [1]}' > "${@: -1}"; echo "ours 1.0 ms a step, PyTorch 1.2" ;;
-    test/program) echo "test cases: 2 | 2 passed | 0 failed" ;;
+PEER = """import json, subprocess, sys
+words = dict(zip(sys.argv[1:-1], sys.argv[2:]))
+ours = subprocess.run([words["--against"], "bf16", "--workload", words["--workload"], "--steps-only", "--json",
+                       words["--json"] + ".ours"]).returncode
+assert words["--device"] == "cuda" and float(words["--seconds"]) > 0 and ours == 0
+row = {"workload": words["--workload"], "precision": "bf16", "batch": 2, "seq_len": 32, "ours_ms": [1.0], "ratio": 2.0,
+       "torch": {"step_ms": 2.0, "compiled": True, "attention": "FLASH", "steps": 9, "eager_ms": 3.0}}
+open(words["--json"], "w").write(json.dumps({"torch": "2.9", "device": "H200", "rows": [row]}))
+"""
+# What dev/bench*.cpp write, for tests of the script alone.
+BENCH = """#!/usr/bin/env bash
+words=$*; json=${words##*--json }; json=${json%% *}
+case $* in
+    *--roofs\\ *) echo '{"device": "x", "roofs": {"copy_gb_per_s": 4000.5, "bf16_tflops": 800.25}}' > "$json" ;;
+    *--ops-only*) echo '{"device": "x", "results": [{"workload": "tiny", "ops": [{"name": "gelu", "calls": 2, "ms": 1,
+        "total_ms": 2, "share": 0.5, "flops": 0, "bytes": 9, "roof_share": 0.75, "ms_above_roof": 0.5}]}]}' > "$json" ;;
+    *--steps-only*) echo '{"device": "x", "results": [{"workload": "tiny", "batch": 2, "seq_len": 32, "step_ms": 1.5,
+        "tokens_per_s": 42666, "mfu": null}]}' > "$json" ;;
+    *--help*) ;;
+    *) exit 64 ;;
 esac
 """
-PASSING = '#!/bin/bash\necho "test_cuda $*" >> "$HOME/calls"\necho "All tests passed (22 assertions in 6 test cases)"\n'
-PROBE = '#!/bin/bash\nprintf "one 0 00000001\\none 1 00000002\\ntwo 0 00000003\\n"\n'
-BENCH = """#!/bin/bash
-echo "GPT-2 124M, bf16: 9.9 ms a step"
-[ "$1" = --json ] && echo '{"results": []}' > "$2"
+MATMUL = """#!/usr/bin/env bash
+words=$*; json=${words##*--json }; json=${json%% *}
+echo '{"device": "x", "library": "y", "products": [{"workload": "tiny", "name": "qkv", "m": 64, "n": 64, "k": 64,
+    "calls": 2, "chosen": {"algorithm": "a", "ms": 2, "tflops": 500, "repeats": 100, "mismatches": 0},
+    "excluded": {"algorithm": "b", "ms": 1, "tflops": 1000, "repeats": 100, "mismatches": 7},
+    "candidates": 3, "excluded_candidates": 1}]}' > "$json"
 """
+PASSING = '#!/usr/bin/env bash\necho "test_cuda $*" >> "$HOME/calls"\n' \
+          'echo "All tests passed (22 assertions in 6 test cases)"\n'
+# The trainers of tests with stand-ins: metrics of four steps, and what gpu_trainer.py asks of them is not run.
+TRAINER = """#!/usr/bin/env bash
+[ "$1" != --version ] || { echo "train_gpt 0123456789ab"; exit; }
+mkdir -p "${1%/*}/run"
+for step in 1 2 3 4; do
+    echo '{"kind": "train", "step": '$step', "loss": 5.5, "step_ms": 2.5, "tokens_per_s": 25600, "mfu": 0.5}'
+done > "${1%/*}/run/metrics.jsonl"
+"""
+PLACE = gpu_stages.Place(ROOT, ROOT / "build", ROOT, gpu_stages.cuda_libraries.Libraries(), "9.0")
+MEASURE = ["roofs", "ops", "ops_tiny", "step_tiny", "peer_tiny", "trainer_tiny", "matmul_tiny"]
+PROVE = [f"probe_{group}" for groups in gpu_stages.PROBE_GROUPS.values() for group in groups] + [
+    "reference", "curves", "resume", "comm"]
+SANITIZE = [f"{tool}_{group}" for tool in ("memcheck", "racecheck") for group in gpu_stages.OP_GROUPS]
 
 
-class GpuCheck(Folder):
+@functools.lru_cache(maxsize=None)
+def libraries():
+    """A folder with shared libraries of the right names."""
+    folder = tempfile.TemporaryDirectory()
+    for name, source in LIBRARIES.items():
+        subprocess.run(["g++", "-shared", "-fPIC", f"-Wl,-soname,{name}", "-x", "c++", "-", "-o",
+                        Path(folder.name, name)], input=f'extern "C" {{ {source} }}', text=True, check=True)
+    return folder  # lives as long as the cache
+
+
+class Kit(unittest.TestCase):
+    """An unpacked kit in a temporary folder, and a PATH that has only what the script may need."""
+
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.home = Path(temporary.name)
+        self.kit = self.home / "gpu_kit"
+        for pattern in ("scripts/gpu_*.py", "scripts/cuda_libraries.py", "test/program/__main__.py",
+                        "test/program/gpu_trainer.py", "test/program/trainer.py", "configs/*.json"):
+            for path in ROOT.glob(pattern):
+                target = self.kit / path.relative_to(ROOT)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(path, target)
+        (self.kit / "test/reference").symlink_to(ROOT / "test/reference")
+        finder = self.kit / "scripts/cuda_libraries.py"
+        self.assertIn('"/usr/local/cuda*"', finder.read_text())
+        finder.write_text(finder.read_text().replace("/usr/local/cuda*", str(self.home / "cuda*")))
+        for name in TOOLS:
+            self.tool(name, None)
+        (self.home / "bin/python3").symlink_to(sys.executable)
+        self.tool("nvidia-smi", NVIDIA_SMI)
+        self.tool("compute-sanitizer", SANITIZER)
+        self.tool("dev/peer_torch.py", PEER, self.kit)
+        self.tool("torch.py", "", self.home / "packages")
+
+    def tool(self, name, text, folder=None):
+        """An executable; without text, the machine's own."""
+        path = (folder or self.home / "bin") / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if text is None:
+            return path.symlink_to(shutil.which(name))
+        path.unlink(missing_ok=True)
+        path.write_text(text)
+        return path.chmod(0o755)
+
+    def program(self, name, text):
+        self.tool(name, text, self.kit / "build")
+
+    def environment(self):
+        return {"PATH": str(self.home / "bin"), "HOME": str(self.home), "LD_LIBRARY_PATH": libraries().name,
+                "PYTHONPATH": str(self.home / "packages"), "OMP_WAIT_POLICY": "passive"}
+
+    def run_script(self, *args, expect=0, **environment):
+        result = subprocess.run([self.kit / "scripts/gpu_check.py", *map(str, args)], capture_output=True, text=True,
+                                env={**self.environment(), **environment}, timeout=600, cwd=self.home, check=False)
+        self.assertEqual(result.returncode, expect, result.stdout + result.stderr)
+        return result.stdout + result.stderr
+
+    def results(self, part, folder=None):
+        """Rows by name and verdicts of a part, after looking at its files."""
+        folder = (folder or self.kit / "build/gpu_check") / part
+        self.assertEqual(sorted(path.name for path in folder.iterdir()), ["check.json", "check.txt", "logs.tgz"])
+        self.assertLess((folder / "logs.tgz").stat().st_size, 12_000_000)
+        self.table = (folder / "check.txt").read_text()
+        self.assertLessEqual(len(self.table), 8000)
+        with tarfile.open(folder / "logs.tgz") as tar:
+            self.logs = {name: tar.extractfile(name).read().decode() for name in tar.getnames()}
+        self.json = json.loads((folder / "check.json").read_text())
+        rows = {row["name"]: row for row in self.json["stages"]}
+        return rows, {name: row["verdict"] for name, row in rows.items()}
+
+
+class StandIns(Kit):
+    """The script alone: every program is a stand-in that does nothing."""
+
     def setUp(self):
         super().setUp()
-        for tool in TOOLS:
-            (self.home / "bin" / tool).symlink_to(shutil.which(tool))
-        self.tool("nvidia-smi", NVIDIA_SMI)
-        self.tool("nvcc", '#!/bin/bash\necho "Cuda compilation tools, release 13.0, V13.0.88"\n')
-        self.tool("g++", '#!/bin/bash\necho "g++ 12.2.0"\n')
-        self.tool("make", MAKE)
-        self.tool("python3", PYTHON)
-        self.tool("compute-sanitizer", '#!/bin/bash\necho "sanitizer $*" >> "$HOME/calls"\n')
+        self.tool("mkdir", None)
+        self.program("test_cuda", PASSING)
+        self.program("bench_cuda", BENCH)
+        self.program("bench_matmul_cuda", MATMUL)
         for name in ("train_gpt", "train_gpt_cpu"):
-            self.tool(name, "#!/bin/bash\n", "programs")
+            self.program(name, TRAINER)
         for name in ("ptx_probe_cuda", "ptx_probe_simt"):
-            self.tool(name, PROBE, "programs")
-        self.tool("test_cuda", PASSING, "programs")
-        self.tool("bench_cuda", BENCH, "programs")
-
-    def check(self, *args, expect=0):
-        """Runs gpu_check.sh: what it said, and its stages' verdicts and details."""
-        said = self.run_script("gpu_check.sh", *args, expect=expect)
-        self.json = json.loads((self.repository / "build/gpu_check/check.json").read_text())
-        self.assertEqual(self.json["passed"], expect == 0)
-        self.details = {stage["name"]: stage["detail"] for stage in self.json["stages"]}
-        return said, {stage["name"]: stage["verdict"] for stage in self.json["stages"]}
-
-    def calls(self):
-        return (self.home / "calls").read_text()
+            self.program(name, '#!/usr/bin/env bash\necho "$1 2 0000000100000002"\n')
+        self.tool("test/program/__main__.py", 'import os, sys\nprint(sys.argv, os.environ["TRAINER"], os.environ["'
+                  'CPU_TRAINER"])\nprint("test cases: 1 | 1 passed | 0 failed")\n', self.kit)
 
     def test_everything_passes(self):
-        said, verdicts = self.check("--deps", "folder of deps")
-        self.assertEqual(verdicts, dict.fromkeys(ALL, "passed"))
-        self.assertRegex(said.splitlines()[-1], r"^gpu-check: passed in \d+ s$")
-        table = (self.repository / "build/gpu_check/check.txt").read_text()
-        self.assertTrue(said.endswith(table))
-        self.assertIn("on NVIDIA H200, 580.95", table)
-        self.assertEqual(self.json["gpu"], "NVIDIA H200, 580.95, 143771 MiB, 9.0, 700.00 W")
-        self.assertEqual((self.json["toolkit"], self.json["bench"], self.json["peer"]),
-                         ("13.0.88", {"results": []}, {"rows": [1]}))
-        self.assertEqual(self.details["ops"], "All tests passed (22 assertions in 6 test cases)")
-        self.assertEqual(self.details["probe"], "3 words, each as the twins give it")
-        self.assertIn("ARCH=native DEPS=folder of deps build/train_gpt build/train_gpt_cpu", self.calls())
-        for words in ("test_cuda [ops],[comm]\n", "test_cuda [model]\n", "--tool memcheck", "--tool racecheck",
-                      "test/program gpu_trainer with build/train_gpt\n", "--against build/bench_cuda"):
-            self.assertIn(words, self.calls())
+        said = self.run_script("--workloads", "tiny")
+        for part, stages in (("prove", PROVE), ("sanitize", SANITIZE), ("measure", MEASURE)):
+            rows, verdicts = self.results(part)
+            self.assertEqual(verdicts, dict.fromkeys(stages, "passed"))
+            self.assertEqual(list(rows), stages)
+            self.assertIn(self.table, said)
+        self.assertTrue(self.json["passed"])
+        self.assertEqual(self.json["gpu"]["name"], "NVIDIA H200")
+        self.assertEqual((self.json["libraries"]["cuda"], self.json["libraries"]["cublas_lt"]), ("13.1", "13.1.0"))
+        self.assertEqual(self.json["revision"], "0123456789ab")
+        self.assertEqual(rows["trainer_tiny"]["figures"]["tokens_per_s"], 25600)
+        self.assertEqual(rows["matmul_tiny"]["detail"], "1 GEMMs, 0 repeats of the chosen algorithms with other bits, "
+                         "an excluded one faster for 1")
+        for line in ("copy 4000 GB/s, bf16 GEMM 800.2 TFLOP/s", "  tiny     PyTorch", "SM clock"):
+            self.assertIn(line, self.table)
+        self.assertRegex(self.logs["clocks.csv"], r"\n0,1980,3201,690.25,66,4\n")
+        calls = (self.home / "calls").read_text()
+        for spec in ("[ops]", "[model]", "[comm]", gpu_stages.test_spec("gelu")):
+            self.assertIn(f"test_cuda {spec}\n", calls)
+        self.results("prove")
+        self.assertIn("gpu_trainer.GpuTrainer.test_loss_curves_follow_the_cpu'] "
+                      f"{self.kit}/build/train_gpt {self.kit}/build/train_gpt_cpu", self.logs["curves.log"])
 
-    def test_a_stage_that_fails(self):
-        self.tool("test_cuda", '#!/bin/bash\necho broken\necho "test cases: 9 | 8 passed | 1 \\"failed\\""\n'
-                  '[ "$1" != "[ops],[comm]" ]\n', "programs")
-        said, verdicts = self.check(expect=1)
-        self.assertEqual(verdicts, dict.fromkeys(ALL, "passed") | {"ops": "failed"})
-        self.assertEqual(self.details["ops"], "test cases: 9 | 8 passed | 1 failed")
-        self.assertIn("the end of build/gpu_check/ops.log:\nbroken\n", said)
-        self.assertRegex(said.splitlines()[-1], r"^gpu-check: NOT passed, \d+ s$")
-
-    def test_a_build_that_fails_leaves_nothing_old_to_test(self):
-        self.check()
-        (self.home / "programs/test_cuda").unlink()
-        _, verdicts = self.check(expect=1)
-        self.assertEqual([name for name, verdict in verdicts.items() if verdict != "passed"],
-                         ["build", "ops", "reference"])  # the sanitizer's stand-in starts nothing
-
-    def test_a_stage_that_hangs(self):
-        self.tool("test_cuda", '#!/bin/bash\n[ "$1" != "[model]" ] || { sleep 1000 & echo $! > "$HOME/pid"; wait; }\n',
-                  "programs")
-        start = time.monotonic()
-        _, verdicts = self.check("--limit", "30", expect=1)
-        self.assertLess(time.monotonic() - start, 30)
-        self.assertEqual(verdicts, dict.fromkeys(ALL, "passed") | {"reference": "timed out"})
-        self.assert_is_gone((self.home / "pid").read_text())
-
-    def assert_is_gone(self, process):
-        for _ in range(50):
-            try:
-                os.kill(int(process), 0)
-            except ProcessLookupError:
-                return
-            if open(f"/proc/{int(process)}/stat").read().split(")")[1].split()[0] == "Z":
-                return
-            time.sleep(0.1)
-        self.fail("the hanging program is still there")
-
-    def test_no_time_left(self):
-        self.tool("make", MAKE.replace("exit", "sleep 100; exit"))
-        self.tool("test_cuda", "#!/bin/bash\nsleep 100\n", "programs")
-        _, verdicts = self.check("--limit", "4", expect=1)
-        self.assertEqual((verdicts["build"], verdicts["trainer"], verdicts["bench"]),
-                         ("timed out", "no time", "no time"))
-
-    def test_the_last_stage_gets_what_is_left(self):
-        self.tool("make", MAKE.replace("exit", "sleep 100; exit"))
-        self.tool("python3", PYTHON.replace("dev/peer_torch.py)", "dev/peer_torch.py) sleep 100;"))
-        _, verdicts = self.check("--limit", "10", "build", "peer", expect=1)
-        self.assertEqual(verdicts, dict.fromkeys(["build", "peer"], "timed out"))
-        self.assertLessEqual(self.json["stages"][1]["seconds"], 5)
-
-    def test_an_instruction_that_gives_something_else(self):
-        self.tool("ptx_probe_cuda", PROBE.replace("00000003", "00000004"), "programs")
-        said, verdicts = self.check("build", "probe", expect=1)
-        self.assertEqual(verdicts, {"build": "passed", "probe": "failed"})
-        self.assertEqual(self.details["probe"], "unlike its twin: two")
-        self.assertIn("< two 0 00000003\n", said)
-
-    def test_no_gpu(self):
-        self.tool("nvidia-smi", '#!/bin/bash\necho "No devices were found"\nexit 6\n')
-        self.assertIn("gpu-check: nvidia-smi finds no GPU: No devices were found",
-                      self.run_script("gpu_check.sh", expect=69))
-        (self.home / "bin/nvidia-smi").unlink()
-        self.assertIn("this machine has no GPU driver", self.run_script("gpu_check.sh", expect=69))
-        self.assertFalse((self.home / "calls").exists())
-
-    def test_no_compiler(self):
-        (self.home / "bin/g++").unlink()
-        self.assertIn("g++ is not there", self.run_script("gpu_check.sh", expect=69))
-
-    def test_no_torch_and_no_sanitizer(self):
-        self.tool("python3", PYTHON.replace("-c) exit 0", "-c) exit 1"))
-        (self.home / "bin/compute-sanitizer").unlink()
-        said, verdicts = self.check()
-        self.assertEqual(verdicts, dict.fromkeys(ALL, "passed") | dict.fromkeys(
-            ["memcheck", "racecheck", "peer"], "not run"))
-        self.assertIn("python3 has no torch with CUDA", said)
-
-    def test_what_the_sanitizer_finds_fails(self):
-        self.tool("compute-sanitizer", '#!/bin/bash\necho "ERROR SUMMARY: 1 error"\n[[ $* != *race* ]] || exit 9\n')
-        _, verdicts = self.check(expect=1)
-        self.assertEqual((verdicts["memcheck"], verdicts["racecheck"]), ("passed", "failed"))
-        self.assertEqual(self.details["racecheck"], "ERROR SUMMARY: 1 error")
-
-    def test_a_slower_peer_or_a_broken_one_is_no_failure_of_ours(self):
-        self.tool("python3", PYTHON.replace("dev/peer_torch.py)", "dev/peer_torch.py) exit 3;"))
-        _, verdicts = self.check()
-        self.assertEqual(verdicts["peer"], "failed")
+    def test_the_order_of_the_gpu_workloads(self):
+        said = self.run_script("measure", "--list")
+        self.assertEqual([line.split()[1] for line in said.splitlines()], [
+            "roofs", "ops", "ops_124M", "ops_1558M", "step_124M", "peer_124M", "trainer_124M", "matmul_124M",
+            "matmul_1558M", "step_1558M", "peer_1558M"])
+        shares = [float(line.split()[2]) for line in self.run_script("--list").splitlines()]
+        self.assertEqual(len(shares), 11 + len(PROVE) + len(SANITIZE))
+        self.assertTrue(1590 <= sum(shares) <= 3 * 540, sum(shares))
 
     def test_some_stages_elsewhere(self):
-        said = self.run_script("gpu_check.sh", "--out", self.home / "results", "build", "bench")
-        stages = json.loads((self.home / "results/check.json").read_text())["stages"]
-        self.assertEqual([stage["name"] for stage in stages], ["build", "bench"])
-        self.assertIn("GPT-2 124M, bf16: 9.9 ms a step\n", said)
+        shutil.move(self.kit / "build", self.home / "programs")
+        self.run_script("--out", "results", "--programs", "programs", "--stages", "probe,comm,roofs")
+        _, verdicts = self.results("prove", self.home / "results")
+        self.assertEqual(list(verdicts), PROVE[:15] + ["comm"])
+        _, verdicts = self.results("measure", self.home / "results")
+        self.assertEqual(verdicts, {"roofs": "passed"})
+        self.assertFalse((self.home / "results/sanitize").exists())
+
+    def test_what_is_not_there_is_not_run(self):
+        """Without PyTorch, compute-sanitizer, NCCL and instructions of sm_90a, on a GPU that has none."""
+        (self.home / "packages/torch.py").unlink()
+        (self.home / "bin/compute-sanitizer").unlink()
+        only = self.home / "libraries"
+        shutil.copytree(libraries().name, only)
+        (only / "libnccl.so.2").unlink()
+        with open(self.kit / "scripts/cuda_libraries.py", "a") as finder:  # nor what this machine happens to have
+            finder.write("\n\nlibrary_cache, package_folders = dict, list\n")
+        self.tool("nvidia-smi", NVIDIA_SMI.replace("9.0", "12.0"))
+        self.run_script("--workloads", "tiny", "--stages", "roofs,peer,probe,comm,memcheck",
+                        LD_LIBRARY_PATH=str(only))
+        rows, verdicts = self.results("prove")
+        self.assertEqual(verdicts, {name: "passed" if name.split("_", 1)[1] in gpu_stages.PROBE_GROUPS["sm_80"]
+                                    else "not run" for name in PROVE[:15]} | {"comm": "not run"})
+        self.assertIn("libnccl.so.2 (NCCL) was not found", rows["comm"]["detail"])
+        self.assertIn("compute capability is 12.0", rows["probe_wgmma_sizes"]["detail"])
+        self.assertTrue(self.json["passed"])
+        self.assertEqual(self.results("measure")[1], {"roofs": "passed", "peer_tiny": "not run"})
+        self.assertEqual(set(self.results("sanitize")[1].values()), {"not run"})
+
+    def test_failures_in_what_programs_print(self):
+        self.program("test_cuda", '#!/usr/bin/env bash\ncase $1 in "[comm]") echo "No tests ran" ;;\n'
+                     '*) echo "-------------------------------------------------------------------------------"\n'
+                     'echo "norm_forward - bf16"; echo "  deeper"\n'
+                     'echo "-------------------------------------------------------------------------------"\n'
+                     'echo "test cases:  9 |  8 passed | 1 failed"; exit 1 ;; esac\n')
+        self.tool("compute-sanitizer", SANITIZER.replace("0 hazards displayed (0", "2 hazards displayed (2").replace(
+            "========= ERROR SUMMARY: 0 errors", "========= Invalid __global__ write of size 4 bytes\n"
+            "========= ERROR SUMMARY: 1 error").replace('"$@"', 'echo "All tests passed (1 in 1)"'))
+        self.program("bench_matmul_cuda", MATMUL.replace('"mismatches": 0', '"mismatches": 3'))
+        self.program("ptx_probe_cuda", '#!/usr/bin/env bash\necho "$1 2 0000000100000003"\n')
+        self.run_script("--workloads", "tiny", "--stages", "ops,matmul,probe_copies,comm,memcheck_gelu,racecheck_gelu",
+                        expect=1)
+        rows, verdicts = self.results("measure")
+        self.assertEqual(verdicts, {"ops": "failed", "ops_tiny": "passed", "matmul_tiny": "failed"})
+        self.assertEqual(rows["ops"]["detail"], "9 test cases, 8 passed, 1 failed: norm_forward - bf16")
+        rows, verdicts = self.results("prove")
+        self.assertEqual(verdicts, {"probe_copies": "failed", "comm": "failed"})
+        self.assertEqual(rows["probe_copies"]["detail"], "1 probes, 2 words, unlike the twin: copies")
+        rows, verdicts = self.results("sanitize")
+        self.assertEqual(verdicts, {"memcheck_gelu": "failed", "racecheck_gelu": "failed"})
+        self.assertIn("1 findings: Invalid __global__ write of size 4 bytes", rows["memcheck_gelu"]["detail"])
+        self.assertIn("2 hazards", rows["racecheck_gelu"]["detail"])
+
+    def test_no_gpu(self):
+        self.tool("nvidia-smi", '#!/usr/bin/env bash\necho "No devices were found"\nexit 6\n')
+        self.assertTrue(self.run_script(expect=69).endswith(
+            "gpu_check: no GPU (nvidia-smi finds none: No devices were found); everything else in order\n"))
+        (self.home / "bin/nvidia-smi").unlink()
+        self.assertTrue(self.run_script(expect=69).endswith(
+            "gpu_check: no GPU (nvidia-smi is not there); everything else in order\n"))
+        self.assertFalse((self.kit / "build/gpu_check").exists())
+
+    def test_no_gpu_and_what_else_is_not_in_order(self):
+        (self.home / "bin/nvidia-smi").unlink()
+        (self.home / "packages/torch.py").unlink()
+        (self.kit / "build/test_cuda").unlink()
+        self.program("bench_cuda", '#!/usr/bin/env bash\necho "libx.so: cannot open shared object" >&2; exit 127\n')
+        (self.kit / "dev/peer_torch.py").unlink()
+        said = self.run_script(expect=69)
+        for text in (f"test_cuda is not in {self.kit}/build", f"dev/peer_torch.py is not in {self.kit}",
+                     "bench_cuda does not start: libx.so: cannot open shared object",
+                     "no GPU (nvidia-smi is not there); 3 other things are not in order"):
+            self.assertIn(text, said)
+        self.assertIn("optional: this python3 has no PyTorch", said)
+
+    def test_no_cuda_libraries(self):
+        finder = self.kit / "scripts/cuda_libraries.py"
+        finder.write_text('def find():\n    return Libraries(missing=["libcublasLt.so.13 was not found"])\n\n\n'
+                          + "class Libraries:\n    def __init__(self, missing=()):\n        self.missing = missing\n"
+                          + "        self.optional_missing, self.paths, self.ld_library_path = [], {}, ''\n")
+        self.assertEqual(self.run_script(expect=69), "gpu_check: libcublasLt.so.13 was not found\n")
+        (self.home / "bin/nvidia-smi").unlink()
+        self.assertIn("not in order: libcublasLt.so.13 was not found\n", self.run_script(expect=69))
 
     def test_wrong_arguments(self):
-        for args in (["nonsense"], ["--limit", "soon"], ["--out"]):
-            self.assertIn("usage", self.run_script("gpu_check.sh", *args, expect=64))
+        for args, words in ((["nonsense"], "'nonsense' is not a part: measure, prove, sanitize"),
+                            (["--limit", "soon"], "--limit"), (["--limit", "0"], "--limit"), (["--out"], "--out"),
+                            (["--nothing"], "--nothing"), (["--workloads", "13B"], "'13B' is not a workload"),
+                            (["measure", "--stages", "comm"], "'comm' is not a stage of measure"),
+                            (["--stages", ""], "'' is not a stage")):
+            said = self.run_script(*args, expect=64)
+            self.assertIn(words, said)
+            self.assertIn("usage", said)
+
+    def interrupt(self, number):
+        self.program("test_cuda", '#!/usr/bin/env bash\nsetsid sleep 1000 &\necho $! $$ > "$HOME/pids.new"\n'
+                     'mv "$HOME/pids.new" "$HOME/pids" || cp "$HOME/pids.new" "$HOME/pids"\nsleep 1000\n')
+        # A job in the background ignores SIGINT, and so would the script.
+        process = subprocess.Popen([self.kit / "scripts/gpu_check.py", "--workloads", "tiny"], text=True,
+                                   env=self.environment(), start_new_session=True, stdout=subprocess.PIPE,
+                                   preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+        deadline = time.monotonic() + 120
+        while not (self.home / "pids").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.killpg(process.pid, number)
+        said = process.communicate(timeout=120)[0]
+        self.assertEqual(process.returncode, 128 + number)
+        for pid in (self.home / "pids").read_text().split():
+            self.assertTrue(gone(int(pid)))
+        rows, verdicts = self.results("measure")
+        self.assertEqual(verdicts, {"roofs": "passed", "ops": "interrupted"})
+        self.assertTrue(said.endswith(self.table))
+        self.assertFalse((self.kit / "build/gpu_check/prove").exists())
+        self.assertIn("NOT passed: 1 passed, 1 interrupted", self.table)
 
     def test_ctrl_c(self):
-        self.tool("test_cuda", '#!/bin/bash\necho $$ > "$HOME/pid"\nexec sleep 1000\n', "programs")
-        # A job in the background ignores SIGINT, and so would the script, whoever sends it.
-        process = subprocess.Popen([self.repository / "scripts/gpu_check.sh"], stdout=subprocess.DEVNULL,
-                                   env={"PATH": str(self.home / "bin"), "HOME": str(self.home)}, start_new_session=True,
-                                   preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
-        deadline = time.monotonic() + 30
-        while not (self.home / "pid").exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        os.killpg(process.pid, signal.SIGINT)
-        self.assertEqual(process.wait(timeout=30), 130)
-        self.assert_is_gone((self.home / "pid").read_text())
+        self.interrupt(signal.SIGINT)
+
+    def test_sigterm(self):
+        self.interrupt(signal.SIGTERM)
+
+    def test_make(self):
+        """make gpu-check builds for this GPU and passes its variables on."""
+        said = subprocess.run(["make", "-n", "gpu-check", "PART=measure prove", "OUT=a b", "LIMIT=300", "STAGES=ops",
+                               "BUILD=" + str(self.home / "build")], cwd=ROOT, capture_output=True, text=True,
+                              check=False).stdout
+        built = re.search(r"make -k .*ARCH=native (.*)", said)[1].split()
+        self.assertEqual({Path(program).name for program in built},
+                         {name for part in gpu_stages.PARTS for stage in gpu_stages.stages_of(part, PLACE, ["124M"])
+                          for name in stage.programs})
+        self.assertIn(f"scripts/gpu_check.py measure prove --programs {self.home}/build --out \"a b\" --limit 300",
+                      said.replace("\\\n", " "))
+        self.assertRegex(said, r"--stages ops\n")
 
 
-WITHOUT_PROBE = {
-    # The two halves of wgmma, which is probed with both types.
-    "wgmma_bf16", "wgmma_f16",
-}
+class DryRun(Kit):
+    """The simulator's programs in the place of the GPU's, with a tiny workload. What takes it minutes is left out: most
+    op tests, and loss curves, for which the CPU's trainer stands in."""
 
-
-def wrappers_without_probe(headers, probes):
-    wrappers = re.findall(r"(?:\bPTX|__device__ __forceinline__) \w+ (\w+)\(", headers)
-    kernels = re.findall(r"__global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(", probes)
-    unused = [kernel for kernel in kernels if len(re.findall(rf"\b{kernel}\b", probes)) < 2]
-    without = [name for name in dict.fromkeys(wrappers) if not re.search(rf"\bptx::{name}\b", probes)]
-    return [name for name in without if name not in WITHOUT_PROBE] + unused
-
-
-class Probe(unittest.TestCase):
     def setUp(self):
-        self.headers = "".join(path.read_text() for path in (ROOT / "kernels/cuda").glob("ptx*.cuh"))
-        self.probes = "".join(path.read_text() for path in (ROOT / "test/ptx_probe").glob("*.cu"))
+        super().setUp()
+        build = ROOT / "build"
+        self.program("test_cuda", f'''#!/usr/bin/env bash
+            case $1 in
+                "[ops]") exec {build}/test_simt "[ops]fill*,[ops]add*" ;;
+                "[model]") exec {build}/test_cpu "the model agrees with PyTorch: five steps of SGD" ;;
+                "[comm]") exec {build}/test_simt "one rank's collectives*" ;;
+                *gelu* | *fill*) exec {build}/test_simt "$@" ;;
+                *) exec {build}/test_simt "[ops]fill" ;;
+            esac''')
+        self.program("train_gpt", f'#!/usr/bin/env bash\ncase $1 in */trainer_tiny/*) exec {build}/train_gpt_simt "$@"'
+                     f' ;; *) exec {build}/train_gpt_cpu "$@" ;; esac\n')
+        for name, target in (("train_gpt_cpu", "train_gpt_cpu"), ("ptx_probe_cuda", "ptx_probe_simt"),
+                             ("ptx_probe_simt", "ptx_probe_simt")):
+            (self.kit / "build" / name).symlink_to(build / target)
+        # A simulated GEMM takes long: little time for each figure, and few repeats.
+        for name, less in (("bench", "--seconds 0.02"), ("bench_matmul", "--repeats 2")):
+            self.program(f"{name}_cuda", f'#!/usr/bin/env bash\nexec {build}/{name}_simt "$@" {less}\n')
 
-    def test_every_wrapper_has_a_probe(self):
-        self.assertIn("mma_m16n8k16", self.headers)
-        self.assertEqual(wrappers_without_probe(self.headers, self.probes), [])
+    def test_everything_passes(self):
+        with ThreadPoolExecutor() as pool:  # at the same time, since only verdicts count here
+            list(pool.map(lambda part: self.run_script(part, "--workloads", "tiny"), gpu_stages.PARTS))
+        rows, verdicts = self.results("measure")
+        self.assertEqual(verdicts, dict.fromkeys(MEASURE, "passed"))
+        self.assertEqual(rows["trainer_tiny"]["figures"]["steps"], 4)
+        self.assertGreater(rows["trainer_tiny"]["figures"]["tokens_per_s"], 0)
+        for line in (r"roofs: device-to-device copy \d+ GB/s, bf16 GEMM [\d.]+ TFLOP/s",
+                     r"  tiny +bench +2 +\d+ +[\d.]+", r"  tiny +train_gpt +2 +32 +[\d.]+ .* 4 steps",
+                     r"  tiny +PyTorch +2 +32 +2.00", r"tiny: ops by", r"tiny: GEMMs"):
+            self.assertRegex(self.table, rf"(?m)^{line}")
+        rows, verdicts = self.results("prove")
+        self.assertEqual(verdicts, dict.fromkeys(PROVE, "passed"))
+        self.assertEqual(rows["probe_fragments"]["detail"], "9 probes, 1280 words, equal")
+        self.assertEqual(len(rows["curves"]["figures"]["lines"]), 6)
+        self.assertEqual(self.results("sanitize")[1], dict.fromkeys(SANITIZE, "passed"))
 
-    def test_a_wrapper_or_a_kernel_that_nobody_runs_is_found(self):
-        self.assertEqual(wrappers_without_probe(self.headers + "template <int k> PTX uint32_t fresh(int x) {}\n",
-                                                self.probes + "__global__ void idle_kernel(ProbeArgs op) {}\n"),
-                         ["fresh", "idle_kernel"])
+    def test_one_hangs_one_crashes_one_is_missing(self):
+        simulated = ROOT / "build/ptx_probe_simt"
+        self.program("ptx_probe_cuda", f'''#!/usr/bin/env bash
+            case $1 in
+                wgmma_layouts) {simulated} "$1" | head -n 3; sleep 1000 & wait ;;
+                cluster) kill -SEGV $$ ;;
+                *) exec {simulated} "$@" ;;
+            esac''')
+        (self.kit / "build/bench_matmul_cuda").unlink()
+        start = time.monotonic()
+        self.run_script("measure", "prove", "--workloads", "tiny", "--stages", "roofs,step,matmul,probe,comm",
+                        "--limit", "150", expect=1)
+        self.assertLess(time.monotonic() - start, 300)
+        self.assertEqual(self.results("measure")[1],
+                         {"roofs": "passed", "step_tiny": "passed", "matmul_tiny": "missing"})
+        rows, verdicts = self.results("prove")
+        self.assertEqual(verdicts, {**dict.fromkeys(PROVE[:15] + ["comm"], "passed"),
+                                    "probe_wgmma_layouts": "timed out", "probe_cluster": "crashed (SIGSEGV)"})
+        self.assertEqual(len(rows["probe_wgmma_layouts"]["figures"]["probes"]), 3)
+        self.assertIn("3 probes, ", rows["probe_wgmma_layouts"]["detail"])
+        self.assertIn("not finished: ", rows["probe_wgmma_layouts"]["detail"])
+        self.assertLess(rows["probe_wgmma_layouts"]["seconds"], 60)
+
+
+class OpGroups(unittest.TestCase):
+    def test_the_sanitizer_sees_every_op_test_once(self):
+        """All cases of one precision but those of GEMMs, which are the library's."""
+        def cases(*spec):
+            said = subprocess.run([ROOT / "build/test_simt", *spec, "--list-test-names-only"], capture_output=True,
+                                  text=True, check=False).stdout
+            return [line.strip() for line in said.splitlines() if line.strip()]
+        wanted = [name for name in cases("[ops]") if not re.match(r"matmul", name)
+                  and not re.search(r" - (float|fp16)$|: fp16 ", name)]
+        seen = [name for group in gpu_stages.OP_GROUPS for name in cases(gpu_stages.test_spec(group))]
+        self.assertGreater(len(seen), 20)
+        self.assertEqual(sorted(seen), sorted(wanted))
 
 
 if __name__ == "__main__":

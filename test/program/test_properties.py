@@ -1,5 +1,10 @@
 """What must not change a single bit of a run, and weights that go out and come back."""
-from trainer import TrainerTest
+import os
+import subprocess
+import unittest
+from pathlib import Path
+
+from trainer import ENVIRONMENT, TRAINER, TrainerTest
 
 
 PRECISIONS = {"fp32": {}, "bf16": {}, "fp16": {"loss_scale_fixed": 1024.0}}
@@ -69,3 +74,19 @@ class Weights(TrainerTest):
                 said = self.train(run_dir="other", model_init_from=source, model_n_embd=24, expect=code)
                 self.assertRegex(said, r"\b24\b")
                 self.assertRegex(said, r"\b48\b")
+
+
+class Threads(TrainerTest):
+    @unittest.skipUnless(len(os.sched_getaffinity(0)) > 1, "one core: all threads are on it")
+    @unittest.skipUnless(TRAINER.name == "train_gpt_cpu", "the GPU's trainer has no threads that compute")
+    def test_bound_as_openmp_binds_its_own(self):
+        """OpenMP binds the first thread to one core. The threads that it starts must not inherit that."""
+        config = self.write_config(train_max_steps=10**6)
+        process = subprocess.Popen([TRAINER, config], cwd=self.dir, stdout=subprocess.DEVNULL,
+                                   env={**ENVIRONMENT, "OMP_PROC_BIND": "true", "OMP_NUM_THREADS": "2"})
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        self.wait_for_steps()
+        cores = [os.sched_getaffinity(int(task.name)) for task in Path(f"/proc/{process.pid}/task").iterdir()]
+        self.assertEqual({len(of_thread) for of_thread in cores}, {1})
+        self.assertEqual(len(set().union(*cores)), 2, cores)

@@ -139,15 +139,16 @@ class Setup(Folder):
 class Sums(Folder):
     """test.sh adds up what the programs of tests say, and trusts no program that says nothing."""
 
-    def last_line(self, catch, python, expect, check=0, build=0):
+    def last_line(self, catch, python, expect, check=0, build=0, seed_3=":"):
         for name, text in (("setup.sh", "exit 0"), ("catch", catch), ("python3", python),
                            ("make", f'[[ "$*" == *check* ]] && exit {check}; exit {build}')):
             self.tool(name, f"#!/bin/bash\n{text}\n")
         shutil.copy(self.home / "bin/setup.sh", self.repository / "scripts/setup.sh")
         (self.repository / "build").mkdir(exist_ok=True)
         shutil.copy(self.home / "bin/catch", self.repository / "build/test_cpu")
-        self.tool("simulated", '#!/bin/bash\necho "All tests passed (3 assertions in 1 test case)"\n')
-        for program in ("test_simt", "test_simt_asan", "test_simt_tsan"):  # seven runs in all
+        self.tool("simulated", f'#!/bin/bash\nif [ "$*" = "--seed 3" ]; then {seed_3}; fi\n'
+                  'echo "All tests passed (3 assertions in 1 test case)"\n')
+        for program in ("test_simt", "test_simt_asan", "test_simt_tsan", "test_pool_tsan"):  # eight runs in all
             shutil.copy(self.home / "bin/simulated", self.repository / "build" / program)
         path = f"{self.home}/bin:{os.environ['PATH']}"
         return self.run_script("test.sh", path=path, expect=expect).splitlines()[-1]
@@ -156,14 +157,18 @@ class Sums(Folder):
         good = 'echo "All tests passed (22 assertions in 6 test cases)"'
         one = 'echo "All tests passed (1 assertion in 1 test case)"'
         bad = 'echo "test cases: 6 | 4 passed | 2 failed"; echo "assertions: 9 | 1 passed | 8 failed"; exit 2'
-        self.assertEqual(self.last_line(good, one, 0), "17 passed, 0 failed")
-        self.assertEqual(self.last_line(good, bad, 1), "20 passed, 2 failed")
-        self.assertEqual(self.last_line(good, 'echo "test cases: 3 | 3 passed | 0 failed"', 0), "19 passed, 0 failed")
-        self.assertEqual(self.last_line(good, "exit 139", 1), "16 passed, 1 failed")
-        self.assertEqual(self.last_line(good, "exit 0", 1), "16 passed, 1 failed")
-        self.assertEqual(self.last_line(good + "; exit 1", one, 1), "17 passed, 1 failed")
-        self.assertEqual(self.last_line(good, one, 1, check=1), "16 passed, 1 failed")
+        self.assertEqual(self.last_line(good, one, 0), "18 passed, 0 failed")
+        self.assertEqual(self.last_line(good, bad, 1), "21 passed, 2 failed")
+        self.assertEqual(self.last_line(good, 'echo "test cases: 3 | 3 passed | 0 failed"', 0), "20 passed, 0 failed")
+        self.assertEqual(self.last_line(good, "exit 139", 1), "17 passed, 1 failed")
+        self.assertEqual(self.last_line(good, "exit 0", 1), "17 passed, 1 failed")
+        self.assertEqual(self.last_line(good + "; exit 1", one, 1), "18 passed, 1 failed")
+        self.assertEqual(self.last_line(good, one, 1, check=1), "17 passed, 1 failed")
         self.assertEqual(self.last_line(good, one, 1, build=2), "2 passed, 1 failed")
+        # Of those that run at the same time.
+        self.assertEqual(self.last_line(good, one, 1, seed_3="exit 139"), "17 passed, 1 failed")
+        self.assertEqual(self.last_line(good, one, 1, seed_3=bad), "21 passed, 2 failed")
+        self.assertEqual(self.last_line(good, one, 1, seed_3=one + "; exit 1"), "18 passed, 1 failed")
 
 
 @unittest.skipUnless(shutil.which("xz"), "xz is not installed")
@@ -208,7 +213,7 @@ class Quickstart(Folder):
 
     def test_ctrl_c_saves(self):
         config = self.repository / "configs/quickstart.json"
-        config.write_text(config.read_text().replace('"max_steps": 40', '"max_steps": 1000000'))
+        config.write_text(config.read_text().replace('"max_steps": 40', '"max_steps": 1000000000'))
         process = subprocess.Popen([self.repository / "scripts/quickstart.sh", "--text", self.home / "text.txt"],
                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
                                    env=ENVIRONMENT)
@@ -219,7 +224,7 @@ class Quickstart(Folder):
         os.killpg(process.pid, signal.SIGINT)  # what a terminal does: to the shell and to the trainer
         said = process.communicate(timeout=60)[0].decode(errors="replace")
         self.assertEqual(process.returncode, 75, said)
-        # Nobody has time for a million steps: the script says how many it takes, and the line to type says it too.
+        # Nobody has time for a billion steps: the script says how many it takes, and the line to type says it too.
         self.assertIn("has time for", said)
         self.assertRegex(said, r"build/train_gpt_cpu configs/quickstart.json --set train.max_steps=\d+ --resume")
         self.assertTrue(list((self.repository / "runs/quickstart/checkpoints").glob("step_*/COMMIT")))

@@ -225,38 +225,62 @@ template <class T, int kN, int kTransposeB> Probe product_of_registers(const std
 
 }  // namespace
 
-std::vector<Probe> hopper_probes() {
+std::vector<ProbeGroup> hopper_probes() {
     const std::vector<uint32_t> rows = noise_words(128, 7);
     return {
-        {"stmatrix<1,false>", stmatrix_kernel<1, false>, 128, 32, 1, sizeof(Rows), rows},
-        {"stmatrix<2,false>", stmatrix_kernel<2, false>, 128, 32, 1, sizeof(Rows), rows},
-        {"stmatrix<4,false>", stmatrix_kernel<4, false>, 128, 32, 1, sizeof(Rows), rows},
-        {"stmatrix<1,true>", stmatrix_kernel<1, true>, 128, 32, 1, sizeof(Rows), rows},
-        {"stmatrix<2,true>", stmatrix_kernel<2, true>, 128, 32, 1, sizeof(Rows), rows},
-        {"stmatrix<4,true>", stmatrix_kernel<4, true>, 128, 32, 1, sizeof(Rows), rows},
-        {"mbarrier", mbarrier_kernel, 11, 32, 1, 8},
-        {"bulk_load,bulk_store", bulk_kernel, 192, 32, 1, 1552, noise_words(256, 8)},
-        {"cluster,mapa,mbarrier_arrive_cluster", cluster_kernel, 512, 32, 4, 8, {}, 2},
-        {"elect_one", elect_one_kernel, 32},
-        {"setmaxnreg", registers_kernel, 384, 384, 1, 0, noise_words(384, 9)},
-        {"wgmma_descriptor", descriptor_kernel, 2, 1, 1, 0, {0x1234}},
-        product<bf16, 8, 1, 0, 0>("bf16,8,swizzle_128"),
-        product<bf16, 16, 1, 0, 0>("bf16,16,swizzle_128"),
-        product<bf16, 32, 1, 0, 0>("bf16,32,swizzle_128"),
-        product<bf16, 64, 1, 0, 0>("bf16,64,swizzle_128"),
-        product<bf16, 64, 1, 1, 0>("bf16,64,swizzle_128,A_transposed"),
-        product<bf16, 64, 1, 0, 1>("bf16,64,swizzle_128,B_transposed"),
-        product<bf16, 128, 1, 1, 1>("bf16,128,swizzle_128,both_transposed"),
-        product<bf16, 96, 1, 0, 0>("bf16,96,swizzle_128"),
-        product<bf16, 192, 1, 0, 0>("bf16,192,swizzle_128"),
-        product<bf16, 256, 1, 0, 0>("bf16,256,swizzle_128"),
-        product<bf16, 64, 2, 0, 0>("bf16,64,swizzle_64"),
-        product<bf16, 64, 2, 1, 1>("bf16,64,swizzle_64,both_transposed"),
-        product<bf16, 64, 3, 0, 0>("bf16,64,swizzle_32"),
-        product<bf16, 64, 3, 1, 1>("bf16,64,swizzle_32,both_transposed"),
-        product<fp16, 128, 1, 0, 1>("fp16,128,swizzle_128,B_transposed"),
-        product_of_registers<bf16, 64, 0>("bf16,64"),
-        product_of_registers<bf16, 128, 1>("bf16,128,B_transposed"),
-        product_of_registers<fp16, 256, 0>("fp16,256"),
+        {"stmatrix",
+         {
+             {"stmatrix<1,false>", stmatrix_kernel<1, false>, 128, 32, 1, sizeof(Rows), rows},
+             {"stmatrix<2,false>", stmatrix_kernel<2, false>, 128, 32, 1, sizeof(Rows), rows},
+             {"stmatrix<4,false>", stmatrix_kernel<4, false>, 128, 32, 1, sizeof(Rows), rows},
+             {"stmatrix<1,true>", stmatrix_kernel<1, true>, 128, 32, 1, sizeof(Rows), rows},
+             {"stmatrix<2,true>", stmatrix_kernel<2, true>, 128, 32, 1, sizeof(Rows), rows},
+             {"stmatrix<4,true>", stmatrix_kernel<4, true>, 128, 32, 1, sizeof(Rows), rows},
+         }},
+        {"mbarrier",
+         {
+             {"mbarrier", mbarrier_kernel, 11, 32, 1, 8},
+         }},
+        {"bulk",
+         {
+             {"bulk_load,bulk_store", bulk_kernel, 192, 32, 1, 1552, noise_words(256, 8)},
+         }},
+        {"cluster",
+         {
+             {"cluster,mapa,mbarrier_arrive_cluster", cluster_kernel, 512, 32, 4, 8, {}, 2},
+         }},
+        {"registers",
+         {
+             {"elect_one", elect_one_kernel, 32},
+             {"setmaxnreg", registers_kernel, 384, 384, 1, 0, noise_words(384, 9)},
+         }},
+        {"wgmma_sizes",
+         {
+             {"wgmma_descriptor", descriptor_kernel, 2, 1, 1, 0, {0x1234}},
+             product<bf16, 8, 1, 0, 0>("bf16,8,swizzle_128"),
+             product<bf16, 16, 1, 0, 0>("bf16,16,swizzle_128"),
+             product<bf16, 32, 1, 0, 0>("bf16,32,swizzle_128"),
+             product<bf16, 64, 1, 0, 0>("bf16,64,swizzle_128"),
+             product<bf16, 96, 1, 0, 0>("bf16,96,swizzle_128"),
+             product<bf16, 192, 1, 0, 0>("bf16,192,swizzle_128"),
+             product<bf16, 256, 1, 0, 0>("bf16,256,swizzle_128"),
+         }},
+        {"wgmma_layouts",
+         {
+             product<bf16, 64, 1, 1, 0>("bf16,64,swizzle_128,A_transposed"),
+             product<bf16, 64, 1, 0, 1>("bf16,64,swizzle_128,B_transposed"),
+             product<bf16, 128, 1, 1, 1>("bf16,128,swizzle_128,both_transposed"),
+             product<bf16, 64, 2, 0, 0>("bf16,64,swizzle_64"),
+             product<bf16, 64, 2, 1, 1>("bf16,64,swizzle_64,both_transposed"),
+             product<bf16, 64, 3, 0, 0>("bf16,64,swizzle_32"),
+             product<bf16, 64, 3, 1, 1>("bf16,64,swizzle_32,both_transposed"),
+             product<fp16, 128, 1, 0, 1>("fp16,128,swizzle_128,B_transposed"),
+         }},
+        {"wgmma_registers",
+         {
+             product_of_registers<bf16, 64, 0>("bf16,64"),
+             product_of_registers<bf16, 128, 1>("bf16,128,B_transposed"),
+             product_of_registers<fp16, 256, 0>("fp16,256"),
+         }},
     };
 }

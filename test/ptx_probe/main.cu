@@ -1,16 +1,28 @@
-// Prints "WRAPPER INDEX WORD" for each word that each probe stores.
+// Prints "WRAPPER COUNT WORDS" for each probe as soon as it has run: how many words it stored, and them in hexadecimal.
 //
-//     build/ptx_probe_cuda [COMPUTE_CAPABILITY]             or build/ptx_probe_simt; default: the device's
+//     build/ptx_probe_cuda or build/ptx_probe_simt [GROUP ...]     default: all groups that the device can run
+//     build/ptx_probe_simt --list                                  "GROUP ARCHITECTURE" for each group; needs no GPU
 //
-// sm_90a's instructions exist on GPUs of capability 9 only, not on later ones.
+// sm_80's groups run on every later GPU, sm_90a's on GPUs of compute capability 9 only. Exit codes: those of Exit.
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
+#include <cstring>
 
 #include "kernels/cuda/launch.cuh"
 #include "test/ptx_probe/probe.h"
 
 namespace {
+
+struct Architecture {
+    const char* name;
+    std::vector<ProbeGroup> groups;
+};
+
+std::vector<Architecture> architectures() {
+    std::vector<ProbeGroup> hopper = hopper_probes();
+    for (const ProbeGroup& group : tensor_copy_probes()) hopper.push_back(group);
+    return {{"sm_80", ptx_probes()}, {"sm_90a", hopper}};
+}
 
 std::vector<uint32_t> run(const Probe& probe) {
     std::vector<uint32_t> words(size_t(probe.words), 0xdeadbeefu), input = probe.input;
@@ -39,21 +51,47 @@ std::vector<uint32_t> run(const Probe& probe) {
     return words;
 }
 
+void run(const ProbeGroup& group) {
+    for (const Probe& probe : group.probes) {
+        const std::vector<uint32_t> words = run(probe);
+        std::printf("%s %zu ", probe.wrapper.c_str(), words.size());
+        for (uint32_t word : words) std::printf("%08x", word);
+        std::printf("\n");
+        std::fflush(stdout);  // before the next one, which may hang
+    }
+}
+
+void run_named(const std::string& name) {
+    for (const Architecture& architecture : architectures())
+        for (const ProbeGroup& group : architecture.groups)
+            if (group.name == name) return run(group);
+    fail(Exit::usage, "%s is not a group of probes; --list prints them", name.c_str());
+}
+
+void run_all() {
+    int major = 0;
+    check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), "cudaDeviceGetAttribute");
+    for (const Architecture& architecture : architectures())
+        if (major == 9 || !std::strcmp(architecture.name, "sm_80"))
+            for (const ProbeGroup& group : architecture.groups) run(group);
+}
+
+void list() {
+    for (const Architecture& architecture : architectures())
+        for (const ProbeGroup& group : architecture.groups)
+            std::printf("%s %s\n", group.name.c_str(), architecture.name);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
     try {
-        int major = 0;
-        check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), "cudaDeviceGetAttribute");
-        if (argc > 1) major = std::atoi(argv[1]);
-        std::vector<Probe> probes = ptx_probes();
-        if (major == 9)
-            for (const auto& more : {hopper_probes(), tensor_copy_probes()})
-                probes.insert(probes.end(), more.begin(), more.end());
-        for (const Probe& probe : probes) {
-            const std::vector<uint32_t> words = run(probe);
-            for (size_t i = 0; i < words.size(); i++) std::printf("%s %zu %08x\n", probe.wrapper.c_str(), i, words[i]);
-        }
+        if (argc == 2 && !std::strcmp(argv[1], "--list"))
+            list();
+        else if (argc == 1)
+            run_all();
+        else
+            for (int i = 1; i < argc; i++) run_named(argv[i]);
     } catch (const Error& error) {
         std::fprintf(stderr, "ptx_probe: %s\n", error.what());
         return int(error.code);

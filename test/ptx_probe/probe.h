@@ -1,6 +1,6 @@
 // Probes of the wrappers in kernels/cuda/ptx.cuh and ptx_hopper.cuh: kernels that use one wrapper on fixed inputs and
 // store every result as a word. The same source runs on a GPU (build/ptx_probe_cuda) and, with the wrappers' twins, on
-// the simulator (build/ptx_probe_simt); both must print the same.
+// the simulator (build/ptx_probe_simt); both must print the same, which scripts/gpu_probe.py compares.
 //
 // Inputs are chosen so that there is one right answer: sums of products of small integers, which are exact in any
 // order; where an instruction may differ within bounds, the word says whether it kept them. The sign of a zero sum and
@@ -62,11 +62,17 @@ struct Probe {
     TensorShape tensor{};  // in the input and at the beginning of the output
 };
 
+// Probes that run in one process: one that hangs or crashes takes only the rest of its group with it.
+struct ProbeGroup {
+    std::string name;
+    std::vector<Probe> probes;
+};
+
 // Wrappers of sm_80 and later.
-std::vector<Probe> ptx_probes();
+std::vector<ProbeGroup> ptx_probes();
 // Wrappers of sm_90a.
-std::vector<Probe> hopper_probes();
-std::vector<Probe> tensor_copy_probes();
+std::vector<ProbeGroup> hopper_probes();
+std::vector<ProbeGroup> tensor_copy_probes();
 
 // Numbers without a pattern.
 inline std::vector<uint32_t> noise_words(int count, uint32_t seed) {

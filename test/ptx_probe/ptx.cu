@@ -173,27 +173,40 @@ Probe over(const std::string& wrapper, void (*kernel)(ProbeArgs), std::vector<ui
 
 }  // namespace
 
-std::vector<Probe> ptx_probes() {
+std::vector<ProbeGroup> ptx_probes() {
     const std::vector<uint32_t> rows = noise_words(128, 1);
     return {
-        {"shared_address", shared_address_kernel, 64, 32, 1, 256},
-        {"mma_m16n8k16<bf16>", mma_kernel<bf16>, 384, 32, 1, 0, noise_words(320, 2)},
-        {"mma_m16n8k16<fp16>", mma_kernel<fp16>, 384, 32, 1, 0, noise_words(320, 3)},
-        {"ldmatrix<1,false>", ldmatrix_kernel<1, false>, 32, 32, 1, sizeof(Rows), rows},
-        {"ldmatrix<2,false>", ldmatrix_kernel<2, false>, 64, 32, 1, sizeof(Rows), rows},
-        {"ldmatrix<4,false>", ldmatrix_kernel<4, false>, 128, 32, 1, sizeof(Rows), rows},
-        {"ldmatrix<1,true>", ldmatrix_kernel<1, true>, 32, 32, 1, sizeof(Rows), rows},
-        {"ldmatrix<2,true>", ldmatrix_kernel<2, true>, 64, 32, 1, sizeof(Rows), rows},
-        {"ldmatrix<4,true>", ldmatrix_kernel<4, true>, 128, 32, 1, sizeof(Rows), rows},
-        {"cp_async<4>", cp_async_kernel<4>, 64, 32, 1, 256, noise_words(32, 4)},
-        {"cp_async<8>", cp_async_kernel<8>, 128, 32, 1, 512, noise_words(64, 5)},
-        {"cp_async<16>", cp_async_kernel<16>, 256, 32, 1, 1024, noise_words(128, 6)},
-        {"cp_async_commit,cp_async_wait,cp_async_wait_all", cp_async_groups_kernel, 128, 32, 1, sizeof(Rows), rows},
-        {"bar_sync,bar_arrive", barriers_kernel, 32, 96, 1, 256, rows},
-        over("to_bf16x2", conversion_kernel<convert_bf16x2>, interesting_floats()),
-        over("to_fp16x2", conversion_kernel<convert_fp16x2>, interesting_floats()),
-        over("pack<bf16>", pack_kernel<bf16>, interesting_floats()),
-        over("pack<fp16>", pack_kernel<fp16>, interesting_floats()),
-        over("exp2_approx", exp2_kernel, exponents()),
+        {"fragments",
+         {
+             {"shared_address", shared_address_kernel, 64, 32, 1, 256},
+             {"mma_m16n8k16<bf16>", mma_kernel<bf16>, 384, 32, 1, 0, noise_words(320, 2)},
+             {"mma_m16n8k16<fp16>", mma_kernel<fp16>, 384, 32, 1, 0, noise_words(320, 3)},
+             {"ldmatrix<1,false>", ldmatrix_kernel<1, false>, 32, 32, 1, sizeof(Rows), rows},
+             {"ldmatrix<2,false>", ldmatrix_kernel<2, false>, 64, 32, 1, sizeof(Rows), rows},
+             {"ldmatrix<4,false>", ldmatrix_kernel<4, false>, 128, 32, 1, sizeof(Rows), rows},
+             {"ldmatrix<1,true>", ldmatrix_kernel<1, true>, 32, 32, 1, sizeof(Rows), rows},
+             {"ldmatrix<2,true>", ldmatrix_kernel<2, true>, 64, 32, 1, sizeof(Rows), rows},
+             {"ldmatrix<4,true>", ldmatrix_kernel<4, true>, 128, 32, 1, sizeof(Rows), rows},
+         }},
+        {"copies",
+         {
+             {"cp_async<4>", cp_async_kernel<4>, 64, 32, 1, 256, noise_words(32, 4)},
+             {"cp_async<8>", cp_async_kernel<8>, 128, 32, 1, 512, noise_words(64, 5)},
+             {"cp_async<16>", cp_async_kernel<16>, 256, 32, 1, 1024, noise_words(128, 6)},
+             {"cp_async_commit,cp_async_wait,cp_async_wait_all", cp_async_groups_kernel, 128, 32, 1, sizeof(Rows),
+              rows},
+         }},
+        {"barriers",
+         {
+             {"bar_sync,bar_arrive", barriers_kernel, 32, 96, 1, 256, rows},
+         }},
+        {"conversions",
+         {
+             over("to_bf16x2", conversion_kernel<convert_bf16x2>, interesting_floats()),
+             over("to_fp16x2", conversion_kernel<convert_fp16x2>, interesting_floats()),
+             over("pack<bf16>", pack_kernel<bf16>, interesting_floats()),
+             over("pack<fp16>", pack_kernel<fp16>, interesting_floats()),
+             over("exp2_approx", exp2_kernel, exponents()),
+         }},
     };
 }

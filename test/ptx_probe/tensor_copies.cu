@@ -59,8 +59,7 @@ template <> struct Places<5> {
 };
 
 // Behind the second tensor, what came into shared memory, from each block of a multicast.
-template <int kRank, bool kMulticast>
-__global__ void tensor_copy_kernel(const __grid_constant__ ProbeArgs op) {
+template <int kRank, bool kMulticast> __global__ void tensor_copy_kernel(const __grid_constant__ ProbeArgs op) {
     Shared& s = shared_memory<Shared>();
     const uint32_t box = ptx::shared_address(s.box), bar = ptx::shared_address(&s.bar);
     const uint32_t rank = kMulticast ? ptx::cluster_rank() : 0;
@@ -118,20 +117,29 @@ template <int kRank, bool kMulticast> Probe tensor_copy(const std::string& what,
 
 }  // namespace
 
-std::vector<Probe> tensor_copy_probes() {
+std::vector<ProbeGroup> tensor_copy_probes() {
     const TensorShape two{2, {20, 6}, {8, 4}}, three{3, {8, 5, 3}, {4, 3, 2}}, four{4, {8, 3, 3, 2}, {4, 2, 2, 2}},
         five{5, {8, 3, 2, 2, 2}, {4, 2, 2, 2, 1}};
     return {
-        tensor_copy<2, false>("2", two),
-        tensor_copy<3, false>("3", three),
-        tensor_copy<4, false>("4", four),
-        tensor_copy<5, false>("5", five),
-        tensor_copy<2, true>("2", two),
-        tensor_copy<3, true>("3", three),
-        tensor_copy<4, true>("4", four),
-        tensor_copy<5, true>("5", five),
-        tensor_copy<2, false>("2,swizzle_128", {2, {40, 12}, {32, 8}, ptx::SWIZZLE_128}),
-        tensor_copy<2, false>("2,swizzle_64", {2, {40, 12}, {16, 8}, ptx::SWIZZLE_64}),
-        tensor_copy<2, false>("2,swizzle_32", {2, {40, 12}, {8, 8}, ptx::SWIZZLE_32}),
+        {"tensor_copies",
+         {
+             tensor_copy<2, false>("2", two),
+             tensor_copy<3, false>("3", three),
+             tensor_copy<4, false>("4", four),
+             tensor_copy<5, false>("5", five),
+         }},
+        {"tensor_multicast",
+         {
+             tensor_copy<2, true>("2", two),
+             tensor_copy<3, true>("3", three),
+             tensor_copy<4, true>("4", four),
+             tensor_copy<5, true>("5", five),
+         }},
+        {"tensor_swizzle",
+         {
+             tensor_copy<2, false>("2,swizzle_128", {2, {40, 12}, {32, 8}, ptx::SWIZZLE_128}),
+             tensor_copy<2, false>("2,swizzle_64", {2, {40, 12}, {16, 8}, ptx::SWIZZLE_64}),
+             tensor_copy<2, false>("2,swizzle_32", {2, {40, 12}, {8, 8}, ptx::SWIZZLE_32}),
+         }},
     };
 }

@@ -7,34 +7,12 @@
 #include "test/simt/cublas_lt.h"
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
 #include <cstring>
 
-#include "kernels/check.h"
-#include "kernels/numeric.h"
-#include "test/simt/device_memory.h"
-#include "test/simt/fault.h"
-#include "test/simt/sanitizers.h"
+#include "test/simt/cublas_lt_product.h"
 #include "test/simt/streams.h"
 
 struct cublasLtContext {};
-
-struct cublasLtMatmulDescOpaque_t {
-    cublasComputeType_t compute;
-    cudaDataType_t scale;
-    cublasOperation_t transpose_a = CUBLAS_OP_N, transpose_b = CUBLAS_OP_N;
-    cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
-    void *bias = nullptr, *aux = nullptr;
-    int64_t aux_ld = 0;
-    int32_t bias_type = -1;
-};
-
-struct cublasLtMatrixLayoutOpaque_t {
-    cudaDataType_t type;
-    uint64_t rows, cols;
-    int64_t ld;
-};
 
 struct cublasLtMatmulPreferenceOpaque_t {
     uint64_t workspace_bytes = 0;
@@ -44,32 +22,16 @@ struct cublasLtMatmulPreferenceOpaque_t {
 
 namespace {
 
+using simt::AlgorithmFacts;
+using simt::bytes_of;
 using simt::cublas_lt;
+using simt::has_aux;
+using simt::has_bias;
+using simt::kCublasLtFacts;
 
 constexpr uint64_t kMagic = 0x7472616e73706f73;
 
-struct AlgorithmFacts {
-    uint32_t reduction;
-    int parts;
-    size_t alignment, workspace_bytes;
-};
-constexpr AlgorithmFacts kFacts[simt::kCublasLtAlgorithms] = {
-    {CUBLASLT_REDUCTION_SCHEME_NONE, 1, 1, 0},
-    {CUBLASLT_REDUCTION_SCHEME_NONE, 1, 16, 0},
-    {CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, 2, 1, size_t(1) << 20},
-    {CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, 4, 1, size_t(48) << 20},
-    {CUBLASLT_REDUCTION_SCHEME_INPLACE, 2, 1, 1024},
-    {CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE, 2, 1, size_t(1) << 20},
-    {CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, 2, 1, size_t(256) << 20},
-};
 constexpr int kProposalOrder[simt::kCublasLtAlgorithms] = {1, 0, 2, 3, 4, 5, 6};
-
-size_t bytes_of(cudaDataType_t type) { return type == CUDA_R_32F ? 4 : 2; }
-
-bool has_bias(cublasLtEpilogue_t epilogue) {
-    return (epilogue & CUBLASLT_EPILOGUE_BIAS) || epilogue == CUBLASLT_EPILOGUE_BGRADB;
-}
-bool has_aux(cublasLtEpilogue_t epilogue) { return epilogue & 128; }
 
 // A product as the caller described it, without addresses.
 struct Problem {
@@ -146,7 +108,7 @@ cublasLtMatmulHeuristicResult_t proposal(int id, const Problem& p) {
     result.algo.data[0] = kMagic;
     result.algo.data[1] = uint64_t(id);
     result.algo.data[2] = purpose_of(p);
-    result.workspaceSize = kFacts[id].workspace_bytes;
+    result.workspaceSize = kCublasLtFacts[id].workspace_bytes;
     return result;
 }
 
@@ -156,7 +118,7 @@ int id_of(const cublasLtMatmulAlgo_t* algorithm) {
 }
 
 bool is_proposed(int id, const Problem& p, const cublasLtMatmulPreferenceOpaque_t& preference) {
-    const AlgorithmFacts& facts = kFacts[id];
+    const AlgorithmFacts& facts = kCublasLtFacts[id];
     if (cublas_lt().gone[id]) return false;
     if (!cublas_lt().ignores_mask &&
         (facts.workspace_bytes > preference.workspace_bytes || (facts.reduction & ~preference.reduction_mask)))
@@ -165,148 +127,6 @@ bool is_proposed(int id, const Problem& p, const cublasLtMatmulPreferenceOpaque_
                                         preference.d_alignment}) &&
            columns_are_aligned(p.a, facts.alignment) && columns_are_aligned(p.b, facts.alignment) &&
            columns_are_aligned(p.d, facts.alignment);
-}
-
-float load(cudaDataType_t type, const void* memory, size_t i) {
-    if (type == CUDA_R_32F) return static_cast<const float*>(memory)[i];
-    if (type == CUDA_R_16BF) return to_float(static_cast<const bf16*>(memory)[i]);
-    return to_float(static_cast<const fp16*>(memory)[i]);
-}
-
-void store(cudaDataType_t type, void* memory, size_t i, float value) {
-    if (type == CUDA_R_32F)
-        static_cast<float*>(memory)[i] = value;
-    else if (type == CUDA_R_16BF)
-        static_cast<bf16*>(memory)[i] = from_float<bf16>(value);
-    else
-        static_cast<fp16*>(memory)[i] = from_float<fp16>(value);
-}
-
-float rounded_to(cudaDataType_t type, float value) {
-    store(type, &value, 0, value);
-    return load(type, &value, 0);
-}
-
-float tf32(float value) {
-    uint32_t bits = std::bit_cast<uint32_t>(value);
-    return std::bit_cast<float>((bits + 0xfffu + (bits >> 13 & 1u)) & ~0x1fffu);
-}
-
-float gelu(float x) { return 0.5f * x * (1.0f + std::tanh(0.79788456f * (x + 0.044715f * x * x * x))); }
-
-float gelu_gradient(float x) {
-    const float inner = 0.79788456f * (x + 0.044715f * x * x * x), t = std::tanh(inner);
-    return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * 0.79788456f * (1.0f + 3.0f * 0.044715f * x * x);
-}
-
-// Everything that a call hands over, copied, since the descriptions may change before the work is done.
-struct Call {
-    cublasLtMatmulDescOpaque_t op;
-    cublasLtMatrixLayoutOpaque_t a_layout, b_layout, d_layout;
-    const void *a, *b, *c;
-    void *d, *workspace;
-    float alpha, beta;
-    int id;
-    uint64_t m, n, k;
-    bool within_limits;
-    bool swapped;  // the parts of this sum come in the other order
-};
-
-float a_at(const Call& call, uint64_t row, uint64_t i) {
-    const uint64_t ld = uint64_t(call.a_layout.ld);
-    const float value =
-        load(call.a_layout.type, call.a, call.op.transpose_a == CUBLAS_OP_T ? i + row * ld : row + i * ld);
-    return call.op.compute == CUBLAS_COMPUTE_32F_FAST_TF32 ? tf32(value) : value;
-}
-
-float b_at(const Call& call, uint64_t i, uint64_t col) {
-    const uint64_t ld = uint64_t(call.b_layout.ld);
-    const float value =
-        load(call.b_layout.type, call.b, call.op.transpose_b == CUBLAS_OP_T ? col + i * ld : i + col * ld);
-    return call.op.compute == CUBLAS_COMPUTE_32F_FAST_TF32 ? tf32(value) : value;
-}
-
-// The sum of one element of d, in the algorithm's order. `a` and `b` are a row of op(a) and a column of op(b).
-float sum_of(const Call& call, const float* a, const float* b) {
-    const AlgorithmFacts& facts = kFacts[call.id];
-    float parts[4] = {};
-    for (uint64_t i = 0; i < call.k; i++) {
-        // Algorithm 1 goes through the sum backwards, so that its bits are not those of 0.
-        const uint64_t at = call.id == 1 ? call.k - 1 - i : i;
-        parts[at * uint64_t(facts.parts) / call.k] += a[at] * b[at];
-    }
-    if (facts.reduction == CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE ||
-        facts.reduction == CUBLASLT_REDUCTION_SCHEME_INPLACE)
-        for (float& part : parts) part = rounded_to(call.d_layout.type, part);
-    float sum = 0;
-    for (int part = 0; part < facts.parts; part++) sum += parts[call.swapped ? facts.parts - 1 - part : part];
-    // A rounding more, as an order that cannot be foreseen may have it.
-    return call.swapped ? std::nextafter(sum, INFINITY) : sum;
-}
-
-void finish_element(const Call& call, uint64_t row, uint64_t col, float sum) {
-    const size_t at = row + col * uint64_t(call.d_layout.ld), aux_at = row + col * uint64_t(call.op.aux_ld);
-    const cudaDataType_t type = call.d_layout.type;
-    float value = call.within_limits ? call.alpha * sum : NAN;
-    if (call.beta != 0) value += call.beta * load(type, call.c, at);
-    if (call.op.epilogue & CUBLASLT_EPILOGUE_BIAS) value += load(type, call.op.bias, row);
-    if ((call.op.epilogue & CUBLASLT_EPILOGUE_GELU_AUX) == CUBLASLT_EPILOGUE_GELU_AUX) {
-        store(type, call.op.aux, aux_at, value);
-        value = gelu(value);
-    }
-    if (call.op.epilogue == CUBLASLT_EPILOGUE_DGELU) value *= gelu_gradient(load(type, call.op.aux, aux_at));
-    store(type, call.d, at, value);
-}
-
-// What the product touches, for the race detector. False, and a fault, if it is not the device's.
-bool accesses_are_legal(const Call& call) {
-    auto bytes = [](const cublasLtMatrixLayoutOpaque_t& matrix) {
-        return (uint64_t(matrix.ld) * (matrix.cols - 1) + matrix.rows) * bytes_of(matrix.type);
-    };
-    bool legal = true;
-    auto access = [&](const void* memory, size_t count, bool writes, const char* what) {
-        if (!simt::is_device_memory(memory, count)) {
-            simt::note_fault(
-                format("cublasLtMatmul: %s, %zu bytes at %p, is not one piece of device memory", what, count, memory));
-            legal = false;
-        } else if (writes) {
-            simt::saw_write(const_cast<void*>(memory), count);
-        } else {
-            simt::saw_read(memory, count);
-        }
-    };
-    const size_t d_element = bytes_of(call.d_layout.type);
-    const bool is_gradient = call.op.epilogue == CUBLASLT_EPILOGUE_BGRADB;
-    const bool writes_aux = call.op.epilogue != CUBLASLT_EPILOGUE_DGELU;
-    access(call.a, bytes(call.a_layout), false, "a");
-    access(call.b, bytes(call.b_layout), false, "b");
-    if (call.beta != 0) access(call.c, bytes(call.d_layout), false, "c");
-    access(call.d, bytes(call.d_layout), true, "d");
-    if (has_bias(call.op.epilogue))
-        access(call.op.bias, (is_gradient ? call.n : call.m) * d_element, is_gradient, "bias");
-    if (has_aux(call.op.epilogue))
-        access(call.op.aux, (uint64_t(call.op.aux_ld) * (call.n - 1) + call.m) * d_element, writes_aux, "aux");
-    if (kFacts[call.id].workspace_bytes) access(call.workspace, kFacts[call.id].workspace_bytes, true, "workspace");
-    return legal;
-}
-
-void carry_out(const Call& call) {
-    if (!accesses_are_legal(call)) return;
-    const simt::Quiet quiet;
-    std::vector<float> a(call.m * call.k), b(call.k);
-    for (uint64_t row = 0; row < call.m; row++)
-        for (uint64_t i = 0; i < call.k; i++) a[row * call.k + i] = a_at(call, row, i);
-    for (uint64_t col = 0; col < call.n; col++) {
-        float sum_of_b = 0;
-        for (uint64_t i = 0; i < call.k; i++) sum_of_b += b[i] = b_at(call, i, col);
-        for (uint64_t row = 0; row < call.m; row++)
-            finish_element(call, row, col, sum_of(call, &a[row * call.k], b.data()));
-        if (call.op.epilogue == CUBLASLT_EPILOGUE_BGRADB) store(call.d_layout.type, call.op.bias, col, sum_of_b);
-    }
-    // Whoever keeps something in the workspace loses it.
-    constexpr size_t kSpoiled = 4096;
-    if (const size_t bytes = kFacts[call.id].workspace_bytes)
-        std::memset(call.workspace, 0xff, std::min(bytes, kSpoiled));
 }
 
 }  // namespace
@@ -433,7 +253,7 @@ cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t op
     const int id = id_of(algorithm);
     if (id < 0 || algorithm->data[2] != purpose_of(problem)) return CUBLAS_STATUS_INVALID_VALUE;
     if (cublas_lt().gone[id]) return CUBLAS_STATUS_ARCH_MISMATCH;
-    result->workspaceSize = kFacts[id].workspace_bytes;
+    result->workspaceSize = kCublasLtFacts[id].workspace_bytes;
     result->state = CUBLAS_STATUS_SUCCESS;
     return status_of(problem);
 }
@@ -442,11 +262,32 @@ cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t* 
                                                     cublasLtMatmulAlgoConfigAttributes_t attribute, void* value,
                                                     size_t bytes, size_t* written) {
     const int id = id_of(algorithm);
-    if (id < 0 || bytes != sizeof(uint32_t)) return CUBLAS_STATUS_INVALID_VALUE;
-    const uint32_t answer = attribute == CUBLASLT_ALGO_CONFIG_ID ? uint32_t(id) : kFacts[id].reduction;
-    std::memcpy(value, &answer, sizeof(answer));
-    *written = sizeof(answer);
-    return CUBLAS_STATUS_SUCCESS;
+    if (id < 0) return CUBLAS_STATUS_INVALID_VALUE;
+    auto answer = [&]<class Value>(Value is) {
+        if (bytes != sizeof(is)) return CUBLAS_STATUS_INVALID_VALUE;
+        std::memcpy(value, &is, sizeof(is));
+        *written = sizeof(is);
+        return CUBLAS_STATUS_SUCCESS;
+    };
+    switch (attribute) {
+        case CUBLASLT_ALGO_CONFIG_ID: return answer(int32_t(id));
+        case CUBLASLT_ALGO_CONFIG_SPLITK_NUM: return answer(int32_t(kCublasLtFacts[id].parts));
+        case CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME: return answer(kCublasLtFacts[id].reduction);
+        case CUBLASLT_ALGO_CONFIG_TILE_ID:
+        case CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING:
+        case CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION:
+        case CUBLASLT_ALGO_CONFIG_STAGES_ID: return answer(uint32_t(0));
+        case CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID:
+        case CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID: return answer(uint16_t(0));
+    }
+    return CUBLAS_STATUS_INVALID_VALUE;
+}
+
+// How long the next product by this algorithm takes.
+static float take_ms(int id, cublasLtEpilogue_t epilogue) {
+    simt::CublasLt& lt = cublas_lt();
+    const float ms = lt.runs[id]++ < lt.quick_runs[id] ? 0 : lt.ms[id];
+    return epilogue == CUBLASLT_EPILOGUE_BGRADB ? ms + lt.bias_gradient_ms : ms;
 }
 
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, const void* alpha, const void* a,
@@ -459,14 +300,14 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, 
     if (!alpha || !beta || !a || !b || !c || !d || id < 0) return CUBLAS_STATUS_INVALID_VALUE;
     const cublasStatus_t status = status_of(problem);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
-    const AlgorithmFacts& facts = kFacts[id];
+    const AlgorithmFacts& facts = kCublasLtFacts[id];
     if (algorithm->data[2] != purpose_of(problem)) return CUBLAS_STATUS_INVALID_VALUE;
     if (cublas_lt().gone[id] || cublas_lt().refuses_in_call[id]) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (facts.workspace_bytes > workspace_bytes || (facts.workspace_bytes && !is_aligned(workspace, 256)))
         return CUBLAS_STATUS_INVALID_VALUE;
     for (const void* matrix : {a, b, c, static_cast<const void*>(d)})
         if (!is_aligned(matrix, facts.alignment)) return CUBLAS_STATUS_INVALID_VALUE;
-    const Call call = {
+    const simt::CublasLtCall call = {
         .op = *operation,
         .a_layout = *a_layout,
         .b_layout = *b_layout,
@@ -486,8 +327,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, 
         .swapped = facts.reduction == CUBLASLT_REDUCTION_SCHEME_INPLACE && cublas_lt().products.size() % 2 == 1};
     cublas_lt().products.push_back({id, operation->epilogue, a_layout->type, d_layout->type, operation->compute,
                                     int(call.m), int(call.n), int(call.k), call.beta});
-    const float ms =
-        cublas_lt().ms[id] + (operation->epilogue == CUBLASLT_EPILOGUE_BGRADB ? cublas_lt().bias_gradient_ms : 0);
+    const float ms = take_ms(id, operation->epilogue);
     simt::queue_work(stream ? stream : simt::default_stream(), [call, ms] {
         carry_out(call);
         simt::spend(ms);

@@ -35,10 +35,12 @@ struct CublasLt {
     bool refuses_in_call[kCublasLtAlgorithms] = {};  // proposed, but cublasLtMatmul says NOT_SUPPORTED
     bool gone[kCublasLtAlgorithms] = {};             // neither proposed nor accepted by AlgoCheck
     float ms[kCublasLtAlgorithms] = {};              // how long a product takes, besides the simulation itself
+    int quick_runs[kCublasLtAlgorithms] = {};        // so many of an algorithm's first products take no time
     float bias_gradient_ms = 0;                      // what that epilogue adds
 
     // What was asked of it.
     std::vector<CublasLtProduct> products;            // carried out
+    int runs[kCublasLtAlgorithms] = {};               // of each algorithm
     int heuristics = 0, descriptions = 0, alive = 0;  // calls; made; not destroyed yet
 };
 

@@ -3,8 +3,12 @@
 // that was planned once stays as it is.
 #include <cuda_runtime.h>
 
+#include <algorithm>
+#include <bit>
+#include <chrono>
 #include <filesystem>
 #include <set>
+#include <thread>
 
 #include "kernels/cuda/matmul.h"
 #include "kernels/cuda/matmul_library.h"
@@ -252,6 +256,42 @@ TEST_CASE("tuning: of equally fast algorithms the one that was proposed first", 
     CHECK(last_algorithm() == 0);
 }
 
+// Fast at first, as on a cool GPU, and not in steady state.
+TEST_CASE("tuning: an algorithm that is fast in its first runs only", "[matmul]") {
+    const WithDefaults defaults;
+    set_matmul_tuning(true);
+    for (float& one : cublas_lt().ms) one = 2;
+    cublas_lt().ms[3] = 2.4f;
+    cublas_lt().quick_runs[3] = 4 + 2;  // those of the first pass, and some
+    Layer<bf16>({24, 32, 184}).check_forward(true, false);
+    CHECK(last_algorithm() == 1);
+}
+
+// Algorithm 0 is slower than 3, but some of its turns are quick: two of nine are outside of the middle half, three
+// reach into it.
+TEST_CASE("tuning: where the times of two overlap, the one that was proposed first", "[matmul]") {
+    constexpr int kRunsOfFirstPass = 4, kRunsOfTurn = 8;
+    for (const int quick_turns : {2, 3}) {
+        const WithDefaults defaults;
+        set_matmul_tuning(true);
+        const float ms[] = {2.2f, 5, 5, 2, 0, 0, 0};
+        std::copy_n(ms, simt::kCublasLtAlgorithms, cublas_lt().ms);
+        cublas_lt().quick_runs[0] = kRunsOfFirstPass + quick_turns * kRunsOfTurn;
+        Layer<bf16>({24, 32, 192 + 8 * quick_turns}).check_forward(true, false);
+        CHECK(last_algorithm() == (quick_turns == 2 ? 3 : 0));
+    }
+}
+
+TEST_CASE("tuning: products run before the first one is timed after a pause", "[matmul]") {
+    const WithDefaults defaults;
+    set_matmul_tuning(true);
+    std::this_thread::sleep_for(std::chrono::milliseconds(600));
+    Layer<bf16>({24, 32, 192}).check_forward(true, false);
+    const auto& products = cublas_lt().products;
+    const auto other = std::find_if(products.begin(), products.end(), [](auto& one) { return one.algorithm != 1; });
+    CHECK(other - products.begin() >= 16);  // more where the machine is quick enough
+}
+
 TEST_CASE("tuning: an algorithm that refuses is not timed", "[matmul]") {
     const WithDefaults defaults;
     set_matmul_tuning(true);
@@ -284,6 +324,44 @@ TEST_CASE("tuning: a bias gradient that costs more than a pass of ours", "[matmu
     for (float& ms : cublas_lt().ms) ms = 1;
     Layer<bf16>({24, 32, 152}).check_backward_weight(true, false);
     CHECK(cublas_lt().products.back().epilogue == CUBLASLT_EPILOGUE_BGRADB);
+}
+
+TEST_CASE("products: what is proposed and what is excluded", "[matmul]") {
+    const WithDefaults defaults;
+    void* memory = nullptr;
+    REQUIRE(cudaMalloc(&memory, 4096) == cudaSuccess);
+    const Product product{.d = memory,
+                          .a = memory,
+                          .b = memory,
+                          .in = Dtype::bf16,
+                          .out = Dtype::fp32,
+                          .transpose_a = false,
+                          .transpose_b = true,
+                          .m = 8,
+                          .n = 8,
+                          .k = 8};
+    cublasLtHandle_t handle = nullptr;
+    cublasLtCreate(&handle);
+    ProductDescription description(key_of(product, false));
+    auto ids_of = [](const std::vector<MatmulAlgorithm>& algorithms) {
+        std::vector<int> ids;
+        for (const MatmulAlgorithm& stored : algorithms) {
+            const auto algorithm = std::bit_cast<cublasLtMatmulAlgo_t>(stored);
+            size_t bytes = 0;
+            ids.push_back(-1);
+            cublasLtMatmulAlgoConfigGetAttribute(&algorithm, CUBLASLT_ALGO_CONFIG_ID, &ids.back(), sizeof(int), &bytes);
+        }
+        return ids;
+    };
+    for (const bool ignores_mask : {false, true}) {
+        cublas_lt().ignores_mask = ignores_mask;
+        CHECK(ids_of(description.proposals(handle, product)) == std::vector{1, 0, 2, 3});
+        CHECK(ids_of(description.excluded_proposals(handle, product, kMatmulWorkspaceBytes)) == std::vector{4, 5});
+        const auto all = ids_of(description.excluded_proposals(handle, product, size_t(256) << 20));
+        CHECK(std::set<int>(all.begin(), all.end()) == std::set<int>{4, 5, 6});
+        CHECK(all.size() == 3);
+    }
+    REQUIRE(cudaFree(memory) == cudaSuccess);
 }
 
 // Where one field is all that differs, the products, their hashes and their words differ.

@@ -1,0 +1,45 @@
+// Device arrays with random content, as training has it: zeros are multiplied faster.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "kernels/ops.h"
+
+// Freed together.
+class Arrays {
+public:
+    template <class T> T* make(size_t count, float deviation = 1.0f) {
+        T* values = static_cast<T*>(make_scratch(count * sizeof(T)));
+        const size_t fresh = std::min(count, kNoise);
+        ops::normal_fill({noise(), fresh, 7, next_++, deviation, 0}, Stream{});
+        ops::cast(ops::Cast<T>{values, noise(), fresh}, Stream{});
+        for (size_t done = fresh; done < count; done += std::min(done, count - done))
+            copy_on_device(values + done, values, std::min(done, count - done) * sizeof(T), Stream{});
+        synchronize(Stream{});
+        return values;
+    }
+    template <class T> T* put(const std::vector<T>& host) {
+        void* values = make_scratch(host.size() * sizeof(T));
+        copy_to_device(values, host.data(), host.size() * sizeof(T), Stream{});
+        synchronize(Stream{});
+        return static_cast<T*>(values);
+    }
+    // Zeros.
+    void* make_scratch(size_t bytes) {
+        buffers_.emplace_back(std::max<size_t>(bytes, 1));
+        return buffers_.back().data();
+    }
+
+private:
+    // Repeated to fill an array.
+    static constexpr size_t kNoise = 1 << 16;
+    float* noise() {
+        if (!noise_.data()) noise_ = DeviceBuffer(kNoise * sizeof(float));
+        return static_cast<float*>(noise_.data());
+    }
+
+    std::vector<DeviceBuffer> buffers_;
+    DeviceBuffer noise_;
+    uint32_t next_ = 0;
+};

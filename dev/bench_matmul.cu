@@ -1,0 +1,319 @@
+// Measures products one by one, with the tuner that training uses (kernels/cuda/matmul_tune.h).
+#include <algorithm>
+#include <bit>
+
+#include "dev/bench_arrays.h"
+#include "dev/bench_matmul.h"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/matmul.h"
+#include "kernels/cuda/matmul_library.h"
+#include "kernels/cuda/matmul_products.h"
+#include "kernels/cuda/matmul_tune.h"
+
+namespace {
+
+// What an algorithm may ask for that is excluded for the size of its workspace alone.
+constexpr size_t kLargeWorkspaceBytes = size_t(512) << 20;
+
+// ---- comparing bits -------------------------------------------------------------------------------------------------
+
+struct CountDifferences {
+    int* out;  // (1)  +=
+    const uint32_t *left, *right;
+    size_t words;
+};
+
+// Reads 8 bytes a word. Results are nearly always alike, so that atomics hardly occur.
+__global__ void count_differences_kernel(CountDifferences op) {
+    const uint32_t* __restrict__ left = op.left;
+    const uint32_t* __restrict__ right = op.right;
+    int differing = 0;
+    for (size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x; i < op.words; i += size_t(gridDim.x) * blockDim.x)
+        differing += left[i] != right[i];
+    if (differing) atomicAdd(op.out, differing);
+}
+
+struct Bytes {
+    void* data = nullptr;
+    size_t count = 0;
+};
+
+// What a product writes, and what it was before.
+class Outputs {
+public:
+    Outputs(const Product& product, Arrays& arrays) : accumulate_(product.accumulate) {
+        const size_t element = size_of(product.out);
+        outputs_.push_back({product.d, size_t(product.m) * size_t(product.n) * element});
+        if (product.epilogue == Epilogue::bias_gradient)
+            outputs_.push_back({product.bias, size_t(product.n) * element});
+        for (const Bytes& output : outputs_) {
+            require(output.count % sizeof(uint32_t) == 0, "bench_matmul: %zu bytes are no whole words", output.count);
+            first_.push_back({arrays.make_scratch(output.count), output.count});
+        }
+        if (!accumulate_) return;
+        before_ = {arrays.make_scratch(outputs_[0].count), outputs_[0].count};
+        copy_on_device(before_.data, product.d, before_.count, Stream{});
+    }
+
+    void reset() const {
+        if (accumulate_) copy_on_device(outputs_[0].data, before_.data, before_.count, Stream{});
+    }
+    void keep_as_first() const {
+        for (size_t i = 0; i < outputs_.size(); i++)
+            copy_on_device(first_[i].data, outputs_[i].data, outputs_[i].count, Stream{});
+    }
+    void count_differences(int* out) const {
+        constexpr int kThreads = 256;
+        constexpr size_t kMostBlocks = 1024;
+        for (size_t i = 0; i < outputs_.size(); i++) {
+            const size_t words = outputs_[i].count / sizeof(uint32_t);
+            const size_t blocks = std::min(kMostBlocks, (words + kThreads - 1) / kThreads);
+            launch(count_differences_kernel,
+                   {.name = "count_differences", .blocks = dim3(unsigned(blocks)), .threads = kThreads}, Stream{},
+                   CountDifferences{.out = out,
+                                    .left = static_cast<const uint32_t*>(outputs_[i].data),
+                                    .right = static_cast<const uint32_t*>(first_[i].data),
+                                    .words = words});
+        }
+    }
+
+private:
+    bool accumulate_;
+    std::vector<Bytes> outputs_, first_;
+    Bytes before_;
+};
+
+// How many of the runs after the first give other bits.
+template <class Run> int mismatches_of(int repeats, const Product& product, Run run) {
+    Arrays arrays;
+    const Outputs outputs(product, arrays);
+    std::vector<int> counts(static_cast<size_t>(repeats));
+    int* differences = arrays.put(counts);
+    for (int i = 0; i < repeats; i++) {
+        outputs.reset();
+        run();
+        i == 0 ? outputs.keep_as_first() : outputs.count_differences(differences + i);
+    }
+    copy_to_host(counts.data(), differences, counts.size() * sizeof(int), Stream{});
+    synchronize(Stream{});
+    return int(std::count_if(counts.begin(), counts.end(), [](int words) { return words != 0; }));
+}
+
+// ---- the library ----------------------------------------------------------------------------------------------------
+
+cublasLtHandle_t library() {
+    static const cublasLtHandle_t handle = [] {
+        cublasLtHandle_t made = nullptr;
+        check_cublas(cublasLtCreate(&made), "cublasLtCreate");
+        return made;
+    }();
+    return handle;
+}
+
+// Never freed: when the program ends, CUDA may have ended before.
+MatmulWorkspace workspace() {
+    static const DeviceBuffer& memory = *new DeviceBuffer(kLargeWorkspaceBytes);
+    return {.memory = memory.data(), .bytes = memory.bytes()};
+}
+
+const char* name_of(Epilogue epilogue) {
+    switch (epilogue) {
+        case Epilogue::none: return "none";
+        case Epilogue::bias: return "bias";
+        case Epilogue::gelu: return "gelu";
+        case Epilogue::gelu_bias: return "gelu_bias";
+        case Epilogue::dgelu: return "dgelu";
+        case Epilogue::bias_gradient: return "bias_gradient";
+    }
+    return "?";
+}
+
+// An attribute of an algorithm, of the library's type for it; -1 where the library has no answer.
+template <class Value>
+long attribute(const cublasLtMatmulAlgo_t& algorithm, cublasLtMatmulAlgoConfigAttributes_t which) {
+    Value value{};
+    size_t bytes = 0;
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoConfigGetAttribute(&algorithm, which, &value, sizeof(value), &bytes);
+    return status == CUBLAS_STATUS_SUCCESS ? long(value) : -1;
+}
+
+std::string words_of_reduction(long scheme) {
+    switch (scheme) {
+        case CUBLASLT_REDUCTION_SCHEME_NONE: return "none";
+        case CUBLASLT_REDUCTION_SCHEME_INPLACE: return "in place";
+        case CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE: return "compute type";
+        case CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE: return "output type";
+    }
+    return std::to_string(scheme);
+}
+
+// Numbers as in cublasLt.h's enumerations.
+std::string words_of(const MatmulAlgorithm& stored) {
+    const auto algorithm = std::bit_cast<cublasLtMatmulAlgo_t>(stored);
+    return format("id %ld tile %ld stages %ld cluster %ld split-k %ld reduction %s swizzle %ld custom %ld inner %ld",
+                  attribute<int32_t>(algorithm, CUBLASLT_ALGO_CONFIG_ID),
+                  attribute<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID),
+                  attribute<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_STAGES_ID),
+                  attribute<uint16_t>(algorithm, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID),
+                  attribute<int32_t>(algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM),
+                  words_of_reduction(attribute<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME)).c_str(),
+                  attribute<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING),
+                  attribute<uint32_t>(algorithm, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION),
+                  attribute<uint16_t>(algorithm, CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID));
+}
+
+// ---- one product ----------------------------------------------------------------------------------------------------
+
+double flops_of(const Product& product) { return 2.0 * product.m * product.n * product.k; }
+
+class Measurement {
+public:
+    explicit Measurement(const Product& product) : product_(product), description_(key_of(product, false)) {}
+
+    // Both kinds are timed by the same tuner in one go, the kinds one after the other.
+    void measure(ProductResult& result, int repeats) {
+        const auto candidates = description_.proposals(library(), product_);
+        const auto excluded = description_.excluded_proposals(library(), product_, kLargeWorkspaceBytes);
+        result.candidates = int(candidates.size());
+        result.excluded_candidates = int(excluded.size());
+        const TimedAlgorithm chosen = fastest(candidates);
+        if (product_.epilogue == Epilogue::bias_gradient && chosen.apart_ms >= 0)
+            result.column_sums_ms = chosen.apart_ms;
+        result.chosen = result_of(candidates, chosen, repeats);
+        result.excluded = result_of(excluded, fastest(excluded), repeats);
+    }
+
+    // Milliseconds of the fastest algorithm that is admitted.
+    std::optional<double> fastest_ms() {
+        const TimedAlgorithm timed = fastest(description_.proposals(library(), product_));
+        return timed.index < 0 ? std::nullopt : std::optional<double>(timed.ms);
+    }
+
+private:
+    TimedAlgorithm fastest(const std::vector<MatmulAlgorithm>& algorithms) {
+        return fastest_of(algorithms, description_, product_, library(), workspace(), Stream{});
+    }
+
+    std::optional<AlgorithmResult> result_of(const std::vector<MatmulAlgorithm>& algorithms,
+                                             const TimedAlgorithm& timed, int repeats) {
+        if (timed.index < 0) return {};
+        const MatmulAlgorithm& algorithm = algorithms[size_t(timed.index)];
+        const int mismatches = mismatches_of(repeats, product_, [&] {
+            check_cublas(description_.run(library(), algorithm, product_, workspace(), Stream{}), "cublasLtMatmul");
+        });
+        return AlgorithmResult{.algorithm = words_of(algorithm),
+                               .ms = timed.ms,
+                               .tflops = flops_of(product_) / timed.ms * 1e-9,
+                               .repeats = repeats,
+                               .mismatches = mismatches};
+    }
+
+    Product product_;
+    ProductDescription description_;
+};
+
+ProductResult measure_product(const std::string& name, double calls, const Product& product, int repeats) {
+    ProductResult result{.name = name,
+                         .m = product.m,
+                         .n = product.n,
+                         .k = product.k,
+                         .epilogue = name_of(product.epilogue),
+                         .in = name_of(product.in),
+                         .out = name_of(product.out),
+                         .accumulate = product.accumulate,
+                         .calls = calls};
+    Measurement(product).measure(result, repeats);
+    if (product.epilogue == Epilogue::bias_gradient) {
+        Product plain = product;
+        plain.epilogue = Epilogue::none;
+        plain.bias = nullptr;
+        result.plain_ms = Measurement(plain).fastest_ms();
+    }
+    return result;
+}
+
+// ---- the products of a step -----------------------------------------------------------------------------------------
+
+struct Linear {
+    std::string name;
+    double calls;  // of each product in a micro-step
+    int rows, n, k;
+    bool has_bias = true, gelu_behind = false, gelu_before = false;
+    bool adds_at_once = false;  // in several parts, of which all but the first add to the weight's gradient
+};
+
+void add_case(std::vector<ProductCase>& cases, const std::string& name, double calls, const Linear& l,
+              std::function<Product(Arrays&)> make) {
+    cases.push_back({name, calls, 2.0 * l.rows * l.n * l.k, [=](int repeats) {
+                         Arrays arrays;
+                         return measure_product(name, calls, make(arrays), repeats);
+                     }});
+}
+
+void add_products(std::vector<ProductCase>& cases, const Linear& l) {
+    const size_t R = size_t(l.rows), N = size_t(l.n), K = size_t(l.k);
+    add_case(cases, l.name + " forward", l.calls, l, [=](Arrays& arrays) {
+        return product_of(ops::MatmulForward<bf16>{.out = arrays.make<bf16>(R * N),
+                                                   .pre_gelu = l.gelu_behind ? arrays.make<bf16>(R * N) : nullptr,
+                                                   .inp = arrays.make<bf16>(R * K),
+                                                   .weight = arrays.make<bf16>(N * K, 0.02f),
+                                                   .bias = l.has_bias ? arrays.make<bf16>(N, 0.02f) : nullptr,
+                                                   .rows = l.rows,
+                                                   .n = l.n,
+                                                   .k = l.k});
+    });
+    add_case(cases, l.name + " backward input", l.calls, l, [=](Arrays& arrays) {
+        return product_of(ops::MatmulBackwardInput<bf16>{.dinp = arrays.make<bf16>(R * K),
+                                                         .dout = arrays.make<bf16>(R * N),
+                                                         .weight = arrays.make<bf16>(N * K, 0.02f),
+                                                         .pre_gelu = l.gelu_before ? arrays.make<bf16>(R * K) : nullptr,
+                                                         .rows = l.rows,
+                                                         .n = l.n,
+                                                         .k = l.k});
+    });
+    for (const bool accumulate : {false, true}) {
+        const double calls = !l.adds_at_once ? l.calls : accumulate ? l.calls - 1 : 1;
+        const std::string name = l.name + (accumulate ? " backward weight, adding" : " backward weight");
+        add_case(cases, name, calls, l, [=](Arrays& arrays) {
+            return product_of(ops::MatmulBackwardWeight<bf16>{.dweight = arrays.make<float>(N * K),
+                                                              .dbias = l.has_bias ? arrays.make<float>(N) : nullptr,
+                                                              .scratch = arrays.make_scratch(N * sizeof(float)),
+                                                              .dout = arrays.make<bf16>(R * N),
+                                                              .inp = arrays.make<bf16>(R * K),
+                                                              .rows = l.rows,
+                                                              .n = l.n,
+                                                              .k = l.k,
+                                                              .accumulate = accumulate});
+        });
+    }
+}
+
+}  // namespace
+
+std::vector<ProductCase> product_cases(const Workload& work) {
+    const GptShape& s = work.shape;
+    const int tokens = work.tokens(), C = s.n_embd, head_rows = work.rows_of_head();
+    const double L = s.n_layer, chunks = double(tokens) / head_rows;
+    std::vector<ProductCase> cases;
+    add_products(cases, {.name = "qkv", .calls = L, .rows = tokens, .n = s.qkv_channels(), .k = C});
+    add_products(cases, {.name = "attn_proj", .calls = L, .rows = tokens, .n = C, .k = C});
+    add_products(cases, {.name = "fc", .calls = L, .rows = tokens, .n = s.hidden(), .k = C, .gelu_behind = true});
+    add_products(cases, {.name = "fc_proj", .calls = L, .rows = tokens, .n = C, .k = s.hidden(), .gelu_before = true});
+    add_products(cases, {.name = "head",
+                         .calls = chunks,
+                         .rows = head_rows,
+                         .n = s.padded_vocab(),
+                         .k = C,
+                         .has_bias = false,
+                         .adds_at_once = chunks > 1});
+    std::stable_sort(cases.begin(), cases.end(), [](const ProductCase& left, const ProductCase& right) {
+        return left.calls * left.flops > right.calls * right.flops;
+    });
+    return cases;
+}
+
+std::string library_name() {
+    const size_t version = cublasLtGetVersion();
+    return format("cuBLASLt %zu.%zu.%zu", version / 10000, version / 100 % 100, version % 100);
+}

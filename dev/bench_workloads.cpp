@@ -1,0 +1,58 @@
+#include "dev/bench_workloads.h"
+
+#include <algorithm>
+
+#include "kernels/check.h"
+#include "runtime/config.h"
+
+namespace {
+
+constexpr GptShape kGpt2Small{12, 12, 12, 768, 1024, 50257}, kGpt2Medium{24, 16, 16, 1024, 1024, 50257},
+    kGpt2Large{36, 20, 20, 1280, 1024, 50257}, kGpt2Xl{48, 25, 25, 1600, 1024, 50257};
+constexpr GptShape kSixLayers{6, 6, 6, 384, 256, 4096};
+
+// To try the benchmarks themselves, on the simulated GPU too.
+const Workload kTiny{"tiny", "2 layers, 64 wide, vocabulary 256", {2, 1, 1, 64, 32, 256}, 2, 16};
+
+}  // namespace
+
+int Workload::rows_of_head() const {
+    return head_rows ? std::min(head_rows, tokens()) : default_head_rows(batch, seq_len);
+}
+
+std::string Workload::title() const { return format("%s, B=%d, T=%d", name.c_str(), batch, seq_len); }
+
+std::vector<Workload> default_workloads(bool on_gpu) {
+    if (on_gpu)
+        return {
+            {"124M", "GPT-2 124M", kGpt2Small, 64, 1024},
+            {"1558M", "GPT-2 1558M", kGpt2Xl, 16, 1024},
+            {"350M", "GPT-2 350M", kGpt2Medium, 32, 1024},
+            {"774M", "GPT-2 774M", kGpt2Large, 32, 1024},
+        };
+    return {
+        {"124M", "GPT-2 124M", kGpt2Small, 4, 64},
+        {"small-4", "6 layers, 384 wide, vocabulary 4096", kSixLayers, 4, 256},
+        {"small-8", "6 layers, 384 wide, vocabulary 4096", kSixLayers, 8, 256},
+    };
+}
+
+Workload find_workload(const std::string& key, bool on_gpu) {
+    std::vector<Workload> all = default_workloads(on_gpu);
+    all.push_back(kTiny);
+    std::string keys;
+    for (const Workload& work : all) {
+        if (work.key == key) return work;
+        keys += (keys.empty() ? "" : ", ") + work.key;
+    }
+    fail(Exit::usage, "--workload %s is not known; there are %s", key.c_str(), keys.c_str());
+}
+
+GptOptions options_of(const Workload& work, Dtype precision) {
+    GptOptions options;
+    options.shape = work.shape;
+    options.batch = work.batch, options.seq_len = work.seq_len;
+    options.precision = precision;
+    options.head_rows = work.rows_of_head();
+    return options;
+}

@@ -1,0 +1,229 @@
+#include "kernels/cpu/pool.h"
+
+#include <omp.h>
+#include <pthread.h>
+#include <sched.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdint>
+#include <memory>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "kernels/check.h"
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::microseconds;
+
+constexpr size_t kCacheLine = 64;
+
+// How long a thread spins before it sleeps. A step is a hundred loops and more, with microseconds between them, and
+// waking up takes tens of microseconds: on cores of its own, a thread that waits for the next loop hardly ever sleeps.
+// On shared cores a longer wait means that the awaited thread has lost its core, and it pays to give up this one.
+constexpr microseconds kSpin{1000}, kSpinOnSharedCores{20};
+constexpr microseconds kShared{20'000};  // how long cores count as shared after a thread has lost one
+
+// Whether other programs use the cores, too: then threads of this process lose theirs while they have work to do.
+class SharedCores {
+public:
+    // To be called by threads that wait. The system is queried at most once per kSpinOnSharedCores.
+    bool seen(Clock::time_point now) {
+        const Clock::duration time = now.time_since_epoch();
+        if (time < until_.load()) return true;
+        Clock::duration due = next_query_.load();
+        if (time < due || !next_query_.compare_exchange_strong(due, time + kSpinOnSharedCores)) return false;
+        rusage usage;
+        getrusage(RUSAGE_SELF, &usage);
+        if (losses_.exchange(usage.ru_nivcsw) == usage.ru_nivcsw) return false;
+        until_ = time + kShared;
+        return true;
+    }
+
+private:
+    std::atomic<Clock::duration> next_query_{}, until_{};
+    std::atomic<long> losses_ = 0;  // how often a thread of this process has lost its core
+};
+
+// The indices of a part that no thread has taken yet.
+struct alignas(kCacheLine) Part {
+    std::atomic<size_t> next;
+    size_t end;
+};
+
+// OpenMP's places are sets of cores. It has bound the calling thread to the first one, which the others would inherit:
+// the place of thread `id` of `threads`, or -1 if threads are not bound.
+int place_of(int id, int threads) {
+    const int places = omp_get_num_places();
+    if (places == 0 || omp_get_proc_bind() == omp_proc_bind_false) return -1;
+    const bool is_spread = threads > places || omp_get_proc_bind() == omp_proc_bind_spread;
+    return (std::max(0, omp_get_place_num()) + (is_spread ? int(int64_t(id) * places / threads) : id)) % places;
+}
+
+// Binds the calling thread. If the system refuses, the thread stays where it is, as OpenMP's do.
+void bind_to_place(int place) {
+    std::vector<int> cores(size_t(omp_get_place_num_procs(place)));
+    omp_get_place_proc_ids(place, cores.data());
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    for (int core : cores) CPU_SET(size_t(core), &set);
+    sched_setaffinity(0, sizeof(set), &set);
+}
+
+struct Task {
+    Loop loop;
+    void (*run)(void*, size_t, size_t);
+    void* context;
+};
+
+class Pool {
+public:
+    // One loop at a time has the pool's threads. Not a mutex: a nested loop tries it on the thread that holds it.
+    bool try_claim() { return !is_claimed_.exchange(true, std::memory_order_acquire); }
+    void release() { is_claimed_.store(false, std::memory_order_release); }
+
+    void run(const Task& task, int threads) {
+        start_threads(threads);
+        task_ = task;
+        threads_ = threads;
+        n_parts_ = task.loop.in_order ? 1 : size_t(threads);
+        const size_t share = task.loop.n / n_parts_, left = task.loop.n % n_parts_;  // the first `left` have one more
+        for (size_t i = 0, begin = 0; i < n_parts_; begin = parts_[i++].end) {
+            parts_[i].next.store(begin, std::memory_order_relaxed);
+            parts_[i].end = begin + share + (i < left);
+        }
+        gate_ = kOpen;
+        loops_++;
+        loops_.notify_all();
+        take_chunks(0);
+        if (gate_.fetch_and(~kOpen) != kOpen) wait_for_threads_inside();
+    }
+
+private:
+    // The gate: whether threads may enter the loop, whether the caller sleeps, and how many threads are inside.
+    static constexpr uint32_t kOpen = 1, kCallerSleeps = 2, kInside = 4;
+
+    void start_threads(int threads) {
+        if (threads <= started_) return;
+        parts_ = std::make_unique<Part[]>(size_t(threads));  // no other thread is inside a loop
+        sigset_t all, before;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the threads that expect them
+        int error = 0;
+        while (started_ < threads && !error) {
+            try {
+                const int id = started_, place = place_of(id, threads);
+                std::thread([this, id, place] {
+                    if (place >= 0) bind_to_place(place);
+                    serve(id);
+                }).detach();
+                started_++;
+            } catch (const std::system_error& failure) {
+                error = failure.code().value();
+            }
+        }
+        pthread_sigmask(SIG_SETMASK, &before, nullptr);
+        if (error)
+            fail(Exit::os, "cannot start thread %d of %d: %s", started_ + 1, threads,
+                 std::generic_category().message(error).c_str());
+    }
+
+    [[noreturn]] void serve(int id) {
+        for (uint32_t last = 0;;) {
+            if (!spin_until([&] { return loops_ != last; })) loops_.wait(last);
+            last = loops_;
+            if (!enter()) continue;
+            if (id < threads_) take_chunks(id);
+            leave();
+        }
+    }
+
+    bool enter() {
+        uint32_t gate = gate_;
+        while (gate & kOpen)
+            if (gate_.compare_exchange_weak(gate, gate + kInside)) return true;
+        return false;
+    }
+
+    void leave() {
+        if (gate_.fetch_sub(kInside) == kInside + kCallerSleeps) gate_.notify_one();
+    }
+
+    void wait_for_threads_inside() {
+        if (spin_until([&] { return gate_ < kInside; })) return;
+        uint32_t gate = gate_.fetch_or(kCallerSleeps) | kCallerSleeps;
+        while (gate >= kInside) {
+            gate_.wait(gate);
+            gate = gate_;
+        }
+    }
+
+    void take_chunks(int id) {
+        const size_t chunk = task_.loop.chunk;
+        for (size_t i = 0; i < n_parts_; i++) {
+            Part& part = parts_[(size_t(id) + i) % n_parts_];
+            while (part.next.load(std::memory_order_relaxed) < part.end) {
+                const size_t begin = part.next.fetch_add(chunk, std::memory_order_relaxed);
+                if (begin < part.end) task_.run(task_.context, begin, std::min(part.end, begin + chunk));
+            }
+        }
+    }
+
+    // False: the condition does not hold yet, and it is time to sleep. Reading the clock is the pause between two
+    // looks.
+    template <class Condition> bool spin_until(const Condition& holds) {
+        const Clock::time_point begin = Clock::now();
+        Clock::time_point look = begin + kSpinOnSharedCores;
+        for (;;) {
+            if (holds()) return true;
+            const Clock::time_point now = Clock::now();
+            if (now < look) continue;
+            if (now >= begin + kSpin || shared_cores_.seen(now)) return false;
+            look = now + kSpinOnSharedCores;
+        }
+    }
+
+    // Written by the caller before it opens the gate, read by threads that have entered.
+    Task task_{};
+    int threads_ = 1;  // that share it
+    std::unique_ptr<Part[]> parts_;
+    size_t n_parts_ = 0;
+    int started_ = 1;  // threads, the caller included
+
+    alignas(kCacheLine) std::atomic<uint32_t> loops_ = 0;  // that have begun: what threads wait for
+    alignas(kCacheLine) std::atomic<uint32_t> gate_ = 0;
+    alignas(kCacheLine) std::atomic<bool> is_claimed_ = false;
+    SharedCores shared_cores_;
+};
+
+// Never destroyed: its threads wait in it until the process has ended.
+Pool& pool() {
+    static Pool& pool = *new Pool;
+    return pool;
+}
+
+}  // namespace
+
+int loop_threads() { return std::max(1, omp_get_max_threads()); }
+
+void run_loop(const Loop& loop, void (*run)(void*, size_t, size_t), void* context) {
+    if (loop.n == 0) return;
+    const int threads = loop_threads();
+    if (threads == 1 || !pool().try_claim()) {
+        run(context, 0, loop.n);
+        return;
+    }
+    struct Release {
+        ~Release() { pool().release(); }
+    } release;
+    if (loop.n > loop.chunk)
+        pool().run({loop, run, context}, threads);
+    else
+        run(context, 0, loop.n);
+}

@@ -1,0 +1,57 @@
+// What the three products of a linear layer are to the library, each with the epilogue that it is tried with first.
+#pragma once
+
+#include "kernels/cuda/matmul_plan.h"
+#include "kernels/ops.h"
+
+//     out (rows, n) = inp weight^T + bias      the library's d (n, rows) = weight^T (n, k) inp (k, rows)
+// With pre_gelu the sum, which is what GELU is then applied to.
+template <class T> Product product_of(const ops::MatmulForward<T>& op) {
+    return {.d = op.pre_gelu ? op.pre_gelu : op.out,
+            .a = op.weight,
+            .b = op.inp,
+            .bias = const_cast<T*>(op.bias),
+            .in = dtype_of<T>,
+            .out = dtype_of<T>,
+            .transpose_a = true,
+            .transpose_b = false,
+            .m = op.n,
+            .n = op.rows,
+            .k = op.k,
+            .epilogue = op.bias ? Epilogue::bias : Epilogue::none};
+}
+
+//     dinp (rows, k) = dout weight             d (k, rows) = weight (k, n) dout (n, rows)
+template <class T> Product product_of(const ops::MatmulBackwardInput<T>& op) {
+    return {.d = op.dinp,
+            .a = op.weight,
+            .b = op.dout,
+            .aux = const_cast<T*>(op.pre_gelu),
+            .in = dtype_of<T>,
+            .out = dtype_of<T>,
+            .transpose_a = false,
+            .transpose_b = false,
+            .m = op.k,
+            .n = op.rows,
+            .k = op.n,
+            .epilogue = op.pre_gelu ? Epilogue::dgelu : Epilogue::none};
+}
+
+//     dweight (n, k) = dout^T inp              d (k, n) = inp (k, rows) dout^T (rows, n), d float; dbias: the sums of
+//                                              dout along rows, in the same pass over dout (BGRADB)
+// The library overwrites the bias gradient, whatever it does to d: where it is to be added to, its sums go to scratch.
+template <class T> Product product_of(const ops::MatmulBackwardWeight<T>& op) {
+    return {.d = op.dweight,
+            .a = op.inp,
+            .b = op.dout,
+            .bias = op.dbias && op.accumulate ? op.scratch : op.dbias,
+            .in = dtype_of<T>,
+            .out = Dtype::fp32,
+            .transpose_a = false,
+            .transpose_b = true,
+            .m = op.k,
+            .n = op.n,
+            .k = op.rows,
+            .epilogue = op.dbias ? Epilogue::bias_gradient : Epilogue::none,
+            .accumulate = op.accumulate};
+}

@@ -1,0 +1,113 @@
+"""What gpu_check.py needs to know about the machine: its GPU, the versions of the CUDA libraries, the programs."""
+import os
+import platform
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import cuda_libraries
+import gpu_process
+
+QUERY = "name,driver_version,memory.total,compute_cap,power.limit"
+QUERY_S = 30  # the driver takes seconds to wake the GPU up
+START_S = 60  # for a program to start and to print its help
+# Program -> arguments with which it starts, does nothing and succeeds, also without a GPU.
+PROGRAMS = {
+    "train_gpt": ["--version"],
+    "train_gpt_cpu": ["--version"],
+    "test_cuda": ["--list-tags"],
+    "bench_cuda": ["--help"],
+    "bench_matmul_cuda": ["--help"],
+    "ptx_probe_cuda": ["--list"],
+    "ptx_probe_simt": ["--list"],
+}
+VERSIONS = """
+import ctypes, sys
+runtime, version = ctypes.CDLL(sys.argv[1]), ctypes.c_int()
+if runtime.cudaRuntimeGetVersion(ctypes.byref(version)) == 0: print("cuda", version.value)
+lt = ctypes.CDLL(sys.argv[2]).cublasLtGetVersion
+lt.restype = ctypes.c_size_t
+print("cublas_lt", lt())
+"""
+
+
+def output_of(command, seconds, environment=None):
+    """(exit code or None, what it printed); None also if it takes longer."""
+    log = gpu_process.Log(1 << 16)
+    outcome = gpu_process.run(command, seconds, log, environment=environment)
+    return (None if outcome.timed_out else outcome.code), outcome.error or log.text().strip()
+
+
+def query_gpu():
+    """GPU 0's properties by name. LookupError says why there is none."""
+    if not shutil.which("nvidia-smi"):
+        raise LookupError("nvidia-smi is not there")
+    code, text = output_of(["nvidia-smi", "-i", "0", f"--query-gpu={QUERY}", "--format=csv,noheader"], QUERY_S)
+    if code is None:
+        raise LookupError(f"nvidia-smi does not answer within {QUERY_S} s")
+    values = [value.strip() for value in text.split("\n")[0].split(",")]
+    if code != 0 or len(values) != len(QUERY.split(",")):
+        raise LookupError(f"nvidia-smi finds none: {' '.join(text.split())[:200]}")
+    return dict(zip(("name", "driver", "memory", "capability", "power_limit"), values))
+
+
+def gpu_problem():
+    """Why there is no GPU, or None."""
+    try:
+        query_gpu()
+    except LookupError as problem:
+        return str(problem)
+    return None
+
+
+def dotted(name, number):
+    """CUDA's 13010 is 13.1, cuBLASLt's 130100 is 13.1.0."""
+    if name == "cuda":
+        return f"{number // 1000}.{number % 1000 // 10}"
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+
+def library_versions(libraries):
+    """Versions of the CUDA runtime and of cuBLASLt, as far as they can be loaded; in a process of its own."""
+    paths = [libraries.paths.get(name, "") for name in cuda_libraries.NEEDED]
+    environment = {**os.environ, "LD_LIBRARY_PATH": libraries.ld_library_path}
+    _, text = output_of([sys.executable, "-c", VERSIONS, *paths], QUERY_S, environment)
+    return {name: dotted(name, int(number)) for name, number in re.findall(r"^(cuda|cublas_lt) (\d+)$", text, re.M)}
+
+
+def revision(place):
+    """Of the trainer, as it says itself."""
+    _, text = output_of([place.program("train_gpt"), "--version"], START_S, place.environment())
+    found = re.search(r"^train_gpt (\S+)$", text, re.M)
+    return found[1] if found else "unknown"
+
+
+def describe(place, gpu):
+    """The head of check.json."""
+    return {"gpu": gpu, "libraries": {**library_versions(place.libraries), "paths": place.libraries.paths},
+            "revision": revision(place), "cpus": os.cpu_count(), "python": platform.python_version(),
+            "kernel": platform.release()}
+
+
+def program_problem(place, name):
+    """Why a program does not start, or None."""
+    path = Path(place.program(name))
+    if not os.access(path, os.X_OK):
+        return f"{name} is not in {place.programs}"
+    code, text = output_of([path, *PROGRAMS[name]], START_S, place.environment())
+    if code == 0:
+        return None
+    if code is None:
+        return f"{name} does not start within {START_S} s"
+    return f"{name} does not start: {' '.join(text.split())[-300:] or f'exit code {code}'}"
+
+
+def problems(place):
+    """What else than the GPU is not in order, a sentence each."""
+    found = list(place.libraries.missing)
+    found += [problem for problem in (program_problem(place, name) for name in PROGRAMS) if problem]
+    needed = ["test/program/gpu_trainer.py", "test/reference/heads_2x64/config.json", "configs/gpt2_124M.json",
+              "dev/peer_torch.py"]
+    found += [f"{path} is not in {place.root}" for path in needed if not (place.root / path).exists()]
+    return found

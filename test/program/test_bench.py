@@ -1,0 +1,159 @@
+"""The benchmarks on the simulated GPU: what they write, when, and that the ops they time are those of a step.
+
+The simulated clock gives each piece of queued work a microsecond, so that times count launches and nothing depends on
+how fast this machine is.
+"""
+import json
+import subprocess
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+from trainer import ENVIRONMENT, ROOT
+
+WORK_MS = 1e-3  # of a kernel, a copy or a product
+# Copies of a step: its scalars, tokens and targets, votes; the norm, and losses with votes.
+COPIES = 6
+
+
+class BenchTest(unittest.TestCase):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.dir = Path(temporary.name)
+
+    def run_bench(self, *args, program="bench_simt", expect=0):
+        """What the program said, and the JSON that it left."""
+        options = ["--choices", ""] if program == "bench_simt" else []  # nothing is tuned, which takes seconds here
+        command = [ROOT / "build" / program, *args, "--json", self.dir / "bench.json", *options]
+        result = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300, env=ENVIRONMENT)
+        self.assertEqual(result.returncode, expect, result.stdout + result.stderr)
+        path = self.dir / "bench.json"
+        return result.stdout + result.stderr, json.loads(path.read_text()) if path.exists() else None
+
+
+class Bench(BenchTest):
+    def test_roofs_then_ops_against_them(self):
+        _, roofs = self.run_bench("--roofs", "--seconds", "0.05")
+        self.assertEqual(set(roofs), {"device", "matmul_path", "roofs"})
+        self.assertEqual(set(roofs["roofs"]), {"copy_gb_per_s", "bf16_tflops"})
+        copy, product = roofs["roofs"]["copy_gb_per_s"] * 1e9, roofs["roofs"]["bf16_tflops"] * 1e12
+        (self.dir / "bench.json").rename(self.dir / "roofs.json")
+
+        said, ops = self.run_bench("bf16", "--workload", "tiny", "--ops-only", "--roofs-from", self.dir / "roofs.json",
+                                   "--seconds", "0.01")
+        self.assertEqual(ops["roofs"], roofs["roofs"])
+        self.assertNotIn("measured again", said)
+        result, = ops["results"]
+        self.assertEqual((result["workload"], result["precision"], result["head_rows"]), ("tiny", "bf16", 32))
+        self.assertNotIn("step_ms", result)
+        self.assertAlmostEqual(sum(op["share"] for op in result["ops"]), 1)
+        for op in result["ops"] + result["variants"]:
+            roof_ms = 1000 * max(op["flops"] / product, op["bytes"] / copy)
+            self.assertAlmostEqual(op["roof_share"], roof_ms / op["ms"])
+            self.assertAlmostEqual(op["ms_above_roof"], op["calls"] * (op["ms"] - roof_ms))
+            self.assertAlmostEqual(op["total_ms"], op["calls"] * op["ms"])
+            self.assertLessEqual(op["ms_min"], op["ms"])
+            self.assertLessEqual(op["ms"], op["ms_max"])
+        names = {op["name"] for op in result["ops"]}
+        self.assertTrue({variant["of"] for variant in result["variants"]} <= names)
+
+    def test_work_is_counted_from_the_shapes(self):
+        _, report = self.run_bench("bf16", "--workload", "tiny", "--ops-only", "--seconds", "0.01")
+        ops = {op["name"]: op for op in report["results"][0]["ops"]}
+        rows, width, length, half = 32, 64, 16, 2
+        self.assertEqual(ops["fc backward weight"]["flops"], 2 * rows * width * 4 * width)
+        self.assertEqual(ops["fc backward weight"]["bytes"], half * (rows * width + rows * 4 * width)
+                         + 4 * width * 4 * width)
+        # Two products of (length, width) and (width, length), half of them below the diagonal; five backward.
+        self.assertEqual(ops["attention forward"]["flops"], 2 * 2 * rows * length * width / 2)
+        self.assertEqual(ops["attention backward"]["flops"], 5 * 2 * rows * length * width / 2)
+        self.assertEqual(ops["norm backward"]["bytes"], half * 4 * rows * width)
+
+    def check_ops_are_a_step(self, *args, chunks):
+        said, report = self.run_bench("bf16", "--workload", "tiny", "--seconds", "0.01", *args)
+        result, = report["results"]
+        total = sum(op["total_ms"] for op in result["ops"])
+        self.assertAlmostEqual(result["step_ms"], total + COPIES * WORK_MS, places=6, msg=said)
+        calls = {op["name"]: op["calls"] for op in result["ops"]}
+        self.assertEqual((calls["head forward"], calls["cross entropy"]), (chunks, chunks))
+        return result
+
+    def test_the_ops_are_all_that_a_step_launches(self):
+        result = self.check_ops_are_a_step(chunks=1)
+        self.assertGreaterEqual(result["steps"], 3)
+        self.assertNotIn("mfu", result)  # nobody knows the peak of this GPU
+        self.assertAlmostEqual(result["tokens_per_s"], 32 / result["step_ms"] * 1000)
+
+    def test_the_ops_are_all_that_a_step_launches_with_logits_in_parts(self):
+        self.check_ops_are_a_step("--head-rows", "8", chunks=4)
+
+    def test_roofs_that_are_not_there_are_measured(self):
+        said, report = self.run_bench("bf16", "--workload", "tiny", "--ops-only", "--seconds", "0.01", "--roofs-from",
+                                      self.dir / "absent.json")
+        self.assertIn("measured again", said)
+        self.assertIn("copy_gb_per_s", report["roofs"])
+
+    def test_what_was_measured_before_a_kill_stays(self):
+        path = self.dir / "bench.json"
+        process = subprocess.Popen([ROOT / "build/bench_simt", "--workload", "tiny", "--steps-only", "--seconds", "1e6",
+                                    "--json", path, "--choices", ""], stdout=subprocess.DEVNULL, env=ENVIRONMENT)
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        deadline = time.monotonic() + 120
+        while not path.exists():
+            self.assertLess(time.monotonic(), deadline, "no step was written")
+            time.sleep(0.05)
+        process.kill()
+        process.wait()
+        result, = json.loads(path.read_text())["results"]
+        self.assertGreater(result["step_ms"], 0)
+
+    def test_wrong_arguments(self):
+        said, _ = self.run_bench("--workload", "huge", expect=64)
+        self.assertIn("--workload huge is not known; there are 124M", said)
+        result = subprocess.run([ROOT / "build/bench_simt", "--roofs", "--ops-only"], capture_output=True)
+        self.assertNotEqual(result.returncode, 0)
+
+
+class Matmul(BenchTest):
+    REPEATS = 6
+
+    def run_matmul(self, *args):
+        return self.run_bench("--workload", "tiny", *args, program="bench_matmul_simt")
+
+    def test_every_product_and_its_algorithms(self):
+        said, report = self.run_matmul("--repeats", self.REPEATS)
+        products = {product["name"]: product for product in report["products"]}
+        kinds = ("forward", "backward input", "backward weight", "backward weight, adding")
+        self.assertEqual(set(products), {f"{layer} {kind}" for kind in kinds
+                                         for layer in ("qkv", "attn_proj", "fc", "fc_proj", "head")})
+        self.assertEqual([products[name]["epilogue"] for name in
+                          ("qkv forward", "fc forward", "fc_proj backward input", "fc backward input",
+                           "fc backward weight", "head forward", "head backward weight")],
+                         ["bias", "bias", "dgelu", "none", "bias_gradient", "none", "none"])
+        for name, product in products.items():
+            self.assertEqual(product["accumulate"], name.endswith("adding"))
+            self.assertEqual((product["in"], product["out"]), ("bf16", "fp32" if "weight" in name else "bf16"))
+            self.assertEqual((product["candidates"], product["excluded_candidates"]), (4, 3), name)
+            self.assertEqual((product["chosen"]["repeats"], product["chosen"]["mismatches"]), (self.REPEATS, 0), name)
+            self.assertNotIn("in place", product["chosen"]["algorithm"])
+            self.assertIn("reduction in place", product["excluded"]["algorithm"])
+            flops = 2 * product["m"] * product["n"] * product["k"]
+            self.assertAlmostEqual(product["chosen"]["tflops"], flops / product["chosen"]["ms"] * 1e-9)
+            if product["out"] == "fp32":  # this algorithm gives other bits every second time, below bf16's precision
+                self.assertEqual(product["excluded"]["mismatches"], self.REPEATS // 2, name)
+            self.assertEqual("plain_ms" in product, product["epilogue"] == "bias_gradient")
+            self.assertEqual("column_sums_ms" in product, product["epilogue"] == "bias_gradient")
+        self.assertIn("3 of 6 runs differ", said)
+
+    def test_the_most_arithmetic_comes_first_and_time_ends_it(self):
+        _, report = self.run_matmul("--repeats", 2, "--seconds", 0.001)
+        self.assertEqual([product["name"] for product in report["products"]], ["fc forward"])
+        said, _ = self.run_matmul("--repeats", 2, "--seconds", 0)
+        self.assertIn("20 more products: no time is left", said)
+
+
+if __name__ == "__main__":
+    unittest.main()
