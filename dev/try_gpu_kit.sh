@@ -57,7 +57,8 @@ run="LD_LIBRARY_PATH=$path"
 expect 0 'between ranks: NCCL 2\.' "$run build/train_gpt --version"
 expect 0 'total' "$run build/train_gpt plan configs/gpt2_124M.json --gpus 8 --gpu h200"
 expect 71 'no NVIDIA driver' "$run build/train_gpt $small --fresh"
-expect 71 'rank 0 on .* has no GPU: no NVIDIA driver' "$run build/train_gpt --nproc 2 $small --set train.batch_size=4 --fresh"
+two="--nproc 2 $small --set train.batch_size=4 --fresh"
+expect 71 'rank 0 on .* has no GPU: no NVIDIA driver' "$run build/train_gpt $two"
 for program in "$folder"/root/gpu_kit/build/*_cuda; do
     expect '[1-9][0-9]*' 'driver' "$run build/${program##*/}"
 done
