@@ -40,7 +40,7 @@ expect 69 'libcublasLt.so.13 \(cuBLASLt\) was not found in .*pip install' script
 expect 69 'not in order: libcublasLt.so.13 \(cuBLASLt\) was not found in .*pip install' 'scripts/gpu_check.py measure'
 expect 0 'CPU' 'build/train_gpt_cpu --version'
 
-small="configs/quickstart.json --set run.dir=/run --set data.train=/data/train_000000.bin --set data.val=
+small="configs/quickstart.json --set run.dir=/small --set data.train=/data/train_000000.bin --set data.val=
     --set data.tokenizer= --set model.vocab_size=257 --set train.max_steps=20 --set schedule.warmup_steps=5
     --set eval.every_steps=0 --set sample.every_steps=0 --set log.every_steps=5"
 small=${small//$'\n'/}
@@ -57,7 +57,8 @@ run="LD_LIBRARY_PATH=$path"
 expect 0 'between ranks: NCCL 2\.' "$run build/train_gpt --version"
 expect 0 'total' "$run build/train_gpt plan configs/gpt2_124M.json --gpus 8 --gpu h200"
 expect 71 'no NVIDIA driver' "$run build/train_gpt $small --fresh"
-expect 71 'rank 0 on .* has no GPU: no NVIDIA driver' "$run build/train_gpt --nproc 2 $small --fresh"
+two="--nproc 2 $small --set train.batch_size=4 --fresh"
+expect 71 'rank 0 on .* has no GPU: no NVIDIA driver' "$run build/train_gpt $two"
 for program in "$folder"/root/gpu_kit/build/*_cuda; do
     expect '[1-9][0-9]*' 'driver' "$run build/${program##*/}"
 done

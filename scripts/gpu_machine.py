@@ -16,7 +16,7 @@ START_S = 60  # for a program to start and to print its help
 PROGRAMS = {
     "train_gpt": ["--version"],
     "train_gpt_cpu": ["--version"],
-    "test_cuda": ["--list-tags"],
+    "test_cuda": ["--help"],
     "bench_cuda": ["--help"],
     "bench_matmul_cuda": ["--help"],
     "ptx_probe_cuda": ["--list"],
