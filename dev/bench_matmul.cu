@@ -116,18 +116,6 @@ MatmulWorkspace workspace() {
     return {.memory = memory.data(), .bytes = memory.bytes()};
 }
 
-const char* name_of(Epilogue epilogue) {
-    switch (epilogue) {
-        case Epilogue::none: return "none";
-        case Epilogue::bias: return "bias";
-        case Epilogue::gelu: return "gelu";
-        case Epilogue::gelu_bias: return "gelu_bias";
-        case Epilogue::dgelu: return "dgelu";
-        case Epilogue::bias_gradient: return "bias_gradient";
-    }
-    return "?";
-}
-
 // An attribute of an algorithm, of the library's type for it; -1 where the library has no answer.
 template <class Value>
 long attribute(const cublasLtMatmulAlgo_t& algorithm, cublasLtMatmulAlgoConfigAttributes_t which) {

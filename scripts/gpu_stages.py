@@ -259,7 +259,7 @@ def read_matmul(place, stage, output):
     if without:
         detail += f", no algorithm for {len(without)}"
     # Where the library has no fused epilogue, training adds it to the plain product.
-    good = bool(products) and mismatches == 0 and all(one["epilogue"] != "none" for one in without)
+    good = bool(products) and mismatches == 0 and all(one["epilogue"] != "plain" for one in without)
     return Reading(detail, figures, good)
 
 

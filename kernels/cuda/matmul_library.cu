@@ -25,18 +25,6 @@ int alignment_of(const void* pointer) {
     return pointer ? 1 << std::countr_zero(reinterpret_cast<uintptr_t>(pointer) | kMostAlignment) : 0;
 }
 
-const char* name_of(Epilogue epilogue) {
-    switch (epilogue) {
-        case Epilogue::none: return "plain";
-        case Epilogue::bias: return "bias";
-        case Epilogue::gelu: return "gelu";
-        case Epilogue::gelu_bias: return "gelu_bias";
-        case Epilogue::dgelu: return "dgelu";
-        case Epilogue::bias_gradient: return "bias_gradient";
-    }
-    return "?";
-}
-
 cudaDataType_t library_type(Dtype dtype) {
     return dtype == Dtype::fp32 ? CUDA_R_32F : dtype == Dtype::bf16 ? CUDA_R_16BF : CUDA_R_16F;
 }
@@ -102,6 +90,18 @@ bool is_deterministic(const cublasLtMatmulAlgo_t& algorithm) {
 }
 
 }  // namespace
+
+const char* name_of(Epilogue epilogue) {
+    switch (epilogue) {
+        case Epilogue::none: return "plain";
+        case Epilogue::bias: return "bias";
+        case Epilogue::gelu: return "gelu";
+        case Epilogue::gelu_bias: return "gelu_bias";
+        case Epilogue::dgelu: return "dgelu";
+        case Epilogue::bias_gradient: return "bias_gradient";
+    }
+    return "?";
+}
 
 void check_cublas(cublasStatus_t status, const char* call) {
     if (status != CUBLAS_STATUS_SUCCESS) fail(Exit::os, "%s failed: %s", call, cublasLtGetStatusName(status));

@@ -132,7 +132,7 @@ class Matmul(BenchTest):
         self.assertEqual([products[name]["epilogue"] for name in
                           ("qkv forward", "fc forward", "fc_proj backward input", "fc backward input",
                            "fc backward weight", "head forward", "head backward weight")],
-                         ["bias", "bias", "dgelu", "none", "bias_gradient", "none", "none"])
+                         ["bias", "bias", "dgelu", "plain", "bias_gradient", "plain", "plain"])
         for name, product in products.items():
             self.assertEqual(product["accumulate"], name.endswith("adding"))
             self.assertEqual((product["in"], product["out"]), ("bf16", "fp32" if "weight" in name else "bf16"))

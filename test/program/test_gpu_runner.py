@@ -242,10 +242,10 @@ class Matmuls(Folder):
         return gpu_stages.read_matmul(self.place, stage, "")
 
     def test_a_fused_epilogue_may_be_missing_and_a_plain_product_may_not(self):
-        self.assertTrue(self.reading(("none", 1, 0), ("bias_gradient", None, 0)).good)
-        self.assertIn("no algorithm for 1", self.reading(("none", 1, 0), ("dgelu", None, 0)).detail)
-        self.assertFalse(self.reading(("bias", 1, 0), ("none", None, 0)).good)
-        self.assertFalse(self.reading(("none", 1, 2)).good)
+        self.assertTrue(self.reading(("plain", 1, 0), ("bias_gradient", None, 0)).good)
+        self.assertIn("no algorithm for 1", self.reading(("plain", 1, 0), ("dgelu", None, 0)).detail)
+        self.assertFalse(self.reading(("bias", 1, 0), ("plain", None, 0)).good)
+        self.assertFalse(self.reading(("plain", 1, 2)).good)
         self.assertFalse(self.reading().good)
 
 
