@@ -16,8 +16,10 @@ REVISION := $(shell git describe --always --dirty --abbrev=12 2>/dev/null || ech
 
 comma    := ,
 
-# g++ 12 wrongly warns of std::string's insides at -O3 (GCC bug 105651); clang does not know that warning.
-WARNINGS := -Wall -Wextra -Wshadow $(if $(filter 1,$(WERROR)),-Werror) -Wno-restrict -Wno-unknown-warning-option
+# g++ 12 wrongly warns of std::string's insides at -O3 (GCC bug 105651). clang does not know that warning, and has one
+# for loops that it cannot vectorise.
+WARNINGS := -Wall -Wextra -Wshadow $(if $(filter 1,$(WERROR)),-Werror) -Wno-restrict -Wno-unknown-warning-option \
+            -Wno-pass-failed
 
 CXXFLAGS  = -std=c++20 $(OPT) -march=$(MARCH) -fno-math-errno -fno-trapping-math -fopenmp -g1 -I. -MMD -MP \
             $(if $(DEPS),-isystem $(DEPS)/include) $(WARNINGS) $(EXTRA)
