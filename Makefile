@@ -57,7 +57,8 @@ HOST_SOURCES := $(wildcard model/*.cpp runtime/*.cpp data/*.cpp)
 TEST_SOURCES := $(wildcard test/*.cpp)
 # The cases that hold on every device.
 SEAM_TESTS   := $(wildcard test/test_ops_*.cpp) $(addprefix test/test_,comm.cpp device.cpp stopwatch.cpp)
-OPS_TESTS    := $(SEAM_TESTS) $(wildcard test/test_model*.cpp test/reference*.cpp) test/allocations.cpp test/main.cpp
+OPS_TESTS    := $(SEAM_TESTS) $(wildcard test/test_model*.cpp test/reference*.cpp) test/allocations.cpp \
+                test/main.cpp test/run_tests.cpp
 BENCH        := $(filter-out dev/bench_matmul%,$(wildcard dev/bench*.cpp))
 BENCH_MATMUL := $(addprefix dev/bench_,matmul.cpp report.cpp timing.cpp workloads.cpp)
 PROBE        := $(wildcard test/ptx_probe/*.cu)
@@ -70,7 +71,7 @@ CPU_LIBS      = -ldnnl $(if $(filter 1,$(MPI)),$(MPI_LIBS)) $(LIBS)
 
 # Catch2 3 is a library, Catch2 2 is one header.
 CATCH_3    := $(wildcard $(addsuffix /catch2/catch_all.hpp,$(DEPS:=/include) /usr/include /usr/local/include))
-CATCH_LIBS := $(if $(CATCH_3),-lCatch2Main -lCatch2)
+CATCH_LIBS := $(if $(CATCH_3),-lCatch2)
 
 GENCODE   := $(if $(filter native,$(ARCH)),-arch=native,\
                $(foreach arch,$(ARCH),-gencode=arch=compute_$(arch),code=sm_$(arch)) \
@@ -115,16 +116,18 @@ $(BUILD)/bench_matmul_cuda: $(call object,$(BENCH_MATMUL) dev/bench_matmul.cu) $
 	$(CXX) $(CXXFLAGS) -o $@ $(filter %.o,$^) $(GPU_LIBS)
 
 # The simulated GPU: the CUDA sources as C++ against test/simt, and the cases that test the CPU's ops. The simulator is
-# not under test: built without sanitizers and linked first, so that its inline functions are the ones that stay.
-# Misaligned vectors are always looked for; those calls end in test/simt/alignment.cpp.
+# not under test: built without sanitizers and linked first, so that its inline functions are the ones that stay. The
+# cases of single ops are not under test either: the CPU's objects, linked last. Misaligned vectors are always looked
+# for; those calls end in test/simt/alignment.cpp.
 SIMT_FLAGS   := -std=c++20 -march=$(MARCH) -fno-math-errno -g1 -I. -Itest/simt/include -MMD -MP \
                 $(if $(DEPS),-isystem $(DEPS)/include) $(WARNINGS) -Wno-unknown-pragmas \
                 -Wno-unused-const-variable -DCUDA_ARCHITECTURES='"simulated"'
 SIMT_CORE    := $(patsubst %,$(BUILD)/simt_core/%.o,$(filter-out test/simt/test_% test/simt/main.cpp, \
                   $(wildcard test/simt/*.cpp)))
-SIMT_TESTED  := $(CUDA_SOURCES) $(wildcard test/simt/test_*.cpp) $(SEAM_TESTS) test/reference.cpp
+SIMT_CASES   := $(filter test/test_ops_%,$(SEAM_TESTS))
+SIMT_TESTED  := $(CUDA_SOURCES) $(wildcard test/simt/test_*.cpp) $(filter-out $(SIMT_CASES),$(SEAM_TESTS))
 simt_objects  = $(SIMT_CORE) $(BUILD)/simt_core/test/simt/main.cpp.o $(SIMT_TESTED:%=$(BUILD)/$(1)/%.o) \
-                $(call object,$(LAUNCHER_NONE))
+                $(call object,$(SIMT_CASES) test/reference.cpp test/run_tests.cpp $(LAUNCHER_NONE))
 SIMT_LAUNCHER := $(if $(filter 1,$(MPI)),kernels/cpu/launcher_mpi.cpp,$(LAUNCHER_NONE))
 
 $(BUILD)/test_simt: $(call simt_objects,simt)
@@ -151,8 +154,8 @@ $(BUILD)/train_gpt_simt_dlopen: $(filter-out $(STAND_IN:%=$(BUILD)/simt_core/%.o
 	$(CXX) -fopenmp -rdynamic -o $@ $(filter %.o,$^) $(LIBS)
 
 # The pool of threads and its tests under ThreadSanitizer, which cannot follow OpenMP's own threads.
-POOL_TSAN := $(patsubst %,$(BUILD)/tsan/%.o,kernels/cpu/pool.cpp test/test_pool.cpp test/main.cpp)
-$(BUILD)/test_pool_tsan: $(POOL_TSAN)
+POOL_TSAN := $(patsubst %,$(BUILD)/tsan/%.o,kernels/cpu/pool.cpp test/test_pool.cpp)
+$(BUILD)/test_pool_tsan: $(POOL_TSAN) $(call object,test/main.cpp test/run_tests.cpp)
 	$(CXX) -fsanitize=thread -fopenmp -o $@ $^ $(CATCH_LIBS)
 $(BUILD)/tsan/%.cpp.o: %.cpp
 	@mkdir -p $(@D)

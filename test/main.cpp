@@ -1,3 +1,4 @@
-// The tests' main() comes from Catch2: version 2 makes it here, version 3 has it in its library and ignores the define.
-#define CATCH_CONFIG_MAIN
-#include "test/catch.h"
+// main() of every test program but the simulated GPU's.
+#include "test/run_tests.h"
+
+int main(int argc, char** argv) { return run_tests(argc, argv); }

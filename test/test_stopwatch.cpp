@@ -41,7 +41,7 @@ TEST_CASE("a stopwatch adds up laps that have finished, each once", "[stopwatch]
 }
 
 TEST_CASE("a stopwatch leaves out what a stream does between laps", "[stopwatch]") {
-    DeviceBuffer buffer(size_t(256) << 10);
+    DeviceBuffer buffer(size_t(64) << 10);
     Stopwatch watch;
     double inside = 1e9, outside = 1e9;  // the best of some, as others use the machine too
     for (int trial = 0; trial < 5; trial++) {

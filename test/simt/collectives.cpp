@@ -60,7 +60,7 @@ static Meeting& join(uint32_t mask, bool may_end, const char* what) {
 static void open(Meeting& meeting) {
     meeting.arrived = 0;
     meeting.generation++;
-    wake(&meeting);
+    wake_warp(me().warp(), &meeting);
 }
 
 static void await_next(const Meeting& meeting, unsigned generation) {

@@ -19,7 +19,10 @@ namespace {
 struct Abandoned {};
 
 // Under the race detector, blocks that follow each other run on different strands: the same strand would order them.
+// It takes time in proportion to all strands that there are, at each barrier of each thread: large blocks take turns on
+// two sets, small ones on three.
 constexpr int kStrandSets = 3;
+constexpr uint32_t kSmallBlock = 256;
 
 struct Scheduler {
     void* sp = nullptr;
@@ -30,9 +33,10 @@ struct Scheduler {
     Fiber* came_from = nullptr;
     int current_warp = 0;
     bool only_askers = false;                 // every thread that runs only asks whether something has happened
-    char started = 0, finished = 0;           // orders: before the block's first instruction, after its last
+    char started = 0, finished = 0;           // orders: before the grid's first instruction, after its last
     std::deque<Strand> strands[kStrandSets];  // of a set, by the thread's number in the cluster
     int set = 0;
+    bool used_sets[kStrandSets] = {};     // by this grid
     std::set<std::string> async_kernels;  // those that have used asynchronous units
     bool async_orders = false;            // this launch has orders for them
 };
@@ -111,6 +115,7 @@ void end_of_thread(Fiber& fiber) {
     fiber.done = true;
     set_runnable(fiber, false);
     m.alive--;
+    m.lanes_alive[fiber.warp()] &= ~(1u << fiber.lane());
     fiber.block->alive--;
     fiber.block->exited++;
     if (m.abandoning) return;
@@ -123,7 +128,7 @@ void end_of_thread(Fiber& fiber) {
         } else if (meeting.arrived == (meeting.mask & lanes_alive(fiber.warp()))) {
             meeting.arrived = 0;
             meeting.generation++;
-            wake(&meeting);
+            wake_warp(fiber.warp(), &meeting);
         }
     }
     const Barrier& barrier = fiber.block->named[0];
@@ -155,7 +160,6 @@ void end_of_thread(Fiber& fiber) {
         } catch (const Abandoned&) {
             // Whoever caused it has recorded the fault.
         }
-        release_order(&s.finished);
         Fiber* next = nullptr;
         {
             Quiet quiet;
@@ -208,8 +212,8 @@ void prepare_cluster(const Grid& grid, uint32_t first_block) {
     m.alive = threads * grid.cluster;
     m.abandoning = false;
     m.cluster_barrier.arrived = 0;
-    for (auto& of_warp : m.meetings)
-        for (Meeting& meeting : of_warp) meeting.arrived = 0;
+    for (int warp = 0; warp < m.fiber_count / kWarpLanes; warp++)
+        for (Meeting& meeting : m.meetings[warp]) meeting.arrived = 0;
     forget_orders(grid.cluster);
     for (int rank = 0; rank < grid.cluster; rank++) {
         Block& block = m.blocks[rank];
@@ -221,10 +225,10 @@ void prepare_cluster(const Grid& grid, uint32_t first_block) {
         for (Barrier& barrier : block.named) barrier.arrived = 0;
         prepare_arena(block, grid.shared_bytes);
     }
-    release_order(&s.started);
     std::fill(std::begin(m.runnable), std::end(m.runnable), 0u);
+    std::fill(std::begin(m.lanes_alive), std::end(m.lanes_alive), 0u);
     for (int id = 0; id < m.fiber_count; id++) {
-        Fiber& fiber = m.fibers[size_t(id)];
+        Fiber& fiber = m.fibers[id];
         const int t = id % padded;
         fiber.id = id;
         fiber.local = t;
@@ -236,6 +240,7 @@ void prepare_cluster(const Grid& grid, uint32_t first_block) {
         fiber.fenced = false;
         fiber.last_atomic = nullptr;
         if (fiber.done) continue;
+        m.lanes_alive[fiber.warp()] |= 1u << fiber.lane();
         const auto x = grid.threads.x, y = grid.threads.y;
         fiber.thread = {uint32_t(t) % x, uint32_t(t) / x % y, uint32_t(t) / (x * y)};
         prepare_strand(fiber);
@@ -250,7 +255,7 @@ bool poll() {
     Machine& m = machine();
     bool woke = false;
     for (int id = 0; id < m.fiber_count; id++) {
-        Fiber& fiber = m.fibers[size_t(id)];
+        Fiber& fiber = m.fibers[id];
         if (fiber.done || !fiber.ready || !fiber.ready(fiber.ready_argument)) continue;
         fiber.ready = nullptr;
         set_runnable(fiber, true);
@@ -274,7 +279,7 @@ void report_deadlock() {
     Machine& m = machine();
     std::map<std::string, std::vector<int>> waiting;
     for (int id = 0; id < m.fiber_count; id++) {
-        const Fiber& fiber = m.fibers[size_t(id)];
+        const Fiber& fiber = m.fibers[id];
         if (fiber.done) continue;
         std::string what = fiber.waits ? fiber.waits : "?";
         const Meeting& meeting = m.meetings[fiber.warp()][0];
@@ -317,7 +322,7 @@ void run_cluster() {
     }
     // After a fault: every thread that still stands somewhere is unwound from there.
     for (int id = 0; id < m.fiber_count; id++) {
-        Fiber& fiber = m.fibers[size_t(id)];
+        Fiber& fiber = m.fibers[id];
         if (!fiber.done) switch_to(nullptr, &fiber);
     }
 }
@@ -335,16 +340,23 @@ Fiber& me() {
     return *m.me;
 }
 
-uint32_t lanes_alive(int warp) {
-    uint32_t alive = 0;
-    for (int lane = 0; lane < kWarpLanes; lane++)
-        if (!machine().fibers[size_t(warp * kWarpLanes + lane)].done) alive |= 1u << lane;
-    return alive;
-}
-
 std::vector<Hooks>& hooks() {
     static std::vector<Hooks> instance;
     return instance;
+}
+
+// What the threads of the grid did happened before what the host does next. Once a grid: under the race detector an
+// order takes some microseconds for each of the thousands of strands.
+static void join_strands() {
+    if (!tsan()) return;
+    Scheduler& s = scheduler();
+    for (int set = 0; set < kStrandSets; set++) {
+        const size_t most = std::min(s.strands[set].size(), size_t(machine().fiber_count));
+        for (size_t id = 0; s.used_sets[set] && id < most; id++)
+            if (void* order = s.strands[set][id].tsan[0]) on_order(order, [&] { __tsan_release(&s.finished); });
+        s.used_sets[set] = false;
+    }
+    __tsan_acquire(&s.finished);
 }
 
 void run_grid(const Grid& grid) {
@@ -355,12 +367,16 @@ void run_grid(const Grid& grid) {
     s.async_orders = tsan() && s.async_kernels.count(grid.name);
     s.tsan = tsan() ? __tsan_get_current_fiber() : nullptr;
     m.cluster = 0;
+    release_order(&s.started);
+    const uint32_t resident = grid.threads.x * grid.threads.y * grid.threads.z * uint32_t(grid.cluster);
+    const int sets = resident <= kSmallBlock ? kStrandSets : 2;
     std::vector<uint32_t> order(grid.blocks.x * grid.blocks.y * grid.blocks.z / uint32_t(grid.cluster));
     std::iota(order.rbegin(), order.rend(), 0u);  // the last block first: nobody may count on the first
     if (options().seed)
         for (size_t i = order.size(); i > 1; i--) std::swap(order[i - 1], order[random_below(uint32_t(i))]);
     for (uint32_t cluster : order) {
-        if (tsan()) s.set = options().seed ? int(random_below(kStrandSets)) : (s.set + 1) % kStrandSets;
+        if (tsan()) s.set = options().seed ? int(random_below(uint32_t(sets))) : (s.set + 1) % sets;
+        s.used_sets[s.set] = true;
         prepare_cluster(grid, cluster * uint32_t(grid.cluster));
         for (const Hooks& hook : hooks())
             if (hook.on_start) hook.on_start();
@@ -370,7 +386,7 @@ void run_grid(const Grid& grid) {
         for (int rank = 0; rank < m.cluster; rank++) check_arena(m.blocks[rank], grid.shared_bytes);
         if (m.abandoning) break;
     }
-    acquire_order(&s.finished);
+    join_strands();
     m.grid = nullptr;
     m.fiber_count = 0;
     m.abandoning = false;
@@ -385,13 +401,16 @@ void wait_for_key(const void* key, const char* what) {
     fiber.key = nullptr;
 }
 
-void wake(const void* key) {
-    Machine& m = machine();
-    for (int id = 0; id < m.fiber_count; id++) {
-        Fiber& fiber = m.fibers[size_t(id)];
+static void wake_range(int first, int end, const void* key) {
+    for (int id = first; id < end; id++) {
+        const Fiber& fiber = machine().fibers[id];
         if (fiber.key == key && !fiber.done) set_runnable(fiber, true);
     }
 }
+
+void wake(const void* key) { wake_range(0, machine().fiber_count, key); }
+
+void wake_warp(int warp, const void* key) { wake_range(warp * kWarpLanes, (warp + 1) * kWarpLanes, key); }
 
 void wait_until(bool (*ready)(void*), void* argument, const char* what) {
     Fiber& fiber = me();
@@ -425,7 +444,6 @@ void stop_broken_thread() {
     Fiber& fiber = *m.me;
     fiber.strand->broken = true;
     m.abandoning = true;
-    release_order(&scheduler().finished);
     end_of_thread(fiber);
     switch_to(&fiber, nullptr);
 }
@@ -442,7 +460,7 @@ void* async_order(Fiber& fiber) {
         s.async_kernels.insert(m.grid->name);
         auto each = [&](auto work) {
             for (int id = 0; id < m.fiber_count; id++)
-                if (Fiber& other = m.fibers[size_t(id)]; !other.done) work(other);
+                if (Fiber& other = m.fibers[id]; !other.done) work(other);
         };
         __tsan_release(&so_far);
         each([&](Fiber& other) {

@@ -47,7 +47,8 @@ struct Meeting {
 };
 
 struct Block {
-    char* arena = nullptr;  // its shared memory
+    char* arena = nullptr;              // its shared memory
+    uint32_t used_bytes = kArenaBytes;  // behind these the arena is as a fresh one
     uint3 index{};
     int rank = 0, alive = 0, exited = 0;
     Barrier named[kNamedBarriers];
@@ -95,9 +96,9 @@ struct Machine {
     const Grid* grid = nullptr;
     Fiber* me = nullptr;  // the running thread
     Block blocks[kMaxCluster];
-    std::vector<Fiber> fibers{size_t(kMaxThreads) * kMaxCluster};  // never moved: suspended threads point at theirs
+    Fiber fibers[kMaxThreads * kMaxCluster];  // suspended threads point at theirs
     int cluster = 1, fiber_count = 0, alive = 0;
-    uint32_t runnable[kMaxWarps] = {};
+    uint32_t runnable[kMaxWarps] = {}, lanes_alive[kMaxWarps] = {};
     Meeting meetings[kMaxWarps][kWarpLanes];  // by the lowest lane of the mask
     Barrier cluster_barrier;
     bool abandoning = false;
@@ -107,22 +108,24 @@ struct Machine {
     dim3 block_dim, grid_dim;
 };
 
-Machine& machine();
+[[gnu::const]] Machine& machine();
 
 // The running thread; a fault where none runs.
 Fiber& me();
 
 // The lanes of a warp that have not ended.
-uint32_t lanes_alive(int warp);
+inline uint32_t lanes_alive(int warp) { return machine().lanes_alive[warp]; }
 
 // Runs all blocks of a grid, in the order of the options. Faults are recorded, never thrown.
 void run_grid(const Grid& grid);
 
 // ---- waiting ----
 
-// Suspends the running thread until wake(key).
+// Suspends the running thread until wake(key) or wake_warp(key).
 void wait_for_key(const void* key, const char* what);
 void wake(const void* key);
+// Where all who may wait are threads of one warp.
+void wake_warp(int warp, const void* key);
 
 void wait_until(bool (*ready)(void*), void* argument, const char* what);
 
@@ -144,7 +147,7 @@ void yield();
 
 // Before and after a block: fresh memory, and whether something was written behind it.
 void prepare_arena(Block& block, uint32_t shared_bytes);
-void check_arena(const Block& block, uint32_t shared_bytes);
+void check_arena(Block& block, uint32_t shared_bytes);
 
 char* dynamic_shared(size_t bytes);
 uint32_t shared_address(const void* pointer);

@@ -2,13 +2,12 @@
 //
 //   --seed N          orders from a seed instead of the unkind fixed one
 //   --strict-proxy    asynchronous units see shared memory as of the last fence.proxy.async
-#define CATCH_CONFIG_RUNNER
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <vector>
 
-#include "test/catch.h"
+#include "test/run_tests.h"
 #include "test/simt/fault.h"
 #include "test/simt/options.h"
 #include "test/simt/reports.h"
@@ -24,7 +23,7 @@ int main(int argc, char** argv) {
             others.push_back(argv[i]);
     }
     simt::count_sanitizer_reports();
-    int failed = Catch::Session().run(int(others.size()), others.data());
+    int failed = run_tests(int(others.size()), others.data());
     for (const simt::Fault& fault : simt::take_faults()) {  // of work that nobody waited for
         std::fprintf(stderr, "%s\n", fault.sentence().c_str());
         failed++;

@@ -121,6 +121,16 @@ template <int kMatrices, bool kTranspose = false> void stmatrix(uint32_t address
     if (has_row) simt::saw_write(row, sizeof mine.row);
 }
 
+// Compiled once, in tensor_cores.cpp: a sanitizer, which has nothing to find in them, makes them ten times slower.
+extern template void mma_m16n8k16<bf16>(float*, const uint32_t*, const uint32_t*, const float*);
+extern template void mma_m16n8k16<fp16>(float*, const uint32_t*, const uint32_t*, const float*);
+extern template void ldmatrix<1, false>(uint32_t*, uint32_t);
+extern template void ldmatrix<1, true>(uint32_t*, uint32_t);
+extern template void ldmatrix<2, false>(uint32_t*, uint32_t);
+extern template void ldmatrix<2, true>(uint32_t*, uint32_t);
+extern template void ldmatrix<4, false>(uint32_t*, uint32_t);
+extern template void ldmatrix<4, true>(uint32_t*, uint32_t);
+
 // ---- cp.async: NaN now, the copy at the wait ----
 
 void copy_async(uint32_t to, const void* from, int bytes, int used);

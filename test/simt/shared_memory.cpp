@@ -25,21 +25,24 @@ static char* window() {
 // Fresh shared memory is full of NaN; what lies behind the launch's bytes is watched.
 void prepare_arena(Block& block, uint32_t shared_bytes) {
     if (!block.arena) block.arena = window() + (size_t(block.rank) << kRankShift);
-    if (tsan())  // a new mapping has no history in the race detector: blocks share the addresses, not the memory
-        mmap(block.arena, kArenaBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    const uint32_t page = 4096, old = (std::max(block.used_bytes, shared_bytes) + page - 1) / page * page;
+    if (tsan() && old)  // a new mapping has no history in the race detector: blocks share the addresses, not the memory
+        mmap(block.arena, old, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
     unpoison(block.arena, kArenaBytes);
-    std::memset(block.arena, 0xff, kArenaBytes);
+    std::memset(block.arena, 0xff, old);
     poison(block.arena + shared_bytes, kArenaBytes - shared_bytes);
+    block.used_bytes = asan() ? kArenaBytes : shared_bytes;
 }
 
-void check_arena(const Block& block, uint32_t shared_bytes) {
-    if (asan()) return;  // it has seen the write
+void check_arena(Block& block, uint32_t shared_bytes) {
+    if (asan() || shared_bytes == kArenaBytes) return;  // AddressSanitizer has seen the write
     const char* begin = block.arena + shared_bytes;
     const char* end = block.arena + kArenaBytes;
+    if (*begin == char(0xff) && std::memcmp(begin, begin + 1, size_t(end - begin) - 1) == 0) return;
+    block.used_bytes = kArenaBytes;
     const char* changed = std::find_if(begin, end, [](char byte) { return byte != char(0xff); });
-    if (changed != end)
-        note_fault(format("block (%u, %u, %u) wrote to offset %ld of its shared memory, which has %u bytes",
-                          block.index.x, block.index.y, block.index.z, long(changed - block.arena), shared_bytes));
+    note_fault(format("block (%u, %u, %u) wrote to offset %ld of its shared memory, which has %u bytes", block.index.x,
+                      block.index.y, block.index.z, long(changed - block.arena), shared_bytes));
 }
 
 char* dynamic_shared(size_t bytes) {
