@@ -147,7 +147,7 @@ $(addprefix $(BUILD)/,train_gpt_simt bench_simt bench_matmul_simt): $(SIMT_CORE)
 STAND_IN     := test/simt/nccl_stand_in.cpp test/simt/nccl_operation.cpp
 $(BUILD)/stand_in/libnccl.so.2: $(STAND_IN)
 	@mkdir -p $(@D)
-	$(CXX) $(SIMT_FLAGS) -O2 -fPIC -shared -Wl,-soname,libnccl.so.2 -o $@ $^
+	$(CXX) $(SIMT_FLAGS) -O2 -fPIC -shared -Wl,-soname,libnccl.so.2 -o $@ $(filter %.cpp,$^)
 $(BUILD)/train_gpt_simt_dlopen: $(filter-out $(STAND_IN:%=$(BUILD)/simt_core/%.o),$(SIMT_CORE)) \
   $(patsubst %,$(BUILD)/simt/%.o,$(CUDA_SOURCES) $(NCCL_LIBRARY)) $(BUILD)/train_gpt.cu.o $(HOST) \
   $(call object,$(LAUNCHER_NONE)) | $(BUILD)/stand_in/libnccl.so.2
