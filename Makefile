@@ -116,17 +116,20 @@ $(BUILD)/bench_matmul_cuda: $(call object,$(BENCH_MATMUL) dev/bench_matmul.cu) $
 	$(CXX) $(CXXFLAGS) -o $@ $(filter %.o,$^) $(GPU_LIBS)
 
 # The simulated GPU: the CUDA sources as C++ against test/simt, and the cases that test the CPU's ops. The simulator is
-# not under test: built without sanitizers and linked first, so that its inline functions are the ones that stay. The
-# cases of single ops are not under test either: the CPU's objects, linked last. Misaligned vectors are always looked
-# for; those calls end in test/simt/alignment.cpp.
+# not under test: built without sanitizers and linked first, so that its inline functions are the ones that stay. Cases
+# that have no kernels of their own are not either: of single ops, for which the CPU's objects are linked last, and of
+# products. Misaligned vectors are always looked for; those calls end in test/simt/alignment.cpp.
 SIMT_FLAGS   := -std=c++20 -march=$(MARCH) -fno-math-errno -g1 -I. -Itest/simt/include -MMD -MP \
                 $(if $(DEPS),-isystem $(DEPS)/include) $(WARNINGS) -Wno-unknown-pragmas \
                 -Wno-unused-const-variable -DCUDA_ARCHITECTURES='"simulated"'
 SIMT_CORE    := $(patsubst %,$(BUILD)/simt_core/%.o,$(filter-out test/simt/test_% test/simt/main.cpp, \
                   $(wildcard test/simt/*.cpp)))
 SIMT_CASES   := $(filter test/test_ops_%,$(SEAM_TESTS))
-SIMT_TESTED  := $(CUDA_SOURCES) $(wildcard test/simt/test_*.cpp) $(filter-out $(SIMT_CASES),$(SEAM_TESTS))
+SIMT_PRODUCT := $(wildcard test/simt/test_matmul_*.cpp)
+SIMT_TESTED  := $(CUDA_SOURCES) $(filter-out $(SIMT_PRODUCT),$(wildcard test/simt/test_*.cpp)) \
+                $(filter-out $(SIMT_CASES),$(SEAM_TESTS))
 simt_objects  = $(SIMT_CORE) $(BUILD)/simt_core/test/simt/main.cpp.o $(SIMT_TESTED:%=$(BUILD)/$(1)/%.o) \
+                $(SIMT_PRODUCT:%=$(BUILD)/simt/%.o) \
                 $(call object,$(SIMT_CASES) test/reference.cpp test/run_tests.cpp $(LAUNCHER_NONE))
 SIMT_LAUNCHER := $(if $(filter 1,$(MPI)),kernels/cpu/launcher_mpi.cpp,$(LAUNCHER_NONE))
 

@@ -32,8 +32,13 @@ count() {
 }
 
 folder=$(mktemp -d)
-# shellcheck disable=SC2046
-trap 'kill $(jobs -p) 2> /dev/null; rm -rf "$folder"' EXIT
+# shellcheck disable=SC2317  # called by the trap
+end_jobs() {
+    local job
+    for job in $(jobs -p); do kill -- "-$job" 2> /dev/null; done  # process groups, by job control
+    rm -rf "$folder"
+}
+trap end_jobs EXIT
 
 test_program() {
     echo "== $*"
@@ -41,23 +46,31 @@ test_program() {
     count "$folder/output" $?
 }
 
-# Programs that use one core each: as many at a time as there are cores. An argument is a command line.
+# Many programs of tests, as many at a time as there are cores. An argument is a command line. They are printed in that
+# order, each while it runs.
 test_programs() {
-    local line i=0 code pids=()
-    for line in "$@"; do
-        while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do sleep 0.1; done
-        eval "$line" > "$folder/$i" 2>&1 < /dev/null &
-        pids+=($!)
-        i=$((i + 1))
-    done
-    i=0
-    for line in "$@"; do
-        echo "== $line"
-        code=0
-        wait "${pids[i]}" || code=$?
-        cat "$folder/$i"
-        count "$folder/$i" "$code"
-        i=$((i + 1))
+    local lines=("$@") pids=() shown=0 output code
+    while [ "$shown" -lt $# ]; do
+        if [ "${#pids[@]}" -lt $# ] && [ "$(jobs -rp | wc -l)" -lt "$(nproc)" ]; then
+            set -m  # or Ctrl-C would be ignored by it and by everything that it tests
+            eval "${lines[${#pids[@]}]}" > "$folder/${#pids[@]}" 2>&1 < /dev/null &
+            set +m
+            pids+=($!)
+            continue
+        fi
+        [ -n "${output:-}" ] || { echo "== ${lines[shown]}" && exec {output}< "$folder/$shown"; }
+        if jobs -rp | grep -qx "${pids[shown]}"; then
+            cat <&"$output"
+            sleep 0.2
+        else
+            cat <&"$output"
+            exec {output}<&-
+            output=''
+            code=0
+            wait "${pids[shown]}" || code=$?
+            count "$folder/$shown" "$code"
+            shown=$((shown + 1))
+        fi
     done
 }
 
@@ -65,9 +78,8 @@ one_test scripts/setup.sh xz kjv test || finish
 one_test make -s check
 one_test make -s -j"$(nproc)" WERROR=1 all programs || finish
 test_program build/test_cpu
-# Races and bad addresses follow from indices: fp16's are bf16's.
-test_programs "build/test_simt_tsan '~*fp16'" "build/test_simt_asan '~*fp16'" \
-    build/test_simt "build/test_simt --strict-proxy" \
-    "build/test_simt --seed 1" "build/test_simt --seed 2" "build/test_simt --seed 3" build/test_pool_tsan
-test_program python3 test/program
+# The longest first. Races and bad addresses follow from indices: fp16's are bf16's.
+test_programs "python3 test/program" "build/test_simt_tsan '~*fp16'" "build/test_simt_asan '~*fp16'" \
+    build/test_simt "build/test_simt --strict-proxy" "build/test_simt --seed 1" "build/test_simt --seed 2" \
+    "build/test_simt --seed 3" build/test_pool_tsan
 finish
