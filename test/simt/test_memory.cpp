@@ -155,9 +155,9 @@ TEST_CASE("fresh memory is full of NaN, in every block", "[simt]") {
     for (float value : out.fetch()) CHECK(std::isnan(value));
 }
 
+// g++ checks the address of each vector; clang copies one with an instruction that faults.
 TEST_CASE("a misaligned vector", "[simt]") {
-    check_planted(misaligned_kernel, {.name = "misaligned", .blocks = dim3(1), .threads = 1},
-                  "needs an alignment of 16");
+    check_planted(misaligned_kernel, {.name = "vectors", .blocks = dim3(1), .threads = 1}, "misaligned");
 }
 
 TEST_CASE("a write behind the block's shared memory", "[simt]") {
