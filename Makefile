@@ -3,7 +3,7 @@ CXX      ?= g++
 OPT      ?= -O2
 MARCH    ?= native
 ARCH     ?= 80 86 89 90 100 120
-PTX      ?= $(lastword $(ARCH))
+PTX      ?= $(call ptx_of,$(lastword $(ARCH)))
 BUILD    ?= build
 # WERROR=1, as the tests set it: warnings, and kernels that spill registers, are errors. Compilers bring new warnings
 # every year, and those must not break a user's build.
@@ -73,8 +73,10 @@ CPU_LIBS      = -ldnnl $(if $(filter 1,$(MPI)),$(MPI_LIBS)) $(LIBS)
 CATCH_3    := $(wildcard $(addsuffix /catch2/catch_all.hpp,$(DEPS:=/include) /usr/include /usr/local/include))
 CATCH_LIBS := $(if $(CATCH_3),-lCatch2)
 
+# Architectures of one generation are compiled to PTX once: half of nvcc's time, and the machine code is the same.
+ptx_of     = $(or $(if $(filter 86 87 89,$(1)),80),$(if $(filter 103 120 121,$(1)),100),$(1))
 GENCODE   := $(if $(filter native,$(ARCH)),-arch=native,\
-               $(foreach arch,$(ARCH),-gencode=arch=compute_$(arch),code=sm_$(arch)) \
+               $(foreach arch,$(ARCH),-gencode=arch=compute_$(call ptx_of,$(arch)),code=sm_$(arch)) \
                -gencode=arch=compute_$(PTX),code=compute_$(PTX))
 NVCCFLAGS  = -std=c++20 -O3 --expt-relaxed-constexpr -lineinfo -I. $(GENCODE) -Xptxas -v \
              $(if $(filter 1,$(WERROR)),-Werror all-warnings) \
