@@ -1,0 +1,72 @@
+#!/usr/bin/env python3
+"""Runs a command of tests again and again next to busy loops, and keeps what the runs that fail print.
+
+    dev/repeat_tests.py [--times 200] [--at-once 2] [--loops 2] [--seconds S] [--out FOLDER] COMMAND...
+
+--at-once commands run at a time, next to --loops processes that do nothing but count. After --seconds no more are
+started. Ends with a line of how many passed, how many failed and how long they took; the exit code is 0 only if all
+--times passed. `make flakiness` runs what has failed now and then before.
+"""
+import argparse
+import collections
+import concurrent.futures
+import contextlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def busy_loops(count):
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--times", type=int, default=200)
+    parser.add_argument("--at-once", type=int, default=2)
+    parser.add_argument("--loops", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="after these no more are started")
+    parser.add_argument("--out", type=Path, help="where what failed is kept (default: a new temporary folder)")
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    args = parser.parse_args()
+    if not args.command:
+        parser.error("which command?")
+    folder = args.out or Path(tempfile.mkdtemp(prefix="repeat_tests_"))
+    folder.mkdir(parents=True, exist_ok=True)
+    begin, verdicts, seconds = time.monotonic(), collections.Counter(), []
+
+    def run(number):
+        start = time.monotonic()
+        if start - begin > args.seconds:
+            return
+        output = folder / f"run_{number}.txt"
+        with open(output, "w", encoding="utf-8") as file:
+            code = subprocess.run(args.command, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+                                  check=False).returncode
+        seconds.append(time.monotonic() - start)
+        verdicts["passed" if code == 0 else "failed"] += 1
+        if code == 0:
+            output.unlink()
+        else:
+            print(f"run {number}: exit code {code}: {output}", flush=True)
+
+    with busy_loops(args.loops), concurrent.futures.ThreadPoolExecutor(args.at_once) as pool:
+        list(pool.map(run, range(1, args.times + 1)))
+    print(f"{verdicts['passed']} passed, {verdicts['failed']} failed of {args.times}; a run took "
+          f"{statistics.median(seconds):.1f} s in the middle and {max(seconds):.1f} s at most, "
+          f"{args.at_once} at a time next to {args.loops} busy loops: {' '.join(args.command)}")
+    return verdicts["passed"] != args.times
+
+
+if __name__ == "__main__":
+    sys.exit(main())
