@@ -10,7 +10,6 @@ started. Ends with a line of how many passed, how many failed and how long they 
 import argparse
 import collections
 import concurrent.futures
-import contextlib
 import statistics
 import subprocess
 import sys
@@ -18,16 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-
-@contextlib.contextmanager
-def busy_loops(count):
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for loop in loops:
-            loop.kill()
-            loop.wait()
+from busy_cores import Loops
 
 
 def main():
@@ -60,7 +50,7 @@ def main():
         else:
             print(f"run {number}: exit code {code}: {output}", flush=True)
 
-    with busy_loops(args.loops), concurrent.futures.ThreadPoolExecutor(args.at_once) as pool:
+    with Loops(args.loops), concurrent.futures.ThreadPoolExecutor(args.at_once) as pool:
         list(pool.map(run, range(1, args.times + 1)))
     print(f"{verdicts['passed']} passed, {verdicts['failed']} failed of {args.times}; a run took "
           f"{statistics.median(seconds):.1f} s in the middle and {max(seconds):.1f} s at most, "
