@@ -3,9 +3,9 @@
 
     dev/repeat_tests.py [--times 200] [--at-once 2] [--loops 2] [--seconds S] [--out FOLDER] COMMAND...
 
---at-once commands run at a time, next to --loops processes that do nothing but count. After --seconds no more are
-started. Ends with a line of how many passed, how many failed and how long they took; the exit code is 0 only if all
---times passed. `make flakiness` runs what has failed now and then before.
+--at-once commands run at a time, next to --loops processes that never sleep. After --seconds no more are started. Ends
+with a line of how many passed, how many failed and how long they took; the exit code is 0 only if all --times passed.
+`make flakiness` runs what has failed now and then before.
 """
 import argparse
 import collections
@@ -53,7 +53,7 @@ def main():
     with Loops(args.loops), concurrent.futures.ThreadPoolExecutor(args.at_once) as pool:
         list(pool.map(run, range(1, args.times + 1)))
     print(f"{verdicts['passed']} passed, {verdicts['failed']} failed of {args.times}; a run took "
-          f"{statistics.median(seconds):.1f} s in the middle and {max(seconds):.1f} s at most, "
+          f"{statistics.median(seconds or [0]):.1f} s (median), {max(seconds, default=0):.1f} s at most, "
           f"{args.at_once} at a time next to {args.loops} busy loops: {' '.join(args.command)}")
     return verdicts["passed"] != args.times
 
