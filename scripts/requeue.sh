@@ -7,6 +7,9 @@
 # disk, 76 a rank died, 80 a rank hung) are started again, until three of the latter in a row came within ten minutes
 # each; the waits between them grow from 1 to 60 s. All else is final and passed on, above all 78: a wrong configuration
 # stays so.
+#
+# SIGTERM or SIGINT (Ctrl-C) to this script stops the run, with a checkpoint, and its exit code is then final; a second
+# one ends the run at once. A closed terminal ends neither.
 set -uo pipefail
 if [ $# = 0 ]; then
     echo "usage: scripts/requeue.sh COMMAND... --auto" >&2
@@ -15,25 +18,40 @@ fi
 most_without_progress=3
 wait_s=1 failures=0
 
-# SIGTERM and SIGINT reach the run too, whose 75 is then final.
-asked_to_stop=''
+stopped=''  # by a signal to this script
+unsent=''   # the signal that came before there was a run to send it to
+heard=''    # a signal since the last wait began
 child=''
+# mpirun kills the ranks soon after a SIGTERM or SIGINT, but hands SIGUSR1 on to them.
 # shellcheck disable=SC2317
-pass_on() { asked_to_stop=$1; [ -z "$child" ] || kill -s "$1" "$child" 2> /dev/null; }
-trap 'pass_on TERM' TERM
-trap 'pass_on INT' INT
+stop() {
+    local name=$1
+    heard=yes
+    case $stopped:${command##*/} in :mpirun | :mpiexec) name=USR1 ;; esac
+    stopped=yes
+    if [ -n "$child" ]; then kill -s "$name" "$child" 2> /dev/null; else unsent=$name; fi
+}
+command=$1
+trap 'stop TERM' TERM
+trap 'stop INT' INT
+trap '' HUP
 
 while true; do
     started=$SECONDS
-    "$@" &
+    set -m  # a process group of its own: from a terminal, Ctrl-C reaches this script only, and the run once
+    "$@" < /dev/null &
     child=$!
-    wait "$child"; code=$?
-    # A signal ends wait before the run has ended.
-    while kill -0 "$child" 2> /dev/null; do wait "$child"; code=$?; done
+    set +m
+    [ -z "$unsent" ] || kill -s "$unsent" "$child" 2> /dev/null
+    while true; do  # a signal ends wait before the run has ended
+        heard=''
+        wait "$child"; code=$?
+        [ -n "$heard" ] || break
+    done
     child=''
+    [ -z "$stopped" ] || exit "$code"
     case $code in
-        75) [ -z "$asked_to_stop" ] || exit 75 ;;
-        71 | 74 | 76 | 80) ;;
+        71 | 74 | 75 | 76 | 80) ;;
         *) exit "$code" ;;
     esac
     failures=$((failures + 1))
@@ -42,8 +60,10 @@ while true; do
         echo "requeue: ended with $code $failures times in a row within ten minutes; giving up" >&2
         exit "$code"
     fi
-    [ -z "$asked_to_stop" ] || exit "$code"
     echo "requeue: ended with $code; again in $wait_s s" >&2
-    sleep "$wait_s"
+    for ((waited = 0; waited < wait_s; waited++)); do
+        sleep 1
+        [ -z "$stopped" ] || exit "$code"
+    done
     wait_s=$((wait_s * 4 < 60 ? wait_s * 4 : 60))
 done

@@ -238,41 +238,6 @@ class Quickstart(Folder):
         self.assertIn("nothing can be held out", self.quickstart(self.home / "short.txt", expect=65))
 
 
-class Requeue(Folder):
-    """requeue.sh around a command that ends with one code after the other."""
-
-    def requeue(self, *codes, expect):
-        self.tool("run", "#!/bin/bash\ncode=$(head -n 1 codes); sed -i 1d codes; echo \"$code\" >> ended; exit $code\n")
-        (self.repository / "codes").write_text("".join(f"{code}\n" for code in codes))
-        (self.repository / "ended").unlink(missing_ok=True)
-        result = subprocess.run([self.repository / "scripts/requeue.sh", self.home / "bin/run"], timeout=60,
-                                cwd=self.repository, capture_output=True, text=True)
-        self.assertEqual(result.returncode, expect, result.stderr)
-        return (self.repository / "ended").read_text().split()
-
-    def test_it_starts_again_what_asks_for_it(self):
-        self.assertEqual(self.requeue(75, 76, 0, 99, expect=0), ["75", "76", "0"])
-
-    def test_it_leaves_what_would_fail_again(self):
-        for code in (64, 65, 66, 70, 73, 77, 78, 79, 137):
-            self.assertEqual(self.requeue(code, 0, expect=code), [str(code)])
-
-    def test_it_gives_up(self):
-        self.assertEqual(self.requeue(76, 80, 76, 0, expect=76), ["76", "80", "76"])
-
-    def test_a_signal_reaches_the_run_and_ends_the_loop(self):
-        self.tool("run", "#!/bin/bash\ntrap 'exit 75' TERM\ntouch up\nwhile true; do sleep 0.05; done\n")
-        process = subprocess.Popen([self.repository / "scripts/requeue.sh", self.home / "bin/run"], cwd=self.repository,
-                                   stderr=subprocess.PIPE, text=True)
-        deadline = time.monotonic() + 20
-        while not (self.repository / "up").exists():
-            self.assertLess(time.monotonic(), deadline)
-            time.sleep(0.01)
-        process.send_signal(signal.SIGTERM)
-        said = process.communicate(timeout=20)[1]
-        self.assertEqual(process.returncode, 75, said)
-
-
 class Recipes(Folder):
     """What starts runs on several machines, with machines that are played."""
 
