@@ -18,6 +18,7 @@ fi
 most_without_progress=3
 wait_s=1 failures=0
 
+launcher=${1##*/}
 stopped=''  # by a signal to this script
 unsent=''   # the signal that came before there was a run to send it to
 heard=''    # a signal since the last wait began
@@ -27,11 +28,10 @@ child=''
 stop() {
     local name=$1
     heard=yes
-    case $stopped:${command##*/} in :mpirun | :mpiexec) name=USR1 ;; esac
+    case $stopped:$launcher in :mpirun | :mpiexec) name=USR1 ;; esac
     stopped=yes
     if [ -n "$child" ]; then kill -s "$name" "$child" 2> /dev/null; else unsent=$name; fi
 }
-command=$1
 trap 'stop TERM' TERM
 trap 'stop INT' INT
 trap '' HUP

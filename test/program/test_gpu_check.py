@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from test_gpu_runner import gone
-from trainer import ROOT
+from trainer import FROM_TERMINAL, ROOT
 
 sys.path.insert(0, str(ROOT / "scripts"))
 import gpu_stages  # noqa: E402
@@ -307,10 +307,8 @@ class StandIns(Kit):
     def interrupt(self, number):
         self.program("test_cuda", '#!/usr/bin/env bash\nsetsid sleep 1000 &\necho $! $$ > "$HOME/pids.new"\n'
                      'mv "$HOME/pids.new" "$HOME/pids" || cp "$HOME/pids.new" "$HOME/pids"\nsleep 1000\n')
-        # A job in the background ignores SIGINT, and so would the script.
         process = subprocess.Popen([self.kit / "scripts/gpu_check.py", "--workloads", "tiny"], text=True,
-                                   env=self.environment(), start_new_session=True, stdout=subprocess.PIPE,
-                                   preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+                                   env=self.environment(), stdout=subprocess.PIPE, **FROM_TERMINAL)
         deadline = time.monotonic() + 120
         while not (self.home / "pids").exists() and time.monotonic() < deadline:
             time.sleep(0.05)

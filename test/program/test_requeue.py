@@ -3,20 +3,17 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 import unittest
 
 from test_ranks import MPI_ENVIRONMENT
 from test_scripts import Folder
-from trainer import ROOT, TRAINER, TrainerTest
+from trainer import FROM_TERMINAL, ROOT, TRAINER, TrainerTest, wait_until
 
 REQUEUE = ROOT / "scripts/requeue.sh"
 
 
 def start(command, **how):
-    """The leader of a process group, as a terminal starts it; one in the background would ignore SIGINT."""
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-                            start_new_session=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, **FROM_TERMINAL,
                             **how)
 
 
@@ -42,12 +39,6 @@ class Requeue(Folder):
     def test_it_gives_up(self):
         self.assertEqual(self.requeue(76, 80, 76, 0, expect=76), ["76", "80", "76"])
 
-    def wait_until(self, holds):
-        deadline = time.monotonic() + 60
-        while not holds():
-            self.assertLess(time.monotonic(), deadline)
-            time.sleep(0.01)
-
     def send(self, script, folder, *signals, tool="run"):
         """Starts a run that ends with 75 once it has heard so many signals, and sends them to the script's group."""
         heard = folder / "heard"
@@ -59,9 +50,9 @@ class Requeue(Folder):
         """, folder)
         process = start([script, folder / tool], cwd=folder)
         self.addCleanup(process.kill)
-        self.wait_until(heard.exists)
+        wait_until(heard.exists, "the run has not begun")
         for count, number in enumerate(signals):
-            self.wait_until(lambda count=count: len(heard.read_text().split()) >= count)
+            wait_until(lambda count=count: len(heard.read_text().split()) >= count, f"{count} signals were not heard")
             os.killpg(process.pid, number)
         return process
 
@@ -94,7 +85,7 @@ class Requeue(Folder):
         self.tool("run", "#!/bin/bash\necho >> ended\nexit 76\n")
         process = start([REQUEUE, self.home / "bin/run"], cwd=self.repository)
         self.addCleanup(process.kill)
-        self.wait_until((self.repository / "ended").exists)
+        wait_until((self.repository / "ended").exists, "the run has not ended")
         self.assertIn("again in 1 s", process.stderr.readline())
         process.send_signal(signal.SIGTERM)
         self.assertEqual(process.wait(timeout=60), 76)
@@ -107,7 +98,8 @@ class Trainers(TrainerTest):
         process = start([REQUEUE, *command, TRAINER, config, "--auto"], cwd=self.dir, env=MPI_ENVIRONMENT)
         self.addCleanup(process.kill)
         self.wait_for_steps()
-        os.killpg(process.pid, signal.SIGINT)
+        for number in (signal.SIGHUP, signal.SIGINT):  # a closed terminal ends nothing
+            os.killpg(process.pid, number)
         said = process.communicate(timeout=60)[1]
         self.assertEqual(process.returncode, 75, said)
         self.assertTrue(self.step_dir(len(self.records(kind="train"))).exists())

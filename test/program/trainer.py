@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -28,6 +29,8 @@ TINY = {
 }
 OTHER_SECTIONS = ["sample", "log", "loss_scale", "parallel"]
 ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "passive"}  # faster where other programs run too; changes no bit
+# For Popen: the leader of a process group, which Ctrl-C reaches; what is started in the background may ignore SIGINT.
+FROM_TERMINAL = {"start_new_session": True, "preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
 TIMES = ("step_ms", "tokens_per_s", "mfu", "compute_ms", "comm_ms", "data_ms", "optimizer_ms", "comm_bytes")
 
 
@@ -40,6 +43,14 @@ def generated_text(lines, seed=1):
     words = random.Random(seed)
     vocabulary = ["".join(words.choices("etaoinshrdlu", k=words.randint(1, 8))) for _ in range(300)]
     return "".join(" ".join(words.choices(vocabulary, k=8)).capitalize() + ".\n" for _ in range(lines))
+
+
+def wait_until(holds, what, seconds=120):
+    """Until holds() does; fails with a sentence after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, f"{what} after {seconds} s"
+        time.sleep(0.01)
 
 
 @functools.lru_cache(maxsize=None)
@@ -99,10 +110,7 @@ class TrainerTest(unittest.TestCase):
     def wait_for_steps(self):
         """Until a run that was started in the background has made a few."""
         metrics = self.dir / "run" / "metrics.jsonl"
-        deadline = time.monotonic() + 120
-        while not (metrics.exists() and metrics.read_text().count("\n") > 3):
-            self.assertLess(time.monotonic(), deadline, "no step was made")
-            time.sleep(0.01)
+        wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > 3, "no step was made")
 
     def records(self, run="run", kind=None, without=TIMES):
         """The lines of metrics.jsonl without what depends on the clock."""
