@@ -53,7 +53,7 @@ CPU_SOURCES  := $(filter-out kernels/cpu/comm_% kernels/cpu/launcher_%,$(wildcar
 CUDA_SOURCES := $(wildcard kernels/cuda/*.cu)
 COMM_CUDA    := kernels/cuda/comm_nccl.cu
 NCCL_LIBRARY := kernels/cuda/nccl_library.cpp
-HOST_SOURCES := $(wildcard model/*.cpp runtime/*.cpp data/*.cpp)
+HOST_SOURCES := $(wildcard commands/*.cpp model/*.cpp runtime/*/*.cpp data/*.cpp)
 TEST_SOURCES := $(wildcard test/*.cpp)
 # The cases that hold on every device.
 SEAM_TESTS   := $(wildcard test/test_ops_*.cpp) $(addprefix test/test_,comm.cpp device.cpp stopwatch.cpp)

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 
+#include "commands/command_line.h"
 #include "data/dataset.h"
 #include "data/encoder.h"
 #include "data/inspect.h"
@@ -16,25 +17,24 @@
 #include "model/huggingface.h"
 #include "model/plan.h"
 #include "model/sample.h"
-#include "runtime/checkpoint.h"
-#include "runtime/command_line.h"
-#include "runtime/config.h"
-#include "runtime/flops.h"
-#include "runtime/gpus.h"
-#include "runtime/inspect.h"
-#include "runtime/json.h"
-#include "runtime/log.h"
-#include "runtime/loss_scaler.h"
-#include "runtime/process.h"
-#include "runtime/ranks.h"
-#include "runtime/run_directory.h"
-#include "runtime/safetensors.h"
-#include "runtime/scaling.h"
-#include "runtime/schedule.h"
-#include "runtime/signals.h"
-#include "runtime/start.h"
-#include "runtime/together.h"
-#include "runtime/train_state.h"
+#include "runtime/checkpoint/checkpoint.h"
+#include "runtime/checkpoint/inspect.h"
+#include "runtime/checkpoint/run_directory.h"
+#include "runtime/checkpoint/safetensors.h"
+#include "runtime/checkpoint/start.h"
+#include "runtime/checkpoint/train_state.h"
+#include "runtime/cluster/ranks.h"
+#include "runtime/cluster/together.h"
+#include "runtime/config/config.h"
+#include "runtime/config/loss_scaler.h"
+#include "runtime/config/schedule.h"
+#include "runtime/io/json.h"
+#include "runtime/io/process.h"
+#include "runtime/io/signals.h"
+#include "runtime/logging/log.h"
+#include "runtime/performance/flops.h"
+#include "runtime/performance/gpus.h"
+#include "runtime/performance/scaling.h"
 
 namespace {
 
@@ -188,7 +188,7 @@ struct Run {
     CheckpointWriter writer;
     double token_flops;       // of forward and backward, per token
     double peak_flops_per_s;  // of all ranks' GPUs; 0: not known
-    int failed_saves = 0;  // in a row
+    int failed_saves = 0;     // in a row
 
     // Members are made in their order: what can be wrong with the data shows before the model takes memory, and what
     // can be wrong with the weights before the log leaves anything in run.dir.

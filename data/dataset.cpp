@@ -3,8 +3,8 @@
 #include <nlohmann/json.hpp>
 
 #include "kernels/check.h"
-#include "runtime/files.h"
-#include "runtime/json.h"
+#include "runtime/io/files.h"
+#include "runtime/io/json.h"
 
 namespace {
 

@@ -5,8 +5,8 @@
 
 #include "data/tokenizer.h"
 #include "kernels/check.h"
-#include "runtime/files.h"
-#include "runtime/json.h"
+#include "runtime/io/files.h"
+#include "runtime/io/json.h"
 
 using Json = nlohmann::ordered_json;
 

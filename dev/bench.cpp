@@ -29,8 +29,8 @@
 #include "kernels/check.h"
 #include "model/gpt.h"
 #include "model/plan.h"
-#include "runtime/flops.h"
-#include "runtime/gpus.h"
+#include "runtime/performance/flops.h"
+#include "runtime/performance/gpus.h"
 
 namespace {
 

@@ -7,9 +7,9 @@
 #include "dev/bench_arrays.h"
 #include "dev/bench_timing.h"
 #include "kernels/check.h"
-#include "runtime/files.h"
-#include "runtime/gpus.h"
-#include "runtime/json.h"
+#include "runtime/io/files.h"
+#include "runtime/io/json.h"
+#include "runtime/performance/gpus.h"
 
 namespace {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "kernels/check.h"
-#include "runtime/config.h"
+#include "runtime/config/config.h"
 
 namespace {
 

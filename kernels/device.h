@@ -9,7 +9,6 @@
 #include <memory>
 #include <string>
 #include <utility>
-#include <vector>
 
 // An ordered queue of work. The CPU implementation has one and ignores the handle.
 struct Stream {
@@ -80,15 +79,6 @@ public:
 private:
     struct Laps;
     std::unique_ptr<Laps> laps_;
-};
-
-// A tensor of the model or of the optimizer's state as checkpoints see it: FP32 on the device, or this rank's part.
-struct StateTensor {
-    std::string name;           // "master.h.0.qkv.weight", "m.wte"
-    std::vector<size_t> shape;  // of the whole tensor
-    float* values;              // device memory
-    size_t count;               // elements here
-    size_t first;               // the first one's place in the whole tensor
 };
 
 // Owns device memory.

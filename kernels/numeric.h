@@ -31,7 +31,8 @@ struct fp16 {  // IEEE binary16: 1 sign, 5 exponent, 10 fraction bits
 
 enum class Dtype : int { fp32, bf16, fp16 };
 
-template <class T> inline constexpr Dtype dtype_of = Dtype::fp32;
+template <class T> inline constexpr Dtype dtype_of = T::not_a_storage_type;
+template <> inline constexpr Dtype dtype_of<float> = Dtype::fp32;
 template <> inline constexpr Dtype dtype_of<bf16> = Dtype::bf16;
 template <> inline constexpr Dtype dtype_of<fp16> = Dtype::fp16;
 

@@ -15,6 +15,7 @@
 
 #include "kernels/comm.h"
 #include "kernels/ops.h"
+#include "kernels/tensor.h"
 #include "model/arena.h"
 #include "model/shape.h"
 #include "model/tensors.h"

@@ -15,15 +15,17 @@ MAY_USE_IF = {"kernels/numeric.h", "kernels/cuda/launch.cuh", "kernels/cuda/ptx.
               "test/catch.h"}
 # A launcher tells a rank its place there, and the place is no result; a test says which call of a stand-in fails, and
 # what the simulated GPU is called.
-MAY_READ_ENVIRONMENT = {"runtime/place.cpp", "test/simt/nccl_stand_in.cpp", "test/simt/runtime.cpp"}
+MAY_READ_ENVIRONMENT = {"runtime/cluster/place.cpp", "test/simt/nccl_stand_in.cpp", "test/simt/runtime.cpp"}
 
 # Who may include whom: files of a folder -> folders and files. None: anything. A deeper folder follows its top folder.
-BASICS = ["kernels/device.h", "kernels/comm.h", "kernels/check.h", "kernels/numeric.h"]
+BASICS = ["kernels/device.h", "kernels/comm.h", "kernels/check.h", "kernels/numeric.h", "kernels/tensor.h"]
+RUNTIME = ["runtime/" + folder for folder in ("config", "checkpoint", "cluster", "logging", "io", "performance")]
 ARROWS = {
-    "": ["model", "runtime", "data", "kernels"],
+    "": ["commands", "model", *RUNTIME, "data", "kernels"],
+    "commands": ["commands", "model", *RUNTIME, "data", *BASICS],
     "model": ["model", "kernels"],
-    "runtime": ["runtime", *BASICS],
-    "data": ["data", "runtime/files.h", "runtime/json.h", *BASICS],
+    "runtime": [*RUNTIME, *BASICS],
+    "data": ["data", "runtime/io/files.h", "runtime/io/json.h", *BASICS],
     "kernels": ["kernels"],
     "kernels/cpu": ["kernels", "kernels/cpu"],
     "kernels/cuda": ["kernels", "kernels/cuda"],

@@ -13,7 +13,7 @@
 #include <stdexcept>
 
 #include "kernels/check.h"
-#include "runtime/sha256.h"
+#include "runtime/cluster/sha256.h"
 
 namespace {
 

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "runtime/place.h"
-#include "runtime/socket.h"
+#include "runtime/cluster/place.h"
+#include "runtime/cluster/socket.h"
 #include "test/temporary_directory.h"
 
 class RankProcesses {

@@ -1,7 +1,7 @@
 #include <filesystem>
 
-#include "runtime/checkpoint.h"
-#include "runtime/checksum.h"
+#include "runtime/checkpoint/checkpoint.h"
+#include "runtime/checkpoint/checksum.h"
 #include "test/catch.h"
 #include "test/expect_error.h"
 #include "test/temporary_directory.h"

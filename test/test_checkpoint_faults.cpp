@@ -11,7 +11,7 @@
 #include <optional>
 #include <thread>
 
-#include "runtime/checkpoint.h"
+#include "runtime/checkpoint/checkpoint.h"
 #include "test/catch.h"
 #include "test/expect_error.h"
 #include "test/temporary_directory.h"

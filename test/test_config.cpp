@@ -7,9 +7,9 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "runtime/config.h"
-#include "runtime/options.h"
-#include "runtime/suggest.h"
+#include "runtime/config/config.h"
+#include "runtime/config/options.h"
+#include "runtime/config/suggest.h"
 #include "test/catch.h"
 #include "test/expect_error.h"
 #include "test/temporary_directory.h"

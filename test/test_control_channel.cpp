@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/control_channel.h"
+#include "runtime/cluster/control_channel.h"
 #include "test/catch.h"
 #include "test/rank_processes.h"
 

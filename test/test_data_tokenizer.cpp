@@ -4,8 +4,8 @@
 #include "data/bpe_trainer.h"
 #include "data/encoder.h"
 #include "data/tokenizer.h"
-#include "runtime/files.h"
-#include "runtime/json.h"
+#include "runtime/io/files.h"
+#include "runtime/io/json.h"
 #include "test/expect_error.h"
 #include "test/random_values.h"
 

@@ -9,8 +9,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "runtime/files.h"
-#include "runtime/json.h"
+#include "runtime/io/files.h"
+#include "runtime/io/json.h"
 #include "test/catch.h"
 #include "test/expect_error.h"
 #include "test/temporary_directory.h"

@@ -8,8 +8,8 @@
 #include <fstream>
 #include <string>
 
-#include "runtime/control_channel.h"
-#include "runtime/local_ranks.h"
+#include "runtime/cluster/control_channel.h"
+#include "runtime/cluster/local_ranks.h"
 #include "test/catch.h"
 #include "test/rank_processes.h"
 

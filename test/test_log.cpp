@@ -11,8 +11,8 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "runtime/log.h"
-#include "runtime/signals.h"
+#include "runtime/io/signals.h"
+#include "runtime/logging/log.h"
 #include "test/catch.h"
 #include "test/expect_error.h"
 #include "test/temporary_directory.h"
@@ -82,8 +82,9 @@ TEST_CASE("a line of metrics restores every bit of every number", "[log]") {
     const Json json = Json::parse(json_line(record));
     std::string keys;
     for (const auto& [key, value] : json.items()) keys += key + " ";
-    CHECK(keys == "kind step loss lr grad_norm loss_scale tokens step_ms tokens_per_s mfu compute_ms comm_ms "
-                  "data_ms optimizer_ms comm_bytes ");
+    CHECK(keys ==
+          "kind step loss lr grad_norm loss_scale tokens step_ms tokens_per_s mfu compute_ms comm_ms "
+          "data_ms optimizer_ms comm_bytes ");
     CHECK(json["kind"] == "train");
     CHECK(json["compute_ms"].get<double>() == record.step_ms - 3 - 5 - 7);
     CHECK(json["step"] == 3);

@@ -1,7 +1,7 @@
 #include <map>
 #include <string>
 
-#include "runtime/place.h"
+#include "runtime/cluster/place.h"
 #include "test/catch.h"
 #include "test/expect_error.h"
 

@@ -7,8 +7,8 @@
 #include <string>
 
 #include "kernels/numeric.h"
-#include "runtime/control_channel.h"
-#include "runtime/sha256.h"
+#include "runtime/cluster/control_channel.h"
+#include "runtime/cluster/sha256.h"
 #include "test/catch.h"
 #include "test/expect_error.h"
 #include "test/rank_processes.h"

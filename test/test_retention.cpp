@@ -3,7 +3,7 @@
 
 #include "kernels/check.h"
 #include "kernels/numeric.h"
-#include "runtime/retention.h"
+#include "runtime/checkpoint/retention.h"
 #include "test/catch.h"
 #include "test/expect_error.h"
 

@@ -8,8 +8,8 @@
 #include <set>
 #include <vector>
 
-#include "runtime/files.h"
-#include "runtime/run_directory.h"
+#include "runtime/checkpoint/run_directory.h"
+#include "runtime/io/files.h"
 #include "test/catch.h"
 #include "test/expect_error.h"
 #include "test/temporary_directory.h"

@@ -2,7 +2,7 @@
 #include <cstring>
 #include <filesystem>
 
-#include "runtime/safetensors.h"
+#include "runtime/checkpoint/safetensors.h"
 #include "test/catch.h"
 #include "test/expect_error.h"
 #include "test/temporary_directory.h"

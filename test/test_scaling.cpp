@@ -3,8 +3,8 @@
 #include <limits>
 #include <numeric>
 
-#include "runtime/command_line.h"
-#include "runtime/scaling.h"
+#include "commands/command_line.h"
+#include "runtime/performance/scaling.h"
 #include "test/catch.h"
 #include "test/expect_error.h"
 

@@ -2,9 +2,9 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "runtime/flops.h"
-#include "runtime/loss_scaler.h"
-#include "runtime/schedule.h"
+#include "runtime/config/loss_scaler.h"
+#include "runtime/config/schedule.h"
+#include "runtime/performance/flops.h"
 #include "test/catch.h"
 #include "test/expect_error.h"
 

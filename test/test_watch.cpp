@@ -1,7 +1,7 @@
 #include <string>
 
-#include "runtime/questions.h"
-#include "runtime/watch.h"
+#include "runtime/cluster/questions.h"
+#include "runtime/cluster/watch.h"
 #include "test/catch.h"
 
 namespace {

@@ -12,8 +12,8 @@
 #include "kernels/check.h"
 #include "kernels/comm.h"
 #include "kernels/numeric.h"
-#include "runtime/checkpoint.h"
-#include "runtime/files.h"
+#include "runtime/checkpoint/checkpoint.h"
+#include "runtime/io/files.h"
 
 class ToyModel {
 public:

@@ -1,0 +1,52 @@
+// Arrays in device memory whose storage type is a value: what ops take, so that code above the launchers is written
+// once for all types. Templates over the storage type begin inside kernels/, where a launcher calls dispatch().
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "kernels/numeric.h"
+
+// An array that an op writes. A view is a few words and is passed by value; the shape stands beside the op's member.
+// An 8-bit type brings a third member, the address of its scale: views are made from pointers here and nowhere else.
+struct View {
+    void* data = nullptr;  // device memory; null where an op's optional array is absent
+    Dtype dtype = Dtype::fp32;
+
+    View() = default;
+    HOST_DEVICE View(void* memory, Dtype type) : data(memory), dtype(type) {}
+    HOST_DEVICE View(std::nullptr_t) {}
+    template <class T> HOST_DEVICE View(T* values) : data(values), dtype(dtype_of<T>) {}
+
+    // The elements as their type: the caller has dispatched on `dtype`.
+    template <class T> HOST_DEVICE T* as() const { return static_cast<T*>(data); }
+    // The array from its element `first` on.
+    View from(size_t first) const { return {static_cast<std::byte*>(data) + first * size_of(dtype), dtype}; }
+    explicit operator bool() const { return data != nullptr; }
+};
+
+// An array that an op reads.
+struct ConstView {
+    const void* data = nullptr;
+    Dtype dtype = Dtype::fp32;
+
+    ConstView() = default;
+    HOST_DEVICE ConstView(const void* memory, Dtype type) : data(memory), dtype(type) {}
+    HOST_DEVICE ConstView(std::nullptr_t) {}
+    HOST_DEVICE ConstView(View view) : data(view.data), dtype(view.dtype) {}
+    template <class T> HOST_DEVICE ConstView(const T* values) : data(values), dtype(dtype_of<T>) {}
+
+    template <class T> HOST_DEVICE const T* as() const { return static_cast<const T*>(data); }
+    ConstView from(size_t first) const { return {static_cast<const std::byte*>(data) + first * size_of(dtype), dtype}; }
+    explicit operator bool() const { return data != nullptr; }
+};
+
+// A tensor of the model or of the optimizer's state as checkpoints see it: FP32 on the device, or this rank's part.
+struct StateTensor {
+    std::string name;           // "master.h.0.qkv.weight", "m.wte"
+    std::vector<size_t> shape;  // of the whole tensor
+    float* values;              // device memory
+    size_t count;               // elements here
+    size_t first;               // the first one's place in the whole tensor
+};

@@ -1,0 +1,242 @@
+#include "runtime/config/config.h"
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "kernels/check.h"
+#include "runtime/config/options.h"
+#include "runtime/config/schedule.h"
+#include "runtime/config/suggest.h"
+#include "runtime/io/files.h"
+#include "runtime/io/json.h"
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr size_t kLargestFile = 1 << 20;
+constexpr size_t kDeepest = 8;
+
+struct Key {
+    std::string section, name;
+};
+
+Key split_key(const std::string& key) {
+    size_t dot = key.find('.');
+    return {key.substr(0, dot), dot == std::string::npos ? "" : key.substr(dot + 1)};
+}
+
+[[noreturn]] void fail_unknown(const std::vector<Option>& table, const std::string& key, const std::string& origin) {
+    std::vector<std::string> known;
+    for (const Option& option : table) known.push_back(option.key);
+    if (key.find('.') == std::string::npos)
+        for (const Option& option : table) known.push_back(split_key(option.key).section);
+    std::string nearest = nearest_name(key, known);
+    fail(Exit::config, "%s: unknown key %s; %s", origin.c_str(), printed(key).c_str(),
+         nearest.empty() ? "--help lists all keys" : ("did you mean \"" + nearest + "\"?").c_str());
+}
+
+const Option& option_named(const std::vector<Option>& table, const std::string& key, const std::string& origin) {
+    auto found = std::find_if(table.begin(), table.end(), [&](const Option& option) { return option.key == key; });
+    if (found == table.end()) fail_unknown(table, key, origin);
+    return *found;
+}
+
+bool is_section(const std::vector<Option>& table, const std::string& name) {
+    return std::any_of(table.begin(), table.end(),
+                       [&](const Option& option) { return split_key(option.key).section == name; });
+}
+
+// The parser refuses other texts in files; those of the command line have not gone through it.
+void check_utf8(const std::string& text, const std::string& key) {
+    try {
+        (void)Json(text).dump();
+    } catch (const Json::exception&) {
+        fail(Exit::config, "--set: %s must be valid UTF-8, is %s", printed(key).c_str(), printed(text).c_str());
+    }
+}
+
+// What a person typed on the command line: JSON, or a bare word where a text belongs.
+Json typed_value(const std::string& text, const Option& option) {
+    Json json = Json::parse(text, nullptr, false);
+    bool wants_text =
+        std::holds_alternative<std::string*>(option.value) || std::holds_alternative<Dtype*>(option.value);
+    return json.is_discarded() || (wants_text && !json.is_string()) ? Json(text) : json;
+}
+
+void check_model(const Config& c, const std::string& file) {
+    if (c.model.n_embd % c.model.n_head != 0)
+        fail(Exit::config, "%s: model.n_embd (%d) must be a multiple of model.n_head (%d)", file.c_str(),
+             c.model.n_embd, c.model.n_head);
+    if (c.train.seq_len > c.model.n_positions)
+        fail(Exit::config, "%s: train.seq_len (%d) must not be larger than model.n_positions (%d)", file.c_str(),
+             c.train.seq_len, c.model.n_positions);
+    if (c.eval.stride > c.train.seq_len)
+        fail(Exit::config, "%s: eval.stride (%d) must not be larger than train.seq_len (%d)", file.c_str(),
+             c.eval.stride, c.train.seq_len);
+    if (c.sample.top_k > c.model.vocab_size)
+        fail(Exit::config, "%s: sample.top_k (%d) must not be larger than model.vocab_size (%d)", file.c_str(),
+             c.sample.top_k, c.model.vocab_size);
+}
+
+void check_batch(const Config& c, const std::string& file, int world) {
+    // The ranges keep the product far below 2^63, and what divides the total, an int, is an int as well.
+    const int64_t tokens = int64_t(c.train.batch_size) * c.train.seq_len * world, total = c.train.total_batch_tokens;
+    if (total % tokens == 0) return;
+    const int64_t below = total / tokens * tokens;
+    fail(Exit::config,
+         "%s: train.total_batch_tokens (%lld) must be a multiple of train.batch_size (%d) times train.seq_len (%d) "
+         "times "
+         "the number of ranks (%d), that is of %lld; the nearest are %s%lld",
+         file.c_str(), (long long)total, c.train.batch_size, c.train.seq_len, world, (long long)tokens,
+         below ? format("%lld and ", (long long)below).c_str() : "", (long long)(below + tokens));
+}
+
+void check_schedule(const Config& c, const std::string& file) {
+    const int warmup = c.schedule.warmup_steps, steps = c.train.max_steps;
+    if (warmup > steps)
+        fail(Exit::config, "%s: schedule.warmup_steps (%d) must not be larger than train.max_steps (%d)", file.c_str(),
+             warmup, steps);
+    if (c.schedule.name == "wsd" && warmup + cooldown_steps(c) > steps)
+        fail(Exit::config,
+             "%s: schedule.warmup_steps (%d) and the cool-down (schedule.cooldown_fraction %g of train.max_steps, %d "
+             "steps) must not be longer than train.max_steps (%d) together",
+             file.c_str(), warmup, c.schedule.cooldown_fraction, cooldown_steps(c), steps);
+}
+
+void check_loss_scale(const Config& c, const std::string& file) {
+    if (c.train.precision == Dtype::fp16 && !c.loss_scale.dynamic && c.loss_scale.fixed <= 1)
+        fail(Exit::config,
+             "%s: train.precision \"fp16\" needs loss_scale.dynamic true (or a loss_scale.fixed above 1, is %g): small "
+             "gradients vanish in fp16 without it",
+             file.c_str(), c.loss_scale.fixed);
+    if (c.loss_scale.dynamic && c.loss_scale.minimum > c.loss_scale.initial)
+        fail(Exit::config, "%s: loss_scale.minimum (%g) must not be larger than loss_scale.initial (%g)", file.c_str(),
+             c.loss_scale.minimum, c.loss_scale.initial);
+}
+
+// The options that decide a run's result, as "key: value" in the order of the table.
+std::vector<std::string> result_lines(const Config& config) {
+    Config copy = config;
+    std::vector<std::string> lines;
+    for (const Option& option : option_table(copy))
+        if (option.effect == Effect::result)
+            lines.push_back(std::string(option.key) + ": " + option_value(option).dump());
+    return lines;
+}
+
+struct HelpRow {
+    std::string key, default_value, allowed, help;
+};
+
+std::vector<HelpRow> help_rows() {
+    Config defaults;
+    std::vector<HelpRow> rows;
+    for (const Option& option : option_table(defaults))
+        rows.push_back({option.key, option_value(option).dump(), allowed_values(option), option.help});
+    return rows;
+}
+
+// A bar would end a cell of a Markdown table.
+std::string escape_bars(const std::string& text) {
+    std::string escaped;
+    for (char c : text) escaped += c == '|' ? std::string("\\|") : std::string(1, c);
+    return escaped;
+}
+
+}  // namespace
+
+Config load_config(const std::string& path, const std::vector<std::string>& overrides, int world) {
+    Config config = parse_config(read_file(path, kLargestFile), path);
+    for (const std::string& assignment : overrides) override_config(config, assignment);
+    if (config.train.head_rows == 0)
+        config.train.head_rows = default_head_rows(config.train.batch_size, config.train.seq_len);
+    check_config(config, path, world);
+    return config;
+}
+
+Config parse_config(std::string_view json_text, const std::string& origin) {
+    const Json json = parse_json(json_text, origin, Exit::config, {.max_depth = kDeepest});
+    if (!json.is_object())
+        fail(Exit::config, "%s must be an object of sections, is %s", origin.c_str(), printed(json).c_str());
+    Config config;
+    const std::vector<Option> table = option_table(config);
+    for (const auto& [section, members] : json.items()) {
+        if (!is_section(table, section)) fail_unknown(table, section, origin);
+        if (!members.is_object())
+            fail(Exit::config, "%s: %s must be an object of keys, is %s", origin.c_str(), section.c_str(),
+                 printed(members).c_str());
+        for (const auto& [name, value] : members.items())
+            assign_option(option_named(table, section + "." + name, origin), value, origin);
+    }
+    return config;
+}
+
+void override_config(Config& config, const std::string& assignment) {
+    const size_t equals = assignment.find('=');
+    if (equals == std::string::npos)
+        fail(Exit::usage, "--set takes section.key=value, is %s", printed(assignment).c_str());
+    const std::string origin = "--set", key = assignment.substr(0, equals), value = assignment.substr(equals + 1);
+    check_utf8(value, key);
+    const std::vector<Option> table = option_table(config);
+    const Option& option = option_named(table, key, origin);
+    assign_option(option, typed_value(value, option), origin);
+}
+
+void check_config(const Config& config, const std::string& origin, int world) {
+    check_model(config, origin);
+    check_batch(config, origin, world);
+    check_schedule(config, origin);
+    check_loss_scale(config, origin);
+}
+
+int default_head_rows(int batch_size, int seq_len) {
+    constexpr int64_t kMostRows = 8192;
+    return int(std::min(int64_t(batch_size) * seq_len, kMostRows));
+}
+
+int micro_steps(const Config& config, int world) {
+    return int(config.train.total_batch_tokens / (int64_t(config.train.batch_size) * config.train.seq_len * world));
+}
+
+std::string config_json(const Config& config) {
+    Config copy = config;
+    Json json;
+    for (const Option& option : option_table(copy)) {
+        const Key key = split_key(option.key);
+        json[key.section][key.name] = option_value(option);
+    }
+    return json.dump(4) + "\n";
+}
+
+std::string config_digest(const Config& config) {
+    std::string text;
+    for (const std::string& line : result_lines(config)) text += line + "\n";
+    return format("%016llx", (unsigned long long)XXH3_64bits(text.data(), text.size()));
+}
+
+std::vector<std::string> config_differences(const Config& from, const Config& to) {
+    const std::vector<std::string> before = result_lines(from), after = result_lines(to);
+    std::vector<std::string> differences;
+    for (size_t i = 0; i < before.size(); i++)
+        if (before[i] != after[i]) differences.push_back(before[i] + " -> " + after[i].substr(after[i].find(": ") + 2));
+    return differences;
+}
+
+std::string config_help() {
+    std::string text;
+    for (const HelpRow& row : help_rows())
+        text += format("%-29s %s\n%-29s default %s, %s\n", row.key.c_str(), row.help.c_str(), "",
+                       row.default_value.c_str(), row.allowed.c_str());
+    return text;
+}
+
+std::string config_markdown() {
+    std::string text = "| key | default | range | meaning |\n|---|---|---|---|\n";
+    for (const HelpRow& row : help_rows())
+        text += format("| `%s` | `%s` | %s | %s |\n", row.key.c_str(), row.default_value.c_str(),
+                       escape_bars(row.allowed).c_str(), row.help.c_str());
+    return text;
+}

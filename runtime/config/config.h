@@ -1,0 +1,153 @@
+// What a run is: every option with its default, read from one JSON file and from --set on the command line.
+//
+// Keys are "section.name"; the table in runtime/config/options.cpp gives each a range and a line of help, and
+// everything else (parsing, checks, help, printing, digest) is derived from it. Paths are relative to the current
+// directory.
+//
+// Errors exit with Exit::config and name the file, the key and the values; Exit::no_input where the file is missing,
+// Exit::data where it is larger than a configuration can be, Exit::usage where --set is not of the form key=value.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernels/numeric.h"
+
+// The defaults are GPT-2 124M on 10 billion tokens.
+struct Config {
+    struct Run {
+        std::string dir = "runs/gpt2_124M";
+        uint64_t seed = 1337;
+    } run;
+
+    struct Model {
+        int n_layer = 12;
+        int n_head = 12;
+        int n_embd = 768;
+        int n_positions = 1024;
+        int vocab_size = 50257;
+        std::string init_from;  // empty: GPT-2's initialisation
+    } model;
+
+    struct Data {
+        std::string train = "datasets/fineweb10B/fineweb_train_*.bin";
+        std::string val = "datasets/fineweb10B/fineweb_val_*.bin";
+        std::string tokenizer;  // empty: none
+    } data;
+
+    struct Train {
+        int max_steps = 19073;
+        int batch_size = 16;  // sequences per rank and micro-step
+        int seq_len = 1024;
+        int64_t total_batch_tokens = 524288;  // per optimizer step, all ranks
+        Dtype precision = Dtype::bf16;
+        std::string recompute = "none";  // none|gelu|norm|block
+        int head_rows = 0;               // 0: default_head_rows(); load_config() puts that in its place
+    } train;
+
+    struct Optim {
+        std::string name = "adamw";  // adamw|sgd
+        double learning_rate = 6e-4;
+        double beta1 = 0.9;
+        double beta2 = 0.95;
+        double eps = 1e-8;
+        double weight_decay = 0.1;
+        double grad_clip = 1.0;  // 0: no clipping
+        double momentum = 0.9;   // sgd only
+    } optim;
+
+    struct Schedule {
+        std::string name = "cosine";  // cosine|linear|wsd|constant|cyclic
+        int warmup_steps = 700;
+        double final_lr_fraction = 0.1;
+        double cooldown_fraction = 0.2;  // wsd only
+        int cycle_steps = 1000;          // cyclic only
+    } schedule;
+
+    struct LossScale {
+        bool dynamic = false;
+        double fixed = 1.0;        // the scale where dynamic is false
+        double initial = 65536.0;  // the first scale where dynamic is true, like all that follow but the last
+        int growth_interval = 1000;
+        double growth_factor = 2.0;
+        double backoff_factor = 0.5;
+        int hysteresis = 2;
+        double minimum = 1.0;
+        int max_skipped_steps = 20;  // in a row, in every precision
+    } loss_scale;
+
+    struct Parallel {
+        int zero_stage = 0;
+        bool deterministic_reduce = false;
+        int bucket_mb = 32;
+        double silence_s = 60;
+        double step_timeout_s = 120;
+    } parallel;
+
+    struct Checkpoint {
+        int every_steps = 1000;  // 0: only at the end
+        int keep = 2;
+    } checkpoint;
+
+    struct Eval {
+        int every_steps = 250;  // 0: never
+        int batches = 20;       // 0: the whole split
+        int stride = 0;         // 0: seq_len
+    } eval;
+
+    struct Sample {
+        int every_steps = 0;  // 0: never
+        int tokens = 128;
+        std::string prompt;
+        double temperature = 1.0;  // 0: always the likeliest token
+        int top_k = 0;             // 0: all tokens
+    } sample;
+
+    struct Log {
+        int every_steps = 10;
+    } log;
+
+    struct Device {
+        bool tf32 = false;
+        bool debug_sync = false;
+    } device;
+};
+
+// The configuration that the file describes, with `overrides` ("section.key=value") applied in order, defaults that
+// depend on other keys filled in (train.head_rows) and check_config() passed for `world` ranks.
+Config load_config(const std::string& path, const std::vector<std::string>& overrides, int world);
+
+// The configuration in a JSON text; keys that are absent keep their defaults. `origin` is what errors call the text.
+// Every value is inside its own range, but the values have not been compared with each other: see check_config().
+Config parse_config(std::string_view json_text, const std::string& origin);
+
+// Applies one "section.key=value". The value is JSON, or else a bare word taken as a string: precision=fp32 is fine.
+void override_config(Config& config, const std::string& assignment);
+
+// The checks that need more than one key, for `world` ranks: head sizes, lengths, gradient accumulation, schedules.
+void check_config(const Config& config, const std::string& origin, int world);
+
+// Rows of logits held at a time where train.head_rows is 0: those of a micro-step, at most 8192. More rows make the
+// products of the head larger and its weight gradient's additions fewer; 8192 rows of GPT-2's vocabulary are 0.8 GB in
+// bf16. The order of those additions, and so the bits of a result, depend on it: it looks at the configuration alone.
+int default_head_rows(int batch_size, int seq_len);
+
+// Micro-steps per optimizer step on each of `world` ranks; exact for a checked configuration.
+int micro_steps(const Config& config, int world);
+
+// The configuration as JSON, every option included: itself a configuration file, and parsing it gives the same bits.
+std::string config_json(const Config& config);
+
+// 16 hexadecimal digits, equal for two configurations iff config_differences() of them is empty (hash collisions
+// apart).
+std::string config_digest(const Config& config);
+
+// One sentence part per option that changes a run's result and differs: "optim.learning_rate: 0.0006 -> 0.0003".
+// Options that only say where to read and write, how often to look, or how to save memory do not count.
+std::vector<std::string> config_differences(const Config& from, const Config& to);
+
+// Every option as "key  default  range  meaning" for the terminal, and as the rows of the README's Markdown table.
+std::string config_help();
+std::string config_markdown();

@@ -1,0 +1,227 @@
+#include "runtime/config/options.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <type_traits>
+
+#include "kernels/check.h"
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr double kMaxSteps = 1e9;
+constexpr double kMaxInt = std::numeric_limits<int>::max();
+constexpr double kAlmost1 = 0.999999;  // well below 1 as a float too: with 1 a moving average never moves
+constexpr size_t kLongestText = 4096;
+
+Allowed between(double low, double high) { return {.low = low, .high = high}; }
+Allowed one_of(std::vector<std::string> choices) { return {.choices = std::move(choices)}; }
+Allowed anything() { return {}; }
+Allowed some_text() { return {.may_be_empty = false}; }
+
+std::vector<std::string> dtype_names() { return {name_of(Dtype::fp32), name_of(Dtype::bf16), name_of(Dtype::fp16)}; }
+
+template <class T> constexpr bool is_text = std::is_same_v<T, std::string> || std::is_same_v<T, Dtype>;
+
+// What an option of type T takes from JSON.
+template <class T> bool has_type(const Json& json) {
+    if constexpr (is_text<T>)
+        return json.is_string();
+    else if constexpr (std::is_same_v<T, bool>)
+        return json.is_boolean();
+    else if constexpr (std::is_same_v<T, double>)
+        return json.is_number();
+    else if constexpr (std::is_same_v<T, uint64_t>)
+        return json.is_number_unsigned();
+    else
+        return json.is_number_integer();
+}
+
+template <class T> const char* type_name() {
+    if constexpr (is_text<T>)
+        return "a text in quotes";
+    else if constexpr (std::is_same_v<T, bool>)
+        return "true or false";
+    else if constexpr (std::is_same_v<T, double>)
+        return "a number";
+    else if constexpr (std::is_same_v<T, uint64_t>)
+        return "an integer from 0 to 18446744073709551615";
+    else
+        return "an integer";
+}
+
+bool is_inside(const Allowed& allowed, double x) { return x >= allowed.low && x <= allowed.high; }
+
+bool is_inside(const Allowed& allowed, const std::string& text) {
+    if (!allowed.choices.empty())
+        return std::find(allowed.choices.begin(), allowed.choices.end(), text) != allowed.choices.end();
+    // A NUL would cut the text short wherever the system takes it, as in a path.
+    return text.size() <= kLongestText && text.find('\0') == std::string::npos &&
+           (allowed.may_be_empty || !text.empty());
+}
+
+bool is_allowed(const Allowed& allowed, const Json& json) {
+    if (json.is_number()) return is_inside(allowed, json.get<double>());
+    if (json.is_string()) return is_inside(allowed, json.get<std::string>());
+    return true;
+}
+
+Dtype dtype_named(const std::string& name) {
+    return name == name_of(Dtype::fp32) ? Dtype::fp32 : name == name_of(Dtype::bf16) ? Dtype::bf16 : Dtype::fp16;
+}
+
+}  // namespace
+
+std::vector<Option> option_table(Config& c) {
+    const Allowed steps = between(1, kMaxSteps), steps_or_0 = between(0, kMaxSteps);
+    const Effect none = Effect::none;
+    return {
+        {"run.dir", &c.run.dir, some_text(), "directory of everything that the run writes", none},
+        {"run.seed", &c.run.seed, anything(), "seed of the initial weights and the order of the training data"},
+
+        {"model.n_layer", &c.model.n_layer, between(1, 10000), "blocks"},
+        {"model.n_head", &c.model.n_head, between(1, 65536), "attention heads per block; divides n_embd"},
+        {"model.n_embd", &c.model.n_embd, between(1, 65536), "width of the model"},
+        {"model.n_positions", &c.model.n_positions, between(1, 1 << 24), "longest sequence that the model can read"},
+        {"model.vocab_size", &c.model.vocab_size, between(1, 1 << 24), "tokens that the model knows"},
+        {"model.init_from", &c.model.init_from, anything(),
+         "checkpoint or Hugging Face directory to take the weights from; empty: GPT-2's random initialisation"},
+
+        {"data.train", &c.data.train, some_text(), "pattern of the training shards' paths", none},
+        {"data.val", &c.data.val, anything(), "pattern of the validation shards' paths; empty: no validation", none},
+        {"data.tokenizer", &c.data.tokenizer, anything(), "tokenizer.json of the shards; empty: no samples as text",
+         none},
+
+        {"train.max_steps", &c.train.max_steps, steps, "optimizer steps of the whole run"},
+        {"train.batch_size", &c.train.batch_size, between(1, 1 << 20), "sequences per rank and micro-step"},
+        {"train.seq_len", &c.train.seq_len, between(1, 1 << 24), "tokens per sequence, at most n_positions"},
+        {"train.total_batch_tokens", &c.train.total_batch_tokens, between(1, kMaxInt),
+         "tokens per optimizer step over all ranks; gradients accumulate over as many micro-steps as that takes"},
+        {"train.precision", &c.train.precision, one_of(dtype_names()), "storage of activations and compute weights"},
+        {"train.recompute", &c.train.recompute, one_of({"none", "gelu", "norm", "block"}),
+         "what the backward pass computes again to save memory; each level includes the ones before", none},
+        {"train.head_rows", &c.train.head_rows, between(0, kMaxInt),
+         "tokens whose logits are held in memory at a time; 0: a micro-step's, at most 8192"},
+
+        {"optim.name", &c.optim.name, one_of({"adamw", "sgd"}), "the optimizer"},
+        {"optim.learning_rate", &c.optim.learning_rate, between(0, 1000), "the highest of the schedule"},
+        {"optim.beta1", &c.optim.beta1, between(0, kAlmost1), "adamw: decay of the first moment"},
+        {"optim.beta2", &c.optim.beta2, between(0, kAlmost1), "adamw: decay of the second moment"},
+        {"optim.eps", &c.optim.eps, between(1e-30, 1), "adamw: added to the root of the second moment"},
+        {"optim.weight_decay", &c.optim.weight_decay, between(0, 1000), "decoupled decay of matrices"},
+        {"optim.grad_clip", &c.optim.grad_clip, between(0, 1e30), "largest norm of the gradient; 0: no clipping"},
+        {"optim.momentum", &c.optim.momentum, between(0, kAlmost1), "sgd: momentum"},
+
+        {"schedule.name", &c.schedule.name, one_of({"cosine", "linear", "wsd", "constant", "cyclic"}),
+         "course of the learning rate after the warm-up"},
+        {"schedule.warmup_steps", &c.schedule.warmup_steps, steps_or_0, "steps of linear growth at the beginning"},
+        {"schedule.final_lr_fraction", &c.schedule.final_lr_fraction, between(0, 1),
+         "learning rate of the last step, as a part of optim.learning_rate; cyclic: the lowest"},
+        {"schedule.cooldown_fraction", &c.schedule.cooldown_fraction, between(0, 1),
+         "wsd: part of max_steps, at least one step, over which the learning rate falls"},
+        {"schedule.cycle_steps", &c.schedule.cycle_steps, between(2, kMaxSteps), "cyclic: steps from peak to peak"},
+
+        {"loss_scale.dynamic", &c.loss_scale.dynamic, anything(), "adapt the loss scale, as fp16 needs it"},
+        {"loss_scale.fixed", &c.loss_scale.fixed, between(1e-9, 1e18), "the loss scale if not dynamic"},
+        {"loss_scale.initial", &c.loss_scale.initial, between(1e-9, 1e18), "dynamic: the first scale"},
+        {"loss_scale.growth_interval", &c.loss_scale.growth_interval, steps,
+         "dynamic: finite steps in a row after which the scale grows"},
+        {"loss_scale.growth_factor", &c.loss_scale.growth_factor, between(1.001, 65536),
+         "dynamic: by how much it grows"},
+        {"loss_scale.backoff_factor", &c.loss_scale.backoff_factor, between(0.001, 0.999),
+         "dynamic: by how much it shrinks"},
+        {"loss_scale.hysteresis", &c.loss_scale.hysteresis, between(1, 1000000),
+         "dynamic: non-finite steps since the last growth from which on it shrinks"},
+        {"loss_scale.minimum", &c.loss_scale.minimum, between(1e-9, 1e18), "dynamic: the smallest scale"},
+        {"loss_scale.max_skipped_steps", &c.loss_scale.max_skipped_steps, steps_or_0,
+         "non-finite steps in a row that are skipped; one more ends the run, in every precision"},
+
+        {"parallel.zero_stage", &c.parallel.zero_stage, between(0, 3),
+         "what each rank keeps its share of only. 0: nothing; 1: masters and optimizer state; 2: gradients too; 3: "
+         "parameters too",
+         none},
+        {"parallel.deterministic_reduce", &c.parallel.deterministic_reduce, anything(),
+         "gradients add up in the same order for any number of ranks and micro-steps that are powers of 2"},
+        {"parallel.bucket_mb", &c.parallel.bucket_mb, between(0, 1 << 20),
+         "MiB of gradients that travel between ranks together; 0: each block's alone"},
+        {"parallel.silence_s", &c.parallel.silence_s, between(0.1, 1e6),
+         "seconds without any sign of a rank after which the others end", none},
+        {"parallel.step_timeout_s", &c.parallel.step_timeout_s, between(0.1, 1e6),
+         "seconds without progress of a rank within a step after which all end", none},
+
+        {"checkpoint.every_steps", &c.checkpoint.every_steps, steps_or_0,
+         "steps between checkpoints, one more at the end; 0: only that", none},
+        {"checkpoint.keep", &c.checkpoint.keep, between(1, 1000000), "newest checkpoints that are kept", none},
+
+        {"eval.every_steps", &c.eval.every_steps, steps_or_0, "steps between validations, one more at the end; 0: none",
+         none},
+        {"eval.batches", &c.eval.batches, between(0, kMaxSteps),
+         "micro-batches per validation, all ranks together; 0: the whole split", none},
+        {"eval.stride", &c.eval.stride, between(0, kMaxInt),
+         "tokens that a validation window adds to the one before; the rest of it is context. 0: train.seq_len, no "
+         "overlap",
+         none},
+
+        {"sample.every_steps", &c.sample.every_steps, steps_or_0, "steps between samples of text; 0: none", none},
+        {"sample.tokens", &c.sample.tokens, between(1, 1 << 24), "tokens per sample", none},
+        {"sample.prompt", &c.sample.prompt, anything(), "text that samples continue", none},
+        {"sample.temperature", &c.sample.temperature, between(0, 1000), "0: always the likeliest token", none},
+        {"sample.top_k", &c.sample.top_k, between(0, 1 << 24), "sample among the likeliest tokens only; 0: among all",
+         none},
+
+        {"log.every_steps", &c.log.every_steps, steps, "steps between progress lines where there is no terminal", none},
+
+        {"device.tf32", &c.device.tf32, anything(),
+         "GPU: fp32 products round their operands to TF32, faster and with 10 bits instead of 23"},
+        {"device.debug_sync", &c.device.debug_sync, anything(),
+         "GPU: wait after each kernel, so that an error names the kernel that made it; also --debug-sync", none},
+    };
+}
+
+void assign_option(const Option& option, const Json& json, const std::string& origin) {
+    auto refuse = [&](const std::string& expected) {
+        fail(Exit::config, "%s: %s must be %s, is %s", origin.c_str(), option.key, expected.c_str(),
+             printed(json).c_str());
+    };
+    auto assign = [&]<class T>(T* value) {
+        if (!has_type<T>(json)) refuse(type_name<T>());
+        if (!is_allowed(option.allowed, json)) refuse((json.is_number() ? "in " : "") + allowed_values(option));
+        if constexpr (std::is_same_v<T, Dtype>)
+            *value = dtype_named(json.get<std::string>());
+        else
+            *value = json.get<T>();
+    };
+    std::visit(assign, option.value);
+}
+
+Json option_value(const Option& option) {
+    auto read = []<class T>(const T* value) -> Json {
+        if constexpr (std::is_same_v<T, Dtype>)
+            return name_of(*value);
+        else
+            return *value;
+    };
+    return std::visit(read, option.value);
+}
+
+std::string allowed_values(const Option& option) {
+    const Allowed& allowed = option.allowed;
+    auto describe = [&]<class T>(const T*) -> std::string {
+        if constexpr (std::is_same_v<T, bool>) return "true|false";
+        if constexpr (std::is_same_v<T, uint64_t>) return "[0, 18446744073709551615]";
+        if constexpr (!is_text<T>) return format("[%.10g, %.10g]", allowed.low, allowed.high);
+        if (allowed.choices.empty())
+            return format("text without NUL, %d to %zu bytes", allowed.may_be_empty ? 0 : 1, kLongestText);
+        std::string choices;
+        for (const std::string& choice : allowed.choices) choices += (choices.empty() ? "" : "|") + choice;
+        return choices;
+    };
+    return std::visit(describe, option.value);
+}
+
+std::string printed(const Json& value) {
+    constexpr size_t kLongest = 60;
+    std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
+    return text.size() <= kLongest ? text : text.substr(0, kLongest) + "...";
+}

@@ -1,0 +1,47 @@
+// The table of options: key, where the value stands, what it may be, one line of help. The default stands in Config.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "runtime/config/config.h"
+
+// The values that an option may have: numbers from low to high, texts out of a few choices or, without choices, any
+// text that a path could be.
+struct Allowed {
+    double low = -std::numeric_limits<double>::infinity();
+    double high = std::numeric_limits<double>::infinity();
+    std::vector<std::string> choices = {};
+    bool may_be_empty = true;
+};
+
+// Whether the option decides the weights that a run arrives at. Options that say where to read and write, how often to
+// look or how to save memory do not: they may differ when a run is resumed. (What the data files hold is compared by
+// the checkpoint itself, so their names need not be.)
+enum class Effect { result, none };
+
+struct Option {
+    const char* key;  // "section.name"
+    std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*, Dtype*> value;
+    Allowed allowed;
+    const char* help;
+    Effect effect = Effect::result;
+};
+
+// One row per option, pointing into `config`, section by section.
+std::vector<Option> option_table(Config& config);
+
+// Sets the option, or fails with Exit::config: "ORIGIN: KEY must be ..., is VALUE".
+void assign_option(const Option& option, const nlohmann::ordered_json& value, const std::string& origin);
+
+nlohmann::ordered_json option_value(const Option& option);
+
+// "[0, 1]", "fp32|bf16|fp16", "true|false".
+std::string allowed_values(const Option& option);
+
+// A value as it stands in sentences: JSON in plain ASCII, cut where it is long.
+std::string printed(const nlohmann::ordered_json& value);

@@ -1,0 +1,38 @@
+#include "runtime/config/suggest.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace {
+
+// Wagner, Fischer, "The string-to-string correction problem", J. ACM 21 (1974), one row of the table at a time.
+size_t edit_distance(const std::string& a, const std::string& b) {
+    std::vector<size_t> row(b.size() + 1);  // row[j]: from the first i characters of a to the first j of b
+    std::iota(row.begin(), row.end(), size_t(0));
+    for (size_t i = 1; i <= a.size(); i++) {
+        size_t diagonal = row[0];
+        row[0] = i;
+        for (size_t j = 1; j <= b.size(); j++) {
+            size_t changed = diagonal + (a[i - 1] != b[j - 1]);
+            diagonal = row[j];
+            row[j] = std::min({changed, row[j] + 1, row[j - 1] + 1});
+        }
+    }
+    return row.back();
+}
+
+}  // namespace
+
+std::string nearest_name(const std::string& name, const std::vector<std::string>& candidates) {
+    constexpr size_t kLongest = 200;  // nobody mistypes a longer name, and the time grows with its length
+    std::string nearest;
+    size_t least = std::min(name.size(), kLongest) / 2 + 1;
+    if (name.size() > kLongest) return nearest;
+    for (const std::string& candidate : candidates) {
+        size_t distance = edit_distance(name, candidate);
+        if (distance >= least) continue;
+        least = distance;
+        nearest = candidate;
+    }
+    return nearest;
+}
