@@ -23,8 +23,7 @@
 #include "runtime/checkpoint/safetensors.h"
 #include "runtime/checkpoint/start.h"
 #include "runtime/checkpoint/train_state.h"
-#include "runtime/cluster/ranks.h"
-#include "runtime/cluster/together.h"
+#include "runtime/cluster/cluster.h"
 #include "runtime/config/config.h"
 #include "runtime/config/loss_scaler.h"
 #include "runtime/config/schedule.h"
@@ -353,9 +352,9 @@ void leave_notes(const Run& run) {
 
 // The recipe of a run. Everything that can be wrong with the input is found before run.dir is touched.
 Exit train(const CommandLine& line) {
-    const Place place = find_place();
-    const Config config = load_config(line.config, line.overrides, place.size);
-    Ranks ranks(place, config, GIT_REVISION);
+    const RankEnvironment environment = find_rank_environment();
+    const Config config = load_config(line.config, line.overrides, environment.size);
+    Ranks ranks(environment, config, GIT_REVISION);
     return ranks.run([&] {
         Dataset dataset =
             open_dataset(config.data.train, config.data.val, config.data.tokenizer, config.model.vocab_size);
@@ -365,14 +364,14 @@ Exit train(const CommandLine& line) {
         ranks.control().require_same(data.digest, "the digest of data.train");
         Start start = open_start(config, line.start, data, ranks.comm());
         // Beside the program: the same machine and binary choose the same products, and so give the same bits.
-        configure_device({.local_rank = place.local_rank,
+        configure_device({.local_rank = environment.local_rank,
                           .tf32 = config.device.tf32,
                           .debug_sync = config.device.debug_sync,
                           .matmul_choices = program_directory() + "/matmul_choices.json",
                           .known_choices = start.state.device_choices});
         Run run(config, ranks, std::move(dataset), start);
         start.checkpoint.reset();
-        on_rank_0(run.comm, "write to run.dir", [&] { leave_notes(run); });
+        run_on_rank_0(run.comm, "write to run.dir", [&] { leave_notes(run); });
         install_signal_handlers();
         return train_to_the_end(run);
     });
@@ -492,7 +491,7 @@ std::string version() {
 int main(int argc, char** argv) {
     return exit_status("train_gpt", [&] {
         const CommandLine line = parse_command_line(argc, argv, version);
-        if (line.nproc > 0) return start_ranks(line.nproc, line.node, arguments_of_rank({argv, argv + argc}));
+        if (line.nproc > 0) return launch_ranks(line.nproc, line.node, arguments_of_rank({argv, argv + argc}));
         return line.command == Command::train ? train(line) : run_command(line);
     });
 }

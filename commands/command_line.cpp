@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "kernels/check.h"
-#include "runtime/cluster/place.h"
+#include "runtime/cluster/cluster.h"
 #include "runtime/performance/scaling.h"
 
 namespace {

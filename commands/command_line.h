@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "runtime/checkpoint/run_directory.h"
-#include "runtime/cluster/local_ranks.h"
+#include "runtime/cluster/cluster.h"
 #include "runtime/config/config.h"
 #include "runtime/performance/scaling.h"
 
