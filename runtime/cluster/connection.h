@@ -12,6 +12,7 @@
 
 class Connection {
 public:
+    Connection() = default;  // closed
     // A peer that announces a message of more than `limit` bytes counts as closed.
     Connection(Socket socket, size_t limit) : socket_(std::move(socket)), limit_(limit) {}
     int fd() const { return socket_.fd(); }
@@ -34,7 +35,7 @@ public:
 
 private:
     Socket socket_;
-    size_t limit_;
+    size_t limit_ = 0;
     bool has_ended_ = false;
     std::string received_, unsent_;
 };

@@ -18,10 +18,6 @@ constexpr double kSettle_s = 0.5;               // an error may follow from a de
 constexpr double kDrain_s = 1;                  // for the last messages to arrive
 constexpr double kFailedCollective_s = 20;      // for a rank that is still computing to call the failed collective
 
-std::string packed(const RankStatus& status) {
-    return pack(status.phase, status.step, status.ticks, status.collective, status.collective_name.substr(0, 100));
-}
-
 }  // namespace
 
 ControlChannel::ControlChannel(const RankEnvironment& environment, const ControlSettings& settings,
@@ -38,18 +34,11 @@ ControlChannel::ControlChannel(const RankEnvironment& environment, const Control
     for (const Member& member : members_) ranks_.push_back({member, {}, last_round_, last_round_});
     const size_t texts = rank_ == 0 ? 1 : members_.size();
     for (Connection& connection : connections_) connection.set_limit(texts * (kTextLimit + 8) + 8192);
-    // Signals are handled by the trainer's threads.
-    sigset_t all, before;
-    sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before);
-    std::string error;
     try {
         thread_ = std::thread([this] { run(); });
-    } catch (const std::system_error& failure) {
-        error = failure.what();
+    } catch (const std::system_error& error) {
+        fail(Exit::os, "cannot start the control channel's thread: %s", error.what());
     }
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    if (!error.empty()) fail(Exit::os, "cannot start the control channel's thread: %s", error.c_str());
 }
 
 ControlChannel::~ControlChannel() {
@@ -57,7 +46,6 @@ ControlChannel::~ControlChannel() {
     {
         const std::lock_guard lock(mutex_);
         is_closing_ = true;
-        wake_thread();
     }
     thread_.join();
 }
@@ -77,23 +65,19 @@ void ControlChannel::require_same(const std::string& mine, const char* what) {
     if (is_connected()) collective({TextOperation::require_same, what, mine});
 }
 
-std::string ControlChannel::collective(TextRequest request) {
+std::string ControlChannel::collective(const TextRequest& request) {
     require(request.text.size() <= kTextLimit, "%s: a text of %zu bytes for the control channel, at most %zu",
             request.what.c_str(), request.text.size(), kTextLimit);
-    progress_.ticks.fetch_add(1, std::memory_order_relaxed);
+    ++progress_.ticks;
     std::unique_lock lock(mutex_);
     require(!has_finished_, "%s: a collective after this rank has left the control channel", request.what.c_str());
     if (!failed_since_) {
         reply_.reset();
-        if (rank_ == 0)
-            collective_->add(0, std::move(request), Clock::now());
-        else
-            connection_to(0).send(MessageKind::request, pack(request.operation, request.what, request.text));
-        wake_thread();
+        tell_rank_0(MessageKind::request, pack(request.operation, request.what, request.text));
         // No timeout: rank 0 always replies, and if rank 0 is lost, the thread ends the process.
         changed_.wait(lock, [this] { return reply_.has_value(); });
     }
-    progress_.ticks.fetch_add(1, std::memory_order_relaxed);
+    ++progress_.ticks;
     if (reply_->code != Exit::ok) throw Error(reply_->code, reply_->text);
     return reply_->text;
 }
@@ -101,15 +85,11 @@ std::string ControlChannel::collective(TextRequest request) {
 void ControlChannel::leave() {
     if (!is_connected()) return;
     std::unique_lock lock(mutex_);
-    has_left_ = ranks_[size_t(rank_)].has_left = true;
-    if (failed_since_)
-        is_closing_ = true;
-    else if (rank_ != 0)
-        connection_to(0).send(MessageKind::goodbye, "");
-    wake_thread();
+    has_left_ = true;
+    tell_rank_0(MessageKind::goodbye, "");
     const double limit_s = settings_.leave_timeout_s;
     if (changed_.wait_until(lock, Clock::now() + seconds(limit_s), [this] { return has_finished_; })) return;
-    std::vector<int> remaining;
+    std::vector<int> remaining;  // known to rank 0
     for (const MonitoredRank& rank : ranks_)
         if (!rank.has_left) remaining.push_back(rank.member.rank);
     const std::string who =
@@ -120,19 +100,16 @@ void ControlChannel::leave() {
 void ControlChannel::leave_with_error(Exit code, const std::string& sentence) {
     std::unique_lock lock(mutex_);
     if (!is_connected() || has_left_) return;
-    has_reported_error_ = true;
-    const EndOfRun end{rank_, code, true, sentence.substr(0, 4096)};
-    if (failed_since_)
-        is_closing_ = true;  // all ranks have the same error
-    else if (rank_ == 0)
-        report_error(end, Clock::now());
-    else
-        connection_to(0).send(MessageKind::error, pack(end.code, end.sentence));
-    wake_thread();
+    has_left_ = has_reported_error_ = true;
+    tell_rank_0(MessageKind::error, pack(code, sentence.substr(0, 4096)));
     changed_.wait_until(lock, Clock::now() + seconds(2 * kDrain_s), [this] { return has_finished_; });
 }
 
-void ControlChannel::wake_thread() {
+void ControlChannel::tell_rank_0(MessageKind kind, const std::string& fields) {
+    if (rank_ == 0)
+        handle(0, {kind, fields}, Clock::now());
+    else
+        connections_[0].send(kind, fields);
     const uint64_t one = 1;
     [[maybe_unused]] const ssize_t written = ::write(wake_.fd(), &one, sizeof one);
 }
@@ -140,6 +117,9 @@ void ControlChannel::wake_thread() {
 // ---- the thread -----------------------------------------------------------------------------------------------------
 
 void ControlChannel::run() {
+    sigset_t all;
+    sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, nullptr);  // the trainer's threads handle signals
     std::unique_lock lock(mutex_);
     while (!has_finished_) {
         std::vector<pollfd> polled{{wake_.fd(), POLLIN, 0}};
@@ -150,95 +130,83 @@ void ControlChannel::run() {
         uint64_t count;
         [[maybe_unused]] const ssize_t got = ::read(wake_.fd(), &count, sizeof count);
         const TimePoint now = Clock::now();
-        ignore_own_pause(now);
-        if (is_closing_) {
+        // While this process was stopped or had no CPU time, it could not receive anything.
+        const Clock::duration round = now - std::exchange(last_round_, now);
+        if (round >= seconds(kRound_s + kOwnPause_s))
+            for (MonitoredRank& rank : ranks_) rank.last_heard += round, rank.last_progress += round;
+        // After a failed collective all ranks leave with the same error, and nobody needs to be told.
+        if (is_closing_ || (has_left_ && failed_since_)) {
             drain_connections(failed_since_ ? kDrain_s : 0);
             return finish();
         }
         receive_all(now);
-        if (!has_finished_) send_heartbeat(now);
+        if (now >= last_heartbeat_ + seconds(settings_.hang.heartbeat_s)) {
+            last_heartbeat_ = now;
+            const auto s = progress_.status();
+            const Message heartbeat{MessageKind::heartbeat,
+                                    pack(s.phase, s.step, s.ticks, s.collective, s.collective_name.substr(0, 100))};
+            send_to_all(heartbeat.kind, heartbeat.fields);
+            if (rank_ == 0) handle(0, heartbeat, now);
+        }
         if (!has_finished_) check(now);
     }
 }
 
-// While this process was stopped or had no CPU time, it could not receive anything.
-void ControlChannel::ignore_own_pause(TimePoint now) {
-    const Clock::duration pause = now - std::exchange(last_round_, now);
-    if (pause < seconds(kRound_s + kOwnPause_s)) return;
-    for (MonitoredRank& rank : ranks_) rank.last_heard += pause, rank.last_progress += pause;
-}
-
 void ControlChannel::receive_all(TimePoint now) {
-    for (size_t i = 0; i < connections_.size(); ++i) {
-        const int rank = rank_ == 0 ? int(i) : 0;
-        Connection& connection = connections_[i];
+    for (const Member& member : members_) {
+        Connection& connection = connections_[size_t(member.rank)];
         if (!connection.is_open()) continue;
         connection.flush();
         const bool is_open = connection.receive();
         while (const std::optional<Message> message = connection.next()) {
-            handle(rank, *message, now);
+            handle(member.rank, *message, now);
             if (has_finished_) return;
         }
-        if (!is_open) handle_lost_connection(rank);
+        if (!is_open) handle_lost_connection(member.rank);
         if (has_finished_) return;
     }
 }
 
-// Rank 0 receives the second group of messages, the other ranks the third. Malformed ones are ignored.
+// Ignores malformed messages.
 void ControlChannel::handle(int rank, const Message& message, TimePoint now) {
+    const auto& [kind, fields] = message;
+    MonitoredRank& sender = ranks_[size_t(rank)];
     RankStatus status;
-    TextRequest request;
-    TextReply reply;
-    EndOfRun end;
-    end.rank = rank;
-    const std::string& fields = message.fields;
-    if (message.kind == MessageKind::heartbeat &&
+    if (kind == MessageKind::heartbeat &&
         unpack(fields, status.phase, status.step, status.ticks, status.collective, status.collective_name) &&
-        status.phase >= Phase::start && status.phase <= Phase::end)
-        update_status(rank, status, now);
-
-    if (message.kind == MessageKind::request && unpack(fields, request.operation, request.what, request.text)) {
-        ranks_[size_t(rank)].last_progress = now;
-        collective_->add(rank, std::move(request), now);
+        status.phase >= Phase::start && status.phase <= Phase::end) {
+        if (status.ticks != sender.status.ticks) sender.last_progress = now;
+        sender.last_heard = now;
+        sender.status = status;
     }
-    if (message.kind == MessageKind::goodbye) ranks_[size_t(rank)].has_left = true;
-    if (message.kind == MessageKind::error && unpack(fields, end.code, end.sentence)) {
-        ranks_[size_t(rank)].has_left = end.is_reported = true;
-        report_error(end, now);
-    }
-
-    if (message.kind == MessageKind::reply && unpack(fields, reply.code, reply.text)) deliver(reply);
-    if (message.kind == MessageKind::all_left) finish();
-    if (message.kind == MessageKind::end_of_run && unpack(fields, end.rank, end.code, end.is_reported, end.sentence)) {
-        connection_to(0).close();  // tells rank 0 that the message has arrived
-        end_here(end);
+    EndOfRun end{rank, Exit::peer_lost, true, ""};
+    if (rank_ == 0) {
+        TextRequest request;
+        if (kind == MessageKind::request && unpack(fields, request.operation, request.what, request.text)) {
+            sender.last_progress = now;
+            collective_->add(rank, request, now);
+        }
+        if (kind == MessageKind::goodbye || kind == MessageKind::error) sender.has_left = true;
+        if (kind == MessageKind::error && unpack(fields, end.code, end.sentence) && !error_ && !failed_since_)
+            error_ = end, error_since_ = now;
+    } else {
+        TextReply reply;
+        if (kind == MessageKind::reply && unpack(fields, reply.code, reply.text)) deliver(reply);
+        if (kind == MessageKind::all_left) finish();
+        if (kind == MessageKind::end_of_run && unpack(fields, end.rank, end.code, end.is_reported, end.sentence)) {
+            connections_[0].close();  // tells rank 0 that the message has arrived
+            end_here(end);
+        }
     }
 }
 
 void ControlChannel::handle_lost_connection(int rank) {
-    connection_to(rank).close();
+    connections_[size_t(rank)].close();
     const MonitoredRank& lost = ranks_[size_t(rank)];
-    if (failed_since_ || lost.has_left) return;
-    const EndOfRun end{
-        rank, Exit::peer_lost, false,
-        lost.member.text() + " died: its connection closed before it left the run; it was last " + lost.status.text()};
-    if (rank_ == 0)
-        end_run(end);
-    else
-        end_here(end);
-}
-
-void ControlChannel::update_status(int rank, const RankStatus& status, TimePoint now) {
-    MonitoredRank& monitored = ranks_[size_t(rank)];
-    if (status.ticks != monitored.status.ticks) monitored.last_progress = now;
-    monitored.last_heard = now;
-    monitored.status = status;
-}
-
-void ControlChannel::send_heartbeat(TimePoint now) {
-    if (now < last_heartbeat_ + seconds(settings_.hang.heartbeat_s)) return;
-    last_heartbeat_ = now;
-    send_to_all(MessageKind::heartbeat, packed(progress_.status()));
+    if (!failed_since_ && !lost.has_left)
+        end_run({rank, Exit::peer_lost, false,
+                 lost.member.text() + " died: its connection closed before it left the run; it was last " +
+                     lost.status.text()});
 }
 
 // Rank 0 monitors all ranks, the others only whether rank 0 is silent.
@@ -246,14 +214,13 @@ void ControlChannel::check(TimePoint now) {
     if (failed_since_) {
         if (now > *failed_since_ + seconds(kFailedCollective_s)) end_process(reply_->code, reply_->text);
     } else if (rank_ == 0) {
-        check_as_rank_0(now);
+        check_all_ranks(now);
     } else if (const auto hang = find_silent_rank({ranks_[0]}, settings_.hang.silence_s, now)) {
         end_process(Exit::hang, hang->sentence);
     }
 }
 
-void ControlChannel::check_as_rank_0(TimePoint now) {
-    update_status(0, progress_.status(), now);
+void ControlChannel::check_all_ranks(TimePoint now) {
     if (const auto reply = collective_->reply(now, settings_.collective_timeout_s)) {
         // A reply would not reach a rank that has not called the collective.
         if (reply->code == Exit::hang) return end_run({0, Exit::hang, false, reply->text});
@@ -277,11 +244,6 @@ void ControlChannel::send_to_all(MessageKind kind, const std::string& fields) {
     for (Connection& connection : connections_) connection.send(kind, fields);
 }
 
-// On rank 0.
-void ControlChannel::report_error(const EndOfRun& end, TimePoint now) {
-    if (!error_ && !failed_since_) error_ = end, error_since_ = now;
-}
-
 void ControlChannel::deliver(const TextReply& reply) {
     if (reply.code != Exit::ok) failed_since_ = Clock::now();
     reply_ = reply;
@@ -290,7 +252,7 @@ void ControlChannel::deliver(const TextReply& reply) {
 
 // ---- the end --------------------------------------------------------------------------------------------------------
 
-// On rank 0: tells all ranks why the run ends, then ends this one.
+// Tells the connected ranks why the run ends, then ends this one.
 void ControlChannel::end_run(EndOfRun end) {
     if (end.is_reported) {
         const MonitoredRank& rank = ranks_[size_t(end.rank)];

@@ -65,9 +65,9 @@ public:
     // Record what this rank does now, for the hang detector. They cost a few stores and, except for note_step(), may be
     // called from any thread. `name` must live as long as the program.
     void note_phase(Phase phase, int64_t step) {
-        progress_.phase.store(phase, std::memory_order_relaxed);
-        progress_.step.store(step, std::memory_order_relaxed);
-        progress_.ticks.fetch_add(1, std::memory_order_relaxed);
+        progress_.phase = phase;
+        progress_.step = step;
+        ++progress_.ticks;
     }
     // A micro-step of this step. The first step of a process counts as Phase::start, because it loads kernels and
     // autotunes GEMMs.
@@ -77,9 +77,9 @@ public:
     }
     // Before the collective with this number (1, 2, ... on every rank) starts.
     void note_collective(uint64_t number, const char* name) {
-        progress_.collective_name.store(name, std::memory_order_relaxed);
-        progress_.collective.store(number, std::memory_order_relaxed);
-        progress_.ticks.fetch_add(1, std::memory_order_relaxed);
+        progress_.collective_name = name;
+        progress_.collective = number;
+        ++progress_.ticks;
     }
 
     // The orderly end: returns when all ranks have called it. Fails with Exit::hang after leave_timeout_s.
@@ -99,22 +99,17 @@ private:
     };
 
     bool is_connected() const { return members_.size() > 1; }
-    Connection& connection_to(int rank) { return connections_[rank_ == 0 ? size_t(rank) : 0]; }
-    std::string collective(TextRequest request);
-    void wake_thread();
+    std::string collective(const TextRequest& request);
+    void tell_rank_0(MessageKind kind, const std::string& fields);  // also on rank 0
 
     // The thread. These hold mutex_.
     void run();
-    void ignore_own_pause(TimePoint now);
     void receive_all(TimePoint now);
     void handle(int rank, const Message& message, TimePoint now);
     void handle_lost_connection(int rank);
-    void update_status(int rank, const RankStatus& status, TimePoint now);
-    void send_heartbeat(TimePoint now);
     void check(TimePoint now);
-    void check_as_rank_0(TimePoint now);
+    void check_all_ranks(TimePoint now);
     void send_to_all(MessageKind kind, const std::string& fields);
-    void report_error(const EndOfRun& end, TimePoint now);
     void deliver(const TextReply& reply);
     void end_run(EndOfRun end);
     void end_here(const EndOfRun& end);

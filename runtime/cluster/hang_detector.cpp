@@ -24,11 +24,7 @@ std::string RankStatus::text() const {
     return text + format(", last collective %llu (%s)", (unsigned long long)collective, collective_name.c_str());
 }
 
-RankStatus RankProgress::status() const {
-    return {phase.load(std::memory_order_relaxed), step.load(std::memory_order_relaxed),
-            ticks.load(std::memory_order_relaxed), collective.load(std::memory_order_relaxed),
-            collective_name.load(std::memory_order_relaxed)};
-}
+RankStatus RankProgress::status() const { return {phase, step, ticks, collective, collective_name.load()}; }
 
 std::optional<Hang> find_silent_rank(const std::vector<MonitoredRank>& all, double silence_s, TimePoint now) {
     const std::vector<MonitoredRank> ranks = suspects(all);

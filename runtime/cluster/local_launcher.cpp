@@ -25,44 +25,16 @@ struct LocalRank {
     bool was_signalled = false;  // by this process, to end it: its exit code then says nothing
 };
 
-// Blocks the signals that the launcher waits for and restores the previous state on destruction.
-class BlockedSignals {
-public:
-    BlockedSignals() {
-        sigemptyset(&set_);
-        // SIGHUP and SIGPIPE are blocked and ignored: as in the trainer, a closed terminal or pipe ends no run.
-        for (const int signal : {SIGCHLD, SIGHUP, SIGPIPE}) sigaddset(&set_, signal);
-        for (const int signal : kForwarded) sigaddset(&set_, signal);
-        ::sigprocmask(SIG_BLOCK, &set_, &before_);
-        // If SIGCHLD is ignored, the exit codes of children are lost.
-        struct sigaction plain {};
-        plain.sa_handler = SIG_DFL;
-        ::sigaction(SIGCHLD, &plain, &child_before_);
-    }
-    ~BlockedSignals() {
-        ::sigaction(SIGCHLD, &child_before_, nullptr);
-        restore_mask();
-    }
-    BlockedSignals(const BlockedSignals&) = delete;
-    BlockedSignals& operator=(const BlockedSignals&) = delete;
-
-    void restore_mask() const { ::sigprocmask(SIG_SETMASK, &before_, nullptr); }
-
-    // Returns the next signal, or 0 if there is none for `wait_s`.
-    int next(double wait_s) const {
-        const auto nanoseconds = (long long)(std::max(0.0, wait_s) * 1e9);
-        const timespec limit{time_t(nanoseconds / 1'000'000'000), long(nanoseconds % 1'000'000'000)};
-        return std::max(0, ::sigtimedwait(&set_, nullptr, &limit));
-    }
-
-private:
-    sigset_t set_, before_;
-    struct sigaction child_before_;
-};
-
 class LocalRanks {
 public:
-    LocalRanks(int count, const LocalLauncherSettings& settings) : count_(count), settings_(settings) {}
+    LocalRanks(int count, const LocalLauncherSettings& settings) : count_(count), settings_(settings) {
+        sigemptyset(&waited_for_);
+        for (const int signal : kForwarded) sigaddset(&waited_for_, signal);
+        // SIGHUP and SIGPIPE are ignored: as in the trainer, a closed terminal or pipe ends no run.
+        for (const int signal : {SIGCHLD, SIGHUP, SIGPIPE}) sigaddset(&waited_for_, signal);
+        ::sigprocmask(SIG_BLOCK, &waited_for_, &mask_before_);
+        std::signal(SIGCHLD, SIG_DFL);  // if it is ignored, the exit codes of children are lost
+    }
 
     void start(std::vector<std::string> command) {
         LocalNode& node = settings_.node;
@@ -92,10 +64,11 @@ public:
     // Returns the exit code of launch_local_ranks().
     int wait() {
         while (!std::ranges::all_of(ranks_, &LocalRank::has_ended)) {
-            const int signal = signals_.next(std::min(1.0, seconds_to_next_stage()));
+            const timespec round{0, 100'000'000};
+            const int signal = ::sigtimedwait(&waited_for_, nullptr, &round);
             if (std::ranges::count(kForwarded, signal)) signal_all(signal);
             for (int local_rank = 0; local_rank < count_; ++local_rank) collect(local_rank);
-            if (!has_failed_ || seconds_to_next_stage() > 0) continue;
+            if (!has_failed_ || Clock::now() < stage_ends_) continue;
             signal_all(is_terminating_ ? SIGKILL : SIGTERM);
             for (LocalRank& rank : ranks_) rank.was_signalled |= !rank.has_ended;
             is_terminating_ = true;
@@ -134,12 +107,10 @@ private:
         }
         const int null = ::open("/dev/null", O_RDONLY);
         if (null > STDIN_FILENO) ::dup2(null, STDIN_FILENO), ::close(null);
-        signals_.restore_mask();
+        ::sigprocmask(SIG_SETMASK, &mask_before_, nullptr);
         ::execv("/proc/self/exe", argv_of(command).data());
         ::_exit(int(Exit::os));
     }
-
-    double seconds_to_next_stage() const { return has_failed_ ? seconds_between(Clock::now(), stage_ends_) : 1; }
 
     void signal_all(int signal) const {
         for (const LocalRank& rank : ranks_)
@@ -171,7 +142,7 @@ private:
 
     const int count_;
     LocalLauncherSettings settings_;
-    BlockedSignals signals_;
+    sigset_t waited_for_, mask_before_;
     std::vector<LocalRank> ranks_;
     std::vector<int> codes_;  // of ranks that ended by themselves, in order; 128 + signal if one killed it
     bool has_failed_ = false, is_terminating_ = false;

@@ -31,7 +31,8 @@ struct LocalLauncherSettings {
 // killed it), else Exit::peer_lost if any rank returned it, else Exit::again likewise, else 0. Prints a line on stderr
 // for each rank that was killed by a signal from elsewhere. Fails with Exit::os if a process cannot be started.
 //
-// Must be called before other threads run. SIGCHLD, SIGHUP, SIGPIPE and the signals above are blocked during the call.
+// Must be called before other threads run. Afterwards the process should exit: SIGCHLD, SIGHUP, SIGPIPE and the signals
+// above stay blocked.
 int launch_local_ranks(int count, const std::vector<std::string>& command, const LocalLauncherSettings& settings = {});
 
 // The pointers that exec expects, valid as long as `arguments`.

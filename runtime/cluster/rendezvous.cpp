@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <climits>
 #include <cstring>
 #include <list>
 #include <map>
@@ -31,9 +30,12 @@ std::string mac_of(const std::string& key, const char* sender, const std::string
     return hmac_sha256(key, pack(sender, nonce, text));
 }
 
+std::string stop_sentence() {
+    return format("signal %d asked to stop during the rendezvous of the ranks", stop_signal());
+}
+
 void check_not_stopped() {
-    if (stop_signal() != 0)
-        fail(Exit::again, "signal %d asked to stop during the rendezvous of the ranks", stop_signal());
+    if (stop_signal() != 0) throw Error(Exit::again, stop_sentence());
 }
 
 // ---- rank 0 ---------------------------------------------------------------------------------------------------------
@@ -41,36 +43,28 @@ void check_not_stopped() {
 class Admission {
 public:
     Admission(int size, Socket listener, const std::string& key, double timeout_s)
-        : size_(size), listener_(std::move(listener)), key_(key), timeout_s_(timeout_s) {
-        for (int rank = 0; rank < size_; ++rank) {
-            members_.push_back({rank, "", 0});
-            ranks_.emplace_back(Socket(), kUnauthenticatedLimit);
-        }
-        members_[0] = this_member(0);
+        : size_(size), listener_(std::move(listener)), key_(key), timeout_s_(timeout_s), group_(size) {
+        group_.members[0] = this_member(0);
     }
 
     Group admit_all() {
         const TimePoint deadline = Clock::now() + seconds(timeout_s_);
-        while (admitted_ < size_) {
+        while (std::ranges::any_of(group_.members, is_missing)) {
             if (Clock::now() >= deadline) refuse_all(Exit::hang, missing_sentence());
             wait(deadline);
-            try {
-                check_not_stopped();
-            } catch (const Error& error) {
-                refuse_all(error.code, error.what());
-            }
+            if (stop_signal() != 0) refuse_all(Exit::again, stop_sentence());
             for (int i = 0; i < 64 && accept_one(); ++i) {}
             std::erase_if(candidates_, [this](Candidate& candidate) { return is_decided(candidate); });
-            for (const Member& member : members_) {
-                Connection& connection = ranks_[size_t(member.rank)];
+            for (const Member& member : group_.members) {
+                Connection& connection = group_.connections[size_t(member.rank)];
                 if (connection.is_open() && !connection.receive())
                     refuse_all(Exit::peer_lost, member.text() + " died during the rendezvous of the ranks");
             }
         }
-        std::string fields;
-        for (const Member& member : members_) fields += pack(member.host, member.pid);
-        for (Connection& rank : ranks_) rank.send(MessageKind::roster, fields);
-        return {std::move(members_), std::move(ranks_)};
+        std::string roster;
+        for (const Member& member : group_.members) roster += pack(member.host, member.pid);
+        for (Connection& connection : group_.connections) connection.send(MessageKind::roster, roster);
+        return std::move(group_);
     }
 
 private:
@@ -84,7 +78,7 @@ private:
     void wait(TimePoint deadline) const {
         std::vector<pollfd> polled{{listener_.fd(), POLLIN, 0}};
         for (const Candidate& candidate : candidates_) polled.push_back(candidate.connection.events());
-        for (const Connection& rank : ranks_) polled.push_back(rank.events());
+        for (const Connection& rank : group_.connections) polled.push_back(rank.events());
         wait_for_events(polled, deadline);
     }
 
@@ -111,10 +105,10 @@ private:
         const std::optional<Message> message = connection.next();
         if (!message) return false;
         std::string hello, mac, nonce;
-        int64_t rank = 0, size = 0;
+        int64_t size = 0;
         Member member;
         const bool is_authentic = message->kind == MessageKind::hello && unpack(message->fields, hello, mac) &&
-                                  unpack(hello, rank, size, member.host, member.pid, nonce) &&
+                                  unpack(hello, member.rank, size, member.host, member.pid, nonce) &&
                                   is_same_secret(mac, mac_of(key_, "rank", candidate.nonce, hello));
         if (!is_authentic) {
             ++rejected_;
@@ -122,44 +116,41 @@ private:
             return true;
         }
         connection.send(MessageKind::welcome, mac_of(key_, "rank 0", nonce, candidate.nonce));
-        member.rank = int(std::clamp<int64_t>(rank, -1, INT_MAX));
         admit(connection, member, size);
         return true;
     }
 
     void admit(Connection& connection, const Member& member, int64_t size) {
-        if (size != size_ || member.rank < 0 || member.rank >= size_)
-            refuse_all(Exit::config,
-                       format("%s was started as one of %lld ranks, but rank 0 on %s as one of %d",
-                              member.text().c_str(), (long long)size, members_[0].host.c_str(), size_),
-                       &connection);
-        Member& known = members_[size_t(member.rank)];
-        if (known.pid != 0)
-            refuse_all(Exit::config,
-                       format("two processes were started as rank %d: pid %lld on %s and pid %lld on %s", member.rank,
-                              (long long)known.pid, known.host.c_str(), (long long)member.pid, member.host.c_str()),
-                       &connection);
-        known = member;
-        ranks_[size_t(member.rank)] = std::move(connection);
-        ++admitted_;
+        std::string error;
+        const bool is_in_range = size == size_ && member.rank >= 0 && member.rank < size_;
+        const Member& known = group_.members[is_in_range ? size_t(member.rank) : 0];
+        if (!is_in_range)
+            error = format("%s was started as one of %lld ranks, but rank 0 on %s as one of %d", member.text().c_str(),
+                           (long long)size, known.host.c_str(), size_);
+        else if (!is_missing(known))
+            error = format("two processes were started as rank %d: pid %lld on %s and pid %lld on %s", member.rank,
+                           (long long)known.pid, known.host.c_str(), (long long)member.pid, member.host.c_str());
+        if (!error.empty()) {
+            connection.send(MessageKind::refused, pack(Exit::config, error));
+            refuse_all(Exit::config, error);
+        }
+        group_.members[size_t(member.rank)] = member;
+        group_.connections[size_t(member.rank)] = std::move(connection);
     }
 
-    // Sends the error to all admitted ranks and to `also`, and fails with it.
-    [[noreturn]] void refuse_all(Exit code, const std::string& sentence, Connection* also = nullptr) {
-        std::vector<Connection*> all;
-        if (also) all.push_back(also);
-        for (Connection& rank : ranks_) all.push_back(&rank);
-        for (Connection* one : all) one->send(MessageKind::refused, pack(code, sentence));
-        const TimePoint deadline = Clock::now() + seconds(1);
-        for (Connection* one : all)
-            while (!one->flush() && Clock::now() < deadline) ::usleep(1000);
+    // Sends the error to all admitted ranks and fails with it.
+    [[noreturn]] void refuse_all(Exit code, const std::string& sentence) {
+        for (Connection& rank : group_.connections) rank.send(MessageKind::refused, pack(code, sentence));
         throw Error(code, sentence);
     }
+
+    static bool is_missing(const Member& member) { return member.pid == 0; }
 
     std::string missing_sentence() const {
         std::vector<int> missing;
         std::map<std::string, std::vector<int>> present;  // by host
-        for (const Member& member : members_) (member.pid == 0 ? missing : present[member.host]).push_back(member.rank);
+        for (const Member& member : group_.members)
+            (is_missing(member) ? missing : present[member.host]).push_back(member.rank);
         std::string connected;
         for (const auto& [host, ranks] : present)
             connected += (connected.empty() ? "" : ", ") + text_of_ranks(ranks) + " on " + host;
@@ -173,13 +164,13 @@ private:
     }
 
     const int size_;
-    int admitted_ = 1, rejected_ = 0;
-    Socket listener_;
-    std::string key_, last_rejected_;
-    double timeout_s_;
-    std::vector<Member> members_;      // pid 0: not admitted yet
-    std::vector<Connection> ranks_;    // open: admitted
+    const Socket listener_;
+    const std::string key_;
+    const double timeout_s_;
+    Group group_;                      // of the admitted ranks
     std::list<Candidate> candidates_;  // the oldest first
+    int rejected_ = 0;
+    std::string last_rejected_;
 };
 
 Socket inherited_listener(int fd) {
@@ -297,16 +288,14 @@ private:
         std::string sentence;
         if (message->kind == MessageKind::refused && unpack(message->fields, code, sentence))
             throw Error(code, sentence);
-        Group group;
+        Group group(size_);
         std::string_view fields = message->fields;
         bool is_sound = message->kind == MessageKind::roster;
-        for (Member member; is_sound && member.rank < size_; ++member.rank) {
-            is_sound = take_field(fields, member.host) && take_field(fields, member.pid);
-            group.members.push_back(member);
-        }
+        for (Member& member : group.members)
+            is_sound = is_sound && take_field(fields, member.host) && take_field(fields, member.pid);
         if (!is_sound || !fields.empty())
             fail(Exit::internal, "rank 0 at %s sent a message that is no list of ranks", address.c_str());
-        group.connections.push_back(std::move(connection));
+        group.connections[0] = std::move(connection);
         return group;
     }
 
@@ -352,6 +341,10 @@ Member this_member(int rank) {
     char host[256] = "?";
     ::gethostname(host, sizeof host - 1);
     return {rank, host, ::getpid()};
+}
+
+Group::Group(int size) : members(size_t(size)), connections(size_t(size)) {
+    for (int rank = 0; rank < size; ++rank) members[size_t(rank)].rank = rank;
 }
 
 std::string text_of_ranks(const std::vector<int>& ascending) {

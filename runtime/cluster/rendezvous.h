@@ -25,8 +25,9 @@ struct Member {
 Member this_member(int rank);
 
 struct Group {
+    explicit Group(int size);             // of unknown members, without connections
     std::vector<Member> members;          // by rank, the same on every rank
-    std::vector<Connection> connections;  // on rank 0: by rank, [0] is not open; elsewhere: one, to rank 0
+    std::vector<Connection> connections;  // by rank: on rank 0 to all others, elsewhere only to rank 0
 };
 
 // Returns rank 0's text on every rank, by a network that the ranks already have (MPI). Every rank calls it once; `mine`

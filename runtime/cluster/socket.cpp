@@ -31,13 +31,6 @@ SocketAddress numeric_address(const char* host, int port) {
 
 }  // namespace
 
-Socket& Socket::operator=(Socket&& other) noexcept {
-    if (this == &other) return *this;
-    if (fd_ >= 0) ::close(fd_);
-    fd_ = std::exchange(other.fd_, -1);
-    return *this;
-}
-
 Socket::~Socket() {
     if (fd_ >= 0) ::close(fd_);
 }

@@ -23,7 +23,10 @@ class Socket {
 public:
     explicit Socket(int fd = -1) : fd_(fd) {}
     Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-    Socket& operator=(Socket&& other) noexcept;
+    Socket& operator=(Socket other) noexcept {
+        std::swap(fd_, other.fd_);
+        return *this;
+    }
     ~Socket();
     int fd() const { return fd_; }
     explicit operator bool() const { return fd_ >= 0; }
