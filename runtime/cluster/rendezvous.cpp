@@ -51,7 +51,10 @@ public:
         const TimePoint deadline = Clock::now() + seconds(timeout_s_);
         while (std::ranges::any_of(group_.members, is_missing)) {
             if (Clock::now() >= deadline) refuse_all(Exit::hang, missing_sentence());
-            wait(deadline);
+            std::vector<pollfd> polled{{listener_.fd(), POLLIN, 0}};
+            for (const Candidate& candidate : candidates_) polled.push_back(candidate.connection.events());
+            for (const Connection& rank : group_.connections) polled.push_back(rank.events());
+            wait_for_events(polled, deadline);
             if (stop_signal() != 0) refuse_all(Exit::again, stop_sentence());
             for (int i = 0; i < 64 && accept_one(); ++i) {}
             std::erase_if(candidates_, [this](Candidate& candidate) { return is_decided(candidate); });
@@ -74,13 +77,6 @@ private:
         std::string nonce, address;
         TimePoint since;
     };
-
-    void wait(TimePoint deadline) const {
-        std::vector<pollfd> polled{{listener_.fd(), POLLIN, 0}};
-        for (const Candidate& candidate : candidates_) polled.push_back(candidate.connection.events());
-        for (const Connection& rank : group_.connections) polled.push_back(rank.events());
-        wait_for_events(polled, deadline);
-    }
 
     // Accepts a pending connection. Returns false if there is none.
     bool accept_one() {
@@ -215,65 +211,61 @@ Socket listen_for(const RankEnvironment& environment, const RendezvousSettings& 
 
 // ---- the other ranks ------------------------------------------------------------------------------------------------
 
-class Joiner {
-public:
-    Joiner(const RankEnvironment& environment, const std::string& key, double timeout_s)
-        : rank_(environment.rank),
-          size_(environment.size),
-          key_(key),
-          timeout_s_(timeout_s),
-          deadline_(Clock::now() + seconds(timeout_s)) {}
+struct Joiner {
+    const int rank, size;
+    const std::string key;
+    const double timeout_s;
+    const TimePoint deadline = Clock::now() + seconds(timeout_s);
 
     // Connects until rank 0 admits this rank.
     Group join(const std::string& host, int port) const {
         std::string reason = "no answer";
         for (double pause_s = 0.02;; pause_s = std::min(1.0, 1.5 * pause_s)) {
             for (const SocketAddress& address : resolve(host, port, reason)) {
-                Socket socket = connect_to(address, std::min(deadline_, Clock::now() + seconds(3)), reason);
+                Socket socket = connect_to(address, std::min(deadline, Clock::now() + seconds(3)), reason);
                 if (!socket) continue;
                 Connection connection(std::move(socket), kUnauthenticatedLimit);
                 if (authenticate(connection, address.text(), reason))
                     return receive_roster(std::move(connection), address.text());
             }
             check_not_stopped();
-            if (Clock::now() + seconds(pause_s) > deadline_)
-                fail(Exit::hang, "rank %d on %s could not join rank 0 at %s, port %d, within %g s: %s", rank_,
-                     this_member(rank_).host.c_str(), host.c_str(), port, timeout_s_, reason.c_str());
+            if (Clock::now() + seconds(pause_s) > deadline)
+                fail(Exit::hang, "rank %d on %s could not join rank 0 at %s, port %d, within %g s: %s", rank,
+                     this_member(rank).host.c_str(), host.c_str(), port, timeout_s, reason.c_str());
             ::usleep(useconds_t(pause_s * 1e6));
         }
     }
 
-private:
-    // Returns the next message, or nothing if the peer closes the connection or at `deadline`.
-    std::optional<Message> receive(Connection& connection, TimePoint deadline) const {
+    // Returns the next message, or nothing if the peer closes the connection or at `limit`.
+    std::optional<Message> receive(Connection& connection, TimePoint limit) const {
         for (;;) {
             const bool is_open = connection.receive();
             if (std::optional<Message> message = connection.next()) return message;
-            if (!is_open || Clock::now() >= deadline) return std::nullopt;
+            if (!is_open || Clock::now() >= limit) return std::nullopt;
             check_not_stopped();
-            wait_for_events({connection.events()}, deadline);
+            wait_for_events({connection.events()}, limit);
         }
     }
 
     // Challenge, hello, welcome. Returns false and sets `reason` if the peer is not (or not yet) rank 0 of this run.
     bool authenticate(Connection& connection, const std::string& address, std::string& reason) const {
         const std::optional<Message> challenge =
-            receive(connection, std::min(deadline_, Clock::now() + seconds(kAuthentication_s)));
-        if (!challenge && Clock::now() >= deadline_) return false;  // the reason of an earlier attempt says more
+            receive(connection, std::min(deadline, Clock::now() + seconds(kAuthentication_s)));
+        if (!challenge && Clock::now() >= deadline) return false;  // the reason of an earlier attempt says more
         std::string version, nonce;
         if (!challenge || challenge->kind != MessageKind::challenge || !unpack(challenge->fields, version, nonce) ||
             version != kVersion) {
             reason = address + " does not speak this program's protocol";
             return false;
         }
-        const Member me = this_member(rank_);
+        const Member me = this_member(rank);
         const std::string my_nonce = random_hex(kNonceBytes);
-        const std::string hello = pack(rank_, size_, me.host, me.pid, my_nonce);
-        connection.send(MessageKind::hello, pack(hello, mac_of(key_, "rank", nonce, hello)));
+        const std::string hello = pack(rank, size, me.host, me.pid, my_nonce);
+        connection.send(MessageKind::hello, pack(hello, mac_of(key, "rank", nonce, hello)));
         // No timeout of its own: rank 0 may have admitted this rank already and would report its loss.
-        const std::optional<Message> welcome = receive(connection, deadline_);
+        const std::optional<Message> welcome = receive(connection, deadline);
         if (welcome && welcome->kind == MessageKind::welcome &&
-            is_same_secret(welcome->fields, mac_of(key_, "rank 0", my_nonce, nonce)))
+            is_same_secret(welcome->fields, mac_of(key, "rank 0", my_nonce, nonce)))
             return true;
         reason = address + " does not accept this rank's token or has a different one: it belongs to another run";
         return false;
@@ -282,13 +274,13 @@ private:
     Group receive_roster(Connection connection, const std::string& address) const {
         connection.set_limit(size_t(1) << 20);
         // Rank 0 times out first and sends the reason.
-        const std::optional<Message> message = receive(connection, deadline_ + seconds(15));
+        const std::optional<Message> message = receive(connection, deadline + seconds(15));
         if (!message) fail(Exit::peer_lost, "rank 0 at %s died during the rendezvous of the ranks", address.c_str());
         Exit code = Exit::internal;
         std::string sentence;
         if (message->kind == MessageKind::refused && unpack(message->fields, code, sentence))
             throw Error(code, sentence);
-        Group group(size_);
+        Group group(size);
         std::string_view fields = message->fields;
         bool is_sound = message->kind == MessageKind::roster;
         for (Member& member : group.members)
@@ -298,11 +290,6 @@ private:
         group.connections[0] = std::move(connection);
         return group;
     }
-
-    const int rank_, size_;
-    const std::string key_;
-    const double timeout_s_;
-    const TimePoint deadline_;
 };
 
 // ---- with a launcher that gives no address --------------------------------------------------------------------------
@@ -375,6 +362,7 @@ Group open_group(const RankEnvironment& environment, const RendezvousSettings& s
         listener = listen_for(environment, settings, port, false);
     }
     const std::string key = key_of(environment, secret);
-    if (environment.rank != 0) return Joiner(environment, key, settings.timeout_s).join(host, port);
+    if (environment.rank != 0)
+        return Joiner{environment.rank, environment.size, key, settings.timeout_s}.join(host, port);
     return Admission(environment.size, std::move(listener), key, settings.timeout_s).admit_all();
 }
