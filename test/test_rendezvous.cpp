@@ -4,6 +4,8 @@
 #include <csignal>
 #include <fstream>
 #include <iterator>
+#include <optional>
+#include <stdexcept>
 #include <string>
 
 #include "kernels/numeric.h"
@@ -142,6 +144,59 @@ TEST_CASE("rendezvous: 2,000 junk connections neither join nor block", "[control
     ranks.start(ranks.environment_of(2),
                 [](const RankEnvironment& environment) { return connect_and_leave(environment, 4); });
     for (const int process : {0, 1, 2}) expect_printed(ranks, process, Exit::ok, {});
+}
+
+// The next message, or nothing if the peer closes the connection.
+static std::optional<Message> receive(Connection& connection) {
+    for (const TimePoint deadline = Clock::now() + seconds(10); Clock::now() < deadline;) {
+        const bool is_open = connection.receive();
+        if (auto message = connection.next()) return message;
+        if (!is_open) return std::nullopt;
+        wait_for_events({connection.events()}, deadline);
+    }
+    throw std::runtime_error("the peer neither answers nor closes the connection");
+}
+
+TEST_CASE("rendezvous: rank 0 rejects a recorded reply and authenticates itself", "[control]") {
+    RankProcesses ranks(2);
+    const RankEnvironment environment = ranks.environment_of(1);
+    ranks.start(ranks.environment_of(0), [](const RankEnvironment& mine) { return connect_and_leave(mine, 15); });
+    std::string reason, version, nonces[2];
+    std::vector<Connection> connections;
+    for (std::string& nonce : nonces) {
+        connections.emplace_back(connect_to(loopback(environment.master_port), Clock::now() + seconds(5), reason),
+                                 1000);
+        REQUIRE(unpack(receive(connections.back())->fields, version, nonce));
+    }
+    const std::string key = pack(version, environment.token, environment.run_id, "");
+    const std::string hello = pack(1, 2, "elsewhere", 4242, "mine");
+    const std::string reply = pack(hello, hmac_sha256(key, pack("rank", nonces[0], hello)));
+    connections[1].send(MessageKind::hello, reply);
+    CHECK_FALSE(receive(connections[1]));
+    connections[0].send(MessageKind::hello, reply);
+    const std::optional<Message> welcome = receive(connections[0]);
+    REQUIRE(welcome);
+    CHECK(welcome->fields == hmac_sha256(key, pack("rank 0", "mine", nonces[0])));
+    connections.clear();
+    expect_printed(ranks, 0, Exit::peer_lost, {"rank 1 on elsewhere (pid 4242) died"});
+}
+
+TEST_CASE("rendezvous: a rank does not join a listener that does not know the token", "[control]") {
+    RankProcesses ranks(2);
+    const Socket listener = listen_on_loopback();
+    RankEnvironment environment = ranks.environment_of(1);
+    environment.master_port = address_of(listener).port();
+    const int joiner =
+        ranks.start(environment, [](const RankEnvironment& mine) { return connect_and_leave(mine, 1.5); });
+    SocketAddress from;
+    Socket socket;
+    for (const TimePoint deadline = Clock::now() + seconds(10); !socket && Clock::now() < deadline; ::usleep(1000))
+        socket = accept_from(listener, from);
+    Connection connection(std::move(socket), 1000);
+    connection.send(MessageKind::challenge, pack("train_gpt control channel 2", "nonce"));
+    REQUIRE(receive(connection));
+    connection.send(MessageKind::welcome, std::string(32, 'x'));
+    expect_printed(ranks, joiner, Exit::hang, {"could not join rank 0", "it belongs to another run"});
 }
 
 TEST_CASE("rendezvous: rank 0 stops listening once all ranks are connected", "[control]") {
