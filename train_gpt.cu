@@ -411,7 +411,8 @@ void plan(const CommandLine& line) {
 }
 
 void prepare_data(const CommandLine::Prepare& p) {
-    prepare({p.tokenizer, p.vocab_size, p.inputs, p.out_dir, p.val_fraction, p.shard_tokens, p.copies, p.bpe_dropout},
+    prepare({p.tokenizer, p.vocab_size, p.inputs, p.out_dir, p.val_fraction, p.shard_tokens, p.copies, p.bpe_dropout,
+             program_directory() + "/../data/gpt2"},
             print_line);
 }
 

@@ -88,7 +88,9 @@ void add_prepare(CLI::App& app, CommandLine& line) {
     prepare->add_option("INPUT", line.prepare.inputs, "UTF-8 text, or JSONL (.jsonl) with a \"text\" field")
         ->required();
     prepare->add_option("--out", line.prepare.out_dir, "directory for tokenizer.json and the shards")->required();
-    prepare->add_option("--tokenizer", line.prepare.tokenizer, "bytes, bpe, or a tokenizer's file")
+    prepare
+        ->add_option("--tokenizer", line.prepare.tokenizer,
+                     "bytes, bpe (learned from the text), gpt2, or the file of a tokenizer")
         ->capture_default_str();
     prepare->add_option("--vocab-size", line.prepare.vocab_size, "tokens of a new bpe tokenizer");
     prepare->add_option("--val-fraction", line.prepare.val_fraction, "share of the input, at its end, to hold out")

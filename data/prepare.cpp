@@ -1,6 +1,7 @@
 #include "data/prepare.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "data/bpe_trainer.h"
@@ -62,10 +63,27 @@ static Tokenizer train_tokenizer(const TextInput& input, uint64_t train_end, int
     return tokenizer;
 }
 
+static Tokenizer load_gpt2(const std::filesystem::path& directory) {
+    const std::string vocabulary = directory / "vocab.json";
+    if (!file_exists(vocabulary))
+        fail(Exit::no_input,
+             "prepare: the tokenizer \"gpt2\" is read from the folder %s, which has no vocab.json; copy data/gpt2 of "
+             "the "
+             "source tree there, or pass --tokenizer PATH/vocab.json",
+             directory.lexically_normal().c_str());
+    return Tokenizer::load(vocabulary);
+}
+
+static Tokenizer load_tokenizer(const PrepareOptions& options) {
+    if (options.tokenizer == "bytes") return Tokenizer::bytes();
+    if (options.tokenizer == "gpt2") return load_gpt2(options.gpt2_directory);
+    return Tokenizer::load(options.tokenizer);
+}
+
 static Tokenizer make_tokenizer(const PrepareOptions& options, const TextInput& input, uint64_t train_end,
                                 const ProgressLine& progress) {
     if (options.tokenizer == "bpe") return train_tokenizer(input, train_end, options.vocab_size, progress);
-    Tokenizer tokenizer = options.tokenizer == "bytes" ? Tokenizer::bytes() : Tokenizer::load(options.tokenizer);
+    Tokenizer tokenizer = load_tokenizer(options);
     check_vocab_size(tokenizer, options);
     return tokenizer;
 }
