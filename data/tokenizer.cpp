@@ -1,5 +1,8 @@
 #include "data/tokenizer.h"
 
+#include <algorithm>
+#include <numeric>
+
 #include "data/digest.h"
 #include "kernels/check.h"
 
@@ -8,14 +11,10 @@ std::array<uint8_t, 256> gpt2_byte_order() {
         return (byte >= '!' && byte <= '~') || (byte >= 0xa1 && byte <= 0xac) || byte >= 0xae;
     };
     std::array<uint8_t, 256> order;
-    size_t next = 0;
-    for (bool printing : {true, false})
-        for (int byte = 0; byte < 256; byte++)
-            if (prints(byte) == printing) order[next++] = uint8_t(byte);
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_partition(order.begin(), order.end(), prints);
     return order;
 }
-
-static uint64_t pair_key(int32_t left, int32_t right) { return uint64_t(uint32_t(left)) << 32 | uint32_t(right); }
 
 std::string quoted(std::string_view bytes, size_t max_bytes) {
     std::string text = "\"";
@@ -58,9 +57,9 @@ Tokenizer::Tokenizer(std::vector<std::string> tokens, std::vector<Merge> merges,
                  origin.c_str(), rank, left, right);
         auto known = ids.find(token(left) + token(right));
         if (known == ids.end())
-            fail(Exit::data, "%s: merge %zu makes %s, which is no token", origin.c_str(), rank,
+            fail(Exit::data, "%s: merge %zu makes %s, which is not a token", origin.c_str(), rank,
                  quoted(token(left) + token(right)).c_str());
-        merged_[pair_key(left, right)] = {int32_t(rank), known->second};  // of a pair that stands twice the last counts
+        merged_[merges_[rank].key()] = {int32_t(rank), known->second};  // the last one of equal pairs counts
     }
 }
 
@@ -72,7 +71,7 @@ Tokenizer Tokenizer::bytes() {
 }
 
 const Tokenizer::Merged* Tokenizer::merged(int32_t left, int32_t right) const {
-    auto found = merged_.find(pair_key(left, right));
+    auto found = merged_.find(Merge{left, right}.key());
     return found == merged_.end() ? nullptr : &found->second;
 }
 
