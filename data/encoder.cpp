@@ -18,19 +18,14 @@ void Encoder::encode(std::string_view text, std::vector<int32_t>& ids) {
 void Encoder::encode_word(std::string_view word, std::vector<int32_t>& ids) {
     if (dropout_ > 0) return merge_word(word, ids);
     if (auto known = known_words_.find(word); known != known_words_.end()) {
-        auto first = known_ids_.begin() + known->second.begin;
-        ids.insert(ids.end(), first, first + known->second.count);
+        ids.insert(ids.end(), known->second.begin(), known->second.end());
         return;
     }
     const size_t begin = ids.size();
     merge_word(word, ids);
     if (word.size() > kMaxKnownWordBytes) return;
-    if (known_words_.size() >= kMaxKnownWords) {
-        known_words_.clear();
-        known_ids_.clear();
-    }
-    known_words_.emplace(word, Span{uint32_t(known_ids_.size()), uint32_t(ids.size() - begin)});
-    known_ids_.insert(known_ids_.end(), ids.begin() + std::ptrdiff_t(begin), ids.end());
+    if (known_words_.size() >= kMaxKnownWords) known_words_.clear();
+    known_words_.emplace(word, std::vector<int32_t>(ids.begin() + std::ptrdiff_t(begin), ids.end()));
 }
 
 bool Encoder::drops_merge() {

@@ -27,9 +27,6 @@ public:
     std::vector<int32_t> encode(std::string_view text);
 
 private:
-    struct Span {
-        uint32_t begin, count;
-    };
     struct Candidate {
         int32_t rank, id;
         uint32_t left, right;  // symbols that would become one
@@ -53,8 +50,7 @@ private:
     const uint64_t seed_ = 0;
     uint64_t drawn_ = 0;  // count of random numbers
     Pretokenizer pretokenizer_;
-    WordMap<Span> known_words_;
-    std::vector<int32_t> known_ids_;
+    WordMap<std::vector<int32_t>> known_words_;
     std::vector<Symbol> symbols_;  // of the word being merged, a doubly linked list
     std::priority_queue<Candidate> candidates_;
     std::vector<Candidate> dropped_;  // until the next merge that is made

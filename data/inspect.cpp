@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "data/reject_file.h"
 #include "data/shards.h"
 #include "data/tokenizer.h"
 #include "kernels/check.h"
@@ -54,8 +55,8 @@ static void inspect_shard(const std::string& path, const PrintLine& print) {
     print(format("ids from %u to %u", ids.smallest, ids.largest));
     if (!tokenizer) return;
     if (ids.largest >= uint32_t(tokenizer->vocab_size()))
-        fail(Exit::data, "%s: token %llu is %u, but tokenizer.json beside it has %d tokens", path.c_str(),
-             (unsigned long long)ids.largest_at, ids.largest, tokenizer->vocab_size());
+        reject_file(path, "token %llu is %u, but tokenizer.json beside it has %d tokens",
+                    (unsigned long long)ids.largest_at, ids.largest, tokenizer->vocab_size());
     std::vector<int32_t> first(size_t(std::min(kFirstTokens, shard.token_count())));
     shard.copy(0, first.size(), first.data());
     print(format("%llu x %s", (unsigned long long)ids.eot_count, kEndOfText));

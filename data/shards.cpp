@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "data/reject_file.h"
 #include "kernels/check.h"
 
 static constexpr std::string_view kLlmqMagic = "BIN.TOK\n";
@@ -38,28 +39,28 @@ static HeaderFields header_fields(std::string_view bytes) {
 
 static ShardLayout read_layout(const std::string& path, std::string_view bytes) {
     if (!is_token_shard(bytes))
-        fail(Exit::data, "%s: not a token shard: it has %zu bytes and looks like %s", path.c_str(), bytes.size(),
-             describe_content(bytes.substr(0, kShardHeaderBytes), bytes.size()).c_str());
+        reject_file(path, "not a token shard: it has %zu bytes and looks like %s", bytes.size(),
+                    describe_content(bytes.substr(0, kShardHeaderBytes), bytes.size()));
     if (bytes.size() < kShardHeaderBytes)
-        fail(Exit::data, "%s: the header of a token shard has %zu bytes, but the file ends after %zu", path.c_str(),
-             kShardHeaderBytes, bytes.size());
+        reject_file(path, "the header of a token shard has %zu bytes, but the file ends after %zu", kShardHeaderBytes,
+                    bytes.size());
 
     HeaderFields header = header_fields(bytes);
     if (header.version != header.supported_version)
-        fail(Exit::data, "%s: %s of version %d, but only version %d is supported", path.c_str(), header.name,
-             header.version, header.supported_version);
+        reject_file(path, "%s of version %d, but only version %d is supported", header.name, header.version,
+                    header.supported_version);
     if (header.token_bytes != 2 && header.token_bytes != 4)
-        fail(Exit::data, "%s: %s with %d bytes per token, but only 2 and 4 are supported", path.c_str(), header.name,
-             header.token_bytes);
+        reject_file(path, "%s with %d bytes per token, but only 2 and 4 are supported", header.name,
+                    header.token_bytes);
     if (header.token_count < 0)
-        fail(Exit::data, "%s: the header of this %s says %d tokens", path.c_str(), header.name, header.token_count);
+        reject_file(path, "the header of this %s says %d tokens", header.name, header.token_count);
 
     ShardLayout layout = {header.name, uint64_t(header.token_count), header.token_bytes, 0};
     if (header.masked) layout.mask_bytes = (layout.token_count + 7) / 8;
     if (bytes.size() != layout.file_bytes())
-        fail(Exit::data, "%s: the header of this %s says %llu tokens, which make %llu bytes, but the file has %zu%s",
-             path.c_str(), header.name, (unsigned long long)layout.token_count, (unsigned long long)layout.file_bytes(),
-             bytes.size(), bytes.size() < layout.file_bytes() ? ": it was cut short" : "");
+        reject_file(path, "the header of this %s says %llu tokens, which make %llu bytes, but the file has %zu%s",
+                    header.name, (unsigned long long)layout.token_count, (unsigned long long)layout.file_bytes(),
+                    bytes.size(), bytes.size() < layout.file_bytes() ? ": it was cut short" : "");
     return layout;
 }
 

@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "data/digest.h"
+#include "data/reject_file.h"
 #include "kernels/check.h"
 
 TokenStream::TokenStream(const std::vector<std::string>& paths, int vocab_size) : vocab_size_(vocab_size) {
@@ -28,8 +29,8 @@ void TokenStream::read(uint64_t position, size_t count, int32_t* out) const {
         shards_[shard].copy(begin, part, out);
         for (size_t i = 0; i < part; i++)
             if (uint32_t(out[i]) >= uint32_t(vocab_size_))
-                fail(Exit::data, "%s: token %llu is %u, but the vocabulary has %d tokens",
-                     shards_[shard].path().c_str(), (unsigned long long)(begin + i), uint32_t(out[i]), vocab_size_);
+                reject_file(shards_[shard].path(), "token %llu is %u, but the vocabulary has %d tokens",
+                            (unsigned long long)(begin + i), uint32_t(out[i]), vocab_size_);
         position += part, count -= part, out += part;
     }
 }

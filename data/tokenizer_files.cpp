@@ -5,6 +5,7 @@
 #include <optional>
 #include <sstream>
 
+#include "data/reject_file.h"
 #include "data/shards.h"
 #include "data/tokenizer.h"
 #include "kernels/check.h"
@@ -22,37 +23,41 @@ constexpr int kMaxTokens = 1 << 24;
 // GPT-2's files write each byte as one printable character: a printable byte as itself, byte number i of the others, in
 // gpt2_byte_order(), as U+0100 + i.
 
-std::array<std::string, 256> utf8_of_bytes() {
-    constexpr size_t kPrinting = 188;
-    const std::array<uint8_t, 256> order = gpt2_byte_order();
+struct PrintableBytes {
     std::array<std::string, 256> utf8;
-    for (size_t i = 0; i < 256; i++) {
-        const size_t c = i < kPrinting ? order[i] : 0x100 + i - kPrinting;
-        if (c >= 0x80) utf8[order[i]] += char(0xc0 | c >> 6);
-        utf8[order[i]] += char(c < 0x80 ? c : 0x80 | (c & 0x3f));
+    std::unordered_map<std::string, char> bytes;  // the inverse
+
+    PrintableBytes() {
+        constexpr size_t kPrinting = 188;
+        const std::array<uint8_t, 256> order = gpt2_byte_order();
+        for (size_t i = 0; i < 256; i++) {
+            const size_t c = i < kPrinting ? order[i] : 0x100 + i - kPrinting;
+            std::string& text = utf8[order[i]];
+            if (c >= 0x80) text += char(0xc0 | c >> 6);
+            text += char(c < 0x80 ? c : 0x80 | (c & 0x3f));
+            bytes[text] = char(order[i]);
+        }
     }
-    return utf8;
+};
+
+const PrintableBytes& printable_bytes() {
+    static const PrintableBytes table;
+    return table;
 }
 
 std::string to_printable(std::string_view bytes) {
-    static const std::array<std::string, 256> utf8 = utf8_of_bytes();
     std::string text;
-    for (char byte : bytes) text += utf8[uint8_t(byte)];
+    for (char byte : bytes) text += printable_bytes().utf8[uint8_t(byte)];
     return text;
 }
 
 // The inverse; nullopt if a character stands for no byte.
 std::optional<std::string> from_printable(const std::string& text) {
-    static const std::unordered_map<std::string, char> bytes = [] {
-        std::unordered_map<std::string, char> map;
-        for (int byte = 0; byte < 256; byte++) map[to_printable(std::string(1, char(byte)))] = char(byte);
-        return map;
-    }();
     std::string result;
     for (size_t i = 0, length; i < text.size(); i += length) {
         length = uint8_t(text[i]) < 0x80 ? 1 : 2;
-        auto byte = bytes.find(text.substr(i, length));
-        if (byte == bytes.end()) return std::nullopt;
+        auto byte = printable_bytes().bytes.find(text.substr(i, length));
+        if (byte == printable_bytes().bytes.end()) return std::nullopt;
         result += byte->second;
     }
     return result;
@@ -79,12 +84,11 @@ public:
 
     void add_token(const std::string& token, const Json& id, bool is_special = false) {
         if (!id.is_number_integer() || id < 0 || id >= kMaxTokens)
-            fail(Exit::data, "%s: the id of the token \"%s\" is %s, but must be a whole number from 0 to %d",
-                 path_.c_str(), token.c_str(), shown(id).c_str(), kMaxTokens - 1);
+            reject_file(path_, "the id of the token \"%s\" is %s, but must be a whole number from 0 to %d", token,
+                        shown(id), kMaxTokens - 1);
         auto [known, is_new] = ids_.emplace(token, id.get<int32_t>());
         if (known->second != id)
-            fail(Exit::data, "%s: the token \"%s\" has two ids, %d and %s", path_.c_str(), token.c_str(), known->second,
-                 shown(id).c_str());
+            reject_file(path_, "the token \"%s\" has two ids, %d and %s", token, known->second, shown(id));
         if (is_special) special_.push_back(known->second);
     }
 
@@ -111,11 +115,10 @@ public:
         std::vector<const std::string*> by_id(ids_.size());
         for (const auto& [token, id] : ids_) {
             if (size_t(id) >= by_id.size())
-                fail(Exit::data, "%s: the ids of %zu tokens must be 0 to %zu, but \"%s\" has %d", path_.c_str(),
-                     by_id.size(), by_id.size() - 1, token.c_str(), id);
+                reject_file(path_, "the ids of %zu tokens must be 0 to %zu, but \"%s\" has %d", by_id.size(),
+                            by_id.size() - 1, token, id);
             if (by_id[size_t(id)])
-                fail(Exit::data, "%s: the tokens \"%s\" and \"%s\" both have the id %d", path_.c_str(),
-                     by_id[size_t(id)]->c_str(), token.c_str(), id);
+                reject_file(path_, "the tokens \"%s\" and \"%s\" both have the id %d", *by_id[size_t(id)], token, id);
             by_id[size_t(id)] = &token;
         }
         std::vector<std::string> tokens;
@@ -123,8 +126,8 @@ public:
             const bool is_special = std::ranges::count(special_, int32_t(tokens.size())) > 0;
             std::optional<std::string> bytes = is_special ? *token : from_printable(*token);
             if (!bytes)
-                fail(Exit::data, "%s: the token \"%s\" (%zu) has a character that stands for no byte", path_.c_str(),
-                     token->c_str(), tokens.size());
+                reject_file(path_, "the token \"%s\" (%zu) has a character that stands for no byte", *token,
+                            tokens.size());
             tokens.push_back(std::move(*bytes));
         }
         return Tokenizer(std::move(tokens), merges_, special_, path_);
@@ -153,9 +156,7 @@ void check_settings(const Json& file, const std::string& path) {
         "/decoder/type": ["ByteLevel", null]
     })");
     auto check = [&](bool holds, const std::string& pointer, const std::string& expected) {
-        if (!holds)
-            fail(Exit::data, "%s: %s is %s, but must be %s", path.c_str(), pointer.c_str(),
-                 shown(find(file, pointer)).c_str(), expected.c_str());
+        if (!holds) reject_file(path, "%s is %s, but must be %s", pointer, shown(find(file, pointer)), expected);
     };
     for (const auto& [pointer, values] : accepted.items())
         check(std::ranges::count(values, find(file, pointer)) > 0, pointer, shown(values[0]));
@@ -171,8 +172,7 @@ Tokenizer from_tokenizer_json(const Json& file, const std::string& path) {
     for (const auto& [token, id] : file["model"]["vocab"].items()) builder.add_token(token, id);
     for (const Json& token : find(file, "/added_tokens")) {
         const Json& content = find(token, "/content");
-        if (!content.is_string() || content == "")
-            fail(Exit::data, "%s: an added token has no \"content\"", path.c_str());
+        if (!content.is_string() || content == "") reject_file(path, "an added token has no \"content\"");
         builder.add_token(content, find(token, "/id"), true);
     }
     size_t number = 0;
@@ -184,8 +184,7 @@ Tokenizer from_tokenizer_json(const Json& file, const std::string& path) {
 Tokenizer from_vocabulary_and_merges(const Json& vocabulary, const std::string& path) {
     constexpr std::string_view kVocabName = "vocab.json";
     if (!path.ends_with(kVocabName))
-        fail(Exit::data, "%s: a vocabulary without merges; name it ...vocab.json and put ...merges.txt beside it",
-             path.c_str());
+        reject_file(path, "a vocabulary without merges; name it ...vocab.json and put ...merges.txt beside it");
     TokenizerBuilder builder(path);
     for (const auto& [token, id] : vocabulary.items()) builder.add_token(token, id, token == kEndOfText);
 
@@ -214,15 +213,14 @@ std::vector<std::string> read_llmc_tokens(std::string_view bytes, const std::str
     while (tokens.size() < count) {
         const size_t length = at < bytes.size() ? uint8_t(bytes[at]) : 0;
         if (at >= bytes.size() || length > bytes.size() - at - 1)
-            fail(Exit::data, "%s: cut short: it ends at byte %zu within token %zu of %u", path.c_str(), bytes.size(),
-                 tokens.size(), count);
-        if (length == 0) fail(Exit::data, "%s: token %zu is empty", path.c_str(), tokens.size());
+            reject_file(path, "cut short: it ends at byte %zu within token %zu of %u", bytes.size(), tokens.size(),
+                        count);
+        if (length == 0) reject_file(path, "token %zu is empty", tokens.size());
         tokens.emplace_back(bytes.substr(at + 1, length));
         at += 1 + length;
     }
     if (at != bytes.size())
-        fail(Exit::data, "%s: %u tokens end at byte %zu, but the file has %zu bytes", path.c_str(), count, at,
-             bytes.size());
+        reject_file(path, "%u tokens end at byte %zu, but the file has %zu bytes", count, at, bytes.size());
     return tokens;
 }
 
@@ -241,20 +239,18 @@ Merge recover_merge(const std::unordered_map<std::string, int32_t>& ids, const s
     }
     auto left = ids.find(token.substr(0, cuts[1])), right = ids.find(token.substr(cuts[1]));
     if (cuts.size() != 3 || left == ids.end() || right == ids.end())
-        fail(Exit::data, "%s: token %d is not made of two earlier ones, so the ids are not in the order of merges",
-             path.c_str(), id);
+        reject_file(path, "token %d is not made of two earlier ones, so the ids are not in the order of merges", id);
     return {left->second, right->second};
 }
 
 Tokenizer from_llmc(std::string_view bytes, const std::string& path) {
     if (bytes.size() < kLlmcHeaderBytes || header_word(bytes, 1) != 2)
-        fail(Exit::data, "%s: an llm.c tokenizer of version %d with %zu bytes; only version 2 is supported",
-             path.c_str(), header_word(bytes, 1), bytes.size());
+        reject_file(path, "an llm.c tokenizer of version %d with %zu bytes; only version 2 is supported",
+                    header_word(bytes, 1), bytes.size());
     std::vector<std::string> tokens = read_llmc_tokens(bytes, path);
     const int32_t count = int32_t(tokens.size()), eot = header_word(bytes, 3);
     if (eot < 0 || eot >= count || tokens[size_t(eot)] != kEndOfText)
-        fail(Exit::data, "%s: the header names token %d as the end of text, but that is not %s", path.c_str(), eot,
-             kEndOfText);
+        reject_file(path, "the header names token %d as the end of text, but that is not %s", eot, kEndOfText);
 
     std::unordered_map<std::string, int32_t> ids;
     for (int32_t id = 0; id < count; id++)
@@ -315,12 +311,11 @@ bool is_tokenizer_file(std::string_view bytes) {
 Tokenizer Tokenizer::load(const std::string& path) {
     MappedFile file(path);
     if (file.size() > kMaxFileBytes)
-        fail(Exit::data, "%s: %zu bytes are too many for a tokenizer; the limit is %zu", path.c_str(), file.size(),
-             kMaxFileBytes);
+        reject_file(path, "%zu bytes are too many for a tokenizer; the limit is %zu", file.size(), kMaxFileBytes);
     if (header_word(file.text(), 0) == kLlmcTokenizerMagic) return from_llmc(file.text(), path);
     if (!begins_json_object(file.text()))
-        fail(Exit::data, "%s: not a tokenizer: it has %zu bytes and looks like %s", path.c_str(), file.size(),
-             describe_content(file.text().substr(0, 1024), file.size()).c_str());
+        reject_file(path, "not a tokenizer: it has %zu bytes and looks like %s", file.size(),
+                    describe_content(file.text().substr(0, 1024), file.size()));
     const Json json = parse_json(file.text(), path, Exit::data);
     return find(json, "/model").is_object() ? from_tokenizer_json(json, path) : from_vocabulary_and_merges(json, path);
 }
