@@ -1,6 +1,9 @@
 """Every command does what --help and the README say, from text to text."""
+import array
 import json
 import re
+import shutil
+import struct
 import subprocess
 import unittest
 
@@ -71,6 +74,38 @@ class FromTextToText(TrainerTest):
         weights = next(self.step_dir(20).glob("shard_*.bin"))
         weights.write_bytes(weights.read_bytes()[:-1])
         self.assertIn(weights.name, self.run_trainer("inspect", self.step_dir(20), expect=65))
+
+    def test_prepare_with_the_vocabulary_of_gpt2(self):
+        cases = json.loads((ROOT / "test/data/gpt2_reference.json").read_text())
+        (self.dir / "texts.jsonl").write_text("".join(json.dumps({"text": case["text"]}) + "\n" for case in cases))
+        ids = [id for case in cases for id in (50256, *case["ids"])]
+        command = ["prepare", "--tokenizer", "gpt2", "--val-fraction", "0", "texts.jsonl", "--out", "gpt2"]
+        self.run_trainer(*command)
+        shard = (self.dir / "gpt2/train_000000.bin").read_bytes()
+        self.assertEqual(struct.unpack("<3i", shard[:12]), (20240520, 1, len(ids)))
+        self.assertEqual(array.array("H", shard[1024:]).tolist(), ids)
+        said = self.run_trainer("inspect", "gpt2/train_000000.bin")
+        self.assertIn(f"{len(ids)} tokens of 2 bytes", said)
+        self.assertIn(f"{len(cases)} x <|endoftext|>", said)
+        self.assertIn("50257 tokens, 50000 merges", self.run_trainer("inspect", "gpt2/tokenizer.json"))
+        self.assertIn("gpt2", self.run_trainer("prepare", "--help"))
+
+        small = {"n_layer": 1, "n_head": 1, "n_embd": 8, "n_positions": 16}
+        sets = {**{f"model.{key}": value for key, value in small.items()}, "run.dir": "run", "data.val": "",
+                "data.train": "gpt2/train_*.bin", "data.tokenizer": "gpt2/tokenizer.json", "train.max_steps": 1,
+                "train.batch_size": 1, "train.seq_len": 16, "train.total_batch_tokens": 16, "schedule.warmup_steps": 0}
+        said = self.run_trainer(ROOT / "configs/gpt2_124M.json",
+                                *[arg for key, value in sets.items() for arg in ("--set", f"{key}={value}")])
+        self.assertIn("step 1/1", said)
+
+        (self.dir / "bin").mkdir()
+        moved = shutil.copy(TRAINER, self.dir / "bin")
+        result = subprocess.run([moved, *command], cwd=self.dir, capture_output=True, text=True)
+        self.assertEqual(result.returncode, 66, result.stderr)
+        self.assertIn(f"{self.dir}/data/gpt2", result.stderr)
+        shutil.copytree(ROOT / "data/gpt2", self.dir / "data/gpt2")
+        subprocess.run([moved, *command], cwd=self.dir, check=True, stdout=subprocess.DEVNULL)
+        self.assertEqual((self.dir / "gpt2/train_000000.bin").read_bytes(), shard)
 
     def test_plan_needs_no_data(self):
         said = self.run_trainer("plan", self.write_config(data_train="nothing"))
