@@ -101,8 +101,8 @@ CommandLine parse_command_line(int argc, char** argv, const std::string& revisio
     app.require_subcommand(0, 1);
     add_training(app, line);
     add_ranks(app, line, node);
-    const Command commands[] = {add_prepare(app), add_sample(app),  add_plan(app),
-                                add_eval(app),    add_inspect(app), add_export(app)};
+    const Command commands[] = {add_prepare(app), add_sample(app), add_plan(app),  add_eval(app),
+                                add_inspect(app), add_export(app), add_report(app)};
     try {
         app.parse(argc, argv);
     } catch (const CLI::Success& help_or_version) {
