@@ -49,14 +49,15 @@ int main(int argc, char** argv) {
             while (!run.is_complete()) {
                 // Forward and backward of each micro-batch add up gradients; then one update.
                 StepTimer timer(run.comm);
-                run.gpt.begin_step(step_scalars(run));
+                run.gpt.begin_step(step_settings(run));
                 for (int micro = 0; micro < run.micro_steps; micro++) {
                     run.control.note_step(run.state.step + 1);
                     const Batch batch = timer.next_batch(run.train_loader);
-                    run.gpt.micro_step(batch.inputs, batch.targets, 1.0f / float(config.train.total_batch_tokens));
+                    run.gpt.forward(batch.inputs);
+                    run.gpt.backward(batch.targets, 1.0f / float(config.train.total_batch_tokens));
                 }
                 const double stop_vote = stop_signal() ? 1.0 : 0.0;
-                const StepResult result = run.gpt.end_step(update_settings(config.optim), {stop_vote});
+                const StepResult result = run.gpt.end_step({stop_vote});
                 finish_step(run, timer, result);
 
                 // A rank that was asked to stop has told all others in this step's votes.

@@ -22,7 +22,13 @@ GptOptions gpt_options(const Config& config, int rank, int ranks) {
     options.seq_len = config.train.seq_len;
     options.precision = config.train.precision;
     options.recompute = recompute_named(config.train.recompute);
-    options.optimizer = config.optim.name == "sgd" ? OptimizerKind::sgd : OptimizerKind::adamw;
+    options.optimizer = {.kind = config.optim.name == "sgd" ? OptimizerKind::sgd : OptimizerKind::adamw,
+                         .beta1 = config.optim.beta1,
+                         .beta2 = config.optim.beta2,
+                         .eps = float(config.optim.eps),
+                         .weight_decay = float(config.optim.weight_decay),
+                         .momentum = float(config.optim.momentum),
+                         .grad_clip = float(config.optim.grad_clip)};
     options.head_rows = config.train.head_rows;
     options.micro_steps = micro_steps(config, ranks);
     options.rank = rank;

@@ -95,17 +95,10 @@ void write_run_files(const TrainingRun& run, const char* revision) {
     });
 }
 
-ops::StepScalars step_scalars(const TrainingRun& run) {
-    const Config::Optim& optim = run.config.optim;
-    const double updates = double(run.state.updates + 1);
+StepSettings step_settings(const TrainingRun& run) {
     return {.loss_scale = run.scaler.scale(),
-            .learning_rate = float(learning_rate(run.config, run.state.step + 1)),
-            .bias_correction1 = float(1.0 - std::pow(optim.beta1, updates)),
-            .bias_correction2 = float(1.0 - std::pow(optim.beta2, updates))};
-}
-
-UpdateSettings update_settings(const Config::Optim& o) {
-    return {o.beta1, o.beta2, float(o.eps), float(o.weight_decay), float(o.momentum), float(o.grad_clip)};
+            .learning_rate = learning_rate(run.config, run.state.step + 1),
+            .update = run.state.updates + 1};
 }
 
 Batch StepTimer::next_batch(Loader& loader) {

@@ -53,10 +53,8 @@ void check_init_from(const Config& config, const std::string& config_path);
 // in run.dir. If that fails, all ranks fail.
 void write_run_files(const TrainingRun& run, const char* revision);
 
-// The next step's loss scale, learning rate and Adam's bias corrections.
-ops::StepScalars step_scalars(const TrainingRun& run);
-
-UpdateSettings update_settings(const Config::Optim& optim);
+// The next step's loss scale, learning rate and update number.
+StepSettings step_settings(const TrainingRun& run);
 
 // Where the time of one step goes.
 struct StepTimer {
