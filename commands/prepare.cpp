@@ -9,7 +9,7 @@
 
 Command add_prepare(CLI::App& app) {
     auto options = std::make_shared<PrepareOptions>();
-    options->gpt2_dir = program_directory() + "/../data/gpt2";
+    options->gpt2_directory = program_directory() + "/../data/gpt2";
     CLI::App* parser = app.add_subcommand("prepare", "text to tokenizer and token shards");
     parser->add_option("INPUT", options->inputs, "UTF-8 text, or JSONL (.jsonl) with a \"text\" field")->required();
     parser->add_option("--out", options->out_dir, "directory for tokenizer.json and the shards")->required();
