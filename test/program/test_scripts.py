@@ -308,7 +308,7 @@ class Recipes(Folder):
         understood = subprocess.run([TRAINER, *run.stdout.split()[1:]], capture_output=True, text=True, timeout=20)
         self.assertIn("start those of several machines by mpirun", understood.stderr)
         final = [int(code) for code in re.search(r"values: \[(.*)\]", text)[1].split(",")]
-        cells = re.findall(r"^\| (\d+(?:, \d+)*) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+        cells = re.findall(r"^\| (\d+(?:, \d+)*) \|", (ROOT / "docs/checkpoints.md").read_text(), re.MULTILINE)
         codes = [int(code) for code in ", ".join(cells).split(", ")]
         restarted = (71, 74, 75, 76, 80)  # by requeue.sh
         self.assertEqual(final, [code for code in codes if 0 < code < 128 and code not in restarted])
