@@ -1,4 +1,4 @@
-"""Every command does what --help and the README say, from text to text."""
+"""Every command does what --help and the documentation say, from text to text."""
 import array
 import json
 import re
@@ -124,19 +124,19 @@ class FromTextToText(TrainerTest):
             self.assertIn(flag, overview)
 
 
-class Readme(unittest.TestCase):
-    readme = (ROOT / "README.md").read_text("utf-8") if (ROOT / "README.md").exists() else ""
+class Documentation(unittest.TestCase):
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
     def printed(self, *args):
         return subprocess.run([TRAINER, *args], capture_output=True, text=True, check=True).stdout
 
     def test_every_key_is_in_the_table(self):
-        for line in self.printed("--markdown-config").splitlines():
-            self.assertTrue(line in self.readme, f"the README's table lacks: {line}")
+        page, table = (ROOT / "docs/configuration.md").read_text("utf-8"), self.printed("--markdown-config")
+        self.assertEqual(page[page.index("| key |"):], table, "docs/configuration.md says how to generate its table")
         keys = set(re.findall(r"^\s*(\w+\.\w+)", self.printed("--help-config"), re.M))
         self.assertGreater(len(keys), 30)
         for key in keys:
-            self.assertTrue(key in self.readme, key)
+            self.assertIn(f"| `{key}` |", table)
 
     def test_configurations_are_valid(self):
         for path in sorted((ROOT / "configs").glob("*.json")):
@@ -144,7 +144,9 @@ class Readme(unittest.TestCase):
                 self.assertIn("total", self.printed("plan", path))
 
     def test_what_it_names_exists(self):
-        for name in re.findall(r"`((?:scripts|configs|kernels|model|runtime|data|test|dev)/[\w./]*)`", self.readme):
-            with self.subTest(name):
-                if name != "configs/mine.json":  # an example's
-                    self.assertTrue((ROOT / name).exists() or list(ROOT.glob(name)))
+        folders = "scripts|configs|commands|kernels|model|runtime|data|docs|test|dev"
+        for page in self.pages:
+            for name in re.findall(rf"`((?:{folders})/[\w./*]*)`", page.read_text("utf-8")):
+                with self.subTest(f"{page.name}: {name}"):
+                    if name != "configs/mine.json":  # an example's
+                        self.assertTrue((ROOT / name).exists() or list(ROOT.glob(name)))
