@@ -140,6 +140,8 @@ TEST_CASE("rendezvous: 2,000 junk connections neither join nor block", "[control
         if (i % 5 == 0) held.push_back(std::move(connection));
     }
     CHECK(reached == 2000);
+    // More silent connections than rank 0 keeps.
+    for (int i = 0; i < 300; ++i) held.emplace_back(connect_to(loopback(port), Clock::now() + seconds(5), why), 1000);
     // Within less time than a silent connection is kept.
     ranks.start(ranks.environment_of(2),
                 [](const RankEnvironment& environment) { return connect_and_leave(environment, 4); });
