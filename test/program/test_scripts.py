@@ -329,8 +329,9 @@ class Recipes(Folder):
                                    expect=code, cwd=self.repository, SLURM_JOB_ID="17", CODE=str(code), **environment)
         for code, (_, policy, _) in [*exit_codes().items(), (137, ("killed", "final", ""))]:
             with self.subTest(code=code):
-                self.assertIn("build/train_gpt config.json --auto\n", said(code))
-                self.assertEqual("scontrol requeue 17\n" in said(code), policy in ("retry", "restart"))
+                first = said(code)
+                self.assertIn("build/train_gpt config.json --auto\n", first)
+                self.assertEqual("scontrol requeue 17\n" in first, policy in ("retry", "restart"))
                 self.assertEqual("scontrol" in said(code, SLURM_RESTART_COUNT="2"), policy in ("retry", "restart"))
                 self.assertEqual("scontrol" in said(code, SLURM_RESTART_COUNT="3"), policy == "restart")
         script = self.repository / "scripts/train.slurm"
