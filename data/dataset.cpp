@@ -3,8 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "kernels/check.h"
-#include "runtime/io/files.h"
-#include "runtime/io/json.h"
+#include "runtime/io/io.h"
 
 namespace {
 

@@ -7,7 +7,7 @@
 #include "data/encoder.h"
 #include "data/text_input.h"
 #include "kernels/check.h"
-#include "runtime/io/json.h"
+#include "runtime/io/io.h"
 
 // Everything is made in this folder inside OUT and moved when all of it is there; finding it there after a crash also
 // tells that OUT is ours.

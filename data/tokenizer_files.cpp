@@ -5,8 +5,7 @@
 
 #include "data/tokenizer.h"
 #include "kernels/check.h"
-#include "runtime/io/files.h"
-#include "runtime/io/json.h"
+#include "runtime/io/io.h"
 
 using Json = nlohmann::ordered_json;
 

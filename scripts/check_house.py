@@ -25,7 +25,7 @@ ARROWS = {
     "commands": ["commands", "model", *RUNTIME, "data", *BASICS],
     "model": ["model", "kernels"],
     "runtime": [*RUNTIME, *BASICS],
-    "data": ["data", "runtime/io/files.h", "runtime/io/json.h", *BASICS],
+    "data": ["data", "runtime/io/io.h", *BASICS],
     "kernels": ["kernels"],
     "kernels/cpu": ["kernels", "kernels/cpu"],
     "kernels/cuda": ["kernels", "kernels/cuda"],

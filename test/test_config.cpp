@@ -58,9 +58,9 @@ const std::vector<BadText> kBadTexts = {
     {std::string(100000, '['), {"nested more than 8 deep"}},
     {"{\"train\":{\"max_steps\":{\"a\":{\"b\":{\"c\":{\"d\":{\"e\":{\"f\":{}}}}}}}}}", {"nested more than 8 deep"}},
     // The same key twice.
-    {"{\"run\":{\"seed\":1,\"seed\":1}}", {"\"seed\"", "twice", "column 23"}},
-    {"{\"run\":{},\n\"run\":{}}", {"\"run\"", "twice", "line 2, column 5"}},
-    {"{\"run\":{\"seed\":1,\"se\\u0065d\":1}}", {"\"seed\"", "twice"}},
+    {"{\"run\":{\"seed\":1,\"seed\":1}}", {"\"seed\"", "duplicate", "column 23"}},
+    {"{\"run\":{},\n\"run\":{}}", {"\"run\"", "duplicate", "line 2, column 5"}},
+    {"{\"run\":{\"seed\":1,\"se\\u0065d\":1}}", {"\"seed\"", "duplicate"}},
     // A key that does not exist.
     {"{\"traim\":{}}", {"\"traim\"", "did you mean \"train\""}},
     {"{\"train\":{\"batchsize\":1}}", {"\"train.batchsize\"", "did you mean \"train.batch_size\""}},

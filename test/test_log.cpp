@@ -11,7 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "runtime/io/signals.h"
+#include "runtime/io/io.h"
 #include "runtime/logging/log.h"
 #include "test/catch.h"
 #include "test/expect_error.h"

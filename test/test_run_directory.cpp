@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "runtime/checkpoint/run_directory.h"
-#include "runtime/io/files.h"
+#include "runtime/io/io.h"
 #include "test/catch.h"
 #include "test/expect_error.h"
 #include "test/temporary_directory.h"

@@ -13,7 +13,7 @@
 #include "kernels/comm.h"
 #include "kernels/numeric.h"
 #include "runtime/checkpoint/checkpoint.h"
-#include "runtime/io/files.h"
+#include "runtime/io/io.h"
 
 class ToyModel {
 public:

@@ -21,7 +21,7 @@
 #include "kernels/comm.h"
 #include "runtime/checkpoint/manifest.h"
 #include "runtime/checkpoint/shard.h"
-#include "runtime/io/files.h"
+#include "runtime/io/io.h"
 
 struct SaveStats {
     size_t bytes = 0;  // of tensors, all ranks

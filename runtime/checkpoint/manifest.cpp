@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "kernels/check.h"
-#include "runtime/io/json.h"
+#include "runtime/io/io.h"
 
 namespace {
 

@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "kernels/check.h"
-#include "runtime/io/files.h"
+#include "runtime/io/io.h"
 
 namespace {
 

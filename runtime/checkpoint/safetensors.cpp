@@ -14,7 +14,7 @@
 #include <string_view>
 
 #include "kernels/check.h"
-#include "runtime/io/json.h"
+#include "runtime/io/io.h"
 
 static_assert(std::endian::native == std::endian::little, "safetensors files are little-endian");
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "kernels/numeric.h"
-#include "runtime/io/files.h"
+#include "runtime/io/io.h"
 
 // Bytes of one element of "F32", "BF16", "F16", "I64", ...; 0 for a name that is not known.
 size_t safetensors_element_bytes(const std::string& dtype);

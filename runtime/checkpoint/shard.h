@@ -9,7 +9,7 @@
 #include "kernels/device.h"
 #include "kernels/tensor.h"
 #include "runtime/checkpoint/manifest.h"
-#include "runtime/io/files.h"
+#include "runtime/io/io.h"
 
 // What this rank stores of a tensor. Ranks' ranges together must hold every element exactly once; of a tensor that all
 // ranks hold, one rank stores everything and the others have count 0.

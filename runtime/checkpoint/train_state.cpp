@@ -4,7 +4,7 @@
 
 #include "kernels/check.h"
 #include "kernels/device.h"
-#include "runtime/io/files.h"
+#include "runtime/io/io.h"
 
 TrainState new_state(const Config& config) {
     TrainState state;

@@ -13,7 +13,7 @@
 
 #include "kernels/check.h"
 #include "runtime/cluster/sha256.h"
-#include "runtime/io/signals.h"
+#include "runtime/io/io.h"
 
 namespace {
 

@@ -9,8 +9,7 @@
 #include "runtime/config/options.h"
 #include "runtime/config/schedule.h"
 #include "runtime/config/suggest.h"
-#include "runtime/io/files.h"
-#include "runtime/io/json.h"
+#include "runtime/io/io.h"
 
 namespace {
 

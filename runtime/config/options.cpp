@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "kernels/check.h"
+#include "runtime/io/io.h"
 
 namespace {
 
@@ -218,10 +219,4 @@ std::string allowed_values(const Option& option) {
         return choices;
     };
     return std::visit(describe, option.value);
-}
-
-std::string printed(const Json& value) {
-    constexpr size_t kLongest = 60;
-    std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
-    return text.size() <= kLongest ? text : text.substr(0, kLongest) + "...";
 }

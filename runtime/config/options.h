@@ -42,6 +42,3 @@ nlohmann::ordered_json option_value(const Option& option);
 
 // "[0, 1]", "fp32|bf16|fp16", "true|false".
 std::string allowed_values(const Option& option);
-
-// A value as it stands in sentences: JSON in plain ASCII, cut where it is long.
-std::string printed(const nlohmann::ordered_json& value);

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "runtime/io/files.h"
+#include "runtime/io/io.h"
 
 // Prints a line on stdout.
 inline void print_line(const std::string& line) { std::printf("%s\n", line.c_str()); }

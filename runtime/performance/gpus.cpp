@@ -6,6 +6,7 @@
 #include "kernels/check.h"
 #include "runtime/config/options.h"
 #include "runtime/config/suggest.h"
+#include "runtime/io/io.h"
 
 namespace {
 

@@ -7,6 +7,7 @@
 
 #include "kernels/check.h"
 #include "runtime/config/options.h"
+#include "runtime/io/io.h"
 
 namespace {
 
