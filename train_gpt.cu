@@ -18,21 +18,12 @@
 #include "model/plan.h"
 #include "model/sample.h"
 #include "runtime/checkpoint/checkpoint.h"
-#include "runtime/checkpoint/inspect.h"
-#include "runtime/checkpoint/run_directory.h"
-#include "runtime/checkpoint/safetensors.h"
-#include "runtime/checkpoint/start.h"
-#include "runtime/checkpoint/train_state.h"
 #include "runtime/cluster/ranks.h"
 #include "runtime/cluster/together.h"
 #include "runtime/config/config.h"
-#include "runtime/config/loss_scaler.h"
-#include "runtime/config/schedule.h"
 #include "runtime/io/io.h"
-#include "runtime/logging/log.h"
-#include "runtime/performance/flops.h"
-#include "runtime/performance/gpus.h"
-#include "runtime/performance/scaling.h"
+#include "runtime/logging/logging.h"
+#include "runtime/performance/performance.h"
 
 namespace {
 
@@ -49,8 +40,8 @@ GptOptions gpt_options(const Config& config, int rank = 0, int ranks = 1) {
     options.batch = config.train.batch_size;
     options.seq_len = config.train.seq_len;
     options.precision = config.train.precision;
-    options.recompute = recompute_named(config.train.recompute);
-    options.optimizer = config.optim.name == "sgd" ? OptimizerKind::sgd : OptimizerKind::adamw;
+    options.recompute = config.train.recompute;
+    options.optimizer = config.optim.name;
     options.head_rows = config.train.head_rows;
     options.micro_steps = micro_steps(config, ranks);
     options.rank = rank;
@@ -71,29 +62,20 @@ UpdateSettings update_settings(const Config::Optim& o) {
 
 // ---- the model in checkpoints and Hugging Face directories ----------------------------------------------------------
 
-// The model's tensors as a file under Hugging Face's names sees them.
-std::vector<FloatTensor> hf_float_tensors(const Gpt& gpt, const std::string& prefix) {
-    std::vector<FloatTensor> tensors;
-    for (const HfTensor& tensor : hf_tensors(gpt))
-        tensors.push_back({.name = prefix + tensor.name,
-                           .shape = tensor.shape,
-                           .get = [tensor] { return hf_values(tensor); },
-                           .set = [tensor](const std::vector<float>& values) { set_hf_values(tensor, values); }});
-    return tensors;
-}
-
 // Every tensor of the model from a GPT2LMHeadModel, with or without its "transformer." prefix.
 void import_huggingface(Gpt& gpt, const std::string& directory) {
     const std::string config_path = directory + "/config.json";
     check_hf_config(parse_json(read_file(config_path), config_path, Exit::data), gpt.options().shape, config_path);
     const Safetensors file(directory);
     const std::string prefix = file.find("transformer.wte.weight") ? "transformer." : "";
-    read_float_tensors(file, hf_float_tensors(gpt, prefix), [&](const SafetensorsView& view) {
-        const SafetensorsView& wte = file.at(prefix + "wte.weight");
-        const bool is_tied_head = view.name == "lm_head.weight" && view.bytes == wte.bytes &&
-                                  std::memcmp(view.data, wte.data, wte.bytes) == 0;
-        if (!is_tied_head && !is_hf_mask(view.name))
-            fail(Exit::data, "%s: %s has no place in a GPT-2 with a tied head", view.file.c_str(), view.name.c_str());
+    std::vector<NamedTensor> tensors = hf_tensors(gpt);
+    for (NamedTensor& tensor : tensors) tensor.name = prefix + tensor.name;
+    file.load(tensors, [&](const Safetensors::Entry& entry) {
+        const Safetensors::Entry& wte = file.at(prefix + "wte.weight");
+        const bool is_tied_head = entry.name == "lm_head.weight" && entry.bytes == wte.bytes &&
+                                  std::memcmp(entry.data, wte.data, wte.bytes) == 0;
+        if (!is_tied_head && !is_hf_mask(entry.name))
+            fail(Exit::data, "%s: %s has no place in a GPT-2 with a tied head", entry.file.c_str(), entry.name.c_str());
     });
 }
 
@@ -102,14 +84,14 @@ void load_initial_weights(Gpt& gpt, const std::string& path) {
     if (file_exists(path + "/config.json") && !directory_exists(checkpoints_directory(path)))
         import_huggingface(gpt, path);
     else
-        open_checkpoint(path).load(to_load(gpt.master_tensors()), OtherTensors::ignore);
+        open_checkpoint(path).load(gpt.master_tensors(), OtherTensors::ignore);
 }
 
 // The model of a run's first step: from the checkpoint that is resumed, from model.init_from, or from the seed.
 Gpt starting_model(const Config& config, const Comm& comm, const Checkpoint* checkpoint) {
     Gpt gpt(gpt_options(config, comm.rank, comm.size), comm);
     if (checkpoint)
-        checkpoint->load(to_load(gpt.state_tensors()), OtherTensors::refuse);
+        checkpoint->load(gpt.state_tensors(), OtherTensors::refuse);
     else if (!config.model.init_from.empty())
         load_initial_weights(gpt, config.model.init_from);
     else
@@ -132,7 +114,7 @@ LoadedModel load_model(const std::string& path, int batch) {
     options.batch = batch > 0 ? batch : options.batch;
     options.training = false;
     Gpt gpt(options, comm_single());
-    checkpoint.load(to_load(gpt.master_tensors()), OtherTensors::ignore);
+    checkpoint.load(gpt.master_tensors(), OtherTensors::ignore);
     gpt.masters_changed();
     const std::string run_dir = run_directory_of(checkpoint.directory());
     return {std::move(config), std::move(gpt), run_dir + "/tokenizer.json"};
@@ -142,14 +124,11 @@ LoadedModel load_model(const std::string& path, int batch) {
 
 // The loss over what the loader gives in one pass.
 Validation evaluate_pass(Gpt& gpt, Loader& loader, const std::optional<Tokenizer>& tokenizer) {
-    auto next = [&] {
-        const Batch batch = loader.next();
-        return EvalBatch{batch.inputs, batch.targets};
-    };
     std::function<int(int)> token_bytes;
     if (tokenizer) token_bytes = [&](int token) { return tokenizer->token_bytes(token); };
     loader.seek(0);
-    return evaluate(gpt, loader.batches_per_pass(), next, token_bytes);
+    return evaluate(
+        gpt, loader.batches_per_pass(), [&] { return loader.next(); }, token_bytes);
 }
 
 std::string sample_text(Gpt& gpt, const Tokenizer& tokenizer, const Config::Sample& options, uint64_t seed) {
@@ -190,7 +169,7 @@ struct Run {
 
     // Members are made in their order: what can be wrong with the data shows before the model takes memory, and what
     // can be wrong with the weights before the log leaves anything in run.dir.
-    Run(const Config& c, Ranks& ranks, Dataset d, const Start& start)
+    Run(const Config& c, Ranks& ranks, Dataset d, const RunStart& start)
         : config(c),
           dataset(std::move(d)),
           dataset_digest(start.dataset_digest),
@@ -289,7 +268,7 @@ void save(Run& run, bool may_fail) {
     const CheckpointInfo info = checkpoint_info(run.state, run.config, run.dataset_digest);
     try {
         if (run.log) run.log->sync();
-        const SaveStats stats = run.writer.save(info, to_save(run.gpt.saved_tensors()));
+        const SaveStats stats = run.writer.save(info, run.gpt.saved_tensors());
         run.progress.say(format("step %d | checkpoint %s, %.1f MiB in %.1f s", run.state.step, stats.directory.c_str(),
                                 double(stats.bytes) / 0x1p20, stats.seconds));
         run.state.saved_step = run.state.step;
@@ -359,9 +338,9 @@ Exit train(const CommandLine& line) {
             open_dataset(config.data.train, config.data.val, config.data.tokenizer, config.model.vocab_size);
         if (const std::string& from = config.model.init_from; !from.empty() && !directory_exists(from))
             fail(Exit::no_input, "%s: model.init_from: %s is not a directory", line.config.c_str(), from.c_str());
-        const StartData data{dataset.train.digest(), line.accept_changes};
-        ranks.control().require_same(data.digest, "the digest of data.train");
-        Start start = open_start(config, line.start, data, ranks.comm());
+        const std::string digest = dataset.train.digest();
+        ranks.control().require_same(digest, "the digest of data.train");
+        RunStart start = start_run(config, line.start, digest, line.accept_changes, ranks.comm());
         // Beside the program: the same machine and binary choose the same products, and so give the same bits.
         configure_device({.local_rank = place.local_rank,
                           .tf32 = config.device.tf32,
@@ -432,8 +411,8 @@ void export_huggingface(const std::string& checkpoint, const std::string& direct
         tokenizer.save(directory + "/tokenizer.json");
         eot = tokenizer.eot();
     }
-    const std::vector<FloatTensor> tensors = hf_float_tensors(model.gpt, "");
-    write_float_tensors(directory + "/model.safetensors", tensors);
+    const std::vector<NamedTensor> tensors = hf_tensors(model.gpt);
+    write_safetensors(directory + "/model.safetensors", tensors);
     write_file_atomically(directory + "/config.json", hf_config(model.gpt.options().shape, eot).dump(2) + "\n");
     std::printf("wrote %s: config.json, model.safetensors (%zu tensors)\n", directory.c_str(), tensors.size());
 }

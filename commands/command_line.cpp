@@ -7,7 +7,7 @@
 
 #include "kernels/check.h"
 #include "runtime/cluster/place.h"
-#include "runtime/performance/scaling.h"
+#include "runtime/performance/performance.h"
 
 namespace {
 

@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "runtime/checkpoint/run_directory.h"
+#include "runtime/checkpoint/checkpoint.h"
 #include "runtime/cluster/local_ranks.h"
 #include "runtime/config/config.h"
-#include "runtime/performance/scaling.h"
+#include "runtime/performance/performance.h"
 
 enum class Command { train, plan, prepare, sample, eval, inspect, export_hf, help_config, markdown_config };
 
@@ -29,7 +29,7 @@ struct CommandLine {
         std::string gpu = "h100";       // a name that find_gpu() knows
         double nvlink_bytes_per_s = 0;  // per GPU and direction; filled in from the GPU's row where it was not given
         double net_bytes_per_s = 50e9;  // the same between nodes
-    } scaling;                          // plan: see runtime/performance/scaling.h
+    } scaling;                          // plan: see runtime/performance/performance.h
 
     std::string checkpoint;  // sample, eval, export: a run directory or a step's
     std::string path;        // inspect: a file or directory; export: the directory to write

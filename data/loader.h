@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "data/token_stream.h"
+#include "kernels/batch.h"
 
 enum class SampleOrder {
     shuffled,    // epoch after epoch, each in an order of its own
@@ -35,11 +36,6 @@ struct LoaderOptions {
     // Micro-batches of a step on each rank. A step's are handed out rank by rank: rank r gets numbers [r k, r k + k).
     int micro_steps = 1;
     uint64_t max_windows = 0;  // for order `once`: not more than these from the start, on all ranks together; 0: all
-};
-
-struct Batch {
-    const int32_t* inputs;   // (batch, seq_len)
-    const int32_t* targets;  // (batch, seq_len), the token that follows, or -1 for none (its input is then 0)
 };
 
 class Loader {

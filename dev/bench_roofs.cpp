@@ -8,7 +8,7 @@
 #include "dev/bench_timing.h"
 #include "kernels/check.h"
 #include "runtime/io/io.h"
-#include "runtime/performance/gpus.h"
+#include "runtime/performance/performance.h"
 
 namespace {
 

@@ -36,9 +36,22 @@ template <> inline constexpr Dtype dtype_of<float> = Dtype::fp32;
 template <> inline constexpr Dtype dtype_of<bf16> = Dtype::bf16;
 template <> inline constexpr Dtype dtype_of<fp16> = Dtype::fp16;
 
-inline constexpr size_t size_of(Dtype dtype) { return dtype == Dtype::fp32 ? 4 : 2; }
+// Bytes of an element, and the type's name in configurations, checkpoints and messages; 0 and null for no type.
+inline constexpr size_t size_of(Dtype dtype) {
+    switch (dtype) {
+        case Dtype::fp32: return 4;
+        case Dtype::bf16: return 2;
+        case Dtype::fp16: return 2;
+    }
+    return 0;
+}
 inline constexpr const char* name_of(Dtype dtype) {
-    return dtype == Dtype::fp32 ? "fp32" : dtype == Dtype::bf16 ? "bf16" : "fp16";
+    switch (dtype) {
+        case Dtype::fp32: return "fp32";
+        case Dtype::bf16: return "bf16";
+        case Dtype::fp16: return "fp16";
+    }
+    return nullptr;
 }
 
 // Unit round-off: half the distance from 1 to the next larger number.

@@ -79,12 +79,12 @@ template <class Act> void initialize_tensor(GptState<Act>& s, const Tensor& tens
 }
 
 template <class Act>
-std::vector<StateTensor> name_tensors(const GptState<Act>& s, const std::string& prefix, float* owned) {
-    std::vector<StateTensor> named;
+std::vector<NamedTensor> name_tensors(const GptState<Act>& s, const std::string& prefix, float* owned) {
+    std::vector<NamedTensor> named;
     for (const Tensor& tensor : s.layout.tensors) {
         const TensorPart part = owned_part(s, tensor);
         named.push_back(
-            {prefix + tensor.name, logical_shape(tensor), owned + part.shard_begin, part.count, part.first});
+            {prefix + tensor.name, logical_shape(tensor), owned + part.shard_begin, part.first, part.count});
     }
     return named;
 }
@@ -263,20 +263,20 @@ void Gpt::next_token_logits(const int* tokens, int count, float* logits) {
         impl_->state);
 }
 
-std::vector<StateTensor> Gpt::master_tensors() const {
+std::vector<NamedTensor> Gpt::master_tensors() const {
     return std::visit([](auto& s) { return name_tensors(s, "master.", s.master); }, impl_->state);
 }
 
-std::vector<StateTensor> Gpt::gradient_tensors() const {
+std::vector<NamedTensor> Gpt::gradient_tensors() const {
     return std::visit([](auto& s) { return name_tensors(s, "grad.", s.own_grad); }, impl_->state);
 }
 
-std::vector<StateTensor> Gpt::state_tensors() const {
-    std::vector<StateTensor> all = master_tensors();
+std::vector<NamedTensor> Gpt::state_tensors() const {
+    std::vector<NamedTensor> all = master_tensors();
     std::visit(
         [&](auto& s) {
             auto append = [&](const char* prefix, float* owned) {
-                for (StateTensor& tensor : name_tensors(s, prefix, owned)) all.push_back(std::move(tensor));
+                for (NamedTensor& tensor : name_tensors(s, prefix, owned)) all.push_back(std::move(tensor));
             };
             if (s.m) append("m.", s.m);
             if (s.v) append("v.", s.v);
@@ -285,13 +285,13 @@ std::vector<StateTensor> Gpt::state_tensors() const {
     return all;
 }
 
-std::vector<StateTensor> Gpt::saved_tensors() const {
-    std::vector<StateTensor> tensors = state_tensors();
+std::vector<NamedTensor> Gpt::saved_tensors() const {
+    std::vector<NamedTensor> tensors = state_tensors();
     if (options().is_sharded()) return tensors;
     const TensorLayout& all = layout();
     for (size_t i = 0; i < tensors.size(); i++) {
         const TensorPart part = part_of(all, all.tensors[i % all.tensors.size()], options().rank);
-        tensors[i].values += part.first;
+        tensors[i].values = tensors[i].values.from(part.first);
         tensors[i].count = part.count;
         tensors[i].first = part.first;
     }

@@ -3,8 +3,8 @@
 #pragma once
 
 #include <cstddef>
-#include <string>
 
+#include "kernels/choices.h"
 #include "kernels/numeric.h"
 
 struct GptShape {
@@ -24,23 +24,6 @@ struct GptShape {
     // A multiple of 128, so that every row of logits is aligned and tiles of the head's product are whole.
     int padded_vocab() const { return (vocab_size + 127) / 128 * 128; }
 };
-
-// What backward computes again instead of forward keeping it; each level includes the ones before it.
-enum class Recompute {
-    none,
-    gelu,   // the MLP's activation
-    norm,   // the outputs of the two norms
-    block,  // everything inside a block but its input
-};
-
-inline Recompute recompute_named(const std::string& name) {
-    return name == "gelu"    ? Recompute::gelu
-           : name == "norm"  ? Recompute::norm
-           : name == "block" ? Recompute::block
-                             : Recompute::none;
-}
-
-enum class OptimizerKind { adamw, sgd };
 
 // Everything that decides how much memory one rank needs.
 struct GptOptions {

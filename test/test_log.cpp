@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "runtime/io/io.h"
-#include "runtime/logging/log.h"
+#include "runtime/logging/logging.h"
 #include "test/catch.h"
 #include "test/expect_error.h"
 #include "test/temporary_directory.h"

@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "commands/command_line.h"
-#include "runtime/performance/scaling.h"
+#include "runtime/performance/performance.h"
 #include "test/catch.h"
 #include "test/expect_error.h"
 

@@ -26,12 +26,12 @@ using TorchTensors = std::map<std::string, TorchTensor>;
 inline TorchTensors load_torch_tensors(const std::string& path) {
     TorchTensors tensors;
     Safetensors file(path);
-    for (const SafetensorsView& view : file.tensors()) {
+    for (const Safetensors::Entry& view : file.entries()) {
         TorchTensor& tensor = tensors[view.name];
         tensor.shape = view.shape;
-        require(view.dtype == "F32" || view.dtype == "I32", "%s: %s has type %s", path.c_str(), view.name.c_str(),
-                view.dtype.c_str());
-        if (view.dtype == "F32") {
+        require(view.type == "F32" || view.type == "I32", "%s: %s has type %s", path.c_str(), view.name.c_str(),
+                view.type.c_str());
+        if (view.type == "F32") {
             tensor.values.resize(view.bytes / sizeof(float));
             std::memcpy(tensor.values.data(), view.data, view.bytes);
         } else {

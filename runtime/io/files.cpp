@@ -26,7 +26,7 @@ constexpr mode_t kDirectoryMode = 0700;
     fail(is_permission ? Exit::permission
          : is_disk     ? Exit::io
                        : otherwise,
-         "cannot %s %s: %s", action.c_str(), path.c_str(), std::strerror(error));
+         "cannot %s %s: %s", action, path, std::strerror(error));
 }
 
 // The same for an input, which may be missing.
@@ -51,7 +51,7 @@ const char* kind_of(mode_t mode) {
 size_t size_of_regular_file(int descriptor, const std::string& path, Exit otherwise) {
     struct stat status;
     if (fstat(descriptor, &status) != 0) fail_to("read the size of", path, Exit::io);
-    if (!S_ISREG(status.st_mode)) fail(otherwise, "%s is %s, not a file", path.c_str(), kind_of(status.st_mode));
+    if (!S_ISREG(status.st_mode)) fail(otherwise, "%s is %s, not a file", path, kind_of(status.st_mode));
     return size_t(status.st_size);
 }
 
@@ -121,7 +121,7 @@ OutputFile OutputFile::open_to_append(const std::string& path) {
 }
 
 void OutputFile::write_at(size_t offset, const void* bytes, size_t count) {
-    require(descriptor_ != -1, "%s is written to after it was closed", path_.c_str());
+    require(descriptor_ != -1, "%s is written to after it was closed", path_);
     const char* rest = static_cast<const char*>(bytes);
     const size_t end = offset + count;
     while (offset < end) {
@@ -137,7 +137,7 @@ void OutputFile::write_at(size_t offset, const void* bytes, size_t count) {
 
 // After a failed fsync the system may drop the dirty pages and let a second fsync succeed, so there is no second one.
 void OutputFile::sync() {
-    require(descriptor_ != -1, "%s is synced after it was closed", path_.c_str());
+    require(descriptor_ != -1, "%s is synced after it was closed", path_);
     if (::fsync(descriptor_) == 0) return;
     const int error = errno;
     descriptor_ = FileDescriptor();
@@ -153,14 +153,12 @@ void OutputFile::close() {
 std::string read_file(const std::string& path, size_t max_bytes) {
     const FileDescriptor file = open_for_reading(path);
     const size_t size = size_of_regular_file(file, path, Exit::no_input);
-    if (size > max_bytes)
-        fail(Exit::data, "%s has %zu bytes, at most %zu are allowed here", path.c_str(), size, max_bytes);
+    if (size > max_bytes) fail(Exit::data, "%s has %zu bytes, at most %zu are allowed here", path, size, max_bytes);
     std::string content(size, '\0');
     for (size_t got = 0; got < size;) {
         ssize_t count = uninterrupted([&] { return ::read(file, content.data() + got, size - got); });
         if (count < 0) fail_to("read", path, Exit::io);
-        if (count == 0)
-            fail(Exit::io, "%s became shorter while it was read: %zu of %zu bytes", path.c_str(), got, size);
+        if (count == 0) fail(Exit::io, "%s became shorter while it was read: %zu of %zu bytes", path, got, size);
         got += size_t(count);
     }
     return content;
@@ -252,8 +250,8 @@ std::vector<std::string> expand_glob(const std::string& pattern, const std::stri
     int result = ::glob(pattern.c_str(), GLOB_NOSORT, nullptr, &found);
     std::vector<std::string> paths(found.gl_pathv, found.gl_pathv + found.gl_pathc);
     ::globfree(&found);
-    if (result == GLOB_NOSPACE) fail(Exit::os, "%s: out of memory expanding %s", key.c_str(), pattern.c_str());
-    if (paths.empty()) fail(Exit::no_input, "%s: no file matches \"%s\"", key.c_str(), pattern.c_str());
+    if (result == GLOB_NOSPACE) fail(Exit::os, "%s: out of memory expanding %s", key, pattern);
+    if (paths.empty()) fail(Exit::no_input, "%s: no file matches \"%s\"", key, pattern);
     std::sort(paths.begin(), paths.end());
     return paths;
 }

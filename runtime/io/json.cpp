@@ -62,17 +62,16 @@ public:
     bool end_array() { return close(); }
 
     bool key(std::string& name) {
-        if (!open_.back().keys.insert(name).second) fail_here("duplicate key \"%s\"", printable(name).c_str());
+        if (!open_.back().keys.insert(name).second) fail_here("duplicate key \"%s\"", printable(name));
         key_ = std::move(name);
         return true;
     }
 
     bool parse_error(size_t, const std::string& last_token, const nlohmann::detail::exception& error) {
         constexpr int kNumberOverflow = 406;
-        if (error.id == kNumberOverflow)
-            fail_here("the number %s is too large for a double", printable(last_token).c_str());
+        if (error.id == kNumberOverflow) fail_here("the number %s is too large for a double", printable(last_token));
         const std::string_view line = read().substr(read().rfind('\n') + 1);
-        fail_here("%s, at: %s", reason_of(error.what()).c_str(), printable(line).c_str());
+        fail_here("%s, at: %s", reason_of(error.what()), printable(line));
     }
 
 private:
@@ -86,7 +85,7 @@ private:
     }
 
     template <class... Args> [[noreturn]] void fail_here(const char* pattern, Args... args) {
-        fail(code_, "%s, %s: %s", origin_.c_str(), place_of_end(read()).c_str(), format(pattern, args...).c_str());
+        fail(code_, "%s, %s: %s", origin_, place_of_end(read()), format(pattern, args...));
     }
 
     bool add(Json value) {
@@ -130,11 +129,10 @@ private:
 
 Json parse_json(std::string_view text, const std::string& origin, Exit code, JsonLimits limits) {
     if (text.find_first_not_of(" \t\r\n") == std::string_view::npos)
-        fail(code, "%s is empty: a JSON text was expected", origin.c_str());
+        fail(code, "%s is empty: a JSON text was expected", origin);
     // The library takes a NUL for the end of the text and would ignore what follows.
     if (size_t nul = text.find('\0'); nul != std::string_view::npos)
-        fail(code, "%s, %s: the text contains a NUL byte", origin.c_str(),
-             place_of_end(text.substr(0, nul + 1)).c_str());
+        fail(code, "%s, %s: the text contains a NUL byte", origin, place_of_end(text.substr(0, nul + 1)));
     return Builder(text, origin, code, limits).parse();
 }
 
