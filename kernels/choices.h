@@ -33,17 +33,28 @@ inline constexpr const char* name_of(OptimizerKind optimizer) {
     return nullptr;
 }
 
-// The choice of this name; nothing if there is none. Enumerators count from 0 without gaps, and name_of() is null for
-// every other number.
+// The name of a choice; null for every other value. Of types, those that the model's tensors may have: not fp64.
+template <class Choice> constexpr const char* choice_name(Choice choice) { return name_of(choice); }
+constexpr const char* choice_name(Dtype dtype) {
+    switch (dtype) {
+        case Dtype::fp32:
+        case Dtype::bf16:
+        case Dtype::fp16: return name_of(dtype);
+        case Dtype::fp64: break;
+    }
+    return nullptr;
+}
+
+// The choice of this name; nothing if there is none. Enumerators count from 0 without gaps.
 template <class Choice> constexpr std::optional<Choice> choice_named(std::string_view name) {
-    for (int i = 0; name_of(Choice(i)); i++)
-        if (name == name_of(Choice(i))) return Choice(i);
+    for (int i = 0; choice_name(Choice(i)); i++)
+        if (name == choice_name(Choice(i))) return Choice(i);
     return std::nullopt;
 }
 
 // The names of all choices: "none|gelu|norm|block".
 template <class Choice> std::string choice_names() {
-    std::string names = name_of(Choice(0));
-    for (int i = 1; name_of(Choice(i)); i++) names += std::string("|") + name_of(Choice(i));
+    std::string names = choice_name(Choice(0));
+    for (int i = 1; choice_name(Choice(i)); i++) names += std::string("|") + choice_name(Choice(i));
     return names;
 }

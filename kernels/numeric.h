@@ -29,19 +29,21 @@ struct fp16 {  // IEEE binary16: 1 sign, 5 exponent, 10 fraction bits
     uint16_t bits;
 };
 
-enum class Dtype : int { fp32, bf16, fp16 };
+// Storage types. No op computes in fp64: files have it, and the reference that ops are tested against.
+enum class Dtype : int { fp32, bf16, fp16, fp64 };
 
 template <class T> inline constexpr Dtype dtype_of = T::not_a_storage_type;
 template <> inline constexpr Dtype dtype_of<float> = Dtype::fp32;
 template <> inline constexpr Dtype dtype_of<bf16> = Dtype::bf16;
 template <> inline constexpr Dtype dtype_of<fp16> = Dtype::fp16;
+template <> inline constexpr Dtype dtype_of<double> = Dtype::fp64;
 
-// Bytes of an element, and the type's name in configurations, checkpoints and messages; 0 and null for no type.
 inline constexpr size_t size_of(Dtype dtype) {
     switch (dtype) {
         case Dtype::fp32: return 4;
         case Dtype::bf16: return 2;
         case Dtype::fp16: return 2;
+        case Dtype::fp64: return 8;
     }
     return 0;
 }
@@ -50,8 +52,9 @@ inline constexpr const char* name_of(Dtype dtype) {
         case Dtype::fp32: return "fp32";
         case Dtype::bf16: return "bf16";
         case Dtype::fp16: return "fp16";
+        case Dtype::fp64: return "fp64";
     }
-    return nullptr;
+    return "unknown";
 }
 
 // Unit round-off: half the distance from 1 to the next larger number.

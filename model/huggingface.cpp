@@ -9,7 +9,7 @@ std::vector<NamedTensor> hf_tensors(const Gpt& gpt) {
     std::vector<NamedTensor> tensors = gpt.master_tensors();
     for (size_t i = 0; i < tensors.size(); i++) {
         const Tensor& tensor = gpt.layout().tensors[i];
-        const auto& row = tensor_table<float>()[size_t(tensor.row)];
+        const auto& row = tensor_table()[size_t(tensor.row)];
         NamedTensor& hf = tensors[i];
         hf.name = (tensor.layer < 0 ? "" : "h." + std::to_string(tensor.layer) + ".") + row.hf_name;
         hf.transposed = row.hf_transposed;

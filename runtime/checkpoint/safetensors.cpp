@@ -31,6 +31,7 @@ const char* type_of(Dtype dtype) {
         case Dtype::fp32: return "F32";
         case Dtype::bf16: return "BF16";
         case Dtype::fp16: return "F16";
+        case Dtype::fp64: return "F64";
     }
     return nullptr;
 }
@@ -227,12 +228,13 @@ size_t safetensors_element_bytes(const std::string& type) {
 }
 
 std::vector<float> Safetensors::Entry::floats() const {
-    for (int dtype = 0; name_of(Dtype(dtype)); dtype++) {
+    for (int dtype = 0; choice_name(Dtype(dtype)); dtype++) {
         if (type != type_of(Dtype(dtype))) continue;
         switch (Dtype(dtype)) {
             case Dtype::fp32: return floats_of<float>(*this);
             case Dtype::bf16: return floats_of<bf16>(*this);
             case Dtype::fp16: return floats_of<fp16>(*this);
+            case Dtype::fp64: break;  // not exact in FP32
         }
     }
     fail(Exit::data, "%s: %s is of type %s; F32, BF16 and F16 can be read as numbers", file, name, type);

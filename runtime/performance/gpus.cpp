@@ -85,6 +85,7 @@ double peak_flops_per_s(const std::string& device_name, Dtype precision, bool tf
         case Dtype::fp32: return tf32 ? model->flops_per_s / 2 : model->fp32_flops_per_s;
         case Dtype::bf16: return model->flops_per_s;
         case Dtype::fp16: return model->flops_per_s;
+        case Dtype::fp64: break;
     }
     return 0;
 }
