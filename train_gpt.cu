@@ -2,12 +2,11 @@
 #include "commands/command_line.h"
 #include "commands/training_run.h"
 #include "runtime/cluster/cluster.h"
-#include "runtime/io/process.h"
-#include "runtime/io/signals.h"
+#include "runtime/io/io.h"
 
 namespace {
 
-DeviceSettings device_settings(const RankEnvironment& environment, const Config& config, const Start& start) {
+DeviceSettings device_settings(const RankEnvironment& environment, const Config& config, const RunStart& start) {
     // Beside the program: the same machine and binary choose the same GEMM algorithms, and so give the same bits.
     return {.local_rank = environment.local_rank,
             .tf32 = config.device.tf32,
@@ -36,9 +35,9 @@ int main(int argc, char** argv) {
             const Config::Data& data = config.data;
             Dataset dataset = open_dataset(data.train, data.val, data.tokenizer, config.model.vocab_size);
             check_init_from(config, line.config);
-            const StartData start_data{dataset.train.digest(), line.accept_changes};
-            ranks.control().require_same(start_data.digest, "the digest of data.train");
-            Start start = open_start(config, line.start, start_data, ranks.comm());
+            const std::string digest = dataset.train.digest();
+            ranks.control().require_same(digest, "the digest of data.train");
+            RunStart start = start_run(config, line.start, digest, line.accept_changes, ranks.comm());
             configure_device(device_settings(environment, config, start));
             TrainingRun run(config, ranks, std::move(dataset), start);
             start.checkpoint.reset();

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/checkpoint/run_directory.h"
+#include "runtime/checkpoint/checkpoint.h"
 #include "runtime/cluster/cluster.h"
 
 struct CommandLine {

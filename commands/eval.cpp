@@ -7,7 +7,7 @@
 #include "commands/model_io.h"
 #include "data/token_stream.h"
 #include "kernels/check.h"
-#include "runtime/io/files.h"
+#include "runtime/io/io.h"
 
 namespace {
 

@@ -7,7 +7,7 @@
 #include "commands/import.h"
 #include "commands/model_io.h"
 #include "kernels/check.h"
-#include "runtime/io/files.h"
+#include "runtime/io/io.h"
 
 namespace {
 
@@ -28,8 +28,8 @@ void export_huggingface(const Options& options) {
         tokenizer.save(directory + "/tokenizer.json");
         eot = tokenizer.eot();
     }
-    const std::vector<FloatTensor> tensors = hf_float_tensors(model.gpt, "");
-    write_float_tensors(directory + "/model.safetensors", tensors);
+    const std::vector<NamedTensor> tensors = hf_tensors(model.gpt);
+    write_safetensors(directory + "/model.safetensors", tensors);
     write_file_atomically(directory + "/config.json", hf_config(model.gpt.options().shape, eot).dump(2) + "\n");
     std::printf("wrote %s: config.json, model.safetensors (%zu tensors)\n", directory.c_str(), tensors.size());
 }

@@ -5,9 +5,9 @@
 
 #include "commands/command.h"
 #include "kernels/check.h"
-#include "runtime/checkpoint/inspect.h"
-#include "runtime/io/files.h"
-#include "runtime/logging/log.h"
+#include "runtime/checkpoint/checkpoint.h"
+#include "runtime/io/io.h"
+#include "runtime/logging/logging.h"
 
 namespace {
 

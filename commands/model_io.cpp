@@ -5,10 +5,9 @@
 
 #include "data/encoder.h"
 #include "model/sample.h"
-#include "runtime/checkpoint/inspect.h"
-#include "runtime/checkpoint/train_state.h"
-#include "runtime/config/schedule.h"
-#include "runtime/performance/flops.h"
+#include "runtime/checkpoint/checkpoint.h"
+#include "runtime/config/config.h"
+#include "runtime/performance/performance.h"
 
 GptOptions gpt_options(const Config& config, int rank, int ranks) {
     GptOptions options;
@@ -21,8 +20,8 @@ GptOptions gpt_options(const Config& config, int rank, int ranks) {
     options.batch = config.train.batch_size;
     options.seq_len = config.train.seq_len;
     options.precision = config.train.precision;
-    options.recompute = recompute_named(config.train.recompute);
-    options.optimizer = {.kind = config.optim.name == "sgd" ? OptimizerKind::sgd : OptimizerKind::adamw,
+    options.recompute = config.train.recompute;
+    options.optimizer = {.kind = config.optim.name,
                          .beta1 = config.optim.beta1,
                          .beta2 = config.optim.beta2,
                          .eps = float(config.optim.eps),
@@ -50,21 +49,18 @@ LoadedModel load_model(const std::string& path, int batch) {
     options.batch = batch > 0 ? batch : options.batch;
     options.training = false;
     Gpt gpt(options, comm_single());
-    checkpoint.load(to_load(gpt.master_tensors()), OtherTensors::ignore);
+    checkpoint.load(gpt.master_tensors(), OtherTensors::ignore);
     gpt.masters_changed();
     const std::string run_dir = run_directory_of(checkpoint.directory());
     return {std::move(config), std::move(gpt), run_dir + "/tokenizer.json"};
 }
 
 Validation evaluate_pass(Gpt& gpt, Loader& loader, const std::optional<Tokenizer>& tokenizer) {
-    auto next = [&] {
-        const Batch batch = loader.next();
-        return EvalBatch{batch.inputs, batch.targets};
-    };
     std::function<int(int)> token_bytes;
     if (tokenizer) token_bytes = [&](int token) { return tokenizer->token_bytes(token); };
     loader.seek(0);
-    return evaluate(gpt, loader.batches_per_pass(), next, token_bytes);
+    return evaluate(
+        gpt, loader.batches_per_pass(), [&] { return loader.next(); }, token_bytes);
 }
 
 std::string sample_text(Gpt& gpt, const Tokenizer& tokenizer, const Config::Sample& options, uint64_t seed) {

@@ -8,7 +8,7 @@
 #include "commands/model_io.h"
 #include "model/plan.h"
 #include "runtime/checkpoint/checkpoint.h"
-#include "runtime/io/process.h"
+#include "runtime/io/io.h"
 
 namespace {
 

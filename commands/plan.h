@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/performance/scaling.h"
+#include "runtime/performance/performance.h"
 
 namespace CLI {
 class App;

@@ -4,8 +4,7 @@
 #include <memory>
 
 #include "commands/command.h"
-#include "runtime/io/process.h"
-#include "runtime/logging/log.h"
+#include "runtime/logging/logging.h"
 
 Command add_prepare(CLI::App& app) {
     auto options = std::make_shared<PrepareOptions>();

@@ -7,8 +7,7 @@
 
 #include "commands/command.h"
 #include "kernels/check.h"
-#include "runtime/io/files.h"
-#include "runtime/io/json.h"
+#include "runtime/io/io.h"
 
 namespace {
 

@@ -3,7 +3,7 @@
 
 #include "commands/command.h"
 #include "commands/model_io.h"
-#include "runtime/logging/log.h"
+#include "runtime/logging/logging.h"
 
 namespace {
 

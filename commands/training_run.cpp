@@ -7,9 +7,8 @@
 #include "commands/model_io.h"
 #include "model/plan.h"
 #include "runtime/cluster/cluster.h"
-#include "runtime/config/schedule.h"
-#include "runtime/performance/flops.h"
-#include "runtime/performance/gpus.h"
+#include "runtime/config/config.h"
+#include "runtime/performance/performance.h"
 
 namespace {
 
@@ -28,7 +27,7 @@ LoaderOptions loader_options(const Config& config, const Comm& comm, SampleOrder
 Gpt initial_model(const Config& config, const Comm& comm, const std::optional<Checkpoint>& checkpoint) {
     Gpt gpt(gpt_options(config, comm.rank, comm.size), comm);
     if (checkpoint)
-        checkpoint->load(to_load(gpt.state_tensors()), OtherTensors::refuse);
+        checkpoint->load(gpt.state_tensors(), OtherTensors::refuse);
     else if (!config.model.init_from.empty())
         load_initial_weights(gpt, config.model.init_from);
     else
@@ -59,7 +58,7 @@ bool is_due(int step, int every_steps) { return every_steps > 0 && step % every_
 
 // In the members' order, errors in the data are found before the model takes memory, and errors in the weights before
 // the log touches run.dir.
-TrainingRun::TrainingRun(const Config& c, Ranks& ranks, Dataset data, const Start& start)
+TrainingRun::TrainingRun(const Config& c, Ranks& ranks, Dataset data, const RunStart& start)
     : config(c),
       dataset(std::move(data)),
       dataset_digest(start.dataset_digest),
@@ -175,7 +174,7 @@ void save(TrainingRun& run, bool must_succeed) {
     const CheckpointInfo info = checkpoint_info(run.state, run.config, run.dataset_digest);
     try {
         if (run.log) run.log->sync();
-        const SaveStats stats = run.writer.save(info, to_save(run.gpt.saved_tensors()));
+        const SaveStats stats = run.writer.save(info, run.gpt.saved_tensors());
         run.progress.say(format("step %d | checkpoint %s, %.1f MiB in %.1f s", run.state.step, stats.directory.c_str(),
                                 double(stats.bytes) / 0x1p20, stats.seconds));
         run.state.saved_step = run.state.step;

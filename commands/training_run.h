@@ -11,12 +11,10 @@
 #include "data/loader.h"
 #include "model/gpt.h"
 #include "runtime/checkpoint/checkpoint.h"
-#include "runtime/checkpoint/start.h"
 #include "runtime/cluster/cluster.h"
 #include "runtime/config/config.h"
-#include "runtime/config/loss_scaler.h"
-#include "runtime/io/process.h"
-#include "runtime/logging/log.h"
+#include "runtime/io/io.h"
+#include "runtime/logging/logging.h"
 
 struct TrainingRun {
     const Config& config;
@@ -40,7 +38,7 @@ struct TrainingRun {
     // The model is at the start's checkpoint if there is one, else at model.init_from or freshly initialised. Takes all
     // the memory of the run. Fails as Loader, Gpt and load_initial_weights() do, before anything in run.dir is written.
     // `config` must outlive the run.
-    TrainingRun(const Config& config, Ranks& ranks, Dataset data, const Start& start);
+    TrainingRun(const Config& config, Ranks& ranks, Dataset data, const RunStart& start);
 
     bool is_first() const { return comm.rank == 0; }
     bool is_complete() const { return state.step == config.train.max_steps; }

@@ -4,8 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "kernels/check.h"
-#include "runtime/io/files.h"
-#include "runtime/io/json.h"
+#include "runtime/io/io.h"
 
 // The digest of the tokenizer that `prepare` made the shards in this directory with; "" without a dataset.json.
 static std::string recorded_tokenizer(const std::filesystem::path& directory) {

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "data/token_stream.h"
+#include "kernels/batch.h"
 
 enum class SampleOrder {
     shuffled,    // training: epoch after epoch, each in a different order
@@ -39,11 +40,6 @@ struct LoaderOptions {
 
     uint64_t window_stride() const { return uint64_t(stride > 0 ? stride : seq_len); }
     uint64_t rows_of_all_ranks() const { return uint64_t(batch) * uint64_t(world); }  // per micro-batch
-};
-
-struct Batch {
-    const int32_t* inputs;   // (batch, seq_len)
-    const int32_t* targets;  // (batch, seq_len), the next token, or -1 for none; where padded, the input is 0
 };
 
 class Loader {

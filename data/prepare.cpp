@@ -8,7 +8,7 @@
 #include "data/encoder.h"
 #include "data/text_input.h"
 #include "kernels/check.h"
-#include "runtime/io/json.h"
+#include "runtime/io/io.h"
 
 using Json = nlohmann::ordered_json;
 

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/io/files.h"
+#include "runtime/io/io.h"
 
 inline constexpr size_t kShardHeaderBytes = 1024;
 inline constexpr uint64_t kDefaultShardTokens = 100'000'000;

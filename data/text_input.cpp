@@ -7,7 +7,7 @@
 #include "data/pretokenizer.h"
 #include "data/reject_file.h"
 #include "kernels/check.h"
-#include "runtime/io/json.h"
+#include "runtime/io/io.h"
 
 static constexpr size_t kLongestPieceBytes = 64 * kTextPieceBytes;
 

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/io/files.h"
+#include "runtime/io/io.h"
 
 // Lines of a JSONL file may be this long.
 inline constexpr size_t kMaxJsonLineBytes = size_t(64) << 20;

@@ -9,8 +9,7 @@
 #include "data/shards.h"
 #include "data/tokenizer.h"
 #include "kernels/check.h"
-#include "runtime/io/files.h"
-#include "runtime/io/json.h"
+#include "runtime/io/io.h"
 
 namespace {
 

@@ -29,8 +29,7 @@
 #include "kernels/check.h"
 #include "model/gpt.h"
 #include "model/plan.h"
-#include "runtime/performance/flops.h"
-#include "runtime/performance/gpus.h"
+#include "runtime/performance/performance.h"
 
 namespace {
 

@@ -73,16 +73,20 @@ struct Error : std::runtime_error {
     return text;
 }
 
+// An argument of fail() and require() as printf takes it: their patterns print a std::string by %s.
+template <class T> const T& printf_argument(const T& value) { return value; }
+inline const char* printf_argument(const std::string& text) { return text.c_str(); }
+
 // Ends the current action with a sentence that names the file, the key and the numbers.
-template <class... Args> [[noreturn]] void fail(Exit code, const char* pattern, Args... args) {
+template <class... Args> [[noreturn]] void fail(Exit code, const char* pattern, const Args&... args) {
     if constexpr (sizeof...(args) == 0)
         throw Error(code, pattern);
     else
-        throw Error(code, format(pattern, args...));
+        throw Error(code, format(pattern, printf_argument(args)...));
 }
 
 // A promise between parts of the program: `require(cols % 8 == 0, "norm: cols must be a multiple of 8, is %d", cols)`.
 // What a user can get wrong is reported with fail() and the fitting exit code instead.
-template <class... Args> void require(bool condition, const char* pattern, Args... args) {
+template <class... Args> void require(bool condition, const char* pattern, const Args&... args) {
     if (!condition) fail(Exit::internal, pattern, args...);
 }

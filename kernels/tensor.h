@@ -57,11 +57,13 @@ inline double element(ConstView array, size_t i) {
     return 0;
 }
 
-// A tensor of the model or of the optimizer's state as checkpoints see it: FP32 on the device, or this rank's part.
-struct StateTensor {
-    std::string name;           // "master.h.0.qkv.weight", "m.wte"
-    std::vector<size_t> shape;  // of the whole tensor
-    float* values;              // device memory
-    size_t count;               // elements here
-    size_t first;               // the first one's place in the whole tensor
+// A tensor under the name by which files know it, and the part of its elements that is here. The model lists its state
+// in this form; checkpoints, safetensors files and Hugging Face directories store and restore it.
+struct NamedTensor {
+    std::string name;           // unique in a list: "master.h.0.qkv.weight", "m.wte"
+    std::vector<size_t> shape;  // of the whole tensor as the file has it, outermost first; empty for a single number
+    View values = {};           // device memory of the elements that are here; a null pointer if there are none
+    size_t first = 0;  // these are elements [first, first + count) of the flattened tensor, in the device's order
+    size_t count = 0;
+    bool transposed = false;  // the device has the two dimensions in the opposite order (safetensors files only)
 };

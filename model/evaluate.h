@@ -5,6 +5,7 @@
 #include <functional>
 #include <optional>
 
+#include "kernels/batch.h"
 #include "model/gpt.h"
 
 struct Validation {
@@ -12,13 +13,7 @@ struct Validation {
     std::optional<double> bits_per_byte;  // where the tokens' bytes are known
 };
 
-// One micro-batch of this rank, as Gpt::evaluate() takes it: (B, T) each, targets -1 where nothing is to be predicted.
-struct EvalBatch {
-    const int* inputs;
-    const int* targets;
-};
-
 // The mean loss over all ranks' `batches` micro-batches from next(), each target counted once; token_bytes, if there is
 // one, gives the length of a token.
-Validation evaluate(Gpt& gpt, uint64_t batches, const std::function<EvalBatch()>& next,
+Validation evaluate(Gpt& gpt, uint64_t batches, const std::function<Batch()>& next,
                     const std::function<int(int token)>& token_bytes);

@@ -68,12 +68,12 @@ void initialize_tensor(GptState& s, const Tensor& tensor, uint64_t seed) {
                      s.stream);
 }
 
-std::vector<StateTensor> name_tensors(const GptState& s, const std::string& prefix, float* owned) {
-    std::vector<StateTensor> named;
+std::vector<NamedTensor> name_tensors(const GptState& s, const std::string& prefix, float* owned) {
+    std::vector<NamedTensor> named;
     for (const Tensor& tensor : s.layout.tensors) {
         const TensorPart part = owned_part(s, tensor);
         named.push_back(
-            {prefix + tensor.name, logical_shape(tensor), owned + part.shard_begin, part.count, part.first});
+            {prefix + tensor.name, logical_shape(tensor), owned + part.shard_begin, part.first, part.count});
     }
     return named;
 }
@@ -273,33 +273,33 @@ void Gpt::next_token_logits(const int* tokens, int count, float* logits) {
     for (int i = 0; i < s.options.shape.vocab_size; i++) logits[i] = float(element(values, size_t(i)));
 }
 
-std::vector<StateTensor> Gpt::master_tensors() const {
+std::vector<NamedTensor> Gpt::master_tensors() const {
     return name_tensors(impl_->state, "master.", impl_->state.master);
 }
 
-std::vector<StateTensor> Gpt::gradient_tensors() const {
+std::vector<NamedTensor> Gpt::gradient_tensors() const {
     return name_tensors(impl_->state, "grad.", impl_->state.own_grad);
 }
 
-std::vector<StateTensor> Gpt::state_tensors() const {
+std::vector<NamedTensor> Gpt::state_tensors() const {
     const GptState& s = impl_->state;
-    std::vector<StateTensor> all = master_tensors();
+    std::vector<NamedTensor> all = master_tensors();
     auto append = [&](const char* prefix, float* owned) {
         if (!owned) return;
-        for (StateTensor& tensor : name_tensors(s, prefix, owned)) all.push_back(std::move(tensor));
+        for (NamedTensor& tensor : name_tensors(s, prefix, owned)) all.push_back(std::move(tensor));
     };
     append("m.", s.m);
     append("v.", s.v);
     return all;
 }
 
-std::vector<StateTensor> Gpt::saved_tensors() const {
-    std::vector<StateTensor> tensors = state_tensors();
+std::vector<NamedTensor> Gpt::saved_tensors() const {
+    std::vector<NamedTensor> tensors = state_tensors();
     if (options().is_sharded()) return tensors;
     const TensorLayout& all = layout();
     for (size_t i = 0; i < tensors.size(); i++) {
         const TensorPart part = part_of(all, all.tensors[i % all.tensors.size()], options().rank);
-        tensors[i].values += part.first;
+        tensors[i].values = tensors[i].values.from(part.first);
         tensors[i].count = part.count;
         tensors[i].first = part.first;
     }

@@ -80,11 +80,11 @@ public:
 
     // Master weights and optimizer state by name: what this rank has of them. After writing masters from outside, call
     // masters_changed() on all ranks.
-    std::vector<StateTensor> state_tensors() const;
-    std::vector<StateTensor> master_tensors() const;
+    std::vector<NamedTensor> state_tensors() const;
+    std::vector<NamedTensor> master_tensors() const;
     // The same, each element on one rank only: what it saves.
-    std::vector<StateTensor> saved_tensors() const;
-    std::vector<StateTensor> gradient_tensors() const;  // "grad.NAME", as end_step() found them
+    std::vector<NamedTensor> saved_tensors() const;
+    std::vector<NamedTensor> gradient_tensors() const;  // "grad.NAME", as end_step() found them
     void masters_changed();
 
     struct Impl;

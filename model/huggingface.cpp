@@ -3,66 +3,27 @@
 #include <algorithm>
 
 #include "kernels/check.h"
-#include "kernels/device.h"
 #include "model/state.h"
 
-std::vector<HfTensor> hf_tensors(const Gpt& gpt) {
-    const GptShape& shape = gpt.options().shape;
-    const std::vector<StateTensor> masters = gpt.master_tensors();
-    std::vector<HfTensor> tensors;
-    for (size_t i = 0; i < masters.size(); i++) {
+std::vector<NamedTensor> hf_tensors(const Gpt& gpt) {
+    std::vector<NamedTensor> tensors = gpt.master_tensors();
+    for (size_t i = 0; i < tensors.size(); i++) {
         const Tensor& tensor = gpt.layout().tensors[i];
         const auto& row = tensor_table()[size_t(tensor.row)];
-        const std::string prefix = tensor.layer < 0 ? "" : "h." + std::to_string(tensor.layer) + ".";
-        HfTensor hf{prefix + row.hf_name, masters[i].shape, masters[i], row.hf_transposed};
-        if (row.rows == &GptShape::padded_vocab) hf.shape[0] = size_t(shape.vocab_size);
+        NamedTensor& hf = tensors[i];
+        hf.name = (tensor.layer < 0 ? "" : "h." + std::to_string(tensor.layer) + ".") + row.hf_name;
+        hf.transposed = row.hf_transposed;
+        if (row.rows == &GptShape::padded_vocab) {
+            hf.shape[0] = size_t(gpt.options().shape.vocab_size);
+            const size_t elements = hf.shape[0] * hf.shape[1];
+            hf.count = std::min(hf.first + hf.count, std::max(hf.first, elements)) - hf.first;
+        }
         if (hf.transposed) std::swap(hf.shape[0], hf.shape[1]);
-        tensors.push_back(std::move(hf));
     }
     return tensors;
 }
 
 bool is_hf_mask(const std::string& name) { return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias"); }
-
-namespace {
-
-// (rows, cols) to (cols, rows).
-std::vector<float> transpose(const std::vector<float>& from, size_t rows, size_t cols) {
-    std::vector<float> to(from.size());
-    for (size_t row = 0; row < rows; row++)
-        for (size_t col = 0; col < cols; col++) to[col * rows + row] = from[row * cols + col];
-    return to;
-}
-
-size_t elements(const HfTensor& tensor) {
-    size_t count = 1;
-    for (size_t extent : tensor.shape) count *= extent;
-    return count;
-}
-
-}  // namespace
-
-void set_hf_values(const HfTensor& tensor, const std::vector<float>& values) {
-    require(values.size() == elements(tensor), "%s: %zu values for %zu elements", tensor.name.c_str(), values.size(),
-            elements(tensor));
-    const std::vector<float> ours =
-        tensor.transposed ? transpose(values, tensor.shape[0], tensor.shape[1]) : std::vector<float>();
-    // The vocabulary's padding, which Hugging Face does not have, is left alone, and so is what other ranks own.
-    const StateTensor& master = tensor.master;
-    const size_t end = std::min(master.first + master.count, values.size());
-    if (end <= master.first) return;
-    copy_to_device(master.values, (tensor.transposed ? ours : values).data() + master.first,
-                   (end - master.first) * sizeof(float), Stream{});
-}
-
-std::vector<float> hf_values(const HfTensor& tensor) {
-    std::vector<float> values(elements(tensor));
-    require(tensor.master.first == 0 && tensor.master.count >= values.size(), "%s: not whole on this rank",
-            tensor.name.c_str());
-    copy_to_host(values.data(), tensor.master.values, values.size() * sizeof(float), Stream{});
-    synchronize(Stream{});
-    return tensor.transposed ? transpose(values, tensor.shape[1], tensor.shape[0]) : values;
-}
 
 nlohmann::ordered_json hf_config(const GptShape& shape, int eot) {
     return {{"architectures", {"GPT2LMHeadModel"}},

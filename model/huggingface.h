@@ -1,5 +1,5 @@
 // The model as Hugging Face's GPT-2 stores it: the same tensors under other names, some of them transposed, the
-// vocabulary without padding. Files are somebody else's business: this knows names, shapes and values.
+// vocabulary without padding. Reads and writes no files.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -8,23 +8,12 @@
 
 #include "model/gpt.h"
 
-struct HfTensor {
-    std::string name;           // "h.0.attn.c_attn.weight"
-    std::vector<size_t> shape;  // as Hugging Face has it
-    StateTensor master;         // where it lives here
-    bool transposed;
-};
-
-// Every tensor of the model, each exactly once.
-std::vector<HfTensor> hf_tensors(const Gpt& gpt);
+// The model's master weights under Hugging Face's names ("h.0.attn.c_attn.weight") and with its shapes, each exactly
+// once: what this rank has of them. The vocabulary's padding is left out.
+std::vector<NamedTensor> hf_tensors(const Gpt& gpt);
 
 // Tensors that Hugging Face's files may hold beside those and that carry nothing: causal masks.
 bool is_hf_mask(const std::string& name);
-
-// Values in Hugging Face's order (`elements`: as many as the shape has) to the device, or as much as this rank
-// owns, and back, which takes a whole model on one rank. Exact both ways.
-void set_hf_values(const HfTensor& tensor, const std::vector<float>& values);
-std::vector<float> hf_values(const HfTensor& tensor);
 
 // config.json of a GPT2LMHeadModel with this shape; `eot` is its end-of-text token.
 nlohmann::ordered_json hf_config(const GptShape& shape, int eot);

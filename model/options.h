@@ -2,27 +2,10 @@
 #pragma once
 
 #include <cstddef>
-#include <string>
 
+#include "kernels/choices.h"
 #include "kernels/numeric.h"
 #include "model/shape.h"
-
-// What backward computes again instead of forward keeping it; each level includes the ones before it.
-enum class Recompute {
-    none,
-    gelu,   // the MLP's activation
-    norm,   // the outputs of the two norms
-    block,  // everything inside a block but its input
-};
-
-inline Recompute recompute_named(const std::string& name) {
-    return name == "gelu"    ? Recompute::gelu
-           : name == "norm"  ? Recompute::norm
-           : name == "block" ? Recompute::block
-                             : Recompute::none;
-}
-
-enum class OptimizerKind { adamw, sgd };
 
 // The optimizer and its settings, which stay the same for a whole run; what changes from step to step is StepSettings.
 struct OptimizerSettings {

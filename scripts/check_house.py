@@ -18,14 +18,17 @@ MAY_USE_IF = {"kernels/numeric.h", "kernels/cuda/launch.cuh", "kernels/cuda/ptx.
 MAY_READ_ENVIRONMENT = {"runtime/cluster/rank_environment.cpp", "test/simt/nccl_stand_in.cpp", "test/simt/runtime.cpp"}
 
 # Who may include whom: files of a folder -> folders and files. None: anything. A deeper folder follows its top folder.
-BASICS = ["kernels/device.h", "kernels/comm.h", "kernels/check.h", "kernels/numeric.h", "kernels/tensor.h"]
-RUNTIME = ["runtime/" + folder for folder in ("config", "checkpoint", "cluster", "logging", "io", "performance")]
+BASICS = ["kernels/device.h", "kernels/comm.h", "kernels/check.h", "kernels/numeric.h", "kernels/tensor.h",
+          "kernels/choices.h", "kernels/batch.h"]
+# What other folders may include of runtime/: one public header of each of its folders.
+RUNTIME_FOLDERS = ["config", "checkpoint", "logging", "io", "performance"]
+RUNTIME = [*(f"runtime/{folder}/{folder}.h" for folder in RUNTIME_FOLDERS), "runtime/cluster"]
 ARROWS = {
     "": ["commands", "model", *RUNTIME, "data", "kernels"],
     "commands": ["commands", "model", *RUNTIME, "data", *BASICS],
     "model": ["model", "kernels"],
-    "runtime": [*RUNTIME, *BASICS],
-    "data": ["data", "runtime/io/files.h", "runtime/io/json.h", *BASICS],
+    **{f"runtime/{folder}": [f"runtime/{folder}", *RUNTIME, *BASICS] for folder in [*RUNTIME_FOLDERS, "cluster"]},
+    "data": ["data", "runtime/io/io.h", *BASICS],
     "kernels": ["kernels"],
     "kernels/ranks": ["kernels", "kernels/ranks"],
     "kernels/cpu": ["kernels", "kernels/ranks", "kernels/cpu"],

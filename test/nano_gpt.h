@@ -28,12 +28,12 @@ inline std::vector<int> nano_tokens(size_t count, int vocab, unsigned seed = 1) 
 }
 
 // The bytes of tensors, one after the other: equal iff every bit is.
-inline std::vector<float> values_of(const std::vector<StateTensor>& tensors) {
+inline std::vector<float> values_of(const std::vector<NamedTensor>& tensors) {
     std::vector<float> all;
-    for (const StateTensor& tensor : tensors) {
+    for (const NamedTensor& tensor : tensors) {
         const size_t begin = all.size();
         all.resize(begin + tensor.count);
-        copy_to_host(all.data() + begin, tensor.values, tensor.count * sizeof(float), Stream{});
+        copy_to_host(all.data() + begin, tensor.values.data, tensor.count * sizeof(float), Stream{});
     }
     synchronize(Stream{});
     return all;

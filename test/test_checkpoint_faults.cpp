@@ -44,12 +44,12 @@ ToyModel model_of_step(int64_t step) { return ToyModel(uint64_t(step), kShapes);
 
 bool holds_its_step(const Checkpoint& checkpoint) {
     ToyModel loaded(0, kShapes);
-    checkpoint.load(loaded.to_load());
+    checkpoint.load(loaded.tensors());
     return loaded == model_of_step(checkpoint.manifest().info.step);
 }
 
 // Tries to save `step`; true if it was committed. A failure must be told as one of writing, and leave nothing.
-bool try_to_save(const std::string& run_dir, int64_t step) {
+bool try_tensors(const std::string& run_dir, int64_t step) {
     auto before = list_directory(checkpoints_directory(run_dir));
     try {
         save_toy(run_dir, step, model_of_step(step));
@@ -141,7 +141,7 @@ int save_on_full_disk(const std::string& directory, size_t bytes) {
         return 0;  // not even one fits
     }
     int64_t step = 2;
-    while (try_to_save(directory, step)) step++;
+    while (try_tensors(directory, step)) step++;
     auto found = find_newest_valid(directory, stay_quiet);
     return found && found->manifest().info.step == step - 1 && holds_its_step(*found) ? 0 : 1;
 }
@@ -157,7 +157,7 @@ TEST_CASE("a save that fails at any byte of any file leaves the older checkpoint
         REQUIRE(bytes < 10'000);
         {
             FileSizeLimit limit(bytes);
-            committed = try_to_save(run.path(), 2);
+            committed = try_tensors(run.path(), 2);
         }
         failed += !committed;
         auto found = find_newest_valid(run.path(), stay_quiet);

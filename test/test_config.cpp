@@ -9,7 +9,6 @@
 
 #include "runtime/config/config.h"
 #include "runtime/config/options.h"
-#include "runtime/config/suggest.h"
 #include "test/catch.h"
 #include "test/expect_error.h"
 #include "test/temporary_directory.h"
@@ -58,9 +57,9 @@ const std::vector<BadText> kBadTexts = {
     {std::string(100000, '['), {"nested more than 8 deep"}},
     {"{\"train\":{\"max_steps\":{\"a\":{\"b\":{\"c\":{\"d\":{\"e\":{\"f\":{}}}}}}}}}", {"nested more than 8 deep"}},
     // The same key twice.
-    {"{\"run\":{\"seed\":1,\"seed\":1}}", {"\"seed\"", "twice", "column 23"}},
-    {"{\"run\":{},\n\"run\":{}}", {"\"run\"", "twice", "line 2, column 5"}},
-    {"{\"run\":{\"seed\":1,\"se\\u0065d\":1}}", {"\"seed\"", "twice"}},
+    {"{\"run\":{\"seed\":1,\"seed\":1}}", {"\"seed\"", "duplicate", "column 23"}},
+    {"{\"run\":{},\n\"run\":{}}", {"\"run\"", "duplicate", "line 2, column 5"}},
+    {"{\"run\":{\"seed\":1,\"se\\u0065d\":1}}", {"\"seed\"", "duplicate"}},
     // A key that does not exist.
     {"{\"traim\":{}}", {"\"traim\"", "did you mean \"train\""}},
     {"{\"train\":{\"batchsize\":1}}", {"\"train.batchsize\"", "did you mean \"train.batch_size\""}},
@@ -301,8 +300,8 @@ TEST_CASE("digest and differences see exactly the options that change a run's re
                 *value = !*value;
             else if constexpr (std::is_same_v<T, std::string>)
                 *value += "x";
-            else if constexpr (std::is_same_v<T, Dtype>)
-                *value = Dtype::fp32;
+            else if constexpr (std::is_enum_v<T>)
+                *value = T(*value == T(0));
             else
                 *value = *value * 2 + 1;
         };
@@ -315,7 +314,7 @@ TEST_CASE("digest and differences see exactly the options that change a run's re
     }
     after = Config();
     after.optim.learning_rate = 3e-4;
-    after.schedule.name = "wsd";
+    after.schedule.name = LrSchedule::wsd;
     after.run.dir = "elsewhere";
     CHECK(config_differences(before, after) ==
           std::vector<std::string>{"optim.learning_rate: 0.0006 -> 0.0003", "schedule.name: \"cosine\" -> \"wsd\""});

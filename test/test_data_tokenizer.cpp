@@ -4,8 +4,7 @@
 #include "data/bpe_trainer.h"
 #include "data/encoder.h"
 #include "data/tokenizer.h"
-#include "runtime/io/files.h"
-#include "runtime/io/json.h"
+#include "runtime/io/io.h"
 #include "test/expect_error.h"
 #include "test/random_values.h"
 

@@ -3,7 +3,7 @@
 
 #include "data/bpe_trainer.h"
 #include "data/tokenizer.h"
-#include "runtime/io/files.h"
+#include "runtime/io/io.h"
 #include "test/data_files.h"
 #include "test/expect_error.h"
 #include "test/random_values.h"

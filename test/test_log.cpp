@@ -11,8 +11,8 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "runtime/io/signals.h"
-#include "runtime/logging/log.h"
+#include "runtime/io/io.h"
+#include "runtime/logging/logging.h"
 #include "test/catch.h"
 #include "test/expect_error.h"
 #include "test/temporary_directory.h"

@@ -6,6 +6,7 @@
 #include "model/plan.h"
 #include "model/sample.h"
 #include "model/tensors.h"
+#include "runtime/checkpoint/checkpoint.h"
 #include "test/allocations.h"
 #include "test/catch.h"
 #include "test/expect_error.h"
@@ -171,8 +172,8 @@ TEST_CASE("a gradient that is not finite is named and updates nothing", "[model]
         gpt.begin_step({.learning_rate = 1e-3});
         gpt.forward(tokens.data());
         gpt.backward(tokens.data() + 1, 1.0f / 42);
-        const StateTensor victim = gpt.gradient_tensors()[10];
-        copy_to_device(victim.values + victim.count - 1, &poison, sizeof(poison), Stream{});
+        const NamedTensor victim = gpt.gradient_tensors()[10];
+        copy_to_device(victim.values.from(victim.count - 1).data, &poison, sizeof(poison), Stream{});
         const StepResult result = gpt.end_step();
         REQUIRE("grad." + result.non_finite_tensor == victim.name);
         REQUIRE(same_bits(before, values_of(gpt.state_tensors())));
@@ -244,7 +245,7 @@ TEST_CASE("initialisation follows the table", "[model]") {
     const GptOptions options = nano_options();
     Gpt gpt(options, comm_single());
     gpt.initialize(5);
-    for (const StateTensor& tensor : gpt.master_tensors()) {
+    for (const NamedTensor& tensor : gpt.master_tensors()) {
         const std::vector<float> values = values_of({tensor});
         double sum = 0, squares = 0;
         for (float value : values) sum += value, squares += double(value) * value;
@@ -284,15 +285,15 @@ TEST_CASE("a sampled token is what its uniform number says", "[model]") {
 TEST_CASE("weights survive a round trip through Hugging Face's layout", "[model]") {
     Gpt gpt(nano_options(), comm_single()), copy(nano_options(), comm_single());
     gpt.initialize(9);
-    const std::vector<HfTensor> from = hf_tensors(gpt), to = hf_tensors(copy);
+    const std::vector<NamedTensor> from = hf_tensors(gpt), to = hf_tensors(copy);
     for (size_t i = 0; i < from.size(); i++) {
         REQUIRE(from[i].name == to[i].name);
-        set_hf_values(to[i], hf_values(from[i]));
+        set_file_values(to[i], file_values(from[i]));
     }
     REQUIRE(same_bits(values_of(gpt.master_tensors()), values_of(copy.master_tensors())));
     REQUIRE(from[0].name == "wte.weight");
     REQUIRE(from[0].shape == std::vector<size_t>{131, 48});
-    for (const HfTensor& tensor : from)
+    for (const NamedTensor& tensor : from)
         if (tensor.name == "h.2.attn.c_attn.weight") REQUIRE(tensor.shape == std::vector<size_t>{48, 144});
 }
 

@@ -25,7 +25,7 @@ GptOptions options_of(const TorchReference& torch, Dtype precision, OptimizerKin
 
 Gpt load(const TorchReference& torch, Dtype precision = Dtype::fp32, OptimizerKind optimizer = OptimizerKind::adamw) {
     Gpt gpt(options_of(torch, precision, optimizer), comm_single());
-    for (const HfTensor& tensor : hf_tensors(gpt)) set_hf_values(tensor, torch.weights.at(tensor.name).values);
+    for (const NamedTensor& tensor : hf_tensors(gpt)) set_file_values(tensor, torch.weights.at(tensor.name).values);
     gpt.masters_changed();
     return gpt;
 }
@@ -43,10 +43,10 @@ void accumulate_gradients(Gpt& gpt, const TorchReference& torch, int step, const
 // The largest error of any tensor of the group, with the loss scale divided out of gradients.
 double worst_error(const Gpt& gpt, const TorchReference& torch, const std::string& group, float scale = 1.0f) {
     double worst = 0;
-    std::vector<HfTensor> tensors = hf_tensors(gpt);
+    std::vector<NamedTensor> tensors = hf_tensors(gpt);
     for (size_t i = 0; i < tensors.size(); i++) {
-        if (group == "gradient") tensors[i].master = gpt.gradient_tensors()[i];
-        std::vector<float> values = hf_values(tensors[i]);
+        if (group == "gradient") tensors[i].values = gpt.gradient_tensors()[i].values;
+        std::vector<float> values = file_values(tensors[i]);
         for (float& value : values) value /= scale;
         const double error = torch_error(torch, group, tensors[i].name, values);
         UNSCOPED_INFO(group << " " << tensors[i].name << " " << error);

@@ -8,8 +8,8 @@
 #include <set>
 #include <vector>
 
-#include "runtime/checkpoint/run_directory.h"
-#include "runtime/io/files.h"
+#include "runtime/checkpoint/checkpoint.h"
+#include "runtime/io/io.h"
 #include "test/catch.h"
 #include "test/expect_error.h"
 #include "test/temporary_directory.h"
@@ -85,7 +85,7 @@ TEST_CASE("of several starts at once exactly one gets the directory") {
                 ::close(start[1]), ::close(release[1]);
                 char byte = 'w';
                 while (::read(start[0], &byte, 1) > 0) continue;  // all begin when the parent closes its end
-                std::optional<OpenedRun> run;
+                std::optional<RunDirectory> run;
                 try {
                     run = open_run_directory(parent / "run", StartMode::automatic);
                     byte = 'w';
@@ -132,7 +132,7 @@ TEST_CASE("opening a run directory moves an older run aside only if asked to, an
     CHECK(list_directory(parent.path()).empty());
 
     {
-        OpenedRun run = open_run_directory(dir, StartMode::only_new);
+        RunDirectory run = open_run_directory(dir, StartMode::only_new);
         CHECK(run.action == StartAction::start);
         CHECK(run.moved_to == "");
         CHECK(state_of_run_dir(dir) == RunDirState::empty);
@@ -144,7 +144,7 @@ TEST_CASE("opening a run directory moves an older run aside only if asked to, an
     CHECK(open_run_directory(dir, StartMode::resume).action == StartAction::resume);
     CHECK(open_run_directory(dir, StartMode::automatic).action == StartAction::resume_or_start);
     {
-        OpenedRun run = open_run_directory(dir + "//", StartMode::fresh);
+        RunDirectory run = open_run_directory(dir + "//", StartMode::fresh);
         CHECK(run.moved_to == dir + ".old-1");
         CHECK(read_file(dir + ".old-1/metrics.jsonl") == "first");
         CHECK(state_of_run_dir(dir) == RunDirState::empty);

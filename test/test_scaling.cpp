@@ -7,7 +7,7 @@
 
 #include "commands/command_line.h"
 #include "commands/plan.h"
-#include "runtime/performance/scaling.h"
+#include "runtime/performance/performance.h"
 #include "test/catch.h"
 #include "test/expect_error.h"
 

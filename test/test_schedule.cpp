@@ -2,9 +2,9 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "runtime/config/loss_scaler.h"
-#include "runtime/config/schedule.h"
-#include "runtime/performance/flops.h"
+#include "runtime/checkpoint/train_state.h"
+#include "runtime/config/config.h"
+#include "runtime/performance/performance.h"
 #include "test/catch.h"
 #include "test/expect_error.h"
 
@@ -13,7 +13,7 @@ namespace {
 Config schedule_of(const std::string& name, int warmup_steps, int max_steps) {
     Config config;
     config.optim.learning_rate = 0.3;  // not a binary fraction, so that an inexact end shows
-    config.schedule.name = name;
+    config.schedule.name = choice_named<LrSchedule>(name).value();
     config.schedule.warmup_steps = warmup_steps;
     config.schedule.final_lr_fraction = 0.1;
     config.train.max_steps = max_steps;
@@ -21,6 +21,10 @@ Config schedule_of(const std::string& name, int warmup_steps, int max_steps) {
 }
 
 bool is_near(double x, double expected) { return std::abs(x - expected) <= 1e-15; }
+
+LossScaleState state_of(const nlohmann::ordered_json& json) {
+    return value_of<LossScaleState>(json, "MANIFEST.json: state.loss_scale", ".");
+}
 
 constexpr double kPeak = 0.3, kFinal = 0.3 * 0.1;
 
@@ -103,7 +107,7 @@ TEST_CASE("no schedule leaves the interval from 0 to lr, and decay never rises",
             INFO(name << ", step " << step);
             const double rate = learning_rate(config, step);
             CHECK((rate >= 0 && rate <= kPeak));
-            if (step <= 13 || config.schedule.name == "cyclic") continue;
+            if (step <= 13 || config.schedule.name == LrSchedule::cyclic) continue;
             CHECK(rate <= before);
             before = rate;
         }
@@ -212,35 +216,33 @@ TEST_CASE("a loss scaler that goes through a checkpoint goes on as if nothing ha
         LossScaler straight(options), resumed(options);
         for (int step = 1; step <= 60; step++) {
             if (step == cut) {
-                const std::string text = to_json(resumed.state()).dump();
-                const auto state = loss_scale_state_from_json(nlohmann::ordered_json::parse(text), "MANIFEST.json");
+                const std::string text = json_of(resumed.state()).dump();
+                const auto state = state_of(nlohmann::ordered_json::parse(text));
                 resumed = LossScaler(options, state);
             }
             advance(straight, step);
             advance(resumed, step);
         }
-        CHECK(to_json(straight.state()) == to_json(resumed.state()));
+        CHECK(json_of(straight.state()) == json_of(resumed.state()));
     }
 }
 
 TEST_CASE("a damaged loss-scale state is refused with file and field", "[loss_scale]") {
-    const nlohmann::ordered_json good = to_json(LossScaler(dynamic_scale()).state());
-    CHECK_NOTHROW(loss_scale_state_from_json(good, "m"));
+    const nlohmann::ordered_json good = json_of(LossScaler(dynamic_scale()).state());
+    CHECK_NOTHROW(state_of(good));
     for (const auto& [key, value] : good.items())
         for (const char* bad : {"null", "\"1\"", "-1", "1e300", "[]"}) {
             INFO(key << " = " << bad);
             auto damaged = good;
             damaged[key] = nlohmann::ordered_json::parse(bad);
-            expect_error(Exit::data, {"MANIFEST.json", "loss_scale." + key},
-                         [&] { loss_scale_state_from_json(damaged, "MANIFEST.json"); });
+            expect_error(Exit::data, {"MANIFEST.json", "loss_scale." + key}, [&] { state_of(damaged); });
             damaged.erase(key);
-            expect_error(Exit::data, {"loss_scale." + key, "missing"},
-                         [&] { loss_scale_state_from_json(damaged, "MANIFEST.json"); });
+            expect_error(Exit::data, {"loss_scale." + key, "missing"}, [&] { state_of(damaged); });
         }
     auto fraction = good;
     fraction["good_steps"] = 1.5;
-    expect_error(Exit::data, {"loss_scale.good_steps", "1.5"}, [&] { loss_scale_state_from_json(fraction, "m"); });
-    expect_error(Exit::data, {"loss_scale.scale"}, [] { loss_scale_state_from_json(3, "m"); });
+    expect_error(Exit::data, {"loss_scale.good_steps", "1.5"}, [&] { state_of(fraction); });
+    expect_error(Exit::data, {"loss_scale must be an object, is 3"}, [] { state_of(3); });
 }
 
 // Published for llm.c's convention: GPT-2 with T = 1024 and a vocabulary padded to 50304.

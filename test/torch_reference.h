@@ -11,8 +11,7 @@
 
 #include "kernels/check.h"
 #include "runtime/checkpoint/safetensors.h"
-#include "runtime/io/files.h"
-#include "runtime/io/json.h"
+#include "runtime/io/io.h"
 
 // Head sizes 16, 64 and 16, 3 micro-steps in the last, and no dimension that is a multiple of a tile.
 inline const std::vector<std::string> kTorchReferences = {"heads_4x16", "heads_2x64", "micro_steps_3"};
@@ -27,12 +26,12 @@ using TorchTensors = std::map<std::string, TorchTensor>;
 inline TorchTensors load_torch_tensors(const std::string& path) {
     TorchTensors tensors;
     Safetensors file(path);
-    for (const SafetensorsView& view : file.tensors()) {
+    for (const Safetensors::Entry& view : file.entries()) {
         TorchTensor& tensor = tensors[view.name];
         tensor.shape = view.shape;
-        require(view.dtype == "F32" || view.dtype == "I32", "%s: %s has type %s", path.c_str(), view.name.c_str(),
-                view.dtype.c_str());
-        if (view.dtype == "F32") {
+        require(view.type == "F32" || view.type == "I32", "%s: %s has type %s", path.c_str(), view.name.c_str(),
+                view.type.c_str());
+        if (view.type == "F32") {
             tensor.values.resize(view.bytes / sizeof(float));
             std::memcpy(tensor.values.data(), view.data, view.bytes);
         } else {

@@ -13,14 +13,13 @@
 #include "kernels/comm.h"
 #include "kernels/numeric.h"
 #include "runtime/checkpoint/checkpoint.h"
-#include "runtime/io/files.h"
+#include "runtime/io/io.h"
 
 class ToyModel {
 public:
-    ToyModel(uint64_t seed, std::vector<std::vector<size_t>> shapes) {
+    ToyModel(uint64_t seed, std::vector<std::vector<size_t>> shapes) : shapes_(shapes) {
         for (size_t t = 0; t < shapes.size(); t++) {
-            tensors_.push_back({"tensor/" + std::to_string(t), Dtype::fp32, shapes[t]});
-            values_.emplace_back(elements_of(tensors_[t]));
+            values_.emplace_back(elements_of({"tensor", shapes[t]}));
             for (size_t i = 0; i < values_[t].size(); i++)
                 values_[t][i] = uniform_from_bits(philox(seed, t, i).word[0]) - 0.5f;
         }
@@ -28,24 +27,13 @@ public:
 
     std::vector<std::vector<float>>& values() { return values_; }
 
-    // Everything as one of `ranks` stores it: part `rank` of each tensor, the parts of unequal size.
-    std::vector<SaveTensor> to_save(int rank = 0, int ranks = 1) const {
-        std::vector<SaveTensor> list;
-        for (size_t t = 0; t < tensors_.size(); t++) {
-            auto [first, count] = range(t, rank, ranks);
-            list.push_back({tensors_[t], first, count, [this, t](void* to, size_t begin, size_t n) {
-                                std::memcpy(to, &values_[t][begin], n * sizeof(float));
-                            }});
-        }
-        return list;
-    }
-    std::vector<LoadTensor> to_load(int rank = 0, int ranks = 1) {
-        std::vector<LoadTensor> list;
-        for (size_t t = 0; t < tensors_.size(); t++) {
-            auto [first, count] = range(t, rank, ranks);
-            list.push_back({tensors_[t], first, count, [this, t](const void* from, size_t begin, size_t n) {
-                                std::memcpy(&values_[t][begin], from, n * sizeof(float));
-                            }});
+    // Everything as one of `ranks` has it: part `rank` of each tensor, the parts of unequal size.
+    std::vector<NamedTensor> tensors(int rank = 0, int ranks = 1) {
+        std::vector<NamedTensor> list;
+        for (size_t t = 0; t < shapes_.size(); t++) {
+            const size_t part = values_[t].size() / size_t(ranks), first = part * size_t(rank);
+            const size_t count = rank == ranks - 1 ? values_[t].size() - first : part;
+            list.push_back({"tensor/" + std::to_string(t), shapes_[t], values_[t].data() + first, first, count});
         }
         return list;
     }
@@ -54,17 +42,12 @@ public:
         auto is_same = [](const std::vector<float>& a, const std::vector<float>& b) {
             return a.size() == b.size() && (a.empty() || std::memcmp(&a[0], &b[0], a.size() * sizeof(float)) == 0);
         };
-        return tensors_ == other.tensors_ &&
+        return shapes_ == other.shapes_ &&
                std::equal(values_.begin(), values_.end(), other.values_.begin(), other.values_.end(), is_same);
     }
 
 private:
-    std::pair<size_t, size_t> range(size_t t, int rank, int ranks) const {
-        size_t part = values_[t].size() / size_t(ranks), first = part * size_t(rank);
-        return {first, rank == ranks - 1 ? values_[t].size() - first : part};
-    }
-
-    std::vector<TensorInfo> tensors_;
+    std::vector<std::vector<size_t>> shapes_;
     std::vector<std::vector<float>> values_;
 };
 
@@ -79,9 +62,9 @@ inline CheckpointInfo toy_info(int64_t step, const std::string& run_id = "run-a"
     return info;
 }
 
-inline SaveStats save_toy(const std::string& run_dir, int64_t step, const ToyModel& model,
+inline SaveStats save_toy(const std::string& run_dir, int64_t step, ToyModel model,
                           const std::string& run_id = "run-a") {
-    return CheckpointWriter(run_dir, comm_single(), kChunkBytes).save(toy_info(step, run_id), model.to_save());
+    return CheckpointWriter(run_dir, comm_single(), kBlockBytes).save(toy_info(step, run_id), model.tensors());
 }
 
 // Makes a file's content another one, in place. Not by truncation to nothing, after which ext4 waits for the disk.

@@ -1,14 +1,16 @@
-// Checkpoints: whatever is killed, unplugged or filled up, a committed step is whole, and no wrong byte is loaded.
+// Checkpoints and the directory of a run: a committed step stays whole whatever is killed, unplugged or filled up, and
+// damaged bytes are never loaded.
 //
+//   RUN/lock                                                                  held by the running process
 //   RUN/checkpoints/step_00000100/shard_0000.bin ... MANIFEST.json COMMIT     committed
-//   RUN/checkpoints/tmp.00000100.1f2e3d4c/                                    being written, or left by a dead save
+//   RUN/checkpoints/tmp.00000100.1f2e3d4c/                                    being written, or left by a killed save
 //   RUN/checkpoints/deleting.step_00000050/                                   being deleted by retention
 //   RUN/checkpoints/damaged.step_00000090.1/, unhealthy.step_00000090.1/      set aside by find_newest_valid()
 //
 // A checkpoint exists if and only if its COMMIT does, which is one line: size and hash of MANIFEST.json. The order of a
-// save: shards, sync; all ranks agree; manifest, sync; COMMIT, sync; sync of the directory; rename to step_N; sync of
-// the parent. Nothing committed is ever opened for writing. Whoever saves or calls find_newest_valid() or
-// apply_retention() holds the run directory's lock (run_directory.h).
+// save: shard files, sync; all ranks agree; manifest, sync; COMMIT, sync; sync of the directory; rename to step_N; sync
+// of the parent. Nothing committed is ever opened for writing. Saving, find_newest_valid() and apply_retention()
+// require the run directory's lock.
 #pragma once
 
 #include <cstddef>
@@ -19,9 +21,13 @@
 #include <vector>
 
 #include "kernels/comm.h"
+#include "kernels/tensor.h"
 #include "runtime/checkpoint/manifest.h"
-#include "runtime/checkpoint/shard.h"
-#include "runtime/io/files.h"
+#include "runtime/checkpoint/safetensors.h"
+#include "runtime/config/config.h"
+#include "runtime/io/io.h"
+
+// ---- saving ---------------------------------------------------------------------------------------------------------
 
 struct SaveStats {
     size_t bytes = 0;  // of tensors, all ranks
@@ -33,16 +39,18 @@ struct SaveStats {
 // Saves checkpoints of one run. Owns the staging buffer, so that a save needs no memory that grows with the model.
 class CheckpointWriter {
 public:
-    static constexpr size_t kStagingBytes = 4 * kChunkBytes;
+    static constexpr size_t kStagingBytes = 4 * kBlockBytes;
 
     // `run_dir` is the same directory on all ranks and exists.
     CheckpointWriter(std::string run_dir, const Comm& comm, size_t staging_bytes = kStagingBytes);
 
     // Commits one step; called by all ranks together with the same `info` and the same tensors in the same order, each
-    // with its own ranges. If one rank fails, all of them fail, the temporary directory is gone and older checkpoints
-    // are untouched: Exit::io (no space: says how much there is and how much is needed) or Exit::cannot_create (also
-    // when the step is there already).
-    SaveStats save(const CheckpointInfo& info, const std::vector<SaveTensor>& tensors);
+    // with its own part of them. The parts together must hold every element exactly once; of a tensor that all ranks
+    // have, one rank stores everything and the others have count 0. Tensors with larger elements come first, so that
+    // all are aligned. If one rank fails, all of them fail, the temporary directory is gone and older checkpoints are
+    // untouched: Exit::io (no space: says how much there is and how much is needed) or Exit::cannot_create (also when
+    // the step is there already).
+    SaveStats save(const CheckpointInfo& info, const std::vector<NamedTensor>& tensors);
 
 private:
     std::string run_dir_;
@@ -50,21 +58,33 @@ private:
     std::vector<std::byte> staging_;
 };
 
+// Exit::io, with the numbers, if the run directory's disk has less than 1.2 x `bytes` (of one checkpoint) free. save()
+// calls it; a run calls it before its first step too.
+void check_space(const std::string& run_dir, size_t bytes);
+
+// After a commit, on rank 0: deletes what steps_to_delete() (retention.h) names. Whether a checkpoint is valid is read
+// anew: COMMIT, the manifest's hash and content, and the sizes of all shard files. Each deletion is first a rename to
+// deleting.step_N, synced. Returns the deleted steps.
+std::vector<int64_t> apply_retention(const std::string& run_dir, const std::string& run_id, int keep);
+
+// ---- loading --------------------------------------------------------------------------------------------------------
+
 enum class OtherTensors { refuse, ignore };
 
 // A verified checkpoint, mapped for reading.
 class Checkpoint {
 public:
-    // Verifies COMMIT, manifest, sizes, all chunk CRCs and file hashes. Exit::data names file, offset, expected and
+    // Verifies COMMIT, manifest, sizes, all block CRCs and file hashes. Exit::data names file, offset, expected and
     // actual; Exit::no_input if a file is missing. Changes nothing.
     explicit Checkpoint(const std::string& directory);
 
     const std::string& directory() const { return directory_; }
     const Manifest& manifest() const { return manifest_; }
 
-    // Hands over the wanted ranges. Before the first byte: every listed tensor is there with this type and shape, and,
-    // unless others are ignored (for who wants the weights alone), no other is. Exit::data names the tensor.
-    void load(const std::vector<LoadTensor>& tensors, OtherTensors others = OtherTensors::refuse) const;
+    // Copies to the device the part of each tensor that is here. Fails before the first byte unless every listed tensor
+    // is there with this type and shape and, unless others are ignored (to load the weights alone), no other is.
+    // Exit::data names the tensor.
+    void load(const std::vector<NamedTensor>& tensors, OtherTensors others = OtherTensors::refuse) const;
 
 private:
     std::string directory_;
@@ -72,7 +92,7 @@ private:
     std::vector<MappedFile> files_;
 };
 
-// COMMIT and manifest of a step and the sizes of its shards, but not their content. Same errors as Checkpoint.
+// COMMIT and manifest of a step and the sizes of its shard files, but not their content. Same errors as Checkpoint.
 Manifest read_manifest(const std::string& directory);
 
 std::string checkpoints_directory(const std::string& run_dir);
@@ -81,19 +101,102 @@ std::string step_directory(const std::string& run_dir, int64_t step);
 // Steps that have a directory step_N, ascending. Nothing is opened.
 std::vector<int64_t> committed_steps(const std::string& run_dir);
 
-// Exit::io, with the numbers, if the run directory's disk has less than 1.2 x `bytes` (of one checkpoint) free. save()
-// asks it; a run asks it before its first step too.
-void check_space(const std::string& run_dir, size_t bytes);
-
-// For the start of a run that resumes, on rank 0; other ranks then open the directory it found. Removes what dead saves
-// and deletions left, then goes from the newest step to older ones until one verifies and is healthy. Damaged ones are
-// renamed to damaged.step_N.1, newer unhealthy ones to unhealthy.step_N.1, and `report` gets a sentence for each.
-// Nothing left: nullopt. A checkpoint of a newer program and errors of the system (permission, I/O) are thrown, not
-// taken for damage.
+// For the start of a run that resumes, on rank 0; other ranks then open the directory it found. Removes what killed
+// saves and deletions left, then goes from the newest step to older ones until one verifies and is healthy. Damaged
+// ones are renamed to damaged.step_N.1, newer unhealthy ones to unhealthy.step_N.1, and `report` gets a sentence for
+// each. Returns nothing if none is left. A checkpoint of a newer program and errors of the system (permission, I/O) are
+// thrown, not taken for damage.
 std::optional<Checkpoint> find_newest_valid(const std::string& run_dir,
                                             const std::function<void(const std::string& sentence)>& report);
 
-// After a commit, on rank 0: deletes what steps_to_delete() (retention.h) names. What counts as valid has been re-read
-// here and now: COMMIT, the manifest's hash and content, and the sizes of all shards. Each deletion is first a rename
-// to deleting.step_N, synced. Returns the deleted steps.
-std::vector<int64_t> apply_retention(const std::string& run_dir, const std::string& run_id, int keep);
+// `path` is a step directory or a run directory, whose newest sound checkpoint is then meant. Changes nothing.
+// Exit::no_input if there is none; Exit::data if the named step is damaged.
+Checkpoint open_checkpoint(const std::string& path);
+
+// The run that a step directory belongs to: RUN of RUN/checkpoints/step_N.
+std::string run_directory_of(const std::string& step_directory);
+
+// For the command `inspect`: verifies a checkpoint, a run or a safetensors file and describes it by calling print(line)
+// for each line without newline. Returns false, with nothing printed, if the path is none of them. Exit::data, with
+// what is wrong, if it is one and damaged.
+bool inspect_runtime_path(const std::string& path, const std::function<void(const std::string&)>& print);
+
+// ---- the run's directory --------------------------------------------------------------------------------------------
+
+// Holds RUN/lock (flock on an open file) as long as it lives. The lock of a process that dies is free at once, so a
+// leftover lock file blocks nothing. The file identifies the holder: pid, host, boot id.
+class RunLock {
+public:
+    RunLock() = default;
+    // `run_dir` exists. Exit::cannot_create, naming the holder, if another process has it; never waits.
+    explicit RunLock(const std::string& run_dir);
+
+private:
+    FileDescriptor file_;
+};
+
+// The flag of the command line: none, --resume, --auto, --fresh.
+enum class StartMode { only_new, resume, automatic, fresh };
+
+// What is at run.dir; a directory that holds nothing but a lock file is empty.
+enum class RunDirState { absent, empty, occupied };
+
+enum class StartAction {
+    start,                 // in an empty directory
+    resume,                // if nothing can be loaded: exit 66
+    resume_or_start,       // if nothing can be loaded: start
+    move_aside_and_start,  // to run.dir.old-N
+};
+
+// Exit::usage if the directory is occupied and no flag says what to do (the message names the three), Exit::no_input if
+// --resume finds no directory or an empty one.
+StartAction decide_start(StartMode mode, RunDirState state, const std::string& run_dir);
+
+// Exit::cannot_create if `run_dir` is something else than a directory.
+RunDirState state_of_run_dir(const std::string& run_dir);
+
+struct RunDirectory {
+    RunLock lock;          // keep it for the run's whole life
+    StartAction action;    // move_aside_and_start has been carried out: the directory is empty
+    std::string moved_to;  // where an older run was moved; empty if none was
+};
+
+// Decides, makes the directory, locks it, and moves an older run aside if that was asked for. A refusal leaves
+// everything untouched. Called by rank 0 alone.
+RunDirectory open_run_directory(const std::string& run_dir, StartMode mode);
+
+// 128 random bits as 32 hexadecimal digits: a new run's name in its checkpoints.
+std::string new_run_id();
+
+// The first of prefix + "1", prefix + "2", ... that does not exist.
+std::string first_unused(const std::string& prefix);
+
+// ---- the start of a run ---------------------------------------------------------------------------------------------
+
+// What a run carries from one step to the next besides its tensors.
+struct TrainState {
+    int step = 0;             // steps done
+    int64_t updates = 0;      // steps whose update was applied: AdamW's t
+    uint64_t cursor = 0;      // the next sample, counted over all ranks and epochs
+    int64_t saved_step = -1;  // of the newest checkpoint, the next one's parent; -1 for none
+    std::string run_id;
+    LossScaleState loss_scale;
+    std::string device_choices;  // device_choices() in the process that saved the run; empty for a new one
+};
+
+// The checkpoint record of this state; `dataset_digest` identifies the files of data.train.
+CheckpointInfo checkpoint_info(const TrainState& state, const Config& config, const std::string& dataset_digest);
+
+struct RunStart {
+    RunDirectory directory;                // rank 0's, which holds the lock
+    std::optional<Checkpoint> checkpoint;  // the one to resume from
+    TrainState state;                      // its state, or a new run's
+    std::string dataset_digest;            // of data.train
+};
+
+// Rank 0 opens run.dir and finds the checkpoint to resume from, if any; the others then open it too. If one rank fails,
+// all do: Exit::no_input if the run must resume and has no checkpoint, or if all of them have been set aside, since
+// starting anew would lose them; Exit::config, listing what differs, if configuration or data have changed in a way
+// that changes the run and `accept_changes` is false; Exit::data if the state is not one that checkpoint_info() wrote.
+RunStart start_run(const Config& config, StartMode mode, const std::string& dataset_digest, bool accept_changes,
+                   const Comm& comm);

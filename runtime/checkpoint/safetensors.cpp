@@ -1,106 +1,96 @@
 #include "runtime/checkpoint/safetensors.h"
 
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <cstring>
-#include <memory>
-#include <nlohmann/json.hpp>
-#include <random>
+#include <filesystem>
 #include <set>
 #include <string_view>
 
 #include "kernels/check.h"
-#include "runtime/io/json.h"
+#include "kernels/device.h"
+#include "runtime/checkpoint/fields.h"
+#include "runtime/checkpoint/manifest.h"
 
 static_assert(std::endian::native == std::endian::little, "safetensors files are little-endian");
 
 namespace {
 
 using Json = nlohmann::ordered_json;
+using Entry = Safetensors::Entry;
 
 constexpr size_t kLengthBytes = 8;
 constexpr size_t kMostHeaderBytes = 100'000'000;  // the limit of the format's own library
 constexpr JsonLimits kJsonLimits = {.max_depth = 4, .max_values = 1'000'000};
-constexpr size_t kStagingBytes = size_t(4) << 20;
 constexpr const char* kSingleFile = "model.safetensors";
 constexpr const char* kIndexFile = "model.safetensors.index.json";
 
-bool multiply(size_t a, size_t b, size_t* product) { return !__builtin_mul_overflow(a, b, product); }
-
-std::string shape_to_text(const std::vector<size_t>& shape) {
-    std::string text;
-    for (size_t dim : shape) text += (text.empty() ? "" : ", ") + std::to_string(dim);
-    return "(" + text + ")";
+const char* type_of(Dtype dtype) {
+    switch (dtype) {
+        case Dtype::fp32: return "F32";
+        case Dtype::bf16: return "BF16";
+        case Dtype::fp16: return "F16";
+        case Dtype::fp64: return "F64";
+    }
+    return nullptr;
 }
 
-size_t natural(const Json& json, const char* what, const std::string& where) {
-    if (!json.is_number_unsigned())
-        fail(Exit::data, "%s: %s is %s, must be a natural number", where.c_str(), what, json.dump().c_str());
-    return json.get<size_t>();
+// A tensor in the header.
+struct Record {
+    std::string dtype;
+    std::vector<size_t> shape;
+    std::vector<size_t> data_offsets;  // begin and end in the data behind the header
+};
+
+}  // namespace
+
+template <class Fields> static void describe(Fields& field, Record& record) {
+    field("dtype", record.dtype);
+    field("shape", record.shape);
+    field("data_offsets", record.data_offsets);
 }
 
-size_t bytes_of_shape(const std::vector<size_t>& shape, size_t element_bytes, const std::string& where) {
-    size_t bytes = element_bytes;
-    for (size_t dim : shape)
-        if (!multiply(bytes, dim, &bytes))
-            fail(Exit::data, "%s: shape %s overflows 64 bits", where.c_str(), shape_to_text(shape).c_str());
-    return bytes;
+namespace {
+
+bool is_printable(const std::string& text) {
+    return std::all_of(text.begin(), text.end(), [](unsigned char c) { return c >= ' ' && c != 127; });
 }
 
 void check_name(const std::string& name, const std::string& path) {
-    bool is_printable = std::all_of(name.begin(), name.end(), [](unsigned char c) { return c >= ' ' && c != 127; });
-    if (name.empty() || !is_printable)
-        fail(Exit::data, "%s: a tensor's name is empty or has control characters", path.c_str());
+    if (name.empty() || !is_printable(name))
+        fail(Exit::data, "%s: a tensor's name is empty or has control characters", path);
 }
 
-const Json& member(const Json& object, const char* key, const std::string& where) {
-    auto found = object.find(key);
-    if (found == object.end()) fail(Exit::data, "%s: \"%s\" is missing", where.c_str(), key);
-    return *found;
+bool is_object_of_strings(const Json& json) {
+    return json.is_object() &&
+           std::all_of(json.begin(), json.end(), [](const Json& value) { return value.is_string(); });
 }
 
-// One entry of the header; `begin` receives its offset in the buffer behind the header.
-SafetensorsView parse_entry(const std::string& name, const Json& entry, const std::string& path, size_t* begin) {
+struct Place {
+    size_t begin;  // in the data behind the header
+    Entry entry;   // its data is not yet set
+};
+
+Place parse_record(const std::string& name, const Json& json, const std::string& path) {
     check_name(name, path);
-    std::string where = path + ": tensor " + name;
-    if (!entry.is_object()) fail(Exit::data, "%s: must be an object", where.c_str());
-    SafetensorsView tensor;
-    tensor.name = name;
-    tensor.file = path;
-    const Json& dtype = member(entry, "dtype", where);
-    if (dtype.is_string()) tensor.dtype = dtype.get<std::string>();
-    size_t element_bytes = safetensors_element_bytes(tensor.dtype);  // 0 for what is not a string, too
-    if (element_bytes == 0) fail(Exit::data, "%s: dtype %s is not known", where.c_str(), dtype.dump().c_str());
-
-    const Json& shape = member(entry, "shape", where);
-    if (!shape.is_array()) fail(Exit::data, "%s: shape must be a list", where.c_str());
-    for (const Json& dim : shape) tensor.shape.push_back(natural(dim, "a dimension", where));
-    size_t shape_bytes = bytes_of_shape(tensor.shape, element_bytes, where);
-
-    const Json& offsets = member(entry, "data_offsets", where);
-    if (!offsets.is_array() || offsets.size() != 2)
-        fail(Exit::data, "%s: data_offsets must be two numbers", where.c_str());
-    *begin = natural(offsets[0], "data_offsets[0]", where);
-    size_t end = natural(offsets[1], "data_offsets[1]", where);
-    if (end < *begin || end - *begin != shape_bytes)
-        fail(Exit::data, "%s: %s %s has %zu bytes, data_offsets are [%zu, %zu]", where.c_str(), tensor.dtype.c_str(),
-             shape_to_text(tensor.shape).c_str(), shape_bytes, *begin, end);
-    tensor.bytes = shape_bytes;
-    if (entry.size() != 3) fail(Exit::data, "%s: has keys beside dtype, shape and data_offsets", where.c_str());
-    return tensor;
+    const std::string where = path + ": tensor " + name;
+    const auto record = value_of<Record>(json, where, ": ");
+    const size_t element_bytes = safetensors_element_bytes(record.dtype);
+    if (element_bytes == 0) fail(Exit::data, "%s: dtype %s is not known", where, printed(record.dtype));
+    if (record.data_offsets.size() != 2) fail(Exit::data, "%s: data_offsets must be two numbers", where);
+    size_t bytes = element_bytes;
+    for (size_t dim : record.shape)
+        if (__builtin_mul_overflow(bytes, dim, &bytes))
+            fail(Exit::data, "%s: shape %s overflows 64 bits", where, shape_text(record.shape));
+    const size_t begin = record.data_offsets[0], end = record.data_offsets[1];
+    if (end < begin || end - begin != bytes)
+        fail(Exit::data, "%s: %s %s has %zu bytes, data_offsets are [%zu, %zu]", where, record.dtype,
+             shape_text(record.shape), bytes, begin, end);
+    return {begin, {name, record.dtype, record.shape, nullptr, bytes, path}};
 }
 
-void check_metadata(const Json& metadata, const std::string& path) {
-    bool is_text = metadata.is_object() &&
-                   std::all_of(metadata.begin(), metadata.end(), [](const Json& value) { return value.is_string(); });
-    if (!is_text) fail(Exit::data, "%s: __metadata__ must be an object of strings", path.c_str());
-}
-
-// The header's text; what is not a safetensors file is told by its first bytes.
+// The header's text; a file of another kind is recognized by its first bytes.
 std::string_view header_of(const MappedFile& file) {
     const char* path = file.path().c_str();
     if (file.size() < kLengthBytes)
@@ -108,159 +98,146 @@ std::string_view header_of(const MappedFile& file) {
     uint64_t length = 0;
     std::memcpy(&length, file.data(), kLengthBytes);
     size_t most = std::min(kMostHeaderBytes, file.size() - kLengthBytes);
-    bool is_object = length >= 2 && length <= most && file.text()[kLengthBytes] == '{';
-    if (!is_object)
+    if (length < 2 || length > most || file.text()[kLengthBytes] != '{')
         fail(Exit::data,
              "%s is not a whole safetensors file: it has %zu bytes, claims a header of %llu and looks like %s", path,
              file.size(), static_cast<unsigned long long>(length),
-             describe_content(file.text().substr(0, 512), file.size()).c_str());
+             describe_content(file.text().substr(0, 512), file.size()));
     return file.text().substr(kLengthBytes, length);
 }
 
-struct Entry {
-    size_t begin;  // in the buffer
-    SafetensorsView view;
-};
-
-// Entries in the order of their bytes, which they share out without overlap or gap.
-std::vector<SafetensorsView> tensors_of(const MappedFile& file) {
-    std::string_view header = header_of(file);
-    Json json = parse_json(header, file.path() + " (header)", Exit::data, kJsonLimits);
-    std::vector<Entry> entries;
+// Entries in the order of their bytes, which share out the data without overlap or gap.
+std::vector<Entry> entries_of(const MappedFile& file) {
+    const std::string_view header = header_of(file);
+    const std::string& path = file.path();
+    std::vector<Place> places;
+    const Json json = parse_json(header, path + " (header)", Exit::data, kJsonLimits);
     for (auto& [name, value] : json.items()) {
-        if (name == "__metadata__") {
-            check_metadata(value, file.path());
-            continue;
-        }
-        size_t begin = 0;
-        SafetensorsView view = parse_entry(name, value, file.path(), &begin);
-        entries.push_back({begin, std::move(view)});
+        if (name != "__metadata__")
+            places.push_back(parse_record(name, value, path));
+        else if (!is_object_of_strings(value))
+            fail(Exit::data, "%s: __metadata__ must be an object of strings", path);
     }
-    std::stable_sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
-        return a.begin != b.begin ? a.begin < b.begin : a.view.bytes < b.view.bytes;
+    // Tensors without elements come before the one that begins at the same byte.
+    std::stable_sort(places.begin(), places.end(), [](const Place& a, const Place& b) {
+        return std::pair(a.begin, a.entry.bytes) < std::pair(b.begin, b.entry.bytes);
     });
-
-    size_t buffer_begin = kLengthBytes + header.size(), end = 0;
-    std::vector<SafetensorsView> tensors;
-    for (Entry& entry : entries) {
-        if (entry.begin != end)
-            fail(Exit::data, "%s: tensor %s begins at offset %zu of the data, must begin at %zu", file.path().c_str(),
-                 entry.view.name.c_str(), entry.begin, end);
-        if (entry.view.bytes > file.size() - buffer_begin - end)
-            fail(Exit::data, "%s: tensor %s ends behind the end of the file, which has %zu bytes", file.path().c_str(),
-                 entry.view.name.c_str(), file.size());
-        entry.view.data = file.data() + buffer_begin + end;
-        end += entry.view.bytes;
-        tensors.push_back(std::move(entry.view));
+    const size_t data_begin = kLengthBytes + header.size();
+    size_t end = 0;
+    std::vector<Entry> entries;
+    for (auto& [begin, entry] : places) {
+        if (begin != end)
+            fail(Exit::data, "%s: tensor %s begins at offset %zu of the data, must begin at %zu", path, entry.name,
+                 begin, end);
+        if (entry.bytes > file.size() - data_begin - end)
+            fail(Exit::data, "%s: tensor %s ends behind the end of the file, which has %zu bytes", path, entry.name,
+                 file.size());
+        entry.data = file.data() + data_begin + end;
+        end += entry.bytes;
+        entries.push_back(std::move(entry));
     }
-    if (buffer_begin + end != file.size())
-        fail(Exit::data, "%s has %zu bytes, its tensors end at %zu", file.path().c_str(), file.size(),
-             buffer_begin + end);
-    return tensors;
+    if (data_begin + end != file.size())
+        fail(Exit::data, "%s has %zu bytes, its tensors end at %zu", path, file.size(), data_begin + end);
+    return entries;
 }
 
 // What an index may name: a plain file beside it.
-void check_file_name(const std::string& name, const std::string& directory, const std::string& index) {
-    bool is_plain = name.ends_with(".safetensors") && name.find_first_of("/\\") == std::string::npos &&
-                    !name.starts_with('.') &&
-                    std::all_of(name.begin(), name.end(), [](unsigned char c) { return c >= ' ' && c != 127; });
-    if (!is_plain) fail(Exit::data, "%s: %s is not a plain file name", index.c_str(), Json(name).dump().c_str());
-    std::string path = directory + name;
-    struct stat status;
-    if (::lstat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode))
-        fail(Exit::data, "%s: %s is a link or a device, must be a file", index.c_str(), path.c_str());
+std::string file_beside(const std::string& index, const std::string& name) {
+    const bool is_plain = name.ends_with(".safetensors") && name.find_first_of("/\\") == std::string::npos &&
+                          !name.starts_with('.') && is_printable(name);
+    if (!is_plain) fail(Exit::data, "%s: %s is not a plain file name", index, printed(name));
+    const std::filesystem::path path = std::filesystem::path(index).replace_filename(name);
+    std::error_code ignored;
+    const auto status = std::filesystem::symlink_status(path, ignored);
+    if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
+        fail(Exit::data, "%s: %s is a link or a device, must be a file", index, path);
+    return path;
 }
 
 std::map<std::string, std::string> weight_map_of(const std::string& index) {
-    Json json = parse_json(read_file(index, kMostHeaderBytes), index, Exit::data, kJsonLimits);
-    if (!json.is_object()) fail(Exit::data, "%s: must be an object", index.c_str());
-    const Json& weight_map = member(json, "weight_map", index);
-    bool is_text = weight_map.is_object() && std::all_of(weight_map.begin(), weight_map.end(),
-                                                         [](const Json& value) { return value.is_string(); });
-    if (!is_text) fail(Exit::data, "%s: weight_map must be an object of strings", index.c_str());
-    return weight_map.get<std::map<std::string, std::string>>();
+    const Json json = parse_json(read_file(index, kMostHeaderBytes), index, Exit::data, kJsonLimits);
+    if (!json.is_object() || !json.contains("weight_map") || !is_object_of_strings(json["weight_map"]))
+        fail(Exit::data, "%s: weight_map must be an object of strings", index);
+    return json["weight_map"].get<std::map<std::string, std::string>>();
 }
-
-// "runs/export/" of "runs/export/model.safetensors"
-std::string directory_prefix(const std::string& path) { return path.substr(0, path.find_last_of('/') + 1); }
 
 std::string file_at(const std::string& path) {
     if (!directory_exists(path)) return path;
     for (const char* name : {kIndexFile, kSingleFile})
         if (file_exists(path + "/" + name)) return path + "/" + name;
-    fail(Exit::no_input, "%s has neither %s nor %s", path.c_str(), kSingleFile, kIndexFile);
-}
-
-size_t bytes_of(const SafetensorsItem& item) {
-    size_t element_bytes = safetensors_element_bytes(item.dtype);
-    require(element_bytes != 0, "safetensors: tensor %s: dtype %s is not known", item.name.c_str(), item.dtype.c_str());
-    return bytes_of_shape(item.shape, element_bytes, "safetensors: tensor " + item.name);
-}
-
-// Larger elements first, so that no tensor of smaller ones moves another off its alignment.
-std::vector<const SafetensorsItem*> in_file_order(const std::vector<SafetensorsItem>& items) {
-    std::vector<const SafetensorsItem*> order;
-    for (const SafetensorsItem& item : items) order.push_back(&item);
-    std::stable_sort(order.begin(), order.end(), [](auto* a, auto* b) {
-        return safetensors_element_bytes(a->dtype) > safetensors_element_bytes(b->dtype);
-    });
-    return order;
+    fail(Exit::no_input, "%s has neither %s nor %s", path, kSingleFile, kIndexFile);
 }
 
 // Length and JSON, padded with spaces to whole words, as the format asks for.
-std::string make_header(const std::vector<const SafetensorsItem*>& order,
-                        const std::map<std::string, std::string>& metadata) {
+std::string make_header(const std::vector<NamedTensor>& tensors, const std::map<std::string, std::string>& metadata) {
     Json json = {{"__metadata__", metadata}};
     size_t end = 0;
-    for (const SafetensorsItem* item : order) {
-        check_name(item->name, "safetensors");
-        require(!json.contains(item->name), "safetensors: tensor %s stands twice", item->name.c_str());
-        size_t begin = end;
-        require(!__builtin_add_overflow(begin, bytes_of(*item), &end), "safetensors: more bytes than 64 bits count");
-        json[item->name] = {{"dtype", item->dtype}, {"shape", item->shape}, {"data_offsets", {begin, end}}};
+    for (const NamedTensor& tensor : tensors) {
+        check_name(tensor.name, "safetensors");
+        require(!json.contains(tensor.name), "safetensors: tensor %s is listed twice", tensor.name);
+        const size_t begin = end;
+        end += bytes_of(tensor);
+        json[tensor.name] = json_of(Record{type_of(tensor.values.dtype), tensor.shape, {begin, end}});
     }
     std::string text = json.dump();
     text.resize((text.size() + kLengthBytes - 1) / kLengthBytes * kLengthBytes, ' ');
     require(text.size() <= kMostHeaderBytes, "safetensors: the header has %zu bytes", text.size());
-    uint64_t length = text.size();
+    const uint64_t length = text.size();
     return std::string(reinterpret_cast<const char*>(&length), kLengthBytes) + text;
 }
 
-void append_tensor(OutputFile& file, const SafetensorsItem& item, std::vector<std::byte>& staging) {
-    size_t element_bytes = safetensors_element_bytes(item.dtype);
-    size_t elements = bytes_of(item) / element_bytes;
-    for (size_t first = 0; first < elements;) {
-        size_t count = std::min(elements - first, staging.size() / element_bytes);
-        item.fill(staging.data(), first, count);
-        file.append(staging.data(), count * element_bytes);
-        first += count;
-    }
+// Elements of (rows, cols) as (cols, rows).
+std::vector<std::byte> transpose(const std::byte* from, size_t element, size_t rows, size_t cols) {
+    std::vector<std::byte> to(rows * cols * element);
+    for (size_t row = 0; row < rows; row++)
+        for (size_t col = 0; col < cols; col++)
+            std::memcpy(&to[(col * rows + row) * element], from + (row * cols + col) * element, element);
+    return to;
 }
 
-void write_whole(const std::string& path, const std::vector<const SafetensorsItem*>& order, const std::string& header) {
-    size_t bytes = header.size();
-    for (const SafetensorsItem* item : order) bytes += bytes_of(*item);
-    std::vector<std::byte> staging(kStagingBytes);
-    OutputFile file(path, bytes);
-    file.append(header);
-    for (const SafetensorsItem* item : order) append_tensor(file, *item, staging);
-    file.sync();
-    file.close();
+// The whole tensor on the host, in the order of a file.
+std::vector<std::byte> bytes_on_host(const NamedTensor& tensor) {
+    std::vector<std::byte> bytes(bytes_of(tensor));
+    require((tensor.values || bytes.empty()) && tensor.first == 0 && tensor.count >= elements_of(tensor),
+            "%s: not whole on this rank", tensor.name);
+    copy_to_host(bytes.data(), tensor.values.data, bytes.size(), Stream{});
+    synchronize(Stream{});
+    if (!tensor.transposed) return bytes;
+    return transpose(bytes.data(), size_of(tensor.values.dtype), tensor.shape.at(1), tensor.shape.at(0));
+}
+
+template <class T> std::vector<float> floats_of(const Entry& entry) {
+    std::vector<float> values(entry.bytes / sizeof(T));
+    for (size_t i = 0; i < values.size(); i++) {
+        T value;
+        std::memcpy(&value, entry.data + i * sizeof(T), sizeof(T));
+        values[i] = to_float(value);
+    }
+    return values;
 }
 
 }  // namespace
 
-size_t safetensors_element_bytes(const std::string& dtype) {
+size_t safetensors_element_bytes(const std::string& type) {
     static const std::map<std::string_view, size_t> kBytes = {
         {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E5M2", 1}, {"F8_E4M3", 1}, {"F8_E8M0", 1},
         {"I16", 2},  {"U16", 2}, {"F16", 2}, {"BF16", 2},    {"I32", 4},     {"U32", 4},
         {"F32", 4},  {"F64", 8}, {"I64", 8}, {"U64", 8},     {"C64", 8}};
-    auto found = kBytes.find(dtype);
+    const auto found = kBytes.find(type);
     return found == kBytes.end() ? 0 : found->second;
 }
 
-const char* safetensors_dtype(Dtype dtype) {
-    return dtype == Dtype::fp32 ? "F32" : dtype == Dtype::bf16 ? "BF16" : "F16";
+std::vector<float> Safetensors::Entry::floats() const {
+    for (int dtype = 0; choice_name(Dtype(dtype)); dtype++) {
+        if (type != type_of(Dtype(dtype))) continue;
+        switch (Dtype(dtype)) {
+            case Dtype::fp32: return floats_of<float>(*this);
+            case Dtype::bf16: return floats_of<bf16>(*this);
+            case Dtype::fp16: return floats_of<fp16>(*this);
+            case Dtype::fp64: break;  // not exact in FP32
+        }
+    }
+    fail(Exit::data, "%s: %s is of type %s; F32, BF16 and F16 can be read as numbers", file, name, type);
 }
 
 Safetensors::Safetensors(const std::string& path) : path_(file_at(path)) {
@@ -272,115 +249,94 @@ Safetensors::Safetensors(const std::string& path) : path_(file_at(path)) {
 
 void Safetensors::add_file(const std::string& path) {
     files_.emplace_back(path);
-    for (SafetensorsView& tensor : tensors_of(files_.back())) {
-        if (!by_name_.emplace(tensor.name, tensors_.size()).second)
-            fail(Exit::data, "%s: tensor %s is in %s too", path.c_str(), tensor.name.c_str(),
-                 at(tensor.name).file.c_str());
-        tensors_.push_back(std::move(tensor));
+    for (Entry& entry : entries_of(files_.back())) {
+        if (!by_name_.emplace(entry.name, entries_.size()).second)
+            fail(Exit::data, "%s: tensor %s is in %s too", path, entry.name, at(entry.name).file);
+        entries_.push_back(std::move(entry));
     }
 }
 
 void Safetensors::add_index(const std::string& path) {
-    std::string directory = directory_prefix(path);
-    std::map<std::string, std::string> weight_map = weight_map_of(path);
-    std::vector<std::string> names;
+    const std::map<std::string, std::string> weight_map = weight_map_of(path);
+    std::set<std::string> names;
     for (auto& [tensor, file] : weight_map) {
         check_name(tensor, path);
-        names.push_back(file);
+        names.insert(file);
     }
-    std::sort(names.begin(), names.end());
-    names.erase(std::unique(names.begin(), names.end()), names.end());
-    for (const std::string& name : names) {
-        check_file_name(name, directory, path);
-        add_file(directory + name);
-    }
+    for (const std::string& name : names) add_file(file_beside(path, name));
     for (auto& [tensor, file] : weight_map)
-        if (at(tensor).file != directory + file)
-            fail(Exit::data, "%s: tensor %s is in %s, must be in %s", path.c_str(), tensor.c_str(),
-                 at(tensor).file.c_str(), file.c_str());
-    for (const SafetensorsView& tensor : tensors_)
-        if (!weight_map.contains(tensor.name))
-            fail(Exit::data, "%s: has tensor %s, which %s does not list", tensor.file.c_str(), tensor.name.c_str(),
-                 path.c_str());
+        if (at(tensor).file != file_beside(path, file))
+            fail(Exit::data, "%s: tensor %s is in %s, must be in %s", path, tensor, at(tensor).file, file);
+    for (const Entry& entry : entries_)
+        if (!weight_map.contains(entry.name))
+            fail(Exit::data, "%s: has tensor %s, which %s does not list", entry.file, entry.name, path);
 }
 
-const SafetensorsView* Safetensors::find(const std::string& name) const {
-    auto found = by_name_.find(name);
-    return found == by_name_.end() ? nullptr : &tensors_[found->second];
+const Entry* Safetensors::find(const std::string& name) const {
+    const auto found = by_name_.find(name);
+    return found == by_name_.end() ? nullptr : &entries_[found->second];
 }
 
-const SafetensorsView& Safetensors::at(const std::string& name) const {
-    const SafetensorsView* tensor = find(name);
-    if (!tensor) fail(Exit::data, "%s has no tensor %s", path_.c_str(), name.c_str());
-    return *tensor;
+const Entry& Safetensors::at(const std::string& name) const {
+    const Entry* entry = find(name);
+    if (!entry) fail(Exit::data, "%s has no tensor %s", path_, name);
+    return *entry;
 }
 
-const SafetensorsView& Safetensors::at(const std::string& name, const std::vector<size_t>& shape) const {
-    const SafetensorsView& tensor = at(name);
-    if (tensor.shape != shape)
-        fail(Exit::data, "%s: tensor %s has shape %s, must have %s", tensor.file.c_str(), name.c_str(),
-             shape_to_text(tensor.shape).c_str(), shape_to_text(shape).c_str());
-    return tensor;
+const Entry& Safetensors::at(const std::string& name, const std::vector<size_t>& shape) const {
+    const Entry& entry = at(name);
+    if (entry.shape != shape)
+        fail(Exit::data, "%s: tensor %s has shape %s, must have %s", entry.file, name, shape_text(entry.shape),
+             shape_text(shape));
+    return entry;
 }
 
-void write_safetensors(const std::string& path, const std::vector<SafetensorsItem>& items,
+void Safetensors::load(const std::vector<NamedTensor>& tensors, const std::function<void(const Entry&)>& other) const {
+    std::set<std::string> wanted;
+    for (const NamedTensor& tensor : tensors) {
+        set_file_values(tensor, at(tensor.name, tensor.shape).floats());
+        wanted.insert(tensor.name);
+    }
+    for (const Entry& entry : entries_)
+        if (!wanted.contains(entry.name)) other(entry);
+}
+
+void write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
                        const std::map<std::string, std::string>& metadata) {
-    std::vector<const SafetensorsItem*> order = in_file_order(items);
-    std::string header = make_header(order, metadata);
-    std::string temporary = format("%s.tmp.%08x", path.c_str(), std::random_device()());
-    try {
-        write_whole(temporary, order, header);
-        rename_path(temporary, path);
-    } catch (...) {
-        ::unlink(temporary.c_str());
-        throw;
-    }
-    std::string directory = directory_prefix(path);
-    sync_directory(directory.empty() ? "." : directory);
+    std::vector<NamedTensor> order = tensors;
+    std::stable_sort(order.begin(), order.end(), [](const NamedTensor& a, const NamedTensor& b) {
+        return size_of(a.values.dtype) > size_of(b.values.dtype);
+    });
+    const std::string header = make_header(order, metadata);
+    size_t bytes = header.size();
+    for (const NamedTensor& tensor : order) bytes += bytes_of(tensor);
+    write_file_atomically(path, bytes, [&](OutputFile& file) {
+        file.append(header);
+        for (const NamedTensor& tensor : order) {
+            const std::vector<std::byte> whole = bytes_on_host(tensor);
+            file.append(whole.data(), whole.size());
+        }
+    });
 }
 
-namespace {
-
-template <class T> std::vector<float> values_as(const SafetensorsView& view) {
-    std::vector<float> values(view.bytes / sizeof(T));
-    for (size_t i = 0; i < values.size(); i++) {
-        T value;
-        std::memcpy(&value, view.data + i * sizeof(T), sizeof(T));
-        values[i] = to_float(value);
-    }
+std::vector<float> file_values(const NamedTensor& tensor) {
+    require(tensor.values.dtype == Dtype::fp32, "%s is not FP32", tensor.name);
+    const std::vector<std::byte> bytes = bytes_on_host(tensor);
+    std::vector<float> values(bytes.size() / sizeof(float));
+    std::memcpy(values.data(), bytes.data(), bytes.size());
     return values;
 }
 
-}  // namespace
-
-std::vector<float> float_values(const SafetensorsView& view) {
-    if (view.dtype == "F32") return values_as<float>(view);
-    if (view.dtype == "BF16") return values_as<bf16>(view);
-    if (view.dtype == "F16") return values_as<fp16>(view);
-    fail(Exit::data, "%s: %s is of type %s; F32, BF16 and F16 can be read as numbers", view.file.c_str(),
-         view.name.c_str(), view.dtype.c_str());
-}
-
-void read_float_tensors(const Safetensors& file, const std::vector<FloatTensor>& tensors,
-                        const std::function<void(const SafetensorsView&)>& other) {
-    std::set<std::string> wanted;
-    for (const FloatTensor& tensor : tensors) {
-        tensor.set(float_values(file.at(tensor.name, tensor.shape)));
-        wanted.insert(tensor.name);
+void set_file_values(const NamedTensor& tensor, const std::vector<float>& values) {
+    require(tensor.values.dtype == Dtype::fp32, "%s is not FP32", tensor.name);
+    require(values.size() == elements_of(tensor), "%s: %zu values for %zu elements", tensor.name, values.size(),
+            elements_of(tensor));
+    if (tensor.count == 0) return;
+    auto* bytes = reinterpret_cast<const std::byte*>(values.data());
+    std::vector<std::byte> transposed;
+    if (tensor.transposed) {
+        transposed = transpose(bytes, sizeof(float), tensor.shape.at(0), tensor.shape.at(1));
+        bytes = transposed.data();
     }
-    for (const SafetensorsView& view : file.tensors())
-        if (!wanted.count(view.name)) other(view);
-}
-
-void write_float_tensors(const std::string& path, const std::vector<FloatTensor>& tensors) {
-    std::vector<SafetensorsItem> items;
-    for (const FloatTensor& tensor : tensors) {
-        auto values = std::make_shared<std::vector<float>>();
-        items.push_back({tensor.name, "F32", tensor.shape, [tensor, values](void* to, size_t first, size_t count) {
-                             if (first == 0) *values = tensor.get();
-                             std::memcpy(to, values->data() + first, count * sizeof(float));
-                             if (first + count == values->size()) values->clear(), values->shrink_to_fit();
-                         }});
-    }
-    write_safetensors(path, items);
+    copy_to_device(tensor.values.data, bytes + tensor.first * sizeof(float), tensor.count * sizeof(float), Stream{});
 }

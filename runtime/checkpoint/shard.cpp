@@ -1,16 +1,41 @@
 #include "runtime/checkpoint/shard.h"
 
+#define XXH_STATIC_LINKING_ONLY  // for the state's size
+#include <isa-l/crc.h>
+#include <xxhash.h>
+
 #include <algorithm>
 #include <bit>
 #include <cstring>
 
 #include "kernels/check.h"
-#include "runtime/checkpoint/checksum.h"
+#include "kernels/device.h"
 
 static_assert(std::endian::native == std::endian::little,
               "checkpoints hold little-endian numbers as they are in memory");
 
 namespace {
+
+std::string hex_of(XXH128_hash_t hash) {
+    return format("%016llx%016llx", static_cast<unsigned long long>(hash.high64),
+                  static_cast<unsigned long long>(hash.low64));
+}
+
+// Checksums of a file that arrives in parts, each of whole blocks but the last.
+class FileChecksums {
+public:
+    FileChecksums() { XXH3_128bits_reset(&hash_); }
+
+    // The CRC32C of one block as hexadecimal digits.
+    std::string add(const std::byte* block, size_t bytes) {
+        XXH3_128bits_update(&hash_, block, bytes);
+        return format("%08x", crc32c(block, bytes));
+    }
+    std::string xxh3_128() const { return hex_of(XXH3_128bits_digest(&hash_)); }
+
+private:
+    XXH3_state_t hash_;
+};
 
 // A number is infinite or NaN exactly when its exponent bits are all ones.
 template <class Word> bool all_finite(const std::byte* numbers, size_t count, Word exponent) {
@@ -24,33 +49,35 @@ template <class Word> bool all_finite(const std::byte* numbers, size_t count, Wo
 }
 
 bool all_finite(const std::byte* numbers, size_t count, Dtype dtype) {
-    if (dtype == Dtype::fp32) return all_finite<uint32_t>(numbers, count, 0x7f800000u);
-    return all_finite<uint16_t>(numbers, count, dtype == Dtype::bf16 ? 0x7f80u : 0x7c00u);
+    switch (dtype) {
+        case Dtype::fp32: return all_finite<uint32_t>(numbers, count, 0x7f800000u);
+        case Dtype::bf16: return all_finite<uint16_t>(numbers, count, 0x7f80u);
+        case Dtype::fp16: return all_finite<uint16_t>(numbers, count, 0x7c00u);
+        case Dtype::fp64: return all_finite<uint64_t>(numbers, count, 0x7ff0000000000000u);
+    }
+    return false;
 }
 
-size_t total_bytes(const std::vector<SaveTensor>& tensors) {
-    size_t bytes = 0;
-    for (const SaveTensor& tensor : tensors) bytes += tensor.count * size_of(tensor.info.dtype);
-    return bytes;
-}
-
-// Collects pieces in the staging buffer and writes, checks and hashes it each time it is full.
+// Collects pieces in the staging buffer and checks, hashes and writes it each time it is full.
 class StagedShard {
 public:
     StagedShard(const std::string& path, size_t bytes, std::vector<std::byte>& staging)
         : file_(path, bytes), staging_(staging) {}
 
-    void add(const SaveTensor& tensor) {
+    void add(const NamedTensor& tensor) {
         if (tensor.count == 0) return;
-        size_t element = size_of(tensor.info.dtype);
-        require(offset() % element == 0, "checkpoint: tensor %s would begin at offset %zu, which is not aligned",
-                tensor.info.name.c_str(), offset());
-        shard_.pieces.push_back({tensor.info.name, offset(), tensor.first, tensor.count});
+        const size_t element = size_of(tensor.values.dtype), offset = file_.size() + used_;
+        require(bool(tensor.values), "checkpoint: tensor %s has no values", tensor.name);
+        require(offset % element == 0, "checkpoint: tensor %s would begin at offset %zu, which is not aligned",
+                tensor.name, offset);
+        shard_.pieces.push_back({tensor.name, offset, tensor.first, tensor.count});
         for (size_t done = 0; done < tensor.count;) {
             if (used_ == staging_.size()) flush();
-            size_t part = std::min(tensor.count - done, (staging_.size() - used_) / element);
-            tensor.read(staging_.data() + used_, tensor.first + done, part);
-            shard_.finite &= all_finite(staging_.data() + used_, part, tensor.info.dtype);
+            std::byte* to = staging_.data() + used_;
+            const size_t part = std::min(tensor.count - done, (staging_.size() - used_) / element);
+            copy_to_host(to, tensor.values.from(done).data, part * element, Stream{});
+            synchronize(Stream{});
+            shard_.finite &= all_finite(to, part, tensor.values.dtype);
             used_ += part * element;
             done += part;
         }
@@ -60,61 +87,44 @@ public:
         flush();
         file_.sync();
         file_.close();
-        shard_.xxh3_128 = hash_.hex();
+        shard_.bytes = file_.size();
+        shard_.xxh3_128 = checksums_.xxh3_128();
         return std::move(shard_);
     }
 
 private:
-    size_t offset() const { return shard_.bytes + used_; }
-
-    // The buffer holds whole chunks except at the end of the file.
+    // The buffer holds whole blocks except at the end of the file.
     void flush() {
-        for (size_t begin = 0; begin < used_; begin += kChunkBytes)
-            shard_.chunk_crc32c.push_back(crc32c(staging_.data() + begin, std::min(kChunkBytes, used_ - begin)));
-        hash_.update(staging_.data(), used_);
+        for (size_t begin = 0; begin < used_; begin += kBlockBytes)
+            shard_.block_crc32cs += checksums_.add(staging_.data() + begin, std::min(kBlockBytes, used_ - begin));
         file_.append(staging_.data(), used_);
-        shard_.bytes += used_;
         used_ = 0;
     }
 
     OutputFile file_;
     std::vector<std::byte>& staging_;
     size_t used_ = 0;
-    Xxh3Stream hash_;
+    FileChecksums checksums_;
     ShardFile shard_;
 };
 
 }  // namespace
 
-std::vector<SaveTensor> to_save(const std::vector<StateTensor>& tensors) {
-    std::vector<SaveTensor> list;
-    for (const StateTensor& tensor : tensors) {
-        auto read = [tensor](void* to, size_t first, size_t count) {
-            copy_to_host(to, tensor.values + (first - tensor.first), count * sizeof(float), Stream{});
-            synchronize(Stream{});
-        };
-        list.push_back({{tensor.name, Dtype::fp32, tensor.shape}, tensor.first, tensor.count, read});
-    }
-    return list;
+uint32_t crc32c(const void* bytes, size_t count) {
+    auto* data = const_cast<unsigned char*>(static_cast<const unsigned char*>(bytes));  // the library only reads it
+    return ~crc32_iscsi(data, static_cast<int>(count), ~uint32_t(0));
 }
 
-std::vector<LoadTensor> to_load(const std::vector<StateTensor>& tensors) {
-    std::vector<LoadTensor> list;
-    for (const StateTensor& tensor : tensors) {
-        auto write = [tensor](const void* from, size_t first, size_t count) {
-            copy_to_device(tensor.values + (first - tensor.first), from, count * sizeof(float), Stream{});
-        };
-        list.push_back({{tensor.name, Dtype::fp32, tensor.shape}, tensor.first, tensor.count, write});
-    }
-    return list;
-}
+std::string xxh3_128(std::string_view text) { return hex_of(XXH3_128bits(text.data(), text.size())); }
 
-ShardFile write_shard(const std::string& directory, int rank, const std::vector<SaveTensor>& tensors,
+ShardFile write_shard(const std::string& directory, int rank, const std::vector<NamedTensor>& tensors,
                       std::vector<std::byte>& staging) {
-    require(!staging.empty() && staging.size() % kChunkBytes == 0, "checkpoint: a staging buffer of %zu bytes",
+    require(!staging.empty() && staging.size() % kBlockBytes == 0, "checkpoint: a staging buffer of %zu bytes",
             staging.size());
-    StagedShard shard(directory + "/" + shard_name(rank), total_bytes(tensors), staging);
-    for (const SaveTensor& tensor : tensors) shard.add(tensor);
+    size_t bytes = 0;
+    for (const NamedTensor& tensor : tensors) bytes += tensor.count * size_of(tensor.values.dtype);
+    StagedShard shard(directory + "/" + shard_name(rank), bytes, staging);
+    for (const NamedTensor& tensor : tensors) shard.add(tensor);
     ShardFile record = shard.finish();
     record.name = shard_name(rank);
     return record;
@@ -122,17 +132,17 @@ ShardFile write_shard(const std::string& directory, int rank, const std::vector<
 
 void verify_shard(const MappedFile& file, const ShardFile& expected) {
     if (file.size() != expected.bytes)
-        fail(Exit::data, "%s has %zu bytes, must have %zu", file.path().c_str(), file.size(), expected.bytes);
-    Xxh3Stream hash;
-    for (size_t begin = 0, chunk = 0; begin < expected.bytes; begin += kChunkBytes, chunk++) {
-        size_t bytes = std::min(kChunkBytes, expected.bytes - begin);
-        uint32_t crc = crc32c(file.data() + begin, bytes);
-        if (crc != expected.chunk_crc32c[chunk])
-            fail(Exit::data, "%s is damaged in the %zu bytes from offset %zu: their CRC32C is %08x, must be %08x",
-                 file.path().c_str(), bytes, begin, crc, expected.chunk_crc32c[chunk]);
-        hash.update(file.data() + begin, bytes);
+        fail(Exit::data, "%s has %zu bytes, must have %zu", file.path(), file.size(), expected.bytes);
+    FileChecksums checksums;
+    for (size_t begin = 0, digit = 0; begin < expected.bytes; begin += kBlockBytes, digit += 8) {
+        const size_t bytes = std::min(kBlockBytes, expected.bytes - begin);
+        const std::string crc = checksums.add(file.data() + begin, bytes);
+        const std::string must_be = expected.block_crc32cs.substr(digit, 8);
+        if (crc != must_be)
+            fail(Exit::data, "%s is damaged in the %zu bytes from offset %zu: their CRC32C is %s, must be %s",
+                 file.path(), bytes, begin, crc, must_be);
     }
-    if (hash.hex() != expected.xxh3_128)
-        fail(Exit::data, "%s is damaged: the XXH3 hash of its %zu bytes is %s, must be %s", file.path().c_str(),
-             file.size(), hash.hex().c_str(), expected.xxh3_128.c_str());
+    if (const std::string hash = checksums.xxh3_128(); hash != expected.xxh3_128)
+        fail(Exit::data, "%s is damaged: the XXH3 hash of its %zu bytes is %s, must be %s", file.path(), file.size(),
+             hash, expected.xxh3_128);
 }

@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "kernels/check.h"
-#include "runtime/io/process.h"
+#include "runtime/io/io.h"
 
 namespace {
 

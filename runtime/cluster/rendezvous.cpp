@@ -10,7 +10,7 @@
 
 #include "kernels/check.h"
 #include "runtime/cluster/authentication.h"
-#include "runtime/io/signals.h"
+#include "runtime/io/io.h"
 
 namespace {
 

@@ -4,13 +4,11 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <regex>
 
 #include "kernels/check.h"
 #include "runtime/config/options.h"
-#include "runtime/config/schedule.h"
-#include "runtime/config/suggest.h"
-#include "runtime/io/files.h"
-#include "runtime/io/json.h"
+#include "runtime/io/io.h"
 
 namespace {
 
@@ -19,23 +17,16 @@ using Json = nlohmann::ordered_json;
 constexpr size_t kLargestFile = 1 << 20;
 constexpr size_t kDeepest = 8;
 
-struct Key {
-    std::string section, name;
-};
-
-Key split_key(const std::string& key) {
-    size_t dot = key.find('.');
-    return {key.substr(0, dot), dot == std::string::npos ? "" : key.substr(dot + 1)};
-}
+std::string section_of(const std::string& key) { return key.substr(0, key.find('.')); }
 
 [[noreturn]] void fail_unknown(const std::vector<Option>& table, const std::string& key, const std::string& origin) {
     std::vector<std::string> known;
     for (const Option& option : table) known.push_back(option.key);
     if (key.find('.') == std::string::npos)
-        for (const Option& option : table) known.push_back(split_key(option.key).section);
+        for (const Option& option : table) known.push_back(section_of(option.key));
     std::string nearest = nearest_name(key, known);
-    fail(Exit::config, "%s: unknown key %s; %s", origin.c_str(), printed(key).c_str(),
-         nearest.empty() ? "--help lists all keys" : ("did you mean \"" + nearest + "\"?").c_str());
+    fail(Exit::config, "%s: unknown key %s; %s", origin, printed(key),
+         nearest.empty() ? "--help lists all keys" : ("did you mean \"" + nearest + "\"?"));
 }
 
 const Option& option_named(const std::vector<Option>& table, const std::string& key, const std::string& origin) {
@@ -46,7 +37,7 @@ const Option& option_named(const std::vector<Option>& table, const std::string& 
 
 bool is_section(const std::vector<Option>& table, const std::string& name) {
     return std::any_of(table.begin(), table.end(),
-                       [&](const Option& option) { return split_key(option.key).section == name; });
+                       [&](const Option& option) { return section_of(option.key) == name; });
 }
 
 // The parser refuses other texts in files; those of the command line have not gone through it.
@@ -54,31 +45,34 @@ void check_utf8(const std::string& text, const std::string& key) {
     try {
         (void)Json(text).dump();
     } catch (const Json::exception&) {
-        fail(Exit::config, "--set: %s must be valid UTF-8, is %s", printed(key).c_str(), printed(text).c_str());
+        fail(Exit::config, "--set: %s must be valid UTF-8, is %s", printed(key), printed(text));
     }
 }
 
 // What a person typed on the command line: JSON, or a bare word where a text belongs.
 Json typed_value(const std::string& text, const Option& option) {
-    Json json = Json::parse(text, nullptr, false);
-    bool wants_text =
-        std::holds_alternative<std::string*>(option.value) || std::holds_alternative<Dtype*>(option.value);
-    return json.is_discarded() || (wants_text && !json.is_string()) ? Json(text) : json;
+    const Json json = Json::parse(text, nullptr, false);
+    return json.is_discarded() || (takes_text(option) && !json.is_string()) ? Json(text) : json;
 }
 
 void check_model(const Config& c, const std::string& file) {
     if (c.model.n_embd % c.model.n_head != 0)
-        fail(Exit::config, "%s: model.n_embd (%d) must be a multiple of model.n_head (%d)", file.c_str(),
-             c.model.n_embd, c.model.n_head);
-    if (c.train.seq_len > c.model.n_positions)
-        fail(Exit::config, "%s: train.seq_len (%d) must not be larger than model.n_positions (%d)", file.c_str(),
-             c.train.seq_len, c.model.n_positions);
-    if (c.eval.stride > c.train.seq_len)
-        fail(Exit::config, "%s: eval.stride (%d) must not be larger than train.seq_len (%d)", file.c_str(),
-             c.eval.stride, c.train.seq_len);
-    if (c.sample.top_k > c.model.vocab_size)
-        fail(Exit::config, "%s: sample.top_k (%d) must not be larger than model.vocab_size (%d)", file.c_str(),
-             c.sample.top_k, c.model.vocab_size);
+        fail(Exit::config, "%s: model.n_embd (%d) must be a multiple of model.n_head (%d)", file, c.model.n_embd,
+             c.model.n_head);
+    struct AtMost {
+        const char* key;
+        int value;
+        const char* limit_key;
+        int limit;
+    };
+    for (const AtMost& pair :
+         {AtMost{"train.seq_len", c.train.seq_len, "model.n_positions", c.model.n_positions},
+          AtMost{"eval.stride", c.eval.stride, "train.seq_len", c.train.seq_len},
+          AtMost{"sample.top_k", c.sample.top_k, "model.vocab_size", c.model.vocab_size},
+          AtMost{"schedule.warmup_steps", c.schedule.warmup_steps, "train.max_steps", c.train.max_steps}})
+        if (pair.value > pair.limit)
+            fail(Exit::config, "%s: %s (%d) must not be larger than %s (%d)", file, pair.key, pair.value,
+                 pair.limit_key, pair.limit);
 }
 
 void check_batch(const Config& c, const std::string& file, int world) {
@@ -87,23 +81,19 @@ void check_batch(const Config& c, const std::string& file, int world) {
     if (total % tokens == 0) return;
     const int64_t below = total / tokens * tokens;
     fail(Exit::config,
-         "%s: train.total_batch_tokens (%lld) must be a multiple of train.batch_size (%d) times train.seq_len (%d) "
-         "times "
-         "the number of ranks (%d), that is of %lld; the nearest are %s%lld",
-         file.c_str(), (long long)total, c.train.batch_size, c.train.seq_len, world, (long long)tokens,
-         below ? format("%lld and ", (long long)below).c_str() : "", (long long)(below + tokens));
+         "%s: train.total_batch_tokens (%ld) must be a multiple of train.batch_size (%d) times train.seq_len (%d) "
+         "times the number of ranks (%d), that is of %ld; the nearest are %s%ld",
+         file, total, c.train.batch_size, c.train.seq_len, world, tokens, below ? format("%ld and ", below) : "",
+         below + tokens);
 }
 
 void check_schedule(const Config& c, const std::string& file) {
     const int warmup = c.schedule.warmup_steps, steps = c.train.max_steps;
-    if (warmup > steps)
-        fail(Exit::config, "%s: schedule.warmup_steps (%d) must not be larger than train.max_steps (%d)", file.c_str(),
-             warmup, steps);
-    if (c.schedule.name == "wsd" && warmup + cooldown_steps(c) > steps)
+    if (c.schedule.name == LrSchedule::wsd && warmup + cooldown_steps(c) > steps)
         fail(Exit::config,
-             "%s: schedule.warmup_steps (%d) and the cool-down (schedule.cooldown_fraction %g of train.max_steps, %d "
+             "%s: schedule.warmup_steps (%d) and the cooldown (schedule.cooldown_fraction %g of train.max_steps, %d "
              "steps) must not be longer than train.max_steps (%d) together",
-             file.c_str(), warmup, c.schedule.cooldown_fraction, cooldown_steps(c), steps);
+             file, warmup, c.schedule.cooldown_fraction, cooldown_steps(c), steps);
 }
 
 void check_loss_scale(const Config& c, const std::string& file) {
@@ -111,9 +101,9 @@ void check_loss_scale(const Config& c, const std::string& file) {
         fail(Exit::config,
              "%s: train.precision \"fp16\" needs loss_scale.dynamic true (or a loss_scale.fixed above 1, is %g): small "
              "gradients vanish in fp16 without it",
-             file.c_str(), c.loss_scale.fixed);
+             file, c.loss_scale.fixed);
     if (c.loss_scale.dynamic && c.loss_scale.minimum > c.loss_scale.initial)
-        fail(Exit::config, "%s: loss_scale.minimum (%g) must not be larger than loss_scale.initial (%g)", file.c_str(),
+        fail(Exit::config, "%s: loss_scale.minimum (%g) must not be larger than loss_scale.initial (%g)", file,
              c.loss_scale.minimum, c.loss_scale.initial);
 }
 
@@ -125,25 +115,6 @@ std::vector<std::string> result_lines(const Config& config) {
         if (option.effect == Effect::result)
             lines.push_back(std::string(option.key) + ": " + option_value(option).dump());
     return lines;
-}
-
-struct HelpRow {
-    std::string key, default_value, allowed, help;
-};
-
-std::vector<HelpRow> help_rows() {
-    Config defaults;
-    std::vector<HelpRow> rows;
-    for (const Option& option : option_table(defaults))
-        rows.push_back({option.key, option_value(option).dump(), allowed_values(option), option.help});
-    return rows;
-}
-
-// A bar would end a cell of a Markdown table.
-std::string escape_bars(const std::string& text) {
-    std::string escaped;
-    for (char c : text) escaped += c == '|' ? std::string("\\|") : std::string(1, c);
-    return escaped;
 }
 
 }  // namespace
@@ -159,15 +130,13 @@ Config load_config(const std::string& path, const std::vector<std::string>& over
 
 Config parse_config(std::string_view json_text, const std::string& origin) {
     const Json json = parse_json(json_text, origin, Exit::config, {.max_depth = kDeepest});
-    if (!json.is_object())
-        fail(Exit::config, "%s must be an object of sections, is %s", origin.c_str(), printed(json).c_str());
+    if (!json.is_object()) fail(Exit::config, "%s must be an object of sections, is %s", origin, printed(json));
     Config config;
     const std::vector<Option> table = option_table(config);
     for (const auto& [section, members] : json.items()) {
         if (!is_section(table, section)) fail_unknown(table, section, origin);
         if (!members.is_object())
-            fail(Exit::config, "%s: %s must be an object of keys, is %s", origin.c_str(), section.c_str(),
-                 printed(members).c_str());
+            fail(Exit::config, "%s: %s must be an object of keys, is %s", origin, section, printed(members));
         for (const auto& [name, value] : members.items())
             assign_option(option_named(table, section + "." + name, origin), value, origin);
     }
@@ -176,8 +145,7 @@ Config parse_config(std::string_view json_text, const std::string& origin) {
 
 void override_config(Config& config, const std::string& assignment) {
     const size_t equals = assignment.find('=');
-    if (equals == std::string::npos)
-        fail(Exit::usage, "--set takes section.key=value, is %s", printed(assignment).c_str());
+    if (equals == std::string::npos) fail(Exit::usage, "--set takes section.key=value, is %s", printed(assignment));
     const std::string origin = "--set", key = assignment.substr(0, equals), value = assignment.substr(equals + 1);
     check_utf8(value, key);
     const std::vector<Option> table = option_table(config);
@@ -205,8 +173,8 @@ std::string config_json(const Config& config) {
     Config copy = config;
     Json json;
     for (const Option& option : option_table(copy)) {
-        const Key key = split_key(option.key);
-        json[key.section][key.name] = option_value(option);
+        const std::string section = section_of(option.key);
+        json[section][option.key + section.size() + 1] = option_value(option);
     }
     return json.dump(4) + "\n";
 }
@@ -226,17 +194,22 @@ std::vector<std::string> config_differences(const Config& from, const Config& to
 }
 
 std::string config_help() {
+    Config defaults;
     std::string text;
-    for (const HelpRow& row : help_rows())
-        text += format("%-29s %s\n%-29s default %s, %s\n", row.key.c_str(), row.help.c_str(), "",
-                       row.default_value.c_str(), row.allowed.c_str());
+    for (const Option& option : option_table(defaults))
+        text += format("%-29s %s\n%-29s default %s, %s\n", option.key, option.help, "",
+                       option_value(option).dump().c_str(), allowed_values(option).c_str());
     return text;
 }
 
 std::string config_markdown() {
+    Config defaults;
     std::string text = "| key | default | range | meaning |\n|---|---|---|---|\n";
-    for (const HelpRow& row : help_rows())
-        text += format("| `%s` | `%s` | %s | %s |\n", row.key.c_str(), row.default_value.c_str(),
-                       escape_bars(row.allowed).c_str(), row.help.c_str());
+    for (const Option& option : option_table(defaults)) {
+        // A bar would end a cell of the table.
+        const std::string allowed = std::regex_replace(allowed_values(option), std::regex("\\|"), "\\|");
+        text += format("| `%s` | `%s` | %s | %s |\n", option.key, option_value(option).dump().c_str(), allowed.c_str(),
+                       option.help);
+    }
     return text;
 }

@@ -1,4 +1,5 @@
-// What a run is: every option with its default, read from one JSON file and from --set on the command line.
+// The configuration of a run, every option with its default, read from one JSON file and from --set on the command
+// line; and what follows from it alone: the learning rate of each step and the loss scale.
 //
 // Keys are "section.name"; the table in runtime/config/options.cpp gives each a range and a line of help, and
 // everything else (parsing, checks, help, printing, digest) is derived from it. Paths are relative to the current
@@ -13,7 +14,21 @@
 #include <string_view>
 #include <vector>
 
+#include "kernels/choices.h"
 #include "kernels/numeric.h"
+
+// The course of the learning rate after the warm-up.
+enum class LrSchedule : int { cosine, linear, wsd, constant, cyclic };
+inline constexpr const char* name_of(LrSchedule schedule) {
+    switch (schedule) {
+        case LrSchedule::cosine: return "cosine";
+        case LrSchedule::linear: return "linear";
+        case LrSchedule::wsd: return "wsd";
+        case LrSchedule::constant: return "constant";
+        case LrSchedule::cyclic: return "cyclic";
+    }
+    return nullptr;
+}
 
 // The defaults are GPT-2 124M on 10 billion tokens.
 struct Config {
@@ -43,12 +58,12 @@ struct Config {
         int seq_len = 1024;
         int64_t total_batch_tokens = 524288;  // per optimizer step, all ranks
         Dtype precision = Dtype::bf16;
-        std::string recompute = "none";  // none|gelu|norm|block
-        int head_rows = 0;               // 0: default_head_rows(); load_config() puts that in its place
+        Recompute recompute = Recompute::none;
+        int head_rows = 0;  // 0: default_head_rows(); load_config() puts that in its place
     } train;
 
     struct Optim {
-        std::string name = "adamw";  // adamw|sgd
+        OptimizerKind name = OptimizerKind::adamw;
         double learning_rate = 6e-4;
         double beta1 = 0.9;
         double beta2 = 0.95;
@@ -59,7 +74,7 @@ struct Config {
     } optim;
 
     struct Schedule {
-        std::string name = "cosine";  // cosine|linear|wsd|constant|cyclic
+        LrSchedule name = LrSchedule::cosine;
         int warmup_steps = 700;
         double final_lr_fraction = 0.1;
         double cooldown_fraction = 0.2;  // wsd only
@@ -151,3 +166,69 @@ std::vector<std::string> config_differences(const Config& from, const Config& to
 // Every option as "key  default  range  meaning" for the terminal, and as the table of docs/configuration.md.
 std::string config_help();
 std::string config_markdown();
+
+// The known name with the fewest inserted, deleted or changed characters (Levenshtein's distance; the first of equals),
+// or an empty string where none is within half of the name's length: for "did you mean ...?".
+std::string nearest_name(const std::string& name, const std::vector<std::string>& known);
+
+// ---- the learning rate ----------------------------------------------------------------------------------------------
+
+// The learning rate of step 1 .. train.max_steps. With lr = optim.learning_rate, final = lr *
+// schedule.final_lr_fraction: warm-up (step <= warmup_steps): lr step / warmup_steps; afterwards, with p = (step -
+// warmup) / (max_steps - warmup),
+//   cosine    final + (lr - final) (1 + cos(pi p)) / 2             (Loshchilov, Hutter, arXiv 1608.03983, eq. 5)
+//   linear    final + (lr - final) (1 - p)
+//   wsd       lr until the last cooldown_fraction of max_steps, then with q = 0 .. 1 over those steps
+//             final + (lr - final) (1 - sqrt(q))                   (Haegele et al., arXiv 2405.18392, section 3)
+//   constant  lr
+//   cyclic    a triangle: from lr to final and back to lr every cycle_steps (Smith, arXiv 1506.01186, section 3)
+// cosine, linear and wsd have the rate `final` exactly at the last step, if any step follows the warm-up.
+double learning_rate(const Config& config, int step);
+
+// Steps of wsd's cooldown: cooldown_fraction of max_steps, rounded, at least 1.
+int cooldown_steps(const Config& config);
+
+// ---- the loss scale -------------------------------------------------------------------------------------------------
+
+// Above this its reciprocal and the scaled gradients would leave float's range for good.
+inline constexpr float kLargestLossScale = 0x1p100f;
+
+// Part of the checkpoint.
+struct LossScaleState {
+    float scale = 1;
+    int good_steps = 0;       // finite in a row since the scale last changed or a step was skipped
+    int hysteresis_left = 0;  // non-finite steps until the scale backs off; 0 and 1: the next one does
+    int skipped_in_a_row = 0;
+    int64_t total_skipped = 0;
+    int last_good_step = 0;  // 0: none yet
+};
+
+// A factor on the loss that keeps small FP16 gradients from vanishing, and the count of skipped steps.
+//
+// Dynamic scaling follows Megatron-LM's DynamicGradScaler: `growth_interval` finite steps in a row multiply the scale
+// by `growth_factor` and restore the hysteresis; a non-finite step uses up one of `hysteresis`, and from the last one
+// on each multiplies the scale by `backoff_factor`, never below `minimum` (Micikevicius et al., "Mixed precision
+// training", arXiv 1710.03740, section 3.2). Without it the scale is `fixed`. In both cases non-finite steps are
+// counted and limited.
+class LossScaler {
+public:
+    explicit LossScaler(const Config::LossScale& options);
+    // Continues from a checkpoint's state. Where scaling is not dynamic the scale stays `fixed`.
+    LossScaler(const Config::LossScale& options, const LossScaleState& state);
+
+    float scale() const { return state_.scale; }
+    const LossScaleState& state() const { return state_; }
+
+    // The update of `step` was applied.
+    void step_applied(int step);
+
+    // Step `step` was skipped since `tensor` is the first whose gradient is not finite. Fails with Exit::non_finite and
+    // a diagnosis where the scale is at its minimum already, or after more than max_skipped_steps in a row.
+    void step_skipped(int step, const std::string& tensor);
+
+private:
+    void back_off(int step, const std::string& tensor);
+
+    Config::LossScale options_;
+    LossScaleState state_;
+};

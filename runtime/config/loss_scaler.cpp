@@ -1,15 +1,9 @@
-#include "runtime/config/loss_scaler.h"
-
 #include <algorithm>
-#include <cmath>
-#include <nlohmann/json.hpp>
 
 #include "kernels/check.h"
+#include "runtime/config/config.h"
 
 namespace {
-
-// Further up the reciprocal and the scaled gradients would leave float's range for good.
-constexpr float kLargestScale = 0x1p100f;
 
 LossScaleState first_state(const Config::LossScale& options) {
     return {.scale = float(options.dynamic ? options.initial : options.fixed), .hysteresis_left = options.hysteresis};
@@ -31,7 +25,7 @@ void LossScaler::step_applied(int step) {
     if (!options_.dynamic || state_.good_steps < options_.growth_interval) return;
     state_.good_steps = 0;
     state_.hysteresis_left = options_.hysteresis;
-    state_.scale = std::min(state_.scale * float(options_.growth_factor), kLargestScale);
+    state_.scale = std::min(state_.scale * float(options_.growth_factor), kLargestLossScale);
 }
 
 void LossScaler::step_skipped(int step, const std::string& tensor) {
@@ -44,7 +38,7 @@ void LossScaler::step_skipped(int step, const std::string& tensor) {
             "step %d: the gradient was not finite %d steps in a row, loss_scale.max_skipped_steps is %d (first tensor: "
             "%s, loss scale %g, last good step %d). Continue from an earlier checkpoint with a lower "
             "optim.learning_rate, a longer schedule.warmup_steps or a smaller optim.grad_clip",
-            step, state_.skipped_in_a_row, options_.max_skipped_steps, tensor.c_str(), double(state_.scale),
+            step, state_.skipped_in_a_row, options_.max_skipped_steps, tensor, double(state_.scale),
             state_.last_good_step);
     if (!options_.dynamic) return;
     state_.hysteresis_left = std::max(0, state_.hysteresis_left - 1);
@@ -59,43 +53,6 @@ void LossScaler::back_off(int step, const std::string& tensor) {
              "last good step was %d. It is not the scale, then: continue from an earlier checkpoint with a lower "
              "optim.learning_rate or a smaller optim.grad_clip, with train.precision \"bf16\" or \"fp32\", or lower "
              "loss_scale.minimum",
-             step, tensor.c_str(), double(state_.scale), options_.minimum, state_.last_good_step);
+             step, tensor, double(state_.scale), options_.minimum, state_.last_good_step);
     state_.scale = std::max(state_.scale * float(options_.backoff_factor), minimum);
-}
-
-nlohmann::ordered_json to_json(const LossScaleState& state) {
-    return {{"scale", double(state.scale)},
-            {"good_steps", state.good_steps},
-            {"hysteresis_left", state.hysteresis_left},
-            {"skipped_in_a_row", state.skipped_in_a_row},
-            {"total_skipped", state.total_skipped},
-            {"last_good_step", state.last_good_step}};
-}
-
-LossScaleState loss_scale_state_from_json(const nlohmann::ordered_json& json, const std::string& origin) {
-    auto number = [&](const char* key) -> double {
-        auto member = json.is_object() ? json.find(key) : json.end();
-        if (member == json.end() || !member->is_number())
-            fail(Exit::data, "%s: loss_scale.%s must be a number, is %s", origin.c_str(), key,
-                 member == json.end() ? "missing" : member->type_name());
-        return member->get<double>();
-    };
-    auto count = [&](const char* key) -> int64_t {
-        constexpr double kMost = 0x1p31 - 1;
-        const double value = number(key);
-        if (!(value >= 0 && value <= kMost) || value != std::floor(value))
-            fail(Exit::data, "%s: loss_scale.%s must be a whole number from 0 to %.0f, is %g", origin.c_str(), key,
-                 kMost, value);
-        return int64_t(value);
-    };
-    const double scale = number("scale");
-    if (!(scale > 0 && scale <= kLargestScale))
-        fail(Exit::data, "%s: loss_scale.scale must be above 0 and at most %g, is %g", origin.c_str(),
-             double(kLargestScale), scale);
-    return {.scale = float(scale),
-            .good_steps = int(count("good_steps")),
-            .hysteresis_left = int(count("hysteresis_left")),
-            .skipped_in_a_row = int(count("skipped_in_a_row")),
-            .total_skipped = count("total_skipped"),
-            .last_good_step = int(count("last_good_step"))};
 }

@@ -1,10 +1,11 @@
 #include "runtime/config/options.h"
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <type_traits>
 
 #include "kernels/check.h"
+#include "runtime/io/io.h"
 
 namespace {
 
@@ -16,59 +17,45 @@ constexpr double kAlmost1 = 0.999999;  // well below 1 as a float too: with 1 a 
 constexpr size_t kLongestText = 4096;
 
 Allowed between(double low, double high) { return {.low = low, .high = high}; }
-Allowed one_of(std::vector<std::string> choices) { return {.choices = std::move(choices)}; }
 Allowed anything() { return {}; }
 Allowed some_text() { return {.may_be_empty = false}; }
 
-std::vector<std::string> dtype_names() { return {name_of(Dtype::fp32), name_of(Dtype::bf16), name_of(Dtype::fp16)}; }
-
-template <class T> constexpr bool is_text = std::is_same_v<T, std::string> || std::is_same_v<T, Dtype>;
+template <class T> constexpr bool is_text = std::is_same_v<T, std::string> || std::is_enum_v<T>;
 
 // What an option of type T takes from JSON.
-template <class T> bool has_type(const Json& json) {
+struct JsonType {
+    bool (Json::*includes)() const noexcept;
+    const char* name;
+};
+template <class T> constexpr JsonType json_type() {
     if constexpr (is_text<T>)
-        return json.is_string();
+        return {&Json::is_string, "a text in quotes"};
     else if constexpr (std::is_same_v<T, bool>)
-        return json.is_boolean();
+        return {&Json::is_boolean, "true or false"};
     else if constexpr (std::is_same_v<T, double>)
-        return json.is_number();
+        return {&Json::is_number, "a number"};
     else if constexpr (std::is_same_v<T, uint64_t>)
-        return json.is_number_unsigned();
+        return {&Json::is_number_unsigned, "an integer from 0 to 18446744073709551615"};
     else
-        return json.is_number_integer();
+        return {&Json::is_number_integer, "an integer"};
 }
 
-template <class T> const char* type_name() {
-    if constexpr (is_text<T>)
-        return "a text in quotes";
-    else if constexpr (std::is_same_v<T, bool>)
-        return "true or false";
-    else if constexpr (std::is_same_v<T, double>)
-        return "a number";
-    else if constexpr (std::is_same_v<T, uint64_t>)
-        return "an integer from 0 to 18446744073709551615";
-    else
-        return "an integer";
-}
-
-bool is_inside(const Allowed& allowed, double x) { return x >= allowed.low && x <= allowed.high; }
-
-bool is_inside(const Allowed& allowed, const std::string& text) {
-    if (!allowed.choices.empty())
-        return std::find(allowed.choices.begin(), allowed.choices.end(), text) != allowed.choices.end();
-    // A NUL would cut the text short wherever the system takes it, as in a path.
-    return text.size() <= kLongestText && text.find('\0') == std::string::npos &&
-           (allowed.may_be_empty || !text.empty());
-}
-
-bool is_allowed(const Allowed& allowed, const Json& json) {
-    if (json.is_number()) return is_inside(allowed, json.get<double>());
-    if (json.is_string()) return is_inside(allowed, json.get<std::string>());
-    return true;
-}
-
-Dtype dtype_named(const std::string& name) {
-    return name == name_of(Dtype::fp32) ? Dtype::fp32 : name == name_of(Dtype::bf16) ? Dtype::bf16 : Dtype::fp16;
+// The value that a JSON value of the right type stands for, if it is allowed.
+template <class T> std::optional<T> allowed_value(const Json& json, const Allowed& allowed) {
+    if constexpr (std::is_enum_v<T>) {
+        return choice_named<T>(json.get<std::string>());
+    } else {
+        const T value = json.get<T>();
+        if constexpr (std::is_same_v<T, std::string>) {
+            // A NUL would cut the text short wherever the system takes it, as in a path.
+            const bool is_path = value.size() <= kLongestText && value.find('\0') == std::string::npos;
+            if (!is_path || (value.empty() && !allowed.may_be_empty)) return std::nullopt;
+        } else if constexpr (!std::is_same_v<T, bool>) {
+            const double x = json.get<double>();
+            if (!(x >= allowed.low && x <= allowed.high)) return std::nullopt;
+        }
+        return value;
+    }
 }
 
 }  // namespace
@@ -98,13 +85,13 @@ std::vector<Option> option_table(Config& c) {
         {"train.seq_len", &c.train.seq_len, between(1, 1 << 24), "tokens per sequence, at most n_positions"},
         {"train.total_batch_tokens", &c.train.total_batch_tokens, between(1, kMaxInt),
          "tokens per optimizer step over all ranks; gradients accumulate over as many micro-steps as that takes"},
-        {"train.precision", &c.train.precision, one_of(dtype_names()), "storage of activations and compute weights"},
-        {"train.recompute", &c.train.recompute, one_of({"none", "gelu", "norm", "block"}),
+        {"train.precision", &c.train.precision, anything(), "storage of activations and compute weights"},
+        {"train.recompute", &c.train.recompute, anything(),
          "what the backward pass computes again to save memory; each level includes the ones before", none},
         {"train.head_rows", &c.train.head_rows, between(0, kMaxInt),
          "tokens whose logits are held in memory at a time; 0: a micro-step's, at most 8192"},
 
-        {"optim.name", &c.optim.name, one_of({"adamw", "sgd"}), "the optimizer"},
+        {"optim.name", &c.optim.name, anything(), "the optimizer"},
         {"optim.learning_rate", &c.optim.learning_rate, between(0, 1000), "the highest of the schedule"},
         {"optim.beta1", &c.optim.beta1, between(0, kAlmost1), "adamw: decay of the first moment"},
         {"optim.beta2", &c.optim.beta2, between(0, kAlmost1), "adamw: decay of the second moment"},
@@ -113,8 +100,7 @@ std::vector<Option> option_table(Config& c) {
         {"optim.grad_clip", &c.optim.grad_clip, between(0, 1e30), "largest norm of the gradient; 0: no clipping"},
         {"optim.momentum", &c.optim.momentum, between(0, kAlmost1), "sgd: momentum"},
 
-        {"schedule.name", &c.schedule.name, one_of({"cosine", "linear", "wsd", "constant", "cyclic"}),
-         "course of the learning rate after the warm-up"},
+        {"schedule.name", &c.schedule.name, anything(), "course of the learning rate after the warm-up"},
         {"schedule.warmup_steps", &c.schedule.warmup_steps, steps_or_0, "steps of linear growth at the beginning"},
         {"schedule.final_lr_fraction", &c.schedule.final_lr_fraction, between(0, 1),
          "learning rate of the last step, as a part of optim.learning_rate; cyclic: the lowest"},
@@ -181,23 +167,20 @@ std::vector<Option> option_table(Config& c) {
 
 void assign_option(const Option& option, const Json& json, const std::string& origin) {
     auto refuse = [&](const std::string& expected) {
-        fail(Exit::config, "%s: %s must be %s, is %s", origin.c_str(), option.key, expected.c_str(),
-             printed(json).c_str());
+        fail(Exit::config, "%s: %s must be %s, is %s", origin, option.key, expected, printed(json));
     };
     auto assign = [&]<class T>(T* value) {
-        if (!has_type<T>(json)) refuse(type_name<T>());
-        if (!is_allowed(option.allowed, json)) refuse((json.is_number() ? "in " : "") + allowed_values(option));
-        if constexpr (std::is_same_v<T, Dtype>)
-            *value = dtype_named(json.get<std::string>());
-        else
-            *value = json.get<T>();
+        if (const JsonType type = json_type<T>(); !(json.*type.includes)()) refuse(type.name);
+        const std::optional<T> allowed = allowed_value<T>(json, option.allowed);
+        if (!allowed) refuse((json.is_number() ? "in " : "") + allowed_values(option));
+        *value = *allowed;
     };
     std::visit(assign, option.value);
 }
 
 Json option_value(const Option& option) {
     auto read = []<class T>(const T* value) -> Json {
-        if constexpr (std::is_same_v<T, Dtype>)
+        if constexpr (std::is_enum_v<T>)
             return name_of(*value);
         else
             return *value;
@@ -205,23 +188,24 @@ Json option_value(const Option& option) {
     return std::visit(read, option.value);
 }
 
+bool takes_text(const Option& option) {
+    return std::visit([]<class T>(const T*) { return is_text<T>; }, option.value);
+}
+
 std::string allowed_values(const Option& option) {
     const Allowed& allowed = option.allowed;
     auto describe = [&]<class T>(const T*) -> std::string {
-        if constexpr (std::is_same_v<T, bool>) return "true|false";
-        if constexpr (std::is_same_v<T, uint64_t>) return "[0, 18446744073709551615]";
-        if constexpr (!is_text<T>) return format("[%.10g, %.10g]", allowed.low, allowed.high);
-        if (allowed.choices.empty())
+        if constexpr (std::is_same_v<T, bool>) {
+            return "true|false";
+        } else if constexpr (std::is_same_v<T, uint64_t>) {
+            return "[0, 18446744073709551615]";
+        } else if constexpr (std::is_same_v<T, std::string>) {
             return format("text without NUL, %d to %zu bytes", allowed.may_be_empty ? 0 : 1, kLongestText);
-        std::string choices;
-        for (const std::string& choice : allowed.choices) choices += (choices.empty() ? "" : "|") + choice;
-        return choices;
+        } else if constexpr (std::is_enum_v<T>) {
+            return choice_names<T>();
+        } else {
+            return format("[%.10g, %.10g]", allowed.low, allowed.high);
+        }
     };
     return std::visit(describe, option.value);
-}
-
-std::string printed(const Json& value) {
-    constexpr size_t kLongest = 60;
-    std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
-    return text.size() <= kLongest ? text : text.substr(0, kLongest) + "...";
 }

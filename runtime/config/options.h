@@ -10,12 +10,11 @@
 
 #include "runtime/config/config.h"
 
-// The values that an option may have: numbers from low to high, texts out of a few choices or, without choices, any
-// text that a path could be.
+// The values that an option may have: numbers from low to high, any text that a path could be, and of an enum every
+// choice.
 struct Allowed {
     double low = -std::numeric_limits<double>::infinity();
     double high = std::numeric_limits<double>::infinity();
-    std::vector<std::string> choices = {};
     bool may_be_empty = true;
 };
 
@@ -26,7 +25,9 @@ enum class Effect { result, none };
 
 struct Option {
     const char* key;  // "section.name"
-    std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*, Dtype*> value;
+    std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*, Dtype*, Recompute*, OptimizerKind*,
+                 LrSchedule*>
+        value;
     Allowed allowed;
     const char* help;
     Effect effect = Effect::result;
@@ -40,8 +41,8 @@ void assign_option(const Option& option, const nlohmann::ordered_json& value, co
 
 nlohmann::ordered_json option_value(const Option& option);
 
+// Whether the option's JSON values are texts.
+bool takes_text(const Option& option);
+
 // "[0, 1]", "fp32|bf16|fp16", "true|false".
 std::string allowed_values(const Option& option);
-
-// A value as it stands in sentences: JSON in plain ASCII, cut where it is long.
-std::string printed(const nlohmann::ordered_json& value);

@@ -1,11 +1,8 @@
-#include "runtime/io/files.h"
-
 #include <dirent.h>
 #include <fcntl.h>
 #include <glob.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,30 +10,28 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <random>
-#include <utility>
 
-#include "kernels/check.h"
+#include "runtime/io/io.h"
 
 namespace {
 
-using namespace std::string_view_literals;
+namespace fs = std::filesystem;
 
 constexpr mode_t kFileMode = 0600;
 constexpr mode_t kDirectoryMode = 0700;
 
-Exit exit_code_of(int error, Exit otherwise) {
-    if (error == EACCES || error == EPERM) return Exit::permission;
-    if (error == ENOSPC || error == EDQUOT || error == EIO) return Exit::io;
-    return otherwise;
+[[noreturn]] void fail_to(const std::string& action, const std::string& path, Exit otherwise, int error = errno) {
+    const bool is_permission = error == EACCES || error == EPERM;
+    const bool is_disk = error == ENOSPC || error == EDQUOT || error == EIO;
+    fail(is_permission ? Exit::permission
+         : is_disk     ? Exit::io
+                       : otherwise,
+         "cannot %s %s: %s", action, path, std::strerror(error));
 }
 
-Exit input_exit_code_of(int error) {
-    return error == ENOENT || error == ENOTDIR ? Exit::no_input : exit_code_of(error, Exit::io);
-}
-
-[[noreturn]] void fail_to(const char* action, const std::string& path, int error, Exit code) {
-    fail(code, "cannot %s %s: %s", action, path.c_str(), std::strerror(error));
+// The same for an input, which may be missing.
+[[noreturn]] void fail_to_read(const std::string& action, const std::string& path, int error = errno) {
+    fail_to(action, path, error == ENOENT || error == ENOTDIR ? Exit::no_input : Exit::io, error);
 }
 
 // Repeats a system call that a signal interrupted.
@@ -46,19 +41,6 @@ template <class Call> auto uninterrupted(Call call) {
     return result;
 }
 
-// Closes on every way out.
-class Descriptor {
-public:
-    explicit Descriptor(int number) : number_(number) {}
-    Descriptor(const Descriptor&) = delete;
-    Descriptor& operator=(const Descriptor&) = delete;
-    ~Descriptor() { ::close(number_); }
-    operator int() const { return number_; }
-
-private:
-    int number_;
-};
-
 const char* kind_of(mode_t mode) {
     if (S_ISDIR(mode)) return "a directory";
     if (S_ISFIFO(mode)) return "a FIFO";
@@ -66,44 +48,25 @@ const char* kind_of(mode_t mode) {
     return "a device";
 }
 
-size_t size_of_regular_file(int descriptor, const std::string& path, Exit code_otherwise) {
+size_t size_of_regular_file(int descriptor, const std::string& path, Exit otherwise) {
     struct stat status;
-    if (fstat(descriptor, &status) != 0) fail_to("read the size of", path, errno, Exit::io);
-    if (!S_ISREG(status.st_mode)) fail(code_otherwise, "%s is %s, not a file", path.c_str(), kind_of(status.st_mode));
+    if (fstat(descriptor, &status) != 0) fail_to("read the size of", path, Exit::io);
+    if (!S_ISREG(status.st_mode)) fail(otherwise, "%s is %s, not a file", path, kind_of(status.st_mode));
     return size_t(status.st_size);
 }
 
-// O_NONBLOCK keeps the open() of a FIFO from waiting for a writer; it means nothing for the regular files that are let
-// in.
-int open_for_reading(const std::string& path) {
-    int descriptor = uninterrupted([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); });
-    if (descriptor == -1) fail_to("open", path, errno, input_exit_code_of(errno));
-    return descriptor;
+// O_NONBLOCK keeps the open() of a FIFO from waiting for a writer; it has no effect on regular files.
+FileDescriptor open_for_reading(const std::string& path, int flags = O_NONBLOCK) {
+    FileDescriptor file(uninterrupted([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | flags); }));
+    if (file == -1) fail_to_read("open", path);
+    return file;
 }
 
-int open_for_writing(const std::string& path, int flags) {
-    int all_flags = O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | flags;
-    int descriptor = uninterrupted([&] { return ::open(path.c_str(), all_flags, kFileMode); });
-    if (descriptor == -1) fail_to("create", path, errno, exit_code_of(errno, Exit::cannot_create));
-    return descriptor;
-}
-
-// The blocks only, not the size, so that a file is never longer than what was written.
-int reserve(int descriptor, size_t bytes) {
-    if (uninterrupted([&] { return ::fallocate(descriptor, FALLOC_FL_KEEP_SIZE, 0, off_t(bytes)); }) == 0) return 0;
-    bool is_not_offered = errno == EOPNOTSUPP || errno == ENOSYS;
-    return is_not_offered ? 0 : errno;
-}
-
-std::string directory_of(const std::string& path) {
-    std::string parent = std::filesystem::path(path).parent_path();
-    return parent.empty() ? "." : parent;
-}
-
-// A name beside `path` that nobody else takes, since a predictable one could be waiting there as a trap.
-std::string temporary_name(const std::string& path) {
-    std::random_device random;
-    return format("%s.tmp.%08x%08x", path.c_str(), random(), random());
+FileDescriptor open_for_writing(const std::string& path, int flags) {
+    const int all_flags = O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | flags;
+    FileDescriptor file(uninterrupted([&] { return ::open(path.c_str(), all_flags, kFileMode); }));
+    if (file == -1) fail_to("create", path, Exit::cannot_create);
+    return file;
 }
 
 std::string describe_text(std::string_view bytes) {
@@ -120,36 +83,33 @@ std::string describe_text(std::string_view bytes) {
 
 }  // namespace
 
-MappedFile::MappedFile(const std::string& path) : path_(path) {
-    Descriptor descriptor(open_for_reading(path));
-    size_ = size_of_regular_file(descriptor, path, Exit::no_input);
-    if (size_ == 0) return;  // nothing to map, and mmap refuses
-    void* memory = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, descriptor, 0);
-    if (memory == MAP_FAILED) fail_to("map", path, errno, errno == ENOMEM ? Exit::os : Exit::io);
-    data_ = static_cast<const std::byte*>(memory);
-}
-
-MappedFile::MappedFile(MappedFile&& other) noexcept { *this = std::move(other); }
-
-MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
-    std::swap(path_, other.path_);
-    std::swap(data_, other.data_);
-    std::swap(size_, other.size_);
+FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
+    std::swap(number_, other.number_);
     return *this;
 }
 
-MappedFile::~MappedFile() {
-    if (data_) ::munmap(const_cast<std::byte*>(data_), size_);
+FileDescriptor::~FileDescriptor() {
+    if (number_ != -1) ::close(number_);
+}
+
+MappedFile::MappedFile(const std::string& path) : path_(path) {
+    const FileDescriptor file = open_for_reading(path);
+    const size_t size = size_ = size_of_regular_file(file, path, Exit::no_input);
+    if (size == 0) return;  // mmap refuses an empty file
+    void* memory = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file, 0);
+    if (memory == MAP_FAILED) fail_to("map", path, errno == ENOMEM ? Exit::os : Exit::io);
+    data_ = {static_cast<const std::byte*>(memory), [memory, size](const std::byte*) { ::munmap(memory, size); }};
 }
 
 OutputFile::OutputFile(const std::string& path, size_t reserve_bytes)
     : path_(path), descriptor_(open_for_writing(path, O_EXCL)) {
-    int error = reserve_bytes ? reserve(descriptor_, reserve_bytes) : 0;
-    if (error == 0) return;
-    ::close(descriptor_);
+    if (reserve_bytes == 0) return;
+    // The blocks only, not the size, so that a file is never longer than what was written.
+    auto reserve = [&] { return ::fallocate(descriptor_, FALLOC_FL_KEEP_SIZE, 0, off_t(reserve_bytes)); };
+    if (uninterrupted(reserve) == 0 || errno == EOPNOTSUPP || errno == ENOSYS) return;
+    const int error = errno;
     ::unlink(path.c_str());
-    fail(exit_code_of(error, Exit::io), "cannot reserve %zu bytes for %s: %s", reserve_bytes, path.c_str(),
-         std::strerror(error));
+    fail_to(format("reserve %zu bytes for", reserve_bytes), path, Exit::io, error);
 }
 
 OutputFile OutputFile::open_to_append(const std::string& path) {
@@ -160,144 +120,129 @@ OutputFile OutputFile::open_to_append(const std::string& path) {
     return file;
 }
 
-OutputFile::OutputFile(OutputFile&& other) noexcept { *this = std::move(other); }
-
-OutputFile& OutputFile::operator=(OutputFile&& other) noexcept {
-    std::swap(path_, other.path_);
-    std::swap(descriptor_, other.descriptor_);
-    std::swap(end_, other.end_);
-    return *this;
-}
-
-OutputFile::~OutputFile() {
-    if (descriptor_ != -1) ::close(descriptor_);
-}
-
 void OutputFile::write_at(size_t offset, const void* bytes, size_t count) {
-    require(descriptor_ != -1, "%s is written to after it was closed", path_.c_str());
+    require(descriptor_ != -1, "%s is written to after it was closed", path_);
     const char* rest = static_cast<const char*>(bytes);
-    size_t end = offset + count;
+    const size_t end = offset + count;
     while (offset < end) {
         ssize_t written = uninterrupted([&] { return ::pwrite(descriptor_, rest, end - offset, off_t(offset)); });
-        if (written <= 0) {
-            int error = written == 0 ? ENOSPC : errno;
-            fail(exit_code_of(error, Exit::io), "cannot write %zu bytes at offset %zu of %s: %s", end - offset, offset,
-                 path_.c_str(), std::strerror(error));
-        }
+        if (written <= 0)
+            fail_to(format("write %zu bytes at offset %zu of", end - offset, offset), path_, Exit::io,
+                    written == 0 ? ENOSPC : errno);
         rest += written;
         offset += size_t(written);
     }
     end_ = std::max(end_, end);
 }
 
-void OutputFile::append(const void* bytes, size_t count) { write_at(end_, bytes, count); }
-
 // After a failed fsync the system may drop the dirty pages and let a second fsync succeed, so there is no second one.
 void OutputFile::sync() {
-    require(descriptor_ != -1, "%s is synced after it was closed", path_.c_str());
+    require(descriptor_ != -1, "%s is synced after it was closed", path_);
     if (::fsync(descriptor_) == 0) return;
-    int error = errno;
-    ::close(std::exchange(descriptor_, -1));
-    fail_to("bring to the disk", path_, error, exit_code_of(error, Exit::io));
+    const int error = errno;
+    descriptor_ = FileDescriptor();
+    fail_to("sync", path_, Exit::io, error);
 }
 
 void OutputFile::close() {
     if (descriptor_ == -1) return;
-    // On Linux the descriptor is gone even after EINTR, and a second close() could hit somebody else's.
-    if (::close(std::exchange(descriptor_, -1)) != 0 && errno != EINTR)
-        fail_to("close", path_, errno, exit_code_of(errno, Exit::io));
+    // On Linux the descriptor is gone even after EINTR, and a second close() could hit another file's.
+    if (::close(descriptor_.release()) != 0 && errno != EINTR) fail_to("close", path_, Exit::io);
 }
 
 std::string read_file(const std::string& path, size_t max_bytes) {
-    Descriptor descriptor(open_for_reading(path));
-    size_t size = size_of_regular_file(descriptor, path, Exit::no_input);
-    if (size > max_bytes)
-        fail(Exit::data, "%s has %zu bytes, at most %zu are allowed here", path.c_str(), size, max_bytes);
+    const FileDescriptor file = open_for_reading(path);
+    const size_t size = size_of_regular_file(file, path, Exit::no_input);
+    if (size > max_bytes) fail(Exit::data, "%s has %zu bytes, at most %zu are allowed here", path, size, max_bytes);
     std::string content(size, '\0');
-    size_t got = 0;
-    while (got < size) {
-        ssize_t count = uninterrupted([&] { return ::read(descriptor, content.data() + got, size - got); });
-        if (count < 0) fail_to("read", path, errno, exit_code_of(errno, Exit::io));
-        if (count == 0)
-            fail(Exit::io, "%s became shorter while it was read: %zu of %zu bytes", path.c_str(), got, size);
+    for (size_t got = 0; got < size;) {
+        ssize_t count = uninterrupted([&] { return ::read(file, content.data() + got, size - got); });
+        if (count < 0) fail_to("read", path, Exit::io);
+        if (count == 0) fail(Exit::io, "%s became shorter while it was read: %zu of %zu bytes", path, got, size);
         got += size_t(count);
     }
     return content;
 }
 
-void write_file_atomically(const std::string& path, std::string_view content) {
-    std::string temporary = temporary_name(path);
+void write_file_atomically(const std::string& path, size_t bytes, const std::function<void(OutputFile&)>& write) {
+    // The name is random, since a predictable one could already be there as a trap.
+    const std::string temporary = path + ".tmp." + random_hex(2);
     try {
-        OutputFile file(temporary, content.size());
-        file.append(content);
+        OutputFile file(temporary, bytes);
+        write(file);
         file.sync();
         file.close();
         rename_path(temporary, path);
-    } catch (const Error&) {
+    } catch (...) {
         ::unlink(temporary.c_str());
         throw;
     }
     sync_directory(directory_of(path));
 }
 
-void sync_directory(const std::string& path) {
-    int number = uninterrupted([&] { return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); });
-    if (number == -1) fail_to("open the directory", path, errno, input_exit_code_of(errno));
-    Descriptor descriptor(number);
-    // Some network file systems do not offer it for directories and say so with EINVAL.
-    if (::fsync(descriptor) != 0 && errno != EINVAL)
-        fail_to("bring to the disk the directory", path, errno, exit_code_of(errno, Exit::io));
+void write_file_atomically(const std::string& path, std::string_view content) {
+    write_file_atomically(path, content.size(), [&](OutputFile& file) { file.append(content); });
 }
 
+void sync_directory(const std::string& path) {
+    const FileDescriptor directory = open_for_reading(path, O_DIRECTORY);
+    // Some network file systems do not offer it for directories and say so with EINVAL.
+    if (::fsync(directory) != 0 && errno != EINVAL) fail_to("sync the directory", path, Exit::io);
+}
+
+// std::filesystem would create directories that every user may read.
 void make_directories(const std::string& path) {
     for (size_t end = 0; end != std::string::npos;) {
         end = path.find('/', end + 1);
-        std::string prefix = path.substr(0, end);
+        const std::string prefix = path.substr(0, end);
         if (::mkdir(prefix.c_str(), kDirectoryMode) == 0) continue;
-        int error = errno;
-        if (!directory_exists(prefix))
-            fail_to("create the directory", prefix, error, exit_code_of(error, Exit::cannot_create));
+        const int error = errno;
+        if (!directory_exists(prefix)) fail_to("create the directory", prefix, Exit::cannot_create, error);
     }
 }
 
 bool file_exists(const std::string& path) {
-    struct stat status;
-    return ::stat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode);
+    std::error_code ignored;
+    return fs::is_regular_file(path, ignored);
 }
 
 bool directory_exists(const std::string& path) {
-    struct stat status;
-    return ::stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode);
+    std::error_code ignored;
+    return fs::is_directory(path, ignored);
 }
 
 std::vector<std::string> list_directory(const std::string& path) {
     std::error_code error;
     std::vector<std::string> names;
-    std::filesystem::directory_iterator entry(path, error), end;
+    fs::directory_iterator entry(path, error), end;
     for (; !error && entry != end; entry.increment(error)) names.push_back(entry->path().filename());
-    if (error) fail_to("list the directory", path, error.value(), input_exit_code_of(error.value()));
+    if (error) fail_to_read("list the directory", path, error.value());
     std::sort(names.begin(), names.end());
     return names;
 }
 
+std::string directory_of(const std::string& path) {
+    const std::string parent = fs::path(path).parent_path();
+    return parent.empty() ? "." : parent;
+}
+
 void rename_path(const std::string& from, const std::string& to) {
-    if (::rename(from.c_str(), to.c_str()) == 0) return;
-    int error = errno;
-    fail(exit_code_of(error, Exit::cannot_create), "cannot rename %s to %s: %s", from.c_str(), to.c_str(),
-         std::strerror(error));
+    std::error_code error;
+    fs::rename(from, to, error);
+    if (error) fail_to("rename", from + " to " + to, Exit::cannot_create, error.value());
 }
 
 void remove_tree(const std::string& path) {
     std::error_code error;
-    std::filesystem::remove_all(path, error);
-    if (error) fail_to("remove", path, error.value(), exit_code_of(error.value(), Exit::io));
+    fs::remove_all(path, error);
+    if (error) fail_to("remove", path, Exit::io, error.value());
 }
 
 uint64_t free_bytes(const std::string& path) {
-    struct statvfs status;
-    if (::statvfs(path.c_str(), &status) != 0)
-        fail_to("ask for the free space at", path, errno, input_exit_code_of(errno));
-    return uint64_t(status.f_bavail) * status.f_frsize;
+    std::error_code error;
+    const fs::space_info space = fs::space(path, error);
+    if (error) fail_to_read("determine the free space at", path, error.value());
+    return space.available;
 }
 
 std::vector<std::string> expand_glob(const std::string& pattern, const std::string& key) {
@@ -305,13 +250,14 @@ std::vector<std::string> expand_glob(const std::string& pattern, const std::stri
     int result = ::glob(pattern.c_str(), GLOB_NOSORT, nullptr, &found);
     std::vector<std::string> paths(found.gl_pathv, found.gl_pathv + found.gl_pathc);
     ::globfree(&found);
-    if (result == GLOB_NOSPACE) fail(Exit::os, "%s: no memory to expand %s", key.c_str(), pattern.c_str());
-    if (paths.empty()) fail(Exit::no_input, "%s: no file matches \"%s\"", key.c_str(), pattern.c_str());
+    if (result == GLOB_NOSPACE) fail(Exit::os, "%s: out of memory expanding %s", key, pattern);
+    if (paths.empty()) fail(Exit::no_input, "%s: no file matches \"%s\"", key, pattern);
     std::sort(paths.begin(), paths.end());
     return paths;
 }
 
 std::string describe_content(std::string_view first_bytes, size_t size) {
+    using namespace std::string_view_literals;
     struct Signature {
         std::string_view bytes;
         const char* meaning;

@@ -1,5 +1,3 @@
-#include "runtime/io/process.h"
-
 #include <unistd.h>
 
 #include <chrono>
@@ -8,7 +6,10 @@
 #include <filesystem>
 #include <fstream>
 #include <new>
+#include <random>
 #include <system_error>
+
+#include "runtime/io/io.h"
 
 namespace {
 
@@ -56,4 +57,11 @@ std::string program_path() {
 std::string program_directory() {
     const std::string program = program_path();
     return program.empty() ? "." : std::filesystem::path(program).parent_path().string();
+}
+
+std::string random_hex(int words) {
+    std::random_device random;
+    std::string digits;
+    for (int word = 0; word < words; word++) digits += format("%08x", random());
+    return digits;
 }

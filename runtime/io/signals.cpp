@@ -1,9 +1,9 @@
-#include "runtime/io/signals.h"
-
 #include <unistd.h>
 
 #include <csignal>
 #include <initializer_list>
+
+#include "runtime/io/io.h"
 
 // The one variable that the whole program shares: a handler can reach nothing else.
 static volatile std::sig_atomic_t first_signal = 0;

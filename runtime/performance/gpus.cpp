@@ -1,11 +1,10 @@
-#include "runtime/performance/gpus.h"
-
 #include <cctype>
 #include <nlohmann/json.hpp>
 
 #include "kernels/check.h"
-#include "runtime/config/options.h"
-#include "runtime/config/suggest.h"
+#include "runtime/config/config.h"
+#include "runtime/io/io.h"
+#include "runtime/performance/performance.h"
 
 namespace {
 
@@ -68,8 +67,8 @@ const GpuModel& find_gpu(const std::string& name) {
         all += (all.empty() ? "" : ", ") + names.back();
     }
     const std::string nearest = nearest_name(plain, names);
-    fail(Exit::usage, "--gpu: %s is not in the table; %s", printed(name).c_str(),
-         nearest.empty() ? ("it has " + all).c_str() : ("did you mean " + nearest + "?").c_str());
+    fail(Exit::usage, "--gpu: %s is not in the table; %s", printed(name),
+         nearest.empty() ? "it has " + all : "did you mean " + nearest + "?");
 }
 
 const GpuModel* gpu_of_device(const std::string& device_name) {
@@ -82,6 +81,20 @@ const GpuModel* gpu_of_device(const std::string& device_name) {
 double peak_flops_per_s(const std::string& device_name, Dtype precision, bool tf32) {
     const GpuModel* model = gpu_of_device(device_name);
     if (!model) return 0;
-    if (precision != Dtype::fp32) return model->flops_per_s;
-    return tf32 ? model->flops_per_s / 2 : model->fp32_flops_per_s;
+    switch (precision) {
+        case Dtype::fp32: return tf32 ? model->flops_per_s / 2 : model->fp32_flops_per_s;
+        case Dtype::bf16: return model->flops_per_s;
+        case Dtype::fp16: return model->flops_per_s;
+        case Dtype::fp64: break;
+    }
+    return 0;
+}
+
+double flops_per_token(const FlopsPerToken& model) {
+    return 6.0 * double(model.parameters) + 6.0 * model.n_layer * double(model.n_embd) * model.seq_len;
+}
+
+std::optional<double> model_flops_utilisation(double flops_per_token, double tokens_per_s, double peak_flops_per_s) {
+    if (peak_flops_per_s <= 0) return std::nullopt;
+    return flops_per_token * tokens_per_s / peak_flops_per_s;
 }

@@ -1,12 +1,11 @@
-#include "runtime/performance/scaling.h"
-
 #include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "kernels/check.h"
-#include "runtime/config/options.h"
+#include "runtime/io/io.h"
+#include "runtime/performance/performance.h"
 
 namespace {
 
@@ -31,8 +30,8 @@ double parse_rate(const std::string& text, const std::string& option) {
     const bool is_unit = unit == "B/s" || unit == "b/s" || (unit.empty() && scale == 1);
     const double rate = number * scale;
     if (error != std::errc() || !is_unit || !(rate > 0) || !std::isfinite(rate))
-        fail(Exit::usage, "%s: %s is no rate; it is bytes or bits per second like 450GB/s, 400Gb/s or 50e9",
-             option.c_str(), printed(text).c_str());
+        fail(Exit::usage, "%s: %s is no rate; it is bytes or bits per second like 450GB/s, 400Gb/s or 50e9", option,
+             printed(text));
     return rate;
 }
 

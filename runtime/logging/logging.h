@@ -1,4 +1,4 @@
-// What a run tells: metrics.jsonl for programs, main.log for llm.c's plotting tools, a progress line for people.
+// The logs of a run: metrics.jsonl for programs, main.log for llm.c's plotting tools, a progress line for people.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "runtime/io/files.h"
+#include "runtime/io/io.h"
 
 // Prints a line on stdout.
 inline void print_line(const std::string& line) { std::printf("%s\n", line.c_str()); }
@@ -44,8 +44,8 @@ std::string json_line(const ValRecord& record);
 // DIR/metrics.jsonl and DIR/main.log (`s:N trl:%.4f lr:%.6f norm:%.2f` and `s:N tel:%.4f`). A line is one write().
 class RunLog {
 public:
-    // Continues the files of a run whose steps 1 .. committed_step count: lines of later steps go, and so do lines that
-    // do not tell their step, as a crash may leave them. Each file is replaced as a whole, or created where absent.
+    // Continues the files of a run whose steps 1 .. committed_step are committed: lines of later steps are removed, and
+    // so are lines without a step, as a crash may leave them. Each file is replaced as a whole, or created if absent.
     RunLog(const std::string& dir, int committed_step);
 
     void write(const TrainRecord& record);
@@ -61,8 +61,8 @@ private:
 };
 
 // One line on the terminal that is rewritten at each step, or, where `out` is not a terminal, one plain line every
-// `every_steps` steps, at the first and at the last. So it is with several `ranks` always: mpirun gives its processes a
-// terminal even where its own output is a file. Where `out` is null, nothing: ranks other than the first.
+// `every_steps` steps, at the first and at the last. With several `ranks` the lines are always plain: mpirun gives its
+// processes a terminal even where its own output is a file. Prints nothing if `out` is null, on ranks other than 0.
 class TrainingProgress {
 public:
     TrainingProgress(std::FILE* out, int ranks, int total_steps, int every_steps);

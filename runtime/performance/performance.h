@@ -1,14 +1,64 @@
+// Speed: the arithmetic of a token, the table of GPUs, and a prediction of how fast many GPUs would be.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kernels/numeric.h"
+
+// ---- arithmetic per token -------------------------------------------------------------------------------------------
+
+struct FlopsPerToken {
+    int64_t parameters;  // all that are stored: position embedding and the vocabulary's padding rows included
+    int n_layer, n_embd, seq_len;
+};
+
+// Floating-point operations of forward and backward per token: 6 parameters + 6 n_layer n_embd seq_len. Each weight
+// takes part in three multiply-adds (Kaplan et al., arXiv 2001.08361, section 2.1); attention's two products take
+// 2 * 2 n_embd seq_len each way forward, three times that with backward, of which causality needs half. This is llm.c's
+// convention (gpt2_estimate_mfu). PaLM's (arXiv 2204.02311, appendix B) counts the whole square: twice the second term.
+double flops_per_token(const FlopsPerToken& model);
+
+// The share of the machine's peak that the model's arithmetic uses; nothing where the peak is unknown (0), as on a CPU.
+std::optional<double> model_flops_utilisation(double flops_per_token, double tokens_per_s, double peak_flops_per_s);
+
+// ---- the table of GPUs: NVIDIA's data sheets ------------------------------------------------------------------------
+
+struct GpuModel {
+    const char* name;                       // on the command line: what find_gpu() looks for
+    const char* product;                    // for people
+    std::vector<const char*> device_names;  // the driver's names of it, as nvidia-smi prints them
+    double flops_per_s;                     // bf16 and fp16 tensor cores, fp32 accumulation, without sparsity
+    double fp32_flops_per_s;                // without tensor cores
+    double memory_bytes_per_s;              // read or write
+    double memory_bytes;                    // the data sheet's GB as GiB; driver and ECC keep up to 6 % of it
+    double link_bytes_per_s;  // to the other GPUs of the node, per direction: half of the data sheet's sum
+    bool has_nvlink;          // else that link is PCIe
+};
+
+// Every GPU in the table, the commonest first.
+const std::vector<GpuModel>& known_gpus();
+
+// The GPU of this name; case, spaces and hyphens do not count. Fails with Exit::usage and the nearest name.
+const GpuModel& find_gpu(const std::string& name);
+
+// The GPU that the driver calls `device_name` (DeviceInfo::name); null for a CPU, a MIG slice, or a GPU that the table
+// does not have.
+const GpuModel* gpu_of_device(const std::string& device_name);
+
+// The peak rate of matrix products in this precision, FLOP/s; fp32 products that round to TF32 run at half the rate of
+// 16-bit ones on every GPU in the table. 0 where gpu_of_device() has none.
+double peak_flops_per_s(const std::string& device_name, Dtype precision, bool tf32);
+
+// ---- scaling to many GPUs -------------------------------------------------------------------------------------------
+//
 // How fast many GPUs would be: a small model with published constants, no measurement of this program.
 //
 // Notation: W ranks, g of them per node on m = W / g nodes; a collective moves S bytes (before a reduce-scatter, after
 // an all-gather). Psi: the elements of all buckets. A step is k micro-steps.
-#pragma once
-
-#include <array>
-#include <string>
-#include <vector>
-
-#include "runtime/performance/gpus.h"
 
 // Bytes per second in "450GB/s", "400Gb/s" (bits), "50e9". `option` is what the error calls it. Exit::usage where it is
 // no positive finite rate.
@@ -24,7 +74,7 @@ struct ScalingInputs {
     double nvlink_bytes_per_s = 0;                  // inside the node, per GPU and direction, as data sheets state it
     double net_bytes_per_s = 50e9;                  // between nodes, the same: 50 GB/s is NDR InfiniBand, 400 Gb/s
     std::vector<double> bucket_elements;            // the outer bucket (embeddings, last norm), then one per layer
-    double flops_per_token = 0;                     // forward and backward: see runtime/performance/flops.h
+    double flops_per_token = 0;                     // forward and backward: flops_per_token()
     double tokens_per_micro_step = 0;               // per rank
     int micro_steps = 1;                            // k
     double grad_wire_bytes = 4;                     // per gradient element: fp32

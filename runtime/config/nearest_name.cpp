@@ -1,7 +1,7 @@
-#include "runtime/config/suggest.h"
-
 #include <algorithm>
 #include <numeric>
+
+#include "runtime/config/config.h"
 
 namespace {
 

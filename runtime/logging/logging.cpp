@@ -1,4 +1,4 @@
-#include "runtime/logging/log.h"
+#include "runtime/logging/logging.h"
 
 #include <sys/ioctl.h>
 #include <unistd.h>

@@ -1,0 +1,10 @@
+// What the loader hands to the model.
+#pragma once
+
+#include <cstdint>
+
+// One micro-batch of one rank in host memory.
+struct Batch {
+    const int32_t* inputs;   // (batch, seq_len)
+    const int32_t* targets;  // (batch, seq_len), the token that follows, or -1 for none (its input is then 0)
+};

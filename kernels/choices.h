@@ -1,0 +1,60 @@
+// Choices that a configuration names and the model acts on: an enum per choice, and its names in one exhaustive switch.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "kernels/numeric.h"
+
+// What backward computes again instead of forward keeping it; each level includes the ones before it.
+enum class Recompute : int {
+    none,
+    gelu,   // the MLP's activation
+    norm,   // the outputs of the two norms
+    block,  // everything inside a block but its input
+};
+inline constexpr const char* name_of(Recompute level) {
+    switch (level) {
+        case Recompute::none: return "none";
+        case Recompute::gelu: return "gelu";
+        case Recompute::norm: return "norm";
+        case Recompute::block: return "block";
+    }
+    return nullptr;
+}
+
+enum class OptimizerKind : int { adamw, sgd };
+inline constexpr const char* name_of(OptimizerKind optimizer) {
+    switch (optimizer) {
+        case OptimizerKind::adamw: return "adamw";
+        case OptimizerKind::sgd: return "sgd";
+    }
+    return nullptr;
+}
+
+// The name of a choice; null for every other value. Of types, those that the model's tensors may have: not fp64.
+template <class Choice> constexpr const char* choice_name(Choice choice) { return name_of(choice); }
+constexpr const char* choice_name(Dtype dtype) {
+    switch (dtype) {
+        case Dtype::fp32:
+        case Dtype::bf16:
+        case Dtype::fp16: return name_of(dtype);
+        case Dtype::fp64: break;
+    }
+    return nullptr;
+}
+
+// The choice of this name; nothing if there is none. Enumerators count from 0 without gaps.
+template <class Choice> constexpr std::optional<Choice> choice_named(std::string_view name) {
+    for (int i = 0; choice_name(Choice(i)); i++)
+        if (name == choice_name(Choice(i))) return Choice(i);
+    return std::nullopt;
+}
+
+// The names of all choices: "none|gelu|norm|block".
+template <class Choice> std::string choice_names() {
+    std::string names = choice_name(Choice(0));
+    for (int i = 1; choice_name(Choice(i)); i++) names += std::string("|") + choice_name(Choice(i));
+    return names;
+}

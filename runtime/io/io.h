@@ -1,0 +1,144 @@
+// Files, JSON texts, signals and this process: everything that runtime/ and data/ ask of the operating system.
+//
+// Every failure of a file is an Error that names the path, what was tried and what the system said: Exit::no_input
+// where an input is missing, Exit::permission, Exit::cannot_create, Exit::io for the rest (disk full included).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "kernels/check.h"
+
+// ---- files ----------------------------------------------------------------------------------------------------------
+
+// Owns a file descriptor of the system; -1 is none.
+class FileDescriptor {
+public:
+    FileDescriptor() = default;
+    explicit FileDescriptor(int number) : number_(number) {}
+    FileDescriptor(FileDescriptor&& other) noexcept : number_(other.release()) {}
+    FileDescriptor& operator=(FileDescriptor&& other) noexcept;  // swaps
+    ~FileDescriptor();
+    operator int() const { return number_; }
+    int release() { return std::exchange(number_, -1); }
+
+private:
+    int number_ = -1;
+};
+
+// A regular file, read-only in memory; copies share the mapping. FIFOs, directories and devices are refused without
+// blocking.
+class MappedFile {
+public:
+    MappedFile() = default;
+    explicit MappedFile(const std::string& path);
+    const std::string& path() const { return path_; }
+    const std::byte* data() const { return data_.get(); }
+    size_t size() const { return size_; }
+    std::string_view text() const { return {reinterpret_cast<const char*>(data()), size_}; }
+
+private:
+    std::string path_;
+    std::shared_ptr<const std::byte> data_;
+    size_t size_ = 0;
+};
+
+// A file being written by position; space is reserved first where the file system can. Short writes and EINTR are
+// completed. After a failed sync() the file is closed and must not be relied on. The destructor closes the file and
+// does not remove it.
+class OutputFile {
+public:
+    OutputFile() = default;
+    // Creates the file and fails if it exists (O_EXCL, never through a link). `reserve_bytes` 0 reserves nothing.
+    explicit OutputFile(const std::string& path, size_t reserve_bytes = 0);
+    // Opens the file to append to it, or creates it; never through a link.
+    static OutputFile open_to_append(const std::string& path);
+    void write_at(size_t offset, const void* bytes, size_t count);
+    void append(const void* bytes, size_t count) { write_at(end_, bytes, count); }
+    void append(std::string_view text) { append(text.data(), text.size()); }
+    void sync();
+    void close();
+    size_t size() const { return end_; }
+    const std::string& path() const { return path_; }
+
+private:
+    std::string path_;
+    FileDescriptor descriptor_;
+    size_t end_ = 0;
+};
+
+std::string read_file(const std::string& path, size_t max_bytes = size_t(1) << 30);
+
+// Replaces the file as a whole: temporary file in the same directory, fsync, rename, fsync of the directory. `write`
+// fills the temporary file, for which `bytes` are reserved.
+void write_file_atomically(const std::string& path, size_t bytes, const std::function<void(OutputFile&)>& write);
+void write_file_atomically(const std::string& path, std::string_view content);
+
+// fsync of a directory, so that names created or renamed in it survive a power cut.
+void sync_directory(const std::string& path);
+
+void make_directories(const std::string& path);
+bool file_exists(const std::string& path);
+bool directory_exists(const std::string& path);
+std::vector<std::string> list_directory(const std::string& path);  // names, sorted, without . and ..
+std::string directory_of(const std::string& path);                 // the parent directory; "." for a plain name
+void rename_path(const std::string& from, const std::string& to);
+void remove_tree(const std::string& path);
+uint64_t free_bytes(const std::string& path);  // that the calling user may fill, on the path's file system
+
+// Paths that match, sorted by name. Exit::no_input, naming `key` and the pattern, if nothing matches.
+std::vector<std::string> expand_glob(const std::string& pattern, const std::string& key);
+
+// What a file appears to be, from its first bytes and its size: "an HTML page", "a Git LFS pointer", "a zip archive",
+// "a gzip file", "text", "an empty file" ... For error messages.
+std::string describe_content(std::string_view first_bytes, size_t size);
+
+// ---- JSON -----------------------------------------------------------------------------------------------------------
+
+struct JsonLimits {
+    size_t max_depth = 64;
+    size_t max_values = 50'000'000;
+};
+
+// Parses one JSON text strictly. Errors name `origin` (a file's path, say) with line and column and exit with `code`:
+// syntax, a duplicate key, invalid UTF-8, a number outside double's range (1e400), nesting beyond the limit.
+nlohmann::ordered_json parse_json(std::string_view text, const std::string& origin, Exit code, JsonLimits limits = {});
+
+// A value for error messages: JSON in plain ASCII, cut where it is long.
+std::string printed(const nlohmann::ordered_json& value);
+
+// ---- this process ---------------------------------------------------------------------------------------------------
+
+// What main() returns: the result of `body`, or the exit code of what it threw, printed on stderr after the program's
+// name.
+int exit_status(const char* program, const std::function<Exit()>& body);
+
+// From now on SIGINT, SIGTERM, SIGUSR1 and SIGUSR2 only set a flag, which the trainer reads between steps to save and
+// exit with Exit::again. (mpirun forwards SIGUSR1 and SIGUSR2 to the ranks, while SIGTERM makes it kill them soon.) A
+// SIGINT or SIGTERM after that ends the process at once with 128 + its number, as the shell reports it: nothing was
+// committed, and nothing that is committed is open for writing. SIGHUP, SIGPIPE and SIGXFSZ are ignored, so that a
+// closed terminal, a closed pipe and a file size limit are errors of a write and do not kill the process.
+void install_signal_handlers();
+
+// The first signal that asked to stop, or 0.
+int stop_signal();
+
+// Milliseconds of a monotonic clock with an arbitrary origin: for differences.
+double now_ms();
+
+// Resident bytes of this process, the program and its libraries included; 0 where the system does not say.
+size_t resident_bytes();
+
+// The running program's file, or "" where the system does not say, and the directory that holds it, or ".".
+std::string program_path();
+std::string program_directory();
+
+// `words` x 32 random bits from the system as lower-case hexadecimal digits.
+std::string random_hex(int words);
