@@ -4,9 +4,10 @@
 #include <nlohmann/json.hpp>
 
 #include "commands/command.h"
-#include "commands/import.h"
 #include "commands/model_io.h"
 #include "kernels/check.h"
+#include "model/huggingface.h"
+#include "runtime/checkpoint/checkpoint.h"
 #include "runtime/io/io.h"
 
 namespace {

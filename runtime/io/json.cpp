@@ -84,8 +84,8 @@ private:
         return text_.substr(0, size_t(stream_.rdbuf()->pubseekoff(0, std::ios::cur, std::ios::in)));
     }
 
-    template <class... Args> [[noreturn]] void fail_here(const char* pattern, Args... args) {
-        fail(code_, "%s, %s: %s", origin_, place_of_end(read()), format(pattern, args...));
+    template <class... Args> [[noreturn]] void fail_here(const char* pattern, const Args&... args) {
+        fail(code_, "%s, %s: %s", origin_, place_of_end(read()), format(pattern, printf_argument(args)...));
     }
 
     bool add(Json value) {
