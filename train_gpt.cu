@@ -1,16 +1,15 @@
 // main(): the training recipe. Other commands are in commands/.
 #include "commands/command_line.h"
 #include "commands/training_run.h"
-#include "runtime/cluster/place.h"
-#include "runtime/cluster/ranks.h"
+#include "runtime/cluster/cluster.h"
 #include "runtime/io/process.h"
 #include "runtime/io/signals.h"
 
 namespace {
 
-DeviceSettings device_settings(const Place& place, const Config& config, const Start& start) {
+DeviceSettings device_settings(const RankEnvironment& environment, const Config& config, const Start& start) {
     // Beside the program: the same machine and binary choose the same GEMM algorithms, and so give the same bits.
-    return {.local_rank = place.local_rank,
+    return {.local_rank = environment.local_rank,
             .tf32 = config.device.tf32,
             .debug_sync = config.device.debug_sync,
             .matmul_choices = program_directory() + "/matmul_choices.json",
@@ -22,16 +21,16 @@ DeviceSettings device_settings(const Place& place, const Config& config, const S
 int main(int argc, char** argv) {
     return exit_status("train_gpt", [&] {
         const CommandLine line = parse_command_line(argc, argv, GIT_REVISION);
-        if (line.nproc > 0) return start_ranks(line.nproc, line.node, arguments_of_rank({argv, argv + argc}));
+        if (line.nproc > 0) return launch_ranks(line.nproc, line.node, arguments_of_rank({argv, argv + argc}));
         if (line.command) {
             line.command();
             return Exit::ok;
         }
 
         // All ranks run this with the same configuration, on their own share of each batch.
-        const Place place = find_place();
-        const Config config = load_config(line.config, line.overrides, place.size);
-        Ranks ranks(place, config, GIT_REVISION);
+        const RankEnvironment environment = find_rank_environment();
+        const Config config = load_config(line.config, line.overrides, environment.size);
+        Ranks ranks(environment, config, GIT_REVISION);
         return ranks.run([&] {
             // All input is checked before run.dir is touched.
             const Config::Data& data = config.data;
@@ -40,7 +39,7 @@ int main(int argc, char** argv) {
             const StartData start_data{dataset.train.digest(), line.accept_changes};
             ranks.control().require_same(start_data.digest, "the digest of data.train");
             Start start = open_start(config, line.start, start_data, ranks.comm());
-            configure_device(device_settings(place, config, start));
+            configure_device(device_settings(environment, config, start));
             TrainingRun run(config, ranks, std::move(dataset), start);
             start.checkpoint.reset();
             write_run_files(run, GIT_REVISION);

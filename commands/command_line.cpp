@@ -9,7 +9,7 @@
 #include "kernels/check.h"
 #include "kernels/comm.h"
 #include "kernels/device.h"
-#include "runtime/cluster/place.h"
+#include "runtime/cluster/cluster.h"
 #include "runtime/config/config.h"
 
 namespace {

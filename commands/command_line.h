@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "runtime/checkpoint/run_directory.h"
-#include "runtime/cluster/local_ranks.h"
+#include "runtime/cluster/cluster.h"
 
 struct CommandLine {
     std::function<void()> command;  // another command, to be called instead of training; empty: train

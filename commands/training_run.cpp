@@ -6,7 +6,7 @@
 #include "commands/import.h"
 #include "commands/model_io.h"
 #include "model/plan.h"
-#include "runtime/cluster/together.h"
+#include "runtime/cluster/cluster.h"
 #include "runtime/config/schedule.h"
 #include "runtime/performance/flops.h"
 #include "runtime/performance/gpus.h"
@@ -85,7 +85,7 @@ void check_init_from(const Config& config, const std::string& config_path) {
 }
 
 void write_run_files(const TrainingRun& run, const char* revision) {
-    on_rank_0(run.comm, "write to run.dir", [&] {
+    run_on_rank_0(run.comm, "write to run.dir", [&] {
         const std::string& dir = run.config.run.dir;
         check_space(dir, run.gpt.layout().parameters * sizeof(float) * 3);
         write_file_atomically(dir + "/config.json", config_json(run.config));

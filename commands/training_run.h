@@ -12,7 +12,7 @@
 #include "model/gpt.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/checkpoint/start.h"
-#include "runtime/cluster/ranks.h"
+#include "runtime/cluster/cluster.h"
 #include "runtime/config/config.h"
 #include "runtime/config/loss_scaler.h"
 #include "runtime/io/process.h"

@@ -24,9 +24,10 @@ headers=(
     'pcre2.h|pcre2.h'
     'xxhash.h|xxhash.h xxh3.h'
     'isa-l.h|isa-l.h isa-l'
+    'sodium.h|sodium.h sodium'
     'dnnl.hpp|dnnl.hpp dnnl.h oneapi'
 )
-libraries=(pcre2-8 xxhash isal dnnl)
+libraries=(pcre2-8 xxhash isal sodium dnnl)
 
 missing() {
     echo "deps_folder: $1 is not installed here (scripts/setup.sh test installs it)" >&2

@@ -13,13 +13,13 @@
 #include <stdexcept>
 
 #include "kernels/check.h"
-#include "runtime/cluster/sha256.h"
+#include "runtime/cluster/authentication.h"
 
 namespace {
 
-int run(const RankProcesses::Body& body, const Place& place) {
+int run(const RankProcesses::Body& body, const RankEnvironment& environment) {
     try {
-        return body(place);
+        return body(environment);
     } catch (const Error& error) {
         std::fprintf(stderr, "error: %s\n", error.what());
         return int(error.code);
@@ -36,7 +36,7 @@ RankProcesses::RankProcesses(int size) : size_(size), listener_(listen_on_loopba
     shared_.launcher = "test";
     shared_.master_host = "127.0.0.1";
     shared_.master_port = address_of(listener_).port();
-    shared_.token = hexadecimal(random_bytes(16));
+    shared_.token = random_hex(16);
     if (::pipe2(ready_pipe_, O_CLOEXEC) != 0) throw std::runtime_error("no pipe");
 }
 
@@ -50,37 +50,37 @@ RankProcesses::~RankProcesses() {
     ::close(ready_pipe_[1]);
 }
 
-Place RankProcesses::place(int rank) const {
-    Place place = shared_;
-    place.rank = place.local_rank = rank;
-    if (rank == 0) place.listen_fd = listener_.fd();
-    return place;
+RankEnvironment RankProcesses::environment_of(int rank) const {
+    RankEnvironment environment = shared_;
+    environment.rank = environment.local_rank = rank;
+    if (rank == 0) environment.listen_fd = listener_.fd();
+    return environment;
 }
 
-int RankProcesses::start(const Place& place, const Body& body) {
+int RankProcesses::start(const RankEnvironment& environment, const Body& body) {
     const int process = int(pids_.size());
     const std::string path = directory_ / std::to_string(process);
     std::fflush(nullptr);
     const pid_t pid = ::fork();
     if (pid == 0) {
         for (const int signal : {SIGINT, SIGTERM, SIGSEGV, SIGABRT})
-            std::signal(signal, SIG_DFL);  // Catch2's are not ours
+            std::signal(signal, SIG_DFL);  // instead of Catch2's handlers
         const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
         ::dup2(file, STDERR_FILENO);
         ::setvbuf(stderr, nullptr, _IONBF, 0);
-        // Only rank 0 has the socket, as after start_local_ranks().
-        if (place.listen_fd < 0) listener_ = Socket();
-        ::_exit(run(body, place));
+        // Only rank 0 has the socket, as after launch_local_ranks().
+        if (environment.listen_fd < 0) listener_ = Socket();
+        ::_exit(run(body, environment));
     }
     if (pid < 0) throw std::runtime_error("cannot fork");
-    if (place.listen_fd >= 0) listener_ = Socket();  // rank 0's alone from now on
+    if (environment.listen_fd >= 0) listener_ = Socket();  // from now on it belongs to rank 0 alone
     pids_.push_back(pid);
     codes_.push_back(-1);
     return process;
 }
 
 void RankProcesses::start_all(const Body& body) {
-    for (int rank = 0; rank < size_; ++rank) start(place(rank), body);
+    for (int rank = 0; rank < size_; ++rank) start(environment_of(rank), body);
 }
 
 void RankProcesses::kill(int process, int signal) const { ::kill(pid(process), signal); }

@@ -1,13 +1,13 @@
 #include "runtime/checkpoint/start.h"
 
 #include "runtime/checkpoint/train_state.h"
-#include "runtime/cluster/together.h"
+#include "runtime/cluster/cluster.h"
 
 Start open_start(const Config& config, StartMode mode, const StartData& data, const Comm& comm) {
     constexpr int kFresh = -1;
     Start start;
     int64_t step = kFresh;
-    on_rank_0(comm, "open run.dir", [&] {
+    run_on_rank_0(comm, "open run.dir", [&] {
         start.opened = open_run_directory(config.run.dir, mode);
         start.checkpoint = checkpoint_to_resume(config.run.dir, start.opened.action);
         if (start.checkpoint) step = start.checkpoint->manifest().info.step;

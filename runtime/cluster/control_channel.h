@@ -1,98 +1,140 @@
-// By which ranks compare what they are, and learn at once when one of them dies or hangs: a star of TCP connections to
-// rank 0, beside the network that carries tensors and independent of it.
+// A star of TCP connections to rank 0, independent of the network that carries tensors. Through it the ranks compare
+// their configuration and detect within seconds that one of them has died or hangs.
 //
-//     ControlChannel control(find_place());
+//     ControlChannel control(find_rank_environment());
 //     control.require_same(digest, "configuration");
 //     for (...) control.note_step(step), ...
 //     control.leave();
 //
-// A thread per rank reports every second and listens; it takes no lock that the trainer holds. When a rank dies, hangs
-// or leaves with an error, the thread of every other rank prints one sentence on stderr that names the rank, its host
-// and pid, what happened, its phase, step and last collective, and ends the process by _exit: with Exit::peer_lost
-// (76), or with Exit::hang (80), also on the rank that hangs if it still can. No rank tries to save by then: a
-// collective save cannot work. A rank that was asked to stop by a signal is not dead; it goes on until it leaves.
+// A thread on each rank sends a heartbeat every second and receives those of the others. The mutex that it shares with
+// the trainer is never held during the trainer's work. When a rank dies, hangs or leaves with an error, the thread of
+// every other rank prints one sentence on stderr that names the rank, its host and pid, what happened, its phase, step
+// and last collective, and ends the process by _exit with Exit::peer_lost (76) or, for a hang, Exit::hang (80); a rank
+// that hangs does so as well if it still can. No rank saves a checkpoint then, because a collective save cannot
+// succeed. A rank that a signal has asked to stop is alive until it leaves.
 //
-// When a whole run was stopped and continued (SIGSTOP to all, a frozen machine), nobody is blamed.
+// If all processes of a run are stopped and continued (SIGSTOP, a suspended machine), no rank is blamed.
 #pragma once
 
-#include <functional>
-#include <memory>
+#include <condition_variable>
+#include <mutex>
+#include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "kernels/check.h"
-#include "runtime/cluster/place.h"
+#include "runtime/cluster/hang_detector.h"
+#include "runtime/cluster/rank_environment.h"
 #include "runtime/cluster/rendezvous.h"
-#include "runtime/cluster/watch.h"
+#include "runtime/cluster/text_collective.h"
 
 struct ControlSettings {
-    OpeningSettings opening;
-    WatchSettings watch;
-    double answer_s = 300;  // all_gather() and its like: by then all ranks must have asked the same
-    double leave_s = 1800;  // leave(): by then all ranks must have called it
+    RendezvousSettings rendezvous;
+    HangSettings hang;
+    double collective_timeout_s = 300;  // from the first to the last rank's call of all_gather() or require_same()
+    double leave_timeout_s = 1800;      // for all ranks to call leave()
 };
 
-class Watcher;
-
-// With size 1 everything is a no-op: no socket, no thread.
+// With one rank everything is a no-op: no socket, no thread.
 class ControlChannel {
 public:
-    // Meets the others: see open_group() for addresses and errors. To be called once by each rank, before memory is
-    // allocated or files are written.
-    explicit ControlChannel(const Place& place, const ControlSettings& settings = {}, const Share& share = {});
-    // Without a leave() before, this rank is dead for the others.
+    // Connects the ranks: see open_group() for addresses and errors. Every rank calls it once, before memory is
+    // allocated and files are written.
+    explicit ControlChannel(const RankEnvironment& environment, const ControlSettings& settings = {},
+                            const TextBroadcast& broadcast = {});
+    // Without a call of leave() before, the other ranks treat this one as dead.
     ~ControlChannel();
+    ControlChannel(const ControlChannel&) = delete;
+    ControlChannel& operator=(const ControlChannel&) = delete;
 
     // Every rank's host and pid, by rank.
     const std::vector<Member>& members() const { return members_; }
 
-    // The next three are called by all ranks in the same order, from one thread, with texts of at most 64 KiB. `what`
-    // names the matter in errors. When ranks ask for different things, all fail with Exit::internal and the same
-    // sentence. After a failure the channel only serves to be destroyed, within 20 s: else the thread ends the process.
-    // When a rank has not asked answer_s after the first, all processes end as described above, with Exit::hang.
+    // The next two are collectives: all ranks call them in the same order, from one thread, with texts of at most
+    // 64 KiB. `what` names the subject in errors. If the calls differ between ranks, all fail with Exit::internal and
+    // the same message. After an error the channel must be destroyed within 20 s; otherwise its thread ends the
+    // process. If some ranks do not call within collective_timeout_s of the first, all processes end as described
+    // above, with Exit::hang.
 
-    // The texts of all ranks, by rank.
+    // Returns the texts of all ranks, by rank.
     std::vector<std::string> all_gather(const std::string& mine, const char* what);
-    // Rank 0's text.
-    std::string broadcast(const std::string& mine, const char* what);
     // Fails with Exit::config, naming ranks, hosts and texts, unless all texts are equal.
     void require_same(const std::string& mine, const char* what);
 
-    // What this rank does now. Cheap (a few stores); all but note_step() are callable from any thread. `name` must live
-    // as long as the program.
+    // Record what this rank does now, for the hang detector. They cost a few stores and, except for note_step(), may be
+    // called from any thread. `name` must live as long as the program.
     void note_phase(Phase phase, int64_t step) {
-        progress_.phase.store(phase, std::memory_order_relaxed);
-        progress_.step.store(step, std::memory_order_relaxed);
-        progress_.ticks.fetch_add(1, std::memory_order_relaxed);
+        progress_.phase = phase;
+        progress_.step = step;
+        ++progress_.ticks;
     }
-    // A micro-step of this step. The first step that a process takes is still a part of its start: that is where
-    // products are timed and kernels are loaded.
+    // A micro-step of this step. The first step of a process counts as Phase::start, because it loads kernels and
+    // autotunes GEMMs.
     void note_step(int64_t step) {
         if (first_step_ < 0) first_step_ = step;
         note_phase(step == first_step_ ? Phase::start : Phase::step, step);
     }
-    // Before the collective with this number (1, 2, ... on every rank) begins.
+    // Before the collective with this number (1, 2, ... on every rank) starts.
     void note_collective(uint64_t number, const char* name) {
-        progress_.collective_name.store(name, std::memory_order_relaxed);
-        progress_.collective.store(number, std::memory_order_relaxed);
-        progress_.ticks.fetch_add(1, std::memory_order_relaxed);
+        progress_.collective_name = name;
+        progress_.collective = number;
+        ++progress_.ticks;
     }
 
-    // Runs before the thread ends the process, in a thread of its own and for 2 s at most: the place to abort what
-    // would otherwise outlive the process.
-    void on_end(std::function<void()> callback);
-
-    // The orderly end: waits until all ranks have called it. Fails with Exit::hang after leave_s.
+    // The orderly end: returns when all ranks have called it. Fails with Exit::hang after leave_timeout_s.
     void leave();
-    // This rank ends because of an error of its own: the others print the sentence and end with Exit::peer_lost. Takes
-    // 2 s at most, then the caller exits with `code`. If it turns out that another rank's death came first, which is
-    // then the likely reason of the error, the process ends as described above and this does not return.
+    // Reports that this rank exits because of an error of its own: the others print the message and end with
+    // Exit::peer_lost. Takes 2 s at most; then the caller exits with `code`. If another rank died before, which is the
+    // likely cause of the error, the process ends as described above and this does not return.
     void leave_with_error(Exit code, const std::string& sentence);
 
 private:
-    Progress progress_;
+    // Why the run ends.
+    struct EndOfRun {
+        int rank = 0;
+        Exit code = Exit::peer_lost;
+        bool is_reported = false;  // by the rank itself, with leave_with_error()
+        std::string sentence;
+    };
+
+    bool is_connected() const { return members_.size() > 1; }
+    std::string collective(const TextRequest& request);
+    void tell_rank_0(MessageKind kind, const std::string& fields);  // also on rank 0
+
+    // The thread. These hold mutex_.
+    void run();
+    void receive_all(TimePoint now);
+    void handle(int rank, const Message& message, TimePoint now);
+    void handle_lost_connection(int rank);
+    void check(TimePoint now);
+    void check_all_ranks(TimePoint now);
+    void send_to_all(MessageKind kind, const std::string& fields);
+    void deliver(const TextReply& reply);
+    void end_run(EndOfRun end);
+    void end_here(const EndOfRun& end);
+    [[noreturn]] void end_process(Exit code, const std::string& sentence) const;
+    void drain_connections(double limit_s, int except_rank = -1);
+    void finish();
+
+    const int rank_;
+    const ControlSettings settings_;
+    RankProgress progress_;
     int64_t first_step_ = -1;
     std::vector<Member> members_;
-    ControlSettings settings_;
-    std::unique_ptr<Watcher> watcher_;  // null with size 1
+    Socket wake_;  // an eventfd
+
+    std::mutex mutex_;  // guards what follows; waiting for input releases it
+    std::condition_variable changed_;
+    std::vector<Connection> connections_;  // as in Group
+    std::vector<MonitoredRank> ranks_;     // on rank 0: all; elsewhere only [0] is up to date
+    TimePoint last_round_, last_heartbeat_;
+    std::optional<TextCollective> collective_;  // on rank 0
+    std::optional<TextReply> reply_;            // to the last collective
+    std::optional<TimePoint> failed_since_;     // a collective has failed on all ranks: no rank is monitored any more
+    std::optional<EndOfRun> error_;  // on rank 0: a reported error, until no death is found to have caused it
+    TimePoint error_since_;
+    bool has_reported_error_ = false, has_left_ = false, is_closing_ = false, has_finished_ = false;
+
+    std::thread thread_;
 };

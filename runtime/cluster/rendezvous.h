@@ -1,18 +1,18 @@
-// How the ranks of a run find each other: all connect to rank 0, which lets in who knows the run's token.
+// The rendezvous: all ranks of a run connect to rank 0, which admits those that know the run's token.
 //
-// Each side shows that it knows the token by a MAC over nonces that both have drawn just now; the token itself is never
-// sent, and what was overheard does not serve again. A stranger (a port scanner, junk bytes, a rank of another run)
-// is turned away after 5 s at most, holds no rank's place, and 256 of them at once are as many as are listened to.
-// Where the launcher gives no token (Slurm, Kubernetes), the run's id stands in: that keeps runs apart, and does not
-// keep out somebody on the network who means harm. What is said after the opening is neither encrypted nor signed.
+// Each side proves that it knows the token by an HMAC over two fresh nonces, one from each side. The token itself is
+// never sent, and a recorded exchange cannot be replayed. A connection that does not authenticate (a port scanner, junk
+// bytes, a rank of another run) is closed after 5 s at most, never occupies a rank, and only the newest 256 of them are
+// kept. If the launcher provides no token (Slurm, Kubernetes), the run's id takes its place: that separates runs but
+// does not keep out an attacker on the network. After the rendezvous, messages are neither encrypted nor authenticated.
 #pragma once
 
 #include <functional>
 #include <string>
 #include <vector>
 
-#include "runtime/cluster/place.h"
-#include "runtime/cluster/socket.h"
+#include "runtime/cluster/connection.h"
+#include "runtime/cluster/rank_environment.h"
 
 struct Member {
     int rank = 0;
@@ -25,35 +25,39 @@ struct Member {
 Member this_member(int rank);
 
 struct Group {
+    explicit Group(int size);             // of unknown members, without connections
     std::vector<Member> members;          // by rank, the same on every rank
-    std::vector<Connection> connections;  // rank 0: by rank, [0] not open; others: one, to rank 0
+    std::vector<Connection> connections;  // by rank: on rank 0 to all others, elsewhere only to rank 0
 };
 
-// Hands rank 0's text to every rank, by means that the ranks have already (MPI). Every rank calls it once; `mine` is
-// empty except on rank 0.
-using Share = std::function<std::string(const std::string& mine)>;
+// Returns rank 0's text on every rank, by a network that the ranks already have (MPI). Every rank calls it once; `mine`
+// is empty except on rank 0.
+using TextBroadcast = std::function<std::string(const std::string& mine)>;
 
-struct OpeningSettings {
-    double deadline_s = 300;  // by then all ranks must be there
-    std::string listen_host;  // name or address of the interface where rank 0 listens; empty: see open_group()
+struct RendezvousSettings {
+    double timeout_s = 300;   // for all ranks to connect
+    std::string listen_host;  // host name or address of the interface where rank 0 listens; empty: see below
 };
 
+// Connects the ranks. Requires at least two.
+//
 // Rank 0 listens
-//   - where start_local_ranks() listens for it already,
+//   - on the socket that launch_local_ranks() has opened for it, if there is one,
 //   - else at settings.listen_host,
 //   - else at the loopback address, if the launcher says that all ranks are on this host,
-//   - else at the address of place.master_host, if that is an address of this machine (a loopback address counts only
-//     where it is what the launcher said, not what the name of the machine happens to resolve to),
-//   - else at every interface: a service in front of a pod has an address that is not the pod's. With `share` the first
-//     address of this machine is taken instead.
-// at place.master_port or, with `share`, at a free port that `share` makes known with a fresh token. It stops listening
-// once all ranks are there.
+//   - else at the address of environment.master_host, if that is an address of this machine (a loopback address counts
+//     only if the launcher gave it, not if this machine's name resolves to it),
+//   - else on all interfaces, because the address of a Kubernetes service is not the pod's. With `broadcast`, at this
+//     machine's first address instead.
+// The port is environment.master_port or, with `broadcast`, a free port that rank 0 broadcasts with a fresh token. The
+// socket is closed as soon as all ranks have connected.
 //
-// Fails on all ranks that are there with the same sentence: Exit::hang when ranks did not come in time, and it says
-// which; Exit::config for two that claim one rank, or that count the ranks differently; Exit::peer_lost when a rank
-// that was there is gone again. Exit::usage where nothing says where rank 0 is, Exit::os where it cannot listen,
-// Exit::again when a signal asks to stop meanwhile. For size 1 there is nothing to open: not to be called.
-Group open_group(const Place& place, const OpeningSettings& settings, const Share& share);
+// Fails on all connected ranks with the same message: Exit::hang if ranks are missing after the timeout, naming them;
+// Exit::config if two processes have the same rank or ranks disagree on the size of the run; Exit::peer_lost if a
+// connected rank dies. Fails with Exit::usage if rank 0's address is unknown, Exit::os if rank 0 cannot listen,
+// Exit::again if a signal asks this process to stop.
+Group open_group(const RankEnvironment& environment, const RendezvousSettings& settings,
+                 const TextBroadcast& broadcast);
 
 // "0-3, 7"
 std::string text_of_ranks(const std::vector<int>& ascending);

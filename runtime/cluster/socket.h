@@ -1,94 +1,73 @@
-// TCP sockets that never block, and the messages that pass through them. Linux.
+// Non-blocking TCP sockets and their addresses, for Linux.
 #pragma once
 
+#include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <chrono>
-#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "runtime/cluster/message.h"
-
-// All waits go by this clock, CLOCK_MONOTONIC: setting the time of day ends none.
+// Deadlines are measured by this clock, CLOCK_MONOTONIC, so setting the time of day does not affect them.
 using Clock = std::chrono::steady_clock;
 using TimePoint = Clock::time_point;
 
 inline Clock::duration seconds(double count) {
     return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(count));
 }
+inline double seconds_between(TimePoint from, TimePoint to) { return std::chrono::duration<double>(to - from).count(); }
 
 // Owns a file descriptor.
 class Socket {
 public:
-    Socket() = default;
-    explicit Socket(int fd) : fd_(fd) {}
-    Socket(Socket&& other) noexcept : fd_(other.release()) {}
-    Socket& operator=(Socket&& other) noexcept;
+    explicit Socket(int fd = -1) : fd_(fd) {}
+    Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+    Socket& operator=(Socket other) noexcept {
+        std::swap(fd_, other.fd_);
+        return *this;
+    }
     ~Socket();
     int fd() const { return fd_; }
     explicit operator bool() const { return fd_ >= 0; }
-    int release();
 
 private:
-    int fd_ = -1;
+    int fd_;
 };
 
+// IPv4 or IPv6.
 struct SocketAddress {
-    sockaddr_storage bytes{};
-    socklen_t size = 0;
-    int port() const;
-    std::string host() const;  // numeric: "10.0.0.3", "fe80::1"
-    std::string text() const;  // "10.0.0.3:4242", "[fe80::1]:4242"
+    union {
+        sockaddr any;
+        sockaddr_in v4;
+        sockaddr_in6 v6;
+        sockaddr_storage storage{};
+    };
+    socklen_t size = sizeof(sockaddr_storage);
+    int port() const { return ntohs(v4.sin_port); }  // at the same offset in IPv6
+    std::string host() const;                        // numeric: "10.0.0.3", "fe80::1"
+    std::string text() const;                        // "10.0.0.3:4242", "[fe80::1]:4242"
     bool is_loopback() const;
 };
 
-// The addresses of a name or number; empty, with a reason in `why`, where there are none (now).
-std::vector<SocketAddress> resolve(const std::string& host, int port, std::string& why);
+// Returns the addresses of a host name or numeric address. If there are none (at present), returns an empty vector and
+// sets `reason`.
+std::vector<SocketAddress> resolve(const std::string& host, int port, std::string& reason);
 
-// The addresses of this machine's network interfaces that are up, without loopback, with this port.
-std::vector<SocketAddress> own_addresses(int port);
+// Returns the addresses, with port 0, of this machine's active network interfaces, IPv4 first, without loopback and
+// link-local addresses.
+std::vector<SocketAddress> own_addresses();
 
-// A socket that listens; port 0 takes a free one. Not a socket, with errno set, where the system refuses.
+// Returns a listening socket; port 0 selects a free port. On failure returns an empty Socket and sets errno.
 Socket listen_at(const SocketAddress& address);
+Socket listen_on_loopback();  // at 127.0.0.1, on a free port
+Socket listen_on_all_interfaces(int port);
 
-// At 127.0.0.1, a free port.
-Socket listen_on_loopback();
-
-// At every interface.
-Socket listen_everywhere(int port);
-
-// The address that a socket of ours is bound to.
+// The local address of a socket.
 SocketAddress address_of(const Socket& socket);
 
-// Connects until `deadline`. Not a socket, with a reason in `why`, where nobody listens.
-Socket connect_to(const SocketAddress& address, TimePoint deadline, std::string& why);
+// Connects before `deadline`. On failure returns an empty Socket and sets `reason`.
+Socket connect_to(const SocketAddress& address, TimePoint deadline, std::string& reason);
 
-// The next connection that waits at a listening socket; not a socket, with errno set, where there is none.
+// Accepts one pending connection. Returns an empty Socket and sets errno if there is none.
 Socket accept_from(const Socket& listener, SocketAddress& from);
-
-// Messages over one socket. Nothing blocks: what cannot be sent yet is kept and sent by flush().
-class Connection {
-public:
-    // A peer that announces a message of more than `limit` bytes counts as closed.
-    Connection(Socket socket, size_t limit) : socket_(std::move(socket)), limit_(limit) {}
-    int fd() const { return socket_.fd(); }
-    bool is_open() const { return bool(socket_); }
-    void set_limit(size_t limit) { limit_ = limit; }
-
-    // Takes what has arrived. False once the peer has closed or broken the rules and next() has nothing more either.
-    bool receive();
-    std::optional<Message> next();  // the oldest whole message that has arrived
-
-    void send(MessageKind kind, const std::string& fields);
-    bool flush();  // true when nothing is left to send
-    bool has_unsent() const { return !unsent_.empty(); }
-    void finish_sending();  // the peer will read the end after what has been sent
-    void close() { socket_ = Socket(); }
-
-private:
-    Socket socket_;
-    size_t limit_;
-    bool ended_ = false;
-    std::string arrived_, unsent_;
-};

@@ -86,4 +86,4 @@ class TwoNodes(TrainerTest):
         process.send_signal(signal.SIGTERM)  # mpirun itself waits for the other node's daemon for ever
         said = process.communicate(timeout=60)[1]
         self.assertIn("rank 1", said)
-        self.assertIn("nothing was heard of it", said)
+        self.assertIn("no heartbeat", said)

@@ -108,8 +108,9 @@ class Report(TrainerTest):
 
     def test_damaged_and_missing_input(self):
         good = json.dumps(train(1, 5.0)) + "\n"
-        for bad in ("{\n", "\n", "[1]\n", "3\n", "\0\n", '{"kind":"train"}\n', '{"kind":"train","step":-1,"loss":1}\n',
-                    '{"step":2,"loss":1}\n', '{"kind":"train","step":"2"}\n', '{"kind":"train","step":1e999}\n'):
+        for bad in ("{\n", "\n", "[1]\n", "3\n", '{"kind":"train"}\n', '{"kind":"train","step":-1,"loss":1}\n',
+                    '{"step":2,"loss":1}\n', '{"kind":"train","step":"2"}\n', "\0\n",
+                    '{"kind":"train","step":1e999}\n'):
             with self.subTest(bad):
                 said = self.run_trainer("report", self.write_run("run", good, good, bad, good), "--out", "loss.svg",
                                         expect=65)

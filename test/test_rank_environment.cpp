@@ -1,7 +1,7 @@
 #include <map>
 #include <string>
 
-#include "runtime/cluster/place.h"
+#include "runtime/cluster/rank_environment.h"
 #include "test/catch.h"
 #include "test/expect_error.h"
 
@@ -9,8 +9,8 @@ namespace {
 
 using Variables = std::map<std::string, std::string>;
 
-Place place_in(const Variables& variables) {
-    return find_place([&](const char* name) {
+RankEnvironment environment_of(const Variables& variables) {
+    return find_rank_environment([&](const char* name) {
         const auto found = variables.find(name);
         return found == variables.end() ? nullptr : found->second.c_str();
     });
@@ -27,10 +27,10 @@ Variables without(Variables variables, const std::string& name) {
 }
 
 // launcher rank/size local_rank/local_size host:port
-std::string summary(const Place& place) {
-    return place.launcher + " " + std::to_string(place.rank) + "/" + std::to_string(place.size) + " " +
-           std::to_string(place.local_rank) + "/" + std::to_string(place.local_size) + " " + place.master_host + ":" +
-           std::to_string(place.master_port);
+std::string summary(const RankEnvironment& environment) {
+    return environment.launcher + " " + std::to_string(environment.rank) + "/" + std::to_string(environment.size) +
+           " " + std::to_string(environment.local_rank) + "/" + std::to_string(environment.local_size) + " " +
+           environment.master_host + ":" + std::to_string(environment.master_port);
 }
 
 const Variables kTorchrun{{"RANK", "5"},        {"WORLD_SIZE", "8"},     {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "4"},
@@ -58,76 +58,80 @@ const Variables kStep = with(kAllocation, {{"SLURM_STEP_ID", "2"},
 
 }  // namespace
 
-TEST_CASE("place: each launcher's variables give rank, size and rank 0's address", "[place]") {
-    CHECK(summary(place_in({})) == "alone 0/1 0/1 :0");
-    CHECK(summary(place_in(kTorchrun)) == "torchrun 5/8 1/4 a:29500");
-    CHECK(summary(place_in(kOpenMpi)) == "Open MPI 3/4 1/2 :0");
-    CHECK(summary(place_in(kMpich)) == "MPICH 1/2 1/2 :0");
+TEST_CASE("rank environment: each launcher's variables give rank, size and rank 0's address", "[rank_environment]") {
+    CHECK(summary(environment_of({})) == "alone 0/1 0/1 :0");
+    CHECK(summary(environment_of(kTorchrun)) == "torchrun 5/8 1/4 a:29500");
+    CHECK(summary(environment_of(kOpenMpi)) == "Open MPI 3/4 1/2 :0");
+    CHECK(summary(environment_of(kMpich)) == "MPICH 1/2 1/2 :0");
     // 15000 + (31 * 1000 + 2) % 15000
-    CHECK(summary(place_in(kStep)) == "Slurm 6/7 0/1 big2:16002");
-    CHECK(place_in(kStep).run_id == "slurm 1000.2");
-    CHECK(summary(place_in(with(kStep, {{"SLURM_PROCID", "4"}, {"SLURM_LOCALID", "1"}, {"SLURM_NODEID", "1"}}))) ==
-          "Slurm 4/7 1/3 big2:16002");
-    CHECK(summary(place_in(with(kStep, {{"MASTER_PORT", "4242"}}))) == "Slurm 6/7 0/1 big2:4242");
-    CHECK(summary(place_in(with(kOpenMpi, {{"MASTER_ADDR", "h"}, {"MASTER_PORT", "1"}}))) == "Open MPI 3/4 1/2 h:1");
+    CHECK(summary(environment_of(kStep)) == "Slurm 6/7 0/1 big2:16002");
+    CHECK(environment_of(kStep).run_id == "slurm 1000.2");
+    CHECK(
+        summary(environment_of(with(kStep, {{"SLURM_PROCID", "4"}, {"SLURM_LOCALID", "1"}, {"SLURM_NODEID", "1"}}))) ==
+        "Slurm 4/7 1/3 big2:16002");
+    CHECK(summary(environment_of(with(kStep, {{"MASTER_PORT", "4242"}}))) == "Slurm 6/7 0/1 big2:4242");
+    CHECK(summary(environment_of(with(kOpenMpi, {{"MASTER_ADDR", "h"}, {"MASTER_PORT", "1"}}))) ==
+          "Open MPI 3/4 1/2 h:1");
 }
 
-TEST_CASE("place: jobs on Kubernetes set no local ranks, older Slurm other names", "[place]") {
+TEST_CASE("rank environment: jobs on Kubernetes set no local ranks, older Slurm other names", "[rank_environment]") {
     const Variables pod = without(without(kTorchrun, "LOCAL_RANK"), "LOCAL_WORLD_SIZE");
-    CHECK(summary(place_in(pod)) == "torchrun 5/8 0/1 a:29500");
-    CHECK(summary(place_in(with(pod, {{"LOCAL_RANK", "5"}}))) == "torchrun 5/8 5/0 a:29500");
+    CHECK(summary(environment_of(pod)) == "torchrun 5/8 0/1 a:29500");
+    CHECK(summary(environment_of(with(pod, {{"LOCAL_RANK", "5"}}))) == "torchrun 5/8 5/0 a:29500");
     Variables old = without(without(kStep, "SLURM_STEP_NUM_TASKS"), "SLURM_STEP_TASKS_PER_NODE");
     old = with(without(without(old, "SLURM_TASKS_PER_NODE"), "SLURM_STEP_ID"), {{"SLURM_STEPID", "2"}});
-    CHECK(summary(place_in(old)) == "Slurm 6/7 0/0 big2:16002");
-    CHECK(summary(place_in(with(old, {{"SLURM_NTASKS_PER_NODE", "3"}}))) == "Slurm 6/7 0/3 big2:16002");
+    CHECK(summary(environment_of(old)) == "Slurm 6/7 0/0 big2:16002");
+    CHECK(summary(environment_of(with(old, {{"SLURM_NTASKS_PER_NODE", "3"}}))) == "Slurm 6/7 0/3 big2:16002");
     const Variables cray{{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"PMI_LOCAL_RANK", "1"}, {"PMI_LOCAL_SIZE", "2"}};
-    CHECK(summary(place_in(cray)) == "MPICH 1/2 1/2 :0");
-    CHECK(summary(place_in({{"RANK", "0"}, {"WORLD_SIZE", "1"}})) == "torchrun 0/1 0/1 :0");
+    CHECK(summary(environment_of(cray)) == "MPICH 1/2 1/2 :0");
+    CHECK(summary(environment_of({{"RANK", "0"}, {"WORLD_SIZE", "1"}})) == "torchrun 0/1 0/1 :0");
 }
 
-TEST_CASE("place: in an allocation without srun a process is alone", "[place]") {
-    CHECK(summary(place_in(kAllocation)) == "alone 0/1 0/1 :0");
-    CHECK(summary(place_in(kBatchScript)) == "alone 0/1 0/1 :0");
-    CHECK(summary(place_in(with(kBatchScript, {{"SLURM_STEP_ID", "4294967291"}}))) == "alone 0/1 0/1 :0");
-    CHECK(summary(place_in(with(kBatchScript, {{"SLURM_STEP_ID", "4294967290"}}))) == "alone 0/1 0/1 :0");
+TEST_CASE("rank environment: in an allocation without srun a process is alone", "[rank_environment]") {
+    CHECK(summary(environment_of(kAllocation)) == "alone 0/1 0/1 :0");
+    CHECK(summary(environment_of(kBatchScript)) == "alone 0/1 0/1 :0");
+    CHECK(summary(environment_of(with(kBatchScript, {{"SLURM_STEP_ID", "4294967291"}}))) == "alone 0/1 0/1 :0");
+    CHECK(summary(environment_of(with(kBatchScript, {{"SLURM_STEP_ID", "4294967290"}}))) == "alone 0/1 0/1 :0");
 }
 
-TEST_CASE("place: of nested launchers the inner one counts", "[place]") {
+TEST_CASE("rank environment: of nested launchers the inner one counts", "[rank_environment]") {
     // mpirun in a batch script; mpirun, whose daemons are a step of Slurm with one task a node
-    CHECK(summary(place_in(with(kBatchScript, kOpenMpi))) == "Open MPI 3/4 1/2 :0");
-    CHECK(summary(place_in(with(kStep, kOpenMpi))) == "Open MPI 3/4 1/2 :0");
-    CHECK(summary(place_in(with(kStep, kMpich))) == "MPICH 1/2 1/2 :0");
+    CHECK(summary(environment_of(with(kBatchScript, kOpenMpi))) == "Open MPI 3/4 1/2 :0");
+    CHECK(summary(environment_of(with(kStep, kOpenMpi))) == "Open MPI 3/4 1/2 :0");
+    CHECK(summary(environment_of(with(kStep, kMpich))) == "MPICH 1/2 1/2 :0");
     // srun --mpi=pmi2 sets PMI_* itself
-    CHECK(summary(place_in(with(kStep, {{"PMI_RANK", "6"}, {"PMI_SIZE", "7"}}))) == "Slurm 6/7 0/1 big2:16002");
-    CHECK(place_in(with(kStep, {{"PMI_RANK", "6"}, {"PMI_SIZE", "7"}})).has_pmi);
-    CHECK(place_in(with(kStep, {{"PMIX_RANK", "6"}})).has_pmi);
-    CHECK(!place_in(kStep).has_pmi);
+    CHECK(summary(environment_of(with(kStep, {{"PMI_RANK", "6"}, {"PMI_SIZE", "7"}}))) == "Slurm 6/7 0/1 big2:16002");
+    CHECK(environment_of(with(kStep, {{"PMI_RANK", "6"}, {"PMI_SIZE", "7"}})).has_pmi);
+    CHECK(environment_of(with(kStep, {{"PMIX_RANK", "6"}})).has_pmi);
+    CHECK(!environment_of(kStep).has_pmi);
     // torchrun under srun and under mpirun, and our own local ranks
-    CHECK(summary(place_in(with(kStep, kTorchrun))) == "torchrun 5/8 1/4 a:29500");
-    CHECK(summary(place_in(with(with(kOpenMpi, kTorchrun), {{"TORCHELASTIC_RUN_ID", "x"}}))) ==
+    CHECK(summary(environment_of(with(kStep, kTorchrun))) == "torchrun 5/8 1/4 a:29500");
+    CHECK(summary(environment_of(with(with(kOpenMpi, kTorchrun), {{"TORCHELASTIC_RUN_ID", "x"}}))) ==
           "torchrun 5/8 1/4 a:29500");
     const std::string token = "0123456789abcdef0123456789abcdef";
-    const Place own = place_in(with(with(kMpich, kTorchrun), {{"TRAIN_GPT_TOKEN", token}}));
+    const RankEnvironment own = environment_of(with(with(kMpich, kTorchrun), {{"TRAIN_GPT_TOKEN", token}}));
     CHECK(summary(own) == "torchrun 5/8 1/4 a:29500");
     CHECK(own.token == token);
     // A wrapper that repeats what mpirun says, and one that says something else
-    CHECK(place_in(with(with(kOpenMpi, kTorchrun), {{"RANK", "3"}, {"WORLD_SIZE", "4"}})).launcher == "torchrun");
-    expect_error(Exit::usage, {"RANK is 5", "OMPI_COMM_WORLD_RANK is 3"}, [] { place_in(with(kOpenMpi, kTorchrun)); });
-    expect_error(Exit::usage, {"RANK is 5", "PMI_RANK is 1"}, [] { place_in(with(kMpich, kTorchrun)); });
+    CHECK(environment_of(with(with(kOpenMpi, kTorchrun), {{"RANK", "3"}, {"WORLD_SIZE", "4"}})).launcher == "torchrun");
+    expect_error(Exit::usage, {"RANK is 5", "OMPI_COMM_WORLD_RANK is 3"},
+                 [] { environment_of(with(kOpenMpi, kTorchrun)); });
+    expect_error(Exit::usage, {"RANK is 5", "PMI_RANK is 1"}, [] { environment_of(with(kMpich, kTorchrun)); });
 }
 
-TEST_CASE("place: torchrun's agent, restarts and an inherited socket", "[place]") {
-    CHECK(place_in(with(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "True"}})).master_port == 29501);
+TEST_CASE("rank environment: torchrun's agent, restarts and an inherited socket", "[rank_environment]") {
+    CHECK(environment_of(with(kTorchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "True"}})).master_port == 29501);
     const Variables first = with(kTorchrun, {{"TORCHELASTIC_RUN_ID", "job"}, {"TORCHELASTIC_RESTART_COUNT", "0"}});
-    CHECK(place_in(first).run_id != place_in(with(first, {{"TORCHELASTIC_RESTART_COUNT", "1"}})).run_id);
+    CHECK(environment_of(first).run_id != environment_of(with(first, {{"TORCHELASTIC_RESTART_COUNT", "1"}})).run_id);
     const Variables inherited = with(kTorchrun, {{"TRAIN_GPT_LISTEN_FD", "7"}});
-    CHECK(place_in(inherited).listen_fd == -1);
-    CHECK(place_in(with(inherited, {{"RANK", "0"}, {"LOCAL_RANK", "0"}})).listen_fd == 7);
+    CHECK(environment_of(inherited).listen_fd == -1);
+    CHECK(environment_of(with(inherited, {{"RANK", "0"}, {"LOCAL_RANK", "0"}})).listen_fd == 7);
 }
 
-TEST_CASE("place: what is missing, unreadable or contradictory is named with its value", "[place]") {
+TEST_CASE("rank environment: what is missing, unreadable or contradictory is named with its value",
+          "[rank_environment]") {
     const auto fails = [](const Variables& variables, std::initializer_list<std::string> words) {
-        expect_error(Exit::usage, words, [&] { place_in(variables); });
+        expect_error(Exit::usage, words, [&] { environment_of(variables); });
     };
     for (const char* bad : {"", "x", "3x", " 3", "+3", "3.0", "-1", "8", "99999999999999999999"}) {
         INFO(bad);
@@ -155,7 +159,7 @@ TEST_CASE("place: what is missing, unreadable or contradictory is named with its
     fails(without(kStep, "SLURM_LOCALID"), {"SLURM_LOCALID", "not set"});
 }
 
-TEST_CASE("place: the first host of Slurm's list", "[place]") {
+TEST_CASE("rank environment: the first host of Slurm's list", "[rank_environment]") {
     const std::pair<const char*, const char*> cases[] = {{"node[003-010,12]", "node003"},
                                                          {"login", "login"},
                                                          {"a,b", "a"},

@@ -1,0 +1,123 @@
+#include "runtime/cluster/cluster.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <thread>
+
+#include "kernels/check.h"
+#include "runtime/io/process.h"
+
+namespace {
+
+// Longer than any phase may take, because the control channel's message names the late rank.
+constexpr double kCollectiveTimeout_s = 3600;
+
+ControlSettings control_settings(const Config& config) {
+    ControlSettings settings;
+    settings.hang.silence_s = config.parallel.silence_s;
+    settings.hang.step_s = settings.hang.evaluation_s = config.parallel.step_timeout_s;
+    settings.hang.start_s = std::max(settings.hang.start_s, settings.hang.step_s);
+    return settings;
+}
+
+Exit code_of(const std::exception& error) {
+    const auto* known = dynamic_cast<const Error*>(&error);
+    return known ? known->code : Exit::internal;
+}
+
+}  // namespace
+
+Ranks::Ranks(const RankEnvironment& environment, const Config& config, const std::string& revision) {
+    if (environment.size > 1 && !environment.has_pmi && !comm_launcher().empty())
+        fail(Exit::config,
+             "srun has started rank %d without PMI, which ranks that communicate by %s need to find each other: use "
+             "srun --mpi=pmix, or mpirun",
+             environment.rank, comm_library().c_str());
+    const CommSettings settings{
+        .rank = environment.rank,
+        .size = environment.size,
+        .local_rank = environment.local_rank,
+        .deterministic = config.parallel.deterministic_reduce,
+        .deadline_s = kCollectiveTimeout_s,
+        .gather = [this](const std::string& mine) { return control_->all_gather(mine, "the GPUs of the ranks"); },
+        .note =
+            [this](uint64_t number, const char* name) {
+                if (control_) control_->note_collective(number, name);
+            }};
+    // mpirun does not give rank 0's address, but the ranks that it started can broadcast it by MPI.
+    const auto connect = [&](const TextBroadcast& broadcast) {
+        const bool has_address = environment.size == 1 || !environment.master_host.empty();
+        control_ = std::make_unique<ControlChannel>(environment, control_settings(config),
+                                                    has_address ? TextBroadcast() : broadcast);
+    };
+    if (comm_needs_gather()) {
+        connect(launcher_share());
+        report_errors_of([&] { comm_ = open_comm(settings); });
+    } else {
+        comm_ = open_comm(settings);
+        connect([this](const std::string& mine) { return broadcast_text(mine, comm_); });
+    }
+    control_->require_same(revision, "the program's revision");
+    control_->require_same(config_digest(config), "the configuration's digest");
+}
+
+Exit Ranks::run(const std::function<Exit()>& body) {
+    Exit result = Exit::ok;
+    report_errors_of([&] {
+        result = body();
+        control_->leave();
+        close_comm(comm_);
+    });
+    return result;
+}
+
+void Ranks::report_errors_of(const std::function<void()>& action) {
+    try {
+        action();
+    } catch (const std::exception& error) {
+        control_->leave_with_error(code_of(error), error.what());
+        throw;
+    }
+}
+
+void run_on_rank_0(const Comm& comm, const char* action, const std::function<void()>& part) {
+    std::exception_ptr error;
+    Exit code = Exit::ok;
+    try {
+        if (comm.rank == 0) part();
+    } catch (const std::exception& failure) {
+        error = std::current_exception();
+        code = code_of(failure);
+    }
+    code = Exit(all_reduce_max(int(code), comm));
+    if (error) std::rethrow_exception(error);
+    if (code != Exit::ok) fail(code, "rank %d ends because rank 0 could not %s", comm.rank, action);
+}
+
+Exit launch_ranks(int count, const LocalNode& node, const std::vector<std::string>& arguments) {
+    const std::string launcher = comm_launcher();
+    if (launcher.empty()) return Exit(launch_local_ranks(count, arguments, {.node = node}));
+    if (node.nodes > 1)
+        fail(Exit::usage,
+             "--node %d/%d: the ranks of this program communicate by %s: start those of several machines "
+             "by %s",
+             node.node, node.nodes, comm_library().c_str(), launcher.c_str());
+
+    // By default, mpirun refuses root and more ranks than cores, and binds ranks to cores; on a single machine the
+    // user's count decides.
+    const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
+    setenv("OMP_NUM_THREADS", std::to_string(std::max(1u, cores / unsigned(count))).c_str(), 0);
+    setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 0);
+    setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 0);
+    std::vector<std::string> command{launcher,    "-np",  std::to_string(count), "--oversubscribe",
+                                     "--bind-to", "none", program_path()};
+    command.insert(command.end(), arguments.begin() + 1, arguments.end());
+    execvp(launcher.c_str(), argv_of(command).data());
+    fail(Exit::os, "--nproc: %s, which the communication library %s needs, could not be started: %s", launcher.c_str(),
+         comm_library().c_str(), std::strerror(errno));
+}

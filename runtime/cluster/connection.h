@@ -1,0 +1,44 @@
+// Messages over a non-blocking socket, with a buffer for each direction.
+#pragma once
+
+#include <poll.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/cluster/socket.h"
+#include "runtime/cluster/wire_format.h"
+
+class Connection {
+public:
+    Connection() = default;  // closed
+    // A peer that announces a message of more than `limit` bytes counts as closed.
+    Connection(Socket socket, size_t limit) : socket_(std::move(socket)), limit_(limit) {}
+    int fd() const { return socket_.fd(); }
+    // Input and, with unsent data, output; nothing if the connection is closed.
+    pollfd events() const { return {fd(), short(POLLIN | (unsent_.empty() ? 0 : POLLOUT)), 0}; }
+    bool is_open() const { return bool(socket_); }
+    void set_limit(size_t limit) { limit_ = limit; }
+
+    // Reads what has arrived. Returns false once the peer has closed the connection or violated the protocol and next()
+    // has nothing left to return.
+    bool receive();
+    // Returns the oldest complete message that has arrived.
+    std::optional<Message> next();
+
+    // Sends as much as the socket takes; the rest waits for flush(). Does nothing on a closed connection.
+    void send(MessageKind kind, const std::string& fields);
+    bool flush();           // returns true if nothing is left to send
+    void finish_sending();  // the peer will read end of file after what has been sent
+    void close() { socket_ = Socket(); }
+
+private:
+    Socket socket_;
+    size_t limit_ = 0;
+    bool has_ended_ = false;
+    std::string received_, unsent_;
+};
+
+// Waits for one of the events, until `deadline`, at most 0.1 s.
+void wait_for_events(std::vector<pollfd> polled, TimePoint deadline);

@@ -1,0 +1,64 @@
+// Decides which rank is to blame when a run makes no progress: a pure function of what the ranks have reported.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/cluster/rendezvous.h"
+
+// What a rank is doing. Each phase has its own timeout.
+enum class Phase : int { start, step, evaluation, save, end };
+
+// Seconds. Noting a phase, a step or a collective and calling a collective of the control channel count as progress.
+struct HangSettings {
+    double heartbeat_s = 1;  // between two heartbeats
+    double silence_s = 60;   // without a heartbeat: the process is stopped, or its machine or the network is down
+    double start_s = 300;    // without progress, by phase
+    double step_s = 120;
+    double evaluation_s = 120;
+    double save_s = 900;
+    double end_s = 300;
+};
+
+struct RankStatus {
+    Phase phase = Phase::start;
+    int64_t step = -1;        // -1: none yet
+    uint64_t ticks = 0;       // increases with all progress
+    uint64_t collective = 0;  // number of the last collective that was started; 0: none yet
+    std::string collective_name;
+    std::string text() const;  // "in phase step, step 12, last collective 40 (all_reduce of gradients)"
+};
+
+// Written by the trainer, read by the control channel's thread. The members are not read as one snapshot.
+struct RankProgress {
+    std::atomic<Phase> phase{Phase::start};
+    std::atomic<int64_t> step{-1};
+    std::atomic<uint64_t> ticks{0}, collective{0};
+    std::atomic<const char*> collective_name{""};
+    RankStatus status() const;
+};
+
+struct MonitoredRank {
+    Member member;
+    RankStatus status;
+    TimePoint last_heard, last_progress;  // when the last heartbeat arrived; when the last one with progress did
+    bool has_left = false;                // a rank that has left or that waits for the other ranks' part of a
+    bool is_waiting = false;              // collective of the control channel is never to blame
+};
+
+struct Hang {
+    int rank = 0;
+    std::string sentence;  // with rank, host, pid, times and the rank's status
+};
+
+// Returns the rank that has been silent for longest, if that is more than silence_s.
+std::optional<Hang> find_silent_rank(const std::vector<MonitoredRank>& ranks, double silence_s, TimePoint now);
+
+// Returns the rank that hangs at `now`, if there is one. A silent rank comes first. When progress stops, most ranks
+// only wait for one that did not start the next collective: the rank with the lowest collective number, and among equal
+// numbers the one without progress for longest. The others may wait while that rank is within its phase's timeout, but
+// no longer than the longest timeout of all phases.
+std::optional<Hang> find_hang(const std::vector<MonitoredRank>& ranks, const HangSettings& settings, TimePoint now);

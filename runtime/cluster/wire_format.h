@@ -1,0 +1,68 @@
+// Serialization of the messages between ranks. All ranks run the same binary, so an integer is 8 bytes in the machine's
+// byte order; a text follows its length. Parsing is safe on arbitrary bytes: it never reads beyond its input and never
+// allocates more than its input holds.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+enum class MessageKind : uint8_t {
+    challenge = 1,  // rank 0 to each new connection: protocol version, nonce
+    hello,          // the reply: rank, run size, host, pid and nonce, with an HMAC
+    welcome,        // rank 0: an HMAC over both nonces, which authenticates rank 0
+    refused,        // rank 0: exit code and error message; the rendezvous has failed
+    roster,         // rank 0: host and pid of every rank; the rendezvous is complete
+    heartbeat,      // in both directions: a RankStatus
+    request,        // to rank 0: a TextRequest
+    reply,          // rank 0 to all: a TextReply
+    goodbye,        // to rank 0: the sender has called leave()
+    all_left,       // rank 0 to all: every rank has called leave()
+    error,          // to rank 0: exit code and error message with which the sender exits
+    end_of_run,     // rank 0 to all: the run ends: rank to blame, exit code, whether it reported the error, sentence
+};
+
+struct Message {
+    MessageKind kind = MessageKind::heartbeat;
+    std::string fields;  // from pack()
+};
+
+template <class Field> void append_field(std::string& packed, const Field& field) {
+    if constexpr (std::is_convertible_v<const Field&, std::string_view>) {
+        const std::string_view text = field;
+        append_field(packed, text.size());
+        packed += text;
+    } else {
+        const uint64_t number = uint64_t(field);
+        packed.append(reinterpret_cast<const char*>(&number), sizeof number);
+    }
+}
+
+// Removes one field from the front of `packed`. Returns false if it is not complete.
+template <class Field> bool take_field(std::string_view& packed, Field& field) {
+    uint64_t number = 0;
+    if (packed.size() < sizeof number) return false;
+    std::memcpy(&number, packed.data(), sizeof number);
+    packed.remove_prefix(sizeof number);
+    if constexpr (std::is_same_v<Field, std::string>) {
+        if (number > packed.size()) return false;
+        field = packed.substr(0, number);
+        packed.remove_prefix(number);
+    } else {
+        field = Field(number);
+    }
+    return true;
+}
+
+template <class... Fields> std::string pack(const Fields&... fields) {
+    std::string packed;
+    (append_field(packed, fields), ...);
+    return packed;
+}
+
+// Reads what pack() wrote. Returns false unless `packed` holds exactly these fields.
+template <class... Fields> bool unpack(std::string_view packed, Fields&... fields) {
+    return (take_field(packed, fields) && ...) && packed.empty();
+}

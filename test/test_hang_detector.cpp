@@ -1,0 +1,141 @@
+#include <string>
+
+#include "runtime/cluster/hang_detector.h"
+#include "runtime/cluster/text_collective.h"
+#include "runtime/cluster/wire_format.h"
+#include "test/catch.h"
+
+namespace {
+
+const TimePoint kNow = Clock::now();
+
+MonitoredRank rank_with(int rank, uint64_t collective, double progress_ago_s, Phase phase = Phase::step) {
+    RankStatus status;
+    status.phase = phase;
+    status.step = 9;
+    status.collective = collective;
+    status.collective_name = "all_reduce";
+    return {{rank, "host" + std::to_string(rank), 100 + rank}, status, kNow, kNow - seconds(progress_ago_s)};
+}
+
+MonitoredRank silent(MonitoredRank rank, double heard_ago_s) {
+    rank.last_heard = kNow - seconds(heard_ago_s);
+    return rank;
+}
+
+MonitoredRank left(MonitoredRank rank) {
+    rank.has_left = true;
+    return rank;
+}
+
+MonitoredRank waiting(MonitoredRank rank) {
+    rank.is_waiting = true;
+    return rank;
+}
+
+// The rank to blame, or -1.
+int blamed(const std::vector<MonitoredRank>& ranks) {
+    const auto hang = find_hang(ranks, {}, kNow);
+    return hang ? hang->rank : -1;
+}
+
+std::vector<Member> members() { return {{0, "a", 10}, {1, "a", 11}, {2, "b", 12}}; }
+
+}  // namespace
+
+TEST_CASE("hang detector: blames by silence, by collective, by phase", "[control]") {
+    // Healthy, and just within the limits of 60 s silence and 120 s step.
+    CHECK(blamed({rank_with(0, 5, 0), rank_with(1, 5, 119), silent(rank_with(2, 5, 1), 59)}) == -1);
+    // Silence comes first; of several silent ranks, the longest.
+    CHECK(blamed({rank_with(0, 4, 130), silent(rank_with(1, 5, 1), 61), silent(rank_with(2, 5, 1), 62)}) == 2);
+    // No progress anywhere: the rank that did not start the collective, although others have waited for longer.
+    CHECK(blamed({rank_with(0, 6, 130), rank_with(1, 5, 121), rank_with(2, 6, 140)}) == 1);
+    // The same collective everywhere: the rank without progress for longest.
+    CHECK(blamed({rank_with(0, 6, 130), rank_with(1, 6, 131), rank_with(2, 6, 129)}) == 1);
+    // The others wait beyond their own limit for a rank that saves, or that makes progress: no hang yet.
+    CHECK(blamed({rank_with(0, 5, 500, Phase::save), rank_with(1, 6, 490)}) == -1);
+    CHECK(blamed({rank_with(0, 5, 901, Phase::save), rank_with(1, 6, 899)}) == 0);
+    CHECK(blamed({rank_with(0, 5, 1), rank_with(1, 6, 899)}) == -1);
+    CHECK(blamed({rank_with(0, 5, 1), rank_with(1, 6, 901)}) == 0);
+    CHECK(blamed({rank_with(0, 0, 299, Phase::start), rank_with(1, 0, 1)}) == -1);
+    CHECK(blamed({rank_with(0, 0, 301, Phase::start), rank_with(1, 0, 1)}) == 0);
+    // A rank that has left, or waits for the others in a collective of the control channel, is never to blame.
+    for (const auto& excused : {left, waiting}) {
+        CHECK(blamed({excused(silent(rank_with(0, 1, 999), 999)), rank_with(1, 5, 1)}) == -1);
+        CHECK(blamed({excused(rank_with(0, 1, 999)), rank_with(1, 5, 121)}) == 1);
+        CHECK(blamed({excused(rank_with(0, 1, 999))}) == -1);
+    }
+}
+
+TEST_CASE("hang detector: the sentence names rank, host, pid, limit and status", "[control]") {
+    const std::string late = find_hang({rank_with(0, 6, 130), rank_with(1, 5, 121)}, {}, kNow)->sentence;
+    CHECK(late ==
+          "rank 1 on host1 (pid 101) hangs: no progress for 121.0 s (limit 120 s) in phase step, step 9, last "
+          "collective 5 (all_reduce); others have reached collective 6 (all_reduce)");
+    const std::string equal = find_hang({rank_with(0, 0, 130), rank_with(1, 0, 121)}, {}, kNow)->sentence;
+    CHECK(equal ==
+          "rank 0 on host0 (pid 100) hangs: no progress for 130.0 s (limit 120 s) in phase step, step 9, before "
+          "its first collective; no rank is ahead of it, it has made no progress for longest");
+    const std::string quiet = find_hang({rank_with(0, 5, 0), silent(rank_with(1, 5, 0), 61)}, {}, kNow)->sentence;
+    CHECK(quiet ==
+          "rank 1 on host1 (pid 101) hangs: no heartbeat for 61.0 s (limit 60 s); it was last in phase "
+          "step, step 9, last collective 5 (all_reduce)");
+}
+
+TEST_CASE("hang detector: the status is what the trainer noted", "[control]") {
+    RankProgress progress;
+    CHECK(progress.status().text() == "in phase start, before its first collective");
+    progress.phase = Phase::save, progress.step = 12, progress.collective = 3, progress.collective_name = "barrier";
+    CHECK(progress.status().text() == "in phase save, step 12, last collective 3 (barrier)");
+}
+
+TEST_CASE("text collective: replies once all ranks have sent the same request, again and again", "[control]") {
+    TextCollective collective(members());
+    for (const int round : {1, 2}) {
+        for (const int rank : {2, 0}) {
+            collective.add(rank, {TextOperation::all_gather, "w", std::to_string(rank * round)}, kNow);
+            CHECK_FALSE(collective.reply(kNow, 10));
+        }
+        CHECK(collective.has_request(2));
+        CHECK_FALSE(collective.has_request(1));
+        collective.add(1, {TextOperation::all_gather, "w", ""}, kNow);
+        const auto reply = collective.reply(kNow, 10);
+        REQUIRE(reply);
+        CHECK(reply->code == Exit::ok);
+        CHECK(reply->text == pack("0", "", std::to_string(2 * round)));
+        CHECK_FALSE(collective.has_request(2));
+    }
+}
+
+TEST_CASE("text collective: different texts, different requests and missing ranks are errors", "[control]") {
+    TextCollective collective(members());
+    const auto call = [&](int rank, TextOperation operation, const char* what, const std::string& text) {
+        collective.add(rank, {operation, what, text}, kNow);
+        return collective.reply(kNow, 10);
+    };
+    call(1, TextOperation::require_same, "data", "x");
+    call(0, TextOperation::require_same, "data", "x");
+    const auto differing = call(2, TextOperation::require_same, "data", std::string(200, 'y'));
+    REQUIRE(differing);
+    CHECK(differing->code == Exit::config);
+    CHECK(differing->text == "data differs between ranks: each of ranks 0, 1 (on a) has \"x\"; rank 2 (on b) has \"" +
+                                 std::string(100, 'y') + "... (200 bytes)\"");
+
+    call(1, TextOperation::all_gather, "data", "x");
+    const auto other_subject = call(2, TextOperation::all_gather, "state", "x");
+    REQUIRE(other_subject);
+    CHECK(other_subject->code == Exit::internal);
+    call(1, TextOperation::all_gather, "data", "x");
+    const auto other_operation = call(2, TextOperation::require_same, "data", "x");
+    REQUIRE(other_operation);
+    CHECK(other_operation->code == Exit::internal);
+
+    collective.add(1, {TextOperation::all_gather, "data", "x"}, kNow);
+    CHECK_FALSE(collective.reply(kNow + seconds(9.9), 10));
+    const auto late = collective.reply(kNow + seconds(10.1), 10);
+    REQUIRE(late);
+    CHECK(late->code == Exit::hang);
+    CHECK(late->text ==
+          "2 of 3 ranks did not call all_gather of \"data\" within 10 s: missing 0, 2: rank 0 on a (pid "
+          "10), rank 2 on b (pid 12)");
+}
