@@ -21,6 +21,7 @@ Command add_plan(CLI::App& app);
 Command add_eval(CLI::App& app);
 Command add_inspect(CLI::App& app);
 Command add_export(CLI::App& app);
+Command add_report(CLI::App& app);
 
 // Help for an argument that open_checkpoint() takes.
 inline constexpr const char* kCheckpointHelp = "run directory or RUN/checkpoints/step_N";

@@ -71,6 +71,13 @@ std::string version(const std::string& revision) {
                   device.build.c_str(), device.name.c_str(), device.matmul_path.c_str(), comm_library().c_str());
 }
 
+std::string exit_codes() {
+    std::string lines;
+    for (const ExitCode& row : kExitCodes)
+        lines += format("%d %s %s %s\n", int(row.code), row.name, row.policy, row.meaning);
+    return lines;
+}
+
 }  // namespace
 
 void add_overrides(CLI::App& app, std::vector<std::string>& overrides) {
@@ -90,11 +97,12 @@ CommandLine parse_command_line(int argc, char** argv, const std::string& revisio
     };
     add_table("--help-config", config_help, "every configuration key");
     add_table("--markdown-config", config_markdown, "the same as a Markdown table");
+    add_table("--exit-codes", exit_codes, "every exit code: number, name, final|retry|restart, meaning");
     app.require_subcommand(0, 1);
     add_training(app, line);
     add_ranks(app, line, node);
-    const Command commands[] = {add_prepare(app), add_sample(app),  add_plan(app),
-                                add_eval(app),    add_inspect(app), add_export(app)};
+    const Command commands[] = {add_prepare(app), add_sample(app), add_plan(app),  add_eval(app),
+                                add_inspect(app), add_export(app), add_report(app)};
     try {
         app.parse(argc, argv);
     } catch (const CLI::Success& help_or_version) {

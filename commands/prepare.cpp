@@ -4,14 +4,19 @@
 #include <memory>
 
 #include "commands/command.h"
+#include "runtime/io/process.h"
 #include "runtime/logging/log.h"
 
 Command add_prepare(CLI::App& app) {
     auto options = std::make_shared<PrepareOptions>();
+    options->gpt2_directory = program_directory() + "/../data/gpt2";
     CLI::App* parser = app.add_subcommand("prepare", "text to tokenizer and token shards");
     parser->add_option("INPUT", options->inputs, "UTF-8 text, or JSONL (.jsonl) with a \"text\" field")->required();
     parser->add_option("--out", options->out_dir, "directory for tokenizer.json and the shards")->required();
-    parser->add_option("--tokenizer", options->tokenizer, "bytes, bpe, or a tokenizer's file")->capture_default_str();
+    parser
+        ->add_option("--tokenizer", options->tokenizer,
+                     "bytes, bpe (learned from the text), gpt2, or the file of a tokenizer")
+        ->capture_default_str();
     parser->add_option("--vocab-size", options->vocab_size, "tokens of a new bpe tokenizer");
     parser->add_option("--val-fraction", options->val_fraction, "share of the input, at its end, to hold out")
         ->capture_default_str();

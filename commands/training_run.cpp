@@ -6,6 +6,7 @@
 #include "commands/import.h"
 #include "commands/model_io.h"
 #include "model/plan.h"
+#include "runtime/cluster/cluster.h"
 #include "runtime/config/schedule.h"
 #include "runtime/performance/flops.h"
 #include "runtime/performance/gpus.h"

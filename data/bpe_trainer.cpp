@@ -1,12 +1,13 @@
 #include "data/bpe_trainer.h"
 
 #include <algorithm>
+#include <optional>
 #include <queue>
 #include <vector>
 
 #include "kernels/check.h"
 
-// Longer words are counted in parts of this size: it bounds memory, and a token is never longer by far.
+// Longer words are counted in parts of this size, which bounds memory; tokens are far shorter.
 static constexpr size_t kMaxWordBytes = 1024;
 
 void BpeTrainer::add(std::string_view text) {
@@ -30,42 +31,38 @@ void BpeTrainer::drop_rare_words() {
 
 namespace {
 
-using PairKey = uint64_t;  // left id, right id: keys compare like pairs
+using PairKey = uint64_t;  // Merge::key()
 
-PairKey key_of(int32_t left, int32_t right) { return uint64_t(uint32_t(left)) << 32 | uint32_t(right); }
-
-// The words as sequences of tokens, and how often each pair of neighbours occurs, kept up to date from merge to merge.
+// The words as sequences of tokens, and the count of each pair of adjacent tokens, updated by each merge.
 class PairCounts {
 public:
     void add_word(const std::vector<int32_t>& ids, int64_t count) {
         uint32_t word = uint32_t(words_.size());
         words_.push_back({symbols_.size(), ids.size(), count});
         symbols_.insert(symbols_.end(), ids.begin(), ids.end());
-        for (size_t i = 0; i + 1 < ids.size(); i++) change(ids[i], ids[i + 1], count, word);
+        for (size_t i = 0; i + 1 < ids.size(); i++) add_pair({ids[i], ids[i + 1]}, count, word);
     }
 
-    // The most frequent pair, of equals the one with the smallest key; count 0 if no pair is left.
-    struct Best {
-        Merge pair;
-        int64_t count;
-    };
-    Best take_best() {
-        queue_grown_pairs();
-        while (!queue_.empty()) {
-            auto [count, key] = queue_.top();
+    // The most frequent pair, among equals the one with the smallest key; nullopt if no pair occurs twice.
+    std::optional<Merge> take_most_frequent() {
+        for (PairKey key : new_pairs_) queue_.push({pairs_[key].count, ~key});
+        new_pairs_.clear();
+        while (!queue_.empty() && queue_.top().first >= 2) {
+            const auto [queued_count, inverted_key] = queue_.top();
             queue_.pop();
-            int64_t now = pairs_[key].count;
-            if (now == count && now > 0) return {{int32_t(key >> 32), int32_t(key)}, now};
-            if (now < count && now > 0) queue_.push({now, key});  // it has shrunk since it was queued
+            const PairKey key = ~inverted_key;
+            const int64_t count = pairs_[key].count;
+            if (count == queued_count) return Merge{int32_t(key >> 32), int32_t(key)};
+            queue_.push({count, inverted_key});  // it has shrunk since it was queued
         }
-        return {{0, 0}, 0};
+        return std::nullopt;
     }
 
-    // Replaces the pair by token `id` in all words, from left to right. It will never come back: its parts are
-    // neighbours nowhere any more, and no other pair makes one of them.
+    // Replaces the pair by token `id` in all words, from left to right. Afterwards the pair occurs nowhere and never
+    // will again, because no later merge results in one of its tokens.
     void merge(Merge pair, int32_t id) {
-        std::vector<uint32_t> affected = std::move(pairs_[key_of(pair.left, pair.right)].words);
-        for (uint32_t word : affected) merge_in_word(word, pair, id);
+        const std::vector<uint32_t> affected = std::move(pairs_[pair.key()].words);
+        for (uint32_t word : affected) merge_in_word(words_[word], word, pair, id);
     }
 
 private:
@@ -75,27 +72,20 @@ private:
     };
     struct Pair {
         int64_t count = 0;
-        std::vector<uint32_t> words;  // that have it, or had it
-    };
-    struct QueueEntry {
-        int64_t count;
-        PairKey key;
-        bool operator<(const QueueEntry& other) const {
-            return count != other.count ? count < other.count : key > other.key;
-        }
+        std::vector<uint32_t> words;  // that contain it or did so before a merge
     };
 
-    void change(int32_t left, int32_t right, int64_t delta, uint32_t word) {
-        PairKey key = key_of(left, right);
-        Pair& pair = pairs_[key];
+    // Adds `delta`, which may be negative, to the count of a pair in a word. A count grows only until the next
+    // take_most_frequent(): from then on, merges make pairs with newer tokens only.
+    void add_pair(Merge merge, int64_t delta, uint32_t word) {
+        const auto [known, is_new] = pairs_.try_emplace(merge.key());
+        if (is_new) new_pairs_.push_back(merge.key());
+        Pair& pair = known->second;
         pair.count += delta;
-        if (delta < 0 || (!pair.words.empty() && pair.words.back() == word)) return;
-        pair.words.push_back(word);
-        grown_.push_back(key);
+        if (delta > 0 && (pair.words.empty() || pair.words.back() != word)) pair.words.push_back(word);
     }
 
-    void merge_in_word(uint32_t index, Merge pair, int32_t id) {
-        Word& word = words_[index];
+    void merge_in_word(Word& word, uint32_t index, Merge pair, int32_t id) {
         int32_t* symbols = symbols_.data() + word.begin;
         size_t out = 0;
         for (size_t i = 0; i < word.length; i++) {
@@ -104,12 +94,12 @@ private:
                 continue;
             }
             if (out > 0) {
-                change(symbols[out - 1], pair.left, -word.count, index);
-                change(symbols[out - 1], id, word.count, index);
+                add_pair({symbols[out - 1], pair.left}, -word.count, index);
+                add_pair({symbols[out - 1], id}, word.count, index);
             }
             if (i + 2 < word.length) {
-                change(pair.right, symbols[i + 2], -word.count, index);
-                change(id, symbols[i + 2], word.count, index);
+                add_pair({pair.right, symbols[i + 2]}, -word.count, index);
+                add_pair({id, symbols[i + 2]}, word.count, index);
             }
             symbols[out++] = id;
             i++;
@@ -117,19 +107,12 @@ private:
         word.length = out;
     }
 
-    // Every pair that occurs has a queue entry with its count or a larger one.
-    void queue_grown_pairs() {
-        std::sort(grown_.begin(), grown_.end());
-        grown_.erase(std::unique(grown_.begin(), grown_.end()), grown_.end());
-        for (PairKey key : grown_) queue_.push({pairs_[key].count, key});
-        grown_.clear();
-    }
-
-    std::vector<int32_t> symbols_;  // of all words, one after the other
+    std::vector<int32_t> symbols_;  // of all words, concatenated
     std::vector<Word> words_;
     std::unordered_map<PairKey, Pair> pairs_;
-    std::vector<PairKey> grown_;  // pairs whose count has grown since the last take_best()
-    std::priority_queue<QueueEntry> queue_;
+    std::vector<PairKey> new_pairs_;  // since the last take_most_frequent()
+    // (count, ~key) of all other pairs, where the count may be outdated, then too large.
+    std::priority_queue<std::pair<int64_t, PairKey>> queue_;
 };
 
 }  // namespace
@@ -151,11 +134,11 @@ Tokenizer BpeTrainer::train(int vocab_size) const {
 
     std::vector<Merge> merges;
     while (int(tokens.size()) + 1 < vocab_size) {
-        auto [pair, count] = pairs.take_best();
-        if (count < 2) break;
-        pairs.merge(pair, int32_t(tokens.size()));
-        tokens.push_back(tokens[size_t(pair.left)] + tokens[size_t(pair.right)]);
-        merges.push_back(pair);
+        const std::optional<Merge> pair = pairs.take_most_frequent();
+        if (!pair) break;
+        pairs.merge(*pair, int32_t(tokens.size()));
+        tokens.push_back(tokens[size_t(pair->left)] + tokens[size_t(pair->right)]);
+        merges.push_back(*pair);
     }
     tokens.emplace_back(kEndOfText);
     int32_t eot = int32_t(tokens.size()) - 1;

@@ -1,4 +1,4 @@
-// XXH3's 128-bit hash of a sequence of parts, for telling whether data is what it was. No protection against malice.
+// XXH3's 128-bit hash of a sequence of parts, to detect changed data. Not cryptographic.
 #pragma once
 
 #include <xxhash.h>

@@ -1,9 +1,11 @@
 #include "data/inspect.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <optional>
 #include <vector>
 
+#include "data/reject_file.h"
 #include "data/shards.h"
 #include "data/tokenizer.h"
 #include "kernels/check.h"
@@ -12,31 +14,29 @@ using PrintLine = std::function<void(const std::string&)>;
 
 static constexpr uint64_t kFirstTokens = 32;
 
-struct IdRange {
+struct IdSummary {
     uint32_t smallest = UINT32_MAX, largest = 0;
-    uint64_t largest_at = 0;
-    uint64_t eot_count = 0;
+    uint64_t largest_at = 0, eot_count = 0;
 };
 
-static IdRange scan_ids(const TokenShard& shard, int32_t eot) {
-    IdRange range;
+static IdSummary summarize_ids(const TokenShard& shard, int32_t eot) {
+    IdSummary summary;
     std::vector<int32_t> ids(size_t(1) << 16);
     for (uint64_t begin = 0; begin < shard.token_count(); begin += ids.size()) {
-        size_t count = size_t(std::min<uint64_t>(ids.size(), shard.token_count() - begin));
-        shard.copy(begin, count, ids.data());
-        for (size_t i = 0; i < count; i++) {
-            uint32_t id = uint32_t(ids[i]);
-            range.smallest = std::min(range.smallest, id);
-            if (id > range.largest) range.largest = id, range.largest_at = begin + i;
-            range.eot_count += ids[i] == eot;
+        ids.resize(size_t(std::min<uint64_t>(ids.size(), shard.token_count() - begin)));
+        shard.copy(begin, ids.size(), ids.data());
+        for (size_t i = 0; i < ids.size(); i++) {
+            const uint32_t id = uint32_t(ids[i]);
+            summary.smallest = std::min(summary.smallest, id);
+            if (id > summary.largest) summary.largest = id, summary.largest_at = begin + i;
+            summary.eot_count += ids[i] == eot;
         }
     }
-    return range;
+    return summary;
 }
 
 static std::optional<Tokenizer> tokenizer_beside(const std::string& path) {
-    size_t slash = path.find_last_of('/');
-    std::string tokenizer = (slash == std::string::npos ? "" : path.substr(0, slash + 1)) + "tokenizer.json";
+    const std::string tokenizer = std::filesystem::path(path).replace_filename("tokenizer.json");
     if (!file_exists(tokenizer)) return std::nullopt;
     return Tokenizer::load(tokenizer);
 }
@@ -47,31 +47,31 @@ static void inspect_shard(const std::string& path, const PrintLine& print) {
     print(format("%s: %s", path.c_str(), layout.name));
     print(format("%llu tokens of %d bytes, %llu bytes with the header", (unsigned long long)layout.token_count,
                  layout.token_bytes, (unsigned long long)layout.file_bytes()));
-    if (layout.mask_bytes > 0) print("it has a loss mask, which training does not use");
+    if (layout.mask_bytes > 0) print("it has a loss mask, which training ignores");
     if (shard.token_count() == 0) return;
 
     std::optional<Tokenizer> tokenizer = tokenizer_beside(path);
-    IdRange range = scan_ids(shard, tokenizer ? tokenizer->eot() : -1);
-    print(format("ids from %u to %u", range.smallest, range.largest));
+    const IdSummary ids = summarize_ids(shard, tokenizer ? tokenizer->eot() : -1);
+    print(format("ids from %u to %u", ids.smallest, ids.largest));
     if (!tokenizer) return;
-    if (range.largest >= uint32_t(tokenizer->vocab_size()))
-        fail(Exit::data, "%s: token %llu is %u, but tokenizer.json beside it has %d tokens", path.c_str(),
-             (unsigned long long)range.largest_at, range.largest, tokenizer->vocab_size());
+    if (ids.largest >= uint32_t(tokenizer->vocab_size()))
+        reject_file(path, "token %llu is %u, but tokenizer.json beside it has %d tokens",
+                    (unsigned long long)ids.largest_at, ids.largest, tokenizer->vocab_size());
     std::vector<int32_t> first(size_t(std::min(kFirstTokens, shard.token_count())));
     shard.copy(0, first.size(), first.data());
-    print(format("%llu x %s", (unsigned long long)range.eot_count, kEndOfText));
+    print(format("%llu x %s", (unsigned long long)ids.eot_count, kEndOfText));
     print("begins with " + quoted(tokenizer->decode(first), 200));
 }
 
 static void inspect_tokenizer(const std::string& path, const PrintLine& print) {
     Tokenizer tokenizer = Tokenizer::load(path);
-    size_t longest = 0;
+    int32_t longest = 0;
     for (int32_t id = 0; id < tokenizer.vocab_size(); id++)
-        if (tokenizer.token(id).size() > tokenizer.token(int32_t(longest)).size()) longest = size_t(id);
+        if (tokenizer.token(id).size() > tokenizer.token(longest).size()) longest = id;
     print(format("%s: byte-level BPE tokenizer", path.c_str()));
     print(format("%d tokens, %zu merges, %s is %d", tokenizer.vocab_size(), tokenizer.merges().size(), kEndOfText,
                  tokenizer.eot()));
-    print(format("the longest token is %zu, %s", longest, quoted(tokenizer.token(int32_t(longest)), 80).c_str()));
+    print(format("the longest token is %d, %s", longest, quoted(tokenizer.token(longest), 80).c_str()));
     print("xxh3 " + tokenizer.digest());
 }
 

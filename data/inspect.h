@@ -1,9 +1,9 @@
-// What is this file, and is it sound? The part of the inspect command that knows data.
+// The inspect command for data files.
 #pragma once
 
 #include <functional>
 #include <string>
 
-// Describes a token shard or a tokenizer by calling print(line) for each line without newline. False, and nothing
-// printed, if the file is neither. Exit::data, with what is wrong, if it is one and damaged.
+// Describes a token shard or a tokenizer by calling print(line) for each line, without newline. Returns false, without
+// printing, if the file is neither. Fails with Exit::data if the file is one of them and damaged.
 bool inspect_data_file(const std::string& path, const std::function<void(const std::string&)>& print);

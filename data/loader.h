@@ -1,25 +1,27 @@
-// Micro-batches for training and evaluation, read ahead by a thread.
+// Micro-batches for training and evaluation, prefetched by a thread.
 //
 // The order of samples is a pure function of (seed, cursor). Sample s, counted over all ranks from the start of the
-// run, is window permutation(seed, s / windows)(s % windows). A step of k micro-batches on each of W ranks that begins
-// at cursor c reads the samples [c, c + k W batch) whatever W is: micro-batch m of rank r has row b from sample
-// c + (r k + m) batch + b. The cursor moves by W batch with each micro-batch, and is a run's state between steps.
+// run, is window permutation(seed, s / windows)(s % windows) of the TokenStream. A step of k micro-batches on each of W
+// ranks that begins at cursor c reads the samples [c, c + k W batch): row b of micro-batch m on rank r is sample
+// c + (r k + m) batch + b. Each micro-batch advances the cursor by W batch; between steps it is all of the loader's
+// state.
 #pragma once
 
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
 #include <mutex>
+#include <stop_token>
 #include <thread>
 #include <vector>
 
 #include "data/token_stream.h"
 
 enum class SampleOrder {
-    shuffled,    // epoch after epoch, each in an order of its own
+    shuffled,    // training: epoch after epoch, each in a different order
     sequential,  // epoch after epoch, windows in order
-    once,        // evaluation: every target of the stream exactly once, in order. The last, partial window is filled up
-                 // with target -1, and so is every row beyond the end, for ever
+    once,        // evaluation: every target of the stream exactly once, in order. The last, partial window is padded
+                 // with target -1; rows beyond the end consist of padding
 };
 
 struct LoaderOptions {
@@ -28,40 +30,39 @@ struct LoaderOptions {
     uint64_t seed = 0;
     SampleOrder order = SampleOrder::shuffled;
     int rank = 0, world = 1;
-    // For order `once`: windows begin this many tokens apart, 1 to seq_len (0 means seq_len), and from the second on
-    // only the targets that the window before did not have are given: each with at least seq_len - stride tokens before
+    // For order `once`: distance in tokens between the beginnings of windows, 1 to seq_len; 0 means seq_len. From the
+    // second window on, targets of the previous window are -1: each target has at least seq_len - stride tokens before
     // it.
     int stride = 0;
-    // Micro-batches of a step on each rank. A step's are handed out rank by rank: rank r gets numbers [r k, r k + k).
-    int micro_steps = 1;
-    uint64_t max_windows = 0;  // for order `once`: not more than these from the start, on all ranks together; 0: all
+    int micro_steps = 1;       // per step on each rank
+    uint64_t max_windows = 0;  // for order `once`: at most these first windows, over all ranks; 0 means all
+
+    uint64_t window_stride() const { return uint64_t(stride > 0 ? stride : seq_len); }
+    uint64_t rows_of_all_ranks() const { return uint64_t(batch) * uint64_t(world); }  // per micro-batch
 };
 
 struct Batch {
     const int32_t* inputs;   // (batch, seq_len)
-    const int32_t* targets;  // (batch, seq_len), the token that follows, or -1 for none (its input is then 0)
+    const int32_t* targets;  // (batch, seq_len), the next token, or -1 for none; where padded, the input is 0
 };
 
 class Loader {
 public:
-    // The stream must outlive the loader. Exit::config, with the numbers, if the stream has fewer windows than the
-    // ranks' micro-batches have rows (order `once` needs two tokens only).
+    // The stream must outlive the loader. Fails with Exit::config if the stream has fewer windows than a micro-batch
+    // has rows on all ranks (for order `once`: fewer than two tokens).
     Loader(const TokenStream& stream, const LoaderOptions& options, uint64_t cursor = 0);
-    ~Loader();
-    Loader(const Loader&) = delete;
-    Loader& operator=(const Loader&) = delete;
 
-    // The batch at cursor(), valid until the next call of next() or seek(). What went wrong in the reading thread, such
-    // as a token outside the vocabulary, is thrown here, when the batch concerned is asked for. Allocates nothing.
+    // Returns the batch at cursor(), valid until the next call of next() or seek(). Fails if reading this batch failed,
+    // for example with Exit::data for a token outside the vocabulary. Allocates nothing.
     Batch next();
 
-    uint64_t cursor() const { return cursor_; }  // first sample of the batch that next() will give, over all ranks
+    uint64_t cursor() const { return cursor_; }  // first sample of the batch that next() will return, over all ranks
     void seek(uint64_t cursor);
 
-    // For order `once`: micro-batches until every target has been given, the same on every rank.
+    // For order `once`: number of micro-batches that have every target, the same on every rank.
     uint64_t batches_per_pass() const;
 
-    uint64_t windows() const { return windows_; }  // of an epoch; for `once` including the partial one
+    uint64_t windows() const { return windows_; }  // of an epoch; for order `once` including the partial one
 
 private:
     struct Slot {
@@ -69,29 +70,26 @@ private:
         std::exception_ptr error;
     };
 
-    void prefetch();
+    void prefetch(std::stop_token stop);
     uint64_t first_sample(uint64_t first_cursor, uint64_t number) const;
     void fill(Slot& slot, uint64_t first);
     void fill_row(uint64_t sample, int32_t* inputs, int32_t* targets);
     uint64_t window_of(uint64_t sample) const;
 
-    static constexpr uint64_t kSlots = 3;  // one in the caller's hands, one ready, one being read
+    static constexpr uint64_t kSlots = 3;  // one held by the caller, one ready, one being read
 
     const TokenStream& stream_;
     const LoaderOptions options_;
     const uint64_t windows_;
-    uint64_t cursor_;
+    uint64_t cursor_ = 0;
     Slot slots_[kSlots];
-    std::vector<int32_t> window_;  // (seq_len + 1), the thread's
+    std::vector<int32_t> window_;  // (seq_len + 1), used by the thread
 
-    // Shared with the thread, under the mutex. Batches are counted since the last seek; batch k lies in slot k %
-    // kSlots.
+    // Shared with the thread, under the mutex. Batches are counted since the last seek; batch k is in slot k % kSlots.
     std::mutex mutex_;
-    std::condition_variable changed_;
-    uint64_t first_cursor_;    // of batch 0
-    uint64_t filled_ = 0;      // batches read by the thread
-    uint64_t taken_ = 0;       // batches handed out by next(); the last of them is in the caller's hands
-    uint64_t generation_ = 0;  // counts seeks, so that the thread drops what it read for an older one
-    bool stop_ = false;
-    std::thread thread_;
+    std::condition_variable_any changed_;
+    uint64_t first_cursor_ = 0;  // of batch 0
+    uint64_t filled_ = 0;        // batches read by the thread
+    uint64_t taken_ = 0;         // batches returned by next(); the caller holds the last of them
+    std::jthread thread_;        // last: its destructor stops and joins it while the other members exist
 };

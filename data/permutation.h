@@ -1,4 +1,4 @@
-// A keyed permutation of [0, n) without a table: who needs element i computes it.
+// A keyed permutation of [0, n) without a table: any element is computed on its own.
 #pragma once
 
 #include <bit>
@@ -8,9 +8,9 @@
 #include "kernels/numeric.h"
 
 // A balanced Feistel network (Luby, Rackoff, "How to construct pseudorandom permutations", SIAM J. Comput. 17, 1988)
-// with Philox as its round function permutes the next even power of two >= n; walking along its cycle until a value
+// with Philox as its round function permutes the next even power of two >= n; following its cycle until a value
 // below n appears makes that a permutation of [0, n) (Black, Rogaway, "Ciphers with arbitrary finite domains", CT-RSA
-// 2002, section 4). The power of two is less than 4 n, so a walk takes less than 4 steps on average.
+// 2002, section 4). The power of two is less than 4 n, so that takes less than 4 steps on average.
 class Permutation {
 public:
     // Of [0, n), 1 <= n <= 2^62, a pure function of (seed, epoch).
@@ -21,7 +21,7 @@ public:
 
     uint64_t size() const { return n_; }
 
-    // Where `index` in [0, n) goes.
+    // The image of `index` in [0, n).
     uint64_t operator()(uint64_t index) const {
         do index = feistel(index);
         while (index >= n_);
@@ -29,7 +29,7 @@ public:
     }
 
 private:
-    // Small halves mix slowly; eight rounds are far beyond the four that are enough for large ones.
+    // Four rounds suffice for large halves; small ones mix more slowly.
     static constexpr uint32_t kRounds = 8;
 
     uint64_t feistel(uint64_t value) const {

@@ -1,7 +1,8 @@
 #include "data/prepare.h"
 
-#include <algorithm>
+#include <filesystem>
 #include <nlohmann/json.hpp>
+#include <regex>
 
 #include "data/bpe_trainer.h"
 #include "data/encoder.h"
@@ -9,45 +10,40 @@
 #include "kernels/check.h"
 #include "runtime/io/json.h"
 
-// Everything is made in this folder inside OUT and moved when all of it is there; finding it there after a crash also
-// tells that OUT is ours.
-static const char* const kUnfinished = "prepare.unfinished";
-static const char* const kDatasetFile = "dataset.json";
-static const char* const kTokenizerFile = "tokenizer.json";
+using Json = nlohmann::ordered_json;
 
-static void check_options(const PrepareOptions& options) {
-    if (options.inputs.empty()) fail(Exit::usage, "prepare: no input file was given");
-    if (options.out_dir.empty()) fail(Exit::usage, "prepare: no output directory was given");
-    if (!(options.val_fraction >= 0 && options.val_fraction < 1))
-        fail(Exit::usage, "prepare: the held-out fraction is %g, but must be in [0, 1)", options.val_fraction);
-    if (options.shard_tokens < 1 || options.shard_tokens > INT32_MAX)
-        fail(Exit::usage, "prepare: a shard of %llu tokens; 1 to %d are possible",
-             (unsigned long long)options.shard_tokens, INT32_MAX);
-    if (!(options.bpe_dropout >= 0 && options.bpe_dropout < 1))
-        fail(Exit::usage, "prepare: the BPE-dropout is %g, but must be in [0, 1)", options.bpe_dropout);
-    if (options.copies < 1 || options.copies > 1000)
-        fail(Exit::usage, "prepare: %d copies of the training text; 1 to 1000 are possible", options.copies);
-    if (options.tokenizer == "bpe" && (options.vocab_size < 257 || options.vocab_size > 1 << 20))
-        fail(Exit::usage, "prepare: vocab_size is %d, but a \"bpe\" tokenizer has 257 to %d tokens", options.vocab_size,
-             1 << 20);
+// Everything is written to this folder inside OUT and moved when it is complete. After a crash the folder shows that
+// OUT belongs to prepare.
+static const char* const kUnfinished = "/prepare.unfinished";
+static const char* const kDatasetFile = "/dataset.json";
+
+static void check_options(const PrepareOptions& o) {
+    auto check = [](bool holds, const char* pattern, auto... values) {
+        if (!holds) fail(Exit::usage, pattern, values...);
+    };
+    auto is_fraction = [](double value) { return value >= 0 && value < 1; };
+    check(!o.inputs.empty(), "prepare: no input file was given");
+    check(!o.out_dir.empty(), "prepare: no output directory was given");
+    check(is_fraction(o.val_fraction), "prepare: the held-out fraction is %g, but must be in [0, 1)", o.val_fraction);
+    check(o.shard_tokens >= 1 && o.shard_tokens <= INT32_MAX,
+          "prepare: shards are to have %llu tokens, but must have 1 to %d", (unsigned long long)o.shard_tokens,
+          INT32_MAX);
+    check(is_fraction(o.bpe_dropout), "prepare: the BPE-dropout is %g, but must be in [0, 1)", o.bpe_dropout);
+    check(o.copies >= 1 && o.copies <= 1000, "prepare: %d copies of the training text, but 1 to 1000 are allowed",
+          o.copies);
+    check(o.tokenizer != "bpe" || (o.vocab_size >= 257 && o.vocab_size <= 1 << 20),
+          "prepare: vocab_size is %d, but a \"bpe\" tokenizer has 257 to %d tokens", o.vocab_size, 1 << 20);
 }
 
-// Made by prepare: nothing at all, a finished data set, or one that was being made.
 static void check_out_dir(const std::string& out) {
-    if (!directory_exists(out)) return;
-    std::vector<std::string> names = list_directory(out);
-    auto has = [&](const char* name) { return std::find(names.begin(), names.end(), name) != names.end(); };
-    if (!names.empty() && !has(kDatasetFile) && !has(kUnfinished))
-        fail(Exit::cannot_create,
-             "%s: holds %zu files, the first called %s, and no %s, so an earlier prepare did not make it; nothing was "
-             "written",
-             out.c_str(), names.size(), names.front().c_str(), kDatasetFile);
-}
-
-static void check_vocab_size(const Tokenizer& tokenizer, const PrepareOptions& options) {
-    if (options.vocab_size != 0 && options.vocab_size != tokenizer.vocab_size())
-        fail(Exit::usage, "prepare: vocab_size is %d, but the tokenizer \"%s\" has %d tokens", options.vocab_size,
-             options.tokenizer.c_str(), tokenizer.vocab_size());
+    if (!directory_exists(out) || file_exists(out + kDatasetFile) || directory_exists(out + kUnfinished)) return;
+    const std::vector<std::string> names = list_directory(out);
+    if (!names.empty())
+        fail(
+            Exit::cannot_create,
+            "%s: has %zu files, the first named %s, but no dataset.json, so it is not from an earlier prepare; nothing "
+            "was written",
+            out.c_str(), names.size(), names.front().c_str());
 }
 
 static Tokenizer train_tokenizer(const TextInput& input, uint64_t train_end, int vocab_size,
@@ -57,125 +53,121 @@ static Tokenizer train_tokenizer(const TextInput& input, uint64_t train_end, int
     Tokenizer tokenizer = trainer.train(vocab_size);
     progress(format("trained a tokenizer of %d tokens", tokenizer.vocab_size()));
     if (tokenizer.vocab_size() < vocab_size)
-        progress(format("the text has no more pairs that occur twice, so there are fewer than the %d tokens asked for",
-                        vocab_size));
+        progress(format("that is fewer than the requested %d: no other pair occurs twice in the text", vocab_size));
     return tokenizer;
 }
 
-static Tokenizer make_tokenizer(const PrepareOptions& options, const TextInput& input, uint64_t train_end,
-                                const ProgressLine& progress) {
-    if (options.tokenizer == "bpe") return train_tokenizer(input, train_end, options.vocab_size, progress);
-    Tokenizer tokenizer = options.tokenizer == "bytes" ? Tokenizer::bytes() : Tokenizer::load(options.tokenizer);
-    check_vocab_size(tokenizer, options);
+static Tokenizer load_gpt2(const std::filesystem::path& directory) {
+    const std::string vocabulary = directory / "vocab.json";
+    if (!file_exists(vocabulary))
+        fail(Exit::no_input,
+             "prepare: the tokenizer \"gpt2\" is read from the folder %s, which has no vocab.json; copy data/gpt2 of "
+             "the "
+             "source tree there, or pass --tokenizer PATH/vocab.json",
+             directory.lexically_normal().c_str());
+    return Tokenizer::load(vocabulary);
+}
+
+static Tokenizer load_tokenizer(const PrepareOptions& options) {
+    Tokenizer tokenizer = options.tokenizer == "bytes"  ? Tokenizer::bytes()
+                          : options.tokenizer == "gpt2" ? load_gpt2(options.gpt2_directory)
+                                                        : Tokenizer::load(options.tokenizer);
+    if (options.vocab_size != 0 && options.vocab_size != tokenizer.vocab_size())
+        fail(Exit::usage, "prepare: vocab_size is %d, but the tokenizer \"%s\" has %d tokens", options.vocab_size,
+             options.tokenizer.c_str(), tokenizer.vocab_size());
     return tokenizer;
 }
 
+// A part of the input and how it is tokenized.
 struct Split {
-    std::string name;
-    uint64_t tokens = 0, text_bytes = 0, documents = 0;
-    std::vector<std::string> shards;
-};
-
-// Which part of the input, and how.
-struct Part {
     const char* name;
     uint64_t begin, end;
     int copies;
     double bpe_dropout;
 };
 
-static Split write_split(const Part& part, const TextInput& input, const Tokenizer& tokenizer,
-                         const std::string& directory, uint64_t shard_tokens, const ProgressLine& progress) {
+// Writes the shards of a split; returns their record in dataset.json.
+static Json write_split(const Split& split, const TextInput& input, const Tokenizer& tokenizer,
+                        const std::string& directory, uint64_t shard_tokens, const ProgressLine& progress) {
     constexpr uint64_t kSeed = 1;
-    const std::string name = part.name;
-    Split split;
-    split.name = name;
-    Encoder encoder(tokenizer, part.bpe_dropout, kSeed);
-    ShardWriter writer(directory, name, tokenizer.vocab_size(), shard_tokens);
+    Encoder encoder(tokenizer, split.bpe_dropout, kSeed);
+    ShardWriter writer(directory, split.name, tokenizer.vocab_size(), shard_tokens);
     std::vector<int32_t> ids;
-    for (int copy = 0; copy < part.copies; copy++)
-        input.read(part.begin, part.end, [&](std::string_view text, bool starts_document) {
+    unsigned long long text_bytes = 0, documents = 0;
+    for (int copy = 0; copy < split.copies; copy++)
+        input.read(split.begin, split.end, [&](std::string_view text, bool starts_document) {
             ids.clear();
             if (starts_document) ids.push_back(tokenizer.eot());
             encoder.encode(text, ids);
             writer.append(ids);
-            split.text_bytes += text.size();
-            split.documents += starts_document;
+            text_bytes += text.size();
+            documents += starts_document;
         });
     writer.finish();
-    split.tokens = writer.token_count();
-    split.shards = writer.names();
-    progress(format("%s: %llu bytes of text in %llu documents, %llu tokens in %zu shards", name.c_str(),
-                    (unsigned long long)split.text_bytes, (unsigned long long)split.documents,
-                    (unsigned long long)split.tokens, split.shards.size()));
-    return split;
+    progress(format("%s: %llu bytes of text in %llu documents, %llu tokens in %zu shards", split.name, text_bytes,
+                    documents, (unsigned long long)writer.token_count(), writer.names().size()));
+    return {{"tokens", writer.token_count()},
+            {"text_bytes", text_bytes},
+            {"documents", documents},
+            {"shards", writer.names()}};
 }
 
 static std::string dataset_json(const PrepareOptions& options, const TextInput& input, uint64_t val_begin,
-                                const Tokenizer& tokenizer, const std::vector<Split>& splits) {
-    nlohmann::ordered_json sources = nlohmann::ordered_json::array(), parts = nlohmann::ordered_json::object();
+                                const Tokenizer& tokenizer, const Json& splits) {
+    Json sources = Json::array();
     for (const MappedFile& file : input.files()) sources.push_back({{"path", file.path()}, {"bytes", file.size()}});
-    for (const Split& split : splits)
-        parts[split.name] = {{"tokens", split.tokens},
-                             {"text_bytes", split.text_bytes},
-                             {"documents", split.documents},
-                             {"shards", split.shards}};
-    nlohmann::ordered_json dataset = {
+    const Json dataset = {
         {"format", "train_gpt data set 1"},
         {"tokenizer",
          {{"kind", options.tokenizer}, {"vocab_size", tokenizer.vocab_size()}, {"xxh3", tokenizer.digest()}}},
-        {"sources", std::move(sources)},
+        {"sources", sources},
         {"val_fraction", options.val_fraction},
         {"copies", options.copies},
         {"bpe_dropout", options.bpe_dropout},
-        {"val_begin", val_begin},  // byte of the sources, put one after the other
-        {"splits", std::move(parts)}};
-    return dataset.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+        {"val_begin", val_begin},  // byte of the concatenated sources
+        {"splits", splits}};
+    return dataset.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
-// train_000000.bin and the like.
-static bool is_shard_name(const std::string& name) {
-    size_t digits = name.starts_with("train_") ? 6 : name.starts_with("val_") ? 4 : name.size();
-    return name.size() == digits + 10 && name.ends_with(".bin") &&
-           name.find_first_not_of("0123456789", digits) == digits + 6;
-}
-
-// dataset.json goes first and comes back last: a data set without it is not whole.
+// dataset.json is removed first and written last: a data set without it is incomplete.
 static void move_into_place(const std::string& unfinished, const std::string& out, const std::string& dataset) {
-    remove_tree(out + "/" + kDatasetFile);
+    static const std::regex shard_name("(train|val)_[0-9]{6}\\.bin");
+    remove_tree(out + kDatasetFile);
     sync_directory(out);
     for (const std::string& name : list_directory(out))
-        if (is_shard_name(name)) remove_tree(out + "/" + name);
+        if (std::regex_match(name, shard_name)) remove_tree(out + "/" + name);
     for (const std::string& name : list_directory(unfinished)) rename_path(unfinished + "/" + name, out + "/" + name);
     sync_directory(out);
-    write_file_atomically(out + "/" + kDatasetFile, dataset);
+    write_file_atomically(out + kDatasetFile, dataset);
     remove_tree(unfinished);
 }
 
 void prepare(const PrepareOptions& options, const ProgressLine& progress) {
     check_options(options);
     check_out_dir(options.out_dir);
-    TextInput input(options.inputs);
-    uint64_t val_begin = input.held_out_begin(options.val_fraction);
+    const TextInput input(options.inputs);
+    const uint64_t val_begin = input.held_out_begin(options.val_fraction);
     if (val_begin == 0)
-        fail(Exit::data, "prepare: nothing is left to train on: %llu bytes of text in all",
+        fail(Exit::data, "prepare: no text is left for training: the input has %llu bytes",
              (unsigned long long)input.size());
     if (options.val_fraction > 0 && val_begin == input.size())
         fail(Exit::data, "prepare: no line begins in the last %g of the %llu bytes of text, so nothing can be held out",
              options.val_fraction, (unsigned long long)input.size());
 
-    Tokenizer tokenizer = make_tokenizer(options, input, val_begin, progress);
-    std::string unfinished = options.out_dir + "/" + kUnfinished;
+    const Tokenizer tokenizer = options.tokenizer == "bpe"
+                                    ? train_tokenizer(input, val_begin, options.vocab_size, progress)
+                                    : load_tokenizer(options);
+    const std::string unfinished = options.out_dir + kUnfinished;
     remove_tree(unfinished);
     make_directories(unfinished);
     try {
-        std::vector<Split> splits;
-        auto write = [&](const Part& part) {
-            splits.push_back(write_split(part, input, tokenizer, unfinished, options.shard_tokens, progress));
+        Json splits;
+        auto write = [&](const Split& split) {
+            splits[split.name] = write_split(split, input, tokenizer, unfinished, options.shard_tokens, progress);
         };
         write({"train", 0, val_begin, options.copies, options.bpe_dropout});
         if (val_begin < input.size()) write({"val", val_begin, input.size(), 1, 0});
-        tokenizer.save(unfinished + "/" + kTokenizerFile);
+        tokenizer.save(unfinished + "/tokenizer.json");
         move_into_place(unfinished, options.out_dir, dataset_json(options, input, val_begin, tokenizer, splits));
     } catch (const Error&) {
         remove_tree(unfinished);

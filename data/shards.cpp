@@ -1,69 +1,66 @@
 #include "data/shards.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 
+#include "data/reject_file.h"
 #include "kernels/check.h"
 
 static constexpr std::string_view kLlmqMagic = "BIN.TOK\n";
 static constexpr int32_t kLlmcGpt2Magic = 20240520, kLlmcLlamaMagic = 20240801, kNemoMagic = 278895051;
 static constexpr size_t kWriteBufferBytes = size_t(1) << 20;
 
-using HeaderWords = std::array<int32_t, 8>;
-
-static HeaderWords header_words(std::string_view bytes) {
-    HeaderWords words = {};
-    bytes.copy(reinterpret_cast<char*>(words.data()), sizeof(words));
-    return words;
+int32_t header_word(std::string_view bytes, size_t index) {
+    int32_t word = 0;
+    if (bytes.size() >= 4 * (index + 1)) std::memcpy(&word, bytes.data() + 4 * index, 4);
+    return word;
 }
 
 bool is_token_shard(std::string_view first_bytes) {
-    int32_t magic = header_words(first_bytes)[0];
-    return first_bytes.starts_with(kLlmqMagic) ||
-           (first_bytes.size() >= 4 && (magic == kLlmcGpt2Magic || magic == kLlmcLlamaMagic || magic == kNemoMagic));
+    const int32_t magic = header_word(first_bytes, 0);
+    return first_bytes.starts_with(kLlmqMagic) || magic == kLlmcGpt2Magic || magic == kLlmcLlamaMagic ||
+           magic == kNemoMagic;
 }
 
-// One kind of header, with the words that this file has.
+// The fields of a header, whose order depends on its format.
 struct HeaderFields {
     const char* name;
-    int32_t version, known_version, token_bytes, token_count;
+    int32_t version, supported_version, token_bytes, token_count;
     bool masked;
 };
 
 static HeaderFields header_fields(std::string_view bytes) {
-    HeaderWords word = header_words(bytes);
-    if (bytes.starts_with(kLlmqMagic)) return {"LLM.Q token file", word[2], 2, word[3], word[4], word[6] == 1};
-    if (word[0] == kNemoMagic) return {"NeMo token shard", word[1], 1, word[3], word[2], false};
-    if (word[0] == kLlmcLlamaMagic) return {"llm.c token shard (Llama 3)", word[1], 7, 4, word[2], false};
-    return {"llm.c token shard (GPT-2)", word[1], 1, 2, word[2], false};
+    auto word = [&](size_t index) { return header_word(bytes, index); };
+    if (bytes.starts_with(kLlmqMagic)) return {"LLM.Q token file", word(2), 2, word(3), word(4), word(6) == 1};
+    if (word(0) == kNemoMagic) return {"NeMo token shard", word(1), 1, word(3), word(2), false};
+    if (word(0) == kLlmcLlamaMagic) return {"llm.c token shard (Llama 3)", word(1), 7, 4, word(2), false};
+    return {"llm.c token shard (GPT-2)", word(1), 1, 2, word(2), false};
 }
 
 static ShardLayout read_layout(const std::string& path, std::string_view bytes) {
     if (!is_token_shard(bytes))
-        fail(Exit::data, "%s: not a token shard: it has %zu bytes and looks like %s", path.c_str(), bytes.size(),
-             describe_content(bytes.substr(0, kShardHeaderBytes), bytes.size()).c_str());
+        reject_file(path, "not a token shard: it has %zu bytes and looks like %s", bytes.size(),
+                    describe_content(bytes.substr(0, kShardHeaderBytes), bytes.size()));
     if (bytes.size() < kShardHeaderBytes)
-        fail(Exit::data, "%s: the header of a token shard has %zu bytes, but the file ends after %zu", path.c_str(),
-             kShardHeaderBytes, bytes.size());
+        reject_file(path, "the header of a token shard has %zu bytes, but the file ends after %zu", kShardHeaderBytes,
+                    bytes.size());
 
     HeaderFields header = header_fields(bytes);
-    if (header.version != header.known_version)
-        fail(Exit::data, "%s: %s of version %d, but only version %d is known", path.c_str(), header.name,
-             header.version, header.known_version);
+    if (header.version != header.supported_version)
+        reject_file(path, "%s of version %d, but only version %d is supported", header.name, header.version,
+                    header.supported_version);
     if (header.token_bytes != 2 && header.token_bytes != 4)
-        fail(Exit::data, "%s: %s with %d bytes per token, but only 2 and 4 are known", path.c_str(), header.name,
-             header.token_bytes);
+        reject_file(path, "%s with %d bytes per token, but only 2 and 4 are supported", header.name,
+                    header.token_bytes);
     if (header.token_count < 0)
-        fail(Exit::data, "%s: the header of this %s promises %d tokens", path.c_str(), header.name, header.token_count);
+        reject_file(path, "the header of this %s says %d tokens", header.name, header.token_count);
 
     ShardLayout layout = {header.name, uint64_t(header.token_count), header.token_bytes, 0};
     if (header.masked) layout.mask_bytes = (layout.token_count + 7) / 8;
     if (bytes.size() != layout.file_bytes())
-        fail(Exit::data,
-             "%s: the header of this %s promises %llu tokens, which make %llu bytes, but the file has %zu%s",
-             path.c_str(), header.name, (unsigned long long)layout.token_count, (unsigned long long)layout.file_bytes(),
-             bytes.size(), bytes.size() < layout.file_bytes() ? ": it was cut short" : "");
+        reject_file(path, "the header of this %s says %llu tokens, which make %llu bytes, but the file has %zu%s",
+                    header.name, (unsigned long long)layout.token_count, (unsigned long long)layout.file_bytes(),
+                    bytes.size(), bytes.size() < layout.file_bytes() ? ": it was cut short" : "");
     return layout;
 }
 
@@ -103,7 +100,7 @@ void ShardWriter::append(std::span<const int32_t> ids) {
     for (int32_t id : ids) {
         require(uint32_t(id) < uint32_t(vocab_size_), "shards: token %d in a vocabulary of %d", id, vocab_size_);
         if (names_.empty() || shard_fill_ == shard_tokens_) open_next();
-        const std::byte* bytes = reinterpret_cast<const std::byte*>(&id);  // little-endian: the low bytes come first
+        const std::byte* bytes = reinterpret_cast<const std::byte*>(&id);  // little-endian: the low bytes are first
         buffer_.insert(buffer_.end(), bytes, bytes + token_bytes_);
         if (buffer_.size() >= kWriteBufferBytes) flush();
         shard_fill_++, token_count_++;

@@ -5,23 +5,24 @@
 #include <nlohmann/json.hpp>
 
 #include "data/pretokenizer.h"
+#include "data/reject_file.h"
 #include "kernels/check.h"
 #include "runtime/io/json.h"
 
 static constexpr size_t kLongestPieceBytes = 64 * kTextPieceBytes;
 
-static void refuse_binary(const MappedFile& file) {
+static void check_is_text(const MappedFile& file) {
     std::string_view start = file.text().substr(0, size_t(1) << 16);
     if (size_t nul = start.find('\0'); nul != std::string_view::npos)
-        fail(Exit::data, "%s: not a text: byte %zu is 0; it looks like %s", file.path().c_str(), nul,
-             describe_content(start.substr(0, 1024), file.size()).c_str());
+        reject_file(file.path(), "not a text file: byte %zu is 0; it looks like %s", nul,
+                    describe_content(start.substr(0, 1024), file.size()));
 }
 
 TextInput::TextInput(const std::vector<std::string>& paths) {
     begins_.push_back(0);
     for (const std::string& path : paths) {
         files_.emplace_back(path);
-        refuse_binary(files_.back());
+        check_is_text(files_.back());
         begins_.push_back(begins_.back() + files_.back().size());
     }
 }
@@ -38,7 +39,7 @@ uint64_t TextInput::held_out_begin(double fraction) const {
     return size();
 }
 
-// Where the next piece of a document ends.
+// Length of the next piece of a document.
 static size_t piece_length(std::string_view text) {
     if (text.size() <= kTextPieceBytes) return text.size();
     for (size_t length = kTextPieceBytes; length < kLongestPieceBytes && length < text.size(); length *= 2)
@@ -59,12 +60,11 @@ static void visit_document(std::string_view text, const TextVisitor& visit) {
 static void visit_json_line(std::string_view line, const std::string& path, size_t number, const TextVisitor& visit) {
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) return;
     if (line.size() > kMaxJsonLineBytes)
-        fail(Exit::data, "%s: line %zu has %zu bytes, but at most %zu are read", path.c_str(), number, line.size(),
-             kMaxJsonLineBytes);
-    nlohmann::ordered_json json =
+        reject_file(path, "line %zu has %zu bytes; the limit is %zu", number, line.size(), kMaxJsonLineBytes);
+    const nlohmann::ordered_json json =
         parse_json(line, format("the JSON in line %zu of %s", number, path.c_str()), Exit::data);
-    if (!json.is_object() || !json.contains("text") || !json["text"].is_string())
-        fail(Exit::data, "%s: line %zu is no JSON object with a string \"text\"", path.c_str(), number);
+    if (!json.contains("text") || !json["text"].is_string())
+        reject_file(path, "line %zu is not a JSON object with a string \"text\"", number);
     visit_document(json["text"].get_ref<const std::string&>(), visit);
 }
 

@@ -1,4 +1,4 @@
-// Text files as a stream of documents, in memory that does not grow with them.
+// Text files as a stream of documents, in bounded memory.
 //
 // A file NAME.jsonl holds one JSON object per line, whose string "text" is a document; blank lines are skipped. Any
 // other file is one document of UTF-8 text.
@@ -14,8 +14,8 @@
 
 // Lines of a JSONL file may be this long.
 inline constexpr size_t kMaxJsonLineBytes = size_t(64) << 20;
-// A document is handed out in pieces of about this size, cut where no pre-token is cut. Text without any white space
-// for 64 times as long is cut all the same.
+// A document is visited in pieces of about this size, split between pre-tokens; text without white space for 64 times
+// that size is split anywhere.
 inline constexpr size_t kTextPieceBytes = size_t(1) << 20;
 
 // One piece of a document, valid during the call.
@@ -23,19 +23,20 @@ using TextVisitor = std::function<void(std::string_view text, bool starts_docume
 
 class TextInput {
 public:
-    // Maps the files. Exit::data, saying what it looks like, for one that is no text.
+    // Maps the files. Fails with Exit::data for a file that is not text, saying what it looks like.
     explicit TextInput(const std::vector<std::string>& paths);
 
     uint64_t size() const { return begins_.back(); }  // bytes of all files
     const std::vector<MappedFile>& files() const { return files_; }
 
-    // Where the held-out part begins: at the first line start at or after byte floor((1 - fraction) * size()) of the
-    // files put one after the other, or at size() if there is none. The start of a file is a line start. `fraction` in
-    // [0, 1).
+    // Returns the byte of the concatenated files where the held-out part begins: the first line start at or after byte
+    // floor((1 - fraction) * size()), or size() if there is none. The start of a file is a line start. Requires
+    // `fraction` in [0, 1).
     uint64_t held_out_begin(double fraction) const;
 
     // Visits the bytes [begin, end), both line starts or size(). The first piece starts a document even if `begin` lies
-    // within one. A line that is no JSON object with a "text" ends with Exit::data, file and line number.
+    // within one. Fails with Exit::data, naming file and line, if a line of a .jsonl file is not a JSON object with a
+    // string "text".
     void read(uint64_t begin, uint64_t end, const TextVisitor& visit) const;
 
 private:

@@ -1,8 +1,10 @@
 #include "data/token_stream.h"
 
 #include <algorithm>
+#include <filesystem>
 
 #include "data/digest.h"
+#include "data/reject_file.h"
 #include "kernels/check.h"
 
 TokenStream::TokenStream(const std::vector<std::string>& paths, int vocab_size) : vocab_size_(vocab_size) {
@@ -27,14 +29,13 @@ void TokenStream::read(uint64_t position, size_t count, int32_t* out) const {
         shards_[shard].copy(begin, part, out);
         for (size_t i = 0; i < part; i++)
             if (uint32_t(out[i]) >= uint32_t(vocab_size_))
-                fail(Exit::data, "%s: token %llu is %lld, beyond the vocabulary of %d tokens",
-                     shards_[shard].path().c_str(), (unsigned long long)(begin + i), (long long)uint32_t(out[i]),
-                     vocab_size_);
+                reject_file(shards_[shard].path(), "token %llu is %u, but the vocabulary has %d tokens",
+                            (unsigned long long)(begin + i), uint32_t(out[i]), vocab_size_);
         position += part, count -= part, out += part;
     }
 }
 
-static std::string base_name(const std::string& path) { return path.substr(path.find_last_of('/') + 1); }
+static std::string base_name(const std::string& path) { return std::filesystem::path(path).filename(); }
 
 static void add_content(Digest& digest, std::string_view bytes) {
     constexpr size_t kWholeBytes = size_t(4) << 20, kEndBytes = size_t(1) << 20, kBlockBytes = 4096, kBlocks = 64;

@@ -1,6 +1,10 @@
 #include "data/tokenizer.h"
 
+#include <algorithm>
+#include <numeric>
+
 #include "data/digest.h"
+#include "data/reject_file.h"
 #include "kernels/check.h"
 
 std::array<uint8_t, 256> gpt2_byte_order() {
@@ -8,14 +12,10 @@ std::array<uint8_t, 256> gpt2_byte_order() {
         return (byte >= '!' && byte <= '~') || (byte >= 0xa1 && byte <= 0xac) || byte >= 0xae;
     };
     std::array<uint8_t, 256> order;
-    size_t next = 0;
-    for (bool printing : {true, false})
-        for (int byte = 0; byte < 256; byte++)
-            if (prints(byte) == printing) order[next++] = uint8_t(byte);
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_partition(order.begin(), order.end(), prints);
     return order;
 }
-
-static uint64_t pair_key(int32_t left, int32_t right) { return uint64_t(uint32_t(left)) << 32 | uint32_t(right); }
 
 std::string quoted(std::string_view bytes, size_t max_bytes) {
     std::string text = "\"";
@@ -31,36 +31,33 @@ Tokenizer::Tokenizer(std::vector<std::string> tokens, std::vector<Merge> merges,
     : tokens_(std::move(tokens)), merges_(std::move(merges)), special_(tokens_.size()) {
     auto exists = [&](int32_t id) { return id >= 0 && size_t(id) < tokens_.size(); };
     for (int32_t id : special) {
-        if (!exists(id)) fail(Exit::data, "%s: the special token %d does not exist", origin.c_str(), id);
+        if (!exists(id)) reject_file(origin, "the special token %d does not exist", id);
         special_[size_t(id)] = true;
         if (token(id) == kEndOfText) eot_ = id;
     }
-    if (eot_ < 0) fail(Exit::data, "%s: no special token is called %s", origin.c_str(), kEndOfText);
+    if (eot_ < 0) reject_file(origin, "no special token is called %s", kEndOfText);
 
     std::unordered_map<std::string_view, int32_t> ids;
     for (int32_t id = 0; id < vocab_size(); id++) {
         if (is_special(id)) continue;
         auto [known, is_new] = ids.emplace(token(id), id);
-        if (!is_new)
-            fail(Exit::data, "%s: the tokens %d and %d are both %s", origin.c_str(), known->second, id,
-                 quoted(token(id)).c_str());
+        if (!is_new) reject_file(origin, "the tokens %d and %d are both %s", known->second, id, quoted(token(id)));
     }
     for (int byte = 0; byte < 256; byte++) {
         auto known = ids.find(std::string(1, char(byte)));
-        if (known == ids.end()) fail(Exit::data, "%s: no token stands for the byte 0x%02x", origin.c_str(), byte);
+        if (known == ids.end()) reject_file(origin, "no token stands for the byte 0x%02x", byte);
         byte_ids_[size_t(byte)] = known->second;
     }
     merged_.reserve(merges_.size());
     for (size_t rank = 0; rank < merges_.size(); rank++) {
         auto [left, right] = merges_[rank];
         if (!exists(left) || !exists(right) || is_special(left) || is_special(right))
-            fail(Exit::data, "%s: merge %zu joins the tokens %d and %d, of which one does not exist or is special",
-                 origin.c_str(), rank, left, right);
+            reject_file(origin, "merge %zu joins the tokens %d and %d, of which one does not exist or is special", rank,
+                        left, right);
         auto known = ids.find(token(left) + token(right));
         if (known == ids.end())
-            fail(Exit::data, "%s: merge %zu makes %s, which is no token", origin.c_str(), rank,
-                 quoted(token(left) + token(right)).c_str());
-        merged_[pair_key(left, right)] = {int32_t(rank), known->second};  // of a pair that stands twice the last counts
+            reject_file(origin, "merge %zu makes %s, which is not a token", rank, quoted(token(left) + token(right)));
+        merged_[merges_[rank].key()] = {int32_t(rank), known->second};  // the last one of equal pairs counts
     }
 }
 
@@ -72,7 +69,7 @@ Tokenizer Tokenizer::bytes() {
 }
 
 const Tokenizer::Merged* Tokenizer::merged(int32_t left, int32_t right) const {
-    auto found = merged_.find(pair_key(left, right));
+    auto found = merged_.find(Merge{left, right}.key());
     return found == merged_.end() ? nullptr : &found->second;
 }
 

@@ -1,5 +1,4 @@
-// Byte-level byte pair encoding, as GPT-2 has it: the vocabulary, its files, and the way back from ids to bytes.
-// The way from text to ids is data/encoder.h.
+// Byte-level byte pair encoding as in GPT-2: the vocabulary, its files, and decoding. data/encoder.h encodes.
 #pragma once
 
 #include <array>
@@ -12,40 +11,40 @@
 
 inline constexpr const char* kEndOfText = "<|endoftext|>";
 
-// Two neighbouring tokens that become one. Of all merges that apply in a word the one that stands first in the list
-// does.
+// Two adjacent tokens that become one. Of all merges that apply to a word, the first in the list is made first.
 struct Merge {
     int32_t left, right;
+    uint64_t key() const { return uint64_t(uint32_t(left)) << 32 | uint32_t(right); }  // for maps; ordered like pairs
 };
 
-// The single bytes in GPT-2's order, which is the order of the characters that its files write for them: first those
-// that print ('!' to '~' and so on), then the rest.
+// The 256 bytes in GPT-2's order: first the 188 that its files write as themselves ('!' to '~' and so on), then the
+// others, each in increasing order.
 std::array<uint8_t, 256> gpt2_byte_order();
 
-// Does a file with these bytes mean to be tokenizer.json or llm.c's gpt2_tokenizer.bin?
+// Whether a file with these bytes is meant to be a tokenizer.json or llm.c's gpt2_tokenizer.bin, sound or not.
 bool is_tokenizer_file(std::string_view bytes);
 
-// Bytes between quotation marks for a sentence: at most `max_bytes` of them, and as \xNN those that are no ASCII.
+// The first `max_bytes` bytes in quotation marks, for messages; bytes other than printable ASCII are written as \xNN.
 std::string quoted(std::string_view bytes, size_t max_bytes = 40);
 
-// Immutable; any number of threads may use it at once.
+// Immutable; threads may share it.
 class Tokenizer {
 public:
-    // Ids are places in `tokens`, which holds bytes. Fails with Exit::data, naming `origin`, unless every single byte
-    // is a token, no two tokens have the same bytes, every merge names tokens whose concatenation is one, and the
-    // special tokens (which text never becomes) include kEndOfText.
+    // tokens[id] is a token's bytes. Fails with Exit::data, naming `origin`, unless every single byte is a token, no
+    // two tokens have the same bytes, the concatenation of every merge's tokens is a token, and the special tokens
+    // (which are never the result of encoding text) include kEndOfText.
     Tokenizer(std::vector<std::string> tokens, std::vector<Merge> merges, std::vector<int32_t> special,
               const std::string& origin);
 
     // 256 bytes, id = byte, and kEndOfText as 256.
     static Tokenizer bytes();
 
-    // Reads a file of any of these kinds, told apart by their content:
+    // Reads a file in one of these formats, recognized by its content:
     //   tokenizer.json      Hugging Face, as written for GPT-2: model BPE, pre-tokenizer ByteLevel with use_regex and
-    //                       without add_prefix_space. A file that asks for anything that changes the ids is refused
-    //   vocab.json          Hugging Face's older pair, with merges.txt (for gpt2_vocab.json: gpt2_merges.txt) beside it
+    //                       without add_prefix_space. Settings that would change the ids are refused
+    //   vocab.json          Hugging Face's older pair, with merges.txt (for my_vocab.json: my_merges.txt) beside it
     //   gpt2_tokenizer.bin  llm.c, version 2
-    // Fails with Exit::data, naming the file and what is wrong in it.
+    // Fails with Exit::no_input if a file is missing and with Exit::data, naming the file, if its content is invalid.
     static Tokenizer load(const std::string& path);
 
     int vocab_size() const { return int(tokens_.size()); }  // special tokens included
@@ -57,10 +56,10 @@ public:
     // Bytes of text that the token stands for, 0 for special tokens: the denominator of bits per byte.
     int token_bytes(int32_t id) const { return is_special(id) ? 0 : int(token(id).size()); }
 
-    // The bytes of all tokens, special ones as they are written. Ids must be in [0, vocab_size).
+    // The bytes of all tokens; special tokens decode to their names. Requires ids in [0, vocab_size).
     std::string decode(std::span<const int32_t> ids) const;
 
-    // What becomes of two neighbouring tokens: rank is the place in merges(), id the token. Null if they stay two.
+    // The merge of two adjacent tokens: its index in merges() and the resulting token. Null if they do not merge.
     struct Merged {
         int32_t rank, id;
     };
@@ -69,7 +68,7 @@ public:
     int32_t byte_id(uint8_t byte) const { return byte_ids_[byte]; }
 
     std::string json() const;                  // a Hugging Face tokenizer.json, readable by `tokenizers`
-    void save(const std::string& path) const;  // writes it, all or nothing
+    void save(const std::string& path) const;  // writes it atomically
     std::string digest() const;                // 32 hex digits over tokens, merges and special tokens
 
 private:

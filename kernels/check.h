@@ -8,23 +8,52 @@
 #include <stdexcept>
 #include <string>
 
-// Exit codes of the program: sysexits.h's where it has one, our own from 75 on (75 means "start me again").
+// Exit codes of the program; sysexits.h's where it has one that fits. kExitCodes says what they mean.
 enum class Exit : int {
     ok = 0,
-    usage = 64,          // the command line is wrong
-    data = 65,           // a file's content is wrong
-    no_input = 66,       // a file that was asked for is not there
-    internal = 70,       // a broken promise inside the program: a bug
-    os = 71,             // the system refused something: memory, a thread
-    cannot_create = 73,  // an output could not be made
-    io = 74,             // reading or writing failed half-way, disk full included
-    again = 75,          // stopped by a signal, checkpoint committed: requeue
-    peer_lost = 76,      // another rank died
+    usage = 64,
+    data = 65,
+    no_input = 66,
+    internal = 70,
+    os = 71,
+    cannot_create = 73,
+    io = 74,
+    again = 75,
+    peer_lost = 76,
     permission = 77,
-    config = 78,      // the configuration is wrong: do not requeue
-    non_finite = 79,  // the loss or the gradients stayed non-finite
-    hang = 80,        // a wait reached its deadline
-    corruption = 81,  // silent data corruption suspected
+    config = 78,
+    non_finite = 79,
+    hang = 80,
+    corruption = 81,
+};
+
+// What an exit code means, and whether a launcher then starts the run again. kExitCodes is the only list of this:
+// `train_gpt --exit-codes` prints it, scripts/requeue.sh and scripts/train.slurm ask for that, and tests compare
+// scripts/train.kubernetes.yaml and the documentation with it.
+struct ExitCode {
+    Exit code;
+    const char* name;
+    // final: no, the next start would end the same way; retry: a few times, as another start may succeed; restart: yes.
+    const char* policy;
+    const char* meaning;
+};
+
+inline constexpr ExitCode kExitCodes[] = {
+    {Exit::ok, "ok", "final", "done"},
+    {Exit::usage, "usage", "final", "the command line is wrong"},
+    {Exit::data, "data", "final", "the content of a file is wrong"},
+    {Exit::no_input, "no_input", "final", "a file, or a checkpoint to resume from, is missing"},
+    {Exit::internal, "internal", "final", "internal error: please report it"},
+    {Exit::os, "os", "retry", "the system refused memory or a thread"},
+    {Exit::cannot_create, "cannot_create", "final", "an output cannot be created"},
+    {Exit::io, "io", "retry", "reading or writing failed, disk full included"},
+    {Exit::again, "again", "restart", "stopped by a signal, checkpoint committed"},
+    {Exit::peer_lost, "peer_lost", "retry", "another rank died or ended with an error"},
+    {Exit::permission, "permission", "final", "permission denied"},
+    {Exit::config, "config", "final", "the configuration is wrong"},
+    {Exit::non_finite, "non_finite", "final", "gradients stayed non-finite"},
+    {Exit::hang, "hang", "retry", "a rank hung or did not join"},
+    {Exit::corruption, "corruption", "final", "silent data corruption is suspected"},
 };
 
 struct Error : std::runtime_error {

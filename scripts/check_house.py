@@ -8,7 +8,7 @@ import re
 import sys
 from pathlib import Path
 
-MAX_COLUMNS, MAX_FILE_LINES, MAX_FUNCTION_LINES = 120, 500, 120
+MAX_COLUMNS, MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_README_LINES = 120, 500, 120, 150
 CPP = {".h", ".cpp", ".cu", ".cuh"}
 SOURCES = CPP | {".py", ".sh"}
 MAY_USE_IF = {"kernels/numeric.h", "kernels/cuda/launch.cuh", "kernels/cuda/ptx.cuh", "test/ptx_probe/ptx_hopper.cuh",
@@ -154,6 +154,30 @@ def program_findings(makefile):
                 f"{match[1]} is in neither CPU_PROGRAMS nor GPU_PROGRAMS, so no test builds it"
 
 
+def doc_findings(root):
+    """README.md is short and links every page of docs/; no link in a page is dead."""
+    def anchors(text):
+        titles = re.findall(r"^#+ (.*)", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)
+        return [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
+
+    link = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
+    readme, linked = root / "README.md", set()
+    for page in [*sorted(root.glob("*.md")), *sorted(root.glob("docs/*.md"))]:
+        name, lines = str(page.relative_to(root)), page.read_text("utf-8").splitlines()
+        if page == readme and len(lines) > MAX_README_LINES:
+            yield name, len(lines), f"a README of {len(lines)} lines; at most {MAX_README_LINES}"
+        for number, line in enumerate(lines, 1):
+            for target, anchor in link.findall(re.sub(r"`[^`]*`", "", line)):
+                file = (page.parent / target).resolve() if target else page
+                if page == readme:
+                    linked.add(file)
+                if not file.exists() or anchor and anchor not in anchors(file.read_text("utf-8")):
+                    yield name, number, f"a dead link: {target}{'#' * bool(anchor)}{anchor}"
+    for page in sorted(root.glob("docs/*.md")):
+        if page.resolve() not in linked:
+            yield str(page.relative_to(root)), 1, "README.md has no link to this page"
+
+
 def main(root):
     tops = [top for top in root.iterdir() if not re.match(r"build|runs|\.", top.name)]
     paths = [path for top in tops for path in [top, *top.rglob("*")]
@@ -165,6 +189,7 @@ def main(root):
     found += cycle_findings(texts)
     found += [(name, *finding) for name, text in texts.items() if name.startswith("model/")
               for finding in storage_template_findings(name, text)]
+    found += doc_findings(root.resolve())
     for name, number, sentence in found:
         print(f"{name}:{number}: {sentence}")
     print(f"check: {len(texts)} files, {len(found)} findings")

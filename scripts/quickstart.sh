@@ -101,4 +101,4 @@ awk -v extra="$(xz_held_out_bytes)" -v bytes="$held_out_bytes" \
 stage "$((SECONDS - start)) s in all. Go on with"
 echo "    $trainer sample $run --prompt 'In the beginning'"
 echo "    $trainer --help"
-echo "and README.md"
+echo "and docs/own_data.md"

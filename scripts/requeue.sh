@@ -3,10 +3,9 @@
 #
 #     scripts/requeue.sh mpirun -np 8 build/train_gpt configs/gpt2_124M.json --auto
 #
-# 75 (stopped by a signal, checkpoint committed) and the ends that another start may mend (71 memory or threads, 74
-# disk, 76 a rank died, 80 a rank hung) are started again, until three of the latter in a row came within ten minutes
-# each; the waits between them grow from 1 to 60 s. All else is final and passed on, above all 78: a wrong configuration
-# stays so.
+# `train_gpt --exit-codes` says which exit codes end the loop (final), which start the run again (restart), and after
+# which another start may help (retry): until three in a row came within ten minutes each. The waits between starts grow
+# from 1 to 60 s. A code that is not listed is final.
 #
 # SIGTERM or SIGINT (Ctrl-C) to this script stops the run, with a checkpoint, and its exit code is then final; a second
 # one ends the run at once. A closed terminal ends neither.
@@ -15,6 +14,19 @@ if [ $# = 0 ]; then
     echo "usage: scripts/requeue.sh COMMAND... --auto" >&2
     exit 64
 fi
+# The trainer that COMMAND names, else the one that was built here.
+exit_codes=''
+for word in "$@" "$(dirname "$0")"/../build/train_gpt{,_cpu}; do
+    case ${word##*/} in
+        *.*) ;;
+        train_gpt | train_gpt_*) command -v "$word" > /dev/null && exit_codes=$("$word" --exit-codes) && break ;;
+    esac
+done
+if [[ $exit_codes != *" restart "* ]]; then
+    echo "requeue: neither COMMAND nor build/ has a train_gpt that answers --exit-codes" >&2
+    exit 64
+fi
+
 most_without_progress=3
 wait_s=1 failures=0
 
@@ -50,12 +62,10 @@ while true; do
     done
     child=''
     [ -z "$stopped" ] || exit "$code"
-    case $code in
-        71 | 74 | 75 | 76 | 80) ;;
-        *) exit "$code" ;;
-    esac
+    [[ $'\n'$exit_codes =~ $'\n'"$code "[^\ ]+\ ([a-z]+) ]] && policy=${BASH_REMATCH[1]} || policy=final
+    [ "$policy" != final ] || exit "$code"
     failures=$((failures + 1))
-    if [ $((SECONDS - started)) -gt 600 ] || [ "$code" = 75 ]; then failures=0 wait_s=1; fi
+    if [ $((SECONDS - started)) -gt 600 ] || [ "$policy" = restart ]; then failures=0 wait_s=1; fi
     if [ "$failures" -ge "$most_without_progress" ]; then
         echo "requeue: ended with $code $failures times in a row within ten minutes; giving up" >&2
         exit "$code"

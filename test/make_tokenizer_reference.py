@@ -41,16 +41,19 @@ def random_text(length):
     return "".join(rng.choice(rng.choice(kinds)) for _ in range(length))
 
 
-def main():
+def reference_texts():
     corpus = (DATA / "tokenizer_corpus.txt").read_text(encoding="utf-8")
-    tokenizer = train(corpus)
-    texts = [
+    return [
         "", " ", "a", "\n\n\n", "   x   y", "In the beginning God created the heaven and the earth.",
         "it's they'll 'twas I'VE rock'n'roll ''s 'S", "x\u00a0\u3000 y\u2003\u2003z \u180e \u200b",
         "tabs\t\tand  spaces \r\n  at the end   ", "word" * 300, "1234567890 12 3,14 ¼ ² Ⅷ ٣",
         "naïve café — „Straße“ 😀👩‍👩‍👧 日本語 한국어 العربية हिन्दी", "".join(map(chr, range(1, 0x180))),
         corpus[1000:2000], random_text(3000)]
-    cases = [{"text": text, "ids": tokenizer.encode(text).ids} for text in texts]
+
+
+def main():
+    tokenizer = train((DATA / "tokenizer_corpus.txt").read_text(encoding="utf-8"))
+    cases = [{"text": text, "ids": tokenizer.encode(text).ids} for text in reference_texts()]
     tokenizer.save(str(DATA / "tokenizer_huggingface.json"))
     (DATA / "tokenizer_reference.json").write_text(
         "[\n" + ",\n".join(json.dumps(case) for case in cases) + "\n]\n", encoding="utf-8")

@@ -261,6 +261,25 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: with a tokenizer that exists") {
     CHECK(out_files() == after);
 }
 
+TEST_CASE_METHOD(PrepareFixture, "prepare: with GPT-2's vocabulary") {
+    options_.tokenizer = "gpt2";
+    options_.vocab_size = 50257;
+    prepare_quietly();
+    Tokenizer gpt2 = Tokenizer::load("data/gpt2/vocab.json"), saved = Tokenizer::load(out_ + "/tokenizer.json");
+    CHECK(saved.digest() == gpt2.digest());
+    CHECK(dataset()["tokenizer"]["kind"] == "gpt2");
+    CHECK(dataset()["tokenizer"]["vocab_size"] == 50257);
+    TokenStream stream(expand_glob(out_ + "/train_*.bin", "train"), 50257);
+    std::vector<int32_t> first(9);
+    stream.read(0, first.size(), first.data());
+    CHECK(first == std::vector<int32_t>{50256, 1370, 657, 286, 777, 7337, 3951, 198, 1370});
+
+    options_.vocab_size = 50304;
+    expect_error(Exit::usage, {"50304", "50257", "gpt2"}, [&] { prepare_quietly(); });
+    options_.gpt2_directory = directory_ / "nowhere";
+    expect_error(Exit::no_input, {"gpt2", directory_ / "nowhere", "vocab.json"}, [&] { prepare_quietly(); });
+}
+
 TEST_CASE_METHOD(PrepareFixture, "prepare: a second run replaces what the first made, and nothing else") {
     prepare_quietly();
     auto first = out_files();

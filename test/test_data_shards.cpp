@@ -212,7 +212,8 @@ TEST_CASE("token stream: a token beyond the vocabulary is named with its file an
     TokenStream stream({first, second}, 50);
     std::vector<int32_t> ids(7);
     stream.read(0, 5, ids.data());
-    expect_error(Exit::data, {second, "token 2 ", "50", "vocabulary of 50"}, [&] { stream.read(2, 5, ids.data()); });
+    expect_error(Exit::data, {second, "token 2 ", "50", "vocabulary has 50 tokens"},
+                 [&] { stream.read(2, 5, ids.data()); });
     write_bytes(second, shard_bytes({20240801, 7, 2}, {1, -1}, 4));
     TokenStream wide({first, second}, 50);
     expect_error(Exit::data, {second, "token 1 ", "4294967295"}, [&] { wide.read(0, 5, ids.data()); });

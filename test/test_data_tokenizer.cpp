@@ -73,10 +73,10 @@ static const std::vector<std::string> kDifficult = {"a",
                                                     "\xf4\x90\x80\x80",
                                                     "\xf0\x9f\x98"};
 
-TEST_CASE("tokenizer: Hugging Face's ids, text by text") {
-    Tokenizer tokenizer = hugging_face_tokenizer();
+// The texts of `path` must become the ids that stand there, and come back from them.
+static void check_reference_ids(const Tokenizer& tokenizer, const std::string& path) {
     Encoder encoder(tokenizer);
-    auto cases = parse_json(read_file("test/data/tokenizer_reference.json"), "reference", Exit::data);
+    auto cases = parse_json(read_file(path), path, Exit::data);
     REQUIRE(cases.size() >= 15);
     for (const auto& reference : cases) {
         std::string text = reference["text"].get<std::string>();
@@ -84,6 +84,18 @@ TEST_CASE("tokenizer: Hugging Face's ids, text by text") {
         CHECK(encoder.encode(text) == reference["ids"].get<std::vector<int32_t>>());
         CHECK(tokenizer.decode(encoder.encode(text)) == text);
     }
+}
+
+TEST_CASE("tokenizer: Hugging Face's ids, text by text") {
+    check_reference_ids(hugging_face_tokenizer(), "test/data/tokenizer_reference.json");
+}
+
+TEST_CASE("tokenizer: GPT-2's vocabulary gives the ids of Hugging Face's tokenizers and tiktoken") {
+    Tokenizer gpt2 = Tokenizer::load("data/gpt2/vocab.json");
+    CHECK(gpt2.vocab_size() == 50257);
+    CHECK(gpt2.eot() == 50256);
+    CHECK(gpt2.merges().size() == 50000);
+    check_reference_ids(gpt2, "test/data/gpt2_reference.json");
 }
 
 TEST_CASE("tokenizer: training gives Hugging Face's merges") {

@@ -12,6 +12,7 @@
 #include <chrono>
 #include <cstring>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <thread>
 
 #include "kernels/comm.h"
@@ -241,23 +242,11 @@ Nccl& nccl_of(const Comm& comm) { return *static_cast<Nccl*>(comm.handle); }
 
 // What a rank tells the others before they join.
 struct Seat {
-    std::string host, machine, gpu;  // machine: of two hosts of one name; gpu: its address on the PCI bus
-    std::string problem;             // what it lacks, a GPU or NCCL, and why; or empty
-    std::string id;                  // rank 0's ncclUniqueId, in hexadecimal digits
-
-    std::string text() const { return host + "\n" + machine + "\n" + gpu + "\n" + problem + "\n" + id; }
+    std::string host, machine, gpu;               // machine: of two hosts of one name; gpu: its address on the PCI bus
+    std::string problem;                          // what it lacks, a GPU or NCCL, and why; or empty
+    std::array<char, NCCL_UNIQUE_ID_BYTES> id{};  // rank 0's ncclUniqueId
+    NLOHMANN_DEFINE_TYPE_INTRUSIVE(Seat, host, machine, gpu, problem, id)
 };
-
-Seat seat_of(const std::string& text) {
-    std::array<std::string, 5> lines;
-    size_t begin = 0;
-    for (std::string& line : lines) {
-        const size_t end = std::min(text.find('\n', begin), text.size());
-        line = text.substr(begin, end - begin);
-        begin = std::min(end + 1, text.size());
-    }
-    return {lines[0], lines[1], lines[2], lines[3], lines[4]};
-}
 
 // This process's GPU from here on. Where a launcher shows each rank only its own, that is number 0 for all of them.
 std::string take_gpu(int local_rank) {
@@ -276,11 +265,6 @@ std::string take_gpu(int local_rank) {
     return bus_id;
 }
 
-std::string one_line(std::string text) {
-    std::replace(text.begin(), text.end(), '\n', ' ');
-    return text;
-}
-
 Seat take_seat(const CommSettings& settings) {
     Seat seat;
     char host[256] = "";
@@ -290,18 +274,18 @@ Seat take_seat(const CommSettings& settings) {
     try {
         seat.gpu = take_gpu(settings.local_rank);
     } catch (const Error& error) {
-        seat.problem = "has no GPU: " + one_line(error.what());
+        seat.problem = "has no GPU: " + std::string(error.what());
     }
     int version = 0;
     if (seat.problem.empty() && ncclGetVersion(&version) != ncclSuccess)
-        seat.problem = "cannot use NCCL: " + one_line(ncclGetLastError(nullptr));
+        seat.problem = std::string("cannot use NCCL: ") + ncclGetLastError(nullptr);
     if (settings.rank > 0 || !seat.problem.empty()) return seat;
     ncclUniqueId id;
     const ncclResult_t code = ncclGetUniqueId(&id);
     if (code != ncclSuccess)
         fail(exit_of(code), "rank 0: ncclGetUniqueId failed: %s (%s)", ncclGetErrorString(code),
              ncclGetLastError(nullptr));
-    for (const char byte : id.internal) seat.id += format("%02x", unsigned(static_cast<unsigned char>(byte)));
+    std::copy_n(id.internal, sizeof(id.internal), seat.id.begin());
     return seat;
 }
 
@@ -318,25 +302,19 @@ void check_seats(const std::vector<Seat>& seats) {
     }
 }
 
-ncclUniqueId id_of(const std::string& hex) {
-    ncclUniqueId id;
-    require(hex.size() == 2 * sizeof(id.internal), "rank 0 told %zu digits of NCCL's id, expected %zu", hex.size(),
-            2 * sizeof(id.internal));
-    for (size_t i = 0; i < sizeof(id.internal); i++)
-        id.internal[i] = char(std::stoi(hex.substr(2 * i, 2), nullptr, 16));
-    return id;
-}
-
 }  // namespace
 
 Comm open_comm(const CommSettings& settings) {
     if (settings.size == 1 && !settings.always) return comm_single();
-    const std::string mine = take_seat(settings).text();
+    const std::string mine =
+        nlohmann::json(take_seat(settings)).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
     std::vector<Seat> seats;
     for (const std::string& text : settings.size == 1 ? std::vector{mine} : settings.gather(mine))
-        seats.push_back(seat_of(text));
+        seats.push_back(nlohmann::json::parse(text));
     check_seats(seats);
-    return {settings.rank, settings.size, new Nccl(settings, id_of(seats[0].id))};
+    ncclUniqueId id;
+    std::copy(seats[0].id.begin(), seats[0].id.end(), id.internal);
+    return {settings.rank, settings.size, new Nccl(settings, id)};
 }
 
 void close_comm(Comm& comm) {

@@ -148,6 +148,6 @@ std::string config_digest(const Config& config);
 // Options that only say where to read and write, how often to look, or how to save memory do not count.
 std::vector<std::string> config_differences(const Config& from, const Config& to);
 
-// Every option as "key  default  range  meaning" for the terminal, and as the rows of the README's Markdown table.
+// Every option as "key  default  range  meaning" for the terminal, and as the table of docs/configuration.md.
 std::string config_help();
 std::string config_markdown();

@@ -1,6 +1,9 @@
-"""Every command does what --help and the README say, from text to text."""
+"""Every command does what --help and the documentation say, from text to text."""
+import array
 import json
 import re
+import shutil
+import struct
 import subprocess
 import unittest
 
@@ -72,6 +75,38 @@ class FromTextToText(TrainerTest):
         weights.write_bytes(weights.read_bytes()[:-1])
         self.assertIn(weights.name, self.run_trainer("inspect", self.step_dir(20), expect=65))
 
+    def test_prepare_with_the_vocabulary_of_gpt2(self):
+        cases = json.loads((ROOT / "test/data/gpt2_reference.json").read_text())
+        (self.dir / "texts.jsonl").write_text("".join(json.dumps({"text": case["text"]}) + "\n" for case in cases))
+        ids = [id for case in cases for id in (50256, *case["ids"])]
+        command = ["prepare", "--tokenizer", "gpt2", "--val-fraction", "0", "texts.jsonl", "--out", "gpt2"]
+        self.run_trainer(*command)
+        shard = (self.dir / "gpt2/train_000000.bin").read_bytes()
+        self.assertEqual(struct.unpack("<3i", shard[:12]), (20240520, 1, len(ids)))
+        self.assertEqual(array.array("H", shard[1024:]).tolist(), ids)
+        said = self.run_trainer("inspect", "gpt2/train_000000.bin")
+        self.assertIn(f"{len(ids)} tokens of 2 bytes", said)
+        self.assertIn(f"{len(cases)} x <|endoftext|>", said)
+        self.assertIn("50257 tokens, 50000 merges", self.run_trainer("inspect", "gpt2/tokenizer.json"))
+        self.assertIn("gpt2", self.run_trainer("prepare", "--help"))
+
+        small = {"n_layer": 1, "n_head": 1, "n_embd": 8, "n_positions": 16}
+        sets = {**{f"model.{key}": value for key, value in small.items()}, "run.dir": "run", "data.val": "",
+                "data.train": "gpt2/train_*.bin", "data.tokenizer": "gpt2/tokenizer.json", "train.max_steps": 1,
+                "train.batch_size": 1, "train.seq_len": 16, "train.total_batch_tokens": 16, "schedule.warmup_steps": 0}
+        said = self.run_trainer(ROOT / "configs/gpt2_124M.json",
+                                *[arg for key, value in sets.items() for arg in ("--set", f"{key}={value}")])
+        self.assertIn("step 1/1", said)
+
+        (self.dir / "bin").mkdir()
+        moved = shutil.copy(TRAINER, self.dir / "bin")
+        result = subprocess.run([moved, *command], cwd=self.dir, capture_output=True, text=True)
+        self.assertEqual(result.returncode, 66, result.stderr)
+        self.assertIn(f"{self.dir}/data/gpt2", result.stderr)
+        shutil.copytree(ROOT / "data/gpt2", self.dir / "data/gpt2")
+        subprocess.run([moved, *command], cwd=self.dir, check=True, stdout=subprocess.DEVNULL)
+        self.assertEqual((self.dir / "gpt2/train_000000.bin").read_bytes(), shard)
+
     def test_plan_needs_no_data(self):
         said = self.run_trainer("plan", self.write_config(data_train="nothing"))
         self.assertIn("total", said)
@@ -82,26 +117,26 @@ class FromTextToText(TrainerTest):
     def test_versions_and_help(self):
         self.assertIn("train_gpt", self.run_trainer("--version"))
         overview = self.run_trainer("--help")
-        for command in ("plan", "prepare", "sample", "eval", "inspect", "export"):
+        for command in ("plan", "prepare", "sample", "eval", "inspect", "export", "report"):
             self.assertIn(command, overview)
             self.assertIn("--help", self.run_trainer(command, "--help"))
         for flag in ("--set", "--resume", "--auto", "--fresh"):
             self.assertIn(flag, overview)
 
 
-class Readme(unittest.TestCase):
-    readme = (ROOT / "README.md").read_text("utf-8") if (ROOT / "README.md").exists() else ""
+class Documentation(unittest.TestCase):
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
     def printed(self, *args):
         return subprocess.run([TRAINER, *args], capture_output=True, text=True, check=True).stdout
 
     def test_every_key_is_in_the_table(self):
-        for line in self.printed("--markdown-config").splitlines():
-            self.assertTrue(line in self.readme, f"the README's table lacks: {line}")
+        page, table = (ROOT / "docs/configuration.md").read_text("utf-8"), self.printed("--markdown-config")
+        self.assertEqual(page[page.index("| key |"):], table, "docs/configuration.md says how to generate its table")
         keys = set(re.findall(r"^\s*(\w+\.\w+)", self.printed("--help-config"), re.M))
         self.assertGreater(len(keys), 30)
         for key in keys:
-            self.assertTrue(key in self.readme, key)
+            self.assertIn(f"| `{key}` |", table)
 
     def test_configurations_are_valid(self):
         for path in sorted((ROOT / "configs").glob("*.json")):
@@ -109,7 +144,9 @@ class Readme(unittest.TestCase):
                 self.assertIn("total", self.printed("plan", path))
 
     def test_what_it_names_exists(self):
-        for name in re.findall(r"`((?:scripts|configs|kernels|model|runtime|data|test|dev)/[\w./]*)`", self.readme):
-            with self.subTest(name):
-                if name != "configs/mine.json":  # an example's
-                    self.assertTrue((ROOT / name).exists() or list(ROOT.glob(name)))
+        folders = "scripts|configs|commands|kernels|model|runtime|data|docs|test|dev"
+        for page in self.pages:
+            for name in re.findall(rf"`((?:{folders})/[\w./*]*)`", page.read_text("utf-8")):
+                with self.subTest(f"{page.name}: {name}"):
+                    if name != "configs/mine.json":  # an example's
+                        self.assertTrue((ROOT / name).exists() or list(ROOT.glob(name)))

@@ -6,7 +6,7 @@ import unittest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ["commands", "data", "dev", "kernels", "model", "runtime", "scripts", "test"]
+FOLDERS = ["commands", "configs", "data", "dev", "docs", "kernels", "model", "runtime", "scripts", "test"]
 
 LONG_FUNCTION = "void long_one() {\n" + "    step();\n" * 119 + "}\n"
 WRAPPED_FUNCTION = "void wrapped(int a,\n             int b) {\n    for (;;) {\n    }\n" + "    step();\n" * 116 + "}\n"
@@ -52,6 +52,12 @@ VIOLATIONS = [  # rule, file, text that is appended to it, words of the finding
     ("lines", "model/gpt.h", "\n" * 500, "at most 500"),
     ("program that no test builds", "Makefile", "$(BUILD)/forgotten: $(call object,$(BENCH)) $(HOST) \\\n  $(CPU)\n"
      "\t$(CXX) -o $@ $^", "forgotten is in neither CPU_PROGRAMS nor GPU_PROGRAMS"),
+    ("page that README does not link", "docs/new_page.md", "# New page", "README.md has no link to this page"),
+    ("dead link", "docs/gpu.md", "[gone](gone.md)", "a dead link: gone.md"),
+    ("dead link in README", "README.md", "![curve](docs/gone.svg)", "a dead link: docs/gone.svg"),
+    ("dead anchor", "docs/gpu.md", "[gone](testing.md#gone)", "a dead link: testing.md#gone"),
+    ("dead anchor in the page itself", "docs/gpu.md", "[gone](#gone)", "a dead link: #gone"),
+    ("README", "README.md", "\n" * 150, "at most 150"),
 ]
 INNOCENT = """
 // int counter = 0; #if
@@ -82,12 +88,12 @@ class House(unittest.TestCase):
         with tempfile.TemporaryDirectory() as copy:
             for folder in FOLDERS:
                 shutil.copytree(ROOT / folder, Path(copy, folder))
-            for name in ("train_gpt.cu", "Makefile"):
-                shutil.copy(ROOT / name, copy)
+            for path in [ROOT / "train_gpt.cu", ROOT / "Makefile", ROOT / "LICENSE", *ROOT.glob("*.md")]:
+                shutil.copy(path, copy)
             planted = []
             for name, text in additions:
                 path = Path(copy, name)
-                before = path.read_text()
+                before = path.read_text() if path.exists() else ""
                 path.write_text(before + text + "\n")
                 planted.append(range(before.count("\n") + 1, before.count("\n") + text.count("\n") + 2))
             return *self.check(copy), planted

@@ -6,7 +6,7 @@ import subprocess
 import unittest
 
 from test_ranks import MPI_ENVIRONMENT
-from test_scripts import Folder
+from test_scripts import Folder, exit_codes
 from trainer import FROM_TERMINAL, ROOT, TRAINER, TrainerTest, wait_until
 
 REQUEUE = ROOT / "scripts/requeue.sh"
@@ -24,7 +24,7 @@ class Requeue(Folder):
         self.tool("run", "#!/bin/bash\ncode=$(head -n 1 codes); sed -i 1d codes; echo \"$code\" >> ended; exit $code\n")
         (self.repository / "codes").write_text("".join(f"{code}\n" for code in codes))
         (self.repository / "ended").unlink(missing_ok=True)
-        result = subprocess.run([REQUEUE, self.home / "bin/run"], timeout=60,
+        result = subprocess.run([REQUEUE, self.home / "bin/run", TRAINER], timeout=60,
                                 cwd=self.repository, capture_output=True, text=True)
         self.assertEqual(result.returncode, expect, result.stderr)
         return (self.repository / "ended").read_text().split()
@@ -32,12 +32,34 @@ class Requeue(Folder):
     def test_it_starts_again_what_asks_for_it(self):
         self.assertEqual(self.requeue(75, 76, 0, 99, expect=0), ["75", "76", "0"])
 
-    def test_it_leaves_what_would_fail_again(self):
-        for code in (64, 65, 66, 70, 73, 77, 78, 79, 137):
+    def test_it_does_what_the_trainer_says_of_each_code(self):
+        for code, (_, policy, _) in exit_codes().items():
+            with self.subTest(code=code):
+                again = ["99"] if policy in ("retry", "restart") else []
+                self.assertEqual(self.requeue(code, 99, expect=99 if again else code), [str(code), *again])
+
+    def test_codes_that_the_trainer_does_not_list_are_final(self):
+        for code in (1, 5, 7, 130, 137, 143):
             self.assertEqual(self.requeue(code, 0, expect=code), [str(code)])
 
     def test_it_gives_up(self):
         self.assertEqual(self.requeue(76, 80, 76, 0, expect=76), ["76", "80", "76"])
+        self.assertEqual(self.requeue(76, 75, 80, 0, expect=0), ["76", "75", "80", "0"])  # 75 is no failure
+
+    def test_it_asks_the_trainer_of_the_command_else_the_one_beside_it(self):
+        self.tool("run", "#!/bin/bash\nexit 5\n")
+        for folder, name in (("bin", "train_gpt"), ("train_gpt/build", "train_gpt_cpu")):
+            script = self.repository / "scripts/requeue.sh"
+            command = [script, self.home / "bin/run", *([self.home / folder / name] if folder == "bin" else [])]
+            said = subprocess.run(command, capture_output=True, text=True, timeout=60)
+            self.assertEqual((said.returncode, "--exit-codes" in said.stderr), (64, True), said.stderr)
+            self.tool(name, "#!/bin/bash\n[ \"$*\" = --exit-codes ] && echo 5 five restart what it means\n", folder)
+            process = start(command)
+            self.addCleanup(process.kill)
+            self.assertIn("requeue: ended with 5; again in 1 s", process.stderr.readline())
+            process.terminate()
+            process.wait(timeout=60)
+            (self.home / folder / name).unlink()
 
     def send(self, script, folder, *signals, tool="run"):
         """Starts a run that ends with 75 once it has heard so many signals, and sends them to the script's group."""
@@ -48,7 +70,7 @@ class Requeue(Folder):
             while [ "$(wc -l < heard)" -lt {len(signals)} ]; do sleep 0.05; done
             exit 75
         """, folder)
-        process = start([script, folder / tool], cwd=folder)
+        process = start([script, folder / tool, TRAINER], cwd=folder)
         self.addCleanup(process.kill)
         wait_until(heard.exists, "the run has not begun")
         for count, number in enumerate(signals):
@@ -83,7 +105,7 @@ class Requeue(Folder):
 
     def test_a_signal_between_two_runs_ends_the_loop(self):
         self.tool("run", "#!/bin/bash\necho >> ended\nexit 76\n")
-        process = start([REQUEUE, self.home / "bin/run"], cwd=self.repository)
+        process = start([REQUEUE, self.home / "bin/run", TRAINER], cwd=self.repository)
         self.addCleanup(process.kill)
         wait_until((self.repository / "ended").exists, "the run has not ended")
         self.assertIn("again in 1 s", process.stderr.readline())

@@ -24,6 +24,12 @@ for name in make g++ bible xz python3; do cp "$HOME/done/$name" "$HOME/bin/"; do
 """
 
 
+def exit_codes():
+    """The trainer's table: code -> (name, policy, meaning)."""
+    lines = subprocess.run([TRAINER, "--exit-codes"], check=True, capture_output=True, text=True).stdout.splitlines()
+    return {int(code): tuple(cells) for code, *cells in (line.split(" ", 3) for line in lines)}
+
+
 class Folder(unittest.TestCase):
     """A test in a temporary directory that stands for the repository, with a PATH of its own."""
 
@@ -41,11 +47,11 @@ class Folder(unittest.TestCase):
         path.write_text(text)
         path.chmod(0o755)
 
-    def run_script(self, name, *args, path=None, expect=0):
+    def run_script(self, name, *args, path=None, expect=0, cwd=None, **variables):
         environment = {"PATH": path or str(self.home / "bin"), "HOME": str(self.home),
-                       "OMP_WAIT_POLICY": ENVIRONMENT["OMP_WAIT_POLICY"]}
+                       "OMP_WAIT_POLICY": ENVIRONMENT["OMP_WAIT_POLICY"], **variables}
         result = subprocess.run([self.repository / "scripts" / name, *args], env=environment, capture_output=True,
-                                text=True, errors="replace", timeout=120)
+                                text=True, errors="replace", timeout=120, cwd=cwd)
         self.assertEqual(result.returncode, expect, result.stdout + result.stderr)
         return result.stdout + result.stderr
 
@@ -244,7 +250,10 @@ class Recipes(Folder):
     def setUp(self):
         super().setUp()
         (self.repository / "build").mkdir()
-        self.tool("train_gpt", "#!/bin/bash\necho \"trainer $*\"\n", folder="train_gpt/build")
+        self.tool("train_gpt", f"""#!/bin/bash
+            [ "$*" != --exit-codes ] || exec {TRAINER} --exit-codes
+            echo "trainer $*"
+        """, folder="train_gpt/build")
         (self.repository / "config.json").write_text("{}")
         # mpirun on machines that differ in what they hold; `broken` cannot be reached.
         self.tool("mpirun", """#!/bin/bash
@@ -308,7 +317,38 @@ class Recipes(Folder):
         understood = subprocess.run([TRAINER, *run.stdout.split()[1:]], capture_output=True, text=True, timeout=20)
         self.assertIn("start those of several machines by mpirun", understood.stderr)
         final = [int(code) for code in re.search(r"values: \[(.*)\]", text)[1].split(",")]
-        cells = re.findall(r"^\| (\d+(?:, \d+)*) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
-        codes = [int(code) for code in ", ".join(cells).split(", ")]
-        restarted = (71, 74, 75, 76, 80)  # by requeue.sh
-        self.assertEqual(final, [code for code in codes if 0 < code < 128 and code not in restarted])
+        self.assertEqual(final, [code for code, (_, policy, _) in exit_codes().items() if code and policy == "final"])
+
+    def test_the_job_of_slurm(self):
+        """It goes back into the queue after the codes that the trainer names, and gives up on failures in a row."""
+        self.tool("srun", "#!/bin/bash\necho \"srun $*\"\nexit \"$CODE\"\n")
+        self.tool("scontrol", "#!/bin/bash\necho \"scontrol $*\"\n")
+
+        def said(code, **environment):
+            return self.run_script("train.slurm", "config.json", path=f"{self.home}/bin:{os.environ['PATH']}",
+                                   expect=code, cwd=self.repository, SLURM_JOB_ID="17", CODE=str(code), **environment)
+        for code, (_, policy, _) in [*exit_codes().items(), (137, ("killed", "final", ""))]:
+            with self.subTest(code=code):
+                self.assertIn("build/train_gpt config.json --auto\n", said(code))
+                self.assertEqual("scontrol requeue 17\n" in said(code), policy in ("retry", "restart"))
+                self.assertEqual("scontrol" in said(code, SLURM_RESTART_COUNT="2"), policy in ("retry", "restart"))
+                self.assertEqual("scontrol" in said(code, SLURM_RESTART_COUNT="3"), policy == "restart")
+        script = self.repository / "scripts/train.slurm"
+        script.write_text(script.read_text().replace("\npolicy=", "\nSECONDS=601\npolicy="))
+        self.assertIn("scontrol", said(76, SLURM_RESTART_COUNT="3"))  # it made progress
+        self.assertNotIn("scontrol", said(65))
+
+
+class ExitCodes(unittest.TestCase):
+    """One table, in kernels/check.h: what the program prints, the enumeration and the documentation agree."""
+
+    def test_the_table_has_every_code(self):
+        enumeration = re.search(r"enum class Exit : int \{(.*?)\};", (ROOT / "kernels/check.h").read_text(), re.S)[1]
+        self.assertEqual(re.findall(r"(\w+) = (\d+)", enumeration),
+                         [(name, str(code)) for code, (name, _, _) in exit_codes().items()])
+        self.assertLessEqual({policy for _, policy, _ in exit_codes().values()}, {"final", "retry", "restart"})
+
+    def test_the_documentation_has_the_table(self):
+        rows = "".join(path.read_text() for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))])
+        expected = [f"| {code} | {' | '.join(columns)} |" for code, columns in exit_codes().items()]
+        self.assertEqual([row for row in expected if f"\n{row}\n" not in rows], [])
