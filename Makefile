@@ -44,12 +44,12 @@ CUDA_LIBS    = -L$(CUDA_HOME)/lib64 $(if $(RPATH),,-Wl$(comma)-rpath$(comma)$(CU
 NCCL_FLAGS   = $(if $(DEPS),-isystem $(DEPS)/include) -isystem $(CUDA_HOME)/include
 NCCL        := $(if $(NVCC),$(call calls,nccl.h,ncclGetVersion(0),$(NCCL_FLAGS) -c),0)
 
-COMM_NONE     := kernels/cpu/comm_single.cpp
+COMM_NONE     := kernels/ranks/comm_single.cpp
 COMM_MISSING  := $(if $(filter 0,$(MPI)),mpi.h) $(if $(filter 0,$(NCCL)),nccl.h)
-LAUNCHER_NONE := kernels/cpu/launcher_none.cpp
-LAUNCHER_CUDA := $(if $(filter 11,$(MPI)$(NCCL)),kernels/cpu/launcher_mpi.cpp,$(LAUNCHER_NONE))
+LAUNCHER_NONE := kernels/ranks/launcher_none.cpp
+LAUNCHER_CUDA := $(if $(filter 11,$(MPI)$(NCCL)),kernels/ranks/launcher_mpi.cpp,$(LAUNCHER_NONE))
 COMM_CPU      := $(if $(filter 1,$(MPI)),kernels/cpu/comm_mpi.cpp,$(COMM_NONE)) $(LAUNCHER_NONE)
-CPU_SOURCES  := $(filter-out kernels/cpu/comm_% kernels/cpu/launcher_%,$(wildcard kernels/cpu/*.cpp)) $(COMM_CPU)
+CPU_SOURCES  := $(filter-out kernels/cpu/comm_%,$(wildcard kernels/cpu/*.cpp)) $(COMM_CPU)
 CUDA_SOURCES := $(wildcard kernels/cuda/*.cu)
 COMM_CUDA    := kernels/cuda/comm_nccl.cu
 NCCL_LIBRARY := kernels/cuda/nccl_library.cpp
@@ -97,7 +97,7 @@ all: $(TRAINERS)  ## the trainer for the CPU and, with nvcc, for GPUs
 # Linked anew when what is found changes.
 $(BUILD)/features: FORCE
 	@mkdir -p $(@D); echo "MPI=$(MPI) NCCL=$(NCCL)" > $@.new; cmp -s $@.new $@ || cp $@.new $@
-$(call object,kernels/cpu/comm_mpi.cpp kernels/cpu/launcher_mpi.cpp): EXTRA += $(MPI_FLAGS)
+$(call object,kernels/cpu/comm_mpi.cpp kernels/ranks/launcher_mpi.cpp): EXTRA += $(MPI_FLAGS)
 $(call object,$(NCCL_LIBRARY)): EXTRA += $(NCCL_FLAGS)
 $(call object,$(COMM_NONE)): EXTRA += -DCOMM_MISSING='"$(subst h n,h$(comma) n,$(strip $(COMM_MISSING)))"'
 $(call object,$(COMM_NONE)): $(BUILD)/features
@@ -133,7 +133,7 @@ SIMT_TESTED  := $(CUDA_SOURCES) $(filter-out $(SIMT_PRODUCT),$(wildcard test/sim
 simt_objects  = $(SIMT_CORE) $(BUILD)/simt_core/test/simt/main.cpp.o $(SIMT_TESTED:%=$(BUILD)/$(1)/%.o) \
                 $(SIMT_PRODUCT:%=$(BUILD)/simt/%.o) \
                 $(call object,$(SIMT_CASES) test/reference.cpp test/run_tests.cpp $(LAUNCHER_NONE))
-SIMT_LAUNCHER := $(if $(filter 1,$(MPI)),kernels/cpu/launcher_mpi.cpp,$(LAUNCHER_NONE))
+SIMT_LAUNCHER := $(if $(filter 1,$(MPI)),kernels/ranks/launcher_mpi.cpp,$(LAUNCHER_NONE))
 
 $(BUILD)/test_simt: $(call simt_objects,simt)
 	$(CXX) -o $@ $^ $(CATCH_LIBS)

@@ -155,10 +155,10 @@ private:
         std::vector<int> tokens(size_t(work.tokens()) + 1);
         for (int& token : tokens) token = int(random() % unsigned(work.shape.vocab_size));
         auto step = [&] {
-            gpt.begin_step(
-                {.loss_scale = 1, .learning_rate = 1e-4f, .bias_correction1 = 0.1f, .bias_correction2 = 0.05f});
-            gpt.micro_step(tokens.data(), tokens.data() + 1, 1.0f / float(work.tokens()));
-            gpt.end_step({});
+            gpt.begin_step({.learning_rate = 1e-4});
+            gpt.forward(tokens.data());
+            gpt.backward(tokens.data() + 1, 1.0f / float(work.tokens()));
+            gpt.end_step();
         };
         for (int i = 0; i < (on_gpu_ ? 3 : 1); i++) step();
         synchronize(Stream{});

@@ -13,7 +13,7 @@ public:
         T* values = static_cast<T*>(make_scratch(count * sizeof(T)));
         const size_t fresh = std::min(count, kNoise);
         ops::normal_fill({noise(), fresh, 7, next_++, deviation, 0}, Stream{});
-        ops::cast(ops::Cast<T>{values, noise(), fresh}, Stream{});
+        ops::cast(ops::Cast{values, noise(), fresh}, Stream{});
         for (size_t done = fresh; done < count; done += std::min(done, count - done))
             copy_on_device(values + done, values, std::min(done, count - done) * sizeof(T), Stream{});
         synchronize(Stream{});

@@ -45,11 +45,11 @@ template <class T> struct LinearArrays {
         dweight = arrays.make<float>(N * K), dbias = arrays.make<float>(N);
         scratch = arrays.make_scratch(ops::matmul_backward_weight_scratch_bytes(backward_weight(linear)));
     }
-    ops::MatmulForward<T> forward(const Linear& l) const { return {out, pre_out, inp, weight, bias, l.rows, l.n, l.k}; }
-    ops::MatmulBackwardInput<T> backward_input(const Linear& l) const {
+    ops::MatmulForward forward(const Linear& l) const { return {out, pre_out, inp, weight, bias, l.rows, l.n, l.k}; }
+    ops::MatmulBackwardInput backward_input(const Linear& l) const {
         return {dinp, out, weight, pre_inp, l.rows, l.n, l.k};
     }
-    ops::MatmulBackwardWeight<T> backward_weight(const Linear& l) const {
+    ops::MatmulBackwardWeight backward_weight(const Linear& l) const {
         return {dweight, dbias, scratch, out, inp, l.rows, l.n, l.k, false};
     }
 
@@ -126,7 +126,7 @@ template <class T> void add_head(std::vector<Case>& cases, Arrays& arrays, const
 template <class T> void add_gelu(std::vector<Case>& cases, Arrays& arrays, const Workload& work) {
     const size_t count = size_t(work.tokens()) * size_t(work.shape.hidden());
     T *out = arrays.make<T>(count), *inp = arrays.make<T>(count);
-    const ops::GeluForward<T> gelu{out, inp, count};
+    const ops::GeluForward gelu{out, inp, count};
     cases.push_back({"gelu forward alone", double(work.shape.n_layer), [=] { ops::gelu_forward(gelu, Stream{}); }, 0,
                      2.0 * double(count) * sizeof(T), "fc forward"});
 }
@@ -138,9 +138,9 @@ template <class T> void add_attention(std::vector<Case>& cases, Arrays& arrays, 
     T* dqkv = arrays.make<T>(tokens * 3 * C);
     float* lse = arrays.make<float>(tokens * size_t(s.n_head));
     const float scale = 1.0f / std::sqrt(float(s.head_size()));
-    ops::AttentionForward<T> forward{out, lse, qkv, work.batch, work.seq_len, s.n_head, s.n_head, s.head_size(), scale};
-    ops::AttentionBackward<T> backward{dqkv,       nullptr,      dout,     qkv,      out,           lse,
-                                       work.batch, work.seq_len, s.n_head, s.n_head, s.head_size(), scale};
+    ops::AttentionForward forward{out, lse, qkv, work.batch, work.seq_len, s.n_head, s.n_head, s.head_size(), scale};
+    ops::AttentionBackward backward{dqkv,       nullptr,      dout,     qkv,      out,           lse,
+                                    work.batch, work.seq_len, s.n_head, s.n_head, s.head_size(), scale};
     backward.scratch = arrays.make_scratch(ops::attention_backward_scratch_bytes(backward));
     const double flops = 2.0 * double(tokens) * double(work.seq_len) * double(C);  // two products, causal half
     const double unit = double(tokens * C) * sizeof(T), L = s.n_layer;
@@ -159,10 +159,10 @@ template <class T> void add_norm(std::vector<Case>& cases, Arrays& arrays, const
     T *out = arrays.make<T>(count), *weight = arrays.make<T>(size_t(cols)), *bias = arrays.make<T>(size_t(cols));
     float *mean = arrays.make<float>(size_t(rows)), *rstd = arrays.make<float>(size_t(rows));
     float *dweight = arrays.make<float>(size_t(cols)), *dbias = arrays.make<float>(size_t(cols));
-    ops::NormForward<T> first{out, mean, rstd, inp, weight, bias, rows, cols, 1e-5f};
-    ops::ResidualNormForward<T> forward{residual, out, mean, rstd, inp, branch, weight, bias, rows, cols, 1e-5f};
-    ops::NormBackward<T> backward{branch, dweight, dbias, nullptr, out,  residual, weight,
-                                  mean,   rstd,    rows,  cols,    true, false};
+    ops::NormForward first{out, mean, rstd, inp, weight, bias, rows, cols, 1e-5f};
+    ops::ResidualNormForward forward{residual, out, mean, rstd, inp, branch, weight, bias, rows, cols, 1e-5f};
+    ops::NormBackward backward{branch, dweight, dbias, nullptr, out,  residual, weight,
+                               mean,   rstd,    rows,  cols,    true, false};
     backward.scratch = arrays.make_scratch(ops::norm_backward_scratch_bytes(backward));
     auto last = backward;  // of the forward pass: nothing went around it
     last.accumulate_dinp = false;
@@ -181,7 +181,7 @@ template <class T> void add_cross_entropy(std::vector<Case>& cases, Arrays& arra
     T* logits = arrays.make<T>(size_t(rows) * size_t(Vp));
     float* loss = arrays.make<float>(size_t(tokens));
     int* ids = arrays.put(random_ids(rows, V));
-    ops::CrossEntropy<T> entropy{logits, loss, ids, nullptr, rows, V, Vp, 1e-4f, true};
+    ops::CrossEntropy entropy{logits, loss, ids, nullptr, rows, V, Vp, 1e-4f, true};
     cases.push_back({"cross entropy", double(tokens) / rows, [=] { ops::cross_entropy(entropy, Stream{}); }, 0,
                      2.0 * rows * Vp * sizeof(T)});
     auto* sum = static_cast<double*>(arrays.make_scratch(sizeof(double)));
@@ -198,9 +198,9 @@ template <class T> void add_embedding(std::vector<Case>& cases, Arrays& arrays, 
     float *dwte = arrays.make<float>(size_t(Vp) * C), *dwpe = arrays.make<float>(size_t(s.n_positions) * C);
     const std::vector<int> tokens = random_ids(rows, s.vocab_size);
     int* ids = arrays.put(tokens);
-    ops::EmbeddingForward<T> forward{out, ids, wte, wpe, work.batch, work.seq_len, s.n_embd};
-    ops::EmbeddingBackward<T> backward{dwte,         dwpe,     nullptr, out,           ids,  work.batch,
-                                       work.seq_len, s.n_embd, Vp,      s.n_positions, false};
+    ops::EmbeddingForward forward{out, ids, wte, wpe, work.batch, work.seq_len, s.n_embd};
+    ops::EmbeddingBackward backward{dwte,         dwpe,     nullptr, out,           ids,  work.batch,
+                                    work.seq_len, s.n_embd, Vp,      s.n_positions, false};
     backward.scratch = arrays.make_scratch(ops::embedding_backward_scratch_bytes(backward));
     const double width = s.n_embd, unit = double(rows) * width * sizeof(T);
     const double used = double(std::set<int>(tokens.begin(), tokens.end()).size());  // rows of wte
@@ -223,7 +223,7 @@ template <class T> void add_update(std::vector<Case>& cases, Arrays& arrays, con
     auto* scalars = arrays.put(std::vector<ops::StepScalars>{{1, 1e-6f, 1, 1}});
     const int n = int(grid.size());
     ops::SquaredSums squares{sums, grad, chunks, n};
-    ops::AdamwUpdate<T> adamw{master, param, m, v, grad, chunks, norm, scalars, n, 0.9f, 0.95f, 1e-8f, 0.1f};
+    ops::AdamwUpdate adamw{master, param, m, v, grad, chunks, norm, scalars, n, 0.9f, 0.95f, 1e-8f, 0.1f};
     ops::GradNormFinish finish{norm, sums, chunks, &scalars->loss_scale, n, 1.0f};
     const double N = double(layout.elements);
     cases.push_back({"squared sums", 1, [=] { ops::squared_sums(squares, Stream{}); }, 0, 4 * N});

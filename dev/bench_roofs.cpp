@@ -39,7 +39,7 @@ template <class T> double best_product_flops_per_s(double seconds) {
         const size_t count = size_t(size) * size_t(size);
         Arrays arrays;
         T *out = arrays.make<T>(count), *inp = arrays.make<T>(count), *weight = arrays.make<T>(count);
-        const ops::MatmulForward<T> product{out, nullptr, inp, weight, nullptr, size, size, size};
+        const ops::MatmulForward product{out, nullptr, inp, weight, nullptr, size, size, size};
         auto multiply = [=] { ops::matmul_forward(product, Stream{}); };
         multiply();  // on a GPU chooses the algorithm
         synchronize(Stream{});

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "model/shape.h"
+#include "model/options.h"
 
 struct Workload {
     std::string key;   // on the command line

@@ -15,7 +15,7 @@ struct AdamwScalars {
     float step_size, root_bias_correction2, eps;
 };
 
-template <class T> HOST_DEVICE AdamwScalars adamw_scalars(const AdamwUpdate<T>& op, bool decayed) {
+HOST_DEVICE inline AdamwScalars adamw_scalars(const AdamwUpdate& op, bool decayed) {
     const StepScalars step = *op.scalars;
     const double decay = decayed ? double(step.learning_rate) * op.weight_decay : 0.0;
     return {.grad_scale = op.grad_norm->scale,

@@ -29,16 +29,32 @@ struct fp16 {  // IEEE binary16: 1 sign, 5 exponent, 10 fraction bits
     uint16_t bits;
 };
 
-enum class Dtype : int { fp32, bf16, fp16 };
+// Storage types. No op computes in fp64: files have it, and the reference that ops are tested against.
+enum class Dtype : int { fp32, bf16, fp16, fp64 };
 
 template <class T> inline constexpr Dtype dtype_of = T::not_a_storage_type;
 template <> inline constexpr Dtype dtype_of<float> = Dtype::fp32;
 template <> inline constexpr Dtype dtype_of<bf16> = Dtype::bf16;
 template <> inline constexpr Dtype dtype_of<fp16> = Dtype::fp16;
+template <> inline constexpr Dtype dtype_of<double> = Dtype::fp64;
 
-inline constexpr size_t size_of(Dtype dtype) { return dtype == Dtype::fp32 ? 4 : 2; }
+inline constexpr size_t size_of(Dtype dtype) {
+    switch (dtype) {
+        case Dtype::fp32: return 4;
+        case Dtype::bf16: return 2;
+        case Dtype::fp16: return 2;
+        case Dtype::fp64: return 8;
+    }
+    return 0;
+}
 inline constexpr const char* name_of(Dtype dtype) {
-    return dtype == Dtype::fp32 ? "fp32" : dtype == Dtype::bf16 ? "bf16" : "fp16";
+    switch (dtype) {
+        case Dtype::fp32: return "fp32";
+        case Dtype::bf16: return "bf16";
+        case Dtype::fp16: return "fp16";
+        case Dtype::fp64: return "fp64";
+    }
+    return "unknown";
 }
 
 // Unit round-off: half the distance from 1 to the next larger number.

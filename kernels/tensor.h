@@ -21,8 +21,10 @@ struct View {
 
     // The elements as their type: the caller has dispatched on `dtype`.
     template <class T> HOST_DEVICE T* as() const { return static_cast<T*>(data); }
-    // The array from its element `first` on.
-    View from(size_t first) const { return {static_cast<std::byte*>(data) + first * size_of(dtype), dtype}; }
+    // The array from its element `first` on; an absent one stays absent.
+    View from(size_t first) const {
+        return {data ? static_cast<std::byte*>(data) + first * size_of(dtype) : nullptr, dtype};
+    }
     explicit operator bool() const { return data != nullptr; }
 };
 
@@ -38,9 +40,22 @@ struct ConstView {
     template <class T> HOST_DEVICE ConstView(const T* values) : data(values), dtype(dtype_of<T>) {}
 
     template <class T> HOST_DEVICE const T* as() const { return static_cast<const T*>(data); }
-    ConstView from(size_t first) const { return {static_cast<const std::byte*>(data) + first * size_of(dtype), dtype}; }
+    ConstView from(size_t first) const {
+        return {data ? static_cast<const std::byte*>(data) + first * size_of(dtype) : nullptr, dtype};
+    }
     explicit operator bool() const { return data != nullptr; }
 };
+
+// Element i of an array in host memory.
+inline double element(ConstView array, size_t i) {
+    switch (array.dtype) {
+        case Dtype::fp32: return array.as<float>()[i];
+        case Dtype::bf16: return to_float(array.as<bf16>()[i]);
+        case Dtype::fp16: return to_float(array.as<fp16>()[i]);
+        case Dtype::fp64: return array.as<double>()[i];
+    }
+    return 0;
+}
 
 // A tensor of the model or of the optimizer's state as checkpoints see it: FP32 on the device, or this rank's part.
 struct StateTensor {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/device.h"
+#include "kernels/tensor.h"
 
 struct MemoryRegion {
     const char* category;  // "weights", "activations", ...: a row in the plan's table
@@ -26,6 +27,10 @@ public:
         regions_.push_back({category, std::move(name), bytes});
         used_ += bytes;
         return where;
+    }
+    // The same in a storage type that is a value.
+    View take(const char* category, std::string name, size_t count, Dtype dtype) {
+        return {take<std::byte>(category, std::move(name), count * size_of(dtype)), dtype};
     }
     size_t bytes() const { return used_; }
     const std::vector<MemoryRegion>& regions() const { return regions_; }

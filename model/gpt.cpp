@@ -2,31 +2,21 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "kernels/check.h"
+#include "model/block.h"
 #include "model/plan.h"
 #include "model/sharding.h"
 #include "model/state.h"
 
 struct Gpt::Impl {
     DeviceBuffer memory;
-    std::variant<GptState<float>, GptState<bf16>, GptState<fp16>> state;
-    std::vector<std::byte> row;  // one row of logits on the host
-    std::vector<double> sums;    // the host's copy of GptState::sums
+    GptState state;
+    std::vector<std::byte> logits;  // one row, on the host
+    std::vector<double> sums;       // the host's copy of GptState::sums
 };
 
 namespace {
-
-using AnyState = std::variant<GptState<float>, GptState<bf16>, GptState<fp16>>;
-
-AnyState place(const GptOptions& options, Arena& arena) {
-    switch (options.precision) {
-        case Dtype::bf16: return place_state<bf16>(options, arena);
-        case Dtype::fp16: return place_state<fp16>(options, arena);
-        default: return place_state<float>(options, arena);
-    }
-}
 
 void check_options(const GptOptions& o) {
     const GptShape& s = o.shape;
@@ -50,18 +40,18 @@ uint32_t subsequence_of(const std::string& name) {
 
 // The rows of the vocabulary's padding stay zero for ever: their logits are never read and their gradients are zero.
 size_t initialised_elements(const Tensor& tensor, const GptShape& shape) {
-    if (tensor_table<float>()[size_t(tensor.row)].rows != &GptShape::padded_vocab) return tensor.count;
+    if (tensor_table()[size_t(tensor.row)].rows != &GptShape::padded_vocab) return tensor.count;
     return size_t(shape.vocab_size) * size_t(tensor.cols);
 }
 
 // Where a tensor, or this rank's part of it, lies in the owned arrays.
-template <class Act> TensorPart owned_part(const GptState<Act>& s, const Tensor& tensor) {
+TensorPart owned_part(const GptState& s, const Tensor& tensor) {
     if (!s.options.is_sharded()) return {0, tensor.count, tensor.begin};
     return part_of(s.layout, tensor, s.options.rank);
 }
 
-template <class Act> void initialize_tensor(GptState<Act>& s, const Tensor& tensor, uint64_t seed) {
-    const Init init = tensor_table<float>()[size_t(tensor.row)].init;
+void initialize_tensor(GptState& s, const Tensor& tensor, uint64_t seed) {
+    const Init init = tensor_table()[size_t(tensor.row)].init;
     const TensorPart part = owned_part(s, tensor);
     float* out = s.master + part.shard_begin;
     const bool is_normal = init == Init::normal || init == Init::normal_residual;
@@ -78,8 +68,7 @@ template <class Act> void initialize_tensor(GptState<Act>& s, const Tensor& tens
                      s.stream);
 }
 
-template <class Act>
-std::vector<StateTensor> name_tensors(const GptState<Act>& s, const std::string& prefix, float* owned) {
+std::vector<StateTensor> name_tensors(const GptState& s, const std::string& prefix, float* owned) {
     std::vector<StateTensor> named;
     for (const Tensor& tensor : s.layout.tensors) {
         const TensorPart part = owned_part(s, tensor);
@@ -94,194 +83,213 @@ std::vector<StateTensor> name_tensors(const GptState<Act>& s, const std::string&
 std::vector<MemoryRegion> plan_memory(const GptOptions& options) {
     check_options(options);
     Arena arena;
-    place(options, arena);
+    place_state(options, arena);
     return arena.regions();
 }
 
 Gpt::Gpt(const GptOptions& options, const Comm& comm) : impl_(std::make_unique<Impl>()) {
     check_options(options);
     Arena dry;
-    place(options, dry);
+    place_state(options, dry);
     require(comm.rank == options.rank && comm.size == options.ranks, "model: rank %d of %d in a world of rank %d of %d",
             options.rank, options.ranks, comm.rank, comm.size);
     check_fits(options);
     impl_->memory = DeviceBuffer(dry.bytes());
     Arena arena(static_cast<std::byte*>(impl_->memory.data()));
-    impl_->state = place(options, arena);
-    impl_->row.resize(size_t(options.shape.padded_vocab()) * sizeof(float));
-    std::visit(
-        [&](auto& s) {
-            s.comm = comm;
-            impl_->sums.resize(step_sums(s).count());
-            auto send = [&](ops::Chunk* to, const std::vector<ops::Chunk>& chunks) {
-                if (to) copy_to_device(to, chunks.data(), chunks.size() * sizeof(ops::Chunk), s.stream);
-            };
-            send(s.all_chunks, s.host_all_chunks);
-            send(s.own_chunks, s.host_own_chunks);
-            const ops::StepScalars neutral{1.0f, 0.0f, 1.0f, 1.0f};
-            copy_to_device(s.scalars, &neutral, sizeof(neutral), s.stream);
-            synchronize(s.stream);
-        },
-        impl_->state);
+    impl_->state = place_state(options, arena);
+    GptState& s = impl_->state;
+    s.comm = comm;
+    impl_->sums.resize(step_sums(s).count());
+    auto send = [&](ops::Chunk* to, const std::vector<ops::Chunk>& chunks) {
+        if (to) copy_to_device(to, chunks.data(), chunks.size() * sizeof(ops::Chunk), s.stream);
+    };
+    send(s.all_chunks, s.host_all_chunks);
+    send(s.own_chunks, s.host_own_chunks);
+    const ops::StepScalars neutral{1.0f, 0.0f, 1.0f, 1.0f};
+    copy_to_device(s.scalars, &neutral, sizeof(neutral), s.stream);
+    synchronize(s.stream);
 }
 
 Gpt::Gpt(Gpt&&) noexcept = default;
 Gpt::~Gpt() {
-    if (impl_) std::visit([](auto& s) { drain(s.comm); }, impl_->state);
+    if (impl_) drain(impl_->state.comm);
 }
 
-const GptOptions& Gpt::options() const {
-    return std::visit([](auto& s) -> const GptOptions& { return s.options; }, impl_->state);
-}
-
-const TensorLayout& Gpt::layout() const {
-    return std::visit([](auto& s) -> const TensorLayout& { return s.layout; }, impl_->state);
-}
+const GptOptions& Gpt::options() const { return impl_->state.options; }
+const TensorLayout& Gpt::layout() const { return impl_->state.layout; }
 
 void Gpt::initialize(uint64_t seed) {
-    std::visit(
-        [&](auto& s) {
-            for (const Tensor& tensor : s.layout.tensors) initialize_tensor(s, tensor, seed);
-        },
-        impl_->state);
+    for (const Tensor& tensor : layout().tensors) initialize_tensor(impl_->state, tensor, seed);
     masters_changed();
 }
 
-void Gpt::begin_step(const ops::StepScalars& scalars) {
-    std::visit(
-        [&](auto& s) {
-            copy_to_device(s.scalars, &scalars, sizeof(scalars), s.stream);
-            s.micro_steps_done = 0;
-            if (s.comm.size == 1) return;
-            std::fill(impl_->sums.begin(), impl_->sums.end(), 0.0);
-            copy_to_device(s.sums, impl_->sums.data(), impl_->sums.size() * sizeof(double), s.stream);
-        },
-        impl_->state);
+void Gpt::begin_step(const StepSettings& settings) {
+    GptState& s = impl_->state;
+    const double t = double(settings.update);
+    const ops::StepScalars scalars{.loss_scale = settings.loss_scale,
+                                   .learning_rate = float(settings.learning_rate),
+                                   .bias_correction1 = float(1.0 - std::pow(s.options.optimizer.beta1, t)),
+                                   .bias_correction2 = float(1.0 - std::pow(s.options.optimizer.beta2, t))};
+    copy_to_device(s.scalars, &scalars, sizeof(scalars), s.stream);
+    s.micro_steps_done = 0;
+    if (s.comm.size == 1) return;
+    std::fill(impl_->sums.begin(), impl_->sums.end(), 0.0);
+    copy_to_device(s.sums, impl_->sums.data(), impl_->sums.size() * sizeof(double), s.stream);
 }
 
 namespace {
 
-template <class State> void load_batch(State& s, const int* tokens, const int* targets) {
-    const size_t bytes = size_t(s.options.batch) * size_t(s.options.seq_len) * sizeof(int);
-    copy_to_device(s.tokens, tokens, bytes, s.stream);
-    copy_to_device(s.targets, targets, bytes, s.stream);
+void load_batch(int* to, const int* from, const GptState& s) {
+    copy_to_device(to, from, size_t(s.options.batch) * size_t(s.options.seq_len) * sizeof(int), s.stream);
+}
+
+// The input of a block: what the block before it leaves, or the embedding, to which nothing is to be added. The last
+// block's successor is the final norm.
+ResidualSum block_input(const GptState& s, size_t layer) {
+    if (layer == 0) return {.residual = s.acts.block[0].residual, .branch = nullptr};
+    const BlockActivations& before = s.acts.block[layer - 1];
+    return {.residual = before.residual_mid, .branch = before.mlp.out};
+}
+
+// The head on the output of forward(); the sum of the losses goes to this rank's place of micro-step `index`.
+void loss_forward_backward(GptState& s, const LayerContext& x, int index, float grad_scale, View dinp) {
+    head_forward_backward(x, s.weights.wte, s.acts.norm_f.out, s.options.head_rows,
+                          {.logits = s.acts.logits.view,
+                           .loss = s.acts.loss.view.as<float>(),
+                           .targets = s.targets,
+                           .loss_scale = &s.scalars->loss_scale,
+                           .grad_scale = grad_scale,
+                           .dinp = dinp});
+    ops::loss_sum({.out = s.sums + step_sums(s).loss(s.options.rank, index),
+                   .loss = s.acts.loss.view.as<float>(),
+                   .rows = x.rows,
+                   .accumulate = false},
+                  s.stream);
 }
 
 }  // namespace
 
-void Gpt::micro_step(const int* tokens, const int* targets, float grad_scale) {
-    std::visit(
-        [&](auto& s) {
-            load_batch(s, tokens, targets);
-            const MicroStep micro = begin_micro_step(s, grad_scale);
-            trunk_forward(s);
-            head_forward_backward(s, Pass::train, micro);
-            trunk_backward(s, micro);
-            end_micro_step(s);
-        },
-        impl_->state);
+void Gpt::forward(const int* tokens) {
+    GptState& s = impl_->state;
+    const LayerContext x = layer_context(s, false);
+    load_batch(s.tokens, tokens, s);
+    need_params(s, 0);
+    embedding_forward(x, s.weights.wte, s.weights.wpe, s.tokens, s.acts.block[0].residual);
+    for (size_t layer = 0; layer < s.acts.block.size(); layer++) {
+        const int bucket = s.layout.bucket_of_layer(int(layer));
+        need_params(s, bucket);
+        expect_params(s, bucket + 1);
+        block_forward(x, s.weights.block[layer], block_input(s, layer), s.acts.block[layer]);
+    }
+    residual_norm_forward(x, s.weights.norm_f, block_input(s, s.acts.block.size()), s.acts.residual_f, s.acts.norm_f);
 }
 
-StepResult Gpt::end_step(const UpdateSettings& settings, const std::array<double, StepResult::kVotes>& votes) {
-    return std::visit(
-        [&](auto& s) {
-            const StepSums places = step_sums(s);
-            std::vector<double>& sums = impl_->sums;
-            copy_to_device(s.sums + places.vote(0), votes.data(), sizeof(votes), s.stream);
-            finish_grads(s);
-            update(s, settings);
-            share_params(s);
-            ops::GradNorm norm;
-            copy_to_host(&norm, s.grad_norm, sizeof(norm), s.stream);
-            const size_t first = places.loss(0, 0);  // what comes before concerns the device alone
-            copy_to_host(&sums[first], s.sums + first, (sums.size() - first) * sizeof(double), s.stream);
-            synchronize(s.stream);
+void Gpt::backward(const int* targets, float grad_scale) {
+    GptState& s = impl_->state;
+    const MicroStep micro = begin_micro_step(s);
+    const LayerContext x = layer_context(s, micro.accumulate);
+    LayerContext again = x;
+    again.is_recomputing = true;
+    const View dresidual = s.acts.dresidual.view, dbranch = s.acts.dbranch.view;
 
-            StepResult result{};
-            for (size_t i = 0; i < places.losses; i++) result.loss_sum += sums[first + i];
-            for (int i = 0; i < StepResult::kVotes; i++) result.votes[i] = sums[places.vote(i)];
-            result.grad_norm = norm.norm;
-            result.update_ms = s.update_time.take_ms();
-            if (norm.non_finite_tensor >= 0)
-                result.non_finite_tensor = s.layout.tensors[size_t(norm.non_finite_tensor)].name;
-            return result;
-        },
-        impl_->state);
+    load_batch(s.targets, targets, s);
+    begin_grads(s, 0);
+    loss_forward_backward(s, x, micro.index, grad_scale, dbranch);
+    residual_norm_backward(x, s.weights.norm_f, s.acts.residual_f, s.acts.norm_f, dbranch, dresidual, false);
+    for (size_t layer = s.acts.block.size(); layer-- > 0;) {
+        const int index = s.layout.bucket_of_layer(int(layer));
+        const Bucket& bucket = s.layout.buckets[size_t(index)];
+        need_params(s, index);
+        expect_params(s, index - 1);
+        if (int(layer) + 1 == bucket.first_layer + bucket.n_layers) begin_grads(s, index);
+        block_forward(again, s.weights.block[layer], block_input(s, layer), s.acts.block[layer]);
+        block_backward(x, s.weights.block[layer], s.acts.block[layer], {dresidual, dbranch, s.acts.dwide.view});
+        if (int(layer) == bucket.first_layer) end_grads(s, index, micro);
+    }
+    embedding_backward(x, s.weights.wte, s.weights.wpe, s.tokens, dresidual);
+    end_grads(s, 0, micro);
+    end_micro_step(s);
+}
+
+StepResult Gpt::end_step(const std::array<double, StepResult::kVotes>& votes) {
+    GptState& s = impl_->state;
+    const StepSums places = step_sums(s);
+    std::vector<double>& sums = impl_->sums;
+    copy_to_device(s.sums + places.vote(0), votes.data(), sizeof(votes), s.stream);
+    finish_grads(s);
+    update(s);
+    share_params(s);
+    ops::GradNorm norm;
+    copy_to_host(&norm, s.grad_norm, sizeof(norm), s.stream);
+    const size_t first = places.loss(0, 0);  // what comes before concerns the device alone
+    copy_to_host(&sums[first], s.sums + first, (sums.size() - first) * sizeof(double), s.stream);
+    synchronize(s.stream);
+
+    StepResult result{};
+    for (size_t i = 0; i < places.losses; i++) result.loss_sum += sums[first + i];
+    for (int i = 0; i < StepResult::kVotes; i++) result.votes[i] = sums[places.vote(i)];
+    result.grad_norm = norm.norm;
+    result.update_ms = s.update_time.take_ms();
+    if (norm.non_finite_tensor >= 0) result.non_finite_tensor = s.layout.tensors[size_t(norm.non_finite_tensor)].name;
+    return result;
 }
 
 void Gpt::sum_over_ranks(std::array<double, StepResult::kVotes>& values) {
-    std::visit(
-        [&](auto& s) {
-            double* sums = s.sums + step_sums(s).vote(0);
-            copy_to_device(sums, values.data(), sizeof(values), s.stream);
-            wait(all_reduce_sum(sums, values.size(), s.comm, s.stream), s.comm, s.stream);
-            copy_to_host(values.data(), sums, sizeof(values), s.stream);
-            synchronize(s.stream);
-        },
-        impl_->state);
+    GptState& s = impl_->state;
+    double* sums = s.sums + step_sums(s).vote(0);
+    copy_to_device(sums, values.data(), sizeof(values), s.stream);
+    wait(all_reduce_sum(sums, values.size(), s.comm, s.stream), s.comm, s.stream);
+    copy_to_host(values.data(), sums, sizeof(values), s.stream);
+    synchronize(s.stream);
 }
 
 double Gpt::evaluate(const int* tokens, const int* targets) {
-    return std::visit(
-        [&](auto& s) {
-            load_batch(s, tokens, targets);
-            trunk_forward(s);
-            const MicroStep only{.index = 0, .last = true, .accumulate = false, .grad_scale = 0};
-            head_forward_backward(s, Pass::evaluate, only);
-            double loss_sum = 0;
-            copy_to_host(&loss_sum, s.sums + step_sums(s).loss(s.options.rank, 0), sizeof(loss_sum), s.stream);
-            synchronize(s.stream);
-            return loss_sum;
-        },
-        impl_->state);
+    GptState& s = impl_->state;
+    forward(tokens);
+    load_batch(s.targets, targets, s);
+    loss_forward_backward(s, layer_context(s, false), 0, 0.0f, nullptr);
+    double loss_sum = 0;
+    copy_to_host(&loss_sum, s.sums + step_sums(s).loss(s.options.rank, 0), sizeof(loss_sum), s.stream);
+    synchronize(s.stream);
+    return loss_sum;
 }
 
 void Gpt::next_token_logits(const int* tokens, int count, float* logits) {
-    std::visit(
-        [&]<class Act>(GptState<Act>& s) {
-            const int T = s.options.seq_len, C = s.options.shape.n_embd, Vp = s.options.shape.padded_vocab();
-            require(count >= 1 && count <= T, "next_token_logits: %d tokens, must be in [1, %d]", count, T);
-            copy_to_device(s.tokens, tokens, size_t(count) * sizeof(int), s.stream);
-            trunk_forward(s);
-            ops::matmul_forward<Act>({.out = s.acts.logits,
-                                      .pre_gelu = nullptr,
-                                      .inp = s.acts.norm_f + size_t(count - 1) * size_t(C),
-                                      .weight = s.params.wte,
-                                      .bias = nullptr,
-                                      .rows = 1,
-                                      .n = Vp,
-                                      .k = C},
-                                     s.stream);
-            copy_to_host(impl_->row.data(), s.acts.logits, size_t(Vp) * sizeof(Act), s.stream);
-            synchronize(s.stream);
-            for (int i = 0; i < s.options.shape.vocab_size; i++) {
-                Act value;
-                std::memcpy(&value, impl_->row.data() + size_t(i) * sizeof(Act), sizeof(Act));
-                logits[i] = to_float(value);
-            }
-        },
-        impl_->state);
+    GptState& s = impl_->state;
+    const int T = s.options.seq_len;
+    require(count >= 1 && count <= T, "next_token_logits: %d tokens, must be in [1, %d]", count, T);
+    std::vector<int> padded(size_t(s.options.batch) * size_t(T));  // attention is causal: what follows does not matter
+    std::copy_n(tokens, count, padded.begin());
+    forward(padded.data());
+    LayerContext x = layer_context(s, false);
+    x.rows = 1;
+    const ConstView last = s.acts.norm_f.out.view.from(size_t(count - 1) * size_t(s.options.shape.n_embd));
+    linear_forward(x, s.weights.wte, last, s.acts.logits);
+    std::vector<std::byte>& row = impl_->logits;
+    row.resize(size_t(s.options.shape.padded_vocab()) * size_of(s.options.precision));
+    copy_to_host(row.data(), s.acts.logits.view.data, row.size(), s.stream);
+    synchronize(s.stream);
+    const ConstView values(row.data(), s.options.precision);
+    for (int i = 0; i < s.options.shape.vocab_size; i++) logits[i] = float(element(values, size_t(i)));
 }
 
 std::vector<StateTensor> Gpt::master_tensors() const {
-    return std::visit([](auto& s) { return name_tensors(s, "master.", s.master); }, impl_->state);
+    return name_tensors(impl_->state, "master.", impl_->state.master);
 }
 
 std::vector<StateTensor> Gpt::gradient_tensors() const {
-    return std::visit([](auto& s) { return name_tensors(s, "grad.", s.own_grad); }, impl_->state);
+    return name_tensors(impl_->state, "grad.", impl_->state.own_grad);
 }
 
 std::vector<StateTensor> Gpt::state_tensors() const {
+    const GptState& s = impl_->state;
     std::vector<StateTensor> all = master_tensors();
-    std::visit(
-        [&](auto& s) {
-            auto append = [&](const char* prefix, float* owned) {
-                for (StateTensor& tensor : name_tensors(s, prefix, owned)) all.push_back(std::move(tensor));
-            };
-            if (s.m) append("m.", s.m);
-            if (s.v) append("v.", s.v);
-        },
-        impl_->state);
+    auto append = [&](const char* prefix, float* owned) {
+        if (!owned) return;
+        for (StateTensor& tensor : name_tensors(s, prefix, owned)) all.push_back(std::move(tensor));
+    };
+    append("m.", s.m);
+    append("v.", s.v);
     return all;
 }
 
@@ -299,12 +307,9 @@ std::vector<StateTensor> Gpt::saved_tensors() const {
 }
 
 void Gpt::masters_changed() {
-    std::visit(
-        []<class Act>(GptState<Act>& s) {
-            if constexpr (!std::is_same_v<Act, float>)
-                ops::cast<Act>({.out = s.own_param, .inp = s.master, .count = owned_elements(s)}, s.stream);
-            share_params(s);
-            synchronize(s.stream);
-        },
-        impl_->state);
+    GptState& s = impl_->state;
+    if (s.options.precision != Dtype::fp32)
+        ops::cast({.out = s.own_param, .inp = s.master, .count = owned_elements(s)}, s.stream);
+    share_params(s);
+    synchronize(s.stream);
 }

@@ -2,9 +2,11 @@
 //
 //     gpt.initialize(seed);
 //     for each step:
-//         gpt.begin_step({.loss_scale = 1, .learning_rate = ..., ...});
-//         options.micro_steps times: gpt.micro_step(tokens, targets, scale);  // forward, backward; gradients add up
-//         StepResult result = gpt.end_step(update);                           // sum over ranks, norm, clip, optimizer
+//         gpt.begin_step({.learning_rate = ..., .update = ...});
+//         options.micro_steps times:
+//             gpt.forward(tokens);
+//             gpt.backward(targets, scale);      // gradients add up
+//         StepResult result = gpt.end_step();    // sum over ranks, norm, clipping, optimizer
 #pragma once
 
 #include <array>
@@ -17,15 +19,14 @@
 #include "kernels/ops.h"
 #include "kernels/tensor.h"
 #include "model/arena.h"
-#include "model/shape.h"
+#include "model/options.h"
 #include "model/tensors.h"
 
-// What the optimizer is told besides the step's scalars.
-struct UpdateSettings {
-    double beta1 = 0.9, beta2 = 0.95;
-    float eps = 1e-8f, weight_decay = 0.1f;
-    float momentum = 0.9f;   // SGD's
-    float grad_clip = 1.0f;  // largest global norm of the gradients; 0 for no clipping
+// What changes from step to step.
+struct StepSettings {
+    float loss_scale = 1.0f;
+    double learning_rate = 0;
+    int64_t update = 1;  // number of this update, counting those that were applied, from 1: AdamW's t
 };
 
 struct StepResult {
@@ -55,15 +56,18 @@ public:
     // GPT-2's initialisation: a function of the seed and the tensors' names alone.
     void initialize(uint64_t seed);
 
-    void begin_step(const ops::StepScalars& scalars);
+    void begin_step(const StepSettings& settings);
 
-    // tokens, targets: (B, T) in host memory, targets -1 where nothing is to be predicted; both may be reused at once.
+    // tokens: (B, T) in host memory, which may be reused at once; so may targets below.
+    void forward(const int* tokens);
+
+    // The loss of what forward() computed, and its gradients. targets: (B, T), -1 where nothing is to be predicted.
     // grad_scale is the weight of each target's loss: 1 / targets of the whole step, all ranks, makes the loss a mean.
-    void micro_step(const int* tokens, const int* targets, float grad_scale);
+    void backward(const int* targets, float grad_scale);
 
-    // Sums gradients over ranks, measures them and updates the parameters. Waits for the device. The votes are how one
-    // rank's wish (to stop, say) becomes known to all at the same step.
-    StepResult end_step(const UpdateSettings& settings, const std::array<double, StepResult::kVotes>& votes = {});
+    // Sums gradients over ranks, measures them and updates the parameters. Waits for the device. Votes are added over
+    // all ranks, so that all learn at the same step of one rank's request to stop, for example.
+    StepResult end_step(const std::array<double, StepResult::kVotes>& votes = {});
 
     // Sum of the losses of one batch in nats, forward only. Waits for the device.
     double evaluate(const int* tokens, const int* targets);

@@ -12,7 +12,7 @@ std::vector<HfTensor> hf_tensors(const Gpt& gpt) {
     std::vector<HfTensor> tensors;
     for (size_t i = 0; i < masters.size(); i++) {
         const Tensor& tensor = gpt.layout().tensors[i];
-        const auto& row = tensor_table<float>()[size_t(tensor.row)];
+        const auto& row = tensor_table()[size_t(tensor.row)];
         const std::string prefix = tensor.layer < 0 ? "" : "h." + std::to_string(tensor.layer) + ".";
         HfTensor hf{prefix + row.hf_name, masters[i].shape, masters[i], row.hf_transposed};
         if (row.rows == &GptShape::padded_vocab) hf.shape[0] = size_t(shape.vocab_size);

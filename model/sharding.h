@@ -6,7 +6,7 @@
 //             last backward pass, beside the next block's
 //     1       reduced there into shards                           gathered after the update, beside the next forward
 //     2       reduced into shards after every backward pass       the same
-//     3       as 2                                                gathered a block ahead of each pass, in two windows
+//     3       as 2                                                gathered a block ahead of each pass, in two slots
 //
 // With one rank these do nothing, but for the deterministic sum over micro-steps.
 #pragma once
@@ -14,24 +14,24 @@
 #include "model/state.h"
 
 // What follows on the stream may read the bucket's parameters.
-template <class Act> void need_params(GptState<Act>& s, int bucket);
+void need_params(GptState& s, int bucket);
 
-// The bucket will be needed next: where parameters are sharded they are on their way from here on. What used the window
+// The bucket will be needed next: where parameters are sharded they are on their way from here on. What used the slot
 // before, two buckets away, must be on the stream. No such bucket: nothing.
-template <class Act> void expect_params(GptState<Act>& s, int bucket);
+void expect_params(GptState& s, int bucket);
 
 // What follows on the stream may write the bucket's gradients.
-template <class Act> void begin_grads(GptState<Act>& s, int bucket);
+void begin_grads(GptState& s, int bucket);
 
 // All of the bucket's gradients of this micro-step are on the stream.
-template <class Act> void end_grads(GptState<Act>& s, int bucket, const MicroStep& micro);
+void end_grads(GptState& s, int bucket, const MicroStep& micro);
 
 // Around a micro-step's passes.
-template <class Act> MicroStep begin_micro_step(GptState<Act>& s, float grad_scale);
-template <class Act> void end_micro_step(GptState<Act>& s);
+MicroStep begin_micro_step(GptState& s);
+void end_micro_step(GptState& s);
 
 // What follows on the stream finds in own_grad the sums over all ranks and micro-steps.
-template <class Act> void finish_grads(GptState<Act>& s);
+void finish_grads(GptState& s);
 
 // After own_param was written: the passes read it from here on.
-template <class Act> void share_params(GptState<Act>& s);
+void share_params(GptState& s);

@@ -1,35 +1,34 @@
-// What lies behind Gpt: the typed state of one rank, and forward, backward and update on it. Only model/ includes this.
-// Act is the storage type of activations and compute weights: float, bf16 or fp16.
+// What stands behind Gpt: the state of one rank and where it lies in memory. Only model/ includes this.
 #pragma once
 
-#include <variant>
+#include <vector>
 
 #include "kernels/comm.h"
 #include "model/activations.h"
 #include "model/gpt.h"
+#include "model/layers.h"
 
-// What one micro-step is within its step.
+// A micro-step's place within its step.
 struct MicroStep {
-    int index;         // from 0
-    bool last;         // of the step
-    bool accumulate;   // gradients are added to what the micro-step before left
-    float grad_scale;  // weight of each target's loss
+    int index;        // from 0
+    bool last;        // of the step
+    bool accumulate;  // gradients are added to those of the micro-step before
 };
 
-// A place where buckets take turns. The bucket of no block has the first to itself, the others share two.
-template <class T> struct Window {
-    T* values = nullptr;
-    int bucket = -1;  // whose values these are
+// Memory for one bucket at a time. The bucket of no block has the first slot to itself, the others take turns in two.
+struct BucketSlot {
+    View values;
+    int bucket = -1;  // the one that is here
     Ticket ticket;    // of the collective that brings or takes them
     // Gradients only: a sum over ranks that is to be added to the step's earlier ones arrives in `reduced`.
     float* reduced = nullptr;
     bool is_added = false;
 };
-inline constexpr int kWindows = 3;
-inline int window_of(int bucket) { return bucket == 0 ? 0 : 1 + bucket % 2; }
+inline constexpr int kSlots = 3;
+inline int slot_of(int bucket) { return bucket == 0 ? 0 : 1 + bucket % 2; }
 
 // "Owned" arrays hold what this rank has to itself: with options.is_sharded() its shards, else everything.
-template <class Act> struct GptState {
+struct GptState {
     GptOptions options;
     TensorLayout layout;
     Comm comm;
@@ -38,18 +37,17 @@ template <class Act> struct GptState {
     float* master = nullptr;     // owned, flat FP32 parameters
     float* m = nullptr;          // owned, first moment or momentum
     float* v = nullptr;          // owned, second moment; null for SGD
-    Act* own_param = nullptr;    // owned, compute copy; the master itself where Act is float
+    View own_param;              // owned, compute copy; the master itself in fp32
     float* own_grad = nullptr;   // owned, what the update reads
-    Act* param = nullptr;        // flat, whole; null where only windows are
-    float* grad = nullptr;       // flat, whole; null where only windows are
+    View param;                  // flat, whole; null where only slots are
+    float* grad = nullptr;       // flat, whole; null where only slots are
     std::vector<float*> levels;  // grad, and beside it the deterministic sum's partial sums
-    Window<Act> param_window[kWindows];
-    Window<float> grad_window[kWindows];
+    BucketSlot param_slot[kSlots];
+    BucketSlot grad_slot[kSlots];
     std::vector<Ticket> param_ready;  // per bucket: its whole parameters have been gathered
     Ticket grads_ready;               // the last sum of whole gradients over ranks
-    GptTensors<Act> params;           // where the forward pass reads
-    GptTensors<float> grads;          // where the backward pass writes
-    GptActivations<Act> acts;
+    GptWeights weights;               // where the passes read parameters and write gradients
+    GptActivations acts;
 
     int* tokens = nullptr;   // (B, T)
     int* targets = nullptr;  // (B, T)
@@ -66,7 +64,7 @@ template <class Act> struct GptState {
 };
 
 // The length of owned arrays.
-template <class Act> size_t owned_elements(const GptState<Act>& s) {
+inline size_t owned_elements(const GptState& s) {
     return s.options.is_sharded() ? s.layout.shard_elements : s.layout.elements;
 }
 
@@ -79,32 +77,28 @@ struct StepSums {
     size_t loss(int rank, int index) const { return chunks + size_t(rank) * losses_each + size_t(index); }
     size_t vote(int number) const { return chunks + losses + size_t(number); }
 };
-template <class Act> StepSums step_sums(const GptState<Act>& s) {
+inline StepSums step_sums(const GptState& s) {
     const size_t each = size_t(s.options.micro_steps);
     return {s.host_all_chunks.size(), each * size_t(s.options.ranks), each};
 }
 
 // Lays the state out in the arena: without memory to learn its size, with memory to use it.
-template <class Act> GptState<Act> place_state(const GptOptions& options, Arena& arena);
+GptState place_state(const GptOptions& options, Arena& arena);
 
-enum class Pass { train, evaluate };
+// Makes the backward pass write gradients to a flat array.
+void point_gradients(GptState& s, float* flat);
 
-// Tokens on the device to the output of the final norm.
-template <class Act> void trunk_forward(GptState<Act>& s);
-
-// The head: logits and losses, and in a training pass the gradients of the head's weight and of the final norm's
-// output, for a few rows at a time, so that logits and their gradients never exist for all of them at once.
-template <class Act> void head_forward_backward(GptState<Act>& s, Pass pass, const MicroStep& micro);
-
-// From the gradient of the final norm's output down to the embedding.
-template <class Act> void trunk_backward(GptState<Act>& s, const MicroStep& micro);
-
-// The parts of a block's forward pass that backward may run again.
-template <class Act> void block_norm1_forward(GptState<Act>& s, int layer);
-template <class Act> void block_norm2_forward(GptState<Act>& s, int layer);
-template <class Act> void block_body_forward(GptState<Act>& s, int layer);
+// The layers' context for a pass over all rows of a batch.
+inline LayerContext layer_context(const GptState& s, bool accumulate) {
+    return {.shape = &s.options.shape,
+            .batch = s.options.batch,
+            .seq_len = s.options.seq_len,
+            .rows = s.options.batch * s.options.seq_len,
+            .stream = s.stream,
+            .scratch = s.scratch,
+            .accumulate = accumulate,
+            .is_recomputing = false};
+}
 
 // Gradient norm over all ranks, clipping, optimizer.
-template <class Act> void update(GptState<Act>& s, const UpdateSettings& settings);
-
-inline constexpr float kNormEps = 1e-5f;  // GPT-2's
+void update(GptState& s);

@@ -2,12 +2,42 @@
 
 #include <algorithm>
 
+const std::vector<TensorRow>& tensor_table() {
+    using G = GptWeights;
+    using B = BlockWeights;
+    using W = LayerWeights;
+    using S = GptShape;
+    static const std::vector<TensorRow> table = {
+        {&G::wte, &W::weight, "wte", &S::padded_vocab, &S::channels, Init::normal, true, "wte.weight", false},
+        {&G::wpe, &W::weight, "wpe", &S::positions, &S::channels, Init::normal, true, "wpe.weight", false},
+        {&G::norm_f, &W::weight, "norm_f.weight", &S::channels, &S::one, Init::one, false, "ln_f.weight", false},
+        {&G::norm_f, &W::bias, "norm_f.bias", &S::channels, &S::one, Init::zero, false, "ln_f.bias", false},
+        {&B::norm1, &W::weight, "norm1.weight", &S::channels, &S::one, Init::one, false, "ln_1.weight", false},
+        {&B::norm1, &W::bias, "norm1.bias", &S::channels, &S::one, Init::zero, false, "ln_1.bias", false},
+        {&B::qkv, &W::weight, "qkv.weight", &S::qkv_channels, &S::channels, Init::normal, true, "attn.c_attn.weight",
+         true},
+        {&B::qkv, &W::bias, "qkv.bias", &S::qkv_channels, &S::one, Init::zero, false, "attn.c_attn.bias", false},
+        {&B::attn_proj, &W::weight, "attn_proj.weight", &S::channels, &S::channels, Init::normal_residual, true,
+         "attn.c_proj.weight", true},
+        {&B::attn_proj, &W::bias, "attn_proj.bias", &S::channels, &S::one, Init::zero, false, "attn.c_proj.bias",
+         false},
+        {&B::norm2, &W::weight, "norm2.weight", &S::channels, &S::one, Init::one, false, "ln_2.weight", false},
+        {&B::norm2, &W::bias, "norm2.bias", &S::channels, &S::one, Init::zero, false, "ln_2.bias", false},
+        {&B::fc, &W::weight, "fc.weight", &S::hidden, &S::channels, Init::normal, true, "mlp.c_fc.weight", true},
+        {&B::fc, &W::bias, "fc.bias", &S::hidden, &S::one, Init::zero, false, "mlp.c_fc.bias", false},
+        {&B::fc_proj, &W::weight, "fc_proj.weight", &S::channels, &S::hidden, Init::normal_residual, true,
+         "mlp.c_proj.weight", true},
+        {&B::fc_proj, &W::bias, "fc_proj.bias", &S::channels, &S::one, Init::zero, false, "mlp.c_proj.bias", false},
+    };
+    return table;
+}
+
 namespace {
 
 size_t round_up(size_t count, size_t unit) { return (count + unit - 1) / unit * unit; }
 
 void append(TensorLayout& layout, int row, int layer) {
-    const auto& entry = tensor_table<float>()[size_t(row)];
+    const auto& entry = tensor_table()[size_t(row)];
     Tensor tensor;
     tensor.name = layer < 0 ? entry.name : "h." + std::to_string(layer) + "." + entry.name;
     tensor.row = row;
@@ -23,9 +53,9 @@ void append(TensorLayout& layout, int row, int layer) {
 }
 
 void append_layer(TensorLayout& layout, int layer) {
-    const int n_rows = int(tensor_table<float>().size());
+    const int n_rows = int(tensor_table().size());
     for (int row = 0; row < n_rows; row++)
-        if (tensor_table<float>()[size_t(row)].per_layer() == (layer >= 0)) append(layout, row, layer);
+        if (tensor_table()[size_t(row)].per_layer() == (layer >= 0)) append(layout, row, layer);
 }
 
 void begin_bucket(TensorLayout& layout, int first_layer, int n_layers) {
@@ -67,6 +97,16 @@ TensorLayout lay_out_tensors(const GptShape& shape, int ranks, size_t bucket_ele
     return layout;
 }
 
+Parameter& parameter_of(GptWeights& weights, const Tensor& tensor) {
+    const TensorRow& row = tensor_table()[size_t(tensor.row)];
+    LayerWeights& layer =
+        row.per_layer() ? weights.block[size_t(tensor.layer)].*std::get<1>(row.layer) : weights.*std::get<0>(row.layer);
+    Parameter& parameter = layer.*row.member;
+    parameter.rows = tensor.rows;
+    parameter.cols = tensor.cols;
+    return parameter;
+}
+
 TensorPart part_of(const TensorLayout& layout, const Tensor& tensor, int rank) {
     const Bucket& bucket = layout.bucket_of(tensor);
     const size_t piece_begin = bucket.begin + size_t(rank) * bucket.piece;
@@ -77,7 +117,7 @@ TensorPart part_of(const TensorLayout& layout, const Tensor& tensor, int rank) {
 }
 
 std::vector<size_t> logical_shape(const Tensor& tensor) {
-    if (tensor_table<float>()[size_t(tensor.row)].cols == &GptShape::one) return {size_t(tensor.rows)};
+    if (tensor_table()[size_t(tensor.row)].cols == &GptShape::one) return {size_t(tensor.rows)};
     return {size_t(tensor.rows), size_t(tensor.cols)};
 }
 
@@ -85,7 +125,7 @@ std::vector<ops::Chunk> chunk_grid(const TensorLayout& layout) {
     std::vector<ops::Chunk> chunks;
     for (size_t i = 0; i < layout.tensors.size(); i++) {
         const Tensor& tensor = layout.tensors[i];
-        const int decayed = tensor_table<float>()[size_t(tensor.row)].decayed;
+        const int decayed = tensor_table()[size_t(tensor.row)].decayed;
         const size_t origin = layout.bucket_of(tensor).begin, end = tensor.begin + tensor.count;
         for (size_t begin = tensor.begin, next = begin; begin < end; begin = next) {
             next = std::min(end, origin + round_up(begin - origin + 1, ops::kChunkElements));

@@ -1,37 +1,44 @@
-// THE table of tensors: every parameter of the model is one row. Sizes, offsets, views, initialisation, the decay mask,
+// THE table of tensors: every parameter of the model is one row. Sizes, offsets, views, initialization, the decay mask,
 // the optimizer's chunks, checkpoint names, Hugging Face names and the memory plan are derived from it.
 #pragma once
 
-#include <functional>
 #include <string>
 #include <variant>
 #include <vector>
 
 #include "kernels/ops.h"
+#include "kernels/tensor.h"
 #include "model/shape.h"
 
-// The parameters of one block, or anything shaped like them (gradients, moments). Shapes stand in the table.
-template <class T> struct BlockTensors {
-    T *norm1_weight, *norm1_bias;
-    T *qkv_weight, *qkv_bias;
-    T *attn_proj_weight, *attn_proj_bias;
-    T *norm2_weight, *norm2_bias;
-    T *fc_weight, *fc_bias;
-    T *fc_proj_weight, *fc_proj_bias;
+// One tensor of the model where the passes use it: its values in the compute type and their gradient.
+struct Parameter {
+    View value;             // (rows, cols)
+    float* grad = nullptr;  // (rows, cols), FP32
+    int rows = 0, cols = 0;
 };
 
-template <class T> struct GptTensors {
-    T *wte, *wpe;
-    T *norm_f_weight, *norm_f_bias;
-    std::vector<BlockTensors<T>> block;  // (L)
+// The parameters of a layer. An embedding has a weight only.
+struct LayerWeights {
+    Parameter weight, bias;
+};
+
+struct BlockWeights {
+    LayerWeights norm1, qkv, attn_proj;
+    LayerWeights norm2, fc, fc_proj;
+};
+
+struct GptWeights {
+    LayerWeights wte, wpe, norm_f;
+    std::vector<BlockWeights> block;  // (L)
 };
 
 // GPT-2's initialisation: residual projections start smaller by 1 / sqrt(2 L), so that the residual stream's variance
 // does not grow with depth (Radford et al., "Language Models are Unsupervised Multitask Learners", section 2.3).
 enum class Init { zero, one, normal, normal_residual };
 
-template <class T> struct TensorRow {
-    std::variant<T * GptTensors<T>::*, T * BlockTensors<T>::*> member;  // the second alternative: one per layer
+struct TensorRow {
+    std::variant<LayerWeights GptWeights::*, LayerWeights BlockWeights::*> layer;  // the second: one per block
+    Parameter LayerWeights::*member;
     const char* name;
     int (GptShape::*rows)() const;
     int (GptShape::*cols)() const;  // GptShape::one for vectors
@@ -40,35 +47,10 @@ template <class T> struct TensorRow {
     const char* hf_name;  // under "h.LAYER." if per layer
     bool hf_transposed;   // Hugging Face's GPT-2 keeps these (in, out): its Conv1D
 
-    bool per_layer() const { return member.index() == 1; }
+    bool per_layer() const { return layer.index() == 1; }
 };
 
-template <class T> const std::vector<TensorRow<T>>& tensor_table() {
-    using G = GptTensors<T>;
-    using B = BlockTensors<T>;
-    using S = GptShape;
-    static const std::vector<TensorRow<T>> table = {
-        {&G::wte, "wte", &S::padded_vocab, &S::channels, Init::normal, true, "wte.weight", false},
-        {&G::wpe, "wpe", &S::positions, &S::channels, Init::normal, true, "wpe.weight", false},
-        {&G::norm_f_weight, "norm_f.weight", &S::channels, &S::one, Init::one, false, "ln_f.weight", false},
-        {&G::norm_f_bias, "norm_f.bias", &S::channels, &S::one, Init::zero, false, "ln_f.bias", false},
-        {&B::norm1_weight, "norm1.weight", &S::channels, &S::one, Init::one, false, "ln_1.weight", false},
-        {&B::norm1_bias, "norm1.bias", &S::channels, &S::one, Init::zero, false, "ln_1.bias", false},
-        {&B::qkv_weight, "qkv.weight", &S::qkv_channels, &S::channels, Init::normal, true, "attn.c_attn.weight", true},
-        {&B::qkv_bias, "qkv.bias", &S::qkv_channels, &S::one, Init::zero, false, "attn.c_attn.bias", false},
-        {&B::attn_proj_weight, "attn_proj.weight", &S::channels, &S::channels, Init::normal_residual, true,
-         "attn.c_proj.weight", true},
-        {&B::attn_proj_bias, "attn_proj.bias", &S::channels, &S::one, Init::zero, false, "attn.c_proj.bias", false},
-        {&B::norm2_weight, "norm2.weight", &S::channels, &S::one, Init::one, false, "ln_2.weight", false},
-        {&B::norm2_bias, "norm2.bias", &S::channels, &S::one, Init::zero, false, "ln_2.bias", false},
-        {&B::fc_weight, "fc.weight", &S::hidden, &S::channels, Init::normal, true, "mlp.c_fc.weight", true},
-        {&B::fc_bias, "fc.bias", &S::hidden, &S::one, Init::zero, false, "mlp.c_fc.bias", false},
-        {&B::fc_proj_weight, "fc_proj.weight", &S::channels, &S::hidden, Init::normal_residual, true,
-         "mlp.c_proj.weight", true},
-        {&B::fc_proj_bias, "fc_proj.bias", &S::channels, &S::one, Init::zero, false, "mlp.c_proj.bias", false},
-    };
-    return table;
-}
+const std::vector<TensorRow>& tensor_table();
 
 // One row of the table for one layer, placed in the flat arrays.
 struct Tensor {
@@ -128,23 +110,5 @@ std::vector<ops::Chunk> chunk_grid(const TensorLayout& layout);
 std::vector<ops::Chunk> owned_chunks(const TensorLayout& layout, const std::vector<ops::Chunk>& grid, int rank,
                                      bool whole);
 
-// Pointers to tensors, each at place(tensor); gaps between tensors belong to nobody.
-template <class T>
-GptTensors<T> tensor_views(const TensorLayout& layout, const std::function<T*(const Tensor&)>& place) {
-    GptTensors<T> views{};
-    views.block.resize(size_t(layout.shape.n_layer));
-    for (const Tensor& tensor : layout.tensors) {
-        const auto& member = tensor_table<T>()[size_t(tensor.row)].member;
-        T* where = place(tensor);
-        if (tensor.layer < 0)
-            views.*std::get<0>(member) = where;
-        else
-            views.block[size_t(tensor.layer)].*std::get<1>(member) = where;
-    }
-    return views;
-}
-
-// The same in one flat array, or nowhere.
-template <class T> GptTensors<T> tensor_views(const TensorLayout& layout, T* flat) {
-    return tensor_views<T>(layout, [flat](const Tensor& tensor) { return flat ? flat + tensor.begin : nullptr; });
-}
+// The tensor's place among the weights that the passes use, with its shape set.
+Parameter& parameter_of(GptWeights& weights, const Tensor& tensor);

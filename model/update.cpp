@@ -1,7 +1,8 @@
 // The update: measure the gradients of all ranks, clip, let the optimizer move the masters.
 #include "model/state.h"
 
-template <class Act> void update(GptState<Act>& s, const UpdateSettings& settings) {
+void update(GptState& s) {
+    const OptimizerSettings& settings = s.options.optimizer;
     const int n_own = int(s.host_own_chunks.size()), n_all = int(s.host_all_chunks.size());
     const StepSums sums = step_sums(s);
     s.update_time.start(s.stream);
@@ -20,41 +21,37 @@ template <class Act> void update(GptState<Act>& s, const UpdateSettings& setting
     // Without shards a rank owns a part of the gradients, so that each is measured once, but updates everything.
     const ops::Chunk* chunks = s.options.is_sharded() ? s.own_chunks : s.all_chunks;
     const int n_chunks = s.options.is_sharded() ? n_own : n_all;
-    Act* param = std::is_same_v<Act, float> ? nullptr : s.own_param;
-    switch (s.options.optimizer) {
+    const View param = s.options.precision == Dtype::fp32 ? View() : s.own_param;
+    switch (settings.kind) {
         case OptimizerKind::adamw:
-            ops::adamw_update<Act>({.master = s.master,
-                                    .param = param,
-                                    .m = s.m,
-                                    .v = s.v,
-                                    .grad = s.own_grad,
-                                    .chunks = chunks,
-                                    .grad_norm = s.grad_norm,
-                                    .scalars = s.scalars,
-                                    .n_chunks = n_chunks,
-                                    .beta1 = settings.beta1,
-                                    .beta2 = settings.beta2,
-                                    .eps = settings.eps,
-                                    .weight_decay = settings.weight_decay},
-                                   s.stream);
+            ops::adamw_update({.master = s.master,
+                               .param = param,
+                               .m = s.m,
+                               .v = s.v,
+                               .grad = s.own_grad,
+                               .chunks = chunks,
+                               .grad_norm = s.grad_norm,
+                               .scalars = s.scalars,
+                               .n_chunks = n_chunks,
+                               .beta1 = settings.beta1,
+                               .beta2 = settings.beta2,
+                               .eps = settings.eps,
+                               .weight_decay = settings.weight_decay},
+                              s.stream);
             break;
         case OptimizerKind::sgd:
-            ops::sgd_update<Act>({.master = s.master,
-                                  .param = param,
-                                  .m = s.m,
-                                  .grad = s.own_grad,
-                                  .chunks = chunks,
-                                  .grad_norm = s.grad_norm,
-                                  .scalars = s.scalars,
-                                  .n_chunks = n_chunks,
-                                  .momentum = settings.momentum,
-                                  .weight_decay = settings.weight_decay},
-                                 s.stream);
+            ops::sgd_update({.master = s.master,
+                             .param = param,
+                             .m = s.m,
+                             .grad = s.own_grad,
+                             .chunks = chunks,
+                             .grad_norm = s.grad_norm,
+                             .scalars = s.scalars,
+                             .n_chunks = n_chunks,
+                             .momentum = settings.momentum,
+                             .weight_decay = settings.weight_decay},
+                            s.stream);
             break;
     }
     s.update_time.stop(s.stream);
 }
-
-template void update(GptState<float>&, const UpdateSettings&);
-template void update(GptState<bf16>&, const UpdateSettings&);
-template void update(GptState<fp16>&, const UpdateSettings&);

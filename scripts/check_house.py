@@ -11,7 +11,7 @@ from pathlib import Path
 MAX_COLUMNS, MAX_FILE_LINES, MAX_FUNCTION_LINES = 120, 500, 120
 CPP = {".h", ".cpp", ".cu", ".cuh"}
 SOURCES = CPP | {".py", ".sh"}
-MAY_USE_IF = {"kernels/numeric.h", "kernels/cuda/launch.cuh", "kernels/cuda/ptx.cuh", "kernels/cuda/ptx_hopper.cuh",
+MAY_USE_IF = {"kernels/numeric.h", "kernels/cuda/launch.cuh", "kernels/cuda/ptx.cuh", "test/ptx_probe/ptx_hopper.cuh",
               "test/catch.h"}
 # A launcher tells a rank its place there, and the place is no result; a test says which call of a stand-in fails, and
 # what the simulated GPU is called.
@@ -27,7 +27,8 @@ ARROWS = {
     "runtime": [*RUNTIME, *BASICS],
     "data": ["data", "runtime/io/files.h", "runtime/io/json.h", *BASICS],
     "kernels": ["kernels"],
-    "kernels/cpu": ["kernels", "kernels/cpu"],
+    "kernels/ranks": ["kernels", "kernels/ranks"],
+    "kernels/cpu": ["kernels", "kernels/ranks", "kernels/cpu"],
     "kernels/cuda": ["kernels", "kernels/cuda"],
     "test": None,
     "dev": None,
@@ -108,12 +109,39 @@ def op_findings(texts):
     seam = texts["kernels/ops.h"]
     for match in re.finditer(r"^(?:template <.*> )?void (\w+)\(", seam, re.M):
         op, number = match[1], seam.count("\n", 0, match.start()) + 1
-        if not is_in("kernels/cpu/", rf"\bvoid (ops::)?{op}\("):
-            yield "kernels/ops.h", number, f"{op} is not implemented in kernels/cpu"
+        for backend in ("kernels/cpu", "kernels/cuda"):
+            if not is_in(f"{backend}/", rf"\bvoid (ops::)?{op}\("):
+                yield "kernels/ops.h", number, f"{op} is not implemented in {backend}"
         if not is_in("test/reference", rf"\bvoid (ref::)?{op}\("):
             yield "kernels/ops.h", number, f"{op} has no textbook in test/reference*"
         if not is_in("test/test_ops", rf"\b{op}\b"):
             yield "kernels/ops.h", number, f"{op} has no test in test/test_ops*"
+
+
+def storage_template_findings(name, text):
+    """In model/ a storage type is a value (kernels/tensor.h). The arena hands out elements of any type."""
+    for number, line in enumerate(LITERAL.sub(blank, text).splitlines(), 1):
+        if name != "model/arena.h" and re.search(r"\btemplate\b|\bstd::visit\b|(?<!::)\b(bf16|fp16)\b", line):
+            yield number, "model/ has no templates over the storage type; take a View"
+
+
+def cycle_findings(texts):
+    """Files that include each other, directly or through others: the include that closes a circle."""
+    done, path = set(), []
+
+    def visit(name):
+        path.append(name)
+        for number, line in enumerate(texts[name].splitlines(), 1):
+            included = re.match(r'\s*#\s*include "(.*)"', line)
+            if included and included[1] in path:
+                yield name, number, "includes itself: " + " -> ".join([*path[path.index(included[1]):], included[1]])
+            elif included and included[1] in texts and included[1] not in done:
+                yield from visit(included[1])
+        done.add(path.pop())
+
+    for name in texts:
+        if name not in done:
+            yield from visit(name)
 
 
 def program_findings(makefile):
@@ -134,6 +162,9 @@ def main(root):
     found = [(name, *finding) for name, text in sorted(texts.items()) for finding in findings(name, text)]
     found += op_findings(texts)
     found += program_findings(texts["Makefile"])
+    found += cycle_findings(texts)
+    found += [(name, *finding) for name, text in texts.items() if name.startswith("model/")
+              for finding in storage_template_findings(name, text)]
     for name, number, sentence in found:
         print(f"{name}:{number}: {sentence}")
     print(f"check: {len(texts)} files, {len(found)} findings")

@@ -3,7 +3,7 @@
 // A test makes its arrays, describes the op once as a function of the side, and runs it on both:
 //
 //     Stored<T> out("out", Role::output, nans(count));
-//     auto op = [&]<class Side>(Side side) { return ops::Cast<typename Side::Storage>{.out = out.on(side), ...}; };
+//     auto op = [&]<class Side>(Side side) { return ops::Cast{.out = out.on(side), ...}; };
 //     ops::cast(op(OnDevice<T>()), Stream());
 //     ref::cast(op(OnHost()));
 //     check_close(out, [&](size_t i) { return stored_error<T>(out.host[i]); });

@@ -57,17 +57,14 @@ inline NanoRun train_nano(GptOptions options, int steps, int micros = 1, float l
     const size_t BT = size_t(options.batch) * size_t(options.seq_len);
     NanoRun run;
     for (int step = 1; step <= steps; step++) {
-        const float t = float(step);
-        gpt.begin_step({.loss_scale = loss_scale,
-                        .learning_rate = 1e-3f,
-                        .bias_correction1 = 1 - std::pow(0.9f, t),
-                        .bias_correction2 = 1 - std::pow(0.95f, t)});
+        gpt.begin_step({.loss_scale = loss_scale, .learning_rate = 1e-3, .update = step});
         const std::vector<int> tokens = nano_tokens(BT * size_t(micros) + 1, options.shape.vocab_size, unsigned(step));
         for (int micro = 0; micro < micros; micro++) {
             const int* batch = tokens.data() + size_t(micro) * BT;
-            gpt.micro_step(batch, batch + 1, 1.0f / float(BT * size_t(micros)));
+            gpt.forward(batch);
+            gpt.backward(batch + 1, 1.0f / float(BT * size_t(micros)));
         }
-        const StepResult result = gpt.end_step({});
+        const StepResult result = gpt.end_step();
         run.losses.push_back(result.loss_sum / double(BT * size_t(micros)));
         run.norms.push_back(result.grad_norm);
     }

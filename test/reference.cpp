@@ -1,7 +1,352 @@
-// The ops of the specification that have no storage type; the others are templates and stand in the header.
 #include "test/reference.h"
 
 namespace ref {
+
+// Calls body(T()) where T is the array's storage type.
+template <class Body> void by_storage(ConstView array, Body body) {
+    switch (array.dtype) {
+        case Dtype::fp32: return body(float());
+        case Dtype::bf16: return body(bf16());
+        case Dtype::fp16: return body(fp16());
+        case Dtype::fp64: return body(double());
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Embedding.
+
+// out[b, t, c] = wte[tokens[b, t], c] + wpe[t, c]
+void embedding_forward(const ops::EmbeddingForward& op) {
+    by_storage(op.out, [&]<class T>(T) {
+        T* out = op.out.as<T>();
+        const T* wte = op.wte.as<T>();
+        const T* wpe = op.wpe.as<T>();
+        for (int b = 0; b < op.batch; b++)
+            for (int t = 0; t < op.seq_len; t++)
+                for (int c = 0; c < op.channels; c++) {
+                    size_t position = size_t(b) * op.seq_len + t;
+                    double token_value = load(wte[size_t(op.tokens[position]) * op.channels + c]);
+                    double position_value = load(wpe[size_t(t) * op.channels + c]);
+                    out[position * op.channels + c] = store<T>(token_value + position_value);
+                }
+    });
+}
+
+// dwte[v, c] += the sum of dout[b, t, c] over all (b, t) with tokens[b, t] = v;  dwpe[t, c] (+)= sum over b of dout[b,
+// t, c]
+void embedding_backward(const ops::EmbeddingBackward& op) {
+    by_storage(op.dout, [&]<class T>(T) {
+        const T* dout = op.dout.as<T>();
+        std::vector<double> dwte(size_t(op.vocab) * op.channels), dwpe(size_t(op.n_positions) * op.channels);
+        for (int b = 0; b < op.batch; b++)
+            for (int t = 0; t < op.seq_len; t++)
+                for (int c = 0; c < op.channels; c++) {
+                    size_t position = size_t(b) * op.seq_len + t;
+                    double gradient = load(dout[position * op.channels + c]);
+                    dwte[size_t(op.tokens[position]) * op.channels + c] += gradient;
+                    dwpe[size_t(t) * op.channels + c] += gradient;
+                }
+        for (size_t i = 0; i < dwte.size(); i++) put(op.dwte[i], dwte[i], true);
+        for (size_t i = 0; i < dwpe.size(); i++) put(op.dwpe[i], dwpe[i], op.accumulate);
+    });
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Layer normalisation.
+
+// mean = sum(inp) / cols;  rstd = 1 / sqrt(sum((inp - mean)^2) / cols + eps);  out = (inp - mean) rstd weight + bias
+void norm_forward(const ops::NormForward& op) {
+    by_storage(op.out, [&]<class T>(T) {
+        const T* weight = op.weight.as<T>();
+        const T* bias = op.bias.as<T>();
+        for (int row = 0; row < op.rows; row++) {
+            const T* inp = op.inp.as<T>() + size_t(row) * op.cols;
+            T* out = op.out.as<T>() + size_t(row) * op.cols;
+            double sum = 0, squares = 0;
+            for (int c = 0; c < op.cols; c++) sum += load(inp[c]);
+            double mean = sum / op.cols;
+            for (int c = 0; c < op.cols; c++) squares += (load(inp[c]) - mean) * (load(inp[c]) - mean);
+            double rstd = 1 / std::sqrt(squares / op.cols + op.eps);
+            for (int c = 0; c < op.cols; c++)
+                out[c] = store<T>((load(inp[c]) - mean) * rstd * load(weight[c]) + load(bias[c]));
+            op.mean[row] = float(mean);
+            op.rstd[row] = float(rstd);
+        }
+    });
+}
+
+// residual = inp + branch;  out = norm(residual as stored)
+void residual_norm_forward(const ops::ResidualNormForward& op) {
+    by_storage(op.residual, [&]<class T>(T) {
+        T* residual = op.residual.as<T>();
+        T* out = op.out.as<T>();
+        const T* inp = op.inp.as<T>();
+        const T* branch = op.branch.as<T>();
+        const T* weight = op.weight.as<T>();
+        const T* bias = op.bias.as<T>();
+        for (size_t i = 0; i < size_t(op.rows) * op.cols; i++) residual[i] = store<T>(load(inp[i]) + load(branch[i]));
+        norm_forward(ops::NormForward{.out = out,
+                                      .mean = op.mean,
+                                      .rstd = op.rstd,
+                                      .inp = residual,
+                                      .weight = weight,
+                                      .bias = bias,
+                                      .rows = op.rows,
+                                      .cols = op.cols,
+                                      .eps = op.eps});
+    });
+}
+
+// With normed = (inp - mean) rstd and dnormed = dout weight, row by row:
+//   dinp (+)= rstd (dnormed - average(dnormed) - normed average(dnormed normed))
+//   dweight (+)= sum over rows of dout normed;  dbias (+)= sum over rows of dout
+void norm_backward(const ops::NormBackward& op) {
+    by_storage(op.dinp, [&]<class T>(T) {
+        const T* weight = op.weight.as<T>();
+        std::vector<double> dweight(op.cols), dbias(op.cols);
+        for (int row = 0; row < op.rows; row++) {
+            const T* inp = op.inp.as<T>() + size_t(row) * op.cols;
+            const T* dout = op.dout.as<T>() + size_t(row) * op.cols;
+            T* dinp = op.dinp.as<T>() + size_t(row) * op.cols;
+            double mean = op.mean[row], rstd = op.rstd[row];
+            double average = 0, average_with_normed = 0;
+            for (int c = 0; c < op.cols; c++) {
+                double normed = (load(inp[c]) - mean) * rstd;
+                double dnormed = load(dout[c]) * load(weight[c]);
+                average += dnormed / op.cols;
+                average_with_normed += dnormed * normed / op.cols;
+                dweight[c] += load(dout[c]) * normed;
+                dbias[c] += load(dout[c]);
+            }
+            for (int c = 0; c < op.cols; c++) {
+                double normed = (load(inp[c]) - mean) * rstd;
+                double dnormed = load(dout[c]) * load(weight[c]);
+                put(dinp[c], rstd * (dnormed - average - normed * average_with_normed), op.accumulate_dinp);
+            }
+        }
+        for (int c = 0; c < op.cols; c++) {
+            put(op.dweight[c], dweight[c], op.accumulate);
+            put(op.dbias[c], dbias[c], op.accumulate);
+        }
+    });
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Matrix products and GELU.
+
+// out[i] = gelu(inp[i])
+void gelu_forward(const ops::GeluForward& op) {
+    by_storage(op.out, [&]<class T>(T) {
+        T* out = op.out.as<T>();
+        const T* inp = op.inp.as<T>();
+        for (size_t i = 0; i < op.count; i++) out[i] = store<T>(gelu(load(inp[i])));
+    });
+}
+
+// out[r, j] = sum over i of inp[r, i] weight[j, i], plus bias[j]; with pre_gelu, that is pre_gelu and out =
+// gelu(pre_gelu)
+void matmul_forward(const ops::MatmulForward& op) {
+    by_storage(op.out, [&]<class T>(T) {
+        T* out = op.out.as<T>();
+        T* pre_gelu = op.pre_gelu.as<T>();
+        const T* inp = op.inp.as<T>();
+        const T* weight = op.weight.as<T>();
+        const T* bias = op.bias.as<T>();
+        for (int row = 0; row < op.rows; row++)
+            for (int j = 0; j < op.n; j++) {
+                double sum = bias ? load(bias[j]) : 0;
+                for (int i = 0; i < op.k; i++)
+                    sum += load(inp[size_t(row) * op.k + i]) * load(weight[size_t(j) * op.k + i]);
+                size_t place = size_t(row) * op.n + j;
+                out[place] = store<T>(sum);
+                if (pre_gelu) {
+                    pre_gelu[place] = store<T>(sum);
+                    out[place] = store<T>(gelu(load(pre_gelu[place])));
+                }
+            }
+    });
+}
+
+// dinp[r, i] = sum over j of dout[r, j] weight[j, i]; with pre_gelu, times gelu'(pre_gelu[r, i])
+void matmul_backward_input(const ops::MatmulBackwardInput& op) {
+    by_storage(op.dinp, [&]<class T>(T) {
+        T* dinp = op.dinp.as<T>();
+        const T* dout = op.dout.as<T>();
+        const T* weight = op.weight.as<T>();
+        const T* pre_gelu = op.pre_gelu.as<T>();
+        std::vector<double> sums(op.k);
+        for (int row = 0; row < op.rows; row++) {
+            std::fill(sums.begin(), sums.end(), 0.0);
+            for (int j = 0; j < op.n; j++)
+                for (int i = 0; i < op.k; i++)
+                    sums[i] += load(dout[size_t(row) * op.n + j]) * load(weight[size_t(j) * op.k + i]);
+            for (int i = 0; i < op.k; i++) {
+                size_t place = size_t(row) * op.k + i;
+                double slope = pre_gelu ? gelu_slope(load(pre_gelu[place])) : 1;
+                dinp[place] = store<T>(sums[i] * slope);
+            }
+        }
+    });
+}
+
+// dweight[j, i] (+)= sum over r of dout[r, j] inp[r, i];  dbias[j] (+)= sum over r of dout[r, j]
+void matmul_backward_weight(const ops::MatmulBackwardWeight& op) {
+    by_storage(op.dout, [&]<class T>(T) {
+        const T* dout = op.dout.as<T>();
+        const T* inp = op.inp.as<T>();
+        std::vector<double> sums(op.k);
+        for (int j = 0; j < op.n; j++) {
+            std::fill(sums.begin(), sums.end(), 0.0);
+            double bias_sum = 0;
+            for (int row = 0; row < op.rows; row++) {
+                double gradient = load(dout[size_t(row) * op.n + j]);
+                bias_sum += gradient;
+                for (int i = 0; i < op.k; i++) sums[i] += gradient * load(inp[size_t(row) * op.k + i]);
+            }
+            for (int i = 0; i < op.k; i++) put(op.dweight[size_t(j) * op.k + i], sums[i], op.accumulate);
+            if (op.dbias) put(op.dbias[j], bias_sum, op.accumulate);
+        }
+    });
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Causal self-attention. Position t sees the positions j <= t.
+
+// score[j] = scale query[t] . key[j];  lse = log(sum of exp(score));  out[t] = sum over j of exp(score[j] - lse)
+// value[j]
+void attention_forward(const ops::AttentionForward& op) {
+    by_storage(op.out, [&]<class T>(T) {
+        T* out = op.out.as<T>();
+        const T* qkv = op.qkv.as<T>();
+        QkvLayout at{op.seq_len, op.n_head, op.n_kv_head, op.head_size};
+        std::vector<double> score(op.seq_len), sum(op.head_size);
+        for (int b = 0; b < op.batch; b++)
+            for (int h = 0; h < op.n_head; h++)
+                for (int t = 0; t < op.seq_len; t++) {
+                    for (int j = 0; j <= t; j++)
+                        score[j] = op.scale * dot(qkv + at.query(b, h, t), qkv + at.key(b, h, j), op.head_size);
+                    double lse = log_sum_exp(score.data(), t + 1);
+                    std::fill(sum.begin(), sum.end(), 0.0);
+                    for (int j = 0; j <= t; j++)
+                        for (int d = 0; d < op.head_size; d++)
+                            sum[d] += std::exp(score[j] - lse) * load(qkv[at.value(b, h, j) + d]);
+                    for (int d = 0; d < op.head_size; d++) out[at.out(b, h, t) + d] = store<T>(sum[d]);
+                    op.lse[at.lse(b, h, t)] = float(lse);
+                }
+    });
+}
+
+// With p = exp(score - lse), for every query t and key j <= t of a head:
+//   dvalue[j] += p dout[t];  dp = dout[t] . value[j];  dscore = p (dp - dout[t] . out[t])
+//   dquery[t] += scale dscore key[j];  dkey[j] += scale dscore query[t]
+void attention_backward(const ops::AttentionBackward& op) {
+    by_storage(op.dqkv, [&]<class T>(T) {
+        T* dqkv = op.dqkv.as<T>();
+        const T* qkv = op.qkv.as<T>();
+        const T* out = op.out.as<T>();
+        QkvLayout at{op.seq_len, op.n_head, op.n_kv_head, op.head_size};
+        std::vector<double> sums(at.row(op.batch, 0));
+        for (int b = 0; b < op.batch; b++)
+            for (int h = 0; h < op.n_head; h++)
+                for (int t = 0; t < op.seq_len; t++) {
+                    const T* query = qkv + at.query(b, h, t);
+                    const T* dout = op.dout.as<T>() + at.out(b, h, t);
+                    double dout_out = dot(dout, out + at.out(b, h, t), op.head_size);
+                    for (int j = 0; j <= t; j++) {
+                        const T* key = qkv + at.key(b, h, j);
+                        double score = op.scale * dot(query, key, op.head_size);
+                        double p = std::exp(score - op.lse[at.lse(b, h, t)]);
+                        double dp = dot(dout, qkv + at.value(b, h, j), op.head_size);
+                        double dscore = p * (dp - dout_out);
+                        for (int d = 0; d < op.head_size; d++) {
+                            sums[at.value(b, h, j) + d] += p * load(dout[d]);
+                            sums[at.query(b, h, t) + d] += op.scale * dscore * load(key[d]);
+                            sums[at.key(b, h, j) + d] += op.scale * dscore * load(query[d]);
+                        }
+                    }
+                }
+        for (size_t i = 0; i < sums.size(); i++) dqkv[i] = store<T>(sums[i]);
+    });
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Loss.
+
+// loss = token_loss(logits, target);  dlogits[v] = (exp(logits[v] - log_sum_exp(logits)) - (v is target)) grad_scale
+// loss_scale
+void cross_entropy(const ops::CrossEntropy& op) {
+    by_storage(op.logits, [&]<class T>(T) {
+        double gradient_scale = double(op.grad_scale) * (op.loss_scale ? *op.loss_scale : 1);
+        for (int row = 0; row < op.rows; row++) {
+            T* logits = op.logits.as<T>() + size_t(row) * op.padded_vocab;
+            int target = op.targets[row];
+            op.loss[row] = target < 0 ? 0 : float(token_loss(logits, op.vocab, target));
+            if (!op.write_dlogits) continue;
+            double lse = log_sum_exp(logits, op.vocab);
+            for (int v = 0; v < op.vocab; v++) {
+                double gradient = (std::exp(load(logits[v]) - lse) - (v == target)) * gradient_scale;
+                logits[v] = store<T>(target < 0 ? 0 : gradient);
+            }
+            for (int v = op.vocab; v < op.padded_vocab; v++) logits[v] = store<T>(0);
+        }
+    });
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The update.
+
+// g = grad scale;  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
+// master = master - lr weight_decay master - lr (m / correction1) / (sqrt(v / correction2) + eps)
+void adamw_update(const ops::AdamwUpdate& op) {
+    by_storage(op.param, [&]<class T>(T) {
+        T* param = op.param.as<T>();
+        if (op.grad_norm->non_finite_tensor >= 0) return;
+        double lr = op.scalars->learning_rate;
+        for (int i = 0; i < op.n_chunks; i++) {
+            const ops::Chunk& chunk = op.chunks[i];
+            double decay = chunk.decayed ? op.weight_decay : 0;
+            for (size_t e = chunk.begin; e < chunk.begin + chunk.count; e++) {
+                double g = double(op.grad[e]) * op.grad_norm->scale;
+                double m = double(op.beta1) * op.m[e] + (1 - double(op.beta1)) * g;
+                double v = double(op.beta2) * op.v[e] + (1 - double(op.beta2)) * g * g;
+                double step = m / op.scalars->bias_correction1 / (std::sqrt(v / op.scalars->bias_correction2) + op.eps);
+                op.master[e] = float(op.master[e] - lr * decay * op.master[e] - lr * step);
+                op.m[e] = float(m);
+                op.v[e] = float(v);
+                if (param) param[e] = store<T>(op.master[e]);
+            }
+        }
+    });
+}
+
+// m = momentum m + grad scale;  master = master - lr (m + weight_decay master)
+void sgd_update(const ops::SgdUpdate& op) {
+    by_storage(op.param, [&]<class T>(T) {
+        T* param = op.param.as<T>();
+        if (op.grad_norm->non_finite_tensor >= 0) return;
+        for (int i = 0; i < op.n_chunks; i++) {
+            const ops::Chunk& chunk = op.chunks[i];
+            double decay = chunk.decayed ? op.weight_decay : 0;
+            for (size_t e = chunk.begin; e < chunk.begin + chunk.count; e++) {
+                double m = double(op.momentum) * op.m[e] + double(op.grad[e]) * op.grad_norm->scale;
+                op.master[e] = float(op.master[e] - op.scalars->learning_rate * (m + decay * op.master[e]));
+                op.m[e] = float(m);
+                if (param) param[e] = store<T>(op.master[e]);
+            }
+        }
+    });
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Filling and casting.
+
+// out[i] = inp[i], rounded to nearest even
+void cast(const ops::Cast& op) {
+    by_storage(op.out, [&]<class T>(T) {
+        T* out = op.out.as<T>();
+        for (size_t i = 0; i < op.count; i++) out[i] = store<T>(op.inp[i]);
+    });
+}
 
 // *out (+)= sum of loss[i]
 void loss_sum(const ops::LossSum& op) {

@@ -146,15 +146,15 @@ TEST_CASE("cross_entropy: the largest logit stands early, in the middle and late
     Array<float> loss("loss", Role::output, nans(kRows));
     Array<int> targets("targets", Role::input, std::vector<int>{0, 1024, 2499});
     auto op = [&]<class Side>(Side side) {
-        return ops::CrossEntropy<typename Side::Storage>{.logits = logits.on(side),
-                                                         .loss = loss.on(side),
-                                                         .targets = targets.on(side),
-                                                         .loss_scale = nullptr,
-                                                         .rows = kRows,
-                                                         .vocab = kVocab,
-                                                         .padded_vocab = kPadded,
-                                                         .grad_scale = 1,
-                                                         .write_dlogits = true};
+        return ops::CrossEntropy{.logits = logits.on(side),
+                                 .loss = loss.on(side),
+                                 .targets = targets.on(side),
+                                 .loss_scale = nullptr,
+                                 .rows = kRows,
+                                 .vocab = kVocab,
+                                 .padded_vocab = kPadded,
+                                 .grad_scale = 1,
+                                 .write_dlogits = true};
     };
     ops::cross_entropy(op(OnDevice<float>()), Stream());
     ref::cross_entropy(op(OnHost()));
@@ -208,26 +208,26 @@ TEMPLATE_TEST_CASE("embedding: any number of threads gives the same bits", "[thr
     auto dout = input<T>(kBatch * kSeqLen * kChannels, 4);
     check_any_number_of_threads([&](Bytes& bytes) {
         auto out = output<T>(kBatch * kSeqLen * kChannels);
-        ops::embedding_forward(ops::EmbeddingForward<T>{.out = out.on(device),
-                                                        .tokens = tokens.on(device),
-                                                        .wte = wte.on(device),
-                                                        .wpe = wpe.on(device),
-                                                        .batch = kBatch,
-                                                        .seq_len = kSeqLen,
-                                                        .channels = kChannels},
+        ops::embedding_forward(ops::EmbeddingForward{.out = out.on(device),
+                                                     .tokens = tokens.on(device),
+                                                     .wte = wte.on(device),
+                                                     .wpe = wpe.on(device),
+                                                     .batch = kBatch,
+                                                     .seq_len = kSeqLen,
+                                                     .channels = kChannels},
                                Stream());
         auto dwte = output<float>(kVocab * kChannels), dwpe = output<float>(kPositions * kChannels);
-        ops::EmbeddingBackward<T> op{.dwte = dwte.on(device),
-                                     .dwpe = dwpe.on(device),
-                                     .scratch = nullptr,
-                                     .dout = dout.on(device),
-                                     .tokens = tokens.on(device),
-                                     .batch = kBatch,
-                                     .seq_len = kSeqLen,
-                                     .channels = kChannels,
-                                     .vocab = kVocab,
-                                     .n_positions = kPositions,
-                                     .accumulate = false};
+        ops::EmbeddingBackward op{.dwte = dwte.on(device),
+                                  .dwpe = dwpe.on(device),
+                                  .scratch = nullptr,
+                                  .dout = dout.on(device),
+                                  .tokens = tokens.on(device),
+                                  .batch = kBatch,
+                                  .seq_len = kSeqLen,
+                                  .channels = kChannels,
+                                  .vocab = kVocab,
+                                  .n_positions = kPositions,
+                                  .accumulate = false};
         auto scratch = scratch_of(ops::embedding_backward_scratch_bytes(op));
         op.scratch = scratch.on(device);
         ops::embedding_backward(op, Stream());
@@ -245,31 +245,31 @@ TEMPLATE_TEST_CASE("norm: any number of threads gives the same bits", "[threads]
         auto residual = output<T>(kRows * kCols), out = output<T>(kRows * kCols), dinp = output<T>(kRows * kCols);
         auto mean = output<float>(kRows), rstd = output<float>(kRows);
         auto dweight = output<float>(kCols), dbias = output<float>(kCols);
-        ops::residual_norm_forward(ops::ResidualNormForward<T>{.residual = residual.on(device),
-                                                               .out = out.on(device),
-                                                               .mean = mean.on(device),
-                                                               .rstd = rstd.on(device),
-                                                               .inp = inp.on(device),
-                                                               .branch = branch.on(device),
-                                                               .weight = weight.on(device),
-                                                               .bias = bias.on(device),
-                                                               .rows = kRows,
-                                                               .cols = kCols,
-                                                               .eps = 1e-5f},
+        ops::residual_norm_forward(ops::ResidualNormForward{.residual = residual.on(device),
+                                                            .out = out.on(device),
+                                                            .mean = mean.on(device),
+                                                            .rstd = rstd.on(device),
+                                                            .inp = inp.on(device),
+                                                            .branch = branch.on(device),
+                                                            .weight = weight.on(device),
+                                                            .bias = bias.on(device),
+                                                            .rows = kRows,
+                                                            .cols = kCols,
+                                                            .eps = 1e-5f},
                                    Stream());
-        ops::NormBackward<T> op{.dinp = dinp.on(device),
-                                .dweight = dweight.on(device),
-                                .dbias = dbias.on(device),
-                                .scratch = nullptr,
-                                .dout = dout.on(device),
-                                .inp = residual.on(device),
-                                .weight = weight.on(device),
-                                .mean = mean.on(device),
-                                .rstd = rstd.on(device),
-                                .rows = kRows,
-                                .cols = kCols,
-                                .accumulate_dinp = false,
-                                .accumulate = true};
+        ops::NormBackward op{.dinp = dinp.on(device),
+                             .dweight = dweight.on(device),
+                             .dbias = dbias.on(device),
+                             .scratch = nullptr,
+                             .dout = dout.on(device),
+                             .inp = residual.on(device),
+                             .weight = weight.on(device),
+                             .mean = mean.on(device),
+                             .rstd = rstd.on(device),
+                             .rows = kRows,
+                             .cols = kCols,
+                             .accumulate_dinp = false,
+                             .accumulate = true};
         auto scratch = scratch_of(ops::norm_backward_scratch_bytes(op));
         op.scratch = scratch.on(device);
         ops::norm_backward(op, Stream());
@@ -288,28 +288,28 @@ TEMPLATE_TEST_CASE("attention: any number of threads gives the same bits", "[thr
     check_any_number_of_threads([&](Bytes& bytes) {
         auto out = output<T>(kOut), dqkv = output<T>(kQkv);
         auto lse = output<float>(kRows * kHeads);
-        ops::attention_forward(ops::AttentionForward<T>{.out = out.on(device),
-                                                        .lse = lse.on(device),
-                                                        .qkv = qkv.on(device),
-                                                        .batch = kBatch,
-                                                        .seq_len = kSeqLen,
-                                                        .n_head = kHeads,
-                                                        .n_kv_head = kKvHeads,
-                                                        .head_size = kHeadSize,
-                                                        .scale = 0.3f},
+        ops::attention_forward(ops::AttentionForward{.out = out.on(device),
+                                                     .lse = lse.on(device),
+                                                     .qkv = qkv.on(device),
+                                                     .batch = kBatch,
+                                                     .seq_len = kSeqLen,
+                                                     .n_head = kHeads,
+                                                     .n_kv_head = kKvHeads,
+                                                     .head_size = kHeadSize,
+                                                     .scale = 0.3f},
                                Stream());
-        ops::AttentionBackward<T> op{.dqkv = dqkv.on(device),
-                                     .scratch = nullptr,
-                                     .dout = dout.on(device),
-                                     .qkv = qkv.on(device),
-                                     .out = out.on(device),
-                                     .lse = lse.on(device),
-                                     .batch = kBatch,
-                                     .seq_len = kSeqLen,
-                                     .n_head = kHeads,
-                                     .n_kv_head = kKvHeads,
-                                     .head_size = kHeadSize,
-                                     .scale = 0.3f};
+        ops::AttentionBackward op{.dqkv = dqkv.on(device),
+                                  .scratch = nullptr,
+                                  .dout = dout.on(device),
+                                  .qkv = qkv.on(device),
+                                  .out = out.on(device),
+                                  .lse = lse.on(device),
+                                  .batch = kBatch,
+                                  .seq_len = kSeqLen,
+                                  .n_head = kHeads,
+                                  .n_kv_head = kKvHeads,
+                                  .head_size = kHeadSize,
+                                  .scale = 0.3f};
         auto scratch = scratch_of(ops::attention_backward_scratch_bytes(op));
         op.scratch = scratch.on(device);
         ops::attention_backward(op, Stream());
@@ -326,15 +326,15 @@ TEMPLATE_TEST_CASE("cross_entropy: any number of threads gives the same bits", "
         auto logits = output<T>(kRows * kPadded);
         auto loss = output<float>(kRows);
         Array<double> sum("sum", Role::output, std::vector<double>{0.5});
-        ops::cross_entropy(ops::CrossEntropy<T>{.logits = logits.on(device),
-                                                .loss = loss.on(device),
-                                                .targets = targets.on(device),
-                                                .loss_scale = nullptr,
-                                                .rows = kRows,
-                                                .vocab = kVocab,
-                                                .padded_vocab = kPadded,
-                                                .grad_scale = 0.1f,
-                                                .write_dlogits = true},
+        ops::cross_entropy(ops::CrossEntropy{.logits = logits.on(device),
+                                             .loss = loss.on(device),
+                                             .targets = targets.on(device),
+                                             .loss_scale = nullptr,
+                                             .rows = kRows,
+                                             .vocab = kVocab,
+                                             .padded_vocab = kPadded,
+                                             .grad_scale = 0.1f,
+                                             .write_dlogits = true},
                            Stream());
         ops::loss_sum({.out = sum.on(device), .loss = loss.on(device), .rows = kRows, .accumulate = true}, Stream());
         append(bytes, logits), append(bytes, loss), append(bytes, sum);
@@ -366,32 +366,32 @@ TEMPLATE_TEST_CASE("update: any number of threads gives the same bits", "[thread
                                .n_chunks = n_chunks,
                                .clip = 1.0f},
                               Stream());
-        ops::adamw_update(ops::AdamwUpdate<T>{.master = master.on(device),
-                                              .param = param.on(device),
-                                              .m = m.on(device),
-                                              .v = v.on(device),
-                                              .grad = grad.on(device),
-                                              .chunks = chunks.on(device),
-                                              .grad_norm = norm.on(device),
-                                              .scalars = scalars.on(device),
-                                              .n_chunks = n_chunks,
-                                              .beta1 = 0.9f,
-                                              .beta2 = 0.999f,
-                                              .eps = 1e-8f,
-                                              .weight_decay = 0.1f},
+        ops::adamw_update(ops::AdamwUpdate{.master = master.on(device),
+                                           .param = param.on(device),
+                                           .m = m.on(device),
+                                           .v = v.on(device),
+                                           .grad = grad.on(device),
+                                           .chunks = chunks.on(device),
+                                           .grad_norm = norm.on(device),
+                                           .scalars = scalars.on(device),
+                                           .n_chunks = n_chunks,
+                                           .beta1 = 0.9f,
+                                           .beta2 = 0.999f,
+                                           .eps = 1e-8f,
+                                           .weight_decay = 0.1f},
                           Stream());
         append(bytes, master), append(bytes, m), append(bytes, v), append(bytes, param), append(bytes, sums),
             append(bytes, norm);
-        ops::sgd_update(ops::SgdUpdate<T>{.master = master.on(device),
-                                          .param = param.on(device),
-                                          .m = momentum.on(device),
-                                          .grad = grad.on(device),
-                                          .chunks = chunks.on(device),
-                                          .grad_norm = norm.on(device),
-                                          .scalars = scalars.on(device),
-                                          .n_chunks = n_chunks,
-                                          .momentum = 0.9f,
-                                          .weight_decay = 0.1f},
+        ops::sgd_update(ops::SgdUpdate{.master = master.on(device),
+                                       .param = param.on(device),
+                                       .m = momentum.on(device),
+                                       .grad = grad.on(device),
+                                       .chunks = chunks.on(device),
+                                       .grad_norm = norm.on(device),
+                                       .scalars = scalars.on(device),
+                                       .n_chunks = n_chunks,
+                                       .momentum = 0.9f,
+                                       .weight_decay = 0.1f},
                         Stream());
         append(bytes, master), append(bytes, momentum), append(bytes, param);
     });
@@ -406,8 +406,8 @@ TEMPLATE_TEST_CASE("flat arrays: any number of threads gives the same bits", "[t
         auto normal = output<float>(kCount);
         auto gelu_of_inp = output<T>(kCount), rounded = output<T>(kCount);
         ops::normal_fill({normal.on(device), kCount, 7, 1, 0.02f, 0}, Stream());
-        ops::cast(ops::Cast<T>{rounded.on(device), normal.on(device), kCount}, Stream());
-        ops::gelu_forward(ops::GeluForward<T>{gelu_of_inp.on(device), inp.on(device), kCount}, Stream());
+        ops::cast(ops::Cast{rounded.on(device), normal.on(device), kCount}, Stream());
+        ops::gelu_forward(ops::GeluForward{gelu_of_inp.on(device), inp.on(device), kCount}, Stream());
         append(bytes, normal), append(bytes, rounded), append(bytes, gelu_of_inp);
     });
 }

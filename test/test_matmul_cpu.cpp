@@ -48,12 +48,12 @@ public:
     void multiply(ProductPath path, bool with_gelu) {
         const OnDevice<T> device;
         T* pre_gelu = with_gelu ? pre_gelu_.on(device) : nullptr;
-        matmul_forward_by<T>(path, {out_.on(device), pre_gelu, inp_.on(device), weight_.on(device), bias_.on(device),
-                                    s_.rows, s_.n, s_.k});
-        matmul_backward_input_by<T>(path, {dinp_.on(device), dout_.on(device), weight_.on(device),
-                                           with_gelu ? inp_.on(device) : nullptr, s_.rows, s_.n, s_.k});
-        matmul_backward_weight_by<T>(path, {dweight_.on(device), dbias_.on(device), nullptr, dout_.on(device),
-                                            inp_.on(device), s_.rows, s_.n, s_.k, true});
+        matmul_forward_by(path, {out_.on(device), pre_gelu, inp_.on(device), weight_.on(device), bias_.on(device),
+                                 s_.rows, s_.n, s_.k});
+        matmul_backward_input_by(path, {dinp_.on(device), dout_.on(device), weight_.on(device),
+                                        with_gelu ? inp_.on(device) : nullptr, s_.rows, s_.n, s_.k});
+        matmul_backward_weight_by(path, {dweight_.on(device), dbias_.on(device), nullptr, dout_.on(device),
+                                         inp_.on(device), s_.rows, s_.n, s_.k, true});
     }
 
     std::string results() const {
@@ -168,7 +168,7 @@ TEMPLATE_TEST_CASE("infinite weights give infinite sums where they belong", "[cp
             weight("weight", Role::input, weights);
         Array<T> out("out", Role::output, nans(kRows * kColumns));
         const OnDevice<T> device;
-        matmul_forward_by<T>(
+        matmul_forward_by(
             path, {out.on(device), nullptr, inp.on(device), weight.on(device), nullptr, kRows, kColumns, kDepth});
         const std::vector<T> values = out.fetch();
         for (int i = 0; i < kRows * kColumns; i++) {

@@ -149,9 +149,10 @@ TEST_CASE("training learns a batch by heart", "[model]") {
         const std::vector<int> tokens = nano_tokens(43, 131);
         double loss = 0, first = 0;
         for (int step = 1; step <= 150; step++) {
-            gpt.begin_step({1024.0f, 3e-3f, 1 - std::pow(0.9f, float(step)), 1 - std::pow(0.95f, float(step))});
-            gpt.micro_step(tokens.data(), tokens.data() + 1, 1.0f / 42);
-            loss = gpt.end_step({}).loss_sum / 42;
+            gpt.begin_step({.loss_scale = 1024, .learning_rate = 3e-3, .update = step});
+            gpt.forward(tokens.data());
+            gpt.backward(tokens.data() + 1, 1.0f / 42);
+            loss = gpt.end_step().loss_sum / 42;
             if (step == 1) first = loss;
         }
         REQUIRE(std::abs(first - std::log(131.0)) < 0.2);  // knows nothing yet
@@ -167,11 +168,12 @@ TEST_CASE("a gradient that is not finite is named and updates nothing", "[model]
         gpt.initialize(1);
         const std::vector<int> tokens = nano_tokens(43, 131);
         const std::vector<float> before = values_of(gpt.state_tensors());
-        gpt.begin_step({1, 1e-3f, 0.1f, 0.05f});
-        gpt.micro_step(tokens.data(), tokens.data() + 1, 1.0f / 42);
+        gpt.begin_step({.learning_rate = 1e-3});
+        gpt.forward(tokens.data());
+        gpt.backward(tokens.data() + 1, 1.0f / 42);
         const StateTensor victim = gpt.gradient_tensors()[10];
         copy_to_device(victim.values + victim.count - 1, &poison, sizeof(poison), Stream{});
-        const StepResult result = gpt.end_step({});
+        const StepResult result = gpt.end_step();
         REQUIRE("grad." + result.non_finite_tensor == victim.name);
         REQUIRE(same_bits(before, values_of(gpt.state_tensors())));
     }
@@ -189,9 +191,12 @@ TEST_CASE("a step allocates nothing once each of its ops has run", "[model]") {
         gpt.initialize(1);
         const std::vector<int> tokens = nano_tokens(43, 131);
         auto step = [&](int number) {
-            gpt.begin_step({1, 1e-3f, 1 - std::pow(0.9f, float(number)), 1 - std::pow(0.95f, float(number))});
-            for (int micro = 0; micro < 2; micro++) gpt.micro_step(tokens.data(), tokens.data() + 1, 1.0f / 84);
-            gpt.end_step({});
+            gpt.begin_step({.learning_rate = 1e-3, .update = number});
+            for (int micro = 0; micro < 2; micro++) {
+                gpt.forward(tokens.data());
+                gpt.backward(tokens.data() + 1, 1.0f / 84);
+            }
+            gpt.end_step();
             gpt.evaluate(tokens.data(), tokens.data() + 1);
         };
         step(1);

@@ -18,7 +18,7 @@ GptOptions options_of(const TorchReference& torch, Dtype precision, OptimizerKin
     options.micro_steps = torch.micro_steps;
     options.seq_len = torch.seq_len;
     options.precision = precision;
-    options.optimizer = optimizer;
+    options.optimizer.kind = optimizer;
     options.head_rows = 40;  // fewer than the rows, and no divisor of them
     return options;
 }
@@ -31,11 +31,13 @@ Gpt load(const TorchReference& torch, Dtype precision = Dtype::fp32, OptimizerKi
 }
 
 // Forward and backward of one step's micro-batches; the step's mean loss comes with end_step().
-void accumulate_gradients(Gpt& gpt, const TorchReference& torch, int step, const ops::StepScalars& scalars) {
+void accumulate_gradients(Gpt& gpt, const TorchReference& torch, int step, const StepSettings& settings) {
     const float targets = float(torch.batch_size * torch.seq_len * torch.micro_steps);
-    gpt.begin_step(scalars);
-    for (int micro = 0; micro < torch.micro_steps; micro++)
-        gpt.micro_step(torch.tokens(step, micro), torch.targets(step, micro), 1.0f / targets);
+    gpt.begin_step(settings);
+    for (int micro = 0; micro < torch.micro_steps; micro++) {
+        gpt.forward(torch.tokens(step, micro));
+        gpt.backward(torch.targets(step, micro), 1.0f / targets);
+    }
 }
 
 // The largest error of any tensor of the group, with the loss scale divided out of gradients.
@@ -53,10 +55,6 @@ double worst_error(const Gpt& gpt, const TorchReference& torch, const std::strin
     return worst;
 }
 
-ops::StepScalars scalars_of_step(int step, float learning_rate, float loss_scale = 1.0f) {
-    return {loss_scale, learning_rate, float(1 - std::pow(0.9, step)), float(1 - std::pow(0.95, step))};
-}
-
 void check_training(OptimizerKind optimizer, const std::string& group, float learning_rate) {
     for (const std::string& name : kTorchReferences) {
         const TorchReference torch = load_torch_reference(name);
@@ -65,8 +63,8 @@ void check_training(OptimizerKind optimizer, const std::string& group, float lea
         Gpt gpt = load(torch, Dtype::fp32, optimizer);
         const double targets = double(torch.batch_size) * torch.seq_len * torch.micro_steps;
         for (int step = 0; step < torch.steps; step++) {
-            accumulate_gradients(gpt, torch, step, scalars_of_step(step + 1, learning_rate));
-            const StepResult result = gpt.end_step({});
+            accumulate_gradients(gpt, torch, step, {.learning_rate = learning_rate, .update = step + 1});
+            const StepResult result = gpt.end_step();
             const double loss = torch.output(group + "/loss").values[size_t(step)];
             const double norm = torch.output(group + "/grad_norm").values[size_t(step)];
             REQUIRE(std::abs(result.loss_sum / targets - loss) <= kTolerance * loss);
@@ -90,7 +88,7 @@ TEST_CASE("the model agrees with PyTorch: logits, loss and every gradient", "[mo
                 logits.insert(logits.end(), row.begin(), row.end());
             }
         REQUIRE(torch_error(torch, "first", "logits", logits) <= kTolerance);
-        accumulate_gradients(gpt, torch, 0, scalars_of_step(1, 0));
+        accumulate_gradients(gpt, torch, 0, {});
         REQUIRE(worst_error(gpt, torch, "gradient") <= kTolerance);
     }
 }
@@ -110,7 +108,7 @@ TEST_CASE("gradients in half precisions stay near PyTorch's", "[model]") {
             const TorchReference torch = load_torch_reference(name);
             Gpt gpt = load(torch, precision);
             const float loss_scale = 256;
-            accumulate_gradients(gpt, torch, 0, scalars_of_step(1, 0, loss_scale));
+            accumulate_gradients(gpt, torch, 0, {.loss_scale = loss_scale});
             // On the longest way a value is rounded about 8 times in each block, forward and again backward, and a few
             // times at the ends. Roundings are independent, so they add up like a random walk; 4 standard deviations of
             // it, each at most a unit round-off (weights are rounded too, which doubles the variance).

@@ -58,15 +58,15 @@ template <class T> struct AttentionArrays {
     Array<float> lse{"lse", Role::output, nans(s.lse_count())};
 
     template <class Side> auto forward_op(Side side) {
-        return ops::AttentionForward<typename Side::Storage>{.out = out.on(side),
-                                                             .lse = lse.on(side),
-                                                             .qkv = qkv.on(side),
-                                                             .batch = s.batch,
-                                                             .seq_len = s.seq_len,
-                                                             .n_head = s.n_head,
-                                                             .n_kv_head = s.n_kv_head,
-                                                             .head_size = s.head_size,
-                                                             .scale = s.scale()};
+        return ops::AttentionForward{.out = out.on(side),
+                                     .lse = lse.on(side),
+                                     .qkv = qkv.on(side),
+                                     .batch = s.batch,
+                                     .seq_len = s.seq_len,
+                                     .n_head = s.n_head,
+                                     .n_kv_head = s.n_kv_head,
+                                     .head_size = s.head_size,
+                                     .scale = s.scale()};
     }
 };
 
@@ -98,25 +98,26 @@ template <class T> std::vector<double> out_bounds(const Shape& s, const double* 
 // The terms of ref::attention_backward with absolute values, each times the relative error of its factors: a
 // probability and dscore have p's error and may be rounded to T before a product; dp and dout . out are sums over
 // head_size.
-template <class T> std::vector<double> dqkv_bounds(const Shape& s, const ops::AttentionBackward<double>& op) {
+template <class T> std::vector<double> dqkv_bounds(const Shape& s, const ops::AttentionBackward& op) {
+    const double *qkv = op.qkv.as<double>(), *douts = op.dout.as<double>(), *outs = op.out.as<double>();
     std::vector<double> bounds(s.qkv_count());
     ref::QkvLayout at = s.layout();
     double sums = summation_error(s.seq_len * (s.n_head / s.n_kv_head)) + summation_error(s.head_size) + 6 * kRoundoff;
     for (int b = 0; b < s.batch; b++)
         for (int h = 0; h < s.n_head; h++)
             for (int t = 0; t < s.seq_len; t++) {
-                const double *query = op.qkv + at.query(b, h, t), *dout = op.dout + at.out(b, h, t);
-                double relative = row_error(s, op.qkv, b, h, t).probability + sums;
+                const double *query = qkv + at.query(b, h, t), *dout = douts + at.out(b, h, t);
+                double relative = row_error(s, qkv, b, h, t).probability + sums;
                 auto absolute_dot = [&](const double* x) {
                     double sum = 0;
                     for (int d = 0; d < s.head_size; d++) sum += std::abs(dout[d] * x[d]);
                     return sum;
                 };
-                double dout_out = absolute_dot(op.out + at.out(b, h, t));
+                double dout_out = absolute_dot(outs + at.out(b, h, t));
                 for (int j = 0; j <= t; j++) {
-                    const double* key = op.qkv + at.key(b, h, j);
+                    const double* key = qkv + at.key(b, h, j);
                     double p = std::exp(op.scale * ref::dot(query, key, s.head_size) - op.lse[at.lse(b, h, t)]);
-                    double dscore = p * (absolute_dot(op.qkv + at.value(b, h, j)) + dout_out);
+                    double dscore = p * (absolute_dot(qkv + at.value(b, h, j)) + dout_out);
                     double p_error = p * relative + probability_rounding<T>(p);
                     double dscore_error = op.scale * (dscore * relative + probability_rounding<T>(dscore));
                     for (int d = 0; d < s.head_size; d++) {
@@ -147,18 +148,18 @@ template <class T> struct BackwardArrays {
     }
 
     template <class Side> auto op(Side side) {
-        return ops::AttentionBackward<typename Side::Storage>{.dqkv = dqkv.on(side),
-                                                              .scratch = nullptr,
-                                                              .dout = dout.on(side),
-                                                              .qkv = forward.qkv.on(side),
-                                                              .out = out.on(side),
-                                                              .lse = lse.on(side),
-                                                              .batch = s.batch,
-                                                              .seq_len = s.seq_len,
-                                                              .n_head = s.n_head,
-                                                              .n_kv_head = s.n_kv_head,
-                                                              .head_size = s.head_size,
-                                                              .scale = s.scale()};
+        return ops::AttentionBackward{.dqkv = dqkv.on(side),
+                                      .scratch = nullptr,
+                                      .dout = dout.on(side),
+                                      .qkv = forward.qkv.on(side),
+                                      .out = out.on(side),
+                                      .lse = lse.on(side),
+                                      .batch = s.batch,
+                                      .seq_len = s.seq_len,
+                                      .n_head = s.n_head,
+                                      .n_kv_head = s.n_kv_head,
+                                      .head_size = s.head_size,
+                                      .scale = s.scale()};
     }
 
     void run_on_device() {

@@ -28,20 +28,20 @@ std::vector<int> repeating_tokens(const Shape& s) {
 }
 
 // What float sums in the order of positions give. `op` is the host's, its dout rounded to T.
-std::vector<float> dwte_in_order(const ops::EmbeddingBackward<double>& op) {
+std::vector<float> dwte_in_order(const ops::EmbeddingBackward& op) {
     std::vector<float> dwte(op.dwte, op.dwte + size_t(op.vocab) * op.channels);
     for (size_t i = 0; i < size_t(op.batch) * op.seq_len; i++)
         for (int c = 0; c < op.channels; c++)
-            dwte[size_t(op.tokens[i]) * op.channels + c] += float(op.dout[i * op.channels + c]);
+            dwte[size_t(op.tokens[i]) * op.channels + c] += float(op.dout.as<double>()[i * op.channels + c]);
     return dwte;
 }
 
-std::vector<float> dwpe_in_order(const ops::EmbeddingBackward<double>& op) {
+std::vector<float> dwpe_in_order(const ops::EmbeddingBackward& op) {
     std::vector<float> dwpe(op.dwpe, op.dwpe + size_t(op.n_positions) * op.channels);
     if (!op.accumulate) std::fill(dwpe.begin(), dwpe.end(), 0.0f);
     for (size_t i = 0; i < size_t(op.batch) * op.seq_len; i++)
         for (int c = 0; c < op.channels; c++)
-            dwpe[i % op.seq_len * op.channels + c] += float(op.dout[i * op.channels + c]);
+            dwpe[i % op.seq_len * op.channels + c] += float(op.dout.as<double>()[i * op.channels + c]);
     return dwpe;
 }
 
@@ -57,13 +57,13 @@ TEMPLATE_TEST_CASE("embedding_forward", "[ops]", float, bf16, fp16) {
         Stored<T> wte("wte", Role::input, random_values(size_t(s.vocab) * s.channels, 2), s.shift);
         Stored<T> wpe("wpe", Role::input, random_values(size_t(s.n_positions) * s.channels, 3), s.shift);
         auto op = [&]<class Side>(Side side) {
-            return ops::EmbeddingForward<typename Side::Storage>{.out = out.on(side),
-                                                                 .tokens = tokens.on(side),
-                                                                 .wte = wte.on(side),
-                                                                 .wpe = wpe.on(side),
-                                                                 .batch = s.batch,
-                                                                 .seq_len = s.seq_len,
-                                                                 .channels = s.channels};
+            return ops::EmbeddingForward{.out = out.on(side),
+                                         .tokens = tokens.on(side),
+                                         .wte = wte.on(side),
+                                         .wpe = wpe.on(side),
+                                         .batch = s.batch,
+                                         .seq_len = s.seq_len,
+                                         .channels = s.channels};
         };
         ops::embedding_forward(op(OnDevice<T>()), Stream());
         ref::embedding_forward(op(OnHost()));
@@ -82,17 +82,17 @@ TEMPLATE_TEST_CASE("embedding_backward", "[ops]", float, bf16, fp16) {
             Stored<T> dout("dout", Role::input, random_values(positions * s.channels, 6), s.shift);
             Array<int> tokens("tokens", Role::input, repeating_tokens(s));
             auto op = [&]<class Side>(Side side) {
-                return ops::EmbeddingBackward<typename Side::Storage>{.dwte = dwte.on(side),
-                                                                      .dwpe = dwpe.on(side),
-                                                                      .scratch = nullptr,
-                                                                      .dout = dout.on(side),
-                                                                      .tokens = tokens.on(side),
-                                                                      .batch = s.batch,
-                                                                      .seq_len = s.seq_len,
-                                                                      .channels = s.channels,
-                                                                      .vocab = s.vocab,
-                                                                      .n_positions = s.n_positions,
-                                                                      .accumulate = accumulate};
+                return ops::EmbeddingBackward{.dwte = dwte.on(side),
+                                              .dwpe = dwpe.on(side),
+                                              .scratch = nullptr,
+                                              .dout = dout.on(side),
+                                              .tokens = tokens.on(side),
+                                              .batch = s.batch,
+                                              .seq_len = s.seq_len,
+                                              .channels = s.channels,
+                                              .vocab = s.vocab,
+                                              .n_positions = s.n_positions,
+                                              .accumulate = accumulate};
             };
             // The sums of absolute values: what the rounding errors of the sums are relative to.
             std::vector<float> dwte_size = absolute(dwte.host), dwpe_size = absolute(dwpe.host);

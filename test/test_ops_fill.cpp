@@ -94,8 +94,8 @@ TEMPLATE_TEST_CASE("cast", "[ops]", float, bf16, fp16) {
         Stored<T> out("out", Role::output, nans(count), shift);
         std::vector<T> expected(count);
         OnDevice<T> device;
-        ops::cast(ops::Cast<T>{.out = out.on(device), .inp = inp.on(device), .count = count}, Stream());
-        ref::cast(ops::Cast<T>{.out = expected.data(), .inp = inp.host.data(), .count = count});
+        ops::cast(ops::Cast{.out = out.on(device), .inp = inp.on(device), .count = count}, Stream());
+        ref::cast(ops::Cast{.out = expected.data(), .inp = inp.host.data(), .count = count});
         check_same_bits(out, expected);
     }
 }
@@ -106,6 +106,6 @@ TEMPLATE_TEST_CASE("cast: NaN stays NaN", "[ops]", float, bf16, fp16) {
     Array<float> inp("inp", Role::input, std::vector<float>{NAN, -NAN, std::bit_cast<float>(0x7f800001u)});
     Stored<T> out("out", Role::output, std::vector<double>(3));
     OnDevice<T> device;
-    ops::cast(ops::Cast<T>{.out = out.on(device), .inp = inp.on(device), .count = 3}, Stream());
+    ops::cast(ops::Cast{.out = out.on(device), .inp = inp.on(device), .count = 3}, Stream());
     for (T value : out.fetch()) CHECK(std::isnan(to_float(value)));
 }

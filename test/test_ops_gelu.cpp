@@ -25,8 +25,7 @@ TEMPLATE_TEST_CASE("gelu_forward: parts of packs and odd addresses", "[ops]", fl
         Stored<T> inp("inp", Role::input, numbers(count), shift);
         Stored<T> out("out", Role::output, nans(count), shift);
         auto op = [&]<class Side>(Side side) {
-            return ops::GeluForward<typename Side::Storage>{
-                .out = out.on(side), .inp = inp.on(side), .count = inp.host.size()};
+            return ops::GeluForward{.out = out.on(side), .inp = inp.on(side), .count = inp.host.size()};
         };
         ops::gelu_forward(op(OnDevice<T>()), Stream());
         ref::gelu_forward(op(OnHost()));
@@ -43,7 +42,7 @@ TEMPLATE_TEST_CASE("gelu_forward: ends of the range", "[ops]", float, bf16, fp16
     Array<T> inp("inp", Role::input, std::vector<T>{largest, smallest, from_float<T>(NAN), from_float<T>(INFINITY)});
     Array<T> out("out", Role::output, std::vector<T>(4));
     OnDevice<T> device;
-    ops::gelu_forward(ops::GeluForward<T>{.out = out.on(device), .inp = inp.on(device), .count = 4}, Stream());
+    ops::gelu_forward(ops::GeluForward{.out = out.on(device), .inp = inp.on(device), .count = 4}, Stream());
     const std::vector<T> got = out.fetch();
     CHECK(to_float(got[0]) == to_float(largest));
     CHECK(to_float(got[1]) == 0);

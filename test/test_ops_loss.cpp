@@ -39,15 +39,15 @@ template <class T> static void test_cross_entropy(const Shape& s, bool write_dlo
     Array<int> targets("targets", Role::input, targets_with_gaps(s));
     Array<float> loss_scale("loss_scale", Role::input, std::vector<float>{1024});
     auto op = [&]<class Side>(Side side) {
-        return ops::CrossEntropy<typename Side::Storage>{.logits = logits.on(side),
-                                                         .loss = loss.on(side),
-                                                         .targets = targets.on(side),
-                                                         .loss_scale = with_loss_scale ? loss_scale.on(side) : nullptr,
-                                                         .rows = s.rows,
-                                                         .vocab = s.vocab,
-                                                         .padded_vocab = s.padded_vocab,
-                                                         .grad_scale = 1.0f / float(s.rows),
-                                                         .write_dlogits = write_dlogits};
+        return ops::CrossEntropy{.logits = logits.on(side),
+                                 .loss = loss.on(side),
+                                 .targets = targets.on(side),
+                                 .loss_scale = with_loss_scale ? loss_scale.on(side) : nullptr,
+                                 .rows = s.rows,
+                                 .vocab = s.vocab,
+                                 .padded_vocab = s.padded_vocab,
+                                 .grad_scale = 1.0f / float(s.rows),
+                                 .write_dlogits = write_dlogits};
     };
     std::vector<T> before = logits.fetch();
     ops::cross_entropy(op(OnDevice<T>()), Stream());
@@ -102,15 +102,15 @@ TEMPLATE_TEST_CASE("cross_entropy: the loss does not depend on write_dlogits", "
         Array<float> loss("loss", Role::output, nans(s.rows));
         Array<int> targets("targets", Role::input, targets_with_gaps(s));
         OnDevice<T> device;
-        ops::cross_entropy(ops::CrossEntropy<T>{.logits = logits.on(device),
-                                                .loss = loss.on(device),
-                                                .targets = targets.on(device),
-                                                .loss_scale = nullptr,
-                                                .rows = s.rows,
-                                                .vocab = s.vocab,
-                                                .padded_vocab = s.padded_vocab,
-                                                .grad_scale = 1,
-                                                .write_dlogits = write_dlogits},
+        ops::cross_entropy(ops::CrossEntropy{.logits = logits.on(device),
+                                             .loss = loss.on(device),
+                                             .targets = targets.on(device),
+                                             .loss_scale = nullptr,
+                                             .rows = s.rows,
+                                             .vocab = s.vocab,
+                                             .padded_vocab = s.padded_vocab,
+                                             .grad_scale = 1,
+                                             .write_dlogits = write_dlogits},
                            Stream());
         losses[write_dlogits] = loss.fetch();
     }
@@ -128,15 +128,15 @@ TEST_CASE("cross_entropy: logits that are not finite", "[ops]") {
             Array<float> loss("loss", Role::output, std::vector<float>{0});
             Array<int> targets("targets", Role::input, std::vector<int>{7});
             OnDevice<float> device;
-            ops::cross_entropy(ops::CrossEntropy<float>{.logits = logits.on(device),
-                                                        .loss = loss.on(device),
-                                                        .targets = targets.on(device),
-                                                        .loss_scale = nullptr,
-                                                        .rows = 1,
-                                                        .vocab = 257,
-                                                        .padded_vocab = 257,
-                                                        .grad_scale = 1,
-                                                        .write_dlogits = true},
+            ops::cross_entropy(ops::CrossEntropy{.logits = logits.on(device),
+                                                 .loss = loss.on(device),
+                                                 .targets = targets.on(device),
+                                                 .loss_scale = nullptr,
+                                                 .rows = 1,
+                                                 .vocab = 257,
+                                                 .padded_vocab = 257,
+                                                 .grad_scale = 1,
+                                                 .write_dlogits = true},
                                Stream());
             CHECK(!std::isfinite(loss.fetch()[0]));
             CHECK(!std::isfinite(logits.fetch()[size_t(place)]));
@@ -150,15 +150,15 @@ TEST_CASE("cross_entropy: fp16 overflow is infinity", "[ops]") {
     Array<int> targets("targets", Role::input, std::vector<int>{1});
     Array<float> loss_scale("loss_scale", Role::input, std::vector<float>{0x1p18f});
     OnDevice<fp16> device;
-    ops::cross_entropy(ops::CrossEntropy<fp16>{.logits = logits.on(device),
-                                               .loss = loss.on(device),
-                                               .targets = targets.on(device),
-                                               .loss_scale = loss_scale.on(device),
-                                               .rows = 1,
-                                               .vocab = 2,
-                                               .padded_vocab = 2,
-                                               .grad_scale = 1,
-                                               .write_dlogits = true},
+    ops::cross_entropy(ops::CrossEntropy{.logits = logits.on(device),
+                                         .loss = loss.on(device),
+                                         .targets = targets.on(device),
+                                         .loss_scale = loss_scale.on(device),
+                                         .rows = 1,
+                                         .vocab = 2,
+                                         .padded_vocab = 2,
+                                         .grad_scale = 1,
+                                         .write_dlogits = true},
                        Stream());
     std::vector<fp16> dlogits = logits.fetch();
     CHECK(to_float(dlogits[0]) == INFINITY);

@@ -32,25 +32,25 @@ template <class T> static void test_matmul_forward(const Shape& s, bool with_bia
     Stored<T> weight("weight", Role::input, random_values(size_t(s.n) * s.k, 2));
     Stored<T> bias("bias", Role::input, random_values(s.n, 3));
     auto op = [&]<class Side>(Side side) {
-        return ops::MatmulForward<typename Side::Storage>{.out = out.on(side),
-                                                          .pre_gelu = with_gelu ? pre_gelu.on(side) : nullptr,
-                                                          .inp = inp.on(side),
-                                                          .weight = weight.on(side),
-                                                          .bias = with_bias ? bias.on(side) : nullptr,
-                                                          .rows = s.rows,
-                                                          .n = s.n,
-                                                          .k = s.k};
+        return ops::MatmulForward{.out = out.on(side),
+                                  .pre_gelu = with_gelu ? pre_gelu.on(side) : nullptr,
+                                  .inp = inp.on(side),
+                                  .weight = weight.on(side),
+                                  .bias = with_bias ? bias.on(side) : nullptr,
+                                  .rows = s.rows,
+                                  .n = s.n,
+                                  .k = s.k};
     };
     std::vector<double> size(count), inp_size = absolute(inp.host), weight_size = absolute(weight.host),
                                      bias_size = absolute(bias.host);
-    ref::matmul_forward(ops::MatmulForward<double>{.out = size.data(),
-                                                   .pre_gelu = nullptr,
-                                                   .inp = inp_size.data(),
-                                                   .weight = weight_size.data(),
-                                                   .bias = with_bias ? bias_size.data() : nullptr,
-                                                   .rows = s.rows,
-                                                   .n = s.n,
-                                                   .k = s.k});
+    ref::matmul_forward(ops::MatmulForward{.out = size.data(),
+                                           .pre_gelu = nullptr,
+                                           .inp = inp_size.data(),
+                                           .weight = weight_size.data(),
+                                           .bias = with_bias ? bias_size.data() : nullptr,
+                                           .rows = s.rows,
+                                           .n = s.n,
+                                           .k = s.k});
     ops::matmul_forward(op(OnDevice<T>()), Stream());
     ref::matmul_forward(op(OnHost()));
     auto sum_bound = [&](size_t i, double sum) { return stored_error<T>(sum) + summation_error(s.k + 1) * size[i]; };
@@ -68,8 +68,8 @@ template <class T> static void test_matmul_forward(const Shape& s, bool with_bia
     std::vector<T> epilogue = out.fetch();
     Stored<T> stored("stored pre_gelu", Role::input, pre_gelu.fetch());
     Stored<T> again("gelu_forward's out", Role::output, nans(count));
-    ops::gelu_forward(
-        ops::GeluForward<T>{.out = again.on(OnDevice<T>()), .inp = stored.on(OnDevice<T>()), .count = count}, Stream());
+    ops::gelu_forward(ops::GeluForward{.out = again.on(OnDevice<T>()), .inp = stored.on(OnDevice<T>()), .count = count},
+                      Stream());
     check_same_bits(again, epilogue);
 }
 
@@ -93,23 +93,22 @@ TEMPLATE_TEST_CASE("matmul_backward_input", "[ops]", float, bf16, fp16) {
             Stored<T> weight("weight", Role::input, random_values(size_t(s.n) * s.k, 2));
             Stored<T> pre_gelu("pre_gelu", Role::input, random_values(count, 3, 4));
             auto op = [&]<class Side>(Side side) {
-                return ops::MatmulBackwardInput<typename Side::Storage>{
-                    .dinp = dinp.on(side),
-                    .dout = dout.on(side),
-                    .weight = weight.on(side),
-                    .pre_gelu = with_gelu ? pre_gelu.on(side) : nullptr,
-                    .rows = s.rows,
-                    .n = s.n,
-                    .k = s.k};
+                return ops::MatmulBackwardInput{.dinp = dinp.on(side),
+                                                .dout = dout.on(side),
+                                                .weight = weight.on(side),
+                                                .pre_gelu = with_gelu ? pre_gelu.on(side) : nullptr,
+                                                .rows = s.rows,
+                                                .n = s.n,
+                                                .k = s.k};
             };
             std::vector<double> size(count), dout_size = absolute(dout.host), weight_size = absolute(weight.host);
-            ref::matmul_backward_input(ops::MatmulBackwardInput<double>{.dinp = size.data(),
-                                                                        .dout = dout_size.data(),
-                                                                        .weight = weight_size.data(),
-                                                                        .pre_gelu = nullptr,
-                                                                        .rows = s.rows,
-                                                                        .n = s.n,
-                                                                        .k = s.k});
+            ref::matmul_backward_input(ops::MatmulBackwardInput{.dinp = size.data(),
+                                                                .dout = dout_size.data(),
+                                                                .weight = weight_size.data(),
+                                                                .pre_gelu = nullptr,
+                                                                .rows = s.rows,
+                                                                .n = s.n,
+                                                                .k = s.k});
             ops::matmul_backward_input(op(OnDevice<T>()), Stream());
             ref::matmul_backward_input(op(OnHost()));
             check_close(dinp, [&](size_t i) {
@@ -132,16 +131,15 @@ TEMPLATE_TEST_CASE("matmul_backward_weight", "[ops]", float, bf16, fp16) {
                 Stored<T> dout("dout", Role::input, random_values(size_t(s.rows) * s.n, 1));
                 Stored<T> inp("inp", Role::input, random_values(size_t(s.rows) * s.k, 2));
                 auto op = [&]<class Side>(Side side) {
-                    return ops::MatmulBackwardWeight<typename Side::Storage>{
-                        .dweight = dweight.on(side),
-                        .dbias = with_bias ? dbias.on(side) : nullptr,
-                        .scratch = nullptr,
-                        .dout = dout.on(side),
-                        .inp = inp.on(side),
-                        .rows = s.rows,
-                        .n = s.n,
-                        .k = s.k,
-                        .accumulate = accumulate};
+                    return ops::MatmulBackwardWeight{.dweight = dweight.on(side),
+                                                     .dbias = with_bias ? dbias.on(side) : nullptr,
+                                                     .scratch = nullptr,
+                                                     .dout = dout.on(side),
+                                                     .inp = inp.on(side),
+                                                     .rows = s.rows,
+                                                     .n = s.n,
+                                                     .k = s.k,
+                                                     .accumulate = accumulate};
                 };
                 std::vector<float> dweight_size = absolute(dweight.host), dbias_size = absolute(dbias.host);
                 std::vector<double> dout_size = absolute(dout.host), inp_size = absolute(inp.host);
@@ -173,14 +171,14 @@ TEST_CASE("matmul_forward: fp16 overflow is infinity", "[ops]") {
     Stored<fp16> weight("weight", Role::input,
                         std::vector<double>{255, 0.5, 0, /**/ 128, 128, 64, /**/ -128, -128, -64, /**/ 255, 255, -255});
     auto op = [&]<class Side>(Side side) {
-        return ops::MatmulForward<typename Side::Storage>{.out = out.on(side),
-                                                          .pre_gelu = nullptr,
-                                                          .inp = inp.on(side),
-                                                          .weight = weight.on(side),
-                                                          .bias = nullptr,
-                                                          .rows = 1,
-                                                          .n = 4,
-                                                          .k = 3};
+        return ops::MatmulForward{.out = out.on(side),
+                                  .pre_gelu = nullptr,
+                                  .inp = inp.on(side),
+                                  .weight = weight.on(side),
+                                  .bias = nullptr,
+                                  .rows = 1,
+                                  .n = 4,
+                                  .k = 3};
     };
     ops::matmul_forward(op(OnDevice<fp16>()), Stream());
     ref::matmul_forward(op(OnHost()));

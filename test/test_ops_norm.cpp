@@ -56,15 +56,15 @@ template <class T> struct NormArrays {
     explicit NormArrays(const Shape& s) : rows(s.rows), cols(s.cols), shift(s.shift) {}
 
     template <class Side> auto norm_op(Side side, Stored<T>& inp) {
-        return ops::NormForward<typename Side::Storage>{.out = out.on(side),
-                                                        .mean = mean.on(side),
-                                                        .rstd = rstd.on(side),
-                                                        .inp = inp.on(side),
-                                                        .weight = weight.on(side),
-                                                        .bias = bias.on(side),
-                                                        .rows = rows,
-                                                        .cols = cols,
-                                                        .eps = kEps};
+        return ops::NormForward{.out = out.on(side),
+                                .mean = mean.on(side),
+                                .rstd = rstd.on(side),
+                                .inp = inp.on(side),
+                                .weight = weight.on(side),
+                                .bias = bias.on(side),
+                                .rows = rows,
+                                .cols = cols,
+                                .eps = kEps};
     }
 
     // A float mean is off by mean_error, so x - mean by mean_error and one rounding. In the sum of squares around the
@@ -114,17 +114,17 @@ TEMPLATE_TEST_CASE("residual_norm_forward", "[ops]", float, bf16, fp16) {
         Stored<T> inp("inp", Role::input, random_rows(s.rows, s.cols, 3), s.shift);
         Stored<T> branch("branch", Role::input, random_values(arrays.count, 4), s.shift);
         auto op = [&]<class Side>(Side side) {
-            return ops::ResidualNormForward<typename Side::Storage>{.residual = residual.on(side),
-                                                                    .out = arrays.out.on(side),
-                                                                    .mean = arrays.mean.on(side),
-                                                                    .rstd = arrays.rstd.on(side),
-                                                                    .inp = inp.on(side),
-                                                                    .branch = branch.on(side),
-                                                                    .weight = arrays.weight.on(side),
-                                                                    .bias = arrays.bias.on(side),
-                                                                    .rows = s.rows,
-                                                                    .cols = s.cols,
-                                                                    .eps = kEps};
+            return ops::ResidualNormForward{.residual = residual.on(side),
+                                            .out = arrays.out.on(side),
+                                            .mean = arrays.mean.on(side),
+                                            .rstd = arrays.rstd.on(side),
+                                            .inp = inp.on(side),
+                                            .branch = branch.on(side),
+                                            .weight = arrays.weight.on(side),
+                                            .bias = arrays.bias.on(side),
+                                            .rows = s.rows,
+                                            .cols = s.cols,
+                                            .eps = kEps};
         };
         ops::residual_norm_forward(op(OnDevice<T>()), Stream());
         ref::residual_norm_forward(op(OnHost()));
@@ -154,16 +154,18 @@ struct NormBackwardBounds {
 
 // `op` is the host's. The averages over a row are sums of `cols` products of two or three factors; everything else is a
 // handful of roundings per term. Sums over rows start from what stood there.
-NormBackwardBounds norm_backward_bounds(const ops::NormBackward<double>& op) {
+NormBackwardBounds norm_backward_bounds(const ops::NormBackward& op) {
     NormBackwardBounds bounds{std::vector<double>(size_t(op.rows) * op.cols), std::vector<double>(op.cols),
                               std::vector<double>(op.cols)};
     double sum_error = summation_error(op.rows + 1) + 4 * kRoundoff;
     double average_error = summation_error(op.cols) + 4 * kRoundoff;
     for (int row = 0; row < op.rows; row++) {
         double average = 0, average_with_normed = 0;
-        auto normed = [&](int c) { return std::abs(op.inp[size_t(row) * op.cols + c] - op.mean[row]) * op.rstd[row]; };
-        auto dout = [&](int c) { return std::abs(op.dout[size_t(row) * op.cols + c]); };
-        auto dnormed = [&](int c) { return dout(c) * std::abs(op.weight[c]); };
+        auto normed = [&](int c) {
+            return std::abs(op.inp.as<double>()[size_t(row) * op.cols + c] - op.mean[row]) * op.rstd[row];
+        };
+        auto dout = [&](int c) { return std::abs(op.dout.as<double>()[size_t(row) * op.cols + c]); };
+        auto dnormed = [&](int c) { return dout(c) * std::abs(op.weight.as<double>()[c]); };
         for (int c = 0; c < op.cols; c++) {
             average += dnormed(c) / op.cols;
             average_with_normed += dnormed(c) * normed(c) / op.cols;
@@ -195,19 +197,19 @@ template <class T> void test_norm_backward(const Shape& s, bool accumulate_dinp,
     Array<float> dbias("dbias", Role::output, accumulate ? random_values(cols, 7) : nans(cols));
     Stored<T> dout("dout", Role::input, random_values(count, 8), s.shift);
     auto op = [&]<class Side>(Side side) {
-        return ops::NormBackward<typename Side::Storage>{.dinp = dinp.on(side),
-                                                         .dweight = dweight.on(side),
-                                                         .dbias = dbias.on(side),
-                                                         .scratch = nullptr,
-                                                         .dout = dout.on(side),
-                                                         .inp = inp.on(side),
-                                                         .weight = forward.weight.on(side),
-                                                         .mean = mean.on(side),
-                                                         .rstd = rstd.on(side),
-                                                         .rows = rows,
-                                                         .cols = cols,
-                                                         .accumulate_dinp = accumulate_dinp,
-                                                         .accumulate = accumulate};
+        return ops::NormBackward{.dinp = dinp.on(side),
+                                 .dweight = dweight.on(side),
+                                 .dbias = dbias.on(side),
+                                 .scratch = nullptr,
+                                 .dout = dout.on(side),
+                                 .inp = inp.on(side),
+                                 .weight = forward.weight.on(side),
+                                 .mean = mean.on(side),
+                                 .rstd = rstd.on(side),
+                                 .rows = rows,
+                                 .cols = cols,
+                                 .accumulate_dinp = accumulate_dinp,
+                                 .accumulate = accumulate};
     };
     NormBackwardBounds bounds = norm_backward_bounds(op(OnHost()));
     auto device_op = op(OnDevice<T>());

@@ -156,31 +156,31 @@ template <class T> struct UpdateArrays {
     template <class Side> auto param_on(Side side) { return kHasParam ? param.on(side) : nullptr; }
 
     template <class Side> auto adamw(Side side) {
-        return ops::AdamwUpdate<typename Side::Storage>{.master = master.on(side),
-                                                        .param = param_on(side),
-                                                        .m = m.on(side),
-                                                        .v = v.on(side),
-                                                        .grad = grad.on(side),
-                                                        .chunks = chunks.on(side),
-                                                        .grad_norm = grad_norm.on(side),
-                                                        .scalars = scalars.on(side),
-                                                        .n_chunks = int(chunks.host.size()),
-                                                        .beta1 = 0.9f,
-                                                        .beta2 = 0.95f,
-                                                        .eps = 1e-8f,
-                                                        .weight_decay = 0.1f};
+        return ops::AdamwUpdate{.master = master.on(side),
+                                .param = param_on(side),
+                                .m = m.on(side),
+                                .v = v.on(side),
+                                .grad = grad.on(side),
+                                .chunks = chunks.on(side),
+                                .grad_norm = grad_norm.on(side),
+                                .scalars = scalars.on(side),
+                                .n_chunks = int(chunks.host.size()),
+                                .beta1 = 0.9f,
+                                .beta2 = 0.95f,
+                                .eps = 1e-8f,
+                                .weight_decay = 0.1f};
     }
     template <class Side> auto sgd(Side side) {
-        return ops::SgdUpdate<typename Side::Storage>{.master = master.on(side),
-                                                      .param = param_on(side),
-                                                      .m = m.on(side),
-                                                      .grad = grad.on(side),
-                                                      .chunks = chunks.on(side),
-                                                      .grad_norm = grad_norm.on(side),
-                                                      .scalars = scalars.on(side),
-                                                      .n_chunks = int(chunks.host.size()),
-                                                      .momentum = 0.9f,
-                                                      .weight_decay = 0.1f};
+        return ops::SgdUpdate{.master = master.on(side),
+                              .param = param_on(side),
+                              .m = m.on(side),
+                              .grad = grad.on(side),
+                              .chunks = chunks.on(side),
+                              .grad_norm = grad_norm.on(side),
+                              .scalars = scalars.on(side),
+                              .n_chunks = int(chunks.host.size()),
+                              .momentum = 0.9f,
+                              .weight_decay = 0.1f};
     }
 
     // Chunks that the update was not given hold what they held.

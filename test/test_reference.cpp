@@ -64,25 +64,25 @@ TEST_CASE("ref::embedding_backward is the derivative of ref::embedding_forward",
         std::vector<double> out(tokens.size() * channels), dout = random_values(out.size(), 3);
         std::vector<double> dwte_before = random_values(wte.size(), 4), dwpe_before = random_values(wpe.size(), 5);
         auto dwte = held_before<float>(dwte_before, true), dwpe = held_before<float>(dwpe_before, accumulate);
-        ref::embedding_backward(ops::EmbeddingBackward<double>{.dwte = dwte.data(),
-                                                               .dwpe = dwpe.data(),
-                                                               .scratch = nullptr,
-                                                               .dout = dout.data(),
-                                                               .tokens = tokens.data(),
-                                                               .batch = batch,
-                                                               .seq_len = seq_len,
-                                                               .channels = channels,
-                                                               .vocab = vocab,
-                                                               .n_positions = n_positions,
-                                                               .accumulate = accumulate});
+        ref::embedding_backward(ops::EmbeddingBackward{.dwte = dwte.data(),
+                                                       .dwpe = dwpe.data(),
+                                                       .scratch = nullptr,
+                                                       .dout = dout.data(),
+                                                       .tokens = tokens.data(),
+                                                       .batch = batch,
+                                                       .seq_len = seq_len,
+                                                       .channels = channels,
+                                                       .vocab = vocab,
+                                                       .n_positions = n_positions,
+                                                       .accumulate = accumulate});
         Objective objective = [&] {
-            ref::embedding_forward(ops::EmbeddingForward<double>{.out = out.data(),
-                                                                 .tokens = tokens.data(),
-                                                                 .wte = wte.data(),
-                                                                 .wpe = wpe.data(),
-                                                                 .batch = batch,
-                                                                 .seq_len = seq_len,
-                                                                 .channels = channels});
+            ref::embedding_forward(ops::EmbeddingForward{.out = out.data(),
+                                                         .tokens = tokens.data(),
+                                                         .wte = wte.data(),
+                                                         .wpe = wpe.data(),
+                                                         .batch = batch,
+                                                         .seq_len = seq_len,
+                                                         .channels = channels});
             return sum_of_products(out, dout);
         };
         check_gradient("dwte", wte, dwte, dwte_before, objective);
@@ -101,34 +101,34 @@ TEST_CASE("ref::norm_backward is the derivative of ref::norm_forward", "[referen
                     std::vector<double> bias = random_values(cols, 3), out(count), dout = random_values(count, 4);
                     std::vector<float> mean(rows), rstd(rows);
                     Objective objective = [&] {
-                        ref::norm_forward(ops::NormForward<double>{.out = out.data(),
-                                                                   .mean = mean.data(),
-                                                                   .rstd = rstd.data(),
-                                                                   .inp = inp.data(),
-                                                                   .weight = weight.data(),
-                                                                   .bias = bias.data(),
-                                                                   .rows = rows,
-                                                                   .cols = cols,
-                                                                   .eps = 1e-3f});
+                        ref::norm_forward(ops::NormForward{.out = out.data(),
+                                                           .mean = mean.data(),
+                                                           .rstd = rstd.data(),
+                                                           .inp = inp.data(),
+                                                           .weight = weight.data(),
+                                                           .bias = bias.data(),
+                                                           .rows = rows,
+                                                           .cols = cols,
+                                                           .eps = 1e-3f});
                         return sum_of_products(out, dout);
                     };
                     objective();
                     std::vector<double> dinp_before = random_values(count, 5), other_before = random_values(cols, 6);
                     auto dinp = held_before<double>(dinp_before, accumulate_dinp);
                     auto dweight = held_before<float>(other_before, accumulate), dbias = dweight;
-                    ref::norm_backward(ops::NormBackward<double>{.dinp = dinp.data(),
-                                                                 .dweight = dweight.data(),
-                                                                 .dbias = dbias.data(),
-                                                                 .scratch = nullptr,
-                                                                 .dout = dout.data(),
-                                                                 .inp = inp.data(),
-                                                                 .weight = weight.data(),
-                                                                 .mean = mean.data(),
-                                                                 .rstd = rstd.data(),
-                                                                 .rows = rows,
-                                                                 .cols = cols,
-                                                                 .accumulate_dinp = accumulate_dinp,
-                                                                 .accumulate = accumulate});
+                    ref::norm_backward(ops::NormBackward{.dinp = dinp.data(),
+                                                         .dweight = dweight.data(),
+                                                         .dbias = dbias.data(),
+                                                         .scratch = nullptr,
+                                                         .dout = dout.data(),
+                                                         .inp = inp.data(),
+                                                         .weight = weight.data(),
+                                                         .mean = mean.data(),
+                                                         .rstd = rstd.data(),
+                                                         .rows = rows,
+                                                         .cols = cols,
+                                                         .accumulate_dinp = accumulate_dinp,
+                                                         .accumulate = accumulate});
                     check_gradient("dinp", inp, dinp, if_added(dinp_before, accumulate_dinp), objective);
                     check_gradient("dweight", weight, dweight, if_added(other_before, accumulate), objective);
                     check_gradient("dbias", bias, dbias, if_added(other_before, accumulate), objective);
@@ -144,34 +144,34 @@ TEST_CASE("ref::norm_backward added to the residual's gradient is that of ref::r
     std::vector<double> dresidual = random_values(inp.size(), 5), dout = random_values(inp.size(), 6);
     std::vector<float> mean(rows), rstd(rows), dweight(cols), dbias(cols);
     Objective objective = [&] {
-        ref::residual_norm_forward(ops::ResidualNormForward<double>{.residual = residual.data(),
-                                                                    .out = out.data(),
-                                                                    .mean = mean.data(),
-                                                                    .rstd = rstd.data(),
-                                                                    .inp = inp.data(),
-                                                                    .branch = branch.data(),
-                                                                    .weight = weight.data(),
-                                                                    .bias = bias.data(),
-                                                                    .rows = rows,
-                                                                    .cols = cols,
-                                                                    .eps = 1e-3f});
+        ref::residual_norm_forward(ops::ResidualNormForward{.residual = residual.data(),
+                                                            .out = out.data(),
+                                                            .mean = mean.data(),
+                                                            .rstd = rstd.data(),
+                                                            .inp = inp.data(),
+                                                            .branch = branch.data(),
+                                                            .weight = weight.data(),
+                                                            .bias = bias.data(),
+                                                            .rows = rows,
+                                                            .cols = cols,
+                                                            .eps = 1e-3f});
         return sum_of_products(out, dout) + sum_of_products(residual, dresidual);
     };
     objective();
     std::vector<double> dinp = dresidual;
-    ref::norm_backward(ops::NormBackward<double>{.dinp = dinp.data(),
-                                                 .dweight = dweight.data(),
-                                                 .dbias = dbias.data(),
-                                                 .scratch = nullptr,
-                                                 .dout = dout.data(),
-                                                 .inp = residual.data(),
-                                                 .weight = weight.data(),
-                                                 .mean = mean.data(),
-                                                 .rstd = rstd.data(),
-                                                 .rows = rows,
-                                                 .cols = cols,
-                                                 .accumulate_dinp = true,
-                                                 .accumulate = false});
+    ref::norm_backward(ops::NormBackward{.dinp = dinp.data(),
+                                         .dweight = dweight.data(),
+                                         .dbias = dbias.data(),
+                                         .scratch = nullptr,
+                                         .dout = dout.data(),
+                                         .inp = residual.data(),
+                                         .weight = weight.data(),
+                                         .mean = mean.data(),
+                                         .rstd = rstd.data(),
+                                         .rows = rows,
+                                         .cols = cols,
+                                         .accumulate_dinp = true,
+                                         .accumulate = false});
     check_gradient("dinp", inp, dinp, {}, objective);
     check_gradient("dbranch", branch, dinp, {}, objective);
 }
@@ -190,16 +190,15 @@ TEST_CASE("ref::matmul_backward_* are the derivatives of ref::matmul_forward", "
                 Objective objective = [&] {
                     inp = pre;
                     if (with_gelu)
-                        ref::gelu_forward(
-                            ops::GeluForward<double>{.out = inp.data(), .inp = pre.data(), .count = inp.size()});
-                    ref::matmul_forward(ops::MatmulForward<double>{.out = out.data(),
-                                                                   .pre_gelu = nullptr,
-                                                                   .inp = inp.data(),
-                                                                   .weight = weight.data(),
-                                                                   .bias = bias.data(),
-                                                                   .rows = rows,
-                                                                   .n = n,
-                                                                   .k = k});
+                        ref::gelu_forward(ops::GeluForward{.out = inp.data(), .inp = pre.data(), .count = inp.size()});
+                    ref::matmul_forward(ops::MatmulForward{.out = out.data(),
+                                                           .pre_gelu = nullptr,
+                                                           .inp = inp.data(),
+                                                           .weight = weight.data(),
+                                                           .bias = bias.data(),
+                                                           .rows = rows,
+                                                           .n = n,
+                                                           .k = k});
                     return sum_of_products(out, dout);
                 };
                 objective();
@@ -207,23 +206,22 @@ TEST_CASE("ref::matmul_backward_* are the derivatives of ref::matmul_forward", "
                 std::vector<double> weight_before = random_values(weight.size(), 5), bias_before = random_values(n, 6);
                 auto dweight = held_before<float>(weight_before, accumulate);
                 auto dbias = held_before<float>(bias_before, accumulate);
-                ref::matmul_backward_input(
-                    ops::MatmulBackwardInput<double>{.dinp = dinp.data(),
-                                                     .dout = dout.data(),
-                                                     .weight = weight.data(),
-                                                     .pre_gelu = with_gelu ? pre.data() : nullptr,
-                                                     .rows = rows,
-                                                     .n = n,
-                                                     .k = k});
-                ref::matmul_backward_weight(ops::MatmulBackwardWeight<double>{.dweight = dweight.data(),
-                                                                              .dbias = dbias.data(),
-                                                                              .scratch = nullptr,
-                                                                              .dout = dout.data(),
-                                                                              .inp = inp.data(),
-                                                                              .rows = rows,
-                                                                              .n = n,
-                                                                              .k = k,
-                                                                              .accumulate = accumulate});
+                ref::matmul_backward_input(ops::MatmulBackwardInput{.dinp = dinp.data(),
+                                                                    .dout = dout.data(),
+                                                                    .weight = weight.data(),
+                                                                    .pre_gelu = with_gelu ? pre.data() : nullptr,
+                                                                    .rows = rows,
+                                                                    .n = n,
+                                                                    .k = k});
+                ref::matmul_backward_weight(ops::MatmulBackwardWeight{.dweight = dweight.data(),
+                                                                      .dbias = dbias.data(),
+                                                                      .scratch = nullptr,
+                                                                      .dout = dout.data(),
+                                                                      .inp = inp.data(),
+                                                                      .rows = rows,
+                                                                      .n = n,
+                                                                      .k = k,
+                                                                      .accumulate = accumulate});
                 check_gradient("dinp", pre, dinp, {}, objective);
                 check_gradient("dweight", weight, dweight, if_added(weight_before, accumulate), objective);
                 check_gradient("dbias", bias, dbias, if_added(bias_before, accumulate), objective);
@@ -235,19 +233,18 @@ TEST_CASE("ref::matmul_forward with GELU is ref::gelu_forward of the product", "
     std::vector<double> inp = random_values(rows * k, 1, 2), weight = random_values(n * k, 2),
                         bias = random_values(n, 3);
     std::vector<double> product(rows * n), pre_gelu(rows * n), out(rows * n), activated(rows * n);
-    ops::MatmulForward<double> op{.out = product.data(),
-                                  .pre_gelu = nullptr,
-                                  .inp = inp.data(),
-                                  .weight = weight.data(),
-                                  .bias = bias.data(),
-                                  .rows = rows,
-                                  .n = n,
-                                  .k = k};
+    ops::MatmulForward op{.out = product.data(),
+                          .pre_gelu = nullptr,
+                          .inp = inp.data(),
+                          .weight = weight.data(),
+                          .bias = bias.data(),
+                          .rows = rows,
+                          .n = n,
+                          .k = k};
     ref::matmul_forward(op);
     op.out = out.data(), op.pre_gelu = pre_gelu.data();
     ref::matmul_forward(op);
-    ref::gelu_forward(
-        ops::GeluForward<double>{.out = activated.data(), .inp = product.data(), .count = product.size()});
+    ref::gelu_forward(ops::GeluForward{.out = activated.data(), .inp = product.data(), .count = product.size()});
     CHECK(pre_gelu == product);
     CHECK(out == activated);
 }
@@ -264,30 +261,30 @@ TEST_CASE("ref::attention_backward is the derivative of ref::attention_forward",
         std::vector<double> dqkv(qkv.size(), NAN);
         std::vector<float> lse(positions * s.n_head);
         Objective objective = [&] {
-            ref::attention_forward(ops::AttentionForward<double>{.out = out.data(),
-                                                                 .lse = lse.data(),
-                                                                 .qkv = qkv.data(),
-                                                                 .batch = s.batch,
-                                                                 .seq_len = s.seq_len,
-                                                                 .n_head = s.n_head,
-                                                                 .n_kv_head = s.n_kv_head,
-                                                                 .head_size = s.head_size,
-                                                                 .scale = 0.7f});
+            ref::attention_forward(ops::AttentionForward{.out = out.data(),
+                                                         .lse = lse.data(),
+                                                         .qkv = qkv.data(),
+                                                         .batch = s.batch,
+                                                         .seq_len = s.seq_len,
+                                                         .n_head = s.n_head,
+                                                         .n_kv_head = s.n_kv_head,
+                                                         .head_size = s.head_size,
+                                                         .scale = 0.7f});
             return sum_of_products(out, dout);
         };
         objective();
-        ref::attention_backward(ops::AttentionBackward<double>{.dqkv = dqkv.data(),
-                                                               .scratch = nullptr,
-                                                               .dout = dout.data(),
-                                                               .qkv = qkv.data(),
-                                                               .out = out.data(),
-                                                               .lse = lse.data(),
-                                                               .batch = s.batch,
-                                                               .seq_len = s.seq_len,
-                                                               .n_head = s.n_head,
-                                                               .n_kv_head = s.n_kv_head,
-                                                               .head_size = s.head_size,
-                                                               .scale = 0.7f});
+        ref::attention_backward(ops::AttentionBackward{.dqkv = dqkv.data(),
+                                                       .scratch = nullptr,
+                                                       .dout = dout.data(),
+                                                       .qkv = qkv.data(),
+                                                       .out = out.data(),
+                                                       .lse = lse.data(),
+                                                       .batch = s.batch,
+                                                       .seq_len = s.seq_len,
+                                                       .n_head = s.n_head,
+                                                       .n_kv_head = s.n_kv_head,
+                                                       .head_size = s.head_size,
+                                                       .scale = 0.7f});
         check_gradient("dqkv", qkv, dqkv, {}, objective);
     }
 }
@@ -305,15 +302,15 @@ TEST_CASE("ref::cross_entropy writes the derivative of its loss", "[reference]")
         return sum * loss_scale * grad_scale;
     };
     std::vector<double> dlogits = logits;
-    ref::cross_entropy(ops::CrossEntropy<double>{.logits = dlogits.data(),
-                                                 .loss = loss.data(),
-                                                 .targets = targets.data(),
-                                                 .loss_scale = &loss_scale,
-                                                 .rows = rows,
-                                                 .vocab = vocab,
-                                                 .padded_vocab = padded_vocab,
-                                                 .grad_scale = grad_scale,
-                                                 .write_dlogits = true});
+    ref::cross_entropy(ops::CrossEntropy{.logits = dlogits.data(),
+                                         .loss = loss.data(),
+                                         .targets = targets.data(),
+                                         .loss_scale = &loss_scale,
+                                         .rows = rows,
+                                         .vocab = vocab,
+                                         .padded_vocab = padded_vocab,
+                                         .grad_scale = grad_scale,
+                                         .write_dlogits = true});
     check_gradient("dlogits", logits, dlogits, {}, objective);
     double sum = 0;
     for (float value : loss) sum += value;

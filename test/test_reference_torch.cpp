@@ -73,13 +73,13 @@ public:
 
     void forward(const int* tokens) {
         Floats residual(size_t(rows_) * channels_);
-        ref::embedding_forward(ops::EmbeddingForward<float>{.out = residual.data(),
-                                                            .tokens = tokens,
-                                                            .wte = parameters.weight("wte.weight"),
-                                                            .wpe = parameters.weight("wpe.weight"),
-                                                            .batch = r_.batch_size,
-                                                            .seq_len = r_.seq_len,
-                                                            .channels = channels_});
+        ref::embedding_forward(ops::EmbeddingForward{.out = residual.data(),
+                                                     .tokens = tokens,
+                                                     .wte = parameters.weight("wte.weight"),
+                                                     .wpe = parameters.weight("wpe.weight"),
+                                                     .batch = r_.batch_size,
+                                                     .seq_len = r_.seq_len,
+                                                     .channels = channels_});
         const Floats* branch = nullptr;  // what the next norm adds to the residual
         for (int l = 0; l < r_.n_layer; l++) {
             Block& block = blocks_[l];
@@ -100,15 +100,15 @@ public:
     // Mean loss of the micro-step times 1 / micro_steps; logits become their gradient.
     double loss(const int* targets) {
         Floats losses(rows_);
-        ref::cross_entropy(ops::CrossEntropy<float>{.logits = logits.data(),
-                                                    .loss = losses.data(),
-                                                    .targets = targets,
-                                                    .loss_scale = nullptr,
-                                                    .rows = rows_,
-                                                    .vocab = r_.vocab_size,
-                                                    .padded_vocab = r_.vocab_size,
-                                                    .grad_scale = 1.0f / float(rows_ * r_.micro_steps),
-                                                    .write_dlogits = true});
+        ref::cross_entropy(ops::CrossEntropy{.logits = logits.data(),
+                                             .loss = losses.data(),
+                                             .targets = targets,
+                                             .loss_scale = nullptr,
+                                             .rows = rows_,
+                                             .vocab = r_.vocab_size,
+                                             .padded_vocab = r_.vocab_size,
+                                             .grad_scale = 1.0f / float(rows_ * r_.micro_steps),
+                                             .write_dlogits = true});
         double sum = 0;
         ref::loss_sum({.out = &sum, .loss = losses.data(), .rows = rows_, .accumulate = false});
         return sum / (rows_ * r_.micro_steps);
@@ -131,17 +131,17 @@ public:
             linear_backward(dnorm, h + "attn.c_attn", block.norm1.out, dqkv);
             norm_backward(dresidual, h + "ln_1", block.norm1, dnorm, true);
         }
-        ref::embedding_backward(ops::EmbeddingBackward<float>{.dwte = parameters.gradient("wte.weight"),
-                                                              .dwpe = parameters.gradient("wpe.weight"),
-                                                              .scratch = nullptr,
-                                                              .dout = dresidual.data(),
-                                                              .tokens = tokens,
-                                                              .batch = r_.batch_size,
-                                                              .seq_len = r_.seq_len,
-                                                              .channels = channels_,
-                                                              .vocab = r_.vocab_size,
-                                                              .n_positions = r_.n_positions,
-                                                              .accumulate = accumulate});
+        ref::embedding_backward(ops::EmbeddingBackward{.dwte = parameters.gradient("wte.weight"),
+                                                       .dwpe = parameters.gradient("wpe.weight"),
+                                                       .scratch = nullptr,
+                                                       .dout = dresidual.data(),
+                                                       .tokens = tokens,
+                                                       .batch = r_.batch_size,
+                                                       .seq_len = r_.seq_len,
+                                                       .channels = channels_,
+                                                       .vocab = r_.vocab_size,
+                                                       .n_positions = r_.n_positions,
+                                                       .accumulate = accumulate});
     }
 
     // All micro-steps of a step (counted from 0); returns the step's loss.
@@ -161,44 +161,44 @@ private:
         norm.inp = residual, norm.out.resize(residual.size()), norm.mean.resize(rows_), norm.rstd.resize(rows_);
         const float *weight = parameters.weight(name + ".weight"), *bias = parameters.weight(name + ".bias");
         if (branch)
-            ref::residual_norm_forward(ops::ResidualNormForward<float>{.residual = norm.inp.data(),
-                                                                       .out = norm.out.data(),
-                                                                       .mean = norm.mean.data(),
-                                                                       .rstd = norm.rstd.data(),
-                                                                       .inp = residual.data(),
-                                                                       .branch = branch->data(),
-                                                                       .weight = weight,
-                                                                       .bias = bias,
-                                                                       .rows = rows_,
-                                                                       .cols = channels_,
-                                                                       .eps = 1e-5f});
+            ref::residual_norm_forward(ops::ResidualNormForward{.residual = norm.inp.data(),
+                                                                .out = norm.out.data(),
+                                                                .mean = norm.mean.data(),
+                                                                .rstd = norm.rstd.data(),
+                                                                .inp = residual.data(),
+                                                                .branch = branch->data(),
+                                                                .weight = weight,
+                                                                .bias = bias,
+                                                                .rows = rows_,
+                                                                .cols = channels_,
+                                                                .eps = 1e-5f});
         else
-            ref::norm_forward(ops::NormForward<float>{.out = norm.out.data(),
-                                                      .mean = norm.mean.data(),
-                                                      .rstd = norm.rstd.data(),
-                                                      .inp = norm.inp.data(),
-                                                      .weight = weight,
-                                                      .bias = bias,
-                                                      .rows = rows_,
-                                                      .cols = channels_,
-                                                      .eps = 1e-5f});
+            ref::norm_forward(ops::NormForward{.out = norm.out.data(),
+                                               .mean = norm.mean.data(),
+                                               .rstd = norm.rstd.data(),
+                                               .inp = norm.inp.data(),
+                                               .weight = weight,
+                                               .bias = bias,
+                                               .rows = rows_,
+                                               .cols = channels_,
+                                               .eps = 1e-5f});
     }
 
     void norm_backward(Floats& dinp, const std::string& name, const Norm& norm, const Floats& dout,
                        bool accumulate_dinp) {
-        ref::norm_backward(ops::NormBackward<float>{.dinp = dinp.data(),
-                                                    .dweight = parameters.gradient(name + ".weight"),
-                                                    .dbias = parameters.gradient(name + ".bias"),
-                                                    .scratch = nullptr,
-                                                    .dout = dout.data(),
-                                                    .inp = norm.inp.data(),
-                                                    .weight = parameters.weight(name + ".weight"),
-                                                    .mean = norm.mean.data(),
-                                                    .rstd = norm.rstd.data(),
-                                                    .rows = rows_,
-                                                    .cols = channels_,
-                                                    .accumulate_dinp = accumulate_dinp,
-                                                    .accumulate = accumulate_});
+        ref::norm_backward(ops::NormBackward{.dinp = dinp.data(),
+                                             .dweight = parameters.gradient(name + ".weight"),
+                                             .dbias = parameters.gradient(name + ".bias"),
+                                             .scratch = nullptr,
+                                             .dout = dout.data(),
+                                             .inp = norm.inp.data(),
+                                             .weight = parameters.weight(name + ".weight"),
+                                             .mean = norm.mean.data(),
+                                             .rstd = norm.rstd.data(),
+                                             .rows = rows_,
+                                             .cols = channels_,
+                                             .accumulate_dinp = accumulate_dinp,
+                                             .accumulate = accumulate_});
     }
 
     // The head is tied to "wte" and has no bias.
@@ -206,15 +206,14 @@ private:
         const Parameters::Place& place = parameters.places.at(name + ".weight");
         out.resize(rows_ * place.rows);
         if (pre_gelu) pre_gelu->resize(out.size());
-        ref::matmul_forward(
-            ops::MatmulForward<float>{.out = out.data(),
-                                      .pre_gelu = pre_gelu ? pre_gelu->data() : nullptr,
-                                      .inp = inp.data(),
-                                      .weight = parameters.weight(name + ".weight"),
-                                      .bias = name == "wte" ? nullptr : parameters.weight(name + ".bias"),
-                                      .rows = rows_,
-                                      .n = int(place.rows),
-                                      .k = int(place.cols)});
+        ref::matmul_forward(ops::MatmulForward{.out = out.data(),
+                                               .pre_gelu = pre_gelu ? pre_gelu->data() : nullptr,
+                                               .inp = inp.data(),
+                                               .weight = parameters.weight(name + ".weight"),
+                                               .bias = name == "wte" ? nullptr : parameters.weight(name + ".bias"),
+                                               .rows = rows_,
+                                               .n = int(place.rows),
+                                               .k = int(place.cols)});
     }
 
     void linear_backward(Floats& dinp, const std::string& name, const Floats& inp, const Floats& dout,
@@ -222,53 +221,53 @@ private:
         const Parameters::Place& place = parameters.places.at(name + ".weight");
         dinp.resize(rows_ * place.cols);
         ref::matmul_backward_weight(
-            ops::MatmulBackwardWeight<float>{.dweight = parameters.gradient(name + ".weight"),
-                                             .dbias = name == "wte" ? nullptr : parameters.gradient(name + ".bias"),
-                                             .scratch = nullptr,
-                                             .dout = dout.data(),
-                                             .inp = inp.data(),
-                                             .rows = rows_,
-                                             .n = int(place.rows),
-                                             .k = int(place.cols),
-                                             .accumulate = accumulate_});
-        ref::matmul_backward_input(ops::MatmulBackwardInput<float>{.dinp = dinp.data(),
-                                                                   .dout = dout.data(),
-                                                                   .weight = parameters.weight(name + ".weight"),
-                                                                   .pre_gelu = pre_gelu ? pre_gelu->data() : nullptr,
-                                                                   .rows = rows_,
-                                                                   .n = int(place.rows),
-                                                                   .k = int(place.cols)});
+            ops::MatmulBackwardWeight{.dweight = parameters.gradient(name + ".weight"),
+                                      .dbias = name == "wte" ? nullptr : parameters.gradient(name + ".bias"),
+                                      .scratch = nullptr,
+                                      .dout = dout.data(),
+                                      .inp = inp.data(),
+                                      .rows = rows_,
+                                      .n = int(place.rows),
+                                      .k = int(place.cols),
+                                      .accumulate = accumulate_});
+        ref::matmul_backward_input(ops::MatmulBackwardInput{.dinp = dinp.data(),
+                                                            .dout = dout.data(),
+                                                            .weight = parameters.weight(name + ".weight"),
+                                                            .pre_gelu = pre_gelu ? pre_gelu->data() : nullptr,
+                                                            .rows = rows_,
+                                                            .n = int(place.rows),
+                                                            .k = int(place.cols)});
     }
 
     float attention_scale() const { return float(1 / std::sqrt(channels_ / r_.n_head)); }
 
     void attention_forward(Block& block) {
         block.attn.resize(size_t(rows_) * channels_), block.lse.resize(size_t(rows_) * r_.n_head);
-        ref::attention_forward(ops::AttentionForward<float>{.out = block.attn.data(),
-                                                            .lse = block.lse.data(),
-                                                            .qkv = block.qkv.data(),
-                                                            .batch = r_.batch_size,
-                                                            .seq_len = r_.seq_len,
-                                                            .n_head = r_.n_head,
-                                                            .n_kv_head = r_.n_head,
-                                                            .head_size = channels_ / r_.n_head,
-                                                            .scale = attention_scale()});
+        ref::attention_forward(ops::AttentionForward{.out = block.attn.data(),
+                                                     .lse = block.lse.data(),
+                                                     .qkv = block.qkv.data(),
+                                                     .batch = r_.batch_size,
+                                                     .seq_len = r_.seq_len,
+                                                     .n_head = r_.n_head,
+                                                     .n_kv_head = r_.n_head,
+                                                     .head_size = channels_ / r_.n_head,
+                                                     .scale = attention_scale()});
     }
 
     void attention_backward(Floats& dqkv, const Block& block, const Floats& dout) {
         dqkv.resize(block.qkv.size());
-        ref::attention_backward(ops::AttentionBackward<float>{.dqkv = dqkv.data(),
-                                                              .scratch = nullptr,
-                                                              .dout = dout.data(),
-                                                              .qkv = block.qkv.data(),
-                                                              .out = block.attn.data(),
-                                                              .lse = block.lse.data(),
-                                                              .batch = r_.batch_size,
-                                                              .seq_len = r_.seq_len,
-                                                              .n_head = r_.n_head,
-                                                              .n_kv_head = r_.n_head,
-                                                              .head_size = channels_ / r_.n_head,
-                                                              .scale = attention_scale()});
+        ref::attention_backward(ops::AttentionBackward{.dqkv = dqkv.data(),
+                                                       .scratch = nullptr,
+                                                       .dout = dout.data(),
+                                                       .qkv = block.qkv.data(),
+                                                       .out = block.attn.data(),
+                                                       .lse = block.lse.data(),
+                                                       .batch = r_.batch_size,
+                                                       .seq_len = r_.seq_len,
+                                                       .n_head = r_.n_head,
+                                                       .n_kv_head = r_.n_head,
+                                                       .head_size = channels_ / r_.n_head,
+                                                       .scale = attention_scale()});
     }
 
     const TorchReference& r_;
@@ -306,33 +305,33 @@ void adamw_step(Parameters& p, const ops::GradNorm& norm, int step) {
                              .learning_rate = 1e-3f,
                              .bias_correction1 = float(1 - std::pow(0.9, step)),
                              .bias_correction2 = float(1 - std::pow(0.95, step))};
-    ref::adamw_update(ops::AdamwUpdate<float>{.master = p.master.data(),
-                                              .param = nullptr,
-                                              .m = p.m.data(),
-                                              .v = p.v.data(),
-                                              .grad = p.grad.data(),
-                                              .chunks = p.chunks.data(),
-                                              .grad_norm = &norm,
-                                              .scalars = &scalars,
-                                              .n_chunks = int(p.chunks.size()),
-                                              .beta1 = 0.9f,
-                                              .beta2 = 0.95f,
-                                              .eps = 1e-8f,
-                                              .weight_decay = kWeightDecay});
+    ref::adamw_update(ops::AdamwUpdate{.master = p.master.data(),
+                                       .param = nullptr,
+                                       .m = p.m.data(),
+                                       .v = p.v.data(),
+                                       .grad = p.grad.data(),
+                                       .chunks = p.chunks.data(),
+                                       .grad_norm = &norm,
+                                       .scalars = &scalars,
+                                       .n_chunks = int(p.chunks.size()),
+                                       .beta1 = 0.9f,
+                                       .beta2 = 0.95f,
+                                       .eps = 1e-8f,
+                                       .weight_decay = kWeightDecay});
 }
 
 void sgd_step(Parameters& p, const ops::GradNorm& norm, int) {
     ops::StepScalars scalars{.loss_scale = 1, .learning_rate = 0.05f, .bias_correction1 = 0, .bias_correction2 = 0};
-    ref::sgd_update(ops::SgdUpdate<float>{.master = p.master.data(),
-                                          .param = nullptr,
-                                          .m = p.m.data(),
-                                          .grad = p.grad.data(),
-                                          .chunks = p.chunks.data(),
-                                          .grad_norm = &norm,
-                                          .scalars = &scalars,
-                                          .n_chunks = int(p.chunks.size()),
-                                          .momentum = 0.9f,
-                                          .weight_decay = kWeightDecay});
+    ref::sgd_update(ops::SgdUpdate{.master = p.master.data(),
+                                   .param = nullptr,
+                                   .m = p.m.data(),
+                                   .grad = p.grad.data(),
+                                   .chunks = p.chunks.data(),
+                                   .grad_norm = &norm,
+                                   .scalars = &scalars,
+                                   .n_chunks = int(p.chunks.size()),
+                                   .momentum = 0.9f,
+                                   .weight_decay = kWeightDecay});
 }
 
 template <class Update> void check_training(const TorchReference& torch, const std::string& group, Update update) {

@@ -1,9 +1,12 @@
 // The scaling model against worked examples, its limits, and hand-made steps; plan's options for it.
+#include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numeric>
 
 #include "commands/command_line.h"
+#include "commands/plan.h"
 #include "runtime/performance/scaling.h"
 #include "test/catch.h"
 #include "test/expect_error.h"
@@ -393,36 +396,47 @@ TEST_CASE("scaling: the table says what was assumed and has a row per stage", "[
 
 namespace {
 
-CommandLine parsed(std::vector<std::string> words) {
+PlanOptions plan_options(std::vector<std::string> words) {
+    PlanOptions options;
+    CLI::App app;
+    add_plan_options(app, options);
+    std::reverse(words.begin(), words.end());  // CLI11 takes them so
+    app.parse(words);
+    return options;
+}
+
+void run_command(std::vector<std::string> words) {
     words.insert(words.begin(), "train_gpt");
     std::vector<char*> argv;
     for (std::string& word : words) argv.push_back(word.data());
-    return parse_command_line(int(argv.size()), argv.data(), [] { return std::string(); });
+    parse_command_line(int(argv.size()), argv.data(), "revision").command();
 }
 
 }  // namespace
 
 TEST_CASE("scaling: plan's options arrive as numbers, with the GPU's own link as default", "[scaling]") {
-    const CommandLine plain = parsed({"plan", "c.json"});
-    CHECK(plain.scaling.gpus == 0);
+    const PlanOptions plain = plan_options({"plan", "c.json"});
+    CHECK(plain.config == "c.json");
+    CHECK(plain.gpus == 0);
 
-    const CommandLine given = parsed({"plan", "c.json", "--gpus", "512", "--gpu", "B200", "--nvlink", "800GB/s",
-                                      "--net", "800Gb/s", "--gpus-per-node", "4"});
-    CHECK(given.command == Command::plan);
-    CHECK(given.scaling.gpus == 512);
-    CHECK(given.scaling.gpus_per_node == 4);
-    CHECK(given.scaling.gpu == "B200");
-    CHECK(given.scaling.nvlink_bytes_per_s == 800e9);
-    CHECK(given.scaling.net_bytes_per_s == 100e9);
+    const ScalingInputs given =
+        scaling_machine(plan_options({"plan", "c.json", "--gpus", "512", "--gpu", "B200", "--nvlink", "800GB/s",
+                                      "--net", "800Gb/s", "--gpus-per-node", "4"}));
+    CHECK(given.gpus == 512);
+    CHECK(given.gpus_per_node == 4);
+    CHECK(given.gpu.name == std::string("b200"));
+    CHECK(given.nvlink_bytes_per_s == 800e9);
+    CHECK(given.net_bytes_per_s == 100e9);
 
-    const CommandLine defaults = parsed({"plan", "c.json", "--gpus", "8", "--gpu", "rtx4090"});
-    CHECK(defaults.scaling.gpus_per_node == 8);
-    CHECK(defaults.scaling.nvlink_bytes_per_s == 32e9);
-    CHECK(defaults.scaling.net_bytes_per_s == 50e9);
+    const ScalingInputs defaults = scaling_machine(plan_options({"plan", "c.json", "--gpus", "8", "--gpu", "rtx4090"}));
+    CHECK(defaults.gpus_per_node == 8);
+    CHECK(defaults.nvlink_bytes_per_s == 32e9);
+    CHECK(defaults.net_bytes_per_s == 50e9);
 
-    expect_error(Exit::usage, {"--gpus", "--net"}, [] { parsed({"plan", "c.json", "--net", "50GB/s"}); });
+    // All before the configuration is opened: there is no c.json.
+    expect_error(Exit::usage, {"--gpus", "--net"}, [] { run_command({"plan", "c.json", "--net", "50GB/s"}); });
     expect_error(Exit::usage, {"--nvlink", "450GB/s"}, [] {
-        parsed({"plan", "c.json", "--gpus", "8", "--nvlink", ""});
+        run_command({"plan", "c.json", "--gpus", "8", "--nvlink", ""});
     });
-    expect_error(Exit::usage, {"--gpus 10", "8"}, [] { parsed({"plan", "c.json", "--gpus", "10"}); });
+    expect_error(Exit::usage, {"--gpus 10", "8"}, [] { run_command({"plan", "c.json", "--gpus", "10"}); });
 }

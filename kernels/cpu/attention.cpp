@@ -14,6 +14,7 @@
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/tiles.h"
 #include "kernels/cpu/vector_math.h"
+#include "kernels/dispatch.h"
 #include "kernels/ops.h"
 
 namespace ops {
@@ -187,7 +188,7 @@ void rescale_rows(float* out, int step, const float* factor, const ScoreTile& ti
 }
 
 // Forward for one block of queries of one head (FlashAttention-2, algorithm 1).
-template <class T> void attend(const AttentionForward<T>& op, int b, int head, int query_begin) {
+template <class T> void attend(const AttentionForward& op, int b, int head, int query_begin) {
     const Layout at(op);
     const int step = at.tile_step(), size = at.head_size, kv_head = head / at.group();
     const int n_queries = std::min(kQueries, at.seq_len - query_begin);
@@ -200,14 +201,14 @@ template <class T> void attend(const AttentionForward<T>& op, int b, int head, i
     float* scores = memory.take(kKeys, kQueries);
     OnlineSoftmax softmax;
 
-    load_tile(out, step, kQueries, op.qkv + at.query(b, head, query_begin), at.qkv_step(), n_queries, size);
+    load_tile(out, step, kQueries, op.qkv.as<T>() + at.query(b, head, query_begin), at.qkv_step(), n_queries, size);
     tile_transpose({queries_t, kQueries, out, step, kQueries, step}, op.scale);
     for (int key_begin = 0; key_begin < query_begin + n_queries; key_begin += kKeys) {
         const ScoreTile tile{query_begin, n_queries, key_begin};
-        load_tile(keys, step, tile.n_keys(), op.qkv + at.key(b, kv_head, key_begin), at.qkv_step(), tile.n_keys(),
-                  size);
-        load_tile(values, step, tile.n_keys(), op.qkv + at.value(b, kv_head, key_begin), at.qkv_step(), tile.n_keys(),
-                  size);
+        load_tile(keys, step, tile.n_keys(), op.qkv.as<T>() + at.key(b, kv_head, key_begin), at.qkv_step(),
+                  tile.n_keys(), size);
+        load_tile(values, step, tile.n_keys(), op.qkv.as<T>() + at.value(b, kv_head, key_begin), at.qkv_step(),
+                  tile.n_keys(), size);
         keys_times_queries(scores, keys, queries_t, step, size, tile);
         mask_future(scores, tile);
         softmax.add(scores, tile);
@@ -216,7 +217,7 @@ template <class T> void attend(const AttentionForward<T>& op, int b, int head, i
     }
     for (int q = 0; q < n_queries; q++) {
         const int position = query_begin + q;
-        store_row(op.out + at.out(b, head, position), out + q * step, size, 1.0f / softmax.sum[q]);
+        store_row(op.out.as<T>() + at.out(b, head, position), out + q * step, size, 1.0f / softmax.sum[q]);
         op.lse[at.lse(b, head, position)] = softmax.max[q] + std::log(softmax.sum[q]);
     }
 }
@@ -240,12 +241,12 @@ struct BackwardTiles {
 };
 
 template <class T>
-void load_queries(const BackwardTiles& tiles, const AttentionBackward<T>& op, int b, int head, int begin, int count) {
+void load_queries(const BackwardTiles& tiles, const AttentionBackward& op, int b, int head, int begin, int count) {
     const Layout at(op);
     const int step = at.tile_step(), size = at.head_size;
-    const T* dout = op.dout + at.out(b, head, begin);
-    const T* out = op.out + at.out(b, head, begin);
-    load_tile(tiles.queries, step, kQueries, op.qkv + at.query(b, head, begin), at.qkv_step(), count, size);
+    const T* dout = op.dout.as<T>() + at.out(b, head, begin);
+    const T* out = op.out.as<T>() + at.out(b, head, begin);
+    load_tile(tiles.queries, step, kQueries, op.qkv.as<T>() + at.query(b, head, begin), at.qkv_step(), count, size);
     load_tile(tiles.dout, step, kQueries, dout, at.out_step(), count, size);
     tile_transpose({tiles.queries_t, kQueries, tiles.queries, step, kQueries, step}, op.scale);
     tile_transpose(TileTranspose{tiles.dout_t, kQueries, tiles.dout, step, kQueries, step});
@@ -281,7 +282,7 @@ void scores_to_gradients(const BackwardTiles& tiles, const ScoreTile& tile, floa
 // Backward for one key-value head with all its queries (FlashAttention-2, algorithm 2, with the two loops exchanged).
 // dkeys and dvalues are (seq_len, tile_step) in float.
 template <class T>
-void backward_of_kv_head(const AttentionBackward<T>& op, int b, int kv_head, float* dkeys, float* dvalues) {
+void backward_of_kv_head(const AttentionBackward& op, int b, int kv_head, float* dkeys, float* dvalues) {
     const Layout at(op);
     const int step = at.tile_step(), size = at.head_size;
     const BackwardTiles tiles(step);
@@ -290,11 +291,11 @@ void backward_of_kv_head(const AttentionBackward<T>& op, int b, int kv_head, flo
     for (int head = kv_head * at.group(); head < (kv_head + 1) * at.group(); head++) {
         for (int query_begin = 0; query_begin < at.seq_len; query_begin += kQueries) {
             const int n_queries = std::min(kQueries, at.seq_len - query_begin);
-            load_queries(tiles, op, b, head, query_begin, n_queries);
+            load_queries<T>(tiles, op, b, head, query_begin, n_queries);
             for (int key_begin = 0; key_begin < query_begin + n_queries; key_begin += kKeys) {
                 const ScoreTile tile{query_begin, n_queries, key_begin};
-                const T* keys = op.qkv + at.key(b, kv_head, key_begin);
-                const T* values = op.qkv + at.value(b, kv_head, key_begin);
+                const T* keys = op.qkv.as<T>() + at.key(b, kv_head, key_begin);
+                const T* values = op.qkv.as<T>() + at.value(b, kv_head, key_begin);
                 load_tile(tiles.keys, step, tile.n_keys(), keys, at.qkv_step(), tile.n_keys(), size);
                 load_tile(tiles.values, step, tile.n_keys(), values, at.qkv_step(), tile.n_keys(), size);
                 keys_times_queries(tiles.scores, tiles.keys, tiles.queries_t, step, size, tile);
@@ -305,51 +306,45 @@ void backward_of_kv_head(const AttentionBackward<T>& op, int b, int kv_head, flo
                 add_over_keys(tiles.dqueries, tiles.dscores, tiles.keys, step, tile, true);
             }
             for (int q = 0; q < n_queries; q++)
-                store_row(op.dqkv + at.query(b, head, query_begin + q), tiles.dqueries + q * step, size, 1.0f);
+                store_row(op.dqkv.as<T>() + at.query(b, head, query_begin + q), tiles.dqueries + q * step, size, 1.0f);
         }
     }
     for (int t = 0; t < at.seq_len; t++) {
-        store_row(op.dqkv + at.key(b, kv_head, t), dkeys + size_t(t) * step, size, 1.0f);
-        store_row(op.dqkv + at.value(b, kv_head, t), dvalues + size_t(t) * step, size, 1.0f);
+        store_row(op.dqkv.as<T>() + at.key(b, kv_head, t), dkeys + size_t(t) * step, size, 1.0f);
+        store_row(op.dqkv.as<T>() + at.value(b, kv_head, t), dvalues + size_t(t) * step, size, 1.0f);
     }
 }
 
 }  // namespace
 
-template <class T> void attention_forward(const AttentionForward<T>& op, Stream) {
-    require(op.n_head % op.n_kv_head == 0, "attention: n_head %d is not a multiple of n_kv_head %d", op.n_head,
-            op.n_kv_head);
-    const int n_blocks = Layout(op).n_query_blocks();
-    parallel_blocks(size_t(op.batch) * op.n_head * n_blocks, 1, [&](size_t task, size_t) {
-        const int block = int(task % n_blocks), head = int(task / n_blocks % op.n_head);
-        attend(op, int(task / n_blocks / op.n_head), head, block * kQueries);
+void attention_forward(const AttentionForward& op, Stream) {
+    dispatch("attention_forward", {op.out, op.qkv}, [&]<class T>() {
+        require(op.n_head % op.n_kv_head == 0, "attention: n_head %d is not a multiple of n_kv_head %d", op.n_head,
+                op.n_kv_head);
+        const int n_blocks = Layout(op).n_query_blocks();
+        parallel_blocks(size_t(op.batch) * op.n_head * n_blocks, 1, [&](size_t task, size_t) {
+            const int block = int(task % n_blocks), head = int(task / n_blocks % op.n_head);
+            attend<T>(op, int(task / n_blocks / op.n_head), head, block * kQueries);
+        });
     });
 }
 
-template <class T> void attention_backward(const AttentionBackward<T>& op, Stream) {
-    require(op.n_head % op.n_kv_head == 0, "attention: n_head %d is not a multiple of n_kv_head %d", op.n_head,
-            op.n_kv_head);
-    require(reinterpret_cast<uintptr_t>(op.scratch) % 64 == 0, "attention_backward: scratch %p is not 64-byte aligned",
-            op.scratch);
-    const size_t elements = size_t(op.seq_len) * Layout(op).tile_step();
-    parallel_blocks(size_t(op.batch) * op.n_kv_head, 1, [&](size_t task, size_t) {
-        float* dkeys = static_cast<float*>(op.scratch) + 2 * elements * task;
-        backward_of_kv_head(op, int(task / op.n_kv_head), int(task % op.n_kv_head), dkeys, dkeys + elements);
+void attention_backward(const AttentionBackward& op, Stream) {
+    dispatch("attention_backward", {op.dqkv, op.dout, op.qkv, op.out}, [&]<class T>() {
+        require(op.n_head % op.n_kv_head == 0, "attention: n_head %d is not a multiple of n_kv_head %d", op.n_head,
+                op.n_kv_head);
+        require(reinterpret_cast<uintptr_t>(op.scratch) % 64 == 0,
+                "attention_backward: scratch %p is not 64-byte aligned", op.scratch);
+        const size_t elements = size_t(op.seq_len) * Layout(op).tile_step();
+        parallel_blocks(size_t(op.batch) * op.n_kv_head, 1, [&](size_t task, size_t) {
+            float* dkeys = static_cast<float*>(op.scratch) + 2 * elements * task;
+            backward_of_kv_head<T>(op, int(task / op.n_kv_head), int(task % op.n_kv_head), dkeys, dkeys + elements);
+        });
     });
 }
 
-template <class T> size_t attention_backward_scratch_bytes(const AttentionBackward<T>& op) {
+size_t attention_backward_scratch_bytes(const AttentionBackward& op) {
     return size_t(op.batch) * op.n_kv_head * 2 * op.seq_len * Layout(op).tile_step() * sizeof(float);
 }
-
-template void attention_forward(const AttentionForward<float>&, Stream);
-template void attention_forward(const AttentionForward<bf16>&, Stream);
-template void attention_forward(const AttentionForward<fp16>&, Stream);
-template void attention_backward(const AttentionBackward<float>&, Stream);
-template void attention_backward(const AttentionBackward<bf16>&, Stream);
-template void attention_backward(const AttentionBackward<fp16>&, Stream);
-template size_t attention_backward_scratch_bytes(const AttentionBackward<float>&);
-template size_t attention_backward_scratch_bytes(const AttentionBackward<bf16>&);
-template size_t attention_backward_scratch_bytes(const AttentionBackward<fp16>&);
 
 }  // namespace ops

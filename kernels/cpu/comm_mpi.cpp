@@ -19,7 +19,7 @@
 
 #include "kernels/check.h"
 #include "kernels/comm.h"
-#include "kernels/cpu/mpi_text.h"
+#include "kernels/ranks/mpi_text.h"
 #include "kernels/cpu/tree_sum.h"
 
 namespace {

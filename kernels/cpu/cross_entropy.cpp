@@ -6,6 +6,7 @@
 
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/vector_math.h"
+#include "kernels/dispatch.h"
 #include "kernels/ops.h"
 
 namespace ops {
@@ -54,20 +55,22 @@ template <class T> void write_gradient(T* logits, int vocab, int target, Softmax
 
 }  // namespace
 
-template <class T> void cross_entropy(const CrossEntropy<T>& op, Stream) {
-    const float scale = op.grad_scale * (op.loss_scale ? *op.loss_scale : 1.0f);
-    parallel_for(op.rows, [&](size_t row) {
-        T* logits = op.logits + row * op.padded_vocab;
-        const int target = op.targets[row];
-        int written = 0;
-        op.loss[row] = 0;
-        if (target >= 0) {
-            const Softmax softmax = softmax_of_row(logits, op.vocab);
-            op.loss[row] = float(std::log(softmax.sum) - (double(to_float(logits[target])) - softmax.max));
-            if (op.write_dlogits) write_gradient(logits, op.vocab, target, softmax, scale);
-            written = op.vocab;
-        }
-        if (op.write_dlogits) std::fill(logits + written, logits + op.padded_vocab, from_float<T>(0.0f));
+void cross_entropy(const CrossEntropy& op, Stream) {
+    dispatch("cross_entropy", {op.logits}, [&]<class T>() {
+        const float scale = op.grad_scale * (op.loss_scale ? *op.loss_scale : 1.0f);
+        parallel_for(op.rows, [&](size_t row) {
+            T* logits = op.logits.as<T>() + row * op.padded_vocab;
+            const int target = op.targets[row];
+            int written = 0;
+            op.loss[row] = 0;
+            if (target >= 0) {
+                const Softmax softmax = softmax_of_row(logits, op.vocab);
+                op.loss[row] = float(std::log(softmax.sum) - (double(to_float(logits[target])) - softmax.max));
+                if (op.write_dlogits) write_gradient(logits, op.vocab, target, softmax, scale);
+                written = op.vocab;
+            }
+            if (op.write_dlogits) std::fill(logits + written, logits + op.padded_vocab, from_float<T>(0.0f));
+        });
     });
 }
 
@@ -76,9 +79,5 @@ void loss_sum(const LossSum& op, Stream) {
     for (int row = 0; row < op.rows; row++) sum += op.loss[row];
     *op.out = op.accumulate ? *op.out + sum : sum;
 }
-
-template void cross_entropy(const CrossEntropy<float>&, Stream);
-template void cross_entropy(const CrossEntropy<bf16>&, Stream);
-template void cross_entropy(const CrossEntropy<fp16>&, Stream);
 
 }  // namespace ops

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "kernels/cpu/parallel.h"
+#include "kernels/dispatch.h"
 #include "kernels/ops.h"
 
 namespace ops {
@@ -30,11 +31,9 @@ struct PositionsByToken {
     int begin(int token) const { return token ? end[token - 1] : 0; }
 };
 
-template <class T> size_t n_scratch_ints(const EmbeddingBackward<T>& op) {
-    return size_t(op.vocab) + 2 * size_t(op.batch) * op.seq_len;
-}
+size_t n_scratch_ints(const EmbeddingBackward& op) { return size_t(op.vocab) + 2 * size_t(op.batch) * op.seq_len; }
 
-template <class T> PositionsByToken sort_positions(const EmbeddingBackward<T>& op) {
+PositionsByToken sort_positions(const EmbeddingBackward& op) {
     const int n_positions = op.batch * op.seq_len;
     int* end = static_cast<int*>(op.scratch);
     PositionsByToken positions{.end = end, .order = end + op.vocab, .distinct = end + op.vocab + n_positions};
@@ -49,54 +48,46 @@ template <class T> PositionsByToken sort_positions(const EmbeddingBackward<T>& o
     return positions;
 }
 
-template <class T> void token_gradients(const EmbeddingBackward<T>& op) {
+template <class T> void token_gradients(const EmbeddingBackward& op) {
     const PositionsByToken positions = sort_positions(op);
     parallel_blocks(positions.n_distinct, 1, [&](size_t i, size_t) {
         const int token = positions.distinct[i];
         float* row = op.dwte + size_t(token) * op.channels;
         for (int p = positions.begin(token); p < positions.end[token]; p++)
-            add_row(row, op.dout + size_t(positions.order[p]) * op.channels, op.channels);
+            add_row(row, op.dout.as<T>() + size_t(positions.order[p]) * op.channels, op.channels);
     });
 }
 
-template <class T> void position_gradients(const EmbeddingBackward<T>& op) {
+template <class T> void position_gradients(const EmbeddingBackward& op) {
     parallel_for(op.accumulate ? op.seq_len : op.n_positions, [&](size_t position) {
         float* row = op.dwpe + position * op.channels;
         if (!op.accumulate) std::fill(row, row + op.channels, 0.0f);
         if (position >= size_t(op.seq_len)) return;
         for (int b = 0; b < op.batch; b++)
-            add_row(row, op.dout + (size_t(b) * op.seq_len + position) * op.channels, op.channels);
+            add_row(row, op.dout.as<T>() + (size_t(b) * op.seq_len + position) * op.channels, op.channels);
     });
 }
 
 }  // namespace
 
-template <class T> void embedding_forward(const EmbeddingForward<T>& op, Stream) {
-    parallel_for(size_t(op.batch) * op.seq_len, [&](size_t i) {
-        T* out = op.out + i * op.channels;
-        const T* token = op.wte + size_t(op.tokens[i]) * op.channels;
-        const T* position = op.wpe + i % op.seq_len * op.channels;
-        store_sum(out, token, position, op.channels);
+void embedding_forward(const EmbeddingForward& op, Stream) {
+    dispatch("embedding_forward", {op.out, op.wte, op.wpe}, [&]<class T>() {
+        parallel_for(size_t(op.batch) * op.seq_len, [&](size_t i) {
+            T* out = op.out.as<T>() + i * op.channels;
+            const T* token = op.wte.as<T>() + size_t(op.tokens[i]) * op.channels;
+            const T* position = op.wpe.as<T>() + i % op.seq_len * op.channels;
+            store_sum(out, token, position, op.channels);
+        });
     });
 }
 
-template <class T> void embedding_backward(const EmbeddingBackward<T>& op, Stream) {
-    token_gradients(op);
-    position_gradients(op);
+void embedding_backward(const EmbeddingBackward& op, Stream) {
+    dispatch("embedding_backward", {op.dout}, [&]<class T>() {
+        token_gradients<T>(op);
+        position_gradients<T>(op);
+    });
 }
 
-template <class T> size_t embedding_backward_scratch_bytes(const EmbeddingBackward<T>& op) {
-    return n_scratch_ints(op) * sizeof(int);
-}
-
-template void embedding_forward(const EmbeddingForward<float>&, Stream);
-template void embedding_forward(const EmbeddingForward<bf16>&, Stream);
-template void embedding_forward(const EmbeddingForward<fp16>&, Stream);
-template void embedding_backward(const EmbeddingBackward<float>&, Stream);
-template void embedding_backward(const EmbeddingBackward<bf16>&, Stream);
-template void embedding_backward(const EmbeddingBackward<fp16>&, Stream);
-template size_t embedding_backward_scratch_bytes(const EmbeddingBackward<float>&);
-template size_t embedding_backward_scratch_bytes(const EmbeddingBackward<bf16>&);
-template size_t embedding_backward_scratch_bytes(const EmbeddingBackward<fp16>&);
+size_t embedding_backward_scratch_bytes(const EmbeddingBackward& op) { return n_scratch_ints(op) * sizeof(int); }
 
 }  // namespace ops

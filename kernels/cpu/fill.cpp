@@ -1,5 +1,6 @@
 // Filling, adding and casting flat arrays.
 #include "kernels/cpu/parallel.h"
+#include "kernels/dispatch.h"
 #include "kernels/normal.h"
 #include "kernels/ops.h"
 
@@ -36,17 +37,15 @@ void add(const Add& op, Stream) {
     });
 }
 
-template <class T> void cast(const Cast<T>& op, Stream) {
-    parallel_blocks(op.count, kBlock, [&](size_t begin, size_t end) {
-        T* out = op.out;
-        const float* inp = op.inp;
+void cast(const Cast& op, Stream) {
+    dispatch("cast", {op.out}, [&]<class T>() {
+        parallel_blocks(op.count, kBlock, [&](size_t begin, size_t end) {
+            T* out = op.out.as<T>();
+            const float* inp = op.inp;
 #pragma omp simd
-        for (size_t i = begin; i < end; i++) out[i] = from_float<T>(inp[i]);
+            for (size_t i = begin; i < end; i++) out[i] = from_float<T>(inp[i]);
+        });
     });
 }
-
-template void cast(const Cast<float>&, Stream);
-template void cast(const Cast<bf16>&, Stream);
-template void cast(const Cast<fp16>&, Stream);
 
 }  // namespace ops

@@ -3,6 +3,7 @@
 
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/vector_math.h"
+#include "kernels/dispatch.h"
 #include "kernels/ops.h"
 
 template <class T> void gelu_block(T* out, const T* inp, size_t count) {
@@ -16,14 +17,13 @@ template void gelu_block(fp16*, const fp16*, size_t);
 
 namespace ops {
 
-template <class T> void gelu_forward(const GeluForward<T>& op, Stream) {
-    constexpr size_t kBlock = 1 << 14;  // elements
-    parallel_blocks(op.count, kBlock,
-                    [&](size_t begin, size_t end) { gelu_block(op.out + begin, op.inp + begin, end - begin); });
+void gelu_forward(const GeluForward& op, Stream) {
+    dispatch("gelu_forward", {op.out, op.inp}, [&]<class T>() {
+        constexpr size_t kBlock = 1 << 14;  // elements
+        parallel_blocks(op.count, kBlock, [&](size_t begin, size_t end) {
+            gelu_block(op.out.as<T>() + begin, op.inp.as<T>() + begin, end - begin);
+        });
+    });
 }
-
-template void gelu_forward(const GeluForward<float>&, Stream);
-template void gelu_forward(const GeluForward<bf16>&, Stream);
-template void gelu_forward(const GeluForward<fp16>&, Stream);
 
 }  // namespace ops

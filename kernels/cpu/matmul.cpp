@@ -7,6 +7,7 @@
 #include "kernels/cpu/gelu.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/vector_math.h"
+#include "kernels/dispatch.h"
 
 namespace {
 
@@ -73,94 +74,75 @@ void require_sizes(const char* op, int rows, int n, int k) {
 
 }  // namespace
 
-template <class T> void matmul_forward_by(ProductPath path, const ops::MatmulForward<T>& op) {
+void matmul_forward_by(ProductPath path, const ops::MatmulForward& op) {
     require_sizes("matmul_forward", op.rows, op.n, op.k);
-    const Product<T> product = {.left = {op.inp, size_t(op.k), false},
-                                .right = {op.weight, size_t(op.k), true},
-                                .rows = op.rows,
-                                .cols = op.n,
-                                .depth = op.k};
-    multiply(product, path, [&](const Tile& tile) {
-        if (op.bias) add_bias(tile, op.bias);
-        for_each_row(tile, op.n, [&](const float* values, size_t offset, int count) {
-            if (op.pre_gelu)
-                store_gelu(op.out + offset, op.pre_gelu + offset, values, count);
-            else
-                store_rounded(op.out + offset, values, count);
+    ops::dispatch("matmul_forward", {op.out, op.pre_gelu, op.inp, op.weight, op.bias}, [&]<class T>() {
+        const Product<T> product = {.left = {op.inp.as<T>(), size_t(op.k), false},
+                                    .right = {op.weight.as<T>(), size_t(op.k), true},
+                                    .rows = op.rows,
+                                    .cols = op.n,
+                                    .depth = op.k};
+        multiply(product, path, [&](const Tile& tile) {
+            if (op.bias) add_bias(tile, op.bias.as<T>());
+            for_each_row(tile, op.n, [&](const float* values, size_t offset, int count) {
+                if (op.pre_gelu)
+                    store_gelu(op.out.as<T>() + offset, op.pre_gelu.as<T>() + offset, values, count);
+                else
+                    store_rounded(op.out.as<T>() + offset, values, count);
+            });
         });
     });
 }
 
-template <class T> void matmul_backward_input_by(ProductPath path, const ops::MatmulBackwardInput<T>& op) {
+void matmul_backward_input_by(ProductPath path, const ops::MatmulBackwardInput& op) {
     require_sizes("matmul_backward_input", op.rows, op.n, op.k);
-    const Product<T> product = {.left = {op.dout, size_t(op.n), false},
-                                .right = {op.weight, size_t(op.k), false},
-                                .rows = op.rows,
-                                .cols = op.k,
-                                .depth = op.n};
-    multiply(product, path, [&](const Tile& tile) {
-        for_each_row(tile, op.k, [&](const float* values, size_t offset, int count) {
-            if (op.pre_gelu)
-                store_times_gelu_gradient(op.dinp + offset, op.pre_gelu + offset, values, count);
-            else
-                store_rounded(op.dinp + offset, values, count);
+    ops::dispatch("matmul_backward_input", {op.dinp, op.dout, op.weight, op.pre_gelu}, [&]<class T>() {
+        const Product<T> product = {.left = {op.dout.as<T>(), size_t(op.n), false},
+                                    .right = {op.weight.as<T>(), size_t(op.k), false},
+                                    .rows = op.rows,
+                                    .cols = op.k,
+                                    .depth = op.n};
+        multiply(product, path, [&](const Tile& tile) {
+            for_each_row(tile, op.k, [&](const float* values, size_t offset, int count) {
+                if (op.pre_gelu)
+                    store_times_gelu_gradient(op.dinp.as<T>() + offset, op.pre_gelu.as<T>() + offset, values, count);
+                else
+                    store_rounded(op.dinp.as<T>() + offset, values, count);
+            });
         });
     });
 }
 
-template <class T> void matmul_backward_weight_by(ProductPath path, const ops::MatmulBackwardWeight<T>& op) {
+void matmul_backward_weight_by(ProductPath path, const ops::MatmulBackwardWeight& op) {
     require_sizes("matmul_backward_weight", op.rows, op.n, op.k);
-    const Product<T> product = {.left = {op.dout, size_t(op.n), true},
-                                .right = {op.inp, size_t(op.k), false},
-                                .rows = op.n,
-                                .cols = op.k,
-                                .depth = op.rows};
-    multiply(product, path, [&](const Tile& tile) {
-        for_each_row(tile, op.k, [&](const float* values, size_t offset, int count) {
-            store_sum(op.dweight + offset, values, count, op.accumulate);
+    ops::dispatch("matmul_backward_weight", {op.dout, op.inp}, [&]<class T>() {
+        const Product<T> product = {.left = {op.dout.as<T>(), size_t(op.n), true},
+                                    .right = {op.inp.as<T>(), size_t(op.k), false},
+                                    .rows = op.n,
+                                    .cols = op.k,
+                                    .depth = op.rows};
+        multiply(product, path, [&](const Tile& tile) {
+            for_each_row(tile, op.k, [&](const float* values, size_t offset, int count) {
+                store_sum(op.dweight + offset, values, count, op.accumulate);
+            });
         });
+        if (op.dbias) column_sums(op.dbias, op.dout.as<T>(), op.rows, op.n, op.accumulate);
     });
-    if (op.dbias) column_sums(op.dbias, op.dout, op.rows, op.n, op.accumulate);
 }
-
-template void matmul_forward_by(ProductPath, const ops::MatmulForward<float>&);
-template void matmul_forward_by(ProductPath, const ops::MatmulForward<bf16>&);
-template void matmul_forward_by(ProductPath, const ops::MatmulForward<fp16>&);
-template void matmul_backward_input_by(ProductPath, const ops::MatmulBackwardInput<float>&);
-template void matmul_backward_input_by(ProductPath, const ops::MatmulBackwardInput<bf16>&);
-template void matmul_backward_input_by(ProductPath, const ops::MatmulBackwardInput<fp16>&);
-template void matmul_backward_weight_by(ProductPath, const ops::MatmulBackwardWeight<float>&);
-template void matmul_backward_weight_by(ProductPath, const ops::MatmulBackwardWeight<bf16>&);
-template void matmul_backward_weight_by(ProductPath, const ops::MatmulBackwardWeight<fp16>&);
 
 namespace ops {
 
-template <class T> void matmul_forward(const MatmulForward<T>& op, Stream) {
-    matmul_forward_by(fastest_product_path(dtype_of<T>), op);
+void matmul_forward(const MatmulForward& op, Stream) { matmul_forward_by(fastest_product_path(op.inp.dtype), op); }
+
+void matmul_backward_input(const MatmulBackwardInput& op, Stream) {
+    matmul_backward_input_by(fastest_product_path(op.dout.dtype), op);
 }
 
-template <class T> void matmul_backward_input(const MatmulBackwardInput<T>& op, Stream) {
-    matmul_backward_input_by(fastest_product_path(dtype_of<T>), op);
-}
-
-template <class T> void matmul_backward_weight(const MatmulBackwardWeight<T>& op, Stream) {
-    matmul_backward_weight_by(fastest_product_path(dtype_of<T>), op);
+void matmul_backward_weight(const MatmulBackwardWeight& op, Stream) {
+    matmul_backward_weight_by(fastest_product_path(op.dout.dtype), op);
 }
 
 // Each thread has its own.
-template <class T> size_t matmul_backward_weight_scratch_bytes(const MatmulBackwardWeight<T>&) { return 0; }
-
-template void matmul_forward(const MatmulForward<float>&, Stream);
-template void matmul_forward(const MatmulForward<bf16>&, Stream);
-template void matmul_forward(const MatmulForward<fp16>&, Stream);
-template void matmul_backward_input(const MatmulBackwardInput<float>&, Stream);
-template void matmul_backward_input(const MatmulBackwardInput<bf16>&, Stream);
-template void matmul_backward_input(const MatmulBackwardInput<fp16>&, Stream);
-template void matmul_backward_weight(const MatmulBackwardWeight<float>&, Stream);
-template void matmul_backward_weight(const MatmulBackwardWeight<bf16>&, Stream);
-template void matmul_backward_weight(const MatmulBackwardWeight<fp16>&, Stream);
-template size_t matmul_backward_weight_scratch_bytes(const MatmulBackwardWeight<float>&);
-template size_t matmul_backward_weight_scratch_bytes(const MatmulBackwardWeight<bf16>&);
-template size_t matmul_backward_weight_scratch_bytes(const MatmulBackwardWeight<fp16>&);
+size_t matmul_backward_weight_scratch_bytes(const MatmulBackwardWeight&) { return 0; }
 
 }  // namespace ops

@@ -5,6 +5,6 @@
 #include "kernels/cpu/gemm.h"
 #include "kernels/ops.h"
 
-template <class T> void matmul_forward_by(ProductPath path, const ops::MatmulForward<T>& op);
-template <class T> void matmul_backward_input_by(ProductPath path, const ops::MatmulBackwardInput<T>& op);
-template <class T> void matmul_backward_weight_by(ProductPath path, const ops::MatmulBackwardWeight<T>& op);
+void matmul_forward_by(ProductPath path, const ops::MatmulForward& op);
+void matmul_backward_input_by(ProductPath path, const ops::MatmulBackwardInput& op);
+void matmul_backward_weight_by(ProductPath path, const ops::MatmulBackwardWeight& op);

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "kernels/cpu/parallel.h"
+#include "kernels/dispatch.h"
 #include "kernels/ops.h"
 
 namespace ops {
@@ -28,10 +29,10 @@ template <class T> RowStatistics row_statistics(const T* x, int cols, float eps)
 }
 
 // What both forward ops do with row `row` of `inp`, the tensor to normalise.
-template <class T, class Op> void normalize_row(const Op& op, const T* inp, size_t row) {
+template <class Op, class T> void normalize_row(const Op& op, const T* inp, size_t row) {
     const T* x = inp + row * op.cols;
-    T* out = op.out + row * op.cols;
-    const T *weight = op.weight, *bias = op.bias;
+    T* out = op.out.template as<T>() + row * op.cols;
+    const T *weight = op.weight.template as<T>(), *bias = op.bias.template as<T>();
     const int cols = op.cols;
     const RowStatistics row_is = row_statistics(x, cols, op.eps);
     const float mean = row_is.mean, rstd = row_is.rstd;
@@ -54,11 +55,10 @@ struct RowMeans {
     float dnorm, dnorm_norm;
 };
 
-template <class T>
-RowMeans add_parameter_gradients(float* dweight, float* dbias, const NormBackward<T>& op, size_t row) {
-    const T* dout = op.dout + row * op.cols;
-    const T* inp = op.inp + row * op.cols;
-    const T* weight = op.weight;
+template <class T> RowMeans add_parameter_gradients(float* dweight, float* dbias, const NormBackward& op, size_t row) {
+    const T* dout = op.dout.as<T>() + row * op.cols;
+    const T* inp = op.inp.as<T>() + row * op.cols;
+    const T* weight = op.weight.as<T>();
     const int cols = op.cols;
     const float mean = op.mean[row], rstd = op.rstd[row];
     float dnorm_sum = 0, dnorm_norm_sum = 0;
@@ -76,12 +76,12 @@ RowMeans add_parameter_gradients(float* dweight, float* dbias, const NormBackwar
 }
 
 // Not inlined: inside the loop over rows the compiler does not vectorise it for fp16.
-template <bool accumulate, class T>
-[[gnu::noinline]] void store_input_gradient(const NormBackward<T>& op, size_t row, RowMeans means) {
-    T* dinp = op.dinp + row * op.cols;
-    const T* dout = op.dout + row * op.cols;
-    const T* inp = op.inp + row * op.cols;
-    const T* weight = op.weight;
+template <class T, bool accumulate>
+[[gnu::noinline]] void store_input_gradient(const NormBackward& op, size_t row, RowMeans means) {
+    T* dinp = op.dinp.as<T>() + row * op.cols;
+    const T* dout = op.dout.as<T>() + row * op.cols;
+    const T* inp = op.inp.as<T>() + row * op.cols;
+    const T* weight = op.weight.as<T>();
     const int cols = op.cols;
     const float mean = op.mean[row], rstd = op.rstd[row];
 #pragma omp simd
@@ -105,57 +105,49 @@ void sum_blocks(float* out, const float* partials, int blocks, int cols, int beg
 
 }  // namespace
 
-template <class T> void norm_forward(const NormForward<T>& op, Stream) {
-    parallel_for(op.rows, [&](size_t row) { normalize_row(op, op.inp, row); });
+void norm_forward(const NormForward& op, Stream) {
+    dispatch("norm_forward", {op.out, op.inp, op.weight, op.bias},
+             [&]<class T>() { parallel_for(op.rows, [&](size_t row) { normalize_row(op, op.inp.as<T>(), row); }); });
 }
 
-template <class T> void residual_norm_forward(const ResidualNormForward<T>& op, Stream) {
-    parallel_for(op.rows, [&](size_t row) {
-        T* residual = op.residual + row * op.cols;
-        const T* inp = op.inp + row * op.cols;
-        const T* branch = op.branch + row * op.cols;
+void residual_norm_forward(const ResidualNormForward& op, Stream) {
+    dispatch("residual_norm_forward", {op.residual, op.out, op.inp, op.branch, op.weight, op.bias}, [&]<class T>() {
+        parallel_for(op.rows, [&](size_t row) {
+            T* residual = op.residual.as<T>() + row * op.cols;
+            const T* inp = op.inp.as<T>() + row * op.cols;
+            const T* branch = op.branch.as<T>() + row * op.cols;
 #pragma omp simd
-        for (int c = 0; c < op.cols; c++) residual[c] = from_float<T>(to_float(inp[c]) + to_float(branch[c]));
-        normalize_row(op, op.residual, row);
+            for (int c = 0; c < op.cols; c++) residual[c] = from_float<T>(to_float(inp[c]) + to_float(branch[c]));
+            normalize_row(op, op.residual.as<T>(), row);
+        });
     });
 }
 
-template <class T> void norm_backward(const NormBackward<T>& op, Stream) {
-    float* partials = static_cast<float*>(op.scratch);  // (n_blocks, 2, cols)
-    const size_t block = rows_per_block(op.rows);
-    parallel_blocks(op.rows, block, [&](size_t begin, size_t end) {
-        float* dweight = partials + begin / block * 2 * op.cols;
-        float* dbias = dweight + op.cols;
-        std::fill(dweight, dbias + op.cols, 0.0f);
-        for (size_t row = begin; row < end; row++) {
-            const RowMeans means = add_parameter_gradients(dweight, dbias, op, row);
-            op.accumulate_dinp ? store_input_gradient<true>(op, row, means)
-                               : store_input_gradient<false>(op, row, means);
-        }
-    });
-    constexpr size_t kColumns = 256;
-    parallel_blocks(op.cols, kColumns, [&](size_t begin, size_t end) {
-        const int blocks = n_blocks(op.rows);
-        sum_blocks(op.dweight, partials, blocks, op.cols, int(begin), int(end), op.accumulate);
-        sum_blocks(op.dbias, partials + op.cols, blocks, op.cols, int(begin), int(end), op.accumulate);
+void norm_backward(const NormBackward& op, Stream) {
+    dispatch("norm_backward", {op.dinp, op.dout, op.inp, op.weight}, [&]<class T>() {
+        float* partials = static_cast<float*>(op.scratch);  // (n_blocks, 2, cols)
+        const size_t block = rows_per_block(op.rows);
+        parallel_blocks(op.rows, block, [&](size_t begin, size_t end) {
+            float* dweight = partials + begin / block * 2 * op.cols;
+            float* dbias = dweight + op.cols;
+            std::fill(dweight, dbias + op.cols, 0.0f);
+            for (size_t row = begin; row < end; row++) {
+                const RowMeans means = add_parameter_gradients<T>(dweight, dbias, op, row);
+                op.accumulate_dinp ? store_input_gradient<T, true>(op, row, means)
+                                   : store_input_gradient<T, false>(op, row, means);
+            }
+        });
+        constexpr size_t kColumns = 256;
+        parallel_blocks(op.cols, kColumns, [&](size_t begin, size_t end) {
+            const int blocks = n_blocks(op.rows);
+            sum_blocks(op.dweight, partials, blocks, op.cols, int(begin), int(end), op.accumulate);
+            sum_blocks(op.dbias, partials + op.cols, blocks, op.cols, int(begin), int(end), op.accumulate);
+        });
     });
 }
 
-template <class T> size_t norm_backward_scratch_bytes(const NormBackward<T>& op) {
+size_t norm_backward_scratch_bytes(const NormBackward& op) {
     return size_t(n_blocks(op.rows)) * 2 * op.cols * sizeof(float);
 }
-
-template void norm_forward(const NormForward<float>&, Stream);
-template void norm_forward(const NormForward<bf16>&, Stream);
-template void norm_forward(const NormForward<fp16>&, Stream);
-template void residual_norm_forward(const ResidualNormForward<float>&, Stream);
-template void residual_norm_forward(const ResidualNormForward<bf16>&, Stream);
-template void residual_norm_forward(const ResidualNormForward<fp16>&, Stream);
-template void norm_backward(const NormBackward<float>&, Stream);
-template void norm_backward(const NormBackward<bf16>&, Stream);
-template void norm_backward(const NormBackward<fp16>&, Stream);
-template size_t norm_backward_scratch_bytes(const NormBackward<float>&);
-template size_t norm_backward_scratch_bytes(const NormBackward<bf16>&);
-template size_t norm_backward_scratch_bytes(const NormBackward<fp16>&);
 
 }  // namespace ops

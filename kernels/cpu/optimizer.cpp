@@ -3,6 +3,7 @@
 
 #include "kernels/adamw.h"
 #include "kernels/cpu/parallel.h"
+#include "kernels/dispatch.h"
 #include "kernels/ops.h"
 
 namespace ops {
@@ -23,7 +24,7 @@ double squared_sum(const float* values, int count) {
     return sum;
 }
 
-template <class T> void adamw_chunk(const AdamwUpdate<T>& op, const Chunk& chunk) {
+void adamw_chunk(const AdamwUpdate& op, const Chunk& chunk) {
     const AdamwScalars s = adamw_scalars(op, chunk.decayed);
     float* master = op.master + chunk.begin;
     float* m = op.m + chunk.begin;
@@ -39,7 +40,7 @@ template <class T> void adamw_chunk(const AdamwUpdate<T>& op, const Chunk& chunk
     }
 }
 
-template <class T> void sgd_chunk(const SgdUpdate<T>& op, const Chunk& chunk) {
+void sgd_chunk(const SgdUpdate& op, const Chunk& chunk) {
     const float learning_rate = op.scalars->learning_rate;
     const float decay = chunk.decayed ? op.weight_decay : 0.0f;
     const float grad_scale = op.grad_norm->scale;
@@ -77,27 +78,24 @@ void grad_norm_finish(const GradNormFinish& op, Stream) {
                .reserved = 0};
 }
 
-template <class T> void adamw_update(const AdamwUpdate<T>& op, Stream) {
-    if (op.grad_norm->non_finite_tensor >= 0) return;
-    parallel_blocks(op.n_chunks, 1, [&](size_t i, size_t) {
-        adamw_chunk(op, op.chunks[i]);
-        store_param(op.param, op.master, op.chunks[i]);
+void adamw_update(const AdamwUpdate& op, Stream) {
+    dispatch("adamw_update", op.param.dtype, [&]<class T>() {
+        if (op.grad_norm->non_finite_tensor >= 0) return;
+        parallel_blocks(op.n_chunks, 1, [&](size_t i, size_t) {
+            adamw_chunk(op, op.chunks[i]);
+            store_param(op.param.as<T>(), op.master, op.chunks[i]);
+        });
     });
 }
 
-template <class T> void sgd_update(const SgdUpdate<T>& op, Stream) {
-    if (op.grad_norm->non_finite_tensor >= 0) return;
-    parallel_blocks(op.n_chunks, 1, [&](size_t i, size_t) {
-        sgd_chunk(op, op.chunks[i]);
-        store_param(op.param, op.master, op.chunks[i]);
+void sgd_update(const SgdUpdate& op, Stream) {
+    dispatch("sgd_update", op.param.dtype, [&]<class T>() {
+        if (op.grad_norm->non_finite_tensor >= 0) return;
+        parallel_blocks(op.n_chunks, 1, [&](size_t i, size_t) {
+            sgd_chunk(op, op.chunks[i]);
+            store_param(op.param.as<T>(), op.master, op.chunks[i]);
+        });
     });
 }
-
-template void adamw_update(const AdamwUpdate<float>&, Stream);
-template void adamw_update(const AdamwUpdate<bf16>&, Stream);
-template void adamw_update(const AdamwUpdate<fp16>&, Stream);
-template void sgd_update(const SgdUpdate<float>&, Stream);
-template void sgd_update(const SgdUpdate<bf16>&, Stream);
-template void sgd_update(const SgdUpdate<fp16>&, Stream);
 
 }  // namespace ops

@@ -11,6 +11,7 @@
 #include "kernels/cuda/attention_general_backward.cuh"
 #include "kernels/cuda/attention_layout.cuh"
 #include "kernels/cuda/attention_tiles.cuh"
+#include "kernels/dispatch.h"
 
 // Why two kernels. Five products would do, but then dQ is summed over blocks of keys: with atomics, not the same twice;
 // through partial sums in scratch, at GPT-2 124M with 64 x 1024 tokens 0.9 GB written and read per layer, 0.42 ms at
@@ -84,7 +85,7 @@ template <class T> __device__ __forceinline__ float dot_of_chunks(const uint4& x
 
 // The statistics of the warp's queries, into shared memory and scratch; dout is the tile of the block's queries.
 template <class T, int kHeadSize>
-__device__ __forceinline__ void query_statistics(QueryStatistics* shared, const T* dout, const AttentionBackward<T>& op,
+__device__ __forceinline__ void query_statistics(QueryStatistics* shared, const T* dout, const AttentionBackward& op,
                                                  int b, int head, int begin) {
     constexpr int kChunks = kHeadSize / kChunk, kWarpRows = Shape<kHeadSize>::kWarpRows;
     const AttentionLayout at(op);
@@ -94,9 +95,10 @@ __device__ __forceinline__ void query_statistics(QueryStatistics* shared, const 
         const bool exists = position < at.seq_len;
         float sum = 0;
         if (exists)
-            sum = dot_of_chunks<T>(*reinterpret_cast<const uint4*>(op.out + at.out(b, head, position) + chunk * kChunk),
-                                   *reinterpret_cast<const uint4*>(reinterpret_cast<const char*>(dout) +
-                                                                   tile_offset<kHeadSize>(row, chunk)));
+            sum = dot_of_chunks<T>(
+                *reinterpret_cast<const uint4*>(op.out.as<T>() + at.out(b, head, position) + chunk * kChunk),
+                *reinterpret_cast<const uint4*>(reinterpret_cast<const char*>(dout) +
+                                                tile_offset<kHeadSize>(row, chunk)));
 #pragma unroll
         for (int distance = 1; distance < kChunks; distance *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
         if (chunk != 0) continue;
@@ -121,13 +123,13 @@ __device__ __forceinline__ void load_keys_async(Shared<T, kHeadSize>& s, int til
 
 template <class T, int kHeadSize>
 __global__ void __launch_bounds__(Shape<kHeadSize>::kThreads, Shape<kHeadSize>::kBlocksPerMultiprocessor)
-    attention_backward_query_kernel(AttentionBackward<T> op) {
+    attention_backward_query_kernel(AttentionBackward op) {
     using S = Shape<kHeadSize>;
     Shared<T, kHeadSize>& s = shared_memory<Shared<T, kHeadSize>>();
     const AttentionLayout at(op);
     const auto [b, head, begin] = attention_task(S::kRows, LongestBlock::last);
     const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * S::kWarpRows;
-    const T* __restrict__ qkv = op.qkv;
+    const T* __restrict__ qkv = op.qkv.as<T>();
     const T* keys = qkv + at.key(b, head / at.group(), 0);
     const T* values = qkv + at.value(b, head / at.group(), 0);
     const float scale_log2 = op.scale * kLog2E;
@@ -135,8 +137,8 @@ __global__ void __launch_bounds__(Shape<kHeadSize>::kThreads, Shape<kHeadSize>::
     const int n_queries = at.seq_len - begin;
     load_tile_async<kHeadSize, S::kRows, S::kThreads>(s.staying(0), qkv + at.query(b, head, begin), at.qkv_step(),
                                                       n_queries);
-    load_tile_async<kHeadSize, S::kRows, S::kThreads>(s.staying(1), op.dout + at.out(b, head, begin), at.out_step(),
-                                                      n_queries);
+    load_tile_async<kHeadSize, S::kRows, S::kThreads>(s.staying(1), op.dout.as<T>() + at.out(b, head, begin),
+                                                      at.out_step(), n_queries);
     ptx::cp_async_commit();
     load_keys_async(s, 0, keys, values, at);
     ptx::cp_async_wait<1>();
@@ -177,7 +179,7 @@ __global__ void __launch_bounds__(Shape<kHeadSize>::kThreads, Shape<kHeadSize>::
         }
     }
     const int row_begin = begin + warp_row;
-    store_rows<T, kHeadSize>(op.dqkv + at.query(b, head, row_begin), at.qkv_step(), at.seq_len - row_begin,
+    store_rows<T, kHeadSize>(op.dqkv.as<T>() + at.query(b, head, row_begin), at.qkv_step(), at.seq_len - row_begin,
                              s.outgoing(), warp_row, dquery, [&](int, int) { return op.scale; });
 }
 
@@ -198,15 +200,15 @@ private:
 };
 
 template <class T, int kHeadSize>
-__device__ __forceinline__ void load_queries_async(Shared<T, kHeadSize>& s, int stage, const AttentionBackward<T>& op,
+__device__ __forceinline__ void load_queries_async(Shared<T, kHeadSize>& s, int stage, const AttentionBackward& op,
                                                    int b, int head, int begin) {
     constexpr int kOthers = Shape<kHeadSize>::kOthers, kThreads = Shape<kHeadSize>::kThreads;
     const AttentionLayout at(op);
     const int count = at.seq_len - begin;
-    load_tile_async<kHeadSize, kOthers, kThreads>(s.passing(stage, 0), op.qkv + at.query(b, head, begin), at.qkv_step(),
-                                                  count);
-    load_tile_async<kHeadSize, kOthers, kThreads>(s.passing(stage, 1), op.dout + at.out(b, head, begin), at.out_step(),
-                                                  count);
+    load_tile_async<kHeadSize, kOthers, kThreads>(s.passing(stage, 0), op.qkv.as<T>() + at.query(b, head, begin),
+                                                  at.qkv_step(), count);
+    load_tile_async<kHeadSize, kOthers, kThreads>(s.passing(stage, 1), op.dout.as<T>() + at.out(b, head, begin),
+                                                  at.out_step(), count);
     const int row = threadIdx.x;
     if (row < kOthers) {
         const bool inside = row < count;
@@ -218,13 +220,13 @@ __device__ __forceinline__ void load_queries_async(Shared<T, kHeadSize>& s, int 
 
 template <class T, int kHeadSize>
 __global__ void __launch_bounds__(Shape<kHeadSize>::kThreads, Shape<kHeadSize>::kBlocksPerMultiprocessor)
-    attention_backward_key_kernel(AttentionBackward<T> op) {
+    attention_backward_key_kernel(AttentionBackward op) {
     using S = Shape<kHeadSize>;
     Shared<T, kHeadSize>& s = shared_memory<Shared<T, kHeadSize>>();
     const AttentionLayout at(op);
     const auto [b, kv_head, begin] = attention_task(S::kRows, LongestBlock::first);
     const int warp_row = threadIdx.x / 32 * S::kWarpRows, lane = threadIdx.x % 32;
-    const T* __restrict__ qkv = op.qkv;
+    const T* __restrict__ qkv = op.qkv.as<T>();
     const float scale_log2 = op.scale * kLog2E;
 
     const int n_keys = at.seq_len - begin;
@@ -277,13 +279,13 @@ __global__ void __launch_bounds__(Shape<kHeadSize>::kThreads, Shape<kHeadSize>::
         }
     }
     const int row_begin = begin + warp_row, count = at.seq_len - row_begin;
-    store_rows<T, kHeadSize>(op.dqkv + at.key(b, kv_head, row_begin), at.qkv_step(), count, s.outgoing(), warp_row,
-                             dkey, [&](int, int) { return op.scale; });
-    store_rows<T, kHeadSize>(op.dqkv + at.value(b, kv_head, row_begin), at.qkv_step(), count, s.outgoing(), warp_row,
-                             dvalue, [](int, int) { return 1.0f; });
+    store_rows<T, kHeadSize>(op.dqkv.as<T>() + at.key(b, kv_head, row_begin), at.qkv_step(), count, s.outgoing(),
+                             warp_row, dkey, [&](int, int) { return op.scale; });
+    store_rows<T, kHeadSize>(op.dqkv.as<T>() + at.value(b, kv_head, row_begin), at.qkv_step(), count, s.outgoing(),
+                             warp_row, dvalue, [](int, int) { return 1.0f; });
 }
 
-template <int kHeadSize, class T> void launch_backward(const AttentionBackward<T>& op, Stream stream) {
+template <class T, int kHeadSize> void launch_backward(const AttentionBackward& op, Stream stream) {
     auto start = [&](auto kernel, const char* name, int heads) {
         launch(kernel,
                {.name = name,
@@ -298,27 +300,22 @@ template <int kHeadSize, class T> void launch_backward(const AttentionBackward<T
 
 }  // namespace
 
-template <class T> void attention_backward(const AttentionBackward<T>& op, Stream stream) {
-    require_attention_sizes(op);
-    require(reinterpret_cast<uintptr_t>(op.scratch) % 64 == 0, "attention_backward: scratch %p is not 64-byte aligned",
-            op.scratch);
-    if constexpr (sizeof(T) == 2)
-        if (are_aligned_16(op.dqkv, op.dout, op.qkv, op.out)) {
-            if (op.head_size == 64) return launch_backward<64>(op, stream);
-            if (op.head_size == 128) return launch_backward<128>(op, stream);
-        }
-    attention_backward_general(op, stream);
+void attention_backward(const AttentionBackward& op, Stream stream) {
+    dispatch("attention_backward", {op.dqkv, op.dout, op.qkv, op.out}, [&]<class T>() {
+        require_attention_sizes(op);
+        require(reinterpret_cast<uintptr_t>(op.scratch) % 64 == 0,
+                "attention_backward: scratch %p is not 64-byte aligned", op.scratch);
+        if constexpr (sizeof(T) == 2)
+            if (are_aligned(16, {op.dqkv, op.dout, op.qkv, op.out})) {
+                if (op.head_size == 64) return launch_backward<T, 64>(op, stream);
+                if (op.head_size == 128) return launch_backward<T, 128>(op, stream);
+            }
+        attention_backward_general<T>(op, stream);
+    });
 }
 
-template <class T> size_t attention_backward_scratch_bytes(const AttentionBackward<T>& op) {
+size_t attention_backward_scratch_bytes(const AttentionBackward& op) {
     return size_t(op.batch) * op.n_head * op.seq_len * sizeof(QueryStatistics);
 }
-
-template void attention_backward(const AttentionBackward<float>&, Stream);
-template void attention_backward(const AttentionBackward<bf16>&, Stream);
-template void attention_backward(const AttentionBackward<fp16>&, Stream);
-template size_t attention_backward_scratch_bytes(const AttentionBackward<float>&);
-template size_t attention_backward_scratch_bytes(const AttentionBackward<bf16>&);
-template size_t attention_backward_scratch_bytes(const AttentionBackward<fp16>&);
 
 }  // namespace ops

@@ -12,6 +12,7 @@
 #include "kernels/cuda/attention_general_forward.cuh"
 #include "kernels/cuda/attention_layout.cuh"
 #include "kernels/cuda/attention_tiles.cuh"
+#include "kernels/dispatch.h"
 
 namespace ops {
 
@@ -108,13 +109,13 @@ __device__ __forceinline__ void load_keys_async(Shared<T, kHeadSize>& s, int til
 }
 
 template <class T, int kHeadSize>
-__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor) attention_forward_kernel(AttentionForward<T> op) {
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor) attention_forward_kernel(AttentionForward op) {
     constexpr int kKeys = kKeysOf<kHeadSize>;
     Shared<T, kHeadSize>& s = shared_memory<Shared<T, kHeadSize>>();
     const AttentionLayout at(op);
     const auto [b, head, begin] = attention_task(kQueries, LongestBlock::last);
     const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * kWarpQueries;
-    const T* __restrict__ qkv = op.qkv;
+    const T* __restrict__ qkv = op.qkv.as<T>();
     const T* keys = qkv + at.key(b, head / at.group(), 0);
     const T* values = qkv + at.value(b, head / at.group(), 0);
     const float scale_log2 = op.scale * kLog2E;
@@ -157,11 +158,11 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor) attention_
             if (lane % 4 == 0 && row < at.seq_len)
                 op.lse[at.lse(b, head, row)] = softmax.max[m][half] * op.scale + logf(softmax.sum[m][half]);
         }
-    store_rows<T, kHeadSize>(op.out + at.out(b, head, row_begin), at.out_step(), at.seq_len - row_begin, s.query[0],
-                             warp_row, out, [&](int m, int half) { return 1.0f / softmax.sum[m][half]; });
+    store_rows<T, kHeadSize>(op.out.as<T>() + at.out(b, head, row_begin), at.out_step(), at.seq_len - row_begin,
+                             s.query[0], warp_row, out, [&](int m, int half) { return 1.0f / softmax.sum[m][half]; });
 }
 
-template <int kHeadSize, class T> void launch_forward(const AttentionForward<T>& op, Stream stream) {
+template <class T, int kHeadSize> void launch_forward(const AttentionForward& op, Stream stream) {
     launch(attention_forward_kernel<T, kHeadSize>,
            {.name = "attention_forward",
             .blocks = attention_grid(op, op.n_head, kQueries),
@@ -172,18 +173,16 @@ template <int kHeadSize, class T> void launch_forward(const AttentionForward<T>&
 
 }  // namespace
 
-template <class T> void attention_forward(const AttentionForward<T>& op, Stream stream) {
-    require_attention_sizes(op);
-    if constexpr (sizeof(T) == 2)
-        if (are_aligned_16(op.qkv, op.out)) {
-            if (op.head_size == 64) return launch_forward<64>(op, stream);
-            if (op.head_size == 128) return launch_forward<128>(op, stream);
-        }
-    attention_forward_general(op, stream);
+void attention_forward(const AttentionForward& op, Stream stream) {
+    dispatch("attention_forward", {op.out, op.qkv}, [&]<class T>() {
+        require_attention_sizes(op);
+        if constexpr (sizeof(T) == 2)
+            if (are_aligned(16, {op.qkv, op.out})) {
+                if (op.head_size == 64) return launch_forward<T, 64>(op, stream);
+                if (op.head_size == 128) return launch_forward<T, 128>(op, stream);
+            }
+        attention_forward_general<T>(op, stream);
+    });
 }
-
-template void attention_forward(const AttentionForward<float>&, Stream);
-template void attention_forward(const AttentionForward<bf16>&, Stream);
-template void attention_forward(const AttentionForward<fp16>&, Stream);
 
 }  // namespace ops

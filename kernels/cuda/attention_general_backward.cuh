@@ -27,24 +27,25 @@ __device__ inline ProbabilityGradient probability_gradient(float score, float dp
 
 template <class T, int kMaxHeadSize>
 __global__ void __launch_bounds__(GeneralTile<kMaxHeadSize>::kThreads, 2)
-    attention_backward_query_general_kernel(AttentionBackward<T> op) {
+    attention_backward_query_general_kernel(AttentionBackward op) {
     using Tile = GeneralTile<kMaxHeadSize>;
     auto& s = shared_memory<GeneralBackwardShared<kMaxHeadSize>>();
     const AttentionLayout at(op);
     const auto [b, head, begin] = attention_task(Tile::kRows, LongestBlock::last);
     const auto [row, lane] = RowLane();
-    const T* __restrict__ qkv = op.qkv;
+    const T* __restrict__ qkv = op.qkv.as<T>();
     const int kv_head = head / at.group();
     const float scale_log2 = op.scale * kLog2E;
 
     load_rows<kMaxHeadSize>(s.query, qkv + at.query(b, head, begin), at.qkv_step(), at.seq_len - begin, at.head_size);
-    load_rows<kMaxHeadSize>(s.dout, op.dout + at.out(b, head, begin), at.out_step(), at.seq_len - begin, at.head_size);
+    load_rows<kMaxHeadSize>(s.dout, op.dout.as<T>() + at.out(b, head, begin), at.out_step(), at.seq_len - begin,
+                            at.head_size);
     __syncwarp();  // a row is read by the lanes that loaded it
     QueryStatistics query = {0, 0};
     const bool exists = begin + row < at.seq_len;
     if (exists) {
         query.lse_log2 = op.lse[at.lse(b, head, begin + row)] * kLog2E;
-        const T* out = op.out + at.out(b, head, begin + row);
+        const T* out = op.out.as<T>() + at.out(b, head, begin + row);
         for (int column = lane; column < at.head_size; column += kRowLanes)
             query.dout_out += s.dout[row][column] * to_float(out[column]);
     }
@@ -71,19 +72,19 @@ __global__ void __launch_bounds__(GeneralTile<kMaxHeadSize>::kThreads, 2)
         __syncwarp();  // the other lanes of the row read dscore
         add_weighted_rows<kMaxHeadSize>(dquery, s.dscore, s.key, at.head_size);
     }
-    if (exists) store_row(op.dqkv + at.query(b, head, begin + row), dquery, op.scale, at.head_size);
+    if (exists) store_row(op.dqkv.as<T>() + at.query(b, head, begin + row), dquery, op.scale, at.head_size);
 }
 
 template <class T, int kMaxHeadSize>
 __global__ void __launch_bounds__(GeneralTile<kMaxHeadSize>::kThreads, 2)
-    attention_backward_key_general_kernel(AttentionBackward<T> op) {
+    attention_backward_key_general_kernel(AttentionBackward op) {
     using Tile = GeneralTile<kMaxHeadSize>;
     auto& s = shared_memory<GeneralBackwardShared<kMaxHeadSize>>();
     const AttentionLayout at(op);
     const auto [b, kv_head, begin] = attention_task(Tile::kRows, LongestBlock::first);
     const auto [row, lane] = RowLane();
-    const T* __restrict__ qkv = op.qkv;
-    const T* __restrict__ dout = op.dout;
+    const T* __restrict__ qkv = op.qkv.as<T>();
+    const T* __restrict__ dout = op.dout.as<T>();
     const float scale_log2 = op.scale * kLog2E;
 
     const int n_keys = at.seq_len - begin;
@@ -118,11 +119,11 @@ __global__ void __launch_bounds__(GeneralTile<kMaxHeadSize>::kThreads, 2)
             add_weighted_rows<kMaxHeadSize>(dkey, s.dscore, s.query, at.head_size);
         }
     if (row >= n_keys) return;
-    store_row(op.dqkv + at.key(b, kv_head, begin + row), dkey, op.scale, at.head_size);
-    store_row(op.dqkv + at.value(b, kv_head, begin + row), dvalue, 1.0f, at.head_size);
+    store_row(op.dqkv.as<T>() + at.key(b, kv_head, begin + row), dkey, op.scale, at.head_size);
+    store_row(op.dqkv.as<T>() + at.value(b, kv_head, begin + row), dvalue, 1.0f, at.head_size);
 }
 
-template <class T> void attention_backward_general(const AttentionBackward<T>& op, Stream stream) {
+template <class T> void attention_backward_general(const AttentionBackward& op, Stream stream) {
     for_head_size(op.head_size, [&]<int kMaxHeadSize>() {
         using Tile = GeneralTile<kMaxHeadSize>;
         auto start = [&](auto kernel, const char* name, int heads) {

@@ -14,13 +14,13 @@ template <int kMaxHeadSize> struct GeneralForwardShared {
 
 template <class T, int kMaxHeadSize>
 __global__ void __launch_bounds__(GeneralTile<kMaxHeadSize>::kThreads, 2)
-    attention_forward_general_kernel(AttentionForward<T> op) {
+    attention_forward_general_kernel(AttentionForward op) {
     using Tile = GeneralTile<kMaxHeadSize>;
     auto& s = shared_memory<GeneralForwardShared<kMaxHeadSize>>();
     const AttentionLayout at(op);
     const auto [b, head, begin] = attention_task(Tile::kRows, LongestBlock::last);
     const auto [row, lane] = RowLane();
-    const T* __restrict__ qkv = op.qkv;
+    const T* __restrict__ qkv = op.qkv.as<T>();
     const int kv_head = head / at.group();
 
     load_rows<kMaxHeadSize>(s.query, qkv + at.query(b, head, begin), at.qkv_step(), at.seq_len - begin, at.head_size);
@@ -58,11 +58,11 @@ __global__ void __launch_bounds__(GeneralTile<kMaxHeadSize>::kThreads, 2)
     }
     sum = sum_over_row_lanes(sum);
     if (begin + row >= at.seq_len) return;
-    store_row(op.out + at.out(b, head, begin + row), out, 1.0f / sum, at.head_size);
+    store_row(op.out.as<T>() + at.out(b, head, begin + row), out, 1.0f / sum, at.head_size);
     if (lane == 0) op.lse[at.lse(b, head, begin + row)] = largest + logf(sum);
 }
 
-template <class T> void attention_forward_general(const AttentionForward<T>& op, Stream stream) {
+template <class T> void attention_forward_general(const AttentionForward& op, Stream stream) {
     for_head_size(op.head_size, [&]<int kMaxHeadSize>() {
         launch(attention_forward_general_kernel<T, kMaxHeadSize>,
                {.name = "attention_forward",

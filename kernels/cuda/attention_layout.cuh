@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "kernels/check.h"
-#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/vector.cuh"
 #include "kernels/ops.h"
 
 namespace ops {
@@ -67,11 +67,6 @@ template <class Op> void require_attention_sizes(const Op& op) {
     require(op.n_kv_head > 0 && op.n_head > 0 && op.n_head % op.n_kv_head == 0,
             "attention: n_head %d is not a multiple of n_kv_head %d", op.n_head, op.n_kv_head);
     require(op.scale > 0, "attention: scale %g is not positive", double(op.scale));
-}
-
-// The tensor-core kernels move 16 bytes at a time.
-template <class... Pointers> bool are_aligned_16(const Pointers*... pointers) {
-    return ((reinterpret_cast<uintptr_t>(pointers) % 16 == 0) && ...);
 }
 
 }  // namespace ops

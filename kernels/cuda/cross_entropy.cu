@@ -11,6 +11,7 @@
 
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/vector.cuh"
+#include "kernels/dispatch.h"
 #include "kernels/ops.h"
 
 namespace ops {
@@ -97,8 +98,7 @@ template <bool kAligned, class T> __device__ void zero_packs(T* logits, int firs
 
 // logits = scale (softmax - one_hot(target)); 0 in the padding. A thread reads what it then overwrites, nobody else's.
 template <bool kAligned, bool kStaged, class T>
-__device__ void write_gradient(const CrossEntropy<T>& op, T* logits, int target, Softmax softmax,
-                               const Pack<T>* staged) {
+__device__ void write_gradient(const CrossEntropy& op, T* logits, int target, Softmax softmax, const Pack<T>* staged) {
     const float scale = op.grad_scale * (op.loss_scale ? *op.loss_scale : 1.0f);
     const float scaled_max = softmax.max * kLog2E, factor = scale / softmax.sum;
     const int packs = packs_of<T>(op.vocab);
@@ -119,10 +119,10 @@ __device__ void write_gradient(const CrossEntropy<T>& op, T* logits, int target,
 }
 
 template <class T, bool kAligned, bool kStaged>
-__global__ void __launch_bounds__(kThreads, 2) cross_entropy_kernel(CrossEntropy<T> op) {
+__global__ void __launch_bounds__(kThreads, 2) cross_entropy_kernel(CrossEntropy op) {
     auto& s = shared_memory<CrossEntropyShared<T, kStaged>>();
     const int row = int(blockIdx.x), target = op.targets[row];
-    T* logits = op.logits + size_t(row) * op.padded_vocab;
+    T* logits = op.logits.as<T>() + size_t(row) * op.padded_vocab;
     if (target < 0) {
         if (threadIdx.x == 0) op.loss[row] = 0;
         if (op.write_dlogits) zero_packs<kAligned>(logits, int(threadIdx.x), op.padded_vocab);
@@ -158,21 +158,23 @@ __global__ void __launch_bounds__(kSumThreads) loss_sum_kernel(LossSum op) {
 
 }  // namespace
 
-template <class T> void cross_entropy(const CrossEntropy<T>& op, Stream stream) {
-    require(op.vocab > 0 && op.padded_vocab >= op.vocab, "cross_entropy: vocab %d, padded_vocab %d", op.vocab,
-            op.padded_vocab);
-    if (op.rows <= 0) return;
-    const bool aligned = op.padded_vocab % kPackSize<T> == 0 && are_aligned(16, op.logits);
-    const bool staged = op.write_dlogits && packs_of<T>(op.vocab) <= kMaxStagedPacks<T>;
-    auto kernel = aligned ? (staged ? cross_entropy_kernel<T, true, true> : cross_entropy_kernel<T, true, false>)
-                          : (staged ? cross_entropy_kernel<T, false, true> : cross_entropy_kernel<T, false, false>);
-    const size_t shared_bytes = staged ? sizeof(CrossEntropyShared<T, true>) : sizeof(CrossEntropyShared<T, false>);
-    launch(kernel,
-           {.name = "cross_entropy",
-            .blocks = blocks_for(size_t(op.rows), 1),
-            .threads = kThreads,
-            .shared_bytes = shared_bytes},
-           stream, op);
+void cross_entropy(const CrossEntropy& op, Stream stream) {
+    dispatch("cross_entropy", {op.logits}, [&]<class T>() {
+        require(op.vocab > 0 && op.padded_vocab >= op.vocab, "cross_entropy: vocab %d, padded_vocab %d", op.vocab,
+                op.padded_vocab);
+        if (op.rows <= 0) return;
+        const bool aligned = op.padded_vocab % kPackSize<T> == 0 && are_aligned(16, {op.logits});
+        const bool staged = op.write_dlogits && packs_of<T>(op.vocab) <= kMaxStagedPacks<T>;
+        auto kernel = aligned ? (staged ? cross_entropy_kernel<T, true, true> : cross_entropy_kernel<T, true, false>)
+                              : (staged ? cross_entropy_kernel<T, false, true> : cross_entropy_kernel<T, false, false>);
+        const size_t shared_bytes = staged ? sizeof(CrossEntropyShared<T, true>) : sizeof(CrossEntropyShared<T, false>);
+        launch(kernel,
+               {.name = "cross_entropy",
+                .blocks = blocks_for(size_t(op.rows), 1),
+                .threads = kThreads,
+                .shared_bytes = shared_bytes},
+               stream, op);
+    });
 }
 
 void loss_sum(const LossSum& op, Stream stream) {
@@ -180,9 +182,5 @@ void loss_sum(const LossSum& op, Stream stream) {
            {.name = "loss_sum", .blocks = dim3(1), .threads = kSumThreads, .shared_bytes = sizeof(LossSumShared)},
            stream, op);
 }
-
-template void cross_entropy(const CrossEntropy<float>&, Stream);
-template void cross_entropy(const CrossEntropy<bf16>&, Stream);
-template void cross_entropy(const CrossEntropy<fp16>&, Stream);
 
 }  // namespace ops

@@ -12,6 +12,7 @@
 
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/vector.cuh"
+#include "kernels/dispatch.h"
 #include "kernels/ops.h"
 
 namespace ops {
@@ -23,14 +24,14 @@ namespace {
 constexpr int kForwardThreads = 256;
 
 template <class T, bool kAligned>
-__global__ void __launch_bounds__(kForwardThreads) embedding_forward_kernel(EmbeddingForward<T> op) {
+__global__ void __launch_bounds__(kForwardThreads) embedding_forward_kernel(EmbeddingForward op) {
     constexpr int kStep = kWarpSize * kPackSize<T>;
     const size_t i = (size_t(blockIdx.x) * kForwardThreads + threadIdx.x) / kWarpSize;
     if (i >= size_t(op.batch) * op.seq_len) return;
     const int channels = op.channels;
-    const T* __restrict__ token = op.wte + size_t(op.tokens[i]) * channels;
-    const T* __restrict__ position = op.wpe + i % op.seq_len * channels;
-    T* __restrict__ out = op.out + i * channels;
+    const T* __restrict__ token = op.wte.as<T>() + size_t(op.tokens[i]) * channels;
+    const T* __restrict__ position = op.wpe.as<T>() + i % op.seq_len * channels;
+    T* __restrict__ out = op.out.as<T>() + i * channels;
 #pragma unroll 4
     for (int c = int(threadIdx.x) % kWarpSize * kPackSize<T>; c < channels; c += kStep) {
         auto sum = unpack(load_pack<kAligned>(token + c, channels - c));
@@ -151,7 +152,7 @@ constexpr int kLaneColumns = 2;
 constexpr int kWarpColumns = kWarpSize * kLaneColumns;  // 128 bytes of a row in 16 bits
 
 template <class T> struct TokenSums {
-    EmbeddingBackward<T> op;
+    EmbeddingBackward op;
     const int* order;  // positions sorted by token
     int n_positions, n_windows, n_slabs;
 };
@@ -210,7 +211,7 @@ __global__ void __launch_bounds__(kSumThreads) embedding_backward_tokens_kernel(
     const int first = int(warp / sums.n_slabs) * kWarpSize;
     if (first >= sums.n_positions) return;
     const int column = int(warp % sums.n_slabs) * kWarpColumns + lane * kLaneColumns;
-    const LaneColumns<kAligned, T> columns{sums.op.dout, column, channels - column, channels};
+    const LaneColumns<kAligned, T> columns{sums.op.dout.template as<T>(), column, channels - column, channels};
 
     const Window window = load_window(sums, first);
     int token_before = __shfl_up_sync(kAllLanes, window.token, 1);
@@ -246,8 +247,8 @@ constexpr int kPositionBatch = 8;  // rows of dout on their way at a time
 
 // A thread takes a pack of columns of one position's row.
 template <class T, bool kAligned>
-__global__ void __launch_bounds__(kSumThreads) embedding_backward_positions_kernel(EmbeddingBackward<T> op) {
-    const T* __restrict__ dout = op.dout;
+__global__ void __launch_bounds__(kSumThreads) embedding_backward_positions_kernel(EmbeddingBackward op) {
+    const T* __restrict__ dout = op.dout.as<T>();
     const int channels = op.channels, packs = (channels + kPackSize<T> - 1) / kPackSize<T>;
     const size_t i = size_t(blockIdx.x) * kSumThreads + threadIdx.x;
     const int position = int(i / packs), column = int(i % packs) * kPackSize<T>, available = channels - column;
@@ -288,7 +289,7 @@ int n_passes(int vocab) {
 }
 
 // Scratch: two orders that the passes go to in turn, and the counts.
-template <class T> const int* sort_positions(const EmbeddingBackward<T>& op, Stream stream) {
+const int* sort_positions(const EmbeddingBackward& op, Stream stream) {
     const int n = op.batch * op.seq_len;
     int* orders[2] = {static_cast<int*>(op.scratch), static_cast<int*>(op.scratch) + n};
     SortPass pass{.tokens = op.tokens,
@@ -325,14 +326,14 @@ template <class T> const int* sort_positions(const EmbeddingBackward<T>& op, Str
     return pass.to;
 }
 
-template <class T> void token_gradients(const EmbeddingBackward<T>& op, Stream stream) {
+template <class T> void token_gradients(const EmbeddingBackward& op, Stream stream) {
     const int n = op.batch * op.seq_len;
     const TokenSums<T> sums{.op = op,
                             .order = sort_positions(op, stream),
                             .n_positions = n,
                             .n_windows = (n + kWarpSize - 1) / kWarpSize,
                             .n_slabs = (op.channels + kWarpColumns - 1) / kWarpColumns};
-    const bool aligned = op.channels % kLaneColumns == 0 && are_aligned(kLaneColumns * sizeof(T), op.dout);
+    const bool aligned = op.channels % kLaneColumns == 0 && are_aligned(kLaneColumns * sizeof(T), {op.dout});
     launch(aligned ? embedding_backward_tokens_kernel<T, true> : embedding_backward_tokens_kernel<T, false>,
            {.name = "embedding_backward, tokens",
             .blocks = blocks_for(size_t(sums.n_windows) * sums.n_slabs, kSumThreads / kWarpSize),
@@ -340,10 +341,10 @@ template <class T> void token_gradients(const EmbeddingBackward<T>& op, Stream s
            stream, sums);
 }
 
-template <class T> void position_gradients(const EmbeddingBackward<T>& op, Stream stream) {
+template <class T> void position_gradients(const EmbeddingBackward& op, Stream stream) {
     const size_t rows = op.accumulate ? op.seq_len : op.n_positions;
     const size_t packs = (op.channels + kPackSize<T> - 1) / kPackSize<T>;
-    const bool aligned = op.channels % kPackSize<T> == 0 && are_aligned(16, op.dout);
+    const bool aligned = op.channels % kPackSize<T> == 0 && are_aligned(16, {op.dout});
     launch(aligned ? embedding_backward_positions_kernel<T, true> : embedding_backward_positions_kernel<T, false>,
            {.name = "embedding_backward, positions",
             .blocks = blocks_for(rows * packs, kSumThreads),
@@ -353,38 +354,32 @@ template <class T> void position_gradients(const EmbeddingBackward<T>& op, Strea
 
 }  // namespace
 
-template <class T> void embedding_forward(const EmbeddingForward<T>& op, Stream stream) {
-    const bool aligned = op.channels % kPackSize<T> == 0 && are_aligned(16, op.out, op.wte, op.wpe);
-    launch(aligned ? embedding_forward_kernel<T, true> : embedding_forward_kernel<T, false>,
-           {.name = "embedding_forward",
-            .blocks = blocks_for(size_t(op.batch) * op.seq_len, kForwardThreads / kWarpSize),
-            .threads = kForwardThreads},
-           stream, op);
+void embedding_forward(const EmbeddingForward& op, Stream stream) {
+    dispatch("embedding_forward", {op.out, op.wte, op.wpe}, [&]<class T>() {
+        const bool aligned = op.channels % kPackSize<T> == 0 && are_aligned(16, {op.out, op.wte, op.wpe});
+        launch(aligned ? embedding_forward_kernel<T, true> : embedding_forward_kernel<T, false>,
+               {.name = "embedding_forward",
+                .blocks = blocks_for(size_t(op.batch) * op.seq_len, kForwardThreads / kWarpSize),
+                .threads = kForwardThreads},
+               stream, op);
+    });
 }
 
-template <class T> void embedding_backward(const EmbeddingBackward<T>& op, Stream stream) {
-    require(op.batch > 0 && op.seq_len > 0 && op.channels > 0 && op.vocab > 0,
-            "embedding_backward: batch %d, seq_len %d, channels %d, vocab %d", op.batch, op.seq_len, op.channels,
-            op.vocab);
-    require(op.seq_len <= op.n_positions, "embedding_backward: seq_len %d is more than n_positions %d", op.seq_len,
-            op.n_positions);
-    token_gradients(op, stream);
-    position_gradients(op, stream);
+void embedding_backward(const EmbeddingBackward& op, Stream stream) {
+    dispatch("embedding_backward", {op.dout}, [&]<class T>() {
+        require(op.batch > 0 && op.seq_len > 0 && op.channels > 0 && op.vocab > 0,
+                "embedding_backward: batch %d, seq_len %d, channels %d, vocab %d", op.batch, op.seq_len, op.channels,
+                op.vocab);
+        require(op.seq_len <= op.n_positions, "embedding_backward: seq_len %d is more than n_positions %d", op.seq_len,
+                op.n_positions);
+        token_gradients<T>(op, stream);
+        position_gradients<T>(op, stream);
+    });
 }
 
-template <class T> size_t embedding_backward_scratch_bytes(const EmbeddingBackward<T>& op) {
+size_t embedding_backward_scratch_bytes(const EmbeddingBackward& op) {
     const int n = op.batch * op.seq_len;
     return (2 * size_t(n) + size_t(kDigits) * n_tiles(n)) * sizeof(int);
 }
-
-template void embedding_forward(const EmbeddingForward<float>&, Stream);
-template void embedding_forward(const EmbeddingForward<bf16>&, Stream);
-template void embedding_forward(const EmbeddingForward<fp16>&, Stream);
-template void embedding_backward(const EmbeddingBackward<float>&, Stream);
-template void embedding_backward(const EmbeddingBackward<bf16>&, Stream);
-template void embedding_backward(const EmbeddingBackward<fp16>&, Stream);
-template size_t embedding_backward_scratch_bytes(const EmbeddingBackward<float>&);
-template size_t embedding_backward_scratch_bytes(const EmbeddingBackward<bf16>&);
-template size_t embedding_backward_scratch_bytes(const EmbeddingBackward<fp16>&);
 
 }  // namespace ops

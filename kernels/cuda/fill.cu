@@ -4,6 +4,7 @@
 // GPU's weights are the same; cast rounds to nearest even.
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/vector.cuh"
+#include "kernels/dispatch.h"
 #include "kernels/normal.h"
 #include "kernels/ops.h"
 
@@ -58,8 +59,8 @@ template <bool kAligned> __global__ void __launch_bounds__(kThreads) add_kernel(
     store_four<kAligned>(op.out, i, op.count, pack_floats(sum));
 }
 
-template <class T, bool kAligned> __global__ void __launch_bounds__(kThreads) cast_kernel(Cast<T> op) {
-    T* __restrict__ out = op.out;
+template <class T, bool kAligned> __global__ void __launch_bounds__(kThreads) cast_kernel(Cast op) {
+    T* __restrict__ out = op.out.as<T>();
     const float* __restrict__ inp = op.inp;
     const size_t i = first_element();
     if (i >= op.count) return;
@@ -81,25 +82,23 @@ template <class Op> void launch_flat(const char* name, void (*kernel)(Op), const
 }  // namespace
 
 void normal_fill(const NormalFill& op, Stream stream) {
-    launch_flat("normal_fill", are_aligned(16, op.out) ? normal_fill_kernel<true> : normal_fill_kernel<false>, op,
+    launch_flat("normal_fill", are_aligned(16, {op.out}) ? normal_fill_kernel<true> : normal_fill_kernel<false>, op,
                 stream);
 }
 
 void fill(const Fill& op, Stream stream) {
-    launch_flat("fill", are_aligned(16, op.out) ? fill_kernel<true> : fill_kernel<false>, op, stream);
+    launch_flat("fill", are_aligned(16, {op.out}) ? fill_kernel<true> : fill_kernel<false>, op, stream);
 }
 
 void add(const Add& op, Stream stream) {
-    launch_flat("add", are_aligned(16, op.out, op.inp) ? add_kernel<true> : add_kernel<false>, op, stream);
+    launch_flat("add", are_aligned(16, {op.out, op.inp}) ? add_kernel<true> : add_kernel<false>, op, stream);
 }
 
-template <class T> void cast(const Cast<T>& op, Stream stream) {
-    const bool aligned = are_aligned(16, op.inp) && are_aligned(kSize * sizeof(T), op.out);
-    launch_flat("cast", aligned ? cast_kernel<T, true> : cast_kernel<T, false>, op, stream);
+void cast(const Cast& op, Stream stream) {
+    dispatch("cast", {op.out}, [&]<class T>() {
+        const bool aligned = are_aligned(16, {op.inp}) && are_aligned(kSize * sizeof(T), {op.out});
+        launch_flat("cast", aligned ? cast_kernel<T, true> : cast_kernel<T, false>, op, stream);
+    });
 }
-
-template void cast(const Cast<float>&, Stream);
-template void cast(const Cast<bf16>&, Stream);
-template void cast(const Cast<fp16>&, Stream);
 
 }  // namespace ops

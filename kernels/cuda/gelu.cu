@@ -2,6 +2,7 @@
 // Numerics: gelu.cuh's, the same that the matrix products' epilogue uses.
 #include "kernels/cuda/gelu.cuh"
 #include "kernels/cuda/vector.cuh"
+#include "kernels/dispatch.h"
 #include "kernels/ops.h"
 
 namespace ops {
@@ -10,9 +11,9 @@ namespace {
 
 constexpr int kThreads = 256;
 
-template <class T, bool kAligned> __global__ void __launch_bounds__(kThreads) gelu_forward_kernel(GeluForward<T> op) {
-    T* __restrict__ out = op.out;
-    const T* __restrict__ inp = op.inp;
+template <class T, bool kAligned> __global__ void __launch_bounds__(kThreads) gelu_forward_kernel(GeluForward op) {
+    T* __restrict__ out = op.out.as<T>();
+    const T* __restrict__ inp = op.inp.as<T>();
     const size_t i = (size_t(blockIdx.x) * kThreads + threadIdx.x) * kPackSize<T>;
     if (i >= op.count) return;
     const bool whole = op.count - i >= kPackSize<T>;
@@ -28,17 +29,16 @@ template <class T, bool kAligned> __global__ void __launch_bounds__(kThreads) ge
 
 }  // namespace
 
-template <class T> void gelu_forward(const GeluForward<T>& op, Stream stream) {
-    if (op.count == 0) return;
-    auto kernel = are_aligned(16, op.out, op.inp) ? gelu_forward_kernel<T, true> : gelu_forward_kernel<T, false>;
-    launch(
-        kernel,
-        {.name = "gelu_forward", .blocks = blocks_for(op.count, size_t(kThreads) * kPackSize<T>), .threads = kThreads},
-        stream, op);
+void gelu_forward(const GeluForward& op, Stream stream) {
+    dispatch("gelu_forward", {op.out, op.inp}, [&]<class T>() {
+        if (op.count == 0) return;
+        auto kernel = are_aligned(16, {op.out, op.inp}) ? gelu_forward_kernel<T, true> : gelu_forward_kernel<T, false>;
+        launch(kernel,
+               {.name = "gelu_forward",
+                .blocks = blocks_for(op.count, size_t(kThreads) * kPackSize<T>),
+                .threads = kThreads},
+               stream, op);
+    });
 }
-
-template void gelu_forward(const GeluForward<float>&, Stream);
-template void gelu_forward(const GeluForward<bf16>&, Stream);
-template void gelu_forward(const GeluForward<fp16>&, Stream);
 
 }  // namespace ops

@@ -3,9 +3,9 @@
 //
 // GELU forward: the seam wants gelu of the sum as rounded to T, bit for bit what gelu_forward makes of what is stored,
 // so that recomputing it changes nothing. The library applies it to the unrounded sum (that differs by up to 1.13 units
-// of T's round-off of the sum) with a tanh of its own, so its epilogue is off unless set_library_gelu(): the product
-// stores the sum, gelu_forward follows. It reads and writes 8 rows C elements a layer (8u): 2.2 ms of a 97 ms step of
-// GPT-2 124M at 4.3 TB/s, of which the fused epilogue would still spend the 4u of its second output.
+// of T's round-off of the sum) with a tanh of its own, so its epilogue is not used: the product stores the sum,
+// gelu_forward follows. It reads and writes 8 rows C elements a layer (8u): 2.2 ms of a 97 ms step of GPT-2 124M at
+// 4.3 TB/s, of which the fused epilogue would still spend the 4u of its second output.
 // dGELU: nothing recomputes it, and a bf16 or fp16 sum must not be rounded before the factor: the library's (DGELU).
 // Float, and what the library has not (leading dimensions of aux that are no multiple of 8, one-element sums): float
 // sums, kMatmulSumsBytes at a time, finished by a kernel of ours. A value is rounded to T once on either way.
@@ -16,6 +16,7 @@
 #include "kernels/cuda/matmul_epilogue.h"
 #include "kernels/cuda/matmul_plan.h"
 #include "kernels/cuda/matmul_products.h"
+#include "kernels/dispatch.h"
 #include "kernels/ops.h"
 
 namespace {
@@ -26,7 +27,7 @@ void require_sizes(const char* op, int rows, int n, int k) {
 
 // Float sums of product.d (m, n), so many columns at a time that they fit into memory kept for them, or where `out` is
 // float right there; finish(sums, first column, columns) makes of them what is wanted.
-template <class T, class Finish> void multiply_and_finish(Product product, Stream stream, Finish finish) {
+template <class Finish> void multiply_and_finish(Product product, Stream stream, Finish finish) {
     product.epilogue = Epilogue::none;
     if (product.out == Dtype::fp32) {
         multiply_plain(product, stream);
@@ -36,12 +37,12 @@ template <class T, class Finish> void multiply_and_finish(Product product, Strea
     require(column_bytes <= kMatmulSumsBytes, "matmul: %d output features need %zu bytes a row, there are %zu",
             product.m, column_bytes, kMatmulSumsBytes);
     float* sums = matmul_sums(stream);
-    const T* b = static_cast<const T*>(product.b);
+    const ConstView b(product.b, product.in);
     const int all = product.n, at_once = int(std::min(kMatmulSumsBytes / column_bytes, size_t(all)));
     product.d = sums;
     product.out = Dtype::fp32;
     for (int first = 0; first < all; first += at_once) {
-        product.b = b + size_t(first) * size_t(product.k);
+        product.b = b.from(size_t(first) * size_t(product.k)).data;
         product.n = std::min(at_once, all - first);
         multiply_plain(product, stream);
         finish(static_cast<const float*>(sums), size_t(first), size_t(product.n));
@@ -49,16 +50,16 @@ template <class T, class Finish> void multiply_and_finish(Product product, Strea
 }
 
 // out = inp weight^T + bias.
-template <class T> void multiply_add_bias(const Product& product, Stream stream) {
+void multiply_add_bias(const Product& product, Stream stream) {
     if (multiply(product, stream)) return;
-    T* out = static_cast<T*>(product.d);
-    const int m = product.m;
-    multiply_and_finish<T>(product, stream, [&](const float* sums, size_t first, size_t columns) {
-        add_bias(AddBias<T>{.out = out + first * size_t(m),
-                            .sums = sums,
-                            .bias = static_cast<const T*>(product.bias),
-                            .rows = columns,
-                            .cols = m},
+    const View out(product.d, product.out);
+    const ConstView bias(product.bias, product.out);
+    multiply_and_finish(product, stream, [&](const float* sums, size_t first, size_t columns) {
+        add_bias({.out = out.from(first * size_t(product.m)),
+                  .sums = sums,
+                  .bias = bias,
+                  .rows = columns,
+                  .cols = product.m},
                  stream);
     });
 }
@@ -67,82 +68,58 @@ template <class T> void multiply_add_bias(const Product& product, Stream stream)
 
 namespace ops {
 
-template <class T> void matmul_forward(const MatmulForward<T>& op, Stream stream) {
+void matmul_forward(const MatmulForward& op, Stream stream) {
     require_sizes("matmul_forward", op.rows, op.n, op.k);
-    const Product product = product_of(op);
-    if (!op.pre_gelu) return multiply_add_bias<T>(product, stream);
-
-    if (library_gelu() && dtype_of<T> != Dtype::fp32) {
-        Product fused = product;
-        fused.d = op.out;
-        fused.aux = op.pre_gelu;
-        fused.epilogue = op.bias ? Epilogue::gelu_bias : Epilogue::gelu;
-        if (multiply(fused, stream)) return;
-    }
-    multiply_add_bias<T>(product, stream);
-    gelu_forward<T>({.out = op.out, .inp = op.pre_gelu, .count = size_t(op.rows) * size_t(op.n)}, stream);
+    storage_type("matmul_forward", {op.out, op.pre_gelu, op.inp, op.weight, op.bias});
+    multiply_add_bias(product_of(op), stream);
+    if (!op.pre_gelu) return;
+    gelu_forward({.out = op.out, .inp = op.pre_gelu, .count = size_t(op.rows) * size_t(op.n)}, stream);
 }
 
-template <class T> void matmul_backward_input(const MatmulBackwardInput<T>& op, Stream stream) {
+void matmul_backward_input(const MatmulBackwardInput& op, Stream stream) {
     require_sizes("matmul_backward_input", op.rows, op.n, op.k);
+    const Dtype dtype = storage_type("matmul_backward_input", {op.dinp, op.dout, op.weight, op.pre_gelu});
     Product product = product_of(op);
-    if (!op.pre_gelu) return multiply_add_bias<T>(product, stream);
+    if (!op.pre_gelu) return multiply_add_bias(product, stream);
 
-    if (dtype_of<T> != Dtype::fp32 && multiply(product, stream)) return;
+    if (dtype != Dtype::fp32 && multiply(product, stream)) return;
     product.aux = nullptr;
-    multiply_and_finish<T>(product, stream, [&](const float* sums, size_t first, size_t columns) {
+    multiply_and_finish(product, stream, [&](const float* sums, size_t first, size_t columns) {
         const size_t begin = first * size_t(op.k);
-        times_gelu_gradient(
-            TimesGeluGradient<T>{
-                .out = op.dinp + begin, .sums = sums, .pre_gelu = op.pre_gelu + begin, .count = columns * size_t(op.k)},
-            stream);
+        times_gelu_gradient({.out = op.dinp.from(begin),
+                             .sums = sums,
+                             .pre_gelu = op.pre_gelu.from(begin),
+                             .count = columns * size_t(op.k)},
+                            stream);
     });
 }
 
-template <class T> void matmul_backward_weight(const MatmulBackwardWeight<T>& op, Stream stream) {
+void matmul_backward_weight(const MatmulBackwardWeight& op, Stream stream) {
     require_sizes("matmul_backward_weight", op.rows, op.n, op.k);
+    storage_type("matmul_backward_weight", {op.dout, op.inp});
     Product product = product_of(op);
     if (!op.dbias) return multiply_plain(product, stream);
 
-    float* scratch = static_cast<float*>(op.scratch);
+    ColumnSums bias_sums{.out = op.dbias,
+                         .scratch = static_cast<float*>(op.scratch),
+                         .values = op.dout,
+                         .rows = op.rows,
+                         .cols = op.n,
+                         .accumulate = op.accumulate};
     if (multiply(product, stream)) {
-        if (op.accumulate)
-            column_sums(ColumnSums<float>{.out = op.dbias,
-                                          .scratch = nullptr,
-                                          .values = scratch,
-                                          .rows = 1,
-                                          .cols = op.n,
-                                          .accumulate = true},
-                        stream);
-        return;
+        if (!op.accumulate) return;
+        bias_sums.values = bias_sums.scratch;
+        bias_sums.rows = 1;
+    } else {
+        product.bias = nullptr;
+        product.epilogue = Epilogue::none;
+        multiply_plain(product, stream);
     }
-    product.bias = nullptr;
-    product.epilogue = Epilogue::none;
-    multiply_plain(product, stream);
-    column_sums(ColumnSums<T>{.out = op.dbias,
-                              .scratch = scratch,
-                              .values = op.dout,
-                              .rows = op.rows,
-                              .cols = op.n,
-                              .accumulate = op.accumulate},
-                stream);
+    column_sums(bias_sums, stream);
 }
 
-template <class T> size_t matmul_backward_weight_scratch_bytes(const MatmulBackwardWeight<T>& op) {
+size_t matmul_backward_weight_scratch_bytes(const MatmulBackwardWeight& op) {
     return std::max(column_sums_scratch_bytes(op.rows, op.n), size_t(op.n) * sizeof(float));
 }
-
-template void matmul_forward(const MatmulForward<float>&, Stream);
-template void matmul_forward(const MatmulForward<bf16>&, Stream);
-template void matmul_forward(const MatmulForward<fp16>&, Stream);
-template void matmul_backward_input(const MatmulBackwardInput<float>&, Stream);
-template void matmul_backward_input(const MatmulBackwardInput<bf16>&, Stream);
-template void matmul_backward_input(const MatmulBackwardInput<fp16>&, Stream);
-template void matmul_backward_weight(const MatmulBackwardWeight<float>&, Stream);
-template void matmul_backward_weight(const MatmulBackwardWeight<bf16>&, Stream);
-template void matmul_backward_weight(const MatmulBackwardWeight<fp16>&, Stream);
-template size_t matmul_backward_weight_scratch_bytes(const MatmulBackwardWeight<float>&);
-template size_t matmul_backward_weight_scratch_bytes(const MatmulBackwardWeight<bf16>&);
-template size_t matmul_backward_weight_scratch_bytes(const MatmulBackwardWeight<fp16>&);
 
 }  // namespace ops

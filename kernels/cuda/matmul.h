@@ -14,22 +14,14 @@
 // Products of float storage round their factors to TF32 (10 fraction bits). Off at first; the sum stays float.
 void set_tf32(bool on);
 
-// matmul_forward applies GELU in the library's epilogue where there is one, on the sum before it is rounded to T and by
-// a formula of the library's own. Off at first, because gelu_forward does not give those bits: only for runs that never
-// recompute the activation. What it costs to leave it off stands in matmul.cu.
-void set_library_gelu(bool on);
-
 // Whether proposals are timed (once, at a product's first use, on random numbers in memory of the tuner's own) or the
 // first one is taken. Off at first.
 void set_matmul_tuning(bool on);
 
 // The file that keeps timed choices: read now, added to whenever a product is timed, replaced as a whole. Processes on
 // one machine may share it: one of them times a product, the others wait and take its choice. "" for no file, as at
-// first. A file that is damaged or of another GPU or version is ignored and replaced; matmul_cache_note() says so.
+// first. A file that is damaged or of another GPU or version is ignored and replaced; cuda_matmul_path() says so.
 void set_matmul_cache(const std::string& path);
-
-// Why choices were ignored or the file could not be written, in one line; empty if all is well.
-std::string matmul_cache_note();
 
 // All choices made so far, as text of a few kilobytes.
 std::string matmul_choices();
@@ -37,7 +29,8 @@ std::string matmul_choices();
 // Takes over choices, also for products that were used before. Returns why they are ignored, or an empty string.
 std::string load_matmul_choices(const std::string& text);
 
-// Who multiplies and how, one line for the log.
+// What carries out products and how, and why choices were ignored or the file could not be written: one line for the
+// log.
 std::string cuda_matmul_path();
 
 // Device memory that products take for themselves, for each stream: the library's workspace, and where sums stay in

@@ -14,6 +14,7 @@
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/matmul_epilogue.h"
 #include "kernels/cuda/vector.cuh"
+#include "kernels/dispatch.h"
 #include "kernels/numeric.h"
 
 namespace {
@@ -27,10 +28,10 @@ __device__ inline size_t first_element() { return size_t(blockIdx.x) * blockDim.
 __device__ inline size_t element_stride() { return size_t(gridDim.x) * blockDim.x; }
 
 // The sums are not __restrict__ in these two: they may be the output.
-template <class T> __global__ void __launch_bounds__(kThreads) add_bias_kernel(AddBias<T> op) {
-    T* out = op.out;
+template <class T> __global__ void __launch_bounds__(kThreads) add_bias_kernel(AddBias op) {
+    T* out = op.out.as<T>();
     const float* sums = op.sums;
-    const T* __restrict__ bias = op.bias;
+    const T* __restrict__ bias = op.bias.as<T>();
     const size_t count = op.rows * size_t(op.cols);
     for (size_t i = first_element(); i < count; i += element_stride()) {
         const float addend = bias ? to_float(bias[i % size_t(op.cols)]) : 0.0f;
@@ -38,17 +39,17 @@ template <class T> __global__ void __launch_bounds__(kThreads) add_bias_kernel(A
     }
 }
 
-template <class T> __global__ void __launch_bounds__(kThreads) times_gelu_gradient_kernel(TimesGeluGradient<T> op) {
-    T* out = op.out;
+template <class T> __global__ void __launch_bounds__(kThreads) times_gelu_gradient_kernel(TimesGeluGradient op) {
+    T* out = op.out.as<T>();
     const float* sums = op.sums;
-    const T* __restrict__ pre_gelu = op.pre_gelu;
+    const T* __restrict__ pre_gelu = op.pre_gelu.as<T>();
     for (size_t i = first_element(); i < op.count; i += element_stride())
         out[i] = from_float<T>(sums[i] * gelu_gradient(to_float(pre_gelu[i])));
 }
 
 // Four bytes of a random word each: the sum of four uniform numbers is near enough to a normal one.
-template <class T> __global__ void __launch_bounds__(kThreads) random_fill_kernel(RandomFill<T> op) {
-    T* __restrict__ out = op.out;
+template <class T> __global__ void __launch_bounds__(kThreads) random_fill_kernel(RandomFill op) {
+    T* __restrict__ out = op.out.as<T>();
     for (size_t i = first_element(); i < op.count; i += element_stride()) {
         const uint32_t word = philox(op.seed, 0, i).word[0];
         const int sum = int(word & 255) + int(word >> 8 & 255) + int(word >> 16 & 255) + int(word >> 24);
@@ -119,7 +120,7 @@ template <class T, int kWidth> void launch_group_sums(const GroupSums<T>& op, St
 }
 
 template <class T> void group_sums(const GroupSums<T>& op, Stream stream) {
-    if (are_aligned(16, op.values) && op.cols % kPackSize<T> == 0)
+    if (are_aligned(16, {op.values}) && op.cols % kPackSize<T> == 0)
         launch_group_sums<T, kPackSize<T>>(op, stream);
     else
         launch_group_sums<T, 1>(op, stream);
@@ -127,32 +128,41 @@ template <class T> void group_sums(const GroupSums<T>& op, Stream stream) {
 
 }  // namespace
 
-template <class T> void add_bias(const AddBias<T>& op, Stream stream) {
-    launch(add_bias_kernel<T>,
-           {.name = "add_bias", .blocks = strided_blocks(op.rows * size_t(op.cols)), .threads = kThreads}, stream, op);
+void add_bias(const AddBias& op, Stream stream) {
+    ops::dispatch("add_bias", {op.out, op.bias}, [&]<class T>() {
+        launch(add_bias_kernel<T>,
+               {.name = "add_bias", .blocks = strided_blocks(op.rows * size_t(op.cols)), .threads = kThreads}, stream,
+               op);
+    });
 }
 
-template <class T> void times_gelu_gradient(const TimesGeluGradient<T>& op, Stream stream) {
-    launch(times_gelu_gradient_kernel<T>,
-           {.name = "times_gelu_gradient", .blocks = strided_blocks(op.count), .threads = kThreads}, stream, op);
+void times_gelu_gradient(const TimesGeluGradient& op, Stream stream) {
+    ops::dispatch("times_gelu_gradient", {op.out, op.pre_gelu}, [&]<class T>() {
+        launch(times_gelu_gradient_kernel<T>,
+               {.name = "times_gelu_gradient", .blocks = strided_blocks(op.count), .threads = kThreads}, stream, op);
+    });
 }
 
-template <class T> void random_fill(const RandomFill<T>& op, Stream stream) {
-    launch(random_fill_kernel<T>, {.name = "random_fill", .blocks = strided_blocks(op.count), .threads = kThreads},
-           stream, op);
+void random_fill(const RandomFill& op, Stream stream) {
+    ops::dispatch("random_fill", {op.out}, [&]<class T>() {
+        launch(random_fill_kernel<T>, {.name = "random_fill", .blocks = strided_blocks(op.count), .threads = kThreads},
+               stream, op);
+    });
 }
 
-template <class T> void column_sums(const ColumnSums<T>& op, Stream stream) {
+void column_sums(const ColumnSums& op, Stream stream) {
     require(op.rows > 0 && op.cols > 0 && groups_of(op.rows) <= 65535,
             "column_sums: rows must be in [1, 65535 * 256] and cols positive, are %d and %d", op.rows, op.cols);
     int rows = groups_of(op.rows);
     float* sums = rows == 1 ? op.out : op.scratch;
-    group_sums(GroupSums<T>{.out = sums,
-                            .values = op.values,
-                            .rows = op.rows,
-                            .cols = op.cols,
-                            .accumulate = rows == 1 && op.accumulate},
-               stream);
+    ops::dispatch("column_sums", {op.values}, [&]<class T>() {
+        group_sums(GroupSums<T>{.out = sums,
+                                .values = op.values.as<T>(),
+                                .rows = op.rows,
+                                .cols = op.cols,
+                                .accumulate = rows == 1 && op.accumulate},
+                   stream);
+    });
     while (rows > 1) {
         const int groups = groups_of(rows);
         float* next = groups == 1 ? op.out : sums + size_t(rows) * size_t(op.cols);
@@ -170,16 +180,3 @@ size_t column_sums_scratch_bytes(int rows, int cols) {
     for (rows = groups_of(rows); rows > 1; rows = groups_of(rows)) sums += size_t(rows);
     return sums * size_t(cols) * sizeof(float);
 }
-
-template void add_bias(const AddBias<float>&, Stream);
-template void add_bias(const AddBias<bf16>&, Stream);
-template void add_bias(const AddBias<fp16>&, Stream);
-template void times_gelu_gradient(const TimesGeluGradient<float>&, Stream);
-template void times_gelu_gradient(const TimesGeluGradient<bf16>&, Stream);
-template void times_gelu_gradient(const TimesGeluGradient<fp16>&, Stream);
-template void column_sums(const ColumnSums<float>&, Stream);
-template void column_sums(const ColumnSums<bf16>&, Stream);
-template void column_sums(const ColumnSums<fp16>&, Stream);
-template void random_fill(const RandomFill<float>&, Stream);
-template void random_fill(const RandomFill<bf16>&, Stream);
-template void random_fill(const RandomFill<fp16>&, Stream);

@@ -13,28 +13,28 @@ namespace {
 constexpr uintptr_t kMostAlignment = 16;
 constexpr int kProposals = 64;
 
-bool has_bias(Epilogue epilogue) {
-    return epilogue == Epilogue::bias || epilogue == Epilogue::gelu_bias || epilogue == Epilogue::bias_gradient;
-}
+bool has_bias(Epilogue epilogue) { return epilogue == Epilogue::bias || epilogue == Epilogue::bias_gradient; }
 
-bool has_aux(Epilogue epilogue) {
-    return epilogue == Epilogue::gelu || epilogue == Epilogue::gelu_bias || epilogue == Epilogue::dgelu;
-}
+bool has_aux(Epilogue epilogue) { return epilogue == Epilogue::dgelu; }
 
 int alignment_of(const void* pointer) {
     return pointer ? 1 << std::countr_zero(reinterpret_cast<uintptr_t>(pointer) | kMostAlignment) : 0;
 }
 
 cudaDataType_t library_type(Dtype dtype) {
-    return dtype == Dtype::fp32 ? CUDA_R_32F : dtype == Dtype::bf16 ? CUDA_R_16BF : CUDA_R_16F;
+    switch (dtype) {
+        case Dtype::fp32: return CUDA_R_32F;
+        case Dtype::bf16: return CUDA_R_16BF;
+        case Dtype::fp16: return CUDA_R_16F;
+        case Dtype::fp64: break;
+    }
+    fail(Exit::internal, "matmul does not support %s", name_of(dtype));
 }
 
 cublasLtEpilogue_t library_epilogue(Epilogue epilogue) {
     switch (epilogue) {
         case Epilogue::none: return CUBLASLT_EPILOGUE_DEFAULT;
         case Epilogue::bias: return CUBLASLT_EPILOGUE_BIAS;
-        case Epilogue::gelu: return CUBLASLT_EPILOGUE_GELU_AUX;
-        case Epilogue::gelu_bias: return CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
         case Epilogue::dgelu: return CUBLASLT_EPILOGUE_DGELU;
         case Epilogue::bias_gradient: return CUBLASLT_EPILOGUE_BGRADB;
     }
@@ -95,8 +95,6 @@ const char* name_of(Epilogue epilogue) {
     switch (epilogue) {
         case Epilogue::none: return "plain";
         case Epilogue::bias: return "bias";
-        case Epilogue::gelu: return "gelu";
-        case Epilogue::gelu_bias: return "gelu_bias";
         case Epilogue::dgelu: return "dgelu";
         case Epilogue::bias_gradient: return "bias_gradient";
     }

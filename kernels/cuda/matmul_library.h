@@ -29,7 +29,7 @@ struct ProductKeyHash {
 
 ProductKey key_of(const Product& product, bool tf32);
 
-// "plain", "bias", "gelu", "gelu_bias", "dgelu", "bias_gradient".
+// "plain", "bias", "dgelu", "bias_gradient".
 const char* name_of(Epilogue epilogue);
 
 // The key in one line of text; different keys have different words.

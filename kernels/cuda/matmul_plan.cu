@@ -22,7 +22,7 @@ namespace {
 constexpr int kLockPatienceSeconds = 300;  // far longer than the timing of one product takes
 
 struct Settings {
-    bool tf32 = false, library_gelu = false, tuning = false;
+    bool tf32 = false, tuning = false;
     std::string cache, note;
 };
 
@@ -185,10 +185,7 @@ float* matmul_sums(Stream stream) {
     return static_cast<float*>(sums.data());
 }
 
-bool library_gelu() { return settings().library_gelu; }
-
 void set_tf32(bool on) { settings().tf32 = on; }
-void set_library_gelu(bool on) { settings().library_gelu = on; }
 void set_matmul_tuning(bool on) { settings().tuning = on; }
 
 void set_matmul_cache(const std::string& path) {
@@ -196,8 +193,6 @@ void set_matmul_cache(const std::string& path) {
     settings().note.clear();
     if (!path.empty()) look_into_cache(library());
 }
-
-std::string matmul_cache_note() { return settings().note; }
 
 std::string matmul_choices() { return choices_to_text(library().choices, library().owner); }
 

@@ -13,8 +13,6 @@
 enum class Epilogue : int {
     none,
     bias,           // d = sums + bias (m)
-    gelu,           // aux = sums, d = gelu(sums)
-    gelu_bias,      // aux = sums + bias, d = gelu(sums + bias)
     dgelu,          // d = sums gelu'(aux)
     bias_gradient,  // besides d: bias (n) = the sums of op(b) along k, of d's type
 };
@@ -41,6 +39,3 @@ void multiply_plain(const Product& product, Stream stream);
 
 // kMatmulSumsBytes of float numbers on the stream, for sums that are finished by a kernel of ours.
 float* matmul_sums(Stream stream);
-
-// Whether set_library_gelu() is on.
-bool library_gelu();

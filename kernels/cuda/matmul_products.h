@@ -6,13 +6,13 @@
 
 //     out (rows, n) = inp weight^T + bias      the library's d (n, rows) = weight^T (n, k) inp (k, rows)
 // With pre_gelu the sum, which is what GELU is then applied to.
-template <class T> Product product_of(const ops::MatmulForward<T>& op) {
-    return {.d = op.pre_gelu ? op.pre_gelu : op.out,
-            .a = op.weight,
-            .b = op.inp,
-            .bias = const_cast<T*>(op.bias),
-            .in = dtype_of<T>,
-            .out = dtype_of<T>,
+inline Product product_of(const ops::MatmulForward& op) {
+    return {.d = op.pre_gelu ? op.pre_gelu.data : op.out.data,
+            .a = op.weight.data,
+            .b = op.inp.data,
+            .bias = const_cast<void*>(op.bias.data),
+            .in = op.inp.dtype,
+            .out = op.inp.dtype,
             .transpose_a = true,
             .transpose_b = false,
             .m = op.n,
@@ -22,13 +22,13 @@ template <class T> Product product_of(const ops::MatmulForward<T>& op) {
 }
 
 //     dinp (rows, k) = dout weight             d (k, rows) = weight (k, n) dout (n, rows)
-template <class T> Product product_of(const ops::MatmulBackwardInput<T>& op) {
-    return {.d = op.dinp,
-            .a = op.weight,
-            .b = op.dout,
-            .aux = const_cast<T*>(op.pre_gelu),
-            .in = dtype_of<T>,
-            .out = dtype_of<T>,
+inline Product product_of(const ops::MatmulBackwardInput& op) {
+    return {.d = op.dinp.data,
+            .a = op.weight.data,
+            .b = op.dout.data,
+            .aux = const_cast<void*>(op.pre_gelu.data),
+            .in = op.dout.dtype,
+            .out = op.dout.dtype,
             .transpose_a = false,
             .transpose_b = false,
             .m = op.k,
@@ -40,12 +40,12 @@ template <class T> Product product_of(const ops::MatmulBackwardInput<T>& op) {
 //     dweight (n, k) = dout^T inp              d (k, n) = inp (k, rows) dout^T (rows, n), d float; dbias: the sums of
 //                                              dout along rows, in the same pass over dout (BGRADB)
 // The library overwrites the bias gradient, whatever it does to d: where it is to be added to, its sums go to scratch.
-template <class T> Product product_of(const ops::MatmulBackwardWeight<T>& op) {
+inline Product product_of(const ops::MatmulBackwardWeight& op) {
     return {.d = op.dweight,
-            .a = op.inp,
-            .b = op.dout,
+            .a = op.inp.data,
+            .b = op.dout.data,
             .bias = op.dbias && op.accumulate ? op.scratch : op.dbias,
-            .in = dtype_of<T>,
+            .in = op.dout.dtype,
             .out = Dtype::fp32,
             .transpose_a = false,
             .transpose_b = true,

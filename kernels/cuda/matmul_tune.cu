@@ -69,26 +69,18 @@ public:
     const Product& product() const { return product_; }
 
     void sum_columns() const {
-        auto sum = [&]<class T>(const T* values) {
-            column_sums(ColumnSums<T>{.out = static_cast<float*>(product_.bias),
-                                      .scratch = sums_,
-                                      .values = values,
-                                      .rows = product_.k,
-                                      .cols = product_.n,
-                                      .accumulate = false},
-                        stream_);
-        };
-        if (product_.in == Dtype::fp32) sum(static_cast<const float*>(product_.b));
-        if (product_.in == Dtype::bf16) sum(static_cast<const bf16*>(product_.b));
-        if (product_.in == Dtype::fp16) sum(static_cast<const fp16*>(product_.b));
+        column_sums({.out = static_cast<float*>(product_.bias),
+                     .scratch = sums_,
+                     .values = ConstView(product_.b, product_.in),
+                     .rows = product_.k,
+                     .cols = product_.n,
+                     .accumulate = false},
+                    stream_);
     }
 
 private:
     void* fill(void* memory, Dtype dtype, size_t count, unsigned seed) const {
-        auto fill_as = [&]<class T>(T* out) { random_fill(RandomFill<T>{out, count, seed}, stream_); };
-        if (dtype == Dtype::fp32) fill_as(static_cast<float*>(memory));
-        if (dtype == Dtype::bf16) fill_as(static_cast<bf16*>(memory));
-        if (dtype == Dtype::fp16) fill_as(static_cast<fp16*>(memory));
+        random_fill({.out = View(memory, dtype), .count = count, .seed = seed}, stream_);
         return memory;
     }
 

@@ -7,6 +7,7 @@
 // and whether accesses are whole changes no order, so both ops give the same bits for the same row.
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/vector.cuh"
+#include "kernels/dispatch.h"
 #include "kernels/ops.h"
 
 namespace ops {
@@ -90,8 +91,8 @@ __device__ float rstd_of(float squares, int cols, float eps) { return 1.0f / sqr
 // What both ops do with a row, once it is in registers.
 template <bool kAligned, class T, int kPacks, class Op>
 __device__ void normalize_row(const Op& op, const Row<T, kPacks>& x, int row) {
-    const T* __restrict__ weight = op.weight;
-    const T* __restrict__ bias = op.bias;
+    const T* __restrict__ weight = op.weight.template as<T>();
+    const T* __restrict__ bias = op.bias.template as<T>();
     const int cols = op.cols;
 
     float sum = 0;
@@ -113,7 +114,7 @@ __device__ void normalize_row(const Op& op, const Row<T, kPacks>& x, int row) {
         out.pack[p] = normalized(x.pack[p], load_pack<kAligned>(weight + col, cols - col),
                                  load_pack<kAligned>(bias + col, cols - col), mean, rstd);
     }
-    store_row<kAligned>(op.out + size_t(row) * cols, out, cols);
+    store_row<kAligned>(op.out.template as<T>() + size_t(row) * cols, out, cols);
     if (threadIdx.x % kWarpSize == 0) {
         op.mean[row] = mean;
         op.rstd[row] = rstd;
@@ -124,18 +125,17 @@ __device__ void normalize_row(const Op& op, const Row<T, kPacks>& x, int row) {
 __device__ int row_of_warp() { return int(blockIdx.x) * kRowsPerBlock + int(threadIdx.x) / kWarpSize; }
 
 template <class T, int kPacks, bool kAligned>
-__global__ void __launch_bounds__(kThreads, kMinBlocks<kPacks>) norm_forward_kernel(NormForward<T> op) {
-    const T* __restrict__ inp = op.inp;
+__global__ void __launch_bounds__(kThreads, kMinBlocks<kPacks>) norm_forward_kernel(NormForward op) {
+    const T* __restrict__ inp = op.inp.as<T>();
     const int row = row_of_warp();
     if (row >= op.rows) return;
     normalize_row<kAligned>(op, load_row<kAligned, T, kPacks>(inp + size_t(row) * op.cols, op.cols), row);
 }
 
 template <class T, int kPacks, bool kAligned>
-__global__ void __launch_bounds__(kThreads, kMinBlocks<kPacks>)
-    residual_norm_forward_kernel(ResidualNormForward<T> op) {
-    const T* __restrict__ inp = op.inp;
-    const T* __restrict__ branch = op.branch;
+__global__ void __launch_bounds__(kThreads, kMinBlocks<kPacks>) residual_norm_forward_kernel(ResidualNormForward op) {
+    const T* __restrict__ inp = op.inp.as<T>();
+    const T* __restrict__ branch = op.branch.as<T>();
     const int row = row_of_warp();
     if (row >= op.rows) return;
     const size_t begin = size_t(row) * op.cols;
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<kPacks>)
     const Row<T, kPacks> y = load_row<kAligned, T, kPacks>(branch + begin, op.cols);
 #pragma unroll
     for (int p = 0; p < kPacks; p++) x.pack[p] = sum_of(x.pack[p], y.pack[p]);
-    store_row<kAligned>(op.residual + begin, x, op.cols);
+    store_row<kAligned>(op.residual.as<T>() + begin, x, op.cols);
     normalize_row<kAligned>(op, x, row);
 }
 
@@ -158,8 +158,8 @@ struct WideShared {
 // columns but those that it has read before.
 template <bool kAligned, class T, class Op>
 __device__ void normalize_wide_row(const Op& op, const T* x, float thread_sum, int row) {
-    const T* __restrict__ weight = op.weight;
-    const T* __restrict__ bias = op.bias;
+    const T* __restrict__ weight = op.weight.template as<T>();
+    const T* __restrict__ bias = op.bias.template as<T>();
     WideShared& s = shared_memory<WideShared>();
     constexpr int kStep = kWideThreads * kPackSize<T>;
     const int cols = op.cols, first = int(threadIdx.x) * kPackSize<T>;
@@ -170,7 +170,7 @@ __device__ void normalize_wide_row(const Op& op, const T* x, float thread_sum, i
         squares += pack_squares(load_pack<kAligned>(x + col, cols - col), mean, cols - col);
     const float rstd = rstd_of(block_sum(squares, s.squares), cols, op.eps);
 
-    T* out = op.out + size_t(row) * cols;
+    T* out = op.out.template as<T>() + size_t(row) * cols;
     for (int col = first; col < cols; col += kStep) {
         const int available = cols - col;
         store_pack<kAligned>(
@@ -186,9 +186,9 @@ __device__ void normalize_wide_row(const Op& op, const T* x, float thread_sum, i
 }
 
 template <class T, bool kAligned>
-__global__ void __launch_bounds__(kWideThreads) norm_forward_wide_kernel(NormForward<T> op) {
+__global__ void __launch_bounds__(kWideThreads) norm_forward_wide_kernel(NormForward op) {
     const int row = int(blockIdx.x), cols = op.cols;
-    const T* __restrict__ x = op.inp + size_t(row) * cols;
+    const T* __restrict__ x = op.inp.as<T>() + size_t(row) * cols;
     float sum = 0;
     for (int col = int(threadIdx.x) * kPackSize<T>; col < cols; col += kWideThreads * kPackSize<T>)
         sum += pack_sum(load_pack<kAligned>(x + col, cols - col));
@@ -196,11 +196,11 @@ __global__ void __launch_bounds__(kWideThreads) norm_forward_wide_kernel(NormFor
 }
 
 template <class T, bool kAligned>
-__global__ void __launch_bounds__(kWideThreads) residual_norm_forward_wide_kernel(ResidualNormForward<T> op) {
+__global__ void __launch_bounds__(kWideThreads) residual_norm_forward_wide_kernel(ResidualNormForward op) {
     const int row = int(blockIdx.x), cols = op.cols;
-    const T* __restrict__ inp = op.inp + size_t(row) * cols;
-    const T* __restrict__ branch = op.branch + size_t(row) * cols;
-    T* residual = op.residual + size_t(row) * cols;
+    const T* __restrict__ inp = op.inp.as<T>() + size_t(row) * cols;
+    const T* __restrict__ branch = op.branch.as<T>() + size_t(row) * cols;
+    T* residual = op.residual.as<T>() + size_t(row) * cols;
     float sum = 0;
     for (int col = int(threadIdx.x) * kPackSize<T>; col < cols; col += kWideThreads * kPackSize<T>) {
         const Pack<T> x =
@@ -241,38 +241,35 @@ void launch_by_rows(const char* name, const Kernels<Op>& kernels, bool aligned, 
 
 }  // namespace
 
-template <class T> void norm_forward(const NormForward<T>& op, Stream stream) {
-    static constexpr Kernels<NormForward<T>> kKernels = {
-        norm_forward_kernel<T, packs_for<T>(768), true>,
-        norm_forward_kernel<T, packs_for<T>(1024), true>,
-        norm_forward_kernel<T, packs_for<T>(2048), true>,
-        norm_forward_kernel<T, packs_for<T>(2048), false>,
-        norm_forward_wide_kernel<T, true>,
-        norm_forward_wide_kernel<T, false>,
-    };
-    const bool aligned = op.cols % kPackSize<T> == 0 && are_aligned(16, op.out, op.inp, op.weight, op.bias);
-    launch_by_rows("norm_forward", kKernels, aligned, op, stream);
+void norm_forward(const NormForward& op, Stream stream) {
+    dispatch("norm_forward", {op.out, op.inp, op.weight, op.bias}, [&]<class T>() {
+        static constexpr Kernels<NormForward> kKernels = {
+            norm_forward_kernel<T, packs_for<T>(768), true>,
+            norm_forward_kernel<T, packs_for<T>(1024), true>,
+            norm_forward_kernel<T, packs_for<T>(2048), true>,
+            norm_forward_kernel<T, packs_for<T>(2048), false>,
+            norm_forward_wide_kernel<T, true>,
+            norm_forward_wide_kernel<T, false>,
+        };
+        const bool aligned = op.cols % kPackSize<T> == 0 && are_aligned(16, {op.out, op.inp, op.weight, op.bias});
+        launch_by_rows("norm_forward", kKernels, aligned, op, stream);
+    });
 }
 
-template <class T> void residual_norm_forward(const ResidualNormForward<T>& op, Stream stream) {
-    static constexpr Kernels<ResidualNormForward<T>> kKernels = {
-        residual_norm_forward_kernel<T, packs_for<T>(768), true>,
-        residual_norm_forward_kernel<T, packs_for<T>(1024), true>,
-        residual_norm_forward_kernel<T, packs_for<T>(2048), true>,
-        residual_norm_forward_kernel<T, packs_for<T>(2048), false>,
-        residual_norm_forward_wide_kernel<T, true>,
-        residual_norm_forward_wide_kernel<T, false>,
-    };
-    const bool aligned =
-        op.cols % kPackSize<T> == 0 && are_aligned(16, op.residual, op.out, op.inp, op.branch, op.weight, op.bias);
-    launch_by_rows("residual_norm_forward", kKernels, aligned, op, stream);
+void residual_norm_forward(const ResidualNormForward& op, Stream stream) {
+    dispatch("residual_norm_forward", {op.residual, op.out, op.inp, op.branch, op.weight, op.bias}, [&]<class T>() {
+        static constexpr Kernels<ResidualNormForward> kKernels = {
+            residual_norm_forward_kernel<T, packs_for<T>(768), true>,
+            residual_norm_forward_kernel<T, packs_for<T>(1024), true>,
+            residual_norm_forward_kernel<T, packs_for<T>(2048), true>,
+            residual_norm_forward_kernel<T, packs_for<T>(2048), false>,
+            residual_norm_forward_wide_kernel<T, true>,
+            residual_norm_forward_wide_kernel<T, false>,
+        };
+        const bool aligned = op.cols % kPackSize<T> == 0 &&
+                             are_aligned(16, {op.residual, op.out, op.inp, op.branch, op.weight, op.bias});
+        launch_by_rows("residual_norm_forward", kKernels, aligned, op, stream);
+    });
 }
-
-template void norm_forward(const NormForward<float>&, Stream);
-template void norm_forward(const NormForward<bf16>&, Stream);
-template void norm_forward(const NormForward<fp16>&, Stream);
-template void residual_norm_forward(const ResidualNormForward<float>&, Stream);
-template void residual_norm_forward(const ResidualNormForward<bf16>&, Stream);
-template void residual_norm_forward(const ResidualNormForward<fp16>&, Stream);
 
 }  // namespace ops

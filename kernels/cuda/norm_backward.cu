@@ -10,6 +10,7 @@
 
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/vector.cuh"
+#include "kernels/dispatch.h"
 #include "kernels/ops.h"
 
 namespace ops {
@@ -28,7 +29,7 @@ int rows_per_group(int rows) { return std::max(kMinRows, (rows + kMaxGroups - 1)
 int n_groups(int rows) { return (rows + rows_per_group(rows) - 1) / rows_per_group(rows); }
 
 template <class T> struct NormBackwardGroups {
-    NormBackward<T> op;
+    NormBackward op;
     int rows_per_group, n_groups;
     int warps_per_row;  // 1, 2, 4 or 8
 };
@@ -47,7 +48,7 @@ template <class T, int kPacks> struct GroupShared {
 
 template <class T, int kPacks, bool kAligned> struct GroupWorker {
     using Shared = GroupShared<T, kPacks>;
-    const NormBackward<T>& op;
+    const NormBackward& op;
     Shared& s;
     int warps_per_row;
     int warp = int(threadIdx.x) / kWarpSize, lane = int(threadIdx.x) % kWarpSize;
@@ -60,9 +61,9 @@ template <class T, int kPacks, bool kAligned> struct GroupWorker {
     // Starts the copy of a row's packs to the thread's own places in the ring.
     __device__ void fetch(int stage, int row) const {
         const size_t begin = size_t(row) * op.cols;
-        fetch(stage, kDout, op.dout + begin);
-        fetch(stage, kInp, op.inp + begin);
-        if (op.accumulate_dinp) fetch(stage, kDinp, static_cast<const T*>(op.dinp) + begin);
+        fetch(stage, kDout, op.dout.as<T>() + begin);
+        fetch(stage, kInp, op.inp.as<T>() + begin);
+        if (op.accumulate_dinp) fetch(stage, kDinp, static_cast<const T*>(op.dinp.as<T>()) + begin);
     }
     __device__ void fetch(int stage, int which, const T* from) const {
 #pragma unroll
@@ -135,7 +136,7 @@ __device__ RowAverages add_row(const Worker& worker, ColumnSums<T, kPacks>& sums
 template <bool kAligned, class Worker, class T, int kPacks>
 __device__ void store_input_gradient(const Worker& worker, const Pack<T> (&weight)[kPacks], int stage, int row,
                                      float mean, float rstd, RowAverages averages) {
-    T* to = worker.op.dinp + size_t(row) * worker.op.cols;
+    T* to = worker.op.dinp.template as<T>() + size_t(row) * worker.op.cols;
 #pragma unroll
     for (int p = 0; p < kPacks; p++) {
         const int col = worker.column_of(p);
@@ -180,8 +181,8 @@ __device__ void store_column_sums(const Worker& worker, const ColumnSums<T, kPac
 template <class T, int kPacks, bool kAligned>
 __global__ void __launch_bounds__(kThreads, 2) norm_backward_kernel(NormBackwardGroups<T> groups) {
     using Worker = GroupWorker<T, kPacks, kAligned>;
-    const NormBackward<T>& op = groups.op;
-    const T* __restrict__ weight_from = op.weight;
+    const NormBackward& op = groups.op;
+    const T* __restrict__ weight_from = op.weight.as<T>();
     const float* __restrict__ means = op.mean;
     const float* __restrict__ rstds = op.rstd;
     const Worker worker{op, shared_memory<GroupShared<T, kPacks>>(), groups.warps_per_row};
@@ -227,13 +228,13 @@ struct WideShared {
     float dnorm[kWarps], dnorm_norm[kWarps];
 };
 
-template <class T> __global__ void __launch_bounds__(kThreads) norm_backward_wide_input_kernel(NormBackward<T> op) {
+template <class T> __global__ void __launch_bounds__(kThreads) norm_backward_wide_input_kernel(NormBackward op) {
     WideShared& s = shared_memory<WideShared>();
     const size_t begin = size_t(blockIdx.x) * op.cols;
-    const T* __restrict__ dout = op.dout + begin;
-    const T* __restrict__ inp = op.inp + begin;
-    const T* __restrict__ weight = op.weight;
-    T* dinp = op.dinp + begin;
+    const T* __restrict__ dout = op.dout.as<T>() + begin;
+    const T* __restrict__ inp = op.inp.as<T>() + begin;
+    const T* __restrict__ weight = op.weight.as<T>();
+    T* dinp = op.dinp.as<T>() + begin;
     const float mean = op.mean[blockIdx.x], rstd = op.rstd[blockIdx.x];
     auto norm = [&](int c) { return (to_float(inp[c]) - mean) * rstd; };
     auto dnorm = [&](int c) { return to_float(dout[c]) * to_float(weight[c]); };
@@ -253,9 +254,9 @@ template <class T> __global__ void __launch_bounds__(kThreads) norm_backward_wid
 // Blocks are (blocks of columns, groups); a thread sums one column over the group's rows.
 template <class T>
 __global__ void __launch_bounds__(kThreads) norm_backward_wide_columns_kernel(NormBackwardGroups<T> groups) {
-    const NormBackward<T>& op = groups.op;
-    const T* __restrict__ dout = op.dout;
-    const T* __restrict__ inp = op.inp;
+    const NormBackward& op = groups.op;
+    const T* __restrict__ dout = op.dout.as<T>();
+    const T* __restrict__ inp = op.inp.as<T>();
     const int c = int(blockIdx.x) * kThreads + int(threadIdx.x), group = int(blockIdx.y);
     if (c >= op.cols) return;
     const int begin = group * groups.rows_per_group, end = min(op.rows, begin + groups.rows_per_group);
@@ -281,7 +282,7 @@ struct FinalShared {
 template <class T>
 __global__ void __launch_bounds__(kFinalRows* kWarpSize) norm_backward_final_kernel(NormBackwardGroups<T> groups) {
     FinalShared& s = shared_memory<FinalShared>();
-    const NormBackward<T>& op = groups.op;
+    const NormBackward& op = groups.op;
     const float* __restrict__ parts = static_cast<const float*>(op.scratch);
     const int lane = int(threadIdx.x) % kWarpSize, warp = int(threadIdx.x) / kWarpSize;
     const int column = int(blockIdx.x) * kWarpSize + lane, columns = 2 * op.cols;
@@ -312,7 +313,7 @@ template <class T, int kPacks, bool kAligned> void launch_groups(const NormBackw
 }
 
 template <class T> void launch_wide(const NormBackwardGroups<T>& groups, Stream stream) {
-    const NormBackward<T>& op = groups.op;
+    const NormBackward& op = groups.op;
     launch(norm_backward_wide_input_kernel<T>,
            {.name = "norm_backward, dinp of wide rows",
             .blocks = blocks_for(size_t(op.rows), 1),
@@ -328,37 +329,32 @@ template <class T> void launch_wide(const NormBackwardGroups<T>& groups, Stream 
 
 }  // namespace
 
-template <class T> void norm_backward(const NormBackward<T>& op, Stream stream) {
-    require(op.rows > 0 && op.cols > 0, "norm_backward: %d rows of %d columns", op.rows, op.cols);
-    NormBackwardGroups<T> groups{op, rows_per_group(op.rows), n_groups(op.rows), 1};
-    while (groups.warps_per_row < kWarps && op.cols > groups.warps_per_row * columns_per_warp<T>(kMaxPacks))
-        groups.warps_per_row *= 2;
-    const bool aligned = op.cols % kPackSize<T> == 0 && are_aligned(16, op.dinp, op.dout, op.inp, op.weight);
-    if (op.cols > groups.warps_per_row * columns_per_warp<T>(kMaxPacks))
-        launch_wide(groups, stream);
-    else if (!aligned)
-        launch_groups<T, kMaxPacks, false>(groups, stream);
-    else if (op.cols > groups.warps_per_row * columns_per_warp<T>(2))
-        launch_groups<T, kMaxPacks, true>(groups, stream);
-    else
-        launch_groups<T, 2, true>(groups, stream);
-    launch(norm_backward_final_kernel<T>,
-           {.name = "norm_backward, sums of groups",
-            .blocks = blocks_for(2 * size_t(op.cols), kWarpSize),
-            .threads = kFinalRows * kWarpSize,
-            .shared_bytes = sizeof(FinalShared)},
-           stream, groups);
+void norm_backward(const NormBackward& op, Stream stream) {
+    dispatch("norm_backward", {op.dinp, op.dout, op.inp, op.weight}, [&]<class T>() {
+        require(op.rows > 0 && op.cols > 0, "norm_backward: %d rows of %d columns", op.rows, op.cols);
+        NormBackwardGroups<T> groups{op, rows_per_group(op.rows), n_groups(op.rows), 1};
+        while (groups.warps_per_row < kWarps && op.cols > groups.warps_per_row * columns_per_warp<T>(kMaxPacks))
+            groups.warps_per_row *= 2;
+        const bool aligned = op.cols % kPackSize<T> == 0 && are_aligned(16, {op.dinp, op.dout, op.inp, op.weight});
+        if (op.cols > groups.warps_per_row * columns_per_warp<T>(kMaxPacks))
+            launch_wide(groups, stream);
+        else if (!aligned)
+            launch_groups<T, kMaxPacks, false>(groups, stream);
+        else if (op.cols > groups.warps_per_row * columns_per_warp<T>(2))
+            launch_groups<T, kMaxPacks, true>(groups, stream);
+        else
+            launch_groups<T, 2, true>(groups, stream);
+        launch(norm_backward_final_kernel<T>,
+               {.name = "norm_backward, sums of groups",
+                .blocks = blocks_for(2 * size_t(op.cols), kWarpSize),
+                .threads = kFinalRows * kWarpSize,
+                .shared_bytes = sizeof(FinalShared)},
+               stream, groups);
+    });
 }
 
-template <class T> size_t norm_backward_scratch_bytes(const NormBackward<T>& op) {
+size_t norm_backward_scratch_bytes(const NormBackward& op) {
     return size_t(n_groups(op.rows)) * 2 * op.cols * sizeof(float);
 }
-
-template void norm_backward(const NormBackward<float>&, Stream);
-template void norm_backward(const NormBackward<bf16>&, Stream);
-template void norm_backward(const NormBackward<fp16>&, Stream);
-template size_t norm_backward_scratch_bytes(const NormBackward<float>&);
-template size_t norm_backward_scratch_bytes(const NormBackward<bf16>&);
-template size_t norm_backward_scratch_bytes(const NormBackward<fp16>&);
 
 }  // namespace ops

@@ -7,6 +7,7 @@
 #include "kernels/adamw.h"
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/vector.cuh"
+#include "kernels/dispatch.h"
 #include "kernels/ops.h"
 
 namespace ops {
@@ -42,18 +43,17 @@ template <class T> __device__ bool is_aligned(const T* flat, const Chunk& chunk)
 }
 
 // Stores the masters and, where there are any, the parameters: the masters rounded to T.
-template <bool kWhole, class Op>
+template <class T, bool kWhole, class Op>
 __device__ void store_masters(const Op& op, size_t place, const Four& master, int available) {
     store_pack<kWhole>(op.master + place, pack_floats(master), available);
     if (!op.param) return;
-    using T = std::remove_pointer_t<decltype(op.param)>;
     Floats<T, kSize> rounded;
 #pragma unroll
     for (int k = 0; k < kSize; k++) rounded.value[k] = master.value[k];
-    store_pack<kWhole>(op.param + place, pack_floats(rounded), available);
+    store_pack<kWhole>(op.param.template as<T>() + place, pack_floats(rounded), available);
 }
 
-template <class T> __global__ void __launch_bounds__(kThreads) adamw_update_kernel(AdamwUpdate<T> op) {
+template <class T> __global__ void __launch_bounds__(kThreads) adamw_update_kernel(AdamwUpdate op) {
     AdamwScalars& s = shared_memory<AdamwScalars>();
     const Chunk chunk = op.chunks[blockIdx.x / kBlocksPerChunk];
     if (op.grad_norm->non_finite_tensor >= 0 || is_beyond(chunk)) return;
@@ -61,7 +61,7 @@ template <class T> __global__ void __launch_bounds__(kThreads) adamw_update_kern
     __syncthreads();
     const float* __restrict__ grad = op.grad;
     const bool aligned = is_aligned(op.master, chunk) && is_aligned(op.m, chunk) && is_aligned(op.v, chunk) &&
-                         is_aligned(grad, chunk) && is_aligned(op.param, chunk);
+                         is_aligned(grad, chunk) && is_aligned(op.param.as<T>(), chunk);
     for_packs(chunk, aligned, [&]<bool kWhole>(size_t place, int available) {
         const Four gradient = unpack(load_pack<kWhole>(grad + place, available));
         Four master = unpack(load_pack<kWhole>(op.master + place, available));
@@ -77,18 +77,18 @@ template <class T> __global__ void __launch_bounds__(kThreads) adamw_update_kern
         }
         store_pack<kWhole>(op.m + place, pack_floats(m), available);
         store_pack<kWhole>(op.v + place, pack_floats(v), available);
-        store_masters<kWhole>(op, place, master, available);
+        store_masters<T, kWhole>(op, place, master, available);
     });
 }
 
-template <class T> __global__ void __launch_bounds__(kThreads) sgd_update_kernel(SgdUpdate<T> op) {
+template <class T> __global__ void __launch_bounds__(kThreads) sgd_update_kernel(SgdUpdate op) {
     const Chunk chunk = op.chunks[blockIdx.x / kBlocksPerChunk];
     if (op.grad_norm->non_finite_tensor >= 0) return;
     const float* __restrict__ grad = op.grad;
     const float learning_rate = op.scalars->learning_rate, grad_scale = op.grad_norm->scale;
     const float decay = chunk.decayed ? op.weight_decay : 0.0f;
     const bool aligned = is_aligned(op.master, chunk) && is_aligned(op.m, chunk) && is_aligned(grad, chunk) &&
-                         is_aligned(op.param, chunk);
+                         is_aligned(op.param.as<T>(), chunk);
     for_packs(chunk, aligned, [&]<bool kWhole>(size_t place, int available) {
         const Four gradient = unpack(load_pack<kWhole>(grad + place, available));
         Four master = unpack(load_pack<kWhole>(op.master + place, available));
@@ -99,7 +99,7 @@ template <class T> __global__ void __launch_bounds__(kThreads) sgd_update_kernel
             master.value[k] = fmaf(-learning_rate, fmaf(decay, master.value[k], m.value[k]), master.value[k]);
         }
         store_pack<kWhole>(op.m + place, pack_floats(m), available);
-        store_masters<kWhole>(op, place, master, available);
+        store_masters<T, kWhole>(op, place, master, available);
     });
 }
 
@@ -107,27 +107,24 @@ dim3 blocks_of(int n_chunks) { return blocks_for(size_t(n_chunks) * kBlocksPerCh
 
 }  // namespace
 
-template <class T> void adamw_update(const AdamwUpdate<T>& op, Stream stream) {
-    if (op.n_chunks <= 0) return;
-    launch(adamw_update_kernel<T>,
-           {.name = "adamw_update",
-            .blocks = blocks_of(op.n_chunks),
-            .threads = kThreads,
-            .shared_bytes = sizeof(AdamwScalars)},
-           stream, op);
+void adamw_update(const AdamwUpdate& op, Stream stream) {
+    dispatch("adamw_update", op.param.dtype, [&]<class T>() {
+        if (op.n_chunks <= 0) return;
+        launch(adamw_update_kernel<T>,
+               {.name = "adamw_update",
+                .blocks = blocks_of(op.n_chunks),
+                .threads = kThreads,
+                .shared_bytes = sizeof(AdamwScalars)},
+               stream, op);
+    });
 }
 
-template <class T> void sgd_update(const SgdUpdate<T>& op, Stream stream) {
-    if (op.n_chunks <= 0) return;
-    launch(sgd_update_kernel<T>, {.name = "sgd_update", .blocks = blocks_of(op.n_chunks), .threads = kThreads}, stream,
-           op);
+void sgd_update(const SgdUpdate& op, Stream stream) {
+    dispatch("sgd_update", op.param.dtype, [&]<class T>() {
+        if (op.n_chunks <= 0) return;
+        launch(sgd_update_kernel<T>, {.name = "sgd_update", .blocks = blocks_of(op.n_chunks), .threads = kThreads},
+               stream, op);
+    });
 }
-
-template void adamw_update(const AdamwUpdate<float>&, Stream);
-template void adamw_update(const AdamwUpdate<bf16>&, Stream);
-template void adamw_update(const AdamwUpdate<fp16>&, Stream);
-template void sgd_update(const SgdUpdate<float>&, Stream);
-template void sgd_update(const SgdUpdate<bf16>&, Stream);
-template void sgd_update(const SgdUpdate<fp16>&, Stream);
 
 }  // namespace ops

@@ -56,7 +56,7 @@ void tree_sum(const TreeSum& op, Stream stream) {
     require(op.parts >= 1 && op.parts <= kMostTreeParts, "tree_sum: %d parts; at most %d", op.parts, kMostTreeParts);
     if (op.count == 0) return;
     // A pack that is cut short at the end of the array would be moved whole.
-    const bool aligned = are_aligned(16, op.out, op.own, op.others) && op.count % kSize == 0;
+    const bool aligned = are_aligned(16, {op.out, op.own, op.others}) && op.count % kSize == 0;
     launch(aligned ? tree_sum_kernel<true> : tree_sum_kernel<false>,
            {.name = "tree_sum", .blocks = blocks_for(op.count, size_t(kThreads) * kSize), .threads = kThreads}, stream,
            op);

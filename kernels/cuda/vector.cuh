@@ -6,10 +6,11 @@
 
 #include <bit>
 #include <cstdint>
+#include <initializer_list>
 
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/ptx.cuh"
-#include "kernels/numeric.h"
+#include "kernels/tensor.h"
 
 // Elements of T in 128 bits.
 template <class T> inline constexpr int kPackSize = 16 / int(sizeof(T));
@@ -109,9 +110,11 @@ template <class T, int kSize> __device__ inline Pack<T, kSize> pack_floats(const
 
 // ---- for launchers --------------------------------------------------------------------------------------------------
 
-// Whether every pointer allows accesses of `bytes` bytes. Null does.
-template <class... P> bool are_aligned(size_t bytes, const P*... pointers) {
-    return ((reinterpret_cast<uintptr_t>(pointers) % bytes == 0) && ...);
+// Whether every array allows accesses of `bytes` bytes at its beginning. An absent one does.
+inline bool are_aligned(size_t bytes, std::initializer_list<ConstView> arrays) {
+    for (const ConstView& array : arrays)
+        if (reinterpret_cast<uintptr_t>(array.data) % bytes != 0) return false;
+    return true;
 }
 
 // How many blocks it takes for `count` pieces of work, `per_block` of them each.

@@ -1,6 +1,6 @@
-// Probes of kernels/cuda/ptx_hopper.cuh but for tensor copies.
+// Probes of test/ptx_probe/ptx_hopper.cuh but for tensor copies.
 #include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/ptx_hopper.cuh"
+#include "test/ptx_probe/ptx_hopper.cuh"
 #include "test/ptx_probe/probe.h"
 
 namespace {

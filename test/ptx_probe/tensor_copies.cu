@@ -1,9 +1,9 @@
-// Probes of the tensor copies in kernels/cuda/ptx_hopper.cuh: a box of a tensor of two to five dimensions that lies
+// Probes of the tensor copies in test/ptx_probe/ptx_hopper.cuh: a box of a tensor of two to five dimensions that lies
 // partly outside it, to shared memory, from there to another tensor, and added to it.
 #include <bit>
 
 #include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/ptx_hopper.cuh"
+#include "test/ptx_probe/ptx_hopper.cuh"
 #include "test/ptx_probe/probe.h"
 
 namespace {

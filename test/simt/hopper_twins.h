@@ -1,4 +1,4 @@
-// What the wrappers of kernels/cuda/ptx_hopper.cuh do, in plain C++ for the simulator: mbarrier, tensor copies (TMA),
+// What the wrappers of test/ptx_probe/ptx_hopper.cuh do, in plain C++ for the simulator: mbarrier, tensor copies (TMA),
 // products of warpgroups (wgmma), clusters; the names and contracts stand there.
 //
 // Late and poisoned: what an asynchronous unit will write is NaN from the issue on. Tensor copies land only when no

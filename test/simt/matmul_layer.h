@@ -31,14 +31,14 @@ public:
         const size_t count = size_t(s_.rows) * s_.n;
         Stored<T> out("out", Role::output, unwritten(count)), pre_gelu("pre_gelu", Role::output, unwritten(count));
         auto op = [&]<class Side>(Side side) {
-            return ops::MatmulForward<typename Side::Storage>{.out = at(out, side),
-                                                              .pre_gelu = with_gelu ? at(pre_gelu, side) : nullptr,
-                                                              .inp = at(inp_, side),
-                                                              .weight = at(weight_, side),
-                                                              .bias = with_bias ? at(bias_, side) : nullptr,
-                                                              .rows = s_.rows,
-                                                              .n = s_.n,
-                                                              .k = s_.k};
+            return ops::MatmulForward{.out = at(out, side),
+                                      .pre_gelu = with_gelu ? at(pre_gelu, side) : nullptr,
+                                      .inp = at(inp_, side),
+                                      .weight = at(weight_, side),
+                                      .bias = with_bias ? at(bias_, side) : nullptr,
+                                      .rows = s_.rows,
+                                      .n = s_.n,
+                                      .k = s_.k};
         };
         ops::matmul_forward(op(OnDevice<T>()), stream);
         synchronize(stream);
@@ -57,13 +57,13 @@ public:
     void check_backward_input(bool with_gelu, Stream stream = {}) {
         Stored<T> dinp("dinp", Role::output, unwritten(size_t(s_.rows) * s_.k));
         auto op = [&]<class Side>(Side side) {
-            return ops::MatmulBackwardInput<typename Side::Storage>{.dinp = at(dinp, side),
-                                                                    .dout = at(dout_, side),
-                                                                    .weight = at(weight_, side),
-                                                                    .pre_gelu = with_gelu ? at(before_, side) : nullptr,
-                                                                    .rows = s_.rows,
-                                                                    .n = s_.n,
-                                                                    .k = s_.k};
+            return ops::MatmulBackwardInput{.dinp = at(dinp, side),
+                                            .dout = at(dout_, side),
+                                            .weight = at(weight_, side),
+                                            .pre_gelu = with_gelu ? at(before_, side) : nullptr,
+                                            .rows = s_.rows,
+                                            .n = s_.n,
+                                            .k = s_.k};
         };
         ops::matmul_backward_input(op(OnDevice<T>()), stream);
         synchronize(stream);
@@ -76,19 +76,19 @@ public:
         const size_t count = size_t(s_.n) * s_.k;
         Array<float> dweight("dweight", Role::output, accumulate ? random_values(count, 6) : nans(count));
         Array<float> dbias("dbias", Role::output, accumulate ? random_values(s_.n, 7) : nans(s_.n));
-        ops::MatmulBackwardWeight<T> sizes{};
+        ops::MatmulBackwardWeight sizes{};
         sizes.rows = s_.rows, sizes.n = s_.n, sizes.k = s_.k;
         auto scratch = scratch_of(ops::matmul_backward_weight_scratch_bytes(sizes));
         auto op = [&]<class Side>(Side side) {
-            return ops::MatmulBackwardWeight<typename Side::Storage>{.dweight = dweight.on(side),
-                                                                     .dbias = with_bias ? dbias.on(side) : nullptr,
-                                                                     .scratch = scratch.on(OnDevice<T>()),
-                                                                     .dout = at(dout_, side),
-                                                                     .inp = at(inp_, side),
-                                                                     .rows = s_.rows,
-                                                                     .n = s_.n,
-                                                                     .k = s_.k,
-                                                                     .accumulate = accumulate};
+            return ops::MatmulBackwardWeight{.dweight = dweight.on(side),
+                                             .dbias = with_bias ? dbias.on(side) : nullptr,
+                                             .scratch = scratch.on(OnDevice<T>()),
+                                             .dout = at(dout_, side),
+                                             .inp = at(inp_, side),
+                                             .rows = s_.rows,
+                                             .n = s_.n,
+                                             .k = s_.k,
+                                             .accumulate = accumulate};
         };
         ops::matmul_backward_weight(op(OnDevice<T>()), stream);
         synchronize(stream);

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <random>
 
-#include "kernels/cuda/ptx_hopper.cuh"
+#include "test/ptx_probe/ptx_hopper.cuh"
 #include "test/simt/planted.h"
 
 namespace {

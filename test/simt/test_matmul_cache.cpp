@@ -228,7 +228,7 @@ TEST_CASE("matmul cache: a damaged file or another version's is replaced", "[mat
         write_content(cache, content);
         CHECK(result_of(start_process([&] {
                   set_matmul_cache(cache);
-                  const bool noted = matmul_cache_note().find("is ignored") != std::string::npos;
+                  const bool noted = cuda_matmul_path().find("is ignored") != std::string::npos;
                   return noted ? algorithm_and_timed(s, cache, {1, 9, 9, 9}) : -1;
               })) == kTimed + 0);
         CHECK(result_of(start_process([&] { return algorithm_and_timed(s, cache, {9, 9, 1, 9}); })) == 0);
@@ -265,7 +265,7 @@ TEST_CASE("matmul cache: a directory that cannot be written costs the timing, no
     const LayerShape s{16, 24, 1064};
     CHECK(result_of(start_process([&] {
               const int answer = algorithm_and_timed(s, cache, {9, 9, 1, 9});
-              return matmul_cache_note().find("absent") != std::string::npos ? answer : -1;
+              return cuda_matmul_path().find("absent") != std::string::npos ? answer : -1;
           })) == kTimed + 2);
     CHECK(files_in(directory) == 0);
 }

@@ -30,7 +30,6 @@ struct WithDefaults {
     WithCublasLt library;
     ~WithDefaults() {
         set_tf32(false);
-        set_library_gelu(false);
         set_matmul_tuning(false);
         set_matmul_cache("");
     }
@@ -181,7 +180,7 @@ TEST_CASE("products: fp32 is TF32 only on request", "[matmul]") {
     Stored<float> one("one", Role::input, std::vector<double>{1 + 0x1p-12});
     Stored<float> out("out", Role::output, nans(1));
     const OnDevice<float> device;
-    ops::matmul_forward<float>({out.on(device), nullptr, one.on(device), one.on(device), nullptr, 1, 1, 1}, {});
+    ops::matmul_forward({out.on(device), nullptr, one.on(device), one.on(device), nullptr, 1, 1, 1}, {});
     CHECK(out.fetch()[0] == 1.0f);
     CHECK(cublas_lt().products.back().compute == CUBLAS_COMPUTE_32F_FAST_TF32);
     Layer<bf16>({24, 32, 40}).check_forward(true, false);
@@ -192,20 +191,12 @@ TEST_CASE("products: fp32 is TF32 only on request", "[matmul]") {
     CHECK(layer.result() == exact);
 }
 
-// Off it is never used; on it is used for 16-bit types where aux may be, and the result is near.
-TEST_CASE("products: the library's GELU only on request", "[matmul]") {
+TEST_CASE("products: the library's GELU is not used: its bits are not gelu_forward's", "[matmul]") {
     const WithDefaults defaults;
     Layer<bf16> layer({40, 64, 96});
     layer.check_forward(true, true);
-    CHECK(uses_of(CUBLASLT_EPILOGUE_GELU_AUX_BIAS) == 0);
-    set_library_gelu(true);
-    layer.check_forward(true, true);
-    CHECK(uses_of(CUBLASLT_EPILOGUE_GELU_AUX_BIAS) == 1);
     layer.check_forward(false, true);
-    CHECK(uses_of(CUBLASLT_EPILOGUE_GELU_AUX) == 1);
-    Layer<fp16>({40, 61, 96}).check_forward(true, true);
-    Layer<float>({40, 64, 96}).check_forward(true, true);
-    CHECK(uses_of(CUBLASLT_EPILOGUE_GELU_AUX_BIAS) == 1);
+    CHECK(uses_of(CUBLASLT_EPILOGUE_GELU_AUX_BIAS) + uses_of(CUBLASLT_EPILOGUE_GELU_AUX) == 0);
 }
 
 TEST_CASE("products: streams have workspaces of their own", "[matmul]") {
@@ -394,7 +385,7 @@ TEST_CASE("product keys: every field counts", "[matmul]") {
     }
     CHECK(words.size() == keys.size());
     CHECK(hashes.size() == keys.size());
-    for (Epilogue epilogue : {Epilogue::gelu, Epilogue::gelu_bias, Epilogue::dgelu, Epilogue::bias_gradient}) {
+    for (Epilogue epilogue : {Epilogue::dgelu, Epilogue::bias_gradient}) {
         ProductKey key = base;
         key.epilogue = epilogue;
         CHECK(words.insert(words_of(key)).second);
@@ -414,19 +405,23 @@ TEST_CASE("product keys: the alignment of every address that is used", "[matmul]
                        .transpose_b = false,
                        .m = 8,
                        .n = 8,
-                       .k = 8,
-                       .epilogue = Epilogue::gelu_bias};
-    auto differs = [&](auto change) {
-        Product product = base;
-        change(product);
-        return !(key_of(product, false) == key_of(base, false));
+                       .k = 8};
+    auto differs = [&](auto change, Epilogue epilogue = Epilogue::none) {
+        Product product = base, changed = base;
+        product.epilogue = changed.epilogue = epilogue;
+        change(changed);
+        return !(key_of(product, false) == key_of(changed, false));
     };
+    auto move_bias = [&](Product& p) { p.bias = memory + 2; };
+    auto move_aux = [&](Product& p) { p.aux = memory + 2; };
     CHECK(differs([&](Product& p) { p.d = memory + 2; }));
     CHECK(differs([&](Product& p) { p.a = memory + 2; }));
     CHECK(differs([&](Product& p) { p.b = memory + 2; }));
-    CHECK(differs([&](Product& p) { p.bias = memory + 2; }));
-    CHECK(differs([&](Product& p) { p.aux = memory + 2; }));
-    CHECK_FALSE(differs([&](Product& p) { p.d = memory + 32, p.bias = memory + 16; }));
+    CHECK(differs(move_bias, Epilogue::bias));
+    CHECK(differs(move_bias, Epilogue::bias_gradient));
+    CHECK(differs(move_aux, Epilogue::dgelu));
+    CHECK_FALSE(differs(move_aux, Epilogue::bias));
+    CHECK_FALSE(differs([&](Product& p) { p.d = memory + 32, p.bias = memory + 16; }, Epilogue::bias));
 }
 
 // The stand-in itself: what a library refuses, it refuses.

@@ -4,7 +4,7 @@
 
 #include "kernels/check.h"
 #include "kernels/comm.h"
-#include "kernels/cpu/mpi_text.h"
+#include "kernels/ranks/mpi_text.h"
 
 namespace {
 

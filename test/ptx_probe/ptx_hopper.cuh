@@ -1,5 +1,6 @@
-// Instructions of sm_90a: mbarriers, tensor copies (TMA), products of warpgroups (wgmma), clusters. Including this file
-// costs nothing for other architectures; using it does not compile there.
+// Wrappers that kernels for Hopper will use, proven here until one does. Instructions of sm_90a: mbarriers, tensor
+// copies (TMA), products of warpgroups (wgmma), clusters. Including this file costs nothing for other architectures;
+// using it does not compile there.
 //
 // The exact rules that the simulator holds these to:
 //   mbarrier   init(count) starts phase 0. A phase ends when no arrival is pending and as many bytes have landed as
@@ -234,7 +235,7 @@ template <int kKeep> PTX void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kKeep) : "memory");
 }
 
-#include "kernels/cuda/ptx_wgmma.cuh"
+#include "test/ptx_probe/ptx_wgmma.cuh"
 
 // ---- clusters and registers ----
 

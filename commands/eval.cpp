@@ -1,0 +1,55 @@
+#include <CLI/App.hpp>
+#include <cstdio>
+#include <memory>
+#include <optional>
+
+#include "commands/command.h"
+#include "commands/model_io.h"
+#include "data/token_stream.h"
+#include "kernels/check.h"
+#include "runtime/io/files.h"
+
+namespace {
+
+struct Options {
+    std::string checkpoint;
+    std::string data;  // glob of shards; empty: the run's own
+    int batches = 0;   // micro-batches; 0: all
+    int stride = -1;   // replaces the run's eval.stride; -1: does not
+};
+
+void print_validation_loss(const Options& options) {
+    LoadedModel model = load_model(options.checkpoint, 0);
+    const Config& config = model.config;
+    const std::string glob = options.data.empty() ? config.data.val : options.data;
+    const int stride = options.stride >= 0 ? options.stride : config.eval.stride;
+    if (stride > config.train.seq_len)
+        fail(Exit::usage, "--stride %d must be at most the run's train.seq_len, %d", stride, config.train.seq_len);
+    const TokenStream stream(expand_glob(glob, options.data.empty() ? "data.val" : "--data"), config.model.vocab_size);
+    Loader loader(stream, {.seq_len = config.train.seq_len,
+                           .batch = config.train.batch_size,
+                           .order = SampleOrder::once,
+                           .stride = stride,
+                           .max_windows = uint64_t(options.batches) * uint64_t(config.train.batch_size)});
+    std::optional<Tokenizer> tokenizer;
+    if (file_exists(model.tokenizer_path)) tokenizer = Tokenizer::load(model.tokenizer_path);
+    const Validation result = evaluate_pass(model.gpt, loader, tokenizer);
+    std::printf("%s: loss %.6f", glob.c_str(), result.loss);
+    if (result.bits_per_byte) std::printf(", %.4f bits per byte", *result.bits_per_byte);
+    std::printf("\n");
+}
+
+}  // namespace
+
+Command add_eval(CLI::App& app) {
+    auto options = std::make_shared<Options>();
+    CLI::App* parser = app.add_subcommand("eval", "validation loss of a checkpoint");
+    parser->add_option("CHECKPOINT", options->checkpoint, kCheckpointHelp)->required();
+    parser->add_option("--data", options->data, "glob of shards (default: the run's data.val)");
+    parser->add_option("--batches", options->batches, "micro-batches; 0: all")
+        ->capture_default_str()
+        ->check(CLI::NonNegativeNumber);
+    parser->add_option("--stride", options->stride, "tokens each window adds (default: the run's eval.stride)")
+        ->check(CLI::NonNegativeNumber);
+    return {parser, [options] { print_validation_loss(*options); }};
+}

@@ -1,0 +1,29 @@
+#include "data/inspect.h"
+
+#include <CLI/App.hpp>
+#include <memory>
+
+#include "commands/command.h"
+#include "kernels/check.h"
+#include "runtime/checkpoint/inspect.h"
+#include "runtime/io/files.h"
+#include "runtime/logging/log.h"
+
+namespace {
+
+void inspect(const std::string& path) {
+    if (inspect_runtime_path(path, print_line) || inspect_data_file(path, print_line)) return;
+    const MappedFile file(path);
+    fail(Exit::data,
+         "%s: neither a checkpoint, a run, a token shard, a tokenizer nor a safetensors file; it looks like %s",
+         path.c_str(), describe_content(file.text().substr(0, 512), file.size()).c_str());
+}
+
+}  // namespace
+
+Command add_inspect(CLI::App& app) {
+    auto path = std::make_shared<std::string>();
+    CLI::App* parser = app.add_subcommand("inspect", "what is this file, and is it sound");
+    parser->add_option("PATH", *path, "checkpoint, run, token shard, tokenizer or safetensors file")->required();
+    return {parser, [path] { inspect(*path); }};
+}

@@ -1,0 +1,189 @@
+#include "commands/training_run.h"
+
+#include <cmath>
+#include <cstdio>
+
+#include "commands/import.h"
+#include "commands/model_io.h"
+#include "model/plan.h"
+#include "runtime/cluster/together.h"
+#include "runtime/config/schedule.h"
+#include "runtime/performance/flops.h"
+#include "runtime/performance/gpus.h"
+
+namespace {
+
+LoaderOptions loader_options(const Config& config, const Comm& comm, SampleOrder order) {
+    return {.seq_len = config.train.seq_len,
+            .batch = config.train.batch_size,
+            .seed = config.run.seed,
+            .order = order,
+            .rank = comm.rank,
+            .world = comm.size,
+            .stride = config.eval.stride,
+            .micro_steps = order == SampleOrder::once ? 1 : micro_steps(config, comm.size),
+            .max_windows = uint64_t(config.eval.batches) * uint64_t(config.train.batch_size)};
+}
+
+Gpt initial_model(const Config& config, const Comm& comm, const std::optional<Checkpoint>& checkpoint) {
+    Gpt gpt(gpt_options(config, comm.rank, comm.size), comm);
+    if (checkpoint)
+        checkpoint->load(to_load(gpt.state_tensors()), OtherTensors::refuse);
+    else if (!config.model.init_from.empty())
+        load_initial_weights(gpt, config.model.init_from);
+    else
+        gpt.initialize(config.run.seed);
+    gpt.masters_changed();
+    return gpt;
+}
+
+void print_summary(const TrainingRun& run) {
+    const Config& c = run.config;
+    const DeviceInfo device = device_info();
+    const size_t bytes = planned_bytes(run.gpt.options());
+    print_line(format("device   %s; %s", device.name.c_str(), device.matmul_path.c_str()));
+    if (run.comm.size > 1) print_line(format("ranks    %d by %s", run.comm.size, comm_library().c_str()));
+    print_line(format("model    %d layers, %d heads, %d channels, vocabulary %d: %.2f M parameters, %s, %.1f MiB",
+                      c.model.n_layer, c.model.n_head, c.model.n_embd, c.model.vocab_size,
+                      double(run.gpt.layout().parameters) * 1e-6, name_of(c.train.precision), double(bytes) / 0x1p20));
+    print_line("data     " + run.dataset.train.description() + ": " + std::to_string(run.dataset.train.token_count()) +
+               " tokens, " + std::to_string(run.train_loader.windows()) + format(" windows of %d", c.train.seq_len));
+    print_line(format("run      %s: steps %d to %d of ", c.run.dir.c_str(), run.state.step + 1, c.train.max_steps) +
+               std::to_string(c.train.total_batch_tokens) + " tokens");
+    std::fflush(stdout);
+}
+
+bool is_due(int step, int every_steps) { return every_steps > 0 && step % every_steps == 0; }
+
+}  // namespace
+
+// In the members' order, errors in the data are found before the model takes memory, and errors in the weights before
+// the log touches run.dir.
+TrainingRun::TrainingRun(const Config& c, Ranks& ranks, Dataset data, const Start& start)
+    : config(c),
+      dataset(std::move(data)),
+      dataset_digest(start.dataset_digest),
+      state(start.state),
+      comm(ranks.comm()),
+      control(ranks.control()),
+      micro_steps(::micro_steps(c, comm.size)),
+      train_loader(dataset.train, loader_options(c, comm, SampleOrder::shuffled), state.cursor),
+      val_loader(dataset.val ? std::make_unique<Loader>(*dataset.val, loader_options(c, comm, SampleOrder::once))
+                             : nullptr),
+      gpt(initial_model(c, comm, start.checkpoint)),
+      scaler(c.loss_scale, state.loss_scale),
+      log(is_first() ? std::make_optional<RunLog>(c.run.dir, state.step) : std::nullopt),
+      progress(is_first() ? stdout : nullptr, comm.size, c.train.max_steps, c.log.every_steps),
+      writer(c.run.dir, comm),
+      token_flops(flops_of_token(gpt.options())),
+      peak_flops_per_s(comm.size * ::peak_flops_per_s(device_info().name, c.train.precision, c.device.tf32)) {}
+
+void check_init_from(const Config& config, const std::string& config_path) {
+    const std::string& from = config.model.init_from;
+    if (!from.empty() && !directory_exists(from))
+        fail(Exit::no_input, "%s: model.init_from: %s is not a directory", config_path.c_str(), from.c_str());
+}
+
+void write_run_files(const TrainingRun& run, const char* revision) {
+    on_rank_0(run.comm, "write to run.dir", [&] {
+        const std::string& dir = run.config.run.dir;
+        check_space(dir, run.gpt.layout().parameters * sizeof(float) * 3);
+        write_file_atomically(dir + "/config.json", config_json(run.config));
+        write_file_atomically(dir + "/revision.txt", std::string(revision) + "\n");
+        if (run.dataset.tokenizer) run.dataset.tokenizer->save(dir + "/tokenizer.json");
+        print_summary(run);
+    });
+}
+
+StepSettings step_settings(const TrainingRun& run) {
+    return {.loss_scale = run.scaler.scale(),
+            .learning_rate = learning_rate(run.config, run.state.step + 1),
+            .update = run.state.updates + 1};
+}
+
+Batch StepTimer::next_batch(Loader& loader) {
+    const double before_ms = now_ms();
+    const Batch batch = loader.next();
+    data_ms += now_ms() - before_ms;
+    return batch;
+}
+
+void finish_step(TrainingRun& run, const StepTimer& timer, const StepResult& result) {
+    const Config& config = run.config;
+    const CommTotals comm = comm_totals(run.comm) - timer.comm_before;
+    const int step = run.state.step + 1;
+    const double tokens = double(config.train.total_batch_tokens), step_ms = now_ms() - timer.start_ms;
+    const double tokens_per_s = tokens / step_ms * 1000.0;
+    const TrainRecord record{.step = step,
+                             .loss = result.loss_sum / tokens,
+                             .learning_rate = learning_rate(config, step),
+                             .grad_norm = result.grad_norm,
+                             .loss_scale = run.scaler.scale(),
+                             .tokens = int64_t(step) * config.train.total_batch_tokens,
+                             .step_ms = step_ms,
+                             .tokens_per_s = tokens_per_s,
+                             .mfu = model_flops_utilisation(run.token_flops, tokens_per_s, run.peak_flops_per_s),
+                             .data_ms = timer.data_ms,
+                             .comm_ms = comm.waited_ms,
+                             .optimizer_ms = result.update_ms,
+                             .comm_bytes = comm.bytes_sent,
+                             .skipped = result.non_finite_tensor};
+    if (run.log) run.log->write(record);
+    run.progress.show(record);
+
+    run.state.step = step;
+    run.state.cursor = run.train_loader.cursor();
+    if (result.non_finite_tensor.empty()) {
+        run.state.updates++;
+        run.scaler.step_applied(step);
+    } else {
+        run.scaler.step_skipped(step, result.non_finite_tensor);
+    }
+    run.state.loss_scale = run.scaler.state();
+}
+
+bool validation_is_due(const TrainingRun& run) {
+    const int every_steps = run.config.eval.every_steps;
+    return run.val_loader && (is_due(run.state.step, every_steps) || (run.is_complete() && every_steps > 0));
+}
+
+bool sample_is_due(const TrainingRun& run) {
+    return run.dataset.tokenizer && is_due(run.state.step, run.config.sample.every_steps);
+}
+
+bool checkpoint_is_due(const TrainingRun& run) {
+    return run.is_complete() || is_due(run.state.step, run.config.checkpoint.every_steps);
+}
+
+void validate(TrainingRun& run) {
+    run.control.note_phase(Phase::evaluation, run.state.step);
+    const Validation result = evaluate_pass(run.gpt, *run.val_loader, run.dataset.tokenizer);
+    if (run.log) run.log->write(ValRecord{run.state.step, result.loss, result.bits_per_byte});
+    std::string line = format("step %d | validation loss %.4f", run.state.step, result.loss);
+    if (result.bits_per_byte) line += format(" | %.4f bits per byte", *result.bits_per_byte);
+    run.progress.say(line);
+}
+
+void show_sample(TrainingRun& run) {
+    const uint64_t seed = run.config.run.seed + uint64_t(run.state.step);
+    run.progress.say(sample_text(run.gpt, *run.dataset.tokenizer, run.config.sample, seed));
+}
+
+void save(TrainingRun& run, bool must_succeed) {
+    constexpr int kMostFailures = 3;
+    run.control.note_phase(Phase::save, run.state.step);
+    const CheckpointInfo info = checkpoint_info(run.state, run.config, run.dataset_digest);
+    try {
+        if (run.log) run.log->sync();
+        const SaveStats stats = run.writer.save(info, to_save(run.gpt.saved_tensors()));
+        run.progress.say(format("step %d | checkpoint %s, %.1f MiB in %.1f s", run.state.step, stats.directory.c_str(),
+                                double(stats.bytes) / 0x1p20, stats.seconds));
+        run.state.saved_step = run.state.step;
+        run.failed_saves = 0;
+        if (run.is_first()) apply_retention(run.config.run.dir, run.state.run_id, run.config.checkpoint.keep);
+    } catch (const Error& error) {
+        if (++run.failed_saves == kMostFailures || must_succeed) throw;
+        run.progress.say(format("step %d | save failed %d of %d times: %s", run.state.step, run.failed_saves,
+                                kMostFailures, error.what()));
+    }
+}

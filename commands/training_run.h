@@ -1,0 +1,83 @@
+// What a training run holds from its first step to its last, and the work around its steps: records, validation,
+// samples, checkpoints. The steps themselves are in main() (train_gpt.cu).
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "data/dataset.h"
+#include "data/loader.h"
+#include "model/gpt.h"
+#include "runtime/checkpoint/checkpoint.h"
+#include "runtime/checkpoint/start.h"
+#include "runtime/cluster/ranks.h"
+#include "runtime/config/config.h"
+#include "runtime/config/loss_scaler.h"
+#include "runtime/io/process.h"
+#include "runtime/logging/log.h"
+
+struct TrainingRun {
+    const Config& config;
+    Dataset dataset;
+    std::string dataset_digest;
+    TrainState state;  // after the steps done so far
+    Comm comm;
+    ControlChannel& control;
+    int micro_steps;  // per step, on each rank
+    Loader train_loader;
+    std::unique_ptr<Loader> val_loader;  // null: no data.val
+    Gpt gpt;
+    LossScaler scaler;
+    std::optional<RunLog> log;  // rank 0's
+    TrainingProgress progress;
+    CheckpointWriter writer;
+    double token_flops;       // of forward and backward, per token
+    double peak_flops_per_s;  // of all ranks' GPUs; 0: not known
+    int failed_saves = 0;     // in a row
+
+    // The model is at the start's checkpoint if there is one, else at model.init_from or freshly initialised. Takes all
+    // the memory of the run. Fails as Loader, Gpt and load_initial_weights() do, before anything in run.dir is written.
+    // `config` must outlive the run.
+    TrainingRun(const Config& config, Ranks& ranks, Dataset data, const Start& start);
+
+    bool is_first() const { return comm.rank == 0; }
+    bool is_complete() const { return state.step == config.train.max_steps; }
+};
+
+// Fails with Exit::no_input, naming the configuration's file, if model.init_from is not a directory.
+void check_init_from(const Config& config, const std::string& config_path);
+
+// Rank 0 prints the run in a few lines and leaves the effective configuration, the program's revision and the tokenizer
+// in run.dir. If that fails, all ranks fail.
+void write_run_files(const TrainingRun& run, const char* revision);
+
+// The next step's loss scale, learning rate and update number.
+StepSettings step_settings(const TrainingRun& run);
+
+// Where the time of one step goes.
+struct StepTimer {
+    double start_ms = now_ms();
+    double data_ms = 0;  // waiting for tokens
+    CommTotals comm_before;
+
+    explicit StepTimer(const Comm& comm) : comm_before(comm_totals(comm)) {}
+    Batch next_batch(Loader& loader);
+};
+
+// After end_step(): writes and shows the step's record, and moves run.state past the step.
+void finish_step(TrainingRun& run, const StepTimer& timer, const StepResult& result);
+
+// What config asks for after the step that was just done.
+bool validation_is_due(const TrainingRun& run);
+bool sample_is_due(const TrainingRun& run);
+bool checkpoint_is_due(const TrainingRun& run);
+
+// All ranks together; the loss goes to the log and to the terminal.
+void validate(TrainingRun& run);
+void show_sample(TrainingRun& run);
+
+// Commits a checkpoint, all ranks together. The older ones are intact if it fails (the disk is full, say): unless
+// `must_succeed`, the first two failures in a row are only shown; the third is thrown.
+void save(TrainingRun& run, bool must_succeed);

@@ -1,0 +1,207 @@
+#include "model/layers.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace {
+
+constexpr float kNormEps = 1e-5f;  // GPT-2's
+
+}  // namespace
+
+void embedding_forward(const LayerContext& x, const LayerWeights& wte, const LayerWeights& wpe, const int* tokens,
+                       const Activation& out) {
+    ops::embedding_forward({.out = out.view,
+                            .tokens = tokens,
+                            .wte = wte.weight.value,
+                            .wpe = wpe.weight.value,
+                            .batch = x.batch,
+                            .seq_len = x.seq_len,
+                            .channels = wte.weight.cols},
+                           x.stream);
+}
+
+void embedding_backward(const LayerContext& x, const LayerWeights& wte, const LayerWeights& wpe, const int* tokens,
+                        ConstView dout) {
+    ops::embedding_backward({.dwte = wte.weight.grad,
+                             .dwpe = wpe.weight.grad,
+                             .scratch = x.scratch,
+                             .dout = dout,
+                             .tokens = tokens,
+                             .batch = x.batch,
+                             .seq_len = x.seq_len,
+                             .channels = wte.weight.cols,
+                             .vocab = wte.weight.rows,
+                             .n_positions = wpe.weight.rows,
+                             .accumulate = x.accumulate},
+                            x.stream);
+}
+
+void residual_norm_forward(const LayerContext& x, const LayerWeights& w, ResidualSum in, const Activation& residual,
+                           const NormActivations& norm) {
+    if (in.branch && !x.has(residual))
+        ops::residual_norm_forward({.residual = residual.view,
+                                    .out = norm.out.view,
+                                    .mean = norm.mean.view.as<float>(),
+                                    .rstd = norm.rstd.view.as<float>(),
+                                    .inp = in.residual,
+                                    .branch = in.branch,
+                                    .weight = w.weight.value,
+                                    .bias = w.bias.value,
+                                    .rows = x.rows,
+                                    .cols = w.weight.rows,
+                                    .eps = kNormEps},
+                                   x.stream);
+    else if (!x.has(norm.out))
+        ops::norm_forward({.out = norm.out.view,
+                           .mean = norm.mean.view.as<float>(),
+                           .rstd = norm.rstd.view.as<float>(),
+                           .inp = residual,
+                           .weight = w.weight.value,
+                           .bias = w.bias.value,
+                           .rows = x.rows,
+                           .cols = w.weight.rows,
+                           .eps = kNormEps},
+                          x.stream);
+}
+
+void residual_norm_backward(const LayerContext& x, const LayerWeights& w, ConstView residual,
+                            const NormActivations& norm, ConstView dout, View dresidual, bool accumulate_dresidual) {
+    ops::norm_backward({.dinp = dresidual,
+                        .dweight = w.weight.grad,
+                        .dbias = w.bias.grad,
+                        .scratch = x.scratch,
+                        .dout = dout,
+                        .inp = residual,
+                        .weight = w.weight.value,
+                        .mean = norm.mean.view.as<float>(),
+                        .rstd = norm.rstd.view.as<float>(),
+                        .rows = x.rows,
+                        .cols = w.weight.rows,
+                        .accumulate_dinp = accumulate_dresidual,
+                        .accumulate = x.accumulate},
+                       x.stream);
+}
+
+void linear_forward(const LayerContext& x, const LayerWeights& w, ConstView inp, const Activation& out) {
+    if (x.has(out)) return;
+    ops::matmul_forward({.out = out.view,
+                         .pre_gelu = nullptr,
+                         .inp = inp,
+                         .weight = w.weight.value,
+                         .bias = w.bias.value,
+                         .rows = x.rows,
+                         .n = w.weight.rows,
+                         .k = w.weight.cols},
+                        x.stream);
+}
+
+namespace {
+
+// With pre_gelu the layer's input is gelu(pre_gelu), and dinp becomes the gradient of pre_gelu.
+void linear_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout, View dinp,
+                     ConstView pre_gelu) {
+    ops::matmul_backward_weight({.dweight = w.weight.grad,
+                                 .dbias = w.bias.grad,
+                                 .scratch = x.scratch,
+                                 .dout = dout,
+                                 .inp = inp,
+                                 .rows = x.rows,
+                                 .n = w.weight.rows,
+                                 .k = w.weight.cols,
+                                 .accumulate = x.accumulate},
+                                x.stream);
+    ops::matmul_backward_input({.dinp = dinp,
+                                .dout = dout,
+                                .weight = w.weight.value,
+                                .pre_gelu = pre_gelu,
+                                .rows = x.rows,
+                                .n = w.weight.rows,
+                                .k = w.weight.cols},
+                               x.stream);
+}
+
+}  // namespace
+
+void linear_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout, View dinp) {
+    linear_backward(x, w, inp, dout, dinp, nullptr);
+}
+
+void attention_forward(const LayerContext& x, ConstView qkv, const AttentionActivations& attn) {
+    if (x.has(attn.out)) return;
+    ops::attention_forward({.out = attn.out.view,
+                            .lse = attn.lse.view.as<float>(),
+                            .qkv = qkv,
+                            .batch = x.batch,
+                            .seq_len = x.seq_len,
+                            .n_head = x.shape->n_head,
+                            .n_kv_head = x.shape->n_kv_head,
+                            .head_size = x.shape->head_size(),
+                            .scale = 1.0f / std::sqrt(float(x.shape->head_size()))},
+                           x.stream);
+}
+
+void attention_backward(const LayerContext& x, ConstView qkv, const AttentionActivations& attn, ConstView dout,
+                        View dqkv) {
+    ops::attention_backward({.dqkv = dqkv,
+                             .scratch = x.scratch,
+                             .dout = dout,
+                             .qkv = qkv,
+                             .out = attn.out,
+                             .lse = attn.lse.view.as<float>(),
+                             .batch = x.batch,
+                             .seq_len = x.seq_len,
+                             .n_head = x.shape->n_head,
+                             .n_kv_head = x.shape->n_kv_head,
+                             .head_size = x.shape->head_size(),
+                             .scale = 1.0f / std::sqrt(float(x.shape->head_size()))},
+                            x.stream);
+}
+
+void mlp_forward(const LayerContext& x, const LayerWeights& fc, const LayerWeights& proj, ConstView inp,
+                 const MlpActivations& mlp) {
+    if (!x.has(mlp.fc))
+        ops::matmul_forward({.out = mlp.gelu.view,
+                             .pre_gelu = mlp.fc.view,
+                             .inp = inp,
+                             .weight = fc.weight.value,
+                             .bias = fc.bias.value,
+                             .rows = x.rows,
+                             .n = fc.weight.rows,
+                             .k = fc.weight.cols},
+                            x.stream);
+    else if (!x.has(mlp.gelu))
+        ops::gelu_forward({.out = mlp.gelu.view, .inp = mlp.fc, .count = size_t(x.rows) * size_t(fc.weight.rows)},
+                          x.stream);
+    linear_forward(x, proj, mlp.gelu, mlp.out);
+}
+
+void mlp_backward(const LayerContext& x, const LayerWeights& fc, const LayerWeights& proj, ConstView inp,
+                  const MlpActivations& mlp, ConstView dout, View dhidden, View dinp) {
+    linear_backward(x, proj, mlp.gelu, dout, dhidden, mlp.fc);
+    linear_backward(x, fc, inp, dhidden, dinp);
+}
+
+void head_forward_backward(const LayerContext& x, const LayerWeights& wte, ConstView inp, int head_rows,
+                           const HeadPass& head) {
+    const size_t C = size_t(wte.weight.cols);
+    const bool is_training = bool(head.dinp);
+    LayerContext part = x;
+    for (int row = 0; row < x.rows; row += head_rows) {
+        part.rows = std::min(head_rows, x.rows - row);
+        part.accumulate = x.accumulate || row > 0;
+        const ConstView rows = inp.from(size_t(row) * C);
+        linear_forward(part, wte, rows, {head.logits});
+        ops::cross_entropy({.logits = head.logits,
+                            .loss = head.loss + row,
+                            .targets = head.targets + row,
+                            .loss_scale = head.loss_scale,
+                            .rows = part.rows,
+                            .vocab = x.shape->vocab_size,
+                            .padded_vocab = wte.weight.rows,
+                            .grad_scale = head.grad_scale,
+                            .write_dlogits = is_training},
+                           x.stream);
+        if (is_training) linear_backward(part, wte, rows, head.logits, head.dinp.from(size_t(row) * C));
+    }
+}

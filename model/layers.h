@@ -1,0 +1,71 @@
+// The layers of a GPT as forward/backward pairs: each forward function stands next to the one that undoes it.
+//
+// A backward function takes the gradient of the layer's output, writes the gradient of its input and adds to, or
+// overwrites, the gradients of its parameters. Shapes stand in activations.h and tensors.cpp.
+#pragma once
+
+#include "model/activations.h"
+#include "model/tensors.h"
+
+// What every layer is given besides its parameters and activations.
+struct LayerContext {
+    const GptShape* shape;
+    int batch, seq_len;  // B, T
+    int rows;            // B T, or fewer for the head
+    Stream stream;
+    void* scratch;        // as large as the largest op needs; null where there is no backward pass
+    bool accumulate;      // parameter gradients are added to what stands there
+    bool is_recomputing;  // forward runs again for backward: what has been kept is not computed
+
+    bool has(const Activation& activation) const { return is_recomputing && activation.is_kept; }
+};
+
+// The residual stream and what a layer adds to it. No branch: nothing is to be added.
+struct ResidualSum {
+    ConstView residual, branch;
+};
+
+// out = wte[token] + wpe[position]
+void embedding_forward(const LayerContext& x, const LayerWeights& wte, const LayerWeights& wpe, const int* tokens,
+                       const Activation& out);
+// Adds to the gradient of wte, where the tied head has left its part.
+void embedding_backward(const LayerContext& x, const LayerWeights& wte, const LayerWeights& wpe, const int* tokens,
+                        ConstView dout);
+
+// residual = in.residual + in.branch, out = norm(residual). Without a branch `residual` is the input.
+void residual_norm_forward(const LayerContext& x, const LayerWeights& w, ResidualSum in, const Activation& residual,
+                           const NormActivations& norm);
+// dresidual = the gradient of `residual`, added to the stream's own gradient with accumulate_dresidual.
+void residual_norm_backward(const LayerContext& x, const LayerWeights& w, ConstView residual,
+                            const NormActivations& norm, ConstView dout, View dresidual, bool accumulate_dresidual);
+
+// out = inp weight^T + bias
+void linear_forward(const LayerContext& x, const LayerWeights& w, ConstView inp, const Activation& out);
+void linear_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout, View dinp);
+
+// Causal self-attention over the packed queries, keys and values.
+void attention_forward(const LayerContext& x, ConstView qkv, const AttentionActivations& attn);
+void attention_backward(const LayerContext& x, ConstView qkv, const AttentionActivations& attn, ConstView dout,
+                        View dqkv);
+
+// out = proj(gelu(fc(inp)))
+void mlp_forward(const LayerContext& x, const LayerWeights& fc, const LayerWeights& proj, ConstView inp,
+                 const MlpActivations& mlp);
+// dhidden: buffer for the gradient of fc's output.
+void mlp_backward(const LayerContext& x, const LayerWeights& fc, const LayerWeights& proj, ConstView inp,
+                  const MlpActivations& mlp, ConstView dout, View dhidden, View dinp);
+
+// The head: what it needs besides the layer's input, and where its results go.
+struct HeadPass {
+    View logits;              // (head rows, Vp), buffer: a few rows at a time, overwritten with their gradients
+    float* loss;              // (B, T)  =
+    const int* targets;       // (B, T)
+    const float* loss_scale;  // (1)
+    float grad_scale;         // weight of each target's loss
+    View dinp;                // (B, T, C)  =, or null for the forward pass only
+};
+
+// Logits and losses, and with head.dinp the gradients of wte and of the input, for as many rows at a time as fit into
+// head.logits, so that logits and their gradients never exist for all rows at once.
+void head_forward_backward(const LayerContext& x, const LayerWeights& wte, ConstView inp, int head_rows,
+                           const HeadPass& head);
