@@ -5,12 +5,9 @@
 
 #include "kernels/check.h"
 
-template <class Value> auto printf_argument(const Value& value) { return value; }
-inline const char* printf_argument(const std::string& value) { return value.c_str(); }
-
 // Fails with Exit::data and the message "PATH: ..."; `pattern` and `values` as in printf, and %s also takes a
 // std::string.
 template <class... Values>
 [[noreturn]] void reject_file(const std::string& path, const std::string& pattern, const Values&... values) {
-    fail(Exit::data, ("%s: " + pattern).c_str(), path.c_str(), printf_argument(values)...);
+    fail(Exit::data, ("%s: " + pattern).c_str(), path, values...);
 }
