@@ -6,11 +6,7 @@
 
 namespace {
 
-<<<<<<< HEAD
 DeviceSettings device_settings(const RankEnvironment& environment, const Config& config, const RunStart& start) {
-=======
-DeviceSettings device_settings(const Place& place, const Config& config, const Start& start) {
->>>>>>> data
     // Beside the program: the same machine and binary choose the same GEMM algorithms, and so give the same bits.
     return {.local_rank = environment.local_rank,
             .tf32 = config.device.tf32,

@@ -69,7 +69,6 @@ std::string version(const std::string& revision) {
     const DeviceInfo device = device_info();
     return format("train_gpt %s\nbuilt for: %s\ndevice: %s\nmatrix products: %s\nbetween ranks: %s", revision.c_str(),
                   device.build.c_str(), device.name.c_str(), device.matmul_path.c_str(), comm_library().c_str());
-<<<<<<< HEAD
 }
 
 std::string exit_codes() {
@@ -77,8 +76,6 @@ std::string exit_codes() {
     for (const ExitCode& row : kExitCodes)
         lines += format("%d %s %s %s\n", int(row.code), row.name, row.policy, row.meaning);
     return lines;
-=======
->>>>>>> data
 }
 
 }  // namespace

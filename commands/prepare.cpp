@@ -4,13 +4,8 @@
 #include <memory>
 
 #include "commands/command.h"
-<<<<<<< HEAD
 #include "runtime/io/io.h"
 #include "runtime/logging/logging.h"
-=======
-#include "runtime/io/process.h"
-#include "runtime/logging/log.h"
->>>>>>> data
 
 Command add_prepare(CLI::App& app) {
     auto options = std::make_shared<PrepareOptions>();
