@@ -8,7 +8,7 @@ FORWARD, BACKWARD = CUDA + "attention_forward.cu", CUDA + "attention_backward.cu
 TILES, NORM, NORM_BACKWARD = CUDA + "attention_tiles.cuh", CUDA + "norm.cu", CUDA + "norm_backward.cu"
 LOSS, EMBEDDING, OPTIMIZER = CUDA + "cross_entropy.cu", CUDA + "embedding.cu", CUDA + "optimizer.cu"
 REDUCE, GRAD_NORM, EPILOGUE = CUDA + "reduce.cuh", CUDA + "grad_norm.cu", CUDA + "matmul_epilogue.cu"
-MATMUL, FILL, VECTOR = CUDA + "matmul.cu", CUDA + "fill.cu", CUDA + "vector.cuh"
+PRODUCTS, FILL, VECTOR = CUDA + "matmul_products.h", CUDA + "fill.cu", CUDA + "vector.cuh"
 
 FAULTS = [
     # ---- attention, forward
@@ -144,9 +144,8 @@ FAULTS = [
      "    __syncthreads();  // all warps' sums are there\n", ""),
     (EPILOGUE, "column sums drop the last group's tail",
      "end_row = min(op.rows, first_row + kGroupRows);", "end_row = min(op.rows / 2 * 2, first_row + kGroupRows);"),
-    (MATMUL, "a weight gradient adds to what was there on the first micro-step",
-     "                       .accumulate = op.accumulate};\n"
-     "    if (!op.dbias)", "                       .accumulate = true};\n    if (!op.dbias)"),
+    (PRODUCTS, "a weight gradient adds to what was there on the first micro-step",
+     ".accumulate = op.accumulate};", ".accumulate = true};"),
     (VECTOR, "the second half of a word of bf16 keeps the first half's bits",
      "to[1] = std::bit_cast<float>(word & 0xffff0000u);", "to[1] = std::bit_cast<float>(word);"),
 ]

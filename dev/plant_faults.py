@@ -37,7 +37,7 @@ CPU_RANKS = [("CPU ranks", ["train_gpt_cpu"], [*PROGRAM, *(f"test_ranks.Ranks.{n
     "test_ranks_hold_shares_and_send_what_zero_says", "test_a_checkpoint_of_3_ranks_loads_on_2_or_4_and_back",
     "test_16_bits_loss_scale_and_recomputation"))])]
 SIMULATED_RANKS = [("simulated ranks", ["train_gpt_simt", "train_gpt_cpu"], [*PROGRAM, "test_simulated_ranks"])]
-OBJECTS = ("kernels", "model", "runtime", "data")  # folders in build/
+OBJECTS = ("commands", "kernels", "model", "runtime", "data")  # folders in build/
 SECONDS = 300  # for one witness; a deadlock is reported much sooner
 
 

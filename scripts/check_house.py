@@ -21,13 +21,13 @@ MAY_READ_ENVIRONMENT = {"runtime/cluster/rank_environment.cpp", "test/simt/nccl_
 BASICS = ["kernels/device.h", "kernels/comm.h", "kernels/check.h", "kernels/numeric.h", "kernels/tensor.h",
           "kernels/choices.h", "kernels/batch.h"]
 # What other folders may include of runtime/: one public header of each of its folders.
-RUNTIME_FOLDERS = ["config", "checkpoint", "logging", "io", "performance"]
-RUNTIME = [*(f"runtime/{folder}/{folder}.h" for folder in RUNTIME_FOLDERS), "runtime/cluster"]
+RUNTIME_FOLDERS = ["config", "checkpoint", "cluster", "logging", "io", "performance"]
+RUNTIME = [f"runtime/{folder}/{folder}.h" for folder in RUNTIME_FOLDERS]
 ARROWS = {
     "": ["commands", "model", *RUNTIME, "data", "kernels"],
     "commands": ["commands", "model", *RUNTIME, "data", *BASICS],
     "model": ["model", "kernels"],
-    **{f"runtime/{folder}": [f"runtime/{folder}", *RUNTIME, *BASICS] for folder in [*RUNTIME_FOLDERS, "cluster"]},
+    **{f"runtime/{folder}": [f"runtime/{folder}", *RUNTIME, *BASICS] for folder in RUNTIME_FOLDERS},
     "data": ["data", "runtime/io/io.h", *BASICS],
     "kernels": ["kernels"],
     "kernels/ranks": ["kernels", "kernels/ranks"],

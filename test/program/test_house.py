@@ -1,6 +1,7 @@
 """scripts/check_house.py finds a planted violation of each of its rules, and nothing in the tree as it is."""
 import shutil
 import subprocess
+import sys
 import tempfile
 import unittest
 from pathlib import Path
@@ -112,6 +113,16 @@ class House(unittest.TestCase):
         _, lines, planted = self.check_with([("model/gpt.h", INNOCENT)])
         found = [line for line in lines for number in planted[0] if line.startswith(f"model/gpt.h:{number}:")]
         self.assertEqual(found, [])
+
+    def test_each_fault_of_the_mutation_tests_can_be_planted(self):
+        """Its code stands in its file exactly once: a fault that a change leaves behind tests nothing."""
+        sys.path.insert(0, str(ROOT / "dev"))
+        import kernel_faults
+        import rank_faults
+        faults = kernel_faults.FAULTS + rank_faults.FAULTS
+        self.assertGreater(len(faults), 90)
+        self.assertEqual([(name, fault) for name, fault, code, faulty in faults
+                          if (ROOT / name).read_text().count(code) != 1 or code == faulty], [])
 
     def test_the_tree_keeps_the_rules(self):
         code, lines = self.check(ROOT)
