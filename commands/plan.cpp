@@ -16,7 +16,7 @@ void add_run(ScalingInputs& inputs, const GptOptions& run, double flops_per_toke
     inputs.flops_per_token = flops_per_token;
     inputs.tokens_per_micro_step = double(run.batch) * run.seq_len;
     inputs.micro_steps = run.micro_steps;
-    inputs.param_wire_bytes = run.precision == Dtype::fp32 ? 4 : 2;
+    inputs.param_wire_bytes = double(size_of(run.precision));
     for (const Bucket& bucket : lay_out_tensors(run.shape).buckets)
         inputs.bucket_elements.push_back(double(bucket.piece));
     GptOptions staged = run;
