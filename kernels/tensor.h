@@ -22,10 +22,10 @@ struct View {
     // The elements as their type: the caller has dispatched on `dtype`.
     template <class T> HOST_DEVICE T* as() const { return static_cast<T*>(data); }
     // The array from its element `first` on; an absent one stays absent.
-    View from(size_t first) const {
+    HOST_DEVICE View from(size_t first) const {
         return {data ? static_cast<std::byte*>(data) + first * size_of(dtype) : nullptr, dtype};
     }
-    explicit operator bool() const { return data != nullptr; }
+    HOST_DEVICE explicit operator bool() const { return data != nullptr; }
 };
 
 // An array that an op reads.
@@ -40,10 +40,10 @@ struct ConstView {
     template <class T> HOST_DEVICE ConstView(const T* values) : data(values), dtype(dtype_of<T>) {}
 
     template <class T> HOST_DEVICE const T* as() const { return static_cast<const T*>(data); }
-    ConstView from(size_t first) const {
+    HOST_DEVICE ConstView from(size_t first) const {
         return {data ? static_cast<const std::byte*>(data) + first * size_of(dtype) : nullptr, dtype};
     }
-    explicit operator bool() const { return data != nullptr; }
+    HOST_DEVICE explicit operator bool() const { return data != nullptr; }
 };
 
 // Element i of an array in host memory.
