@@ -54,10 +54,10 @@ def train(program, folder, run, config, changes, ranks=1):
     return records, shards
 
 
-def compare_bits(old, new, folder, simulated):
+def compare_bits(old, new, folder, simulated, precisions, levels, stages):
     failed = compared = 0
-    places = [(1, 0), *((2, stage) for stage in range(4))]
-    for precision, level, (ranks, stage) in itertools.product(PRECISIONS, LEVELS, places):
+    places = [(1, 0), *((2, stage) for stage in stages)]
+    for precision, level, (ranks, stage) in itertools.product(precisions, levels, places):
         changes = [f"train.precision={precision}", f"train.recompute={level}", f"parallel.zero_stage={stage}"]
         if precision == "fp16":
             changes += ["loss_scale.dynamic=true", "loss_scale.initial=1024"]
@@ -100,17 +100,20 @@ def main():
     parser.add_argument("new", type=Path)
     parser.add_argument("--simulated", action="store_true", help="a smaller model, for the simulated GPU")
     parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--precisions", nargs="*", default=PRECISIONS)
+    parser.add_argument("--levels", nargs="*", default=LEVELS)
+    parser.add_argument("--stages", nargs="*", type=int, default=range(4), help="ZeRO stages on two ranks")
     arguments = parser.parse_args()
     old, new = arguments.old.resolve(), arguments.new.resolve()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         text = (Path(__file__).resolve().parents[1] / "README.md").read_text()
         (folder / "text.txt").write_text(text * 4)
-        trainer = old.with_name("train_gpt_cpu")
-        subprocess.run([trainer, "prepare", "--tokenizer", "bytes", "text.txt", "--out", "data"], cwd=folder,
+        subprocess.run([old, "prepare", "--tokenizer", "bytes", "text.txt", "--out", "data"], cwd=folder,
                        check=True, stdout=subprocess.DEVNULL)
         if arguments.part == "bits":
-            return 1 if compare_bits(old, new, folder, arguments.simulated) else 0
+            return 1 if compare_bits(old, new, folder, arguments.simulated, arguments.precisions, arguments.levels,
+                                     arguments.stages) else 0
         return compare_time(old, new, folder, arguments.pairs)
 
 
