@@ -39,10 +39,9 @@ LocalNode parse_node(const NodeOptions& options) {
     const auto port = number_after(options.master, colon);
     if (!node || !nodes || *node < 0 || *node >= *nodes || *nodes > 1 << 20)
         fail(Exit::usage, "--node is \"%s\", expected this machine's number from 0 and how many there are, like 0/2",
-             options.node.c_str());
+             options.node);
     if (colon == 0 || !port || *port < 1 || *port > 65535)
-        fail(Exit::usage, "--master is \"%s\", expected machine 0 and a port there, like node0:29500",
-             options.master.c_str());
+        fail(Exit::usage, "--master is \"%s\", expected machine 0 and a port there, like node0:29500", options.master);
     return {int(*node), int(*nodes), options.master.substr(0, colon), int(*port)};
 }
 

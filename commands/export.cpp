@@ -21,7 +21,7 @@ void export_huggingface(const Options& options) {
     LoadedModel model = load_model(options.checkpoint, 1);
     const std::string& directory = options.directory;
     if (directory_exists(directory) && !list_directory(directory).empty())
-        fail(Exit::cannot_create, "%s is not empty; nothing was written", directory.c_str());
+        fail(Exit::cannot_create, "%s is not empty; nothing was written", directory);
     make_directories(directory);
     int eot = model.config.model.vocab_size - 1;
     if (file_exists(model.tokenizer_path)) {

@@ -15,8 +15,8 @@ void inspect(const std::string& path) {
     if (inspect_runtime_path(path, print_line) || inspect_data_file(path, print_line)) return;
     const MappedFile file(path);
     fail(Exit::data,
-         "%s: neither a checkpoint, a run, a token shard, a tokenizer nor a safetensors file; it looks like %s",
-         path.c_str(), describe_content(file.text().substr(0, 512), file.size()).c_str());
+         "%s: neither a checkpoint, a run, a token shard, a tokenizer nor a safetensors file; it looks like %s", path,
+         describe_content(file.text().substr(0, 512), file.size()));
 }
 
 }  // namespace

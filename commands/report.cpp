@@ -36,7 +36,7 @@ double number_or_nan(const nlohmann::ordered_json& record, const char* key) {
 void add_record(RunMetrics& metrics, const nlohmann::ordered_json& record, const std::string& origin) {
     if (!record.is_object() || !record.contains("kind") || !record.contains("step") ||
         !record["step"].is_number_unsigned())
-        fail(Exit::data, "%s: expected an object with \"kind\" and \"step\"", origin.c_str());
+        fail(Exit::data, "%s: expected an object with \"kind\" and \"step\"", origin);
     const bool is_train = record["kind"] == "train";
     if (!is_train && record["kind"] != "val") return;
     std::vector<Point>& points = is_train ? metrics.train : metrics.val;
@@ -59,7 +59,7 @@ RunMetrics read_metrics(const std::string& run) {
         const std::string origin = format("line %zu of %s", line, path.c_str());
         add_record(metrics, parse_json(std::string_view(text).substr(begin, end - begin), origin, Exit::data), origin);
     }
-    if (metrics.train.empty()) fail(Exit::data, "%s has no training step with a finite loss", path.c_str());
+    if (metrics.train.empty()) fail(Exit::data, "%s has no training step with a finite loss", path);
     return metrics;
 }
 

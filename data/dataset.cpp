@@ -17,13 +17,13 @@ static std::string recorded_tokenizer(const std::filesystem::path& directory) {
 
 static void check_tokenizer(const Tokenizer& tokenizer, const std::string& path, const TokenStream& stream) {
     if (tokenizer.vocab_size() > stream.vocab_size())
-        fail(Exit::config, "data.tokenizer: %s has %d tokens, but model.vocab_size is %d", path.c_str(),
-             tokenizer.vocab_size(), stream.vocab_size());
+        fail(Exit::config, "data.tokenizer: %s has %d tokens, but model.vocab_size is %d", path, tokenizer.vocab_size(),
+             stream.vocab_size());
     for (const TokenShard& shard : stream.shards()) {
         const std::string recorded = recorded_tokenizer(std::filesystem::path(shard.path()).parent_path());
         if (!recorded.empty() && recorded != tokenizer.digest())
             fail(Exit::config, "data.tokenizer: %s (digest %s) is not the tokenizer that %s was made with (digest %s)",
-                 path.c_str(), tokenizer.digest().c_str(), shard.path().c_str(), recorded.c_str());
+                 path, tokenizer.digest(), shard.path(), recorded);
     }
 }
 

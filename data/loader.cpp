@@ -28,7 +28,7 @@ static uint64_t checked_window_count(const TokenStream& stream, const LoaderOpti
         fail(Exit::config,
              "the data set is too small: %s (%llu tokens) gives %llu sequences of seq_len %d, but batch_size %d on %d "
              "ranks needs %llu",
-             stream.description().c_str(), (unsigned long long)stream.token_count(), (unsigned long long)windows,
+             stream.description(), (unsigned long long)stream.token_count(), (unsigned long long)windows,
              options.seq_len, options.batch, options.world, (unsigned long long)needed);
     return windows;
 }

@@ -43,7 +43,7 @@ static void check_out_dir(const std::string& out) {
             Exit::cannot_create,
             "%s: has %zu files, the first named %s, but no dataset.json, so it is not from an earlier prepare; nothing "
             "was written",
-            out.c_str(), names.size(), names.front().c_str());
+            out, names.size(), names.front());
 }
 
 static Tokenizer train_tokenizer(const TextInput& input, uint64_t train_end, int vocab_size,
@@ -64,7 +64,7 @@ static Tokenizer load_gpt2(const std::filesystem::path& directory) {
              "prepare: the tokenizer \"gpt2\" is read from the folder %s, which has no vocab.json; copy data/gpt2 of "
              "the "
              "source tree there, or pass --tokenizer PATH/vocab.json",
-             directory.lexically_normal().c_str());
+             directory.lexically_normal().string());
     return Tokenizer::load(vocabulary);
 }
 
@@ -74,7 +74,7 @@ static Tokenizer load_tokenizer(const PrepareOptions& options) {
                                                         : Tokenizer::load(options.tokenizer);
     if (options.vocab_size != 0 && options.vocab_size != tokenizer.vocab_size())
         fail(Exit::usage, "prepare: vocab_size is %d, but the tokenizer \"%s\" has %d tokens", options.vocab_size,
-             options.tokenizer.c_str(), tokenizer.vocab_size());
+             options.tokenizer, tokenizer.vocab_size());
     return tokenizer;
 }
 

@@ -75,7 +75,7 @@ template <class Id> static void widen(const std::byte* ids, size_t count, int32_
 }
 
 void TokenShard::copy(uint64_t begin, size_t count, int32_t* out) const {
-    require(begin <= token_count() && count <= token_count() - begin, "%s: no tokens [%llu, %llu)", path().c_str(),
+    require(begin <= token_count() && count <= token_count() - begin, "%s: no tokens [%llu, %llu)", path(),
             (unsigned long long)begin, (unsigned long long)(begin + count));
     const std::byte* ids = file_.data() + kShardHeaderBytes + begin * uint64_t(layout_.token_bytes);
     if (layout_.token_bytes == 2)

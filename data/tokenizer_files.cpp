@@ -100,13 +100,12 @@ public:
         } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
             left = merge[0].get<std::string>(), right = merge[1].get<std::string>();
         } else {
-            fail(Exit::data, "%s is %s, but must be two tokens and a space between them", where.c_str(),
-                 shown(merge).c_str());
+            fail(Exit::data, "%s is %s, but must be two tokens and a space between them", where, shown(merge));
         }
         auto left_id = ids_.find(left), right_id = ids_.find(right);
         if (left_id == ids_.end() || right_id == ids_.end())
-            fail(Exit::data, "%s joins \"%s\" and \"%s\", but \"%s\" is not a token", where.c_str(), left.c_str(),
-                 right.c_str(), (left_id == ids_.end() ? left : right).c_str());
+            fail(Exit::data, "%s joins \"%s\" and \"%s\", but \"%s\" is not a token", where, left, right,
+                 (left_id == ids_.end() ? left : right));
         merges_.push_back({left_id->second, right_id->second});
     }
 

@@ -53,14 +53,14 @@ void expect(const nlohmann::ordered_json& config, const char* key, const nlohman
             bool default_is_expected, const std::string& origin) {
     const auto found = config.find(key);
     if (found == config.end() ? default_is_expected : *found == expected) return;
-    fail(Exit::config, "%s: %s is %s, this run needs %s", origin.c_str(), key,
-         found == config.end() ? "absent" : found->dump().c_str(), expected.dump().c_str());
+    fail(Exit::config, "%s: %s is %s, this run needs %s", origin, key, found == config.end() ? "absent" : found->dump(),
+         expected.dump());
 }
 
 }  // namespace
 
 void check_hf_config(const nlohmann::ordered_json& config, const GptShape& shape, const std::string& origin) {
-    if (!config.is_object()) fail(Exit::config, "%s: not a JSON object", origin.c_str());
+    if (!config.is_object()) fail(Exit::config, "%s: not a JSON object", origin);
     expect(config, "model_type", "gpt2", false, origin);
     expect(config, "n_layer", shape.n_layer, false, origin);
     expect(config, "n_head", shape.n_head, false, origin);

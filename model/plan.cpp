@@ -48,6 +48,6 @@ void check_fits(const GptOptions& options) {
          "not enough memory: %zu bytes are needed, %zu bytes are available\n%sless is needed with a smaller "
          "train.batch_size (is %d; accumulate more micro-steps), train.recompute norm or block, train.head_rows (is "
          "%d)%s",
-         needed, free_bytes, plan_table(options).c_str(), options.batch, options.head_rows,
+         needed, free_bytes, plan_table(options), options.batch, options.head_rows,
          options.precision == Dtype::fp32 ? " or train.precision bf16" : "");
 }

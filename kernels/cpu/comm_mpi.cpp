@@ -19,8 +19,8 @@
 
 #include "kernels/check.h"
 #include "kernels/comm.h"
-#include "kernels/ranks/mpi_text.h"
 #include "kernels/cpu/tree_sum.h"
+#include "kernels/ranks/mpi_text.h"
 
 namespace {
 
@@ -28,7 +28,7 @@ using Clock = std::chrono::steady_clock;
 
 void check_mpi(int code, const char* what) {
     if (code == MPI_SUCCESS) return;
-    fail(Exit::peer_lost, "%s failed between ranks: %s", what, mpi_error(code).c_str());
+    fail(Exit::peer_lost, "%s failed between ranks: %s", what, mpi_error(code));
 }
 
 int checked_count(size_t count, const char* what) {
@@ -126,7 +126,7 @@ private:
                 Exit::config,
                 "this process is rank %d of %d, but MPI says rank %d of %d: start it by the mpirun of the library that "
                 "it was built with (%s)",
-                settings_.rank, settings_.size, rank, size, comm_library().c_str());
+                settings_.rank, settings_.size, rank, size, comm_library());
     }
 
     // Waits for something to do; false when there is nothing left and nothing will come.

@@ -108,7 +108,7 @@ private:
         pthread_sigmask(SIG_SETMASK, &before, nullptr);
         if (error)
             fail(Exit::os, "cannot start thread %d of %d: %s", started_ + 1, threads,
-                 std::generic_category().message(error).c_str());
+                 std::generic_category().message(error));
     }
 
     [[noreturn]] void serve(int id) {

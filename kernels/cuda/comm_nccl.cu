@@ -210,7 +210,7 @@ private:
         const std::string detail = last && *last ? format(" (%s)", last) : "";
         give_up();
         fail(exit_of(code), "rank %d: %s failed in %s (collective %llu): %s%s", settings_.rank, call, name_,
-             static_cast<unsigned long long>(asked_), ncclGetErrorString(code), detail.c_str());
+             static_cast<unsigned long long>(asked_), ncclGetErrorString(code), detail);
     }
 
     [[noreturn]] void report_hang(const char* call, double limit_s) {
@@ -293,12 +293,12 @@ Seat take_seat(const CommSettings& settings) {
 void check_seats(const std::vector<Seat>& seats) {
     for (size_t rank = 0; rank < seats.size(); rank++) {
         const Seat& seat = seats[rank];
-        if (!seat.problem.empty()) fail(Exit::os, "rank %zu on %s %s", rank, seat.host.c_str(), seat.problem.c_str());
+        if (!seat.problem.empty()) fail(Exit::os, "rank %zu on %s %s", rank, seat.host, seat.problem);
         for (size_t other = 0; other < rank; other++)
             if (seats[other].machine == seat.machine && seats[other].host == seat.host && seats[other].gpu == seat.gpu)
                 fail(Exit::config,
                      "ranks %zu and %zu on %s have the same GPU (%s): start as many ranks on a host as it has GPUs",
-                     other, rank, seat.host.c_str(), seat.gpu.c_str());
+                     other, rank, seat.host, seat.gpu);
     }
 }
 

@@ -128,17 +128,17 @@ void check_startup(const StartupFacts& facts) {
         fail(Exit::os,
              "the NVIDIA driver supports CUDA %s, this program was built with CUDA %s: install a newer driver, or "
              "build with a toolkit of CUDA %d",
-             text(facts.driver_version).c_str(), text(facts.toolkit_version).c_str(), major(facts.driver_version));
+             text(facts.driver_version), text(facts.toolkit_version), major(facts.driver_version));
     if (facts.device_count == 0)
         fail(Exit::os,
              "no GPU can be used (%s): see what nvidia-smi says and whether CUDA_VISIBLE_DEVICES hides it, or use "
              "build/train_gpt_cpu",
-             facts.count_error.empty() ? "CUDA counts none" : facts.count_error.c_str());
+             facts.count_error.empty() ? "CUDA counts none" : facts.count_error);
     if (!facts.code_error.empty())
         fail(Exit::os,
              "this program holds no code for %s, compute capability %d.%d (%s): build it for this GPU with make "
              "ARCH=%d%d",
-             facts.device_name.c_str(), facts.major, facts.minor, facts.code_error.c_str(), facts.major, facts.minor);
+             facts.device_name, facts.major, facts.minor, facts.code_error, facts.major, facts.minor);
 }
 
 void require_usable_device() {

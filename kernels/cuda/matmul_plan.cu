@@ -175,8 +175,7 @@ bool multiply(const Product& product, Stream stream) {
 
 void multiply_plain(const Product& product, Stream stream) {
     if (!multiply(product, stream))
-        fail(Exit::os, "cuBLASLt has no algorithm for the product %s",
-             words_of(key_of(product, settings().tf32)).c_str());
+        fail(Exit::os, "cuBLASLt has no algorithm for the product %s", words_of(key_of(product, settings().tf32)));
 }
 
 float* matmul_sums(Stream stream) {

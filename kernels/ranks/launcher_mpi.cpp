@@ -10,8 +10,7 @@ namespace {
 
 void check_mpi(int code, const char* call) {
     if (code == MPI_SUCCESS) return;
-    fail(Exit::peer_lost, "%s failed while the ranks that mpirun started were to meet: %s", call,
-         mpi_error(code).c_str());
+    fail(Exit::peer_lost, "%s failed while the ranks that mpirun started were to meet: %s", call, mpi_error(code));
 }
 
 std::string share(const std::string& mine) {
@@ -23,7 +22,7 @@ std::string share(const std::string& mine) {
         fail(Exit::config,
              "the launcher started several ranks, but MPI knows one: start them by the mpirun of the library that this "
              "program was built with (%s), or set MASTER_ADDR and MASTER_PORT",
-             launcher_library().c_str());
+             launcher_library());
     unsigned long long length = mine.size();
     check_mpi(MPI_Bcast(&length, 1, MPI_UNSIGNED_LONG_LONG, 0, MPI_COMM_WORLD), "MPI_Bcast");
     std::string text = mine;

@@ -37,7 +37,7 @@ Ranks::Ranks(const RankEnvironment& environment, const Config& config, const std
         fail(Exit::config,
              "srun has started rank %d without PMI, which ranks that communicate by %s need to find each other: use "
              "srun --mpi=pmix, or mpirun",
-             environment.rank, comm_library().c_str());
+             environment.rank, comm_library());
     const CommSettings settings{
         .rank = environment.rank,
         .size = environment.size,
@@ -106,7 +106,7 @@ Exit launch_ranks(int count, const LocalNode& node, const std::vector<std::strin
         fail(Exit::usage,
              "--node %d/%d: the ranks of this program communicate by %s: start those of several machines "
              "by %s",
-             node.node, node.nodes, comm_library().c_str(), launcher.c_str());
+             node.node, node.nodes, comm_library(), launcher);
 
     // By default, mpirun refuses root and more ranks than cores, and binds ranks to cores; on a single machine the
     // user's count decides.
@@ -118,6 +118,6 @@ Exit launch_ranks(int count, const LocalNode& node, const std::vector<std::strin
                                      "--bind-to", "none", program_path()};
     command.insert(command.end(), arguments.begin() + 1, arguments.end());
     execvp(launcher.c_str(), argv_of(command).data());
-    fail(Exit::os, "--nproc: %s, which the communication library %s needs, could not be started: %s", launcher.c_str(),
-         comm_library().c_str(), std::strerror(errno));
+    fail(Exit::os, "--nproc: %s, which the communication library %s needs, could not be started: %s", launcher,
+         comm_library(), std::strerror(errno));
 }

@@ -67,10 +67,10 @@ void ControlChannel::require_same(const std::string& mine, const char* what) {
 
 std::string ControlChannel::collective(const TextRequest& request) {
     require(request.text.size() <= kTextLimit, "%s: a text of %zu bytes for the control channel, at most %zu",
-            request.what.c_str(), request.text.size(), kTextLimit);
+            request.what, request.text.size(), kTextLimit);
     ++progress_.ticks;
     std::unique_lock lock(mutex_);
-    require(!has_finished_, "%s: a collective after this rank has left the control channel", request.what.c_str());
+    require(!has_finished_, "%s: a collective after this rank has left the control channel", request.what);
     if (!failed_since_) {
         reply_.reset();
         tell_rank_0(MessageKind::request, pack(request.operation, request.what, request.text));
@@ -94,7 +94,7 @@ void ControlChannel::leave() {
         if (!rank.has_left) remaining.push_back(rank.member.rank);
     const std::string who =
         rank_ == 0 ? (remaining.size() == 1 ? "rank " : "ranks ") + text_of_ranks(remaining) : "other ranks";
-    fail(Exit::hang, "%s did not leave the run within %g s of rank %d", who.c_str(), limit_s, rank_);
+    fail(Exit::hang, "%s did not leave the run within %g s of rank %d", who, limit_s, rank_);
 }
 
 void ControlChannel::leave_with_error(Exit code, const std::string& sentence) {

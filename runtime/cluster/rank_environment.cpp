@@ -64,7 +64,7 @@ private:
         if (!has(name))
             fail(Exit::usage,
                  "%s is not set although other variables say that %s started this process, expected a whole number",
-                 name, launcher.c_str());
+                 name, launcher);
         const std::optional<int64_t> value = whole_number(text(name));
         if (!value || *value < low || *value > high)
             fail(Exit::usage, "%s is \"%s\", expected a whole number from %lld to %lld", name, lookup_(name),
@@ -180,7 +180,7 @@ private:
             if (node < begin) return std::stoi((*at)[1]);
         }
         fail(Exit::usage, "%s is \"%s\", expected the tasks of each node, as in \"4(x2),1\", including node %d", name,
-             tasks.c_str(), int(node));
+             tasks, int(node));
     }
 
     const Lookup& lookup_;
@@ -204,7 +204,6 @@ std::optional<int64_t> whole_number(std::string_view text) {
 std::string first_host(const std::string& list, const char* variable) {
     std::smatch host;
     if (!std::regex_search(list, host, std::regex(R"(^([^\[\],\s]|\[\d[\d,-]*\])+(?=,|$))")))
-        fail(Exit::usage, "%s is \"%s\", expected Slurm's list of hosts, as in \"node[003-010,12]\"", variable,
-             list.c_str());
+        fail(Exit::usage, "%s is \"%s\", expected Slurm's list of hosts, as in \"node[003-010,12]\"", variable, list);
     return std::regex_replace(host.str(), std::regex(R"(\[(\d+)[\d,-]*\])"), "$1");
 }

@@ -204,8 +204,8 @@ Socket listen_for(const RankEnvironment& environment, const RendezvousSettings& 
             error = errno;
         }
         if (error != EADDRINUSE || Clock::now() > deadline)
-            fail(Exit::os, "rank 0 cannot listen at %s, port %d: %s", host.c_str(), port,
-                 reason.empty() ? std::strerror(error) : reason.c_str());
+            fail(Exit::os, "rank 0 cannot listen at %s, port %d: %s", host, port,
+                 reason.empty() ? std::strerror(error) : reason);
     }
 }
 
@@ -231,7 +231,7 @@ struct Joiner {
             check_not_stopped();
             if (Clock::now() + seconds(pause_s) > deadline)
                 fail(Exit::hang, "rank %d on %s could not join rank 0 at %s, port %d, within %g s: %s", rank,
-                     this_member(rank).host.c_str(), host.c_str(), port, timeout_s, reason.c_str());
+                     this_member(rank).host, host, port, timeout_s, reason);
             ::usleep(useconds_t(pause_s * 1e6));
         }
     }
@@ -275,7 +275,7 @@ struct Joiner {
         connection.set_limit(size_t(1) << 20);
         // Rank 0 times out first and sends the reason.
         const std::optional<Message> message = receive(connection, deadline + seconds(15));
-        if (!message) fail(Exit::peer_lost, "rank 0 at %s died during the rendezvous of the ranks", address.c_str());
+        if (!message) fail(Exit::peer_lost, "rank 0 at %s died during the rendezvous of the ranks", address);
         Exit code = Exit::internal;
         std::string sentence;
         if (message->kind == MessageKind::refused && unpack(message->fields, code, sentence))
@@ -286,7 +286,7 @@ struct Joiner {
         for (Member& member : group.members)
             is_sound = is_sound && take_field(fields, member.host) && take_field(fields, member.pid);
         if (!is_sound || !fields.empty())
-            fail(Exit::internal, "rank 0 at %s sent a message that is no list of ranks", address.c_str());
+            fail(Exit::internal, "rank 0 at %s sent a message that is no list of ranks", address);
         group.connections[0] = std::move(connection);
         return group;
     }
@@ -314,7 +314,7 @@ Invitation exchange_address(const RankEnvironment& environment, const Rendezvous
         }
         broadcast(pack(code, error, host, secret, port));
     } else if (const std::string text = broadcast(""); !unpack(text, code, error, host, secret, port)) {
-        fail(Exit::internal, "rank 0 broadcast a message that is no address: \"%s\"", text.substr(0, 100).c_str());
+        fail(Exit::internal, "rank 0 broadcast a message that is no address: \"%s\"", text.substr(0, 100));
     }
     if (code != Exit::ok) throw Error(code, error);
     return invitation;
@@ -356,8 +356,7 @@ Group open_group(const RankEnvironment& environment, const RendezvousSettings& s
         const Invitation invitation = exchange_address(environment, settings, broadcast, listener);
         host = invitation.host, port = invitation.port, secret = invitation.secret;
     } else if (host.empty() || port == 0) {
-        fail(Exit::usage, "%s gives no address of rank 0: set MASTER_ADDR and MASTER_PORT",
-             environment.launcher.c_str());
+        fail(Exit::usage, "%s gives no address of rank 0: set MASTER_ADDR and MASTER_PORT", environment.launcher);
     } else if (environment.rank == 0) {
         listener = listen_for(environment, settings, port, false);
     }
