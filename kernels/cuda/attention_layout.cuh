@@ -1,4 +1,4 @@
-// Where the heads of attention lie in memory and which block of threads works on what.
+// The memory layout of attention heads, and the assignment of work to thread blocks.
 #pragma once
 
 #include <cstddef>

@@ -65,7 +65,7 @@ struct CountShared {
     int count[kDigits];
 };
 
-// Counts the digits of a tile. Atomics on integers: the order in which they arrive does not show.
+// Counts the digits of a tile. Atomics on integers: the order in which they arrive does not matter.
 __global__ void __launch_bounds__(kTile) embedding_backward_count_kernel(SortPass pass) {
     CountShared& s = shared_memory<CountShared>();
     const int i = int(blockIdx.x) * kTile + int(threadIdx.x);
@@ -157,7 +157,7 @@ template <class T> struct TokenSums {
     int n_positions, n_windows, n_slabs;
 };
 
-// What a warp knows of 32 consecutive sorted positions, a lane each.
+// 32 consecutive sorted positions of a warp, one per lane.
 struct Window {
     int position;  // -1 beyond the last
     int token;     // -1 beyond the last
@@ -181,7 +181,7 @@ template <bool kAligned, class T> struct LaneColumns {
 };
 
 // Adds the rows of dout of `count` lanes from `first` on, in this order. kBatch of them are on their way before the
-// first sum: a frequent token's rows come one after the other, and each would cost a trip to memory.
+// first sum: a frequent token's rows come one after the other, and each would cost a memory latency.
 template <int kBatch, bool kAligned, class T>
 __device__ void add_rows(Floats<T, kLaneColumns>& sum, const LaneColumns<kAligned, T>& columns, const Window& window,
                          int first, int count) {

@@ -3,7 +3,7 @@
 
 #include <string>
 
-// What CUDA says when it is asked. Versions are 1000 major + 10 minor.
+// Results of CUDA's queries. Versions are 1000 major + 10 minor.
 struct StartupFacts {
     int driver_version = 0;   // newest CUDA that the driver supports, 0 without a driver
     int toolkit_version = 0;  // CUDA that this program was built with
