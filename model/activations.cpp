@@ -23,7 +23,7 @@ struct ActivationSizes {
     size_t per_logit() const { return head_rows * size_t(shape.padded_vocab()); }
 };
 
-// What an activation is decides its storage type.
+// The storage types of activations, by kind.
 enum class Storage { residual, branch, statistic };
 
 struct ActivationRow {
@@ -33,7 +33,7 @@ struct ActivationRow {
     Storage storage;
     Recompute recomputed_from;
     std::variant<Activation& (*)(GptActivations&), Activation& (*)(BlockActivations&)> place;  // the second: per layer
-    bool is_shared = false;  // by all layers at every level: the next op uses it up
+    bool is_shared = false;  // by all layers at every level: only the next op reads it
 
     bool per_layer() const { return place.index() == 1; }
 };

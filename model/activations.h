@@ -54,5 +54,5 @@ struct GptActivations {
     Activation dwide;      // (B, T, 4C), gradient of fc, then of qkv
 };
 
-// Places every activation in the arena, which counts the bytes where it has no memory.
+// Allocates every activation in the arena, which only counts the bytes if it has no memory.
 GptActivations place_activations(const GptOptions& options, Arena& arena);

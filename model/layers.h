@@ -7,7 +7,7 @@
 #include "model/activations.h"
 #include "model/tensors.h"
 
-// What every layer is given besides its parameters and activations.
+// The arguments of every layer besides its parameters and activations.
 struct LayerContext {
     const GptShape* shape;
     int batch, seq_len;  // B, T
@@ -28,7 +28,7 @@ struct ResidualSum {
 // out = wte[token] + wpe[position]
 void embedding_forward(const LayerContext& x, const LayerWeights& wte, const LayerWeights& wpe, const int* tokens,
                        const Activation& out);
-// Adds to the gradient of wte, where the tied head has left its part.
+// Adds to the gradient of wte, which already holds the tied head's part.
 void embedding_backward(const LayerContext& x, const LayerWeights& wte, const LayerWeights& wpe, const int* tokens,
                         ConstView dout);
 
@@ -55,7 +55,7 @@ void mlp_forward(const LayerContext& x, const LayerWeights& fc, const LayerWeigh
 void mlp_backward(const LayerContext& x, const LayerWeights& fc, const LayerWeights& proj, ConstView inp,
                   const MlpActivations& mlp, ConstView dout, View dhidden, View dinp);
 
-// The head: what it needs besides the layer's input, and where its results go.
+// The head's arguments besides the layer's input, and its outputs.
 struct HeadPass {
     View logits;              // (head rows, Vp), buffer: a few rows at a time, overwritten with their gradients
     float* loss;              // (B, T)  =

@@ -1,4 +1,4 @@
-// THE table of tensors: every parameter of the model is one row. Sizes, offsets, views, initialization, the decay mask,
+// The table of tensors: every parameter of the model is one row. Sizes, offsets, views, initialization, the decay mask,
 // the optimizer's chunks, checkpoint names, Hugging Face names and the memory plan are derived from it.
 #pragma once
 

@@ -91,7 +91,7 @@ private:
         parts_ = std::make_unique<Part[]>(size_t(threads));  // no other thread is inside a loop
         sigset_t all, before;
         sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the threads that expect them
+        pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are handled by other threads
         int error = 0;
         while (started_ < threads && !error) {
             try {

@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(kThreads, 2) cross_entropy_kernel(CrossEntropy
         if (op.write_dlogits) zero_packs<kAligned>(logits, int(threadIdx.x), op.padded_vocab);
         return;
     }
-    // Read before the barriers of block_softmax, after which another thread overwrites it.
+    // Read before the barriers of block_softmax, after which the thread that holds it overwrites it.
     const float target_logit = to_float(logits[target]);
     const Softmax softmax = block_softmax(softmax_of_packs<kAligned, kStaged>(logits, op.vocab, s.staged), s);
     if (op.write_dlogits) write_gradient<kAligned, kStaged>(op, logits, target, softmax, s.staged);

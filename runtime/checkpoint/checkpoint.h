@@ -161,7 +161,7 @@ struct RunDirectory {
     std::string moved_to;  // where an older run was moved; empty if none was
 };
 
-// Decides, makes the directory, locks it, and moves an older run aside if that was asked for. A refusal leaves
+// Decides, makes the directory, locks it, and moves an older run aside if that is requested. A refusal leaves
 // everything untouched. Called by rank 0 alone.
 RunDirectory open_run_directory(const std::string& run_dir, StartMode mode);
 

@@ -168,7 +168,7 @@ std::string file_at(const std::string& path) {
     fail(Exit::no_input, "%s has neither %s nor %s", path, kSingleFile, kIndexFile);
 }
 
-// Length and JSON, padded with spaces to whole words, as the format asks for.
+// Length and JSON, padded with spaces to whole words, as the format requires.
 std::string make_header(const std::vector<NamedTensor>& tensors, const std::map<std::string, std::string>& metadata) {
     Json json = {{"__metadata__", metadata}};
     size_t end = 0;
