@@ -31,7 +31,7 @@ struct CosSin {
     double cos, sin;
 };
 
-// Of 2 pi turns, for turns in [0, 1]: the quarter turn nearest to it, and Taylor's series in what is left of it.
+// Of 2 pi turns, for turns in [0, 1]: the quarter turn nearest to it, and Taylor's series in the remainder.
 HOST_DEVICE inline CosSin cos_sin_of_turns(double turns) {
     const int quarter = int(std::fma(4.0, turns, 0.5));
     const double x = std::fma(4.0, turns, -double(quarter)) * 1.5707963267948966, square = x * x;

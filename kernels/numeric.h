@@ -89,7 +89,7 @@ template <> HOST_DEVICE inline bf16 from_float<bf16>(float x) {
 template <> HOST_DEVICE inline fp16 from_float<fp16>(float x) {
     uint32_t bits = std::bit_cast<uint32_t>(x);
     uint32_t magnitude = bits & 0x7fffffffu;
-    // Below 2^-14 the result is subnormal: adding 1/2 puts the wanted bits, rounded, at the bottom of the sum.
+    // Below 2^-14 the result is subnormal: adding 1/2 puts the result's bits, rounded, at the bottom of the sum.
     uint32_t subnormal = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
     uint32_t normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
     uint32_t result = magnitude < 0x38800000u ? subnormal : normal;

@@ -1,4 +1,4 @@
-// The table of activations. A row says from which recompute level on backward computes the activation again. Below that
+// The table of activations. A row has the recompute level from which on backward recomputes the activation. Below that
 // level a per-layer activation is kept, in memory of its own for each layer; from that level on all layers share one
 // buffer.
 #include "model/activations.h"

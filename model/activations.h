@@ -1,5 +1,5 @@
-// Activations: what forward leaves for backward, and the buffers that both work in. The table in activations.cpp says
-// which of them each recompute level keeps.
+// Activations: what forward keeps for backward, and the buffers of both. The table in activations.cpp lists which of
+// them each recompute level keeps.
 #pragma once
 
 #include <vector>

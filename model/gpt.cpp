@@ -31,7 +31,7 @@ void check_options(const GptOptions& o) {
             o.seq_len, s.n_positions);
 }
 
-// FNV-1a: gives each tensor numbers of its own, whatever tensors there are beside it.
+// FNV-1a: each tensor's numbers depend on its name alone, not on the other tensors.
 uint32_t subsequence_of(const std::string& name) {
     uint32_t hash = 2166136261u;
     for (unsigned char c : name) hash = (hash ^ c) * 16777619u;

@@ -34,8 +34,8 @@ template <class Body> void parallel_blocks(size_t n, size_t block, Body&& body) 
 }
 
 // Memory of the calling thread, 64-byte aligned, any content. It is kept and grows to the largest request, so the
-// steady state allocates nothing. The next call on the same thread hands out the same memory: one user at a time, and
-// its content is valid only during the piece of work that requested it.
+// steady state allocates nothing. The next call on the same thread returns the same memory: one user at a time, and its
+// content is valid only during the piece of work that requested it.
 inline std::byte* thread_memory(size_t bytes) {
     static constexpr std::align_val_t kAlignment{64};
     struct Release {

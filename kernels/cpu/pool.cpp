@@ -43,7 +43,7 @@ int place_of(int id, int threads) {
     return (std::max(0, omp_get_place_num()) + (is_spread ? int(int64_t(id) * places / threads) : id)) % places;
 }
 
-// Binds the calling thread. If the system refuses, the thread stays where it is, as OpenMP's do.
+// Binds the calling thread. If the system call fails, the thread keeps its affinity, as OpenMP's do.
 void bind_to_place(int place) {
     std::vector<int> cores(size_t(omp_get_place_num_procs(place)));
     omp_get_place_proc_ids(place, cores.data());

@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(Shape<kHeadSize>::kThreads, Shape<kHeadSize>::
                              s.outgoing(), warp_row, dquery, [&](int, int) { return op.scale; });
 }
 
-// The tiles of queries that a block of keys meets: of each head of the group in order, from the block's first key on.
+// The tiles of queries for a block of keys: of each head of the group in order, from the block's first key on.
 // Everything about a tile follows from its number, since no register is left to store more.
 template <int kHeadSize> class QueryTiles {
 public:

@@ -20,7 +20,7 @@ namespace {
 
 constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / kWarpSize;
-constexpr int kBatch = 4;  // packs of a thread on their way at a time
+constexpr int kBatch = 4;  // packs of a thread in flight at a time
 constexpr float kLog2E = 1.44269504f;
 constexpr double kLn2 = 0.69314718055994531;
 constexpr float kLowest = -3.40282347e38f;  // where a maximum starts: with an infinity, inf - inf would be NaN

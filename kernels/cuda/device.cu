@@ -26,7 +26,7 @@ struct Piece {
     size_t bytes = 0;
 };
 
-// Pieces are taken in turn, so the one to be taken next is the one that has been on its way longest. Only the thread
+// Pieces are taken in turn, so the one to be taken next is the one that has been in flight longest. Only the thread
 // that drives the device copies.
 class StagingRing {
 public:

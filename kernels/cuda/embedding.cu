@@ -180,8 +180,8 @@ template <bool kAligned, class T> struct LaneColumns {
     }
 };
 
-// Adds the rows of dout of `count` lanes from `first` on, in this order. kBatch of them are on their way before the
-// first sum: a frequent token's rows come one after the other, and each would cost a memory latency.
+// Adds the rows of dout of `count` lanes from `first` on, in this order. kBatch of them are in flight before the first
+// sum: a frequent token's rows come one after the other, and each would cost a memory latency.
 template <int kBatch, bool kAligned, class T>
 __device__ void add_rows(Floats<T, kLaneColumns>& sum, const LaneColumns<kAligned, T>& columns, const Window& window,
                          int first, int count) {
@@ -243,7 +243,7 @@ __global__ void __launch_bounds__(kSumThreads) embedding_backward_tokens_kernel(
     }
 }
 
-constexpr int kPositionBatch = 8;  // rows of dout on their way at a time
+constexpr int kPositionBatch = 8;  // rows of dout in flight at a time
 
 // A thread takes a pack of columns of one position's row.
 template <class T, bool kAligned>

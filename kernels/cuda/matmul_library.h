@@ -84,7 +84,7 @@ private:
 
 void check_cublas(cublasStatus_t status, const char* call);
 
-// The library says that it has no such product or algorithm; any other failure is the machine's.
+// Whether the library reports that it has no such product or algorithm; any other failure is the machine's.
 inline bool is_refusal(cublasStatus_t status) {
     return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE ||
            status == CUBLAS_STATUS_ARCH_MISMATCH;

@@ -1,5 +1,5 @@
 // Matrix products by cuBLASLt: each product that the model has is described once, its algorithm chosen once, and both
-// kept. matmul.h says what that means for the bits.
+// kept. matmul.h describes the effect on the bits of results.
 //
 // The library reads memory column by column, so what is a row-major (rows, cols) matrix to us is a (cols, rows) matrix
 // with leading dimension cols to it. This header uses the library's convention: d (m, n) = op(a) (m, k) op(b)

@@ -1,4 +1,4 @@
-// What must hold before this process can use its GPU.
+// The requirements for using a GPU, and their check at the start.
 #pragma once
 
 #include <string>
@@ -14,7 +14,7 @@ struct StartupFacts {
     std::string code_error;    // why the program's kernels cannot run on it, else empty
 };
 
-// Fails with Exit::os and a sentence that says what to do, if something is missing.
+// Fails with Exit::os and instructions for the user if something is missing.
 void check_startup(const StartupFacts& facts);
 
 // check_startup on the facts of this process. device_info() and device_alloc() do it once.

@@ -251,7 +251,7 @@ struct Joiner {
     bool authenticate(Connection& connection, const std::string& address, std::string& reason) const {
         const std::optional<Message> challenge =
             receive(connection, std::min(deadline, Clock::now() + seconds(kAuthentication_s)));
-        if (!challenge && Clock::now() >= deadline) return false;  // the reason of an earlier attempt says more
+        if (!challenge && Clock::now() >= deadline) return false;  // the reason of an earlier attempt is more useful
         std::string version, nonce;
         if (!challenge || challenge->kind != MessageKind::challenge || !unpack(challenge->fields, version, nonce) ||
             version != kVersion) {
