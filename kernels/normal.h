@@ -2,8 +2,7 @@
 //
 // Libraries' log, sin and cos differ from one another in the last place, and where a double is rounded to float that
 // shows about once in 10^8 numbers: in every large model. So these are written out, in operations that IEEE 754 defines
-// to the bit (+ - * / sqrt and fma; no product feeds a sum except in an fma, so contraction by the compiler changes
-// nothing).
+// to the bit (+ - * / sqrt and fma; no product feeds a sum except in an fma, so contraction has no effect).
 #pragma once
 
 #include <bit>

@@ -99,8 +99,7 @@ template <> HOST_DEVICE inline fp16 from_float<fp16>(float x) {
 }
 
 // Philox4x32-10: ten rounds of a keyed bijection on 128-bit counters (Salmon et al., "Parallel random numbers: as easy
-// as 1, 2, 3", SC 2011). The caller passes the counter: there is no state, so results do not depend on the order of
-// calls.
+// as 1, 2, 3", SC 2011). The caller passes the counter: there is no state, so the order of calls does not matter.
 struct Philox {
     uint32_t word[4];
 };

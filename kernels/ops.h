@@ -3,7 +3,7 @@
 // An op is a struct of named arguments and one function of the same name. A View or ConstView is an array of
 // activations or compute weights whose storage type (fp32, bf16 or fp16) is a value: the launcher dispatches on it
 // once, and fails with Exit::internal and the op's name for a combination of types that it does not support; today all
-// views of an op have one type. Outputs stand first, then inputs, then sizes. Behind a member: its shape, outermost
+// views of an op have one type. Outputs come first, then inputs, then sizes. Beside a member: its shape, outermost
 // dimension first, and for outputs `=` (overwritten) or `+=` (added to). All memory is device memory, all arithmetic is
 // float or wider, a value is rounded to its storage type once, when it is stored. Outputs never alias inputs unless
 // stated. Every op gives the same bits for the same arguments, whatever the number of threads.

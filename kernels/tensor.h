@@ -8,7 +8,7 @@
 
 #include "kernels/numeric.h"
 
-// An array that an op writes. A view is a few words and is passed by value; the shape stands beside the op's member.
+// An array that an op writes. A view is a few words and is passed by value; the shape is documented at the op's member.
 // An 8-bit type needs a third member, the address of its scale; so views are made from pointers here and nowhere else.
 struct View {
     void* data = nullptr;  // device memory; null where an op's optional array is absent

@@ -8,7 +8,7 @@
 #include "model/arena.h"
 #include "model/options.h"
 
-// The output of a layer, as it stands in memory.
+// The output of a layer, in memory.
 struct Activation {
     View view;
     bool is_kept = true;  // until backward has read it; else backward computes it again

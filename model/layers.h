@@ -1,7 +1,7 @@
 // The layers of a GPT as forward/backward pairs: each forward function stands next to the one that undoes it.
 //
 // A backward function takes the gradient of the layer's output, writes the gradient of its input and adds to, or
-// overwrites, the gradients of its parameters. Shapes stand in activations.h and tensors.cpp.
+// overwrites, the gradients of its parameters. Shapes are documented in activations.h and tensors.cpp.
 #pragma once
 
 #include "model/activations.h"
@@ -14,7 +14,7 @@ struct LayerContext {
     int rows;            // B T, or fewer for the head
     Stream stream;
     void* scratch;        // as large as the largest op needs; null where there is no backward pass
-    bool accumulate;      // parameter gradients are added to what stands there
+    bool accumulate;      // parameter gradients are added to the present values
     bool is_recomputing;  // forward runs again for backward: what has been kept is not computed
 
     bool has(const Activation& activation) const { return is_recomputing && activation.is_kept; }

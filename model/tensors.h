@@ -92,7 +92,7 @@ struct TensorLayout {
 // Successive blocks share a bucket of at most `bucket_elements`, one block if that is larger.
 TensorLayout lay_out_tensors(const GptShape& shape, int ranks = 1, size_t bucket_elements = 0);
 
-// What a rank owns of a tensor: `count` elements from `first` on, which begin at `shard_begin` in its shards.
+// A rank's part of a tensor: `count` elements from `first` on, which begin at `shard_begin` in its shards.
 struct TensorPart {
     size_t first, count, shard_begin;
 };

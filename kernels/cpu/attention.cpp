@@ -90,7 +90,7 @@ struct ScoreTile {
     int end_lane() const { return round_up_to_tile(n_queries); }
     int n_lanes() const { return end_lane() - first_lane(); }
     int rows_from_first_lane() const { return n_queries - first_lane(); }
-    // The lane of the query that stands where the key does: the first one that sees it.
+    // The lane of the query at the key's position: the first one that attends to it.
     int diagonal_lane(int key) const { return std::min(key_begin + key - query_begin, end_lane()); }
 };
 

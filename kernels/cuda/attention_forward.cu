@@ -3,12 +3,12 @@
 // Grid: 128 queries of one head a block. Four warps, 32 queries each, whose output stays in registers; 64 keys and
 // values (heads of 128: 32) at a time pass through two stages of shared memory (cp.async). Tiles right of the diagonal
 // are never loaded, a warp skips those that lie right of its own rows, only tiles on the diagonal are masked. Bytes:
-// qkv once from memory (a head's keys again from the second-level cache), out and lse once. FLOPs: 2 batch n_head
-// head_size seq_len^2. Expected of an H200, not measured: 250 TFLOP/s at 1024 positions and heads of 64, where mma.sync
-// peaks at about 620 and cuDNN reaches 290. 32 rows a warp, so that a B fragment read from shared memory (128 bytes a
-// product, 256 with 16 rows) does not limit. Numerics: scores, maxima, sums and out are float; exp(score - max), at
-// most 1, is rounded to T before it multiplies the values; lse comes from the unrounded ones. Other head sizes, float
-// and unaligned memory: attention_general_forward.cuh.
+// qkv once from memory (a head's keys again from the L2 cache), out and lse once. FLOPs: 2 batch n_head head_size
+// seq_len^2. Expected of an H200, not measured: 250 TFLOP/s at 1024 positions and heads of 64, where mma.sync peaks at
+// about 620 and cuDNN reaches 290. 32 rows a warp, so that a B fragment read from shared memory (128 bytes a product,
+// 256 with 16 rows) does not limit. Numerics: scores, maxima, sums and out are float; exp(score - max), at most 1, is
+// rounded to T before it multiplies the values; lse comes from the unrounded ones. Other head sizes, float and
+// unaligned memory: attention_general_forward.cuh.
 #include "kernels/cuda/attention_general_forward.cuh"
 #include "kernels/cuda/attention_layout.cuh"
 #include "kernels/cuda/attention_tiles.cuh"

@@ -240,7 +240,7 @@ Nccl& nccl_of(const Comm& comm) { return *static_cast<Nccl*>(comm.handle); }
 
 // ---- hosts and GPUs of the ranks ------------------------------------------------------------------------------------
 
-// What each rank sends to all others before they join.
+// Each rank's record, which all ranks receive before they join.
 struct Seat {
     std::string host, machine, gpu;  // machine: distinguishes hosts of one name; gpu: its address on the PCI bus
     std::string problem;             // what it lacks, a GPU or NCCL, and why; or empty

@@ -25,7 +25,7 @@ constexpr float kLog2E = 1.44269504f;
 constexpr double kLn2 = 0.69314718055994531;
 constexpr float kLowest = -3.40282347e38f;  // where a maximum starts: with an infinity, inf - inf would be NaN
 
-// What every GPU from sm_80 on can give a block, less than the parts of maximum and sum take.
+// What fits into a block's shared memory on every GPU from sm_80 on, beside the parts of maximum and sum.
 template <class T> inline constexpr int kMaxStagedPacks = (99 * 1024 - 2 * kWarps * 4) / int(sizeof(Pack<T>));
 
 template <class T, bool kStaged> struct CrossEntropyShared {

@@ -10,8 +10,8 @@
 #include "kernels/check.h"
 #include "kernels/device.h"
 
-// Where in our source a call stands: taken by default arguments, so that it is the caller's line. (A constructor,
-// because nvcc 13.0 aborts at default member values that are taken in a default argument.)
+// The source location of a call: taken by default arguments, so that it is the caller's line. (A constructor, because
+// nvcc 13.0 aborts at default member values that are taken in a default argument.)
 struct Caller {
     const char* file;
     int line;

@@ -99,8 +99,7 @@ void write_cache(const Library& lib) {
 
 Plan& plan_for(Library& lib, const Product& product, Stream stream);
 
-// The fastest of the proposals, or separate kernels if the library's bias gradient costs more than a pass of ours over
-// dout.
+// The fastest of the proposals, or separate kernels if the library's bias gradient costs more than our pass over dout.
 MatmulChoice time_proposals(Library& lib, Plan& plan, const Product& product, float plain_ms, Stream stream) {
     const TimedAlgorithm best =
         fastest_of(plan.others, *plan.description, product, lib.handle, workspace_of(lib, stream), stream);

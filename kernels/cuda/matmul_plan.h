@@ -9,7 +9,7 @@
 #include "kernels/device.h"
 #include "kernels/numeric.h"
 
-// What the library does with the sums before it stores them. Bias and aux are read along m.
+// The library's operation on the sums before it stores them. Bias and aux are read along m.
 enum class Epilogue : int {
     none,
     bias,           // d = sums + bias (m)

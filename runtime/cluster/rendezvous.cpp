@@ -20,7 +20,7 @@ constexpr size_t kUnauthenticatedLimit = 1024;  // bytes of a message
 constexpr size_t kMostUnauthenticated = 256;    // connections
 constexpr double kAuthentication_s = 5;
 
-// What both sides must know: the key of the HMACs. `secret` comes from TextBroadcast.
+// The key of the HMACs, from what both sides share. `secret` comes from TextBroadcast.
 std::string key_of(const RankEnvironment& environment, const std::string& secret) {
     return pack(kVersion, environment.token, environment.run_id, secret);
 }

@@ -1,4 +1,4 @@
-// The table of options: key, address of the value, allowed values, one line of help. The default stands in Config.
+// The table of options: key, address of the value, allowed values, one line of help. Defaults are in Config.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct Allowed {
 };
 
 // Whether the option affects the weights that a run computes. Options that say where to read and write, how often to
-// look or how to save memory do not: they may differ when a run is resumed. (What the data files hold is compared by
+// look or how to save memory do not: they may differ when a run is resumed. (The content of data files is compared by
 // the checkpoint itself, so their names need not be.)
 enum class Effect { result, none };
 
