@@ -21,7 +21,7 @@ inline constexpr uint64_t kDefaultShardTokens = 100'000'000;
 // The little-endian int32 at position 4 * `index` of a file; 0 beyond its end.
 int32_t header_word(std::string_view bytes, size_t index);
 
-// What a header says about the tokens behind it.
+// The description of the tokens in a header.
 struct ShardLayout {
     const char* name = "";  // "llm.c token shard (GPT-2)"
     uint64_t token_count = 0;

@@ -15,7 +15,7 @@ FAULTS = [
     (FORWARD, "no barrier before the queries are read",
      "    __syncthreads();  // the queries are there\n", ""),
     (FORWARD, "no barrier between a tile's arrival and its use",
-     "        __syncthreads();  // the tile is there, and nobody reads the other stage any more\n", ""),
+     "        __syncthreads();  // the tile has arrived, and all warps have finished reading the other stage\n", ""),
     (FORWARD, "the wait for a tile leaves one copy in flight",
      "        ptx::cp_async_wait<0>();", "        ptx::cp_async_wait<1>();"),
     (FORWARD, "the wait for the queries is missing",
@@ -63,7 +63,7 @@ FAULTS = [
     (BACKWARD, "the gradient of the scores without dout . out",
      "dp = score * (dp - query.dout_out);", "dp = score * dp;"),
     (BACKWARD, "no barrier between tiles of queries",
-     "        __syncthreads();  // the tile is there; nobody reads the other stage, or the rows that stay, any more\n"
+     "        __syncthreads();  // the tile has arrived; all warps have read the other stage and the stationary rows\n"
      "        if (tile + 1 < n_tiles)\n            load_queries", "        if (tile + 1 < n_tiles)\n"
      "            load_queries"),
     (BACKWARD, "statistics are read before the warp has written them",

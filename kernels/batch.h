@@ -1,4 +1,4 @@
-// What the loader hands to the model.
+// A batch as the data loader passes it to the model.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// How every part of the program reports a mistake: one exception that carries an exit code and a sentence.
+// Error reporting of the whole program: one exception that carries an exit code and a message.
 //
-// main() prints the sentence on stderr and exits with the code; nothing else prints errors or calls exit().
+// main() prints the message on stderr and exits with the code; nothing else prints errors or calls exit().
 #pragma once
 
 #include <cstdarg>
@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <string>
 
-// Exit codes of the program; sysexits.h's where it has one that fits. kExitCodes says what they mean.
+// Exit codes of the program, from sysexits.h where it has a fitting one. kExitCodes says what they mean.
 enum class Exit : int {
     ok = 0,
     usage = 64,
@@ -28,7 +28,7 @@ enum class Exit : int {
 };
 
 // What an exit code means, and whether a launcher then starts the run again. kExitCodes is the only list of this:
-// `train_gpt --exit-codes` prints it, scripts/requeue.sh and scripts/train.slurm ask for that, and tests compare
+// `train_gpt --exit-codes` prints it, scripts/requeue.sh and scripts/train.slurm run that, and tests compare
 // scripts/train.kubernetes.yaml and the documentation with it.
 struct ExitCode {
     Exit code;
@@ -73,11 +73,11 @@ struct Error : std::runtime_error {
     return text;
 }
 
-// An argument of fail() and require() as printf takes it: their patterns print a std::string by %s.
+// Converts an argument of fail() or require() for printf, so that %s accepts a std::string.
 template <class T> const T& printf_argument(const T& value) { return value; }
 inline const char* printf_argument(const std::string& text) { return text.c_str(); }
 
-// Ends the current action with a sentence that names the file, the key and the numbers.
+// Throws Error. The message names the file, the key and the numbers.
 template <class... Args> [[noreturn]] void fail(Exit code, const char* pattern, const Args&... args) {
     if constexpr (sizeof...(args) == 0)
         throw Error(code, pattern);
@@ -85,8 +85,8 @@ template <class... Args> [[noreturn]] void fail(Exit code, const char* pattern, 
         throw Error(code, format(pattern, printf_argument(args)...));
 }
 
-// A promise between parts of the program: `require(cols % 8 == 0, "norm: cols must be a multiple of 8, is %d", cols)`.
-// What a user can get wrong is reported with fail() and the fitting exit code instead.
+// An internal contract: `require(cols % 8 == 0, "norm: cols must be a multiple of 8, is %d", cols)`. Errors of the user
+// are reported with fail() and the fitting exit code instead.
 template <class... Args> void require(bool condition, const char* pattern, const Args&... args) {
     if (!condition) fail(Exit::internal, pattern, args...);
 }

@@ -1,4 +1,4 @@
-// Choices that a configuration names and the model acts on: an enum per choice, and its names in one exhaustive switch.
+// Configuration choices that the model implements: an enum per choice, and its names in one exhaustive switch.
 #pragma once
 
 #include <optional>
@@ -7,7 +7,7 @@
 
 #include "kernels/numeric.h"
 
-// What backward computes again instead of forward keeping it; each level includes the ones before it.
+// Which activations backward recomputes instead of forward keeping them; each level includes the ones before it.
 enum class Recompute : int {
     none,
     gelu,   // the MLP's activation

@@ -1,7 +1,7 @@
 // Memory and order of execution on the device that the linked implementation drives.
 //
 // On the CPU the device's memory is the host's and every call has finished when it returns; on a GPU calls on one
-// stream run in order and the host continues at once. Code above the seam is written for the second and so right for
+// stream run in order and the host continues at once. Code above the seam is written for a GPU and so is correct for
 // both.
 #pragma once
 
@@ -28,26 +28,26 @@ struct DeviceInfo {
 // Facts about the device that this process uses. Never changes during a run.
 DeviceInfo device_info();
 
-// What a run asks of the device beyond its ops; the CPU has no use for it.
+// Settings of the device; the CPU ignores them.
 struct DeviceSettings {
     int local_rank = 0;            // among the ranks of this machine: which of its GPUs this process uses
     bool tf32 = false;             // fp32 products may round their operands to TF32
     bool debug_sync = false;       // wait after each kernel, so that an error names the kernel that made it
     std::string matmul_choices{};  // file that keeps the fastest algorithm of each product, so that every run on this
                                    // machine uses the same; empty: no timing, the library's first proposal
-    std::string known_choices{};   // device_choices() of an earlier process of this run: count before that file's
+    std::string known_choices{};   // device_choices() of an earlier process of this run: override that file's
 };
 
 // To be called once, before anything is allocated. Fails with Exit::os where the device cannot be used at all.
 void configure_device(const DeviceSettings& settings);
 
-// What this process has chosen by timing that decides the bits of results: text of a few kilobytes, to be kept where a
-// run must go on bit for bit; empty where nothing was. It counts on a device of the same name only; on others it is
-// ignored, and device_info().matmul_path says so.
+// This process's autotuning choices, which affect the bits of results: text of a few kilobytes, to be kept where a run
+// must continue bit for bit; empty if nothing was timed. Valid on a device of the same name only; others ignore it, and
+// device_info().matmul_path says so.
 std::string device_choices();
 
 // `bytes` of device memory, 256-byte aligned, huge pages where the system has them, every byte zero and touched, so
-// that running out of memory shows here and not later. Fails with Exit::os and the number of bytes when there is not
+// that running out of memory fails here and not later. Fails with Exit::os and the number of bytes when there is not
 // enough.
 void* device_alloc(size_t bytes);
 void device_free(void* memory, size_t bytes);
@@ -57,14 +57,14 @@ void device_free(void* memory, size_t bytes);
 void copy_to_device(void* device, const void* host, size_t bytes, Stream stream);
 void copy_to_host(void* host, const void* device, size_t bytes, Stream stream);
 
-// The same between two places in device memory that do not overlap: what a device's copy bandwidth is measured by.
+// The same within device memory, without overlap; used to measure a device's copy bandwidth.
 void copy_on_device(void* to, const void* from, size_t bytes, Stream stream);
 
 // Waits until everything on the stream has finished.
 void synchronize(Stream stream);
 
-// How long a stream takes over what lies between start() and stop(), by the device's clock: from when it has finished
-// what was before the one until it has finished what was before the other. Costs the host no wait.
+// Measures a stream's time between start() and stop(), by the device's clock: from the end of all work queued before
+// start() to the end of all work queued before stop(). The host does not wait.
 class Stopwatch {
 public:
     Stopwatch();

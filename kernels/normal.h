@@ -2,7 +2,7 @@
 //
 // Libraries' log, sin and cos differ from one another in the last place, and where a double is rounded to float that
 // shows about once in 10^8 numbers: in every large model. So these are written out, in operations that IEEE 754 defines
-// to the bit (+ - * / sqrt and fma; no product feeds a sum except in an fma, so no compiler has a choice).
+// to the bit (+ - * / sqrt and fma; no product feeds a sum except in an fma, so contraction has no effect).
 #pragma once
 
 #include <bit>
@@ -30,7 +30,7 @@ struct CosSin {
     double cos, sin;
 };
 
-// Of 2 pi turns, for turns in [0, 1]: the quarter turn nearest to it, and Taylor's series in what is left of it.
+// Of 2 pi turns, for turns in [0, 1]: the quarter turn nearest to it, and Taylor's series in the remainder.
 HOST_DEVICE inline CosSin cos_sin_of_turns(double turns) {
     const int quarter = int(std::fma(4.0, turns, 0.5));
     const double x = std::fma(4.0, turns, -double(quarter)) * 1.5707963267948966, square = x * x;

@@ -68,7 +68,7 @@ HOST_DEVICE inline float to_float(bf16 x) { return std::bit_cast<float>(uint32_t
 
 HOST_DEVICE inline float to_float(fp16 x) {
     uint32_t magnitude = uint32_t(x.bits & 0x7fffu) << 13;
-    // Scaling by 2^112 moves the exponent's bias from 15 to 127 and makes subnormals right by the way.
+    // Scaling by 2^112 moves the exponent's bias from 15 to 127 and also makes subnormals right.
     uint32_t finite = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) * 0x1p112f);
     uint32_t infinite_or_nan = magnitude | 0x7f800000u;
     uint32_t sign = uint32_t(x.bits & 0x8000u) << 16;
@@ -89,7 +89,7 @@ template <> HOST_DEVICE inline bf16 from_float<bf16>(float x) {
 template <> HOST_DEVICE inline fp16 from_float<fp16>(float x) {
     uint32_t bits = std::bit_cast<uint32_t>(x);
     uint32_t magnitude = bits & 0x7fffffffu;
-    // Below 2^-14 the result is subnormal: adding 1/2 puts the wanted bits, rounded, at the bottom of the sum.
+    // Below 2^-14 the result is subnormal: adding 1/2 puts the result's bits, rounded, at the bottom of the sum.
     uint32_t subnormal = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
     uint32_t normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
     uint32_t result = magnitude < 0x38800000u ? subnormal : normal;
@@ -99,8 +99,7 @@ template <> HOST_DEVICE inline fp16 from_float<fp16>(float x) {
 }
 
 // Philox4x32-10: ten rounds of a keyed bijection on 128-bit counters (Salmon et al., "Parallel random numbers: as easy
-// as 1, 2, 3", SC 2011). Whoever needs a random number says which one: nothing has a state, so nothing depends on
-// order.
+// as 1, 2, 3", SC 2011). The caller passes the counter: there is no state, so the order of calls does not matter.
 struct Philox {
     uint32_t word[4];
 };
@@ -118,7 +117,7 @@ HOST_DEVICE inline Philox philox(uint64_t key, uint64_t counter_high, uint64_t c
     return {{c0, c1, c2, c3}};
 }
 
-// What a random number is for: the high half of the Philox counter, so that no two purposes ever share a number.
+// The purpose of a random number: the high half of the Philox counter, so that no two purposes ever share a number.
 enum class RandomPurpose : uint64_t { init = 1, permutation = 2, sampling = 3, bpe_dropout = 4 };
 
 // A uniform number in (0, 1) from 32 random bits; never 0 nor 1.

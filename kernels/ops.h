@@ -1,15 +1,15 @@
-// THE SEAM: every operation that the model is made of. The linker chooses the implementation.
+// The seam between model and backends: every operation that the model is made of. The linker chooses the backend.
 //
 // An op is a struct of named arguments and one function of the same name. A View or ConstView is an array of
 // activations or compute weights whose storage type (fp32, bf16 or fp16) is a value: the launcher dispatches on it
 // once, and fails with Exit::internal and the op's name for a combination of types that it does not support; today all
-// views of an op have one type. Outputs stand first, then inputs, then sizes. Behind a member: its shape, outermost
+// views of an op have one type. Outputs come first, then inputs, then sizes. Beside a member: its shape, outermost
 // dimension first, and for outputs `=` (overwritten) or `+=` (added to). All memory is device memory, all arithmetic is
-// float or wider, a value is rounded to its storage type once, when it is stored. Outputs never alias inputs unless it
-// says so. Every op gives the same bits for the same arguments, whatever the number of threads.
+// float or wider, a value is rounded to its storage type once, when it is stored. Outputs never alias inputs unless
+// stated. Every op gives the same bits for the same arguments, whatever the number of threads.
 //
-// `scratch` is memory that the op may overwrite and nobody reads afterwards; *_scratch_bytes(op) tells how much is
-// needed for given sizes (it reads no pointer), so that a plan can ask before anything is allocated.
+// `scratch` is memory that the op may overwrite and whose content is of no use afterwards; *_scratch_bytes(op) returns
+// how much is needed for given sizes (it reads no pointer), so that memory can be planned before it is allocated.
 #pragma once
 
 #include <cstddef>
@@ -36,7 +36,7 @@ void embedding_forward(const EmbeddingForward& op, Stream stream);
 // Deterministic although tokens repeat: each row of dwte is summed by one worker in the order of positions.
 struct EmbeddingBackward {
     float* dwte;        // (vocab, channels)  +=
-    float* dwpe;        // (n_positions, channels)  = or += by `accumulate`; rows from seq_len on get 0 or stay
+    float* dwpe;        // (n_positions, channels)  = or += by `accumulate`; rows from seq_len on are set to 0 or kept
     void* scratch;      // embedding_backward_scratch_bytes
     ConstView dout;     // (batch, seq_len, channels)
     const int* tokens;  // (batch, seq_len)
@@ -134,7 +134,7 @@ struct MatmulBackwardWeight {
 void matmul_backward_weight(const MatmulBackwardWeight& op, Stream stream);
 size_t matmul_backward_weight_scratch_bytes(const MatmulBackwardWeight& op);
 
-// The activation alone, where its output was not kept and is wanted again: the bits of matmul_forward's epilogue.
+// The activation alone, to recompute an output that was not kept: the same bits as matmul_forward's epilogue.
 struct GeluForward {
     View out;       // (count)  =
     ConstView inp;  // (count)
@@ -161,7 +161,7 @@ struct AttentionBackward {
     void* scratch;     // attention_backward_scratch_bytes
     ConstView dout;    // (batch, seq_len, n_head * head_size)
     ConstView qkv;     // as in the forward op
-    ConstView out;     // (batch, seq_len, n_head * head_size), what the forward op gave
+    ConstView out;     // (batch, seq_len, n_head * head_size), the forward op's output
     const float* lse;  // (batch, n_head, seq_len)
     int batch, seq_len, n_head, n_kv_head, head_size;
     float scale;
@@ -178,7 +178,7 @@ struct CrossEntropy {
     float* loss;              // (rows)  =, in nats; 0 in rows without a target
     const int* targets;       // (rows), in [0, vocab), or -1 for no target
     const float* loss_scale;  // (1), or null for 1
-    int rows, vocab, padded_vocab;  // columns from vocab on are padding, read by nobody
+    int rows, vocab, padded_vocab;  // columns from vocab on are padding, never read
     float grad_scale;
     bool write_dlogits;
 };
@@ -208,7 +208,7 @@ struct Chunk {
     int index;     // its place among the chunks of all ranks
 };
 
-// What the gradients of one step amount to. Lives on the device; the update reads it there.
+// Norm, scale and finiteness of one step's gradients, in device memory, where the update reads them.
 struct GradNorm {
     float norm;             // Euclidean, over all gradients, loss scale removed, before clipping
     float scale;            // the update multiplies gradients with this: clipping coefficient / loss scale

@@ -8,8 +8,8 @@
 
 #include "kernels/numeric.h"
 
-// An array that an op writes. A view is a few words and is passed by value; the shape stands beside the op's member.
-// An 8-bit type brings a third member, the address of its scale: views are made from pointers here and nowhere else.
+// An array that an op writes. A view is a few words and is passed by value; the shape is documented at the op's member.
+// An 8-bit type needs a third member, the address of its scale; so views are made from pointers here and nowhere else.
 struct View {
     void* data = nullptr;  // device memory; null where an op's optional array is absent
     Dtype dtype = Dtype::fp32;
@@ -57,8 +57,8 @@ inline double element(ConstView array, size_t i) {
     return 0;
 }
 
-// A tensor under the name by which files know it, and the part of its elements that is here. The model lists its state
-// in this form; checkpoints, safetensors files and Hugging Face directories store and restore it.
+// A tensor with its name in files, and the part of its elements that is in this process's memory. The model lists its
+// state in this form; checkpoints, safetensors files and Hugging Face directories store and restore it.
 struct NamedTensor {
     std::string name;           // unique in a list: "master.h.0.qkv.weight", "m.wte"
     std::vector<size_t> shape;  // of the whole tensor as the file has it, outermost first; empty for a single number

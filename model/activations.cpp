@@ -1,4 +1,4 @@
-// The table of activations. A row says from which recompute level on backward computes the activation again. Below that
+// The table of activations. A row has the recompute level from which on backward recomputes the activation. Below that
 // level a per-layer activation is kept, in memory of its own for each layer; from that level on all layers share one
 // buffer.
 #include "model/activations.h"
@@ -23,7 +23,7 @@ struct ActivationSizes {
     size_t per_logit() const { return head_rows * size_t(shape.padded_vocab()); }
 };
 
-// What an activation is decides its storage type.
+// The storage types of activations, by kind.
 enum class Storage { residual, branch, statistic };
 
 struct ActivationRow {
@@ -33,7 +33,7 @@ struct ActivationRow {
     Storage storage;
     Recompute recomputed_from;
     std::variant<Activation& (*)(GptActivations&), Activation& (*)(BlockActivations&)> place;  // the second: per layer
-    bool is_shared = false;  // by all layers at every level: the next op uses it up
+    bool is_shared = false;  // by all layers at every level: only the next op reads it
 
     bool per_layer() const { return place.index() == 1; }
 };

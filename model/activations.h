@@ -1,5 +1,5 @@
-// Activations: what forward leaves for backward, and the buffers that both work in. The table in activations.cpp says
-// which of them each recompute level keeps.
+// Activations: what forward keeps for backward, and the buffers of both. The table in activations.cpp lists which of
+// them each recompute level keeps.
 #pragma once
 
 #include <vector>
@@ -8,7 +8,7 @@
 #include "model/arena.h"
 #include "model/options.h"
 
-// The output of a layer, as it stands in memory.
+// The output of a layer, in memory.
 struct Activation {
     View view;
     bool is_kept = true;  // until backward has read it; else backward computes it again
@@ -54,5 +54,5 @@ struct GptActivations {
     Activation dwide;      // (B, T, 4C), gradient of fc, then of qkv
 };
 
-// Places every activation in the arena, which counts the bytes where it has no memory.
+// Allocates every activation in the arena, which only counts the bytes if it has no memory.
 GptActivations place_activations(const GptOptions& options, Arena& arena);

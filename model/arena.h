@@ -1,5 +1,5 @@
-// One allocation for everything a rank keeps on its device, and the plan of it: the code that hands out memory is run
-// once without memory to learn the sizes, then again over the real allocation.
+// One allocation for everything a rank keeps on its device, and the plan of it: the code that assigns memory is run
+// once without memory to compute the sizes, then again over the real allocation.
 #pragma once
 
 #include <string>

@@ -10,7 +10,7 @@ struct BlockGradients {
     View dwide;      // (B, T, 4C), buffer
 };
 
-// `in` is the block's input, whose sum the block computes. What it adds last stands in a.mlp.out; the sum of that and
+// `in` is the block's input, whose sum the block computes. Its last branch is left in a.mlp.out; the sum of that and
 // a.residual_mid is the next block's input. With x.is_recomputing only what backward needs and was not kept is
 // computed.
 void block_forward(const LayerContext& x, const BlockWeights& w, ResidualSum in, const BlockActivations& a);

@@ -10,7 +10,7 @@
 
 struct Validation {
     double loss = 0;                      // nats per token
-    std::optional<double> bits_per_byte;  // where the tokens' bytes are known
+    std::optional<double> bits_per_byte;  // if the lengths of tokens are given
 };
 
 // The mean loss over all ranks' `batches` micro-batches from next(), each target counted once; token_bytes, if there is

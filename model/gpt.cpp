@@ -31,14 +31,14 @@ void check_options(const GptOptions& o) {
             o.seq_len, s.n_positions);
 }
 
-// FNV-1a: gives each tensor numbers of its own, whatever tensors there are beside it.
+// FNV-1a: each tensor's numbers depend on its name alone, not on the other tensors.
 uint32_t subsequence_of(const std::string& name) {
     uint32_t hash = 2166136261u;
     for (unsigned char c : name) hash = (hash ^ c) * 16777619u;
     return hash;
 }
 
-// The rows of the vocabulary's padding stay zero for ever: their logits are never read and their gradients are zero.
+// The rows of the vocabulary's padding always stay zero: their logits are never read and their gradients are zero.
 size_t initialised_elements(const Tensor& tensor, const GptShape& shape) {
     if (tensor_table()[size_t(tensor.row)].rows != &GptShape::padded_vocab) return tensor.count;
     return size_t(shape.vocab_size) * size_t(tensor.cols);
@@ -143,7 +143,7 @@ void load_batch(int* to, const int* from, const GptState& s) {
     copy_to_device(to, from, size_t(s.options.batch) * size_t(s.options.seq_len) * sizeof(int), s.stream);
 }
 
-// The input of a block: what the block before it leaves, or the embedding, to which nothing is to be added. The last
+// The input of a block: the output of the block before it, or the embedding, to which nothing is to be added. The last
 // block's successor is the final norm.
 ResidualSum block_input(const GptState& s, size_t layer) {
     if (layer == 0) return {.residual = s.acts.block[0].residual, .branch = nullptr};

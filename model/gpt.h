@@ -34,7 +34,7 @@ struct StepResult {
     double loss_sum;       // over all ranks' targets since begin_step, in nats
     float grad_norm;       // before clipping, loss scale removed
     double votes[kVotes];  // end_step()'s, added over all ranks
-    double update_ms;      // what the norm, clipping and the optimizer took, without waiting for other ranks
+    double update_ms;      // time of the norm, clipping and the optimizer, without waiting for other ranks
     // The name of the first tensor whose gradient has a NaN or an infinity; empty if all is finite. When it is not
     // empty nothing was updated.
     std::string non_finite_tensor;
@@ -66,7 +66,7 @@ public:
     void backward(const int* targets, float grad_scale);
 
     // Sums gradients over ranks, measures them and updates the parameters. Waits for the device. Votes are added over
-    // all ranks, so that all learn at the same step of one rank's request to stop, for example.
+    // all ranks, so that all ranks see a request to stop on one rank at the same step, for example.
     StepResult end_step(const std::array<double, StepResult::kVotes>& votes = {});
 
     // Sum of the losses of one batch in nats, forward only. Waits for the device.

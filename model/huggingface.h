@@ -1,4 +1,4 @@
-// The model as Hugging Face's GPT-2 stores it: the same tensors under other names, some of them transposed, the
+// The model in the format of Hugging Face's GPT-2: the same tensors under other names, some of them transposed, the
 // vocabulary without padding. Reads and writes no files.
 #pragma once
 
@@ -12,12 +12,12 @@
 // once: what this rank has of them. The vocabulary's padding is left out.
 std::vector<NamedTensor> hf_tensors(const Gpt& gpt);
 
-// Tensors that Hugging Face's files may hold beside those and that carry nothing: causal masks.
+// Tensors that Hugging Face's files may hold besides those and that are ignored: causal masks.
 bool is_hf_mask(const std::string& name);
 
 // config.json of a GPT2LMHeadModel with this shape; `eot` is its end-of-text token.
 nlohmann::ordered_json hf_config(const GptShape& shape, int eot);
 
-// Exit::config, naming `origin` and the key, where such a config.json describes another model than `shape`, or one that
-// this program does not compute (another activation, an untied head, ...).
+// Fails with Exit::config, naming `origin` and the key, if such a config.json describes another model than `shape`, or
+// one that this program does not compute (another activation, an untied head, ...).
 void check_hf_config(const nlohmann::ordered_json& config, const GptShape& shape, const std::string& origin);

@@ -1,20 +1,20 @@
 // The layers of a GPT as forward/backward pairs: each forward function stands next to the one that undoes it.
 //
 // A backward function takes the gradient of the layer's output, writes the gradient of its input and adds to, or
-// overwrites, the gradients of its parameters. Shapes stand in activations.h and tensors.cpp.
+// overwrites, the gradients of its parameters. Shapes are documented in activations.h and tensors.cpp.
 #pragma once
 
 #include "model/activations.h"
 #include "model/tensors.h"
 
-// What every layer is given besides its parameters and activations.
+// The arguments of every layer besides its parameters and activations.
 struct LayerContext {
     const GptShape* shape;
     int batch, seq_len;  // B, T
     int rows;            // B T, or fewer for the head
     Stream stream;
     void* scratch;        // as large as the largest op needs; null where there is no backward pass
-    bool accumulate;      // parameter gradients are added to what stands there
+    bool accumulate;      // parameter gradients are added to the present values
     bool is_recomputing;  // forward runs again for backward: what has been kept is not computed
 
     bool has(const Activation& activation) const { return is_recomputing && activation.is_kept; }
@@ -28,7 +28,7 @@ struct ResidualSum {
 // out = wte[token] + wpe[position]
 void embedding_forward(const LayerContext& x, const LayerWeights& wte, const LayerWeights& wpe, const int* tokens,
                        const Activation& out);
-// Adds to the gradient of wte, where the tied head has left its part.
+// Adds to the gradient of wte, which already holds the tied head's part.
 void embedding_backward(const LayerContext& x, const LayerWeights& wte, const LayerWeights& wpe, const int* tokens,
                         ConstView dout);
 
@@ -55,7 +55,7 @@ void mlp_forward(const LayerContext& x, const LayerWeights& fc, const LayerWeigh
 void mlp_backward(const LayerContext& x, const LayerWeights& fc, const LayerWeights& proj, ConstView inp,
                   const MlpActivations& mlp, ConstView dout, View dhidden, View dinp);
 
-// The head: what it needs besides the layer's input, and where its results go.
+// The head's arguments besides the layer's input, and its outputs.
 struct HeadPass {
     View logits;              // (head rows, Vp), buffer: a few rows at a time, overwritten with their gradients
     float* loss;              // (B, T)  =

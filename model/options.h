@@ -1,4 +1,5 @@
-// What one rank trains: the model's shape, the batch, precision, recomputation, the optimizer and the rank's place.
+// The options of one rank's training: the model's shape, the batch, precision, recomputation, the optimizer and the
+// rank's place.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +17,7 @@ struct OptimizerSettings {
     float grad_clip = 1.0f;  // largest global norm of the gradients; 0 for no clipping
 };
 
-// Everything that decides how much memory one rank needs, and what a step does with it.
+// Everything that determines how much memory one rank needs, and what a step computes.
 struct GptOptions {
     GptShape shape;
     int batch = 0;    // B, sequences per rank and micro-step
@@ -28,14 +29,14 @@ struct GptOptions {
     bool training = true;  // false: forward only, without gradients, optimizer state and backward's buffers
     int micro_steps = 1;   // per step, on each rank
     int rank = 0, ranks = 1;
-    // ZeRO (Rajbhandari et al., arXiv 1910.02054): what each rank keeps its share of only. 1: masters and optimizer
-    // state; 2: gradients too, also while they accumulate; 3: parameters too.
+    // ZeRO (Rajbhandari et al., arXiv 1910.02054): what is sharded over ranks. 1: masters and optimizer state; 2:
+    // gradients too, also while they accumulate; 3: parameters too.
     int zero_stage = 0;
     bool deterministic_reduce = false;  // gradients add up in the same order for any number of ranks and micro-steps
-    size_t bucket_bytes = 0;            // successive blocks' gradients travel together up to this size
+    size_t bucket_bytes = 0;            // successive blocks' gradients are reduced together up to this size
 
     bool is_sharded() const { return zero_stage > 0 && ranks > 1; }
-    // Whole gradients exist until the end of the step; else each block's are handed over as soon as they are there.
+    // Whole gradients exist until the end of the step; else each block's are reduced as soon as they are complete.
     bool keeps_whole_gradients() const { return !is_sharded() || zero_stage == 1 || deterministic_reduce; }
     bool keeps_whole_parameters() const { return !is_sharded() || zero_stage < 3; }
 };

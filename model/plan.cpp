@@ -43,7 +43,7 @@ std::string plan_table(const GptOptions& options) {
 
 void check_fits(const GptOptions& options) {
     const size_t needed = planned_bytes(options), free_bytes = device_info().free_bytes;
-    if (needed <= free_bytes || free_bytes == 0) return;  // 0: the device cannot be used, and device_alloc() says why
+    if (needed <= free_bytes || free_bytes == 0) return;  // 0: the device cannot be used, and device_alloc() fails
     fail(Exit::os,
          "not enough memory: %zu bytes are needed, %zu bytes are available\n%sless is needed with a smaller "
          "train.batch_size (is %d; accumulate more micro-steps), train.recompute norm or block, train.head_rows (is "

@@ -30,7 +30,7 @@ int pick_token(std::vector<float>& logits, double temperature, int top_k, float 
         left -= weight;
         if (left < 0) return int(id);
     }
-    return last_possible;  // rounding left a crumb
+    return last_possible;  // rounding kept `left` from becoming negative
 }
 
 void sample(Gpt& gpt, std::vector<int> prompt, const SampleOptions& options, const std::function<void(int)>& on_token) {

@@ -14,7 +14,7 @@ Ticket reduce(GptState& s, const float* inp, float* out, size_t piece) {
     return reduce_scatter_sum({.out = out, .scratch = s.comm_scratch, .inp = inp, .count = piece}, s.comm, s.stream);
 }
 
-// A bucket of whole gradients, to whoever owns them; without shards everybody gets the sums back.
+// Reduces a bucket of whole gradients into its owners' shards; without shards all ranks gather the sums.
 void reduce_whole(GptState& s, int number) {
     const Bucket& bucket = bucket_at(s, number);
     float* grad = s.grad + bucket.begin;
@@ -24,7 +24,7 @@ void reduce_whole(GptState& s, int number) {
     if (!sharded) s.grads_ready = all_gather(grad, mine, bucket.piece * sizeof(float), s.comm, s.stream);
 }
 
-// The slot's sum has come; where it is not the step's first it is added to those before it.
+// Waits for the slot's sum; if it is not the step's first, adds it to those before it.
 void settle(GptState& s, BucketSlot& slot) {
     if (slot.bucket < 0) return;
     wait(slot.ticket, s.comm, s.stream);

@@ -1,5 +1,5 @@
-// What the ranks do about a step's parameters and gradients, at the moments at which the passes need or finish them.
-// How much each rank keeps is ZeRO's stage (Rajbhandari et al., arXiv 1910.02054): see GptOptions.
+// The collectives on a step's parameters and gradients, called where the passes need or finish them. How much each rank
+// keeps is ZeRO's stage (Rajbhandari et al., arXiv 1910.02054): see GptOptions.
 //
 //     stage   gradients                                           parameters
 //     0       reduced and gathered in place, after a bucket's     every rank updates all
@@ -13,25 +13,25 @@
 
 #include "model/state.h"
 
-// What follows on the stream may read the bucket's parameters.
+// After this, work queued on the stream may read the bucket's parameters.
 void need_params(GptState& s, int bucket);
 
-// The bucket will be needed next: where parameters are sharded they are on their way from here on. What used the slot
-// before, two buckets away, must be on the stream. No such bucket: nothing.
+// Prefetches a bucket: where parameters are sharded, starts to gather them. All work on the slot's previous bucket, two
+// away, must have been queued on the stream. Does nothing if there is no such bucket.
 void expect_params(GptState& s, int bucket);
 
-// What follows on the stream may write the bucket's gradients.
+// After this, work queued on the stream may write the bucket's gradients.
 void begin_grads(GptState& s, int bucket);
 
-// All of the bucket's gradients of this micro-step are on the stream.
+// To be called when all work on the bucket's gradients of this micro-step has been queued on the stream.
 void end_grads(GptState& s, int bucket, const MicroStep& micro);
 
-// Around a micro-step's passes.
+// To be called before and after a micro-step's passes.
 MicroStep begin_micro_step(GptState& s);
 void end_micro_step(GptState& s);
 
-// What follows on the stream finds in own_grad the sums over all ranks and micro-steps.
+// After this, own_grad holds the sums over all ranks and micro-steps for work queued on the stream.
 void finish_grads(GptState& s);
 
-// After own_param was written: the passes read it from here on.
+// To be called after own_param was written: later passes read the new values.
 void share_params(GptState& s);

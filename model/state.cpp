@@ -1,4 +1,4 @@
-// Where everything lies: the one place that hands out a rank's memory, run dry for the plan and again for real.
+// The memory layout of a rank: computed without memory for the plan, and again over the allocation.
 #include "model/state.h"
 
 #include <algorithm>
@@ -41,7 +41,7 @@ size_t scratch_bytes(const GptOptions& options) {
     return most;
 }
 
-// The largest that a slot has to hold, in elements: the bucket of no block has one of its own.
+// The largest that a slot has to hold, in elements: the bucket of no block has a slot of its own.
 size_t slot_elements(const TensorLayout& layout, int slot) {
     size_t most = 0;
     for (size_t i = 0; i < layout.buckets.size(); i++)
@@ -55,7 +55,7 @@ void place_slots(BucketSlot* slots, Dtype dtype, const TensorLayout& layout, con
         slots[i].values = arena.take(category, format("%s_slot_%d", name, i), slot_elements(layout, i), dtype);
 }
 
-// The tensor in the slot that its bucket takes turns in.
+// The tensor's place in the slot that its bucket uses.
 View in_slot(const TensorLayout& layout, const BucketSlot* slots, const Tensor& tensor) {
     return slots[slot_of(tensor.bucket)].values.from(tensor.begin - layout.bucket_of(tensor).begin);
 }

@@ -1,4 +1,4 @@
-// What stands behind Gpt: the state of one rank and where it lies in memory. Only model/ includes this.
+// The implementation of Gpt: the state of one rank and its layout in memory. Only model/ includes this.
 #pragma once
 
 #include <vector>
@@ -18,8 +18,8 @@ struct MicroStep {
 // Memory for one bucket at a time. The bucket of no block has the first slot to itself, the others take turns in two.
 struct BucketSlot {
     View values;
-    int bucket = -1;  // the one that is here
-    Ticket ticket;    // of the collective that brings or takes them
+    int bucket = -1;  // the one in this slot
+    Ticket ticket;    // of the collective that gathers or reduces it
     // Gradients only: a sum over ranks that is to be added to the step's earlier ones arrives in `reduced`.
     float* reduced = nullptr;
     bool is_added = false;
@@ -46,7 +46,7 @@ struct GptState {
     BucketSlot grad_slot[kSlots];
     std::vector<Ticket> param_ready;  // per bucket: its whole parameters have been gathered
     Ticket grads_ready;               // the last sum of whole gradients over ranks
-    GptWeights weights;               // where the passes read parameters and write gradients
+    GptWeights weights;               // the passes' views of parameters and gradients
     GptActivations acts;
 
     int* tokens = nullptr;   // (B, T)
@@ -57,7 +57,7 @@ struct GptState {
     double* sums = nullptr;               // what ranks add up once a step: see StepSums
     ops::GradNorm* grad_norm = nullptr;   // (1)
     ops::StepScalars* scalars = nullptr;  // (1)
-    void* scratch = nullptr;              // the largest that any op asks for
+    void* scratch = nullptr;              // the largest that any op needs
     void* comm_scratch = nullptr;         // the same for collectives
     int micro_steps_done = 0;             // since begin_step()
     Stopwatch update_time;
@@ -68,7 +68,7 @@ inline size_t owned_elements(const GptState& s) {
     return s.options.is_sharded() ? s.layout.shard_elements : s.layout.elements;
 }
 
-// The order of GptState::sums: each rank fills in its own places, the others' are 0, and their sum is what all know.
+// The order of GptState::sums: each rank fills in its own places, the others' are 0, and the all-reduce sums them.
 struct StepSums {
     size_t chunks;       // squared sums, one per chunk of the grid
     size_t losses;       // then loss sums, one per rank and micro-step: rank * micro_steps + index

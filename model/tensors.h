@@ -1,4 +1,4 @@
-// THE table of tensors: every parameter of the model is one row. Sizes, offsets, views, initialization, the decay mask,
+// The table of tensors: every parameter of the model is one row. Sizes, offsets, views, initialization, the decay mask,
 // the optimizer's chunks, checkpoint names, Hugging Face names and the memory plan are derived from it.
 #pragma once
 
@@ -92,7 +92,7 @@ struct TensorLayout {
 // Successive blocks share a bucket of at most `bucket_elements`, one block if that is larger.
 TensorLayout lay_out_tensors(const GptShape& shape, int ranks = 1, size_t bucket_elements = 0);
 
-// What a rank owns of a tensor: `count` elements from `first` on, which begin at `shard_begin` in its shards.
+// A rank's part of a tensor: `count` elements from `first` on, which begin at `shard_begin` in its shards.
 struct TensorPart {
     size_t first, count, shard_begin;
 };

@@ -1,4 +1,4 @@
-// The update: measure the gradients of all ranks, clip, let the optimizer move the masters.
+// The update: the gradient norm over all ranks, clipping, and the optimizer's step on the masters.
 #include "model/state.h"
 
 void update(GptState& s) {

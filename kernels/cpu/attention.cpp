@@ -22,12 +22,12 @@ namespace ops {
 namespace {
 
 // 64 queries make a query block's share of loading keys and values small, and fit the products' operands into a first-
-// level cache of 32 KB for heads of 64. Few keys, so that on the diagonal little is computed that the mask throws away.
+// level cache of 32 KB for heads of 64. Few keys, so that on the diagonal little is computed that the mask discards.
 constexpr int kQueries = 64;
 constexpr int kKeys = 32;
 static_assert(kQueries % kTileCols == 0, "tile_product wants whole vectors of queries");
 
-// Where the parts of a head lie: element offsets into qkv and dqkv, out and dout, lse.
+// The memory layout of a head: element offsets into qkv and dqkv, out and dout, lse.
 struct Layout {
     int seq_len, n_head, n_kv_head, head_size;
 
@@ -52,7 +52,7 @@ struct Layout {
     size_t lse(int b, int head, int t) const { return (size_t(b) * n_head + head) * seq_len + t; }
 };
 
-// Hands out parts of one piece of memory; every part begins on a cache line.
+// Allocates parts of one piece of memory; every part begins on a cache line.
 class Carver {
 public:
     explicit Carver(float* memory) : next_(memory) {}
@@ -90,7 +90,7 @@ struct ScoreTile {
     int end_lane() const { return round_up_to_tile(n_queries); }
     int n_lanes() const { return end_lane() - first_lane(); }
     int rows_from_first_lane() const { return n_queries - first_lane(); }
-    // The lane of the query that stands where the key does: the first one that sees it.
+    // The lane of the query at the key's position: the first one that attends to it.
     int diagonal_lane(int key) const { return std::min(key_begin + key - query_begin, end_lane()); }
 };
 
@@ -138,7 +138,7 @@ void add_over_queries(float* out, const float* scores, const float* right, int s
                   .accumulate = true});
 }
 
-// Gives scores whose key comes after the query the value that exp turns into 0.
+// Sets scores whose key comes after the query to a value whose exp is 0.
 void mask_future(float* scores, const ScoreTile& tile) {
     for (int key = 0; key < tile.n_keys(); key++)
         for (int lane = tile.first_lane(); lane < tile.diagonal_lane(key); lane++)
@@ -155,7 +155,7 @@ struct OnlineSoftmax {
         std::fill(sum, sum + kQueries, 0.0f);
     }
 
-    // Takes a tile of scores into maxima and sums and replaces it with exp(score - max).
+    // Adds a tile of scores to maxima and sums and replaces it with exp(score - max).
     void add(float* scores, const ScoreTile& tile) {
         float before[kQueries];
         std::copy(max, max + kQueries, before);

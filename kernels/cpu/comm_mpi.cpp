@@ -1,9 +1,9 @@
 // Collectives between CPU ranks, by MPI.
 //
-// One thread makes all calls of MPI, in the order in which they were asked for, one at a time to its end, and polls: so
-// a collective makes progress while the trainer's threads compute, and its order is the same on every rank. The sums
-// are ours (each rank gets all ranks' pieces of what it owns and adds them in the order of a tree), because the order
-// in which a library of MPI adds depends on its version and on the size of the message.
+// One thread makes all calls of MPI, in the order of the requests, each to completion, and polls: so a collective makes
+// progress while the trainer's threads compute, and its order is the same on every rank. The sums are computed here
+// (each rank gets all ranks' pieces of what it owns and adds them in the order of a tree), because the order in which
+// an MPI library adds depends on its version and on the size of the message.
 #include <mpi.h>
 #include <unistd.h>
 
@@ -37,7 +37,7 @@ int checked_count(size_t count, const char* what) {
     return int(count);
 }
 
-// What the communication thread is asked to do: one call that begins it, and what follows when MPI has finished.
+// A request to the communication thread: the call that begins it, and what follows when MPI has finished.
 struct Request {
     const char* name;
     std::function<void(MPI_Request*)> begin;
@@ -51,7 +51,7 @@ public:
         wait(enqueue({"join", nullptr, nullptr}));
     }
 
-    // After a failure the library is left as it is: whoever ends the process need not wait for the dead.
+    // After a failure MPI is not finalized, since that would wait for ranks that are lost.
     ~Queue() {
         {
             const std::lock_guard lock(mutex_);
@@ -67,7 +67,7 @@ public:
 
     void ask_and_wait(Request request) { wait(ask(std::move(request))); }
 
-    // Until the request with this number, and so every earlier one, has finished. Throws what stopped the thread.
+    // Waits until the request with this number, and so every earlier one, has finished. Rethrows the thread's error.
     void wait(uint64_t number) {
         const Clock::time_point start = Clock::now();
         std::unique_lock lock(mutex_);
@@ -129,7 +129,7 @@ private:
                 settings_.rank, settings_.size, rank, size, comm_library());
     }
 
-    // Waits for something to do; false when there is nothing left and nothing will come.
+    // Waits for a request; false when none is left and none will come.
     bool next(Request& request) {
         std::unique_lock lock(mutex_);
         changed_.wait(lock, [&] { return stop_ || !waiting_.empty(); });
@@ -171,7 +171,7 @@ private:
     bool stop_ = false;
     std::exception_ptr error_;
 
-    std::jthread thread_;  // the last: joined while all that it uses is there, also where the constructor throws
+    std::jthread thread_;  // last: joined while all members that it uses exist, also if the constructor throws
 };
 
 Queue& queue_of(const Comm& comm) { return *static_cast<Queue*>(comm.handle); }

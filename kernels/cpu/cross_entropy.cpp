@@ -20,7 +20,7 @@ struct Softmax {
     double sum;  // of exp(x - max)
 };
 
-// Takes `count` more numbers into the running maximum and sum.
+// Updates the running maximum and sum with `count` more numbers.
 void add_block(Softmax& softmax, const float* x, int count) {
     float max = softmax.max;
 #pragma omp simd reduction(max : max)

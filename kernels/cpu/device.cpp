@@ -22,7 +22,7 @@ constexpr size_t kHugePageBytes = size_t(1) << 21;
 
 size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
-// What stands after "key" and the colon in a file like /proc/meminfo; empty if the key is not there.
+// The text after "key" and the colon in a file like /proc/meminfo; empty if the key is not there.
 std::string proc_value(const char* path, const std::string& key) {
     std::ifstream file(path);
     for (std::string line; std::getline(file, line);) {
@@ -39,7 +39,7 @@ size_t meminfo_bytes(const std::string& key) {
     return kibibytes.empty() ? 0 : std::stoull(kibibytes) * 1024;
 }
 
-// The system hands out more memory than it has and ends the process when the pages are touched: ask first.
+// The system overcommits memory and kills the process when the pages are touched: check first.
 void require_available(size_t bytes) {
     const size_t available = meminfo_bytes("MemAvailable") + meminfo_bytes("SwapFree");
     if (available > 0 && bytes > available)
@@ -61,7 +61,7 @@ std::byte* map_aligned(size_t bytes) {
     return begin + before;
 }
 
-// Writes to each page, so that it exists, from the threads that will work on it.
+// Touches each page from the threads that will work on it.
 void touch(std::byte* memory, size_t bytes) {
     parallel_for(bytes / kPageBytes,
                  [&](size_t page) { *const_cast<volatile std::byte*>(memory + page * kPageBytes) = std::byte(0); });
@@ -69,7 +69,7 @@ void touch(std::byte* memory, size_t bytes) {
 
 }  // namespace
 
-// What thread_memory() hands out at most, and what else a thread keeps, rounded up.
+// The most that thread_memory() returns, and what else a thread keeps, rounded up.
 static constexpr size_t kThreadBytes = size_t(2) << 20;
 
 DeviceInfo device_info() {
@@ -95,7 +95,7 @@ void* device_alloc(size_t bytes) {
     require_available(bytes);
     const size_t mapped_bytes = round_up(bytes, kPageBytes);
     std::byte* memory = map_aligned(mapped_bytes);
-    madvise(memory, mapped_bytes, MADV_HUGEPAGE);  // a wish: without huge pages it is only slower
+    madvise(memory, mapped_bytes, MADV_HUGEPAGE);  // only a hint: without huge pages it is slower
     touch(memory, mapped_bytes);
     return memory;
 }

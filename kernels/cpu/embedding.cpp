@@ -21,7 +21,7 @@ template <class T> [[gnu::noinline]] void store_sum(T* out, const T* a, const T*
     for (int c = 0; c < channels; c++) out[c] = from_float<T>(to_float(a[c]) + to_float(b[c]));
 }
 
-// The positions at which each token stands.
+// The positions of each token.
 struct PositionsByToken {
     int* end;       // (vocab), end of the token's positions in `order`; they begin where the token before ends
     int* order;     // (batch * seq_len), positions sorted by token, ascending within a token

@@ -1,4 +1,4 @@
-// The activation of a block of stored numbers, for everybody who needs it.
+// The activation of a block of stored numbers, for all ops that need it.
 #pragma once
 
 #include <cstddef>

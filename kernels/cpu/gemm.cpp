@@ -1,4 +1,4 @@
-// Matrix products: the cutting into tiles, and who multiplies them.
+// Matrix products: the tiling, and which implementation computes the tiles.
 #include "kernels/cpu/gemm.h"
 
 #include <algorithm>
@@ -20,7 +20,7 @@ int even_piece(int extent, int largest, int unit) {
     return divide_up(divide_up(extent, divide_up(extent, largest)), unit) * unit;
 }
 
-// How a result is cut: into tiles of equal size, but for the last of each row and column of tiles.
+// The tiling of a result: tiles of equal size, but for the last of each row and column of tiles.
 class Tiling {
 public:
     Tiling(int rows, int cols, int enough_tiles);
@@ -87,8 +87,8 @@ void multiply_tile(const Product<T>& product, const Tile& tile, const Panels<Ele
     }
 }
 
-// How an element is summed does not depend on the tile it lies in, so here the cutting may look at the threads: large
-// tiles are copied fewer times, and three for each thread let all of them finish at about the same time.
+// How an element is summed does not depend on the tile it lies in, so here the tiling may depend on the number of
+// threads: large tiles are copied fewer times, and three for each thread let all of them finish at about the same time.
 template <class Element, class T> void multiply_in_panels(const Product<T>& product, const Finish& finish) {
     const Tiling tiling(product.rows, product.cols, 3 * loop_threads());
     parallel_blocks(size_t(tiling.count()), 1, [&](size_t i, size_t) {
@@ -98,7 +98,7 @@ template <class Element, class T> void multiply_in_panels(const Product<T>& prod
     });
 }
 
-// The library may sum the elements of different tiles in different orders, so here the cutting depends on the shape
+// The library may sum the elements of different tiles in different orders, so here the tiling depends on the shape
 // alone.
 template <class T> void multiply_library(const Product<T>& product, const Finish& finish) {
     constexpr int kEnoughTiles = 24;

@@ -1,8 +1,8 @@
 // Matrix products cut into tiles of the result, each computed by one thread.
 //
-// The cutting depends on the shape alone and no sum is shared between threads, so the bits do not depend on their
-// number. A tile is computed in float, in memory of its thread; then the caller's function takes it, still in the
-// cache, and stores what it wants of it, rounded once.
+// The tiling depends on the shape alone and no sum is shared between threads, so the bits do not depend on their
+// number. A tile is computed in float, in memory of its thread; then the caller's function reads it, still in the
+// cache, and stores the result, rounded once.
 #pragma once
 
 #include <cstddef>
@@ -29,8 +29,9 @@ template <class T> struct Product {
     int rows, cols, depth;
 };
 
-// Who multiplies. `float_panels`: our own kernel, on panels of the operands that become float as they are copied.
-// `bf16_panels`: the same on panels of bf16, for operands of bf16 only. `library`: oneDNN, in the type of the operands.
+// The implementation of products. `float_panels`: our own kernel, on panels of the operands that become float as they
+// are copied. `bf16_panels`: the same on panels of bf16, for operands of bf16 only. `library`: oneDNN, in the type of
+// the operands.
 enum class ProductPath { float_panels, bf16_panels, library };
 
 // The fastest on this machine for operands of this type.
@@ -48,6 +49,6 @@ struct Tile {
 };
 
 // Computes the product and calls finish(tile) from many threads, for tiles that cover the result once.
-// Fails with Exit::os when the library refuses, for which lack of memory is the one reason.
+// Fails with Exit::os if the library fails, for which lack of memory is the one reason.
 template <class T>
 void multiply(const Product<T>& product, ProductPath path, const std::function<void(const Tile&)>& finish);

@@ -142,7 +142,7 @@ void matmul_backward_weight(const MatmulBackwardWeight& op, Stream) {
     matmul_backward_weight_by(fastest_product_path(op.dout.dtype), op);
 }
 
-// Each thread has its own.
+// None: scratch memory is per thread.
 size_t matmul_backward_weight_scratch_bytes(const MatmulBackwardWeight&) { return 0; }
 
 }  // namespace ops

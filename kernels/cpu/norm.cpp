@@ -28,7 +28,7 @@ template <class T> RowStatistics row_statistics(const T* x, int cols, float eps)
     return {mean, 1.0f / std::sqrt(squares / cols + eps)};
 }
 
-// What both forward ops do with row `row` of `inp`, the tensor to normalise.
+// Both forward ops, for row `row` of `inp`, the tensor to normalise.
 template <class Op, class T> void normalize_row(const Op& op, const T* inp, size_t row) {
     const T* x = inp + row * op.cols;
     T* out = op.out.template as<T>() + row * op.cols;
@@ -50,7 +50,7 @@ constexpr int kMinBlockRows = 16;
 int rows_per_block(int rows) { return std::max(kMinBlockRows, (rows + kMaxBlocks - 1) / kMaxBlocks); }
 int n_blocks(int rows) { return (rows + rows_per_block(rows) - 1) / rows_per_block(rows); }
 
-// Adds the row's part to dweight and dbias, and gives the means over the row that its dinp needs.
+// Adds the row's part to dweight and dbias, and returns the means over the row that its dinp needs.
 struct RowMeans {
     float dnorm, dnorm_norm;
 };

@@ -1,8 +1,7 @@
 // Matrix products by oneDNN, which uses the matrix instructions of CPUs that have them.
 //
-// The library is asked for one tile at a time and runs it on the calling thread. It chooses its blocking when a
-// primitive is made, by the number of threads, so primitives are made for one thread: their bits depend on the shape
-// alone.
+// Each call computes one tile, on the calling thread. The library chooses its blocking when a primitive is made, by the
+// number of threads, so primitives are made for one thread: their bits depend on the shape alone.
 #include "kernels/cpu/onednn.h"
 
 #include <omp.h>
@@ -23,7 +22,7 @@ const dnnl::engine& engine() {
     return cpu;
 }
 
-// What a primitive is made for.
+// The key of a primitive.
 struct Key {
     Dtype dtype;
     bool left_transposed, right_transposed;
@@ -77,7 +76,7 @@ struct Primitive {
     }
 };
 
-// The library runs what the calling thread does meanwhile on that thread alone.
+// For its lifetime, the library runs the calling thread's calls on that thread alone.
 struct OneThread {
     int before = omp_get_max_threads();
     OneThread() { omp_set_num_threads(1); }

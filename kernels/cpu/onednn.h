@@ -8,9 +8,9 @@
 // Whether the library multiplies bf16 by matrix instructions (AMX) on this CPU.
 bool library_has_matrix_instructions();
 
-// Makes what the library makes once for each shape of tile, and returns the bytes of scratch that it needs. To be
-// called for every shape before the threads start. Fails with Exit::internal where the library has no such product.
+// Makes the library's primitive for a shape of tile, once, and returns the bytes of scratch that it needs. To be called
+// for every shape before the threads start. Fails with Exit::internal where the library has no such product.
 template <class T> size_t library_scratch_bytes(const Product<T>& product, const Tile& tile);
 
-// tile = its part of the product; false if there was not enough memory.
+// tile = its part of the product. Returns false if there was not enough memory.
 template <class T> bool library_product(const Product<T>& product, const Tile& tile, std::byte* scratch);

@@ -1,4 +1,4 @@
-// Our own multiplication of matrices: panels of both operands, copied into the order in which they are read.
+// Our own matrix multiplication: panels of both operands, copied into the order in which they are read.
 //
 // A tile of the result is computed in chunks of the depth. Of each chunk the right operand's part is copied into
 // strips, (depth, kTileCols) each, and the left operand's part, kPanelRows rows at a time, into an order in which the

@@ -1,6 +1,6 @@
 // Loops over threads whose results cannot depend on how many threads there are.
 //
-// The cutting of the work depends on the sizes alone; which thread does a piece is left open. So a body must write
+// How the work is cut depends on the sizes alone; which thread does a piece is unspecified. So a body must write
 // nothing that another piece reads or writes, and a sum across pieces is made afterwards, in the order of the pieces.
 // Bodies must not throw. Called from within a parallel loop these run on the calling thread alone.
 //
@@ -34,8 +34,8 @@ template <class Body> void parallel_blocks(size_t n, size_t block, Body&& body) 
 }
 
 // Memory of the calling thread, 64-byte aligned, any content. It is kept and grows to the largest request, so the
-// steady state allocates nothing. The next call on the same thread hands out the same memory: one user at a time, and
-// nothing in it outlives the piece of work that asked for it.
+// steady state allocates nothing. The next call on the same thread returns the same memory: one user at a time, and its
+// content is valid only during the piece of work that requested it.
 inline std::byte* thread_memory(size_t bytes) {
     static constexpr std::align_val_t kAlignment{64};
     struct Release {

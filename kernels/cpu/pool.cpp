@@ -43,7 +43,7 @@ int place_of(int id, int threads) {
     return (std::max(0, omp_get_place_num()) + (is_spread ? int(int64_t(id) * places / threads) : id)) % places;
 }
 
-// Binds the calling thread. If the system refuses, the thread stays where it is, as OpenMP's do.
+// Binds the calling thread. If the system call fails, the thread keeps its affinity, as OpenMP's do.
 void bind_to_place(int place) {
     std::vector<int> cores(size_t(omp_get_place_num_procs(place)));
     omp_get_place_proc_ids(place, cores.data());
@@ -91,7 +91,7 @@ private:
         parts_ = std::make_unique<Part[]>(size_t(threads));  // no other thread is inside a loop
         sigset_t all, before;
         sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the threads that expect them
+        pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are handled by other threads
         int error = 0;
         while (started_ < threads && !error) {
             try {

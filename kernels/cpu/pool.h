@@ -5,7 +5,7 @@
 // up the time that the scheduler grants it, and it lacks this time for work where other programs run on the same cores.
 //
 // Indices are handed out in chunks to the threads that are running. So a thread that has lost its core delays a loop by
-// the chunk that it has in hand, and a thread that has not woken up in time delays nothing.
+// its current chunk, and a thread that has not woken up in time delays nothing.
 //
 // After fork(), the child's loops run on its one thread. Threads are bound to places if OpenMP binds its threads
 // (OMP_PROC_BIND, OMP_PLACES).

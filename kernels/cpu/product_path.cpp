@@ -1,5 +1,5 @@
-// Who multiplies on this machine: decided by what the CPU can do, never by timing, so that equal machines give equal
-// bits.
+// Which implementation computes matrix products on this machine: decided by the CPU's features, never by timing, so
+// that equal machines give equal bits.
 #include "kernels/check.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/lanes.h"

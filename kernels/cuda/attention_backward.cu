@@ -6,7 +6,7 @@
 // the sums; 64 rows of the other kind at a time pass through two stages of shared memory. Below: why two kernels.
 // Bytes from memory: qkv and dOut twice, out, lse and dqkv once, scratch (8 bytes a query and head) written and read.
 // FLOPs: 7 products, 7 batch n_head head_size seq_len^2. Expected of an H200, not measured: 270 TFLOP/s of these at
-// 1024 positions and heads of 64, that is 190 counted as the usual 5 products, where neighbours reach 200.
+// 1024 positions and heads of 64, that is 190 counted as the usual 5 products, where other implementations reach 200.
 // Numerics: as in the forward op; P and dS (before scale) are rounded to T before they multiply, all sums are float.
 #include "kernels/cuda/attention_general_backward.cuh"
 #include "kernels/cuda/attention_layout.cuh"
@@ -15,9 +15,9 @@
 
 // Why two kernels. Five products would do, but then dQ is summed over blocks of keys: with atomics, not the same twice;
 // through partial sums in scratch, at GPT-2 124M with 64 x 1024 tokens 0.9 GB written and read per layer, 0.42 ms at
-// 4.3 TB/s; adding to one float dQ in turn, 1.8 GB through the second-level cache, a wait for one's turn, and a pass
-// that rounds. The two products done twice are 103 GFLOP, 0.26 ms at 400 TFLOP/s, and need no float dQ, no waiting and
-// no traffic between warps: each product's A operand is what the warp itself holds in registers.
+// 4.3 TB/s; adding to one float dQ in turn, 1.8 GB through the L2 cache, waits for the turn, and a rounding pass. The
+// two products done twice are 103 GFLOP, 0.26 ms at 400 TFLOP/s, and need no float dQ, no waiting and no traffic
+// between warps: each product's A operand is what the warp itself holds in registers.
 
 namespace ops {
 
@@ -31,9 +31,9 @@ template <int kHeadSize> struct Shape {
     static constexpr int kThreads = 32 * kWarps;
     static constexpr int kBlocksPerMultiprocessor = kHeadSize == 64 ? 2 : 1;
     static constexpr int kWarpRows = 16 * kM;
-    static constexpr int kRows = kWarps * kWarpRows;  // that stay: queries in the first kernel, keys in the second
-    static constexpr int kOthers = 64;                // that pass by, in a tile
-    static constexpr int kPart = 16;                  // of them whose scores are held in registers
+    static constexpr int kRows = kWarps * kWarpRows;  // stationary: queries in the first kernel, keys in the second
+    static constexpr int kOthers = 64;                // rows of a streamed tile
+    static constexpr int kPart = 16;                  // of them, whose scores are in registers at a time
     static_assert(kRows == 2 * kOthers);
 };
 
@@ -44,8 +44,8 @@ template <class T, int kHeadSize> struct Shared {
     alignas(16) QueryStatistics statistics[2][kOthers];  // of the block's queries, or of two tiles of queries
 
     __device__ T* passing(int stage, int which) { return tiles[2 * stage + which][0]; }
-    // Rows that stay. The first lie where stage 1 is: they are gone when that is filled, their fragments in registers
-    // by then. The second lie there until the end, when the warps' rows go out by way of the same place.
+    // The stationary rows. The first share memory with stage 1: their fragments are in registers before it is filled.
+    // The second stay until the end, when the warps' output rows pass through the same memory.
     __device__ T* staying(int which) { return tiles[2 + 2 * which][0]; }
     __device__ T* outgoing() { return tiles[4][0]; }
 };
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(Shape<kHeadSize>::kThreads, Shape<kHeadSize>::
     const int n_tiles = (min(begin + S::kRows, at.seq_len) + S::kOthers - 1) / S::kOthers;
     for (int tile = 0; tile < n_tiles; tile++) {
         ptx::cp_async_wait<0>();
-        __syncthreads();  // the tile is there; nobody reads the other stage, or the rows that stay, any more
+        __syncthreads();  // the tile has arrived; all warps have read the other stage and the stationary rows
         if (tile + 1 < n_tiles) load_keys_async(s, tile + 1, keys, values, at);
 #pragma unroll
         for (int part = 0; part < S::kOthers; part += S::kPart) {
@@ -183,8 +183,8 @@ __global__ void __launch_bounds__(Shape<kHeadSize>::kThreads, Shape<kHeadSize>::
                              s.outgoing(), warp_row, dquery, [&](int, int) { return op.scale; });
 }
 
-// The tiles of queries that a block of keys meets: of each head of the group in order, from the block's first key on.
-// A tile is told from its number alone, since no register is left to remember more.
+// The tiles of queries for a block of keys: of each head of the group in order, from the block's first key on.
+// Everything about a tile follows from its number, since no register is left to store more.
 template <int kHeadSize> class QueryTiles {
 public:
     __device__ __forceinline__ QueryTiles(const AttentionLayout& at, int kv_head, int begin)
@@ -247,7 +247,7 @@ __global__ void __launch_bounds__(Shape<kHeadSize>::kThreads, Shape<kHeadSize>::
     const int n_tiles = tiles.count(at);
     for (int tile = 0; tile < n_tiles; tile++) {
         ptx::cp_async_wait<0>();
-        __syncthreads();  // the tile is there; nobody reads the other stage, or the rows that stay, any more
+        __syncthreads();  // the tile has arrived; all warps have read the other stage and the stationary rows
         if (tile + 1 < n_tiles)
             load_queries_async(s, (tile + 1) % 2, op, b, tiles.head(tile + 1), tiles.begin(tile + 1));
         const int first_distance = tiles.begin(tile) - (begin + warp_row);

@@ -3,12 +3,12 @@
 // Grid: 128 queries of one head a block. Four warps, 32 queries each, whose output stays in registers; 64 keys and
 // values (heads of 128: 32) at a time pass through two stages of shared memory (cp.async). Tiles right of the diagonal
 // are never loaded, a warp skips those that lie right of its own rows, only tiles on the diagonal are masked. Bytes:
-// qkv once from memory (a head's keys again from the second-level cache), out and lse once. FLOPs: 2 batch n_head
-// head_size seq_len^2. Expected of an H200, not measured: 250 TFLOP/s at 1024 positions and heads of 64, where mma.sync
-// ends at about 620 and cuDNN reaches 290. 32 rows a warp, so that a B fragment read from shared memory (128 bytes a
-// product, 256 with 16 rows) does not limit. Numerics: scores, maxima, sums and out are float; exp(score - max), at
-// most 1, is rounded to T before it multiplies the values; lse comes from the unrounded ones. Other head sizes, float
-// and unaligned memory: attention_general_forward.cuh.
+// qkv once from memory (a head's keys again from the L2 cache), out and lse once. FLOPs: 2 batch n_head head_size
+// seq_len^2. Expected of an H200, not measured: 250 TFLOP/s at 1024 positions and heads of 64, where mma.sync peaks at
+// about 620 and cuDNN reaches 290. 32 rows a warp, so that a B fragment read from shared memory (128 bytes a product,
+// 256 with 16 rows) does not limit. Numerics: scores, maxima, sums and out are float; exp(score - max), at most 1, is
+// rounded to T before it multiplies the values; lse comes from the unrounded ones. Other head sizes, float and
+// unaligned memory: attention_general_forward.cuh.
 #include "kernels/cuda/attention_general_forward.cuh"
 #include "kernels/cuda/attention_layout.cuh"
 #include "kernels/cuda/attention_tiles.cuh"
@@ -64,8 +64,8 @@ template <int kKeys> __device__ __forceinline__ void mask_future(float (&scores)
     });
 }
 
-// Takes a tile of scores into maxima and sums and replaces it with exp(scale (score - max)); what was summed into out
-// with the maximum before is rescaled. Key 0 comes first and every query sees it, so the maximum is always finite.
+// Adds a tile of scores to maxima and sums and replaces it with exp(scale (score - max)); what was summed into out with
+// the maximum before is rescaled. Key 0 comes first and every query sees it, so the maximum is always finite.
 template <int kHeadSize, int kKeys>
 __device__ __forceinline__ void add_to_softmax(OnlineSoftmax& softmax, float (&out)[kM][kHeadSize / 8][4],
                                                float (&scores)[kM][kKeys / 8][4], float scale_log2) {
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor) attention_
     const int n_tiles = (min(begin + kQueries, at.seq_len) + kKeys - 1) / kKeys;
     for (int tile = 0; tile < n_tiles; tile++) {
         ptx::cp_async_wait<0>();
-        __syncthreads();  // the tile is there, and nobody reads the other stage any more
+        __syncthreads();  // the tile has arrived, and all warps have finished reading the other stage
         if (tile + 1 < n_tiles) load_keys_async(s, tile + 1, keys, values, at);
         const int distance = begin + warp_row - tile * kKeys;
         if (distance + kWarpQueries <= 0) continue;  // all keys of the tile come after the warp's queries

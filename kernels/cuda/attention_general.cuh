@@ -1,4 +1,4 @@
-// What the attention kernels for any head size up to 256 and any storage type share: tiles of float in shared memory.
+// Shared by the attention kernels for any head size up to 256 and any storage type: tiles of float in shared memory.
 //
 // Eight neighbouring lanes work on one row (a query, or in the backward op a key): each on every eighth of the
 // scores and on every eighth column. So sums over a row need three shuffles and a row never leaves its warp.

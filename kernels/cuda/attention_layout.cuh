@@ -1,4 +1,4 @@
-// Where the heads of attention lie in memory and which block of threads works on what.
+// The memory layout of attention heads, and the assignment of work to thread blocks.
 #pragma once
 
 #include <cstddef>
@@ -32,7 +32,7 @@ struct AttentionLayout {
     HOST_DEVICE size_t lse(int b, int head, int t) const { return (size_t(b) * n_head + head) * seq_len + t; }
 };
 
-// What the backward op keeps of a query between its kernels: exp(score - lse) is exp2(score log2(e) - lse_log2).
+// A query's values that the backward op keeps between its kernels: exp(score - lse) is exp2(score log2(e) - lse_log2).
 struct alignas(8) QueryStatistics {
     float lse_log2;
     float dout_out;  // dout . out
@@ -41,8 +41,8 @@ struct alignas(8) QueryStatistics {
 inline constexpr float kLog2E = 1.44269504f;
 
 // One block of threads works on rows [begin, begin + block_rows) of one head. The blocks of a head are neighbours, so
-// that its keys and values stay in the second-level cache. Grid (blocks of a head, heads, batch): what stands in
-// blockIdx the compiler keeps in uniform registers, of which there are enough.
+// that its keys and values stay in the L2 cache. Grid (blocks of a head, heads, batch): the compiler keeps what depends
+// on blockIdx alone in uniform registers, of which there are enough.
 struct AttentionTask {
     int batch, head, begin;
 };

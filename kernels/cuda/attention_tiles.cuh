@@ -21,7 +21,7 @@ template <int kHeadSize> __device__ __forceinline__ uint32_t tile_offset(int row
 }
 
 // Starts copying `count` rows of kHeadSize numbers, `step` apart, into a tile of kRows rows; the other rows become 0.
-// The threads have to wait for their copies and then for each other.
+// The threads must wait for their copies and then pass a barrier.
 template <int kHeadSize, int kRows, int kThreads, class T>
 __device__ __forceinline__ void load_tile_async(T* tile, const T* inp, size_t step, int count) {
     constexpr int kChunks = kHeadSize / kChunk;
@@ -152,7 +152,7 @@ template <int kM, int kN, class Visit> __device__ __forceinline__ void for_each_
 
 // out[r] = acc[r] * factor for r below `count`, 16 bytes a lane, where `out` is the place of the warp's first row and
 // factor(m, half) belongs to row 16 m + 8 half + g. To regroup, the warp uses its own rows, from `row` on, of a tile
-// that nobody else reads any more.
+// that no other warp reads any more.
 template <class T, int kHeadSize, int kM, class Factor>
 __device__ __forceinline__ void store_rows(T* out, size_t step, int count, T* tile, int row,
                                            const float (&acc)[kM][kHeadSize / 8][4], Factor factor) {

@@ -1,9 +1,9 @@
 // Collectives between GPUs, by NCCL.
 //
-// They run on a stream of their own. An event of the caller's stream holds each back until what was on it at the call
-// has finished, and an event of ours tells who waits: the host stands only where it needs an answer, and then it polls.
-// The communicator does not block either: a call that is on its way is asked about until it has been taken in. So no
-// wait is without a deadline, and whatever goes wrong ends the communicator and becomes a sentence.
+// They run on a stream of their own. Each waits for an event that is recorded on the caller's stream at the call, and
+// records an event of its own for those that wait for it. The host blocks only where it needs a result, and then it
+// polls. The communicator is non-blocking: after a call its state is polled until NCCL has accepted the call. So every
+// wait has a deadline, and any failure aborts the communicator and becomes an error message.
 #include <nccl.h>
 #include <unistd.h>
 
@@ -24,12 +24,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr size_t kSmallBytes = 64 << 10;  // what passes at once of what the host sends
-// Who waits for a ticket after so many later ones waits for one of those: right too, as they finish in order.
+constexpr size_t kSmallBytes = 64 << 10;  // of host data, copied at a time
+// A wait for a ticket that so many later ones have followed waits for one of those: correct, as they finish in order.
 constexpr size_t kEvents = 256;
-constexpr double kPartingSeconds = 60;  // when nobody watches any more
+constexpr double kPartingSeconds = 60;  // deadline at the end, without the hang detector
 
-// A wait that polls: eagerly at first, as most are short.
+// A wait that polls, without sleeping at first, as most waits are short.
 class Poll {
 public:
     explicit Poll(double limit_s)
@@ -74,7 +74,7 @@ public:
         check_cuda(cudaMallocHost(&pinned_, kSmallBytes), "pinning host memory");
     }
 
-    // Also after a failure, when CUDA may refuse everything: nothing is left that could be said.
+    // Also runs after a failure, when every CUDA call may fail: its errors are ignored.
     ~Nccl() {
         give_up();
         cudaFree(device_);
@@ -86,7 +86,7 @@ public:
     Nccl(const Nccl&) = delete;
     Nccl& operator=(const Nccl&) = delete;
 
-    // Asks for what `calls` starts on our stream, after what the caller's holds by now.
+    // Starts `calls` on our stream, after the work that the caller's stream holds now.
     template <class Calls> Ticket ask(const char* name, Stream stream, Calls calls) {
         begin(name);
         check_cuda(cudaEventRecord(called_, cuda_stream(stream)), "cudaEventRecord");
@@ -95,7 +95,7 @@ public:
         return end();
     }
 
-    // Sends the host's bytes through what `calls` does to them in place on the device, and waits for the outcome.
+    // Copies the host's bytes to the device, runs `calls` on them in place, copies them back and waits.
     template <class Calls> void exchange(const char* name, void* data, size_t bytes, Calls calls) {
         begin(name);
         std::memcpy(pinned_, data, bytes);
@@ -107,10 +107,10 @@ public:
         std::memcpy(data, pinned_, bytes);
     }
 
-    // Until NCCL has taken the call in: before that neither it nor the stream may be asked for anything else.
+    // Waits until NCCL has accepted the call: before that neither the communicator nor the stream may be used.
     void settle(ncclResult_t code, const char* call) { settle(code, call, settings_.deadline_s); }
 
-    // All pieces to their owners, and then our own sum: NCCL's order depends on its version and the network.
+    // Sends all pieces to their owners and sums them here: NCCL's order depends on its version and the network.
     void reduce_scatter_as_tree(const ReduceScatter& op) {
         auto* others = static_cast<float*>(op.scratch);
         const size_t rank = size_t(settings_.rank), size = size_t(settings_.size);
@@ -154,7 +154,7 @@ public:
         try {
             if (comm_ && asked_ > 0) wait_on_host(settings_.deadline_s);
         } catch (const std::exception&) {
-            give_up();  // the error that brought us here, or that follows, is the one to be told
+            give_up();  // the error before this one, or the one that follows, is reported
         }
     }
 
@@ -182,7 +182,7 @@ private:
         return {asked_};
     }
 
-    // Until the last collective that was asked for has finished.
+    // Waits until the last collective that was started has finished.
     void wait_on_host(double limit_s) {
         const Clock::time_point start = Clock::now();
         for (Poll poll(limit_s); !has_happened(finished_[asked_ % kEvents], name_);) {
@@ -219,36 +219,36 @@ private:
              limit_s, name_, static_cast<unsigned long long>(asked_), call);
     }
 
-    // Frees the GPU of collectives that will never end. What it returns would add nothing to the error before it.
+    // Removes collectives that will never end from the GPU. An error here would add nothing to the one before it.
     void give_up() noexcept {
         if (comm_) ncclCommAbort(std::exchange(comm_, nullptr));
     }
 
     const CommSettings settings_;
-    ncclComm_t comm_ = nullptr;  // null once it is given up
+    ncclComm_t comm_ = nullptr;  // null once it is aborted
     cudaStream_t stream_ = nullptr;
     cudaEvent_t called_ = nullptr;
     std::array<cudaEvent_t, kEvents> finished_{};
     char *device_ = nullptr, *pinned_ = nullptr;
     uint64_t asked_ = 0;
-    CommTotals totals_;  // but for what stream_waits_ still knows
+    CommTotals totals_;  // without the laps that are still in stream_waits_
     Stopwatch stream_waits_;
-    const char* name_;  // of the collective that was asked for last
+    const char* name_;  // of the last collective that was started
 };
 
 Nccl& nccl_of(const Comm& comm) { return *static_cast<Nccl*>(comm.handle); }
 
-// ---- who sits where -------------------------------------------------------------------------------------------------
+// ---- hosts and GPUs of the ranks ------------------------------------------------------------------------------------
 
-// What a rank tells the others before they join.
+// Each rank's record, which all ranks receive before they join.
 struct Seat {
-    std::string host, machine, gpu;               // machine: of two hosts of one name; gpu: its address on the PCI bus
-    std::string problem;                          // what it lacks, a GPU or NCCL, and why; or empty
+    std::string host, machine, gpu;  // machine: distinguishes hosts of one name; gpu: its address on the PCI bus
+    std::string problem;             // what it lacks, a GPU or NCCL, and why; or empty
     std::array<char, NCCL_UNIQUE_ID_BYTES> id{};  // rank 0's ncclUniqueId
     NLOHMANN_DEFINE_TYPE_INTRUSIVE(Seat, host, machine, gpu, problem, id)
 };
 
-// This process's GPU from here on. Where a launcher shows each rank only its own, that is number 0 for all of them.
+// Selects this process's GPU: number 0 on all ranks where the launcher makes only its own visible to each.
 std::string take_gpu(int local_rank) {
     int count = 0;
     if (cudaGetDeviceCount(&count) == cudaSuccess && count > 1) {
@@ -289,7 +289,7 @@ Seat take_seat(const CommSettings& settings) {
     return seat;
 }
 
-// The same verdict on every rank.
+// Fails with the same error on every rank.
 void check_seats(const std::vector<Seat>& seats) {
     for (size_t rank = 0; rank < seats.size(); rank++) {
         const Seat& seat = seats[rank];

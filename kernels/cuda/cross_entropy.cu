@@ -20,12 +20,12 @@ namespace {
 
 constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / kWarpSize;
-constexpr int kBatch = 4;  // packs of a thread on their way at a time
+constexpr int kBatch = 4;  // packs of a thread in flight at a time
 constexpr float kLog2E = 1.44269504f;
 constexpr double kLn2 = 0.69314718055994531;
 constexpr float kLowest = -3.40282347e38f;  // where a maximum starts: with an infinity, inf - inf would be NaN
 
-// What every GPU from sm_80 on can give a block, less than the parts of maximum and sum take.
+// What fits into a block's shared memory on every GPU from sm_80 on, beside the parts of maximum and sum.
 template <class T> inline constexpr int kMaxStagedPacks = (99 * 1024 - 2 * kWarps * 4) / int(sizeof(Pack<T>));
 
 template <class T, bool kStaged> struct CrossEntropyShared {
@@ -45,7 +45,7 @@ struct Softmax {
     float max, sum;  // sum of exp(x - max)
 };
 
-// Takes the first `available` numbers of a pack into the maximum and sum.
+// Updates the maximum and sum with the first `available` numbers of a pack.
 template <class T> __device__ void add_pack(Softmax& softmax, const Pack<T>& pack, int available) {
     auto x = unpack(pack);
     float max = softmax.max;
@@ -96,7 +96,7 @@ template <bool kAligned, class T> __device__ void zero_packs(T* logits, int firs
         store_pack<kAligned>(logits + p * kPackSize<T>, zeros, columns - p * kPackSize<T>);
 }
 
-// logits = scale (softmax - one_hot(target)); 0 in the padding. A thread reads what it then overwrites, nobody else's.
+// logits = scale (softmax - one_hot(target)); 0 in the padding. A thread reads only elements that it then overwrites.
 template <bool kAligned, bool kStaged, class T>
 __device__ void write_gradient(const CrossEntropy& op, T* logits, int target, Softmax softmax, const Pack<T>* staged) {
     const float scale = op.grad_scale * (op.loss_scale ? *op.loss_scale : 1.0f);
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(kThreads, 2) cross_entropy_kernel(CrossEntropy
         if (op.write_dlogits) zero_packs<kAligned>(logits, int(threadIdx.x), op.padded_vocab);
         return;
     }
-    // Read before the barriers of block_softmax, behind which its owner overwrites it.
+    // Read before the barriers of block_softmax, after which the thread that holds it overwrites it.
     const float target_logit = to_float(logits[target]);
     const Softmax softmax = block_softmax(softmax_of_packs<kAligned, kStaged>(logits, op.vocab, s.staged), s);
     if (op.write_dlogits) write_gradient<kAligned, kStaged>(op, logits, target, softmax, s.staged);

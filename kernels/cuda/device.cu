@@ -1,8 +1,8 @@
-// device.h on CUDA: memory, copies in stream order, waiting, and what must hold at the start.
+// device.h on CUDA: memory, copies in stream order, synchronization, and checks at the start.
 //
-// Copies to and from pageable host memory go through a ring of pinned pieces: the host's side is copied by us, the
-// device's by the copy engine, and the driver never has to stop a stream for its own staging. A copy to the device is
-// out of the caller's memory when the call returns, a copy to the host is in it after synchronize().
+// Copies to and from pageable host memory go through a ring of pinned pieces: this thread copies on the host's side,
+// the copy engine on the device's, and the driver never has to stop a stream for its own staging. A copy to the device
+// has read the caller's memory when the call returns, a copy to the host has written it after synchronize().
 #include <array>
 #include <cstring>
 
@@ -26,7 +26,7 @@ struct Piece {
     size_t bytes = 0;
 };
 
-// Pieces are taken in turn, so the one to be taken next is the one that has been on its way longest. Only the thread
+// Pieces are taken in turn, so the one to be taken next is the one that has been in flight longest. Only the thread
 // that drives the device copies.
 class StagingRing {
 public:
@@ -53,8 +53,8 @@ public:
         }
     }
 
-    // Delivers what has come for the host on a stream that has been waited for, oldest first: a later copy to the same
-    // place must win.
+    // Completes copies to the host on a stream that has been synchronized, oldest first: a later copy to the same place
+    // must win.
     void deliver(cudaStream_t stream) {
         for (int i = 0; i < kPieces; i++) {
             Piece& piece = pieces_[size_t(next_ + i) % kPieces];
@@ -63,7 +63,7 @@ public:
     }
 
 private:
-    // The next piece, free.
+    // Returns the next piece, free to use.
     Piece& take() {
         Piece& piece = pieces_[size_t(next_)];
         next_ = (next_ + 1) % kPieces;
@@ -100,7 +100,7 @@ struct Probe {
     int* out;
 };
 
-// Is never started: asking for its attributes tells whether the binary holds code for this GPU.
+// Never launched: querying its attributes shows whether the binary has code for this GPU.
 __global__ void probe_kernel(Probe op) { *op.out = 1; }
 
 cudaDeviceProp current_device() {
@@ -158,11 +158,11 @@ void require_usable_device() {
         const cudaError_t held = cudaFuncGetAttributes(&attributes, probe_kernel);
         if (held != cudaSuccess) facts.code_error = cudaGetErrorString(held);
     }
-    cudaGetLastError();  // so that nobody takes one of these errors for his own
+    cudaGetLastError();  // so that no later check reports one of these errors
     check_startup(facts);
 }
 
-// Also answers where no GPU can be used: plans and versions are asked for on any machine.
+// Also works where no GPU can be used: plans and versions are printed on any machine.
 DeviceInfo device_info() {
     DeviceInfo info;
     info.build = format("CUDA %d.%d, compute capabilities %s", CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10,
@@ -198,7 +198,7 @@ void* device_alloc(size_t bytes) {
     void* memory = nullptr;
     const cudaError_t error = cudaMalloc(&memory, bytes);
     if (error == cudaErrorMemoryAllocation) {
-        cudaGetLastError();  // so that nobody takes this error for his own
+        cudaGetLastError();  // so that no later check reports this error
         size_t free_bytes = 0, total_bytes = 0;
         check_cuda(cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo");
         fail(Exit::os, "not enough GPU memory: %zu bytes are needed, %zu of %zu bytes are free", bytes, free_bytes,
@@ -206,14 +206,14 @@ void* device_alloc(size_t bytes) {
     }
     check_cuda(error, "cudaMalloc");
     require(reinterpret_cast<uintptr_t>(memory) % 256 == 0, "device_alloc: cudaMalloc gave %p", memory);
-    // Waited for, so that work on any stream finds the zeros.
+    // Synchronized, so that work on any stream finds the zeros.
     check_cuda(cudaMemsetAsync(memory, 0, bytes, nullptr), "clearing GPU memory");
     check_cuda(cudaStreamSynchronize(nullptr), "clearing GPU memory");
     return memory;
 }
 
-// Also called while an error is on its way up, when every call to CUDA may fail: a second error would end the process
-// without a word about the first.
+// Also called during stack unwinding, when every call to CUDA may fail: a second exception would end the process
+// without reporting the first.
 void device_free(void* memory, size_t) { cudaFree(memory); }
 
 void copy_to_device(void* device, const void* host, size_t bytes, Stream stream) {

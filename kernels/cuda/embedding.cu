@@ -65,7 +65,7 @@ struct CountShared {
     int count[kDigits];
 };
 
-// Counts the digits of a tile. Atomics on integers: the order in which they arrive does not show.
+// Counts the digits of a tile. Atomics on integers: the order in which they arrive does not matter.
 __global__ void __launch_bounds__(kTile) embedding_backward_count_kernel(SortPass pass) {
     CountShared& s = shared_memory<CountShared>();
     const int i = int(blockIdx.x) * kTile + int(threadIdx.x);
@@ -157,7 +157,7 @@ template <class T> struct TokenSums {
     int n_positions, n_windows, n_slabs;
 };
 
-// What a warp knows of 32 consecutive sorted positions, a lane each.
+// 32 consecutive sorted positions of a warp, one per lane.
 struct Window {
     int position;  // -1 beyond the last
     int token;     // -1 beyond the last
@@ -180,8 +180,8 @@ template <bool kAligned, class T> struct LaneColumns {
     }
 };
 
-// Adds the rows of dout of `count` lanes from `first` on, in this order. kBatch of them are on their way before the
-// first sum: a frequent token's rows come one after the other, and each would cost a trip to memory.
+// Adds the rows of dout of `count` lanes from `first` on, in this order. kBatch of them are in flight before the first
+// sum: a frequent token's rows come one after the other, and each would cost a memory latency.
 template <int kBatch, bool kAligned, class T>
 __device__ void add_rows(Floats<T, kLaneColumns>& sum, const LaneColumns<kAligned, T>& columns, const Window& window,
                          int first, int count) {
@@ -243,7 +243,7 @@ __global__ void __launch_bounds__(kSumThreads) embedding_backward_tokens_kernel(
     }
 }
 
-constexpr int kPositionBatch = 8;  // rows of dout on their way at a time
+constexpr int kPositionBatch = 8;  // rows of dout in flight at a time
 
 // A thread takes a pack of columns of one position's row.
 template <class T, bool kAligned>

@@ -3,7 +3,7 @@
 //
 // Intrinsics: exp2f (2 units in the last place by NVIDIA's table, subnormal results included) and __fdividef (2 units
 // for divisors up to 2^126; beyond, its result is 0 where the exact one is below 1e-37 |x|). Products and sums are
-// written as fmaf, so no compiler has a choice and a value has the same bits in every kernel that includes this.
+// written as fmaf, so contraction changes nothing and a value has the same bits in every kernel that includes this.
 // Absolute error of gelu below 4e-7 max(1, |x|), of gelu_gradient below 5e-7.
 #pragma once
 

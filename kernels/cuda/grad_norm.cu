@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / kWarpSize;
-constexpr int kBatch = 4;  // packs of a thread on their way at a time
+constexpr int kBatch = 4;  // packs of a thread in flight at a time
 
 struct SquaredSumsShared {
     double sum[kWarps];

@@ -1,6 +1,6 @@
 // The one way to start a kernel, and the check of every call to CUDA.
 //
-// A launch that CUDA refuses ends with the kernel's name, the caller's line and CUDA's words. After
+// A launch that CUDA rejects fails with the kernel's name, the caller's line and CUDA's error text. After
 // set_debug_sync(true) each launch is waited for, so that the kernel that made a memory error is the one that is named.
 #pragma once
 
@@ -10,8 +10,8 @@
 #include "kernels/check.h"
 #include "kernels/device.h"
 
-// Where in our source a call stands: taken by default arguments, so that it is the caller's line. (A constructor,
-// because nvcc 13.0 aborts at default member values that are taken in a default argument.)
+// The source location of a call: taken by default arguments, so that it is the caller's line. (A constructor, because
+// nvcc 13.0 aborts at default member values that are taken in a default argument.)
 struct Caller {
     const char* file;
     int line;
@@ -28,7 +28,7 @@ inline void check_cuda(cudaError_t error, const char* what, Caller caller = Call
 inline bool has_happened(cudaEvent_t event, const char* what, Caller caller = Caller()) {
     const cudaError_t state = cudaEventQuery(event);
     if (state != cudaErrorNotReady) check_cuda(state, what, caller);
-    if (state == cudaErrorNotReady) cudaGetLastError();  // no error, and nobody shall take it for one
+    if (state == cudaErrorNotReady) cudaGetLastError();  // not an error: no later check may report it
     return state == cudaSuccess;
 }
 
@@ -71,7 +71,7 @@ void launch(void (*kernel)(Op), const Launch& config, Stream stream, const Op& o
     };
     require(config.threads > 0, "kernel %s: %d threads, at %s:%d", config.name, config.threads, caller.file,
             caller.line);
-    constexpr size_t kGrantedSharedBytes = 48 * 1024;  // more has to be asked for
+    constexpr size_t kGrantedSharedBytes = 48 * 1024;  // more needs an attribute
     if (config.shared_bytes > kGrantedSharedBytes)
         check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(config.shared_bytes)));
 

@@ -1,14 +1,14 @@
-// The three products of a linear layer: cuBLASLt's products (matmul_products.h) with its epilogues where they keep the
-// seam's promises.
+// The three products of a linear layer: cuBLASLt's GEMMs (matmul_products.h) with its epilogues where they meet the
+// contract of ops.h.
 //
-// GELU forward: the seam wants gelu of the sum as rounded to T, bit for bit what gelu_forward makes of what is stored,
-// so that recomputing it changes nothing. The library applies it to the unrounded sum (that differs by up to 1.13 units
-// of T's round-off of the sum) with a tanh of its own, so its epilogue is not used: the product stores the sum,
-// gelu_forward follows. It reads and writes 8 rows C elements a layer (8u): 2.2 ms of a 97 ms step of GPT-2 124M at
-// 4.3 TB/s, of which the fused epilogue would still spend the 4u of its second output.
+// GELU forward: ops.h requires gelu of the sum as rounded to T, bit for bit what gelu_forward computes from the stored
+// sum, so that recomputing it changes nothing. The library applies it to the unrounded sum (that differs by up to 1.13
+// units of T's round-off of the sum) with a tanh of its own, so its epilogue is not used: the GEMM stores the sum,
+// gelu_forward follows. It reads and writes 8 rows C elements a layer (8u): 2.2 ms of a 97 ms step of GPT-2 124M at 4.3
+// TB/s, of which the fused epilogue would still need the 4u of its second output.
 // dGELU: nothing recomputes it, and a bf16 or fp16 sum must not be rounded before the factor: the library's (DGELU).
-// Float, and what the library has not (leading dimensions of aux that are no multiple of 8, one-element sums): float
-// sums, kMatmulSumsBytes at a time, finished by a kernel of ours. A value is rounded to T once on either way.
+// Float, and what the library lacks (leading dimensions of aux that are no multiple of 8, one-element sums): float
+// sums, kMatmulSumsBytes at a time, finished by a kernel of ours. A value is rounded to T once in both cases.
 #include <algorithm>
 
 #include "kernels/check.h"
@@ -26,7 +26,7 @@ void require_sizes(const char* op, int rows, int n, int k) {
 }
 
 // Float sums of product.d (m, n), so many columns at a time that they fit into memory kept for them, or where `out` is
-// float right there; finish(sums, first column, columns) makes of them what is wanted.
+// float right there; finish(sums, first column, columns) computes the result from them.
 template <class Finish> void multiply_and_finish(Product product, Stream stream, Finish finish) {
     product.epilogue = Epilogue::none;
     if (product.out == Dtype::fp32) {

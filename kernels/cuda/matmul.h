@@ -1,4 +1,4 @@
-// What the host may set and ask about CUDA's matrix products. No CUDA include. One host thread drives the products.
+// Settings and state of CUDA's matrix products, for the host. No CUDA include. One host thread drives the products.
 //
 // Which algorithm cuBLASLt uses for a product decides its bits. It is chosen once per product (types, sizes, layout,
 // epilogue, = or +=, alignment) and kept: without tuning the library's first proposal, with tuning the fastest of its
@@ -11,22 +11,22 @@
 #include <cstddef>
 #include <string>
 
-// Products of float storage round their factors to TF32 (10 fraction bits). Off at first; the sum stays float.
+// Products of float storage round their factors to TF32 (10 fraction bits). Off by default; the sum stays float.
 void set_tf32(bool on);
 
 // Whether proposals are timed (once, at a product's first use, on random numbers in memory of the tuner's own) or the
-// first one is taken. Off at first.
+// first one is taken. Off by default.
 void set_matmul_tuning(bool on);
 
 // The file that keeps timed choices: read now, added to whenever a product is timed, replaced as a whole. Processes on
-// one machine may share it: one of them times a product, the others wait and take its choice. "" for no file, as at
-// first. A file that is damaged or of another GPU or version is ignored and replaced; cuda_matmul_path() says so.
+// one machine may share it: one of them times a product, the others wait and take its choice. "" for no file, the
+// default. A file that is damaged or of another GPU or version is ignored and replaced; cuda_matmul_path() says so.
 void set_matmul_cache(const std::string& path);
 
 // All choices made so far, as text of a few kilobytes.
 std::string matmul_choices();
 
-// Takes over choices, also for products that were used before. Returns why they are ignored, or an empty string.
+// Adopts choices, also for products that were used before. Returns why they are ignored, or an empty string.
 std::string load_matmul_choices(const std::string& text);
 
 // What carries out products and how, and why choices were ignored or the file could not be written: one line for the

@@ -146,5 +146,5 @@ MatmulLock::MatmulLock(const std::string& path, int patience_s) {
 }
 
 MatmulLock::~MatmulLock() {
-    if (descriptor_ >= 0) ::close(descriptor_);  // which gives the lock back
+    if (descriptor_ >= 0) ::close(descriptor_);  // which releases the lock
 }

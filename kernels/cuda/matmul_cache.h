@@ -10,11 +10,11 @@
 #include <map>
 #include <string>
 
-// A cublasLtMatmulAlgo_t, which the library lets be stored for use by the same version.
+// A cublasLtMatmulAlgo_t, which may be stored for use by the same version of the library.
 using MatmulAlgorithm = std::array<uint64_t, 8>;
 
 struct MatmulChoice {
-    bool by_library = false;  // false: the library has no such product, or doing its parts apart is faster
+    bool by_library = false;  // false: the library has no such product, or separate kernels are faster
     MatmulAlgorithm algorithm{};
     float ms = -1;  // as timed; negative: taken untimed
 };
@@ -33,13 +33,13 @@ std::string choices_to_text(const MatmulChoices& choices, const MatmulOwner& own
 // another GPU or version.
 std::string choices_from_text(MatmulChoices& choices, const std::string& text, const MatmulOwner& owner);
 
-// The same for a file. That there is none is no reason.
+// The same for a file. A missing file is no error.
 std::string read_choices(MatmulChoices& choices, const std::string& path, const MatmulOwner& owner);
 
-// Replaces the file as a whole. Returns why it could not, or an empty string; what was there is there still then.
+// Replaces the file as a whole. Returns an empty string, or why it failed; then the old file is unchanged.
 std::string write_choices(const MatmulChoices& choices, const std::string& path, const MatmulOwner& owner);
 
-// While it lives no other process has the lock. Waits at most `patience_s` for it.
+// Excludes other processes for its lifetime. Waits at most `patience_s` for the lock.
 class MatmulLock {
 public:
     MatmulLock(const std::string& path, int patience_s);

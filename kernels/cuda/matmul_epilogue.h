@@ -1,4 +1,4 @@
-// What is done to a product's sums where the library does it not, or not to the bit as promised: small kernels.
+// Small kernels that finish a GEMM's sums where the library has no epilogue for it, or not one with the promised bits.
 #pragma once
 
 #include <cstddef>

@@ -54,7 +54,7 @@ cublasLtMatrixLayout_t layout(Dtype dtype, int rows, int cols) {
     return made;
 }
 
-// What the proposals must keep to.
+// The constraints on the proposals.
 class Preference {
 public:
     Preference(const ProductKey& key, size_t workspace_bytes, uint32_t reduction_schemes) {
@@ -79,7 +79,7 @@ private:
     cublasLtMatmulPreference_t handle_ = nullptr;
 };
 
-// Parts of a sum are added up in one order, and as float: not in place by whoever comes first, nor rounded to d's type.
+// Parts of a sum are added up in one order, and as float: not in place in order of arrival, nor rounded to d's type.
 bool is_deterministic(const cublasLtMatmulAlgo_t& algorithm) {
     uint32_t scheme = CUBLASLT_REDUCTION_SCHEME_MASK;
     size_t bytes = 0;
@@ -200,7 +200,7 @@ std::vector<MatmulAlgorithm> ProductDescription::proposals(cublasLtHandle_t hand
     return algorithms;
 }
 
-// Two questions, since each is answered with a limited number of algorithms, most of which proposals() has as well.
+// Two queries, since each returns a limited number of algorithms, most of which proposals() has as well.
 std::vector<MatmulAlgorithm> ProductDescription::excluded_proposals(cublasLtHandle_t handle, const Product& product,
                                                                     size_t workspace_bytes) {
     constexpr uint32_t kSchemes[] = {CUBLASLT_REDUCTION_SCHEME_INPLACE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE,

@@ -1,4 +1,4 @@
-// cuBLASLt as the plans see it: what a product is to it, which algorithms it proposes, and the call.
+// cuBLASLt for the plans: its description of a product, the algorithms that it proposes, and the call.
 #pragma once
 
 #include <cublasLt.h>
@@ -12,7 +12,7 @@
 #include "kernels/cuda/matmul_plan.h"
 
 // What decides whether the library has a product, by which algorithms and how fast. Alignments are in bytes, at most
-// 16, which is all that any kernel of the library asks for; 0 where there is no pointer.
+// 16, the most that any kernel of the library requires; 0 where there is no pointer.
 struct ProductKey {
     Dtype in, out;
     bool transpose_a, transpose_b;
@@ -35,7 +35,7 @@ const char* name_of(Epilogue epilogue);
 // The key in one line of text; different keys have different words.
 std::string words_of(const ProductKey& key);
 
-// Where the library's documentation or its users say no although its heuristic may not.
+// Whether the library's documentation or its users report a product as unsupported that its heuristic may accept.
 bool library_lacks(const ProductKey& key);
 
 // Memory that an algorithm may use while it runs.
@@ -52,8 +52,8 @@ public:
     ProductDescription& operator=(const ProductDescription&) = delete;
     ~ProductDescription();
 
-    // Up to 64 algorithms for the product's addresses, the one thought fastest first; none if there is none. All
-    // give the same bits each time and fit into kMatmulWorkspaceBytes.
+    // Up to 64 algorithms for the product's addresses, in the library's order, fastest first; none if there is none.
+    // All give the same bits each time and fit into kMatmulWorkspaceBytes.
     std::vector<MatmulAlgorithm> proposals(cublasLtHandle_t handle, const Product& product);
 
     // The library's proposals that proposals() leaves out, for measurements: they add parts of a sum in an order of
@@ -84,7 +84,7 @@ private:
 
 void check_cublas(cublasStatus_t status, const char* call);
 
-// The library says that it has no such product or algorithm; any other failure is the machine's.
+// Whether the library reports that it has no such product or algorithm; any other failure is the machine's.
 inline bool is_refusal(cublasStatus_t status) {
     return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE ||
            status == CUBLAS_STATUS_ARCH_MISMATCH;

@@ -1,10 +1,10 @@
 // Which algorithm carries out a product: chosen once, then found by hash. Host code; no kernel.
 //
 // Where a choice comes from, the first that has one: this process or a checkpoint's text, the file on disk, timing if
-// it is on, the library's first proposal. While a process times a product it holds the file's lock and has looked into
-// the file under it, so that of several processes one times and the others take its choice. Who holds it waits for
-// nobody: what its GPU has still to do may be a collective with those that wait for the lock, and cudaFree waits for
-// all of it, so it is done before.
+// it is on, the library's first proposal. While a process times a product it holds the file's lock and has read the
+// file under it, so that of several processes one times and the others take its choice. The holder must not depend on
+// other processes: its GPU may have a collective pending with ranks that wait for the lock, and cudaFree waits for all
+// pending work, so that is finished before the lock is taken.
 #include <memory>
 #include <unordered_map>
 #include <utility>
@@ -34,7 +34,7 @@ Settings& settings() {
 struct Plan {
     std::unique_ptr<ProductDescription> description;
     MatmulChoice choice;
-    std::vector<MatmulAlgorithm> others;  // to be tried if the choice refuses; empty once it has run
+    std::vector<MatmulAlgorithm> others;  // to be tried if the choice fails; empty once it has run
 };
 
 struct StreamMemory {
@@ -81,14 +81,14 @@ bool find_choice(const Library& lib, const std::string& words, const Plan& plan,
     return true;
 }
 
-// Adds what other processes have put into the file since; what is known here stays.
+// Adds choices that other processes have written to the file since; existing ones stay.
 void look_into_cache(Library& lib) {
     MatmulChoices on_disk;
     settings().note = read_choices(on_disk, settings().cache, lib.owner);
     lib.choices.merge(on_disk);
 }
 
-// Only what was timed: everything else the library would say again.
+// Only timed choices: the library would propose the others again.
 void write_cache(const Library& lib) {
     MatmulChoices timed;
     for (const auto& [words, choice] : lib.choices)
@@ -99,7 +99,7 @@ void write_cache(const Library& lib) {
 
 Plan& plan_for(Library& lib, const Product& product, Stream stream);
 
-// The fastest of the proposals, or apart if the library's bias gradient costs more than a pass of ours over dout.
+// The fastest of the proposals, or separate kernels if the library's bias gradient costs more than our pass over dout.
 MatmulChoice time_proposals(Library& lib, Plan& plan, const Product& product, float plain_ms, Stream stream) {
     const TimedAlgorithm best =
         fastest_of(plan.others, *plan.description, product, lib.handle, workspace_of(lib, stream), stream);
@@ -147,7 +147,7 @@ Plan& plan_for(Library& lib, const Product& product, Stream stream) {
     return lib.plans.emplace(key, std::move(plan)).first->second;
 }
 
-// The chosen algorithm refused: the next of the proposals, or none.
+// After the chosen algorithm has failed: takes the next of the proposals, or none.
 void choose_next(Library& lib, Plan& plan, const Product& product) {
     if (plan.others.empty()) plan.others = plan.description->proposals(lib.handle, product);
     std::erase(plan.others, plan.choice.algorithm);

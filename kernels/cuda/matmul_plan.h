@@ -1,15 +1,15 @@
 // Matrix products by cuBLASLt: each product that the model has is described once, its algorithm chosen once, and both
-// kept. matmul.h says what that means for the bits.
+// kept. matmul.h describes the effect on the bits of results.
 //
 // The library reads memory column by column, so what is a row-major (rows, cols) matrix to us is a (cols, rows) matrix
-// with leading dimension cols to it. Here everything is said in the library's words: d (m, n) = op(a) (m, k) op(b)
+// with leading dimension cols to it. This header uses the library's convention: d (m, n) = op(a) (m, k) op(b)
 // (k, n), all matrices without gaps, op a transposition or nothing, sums in float.
 #pragma once
 
 #include "kernels/device.h"
 #include "kernels/numeric.h"
 
-// What the library does with the sums before it stores them. Bias and aux are read along m.
+// The library's operation on the sums before it stores them. Bias and aux are read along m.
 enum class Epilogue : int {
     none,
     bias,           // d = sums + bias (m)
@@ -31,10 +31,10 @@ struct Product {
 };
 
 // Queues the product on the stream. False, and nothing queued, if the library has no such product for these types,
-// sizes and addresses, or if it was timed to be slower than a plain product and the epilogue's work apart.
+// sizes and addresses, or if it was timed to be slower than a plain product and a separate kernel for the epilogue.
 bool multiply(const Product& product, Stream stream);
 
-// The same for a product without an epilogue, which there must be: fails with Exit::os if not.
+// The same for a product without an epilogue. Fails with Exit::os if the library has no such product.
 void multiply_plain(const Product& product, Stream stream);
 
 // kMatmulSumsBytes of float numbers on the stream, for sums that are finished by a kernel of ours.

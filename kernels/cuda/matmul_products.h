@@ -1,4 +1,4 @@
-// What the three products of a linear layer are to the library, each with the epilogue that it is tried with first.
+// The three products of a linear layer as GEMMs of the library, each with the epilogue that is tried first.
 #pragma once
 
 #include "kernels/cuda/matmul_plan.h"

@@ -3,7 +3,7 @@
 // First every proposal a few runs. Then the finalists in steady state: they take turns (A B C A B C ...), several
 // products a turn, all turns queued before anything is waited for, so that the GPU never idles and what changes with
 // time (clocks, temperature, the power limit) meets all of them alike. Medians are compared; where the middle halves of
-// two finalists' times overlap, the one that the library thinks faster is taken.
+// two finalists' times overlap, the one that the library ranks higher is taken.
 //
 // An idle GPU runs at low clocks, and for a moment at higher ones than it can hold. So products run for a while before
 // the first one is timed, and again where none has been timed for kStaysWarm. All of it is bounded: a product takes at
@@ -19,7 +19,7 @@
 namespace {
 
 constexpr int kFirstRuns = 3;
-constexpr float kFirstMs = 300;  // no more proposals are tried after these: the library thinks the rest slower
+constexpr float kFirstMs = 300;  // no more proposals are tried after these: the library ranks the rest lower
 constexpr size_t kFinalists = 6;
 constexpr float kTurnMs = 2;                       // about as long is a turn
 constexpr int kMostRunsOfTurn = 8;                 // where launches, not products, take the time
@@ -134,7 +134,7 @@ private:
     size_t used_ = 0;
 };
 
-// Of which a quarter, half or three quarters are smaller.
+// The values below which a quarter, half and three quarters of the times lie.
 struct Quartiles {
     float low, median, high;
 };

@@ -41,7 +41,7 @@ std::string text_of(int version) { return format("%d.%d.%d", version / 10000, ve
 Library load() {
     Library library{dlopen(kFile, RTLD_NOW | RTLD_LOCAL), ""};
     if (!library.handle) {
-        const std::string error = dlerror();  // before the next call of the loader takes it away
+        const std::string error = dlerror();  // before the next call of the loader clears it
         library.problem = format(
             "%s; it was looked for in %s and in the system's library cache: install NCCL %d (NVIDIA's package "
             "libnccl2, or python3 -m pip install nvidia-nccl-cu%d) and name its folder in LD_LIBRARY_PATH",

@@ -88,7 +88,7 @@ __device__ float rstd_of(float squares, int cols, float eps) { return 1.0f / sqr
 
 // ---- one warp per row -----------------------------------------------------------------------------------------------
 
-// What both ops do with a row, once it is in registers.
+// Both ops, for a row in registers.
 template <bool kAligned, class T, int kPacks, class Op>
 __device__ void normalize_row(const Op& op, const Row<T, kPacks>& x, int row) {
     const T* __restrict__ weight = op.weight.template as<T>();
@@ -154,8 +154,8 @@ struct WideShared {
     float squares[kWideWarps];
 };
 
-// What both ops do with a row that each thread has read the sum of; `x` is where the row stands. A thread reads no
-// columns but those that it has read before.
+// Both ops, for a row of which each thread has summed its part; `x` points to the row. A thread reads no columns but
+// those that it has read before.
 template <bool kAligned, class T, class Op>
 __device__ void normalize_wide_row(const Op& op, const T* x, float thread_sum, int row) {
     const T* __restrict__ weight = op.weight.template as<T>();

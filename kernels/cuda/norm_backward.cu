@@ -19,7 +19,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarpSize;
-constexpr int kStages = 2;       // rows of a warp in flight: one is awaited while the next is on its way
+constexpr int kStages = 2;       // rows of a warp in flight: one is awaited while the next is in flight
 constexpr int kMaxPacks = 3;     // of a row in a lane: 2 * 3 * 8 sums in 16 bits leave registers for two blocks of 256
 constexpr int kMinRows = 16;     // of a group: fewer would make the sums of groups a large part of the traffic
 constexpr int kMaxGroups = 512;  // two blocks on each of 132 processors, nearly twice; more sums of groups cost more
@@ -111,7 +111,7 @@ __device__ RowAverages row_averages(Shared& s, RowAverages sums, int warps_per_r
 // A lane's sums of columns over its rows.
 template <class T, int kPacks> struct ColumnSums { Floats<T, kPackSize<T>> dweight[kPacks], dbias[kPacks]; };
 
-// Adds the row's part to the sums of columns, and gives the row's sums over this lane's columns.
+// Adds the row's part to the sums of columns, and returns the row's sums over this lane's columns.
 template <class Worker, class T, int kPacks>
 __device__ RowAverages add_row(const Worker& worker, ColumnSums<T, kPacks>& sums, const Pack<T> (&weight)[kPacks],
                                int stage, float mean, float rstd) {

@@ -1,4 +1,4 @@
-// Instructions of sm_80 that C++ has no words for: tensor cores, their loads, asynchronous copies, conversions.
+// Instructions of sm_80 without an equivalent in C++: tensor cores, their loads, asynchronous copies, conversions.
 //
 // Shared memory is addressed by the 32-bit address that shared_address() gives. A fragment is a plain local array in
 // registers: index it with constants only. Lane l holds, with g = l / 4 and q = l % 4 (PTX ISA, "Matrix fragments for
@@ -44,7 +44,7 @@ template <class T> PTX void mma_m16n8k16(float* d, const uint32_t* a, const uint
 
 // ---- 8x8 matrices of 16-bit elements between shared memory and fragments ----
 // Lanes 8i .. 8i + 7 give the addresses of the rows of matrix i, 16-byte aligned. Lane l receives row g, columns 2q and
-// 2q + 1; with kTranspose rows 2q and 2q + 1 of column g. A meeting of the warp, but no memory fence.
+// 2q + 1; with kTranspose rows 2q and 2q + 1 of column g. Synchronizes the warp, but is no memory fence.
 
 template <int kMatrices, bool kTranspose = false> PTX void ldmatrix(uint32_t* r, uint32_t address) {
     static_assert(kMatrices == 1 || kMatrices == 2 || kMatrices == 4);

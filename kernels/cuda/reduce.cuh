@@ -26,8 +26,8 @@ __device__ inline int warp_min(int value) {
     return value;
 }
 
-// Over a block of kWarps full warps. One barrier, between the writing and the reading of `s_part`; whoever uses the
-// same array twice needs a barrier of its own in between. All threads of the block must call.
+// Over a block of kWarps full warps. One barrier, between the writing and the reading of `s_part`; a caller that uses
+// the same array twice needs a barrier of its own in between. All threads of the block must call.
 template <int kWarps, class V> __device__ inline V block_sum(V value, V (&s_part)[kWarps]) {
     value = warp_sum(value);
     if (threadIdx.x % kWarpSize == 0) s_part[threadIdx.x / kWarpSize] = value;

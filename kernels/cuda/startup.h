@@ -1,9 +1,9 @@
-// What must hold before this process can use its GPU.
+// The requirements for using a GPU, and their check at the start.
 #pragma once
 
 #include <string>
 
-// What CUDA says when it is asked. Versions are 1000 major + 10 minor.
+// Results of CUDA's queries. Versions are 1000 major + 10 minor.
 struct StartupFacts {
     int driver_version = 0;   // newest CUDA that the driver supports, 0 without a driver
     int toolkit_version = 0;  // CUDA that this program was built with
@@ -14,7 +14,7 @@ struct StartupFacts {
     std::string code_error;    // why the program's kernels cannot run on it, else empty
 };
 
-// Fails with Exit::os and a sentence that says what to do, if something is missing.
+// Fails with Exit::os and instructions for the user if something is missing.
 void check_startup(const StartupFacts& facts);
 
 // check_startup on the facts of this process. device_info() and device_alloc() do it once.

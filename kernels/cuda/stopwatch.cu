@@ -43,7 +43,7 @@ private:
 }  // namespace
 
 struct Stopwatch::Laps {
-    std::vector<Lap> laps;  // the first `used` have been stopped and not been told
+    std::vector<Lap> laps;  // the first `used` have been stopped but not reported
     size_t used = 0;
 };
 

@@ -1,4 +1,4 @@
-// What comm_nccl.cu adds by itself, so that its bits are those of the CPU's ranks.
+// The sum of comm_nccl.cu's deterministic reduce-scatter, with the same bits as on CPU ranks.
 #pragma once
 
 #include <cstddef>

@@ -21,7 +21,7 @@ template <class T, int kSize = kPackSize<T>> struct Pack {
     uint32_t word[kWords];
 };
 
-// What the hardware moves at once.
+// The type of an access of kWords words of 32 bits.
 template <int kWords> struct Access;
 template <> struct Access<1> { using Type = unsigned; };
 template <> struct Access<2> { using Type = uint2; };

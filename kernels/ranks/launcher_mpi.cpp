@@ -1,5 +1,5 @@
-// mpirun does not say where rank 0 is, so ranks on GPUs that it has started ask MPI, once: MPI is joined for one
-// message and left again, and what follows does not depend on it.
+// mpirun does not pass rank 0's address, so GPU ranks that it has started get it by MPI, once: MPI is initialized,
+// broadcasts one message and is finalized, and nothing later depends on it.
 #include <mpi.h>
 
 #include "kernels/check.h"

@@ -1,5 +1,4 @@
-// For binaries that know no launcher's own means: ranks need an address at which to meet, or what comm.h's library
-// gives them.
+// For binaries without a launcher's own channel: ranks need a rendezvous address, or what comm.h's library provides.
 #include "kernels/comm.h"
 
 std::function<std::string(const std::string& mine)> launcher_share() { return {}; }

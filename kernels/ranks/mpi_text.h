@@ -1,4 +1,4 @@
-// What MPI says of itself and of what went wrong.
+// MPI's version and error messages as text.
 #pragma once
 
 #include <mpi.h>
@@ -12,7 +12,7 @@ inline std::string mpi_error(int code) {
     return {text, size_t(length)};
 }
 
-// "Open MPI v4.1.4". The one question that needs no MPI_Init.
+// "Open MPI v4.1.4". Needs no MPI_Init.
 inline std::string mpi_library() {
     char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
     int length = 0;

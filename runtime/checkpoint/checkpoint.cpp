@@ -14,7 +14,7 @@
 namespace {
 
 constexpr size_t kMostCommitBytes = 128;
-constexpr double kSpaceFactor = 1.2;  // room for the manifest, the log and what else the run writes meanwhile
+constexpr double kSpaceFactor = 1.2;  // room for the manifest, the log and whatever else the run writes meanwhile
 
 std::string manifest_path(const std::string& directory) { return directory + "/MANIFEST.json"; }
 std::string commit_path(const std::string& directory) { return directory + "/COMMIT"; }
@@ -85,7 +85,7 @@ std::vector<ShardFile> collect_records(const std::string& directory, int ranks) 
 
 void commit(const Manifest& manifest, const std::string& temporary, const std::string& committed) {
     const std::string text = manifest_to_text(manifest);
-    // What could not be loaded is not committed.
+    // Reads the text back, so that no checkpoint is committed that could not be loaded.
     const Manifest read_back = manifest_from_text(text, manifest_path(temporary));
     require(read_back.info.state == manifest.info.state, "checkpoint: the state has a number that JSON cannot hold");
     write_synced(manifest_path(temporary), text);
@@ -133,7 +133,7 @@ std::string type_and_shape(const NamedTensor& tensor) {
     return name_of(tensor.values.dtype) + (" " + shape_text(tensor.shape));
 }
 
-// A wanted tensor must be what is stored, and its part must lie within it.
+// Requires that a requested tensor has the stored type and shape, and that its part lies within it.
 void check_wanted(const NamedTensor& wanted, const NamedTensor& stored, const std::string& directory) {
     const char* name = stored.name.c_str();
     if (type_and_shape(wanted) != type_and_shape(stored))
@@ -145,7 +145,7 @@ void check_wanted(const NamedTensor& wanted, const NamedTensor& stored, const st
             wanted.count, name, elements);
 }
 
-// Copies to the device what a piece, whose bytes are at `data`, has of the wanted elements.
+// Copies to the device the requested elements that a piece, whose bytes are at `data`, holds.
 void copy_overlap(const NamedTensor& wanted, const Piece& piece, const std::byte* data) {
     const size_t begin = std::max(piece.first, wanted.first);
     const size_t end = std::min(piece.first + piece.count, wanted.first + wanted.count);
@@ -184,7 +184,7 @@ SaveStats CheckpointWriter::save(const CheckpointInfo& info, const std::vector<N
             commit(manifest, temporary, committed);
         });
     } catch (...) {
-        // A failure to clean up must not hide the first one; the next start removes what is left.
+        // A failure to clean up must not hide the first error; the next start removes the remains.
         std::error_code ignored;
         if (comm_.rank == 0) std::filesystem::remove_all(temporary, ignored);
         throw;

@@ -1,4 +1,4 @@
-// Checkpoints and the directory of a run: a committed step stays whole whatever is killed, unplugged or filled up, and
+// Checkpoints and the directory of a run: a committed step survives killed processes, power cuts and full disks, and
 // damaged bytes are never loaded.
 //
 //   RUN/lock                                                                  held by the running process
@@ -138,7 +138,7 @@ private:
 // The flag of the command line: none, --resume, --auto, --fresh.
 enum class StartMode { only_new, resume, automatic, fresh };
 
-// What is at run.dir; a directory that holds nothing but a lock file is empty.
+// The state of run.dir; a directory that holds nothing but a lock file is empty.
 enum class RunDirState { absent, empty, occupied };
 
 enum class StartAction {
@@ -161,7 +161,7 @@ struct RunDirectory {
     std::string moved_to;  // where an older run was moved; empty if none was
 };
 
-// Decides, makes the directory, locks it, and moves an older run aside if that was asked for. A refusal leaves
+// Decides, makes the directory, locks it, and moves an older run aside if that is requested. A refusal leaves
 // everything untouched. Called by rank 0 alone.
 RunDirectory open_run_directory(const std::string& run_dir, StartMode mode);
 
@@ -173,7 +173,7 @@ std::string first_unused(const std::string& prefix);
 
 // ---- the start of a run ---------------------------------------------------------------------------------------------
 
-// What a run carries from one step to the next besides its tensors.
+// The state of a run between two steps besides its tensors.
 struct TrainState {
     int step = 0;             // steps done
     int64_t updates = 0;      // steps whose update was applied: AdamW's t

@@ -28,7 +28,7 @@ public:
     template <class T, class... Range> void operator()(const char* key, const T& value, Range...) {
         json[key] = json_of(value);
     }
-    // A text that is left out where it is empty.
+    // A text that is omitted if it is empty.
     void optional(const char* key, const std::string& value) {
         if (!value.empty()) json[key] = value;
     }
@@ -59,7 +59,7 @@ public:
         if (object_.contains(key)) (*this)(key, value);
     }
 
-    // Refuses members that have not been read.
+    // Fails if the object has members that have not been read.
     void end() const {
         if (read_ != object_.size()) fail(Exit::data, "%s has %zu keys, %zu are known", where_, object_.size(), read_);
     }

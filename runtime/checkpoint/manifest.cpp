@@ -67,7 +67,7 @@ template <class Fields> static void describe(Fields& field, Manifest& manifest) 
     field("shards", manifest.shards);
 }
 
-// ---- what must hold between them ------------------------------------------------------------------------------------
+// ---- consistency between objects ------------------------------------------------------------------------------------
 
 namespace {
 

@@ -1,4 +1,4 @@
-// What a checkpoint says about itself: MANIFEST.json, as a struct and as text.
+// The description of a checkpoint: MANIFEST.json, as a struct and as text.
 //
 // Tensors are stored by name and by the offset of their elements in the whole tensor, so that any number of ranks can
 // read what any number of ranks wrote: a shard file is the concatenation of its pieces, and the pieces of all shard
@@ -18,8 +18,8 @@
 inline constexpr int kCheckpointVersion = 1;
 inline constexpr size_t kBlockBytes = size_t(1) << 20;  // covered by one CRC32C; the last block of a file is shorter
 
-// Elements of a tensor's shape and bytes of the whole tensor. Exit::data, naming the tensor, when the bytes do not fit
-// into 63 bits.
+// Elements of a tensor's shape and bytes of the whole tensor. Fails with Exit::data, naming the tensor, if the bytes do
+// not fit into 63 bits.
 size_t elements_of(const NamedTensor& tensor);
 size_t bytes_of(const NamedTensor& tensor);
 
@@ -34,7 +34,7 @@ struct Piece {
     size_t count = 0;        // elements
 };
 
-// The file that one rank wrote.
+// The shard file that one rank wrote.
 struct ShardFile {
     std::string name;  // shard_name(rank)
     size_t bytes = 0;
@@ -44,7 +44,7 @@ struct ShardFile {
     std::vector<Piece> pieces;  // by ascending file_offset, without gaps
 };
 
-// What the caller records with the tensors of one step.
+// The caller's record of a step, stored with its tensors.
 struct CheckpointInfo {
     int64_t step = 0;          // optimizer steps done
     int64_t parent_step = -1;  // the checkpoint this process was resumed from or saved before; -1 for none
@@ -77,7 +77,6 @@ struct NewerVersion : Error {
 
 // The manifest as text and back. Reading checks everything that can be known without the shard files: known version,
 // every key there with the right type and no other, plain file names, pieces that fill each file and each tensor
-// exactly. Exit::data, naming `path` and the key; as a NewerVersion where
-// the version is higher.
+// exactly. Fails with Exit::data, naming `path` and the key; as a NewerVersion if the version is higher.
 std::string manifest_to_text(const Manifest& manifest);
 Manifest manifest_from_text(std::string_view text, const std::string& path);

@@ -27,7 +27,7 @@ std::string first_line(const std::string& path, const std::string& otherwise) {
     return line.empty() ? otherwise : line;
 }
 
-// Pid, host and boot id, which changes with each start of the machine: pids of before mean nothing.
+// Pid, host and boot id, which changes with each boot of the machine: earlier pids are meaningless.
 void write_holder(int file, const std::string& path) {
     const std::string boot_id = first_line("/proc/sys/kernel/random/boot_id", "unknown");
     const std::string self =
@@ -36,14 +36,14 @@ void write_holder(int file, const std::string& path) {
         fail(Exit::io, "cannot write %s: %s", path, std::strerror(errno));
 }
 
-// Whether `path` still leads to the locked file: another process may have moved the directory aside in between.
+// Whether `path` still refers to the locked file: another process may have moved the directory aside in between.
 bool is_still_at(const std::string& path, int file) {
     struct stat locked, named;
     return ::fstat(file, &locked) == 0 && ::stat(path.c_str(), &named) == 0 && locked.st_ino == named.st_ino &&
            locked.st_dev == named.st_dev;
 }
 
-// Makes way for a fresh run. The old directory's lock is held until the new one's is.
+// Moves an older run aside for a fresh one. The old directory's lock is held until the new one's is.
 std::string move_aside(const std::string& run_dir, RunLock& lock) {
     std::string old = first_unused(run_dir + ".old-");
     rename_path(run_dir, old);
@@ -101,7 +101,7 @@ RunDirState state_of_run_dir(const std::string& run_dir) {
 
 RunDirectory open_run_directory(const std::string& path, StartMode mode) {
     std::string run_dir = without_trailing_slashes(path);
-    decide_start(mode, state_of_run_dir(run_dir), run_dir);  // refuses before anything is made
+    decide_start(mode, state_of_run_dir(run_dir), run_dir);  // fails before anything is created
     make_directories(run_dir);
     sync_directory(directory_of(run_dir));
     RunDirectory run{RunLock(run_dir), {}, {}};

@@ -106,7 +106,7 @@ std::string_view header_of(const MappedFile& file) {
     return file.text().substr(kLengthBytes, length);
 }
 
-// Entries in the order of their bytes, which share out the data without overlap or gap.
+// Entries in the order of their bytes, which cover the data without overlap or gap.
 std::vector<Entry> entries_of(const MappedFile& file) {
     const std::string_view header = header_of(file);
     const std::string& path = file.path();
@@ -141,7 +141,7 @@ std::vector<Entry> entries_of(const MappedFile& file) {
     return entries;
 }
 
-// What an index may name: a plain file beside it.
+// The path of a file that an index lists. Requires a plain name and a regular file beside the index.
 std::string file_beside(const std::string& index, const std::string& name) {
     const bool is_plain = name.ends_with(".safetensors") && name.find_first_of("/\\") == std::string::npos &&
                           !name.starts_with('.') && is_printable(name);
@@ -168,7 +168,7 @@ std::string file_at(const std::string& path) {
     fail(Exit::no_input, "%s has neither %s nor %s", path, kSingleFile, kIndexFile);
 }
 
-// Length and JSON, padded with spaces to whole words, as the format asks for.
+// Length and JSON, padded with spaces to whole words, as the format requires.
 std::string make_header(const std::vector<NamedTensor>& tensors, const std::map<std::string, std::string>& metadata) {
     Json json = {{"__metadata__", metadata}};
     size_t end = 0;

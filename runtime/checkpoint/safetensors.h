@@ -42,7 +42,7 @@ public:
     const Entry& at(const std::string& name, const std::vector<size_t>& shape) const;
 
     // Copies to the device the part of each FP32 tensor that is here, from any type that is exact in FP32. Same errors.
-    // other(entry) is called for each tensor of the file that is not wanted.
+    // other(entry) is called for each tensor of the file that is not requested.
     void load(const std::vector<NamedTensor>& tensors, const std::function<void(const Entry&)>& other) const;
 
 private:

@@ -134,7 +134,7 @@ void ControlChannel::run() {
         const Clock::duration round = now - std::exchange(last_round_, now);
         if (round >= seconds(kRound_s + kOwnPause_s))
             for (MonitoredRank& rank : ranks_) rank.last_heard += round, rank.last_progress += round;
-        // After a failed collective all ranks leave with the same error, and nobody needs to be told.
+        // After a failed collective all ranks leave with the same error, so no message is needed.
         if (is_closing_ || (has_left_ && failed_since_)) {
             drain_connections(failed_since_ ? kDrain_s : 0);
             return finish();
@@ -194,7 +194,7 @@ void ControlChannel::handle(int rank, const Message& message, TimePoint now) {
         if (kind == MessageKind::reply && unpack(fields, reply.code, reply.text)) deliver(reply);
         if (kind == MessageKind::all_left) finish();
         if (kind == MessageKind::end_of_run && unpack(fields, end.rank, end.code, end.is_reported, end.sentence)) {
-            connections_[0].close();  // tells rank 0 that the message has arrived
+            connections_[0].close();  // shows rank 0 that the message has arrived
             end_here(end);
         }
     }

@@ -11,7 +11,7 @@
 // every other rank prints one sentence on stderr that names the rank, its host and pid, what happened, its phase, step
 // and last collective, and ends the process by _exit with Exit::peer_lost (76) or, for a hang, Exit::hang (80); a rank
 // that hangs does so as well if it still can. No rank saves a checkpoint then, because a collective save cannot
-// succeed. A rank that a signal has asked to stop is alive until it leaves.
+// succeed. A rank that has received a signal to stop counts as alive until it leaves.
 //
 // If all processes of a run are stopped and continued (SIGSTOP, a suspended machine), no rank is blamed.
 #pragma once

@@ -9,7 +9,7 @@
 
 #include "runtime/cluster/rendezvous.h"
 
-// What a rank is doing. Each phase has its own timeout.
+// The activity of a rank. Each phase has its own timeout.
 enum class Phase : int { start, step, evaluation, save, end };
 
 // Seconds. Noting a phase, a step or a collective and calling a collective of the control channel count as progress.

@@ -96,7 +96,7 @@ private:
         set("LOCAL_WORLD_SIZE", std::to_string(count_));
         set("MASTER_ADDR", node.master_host);
         set("MASTER_PORT", std::to_string(node.master_port));
-        // What an outer launcher has set does not hold for this rank.
+        // Variables set by an outer launcher do not apply to this rank.
         for (const char* name : {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE",
                                  "TRAIN_GPT_LISTEN_FD"})
             ::unsetenv(name);

@@ -21,11 +21,11 @@ struct LocalLauncherSettings {
 };
 
 // Starts `count` (>= 1) copies of this program with the arguments `command` (command[0] is the program's name) and
-// waits for them. find_rank_environment() tells each its rank. On one node, rank 0 inherits a socket that listens at
-// 127.0.0.1, and all ranks receive a fresh token. On several nodes rank 0 itself listens at master_port, and the ranks
-// use the token in TRAIN_GPT_TOKEN, if this process's environment has it. SIGINT, SIGTERM, SIGUSR1 and SIGUSR2 are
-// forwarded, each once; the ranks have process groups of their own, so a terminal's Ctrl-C does not reach them twice.
-// If this process is killed, the ranks are killed. Their standard input is empty.
+// waits for them. Each gets its rank from find_rank_environment(). On one node, rank 0 inherits a socket that listens
+// at 127.0.0.1, and all ranks receive a fresh token. On several nodes rank 0 itself listens at master_port, and the
+// ranks use the token in TRAIN_GPT_TOKEN, if this process's environment has it. SIGINT, SIGTERM, SIGUSR1 and SIGUSR2
+// are forwarded, each once; the ranks have process groups of their own, so a terminal's Ctrl-C does not reach them
+// twice. If this process is killed, the ranks are killed. Their standard input is empty.
 //
 // Returns the most informative exit code: that of the first rank that failed by itself (128 + signal, if a signal
 // killed it), else Exit::peer_lost if any rank returned it, else Exit::again likewise, else 0. Prints a line on stderr

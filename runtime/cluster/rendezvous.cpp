@@ -20,7 +20,7 @@ constexpr size_t kUnauthenticatedLimit = 1024;  // bytes of a message
 constexpr size_t kMostUnauthenticated = 256;    // connections
 constexpr double kAuthentication_s = 5;
 
-// What both sides must know: the key of the HMACs. `secret` comes from TextBroadcast.
+// The key of the HMACs, from what both sides share. `secret` comes from TextBroadcast.
 std::string key_of(const RankEnvironment& environment, const std::string& secret) {
     return pack(kVersion, environment.token, environment.run_id, secret);
 }
@@ -251,7 +251,7 @@ struct Joiner {
     bool authenticate(Connection& connection, const std::string& address, std::string& reason) const {
         const std::optional<Message> challenge =
             receive(connection, std::min(deadline, Clock::now() + seconds(kAuthentication_s)));
-        if (!challenge && Clock::now() >= deadline) return false;  // the reason of an earlier attempt says more
+        if (!challenge && Clock::now() >= deadline) return false;  // the reason of an earlier attempt is more useful
         std::string version, nonce;
         if (!challenge || challenge->kind != MessageKind::challenge || !unpack(challenge->fields, version, nonce) ||
             version != kVersion) {

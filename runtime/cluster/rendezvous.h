@@ -55,7 +55,7 @@ struct RendezvousSettings {
 // Fails on all connected ranks with the same message: Exit::hang if ranks are missing after the timeout, naming them;
 // Exit::config if two processes have the same rank or ranks disagree on the size of the run; Exit::peer_lost if a
 // connected rank dies. Fails with Exit::usage if rank 0's address is unknown, Exit::os if rank 0 cannot listen,
-// Exit::again if a signal asks this process to stop.
+// Exit::again if this process receives a signal to stop.
 Group open_group(const RankEnvironment& environment, const RendezvousSettings& settings,
                  const TextBroadcast& broadcast);
 

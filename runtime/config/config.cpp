@@ -40,7 +40,7 @@ bool is_section(const std::vector<Option>& table, const std::string& name) {
                        [&](const Option& option) { return section_of(option.key) == name; });
 }
 
-// The parser refuses other texts in files; those of the command line have not gone through it.
+// The JSON parser checks the texts of files; those of the command line do not pass through it.
 void check_utf8(const std::string& text, const std::string& key) {
     try {
         (void)Json(text).dump();
@@ -49,7 +49,7 @@ void check_utf8(const std::string& text, const std::string& key) {
     }
 }
 
-// What a person typed on the command line: JSON, or a bare word where a text belongs.
+// A value from the command line: JSON, or a bare word for a text.
 Json typed_value(const std::string& text, const Option& option) {
     const Json json = Json::parse(text, nullptr, false);
     return json.is_discarded() || (takes_text(option) && !json.is_string()) ? Json(text) : json;
@@ -107,7 +107,7 @@ void check_loss_scale(const Config& c, const std::string& file) {
              c.loss_scale.minimum, c.loss_scale.initial);
 }
 
-// The options that decide a run's result, as "key: value" in the order of the table.
+// The options that determine a run's result, as "key: value" in the order of the table.
 std::vector<std::string> result_lines(const Config& config) {
     Config copy = config;
     std::vector<std::string> lines;

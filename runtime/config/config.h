@@ -1,5 +1,5 @@
 // The configuration of a run, every option with its default, read from one JSON file and from --set on the command
-// line; and what follows from it alone: the learning rate of each step and the loss scale.
+// line; and what is computed from it alone: the learning rate of each step and the loss scale.
 //
 // Keys are "section.name"; the table in runtime/config/options.cpp gives each a range and a line of help, and
 // everything else (parsing, checks, help, printing, digest) is derived from it. Paths are relative to the current
@@ -59,7 +59,7 @@ struct Config {
         int64_t total_batch_tokens = 524288;  // per optimizer step, all ranks
         Dtype precision = Dtype::bf16;
         Recompute recompute = Recompute::none;
-        int head_rows = 0;  // 0: default_head_rows(); load_config() puts that in its place
+        int head_rows = 0;  // 0: default_head_rows(), filled in by load_config()
     } train;
 
     struct Optim {

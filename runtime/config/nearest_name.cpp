@@ -24,7 +24,7 @@ size_t edit_distance(const std::string& a, const std::string& b) {
 }  // namespace
 
 std::string nearest_name(const std::string& name, const std::vector<std::string>& candidates) {
-    constexpr size_t kLongest = 200;  // nobody mistypes a longer name, and the time grows with its length
+    constexpr size_t kLongest = 200;  // longer input is no typing error, and the time grows with its length
     std::string nearest;
     size_t least = std::min(name.size(), kLongest) / 2 + 1;
     if (name.size() > kLongest) return nearest;

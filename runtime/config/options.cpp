@@ -22,7 +22,7 @@ Allowed some_text() { return {.may_be_empty = false}; }
 
 template <class T> constexpr bool is_text = std::is_same_v<T, std::string> || std::is_enum_v<T>;
 
-// What an option of type T takes from JSON.
+// The JSON type of options of type T: its test and its name in errors.
 struct JsonType {
     bool (Json::*includes)() const noexcept;
     const char* name;
@@ -40,7 +40,7 @@ template <class T> constexpr JsonType json_type() {
         return {&Json::is_number_integer, "an integer"};
 }
 
-// The value that a JSON value of the right type stands for, if it is allowed.
+// The value of a JSON value of the right type, if it is allowed.
 template <class T> std::optional<T> allowed_value(const Json& json, const Allowed& allowed) {
     if constexpr (std::is_enum_v<T>) {
         return choice_named<T>(json.get<std::string>());

@@ -1,4 +1,4 @@
-// The table of options: key, where the value stands, what it may be, one line of help. The default stands in Config.
+// The table of options: key, address of the value, allowed values, one line of help. Defaults are in Config.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ struct Allowed {
     bool may_be_empty = true;
 };
 
-// Whether the option decides the weights that a run arrives at. Options that say where to read and write, how often to
-// look or how to save memory do not: they may differ when a run is resumed. (What the data files hold is compared by
+// Whether the option affects the weights that a run computes. Options that say where to read and write, how often to
+// look or how to save memory do not: they may differ when a run is resumed. (The content of data files is compared by
 // the checkpoint itself, so their names need not be.)
 enum class Effect { result, none };
 

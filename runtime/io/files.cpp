@@ -95,7 +95,7 @@ FileDescriptor::~FileDescriptor() {
 MappedFile::MappedFile(const std::string& path) : path_(path) {
     const FileDescriptor file = open_for_reading(path);
     const size_t size = size_ = size_of_regular_file(file, path, Exit::no_input);
-    if (size == 0) return;  // mmap refuses an empty file
+    if (size == 0) return;  // mmap fails for an empty file
     void* memory = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file, 0);
     if (memory == MAP_FAILED) fail_to("map", path, errno == ENOMEM ? Exit::os : Exit::io);
     data_ = {static_cast<const std::byte*>(memory), [memory, size](const std::byte*) { ::munmap(memory, size); }};
@@ -165,7 +165,7 @@ std::string read_file(const std::string& path, size_t max_bytes) {
 }
 
 void write_file_atomically(const std::string& path, size_t bytes, const std::function<void(OutputFile&)>& write) {
-    // The name is random, since a predictable one could already be there as a trap.
+    // The name is random, since a predictable one could have been planted by an attacker.
     const std::string temporary = path + ".tmp." + random_hex(2);
     try {
         OutputFile file(temporary, bytes);

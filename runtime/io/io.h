@@ -1,6 +1,6 @@
-// Files, JSON texts, signals and this process: everything that runtime/ and data/ ask of the operating system.
+// Files, JSON texts, signals and this process: everything that runtime/ and data/ need from the operating system.
 //
-// Every failure of a file is an Error that names the path, what was tried and what the system said: Exit::no_input
+// Every failure of a file is an Error that names the path, what was tried and the system's error text: Exit::no_input
 // where an input is missing, Exit::permission, Exit::cannot_create, Exit::io for the rest (disk full included).
 #pragma once
 
@@ -127,16 +127,16 @@ int exit_status(const char* program, const std::function<Exit()>& body);
 // closed terminal, a closed pipe and a file size limit are errors of a write and do not kill the process.
 void install_signal_handlers();
 
-// The first signal that asked to stop, or 0.
+// The first signal received that requests a stop, or 0.
 int stop_signal();
 
 // Milliseconds of a monotonic clock with an arbitrary origin: for differences.
 double now_ms();
 
-// Resident bytes of this process, the program and its libraries included; 0 where the system does not say.
+// Resident bytes of this process, the program and its libraries included; 0 if unknown.
 size_t resident_bytes();
 
-// The running program's file, or "" where the system does not say, and the directory that holds it, or ".".
+// The running program's file, or "" if unknown, and the directory that holds it, or ".".
 std::string program_path();
 std::string program_directory();
 

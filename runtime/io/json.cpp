@@ -38,7 +38,8 @@ std::string reason_of(const std::string& what) {
 }
 
 // Receives the parser's events. The library's own builder with its callback would search an ordered object from the
-// front for each key, which takes too long for a vocabulary of 50,000 tokens, and does not tell a callback the place.
+// front for each key, which takes too long for a vocabulary of 50,000 tokens, and does not pass the position to a
+// callback.
 class Builder {
 public:
     Builder(std::string_view text, const std::string& origin, Exit code, JsonLimits limits)

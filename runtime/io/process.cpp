@@ -30,7 +30,7 @@ int status_of(const char* program, const std::function<Exit()>& body) {
 
 }  // namespace
 
-// After an error other threads may still be at work on what the end of main() would take from under them.
+// After an error other threads may still use objects that the end of main() would destroy.
 int exit_status(const char* program, const std::function<Exit()>& body) {
     const int status = status_of(program, body);
     if (status == int(Exit::ok)) return status;

@@ -1,4 +1,4 @@
-// The logs of a run: metrics.jsonl for programs, main.log for llm.c's plotting tools, a progress line for people.
+// The logs of a run: metrics.jsonl for programs, main.log for llm.c's plotting tools, a progress line for the terminal.
 #pragma once
 
 #include <cstdint>

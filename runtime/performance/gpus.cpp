@@ -34,7 +34,7 @@ GpuModel row(const char* name, const char* product, std::vector<const char*> dev
 
 const std::vector<GpuModel>& known_gpus() {
     // 16-bit peaks of a100, h100, h200, rtx3090, rtx4090 and rtxpro6000 are also the ones to which published shares of
-    // peak refer; the rest stands in data sheets and white papers only. NVLink to neighbours in pairs does not count.
+    // peak refer; the rest is found in data sheets and white papers only. NVLink to neighbours in pairs does not count.
     static const std::vector<GpuModel> table = {
         row("h100", "H100 SXM", {"NVIDIA H100 80GB HBM3"}, 989.4, 66.9, 3.35, 80, 450, true),
         row("h200", "H200 SXM", {"NVIDIA H200"}, 989.4, 66.9, 4.8, 141, 450, true),

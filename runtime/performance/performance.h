@@ -29,7 +29,7 @@ std::optional<double> model_flops_utilisation(double flops_per_token, double tok
 
 struct GpuModel {
     const char* name;                       // on the command line: what find_gpu() looks for
-    const char* product;                    // for people
+    const char* product;                    // the name in output
     std::vector<const char*> device_names;  // the driver's names of it, as nvidia-smi prints them
     double flops_per_s;                     // bf16 and fp16 tensor cores, fp32 accumulation, without sparsity
     double fp32_flops_per_s;                // without tensor cores
@@ -146,5 +146,5 @@ struct StagePrediction {
 // Left out: what a sharded optimizer saves (up to 1 %), stragglers, data, checkpoints.
 std::array<StagePrediction, 4> predict_scaling(const ScalingInputs& in);
 
-// The inputs in a few lines and a row per stage, for people.
+// The inputs in a few lines and a row per stage, for the terminal.
 std::string scaling_table(const ScalingInputs& in);

@@ -65,7 +65,7 @@ Collectives collectives(double wire_bytes, const ScalingInputs& in) {
     return result;
 }
 
-// A forward or backward pass: what it computes, what runs meanwhile, and what only then can run.
+// A forward or backward pass: its compute, the communication that it can hide, and the communication after it.
 struct Pass {
     double compute_s;
     CommTime behind;
