@@ -118,9 +118,9 @@ FAULTS = [
      "    if (digit >= 0 && rank == 0) s.place[warp][digit] = __popc(same);\n    __syncthreads();",
      "    if (digit >= 0 && rank == 0) s.place[warp][digit] = __popc(same);"),
     (EMBEDDING, "a lane counts itself in its rank", "((1u << lane) - 1)", "((2u << lane) - 1)"),
-    (EMBEDDING, "a token's rows end with the window",
+    (EMBEDDING, "a token's rows end with the group",
      "const bool goes_on = rows >> (kWarpSize - 1) & 1;", "const bool goes_on = false;"),
-    (EMBEDDING, "the token before the window is taken from the window",
+    (EMBEDDING, "the token before the group is taken from the group",
      "if (lane == 0) token_before = first > 0 ? sums.op.tokens[sums.order[first - 1]] : -1;",
      "if (lane == 0) token_before = -1;"),
     # ---- update

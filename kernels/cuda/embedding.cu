@@ -154,16 +154,16 @@ constexpr int kWarpColumns = kWarpSize * kLaneColumns;  // 128 bytes of a row in
 template <class T> struct TokenSums {
     EmbeddingBackward op;
     const int* order;  // positions sorted by token
-    int n_positions, n_windows, n_slabs;
+    int n_positions, n_groups, n_slabs;
 };
 
 // 32 consecutive sorted positions of a warp, one per lane.
-struct Window {
+struct PositionGroup {
     int position;  // -1 beyond the last
     int token;     // -1 beyond the last
 };
 
-template <class T> __device__ Window load_window(const TokenSums<T>& sums, int first) {
+template <class T> __device__ PositionGroup load_group(const TokenSums<T>& sums, int first) {
     const int i = first + int(threadIdx.x) % kWarpSize;
     if (i >= sums.n_positions) return {-1, -1};
     const int position = sums.order[i];
@@ -183,13 +183,13 @@ template <bool kAligned, class T> struct LaneColumns {
 // Adds the rows of dout of `count` lanes from `first` on, in this order. kBatch of them are in flight before the first
 // sum: a frequent token's rows come one after the other, and each would cost a memory latency.
 template <int kBatch, bool kAligned, class T>
-__device__ void add_rows(Floats<T, kLaneColumns>& sum, const LaneColumns<kAligned, T>& columns, const Window& window,
-                         int first, int count) {
+__device__ void add_rows(Floats<T, kLaneColumns>& sum, const LaneColumns<kAligned, T>& columns,
+                         const PositionGroup& group, int first, int count) {
     for (int begin = 0; begin < count; begin += kBatch) {
         Pack<T, kLaneColumns> row[kBatch];
 #pragma unroll
         for (int k = 0; k < kBatch; k++) {
-            const int position = __shfl_sync(kAllLanes, window.position, (first + begin + k) % kWarpSize);
+            const int position = __shfl_sync(kAllLanes, group.position, (first + begin + k) % kWarpSize);
             row[k] = {};
             if (begin + k < count && columns.available > 0) row[k] = columns.load(position);
         }
@@ -203,7 +203,7 @@ __device__ void add_rows(Floats<T, kLaneColumns>& sum, const LaneColumns<kAligne
     }
 }
 
-// A warp takes the window (warp / slabs) and the columns (warp % slabs). All lanes of a warp stay together.
+// A warp takes the group (warp / slabs) and the columns (warp % slabs). All lanes of a warp stay together.
 template <class T, bool kAligned>
 __global__ void __launch_bounds__(kSumThreads) embedding_backward_tokens_kernel(TokenSums<T> sums) {
     const size_t warp = (size_t(blockIdx.x) * kSumThreads + threadIdx.x) / kWarpSize;
@@ -213,23 +213,23 @@ __global__ void __launch_bounds__(kSumThreads) embedding_backward_tokens_kernel(
     const int column = int(warp % sums.n_slabs) * kWarpColumns + lane * kLaneColumns;
     const LaneColumns<kAligned, T> columns{sums.op.dout.template as<T>(), column, channels - column, channels};
 
-    const Window window = load_window(sums, first);
-    int token_before = __shfl_up_sync(kAllLanes, window.token, 1);
+    const PositionGroup group = load_group(sums, first);
+    int token_before = __shfl_up_sync(kAllLanes, group.token, 1);
     if (lane == 0) token_before = first > 0 ? sums.op.tokens[sums.order[first - 1]] : -1;
-    unsigned begins = __ballot_sync(kAllLanes, window.token >= 0 && window.token != token_before);
+    unsigned begins = __ballot_sync(kAllLanes, group.token >= 0 && group.token != token_before);
     for (; begins; begins &= begins - 1) {
-        const int token = __shfl_sync(kAllLanes, window.token, __ffs(int(begins)) - 1);
+        const int token = __shfl_sync(kAllLanes, group.token, __ffs(int(begins)) - 1);
         float* row = sums.op.dwte + size_t(token) * channels + column;
         Floats<T, kLaneColumns> sum{};
 #pragma unroll
         for (int c = 0; c < kLaneColumns; c++)
             if (c < columns.available) sum.value[c] = row[c];
-        Window now = window;
+        PositionGroup now = group;
         for (int next = first + kWarpSize;; next += kWarpSize) {
             const unsigned rows = __ballot_sync(kAllLanes, now.token == token);
             const bool goes_on = rows >> (kWarpSize - 1) & 1;
-            Window following{-1, -1};
-            if (goes_on) following = load_window(sums, next);
+            PositionGroup following{-1, -1};
+            if (goes_on) following = load_group(sums, next);
             if (rows == kAllLanes)
                 add_rows<kWarpSize>(sum, columns, now, 0, kWarpSize);
             else if (rows)
@@ -331,12 +331,12 @@ template <class T> void token_gradients(const EmbeddingBackward& op, Stream stre
     const TokenSums<T> sums{.op = op,
                             .order = sort_positions(op, stream),
                             .n_positions = n,
-                            .n_windows = (n + kWarpSize - 1) / kWarpSize,
+                            .n_groups = (n + kWarpSize - 1) / kWarpSize,
                             .n_slabs = (op.channels + kWarpColumns - 1) / kWarpColumns};
     const bool aligned = op.channels % kLaneColumns == 0 && are_aligned(kLaneColumns * sizeof(T), {op.dout});
     launch(aligned ? embedding_backward_tokens_kernel<T, true> : embedding_backward_tokens_kernel<T, false>,
            {.name = "embedding_backward, tokens",
-            .blocks = blocks_for(size_t(sums.n_windows) * sums.n_slabs, kSumThreads / kWarpSize),
+            .blocks = blocks_for(size_t(sums.n_groups) * sums.n_slabs, kSumThreads / kWarpSize),
             .threads = kSumThreads},
            stream, sums);
 }
