@@ -14,6 +14,7 @@
 
 #include "kernels/check.h"
 #include "runtime/cluster/authentication.h"
+#include "runtime/io/io.h"
 
 namespace {
 

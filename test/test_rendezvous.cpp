@@ -12,6 +12,7 @@
 #include "runtime/cluster/authentication.h"
 #include "runtime/cluster/control_channel.h"
 #include "runtime/cluster/wire_format.h"
+#include "runtime/io/io.h"
 #include "test/catch.h"
 #include "test/expect_error.h"
 #include "test/rank_processes.h"

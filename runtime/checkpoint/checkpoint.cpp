@@ -47,7 +47,7 @@ template <class Part> void on_all_ranks(const Comm& comm, const char* action, Pa
 
 // tmp.STEP.RANDOM, the same on all ranks.
 std::string temporary_directory(const std::string& run_dir, int64_t step, const Comm& comm) {
-    const int drawn = comm.rank == 0 ? int(std::stoul(random_hex(1), nullptr, 16) >> 1) : 0;
+    const int drawn = comm.rank == 0 ? int(std::stoul(random_hex(4), nullptr, 16) >> 1) : 0;
     return format("%s/tmp.%08ld.%08x", checkpoints_directory(run_dir).c_str(), step,
                   unsigned(all_reduce_max(drawn, comm)));
 }

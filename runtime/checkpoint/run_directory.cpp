@@ -90,8 +90,9 @@ StartAction decide_start(StartMode mode, RunDirState state, const std::string& r
 }
 
 RunDirState state_of_run_dir(const std::string& run_dir) {
-    std::error_code ignored;
-    if (std::filesystem::symlink_status(run_dir, ignored).type() == std::filesystem::file_type::not_found)
+    std::error_code error;  // ENOTDIR is not absence: a file stands where a directory is needed
+    const auto type = std::filesystem::symlink_status(run_dir, error).type();
+    if (type == std::filesystem::file_type::not_found && error == std::errc::no_such_file_or_directory)
         return RunDirState::absent;
     if (!directory_exists(run_dir)) fail(Exit::cannot_create, "run.dir %s is not a directory", run_dir);
     auto names = list_directory(run_dir);
@@ -111,7 +112,7 @@ RunDirectory open_run_directory(const std::string& path, StartMode mode) {
     return run;
 }
 
-std::string new_run_id() { return random_hex(4); }
+std::string new_run_id() { return random_hex(16); }
 
 std::string first_unused(const std::string& prefix) {
     std::error_code ignored;

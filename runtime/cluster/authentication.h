@@ -4,10 +4,6 @@
 #include <string>
 #include <string_view>
 
-// Random bytes from the system's cryptographic generator, as 2 * `bytes` lower-case hexadecimal digits. Fails with
-// Exit::os if the system has none.
-std::string random_hex(size_t bytes);
-
 // RFC 2104 with SHA-256; 32 bytes. The key may have any length.
 std::string hmac_sha256(std::string_view key, std::string_view text);
 

@@ -12,8 +12,8 @@
 #include <cstring>
 
 #include "kernels/check.h"
-#include "runtime/cluster/authentication.h"
 #include "runtime/cluster/socket.h"
+#include "runtime/io/io.h"
 
 namespace {
 

@@ -166,7 +166,7 @@ std::string read_file(const std::string& path, size_t max_bytes) {
 
 void write_file_atomically(const std::string& path, size_t bytes, const std::function<void(OutputFile&)>& write) {
     // The name is random, since a predictable one could have been planted by an attacker.
-    const std::string temporary = path + ".tmp." + random_hex(2);
+    const std::string temporary = path + ".tmp." + random_hex(8);
     try {
         OutputFile file(temporary, bytes);
         write(file);

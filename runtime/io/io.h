@@ -140,5 +140,6 @@ size_t resident_bytes();
 std::string program_path();
 std::string program_directory();
 
-// `words` x 32 random bits from the system as lower-case hexadecimal digits.
-std::string random_hex(int words);
+// Random bytes from the system's cryptographic generator, as 2 * `bytes` lower-case hexadecimal digits. Fails with
+// Exit::os if the system has none.
+std::string random_hex(size_t bytes);

@@ -1,3 +1,4 @@
+#include <sodium.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -6,7 +7,6 @@
 #include <filesystem>
 #include <fstream>
 #include <new>
-#include <random>
 #include <system_error>
 
 #include "runtime/io/io.h"
@@ -59,9 +59,10 @@ std::string program_directory() {
     return program.empty() ? "." : std::filesystem::path(program).parent_path().string();
 }
 
-std::string random_hex(int words) {
-    std::random_device random;
-    std::string digits;
-    for (int word = 0; word < words; word++) digits += format("%08x", random());
+std::string random_hex(size_t bytes) {
+    if (::sodium_init() < 0) fail(Exit::os, "libsodium finds no random number generator on this system");
+    std::string random(bytes, '\0'), digits(2 * bytes, '\0');
+    ::randombytes_buf(random.data(), bytes);
+    ::sodium_bin2hex(digits.data(), digits.size() + 1, reinterpret_cast<const unsigned char*>(random.data()), bytes);
     return digits;
 }
