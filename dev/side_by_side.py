@@ -23,7 +23,7 @@ from pathlib import Path
 PRECISIONS, LEVELS = ("fp32", "bf16", "fp16"), ("none", "gelu", "norm", "block")
 STEPS = 20
 SIZES = {"1 layer, 128 channels": (1, 2, 128, 128), "4 layers, 256 channels": (4, 4, 256, 128),
-         "6 layers, 384 channels": (6, 6, 384, 256)}  # n_layer, n_head, n_embd, seq_len
+         "6 layers, 384 channels": (6, 6, 384, 128)}  # n_layer, n_head, n_embd, seq_len
 
 
 def configuration(simulated):
@@ -79,7 +79,7 @@ def compare_time(old, new, folder, pairs):
     for name, (layers, heads, channels, length) in SIZES.items():
         config = configuration(False)
         config["model"].update(n_layer=layers, n_head=heads, n_embd=channels, n_positions=length)
-        config["train"].update(max_steps=8, batch_size=4, seq_len=length, total_batch_tokens=4 * length,
+        config["train"].update(max_steps=24, batch_size=4, seq_len=length, total_batch_tokens=4 * length,
                                precision="bf16")
         ratios, times = [], {old: [], new: []}
         for pair in range(pairs):
