@@ -1,6 +1,5 @@
 #include "commands/training_run.h"
 
-#include <cmath>
 #include <cstdio>
 
 #include "commands/import.h"

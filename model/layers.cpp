@@ -96,9 +96,6 @@ void linear_forward(const LayerContext& x, const LayerWeights& w, ConstView inp,
                         x.stream);
 }
 
-namespace {
-
-// With pre_gelu the layer's input is gelu(pre_gelu), and dinp becomes the gradient of pre_gelu.
 void linear_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout, View dinp,
                      ConstView pre_gelu) {
     ops::matmul_backward_weight({.dweight = w.weight.grad,
@@ -119,12 +116,6 @@ void linear_backward(const LayerContext& x, const LayerWeights& w, ConstView inp
                                 .n = w.weight.rows,
                                 .k = w.weight.cols},
                                x.stream);
-}
-
-}  // namespace
-
-void linear_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout, View dinp) {
-    linear_backward(x, w, inp, dout, dinp, nullptr);
 }
 
 void attention_forward(const LayerContext& x, ConstView qkv, const AttentionActivations& attn) {

@@ -41,7 +41,9 @@ void residual_norm_backward(const LayerContext& x, const LayerWeights& w, ConstV
 
 // out = inp weight^T + bias
 void linear_forward(const LayerContext& x, const LayerWeights& w, ConstView inp, const Activation& out);
-void linear_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout, View dinp);
+// With pre_gelu `inp` is gelu(pre_gelu), and dinp becomes the gradient of pre_gelu.
+void linear_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout, View dinp,
+                     ConstView pre_gelu = nullptr);
 
 // Causal self-attention over the packed queries, keys and values.
 void attention_forward(const LayerContext& x, ConstView qkv, const AttentionActivations& attn);
