@@ -50,27 +50,15 @@ size_t embedding_backward_scratch_bytes(const EmbeddingBackward& op);
 // Layer normalisation over the last dimension: out = (inp - mean) rstd weight + bias, rstd = 1 / sqrt(variance + eps).
 // (Ba, Kiros, Hinton, "Layer Normalization", arXiv 1607.06450, eq. 4; the variance is the biased one.)
 
-struct NormForward {
-    View out;          // (rows, cols)  =
-    float* mean;       // (rows)  =
-    float* rstd;       // (rows)  =
-    ConstView inp;     // (rows, cols)
-    ConstView weight;  // (cols)
-    ConstView bias;    // (cols)
-    int rows, cols;
-    float eps;
-};
-void norm_forward(const NormForward& op, Stream stream);
-
-// residual = inp + branch, then out = norm(residual), in one pass. The norm reads the residual as rounded to the
-// storage type, so norm_forward on the stored residual gives the same bits.
+// With a branch, residual = inp + branch and out = norm(residual), in one pass; without one, out = norm(inp). The norm
+// reads the residual as rounded to the storage type, so the norm of the stored residual has the same bits.
 struct ResidualNormForward {
-    View residual;     // (rows, cols)  =
+    View residual;     // (rows, cols)  =, or null without a branch
     View out;          // (rows, cols)  =
     float* mean;       // (rows)  =
     float* rstd;       // (rows)  =
     ConstView inp;     // (rows, cols)
-    ConstView branch;  // (rows, cols)
+    ConstView branch;  // (rows, cols), or null
     ConstView weight;  // (cols)
     ConstView bias;    // (cols)
     int rows, cols;

@@ -39,30 +39,20 @@ void embedding_backward(const LayerContext& x, const LayerWeights& wte, const La
 
 void residual_norm_forward(const LayerContext& x, const LayerWeights& w, ResidualSum in, const Activation& residual,
                            const NormActivations& norm) {
-    if (in.branch && !x.has(residual))
-        ops::residual_norm_forward({.residual = residual.view,
-                                    .out = norm.out.view,
-                                    .mean = norm.mean.view.as<float>(),
-                                    .rstd = norm.rstd.view.as<float>(),
-                                    .inp = in.residual,
-                                    .branch = in.branch,
-                                    .weight = w.weight.value,
-                                    .bias = w.bias.value,
-                                    .rows = x.rows,
-                                    .cols = w.weight.rows,
-                                    .eps = kNormEps},
-                                   x.stream);
-    else if (!x.has(norm.out))
-        ops::norm_forward({.out = norm.out.view,
-                           .mean = norm.mean.view.as<float>(),
-                           .rstd = norm.rstd.view.as<float>(),
-                           .inp = residual,
-                           .weight = w.weight.value,
-                           .bias = w.bias.value,
-                           .rows = x.rows,
-                           .cols = w.weight.rows,
-                           .eps = kNormEps},
-                          x.stream);
+    const bool adds = in.branch && !x.has(residual);
+    if (!adds && x.has(norm.out)) return;
+    ops::residual_norm_forward({.residual = adds ? residual.view : nullptr,
+                                .out = norm.out.view,
+                                .mean = norm.mean.view.as<float>(),
+                                .rstd = norm.rstd.view.as<float>(),
+                                .inp = adds ? in.residual : residual,
+                                .branch = adds ? in.branch : nullptr,
+                                .weight = w.weight.value,
+                                .bias = w.bias.value,
+                                .rows = x.rows,
+                                .cols = w.weight.rows,
+                                .eps = kNormEps},
+                               x.stream);
 }
 
 void residual_norm_backward(const LayerContext& x, const LayerWeights& w, ConstView residual,

@@ -362,7 +362,7 @@ def prove(place):
 # minutes; and one precision.
 OP_GROUPS = {
     "attention": ["attention*"],
-    "norm": ["norm_forward*", "norm_backward*", "residual_norm*"],
+    "norm": ["norm_backward*", "residual_norm*"],
     "loss": ["cross_entropy*", "loss_sum*"],
     "update": ["squared_sums*", "grad_norm_finish*", "adamw_update*", "sgd_update*"],
     "embedding": ["embedding*"],

@@ -54,46 +54,26 @@ void embedding_backward(const ops::EmbeddingBackward& op) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Layer normalisation.
 
-// mean = sum(inp) / cols;  rstd = 1 / sqrt(sum((inp - mean)^2) / cols + eps);  out = (inp - mean) rstd weight + bias
-void norm_forward(const ops::NormForward& op) {
+// residual = inp + branch;  x = residual as stored, or inp without a branch
+// mean = sum(x) / cols;  rstd = 1 / sqrt(sum((x - mean)^2) / cols + eps);  out = (x - mean) rstd weight + bias
+void residual_norm_forward(const ops::ResidualNormForward& op) {
     by_storage(op.out, [&]<class T>(T) {
-        const T* weight = op.weight.as<T>();
-        const T* bias = op.bias.as<T>();
+        const T *weight = op.weight.as<T>(), *bias = op.bias.as<T>();
+        for (size_t i = 0; op.branch && i < size_t(op.rows) * op.cols; i++)
+            op.residual.as<T>()[i] = store<T>(load(op.inp.as<T>()[i]) + load(op.branch.as<T>()[i]));
         for (int row = 0; row < op.rows; row++) {
-            const T* inp = op.inp.as<T>() + size_t(row) * op.cols;
+            const T* x = (op.branch ? op.residual.as<T>() : op.inp.as<T>()) + size_t(row) * op.cols;
             T* out = op.out.as<T>() + size_t(row) * op.cols;
             double sum = 0, squares = 0;
-            for (int c = 0; c < op.cols; c++) sum += load(inp[c]);
+            for (int c = 0; c < op.cols; c++) sum += load(x[c]);
             double mean = sum / op.cols;
-            for (int c = 0; c < op.cols; c++) squares += (load(inp[c]) - mean) * (load(inp[c]) - mean);
+            for (int c = 0; c < op.cols; c++) squares += (load(x[c]) - mean) * (load(x[c]) - mean);
             double rstd = 1 / std::sqrt(squares / op.cols + op.eps);
             for (int c = 0; c < op.cols; c++)
-                out[c] = store<T>((load(inp[c]) - mean) * rstd * load(weight[c]) + load(bias[c]));
+                out[c] = store<T>((load(x[c]) - mean) * rstd * load(weight[c]) + load(bias[c]));
             op.mean[row] = float(mean);
             op.rstd[row] = float(rstd);
         }
-    });
-}
-
-// residual = inp + branch;  out = norm(residual as stored)
-void residual_norm_forward(const ops::ResidualNormForward& op) {
-    by_storage(op.residual, [&]<class T>(T) {
-        T* residual = op.residual.as<T>();
-        T* out = op.out.as<T>();
-        const T* inp = op.inp.as<T>();
-        const T* branch = op.branch.as<T>();
-        const T* weight = op.weight.as<T>();
-        const T* bias = op.bias.as<T>();
-        for (size_t i = 0; i < size_t(op.rows) * op.cols; i++) residual[i] = store<T>(load(inp[i]) + load(branch[i]));
-        norm_forward(ops::NormForward{.out = out,
-                                      .mean = op.mean,
-                                      .rstd = op.rstd,
-                                      .inp = residual,
-                                      .weight = weight,
-                                      .bias = bias,
-                                      .rows = op.rows,
-                                      .cols = op.cols,
-                                      .eps = op.eps});
     });
 }
 

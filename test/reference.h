@@ -80,7 +80,6 @@ template <class T> double token_loss(const T* logits, int vocab, int target) {
 
 void embedding_forward(const ops::EmbeddingForward& op);
 void embedding_backward(const ops::EmbeddingBackward& op);
-void norm_forward(const ops::NormForward& op);
 void residual_norm_forward(const ops::ResidualNormForward& op);
 void norm_backward(const ops::NormBackward& op);
 void gelu_forward(const ops::GeluForward& op);

@@ -1,4 +1,4 @@
-// norm_forward, residual_norm_forward and norm_backward against ref::.
+// residual_norm_forward, with and without a branch, and norm_backward against ref::.
 #include "test/device_array.h"
 #include "test/random_values.h"
 #include "test/tolerance.h"
@@ -43,7 +43,7 @@ std::vector<double> random_rows(int rows, int cols, uint64_t seed) {
     return random_values(size_t(rows) * cols, seed, 1, 2);
 }
 
-// The forward ops' arrays, as far as they are the same.
+// The forward op's arrays, without those of the residual stream.
 template <class T> struct NormArrays {
     int rows, cols, shift;
     size_t count = size_t(rows) * cols;
@@ -56,15 +56,17 @@ template <class T> struct NormArrays {
     explicit NormArrays(const Shape& s) : rows(s.rows), cols(s.cols), shift(s.shift) {}
 
     template <class Side> auto norm_op(Side side, Stored<T>& inp) {
-        return ops::NormForward{.out = out.on(side),
-                                .mean = mean.on(side),
-                                .rstd = rstd.on(side),
-                                .inp = inp.on(side),
-                                .weight = weight.on(side),
-                                .bias = bias.on(side),
-                                .rows = rows,
-                                .cols = cols,
-                                .eps = kEps};
+        return ops::ResidualNormForward{.residual = nullptr,
+                                        .out = out.on(side),
+                                        .mean = mean.on(side),
+                                        .rstd = rstd.on(side),
+                                        .inp = inp.on(side),
+                                        .branch = nullptr,
+                                        .weight = weight.on(side),
+                                        .bias = bias.on(side),
+                                        .rows = rows,
+                                        .cols = cols,
+                                        .eps = kEps};
     }
 
     // A float mean is off by mean_error, so x - mean by mean_error and one rounding. In the sum of squares around the
@@ -93,14 +95,14 @@ template <class T> struct NormArrays {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("norm_forward", "[ops]", float, bf16, fp16) {
+TEMPLATE_TEST_CASE("residual_norm_forward without a branch", "[ops]", float, bf16, fp16) {
     using T = TestType;
     for (const Shape& s : all_shapes()) {
         INFO(describe(s));
         NormArrays<T> arrays(s);
         Stored<T> inp("inp", Role::input, random_rows(s.rows, s.cols, 3), s.shift);
-        ops::norm_forward(arrays.norm_op(OnDevice<T>(), inp), Stream());
-        ref::norm_forward(arrays.norm_op(OnHost(), inp));
+        ops::residual_norm_forward(arrays.norm_op(OnDevice<T>(), inp), Stream());
+        ref::residual_norm_forward(arrays.norm_op(OnHost(), inp));
         arrays.check_against(inp);
     }
 }
@@ -133,13 +135,13 @@ TEMPLATE_TEST_CASE("residual_norm_forward", "[ops]", float, bf16, fp16) {
         });
 
         // The norm reads the residual as stored, so it must agree with the norm of that: in value with ref::, in
-        // bits with ops::norm_forward.
+        // bits with the op without a branch.
         std::vector<T> out_bits = arrays.out.fetch();
         std::vector<float> mean_bits = arrays.mean.fetch(), rstd_bits = arrays.rstd.fetch();
         Stored<T> stored("stored residual", Role::input, residual.fetch());
-        ref::norm_forward(arrays.norm_op(OnHost(), stored));
+        ref::residual_norm_forward(arrays.norm_op(OnHost(), stored));
         arrays.check_against(stored);
-        ops::norm_forward(arrays.norm_op(OnDevice<T>(), stored), Stream());
+        ops::residual_norm_forward(arrays.norm_op(OnDevice<T>(), stored), Stream());
         check_same_bits(arrays.out, out_bits);
         check_same_bits(arrays.mean, mean_bits);
         check_same_bits(arrays.rstd, rstd_bits);
@@ -190,7 +192,7 @@ template <class T> void test_norm_backward(const Shape& s, bool accumulate_dinp,
     size_t count = size_t(rows) * cols;
     NormArrays<T> forward(s);
     Stored<T> inp("inp", Role::input, random_rows(rows, cols, 3), s.shift);
-    ref::norm_forward(forward.norm_op(OnHost(), inp));
+    ref::residual_norm_forward(forward.norm_op(OnHost(), inp));
     Array<float> mean("mean", Role::input, forward.mean.host), rstd("rstd", Role::input, forward.rstd.host);
     Stored<T> dinp("dinp", Role::output, accumulate_dinp ? random_values(count, 5) : nans(count), s.shift);
     Array<float> dweight("dweight", Role::output, accumulate ? random_values(cols, 6) : nans(cols));

@@ -90,7 +90,7 @@ TEST_CASE("ref::embedding_backward is the derivative of ref::embedding_forward",
     }
 }
 
-TEST_CASE("ref::norm_backward is the derivative of ref::norm_forward", "[reference]") {
+TEST_CASE("ref::norm_backward is the derivative of ref::residual_norm_forward", "[reference]") {
     for (int rows : {1, 4})
         for (int cols : {1, 3, 8})
             for (bool accumulate_dinp : {false, true})
@@ -101,15 +101,17 @@ TEST_CASE("ref::norm_backward is the derivative of ref::norm_forward", "[referen
                     std::vector<double> bias = random_values(cols, 3), out(count), dout = random_values(count, 4);
                     std::vector<float> mean(rows), rstd(rows);
                     Objective objective = [&] {
-                        ref::norm_forward(ops::NormForward{.out = out.data(),
-                                                           .mean = mean.data(),
-                                                           .rstd = rstd.data(),
-                                                           .inp = inp.data(),
-                                                           .weight = weight.data(),
-                                                           .bias = bias.data(),
-                                                           .rows = rows,
-                                                           .cols = cols,
-                                                           .eps = 1e-3f});
+                        ref::residual_norm_forward(ops::ResidualNormForward{.residual = nullptr,
+                                                                            .out = out.data(),
+                                                                            .mean = mean.data(),
+                                                                            .rstd = rstd.data(),
+                                                                            .inp = inp.data(),
+                                                                            .branch = nullptr,
+                                                                            .weight = weight.data(),
+                                                                            .bias = bias.data(),
+                                                                            .rows = rows,
+                                                                            .cols = cols,
+                                                                            .eps = 1e-3f});
                         return sum_of_products(out, dout);
                     };
                     objective();

@@ -160,28 +160,17 @@ private:
     void norm_forward(Norm& norm, const std::string& name, const Floats& residual, const Floats* branch) {
         norm.inp = residual, norm.out.resize(residual.size()), norm.mean.resize(rows_), norm.rstd.resize(rows_);
         const float *weight = parameters.weight(name + ".weight"), *bias = parameters.weight(name + ".bias");
-        if (branch)
-            ref::residual_norm_forward(ops::ResidualNormForward{.residual = norm.inp.data(),
-                                                                .out = norm.out.data(),
-                                                                .mean = norm.mean.data(),
-                                                                .rstd = norm.rstd.data(),
-                                                                .inp = residual.data(),
-                                                                .branch = branch->data(),
-                                                                .weight = weight,
-                                                                .bias = bias,
-                                                                .rows = rows_,
-                                                                .cols = channels_,
-                                                                .eps = 1e-5f});
-        else
-            ref::norm_forward(ops::NormForward{.out = norm.out.data(),
-                                               .mean = norm.mean.data(),
-                                               .rstd = norm.rstd.data(),
-                                               .inp = norm.inp.data(),
-                                               .weight = weight,
-                                               .bias = bias,
-                                               .rows = rows_,
-                                               .cols = channels_,
-                                               .eps = 1e-5f});
+        ref::residual_norm_forward(ops::ResidualNormForward{.residual = branch ? View(norm.inp.data()) : View(),
+                                                            .out = norm.out.data(),
+                                                            .mean = norm.mean.data(),
+                                                            .rstd = norm.rstd.data(),
+                                                            .inp = residual.data(),
+                                                            .branch = branch ? ConstView(branch->data()) : ConstView(),
+                                                            .weight = weight,
+                                                            .bias = bias,
+                                                            .rows = rows_,
+                                                            .cols = channels_,
+                                                            .eps = 1e-5f});
     }
 
     void norm_backward(Floats& dinp, const std::string& name, const Norm& norm, const Floats& dout,

@@ -28,11 +28,11 @@ template <class T> RowStatistics row_statistics(const T* x, int cols, float eps)
     return {mean, 1.0f / std::sqrt(squares / cols + eps)};
 }
 
-// Both forward ops, for row `row` of `inp`, the tensor to normalise.
-template <class Op, class T> void normalize_row(const Op& op, const T* inp, size_t row) {
+// For row `row` of `inp`, the tensor to normalise.
+template <class T> void normalize_row(const ResidualNormForward& op, const T* inp, size_t row) {
     const T* x = inp + row * op.cols;
-    T* out = op.out.template as<T>() + row * op.cols;
-    const T *weight = op.weight.template as<T>(), *bias = op.bias.template as<T>();
+    T* out = op.out.as<T>() + row * op.cols;
+    const T *weight = op.weight.as<T>(), *bias = op.bias.as<T>();
     const int cols = op.cols;
     const RowStatistics row_is = row_statistics(x, cols, op.eps);
     const float mean = row_is.mean, rstd = row_is.rstd;
@@ -105,20 +105,16 @@ void sum_blocks(float* out, const float* partials, int blocks, int cols, int beg
 
 }  // namespace
 
-void norm_forward(const NormForward& op, Stream) {
-    dispatch("norm_forward", {op.out, op.inp, op.weight, op.bias},
-             [&]<class T>() { parallel_for(op.rows, [&](size_t row) { normalize_row(op, op.inp.as<T>(), row); }); });
-}
-
 void residual_norm_forward(const ResidualNormForward& op, Stream) {
     dispatch("residual_norm_forward", {op.residual, op.out, op.inp, op.branch, op.weight, op.bias}, [&]<class T>() {
         parallel_for(op.rows, [&](size_t row) {
+            if (!op.branch) return normalize_row(op, op.inp.as<T>(), row);
             T* residual = op.residual.as<T>() + row * op.cols;
             const T* inp = op.inp.as<T>() + row * op.cols;
             const T* branch = op.branch.as<T>() + row * op.cols;
 #pragma omp simd
             for (int c = 0; c < op.cols; c++) residual[c] = from_float<T>(to_float(inp[c]) + to_float(branch[c]));
-            normalize_row(op, op.residual.as<T>(), row);
+            normalize_row(op, static_cast<const T*>(op.residual.as<T>()), row);
         });
     });
 }

@@ -2,9 +2,9 @@
 //
 // One warp per row, the row kept in registers as it was stored, so it is read once: lane l holds the packs at columns
 // (32 p + l) kPackSize. Rows beyond 2048 columns take a block each and are read three times, out of the cache after the
-// first. Moved per element of 16 bits: norm_forward 4 bytes, residual_norm_forward 8.
+// first. Moved per element of 16 bits: 4 bytes, 8 with a branch.
 // Numerics: sums in float, the variance from the centered row (two passes over registers). How many packs a warp keeps
-// and whether accesses are whole changes no order, so both ops give the same bits for the same row.
+// and whether accesses are whole changes no order, so the same row gives the same bits, summed here or before.
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/vector.cuh"
 #include "kernels/dispatch.h"
@@ -88,12 +88,23 @@ __device__ float rstd_of(float squares, int cols, float eps) { return 1.0f / sqr
 
 // ---- one warp per row -----------------------------------------------------------------------------------------------
 
-// Both ops, for a row in registers.
-template <bool kAligned, class T, int kPacks, class Op>
-__device__ void normalize_row(const Op& op, const Row<T, kPacks>& x, int row) {
-    const T* __restrict__ weight = op.weight.template as<T>();
-    const T* __restrict__ bias = op.bias.template as<T>();
-    const int cols = op.cols;
+// With kHasBranch the row is the sum of two, which is stored.
+template <class T, int kPacks, bool kAligned, bool kHasBranch>
+__global__ void __launch_bounds__(kThreads, kMinBlocks<kPacks>) residual_norm_forward_kernel(ResidualNormForward op) {
+    const T* __restrict__ inp = op.inp.as<T>();
+    const T* __restrict__ branch = op.branch.as<T>();
+    const T* __restrict__ weight = op.weight.as<T>();
+    const T* __restrict__ bias = op.bias.as<T>();
+    const int row = int(blockIdx.x) * kRowsPerBlock + int(threadIdx.x) / kWarpSize, cols = op.cols;
+    if (row >= op.rows) return;
+    const size_t begin = size_t(row) * cols;
+    Row<T, kPacks> x = load_row<kAligned, T, kPacks>(inp + begin, cols);
+    if constexpr (kHasBranch) {
+        const Row<T, kPacks> y = load_row<kAligned, T, kPacks>(branch + begin, cols);
+#pragma unroll
+        for (int p = 0; p < kPacks; p++) x.pack[p] = sum_of(x.pack[p], y.pack[p]);
+        store_row<kAligned>(op.residual.as<T>() + begin, x, cols);
+    }
 
     float sum = 0;
 #pragma unroll
@@ -114,37 +125,11 @@ __device__ void normalize_row(const Op& op, const Row<T, kPacks>& x, int row) {
         out.pack[p] = normalized(x.pack[p], load_pack<kAligned>(weight + col, cols - col),
                                  load_pack<kAligned>(bias + col, cols - col), mean, rstd);
     }
-    store_row<kAligned>(op.out.template as<T>() + size_t(row) * cols, out, cols);
+    store_row<kAligned>(op.out.as<T>() + begin, out, cols);
     if (threadIdx.x % kWarpSize == 0) {
         op.mean[row] = mean;
         op.rstd[row] = rstd;
     }
-}
-
-// The row of the calling thread's warp; rows or more if there is none left.
-__device__ int row_of_warp() { return int(blockIdx.x) * kRowsPerBlock + int(threadIdx.x) / kWarpSize; }
-
-template <class T, int kPacks, bool kAligned>
-__global__ void __launch_bounds__(kThreads, kMinBlocks<kPacks>) norm_forward_kernel(NormForward op) {
-    const T* __restrict__ inp = op.inp.as<T>();
-    const int row = row_of_warp();
-    if (row >= op.rows) return;
-    normalize_row<kAligned>(op, load_row<kAligned, T, kPacks>(inp + size_t(row) * op.cols, op.cols), row);
-}
-
-template <class T, int kPacks, bool kAligned>
-__global__ void __launch_bounds__(kThreads, kMinBlocks<kPacks>) residual_norm_forward_kernel(ResidualNormForward op) {
-    const T* __restrict__ inp = op.inp.as<T>();
-    const T* __restrict__ branch = op.branch.as<T>();
-    const int row = row_of_warp();
-    if (row >= op.rows) return;
-    const size_t begin = size_t(row) * op.cols;
-    Row<T, kPacks> x = load_row<kAligned, T, kPacks>(inp + begin, op.cols);
-    const Row<T, kPacks> y = load_row<kAligned, T, kPacks>(branch + begin, op.cols);
-#pragma unroll
-    for (int p = 0; p < kPacks; p++) x.pack[p] = sum_of(x.pack[p], y.pack[p]);
-    store_row<kAligned>(op.residual.as<T>() + begin, x, op.cols);
-    normalize_row<kAligned>(op, x, row);
 }
 
 // ---- one block per row ----------------------------------------------------------------------------------------------
@@ -154,23 +139,35 @@ struct WideShared {
     float squares[kWideWarps];
 };
 
-// Both ops, for a row of which each thread has summed its part; `x` points to the row. A thread reads no columns but
-// those that it has read before.
-template <bool kAligned, class T, class Op>
-__device__ void normalize_wide_row(const Op& op, const T* x, float thread_sum, int row) {
-    const T* __restrict__ weight = op.weight.template as<T>();
-    const T* __restrict__ bias = op.bias.template as<T>();
+// The same; a thread reads no columns but those that it has read or written before.
+template <class T, bool kAligned, bool kHasBranch>
+__global__ void __launch_bounds__(kWideThreads) residual_norm_forward_wide_kernel(ResidualNormForward op) {
     WideShared& s = shared_memory<WideShared>();
     constexpr int kStep = kWideThreads * kPackSize<T>;
-    const int cols = op.cols, first = int(threadIdx.x) * kPackSize<T>;
+    const int row = int(blockIdx.x), cols = op.cols, first = int(threadIdx.x) * kPackSize<T>;
+    const size_t begin = size_t(row) * cols;
+    const T* __restrict__ inp = op.inp.as<T>() + begin;
+    const T* __restrict__ branch = op.branch.as<T>();
+    const T* __restrict__ weight = op.weight.as<T>();
+    const T* __restrict__ bias = op.bias.as<T>();
+    const T* x = kHasBranch ? op.residual.as<T>() + begin : inp;
 
-    const float mean = block_sum(thread_sum, s.sums) / float(cols);
+    float sum = 0;
+    for (int col = first; col < cols; col += kStep) {
+        Pack<T> pack = load_pack<kAligned>(inp + col, cols - col);
+        if constexpr (kHasBranch) {
+            pack = sum_of(pack, load_pack<kAligned>(branch + begin + col, cols - col));
+            store_pack<kAligned>(op.residual.as<T>() + begin + col, pack, cols - col);
+        }
+        sum += pack_sum(pack);
+    }
+    const float mean = block_sum(sum, s.sums) / float(cols);
     float squares = 0;
     for (int col = first; col < cols; col += kStep)
         squares += pack_squares(load_pack<kAligned>(x + col, cols - col), mean, cols - col);
     const float rstd = rstd_of(block_sum(squares, s.squares), cols, op.eps);
 
-    T* out = op.out.template as<T>() + size_t(row) * cols;
+    T* out = op.out.as<T>() + begin;
     for (int col = first; col < cols; col += kStep) {
         const int available = cols - col;
         store_pack<kAligned>(
@@ -185,90 +182,42 @@ __device__ void normalize_wide_row(const Op& op, const T* x, float thread_sum, i
     }
 }
 
-template <class T, bool kAligned>
-__global__ void __launch_bounds__(kWideThreads) norm_forward_wide_kernel(NormForward op) {
-    const int row = int(blockIdx.x), cols = op.cols;
-    const T* __restrict__ x = op.inp.as<T>() + size_t(row) * cols;
-    float sum = 0;
-    for (int col = int(threadIdx.x) * kPackSize<T>; col < cols; col += kWideThreads * kPackSize<T>)
-        sum += pack_sum(load_pack<kAligned>(x + col, cols - col));
-    normalize_wide_row<kAligned>(op, x, sum, row);
-}
-
-template <class T, bool kAligned>
-__global__ void __launch_bounds__(kWideThreads) residual_norm_forward_wide_kernel(ResidualNormForward op) {
-    const int row = int(blockIdx.x), cols = op.cols;
-    const T* __restrict__ inp = op.inp.as<T>() + size_t(row) * cols;
-    const T* __restrict__ branch = op.branch.as<T>() + size_t(row) * cols;
-    T* residual = op.residual.as<T>() + size_t(row) * cols;
-    float sum = 0;
-    for (int col = int(threadIdx.x) * kPackSize<T>; col < cols; col += kWideThreads * kPackSize<T>) {
-        const Pack<T> x =
-            sum_of(load_pack<kAligned>(inp + col, cols - col), load_pack<kAligned>(branch + col, cols - col));
-        store_pack<kAligned>(residual + col, x, cols - col);
-        sum += pack_sum(x);
-    }
-    normalize_wide_row<kAligned>(op, static_cast<const T*>(residual), sum, row);
-}
-
 // ---- launchers ------------------------------------------------------------------------------------------------------
 
-template <class Op> using Kernel = void (*)(Op);
-
 // The smallest of the instances in which the row fits; rows that are moved element by element need no choice.
-template <class Op> struct Kernels { Kernel<Op> cols_768, cols_1024, cols_2048, unaligned, wide, wide_unaligned; };
-
-template <class Op>
-void launch_by_rows(const char* name, const Kernels<Op>& kernels, bool aligned, const Op& op, Stream stream) {
-    require(op.cols > 0, "%s: cols must be positive, is %d", name, op.cols);
-    if (op.rows <= 0) return;
+template <class T, bool kHasBranch> void launch_rows(const ResidualNormForward& op, bool aligned, Stream stream) {
     if (op.cols > kMaxRegisterCols) {
-        launch(aligned ? kernels.wide : kernels.wide_unaligned,
-               {.name = name,
+        launch(aligned ? residual_norm_forward_wide_kernel<T, true, kHasBranch>
+                       : residual_norm_forward_wide_kernel<T, false, kHasBranch>,
+               {.name = "residual_norm_forward",
                 .blocks = blocks_for(size_t(op.rows), 1),
                 .threads = kWideThreads,
                 .shared_bytes = sizeof(WideShared)},
                stream, op);
         return;
     }
-    const Kernel<Op> kernel = !aligned          ? kernels.unaligned
-                              : op.cols <= 768  ? kernels.cols_768
-                              : op.cols <= 1024 ? kernels.cols_1024
-                                                : kernels.cols_2048;
-    launch(kernel, {.name = name, .blocks = blocks_for(size_t(op.rows), kRowsPerBlock), .threads = kThreads}, stream,
-           op);
+    auto kernel = !aligned          ? residual_norm_forward_kernel<T, packs_for<T>(2048), false, kHasBranch>
+                  : op.cols <= 768  ? residual_norm_forward_kernel<T, packs_for<T>(768), true, kHasBranch>
+                  : op.cols <= 1024 ? residual_norm_forward_kernel<T, packs_for<T>(1024), true, kHasBranch>
+                                    : residual_norm_forward_kernel<T, packs_for<T>(2048), true, kHasBranch>;
+    launch(kernel,
+           {.name = "residual_norm_forward", .blocks = blocks_for(size_t(op.rows), kRowsPerBlock), .threads = kThreads},
+           stream, op);
 }
 
 }  // namespace
 
-void norm_forward(const NormForward& op, Stream stream) {
-    dispatch("norm_forward", {op.out, op.inp, op.weight, op.bias}, [&]<class T>() {
-        static constexpr Kernels<NormForward> kKernels = {
-            norm_forward_kernel<T, packs_for<T>(768), true>,
-            norm_forward_kernel<T, packs_for<T>(1024), true>,
-            norm_forward_kernel<T, packs_for<T>(2048), true>,
-            norm_forward_kernel<T, packs_for<T>(2048), false>,
-            norm_forward_wide_kernel<T, true>,
-            norm_forward_wide_kernel<T, false>,
-        };
-        const bool aligned = op.cols % kPackSize<T> == 0 && are_aligned(16, {op.out, op.inp, op.weight, op.bias});
-        launch_by_rows("norm_forward", kKernels, aligned, op, stream);
-    });
-}
-
 void residual_norm_forward(const ResidualNormForward& op, Stream stream) {
     dispatch("residual_norm_forward", {op.residual, op.out, op.inp, op.branch, op.weight, op.bias}, [&]<class T>() {
-        static constexpr Kernels<ResidualNormForward> kKernels = {
-            residual_norm_forward_kernel<T, packs_for<T>(768), true>,
-            residual_norm_forward_kernel<T, packs_for<T>(1024), true>,
-            residual_norm_forward_kernel<T, packs_for<T>(2048), true>,
-            residual_norm_forward_kernel<T, packs_for<T>(2048), false>,
-            residual_norm_forward_wide_kernel<T, true>,
-            residual_norm_forward_wide_kernel<T, false>,
-        };
+        require(op.cols > 0, "residual_norm_forward: cols must be positive, is %d", op.cols);
+        require(bool(op.residual) == bool(op.branch), "residual_norm_forward: a branch without a residual, or reverse");
+        if (op.rows <= 0) return;
         const bool aligned = op.cols % kPackSize<T> == 0 &&
                              are_aligned(16, {op.residual, op.out, op.inp, op.branch, op.weight, op.bias});
-        launch_by_rows("residual_norm_forward", kKernels, aligned, op, stream);
+        if (op.branch)
+            launch_rows<T, true>(op, aligned, stream);
+        else
+            launch_rows<T, false>(op, aligned, stream);
     });
 }
 
