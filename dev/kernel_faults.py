@@ -77,18 +77,15 @@ FAULTS = [
     # ---- norms
     (REDUCE, "a block sum without its barrier",
      "s_part[threadIdx.x / kWarpSize] = value;\n    __syncthreads();\n"
-     "    V sum", "s_part[threadIdx.x / kWarpSize] = value;\n    V sum"),
+     "    V all", "s_part[threadIdx.x / kWarpSize] = value;\n    V all"),
     (REDUCE, "a warp sum over half a warp",
-     "template <class V> __device__ inline V warp_sum(V value) {\n#pragma unroll\n"
-     "    for (int lanes = kWarpSize / 2;",
-     "template <class V> __device__ inline V warp_sum(V value) {\n#pragma unroll\n"
-     "    for (int lanes = kWarpSize / 4;"),
+     "for (int lanes = kWarpSize / 2;", "for (int lanes = kWarpSize / 4;"),
     (REDUCE, "a block sum leaves out the last warp",
-     "for (int warp = 1; warp < kWarps; warp++) sum +=", "for (int warp = 1; warp < kWarps - 1; warp++) sum +="),
+     "for (int warp = 1; warp < kWarps; warp++) all =", "for (int warp = 1; warp < kWarps - 1; warp++) all ="),
     (NORM, "the variance counts the padding of the last pack", "squares = i < available ?", "squares = i <= "
     "available ?"),
-    (NORM, "the last rows are left to nobody's block", "if (row >= op.rows) return;\n    normalize_row",
-     "if (row + 1 >= op.rows) return;\n    normalize_row"),
+    (NORM, "the last rows are left to nobody's block", "if (row >= op.rows) return;\n    const size_t begin",
+     "if (row + 1 >= op.rows) return;\n    const size_t begin"),
     (NORM_BACKWARD, "the ring is read before the copy has landed",
      "        ptx::cp_async_wait<kStages - 1>();", "        ptx::cp_async_wait<kStages>();"),
     (NORM_BACKWARD, "no barrier between the ring and the sums that lie in its place",

@@ -86,7 +86,7 @@ __device__ Softmax softmax_of_packs(const T* logits, int vocab, Pack<T>* staged)
 
 // The whole row's, from the threads' parts.
 template <class Shared> __device__ Softmax block_softmax(Softmax part, Shared& s) {
-    const float max = block_max(part.max, s.max);
+    const float max = block_reduce(part.max, s.max, Max());
     return {max, block_sum(part.sum * exp_below(part.max, max * kLog2E), s.sum)};
 }
 

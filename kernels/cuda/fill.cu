@@ -27,6 +27,11 @@ __device__ void store_four(T* out, size_t i, size_t count, const Pack<T, kSize>&
         store_pack<false>(out + i, pack, int(min(count - i, size_t(kSize))));
 }
 
+template <bool kAligned> __device__ Floats<float, kSize> load_four(const float* inp, size_t i, size_t count) {
+    if (kAligned && count - i >= kSize) return unpack(load_pack<kAligned>(inp + i));
+    return unpack(load_pack<false>(inp + i, int(min(count - i, size_t(kSize)))));
+}
+
 template <bool kAligned> __global__ void __launch_bounds__(kThreads) normal_fill_kernel(NormalFill op) {
     const size_t i = first_element();
     if (i >= op.count) return;
@@ -49,10 +54,7 @@ template <bool kAligned> __global__ void __launch_bounds__(kThreads) add_kernel(
     const float* __restrict__ inp = op.inp;
     const size_t i = first_element();
     if (i >= op.count) return;
-    const bool whole = kAligned && op.count - i >= kSize;
-    const int available = int(min(op.count - i, size_t(kSize)));
-    const auto left = unpack(whole ? load_pack<kAligned>(op.out + i) : load_pack<false>(op.out + i, available));
-    const auto right = unpack(whole ? load_pack<kAligned>(inp + i) : load_pack<false>(inp + i, available));
+    const auto left = load_four<kAligned>(op.out, i, op.count), right = load_four<kAligned>(inp, i, op.count);
     Floats<float, kSize> sum;
 #pragma unroll
     for (int k = 0; k < kSize; k++) sum.value[k] = left.value[k] + right.value[k];
@@ -64,9 +66,7 @@ template <class T, bool kAligned> __global__ void __launch_bounds__(kThreads) ca
     const float* __restrict__ inp = op.inp;
     const size_t i = first_element();
     if (i >= op.count) return;
-    const bool whole = kAligned && op.count - i >= kSize;
-    const auto values =
-        unpack(whole ? load_pack<kAligned>(inp + i) : load_pack<false>(inp + i, int(min(op.count - i, size_t(kSize)))));
+    const auto values = load_four<kAligned>(inp, i, op.count);
     Floats<T, kSize> rounded;
 #pragma unroll
     for (int k = 0; k < kSize; k++) rounded.value[k] = values.value[k];

@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kThreads) grad_norm_finish_kernel(GradNormFini
         if (!(fabs(sums[i]) < INFINITY)) first_non_finite = min(first_non_finite, i);
     }
     sum = block_sum(sum, s.sum);
-    first_non_finite = block_min(first_non_finite, s.first_non_finite);
+    first_non_finite = block_reduce(first_non_finite, s.first_non_finite, Min());
     if (threadIdx.x > 0) return;
     const double loss_scale = *op.loss_scale;
     const double norm = sqrt(sum) / loss_scale;
