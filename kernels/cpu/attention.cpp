@@ -10,12 +10,12 @@
 #include <limits>
 #include <utility>
 
+#include "kernels/attention_layout.h"
 #include "kernels/check.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/tiles.h"
 #include "kernels/cpu/vector_math.h"
 #include "kernels/dispatch.h"
-#include "kernels/ops.h"
 
 namespace ops {
 
@@ -26,31 +26,6 @@ namespace {
 constexpr int kQueries = 64;
 constexpr int kKeys = 32;
 static_assert(kQueries % kTileCols == 0, "tile_product wants whole vectors of queries");
-
-// The memory layout of a head: element offsets into qkv and dqkv, out and dout, lse.
-struct Layout {
-    int seq_len, n_head, n_kv_head, head_size;
-
-    template <class Op>
-    explicit Layout(const Op& op)
-        : seq_len(op.seq_len), n_head(op.n_head), n_kv_head(op.n_kv_head), head_size(op.head_size) {}
-
-    int group() const { return n_head / n_kv_head; }  // query heads that share a key-value head
-    int tile_step() const { return round_up_to_tile(head_size); }
-    int n_query_blocks() const { return (seq_len + kQueries - 1) / kQueries; }
-
-    size_t qkv_step() const { return size_t(n_head + 2 * n_kv_head) * head_size; }
-    size_t out_step() const { return size_t(n_head) * head_size; }
-    size_t query(int b, int head, int t) const {
-        return (size_t(b) * seq_len + t) * qkv_step() + size_t(head) * head_size;
-    }
-    size_t key(int b, int kv_head, int t) const { return query(b, n_head + kv_head, t); }
-    size_t value(int b, int kv_head, int t) const { return query(b, n_head + n_kv_head + kv_head, t); }
-    size_t out(int b, int head, int t) const {
-        return (size_t(b) * seq_len + t) * out_step() + size_t(head) * head_size;
-    }
-    size_t lse(int b, int head, int t) const { return (size_t(b) * n_head + head) * seq_len + t; }
-};
 
 // Allocates parts of one piece of memory; every part begins on a cache line.
 class Carver {
@@ -189,8 +164,8 @@ void rescale_rows(float* out, int step, const float* factor, const ScoreTile& ti
 
 // Forward for one block of queries of one head (FlashAttention-2, algorithm 1).
 template <class T> void attend(const AttentionForward& op, int b, int head, int query_begin) {
-    const Layout at(op);
-    const int step = at.tile_step(), size = at.head_size, kv_head = head / at.group();
+    const AttentionLayout at(op);
+    const int step = round_up_to_tile(at.head_size), size = at.head_size, kv_head = head / at.group();
     const int n_queries = std::min(kQueries, at.seq_len - query_begin);
 
     Carver memory(thread_scratch<float>(size_t(2 * kQueries + 2 * kKeys) * step + kKeys * kQueries));
@@ -242,8 +217,8 @@ struct BackwardTiles {
 
 template <class T>
 void load_queries(const BackwardTiles& tiles, const AttentionBackward& op, int b, int head, int begin, int count) {
-    const Layout at(op);
-    const int step = at.tile_step(), size = at.head_size;
+    const AttentionLayout at(op);
+    const int step = round_up_to_tile(at.head_size), size = at.head_size;
     const T* dout = op.dout.as<T>() + at.out(b, head, begin);
     const T* out = op.out.as<T>() + at.out(b, head, begin);
     load_tile(tiles.queries, step, kQueries, op.qkv.as<T>() + at.query(b, head, begin), at.qkv_step(), count, size);
@@ -280,11 +255,11 @@ void scores_to_gradients(const BackwardTiles& tiles, const ScoreTile& tile, floa
 }
 
 // Backward for one key-value head with all its queries (FlashAttention-2, algorithm 2, with the two loops exchanged).
-// dkeys and dvalues are (seq_len, tile_step) in float.
+// dkeys and dvalues are (seq_len, head_size rounded up to tiles) in float.
 template <class T>
 void backward_of_kv_head(const AttentionBackward& op, int b, int kv_head, float* dkeys, float* dvalues) {
-    const Layout at(op);
-    const int step = at.tile_step(), size = at.head_size;
+    const AttentionLayout at(op);
+    const int step = round_up_to_tile(at.head_size), size = at.head_size;
     const BackwardTiles tiles(step);
     std::fill(dkeys, dkeys + size_t(at.seq_len) * step, 0.0f);
     std::fill(dvalues, dvalues + size_t(at.seq_len) * step, 0.0f);
@@ -321,7 +296,7 @@ void attention_forward(const AttentionForward& op, Stream) {
     dispatch("attention_forward", {op.out, op.qkv}, [&]<class T>() {
         require(op.n_head % op.n_kv_head == 0, "attention: n_head %d is not a multiple of n_kv_head %d", op.n_head,
                 op.n_kv_head);
-        const int n_blocks = Layout(op).n_query_blocks();
+        const int n_blocks = (op.seq_len + kQueries - 1) / kQueries;
         parallel_blocks(size_t(op.batch) * op.n_head * n_blocks, 1, [&](size_t task, size_t) {
             const int block = int(task % n_blocks), head = int(task / n_blocks % op.n_head);
             attend<T>(op, int(task / n_blocks / op.n_head), head, block * kQueries);
@@ -335,7 +310,7 @@ void attention_backward(const AttentionBackward& op, Stream) {
                 op.n_kv_head);
         require(reinterpret_cast<uintptr_t>(op.scratch) % 64 == 0,
                 "attention_backward: scratch %p is not 64-byte aligned", op.scratch);
-        const size_t elements = size_t(op.seq_len) * Layout(op).tile_step();
+        const size_t elements = size_t(op.seq_len) * round_up_to_tile(op.head_size);
         parallel_blocks(size_t(op.batch) * op.n_kv_head, 1, [&](size_t task, size_t) {
             float* dkeys = static_cast<float*>(op.scratch) + 2 * elements * task;
             backward_of_kv_head<T>(op, int(task / op.n_kv_head), int(task % op.n_kv_head), dkeys, dkeys + elements);
@@ -344,7 +319,7 @@ void attention_backward(const AttentionBackward& op, Stream) {
 }
 
 size_t attention_backward_scratch_bytes(const AttentionBackward& op) {
-    return size_t(op.batch) * op.n_kv_head * 2 * op.seq_len * Layout(op).tile_step() * sizeof(float);
+    return size_t(op.batch) * op.n_kv_head * 2 * op.seq_len * round_up_to_tile(op.head_size) * sizeof(float);
 }
 
 }  // namespace ops

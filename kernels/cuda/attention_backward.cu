@@ -110,18 +110,6 @@ __device__ __forceinline__ void query_statistics(QueryStatistics* shared, const 
 }
 
 template <class T, int kHeadSize>
-__device__ __forceinline__ void load_keys_async(Shared<T, kHeadSize>& s, int tile, const T* keys, const T* values,
-                                                const AttentionLayout& at) {
-    constexpr int kOthers = Shape<kHeadSize>::kOthers, kThreads = Shape<kHeadSize>::kThreads;
-    const int begin = tile * kOthers, count = at.seq_len - begin;
-    load_tile_async<kHeadSize, kOthers, kThreads>(s.passing(tile % 2, 0), keys + begin * at.qkv_step(), at.qkv_step(),
-                                                  count);
-    load_tile_async<kHeadSize, kOthers, kThreads>(s.passing(tile % 2, 1), values + begin * at.qkv_step(), at.qkv_step(),
-                                                  count);
-    ptx::cp_async_commit();
-}
-
-template <class T, int kHeadSize>
 __global__ void __launch_bounds__(Shape<kHeadSize>::kThreads, Shape<kHeadSize>::kBlocksPerMultiprocessor)
     attention_backward_query_kernel(AttentionBackward op) {
     using S = Shape<kHeadSize>;
@@ -140,7 +128,11 @@ __global__ void __launch_bounds__(Shape<kHeadSize>::kThreads, Shape<kHeadSize>::
     load_tile_async<kHeadSize, S::kRows, S::kThreads>(s.staying(1), op.dout.as<T>() + at.out(b, head, begin),
                                                       at.out_step(), n_queries);
     ptx::cp_async_commit();
-    load_keys_async(s, 0, keys, values, at);
+    auto load_keys = [&](int tile) {
+        load_keys_async<kHeadSize, S::kOthers, S::kThreads>(s.passing(tile % 2, 0), s.passing(tile % 2, 1), tile, keys,
+                                                            values, at);
+    };
+    load_keys(0);
     ptx::cp_async_wait<1>();
     __syncthreads();  // query and dout are there
     const Staying<kHeadSize> query(ptx::shared_address(s.staying(0)), warp_row),
@@ -159,7 +151,7 @@ __global__ void __launch_bounds__(Shape<kHeadSize>::kThreads, Shape<kHeadSize>::
     for (int tile = 0; tile < n_tiles; tile++) {
         ptx::cp_async_wait<0>();
         __syncthreads();  // the tile has arrived; all warps have read the other stage and the stationary rows
-        if (tile + 1 < n_tiles) load_keys_async(s, tile + 1, keys, values, at);
+        if (tile + 1 < n_tiles) load_keys(tile + 1);
 #pragma unroll
         for (int part = 0; part < S::kOthers; part += S::kPart) {
             const int distance = begin + warp_row - (tile * S::kOthers + part);

@@ -98,17 +98,6 @@ __device__ __forceinline__ void add_to_softmax(OnlineSoftmax& softmax, float (&o
 }
 
 template <class T, int kHeadSize>
-__device__ __forceinline__ void load_keys_async(Shared<T, kHeadSize>& s, int tile, const T* keys, const T* values,
-                                                const AttentionLayout& at) {
-    constexpr int kKeys = kKeysOf<kHeadSize>;
-    const int begin = tile * kKeys, count = at.seq_len - begin;
-    load_tile_async<kHeadSize, kKeys, kThreads>(s.key[tile % 2][0], keys + begin * at.qkv_step(), at.qkv_step(), count);
-    load_tile_async<kHeadSize, kKeys, kThreads>(s.value[tile % 2][0], values + begin * at.qkv_step(), at.qkv_step(),
-                                                count);
-    ptx::cp_async_commit();
-}
-
-template <class T, int kHeadSize>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor) attention_forward_kernel(AttentionForward op) {
     constexpr int kKeys = kKeysOf<kHeadSize>;
     Shared<T, kHeadSize>& s = shared_memory<Shared<T, kHeadSize>>();
@@ -123,7 +112,10 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor) attention_
     load_tile_async<kHeadSize, kQueries, kThreads>(s.query[0], qkv + at.query(b, head, begin), at.qkv_step(),
                                                    at.seq_len - begin);
     ptx::cp_async_commit();
-    load_keys_async(s, 0, keys, values, at);
+    auto load_keys = [&](int tile) {
+        load_keys_async<kHeadSize, kKeys, kThreads>(s.key[tile % 2][0], s.value[tile % 2][0], tile, keys, values, at);
+    };
+    load_keys(0);
     ptx::cp_async_wait<1>();
     __syncthreads();  // the queries are there
     // Heads of 128 would need 64 registers for them beside 128 for out and 64 for scores.
@@ -135,7 +127,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor) attention_
     for (int tile = 0; tile < n_tiles; tile++) {
         ptx::cp_async_wait<0>();
         __syncthreads();  // the tile has arrived, and all warps have finished reading the other stage
-        if (tile + 1 < n_tiles) load_keys_async(s, tile + 1, keys, values, at);
+        if (tile + 1 < n_tiles) load_keys(tile + 1);
         const int distance = begin + warp_row - tile * kKeys;
         if (distance + kWarpQueries <= 0) continue;  // all keys of the tile come after the warp's queries
 

@@ -8,6 +8,7 @@
 // row g, then of row g + 8. So two neighbouring accumulators, rounded, are the A fragment (16, 16) of the next product.
 #pragma once
 
+#include "kernels/attention_layout.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/numeric.h"
@@ -35,6 +36,17 @@ __device__ __forceinline__ void load_tile_async(T* tile, const T* inp, size_t st
         const T* from = inp + (inside ? row : 0) * step + chunk * kChunk;
         ptx::cp_async<16>(to + tile_offset<kHeadSize>(row, chunk), from, inside ? 16 : 0);
     }
+}
+
+// Starts copying tile number `tile` of a head's keys and of its values, kRows rows each; `keys` and `values` are its
+// first rows.
+template <int kHeadSize, int kRows, int kThreads, class T>
+__device__ __forceinline__ void load_keys_async(T* key_tile, T* value_tile, int tile, const T* keys, const T* values,
+                                                const AttentionLayout& at) {
+    const int begin = tile * kRows, count = at.seq_len - begin;
+    load_tile_async<kHeadSize, kRows, kThreads>(key_tile, keys + begin * at.qkv_step(), at.qkv_step(), count);
+    load_tile_async<kHeadSize, kRows, kThreads>(value_tile, values + begin * at.qkv_step(), at.qkv_step(), count);
+    ptx::cp_async_commit();
 }
 
 // The shared address of chunk 2 k + lane_chunk of tile row `row` + lane_row, for ldmatrix. The tile begins at a
