@@ -37,10 +37,11 @@ int checked_count(size_t count, const char* what) {
     return int(count);
 }
 
-// A request to the communication thread: the call that begins it, and what follows when MPI has finished.
+// A request to the communication thread: the call that begins it, which returns MPI's code, and what follows when MPI
+// has finished.
 struct Request {
     const char* name;
-    std::function<void(MPI_Request*)> begin;
+    std::function<int(MPI_Request*)> begin;
     std::function<void()> finish;
 };
 
@@ -53,10 +54,8 @@ public:
 
     // After a failure MPI is not finalized, since that would wait for ranks that are lost.
     ~Queue() {
-        {
-            const std::lock_guard lock(mutex_);
-            stop_ = true;
-        }
+        const std::lock_guard lock(mutex_);
+        stop_ = true;
         changed_.notify_all();
     }
 
@@ -85,14 +84,10 @@ public:
 
 private:
     uint64_t enqueue(Request request) {
-        uint64_t number;
-        {
-            const std::lock_guard lock(mutex_);
-            waiting_.push_back(std::move(request));
-            number = ++asked_;
-        }
+        const std::lock_guard lock(mutex_);
+        waiting_.push_back(std::move(request));
         changed_.notify_all();
-        return number;
+        return ++asked_;
     }
 
     void run() {
@@ -101,10 +96,8 @@ private:
             Request request;
             while (next(request)) {
                 carry_out(request);
-                {
-                    const std::lock_guard lock(mutex_);
-                    finished_++;
-                }
+                const std::lock_guard lock(mutex_);
+                finished_++;
                 changed_.notify_all();
             }
             check_mpi(MPI_Finalize(), "leaving");
@@ -142,7 +135,7 @@ private:
     void carry_out(const Request& request) {
         if (!request.begin) return;
         MPI_Request mpi = MPI_REQUEST_NULL;
-        request.begin(&mpi);
+        check_mpi(request.begin(&mpi), request.name);
         const Clock::time_point deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
                                                               std::chrono::duration<double>(settings_.deadline_s));
         constexpr int kPollsBeforeSleep = 100;
@@ -206,8 +199,7 @@ Ticket all_reduce_sum(double* values, size_t count, const Comm& comm, Stream) {
     if (comm.size == 1) return {};
     const int elements = checked_count(count, "all_reduce_sum");
     auto begin = [=](MPI_Request* request) {
-        check_mpi(MPI_Iallreduce(MPI_IN_PLACE, values, elements, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD, request),
-                  "all_reduce_sum");
+        return MPI_Iallreduce(MPI_IN_PLACE, values, elements, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD, request);
     };
     return {queue_of(comm).ask({"all_reduce_sum", begin, nullptr})};
 }
@@ -224,8 +216,7 @@ Ticket reduce_scatter_sum(const ReduceScatter& op, const Comm& comm, Stream) {
     const int elements = checked_count(op.count, "reduce_scatter_sum");
     queue_of(comm).totals.bytes_sent += size_t(comm.size - 1) * op.count * sizeof(float);
     auto begin = [=](MPI_Request* request) {
-        check_mpi(MPI_Ialltoall(op.inp, elements, MPI_FLOAT, op.scratch, elements, MPI_FLOAT, MPI_COMM_WORLD, request),
-                  "reduce_scatter_sum");
+        return MPI_Ialltoall(op.inp, elements, MPI_FLOAT, op.scratch, elements, MPI_FLOAT, MPI_COMM_WORLD, request);
     };
     auto finish = [op, size = comm.size] {
         tree_sum(op.out, static_cast<const float*>(op.scratch), op.count, size, op.count);
@@ -242,9 +233,8 @@ Ticket all_gather(void* out, const void* inp, size_t bytes, const Comm& comm, St
     const bool in_place = inp == static_cast<const std::byte*>(out) + size_t(comm.rank) * bytes;
     queue_of(comm).totals.bytes_sent += size_t(comm.size - 1) * bytes;
     auto begin = [=](MPI_Request* request) {
-        check_mpi(MPI_Iallgather(in_place ? MPI_IN_PLACE : inp, count, MPI_BYTE, out, count, MPI_BYTE, MPI_COMM_WORLD,
-                                 request),
-                  "all_gather");
+        return MPI_Iallgather(in_place ? MPI_IN_PLACE : inp, count, MPI_BYTE, out, count, MPI_BYTE, MPI_COMM_WORLD,
+                              request);
     };
     return {queue_of(comm).ask({"all_gather", begin, nullptr})};
 }
@@ -252,7 +242,7 @@ Ticket all_gather(void* out, const void* inp, size_t bytes, const Comm& comm, St
 int all_reduce_max(int value, const Comm& comm) {
     if (comm.size == 1) return value;
     auto begin = [&value](MPI_Request* request) {
-        check_mpi(MPI_Iallreduce(MPI_IN_PLACE, &value, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD, request), "all_reduce_max");
+        return MPI_Iallreduce(MPI_IN_PLACE, &value, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD, request);
     };
     queue_of(comm).ask_and_wait({"all_reduce_max", begin, nullptr});
     return value;
@@ -262,7 +252,7 @@ std::string broadcast_text(const std::string& mine, const Comm& comm) {
     if (comm.size == 1) return mine;
     auto broadcast = [&](void* data, int count) {
         auto begin = [=](MPI_Request* request) {
-            check_mpi(MPI_Ibcast(data, count, MPI_BYTE, 0, MPI_COMM_WORLD, request), "broadcast_text");
+            return MPI_Ibcast(data, count, MPI_BYTE, 0, MPI_COMM_WORLD, request);
         };
         queue_of(comm).ask_and_wait({"broadcast_text", begin, nullptr});
     };
@@ -276,7 +266,7 @@ std::string broadcast_text(const std::string& mine, const Comm& comm) {
 
 void barrier(const Comm& comm) {
     if (comm.size == 1) return;
-    auto begin = [](MPI_Request* request) { check_mpi(MPI_Ibarrier(MPI_COMM_WORLD, request), "barrier"); };
+    auto begin = [](MPI_Request* request) { return MPI_Ibarrier(MPI_COMM_WORLD, request); };
     queue_of(comm).ask_and_wait({"barrier", begin, nullptr});
 }
 
