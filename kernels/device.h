@@ -84,22 +84,14 @@ private:
 // Owns device memory.
 class DeviceBuffer {
 public:
-    DeviceBuffer() = default;
-    explicit DeviceBuffer(size_t bytes) : memory_(bytes ? device_alloc(bytes) : nullptr), bytes_(bytes) {}
-    DeviceBuffer(DeviceBuffer&& other) noexcept
-        : memory_(std::exchange(other.memory_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-    DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
-        std::swap(memory_, other.memory_);
-        std::swap(bytes_, other.bytes_);
-        return *this;
-    }
-    ~DeviceBuffer() {
-        if (memory_) device_free(memory_, bytes_);
-    }
-    void* data() const { return memory_; }
-    size_t bytes() const { return bytes_; }
+    explicit DeviceBuffer(size_t bytes = 0) : memory_(bytes ? device_alloc(bytes) : nullptr, Free{bytes}) {}
+    void* data() const { return memory_.get(); }
+    size_t bytes() const { return memory_.get_deleter().bytes; }
 
 private:
-    void* memory_ = nullptr;
-    size_t bytes_ = 0;
+    struct Free {
+        size_t bytes;
+        void operator()(void* memory) const { device_free(memory, bytes); }
+    };
+    std::unique_ptr<void, Free> memory_;
 };

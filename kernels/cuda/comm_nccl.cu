@@ -67,9 +67,8 @@ public:
         settle(ncclCommInitRankConfig(&comm_, settings.size, id, settings.rank, &config), "ncclCommInitRankConfig",
                settings.deadline_s);
         check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
-        check_cuda(cudaEventCreateWithFlags(&called_, cudaEventDisableTiming), "cudaEventCreate");
-        for (cudaEvent_t& event : finished_)
-            check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+        called_ = make_event(cudaEventDisableTiming);
+        for (Event& event : finished_) event = make_event(cudaEventDisableTiming);
         check_cuda(cudaMalloc(&device_, kSmallBytes), "cudaMalloc");
         check_cuda(cudaMallocHost(&pinned_, kSmallBytes), "pinning host memory");
     }
@@ -79,8 +78,6 @@ public:
         give_up();
         cudaFree(device_);
         cudaFreeHost(pinned_);
-        for (cudaEvent_t event : finished_) cudaEventDestroy(event);
-        cudaEventDestroy(called_);
         cudaStreamDestroy(stream_);
     }
     Nccl(const Nccl&) = delete;
@@ -89,8 +86,8 @@ public:
     // Starts `calls` on our stream, after the work that the caller's stream holds now.
     template <class Calls> Ticket ask(const char* name, Stream stream, Calls calls) {
         begin(name);
-        check_cuda(cudaEventRecord(called_, cuda_stream(stream)), "cudaEventRecord");
-        check_cuda(cudaStreamWaitEvent(stream_, called_, 0), "cudaStreamWaitEvent");
+        check_cuda(cudaEventRecord(called_.get(), cuda_stream(stream)), "cudaEventRecord");
+        check_cuda(cudaStreamWaitEvent(stream_, called_.get(), 0), "cudaStreamWaitEvent");
         calls(comm_, stream_);
         return end();
     }
@@ -139,7 +136,7 @@ public:
 
     void let_wait(Ticket ticket, Stream stream) {
         stream_waits_.start(stream);
-        check_cuda(cudaStreamWaitEvent(cuda_stream(stream), finished_[ticket.number % kEvents], 0),
+        check_cuda(cudaStreamWaitEvent(cuda_stream(stream), finished_[ticket.number % kEvents].get(), 0),
                    "cudaStreamWaitEvent");
         stream_waits_.stop(stream);
     }
@@ -178,14 +175,14 @@ private:
     }
 
     Ticket end() {
-        check_cuda(cudaEventRecord(finished_[asked_ % kEvents], stream_), "cudaEventRecord");
+        check_cuda(cudaEventRecord(finished_[asked_ % kEvents].get(), stream_), "cudaEventRecord");
         return {asked_};
     }
 
     // Waits until the last collective that was started has finished.
     void wait_on_host(double limit_s) {
         const Clock::time_point start = Clock::now();
-        for (Poll poll(limit_s); !has_happened(finished_[asked_ % kEvents], name_);) {
+        for (Poll poll(limit_s); !has_happened(finished_[asked_ % kEvents].get(), name_);) {
             const ncclResult_t code = async_error();
             if (code != ncclSuccess && code != ncclInProgress) report(code, "what NCCL does on the GPU");
             if (!poll.go_on()) report_hang("its end", limit_s);
@@ -227,8 +224,8 @@ private:
     const CommSettings settings_;
     ncclComm_t comm_ = nullptr;  // null once it is aborted
     cudaStream_t stream_ = nullptr;
-    cudaEvent_t called_ = nullptr;
-    std::array<cudaEvent_t, kEvents> finished_{};
+    Event called_;
+    std::array<Event, kEvents> finished_;
     char *device_ = nullptr, *pinned_ = nullptr;
     uint64_t asked_ = 0;
     CommTotals totals_;  // without the laps that are still in stream_waits_

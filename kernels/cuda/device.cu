@@ -19,7 +19,7 @@ constexpr int kPieces = 4;
 // A piece of pinned memory and the copy that last went through it.
 struct Piece {
     std::byte* memory = nullptr;
-    cudaEvent_t copied = nullptr;
+    Event copied;
     cudaStream_t stream = nullptr;
     bool busy = false;
     void* host = nullptr;  // where its content goes once it is copied; null if the copy went to the device
@@ -69,19 +69,19 @@ private:
         next_ = (next_ + 1) % kPieces;
         if (!piece.memory) {
             check_cuda(cudaMallocHost(reinterpret_cast<void**>(&piece.memory), kPieceBytes), "pinning host memory");
-            check_cuda(cudaEventCreateWithFlags(&piece.copied, cudaEventDisableTiming), "cudaEventCreate");
+            piece.copied = make_event(cudaEventDisableTiming);
         }
         if (piece.busy) finish(piece);
         return piece;
     }
 
     void send(Piece& piece, void* host, size_t bytes, cudaStream_t stream) {
-        check_cuda(cudaEventRecord(piece.copied, stream), "cudaEventRecord");
+        check_cuda(cudaEventRecord(piece.copied.get(), stream), "cudaEventRecord");
         piece.stream = stream, piece.host = host, piece.bytes = bytes, piece.busy = true;
     }
 
     void finish(Piece& piece) {
-        check_cuda(cudaEventSynchronize(piece.copied), "waiting for a copy");
+        check_cuda(cudaEventSynchronize(piece.copied.get()), "waiting for a copy");
         if (piece.host) std::memcpy(piece.host, piece.memory, piece.bytes);
         piece.busy = false;
     }

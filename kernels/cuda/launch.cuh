@@ -7,6 +7,9 @@
 #include <cuda_runtime.h>
 #include <nvtx3/nvToolsExt.h>
 
+#include <memory>
+#include <type_traits>
+
 #include "kernels/check.h"
 #include "kernels/device.h"
 
@@ -22,6 +25,18 @@ inline void check_cuda(cudaError_t error, const char* what, Caller caller = Call
     if (error != cudaSuccess)
         fail(Exit::os, "%s failed: %s (%s, at %s:%d)", what, cudaGetErrorString(error), cudaGetErrorName(error),
              caller.file, caller.line);
+}
+
+struct EventDestroy {
+    void operator()(cudaEvent_t event) const { cudaEventDestroy(event); }
+};
+using Event = std::unique_ptr<std::remove_pointer_t<cudaEvent_t>, EventDestroy>;
+
+// Makes an event; cudaEventDisableTiming: one that is only waited for.
+inline Event make_event(unsigned flags = cudaEventDefault) {
+    cudaEvent_t event = nullptr;
+    check_cuda(cudaEventCreateWithFlags(&event, flags), "cudaEventCreate");
+    return Event(event);
 }
 
 // Whether what was on the event's stream has finished.

@@ -8,6 +8,7 @@
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
+#include <fstream>
 #include <sstream>
 #include <string_view>
 #include <thread>
@@ -19,7 +20,6 @@ namespace {
 
 constexpr const char* kHeader = "train_gpt matmul choices, format 1";
 constexpr const char* kNoAlgorithm = "apart";
-constexpr size_t kMostBytes = size_t(16) << 20;
 
 // FNV-1a, 64 bits (Fowler, Noll, Vo): enough against a torn or edited file.
 uint64_t checksum(std::string_view text) {
@@ -60,16 +60,6 @@ std::string system_words(const char* what, const std::string& path) {
     return format("%s %s failed: %s", what, path.c_str(), std::strerror(errno));
 }
 
-bool write_all(int descriptor, std::string_view text) {
-    while (!text.empty()) {
-        const ssize_t count = ::write(descriptor, text.data(), text.size());
-        if (count < 0 && errno == EINTR) continue;
-        if (count <= 0) return false;
-        text.remove_prefix(static_cast<size_t>(count));
-    }
-    return ::fsync(descriptor) == 0;
-}
-
 }  // namespace
 
 std::string choices_to_text(const MatmulChoices& choices, const MatmulOwner& owner) {
@@ -102,36 +92,25 @@ std::string choices_from_text(MatmulChoices& choices, const std::string& text, c
 }
 
 std::string read_choices(MatmulChoices& choices, const std::string& path, const MatmulOwner& owner) {
-    const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (descriptor < 0) return errno == ENOENT ? std::string() : system_words("opening", path);
-    std::string text;
-    char part[1 << 14];
-    ssize_t count = 0;
-    while (text.size() <= kMostBytes) {
-        count = ::read(descriptor, part, sizeof(part));
-        if (count < 0 && errno == EINTR) continue;
-        if (count <= 0) break;
-        text.append(part, static_cast<size_t>(count));
-    }
-    const std::string failed = count < 0 ? system_words("reading", path) : std::string();
-    ::close(descriptor);
-    if (!failed.empty()) return failed;
-    const std::string reason = choices_from_text(choices, text, owner);
+    std::ifstream file(path);
+    if (!file) return errno == ENOENT ? std::string() : system_words("opening", path);
+    std::ostringstream text;
+    text << file.rdbuf();
+    const std::string reason = choices_from_text(choices, text.str(), owner);
     return reason.empty() ? reason : format("%s is ignored: %s", path.c_str(), reason.c_str());
 }
 
 std::string write_choices(const MatmulChoices& choices, const std::string& path, const MatmulOwner& owner) {
     const std::string temporary = format("%s.tmp-%ld", path.c_str(), long(::getpid()));
-    const int descriptor = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644);
-    if (descriptor < 0) return system_words("creating", temporary);
-    bool written = write_all(descriptor, choices_to_text(choices, owner));
-    std::string reason = written ? std::string() : system_words("writing", temporary);
-    ::close(descriptor);
-    if (written && ::rename(temporary.c_str(), path.c_str()) != 0) {
+    std::ofstream file(temporary);
+    file << choices_to_text(choices, owner);
+    file.close();
+    std::string reason;
+    if (!file)
+        reason = system_words("writing", temporary);
+    else if (std::rename(temporary.c_str(), path.c_str()) != 0)
         reason = system_words("renaming a file to", path);
-        written = false;
-    }
-    if (!written) ::unlink(temporary.c_str());
+    if (!reason.empty()) std::remove(temporary.c_str());
     return reason;
 }
 

@@ -105,15 +105,6 @@ void check_cublas(cublasStatus_t status, const char* call) {
     if (status != CUBLAS_STATUS_SUCCESS) fail(Exit::os, "%s failed: %s", call, cublasLtGetStatusName(status));
 }
 
-size_t ProductKeyHash::operator()(const ProductKey& key) const {
-    size_t hash = 0;
-    for (int part : {int(key.in), int(key.out), int(key.transpose_a), int(key.transpose_b), key.m, key.n, key.k,
-                     int(key.epilogue), int(key.accumulate), int(key.tf32), key.a_alignment, key.b_alignment,
-                     key.d_alignment, key.bias_alignment, key.aux_alignment})
-        hash = (hash ^ size_t(part)) * 0x9e3779b97f4a7c15u + (hash >> 29);
-    return hash;
-}
-
 ProductKey key_of(const Product& product, bool tf32) {
     return {.in = product.in,
             .out = product.out,

@@ -3,6 +3,7 @@
 
 #include <cublasLt.h>
 
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -20,11 +21,7 @@ struct ProductKey {
     Epilogue epilogue;
     bool accumulate, tf32;
     int a_alignment, b_alignment, d_alignment, bias_alignment, aux_alignment;
-    bool operator==(const ProductKey&) const = default;
-};
-
-struct ProductKeyHash {
-    size_t operator()(const ProductKey& key) const;
+    auto operator<=>(const ProductKey&) const = default;
 };
 
 ProductKey key_of(const Product& product, bool tf32);

@@ -1,12 +1,12 @@
-// Which algorithm carries out a product: chosen once, then found by hash. Host code; no kernel.
+// Which algorithm carries out a product: chosen once, then looked up. Host code; no kernel.
 //
 // Where a choice comes from, the first that has one: this process or a checkpoint's text, the file on disk, timing if
 // it is on, the library's first proposal. While a process times a product it holds the file's lock and has read the
 // file under it, so that of several processes one times and the others take its choice. The holder must not depend on
 // other processes: its GPU may have a collective pending with ranks that wait for the lock, and cudaFree waits for all
 // pending work, so that is finished before the lock is taken.
+#include <map>
 #include <memory>
-#include <unordered_map>
 #include <utility>
 
 #include "kernels/check.h"
@@ -45,8 +45,8 @@ struct Library {
     cublasLtHandle_t handle = nullptr;
     MatmulOwner owner;
     MatmulChoices choices;
-    std::unordered_map<ProductKey, Plan, ProductKeyHash> plans;
-    std::unordered_map<void*, StreamMemory> memory;  // by the stream's handle
+    std::map<ProductKey, Plan> plans;
+    std::map<void*, StreamMemory> memory;  // by the stream's handle
 
     Library() {
         check_cublas(cublasLtCreate(&handle), "cublasLtCreate");

@@ -10,6 +10,7 @@
 // most kFirstMs + kFinalMs and a few runs more, the warm-up kWarmUp once.
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <utility>
 
 #include "kernels/cuda/launch.cuh"
@@ -28,49 +29,26 @@ constexpr float kFinalMs = 110;                    // about as long are all turn
 constexpr int kWarmUpRuns = 256, kWarmUpLap = 16;  // at most so many, since small products do not warm a GPU
 constexpr std::chrono::milliseconds kWarmUp{300}, kStaysWarm{500};
 
-size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
-
-// The product's matrices once more, in one piece of memory that goes when this goes; factors are random numbers.
+// The product's matrices once more, in memory that goes when this goes; their elements are random numbers. Fails with
+// Exit::os where memory is short.
 class Stage {
 public:
     Stage(const Product& product, Stream stream) : product_(product), stream_(stream) {
         const size_t m = size_t(product.m), n = size_t(product.n), k = size_t(product.k);
         const bool gradient = product.epilogue == Epilogue::bias_gradient;
-        const size_t bias_count = !product.bias ? 0 : gradient ? n : m, aux_count = product.aux ? m * n : 0;
-        const size_t a_bytes = m * k * size_of(product.in), b_bytes = n * k * size_of(product.in);
-        const size_t d_bytes = m * n * size_of(product.out), bias_bytes = bias_count * size_of(product.out);
-        const size_t aux_bytes = aux_count * size_of(product.out);
-        const size_t sums_bytes = gradient ? column_sums_scratch_bytes(product.k, product.n) : 0;
-        size_t bytes = 0;
-        for (size_t part : {a_bytes, b_bytes, d_bytes, bias_bytes, aux_bytes, sums_bytes}) bytes += aligned(part);
-        if (cudaMalloc(&memory_, bytes) != cudaSuccess) {
-            cudaGetLastError();  // being short of memory is no error here
-            memory_ = nullptr;
-            return;
-        }
-        char* at = static_cast<char*>(memory_);
-        auto take = [&](size_t part) { return std::exchange(at, at + aligned(part)); };
-        product_.a = fill(take(a_bytes), product.in, m * k, 1);
-        product_.b = fill(take(b_bytes), product.in, n * k, 2);
-        product_.d = fill(take(d_bytes), product.out, m * n, 3);
-        if (bias_count) product_.bias = fill(take(bias_bytes), product.out, bias_count, 4);
-        if (aux_count) product_.aux = fill(take(aux_bytes), product.out, aux_count, 5);
-        sums_ = reinterpret_cast<float*>(take(sums_bytes));
-    }
-    Stage(const Stage&) = delete;
-    Stage& operator=(const Stage&) = delete;
-    ~Stage() {
-        if (!memory_) return;
-        cudaStreamSynchronize(cuda_stream(stream_));
-        cudaFree(memory_);
+        product_.a = random_array(product.in, m * k, 1);
+        product_.b = random_array(product.in, n * k, 2);
+        product_.d = random_array(product.out, m * n, 3);
+        if (product.bias) product_.bias = random_array(product.out, gradient ? n : m, 4);
+        if (product.aux) product_.aux = random_array(product.out, m * n, 5);
+        if (gradient) sums_ = DeviceBuffer(column_sums_scratch_bytes(product.k, product.n));
     }
 
-    bool has_memory() const { return memory_ != nullptr; }
     const Product& product() const { return product_; }
 
     void sum_columns() const {
         column_sums({.out = static_cast<float*>(product_.bias),
-                     .scratch = sums_,
+                     .scratch = static_cast<float*>(sums_.data()),
                      .values = ConstView(product_.b, product_.in),
                      .rows = product_.k,
                      .cols = product_.n,
@@ -79,41 +57,34 @@ public:
     }
 
 private:
-    void* fill(void* memory, Dtype dtype, size_t count, unsigned seed) const {
+    void* random_array(Dtype dtype, size_t count, unsigned seed) {
+        void* memory = arrays_.emplace_back(count * size_of(dtype)).data();
         random_fill({.out = View(memory, dtype), .count = count, .seed = seed}, stream_);
         return memory;
     }
 
     Product product_;
     Stream stream_;
-    void* memory_ = nullptr;
-    float* sums_ = nullptr;
+    std::vector<DeviceBuffer> arrays_;
+    DeviceBuffer sums_;
 };
 
 // Times between marks on a stream. Setting one waits for nothing; read() waits for the last.
 class Marks {
 public:
     explicit Marks(Stream stream) : stream_(stream) {}
-    Marks(const Marks&) = delete;
-    Marks& operator=(const Marks&) = delete;
-    ~Marks() {
-        for (cudaEvent_t event : events_) cudaEventDestroy(event);
-    }
 
     void set() {
-        if (used_ == events_.size()) {
-            events_.push_back(nullptr);
-            check_cuda(cudaEventCreate(&events_.back()), "cudaEventCreate");
-        }
-        check_cuda(cudaEventRecord(events_[used_++], cuda_stream(stream_)), "cudaEventRecord");
+        if (used_ == events_.size()) events_.push_back(make_event());
+        check_cuda(cudaEventRecord(events_[used_++].get(), cuda_stream(stream_)), "cudaEventRecord");
     }
 
     // Milliseconds from each mark to the next one; forgets the marks.
     std::vector<float> read() {
-        check_cuda(cudaEventSynchronize(events_[used_ - 1]), "timing a product");
+        check_cuda(cudaEventSynchronize(events_[used_ - 1].get()), "timing a product");
         std::vector<float> times(used_ - 1);
         for (size_t i = 0; i + 1 < used_; i++)
-            check_cuda(cudaEventElapsedTime(&times[i], events_[i], events_[i + 1]), "cudaEventElapsedTime");
+            check_cuda(cudaEventElapsedTime(&times[i], events_[i].get(), events_[i + 1].get()), "cudaEventElapsedTime");
         used_ = 0;
         return times;
     }
@@ -130,7 +101,7 @@ public:
 
 private:
     Stream stream_;
-    std::vector<cudaEvent_t> events_;
+    std::vector<Event> events_;
     size_t used_ = 0;
 };
 
@@ -229,10 +200,14 @@ TimedAlgorithm winner_of(const std::vector<Contender>& finalists) {
 TimedAlgorithm fastest_of(const std::vector<MatmulAlgorithm>& proposals, ProductDescription& description,
                           const Product& product, cublasLtHandle_t handle, const MatmulWorkspace& workspace,
                           Stream stream) {
-    const Stage stage(product, stream);
-    if (!stage.has_memory()) return {};
+    std::optional<Stage> stage;
+    try {
+        stage.emplace(product, stream);
+    } catch (const Error&) {
+        return {};  // being short of memory is no error here
+    }
     Marks marks(stream);
-    auto run = [&](size_t i) { return description.run(handle, proposals[i], stage.product(), workspace, stream); };
+    auto run = [&](size_t i) { return description.run(handle, proposals[i], stage->product(), workspace, stream); };
     std::vector<Contender> contenders = first_pass(proposals.size(), marks, run);
     TimedAlgorithm answer;
     if (!contenders.empty()) {
@@ -241,7 +216,7 @@ TimedAlgorithm fastest_of(const std::vector<MatmulAlgorithm>& proposals, Product
         answer = winner_of(contenders);
     }
     if (product.epilogue == Epilogue::bias_gradient) {
-        auto sum_columns = [&] { stage.sum_columns(); };
+        auto sum_columns = [&] { stage->sum_columns(); };
         const float once_ms = median_of(marks.laps_of(kFirstRuns, 1, sum_columns));
         answer.apart_ms =
             median_of(marks.laps_of(kLeastTurns, runs_of_turn(once_ms), sum_columns)) / float(runs_of_turn(once_ms));

@@ -1,6 +1,5 @@
 // Stopwatch on a GPU: a pair of events around each lap, made once and used again in later steps.
 #include <algorithm>
-#include <utility>
 #include <vector>
 
 #include "kernels/cuda/launch.cuh"
@@ -8,37 +7,19 @@
 
 namespace {
 
-class Lap {
-public:
-    Lap() {
-        check_cuda(cudaEventCreate(&begin_), "cudaEventCreate");
-        check_cuda(cudaEventCreate(&end_), "cudaEventCreate");
-    }
-    Lap(Lap&& other) noexcept { *this = std::move(other); }
-    Lap& operator=(Lap&& other) noexcept {
-        std::swap(begin_, other.begin_);
-        std::swap(end_, other.end_);
-        return *this;
-    }
-    ~Lap() {
-        if (begin_) cudaEventDestroy(begin_);
-        if (end_) cudaEventDestroy(end_);
-    }
-
-    void start(Stream stream) { check_cuda(cudaEventRecord(begin_, cuda_stream(stream)), "cudaEventRecord"); }
-    void stop(Stream stream) { check_cuda(cudaEventRecord(end_, cuda_stream(stream)), "cudaEventRecord"); }
-
-    bool has_finished() const { return has_happened(end_, "timing a stream"); }
-
-    double ms() const {
-        float ms = 0;
-        check_cuda(cudaEventElapsedTime(&ms, begin_, end_), "cudaEventElapsedTime");
-        return ms;
-    }
-
-private:
-    cudaEvent_t begin_ = nullptr, end_ = nullptr;
+struct Lap {
+    Event begin = make_event(), end = make_event();
 };
+
+void record(const Event& event, Stream stream) {
+    check_cuda(cudaEventRecord(event.get(), cuda_stream(stream)), "cudaEventRecord");
+}
+
+double ms_of(const Lap& lap) {
+    float ms = 0;
+    check_cuda(cudaEventElapsedTime(&ms, lap.begin.get(), lap.end.get()), "cudaEventElapsedTime");
+    return ms;
+}
 
 }  // namespace
 
@@ -54,16 +35,16 @@ Stopwatch::~Stopwatch() = default;
 
 void Stopwatch::start(Stream stream) {
     if (laps_->used == laps_->laps.size()) laps_->laps.emplace_back();
-    laps_->laps[laps_->used].start(stream);
+    record(laps_->laps[laps_->used].begin, stream);
 }
 
-void Stopwatch::stop(Stream stream) { laps_->laps[laps_->used++].stop(stream); }
+void Stopwatch::stop(Stream stream) { record(laps_->laps[laps_->used++].end, stream); }
 
 double Stopwatch::take_ms() {
     const auto begin = laps_->laps.begin(), end = begin + ptrdiff_t(laps_->used);
     double ms = 0;
     auto lap = begin;
-    for (; lap != end && lap->has_finished(); ++lap) ms += lap->ms();
+    for (; lap != end && has_happened(lap->end.get(), "timing a stream"); ++lap) ms += ms_of(*lap);
     std::rotate(begin, lap, end);
     laps_->used = size_t(end - lap);
     return ms;
