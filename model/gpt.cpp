@@ -9,13 +9,6 @@
 #include "model/sharding.h"
 #include "model/state.h"
 
-struct Gpt::Impl {
-    DeviceBuffer memory;
-    GptState state;
-    std::vector<std::byte> logits;  // one row, on the host
-    std::vector<double> sums;       // the host's copy of GptState::sums
-};
-
 namespace {
 
 void check_options(const GptOptions& o) {
@@ -87,19 +80,20 @@ std::vector<MemoryRegion> plan_memory(const GptOptions& options) {
     return arena.regions();
 }
 
-Gpt::Gpt(const GptOptions& options, const Comm& comm) : impl_(std::make_unique<Impl>()) {
+Gpt::Gpt(const GptOptions& options, const Comm& comm) {
     check_options(options);
     Arena dry;
     place_state(options, dry);
     require(comm.rank == options.rank && comm.size == options.ranks, "model: rank %d of %d in a world of rank %d of %d",
             options.rank, options.ranks, comm.rank, comm.size);
     check_fits(options);
-    impl_->memory = DeviceBuffer(dry.bytes());
-    Arena arena(static_cast<std::byte*>(impl_->memory.data()));
-    impl_->state = place_state(options, arena);
-    GptState& s = impl_->state;
+    DeviceBuffer memory(dry.bytes());
+    Arena arena(static_cast<std::byte*>(memory.data()));
+    state_ = std::make_unique<GptState>(place_state(options, arena));
+    GptState& s = *state_;
+    s.memory = std::move(memory);
     s.comm = comm;
-    impl_->sums.resize(step_sums(s).count());
+    s.host_sums.resize(step_sums(s).count());
     auto send = [&](ops::Chunk* to, const std::vector<ops::Chunk>& chunks) {
         if (to) copy_to_device(to, chunks.data(), chunks.size() * sizeof(ops::Chunk), s.stream);
     };
@@ -112,19 +106,19 @@ Gpt::Gpt(const GptOptions& options, const Comm& comm) : impl_(std::make_unique<I
 
 Gpt::Gpt(Gpt&&) noexcept = default;
 Gpt::~Gpt() {
-    if (impl_) drain(impl_->state.comm);
+    if (state_) drain(state_->comm);
 }
 
-const GptOptions& Gpt::options() const { return impl_->state.options; }
-const TensorLayout& Gpt::layout() const { return impl_->state.layout; }
+const GptOptions& Gpt::options() const { return state_->options; }
+const TensorLayout& Gpt::layout() const { return state_->layout; }
 
 void Gpt::initialize(uint64_t seed) {
-    for (const Tensor& tensor : layout().tensors) initialize_tensor(impl_->state, tensor, seed);
+    for (const Tensor& tensor : layout().tensors) initialize_tensor(*state_, tensor, seed);
     masters_changed();
 }
 
 void Gpt::begin_step(const StepSettings& settings) {
-    GptState& s = impl_->state;
+    GptState& s = *state_;
     const double t = double(settings.update);
     const ops::StepScalars scalars{.loss_scale = settings.loss_scale,
                                    .learning_rate = float(settings.learning_rate),
@@ -133,8 +127,8 @@ void Gpt::begin_step(const StepSettings& settings) {
     copy_to_device(s.scalars, &scalars, sizeof(scalars), s.stream);
     s.micro_steps_done = 0;
     if (s.comm.size == 1) return;
-    std::fill(impl_->sums.begin(), impl_->sums.end(), 0.0);
-    copy_to_device(s.sums, impl_->sums.data(), impl_->sums.size() * sizeof(double), s.stream);
+    std::fill(s.host_sums.begin(), s.host_sums.end(), 0.0);
+    copy_to_device(s.sums, s.host_sums.data(), s.host_sums.size() * sizeof(double), s.stream);
 }
 
 namespace {
@@ -170,7 +164,7 @@ void loss_forward_backward(GptState& s, const LayerContext& x, int index, float 
 }  // namespace
 
 void Gpt::forward(const int* tokens) {
-    GptState& s = impl_->state;
+    GptState& s = *state_;
     const LayerContext x = layer_context(s, false);
     load_batch(s.tokens, tokens, s);
     need_params(s, 0);
@@ -185,7 +179,7 @@ void Gpt::forward(const int* tokens) {
 }
 
 void Gpt::backward(const int* targets, float grad_scale) {
-    GptState& s = impl_->state;
+    GptState& s = *state_;
     const MicroStep micro = begin_micro_step(s);
     const LayerContext x = layer_context(s, micro.accumulate);
     LayerContext again = x;
@@ -212,9 +206,9 @@ void Gpt::backward(const int* targets, float grad_scale) {
 }
 
 StepResult Gpt::end_step(const std::array<double, StepResult::kVotes>& votes) {
-    GptState& s = impl_->state;
+    GptState& s = *state_;
     const StepSums places = step_sums(s);
-    std::vector<double>& sums = impl_->sums;
+    std::vector<double>& sums = s.host_sums;
     copy_to_device(s.sums + places.vote(0), votes.data(), sizeof(votes), s.stream);
     finish_grads(s);
     update(s);
@@ -235,7 +229,7 @@ StepResult Gpt::end_step(const std::array<double, StepResult::kVotes>& votes) {
 }
 
 void Gpt::sum_over_ranks(std::array<double, StepResult::kVotes>& values) {
-    GptState& s = impl_->state;
+    GptState& s = *state_;
     double* sums = s.sums + step_sums(s).vote(0);
     copy_to_device(sums, values.data(), sizeof(values), s.stream);
     wait(all_reduce_sum(sums, values.size(), s.comm, s.stream), s.comm, s.stream);
@@ -244,7 +238,7 @@ void Gpt::sum_over_ranks(std::array<double, StepResult::kVotes>& values) {
 }
 
 double Gpt::evaluate(const int* tokens, const int* targets) {
-    GptState& s = impl_->state;
+    GptState& s = *state_;
     forward(tokens);
     load_batch(s.targets, targets, s);
     loss_forward_backward(s, layer_context(s, false), 0, 0.0f, nullptr);
@@ -255,7 +249,7 @@ double Gpt::evaluate(const int* tokens, const int* targets) {
 }
 
 void Gpt::next_token_logits(const int* tokens, int count, float* logits) {
-    GptState& s = impl_->state;
+    GptState& s = *state_;
     const int T = s.options.seq_len;
     require(count >= 1 && count <= T, "next_token_logits: %d tokens, must be in [1, %d]", count, T);
     std::vector<int> padded(size_t(s.options.batch) * size_t(T));  // attention is causal: what follows does not matter
@@ -265,7 +259,7 @@ void Gpt::next_token_logits(const int* tokens, int count, float* logits) {
     x.rows = 1;
     const ConstView last = s.acts.norm_f.out.view.from(size_t(count - 1) * size_t(s.options.shape.n_embd));
     linear_forward(x, s.weights.wte, last, s.acts.logits);
-    std::vector<std::byte>& row = impl_->logits;
+    std::vector<std::byte>& row = s.host_logits;
     row.resize(size_t(s.options.shape.padded_vocab()) * size_of(s.options.precision));
     copy_to_host(row.data(), s.acts.logits.view.data, row.size(), s.stream);
     synchronize(s.stream);
@@ -273,16 +267,12 @@ void Gpt::next_token_logits(const int* tokens, int count, float* logits) {
     for (int i = 0; i < s.options.shape.vocab_size; i++) logits[i] = float(element(values, size_t(i)));
 }
 
-std::vector<NamedTensor> Gpt::master_tensors() const {
-    return name_tensors(impl_->state, "master.", impl_->state.master);
-}
+std::vector<NamedTensor> Gpt::master_tensors() const { return name_tensors(*state_, "master.", state_->master); }
 
-std::vector<NamedTensor> Gpt::gradient_tensors() const {
-    return name_tensors(impl_->state, "grad.", impl_->state.own_grad);
-}
+std::vector<NamedTensor> Gpt::gradient_tensors() const { return name_tensors(*state_, "grad.", state_->own_grad); }
 
 std::vector<NamedTensor> Gpt::state_tensors() const {
-    const GptState& s = impl_->state;
+    const GptState& s = *state_;
     std::vector<NamedTensor> all = master_tensors();
     auto append = [&](const char* prefix, float* owned) {
         if (!owned) return;
@@ -307,7 +297,7 @@ std::vector<NamedTensor> Gpt::saved_tensors() const {
 }
 
 void Gpt::masters_changed() {
-    GptState& s = impl_->state;
+    GptState& s = *state_;
     if (s.options.precision != Dtype::fp32)
         ops::cast({.out = s.own_param, .inp = s.master, .count = owned_elements(s)}, s.stream);
     share_params(s);

@@ -87,8 +87,6 @@ public:
     std::vector<NamedTensor> gradient_tensors() const;  // "grad.NAME", as end_step() found them
     void masters_changed();
 
-    struct Impl;
-
 private:
-    std::unique_ptr<Impl> impl_;
+    std::unique_ptr<struct GptState> state_;
 };

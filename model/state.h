@@ -33,6 +33,7 @@ struct GptState {
     TensorLayout layout;
     Comm comm;
     Stream stream;
+    DeviceBuffer memory;  // the one allocation, in which all device arrays lie
 
     float* master = nullptr;     // owned, flat FP32 parameters
     float* m = nullptr;          // owned, first moment or momentum
@@ -55,6 +56,8 @@ struct GptState {
     ops::Chunk* all_chunks = nullptr;     // the whole grid
     ops::Chunk* own_chunks = nullptr;     // this rank's part of it, in own_grad
     double* sums = nullptr;               // what ranks add up once a step: see StepSums
+    std::vector<double> host_sums;        // the host's copy
+    std::vector<std::byte> host_logits;   // one row
     ops::GradNorm* grad_norm = nullptr;   // (1)
     ops::StepScalars* scalars = nullptr;  // (1)
     void* scratch = nullptr;              // the largest that any op needs
