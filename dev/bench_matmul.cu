@@ -282,19 +282,19 @@ void add_products(std::vector<ProductCase>& cases, const Linear& l) {
 std::vector<ProductCase> product_cases(const Workload& work) {
     const GptShape& s = work.shape;
     const int tokens = work.tokens(), C = s.n_embd, head_rows = work.rows_of_head();
-    const double L = s.n_layer, chunks = double(tokens) / head_rows;
+    const double L = s.n_layer, head_passes = double(tokens) / head_rows;
     std::vector<ProductCase> cases;
     add_products(cases, {.name = "qkv", .calls = L, .rows = tokens, .n = s.qkv_channels(), .k = C});
     add_products(cases, {.name = "attn_proj", .calls = L, .rows = tokens, .n = C, .k = C});
     add_products(cases, {.name = "fc", .calls = L, .rows = tokens, .n = s.hidden(), .k = C, .gelu_behind = true});
     add_products(cases, {.name = "fc_proj", .calls = L, .rows = tokens, .n = C, .k = s.hidden(), .gelu_before = true});
     add_products(cases, {.name = "head",
-                         .calls = chunks,
+                         .calls = head_passes,
                          .rows = head_rows,
                          .n = s.padded_vocab(),
                          .k = C,
                          .has_bias = false,
-                         .adds_at_once = chunks > 1});
+                         .adds_at_once = head_passes > 1});
     std::stable_sort(cases.begin(), cases.end(), [](const ProductCase& left, const ProductCase& right) {
         return left.calls * left.flops > right.calls * right.flops;
     });

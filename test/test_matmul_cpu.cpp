@@ -16,8 +16,8 @@ namespace {
 struct Shape {
     int rows, n, k;
 };
-// Several tiles each way with edges on all sides and more than one chunk of the depth for each of the three products;
-// fewer rows than a tile has, fewer columns, and depths of both that do not come in pairs, in the first chunk and
+// Several tiles each way with edges on all sides and more than one slice of the depth for each of the three products;
+// fewer rows than a tile has, fewer columns, and depths of both that do not come in pairs, in the first slice and
 // later.
 constexpr Shape kShapes[] = {{530, 810, 522}, {7, 1001, 300}, {1001, 5, 33}, {30, 40, 513}};
 

@@ -49,7 +49,7 @@ bool another_thread_helps() {
     const auto caller = std::this_thread::get_id();
     std::atomic<bool> helped = false;
     const auto one_loop = [&] {
-        run_loop({.n = 4, .chunk = 1, .in_order = true}, [&](size_t, size_t) {
+        run_loop({.n = 4, .grain = 1, .in_order = true}, [&](size_t, size_t) {
             if (std::this_thread::get_id() != caller) helped = true;
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
         });
@@ -65,14 +65,14 @@ TEST_CASE("a loop runs each index once, on no more threads than OpenMP has", "[c
         const Threads set(threads);
         CHECK(loop_threads() == threads);
         for (size_t n : {0, 1, 2, 3, 7, 8, 9, 63, 1000, 4097})
-            for (size_t chunk : {1, 3, 64, 10000})
+            for (size_t grain : {1, 3, 64, 10000})
                 for (bool in_order : {false, true}) {
-                    INFO(threads << " threads, n " << n << ", chunk " << chunk << ", in order " << in_order);
+                    INFO(threads << " threads, n " << n << ", grain " << grain << ", in order " << in_order);
                     Counts counts(n);
                     std::vector<std::thread::id> ran_on(n);
                     std::atomic<bool> is_too_long = false;
-                    run_loop({.n = n, .chunk = chunk, .in_order = in_order}, [&](size_t begin, size_t end) {
-                        if (threads > 1 && n > chunk && end - begin > chunk) is_too_long = true;
+                    run_loop({.n = n, .grain = grain, .in_order = in_order}, [&](size_t begin, size_t end) {
+                        if (threads > 1 && n > grain && end - begin > grain) is_too_long = true;
                         for (size_t i = begin; i < end; i++) counts[i]++, ran_on[i] = std::this_thread::get_id();
                     });
                     CHECK(all_are(counts, 1));
@@ -117,19 +117,19 @@ TEST_CASE("a loop within a loop runs on the thread that calls it", "[cpu]") {
 }
 
 // A thread that loses its core holds up what it has in hand and nothing else.
-TEST_CASE("a thread that is stuck delays a loop by no more than its own chunk", "[cpu]") {
+TEST_CASE("a thread that is stuck delays a loop by no more than its own grain", "[cpu]") {
     const Threads set(2);
     for (bool in_order : {false, true}) {
-        constexpr size_t kN = 1000, kChunk = 10;
+        constexpr size_t kN = 1000, kGrain = 10;
         const auto caller = std::this_thread::get_id();
         std::atomic<bool> is_stuck = false, waited_in_vain = false;
         std::atomic<size_t> others = 0;
-        run_loop({.n = kN, .chunk = kChunk, .in_order = in_order}, [&](size_t begin, size_t end) {
+        run_loop({.n = kN, .grain = kGrain, .in_order = in_order}, [&](size_t begin, size_t end) {
             const bool is_caller = std::this_thread::get_id() == caller;
-            // The caller waits for the other thread to have a chunk, which then waits for the rest of the loop.
+            // The caller waits for the other thread to have a grain, which then waits for the rest of the loop.
             const bool got_it = is_caller
                                     ? holds_within_a_minute([&] { return bool(is_stuck); })
-                                    : (is_stuck = true, holds_within_a_minute([&] { return others == kN - kChunk; }));
+                                    : (is_stuck = true, holds_within_a_minute([&] { return others == kN - kGrain; }));
             if (!got_it) waited_in_vain = true;
             if (is_caller) others += end - begin;
         });
@@ -139,12 +139,12 @@ TEST_CASE("a thread that is stuck delays a loop by no more than its own chunk", 
     }
 }
 
-TEST_CASE("a loop returns after its last chunk, even if the caller has to sleep until then", "[cpu]") {
+TEST_CASE("a loop returns after its last grain, even if the caller has to sleep until then", "[cpu]") {
     const Threads set(2);
     const auto caller = std::this_thread::get_id();
     Counts counts(2);
     std::atomic<bool> is_taken = false;
-    run_loop({.n = 2, .chunk = 1, .in_order = true}, [&](size_t i, size_t) {
+    run_loop({.n = 2, .grain = 1, .in_order = true}, [&](size_t i, size_t) {
         if (std::this_thread::get_id() == caller)
             holds_within_a_minute([&] { return bool(is_taken); });
         else

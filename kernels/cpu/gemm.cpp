@@ -75,7 +75,7 @@ using Finish = std::function<void(const Tile&)>;
 
 template <class Element, class T>
 void multiply_tile(const Product<T>& product, const Tile& tile, const Panels<Element>& panels, const Finish& finish) {
-    constexpr int kDepth = kChunk * values_in<Element>;
+    constexpr int kDepth = kSlice * values_in<Element>;
     for (int k = 0; k < product.depth; k += kDepth) {
         const int depth = std::min(kDepth, product.depth - k);
         copy_right(panels, product.right.block(k, tile.col), depth, tile.cols);

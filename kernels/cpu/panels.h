@@ -1,13 +1,13 @@
 // Our own matrix multiplication: panels of both operands, copied into the order in which they are read.
 //
-// A tile of the result is computed in chunks of the depth. Of each chunk the right operand's part is copied into
+// A tile of the result is computed in slices of the depth. Of each slice the right operand's part is copied into
 // strips, (depth, kTileCols) each, and the left operand's part, kPanelRows rows at a time, into an order in which the
 // innermost loop reads it forward; rows of floats are read where they are. The strips stay in the second-level cache,
 // the one in use in the first (Goto, van de Geijn, "Anatomy of high-performance matrix multiplication", ACM TOMS 34(3),
 // 2008). A copied element is used hundreds of times.
 //
 // A panel's elements are floats, converted from any type as they are copied, or pairs of bf16 along the depth, where
-// bf16 are not converted. Both have 4 bytes, so that all sizes are the same, and a chunk of pairs is twice as deep. An
+// bf16 are not converted. Both have 4 bytes, so that all sizes are the same, and a slice of pairs is twice as deep. An
 // odd depth ends in a pair whose second half is 0 in both operands.
 #pragma once
 
@@ -25,10 +25,10 @@ inline int divide_up(int count, int piece) { return (count + piece - 1) / piece;
 template <class Element> inline constexpr int values_in = 1;
 template <> inline constexpr int values_in<Bf16Pair> = 2;
 
-inline constexpr int kChunk = 256;            // elements of the depth
+inline constexpr int kSlice = 256;            // elements of the depth
 inline constexpr int kPanelRows = 96;         // of the left operand that are copied at a time
 inline constexpr int kPanelCols = 384;        // of the right operand
-inline constexpr int kRowStep = kChunk + 16;  // of a copied row: not a multiple of 4096 bytes
+inline constexpr int kRowStep = kSlice + 16;  // of a copied row: not a multiple of 4096 bytes
 
 inline constexpr size_t kLeftElements = size_t(kPanelRows) * kRowStep;
 inline constexpr size_t kRightElements = size_t(kPanelCols) * kRowStep;
@@ -37,13 +37,13 @@ inline constexpr size_t kPanelBytes = (kRightElements + kLeftElements + kStaging
 
 static_assert(kPanelRows % kTileRows == 0, "a copied part of the left operand is whole groups of rows");
 static_assert(kPanelCols % kTileCols == 0, "a copied part of the right operand is whole strips");
-static_assert(kPanelCols <= int(kStagingElements) && kPanelRows <= int(kStagingElements) && kChunk % 4 == 0,
+static_assert(kPanelCols <= int(kStagingElements) && kPanelRows <= int(kStagingElements) && kSlice % 4 == 0,
               "the staging area holds a row of either operand, or kTileCols rows of whole transposed squares");
 static_assert(sizeof(Bf16Pair) == sizeof(float), "panels of both have one size");
 
 // Distance of two strips or groups. The 16 beyond the depth keep them from falling into the same sets of the cache.
-inline constexpr size_t kStripStep = size_t(kChunk + 16) * kTileCols;
-inline constexpr size_t kGroupStep = size_t(kChunk + 16) * kTileRows;
+inline constexpr size_t kStripStep = size_t(kSlice + 16) * kTileCols;
+inline constexpr size_t kGroupStep = size_t(kSlice + 16) * kTileRows;
 
 // Memory of one thread.
 template <class Element> struct Panels {
@@ -154,11 +154,11 @@ template <class Element> void multiply_strip(const Left<Element>& left, TileProd
     }
 }
 
-// part = or += the left operand's chunk times the right operand's, which has been copied.
+// part = or += the left operand's slice times the right operand's, which has been copied.
 template <class Element, class T>
-void multiply_panels(const Panels<Element>& panels, const Matrix<T>& left_chunk, int depth, const Tile& part,
+void multiply_panels(const Panels<Element>& panels, const Matrix<T>& left_slice, int depth, const Tile& part,
                      bool accumulate) {
-    const Left<Element> left = copy_left(panels, left_chunk, part.rows, depth);
+    const Left<Element> left = copy_left(panels, left_slice, part.rows, depth);
     const Element* strip = panels.right;
     for (int col = 0; col < part.cols; col += kTileCols, strip += kStripStep)
         multiply_strip(left, {.out = part.data + col,

@@ -17,9 +17,9 @@
 // body(i) for every i in [0, n): for many equal and cheap pieces. A thread runs a contiguous range of i, the same one
 // in each loop over as many pieces, unless another thread has lost its core and is behind.
 template <class Body> void parallel_for(size_t n, Body&& body) {
-    constexpr size_t kChunks = 8;  // of a thread: what others can still take when it is behind
-    const size_t chunk = n / (kChunks * size_t(loop_threads())) + 1;
-    run_loop({.n = n, .chunk = chunk, .in_order = false}, [&](size_t begin, size_t end) {
+    constexpr size_t kGrains = 8;  // of a thread: what others can still take when it is behind
+    const size_t grain = n / (kGrains * size_t(loop_threads())) + 1;
+    run_loop({.n = n, .grain = grain, .in_order = false}, [&](size_t begin, size_t end) {
         for (size_t i = begin; i < end; i++) body(i);
     });
 }
@@ -28,7 +28,7 @@ template <class Body> void parallel_for(size_t n, Body&& body) {
 // as they become free: for pieces of unequal cost. With large equal blocks this costs nothing over a fixed assignment.
 template <class Body> void parallel_blocks(size_t n, size_t block, Body&& body) {
     const size_t n_blocks = (n + block - 1) / block;
-    run_loop({.n = n_blocks, .chunk = 1, .in_order = true}, [&](size_t first, size_t last) {
+    run_loop({.n = n_blocks, .grain = 1, .in_order = true}, [&](size_t first, size_t last) {
         for (size_t i = first; i < last; i++) body(i * block, std::min(n, (i + 1) * block));
     });
 }

@@ -78,7 +78,7 @@ public:
         gate_ = kOpen;
         loops_++;
         loops_.notify_all();
-        take_chunks(0);
+        take_grains(0);
         if (gate_.fetch_and(~kOpen) != kOpen) wait_for_threads_inside();
     }
 
@@ -116,7 +116,7 @@ private:
             if (!spin_until([&] { return loops_ != last; })) loops_.wait(last);
             last = loops_;
             if (!enter()) continue;
-            if (id < threads_) take_chunks(id);
+            if (id < threads_) take_grains(id);
             leave();
         }
     }
@@ -141,13 +141,13 @@ private:
         }
     }
 
-    void take_chunks(int id) {
-        const size_t chunk = task_.loop.chunk;
+    void take_grains(int id) {
+        const size_t grain = task_.loop.grain;
         for (size_t i = 0; i < n_parts_; i++) {
             Part& part = parts_[(size_t(id) + i) % n_parts_];
             while (part.next.load(std::memory_order_relaxed) < part.end) {
-                const size_t begin = part.next.fetch_add(chunk, std::memory_order_relaxed);
-                if (begin < part.end) task_.run(task_.context, begin, std::min(part.end, begin + chunk));
+                const size_t begin = part.next.fetch_add(grain, std::memory_order_relaxed);
+                if (begin < part.end) task_.run(task_.context, begin, std::min(part.end, begin + grain));
             }
         }
     }
@@ -192,7 +192,7 @@ void run_loop(const Loop& loop, void (*run)(void*, size_t, size_t), void* contex
     struct Release {
         ~Release() { pool().release(); }
     } release;
-    if (loop.n > loop.chunk)
+    if (loop.n > loop.grain)
         pool().run({loop, run, context}, threads);
     else
         run(context, 0, loop.n);

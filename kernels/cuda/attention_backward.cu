@@ -72,7 +72,7 @@ __device__ __forceinline__ void to_gradient(float& score, float& dp, const Query
 }
 
 // The sum of the products of 8 pairs of numbers.
-template <class T> __device__ __forceinline__ float dot_of_chunks(const uint4& x, const uint4& y) {
+template <class T> __device__ __forceinline__ float dot_of_packs(const uint4& x, const uint4& y) {
     const uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
     float sum = 0;
 #pragma unroll
@@ -87,21 +87,21 @@ template <class T> __device__ __forceinline__ float dot_of_chunks(const uint4& x
 template <class T, int kHeadSize>
 __device__ __forceinline__ void query_statistics(QueryStatistics* shared, const T* dout, const AttentionBackward& op,
                                                  int b, int head, int begin) {
-    constexpr int kChunks = kHeadSize / kChunk, kWarpRows = Shape<kHeadSize>::kWarpRows;
+    constexpr int kPacks = kHeadSize / kPackNumbers, kWarpRows = Shape<kHeadSize>::kWarpRows;
     const AttentionLayout at(op);
-    const int lane = threadIdx.x % 32, chunk = lane % kChunks;
-    for (int r = lane / kChunks; r < kWarpRows; r += 32 / kChunks) {
+    const int lane = threadIdx.x % 32, pack = lane % kPacks;
+    for (int r = lane / kPacks; r < kWarpRows; r += 32 / kPacks) {
         const int row = threadIdx.x / 32 * kWarpRows + r, position = begin + row;
         const bool exists = position < at.seq_len;
         float sum = 0;
         if (exists)
-            sum = dot_of_chunks<T>(
-                *reinterpret_cast<const uint4*>(op.out.as<T>() + at.out(b, head, position) + chunk * kChunk),
+            sum = dot_of_packs<T>(
+                *reinterpret_cast<const uint4*>(op.out.as<T>() + at.out(b, head, position) + pack * kPackNumbers),
                 *reinterpret_cast<const uint4*>(reinterpret_cast<const char*>(dout) +
-                                                tile_offset<kHeadSize>(row, chunk)));
+                                                tile_offset<kHeadSize>(row, pack)));
 #pragma unroll
-        for (int distance = 1; distance < kChunks; distance *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
-        if (chunk != 0) continue;
+        for (int distance = 1; distance < kPacks; distance *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+        if (pack != 0) continue;
         const float lse = exists ? op.lse[at.lse(b, head, position)] : 0.0f;
         shared[row] = {lse * kLog2E, sum};
         if (exists) static_cast<QueryStatistics*>(op.scratch)[at.lse(b, head, position)] = shared[row];

@@ -1,8 +1,8 @@
 // Tiles of 16-bit numbers in shared memory, and the fragments that mma.m16n8k16 takes from them.
 //
-// A tile has rows of kHeadSize numbers in chunks of 16 bytes. Chunk c of row r lies at place c ^ (r % 8) of the row:
-// the same chunk of eight rows, which ldmatrix reads at once, then lies in eight different groups of banks, and so do
-// the chunks of a row. Every row number below starts at a multiple of 8, so r % 8 depends on the lane alone.
+// A tile has rows of kHeadSize numbers in packs of 16 bytes. Pack p of row r lies at place p ^ (r % 8) of the row:
+// the same pack of eight rows, which ldmatrix reads at once, then lies in eight different groups of banks, and so do
+// the packs of a row. Every row number below starts at a multiple of 8, so r % 8 depends on the lane alone.
 //
 // Fragments as PTX's manual has them, lane l, g = l / 4, q = l % 4: an accumulator (16, 8) holds columns 2q, 2q + 1 of
 // row g, then of row g + 8. So two neighbouring accumulators, rounded, are the A fragment (16, 16) of the next product.
@@ -15,26 +15,26 @@
 
 namespace ops {
 
-inline constexpr int kChunk = 8;  // numbers in 16 bytes
+inline constexpr int kPackNumbers = 8;  // numbers in 16 bytes
 
-template <int kHeadSize> __device__ __forceinline__ uint32_t tile_offset(int row, int chunk) {
-    return uint32_t(row * kHeadSize * 2 + ((chunk ^ (row & 7)) << 4));
+template <int kHeadSize> __device__ __forceinline__ uint32_t tile_offset(int row, int pack) {
+    return uint32_t(row * kHeadSize * 2 + ((pack ^ (row & 7)) << 4));
 }
 
 // Starts copying `count` rows of kHeadSize numbers, `step` apart, into a tile of kRows rows; the other rows become 0.
 // The threads must wait for their copies and then pass a barrier.
 template <int kHeadSize, int kRows, int kThreads, class T>
 __device__ __forceinline__ void load_tile_async(T* tile, const T* inp, size_t step, int count) {
-    constexpr int kChunks = kHeadSize / kChunk;
-    static_assert(kRows * kChunks % kThreads == 0 && kThreads % (8 * kChunks) == 0);
+    constexpr int kPacks = kHeadSize / kPackNumbers;
+    static_assert(kRows * kPacks % kThreads == 0 && kThreads % (8 * kPacks) == 0);
     const uint32_t to = ptx::shared_address(tile);
-    const int first = threadIdx.x / kChunks, chunk = threadIdx.x % kChunks;
+    const int first = threadIdx.x / kPacks, pack = threadIdx.x % kPacks;
 #pragma unroll
-    for (int pass = 0; pass < kRows * kChunks / kThreads; pass++) {
-        const int row = first + pass * (kThreads / kChunks);
+    for (int pass = 0; pass < kRows * kPacks / kThreads; pass++) {
+        const int row = first + pass * (kThreads / kPacks);
         const bool inside = row < count;
-        const T* from = inp + (inside ? row : 0) * step + chunk * kChunk;
-        ptx::cp_async<16>(to + tile_offset<kHeadSize>(row, chunk), from, inside ? 16 : 0);
+        const T* from = inp + (inside ? row : 0) * step + pack * kPackNumbers;
+        ptx::cp_async<16>(to + tile_offset<kHeadSize>(row, pack), from, inside ? 16 : 0);
     }
 }
 
@@ -49,18 +49,18 @@ __device__ __forceinline__ void load_keys_async(T* key_tile, T* value_tile, int 
     ptx::cp_async_commit();
 }
 
-// The shared address of chunk 2 k + lane_chunk of tile row `row` + lane_row, for ldmatrix. The tile begins at a
+// The shared address of pack 2 k + lane_pack of tile row `row` + lane_row, for ldmatrix. The tile begins at a
 // multiple of its rows' size and `row` is a multiple of 8, so the swizzle of k is one exclusive or on the address of k
 // = 0: there is no address for each k that the compiler could keep in a register.
 template <int kHeadSize>
-__device__ __forceinline__ uint32_t chunk_address(uint32_t tile, int row, int lane_row, int k, int lane_chunk) {
-    return ((tile + tile_offset<kHeadSize>(lane_row, lane_chunk)) ^ uint32_t(k * 32)) + row * kHeadSize * 2;
+__device__ __forceinline__ uint32_t pack_address(uint32_t tile, int row, int lane_row, int k, int lane_pack) {
+    return ((tile + tile_offset<kHeadSize>(lane_row, lane_pack)) ^ uint32_t(k * 32)) + row * kHeadSize * 2;
 }
 
 // A fragment: tile rows [row, row + 16), columns [16 k, 16 k + 16).
 template <int kHeadSize> __device__ __forceinline__ void load_a(uint32_t (&a)[4], uint32_t tile, int row, int k) {
     const int lane = threadIdx.x % 32;
-    ptx::ldmatrix<4>(a, chunk_address<kHeadSize>(tile, row, lane % 16, k, lane / 16));
+    ptx::ldmatrix<4>(a, pack_address<kHeadSize>(tile, row, lane % 16, k, lane / 16));
 }
 
 // Two B fragments for A tile^T: columns of the product are tile rows [row, row + 16), summed over are columns
@@ -68,13 +68,13 @@ template <int kHeadSize> __device__ __forceinline__ void load_a(uint32_t (&a)[4]
 template <int kHeadSize>
 __device__ __forceinline__ void load_b_of_transposed(uint32_t (&b)[4], uint32_t tile, int row, int k) {
     const int lane = threadIdx.x % 32;
-    ptx::ldmatrix<4>(b, chunk_address<kHeadSize>(tile, row, lane / 16 * 8 + lane % 8, k, lane / 8 % 2));
+    ptx::ldmatrix<4>(b, pack_address<kHeadSize>(tile, row, lane / 16 * 8 + lane % 8, k, lane / 8 % 2));
 }
 
 // Two B fragments for A tile: summed over are tile rows [row, row + 16), columns of the product [16 n, 16 n + 16).
 template <int kHeadSize> __device__ __forceinline__ void load_b(uint32_t (&b)[4], uint32_t tile, int row, int n) {
     const int lane = threadIdx.x % 32;
-    ptx::ldmatrix<4, true>(b, chunk_address<kHeadSize>(tile, row, lane % 16, n, lane / 16));
+    ptx::ldmatrix<4, true>(b, pack_address<kHeadSize>(tile, row, lane % 16, n, lane / 16));
 }
 
 // The rows of a warp that stay the A operand of every product: (16 kM, kHeadSize). The fragments of the first kHeld
@@ -168,7 +168,7 @@ template <int kM, int kN, class Visit> __device__ __forceinline__ void for_each_
 template <class T, int kHeadSize, int kM, class Factor>
 __device__ __forceinline__ void store_rows(T* out, size_t step, int count, T* tile, int row,
                                            const float (&acc)[kM][kHeadSize / 8][4], Factor factor) {
-    constexpr int kChunks = kHeadSize / kChunk;
+    constexpr int kPacks = kHeadSize / kPackNumbers;
     const int lane = threadIdx.x % 32;
     char* bytes = reinterpret_cast<char*>(tile);
     __syncwarp();  // other lanes have read these rows
@@ -179,17 +179,17 @@ __device__ __forceinline__ void store_rows(T* out, size_t step, int count, T* ti
             const float f = factor(m, half);
             const int r = row + 16 * m + 8 * half + lane / 4;
 #pragma unroll
-            for (int n = 0; n < kChunks; n++)
+            for (int n = 0; n < kPacks; n++)
                 *reinterpret_cast<uint32_t*>(bytes + tile_offset<kHeadSize>(r, n) + lane % 4 * 4) =
                     ptx::pack<T>(acc[m][n][2 * half] * f, acc[m][n][2 * half + 1] * f);
         }
     __syncwarp();
 #pragma unroll
-    for (int pass = 0; pass < 16 * kM * kChunks / 32; pass++) {
-        const int r = (pass * 32 + lane) / kChunks, chunk = lane % kChunks;
+    for (int pass = 0; pass < 16 * kM * kPacks / 32; pass++) {
+        const int r = (pass * 32 + lane) / kPacks, pack = lane % kPacks;
         if (r < count)
-            *reinterpret_cast<uint4*>(out + r * step + chunk * kChunk) =
-                *reinterpret_cast<const uint4*>(bytes + tile_offset<kHeadSize>(row + r, chunk));
+            *reinterpret_cast<uint4*>(out + r * step + pack * kPackNumbers) =
+                *reinterpret_cast<const uint4*>(bytes + tile_offset<kHeadSize>(row + r, pack));
     }
 }
 
