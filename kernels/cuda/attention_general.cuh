@@ -13,6 +13,11 @@ namespace ops {
 
 inline constexpr int kRowLanes = 8;
 
+// The row and the place in it of this thread.
+struct RowLane {
+    int row = threadIdx.x / kRowLanes, lane = threadIdx.x % kRowLanes;
+};
+
 template <int kMaxHeadSize> struct GeneralTile {
     static constexpr int kRows = kMaxHeadSize > 128 ? 16 : 32;  // four tiles fit into the 99 KiB of every device
     static constexpr int kThreads = kRows * kRowLanes;
@@ -20,11 +25,39 @@ template <int kMaxHeadSize> struct GeneralTile {
     static constexpr int kColumns = kMaxHeadSize / kRowLanes;
     using Rows = float[kRows][kMaxHeadSize + 1];  // the same column of neighbouring rows lies in different banks
     using Scores = float[kRows][kRows + 1];
-};
 
-// The row and the place in it of this thread.
-struct RowLane {
-    int row = threadIdx.x / kRowLanes, lane = threadIdx.x % kRowLanes;
+    // Copies `count` rows of head_size numbers, `step` apart; the rest, up to a multiple of eight columns, becomes 0.
+    template <class T>
+    static __device__ void load_rows(Rows& tile, const T* inp, size_t step, int count, int head_size) {
+        const auto [row, lane] = RowLane();
+        for (int begin = 0; begin < head_size; begin += kRowLanes) {
+            const int column = begin + lane;
+            tile[row][column] = row < count && column < head_size ? to_float(inp[row * step + column]) : 0.0f;
+        }
+    }
+
+    // dots[i] = the thread's row of `left` times row lane + 8 i of `right`.
+    static __device__ void dot_products(float (&dots)[kScores], const Rows& left, const Rows& right, int head_size) {
+        const auto [row, lane] = RowLane();
+        for (float& dot : dots) dot = 0;
+        for (int column = 0; column < head_size; column++) {
+            const float x = left[row][column];
+#pragma unroll
+            for (int i = 0; i < kScores; i++) dots[i] = fmaf(x, right[lane + kRowLanes * i][column], dots[i]);
+        }
+    }
+
+    // sums[i] += the thread's row of `weights` times column lane + 8 i of `rows`.
+    static __device__ void add_weighted_rows(float (&sums)[kColumns], const Scores& weights, const Rows& rows,
+                                             int head_size) {
+        const auto [row, lane] = RowLane();
+        for (int j = 0; j < kRows; j++) {
+            const float weight = weights[row][j];
+#pragma unroll
+            for (int i = 0; i < kColumns; i++)
+                if (kRowLanes * i < head_size) sums[i] = fmaf(weight, rows[j][lane + kRowLanes * i], sums[i]);
+        }
+    }
 };
 
 __device__ inline float sum_over_row_lanes(float x) {
@@ -35,46 +68,6 @@ __device__ inline float sum_over_row_lanes(float x) {
 __device__ inline float max_over_row_lanes(float x) {
     for (int distance = 1; distance < kRowLanes; distance *= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, distance));
     return x;
-}
-
-// Copies `count` rows of head_size numbers, `step` apart; the rest, up to a multiple of eight columns, becomes 0.
-template <int kMaxHeadSize, class T>
-__device__ void load_rows(typename GeneralTile<kMaxHeadSize>::Rows& tile, const T* inp, size_t step, int count,
-                          int head_size) {
-    const auto [row, lane] = RowLane();
-    for (int begin = 0; begin < head_size; begin += kRowLanes) {
-        const int column = begin + lane;
-        tile[row][column] = row < count && column < head_size ? to_float(inp[row * step + column]) : 0.0f;
-    }
-}
-
-// dots[i] = the thread's row of `left` times row lane + 8 i of `right`.
-template <int kMaxHeadSize>
-__device__ void dot_products(float (&dots)[GeneralTile<kMaxHeadSize>::kScores],
-                             const typename GeneralTile<kMaxHeadSize>::Rows& left,
-                             const typename GeneralTile<kMaxHeadSize>::Rows& right, int head_size) {
-    const auto [row, lane] = RowLane();
-    for (float& dot : dots) dot = 0;
-    for (int column = 0; column < head_size; column++) {
-        const float x = left[row][column];
-#pragma unroll
-        for (int i = 0; i < GeneralTile<kMaxHeadSize>::kScores; i++)
-            dots[i] = fmaf(x, right[lane + kRowLanes * i][column], dots[i]);
-    }
-}
-
-// sums[i] += the thread's row of `weights` times column lane + 8 i of `rows`.
-template <int kMaxHeadSize>
-__device__ void add_weighted_rows(float (&sums)[GeneralTile<kMaxHeadSize>::kColumns],
-                                  const typename GeneralTile<kMaxHeadSize>::Scores& weights,
-                                  const typename GeneralTile<kMaxHeadSize>::Rows& rows, int head_size) {
-    const auto [row, lane] = RowLane();
-    for (int j = 0; j < GeneralTile<kMaxHeadSize>::kRows; j++) {
-        const float weight = weights[row][j];
-#pragma unroll
-        for (int i = 0; i < GeneralTile<kMaxHeadSize>::kColumns; i++)
-            if (kRowLanes * i < head_size) sums[i] = fmaf(weight, rows[j][lane + kRowLanes * i], sums[i]);
-    }
 }
 
 // out[column] = sums[column] * factor for the thread's columns of its row.

@@ -37,9 +37,8 @@ __global__ void __launch_bounds__(GeneralTile<kMaxHeadSize>::kThreads, 2)
     const int kv_head = head / at.group();
     const float scale_log2 = op.scale * kLog2E;
 
-    load_rows<kMaxHeadSize>(s.query, qkv + at.query(b, head, begin), at.qkv_step(), at.seq_len - begin, at.head_size);
-    load_rows<kMaxHeadSize>(s.dout, op.dout.as<T>() + at.out(b, head, begin), at.out_step(), at.seq_len - begin,
-                            at.head_size);
+    Tile::load_rows(s.query, qkv + at.query(b, head, begin), at.qkv_step(), at.seq_len - begin, at.head_size);
+    Tile::load_rows(s.dout, op.dout.as<T>() + at.out(b, head, begin), at.out_step(), at.seq_len - begin, at.head_size);
     __syncwarp();  // a row is read by the lanes that loaded it
     QueryStatistics query = {0, 0};
     const bool exists = begin + row < at.seq_len;
@@ -56,13 +55,13 @@ __global__ void __launch_bounds__(GeneralTile<kMaxHeadSize>::kThreads, 2)
     for (int key_begin = 0; key_begin <= begin; key_begin += Tile::kRows) {
         __syncthreads();  // the tiles before are no longer read
         const int count = at.seq_len - key_begin;
-        load_rows<kMaxHeadSize>(s.key, qkv + at.key(b, kv_head, key_begin), at.qkv_step(), count, at.head_size);
-        load_rows<kMaxHeadSize>(s.value, qkv + at.value(b, kv_head, key_begin), at.qkv_step(), count, at.head_size);
+        Tile::load_rows(s.key, qkv + at.key(b, kv_head, key_begin), at.qkv_step(), count, at.head_size);
+        Tile::load_rows(s.value, qkv + at.value(b, kv_head, key_begin), at.qkv_step(), count, at.head_size);
         __syncthreads();
 
         float scores[Tile::kScores], dp[Tile::kScores];
-        dot_products<kMaxHeadSize>(scores, s.query, s.key, at.head_size);
-        dot_products<kMaxHeadSize>(dp, s.dout, s.value, at.head_size);
+        Tile::dot_products(scores, s.query, s.key, at.head_size);
+        Tile::dot_products(dp, s.dout, s.value, at.head_size);
 #pragma unroll
         for (int i = 0; i < Tile::kScores; i++) {
             const int key = lane + kRowLanes * i;
@@ -70,7 +69,7 @@ __global__ void __launch_bounds__(GeneralTile<kMaxHeadSize>::kThreads, 2)
             s.dscore[row][key] = probability_gradient(scores[i], dp[i], query, scale_log2, seen).dscore;
         }
         __syncwarp();  // the other lanes of the row read dscore
-        add_weighted_rows<kMaxHeadSize>(dquery, s.dscore, s.key, at.head_size);
+        Tile::add_weighted_rows(dquery, s.dscore, s.key, at.head_size);
     }
     if (exists) store_row(op.dqkv.as<T>() + at.query(b, head, begin + row), dquery, op.scale, at.head_size);
 }
@@ -88,15 +87,15 @@ __global__ void __launch_bounds__(GeneralTile<kMaxHeadSize>::kThreads, 2)
     const float scale_log2 = op.scale * kLog2E;
 
     const int n_keys = at.seq_len - begin;
-    load_rows<kMaxHeadSize>(s.key, qkv + at.key(b, kv_head, begin), at.qkv_step(), n_keys, at.head_size);
-    load_rows<kMaxHeadSize>(s.value, qkv + at.value(b, kv_head, begin), at.qkv_step(), n_keys, at.head_size);
+    Tile::load_rows(s.key, qkv + at.key(b, kv_head, begin), at.qkv_step(), n_keys, at.head_size);
+    Tile::load_rows(s.value, qkv + at.value(b, kv_head, begin), at.qkv_step(), n_keys, at.head_size);
     float dkey[Tile::kColumns] = {}, dvalue[Tile::kColumns] = {};
     for (int head = kv_head * at.group(); head < (kv_head + 1) * at.group(); head++)
         for (int query_begin = begin; query_begin < at.seq_len; query_begin += Tile::kRows) {
             __syncthreads();  // the tiles before are no longer read
             const int count = at.seq_len - query_begin;
-            load_rows<kMaxHeadSize>(s.query, qkv + at.query(b, head, query_begin), at.qkv_step(), count, at.head_size);
-            load_rows<kMaxHeadSize>(s.dout, dout + at.out(b, head, query_begin), at.out_step(), count, at.head_size);
+            Tile::load_rows(s.query, qkv + at.query(b, head, query_begin), at.qkv_step(), count, at.head_size);
+            Tile::load_rows(s.dout, dout + at.out(b, head, query_begin), at.out_step(), count, at.head_size);
             if (lane == 0)
                 s.statistics[row] =
                     row < count ? static_cast<const QueryStatistics*>(op.scratch)[at.lse(b, head, query_begin + row)]
@@ -104,8 +103,8 @@ __global__ void __launch_bounds__(GeneralTile<kMaxHeadSize>::kThreads, 2)
             __syncthreads();
 
             float scores[Tile::kScores], dp[Tile::kScores];
-            dot_products<kMaxHeadSize>(scores, s.key, s.query, at.head_size);
-            dot_products<kMaxHeadSize>(dp, s.value, s.dout, at.head_size);
+            Tile::dot_products(scores, s.key, s.query, at.head_size);
+            Tile::dot_products(dp, s.value, s.dout, at.head_size);
 #pragma unroll
             for (int i = 0; i < Tile::kScores; i++) {
                 const int query = lane + kRowLanes * i;
@@ -115,8 +114,8 @@ __global__ void __launch_bounds__(GeneralTile<kMaxHeadSize>::kThreads, 2)
                 s.dscore[row][query] = gradient.dscore;
             }
             __syncwarp();  // the other lanes of the row read both
-            add_weighted_rows<kMaxHeadSize>(dvalue, s.p, s.dout, at.head_size);
-            add_weighted_rows<kMaxHeadSize>(dkey, s.dscore, s.query, at.head_size);
+            Tile::add_weighted_rows(dvalue, s.p, s.dout, at.head_size);
+            Tile::add_weighted_rows(dkey, s.dscore, s.query, at.head_size);
         }
     if (row >= n_keys) return;
     store_row(op.dqkv.as<T>() + at.key(b, kv_head, begin + row), dkey, op.scale, at.head_size);

@@ -23,18 +23,18 @@ __global__ void __launch_bounds__(GeneralTile<kMaxHeadSize>::kThreads, 2)
     const T* __restrict__ qkv = op.qkv.as<T>();
     const int kv_head = head / at.group();
 
-    load_rows<kMaxHeadSize>(s.query, qkv + at.query(b, head, begin), at.qkv_step(), at.seq_len - begin, at.head_size);
+    Tile::load_rows(s.query, qkv + at.query(b, head, begin), at.qkv_step(), at.seq_len - begin, at.head_size);
     float out[Tile::kColumns] = {};
     float largest = std::numeric_limits<float>::lowest(), sum = 0;  // of scaled scores; the sum is this lane's part
     for (int key_begin = 0; key_begin <= begin; key_begin += Tile::kRows) {
         __syncthreads();  // the tiles before are no longer read
         const int count = at.seq_len - key_begin;
-        load_rows<kMaxHeadSize>(s.key, qkv + at.key(b, kv_head, key_begin), at.qkv_step(), count, at.head_size);
-        load_rows<kMaxHeadSize>(s.value, qkv + at.value(b, kv_head, key_begin), at.qkv_step(), count, at.head_size);
+        Tile::load_rows(s.key, qkv + at.key(b, kv_head, key_begin), at.qkv_step(), count, at.head_size);
+        Tile::load_rows(s.value, qkv + at.value(b, kv_head, key_begin), at.qkv_step(), count, at.head_size);
         __syncthreads();
 
         float scores[Tile::kScores];
-        dot_products<kMaxHeadSize>(scores, s.query, s.key, at.head_size);
+        Tile::dot_products(scores, s.query, s.key, at.head_size);
         const float before = largest;
 #pragma unroll
         for (int i = 0; i < Tile::kScores; i++) {
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(GeneralTile<kMaxHeadSize>::kThreads, 2)
         __syncwarp();  // the other lanes of the row read p
 #pragma unroll
         for (int i = 0; i < Tile::kColumns; i++) out[i] *= rescale;
-        add_weighted_rows<kMaxHeadSize>(out, s.p, s.value, at.head_size);
+        Tile::add_weighted_rows(out, s.p, s.value, at.head_size);
     }
     sum = sum_over_row_lanes(sum);
     if (begin + row >= at.seq_len) return;
