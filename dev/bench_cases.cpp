@@ -225,7 +225,7 @@ template <class T> void add_update(std::vector<Case>& cases, Arrays& arrays, con
     auto* scalars = arrays.put(std::vector<ops::StepScalars>{{1, 1e-6f, 1, 1}});
     const int n = int(grid.size());
     ops::SquaredSums squares{sums, grad, chunks, n};
-    ops::AdamwUpdate adamw{master, param, m, v, grad, chunks, norm, scalars, n, 0.9f, 0.95f, 1e-8f, 0.1f};
+    ops::AdamwUpdate adamw{{master, param, m, grad, chunks, norm, scalars, n}, v, 0.9f, 0.95f, 1e-8f, 0.1f};
     ops::GradNormFinish finish{norm, sums, chunks, &scalars->loss_scale, n, 1.0f};
     const double N = double(layout.elements);
     cases.push_back({"squared sums", 1, [=] { ops::squared_sums(squares, Stream{}); }, 0, 4 * N});

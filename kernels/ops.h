@@ -232,18 +232,22 @@ struct StepScalars {
     float bias_correction2;  // 1 - beta2^t
 };
 
-// AdamW as in torch.optim.AdamW: decoupled decay, bias-corrected moments, eps outside the root
-// (Loshchilov, Hutter, arXiv 1711.05101, algorithm 2). Gradients are scaled by grad_norm->scale first.
-struct AdamwUpdate {
+// What every optimizer's update works on. Gradients are scaled by grad_norm->scale first.
+struct UpdateArrays {
     float* master;  // flat  +=
     View param;     // flat  =, the master rounded to the storage type; null in fp32, where the master is the parameter
-    float* m;       // flat, first moment, updated
-    float* v;       // flat, second moment, updated
+    float* m;       // flat, first moment or momentum, updated; starts at 0
     const float* grad;
     const Chunk* chunks;
     const GradNorm* grad_norm;
     const StepScalars* scalars;
     int n_chunks;
+};
+
+// AdamW as in torch.optim.AdamW: decoupled decay, bias-corrected moments, eps outside the root
+// (Loshchilov, Hutter, arXiv 1711.05101, algorithm 2).
+struct AdamwUpdate : UpdateArrays {
+    float* v;             // flat, second moment, updated
     double beta1, beta2;  // as torch, 1 - beta is taken in double and then rounded to float
     float eps, weight_decay;
 };
@@ -251,15 +255,7 @@ void adamw_update(const AdamwUpdate& op, Stream stream);
 
 // SGD with momentum as in torch.optim.SGD (dampening 0, no Nesterov), decay decoupled like AdamW's:
 // m = momentum m + g; master -= lr (m + weight_decay master).
-struct SgdUpdate {
-    float* master;
-    View param;
-    float* m;  // flat, momentum, starts at 0
-    const float* grad;
-    const Chunk* chunks;
-    const GradNorm* grad_norm;
-    const StepScalars* scalars;
-    int n_chunks;
+struct SgdUpdate : UpdateArrays {
     float momentum, weight_decay;
 };
 void sgd_update(const SgdUpdate& op, Stream stream);

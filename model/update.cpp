@@ -2,7 +2,6 @@
 #include "model/state.h"
 
 void update(GptState& s) {
-    const OptimizerSettings& settings = s.options.optimizer;
     const int n_own = int(s.host_own_chunks.size()), n_all = int(s.host_all_chunks.size());
     const StepSums sums = step_sums(s);
     s.update_time.start(s.stream);
@@ -15,43 +14,25 @@ void update(GptState& s) {
                            .chunks = s.all_chunks,
                            .loss_scale = &s.scalars->loss_scale,
                            .n_chunks = n_all,
-                           .clip = settings.grad_clip},
+                           .clip = s.options.optimizer.grad_clip},
                           s.stream);
 
     // Without shards a rank owns a part of the gradients, so that each is measured once, but updates everything.
-    const ops::Chunk* chunks = s.options.is_sharded() ? s.own_chunks : s.all_chunks;
-    const int n_chunks = s.options.is_sharded() ? n_own : n_all;
-    const View param = s.options.precision == Dtype::fp32 ? View() : s.own_param;
-    switch (settings.kind) {
+    const bool is_sharded = s.options.is_sharded();
+    const ops::UpdateArrays arrays{.master = s.master,
+                                   .param = s.options.precision == Dtype::fp32 ? View() : s.own_param,
+                                   .m = s.m,
+                                   .grad = s.own_grad,
+                                   .chunks = is_sharded ? s.own_chunks : s.all_chunks,
+                                   .grad_norm = s.grad_norm,
+                                   .scalars = s.scalars,
+                                   .n_chunks = is_sharded ? n_own : n_all};
+    const OptimizerSettings& o = s.options.optimizer;
+    switch (o.kind) {
         case OptimizerKind::adamw:
-            ops::adamw_update({.master = s.master,
-                               .param = param,
-                               .m = s.m,
-                               .v = s.v,
-                               .grad = s.own_grad,
-                               .chunks = chunks,
-                               .grad_norm = s.grad_norm,
-                               .scalars = s.scalars,
-                               .n_chunks = n_chunks,
-                               .beta1 = settings.beta1,
-                               .beta2 = settings.beta2,
-                               .eps = settings.eps,
-                               .weight_decay = settings.weight_decay},
-                              s.stream);
+            ops::adamw_update({arrays, s.v, o.beta1, o.beta2, o.eps, o.weight_decay}, s.stream);
             break;
-        case OptimizerKind::sgd:
-            ops::sgd_update({.master = s.master,
-                             .param = param,
-                             .m = s.m,
-                             .grad = s.own_grad,
-                             .chunks = chunks,
-                             .grad_norm = s.grad_norm,
-                             .scalars = s.scalars,
-                             .n_chunks = n_chunks,
-                             .momentum = settings.momentum,
-                             .weight_decay = settings.weight_decay},
-                            s.stream);
-            break;
+        case OptimizerKind::sgd: ops::sgd_update({arrays, o.momentum, o.weight_decay}, s.stream); break;
     }
     s.update_time.stop(s.stream);
 }

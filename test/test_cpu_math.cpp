@@ -366,33 +366,19 @@ TEMPLATE_TEST_CASE("update: any number of threads gives the same bits", "[thread
                                .n_chunks = n_chunks,
                                .clip = 1.0f},
                               Stream());
-        ops::adamw_update(ops::AdamwUpdate{.master = master.on(device),
-                                           .param = param.on(device),
-                                           .m = m.on(device),
-                                           .v = v.on(device),
-                                           .grad = grad.on(device),
-                                           .chunks = chunks.on(device),
-                                           .grad_norm = norm.on(device),
-                                           .scalars = scalars.on(device),
-                                           .n_chunks = n_chunks,
-                                           .beta1 = 0.9f,
-                                           .beta2 = 0.999f,
-                                           .eps = 1e-8f,
-                                           .weight_decay = 0.1f},
-                          Stream());
+        ops::UpdateArrays arrays{.master = master.on(device),
+                                 .param = param.on(device),
+                                 .m = m.on(device),
+                                 .grad = grad.on(device),
+                                 .chunks = chunks.on(device),
+                                 .grad_norm = norm.on(device),
+                                 .scalars = scalars.on(device),
+                                 .n_chunks = n_chunks};
+        ops::adamw_update({arrays, v.on(device), 0.9f, 0.999f, 1e-8f, 0.1f}, Stream());
         append(bytes, master), append(bytes, m), append(bytes, v), append(bytes, param), append(bytes, sums),
             append(bytes, norm);
-        ops::sgd_update(ops::SgdUpdate{.master = master.on(device),
-                                       .param = param.on(device),
-                                       .m = momentum.on(device),
-                                       .grad = grad.on(device),
-                                       .chunks = chunks.on(device),
-                                       .grad_norm = norm.on(device),
-                                       .scalars = scalars.on(device),
-                                       .n_chunks = n_chunks,
-                                       .momentum = 0.9f,
-                                       .weight_decay = 0.1f},
-                        Stream());
+        arrays.m = momentum.on(device);
+        ops::sgd_update({arrays, 0.9f, 0.1f}, Stream());
         append(bytes, master), append(bytes, momentum), append(bytes, param);
     });
 }

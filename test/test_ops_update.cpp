@@ -155,33 +155,20 @@ template <class T> struct UpdateArrays {
     static constexpr bool kHasParam = !std::is_same_v<T, float>;
     template <class Side> auto param_on(Side side) { return kHasParam ? param.on(side) : nullptr; }
 
+    template <class Side> ops::UpdateArrays arrays(Side side) {
+        return {.master = master.on(side),
+                .param = param_on(side),
+                .m = m.on(side),
+                .grad = grad.on(side),
+                .chunks = chunks.on(side),
+                .grad_norm = grad_norm.on(side),
+                .scalars = scalars.on(side),
+                .n_chunks = int(chunks.host.size())};
+    }
     template <class Side> auto adamw(Side side) {
-        return ops::AdamwUpdate{.master = master.on(side),
-                                .param = param_on(side),
-                                .m = m.on(side),
-                                .v = v.on(side),
-                                .grad = grad.on(side),
-                                .chunks = chunks.on(side),
-                                .grad_norm = grad_norm.on(side),
-                                .scalars = scalars.on(side),
-                                .n_chunks = int(chunks.host.size()),
-                                .beta1 = 0.9f,
-                                .beta2 = 0.95f,
-                                .eps = 1e-8f,
-                                .weight_decay = 0.1f};
+        return ops::AdamwUpdate{arrays(side), v.on(side), 0.9f, 0.95f, 1e-8f, 0.1f};
     }
-    template <class Side> auto sgd(Side side) {
-        return ops::SgdUpdate{.master = master.on(side),
-                              .param = param_on(side),
-                              .m = m.on(side),
-                              .grad = grad.on(side),
-                              .chunks = chunks.on(side),
-                              .grad_norm = grad_norm.on(side),
-                              .scalars = scalars.on(side),
-                              .n_chunks = int(chunks.host.size()),
-                              .momentum = 0.9f,
-                              .weight_decay = 0.1f};
-    }
+    template <class Side> auto sgd(Side side) { return ops::SgdUpdate{arrays(side), 0.9f, 0.1f}; }
 
     // Chunks that the update was not given hold what they held.
     void check_others_untouched(const std::vector<float>& master_before, const std::vector<T>& param_before) {

@@ -289,38 +289,28 @@ ops::GradNorm grad_norm(const Parameters& p) {
     return norm;
 }
 
+ops::UpdateArrays arrays_of(Parameters& p, const ops::GradNorm& norm, const ops::StepScalars& scalars) {
+    return {.master = p.master.data(),
+            .param = nullptr,
+            .m = p.m.data(),
+            .grad = p.grad.data(),
+            .chunks = p.chunks.data(),
+            .grad_norm = &norm,
+            .scalars = &scalars,
+            .n_chunks = int(p.chunks.size())};
+}
+
 void adamw_step(Parameters& p, const ops::GradNorm& norm, int step) {
     ops::StepScalars scalars{.loss_scale = 1,
                              .learning_rate = 1e-3f,
                              .bias_correction1 = float(1 - std::pow(0.9, step)),
                              .bias_correction2 = float(1 - std::pow(0.95, step))};
-    ref::adamw_update(ops::AdamwUpdate{.master = p.master.data(),
-                                       .param = nullptr,
-                                       .m = p.m.data(),
-                                       .v = p.v.data(),
-                                       .grad = p.grad.data(),
-                                       .chunks = p.chunks.data(),
-                                       .grad_norm = &norm,
-                                       .scalars = &scalars,
-                                       .n_chunks = int(p.chunks.size()),
-                                       .beta1 = 0.9f,
-                                       .beta2 = 0.95f,
-                                       .eps = 1e-8f,
-                                       .weight_decay = kWeightDecay});
+    ref::adamw_update({arrays_of(p, norm, scalars), p.v.data(), 0.9f, 0.95f, 1e-8f, kWeightDecay});
 }
 
 void sgd_step(Parameters& p, const ops::GradNorm& norm, int) {
     ops::StepScalars scalars{.loss_scale = 1, .learning_rate = 0.05f, .bias_correction1 = 0, .bias_correction2 = 0};
-    ref::sgd_update(ops::SgdUpdate{.master = p.master.data(),
-                                   .param = nullptr,
-                                   .m = p.m.data(),
-                                   .grad = p.grad.data(),
-                                   .chunks = p.chunks.data(),
-                                   .grad_norm = &norm,
-                                   .scalars = &scalars,
-                                   .n_chunks = int(p.chunks.size()),
-                                   .momentum = 0.9f,
-                                   .weight_decay = kWeightDecay});
+    ref::sgd_update({arrays_of(p, norm, scalars), 0.9f, kWeightDecay});
 }
 
 template <class Update> void check_training(const TorchReference& torch, const std::string& group, Update update) {

@@ -54,6 +54,17 @@ void sgd_chunk(const SgdUpdate& op, const Chunk& chunk) {
     }
 }
 
+template <class Update>
+void update_chunks(const char* name, const Update& op, void (*update)(const Update&, const Chunk&)) {
+    dispatch(name, op.param.dtype, [&]<class T>() {
+        if (op.grad_norm->non_finite_tensor >= 0) return;
+        parallel_blocks(op.n_chunks, 1, [&](size_t i, size_t) {
+            update(op, op.chunks[i]);
+            store_param(op.param.template as<T>(), op.master, op.chunks[i]);
+        });
+    });
+}
+
 }  // namespace
 
 void squared_sums(const SquaredSums& op, Stream) {
@@ -78,24 +89,8 @@ void grad_norm_finish(const GradNormFinish& op, Stream) {
                .reserved = 0};
 }
 
-void adamw_update(const AdamwUpdate& op, Stream) {
-    dispatch("adamw_update", op.param.dtype, [&]<class T>() {
-        if (op.grad_norm->non_finite_tensor >= 0) return;
-        parallel_blocks(op.n_chunks, 1, [&](size_t i, size_t) {
-            adamw_chunk(op, op.chunks[i]);
-            store_param(op.param.as<T>(), op.master, op.chunks[i]);
-        });
-    });
-}
+void adamw_update(const AdamwUpdate& op, Stream) { update_chunks("adamw_update", op, adamw_chunk); }
 
-void sgd_update(const SgdUpdate& op, Stream) {
-    dispatch("sgd_update", op.param.dtype, [&]<class T>() {
-        if (op.grad_norm->non_finite_tensor >= 0) return;
-        parallel_blocks(op.n_chunks, 1, [&](size_t i, size_t) {
-            sgd_chunk(op, op.chunks[i]);
-            store_param(op.param.as<T>(), op.master, op.chunks[i]);
-        });
-    });
-}
+void sgd_update(const SgdUpdate& op, Stream) { update_chunks("sgd_update", op, sgd_chunk); }
 
 }  // namespace ops
