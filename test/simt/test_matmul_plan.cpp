@@ -12,6 +12,7 @@
 
 #include "kernels/cuda/matmul.h"
 #include "kernels/cuda/matmul_library.h"
+#include "kernels/cuda/matmul_tune.h"
 #include "test/catch.h"
 #include "test/expect_error.h"
 #include "test/simt/cublas_lt.h"
@@ -355,7 +356,25 @@ TEST_CASE("products: what is proposed and what is excluded", "[matmul]") {
     REQUIRE(cudaFree(memory) == cudaSuccess);
 }
 
-// Where one field is all that differs, the products, their hashes and their words differ.
+TEST_CASE("tuning: a product whose matrices do not fit into memory a second time is left untimed", "[matmul]") {
+    const WithDefaults defaults;
+    Product product{.d = nullptr,
+                    .a = nullptr,
+                    .b = nullptr,
+                    .in = Dtype::bf16,
+                    .out = Dtype::fp32,
+                    .transpose_a = false,
+                    .transpose_b = true,
+                    .m = 1 << 27,
+                    .n = 8,
+                    .k = 1 << 27};  // 2^55 bytes
+    cublasLtHandle_t handle = nullptr;
+    cublasLtCreate(&handle);
+    ProductDescription description(key_of(product, false));
+    CHECK(fastest_of({}, description, product, handle, {nullptr, 0}, Stream()).index == -1);
+}
+
+// Where one field is all that differs, the products, their order and their words differ.
 TEST_CASE("product keys: every field counts", "[matmul]") {
     const ProductKey base{.in = Dtype::bf16,
                           .out = Dtype::bf16,
