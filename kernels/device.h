@@ -68,9 +68,6 @@ void synchronize(Stream stream);
 class Stopwatch {
 public:
     Stopwatch();
-    Stopwatch(Stopwatch&&) noexcept;
-    Stopwatch& operator=(Stopwatch&&) noexcept;
-    ~Stopwatch();
     void start(Stream stream);
     void stop(Stream stream);
     // Milliseconds of all laps that have finished since the last call: those before the stream's last synchronize().
@@ -78,7 +75,7 @@ public:
 
 private:
     struct Laps;
-    std::unique_ptr<Laps> laps_;
+    std::shared_ptr<Laps> laps_;  // of the implementation's type; copies share it
 };
 
 // Owns device memory.

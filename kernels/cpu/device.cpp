@@ -121,10 +121,7 @@ struct Stopwatch::Laps {
     double ms = 0;
 };
 
-Stopwatch::Stopwatch() : laps_(std::make_unique<Laps>()) {}
-Stopwatch::Stopwatch(Stopwatch&&) noexcept = default;
-Stopwatch& Stopwatch::operator=(Stopwatch&&) noexcept = default;
-Stopwatch::~Stopwatch() = default;
+Stopwatch::Stopwatch() : laps_(std::make_shared<Laps>()) {}
 
 void Stopwatch::start(Stream) { laps_->started = std::chrono::steady_clock::now(); }
 

@@ -280,10 +280,8 @@ __global__ void __launch_bounds__(Shape<kHeadSize>::kThreads, Shape<kHeadSize>::
 template <class T, int kHeadSize> void launch_backward(const AttentionBackward& op, Stream stream) {
     auto start = [&](auto kernel, const char* name, int heads) {
         launch(kernel,
-               {.name = name,
-                .blocks = attention_grid(op, heads, Shape<kHeadSize>::kRows),
-                .threads = Shape<kHeadSize>::kThreads,
-                .shared_bytes = sizeof(Shared<T, kHeadSize>)},
+               {name, attention_grid(op, heads, Shape<kHeadSize>::kRows), Shape<kHeadSize>::kThreads,
+                sizeof(Shared<T, kHeadSize>)},
                stream, op);
     };
     start(attention_backward_query_kernel<T, kHeadSize>, "attention_backward_query", op.n_head);

@@ -156,10 +156,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor) attention_
 
 template <class T, int kHeadSize> void launch_forward(const AttentionForward& op, Stream stream) {
     launch(attention_forward_kernel<T, kHeadSize>,
-           {.name = "attention_forward",
-            .blocks = attention_grid(op, op.n_head, kQueries),
-            .threads = kThreads,
-            .shared_bytes = sizeof(Shared<T, kHeadSize>)},
+           {"attention_forward", attention_grid(op, op.n_head, kQueries), kThreads, sizeof(Shared<T, kHeadSize>)},
            stream, op);
 }
 

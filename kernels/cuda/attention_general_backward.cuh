@@ -127,10 +127,8 @@ template <class T> void attention_backward_general(const AttentionBackward& op, 
         using Tile = GeneralTile<kMaxHeadSize>;
         auto start = [&](auto kernel, const char* name, int heads) {
             launch(kernel,
-                   {.name = name,
-                    .blocks = attention_grid(op, heads, Tile::kRows),
-                    .threads = Tile::kThreads,
-                    .shared_bytes = sizeof(GeneralBackwardShared<kMaxHeadSize>)},
+                   {name, attention_grid(op, heads, Tile::kRows), Tile::kThreads,
+                    sizeof(GeneralBackwardShared<kMaxHeadSize>)},
                    stream, op);
         };
         start(attention_backward_query_general_kernel<T, kMaxHeadSize>, "attention_backward_query", op.n_head);

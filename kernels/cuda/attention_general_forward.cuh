@@ -65,10 +65,8 @@ __global__ void __launch_bounds__(GeneralTile<kMaxHeadSize>::kThreads, 2)
 template <class T> void attention_forward_general(const AttentionForward& op, Stream stream) {
     for_head_size(op.head_size, [&]<int kMaxHeadSize>() {
         launch(attention_forward_general_kernel<T, kMaxHeadSize>,
-               {.name = "attention_forward",
-                .blocks = attention_grid(op, op.n_head, GeneralTile<kMaxHeadSize>::kRows),
-                .threads = GeneralTile<kMaxHeadSize>::kThreads,
-                .shared_bytes = sizeof(GeneralForwardShared<kMaxHeadSize>)},
+               {"attention_forward", attention_grid(op, op.n_head, GeneralTile<kMaxHeadSize>::kRows),
+                GeneralTile<kMaxHeadSize>::kThreads, sizeof(GeneralForwardShared<kMaxHeadSize>)},
                stream, op);
     });
 }

@@ -168,19 +168,12 @@ void cross_entropy(const CrossEntropy& op, Stream stream) {
         auto kernel = aligned ? (staged ? cross_entropy_kernel<T, true, true> : cross_entropy_kernel<T, true, false>)
                               : (staged ? cross_entropy_kernel<T, false, true> : cross_entropy_kernel<T, false, false>);
         const size_t shared_bytes = staged ? sizeof(CrossEntropyShared<T, true>) : sizeof(CrossEntropyShared<T, false>);
-        launch(kernel,
-               {.name = "cross_entropy",
-                .blocks = blocks_for(size_t(op.rows), 1),
-                .threads = kThreads,
-                .shared_bytes = shared_bytes},
-               stream, op);
+        launch(kernel, {"cross_entropy", blocks_for(size_t(op.rows), 1), kThreads, shared_bytes}, stream, op);
     });
 }
 
 void loss_sum(const LossSum& op, Stream stream) {
-    launch(loss_sum_kernel,
-           {.name = "loss_sum", .blocks = dim3(1), .threads = kSumThreads, .shared_bytes = sizeof(LossSumShared)},
-           stream, op);
+    launch(loss_sum_kernel, {"loss_sum", dim3(1), kSumThreads, sizeof(LossSumShared)}, stream, op);
 }
 
 }  // namespace ops

@@ -303,23 +303,11 @@ const int* sort_positions(const EmbeddingBackward& op, Stream stream) {
     for (int p = 0; p < n_passes(op.vocab); p++) {
         pass.shift = p * kDigitBits;
         pass.to = orders[p % 2];
-        launch(embedding_backward_count_kernel,
-               {.name = "embedding_backward, counts",
-                .blocks = tiles,
-                .threads = kTile,
-                .shared_bytes = sizeof(CountShared)},
+        launch(embedding_backward_count_kernel, {"embedding_backward, counts", tiles, kTile, sizeof(CountShared)},
                stream, pass);
-        launch(embedding_backward_scan_kernel,
-               {.name = "embedding_backward, scan",
-                .blocks = dim3(1),
-                .threads = kTile,
-                .shared_bytes = sizeof(ScanShared)},
-               stream, pass);
-        launch(embedding_backward_scatter_kernel,
-               {.name = "embedding_backward, scatter",
-                .blocks = tiles,
-                .threads = kTile,
-                .shared_bytes = sizeof(ScatterShared)},
+        launch(embedding_backward_scan_kernel, {"embedding_backward, scan", dim3(1), kTile, sizeof(ScanShared)}, stream,
+               pass);
+        launch(embedding_backward_scatter_kernel, {"embedding_backward, scatter", tiles, kTile, sizeof(ScatterShared)},
                stream, pass);
         pass.from = pass.to;
     }
@@ -335,9 +323,8 @@ template <class T> void token_gradients(const EmbeddingBackward& op, Stream stre
                             .n_slabs = (op.channels + kWarpColumns - 1) / kWarpColumns};
     const bool aligned = op.channels % kLaneColumns == 0 && are_aligned(kLaneColumns * sizeof(T), {op.dout});
     launch(aligned ? embedding_backward_tokens_kernel<T, true> : embedding_backward_tokens_kernel<T, false>,
-           {.name = "embedding_backward, tokens",
-            .blocks = blocks_for(size_t(sums.n_groups) * sums.n_slabs, kSumThreads / kWarpSize),
-            .threads = kSumThreads},
+           {"embedding_backward, tokens", blocks_for(size_t(sums.n_groups) * sums.n_slabs, kSumThreads / kWarpSize),
+            kSumThreads},
            stream, sums);
 }
 
@@ -346,10 +333,7 @@ template <class T> void position_gradients(const EmbeddingBackward& op, Stream s
     const size_t packs = (op.channels + kPackSize<T> - 1) / kPackSize<T>;
     const bool aligned = op.channels % kPackSize<T> == 0 && are_aligned(16, {op.dout});
     launch(aligned ? embedding_backward_positions_kernel<T, true> : embedding_backward_positions_kernel<T, false>,
-           {.name = "embedding_backward, positions",
-            .blocks = blocks_for(rows * packs, kSumThreads),
-            .threads = kSumThreads},
-           stream, op);
+           {"embedding_backward, positions", blocks_for(rows * packs, kSumThreads), kSumThreads}, stream, op);
 }
 
 }  // namespace
@@ -358,9 +342,8 @@ void embedding_forward(const EmbeddingForward& op, Stream stream) {
     dispatch("embedding_forward", {op.out, op.wte, op.wpe}, [&]<class T>() {
         const bool aligned = op.channels % kPackSize<T> == 0 && are_aligned(16, {op.out, op.wte, op.wpe});
         launch(aligned ? embedding_forward_kernel<T, true> : embedding_forward_kernel<T, false>,
-               {.name = "embedding_forward",
-                .blocks = blocks_for(size_t(op.batch) * op.seq_len, kForwardThreads / kWarpSize),
-                .threads = kForwardThreads},
+               {"embedding_forward", blocks_for(size_t(op.batch) * op.seq_len, kForwardThreads / kWarpSize),
+                kForwardThreads},
                stream, op);
     });
 }

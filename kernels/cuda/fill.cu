@@ -75,8 +75,7 @@ template <class T, bool kAligned> __global__ void __launch_bounds__(kThreads) ca
 
 template <class Op> void launch_flat(const char* name, void (*kernel)(Op), const Op& op, Stream stream) {
     if (op.count == 0) return;
-    launch(kernel, {.name = name, .blocks = blocks_for(op.count, size_t(kThreads) * kSize), .threads = kThreads},
-           stream, op);
+    launch(kernel, {name, blocks_for(op.count, size_t(kThreads) * kSize), kThreads}, stream, op);
 }
 
 }  // namespace

@@ -33,11 +33,7 @@ void gelu_forward(const GeluForward& op, Stream stream) {
     dispatch("gelu_forward", {op.out, op.inp}, [&]<class T>() {
         if (op.count == 0) return;
         auto kernel = are_aligned(16, {op.out, op.inp}) ? gelu_forward_kernel<T, true> : gelu_forward_kernel<T, false>;
-        launch(kernel,
-               {.name = "gelu_forward",
-                .blocks = blocks_for(op.count, size_t(kThreads) * kPackSize<T>),
-                .threads = kThreads},
-               stream, op);
+        launch(kernel, {"gelu_forward", blocks_for(op.count, size_t(kThreads) * kPackSize<T>), kThreads}, stream, op);
     });
 }
 

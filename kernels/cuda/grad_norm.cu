@@ -88,17 +88,11 @@ __global__ void __launch_bounds__(kThreads) grad_norm_finish_kernel(GradNormFini
 void squared_sums(const SquaredSums& op, Stream stream) {
     if (op.n_chunks <= 0) return;
     launch(squared_sums_kernel,
-           {.name = "squared_sums",
-            .blocks = blocks_for(size_t(op.n_chunks), 1),
-            .threads = kThreads,
-            .shared_bytes = sizeof(SquaredSumsShared)},
-           stream, op);
+           {"squared_sums", blocks_for(size_t(op.n_chunks), 1), kThreads, sizeof(SquaredSumsShared)}, stream, op);
 }
 
 void grad_norm_finish(const GradNormFinish& op, Stream stream) {
-    launch(grad_norm_finish_kernel,
-           {.name = "grad_norm_finish", .blocks = dim3(1), .threads = kThreads, .shared_bytes = sizeof(FinishShared)},
-           stream, op);
+    launch(grad_norm_finish_kernel, {"grad_norm_finish", dim3(1), kThreads, sizeof(FinishShared)}, stream, op);
 }
 
 }  // namespace ops

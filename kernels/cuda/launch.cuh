@@ -47,6 +47,7 @@ inline bool has_happened(cudaEvent_t event, const char* what, Caller caller = Ca
     return state == cudaSuccess;
 }
 
+// In the order of CUDA's execution configuration.
 struct Launch {
     const char* name;  // of the op, for errors and for the profiler's ranges
     dim3 blocks;

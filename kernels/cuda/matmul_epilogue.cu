@@ -112,10 +112,8 @@ int groups_of(int rows) { return (rows + kGroupRows - 1) / kGroupRows; }
 template <class T, int kWidth> void launch_group_sums(const GroupSums<T>& op, Stream stream) {
     constexpr int kBlockCols = kLanes * kWidth;
     launch(group_sums_kernel<T, kWidth>,
-           {.name = "column_sums",
-            .blocks = dim3(unsigned((op.cols + kBlockCols - 1) / kBlockCols), unsigned(groups_of(op.rows))),
-            .threads = kThreads,
-            .shared_bytes = sizeof(GroupShared<kWidth>)},
+           {"column_sums", dim3(unsigned((op.cols + kBlockCols - 1) / kBlockCols), unsigned(groups_of(op.rows))),
+            kThreads, sizeof(GroupShared<kWidth>)},
            stream, op);
 }
 
@@ -130,23 +128,19 @@ template <class T> void group_sums(const GroupSums<T>& op, Stream stream) {
 
 void add_bias(const AddBias& op, Stream stream) {
     ops::dispatch("add_bias", {op.out, op.bias}, [&]<class T>() {
-        launch(add_bias_kernel<T>,
-               {.name = "add_bias", .blocks = strided_blocks(op.rows * size_t(op.cols)), .threads = kThreads}, stream,
-               op);
+        launch(add_bias_kernel<T>, {"add_bias", strided_blocks(op.rows * size_t(op.cols)), kThreads}, stream, op);
     });
 }
 
 void times_gelu_gradient(const TimesGeluGradient& op, Stream stream) {
     ops::dispatch("times_gelu_gradient", {op.out, op.pre_gelu}, [&]<class T>() {
-        launch(times_gelu_gradient_kernel<T>,
-               {.name = "times_gelu_gradient", .blocks = strided_blocks(op.count), .threads = kThreads}, stream, op);
+        launch(times_gelu_gradient_kernel<T>, {"times_gelu_gradient", strided_blocks(op.count), kThreads}, stream, op);
     });
 }
 
 void random_fill(const RandomFill& op, Stream stream) {
     ops::dispatch("random_fill", {op.out}, [&]<class T>() {
-        launch(random_fill_kernel<T>, {.name = "random_fill", .blocks = strided_blocks(op.count), .threads = kThreads},
-               stream, op);
+        launch(random_fill_kernel<T>, {"random_fill", strided_blocks(op.count), kThreads}, stream, op);
     });
 }
 

@@ -189,20 +189,14 @@ template <class T, bool kHasBranch> void launch_rows(const ResidualNormForward& 
     if (op.cols > kMaxRegisterCols) {
         launch(aligned ? residual_norm_forward_wide_kernel<T, true, kHasBranch>
                        : residual_norm_forward_wide_kernel<T, false, kHasBranch>,
-               {.name = "residual_norm_forward",
-                .blocks = blocks_for(size_t(op.rows), 1),
-                .threads = kWideThreads,
-                .shared_bytes = sizeof(WideShared)},
-               stream, op);
+               {"residual_norm_forward", blocks_for(size_t(op.rows), 1), kWideThreads, sizeof(WideShared)}, stream, op);
         return;
     }
     auto kernel = !aligned          ? residual_norm_forward_kernel<T, packs_for<T>(2048), false, kHasBranch>
                   : op.cols <= 768  ? residual_norm_forward_kernel<T, packs_for<T>(768), true, kHasBranch>
                   : op.cols <= 1024 ? residual_norm_forward_kernel<T, packs_for<T>(1024), true, kHasBranch>
                                     : residual_norm_forward_kernel<T, packs_for<T>(2048), true, kHasBranch>;
-    launch(kernel,
-           {.name = "residual_norm_forward", .blocks = blocks_for(size_t(op.rows), kRowsPerBlock), .threads = kThreads},
-           stream, op);
+    launch(kernel, {"residual_norm_forward", blocks_for(size_t(op.rows), kRowsPerBlock), kThreads}, stream, op);
 }
 
 }  // namespace

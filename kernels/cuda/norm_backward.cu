@@ -305,25 +305,18 @@ template <class T> constexpr int columns_per_warp(int packs) { return packs * kW
 
 template <class T, int kPacks, bool kAligned> void launch_groups(const NormBackwardGroups<T>& groups, Stream stream) {
     launch(norm_backward_kernel<T, kPacks, kAligned>,
-           {.name = "norm_backward",
-            .blocks = blocks_for(size_t(groups.n_groups), 1),
-            .threads = kThreads,
-            .shared_bytes = sizeof(GroupShared<T, kPacks>)},
-           stream, groups);
+           {"norm_backward", blocks_for(size_t(groups.n_groups), 1), kThreads, sizeof(GroupShared<T, kPacks>)}, stream,
+           groups);
 }
 
 template <class T> void launch_wide(const NormBackwardGroups<T>& groups, Stream stream) {
     const NormBackward& op = groups.op;
     launch(norm_backward_wide_input_kernel<T>,
-           {.name = "norm_backward, dinp of wide rows",
-            .blocks = blocks_for(size_t(op.rows), 1),
-            .threads = kThreads,
-            .shared_bytes = sizeof(WideShared)},
-           stream, op);
+           {"norm_backward, dinp of wide rows", blocks_for(size_t(op.rows), 1), kThreads, sizeof(WideShared)}, stream,
+           op);
     launch(norm_backward_wide_columns_kernel<T>,
-           {.name = "norm_backward, columns of wide rows",
-            .blocks = dim3(blocks_for(size_t(op.cols), kThreads).x, unsigned(groups.n_groups)),
-            .threads = kThreads},
+           {"norm_backward, columns of wide rows",
+            dim3(blocks_for(size_t(op.cols), kThreads).x, unsigned(groups.n_groups)), kThreads},
            stream, groups);
 }
 
@@ -345,10 +338,8 @@ void norm_backward(const NormBackward& op, Stream stream) {
         else
             launch_groups<T, 2, true>(groups, stream);
         launch(norm_backward_final_kernel<T>,
-               {.name = "norm_backward, sums of groups",
-                .blocks = blocks_for(2 * size_t(op.cols), kWarpSize),
-                .threads = kFinalRows * kWarpSize,
-                .shared_bytes = sizeof(FinalShared)},
+               {"norm_backward, sums of groups", blocks_for(2 * size_t(op.cols), kWarpSize), kFinalRows * kWarpSize,
+                sizeof(FinalShared)},
                stream, groups);
     });
 }

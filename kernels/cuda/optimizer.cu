@@ -110,20 +110,15 @@ dim3 blocks_of(int n_chunks) { return blocks_for(size_t(n_chunks) * kBlocksPerCh
 void adamw_update(const AdamwUpdate& op, Stream stream) {
     dispatch("adamw_update", op.param.dtype, [&]<class T>() {
         if (op.n_chunks <= 0) return;
-        launch(adamw_update_kernel<T>,
-               {.name = "adamw_update",
-                .blocks = blocks_of(op.n_chunks),
-                .threads = kThreads,
-                .shared_bytes = sizeof(AdamwScalars)},
-               stream, op);
+        launch(adamw_update_kernel<T>, {"adamw_update", blocks_of(op.n_chunks), kThreads, sizeof(AdamwScalars)}, stream,
+               op);
     });
 }
 
 void sgd_update(const SgdUpdate& op, Stream stream) {
     dispatch("sgd_update", op.param.dtype, [&]<class T>() {
         if (op.n_chunks <= 0) return;
-        launch(sgd_update_kernel<T>, {.name = "sgd_update", .blocks = blocks_of(op.n_chunks), .threads = kThreads},
-               stream, op);
+        launch(sgd_update_kernel<T>, {"sgd_update", blocks_of(op.n_chunks), kThreads}, stream, op);
     });
 }
 

@@ -28,10 +28,7 @@ struct Stopwatch::Laps {
     size_t used = 0;
 };
 
-Stopwatch::Stopwatch() : laps_(std::make_unique<Laps>()) {}
-Stopwatch::Stopwatch(Stopwatch&&) noexcept = default;
-Stopwatch& Stopwatch::operator=(Stopwatch&&) noexcept = default;
-Stopwatch::~Stopwatch() = default;
+Stopwatch::Stopwatch() : laps_(std::make_shared<Laps>()) {}
 
 void Stopwatch::start(Stream stream) {
     if (laps_->used == laps_->laps.size()) laps_->laps.emplace_back();

@@ -58,6 +58,5 @@ void tree_sum(const TreeSum& op, Stream stream) {
     // A pack that is cut short at the end of the array would be moved whole.
     const bool aligned = are_aligned(16, {op.out, op.own, op.others}) && op.count % kSize == 0;
     launch(aligned ? tree_sum_kernel<true> : tree_sum_kernel<false>,
-           {.name = "tree_sum", .blocks = blocks_for(op.count, size_t(kThreads) * kSize), .threads = kThreads}, stream,
-           op);
+           {"tree_sum", blocks_for(op.count, size_t(kThreads) * kSize), kThreads}, stream, op);
 }
