@@ -110,8 +110,8 @@ FAULTS = [
     (LOSS, "the padding's gradient is not cleared", "    zero_packs<kAligned>(logits, p, op.padded_vocab);\n}", "}"),
     # ---- embedding
     (EMBEDDING, "no barrier before a tile's places are known",
-     "    if (digit >= 0 && rank == 0) s.place[warp][digit] = __popc(same);\n    __syncthreads();",
-     "    if (digit >= 0 && rank == 0) s.place[warp][digit] = __popc(same);"),
+     "    if (digit >= 0 && rank == 0) s_place[warp][digit] = __popc(same);\n    __syncthreads();",
+     "    if (digit >= 0 && rank == 0) s_place[warp][digit] = __popc(same);"),
     (EMBEDDING, "a lane counts itself in its rank", "((1u << lane) - 1)", "((2u << lane) - 1)"),
     (EMBEDDING, "a token's rows end with the group",
      "const bool goes_on = rows >> (kWarpSize - 1) & 1;", "const bool goes_on = false;"),

@@ -29,26 +29,19 @@ constexpr size_t kSmallBytes = 64 << 10;  // of host data, copied at a time
 constexpr size_t kEvents = 256;
 constexpr double kPartingSeconds = 60;  // deadline at the end, without the hang detector
 
-// A wait that polls, without sleeping at first, as most waits are short.
-class Poll {
-public:
-    explicit Poll(double limit_s)
-        : end_(Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(limit_s))) {}
-
-    // False when the time is over.
-    bool go_on() {
-        constexpr int kEagerPolls = 1000;
-        if (polls_++ < kEagerPolls)
+// Polls, without sleeping at first, as most waits are short. False if the time is over before `is_done`.
+template <class Condition> bool poll_until(double limit_s, Condition is_done) {
+    constexpr int kEagerPolls = 1000;
+    const auto end = Clock::now() + std::chrono::duration<double>(limit_s);
+    for (int polls = 0; !is_done(); polls++) {
+        if (Clock::now() >= end) return false;
+        if (polls < kEagerPolls)
             std::this_thread::yield();
         else
             std::this_thread::sleep_for(std::chrono::microseconds(20));
-        return Clock::now() < end_;
     }
-
-private:
-    Clock::time_point end_;
-    int polls_ = 0;
-};
+    return true;
+}
 
 Exit exit_of(ncclResult_t code) {
     switch (code) {
@@ -182,11 +175,13 @@ private:
     // Waits until the last collective that was started has finished.
     void wait_on_host(double limit_s) {
         const Clock::time_point start = Clock::now();
-        for (Poll poll(limit_s); !has_happened(finished_[asked_ % kEvents].get(), name_);) {
+        auto has_ended = [&] {
+            if (has_happened(finished_[asked_ % kEvents].get(), name_)) return true;
             const ncclResult_t code = async_error();
             if (code != ncclSuccess && code != ncclInProgress) report(code, "what NCCL does on the GPU");
-            if (!poll.go_on()) report_hang("its end", limit_s);
-        }
+            return false;
+        };
+        if (!poll_until(limit_s, has_ended)) report_hang("its end", limit_s);
         totals_.waited_ms += std::chrono::duration<double, std::milli>(Clock::now() - start).count();
     }
 
@@ -197,8 +192,8 @@ private:
     }
 
     void settle(ncclResult_t code, const char* call, double limit_s) {
-        for (Poll poll(limit_s); code == ncclInProgress; code = async_error())
-            if (!poll.go_on()) report_hang(call, limit_s);
+        auto is_accepted = [&] { return code != ncclInProgress || (code = async_error()) != ncclInProgress; };
+        if (!poll_until(limit_s, is_accepted)) report_hang(call, limit_s);
         if (code != ncclSuccess) report(code, call);
     }
 

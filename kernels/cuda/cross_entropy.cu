@@ -141,18 +141,16 @@ __global__ void __launch_bounds__(kThreads, 2) cross_entropy_kernel(CrossEntropy
 constexpr int kSumThreads = 1024;
 constexpr int kSumWarps = kSumThreads / kWarpSize;
 
-struct LossSumShared {
-    double sum[kSumWarps];
-};
+using LossSumShared = double[kSumWarps];
 
 // One block: thread t adds rows t, t + 1024, ...
 __global__ void __launch_bounds__(kSumThreads) loss_sum_kernel(LossSum op) {
-    LossSumShared& s = shared_memory<LossSumShared>();
+    LossSumShared& s_sum = shared_memory<LossSumShared>();
     const float* __restrict__ loss = op.loss;
     double sum = 0;
 #pragma unroll 8
     for (int row = int(threadIdx.x); row < op.rows; row += kSumThreads) sum += double(loss[row]);
-    sum = block_sum(sum, s.sum);
+    sum = block_sum(sum, s_sum);
     if (threadIdx.x == 0) *op.out = op.accumulate ? *op.out + sum : sum;
 }
 

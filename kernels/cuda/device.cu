@@ -30,26 +30,24 @@ struct Piece {
 // that drives the device copies.
 class StagingRing {
 public:
-    void to_device(void* device, const void* host, size_t bytes, cudaStream_t stream) {
+    void to_device(std::byte* device, const std::byte* host, size_t bytes, cudaStream_t stream) {
         for (size_t done = 0; done < bytes; done += kPieceBytes) {
             const size_t count = std::min(kPieceBytes, bytes - done);
             Piece& piece = take();
-            std::memcpy(piece.memory, static_cast<const std::byte*>(host) + done, count);
-            check_cuda(cudaMemcpyAsync(static_cast<std::byte*>(device) + done, piece.memory, count,
-                                       cudaMemcpyHostToDevice, stream),
+            std::memcpy(piece.memory, host + done, count);
+            check_cuda(cudaMemcpyAsync(device + done, piece.memory, count, cudaMemcpyHostToDevice, stream),
                        "copy to the GPU");
             send(piece, nullptr, count, stream);
         }
     }
 
-    void to_host(void* host, const void* device, size_t bytes, cudaStream_t stream) {
+    void to_host(std::byte* host, const std::byte* device, size_t bytes, cudaStream_t stream) {
         for (size_t done = 0; done < bytes; done += kPieceBytes) {
             const size_t count = std::min(kPieceBytes, bytes - done);
             Piece& piece = take();
-            check_cuda(cudaMemcpyAsync(piece.memory, static_cast<const std::byte*>(device) + done, count,
-                                       cudaMemcpyDeviceToHost, stream),
+            check_cuda(cudaMemcpyAsync(piece.memory, device + done, count, cudaMemcpyDeviceToHost, stream),
                        "copy from the GPU");
-            send(piece, static_cast<std::byte*>(host) + done, count, stream);
+            send(piece, host + done, count, stream);
         }
     }
 
@@ -217,11 +215,13 @@ void* device_alloc(size_t bytes) {
 void device_free(void* memory, size_t) { cudaFree(memory); }
 
 void copy_to_device(void* device, const void* host, size_t bytes, Stream stream) {
-    staging_ring().to_device(device, host, bytes, cuda_stream(stream));
+    staging_ring().to_device(static_cast<std::byte*>(device), static_cast<const std::byte*>(host), bytes,
+                             cuda_stream(stream));
 }
 
 void copy_to_host(void* host, const void* device, size_t bytes, Stream stream) {
-    staging_ring().to_host(host, device, bytes, cuda_stream(stream));
+    staging_ring().to_host(static_cast<std::byte*>(host), static_cast<const std::byte*>(device), bytes,
+                           cuda_stream(stream));
 }
 
 void copy_on_device(void* to, const void* from, size_t bytes, Stream stream) {

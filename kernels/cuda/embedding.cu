@@ -61,28 +61,24 @@ struct SortPass {
     __device__ int digit(int position) const { return (tokens[position] >> shift) & (kDigits - 1); }
 };
 
-struct CountShared {
-    int count[kDigits];
-};
+using CountShared = int[kDigits];
 
 // Counts the digits of a tile. Atomics on integers: the order in which they arrive does not matter.
 __global__ void __launch_bounds__(kTile) embedding_backward_count_kernel(SortPass pass) {
-    CountShared& s = shared_memory<CountShared>();
+    CountShared& s_count = shared_memory<CountShared>();
     const int i = int(blockIdx.x) * kTile + int(threadIdx.x);
-    if (threadIdx.x < kDigits) s.count[threadIdx.x] = 0;
+    if (threadIdx.x < kDigits) s_count[threadIdx.x] = 0;
     __syncthreads();
-    if (i < pass.n_positions) atomicAdd(&s.count[pass.digit(pass.position(i))], 1);
+    if (i < pass.n_positions) atomicAdd(&s_count[pass.digit(pass.position(i))], 1);
     __syncthreads();
-    if (threadIdx.x < kDigits) pass.counts[size_t(threadIdx.x) * pass.n_tiles + blockIdx.x] = s.count[threadIdx.x];
+    if (threadIdx.x < kDigits) pass.counts[size_t(threadIdx.x) * pass.n_tiles + blockIdx.x] = s_count[threadIdx.x];
 }
 
-struct ScanShared {
-    int warp_sum[kTileWarps];
-};
+using ScanShared = int[kTileWarps];
 
 // counts[i] = the sum of the counts before i. One block: a thread takes consecutive counts.
 __global__ void __launch_bounds__(kTile) embedding_backward_scan_kernel(SortPass pass) {
-    ScanShared& s = shared_memory<ScanShared>();
+    ScanShared& s_warp_sum = shared_memory<ScanShared>();
     const int n = kDigits * pass.n_tiles, per_thread = (n + kTile - 1) / kTile;
     const int lane = int(threadIdx.x) % kWarpSize, warp = int(threadIdx.x) / kWarpSize;
     const int begin = min(n, int(threadIdx.x) * per_thread), end = min(n, begin + per_thread);
@@ -94,10 +90,10 @@ __global__ void __launch_bounds__(kTile) embedding_backward_scan_kernel(SortPass
         const int before = __shfl_up_sync(kAllLanes, upto, distance);
         if (lane >= distance) upto += before;
     }
-    if (lane == kWarpSize - 1) s.warp_sum[warp] = upto;
+    if (lane == kWarpSize - 1) s_warp_sum[warp] = upto;
     __syncthreads();
     int place = upto - sum;
-    for (int w = 0; w < warp; w++) place += s.warp_sum[w];
+    for (int w = 0; w < warp; w++) place += s_warp_sum[w];
     for (int i = begin; i < end; i++) {
         const int count = pass.counts[i];
         pass.counts[i] = place;
@@ -105,9 +101,7 @@ __global__ void __launch_bounds__(kTile) embedding_backward_scan_kernel(SortPass
     }
 }
 
-struct ScatterShared {
-    int place[kTileWarps][kDigits];  // how many of the digit a warp has, then where its first one goes
-};
+using ScatterShared = int[kTileWarps][kDigits];  // how many of the digit a warp has, then where its first one goes
 
 // Which lanes of the warp have the same digit as this one. A lane without a position has the digit -1, like no other.
 __device__ unsigned lanes_with_same_digit(int digit) {
@@ -122,27 +116,27 @@ __device__ unsigned lanes_with_same_digit(int digit) {
 
 // Positions with the same digit keep their order: by tile, then by warp, then by lane.
 __global__ void __launch_bounds__(kTile) embedding_backward_scatter_kernel(SortPass pass) {
-    ScatterShared& s = shared_memory<ScatterShared>();
+    ScatterShared& s_place = shared_memory<ScatterShared>();
     const int i = int(blockIdx.x) * kTile + int(threadIdx.x);
     const int lane = int(threadIdx.x) % kWarpSize, warp = int(threadIdx.x) / kWarpSize;
-    for (int digit = lane; digit < kDigits; digit += kWarpSize) s.place[warp][digit] = 0;
+    for (int digit = lane; digit < kDigits; digit += kWarpSize) s_place[warp][digit] = 0;
     __syncwarp();
     const int position = i < pass.n_positions ? pass.position(i) : -1;
     const int digit = position >= 0 ? pass.digit(position) : -1;
     const unsigned same = lanes_with_same_digit(digit);
     const int rank = __popc(same & ((1u << lane) - 1));
-    if (digit >= 0 && rank == 0) s.place[warp][digit] = __popc(same);
+    if (digit >= 0 && rank == 0) s_place[warp][digit] = __popc(same);
     __syncthreads();
     if (threadIdx.x < kDigits) {
         int place = pass.counts[size_t(threadIdx.x) * pass.n_tiles + blockIdx.x];
         for (int w = 0; w < kTileWarps; w++) {
-            const int count = s.place[w][threadIdx.x];
-            s.place[w][threadIdx.x] = place;
+            const int count = s_place[w][threadIdx.x];
+            s_place[w][threadIdx.x] = place;
             place += count;
         }
     }
     __syncthreads();
-    if (digit >= 0) pass.to[s.place[warp][digit] + rank] = position;
+    if (digit >= 0) pass.to[s_place[warp][digit] + rank] = position;
 }
 
 // ---- sums of rows ---------------------------------------------------------------------------------------------------

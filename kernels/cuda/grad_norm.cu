@@ -17,9 +17,7 @@ constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / kWarpSize;
 constexpr int kBatch = 4;  // packs of a thread in flight at a time
 
-struct SquaredSumsShared {
-    double sum[kWarps];
-};
+using SquaredSumsShared = double[kWarps];
 
 // One thread's part of a chunk: packs t, t + 512, ...; a last pack that is not whole counts as one, filled with 0.
 template <bool kAligned> __device__ double sum_of_squares(const float* __restrict__ values, int count) {
@@ -47,12 +45,12 @@ template <bool kAligned> __device__ double sum_of_squares(const float* __restric
 }
 
 __global__ void __launch_bounds__(kThreads) squared_sums_kernel(SquaredSums op) {
-    SquaredSumsShared& s = shared_memory<SquaredSumsShared>();
+    SquaredSumsShared& s_sum = shared_memory<SquaredSumsShared>();
     const Chunk chunk = op.chunks[blockIdx.x];
     const float* values = op.values + chunk.begin;
     const bool aligned = reinterpret_cast<uintptr_t>(values) % sizeof(Pack<float>) == 0;
     double sum = aligned ? sum_of_squares<true>(values, chunk.count) : sum_of_squares<false>(values, chunk.count);
-    sum = block_sum(sum, s.sum);
+    sum = block_sum(sum, s_sum);
     if (threadIdx.x == 0) op.out[chunk.index] = sum;
 }
 

@@ -274,14 +274,12 @@ __global__ void __launch_bounds__(kThreads) norm_backward_wide_columns_kernel(No
 
 // ---- the sums of groups become dweight and dbias --------------------------------------------------------------------
 
-struct FinalShared {
-    float part[kFinalRows][kWarpSize];
-};
+using FinalShared = float[kFinalRows][kWarpSize];
 
 // A block takes 32 of the 2 cols sums, a lane each; warp w adds groups w, w + 32, ... and warp 0 adds the warps.
 template <class T>
 __global__ void __launch_bounds__(kFinalRows* kWarpSize) norm_backward_final_kernel(NormBackwardGroups<T> groups) {
-    FinalShared& s = shared_memory<FinalShared>();
+    FinalShared& s_part = shared_memory<FinalShared>();
     const NormBackward& op = groups.op;
     const float* __restrict__ parts = static_cast<const float*>(op.scratch);
     const int lane = int(threadIdx.x) % kWarpSize, warp = int(threadIdx.x) / kWarpSize;
@@ -290,11 +288,11 @@ __global__ void __launch_bounds__(kFinalRows* kWarpSize) norm_backward_final_ker
     if (column < columns)
         for (int group = warp; group < groups.n_groups; group += kFinalRows)
             sum += parts[size_t(group) * columns + column];
-    s.part[warp][lane] = sum;
+    s_part[warp][lane] = sum;
     __syncthreads();
     if (warp > 0 || column >= columns) return;
     float total = 0;
-    for (int w = 0; w < kFinalRows; w++) total += s.part[w][lane];
+    for (int w = 0; w < kFinalRows; w++) total += s_part[w][lane];
     float& out = column < op.cols ? op.dweight[column] : op.dbias[column - op.cols];
     out = op.accumulate ? out + total : total;
 }
