@@ -73,10 +73,10 @@ void residual_norm_backward(const LayerContext& x, const LayerWeights& w, ConstV
                        x.stream);
 }
 
-void linear_forward(const LayerContext& x, const LayerWeights& w, ConstView inp, const Activation& out) {
+void linear_forward(const LayerContext& x, const LayerWeights& w, ConstView inp, const Activation& out, View pre_gelu) {
     if (x.has(out)) return;
     ops::matmul_forward({.out = out.view,
-                         .pre_gelu = nullptr,
+                         .pre_gelu = pre_gelu,
                          .inp = inp,
                          .weight = w.weight.value,
                          .bias = w.bias.value,
@@ -142,15 +142,7 @@ void attention_backward(const LayerContext& x, ConstView qkv, const AttentionAct
 void mlp_forward(const LayerContext& x, const LayerWeights& fc, const LayerWeights& proj, ConstView inp,
                  const MlpActivations& mlp) {
     if (!x.has(mlp.fc))
-        ops::matmul_forward({.out = mlp.gelu.view,
-                             .pre_gelu = mlp.fc.view,
-                             .inp = inp,
-                             .weight = fc.weight.value,
-                             .bias = fc.bias.value,
-                             .rows = x.rows,
-                             .n = fc.weight.rows,
-                             .k = fc.weight.cols},
-                            x.stream);
+        linear_forward(x, fc, inp, mlp.gelu, mlp.fc.view);
     else if (!x.has(mlp.gelu))
         ops::gelu_forward({.out = mlp.gelu.view, .inp = mlp.fc, .count = size_t(x.rows) * size_t(fc.weight.rows)},
                           x.stream);

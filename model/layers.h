@@ -39,8 +39,9 @@ void residual_norm_forward(const LayerContext& x, const LayerWeights& w, Residua
 void residual_norm_backward(const LayerContext& x, const LayerWeights& w, ConstView residual,
                             const NormActivations& norm, ConstView dout, View dresidual, bool accumulate_dresidual);
 
-// out = inp weight^T + bias
-void linear_forward(const LayerContext& x, const LayerWeights& w, ConstView inp, const Activation& out);
+// out = inp weight^T + bias. With pre_gelu this is the sum, and out = gelu(pre_gelu).
+void linear_forward(const LayerContext& x, const LayerWeights& w, ConstView inp, const Activation& out,
+                    View pre_gelu = nullptr);
 // With pre_gelu `inp` is gelu(pre_gelu), and dinp becomes the gradient of pre_gelu.
 void linear_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout, View dinp,
                      ConstView pre_gelu = nullptr);
