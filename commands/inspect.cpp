@@ -3,7 +3,7 @@
 #include <CLI/App.hpp>
 #include <memory>
 
-#include "commands/command.h"
+#include "commands/command_line.h"
 #include "kernels/check.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/io/io.h"
@@ -21,9 +21,9 @@ void inspect(const std::string& path) {
 
 }  // namespace
 
-Command add_inspect(CLI::App& app) {
+void add_inspect(CLI::App& app) {
     auto path = std::make_shared<std::string>();
     CLI::App* parser = app.add_subcommand("inspect", "what is this file, and is it sound");
     parser->add_option("PATH", *path, "checkpoint, run, token shard, tokenizer or safetensors file")->required();
-    return {parser, [path] { inspect(*path); }};
+    parser->callback([path] { inspect(*path); });
 }

@@ -114,6 +114,17 @@ class FromTextToText(TrainerTest):
         c, padded_vocab = 48, 384
         self.assertIn(str((padded_vocab + 24) * c + 2 * (12 * c * c + 13 * c) + 2 * c), said.replace(",", ""))
 
+    def test_plan_predicts_the_speed_of_the_machine_that_it_is_given(self):
+        config = self.write_config(train_total_batch_tokens=16 * 60)
+        self.assertNotIn("predicted", self.run_trainer("plan", config))
+        for options, words in (
+                (["--gpus", 8, "--gpu", "B200", "--nvlink", "800GB/s", "--net", "800Gb/s", "--gpus-per-node", 4],
+                 "predicted for 8 HGX B200 on 2 nodes; NVLink 800 GB/s, network 100 GB/s"),
+                (["--gpus", 16, "--gpu", "rtx4090"],
+                 "predicted for 16 GeForce RTX 4090 on 2 nodes; PCIe 32 GB/s, network 50 GB/s"),
+                (["--gpus", 8], "predicted for 8 H100 SXM on 1 node; NVLink 450 GB/s per GPU")):
+            self.assertIn(words, self.run_trainer("plan", config, *options))
+
     def test_versions_and_help(self):
         self.assertIn("train_gpt", self.run_trainer("--version"))
         overview = self.run_trainer("--help")
