@@ -83,12 +83,12 @@ static Json write_split(const Split& split, const TextInput& input, const Tokeni
     constexpr uint64_t kSeed = 1;
     Encoder encoder(tokenizer, split.bpe_dropout, kSeed);
     ShardWriter writer(directory, split.name, tokenizer.vocab_size(), shard_tokens);
-    const int32_t eot = tokenizer.eot();
     uint64_t text_bytes = 0, documents = 0;
     for (int copy = 0; copy < split.copies; copy++)
         input.read(split.begin, split.end, [&](std::string_view text, bool starts_document) {
-            if (starts_document) writer.append({&eot, 1});
-            writer.append(encoder.encode(text));
+            std::vector<int32_t> ids = encoder.encode(text);
+            if (starts_document) ids.insert(ids.begin(), tokenizer.eot());
+            writer.append(ids);
             text_bytes += text.size();
             documents += starts_document;
         });
