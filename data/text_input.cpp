@@ -40,13 +40,12 @@ static size_t piece_length(std::string_view text) {
 }
 
 static void visit_document(std::string_view text, const TextVisitor& visit) {
-    bool starts_document = true;
+    size_t begin = 0;
     do {
-        size_t length = piece_length(text);
-        visit(text.substr(0, length), starts_document);
-        text.remove_prefix(length);
-        starts_document = false;
-    } while (!text.empty());
+        const size_t length = piece_length(text.substr(begin));
+        visit(text.substr(begin, length), begin == 0);
+        begin += length;
+    } while (begin < text.size());
 }
 
 static void visit_json_lines(const MappedFile& file, size_t begin, size_t end, const TextVisitor& visit) {
