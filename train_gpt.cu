@@ -4,41 +4,31 @@
 #include "runtime/cluster/cluster.h"
 #include "runtime/io/io.h"
 
-namespace {
-
-DeviceSettings device_settings(const RankEnvironment& environment, const Config& config, const RunStart& start) {
-    // Beside the program: the same machine and binary choose the same GEMM algorithms, and so give the same bits.
-    return {.local_rank = environment.local_rank,
-            .tf32 = config.device.tf32,
-            .debug_sync = config.device.debug_sync,
-            .matmul_choices = program_directory() + "/matmul_choices.json",
-            .known_choices = start.state.device_choices};
-}
-
-}  // namespace
-
 int main(int argc, char** argv) {
     return exit_status("train_gpt", [&] {
-        const CommandLine line = parse_command_line(argc, argv, GIT_REVISION);
-        if (line.nproc > 0) return launch_ranks(line.nproc, line.node, arguments_of_rank({argv, argv + argc}));
-        if (line.command) {
-            line.command();
-            return Exit::ok;
-        }
+        const std::optional<CommandLine> line = run_command_line(argc, argv, GIT_REVISION);
+        if (!line) return Exit::ok;
+        if (line->nproc > 0) return launch_ranks(line->nproc, line->node, arguments_of_rank({argv, argv + argc}));
 
         // All ranks run this with the same configuration, on their own share of each batch.
         const RankEnvironment environment = find_rank_environment();
-        const Config config = load_config(line.config, line.overrides, environment.size);
+        const Config config = load_config(line->config, line->overrides, environment.size);
         Ranks ranks(environment, config, GIT_REVISION);
         return ranks.run([&] {
             // All input is checked before run.dir is touched.
             const Config::Data& data = config.data;
             Dataset dataset = open_dataset(data.train, data.val, data.tokenizer, config.model.vocab_size);
-            check_init_from(config, line.config);
+            check_init_from(config, line->config);
             const std::string digest = dataset.train.digest();
             ranks.control().require_same(digest, "the digest of data.train");
-            RunStart start = start_run(config, line.start, digest, line.accept_changes, ranks.comm());
-            configure_device(device_settings(environment, config, start));
+            RunStart start = start_run(config, line->start, digest, line->accept_changes, ranks.comm());
+            // matmul_choices is a file beside the program: the same machine and binary choose the same GEMM algorithms,
+            // and so give the same bits.
+            configure_device({.local_rank = environment.local_rank,
+                              .tf32 = config.device.tf32,
+                              .debug_sync = config.device.debug_sync,
+                              .matmul_choices = program_directory() + "/matmul_choices.json",
+                              .known_choices = start.state.device_choices});
             TrainingRun run(config, ranks, std::move(dataset), start);
             start.checkpoint.reset();
             write_run_files(run, GIT_REVISION);
@@ -47,8 +37,10 @@ int main(int argc, char** argv) {
             while (!run.is_complete()) {
                 // Forward and backward of each micro-batch add up gradients; then one update.
                 StepTimer timer(run.comm);
-                run.gpt.begin_step(step_settings(run));
-                for (int micro = 0; micro < run.micro_steps; micro++) {
+                run.gpt.begin_step({.loss_scale = run.scaler.scale(),
+                                    .learning_rate = learning_rate(config, run.state.step + 1),
+                                    .update = run.state.updates + 1});
+                for (int micro = 0; micro < run.gpt.options().micro_steps; micro++) {
                     run.control.note_step(run.state.step + 1);
                     const Batch batch = timer.next_batch(run.train_loader);
                     run.gpt.forward(batch.inputs);
@@ -60,8 +52,8 @@ int main(int argc, char** argv) {
 
                 // A rank that was asked to stop has told all others in this step's votes.
                 const bool must_stop = result.votes[0] > 0 || (run.comm.size == 1 && stop_signal());
-                if (validation_is_due(run)) validate(run);
-                if (sample_is_due(run)) show_sample(run);
+                validate_if_due(run);
+                show_sample_if_due(run);
                 if (must_stop || checkpoint_is_due(run)) save(run, must_stop || run.is_complete());
                 if (must_stop && !run.is_complete()) {
                     run.progress.say(

@@ -3,46 +3,34 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <cstdlib>
-#include <string_view>
+#include <regex>
 
-#include "commands/command.h"
 #include "kernels/check.h"
 #include "kernels/comm.h"
 #include "kernels/device.h"
-#include "runtime/cluster/cluster.h"
-#include "runtime/config/config.h"
 
 namespace {
 
-// --node and --master as given.
-struct NodeOptions {
-    std::string node, master;
-};
-
-void add_ranks(CLI::App& app, CommandLine& line, NodeOptions& options) {
-    auto* nproc = app.add_option("--nproc", line.nproc, "start that many ranks on this machine");
+void add_ranks(CLI::App& app, int& count, std::string& this_node, std::string& master_address) {
+    auto* nproc = app.add_option("--nproc", count, "start that many ranks on this machine");
     nproc->check(CLI::Range(1, 1024));
-    auto* node =
-        app.add_option("--node", options.node, "with --nproc on each of several machines: its number, like 0/2");
-    auto* master = app.add_option("--master", options.master, "machine 0 and a free port there, like node0:29500");
+    auto* node = app.add_option("--node", this_node, "with --nproc on each of several machines: its number, like 0/2");
+    auto* master = app.add_option("--master", master_address, "machine 0 and a free port there, like node0:29500");
     node->needs(nproc)->needs(master);
     master->needs(node);
 }
 
-LocalNode parse_node(const NodeOptions& options) {
-    if (options.node.empty()) return {};
-    const size_t slash = options.node.find('/'), colon = options.master.rfind(':');
-    auto number_after = [](std::string_view text, size_t mark) {
-        return mark == text.npos ? std::nullopt : whole_number(text.substr(mark + 1));
-    };
-    const auto node = whole_number(options.node.substr(0, slash)), nodes = number_after(options.node, slash);
-    const auto port = number_after(options.master, colon);
-    if (!node || !nodes || *node < 0 || *node >= *nodes || *nodes > 1 << 20)
+LocalNode parse_node(const std::string& this_node, const std::string& master) {
+    if (this_node.empty()) return {};
+    std::smatch node, address;
+    if (!std::regex_match(this_node, node, std::regex("(\\d{1,6})/(\\d{1,6})")) ||
+        std::stoi(node[1]) >= std::stoi(node[2]))
         fail(Exit::usage, "--node is \"%s\", expected this machine's number from 0 and how many there are, like 0/2",
-             options.node);
-    if (colon == 0 || !port || *port < 1 || *port > 65535)
-        fail(Exit::usage, "--master is \"%s\", expected machine 0 and a port there, like node0:29500", options.master);
-    return {int(*node), int(*nodes), options.master.substr(0, colon), int(*port)};
+             this_node);
+    if (!std::regex_match(master, address, std::regex("(.+):(\\d{1,5})")) || std::stoi(address[2]) < 1 ||
+        std::stoi(address[2]) > 65535)
+        fail(Exit::usage, "--master is \"%s\", expected machine 0 and a port there, like node0:29500", master);
+    return {std::stoi(node[1]), std::stoi(node[2]), address[1], std::stoi(address[2])};
 }
 
 void add_training(CLI::App& app, CommandLine& line) {
@@ -85,23 +73,23 @@ void add_overrides(CLI::App& app, std::vector<std::string>& overrides) {
         ->allow_extra_args(false);
 }
 
-CommandLine parse_command_line(int argc, char** argv, const std::string& revision) {
+std::optional<CommandLine> run_command_line(int argc, char** argv, const std::string& revision) {
     CommandLine line;
-    NodeOptions node;
+    std::string node, master;
     CLI::App app("Pretrains GPT-class language models. Without a command: trains CONFIG.", "train_gpt");
     app.set_version_flag("--version", [&] { return version(revision); });
-    auto add_table = [&](const char* flag, std::string (*table)(), const char* help) {
+    std::string (*table)() = nullptr;
+    auto add_table = [&](const char* flag, std::string (*rows)(), const char* help) {
         app.add_flag_callback(
-            flag, [&line, table] { line.command = [table] { std::fputs(table().c_str(), stdout); }; }, help);
+            flag, [&table, rows] { table = rows; }, help);
     };
     add_table("--help-config", config_help, "every configuration key");
     add_table("--markdown-config", config_markdown, "the same as a Markdown table");
     add_table("--exit-codes", exit_codes, "every exit code: number, name, final|retry|restart, meaning");
     app.require_subcommand(0, 1);
     add_training(app, line);
-    add_ranks(app, line, node);
-    const Command commands[] = {add_prepare(app), add_sample(app), add_plan(app),  add_eval(app),
-                                add_inspect(app), add_export(app), add_report(app)};
+    add_ranks(app, line.nproc, node, master);
+    for (auto* add : {add_prepare, add_sample, add_plan, add_eval, add_inspect, add_export, add_report}) add(app);
     try {
         app.parse(argc, argv);
     } catch (const CLI::Success& help_or_version) {
@@ -109,10 +97,10 @@ CommandLine parse_command_line(int argc, char** argv, const std::string& revisio
     } catch (const CLI::ParseError& error) {
         fail(Exit::usage, "%s (see --help)", error.what());
     }
-    line.node = parse_node(node);
-    for (const Command& command : commands)
-        if (command.parser->parsed()) line.command = command.run;
-    if (!line.command && line.config.empty()) fail(Exit::usage, "no configuration and no command (see --help)");
+    if (table) std::fputs(table().c_str(), stdout);
+    if (table || !app.get_subcommands().empty()) return std::nullopt;
+    if (line.config.empty()) fail(Exit::usage, "no configuration and no command (see --help)");
+    line.node = parse_node(node, master);
     return line;
 }
 

@@ -1,17 +1,19 @@
-// The command line: training's options, or another command.
+// The command line: training's options, or another command. One file per command has its options and what it does.
 #pragma once
 
-#include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/cluster/cluster.h"
 
-struct CommandLine {
-    std::function<void()> command;  // another command, to be called instead of training; empty: train
+namespace CLI {
+class App;
+}
 
-    // Training's.
+// Training's options.
+struct CommandLine {
     std::string config;                  // the JSON file
     std::vector<std::string> overrides;  // "section.key=value"
     StartMode start = StartMode::only_new;
@@ -20,9 +22,27 @@ struct CommandLine {
     LocalNode node;               // this machine, if several start ranks for one run
 };
 
-// Reads the arguments. --help and --version print and exit with 0; `revision` is the program's, for --version. Fails
-// with Exit::usage if the arguments are wrong.
-CommandLine parse_command_line(int argc, char** argv, const std::string& revision);
+// Reads the arguments. If they ask for something else than training, does that and returns nullopt. --help and
+// --version print and exit with 0; `revision` is the program's, for --version. Fails with Exit::usage if the arguments
+// are wrong, and as the command does.
+std::optional<CommandLine> run_command_line(int argc, char** argv, const std::string& revision);
 
 // The arguments of a rank that --nproc starts: without that option and those that belong to it.
 std::vector<std::string> arguments_of_rank(const std::vector<std::string>& arguments);
+
+// ---- for the files of the commands ----------------------------------------------------------------------------------
+
+// Each adds a command with its options, which runs when all arguments have been read and prints to stdout.
+void add_prepare(CLI::App& app);
+void add_sample(CLI::App& app);
+void add_plan(CLI::App& app);
+void add_eval(CLI::App& app);
+void add_inspect(CLI::App& app);
+void add_export(CLI::App& app);
+void add_report(CLI::App& app);
+
+// Help for an argument that open_checkpoint() takes.
+inline constexpr const char* kCheckpointHelp = "run directory or RUN/checkpoints/step_N";
+
+// --set, as load_config() takes it.
+void add_overrides(CLI::App& app, std::vector<std::string>& overrides);

@@ -1,11 +1,9 @@
 #include <CLI/App.hpp>
 #include <cstdio>
 #include <memory>
-#include <optional>
 
-#include "commands/command.h"
+#include "commands/command_line.h"
 #include "commands/model_io.h"
-#include "data/token_stream.h"
 #include "kernels/check.h"
 #include "runtime/io/io.h"
 
@@ -20,20 +18,16 @@ struct Options {
 
 void print_validation_loss(const Options& options) {
     LoadedModel model = load_model(options.checkpoint, 0);
-    const Config& config = model.config;
+    Config& config = model.config;
     const std::string glob = options.data.empty() ? config.data.val : options.data;
-    const int stride = options.stride >= 0 ? options.stride : config.eval.stride;
-    if (stride > config.train.seq_len)
-        fail(Exit::usage, "--stride %d must be at most the run's train.seq_len, %d", stride, config.train.seq_len);
+    config.eval.batches = options.batches;
+    if (options.stride >= 0) config.eval.stride = options.stride;
+    if (options.stride > config.train.seq_len)
+        fail(Exit::usage, "--stride %d must be at most the run's train.seq_len, %d", options.stride,
+             config.train.seq_len);
     const TokenStream stream(expand_glob(glob, options.data.empty() ? "data.val" : "--data"), config.model.vocab_size);
-    Loader loader(stream, {.seq_len = config.train.seq_len,
-                           .batch = config.train.batch_size,
-                           .order = SampleOrder::once,
-                           .stride = stride,
-                           .max_windows = uint64_t(options.batches) * uint64_t(config.train.batch_size)});
-    std::optional<Tokenizer> tokenizer;
-    if (file_exists(model.tokenizer_path)) tokenizer = Tokenizer::load(model.tokenizer_path);
-    const Validation result = evaluate_pass(model.gpt, loader, tokenizer);
+    Loader loader(stream, loader_options(config, comm_single(), SampleOrder::once));
+    const Validation result = evaluate_pass(model.gpt, loader, model.tokenizer);
     std::printf("%s: loss %.6f", glob.c_str(), result.loss);
     if (result.bits_per_byte) std::printf(", %.4f bits per byte", *result.bits_per_byte);
     std::printf("\n");
@@ -41,7 +35,7 @@ void print_validation_loss(const Options& options) {
 
 }  // namespace
 
-Command add_eval(CLI::App& app) {
+void add_eval(CLI::App& app) {
     auto options = std::make_shared<Options>();
     CLI::App* parser = app.add_subcommand("eval", "validation loss of a checkpoint");
     parser->add_option("CHECKPOINT", options->checkpoint, kCheckpointHelp)->required();
@@ -51,5 +45,5 @@ Command add_eval(CLI::App& app) {
         ->check(CLI::NonNegativeNumber);
     parser->add_option("--stride", options->stride, "tokens each window adds (default: the run's eval.stride)")
         ->check(CLI::NonNegativeNumber);
-    return {parser, [options] { print_validation_loss(*options); }};
+    parser->callback([options] { print_validation_loss(*options); });
 }

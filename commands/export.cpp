@@ -3,7 +3,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "commands/command.h"
+#include "commands/command_line.h"
 #include "commands/model_io.h"
 #include "kernels/check.h"
 #include "model/huggingface.h"
@@ -23,12 +23,8 @@ void export_huggingface(const Options& options) {
     if (directory_exists(directory) && !list_directory(directory).empty())
         fail(Exit::cannot_create, "%s is not empty; nothing was written", directory);
     make_directories(directory);
-    int eot = model.config.model.vocab_size - 1;
-    if (file_exists(model.tokenizer_path)) {
-        const Tokenizer tokenizer = Tokenizer::load(model.tokenizer_path);
-        tokenizer.save(directory + "/tokenizer.json");
-        eot = tokenizer.eot();
-    }
+    if (model.tokenizer) write_file_atomically(directory + "/tokenizer.json", model.tokenizer->json());
+    const int eot = model.tokenizer ? model.tokenizer->eot() : model.config.model.vocab_size - 1;
     const std::vector<NamedTensor> tensors = hf_tensors(model.gpt);
     write_safetensors(directory + "/model.safetensors", tensors);
     write_file_atomically(directory + "/config.json", hf_config(model.gpt.options().shape, eot).dump(2) + "\n");
@@ -37,14 +33,11 @@ void export_huggingface(const Options& options) {
 
 }  // namespace
 
-Command add_export(CLI::App& app) {
+void add_export(CLI::App& app) {
     auto options = std::make_shared<Options>();
     CLI::App* parser = app.add_subcommand("export", "weights for other programs");
-    parser
-        ->add_flag_function(
-            "--hf", [](int64_t) {}, "as a Hugging Face GPT-2 directory")
-        ->required();
+    parser->add_flag("--hf")->description("as a Hugging Face GPT-2 directory")->required();
     parser->add_option("CHECKPOINT", options->checkpoint, kCheckpointHelp)->required();
     parser->add_option("DIR", options->directory, "absent or empty directory")->required();
-    return {parser, [options] { export_huggingface(*options); }};
+    parser->callback([options] { export_huggingface(*options); });
 }

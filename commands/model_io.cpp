@@ -1,45 +1,82 @@
 #include "commands/model_io.h"
 
+#include <cstring>
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "data/encoder.h"
+#include "model/huggingface.h"
 #include "model/sample.h"
 #include "runtime/checkpoint/checkpoint.h"
-#include "runtime/config/config.h"
+#include "runtime/io/io.h"
 #include "runtime/performance/performance.h"
 
 GptOptions gpt_options(const Config& config, int rank, int ranks) {
-    GptOptions options;
-    options.shape = {.n_layer = config.model.n_layer,
-                     .n_head = config.model.n_head,
-                     .n_kv_head = config.model.n_head,
-                     .n_embd = config.model.n_embd,
-                     .n_positions = config.model.n_positions,
-                     .vocab_size = config.model.vocab_size};
-    options.batch = config.train.batch_size;
-    options.seq_len = config.train.seq_len;
-    options.precision = config.train.precision;
-    options.recompute = config.train.recompute;
-    options.optimizer = {.kind = config.optim.name,
-                         .beta1 = config.optim.beta1,
-                         .beta2 = config.optim.beta2,
-                         .eps = float(config.optim.eps),
-                         .weight_decay = float(config.optim.weight_decay),
-                         .momentum = float(config.optim.momentum),
-                         .grad_clip = float(config.optim.grad_clip)};
-    options.head_rows = config.train.head_rows;
-    options.micro_steps = micro_steps(config, ranks);
-    options.rank = rank;
-    options.ranks = ranks;
-    options.zero_stage = config.parallel.zero_stage;
-    options.deterministic_reduce = config.parallel.deterministic_reduce;
-    options.bucket_bytes = size_t(config.parallel.bucket_mb) << 20;
-    return options;
+    return {.shape = {.n_layer = config.model.n_layer,
+                      .n_head = config.model.n_head,
+                      .n_kv_head = config.model.n_head,
+                      .n_embd = config.model.n_embd,
+                      .n_positions = config.model.n_positions,
+                      .vocab_size = config.model.vocab_size},
+            .batch = config.train.batch_size,
+            .seq_len = config.train.seq_len,
+            .precision = config.train.precision,
+            .recompute = config.train.recompute,
+            .optimizer = {.kind = config.optim.name,
+                          .beta1 = config.optim.beta1,
+                          .beta2 = config.optim.beta2,
+                          .eps = float(config.optim.eps),
+                          .weight_decay = float(config.optim.weight_decay),
+                          .momentum = float(config.optim.momentum),
+                          .grad_clip = float(config.optim.grad_clip)},
+            .head_rows = config.train.head_rows,
+            .micro_steps = micro_steps(config, ranks),
+            .rank = rank,
+            .ranks = ranks,
+            .zero_stage = config.parallel.zero_stage,
+            .deterministic_reduce = config.parallel.deterministic_reduce,
+            .bucket_bytes = size_t(config.parallel.bucket_mb) << 20};
+}
+
+LoaderOptions loader_options(const Config& config, const Comm& comm, SampleOrder order) {
+    return {.seq_len = config.train.seq_len,
+            .batch = config.train.batch_size,
+            .seed = config.run.seed,
+            .order = order,
+            .rank = comm.rank,
+            .world = comm.size,
+            .stride = config.eval.stride,
+            .micro_steps = order == SampleOrder::once ? 1 : micro_steps(config, comm.size),
+            .max_windows = uint64_t(config.eval.batches) * uint64_t(config.train.batch_size)};
+}
+
+// Every tensor of the model from a GPT2LMHeadModel, with or without its "transformer." prefix.
+static void import_huggingface(Gpt& gpt, const std::string& directory) {
+    const std::string config_path = directory + "/config.json";
+    check_hf_config(parse_json(read_file(config_path), config_path, Exit::data), gpt.options().shape, config_path);
+    const Safetensors file(directory);
+    const std::string prefix = file.find("transformer.wte.weight") ? "transformer." : "";
+    std::vector<NamedTensor> tensors = hf_tensors(gpt);
+    for (NamedTensor& tensor : tensors) tensor.name = prefix + tensor.name;
+    file.load(tensors, [&](const Safetensors::Entry& entry) {
+        const Safetensors::Entry& wte = file.at(prefix + "wte.weight");
+        const bool is_tied_head = entry.name == "lm_head.weight" && entry.bytes == wte.bytes &&
+                                  std::memcmp(entry.data, wte.data, wte.bytes) == 0;
+        if (!is_tied_head && !is_hf_mask(entry.name))
+            fail(Exit::data, "%s: %s has no place in a GPT-2 with a tied head", entry.file, entry.name);
+    });
 }
 
 double flops_of_token(const GptOptions& o) {
     return flops_per_token({int64_t(lay_out_tensors(o.shape).parameters), o.shape.n_layer, o.shape.n_embd, o.seq_len});
+}
+
+void load_initial_weights(Gpt& gpt, const std::string& path) {
+    if (file_exists(path + "/config.json") && !directory_exists(checkpoints_directory(path)))
+        import_huggingface(gpt, path);
+    else
+        open_checkpoint(path).load(gpt.master_tensors(), OtherTensors::ignore);
 }
 
 LoadedModel load_model(const std::string& path, int batch) {
@@ -51,8 +88,10 @@ LoadedModel load_model(const std::string& path, int batch) {
     Gpt gpt(options, comm_single());
     checkpoint.load(gpt.master_tensors(), OtherTensors::ignore);
     gpt.masters_changed();
-    const std::string run_dir = run_directory_of(checkpoint.directory());
-    return {std::move(config), std::move(gpt), run_dir + "/tokenizer.json"};
+    std::optional<Tokenizer> tokenizer;
+    const std::string tokenizer_path = run_directory_of(checkpoint.directory()) + "/tokenizer.json";
+    if (file_exists(tokenizer_path)) tokenizer = Tokenizer::load(tokenizer_path);
+    return {std::move(config), std::move(gpt), std::move(tokenizer)};
 }
 
 Validation evaluate_pass(Gpt& gpt, Loader& loader, const std::optional<Tokenizer>& tokenizer) {
@@ -64,8 +103,8 @@ Validation evaluate_pass(Gpt& gpt, Loader& loader, const std::optional<Tokenizer
 }
 
 std::string sample_text(Gpt& gpt, const Tokenizer& tokenizer, const Config::Sample& options, uint64_t seed) {
-    std::vector<int> prompt{tokenizer.eot()};
-    for (int id : Encoder(tokenizer).encode(options.prompt)) prompt.push_back(id);
+    std::vector<int> prompt = Encoder(tokenizer).encode(options.prompt);
+    prompt.insert(prompt.begin(), tokenizer.eot());
     std::vector<int32_t> text;
     sample(gpt, prompt,
            {.tokens = options.tokens,

@@ -15,14 +15,21 @@
 // The model that a configuration describes, as one of `ranks` ranks has it.
 GptOptions gpt_options(const Config& config, int rank = 0, int ranks = 1);
 
+// The batches of a configuration, for the rank that `comm` is: training's, or with order `once` its evaluation's.
+LoaderOptions loader_options(const Config& config, const Comm& comm, SampleOrder order);
+
 // Floating-point operations of forward and backward, per token.
 double flops_of_token(const GptOptions& options);
+
+// model.init_from: the weights of a Hugging Face GPT-2 directory, of a checkpoint, or of a run's newest checkpoint.
+// Fails with Exit::data, naming file and tensor, unless it holds exactly this model's weights.
+void load_initial_weights(Gpt& gpt, const std::string& path);
 
 // A model for inference from a checkpoint, and the configuration that made it.
 struct LoadedModel {
     Config config;
     Gpt gpt;
-    std::string tokenizer_path;  // of the run; may not exist
+    std::optional<Tokenizer> tokenizer;  // the run's, if it has one
 };
 
 // `path` as in open_checkpoint(), with its errors. `batch` sequences at a time; 0: as many as the run trained on.

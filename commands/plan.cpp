@@ -1,16 +1,22 @@
-#include "commands/plan.h"
+#include "model/plan.h"
 
 #include <CLI/App.hpp>
 #include <cstdio>
 #include <memory>
 
-#include "commands/command.h"
+#include "commands/command_line.h"
 #include "commands/model_io.h"
-#include "model/plan.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/io/io.h"
+#include "runtime/performance/performance.h"
 
 namespace {
+
+struct Options {
+    std::string config;
+    std::vector<std::string> overrides;
+    ScalingInputs machine;  // without what it says about the run; no GPUs: memory and FLOPs only
+};
 
 void add_run(ScalingInputs& inputs, const GptOptions& run, double flops_per_token) {
     inputs.flops_per_token = flops_per_token;
@@ -24,10 +30,11 @@ void add_run(ScalingInputs& inputs, const GptOptions& run, double flops_per_toke
         inputs.memory_bytes_per_rank[size_t(staged.zero_stage)] = double(planned_bytes(staged));
 }
 
-void plan(const PlanOptions& options) {
-    std::optional<ScalingInputs> scaling;
-    if (options.gpus > 0) scaling = scaling_machine(options);
-    const int ranks = std::max(1, options.gpus);
+void plan(Options options) {
+    ScalingInputs& machine = options.machine;
+    check_nodes(machine.gpus, machine.gpus_per_node);
+    if (machine.nvlink_bytes_per_s == 0) machine.nvlink_bytes_per_s = machine.gpu.link_bytes_per_s;
+    const int ranks = std::max(1, machine.gpus);
     const Config config = load_config(options.config, options.overrides, ranks);
     const GptOptions run = gpt_options(config, 0, ranks);
     const double flops = flops_of_token(run);
@@ -38,48 +45,40 @@ void plan(const PlanOptions& options) {
     std::printf("micro-steps        %14d per step of %.0f tokens\n", run.micro_steps,
                 double(config.train.total_batch_tokens));
     std::printf("FLOPs per token    %14.4e, per step %.4e\n", flops, flops * double(config.train.total_batch_tokens));
-    if (scaling) {
-        add_run(*scaling, run, flops);
-        std::printf("\n%s", scaling_table(*scaling).c_str());
+    if (machine.gpus > 0) {
+        add_run(machine, run, flops);
+        std::printf("\n%s", scaling_table(machine).c_str());
     }
 }
 
 }  // namespace
 
-CLI::App* add_plan_options(CLI::App& app, PlanOptions& options) {
+void add_plan(CLI::App& app) {
+    auto options = std::make_shared<Options>();
     CLI::App* parser =
         app.add_subcommand("plan", "memory by category and FLOPs, and with --gpus the speed; allocates nothing");
-    parser->add_option("CONFIG", options.config, "the run, as JSON")->required();
-    add_overrides(*parser, options.overrides);
-    auto* gpus = parser->add_option("--gpus", options.gpus, "predict the speed on this many GPUs, by ZeRO stage")
+    parser->add_option("CONFIG", options->config, "the run, as JSON")->required();
+    add_overrides(*parser, options->overrides);
+    ScalingInputs& machine = options->machine;
+    machine.gpu = find_gpu("h100");
+    machine.gpus = 0;
+    auto* gpus = parser->add_option("--gpus", machine.gpus, "predict the speed on this many GPUs, by ZeRO stage")
                      ->check(CLI::Range(1, 1 << 20));
-    parser->add_option("--gpu", options.gpu, "which GPU: a100, h100, h200, b200, rtx4090, ...")
-        ->capture_default_str()
+    auto add_rate = [&](const char* flag, double& rate, const char* help) {
+        auto read = [&rate, flag](const std::string& text) { rate = parse_rate(text, flag); };
+        return parser->add_option_function<std::string>(flag, read, help)->needs(gpus);
+    };
+    auto read_gpu = [&machine](const std::string& name) { machine.gpu = find_gpu(name); };
+    parser->add_option_function<std::string>("--gpu", read_gpu, "which GPU: a100, h100, h200, b200, rtx4090, ...")
+        ->default_str(machine.gpu.name)
         ->needs(gpus);
-    parser->add_option("--gpus-per-node", options.gpus_per_node, "GPUs that NVLink or PCIe connects")
+    parser->add_option("--gpus-per-node", machine.gpus_per_node, "GPUs that NVLink or PCIe connects")
         ->capture_default_str()
         ->check(CLI::Range(1, 1 << 20))
         ->needs(gpus);
-    parser->add_option("--nvlink", options.nvlink, "its rate per GPU and direction, like 450GB/s (default: the GPU's)")
-        ->needs(gpus);
-    parser->add_option("--net", options.net, "the network's rate per GPU and direction, like 50GB/s or 400Gb/s")
-        ->capture_default_str()
-        ->needs(gpus);
-    return parser;
-}
-
-ScalingInputs scaling_machine(const PlanOptions& options) {
-    ScalingInputs inputs;
-    inputs.gpu = find_gpu(options.gpu);
-    inputs.gpus = options.gpus;
-    inputs.gpus_per_node = options.gpus_per_node;
-    inputs.nvlink_bytes_per_s = options.nvlink ? parse_rate(*options.nvlink, "--nvlink") : inputs.gpu.link_bytes_per_s;
-    inputs.net_bytes_per_s = parse_rate(options.net, "--net");
-    check_nodes(inputs.gpus, inputs.gpus_per_node);
-    return inputs;
-}
-
-Command add_plan(CLI::App& app) {
-    auto options = std::make_shared<PlanOptions>();
-    return {add_plan_options(app, *options), [options] { plan(*options); }};
+    add_rate("--nvlink", machine.nvlink_bytes_per_s,
+             "its rate per GPU and direction, like 450GB/s (default: the GPU's)");
+    add_rate("--net", machine.net_bytes_per_s, "the network's rate per GPU and direction, like 50GB/s or 400Gb/s")
+        ->default_str("50GB/s");
+    parser->callback([options] { plan(*options); });
 }

@@ -4,8 +4,9 @@
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
-#include "commands/command.h"
+#include "commands/command_line.h"
 #include "kernels/check.h"
 #include "runtime/io/io.h"
 
@@ -53,11 +54,12 @@ void add_record(RunMetrics& metrics, const nlohmann::ordered_json& record, const
 RunMetrics read_metrics(const std::string& run) {
     RunMetrics metrics;
     metrics.name = run;
-    const std::string path = run + "/metrics.jsonl", text = read_file(path);
-    size_t line = 1;
-    for (size_t begin = 0, end; (end = text.find('\n', begin)) != text.npos; begin = end + 1, line++) {
-        const std::string origin = format("line %zu of %s", line, path.c_str());
-        add_record(metrics, parse_json(std::string_view(text).substr(begin, end - begin), origin, Exit::data), origin);
+    const std::string path = run + "/metrics.jsonl";
+    std::istringstream text(read_file(path));
+    std::string line;
+    for (size_t number = 1; std::getline(text, line) && !text.eof(); number++) {
+        const std::string origin = format("line %zu of %s", number, path.c_str());
+        add_record(metrics, parse_json(line, origin, Exit::data), origin);
     }
     if (metrics.train.empty()) fail(Exit::data, "%s has no training step with a finite loss", path);
     return metrics;
@@ -82,9 +84,8 @@ void print_table(const std::vector<RunMetrics>& runs) {
 
 // A linear scale from values to pixels.
 struct Axis {
-    std::vector<double>
-        ticks;                 // at least two, multiples of 1, 2 or 5 times a power of ten; all values lie between them
-    double first_px, last_px;  // of the ticks
+    double first_px, last_px;     // of the ticks
+    std::vector<double> ticks{};  // at least two, multiples of 1, 2 or 5 times a power of ten; all values are between
     double pixel(double value) const {
         return first_px + (value - ticks.front()) / (ticks.back() - ticks.front()) * (last_px - first_px);
     }
@@ -95,8 +96,8 @@ Axis axis_over(double low, double high, double smallest_tick, double first_px, d
     const double least = std::max({(high - low) / kMostIntervals, smallest_tick, std::abs(high) * 1e-4});
     const double power = std::pow(10.0, std::floor(std::log10(least)));
     const double tick = power * (least <= power ? 1 : least <= 2 * power ? 2 : least <= 5 * power ? 5 : 10);
-    Axis axis{{std::floor(low / tick) * tick}, first_px, last_px};
-    for (double i = std::floor(low / tick) + 1; axis.ticks.size() < 2 || axis.ticks.back() < high; i++)
+    Axis axis{first_px, last_px};
+    for (double i = std::floor(low / tick); axis.ticks.size() < 2 || axis.ticks.back() < high; i++)
         axis.ticks.push_back(i * tick);
     return axis;
 }
@@ -143,15 +144,13 @@ constexpr double kLeft = 70, kRight = 780, kTop = 20, kBottom = 395, kLegendRow 
 std::string loss_svg(const std::vector<RunMetrics>& runs) {
     // Distinct on white and on black.
     constexpr const char* kColors[] = {"#3b82f6", "#ea6c1a", "#16a34a", "#c026d3", "#ca8a04", "#0891b2"};
-    double steps = 0, low = INFINITY, high = -INFINITY;
+    std::vector<Point> all;
     for (const RunMetrics& run : runs)
         for (const std::vector<Point>& points : {run.train, run.val})
-            for (const Point& point : points) {
-                steps = std::max(steps, point.step);
-                low = std::min(low, point.loss);
-                high = std::max(high, point.loss);
-            }
-    const Axis x = axis_over(0, steps, 1, kLeft, kRight), y = axis_over(low, high, 1e-4, kBottom, kTop);
+            all.insert(all.end(), points.begin(), points.end());
+    const auto [low, high] = std::ranges::minmax(all, {}, &Point::loss);
+    const Axis x = axis_over(0, std::ranges::max(all, {}, &Point::step).step, 1, kLeft, kRight);
+    const Axis y = axis_over(low.loss, high.loss, 1e-4, kBottom, kTop);
 
     std::string svg = kHead;
     auto add_line = [&](double x1, double y1, double x2, double y2, const std::string& look) {
@@ -198,10 +197,10 @@ void report(const Options& options) {
 
 }  // namespace
 
-Command add_report(CLI::App& app) {
+void add_report(CLI::App& app) {
     auto options = std::make_shared<Options>();
     CLI::App* parser = app.add_subcommand("report", "losses of runs as a table and as curves");
     parser->add_option("RUN", options->runs, "run directories, one or several")->required();
     parser->add_option("--out", options->out, "an SVG file of training and validation loss by step");
-    return {parser, [options] { report(*options); }};
+    parser->callback([options] { report(*options); });
 }

@@ -2,26 +2,10 @@
 
 #include <cstdio>
 
-#include "commands/import.h"
-#include "commands/model_io.h"
 #include "model/plan.h"
-#include "runtime/cluster/cluster.h"
-#include "runtime/config/config.h"
 #include "runtime/performance/performance.h"
 
 namespace {
-
-LoaderOptions loader_options(const Config& config, const Comm& comm, SampleOrder order) {
-    return {.seq_len = config.train.seq_len,
-            .batch = config.train.batch_size,
-            .seed = config.run.seed,
-            .order = order,
-            .rank = comm.rank,
-            .world = comm.size,
-            .stride = config.eval.stride,
-            .micro_steps = order == SampleOrder::once ? 1 : micro_steps(config, comm.size),
-            .max_windows = uint64_t(config.eval.batches) * uint64_t(config.train.batch_size)};
-}
 
 Gpt initial_model(const Config& config, const Comm& comm, const std::optional<Checkpoint>& checkpoint) {
     Gpt gpt(gpt_options(config, comm.rank, comm.size), comm);
@@ -44,10 +28,10 @@ void print_summary(const TrainingRun& run) {
     print_line(format("model    %d layers, %d heads, %d channels, vocabulary %d: %.2f M parameters, %s, %.1f MiB",
                       c.model.n_layer, c.model.n_head, c.model.n_embd, c.model.vocab_size,
                       double(run.gpt.layout().parameters) * 1e-6, name_of(c.train.precision), double(bytes) / 0x1p20));
-    print_line("data     " + run.dataset.train.description() + ": " + std::to_string(run.dataset.train.token_count()) +
-               " tokens, " + std::to_string(run.train_loader.windows()) + format(" windows of %d", c.train.seq_len));
-    print_line(format("run      %s: steps %d to %d of ", c.run.dir.c_str(), run.state.step + 1, c.train.max_steps) +
-               std::to_string(c.train.total_batch_tokens) + " tokens");
+    print_line(format("data     %s: %zu tokens, %zu windows of %d", run.dataset.train.description().c_str(),
+                      run.dataset.train.token_count(), run.train_loader.windows(), c.train.seq_len));
+    print_line(format("run      %s: steps %d to %d of %zu tokens", c.run.dir.c_str(), run.state.step + 1,
+                      c.train.max_steps, size_t(c.train.total_batch_tokens)));
     std::fflush(stdout);
 }
 
@@ -64,14 +48,13 @@ TrainingRun::TrainingRun(const Config& c, Ranks& ranks, Dataset data, const RunS
       state(start.state),
       comm(ranks.comm()),
       control(ranks.control()),
-      micro_steps(::micro_steps(c, comm.size)),
       train_loader(dataset.train, loader_options(c, comm, SampleOrder::shuffled), state.cursor),
       val_loader(dataset.val ? std::make_unique<Loader>(*dataset.val, loader_options(c, comm, SampleOrder::once))
                              : nullptr),
       gpt(initial_model(c, comm, start.checkpoint)),
       scaler(c.loss_scale, state.loss_scale),
-      log(is_first() ? std::make_optional<RunLog>(c.run.dir, state.step) : std::nullopt),
-      progress(is_first() ? stdout : nullptr, comm.size, c.train.max_steps, c.log.every_steps),
+      log(comm.rank == 0 ? std::make_optional<RunLog>(c.run.dir, state.step) : std::nullopt),
+      progress(comm.rank == 0 ? stdout : nullptr, comm.size, c.train.max_steps, c.log.every_steps),
       writer(c.run.dir, comm),
       token_flops(flops_of_token(gpt.options())),
       peak_flops_per_s(comm.size * ::peak_flops_per_s(device_info().name, c.train.precision, c.device.tf32)) {}
@@ -88,15 +71,9 @@ void write_run_files(const TrainingRun& run, const char* revision) {
         check_space(dir, run.gpt.layout().parameters * sizeof(float) * 3);
         write_file_atomically(dir + "/config.json", config_json(run.config));
         write_file_atomically(dir + "/revision.txt", std::string(revision) + "\n");
-        if (run.dataset.tokenizer) run.dataset.tokenizer->save(dir + "/tokenizer.json");
+        if (run.dataset.tokenizer) write_file_atomically(dir + "/tokenizer.json", run.dataset.tokenizer->json());
         print_summary(run);
     });
-}
-
-StepSettings step_settings(const TrainingRun& run) {
-    return {.loss_scale = run.scaler.scale(),
-            .learning_rate = learning_rate(run.config, run.state.step + 1),
-            .update = run.state.updates + 1};
 }
 
 Batch StepTimer::next_batch(Loader& loader) {
@@ -140,20 +117,9 @@ void finish_step(TrainingRun& run, const StepTimer& timer, const StepResult& res
     run.state.loss_scale = run.scaler.state();
 }
 
-bool validation_is_due(const TrainingRun& run) {
+void validate_if_due(TrainingRun& run) {
     const int every_steps = run.config.eval.every_steps;
-    return run.val_loader && (is_due(run.state.step, every_steps) || (run.is_complete() && every_steps > 0));
-}
-
-bool sample_is_due(const TrainingRun& run) {
-    return run.dataset.tokenizer && is_due(run.state.step, run.config.sample.every_steps);
-}
-
-bool checkpoint_is_due(const TrainingRun& run) {
-    return run.is_complete() || is_due(run.state.step, run.config.checkpoint.every_steps);
-}
-
-void validate(TrainingRun& run) {
+    if (!run.val_loader || !(is_due(run.state.step, every_steps) || (run.is_complete() && every_steps > 0))) return;
     run.control.note_phase(Phase::evaluation, run.state.step);
     const Validation result = evaluate_pass(run.gpt, *run.val_loader, run.dataset.tokenizer);
     if (run.log) run.log->write(ValRecord{run.state.step, result.loss, result.bits_per_byte});
@@ -162,9 +128,14 @@ void validate(TrainingRun& run) {
     run.progress.say(line);
 }
 
-void show_sample(TrainingRun& run) {
+void show_sample_if_due(TrainingRun& run) {
+    if (!run.dataset.tokenizer || !is_due(run.state.step, run.config.sample.every_steps)) return;
     const uint64_t seed = run.config.run.seed + uint64_t(run.state.step);
     run.progress.say(sample_text(run.gpt, *run.dataset.tokenizer, run.config.sample, seed));
+}
+
+bool checkpoint_is_due(const TrainingRun& run) {
+    return run.is_complete() || is_due(run.state.step, run.config.checkpoint.every_steps);
 }
 
 void save(TrainingRun& run, bool must_succeed) {
@@ -178,7 +149,7 @@ void save(TrainingRun& run, bool must_succeed) {
                                 double(stats.bytes) / 0x1p20, stats.seconds));
         run.state.saved_step = run.state.step;
         run.failed_saves = 0;
-        if (run.is_first()) apply_retention(run.config.run.dir, run.state.run_id, run.config.checkpoint.keep);
+        if (run.comm.rank == 0) apply_retention(run.config.run.dir, run.state.run_id, run.config.checkpoint.keep);
     } catch (const Error& error) {
         if (++run.failed_saves == kMostFailures || must_succeed) throw;
         run.progress.say(format("step %d | save failed %d of %d times: %s", run.state.step, run.failed_saves,

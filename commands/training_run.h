@@ -7,13 +7,10 @@
 #include <string>
 #include <utility>
 
+#include "commands/model_io.h"
 #include "data/dataset.h"
-#include "data/loader.h"
-#include "model/gpt.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/cluster/cluster.h"
-#include "runtime/config/config.h"
-#include "runtime/io/io.h"
 #include "runtime/logging/logging.h"
 
 struct TrainingRun {
@@ -23,7 +20,6 @@ struct TrainingRun {
     TrainState state;  // after the steps done so far
     Comm comm;
     ControlChannel& control;
-    int micro_steps;  // per step, on each rank
     Loader train_loader;
     std::unique_ptr<Loader> val_loader;  // null: no data.val
     Gpt gpt;
@@ -40,7 +36,6 @@ struct TrainingRun {
     // `config` must outlive the run.
     TrainingRun(const Config& config, Ranks& ranks, Dataset data, const RunStart& start);
 
-    bool is_first() const { return comm.rank == 0; }
     bool is_complete() const { return state.step == config.train.max_steps; }
 };
 
@@ -50,9 +45,6 @@ void check_init_from(const Config& config, const std::string& config_path);
 // Rank 0 prints the run in a few lines and leaves the effective configuration, the program's revision and the tokenizer
 // in run.dir. If that fails, all ranks fail.
 void write_run_files(const TrainingRun& run, const char* revision);
-
-// The next step's loss scale, learning rate and update number.
-StepSettings step_settings(const TrainingRun& run);
 
 // Where the time of one step goes.
 struct StepTimer {
@@ -67,14 +59,12 @@ struct StepTimer {
 // After end_step(): writes and shows the step's record, and moves run.state past the step.
 void finish_step(TrainingRun& run, const StepTimer& timer, const StepResult& result);
 
-// What config asks for after the step that was just done.
-bool validation_is_due(const TrainingRun& run);
-bool sample_is_due(const TrainingRun& run);
+// Whether the configuration asks for a checkpoint after the step that was just done.
 bool checkpoint_is_due(const TrainingRun& run);
 
-// All ranks together; the loss goes to the log and to the terminal.
-void validate(TrainingRun& run);
-void show_sample(TrainingRun& run);
+// Likewise the validation loss, for the log and the terminal, and a sample of text; all ranks together.
+void validate_if_due(TrainingRun& run);
+void show_sample_if_due(TrainingRun& run);
 
 // Commits a checkpoint, all ranks together. The older ones are intact if it fails (the disk is full, say): unless
 // `must_succeed`, the first two failures in a row are only shown; the third is thrown.

@@ -5,28 +5,19 @@
 #include <queue>
 #include <vector>
 
-#include "kernels/check.h"
-
 // Longer words are counted in parts of this size, which bounds memory; tokens are far shorter.
 static constexpr size_t kMaxWordBytes = 1024;
 
 void BpeTrainer::add(std::string_view text) {
     pretokenizer_.split(text, [&](std::string_view word) {
-        for (; !word.empty(); word.remove_prefix(std::min(word.size(), kMaxWordBytes))) {
-            std::string_view part = word.substr(0, kMaxWordBytes);
-            auto known = counts_.find(part);
-            if (known == counts_.end()) known = counts_.emplace(part, 0).first;
-            known->second++;
+        for (; !word.empty(); word.remove_prefix(std::min(word.size(), kMaxWordBytes)))
+            counts_[std::string(word.substr(0, kMaxWordBytes))]++;
+        if (counts_.size() <= max_words_) return;
+        while (counts_.size() > max_words_ / 2) {
+            rare_below_++;
+            std::erase_if(counts_, [&](const auto& known) { return known.second < rare_below_; });
         }
-        if (counts_.size() > max_words_) drop_rare_words();
     });
-}
-
-void BpeTrainer::drop_rare_words() {
-    while (counts_.size() > max_words_ / 2) {
-        rare_below_++;
-        std::erase_if(counts_, [&](const auto& word) { return word.second < rare_below_; });
-    }
 }
 
 namespace {
@@ -37,10 +28,8 @@ using PairKey = uint64_t;  // Merge::key()
 class PairCounts {
 public:
     void add_word(const std::vector<int32_t>& ids, int64_t count) {
-        uint32_t word = uint32_t(words_.size());
-        words_.push_back({symbols_.size(), ids.size(), count});
-        symbols_.insert(symbols_.end(), ids.begin(), ids.end());
-        for (size_t i = 0; i + 1 < ids.size(); i++) add_pair({ids[i], ids[i + 1]}, count, word);
+        for (size_t i = 0; i + 1 < ids.size(); i++) add_pair({ids[i], ids[i + 1]}, count, uint32_t(words_.size()));
+        words_.push_back({ids, count});
     }
 
     // The most frequent pair, among equals the one with the smallest key; nullopt if no pair occurs twice.
@@ -62,12 +51,12 @@ public:
     // will again, because no later merge results in one of its tokens.
     void merge(Merge pair, int32_t id) {
         const std::vector<uint32_t> affected = std::move(pairs_[pair.key()].words);
-        for (uint32_t word : affected) merge_in_word(words_[word], word, pair, id);
+        for (uint32_t word : affected) merge_in_word(word, pair, id);
     }
 
 private:
     struct Word {
-        size_t begin, length;
+        std::vector<int32_t> ids;
         int64_t count;
     };
     struct Pair {
@@ -85,29 +74,28 @@ private:
         if (delta > 0 && (pair.words.empty() || pair.words.back() != word)) pair.words.push_back(word);
     }
 
-    void merge_in_word(Word& word, uint32_t index, Merge pair, int32_t id) {
-        int32_t* symbols = symbols_.data() + word.begin;
+    void merge_in_word(uint32_t index, Merge pair, int32_t id) {
+        auto& [ids, count] = words_[index];
         size_t out = 0;
-        for (size_t i = 0; i < word.length; i++) {
-            if (i + 1 == word.length || symbols[i] != pair.left || symbols[i + 1] != pair.right) {
-                symbols[out++] = symbols[i];
+        for (size_t i = 0; i < ids.size(); i++) {
+            if (i + 1 == ids.size() || ids[i] != pair.left || ids[i + 1] != pair.right) {
+                ids[out++] = ids[i];
                 continue;
             }
             if (out > 0) {
-                add_pair({symbols[out - 1], pair.left}, -word.count, index);
-                add_pair({symbols[out - 1], id}, word.count, index);
+                add_pair({ids[out - 1], pair.left}, -count, index);
+                add_pair({ids[out - 1], id}, count, index);
             }
-            if (i + 2 < word.length) {
-                add_pair({pair.right, symbols[i + 2]}, -word.count, index);
-                add_pair({id, symbols[i + 2]}, word.count, index);
+            if (i + 2 < ids.size()) {
+                add_pair({pair.right, ids[i + 2]}, -count, index);
+                add_pair({id, ids[i + 2]}, count, index);
             }
-            symbols[out++] = id;
+            ids[out++] = id;
             i++;
         }
-        word.length = out;
+        ids.resize(out);
     }
 
-    std::vector<int32_t> symbols_;  // of all words, concatenated
     std::vector<Word> words_;
     std::unordered_map<PairKey, Pair> pairs_;
     std::vector<PairKey> new_pairs_;  // since the last take_most_frequent()
@@ -118,7 +106,6 @@ private:
 }  // namespace
 
 Tokenizer BpeTrainer::train(int vocab_size) const {
-    require(vocab_size >= 257, "tokenizer: %d tokens are fewer than 256 bytes and %s", vocab_size, kEndOfText);
     std::vector<std::string> tokens;
     std::array<int32_t, 256> byte_ids;
     for (uint8_t byte : gpt2_byte_order()) {

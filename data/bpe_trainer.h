@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 
 #include "data/pretokenizer.h"
 #include "data/tokenizer.h"
@@ -25,10 +26,8 @@ public:
     Tokenizer train(int vocab_size) const;
 
 private:
-    void drop_rare_words();
-
     size_t max_words_;
     int64_t rare_below_ = 1;
     Pretokenizer pretokenizer_;
-    WordMap<int64_t> counts_;
+    std::unordered_map<std::string, int64_t> counts_;  // of words
 };

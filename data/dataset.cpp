@@ -15,15 +15,16 @@ static std::string recorded_tokenizer(const std::filesystem::path& directory) {
     return record.contains(digest) && record[digest].is_string() ? record[digest].get<std::string>() : "";
 }
 
-static void check_tokenizer(const Tokenizer& tokenizer, const std::string& path, const TokenStream& stream) {
-    if (tokenizer.vocab_size() > stream.vocab_size())
+static void check_tokenizer(const Tokenizer& tokenizer, const std::string& path, int vocab_size,
+                            const std::vector<TokenShard>& shards) {
+    if (tokenizer.vocab_size() > vocab_size)
         fail(Exit::config, "data.tokenizer: %s has %d tokens, but model.vocab_size is %d", path, tokenizer.vocab_size(),
-             stream.vocab_size());
-    for (const TokenShard& shard : stream.shards()) {
-        const std::string recorded = recorded_tokenizer(std::filesystem::path(shard.path()).parent_path());
+             vocab_size);
+    for (const TokenShard& shard : shards) {
+        const std::string recorded = recorded_tokenizer(std::filesystem::path(shard.file.path()).parent_path());
         if (!recorded.empty() && recorded != tokenizer.digest())
             fail(Exit::config, "data.tokenizer: %s (digest %s) is not the tokenizer that %s was made with (digest %s)",
-                 path, tokenizer.digest(), shard.path(), recorded);
+                 path, tokenizer.digest(), shard.file.path(), recorded);
     }
 }
 
@@ -33,7 +34,7 @@ Dataset open_dataset(const std::string& train_glob, const std::string& val_glob,
     if (!val_glob.empty()) dataset.val.emplace(expand_glob(val_glob, "data.val"), vocab_size);
     if (!tokenizer_path.empty()) {
         dataset.tokenizer = Tokenizer::load(tokenizer_path);
-        check_tokenizer(*dataset.tokenizer, tokenizer_path, dataset.train);
+        check_tokenizer(*dataset.tokenizer, tokenizer_path, vocab_size, dataset.train.shards());
     }
     return dataset;
 }

@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "data/token_stream.h"
+#include "data/shards.h"
 #include "data/tokenizer.h"
 
 struct Dataset {

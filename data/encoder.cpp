@@ -7,25 +7,14 @@ static constexpr size_t kMaxKnownWords = size_t(1) << 17, kMaxKnownWordBytes = 4
 
 std::vector<int32_t> Encoder::encode(std::string_view text) {
     std::vector<int32_t> ids;
-    encode(text, ids);
-    return ids;
-}
-
-void Encoder::encode(std::string_view text, std::vector<int32_t>& ids) {
-    pretokenizer_.split(text, [&](std::string_view word) { encode_word(word, ids); });
-}
-
-void Encoder::encode_word(std::string_view word, std::vector<int32_t>& ids) {
-    if (dropout_ > 0) return merge_word(word, ids);
-    if (auto known = known_words_.find(word); known != known_words_.end()) {
+    pretokenizer_.split(text, [&](std::string_view word) {
+        if (dropout_ > 0 || word.size() > kMaxKnownWordBytes) return merge_word(word, ids);
+        if (known_words_.size() >= kMaxKnownWords) known_words_.clear();
+        const auto [known, is_new] = known_words_.try_emplace(std::string(word));
+        if (is_new) merge_word(word, known->second);
         ids.insert(ids.end(), known->second.begin(), known->second.end());
-        return;
-    }
-    const size_t begin = ids.size();
-    merge_word(word, ids);
-    if (word.size() > kMaxKnownWordBytes) return;
-    if (known_words_.size() >= kMaxKnownWords) known_words_.clear();
-    known_words_.emplace(word, std::vector<int32_t>(ids.begin() + std::ptrdiff_t(begin), ids.end()));
+    });
+    return ids;
 }
 
 bool Encoder::drops_merge() {
@@ -38,7 +27,7 @@ void Encoder::find_candidate(uint32_t left, uint32_t right) {
     if (left == kNone || right == kNone) return;
     const int32_t left_id = symbols_[left].id, right_id = symbols_[right].id;
     if (const Tokenizer::Merged* merged = tokenizer_.merged(left_id, right_id))
-        candidates_.push({merged->rank, merged->id, left, right, left_id, right_id});
+        candidates_.push({merged->rank, left, right, merged->id, left_id, right_id});
 }
 
 // Merges in a linked list with a heap of candidates: n log n, so that a word of a megabyte does no harm.

@@ -1,10 +1,10 @@
 // Micro-batches for training and evaluation, prefetched by a thread.
 //
 // The order of samples is a pure function of (seed, cursor). Sample s, counted over all ranks from the start of the
-// run, is window permutation(seed, s / windows)(s % windows) of the TokenStream. A step of k micro-batches on each of W
-// ranks that begins at cursor c reads the samples [c, c + k W batch): row b of micro-batch m on rank r is sample
-// c + (r k + m) batch + b. Each micro-batch advances the cursor by W batch; between steps it is all of the loader's
-// state.
+// run, is window permuted(s % windows) of the TokenStream, by the permutation of (seed, s / windows). A step of k
+// micro-batches on each of W ranks that begins at cursor c reads the samples [c, c + k W batch): row b of micro-batch m
+// on rank r is sample c + (r k + m) batch + b. Each micro-batch advances the cursor by W batch; between steps it is all
+// of the loader's state.
 #pragma once
 
 #include <condition_variable>
@@ -15,19 +15,18 @@
 #include <thread>
 #include <vector>
 
-#include "data/token_stream.h"
+#include "data/shards.h"
 #include "kernels/batch.h"
 
 enum class SampleOrder {
-    shuffled,    // training: epoch after epoch, each in a different order
-    sequential,  // epoch after epoch, windows in order
-    once,        // evaluation: every target of the stream exactly once, in order. The last, partial window is padded
-                 // with target -1; rows beyond the end consist of padding
+    shuffled,  // training: epoch after epoch, each in a different order
+    once,      // evaluation: every target of the stream exactly once, in order. The last, partial window is padded
+               // with target -1; rows beyond the end consist of padding
 };
 
 struct LoaderOptions {
-    int seq_len = 0;
-    int batch = 0;  // rows per rank and micro-batch
+    int seq_len = 0;  // at least 1
+    int batch = 0;    // rows per rank and micro-batch, at least 1
     uint64_t seed = 0;
     SampleOrder order = SampleOrder::shuffled;
     int rank = 0, world = 1;
@@ -35,7 +34,7 @@ struct LoaderOptions {
     // second window on, targets of the previous window are -1: each target has at least seq_len - stride tokens before
     // it.
     int stride = 0;
-    int micro_steps = 1;       // per step on each rank
+    int micro_steps = 1;       // per step on each rank, at least 1
     uint64_t max_windows = 0;  // for order `once`: at most these first windows, over all ranks; 0 means all
 
     uint64_t window_stride() const { return uint64_t(stride > 0 ? stride : seq_len); }
@@ -52,7 +51,8 @@ public:
     // for example with Exit::data for a token outside the vocabulary. Allocates nothing.
     Batch next();
 
-    uint64_t cursor() const { return cursor_; }  // first sample of the batch that next() will return, over all ranks
+    // First sample of the batch that next() will return, over all ranks.
+    uint64_t cursor() const { return first_cursor_ + taken_ * options_.rows_of_all_ranks(); }
     void seek(uint64_t cursor);
 
     // For order `once`: number of micro-batches that have every target, the same on every rank.
@@ -67,25 +67,21 @@ private:
     };
 
     void prefetch(std::stop_token stop);
-    uint64_t first_sample(uint64_t first_cursor, uint64_t number) const;
-    void fill(Slot& slot, uint64_t first);
-    void fill_row(uint64_t sample, int32_t* inputs, int32_t* targets);
-    uint64_t window_of(uint64_t sample) const;
+    void fill(Slot& slot, uint64_t number) const;
+    void fill_row(uint64_t sample, int32_t* inputs, int32_t* targets) const;
 
     static constexpr uint64_t kSlots = 3;  // one held by the caller, one ready, one being read
 
     const TokenStream& stream_;
     const LoaderOptions options_;
     const uint64_t windows_;
-    uint64_t cursor_ = 0;
     Slot slots_[kSlots];
-    std::vector<int32_t> window_;  // (seq_len + 1), used by the thread
+    uint64_t first_cursor_ = 0;  // of batch 0; batches are counted since the last seek, batch k is in slot k % kSlots
 
-    // Shared with the thread, under the mutex. Batches are counted since the last seek; batch k is in slot k % kSlots.
+    // Shared with the thread, under the mutex.
     std::mutex mutex_;
     std::condition_variable_any changed_;
-    uint64_t first_cursor_ = 0;  // of batch 0
-    uint64_t filled_ = 0;        // batches read by the thread
-    uint64_t taken_ = 0;         // batches returned by next(); the caller holds the last of them
-    std::jthread thread_;        // last: its destructor stops and joins it while the other members exist
+    uint64_t filled_ = 0;  // batches read by the thread
+    uint64_t taken_ = 0;   // batches returned by next(); the caller holds the last of them
+    std::jthread thread_;  // last: its destructor stops and joins it while the other members exist
 };

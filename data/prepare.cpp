@@ -22,12 +22,9 @@ static void check_options(const PrepareOptions& o) {
         if (!holds) fail(Exit::usage, pattern, values...);
     };
     auto is_fraction = [](double value) { return value >= 0 && value < 1; };
-    check(!o.inputs.empty(), "prepare: no input file was given");
-    check(!o.out_dir.empty(), "prepare: no output directory was given");
     check(is_fraction(o.val_fraction), "prepare: the held-out fraction is %g, but must be in [0, 1)", o.val_fraction);
     check(o.shard_tokens >= 1 && o.shard_tokens <= INT32_MAX,
-          "prepare: shards are to have %llu tokens, but must have 1 to %d", (unsigned long long)o.shard_tokens,
-          INT32_MAX);
+          "prepare: shards are to have %zu tokens, but must have 1 to %d", o.shard_tokens, INT32_MAX);
     check(is_fraction(o.bpe_dropout), "prepare: the BPE-dropout is %g, but must be in [0, 1)", o.bpe_dropout);
     check(o.copies >= 1 && o.copies <= 1000, "prepare: %d copies of the training text, but 1 to 1000 are allowed",
           o.copies);
@@ -39,38 +36,32 @@ static void check_out_dir(const std::string& out) {
     if (!directory_exists(out) || file_exists(out + kDatasetFile) || directory_exists(out + kUnfinished)) return;
     const std::vector<std::string> names = list_directory(out);
     if (!names.empty())
-        fail(
-            Exit::cannot_create,
-            "%s: has %zu files, the first named %s, but no dataset.json, so it is not from an earlier prepare; nothing "
-            "was written",
-            out, names.size(), names.front());
+        fail(Exit::cannot_create,
+             "%s: has %zu files, the first named %s, but no dataset.json, so it is not from an earlier prepare; "
+             "nothing was written",
+             out, names.size(), names.front());
 }
 
-static Tokenizer train_tokenizer(const TextInput& input, uint64_t train_end, int vocab_size,
-                                 const ProgressLine& progress) {
-    BpeTrainer trainer;
-    input.read(0, train_end, [&](std::string_view text, bool) { trainer.add(text); });
-    Tokenizer tokenizer = trainer.train(vocab_size);
-    progress(format("trained a tokenizer of %d tokens", tokenizer.vocab_size()));
-    if (tokenizer.vocab_size() < vocab_size)
-        progress(format("that is fewer than the requested %d: no other pair occurs twice in the text", vocab_size));
-    return tokenizer;
-}
-
-static Tokenizer load_gpt2(const std::filesystem::path& directory) {
-    const std::string vocabulary = directory / "vocab.json";
-    if (!file_exists(vocabulary))
+static Tokenizer make_tokenizer(const PrepareOptions& options, const TextInput& input, uint64_t train_end,
+                                const ProgressLine& progress) {
+    if (options.tokenizer == "bpe") {
+        BpeTrainer trainer;
+        input.read(0, train_end, [&](std::string_view text, bool) { trainer.add(text); });
+        Tokenizer tokenizer = trainer.train(options.vocab_size);
+        progress(format("trained a tokenizer of %d tokens", tokenizer.vocab_size()));
+        if (tokenizer.vocab_size() < options.vocab_size)
+            progress(format("that is fewer than the requested %d: no other pair occurs twice in the text",
+                            options.vocab_size));
+        return tokenizer;
+    }
+    const std::filesystem::path gpt2 = options.gpt2_directory;
+    if (options.tokenizer == "gpt2" && !file_exists(gpt2 / "vocab.json"))
         fail(Exit::no_input,
              "prepare: the tokenizer \"gpt2\" is read from the folder %s, which has no vocab.json; copy data/gpt2 of "
-             "the "
-             "source tree there, or pass --tokenizer PATH/vocab.json",
-             directory.lexically_normal().string());
-    return Tokenizer::load(vocabulary);
-}
-
-static Tokenizer load_tokenizer(const PrepareOptions& options) {
+             "the source tree there, or pass --tokenizer PATH/vocab.json",
+             gpt2.lexically_normal().string());
     Tokenizer tokenizer = options.tokenizer == "bytes"  ? Tokenizer::bytes()
-                          : options.tokenizer == "gpt2" ? load_gpt2(options.gpt2_directory)
+                          : options.tokenizer == "gpt2" ? Tokenizer::load(gpt2 / "vocab.json")
                                                         : Tokenizer::load(options.tokenizer);
     if (options.vocab_size != 0 && options.vocab_size != tokenizer.vocab_size())
         fail(Exit::usage, "prepare: vocab_size is %d, but the tokenizer \"%s\" has %d tokens", options.vocab_size,
@@ -92,20 +83,18 @@ static Json write_split(const Split& split, const TextInput& input, const Tokeni
     constexpr uint64_t kSeed = 1;
     Encoder encoder(tokenizer, split.bpe_dropout, kSeed);
     ShardWriter writer(directory, split.name, tokenizer.vocab_size(), shard_tokens);
-    std::vector<int32_t> ids;
-    unsigned long long text_bytes = 0, documents = 0;
+    uint64_t text_bytes = 0, documents = 0;
     for (int copy = 0; copy < split.copies; copy++)
         input.read(split.begin, split.end, [&](std::string_view text, bool starts_document) {
-            ids.clear();
-            if (starts_document) ids.push_back(tokenizer.eot());
-            encoder.encode(text, ids);
+            std::vector<int32_t> ids = encoder.encode(text);
+            if (starts_document) ids.insert(ids.begin(), tokenizer.eot());
             writer.append(ids);
             text_bytes += text.size();
             documents += starts_document;
         });
     writer.finish();
-    progress(format("%s: %llu bytes of text in %llu documents, %llu tokens in %zu shards", split.name, text_bytes,
-                    documents, (unsigned long long)writer.token_count(), writer.names().size()));
+    progress(format("%s: %zu bytes of text in %zu documents, %zu tokens in %zu shards", split.name, text_bytes,
+                    documents, writer.token_count(), writer.names().size()));
     return {{"tokens", writer.token_count()},
             {"text_bytes", text_bytes},
             {"documents", documents},
@@ -148,15 +137,12 @@ void prepare(const PrepareOptions& options, const ProgressLine& progress) {
     const TextInput input(options.inputs);
     const uint64_t val_begin = input.held_out_begin(options.val_fraction);
     if (val_begin == 0)
-        fail(Exit::data, "prepare: no text is left for training: the input has %llu bytes",
-             (unsigned long long)input.size());
+        fail(Exit::data, "prepare: no text is left for training: the input has %zu bytes", input.size());
     if (options.val_fraction > 0 && val_begin == input.size())
-        fail(Exit::data, "prepare: no line begins in the last %g of the %llu bytes of text, so nothing can be held out",
-             options.val_fraction, (unsigned long long)input.size());
+        fail(Exit::data, "prepare: no line begins in the last %g of the %zu bytes of text, so nothing can be held out",
+             options.val_fraction, input.size());
 
-    const Tokenizer tokenizer = options.tokenizer == "bpe"
-                                    ? train_tokenizer(input, val_begin, options.vocab_size, progress)
-                                    : load_tokenizer(options);
+    const Tokenizer tokenizer = make_tokenizer(options, input, val_begin, progress);
     const std::string unfinished = options.out_dir + kUnfinished;
     remove_tree(unfinished);
     make_directories(unfinished);
@@ -167,7 +153,7 @@ void prepare(const PrepareOptions& options, const ProgressLine& progress) {
         };
         write({"train", 0, val_begin, options.copies, options.bpe_dropout});
         if (val_begin < input.size()) write({"val", val_begin, input.size(), 1, 0});
-        tokenizer.save(unfinished + "/tokenizer.json");
+        write_file_atomically(unfinished + "/tokenizer.json", tokenizer.json());
         move_into_place(unfinished, options.out_dir, dataset_json(options, input, val_begin, tokenizer, splits));
     } catch (const Error&) {
         remove_tree(unfinished);

@@ -40,17 +40,19 @@ size_t Pretokenizer::valid_length(std::string_view text) const {
     return is_invalid ? pcre2_get_startchar(match_.get()) : text.size();
 }
 
-size_t Pretokenizer::piece_end(std::string_view text, size_t begin) {
-    if (begin >= valid_end_) valid_end_ = begin + valid_length(text.substr(begin));
-    if (begin == valid_end_) {
-        do begin++;
-        while (begin < text.size() && valid_length(text.substr(begin)) == 0);
-        return begin;
+void Pretokenizer::split(std::string_view text, const std::function<void(std::string_view piece)>& visit) const {
+    while (!text.empty()) {
+        for (size_t valid = valid_length(text), length; valid > 0; valid -= length, text.remove_prefix(length)) {
+            const int matched = match(text.substr(0, valid), PCRE2_NO_UTF_CHECK);
+            length = matched > 0 ? pcre2_get_ovector_pointer(match_.get())[1] : 0;
+            require(length > 0, "pre-tokenizer: PCRE2 error %d", matched);  // some alternative matches at any character
+            visit(text.substr(0, length));
+        }
+        size_t invalid = 0;
+        while (invalid < text.size() && valid_length(text.substr(invalid)) == 0) invalid++;
+        if (invalid > 0) visit(text.substr(0, invalid));
+        text.remove_prefix(invalid);
     }
-    const int matched = match(text.substr(begin, valid_end_ - begin), PCRE2_NO_UTF_CHECK);
-    const size_t length = matched > 0 ? pcre2_get_ovector_pointer(match_.get())[1] : 0;
-    require(length > 0, "pre-tokenizer: PCRE2 error %d", matched);  // some alternative matches at any character
-    return begin + length;
 }
 
 static bool is_ascii_space(char byte) { return byte == ' ' || (byte >= '\t' && byte <= '\r'); }

@@ -6,9 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <string>
 #include <string_view>
-#include <unordered_map>
 
 struct pcre2_real_code_8;  // PCRE2's
 struct pcre2_real_match_data_8;
@@ -19,33 +17,17 @@ class Pretokenizer {
 public:
     Pretokenizer();
 
-    // Calls visit(std::string_view piece) for each piece, in order.
-    template <class Visit> void split(std::string_view text, Visit&& visit) {
-        valid_end_ = 0;
-        for (size_t begin = 0; begin < text.size();) {
-            size_t end = piece_end(text, begin);
-            visit(text.substr(begin, end - begin));
-            begin = end;
-        }
-    }
+    // Calls visit() for each piece, in order.
+    void split(std::string_view text, const std::function<void(std::string_view piece)>& visit) const;
 
 private:
     int match(std::string_view text, uint32_t options) const;
     size_t valid_length(std::string_view text) const;
-    size_t piece_end(std::string_view text, size_t begin);
 
     std::shared_ptr<pcre2_real_code_8> pattern_;
     std::unique_ptr<pcre2_real_match_data_8, void (*)(pcre2_real_match_data_8*)> match_;
-    size_t valid_end_ = 0;  // end of the run of valid UTF-8 that is being split
 };
 
 // The last position in `text`, beyond its first byte, where splitting the text in two leaves its pieces the same,
 // whatever follows: between a character that is not white space and ASCII white space. 0 if there is none.
 size_t last_safe_cut(std::string_view text);
-
-// A hash map from words, searched by string_view without a copy.
-struct WordHash {
-    using is_transparent = void;
-    size_t operator()(std::string_view word) const { return std::hash<std::string_view>()(word); }
-};
-template <class Value> using WordMap = std::unordered_map<std::string, Value, WordHash, std::equal_to<>>;

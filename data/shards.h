@@ -1,4 +1,5 @@
-// Token shards: files of token ids behind a header of 1024 bytes, read by mapping and written in llm.c's format.
+// Token shards: files of token ids behind a header of 1024 bytes, read by mapping, alone or as one stream, and written
+// in llm.c's format.
 //
 // Formats, recognized by their first words (little-endian int32):
 //   20240520, 1, count            uint16 ids: llm.c's GPT-2 shards, which most published data sets use
@@ -9,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -21,45 +23,70 @@ inline constexpr uint64_t kDefaultShardTokens = 100'000'000;
 // The little-endian int32 at position 4 * `index` of a file; 0 beyond its end.
 int32_t header_word(std::string_view bytes, size_t index);
 
-// The description of the tokens in a header.
-struct ShardLayout {
-    const char* name = "";  // "llm.c token shard (GPT-2)"
-    uint64_t token_count = 0;
-    int token_bytes = 0;      // width of an id: 2 or 4
-    uint64_t mask_bytes = 0;  // behind the tokens
-    uint64_t file_bytes() const { return kShardHeaderBytes + token_count * uint64_t(token_bytes) + mask_bytes; }
+// What a header says, sound or not.
+struct ShardHeader {
+    const char* name;  // "llm.c token shard (GPT-2)"
+    int32_t version, supported_version;
+    int32_t token_bytes;  // width of an id: 2 or 4
+    int32_t token_count;
+    bool is_masked;  // a bit per token follows the tokens
+    uint64_t file_bytes() const;
 };
+
+// The header of a file with these first bytes; nullopt if it is not meant to be a token shard of any format.
+std::optional<ShardHeader> shard_header(std::string_view first_bytes);
 
 // A mapped shard. The constructor fails with Exit::data if the file is not a shard or its size differs from what the
 // header says.
-class TokenShard {
-public:
+struct TokenShard {
+    MappedFile file;
+    ShardHeader header;
+
     explicit TokenShard(const std::string& path);
-    const std::string& path() const { return file_.path(); }
-    const ShardLayout& layout() const { return layout_; }
-    uint64_t token_count() const { return layout_.token_count; }
-    std::string_view bytes() const { return file_.text(); }  // the whole file
-
-    // out[i] = id of token begin + i. Requires begin + count <= token_count(). An id of 2^31 or more becomes negative,
-    // so one unsigned comparison with the vocabulary's size finds every id that is out of range.
-    void copy(uint64_t begin, size_t count, int32_t* out) const;
-
-private:
-    MappedFile file_;
-    ShardLayout layout_;
+    uint64_t token_count() const { return uint64_t(header.token_count); }
+    uint32_t token(uint64_t index) const;  // its id. Requires index < token_count()
 };
 
-// Whether a file with these first bytes is meant to be a token shard of any format, sound or not.
-bool is_token_shard(std::string_view first_bytes);
+// Concatenated shards as one stream of tokens with 64-bit positions.
+//
+// Window i of length T, one training sample, is the tokens [i T, i T + T] of the stream: T + 1 tokens, of which the
+// last is also the first of window i + 1, so every token but the first is a target exactly once. Windows may span
+// shards.
+class TokenStream {
+public:
+    // Maps the shards in the order given; ids must be below `vocab_size`. Fails like TokenShard.
+    TokenStream(const std::vector<std::string>& paths, int vocab_size);
 
-// Writes DIRECTORY/SPLIT_000000.bin, SPLIT_000001.bin, ... of at most `shard_tokens` tokens each: uint16 ids, or uint32
-// if the vocabulary exceeds 65,536. A header is written last, so an incomplete shard is never taken for a whole one.
-// The directory must exist and must not have files of these names.
+    uint64_t token_count() const { return begins_.back(); }
+    const std::vector<TokenShard>& shards() const { return shards_; }
+
+    // out[i] = token position + i. Requires position + count <= token_count(). Fails with Exit::data, naming the file
+    // and the token's index in it, if an id is outside the vocabulary. Threads may read at the same time.
+    void read(uint64_t position, size_t count, int32_t* out) const;
+
+    // 32 hex digits over the number and order of the shards and each one's name (without directory), size and content:
+    // all of it up to 4 MiB; of a longer file the first and last MiB and 64 blocks of 4 KiB spread evenly between, so
+    // that hashing a thousand shards takes seconds. Detects renamed, reordered, replaced or grown shards; a change of a
+    // few bytes in the middle of a large shard can go undetected.
+    std::string digest() const;
+
+    // "train_000000.bin and 2 more", for messages.
+    std::string description() const;
+
+private:
+    std::vector<TokenShard> shards_;
+    std::vector<uint64_t> begins_{0};  // (shards + 1), position of each shard's first token, then the total
+    int vocab_size_;
+};
+
+// Writes DIRECTORY/SPLIT_000000.bin, SPLIT_000001.bin, ... of at most `shard_tokens` tokens each (1 to 2^31 - 1):
+// uint16 ids, or uint32 if the vocabulary exceeds 65,536. A header is written last, so an incomplete shard is never
+// taken for a whole one. The directory must exist and must not have files of these names.
 class ShardWriter {
 public:
     ShardWriter(const std::string& directory, const std::string& split, int vocab_size,
                 uint64_t shard_tokens = kDefaultShardTokens);
-    void append(std::span<const int32_t> ids);  // each in [0, vocab_size)
+    void append(std::span<const int32_t> ids);  // each in [0, vocab_size); one write, so pass many
     void finish();                              // all tokens are on disk when this returns
 
     uint64_t token_count() const { return token_count_; }
@@ -67,13 +94,12 @@ public:
 
 private:
     void open_next();
-    void flush();
     void close_current();
 
     std::string directory_, split_;
-    int vocab_size_, token_bytes_;
+    int vocab_size_;
+    size_t token_bytes_;
     uint64_t shard_tokens_, token_count_ = 0, shard_fill_ = 0;
     std::vector<std::string> names_;
     OutputFile file_;
-    std::vector<std::byte> buffer_;
 };

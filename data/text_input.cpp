@@ -6,29 +6,21 @@
 
 #include "data/pretokenizer.h"
 #include "data/reject_file.h"
-#include "kernels/check.h"
-#include "runtime/io/io.h"
 
 static constexpr size_t kLongestPieceBytes = 64 * kTextPieceBytes;
 
-static void check_is_text(const MappedFile& file) {
-    std::string_view start = file.text().substr(0, size_t(1) << 16);
-    if (size_t nul = start.find('\0'); nul != std::string_view::npos)
-        reject_file(file.path(), "not a text file: byte %zu is 0; it looks like %s", nul,
-                    describe_content(start.substr(0, 1024), file.size()));
-}
-
 TextInput::TextInput(const std::vector<std::string>& paths) {
-    begins_.push_back(0);
     for (const std::string& path : paths) {
-        files_.emplace_back(path);
-        check_is_text(files_.back());
-        begins_.push_back(begins_.back() + files_.back().size());
+        const MappedFile& file = files_.emplace_back(path);
+        const std::string_view start = file.text().substr(0, size_t(1) << 16);
+        if (size_t nul = start.find('\0'); nul != std::string_view::npos)
+            reject_file(path, "not a text file: byte %zu is 0; it looks like %s", nul,
+                        describe_content(start.substr(0, 1024), file.size()));
+        begins_.push_back(size() + file.size());
     }
 }
 
 uint64_t TextInput::held_out_begin(double fraction) const {
-    require(fraction >= 0 && fraction < 1, "input: cannot hold out a fraction of %g", fraction);
     uint64_t position = uint64_t(std::floor((1 - fraction) * double(size())));
     for (size_t i = 0; i < files_.size(); i++) {
         if (position >= begins_[i + 1]) continue;
@@ -48,33 +40,29 @@ static size_t piece_length(std::string_view text) {
 }
 
 static void visit_document(std::string_view text, const TextVisitor& visit) {
-    bool starts_document = true;
+    size_t begin = 0;
     do {
-        size_t length = piece_length(text);
-        visit(text.substr(0, length), starts_document);
-        text.remove_prefix(length);
-        starts_document = false;
-    } while (!text.empty());
-}
-
-static void visit_json_line(std::string_view line, const std::string& path, size_t number, const TextVisitor& visit) {
-    if (line.find_first_not_of(" \t\r") == std::string_view::npos) return;
-    if (line.size() > kMaxJsonLineBytes)
-        reject_file(path, "line %zu has %zu bytes; the limit is %zu", number, line.size(), kMaxJsonLineBytes);
-    const nlohmann::ordered_json json =
-        parse_json(line, format("the JSON in line %zu of %s", number, path.c_str()), Exit::data);
-    if (!json.contains("text") || !json["text"].is_string())
-        reject_file(path, "line %zu is not a JSON object with a string \"text\"", number);
-    visit_document(json["text"].get_ref<const std::string&>(), visit);
+        const size_t length = piece_length(text.substr(begin));
+        visit(text.substr(begin, length), begin == 0);
+        begin += length;
+    } while (begin < text.size());
 }
 
 static void visit_json_lines(const MappedFile& file, size_t begin, size_t end, const TextVisitor& visit) {
-    std::string_view text = file.text();
-    size_t number = 1 + size_t(std::count(text.begin(), text.begin() + std::ptrdiff_t(begin), '\n'));
-    for (; begin < end; number++) {
-        size_t line_end = std::min(text.find('\n', begin), end);
-        visit_json_line(text.substr(begin, line_end - begin), file.path(), number, visit);
-        begin = line_end + 1;
+    const std::string& path = file.path();
+    size_t number = size_t(std::ranges::count(file.text().substr(0, begin), '\n'));
+    for (size_t line_end; begin < end; begin = line_end + 1) {
+        number++;
+        line_end = std::min(file.text().find('\n', begin), end);
+        const std::string_view line = file.text().substr(begin, line_end - begin);
+        if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+        if (line.size() > kMaxJsonLineBytes)
+            reject_file(path, "line %zu has %zu bytes; the limit is %zu", number, line.size(), kMaxJsonLineBytes);
+        const nlohmann::ordered_json json =
+            parse_json(line, format("the JSON in line %zu of %s", number, path.c_str()), Exit::data);
+        if (!json.contains("text") || !json["text"].is_string())
+            reject_file(path, "line %zu is not a JSON object with a string \"text\"", number);
+        visit_document(json["text"].get_ref<const std::string&>(), visit);
     }
 }
 

@@ -41,5 +41,5 @@ public:
 
 private:
     std::vector<MappedFile> files_;
-    std::vector<uint64_t> begins_;  // (files + 1)
+    std::vector<uint64_t> begins_{0};  // (files + 1)
 };

@@ -67,9 +67,8 @@ public:
 
     int32_t byte_id(uint8_t byte) const { return byte_ids_[byte]; }
 
-    std::string json() const;                  // a Hugging Face tokenizer.json, readable by `tokenizers`
-    void save(const std::string& path) const;  // writes it atomically
-    std::string digest() const;                // 32 hex digits over tokens, merges and special tokens
+    std::string json() const;    // a Hugging Face tokenizer.json, readable by `tokenizers`
+    std::string digest() const;  // 32 hex digits over tokens, merges and special tokens
 
 private:
     std::vector<std::string> tokens_;

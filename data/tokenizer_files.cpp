@@ -1,8 +1,8 @@
 // Reading and writing tokenizer files.
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
-#include <optional>
 #include <sstream>
 
 #include "data/reject_file.h"
@@ -39,27 +39,12 @@ struct PrintableBytes {
     }
 };
 
-const PrintableBytes& printable_bytes() {
-    static const PrintableBytes table;
-    return table;
-}
+const PrintableBytes kPrintableBytes;
 
 std::string to_printable(std::string_view bytes) {
     std::string text;
-    for (char byte : bytes) text += printable_bytes().utf8[uint8_t(byte)];
+    for (char byte : bytes) text += kPrintableBytes.utf8[uint8_t(byte)];
     return text;
-}
-
-// The inverse; nullopt if a character stands for no byte.
-std::optional<std::string> from_printable(const std::string& text) {
-    std::string result;
-    for (size_t i = 0, length; i < text.size(); i += length) {
-        length = uint8_t(text[i]) < 0x80 ? 1 : 2;
-        auto byte = printable_bytes().bytes.find(text.substr(i, length));
-        if (byte == printable_bytes().bytes.end()) return std::nullopt;
-        result += byte->second;
-    }
-    return result;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -72,10 +57,6 @@ const Json& find(const Json& json, const std::string& pointer) {
     return json.contains(where) ? json[where] : null;
 }
 
-std::string shown(const Json& value) {
-    return value.dump(-1, ' ', true, Json::error_handler_t::replace).substr(0, 100);
-}
-
 // Collects the tokens and merges of a file, printable characters as in the file, and makes a Tokenizer of them.
 class TokenizerBuilder {
 public:
@@ -84,56 +65,61 @@ public:
     void add_token(const std::string& token, const Json& id, bool is_special = false) {
         if (!id.is_number_integer() || id < 0 || id >= kMaxTokens)
             reject_file(path_, "the id of the token \"%s\" is %s, but must be a whole number from 0 to %d", token,
-                        shown(id), kMaxTokens - 1);
+                        printed(id), kMaxTokens - 1);
         auto [known, is_new] = ids_.emplace(token, id.get<int32_t>());
         if (known->second != id)
-            reject_file(path_, "the token \"%s\" has two ids, %d and %s", token, known->second, shown(id));
+            reject_file(path_, "the token \"%s\" has two ids, %d and %s", token, known->second, printed(id));
+        auto [same_id, is_first] = tokens_.emplace(known->second, token);
+        if (same_id->second != token)
+            reject_file(path_, "the tokens \"%s\" and \"%s\" both have the id %d", same_id->second, token,
+                        known->second);
         if (is_special) special_.push_back(known->second);
     }
 
     // `merge` is "LEFT RIGHT" or ["LEFT", "RIGHT"]; `where` names it in errors.
     void add_merge(const Json& merge, const std::string& where) {
-        std::string left = merge.is_string() ? merge.get<std::string>() : "", right;
-        if (size_t space = left.find(' '); space != std::string::npos) {
-            right = left.substr(space + 1);
-            left.resize(space);
-        } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
-            left = merge[0].get<std::string>(), right = merge[1].get<std::string>();
-        } else {
-            fail(Exit::data, "%s is %s, but must be two tokens and a space between them", where, shown(merge));
-        }
-        auto left_id = ids_.find(left), right_id = ids_.find(right);
-        if (left_id == ids_.end() || right_id == ids_.end())
-            fail(Exit::data, "%s joins \"%s\" and \"%s\", but \"%s\" is not a token", where, left, right,
-                 (left_id == ids_.end() ? left : right));
-        merges_.push_back({left_id->second, right_id->second});
+        std::string text;
+        if (merge.is_string()) text = merge;
+        if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string())
+            text = merge[0].get<std::string>() + " " + merge[1].get<std::string>();
+        const size_t space = text.find(' ');
+        if (space == std::string::npos)
+            fail(Exit::data, "%s is %s, but must be two tokens and a space between them", where, printed(merge));
+        const std::string left = text.substr(0, space), right = text.substr(space + 1);
+        for (const std::string& token : {left, right})
+            if (!ids_.contains(token))
+                fail(Exit::data, "%s joins \"%s\" and \"%s\", but \"%s\" is not a token", where, left, right, token);
+        merges_.push_back({ids_.at(left), ids_.at(right)});
     }
 
     Tokenizer build() const {
-        std::vector<const std::string*> by_id(ids_.size());
-        for (const auto& [token, id] : ids_) {
-            if (size_t(id) >= by_id.size())
-                reject_file(path_, "the ids of %zu tokens must be 0 to %zu, but \"%s\" has %d", by_id.size(),
-                            by_id.size() - 1, token, id);
-            if (by_id[size_t(id)])
-                reject_file(path_, "the tokens \"%s\" and \"%s\" both have the id %d", *by_id[size_t(id)], token, id);
-            by_id[size_t(id)] = &token;
-        }
         std::vector<std::string> tokens;
-        for (const std::string* token : by_id) {
-            const bool is_special = std::ranges::count(special_, int32_t(tokens.size())) > 0;
-            std::optional<std::string> bytes = is_special ? *token : from_printable(*token);
-            if (!bytes)
-                reject_file(path_, "the token \"%s\" (%zu) has a character that stands for no byte", *token,
-                            tokens.size());
-            tokens.push_back(std::move(*bytes));
+        for (const auto& [id, token] : tokens_) {
+            if (size_t(id) >= tokens_.size())
+                reject_file(path_, "the ids of %zu tokens must be 0 to %zu, but \"%s\" has %d", tokens_.size(),
+                            tokens_.size() - 1, token, id);
+            tokens.push_back(std::ranges::count(special_, id) > 0 ? token : from_printable(token, id));
         }
         return Tokenizer(std::move(tokens), merges_, special_, path_);
     }
 
 private:
+    // The inverse of to_printable().
+    std::string from_printable(const std::string& token, int32_t id) const {
+        std::string bytes;
+        for (size_t i = 0, length; i < token.size(); i += length) {
+            length = uint8_t(token[i]) < 0x80 ? 1 : 2;
+            auto byte = kPrintableBytes.bytes.find(token.substr(i, length));
+            if (byte == kPrintableBytes.bytes.end())
+                reject_file(path_, "the token \"%s\" (%d) has a character that stands for no byte", token, id);
+            bytes += byte->second;
+        }
+        return bytes;
+    }
+
     const std::string path_;
-    std::unordered_map<std::string, int32_t> ids_;
+    std::map<int32_t, std::string> tokens_;
+    std::unordered_map<std::string, int32_t> ids_;  // the inverse
     std::vector<int32_t> special_;
     std::vector<Merge> merges_;
 };
@@ -154,10 +140,10 @@ void check_settings(const Json& file, const std::string& path) {
         "/decoder/type": ["ByteLevel", null]
     })");
     auto check = [&](bool holds, const std::string& pointer, const std::string& expected) {
-        if (!holds) reject_file(path, "%s is %s, but must be %s", pointer, shown(find(file, pointer)), expected);
+        if (!holds) reject_file(path, "%s is %s, but must be %s", pointer, printed(find(file, pointer)), expected);
     };
     for (const auto& [pointer, values] : accepted.items())
-        check(std::ranges::count(values, find(file, pointer)) > 0, pointer, shown(values[0]));
+        check(std::ranges::count(values, find(file, pointer)) > 0, pointer, printed(values[0]));
     check(find(file, "/model/vocab").is_object(), "/model/vocab", "an object");
     check(find(file, "/model/merges").is_array(), "/model/merges", "an array");
     const Json& added = find(file, "/added_tokens");
@@ -207,18 +193,19 @@ constexpr size_t kLlmcHeaderBytes = 1024;
 std::vector<std::string> read_llmc_tokens(std::string_view bytes, const std::string& path) {
     const uint32_t count = uint32_t(header_word(bytes, 2));
     std::vector<std::string> tokens;
-    size_t at = kLlmcHeaderBytes;
+    std::string_view rest = bytes.substr(kLlmcHeaderBytes);
     while (tokens.size() < count) {
-        const size_t length = at < bytes.size() ? uint8_t(bytes[at]) : 0;
-        if (at >= bytes.size() || length > bytes.size() - at - 1)
+        const size_t length = rest.empty() ? 0 : uint8_t(rest[0]);
+        if (rest.size() < 1 + length)
             reject_file(path, "cut short: it ends at byte %zu within token %zu of %u", bytes.size(), tokens.size(),
                         count);
         if (length == 0) reject_file(path, "token %zu is empty", tokens.size());
-        tokens.emplace_back(bytes.substr(at + 1, length));
-        at += 1 + length;
+        tokens.emplace_back(rest.substr(1, length));
+        rest.remove_prefix(1 + length);
     }
-    if (at != bytes.size())
-        reject_file(path, "%u tokens end at byte %zu, but the file has %zu bytes", count, at, bytes.size());
+    if (!rest.empty())
+        reject_file(path, "%u tokens end at byte %zu, but the file has %zu bytes", count, bytes.size() - rest.size(),
+                    bytes.size());
     return tokens;
 }
 
@@ -261,8 +248,7 @@ Tokenizer from_llmc(std::string_view bytes, const std::string& path) {
 }
 
 bool begins_json_object(std::string_view bytes) {
-    const size_t first = bytes.find_first_not_of(" \t\r\n");
-    return first != std::string_view::npos && bytes[first] == '{';
+    return bytes.substr(std::min(bytes.find_first_not_of(" \t\r\n"), bytes.size())).starts_with('{');
 }
 
 }  // namespace
@@ -298,8 +284,6 @@ std::string Tokenizer::json() const {
     for (auto [left, right] : merges_) merges.push_back(to_printable(token(left)) + " " + to_printable(token(right)));
     return file.dump(2) + "\n";
 }
-
-void Tokenizer::save(const std::string& path) const { write_file_atomically(path, json()); }
 
 bool is_tokenizer_file(std::string_view bytes) {
     return header_word(bytes, 0) == kLlmcTokenizerMagic ||

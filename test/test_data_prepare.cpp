@@ -4,10 +4,8 @@
 
 #include "data/bpe_trainer.h"
 #include "data/encoder.h"
-#include "data/inspect.h"
 #include "data/prepare.h"
 #include "data/text_input.h"
-#include "data/token_stream.h"
 #include "test/data_files.h"
 #include "test/expect_error.h"
 #include "test/random_values.h"
@@ -333,8 +331,6 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: options and texts that make no sense"
         options_ = good;
         CHECK_FALSE(directory_exists(out_));
     };
-    expect(Exit::usage, {"no input"}, [](PrepareOptions& o) { o.inputs.clear(); });
-    expect(Exit::usage, {"no output"}, [](PrepareOptions& o) { o.out_dir.clear(); });
     expect(Exit::usage, {"1.5"}, [](PrepareOptions& o) { o.val_fraction = 1.5; });
     expect(Exit::usage, {"nan"}, [](PrepareOptions& o) { o.val_fraction = NAN; });
     expect(Exit::usage, {"dropout", "1"}, [](PrepareOptions& o) { o.bpe_dropout = 1; });
@@ -348,32 +344,4 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: options and texts that make no sense"
     expect(Exit::data, {"0 bytes"}, [&](PrepareOptions& o) { o.inputs = {directory_ / "empty.txt"}; });
     write_bytes(directory_ / "line.txt", "a single line");
     expect(Exit::data, {"13 bytes", "0.1"}, [&](PrepareOptions& o) { o.inputs = {directory_ / "line.txt"}; });
-}
-
-TEST_CASE_METHOD(PrepareFixture, "inspect: says what a shard and a tokenizer are") {
-    prepare_quietly();
-    auto inspect = [](const std::string& path) {
-        std::string text;
-        bool known = inspect_data_file(path, [&](const std::string& line) { text += line + "\n"; });
-        CHECK(known == !text.empty());
-        return text;
-    };
-    std::string val = inspect(out_ + "/val_000000.bin");
-    CHECK_THAT(val, ContainsSubstring("llm.c token shard (GPT-2)"));
-    CHECK_THAT(val, ContainsSubstring(format("%zu tokens of 2 bytes", tokens("val").size())));
-    CHECK_THAT(val, ContainsSubstring("1 x <|endoftext|>"));
-    CHECK_THAT(val, ContainsSubstring("begins with \"<|endoftext|>line 3"));
-    CHECK_THAT(inspect(out_ + "/tokenizer.json"), ContainsSubstring("300 tokens, 43 merges, <|endoftext|> is 299"));
-    CHECK(inspect(out_ + "/dataset.json").empty());
-    CHECK(inspect(directory_ / "text.txt").empty());
-
-    std::string shard = read_file(out_ + "/val_000000.bin");
-    write_bytes(directory_ / "cut.bin", shard.substr(0, shard.size() - 1));
-    expect_error(Exit::data, {"cut.bin", "cut short"}, [&] { inspect(directory_ / "cut.bin"); });
-    shard.back() = 0x20;
-    write_bytes(out_ + "/val_000000.bin", shard);
-    expect_error(Exit::data, {"val_000000.bin", "tokenizer.json", "300 tokens"},
-                 [&] { inspect(out_ + "/val_000000.bin"); });
-    write_bytes(directory_ / "tokenizer.json", read_file(out_ + "/tokenizer.json").substr(0, 3000));
-    expect_error(Exit::data, {"tokenizer.json", "line"}, [&] { inspect(directory_ / "tokenizer.json"); });
 }

@@ -6,7 +6,6 @@
 #include <numeric>
 
 #include "commands/command_line.h"
-#include "commands/plan.h"
 #include "runtime/performance/performance.h"
 #include "test/catch.h"
 #include "test/expect_error.h"
@@ -396,44 +395,17 @@ TEST_CASE("scaling: the table says what was assumed and has a row per stage", "[
 
 namespace {
 
-PlanOptions plan_options(std::vector<std::string> words) {
-    PlanOptions options;
-    CLI::App app;
-    add_plan_options(app, options);
-    std::reverse(words.begin(), words.end());  // CLI11 takes them so
-    app.parse(words);
-    return options;
-}
-
 void run_command(std::vector<std::string> words) {
     words.insert(words.begin(), "train_gpt");
     std::vector<char*> argv;
     for (std::string& word : words) argv.push_back(word.data());
-    parse_command_line(int(argv.size()), argv.data(), "revision").command();
+    run_command_line(int(argv.size()), argv.data(), "revision");
 }
 
 }  // namespace
 
-TEST_CASE("scaling: plan's options arrive as numbers, with the GPU's own link as default", "[scaling]") {
-    const PlanOptions plain = plan_options({"plan", "c.json"});
-    CHECK(plain.config == "c.json");
-    CHECK(plain.gpus == 0);
-
-    const ScalingInputs given =
-        scaling_machine(plan_options({"plan", "c.json", "--gpus", "512", "--gpu", "B200", "--nvlink", "800GB/s",
-                                      "--net", "800Gb/s", "--gpus-per-node", "4"}));
-    CHECK(given.gpus == 512);
-    CHECK(given.gpus_per_node == 4);
-    CHECK(given.gpu.name == std::string("b200"));
-    CHECK(given.nvlink_bytes_per_s == 800e9);
-    CHECK(given.net_bytes_per_s == 100e9);
-
-    const ScalingInputs defaults = scaling_machine(plan_options({"plan", "c.json", "--gpus", "8", "--gpu", "rtx4090"}));
-    CHECK(defaults.gpus_per_node == 8);
-    CHECK(defaults.nvlink_bytes_per_s == 32e9);
-    CHECK(defaults.net_bytes_per_s == 50e9);
-
-    // All before the configuration is opened: there is no c.json.
+TEST_CASE("scaling: plan's options are checked before the configuration is opened", "[scaling]") {
+    // There is no c.json.
     expect_error(Exit::usage, {"--gpus", "--net"}, [] { run_command({"plan", "c.json", "--net", "50GB/s"}); });
     expect_error(Exit::usage, {"--nvlink", "450GB/s"}, [] {
         run_command({"plan", "c.json", "--gpus", "8", "--nvlink", ""});

@@ -198,6 +198,8 @@ class BadInput(TrainerTest):
             (["plan", "config.json", "--gpu", "h200"], USAGE, "--gpu", "--gpus"),
             (["eval", "run", "--data", "none_*"], NO_INPUT, "--data", "none_*"),
             (["prepare", "--tokenizer", "bytes", "missing.txt", "--out", "out"], NO_INPUT, "missing.txt"),
+            (["prepare", "--tokenizer", "bytes", "--out", "out"], USAGE, "INPUT"),
+            (["prepare", "--tokenizer", "bytes", "text.txt"], USAGE, "--out"),
             (["prepare", "text.txt", "--out", "out"], USAGE, "vocab"),
             (["prepare", "--vocab-size", "100", "text.txt", "--out", "out"], USAGE, "100"),
             (["prepare", "--tokenizer", "bytes", "text.txt", "--out", "run"], CANNOT_CREATE, "run"),

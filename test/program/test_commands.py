@@ -75,6 +75,30 @@ class FromTextToText(TrainerTest):
         weights.write_bytes(weights.read_bytes()[:-1])
         self.assertIn(weights.name, self.run_trainer("inspect", self.step_dir(20), expect=65))
 
+    def test_inspect_a_shard_and_a_tokenizer(self):
+        text = "".join(f"line {i} of these 400 lines\n" for i in range(400)) + "zyx wvu tsr qpo\n" * 40
+        (self.dir / "lines.txt").write_text(text)
+        self.run_trainer("prepare", "lines.txt", "--vocab-size", "300", "--val-fraction", "0.1", "--shard-tokens",
+                         "1000", "--out", "out")
+        shard = (self.dir / "out/val_000000.bin").read_bytes()
+        said = self.run_trainer("inspect", "out/val_000000.bin")
+        for words in ("llm.c token shard (GPT-2)", f"{(len(shard) - 1024) // 2} tokens of 2 bytes", "1 x <|endoftext|>",
+                      'begins with "<|endoftext|>line 3'):
+            self.assertIn(words, said)
+        tokenizer = (self.dir / "out/tokenizer.json").read_bytes()
+        self.assertIn("300 tokens, 43 merges, <|endoftext|> is 299", self.run_trainer("inspect", "out/tokenizer.json"))
+        for path in ("out/dataset.json", "lines.txt"):
+            self.assertIn("neither a checkpoint", self.run_trainer("inspect", path, expect=65))
+
+        def refused(path, content, *words):
+            (self.dir / path).write_bytes(content)
+            said = self.run_trainer("inspect", path, expect=65)
+            for word in (path, *words):
+                self.assertIn(word, said)
+        refused("cut.bin", shard[:-1], "cut short")
+        refused("out/val_000000.bin", shard[:-1] + b"\x20", "tokenizer.json", "300 tokens")
+        refused("tokenizer.json", tokenizer[:3000], "line")
+
     def test_prepare_with_the_vocabulary_of_gpt2(self):
         cases = json.loads((ROOT / "test/data/gpt2_reference.json").read_text())
         (self.dir / "texts.jsonl").write_text("".join(json.dumps({"text": case["text"]}) + "\n" for case in cases))
@@ -113,6 +137,17 @@ class FromTextToText(TrainerTest):
         # wte + wpe + 2 blocks of (norms 4 C, attention 4 C^2 + 4 C, MLP 8 C^2 + 5 C) + the last norm, C = 48
         c, padded_vocab = 48, 384
         self.assertIn(str((padded_vocab + 24) * c + 2 * (12 * c * c + 13 * c) + 2 * c), said.replace(",", ""))
+
+    def test_plan_predicts_the_speed_of_the_machine_that_it_is_given(self):
+        config = self.write_config(train_total_batch_tokens=16 * 60)
+        self.assertNotIn("predicted", self.run_trainer("plan", config))
+        for options, words in (
+                (["--gpus", 8, "--gpu", "B200", "--nvlink", "800GB/s", "--net", "800Gb/s", "--gpus-per-node", 4],
+                 "predicted for 8 HGX B200 on 2 nodes; NVLink 800 GB/s, network 100 GB/s"),
+                (["--gpus", 16, "--gpu", "rtx4090"],
+                 "predicted for 16 GeForce RTX 4090 on 2 nodes; PCIe 32 GB/s, network 50 GB/s"),
+                (["--gpus", 8], "predicted for 8 H100 SXM on 1 node; NVLink 450 GB/s per GPU")):
+            self.assertIn(words, self.run_trainer("plan", config, *options))
 
     def test_versions_and_help(self):
         self.assertIn("train_gpt", self.run_trainer("--version"))
