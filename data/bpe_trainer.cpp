@@ -29,7 +29,8 @@ class PairCounts {
 public:
     void add_word(const std::vector<int32_t>& ids, int64_t count) {
         for (size_t i = 0; i + 1 < ids.size(); i++) add_pair({ids[i], ids[i + 1]}, count, uint32_t(words_.size()));
-        words_.push_back({ids, count});
+        words_.push_back({symbols_.size(), ids.size(), count});
+        symbols_.insert(symbols_.end(), ids.begin(), ids.end());
     }
 
     // The most frequent pair, among equals the one with the smallest key; nullopt if no pair occurs twice.
@@ -56,7 +57,7 @@ public:
 
 private:
     struct Word {
-        std::vector<int32_t> ids;
+        size_t begin, length;
         int64_t count;
     };
     struct Pair {
@@ -75,10 +76,11 @@ private:
     }
 
     void merge_in_word(uint32_t index, Merge pair, int32_t id) {
-        auto& [ids, count] = words_[index];
+        auto& [begin, length, count] = words_[index];
+        int32_t* ids = symbols_.data() + begin;
         size_t out = 0;
-        for (size_t i = 0; i < ids.size(); i++) {
-            if (i + 1 == ids.size() || ids[i] != pair.left || ids[i + 1] != pair.right) {
+        for (size_t i = 0; i < length; i++) {
+            if (i + 1 == length || ids[i] != pair.left || ids[i + 1] != pair.right) {
                 ids[out++] = ids[i];
                 continue;
             }
@@ -86,16 +88,17 @@ private:
                 add_pair({ids[out - 1], pair.left}, -count, index);
                 add_pair({ids[out - 1], id}, count, index);
             }
-            if (i + 2 < ids.size()) {
+            if (i + 2 < length) {
                 add_pair({pair.right, ids[i + 2]}, -count, index);
                 add_pair({id, ids[i + 2]}, count, index);
             }
             ids[out++] = id;
             i++;
         }
-        ids.resize(out);
+        length = out;
     }
 
+    std::vector<int32_t> symbols_;  // of all words, concatenated
     std::vector<Word> words_;
     std::unordered_map<PairKey, Pair> pairs_;
     std::vector<PairKey> new_pairs_;  // since the last take_most_frequent()

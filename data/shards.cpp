@@ -8,6 +8,7 @@
 #include "data/reject_file.h"
 
 static constexpr std::string_view kLlmqMagic = "BIN.TOK\n";
+static constexpr size_t kBufferBytes = size_t(1) << 20;  // written at a time
 static constexpr int32_t kLlmcGpt2Magic = 20240520, kLlmcLlamaMagic = 20240801, kNemoMagic = 278895051;
 
 int32_t header_word(std::string_view bytes, size_t index) {
@@ -129,12 +130,11 @@ void ShardWriter::append(std::span<const int32_t> ids) {
     while (!ids.empty()) {
         if (names_.empty() || shard_fill_ == shard_tokens_) open_next();
         const size_t count = std::min(ids.size(), size_t(shard_tokens_ - shard_fill_));
-        std::string bytes;
         for (const int32_t& id : ids.first(count)) {
             require(uint32_t(id) < uint32_t(vocab_size_), "shards: token %d in a vocabulary of %d", id, vocab_size_);
-            bytes.append(reinterpret_cast<const char*>(&id), token_bytes_);  // little-endian: the low bytes are first
+            buffer_.append(reinterpret_cast<const char*>(&id), token_bytes_);  // little-endian: the low bytes are first
         }
-        file_.append(bytes);
+        if (buffer_.size() >= kBufferBytes) flush();
         shard_fill_ += count, token_count_ += count;
         ids = ids.subspan(count);
     }
@@ -144,12 +144,18 @@ void ShardWriter::open_next() {
     close_current();
     names_.push_back(format("%s_%06zu.bin", split_.c_str(), names_.size()));
     file_ = OutputFile(directory_ + "/" + names_.back());
-    file_.append(std::string(kShardHeaderBytes, '\0'));
+    buffer_.assign(kShardHeaderBytes, '\0');
     shard_fill_ = 0;
+}
+
+void ShardWriter::flush() {
+    file_.append(buffer_);
+    buffer_.clear();
 }
 
 void ShardWriter::close_current() {
     if (names_.empty()) return;
+    flush();
     file_.sync();  // the tokens are on disk before the header says so
     bool is_wide = token_bytes_ == 4;
     int32_t words[3] = {is_wide ? kLlmcLlamaMagic : kLlmcGpt2Magic, is_wide ? 7 : 1, int32_t(shard_fill_)};

@@ -86,7 +86,7 @@ class ShardWriter {
 public:
     ShardWriter(const std::string& directory, const std::string& split, int vocab_size,
                 uint64_t shard_tokens = kDefaultShardTokens);
-    void append(std::span<const int32_t> ids);  // each in [0, vocab_size); one write, so pass many
+    void append(std::span<const int32_t> ids);  // each in [0, vocab_size)
     void finish();                              // all tokens are on disk when this returns
 
     uint64_t token_count() const { return token_count_; }
@@ -94,6 +94,7 @@ public:
 
 private:
     void open_next();
+    void flush();
     void close_current();
 
     std::string directory_, split_;
@@ -102,4 +103,5 @@ private:
     uint64_t shard_tokens_, token_count_ = 0, shard_fill_ = 0;
     std::vector<std::string> names_;
     OutputFile file_;
+    std::string buffer_;  // what file_ lacks
 };
