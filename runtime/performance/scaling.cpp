@@ -131,17 +131,13 @@ CommTime collective_time(double bytes, const ScalingInputs& in) {
 }
 
 std::array<StagePrediction, 4> predict_scaling(const ScalingInputs& in) {
-    require(in.gpus >= 1 && in.gpus_per_node >= 1 && in.micro_steps >= 1,
-            "scaling: %d GPUs, %d per node and %d micro-steps must be positive", in.gpus, in.gpus_per_node,
-            in.micro_steps);
-    check_nodes(in.gpus, in.gpus_per_node);
     require(!in.bucket_elements.empty(), "scaling: there must be an outer bucket");
-    require(in.nvlink_bytes_per_s > 0 && in.net_bytes_per_s > 0 && in.peak_share > 0 && in.gpu.flops_per_s > 0 &&
-                in.flops_per_token > 0 && in.tokens_per_micro_step > 0,
-            "scaling: rates, shares, FLOPs and tokens must be positive");
-    std::array<StagePrediction, 4> stages;
-    for (int stage = 0; stage < 4; stage++) stages[size_t(stage)] = predict_stage(stage, in);
-    return stages;
+    require(in.gpus >= 1 && in.gpus_per_node >= 1 && in.micro_steps >= 1 && in.nvlink_bytes_per_s > 0 &&
+                in.net_bytes_per_s > 0 && in.peak_share > 0 && in.gpu.flops_per_s > 0 && in.flops_per_token > 0 &&
+                in.tokens_per_micro_step > 0,
+            "scaling: counts, rates, shares, FLOPs and tokens must be positive");
+    check_nodes(in.gpus, in.gpus_per_node);
+    return {predict_stage(0, in), predict_stage(1, in), predict_stage(2, in), predict_stage(3, in)};
 }
 
 std::string scaling_table(const ScalingInputs& in) {
@@ -164,14 +160,14 @@ std::string scaling_table(const ScalingInputs& in) {
     bool fits = true;
     for (size_t stage = 0; stage < stages.size(); stage++) {
         const StagePrediction& s = stages[stage];
-        const double memory = in.memory_bytes_per_rank[stage];
-        const bool is_too_large = memory > in.gpu.memory_bytes;
+        const double memory_gib = in.memory_bytes_per_rank[stage] / kGiB;
+        const bool is_too_large = memory_gib > in.gpu.memory_gib;
         fits = fits && !is_too_large;
         table += format("%9zu%11s%c%14.2f%14.2f%14.2f%14.2f%14.2f%12.0f%10.1f %%\n", stage,
-                        memory > 0 ? format("%.2f", memory / kGiB).c_str() : "-", is_too_large ? '*' : ' ',
+                        memory_gib > 0 ? format("%.2f", memory_gib).c_str() : "-", is_too_large ? '*' : ' ',
                         s.communication.nvlink_s * 1e3, s.communication.net_s * 1e3, s.exposed_s * 1e3,
                         s.slowdown_s * 1e3, s.step_s * 1e3, s.tokens_per_s, s.efficiency * 100);
     }
-    if (!fits) table += format("* more than the %.0f GiB of this GPU\n", in.gpu.memory_bytes / kGiB);
+    if (!fits) table += format("* more than the %.0f GiB of this GPU\n", in.gpu.memory_gib);
     return table;
 }
