@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -212,9 +213,8 @@ struct LossScaleState {
 // counted and limited.
 class LossScaler {
 public:
-    explicit LossScaler(const Config::LossScale& options);
-    // Continues from a checkpoint's state. Where scaling is not dynamic the scale stays `fixed`.
-    LossScaler(const Config::LossScale& options, const LossScaleState& state);
+    // `state` is a checkpoint's, to continue from it. Where scaling is not dynamic the scale stays `fixed`.
+    explicit LossScaler(const Config::LossScale& options, const std::optional<LossScaleState>& state = {});
 
     float scale() const { return state_.scale; }
     const LossScaleState& state() const { return state_; }
@@ -227,8 +227,6 @@ public:
     void step_skipped(int step, const std::string& tensor);
 
 private:
-    void back_off(int step, const std::string& tensor);
-
     Config::LossScale options_;
     LossScaleState state_;
 };

@@ -3,18 +3,9 @@
 #include "kernels/check.h"
 #include "runtime/config/config.h"
 
-namespace {
-
-LossScaleState first_state(const Config::LossScale& options) {
-    return {.scale = float(options.dynamic ? options.initial : options.fixed), .hysteresis_left = options.hysteresis};
-}
-
-}  // namespace
-
-LossScaler::LossScaler(const Config::LossScale& options) : LossScaler(options, first_state(options)) {}
-
-LossScaler::LossScaler(const Config::LossScale& options, const LossScaleState& state)
-    : options_(options), state_(state) {
+LossScaler::LossScaler(const Config::LossScale& options, const std::optional<LossScaleState>& state)
+    : options_(options),
+      state_(state.value_or(LossScaleState{.scale = float(options.initial), .hysteresis_left = options.hysteresis})) {
     if (!options_.dynamic) state_.scale = float(options_.fixed);
 }
 
@@ -42,10 +33,7 @@ void LossScaler::step_skipped(int step, const std::string& tensor) {
             state_.last_good_step);
     if (!options_.dynamic) return;
     state_.hysteresis_left = std::max(0, state_.hysteresis_left - 1);
-    if (state_.hysteresis_left == 0) back_off(step, tensor);
-}
-
-void LossScaler::back_off(int step, const std::string& tensor) {
+    if (state_.hysteresis_left > 0) return;
     const float minimum = float(options_.minimum);
     if (state_.scale <= minimum)
         fail(Exit::non_finite,

@@ -25,9 +25,9 @@ size_t edit_distance(const std::string& a, const std::string& b) {
 
 std::string nearest_name(const std::string& name, const std::vector<std::string>& candidates) {
     constexpr size_t kLongest = 200;  // longer input is no typing error, and the time grows with its length
+    if (name.size() > kLongest) return "";
     std::string nearest;
-    size_t least = std::min(name.size(), kLongest) / 2 + 1;
-    if (name.size() > kLongest) return nearest;
+    size_t least = name.size() / 2 + 1;
     for (const std::string& candidate : candidates) {
         size_t distance = edit_distance(name, candidate);
         if (distance >= least) continue;
