@@ -60,7 +60,6 @@ bool is_due(int step, int every_steps) { return every_steps > 0 && step % every_
 TrainingRun::TrainingRun(const Config& c, Ranks& ranks, Dataset data, const RunStart& start)
     : config(c),
       dataset(std::move(data)),
-      dataset_digest(start.dataset_digest),
       state(start.state),
       comm(ranks.comm()),
       control(ranks.control()),
@@ -72,7 +71,6 @@ TrainingRun::TrainingRun(const Config& c, Ranks& ranks, Dataset data, const RunS
       scaler(c.loss_scale, state.loss_scale),
       log(is_first() ? std::make_optional<RunLog>(c.run.dir, state.step) : std::nullopt),
       progress(is_first() ? stdout : nullptr, comm.size, c.train.max_steps, c.log.every_steps),
-      writer(c.run.dir, comm),
       token_flops(flops_of_token(gpt.options())),
       peak_flops_per_s(comm.size * ::peak_flops_per_s(device_info().name, c.train.precision, c.device.tf32)) {}
 
@@ -170,10 +168,10 @@ void show_sample(TrainingRun& run) {
 void save(TrainingRun& run, bool must_succeed) {
     constexpr int kMostFailures = 3;
     run.control.note_phase(Phase::save, run.state.step);
-    const CheckpointInfo info = checkpoint_info(run.state, run.config, run.dataset_digest);
+    const CheckpointInfo info = checkpoint_info(run.state, run.config);
     try {
         if (run.log) run.log->sync();
-        const SaveStats stats = run.writer.save(info, run.gpt.saved_tensors());
+        const SaveStats stats = save_checkpoint(run.config.run.dir, run.comm, info, run.gpt.saved_tensors());
         run.progress.say(format("step %d | checkpoint %s, %.1f MiB in %.1f s", run.state.step, stats.directory.c_str(),
                                 double(stats.bytes) / 0x1p20, stats.seconds));
         run.state.saved_step = run.state.step;

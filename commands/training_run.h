@@ -19,7 +19,6 @@
 struct TrainingRun {
     const Config& config;
     Dataset dataset;
-    std::string dataset_digest;
     TrainState state;  // after the steps done so far
     Comm comm;
     ControlChannel& control;
@@ -30,7 +29,6 @@ struct TrainingRun {
     LossScaler scaler;
     std::optional<RunLog> log;  // rank 0's
     TrainingProgress progress;
-    CheckpointWriter writer;
     double token_flops;       // of forward and backward, per token
     double peak_flops_per_s;  // of all ranks' GPUs; 0: not known
     int failed_saves = 0;     // in a row

@@ -64,7 +64,7 @@ inline CheckpointInfo toy_info(int64_t step, const std::string& run_id = "run-a"
 
 inline SaveStats save_toy(const std::string& run_dir, int64_t step, ToyModel model,
                           const std::string& run_id = "run-a") {
-    return CheckpointWriter(run_dir, comm_single(), kBlockBytes).save(toy_info(step, run_id), model.tensors());
+    return save_checkpoint(run_dir, comm_single(), toy_info(step, run_id), model.tensors(), kBlockBytes);
 }
 
 // Makes a file's content another one, in place. Not by truncation to nothing, after which ext4 waits for the disk.

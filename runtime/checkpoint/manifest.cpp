@@ -17,11 +17,6 @@ constexpr size_t kMostBytes = std::numeric_limits<int64_t>::max();
 constexpr size_t kCrcDigits = 8;
 constexpr size_t kHashDigits = 32;
 
-struct Header {
-    std::string format = kFormat;
-    int64_t version = kCheckpointVersion;
-};
-
 }  // namespace
 
 // ---- the members of each object, in the file's order ----------------------------------------------------------------
@@ -46,11 +41,6 @@ template <class Fields> static void describe(Fields& field, ShardFile& shard) {
     field("crc32c_of_each_mib", shard.block_crc32cs);
     field("finite", shard.finite);
     field("pieces", shard.pieces);
-}
-
-template <class Fields> static void describe(Fields& field, Header& header) {
-    field("format", header.format);
-    field("version", header.version);
 }
 
 template <class Fields> static void describe(Fields& field, Manifest& manifest) {
@@ -102,8 +92,7 @@ Coverages tensors_by_name(const Manifest& manifest, const std::string& path) {
     Coverages coverages;
     for (const NamedTensor& tensor : manifest.tensors) {
         const std::string& name = tensor.name;
-        if (name.empty() || std::any_of(name.begin(), name.end(), [](unsigned char c) { return c < ' '; }))
-            fail(Exit::data, "%s: %s is not a name", path, printed(name));
+        if (!is_name(name)) fail(Exit::data, "%s: %s is not a name", path, printed(name));
         if (!fits(tensor)) fail(Exit::data, "%s: tensor %s has more bytes than fit into 63 bits", path, name);
         if (!coverages.emplace(name, Coverage{&tensor}).second)
             fail(Exit::data, "%s: tensor %s is listed twice", path, name);
@@ -177,6 +166,10 @@ size_t elements_of(const NamedTensor& tensor) {
 
 size_t bytes_of(const NamedTensor& tensor) { return elements_of(tensor) * size_of(tensor.values.dtype); }
 
+bool is_name(const std::string& text) {
+    return !text.empty() && std::ranges::none_of(text, [](unsigned char c) { return c < ' ' || c == 127; });
+}
+
 std::string shape_text(const std::vector<size_t>& shape) {
     std::string text;
     for (size_t dim : shape) text += (text.empty() ? "" : ", ") + std::to_string(dim);
@@ -185,32 +178,33 @@ std::string shape_text(const std::vector<size_t>& shape) {
 
 std::string shard_name(int rank) { return format("shard_%04d.bin", rank); }
 
-std::string shard_to_text(const ShardFile& shard) { return json_of(shard).dump(); }
+std::string shard_to_text(const ShardFile& shard) { return Json(shard).dump(); }
 
 ShardFile shard_from_text(std::string_view text, const std::string& path) {
     return value_of<ShardFile>(parse_json(text, path, Exit::data), path, ": ");
 }
 
 std::string manifest_to_text(const Manifest& manifest) {
-    Json json = json_of(Header());
-    json.update(json_of(manifest));
+    Json json = {{"format", kFormat}, {"version", kCheckpointVersion}};
+    json.update(Json(manifest));
     return json.dump(1) + "\n";
 }
 
 Manifest manifest_from_text(std::string_view text, const std::string& path) {
     const Json json = parse_json(text, path, Exit::data);
-    FieldReader fields(json, path, ": ");
-    Header header;
-    describe(fields, header);
-    if (header.format != kFormat)
-        fail(Exit::data, "%s: format is %s, must be \"%s\"", path, printed(header.format), kFormat);
-    const std::string mismatch = format("%s: is of version %ld, this program reads version %d", path.c_str(),
-                                        header.version, kCheckpointVersion);
-    if (header.version > kCheckpointVersion) throw NewerVersion(Exit::data, mismatch);
-    if (header.version < kCheckpointVersion) fail(Exit::data, "%s", mismatch);
+    FieldReader field(json, path, ": ");
+    std::string kind;
+    field("format", kind);
+    if (kind != kFormat) fail(Exit::data, "%s: format is %s, must be \"%s\"", path, printed(kind), kFormat);
+    int version = 0;
+    field("version", version);
+    const std::string mismatch =
+        format("%s: is of version %d, this program reads version %d", path.c_str(), version, kCheckpointVersion);
+    if (version > kCheckpointVersion) throw NewerVersion(Exit::data, mismatch);
+    if (version < kCheckpointVersion) fail(Exit::data, "%s", mismatch);
     Manifest manifest;
-    describe(fields, manifest);
-    fields.end();
+    describe(field, manifest);
+    field.end();
     check_shards(manifest, path);
     return manifest;
 }

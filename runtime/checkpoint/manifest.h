@@ -23,6 +23,9 @@ inline constexpr size_t kBlockBytes = size_t(1) << 20;  // covered by one CRC32C
 size_t elements_of(const NamedTensor& tensor);
 size_t bytes_of(const NamedTensor& tensor);
 
+// Whether a text can be the name of a tensor or a file: it is not empty and has no control characters.
+bool is_name(const std::string& text);
+
 // "(2, 3)"
 std::string shape_text(const std::vector<size_t>& shape);
 
@@ -38,20 +41,20 @@ struct Piece {
 struct ShardFile {
     std::string name;  // shard_name(rank)
     size_t bytes = 0;
-    std::string xxh3_128;       // of the whole file
-    std::string block_crc32cs;  // of each block, 8 hexadecimal digits each
-    bool finite = true;         // no NaN and no infinity among the values
-    std::vector<Piece> pieces;  // by ascending file_offset, without gaps
+    std::string xxh3_128 = {};       // of the whole file
+    std::string block_crc32cs = {};  // of each block, 8 hexadecimal digits each
+    bool finite = true;              // no NaN and no infinity among the values
+    std::vector<Piece> pieces = {};  // by ascending file_offset, without gaps
 };
 
 // The caller's record of a step, stored with its tensors.
 struct CheckpointInfo {
     int64_t step = 0;          // optimizer steps done
     int64_t parent_step = -1;  // the checkpoint this process was resumed from or saved before; -1 for none
-    std::string run_id;
-    std::string config;         // the effective configuration, as printed
-    std::string config_digest;  // of what must not change across a resume; the caller compares it
-    std::string dataset_digest;
+    std::string run_id = {};
+    std::string config = {};         // the effective configuration, as printed
+    std::string config_digest = {};  // of what must not change across a resume; the caller compares it
+    std::string dataset_digest = {};
     bool healthy = true;  // false keeps it from displacing healthy ones; save() clears it when a value is not finite
     // Whatever else resuming needs: data cursor, loss scaler, counters. Numbers must be finite: JSON has no NaN.
     nlohmann::ordered_json state = nlohmann::ordered_json::object();

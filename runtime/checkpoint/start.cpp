@@ -7,20 +7,13 @@
 
 namespace {
 
-TrainState new_state(const Config& config) {
-    TrainState state;
-    state.run_id = new_run_id();
-    state.loss_scale = LossScaler(config.loss_scale).state();
-    return state;
-}
-
 // The checkpoint to continue, if any; damaged ones are reported on stderr.
-std::optional<Checkpoint> checkpoint_to_resume(const std::string& run_dir, StartAction action) {
-    if (action != StartAction::resume && action != StartAction::resume_or_start) return std::nullopt;
+std::optional<Checkpoint> checkpoint_to_resume(const std::string& run_dir, StartMode mode) {
+    if (mode != StartMode::resume && mode != StartMode::automatic) return std::nullopt;
     auto report = [](const std::string& sentence) { std::fprintf(stderr, "train_gpt: %s\n", sentence.c_str()); };
     std::optional<Checkpoint> newest = find_newest_valid(run_dir, report);
     const std::string directory = checkpoints_directory(run_dir);
-    if (!newest && action == StartAction::resume) fail(Exit::no_input, "%s: no checkpoint to resume from", directory);
+    if (!newest && mode == StartMode::resume) fail(Exit::no_input, "%s: no checkpoint to resume from", directory);
     if (!newest && directory_exists(directory) && !list_directory(directory).empty())
         fail(Exit::no_input,
              "%s: every checkpoint has been set aside and none is left to resume from; --fresh starts anew", directory);
@@ -52,18 +45,16 @@ TrainState resumed_state(const Checkpoint& checkpoint) {
 
 }  // namespace
 
-CheckpointInfo checkpoint_info(const TrainState& state, const Config& config, const std::string& dataset_digest) {
+CheckpointInfo checkpoint_info(const TrainState& state, const Config& config) {
     TrainState now = state;
     now.device_choices = device_choices();
-    CheckpointInfo info;
-    info.step = state.step;
-    info.parent_step = state.saved_step;
-    info.run_id = state.run_id;
-    info.config = config_json(config);
-    info.config_digest = config_digest(config);
-    info.dataset_digest = dataset_digest;
-    info.state = json_of(now);
-    return info;
+    return {.step = state.step,
+            .parent_step = state.saved_step,
+            .run_id = state.run_id,
+            .config = config_json(config),
+            .config_digest = config_digest(config),
+            .dataset_digest = state.dataset_digest,
+            .state = now};
 }
 
 RunStart start_run(const Config& config, StartMode mode, const std::string& dataset_digest, bool accept_changes,
@@ -72,14 +63,16 @@ RunStart start_run(const Config& config, StartMode mode, const std::string& data
     RunStart start;
     int step = kNone;
     run_on_rank_0(comm, "open run.dir", [&] {
-        start.directory = open_run_directory(config.run.dir, mode);
-        start.checkpoint = checkpoint_to_resume(config.run.dir, start.directory.action);
+        start.lock = open_run_directory(config.run.dir, mode);
+        start.checkpoint = checkpoint_to_resume(config.run.dir, mode);
         if (start.checkpoint) step = int(start.checkpoint->manifest().info.step);
     });
     step = all_reduce_max(step, comm);
     if (step != kNone && !start.checkpoint) start.checkpoint.emplace(step_directory(config.run.dir, step));
     if (start.checkpoint && !accept_changes) refuse_changes(*start.checkpoint, config, dataset_digest);
-    start.state = start.checkpoint ? resumed_state(*start.checkpoint) : new_state(config);
-    start.dataset_digest = dataset_digest;
+    start.state = start.checkpoint
+                      ? resumed_state(*start.checkpoint)
+                      : TrainState{.run_id = random_hex(16), .loss_scale = LossScaler(config.loss_scale).state()};
+    start.state.dataset_digest = dataset_digest;
     return start;
 }
