@@ -31,23 +31,6 @@ const std::map<std::string_view, size_t> kElementBytes = {
     {"I16", 2},  {"U16", 2}, {"F16", 2}, {"BF16", 2},    {"I32", 4},     {"U32", 4},
     {"F32", 4},  {"F64", 8}, {"I64", 8}, {"U64", 8},     {"C64", 8}};
 
-}  // namespace
-
-// A tensor in the header.
-struct TensorRecord {
-    std::string dtype;
-    std::vector<size_t> shape;
-    std::vector<size_t> data_offsets;  // begin and end in the data behind the header
-};
-
-template <class Fields> static void describe(Fields& field, TensorRecord& record) {
-    field("dtype", record.dtype);
-    field("shape", record.shape);
-    field("data_offsets", record.data_offsets);
-}
-
-namespace {
-
 void check_name(const std::string& name, const std::string& path) {
     if (!is_name(name)) fail(Exit::data, "%s: a tensor's name is empty or has control characters", path);
 }
@@ -61,37 +44,39 @@ bool is_object_of_strings(const Json& json) {
 Entry parse_record(const std::string& name, const Json& json, std::string_view data, const std::string& path) {
     check_name(name, path);
     const std::string where = path + ": tensor " + name;
-    const auto record = value_of<TensorRecord>(json, where, ": ");
-    const auto element_bytes = kElementBytes.find(record.dtype);
-    if (element_bytes == kElementBytes.end())
-        fail(Exit::data, "%s: dtype %s is not known", where, printed(record.dtype));
-    if (record.data_offsets.size() != 2) fail(Exit::data, "%s: data_offsets must be two numbers", where);
+    std::string dtype;
+    std::vector<size_t> shape, offsets;
+    FieldReader field(json, where, ": ");
+    field("dtype", dtype);
+    field("shape", shape);
+    field("data_offsets", offsets);  // begin and end in the data
+    field.end();
+    const auto element_bytes = kElementBytes.find(dtype);
+    if (element_bytes == kElementBytes.end()) fail(Exit::data, "%s: dtype %s is not known", where, printed(dtype));
+    if (offsets.size() != 2) fail(Exit::data, "%s: data_offsets must be two numbers", where);
     size_t bytes = element_bytes->second;
-    for (size_t dim : record.shape)
+    for (size_t dim : shape)
         if (__builtin_mul_overflow(bytes, dim, &bytes))
-            fail(Exit::data, "%s: shape %s overflows 64 bits", where, shape_text(record.shape));
-    const size_t begin = record.data_offsets[0], end = record.data_offsets[1];
+            fail(Exit::data, "%s: shape %s overflows 64 bits", where, shape_text(shape));
+    const size_t begin = offsets[0], end = offsets[1];
     if (end < begin || end - begin != bytes)
-        fail(Exit::data, "%s: %s %s has %zu bytes, data_offsets are [%zu, %zu]", where, record.dtype,
-             shape_text(record.shape), bytes, begin, end);
+        fail(Exit::data, "%s: %s %s has %zu bytes, data_offsets are [%zu, %zu]", where, dtype, shape_text(shape), bytes,
+             begin, end);
     if (end > data.size())
         fail(Exit::data, "%s ends at offset %zu of the data, behind the end of the file at %zu", where, end,
              data.size());
-    return {name, record.dtype, record.shape, reinterpret_cast<const std::byte*>(data.data()) + begin, bytes, path};
+    return {name, dtype, shape, reinterpret_cast<const std::byte*>(data.data()) + begin, bytes, path};
 }
 
 // The header's text; a file of another kind is recognized by its first bytes.
 std::string_view header_of(const MappedFile& file) {
-    const char* path = file.path().c_str();
-    if (file.size() < kLengthBytes)
-        fail(Exit::data, "%s has %zu bytes, too few for a safetensors file", path, file.size());
     uint64_t length = 0;
-    std::memcpy(&length, file.data(), kLengthBytes);
-    size_t most = std::min(kMostHeaderBytes, file.size() - kLengthBytes);
-    if (length < 2 || length > most || file.text()[kLengthBytes] != '{')
+    if (file.size() > kLengthBytes) std::memcpy(&length, file.data(), kLengthBytes);
+    if (length < 2 || length > std::min(kMostHeaderBytes, file.size() - kLengthBytes) ||
+        file.text()[kLengthBytes] != '{')
         fail(Exit::data,
-             "%s is not a whole safetensors file: it has %zu bytes, claims a header of %llu and looks like %s", path,
-             file.size(), static_cast<unsigned long long>(length),
+             "%s is not a whole safetensors file: it has %zu bytes, claims a header of %llu and looks like %s",
+             file.path(), file.size(), static_cast<unsigned long long>(length),
              describe_content(file.text().substr(0, 512), file.size()));
     return file.text().substr(kLengthBytes, length);
 }
@@ -160,7 +145,7 @@ std::string make_header(const std::vector<NamedTensor>& tensors) {
         require(!json.contains(tensor.name), "safetensors: tensor %s is listed twice", tensor.name);
         const size_t begin = end;
         end += bytes_of(tensor);
-        json[tensor.name] = TensorRecord{"F32", tensor.shape, {begin, end}};
+        json[tensor.name] = {{"dtype", "F32"}, {"shape", tensor.shape}, {"data_offsets", {begin, end}}};
     }
     std::string text = json.dump();
     text.resize((text.size() + kLengthBytes - 1) / kLengthBytes * kLengthBytes, ' ');
