@@ -12,7 +12,7 @@ DeviceSettings device_settings(const RankEnvironment& environment, const Config&
             .tf32 = config.device.tf32,
             .debug_sync = config.device.debug_sync,
             .matmul_choices = program_directory() + "/matmul_choices.json",
-            .known_choices = start.state.device_choices};
+            .known_choices = start.state.progress.device_choices};
 }
 
 }  // namespace

@@ -64,11 +64,10 @@ TrainingRun::TrainingRun(const Config& c, Ranks& ranks, Dataset data, const RunS
       comm(ranks.comm()),
       control(ranks.control()),
       micro_steps(::micro_steps(c, comm.size)),
-      train_loader(dataset.train, loader_options(c, comm, SampleOrder::shuffled), state.cursor),
+      train_loader(dataset.train, loader_options(c, comm, SampleOrder::shuffled), state.progress.cursor),
       val_loader(dataset.val ? std::make_unique<Loader>(*dataset.val, loader_options(c, comm, SampleOrder::once))
                              : nullptr),
       gpt(initial_model(c, comm, start.checkpoint)),
-      scaler(c.loss_scale, state.loss_scale),
       log(is_first() ? std::make_optional<RunLog>(c.run.dir, state.step) : std::nullopt),
       progress(is_first() ? stdout : nullptr, comm.size, c.train.max_steps, c.log.every_steps),
       token_flops(flops_of_token(gpt.options())),
@@ -92,9 +91,9 @@ void write_run_files(const TrainingRun& run, const char* revision) {
 }
 
 StepSettings step_settings(const TrainingRun& run) {
-    return {.loss_scale = run.scaler.scale(),
+    return {.loss_scale = run.state.progress.loss_scale.scale,
             .learning_rate = learning_rate(run.config, run.state.step + 1),
-            .update = run.state.updates + 1};
+            .update = run.state.progress.updates + 1};
 }
 
 Batch StepTimer::next_batch(Loader& loader) {
@@ -114,7 +113,7 @@ void finish_step(TrainingRun& run, const StepTimer& timer, const StepResult& res
                              .loss = result.loss_sum / tokens,
                              .learning_rate = learning_rate(config, step),
                              .grad_norm = result.grad_norm,
-                             .loss_scale = run.scaler.scale(),
+                             .loss_scale = run.state.progress.loss_scale.scale,
                              .tokens = int64_t(step) * config.train.total_batch_tokens,
                              .step_ms = step_ms,
                              .tokens_per_s = tokens_per_s,
@@ -127,15 +126,15 @@ void finish_step(TrainingRun& run, const StepTimer& timer, const StepResult& res
     if (run.log) run.log->write(record);
     run.progress.show(record);
 
+    TrainState::Progress& progress = run.state.progress;
     run.state.step = step;
-    run.state.cursor = run.train_loader.cursor();
+    progress.cursor = run.train_loader.cursor();
     if (result.non_finite_tensor.empty()) {
-        run.state.updates++;
-        run.scaler.step_applied(step);
+        progress.updates++;
+        progress.loss_scale.step_applied(config.loss_scale, step);
     } else {
-        run.scaler.step_skipped(step, result.non_finite_tensor);
+        progress.loss_scale.step_skipped(config.loss_scale, step, result.non_finite_tensor);
     }
-    run.state.loss_scale = run.scaler.state();
 }
 
 bool validation_is_due(const TrainingRun& run) {
@@ -168,13 +167,13 @@ void show_sample(TrainingRun& run) {
 void save(TrainingRun& run, bool must_succeed) {
     constexpr int kMostFailures = 3;
     run.control.note_phase(Phase::save, run.state.step);
-    const CheckpointInfo info = checkpoint_info(run.state, run.config);
+    run.state.progress.device_choices = device_choices();
     try {
         if (run.log) run.log->sync();
-        const SaveStats stats = save_checkpoint(run.config.run.dir, run.comm, info, run.gpt.saved_tensors());
+        const SaveStats stats = save_checkpoint(run.config.run.dir, run.comm, run.state, run.gpt.saved_tensors());
         run.progress.say(format("step %d | checkpoint %s, %.1f MiB in %.1f s", run.state.step, stats.directory.c_str(),
                                 double(stats.bytes) / 0x1p20, stats.seconds));
-        run.state.saved_step = run.state.step;
+        run.state.parent_step = run.state.step;
         run.failed_saves = 0;
         if (run.is_first()) apply_retention(run.config.run.dir, run.state.run_id, run.config.checkpoint.keep);
     } catch (const Error& error) {

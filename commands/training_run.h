@@ -26,7 +26,6 @@ struct TrainingRun {
     Loader train_loader;
     std::unique_ptr<Loader> val_loader;  // null: no data.val
     Gpt gpt;
-    LossScaler scaler;
     std::optional<RunLog> log;  // rank 0's
     TrainingProgress progress;
     double token_flops;       // of forward and backward, per token

@@ -136,7 +136,7 @@ TEST_CASE("a manifest that contradicts itself is refused though its hash is righ
         {"train_gpt checkpoint", "train_gpt\\u001b[31m", "\\u001b"},
         {"\"version\": 1", "\"version\": 0", "version 0"},
         {"\"version\": 1", "\"version\": 1.0", "version must be an integer"},
-        {"\"step\": 100", "\"step\": -1", "step must be an integer from 0 to 9223372036854775807, is -1"},
+        {"\"step\": 100", "\"step\": -1", "step must be an integer from 0 to 2147483647, is -1"},
         {"\"step\": 100", "\"step\": 18446744073709551615", "is 18446744073709551615"},
         {"\"step\": 100", "\"step\": 100, \"step\": 100", "step"},
         {"\"step\": 100", "\"step\": 100, \"other\": 1", "keys"},

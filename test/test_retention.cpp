@@ -19,9 +19,9 @@ using Stored = std::vector<StoredCheckpoint>;
 
 // The decision about what can be read, as apply_retention() asks for it.
 std::vector<int64_t> decide(const Stored& stored, const std::string& run_id, int keep) {
-    std::vector<CheckpointInfo> valid;
+    std::vector<TrainState> valid;
     for (const StoredCheckpoint& c : stored)
-        if (c.valid) valid.push_back({.step = c.step, .run_id = c.run_id, .healthy = c.healthy});
+        if (c.valid) valid.push_back({.step = int(c.step), .run_id = c.run_id, .healthy = c.healthy});
     return steps_to_delete(valid, run_id, keep);
 }
 

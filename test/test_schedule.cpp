@@ -118,6 +118,21 @@ TEST_CASE("no schedule leaves the interval from 0 to lr, and decay never rises",
 
 namespace {
 
+// A loss scale with its options.
+class LossScaler {
+public:
+    explicit LossScaler(const Config::LossScale& options) : LossScaler(options, first_loss_scale(options)) {}
+    LossScaler(const Config::LossScale& options, const LossScaleState& state) : options_(options), state_(state) {}
+    float scale() const { return state_.scale; }
+    const LossScaleState& state() const { return state_; }
+    void step_applied(int step) { state_.step_applied(options_, step); }
+    void step_skipped(int step, const std::string& tensor) { state_.step_skipped(options_, step, tensor); }
+
+private:
+    Config::LossScale options_;
+    LossScaleState state_;
+};
+
 Config::LossScale dynamic_scale() {
     return {.dynamic = true,
             .initial = 1024,

@@ -51,14 +51,15 @@ private:
     std::vector<std::vector<float>> values_;
 };
 
-inline CheckpointInfo toy_info(int64_t step, const std::string& run_id = "run-a") {
-    CheckpointInfo info;
-    info.step = step;
+inline TrainState toy_info(int64_t step, const std::string& run_id = "run-a") {
+    TrainState info;
+    info.step = int(step);
     info.run_id = run_id;
     info.config = "{\n  \"model\": \"toy\"\n}\n";
     info.config_digest = "c0ffee";
     info.dataset_digest = "da7a";
-    info.state = {{"cursor", step * 8}, {"loss_scale", 0.1}};
+    info.progress.cursor = uint64_t(step) * 8;
+    info.progress.loss_scale.scale = 0.1f;
     return info;
 }
 

@@ -44,7 +44,7 @@ inline constexpr size_t kStagingBytes = 4 * kBlockBytes;
 // the model is. If one rank fails, all of them fail, the temporary directory is gone and older checkpoints are
 // untouched: Exit::io (no space: says how much there is and how much is needed) or Exit::cannot_create (also when the
 // step is there already).
-SaveStats save_checkpoint(const std::string& run_dir, const Comm& comm, const CheckpointInfo& info,
+SaveStats save_checkpoint(const std::string& run_dir, const Comm& comm, const TrainState& info,
                           const std::vector<NamedTensor>& tensors, size_t staging_bytes = kStagingBytes);
 
 // Exit::io, with the numbers, if the run directory's disk has less than 1.2 x `bytes` (of one checkpoint) free.
@@ -54,7 +54,7 @@ void check_space(const std::string& run_dir, size_t bytes);
 // Steps to delete of these valid checkpoints so that the newest `keep` (>= 1) healthy ones of `run_id` stay. Never
 // deleted: the newest one, any of another run, and the newest `keep` unhealthy ones as long as no healthy one is newer.
 // An unhealthy checkpoint never causes a healthy one to be deleted. Ascending.
-std::vector<int64_t> steps_to_delete(const std::vector<CheckpointInfo>& stored, const std::string& run_id, int keep);
+std::vector<int64_t> steps_to_delete(const std::vector<TrainState>& stored, const std::string& run_id, int keep);
 
 // After a commit, on rank 0: deletes what steps_to_delete() names. Whether a checkpoint is valid is read anew: COMMIT,
 // the manifest's hash and content, and the sizes of all shard files; those that are not valid stay, since the user may
@@ -144,30 +144,15 @@ std::string first_unused(const std::string& prefix);
 
 // ---- the start of a run ---------------------------------------------------------------------------------------------
 
-// The state of a run between two steps besides its tensors.
-struct TrainState {
-    int step = 0;                     // steps done
-    int64_t updates = 0;              // steps whose update was applied: AdamW's t
-    uint64_t cursor = 0;              // the next sample, counted over all ranks and epochs
-    int64_t saved_step = -1;          // of the newest checkpoint, the next one's parent; -1 for none
-    std::string run_id = {};          // 32 random hexadecimal digits
-    std::string dataset_digest = {};  // of the files of data.train
-    LossScaleState loss_scale = {};
-    std::string device_choices = {};  // device_choices() in the process that saved the run; empty for a new one
-};
-
-// The checkpoint record of this state.
-CheckpointInfo checkpoint_info(const TrainState& state, const Config& config);
-
 struct RunStart {
     FileDescriptor lock;                   // rank 0's, of run.dir
     std::optional<Checkpoint> checkpoint;  // the one to resume from
-    TrainState state;                      // its state, or a new run's
+    TrainState state;                      // its state, or a new run's, with this run's configuration and data
 };
 
 // Rank 0 opens run.dir and finds the checkpoint to resume from, if any; the others then open it too. If one rank fails,
 // all do: Exit::no_input if the run must resume and has no checkpoint, or if all of them have been set aside, since
 // starting anew would lose them; Exit::config, listing what differs, if configuration or data have changed in a way
-// that changes the run and `accept_changes` is false; Exit::data if the state is not one that checkpoint_info() wrote.
+// that changes the run and `accept_changes` is false.
 RunStart start_run(const Config& config, StartMode mode, const std::string& dataset_digest, bool accept_changes,
                    const Comm& comm);

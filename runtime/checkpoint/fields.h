@@ -77,10 +77,6 @@ private:
         expect(json.is_string(), json, place, "a string");
         value = json.get<std::string>();
     }
-    static void read(const Json& json, const std::string& place, Json& value) {
-        expect(json.is_object(), json, place, "an object");
-        value = json;
-    }
     static void read(const Json& json, const std::string& place, Dtype& value) {
         const auto dtype = json.is_string() ? choice_named<Dtype>(json.get<std::string>()) : std::nullopt;
         expect(dtype.has_value(), json, place, choice_names<Dtype>());

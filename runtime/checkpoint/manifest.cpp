@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "kernels/check.h"
-#include "runtime/checkpoint/fields.h"
+#include "runtime/checkpoint/train_state.h"
 
 namespace {
 
@@ -51,7 +51,7 @@ template <class Fields> static void describe(Fields& field, Manifest& manifest) 
     field("config_digest", manifest.info.config_digest);
     field("dataset_digest", manifest.info.dataset_digest);
     field("healthy", manifest.info.healthy);
-    field("state", manifest.info.state);
+    field("state", manifest.info.progress);
     field("world_size", manifest.world_size, 1);
     field("tensors", manifest.tensors);
     field("shards", manifest.shards);
@@ -84,18 +84,6 @@ struct Coverage {
     std::vector<std::pair<size_t, size_t>> ranges = {};
 };
 using Coverages = std::map<std::string_view, Coverage>;
-
-Coverages tensors_by_name(const Manifest& manifest, const std::string& path) {
-    Coverages coverages;
-    for (const NamedTensor& tensor : manifest.tensors) {
-        const std::string& name = tensor.name;
-        if (!is_name(name)) fail(Exit::data, "%s: %s is not a name", path, printed(name));
-        if (!fits(tensor)) fail(Exit::data, "%s: tensor %s has more bytes than fit into 63 bits", path, name);
-        if (!coverages.emplace(name, Coverage{&tensor}).second)
-            fail(Exit::data, "%s: tensor %s is listed twice", path, name);
-    }
-    return coverages;
-}
 
 // The file is its pieces one after the other, and nothing else.
 void check_file_is_filled(const ShardFile& shard, Coverages& coverages, const std::string& path) {
@@ -140,7 +128,14 @@ void check_shards(const Manifest& manifest, const std::string& path) {
     if (manifest.shards.size() != size_t(manifest.world_size))
         fail(Exit::data, "%s: world_size is %d, there are %zu shards", path, manifest.world_size,
              manifest.shards.size());
-    Coverages coverages = tensors_by_name(manifest, path);
+    Coverages coverages;
+    for (const NamedTensor& tensor : manifest.tensors) {
+        const std::string& name = tensor.name;
+        if (!is_name(name)) fail(Exit::data, "%s: %s is not a name", path, printed(name));
+        if (!fits(tensor)) fail(Exit::data, "%s: tensor %s has more bytes than fit into 63 bits", path, name);
+        if (!coverages.emplace(name, Coverage{&tensor}).second)
+            fail(Exit::data, "%s: tensor %s is listed twice", path, name);
+    }
     for (int rank = 0; rank < manifest.world_size; rank++) {
         const ShardFile& shard = manifest.shards[size_t(rank)];
         if (shard.name != shard_name(rank))

@@ -7,13 +7,13 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "kernels/check.h"
 #include "kernels/tensor.h"
+#include "runtime/config/config.h"
 
 inline constexpr int kCheckpointVersion = 1;
 inline constexpr size_t kBlockBytes = size_t(1) << 20;  // covered by one CRC32C; the last block of a file is shorter
@@ -47,21 +47,25 @@ struct ShardFile {
     std::vector<Piece> pieces = {};  // by ascending file_offset, without gaps
 };
 
-// The caller's record of a step, stored with its tensors.
-struct CheckpointInfo {
-    int64_t step = 0;          // optimizer steps done
+// The state of a run between two steps besides its tensors, stored with them.
+struct TrainState {
+    int step = 0;              // optimizer steps done
     int64_t parent_step = -1;  // the checkpoint this process was resumed from or saved before; -1 for none
-    std::string run_id = {};
-    std::string config = {};         // the effective configuration, as printed
-    std::string config_digest = {};  // of what must not change across a resume; the caller compares it
-    std::string dataset_digest = {};
-    bool healthy = true;  // false keeps it from displacing healthy ones; save() clears it when a value is not finite
-    // Whatever else resuming needs: data cursor, loss scaler, counters. Numbers must be finite: JSON has no NaN.
-    nlohmann::ordered_json state = nlohmann::ordered_json::object();
+    std::string run_id = {};   // 32 random hexadecimal digits
+    std::string config = {};   // the effective configuration, as printed
+    std::string config_digest = {};
+    std::string dataset_digest = {};  // of the files of data.train
+    bool healthy = true;  // false keeps it from displacing healthy ones; a save clears it when a value is not finite
+    struct Progress {
+        int64_t updates = 0;  // steps whose update was applied: AdamW's t
+        uint64_t cursor = 0;  // the next sample, counted over all ranks and epochs
+        LossScaleState loss_scale = {};
+        std::string device_choices = {};  // device_choices() in the process that saved the run; empty for a new one
+    } progress = {};
 };
 
 struct Manifest {
-    CheckpointInfo info;
+    TrainState info;
     int world_size = 1;
     std::vector<NamedTensor> tensors;  // names, types and shapes, the same on every rank
     std::vector<ShardFile> shards;     // shards[r] was written by rank r

@@ -122,13 +122,6 @@ std::string file_beside(const std::string& index, const std::string& name) {
     return path;
 }
 
-std::map<std::string, std::string> weight_map_of(const std::string& index) {
-    const Json json = parse_json(read_file(index, kMostHeaderBytes), index, Exit::data, kJsonLimits);
-    if (!json.is_object() || !json.contains("weight_map") || !is_object_of_strings(json["weight_map"]))
-        fail(Exit::data, "%s: weight_map must be an object of strings", index);
-    return json["weight_map"].get<std::map<std::string, std::string>>();
-}
-
 std::string file_at(const std::string& path) {
     if (!directory_exists(path)) return path;
     for (const char* name : {kIndexFile, kSingleFile})
@@ -198,7 +191,10 @@ void Safetensors::add_file(const std::string& path) {
 }
 
 void Safetensors::add_index(const std::string& path) {
-    const std::map<std::string, std::string> weight_map = weight_map_of(path);
+    const Json index = parse_json(read_file(path, kMostHeaderBytes), path, Exit::data, kJsonLimits);
+    if (!index.is_object() || !index.contains("weight_map") || !is_object_of_strings(index["weight_map"]))
+        fail(Exit::data, "%s: weight_map must be an object of strings", path);
+    const auto weight_map = index["weight_map"].get<std::map<std::string, std::string>>();
     std::set<std::string> names;
     for (auto& [tensor, file] : weight_map) {
         check_name(tensor, path);

@@ -2,7 +2,7 @@
 
 #include "kernels/check.h"
 #include "kernels/device.h"
-#include "runtime/checkpoint/train_state.h"
+#include "runtime/checkpoint/checkpoint.h"
 #include "runtime/cluster/cluster.h"
 
 namespace {
@@ -21,7 +21,7 @@ std::optional<Checkpoint> checkpoint_to_resume(const std::string& run_dir, Start
 }
 
 void refuse_changes(const Checkpoint& checkpoint, const Config& config, const std::string& dataset_digest) {
-    const CheckpointInfo& info = checkpoint.manifest().info;
+    const TrainState& info = checkpoint.manifest().info;
     const Config saved = parse_config(info.config, checkpoint.directory() + "/MANIFEST.json");
     std::string changes;
     for (const std::string& difference : config_differences(saved, config)) changes += "\n  " + difference;
@@ -34,28 +34,7 @@ void refuse_changes(const Checkpoint& checkpoint, const Config& config, const st
              checkpoint.directory(), changes);
 }
 
-TrainState resumed_state(const Checkpoint& checkpoint) {
-    const CheckpointInfo& info = checkpoint.manifest().info;
-    auto state = value_of<TrainState>(info.state, checkpoint.directory() + "/MANIFEST.json: state", ".");
-    state.step = int(info.step);
-    state.saved_step = info.step;
-    state.run_id = info.run_id;
-    return state;
-}
-
 }  // namespace
-
-CheckpointInfo checkpoint_info(const TrainState& state, const Config& config) {
-    TrainState now = state;
-    now.device_choices = device_choices();
-    return {.step = state.step,
-            .parent_step = state.saved_step,
-            .run_id = state.run_id,
-            .config = config_json(config),
-            .config_digest = config_digest(config),
-            .dataset_digest = state.dataset_digest,
-            .state = now};
-}
 
 RunStart start_run(const Config& config, StartMode mode, const std::string& dataset_digest, bool accept_changes,
                    const Comm& comm) {
@@ -65,14 +44,22 @@ RunStart start_run(const Config& config, StartMode mode, const std::string& data
     run_on_rank_0(comm, "open run.dir", [&] {
         start.lock = open_run_directory(config.run.dir, mode);
         start.checkpoint = checkpoint_to_resume(config.run.dir, mode);
-        if (start.checkpoint) step = int(start.checkpoint->manifest().info.step);
+        if (start.checkpoint) step = start.checkpoint->manifest().info.step;
     });
     step = all_reduce_max(step, comm);
     if (step != kNone && !start.checkpoint) start.checkpoint.emplace(step_directory(config.run.dir, step));
     if (start.checkpoint && !accept_changes) refuse_changes(*start.checkpoint, config, dataset_digest);
-    start.state = start.checkpoint
-                      ? resumed_state(*start.checkpoint)
-                      : TrainState{.run_id = random_hex(16), .loss_scale = LossScaler(config.loss_scale).state()};
-    start.state.dataset_digest = dataset_digest;
+    TrainState& state = start.state;
+    if (start.checkpoint) {
+        state = start.checkpoint->manifest().info;
+        state.parent_step = state.step;
+    } else {
+        state.run_id = random_hex(16);
+        state.progress.loss_scale = first_loss_scale(config.loss_scale);
+    }
+    if (!config.loss_scale.dynamic) state.progress.loss_scale.scale = float(config.loss_scale.fixed);
+    state.config = config_json(config);
+    state.config_digest = config_digest(config);
+    state.dataset_digest = dataset_digest;
     return start;
 }

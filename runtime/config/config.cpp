@@ -30,14 +30,9 @@ std::string section_of(const std::string& key) { return key.substr(0, key.find('
 }
 
 const Option& option_named(const std::vector<Option>& table, const std::string& key, const std::string& origin) {
-    auto found = std::find_if(table.begin(), table.end(), [&](const Option& option) { return option.key == key; });
+    const auto found = std::ranges::find(table, key, &Option::key);
     if (found == table.end()) fail_unknown(table, key, origin);
     return *found;
-}
-
-bool is_section(const std::vector<Option>& table, const std::string& name) {
-    return std::any_of(table.begin(), table.end(),
-                       [&](const Option& option) { return section_of(option.key) == name; });
 }
 
 // A value from the command line: JSON, or a bare word for a text, which has not passed through the JSON parser's check.
@@ -79,7 +74,9 @@ Config parse_config(std::string_view json_text, const std::string& origin) {
     Config config;
     const std::vector<Option> table = option_table(config);
     for (const auto& [section, members] : json.items()) {
-        if (!is_section(table, section)) fail_unknown(table, section, origin);
+        const auto known =
+            std::ranges::find(table, section, [](const Option& option) { return section_of(option.key); });
+        if (known == table.end()) fail_unknown(table, section, origin);
         if (!members.is_object())
             fail(Exit::config, "%s: %s must be an object of keys, is %s", origin, section, printed(members));
         for (const auto& [name, value] : members.items())

@@ -21,7 +21,7 @@ const std::vector<GpuModel>& known_gpus() {
     // 16-bit peaks of a100, h100, h200, rtx3090, rtx4090 and rtxpro6000 are also the ones to which published shares of
     // peak refer; the rest is found in data sheets and white papers only. NVLink to neighbours in pairs does not count.
     static const std::vector<const char*> rtx_pro_6000 = {"NVIDIA RTX PRO 6000 Blackwell Workstation Edition",
-                                                   "NVIDIA RTX PRO 6000 Blackwell Server Edition"};
+                                                          "NVIDIA RTX PRO 6000 Blackwell Server Edition"};
     static const std::vector<GpuModel> table = {
         {"h100", "H100 SXM", {"NVIDIA H100 80GB HBM3"}, 989.4e12, 66.9e12, 3.35e12, 80, 450e9, true},
         {"h200", "H200 SXM", {"NVIDIA H200"}, 989.4e12, 66.9e12, 4.8e12, 141, 450e9, true},
