@@ -13,30 +13,6 @@ namespace {
 constexpr double kTera = 1e12, kGiga = 1e9, kGiB = 0x1p30;
 constexpr double kForwardShare = 1.0 / 3;
 
-}  // namespace
-
-double parse_rate(const std::string& text, const std::string& option) {
-    static const std::map<std::string_view, double> kUnits = {
-        {"", 1},         {"B/s", 1},        {"kB/s", 1e3},     {"MB/s", 1e6},     {"GB/s", 1e9},     {"TB/s", 1e12},
-        {"b/s", 1. / 8}, {"kb/s", 1e3 / 8}, {"Mb/s", 1e6 / 8}, {"Gb/s", 1e9 / 8}, {"Tb/s", 1e12 / 8}};
-    double number = 0;
-    const char* const end = text.data() + text.size();
-    const auto [rest, error] = std::from_chars(text.data(), end, number);
-    const auto unit = kUnits.find(std::string_view(rest, end).substr(rest != end && *rest == ' '));
-    const double rate = unit == kUnits.end() ? 0 : number * unit->second;
-    if (error != std::errc() || !(rate > 0) || !std::isfinite(rate))
-        fail(Exit::usage, "%s: %s is no rate; it is bytes or bits per second like 450GB/s, 400Gb/s or 50e9", option,
-             printed(text));
-    return rate;
-}
-
-void check_nodes(int gpus, int gpus_per_node) {
-    if (gpus > gpus_per_node && gpus % gpus_per_node != 0)
-        fail(Exit::usage, "--gpus %d must be a multiple of --gpus-per-node %d, or smaller", gpus, gpus_per_node);
-}
-
-namespace {
-
 CommTime operator+(const CommTime& a, const CommTime& b) {
     return {a.nvlink_bytes + b.nvlink_bytes, a.net_bytes + b.net_bytes, a.nvlink_s + b.nvlink_s, a.net_s + b.net_s,
             a.seconds + b.seconds};
@@ -106,6 +82,26 @@ StagePrediction predict_stage(int stage, const ScalingInputs& in) {
 }
 
 }  // namespace
+
+double parse_rate(const std::string& text, const std::string& option) {
+    static const std::map<std::string_view, double> kUnits = {
+        {"", 1},         {"B/s", 1},        {"kB/s", 1e3},     {"MB/s", 1e6},     {"GB/s", 1e9},     {"TB/s", 1e12},
+        {"b/s", 1. / 8}, {"kb/s", 1e3 / 8}, {"Mb/s", 1e6 / 8}, {"Gb/s", 1e9 / 8}, {"Tb/s", 1e12 / 8}};
+    double number = 0;
+    const char* const end = text.data() + text.size();
+    const auto [rest, error] = std::from_chars(text.data(), end, number);
+    const auto unit = kUnits.find(std::string_view(rest, end).substr(rest != end && *rest == ' '));
+    const double rate = unit == kUnits.end() ? 0 : number * unit->second;
+    if (error != std::errc() || !(rate > 0) || !std::isfinite(rate))
+        fail(Exit::usage, "%s: %s is no rate; it is bytes or bits per second like 450GB/s, 400Gb/s or 50e9", option,
+             printed(text));
+    return rate;
+}
+
+void check_nodes(int gpus, int gpus_per_node) {
+    if (gpus > gpus_per_node && gpus % gpus_per_node != 0)
+        fail(Exit::usage, "--gpus %d must be a multiple of --gpus-per-node %d, or smaller", gpus, gpus_per_node);
+}
 
 CommTime collective_time(double bytes, const ScalingInputs& in) {
     const int ranks = std::min(in.gpus, in.gpus_per_node), nodes = in.gpus / ranks;
