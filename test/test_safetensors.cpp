@@ -249,9 +249,9 @@ TEST_CASE("sharded safetensors are exactly what their index lists") {
     refused(R"({"a":"one.safetensors","b":"one.safetensors","c":"two.safetensors","d":"again.safetensors"})",
             "tensor c is in");
     std::filesystem::create_symlink("one.safetensors", directory / "link.safetensors");
-    refused(R"({"a":"link.safetensors"})", "is a link");
+    refused(R"({"a":"link.safetensors"})", "/link.safetensors is a link");
     std::filesystem::create_directory(directory / "dir.safetensors");
-    refused(R"({"a":"dir.safetensors"})", "is a link or a device");
+    refused(R"({"a":"dir.safetensors"})", "/dir.safetensors is a link or a device");
 
     TemporaryDirectory empty;
     expect_error(Exit::no_input, {empty.path(), "model.safetensors"}, [&] { Safetensors file(empty.path()); });

@@ -114,7 +114,7 @@ std::string file_beside(const std::string& index, const std::string& name) {
     const bool is_plain = is_name(name) && name.ends_with(".safetensors") && !name.starts_with('.') &&
                           name.find_first_of("/\\") == std::string::npos;
     if (!is_plain) fail(Exit::data, "%s: %s is not a plain file name", index, printed(name));
-    const std::filesystem::path path = std::filesystem::path(index).replace_filename(name);
+    const std::string path = std::filesystem::path(index).replace_filename(name);
     std::error_code ignored;
     const auto status = std::filesystem::symlink_status(path, ignored);
     if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
