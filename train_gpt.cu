@@ -28,7 +28,7 @@ int main(int argc, char** argv) {
                               .tf32 = config.device.tf32,
                               .debug_sync = config.device.debug_sync,
                               .matmul_choices = program_directory() + "/matmul_choices.json",
-                              .known_choices = start.state.device_choices});
+                              .known_choices = start.state.progress.device_choices});
             TrainingRun run(config, ranks, std::move(dataset), start);
             start.checkpoint.reset();
             write_run_files(run, GIT_REVISION);
@@ -37,9 +37,9 @@ int main(int argc, char** argv) {
             while (!run.is_complete()) {
                 // Forward and backward of each micro-batch add up gradients; then one update.
                 StepTimer timer(run.comm);
-                run.gpt.begin_step({.loss_scale = run.scaler.scale(),
+                run.gpt.begin_step({.loss_scale = run.state.progress.loss_scale.scale,
                                     .learning_rate = learning_rate(config, run.state.step + 1),
-                                    .update = run.state.updates + 1});
+                                    .update = run.state.progress.updates + 1});
                 for (int micro = 0; micro < run.gpt.options().micro_steps; micro++) {
                     run.control.note_step(run.state.step + 1);
                     const Batch batch = timer.next_batch(run.train_loader);

@@ -39,7 +39,7 @@ void plan(Options options) {
     const GptOptions run = gpt_options(config, 0, ranks);
     const double flops = flops_of_token(run);
 
-    const size_t beside = resident_bytes() + device_info().working_bytes + CheckpointWriter::kStagingBytes;
+    const size_t beside = resident_bytes() + device_info().working_bytes + kStagingBytes;
     std::printf("%s", plan_table(run).c_str());
     std::printf("%-22s %16zu bytes %10.1f MiB\n", "program and buffers", beside, double(beside) / 0x1p20);
     std::printf("micro-steps        %14d per step of %.0f tokens\n", run.micro_steps,

@@ -44,18 +44,15 @@ bool is_due(int step, int every_steps) { return every_steps > 0 && step % every_
 TrainingRun::TrainingRun(const Config& c, Ranks& ranks, Dataset data, const RunStart& start)
     : config(c),
       dataset(std::move(data)),
-      dataset_digest(start.dataset_digest),
       state(start.state),
       comm(ranks.comm()),
       control(ranks.control()),
-      train_loader(dataset.train, loader_options(c, comm, SampleOrder::shuffled), state.cursor),
+      train_loader(dataset.train, loader_options(c, comm, SampleOrder::shuffled), state.progress.cursor),
       val_loader(dataset.val ? std::make_unique<Loader>(*dataset.val, loader_options(c, comm, SampleOrder::once))
                              : nullptr),
       gpt(initial_model(c, comm, start.checkpoint)),
-      scaler(c.loss_scale, state.loss_scale),
       log(comm.rank == 0 ? std::make_optional<RunLog>(c.run.dir, state.step) : std::nullopt),
       progress(comm.rank == 0 ? stdout : nullptr, comm.size, c.train.max_steps, c.log.every_steps),
-      writer(c.run.dir, comm),
       token_flops(flops_of_token(gpt.options())),
       peak_flops_per_s(comm.size * ::peak_flops_per_s(device_info().name, c.train.precision, c.device.tf32)) {}
 
@@ -93,7 +90,7 @@ void finish_step(TrainingRun& run, const StepTimer& timer, const StepResult& res
                              .loss = result.loss_sum / tokens,
                              .learning_rate = learning_rate(config, step),
                              .grad_norm = result.grad_norm,
-                             .loss_scale = run.scaler.scale(),
+                             .loss_scale = run.state.progress.loss_scale.scale,
                              .tokens = int64_t(step) * config.train.total_batch_tokens,
                              .step_ms = step_ms,
                              .tokens_per_s = tokens_per_s,
@@ -106,15 +103,15 @@ void finish_step(TrainingRun& run, const StepTimer& timer, const StepResult& res
     if (run.log) run.log->write(record);
     run.progress.show(record);
 
+    TrainState::Progress& progress = run.state.progress;
     run.state.step = step;
-    run.state.cursor = run.train_loader.cursor();
+    progress.cursor = run.train_loader.cursor();
     if (result.non_finite_tensor.empty()) {
-        run.state.updates++;
-        run.scaler.step_applied(step);
+        progress.updates++;
+        progress.loss_scale.step_applied(config.loss_scale, step);
     } else {
-        run.scaler.step_skipped(step, result.non_finite_tensor);
+        progress.loss_scale.step_skipped(config.loss_scale, step, result.non_finite_tensor);
     }
-    run.state.loss_scale = run.scaler.state();
 }
 
 void validate_if_due(TrainingRun& run) {
@@ -141,13 +138,13 @@ bool checkpoint_is_due(const TrainingRun& run) {
 void save(TrainingRun& run, bool must_succeed) {
     constexpr int kMostFailures = 3;
     run.control.note_phase(Phase::save, run.state.step);
-    const CheckpointInfo info = checkpoint_info(run.state, run.config, run.dataset_digest);
+    run.state.progress.device_choices = device_choices();
     try {
         if (run.log) run.log->sync();
-        const SaveStats stats = run.writer.save(info, run.gpt.saved_tensors());
+        const SaveStats stats = save_checkpoint(run.config.run.dir, run.comm, run.state, run.gpt.saved_tensors());
         run.progress.say(format("step %d | checkpoint %s, %.1f MiB in %.1f s", run.state.step, stats.directory.c_str(),
                                 double(stats.bytes) / 0x1p20, stats.seconds));
-        run.state.saved_step = run.state.step;
+        run.state.parent_step = run.state.step;
         run.failed_saves = 0;
         if (run.comm.rank == 0) apply_retention(run.config.run.dir, run.state.run_id, run.config.checkpoint.keep);
     } catch (const Error& error) {

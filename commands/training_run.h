@@ -16,17 +16,14 @@
 struct TrainingRun {
     const Config& config;
     Dataset dataset;
-    std::string dataset_digest;
     TrainState state;  // after the steps done so far
     Comm comm;
     ControlChannel& control;
     Loader train_loader;
     std::unique_ptr<Loader> val_loader;  // null: no data.val
     Gpt gpt;
-    LossScaler scaler;
     std::optional<RunLog> log;  // rank 0's
     TrainingProgress progress;
-    CheckpointWriter writer;
     double token_flops;       // of forward and backward, per token
     double peak_flops_per_s;  // of all ranks' GPUs; 0: not known
     int failed_saves = 0;     // in a row

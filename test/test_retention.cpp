@@ -3,13 +3,27 @@
 
 #include "kernels/check.h"
 #include "kernels/numeric.h"
-#include "runtime/checkpoint/retention.h"
+#include "runtime/checkpoint/checkpoint.h"
 #include "test/catch.h"
 #include "test/expect_error.h"
 
 namespace {
 
+struct StoredCheckpoint {
+    int64_t step;
+    std::string run_id;
+    bool valid;  // it can be read
+    bool healthy;
+};
 using Stored = std::vector<StoredCheckpoint>;
+
+// The decision about what can be read, as apply_retention() asks for it.
+std::vector<int64_t> decide(const Stored& stored, const std::string& run_id, int keep) {
+    std::vector<TrainState> valid;
+    for (const StoredCheckpoint& c : stored)
+        if (c.valid) valid.push_back({.step = int(c.step), .run_id = c.run_id, .healthy = c.healthy});
+    return steps_to_delete(valid, run_id, keep);
+}
 
 // Random numbers of one sequence, one after the other.
 class Dice {
@@ -80,7 +94,7 @@ std::string live_through(uint64_t seed) {
         if (dice.one_in(6)) stored[size_t(dice.below(int(stored.size())))].valid = false;
         if (dice.one_in(8)) std::reverse(stored.begin(), stored.end());
         if (dice.one_in(8)) stored.erase(stored.begin() + dice.below(int(stored.size())));
-        std::vector<int64_t> deleted = steps_to_delete(stored, "own", keep);
+        std::vector<int64_t> deleted = decide(stored, "own", keep);
         std::string wrong = objection(stored, keep, deleted);
         if (!wrong.empty()) return format("seed %llu, event %d: %s", (unsigned long long)seed, event, wrong.c_str());
         if (!dice.one_in(4)) stored = without(stored, deleted);  // else the process was killed before
@@ -98,13 +112,13 @@ TEST_CASE("retention keeps its promises in 100,000 random lives of a run directo
 
 TEST_CASE("retention by example") {
     auto own = [](int64_t step, bool healthy) { return StoredCheckpoint{step, "own", true, healthy}; };
-    CHECK(steps_to_delete({}, "own", 1).empty());
-    CHECK(steps_to_delete({own(1, true), own(2, true), own(3, true)}, "own", 2) == std::vector<int64_t>{1});
-    CHECK(steps_to_delete({own(1, true), own(2, false), own(3, false)}, "own", 1) == std::vector<int64_t>{2});
-    CHECK(steps_to_delete({own(1, false), own(2, true)}, "own", 1) == std::vector<int64_t>{1});
-    CHECK(steps_to_delete({own(1, false), own(2, true), own(3, false)}, "own", 1) == std::vector<int64_t>{1});
-    CHECK(steps_to_delete({own(1, false), own(2, false)}, "own", 1) == std::vector<int64_t>{1});
-    CHECK(steps_to_delete({own(1, true), {2, "own", false, true}}, "own", 1).empty());
-    CHECK(steps_to_delete({own(1, true), own(2, true)}, "other", 1).empty());
-    expect_error(Exit::internal, {"at least one"}, [&] { steps_to_delete({own(1, true)}, "own", 0); });
+    CHECK(decide({}, "own", 1).empty());
+    CHECK(decide({own(1, true), own(2, true), own(3, true)}, "own", 2) == std::vector<int64_t>{1});
+    CHECK(decide({own(1, true), own(2, false), own(3, false)}, "own", 1) == std::vector<int64_t>{2});
+    CHECK(decide({own(1, false), own(2, true)}, "own", 1) == std::vector<int64_t>{1});
+    CHECK(decide({own(1, false), own(2, true), own(3, false)}, "own", 1) == std::vector<int64_t>{1});
+    CHECK(decide({own(1, false), own(2, false)}, "own", 1) == std::vector<int64_t>{1});
+    CHECK(decide({own(1, true), {2, "own", false, true}}, "own", 1).empty());
+    CHECK(decide({own(1, true), own(2, true)}, "other", 1).empty());
+    expect_error(Exit::internal, {"at least one"}, [&] { decide({own(1, true)}, "own", 0); });
 }

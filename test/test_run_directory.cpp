@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <csignal>
-#include <optional>
 #include <set>
 #include <vector>
 
@@ -41,16 +40,16 @@ int exit_status(pid_t child) {
 TEST_CASE("a run directory has one user at a time") {
     TemporaryDirectory run;
     {
-        RunLock lock(run.path());
+        FileDescriptor lock = lock_run_directory(run.path());
         CHECK_THAT(read_file(run / "lock"), ContainsSubstring("pid " + std::to_string(::getpid()) + ","));
         expect_error(Exit::cannot_create, {run.path(), "in use", "pid " + std::to_string(::getpid())},
-                     [&] { RunLock second(run.path()); });
-        CHECK(exit_status(in_child([&] { RunLock second(run.path()); })) == 1);
-        RunLock moved = std::move(lock);
-        CHECK(exit_status(in_child([&] { RunLock second(run.path()); })) == 1);
+                     [&] { lock_run_directory(run.path()); });
+        CHECK(exit_status(in_child([&] { lock_run_directory(run.path()); })) == 1);
+        const FileDescriptor moved = std::move(lock);
+        CHECK(exit_status(in_child([&] { lock_run_directory(run.path()); })) == 1);
     }
-    CHECK(exit_status(in_child([&] { RunLock second(run.path()); })) == 0);
-    expect_error(Exit::cannot_create, {"absent"}, [&] { RunLock lock(run / "absent"); });
+    CHECK(exit_status(in_child([&] { lock_run_directory(run.path()); })) == 0);
+    expect_error(Exit::cannot_create, {"absent"}, [&] { lock_run_directory(run / "absent"); });
 }
 
 TEST_CASE("a killed process holds no lock") {
@@ -58,15 +57,15 @@ TEST_CASE("a killed process holds no lock") {
     int ready[2];
     REQUIRE(::pipe2(ready, O_CLOEXEC) == 0);
     pid_t child = in_child([&] {
-        RunLock lock(run.path());
+        const FileDescriptor lock = lock_run_directory(run.path());
         if (::write(ready[1], "x", 1) == 1) ::pause();
     });
     char byte;
     REQUIRE(::read(ready[0], &byte, 1) == 1);
-    expect_error(Exit::cannot_create, {"pid " + std::to_string(child)}, [&] { RunLock lock(run.path()); });
+    expect_error(Exit::cannot_create, {"pid " + std::to_string(child)}, [&] { lock_run_directory(run.path()); });
     ::kill(child, SIGKILL);
     CHECK(exit_status(child) == -1);
-    RunLock lock(run.path());
+    const FileDescriptor lock = lock_run_directory(run.path());
     CHECK_THAT(read_file(run / "lock"), !ContainsSubstring("pid " + std::to_string(child) + ","));
     ::close(ready[0]), ::close(ready[1]);
 }
@@ -85,9 +84,9 @@ TEST_CASE("of several starts at once exactly one gets the directory") {
                 ::close(start[1]), ::close(release[1]);
                 char byte = 'w';
                 while (::read(start[0], &byte, 1) > 0) continue;  // all begin when the parent closes its end
-                std::optional<RunDirectory> run;
+                FileDescriptor lock;
                 try {
-                    run = open_run_directory(parent / "run", StartMode::automatic);
+                    lock = open_run_directory(parent / "run", StartMode::automatic);
                     byte = 'w';
                 } catch (const Error&) {
                     byte = 'l';
@@ -109,20 +108,16 @@ TEST_CASE("of several starts at once exactly one gets the directory") {
     }
 }
 
-TEST_CASE("what a start does follows from the flag and from what is there") {
+TEST_CASE("whether a start is refused follows from the flag and from what is there") {
     using enum StartMode;
     using enum RunDirState;
-    auto decide = [](StartMode mode, RunDirState state) { return decide_start(mode, state, "runs/x"); };
+    auto check = [](StartMode mode, RunDirState state) { check_start(mode, state, "runs/x"); };
     for (RunDirState nothing : {absent, empty}) {
-        CHECK(decide(only_new, nothing) == StartAction::start);
-        CHECK(decide(automatic, nothing) == StartAction::start);
-        CHECK(decide(fresh, nothing) == StartAction::start);
-        expect_error(Exit::no_input, {"--resume", "runs/x"}, [&] { decide(resume, nothing); });
+        for (StartMode mode : {only_new, automatic, fresh}) CHECK_NOTHROW(check(mode, nothing));
+        expect_error(Exit::no_input, {"--resume", "runs/x"}, [&] { check(resume, nothing); });
     }
-    expect_error(Exit::usage, {"runs/x", "--resume", "--auto", "--fresh"}, [&] { decide(only_new, occupied); });
-    CHECK(decide(resume, occupied) == StartAction::resume);
-    CHECK(decide(automatic, occupied) == StartAction::resume_or_start);
-    CHECK(decide(fresh, occupied) == StartAction::move_aside_and_start);
+    expect_error(Exit::usage, {"runs/x", "--resume", "--auto", "--fresh"}, [&] { check(only_new, occupied); });
+    for (StartMode mode : {resume, automatic, fresh}) CHECK_NOTHROW(check(mode, occupied));
 }
 
 TEST_CASE("opening a run directory moves an older run aside only if asked to, and deletes nothing") {
@@ -132,27 +127,27 @@ TEST_CASE("opening a run directory moves an older run aside only if asked to, an
     CHECK(list_directory(parent.path()).empty());
 
     {
-        RunDirectory run = open_run_directory(dir, StartMode::only_new);
-        CHECK(run.action == StartAction::start);
-        CHECK(run.moved_to == "");
+        const FileDescriptor lock = open_run_directory(dir, StartMode::only_new);
+        CHECK(list_directory(parent / "deep/er") == std::vector<std::string>{"run"});
         CHECK(state_of_run_dir(dir) == RunDirState::empty);
         overwrite(dir + "/metrics.jsonl", "first");
         expect_error(Exit::cannot_create, {"in use"}, [&] { open_run_directory(dir, StartMode::fresh); });
         CHECK(read_file(dir + "/metrics.jsonl") == "first");
     }
     expect_error(Exit::usage, {dir}, [&] { open_run_directory(dir, StartMode::only_new); });
-    CHECK(open_run_directory(dir, StartMode::resume).action == StartAction::resume);
-    CHECK(open_run_directory(dir, StartMode::automatic).action == StartAction::resume_or_start);
+    for (StartMode mode : {StartMode::resume, StartMode::automatic}) {
+        open_run_directory(dir, mode);
+        CHECK(read_file(dir + "/metrics.jsonl") == "first");
+    }
     {
-        RunDirectory run = open_run_directory(dir + "//", StartMode::fresh);
-        CHECK(run.moved_to == dir + ".old-1");
+        const FileDescriptor lock = open_run_directory(dir + "//", StartMode::fresh);
         CHECK(read_file(dir + ".old-1/metrics.jsonl") == "first");
         CHECK(state_of_run_dir(dir) == RunDirState::empty);
-        expect_error(Exit::cannot_create, {"in use"}, [&] { RunLock second(dir); });
-        RunLock of_the_old(dir + ".old-1");
+        expect_error(Exit::cannot_create, {"in use"}, [&] { lock_run_directory(dir); });
+        const FileDescriptor of_the_old = lock_run_directory(dir + ".old-1");
         overwrite(dir + "/metrics.jsonl", "second");
     }
-    CHECK(open_run_directory(dir, StartMode::fresh).moved_to == dir + ".old-2");
+    open_run_directory(dir, StartMode::fresh);
     CHECK(read_file(dir + ".old-1/metrics.jsonl") == "first");
     CHECK(read_file(dir + ".old-2/metrics.jsonl") == "second");
 
@@ -164,7 +159,7 @@ TEST_CASE("opening a run directory moves an older run aside only if asked to, an
 
 TEST_CASE("run ids differ") {
     std::set<std::string> ids;
-    for (int i = 0; i < 1000; i++) ids.insert(new_run_id());
+    for (int i = 0; i < 1000; i++) ids.insert(random_hex(16));
     CHECK(ids.size() == 1000);
     CHECK(ids.begin()->size() == 32);
 }

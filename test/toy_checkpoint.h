@@ -51,20 +51,21 @@ private:
     std::vector<std::vector<float>> values_;
 };
 
-inline CheckpointInfo toy_info(int64_t step, const std::string& run_id = "run-a") {
-    CheckpointInfo info;
-    info.step = step;
+inline TrainState toy_info(int64_t step, const std::string& run_id = "run-a") {
+    TrainState info;
+    info.step = int(step);
     info.run_id = run_id;
     info.config = "{\n  \"model\": \"toy\"\n}\n";
     info.config_digest = "c0ffee";
     info.dataset_digest = "da7a";
-    info.state = {{"cursor", step * 8}, {"loss_scale", 0.1}};
+    info.progress.cursor = uint64_t(step) * 8;
+    info.progress.loss_scale.scale = 0.1f;
     return info;
 }
 
 inline SaveStats save_toy(const std::string& run_dir, int64_t step, ToyModel model,
                           const std::string& run_id = "run-a") {
-    return CheckpointWriter(run_dir, comm_single(), kBlockBytes).save(toy_info(step, run_id), model.tensors());
+    return save_checkpoint(run_dir, comm_single(), toy_info(step, run_id), model.tensors(), kBlockBytes);
 }
 
 // Makes a file's content another one, in place. Not by truncation to nothing, after which ext4 waits for the disk.

@@ -4,11 +4,11 @@
 #include <exception>
 #include <filesystem>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "kernels/check.h"
 #include "kernels/device.h"
-#include "runtime/checkpoint/retention.h"
 #include "runtime/checkpoint/shard.h"
 
 namespace {
@@ -47,22 +47,8 @@ template <class Part> void on_all_ranks(const Comm& comm, const char* action, Pa
 
 // tmp.STEP.RANDOM, the same on all ranks.
 std::string temporary_directory(const std::string& run_dir, int64_t step, const Comm& comm) {
-    const int drawn = comm.rank == 0 ? int(std::stoul(random_hex(4), nullptr, 16) >> 1) : 0;
-    return format("%s/tmp.%08ld.%08x", checkpoints_directory(run_dir).c_str(), step,
-                  unsigned(all_reduce_max(drawn, comm)));
-}
-
-void write_synced(const std::string& path, std::string_view content) {
-    OutputFile file(path, content.size());
-    file.append(content);
-    file.sync();
-    file.close();
-}
-
-size_t checkpoint_bytes(const std::vector<NamedTensor>& tensors) {
-    size_t bytes = 0;
-    for (const NamedTensor& tensor : tensors) bytes += bytes_of(tensor);
-    return bytes;
+    const std::string drawn = broadcast_text(random_hex(4), comm);
+    return format("%s/tmp.%08ld.%s", checkpoints_directory(run_dir).c_str(), step, drawn.c_str());
 }
 
 void prepare(const std::string& run_dir, const std::string& temporary, const std::string& committed, size_t bytes) {
@@ -86,11 +72,9 @@ std::vector<ShardFile> collect_records(const std::string& directory, int ranks) 
 void commit(const Manifest& manifest, const std::string& temporary, const std::string& committed) {
     const std::string text = manifest_to_text(manifest);
     // Reads the text back, so that no checkpoint is committed that could not be loaded.
-    const Manifest read_back = manifest_from_text(text, manifest_path(temporary));
-    require(read_back.info.state == manifest.info.state, "checkpoint: the state has a number that JSON cannot hold");
-    write_synced(manifest_path(temporary), text);
-    write_synced(commit_path(temporary), commit_line(text));
-    sync_directory(temporary);
+    manifest_from_text(text, manifest_path(temporary));
+    write_file_atomically(manifest_path(temporary), text);
+    write_file_atomically(commit_path(temporary), commit_line(text));
     rename_path(temporary, committed);
     try {
         sync_directory(directory_of(committed));
@@ -111,22 +95,10 @@ std::vector<MappedFile> map_shards(const std::string& directory, const Manifest&
     return files;
 }
 
-// "damaged.step_00000100.1"
-std::string set_aside(const std::string& run_dir, int64_t step, const std::string& reason) {
-    std::string parent = checkpoints_directory(run_dir);
-    std::string aside = first_unused(parent + "/" + reason + "." + step_name(step) + ".");
-    rename_path(step_directory(run_dir, step), aside);
-    sync_directory(parent);
-    return aside;
-}
-
-void delete_step(const std::string& run_dir, int64_t step) {
-    std::string parent = checkpoints_directory(run_dir);
-    std::string doomed = parent + "/deleting." + step_name(step);
-    remove_tree(doomed);  // an earlier deletion that failed half-way
-    rename_path(step_directory(run_dir, step), doomed);
-    sync_directory(parent);
-    remove_tree(doomed);
+// Gives the directory of a committed step another path.
+void move_step(const std::string& run_dir, int64_t step, const std::string& path) {
+    rename_path(step_directory(run_dir, step), path);
+    sync_directory(directory_of(path));
 }
 
 std::string type_and_shape(const NamedTensor& tensor) {
@@ -157,39 +129,39 @@ void copy_overlap(const NamedTensor& wanted, const Piece& piece, const std::byte
 
 }  // namespace
 
-CheckpointWriter::CheckpointWriter(std::string run_dir, const Comm& comm, size_t staging_bytes)
-    : run_dir_(std::move(run_dir)), comm_(comm), staging_(staging_bytes) {}
-
-SaveStats CheckpointWriter::save(const CheckpointInfo& info, const std::vector<NamedTensor>& tensors) {
+SaveStats save_checkpoint(const std::string& run_dir, const Comm& comm, const TrainState& info,
+                          const std::vector<NamedTensor>& tensors, size_t staging_bytes) {
     const double start_ms = now_ms();
-    const std::string committed = step_directory(run_dir_, info.step);
-    const std::string temporary = temporary_directory(run_dir_, info.step, comm_);
-    Manifest manifest{.info = info, .world_size = comm_.size, .tensors = tensors, .shards = {}};
+    const std::string committed = step_directory(run_dir, info.step);
+    const std::string temporary = temporary_directory(run_dir, info.step, comm);
+    Manifest manifest{.info = info, .world_size = comm.size, .tensors = tensors, .shards = {}};
+    size_t bytes = 0;
+    for (const NamedTensor& tensor : tensors) bytes += bytes_of(tensor);
     try {
-        on_all_ranks(comm_, "make the directory", [&] {
-            if (comm_.rank == 0) prepare(run_dir_, temporary, committed, checkpoint_bytes(tensors));
+        on_all_ranks(comm, "make the directory", [&] {
+            if (comm.rank == 0) prepare(run_dir, temporary, committed, bytes);
         });
         bool is_finite = true;
-        on_all_ranks(comm_, "write its part", [&] {
-            const ShardFile shard = write_shard(temporary, comm_.rank, tensors, staging_);
+        on_all_ranks(comm, "write its part", [&] {
+            const ShardFile shard = write_shard(temporary, comm.rank, tensors, staging_bytes);
             is_finite = shard.finite;
-            OutputFile record(record_path(temporary, comm_.rank));
+            OutputFile record(record_path(temporary, comm.rank));
             record.append(shard_to_text(shard));
             record.close();
         });
-        manifest.info.healthy &= all_reduce_max(is_finite ? 0 : 1, comm_) == 0;
-        on_all_ranks(comm_, "commit", [&] {
-            if (comm_.rank != 0) return;
-            manifest.shards = collect_records(temporary, comm_.size);
+        manifest.info.healthy &= all_reduce_max(is_finite ? 0 : 1, comm) == 0;
+        on_all_ranks(comm, "commit", [&] {
+            if (comm.rank != 0) return;
+            manifest.shards = collect_records(temporary, comm.size);
             commit(manifest, temporary, committed);
         });
     } catch (...) {
         // A failure to clean up must not hide the first error; the next start removes the remains.
         std::error_code ignored;
-        if (comm_.rank == 0) std::filesystem::remove_all(temporary, ignored);
+        if (comm.rank == 0) std::filesystem::remove_all(temporary, ignored);
         throw;
     }
-    return {checkpoint_bytes(tensors), (now_ms() - start_ms) / 1000, manifest.info.healthy, committed};
+    return {bytes, (now_ms() - start_ms) / 1000, committed};
 }
 
 Checkpoint::Checkpoint(const std::string& directory)
@@ -224,7 +196,7 @@ Manifest read_manifest(const std::string& directory) {
              printed(is), printed(said));
     Manifest manifest = manifest_from_text(text, path);
     auto step = step_of_name(std::filesystem::path(directory).filename());
-    if (step && *step != manifest.info.step) fail(Exit::data, "%s holds step %ld", directory, manifest.info.step);
+    if (step && *step != manifest.info.step) fail(Exit::data, "%s holds step %d", directory, manifest.info.step);
     map_shards(directory, manifest);
     return manifest;
 }
@@ -272,23 +244,45 @@ std::optional<Checkpoint> find_newest_valid(const std::string& run_dir,
             if (error.code != Exit::data && error.code != Exit::no_input) throw;
             kind = "damaged", reason = error.what();
         }
-        const std::string aside = set_aside(run_dir, steps.back(), kind);
+        const std::string aside = first_unused(checkpoints + "/" + kind + "." + step_name(steps.back()) + ".");
+        move_step(run_dir, steps.back(), aside);
         report(format("checkpoint of step %ld is set aside as %s: %s", steps.back(), aside.c_str(), reason.c_str()));
     }
     return {};
 }
 
+std::vector<int64_t> steps_to_delete(const std::vector<TrainState>& stored, const std::string& run_id, int keep) {
+    require(keep >= 1, "retention: at least one checkpoint must be kept, not %d", keep);
+    std::vector<int64_t> superfluous;
+    for (const TrainState& candidate : stored) {
+        auto newer = [&](bool healthy) {
+            return std::ranges::count_if(stored, [&](const TrainState& other) {
+                return other.run_id == run_id && other.step > candidate.step && other.healthy == healthy;
+            });
+        };
+        // An unhealthy one matters until a healthy one follows it.
+        const bool matters = newer(candidate.healthy) < keep && (candidate.healthy || newer(true) == 0);
+        if (candidate.run_id == run_id && !matters) superfluous.push_back(candidate.step);
+    }
+    std::ranges::sort(superfluous);
+    return superfluous;
+}
+
 std::vector<int64_t> apply_retention(const std::string& run_dir, const std::string& run_id, int keep) {
-    std::vector<StoredCheckpoint> stored;
+    std::vector<TrainState> valid;
     for (int64_t step : committed_steps(run_dir)) {
         try {
-            const CheckpointInfo info = read_manifest(step_directory(run_dir, step)).info;
-            stored.push_back({.step = step, .run_id = info.run_id, .valid = true, .healthy = info.healthy});
+            valid.push_back(read_manifest(step_directory(run_dir, step)).info);
         } catch (const Error&) {
             // Not valid, so it is kept.
         }
     }
-    const std::vector<int64_t> superfluous = steps_to_delete(stored, run_id, keep);
-    for (int64_t step : superfluous) delete_step(run_dir, step);
+    const std::vector<int64_t> superfluous = steps_to_delete(valid, run_id, keep);
+    for (int64_t step : superfluous) {
+        const std::string doomed = checkpoints_directory(run_dir) + "/deleting." + step_name(step);
+        remove_tree(doomed);  // an earlier deletion that failed half-way
+        move_step(run_dir, step, doomed);
+        remove_tree(doomed);
+    }
     return superfluous;
 }

@@ -32,39 +32,33 @@
 struct SaveStats {
     size_t bytes = 0;  // of tensors, all ranks
     double seconds = 0;
-    bool healthy = true;    // as written into the manifest
     std::string directory;  // the committed step
 };
 
-// Saves checkpoints of one run. Owns the staging buffer, so that a save needs no memory that grows with the model.
-class CheckpointWriter {
-public:
-    static constexpr size_t kStagingBytes = 4 * kBlockBytes;
+inline constexpr size_t kStagingBytes = 4 * kBlockBytes;
 
-    // `run_dir` is the same directory on all ranks and exists.
-    CheckpointWriter(std::string run_dir, const Comm& comm, size_t staging_bytes = kStagingBytes);
+// Commits one step to `run_dir`, the same existing directory on all ranks. Called by all ranks together with the same
+// `info` and the same tensors in the same order, each with its own part of them. The parts together must hold every
+// element exactly once; of a tensor that all ranks have, one rank stores everything and the others have count 0.
+// Tensors with larger elements come first, so that all are aligned. Takes `staging_bytes` of host memory, however large
+// the model is. If one rank fails, all of them fail, the temporary directory is gone and older checkpoints are
+// untouched: Exit::io (no space: says how much there is and how much is needed) or Exit::cannot_create (also when the
+// step is there already).
+SaveStats save_checkpoint(const std::string& run_dir, const Comm& comm, const TrainState& info,
+                          const std::vector<NamedTensor>& tensors, size_t staging_bytes = kStagingBytes);
 
-    // Commits one step; called by all ranks together with the same `info` and the same tensors in the same order, each
-    // with its own part of them. The parts together must hold every element exactly once; of a tensor that all ranks
-    // have, one rank stores everything and the others have count 0. Tensors with larger elements come first, so that
-    // all are aligned. If one rank fails, all of them fail, the temporary directory is gone and older checkpoints are
-    // untouched: Exit::io (no space: says how much there is and how much is needed) or Exit::cannot_create (also when
-    // the step is there already).
-    SaveStats save(const CheckpointInfo& info, const std::vector<NamedTensor>& tensors);
-
-private:
-    std::string run_dir_;
-    Comm comm_;
-    std::vector<std::byte> staging_;
-};
-
-// Exit::io, with the numbers, if the run directory's disk has less than 1.2 x `bytes` (of one checkpoint) free. save()
-// calls it; a run calls it before its first step too.
+// Exit::io, with the numbers, if the run directory's disk has less than 1.2 x `bytes` (of one checkpoint) free.
+// save_checkpoint() calls it; a run calls it before its first step too.
 void check_space(const std::string& run_dir, size_t bytes);
 
-// After a commit, on rank 0: deletes what steps_to_delete() (retention.h) names. Whether a checkpoint is valid is read
-// anew: COMMIT, the manifest's hash and content, and the sizes of all shard files. Each deletion is first a rename to
-// deleting.step_N, synced. Returns the deleted steps.
+// Steps to delete of these valid checkpoints so that the newest `keep` (>= 1) healthy ones of `run_id` stay. Never
+// deleted: the newest one, any of another run, and the newest `keep` unhealthy ones as long as no healthy one is newer.
+// An unhealthy checkpoint never causes a healthy one to be deleted. Ascending.
+std::vector<int64_t> steps_to_delete(const std::vector<TrainState>& stored, const std::string& run_id, int keep);
+
+// After a commit, on rank 0: deletes what steps_to_delete() names. Whether a checkpoint is valid is read anew: COMMIT,
+// the manifest's hash and content, and the sizes of all shard files; those that are not valid stay, since the user may
+// want to inspect them. Each deletion is first a rename to deleting.step_N, synced. Returns the deleted steps.
 std::vector<int64_t> apply_retention(const std::string& run_dir, const std::string& run_id, int keep);
 
 // ---- loading --------------------------------------------------------------------------------------------------------
@@ -123,17 +117,10 @@ bool inspect_runtime_path(const std::string& path, const std::function<void(cons
 
 // ---- the run's directory --------------------------------------------------------------------------------------------
 
-// Holds RUN/lock (flock on an open file) as long as it lives. The lock of a process that dies is free at once, so a
-// leftover lock file blocks nothing. The file identifies the holder: pid, host, boot id.
-class RunLock {
-public:
-    RunLock() = default;
-    // `run_dir` exists. Exit::cannot_create, naming the holder, if another process has it; never waits.
-    explicit RunLock(const std::string& run_dir);
-
-private:
-    FileDescriptor file_;
-};
+// Locks RUN/lock (flock) as long as the returned file is open. The lock of a process that dies is free at once, so a
+// leftover lock file blocks nothing. The file identifies the holder: pid, host, boot id. `run_dir` exists.
+// Exit::cannot_create, naming the holder, if another process has the lock; never waits.
+FileDescriptor lock_run_directory(const std::string& run_dir);
 
 // The flag of the command line: none, --resume, --auto, --fresh.
 enum class StartMode { only_new, resume, automatic, fresh };
@@ -141,62 +128,31 @@ enum class StartMode { only_new, resume, automatic, fresh };
 // The state of run.dir; a directory that holds nothing but a lock file is empty.
 enum class RunDirState { absent, empty, occupied };
 
-enum class StartAction {
-    start,                 // in an empty directory
-    resume,                // if nothing can be loaded: exit 66
-    resume_or_start,       // if nothing can be loaded: start
-    move_aside_and_start,  // to run.dir.old-N
-};
-
-// Exit::usage if the directory is occupied and no flag says what to do (the message names the three), Exit::no_input if
-// --resume finds no directory or an empty one.
-StartAction decide_start(StartMode mode, RunDirState state, const std::string& run_dir);
-
 // Exit::cannot_create if `run_dir` is something else than a directory.
 RunDirState state_of_run_dir(const std::string& run_dir);
 
-struct RunDirectory {
-    RunLock lock;          // keep it for the run's whole life
-    StartAction action;    // move_aside_and_start has been carried out: the directory is empty
-    std::string moved_to;  // where an older run was moved; empty if none was
-};
+// Exit::usage if the directory is occupied and no flag says what to do (the message names the three), Exit::no_input if
+// --resume finds no directory or an empty one.
+void check_start(StartMode mode, RunDirState state, const std::string& run_dir);
 
-// Decides, makes the directory, locks it, and moves an older run aside if that is requested. A refusal leaves
-// everything untouched. Called by rank 0 alone.
-RunDirectory open_run_directory(const std::string& run_dir, StartMode mode);
-
-// 128 random bits as 32 hexadecimal digits: a new run's name in its checkpoints.
-std::string new_run_id();
+// Checks the start, makes the directory, locks it, and with --fresh moves an older run to run.dir.old-N. A refusal
+// leaves everything untouched. Returns the lock, to be kept for the run's whole life. Called by rank 0 alone.
+FileDescriptor open_run_directory(const std::string& run_dir, StartMode mode);
 
 // The first of prefix + "1", prefix + "2", ... that does not exist.
 std::string first_unused(const std::string& prefix);
 
 // ---- the start of a run ---------------------------------------------------------------------------------------------
 
-// The state of a run between two steps besides its tensors.
-struct TrainState {
-    int step = 0;             // steps done
-    int64_t updates = 0;      // steps whose update was applied: AdamW's t
-    uint64_t cursor = 0;      // the next sample, counted over all ranks and epochs
-    int64_t saved_step = -1;  // of the newest checkpoint, the next one's parent; -1 for none
-    std::string run_id;
-    LossScaleState loss_scale;
-    std::string device_choices;  // device_choices() in the process that saved the run; empty for a new one
-};
-
-// The checkpoint record of this state; `dataset_digest` identifies the files of data.train.
-CheckpointInfo checkpoint_info(const TrainState& state, const Config& config, const std::string& dataset_digest);
-
 struct RunStart {
-    RunDirectory directory;                // rank 0's, which holds the lock
+    FileDescriptor lock;                   // rank 0's, of run.dir
     std::optional<Checkpoint> checkpoint;  // the one to resume from
-    TrainState state;                      // its state, or a new run's
-    std::string dataset_digest;            // of data.train
+    TrainState state;                      // its state, or a new run's, with this run's configuration and data
 };
 
 // Rank 0 opens run.dir and finds the checkpoint to resume from, if any; the others then open it too. If one rank fails,
 // all do: Exit::no_input if the run must resume and has no checkpoint, or if all of them have been set aside, since
 // starting anew would lose them; Exit::config, listing what differs, if configuration or data have changed in a way
-// that changes the run and `accept_changes` is false; Exit::data if the state is not one that checkpoint_info() wrote.
+// that changes the run and `accept_changes` is false.
 RunStart start_run(const Config& config, StartMode mode, const std::string& dataset_digest, bool accept_changes,
                    const Comm& comm);

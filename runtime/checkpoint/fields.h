@@ -9,6 +9,7 @@
 // which file and where in it the mistake is.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -20,14 +21,11 @@
 #include "kernels/choices.h"
 #include "runtime/io/io.h"
 
-template <class T> nlohmann::ordered_json json_of(const T& value);
 template <class T> T value_of(const nlohmann::ordered_json& json, const std::string& place, const char* separator);
 
 class FieldWriter {
 public:
-    template <class T, class... Range> void operator()(const char* key, const T& value, Range...) {
-        json[key] = json_of(value);
-    }
+    template <class T, class... Range> void operator()(const char* key, const T& value, Range...) { json[key] = value; }
     // A text that is omitted if it is empty.
     void optional(const char* key, const std::string& value) {
         if (!value.empty()) json[key] = value;
@@ -65,6 +63,8 @@ public:
     }
 
 private:
+    static constexpr auto kMostInteger = std::numeric_limits<int64_t>::max();
+
     static void expect(bool is_right, const Json& json, const std::string& place, const std::string& expected) {
         if (!is_right) fail(Exit::data, "%s must be %s, is %s", place, expected, printed(json));
     }
@@ -77,29 +77,20 @@ private:
         expect(json.is_string(), json, place, "a string");
         value = json.get<std::string>();
     }
-    static void read(const Json& json, const std::string& place, Json& value) {
-        expect(json.is_object(), json, place, "an object");
-        value = json;
-    }
     static void read(const Json& json, const std::string& place, Dtype& value) {
         const auto dtype = json.is_string() ? choice_named<Dtype>(json.get<std::string>()) : std::nullopt;
         expect(dtype.has_value(), json, place, choice_names<Dtype>());
         value = *dtype;
     }
-    static void read(const Json& json, const std::string& place, float& value, float low, float high) {
-        const bool is_right = json.is_number() && json.get<double>() >= low && json.get<double>() <= high;
-        expect(is_right, json, place, format("a number from %g to %g", double(low), double(high)));
-        value = json.get<float>();
-    }
+    // A long double holds every 64-bit integer exactly.
     template <class T>
-    requires std::is_integral_v<T>
-    static void read(const Json& json, const std::string& place, T& value, int64_t low = 0,
-                     int64_t high = sizeof(T) == 8 ? std::numeric_limits<int64_t>::max()
-                                                   : std::numeric_limits<T>::max()) {
-        const bool fits =
-            json.is_number_integer() && (!json.is_number_unsigned() || json.get<uint64_t>() <= uint64_t(high));
-        expect(fits && json.get<int64_t>() >= low && json.get<int64_t>() <= high, json, place,
-               "an integer from " + std::to_string(low) + " to " + std::to_string(high));
+    requires std::is_arithmetic_v<T>
+    static void read(const Json& json, const std::string& place, T& value, long double low = 0,
+                     long double high = std::min<long double>(std::numeric_limits<T>::max(), kMostInteger)) {
+        constexpr bool is_integer = std::is_integral_v<T>;
+        const bool is_of_type = is_integer ? json.is_number_integer() : json.is_number();
+        expect(is_of_type && json.get<long double>() >= low && json.get<long double>() <= high, json, place,
+               format(is_integer ? "an integer from %.0Lf to %.0Lf" : "a number from %Lg to %Lg", low, high));
         value = json.get<T>();
     }
     template <class T> static void read(const Json& json, const std::string& place, std::vector<T>& list) {
@@ -117,26 +108,16 @@ private:
     size_t read_ = 0;
 };
 
-template <class T> constexpr bool is_list = false;
-template <class T> constexpr bool is_list<std::vector<T>> = true;
-
-// A value or described struct as JSON.
-template <class T> nlohmann::ordered_json json_of(const T& value) {
-    if constexpr (is_list<T>) {
-        auto list = nlohmann::ordered_json::array();
-        for (const auto& element : value) list.push_back(json_of(element));
-        return list;
-    } else if constexpr (std::is_same_v<T, Dtype>) {
-        return name_of(value);
-    } else if constexpr (std::is_constructible_v<nlohmann::ordered_json, T>) {
-        return value;
-    } else {
-        FieldWriter writer;
-        T copy = value;
-        describe(writer, copy);
-        return writer.json;
-    }
+// A described struct as JSON; nlohmann's library finds this function.
+template <class T>
+requires requires(FieldWriter& field, T& value) { describe(field, value); }
+void to_json(nlohmann::ordered_json& json, const T& value) {
+    FieldWriter writer;
+    T copy = value;
+    describe(writer, copy);
+    json = std::move(writer.json);
 }
+inline void to_json(nlohmann::ordered_json& json, Dtype dtype) { json = name_of(dtype); }
 
 // A described struct from JSON that has its members and no others. Errors call the object `place`.
 template <class T> T value_of(const nlohmann::ordered_json& json, const std::string& place, const char* separator) {

@@ -2,6 +2,7 @@
 
 #include "kernels/check.h"
 #include "runtime/checkpoint/checkpoint.h"
+#include "runtime/checkpoint/train_state.h"
 
 namespace {
 
@@ -12,11 +13,11 @@ void inspect_checkpoint(const std::string& path, const std::function<void(const 
     const Manifest& manifest = checkpoint.manifest();
     size_t bytes = 0;
     for (const ShardFile& shard : manifest.shards) bytes += shard.bytes;
-    print(format("%s: checkpoint of step %ld, run %s, written by %d rank(s), %.1f MiB, %s", path.c_str(),
+    print(format("%s: checkpoint of step %d, run %s, written by %d rank(s), %.1f MiB, %s", path.c_str(),
                  manifest.info.step, manifest.info.run_id.c_str(), manifest.world_size, double(bytes) / 0x1p20,
                  manifest.info.healthy ? "sound" : "sound, but with values that are not finite"));
     print("configuration " + manifest.info.config_digest + ", data " + manifest.info.dataset_digest + ", state " +
-          manifest.info.state.dump());
+          nlohmann::ordered_json(manifest.info.progress).dump());
     for (const NamedTensor& tensor : manifest.tensors)
         print(format("  %-36s %s %s", tensor.name.c_str(), name_of(tensor.values.dtype),
                      shape_text(tensor.shape).c_str()));

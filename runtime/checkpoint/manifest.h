@@ -7,13 +7,13 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "kernels/check.h"
 #include "kernels/tensor.h"
+#include "runtime/config/config.h"
 
 inline constexpr int kCheckpointVersion = 1;
 inline constexpr size_t kBlockBytes = size_t(1) << 20;  // covered by one CRC32C; the last block of a file is shorter
@@ -22,6 +22,9 @@ inline constexpr size_t kBlockBytes = size_t(1) << 20;  // covered by one CRC32C
 // not fit into 63 bits.
 size_t elements_of(const NamedTensor& tensor);
 size_t bytes_of(const NamedTensor& tensor);
+
+// Whether a text can be the name of a tensor or a file: it is not empty and has no control characters.
+bool is_name(const std::string& text);
 
 // "(2, 3)"
 std::string shape_text(const std::vector<size_t>& shape);
@@ -38,27 +41,31 @@ struct Piece {
 struct ShardFile {
     std::string name;  // shard_name(rank)
     size_t bytes = 0;
-    std::string xxh3_128;       // of the whole file
-    std::string block_crc32cs;  // of each block, 8 hexadecimal digits each
-    bool finite = true;         // no NaN and no infinity among the values
-    std::vector<Piece> pieces;  // by ascending file_offset, without gaps
+    std::string xxh3_128 = {};       // of the whole file
+    std::string block_crc32cs = {};  // of each block, 8 hexadecimal digits each
+    bool finite = true;              // no NaN and no infinity among the values
+    std::vector<Piece> pieces = {};  // by ascending file_offset, without gaps
 };
 
-// The caller's record of a step, stored with its tensors.
-struct CheckpointInfo {
-    int64_t step = 0;          // optimizer steps done
+// The state of a run between two steps besides its tensors, stored with them.
+struct TrainState {
+    int step = 0;              // optimizer steps done
     int64_t parent_step = -1;  // the checkpoint this process was resumed from or saved before; -1 for none
-    std::string run_id;
-    std::string config;         // the effective configuration, as printed
-    std::string config_digest;  // of what must not change across a resume; the caller compares it
-    std::string dataset_digest;
-    bool healthy = true;  // false keeps it from displacing healthy ones; save() clears it when a value is not finite
-    // Whatever else resuming needs: data cursor, loss scaler, counters. Numbers must be finite: JSON has no NaN.
-    nlohmann::ordered_json state = nlohmann::ordered_json::object();
+    std::string run_id = {};   // 32 random hexadecimal digits
+    std::string config = {};   // the effective configuration, as printed
+    std::string config_digest = {};
+    std::string dataset_digest = {};  // of the files of data.train
+    bool healthy = true;  // false keeps it from displacing healthy ones; a save clears it when a value is not finite
+    struct Progress {
+        int64_t updates = 0;  // steps whose update was applied: AdamW's t
+        uint64_t cursor = 0;  // the next sample, counted over all ranks and epochs
+        LossScaleState loss_scale = {};
+        std::string device_choices = {};  // device_choices() in the process that saved the run; empty for a new one
+    } progress = {};
 };
 
 struct Manifest {
-    CheckpointInfo info;
+    TrainState info;
     int world_size = 1;
     std::vector<NamedTensor> tensors;  // names, types and shapes, the same on every rank
     std::vector<ShardFile> shards;     // shards[r] was written by rank r

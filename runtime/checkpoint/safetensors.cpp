@@ -26,40 +26,13 @@ constexpr JsonLimits kJsonLimits = {.max_depth = 4, .max_values = 1'000'000};
 constexpr const char* kSingleFile = "model.safetensors";
 constexpr const char* kIndexFile = "model.safetensors.index.json";
 
-const char* type_of(Dtype dtype) {
-    switch (dtype) {
-        case Dtype::fp32: return "F32";
-        case Dtype::bf16: return "BF16";
-        case Dtype::fp16: return "F16";
-        case Dtype::fp64: return "F64";
-    }
-    return nullptr;
-}
-
-// A tensor in the header.
-struct Record {
-    std::string dtype;
-    std::vector<size_t> shape;
-    std::vector<size_t> data_offsets;  // begin and end in the data behind the header
-};
-
-}  // namespace
-
-template <class Fields> static void describe(Fields& field, Record& record) {
-    field("dtype", record.dtype);
-    field("shape", record.shape);
-    field("data_offsets", record.data_offsets);
-}
-
-namespace {
-
-bool is_printable(const std::string& text) {
-    return std::all_of(text.begin(), text.end(), [](unsigned char c) { return c >= ' ' && c != 127; });
-}
+const std::map<std::string_view, size_t> kElementBytes = {
+    {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E5M2", 1}, {"F8_E4M3", 1}, {"F8_E8M0", 1},
+    {"I16", 2},  {"U16", 2}, {"F16", 2}, {"BF16", 2},    {"I32", 4},     {"U32", 4},
+    {"F32", 4},  {"F64", 8}, {"I64", 8}, {"U64", 8},     {"C64", 8}};
 
 void check_name(const std::string& name, const std::string& path) {
-    if (name.empty() || !is_printable(name))
-        fail(Exit::data, "%s: a tensor's name is empty or has control characters", path);
+    if (!is_name(name)) fail(Exit::data, "%s: a tensor's name is empty or has control characters", path);
 }
 
 bool is_object_of_strings(const Json& json) {
@@ -67,98 +40,86 @@ bool is_object_of_strings(const Json& json) {
            std::all_of(json.begin(), json.end(), [](const Json& value) { return value.is_string(); });
 }
 
-struct Place {
-    size_t begin;  // in the data behind the header
-    Entry entry;   // its data is not yet set
-};
-
-Place parse_record(const std::string& name, const Json& json, const std::string& path) {
+// The entry of a tensor, whose bytes are in `data`, the part of the file behind the header.
+Entry parse_record(const std::string& name, const Json& json, std::string_view data, const std::string& path) {
     check_name(name, path);
     const std::string where = path + ": tensor " + name;
-    const auto record = value_of<Record>(json, where, ": ");
-    const size_t element_bytes = safetensors_element_bytes(record.dtype);
-    if (element_bytes == 0) fail(Exit::data, "%s: dtype %s is not known", where, printed(record.dtype));
-    if (record.data_offsets.size() != 2) fail(Exit::data, "%s: data_offsets must be two numbers", where);
-    size_t bytes = element_bytes;
-    for (size_t dim : record.shape)
+    std::string dtype;
+    std::vector<size_t> shape, offsets;
+    FieldReader field(json, where, ": ");
+    field("dtype", dtype);
+    field("shape", shape);
+    field("data_offsets", offsets);  // begin and end in the data
+    field.end();
+    const auto element_bytes = kElementBytes.find(dtype);
+    if (element_bytes == kElementBytes.end()) fail(Exit::data, "%s: dtype %s is not known", where, printed(dtype));
+    if (offsets.size() != 2) fail(Exit::data, "%s: data_offsets must be two numbers", where);
+    size_t bytes = element_bytes->second;
+    for (size_t dim : shape)
         if (__builtin_mul_overflow(bytes, dim, &bytes))
-            fail(Exit::data, "%s: shape %s overflows 64 bits", where, shape_text(record.shape));
-    const size_t begin = record.data_offsets[0], end = record.data_offsets[1];
+            fail(Exit::data, "%s: shape %s overflows 64 bits", where, shape_text(shape));
+    const size_t begin = offsets[0], end = offsets[1];
     if (end < begin || end - begin != bytes)
-        fail(Exit::data, "%s: %s %s has %zu bytes, data_offsets are [%zu, %zu]", where, record.dtype,
-             shape_text(record.shape), bytes, begin, end);
-    return {begin, {name, record.dtype, record.shape, nullptr, bytes, path}};
+        fail(Exit::data, "%s: %s %s has %zu bytes, data_offsets are [%zu, %zu]", where, dtype, shape_text(shape), bytes,
+             begin, end);
+    if (end > data.size())
+        fail(Exit::data, "%s ends at offset %zu of the data, behind the end of the file at %zu", where, end,
+             data.size());
+    return {name, dtype, shape, reinterpret_cast<const std::byte*>(data.data()) + begin, bytes, path};
 }
 
 // The header's text; a file of another kind is recognized by its first bytes.
 std::string_view header_of(const MappedFile& file) {
-    const char* path = file.path().c_str();
-    if (file.size() < kLengthBytes)
-        fail(Exit::data, "%s has %zu bytes, too few for a safetensors file", path, file.size());
     uint64_t length = 0;
-    std::memcpy(&length, file.data(), kLengthBytes);
-    size_t most = std::min(kMostHeaderBytes, file.size() - kLengthBytes);
-    if (length < 2 || length > most || file.text()[kLengthBytes] != '{')
+    if (file.size() > kLengthBytes) std::memcpy(&length, file.data(), kLengthBytes);
+    if (length < 2 || length > std::min(kMostHeaderBytes, file.size() - kLengthBytes) ||
+        file.text()[kLengthBytes] != '{')
         fail(Exit::data,
-             "%s is not a whole safetensors file: it has %zu bytes, claims a header of %llu and looks like %s", path,
-             file.size(), static_cast<unsigned long long>(length),
+             "%s is not a whole safetensors file: it has %zu bytes, claims a header of %llu and looks like %s",
+             file.path(), file.size(), static_cast<unsigned long long>(length),
              describe_content(file.text().substr(0, 512), file.size()));
     return file.text().substr(kLengthBytes, length);
 }
 
 // Entries in the order of their bytes, which cover the data without overlap or gap.
 std::vector<Entry> entries_of(const MappedFile& file) {
-    const std::string_view header = header_of(file);
+    const std::string_view header = header_of(file), data = file.text().substr(kLengthBytes + header.size());
     const std::string& path = file.path();
-    std::vector<Place> places;
+    std::vector<Entry> entries;
     const Json json = parse_json(header, path + " (header)", Exit::data, kJsonLimits);
     for (auto& [name, value] : json.items()) {
         if (name != "__metadata__")
-            places.push_back(parse_record(name, value, path));
+            entries.push_back(parse_record(name, value, data, path));
         else if (!is_object_of_strings(value))
             fail(Exit::data, "%s: __metadata__ must be an object of strings", path);
     }
     // Tensors without elements come before the one that begins at the same byte.
-    std::stable_sort(places.begin(), places.end(), [](const Place& a, const Place& b) {
-        return std::pair(a.begin, a.entry.bytes) < std::pair(b.begin, b.entry.bytes);
-    });
-    const size_t data_begin = kLengthBytes + header.size();
+    std::ranges::stable_sort(entries, {}, [](const Entry& entry) { return std::pair(entry.data, entry.bytes); });
+    const std::byte* const begin = file.data() + (file.size() - data.size());
     size_t end = 0;
-    std::vector<Entry> entries;
-    for (auto& [begin, entry] : places) {
-        if (begin != end)
+    for (const Entry& entry : entries) {
+        if (entry.data != begin + end)
             fail(Exit::data, "%s: tensor %s begins at offset %zu of the data, must begin at %zu", path, entry.name,
-                 begin, end);
-        if (entry.bytes > file.size() - data_begin - end)
-            fail(Exit::data, "%s: tensor %s ends behind the end of the file, which has %zu bytes", path, entry.name,
-                 file.size());
-        entry.data = file.data() + data_begin + end;
+                 size_t(entry.data - begin), end);
         end += entry.bytes;
-        entries.push_back(std::move(entry));
     }
-    if (data_begin + end != file.size())
-        fail(Exit::data, "%s has %zu bytes, its tensors end at %zu", path, file.size(), data_begin + end);
+    if (end != data.size())
+        fail(Exit::data, "%s has %zu bytes, its tensors end at %zu", path, file.size(),
+             file.size() - data.size() + end);
     return entries;
 }
 
 // The path of a file that an index lists. Requires a plain name and a regular file beside the index.
 std::string file_beside(const std::string& index, const std::string& name) {
-    const bool is_plain = name.ends_with(".safetensors") && name.find_first_of("/\\") == std::string::npos &&
-                          !name.starts_with('.') && is_printable(name);
+    const bool is_plain = is_name(name) && name.ends_with(".safetensors") && !name.starts_with('.') &&
+                          name.find_first_of("/\\") == std::string::npos;
     if (!is_plain) fail(Exit::data, "%s: %s is not a plain file name", index, printed(name));
-    const std::filesystem::path path = std::filesystem::path(index).replace_filename(name);
+    const std::string path = std::filesystem::path(index).replace_filename(name);
     std::error_code ignored;
     const auto status = std::filesystem::symlink_status(path, ignored);
     if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
         fail(Exit::data, "%s: %s is a link or a device, must be a file", index, path);
     return path;
-}
-
-std::map<std::string, std::string> weight_map_of(const std::string& index) {
-    const Json json = parse_json(read_file(index, kMostHeaderBytes), index, Exit::data, kJsonLimits);
-    if (!json.is_object() || !json.contains("weight_map") || !is_object_of_strings(json["weight_map"]))
-        fail(Exit::data, "%s: weight_map must be an object of strings", index);
-    return json["weight_map"].get<std::map<std::string, std::string>>();
 }
 
 std::string file_at(const std::string& path) {
@@ -169,15 +130,15 @@ std::string file_at(const std::string& path) {
 }
 
 // Length and JSON, padded with spaces to whole words, as the format requires.
-std::string make_header(const std::vector<NamedTensor>& tensors, const std::map<std::string, std::string>& metadata) {
-    Json json = {{"__metadata__", metadata}};
+std::string make_header(const std::vector<NamedTensor>& tensors) {
+    Json json = {{"__metadata__", {{"format", "pt"}}}};
     size_t end = 0;
     for (const NamedTensor& tensor : tensors) {
         check_name(tensor.name, "safetensors");
         require(!json.contains(tensor.name), "safetensors: tensor %s is listed twice", tensor.name);
         const size_t begin = end;
         end += bytes_of(tensor);
-        json[tensor.name] = json_of(Record{type_of(tensor.values.dtype), tensor.shape, {begin, end}});
+        json[tensor.name] = {{"dtype", "F32"}, {"shape", tensor.shape}, {"data_offsets", {begin, end}}};
     }
     std::string text = json.dump();
     text.resize((text.size() + kLengthBytes - 1) / kLengthBytes * kLengthBytes, ' ');
@@ -187,23 +148,11 @@ std::string make_header(const std::vector<NamedTensor>& tensors, const std::map<
 }
 
 // Elements of (rows, cols) as (cols, rows).
-std::vector<std::byte> transpose(const std::byte* from, size_t element, size_t rows, size_t cols) {
-    std::vector<std::byte> to(rows * cols * element);
+std::vector<float> transpose(const std::vector<float>& from, size_t rows, size_t cols) {
+    std::vector<float> to(from.size());
     for (size_t row = 0; row < rows; row++)
-        for (size_t col = 0; col < cols; col++)
-            std::memcpy(&to[(col * rows + row) * element], from + (row * cols + col) * element, element);
+        for (size_t col = 0; col < cols; col++) to[col * rows + row] = from[row * cols + col];
     return to;
-}
-
-// The whole tensor on the host, in the order of a file.
-std::vector<std::byte> bytes_on_host(const NamedTensor& tensor) {
-    std::vector<std::byte> bytes(bytes_of(tensor));
-    require((tensor.values || bytes.empty()) && tensor.first == 0 && tensor.count >= elements_of(tensor),
-            "%s: not whole on this rank", tensor.name);
-    copy_to_host(bytes.data(), tensor.values.data, bytes.size(), Stream{});
-    synchronize(Stream{});
-    if (!tensor.transposed) return bytes;
-    return transpose(bytes.data(), size_of(tensor.values.dtype), tensor.shape.at(1), tensor.shape.at(0));
 }
 
 template <class T> std::vector<float> floats_of(const Entry& entry) {
@@ -218,25 +167,10 @@ template <class T> std::vector<float> floats_of(const Entry& entry) {
 
 }  // namespace
 
-size_t safetensors_element_bytes(const std::string& type) {
-    static const std::map<std::string_view, size_t> kBytes = {
-        {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E5M2", 1}, {"F8_E4M3", 1}, {"F8_E8M0", 1},
-        {"I16", 2},  {"U16", 2}, {"F16", 2}, {"BF16", 2},    {"I32", 4},     {"U32", 4},
-        {"F32", 4},  {"F64", 8}, {"I64", 8}, {"U64", 8},     {"C64", 8}};
-    const auto found = kBytes.find(type);
-    return found == kBytes.end() ? 0 : found->second;
-}
-
 std::vector<float> Safetensors::Entry::floats() const {
-    for (int dtype = 0; choice_name(Dtype(dtype)); dtype++) {
-        if (type != type_of(Dtype(dtype))) continue;
-        switch (Dtype(dtype)) {
-            case Dtype::fp32: return floats_of<float>(*this);
-            case Dtype::bf16: return floats_of<bf16>(*this);
-            case Dtype::fp16: return floats_of<fp16>(*this);
-            case Dtype::fp64: break;  // not exact in FP32
-        }
-    }
+    if (type == "F32") return floats_of<float>(*this);
+    if (type == "BF16") return floats_of<bf16>(*this);
+    if (type == "F16") return floats_of<fp16>(*this);
     fail(Exit::data, "%s: %s is of type %s; F32, BF16 and F16 can be read as numbers", file, name, type);
 }
 
@@ -257,7 +191,10 @@ void Safetensors::add_file(const std::string& path) {
 }
 
 void Safetensors::add_index(const std::string& path) {
-    const std::map<std::string, std::string> weight_map = weight_map_of(path);
+    const Json index = parse_json(read_file(path, kMostHeaderBytes), path, Exit::data, kJsonLimits);
+    if (!index.is_object() || !index.contains("weight_map") || !is_object_of_strings(index["weight_map"]))
+        fail(Exit::data, "%s: weight_map must be an object of strings", path);
+    const auto weight_map = index["weight_map"].get<std::map<std::string, std::string>>();
     std::set<std::string> names;
     for (auto& [tensor, file] : weight_map) {
         check_name(tensor, path);
@@ -301,42 +238,34 @@ void Safetensors::load(const std::vector<NamedTensor>& tensors, const std::funct
         if (!wanted.contains(entry.name)) other(entry);
 }
 
-void write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
-                       const std::map<std::string, std::string>& metadata) {
-    std::vector<NamedTensor> order = tensors;
-    std::stable_sort(order.begin(), order.end(), [](const NamedTensor& a, const NamedTensor& b) {
-        return size_of(a.values.dtype) > size_of(b.values.dtype);
-    });
-    const std::string header = make_header(order, metadata);
+void write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors) {
+    const std::string header = make_header(tensors);
     size_t bytes = header.size();
-    for (const NamedTensor& tensor : order) bytes += bytes_of(tensor);
+    for (const NamedTensor& tensor : tensors) bytes += bytes_of(tensor);
     write_file_atomically(path, bytes, [&](OutputFile& file) {
         file.append(header);
-        for (const NamedTensor& tensor : order) {
-            const std::vector<std::byte> whole = bytes_on_host(tensor);
-            file.append(whole.data(), whole.size());
+        for (const NamedTensor& tensor : tensors) {
+            const std::vector<float> values = file_values(tensor);
+            file.append(values.data(), values.size() * sizeof(float));
         }
     });
 }
 
 std::vector<float> file_values(const NamedTensor& tensor) {
+    std::vector<float> values(elements_of(tensor));
     require(tensor.values.dtype == Dtype::fp32, "%s is not FP32", tensor.name);
-    const std::vector<std::byte> bytes = bytes_on_host(tensor);
-    std::vector<float> values(bytes.size() / sizeof(float));
-    std::memcpy(values.data(), bytes.data(), bytes.size());
-    return values;
+    require((tensor.values || values.empty()) && tensor.first == 0 && tensor.count >= values.size(),
+            "%s: not whole on this rank", tensor.name);
+    copy_to_host(values.data(), tensor.values.data, values.size() * sizeof(float), Stream{});
+    synchronize(Stream{});
+    return tensor.transposed ? transpose(values, tensor.shape.at(1), tensor.shape.at(0)) : values;
 }
 
-void set_file_values(const NamedTensor& tensor, const std::vector<float>& values) {
+void set_file_values(const NamedTensor& tensor, std::vector<float> values) {
     require(tensor.values.dtype == Dtype::fp32, "%s is not FP32", tensor.name);
     require(values.size() == elements_of(tensor), "%s: %zu values for %zu elements", tensor.name, values.size(),
             elements_of(tensor));
     if (tensor.count == 0) return;
-    auto* bytes = reinterpret_cast<const std::byte*>(values.data());
-    std::vector<std::byte> transposed;
-    if (tensor.transposed) {
-        transposed = transpose(bytes, sizeof(float), tensor.shape.at(0), tensor.shape.at(1));
-        bytes = transposed.data();
-    }
-    copy_to_device(tensor.values.data, bytes + tensor.first * sizeof(float), tensor.count * sizeof(float), Stream{});
+    if (tensor.transposed) values = transpose(values, tensor.shape.at(0), tensor.shape.at(1));
+    copy_to_device(tensor.values.data, values.data() + tensor.first, tensor.count * sizeof(float), Stream{});
 }

@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <functional>
-#include <map>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -34,7 +33,6 @@ public:
         std::vector<float> floats() const;
     };
 
-    const std::string& path() const { return path_; }
     const std::vector<Entry>& entries() const { return entries_; }  // in the order of their bytes
     const Entry* find(const std::string& name) const;               // nullptr if it is not there
     // Exit::data, naming the file and what it has instead, if the tensor is missing or has another shape.
@@ -55,15 +53,11 @@ private:
     std::unordered_map<std::string, size_t> by_name_;  // -> position in entries_
 };
 
-// Bytes of one element of "F32", "BF16", "F16", "I64", ...; 0 for an unknown type.
-size_t safetensors_element_bytes(const std::string& type);
-
-// Writes whole tensors into one file; holds one of them in host memory at a time. The file is replaced as a whole.
-// Tensors with larger elements come first, so that each is aligned to its element type. Exit::io, Exit::cannot_create.
-void write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
-                       const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
+// Writes whole FP32 tensors into one file; holds one of them in host memory at a time. The file is replaced as a whole.
+// Exit::io, Exit::cannot_create.
+void write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors);
 
 // The whole FP32 tensor in the order of a file, from the device and to it. Setting copies the part that is here;
 // getting requires all of it.
 std::vector<float> file_values(const NamedTensor& tensor);
-void set_file_values(const NamedTensor& tensor, const std::vector<float>& values);
+void set_file_values(const NamedTensor& tensor, std::vector<float> values);

@@ -58,56 +58,6 @@ bool all_finite(const std::byte* numbers, size_t count, Dtype dtype) {
     return false;
 }
 
-// Collects pieces in the staging buffer and checks, hashes and writes it each time it is full.
-class StagedShard {
-public:
-    StagedShard(const std::string& path, size_t bytes, std::vector<std::byte>& staging)
-        : file_(path, bytes), staging_(staging) {}
-
-    void add(const NamedTensor& tensor) {
-        if (tensor.count == 0) return;
-        const size_t element = size_of(tensor.values.dtype), offset = file_.size() + used_;
-        require(bool(tensor.values), "checkpoint: tensor %s has no values", tensor.name);
-        require(offset % element == 0, "checkpoint: tensor %s would begin at offset %zu, which is not aligned",
-                tensor.name, offset);
-        shard_.pieces.push_back({tensor.name, offset, tensor.first, tensor.count});
-        for (size_t done = 0; done < tensor.count;) {
-            if (used_ == staging_.size()) flush();
-            std::byte* to = staging_.data() + used_;
-            const size_t part = std::min(tensor.count - done, (staging_.size() - used_) / element);
-            copy_to_host(to, tensor.values.from(done).data, part * element, Stream{});
-            synchronize(Stream{});
-            shard_.finite &= all_finite(to, part, tensor.values.dtype);
-            used_ += part * element;
-            done += part;
-        }
-    }
-
-    ShardFile finish() {
-        flush();
-        file_.sync();
-        file_.close();
-        shard_.bytes = file_.size();
-        shard_.xxh3_128 = checksums_.xxh3_128();
-        return std::move(shard_);
-    }
-
-private:
-    // The buffer holds whole blocks except at the end of the file.
-    void flush() {
-        for (size_t begin = 0; begin < used_; begin += kBlockBytes)
-            shard_.block_crc32cs += checksums_.add(staging_.data() + begin, std::min(kBlockBytes, used_ - begin));
-        file_.append(staging_.data(), used_);
-        used_ = 0;
-    }
-
-    OutputFile file_;
-    std::vector<std::byte>& staging_;
-    size_t used_ = 0;
-    FileChecksums checksums_;
-    ShardFile shard_;
-};
-
 }  // namespace
 
 uint32_t crc32c(const void* bytes, size_t count) {
@@ -118,21 +68,46 @@ uint32_t crc32c(const void* bytes, size_t count) {
 std::string xxh3_128(std::string_view text) { return hex_of(XXH3_128bits(text.data(), text.size())); }
 
 ShardFile write_shard(const std::string& directory, int rank, const std::vector<NamedTensor>& tensors,
-                      std::vector<std::byte>& staging) {
-    require(!staging.empty() && staging.size() % kBlockBytes == 0, "checkpoint: a staging buffer of %zu bytes",
-            staging.size());
-    size_t bytes = 0;
-    for (const NamedTensor& tensor : tensors) bytes += tensor.count * size_of(tensor.values.dtype);
-    StagedShard shard(directory + "/" + shard_name(rank), bytes, staging);
-    for (const NamedTensor& tensor : tensors) shard.add(tensor);
-    ShardFile record = shard.finish();
-    record.name = shard_name(rank);
-    return record;
+                      size_t staging_bytes) {
+    require(staging_bytes > 0 && staging_bytes % kBlockBytes == 0, "checkpoint: a staging buffer of %zu bytes",
+            staging_bytes);
+    std::vector<std::byte> staging(staging_bytes);
+    ShardFile shard{.name = shard_name(rank)};
+    for (const NamedTensor& tensor : tensors) shard.bytes += tensor.count * size_of(tensor.values.dtype);
+    OutputFile file(directory + "/" + shard.name, shard.bytes);
+    FileChecksums checksums;
+    size_t used = 0;  // bytes of the staging buffer, which holds whole blocks except at the end of the file
+    auto flush = [&] {
+        for (size_t begin = 0; begin < used; begin += kBlockBytes)
+            shard.block_crc32cs += checksums.add(staging.data() + begin, std::min(kBlockBytes, used - begin));
+        file.append(staging.data(), used);
+        used = 0;
+    };
+    for (const NamedTensor& tensor : tensors) {
+        if (tensor.count == 0) continue;
+        const size_t element = size_of(tensor.values.dtype), offset = file.size() + used;
+        require(bool(tensor.values), "checkpoint: tensor %s has no values", tensor.name);
+        require(offset % element == 0, "checkpoint: tensor %s would begin at offset %zu, which is not aligned",
+                tensor.name, offset);
+        shard.pieces.push_back({tensor.name, offset, tensor.first, tensor.count});
+        for (size_t done = 0, part; done < tensor.count; done += part) {
+            if (used == staging.size()) flush();
+            std::byte* to = staging.data() + used;
+            part = std::min(tensor.count - done, (staging.size() - used) / element);
+            copy_to_host(to, tensor.values.from(done).data, part * element, Stream{});
+            synchronize(Stream{});
+            shard.finite &= all_finite(to, part, tensor.values.dtype);
+            used += part * element;
+        }
+    }
+    flush();
+    file.sync();
+    file.close();
+    shard.xxh3_128 = checksums.xxh3_128();
+    return shard;
 }
 
 void verify_shard(const MappedFile& file, const ShardFile& expected) {
-    if (file.size() != expected.bytes)
-        fail(Exit::data, "%s has %zu bytes, must have %zu", file.path(), file.size(), expected.bytes);
     FileChecksums checksums;
     for (size_t begin = 0, digit = 0; begin < expected.bytes; begin += kBlockBytes, digit += 8) {
         const size_t bytes = std::min(kBlockBytes, expected.bytes - begin);

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstddef>
-#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,11 +17,12 @@ uint32_t crc32c(const void* bytes, size_t count);
 // XXH3 with 128 bits of a text, as 32 lower-case hexadecimal digits, the way `xxhsum -H128` prints it.
 std::string xxh3_128(std::string_view text);
 
-// Creates directory/shard_name(rank), writes this rank's part of the tensors through `staging` (a multiple of
-// kBlockBytes) and syncs it. Exit::io or Exit::cannot_create; the file is then incomplete and of no use.
+// Creates directory/shard_name(rank), writes this rank's part of the tensors through a buffer of
+// `staging_bytes` (a multiple of kBlockBytes) and syncs it. Exit::io or Exit::cannot_create; the file is then
+// incomplete and of no use.
 ShardFile write_shard(const std::string& directory, int rank, const std::vector<NamedTensor>& tensors,
-                      std::vector<std::byte>& staging);
+                      size_t staging_bytes);
 
-// Compares a mapped shard file with its record: size, CRC32C of each block, hash of the whole. Exit::data names the
-// file, the offset, the expected and the actual value.
+// Compares a mapped shard file, which has the recorded size, with its record: CRC32C of each block, hash of the whole.
+// Exit::data names the file, the offset, the expected and the actual value.
 void verify_shard(const MappedFile& file, const ShardFile& expected);

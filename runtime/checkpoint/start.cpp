@@ -2,25 +2,18 @@
 
 #include "kernels/check.h"
 #include "kernels/device.h"
-#include "runtime/checkpoint/train_state.h"
+#include "runtime/checkpoint/checkpoint.h"
 #include "runtime/cluster/cluster.h"
 
 namespace {
 
-TrainState new_state(const Config& config) {
-    TrainState state;
-    state.run_id = new_run_id();
-    state.loss_scale = LossScaler(config.loss_scale).state();
-    return state;
-}
-
 // The checkpoint to continue, if any; damaged ones are reported on stderr.
-std::optional<Checkpoint> checkpoint_to_resume(const std::string& run_dir, StartAction action) {
-    if (action != StartAction::resume && action != StartAction::resume_or_start) return std::nullopt;
+std::optional<Checkpoint> checkpoint_to_resume(const std::string& run_dir, StartMode mode) {
+    if (mode != StartMode::resume && mode != StartMode::automatic) return std::nullopt;
     auto report = [](const std::string& sentence) { std::fprintf(stderr, "train_gpt: %s\n", sentence.c_str()); };
     std::optional<Checkpoint> newest = find_newest_valid(run_dir, report);
     const std::string directory = checkpoints_directory(run_dir);
-    if (!newest && action == StartAction::resume) fail(Exit::no_input, "%s: no checkpoint to resume from", directory);
+    if (!newest && mode == StartMode::resume) fail(Exit::no_input, "%s: no checkpoint to resume from", directory);
     if (!newest && directory_exists(directory) && !list_directory(directory).empty())
         fail(Exit::no_input,
              "%s: every checkpoint has been set aside and none is left to resume from; --fresh starts anew", directory);
@@ -28,7 +21,7 @@ std::optional<Checkpoint> checkpoint_to_resume(const std::string& run_dir, Start
 }
 
 void refuse_changes(const Checkpoint& checkpoint, const Config& config, const std::string& dataset_digest) {
-    const CheckpointInfo& info = checkpoint.manifest().info;
+    const TrainState& info = checkpoint.manifest().info;
     const Config saved = parse_config(info.config, checkpoint.directory() + "/MANIFEST.json");
     std::string changes;
     for (const std::string& difference : config_differences(saved, config)) changes += "\n  " + difference;
@@ -41,30 +34,7 @@ void refuse_changes(const Checkpoint& checkpoint, const Config& config, const st
              checkpoint.directory(), changes);
 }
 
-TrainState resumed_state(const Checkpoint& checkpoint) {
-    const CheckpointInfo& info = checkpoint.manifest().info;
-    auto state = value_of<TrainState>(info.state, checkpoint.directory() + "/MANIFEST.json: state", ".");
-    state.step = int(info.step);
-    state.saved_step = info.step;
-    state.run_id = info.run_id;
-    return state;
-}
-
 }  // namespace
-
-CheckpointInfo checkpoint_info(const TrainState& state, const Config& config, const std::string& dataset_digest) {
-    TrainState now = state;
-    now.device_choices = device_choices();
-    CheckpointInfo info;
-    info.step = state.step;
-    info.parent_step = state.saved_step;
-    info.run_id = state.run_id;
-    info.config = config_json(config);
-    info.config_digest = config_digest(config);
-    info.dataset_digest = dataset_digest;
-    info.state = json_of(now);
-    return info;
-}
 
 RunStart start_run(const Config& config, StartMode mode, const std::string& dataset_digest, bool accept_changes,
                    const Comm& comm) {
@@ -72,14 +42,24 @@ RunStart start_run(const Config& config, StartMode mode, const std::string& data
     RunStart start;
     int step = kNone;
     run_on_rank_0(comm, "open run.dir", [&] {
-        start.directory = open_run_directory(config.run.dir, mode);
-        start.checkpoint = checkpoint_to_resume(config.run.dir, start.directory.action);
-        if (start.checkpoint) step = int(start.checkpoint->manifest().info.step);
+        start.lock = open_run_directory(config.run.dir, mode);
+        start.checkpoint = checkpoint_to_resume(config.run.dir, mode);
+        if (start.checkpoint) step = start.checkpoint->manifest().info.step;
     });
     step = all_reduce_max(step, comm);
     if (step != kNone && !start.checkpoint) start.checkpoint.emplace(step_directory(config.run.dir, step));
     if (start.checkpoint && !accept_changes) refuse_changes(*start.checkpoint, config, dataset_digest);
-    start.state = start.checkpoint ? resumed_state(*start.checkpoint) : new_state(config);
-    start.dataset_digest = dataset_digest;
+    TrainState& state = start.state;
+    if (start.checkpoint) {
+        state = start.checkpoint->manifest().info;
+        state.parent_step = state.step;
+    } else {
+        state.run_id = random_hex(16);
+        state.progress.loss_scale = first_loss_scale(config.loss_scale);
+    }
+    if (!config.loss_scale.dynamic) state.progress.loss_scale.scale = float(config.loss_scale.fixed);
+    state.config = config_json(config);
+    state.config_digest = config_digest(config);
+    state.dataset_digest = dataset_digest;
     return start;
 }

@@ -1,8 +1,8 @@
-// The state of a run as the manifest's "state" holds it.
+// What the manifest's "state" holds.
 #pragma once
 
-#include "runtime/checkpoint/checkpoint.h"
 #include "runtime/checkpoint/fields.h"
+#include "runtime/checkpoint/manifest.h"
 
 template <class Fields> void describe(Fields& field, LossScaleState& state) {
     constexpr int64_t kMost = std::numeric_limits<int>::max();
@@ -14,9 +14,9 @@ template <class Fields> void describe(Fields& field, LossScaleState& state) {
     field("last_good_step", state.last_good_step);
 }
 
-template <class Fields> void describe(Fields& field, TrainState& state) {
-    field("updates", state.updates);
-    field("cursor", state.cursor);
-    field("loss_scale", state.loss_scale);
-    field.optional("device_choices", state.device_choices);
+template <class Fields> void describe(Fields& field, TrainState::Progress& progress) {
+    field("updates", progress.updates);
+    field("cursor", progress.cursor);
+    field("loss_scale", progress.loss_scale);
+    field.optional("device_choices", progress.device_choices);
 }

@@ -30,81 +30,21 @@ std::string section_of(const std::string& key) { return key.substr(0, key.find('
 }
 
 const Option& option_named(const std::vector<Option>& table, const std::string& key, const std::string& origin) {
-    auto found = std::find_if(table.begin(), table.end(), [&](const Option& option) { return option.key == key; });
+    const auto found = std::ranges::find(table, key, &Option::key);
     if (found == table.end()) fail_unknown(table, key, origin);
     return *found;
 }
 
-bool is_section(const std::vector<Option>& table, const std::string& name) {
-    return std::any_of(table.begin(), table.end(),
-                       [&](const Option& option) { return section_of(option.key) == name; });
-}
-
-// The JSON parser checks the texts of files; those of the command line do not pass through it.
-void check_utf8(const std::string& text, const std::string& key) {
+// A value from the command line: JSON, or a bare word for a text, which has not passed through the JSON parser's check.
+Json typed_value(const std::string& text, const Option& option) {
+    const Json json = Json::parse(text, nullptr, false);
+    if (json.is_string() || !(json.is_discarded() || option_value(option).is_string())) return json;
     try {
         (void)Json(text).dump();
     } catch (const Json::exception&) {
-        fail(Exit::config, "--set: %s must be valid UTF-8, is %s", printed(key), printed(text));
+        fail(Exit::config, "--set: %s must be valid UTF-8, is %s", option.key, printed(text));
     }
-}
-
-// A value from the command line: JSON, or a bare word for a text.
-Json typed_value(const std::string& text, const Option& option) {
-    const Json json = Json::parse(text, nullptr, false);
-    return json.is_discarded() || (takes_text(option) && !json.is_string()) ? Json(text) : json;
-}
-
-void check_model(const Config& c, const std::string& file) {
-    if (c.model.n_embd % c.model.n_head != 0)
-        fail(Exit::config, "%s: model.n_embd (%d) must be a multiple of model.n_head (%d)", file, c.model.n_embd,
-             c.model.n_head);
-    struct AtMost {
-        const char* key;
-        int value;
-        const char* limit_key;
-        int limit;
-    };
-    for (const AtMost& pair :
-         {AtMost{"train.seq_len", c.train.seq_len, "model.n_positions", c.model.n_positions},
-          AtMost{"eval.stride", c.eval.stride, "train.seq_len", c.train.seq_len},
-          AtMost{"sample.top_k", c.sample.top_k, "model.vocab_size", c.model.vocab_size},
-          AtMost{"schedule.warmup_steps", c.schedule.warmup_steps, "train.max_steps", c.train.max_steps}})
-        if (pair.value > pair.limit)
-            fail(Exit::config, "%s: %s (%d) must not be larger than %s (%d)", file, pair.key, pair.value,
-                 pair.limit_key, pair.limit);
-}
-
-void check_batch(const Config& c, const std::string& file, int world) {
-    // The ranges keep the product far below 2^63, and what divides the total, an int, is an int as well.
-    const int64_t tokens = int64_t(c.train.batch_size) * c.train.seq_len * world, total = c.train.total_batch_tokens;
-    if (total % tokens == 0) return;
-    const int64_t below = total / tokens * tokens;
-    fail(Exit::config,
-         "%s: train.total_batch_tokens (%ld) must be a multiple of train.batch_size (%d) times train.seq_len (%d) "
-         "times the number of ranks (%d), that is of %ld; the nearest are %s%ld",
-         file, total, c.train.batch_size, c.train.seq_len, world, tokens, below ? format("%ld and ", below) : "",
-         below + tokens);
-}
-
-void check_schedule(const Config& c, const std::string& file) {
-    const int warmup = c.schedule.warmup_steps, steps = c.train.max_steps;
-    if (c.schedule.name == LrSchedule::wsd && warmup + cooldown_steps(c) > steps)
-        fail(Exit::config,
-             "%s: schedule.warmup_steps (%d) and the cooldown (schedule.cooldown_fraction %g of train.max_steps, %d "
-             "steps) must not be longer than train.max_steps (%d) together",
-             file, warmup, c.schedule.cooldown_fraction, cooldown_steps(c), steps);
-}
-
-void check_loss_scale(const Config& c, const std::string& file) {
-    if (c.train.precision == Dtype::fp16 && !c.loss_scale.dynamic && c.loss_scale.fixed <= 1)
-        fail(Exit::config,
-             "%s: train.precision \"fp16\" needs loss_scale.dynamic true (or a loss_scale.fixed above 1, is %g): small "
-             "gradients vanish in fp16 without it",
-             file, c.loss_scale.fixed);
-    if (c.loss_scale.dynamic && c.loss_scale.minimum > c.loss_scale.initial)
-        fail(Exit::config, "%s: loss_scale.minimum (%g) must not be larger than loss_scale.initial (%g)", file,
-             c.loss_scale.minimum, c.loss_scale.initial);
+    return text;
 }
 
 // The options that determine a run's result, as "key: value" in the order of the table.
@@ -134,7 +74,9 @@ Config parse_config(std::string_view json_text, const std::string& origin) {
     Config config;
     const std::vector<Option> table = option_table(config);
     for (const auto& [section, members] : json.items()) {
-        if (!is_section(table, section)) fail_unknown(table, section, origin);
+        const auto known =
+            std::ranges::find(table, section, [](const Option& option) { return section_of(option.key); });
+        if (known == table.end()) fail_unknown(table, section, origin);
         if (!members.is_object())
             fail(Exit::config, "%s: %s must be an object of keys, is %s", origin, section, printed(members));
         for (const auto& [name, value] : members.items())
@@ -146,18 +88,56 @@ Config parse_config(std::string_view json_text, const std::string& origin) {
 void override_config(Config& config, const std::string& assignment) {
     const size_t equals = assignment.find('=');
     if (equals == std::string::npos) fail(Exit::usage, "--set takes section.key=value, is %s", printed(assignment));
-    const std::string origin = "--set", key = assignment.substr(0, equals), value = assignment.substr(equals + 1);
-    check_utf8(value, key);
     const std::vector<Option> table = option_table(config);
-    const Option& option = option_named(table, key, origin);
-    assign_option(option, typed_value(value, option), origin);
+    const Option& option = option_named(table, assignment.substr(0, equals), "--set");
+    assign_option(option, typed_value(assignment.substr(equals + 1), option), "--set");
 }
 
-void check_config(const Config& config, const std::string& origin, int world) {
-    check_model(config, origin);
-    check_batch(config, origin, world);
-    check_schedule(config, origin);
-    check_loss_scale(config, origin);
+void check_config(const Config& c, const std::string& origin, int world) {
+    if (c.model.n_embd % c.model.n_head != 0)
+        fail(Exit::config, "%s: model.n_embd (%d) must be a multiple of model.n_head (%d)", origin, c.model.n_embd,
+             c.model.n_head);
+
+    struct AtMost {
+        const char* key;
+        int value;
+        const char* limit_key;
+        int limit;
+    };
+    for (const AtMost& pair :
+         {AtMost{"train.seq_len", c.train.seq_len, "model.n_positions", c.model.n_positions},
+          AtMost{"eval.stride", c.eval.stride, "train.seq_len", c.train.seq_len},
+          AtMost{"sample.top_k", c.sample.top_k, "model.vocab_size", c.model.vocab_size},
+          AtMost{"schedule.warmup_steps", c.schedule.warmup_steps, "train.max_steps", c.train.max_steps}})
+        if (pair.value > pair.limit)
+            fail(Exit::config, "%s: %s (%d) must not be larger than %s (%d)", origin, pair.key, pair.value,
+                 pair.limit_key, pair.limit);
+
+    // The ranges keep the product far below 2^63, and what divides the total, an int, is an int as well.
+    const int64_t tokens = int64_t(c.train.batch_size) * c.train.seq_len * world, total = c.train.total_batch_tokens;
+    const int64_t below = total / tokens * tokens;
+    if (below != total)
+        fail(Exit::config,
+             "%s: train.total_batch_tokens (%ld) must be a multiple of train.batch_size (%d) times train.seq_len (%d) "
+             "times the number of ranks (%d), that is of %ld; the nearest are %s%ld",
+             origin, total, c.train.batch_size, c.train.seq_len, world, tokens, below ? format("%ld and ", below) : "",
+             below + tokens);
+
+    const int warmup = c.schedule.warmup_steps, steps = c.train.max_steps;
+    if (c.schedule.name == LrSchedule::wsd && warmup + cooldown_steps(c) > steps)
+        fail(Exit::config,
+             "%s: schedule.warmup_steps (%d) and the cooldown (schedule.cooldown_fraction %g of train.max_steps, %d "
+             "steps) must not be longer than train.max_steps (%d) together",
+             origin, warmup, c.schedule.cooldown_fraction, cooldown_steps(c), steps);
+
+    if (c.train.precision == Dtype::fp16 && !c.loss_scale.dynamic && c.loss_scale.fixed <= 1)
+        fail(Exit::config,
+             "%s: train.precision \"fp16\" needs loss_scale.dynamic true (or a loss_scale.fixed above 1, is %g): small "
+             "gradients vanish in fp16 without it",
+             origin, c.loss_scale.fixed);
+    if (c.loss_scale.dynamic && c.loss_scale.minimum > c.loss_scale.initial)
+        fail(Exit::config, "%s: loss_scale.minimum (%g) must not be larger than loss_scale.initial (%g)", origin,
+             c.loss_scale.minimum, c.loss_scale.initial);
 }
 
 int default_head_rows(int batch_size, int seq_len) {

@@ -193,7 +193,14 @@ int cooldown_steps(const Config& config);
 // Above this its reciprocal and the scaled gradients would leave float's range for good.
 inline constexpr float kLargestLossScale = 0x1p100f;
 
-// Part of the checkpoint.
+// A factor on the loss that keeps small FP16 gradients from vanishing, and the count of skipped steps; part of the
+// checkpoint.
+//
+// Dynamic scaling follows Megatron-LM's DynamicGradScaler: `growth_interval` finite steps in a row multiply the scale
+// by `growth_factor` and restore the hysteresis; a non-finite step uses up one of `hysteresis`, and from the last one
+// on each multiplies the scale by `backoff_factor`, never below `minimum` (Micikevicius et al., "Mixed precision
+// training", arXiv 1710.03740, section 3.2). Without it the scale is `fixed`. In both cases non-finite steps are
+// counted and limited.
 struct LossScaleState {
     float scale = 1;
     int good_steps = 0;       // finite in a row since the scale last changed or a step was skipped
@@ -201,34 +208,14 @@ struct LossScaleState {
     int skipped_in_a_row = 0;
     int64_t total_skipped = 0;
     int last_good_step = 0;  // 0: none yet
-};
-
-// A factor on the loss that keeps small FP16 gradients from vanishing, and the count of skipped steps.
-//
-// Dynamic scaling follows Megatron-LM's DynamicGradScaler: `growth_interval` finite steps in a row multiply the scale
-// by `growth_factor` and restore the hysteresis; a non-finite step uses up one of `hysteresis`, and from the last one
-// on each multiplies the scale by `backoff_factor`, never below `minimum` (Micikevicius et al., "Mixed precision
-// training", arXiv 1710.03740, section 3.2). Without it the scale is `fixed`. In both cases non-finite steps are
-// counted and limited.
-class LossScaler {
-public:
-    explicit LossScaler(const Config::LossScale& options);
-    // Continues from a checkpoint's state. Where scaling is not dynamic the scale stays `fixed`.
-    LossScaler(const Config::LossScale& options, const LossScaleState& state);
-
-    float scale() const { return state_.scale; }
-    const LossScaleState& state() const { return state_; }
 
     // The update of `step` was applied.
-    void step_applied(int step);
+    void step_applied(const Config::LossScale& options, int step);
 
     // Step `step` was skipped since `tensor` is the first whose gradient is not finite. Fails with Exit::non_finite and
     // a diagnosis where the scale is at its minimum already, or after more than max_skipped_steps in a row.
-    void step_skipped(int step, const std::string& tensor);
-
-private:
-    void back_off(int step, const std::string& tensor);
-
-    Config::LossScale options_;
-    LossScaleState state_;
+    void step_skipped(const Config::LossScale& options, int step, const std::string& tensor);
 };
+
+// The state before a run's first step.
+LossScaleState first_loss_scale(const Config::LossScale& options);

@@ -23,16 +23,10 @@ size_t edit_distance(const std::string& a, const std::string& b) {
 
 }  // namespace
 
-std::string nearest_name(const std::string& name, const std::vector<std::string>& candidates) {
+std::string nearest_name(const std::string& name, const std::vector<std::string>& known) {
     constexpr size_t kLongest = 200;  // longer input is no typing error, and the time grows with its length
-    std::string nearest;
-    size_t least = std::min(name.size(), kLongest) / 2 + 1;
-    if (name.size() > kLongest) return nearest;
-    for (const std::string& candidate : candidates) {
-        size_t distance = edit_distance(name, candidate);
-        if (distance >= least) continue;
-        least = distance;
-        nearest = candidate;
-    }
-    return nearest;
+    if (name.size() > kLongest || known.empty()) return "";
+    auto distance = [&](const std::string& candidate) { return edit_distance(name, candidate); };
+    const std::string& nearest = *std::ranges::min_element(known, {}, distance);
+    return distance(nearest) <= name.size() / 2 ? nearest : "";
 }

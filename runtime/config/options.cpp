@@ -17,67 +17,50 @@ constexpr double kAlmost1 = 0.999999;  // well below 1 as a float too: with 1 a 
 constexpr size_t kLongestText = 4096;
 
 Allowed between(double low, double high) { return {.low = low, .high = high}; }
-Allowed anything() { return {}; }
-Allowed some_text() { return {.may_be_empty = false}; }
 
-template <class T> constexpr bool is_text = std::is_same_v<T, std::string> || std::is_enum_v<T>;
-
-// The JSON type of options of type T: its test and its name in errors.
-struct JsonType {
-    bool (Json::*includes)() const noexcept;
-    const char* name;
-};
-template <class T> constexpr JsonType json_type() {
-    if constexpr (is_text<T>)
-        return {&Json::is_string, "a text in quotes"};
-    else if constexpr (std::is_same_v<T, bool>)
-        return {&Json::is_boolean, "true or false"};
-    else if constexpr (std::is_same_v<T, double>)
-        return {&Json::is_number, "a number"};
-    else if constexpr (std::is_same_v<T, uint64_t>)
-        return {&Json::is_number_unsigned, "an integer from 0 to 18446744073709551615"};
-    else
-        return {&Json::is_number_integer, "an integer"};
-}
-
-// The value of a JSON value of the right type, if it is allowed.
+// The value of type T that `json` stands for, if it is of that type and allowed.
 template <class T> std::optional<T> allowed_value(const Json& json, const Allowed& allowed) {
+    bool is_allowed = false;
     if constexpr (std::is_enum_v<T>) {
-        return choice_named<T>(json.get<std::string>());
+        return json.is_string() ? choice_named<T>(json.get<std::string>()) : std::nullopt;
+    } else if constexpr (std::is_same_v<T, std::string>) {
+        if (!json.is_string()) return std::nullopt;
+        const std::string text = json.get<std::string>();
+        // A NUL would cut the text short wherever the system takes it, as in a path.
+        is_allowed = text.size() <= kLongestText && text.find('\0') == std::string::npos &&
+                     (allowed.may_be_empty || !text.empty());
+    } else if constexpr (std::is_same_v<T, bool>) {
+        is_allowed = json.is_boolean();
     } else {
-        const T value = json.get<T>();
-        if constexpr (std::is_same_v<T, std::string>) {
-            // A NUL would cut the text short wherever the system takes it, as in a path.
-            const bool is_path = value.size() <= kLongestText && value.find('\0') == std::string::npos;
-            if (!is_path || (value.empty() && !allowed.may_be_empty)) return std::nullopt;
-        } else if constexpr (!std::is_same_v<T, bool>) {
-            const double x = json.get<double>();
-            if (!(x >= allowed.low && x <= allowed.high)) return std::nullopt;
-        }
-        return value;
+        const bool is_of_type = std::is_same_v<T, double>     ? json.is_number()
+                                : std::is_same_v<T, uint64_t> ? json.is_number_unsigned()
+                                                              : json.is_number_integer();
+        is_allowed = is_of_type && json.get<double>() >= allowed.low && json.get<double>() <= allowed.high;
     }
+    return is_allowed ? std::optional<T>(json.get<T>()) : std::nullopt;
 }
 
 }  // namespace
 
 std::vector<Option> option_table(Config& c) {
     const Allowed steps = between(1, kMaxSteps), steps_or_0 = between(0, kMaxSteps);
+    const Allowed anything, some_text{.may_be_empty = false};
     const Effect none = Effect::none;
     return {
-        {"run.dir", &c.run.dir, some_text(), "directory of everything that the run writes", none},
-        {"run.seed", &c.run.seed, anything(), "seed of the initial weights and the order of the training data"},
+        {"run.dir", &c.run.dir, some_text, "directory of everything that the run writes", none},
+        {"run.seed", &c.run.seed, anything, "seed of the initial weights and the order of the training data"},
 
         {"model.n_layer", &c.model.n_layer, between(1, 10000), "blocks"},
         {"model.n_head", &c.model.n_head, between(1, 65536), "attention heads per block; divides n_embd"},
         {"model.n_embd", &c.model.n_embd, between(1, 65536), "width of the model"},
         {"model.n_positions", &c.model.n_positions, between(1, 1 << 24), "longest sequence that the model can read"},
         {"model.vocab_size", &c.model.vocab_size, between(1, 1 << 24), "tokens that the model knows"},
-        {"model.init_from", &c.model.init_from, anything(),
+        {"model.init_from", &c.model.init_from, anything,
          "checkpoint or Hugging Face directory to take the weights from; empty: GPT-2's random initialisation"},
 
-        {"data.train", &c.data.train, some_text(), "pattern of the training shards' paths", none},
-        {"data.val", &c.data.val, anything(), "pattern of the validation shards' paths; empty: no validation", none},
-        {"data.tokenizer", &c.data.tokenizer, anything(), "tokenizer.json of the shards; empty: no samples as text",
+        {"data.train", &c.data.train, some_text, "pattern of the training shards' paths", none},
+        {"data.val", &c.data.val, anything, "pattern of the validation shards' paths; empty: no validation", none},
+        {"data.tokenizer", &c.data.tokenizer, anything, "tokenizer.json of the shards; empty: no samples as text",
          none},
 
         {"train.max_steps", &c.train.max_steps, steps, "optimizer steps of the whole run"},
@@ -85,13 +68,13 @@ std::vector<Option> option_table(Config& c) {
         {"train.seq_len", &c.train.seq_len, between(1, 1 << 24), "tokens per sequence, at most n_positions"},
         {"train.total_batch_tokens", &c.train.total_batch_tokens, between(1, kMaxInt),
          "tokens per optimizer step over all ranks; gradients accumulate over as many micro-steps as that takes"},
-        {"train.precision", &c.train.precision, anything(), "storage of activations and compute weights"},
-        {"train.recompute", &c.train.recompute, anything(),
+        {"train.precision", &c.train.precision, anything, "storage of activations and compute weights"},
+        {"train.recompute", &c.train.recompute, anything,
          "what the backward pass computes again to save memory; each level includes the ones before", none},
         {"train.head_rows", &c.train.head_rows, between(0, kMaxInt),
          "tokens whose logits are held in memory at a time; 0: a micro-step's, at most 8192"},
 
-        {"optim.name", &c.optim.name, anything(), "the optimizer"},
+        {"optim.name", &c.optim.name, anything, "the optimizer"},
         {"optim.learning_rate", &c.optim.learning_rate, between(0, 1000), "the highest of the schedule"},
         {"optim.beta1", &c.optim.beta1, between(0, kAlmost1), "adamw: decay of the first moment"},
         {"optim.beta2", &c.optim.beta2, between(0, kAlmost1), "adamw: decay of the second moment"},
@@ -100,7 +83,7 @@ std::vector<Option> option_table(Config& c) {
         {"optim.grad_clip", &c.optim.grad_clip, between(0, 1e30), "largest norm of the gradient; 0: no clipping"},
         {"optim.momentum", &c.optim.momentum, between(0, kAlmost1), "sgd: momentum"},
 
-        {"schedule.name", &c.schedule.name, anything(), "course of the learning rate after the warm-up"},
+        {"schedule.name", &c.schedule.name, anything, "course of the learning rate after the warm-up"},
         {"schedule.warmup_steps", &c.schedule.warmup_steps, steps_or_0, "steps of linear growth at the beginning"},
         {"schedule.final_lr_fraction", &c.schedule.final_lr_fraction, between(0, 1),
          "learning rate of the last step, as a part of optim.learning_rate; cyclic: the lowest"},
@@ -108,7 +91,7 @@ std::vector<Option> option_table(Config& c) {
          "wsd: part of max_steps, at least one step, over which the learning rate falls"},
         {"schedule.cycle_steps", &c.schedule.cycle_steps, between(2, kMaxSteps), "cyclic: steps from peak to peak"},
 
-        {"loss_scale.dynamic", &c.loss_scale.dynamic, anything(), "adapt the loss scale, as fp16 needs it"},
+        {"loss_scale.dynamic", &c.loss_scale.dynamic, anything, "adapt the loss scale, as fp16 needs it"},
         {"loss_scale.fixed", &c.loss_scale.fixed, between(1e-9, 1e18), "the loss scale if not dynamic"},
         {"loss_scale.initial", &c.loss_scale.initial, between(1e-9, 1e18), "dynamic: the first scale"},
         {"loss_scale.growth_interval", &c.loss_scale.growth_interval, steps,
@@ -127,7 +110,7 @@ std::vector<Option> option_table(Config& c) {
          "what each rank keeps its share of only. 0: nothing; 1: masters and optimizer state; 2: gradients too; 3: "
          "parameters too",
          none},
-        {"parallel.deterministic_reduce", &c.parallel.deterministic_reduce, anything(),
+        {"parallel.deterministic_reduce", &c.parallel.deterministic_reduce, anything,
          "gradients add up in the same order for any number of ranks and micro-steps that are powers of 2"},
         {"parallel.bucket_mb", &c.parallel.bucket_mb, between(0, 1 << 20),
          "MiB of gradients that travel between ranks together; 0: each block's alone"},
@@ -151,29 +134,26 @@ std::vector<Option> option_table(Config& c) {
 
         {"sample.every_steps", &c.sample.every_steps, steps_or_0, "steps between samples of text; 0: none", none},
         {"sample.tokens", &c.sample.tokens, between(1, 1 << 24), "tokens per sample", none},
-        {"sample.prompt", &c.sample.prompt, anything(), "text that samples continue", none},
+        {"sample.prompt", &c.sample.prompt, anything, "text that samples continue", none},
         {"sample.temperature", &c.sample.temperature, between(0, 1000), "0: always the likeliest token", none},
         {"sample.top_k", &c.sample.top_k, between(0, 1 << 24), "sample among the likeliest tokens only; 0: among all",
          none},
 
         {"log.every_steps", &c.log.every_steps, steps, "steps between progress lines where there is no terminal", none},
 
-        {"device.tf32", &c.device.tf32, anything(),
+        {"device.tf32", &c.device.tf32, anything,
          "GPU: fp32 products round their operands to TF32, faster and with 10 bits instead of 23"},
-        {"device.debug_sync", &c.device.debug_sync, anything(),
+        {"device.debug_sync", &c.device.debug_sync, anything,
          "GPU: wait after each kernel, so that an error names the kernel that made it; also --debug-sync", none},
     };
 }
 
 void assign_option(const Option& option, const Json& json, const std::string& origin) {
-    auto refuse = [&](const std::string& expected) {
-        fail(Exit::config, "%s: %s must be %s, is %s", origin, option.key, expected, printed(json));
-    };
     auto assign = [&]<class T>(T* value) {
-        if (const JsonType type = json_type<T>(); !(json.*type.includes)()) refuse(type.name);
-        const std::optional<T> allowed = allowed_value<T>(json, option.allowed);
-        if (!allowed) refuse((json.is_number() ? "in " : "") + allowed_values(option));
-        *value = *allowed;
+        const std::optional<T> given = allowed_value<T>(json, option.allowed);
+        if (!given)
+            fail(Exit::config, "%s: %s must be %s, is %s", origin, option.key, allowed_values(option), printed(json));
+        *value = *given;
     };
     std::visit(assign, option.value);
 }
@@ -188,24 +168,20 @@ Json option_value(const Option& option) {
     return std::visit(read, option.value);
 }
 
-bool takes_text(const Option& option) {
-    return std::visit([]<class T>(const T*) { return is_text<T>; }, option.value);
-}
-
 std::string allowed_values(const Option& option) {
-    const Allowed& allowed = option.allowed;
     auto describe = [&]<class T>(const T*) -> std::string {
-        if constexpr (std::is_same_v<T, bool>) {
-            return "true|false";
-        } else if constexpr (std::is_same_v<T, uint64_t>) {
-            return "[0, 18446744073709551615]";
-        } else if constexpr (std::is_same_v<T, std::string>) {
+        const Allowed& allowed = option.allowed;
+        if constexpr (std::is_same_v<T, bool>)
+            return "true or false";
+        else if constexpr (std::is_same_v<T, uint64_t>)
+            return "an integer from 0 to 18446744073709551615";
+        else if constexpr (std::is_same_v<T, std::string>)
             return format("text without NUL, %d to %zu bytes", allowed.may_be_empty ? 0 : 1, kLongestText);
-        } else if constexpr (std::is_enum_v<T>) {
+        else if constexpr (std::is_enum_v<T>)
             return choice_names<T>();
-        } else {
-            return format("[%.10g, %.10g]", allowed.low, allowed.high);
-        }
+        else
+            return format("%s in [%.10g, %.10g]", std::is_same_v<T, double> ? "a number" : "an integer", allowed.low,
+                          allowed.high);
     };
     return std::visit(describe, option.value);
 }

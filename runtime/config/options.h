@@ -41,8 +41,5 @@ void assign_option(const Option& option, const nlohmann::ordered_json& value, co
 
 nlohmann::ordered_json option_value(const Option& option);
 
-// Whether the option's JSON values are texts.
-bool takes_text(const Option& option);
-
-// "[0, 1]", "fp32|bf16|fp16", "true|false".
+// "a number in [0, 1]", "fp32|bf16|fp16", "true or false".
 std::string allowed_values(const Option& option);

@@ -7,7 +7,6 @@
 #include <charconv>
 #include <cmath>
 #include <nlohmann/json.hpp>
-#include <string_view>
 
 #include "kernels/check.h"
 
@@ -23,32 +22,29 @@ template <class T> std::string number(T value) {
 
 std::string number_or_null(const std::optional<double>& value) { return value ? number(*value) : "null"; }
 
-std::optional<int> step_of_metrics(std::string_view line) {
+// The step of a line of main.log or of metrics.jsonl.
+std::optional<int> step_of(const std::string& line) {
+    int step = 0;
+    if (std::sscanf(line.c_str(), "s:%d ", &step) == 1) return step;
     const auto json = nlohmann::json::parse(line, nullptr, false);
     if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer()) return std::nullopt;
     return json["step"].get<int>();
 }
 
-std::optional<int> step_of_main_log(std::string_view line) {
-    int step = 0;
-    if (!line.starts_with("s:")) return std::nullopt;
-    if (std::from_chars(line.data() + 2, line.data() + line.size(), step).ec != std::errc()) return std::nullopt;
-    return step;
-}
-
 // The lines of the text that end in a newline and belong to steps that count.
-template <class StepOf> std::string committed_lines(std::string_view text, int committed_step, StepOf step_of) {
+std::string committed_lines(const std::string& text, int committed_step) {
     std::string kept;
-    for (size_t begin = 0, end; (end = text.find('\n', begin)) != std::string_view::npos; begin = end + 1) {
-        const std::optional<int> step = step_of(text.substr(begin, end - begin));
-        if (step && *step <= committed_step) kept += text.substr(begin, end + 1 - begin);
+    for (size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
+        const std::string line = text.substr(begin, end + 1 - begin);
+        const std::optional<int> step = step_of(line);
+        if (step && *step <= committed_step) kept += line;
     }
     return kept;
 }
 
-template <class StepOf> OutputFile continue_file(const std::string& path, int committed_step, StepOf step_of) {
+OutputFile continue_file(const std::string& path, int committed_step) {
     const std::string text = file_exists(path) ? read_file(path) : "";
-    write_file_atomically(path, committed_lines(text, committed_step, step_of));
+    write_file_atomically(path, committed_lines(text, committed_step));
     return OutputFile::open_to_append(path);
 }
 
@@ -98,8 +94,8 @@ std::string json_line(const ValRecord& record) {
 }
 
 RunLog::RunLog(const std::string& dir, int committed_step)
-    : metrics_(continue_file(dir + "/metrics.jsonl", committed_step, step_of_metrics)),
-      main_log_(continue_file(dir + "/main.log", committed_step, step_of_main_log)) {}
+    : metrics_(continue_file(dir + "/metrics.jsonl", committed_step)),
+      main_log_(continue_file(dir + "/main.log", committed_step)) {}
 
 void RunLog::write(const TrainRecord& record) {
     metrics_.append(json_line(record) + "\n");

@@ -8,8 +8,6 @@
 
 namespace {
 
-constexpr double kTera = 1e12, kGiga = 1e9, kGiB = 0x1p30;
-
 std::string letters_and_digits(const std::string& name) {
     std::string plain;
     for (unsigned char c : name)
@@ -17,42 +15,29 @@ std::string letters_and_digits(const std::string& name) {
     return plain;
 }
 
-GpuModel row(const char* name, const char* product, std::vector<const char*> device_names, double tflops,
-             double fp32_tflops, double memory_tb_per_s, double memory_gib, double link_gb_per_s, bool has_nvlink) {
-    return {.name = name,
-            .product = product,
-            .device_names = std::move(device_names),
-            .flops_per_s = tflops * kTera,
-            .fp32_flops_per_s = fp32_tflops * kTera,
-            .memory_bytes_per_s = memory_tb_per_s * kTera,
-            .memory_bytes = memory_gib * kGiB,
-            .link_bytes_per_s = link_gb_per_s * kGiga,
-            .has_nvlink = has_nvlink};
-}
-
 }  // namespace
 
 const std::vector<GpuModel>& known_gpus() {
     // 16-bit peaks of a100, h100, h200, rtx3090, rtx4090 and rtxpro6000 are also the ones to which published shares of
     // peak refer; the rest is found in data sheets and white papers only. NVLink to neighbours in pairs does not count.
+    static const std::vector<const char*> rtx_pro_6000 = {"NVIDIA RTX PRO 6000 Blackwell Workstation Edition",
+                                                          "NVIDIA RTX PRO 6000 Blackwell Server Edition"};
     static const std::vector<GpuModel> table = {
-        row("h100", "H100 SXM", {"NVIDIA H100 80GB HBM3"}, 989.4, 66.9, 3.35, 80, 450, true),
-        row("h200", "H200 SXM", {"NVIDIA H200"}, 989.4, 66.9, 4.8, 141, 450, true),
-        row("a100", "A100 SXM 80 GB", {"NVIDIA A100-SXM4-80GB"}, 312, 19.5, 2.039, 80, 300, true),
-        row("b200", "HGX B200", {"NVIDIA B200"}, 2250, 75, 8.0, 180, 900, true),
-        row("a100-40gb", "A100 SXM 40 GB", {"NVIDIA A100-SXM4-40GB"}, 312, 19.5, 1.555, 40, 300, true),
-        row("a100-pcie", "A100 PCIe 80 GB", {"NVIDIA A100 80GB PCIe"}, 312, 19.5, 1.935, 80, 32, false),
-        row("h100-pcie", "H100 PCIe", {"NVIDIA H100 PCIe"}, 756, 51.2, 2.0, 80, 64, false),
-        row("a10", "A10", {"NVIDIA A10"}, 125, 31.2, 0.6, 24, 32, false),
-        row("l4", "L4", {"NVIDIA L4"}, 121, 30.3, 0.3, 24, 32, false),
-        row("l40s", "L40S", {"NVIDIA L40S"}, 362, 91.6, 0.864, 48, 32, false),
-        row("rtxa6000", "RTX A6000", {"NVIDIA RTX A6000"}, 154.8, 38.7, 0.768, 48, 32, false),
-        row("rtx3090", "GeForce RTX 3090", {"NVIDIA GeForce RTX 3090"}, 71, 35.6, 0.936, 24, 32, false),
-        row("rtx4090", "GeForce RTX 4090", {"NVIDIA GeForce RTX 4090"}, 165.2, 82.6, 1.008, 24, 32, false),
-        row("rtx5090", "GeForce RTX 5090", {"NVIDIA GeForce RTX 5090"}, 209.5, 104.8, 1.792, 32, 64, false),
-        row("rtxpro6000", "RTX PRO 6000 Blackwell",
-            {"NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "NVIDIA RTX PRO 6000 Blackwell Server Edition"},
-            503.8, 125, 1.792, 96, 64, false),
+        {"h100", "H100 SXM", {"NVIDIA H100 80GB HBM3"}, 989.4e12, 66.9e12, 3.35e12, 80, 450e9, true},
+        {"h200", "H200 SXM", {"NVIDIA H200"}, 989.4e12, 66.9e12, 4.8e12, 141, 450e9, true},
+        {"a100", "A100 SXM 80 GB", {"NVIDIA A100-SXM4-80GB"}, 312e12, 19.5e12, 2.039e12, 80, 300e9, true},
+        {"b200", "HGX B200", {"NVIDIA B200"}, 2250e12, 75e12, 8.0e12, 180, 900e9, true},
+        {"a100-40gb", "A100 SXM 40 GB", {"NVIDIA A100-SXM4-40GB"}, 312e12, 19.5e12, 1.555e12, 40, 300e9, true},
+        {"a100-pcie", "A100 PCIe 80 GB", {"NVIDIA A100 80GB PCIe"}, 312e12, 19.5e12, 1.935e12, 80, 32e9, false},
+        {"h100-pcie", "H100 PCIe", {"NVIDIA H100 PCIe"}, 756e12, 51.2e12, 2.0e12, 80, 64e9, false},
+        {"a10", "A10", {"NVIDIA A10"}, 125e12, 31.2e12, 0.6e12, 24, 32e9, false},
+        {"l4", "L4", {"NVIDIA L4"}, 121e12, 30.3e12, 0.3e12, 24, 32e9, false},
+        {"l40s", "L40S", {"NVIDIA L40S"}, 362e12, 91.6e12, 0.864e12, 48, 32e9, false},
+        {"rtxa6000", "RTX A6000", {"NVIDIA RTX A6000"}, 154.8e12, 38.7e12, 0.768e12, 48, 32e9, false},
+        {"rtx3090", "GeForce RTX 3090", {"NVIDIA GeForce RTX 3090"}, 71e12, 35.6e12, 0.936e12, 24, 32e9, false},
+        {"rtx4090", "GeForce RTX 4090", {"NVIDIA GeForce RTX 4090"}, 165.2e12, 82.6e12, 1.008e12, 24, 32e9, false},
+        {"rtx5090", "GeForce RTX 5090", {"NVIDIA GeForce RTX 5090"}, 209.5e12, 104.8e12, 1.792e12, 32, 64e9, false},
+        {"rtxpro6000", "RTX PRO 6000 Blackwell", rtx_pro_6000, 503.8e12, 125e12, 1.792e12, 96, 64e9, false},
     };
     return table;
 }

@@ -34,7 +34,7 @@ struct GpuModel {
     double flops_per_s;                     // bf16 and fp16 tensor cores, fp32 accumulation, without sparsity
     double fp32_flops_per_s;                // without tensor cores
     double memory_bytes_per_s;              // read or write
-    double memory_bytes;                    // the data sheet's GB as GiB; driver and ECC keep up to 6 % of it
+    double memory_gib;                      // the data sheet's GB as GiB; driver and ECC keep up to 6 % of it
     double link_bytes_per_s;  // to the other GPUs of the node, per direction: half of the data sheet's sum
     bool has_nvlink;          // else that link is PCIe
 };

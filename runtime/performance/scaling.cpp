@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "kernels/check.h"
@@ -11,36 +12,6 @@ namespace {
 
 constexpr double kTera = 1e12, kGiga = 1e9, kGiB = 0x1p30;
 constexpr double kForwardShare = 1.0 / 3;
-
-}  // namespace
-
-double parse_rate(const std::string& text, const std::string& option) {
-    double number = 0;
-    const char* end = text.data() + text.size();
-    const auto [rest, error] = std::from_chars(text.data(), end, number);
-    std::string unit(rest, end);
-    if (!unit.empty() && unit[0] == ' ') unit.erase(0, 1);
-    double scale = 1;
-    const std::string prefixes = "kMGT";
-    if (!unit.empty() && prefixes.find(unit[0]) != std::string::npos) {
-        scale = std::pow(1000.0, double(prefixes.find(unit[0]) + 1));
-        unit.erase(0, 1);
-    }
-    if (unit == "b/s") scale /= 8;
-    const bool is_unit = unit == "B/s" || unit == "b/s" || (unit.empty() && scale == 1);
-    const double rate = number * scale;
-    if (error != std::errc() || !is_unit || !(rate > 0) || !std::isfinite(rate))
-        fail(Exit::usage, "%s: %s is no rate; it is bytes or bits per second like 450GB/s, 400Gb/s or 50e9", option,
-             printed(text));
-    return rate;
-}
-
-void check_nodes(int gpus, int gpus_per_node) {
-    if (gpus > gpus_per_node && gpus % gpus_per_node != 0)
-        fail(Exit::usage, "--gpus %d must be a multiple of --gpus-per-node %d, or smaller", gpus, gpus_per_node);
-}
-
-namespace {
 
 CommTime operator+(const CommTime& a, const CommTime& b) {
     return {a.nvlink_bytes + b.nvlink_bytes, a.net_bytes + b.net_bytes, a.nvlink_s + b.nvlink_s, a.net_s + b.net_s,
@@ -65,22 +36,14 @@ Collectives collectives(double wire_bytes, const ScalingInputs& in) {
     return result;
 }
 
-// A forward or backward pass: its compute, the communication that it can hide, and the communication after it.
+// A forward or backward pass: its compute, the communication that it can hide, the communication after it, and how many
+// of them a step has.
 struct Pass {
     double compute_s;
     CommTime behind;
     CommTime bare;
+    int times = 1;
 };
-
-void add(StagePrediction& step, const Pass& pass, double slowdown, int times = 1) {
-    const double t = pass.behind.seconds, c = pass.compute_s;
-    const double seconds = std::max(t, c + slowdown * t);
-    const double exposed = std::max(t - c, 0.0);
-    step.communication = step.communication + double(times) * (pass.behind + pass.bare);
-    step.compute_s += times * c;
-    step.exposed_s += times * (exposed + pass.bare.seconds);
-    step.slowdown_s += times * (seconds - c - exposed);
-}
 
 StagePrediction predict_stage(int stage, const ScalingInputs& in) {
     const double micro_step_s = in.flops_per_token * in.tokens_per_micro_step / (in.peak_share * in.gpu.flops_per_s);
@@ -89,8 +52,9 @@ StagePrediction predict_stage(int stage, const ScalingInputs& in) {
     const Collectives gather = collectives(in.param_wire_bytes, in);
     const CommTime none;
 
-    Pass first_forward{forward_s, none, none}, forward{forward_s, none, none};
-    Pass backward{backward_s, none, none}, last_backward{backward_s, reduce.layers, reduce.outer};
+    const int others = in.micro_steps - 1;
+    Pass first_forward{forward_s, none, none}, forward{forward_s, none, none, others};
+    Pass backward{backward_s, none, none, others}, last_backward{backward_s, reduce.layers, reduce.outer};
     if (stage == 0) last_backward = {backward_s, 2 * reduce.layers, 2 * reduce.outer};
     if (stage >= 1) first_forward = {forward_s, gather.layers, gather.outer};
     // Between micro-steps the outer bucket has another pass to hide behind.
@@ -102,10 +66,15 @@ StagePrediction predict_stage(int stage, const ScalingInputs& in) {
     }
 
     StagePrediction step;
-    add(step, first_forward, in.overlap_slowdown);
-    add(step, forward, in.overlap_slowdown, in.micro_steps - 1);
-    add(step, backward, in.overlap_slowdown, in.micro_steps - 1);
-    add(step, last_backward, in.overlap_slowdown);
+    for (const Pass& pass : {first_forward, forward, backward, last_backward}) {
+        const double t = pass.behind.seconds, c = pass.compute_s;
+        const double seconds = std::max(t, c + in.overlap_slowdown * t);
+        const double exposed = std::max(t - c, 0.0);
+        step.communication = step.communication + double(pass.times) * (pass.behind + pass.bare);
+        step.compute_s += pass.times * c;
+        step.exposed_s += pass.times * (exposed + pass.bare.seconds);
+        step.slowdown_s += pass.times * (seconds - c - exposed);
+    }
     step.step_s = step.compute_s + step.exposed_s + step.slowdown_s;
     step.tokens_per_s = in.gpus * (in.micro_steps * in.tokens_per_micro_step) / step.step_s;
     step.efficiency = step.compute_s / step.step_s;
@@ -113,6 +82,26 @@ StagePrediction predict_stage(int stage, const ScalingInputs& in) {
 }
 
 }  // namespace
+
+double parse_rate(const std::string& text, const std::string& option) {
+    static const std::map<std::string_view, double> kUnits = {
+        {"", 1},         {"B/s", 1},        {"kB/s", 1e3},     {"MB/s", 1e6},     {"GB/s", 1e9},     {"TB/s", 1e12},
+        {"b/s", 1. / 8}, {"kb/s", 1e3 / 8}, {"Mb/s", 1e6 / 8}, {"Gb/s", 1e9 / 8}, {"Tb/s", 1e12 / 8}};
+    double number = 0;
+    const char* const end = text.data() + text.size();
+    const auto [rest, error] = std::from_chars(text.data(), end, number);
+    const auto unit = kUnits.find(std::string_view(rest, end).substr(rest != end && *rest == ' '));
+    const double rate = unit == kUnits.end() ? 0 : number * unit->second;
+    if (error != std::errc() || !(rate > 0) || !std::isfinite(rate))
+        fail(Exit::usage, "%s: %s is no rate; it is bytes or bits per second like 450GB/s, 400Gb/s or 50e9", option,
+             printed(text));
+    return rate;
+}
+
+void check_nodes(int gpus, int gpus_per_node) {
+    if (gpus > gpus_per_node && gpus % gpus_per_node != 0)
+        fail(Exit::usage, "--gpus %d must be a multiple of --gpus-per-node %d, or smaller", gpus, gpus_per_node);
+}
 
 CommTime collective_time(double bytes, const ScalingInputs& in) {
     const int ranks = std::min(in.gpus, in.gpus_per_node), nodes = in.gpus / ranks;
@@ -131,17 +120,13 @@ CommTime collective_time(double bytes, const ScalingInputs& in) {
 }
 
 std::array<StagePrediction, 4> predict_scaling(const ScalingInputs& in) {
-    require(in.gpus >= 1 && in.gpus_per_node >= 1 && in.micro_steps >= 1,
-            "scaling: %d GPUs, %d per node and %d micro-steps must be positive", in.gpus, in.gpus_per_node,
-            in.micro_steps);
-    check_nodes(in.gpus, in.gpus_per_node);
     require(!in.bucket_elements.empty(), "scaling: there must be an outer bucket");
-    require(in.nvlink_bytes_per_s > 0 && in.net_bytes_per_s > 0 && in.peak_share > 0 && in.gpu.flops_per_s > 0 &&
-                in.flops_per_token > 0 && in.tokens_per_micro_step > 0,
-            "scaling: rates, shares, FLOPs and tokens must be positive");
-    std::array<StagePrediction, 4> stages;
-    for (int stage = 0; stage < 4; stage++) stages[size_t(stage)] = predict_stage(stage, in);
-    return stages;
+    require(in.gpus >= 1 && in.gpus_per_node >= 1 && in.micro_steps >= 1 && in.nvlink_bytes_per_s > 0 &&
+                in.net_bytes_per_s > 0 && in.peak_share > 0 && in.gpu.flops_per_s > 0 && in.flops_per_token > 0 &&
+                in.tokens_per_micro_step > 0,
+            "scaling: counts, rates, shares, FLOPs and tokens must be positive");
+    check_nodes(in.gpus, in.gpus_per_node);
+    return {predict_stage(0, in), predict_stage(1, in), predict_stage(2, in), predict_stage(3, in)};
 }
 
 std::string scaling_table(const ScalingInputs& in) {
@@ -154,9 +139,8 @@ std::string scaling_table(const ScalingInputs& in) {
                                nodes == 1 ? "" : "s", link, in.nvlink_bytes_per_s / kGiga);
     if (nodes > 1) table += format(", network %.0f GB/s", in.net_bytes_per_s / kGiga);
     table += format(
-        " per GPU and direction\n%.0f tokens per step, %.0f per GPU in %d micro-step%s; %.2f ms of compute at %.0f %% "
-        "of "
-        "%.1f TFLOP/s\n\n",
+        " per GPU and direction\n%.0f tokens per step, %.0f per GPU in %d micro-step%s; %.2f ms of compute at "
+        "%.0f %% of %.1f TFLOP/s\n\n",
         in.gpus * tokens, tokens, in.micro_steps, in.micro_steps == 1 ? "" : "s", stages[0].compute_s * 1e3,
         in.peak_share * 100, in.gpu.flops_per_s / kTera);
     table += format("%9s%12s%11s ms%11s ms%11s ms%11s ms%11s ms%12s%12s\n", "ZeRO", "memory GiB", link, "network",
@@ -164,14 +148,14 @@ std::string scaling_table(const ScalingInputs& in) {
     bool fits = true;
     for (size_t stage = 0; stage < stages.size(); stage++) {
         const StagePrediction& s = stages[stage];
-        const double memory = in.memory_bytes_per_rank[stage];
-        const bool is_too_large = memory > in.gpu.memory_bytes;
+        const double memory_gib = in.memory_bytes_per_rank[stage] / kGiB;
+        const bool is_too_large = memory_gib > in.gpu.memory_gib;
         fits = fits && !is_too_large;
         table += format("%9zu%11s%c%14.2f%14.2f%14.2f%14.2f%14.2f%12.0f%10.1f %%\n", stage,
-                        memory > 0 ? format("%.2f", memory / kGiB).c_str() : "-", is_too_large ? '*' : ' ',
+                        memory_gib > 0 ? format("%.2f", memory_gib).c_str() : "-", is_too_large ? '*' : ' ',
                         s.communication.nvlink_s * 1e3, s.communication.net_s * 1e3, s.exposed_s * 1e3,
                         s.slowdown_s * 1e3, s.step_s * 1e3, s.tokens_per_s, s.efficiency * 100);
     }
-    if (!fits) table += format("* more than the %.0f GiB of this GPU\n", in.gpu.memory_bytes / kGiB);
+    if (!fits) table += format("* more than the %.0f GiB of this GPU\n", in.gpu.memory_gib);
     return table;
 }
