@@ -20,18 +20,13 @@ namespace fs = std::filesystem;
 constexpr mode_t kFileMode = 0600;
 constexpr mode_t kDirectoryMode = 0700;
 
+// Exit::no_input as `otherwise` applies to a missing file only.
 [[noreturn]] void fail_to(const std::string& action, const std::string& path, Exit otherwise, int error = errno) {
-    const bool is_permission = error == EACCES || error == EPERM;
+    const bool is_permission = error == EACCES || error == EPERM, is_missing = error == ENOENT || error == ENOTDIR;
     const bool is_disk = error == ENOSPC || error == EDQUOT || error == EIO;
-    fail(is_permission ? Exit::permission
-         : is_disk     ? Exit::io
-                       : otherwise,
-         "cannot %s %s: %s", action, path, std::strerror(error));
-}
-
-// The same for an input, which may be missing.
-[[noreturn]] void fail_to_read(const std::string& action, const std::string& path, int error = errno) {
-    fail_to(action, path, error == ENOENT || error == ENOTDIR ? Exit::no_input : Exit::io, error);
+    const bool is_io = is_disk || (otherwise == Exit::no_input && !is_missing);
+    const Exit code = is_permission ? Exit::permission : is_io ? Exit::io : otherwise;
+    fail(code, "cannot %s %s: %s", action, path, std::strerror(error));
 }
 
 // Repeats a system call that a signal interrupted.
@@ -55,18 +50,20 @@ size_t size_of_regular_file(int descriptor, const std::string& path, Exit otherw
     return size_t(status.st_size);
 }
 
-// O_NONBLOCK keeps the open() of a FIFO from waiting for a writer; it has no effect on regular files.
-FileDescriptor open_for_reading(const std::string& path, int flags = O_NONBLOCK) {
-    FileDescriptor file(uninterrupted([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | flags); }));
-    if (file == -1) fail_to_read("open", path);
+// O_NONBLOCK keeps the open() of a FIFO from waiting for its other end; it has no effect on regular files.
+FileDescriptor open_file(const std::string& path, int flags, const char* action, Exit otherwise) {
+    const int all_flags = flags | O_CLOEXEC | O_NONBLOCK;
+    FileDescriptor file(uninterrupted([&] { return ::open(path.c_str(), all_flags, kFileMode); }));
+    if (!file) fail_to(action, path, otherwise);
     return file;
 }
 
+FileDescriptor open_for_reading(const std::string& path, int flags = 0) {
+    return open_file(path, O_RDONLY | flags, "open", Exit::no_input);
+}
+
 FileDescriptor open_for_writing(const std::string& path, int flags) {
-    const int all_flags = O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | flags;
-    FileDescriptor file(uninterrupted([&] { return ::open(path.c_str(), all_flags, kFileMode); }));
-    if (file == -1) fail_to("create", path, Exit::cannot_create);
-    return file;
+    return open_file(path, O_WRONLY | O_CREAT | O_NOFOLLOW | flags, "create", Exit::cannot_create);
 }
 
 std::string describe_text(std::string_view bytes) {
@@ -83,13 +80,10 @@ std::string describe_text(std::string_view bytes) {
 
 }  // namespace
 
-FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
-    std::swap(number_, other.number_);
-    return *this;
-}
-
 FileDescriptor::~FileDescriptor() {
+    const int error = errno;
     if (number_ != -1) ::close(number_);
+    errno = error;
 }
 
 MappedFile::MappedFile(const std::string& path) : path_(path) {
@@ -121,7 +115,7 @@ OutputFile OutputFile::open_to_append(const std::string& path) {
 }
 
 void OutputFile::write_at(size_t offset, const void* bytes, size_t count) {
-    require(descriptor_ != -1, "%s is written to after it was closed", path_);
+    require(bool(descriptor_), "%s is written to after it was closed", path_);
     const char* rest = static_cast<const char*>(bytes);
     const size_t end = offset + count;
     while (offset < end) {
@@ -137,15 +131,13 @@ void OutputFile::write_at(size_t offset, const void* bytes, size_t count) {
 
 // After a failed fsync the system may drop the dirty pages and let a second fsync succeed, so there is no second one.
 void OutputFile::sync() {
-    require(descriptor_ != -1, "%s is synced after it was closed", path_);
     if (::fsync(descriptor_) == 0) return;
-    const int error = errno;
-    descriptor_ = FileDescriptor();
-    fail_to("sync", path_, Exit::io, error);
+    descriptor_ = {};
+    fail_to("sync", path_, Exit::io);
 }
 
 void OutputFile::close() {
-    if (descriptor_ == -1) return;
+    if (!descriptor_) return;
     // On Linux the descriptor is gone even after EINTR, and a second close() could hit another file's.
     if (::close(descriptor_.release()) != 0 && errno != EINTR) fail_to("close", path_, Exit::io);
 }
@@ -216,7 +208,7 @@ std::vector<std::string> list_directory(const std::string& path) {
     std::vector<std::string> names;
     fs::directory_iterator entry(path, error), end;
     for (; !error && entry != end; entry.increment(error)) names.push_back(entry->path().filename());
-    if (error) fail_to_read("list the directory", path, error.value());
+    if (error) fail_to("list the directory", path, Exit::no_input, error.value());
     std::sort(names.begin(), names.end());
     return names;
 }
@@ -241,7 +233,7 @@ void remove_tree(const std::string& path) {
 uint64_t free_bytes(const std::string& path) {
     std::error_code error;
     const fs::space_info space = fs::space(path, error);
-    if (error) fail_to_read("determine the free space at", path, error.value());
+    if (error) fail_to("determine the free space at", path, Exit::no_input, error.value());
     return space.available;
 }
 
