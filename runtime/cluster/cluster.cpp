@@ -18,11 +18,11 @@ namespace {
 constexpr double kCollectiveTimeout_s = 3600;
 
 ControlSettings control_settings(const Config& config) {
-    ControlSettings settings;
-    settings.hang.silence_s = config.parallel.silence_s;
-    settings.hang.step_s = settings.hang.evaluation_s = config.parallel.step_timeout_s;
-    settings.hang.start_s = std::max(settings.hang.start_s, settings.hang.step_s);
-    return settings;
+    const double step_s = config.parallel.step_timeout_s;
+    return {.hang = {.silence_s = config.parallel.silence_s,
+                     .start_s = std::max(HangSettings().start_s, step_s),
+                     .step_s = step_s,
+                     .evaluation_s = step_s}};
 }
 
 Exit code_of(const std::exception& error) {
@@ -49,11 +49,8 @@ Ranks::Ranks(const RankEnvironment& environment, const Config& config, const std
             [this](uint64_t number, const char* name) {
                 if (control_) control_->note_collective(number, name);
             }};
-    // mpirun does not give rank 0's address, but the ranks that it started can broadcast it by MPI.
     const auto connect = [&](const TextBroadcast& broadcast) {
-        const bool has_address = environment.size == 1 || !environment.master_host.empty();
-        control_ = std::make_unique<ControlChannel>(environment, control_settings(config),
-                                                    has_address ? TextBroadcast() : broadcast);
+        control_ = std::make_unique<ControlChannel>(environment, control_settings(config), broadcast);
     };
     if (comm_needs_gather()) {
         connect(launcher_share());

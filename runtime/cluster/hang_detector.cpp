@@ -11,7 +11,7 @@ namespace {
 constexpr std::array<const char*, 5> kPhaseNames{"start", "step", "evaluation", "save", "end"};
 
 std::vector<MonitoredRank> suspects(std::vector<MonitoredRank> ranks) {
-    std::erase_if(ranks, [](const MonitoredRank& rank) { return rank.has_left || rank.is_waiting; });
+    std::erase_if(ranks, [](const MonitoredRank& rank) { return rank.has_left || rank.request; });
     return ranks;
 }
 
@@ -26,18 +26,18 @@ std::string RankStatus::text() const {
 
 RankStatus RankProgress::status() const { return {phase, step, ticks, collective, collective_name.load()}; }
 
-std::optional<Hang> find_silent_rank(const std::vector<MonitoredRank>& all, double silence_s, TimePoint now) {
+std::optional<EndOfRun> find_silent_rank(const std::vector<MonitoredRank>& all, double silence_s, TimePoint now) {
     const std::vector<MonitoredRank> ranks = suspects(all);
     const auto silent = std::ranges::min_element(ranks, {}, &MonitoredRank::last_heard);
     if (silent == ranks.end()) return std::nullopt;
     const double silent_s = seconds_between(silent->last_heard, now);
     if (silent_s <= silence_s) return std::nullopt;
-    return Hang{silent->member.rank,
-                format("%s hangs: no heartbeat for %.1f s (limit %g s); it was last %s", silent->member.text().c_str(),
-                       silent_s, silence_s, silent->status.text().c_str())};
+    return EndOfRun{silent->member.rank, Exit::hang,
+                    format("%s hangs: no heartbeat for %.1f s (limit %g s); it was last %s",
+                           silent->member.text().c_str(), silent_s, silence_s, silent->status.text().c_str())};
 }
 
-std::optional<Hang> find_hang(const std::vector<MonitoredRank>& all, const HangSettings& settings, TimePoint now) {
+std::optional<EndOfRun> find_hang(const std::vector<MonitoredRank>& all, const HangSettings& settings, TimePoint now) {
     const std::vector<MonitoredRank> ranks = suspects(all);
     if (ranks.empty()) return std::nullopt;
     if (const auto silent = find_silent_rank(ranks, settings.silence_s, now)) return silent;
@@ -64,5 +64,5 @@ std::optional<Hang> find_hang(const std::vector<MonitoredRank>& all, const HangS
                            ahead->status.collective_name.c_str());
     else if (ranks.size() > 1)
         sentence += "; no rank is ahead of it, it has made no progress for longest";
-    return Hang{last->member.rank, sentence};
+    return EndOfRun{last->member.rank, Exit::hang, sentence};
 }

@@ -45,20 +45,28 @@ struct MonitoredRank {
     Member member;
     RankStatus status;
     TimePoint last_heard, last_progress;  // when the last heartbeat arrived; when the last one with progress did
-    bool has_left = false;                // a rank that has left or that waits for the other ranks' part of a
-    bool is_waiting = false;              // collective of the control channel is never to blame
+    // A rank that has left, or that waits for the other ranks' part of a collective of the control channel, is never to
+    // blame.
+    bool has_left = false;
+    std::optional<TextRequest> request = {};  // its part
+    TimePoint requested = {};                 // when it arrived
 };
 
-struct Hang {
-    int rank = 0;
-    std::string sentence;  // with rank, host, pid, times and the rank's status
+// Why a run ends.
+struct EndOfRun {
+    int rank = 0;               // to blame
+    Exit code = Exit::ok;       // ok: all ranks have left
+    std::string sentence = {};  // with the rank's host, pid and status
+    bool is_reported = false;   // by the rank itself, with leave_with_error()
 };
 
-// Returns the rank that has been silent for longest, if that is more than silence_s.
-std::optional<Hang> find_silent_rank(const std::vector<MonitoredRank>& ranks, double silence_s, TimePoint now);
+// These return the end of a run by Exit::hang, or nothing if no rank is to blame.
 
-// Returns the rank that hangs at `now`, if there is one. A silent rank comes first. When progress stops, most ranks
+// Blames the rank that has been silent for longest, if that is more than silence_s.
+std::optional<EndOfRun> find_silent_rank(const std::vector<MonitoredRank>& ranks, double silence_s, TimePoint now);
+
+// Blames the rank that hangs at `now`, if there is one. A silent rank comes first. When progress stops, most ranks
 // only wait for one that did not start the next collective: the rank with the lowest collective number, and among equal
 // numbers the one without progress for longest. The others may wait while that rank is within its phase's timeout, but
 // no longer than the longest timeout of all phases.
-std::optional<Hang> find_hang(const std::vector<MonitoredRank>& ranks, const HangSettings& settings, TimePoint now);
+std::optional<EndOfRun> find_hang(const std::vector<MonitoredRank>& ranks, const HangSettings& settings, TimePoint now);
