@@ -36,6 +36,12 @@ template <class Call> auto uninterrupted(Call call) {
     return result;
 }
 
+// Of what a link points to; also if it is not known.
+fs::file_type type_of(const std::string& path) {
+    std::error_code ignored;
+    return fs::status(path, ignored).type();
+}
+
 const char* kind_of(mode_t mode) {
     if (S_ISDIR(mode)) return "a directory";
     if (S_ISFIFO(mode)) return "a FIFO";
@@ -193,15 +199,9 @@ void make_directories(const std::string& path) {
     }
 }
 
-bool file_exists(const std::string& path) {
-    std::error_code ignored;
-    return fs::is_regular_file(path, ignored);
-}
+bool file_exists(const std::string& path) { return type_of(path) == fs::file_type::regular; }
 
-bool directory_exists(const std::string& path) {
-    std::error_code ignored;
-    return fs::is_directory(path, ignored);
-}
+bool directory_exists(const std::string& path) { return type_of(path) == fs::file_type::directory; }
 
 std::vector<std::string> list_directory(const std::string& path) {
     std::error_code error;
@@ -249,32 +249,24 @@ std::vector<std::string> expand_glob(const std::string& pattern, const std::stri
 }
 
 std::string describe_content(std::string_view first_bytes, size_t size) {
-    using namespace std::string_view_literals;
-    struct Signature {
-        std::string_view bytes;
-        const char* meaning;
+    static constexpr std::pair<std::string_view, const char*> kSignatures[] = {
+        {"version https://git-lfs.github.com/spec", "a Git LFS pointer, not the file it points to"},
+        {"PK\3\4", "a zip archive (PyTorch's .pt files are zip archives too)"},
+        {"\x1f\x8b", "a gzip file"},
+        {"\3757zXZ", "an xz file"},
+        {"\x28\xb5\x2f\xfd", "a zstd file"},
+        {"BZh", "a bzip2 file"},
+        {"\x93NUMPY", "a NumPy array"},
+        {"\211HDF\r\n", "an HDF5 file"},
+        {"PAR1", "a Parquet file"},
+        {"%PDF", "a PDF document"},
+        {"\177ELF", "a program"},
+        {"\x80\2", "a Python pickle"},
+        {"\x80\4", "a Python pickle"},
+        {"BIN.TOK\n", "an LLMQ token file"},
     };
-    static constexpr Signature kSignatures[] = {
-        {"version https://git-lfs.github.com/spec"sv, "a Git LFS pointer, not the file it points to"},
-        {"PK\3\4"sv, "a zip archive (PyTorch's .pt files are zip archives too)"},
-        {"\x1f\x8b"sv, "a gzip file"},
-        {"\3757zXZ\0"sv, "an xz file"},
-        {"\x28\xb5\x2f\xfd"sv, "a zstd file"},
-        {"BZh"sv, "a bzip2 file"},
-        {"\x93NUMPY"sv, "a NumPy array"},
-        {"\211HDF\r\n"sv, "an HDF5 file"},
-        {"PAR1"sv, "a Parquet file"},
-        {"%PDF"sv, "a PDF document"},
-        {"\177ELF"sv, "a program"},
-        {"\x80\2"sv, "a Python pickle"},
-        {"\x80\4"sv, "a Python pickle"},
-        {"BIN.TOK\n"sv, "an LLMQ token file"},
-    };
-    struct Magic {
-        uint32_t number;  // the first word of llm.c's files
-        const char* meaning;
-    };
-    static constexpr Magic kMagics[] = {
+    // The first word of llm.c's files.
+    static constexpr std::pair<uint32_t, const char*> kMagics[] = {
         {20240520, "an llm.c token shard (GPT-2)"}, {20240801, "an llm.c token shard (Llama 3)"},
         {20240522, "an llm.c evaluation file"},     {20240326, "an llm.c model"},
         {20240327, "an llm.c debug state"},         {20240328, "an llm.c tokenizer"},
@@ -282,10 +274,10 @@ std::string describe_content(std::string_view first_bytes, size_t size) {
         {278895051, "a NeMo token shard"},
     };
     if (size == 0) return "an empty file";
-    for (const Signature& signature : kSignatures)
-        if (first_bytes.starts_with(signature.bytes)) return signature.meaning;
-    for (const Magic& magic : kMagics)
-        if (first_bytes.size() >= 4 && std::memcmp(first_bytes.data(), &magic.number, 4) == 0) return magic.meaning;
+    for (const auto& [bytes, meaning] : kSignatures)
+        if (first_bytes.starts_with(bytes)) return meaning;
+    for (const auto& [number, meaning] : kMagics)
+        if (first_bytes.size() >= 4 && std::memcmp(first_bytes.data(), &number, 4) == 0) return meaning;
     if (first_bytes.size() >= 10 && first_bytes[7] == '\0' && first_bytes.substr(8).starts_with("{\""))
         return "a safetensors file";
     if (first_bytes.find_first_not_of('\0') == std::string_view::npos) return "zero bytes";
