@@ -15,10 +15,9 @@ namespace {
 // Short timeouts. No test depends on a fast machine: only for events that must not occur is the time short.
 ControlSettings quick() {
     ControlSettings settings;
-    settings.rendezvous_s = 15;
-    settings.hang = {
-        .heartbeat_s = 0.1, .silence_s = 20, .start_s = 20, .step_s = 20, .evaluation_s = 20, .save_s = 20};
-    settings.collective_timeout_s = settings.leave_timeout_s = 15;
+    settings.heartbeat_s = 0.1;
+    settings.silence_s = settings.start_s = settings.step_s = settings.evaluation_s = settings.save_s = 20;
+    settings.rendezvous_s = settings.collective_timeout_s = settings.leave_timeout_s = 15;
     return settings;
 }
 
@@ -162,7 +161,7 @@ TEST_CASE("control: a rank that is killed is named by all others", "[control]") 
 
 TEST_CASE("control: a stopped rank is detected by its silence", "[control]") {
     ControlSettings settings = quick();
-    settings.hang.silence_s = 1.5;
+    settings.silence_s = 1.5;
     RankProcesses runs[2]{RankProcesses(3), RankProcesses(3)};
     const int victims[] = {1, 0};
     for (RankProcesses& ranks : runs) start_training(ranks, settings, [](const RankEnvironment&, ControlChannel&) {});
@@ -181,7 +180,7 @@ TEST_CASE("control: a stopped rank is detected by its silence", "[control]") {
 
 TEST_CASE("control: a rank in an endless loop is named, not those that wait for it", "[control]") {
     ControlSettings settings = quick();
-    settings.hang.step_s = 1;
+    settings.step_s = 1;
     RankProcesses ranks(3);
     start_training(ranks, settings, [](const RankEnvironment& environment, ControlChannel& control) {
         if (environment.rank != 1) control.note_collective(32, "all_gather of weights");
@@ -195,7 +194,7 @@ TEST_CASE("control: a rank in an endless loop is named, not those that wait for 
 
 TEST_CASE("control: each phase has its timeout, and progress is no hang", "[control]") {
     ControlSettings settings = quick();
-    settings.hang.step_s = 0.8;
+    settings.step_s = 0.8;
     RankProcesses ranks(3);
     ranks.start_all([&](const RankEnvironment& environment) {
         ControlChannel control(environment, settings);
@@ -286,7 +285,7 @@ TEST_CASE("control: a rank that does not leave is named", "[control]") {
 
 TEST_CASE("control: a signal that asks to stop is no death, and SIGSTOP to all ranks blames none", "[control]") {
     ControlSettings settings = quick();
-    settings.hang.silence_s = settings.hang.step_s = 1.5;
+    settings.silence_s = settings.step_s = 1.5;
     RankProcesses ranks(3);
     ranks.start_all([&](const RankEnvironment& environment) {
         std::signal(SIGTERM, SIG_IGN);

@@ -95,11 +95,11 @@ TEST_CASE("text collective: replies once all ranks have sent the same request", 
     std::vector<MonitoredRank> ranks = three_ranks();
     CHECK_FALSE(reply_to_requests(ranks, 10, kNow));
     for (const size_t rank : {2, 0}) {
-        ranks[rank].request = {TextRequest::all_gather, "w", std::to_string(rank)};
+        ranks[rank].request = {false, "w", std::to_string(rank)};
         ranks[rank].requested = kNow;
         CHECK_FALSE(reply_to_requests(ranks, 10, kNow));
     }
-    ranks[1].request = {TextRequest::all_gather, "w", ""};
+    ranks[1].request = {false, "w", ""};
     const auto reply = reply_to_requests(ranks, 10, kNow);
     REQUIRE(reply);
     CHECK(reply->code == Exit::ok);
@@ -108,25 +108,25 @@ TEST_CASE("text collective: replies once all ranks have sent the same request", 
 
 TEST_CASE("text collective: different texts, different requests and missing ranks are errors", "[control]") {
     std::vector<MonitoredRank> ranks = three_ranks();
-    const auto call = [&](size_t rank, TextRequest::Operation operation, const char* what, const std::string& text) {
-        ranks[rank].request = {operation, what, text};
+    const auto call = [&](size_t rank, bool must_be_same, const char* what, const std::string& text) {
+        ranks[rank].request = {must_be_same, what, text};
         ranks[rank].requested = kNow;
         return reply_to_requests(ranks, 10, kNow);
     };
-    call(1, TextRequest::require_same, "data", "x");
-    call(0, TextRequest::require_same, "data", "x");
-    const auto differing = call(2, TextRequest::require_same, "data", std::string(200, 'y'));
+    call(1, true, "data", "x");
+    call(0, true, "data", "x");
+    const auto differing = call(2, true, "data", std::string(200, 'y'));
     REQUIRE(differing);
     CHECK(differing->code == Exit::config);
     CHECK(differing->text == "data differs between ranks: each of ranks 0, 1 on a has \"x\"; rank 2 on b has \"" +
                                  std::string(100, 'y') + "... (200 bytes)\"");
 
     ranks = three_ranks();
-    call(1, TextRequest::all_gather, "data", "x");
-    const auto other_subject = call(2, TextRequest::all_gather, "state", "x");
+    call(1, false, "data", "x");
+    const auto other_subject = call(2, false, "state", "x");
     REQUIRE(other_subject);
     CHECK(other_subject->code == Exit::internal);
-    const auto other_operation = call(2, TextRequest::require_same, "data", "x");
+    const auto other_operation = call(2, true, "data", "x");
     REQUIRE(other_operation);
     CHECK(other_operation->code == Exit::internal);
     CHECK(
@@ -135,7 +135,7 @@ TEST_CASE("text collective: different texts, different requests and missing rank
 
     // The time counts from the first request.
     ranks = three_ranks();
-    call(1, TextRequest::all_gather, "data", "x");
+    call(1, false, "data", "x");
     CHECK_FALSE(reply_to_requests(ranks, 10, kNow + seconds(9.9)));
     const auto late = reply_to_requests(ranks, 10, kNow + seconds(10.1));
     REQUIRE(late);

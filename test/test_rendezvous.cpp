@@ -22,7 +22,7 @@ namespace {
 ControlSettings within(double timeout_s) {
     ControlSettings settings;
     settings.rendezvous_s = timeout_s;
-    settings.hang.heartbeat_s = 0.1;
+    settings.heartbeat_s = 0.1;
     return settings;
 }
 

@@ -19,10 +19,10 @@ constexpr double kCollectiveTimeout_s = 3600;
 
 ControlSettings control_settings(const Config& config) {
     const double step_s = config.parallel.step_timeout_s;
-    return {.hang = {.silence_s = config.parallel.silence_s,
-                     .start_s = std::max(HangSettings().start_s, step_s),
-                     .step_s = step_s,
-                     .evaluation_s = step_s}};
+    return {.silence_s = config.parallel.silence_s,
+            .start_s = std::max(ControlSettings().start_s, step_s),
+            .step_s = step_s,
+            .evaluation_s = step_s};
 }
 
 Exit code_of(const std::exception& error) {
@@ -107,8 +107,8 @@ Exit launch_ranks(int count, const LocalNode& node, const std::vector<std::strin
 
     // By default, mpirun refuses root and more ranks than cores, and binds ranks to cores; on a single machine the
     // user's count decides.
-    const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
-    setenv("OMP_NUM_THREADS", std::to_string(std::max(1u, cores / unsigned(count))).c_str(), 0);
+    const unsigned threads = std::max(1u, std::thread::hardware_concurrency() / unsigned(count));
+    setenv("OMP_NUM_THREADS", std::to_string(threads).c_str(), 0);
     setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 0);
     setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 0);
     std::vector<std::string> command{launcher,    "-np",  std::to_string(count), "--oversubscribe",

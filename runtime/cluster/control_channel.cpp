@@ -1,7 +1,6 @@
 #include "runtime/cluster/control_channel.h"
 
 #include <signal.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -25,8 +24,6 @@ ControlChannel::ControlChannel(const RankEnvironment& environment, const Control
     : rank_(environment.rank), settings_(settings) {
     if (environment.size == 1) return;
     std::vector<Peer> peers = open_group(environment, settings.rendezvous_s, broadcast);
-    wake_ = FileDescriptor(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
-    if (!wake_) fail(Exit::os, "cannot create an eventfd: %s", std::strerror(errno));
     last_round_ = last_heartbeat_ = Clock::now();
     for (Peer& peer : peers) {
         ranks_.push_back({peer.member, {}, last_round_, last_round_});
@@ -43,16 +40,14 @@ ControlChannel::ControlChannel(const RankEnvironment& environment, const Control
 // ---- called by the trainer ------------------------------------------------------------------------------------------
 
 std::vector<std::string> ControlChannel::all_gather(const std::string& mine, const char* what) {
-    const std::string reply = collective({TextRequest::all_gather, what, mine});
+    const std::string reply = collective({.what = what, .text = mine});
     std::string_view fields = reply;
     std::vector<std::string> texts;
     for (std::string text; take_field(fields, text);) texts.push_back(text);
     return texts;
 }
 
-void ControlChannel::require_same(const std::string& mine, const char* what) {
-    collective({TextRequest::require_same, what, mine});
-}
+void ControlChannel::require_same(const std::string& mine, const char* what) { collective({true, what, mine}); }
 
 std::string ControlChannel::collective(const TextRequest& request) {
     if (!is_connected()) return pack(request.text);
@@ -62,7 +57,7 @@ std::string ControlChannel::collective(const TextRequest& request) {
     require(!has_finished_, "%s: a collective after this rank has left the control channel", request.what);
     if (!failed_since_) {
         reply_.reset();
-        tell_rank_0(MessageKind::request, pack(request.operation, request.what, request.text));
+        tell_rank_0(MessageKind::request, pack(request.must_be_same, request.what, request.text));
         // No timeout: rank 0 always replies, and if rank 0 is lost, the thread ends the process.
         changed_.wait(lock, [this] { return reply_.has_value(); });
     }
@@ -98,8 +93,6 @@ void ControlChannel::tell_rank_0(MessageKind kind, const std::string& fields) {
         handle(0, {kind, fields}, Clock::now());
     else
         connections_[0].send(kind, fields);
-    const uint64_t one = 1;
-    [[maybe_unused]] const ssize_t written = ::write(wake_, &one, sizeof one);
 }
 
 // ---- the thread -----------------------------------------------------------------------------------------------------
@@ -110,13 +103,11 @@ void ControlChannel::run(const std::stop_token& stop) {
     ::pthread_sigmask(SIG_SETMASK, &all, nullptr);  // the trainer's threads handle signals
     std::unique_lock lock(mutex_);
     while (!has_finished_) {
-        std::vector<pollfd> polled{{wake_, POLLIN, 0}};
+        std::vector<pollfd> polled;
         for (const Connection& connection : connections_) polled.push_back(connection.events());
         lock.unlock();
-        wait_for_events(polled, Clock::now() + seconds(std::min(kRound_s, settings_.hang.heartbeat_s)));
+        wait_for_events(polled, Clock::now() + seconds(std::min(kRound_s, settings_.heartbeat_s)));
         lock.lock();
-        uint64_t count;
-        [[maybe_unused]] const ssize_t got = ::read(wake_, &count, sizeof count);
         const TimePoint now = Clock::now();
         // While this process was stopped or had no CPU time, it could not receive anything.
         const Clock::duration round = now - std::exchange(last_round_, now);
@@ -128,7 +119,7 @@ void ControlChannel::run(const std::stop_token& stop) {
             return finish();
         }
         receive_all(now);
-        if (now >= last_heartbeat_ + seconds(settings_.hang.heartbeat_s)) {
+        if (now >= last_heartbeat_ + seconds(settings_.heartbeat_s)) {
             last_heartbeat_ = now;
             const auto s = progress_.status();
             const Message heartbeat{MessageKind::heartbeat,
@@ -150,7 +141,13 @@ void ControlChannel::receive_all(TimePoint now) {
             handle(int(rank), *message, now);
             if (has_finished_) return;
         }
-        if (!is_open) handle_lost_connection(int(rank));
+        if (is_open) continue;
+        connection.close();
+        const MonitoredRank& lost = ranks_[rank];
+        if (!failed_since_ && !lost.has_left)
+            end_run({int(rank), Exit::peer_lost,
+                     lost.member.text() + " died: its connection closed before it left the run; it was last " +
+                         lost.status.text()});
     }
 }
 
@@ -168,7 +165,7 @@ void ControlChannel::handle(int rank, const Message& message, TimePoint now) {
     }
     if (rank_ == 0) {
         TextRequest request;
-        if (kind == MessageKind::request && unpack(fields, request.operation, request.what, request.text)) {
+        if (kind == MessageKind::request && unpack(fields, request.must_be_same, request.what, request.text)) {
             sender.last_progress = sender.requested = now;
             sender.request = request;
         }
@@ -194,15 +191,6 @@ void ControlChannel::handle(int rank, const Message& message, TimePoint now) {
     }
 }
 
-void ControlChannel::handle_lost_connection(int rank) {
-    connections_[size_t(rank)].close();
-    const MonitoredRank& lost = ranks_[size_t(rank)];
-    if (!failed_since_ && !lost.has_left)
-        end_run({rank, Exit::peer_lost,
-                 lost.member.text() + " died: its connection closed before it left the run; it was last " +
-                     lost.status.text()});
-}
-
 void ControlChannel::check(TimePoint now) {
     if (failed_since_) {
         if (now > *failed_since_ + seconds(kFailedCollective_s)) end_process(reply_->code, reply_->text);
@@ -221,7 +209,7 @@ void ControlChannel::check(TimePoint now) {
     if (error_ && now > error_since_ + seconds(kSettle_s)) return end_run(*error_);
     // Rank 0 monitors all ranks, the others only whether rank 0 is silent.
     const auto hang =
-        rank_ == 0 ? find_hang(ranks_, settings_.hang, now) : find_silent_rank(ranks_, settings_.hang.silence_s, now);
+        rank_ == 0 ? find_hang(ranks_, settings_, now) : find_silent_rank(ranks_, settings_.silence_s, now);
     if (hang) end_run(*hang);
 }
 

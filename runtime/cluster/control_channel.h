@@ -29,13 +29,6 @@
 #include "runtime/cluster/rendezvous.h"
 #include "runtime/cluster/text_collective.h"
 
-struct ControlSettings {
-    double rendezvous_s = 300;  // for all ranks to connect
-    HangSettings hang;
-    double collective_timeout_s = 300;  // from the first to the last rank's call of all_gather() or require_same()
-    double leave_timeout_s = 1800;      // for all ranks to call leave()
-};
-
 // With one rank everything is a no-op: no socket, no thread. If a channel is destroyed without a call of leave()
 // before, the other ranks treat this one as dead.
 class ControlChannel {
@@ -92,7 +85,6 @@ private:
     void run(const std::stop_token& stop);
     void receive_all(TimePoint now);
     void handle(int rank, const Message& message, TimePoint now);
-    void handle_lost_connection(int rank);
     void check(TimePoint now);
     void send_to_all(MessageKind kind, const std::string& fields);
     void deliver(const TextReply& reply);
@@ -106,7 +98,6 @@ private:
     const ControlSettings settings_;
     RankProgress progress_;
     int64_t first_step_ = -1;
-    FileDescriptor wake_;  // an eventfd
 
     std::mutex mutex_;  // guards what follows; waiting for input releases it
     std::condition_variable changed_;

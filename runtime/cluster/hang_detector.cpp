@@ -37,7 +37,8 @@ std::optional<EndOfRun> find_silent_rank(const std::vector<MonitoredRank>& all, 
                            silent->member.text().c_str(), silent_s, silence_s, silent->status.text().c_str())};
 }
 
-std::optional<EndOfRun> find_hang(const std::vector<MonitoredRank>& all, const HangSettings& settings, TimePoint now) {
+std::optional<EndOfRun> find_hang(const std::vector<MonitoredRank>& all, const ControlSettings& settings,
+                                  TimePoint now) {
     const std::vector<MonitoredRank> ranks = suspects(all);
     if (ranks.empty()) return std::nullopt;
     if (const auto silent = find_silent_rank(ranks, settings.silence_s, now)) return silent;

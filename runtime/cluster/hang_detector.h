@@ -13,7 +13,7 @@
 enum class Phase : int { start, step, evaluation, save, end };
 
 // Seconds. Noting a phase, a step or a collective and calling a collective of the control channel count as progress.
-struct HangSettings {
+struct ControlSettings {
     double heartbeat_s = 1;  // between two heartbeats
     double silence_s = 60;   // without a heartbeat: the process is stopped, or its machine or the network is down
     double start_s = 300;    // without progress, by phase
@@ -21,6 +21,9 @@ struct HangSettings {
     double evaluation_s = 120;
     double save_s = 900;
     double end_s = 300;
+    double rendezvous_s = 300;          // for all ranks to connect
+    double collective_timeout_s = 300;  // from the first to the last rank's call of all_gather() or require_same()
+    double leave_timeout_s = 1800;      // for all ranks to call leave()
 };
 
 struct RankStatus {
@@ -69,4 +72,5 @@ std::optional<EndOfRun> find_silent_rank(const std::vector<MonitoredRank>& ranks
 // only wait for one that did not start the next collective: the rank with the lowest collective number, and among equal
 // numbers the one without progress for longest. The others may wait while that rank is within its phase's timeout, but
 // no longer than the longest timeout of all phases.
-std::optional<EndOfRun> find_hang(const std::vector<MonitoredRank>& ranks, const HangSettings& settings, TimePoint now);
+std::optional<EndOfRun> find_hang(const std::vector<MonitoredRank>& ranks, const ControlSettings& settings,
+                                  TimePoint now);

@@ -65,11 +65,7 @@ public:
             is_terminating_ = true;
             stage_ends_ = Clock::now() + seconds(settings_.term_s);
         }
-        for (const int code : codes_)
-            if (is_failure(code) && code != int(Exit::peer_lost)) return code;
-        for (const Exit code : {Exit::peer_lost, Exit::again})
-            if (std::ranges::count(codes_, int(code))) return int(code);
-        return int(Exit::ok);
+        return code_;
     }
 
 private:
@@ -115,25 +111,30 @@ private:
         if (pid == kEnded || ::waitid(P_PID, id_t(pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0) return;
         if (info.si_pid != pid) return;
         ::kill(-pid, SIGKILL);  // its children, while the number of its process group is still in use
-        int status = 0;
-        ::waitpid(pid, &status, 0);
+        ::waitpid(pid, nullptr, 0);
         pids_[size_t(local_rank)] = kEnded;
         if (is_terminating_) return;  // it was told to end, so its exit code says nothing
-        codes_.push_back(WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status));
-        if (WIFSIGNALED(status))
+        const bool was_killed = info.si_code != CLD_EXITED;
+        const int code = was_killed ? 128 + info.si_status : info.si_status;
+        if (was_killed)
             std::fprintf(stderr, "train_gpt: rank %d (pid %d) was killed by signal %d (%s)\n",
-                         settings_.node.node * count_ + local_rank, int(pid), WTERMSIG(status),
-                         ::strsignal(WTERMSIG(status)));
-        if (!stage_ends_ && is_failure(codes_.back())) stage_ends_ = Clock::now() + seconds(settings_.grace_s);
+                         settings_.node.node * count_ + local_rank, int(pid), info.si_status,
+                         ::strsignal(info.si_status));
+        if (informativeness(code) > informativeness(code_)) code_ = code;
+        if (!stage_ends_ && informativeness(code) > informativeness(int(Exit::again)))
+            stage_ends_ = Clock::now() + seconds(settings_.grace_s);
     }
 
-    static bool is_failure(int code) { return code != int(Exit::ok) && code != int(Exit::again); }
+    // Of an exit code; failures have more than Exit::again.
+    static int informativeness(int code) {
+        return code == int(Exit::ok) ? 0 : code == int(Exit::again) ? 1 : code == int(Exit::peer_lost) ? 2 : 3;
+    }
 
     const int count_;
     LocalLauncherSettings settings_;
     sigset_t waited_for_, mask_before_;
-    std::vector<pid_t> pids_;              // by local rank
-    std::vector<int> codes_;               // of ranks that ended by themselves, in order; 128 + signal if one killed it
+    std::vector<pid_t> pids_;   // by local rank
+    int code_ = int(Exit::ok);  // the most informative of the ranks that have ended by themselves, the first of equals
     std::optional<TimePoint> stage_ends_;  // once a rank has failed: when the others are signalled next
     bool is_terminating_ = false;          // the others have been signalled
 };

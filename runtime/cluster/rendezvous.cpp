@@ -156,17 +156,15 @@ struct Admission {
     }
 };
 
-FileDescriptor inherited_listener(int fd) {
-    int listens = 0;
-    socklen_t size = sizeof listens;
-    if (::getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) != 0 || !listens)
-        fail(Exit::usage, "TRAIN_GPT_LISTEN_FD is %d, expected a listening socket", fd);
-    return FileDescriptor(fd);
-}
-
 // As described at open_group(); port 0 selects a free port.
 FileDescriptor listen_for(const RankEnvironment& environment, int port, double timeout_s) {
-    if (environment.listen_fd >= 0) return inherited_listener(environment.listen_fd);
+    if (const int fd = environment.listen_fd; fd >= 0) {
+        int listens = 0;
+        socklen_t size = sizeof listens;
+        if (::getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) != 0 || !listens)
+            fail(Exit::usage, "TRAIN_GPT_LISTEN_FD is %d, expected a listening socket", fd);
+        return FileDescriptor(fd);
+    }
     const std::string host = host_of_rank_0(environment);
     // If a loopback address is all that this machine's name resolves to, the other machines cannot reach it.
     const bool may_loop = host == "localhost" || host.starts_with("127.") || host == "::1";

@@ -9,8 +9,7 @@ namespace {
 constexpr size_t kMostNamed = 4;  // ranks or texts in an error message
 
 std::string name_of(const TextRequest& request) {
-    const bool is_gather = request.operation == TextRequest::all_gather;
-    return (is_gather ? "all_gather of \"" : "require_same of \"") + request.what + "\"";
+    return (request.must_be_same ? "require_same of \"" : "all_gather of \"") + request.what + "\"";
 }
 
 std::string shortened(const std::string& text) {
@@ -48,7 +47,7 @@ std::optional<TextReply> reply_to_requests(const std::vector<MonitoredRank>& ran
             return TextReply{Exit::internal, rank.member.text() + " calls " + name_of(*rank.request) + " while " +
                                                  first->member.text() + " calls " + name};
     if (missing.empty()) {
-        if (first->request->operation == TextRequest::require_same) return compare(ranks);
+        if (first->request->must_be_same) return compare(ranks);
         TextReply reply;
         for (const MonitoredRank& rank : ranks) append_field(reply.text, rank.request->text);
         return reply;

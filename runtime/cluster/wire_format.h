@@ -31,9 +31,9 @@ struct Message {
 
 // A call of a collective of the control channel.
 struct TextRequest {
-    enum Operation : uint64_t { all_gather, require_same } operation = all_gather;
-    std::string what;  // the subject, for errors
-    std::string text;  // this rank's
+    bool must_be_same = false;  // require_same(), else all_gather()
+    std::string what;           // the subject, for errors
+    std::string text;           // this rank's
 };
 
 struct TextReply {
