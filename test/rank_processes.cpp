@@ -13,7 +13,6 @@
 #include <stdexcept>
 
 #include "kernels/check.h"
-#include "runtime/cluster/authentication.h"
 #include "runtime/io/io.h"
 
 namespace {

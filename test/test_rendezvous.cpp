@@ -9,7 +9,6 @@
 #include <string>
 
 #include "kernels/numeric.h"
-#include "runtime/cluster/authentication.h"
 #include "runtime/cluster/control_channel.h"
 #include "runtime/cluster/wire_format.h"
 #include "runtime/io/io.h"

@@ -17,14 +17,6 @@ namespace {
 // Longer than any phase may take, because the control channel's message names the late rank.
 constexpr double kCollectiveTimeout_s = 3600;
 
-ControlSettings control_settings(const Config& config) {
-    const double step_s = config.parallel.step_timeout_s;
-    return {.silence_s = config.parallel.silence_s,
-            .start_s = std::max(ControlSettings().start_s, step_s),
-            .step_s = step_s,
-            .evaluation_s = step_s};
-}
-
 Exit code_of(const std::exception& error) {
     const auto* known = dynamic_cast<const Error*>(&error);
     return known ? known->code : Exit::internal;
@@ -49,8 +41,13 @@ Ranks::Ranks(const RankEnvironment& environment, const Config& config, const std
             [this](uint64_t number, const char* name) {
                 if (control_) control_->note_collective(number, name);
             }};
+    const double step_s = config.parallel.step_timeout_s;
+    const ControlSettings timeouts{.silence_s = config.parallel.silence_s,
+                                   .start_s = std::max(ControlSettings().start_s, step_s),
+                                   .step_s = step_s,
+                                   .evaluation_s = step_s};
     const auto connect = [&](const TextBroadcast& broadcast) {
-        control_ = std::make_unique<ControlChannel>(environment, control_settings(config), broadcast);
+        control_ = std::make_unique<ControlChannel>(environment, timeouts, broadcast);
     };
     if (comm_needs_gather()) {
         connect(launcher_share());

@@ -38,19 +38,21 @@ void Connection::send(MessageKind kind, const std::string& fields) {
     flush();
 }
 
-bool Connection::flush() {
+void Connection::flush() {
     while (socket_ && !unsent_.empty()) {
         const ssize_t count = ::send(socket_, unsent_.data(), unsent_.size(), MSG_NOSIGNAL);
-        if (count < 0 && errno == EAGAIN) return false;
+        if (count < 0 && errno == EAGAIN) return;
         if (count > 0)
             unsent_.erase(0, size_t(count));
         else if (errno != EINTR)
             unsent_.clear();  // the connection is broken, which receive() will report
     }
-    return true;
 }
 
-void Connection::finish_sending() { ::shutdown(socket_, SHUT_WR); }
+void Connection::finish_sending() {
+    flush();
+    if (unsent_.empty()) ::shutdown(socket_, SHUT_WR);
+}
 
 void wait_for_events(std::vector<pollfd> polled, TimePoint deadline) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();

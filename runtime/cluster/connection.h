@@ -28,8 +28,8 @@ public:
 
     // Sends as much as the socket takes; the rest waits for flush(). Does nothing on a closed connection.
     void send(MessageKind kind, const std::string& fields);
-    bool flush();           // returns true if nothing is left to send
-    void finish_sending();  // the peer will read end of file after what has been sent
+    void flush();
+    void finish_sending();  // flush(); with nothing left to send, the peer will read end of file after it
     void close() { socket_ = {}; }
 
 private:

@@ -121,7 +121,9 @@ void ControlChannel::run(const std::stop_token& stop) {
         receive_all(now);
         if (now >= last_heartbeat_ + seconds(settings_.heartbeat_s)) {
             last_heartbeat_ = now;
-            const auto s = progress_.status();
+            std::unique_lock status_lock(status_mutex_);
+            const RankStatus s = status_;
+            status_lock.unlock();
             const Message heartbeat{MessageKind::heartbeat,
                                     pack(s.phase, s.step, s.ticks, s.collective, s.collective_name.substr(0, 100))};
             send_to_all(heartbeat.kind, heartbeat.fields);
@@ -256,7 +258,7 @@ void ControlChannel::drain_connections(double limit_s, int except_rank) {
         is_any_open = false;
         for (size_t i = 0; i < connections_.size(); ++i) {
             Connection& connection = connections_[i];
-            if (connection.flush()) connection.finish_sending();
+            connection.finish_sending();
             const bool is_open = connection.receive();
             while (connection.next()) {}
             if (!is_open) connection.close();

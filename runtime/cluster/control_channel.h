@@ -49,12 +49,13 @@ public:
     // Fails with Exit::config, naming ranks, hosts and texts, unless all texts are equal.
     void require_same(const std::string& mine, const char* what);
 
-    // Record what this rank does now, for the hang detector. They cost a few stores and, except for note_step(), may be
-    // called from any thread. `name` must live as long as the program.
+    // Record what this rank does now, for the hang detector. Except for note_step(), they may be called from any
+    // thread.
     void note_phase(Phase phase, int64_t step) {
-        progress_.phase = phase;
-        progress_.step = step;
-        ++progress_.ticks;
+        const std::lock_guard lock(status_mutex_);
+        status_.phase = phase;
+        status_.step = step;
+        ++status_.ticks;
     }
     // A micro-step of this step. The first step of a process counts as Phase::start, because it loads kernels and
     // autotunes GEMMs.
@@ -64,9 +65,10 @@ public:
     }
     // Before the collective with this number (1, 2, ... on every rank) starts.
     void note_collective(uint64_t number, const char* name) {
-        progress_.collective_name = name;
-        progress_.collective = number;
-        ++progress_.ticks;
+        const std::lock_guard lock(status_mutex_);
+        status_.collective_name = name;
+        status_.collective = number;
+        ++status_.ticks;
     }
 
     // The orderly end: returns when all ranks have called it. Fails with Exit::hang after leave_timeout_s.
@@ -96,7 +98,8 @@ private:
 
     const int rank_;
     const ControlSettings settings_;
-    RankProgress progress_;
+    std::mutex status_mutex_;  // never held for longer than a copy
+    RankStatus status_;
     int64_t first_step_ = -1;
 
     std::mutex mutex_;  // guards what follows; waiting for input releases it

@@ -24,8 +24,6 @@ std::string RankStatus::text() const {
     return text + format(", last collective %llu (%s)", (unsigned long long)collective, collective_name.c_str());
 }
 
-RankStatus RankProgress::status() const { return {phase, step, ticks, collective, collective_name.load()}; }
-
 std::optional<EndOfRun> find_silent_rank(const std::vector<MonitoredRank>& all, double silence_s, TimePoint now) {
     const std::vector<MonitoredRank> ranks = suspects(all);
     const auto silent = std::ranges::min_element(ranks, {}, &MonitoredRank::last_heard);

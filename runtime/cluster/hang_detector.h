@@ -1,7 +1,6 @@
 // Decides which rank is to blame when a run makes no progress: a pure function of what the ranks have reported.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -33,15 +32,6 @@ struct RankStatus {
     uint64_t collective = 0;  // number of the last collective that was started; 0: none yet
     std::string collective_name;
     std::string text() const;  // "in phase step, step 12, last collective 40 (all_reduce of gradients)"
-};
-
-// Written by the trainer, read by the control channel's thread. The members are not read as one snapshot.
-struct RankProgress {
-    std::atomic<Phase> phase{Phase::start};
-    std::atomic<int64_t> step{-1};
-    std::atomic<uint64_t> ticks{0}, collective{0};
-    std::atomic<const char*> collective_name{""};
-    RankStatus status() const;
 };
 
 struct MonitoredRank {

@@ -1,5 +1,6 @@
 #include "runtime/cluster/rendezvous.h"
 
+#include <sodium.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,7 +10,6 @@
 #include <map>
 
 #include "kernels/check.h"
-#include "runtime/cluster/authentication.h"
 #include "runtime/io/io.h"
 
 namespace {
@@ -19,6 +19,8 @@ constexpr size_t kNonceBytes = 16;
 constexpr size_t kUnauthenticatedLimit = 1024;  // bytes of a message
 constexpr size_t kMostUnauthenticated = 256;    // connections
 constexpr double kAuthentication_s = 5;
+
+const unsigned char* bytes_of(std::string_view text) { return reinterpret_cast<const unsigned char*>(text.data()); }
 
 // `nonce` is the receiver's.
 std::string mac_of(const std::string& key, const char* sender, const std::string& nonce, const std::string& text) {
@@ -124,7 +126,7 @@ struct Admission {
             error = format("two processes were started as rank %d: pid %lld on %s and pid %lld on %s", member.rank,
                            (long long)known.pid, known.host.c_str(), (long long)member.pid, member.host.c_str());
         if (!error.empty()) {
-            connection.send(MessageKind::refused, pack(Exit::config, error));
+            connection.send(MessageKind::leave, pack(Exit::config, error));
             refuse_all(Exit::config, error);
         }
         peers[size_t(member.rank)] = {member, std::move(connection)};
@@ -132,7 +134,7 @@ struct Admission {
 
     // Sends the error to all admitted ranks and fails with it.
     [[noreturn]] void refuse_all(Exit code, const std::string& sentence) {
-        for (Peer& peer : peers) peer.connection.send(MessageKind::refused, pack(code, sentence));
+        for (Peer& peer : peers) peer.connection.send(MessageKind::leave, pack(code, sentence));
         throw Error(code, sentence);
     }
 
@@ -260,8 +262,7 @@ struct Joiner {
         if (!message) fail(Exit::peer_lost, "rank 0 at %s died during the rendezvous of the ranks", address);
         Exit code = Exit::internal;
         std::string sentence;
-        if (message->kind == MessageKind::refused && unpack(message->fields, code, sentence))
-            throw Error(code, sentence);
+        if (message->kind == MessageKind::leave && unpack(message->fields, code, sentence)) throw Error(code, sentence);
         std::vector<Peer> peers(1);
         Member& rank_0 = peers[0].member;
         if (message->kind != MessageKind::complete || !unpack(message->fields, rank_0.host, rank_0.pid))
@@ -284,6 +285,19 @@ std::string listen_and_invite(const RankEnvironment& environment, double timeout
 }
 
 }  // namespace
+
+std::string hmac_sha256(std::string_view key, std::string_view text) {
+    crypto_auth_hmacsha256_state state;
+    unsigned char mac[crypto_auth_hmacsha256_BYTES];
+    ::crypto_auth_hmacsha256_init(&state, bytes_of(key), key.size());
+    ::crypto_auth_hmacsha256_update(&state, bytes_of(text), text.size());
+    ::crypto_auth_hmacsha256_final(&state, mac);
+    return {std::begin(mac), std::end(mac)};
+}
+
+bool is_same_secret(std::string_view a, std::string_view b) {
+    return a.size() == b.size() && ::sodium_memcmp(a.data(), b.data(), a.size()) == 0;
+}
 
 std::string Member::text() const { return format("rank %d on %s (pid %lld)", rank, host.c_str(), (long long)pid); }
 

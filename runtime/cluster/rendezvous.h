@@ -9,6 +9,7 @@
 
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "runtime/cluster/connection.h"
@@ -58,3 +59,9 @@ std::string text_of_ranks(const std::vector<int>& ascending);
 
 // "0-3 on node1, 4, 5 on node2". Requires ascending ranks.
 std::string text_of_members(const std::vector<Member>& members);
+
+// RFC 2104 with SHA-256; 32 bytes. The key may have any length.
+std::string hmac_sha256(std::string_view key, std::string_view text);
+
+// Compares in constant time.
+bool is_same_secret(std::string_view a, std::string_view b);

@@ -22,8 +22,8 @@ std::string printable(std::string_view text) {
     constexpr size_t kLongest = 40;
     std::string end =
         text.size() <= kLongest ? std::string(text) : "..." + std::string(text.substr(text.size() - kLongest));
-    std::replace_if(
-        end.begin(), end.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
+    const auto is_special = [](char c) { return c < ' ' || c > '~'; };
+    std::ranges::replace_if(end, is_special, '?');
     return end;
 }
 
