@@ -19,6 +19,7 @@ namespace fs = std::filesystem;
 
 constexpr mode_t kFileMode = 0600;
 constexpr mode_t kDirectoryMode = 0700;
+constexpr int kOutput = O_WRONLY | O_CREAT | O_NOFOLLOW;
 
 // Exit::no_input as `otherwise` applies to a missing file only.
 [[noreturn]] void fail_to(const std::string& action, const std::string& path, Exit otherwise, int error = errno) {
@@ -57,27 +58,20 @@ size_t size_of_regular_file(int descriptor, const std::string& path, Exit otherw
 }
 
 // O_NONBLOCK keeps the open() of a FIFO from waiting for its other end; it has no effect on regular files.
-FileDescriptor open_file(const std::string& path, int flags, const char* action, Exit otherwise) {
+FileDescriptor open_file(const std::string& path, int flags) {
     const int all_flags = flags | O_CLOEXEC | O_NONBLOCK;
     FileDescriptor file(uninterrupted([&] { return ::open(path.c_str(), all_flags, kFileMode); }));
-    if (!file) fail_to(action, path, otherwise);
+    if (!file && (flags & O_CREAT)) fail_to("create", path, Exit::cannot_create);
+    if (!file) fail_to("open", path, Exit::no_input);
     return file;
 }
 
-FileDescriptor open_for_reading(const std::string& path, int flags = 0) {
-    return open_file(path, O_RDONLY | flags, "open", Exit::no_input);
-}
-
-FileDescriptor open_for_writing(const std::string& path, int flags) {
-    return open_file(path, O_WRONLY | O_CREAT | O_NOFOLLOW | flags, "create", Exit::cannot_create);
-}
-
 std::string describe_text(std::string_view bytes) {
-    bool is_text = std::all_of(bytes.begin(), bytes.end(), [](unsigned char c) { return c >= ' ' || isspace(c); });
-    if (!is_text) return "binary data of an unknown kind";
+    if (!std::ranges::all_of(bytes, [](unsigned char c) { return c >= ' ' || isspace(c); }))
+        return "binary data of an unknown kind";
     size_t begin = std::min(bytes.find_first_not_of(" \t\r\n\xef\xbb\xbf"), bytes.size());
     std::string start(bytes.substr(begin, 16));
-    std::transform(start.begin(), start.end(), start.begin(), [](unsigned char c) { return char(tolower(c)); });
+    std::ranges::transform(start, start.begin(), [](unsigned char c) { return char(tolower(c)); });
     if (start.starts_with("<!doctype html") || start.starts_with("<html")) return "an HTML page";
     if (start.starts_with("<?xml")) return "an XML document";
     if (start.starts_with('{') || start.starts_with('[')) return "a JSON text";
@@ -93,7 +87,7 @@ FileDescriptor::~FileDescriptor() {
 }
 
 MappedFile::MappedFile(const std::string& path) : path_(path) {
-    const FileDescriptor file = open_for_reading(path);
+    const FileDescriptor file = open_file(path, O_RDONLY);
     const size_t size = size_ = size_of_regular_file(file, path, Exit::no_input);
     if (size == 0) return;  // mmap fails for an empty file
     void* memory = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file, 0);
@@ -102,7 +96,7 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
 }
 
 OutputFile::OutputFile(const std::string& path, size_t reserve_bytes)
-    : path_(path), descriptor_(open_for_writing(path, O_EXCL)) {
+    : path_(path), descriptor_(open_file(path, kOutput | O_EXCL)) {
     if (reserve_bytes == 0) return;
     // The blocks only, not the size, so that a file is never longer than what was written.
     auto reserve = [&] { return ::fallocate(descriptor_, FALLOC_FL_KEEP_SIZE, 0, off_t(reserve_bytes)); };
@@ -115,7 +109,7 @@ OutputFile::OutputFile(const std::string& path, size_t reserve_bytes)
 OutputFile OutputFile::open_to_append(const std::string& path) {
     OutputFile file;
     file.path_ = path;
-    file.descriptor_ = open_for_writing(path, O_APPEND);
+    file.descriptor_ = open_file(path, kOutput | O_APPEND);
     file.end_ = size_of_regular_file(file.descriptor_, path, Exit::cannot_create);
     return file;
 }
@@ -149,7 +143,7 @@ void OutputFile::close() {
 }
 
 std::string read_file(const std::string& path, size_t max_bytes) {
-    const FileDescriptor file = open_for_reading(path);
+    const FileDescriptor file = open_file(path, O_RDONLY);
     const size_t size = size_of_regular_file(file, path, Exit::no_input);
     if (size > max_bytes) fail(Exit::data, "%s has %zu bytes, at most %zu are allowed here", path, size, max_bytes);
     std::string content(size, '\0');
@@ -183,7 +177,7 @@ void write_file_atomically(const std::string& path, std::string_view content) {
 }
 
 void sync_directory(const std::string& path) {
-    const FileDescriptor directory = open_for_reading(path, O_DIRECTORY);
+    const FileDescriptor directory = open_file(path, O_RDONLY | O_DIRECTORY);
     // Some network file systems do not offer it for directories and say so with EINVAL.
     if (::fsync(directory) != 0 && errno != EINVAL) fail_to("sync the directory", path, Exit::io);
 }
@@ -193,9 +187,9 @@ void make_directories(const std::string& path) {
     for (size_t end = 0; end != std::string::npos;) {
         end = path.find('/', end + 1);
         const std::string prefix = path.substr(0, end);
-        if (::mkdir(prefix.c_str(), kDirectoryMode) == 0) continue;
-        const int error = errno;
-        if (!directory_exists(prefix)) fail_to("create the directory", prefix, Exit::cannot_create, error);
+        const int error = ::mkdir(prefix.c_str(), kDirectoryMode) == 0 ? 0 : errno;
+        if (error != 0 && !directory_exists(prefix))
+            fail_to("create the directory", prefix, Exit::cannot_create, error);
     }
 }
 

@@ -70,7 +70,6 @@ public:
     void sync();
     void close();
     size_t size() const { return end_; }
-    const std::string& path() const { return path_; }
 
 private:
     std::string path_;
