@@ -1,7 +1,6 @@
 #include <string>
 
-#include "runtime/cluster/hang_detector.h"
-#include "runtime/cluster/text_collective.h"
+#include "runtime/cluster/rank_monitor.h"
 #include "runtime/cluster/wire_format.h"
 #include "test/catch.h"
 

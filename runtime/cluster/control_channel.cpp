@@ -4,8 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <system_error>
 
 namespace {
@@ -46,8 +44,6 @@ std::vector<std::string> ControlChannel::all_gather(const std::string& mine, con
     for (std::string text; take_field(fields, text);) texts.push_back(text);
     return texts;
 }
-
-void ControlChannel::require_same(const std::string& mine, const char* what) { collective({true, what, mine}); }
 
 std::string ControlChannel::collective(const TextRequest& request) {
     if (!is_connected()) return pack(request.text);
@@ -195,7 +191,7 @@ void ControlChannel::handle(int rank, const Message& message, TimePoint now) {
 
 void ControlChannel::check(TimePoint now) {
     if (failed_since_) {
-        if (now > *failed_since_ + seconds(kFailedCollective_s)) end_process(reply_->code, reply_->text);
+        if (now > *failed_since_ + seconds(kFailedCollective_s)) end_here({0, reply_->code, reply_->text});
         return;
     }
     // Requests, calls of leave() and reported errors have come to rank 0 alone.
@@ -237,15 +233,11 @@ void ControlChannel::end_run(const EndOfRun& end) {
 // After an error that this rank has reported itself, it exits with its own code.
 void ControlChannel::end_here(const EndOfRun& end) {
     if (end.code == Exit::ok || (has_reported_error_ && end.is_reported)) return finish();
-    end_process(end.code, end.sentence);
-}
-
-void ControlChannel::end_process(Exit code, const std::string& sentence) const {
-    std::string line = format("train_gpt: rank %d ends: %s", rank_, sentence.c_str());
+    std::string line = format("train_gpt: rank %d ends: %s", rank_, end.sentence.c_str());
     std::ranges::replace(line, '\n', ' ');
     line += '\n';
     [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
-    ::_exit(int(code));
+    ::_exit(int(end.code));
 }
 
 // Sends what is left and waits until the others, except for one, have closed their ends: closing a connection that has

@@ -24,10 +24,9 @@
 #include <vector>
 
 #include "kernels/check.h"
-#include "runtime/cluster/hang_detector.h"
 #include "runtime/cluster/rank_environment.h"
+#include "runtime/cluster/rank_monitor.h"
 #include "runtime/cluster/rendezvous.h"
-#include "runtime/cluster/text_collective.h"
 
 // With one rank everything is a no-op: no socket, no thread. If a channel is destroyed without a call of leave()
 // before, the other ranks treat this one as dead.
@@ -47,7 +46,7 @@ public:
     // Returns the texts of all ranks, by rank.
     std::vector<std::string> all_gather(const std::string& mine, const char* what);
     // Fails with Exit::config, naming ranks, hosts and texts, unless all texts are equal.
-    void require_same(const std::string& mine, const char* what);
+    void require_same(const std::string& mine, const char* what) { collective({true, what, mine}); }
 
     // Record what this rank does now, for the hang detector. Except for note_step(), they may be called from any
     // thread.
@@ -92,7 +91,6 @@ private:
     void deliver(const TextReply& reply);
     void end_run(const EndOfRun& end);
     void end_here(const EndOfRun& end);
-    [[noreturn]] void end_process(Exit code, const std::string& sentence) const;
     void drain_connections(double limit_s, int except_rank = -1);
     void finish();
 

@@ -1,4 +1,5 @@
-// Decides which rank is to blame when a run makes no progress: a pure function of what the ranks have reported.
+// What rank 0 decides from what the ranks have reported, as pure functions: which rank is to blame when a run makes no
+// progress, and the reply to a collective of the control channel, which is the same for all ranks.
 #pragma once
 
 #include <cstdint>
@@ -64,3 +65,8 @@ std::optional<EndOfRun> find_silent_rank(const std::vector<MonitoredRank>& ranks
 // no longer than the longest timeout of all phases.
 std::optional<EndOfRun> find_hang(const std::vector<MonitoredRank>& ranks, const ControlSettings& settings,
                                   TimePoint now);
+
+// Returns the reply once every rank has sent its request. Returns an error without waiting for the rest if two requests
+// differ in operation or subject (Exit::internal) or `timeout_s` has passed since the first (Exit::hang), and if
+// require_same finds different texts (Exit::config). After a reply the caller removes the requests.
+std::optional<TextReply> reply_to_requests(const std::vector<MonitoredRank>& ranks, double timeout_s, TimePoint now);
