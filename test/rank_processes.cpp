@@ -13,7 +13,6 @@
 #include <stdexcept>
 
 #include "kernels/check.h"
-#include "runtime/cluster/authentication.h"
 #include "runtime/io/io.h"
 
 namespace {
@@ -54,7 +53,7 @@ RankProcesses::~RankProcesses() {
 RankEnvironment RankProcesses::environment_of(int rank) const {
     RankEnvironment environment = shared_;
     environment.rank = environment.local_rank = rank;
-    if (rank == 0) environment.listen_fd = listener_.fd();
+    if (rank == 0) environment.listen_fd = listener_;
     return environment;
 }
 
@@ -70,11 +69,11 @@ int RankProcesses::start(const RankEnvironment& environment, const Body& body) {
         ::dup2(file, STDERR_FILENO);
         ::setvbuf(stderr, nullptr, _IONBF, 0);
         // Only rank 0 has the socket, as after launch_local_ranks().
-        if (environment.listen_fd < 0) listener_ = Socket();
+        if (environment.listen_fd < 0) listener_ = {};
         ::_exit(run(body, environment));
     }
     if (pid < 0) throw std::runtime_error("cannot fork");
-    if (environment.listen_fd >= 0) listener_ = Socket();  // from now on it belongs to rank 0 alone
+    if (environment.listen_fd >= 0) listener_ = {};  // from now on it belongs to rank 0 alone
     pids_.push_back(pid);
     codes_.push_back(-1);
     return process;

@@ -40,7 +40,7 @@ public:
 private:
     int size_;
     RankEnvironment shared_;
-    Socket listener_;
+    FileDescriptor listener_;
     int ready_pipe_[2];
     TemporaryDirectory directory_;
     std::vector<pid_t> pids_;

@@ -15,10 +15,9 @@ namespace {
 // Short timeouts. No test depends on a fast machine: only for events that must not occur is the time short.
 ControlSettings quick() {
     ControlSettings settings;
-    settings.rendezvous.timeout_s = 15;
-    settings.hang = {
-        .heartbeat_s = 0.1, .silence_s = 20, .start_s = 20, .step_s = 20, .evaluation_s = 20, .save_s = 20};
-    settings.collective_timeout_s = settings.leave_timeout_s = 15;
+    settings.heartbeat_s = 0.1;
+    settings.silence_s = settings.start_s = settings.step_s = settings.evaluation_s = settings.save_s = 20;
+    settings.rendezvous_s = settings.collective_timeout_s = settings.leave_timeout_s = 15;
     return settings;
 }
 
@@ -59,7 +58,6 @@ TEST_CASE("control: a single rank needs no socket and no thread", "[control]") {
     control.require_same("c", "letter");
     control.note_phase(Phase::step, 1);
     control.leave();
-    CHECK(control.members().size() == 1);
 }
 
 TEST_CASE("control: ranks exchange texts and leave together", "[control]") {
@@ -76,9 +74,6 @@ TEST_CASE("control: ranks exchange texts and leave together", "[control]") {
                     return 1;
             control.require_same("equal\0bytes", "digest");
         }
-        for (int rank = 0; rank < 4; ++rank)
-            if (control.members()[size_t(rank)].rank != rank || control.members()[size_t(rank)].pid <= 1) return 3;
-        if (control.members()[size_t(environment.rank)].pid != ::getpid()) return 4;
         if (environment.rank == 2) ::usleep(300'000);  // while the others wait
         control.leave();
         control.leave_with_error(Exit::data, "too late to matter");
@@ -166,7 +161,7 @@ TEST_CASE("control: a rank that is killed is named by all others", "[control]") 
 
 TEST_CASE("control: a stopped rank is detected by its silence", "[control]") {
     ControlSettings settings = quick();
-    settings.hang.silence_s = 1.5;
+    settings.silence_s = 1.5;
     RankProcesses runs[2]{RankProcesses(3), RankProcesses(3)};
     const int victims[] = {1, 0};
     for (RankProcesses& ranks : runs) start_training(ranks, settings, [](const RankEnvironment&, ControlChannel&) {});
@@ -185,7 +180,7 @@ TEST_CASE("control: a stopped rank is detected by its silence", "[control]") {
 
 TEST_CASE("control: a rank in an endless loop is named, not those that wait for it", "[control]") {
     ControlSettings settings = quick();
-    settings.hang.step_s = 1;
+    settings.step_s = 1;
     RankProcesses ranks(3);
     start_training(ranks, settings, [](const RankEnvironment& environment, ControlChannel& control) {
         if (environment.rank != 1) control.note_collective(32, "all_gather of weights");
@@ -199,7 +194,7 @@ TEST_CASE("control: a rank in an endless loop is named, not those that wait for 
 
 TEST_CASE("control: each phase has its timeout, and progress is no hang", "[control]") {
     ControlSettings settings = quick();
-    settings.hang.step_s = 0.8;
+    settings.step_s = 0.8;
     RankProcesses ranks(3);
     ranks.start_all([&](const RankEnvironment& environment) {
         ControlChannel control(environment, settings);
@@ -250,8 +245,8 @@ TEST_CASE("control: an error of one rank is quoted by the others", "[control]") 
 TEST_CASE("control: an error that follows from a death does not hide the death", "[control]") {
     RankProcesses ranks(3);
     start_training(ranks, quick(), [](const RankEnvironment& environment, ControlChannel& control) {
+        const pid_t victim = std::stoi(control.all_gather(std::to_string(::getpid()), "pids")[1]);
         if (environment.rank != 2) return;
-        const pid_t victim = pid_t(control.members()[1].pid);
         std::thread([victim] { ::usleep(200'000), ::kill(victim, SIGKILL); }).detach();
         control.leave_with_error(Exit::internal, "connection reset in all_reduce");
         ::_exit(int(Exit::internal));
@@ -290,7 +285,7 @@ TEST_CASE("control: a rank that does not leave is named", "[control]") {
 
 TEST_CASE("control: a signal that asks to stop is no death, and SIGSTOP to all ranks blames none", "[control]") {
     ControlSettings settings = quick();
-    settings.hang.silence_s = settings.hang.step_s = 1.5;
+    settings.silence_s = settings.step_s = 1.5;
     RankProcesses ranks(3);
     ranks.start_all([&](const RankEnvironment& environment) {
         std::signal(SIGTERM, SIG_IGN);

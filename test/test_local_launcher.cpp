@@ -19,7 +19,7 @@ namespace {
 
 ControlSettings quick() {
     ControlSettings settings;
-    settings.hang.heartbeat_s = 0.1;
+    settings.heartbeat_s = 0.1;
     return settings;
 }
 
@@ -116,7 +116,7 @@ TEST_CASE("child: one ends with 65", "[.child]") {
 TEST_CASE("child: one is stopped", "[.child]") {
     const RankEnvironment environment = find_rank_environment();
     ControlSettings settings = quick();
-    settings.hang.silence_s = 1.2;
+    settings.silence_s = 1.2;
     ControlChannel control(environment, settings);
     control.require_same("", "start");
     if (environment.rank == 1) std::raise(SIGSTOP);

@@ -64,12 +64,13 @@ TEST_CASE("rank environment: each launcher's variables give rank, size and rank 
     CHECK(summary(environment_of(kOpenMpi)) == "Open MPI 3/4 1/2 :0");
     CHECK(summary(environment_of(kMpich)) == "MPICH 1/2 1/2 :0");
     // 15000 + (31 * 1000 + 2) % 15000
-    CHECK(summary(environment_of(kStep)) == "Slurm 6/7 0/1 big2:16002");
+    CHECK(summary(environment_of(kStep)) == "Slurm 6/7 0/0 big2:16002");
+    CHECK(summary(environment_of(with(kStep, {{"SLURM_STEP_NODELIST", "big2"}}))) == "Slurm 6/7 0/7 big2:16002");
     CHECK(environment_of(kStep).run_id == "slurm 1000.2");
     CHECK(
         summary(environment_of(with(kStep, {{"SLURM_PROCID", "4"}, {"SLURM_LOCALID", "1"}, {"SLURM_NODEID", "1"}}))) ==
-        "Slurm 4/7 1/3 big2:16002");
-    CHECK(summary(environment_of(with(kStep, {{"MASTER_PORT", "4242"}}))) == "Slurm 6/7 0/1 big2:4242");
+        "Slurm 4/7 1/0 big2:16002");
+    CHECK(summary(environment_of(with(kStep, {{"MASTER_PORT", "4242"}}))) == "Slurm 6/7 0/0 big2:4242");
     CHECK(summary(environment_of(with(kOpenMpi, {{"MASTER_ADDR", "h"}, {"MASTER_PORT", "1"}}))) ==
           "Open MPI 3/4 1/2 h:1");
 }
@@ -81,7 +82,6 @@ TEST_CASE("rank environment: jobs on Kubernetes set no local ranks, older Slurm 
     Variables old = without(without(kStep, "SLURM_STEP_NUM_TASKS"), "SLURM_STEP_TASKS_PER_NODE");
     old = with(without(without(old, "SLURM_TASKS_PER_NODE"), "SLURM_STEP_ID"), {{"SLURM_STEPID", "2"}});
     CHECK(summary(environment_of(old)) == "Slurm 6/7 0/0 big2:16002");
-    CHECK(summary(environment_of(with(old, {{"SLURM_NTASKS_PER_NODE", "3"}}))) == "Slurm 6/7 0/3 big2:16002");
     const Variables cray{{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"PMI_LOCAL_RANK", "1"}, {"PMI_LOCAL_SIZE", "2"}};
     CHECK(summary(environment_of(cray)) == "MPICH 1/2 1/2 :0");
     CHECK(summary(environment_of({{"RANK", "0"}, {"WORLD_SIZE", "1"}})) == "torchrun 0/1 0/1 :0");
@@ -100,7 +100,7 @@ TEST_CASE("rank environment: of nested launchers the inner one counts", "[rank_e
     CHECK(summary(environment_of(with(kStep, kOpenMpi))) == "Open MPI 3/4 1/2 :0");
     CHECK(summary(environment_of(with(kStep, kMpich))) == "MPICH 1/2 1/2 :0");
     // srun --mpi=pmi2 sets PMI_* itself
-    CHECK(summary(environment_of(with(kStep, {{"PMI_RANK", "6"}, {"PMI_SIZE", "7"}}))) == "Slurm 6/7 0/1 big2:16002");
+    CHECK(summary(environment_of(with(kStep, {{"PMI_RANK", "6"}, {"PMI_SIZE", "7"}}))) == "Slurm 6/7 0/0 big2:16002");
     CHECK(environment_of(with(kStep, {{"PMI_RANK", "6"}, {"PMI_SIZE", "7"}})).has_pmi);
     CHECK(environment_of(with(kStep, {{"PMIX_RANK", "6"}})).has_pmi);
     CHECK(!environment_of(kStep).has_pmi);
@@ -152,10 +152,8 @@ TEST_CASE("rank environment: what is missing, unreadable or contradictory is nam
     fails(without(kMpich, "MPI_LOCALRANKID"), {"MPI_LOCALRANKID", "PMI_SIZE is 2"});
     fails(with(kStep, {{"SLURM_PROCID", "7"}}), {"SLURM_PROCID is \"7\"", "from 0 to 6"});
     fails(with(kStep, {{"SLURM_STEP_ID", "batch"}}), {"SLURM_STEP_ID is \"batch\""});
-    fails(with(kStep, {{"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_PROCID", "1"}, {"SLURM_NODEID", "0"}}),
-          {"SLURM_STEP_NUM_TASKS is 2", "at least the 3 tasks"});
-    fails(with(kStep, {{"SLURM_NODEID", "3"}}), {"SLURM_STEP_TASKS_PER_NODE is \"3(x2),1\"", "node 3"});
-    fails(with(kStep, {{"SLURM_STEP_TASKS_PER_NODE", "3(x"}}), {"SLURM_STEP_TASKS_PER_NODE is \"3(x\""});
+    fails(with(kStep, {{"SLURM_LOCALID", "7"}}), {"SLURM_LOCALID is \"7\"", "from 0 to 6"});
+    fails(with(kStep, {{"SLURM_STEP_NODELIST", "big[2-"}}), {"SLURM_STEP_NODELIST is \"big[2-\""});
     fails(without(kStep, "SLURM_LOCALID"), {"SLURM_LOCALID", "not set"});
 }
 

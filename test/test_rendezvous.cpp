@@ -9,7 +9,6 @@
 #include <string>
 
 #include "kernels/numeric.h"
-#include "runtime/cluster/authentication.h"
 #include "runtime/cluster/control_channel.h"
 #include "runtime/cluster/wire_format.h"
 #include "runtime/io/io.h"
@@ -21,8 +20,8 @@ namespace {
 
 ControlSettings within(double timeout_s) {
     ControlSettings settings;
-    settings.rendezvous.timeout_s = timeout_s;
-    settings.hang.heartbeat_s = 0.1;
+    settings.rendezvous_s = timeout_s;
+    settings.heartbeat_s = 0.1;
     return settings;
 }
 
@@ -128,13 +127,13 @@ TEST_CASE("rendezvous: 2,000 junk connections neither join nor block", "[control
     int reached = 0;
     std::string why;
     for (int i = 0; i < 2000; ++i) {
-        Socket socket = connect_to(loopback(port), Clock::now() + seconds(5), why);
+        FileDescriptor socket = connect_to(loopback(port), Clock::now() + seconds(5), why);
         if (!socket) continue;
         ++reached;
         Connection connection(std::move(socket), 1000);
         const std::string junk = hmac_sha256("junk", std::to_string(i));
         if (i % 5 == 1) [[maybe_unused]]
-            const auto sent = ::send(connection.fd(), junk.data(), junk.size(), MSG_NOSIGNAL);
+            const auto sent = ::send(connection.events().fd, junk.data(), junk.size(), MSG_NOSIGNAL);
         if (i % 5 == 2) connection.send(MessageKind::hello, junk);
         if (i % 5 == 3) connection.send(MessageKind::hello, pack(junk, junk));
         if (i % 5 == 4) connection.send(MessageKind::hello, std::string(20'000, 'x'));
@@ -186,17 +185,17 @@ TEST_CASE("rendezvous: rank 0 rejects a recorded reply and authenticates itself"
 
 TEST_CASE("rendezvous: a rank does not join a listener that does not know the token", "[control]") {
     RankProcesses ranks(2);
-    const Socket listener = listen_on_loopback();
+    const FileDescriptor listener = listen_on_loopback();
     RankEnvironment environment = ranks.environment_of(1);
     environment.master_port = address_of(listener).port();
     const int joiner =
         ranks.start(environment, [](const RankEnvironment& mine) { return connect_and_leave(mine, 1.5); });
     SocketAddress from;
-    Socket socket;
+    FileDescriptor socket;
     for (const TimePoint deadline = Clock::now() + seconds(10); !socket && Clock::now() < deadline; ::usleep(1000))
         socket = accept_from(listener, from);
     Connection connection(std::move(socket), 1000);
-    connection.send(MessageKind::challenge, pack("train_gpt control channel 2", "nonce"));
+    connection.send(MessageKind::challenge, pack("train_gpt control channel 3", "nonce"));
     REQUIRE(receive(connection));
     connection.send(MessageKind::welcome, std::string(32, 'x'));
     expect_printed(ranks, joiner, Exit::hang, {"could not join rank 0", "it belongs to another run"});
@@ -248,15 +247,16 @@ TEST_CASE("rendezvous: a missing address and a socket that cannot listen are err
     RankEnvironment environment;
     environment.rank = 1, environment.size = 2, environment.launcher = "MPICH";
     expect_error(Exit::usage, {"MPICH", "MASTER_ADDR"}, [&] { ControlChannel control(environment); });
+    const FileDescriptor other = listen_on_all_interfaces(0);  // holds the port
+    const int port = address_of(other).port();
     environment.rank = 0, environment.master_host = "192.0.2.1",
-    environment.master_port = 1;  // an address reserved for documentation, not this machine's
-    ControlSettings settings;
-    settings.rendezvous.listen_host = "192.0.2.1";
-    expect_error(Exit::os, {"rank 0 cannot listen at 192.0.2.1, port 1"},
-                 [&] { ControlChannel control(environment, settings); });
+    environment.master_port = port;  // an address reserved for documentation, not this machine's
+    expect_error(Exit::os, {format("rank 0 cannot listen at 192.0.2.1, port %d", port), "in use"},
+                 [&] { ControlChannel control(environment, within(0.2)); });
     environment.listen_fd = 0;
     expect_error(Exit::usage, {"TRAIN_GPT_LISTEN_FD is 0"}, [&] { ControlChannel control(environment); });
-    const TextBroadcast broken = [](const std::string&) { return pack(Exit::os, "rank 0 cannot listen", "", "", 0); };
+    environment.master_host = "";
+    const TextBroadcast broken = [](const std::string&) { return pack(Exit::os, "rank 0 cannot listen", "", 0, ""); };
     environment.rank = 1;
     expect_error(Exit::os, {"rank 0 cannot listen"}, [&] { ControlChannel control(environment, {}, broken); });
     const TextBroadcast junk = [](const std::string&) { return "somewhere"; };

@@ -17,14 +17,6 @@ namespace {
 // Longer than any phase may take, because the control channel's message names the late rank.
 constexpr double kCollectiveTimeout_s = 3600;
 
-ControlSettings control_settings(const Config& config) {
-    ControlSettings settings;
-    settings.hang.silence_s = config.parallel.silence_s;
-    settings.hang.step_s = settings.hang.evaluation_s = config.parallel.step_timeout_s;
-    settings.hang.start_s = std::max(settings.hang.start_s, settings.hang.step_s);
-    return settings;
-}
-
 Exit code_of(const std::exception& error) {
     const auto* known = dynamic_cast<const Error*>(&error);
     return known ? known->code : Exit::internal;
@@ -49,11 +41,13 @@ Ranks::Ranks(const RankEnvironment& environment, const Config& config, const std
             [this](uint64_t number, const char* name) {
                 if (control_) control_->note_collective(number, name);
             }};
-    // mpirun does not give rank 0's address, but the ranks that it started can broadcast it by MPI.
+    const double step_s = config.parallel.step_timeout_s;
+    const ControlSettings timeouts{.silence_s = config.parallel.silence_s,
+                                   .start_s = std::max(ControlSettings().start_s, step_s),
+                                   .step_s = step_s,
+                                   .evaluation_s = step_s};
     const auto connect = [&](const TextBroadcast& broadcast) {
-        const bool has_address = environment.size == 1 || !environment.master_host.empty();
-        control_ = std::make_unique<ControlChannel>(environment, control_settings(config),
-                                                    has_address ? TextBroadcast() : broadcast);
+        control_ = std::make_unique<ControlChannel>(environment, timeouts, broadcast);
     };
     if (comm_needs_gather()) {
         connect(launcher_share());
@@ -110,8 +104,8 @@ Exit launch_ranks(int count, const LocalNode& node, const std::vector<std::strin
 
     // By default, mpirun refuses root and more ranks than cores, and binds ranks to cores; on a single machine the
     // user's count decides.
-    const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
-    setenv("OMP_NUM_THREADS", std::to_string(std::max(1u, cores / unsigned(count))).c_str(), 0);
+    const unsigned threads = std::max(1u, std::thread::hardware_concurrency() / unsigned(count));
+    setenv("OMP_NUM_THREADS", std::to_string(threads).c_str(), 0);
     setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 0);
     setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 0);
     std::vector<std::string> command{launcher,    "-np",  std::to_string(count), "--oversubscribe",

@@ -2,67 +2,56 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
-
-namespace {
-
-using MessageSize = uint32_t;  // precedes each message: bytes of kind and fields
-
-}  // namespace
 
 bool Connection::receive() {
     char buffer[16384];
     // Bounded, so that a peer that sends without pause does not delay the others.
     while (!has_ended_ && socket_ && received_.size() < limit_ + sizeof buffer) {
-        const ssize_t count = ::recv(socket_.fd(), buffer, sizeof buffer, 0);
+        const ssize_t count = ::recv(socket_, buffer, sizeof buffer, 0);
         if (count < 0 && errno == EAGAIN) break;
         if (count > 0)
             received_.append(buffer, size_t(count));
         else if (count == 0 || errno != EINTR)
             has_ended_ = true;
     }
-    return socket_ && (!has_ended_ || received_.size() >= sizeof(MessageSize));
+    return socket_ && !(has_ended_ && received_.empty());
 }
 
 std::optional<Message> Connection::next() {
-    MessageSize size = 0;
-    if (received_.size() < sizeof size) return std::nullopt;
-    std::memcpy(&size, received_.data(), sizeof size);
-    const bool is_complete = received_.size() - sizeof size >= size;
-    if (size == 0 || size > limit_ || (has_ended_ && !is_complete)) {
-        has_ended_ = true;
-        received_.clear();
-        return std::nullopt;
+    std::string_view rest = received_;
+    Message message;
+    uint64_t size = 0;
+    const bool has_size = take_field(rest, message.kind) && take_field(rest, size);
+    if (has_size && size <= limit_ && size <= rest.size()) {
+        message.fields = rest.substr(0, size);
+        received_.erase(0, received_.size() - rest.size() + size);
+        return message;
     }
-    if (!is_complete) return std::nullopt;
-    Message message{MessageKind(received_[sizeof size]), received_.substr(sizeof size + 1, size - 1)};
-    received_.erase(0, sizeof size + size);
-    return message;
+    has_ended_ |= has_size && size > limit_;
+    if (has_ended_) received_.clear();
+    return std::nullopt;
 }
 
 void Connection::send(MessageKind kind, const std::string& fields) {
     if (!is_open()) return;
-    const MessageSize size = MessageSize(1 + fields.size());
-    unsent_.append(reinterpret_cast<const char*>(&size), sizeof size);
-    unsent_ += char(kind);
-    unsent_ += fields;
+    unsent_ += pack(kind, fields);
     flush();
 }
 
-bool Connection::flush() {
+void Connection::flush() {
     while (socket_ && !unsent_.empty()) {
-        const ssize_t count = ::send(socket_.fd(), unsent_.data(), unsent_.size(), MSG_NOSIGNAL);
-        if (count < 0 && errno == EAGAIN) return false;
+        const ssize_t count = ::send(socket_, unsent_.data(), unsent_.size(), MSG_NOSIGNAL);
+        if (count < 0 && errno == EAGAIN) return;
         if (count > 0)
             unsent_.erase(0, size_t(count));
         else if (errno != EINTR)
             unsent_.clear();  // the connection is broken, which receive() will report
     }
-    return true;
 }
 
 void Connection::finish_sending() {
-    if (socket_) ::shutdown(socket_.fd(), SHUT_WR);
+    flush();
+    if (unsent_.empty()) ::shutdown(socket_, SHUT_WR);
 }
 
 void wait_for_events(std::vector<pollfd> polled, TimePoint deadline) {

@@ -13,11 +13,10 @@
 class Connection {
 public:
     Connection() = default;  // closed
-    // A peer that announces a message of more than `limit` bytes counts as closed.
-    Connection(Socket socket, size_t limit) : socket_(std::move(socket)), limit_(limit) {}
-    int fd() const { return socket_.fd(); }
+    // A peer that announces a message with more than `limit` bytes of fields counts as closed.
+    Connection(FileDescriptor socket, size_t limit) : socket_(std::move(socket)), limit_(limit) {}
     // Input and, with unsent data, output; nothing if the connection is closed.
-    pollfd events() const { return {fd(), short(POLLIN | (unsent_.empty() ? 0 : POLLOUT)), 0}; }
+    pollfd events() const { return {socket_, short(POLLIN | (unsent_.empty() ? 0 : POLLOUT)), 0}; }
     bool is_open() const { return bool(socket_); }
     void set_limit(size_t limit) { limit_ = limit; }
 
@@ -29,12 +28,12 @@ public:
 
     // Sends as much as the socket takes; the rest waits for flush(). Does nothing on a closed connection.
     void send(MessageKind kind, const std::string& fields);
-    bool flush();           // returns true if nothing is left to send
-    void finish_sending();  // the peer will read end of file after what has been sent
-    void close() { socket_ = Socket(); }
+    void flush();
+    void finish_sending();  // flush(); with nothing left to send, the peer will read end of file after it
+    void close() { socket_ = {}; }
 
 private:
-    Socket socket_;
+    FileDescriptor socket_;
     size_t limit_ = 0;
     bool has_ended_ = false;
     std::string received_, unsent_;

@@ -24,32 +24,18 @@
 #include <vector>
 
 #include "kernels/check.h"
-#include "runtime/cluster/hang_detector.h"
 #include "runtime/cluster/rank_environment.h"
+#include "runtime/cluster/rank_monitor.h"
 #include "runtime/cluster/rendezvous.h"
-#include "runtime/cluster/text_collective.h"
 
-struct ControlSettings {
-    RendezvousSettings rendezvous;
-    HangSettings hang;
-    double collective_timeout_s = 300;  // from the first to the last rank's call of all_gather() or require_same()
-    double leave_timeout_s = 1800;      // for all ranks to call leave()
-};
-
-// With one rank everything is a no-op: no socket, no thread.
+// With one rank everything is a no-op: no socket, no thread. If a channel is destroyed without a call of leave()
+// before, the other ranks treat this one as dead.
 class ControlChannel {
 public:
     // Connects the ranks: see open_group() for addresses and errors. Every rank calls it once, before memory is
     // allocated and files are written.
     explicit ControlChannel(const RankEnvironment& environment, const ControlSettings& settings = {},
                             const TextBroadcast& broadcast = {});
-    // Without a call of leave() before, the other ranks treat this one as dead.
-    ~ControlChannel();
-    ControlChannel(const ControlChannel&) = delete;
-    ControlChannel& operator=(const ControlChannel&) = delete;
-
-    // Every rank's host and pid, by rank.
-    const std::vector<Member>& members() const { return members_; }
 
     // The next two are collectives: all ranks call them in the same order, from one thread, with texts of at most
     // 64 KiB. `what` names the subject in errors. If the calls differ between ranks, all fail with Exit::internal and
@@ -60,14 +46,15 @@ public:
     // Returns the texts of all ranks, by rank.
     std::vector<std::string> all_gather(const std::string& mine, const char* what);
     // Fails with Exit::config, naming ranks, hosts and texts, unless all texts are equal.
-    void require_same(const std::string& mine, const char* what);
+    void require_same(const std::string& mine, const char* what) { collective({true, what, mine}); }
 
-    // Record what this rank does now, for the hang detector. They cost a few stores and, except for note_step(), may be
-    // called from any thread. `name` must live as long as the program.
+    // Record what this rank does now, for the hang detector. Except for note_step(), they may be called from any
+    // thread.
     void note_phase(Phase phase, int64_t step) {
-        progress_.phase = phase;
-        progress_.step = step;
-        ++progress_.ticks;
+        const std::lock_guard lock(status_mutex_);
+        status_.phase = phase;
+        status_.step = step;
+        ++status_.ticks;
     }
     // A micro-step of this step. The first step of a process counts as Phase::start, because it loads kernels and
     // autotunes GEMMs.
@@ -77,9 +64,10 @@ public:
     }
     // Before the collective with this number (1, 2, ... on every rank) starts.
     void note_collective(uint64_t number, const char* name) {
-        progress_.collective_name = name;
-        progress_.collective = number;
-        ++progress_.ticks;
+        const std::lock_guard lock(status_mutex_);
+        status_.collective_name = name;
+        status_.collective = number;
+        ++status_.ticks;
     }
 
     // The orderly end: returns when all ranks have called it. Fails with Exit::hang after leave_timeout_s.
@@ -90,51 +78,38 @@ public:
     void leave_with_error(Exit code, const std::string& sentence);
 
 private:
-    // Why the run ends.
-    struct EndOfRun {
-        int rank = 0;
-        Exit code = Exit::peer_lost;
-        bool is_reported = false;  // by the rank itself, with leave_with_error()
-        std::string sentence;
-    };
-
-    bool is_connected() const { return members_.size() > 1; }
+    bool is_connected() const { return !connections_.empty(); }
     std::string collective(const TextRequest& request);
     void tell_rank_0(MessageKind kind, const std::string& fields);  // also on rank 0
 
     // The thread. These hold mutex_.
-    void run();
+    void run(const std::stop_token& stop);
     void receive_all(TimePoint now);
     void handle(int rank, const Message& message, TimePoint now);
-    void handle_lost_connection(int rank);
     void check(TimePoint now);
-    void check_all_ranks(TimePoint now);
     void send_to_all(MessageKind kind, const std::string& fields);
     void deliver(const TextReply& reply);
-    void end_run(EndOfRun end);
+    void end_run(const EndOfRun& end);
     void end_here(const EndOfRun& end);
-    [[noreturn]] void end_process(Exit code, const std::string& sentence) const;
     void drain_connections(double limit_s, int except_rank = -1);
     void finish();
 
     const int rank_;
     const ControlSettings settings_;
-    RankProgress progress_;
+    std::mutex status_mutex_;  // never held for longer than a copy
+    RankStatus status_;
     int64_t first_step_ = -1;
-    std::vector<Member> members_;
-    Socket wake_;  // an eventfd
 
     std::mutex mutex_;  // guards what follows; waiting for input releases it
     std::condition_variable changed_;
-    std::vector<Connection> connections_;  // as in Group
-    std::vector<MonitoredRank> ranks_;     // on rank 0: all; elsewhere only [0] is up to date
+    std::vector<Connection> connections_;  // both as from open_group()
+    std::vector<MonitoredRank> ranks_;
     TimePoint last_round_, last_heartbeat_;
-    std::optional<TextCollective> collective_;  // on rank 0
-    std::optional<TextReply> reply_;            // to the last collective
-    std::optional<TimePoint> failed_since_;     // a collective has failed on all ranks: no rank is monitored any more
-    std::optional<EndOfRun> error_;  // on rank 0: a reported error, until no death is found to have caused it
+    std::optional<TextReply> reply_;         // to the last collective
+    std::optional<TimePoint> failed_since_;  // a collective has failed on all ranks: no rank is monitored any more
+    std::optional<EndOfRun> error_;          // on rank 0: a reported error, until no death is found to have caused it
     TimePoint error_since_;
-    bool has_reported_error_ = false, has_left_ = false, is_closing_ = false, has_finished_ = false;
+    bool has_reported_error_ = false, has_left_ = false, has_finished_ = false;
 
-    std::thread thread_;
+    std::jthread thread_;  // the last member: it ends before what it uses
 };

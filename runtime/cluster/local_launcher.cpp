@@ -10,6 +10,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 
 #include "kernels/check.h"
 #include "runtime/cluster/socket.h"
@@ -18,27 +19,22 @@
 namespace {
 
 constexpr int kForwarded[] = {SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
-
-struct LocalRank {
-    pid_t pid = 0;
-    bool has_ended = false;
-    bool was_signalled = false;  // by this process, to end it: its exit code then says nothing
-};
+constexpr pid_t kEnded = 0;
 
 class LocalRanks {
 public:
-    LocalRanks(int count, const LocalLauncherSettings& settings) : count_(count), settings_(settings) {
+    // Starts them.
+    LocalRanks(int count, std::vector<std::string> command, const LocalLauncherSettings& settings)
+        : count_(count), settings_(settings) {
         sigemptyset(&waited_for_);
         for (const int signal : kForwarded) sigaddset(&waited_for_, signal);
         // SIGHUP and SIGPIPE are ignored: as in the trainer, a closed terminal or pipe ends no run.
         for (const int signal : {SIGCHLD, SIGHUP, SIGPIPE}) sigaddset(&waited_for_, signal);
         ::sigprocmask(SIG_BLOCK, &waited_for_, &mask_before_);
         std::signal(SIGCHLD, SIG_DFL);  // if it is ignored, the exit codes of children are lost
-    }
 
-    void start(std::vector<std::string> command) {
         LocalNode& node = settings_.node;
-        Socket listener;
+        FileDescriptor listener;
         std::string token;
         if (node.nodes == 1) {
             listener = listen_on_loopback();
@@ -50,41 +46,32 @@ public:
         for (int local_rank = 0; local_rank < count_; ++local_rank) {
             const pid_t pid = ::fork();
             if (pid == 0) become_rank(local_rank, parent, listener, token, command);
-            if (pid < 0) {
-                const int error = errno;
-                signal_all(SIGKILL);
-                while (::waitpid(-1, nullptr, 0) > 0) {}
-                fail(Exit::os, "cannot start rank %d of %d: %s", local_rank, count_, std::strerror(error));
-            }
+            // The ranks that have been started are killed when this process exits.
+            if (pid < 0) fail(Exit::os, "cannot start rank %d of %d: %s", local_rank, count_, std::strerror(errno));
             ::setpgid(pid, pid);  // also here, so that the group exists before the first signal to it
-            ranks_.push_back({pid});
+            pids_.push_back(pid);
         }
     }
 
     // Returns the exit code of launch_local_ranks().
     int wait() {
-        while (!std::ranges::all_of(ranks_, &LocalRank::has_ended)) {
+        while (std::ranges::count(pids_, kEnded) < count_) {
             const timespec round{0, 100'000'000};
             const int signal = ::sigtimedwait(&waited_for_, nullptr, &round);
             if (std::ranges::count(kForwarded, signal)) signal_all(signal);
             for (int local_rank = 0; local_rank < count_; ++local_rank) collect(local_rank);
-            if (!has_failed_ || Clock::now() < stage_ends_) continue;
+            if (!stage_ends_ || Clock::now() < *stage_ends_) continue;
             signal_all(is_terminating_ ? SIGKILL : SIGTERM);
-            for (LocalRank& rank : ranks_) rank.was_signalled |= !rank.has_ended;
             is_terminating_ = true;
             stage_ends_ = Clock::now() + seconds(settings_.term_s);
         }
-        for (const int code : codes_)
-            if (is_failure(code) && code != int(Exit::peer_lost)) return code;
-        for (const Exit code : {Exit::peer_lost, Exit::again})
-            if (std::ranges::count(codes_, int(code))) return int(code);
-        return int(Exit::ok);
+        return code_;
     }
 
 private:
     // The child's code before its program. This process has one thread, so the child may do anything.
-    [[noreturn]] void become_rank(int local_rank, pid_t parent, const Socket& listener, const std::string& token,
-                                  std::vector<std::string>& command) const {
+    [[noreturn]] void become_rank(int local_rank, pid_t parent, const FileDescriptor& listener,
+                                  const std::string& token, std::vector<std::string>& command) const {
         const LocalNode& node = settings_.node;
         ::setpgid(0, 0);
         ::prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -102,8 +89,8 @@ private:
             ::unsetenv(name);
         if (listener) set("TRAIN_GPT_TOKEN", token);
         if (listener && local_rank == 0) {
-            set("TRAIN_GPT_LISTEN_FD", std::to_string(listener.fd()));
-            ::fcntl(listener.fd(), F_SETFD, 0);
+            set("TRAIN_GPT_LISTEN_FD", std::to_string(listener));
+            ::fcntl(listener, F_SETFD, 0);
         }
         const int null = ::open("/dev/null", O_RDONLY);
         if (null > STDIN_FILENO) ::dup2(null, STDIN_FILENO), ::close(null);
@@ -113,40 +100,43 @@ private:
     }
 
     void signal_all(int signal) const {
-        for (const LocalRank& rank : ranks_)
-            if (!rank.has_ended) ::kill(signal == SIGKILL ? -rank.pid : rank.pid, signal);
+        for (const pid_t pid : pids_)
+            if (pid != kEnded) ::kill(signal == SIGKILL ? -pid : pid, signal);
     }
 
     // Reaps the rank if it has ended.
     void collect(int local_rank) {
-        LocalRank& rank = ranks_[size_t(local_rank)];
+        const pid_t pid = pids_[size_t(local_rank)];
         siginfo_t info{};
-        if (rank.has_ended || ::waitid(P_PID, id_t(rank.pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0) return;
-        if (info.si_pid != rank.pid) return;
-        ::kill(-rank.pid, SIGKILL);  // its children, while the number of its process group is still in use
-        int status = 0;
-        ::waitpid(rank.pid, &status, 0);
-        rank.has_ended = true;
-        if (rank.was_signalled) return;
-        codes_.push_back(WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status));
-        if (WIFSIGNALED(status))
+        if (pid == kEnded || ::waitid(P_PID, id_t(pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0) return;
+        if (info.si_pid != pid) return;
+        ::kill(-pid, SIGKILL);  // its children, while the number of its process group is still in use
+        ::waitpid(pid, nullptr, 0);
+        pids_[size_t(local_rank)] = kEnded;
+        if (is_terminating_) return;  // it was told to end, so its exit code says nothing
+        const bool was_killed = info.si_code != CLD_EXITED;
+        const int code = was_killed ? 128 + info.si_status : info.si_status;
+        if (was_killed)
             std::fprintf(stderr, "train_gpt: rank %d (pid %d) was killed by signal %d (%s)\n",
-                         settings_.node.node * count_ + local_rank, int(rank.pid), WTERMSIG(status),
-                         ::strsignal(WTERMSIG(status)));
-        if (has_failed_ || !is_failure(codes_.back())) return;
-        has_failed_ = true;
-        stage_ends_ = Clock::now() + seconds(settings_.grace_s);
+                         settings_.node.node * count_ + local_rank, int(pid), info.si_status,
+                         ::strsignal(info.si_status));
+        if (informativeness(code) > informativeness(code_)) code_ = code;
+        if (!stage_ends_ && informativeness(code) > informativeness(int(Exit::again)))
+            stage_ends_ = Clock::now() + seconds(settings_.grace_s);
     }
 
-    static bool is_failure(int code) { return code != int(Exit::ok) && code != int(Exit::again); }
+    // Of an exit code; failures have more than Exit::again.
+    static int informativeness(int code) {
+        return code == int(Exit::ok) ? 0 : code == int(Exit::again) ? 1 : code == int(Exit::peer_lost) ? 2 : 3;
+    }
 
     const int count_;
     LocalLauncherSettings settings_;
     sigset_t waited_for_, mask_before_;
-    std::vector<LocalRank> ranks_;
-    std::vector<int> codes_;  // of ranks that ended by themselves, in order; 128 + signal if one killed it
-    bool has_failed_ = false, is_terminating_ = false;
-    TimePoint stage_ends_;  // once a rank has failed: when the others are signalled next
+    std::vector<pid_t> pids_;   // by local rank
+    int code_ = int(Exit::ok);  // the most informative of the ranks that have ended by themselves, the first of equals
+    std::optional<TimePoint> stage_ends_;  // once a rank has failed: when the others are signalled next
+    bool is_terminating_ = false;          // the others have been signalled
 };
 
 }  // namespace
@@ -159,8 +149,5 @@ std::vector<char*> argv_of(std::vector<std::string>& arguments) {
 }
 
 int launch_local_ranks(int count, const std::vector<std::string>& command, const LocalLauncherSettings& settings) {
-    require(count >= 1 && !command.empty(), "%d local ranks, %zu arguments", count, command.size());
-    LocalRanks ranks(count, settings);
-    ranks.start(command);
-    return ranks.wait();
+    return LocalRanks(count, command, settings).wait();
 }

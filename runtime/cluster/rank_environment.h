@@ -9,17 +9,17 @@
 #include <string_view>
 
 struct RankEnvironment {
-    int rank = 0;             // [0, size)
-    int size = 1;             // ranks of the run
-    int local_rank = 0;       // [0, local_size), among the ranks of this host; selects the GPU
-    int local_size = 1;       // ranks on this host; 0 if the launcher does not say
-    std::string launcher;     // "alone", "torchrun", "Open MPI", "MPICH", "Slurm"
-    std::string master_host;  // rank 0's host name or address; empty if the launcher does not say (mpirun)
-    int master_port = 0;      // where rank 0 listens; 0 if the launcher does not say
-    std::string run_id;       // distinguishes this run from others on the same machines; not secret; empty if unknown
-    std::string token;        // 32 hexadecimal digits that only ranks of this run know; empty if there is none
-    bool has_pmi = true;      // false: srun without PMI, where MPI_Init finds a single process or aborts
-    int listen_fd = -1;       // rank 0: a socket that listens at master_port, from launch_local_ranks(); else -1
+    int rank = 0;                    // [0, size)
+    int size = 1;                    // ranks of the run
+    int local_rank = 0;              // [0, local_size), among the ranks of this host; selects the GPU
+    int local_size = 1;              // ranks on this host; 0 if the launcher does not say
+    std::string launcher = "alone";  // or "torchrun", "Open MPI", "MPICH", "Slurm"
+    std::string master_host;         // rank 0's host name or address; empty if the launcher does not say (mpirun)
+    int master_port = 0;             // where rank 0 listens; 0 if the launcher does not say
+    std::string run_id;   // distinguishes this run from others on the same machines; not secret; empty if unknown
+    std::string token;    // 32 hexadecimal digits that only ranks of this run know; empty if there is none
+    bool has_pmi = true;  // false: srun without PMI, where MPI_Init finds a single process or aborts
+    int listen_fd = -1;   // rank 0: a socket that listens at master_port, from launch_local_ranks(); else -1
 };
 
 // Returns the value of an environment variable, or null if it is not set.
@@ -32,8 +32,8 @@ using Lookup = std::function<const char*(const char* name)>;
 //   2. Open MPI     OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE
 //   3. MPICH        PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS (Intel MPI sets the same), unless srun itself
 //                   has set PMI_*, in which case MPI_LOCALRANKID is missing
-//   4. Slurm        SLURM_PROCID, SLURM_STEP_NUM_TASKS or SLURM_NTASKS, SLURM_LOCALID, the tasks per node, the first
-//                   host of SLURM_STEP_NODELIST; only in a step that srun has created: the process of a batch script
+//   4. Slurm        SLURM_PROCID, SLURM_STEP_NUM_TASKS or SLURM_NTASKS, SLURM_LOCALID, SLURM_STEP_NODELIST or
+//                   SLURM_JOB_NODELIST; only in a step that srun has created: the process of a batch script
 //                   and a shell of salloc are alone, whatever the allocation holds
 //   5. alone
 // If variables of 1 that a user or a pod has set (neither TORCHELASTIC_RUN_ID nor TRAIN_GPT_TOKEN is set with them)

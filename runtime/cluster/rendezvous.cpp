@@ -1,5 +1,6 @@
 #include "runtime/cluster/rendezvous.h"
 
+#include <sodium.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,21 +10,17 @@
 #include <map>
 
 #include "kernels/check.h"
-#include "runtime/cluster/authentication.h"
 #include "runtime/io/io.h"
 
 namespace {
 
-constexpr char kVersion[] = "train_gpt control channel 2";
+constexpr char kVersion[] = "train_gpt control channel 3";
 constexpr size_t kNonceBytes = 16;
 constexpr size_t kUnauthenticatedLimit = 1024;  // bytes of a message
 constexpr size_t kMostUnauthenticated = 256;    // connections
 constexpr double kAuthentication_s = 5;
 
-// The key of the HMACs, from what both sides share. `secret` comes from TextBroadcast.
-std::string key_of(const RankEnvironment& environment, const std::string& secret) {
-    return pack(kVersion, environment.token, environment.run_id, secret);
-}
+const unsigned char* bytes_of(std::string_view text) { return reinterpret_cast<const unsigned char*>(text.data()); }
 
 // `nonce` is the receiver's.
 std::string mac_of(const std::string& key, const char* sender, const std::string& nonce, const std::string& text) {
@@ -34,43 +31,19 @@ std::string stop_sentence() {
     return format("signal %d asked to stop during the rendezvous of the ranks", stop_signal());
 }
 
+// Empty if the launcher does not say.
+std::string host_of_rank_0(const RankEnvironment& environment) {
+    return environment.local_size == environment.size ? "127.0.0.1" : environment.master_host;
+}
+
 void check_not_stopped() {
     if (stop_signal() != 0) throw Error(Exit::again, stop_sentence());
 }
 
 // ---- rank 0 ---------------------------------------------------------------------------------------------------------
 
-class Admission {
-public:
-    Admission(int size, Socket listener, const std::string& key, double timeout_s)
-        : size_(size), listener_(std::move(listener)), key_(key), timeout_s_(timeout_s), group_(size) {
-        group_.members[0] = this_member(0);
-    }
-
-    Group admit_all() {
-        const TimePoint deadline = Clock::now() + seconds(timeout_s_);
-        while (std::ranges::any_of(group_.members, is_missing)) {
-            if (Clock::now() >= deadline) refuse_all(Exit::hang, missing_sentence());
-            std::vector<pollfd> polled{{listener_.fd(), POLLIN, 0}};
-            for (const Candidate& candidate : candidates_) polled.push_back(candidate.connection.events());
-            for (const Connection& rank : group_.connections) polled.push_back(rank.events());
-            wait_for_events(polled, deadline);
-            if (stop_signal() != 0) refuse_all(Exit::again, stop_sentence());
-            for (int i = 0; i < 64 && accept_one(); ++i) {}
-            std::erase_if(candidates_, [this](Candidate& candidate) { return is_decided(candidate); });
-            for (const Member& member : group_.members) {
-                Connection& connection = group_.connections[size_t(member.rank)];
-                if (connection.is_open() && !connection.receive())
-                    refuse_all(Exit::peer_lost, member.text() + " died during the rendezvous of the ranks");
-            }
-        }
-        std::string roster;
-        for (const Member& member : group_.members) roster += pack(member.host, member.pid);
-        for (Connection& connection : group_.connections) connection.send(MessageKind::roster, roster);
-        return std::move(group_);
-    }
-
-private:
+// The ranks are admitted until none is missing.
+struct Admission {
     // A connection that has not authenticated yet.
     struct Candidate {
         Connection connection;
@@ -78,20 +51,47 @@ private:
         TimePoint since;
     };
 
-    // Accepts a pending connection. Returns false if there is none.
-    bool accept_one() {
+    const int size;
+    const FileDescriptor listener;
+    const std::string key;
+    const double timeout_s;
+    std::vector<Peer> peers = std::vector<Peer>(size_t(size));  // by rank; those that are missing have no pid
+    std::list<Candidate> candidates = {};                       // the oldest first
+    int rejected = 0;
+    std::string last_rejected = {};
+
+    std::vector<Peer> admit_all() {
+        peers[0].member = this_member(0);
+        const TimePoint deadline = Clock::now() + seconds(timeout_s);
+        while (std::ranges::any_of(peers, is_missing, &Peer::member)) {
+            if (Clock::now() >= deadline) refuse_all(Exit::hang, missing_sentence());
+            std::vector<pollfd> polled{{listener, POLLIN, 0}};
+            for (const Candidate& candidate : candidates) polled.push_back(candidate.connection.events());
+            for (const Peer& peer : peers) polled.push_back(peer.connection.events());
+            wait_for_events(polled, deadline);
+            if (stop_signal() != 0) refuse_all(Exit::again, stop_sentence());
+            accept_one();
+            std::erase_if(candidates, [this](Candidate& candidate) { return is_decided(candidate); });
+            for (Peer& peer : peers)
+                if (peer.connection.is_open() && !peer.connection.receive())
+                    refuse_all(Exit::peer_lost, peer.member.text() + " died during the rendezvous of the ranks");
+        }
+        const Member& me = peers[0].member;
+        for (Peer& peer : peers) peer.connection.send(MessageKind::complete, pack(me.host, me.pid));
+        return std::move(peers);
+    }
+
+    // Accepts a pending connection, if there is one.
+    void accept_one() {
         SocketAddress from;
-        Socket socket = accept_from(listener_, from);
-        const int error = errno;
-        if (!socket && (error == ECONNABORTED || error == EINTR)) return true;
-        const bool is_full = socket ? candidates_.size() == kMostUnauthenticated : error == EMFILE || error == ENFILE;
+        FileDescriptor socket = accept_from(listener, from);
+        const bool is_full = socket ? candidates.size() == kMostUnauthenticated : errno == EMFILE || errno == ENFILE;
         // The oldest candidate makes room; if it is a rank, it connects again.
-        if (is_full && !candidates_.empty()) candidates_.pop_front();
-        if (!socket) return is_full && !candidates_.empty();
-        candidates_.push_back(
+        if (is_full && !candidates.empty()) candidates.pop_front();
+        if (!socket) return;
+        candidates.push_back(
             {Connection(std::move(socket), kUnauthenticatedLimit), random_hex(kNonceBytes), from.text(), Clock::now()});
-        candidates_.back().connection.send(MessageKind::challenge, pack(kVersion, candidates_.back().nonce));
-        return true;
+        candidates.back().connection.send(MessageKind::challenge, pack(kVersion, candidates.back().nonce));
     }
 
     // Returns true if the candidate has been admitted or rejected, and its connection is to be closed unless admitted.
@@ -101,42 +101,40 @@ private:
         const std::optional<Message> message = connection.next();
         if (!message) return false;
         std::string hello, mac, nonce;
-        int64_t size = 0;
+        int64_t size_of_run = 0;
         Member member;
         const bool is_authentic = message->kind == MessageKind::hello && unpack(message->fields, hello, mac) &&
-                                  unpack(hello, member.rank, size, member.host, member.pid, nonce) &&
-                                  is_same_secret(mac, mac_of(key_, "rank", candidate.nonce, hello));
-        if (!is_authentic) {
-            ++rejected_;
-            last_rejected_ = candidate.address;
-            return true;
+                                  unpack(hello, member.rank, size_of_run, member.host, member.pid, nonce) &&
+                                  is_same_secret(mac, mac_of(key, "rank", candidate.nonce, hello));
+        if (is_authentic) {
+            connection.send(MessageKind::welcome, mac_of(key, "rank 0", nonce, candidate.nonce));
+            admit(connection, member, size_of_run);
+        } else {
+            ++rejected, last_rejected = candidate.address;
         }
-        connection.send(MessageKind::welcome, mac_of(key_, "rank 0", nonce, candidate.nonce));
-        admit(connection, member, size);
         return true;
     }
 
-    void admit(Connection& connection, const Member& member, int64_t size) {
+    void admit(Connection& connection, const Member& member, int64_t size_of_run) {
         std::string error;
-        const bool is_in_range = size == size_ && member.rank >= 0 && member.rank < size_;
-        const Member& known = group_.members[is_in_range ? size_t(member.rank) : 0];
+        const bool is_in_range = size_of_run == size && member.rank >= 0 && member.rank < size;
+        const Member& known = peers[is_in_range ? size_t(member.rank) : 0].member;
         if (!is_in_range)
             error = format("%s was started as one of %lld ranks, but rank 0 on %s as one of %d", member.text().c_str(),
-                           (long long)size, known.host.c_str(), size_);
+                           (long long)size_of_run, known.host.c_str(), size);
         else if (!is_missing(known))
             error = format("two processes were started as rank %d: pid %lld on %s and pid %lld on %s", member.rank,
                            (long long)known.pid, known.host.c_str(), (long long)member.pid, member.host.c_str());
         if (!error.empty()) {
-            connection.send(MessageKind::refused, pack(Exit::config, error));
+            connection.send(MessageKind::leave, pack(Exit::config, error));
             refuse_all(Exit::config, error);
         }
-        group_.members[size_t(member.rank)] = member;
-        group_.connections[size_t(member.rank)] = std::move(connection);
+        peers[size_t(member.rank)] = {member, std::move(connection)};
     }
 
     // Sends the error to all admitted ranks and fails with it.
     [[noreturn]] void refuse_all(Exit code, const std::string& sentence) {
-        for (Connection& rank : group_.connections) rank.send(MessageKind::refused, pack(code, sentence));
+        for (Peer& peer : peers) peer.connection.send(MessageKind::leave, pack(code, sentence));
         throw Error(code, sentence);
     }
 
@@ -144,63 +142,48 @@ private:
 
     std::string missing_sentence() const {
         std::vector<int> missing;
-        std::map<std::string, std::vector<int>> present;  // by host
-        for (const Member& member : group_.members)
-            (is_missing(member) ? missing : present[member.host]).push_back(member.rank);
-        std::string connected;
-        for (const auto& [host, ranks] : present)
-            connected += (connected.empty() ? "" : ", ") + text_of_ranks(ranks) + " on " + host;
-        std::string sentence =
-            format("%zu of %d ranks did not connect to %s within %g s: missing %s; connected %s", missing.size(), size_,
-                   address_of(listener_).text().c_str(), timeout_s_, text_of_ranks(missing).c_str(), connected.c_str());
-        if (rejected_ > 0)
-            sentence += format("; %d connections without this run's token were rejected, the last from %s", rejected_,
-                               last_rejected_.c_str());
+        std::vector<Member> present;
+        for (int rank = 0; rank < size; ++rank)
+            if (const Member& member = peers[size_t(rank)].member; is_missing(member))
+                missing.push_back(rank);
+            else
+                present.push_back(member);
+        std::string sentence = format("%zu of %d ranks did not connect to %s within %g s: missing %s; connected %s",
+                                      missing.size(), size, address_of(listener).text().c_str(), timeout_s,
+                                      text_of_ranks(missing).c_str(), text_of_members(present).c_str());
+        if (rejected > 0)
+            sentence += format("; %d connections without this run's token were rejected, the last from %s", rejected,
+                               last_rejected.c_str());
         return sentence;
     }
-
-    const int size_;
-    const Socket listener_;
-    const std::string key_;
-    const double timeout_s_;
-    Group group_;                      // of the admitted ranks
-    std::list<Candidate> candidates_;  // the oldest first
-    int rejected_ = 0;
-    std::string last_rejected_;
 };
 
-Socket inherited_listener(int fd) {
-    int listens = 0;
-    socklen_t size = sizeof listens;
-    if (::getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) != 0 || !listens)
-        fail(Exit::usage, "TRAIN_GPT_LISTEN_FD is %d, expected a listening socket", fd);
-    return Socket(fd);
-}
-
-// As described at open_group().
-Socket listen_for(const RankEnvironment& environment, const RendezvousSettings& settings, int port, bool is_broadcast) {
-    if (environment.listen_fd >= 0) return inherited_listener(environment.listen_fd);
-    const bool is_local = environment.local_size == environment.size;
-    std::string host = settings.listen_host, reason;
-    if (host.empty()) host = is_local ? "127.0.0.1" : environment.master_host;
-    const bool is_loopback_text = host == "localhost" || host.starts_with("127.") || host == "::1";
-    const bool may_loop = is_local || !settings.listen_host.empty() || is_loopback_text;
+// As described at open_group(); port 0 selects a free port.
+FileDescriptor listen_for(const RankEnvironment& environment, int port, double timeout_s) {
+    if (const int fd = environment.listen_fd; fd >= 0) {
+        int listens = 0;
+        socklen_t size = sizeof listens;
+        if (::getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) != 0 || !listens)
+            fail(Exit::usage, "TRAIN_GPT_LISTEN_FD is %d, expected a listening socket", fd);
+        return FileDescriptor(fd);
+    }
+    const std::string host = host_of_rank_0(environment);
+    // If a loopback address is all that this machine's name resolves to, the other machines cannot reach it.
+    const bool may_loop = host == "localhost" || host.starts_with("127.") || host == "::1";
     // The port may be held for a moment by an earlier start of the run that is just exiting.
-    for (const TimePoint deadline = Clock::now() + seconds(10);; ::usleep(100'000)) {
+    for (const TimePoint deadline = Clock::now() + seconds(std::min(10.0, timeout_s));; ::usleep(100'000)) {
         check_not_stopped();
+        std::string reason;
         int error = EADDRNOTAVAIL;
         // A name may stand for addresses of several machines; the first that belongs to this one is used.
-        if (!host.empty())
-            for (const SocketAddress& address : resolve(host, port, reason)) {
-                if (address.is_loopback() && !may_loop) continue;
-                if (Socket socket = listen_at(address)) return socket;
-                error = errno;
-                if (error == EADDRINUSE) break;
-            }
-        if (error == EADDRNOTAVAIL && settings.listen_host.empty()) {
-            const std::vector<SocketAddress> own = own_addresses();
-            Socket socket = !is_broadcast ? listen_on_all_interfaces(port) : own.empty() ? Socket() : listen_at(own[0]);
-            if (socket) return socket;
+        for (const SocketAddress& address : host.empty() ? own_addresses() : resolve(host, port, reason)) {
+            if (address.is_loopback() && !may_loop) continue;
+            if (FileDescriptor socket = listen_at(address)) return socket;
+            error = errno;
+            if (error == EADDRINUSE) break;
+        }
+        if (error == EADDRNOTAVAIL && !host.empty()) {
+            if (FileDescriptor socket = listen_on_all_interfaces(port)) return socket;
             error = errno;
         }
         if (error != EADDRINUSE || Clock::now() > deadline)
@@ -218,15 +201,15 @@ struct Joiner {
     const TimePoint deadline = Clock::now() + seconds(timeout_s);
 
     // Connects until rank 0 admits this rank.
-    Group join(const std::string& host, int port) const {
+    std::vector<Peer> join(const std::string& host, int port) const {
         std::string reason = "no answer";
         for (double pause_s = 0.02;; pause_s = std::min(1.0, 1.5 * pause_s)) {
             for (const SocketAddress& address : resolve(host, port, reason)) {
-                Socket socket = connect_to(address, std::min(deadline, Clock::now() + seconds(3)), reason);
+                FileDescriptor socket = connect_to(address, std::min(deadline, Clock::now() + seconds(3)), reason);
                 if (!socket) continue;
                 Connection connection(std::move(socket), kUnauthenticatedLimit);
                 if (authenticate(connection, address.text(), reason))
-                    return receive_roster(std::move(connection), address.text());
+                    return finish_joining(std::move(connection), address.text());
             }
             check_not_stopped();
             if (Clock::now() + seconds(pause_s) > deadline)
@@ -271,56 +254,50 @@ struct Joiner {
         return false;
     }
 
-    Group receive_roster(Connection connection, const std::string& address) const {
+    // Waits until all ranks have joined.
+    std::vector<Peer> finish_joining(Connection connection, const std::string& address) const {
         connection.set_limit(size_t(1) << 20);
         // Rank 0 times out first and sends the reason.
         const std::optional<Message> message = receive(connection, deadline + seconds(15));
         if (!message) fail(Exit::peer_lost, "rank 0 at %s died during the rendezvous of the ranks", address);
         Exit code = Exit::internal;
         std::string sentence;
-        if (message->kind == MessageKind::refused && unpack(message->fields, code, sentence))
-            throw Error(code, sentence);
-        Group group(size);
-        std::string_view fields = message->fields;
-        bool is_sound = message->kind == MessageKind::roster;
-        for (Member& member : group.members)
-            is_sound = is_sound && take_field(fields, member.host) && take_field(fields, member.pid);
-        if (!is_sound || !fields.empty())
-            fail(Exit::internal, "rank 0 at %s sent a message that is no list of ranks", address);
-        group.connections[0] = std::move(connection);
-        return group;
+        if (message->kind == MessageKind::leave && unpack(message->fields, code, sentence)) throw Error(code, sentence);
+        std::vector<Peer> peers(1);
+        Member& rank_0 = peers[0].member;
+        if (message->kind != MessageKind::complete || !unpack(message->fields, rank_0.host, rank_0.pid))
+            fail(Exit::internal, "rank 0 at %s sent a malformed message at the end of the rendezvous", address);
+        peers[0].connection = std::move(connection);
+        return peers;
     }
 };
 
-// ---- with a launcher that gives no address --------------------------------------------------------------------------
-
-struct Invitation {
-    Exit code = Exit::ok;  // or why rank 0 cannot listen; the other ranks receive the broadcast in any case
-    std::string error, host, secret;
-    int port = 0;
-};
-
-// Rank 0 listens and broadcasts its address and a fresh secret.
-Invitation exchange_address(const RankEnvironment& environment, const RendezvousSettings& settings,
-                            const TextBroadcast& broadcast, Socket& listener) {
-    Invitation invitation;
-    auto& [code, error, host, secret, port] = invitation;
-    if (environment.rank == 0) {
-        try {
-            listener = listen_for(environment, settings, 0, true);
-            host = address_of(listener).host(), port = address_of(listener).port(), secret = random_hex(32);
-        } catch (const Error& failure) {
-            code = failure.code, error = failure.what();
-        }
-        broadcast(pack(code, error, host, secret, port));
-    } else if (const std::string text = broadcast(""); !unpack(text, code, error, host, secret, port)) {
-        fail(Exit::internal, "rank 0 broadcast a message that is no address: \"%s\"", text.substr(0, 100));
+// Listens at a free port. Returns what the other ranks need to connect or, since they wait for the broadcast in any
+// case, why this rank cannot listen.
+std::string listen_and_invite(const RankEnvironment& environment, double timeout_s, FileDescriptor& listener) {
+    try {
+        listener = listen_for(environment, 0, timeout_s);
+        const SocketAddress address = address_of(listener);
+        return pack(Exit::ok, "", address.host(), address.port(), random_hex(32));
+    } catch (const Error& error) {
+        return pack(error.code, error.what(), "", 0, "");
     }
-    if (code != Exit::ok) throw Error(code, error);
-    return invitation;
 }
 
 }  // namespace
+
+std::string hmac_sha256(std::string_view key, std::string_view text) {
+    crypto_auth_hmacsha256_state state;
+    unsigned char mac[crypto_auth_hmacsha256_BYTES];
+    ::crypto_auth_hmacsha256_init(&state, bytes_of(key), key.size());
+    ::crypto_auth_hmacsha256_update(&state, bytes_of(text), text.size());
+    ::crypto_auth_hmacsha256_final(&state, mac);
+    return {std::begin(mac), std::end(mac)};
+}
+
+bool is_same_secret(std::string_view a, std::string_view b) {
+    return a.size() == b.size() && ::sodium_memcmp(a.data(), b.data(), a.size()) == 0;
+}
 
 std::string Member::text() const { return format("rank %d on %s (pid %lld)", rank, host.c_str(), (long long)pid); }
 
@@ -328,10 +305,6 @@ Member this_member(int rank) {
     char host[256] = "?";
     ::gethostname(host, sizeof host - 1);
     return {rank, host, ::getpid()};
-}
-
-Group::Group(int size) : members(size_t(size)), connections(size_t(size)) {
-    for (int rank = 0; rank < size; ++rank) members[size_t(rank)].rank = rank;
 }
 
 std::string text_of_ranks(const std::vector<int>& ascending) {
@@ -344,24 +317,33 @@ std::string text_of_ranks(const std::vector<int>& ascending) {
     return text;
 }
 
-Group open_group(const RankEnvironment& environment, const RendezvousSettings& settings,
-                 const TextBroadcast& broadcast) {
-    require(environment.size > 1, "a rendezvous of %d ranks", environment.size);
-    Socket listener;
-    std::string host = environment.master_host, secret;
-    if (environment.local_size == environment.size)
-        host = settings.listen_host.empty() ? "127.0.0.1" : settings.listen_host;
+std::string text_of_members(const std::vector<Member>& members) {
+    std::map<std::string, std::vector<int>> by_host;
+    for (const Member& member : members) by_host[member.host].push_back(member.rank);
+    std::string text;
+    for (const auto& [host, ranks] : by_host) text += (text.empty() ? "" : ", ") + text_of_ranks(ranks) + " on " + host;
+    return text;
+}
+
+std::vector<Peer> open_group(const RankEnvironment& environment, double timeout_s, const TextBroadcast& broadcast) {
+    FileDescriptor listener;
+    std::string host = host_of_rank_0(environment), secret;
     int port = environment.master_port;
-    if (broadcast) {
-        const Invitation invitation = exchange_address(environment, settings, broadcast, listener);
-        host = invitation.host, port = invitation.port, secret = invitation.secret;
+    if (environment.master_host.empty() && broadcast) {
+        const std::string mine = environment.rank == 0 ? listen_and_invite(environment, timeout_s, listener) : "";
+        const std::string text = broadcast(mine);
+        Exit code = Exit::ok;
+        std::string error;
+        if (!unpack(text, code, error, host, port, secret))
+            fail(Exit::internal, "rank 0 broadcast a message that is no address: \"%s\"", text.substr(0, 100));
+        if (code != Exit::ok) throw Error(code, error);
     } else if (host.empty() || port == 0) {
         fail(Exit::usage, "%s gives no address of rank 0: set MASTER_ADDR and MASTER_PORT", environment.launcher);
     } else if (environment.rank == 0) {
-        listener = listen_for(environment, settings, port, false);
+        listener = listen_for(environment, port, timeout_s);
     }
-    const std::string key = key_of(environment, secret);
-    if (environment.rank != 0)
-        return Joiner{environment.rank, environment.size, key, settings.timeout_s}.join(host, port);
-    return Admission(environment.size, std::move(listener), key, settings.timeout_s).admit_all();
+    // Of the HMACs: what all ranks of this run and no others know.
+    const std::string key = pack(kVersion, environment.token, environment.run_id, secret);
+    if (environment.rank != 0) return Joiner{environment.rank, environment.size, key, timeout_s}.join(host, port);
+    return Admission{environment.size, std::move(listener), key, timeout_s}.admit_all();
 }

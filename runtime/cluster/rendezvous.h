@@ -9,6 +9,7 @@
 
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "runtime/cluster/connection.h"
@@ -24,40 +25,43 @@ struct Member {
 // This process.
 Member this_member(int rank);
 
-struct Group {
-    explicit Group(int size);             // of unknown members, without connections
-    std::vector<Member> members;          // by rank, the same on every rank
-    std::vector<Connection> connections;  // by rank: on rank 0 to all others, elsewhere only to rank 0
+struct Peer {
+    Member member;
+    Connection connection;
 };
 
-// Returns rank 0's text on every rank, by a network that the ranks already have (MPI). Every rank calls it once; `mine`
-// is empty except on rank 0.
+// Returns rank 0's text on every rank, by a network that the ranks already have (MPI): mpirun does not give rank 0's
+// address, but the ranks that it has started can broadcast it. Every rank calls it once; `mine` is empty except on rank
+// 0.
 using TextBroadcast = std::function<std::string(const std::string& mine)>;
 
-struct RendezvousSettings {
-    double timeout_s = 300;   // for all ranks to connect
-    std::string listen_host;  // host name or address of the interface where rank 0 listens; empty: see below
-};
-
-// Connects the ranks. Requires at least two.
+// Connects the ranks, of which there are at least two, within `timeout_s`. Returns, on rank 0, all ranks by rank,
+// itself included with a closed connection, and elsewhere rank 0 alone.
 //
 // Rank 0 listens
 //   - on the socket that launch_local_ranks() has opened for it, if there is one,
-//   - else at settings.listen_host,
 //   - else at the loopback address, if the launcher says that all ranks are on this host,
 //   - else at the address of environment.master_host, if that is an address of this machine (a loopback address counts
 //     only if the launcher gave it, not if this machine's name resolves to it),
-//   - else on all interfaces, because the address of a Kubernetes service is not the pod's. With `broadcast`, at this
-//     machine's first address instead.
-// The port is environment.master_port or, with `broadcast`, a free port that rank 0 broadcasts with a fresh token. The
-// socket is closed as soon as all ranks have connected.
+//   - else on all interfaces, because the address of a Kubernetes service is not the pod's,
+//   - or, without environment.master_host, at this machine's first address.
+// The port is environment.master_port. Without environment.master_host it is a free port, which rank 0 broadcasts with
+// its address and a fresh token. The socket is closed as soon as all ranks have connected.
 //
 // Fails on all connected ranks with the same message: Exit::hang if ranks are missing after the timeout, naming them;
 // Exit::config if two processes have the same rank or ranks disagree on the size of the run; Exit::peer_lost if a
 // connected rank dies. Fails with Exit::usage if rank 0's address is unknown, Exit::os if rank 0 cannot listen,
 // Exit::again if this process receives a signal to stop.
-Group open_group(const RankEnvironment& environment, const RendezvousSettings& settings,
-                 const TextBroadcast& broadcast);
+std::vector<Peer> open_group(const RankEnvironment& environment, double timeout_s, const TextBroadcast& broadcast);
 
 // "0-3, 7"
 std::string text_of_ranks(const std::vector<int>& ascending);
+
+// "0-3 on node1, 4, 5 on node2". Requires ascending ranks.
+std::string text_of_members(const std::vector<Member>& members);
+
+// RFC 2104 with SHA-256; 32 bytes. The key may have any length.
+std::string hmac_sha256(std::string_view key, std::string_view text);
+
+// Compares in constant time.
+bool is_same_secret(std::string_view a, std::string_view b);

@@ -5,7 +5,6 @@
 #include <netdb.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -15,13 +14,13 @@
 
 namespace {
 
-Socket new_socket(const SocketAddress& address) {
-    return Socket(::socket(address.any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+FileDescriptor new_socket(const SocketAddress& address) {
+    return FileDescriptor(::socket(address.any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
 }
 
-void set_option(const Socket& socket, int level, int option) {
+void set_option(int socket, int level, int option) {
     const int on = 1;
-    ::setsockopt(socket.fd(), level, option, &on, sizeof on);
+    ::setsockopt(socket, level, option, &on, sizeof on);
 }
 
 SocketAddress numeric_address(const char* host, int port) {
@@ -30,10 +29,6 @@ SocketAddress numeric_address(const char* host, int port) {
 }
 
 }  // namespace
-
-Socket::~Socket() {
-    if (fd_ >= 0) ::close(fd_);
-}
 
 std::string SocketAddress::host() const {
     char host[NI_MAXHOST];
@@ -56,7 +51,6 @@ std::vector<SocketAddress> resolve(const std::string& host, int port, std::strin
     if (error != 0) reason = format("cannot resolve the host name %s: %s", host.c_str(), ::gai_strerror(error));
     std::vector<SocketAddress> addresses;
     for (const addrinfo* info = found; info; info = info->ai_next) {
-        if (info->ai_family != AF_INET && info->ai_family != AF_INET6) continue;
         SocketAddress& address = addresses.emplace_back();
         std::memcpy(&address.storage, info->ai_addr, info->ai_addrlen);
         address.size = info->ai_addrlen;
@@ -83,57 +77,54 @@ std::vector<SocketAddress> own_addresses() {
     return addresses;
 }
 
-Socket listen_at(const SocketAddress& address) {
-    Socket socket = new_socket(address);
+FileDescriptor listen_at(const SocketAddress& address) {
+    FileDescriptor socket = new_socket(address);
     if (!socket) return socket;
     set_option(socket, SOL_SOCKET, SO_REUSEADDR);
     // The queue is long because a client that finds it full waits a second before it tries again.
-    if (::bind(socket.fd(), &address.any, address.size) == 0 && ::listen(socket.fd(), 4096) == 0) return socket;
-    const int error = errno;
-    socket = Socket();
-    errno = error;
+    if (::bind(socket, &address.any, address.size) != 0 || ::listen(socket, 4096) != 0) return {};
     return socket;
 }
 
-Socket listen_on_loopback() { return listen_at(numeric_address("127.0.0.1", 0)); }
+FileDescriptor listen_on_loopback() { return listen_at(numeric_address("127.0.0.1", 0)); }
 
-Socket listen_on_all_interfaces(int port) {
-    Socket both = listen_at(numeric_address("::", port));
+FileDescriptor listen_on_all_interfaces(int port) {
+    FileDescriptor both = listen_at(numeric_address("::", port));
     if (both || errno == EADDRINUSE) return both;
     return listen_at(numeric_address("0.0.0.0", port));  // a machine without IPv6
 }
 
-SocketAddress address_of(const Socket& socket) {
+SocketAddress address_of(const FileDescriptor& socket) {
     SocketAddress address;
-    ::getsockname(socket.fd(), &address.any, &address.size);
+    ::getsockname(socket, &address.any, &address.size);
     return address;
 }
 
-Socket connect_to(const SocketAddress& address, TimePoint deadline, std::string& reason) {
-    Socket socket = new_socket(address);
-    int error = socket && ::connect(socket.fd(), &address.any, address.size) == 0 ? 0 : errno;
+FileDescriptor connect_to(const SocketAddress& address, TimePoint deadline, std::string& reason) {
+    FileDescriptor socket = new_socket(address);
+    int error = socket && ::connect(socket, &address.any, address.size) == 0 ? 0 : errno;
     if (error == EINPROGRESS || error == EINTR) {
-        pollfd polled{socket.fd(), POLLOUT, 0};
+        pollfd polled{socket, POLLOUT, 0};
         const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
         socklen_t size = sizeof error;
         if (::poll(&polled, 1, int(std::max<long long>(left, 0))) <= 0)
             error = ETIMEDOUT;
-        else if (::getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &error, &size) != 0)
+        else if (::getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &size) != 0)
             error = errno;
     }
     // TCP's simultaneous open can connect a socket to itself if its own port is the one it connects to.
     if (error == 0 && address_of(socket).text() == address.text()) error = ECONNREFUSED;
     if (error != 0) {
-        reason = format("%s: %s", address.text().c_str(), std::strerror(error));
-        return Socket();
+        reason = address.text() + ": " + std::strerror(error);
+        return {};
     }
     set_option(socket, IPPROTO_TCP, TCP_NODELAY);
     return socket;
 }
 
-Socket accept_from(const Socket& listener, SocketAddress& from) {
+FileDescriptor accept_from(const FileDescriptor& listener, SocketAddress& from) {
     from.size = sizeof from.storage;
-    Socket socket(::accept4(listener.fd(), &from.any, &from.size, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    FileDescriptor socket(::accept4(listener, &from.any, &from.size, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (socket) set_option(socket, IPPROTO_TCP, TCP_NODELAY);
     return socket;
 }

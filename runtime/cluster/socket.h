@@ -6,8 +6,9 @@
 
 #include <chrono>
 #include <string>
-#include <utility>
 #include <vector>
+
+#include "runtime/io/io.h"
 
 // Deadlines are measured by this clock, CLOCK_MONOTONIC, so setting the time of day does not affect them.
 using Clock = std::chrono::steady_clock;
@@ -17,23 +18,6 @@ inline Clock::duration seconds(double count) {
     return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(count));
 }
 inline double seconds_between(TimePoint from, TimePoint to) { return std::chrono::duration<double>(to - from).count(); }
-
-// Owns a file descriptor.
-class Socket {
-public:
-    explicit Socket(int fd = -1) : fd_(fd) {}
-    Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-    Socket& operator=(Socket other) noexcept {
-        std::swap(fd_, other.fd_);
-        return *this;
-    }
-    ~Socket();
-    int fd() const { return fd_; }
-    explicit operator bool() const { return fd_ >= 0; }
-
-private:
-    int fd_;
-};
 
 // IPv4 or IPv6.
 struct SocketAddress {
@@ -58,16 +42,16 @@ std::vector<SocketAddress> resolve(const std::string& host, int port, std::strin
 // link-local addresses.
 std::vector<SocketAddress> own_addresses();
 
-// Returns a listening socket; port 0 selects a free port. On failure returns an empty Socket and sets errno.
-Socket listen_at(const SocketAddress& address);
-Socket listen_on_loopback();  // at 127.0.0.1, on a free port
-Socket listen_on_all_interfaces(int port);
+// Returns a listening socket; port 0 selects a free port. On failure returns none and sets errno.
+FileDescriptor listen_at(const SocketAddress& address);
+FileDescriptor listen_on_loopback();  // at 127.0.0.1, on a free port
+FileDescriptor listen_on_all_interfaces(int port);
 
 // The local address of a socket.
-SocketAddress address_of(const Socket& socket);
+SocketAddress address_of(const FileDescriptor& socket);
 
-// Connects before `deadline`. On failure returns an empty Socket and sets `reason`.
-Socket connect_to(const SocketAddress& address, TimePoint deadline, std::string& reason);
+// Connects before `deadline`. On failure returns no socket and sets `reason`.
+FileDescriptor connect_to(const SocketAddress& address, TimePoint deadline, std::string& reason);
 
-// Accepts one pending connection. Returns an empty Socket and sets errno if there is none.
-Socket accept_from(const Socket& listener, SocketAddress& from);
+// Accepts one pending connection. Returns none and sets errno if there is none.
+FileDescriptor accept_from(const FileDescriptor& listener, SocketAddress& from);

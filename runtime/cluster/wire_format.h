@@ -9,24 +9,35 @@
 #include <string_view>
 #include <type_traits>
 
+#include "kernels/check.h"
+
 enum class MessageKind : uint8_t {
     challenge = 1,  // rank 0 to each new connection: protocol version, nonce
     hello,          // the reply: rank, run size, host, pid and nonce, with an HMAC
     welcome,        // rank 0: an HMAC over both nonces, which authenticates rank 0
-    refused,        // rank 0: exit code and error message; the rendezvous has failed
-    roster,         // rank 0: host and pid of every rank; the rendezvous is complete
+    complete,       // rank 0: its host and pid; the rendezvous is complete
     heartbeat,      // in both directions: a RankStatus
     request,        // to rank 0: a TextRequest
     reply,          // rank 0 to all: a TextReply
-    goodbye,        // to rank 0: the sender has called leave()
-    all_left,       // rank 0 to all: every rank has called leave()
-    error,          // to rank 0: exit code and error message with which the sender exits
-    end_of_run,     // rank 0 to all: the run ends: rank to blame, exit code, whether it reported the error, sentence
+    leave,          // Exit::ok, or exit code and error message with which the sender ends, also the rendezvous
+    end_of_run,     // rank 0 to all: Exit::ok if every rank has left, or why the run ends: an EndOfRun
 };
 
 struct Message {
     MessageKind kind = MessageKind::heartbeat;
     std::string fields;  // from pack()
+};
+
+// A call of a collective of the control channel.
+struct TextRequest {
+    bool must_be_same = false;  // require_same(), else all_gather()
+    std::string what;           // the subject, for errors
+    std::string text;           // this rank's
+};
+
+struct TextReply {
+    Exit code = Exit::ok;
+    std::string text;  // all_gather: the texts by rank, each as a field; if not ok: the error message
 };
 
 template <class Field> void append_field(std::string& packed, const Field& field) {

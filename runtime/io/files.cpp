@@ -19,19 +19,15 @@ namespace fs = std::filesystem;
 
 constexpr mode_t kFileMode = 0600;
 constexpr mode_t kDirectoryMode = 0700;
+constexpr int kOutput = O_WRONLY | O_CREAT | O_NOFOLLOW;
 
+// Exit::no_input as `otherwise` applies to a missing file only.
 [[noreturn]] void fail_to(const std::string& action, const std::string& path, Exit otherwise, int error = errno) {
-    const bool is_permission = error == EACCES || error == EPERM;
+    const bool is_permission = error == EACCES || error == EPERM, is_missing = error == ENOENT || error == ENOTDIR;
     const bool is_disk = error == ENOSPC || error == EDQUOT || error == EIO;
-    fail(is_permission ? Exit::permission
-         : is_disk     ? Exit::io
-                       : otherwise,
-         "cannot %s %s: %s", action, path, std::strerror(error));
-}
-
-// The same for an input, which may be missing.
-[[noreturn]] void fail_to_read(const std::string& action, const std::string& path, int error = errno) {
-    fail_to(action, path, error == ENOENT || error == ENOTDIR ? Exit::no_input : Exit::io, error);
+    const bool is_io = is_disk || (otherwise == Exit::no_input && !is_missing);
+    const Exit code = is_permission ? Exit::permission : is_io ? Exit::io : otherwise;
+    fail(code, "cannot %s %s: %s", action, path, std::strerror(error));
 }
 
 // Repeats a system call that a signal interrupted.
@@ -39,6 +35,12 @@ template <class Call> auto uninterrupted(Call call) {
     auto result = call();
     while (result == -1 && errno == EINTR) result = call();
     return result;
+}
+
+// Of what a link points to; also if it is not known.
+fs::file_type type_of(const std::string& path) {
+    std::error_code ignored;
+    return fs::status(path, ignored).type();
 }
 
 const char* kind_of(mode_t mode) {
@@ -55,26 +57,21 @@ size_t size_of_regular_file(int descriptor, const std::string& path, Exit otherw
     return size_t(status.st_size);
 }
 
-// O_NONBLOCK keeps the open() of a FIFO from waiting for a writer; it has no effect on regular files.
-FileDescriptor open_for_reading(const std::string& path, int flags = O_NONBLOCK) {
-    FileDescriptor file(uninterrupted([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | flags); }));
-    if (file == -1) fail_to_read("open", path);
-    return file;
-}
-
-FileDescriptor open_for_writing(const std::string& path, int flags) {
-    const int all_flags = O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | flags;
+// O_NONBLOCK keeps the open() of a FIFO from waiting for its other end; it has no effect on regular files.
+FileDescriptor open_file(const std::string& path, int flags) {
+    const int all_flags = flags | O_CLOEXEC | O_NONBLOCK;
     FileDescriptor file(uninterrupted([&] { return ::open(path.c_str(), all_flags, kFileMode); }));
-    if (file == -1) fail_to("create", path, Exit::cannot_create);
+    if (!file && (flags & O_CREAT)) fail_to("create", path, Exit::cannot_create);
+    if (!file) fail_to("open", path, Exit::no_input);
     return file;
 }
 
 std::string describe_text(std::string_view bytes) {
-    bool is_text = std::all_of(bytes.begin(), bytes.end(), [](unsigned char c) { return c >= ' ' || isspace(c); });
-    if (!is_text) return "binary data of an unknown kind";
+    if (!std::ranges::all_of(bytes, [](unsigned char c) { return c >= ' ' || isspace(c); }))
+        return "binary data of an unknown kind";
     size_t begin = std::min(bytes.find_first_not_of(" \t\r\n\xef\xbb\xbf"), bytes.size());
     std::string start(bytes.substr(begin, 16));
-    std::transform(start.begin(), start.end(), start.begin(), [](unsigned char c) { return char(tolower(c)); });
+    std::ranges::transform(start, start.begin(), [](unsigned char c) { return char(tolower(c)); });
     if (start.starts_with("<!doctype html") || start.starts_with("<html")) return "an HTML page";
     if (start.starts_with("<?xml")) return "an XML document";
     if (start.starts_with('{') || start.starts_with('[')) return "a JSON text";
@@ -83,17 +80,14 @@ std::string describe_text(std::string_view bytes) {
 
 }  // namespace
 
-FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
-    std::swap(number_, other.number_);
-    return *this;
-}
-
 FileDescriptor::~FileDescriptor() {
+    const int error = errno;
     if (number_ != -1) ::close(number_);
+    errno = error;
 }
 
 MappedFile::MappedFile(const std::string& path) : path_(path) {
-    const FileDescriptor file = open_for_reading(path);
+    const FileDescriptor file = open_file(path, O_RDONLY);
     const size_t size = size_ = size_of_regular_file(file, path, Exit::no_input);
     if (size == 0) return;  // mmap fails for an empty file
     void* memory = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file, 0);
@@ -102,7 +96,7 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
 }
 
 OutputFile::OutputFile(const std::string& path, size_t reserve_bytes)
-    : path_(path), descriptor_(open_for_writing(path, O_EXCL)) {
+    : path_(path), descriptor_(open_file(path, kOutput | O_EXCL)) {
     if (reserve_bytes == 0) return;
     // The blocks only, not the size, so that a file is never longer than what was written.
     auto reserve = [&] { return ::fallocate(descriptor_, FALLOC_FL_KEEP_SIZE, 0, off_t(reserve_bytes)); };
@@ -115,13 +109,13 @@ OutputFile::OutputFile(const std::string& path, size_t reserve_bytes)
 OutputFile OutputFile::open_to_append(const std::string& path) {
     OutputFile file;
     file.path_ = path;
-    file.descriptor_ = open_for_writing(path, O_APPEND);
+    file.descriptor_ = open_file(path, kOutput | O_APPEND);
     file.end_ = size_of_regular_file(file.descriptor_, path, Exit::cannot_create);
     return file;
 }
 
 void OutputFile::write_at(size_t offset, const void* bytes, size_t count) {
-    require(descriptor_ != -1, "%s is written to after it was closed", path_);
+    require(bool(descriptor_), "%s is written to after it was closed", path_);
     const char* rest = static_cast<const char*>(bytes);
     const size_t end = offset + count;
     while (offset < end) {
@@ -137,21 +131,19 @@ void OutputFile::write_at(size_t offset, const void* bytes, size_t count) {
 
 // After a failed fsync the system may drop the dirty pages and let a second fsync succeed, so there is no second one.
 void OutputFile::sync() {
-    require(descriptor_ != -1, "%s is synced after it was closed", path_);
     if (::fsync(descriptor_) == 0) return;
-    const int error = errno;
-    descriptor_ = FileDescriptor();
-    fail_to("sync", path_, Exit::io, error);
+    descriptor_ = {};
+    fail_to("sync", path_, Exit::io);
 }
 
 void OutputFile::close() {
-    if (descriptor_ == -1) return;
+    if (!descriptor_) return;
     // On Linux the descriptor is gone even after EINTR, and a second close() could hit another file's.
     if (::close(descriptor_.release()) != 0 && errno != EINTR) fail_to("close", path_, Exit::io);
 }
 
 std::string read_file(const std::string& path, size_t max_bytes) {
-    const FileDescriptor file = open_for_reading(path);
+    const FileDescriptor file = open_file(path, O_RDONLY);
     const size_t size = size_of_regular_file(file, path, Exit::no_input);
     if (size > max_bytes) fail(Exit::data, "%s has %zu bytes, at most %zu are allowed here", path, size, max_bytes);
     std::string content(size, '\0');
@@ -185,7 +177,7 @@ void write_file_atomically(const std::string& path, std::string_view content) {
 }
 
 void sync_directory(const std::string& path) {
-    const FileDescriptor directory = open_for_reading(path, O_DIRECTORY);
+    const FileDescriptor directory = open_file(path, O_RDONLY | O_DIRECTORY);
     // Some network file systems do not offer it for directories and say so with EINVAL.
     if (::fsync(directory) != 0 && errno != EINVAL) fail_to("sync the directory", path, Exit::io);
 }
@@ -195,28 +187,22 @@ void make_directories(const std::string& path) {
     for (size_t end = 0; end != std::string::npos;) {
         end = path.find('/', end + 1);
         const std::string prefix = path.substr(0, end);
-        if (::mkdir(prefix.c_str(), kDirectoryMode) == 0) continue;
-        const int error = errno;
-        if (!directory_exists(prefix)) fail_to("create the directory", prefix, Exit::cannot_create, error);
+        const int error = ::mkdir(prefix.c_str(), kDirectoryMode) == 0 ? 0 : errno;
+        if (error != 0 && !directory_exists(prefix))
+            fail_to("create the directory", prefix, Exit::cannot_create, error);
     }
 }
 
-bool file_exists(const std::string& path) {
-    std::error_code ignored;
-    return fs::is_regular_file(path, ignored);
-}
+bool file_exists(const std::string& path) { return type_of(path) == fs::file_type::regular; }
 
-bool directory_exists(const std::string& path) {
-    std::error_code ignored;
-    return fs::is_directory(path, ignored);
-}
+bool directory_exists(const std::string& path) { return type_of(path) == fs::file_type::directory; }
 
 std::vector<std::string> list_directory(const std::string& path) {
     std::error_code error;
     std::vector<std::string> names;
     fs::directory_iterator entry(path, error), end;
     for (; !error && entry != end; entry.increment(error)) names.push_back(entry->path().filename());
-    if (error) fail_to_read("list the directory", path, error.value());
+    if (error) fail_to("list the directory", path, Exit::no_input, error.value());
     std::sort(names.begin(), names.end());
     return names;
 }
@@ -241,7 +227,7 @@ void remove_tree(const std::string& path) {
 uint64_t free_bytes(const std::string& path) {
     std::error_code error;
     const fs::space_info space = fs::space(path, error);
-    if (error) fail_to_read("determine the free space at", path, error.value());
+    if (error) fail_to("determine the free space at", path, Exit::no_input, error.value());
     return space.available;
 }
 
@@ -257,32 +243,24 @@ std::vector<std::string> expand_glob(const std::string& pattern, const std::stri
 }
 
 std::string describe_content(std::string_view first_bytes, size_t size) {
-    using namespace std::string_view_literals;
-    struct Signature {
-        std::string_view bytes;
-        const char* meaning;
+    static constexpr std::pair<std::string_view, const char*> kSignatures[] = {
+        {"version https://git-lfs.github.com/spec", "a Git LFS pointer, not the file it points to"},
+        {"PK\3\4", "a zip archive (PyTorch's .pt files are zip archives too)"},
+        {"\x1f\x8b", "a gzip file"},
+        {"\3757zXZ", "an xz file"},
+        {"\x28\xb5\x2f\xfd", "a zstd file"},
+        {"BZh", "a bzip2 file"},
+        {"\x93NUMPY", "a NumPy array"},
+        {"\211HDF\r\n", "an HDF5 file"},
+        {"PAR1", "a Parquet file"},
+        {"%PDF", "a PDF document"},
+        {"\177ELF", "a program"},
+        {"\x80\2", "a Python pickle"},
+        {"\x80\4", "a Python pickle"},
+        {"BIN.TOK\n", "an LLMQ token file"},
     };
-    static constexpr Signature kSignatures[] = {
-        {"version https://git-lfs.github.com/spec"sv, "a Git LFS pointer, not the file it points to"},
-        {"PK\3\4"sv, "a zip archive (PyTorch's .pt files are zip archives too)"},
-        {"\x1f\x8b"sv, "a gzip file"},
-        {"\3757zXZ\0"sv, "an xz file"},
-        {"\x28\xb5\x2f\xfd"sv, "a zstd file"},
-        {"BZh"sv, "a bzip2 file"},
-        {"\x93NUMPY"sv, "a NumPy array"},
-        {"\211HDF\r\n"sv, "an HDF5 file"},
-        {"PAR1"sv, "a Parquet file"},
-        {"%PDF"sv, "a PDF document"},
-        {"\177ELF"sv, "a program"},
-        {"\x80\2"sv, "a Python pickle"},
-        {"\x80\4"sv, "a Python pickle"},
-        {"BIN.TOK\n"sv, "an LLMQ token file"},
-    };
-    struct Magic {
-        uint32_t number;  // the first word of llm.c's files
-        const char* meaning;
-    };
-    static constexpr Magic kMagics[] = {
+    // The first word of llm.c's files.
+    static constexpr std::pair<uint32_t, const char*> kMagics[] = {
         {20240520, "an llm.c token shard (GPT-2)"}, {20240801, "an llm.c token shard (Llama 3)"},
         {20240522, "an llm.c evaluation file"},     {20240326, "an llm.c model"},
         {20240327, "an llm.c debug state"},         {20240328, "an llm.c tokenizer"},
@@ -290,10 +268,10 @@ std::string describe_content(std::string_view first_bytes, size_t size) {
         {278895051, "a NeMo token shard"},
     };
     if (size == 0) return "an empty file";
-    for (const Signature& signature : kSignatures)
-        if (first_bytes.starts_with(signature.bytes)) return signature.meaning;
-    for (const Magic& magic : kMagics)
-        if (first_bytes.size() >= 4 && std::memcmp(first_bytes.data(), &magic.number, 4) == 0) return magic.meaning;
+    for (const auto& [bytes, meaning] : kSignatures)
+        if (first_bytes.starts_with(bytes)) return meaning;
+    for (const auto& [number, meaning] : kMagics)
+        if (first_bytes.size() >= 4 && std::memcmp(first_bytes.data(), &number, 4) == 0) return meaning;
     if (first_bytes.size() >= 10 && first_bytes[7] == '\0' && first_bytes.substr(8).starts_with("{\""))
         return "a safetensors file";
     if (first_bytes.find_first_not_of('\0') == std::string_view::npos) return "zero bytes";

@@ -18,15 +18,19 @@
 
 // ---- files ----------------------------------------------------------------------------------------------------------
 
-// Owns a file descriptor of the system; -1 is none.
+// Owns a descriptor of the system, of a file or a socket; -1 is none. Its end closes the file and keeps errno.
 class FileDescriptor {
 public:
     FileDescriptor() = default;
     explicit FileDescriptor(int number) : number_(number) {}
     FileDescriptor(FileDescriptor&& other) noexcept : number_(other.release()) {}
-    FileDescriptor& operator=(FileDescriptor&& other) noexcept;  // swaps
+    FileDescriptor& operator=(FileDescriptor other) noexcept {
+        std::swap(number_, other.number_);
+        return *this;
+    }
     ~FileDescriptor();
     operator int() const { return number_; }
+    explicit operator bool() const { return number_ != -1; }
     int release() { return std::exchange(number_, -1); }
 
 private:
@@ -66,7 +70,6 @@ public:
     void sync();
     void close();
     size_t size() const { return end_; }
-    const std::string& path() const { return path_; }
 
 private:
     std::string path_;

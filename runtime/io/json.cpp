@@ -22,8 +22,8 @@ std::string printable(std::string_view text) {
     constexpr size_t kLongest = 40;
     std::string end =
         text.size() <= kLongest ? std::string(text) : "..." + std::string(text.substr(text.size() - kLongest));
-    std::replace_if(
-        end.begin(), end.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
+    const auto is_special = [](char c) { return c < ' ' || c > '~'; };
+    std::ranges::replace_if(end, is_special, '?');
     return end;
 }
 
@@ -40,31 +40,46 @@ std::string reason_of(const std::string& what) {
 // Receives the parser's events. The library's own builder with its callback would search an ordered object from the
 // front for each key, which takes too long for a vocabulary of 50,000 tokens, and does not pass the position to a
 // callback.
-class Builder {
-public:
-    Builder(std::string_view text, const std::string& origin, Exit code, JsonLimits limits)
-        : text_(text), stream_(std::string(text)), origin_(origin), code_(code), limits_(limits) {}
+struct Builder {
+    struct OpenValue {
+        Json* value;
+        std::unordered_set<std::string> keys;
+    };
+
+    const std::string_view text;
+    const std::string& origin;
+    const Exit code;
+    const JsonLimits limits;
+    std::istringstream stream{std::string(text)};
+    size_t values = 0;
+    Json root = {};
+    std::vector<OpenValue> stack = {};
+    std::string next_key = {};
 
     Json parse() {
-        Json::sax_parse(stream_, this);
-        return std::move(root_);
+        Json::sax_parse(stream, this);
+        return std::move(root);
     }
 
-    bool null() { return add(nullptr); }
-    bool boolean(bool value) { return add(value); }
-    bool number_integer(int64_t value) { return add(value); }
-    bool number_unsigned(uint64_t value) { return add(value); }
-    bool number_float(double value, const std::string&) { return add(value); }
-    bool string(std::string& value) { return add(std::move(value)); }
+    bool null() { return place(nullptr); }
+    bool boolean(bool value) { return place(value); }
+    bool number_integer(int64_t value) { return place(value); }
+    bool number_unsigned(uint64_t value) { return place(value); }
+    bool number_float(double value, const std::string&) { return place(value); }
+    bool string(std::string& value) { return place(std::move(value)); }
     bool binary(Json::binary_t&) { return false; }
     bool start_object(size_t) { return open(Json::object()); }
     bool start_array(size_t) { return open(Json::array()); }
-    bool end_object() { return close(); }
-    bool end_array() { return close(); }
+    bool end_array() { return end_object(); }
+
+    bool end_object() {
+        stack.pop_back();
+        return true;
+    }
 
     bool key(std::string& name) {
-        if (!open_.back().keys.insert(name).second) fail_here("duplicate key \"%s\"", printable(name));
-        key_ = std::move(name);
+        if (!stack.back().keys.insert(name).second) fail_here("duplicate key \"%s\"", printable(name));
+        next_key = std::move(name);
         return true;
     }
 
@@ -75,55 +90,29 @@ public:
         fail_here("%s, at: %s", reason_of(error.what()), printable(line));
     }
 
-private:
-    struct OpenValue {
-        Json* value;
-        std::unordered_set<std::string> keys;
-    };
-
     std::string_view read() {
-        return text_.substr(0, size_t(stream_.rdbuf()->pubseekoff(0, std::ios::cur, std::ios::in)));
+        return text.substr(0, size_t(stream.rdbuf()->pubseekoff(0, std::ios::cur, std::ios::in)));
     }
 
     template <class... Args> [[noreturn]] void fail_here(const char* pattern, const Args&... args) {
-        fail(code_, "%s, %s: %s", origin_, place_of_end(read()), format(pattern, printf_argument(args)...));
-    }
-
-    bool add(Json value) {
-        place(std::move(value));
-        return true;
+        fail(code, "%s, %s: %s", origin, place_of_end(read()), format(pattern, printf_argument(args)...));
     }
 
     bool open(Json value) {
-        if (open_.size() >= limits_.max_depth) fail_here("values are nested more than %zu deep", limits_.max_depth);
-        open_.push_back({place(std::move(value)), {}});
+        if (stack.size() >= limits.max_depth) fail_here("values are nested more than %zu deep", limits.max_depth);
+        stack.push_back({place(std::move(value)), {}});
         return true;
     }
 
-    bool close() {
-        open_.pop_back();
-        return true;
-    }
-
-    // Stores the value where it belongs. The address holds until something is added beside it.
+    // Stores the value where it belongs and returns its address, which holds until something is added beside it.
     Json* place(Json value) {
-        if (++values_ > limits_.max_values) fail_here("there are more than %zu values", limits_.max_values);
-        if (open_.empty()) return &(root_ = std::move(value));
-        Json& parent = *open_.back().value;
+        if (++values > limits.max_values) fail_here("there are more than %zu values", limits.max_values);
+        if (stack.empty()) return &(root = std::move(value));
+        Json& parent = *stack.back().value;
         if (parent.is_array()) return &parent.emplace_back(std::move(value));
         auto& members = parent.get_ref<Json::object_t&>();
-        return &members.Json::object_t::Container::emplace_back(std::move(key_), std::move(value)).second;
+        return &members.Json::object_t::Container::emplace_back(std::move(next_key), std::move(value)).second;
     }
-
-    std::string_view text_;
-    std::istringstream stream_;
-    const std::string& origin_;
-    Exit code_;
-    JsonLimits limits_;
-    size_t values_ = 0;
-    Json root_;
-    std::vector<OpenValue> open_;
-    std::string key_;
 };
 
 }  // namespace
@@ -134,7 +123,7 @@ Json parse_json(std::string_view text, const std::string& origin, Exit code, Jso
     // The library takes a NUL for the end of the text and would ignore what follows.
     if (size_t nul = text.find('\0'); nul != std::string_view::npos)
         fail(code, "%s, %s: the text contains a NUL byte", origin, place_of_end(text.substr(0, nul + 1)));
-    return Builder(text, origin, code, limits).parse();
+    return Builder{text, origin, code, limits}.parse();
 }
 
 std::string printed(const Json& value) {

@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -11,31 +12,40 @@
 
 #include "runtime/io/io.h"
 
-namespace {
+// The one variable that the whole program shares: a signal handler can reach nothing else.
+static volatile std::sig_atomic_t first_signal = 0;
 
-int status_of(const char* program, const std::function<Exit()>& body) {
-    try {
-        return int(body());
-    } catch (const Error& error) {
-        std::fprintf(stderr, "%s: %s\n", program, error.what());
-        return int(error.code);
-    } catch (const std::bad_alloc&) {
-        std::fprintf(stderr, "%s: out of memory\n", program);
-        return int(Exit::os);
-    } catch (const std::exception& error) {
-        std::fprintf(stderr, "%s: internal error: %s\n", program, error.what());
-        return int(Exit::internal);
-    }
+static void request_stop(int signal) {
+    const bool is_impatient = signal == SIGINT || signal == SIGTERM;
+    if (first_signal != 0 && is_impatient) ::_exit(128 + signal);
+    if (first_signal == 0) first_signal = signal;
 }
 
-}  // namespace
+void install_signal_handlers() {
+    // On Linux, std::signal() also restarts the system call that a signal interrupts.
+    for (int signal : {SIGINT, SIGTERM, SIGUSR1, SIGUSR2}) std::signal(signal, request_stop);
+    for (int signal : {SIGHUP, SIGPIPE, SIGXFSZ}) std::signal(signal, SIG_IGN);
+}
 
-// After an error other threads may still use objects that the end of main() would destroy.
+int stop_signal() { return first_signal; }
+
 int exit_status(const char* program, const std::function<Exit()>& body) {
-    const int status = status_of(program, body);
-    if (status == int(Exit::ok)) return status;
+    Exit status = Exit::internal;
+    try {
+        status = body();
+    } catch (const Error& error) {
+        std::fprintf(stderr, "%s: %s\n", program, error.what());
+        status = error.code;
+    } catch (const std::bad_alloc&) {
+        std::fprintf(stderr, "%s: out of memory\n", program);
+        status = Exit::os;
+    } catch (const std::exception& error) {
+        std::fprintf(stderr, "%s: internal error: %s\n", program, error.what());
+    }
+    if (status == Exit::ok) return int(status);
+    // After an error other threads may still use objects that the end of main() would destroy.
     std::fflush(nullptr);
-    std::_Exit(status);
+    std::_Exit(int(status));
 }
 
 double now_ms() {
@@ -49,15 +59,11 @@ size_t resident_bytes() {
 }
 
 std::string program_path() {
-    std::error_code error;
-    const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
-    return error ? "" : program.string();
+    std::error_code ignored;
+    return std::filesystem::read_symlink("/proc/self/exe", ignored);  // empty after an error
 }
 
-std::string program_directory() {
-    const std::string program = program_path();
-    return program.empty() ? "." : std::filesystem::path(program).parent_path().string();
-}
+std::string program_directory() { return directory_of(program_path()); }
 
 std::string random_hex(size_t bytes) {
     if (::sodium_init() < 0) fail(Exit::os, "libsodium finds no random number generator on this system");

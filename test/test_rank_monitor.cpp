@@ -1,7 +1,6 @@
 #include <string>
 
-#include "runtime/cluster/hang_detector.h"
-#include "runtime/cluster/text_collective.h"
+#include "runtime/cluster/rank_monitor.h"
 #include "runtime/cluster/wire_format.h"
 #include "test/catch.h"
 
@@ -29,7 +28,7 @@ MonitoredRank left(MonitoredRank rank) {
 }
 
 MonitoredRank waiting(MonitoredRank rank) {
-    rank.is_waiting = true;
+    rank.request = TextRequest{};
     return rank;
 }
 
@@ -39,7 +38,9 @@ int blamed(const std::vector<MonitoredRank>& ranks) {
     return hang ? hang->rank : -1;
 }
 
-std::vector<Member> members() { return {{0, "a", 10}, {1, "a", 11}, {2, "b", 12}}; }
+std::vector<MonitoredRank> three_ranks() {
+    return {{{0, "a", 10}, {}, kNow, kNow}, {{1, "a", 11}, {}, kNow, kNow}, {{2, "b", 12}, {}, kNow, kNow}};
+}
 
 }  // namespace
 
@@ -82,60 +83,66 @@ TEST_CASE("hang detector: the sentence names rank, host, pid, limit and status",
           "step, step 9, last collective 5 (all_reduce)");
 }
 
-TEST_CASE("hang detector: the status is what the trainer noted", "[control]") {
-    RankProgress progress;
-    CHECK(progress.status().text() == "in phase start, before its first collective");
-    progress.phase = Phase::save, progress.step = 12, progress.collective = 3, progress.collective_name = "barrier";
-    CHECK(progress.status().text() == "in phase save, step 12, last collective 3 (barrier)");
+TEST_CASE("hang detector: the status in words", "[control]") {
+    RankStatus status;
+    CHECK(status.text() == "in phase start, before its first collective");
+    status.phase = Phase::save, status.step = 12, status.collective = 3, status.collective_name = "barrier";
+    CHECK(status.text() == "in phase save, step 12, last collective 3 (barrier)");
 }
 
-TEST_CASE("text collective: replies once all ranks have sent the same request, again and again", "[control]") {
-    TextCollective collective(members());
-    for (const int round : {1, 2}) {
-        for (const int rank : {2, 0}) {
-            collective.add(rank, {TextOperation::all_gather, "w", std::to_string(rank * round)}, kNow);
-            CHECK_FALSE(collective.reply(kNow, 10));
-        }
-        CHECK(collective.has_request(2));
-        CHECK_FALSE(collective.has_request(1));
-        collective.add(1, {TextOperation::all_gather, "w", ""}, kNow);
-        const auto reply = collective.reply(kNow, 10);
-        REQUIRE(reply);
-        CHECK(reply->code == Exit::ok);
-        CHECK(reply->text == pack("0", "", std::to_string(2 * round)));
-        CHECK_FALSE(collective.has_request(2));
+TEST_CASE("text collective: replies once all ranks have sent the same request", "[control]") {
+    std::vector<MonitoredRank> ranks = three_ranks();
+    CHECK_FALSE(reply_to_requests(ranks, 10, kNow));
+    for (const size_t rank : {2, 0}) {
+        ranks[rank].request = {false, "w", std::to_string(rank)};
+        ranks[rank].requested = kNow;
+        CHECK_FALSE(reply_to_requests(ranks, 10, kNow));
     }
+    ranks[1].request = {false, "w", ""};
+    const auto reply = reply_to_requests(ranks, 10, kNow);
+    REQUIRE(reply);
+    CHECK(reply->code == Exit::ok);
+    CHECK(reply->text == pack("0", "", "2"));
 }
 
 TEST_CASE("text collective: different texts, different requests and missing ranks are errors", "[control]") {
-    TextCollective collective(members());
-    const auto call = [&](int rank, TextOperation operation, const char* what, const std::string& text) {
-        collective.add(rank, {operation, what, text}, kNow);
-        return collective.reply(kNow, 10);
+    std::vector<MonitoredRank> ranks = three_ranks();
+    const auto call = [&](size_t rank, bool must_be_same, const char* what, const std::string& text) {
+        ranks[rank].request = {must_be_same, what, text};
+        ranks[rank].requested = kNow;
+        return reply_to_requests(ranks, 10, kNow);
     };
-    call(1, TextOperation::require_same, "data", "x");
-    call(0, TextOperation::require_same, "data", "x");
-    const auto differing = call(2, TextOperation::require_same, "data", std::string(200, 'y'));
+    call(1, true, "data", "x");
+    call(0, true, "data", "x");
+    const auto differing = call(2, true, "data", std::string(200, 'y'));
     REQUIRE(differing);
     CHECK(differing->code == Exit::config);
-    CHECK(differing->text == "data differs between ranks: each of ranks 0, 1 (on a) has \"x\"; rank 2 (on b) has \"" +
+    CHECK(differing->text == "data differs between ranks: each of ranks 0, 1 on a has \"x\"; rank 2 on b has \"" +
                                  std::string(100, 'y') + "... (200 bytes)\"");
 
-    call(1, TextOperation::all_gather, "data", "x");
-    const auto other_subject = call(2, TextOperation::all_gather, "state", "x");
+    ranks = three_ranks();
+    call(1, false, "data", "x");
+    const auto other_subject = call(2, false, "state", "x");
     REQUIRE(other_subject);
     CHECK(other_subject->code == Exit::internal);
-    call(1, TextOperation::all_gather, "data", "x");
-    const auto other_operation = call(2, TextOperation::require_same, "data", "x");
+    const auto other_operation = call(2, true, "data", "x");
     REQUIRE(other_operation);
     CHECK(other_operation->code == Exit::internal);
+    CHECK(
+        other_operation->text ==
+        "rank 2 on b (pid 12) calls require_same of \"data\" while rank 1 on a (pid 11) calls all_gather of \"data\"");
 
-    collective.add(1, {TextOperation::all_gather, "data", "x"}, kNow);
-    CHECK_FALSE(collective.reply(kNow + seconds(9.9), 10));
-    const auto late = collective.reply(kNow + seconds(10.1), 10);
+    // The time counts from the first request.
+    ranks = three_ranks();
+    call(1, false, "data", "x");
+    CHECK_FALSE(reply_to_requests(ranks, 10, kNow + seconds(9.9)));
+    const auto late = reply_to_requests(ranks, 10, kNow + seconds(10.1));
     REQUIRE(late);
     CHECK(late->code == Exit::hang);
     CHECK(late->text ==
           "2 of 3 ranks did not call all_gather of \"data\" within 10 s: missing 0, 2: rank 0 on a (pid "
           "10), rank 2 on b (pid 12)");
+    ranks[0].request = ranks[1].request, ranks[0].requested = kNow + seconds(5);
+    CHECK_FALSE(reply_to_requests(ranks, 10, kNow + seconds(9.9)));
+    CHECK(reply_to_requests(ranks, 10, kNow + seconds(10.1)));
 }
