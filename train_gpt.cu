@@ -1,7 +1,6 @@
 // main(): the training recipe. Other commands are in commands/.
 #include "commands/command_line.h"
 #include "commands/training_run.h"
-#include "runtime/cluster/cluster.h"
 #include "runtime/io/io.h"
 
 int main(int argc, char** argv) {

@@ -1,13 +1,11 @@
 #include "commands/command_line.h"
 
 #include <CLI/CLI.hpp>
-#include <cstdio>
 #include <cstdlib>
 #include <regex>
 
 #include "kernels/check.h"
 #include "kernels/comm.h"
-#include "kernels/device.h"
 
 namespace {
 

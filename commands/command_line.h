@@ -1,10 +1,6 @@
 // The command line: training's options, or another command. One file per command has its options and what it does.
 #pragma once
 
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/cluster/cluster.h"
 

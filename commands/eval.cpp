@@ -1,10 +1,7 @@
 #include <CLI/App.hpp>
-#include <cstdio>
-#include <memory>
 
 #include "commands/command_line.h"
 #include "commands/model_io.h"
-#include "kernels/check.h"
 #include "runtime/io/io.h"
 
 namespace {

@@ -1,14 +1,8 @@
 #include <CLI/App.hpp>
-#include <cstdio>
-#include <memory>
-#include <nlohmann/json.hpp>
 
 #include "commands/command_line.h"
 #include "commands/model_io.h"
-#include "kernels/check.h"
 #include "model/huggingface.h"
-#include "runtime/checkpoint/checkpoint.h"
-#include "runtime/io/io.h"
 
 namespace {
 

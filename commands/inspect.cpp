@@ -2,13 +2,11 @@
 #include <algorithm>
 #include <filesystem>
 #include <memory>
-#include <optional>
 
 #include "commands/command_line.h"
 #include "data/reject_file.h"
 #include "data/shards.h"
 #include "data/tokenizer.h"
-#include "runtime/checkpoint/checkpoint.h"
 #include "runtime/logging/logging.h"
 
 namespace {

@@ -1,15 +1,11 @@
 #include "commands/model_io.h"
 
 #include <cstring>
-#include <functional>
-#include <nlohmann/json.hpp>
-#include <vector>
 
 #include "data/encoder.h"
 #include "model/huggingface.h"
 #include "model/sample.h"
 #include "runtime/checkpoint/checkpoint.h"
-#include "runtime/io/io.h"
 #include "runtime/performance/performance.h"
 
 GptOptions gpt_options(const Config& config, int rank, int ranks) {

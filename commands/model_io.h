@@ -2,14 +2,9 @@
 // other.
 #pragma once
 
-#include <cstdint>
-#include <optional>
-#include <string>
-
 #include "data/loader.h"
 #include "data/tokenizer.h"
 #include "model/evaluate.h"
-#include "model/gpt.h"
 #include "runtime/config/config.h"
 
 // The model that a configuration describes, as one of `ranks` ranks has it.

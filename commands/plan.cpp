@@ -2,12 +2,9 @@
 
 #include <CLI/App.hpp>
 #include <cstdio>
-#include <memory>
 
 #include "commands/command_line.h"
 #include "commands/model_io.h"
-#include "runtime/checkpoint/checkpoint.h"
-#include "runtime/io/io.h"
 #include "runtime/performance/performance.h"
 
 namespace {

@@ -1,10 +1,8 @@
 #include "data/prepare.h"
 
 #include <CLI/App.hpp>
-#include <memory>
 
 #include "commands/command_line.h"
-#include "runtime/io/io.h"
 #include "runtime/logging/logging.h"
 
 void add_prepare(CLI::App& app) {

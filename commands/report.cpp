@@ -1,13 +1,10 @@
 #include <CLI/App.hpp>
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "commands/command_line.h"
-#include "kernels/check.h"
 #include "runtime/io/io.h"
 
 namespace {

@@ -2,9 +2,6 @@
 // samples, checkpoints. The steps themselves are in main() (train_gpt.cu).
 #pragma once
 
-#include <memory>
-#include <optional>
-#include <string>
 #include <utility>
 
 #include "commands/model_io.h"

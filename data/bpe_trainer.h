@@ -2,11 +2,6 @@
 // words with subword units", arXiv 1508.07909, algorithm 1), on GPT-2's pre-tokens.
 #pragma once
 
-#include <cstdint>
-#include <string>
-#include <string_view>
-#include <unordered_map>
-
 #include "data/pretokenizer.h"
 #include "data/tokenizer.h"
 

@@ -3,7 +3,6 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "kernels/check.h"
 #include "runtime/io/io.h"
 
 // The digest of the tokenizer that `prepare` made the shards in this directory with; "" without a dataset.json.

@@ -1,9 +1,6 @@
 // A run's input: the tokens of its two splits and the tokenizer that made them.
 #pragma once
 
-#include <optional>
-#include <string>
-
 #include "data/shards.h"
 #include "data/tokenizer.h"
 

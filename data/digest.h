@@ -4,7 +4,6 @@
 #define XXH_STATIC_LINKING_ONLY  // for the state's size
 #include <xxhash.h>
 
-#include <string>
 #include <string_view>
 
 #include "kernels/check.h"

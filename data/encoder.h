@@ -1,12 +1,7 @@
 // Encoding: text to token ids.
 #pragma once
 
-#include <cstdint>
 #include <queue>
-#include <string>
-#include <string_view>
-#include <unordered_map>
-#include <vector>
 
 #include "data/pretokenizer.h"
 #include "data/tokenizer.h"

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "data/permutation.h"
-#include "kernels/check.h"
 
 static uint64_t divide_up(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
 

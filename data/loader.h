@@ -8,12 +8,10 @@
 #pragma once
 
 #include <condition_variable>
-#include <cstdint>
 #include <exception>
 #include <mutex>
 #include <stop_token>
 #include <thread>
-#include <vector>
 
 #include "data/shards.h"
 #include "kernels/batch.h"

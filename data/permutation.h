@@ -1,7 +1,6 @@
 // A keyed permutation of [0, n) without a table: any element is computed on its own.
 #pragma once
 
-#include <cstdint>
 #include <utility>
 
 #include "kernels/check.h"

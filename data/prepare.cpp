@@ -7,8 +7,6 @@
 #include "data/bpe_trainer.h"
 #include "data/encoder.h"
 #include "data/text_input.h"
-#include "kernels/check.h"
-#include "runtime/io/io.h"
 
 using Json = nlohmann::ordered_json;
 

@@ -1,10 +1,7 @@
 // The prepare command: text in, tokenizer and token shards out.
 #pragma once
 
-#include <cstdint>
 #include <functional>
-#include <string>
-#include <vector>
 
 #include "data/shards.h"
 

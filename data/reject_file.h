@@ -1,8 +1,6 @@
 // How invalid content of a file is reported.
 #pragma once
 
-#include <string>
-
 #include "kernels/check.h"
 
 // Fails with Exit::data and the message "PATH: ..."; `pattern` and `values` as in printf, and %s also takes a

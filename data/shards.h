@@ -8,12 +8,8 @@
 //   "BIN.TOK\n", 2, 4, count, vocabulary, masked    int32 ids: LLM.Q. A loss mask is ignored
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <optional>
 #include <span>
-#include <string>
-#include <vector>
 
 #include "runtime/io/io.h"
 

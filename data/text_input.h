@@ -4,12 +4,6 @@
 // other file is one document of UTF-8 text.
 #pragma once
 
-#include <cstdint>
-#include <functional>
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "runtime/io/io.h"
 
 // Lines of a JSONL file may be this long.

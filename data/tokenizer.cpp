@@ -5,7 +5,6 @@
 
 #include "data/digest.h"
 #include "data/reject_file.h"
-#include "kernels/check.h"
 
 std::array<uint8_t, 256> gpt2_byte_order() {
     auto prints = [](int byte) {

@@ -8,8 +8,6 @@
 #include "data/reject_file.h"
 #include "data/shards.h"
 #include "data/tokenizer.h"
-#include "kernels/check.h"
-#include "runtime/io/io.h"
 
 namespace {
 

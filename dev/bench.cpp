@@ -18,8 +18,6 @@
 //
 // Figures of a shared machine are only worth comparing within one run.
 #include <CLI/CLI.hpp>
-#include <cstdio>
-#include <optional>
 #include <random>
 
 #include "dev/bench_cases.h"
@@ -27,7 +25,6 @@
 #include "dev/bench_roofs.h"
 #include "dev/bench_timing.h"
 #include "kernels/check.h"
-#include "model/gpt.h"
 #include "model/plan.h"
 #include "runtime/performance/performance.h"
 

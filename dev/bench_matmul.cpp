@@ -12,7 +12,6 @@
 #include "dev/bench_matmul.h"
 
 #include <CLI/CLI.hpp>
-#include <cstdio>
 
 #include "dev/bench_report.h"
 #include "dev/bench_timing.h"

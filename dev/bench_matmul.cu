@@ -1,12 +1,10 @@
 // Measures products one by one, with the tuner that training uses (kernels/cuda/matmul_tune.h).
-#include <algorithm>
 #include <bit>
 
 #include "dev/bench_arrays.h"
 #include "dev/bench_matmul.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/matmul.h"
-#include "kernels/cuda/matmul_library.h"
 #include "kernels/cuda/matmul_products.h"
 #include "kernels/cuda/matmul_tune.h"
 

@@ -4,8 +4,6 @@
 
 #include <functional>
 #include <optional>
-#include <string>
-#include <vector>
 
 #include "dev/bench_workloads.h"
 

@@ -1,12 +1,9 @@
 #include "dev/bench_roofs.h"
 
-#include <algorithm>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "dev/bench_arrays.h"
 #include "dev/bench_timing.h"
-#include "kernels/check.h"
 #include "runtime/io/io.h"
 #include "runtime/performance/performance.h"
 

@@ -1,9 +1,6 @@
 // The scalars of an AdamW update, the same bits on every device.
 #pragma once
 
-#include <cmath>
-
-#include "kernels/numeric.h"
 #include "kernels/ops.h"
 
 namespace ops {

@@ -1,8 +1,6 @@
 // The memory layout of attention heads, the same in every backend.
 #pragma once
 
-#include <cstddef>
-
 #include "kernels/ops.h"
 
 namespace ops {

@@ -9,10 +9,8 @@
 // for GPUs (NCCL).
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <string>
 #include <vector>
 
 #include "kernels/device.h"

@@ -5,10 +5,6 @@
 // to the bit (+ - * / sqrt and fma; no product feeds a sum except in an fma, so contraction has no effect).
 #pragma once
 
-#include <bit>
-#include <cmath>
-#include <cstdint>
-
 #include "kernels/numeric.h"
 
 // log(x) for a positive normal x, within 2 units in the last place: x = m 2^e with m in [1/sqrt(2), sqrt(2)), then

@@ -12,11 +12,7 @@
 // how much is needed for given sizes (it reads no pointer), so that memory can be planned before it is allocated.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-
 #include "kernels/device.h"
-#include "kernels/numeric.h"
 #include "kernels/tensor.h"
 
 namespace ops {

@@ -2,7 +2,6 @@
 // once for all types. Templates over the storage type begin inside kernels/, where a launcher calls dispatch().
 #pragma once
 
-#include <cstddef>
 #include <string>
 #include <vector>
 

@@ -2,9 +2,6 @@
 // them each recompute level keeps.
 #pragma once
 
-#include <vector>
-
-#include "kernels/tensor.h"
 #include "model/arena.h"
 #include "model/options.h"
 

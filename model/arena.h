@@ -2,9 +2,6 @@
 // once without memory to compute the sizes, then again over the real allocation.
 #pragma once
 
-#include <string>
-#include <vector>
-
 #include "kernels/device.h"
 #include "kernels/tensor.h"
 

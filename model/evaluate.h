@@ -1,7 +1,6 @@
 // The validation loss.
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <optional>
 

@@ -1,4 +1,3 @@
-#include "model/gpt.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,7 +6,6 @@
 #include "model/block.h"
 #include "model/plan.h"
 #include "model/sharding.h"
-#include "model/state.h"
 
 namespace {
 

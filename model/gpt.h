@@ -10,14 +10,9 @@
 #pragma once
 
 #include <array>
-#include <cstdint>
 #include <memory>
-#include <string>
-#include <vector>
 
 #include "kernels/comm.h"
-#include "kernels/ops.h"
-#include "kernels/tensor.h"
 #include "model/arena.h"
 #include "model/options.h"
 #include "model/tensors.h"

@@ -2,10 +2,7 @@
 // rank's place.
 #pragma once
 
-#include <cstddef>
-
 #include "kernels/choices.h"
-#include "kernels/numeric.h"
 #include "model/shape.h"
 
 // The optimizer and its settings, which stay the same for a whole run; what changes from step to step is StepSettings.

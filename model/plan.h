@@ -1,8 +1,6 @@
 // The memory plan of a rank, made before anything is allocated.
 #pragma once
 
-#include <string>
-
 #include "model/gpt.h"
 
 // Bytes that Gpt allocates on the device: its one allocation.

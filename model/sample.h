@@ -1,9 +1,7 @@
 // Sampling text from a model, token by token.
 #pragma once
 
-#include <cstdint>
 #include <functional>
-#include <vector>
 
 #include "model/gpt.h"
 

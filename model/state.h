@@ -1,10 +1,6 @@
 // The implementation of Gpt: the state of one rank and its layout in memory. Only model/ includes this.
 #pragma once
 
-#include <vector>
-
-#include "kernels/comm.h"
-#include "model/activations.h"
 #include "model/gpt.h"
 #include "model/layers.h"
 

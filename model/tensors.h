@@ -2,12 +2,9 @@
 // the optimizer's chunks, checkpoint names, Hugging Face names and the memory plan are derived from it.
 #pragma once
 
-#include <string>
 #include <variant>
-#include <vector>
 
 #include "kernels/ops.h"
-#include "kernels/tensor.h"
 #include "model/shape.h"
 
 // One tensor of the model where the passes use it: its values in the compute type and their gradient.

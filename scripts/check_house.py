@@ -147,6 +147,18 @@ def cycle_findings(texts):
             yield from visit(name)
 
 
+def repeated_include_findings(texts):
+    """A header's includes are part of it: a file that includes the header does not repeat them."""
+    included = {name: [(number, match[1] or match[2]) for number, line in enumerate(text.splitlines(), 1)
+                       if (match := re.match(r'\s*#\s*include (?:"(.*)"|<(.*)>)', line))]
+                for name, text in texts.items() if Path(name).suffix in CPP}
+    for name, lines in included.items():
+        provider = {what: header for _, header in lines for _, what in included.get(header, [])}
+        for number, what in lines:
+            if what in provider:
+                yield name, number, f"{provider[what]} includes {what} already"
+
+
 def program_findings(makefile):
     """Each program that the Makefile can link is in PROGRAMS, which the tests build."""
     lists = re.findall(r"^(?:CPU|GPU)_PROGRAMS\s*:=((?:.*\\\n)*.*)", makefile, re.M)
@@ -190,6 +202,7 @@ def main(root):
     found += op_findings(texts)
     found += program_findings(texts["Makefile"])
     found += cycle_findings(texts)
+    found += repeated_include_findings(texts)
     found += [(name, *finding) for name, text in texts.items() if name.startswith("model/")
               for finding in storage_template_findings(name, text)]
     found += doc_findings(root.resolve())

@@ -9,12 +9,7 @@
 //     check_close(out, [&](size_t i) { return stored_error<T>(out.host[i]); });
 #pragma once
 
-#include <algorithm>
-#include <cmath>
 #include <cstring>
-#include <string>
-#include <type_traits>
-#include <vector>
 
 #include "kernels/check.h"
 #include "kernels/device.h"

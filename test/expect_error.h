@@ -2,7 +2,6 @@
 #pragma once
 
 #include <initializer_list>
-#include <string>
 
 #include "kernels/check.h"
 #include "test/catch.h"

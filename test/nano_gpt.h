@@ -5,7 +5,6 @@
 
 #include <cstring>
 #include <random>
-#include <vector>
 
 #include "model/gpt.h"
 

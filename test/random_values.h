@@ -1,7 +1,6 @@
 // Numbers for tests: the same on every machine and in every run.
 #pragma once
 
-#include <cstdint>
 #include <vector>
 
 #include "kernels/numeric.h"

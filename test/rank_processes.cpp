@@ -6,13 +6,10 @@
 #include <unistd.h>
 
 #include <csignal>
-#include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <iterator>
-#include <stdexcept>
 
-#include "kernels/check.h"
 #include "runtime/io/io.h"
 
 namespace {

@@ -4,10 +4,6 @@
 
 #include <sys/types.h>
 
-#include <functional>
-#include <string>
-#include <vector>
-
 #include "runtime/cluster/rank_environment.h"
 #include "runtime/cluster/socket.h"
 #include "test/temporary_directory.h"

@@ -1,9 +1,7 @@
 #include <cmath>
 #include <limits>
 
-#include "runtime/checkpoint/checkpoint.h"
 #include "runtime/checkpoint/shard.h"
-#include "test/catch.h"
 #include "test/expect_error.h"
 #include "test/temporary_directory.h"
 #include "test/toy_checkpoint.h"

@@ -1,8 +1,5 @@
-#include <filesystem>
 
-#include "runtime/checkpoint/checkpoint.h"
 #include "runtime/checkpoint/shard.h"
-#include "test/catch.h"
 #include "test/expect_error.h"
 #include "test/temporary_directory.h"
 #include "test/toy_checkpoint.h"

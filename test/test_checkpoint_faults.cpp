@@ -8,11 +8,8 @@
 
 #include <chrono>
 #include <csignal>
-#include <optional>
 #include <thread>
 
-#include "runtime/checkpoint/checkpoint.h"
-#include "test/catch.h"
 #include "test/expect_error.h"
 #include "test/temporary_directory.h"
 #include "test/toy_checkpoint.h"

@@ -2,9 +2,6 @@
 
 #include <algorithm>
 #include <csignal>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "runtime/cluster/control_channel.h"
 #include "test/catch.h"

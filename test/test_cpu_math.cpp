@@ -6,7 +6,6 @@
 
 #include "kernels/cpu/vector_math.h"
 #include "kernels/ops.h"
-#include "test/catch.h"
 #include "test/device_array.h"
 #include "test/random_values.h"
 #include "test/tolerance.h"

@@ -3,7 +3,6 @@
 
 #include "data/bpe_trainer.h"
 #include "data/encoder.h"
-#include "data/tokenizer.h"
 #include "runtime/io/io.h"
 #include "test/expect_error.h"
 #include "test/random_values.h"

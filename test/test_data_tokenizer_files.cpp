@@ -2,7 +2,6 @@
 #include <nlohmann/json.hpp>
 
 #include "data/bpe_trainer.h"
-#include "data/tokenizer.h"
 #include "runtime/io/io.h"
 #include "test/data_files.h"
 #include "test/expect_error.h"

@@ -1,10 +1,7 @@
 // The CPU as a device: what it says of itself, and its memory.
 #include <algorithm>
-#include <cstdint>
 
 #include "kernels/comm.h"
-#include "kernels/device.h"
-#include "test/catch.h"
 #include "test/expect_error.h"
 
 TEST_CASE("device memory is aligned, zero and writable to its last byte", "[cpu]") {

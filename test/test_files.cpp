@@ -10,7 +10,6 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/io/io.h"
-#include "test/catch.h"
 #include "test/expect_error.h"
 #include "test/temporary_directory.h"
 

@@ -6,7 +6,6 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
-#include <string>
 
 #include "runtime/cluster/control_channel.h"
 #include "runtime/cluster/local_launcher.h"

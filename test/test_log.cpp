@@ -9,11 +9,8 @@
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <vector>
 
-#include "runtime/io/io.h"
 #include "runtime/logging/logging.h"
-#include "test/catch.h"
 #include "test/expect_error.h"
 #include "test/temporary_directory.h"
 

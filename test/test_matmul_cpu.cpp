@@ -3,11 +3,9 @@
 // results are right is test_ops_matmul.cpp's, for the one who multiplies on this machine.
 #include <omp.h>
 
-#include "kernels/check.h"
 #include "kernels/cpu/matmul.h"
 #include "kernels/cpu/onednn.h"
 #include "test/allocations.h"
-#include "test/catch.h"
 #include "test/device_array.h"
 #include "test/random_values.h"
 

@@ -8,7 +8,6 @@
 #include "model/tensors.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "test/allocations.h"
-#include "test/catch.h"
 #include "test/expect_error.h"
 #include "test/nano_gpt.h"
 

@@ -1,7 +1,6 @@
 // The trainer's model against PyTorch's outputs (test/reference, made by make_reference.py): logits, losses, every
 // gradient, and the parameters after steps of AdamW and SGD, from weights that come in through the Hugging Face
 // importer's own functions.
-#include <cmath>
 
 #include "model/huggingface.h"
 #include "test/catch.h"

@@ -6,13 +6,11 @@
 
 #include <atomic>
 #include <chrono>
-#include <memory>
 #include <set>
 #include <thread>
 #include <vector>
 
 #include "kernels/cpu/parallel.h"
-#include "kernels/cpu/pool.h"
 #include "test/catch.h"
 
 namespace {

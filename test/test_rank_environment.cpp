@@ -1,8 +1,6 @@
 #include <map>
-#include <string>
 
 #include "runtime/cluster/rank_environment.h"
-#include "test/catch.h"
 #include "test/expect_error.h"
 
 namespace {

@@ -1,4 +1,3 @@
-#include <string>
 
 #include "runtime/cluster/rank_monitor.h"
 #include "runtime/cluster/wire_format.h"

@@ -1,5 +1,4 @@
 // The specification against PyTorch: a GPT-2 made of ref:: ops, with fp32 storage, forward, backward and update.
-#include <algorithm>
 
 #include "test/catch.h"
 #include "test/reference.h"

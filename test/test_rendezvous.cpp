@@ -4,15 +4,12 @@
 #include <csignal>
 #include <fstream>
 #include <iterator>
-#include <optional>
 #include <stdexcept>
-#include <string>
 
 #include "kernels/numeric.h"
 #include "runtime/cluster/control_channel.h"
 #include "runtime/cluster/wire_format.h"
 #include "runtime/io/io.h"
-#include "test/catch.h"
 #include "test/expect_error.h"
 #include "test/rank_processes.h"
 

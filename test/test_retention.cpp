@@ -1,10 +1,7 @@
 #include <algorithm>
-#include <string>
 
-#include "kernels/check.h"
 #include "kernels/numeric.h"
 #include "runtime/checkpoint/checkpoint.h"
-#include "test/catch.h"
 #include "test/expect_error.h"
 
 namespace {

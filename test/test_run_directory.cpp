@@ -5,11 +5,7 @@
 
 #include <csignal>
 #include <set>
-#include <vector>
 
-#include "runtime/checkpoint/checkpoint.h"
-#include "runtime/io/io.h"
-#include "test/catch.h"
 #include "test/expect_error.h"
 #include "test/temporary_directory.h"
 #include "test/toy_checkpoint.h"

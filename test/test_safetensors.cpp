@@ -1,11 +1,8 @@
 
-#include <cstring>
 #include <deque>
-#include <filesystem>
 
 #include "runtime/checkpoint/manifest.h"
 #include "runtime/checkpoint/safetensors.h"
-#include "test/catch.h"
 #include "test/expect_error.h"
 #include "test/temporary_directory.h"
 #include "test/toy_checkpoint.h"

@@ -7,7 +7,6 @@
 
 #include "commands/command_line.h"
 #include "runtime/performance/performance.h"
-#include "test/catch.h"
 #include "test/expect_error.h"
 
 namespace {

@@ -5,7 +5,6 @@
 #include "runtime/checkpoint/train_state.h"
 #include "runtime/config/config.h"
 #include "runtime/performance/performance.h"
-#include "test/catch.h"
 #include "test/expect_error.h"
 
 namespace {

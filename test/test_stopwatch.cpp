@@ -1,5 +1,4 @@
 // What a stopwatch tells of a stream, on every device: bounded by the host's clock, and by what lies outside a lap.
-#include <algorithm>
 #include <chrono>
 
 #include "kernels/ops.h"

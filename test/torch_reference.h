@@ -6,12 +6,8 @@
 #include <cstring>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <string>
-#include <vector>
 
-#include "kernels/check.h"
 #include "runtime/checkpoint/safetensors.h"
-#include "runtime/io/io.h"
 
 // Head sizes 16, 64 and 16, 3 micro-steps in the last, and no dimension that is a multiple of a tile.
 inline const std::vector<std::string> kTorchReferences = {"heads_4x16", "heads_2x64", "micro_steps_3"};

@@ -2,18 +2,12 @@
 #pragma once
 
 #include <algorithm>
-#include <cstdint>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <string>
-#include <vector>
 
-#include "kernels/check.h"
-#include "kernels/comm.h"
 #include "kernels/numeric.h"
 #include "runtime/checkpoint/checkpoint.h"
-#include "runtime/io/io.h"
 
 class ToyModel {
 public:

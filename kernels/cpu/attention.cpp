@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "kernels/attention_layout.h"
-#include "kernels/check.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/tiles.h"
 #include "kernels/cpu/vector_math.h"

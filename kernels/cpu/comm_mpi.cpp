@@ -4,7 +4,6 @@
 // progress while the trainer's threads compute, and its order is the same on every rank. The sums are computed here
 // (each rank gets all ranks' pieces of what it owns and adds them in the order of a tree), because the order in which
 // an MPI library adds depends on its version and on the size of the message.
-#include <mpi.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -15,7 +14,6 @@
 #include <exception>
 #include <mutex>
 #include <thread>
-#include <vector>
 
 #include "kernels/check.h"
 #include "kernels/comm.h"

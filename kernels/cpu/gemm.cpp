@@ -1,9 +1,6 @@
 // Matrix products: the tiling, and which implementation computes the tiles.
-#include "kernels/cpu/gemm.h"
 
-#include <algorithm>
 #include <atomic>
-#include <type_traits>
 
 #include "kernels/check.h"
 #include "kernels/cpu/onednn.h"

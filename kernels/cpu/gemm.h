@@ -5,7 +5,6 @@
 // cache, and stores the result, rounded once.
 #pragma once
 
-#include <cstddef>
 #include <functional>
 #include <string>
 

@@ -2,8 +2,6 @@
 // pairs of bf16.
 #pragma once
 
-#include <cstdint>
-
 #include "kernels/numeric.h"
 
 // 8 floats with AVX2, 16 with AVX-512.

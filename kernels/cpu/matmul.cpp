@@ -1,9 +1,6 @@
 // The three products of a linear layer, finished tile by tile while the tile is in the cache.
 #include "kernels/cpu/matmul.h"
 
-#include <algorithm>
-
-#include "kernels/check.h"
 #include "kernels/cpu/gelu.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/vector_math.h"

@@ -1,8 +1,6 @@
 // Tiles of matrix products by oneDNN, on the calling thread, in the type of the operands with a float result.
 #pragma once
 
-#include <cstddef>
-
 #include "kernels/cpu/gemm.h"
 
 // Whether the library multiplies bf16 by matrix instructions (AMX) on this CPU.

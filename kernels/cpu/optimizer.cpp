@@ -1,10 +1,8 @@
 // The update: gradient norm, AdamW and SGD over chunks of flat arrays, each element read and written once.
-#include <cmath>
 
 #include "kernels/adamw.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/dispatch.h"
-#include "kernels/ops.h"
 
 namespace ops {
 

@@ -11,7 +11,6 @@
 #include "kernels/attention_layout.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/ptx.cuh"
-#include "kernels/numeric.h"
 
 namespace ops {
 

@@ -9,7 +9,6 @@
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/matmul.h"
 #include "kernels/cuda/startup.h"
-#include "kernels/device.h"
 
 namespace {
 

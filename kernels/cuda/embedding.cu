@@ -8,7 +8,6 @@
 // element of 16 bits and 8 per element of those rows. Numerics: float sums in the order of positions, starting from
 // what stood in the gradient, as on the CPU.
 #include <algorithm>
-#include <bit>
 
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/vector.cuh"

@@ -7,7 +7,6 @@
 #include <cuda_runtime.h>
 #include <nvtx3/nvToolsExt.h>
 
-#include <memory>
 #include <type_traits>
 
 #include "kernels/check.h"

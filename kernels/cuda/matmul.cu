@@ -11,13 +11,10 @@
 // sums, kMatmulSumsBytes at a time, finished by a kernel of ours. A value is rounded to T once in both cases.
 #include <algorithm>
 
-#include "kernels/check.h"
 #include "kernels/cuda/matmul.h"
 #include "kernels/cuda/matmul_epilogue.h"
-#include "kernels/cuda/matmul_plan.h"
 #include "kernels/cuda/matmul_products.h"
 #include "kernels/dispatch.h"
-#include "kernels/ops.h"
 
 namespace {
 

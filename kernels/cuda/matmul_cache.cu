@@ -6,7 +6,6 @@
 #include <cerrno>
 #include <chrono>
 #include <cinttypes>
-#include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <sstream>

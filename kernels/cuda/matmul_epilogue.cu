@@ -7,11 +7,8 @@
 // the same way until one row is left. Reads the values once: rows cols sizeof(T) bytes, 1/128 of that for the sums.
 // Sums are float; with at most 32 + 8 terms one after the other at each level their error grows with the logarithm.
 #include <algorithm>
-#include <cstdint>
 
-#include "kernels/check.h"
 #include "kernels/cuda/gelu.cuh"
-#include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/matmul_epilogue.h"
 #include "kernels/cuda/vector.cuh"
 #include "kernels/dispatch.h"

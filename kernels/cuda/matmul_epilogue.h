@@ -1,8 +1,6 @@
 // Small kernels that finish a GEMM's sums where the library has no epilogue for it, or not one with the promised bits.
 #pragma once
 
-#include <cstddef>
-
 #include "kernels/device.h"
 #include "kernels/tensor.h"
 

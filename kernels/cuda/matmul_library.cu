@@ -1,9 +1,7 @@
 // The calls to cuBLASLt. Host code; no kernel.
 #include <algorithm>
 #include <bit>
-#include <cstdint>
 
-#include "kernels/check.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/matmul.h"
 #include "kernels/cuda/matmul_library.h"

@@ -4,9 +4,6 @@
 #include <cublasLt.h>
 
 #include <compare>
-#include <cstddef>
-#include <cstdint>
-#include <string>
 #include <vector>
 
 #include "kernels/cuda/matmul_cache.h"

@@ -5,16 +5,10 @@
 // file under it, so that of several processes one times and the others take its choice. The holder must not depend on
 // other processes: its GPU may have a collective pending with ranks that wait for the lock, and cudaFree waits for all
 // pending work, so that is finished before the lock is taken.
-#include <map>
-#include <memory>
 #include <utility>
 
-#include "kernels/check.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/matmul.h"
-#include "kernels/cuda/matmul_cache.h"
-#include "kernels/cuda/matmul_library.h"
-#include "kernels/cuda/matmul_plan.h"
 #include "kernels/cuda/matmul_tune.h"
 
 namespace {

@@ -1,8 +1,6 @@
 // Times the algorithms that the library proposes for a product, once, on numbers and in memory of its own.
 #pragma once
 
-#include <vector>
-
 #include "kernels/cuda/matmul_library.h"
 
 struct TimedAlgorithm {

@@ -6,7 +6,6 @@
 #include <link.h>
 #include <nccl.h>
 
-#include <string>
 #include <type_traits>
 #include <vector>
 

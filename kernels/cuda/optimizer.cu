@@ -2,13 +2,11 @@
 // once. Moved per element: AdamW 28 bytes (master, m, v both ways, grad once), SGD 20, and the parameter's 2 in 16
 // bits. Numerics: float, rounded where the CPU rounds, with IEEE division and root; the step's scalars are made in
 // double, by one thread of a block. If a gradient is not finite every block sees so in grad_norm and leaves.
-#include <cmath>
 
 #include "kernels/adamw.h"
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/vector.cuh"
 #include "kernels/dispatch.h"
-#include "kernels/ops.h"
 
 namespace ops {
 

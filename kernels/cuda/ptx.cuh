@@ -11,8 +11,6 @@
 
 #include <cuda_runtime.h>
 
-#include <cstdint>
-
 #include "kernels/numeric.h"
 
 #ifdef __CUDACC__

@@ -3,7 +3,6 @@
 #include <vector>
 
 #include "kernels/cuda/launch.cuh"
-#include "kernels/device.h"
 
 namespace {
 

@@ -1,8 +1,6 @@
 // The sum of comm_nccl.cu's deterministic reduce-scatter, with the same bits as on CPU ranks.
 #pragma once
 
-#include <cstddef>
-
 #include "kernels/device.h"
 
 inline constexpr int kMostTreeParts = 4096;

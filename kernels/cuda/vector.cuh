@@ -5,7 +5,6 @@
 #pragma once
 
 #include <bit>
-#include <cstdint>
 #include <initializer_list>
 
 #include "kernels/cuda/launch.cuh"

@@ -1,6 +1,5 @@
 // mpirun does not pass rank 0's address, so GPU ranks that it has started get it by MPI, once: MPI is initialized,
 // broadcasts one message and is finalized, and nothing later depends on it.
-#include <mpi.h>
 
 #include "kernels/check.h"
 #include "kernels/comm.h"

@@ -5,7 +5,6 @@
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <utility>
 
 #include "kernels/check.h"
 #include "kernels/device.h"

@@ -13,19 +13,11 @@
 // require the run directory's lock.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <functional>
 #include <optional>
-#include <string>
-#include <vector>
 
 #include "kernels/comm.h"
-#include "kernels/tensor.h"
 #include "runtime/checkpoint/manifest.h"
 #include "runtime/checkpoint/safetensors.h"
-#include "runtime/config/config.h"
-#include "runtime/io/io.h"
 
 // ---- saving ---------------------------------------------------------------------------------------------------------
 

@@ -10,14 +10,10 @@
 #pragma once
 
 #include <algorithm>
-#include <cstdint>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <string>
 #include <type_traits>
-#include <vector>
 
-#include "kernels/check.h"
 #include "kernels/choices.h"
 #include "runtime/io/io.h"
 

@@ -1,11 +1,9 @@
-#include "runtime/checkpoint/manifest.h"
 
 #include <algorithm>
 #include <limits>
 #include <map>
 #include <utility>
 
-#include "kernels/check.h"
 #include "runtime/checkpoint/train_state.h"
 
 namespace {

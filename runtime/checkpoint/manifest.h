@@ -5,12 +5,6 @@
 // files together hold every element of every tensor exactly once.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "kernels/check.h"
 #include "kernels/tensor.h"
 #include "runtime/config/config.h"

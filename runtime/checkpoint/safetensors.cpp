@@ -1,14 +1,10 @@
 #include "runtime/checkpoint/safetensors.h"
 
-#include <algorithm>
 #include <bit>
-#include <cstdint>
 #include <cstring>
 #include <filesystem>
 #include <set>
-#include <string_view>
 
-#include "kernels/check.h"
 #include "kernels/device.h"
 #include "runtime/checkpoint/fields.h"
 #include "runtime/checkpoint/manifest.h"

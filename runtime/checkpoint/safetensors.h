@@ -2,11 +2,7 @@
 // bytes of header length, a JSON header of names, types, shapes and offsets, then the tensors' bytes.
 #pragma once
 
-#include <cstddef>
-#include <functional>
-#include <string>
 #include <unordered_map>
-#include <vector>
 
 #include "kernels/tensor.h"
 #include "runtime/io/io.h"

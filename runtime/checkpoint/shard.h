@@ -2,11 +2,6 @@
 // damage, CRC32C of each block also its place, XXH3-128 of the whole file any; neither stops a deliberate forgery.
 #pragma once
 
-#include <cstddef>
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "runtime/checkpoint/manifest.h"
 #include "runtime/io/io.h"
 

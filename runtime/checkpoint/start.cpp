@@ -1,4 +1,3 @@
-#include <cstdio>
 
 #include "kernels/check.h"
 #include "kernels/device.h"

@@ -9,7 +9,6 @@
 #include <exception>
 #include <thread>
 
-#include "kernels/check.h"
 #include "runtime/io/io.h"
 
 namespace {

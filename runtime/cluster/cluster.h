@@ -2,15 +2,11 @@
 // folders include no other header of this one.
 #pragma once
 
-#include <functional>
 #include <memory>
-#include <string>
-#include <vector>
 
 #include "kernels/comm.h"
 #include "runtime/cluster/control_channel.h"
 #include "runtime/cluster/local_launcher.h"
-#include "runtime/cluster/rank_environment.h"
 #include "runtime/config/config.h"
 
 // The connections of this rank to the others: the communicator that carries tensors and the control channel.

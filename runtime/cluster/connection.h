@@ -4,8 +4,6 @@
 #include <poll.h>
 
 #include <optional>
-#include <string>
-#include <vector>
 
 #include "runtime/cluster/socket.h"
 #include "runtime/cluster/wire_format.h"

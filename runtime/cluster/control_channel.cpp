@@ -9,7 +9,7 @@
 namespace {
 
 constexpr size_t kTextLimit = size_t(1) << 16;  // bytes of one rank's text
-constexpr double kRound_s = 0.1;                // at most between two checks of the deadlines
+constexpr double kRound_s = 0.02;               // at most between two checks of deadlines and of rank 0's own requests
 constexpr double kOwnPause_s = 1;               // a round that took this much longer: the process was stopped
 constexpr double kSettle_s = 0.5;               // an error may follow from a death that is detected a moment later
 constexpr double kDrain_s = 1;                  // for the last messages to arrive

@@ -18,15 +18,10 @@
 
 #include <condition_variable>
 #include <mutex>
-#include <optional>
-#include <string>
 #include <thread>
-#include <vector>
 
 #include "kernels/check.h"
-#include "runtime/cluster/rank_environment.h"
 #include "runtime/cluster/rank_monitor.h"
-#include "runtime/cluster/rendezvous.h"
 
 // With one rank everything is a no-op: no socket, no thread. If a channel is destroyed without a call of leave()
 // before, the other ranks treat this one as dead.

@@ -12,9 +12,7 @@
 #include <cstring>
 #include <optional>
 
-#include "kernels/check.h"
 #include "runtime/cluster/socket.h"
-#include "runtime/io/io.h"
 
 namespace {
 

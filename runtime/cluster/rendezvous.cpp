@@ -9,7 +9,6 @@
 #include <list>
 #include <map>
 
-#include "kernels/check.h"
 #include "runtime/io/io.h"
 
 namespace {

@@ -7,11 +7,6 @@
 // does not keep out an attacker on the network. After the rendezvous, messages are neither encrypted nor authenticated.
 #pragma once
 
-#include <functional>
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "runtime/cluster/connection.h"
 #include "runtime/cluster/rank_environment.h"
 

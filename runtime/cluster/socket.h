@@ -5,8 +5,6 @@
 #include <sys/socket.h>
 
 #include <chrono>
-#include <string>
-#include <vector>
 
 #include "runtime/io/io.h"
 

@@ -1,4 +1,3 @@
-#include "runtime/config/config.h"
 
 #include <xxhash.h>
 
@@ -6,7 +5,6 @@
 #include <nlohmann/json.hpp>
 #include <regex>
 
-#include "kernels/check.h"
 #include "runtime/config/options.h"
 #include "runtime/io/io.h"
 

@@ -9,13 +9,9 @@
 // Exit::data where it is larger than a configuration can be, Exit::usage where --set is not of the form key=value.
 #pragma once
 
-#include <cstdint>
-#include <string>
-#include <string_view>
 #include <vector>
 
 #include "kernels/choices.h"
-#include "kernels/numeric.h"
 
 // The course of the learning rate after the warm-up.
 enum class LrSchedule : int { cosine, linear, wsd, constant, cyclic };

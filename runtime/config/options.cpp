@@ -4,7 +4,6 @@
 #include <optional>
 #include <type_traits>
 
-#include "kernels/check.h"
 #include "runtime/io/io.h"
 
 namespace {

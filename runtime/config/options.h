@@ -1,12 +1,9 @@
 // The table of options: key, address of the value, allowed values, one line of help. Defaults are in Config.
 #pragma once
 
-#include <cstdint>
 #include <limits>
 #include <nlohmann/json_fwd.hpp>
-#include <string>
 #include <variant>
-#include <vector>
 
 #include "runtime/config/config.h"
 

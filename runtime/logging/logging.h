@@ -1,10 +1,8 @@
 // The logs of a run: metrics.jsonl for programs, main.log for llm.c's plotting tools, a progress line for the terminal.
 #pragma once
 
-#include <cstdint>
 #include <cstdio>
 #include <optional>
-#include <string>
 
 #include "runtime/io/io.h"
 

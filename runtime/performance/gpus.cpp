@@ -1,7 +1,6 @@
 #include <cctype>
 #include <nlohmann/json.hpp>
 
-#include "kernels/check.h"
 #include "runtime/config/config.h"
 #include "runtime/io/io.h"
 #include "runtime/performance/performance.h"

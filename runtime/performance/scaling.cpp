@@ -4,7 +4,6 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "kernels/check.h"
 #include "runtime/io/io.h"
 #include "runtime/performance/performance.h"
 

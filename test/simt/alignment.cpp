@@ -1,5 +1,4 @@
 // Kernels are compiled with -fsanitize=alignment, also where the sanitizer's library is not linked: its calls end here.
-#include <cstdint>
 
 #include "test/simt/machine.h"
 

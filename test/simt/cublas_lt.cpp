@@ -4,7 +4,6 @@
 // aux's leading dimension a multiple of 8 (cublasLt.h); the bias gradient wants op(b) transposed, m > 1 and k > 1, and
 // gelu' wants k > 1 (what nvmath-python refuses or leaves out of its tests). The library's GELU works on the sum before
 // it is rounded, and so does this.
-#include "test/simt/cublas_lt.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,8 +1,6 @@
 #include "test/simt/cublas_lt_product.h"
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
 #include <cstring>
 
 #include "kernels/check.h"

@@ -1,8 +1,6 @@
 // A product of cuBLASLt's stand-in: its description, its algorithm, and the arithmetic.
 #pragma once
 
-#include <cublasLt.h>
-
 #include "test/simt/cublas_lt.h"
 
 struct cublasLtMatmulDescOpaque_t {

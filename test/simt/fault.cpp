@@ -1,8 +1,6 @@
-#include "test/simt/fault.h"
 
 #include <utility>
 
-#include "kernels/check.h"
 #include "test/simt/device_memory.h"
 #include "test/simt/machine.h"
 #include "test/simt/streams.h"

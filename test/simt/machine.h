@@ -5,10 +5,7 @@
 // and the one that its asynchronous units (TMA, wgmma) see; only fence.proxy.async carries the first into the second.
 #pragma once
 
-#include <cstdint>
 #include <functional>
-#include <string>
-#include <vector>
 
 #include "kernels/check.h"
 #include "test/simt/fault.h"

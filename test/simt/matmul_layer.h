@@ -1,10 +1,6 @@
 // One linear layer's three products on simulated CUDA against ref::, for tests of how they are carried out.
 #pragma once
 
-#include <algorithm>
-#include <string>
-#include <vector>
-
 #include "kernels/ops.h"
 #include "test/device_array.h"
 #include "test/random_values.h"

@@ -2,7 +2,6 @@
 
 #include <ucontext.h>
 
-#include <cstdint>
 #include <cstdlib>
 
 #include "test/simt/device_memory.h"

@@ -8,7 +8,6 @@
 #include <nccl.h>
 
 #include <atomic>
-#include <string>
 #include <utility>
 #include <vector>
 

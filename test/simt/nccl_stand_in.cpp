@@ -4,7 +4,6 @@
 #include "test/simt/nccl_stand_in.h"
 
 #include <fcntl.h>
-#include <nccl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -12,8 +11,6 @@
 #include <climits>
 #include <cstdio>
 #include <cstdlib>
-#include <memory>
-#include <vector>
 
 #include "test/simt/nccl_operation.h"
 #include "test/simt/streams.h"

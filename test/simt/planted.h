@@ -1,9 +1,6 @@
 // For tests of the simulator: a kernel with a switch for its fault, run with it and without.
 #pragma once
 
-#include <string>
-#include <vector>
-
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "test/catch.h"

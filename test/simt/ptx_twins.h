@@ -2,9 +2,6 @@
 // Asynchronous work is done as late as its rules allow, and what it will write is poisoned (NaN) until then.
 #pragma once
 
-#include <cmath>
-#include <cstring>
-
 #include "kernels/numeric.h"
 #include "test/simt/intrinsics.h"
 

@@ -1,7 +1,5 @@
 #include "test/simt/reports.h"
 
-#include <string>
-
 #include "test/simt/fault.h"
 #include "test/simt/sanitizers.h"
 

@@ -6,7 +6,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <string>
 #include <utility>
 
 #include "test/simt/device_memory.h"

@@ -3,7 +3,6 @@
 // that was planned once stays as it is.
 #include <cuda_runtime.h>
 
-#include <algorithm>
 #include <bit>
 #include <chrono>
 #include <filesystem>
@@ -11,9 +10,7 @@
 #include <thread>
 
 #include "kernels/cuda/matmul.h"
-#include "kernels/cuda/matmul_library.h"
 #include "kernels/cuda/matmul_tune.h"
-#include "test/catch.h"
 #include "test/expect_error.h"
 #include "test/simt/cublas_lt.h"
 #include "test/simt/device_memory.h"

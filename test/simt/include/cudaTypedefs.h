@@ -1,8 +1,6 @@
 // Stands in for the CUDA toolkit's header: the driver's function that makes tensor maps, as the runtime hands it out.
 #pragma once
 
-#include <cstring>
-
 #include "cuda_runtime.h"
 #include "test/simt/tensor_map.h"
 

@@ -3,8 +3,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
-#include <functional>
 
 #include "test/simt/intrinsics.h"
 #include "test/simt/machine.h"
