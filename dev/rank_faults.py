@@ -69,7 +69,7 @@ FAULTS = [
     (NCCL, "a rank without a GPU goes on", "        if (!seat.problem.empty()) fail(", "        if (false) fail("),
     (NCCL, "the host's bytes are read before they are back",
      "        wait_on_host(settings_.deadline_s);\n        std::memcpy(data,", "        std::memcpy(data,"),
-    (TREE_SUM, "a digit's sum is not carried", "            add_to(sum, waiting[digit]);\n        }\n    }",
+    (TREE_SUM, "a digit's sum is not carried", "            sum += waiting[digit];\n        }\n    }",
      "            sum = waiting[digit];\n        }\n    }"),
     (TREE_SUM, "the own part is the others'", "part == op.own_part ? op.own", "false ? op.own"),
     (TREE_SUM, "the tail is a whole pack", "&& op.count % kSize == 0;", ";"),

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
 // Exit codes of the program, from sysexits.h where it has a fitting one. kExitCodes says what they mean.
 enum class Exit : int {
@@ -74,7 +75,10 @@ struct Error : std::runtime_error {
 }
 
 // Converts an argument of fail() or require() for printf, so that %s accepts a std::string.
-template <class T> const T& printf_argument(const T& value) { return value; }
+template <class T> const T& printf_argument(const T& value) {
+    static_assert(!std::is_class_v<T>, "printf prints numbers and characters");
+    return value;
+}
 inline const char* printf_argument(const std::string& text) { return text.c_str(); }
 
 // Throws Error. The message names the file, the key and the numbers.

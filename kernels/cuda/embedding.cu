@@ -34,9 +34,7 @@ __global__ void __launch_bounds__(kForwardThreads) embedding_forward_kernel(Embe
 #pragma unroll 4
     for (int c = int(threadIdx.x) % kWarpSize * kPackSize<T>; c < channels; c += kStep) {
         auto sum = unpack(load_pack<kAligned>(token + c, channels - c));
-        const auto add = unpack(load_pack<kAligned>(position + c, channels - c));
-#pragma unroll
-        for (int k = 0; k < kPackSize<T>; k++) sum.value[k] += add.value[k];
+        sum += unpack(load_pack<kAligned>(position + c, channels - c));
         store_pack<kAligned>(out + c, pack_floats(sum), channels - c);
     }
 }
@@ -188,10 +186,8 @@ __device__ void add_rows(Floats<T, kLaneColumns>& sum, const LaneColumns<kAligne
         }
 #pragma unroll
         for (int k = 0; k < kBatch; k++) {
-            const auto x = unpack(row[k]);
             if (begin + k >= count) break;
-#pragma unroll
-            for (int c = 0; c < kLaneColumns; c++) sum.value[c] += x.value[c];
+            sum += unpack(row[k]);
         }
     }
 }
@@ -262,10 +258,7 @@ __global__ void __launch_bounds__(kSumThreads) embedding_backward_positions_kern
         }
 #pragma unroll
         for (int k = 0; k < kPositionBatch; k++) {
-            const auto x = unpack(part[k]);
-            if (first + k >= op.batch) continue;
-#pragma unroll
-            for (int c = 0; c < kPackSize<T>; c++) sum.value[c] += x.value[c];
+            if (first + k < op.batch) sum += unpack(part[k]);
         }
     }
 #pragma unroll

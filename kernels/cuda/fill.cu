@@ -54,10 +54,8 @@ template <bool kAligned> __global__ void __launch_bounds__(kThreads) add_kernel(
     const float* __restrict__ inp = op.inp;
     const size_t i = first_element();
     if (i >= op.count) return;
-    const auto left = load_four<kAligned>(op.out, i, op.count), right = load_four<kAligned>(inp, i, op.count);
-    Floats<float, kSize> sum;
-#pragma unroll
-    for (int k = 0; k < kSize; k++) sum.value[k] = left.value[k] + right.value[k];
+    auto sum = load_four<kAligned>(op.out, i, op.count);
+    sum += load_four<kAligned>(inp, i, op.count);
     store_four<kAligned>(op.out, i, op.count, pack_floats(sum));
 }
 
@@ -66,11 +64,7 @@ template <class T, bool kAligned> __global__ void __launch_bounds__(kThreads) ca
     const float* __restrict__ inp = op.inp;
     const size_t i = first_element();
     if (i >= op.count) return;
-    const auto values = load_four<kAligned>(inp, i, op.count);
-    Floats<T, kSize> rounded;
-#pragma unroll
-    for (int k = 0; k < kSize; k++) rounded.value[k] = values.value[k];
-    store_four<kAligned>(out, i, op.count, pack_floats(rounded));
+    store_four<kAligned>(out, i, op.count, pack_floats(load_four<kAligned>(inp, i, op.count).template as<T>()));
 }
 
 template <class Op> void launch_flat(const char* name, void (*kernel)(Op), const Op& op, Stream stream) {

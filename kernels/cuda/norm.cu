@@ -50,9 +50,8 @@ template <bool kAligned, class T, int kPacks> __device__ void store_row(T* to, c
 
 // a + b, rounded to T.
 template <class T> __device__ Pack<T> sum_of(const Pack<T>& a, const Pack<T>& b) {
-    auto sum = unpack(a), other = unpack(b);
-#pragma unroll
-    for (int i = 0; i < kPackSize<T>; i++) sum.value[i] += other.value[i];
+    auto sum = unpack(a);
+    sum += unpack(b);
     return pack_floats(sum);
 }
 

@@ -44,11 +44,8 @@ template <class T> __device__ bool is_aligned(const T* flat, const Chunk& chunk)
 template <class T, bool kWhole, class Op>
 __device__ void store_masters(const Op& op, size_t place, const Four& master, int available) {
     store_pack<kWhole>(op.master + place, pack_floats(master), available);
-    if (!op.param) return;
-    Floats<T, kSize> rounded;
-#pragma unroll
-    for (int k = 0; k < kSize; k++) rounded.value[k] = master.value[k];
-    store_pack<kWhole>(op.param.template as<T>() + place, pack_floats(rounded), available);
+    if (op.param)
+        store_pack<kWhole>(op.param.template as<T>() + place, pack_floats(master.template as<T>()), available);
 }
 
 template <class T> __global__ void __launch_bounds__(kThreads) adamw_update_kernel(AdamwUpdate op) {

@@ -13,11 +13,6 @@ static_assert(kMostTreeParts < 1 << kDigits);
 
 using Values = Floats<float, kSize>;
 
-__device__ void add_to(Values& sum, const Values& left) {
-#pragma unroll
-    for (int k = 0; k < kSize; k++) sum.value[k] = left.value[k] + sum.value[k];
-}
-
 // Unrolled over the digits, so that no index of `waiting` is a variable and all of it stays in registers.
 template <bool kAligned> __global__ void __launch_bounds__(kThreads) tree_sum_kernel(TreeSum op) {
     const size_t i = (size_t(blockIdx.x) * kThreads + threadIdx.x) * kSize;
@@ -33,7 +28,7 @@ template <bool kAligned> __global__ void __launch_bounds__(kThreads) tree_sum_ke
                 waiting[digit] = sum;
                 break;
             }
-            add_to(sum, waiting[digit]);
+            sum += waiting[digit];
         }
     }
     Values sum{};
@@ -44,7 +39,7 @@ template <bool kAligned> __global__ void __launch_bounds__(kThreads) tree_sum_ke
         if (is_first)
             sum = waiting[digit];
         else
-            add_to(sum, waiting[digit]);
+            sum += waiting[digit];
         is_first = false;
     }
     store_pack<kAligned>(op.out + i, pack_floats(sum), available);

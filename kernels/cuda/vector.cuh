@@ -72,7 +72,17 @@ __device__ inline void store_pack(T* to, const Pack<T, kSize>& pack, int availab
 }
 
 // The numbers in a pack.
-template <class T, int kSize> struct Floats { float value[kSize]; };
+template <class T, int kSize> struct Floats {
+    float value[kSize];
+
+    // The same numbers, to be packed as another type.
+    template <class To> __device__ Floats<To, kSize> as() const { return std::bit_cast<Floats<To, kSize>>(*this); }
+};
+
+template <class T, int kSize> __device__ inline void operator+=(Floats<T, kSize>& sum, const Floats<T, kSize>& addend) {
+#pragma unroll
+    for (int i = 0; i < kSize; i++) sum.value[i] += addend.value[i];
+}
 
 __device__ inline void unpack_word(uint32_t word, const float*, float* to) { to[0] = std::bit_cast<float>(word); }
 __device__ inline void unpack_word(uint32_t word, const bf16*, float* to) {
