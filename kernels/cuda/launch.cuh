@@ -7,8 +7,6 @@
 #include <cuda_runtime.h>
 #include <nvtx3/nvToolsExt.h>
 
-#include <type_traits>
-
 #include "kernels/check.h"
 #include "kernels/device.h"
 

@@ -6,7 +6,6 @@
 #include <link.h>
 #include <nccl.h>
 
-#include <type_traits>
 #include <vector>
 
 #include "kernels/check.h"
