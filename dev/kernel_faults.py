@@ -131,7 +131,8 @@ FAULTS = [
     (GRAD_NORM, "a chunk's sum goes to its place in the list instead of the grid",
      "op.out[chunk.index] = sum;", "op.out[blockIdx.x] = sum;"),
     (FILL, "a rank's part of a tensor begins with the tensor's first numbers", "(op.first + i) / 4", "i / 4"),
-    (FILL, "add adds twice", "left.value[k] + right.value[k]", "left.value[k] + 2 * right.value[k]"),
+    (FILL, "add adds twice", "    sum += load_four<kAligned>(inp, i, op.count);\n",
+     "    sum += load_four<kAligned>(inp, i, op.count);\n    sum += load_four<kAligned>(inp, i, op.count);\n"),
     (FILL, "add writes whole packs at the end", "store_four<kAligned>(op.out, i, op.count, pack_floats(sum));",
      "store_four<kAligned>(op.out, i, op.count + 3, pack_floats(sum));"),
     # ---- around the products
