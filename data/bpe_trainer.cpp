@@ -10,8 +10,12 @@ static constexpr size_t kMaxWordBytes = 1024;
 
 void BpeTrainer::add(std::string_view text) {
     pretokenizer_.split(text, [&](std::string_view word) {
-        for (; !word.empty(); word.remove_prefix(std::min(word.size(), kMaxWordBytes)))
-            counts_[std::string(word.substr(0, kMaxWordBytes))]++;
+        for (; !word.empty(); word.remove_prefix(std::min(word.size(), kMaxWordBytes))) {
+            const std::string_view part = word.substr(0, kMaxWordBytes);
+            auto known = counts_.find(part);
+            if (known == counts_.end()) known = counts_.try_emplace(std::string(part)).first;
+            known->second++;
+        }
         if (counts_.size() <= max_words_) return;
         while (counts_.size() > max_words_ / 2) {
             rare_below_++;

@@ -24,5 +24,5 @@ private:
     size_t max_words_;
     int64_t rare_below_ = 1;
     Pretokenizer pretokenizer_;
-    std::unordered_map<std::string, int64_t> counts_;  // of words
+    WordMap<int64_t> counts_;
 };

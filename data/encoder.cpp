@@ -10,8 +10,11 @@ std::vector<int32_t> Encoder::encode(std::string_view text) {
     pretokenizer_.split(text, [&](std::string_view word) {
         if (dropout_ > 0 || word.size() > kMaxKnownWordBytes) return merge_word(word, ids);
         if (known_words_.size() >= kMaxKnownWords) known_words_.clear();
-        const auto [known, is_new] = known_words_.try_emplace(std::string(word));
-        if (is_new) merge_word(word, known->second);
+        auto known = known_words_.find(word);
+        if (known == known_words_.end()) {
+            known = known_words_.try_emplace(std::string(word)).first;
+            merge_word(word, known->second);
+        }
         ids.insert(ids.end(), known->second.begin(), known->second.end());
     });
     return ids;

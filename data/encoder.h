@@ -40,7 +40,7 @@ private:
     const uint64_t seed_;
     uint64_t drawn_ = 0;  // count of random numbers
     Pretokenizer pretokenizer_;
-    std::unordered_map<std::string, std::vector<int32_t>> known_words_;
+    WordMap<std::vector<int32_t>> known_words_;
     std::vector<Symbol> symbols_;  // of the word being merged, a doubly linked list
     std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> candidates_;
     std::vector<Candidate> dropped_;  // until the next merge that is made

@@ -6,7 +6,9 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <string_view>
+#include <unordered_map>
 
 struct pcre2_real_code_8;  // PCRE2's
 struct pcre2_real_match_data_8;
@@ -31,3 +33,10 @@ private:
 // The last position in `text`, beyond its first byte, where splitting the text in two leaves its pieces the same,
 // whatever follows: between a character that is not white space and ASCII white space. 0 if there is none.
 size_t last_safe_cut(std::string_view text);
+
+// A hash map from words, searched by string_view without a copy.
+struct WordHash {
+    using is_transparent = void;
+    size_t operator()(std::string_view word) const { return std::hash<std::string_view>()(word); }
+};
+template <class Value> using WordMap = std::unordered_map<std::string, Value, WordHash, std::equal_to<>>;
