@@ -1,15 +1,17 @@
 #include "runtime/cluster/control_channel.h"
 
 #include <signal.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <system_error>
 
 namespace {
 
 constexpr size_t kTextLimit = size_t(1) << 16;  // bytes of one rank's text
-constexpr double kRound_s = 0.02;               // at most between two checks of deadlines and of rank 0's own requests
+constexpr double kRound_s = 0.1;                // at most between two checks of the deadlines
 constexpr double kOwnPause_s = 1;               // a round that took this much longer: the process was stopped
 constexpr double kSettle_s = 0.5;               // an error may follow from a death that is detected a moment later
 constexpr double kDrain_s = 1;                  // for the last messages to arrive
@@ -22,6 +24,8 @@ ControlChannel::ControlChannel(const RankEnvironment& environment, const Control
     : rank_(environment.rank), settings_(settings) {
     if (environment.size == 1) return;
     std::vector<Peer> peers = open_group(environment, settings.rendezvous_s, broadcast);
+    wake_ = FileDescriptor(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+    if (!wake_) fail(Exit::os, "cannot create an eventfd: %s", std::strerror(errno));
     last_round_ = last_heartbeat_ = Clock::now();
     for (Peer& peer : peers) {
         ranks_.push_back({peer.member, {}, last_round_, last_round_});
@@ -89,6 +93,8 @@ void ControlChannel::tell_rank_0(MessageKind kind, const std::string& fields) {
         handle(0, {kind, fields}, Clock::now());
     else
         connections_[0].send(kind, fields);
+    const uint64_t one = 1;
+    [[maybe_unused]] const ssize_t written = ::write(wake_, &one, sizeof one);
 }
 
 // ---- the thread -----------------------------------------------------------------------------------------------------
@@ -99,11 +105,13 @@ void ControlChannel::run(const std::stop_token& stop) {
     ::pthread_sigmask(SIG_SETMASK, &all, nullptr);  // the trainer's threads handle signals
     std::unique_lock lock(mutex_);
     while (!has_finished_) {
-        std::vector<pollfd> polled;
+        std::vector<pollfd> polled{{wake_, POLLIN, 0}};
         for (const Connection& connection : connections_) polled.push_back(connection.events());
         lock.unlock();
         wait_for_events(polled, Clock::now() + seconds(std::min(kRound_s, settings_.heartbeat_s)));
         lock.lock();
+        uint64_t count;
+        [[maybe_unused]] const ssize_t got = ::read(wake_, &count, sizeof count);
         const TimePoint now = Clock::now();
         // While this process was stopped or had no CPU time, it could not receive anything.
         const Clock::duration round = now - std::exchange(last_round_, now);

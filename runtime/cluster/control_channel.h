@@ -91,6 +91,7 @@ private:
 
     const int rank_;
     const ControlSettings settings_;
+    FileDescriptor wake_;      // an eventfd: the thread has a message to handle or to send
     std::mutex status_mutex_;  // never held for longer than a copy
     RankStatus status_;
     int64_t first_step_ = -1;
