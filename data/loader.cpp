@@ -89,7 +89,8 @@ void Loader::fill_row(uint64_t sample, int32_t* inputs, int32_t* targets) const 
         const uint64_t begin = window * stride;
         count = size_t(std::min(seq_len, stream_.token_count() - 1 - begin));
         stream_.read(begin, count, inputs);
-        stream_.read(begin + 1, count, targets);
+        std::copy(inputs + 1, inputs + count, targets);
+        stream_.read(begin + count, 1, targets + count - 1);
     }
     std::fill(inputs + count, inputs + seq_len, 0);
     std::fill(targets + count, targets + seq_len, -1);

@@ -77,7 +77,8 @@ TokenStream::TokenStream(const std::vector<std::string>& paths, int vocab_size) 
 void TokenStream::read(uint64_t position, size_t count, int32_t* out) const {
     require(position <= token_count() && count <= token_count() - position, "tokens: no tokens [%zu, %zu) of %zu",
             position, (position + count), token_count());
-    for (size_t i = 0, shard = 0; i < count; i++, position++) {
+    size_t shard = size_t(std::upper_bound(begins_.begin(), begins_.end(), position) - begins_.begin()) - 1;
+    for (size_t i = 0; i < count; i++, position++) {
         while (position >= begins_[shard + 1]) shard++;
         const uint32_t id = shards_[shard].token(position - begins_[shard]);
         if (id >= uint32_t(vocab_size_))
