@@ -37,11 +37,14 @@ struct PrintableBytes {
     }
 };
 
-const PrintableBytes kPrintableBytes;
+const PrintableBytes& printable_bytes() {
+    static const PrintableBytes table;  // made where a file is read or written
+    return table;
+}
 
 std::string to_printable(std::string_view bytes) {
     std::string text;
-    for (char byte : bytes) text += kPrintableBytes.utf8[uint8_t(byte)];
+    for (char byte : bytes) text += printable_bytes().utf8[uint8_t(byte)];
     return text;
 }
 
@@ -107,8 +110,8 @@ private:
         std::string bytes;
         for (size_t i = 0, length; i < token.size(); i += length) {
             length = uint8_t(token[i]) < 0x80 ? 1 : 2;
-            auto byte = kPrintableBytes.bytes.find(token.substr(i, length));
-            if (byte == kPrintableBytes.bytes.end())
+            auto byte = printable_bytes().bytes.find(token.substr(i, length));
+            if (byte == printable_bytes().bytes.end())
                 reject_file(path_, "the token \"%s\" (%d) has a character that stands for no byte", token, id);
             bytes += byte->second;
         }

@@ -22,11 +22,6 @@ constexpr JsonLimits kJsonLimits = {.max_depth = 4, .max_values = 1'000'000};
 constexpr const char* kSingleFile = "model.safetensors";
 constexpr const char* kIndexFile = "model.safetensors.index.json";
 
-const std::map<std::string_view, size_t> kElementBytes = {
-    {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E5M2", 1}, {"F8_E4M3", 1}, {"F8_E8M0", 1},
-    {"I16", 2},  {"U16", 2}, {"F16", 2}, {"BF16", 2},    {"I32", 4},     {"U32", 4},
-    {"F32", 4},  {"F64", 8}, {"I64", 8}, {"U64", 8},     {"C64", 8}};
-
 void check_name(const std::string& name, const std::string& path) {
     if (!is_name(name)) fail(Exit::data, "%s: a tensor's name is empty or has control characters", path);
 }
@@ -47,6 +42,10 @@ Entry parse_record(const std::string& name, const Json& json, std::string_view d
     field("shape", shape);
     field("data_offsets", offsets);  // begin and end in the data
     field.end();
+    static const std::map<std::string_view, size_t> kElementBytes = {
+        {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E5M2", 1}, {"F8_E4M3", 1}, {"F8_E8M0", 1},
+        {"I16", 2},  {"U16", 2}, {"F16", 2}, {"BF16", 2},    {"I32", 4},     {"U32", 4},
+        {"F32", 4},  {"F64", 8}, {"I64", 8}, {"U64", 8},     {"C64", 8}};
     const auto element_bytes = kElementBytes.find(dtype);
     if (element_bytes == kElementBytes.end()) fail(Exit::data, "%s: dtype %s is not known", where, printed(dtype));
     if (offsets.size() != 2) fail(Exit::data, "%s: data_offsets must be two numbers", where);
