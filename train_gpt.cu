@@ -37,7 +37,7 @@ int main(int argc, char** argv) {
                 // Forward and backward of each micro-batch add up gradients; then one update.
                 StepTimer timer(run.comm);
                 run.gpt.begin_step({.loss_scale = run.state.progress.loss_scale.scale,
-                                    .learning_rate = learning_rate(config, run.state.step + 1),
+                                    .learning_rate = learning_rate(config, run.course, run.state.step + 1),
                                     .update = run.state.progress.updates + 1});
                 for (int micro = 0; micro < run.gpt.options().micro_steps; micro++) {
                     run.control.note_step(run.state.step + 1);
@@ -46,7 +46,7 @@ int main(int argc, char** argv) {
                     run.gpt.backward(batch.targets, 1.0f / float(config.train.total_batch_tokens));
                 }
                 const double stop_vote = stop_signal() ? 1.0 : 0.0;
-                const StepResult result = run.gpt.end_step({stop_vote});
+                const StepResult result = run.gpt.end_step({stop_vote, vote_on_end(run)});
                 finish_step(run, timer, result);
 
                 // A rank that was asked to stop has told all others in this step's votes.

@@ -19,6 +19,30 @@ Gpt initial_model(const Config& config, const Comm& comm, const std::optional<Ch
     return gpt;
 }
 
+// The settings that are not the defaults, in lines of a terminal's width.
+void print_settings(const Config& config) {
+    constexpr size_t kWidth = 100;
+    std::string line = "settings";
+    for (const std::string& setting : changed_settings(config)) {
+        if (line.size() + 1 + setting.size() > kWidth) {
+            print_line(line);
+            line = "        ";
+        }
+        line += " " + setting;
+    }
+    print_line(line);
+}
+
+// "steps 1 to 500", "steps from 12, about 3 min 10 s".
+std::string steps_text(const TrainingRun& run) {
+    const int first = run.state.step + 1;
+    const double minutes = run.config.train.max_minutes;
+    std::string text = run.course.end_step > 0 ? format("steps %d to %d", first, run.course.end_step)
+                                               : format("steps from %d on", first);
+    if (minutes > 0) text += format(", until %g of %g minutes are over,", run.elapsed_s() / 60, minutes);
+    return text;
+}
+
 void print_summary(const TrainingRun& run) {
     const Config& c = run.config;
     const DeviceInfo device = device_info();
@@ -30,8 +54,9 @@ void print_summary(const TrainingRun& run) {
                       double(run.gpt.layout().parameters) * 1e-6, name_of(c.train.precision), double(bytes) / 0x1p20));
     print_line(format("data     %s: %zu tokens, %zu windows of %d", run.dataset.train.description().c_str(),
                       run.dataset.train.token_count(), run.train_loader.windows(), c.train.seq_len));
-    print_line(format("run      %s: steps %d to %d of %zu tokens", c.run.dir.c_str(), run.state.step + 1,
-                      c.train.max_steps, size_t(c.train.total_batch_tokens)));
+    print_line(format("run      %s: %s of %zu tokens", c.run.dir.c_str(), steps_text(run).c_str(),
+                      size_t(c.train.total_batch_tokens)));
+    print_settings(c);
     std::fflush(stdout);
 }
 
@@ -54,7 +79,11 @@ TrainingRun::TrainingRun(const Config& c, Ranks& ranks, Dataset data, const RunS
       log(comm.rank == 0 ? std::make_optional<RunLog>(c.run.dir, state.step) : std::nullopt),
       progress(comm.rank == 0 ? stdout : nullptr, comm.size, c.train.max_steps, c.log.every_steps),
       token_flops(flops_of_token(gpt.options())),
-      peak_flops_per_s(comm.size * ::peak_flops_per_s(device_info().name, c.train.precision, c.device.tf32)) {}
+      peak_flops_per_s(comm.size * ::peak_flops_per_s(device_info().name, c.train.precision, c.device.tf32)),
+      course(planned_course(c, train_loader.windows())),
+      start_ms(now_ms() - 1000 * state.progress.trained_s) {
+    if (state.progress.course_by_time.end_step > 0) course = state.progress.course_by_time;
+}
 
 void check_init_from(const Config& config, const std::string& config_path) {
     const std::string& from = config.model.init_from;
@@ -80,6 +109,12 @@ Batch StepTimer::next_batch(Loader& loader) {
     return batch;
 }
 
+double vote_on_end(const TrainingRun& run) {
+    if (run.comm.rank != 0 || run.state.progress.course_by_time.end_step > 0) return 0;
+    const auto course = course_by_time(run.config, run.course, run.state.step + 1, run.elapsed_s());
+    return course ? course->end_step : 0;
+}
+
 void finish_step(TrainingRun& run, const StepTimer& timer, const StepResult& result) {
     const Config& config = run.config;
     const CommTotals comm = comm_totals(run.comm) - timer.comm_before;
@@ -88,7 +123,7 @@ void finish_step(TrainingRun& run, const StepTimer& timer, const StepResult& res
     const double tokens_per_s = tokens / step_ms * 1000.0;
     const TrainRecord record{.step = step,
                              .loss = result.loss_sum / tokens,
-                             .learning_rate = learning_rate(config, step),
+                             .learning_rate = learning_rate(config, run.course, step),
                              .grad_norm = result.grad_norm,
                              .loss_scale = run.state.progress.loss_scale.scale,
                              .tokens = int64_t(step) * config.train.total_batch_tokens,
@@ -100,10 +135,14 @@ void finish_step(TrainingRun& run, const StepTimer& timer, const StepResult& res
                              .optimizer_ms = result.update_ms,
                              .comm_bytes = comm.bytes_sent,
                              .skipped = result.non_finite_tensor};
+    TrainState::Progress& progress = run.state.progress;
+    // Without the decision in a checkpoint, a resumed run would make another one.
+    run.must_keep = result.votes[1] > 0;
+    if (run.must_keep) run.course = progress.course_by_time = {int(result.votes[1]), step};
     if (run.log) run.log->write(record);
+    run.progress.end_at(expected_end(config, run.course, step, run.elapsed_s()));
     run.progress.show(record);
 
-    TrainState::Progress& progress = run.state.progress;
     run.state.step = step;
     progress.cursor = run.train_loader.cursor();
     if (result.non_finite_tensor.empty()) {
@@ -120,8 +159,12 @@ void validate_if_due(TrainingRun& run) {
     run.control.note_phase(Phase::evaluation, run.state.step);
     const Validation result = evaluate_pass(run.gpt, *run.val_loader, run.dataset.tokenizer);
     if (run.log) run.log->write(ValRecord{run.state.step, result.loss, result.bits_per_byte});
+    if (run.config.eval.patience > 0 || run.config.checkpoint.keep_best)
+        run.must_keep |= run.state.progress.best.note(result.loss, run.state.step) && run.config.checkpoint.keep_best;
     std::string line = format("step %d | validation loss %.4f", run.state.step, result.loss);
     if (result.bits_per_byte) line += format(" | %.4f bits per byte", *result.bits_per_byte);
+    if (run.has_ended_early())
+        line += format(" | ends early: no lower loss since step %d", run.state.progress.best.step);
     run.progress.say(line);
 }
 
@@ -132,13 +175,14 @@ void show_sample_if_due(TrainingRun& run) {
 }
 
 bool checkpoint_is_due(const TrainingRun& run) {
-    return run.is_complete() || is_due(run.state.step, run.config.checkpoint.every_steps);
+    return run.must_keep || run.is_complete() || is_due(run.state.step, run.config.checkpoint.every_steps);
 }
 
 void save(TrainingRun& run, bool must_succeed) {
     constexpr int kMostFailures = 3;
     run.control.note_phase(Phase::save, run.state.step);
     run.state.progress.device_choices = device_choices();
+    if (run.config.train.max_minutes > 0) run.state.progress.trained_s = run.elapsed_s();
     try {
         if (run.log) run.log->sync();
         const SaveStats stats = save_checkpoint(run.config.run.dir, run.comm, run.state, run.gpt.saved_tensors());
@@ -146,7 +190,8 @@ void save(TrainingRun& run, bool must_succeed) {
                                 double(stats.bytes) / 0x1p20, stats.seconds));
         run.state.parent_step = run.state.step;
         run.failed_saves = 0;
-        if (run.comm.rank == 0) apply_retention(run.config.run.dir, run.state.run_id, run.config.checkpoint.keep);
+        const Config::Checkpoint& kept = run.config.checkpoint;
+        if (run.comm.rank == 0) apply_retention(run.config.run.dir, run.state.run_id, kept.keep, kept.keep_best);
     } catch (const Error& error) {
         if (++run.failed_saves == kMostFailures || must_succeed) throw;
         run.progress.say(format("step %d | save failed %d of %d times: %s", run.state.step, run.failed_saves,

@@ -23,14 +23,23 @@ struct TrainingRun {
     TrainingProgress progress;
     double token_flops;       // of forward and backward, per token
     double peak_flops_per_s;  // of all ranks' GPUs; 0: not known
-    int failed_saves = 0;     // in a row
+    Course course;
+    double start_ms;         // when training began, as if without interruptions
+    bool must_keep = false;  // a checkpoint is due, whatever its interval: it holds a decision, or the best weights
+    int failed_saves = 0;    // in a row
 
     // The model is at the start's checkpoint if there is one, else at model.init_from or freshly initialised. Takes all
     // the memory of the run. Fails as Loader, Gpt and load_initial_weights() do, before anything in run.dir is written.
     // `config` must outlive the run.
     TrainingRun(const Config& config, Ranks& ranks, Dataset data, const RunStart& start);
 
-    bool is_complete() const { return state.step == config.train.max_steps; }
+    double elapsed_s() const { return (now_ms() - start_ms) / 1000; }
+    bool has_ended_early() const {
+        return config.eval.patience > 0 && state.progress.best.worse_since >= config.eval.patience;
+    }
+    bool is_complete() const {
+        return (course.end_step > 0 && state.step == course.end_step) || has_ended_early();
+    }
 };
 
 // Fails with Exit::no_input, naming the configuration's file, if model.init_from is not a directory.
@@ -49,6 +58,10 @@ struct StepTimer {
     explicit StepTimer(const Comm& comm) : comm_before(comm_totals(comm)) {}
     Batch next_batch(Loader& loader);
 };
+
+// With train.max_minutes, the vote of rank 0, whose clock decides for all: the step that will be the last, or 0 as long
+// as that is open. The other ranks' vote is 0.
+double vote_on_end(const TrainingRun& run);
 
 // After end_step(): writes and shows the step's record, and moves run.state past the step.
 void finish_step(TrainingRun& run, const StepTimer& timer, const StepResult& result);

@@ -49,6 +49,9 @@ TEST_CASE("a checkpoint gives back every bit and everything that was said about 
     info.progress.cursor = uint64_t(std::numeric_limits<int64_t>::max());
     info.progress.loss_scale.scale = 0.1f + 0.2f;
     info.progress.device_choices = "{}";
+    info.progress.trained_s = 0.1 + 0.2;
+    info.progress.course_by_time = {.end_step = 120, .cooldown_begin = 99};
+    info.progress.best = {.loss = 1.0 / 3, .step = 80, .worse_since = 2};
     SaveStats stats = save_checkpoint(run.path(), comm_single(), info, saved.tensors(), staging_bytes);
     CHECK(stats.bytes == (1031 * 509 + 1 + 3 * 5 * 7) * sizeof(float));
     CHECK(stats.directory == step_directory(run.path(), 100));
@@ -71,6 +74,9 @@ TEST_CASE("a checkpoint gives back every bit and everything that was said about 
     CHECK(read.progress.cursor == info.progress.cursor);
     CHECK(read.progress.loss_scale.scale == info.progress.loss_scale.scale);
     CHECK(read.progress.device_choices == "{}");
+    CHECK(read.progress.trained_s == info.progress.trained_s);
+    CHECK(read.progress.course_by_time == info.progress.course_by_time);
+    CHECK(read.progress.best == info.progress.best);
 }
 
 TEST_CASE("any number of ranks can load what any number of ranks wrote") {

@@ -119,3 +119,29 @@ TEST_CASE("retention by example") {
     CHECK(decide({own(1, true), own(2, true)}, "other", 1).empty());
     expect_error(Exit::internal, {"at least one"}, [&] { decide({own(1, true)}, "own", 0); });
 }
+
+TEST_CASE("retention keeps the checkpoint with the lowest validation loss if it is to") {
+    auto saved = [](int step, int best_step) {
+        TrainState state{.step = step, .run_id = "own"};
+        state.progress.best = {.loss = 1, .step = best_step};
+        return state;
+    };
+    const std::vector<TrainState> stored = {saved(10, 10), saved(20, 20), saved(30, 20), saved(40, 20)};
+    CHECK(steps_to_delete(stored, "own", 1, true) == std::vector<int64_t>{10, 30});
+    CHECK(steps_to_delete(stored, "own", 1, false) == std::vector<int64_t>{10, 20, 30});
+    // What the newest says counts, in whatever order they are listed.
+    const std::vector<TrainState> moved_on = {saved(50, 50), saved(20, 20), saved(40, 20)};
+    CHECK(steps_to_delete(moved_on, "own", 1, true) == std::vector<int64_t>{20, 40});
+}
+
+TEST_CASE("the lowest validation loss is the first of equals, and never one that is not a number") {
+    BestValidation best;
+    CHECK_FALSE(best.note(std::nan(""), 10));
+    CHECK(best == BestValidation{0, 0, 1});
+    CHECK(best.note(2.5, 20));
+    CHECK_FALSE(best.note(2.5, 30));
+    CHECK_FALSE(best.note(std::nan(""), 40));
+    CHECK(best == BestValidation{2.5, 20, 2});
+    CHECK(best.note(2.25, 50));
+    CHECK(best == BestValidation{2.25, 50, 0});
+}

@@ -1,5 +1,6 @@
 // Learning rate, loss scale and FLOPs at their corner points.
 #include <cmath>
+#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "runtime/checkpoint/train_state.h"
@@ -17,6 +18,11 @@ Config schedule_of(const std::string& name, int warmup_steps, int max_steps) {
     config.schedule.final_lr_fraction = 0.1;
     config.train.max_steps = max_steps;
     return config;
+}
+
+// The rate of a step in the course that the steps alone give.
+double learning_rate(const Config& config, int step) {
+    return learning_rate(config, planned_course(config, 1), step);
 }
 
 bool is_near(double x, double expected) { return std::abs(x - expected) <= 1e-15; }
@@ -54,9 +60,11 @@ TEST_CASE("schedules without a warm-up, of one step, and of nothing but warm-up"
     for (const char* name : {"cosine", "linear", "wsd"}) {
         INFO(name);
         CHECK(learning_rate(schedule_of(name, 0, 1), 1) == kFinal);
-        CHECK(learning_rate(schedule_of(name, 1, 1), 1) == kPeak);
-        CHECK(learning_rate(schedule_of(name, 10, 10), 10) == kPeak);
-        CHECK(is_near(learning_rate(schedule_of(name, 10, 10), 1), kPeak / 10));
+        // With wsd a cooldown of at least one step follows the warm-up: check_config() sees to that.
+        const int rest = std::string(name) == "wsd" ? 1 : 0;
+        CHECK(learning_rate(schedule_of(name, 1, 1 + rest), 1) == kPeak);
+        CHECK(learning_rate(schedule_of(name, 10, 10 + 2 * rest), 10) == kPeak);
+        CHECK(is_near(learning_rate(schedule_of(name, 10, 10 + 2 * rest), 1), kPeak / 10));
         const double first = learning_rate(schedule_of(name, 0, 1000000), 1);
         CHECK(first <= kPeak);
         CHECK(first > kPeak * 0.99999);
@@ -74,12 +82,12 @@ TEST_CASE("cosine, linear and wsd follow their formulas in between", "[schedule]
 
     Config wsd = schedule_of("wsd", 20, 100);
     wsd.schedule.cooldown_fraction = 0.36;
-    CHECK(cooldown_steps(wsd) == 36);
+    CHECK(cooldown_steps(wsd, 100) == 36);
     for (int step = 20; step <= 64; step++) CHECK(learning_rate(wsd, step) == kPeak);
     CHECK(is_near(learning_rate(wsd, 65), kFinal + (kPeak - kFinal) * (1 - 1.0 / 6)));  // sqrt(1/36)
     CHECK(is_near(learning_rate(wsd, 73), kFinal + (kPeak - kFinal) * 0.5));            // sqrt(9/36)
     wsd.schedule.cooldown_fraction = 0;
-    CHECK(cooldown_steps(wsd) == 1);
+    CHECK(cooldown_steps(wsd, 100) == 1);
     CHECK(learning_rate(wsd, 99) == kPeak);
     CHECK(learning_rate(wsd, 100) == kFinal);
 }
@@ -111,6 +119,128 @@ TEST_CASE("no schedule leaves the interval from 0 to lr, and decay never rises",
             before = rate;
         }
     }
+}
+
+namespace {
+
+Config wsd_of_minutes(double minutes, int warmup_steps = 10, int max_steps = 0) {
+    Config config = schedule_of("wsd", warmup_steps, max_steps);
+    config.train.max_minutes = minutes;
+    return config;
+}
+
+// Runs with `step_s` seconds for each step, as a trainer does. Returns the last step; `course` is then the decision.
+int run_until_end(const Config& config, Course& course, const std::function<double(int step)>& step_s,
+                  double* elapsed_s = nullptr) {
+    bool is_decided = false;
+    double elapsed = 0;
+    for (int step = 1;; step++) {
+        elapsed += step_s(step);
+        const auto decision = is_decided ? std::nullopt : course_by_time(config, course, step, elapsed);
+        if (decision) course = *decision, is_decided = true;
+        if (step != course.end_step) continue;
+        if (elapsed_s) *elapsed_s = elapsed;
+        return step;
+    }
+}
+
+}  // namespace
+
+TEST_CASE("the first of steps and epochs ends a run", "[schedule]") {
+    Config config = schedule_of("constant", 0, 1000);
+    config.train.seq_len = 64;
+    config.train.total_batch_tokens = 512;  // 8 samples per step
+    CHECK(planned_course(config, 100).end_step == 1000);
+    config.train.max_epochs = 3;  // 37.5 steps
+    CHECK(planned_course(config, 100).end_step == 38);
+    config.train.max_epochs = 0.5;
+    CHECK(planned_course(config, 100).end_step == 7);
+    config.train.max_steps = 0;
+    CHECK(planned_course(config, 100).end_step == 7);
+    config.train.max_epochs = 1000;
+    config.train.max_steps = 30;
+    CHECK(planned_course(config, 100).end_step == 30);
+    config.train.max_epochs = 3;
+    config.schedule.warmup_steps = 29;
+    CHECK(planned_course(config, 100).end_step == 30);
+    expect_error(Exit::config, {"train.max_epochs 3 of 6.2 steps", "19 steps", "schedule.warmup_steps (29)"},
+                 [&] { planned_course(config, 50); });
+}
+
+TEST_CASE("the cooldown of a run with a time limit begins so that it ends on time", "[schedule]") {
+    const Config config = wsd_of_minutes(10);
+    for (double pace_s : {0.01, 0.37, 1.0, 7.0}) {
+        INFO(pace_s << " s per step");
+        Course course;
+        double elapsed_s = 0;
+        const int end = run_until_end(config, course, [&](int) { return pace_s; }, &elapsed_s);
+        CHECK(elapsed_s <= 600 + pace_s);
+        CHECK(elapsed_s > 600 - 2 * pace_s);
+        CHECK(std::abs(course.cooldown_begin - 0.8 * end) <= 1.5);
+        CHECK(learning_rate(config, course, course.cooldown_begin) == kPeak);
+        CHECK(learning_rate(config, course, course.cooldown_begin + 1) < kPeak);
+        CHECK(learning_rate(config, course, end) == kFinal);
+    }
+}
+
+TEST_CASE("a busy start does not shorten a run with a time limit", "[schedule]") {
+    Course course;
+    double elapsed_s = 0;
+    // The first second takes ten times as long; 0.1 s per step afterwards.
+    const int end = run_until_end(
+        wsd_of_minutes(5), course, [](int step) { return step <= 10 ? 1.0 : 0.1; }, &elapsed_s);
+    CHECK(end > 2850);
+    CHECK(elapsed_s <= 301);
+}
+
+TEST_CASE("steps that come before the time limit keep their own cooldown", "[schedule]") {
+    const Config config = wsd_of_minutes(10, 10, 500);
+    const Course planned = planned_course(config, 1);
+    CHECK(planned == Course{500, 400});
+    Course course = planned;
+    CHECK(run_until_end(config, course, [](int) { return 1.0; }) == 500);
+    CHECK(course == planned);
+    // A cooldown that has begun is never changed, however slow the machine becomes.
+    course = planned;
+    CHECK(run_until_end(config, course, [](int step) { return step <= 401 ? 1.0 : 50.0; }) == 500);
+    // The time comes first.
+    course = planned;
+    CHECK(run_until_end(config, course, [](int) { return 2.0; }) == 300);
+    CHECK(course == Course{300, 240});
+}
+
+TEST_CASE("a time limit within the warm-up or a step still gives a cooldown, from the rate reached", "[schedule]") {
+    const Config config = wsd_of_minutes(1, 100);
+    Course course;
+    CHECK(run_until_end(config, course, [](int) { return 1.0; }) == 60);
+    CHECK(course.cooldown_begin == 48);
+    CHECK(is_near(learning_rate(config, course, 48), kPeak * 0.48));
+    CHECK(learning_rate(config, course, 49) < kPeak * 0.48);
+    CHECK(learning_rate(config, course, 60) == kFinal);
+
+    Course one;
+    CHECK(run_until_end(config, one, [](int) { return 300.0; }) == 2);
+    CHECK(one.cooldown_begin == 1);
+}
+
+TEST_CASE("a constant rate runs until the next step would be too late", "[schedule]") {
+    Config config = wsd_of_minutes(1, 0);
+    config.schedule.name = LrSchedule::constant;
+    Course course;
+    double elapsed_s = 0;
+    CHECK(run_until_end(config, course, [](int) { return 0.7; }, &elapsed_s) == 85);
+    CHECK(elapsed_s <= 60);
+    config.train.max_steps = 50;
+    course = planned_course(config, 1);
+    CHECK(run_until_end(config, course, [](int) { return 0.7; }) == 50);
+}
+
+TEST_CASE("the expected end is that of the pace so far", "[schedule]") {
+    const Config config = wsd_of_minutes(10);
+    CHECK(expected_end(config, {}, 0, 0) == 0);
+    CHECK(expected_end(config, {}, 100, 60) == 1000);
+    CHECK(expected_end(config, {700, 650}, 100, 60) == 700);
+    CHECK(expected_end(config, {}, 1, 1e-9) == kMostSteps);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

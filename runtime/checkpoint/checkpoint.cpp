@@ -250,8 +250,12 @@ std::optional<Checkpoint> find_newest_valid(const std::string& run_dir,
     return {};
 }
 
-std::vector<int64_t> steps_to_delete(const std::vector<TrainState>& stored, const std::string& run_id, int keep) {
+std::vector<int64_t> steps_to_delete(const std::vector<TrainState>& stored, const std::string& run_id, int keep,
+                                     bool keep_best) {
     require(keep >= 1, "retention: at least one checkpoint must be kept, not %d", keep);
+    int newest_step = -1, best_step = 0;
+    for (const TrainState& own : stored)
+        if (own.run_id == run_id && own.step > newest_step) newest_step = own.step, best_step = own.progress.best.step;
     std::vector<int64_t> superfluous;
     for (const TrainState& candidate : stored) {
         auto newer = [&](bool healthy) {
@@ -260,14 +264,15 @@ std::vector<int64_t> steps_to_delete(const std::vector<TrainState>& stored, cons
             });
         };
         // An unhealthy one matters until a healthy one follows it.
-        const bool matters = newer(candidate.healthy) < keep && (candidate.healthy || newer(true) == 0);
+        const bool matters = (newer(candidate.healthy) < keep && (candidate.healthy || newer(true) == 0)) ||
+                             (keep_best && candidate.step == best_step);
         if (candidate.run_id == run_id && !matters) superfluous.push_back(candidate.step);
     }
     std::ranges::sort(superfluous);
     return superfluous;
 }
 
-std::vector<int64_t> apply_retention(const std::string& run_dir, const std::string& run_id, int keep) {
+std::vector<int64_t> apply_retention(const std::string& run_dir, const std::string& run_id, int keep, bool keep_best) {
     std::vector<TrainState> valid;
     for (int64_t step : committed_steps(run_dir)) {
         try {
@@ -276,7 +281,7 @@ std::vector<int64_t> apply_retention(const std::string& run_dir, const std::stri
             // Not valid, so it is kept.
         }
     }
-    const std::vector<int64_t> superfluous = steps_to_delete(valid, run_id, keep);
+    const std::vector<int64_t> superfluous = steps_to_delete(valid, run_id, keep, keep_best);
     for (int64_t step : superfluous) {
         const std::string doomed = checkpoints_directory(run_dir) + "/deleting." + step_name(step);
         remove_tree(doomed);  // an earlier deletion that failed half-way

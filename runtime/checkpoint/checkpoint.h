@@ -45,13 +45,16 @@ void check_space(const std::string& run_dir, size_t bytes);
 
 // Steps to delete of these valid checkpoints so that the newest `keep` (>= 1) healthy ones of `run_id` stay. Never
 // deleted: the newest one, any of another run, and the newest `keep` unhealthy ones as long as no healthy one is newer.
-// An unhealthy checkpoint never causes a healthy one to be deleted. Ascending.
-std::vector<int64_t> steps_to_delete(const std::vector<TrainState>& stored, const std::string& run_id, int keep);
+// An unhealthy checkpoint never causes a healthy one to be deleted. With `keep_best`, the step that has the lowest
+// validation loss according to the newest of them stays too. Ascending.
+std::vector<int64_t> steps_to_delete(const std::vector<TrainState>& stored, const std::string& run_id, int keep,
+                                     bool keep_best = false);
 
 // After a commit, on rank 0: deletes what steps_to_delete() names. Whether a checkpoint is valid is read anew: COMMIT,
 // the manifest's hash and content, and the sizes of all shard files; those that are not valid stay, since the user may
 // want to inspect them. Each deletion is first a rename to deleting.step_N, synced. Returns the deleted steps.
-std::vector<int64_t> apply_retention(const std::string& run_dir, const std::string& run_id, int keep);
+std::vector<int64_t> apply_retention(const std::string& run_dir, const std::string& run_id, int keep,
+                                     bool keep_best = false);
 
 // ---- loading --------------------------------------------------------------------------------------------------------
 

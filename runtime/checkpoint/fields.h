@@ -22,9 +22,9 @@ template <class T> T value_of(const nlohmann::ordered_json& json, const std::str
 class FieldWriter {
 public:
     template <class T, class... Range> void operator()(const char* key, const T& value, Range...) { json[key] = value; }
-    // A text that is omitted if it is empty.
-    void optional(const char* key, const std::string& value) {
-        if (!value.empty()) json[key] = value;
+    // A value that is omitted if it is 0, an empty text, or an object whose members all are.
+    template <class T> void optional(const char* key, const T& value) {
+        if (!(value == T{})) json[key] = value;
     }
 
     nlohmann::ordered_json json = nlohmann::ordered_json::object();
@@ -49,7 +49,7 @@ public:
         read(*member, place, value, range...);
         read_++;
     }
-    void optional(const char* key, std::string& value) {
+    template <class T> void optional(const char* key, T& value) {
         if (object_.contains(key)) (*this)(key, value);
     }
 

@@ -1,5 +1,6 @@
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <map>
 #include <utility>
@@ -164,6 +165,12 @@ std::string shape_text(const std::vector<size_t>& shape) {
     std::string text;
     for (size_t dim : shape) text += (text.empty() ? "" : ", ") + std::to_string(dim);
     return "(" + text + ")";
+}
+
+bool BestValidation::note(double loss, int step) {
+    const bool is_best = std::isfinite(loss) && (this->step == 0 || loss < this->loss);
+    *this = is_best ? BestValidation{loss, step, 0} : BestValidation{this->loss, this->step, worse_since + 1};
+    return is_best;
 }
 
 std::string shard_name(int rank) { return format("shard_%04d.bin", rank); }

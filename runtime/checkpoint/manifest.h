@@ -41,6 +41,17 @@ struct ShardFile {
     std::vector<Piece> pieces = {};  // by ascending file_offset, without gaps
 };
 
+// The lowest validation loss of a run.
+struct BestValidation {
+    double loss = 0;
+    int step = 0;         // after which it was measured; 0: there was no validation yet
+    int worse_since = 0;  // validations after that one
+    bool operator==(const BestValidation&) const = default;
+
+    // Takes the loss after `step`; returns whether it is the lowest so far. A loss that is not a number never is.
+    bool note(double loss, int step);
+};
+
 // The state of a run between two steps besides its tensors, stored with them.
 struct TrainState {
     int step = 0;              // optimizer steps done
@@ -55,6 +66,9 @@ struct TrainState {
         uint64_t cursor = 0;  // the next sample, counted over all ranks and epochs
         LossScaleState loss_scale = {};
         std::string device_choices = {};  // device_choices() in the process that saved the run; empty for a new one
+        double trained_s = 0;             // seconds of all steps so far; 0 without train.max_minutes
+        Course course_by_time = {};       // once train.max_minutes has decided
+        BestValidation best = {};         // with eval.patience or checkpoint.keep_best
     } progress = {};
 };
 

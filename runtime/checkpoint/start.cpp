@@ -19,9 +19,13 @@ std::optional<Checkpoint> checkpoint_to_resume(const std::string& run_dir, Start
     return newest;
 }
 
+Config saved_config(const Checkpoint& checkpoint) {
+    return parse_config(checkpoint.manifest().info.config, checkpoint.directory() + "/MANIFEST.json");
+}
+
 void refuse_changes(const Checkpoint& checkpoint, const Config& config, const std::string& dataset_digest) {
     const TrainState& info = checkpoint.manifest().info;
-    const Config saved = parse_config(info.config, checkpoint.directory() + "/MANIFEST.json");
+    const Config saved = saved_config(checkpoint);
     std::string changes;
     for (const std::string& difference : config_differences(saved, config)) changes += "\n  " + difference;
     if (dataset_digest != info.dataset_digest)
@@ -52,6 +56,9 @@ RunStart start_run(const Config& config, StartMode mode, const std::string& data
     if (start.checkpoint) {
         state = start.checkpoint->manifest().info;
         state.parent_step = state.step;
+        // Another time is another decision.
+        if (saved_config(*start.checkpoint).train.max_minutes != config.train.max_minutes)
+            state.progress.course_by_time = {};
     } else {
         state.run_id = random_hex(16);
         state.progress.loss_scale = first_loss_scale(config.loss_scale);

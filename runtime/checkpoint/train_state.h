@@ -14,9 +14,23 @@ template <class Fields> void describe(Fields& field, LossScaleState& state) {
     field("last_good_step", state.last_good_step);
 }
 
+template <class Fields> void describe(Fields& field, Course& course) {
+    field("end_step", course.end_step, 1, kMostSteps);
+    field("cooldown_begin", course.cooldown_begin, 0, course.end_step);
+}
+
+template <class Fields> void describe(Fields& field, BestValidation& best) {
+    field("loss", best.loss);
+    field("step", best.step, 1, kMostSteps);
+    field("worse_since", best.worse_since, 0, kMostSteps);
+}
+
 template <class Fields> void describe(Fields& field, TrainState::Progress& progress) {
     field("updates", progress.updates);
     field("cursor", progress.cursor);
     field("loss_scale", progress.loss_scale);
     field.optional("device_choices", progress.device_choices);
+    field.optional("trained_s", progress.trained_s);
+    field.optional("course_by_time", progress.course_by_time);
+    field.optional("best_validation", progress.best);
 }

@@ -55,6 +55,46 @@ std::vector<std::string> result_lines(const Config& config) {
     return lines;
 }
 
+Json nested(const std::vector<Option>& options) {
+    Json json;
+    for (const Option& option : options) {
+        const std::string section = section_of(option.key);
+        json[section][option.key + section.size() + 1] = option_value(option);
+    }
+    return json;
+}
+
+// The options that do not have their defaults.
+std::vector<Option> changed_options(Config& config) {
+    Config defaults;
+    const std::vector<Option> table = option_table(defaults);
+    std::vector<Option> changed = option_table(config);
+    std::erase_if(changed, [&](const Option& option) {
+        return option_value(option) == option_value(option_named(table, option.key, ""));
+    });
+    return changed;
+}
+
+// What ends the run must be known, and the learning rate and the validations must follow it.
+void check_end(const Config& c, const std::string& origin) {
+    if (c.train.max_steps == 0 && c.train.max_epochs == 0 && c.train.max_minutes == 0)
+        fail(Exit::config,
+             "%s: train.max_steps, train.max_epochs and train.max_minutes are all 0; one of them must end the run",
+             origin);
+    const LrSchedule schedule = c.schedule.name;
+    if (c.train.max_minutes > 0 && (schedule == LrSchedule::cosine || schedule == LrSchedule::linear))
+        fail(Exit::config,
+             "%s: train.max_minutes (%g) needs schedule.name \"wsd\", \"constant\" or \"cyclic\", is \"%s\", whose "
+             "learning rate depends on the last step from the first one on",
+             origin, c.train.max_minutes, name_of(schedule));
+    auto needs_validation = [&](bool is_set, const char* key) {
+        if (is_set && (c.data.val.empty() || c.eval.every_steps == 0))
+            fail(Exit::config, "%s: %s needs validations: data.val and eval.every_steps must be set", origin, key);
+    };
+    needs_validation(c.eval.patience > 0, "eval.patience");
+    needs_validation(c.checkpoint.keep_best, "checkpoint.keep_best");
+}
+
 }  // namespace
 
 Config load_config(const std::string& path, const std::vector<std::string>& overrides, int world) {
@@ -106,7 +146,8 @@ void check_config(const Config& c, const std::string& origin, int world) {
          {AtMost{"train.seq_len", c.train.seq_len, "model.n_positions", c.model.n_positions},
           AtMost{"eval.stride", c.eval.stride, "train.seq_len", c.train.seq_len},
           AtMost{"sample.top_k", c.sample.top_k, "model.vocab_size", c.model.vocab_size},
-          AtMost{"schedule.warmup_steps", c.schedule.warmup_steps, "train.max_steps", c.train.max_steps}})
+          AtMost{"schedule.warmup_steps", c.schedule.warmup_steps, "train.max_steps",
+                 c.train.max_steps > 0 ? c.train.max_steps : kMostSteps}})
         if (pair.value > pair.limit)
             fail(Exit::config, "%s: %s (%d) must not be larger than %s (%d)", origin, pair.key, pair.value,
                  pair.limit_key, pair.limit);
@@ -121,12 +162,13 @@ void check_config(const Config& c, const std::string& origin, int world) {
              origin, total, c.train.batch_size, c.train.seq_len, world, tokens, below ? format("%ld and ", below) : "",
              below + tokens);
 
+    check_end(c, origin);
     const int warmup = c.schedule.warmup_steps, steps = c.train.max_steps;
-    if (c.schedule.name == LrSchedule::wsd && warmup + cooldown_steps(c) > steps)
+    if (c.schedule.name == LrSchedule::wsd && steps > 0 && warmup + cooldown_steps(c, steps) > steps)
         fail(Exit::config,
              "%s: schedule.warmup_steps (%d) and the cooldown (schedule.cooldown_fraction %g of train.max_steps, %d "
              "steps) must not be longer than train.max_steps (%d) together",
-             origin, warmup, c.schedule.cooldown_fraction, cooldown_steps(c), steps);
+             origin, warmup, c.schedule.cooldown_fraction, cooldown_steps(c, steps), steps);
 
     if (c.train.precision == Dtype::fp16 && !c.loss_scale.dynamic && c.loss_scale.fixed <= 1)
         fail(Exit::config,
@@ -149,12 +191,12 @@ int micro_steps(const Config& config, int world) {
 
 std::string config_json(const Config& config) {
     Config copy = config;
-    Json json;
-    for (const Option& option : option_table(copy)) {
-        const std::string section = section_of(option.key);
-        json[section][option.key + section.size() + 1] = option_value(option);
-    }
-    return json.dump(4) + "\n";
+    return nested(option_table(copy)).dump(4) + "\n";
+}
+
+std::string changed_config_json(const Config& config) {
+    Config copy = config;
+    return nested(changed_options(copy)).dump(2) + "\n";
 }
 
 std::string config_digest(const Config& config) {
@@ -169,6 +211,14 @@ std::vector<std::string> config_differences(const Config& from, const Config& to
     for (size_t i = 0; i < before.size(); i++)
         if (before[i] != after[i]) differences.push_back(before[i] + " -> " + after[i].substr(after[i].find(": ") + 2));
     return differences;
+}
+
+std::vector<std::string> changed_settings(const Config& config) {
+    Config copy = config;
+    std::vector<std::string> settings;
+    for (const Option& option : changed_options(copy))
+        settings.push_back(std::string(option.key) + "=" + option_value(option).dump());
+    return settings;
 }
 
 std::string config_help() {

@@ -13,6 +13,8 @@
 
 #include "kernels/choices.h"
 
+inline constexpr int kMostSteps = 1'000'000'000;  // of a run
+
 // The course of the learning rate after the warm-up.
 enum class LrSchedule : int { cosine, linear, wsd, constant, cyclic };
 inline constexpr const char* name_of(LrSchedule schedule) {
@@ -49,7 +51,9 @@ struct Config {
     } data;
 
     struct Train {
-        int max_steps = 19073;
+        int max_steps = 19073;   // 0: no limit
+        double max_epochs = 0;   // 0: no limit
+        double max_minutes = 0;  // 0: no limit
         int batch_size = 16;  // sequences per rank and micro-step
         int seq_len = 1024;
         int64_t total_batch_tokens = 524288;  // per optimizer step, all ranks
@@ -73,7 +77,7 @@ struct Config {
         LrSchedule name = LrSchedule::cosine;
         int warmup_steps = 700;
         double final_lr_fraction = 0.1;
-        double cooldown_fraction = 0.2;  // wsd only
+        double cooldown_fraction = 0.2;  // wsd only, of all steps
         int cycle_steps = 1000;          // cyclic only
     } schedule;
 
@@ -100,12 +104,14 @@ struct Config {
     struct Checkpoint {
         int every_steps = 1000;  // 0: only at the end
         int keep = 2;
+        bool keep_best = false;
     } checkpoint;
 
     struct Eval {
         int every_steps = 250;  // 0: never
         int batches = 20;       // 0: the whole split
         int stride = 0;         // 0: seq_len
+        int patience = 0;       // 0: no early stopping
     } eval;
 
     struct Sample {
@@ -151,6 +157,9 @@ int micro_steps(const Config& config, int world);
 // The configuration as JSON, every option included: itself a configuration file, and parsing it gives the same bits.
 std::string config_json(const Config& config);
 
+// Only the options that do not have their defaults, as JSON: a short configuration file that means the same.
+std::string changed_config_json(const Config& config);
+
 // 16 hexadecimal digits, equal for two configurations iff config_differences() of them is empty (hash collisions
 // apart).
 std::string config_digest(const Config& config);
@@ -158,6 +167,9 @@ std::string config_digest(const Config& config);
 // One sentence part per option that changes a run's result and differs: "optim.learning_rate: 0.0006 -> 0.0003".
 // Options that only say where to read and write, how often to look, or how to save memory do not count.
 std::vector<std::string> config_differences(const Config& from, const Config& to);
+
+// "section.key=value" for every option that does not have its default, as --set takes it.
+std::vector<std::string> changed_settings(const Config& config);
 
 // Every option as "key  default  range  meaning" for the terminal, and as the table of docs/configuration.md.
 std::string config_help();
@@ -167,22 +179,44 @@ std::string config_markdown();
 // or an empty string where none is within half of the name's length: for "did you mean ...?".
 std::string nearest_name(const std::string& name, const std::vector<std::string>& known);
 
-// ---- the learning rate ----------------------------------------------------------------------------------------------
+// ---- the end of a run and the learning rate -------------------------------------------------------------------------
 
-// The learning rate of step 1 .. train.max_steps. With lr = optim.learning_rate, final = lr *
+// Which step is a run's last. Steps and epochs say it before the first step; train.max_minutes says it when the
+// cooldown has to begin, from the measured pace.
+struct Course {
+    int end_step = 0;        // 0: not known yet, the minutes will decide
+    int cooldown_begin = 0;  // wsd: the last step before the cooldown; unknown like end_step
+    bool operator==(const Course&) const = default;
+};
+
+// The course that train.max_steps and train.max_epochs give, whichever ends first, for epochs of `epoch_samples`
+// sequences: the last step completes the last epoch. Fails with Exit::config, with the numbers, if the steps of the
+// epochs are too few for the warm-up and the cooldown.
+Course planned_course(const Config& config, uint64_t epoch_samples);
+
+// Whether train.max_minutes ends the run before `planned` does, and must decide after `step` (>= 1) steps that took
+// `elapsed_s` seconds: the cooldown begins after this step and lasts as many steps as the rest of the time has at the
+// mean pace so far, at least one; without a cooldown (constant, cyclic) the run ends with this step or goes on.
+std::optional<Course> course_by_time(const Config& config, const Course& planned, int step, double elapsed_s);
+
+// The last step if the pace stays as it was in the first `step` steps: for showing. 0 if there is no pace yet.
+int expected_end(const Config& config, const Course& course, int step, double elapsed_s);
+
+// The learning rate of step 1 .. course.end_step. With lr = optim.learning_rate, final = lr *
 // schedule.final_lr_fraction: warm-up (step <= warmup_steps): lr step / warmup_steps; afterwards, with p = (step -
-// warmup) / (max_steps - warmup),
+// warmup) / (end_step - warmup),
 //   cosine    final + (lr - final) (1 + cos(pi p)) / 2             (Loshchilov, Hutter, arXiv 1608.03983, eq. 5)
 //   linear    final + (lr - final) (1 - p)
-//   wsd       lr until the last cooldown_fraction of max_steps, then with q = 0 .. 1 over those steps
-//             final + (lr - final) (1 - sqrt(q))                   (Haegele et al., arXiv 2405.18392, section 3)
+//   wsd       lr until cooldown_begin, then with q = 0 .. 1 from there to end_step
+//             final + (lr - final) (1 - sqrt(q))                   (Haegele et al., arXiv 2405.18392, section 3);
+//             from the warm-up's rate instead of lr where the minutes end during the warm-up
 //   constant  lr
 //   cyclic    a triangle: from lr to final and back to lr every cycle_steps (Smith, arXiv 1506.01186, section 3)
 // cosine, linear and wsd have the rate `final` exactly at the last step, if any step follows the warm-up.
-double learning_rate(const Config& config, int step);
+double learning_rate(const Config& config, const Course& course, int step);
 
-// Steps of wsd's cooldown: cooldown_fraction of max_steps, rounded, at least 1.
-int cooldown_steps(const Config& config);
+// Steps of wsd's cooldown in a run of `steps`: cooldown_fraction of them, rounded, at least 1.
+int cooldown_steps(const Config& config, int steps);
 
 // ---- the loss scale -------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr double kMaxSteps = 1e9;
 constexpr double kMaxInt = std::numeric_limits<int>::max();
 constexpr double kAlmost1 = 0.999999;  // well below 1 as a float too: with 1 a moving average never moves
 constexpr size_t kLongestText = 4096;
@@ -42,7 +41,7 @@ template <class T> std::optional<T> allowed_value(const Json& json, const Allowe
 }  // namespace
 
 std::vector<Option> option_table(Config& c) {
-    const Allowed steps = between(1, kMaxSteps), steps_or_0 = between(0, kMaxSteps);
+    const Allowed steps = between(1, kMostSteps), steps_or_0 = between(0, kMostSteps);
     const Allowed anything, some_text{.may_be_empty = false};
     const Effect none = Effect::none;
     return {
@@ -62,7 +61,12 @@ std::vector<Option> option_table(Config& c) {
         {"data.tokenizer", &c.data.tokenizer, anything, "tokenizer.json of the shards; empty: no samples as text",
          none},
 
-        {"train.max_steps", &c.train.max_steps, steps, "optimizer steps of the whole run"},
+        {"train.max_steps", &c.train.max_steps, steps_or_0, "optimizer steps of the whole run; 0: no limit"},
+        {"train.max_epochs", &c.train.max_epochs, between(0, 1e6),
+         "passes over the training data; 0: no limit. Whichever of steps, epochs and minutes is reached first ends the "
+         "run"},
+        {"train.max_minutes", &c.train.max_minutes, between(0, 1e6),
+         "minutes of training, all resumed parts together; 0: no limit. wsd's cooldown begins in time for it"},
         {"train.batch_size", &c.train.batch_size, between(1, 1 << 20), "sequences per rank and micro-step"},
         {"train.seq_len", &c.train.seq_len, between(1, 1 << 24), "tokens per sequence, at most n_positions"},
         {"train.total_batch_tokens", &c.train.total_batch_tokens, between(1, kMaxInt),
@@ -87,8 +91,8 @@ std::vector<Option> option_table(Config& c) {
         {"schedule.final_lr_fraction", &c.schedule.final_lr_fraction, between(0, 1),
          "learning rate of the last step, as a part of optim.learning_rate; cyclic: the lowest"},
         {"schedule.cooldown_fraction", &c.schedule.cooldown_fraction, between(0, 1),
-         "wsd: part of max_steps, at least one step, over which the learning rate falls"},
-        {"schedule.cycle_steps", &c.schedule.cycle_steps, between(2, kMaxSteps), "cyclic: steps from peak to peak"},
+         "wsd: part of all steps, at least one step, over which the learning rate falls"},
+        {"schedule.cycle_steps", &c.schedule.cycle_steps, between(2, kMostSteps), "cyclic: steps from peak to peak"},
 
         {"loss_scale.dynamic", &c.loss_scale.dynamic, anything, "adapt the loss scale, as fp16 needs it"},
         {"loss_scale.fixed", &c.loss_scale.fixed, between(1e-9, 1e18), "the loss scale if not dynamic"},
@@ -121,15 +125,19 @@ std::vector<Option> option_table(Config& c) {
         {"checkpoint.every_steps", &c.checkpoint.every_steps, steps_or_0,
          "steps between checkpoints, one more at the end; 0: only that", none},
         {"checkpoint.keep", &c.checkpoint.keep, between(1, 1000000), "newest checkpoints that are kept", none},
+        {"checkpoint.keep_best", &c.checkpoint.keep_best, anything,
+         "save where the validation loss is the lowest so far, and keep that checkpoint too", none},
 
         {"eval.every_steps", &c.eval.every_steps, steps_or_0, "steps between validations, one more at the end; 0: none",
          none},
-        {"eval.batches", &c.eval.batches, between(0, kMaxSteps),
+        {"eval.batches", &c.eval.batches, between(0, kMostSteps),
          "micro-batches per validation, all ranks together; 0: the whole split", none},
         {"eval.stride", &c.eval.stride, between(0, kMaxInt),
          "tokens that a validation window adds to the one before; the rest of it is context. 0: train.seq_len, no "
          "overlap",
          none},
+        {"eval.patience", &c.eval.patience, steps_or_0,
+         "validations in a row without a new lowest loss after which training ends; 0: it does not end early"},
 
         {"sample.every_steps", &c.sample.every_steps, steps_or_0, "steps between samples of text; 0: none", none},
         {"sample.tokens", &c.sample.tokens, between(1, 1 << 24), "tokens per sample", none},

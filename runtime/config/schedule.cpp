@@ -2,33 +2,81 @@
 #include <cmath>
 #include <numbers>
 
+#include "kernels/check.h"
 #include "runtime/config/config.h"
 
-int cooldown_steps(const Config& config) {
-    return std::max(1, int(std::lround(config.schedule.cooldown_fraction * config.train.max_steps)));
+namespace {
+
+bool has_cooldown(const Config& config) { return config.schedule.name == LrSchedule::wsd; }
+
+// Steps that the whole budget of train.max_minutes has at the mean pace of the first `step`.
+double steps_in_time(const Config& config, int step, double elapsed_s) {
+    return step * (config.train.max_minutes * 60 / elapsed_s);
 }
 
-double learning_rate(const Config& config, int step) {
-    const Config::Schedule& schedule = config.schedule;
-    const int steps = config.train.max_steps, warmup = schedule.warmup_steps;
-    const double peak = config.optim.learning_rate, final = peak * schedule.final_lr_fraction;
-    if (step <= warmup) return peak * (double(step) / warmup);
+}  // namespace
 
-    // From 0 at the final rate to 1 at the peak; std::lerp is exact at both.
-    auto rate_at = [&](double height) { return std::lerp(final, peak, height); };
-    const double progress = double(step - warmup) / (steps - warmup);
+int cooldown_steps(const Config& config, int steps) {
+    return std::max(1, int(std::lround(config.schedule.cooldown_fraction * steps)));
+}
+
+Course planned_course(const Config& config, uint64_t epoch_samples) {
+    const Config::Train& train = config.train;
+    int end = train.max_steps;
+    if (train.max_epochs > 0) {
+        const double epoch_steps = double(epoch_samples) * train.seq_len / double(train.total_batch_tokens);
+        const double steps = std::ceil(train.max_epochs * epoch_steps);
+        if (end == 0 || steps < end) end = int(std::min<double>(steps, kMostSteps));
+        const int needed = config.schedule.warmup_steps + (has_cooldown(config) ? cooldown_steps(config, end) : 0);
+        if (needed > end)
+            fail(Exit::config,
+                 "train.max_epochs %g of %.1f steps each end the run after %d steps, but schedule.warmup_steps (%d)%s "
+                 "take %d",
+                 train.max_epochs, epoch_steps, end, config.schedule.warmup_steps,
+                 has_cooldown(config) ? " and the cooldown" : "", needed);
+    }
+    return {end, end > 0 && has_cooldown(config) ? end - cooldown_steps(config, end) : end};
+}
+
+std::optional<Course> course_by_time(const Config& config, const Course& planned, int step, double elapsed_s) {
+    if (config.train.max_minutes == 0) return std::nullopt;
+    const double end = steps_in_time(config, step, elapsed_s);
+    if (planned.end_step != 0 && (end >= planned.end_step || step >= planned.cooldown_begin)) return std::nullopt;
+    if (!has_cooldown(config)) return end < step + 1 ? std::optional(Course{step, step}) : std::nullopt;
+    if (step + 1 <= (1 - config.schedule.cooldown_fraction) * end && step + 2 <= end) return std::nullopt;
+    return Course{int(std::clamp<double>(end, step + 1, kMostSteps)), step};
+}
+
+int expected_end(const Config& config, const Course& course, int step, double elapsed_s) {
+    if (config.train.max_minutes == 0 || step == 0) return course.end_step;
+    const double in_time = std::clamp<double>(steps_in_time(config, step, elapsed_s), step, kMostSteps);
+    return course.end_step == 0 ? int(in_time) : std::min(course.end_step, int(in_time));
+}
+
+double learning_rate(const Config& config, const Course& course, int step) {
+    const Config::Schedule& schedule = config.schedule;
+    const int warmup = schedule.warmup_steps;
+    const double lr = config.optim.learning_rate, final = lr * schedule.final_lr_fraction;
+    auto warm = [&](int at) { return at < warmup ? lr * (double(at) / warmup) : lr; };
+    const bool is_cooling = has_cooldown(config) && course.end_step > 0 && step > course.cooldown_begin;
+    if (step <= warmup && !is_cooling) return warm(step);
+
+    // From 0 at the final rate to 1 at the highest; std::lerp is exact at both.
+    auto rate_at = [&](double height, double highest) { return std::lerp(std::min(final, highest), highest, height); };
+    const double progress = double(step - warmup) / (course.end_step - warmup);
     switch (schedule.name) {
-        case LrSchedule::cosine: return rate_at((1 + std::cos(std::numbers::pi * progress)) / 2);
-        case LrSchedule::linear: return rate_at(1 - progress);
+        case LrSchedule::cosine: return rate_at((1 + std::cos(std::numbers::pi * progress)) / 2, lr);
+        case LrSchedule::linear: return rate_at(1 - progress, lr);
         case LrSchedule::wsd: {
-            const int cooldown = cooldown_steps(config), cooled = std::max(0, step - (steps - cooldown));
-            return rate_at(1 - std::sqrt(double(cooled) / cooldown));
+            const int cooled = is_cooling ? step - course.cooldown_begin : 0;
+            const int cooldown = course.end_step - course.cooldown_begin;
+            return cooled == 0 ? lr : rate_at(1 - std::sqrt(double(cooled) / cooldown), warm(course.cooldown_begin));
         }
         case LrSchedule::constant: break;
         case LrSchedule::cyclic: {
             const int position = (step - warmup) % schedule.cycle_steps;
-            return rate_at(std::abs(1 - 2.0 * position / schedule.cycle_steps));
+            return rate_at(std::abs(1 - 2.0 * position / schedule.cycle_steps), lr);
         }
     }
-    return peak;
+    return lr;
 }

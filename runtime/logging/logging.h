@@ -66,6 +66,8 @@ public:
     TrainingProgress(std::FILE* out, int ranks, int total_steps, int every_steps);
     ~TrainingProgress();  // leaves the last line standing
 
+    // From now on the run is expected to end with this step.
+    void end_at(int total_steps) { total_steps_ = total_steps; }
     void show(const TrainRecord& record);
     // Prints a line of its own: a validation loss, a checkpoint, a warning.
     void say(const std::string& line);

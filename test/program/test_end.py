@@ -1,0 +1,80 @@
+"""What ends a run: steps, epochs, minutes, or a validation loss that no longer falls."""
+import json
+import math
+import shutil
+
+from trainer import TrainerTest
+
+SECONDS = {"train_max_steps": 0, "train_max_minutes": 0.04, "schedule_name": "wsd", "schedule_cooldown_fraction": 0.5,
+           "schedule_final_lr_fraction": 0, "checkpoint_keep": 9}
+
+
+class End(TrainerTest):
+    def committed(self, run="run"):
+        return sorted(int(step.name[5:]) for step in (self.dir / run / "checkpoints").glob("step_*"))
+
+    def progress(self, step, run="run"):
+        return json.loads((self.step_dir(step, run) / "MANIFEST.json").read_text())["state"]
+
+    def check_time_limit(self, *flags):
+        self.train(*flags, **SECONDS)
+        steps = self.records(kind="train", without=())
+        rates = [step["lr"] for step in steps]
+        decision, end = self.committed()
+        self.assertEqual(self.progress(decision)["course_by_time"], {"end_step": end, "cooldown_begin": decision})
+        self.assertEqual(len(rates), end)
+        self.assertEqual(set(rates[5:decision]), {0.01})
+        self.assertLess(rates[decision], 0.01)
+        self.assertEqual(rates[-1], 0)
+        # A save after the decision and busy cores move the end; what must not happen is a run that ends at once or
+        # that takes no notice of the time.
+        trained_s = sum(step["step_ms"] for step in steps) / 1000
+        self.assertGreater(trained_s, 0.8)
+        self.assertLess(trained_s, 15)
+
+    def test_minutes_end_a_run_after_its_cooldown(self):
+        self.check_time_limit()
+
+    def test_a_run_with_a_time_limit_resumes_with_the_same_decision(self):
+        self.check_time_limit()
+        decision, end = self.committed()
+        shutil.copytree(self.dir / "run", self.dir / "cut")
+        shutil.rmtree(self.step_dir(end, "cut"))
+        self.train("--resume", run_dir="cut", **SECONDS)
+        self.assertEqual(self.records("cut"), self.records("run"))
+        self.assertEqual(self.weights(end, "cut"), self.weights(end, "run"))
+
+    def test_another_time_limit_is_another_decision(self):
+        self.train(**SECONDS)
+        end = self.committed()[-1]
+        self.train("--resume", "--accept-changes", **{**SECONDS, "train_max_minutes": 0.06})
+        self.assertGreater(self.committed()[-1], end)
+
+    def test_ranks_agree_on_the_end(self):
+        self.check_time_limit("--nproc", "2")
+
+    def test_epochs_end_a_run(self):
+        said = self.train(train_max_steps=0, train_max_epochs=2.5)
+        windows = int(said.split(" windows of 20")[0].split()[-1])
+        self.assertEqual(len(self.losses()), math.ceil(2.5 * windows * 20 / 120))
+
+    def test_a_loss_that_no_longer_falls_ends_a_run(self):
+        # Without learning the first validation stays the best.
+        still = {"optim_learning_rate": 0, "eval_every_steps": 2, "eval_patience": 2, "checkpoint_keep": 1,
+                 "checkpoint_keep_best": True}
+        said = self.train(**still)
+        self.assertIn("step 6 | validation loss", said)
+        self.assertIn("no lower loss since step 2", said)
+        self.assertEqual(len(self.losses()), 6)
+        self.assertEqual(self.committed(), [2, 6])
+        before = self.records()
+        self.train("--resume", **still)
+        self.assertEqual(self.records(), before)
+        self.train("--resume", "--accept-changes", **{**still, "eval_patience": 4})
+        self.assertEqual(len(self.losses()), 10)
+        self.assertEqual(self.committed(), [2, 10])
+
+    def test_without_keep_best_no_checkpoint_is_special(self):
+        self.train(optim_learning_rate=0, eval_every_steps=2, eval_patience=2, checkpoint_keep=1,
+                   checkpoint_every_steps=1)
+        self.assertEqual(self.committed(), [6])
