@@ -193,7 +193,7 @@ class Quickstart(Folder):
             "data": {"train": "build/quickstart/data/train_*.bin", "val": "build/quickstart/data/val_*.bin",
                      "tokenizer": "build/quickstart/data/tokenizer.json"},
             "train": {"max_steps": 40, "batch_size": 2, "seq_len": 32, "total_batch_tokens": 64, "precision": "fp32"},
-            "schedule": {"warmup_steps": 5}, "eval": {"every_steps": 40, "batches": 0}
+            "schedule": {"name": "wsd", "warmup_steps": 5}, "eval": {"every_steps": 40, "batches": 0}
         }""")
         (self.home / "text.txt").write_text(generated_text(800))
 
@@ -214,7 +214,14 @@ class Quickstart(Folder):
         self.assertAlmostEqual(xz_bits, 8 * (compressed[0] - compressed[1]) / (len(text) - begin), delta=0.001)
         self.assertIn(f"{len(text) - begin} bytes", said)
 
-        self.quickstart(self.home / "text.txt")
+        # Nobody has time for a billion steps. Here the time is up at once, or it would be minutes.
+        self.assertNotIn("had time for", said)
+        script = self.repository / "scripts/quickstart.sh"
+        script.write_text(re.sub(r"seconds=120", "seconds=3", script.read_text()).replace("$((320 - ", "$((0 - "))
+        config = self.repository / "configs/quickstart.json"
+        config.write_text(config.read_text().replace('"max_steps": 40', '"max_steps": 1000000000'))
+        said = self.quickstart(self.home / "text.txt")
+        self.assertRegex(said, r"had time for \d+ of 1000000000 steps")
         self.assertTrue((self.repository / "runs/quickstart.old-1/metrics.jsonl").exists())
 
     def test_ctrl_c_saves(self):
@@ -230,9 +237,8 @@ class Quickstart(Folder):
         os.killpg(process.pid, signal.SIGINT)  # what a terminal does: to the shell and to the trainer
         said = process.communicate(timeout=60)[0].decode(errors="replace")
         self.assertEqual(process.returncode, 75, said)
-        # Nobody has time for a billion steps: the script says how many it takes, and the line to type says it too.
-        self.assertIn("has time for", said)
-        self.assertRegex(said, r"build/train_gpt_cpu configs/quickstart.json --set train.max_steps=\d+ --resume")
+        # The line to type has the time limit of the run that was stopped.
+        self.assertRegex(said, r"build/train_gpt_cpu configs/quickstart.json --set train.max_minutes=[\d.]+ --resume")
         self.assertTrue(list((self.repository / "runs/quickstart/checkpoints").glob("step_*/COMMIT")))
 
     def test_wrong_arguments(self):
