@@ -11,7 +11,9 @@ void add_prepare(CLI::App& app) {
     CLI::App* parser = app.add_subcommand("prepare", "text to tokenizer and token shards");
     parser->add_option("INPUT", options->inputs, "UTF-8 text, or JSONL (.jsonl) with a \"text\" field")->required();
     parser->add_option("--out", options->out_dir, "directory for tokenizer.json and the shards")->required();
-    parser->add_option("--vocab-size", options->vocab_size, "tokens of a new bpe tokenizer");
+    parser->add_option("--vocab-size", options->vocab_size,
+                       "tokens of a new bpe tokenizer; "
+                       "default: the power of two next to the square root of the bytes of text");
     parser->option_defaults()->always_capture_default();
     parser->add_option("--tokenizer", options->tokenizer,
                        "bytes, bpe (learned from the text), gpt2, or the file of a tokenizer");
@@ -20,5 +22,6 @@ void add_prepare(CLI::App& app) {
     parser->add_option("--copies", options->copies, "times that the training part is written, for a short text");
     parser->add_option("--bpe-dropout", options->bpe_dropout,
                        "probability that a merge of the training part is left out, so that its copies differ");
+    parser->add_flag("--force", options->force, "replace a data set in that directory");
     parser->callback([options] { prepare(*options, print_line); });
 }

@@ -9,6 +9,7 @@
 static constexpr size_t kMaxWordBytes = 1024;
 
 void BpeTrainer::add(std::string_view text) {
+    text_bytes_ += text.size();
     pretokenizer_.split(text, [&](std::string_view word) {
         for (; !word.empty(); word.remove_prefix(std::min(word.size(), kMaxWordBytes))) {
             const std::string_view part = word.substr(0, kMaxWordBytes);

@@ -15,6 +15,8 @@ public:
     // Counts the words of a piece of text, which must begin and end between pre-tokens.
     void add(std::string_view text);
 
+    uint64_t text_bytes() const { return text_bytes_; }  // that add() was given
+
     // Returns single bytes in GPT-2's order, then merged tokens, then kEndOfText: `vocab_size` in all (at least 257),
     // or fewer if no remaining pair occurs twice. The most frequent pair is merged first; ties go to the smaller ids
     // (left, then right).
@@ -23,6 +25,7 @@ public:
 private:
     size_t max_words_;
     int64_t rare_below_ = 1;
+    uint64_t text_bytes_ = 0;
     Pretokenizer pretokenizer_;
     WordMap<int64_t> counts_;
 };

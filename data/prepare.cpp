@@ -1,5 +1,7 @@
 #include "data/prepare.h"
 
+#include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <regex>
@@ -26,27 +28,80 @@ static void check_options(const PrepareOptions& o) {
     check(is_fraction(o.bpe_dropout), "prepare: the BPE-dropout is %g, but must be in [0, 1)", o.bpe_dropout);
     check(o.copies >= 1 && o.copies <= 1000, "prepare: %d copies of the training text, but 1 to 1000 are allowed",
           o.copies);
-    check(o.tokenizer != "bpe" || (o.vocab_size >= 257 && o.vocab_size <= 1 << 20),
-          "prepare: vocab_size is %d, but a \"bpe\" tokenizer has 257 to %d tokens", o.vocab_size, 1 << 20);
+    check(o.tokenizer != "bpe" || o.vocab_size == 0 || (o.vocab_size >= 257 && o.vocab_size <= 1 << 20),
+          "prepare: --vocab-size is %d, but a \"bpe\" tokenizer has 257 to %d tokens", o.vocab_size, 1 << 20);
 }
 
-static void check_out_dir(const std::string& out) {
-    if (!directory_exists(out) || file_exists(out + kDatasetFile) || directory_exists(out + kUnfinished)) return;
-    const std::vector<std::string> names = list_directory(out);
-    if (!names.empty())
+int default_vocab_size(uint64_t train_bytes) {
+    return 1 << std::clamp(int(std::lround(std::log2(double(std::max<uint64_t>(train_bytes, 1))) / 2)), 9, 15);
+}
+
+// OUT while it is being written: created if it is absent and locked. What prepare() does not want to keep after an
+// error goes away with this object, and so does OUT if it was created here and is empty.
+class OutDirectory {
+public:
+    // Fails with Exit::cannot_create before anything is touched if OUT holds something that must not be replaced.
+    OutDirectory(const std::string& path, bool force) : path_(path), is_new_(!directory_exists(path)) {
+        check_content(force);
+        make_directories(path);
+        lock_ = lock_directory(path);
+        check_content(force);  // again, for another process may have had the lock until just now
+        remove_tree(unfinished());
+        make_directories(unfinished());
+    }
+    OutDirectory(const OutDirectory&) = delete;
+    ~OutDirectory() {
+        std::error_code ignored;
+        std::filesystem::remove_all(unfinished(), ignored);
+        std::filesystem::remove(path_ + "/" + kLockName, ignored);
+        if (is_new_) std::filesystem::remove(path_, ignored);  // fails unless it is empty
+    }
+
+    std::string unfinished() const { return path_ + kUnfinished; }
+
+    // dataset.json is removed first and written last: a data set without it is incomplete.
+    void move_into_place(const std::string& dataset) {
+        static const std::regex shard_name("(train|val)_[0-9]{6}\\.bin");
+        remove_tree(path_ + kDatasetFile);
+        sync_directory(path_);
+        for (const std::string& name : list_directory(path_))
+            if (std::regex_match(name, shard_name)) remove_tree(path_ + "/" + name);
+        for (const std::string& name : list_directory(unfinished()))
+            rename_path(unfinished() + "/" + name, path_ + "/" + name);
+        sync_directory(path_);
+        write_file_atomically(path_ + kDatasetFile, dataset);
+    }
+
+private:
+    void check_content(bool force) const {
+        if (!directory_exists(path_)) return;
+        if (file_exists(path_ + kDatasetFile)) {
+            if (force) return;
+            fail(Exit::cannot_create, "%s holds a data set already; --force replaces it", path_);
+        }
+        std::vector<std::string> names = list_directory(path_);
+        std::erase(names, kLockName);
+        if (names.empty() || directory_exists(unfinished())) return;
         fail(Exit::cannot_create,
              "%s: has %zu files, the first named %s, but no dataset.json, so it is not from an earlier prepare; "
              "nothing was written",
-             out, names.size(), names.front());
-}
+             path_, names.size(), names.front());
+    }
+
+    std::string path_;
+    bool is_new_;
+    FileDescriptor lock_;
+};
 
 static Tokenizer make_tokenizer(const PrepareOptions& options, const TextInput& input, uint64_t train_end,
                                 const ProgressLine& progress) {
     if (options.tokenizer == "bpe") {
         BpeTrainer trainer;
         input.read(0, train_end, [&](std::string_view text, bool) { trainer.add(text); });
-        Tokenizer tokenizer = trainer.train(options.vocab_size);
-        progress(format("trained a tokenizer of %d tokens", tokenizer.vocab_size()));
+        const int wanted = options.vocab_size ? options.vocab_size : default_vocab_size(trainer.text_bytes());
+        Tokenizer tokenizer = trainer.train(wanted);
+        progress(format("trained a tokenizer of %d tokens%s", tokenizer.vocab_size(),
+                        options.vocab_size ? "" : ", chosen by the amount of text (--vocab-size)"));
         if (tokenizer.vocab_size() < options.vocab_size)
             progress(format("that is fewer than the requested %d: no other pair occurs twice in the text",
                             options.vocab_size));
@@ -77,25 +132,26 @@ struct Split {
 
 // Writes the shards of a split; returns their record in dataset.json.
 static Json write_split(const Split& split, const TextInput& input, const Tokenizer& tokenizer,
-                        const std::string& directory, uint64_t shard_tokens, const ProgressLine& progress) {
+                        const std::string& directory, uint64_t shard_tokens, const ProgressLine& progress,
+                        PrepareSummary::Split& counts) {
     constexpr uint64_t kSeed = 1;
     Encoder encoder(tokenizer, split.bpe_dropout, kSeed);
     ShardWriter writer(directory, split.name, tokenizer.vocab_size(), shard_tokens);
-    uint64_t text_bytes = 0, documents = 0;
     for (int copy = 0; copy < split.copies; copy++)
         input.read(split.begin, split.end, [&](std::string_view text, bool starts_document) {
             std::vector<int32_t> ids = encoder.encode(text);
             if (starts_document) ids.insert(ids.begin(), tokenizer.eot());
             writer.append(ids);
-            text_bytes += text.size();
-            documents += starts_document;
+            counts.text_bytes += text.size();
+            counts.documents += starts_document;
         });
     writer.finish();
-    progress(format("%s: %zu bytes of text in %zu documents, %zu tokens in %zu shards", split.name, text_bytes,
-                    documents, writer.token_count(), writer.names().size()));
-    return {{"tokens", writer.token_count()},
-            {"text_bytes", text_bytes},
-            {"documents", documents},
+    counts.tokens = writer.token_count();
+    progress(format("%s: %zu bytes of text in %zu documents, %zu tokens in %zu shards", split.name, counts.text_bytes,
+                    counts.documents, counts.tokens, writer.names().size()));
+    return {{"tokens", counts.tokens},
+            {"text_bytes", counts.text_bytes},
+            {"documents", counts.documents},
             {"shards", writer.names()}};
 }
 
@@ -116,45 +172,28 @@ static std::string dataset_json(const PrepareOptions& options, const TextInput& 
     return dataset.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
-// dataset.json is removed first and written last: a data set without it is incomplete.
-static void move_into_place(const std::string& unfinished, const std::string& out, const std::string& dataset) {
-    static const std::regex shard_name("(train|val)_[0-9]{6}\\.bin");
-    remove_tree(out + kDatasetFile);
-    sync_directory(out);
-    for (const std::string& name : list_directory(out))
-        if (std::regex_match(name, shard_name)) remove_tree(out + "/" + name);
-    for (const std::string& name : list_directory(unfinished)) rename_path(unfinished + "/" + name, out + "/" + name);
-    sync_directory(out);
-    write_file_atomically(out + kDatasetFile, dataset);
-    remove_tree(unfinished);
-}
-
-void prepare(const PrepareOptions& options, const ProgressLine& progress) {
+PrepareSummary prepare(const PrepareOptions& options, const ProgressLine& progress) {
     check_options(options);
-    check_out_dir(options.out_dir);
     const TextInput input(options.inputs);
     const uint64_t val_begin = input.held_out_begin(options.val_fraction);
-    if (val_begin == 0)
-        fail(Exit::data, "prepare: no text is left for training: the input has %zu bytes", input.size());
-    if (options.val_fraction > 0 && val_begin == input.size())
-        fail(Exit::data, "prepare: no line begins in the last %g of the %zu bytes of text, so nothing can be held out",
-             options.val_fraction, input.size());
+    if (input.size() == 0) fail(Exit::data, "prepare: the input has 0 bytes of text");
+    if (val_begin == 0 || (options.val_fraction > 0 && val_begin == input.size()))
+        fail(Exit::data,
+             "prepare: the %zu bytes of text cannot be split at the start of a line into text to train on and %g of it "
+             "to hold out; --val-fraction 0 holds nothing out",
+             input.size(), options.val_fraction);
 
+    OutDirectory out(options.out_dir, options.force);
     const Tokenizer tokenizer = make_tokenizer(options, input, val_begin, progress);
-    const std::string unfinished = options.out_dir + kUnfinished;
-    remove_tree(unfinished);
-    make_directories(unfinished);
-    try {
-        Json splits;
-        auto write = [&](const Split& split) {
-            splits[split.name] = write_split(split, input, tokenizer, unfinished, options.shard_tokens, progress);
-        };
-        write({"train", 0, val_begin, options.copies, options.bpe_dropout});
-        if (val_begin < input.size()) write({"val", val_begin, input.size(), 1, 0});
-        write_file_atomically(unfinished + "/tokenizer.json", tokenizer.json());
-        move_into_place(unfinished, options.out_dir, dataset_json(options, input, val_begin, tokenizer, splits));
-    } catch (const Error&) {
-        remove_tree(unfinished);
-        throw;
-    }
+    Json splits;
+    PrepareSummary summary{.vocab_size = tokenizer.vocab_size(), .train = {}, .val = {}};
+    auto write = [&](const Split& split, PrepareSummary::Split& counts) {
+        splits[split.name] =
+            write_split(split, input, tokenizer, out.unfinished(), options.shard_tokens, progress, counts);
+    };
+    write({"train", 0, val_begin, options.copies, options.bpe_dropout}, summary.train);
+    if (val_begin < input.size()) write({"val", val_begin, input.size(), 1, 0}, summary.val);
+    write_file_atomically(out.unfinished() + "/tokenizer.json", tokenizer.json());
+    out.move_into_place(dataset_json(options, input, val_begin, tokenizer, splits));
+    return summary;
 }

@@ -7,7 +7,8 @@
 
 struct PrepareOptions {
     std::string tokenizer = "bpe";  // "bytes", "bpe" (trained on the text), "gpt2", or the path of a tokenizer's file
-    int vocab_size = 0;  // all tokens, kEndOfText included; required for "bpe", otherwise 0 or the exact size
+    // All tokens, kEndOfText included. For "bpe" 0 means default_vocab_size(); otherwise 0 or the exact size.
+    int vocab_size = 0;
     std::vector<std::string> inputs;
     std::string out_dir;
     double val_fraction = 0.05;  // of the input's bytes, at its end; in [0, 1)
@@ -17,14 +18,32 @@ struct PrepareOptions {
     int copies = 1;
     double bpe_dropout = 0;                    // probability, in [0, 1)
     std::string gpt2_directory = "data/gpt2";  // vocab.json and merges.txt of the tokenizer "gpt2"
+    bool force = false;                        // replace a data set
+};
+
+// What a data set holds, as dataset.json says.
+struct PrepareSummary {
+    struct Split {
+        uint64_t tokens = 0;      // kEndOfText included
+        uint64_t text_bytes = 0;  // that the tokens stand for
+        uint64_t documents = 0;
+    };
+    int vocab_size = 0;
+    Split train;  // all copies together
+    Split val;    // zeros if nothing is held out
 };
 
 // One line of progress, without a newline.
 using ProgressLine = std::function<void(const std::string&)>;
 
+// The size of a new "bpe" tokenizer for so many bytes of training text: the power of two next to their square root,
+// from 512 to 32768. A text of a few kilobytes may give fewer tokens, since each merge needs a pair that occurs twice.
+int default_vocab_size(uint64_t train_bytes);
+
 // Writes OUT/tokenizer.json, OUT/train_%06d.bin, OUT/val_%06d.bin and, last, OUT/dataset.json (counts, sources,
 // digests). The tokenizer is trained on the train split only. Each document is preceded by kEndOfText, and so is the
-// val split. OUT must be absent, empty, or the output of an earlier prepare, whose files are replaced after everything
-// else has succeeded. Fails with Exit::usage for options out of range, Exit::no_input for a missing input or tokenizer,
-// Exit::data for an input that is not text, and Exit::cannot_create for an OUT with other content.
-void prepare(const PrepareOptions& options, const ProgressLine& progress);
+// val split. OUT must be absent, empty, or the output of an earlier prepare, whose files are replaced with
+// `options.force` only, after everything else has succeeded. OUT is locked meanwhile. Fails with Exit::usage for
+// options out of range, Exit::no_input for a missing input or tokenizer, Exit::data for an input that is not text, and
+// Exit::cannot_create for an OUT that cannot be written, is in use, or holds something else.
+PrepareSummary prepare(const PrepareOptions& options, const ProgressLine& progress);

@@ -1,3 +1,5 @@
+#include <unistd.h>
+
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -149,10 +151,11 @@ protected:
         options_.out_dir = out_;
         options_.val_fraction = 0.1;
         options_.shard_tokens = 1000;
+        options_.force = true;
     }
     void prepare_quietly() {
         progress_.clear();
-        prepare(options_, [&](const std::string& line) { progress_.push_back(line); });
+        summary_ = prepare(options_, [&](const std::string& line) { progress_.push_back(line); });
     }
     std::vector<int32_t> tokens(const std::string& split) const {
         TokenStream stream(expand_glob(out_ + "/" + split + "_*.bin", split), 300);
@@ -171,6 +174,7 @@ protected:
     TemporaryDirectory directory_;
     std::string out_;
     PrepareOptions options_;
+    PrepareSummary summary_;
     std::vector<std::string> progress_;
 };
 
@@ -199,6 +203,12 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: the shards hold the text, cut where i
     CHECK(json["splits"]["train"]["shards"].size() == (train.size() + 999) / 1000);
     CHECK(json["splits"]["val"]["tokens"] == val.size());
     CHECK(progress_.size() == 3);
+    CHECK(summary_.vocab_size == 300);
+    CHECK(summary_.train.tokens == train.size());
+    CHECK(summary_.train.text_bytes == cut);
+    CHECK(summary_.train.documents == 1);
+    CHECK(summary_.val.tokens == val.size());
+    CHECK(summary_.val.text_bytes == text.size() - cut);
     CHECK(list_directory(out_).size() == 2 + json["splits"]["train"]["shards"].size() + 1);
 }
 
@@ -293,6 +303,48 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: a second run replaces what the first 
     CHECK(second.count("prepare.unfinished") == 0);
 }
 
+TEST_CASE_METHOD(PrepareFixture, "prepare: a data set is replaced only if that is asked for") {
+    options_.force = false;
+    prepare_quietly();
+    const auto first = out_files();
+    options_.shard_tokens = 500;
+    expect_error(Exit::cannot_create, {out_, "holds a data set", "--force"}, [&] { prepare_quietly(); });
+    CHECK(out_files() == first);
+    CHECK_FALSE(file_exists(out_ + "/lock"));
+}
+
+TEST_CASE_METHOD(PrepareFixture, "prepare: one process at a time writes a data set") {
+    make_directories(out_);
+    const FileDescriptor other = lock_directory(out_);
+    expect_error(Exit::cannot_create, {out_, "in use", format("pid %d", int(::getpid()))}, [&] { prepare_quietly(); });
+    CHECK(list_directory(out_) == std::vector<std::string>{"lock"});
+}
+
+TEST_CASE_METHOD(PrepareFixture, "prepare: an OUT that cannot be written is found before the text is read") {
+    write_bytes(directory_ / "file", "");
+    options_.out_dir = directory_ / "file/out";
+    expect_error(Exit::cannot_create, {directory_ / "file"}, [&] { prepare_quietly(); });
+    CHECK(progress_.empty());
+}
+
+TEST_CASE_METHOD(PrepareFixture, "prepare: the size of a tokenizer follows from the text") {
+    CHECK(default_vocab_size(0) == 512);
+    CHECK(default_vocab_size(1'060'000) == 1024);
+    CHECK(default_vocab_size(4'200'000) == 2048);
+    CHECK(default_vocab_size(1'000'000'000) == 32768);
+    CHECK(default_vocab_size(UINT64_MAX) == 32768);
+    options_.vocab_size = 0;
+    prepare_quietly();
+    CHECK(summary_.vocab_size > 257);
+    CHECK(summary_.vocab_size <= 512);
+    CHECK_THAT(progress_.at(0), ContainsSubstring(format("%d tokens, chosen", summary_.vocab_size)));
+    write_bytes(directory_ / "tiny.txt", "a bee\n");
+    options_.inputs = {directory_ / "tiny.txt"};
+    options_.val_fraction = 0;
+    prepare_quietly();
+    CHECK(summary_.vocab_size == 257);  // no pair occurs twice
+}
+
 TEST_CASE_METHOD(PrepareFixture, "prepare: a run that fails leaves the data set as it was") {
     prepare_quietly();
     auto before = out_files();
@@ -336,12 +388,13 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: options and texts that make no sense"
     expect(Exit::usage, {"dropout", "1"}, [](PrepareOptions& o) { o.bpe_dropout = 1; });
     expect(Exit::usage, {"0 copies"}, [](PrepareOptions& o) { o.copies = 0; });
     expect(Exit::usage, {"0 tokens"}, [](PrepareOptions& o) { o.shard_tokens = 0; });
-    expect(Exit::usage, {"256", "257"}, [](PrepareOptions& o) { o.vocab_size = 256; });
+    expect(Exit::usage, {"--vocab-size is 256", "257"}, [](PrepareOptions& o) { o.vocab_size = 256; });
     expect(Exit::usage, {"300", "257"}, [](PrepareOptions& o) { o.tokenizer = "bytes"; });
     expect(Exit::no_input, {"none.json"}, [&](PrepareOptions& o) { o.tokenizer = directory_ / "none.json"; });
     expect(Exit::no_input, {"none.txt"}, [&](PrepareOptions& o) { o.inputs = {directory_ / "none.txt"}; });
     write_bytes(directory_ / "empty.txt", "");
     expect(Exit::data, {"0 bytes"}, [&](PrepareOptions& o) { o.inputs = {directory_ / "empty.txt"}; });
     write_bytes(directory_ / "line.txt", "a single line");
-    expect(Exit::data, {"13 bytes", "0.1"}, [&](PrepareOptions& o) { o.inputs = {directory_ / "line.txt"}; });
+    expect(Exit::data, {"13 bytes", "0.1", "--val-fraction 0"},
+           [&](PrepareOptions& o) { o.inputs = {directory_ / "line.txt"}; });
 }

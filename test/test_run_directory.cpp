@@ -36,16 +36,16 @@ int exit_status(pid_t child) {
 TEST_CASE("a run directory has one user at a time") {
     TemporaryDirectory run;
     {
-        FileDescriptor lock = lock_run_directory(run.path());
+        FileDescriptor lock = lock_directory(run.path());
         CHECK_THAT(read_file(run / "lock"), ContainsSubstring("pid " + std::to_string(::getpid()) + ","));
         expect_error(Exit::cannot_create, {run.path(), "in use", "pid " + std::to_string(::getpid())},
-                     [&] { lock_run_directory(run.path()); });
-        CHECK(exit_status(in_child([&] { lock_run_directory(run.path()); })) == 1);
+                     [&] { lock_directory(run.path()); });
+        CHECK(exit_status(in_child([&] { lock_directory(run.path()); })) == 1);
         const FileDescriptor moved = std::move(lock);
-        CHECK(exit_status(in_child([&] { lock_run_directory(run.path()); })) == 1);
+        CHECK(exit_status(in_child([&] { lock_directory(run.path()); })) == 1);
     }
-    CHECK(exit_status(in_child([&] { lock_run_directory(run.path()); })) == 0);
-    expect_error(Exit::cannot_create, {"absent"}, [&] { lock_run_directory(run / "absent"); });
+    CHECK(exit_status(in_child([&] { lock_directory(run.path()); })) == 0);
+    expect_error(Exit::cannot_create, {"absent"}, [&] { lock_directory(run / "absent"); });
 }
 
 TEST_CASE("a killed process holds no lock") {
@@ -53,15 +53,15 @@ TEST_CASE("a killed process holds no lock") {
     int ready[2];
     REQUIRE(::pipe2(ready, O_CLOEXEC) == 0);
     pid_t child = in_child([&] {
-        const FileDescriptor lock = lock_run_directory(run.path());
+        const FileDescriptor lock = lock_directory(run.path());
         if (::write(ready[1], "x", 1) == 1) ::pause();
     });
     char byte;
     REQUIRE(::read(ready[0], &byte, 1) == 1);
-    expect_error(Exit::cannot_create, {"pid " + std::to_string(child)}, [&] { lock_run_directory(run.path()); });
+    expect_error(Exit::cannot_create, {"pid " + std::to_string(child)}, [&] { lock_directory(run.path()); });
     ::kill(child, SIGKILL);
     CHECK(exit_status(child) == -1);
-    const FileDescriptor lock = lock_run_directory(run.path());
+    const FileDescriptor lock = lock_directory(run.path());
     CHECK_THAT(read_file(run / "lock"), !ContainsSubstring("pid " + std::to_string(child) + ","));
     ::close(ready[0]), ::close(ready[1]);
 }
@@ -139,8 +139,8 @@ TEST_CASE("opening a run directory moves an older run aside only if asked to, an
         const FileDescriptor lock = open_run_directory(dir + "//", StartMode::fresh);
         CHECK(read_file(dir + ".old-1/metrics.jsonl") == "first");
         CHECK(state_of_run_dir(dir) == RunDirState::empty);
-        expect_error(Exit::cannot_create, {"in use"}, [&] { lock_run_directory(dir); });
-        const FileDescriptor of_the_old = lock_run_directory(dir + ".old-1");
+        expect_error(Exit::cannot_create, {"in use"}, [&] { lock_directory(dir); });
+        const FileDescriptor of_the_old = lock_directory(dir + ".old-1");
         overwrite(dir + "/metrics.jsonl", "second");
     }
     open_run_directory(dir, StartMode::fresh);

@@ -112,11 +112,6 @@ bool inspect_runtime_path(const std::string& path, const std::function<void(cons
 
 // ---- the run's directory --------------------------------------------------------------------------------------------
 
-// Locks RUN/lock (flock) as long as the returned file is open. The lock of a process that dies is free at once, so a
-// leftover lock file blocks nothing. The file identifies the holder: pid, host, boot id. `run_dir` exists.
-// Exit::cannot_create, naming the holder, if another process has the lock; never waits.
-FileDescriptor lock_run_directory(const std::string& run_dir);
-
 // The flag of the command line: none, --resume, --auto, --fresh.
 enum class StartMode { only_new, resume, automatic, fresh };
 

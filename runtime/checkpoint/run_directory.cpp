@@ -1,55 +1,8 @@
-#include <fcntl.h>
-#include <sys/file.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
 
 #include "kernels/check.h"
 #include "runtime/checkpoint/checkpoint.h"
-
-namespace {
-
-constexpr const char* kLockName = "lock";
-
-std::string first_line(const std::string& path, const std::string& otherwise) {
-    std::string line;
-    std::getline(std::ifstream(path), line);
-    return line.empty() ? otherwise : line;
-}
-
-// Whether `path` still refers to the locked file: another process may have moved the directory aside in between.
-bool is_still_at(const std::string& path, int file) {
-    struct stat locked, named;
-    return ::fstat(file, &locked) == 0 && ::stat(path.c_str(), &named) == 0 && locked.st_ino == named.st_ino &&
-           locked.st_dev == named.st_dev;
-}
-
-}  // namespace
-
-FileDescriptor lock_run_directory(const std::string& run_dir) {
-    const std::string path = run_dir + "/" + kLockName;
-    FileDescriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600));
-    if (file == -1) fail(Exit::cannot_create, "cannot open %s: %s", path, std::strerror(errno));
-    if (::flock(file, LOCK_EX | LOCK_NB) != 0) {
-        if (errno != EWOULDBLOCK) fail(Exit::cannot_create, "cannot lock %s: %s", path, std::strerror(errno));
-        fail(Exit::cannot_create, "%s is in use: %s is held by %s", run_dir, path,
-             first_line(path, "an unidentified process"));
-    }
-    if (!is_still_at(path, file))
-        fail(Exit::cannot_create, "%s is in use: another process moved it aside just now", run_dir);
-    // The boot id changes with each boot of the machine: earlier pids are meaningless.
-    const std::string host = first_line("/proc/sys/kernel/hostname", "unknown");
-    const std::string boot = first_line("/proc/sys/kernel/random/boot_id", "unknown");
-    if (::ftruncate(file, 0) != 0 ||
-        ::dprintf(file, "pid %d, host %s, boot %s\n", int(::getpid()), host.c_str(), boot.c_str()) < 0)
-        fail(Exit::io, "cannot write %s: %s", path, std::strerror(errno));
-    return file;
-}
 
 void check_start(StartMode mode, RunDirState state, const std::string& run_dir) {
     bool is_occupied = state == RunDirState::occupied;
@@ -79,7 +32,7 @@ FileDescriptor open_run_directory(const std::string& path, StartMode mode) {
     check_start(mode, state_of_run_dir(run_dir), run_dir);  // fails before anything is created
     make_directories(run_dir);
     sync_directory(directory_of(run_dir));
-    FileDescriptor lock = lock_run_directory(run_dir);
+    FileDescriptor lock = lock_directory(run_dir);
     // Checked again, for another process may have run here until just now.
     const RunDirState state = state_of_run_dir(run_dir);
     check_start(mode, state, run_dir);
@@ -87,7 +40,7 @@ FileDescriptor open_run_directory(const std::string& path, StartMode mode) {
         rename_path(run_dir, first_unused(run_dir + ".old-"));
         make_directories(run_dir);
         sync_directory(directory_of(run_dir));
-        lock = lock_run_directory(run_dir);  // the older run's is held until here
+        lock = lock_directory(run_dir);  // the older run's is held until here
     }
     return lock;
 }

@@ -114,6 +114,17 @@ OutputFile OutputFile::open_to_append(const std::string& path) {
     return file;
 }
 
+OutputFile OutputFile::open_to_continue(const std::string& path, size_t size) {
+    OutputFile file;
+    file.path_ = path;
+    file.descriptor_ = open_file(path, O_WRONLY | O_NOFOLLOW);
+    const size_t found = size_of_regular_file(file.descriptor_, path, Exit::data);
+    if (found < size) fail(Exit::data, "%s has %zu bytes, but %zu were written", path, found, size);
+    if (::ftruncate(file.descriptor_, off_t(size)) != 0) fail_to(format("cut to %zu bytes", size), path, Exit::io);
+    file.end_ = size;
+    return file;
+}
+
 void OutputFile::write_at(size_t offset, const void* bytes, size_t count) {
     require(bool(descriptor_), "%s is written to after it was closed", path_);
     const char* rest = static_cast<const char*>(bytes);

@@ -63,6 +63,8 @@ public:
     explicit OutputFile(const std::string& path, size_t reserve_bytes = 0);
     // Opens the file to append to it, or creates it; never through a link.
     static OutputFile open_to_append(const std::string& path);
+    // Opens a file that exists, cut to its first `size` bytes, to write on. Exit::data if it is shorter.
+    static OutputFile open_to_continue(const std::string& path, size_t size);
     void write_at(size_t offset, const void* bytes, size_t count);
     void append(const void* bytes, size_t count) { write_at(end_, bytes, count); }
     void append(std::string_view text) { append(text.data(), text.size()); }
@@ -93,6 +95,14 @@ std::vector<std::string> list_directory(const std::string& path);  // names, sor
 std::string directory_of(const std::string& path);                 // the parent directory; "." for a plain name
 void rename_path(const std::string& from, const std::string& to);
 void remove_tree(const std::string& path);
+
+inline constexpr const char* kLockName = "lock";
+
+// Locks DIRECTORY/lock (flock) as long as the returned file is open. The lock of a process that dies is free at once,
+// so a leftover lock file blocks nothing. The file identifies the holder: pid, host, boot id. The directory exists.
+// Exit::cannot_create, naming the holder, if another process has the lock; never waits. The holder may remove the file.
+FileDescriptor lock_directory(const std::string& directory);
+
 uint64_t free_bytes(const std::string& path);  // that the calling user may fill, on the path's file system
 
 // Paths that match, sorted by name. Exit::no_input, naming `key` and the pattern, if nothing matches.

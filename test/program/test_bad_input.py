@@ -171,6 +171,7 @@ class BadInput(TrainerTest):
         (self.dir / "binary").write_bytes(bytes(range(256)) * 10)
         (self.dir / "bad.jsonl").write_text('{"text": "fine"}\n{"texts": "no"}\n' + '{"text": "fine"}\n' * 99)
         (self.dir / "empty.txt").write_text("")
+        (self.dir / "line.txt").write_text("a single line")
         for args, code, *words in [
             (["sample", "nowhere"], NO_INPUT, "nowhere"),
             (["sample", "data"], NO_INPUT, "data"),
@@ -200,7 +201,9 @@ class BadInput(TrainerTest):
             (["prepare", "--tokenizer", "bytes", "missing.txt", "--out", "out"], NO_INPUT, "missing.txt"),
             (["prepare", "--tokenizer", "bytes", "--out", "out"], USAGE, "INPUT"),
             (["prepare", "--tokenizer", "bytes", "text.txt"], USAGE, "--out"),
-            (["prepare", "text.txt", "--out", "out"], USAGE, "vocab"),
+            (["prepare", "--tokenizer", "bytes", "text.txt", "--out", "data"], CANNOT_CREATE, "data", "--force"),
+            (["prepare", "text.txt", "--out", "text.txt"], CANNOT_CREATE, "text.txt"),
+            (["prepare", "line.txt", "--out", "out"], DATA, "--val-fraction 0"),
             (["prepare", "--vocab-size", "100", "text.txt", "--out", "out"], USAGE, "100"),
             (["prepare", "--tokenizer", "bytes", "text.txt", "--out", "run"], CANNOT_CREATE, "run"),
             (["prepare", "--tokenizer", "bytes", "binary", "--out", "out"], DATA, "binary"),
