@@ -23,7 +23,10 @@ Gpt initial_model(const Config& config, const Comm& comm, const std::optional<Ch
 void print_settings(const Config& config) {
     constexpr size_t kWidth = 100;
     std::string line = "settings";
-    for (const std::string& setting : changed_settings(config)) {
+    Config given = config;
+    if (given.train.head_rows == default_head_rows(given.train.batch_size, given.train.seq_len))
+        given.train.head_rows = 0;
+    for (const std::string& setting : changed_settings(given)) {
         if (line.size() + 1 + setting.size() > kWidth) {
             print_line(line);
             line = "        ";

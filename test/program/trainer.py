@@ -58,8 +58,8 @@ def small_data():
     """A folder with text.txt and data/, as prepare makes it from 2 kB of text with the bytes tokenizer."""
     folder = tempfile.TemporaryDirectory()
     Path(folder.name, "text.txt").write_text(generated_text(50))
-    subprocess.run([TRAINER, "prepare", "--tokenizer", "bytes", "text.txt", "--out", "data"], cwd=folder.name,
-                   check=True, stdout=subprocess.DEVNULL, env=ENVIRONMENT)
+    subprocess.run([TRAINER, "prepare", "--tokenizer", "bytes", "--minutes", "0", "text.txt", "--out",
+                    "data"], cwd=folder.name, check=True, stdout=subprocess.DEVNULL, env=ENVIRONMENT)
     return folder  # lives as long as the cache
 
 

@@ -1,0 +1,53 @@
+"""Own text in three commands: what prepare prints is what is typed next, and no file is edited."""
+import json
+import re
+import shlex
+import subprocess
+
+from trainer import ENVIRONMENT, TRAINER, TrainerTest, generated_text
+
+
+class OwnText(TrainerTest):
+    def setUp(self):
+        super().setUp()
+        (self.dir / "mine.txt").write_text(generated_text(400))
+
+    def test_three_commands(self):
+        said = self.run_trainer("prepare", "mine.txt", "--out", "sets/mine", "--minutes", "0.05")
+        self.assertRegex(said, r"sets/mine/config.json: \d+ layers, \d+ channels")
+        self.assertRegex(said, r"0\.05 minutes on this machine are about \d+ steps of \d+ tokens: [\d.]+ times")
+        command = shlex.split(re.search(r"^next: (.*)$", said, re.MULTILINE)[1])
+        self.assertEqual(command, [str(TRAINER), "sets/mine/config.json"])
+        done = subprocess.run(command, cwd=self.dir, capture_output=True, text=True, timeout=100, env=ENVIRONMENT)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn('settings run.dir="runs/mine"', done.stdout)
+        self.assertNotIn("head_rows", done.stdout)
+        validations = self.records("runs/mine", "val")
+        self.assertLess(validations[-1]["loss"], validations[0]["loss"] + 0.5)
+        self.assertIn("The king", self.run_trainer("sample", "runs/mine", "--prompt", "The king", "--tokens", "5"))
+
+    def test_the_program_is_named_as_one_would_type_it(self):
+        (self.dir / "bin").mkdir()
+        (self.dir / "bin/train").write_bytes(TRAINER.read_bytes())
+        (self.dir / "bin/train").chmod(0o755)
+        said = subprocess.run(["bin/train", "prepare", "mine.txt", "--out", "mine", "--minutes", "0.01"], cwd=self.dir,
+                              capture_output=True, text=True, timeout=100, env=ENVIRONMENT).stdout
+        self.assertIn("next: bin/train mine/config.json\n", said)
+
+    def test_an_edited_configuration_is_not_lost(self):
+        prepare = ["prepare", "mine.txt", "--out", "mine", "--minutes", "0.01"]
+        self.run_trainer(*prepare)
+        config = self.dir / "mine/config.json"
+        edited = json.loads(config.read_text())
+        edited["train"]["batch_size"] = 4
+        config.write_text(json.dumps(edited))
+        self.run_trainer(*prepare, "--force")
+        self.assertEqual(json.loads((self.dir / "mine/config.json.old-1").read_text()), edited)
+        self.assertEqual(json.loads(config.read_text())["train"]["batch_size"], 8)
+
+    def test_no_configuration_where_none_can_be(self):
+        (self.dir / "short.txt").write_text("A line.\n" * 30)
+        said = self.run_trainer("prepare", "short.txt", "--tokenizer", "bytes", "--out", "short")
+        self.assertIn("too short for a batch", said)
+        self.run_trainer("prepare", "mine.txt", "--out", "none", "--minutes", "0")
+        self.assertEqual([*self.dir.glob("*/config.json")], [])
