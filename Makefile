@@ -214,6 +214,8 @@ run:    ## the quickstart: install, build, train on the King James text, print s
 	scripts/quickstart.sh
 test:   ## install what is missing and run every test
 	scripts/test.sh
+interop: $(BUILD)/train_gpt_cpu  ## by hand: tests with real programs and libraries from PyPI, which it downloads
+	python3 test/interop
 check:  ## the rules of the house: who includes whom, sizes of files and functions
 	python3 scripts/check_house.py
 bench: $(BUILD)/bench_cpu  ## milliseconds per op and per step on this machine
@@ -251,6 +253,6 @@ clean:  ## remove build/
 help:   ## this list
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
 
-.PHONY: FORCE all programs run test check bench busy-cores flakiness gpu-check portability gpu-kit deps-folder install \
-        uninstall deb try-deb clean help
+.PHONY: FORCE all programs run test interop check bench busy-cores flakiness gpu-check portability gpu-kit deps-folder \
+        install uninstall deb try-deb clean help
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

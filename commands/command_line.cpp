@@ -85,7 +85,7 @@ std::optional<CommandLine> run_command_line(int argc, char** argv, const std::st
     add_table("--help-config", config_help, "every configuration key");
     add_table("--markdown-config", config_markdown, "the same as a Markdown table");
     add_table("--exit-codes", exit_codes, "every exit code: number, name, final|retry|restart, meaning");
-    add_table("--config-schema", config_schema, "the same as a JSON schema, for editors");
+    add_table("--config-schema", config_schema, "the configuration as a JSON schema, for editors");
     add_table(
         "--man-page", [&] { return man_page(app, revision); }, "the manual page, for man");
     auto complete = [&](const std::string& shell) { table = [shell] { return completion_script(shell); }; };

@@ -98,13 +98,13 @@ private:
     std::string typed_, lines_;
 };
 
-// section.key=, and after that its values.
-void add_assignments(Candidates& candidates) {
+// section.key=, and after that its values, behind `before`.
+void add_assignments(Candidates& candidates, const std::string& before) {
     const Json sections = Json::parse(config_schema())["properties"];
     for (const auto& [section, object] : sections.items()) {
         if (!object.contains("properties")) continue;  // "$schema"
         for (const auto& [name, schema] : object["properties"].items()) {
-            const std::string assignment = section + "." + name + "=";
+            const std::string assignment = before + section + "." + name + "=";
             const std::string help = schema["description"];
             if (candidates.typed().compare(0, assignment.size(), assignment) != 0) {
                 candidates.add(assignment, help);
@@ -121,7 +121,7 @@ void add_assignments(Candidates& candidates) {
 
 // What may follow `before`, "" or "--option=": the words that the option's type lists, as {a,b} or a|b|FILE, or files.
 void add_values(Candidates& candidates, const CLI::Option& option, const std::string& before) {
-    if (option.check_name("--set")) return add_assignments(candidates);
+    if (option.check_name("--set")) return add_assignments(candidates, before);
     const std::string type = option.get_type_name();
     const size_t open = type.find('{'), close = type.find('}');
     if (open != std::string::npos && close != std::string::npos) {

@@ -52,11 +52,13 @@ std::string entries_of(const CLI::App& app) {
     return text;
 }
 
-// How a command is called: its positional arguments, in brackets those that may be left out.
+// How a command is called: its positional arguments, in brackets those that may be left out, and required options.
 std::string synopsis(const CLI::App& app, const std::string& name) {
     std::string line = bold(name);
     for (const CLI::Option* option : app.get_options())
-        if (!option->nonpositional()) {
+        if (option->nonpositional()) {
+            if (option->get_required()) line += " " + bold(option->get_name());
+        } else {
             const std::string more = option->get_items_expected_max() > 1 ? "..." : "";
             line += " " + (option->get_required() ? italic(option->get_name() + more)
                                                   : "[" + italic(option->get_name() + more) + "]");

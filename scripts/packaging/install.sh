@@ -14,7 +14,7 @@ if [ $# -lt 3 ] || [[ $1 != install && $1 != uninstall ]] || [[ $3 != /* ]]; the
     exit 64
 fi
 cd "$(dirname "$0")/../.."
-build=$1 root=${4:-}${3%/}
+build=$2 root=${4:-}${3%/}
 shared=share/train_gpt
 doc=${DOCDIR:-share/doc/train_gpt}
 list=$shared/installed_files
