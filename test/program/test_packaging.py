@@ -205,7 +205,7 @@ class Installation(TrainerTest):
                      "share/train_gpt/configs/quickstart.json", "share/doc/train_gpt/LICENSE"):
             self.assertTrue((top / name).resolve(strict=True).is_file(), name)
         for path in top.rglob("*"):
-            executable = path.is_dir() or path.parent.name == "bin" or path.suffix == ".sh"
+            executable = path.is_dir() or path.parent.name == "bin" or path.suffix in (".sh", ".slurm")
             self.assertEqual(path.stat().st_mode & 0o777, 0o755 if executable else 0o644, path)
 
         # As a user who has only what is installed.
