@@ -117,7 +117,8 @@ class Completion(TrainerTest):
     def test_the_value_of_an_option(self):
         for words, expected in (
                 (["--set", "train.precision="], [f"train.precision={name}" for name in ("fp32", "bf16", "fp16")]),
-                (["--set=device.tf32=t"], ["--set=device.tf32=true"]), (["--set", "device.tf32=t"], ["device.tf32=true"]),
+                (["--set=device.tf32=t"], ["--set=device.tf32=true"]),
+                (["--set", "device.tf32=t"], ["device.tf32=true"]),
                 (["--set", "train.max_steps="], []), (["--set", "no.such="], []),
                 (["--set", "data.val=x"], [":files *"]),
                 (["--completion", "f"], ["fish"]), (["--completion=z"], ["--completion=zsh"]),
@@ -162,7 +163,7 @@ class Completion(TrainerTest):
                 ("train_gpt_cpu made.json --set run.dir=nes", "train_gpt_cpu made.json --set run.dir=nested/"),
                 ("train_gpt_cpu sample --prompt 'a b' --temp", "train_gpt_cpu sample --prompt a b --temperature")):
             with self.subTest(typed):
-                # Then "echo" to the line's beginning, and what the screen does not show before it is printed to its end.
+                # Then "echo" to the line's beginning, and to its end what the screen shows only when it is printed.
                 os.write(terminal, f"{typed}\t\x01echo \x05 $((6 * 7))\n".encode())
                 self.assertIn(f"\n{expected} 42\r", read_until(" 42\r").replace("  42", " 42"))
         os.write(terminal, b"exit\n")
