@@ -10,9 +10,14 @@ BUILD    ?= build
 WERROR   ?=
 # DEPS=folder: headers and libraries that make deps-folder put there, instead of the system's.
 DEPS     ?=
+PREFIX   ?= /usr/local
 # RPATH=folder: where the programs look for libraries, instead of in the toolkit's folder: the kit's in $ORIGIN/lib.
 RPATH    ?=
-REVISION := $(shell git describe --always --dirty --abbrev=12 2>/dev/null || echo unknown)
+# The newest heading of CHANGELOG.md has the same number. An archive without git: make REVISION=...
+VERSION  := 0.1.0
+REVISION := $(or $(shell git describe --always --dirty --abbrev=12 --exclude='*' 2> /dev/null),unknown)
+DATE     := $(shell git log -1 --format=%cs 2> /dev/null)
+PROGRAM_VERSION := $(VERSION) ($(REVISION)$(DATE:%=, %))
 
 comma    := ,
 
@@ -94,9 +99,13 @@ all: $(TRAINERS)  ## the trainer for the CPU and, with nvcc, for GPUs
 	@for trainer in $^; do echo; $$trainer --version; done
 	@$(if $(NVCC),,echo; echo "nvcc was not found: no trainer for GPUs")
 
-# Linked anew when what is found changes.
-$(BUILD)/features: FORCE
-	@mkdir -p $(@D); echo "MPI=$(MPI) NCCL=$(NCCL)" > $@.new; cmp -s $@.new $@ || cp $@.new $@
+# Linked anew when what is found changes, and main() compiled anew with a new revision.
+$(BUILD)/features: CONTENT = MPI=$(MPI) NCCL=$(NCCL)
+$(BUILD)/version.txt: CONTENT = $(PROGRAM_VERSION)
+$(BUILD)/features $(BUILD)/version.txt: FORCE
+	@mkdir -p $(@D); echo "$(CONTENT)" > $@.new; cmp -s $@.new $@ || cp $@.new $@
+$(BUILD)/train_gpt.cu.o: $(BUILD)/version.txt
+$(BUILD)/train_gpt.cu.o: EXTRA += -DPROGRAM_VERSION='"$(PROGRAM_VERSION)"'
 $(call object,kernels/cpu/comm_mpi.cpp kernels/ranks/launcher_mpi.cpp): EXTRA += $(MPI_FLAGS)
 $(call object,$(NCCL_LIBRARY)): EXTRA += $(NCCL_FLAGS)
 $(call object,$(COMM_NONE)): EXTRA += -DCOMM_MISSING='"$(subst h n,h$(comma) n,$(strip $(COMM_MISSING)))"'
@@ -188,7 +197,7 @@ $(BUILD)/%.cpp.o: %.cpp
 	$(CXX) $(CXXFLAGS) -c -o $@ $<
 $(BUILD)/%.cu.o: %.cu
 	@mkdir -p $(@D)
-	$(CXX) $(CXXFLAGS) -DGIT_REVISION='"$(REVISION)"' -c -x c++ -o $@ $<
+	$(CXX) $(CXXFLAGS) -c -x c++ -o $@ $<
 # Spills and local memory are findings of check_ptxas.py, which reads what ptxas says.
 NVCC_OBJECTS := $(sort $(call object,$(CUDA_SOURCES) $(PROBE) dev/bench_matmul.cu))
 $(NVCC_OBJECTS): $(BUILD)/%.cu.o: %.cu
@@ -205,6 +214,8 @@ run:    ## the quickstart: install, build, train on the King James text, print s
 	scripts/quickstart.sh
 test:   ## install what is missing and run every test
 	scripts/test.sh
+interop: $(BUILD)/train_gpt_cpu  ## by hand: tests with real programs and libraries from PyPI, which it downloads
+	python3 test/interop
 check:  ## the rules of the house: who includes whom, sizes of files and functions
 	python3 scripts/check_house.py
 bench: $(BUILD)/bench_cpu  ## milliseconds per op and per step on this machine
@@ -228,11 +239,20 @@ flakiness: programs  ## by hand, for hours: tests again and again next to two bu
 	dev/repeat_tests.py --times 10 --at-once 1 python3 test/program
 deps-folder:  ## gather headers and libraries in DEPS=folder for a machine that lacks them
 	scripts/deps_folder.sh "$(DEPS)"
+install:  ## the programs that were built and what belongs to them, below PREFIX=/usr/local; DESTDIR= for packages
+	scripts/packaging/install.sh install "$(BUILD)" "$(PREFIX)" "$(DESTDIR)"
+uninstall:  ## remove what make install with the same PREFIX= and DESTDIR= has installed
+	scripts/packaging/install.sh uninstall "$(BUILD)" "$(PREFIX)" "$(DESTDIR)"
+deb:    ## build/train-gpt_VERSION_amd64.deb: a Debian package of the CPU trainer, for x86-64-v3
+	$(MAKE) BUILD=$(BUILD)_deb MARCH=x86-64-v3 NVCC= DEPS= RPATH= $(BUILD)_deb/train_gpt_cpu
+	scripts/packaging/deb.sh $(BUILD)_deb $(VERSION) $(BUILD)
+try-deb: deb  ## by hand, as root: install the package in a fresh Debian, train, remove it
+	dev/try_deb.sh $(BUILD)
 clean:  ## remove build/
 	rm -rf $(BUILD)
 help:   ## this list
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
 
-.PHONY: FORCE all programs run test check bench busy-cores flakiness gpu-check portability gpu-kit deps-folder clean \
-        help
+.PHONY: FORCE all programs run test interop check bench busy-cores flakiness gpu-check portability gpu-kit deps-folder \
+        install uninstall deb try-deb clean help
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

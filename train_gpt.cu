@@ -5,14 +5,14 @@
 
 int main(int argc, char** argv) {
     return exit_status("train_gpt", [&] {
-        const std::optional<CommandLine> line = run_command_line(argc, argv, GIT_REVISION);
+        const std::optional<CommandLine> line = run_command_line(argc, argv, PROGRAM_VERSION);
         if (!line) return Exit::ok;
         if (line->nproc > 0) return launch_ranks(line->nproc, line->node, arguments_of_rank({argv, argv + argc}));
 
         // All ranks run this with the same configuration, on their own share of each batch.
         const RankEnvironment environment = find_rank_environment();
         const Config config = load_config(line->config, line->overrides, environment.size);
-        Ranks ranks(environment, config, GIT_REVISION);
+        Ranks ranks(environment, config, PROGRAM_VERSION);
         return ranks.run([&] {
             // All input is checked before run.dir is touched.
             const Config::Data& data = config.data;
@@ -21,16 +21,16 @@ int main(int argc, char** argv) {
             const std::string digest = dataset.train.digest();
             ranks.control().require_same(digest, "the digest of data.train");
             RunStart start = start_run(config, line->start, digest, line->accept_changes, ranks.comm());
-            // matmul_choices is a file beside the program: the same machine and binary choose the same GEMM algorithms,
-            // and so give the same bits.
+            // matmul_choices is a file that stays: the same machine and binary choose the same GEMM algorithms, and so
+            // give the same bits.
             configure_device({.local_rank = environment.local_rank,
                               .tf32 = config.device.tf32,
                               .debug_sync = config.device.debug_sync,
-                              .matmul_choices = program_directory() + "/matmul_choices.json",
+                              .matmul_choices = cache_file("matmul_choices.json"),
                               .known_choices = start.state.progress.device_choices});
             TrainingRun run(config, ranks, std::move(dataset), start);
             start.checkpoint.reset();
-            write_run_files(run, GIT_REVISION);
+            write_run_files(run, PROGRAM_VERSION);
             install_signal_handlers();
 
             while (!run.is_complete()) {

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <regex>
 
+#include "commands/app_description.h"
 #include "kernels/check.h"
 #include "kernels/comm.h"
 
@@ -76,18 +77,28 @@ std::optional<CommandLine> run_command_line(int argc, char** argv, const std::st
     std::string node, master;
     CLI::App app("Pretrains GPT-class language models. Without a command: trains CONFIG.", "train_gpt");
     app.set_version_flag("--version", [&] { return version(revision); });
-    std::string (*table)() = nullptr;
-    auto add_table = [&](const char* flag, std::string (*rows)(), const char* help) {
+    std::function<std::string()> table;
+    auto add_table = [&](const char* flag, std::function<std::string()> rows, const char* help) {
         app.add_flag_callback(
             flag, [&table, rows] { table = rows; }, help);
     };
     add_table("--help-config", config_help, "every configuration key");
     add_table("--markdown-config", config_markdown, "the same as a Markdown table");
     add_table("--exit-codes", exit_codes, "every exit code: number, name, final|retry|restart, meaning");
+    add_table("--config-schema", config_schema, "the configuration as a JSON schema, for editors");
+    add_table(
+        "--man-page", [&] { return man_page(app, revision); }, "the manual page, for man");
+    auto complete = [&](const std::string& shell) { table = [shell] { return completion_script(shell); }; };
+    app.add_option_function<std::string>("--completion", complete, "a script that completes arguments in this shell")
+        ->check(CLI::IsMember(kCompletionShells));
     app.require_subcommand(0, 1);
     add_training(app, line);
     add_ranks(app, line.nproc, node, master);
     for (auto* add : {add_prepare, add_sample, add_plan, add_eval, add_inspect, add_export, add_report}) add(app);
+    if (argc > 1 && std::string(argv[1]) == "--complete") {
+        std::fputs(completions(app, {argv + 2, argv + argc}).c_str(), stdout);
+        return std::nullopt;
+    }
     try {
         app.parse(argc, argv);
     } catch (const CLI::Success& help_or_version) {

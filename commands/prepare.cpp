@@ -58,7 +58,7 @@ void write_config(const Options& options, const PrepareSummary& data) {
 void add_prepare(CLI::App& app) {
     auto command = std::make_shared<Options>();
     PrepareOptions* options = &command->prepare;
-    options->gpt2_directory = program_directory() + "/../data/gpt2";
+    options->gpt2_directory = data_directory("gpt2");
     CLI::App* parser = app.add_subcommand("prepare", "text to tokenizer, token shards and a configuration");
     parser->add_option("INPUT", options->inputs, "UTF-8 text, or JSONL (.jsonl) with a \"text\" field")->required();
     parser->add_option("--out", options->out_dir, "directory for tokenizer.json and the shards")->required();
@@ -69,7 +69,8 @@ void add_prepare(CLI::App& app) {
     parser->add_option("--minutes", command->minutes, "of training, for which config.json is made; 0: none is made")
         ->check(CLI::Range(0.0, 1e6));
     parser->add_option("--tokenizer", options->tokenizer,
-                       "bytes, bpe (learned from the text), gpt2, or the file of a tokenizer");
+                       "bytes, bpe (learned from the text), gpt2, or the file of a tokenizer")
+        ->type_name("bytes|bpe|gpt2|FILE");
     parser->add_option("--val-fraction", options->val_fraction, "share of the input, at its end, to hold out");
     parser->add_option("--shard-tokens", options->shard_tokens, "tokens per shard, at most");
     parser->add_option("--copies", options->copies, "times that the training part is written, for a short text");

@@ -79,7 +79,7 @@ def library_versions(libraries):
 def revision(place):
     """Of the trainer, as it says itself."""
     _, text = output_of([place.program("train_gpt"), "--version"], START_S, place.environment())
-    found = re.search(r"^train_gpt (\S+)$", text, re.M)
+    found = re.search(r"^train_gpt (.+)$", text, re.M)
     return found[1] if found else "unknown"
 
 

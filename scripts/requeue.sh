@@ -14,16 +14,16 @@ if [ $# = 0 ]; then
     echo "usage: scripts/requeue.sh COMMAND... --auto" >&2
     exit 64
 fi
-# The trainer that COMMAND names, else the one that was built here.
+# The trainer that COMMAND names, else the one that was built here or is installed.
 exit_codes=''
-for word in "$@" "$(dirname "$0")"/../build/train_gpt{,_cpu}; do
+for word in "$@" "$(dirname "$(realpath "$0")")"/../{build,../../bin}/train_gpt{,_cpu}; do
     case ${word##*/} in
         *.*) ;;
         train_gpt | train_gpt_*) command -v "$word" > /dev/null && exit_codes=$("$word" --exit-codes) && break ;;
     esac
 done
 if [[ $exit_codes != *" restart "* ]]; then
-    echo "requeue: neither COMMAND nor build/ has a train_gpt that answers --exit-codes" >&2
+    echo "requeue: neither COMMAND nor the folder of the programs has a train_gpt that answers --exit-codes" >&2
     exit 64
 fi
 

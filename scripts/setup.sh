@@ -31,7 +31,7 @@ for purpose in "$@"; do
         xz) wanted+=('xz-utils|xz|XZ Utils') ;;
         mpi) wanted+=("${mpi[@]}") ;;
         test) wanted+=('catch2|catch2/catch.hpp catch2/catch_all.hpp|Catch2, 2 or 3' 'python3|python3|Python 3'
-                       "${mpi[@]}") ;;
+                       'python3-jsonschema|jsonschema|python3-jsonschema' 'mandoc|mandoc|mandoc' "${mpi[@]}") ;;
         *) echo "setup: '$purpose' is unknown; usage: scripts/setup.sh [kjv] [xz] [mpi] [test]" >&2; exit 64 ;;
     esac
 done

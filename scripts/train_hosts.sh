@@ -39,5 +39,5 @@ for host in ${hosts//,/ }; do
     fi
 done
 
-exec "$(dirname "$0")/requeue.sh" "${launch[@]}" --host "$hosts" -np "$ranks" --wdir "$PWD" \
+exec "$(dirname "$(realpath "$0")")/requeue.sh" "${launch[@]}" --host "$hosts" -np "$ranks" --wdir "$PWD" \
     "$program" "$config" --auto "$@"

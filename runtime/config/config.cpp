@@ -112,6 +112,7 @@ Config parse_config(std::string_view json_text, const std::string& origin) {
     Config config;
     const std::vector<Option> table = option_table(config);
     for (const auto& [section, members] : json.items()) {
+        if (section == "$schema" && members.is_string()) continue;  // tells an editor where the schema is
         const auto known =
             std::ranges::find(table, section, [](const Option& option) { return section_of(option.key); });
         if (known == table.end()) fail_unknown(table, section, origin);

@@ -175,6 +175,9 @@ std::vector<std::string> changed_settings(const Config& config);
 std::string config_help();
 std::string config_markdown();
 
+// The same as a JSON schema (draft 2020-12): what every key may be, its default and its help.
+std::string config_schema();
+
 // The known name with the fewest inserted, deleted or changed characters (Levenshtein's distance; the first of equals),
 // or an empty string where none is within half of the name's length: for "did you mean ...?".
 std::string nearest_name(const std::string& name, const std::vector<std::string>& known);

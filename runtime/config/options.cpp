@@ -12,7 +12,6 @@ using Json = nlohmann::ordered_json;
 
 constexpr double kMaxInt = std::numeric_limits<int>::max();
 constexpr double kAlmost1 = 0.999999;  // well below 1 as a float too: with 1 a moving average never moves
-constexpr size_t kLongestText = 4096;
 
 Allowed between(double low, double high) { return {.low = low, .high = high}; }
 

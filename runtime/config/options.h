@@ -15,6 +15,8 @@ struct Allowed {
     bool may_be_empty = true;
 };
 
+inline constexpr size_t kLongestText = 4096;  // bytes of a text
+
 // Whether the option affects the weights that a run computes. Options that say where to read and write, how often to
 // look or how to save memory do not: they may differ when a run is resumed. (The content of data files is compared by
 // the checkpoint itself, so their names need not be.)

@@ -152,6 +152,14 @@ size_t resident_bytes();
 std::string program_path();
 std::string program_directory();
 
+// A directory of files that come with the program: PREFIX/share/train_gpt/NAME for a program in PREFIX/bin that
+// `make install` put there, else data/NAME of the checkout whose build directory it is in.
+std::string data_directory(const std::string& name);
+
+// A file that the program keeps for later runs: ~/.cache/train_gpt/NAME of the user (of the password database, HOME is
+// not read) for an installed program, else beside the program. The directory is made if it can be.
+std::string cache_file(const std::string& name);
+
 // Random bytes from the system's cryptographic generator, as 2 * `bytes` lower-case hexadecimal digits. Fails with
 // Exit::os if the system has none.
 std::string random_hex(size_t bytes);

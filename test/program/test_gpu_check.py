@@ -74,7 +74,7 @@ PASSING = '#!/usr/bin/env bash\necho "test_cuda $*" >> "$HOME/calls"\n' \
           'echo "All tests passed (22 assertions in 6 test cases)"\n'
 # The trainers of tests with stand-ins: metrics of four steps, and what gpu_trainer.py asks of them is not run.
 TRAINER = """#!/usr/bin/env bash
-[ "$1" != --version ] || { echo "train_gpt 0123456789ab"; exit; }
+[ "$1" != --version ] || { echo "train_gpt 0.1.0 (0123456789ab, 2026-11-22)"; exit; }
 mkdir -p "${1%/*}/run"
 for step in 1 2 3 4; do
     echo '{"kind": "train", "step": '$step', "loss": 5.5, "step_ms": 2.5, "tokens_per_s": 25600, "mfu": 0.5}'
@@ -186,7 +186,7 @@ class StandIns(Kit):
         self.assertTrue(self.json["passed"])
         self.assertEqual(self.json["gpu"]["name"], "NVIDIA H200")
         self.assertEqual((self.json["libraries"]["cuda"], self.json["libraries"]["cublas_lt"]), ("13.1", "13.1.0"))
-        self.assertEqual(self.json["revision"], "0123456789ab")
+        self.assertEqual(self.json["revision"], "0.1.0 (0123456789ab, 2026-11-22)")
         self.assertEqual(rows["trainer_tiny"]["figures"]["tokens_per_s"], 25600)
         self.assertEqual(rows["matmul_tiny"]["detail"], "1 GEMMs, 0 repeats of the chosen algorithms with other bits, "
                          "an excluded one faster for 1")

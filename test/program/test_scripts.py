@@ -317,9 +317,10 @@ class Recipes(Folder):
                          (pods, pods, gpus))
         command = " ".join(re.search(r"args:\n +- (.*\n.*)\n", text)[1].split())
         run = subprocess.run(["bash", "-c", command], cwd=self.repository, capture_output=True, text=True, timeout=20,
-                             env={**os.environ, "JOB_COMPLETION_INDEX": "1"})
+                             env={**os.environ, "JOB_COMPLETION_INDEX": "1",
+                                  "PATH": f"{self.repository}/build:{os.environ['PATH']}"})
         self.assertEqual(run.stdout, "trainer --nproc 8 --node 1/2 --master train-gpt-0.train-gpt:29500 "
-                                     "configs/gpt2_124M.json --auto\n", run.stderr)
+                                     "/usr/local/share/train_gpt/configs/gpt2_124M.json --auto\n", run.stderr)
         understood = subprocess.run([TRAINER, *run.stdout.split()[1:]], capture_output=True, text=True, timeout=20)
         self.assertIn("start those of several machines by mpirun", understood.stderr)
         final = [int(code) for code in re.search(r"values: \[(.*)\]", text)[1].split(",")]

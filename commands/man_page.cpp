@@ -1,0 +1,108 @@
+#include <CLI/App.hpp>
+#include <regex>
+
+#include "commands/app_description.h"
+#include "kernels/check.h"
+#include "runtime/config/config.h"
+
+namespace {
+
+// Text as roff prints it: a backslash begins an escape, a dot or an apostrophe at a line's beginning a request.
+std::string roff(const std::string& text) {
+    std::string escaped;
+    for (char c : text) {
+        if (c == '\\')
+            escaped += "\\e";
+        else if (c == '-')
+            escaped += "\\-";
+        else
+            escaped += c;
+    }
+    return (escaped[0] == '.' || escaped[0] == '\'' ? "\\&" : "") + escaped;
+}
+
+std::string bold(const std::string& text) { return "\\fB" + roff(text) + "\\fR"; }
+std::string italic(const std::string& text) { return "\\fI" + roff(text) + "\\fR"; }
+
+// A term and what it means.
+std::string entry(const std::string& term, const std::string& meaning) {
+    return ".TP\n" + term + "\n" + meaning + "\n";
+}
+
+// "TEXT", "INT", "bash|zsh|fish": CLI11 says "TEXT:{bash,zsh,fish}" and "INT:INT in [1 - 1024]".
+std::string value_name(const CLI::Option& option) {
+    const std::string type = option.get_type_name();
+    const size_t open = type.find('{'), close = type.find('}');
+    if (open != std::string::npos && close != std::string::npos)
+        return std::regex_replace(type.substr(open + 1, close - open - 1), std::regex(","), "|");
+    return type.substr(0, type.find(':'));
+}
+
+std::string entries_of(const CLI::App& app) {
+    std::string text;
+    for (const CLI::Option* option : app.get_options()) {
+        std::string term = option->nonpositional() ? "" : italic(option->get_name());
+        for (const std::string& name : option->get_snames()) term += (term.empty() ? "" : ", ") + bold("-" + name);
+        for (const std::string& name : option->get_lnames()) term += (term.empty() ? "" : ", ") + bold("--" + name);
+        if (option->nonpositional() && option->get_items_expected_max() > 0) term += " " + italic(value_name(*option));
+        std::string meaning = roff(option->get_description());
+        if (!option->get_default_str().empty()) meaning += roff(" (default: " + option->get_default_str() + ")");
+        text += entry(term, meaning);
+    }
+    return text;
+}
+
+// How a command is called: its positional arguments, in brackets those that may be left out, and required options.
+std::string synopsis(const CLI::App& app, const std::string& name) {
+    std::string line = bold(name);
+    for (const CLI::Option* option : app.get_options())
+        if (option->nonpositional()) {
+            if (option->get_required()) line += " " + bold(option->get_name());
+        } else {
+            const std::string more = option->get_items_expected_max() > 1 ? "..." : "";
+            line += " " + (option->get_required() ? italic(option->get_name() + more)
+                                                  : "[" + italic(option->get_name() + more) + "]");
+        }
+    return line + " [" + italic("options") + "]\n";
+}
+
+// The keys from config_help(), which has two lines for each: "KEY  help" and "  default and range".
+std::string configuration_keys() {
+    std::istringstream lines(config_help());
+    std::string text;
+    for (std::string first, second; std::getline(lines, first) && std::getline(lines, second);) {
+        const size_t key_end = first.find(' '), help = first.find_first_not_of(' ', key_end);
+        text += entry(bold(first.substr(0, key_end)),
+                      roff(first.substr(help)) + "\n.br\n" + roff(second.substr(second.find_first_not_of(' '))));
+    }
+    return text;
+}
+
+}  // namespace
+
+std::string man_page(const CLI::App& app, const std::string& version) {
+    std::smatch found;
+    const bool is_dated = std::regex_search(version, found, std::regex("\\d{4}-\\d\\d-\\d\\d"));
+    const std::string name = app.get_name();
+    const auto commands = app.get_subcommands([](const CLI::App* command) { return !command->get_name().empty(); });
+    std::string page = ".TH TRAIN_GPT 1 \"" + (is_dated ? found.str() : "") + "\" \"" + name + " " +
+                       version.substr(0, version.find(' ')) + "\" \"User Commands\"\n";
+    page += ".SH NAME\n" + name + ", train_gpt_cpu \\- pretrain GPT\\-class language models\n.SH SYNOPSIS\n";
+    page += synopsis(app, name);
+    for (const CLI::App* command : commands) page += ".br\n" + synopsis(*command, name + " " + command->get_name());
+    page += ".SH DESCRIPTION\n" + roff(app.get_description()) + "\nOne JSON file describes a run. " +
+            bold("train_gpt_cpu") + " is the same program for machines without a GPU.\n";
+    page += ".SH OPTIONS\n" + entries_of(app) + ".SH COMMANDS\n";
+    for (const CLI::App* command : commands)
+        page += ".SS " + name + " " + command->get_name() + "\n" + roff(command->get_description()) + ".\n" +
+                entries_of(*command);
+    page += ".SH CONFIGURATION\nThe keys of a configuration file, by section, and of " + bold("--set") + ".\n" +
+            configuration_keys();
+    page += ".SH EXIT STATUS\n" + bold("retry") + " and " + bold("restart") +
+            " say that another start of the same run may help.\n";
+    for (const ExitCode& row : kExitCodes)
+        page += entry(bold(std::to_string(int(row.code))), roff(std::string(row.meaning) + " (" + row.policy + ")"));
+    page += ".SH FILES\n" + entry(italic("~/.cache/train_gpt/matmul_choices.json"),
+                                  "The fastest GEMM algorithms of this machine's GPU, for an installed program.");
+    return page;
+}

@@ -1,0 +1,54 @@
+// A program that was compiled for a newer CPU than it runs on dies of an illegal instruction anywhere, also before
+// main(). This runs before everything else of the program and says what is missing instead. It is compiled without the
+// registers and instructions that it asks for, and calls nothing but the system.
+#include <unistd.h>
+
+#include <cstring>
+
+#include "kernels/check.h"
+
+// A macro that the compiler predefines as 1 for a feature that it uses; one that is not defined stays its own name.
+#define TEXT_OF(macro) #macro
+#define IS_USED(macro) (TEXT_OF(macro)[0] == '1')
+#define REQUIRE_FEATURE(macro, name) \
+    if (IS_USED(macro) && !__builtin_cpu_supports(name)) end_without(name)
+#define BASELINE \
+    __attribute__((target("general-regs-only,no-bmi,no-bmi2"), noinline, no_sanitize("address", "thread", "undefined")))
+
+namespace {
+
+BASELINE void print(const char* text) {
+    size_t length = 0;
+    while (text[length]) length++;
+    if (::write(STDERR_FILENO, text, length) < 0) return;
+}
+
+[[noreturn]] BASELINE void end_without(const char* feature) {
+    print("train_gpt: this program was compiled for CPUs with ");
+    print(feature);
+    print(", which this CPU does not have; build it on this machine with `make`\n");
+    ::_exit(int(Exit::os));
+}
+
+BASELINE void require_cpu_features(int, char**, char**) {
+    __builtin_cpu_init();
+    REQUIRE_FEATURE(__SSE4_2__, "sse4.2");
+    REQUIRE_FEATURE(__POPCNT__, "popcnt");
+    REQUIRE_FEATURE(__AVX__, "avx");
+    REQUIRE_FEATURE(__AVX2__, "avx2");
+    REQUIRE_FEATURE(__FMA__, "fma");
+    REQUIRE_FEATURE(__BMI__, "bmi");
+    REQUIRE_FEATURE(__BMI2__, "bmi2");
+    REQUIRE_FEATURE(__AVX512F__, "avx512f");
+    REQUIRE_FEATURE(__AVX512CD__, "avx512cd");
+    REQUIRE_FEATURE(__AVX512BW__, "avx512bw");
+    REQUIRE_FEATURE(__AVX512DQ__, "avx512dq");
+    REQUIRE_FEATURE(__AVX512VL__, "avx512vl");
+    REQUIRE_FEATURE(__AVX512BF16__, "avx512bf16");
+}
+
+// Called before constructors; the linker keeps the section of every program that this file is linked into.
+__attribute__((section(".preinit_array"), used)) void (*const before_constructors)(int, char**,
+                                                                                   char**) = require_cpu_features;
+
+}  // namespace

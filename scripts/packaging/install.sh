@@ -1,0 +1,89 @@
+#!/usr/bin/env bash
+# Installs the programs that were built with everything that belongs to them, or removes what was installed so.
+#
+#   scripts/packaging/install.sh install BUILD PREFIX [DESTDIR]         (make install calls it)
+#   scripts/packaging/install.sh uninstall BUILD PREFIX [DESTDIR]
+#
+# DESTDIR is put before PREFIX when files are copied, to make a package. DOCDIR and ZSHDIR (below PREFIX) replace the
+# folders of the documentation and of zsh's completion: distributions have their own. Uninstalling removes the files
+# that are listed in PREFIX/share/train_gpt/installed_files, and nothing else.
+# Exit codes: 0; 64 wrong arguments; 66 nothing has been built or installed; install's own.
+set -euo pipefail
+if [ $# -lt 3 ] || [[ $1 != install && $1 != uninstall ]] || [[ $3 != /* ]]; then
+    echo "usage: scripts/packaging/install.sh install|uninstall BUILD /PREFIX [DESTDIR]" >&2
+    exit 64
+fi
+cd "$(dirname "$0")/../.."
+build=$2 root=${4:-}${3%/}
+shared=share/train_gpt
+doc=${DOCDIR:-share/doc/train_gpt}
+list=$shared/installed_files
+
+if [ "$1" = uninstall ]; then
+    if [ ! -e "$root/$list" ]; then
+        echo "uninstall: there is no $root/$list, so nothing was installed there" >&2
+        exit 66
+    fi
+    mapfile -t files < "$root/$list"
+    (cd "$root" && rm -f -- "${files[@]}" "$list")
+    # Folders of the program's own, if nothing else is in them.
+    for folder in "$shared" "$doc"; do
+        [ ! -d "$root/$folder" ] || find "$root/$folder" -depth -type d -empty -delete
+    done
+    exit
+fi
+
+programs=()
+for program in train_gpt_cpu train_gpt; do
+    [ ! -x "$build/$program" ] || programs+=("$program")
+done
+if [ ${#programs[@]} = 0 ]; then
+    echo "install: $build has no train_gpt_cpu and no train_gpt; build first, with make" >&2
+    exit 66
+fi
+describe=("$build/${programs[0]}")
+
+installed=()
+# copy MODE FOLDER FILE...: into a folder below PREFIX.
+copy() {
+    local mode=$1 folder=$2 file
+    shift 2
+    install -d -m 755 "$root/$folder"
+    for file in "$@"; do
+        install -m "$mode" "$file" "$root/$folder/"
+        installed+=("$folder/${file##*/}")
+    done
+}
+# link NAME TARGET: a symbolic link below PREFIX.
+link() {
+    install -d -m 755 "$root/${1%/*}"
+    ln -sfn "$2" "$root/$1"
+    installed+=("$1")
+}
+# generate NAME OPTION...: what the program prints.
+generate() {
+    install -d -m 755 "$root/${1%/*}"
+    "${describe[@]}" "${@:2}" > "$root/$1"
+    chmod 644 "$root/$1"
+    installed+=("$1")
+}
+
+copy 755 bin "${programs[@]/#/$build/}"
+copy 755 $shared/scripts scripts/requeue.sh scripts/train_hosts.sh scripts/train.slurm
+copy 644 $shared/scripts scripts/train.kubernetes.yaml
+link bin/train_gpt-requeue ../$shared/scripts/requeue.sh
+link bin/train_gpt-hosts ../$shared/scripts/train_hosts.sh
+copy 644 $shared/gpt2 data/gpt2/*
+copy 644 $shared/configs configs/*.json
+copy 644 "$doc" README.md CHANGELOG.md LICENSE
+copy 644 "$doc/docs" docs/*
+generate $shared/config.schema.json --config-schema
+generate share/man/man1/train_gpt.1 --man-page
+link share/man/man1/train_gpt_cpu.1 train_gpt.1
+generate share/bash-completion/completions/train_gpt --completion bash
+link share/bash-completion/completions/train_gpt_cpu train_gpt
+generate "${ZSHDIR:-share/zsh/site-functions}/_train_gpt" --completion zsh
+generate share/fish/vendor_completions.d/train_gpt.fish --completion fish
+link share/fish/vendor_completions.d/train_gpt_cpu.fish train_gpt.fish
+printf '%s\n' "${installed[@]}" > "$root/$list"
+chmod 644 "$root/$list"
