@@ -94,6 +94,9 @@ all: $(TRAINERS)  ## the trainer for the CPU and, with nvcc, for GPUs
 	@for trainer in $^; do echo; $$trainer --version; done
 	@$(if $(NVCC),,echo; echo "nvcc was not found: no trainer for GPUs")
 
+# What the page of `report` consists of is part of its object.
+$(call object,commands/report_page.cpp): $(wildcard commands/report/*.* commands/report/uplot/*)
+
 # Linked anew when what is found changes.
 $(BUILD)/features: FORCE
 	@mkdir -p $(@D); echo "MPI=$(MPI) NCCL=$(NCCL)" > $@.new; cmp -s $@.new $@ || cp $@.new $@
