@@ -51,7 +51,7 @@ function remember() {
 
 function recall() {
   const longest = Math.max(...runs.map(run => run.raw.summary.steps));
-  state.smoothing = longest >= 200 ? 45 : 0;
+  state.smoothing = longest >= 200 ? 55 : 0;
   try {
     const saved = JSON.parse(sessionStorage.getItem("view"));
     if (saved) Object.assign(state, saved, {hidden: new Set(saved.hidden)});
@@ -181,4 +181,13 @@ function makeCharts() {
   }
 }
 
-function drawCharts() { for (const chart of charts) chart.draw(); setZoom(state.zoom); }
+function drawCharts() {
+  for (const chart of charts) chart.draw();
+  // A last chart without a neighbour takes the whole row.
+  const small = charts.filter(chart => !chart.figure.hidden && !chart.spec.wide);
+  small.forEach((chart, i) => {
+    chart.figure.classList.toggle("alone", i === small.length - 1 && i % 2 === 0);
+    chart.resize();
+  });
+  setZoom(state.zoom);
+}

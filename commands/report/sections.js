@@ -72,12 +72,13 @@ function fillNotes() {
   byId("notes").replaceChildren(make("div", {class: "note"}, ...notes.map(note => make("p", {}, note))));
 }
 
-// A bar of parts per run, and a table of the same numbers. parts: run -> [[name, value]].
-function fillBars(id, title, partsOf, text, total) {
+// A bar of parts per run, and a table of the same numbers. partsOf: run -> [[name, value]]; `order`: all names there
+// may be, for the colors.
+function fillBars(id, title, partsOf, text, total, order = []) {
   const section = byId(id), all = runs.map(run => partsOf(run));
   if (all.every(parts => parts.length === 0)) return section.replaceChildren();
   const every = [...new Set(all.flatMap(parts => parts.map(([name]) => name)))];
-  const color = name => `var(--part-${every.indexOf(name) % 10})`;
+  const ordered = [...new Set([...order, ...every])], color = name => `var(--part-${ordered.indexOf(name) % 10})`;
   const sums = all.map(parts => parts.reduce((sum, [, value]) => sum + value, 0)), largest = Math.max(...sums);
   const bars = all.flatMap((parts, i) => {
     if (parts.length === 0) return [];
@@ -119,7 +120,11 @@ function fillSkipped() {
 }
 
 function fillSamples() {
-  const boxes = runs.filter(run => run.raw.samples.length > 0).map(run => {
+  // Of each run the last one; of a single run the first, one from the middle, and the last. Each slider shows any.
+  const places = run => isOne ? [...new Set([0, 0.5, 1].map(share => Math.floor(share * (run.raw.samples.length - 1))))]
+    : [run.raw.samples.length - 1];
+  const shown = runs.filter(run => run.raw.samples.length > 0).flatMap(run => places(run).map(place => [run, place]));
+  const boxes = shown.map(([run, place]) => {
     const samples = run.raw.samples, name = make("b", {}), where = make("span", {class: "quiet"});
     const slider = make("input", {type: "range", min: "0", max: String(samples.length - 1), step: "1",
                                   "aria-label": `sample of ${run.name}`});
@@ -130,7 +135,7 @@ function fillSamples() {
       const begins = sample.text.startsWith(sample.prompt);
       text.replaceChildren(make("b", {}, sample.prompt), begins ? sample.text.slice(sample.prompt.length) : sample.text);
     };
-    slider.value = String(samples.length - 1);
+    slider.value = String(place);
     slider.addEventListener("input", show);
     show();
     name.textContent = run.name;
@@ -231,7 +236,7 @@ function connectControls() {
       const [from, to] = xExtent();
       setZoom([to - (to - from) * Number(button.dataset.zoom), to]);
     });
-  if (matchMedia("(pointer: coarse)").matches) byId("help").textContent = "Swipe across a chart to zoom, All to reset.";
+  if (matchMedia("(pointer: coarse)").matches) byId("help").textContent = "Swipe sideways to zoom.";
   const theme = byId("theme");
   theme.value = storedTheme();
   theme.addEventListener("change", () => {
@@ -268,7 +273,7 @@ fillNotes();
 connectControls();
 makeCharts();
 drawCharts();
-fillBars("time", "Time by phase", timeParts, duration, "training time");
+fillBars("time", "Time by phase", timeParts, duration, "training time", phases.map(([, name]) => name));
 fillBars("memory", "Memory by category", run => Object.entries(run.raw.starts?.at?.(-1)?.memory_bytes ?? {}), bytes,
          "planned for one rank");
 fillSkipped();
