@@ -66,13 +66,11 @@ void watch(const Options& options, std::vector<RunRecords>& runs) {
 }
 
 void report(const Options& options) {
-    if (!options.out.ends_with(".html"))
-        fail(Exit::usage, "--out must end in .html, is %s", options.out);
+    if (!options.out.ends_with(".html")) fail(Exit::usage, "--out must end in .html, is %s", options.out);
     std::vector<RunRecords> runs;
     for (const std::string& dir : options.runs) {
-        RunRecords& run = runs.emplace_back(dir.find_last_not_of('/') == std::string::npos
-                                                ? dir
-                                                : dir.substr(0, dir.find_last_not_of('/') + 1));
+        RunRecords& run = runs.emplace_back(
+            dir.find_last_not_of('/') == std::string::npos ? dir : dir.substr(0, dir.find_last_not_of('/') + 1));
         run.update();
         const std::string metrics = run.dir() + "/metrics.jsonl";
         if (options.watch) continue;  // the first step may still come

@@ -82,12 +82,13 @@ Json rounded(double value) {
     return value;
 }
 
-Json number_or_null(const std::optional<double>& value) { return value && std::isfinite(*value) ? Json(*value) : Json(); }
+Json number_or_null(const std::optional<double>& value) {
+    return value && std::isfinite(*value) ? Json(*value) : Json();
+}
 
 // A column as one number where it never changes, as an array of values, or of each group its mean, minimum and maximum.
 Json column_json(const Values& values, size_t group) {
-    if (std::isfinite(values[0]) && std::ranges::count(values, values[0]) == ptrdiff_t(values.size()))
-        return values[0];
+    if (std::isfinite(values[0]) && std::ranges::count(values, values[0]) == ptrdiff_t(values.size())) return values[0];
     Json mean = Json::array(), low = Json::array(), high = Json::array();
     for (size_t begin = 0; begin < values.size(); begin += group) {
         double sum = 0, smallest = INFINITY, largest = -INFINITY;
@@ -224,12 +225,15 @@ std::string report_page(const std::vector<RunRecords>& runs, std::optional<int> 
                  {"runs", Json::array()}};
     for (const RunRecords& run : runs) data["runs"].push_back(run_json(run));
     const std::string json = script_safe(data.dump(-1, ' ', false, Json::error_handler_t::replace));
-    const std::pair<std::string_view, std::string_view> parts[] = {
-        {"{{uplot.css}}", report_uplot_css},       {"{{report.css}}", report_css},
-        {"{{uplot.js}}", report_uplot_js},         {"{{charts.js}}", report_charts_js},
-        {"{{page.js}}", report_page_js},           {"{{sections.js}}", report_sections_js},
-        {"{{theme.js}}", report_theme_js},         {"{{data}}", json},
-        {"{{uplot.license}}", report_uplot_license}};
+    const std::pair<std::string_view, std::string_view> parts[] = {{"{{uplot.css}}", report_uplot_css},
+                                                                   {"{{report.css}}", report_css},
+                                                                   {"{{uplot.js}}", report_uplot_js},
+                                                                   {"{{charts.js}}", report_charts_js},
+                                                                   {"{{page.js}}", report_page_js},
+                                                                   {"{{sections.js}}", report_sections_js},
+                                                                   {"{{theme.js}}", report_theme_js},
+                                                                   {"{{data}}", json},
+                                                                   {"{{uplot.license}}", report_uplot_license}};
 
     // One pass over the page, so that nothing is replaced inside what was put in.
     std::string page;
@@ -237,7 +241,8 @@ std::string report_page(const std::vector<RunRecords>& runs, std::optional<int> 
     for (size_t open; (open = rest.find("{{")) != std::string_view::npos;) {
         const size_t close = rest.find("}}", open) + 2;
         page += rest.substr(0, open);
-        page += std::ranges::find(parts, rest.substr(open, close - open), [](auto& part) { return part.first; })->second;
+        page +=
+            std::ranges::find(parts, rest.substr(open, close - open), [](auto& part) { return part.first; })->second;
         rest = rest.substr(close);
     }
     return page += rest;

@@ -7,8 +7,8 @@
 
 // What a run has come to, from all its records. Absent: the records do not say.
 struct RunSummary {
-    double step = 0;   // the last
-    size_t steps = 0;  // records
+    double step = 0;                                                                         // the last
+    size_t steps = 0;                                                                        // records
     std::optional<double> loss, val_loss, best_val_loss, best_val_step, best_bits_per_byte;  // last, last, lowest ...
     std::optional<double> tokens, tokens_per_s, mfu;                                         // last, median, median
     std::optional<double> first_time, last_time;                                             // Unix seconds

@@ -5,6 +5,8 @@
 #include <ctime>
 #include <nlohmann/json.hpp>
 
+#include "commands/training_run.h"
+
 void add_start(const TrainingRun& run, const char* revision) {
     using Json = nlohmann::ordered_json;
     constexpr size_t kMostStarts = 100;

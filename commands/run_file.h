@@ -1,7 +1,7 @@
 // run.json: where and with what a run was started, for `report`.
 #pragma once
 
-#include "commands/training_run.h"
+struct TrainingRun;
 
 // Adds this start to run.json in run.dir; what is no such file is replaced. {"starts": [{"step": done before, "time":
 // Unix seconds, "revision", "host", "device", "ranks", "threads", "parameters", "flops_per_token", "memory_bytes":

@@ -25,10 +25,14 @@ struct RecordReader {
     bool number_float(double value, const std::string&) { return number(value); }
     bool string(std::string& value) {
         if (depth_ != 1) return true;
-        if (key_ == "kind") kind = std::move(value);
-        else if (key_ == "skipped") skipped = std::move(value);
-        else if (value == "nan") number(NAN);
-        else if (value == "inf" || value == "-inf") number(value[0] == '-' ? -INFINITY : INFINITY);
+        if (key_ == "kind")
+            kind = std::move(value);
+        else if (key_ == "skipped")
+            skipped = std::move(value);
+        else if (value == "nan")
+            number(NAN);
+        else if (value == "inf" || value == "-inf")
+            number(value[0] == '-' ? -INFINITY : INFINITY);
         return true;
     }
     bool binary(nlohmann::json::binary_t&) { return false; }
@@ -160,8 +164,8 @@ std::vector<std::string> RunRecords::notes() const {
     std::vector<std::string> sentences;
     auto note = [&](const GrowingFile& file, const Damage& damage) {
         if (damage.lines == 1)
-            sentences.push_back(format("line %zu of %s is damaged and was skipped", damage.first_line,
-                                       file.path().c_str()));
+            sentences.push_back(
+                format("line %zu of %s is damaged and was skipped", damage.first_line, file.path().c_str()));
         if (damage.lines > 1)
             sentences.push_back(format("%zu lines of %s are damaged and were skipped, the first is line %zu",
                                        damage.lines, file.path().c_str(), damage.first_line));

@@ -1,7 +1,6 @@
 // The records of a run, read while the run may still write them: metrics.jsonl and samples.jsonl.
 #pragma once
 
-#include <functional>
 #include <map>
 
 #include "runtime/io/io.h"

@@ -18,7 +18,7 @@ function compact(value) {
 function trim(value, digits) {
   if (value === 0) return "0";
   const size = Math.abs(value);
-  if (size < 1e-3 || size >= 1e9) return value.toExponential(digits - 2).replace(/\.?0+e/, "e");
+  if (size < 1e-4 || size >= 1e9) return value.toExponential(digits - 2).replace(/\.?0+e/, "e");
   if (size >= 1e5) return group(value);
   return Number(value.toPrecision(digits)).toLocaleString("en-US", {maximumFractionDigits: 12});
 }
@@ -122,18 +122,25 @@ function firstFrom(values, wanted) {
   return low;
 }
 
-// An exponential moving average: a value counts e times less for each `steps` that it lies back.
+// The mean of all values, weighted by exp(-distance / steps): as an exponential moving average, but of both directions,
+// so that the line does not lag behind the values.
 function smooth(at, values, steps) {
   if (!(steps > 0)) return values;
-  let sum = 0, weight = 0, last = at[0] - 1;
-  return values.map((value, i) => {
-    if (!Number.isFinite(value)) return null;
-    const share = 1 - Math.exp((last - at[i]) / steps);
-    last = at[i];
-    sum += (value - sum) * share;
-    weight += (1 - weight) * share;
-    return sum / weight;
-  });
+  const sums = new Float64Array(values.length), weights = new Float64Array(values.length);
+  for (const direction of [1, -1]) {
+    let sum = 0, weight = 0, last = 0;
+    for (let k = 0, i = direction > 0 ? 0 : values.length - 1; k < values.length; k++, i += direction) {
+      if (!Number.isFinite(values[i])) continue;
+      const kept = weight > 0 ? Math.exp(-Math.abs(at[i] - last) / steps) : 0;
+      sum = sum * kept + values[i];
+      weight = weight * kept + 1;
+      last = at[i];
+      sums[i] += sum;
+      weights[i] += weight;
+    }
+  }
+  // Each value has been counted for itself twice.
+  return values.map((value, i) => Number.isFinite(value) ? (sums[i] - value) / (weights[i] - 1) : null);
 }
 
 // ---- colors
@@ -192,9 +199,9 @@ class Chart {
         y: {distr: isLog ? 3 : 1, range: (u, min, max) => this.yRange(u, min, max, isLog)},
       },
       axes: [
-        {...axis, size: 30, gap: 6, space: 70, values: (u, ticks) => ticks.map(tick => tick === null ? "" : compact(tick))},
+        {...axis, size: 30, gap: 6, space: 70, values: labels(compact)},
         {...axis, size: (u, texts) => 14 + 7.2 * Math.max(3, ...(texts ?? []).map(text => String(text ?? "").length)),
-         values: (u, ticks) => ticks.map(tick => tick === null ? "" : (this.spec.tick ?? compactTick)(tick))},
+         values: labels(this.spec.tick ?? compactTick)},
       ],
       series: [{}, ...layers.map(layer => ({
         stroke: layer.stroke, width: layer.width, fill: layer.fill, dash: layer.dash, spanGaps: true,
@@ -235,8 +242,8 @@ class Chart {
       } else if (line.raw) {
         back.push({...behind, y: line.raw, stroke: faded(line.color, 0.28), width: 1});
       }
-      front.push({x: line.x, y: line.y, stroke: line.color, width: line.width ?? 2, dash: line.dash, points: line.points,
-                  fill: line.fill, stepped: line.stepped, line});
+      front.push({x: line.x, y: line.y, stroke: line.color, width: line.width ?? 2, dash: line.dash,
+                  points: line.points, fill: line.fill, stepped: line.stepped, line});
     }
     return [...back, ...front];
   }
@@ -283,7 +290,7 @@ class Chart {
       let place = at;
       while (place > 0 && !Number.isFinite(values[place])) place--;
       const value = this.spec.stacked ? layer.line.own[place] : values[place];
-      items.push(make("span", {}, swatch(layer.line), layer.line.name + " ",
+      items.push(make("span", {}, swatch(layer.line), make("span", {class: "name"}, layer.line.name), " ",
                       make("b", {}, known(value, this.spec.text))));
     });
     this.readout.replaceChildren(...items);
@@ -293,7 +300,7 @@ class Chart {
     const parts = this.lines.map(line => {
       const values = (line.own ?? line.y).filter(Number.isFinite), text = this.spec.text ?? (value => trim(value, 5));
       if (values.length === 0) return `${line.name}: no values`;
-      const [low, high] = values.reduce(([a, b], value) => [Math.min(a, value), Math.max(b, value)], [Infinity, -Infinity]);
+      const low = values.reduce((a, b) => Math.min(a, b)), high = values.reduce((a, b) => Math.max(a, b));
       return `${line.name}: from ${text(values[0])} to ${text(values.at(-1))}, between ${text(low)} and ${text(high)}`;
     });
     this.plot.setAttribute("aria-label", `${this.spec.title} by ${xAxes[state.x].title}. ${parts.join("; ")}. ` +
@@ -326,6 +333,8 @@ class Chart {
     setZoom(actions[event.key]());
   }
 }
+
+function labels(text) { return (u, ticks) => ticks.map(tick => tick === null ? "" : text(tick)); }
 
 function compactTick(value) {
   const size = Math.abs(value);

@@ -19,7 +19,8 @@ function table(head, rows) {
   const body = rows.map(([first, ...rest]) =>
     make("tr", {}, Object.assign(cell("th", first), {scope: "row"}), ...rest.map(content => cell("td", content))));
   const isNumber = i => body.length > 0 && body.every(row => row.children[i]?.classList.contains("number"));
-  const heads = head.map((text, i) => make("th", {scope: "col", class: isNumber(i) ? "number" : ""}, text));
+  const heads = head.map((text, i) => make("th", {scope: "col", class: isNumber(i) ? "number" : ""},
+                                           make("span", {class: "name", title: text}, text)));
   return make("table", {}, make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...body));
 }
 
@@ -140,8 +141,8 @@ function phaseLines(run) {
   return lines.reverse();
 }
 
-const special = new Set(["loss", "lr", "grad_norm", "loss_scale", "tokens", "step_ms", "tokens_per_s", "mfu", "comm_bytes",
-                         "time", ...phases.map(([column]) => column)]);
+const special = new Set(["loss", "lr", "grad_norm", "loss_scale", "tokens", "step_ms", "tokens_per_s", "mfu",
+                         "comm_bytes", "time", ...phases.map(([column]) => column)]);
 
 function makeCharts() {
   const parent = byId("charts"), percent = value => trim(value * 100, 4) + " %";
@@ -160,8 +161,8 @@ function makeCharts() {
   add({id: "mfu", title: "Model FLOPs utilization", unit: "share of the GPU's peak", clip: true, fromZero: true,
        text: percent, tick: percent, lines: () => linesOf("mfu")});
   for (const run of runs)
-    add({id: "phases-" + run.index, title: isOne ? "Time of a step" : "Time of a step, " + run.name, unit: "ms, by phase",
-         stacked: true, clip: true, lines: () => phaseLines(run)});
+    add({id: "phases-" + run.index, title: isOne ? "Time of a step" : "Time of a step, " + run.name,
+         unit: "ms, by phase", stacked: true, clip: true, lines: () => phaseLines(run)});
   if (runs.some(run => run.raw.skipped.length > 0 || typeof run.train.raw.columns.loss_scale !== "number"))
     add({id: "scale", title: "Loss scale", unit: "FP16", canLog: true, fromZero: true, text: compact,
          lines: () => linesOf("loss_scale", {isSmooth: false, stepped: true})});

@@ -8,7 +8,8 @@ function fillHeader() {
   const start = runs[0].raw.starts?.at?.(-1);
   const shape = run => {
     const model = run.raw.config?.model, parameters = run.raw.starts?.at?.(-1)?.parameters;
-    return [parameters ? compact(parameters) + " parameters" : "", model ? `${model.n_layer} layers, ${model.n_embd} wide` : "",
+    return [parameters ? compact(parameters) + " parameters" : "",
+            model ? `${model.n_layer} layers, ${model.n_embd} wide` : "",
             run.raw.config?.train?.precision ?? ""].filter(Boolean).join(", ");
   };
   byId("subtitle").textContent = isOne ? [shape(runs[0]), start ? `on ${start.device}` : ""].filter(Boolean).join(" ")
@@ -24,8 +25,8 @@ function fillOverview() {
     const left = max > s.step && s.steps > 0 ? (max - s.step) * s.step_s / s.steps : 0;
     const items = [
       ["Training loss", known(s.loss, value => trim(value, 4)), `at step ${group(s.step)}`],
-      ["Best validation loss", known(s.best_val_loss, value => trim(value, 4)), s.best_val_step === null ? "not validated"
-        : `at step ${group(s.best_val_step)}`],
+      ["Best validation loss", known(s.best_val_loss, value => trim(value, 4)),
+       s.best_val_step === null ? "not validated" : `at step ${group(s.best_val_step)}`],
       ["Bits per byte", known(s.best_bits_per_byte, value => trim(value, 4)), "lowest on validation"],
       ["Steps", group(s.step), max ? `of ${group(max)}` + (left > 0 ? `, ${duration(left)} left` : "") : ""],
       ["Tokens", known(s.tokens, compact), `in ${duration(s.step_s)}`],
@@ -33,8 +34,9 @@ function fillOverview() {
       ["MFU", known(s.mfu, value => trim(value * 100, 3) + " %"), "median"],
       ["Skipped steps", group(s.skipped), s.skipped ? "gradients not finite" : "all updates applied"],
     ].filter(([title, value]) => value !== "–" || title.includes("validation"));
-    overview.replaceChildren(make("dl", {class: "figures"}, ...items.map(([title, value, more]) => make("div", {},
-      make("dt", {}, title), make("dd", {}, make("div", {class: "value"}, value), make("div", {class: "more"}, more))))));
+    const figures = items.map(([title, value, more]) => make("div", {}, make("dt", {}, title),
+      make("dd", {}, make("div", {class: "value"}, value), make("div", {class: "more"}, more))));
+    overview.replaceChildren(make("dl", {class: "figures"}, ...figures));
     return;
   }
   const rows = runs.map(run => {
@@ -46,18 +48,20 @@ function fillOverview() {
       drawCharts();
     });
     return [make("label", {class: "run-toggle"}, box, swatch({color: run.color}), run.name),
-            group(s.step) + (maxSteps(run) ? ` of ${group(maxSteps(run))}` : ""), known(s.loss), known(s.best_val_loss),
-            s.best_val_step === null ? "–" : group(s.best_val_step), known(s.best_bits_per_byte, value => trim(value, 4)),
-            known(s.tokens, compact), known(s.tokens_per_s, compact), duration(s.step_s), group(s.skipped)];
+            group(s.step) + (maxSteps(run) ? ` of ${group(maxSteps(run))}` : ""), known(s.loss),
+            known(s.best_val_loss), s.best_val_step === null ? "–" : group(s.best_val_step),
+            known(s.best_bits_per_byte, value => trim(value, 4)), known(s.tokens, compact),
+            known(s.tokens_per_s, compact), duration(s.step_s), group(s.skipped)];
   });
-  const head = ["run", "step", "training loss", "best validation", "at step", "bits per byte", "tokens", "tokens/s", "time",
-                "skipped"];
+  const head = ["run", "step", "training loss", "best validation", "at step", "bits per byte", "tokens", "tokens/s",
+                "time", "skipped"];
   overview.className = "card";
   overview.replaceChildren(scrolled(table(head, rows)));
 }
 
 function fillNotes() {
-  const notes = runs.flatMap(run => run.raw.notes.map(note => note[0].toUpperCase() + note.slice(1) + "."));
+  const warnings = runs.flatMap(run => run.raw.notes.map(note => note[0].toUpperCase() + note.slice(1) + "."));
+  const notes = [];
   for (const run of runs) {
     const group_ = run.train.raw.group, count = run.train.raw.count;
     if (count === 0) notes.push(`${run.name} has no training step yet.`);
@@ -68,8 +72,9 @@ function fillNotes() {
     if (run.raw.summary.skipped > run.raw.skipped.length)
       notes.push(`The first ${run.raw.skipped.length} of ${group(run.raw.summary.skipped)} skipped steps are listed.`);
   }
-  if (notes.length === 0) return byId("notes").replaceChildren();
-  byId("notes").replaceChildren(make("div", {class: "note"}, ...notes.map(note => make("p", {}, note))));
+  const boxes = [["note warning", warnings], ["note", notes]].filter(([, texts]) => texts.length > 0);
+  byId("notes").replaceChildren(...boxes.map(([kind, texts]) =>
+    make("div", {class: kind}, ...texts.map(text => make("p", {}, text)))));
 }
 
 // A bar of parts per run, and a table of the same numbers. partsOf: run -> [[name, value]]; `order`: all names there
@@ -88,25 +93,27 @@ function fillBars(id, title, partsOf, text, total, order = []) {
       part.style.background = color(name);
       return part;
     }));
-    return [make("div", {class: "bar-label"}, make("span", {}, isOne ? total : runs[i].name), make("b", {}, text(sums[i]))),
-            bar];
+    const label = make("span", {}, isOne ? total : runs[i].name);
+    return [make("div", {class: "bar-label"}, label, make("b", {}, text(sums[i]))), bar];
   });
   const rows = every.map(name => [make("span", {}, swatch({color: color(name)}), name), ...all.flatMap((parts, i) => {
-    const value = parts.find(([other]) => other === name)?.[1];
-    const share = value === undefined ? "–" : trim(value / sums[i] * 100, value / sums[i] < 0.1 ? 2 : 3) + " %";
-    return isOne ? [value === undefined ? "–" : text(value), share] : [`${value === undefined ? "–" : text(value)}`];
+    const value = parts.find(([other]) => other === name)?.[1] ?? NaN, share = value / sums[i];
+    return [known(value, text), ...(isOne ? [trim(share * 100, share < 0.1 ? 2 : 3) + " %"] : [])];
   })]);
   const head = isOne ? ["", "", "share"] : ["", ...runs.map(run => run.name)];
-  section.replaceChildren(heading(id, title), ...bars, make("div", {class: "parts"}, scrolled(table(head, rows))));
+  const numbers = make("div", {class: "parts"}, scrolled(table(head, rows)));
+  section.replaceChildren(heading(id, title), ...bars, numbers);
 }
 
 function timeParts(run) {
   const s = run.raw.summary;
-  const parts = phases.filter(([column]) => s.phases[column] > 0).map(([column, name]) => [name, s.phases[column] / 1000]);
+  const parts = phases.filter(([column]) => s.phases[column] > 0)
+    .map(([column, name]) => [name, s.phases[column] / 1000]);
   // One process from the first step to the last: what is not in a step was spent beside the steps.
   const isWhole = run.raw.starts?.length === 1 && Number.isFinite(s.first_time ?? NaN);
   const beside = isWhole ? s.last_time - s.first_time - s.step_s : 0;
-  return beside > 0.001 * s.step_s && parts.length > 0 ? [...parts, ["validation, samples, checkpoints", beside]] : parts;
+  if (!(beside > 0.001 * s.step_s) || parts.length === 0) return parts;
+  return [...parts, ["validation, samples, checkpoints", beside]];
 }
 
 function fillSkipped() {
@@ -121,9 +128,9 @@ function fillSkipped() {
 
 function fillSamples() {
   // Of each run the last one; of a single run the first, one from the middle, and the last. Each slider shows any.
-  const places = run => isOne ? [...new Set([0, 0.5, 1].map(share => Math.floor(share * (run.raw.samples.length - 1))))]
-    : [run.raw.samples.length - 1];
-  const shown = runs.filter(run => run.raw.samples.length > 0).flatMap(run => places(run).map(place => [run, place]));
+  const places = last => isOne ? [...new Set([0, Math.floor(last / 2), last])] : [last];
+  const shown = runs.filter(run => run.raw.samples.length > 0)
+    .flatMap(run => places(run.raw.samples.length - 1).map(place => [run, place]));
   const boxes = shown.map(([run, place]) => {
     const samples = run.raw.samples, name = make("b", {}), where = make("span", {class: "quiet"});
     const slider = make("input", {type: "range", min: "0", max: String(samples.length - 1), step: "1",
@@ -133,17 +140,19 @@ function fillSamples() {
       const sample = samples[Number(slider.value)];
       where.textContent = `step ${group(sample.step)}, ${Number(slider.value) + 1} of ${samples.length}`;
       const begins = sample.text.startsWith(sample.prompt);
-      text.replaceChildren(make("b", {}, sample.prompt), begins ? sample.text.slice(sample.prompt.length) : sample.text);
+      const rest = begins ? sample.text.slice(sample.prompt.length) : sample.text;
+      text.replaceChildren(make("b", {}, sample.prompt), rest);
     };
     slider.value = String(place);
     slider.addEventListener("input", show);
     show();
     name.textContent = run.name;
-    return make("div", {}, make("div", {class: "sample-head"}, ...(isOne ? [] : [swatch({color: run.color}), name]), where,
-                                slider), text);
+    const label = isOne ? [] : [make("span", {}, swatch({color: run.color}), name)];
+    return make("div", {}, make("div", {class: "sample-head"}, ...label, where, slider), text);
   });
   if (boxes.length === 0) return byId("samples").replaceChildren();
-  byId("samples").replaceChildren(heading("samples", "Samples over time"), make("div", {class: "sample-runs"}, ...boxes));
+  byId("samples").replaceChildren(heading("samples", "Samples over time"),
+                                  make("div", {class: "sample-runs"}, ...boxes));
 }
 
 // ---- configuration and environment
@@ -166,12 +175,12 @@ function fillConfiguration() {
   const content = make("div", {});
   const show = index => {
     buttons.forEach((button, i) => button.setAttribute("aria-pressed", i === index));
-    const rows = keys.filter(filters[index][1]).map(key => [make("code", {}, key), [make("code", {}, defaults.get(key) ?? "–"),
-      "text quiet"], ...configs.map(config => [make("code", {}, config.get(key) ?? "–"),
-                                               config.get(key) === defaults.get(key) ? "text" : "text changed"])]);
+    const chosen = keys.filter(filters[index][1]);
+    const rows = chosen.map(key => [make("code", {}, key), [make("code", {}, defaults.get(key) ?? "–"), "text quiet"],
+      ...configs.map(config => [make("code", {}, config.get(key) ?? "–"),
+                                config.get(key) === defaults.get(key) ? "text" : "text changed"])]);
     const made = table(["key", "default", ...runs.map(run => isOne ? "this run" : run.name)], rows);
-    if (!isOne) [...made.tBodies[0].rows].forEach((row, i) =>
-      row.classList.toggle("differs", isDifferent(keys.filter(filters[index][1])[i])));
+    [...made.tBodies[0].rows].forEach((row, i) => row.classList.toggle("differs", isDifferent(chosen[i])));
     content.replaceChildren(rows.length ? scrolled(made) : make("p", {class: "quiet"}, "None."));
   };
   const buttons = filters.map(([text], i) => {
@@ -194,8 +203,7 @@ function fillEnvironment() {
             ["started", run.raw.starts?.[0] && date(run.raw.starts[0].time)],
             ["last record", s.last_time && date(s.last_time)],
             ["starts", run.raw.starts?.length > 1 && run.raw.starts.map(other =>
-              `after step ${group(other.step)} on ${other.ranks} rank${other.ranks === 1 ? "" : "s"} of ${other.host}, ` +
-              `${date(other.time)}`).join("; ")],
+              `after step ${group(other.step)}: ranks ${other.ranks}, ${other.host}, ${date(other.time)}`).join("; ")],
             ["checkpoints", run.raw.checkpoints.length > 0 && "step " + run.raw.checkpoints.map(group).join(", ")]];
   };
   const all = runs.map(run => facts(run));
@@ -216,7 +224,8 @@ function connectControls() {
   const slider = byId("smoothing");
   const showSmoothing = () => {
     const steps = smoothingSteps();
-    byId("smoothing-text").textContent = steps === 0 ? "off" : steps < 1 ? "< 1 step" : `~ ${compact(Math.round(steps))} steps`;
+    byId("smoothing-text").textContent = steps === 0 ? "off"
+      : steps < 1 ? "< 1 step" : `~ ${compact(Math.round(steps))} steps`;
   };
   slider.value = state.smoothing;
   let frame = 0;
@@ -239,12 +248,12 @@ function connectControls() {
   if (matchMedia("(pointer: coarse)").matches) byId("help").textContent = "Swipe sideways to zoom.";
   const theme = byId("theme");
   theme.value = storedTheme();
+  const showTheme = () => { applyTheme(theme.value); drawCharts(); };
   theme.addEventListener("change", () => {
     try { localStorage.setItem("theme", theme.value); } catch {}
-    applyTheme(theme.value);
-    drawCharts();
+    showTheme();
   });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { applyTheme(theme.value); drawCharts(); });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", showTheme);
 }
 
 // While the program watches the runs, the page loads itself again and keeps its state.

@@ -76,7 +76,8 @@ class Report(TrainerTest):
 
     def test_values_are_those_of_the_file(self):
         records = [(1, 10.5), (2, 7.25), (3, 4.123456789012), (17, 3e-9), (42, 3.125)]
-        run = self.write_run("run", *(train(*pair, time=1.7e9 + pair[0]) for pair in records), val(17, 3.75), val(42, 3.25))
+        run = self.write_run("run", *(train(*pair, time=1.7e9 + pair[0]) for pair in records), val(17, 3.75),
+                             val(42, 3.25))
         page = self.page(run)
         self.assertEqual(page.column("loss"), [(step, seven_digits(loss)) for step, loss in records])
         self.assertEqual(page.column("loss", "val"), [(17, 3.75), (42, 3.25)])
@@ -94,9 +95,10 @@ class Report(TrainerTest):
         page = self.page("run/")
         for kind in ("train", "val"):
             records = self.records(kind=kind, without=())
-            for name in {key for record in records for key, value in record.items() if isinstance(value, (int, float))}:
+            for name in {key for record in records for key, value in record.items() if type(value) in (int, float)}:
                 if name != "step":
-                    self.assertEqual(page.column(name, kind), [(r["step"], seven_digits(r[name])) for r in records], name)
+                    expected = [(r["step"], seven_digits(r[name])) for r in records]
+                    self.assertEqual(page.column(name, kind), expected, name)
         run, records = page.runs[0], self.records(kind="train", without=())
         self.assertEqual((run["dir"], run["notes"], run["checkpoints"][-1]), ("run", [], 9))
         self.assertAlmostEqual(run["summary"]["step_s"], sum(r["step_ms"] for r in records) / 1000)
@@ -108,7 +110,8 @@ class Report(TrainerTest):
 
         # Where it ran: run.json has each start.
         first, second = run["starts"]
-        self.assertEqual((first["step"], second["step"], second["ranks"], second["host"]), (0, 6, 1, os.uname().nodename))
+        self.assertEqual((first["step"], second["step"], second["ranks"]), (0, 6, 1))
+        self.assertEqual(second["host"], os.uname().nodename)
         self.assertEqual(second["revision"] + "\n", (self.dir / "run/revision.txt").read_text())
         self.assertLess(abs(second["time"] - (self.dir / "run/run.json").stat().st_mtime), 60)
         plan = self.run_trainer("plan", "config.json")
@@ -178,7 +181,8 @@ class Report(TrainerTest):
         self.assertEqual(self.said.splitlines()[1].split(), ["run", "6", "3.0000", "-", "-", "-", "1003", "1"])
 
     def test_samples(self):
-        samples = [{"step": step, "time": 1.7e9 + step, "prompt": "And", "text": f"And {step}"} for step in range(1, 501)]
+        samples = [{"step": step, "time": 1.7e9 + step, "prompt": "And", "text": f"And {step}"}
+                   for step in range(1, 501)]
         page = self.page(self.write_run("run", train(1, 5.0), samples=[*samples, {"step": 500}, '{"step":501,"te']))
         run, = page.runs
         self.assertEqual((len(run["samples"]), run["sample_count"]), (100, 500))
