@@ -154,13 +154,23 @@ Json samples_json(const std::vector<Sample>& samples) {
     return chosen;
 }
 
-// A JSON file of the run directory; null, and a note, if it is damaged or missing.
+// A JSON file of the run directory; null if it is missing or damaged, with a note if it is damaged.
 Json file_json(const std::string& path, Json& notes) {
     constexpr size_t kLargestFile = 1 << 22;
-    const Json json = file_exists(path) ? Json::parse(read_file(path, kLargestFile), nullptr, false) : Json();
+    if (!file_exists(path)) return nullptr;
+    const Json json = Json::parse(read_file(path, kLargestFile), nullptr, false);
     if (json.is_object()) return json;
-    notes.push_back(path + (json.is_null() ? " is missing" : " is damaged"));
+    notes.push_back(path + " is damaged");
     return nullptr;
+}
+
+// run.json; of a run that an earlier version started, its revision.
+Json starts_json(const std::string& dir, Json& notes) {
+    const Json file = file_json(dir + "/run.json", notes);
+    if (file.is_object()) return file.contains("starts") ? file["starts"] : Json();
+    const std::string path = dir + "/revision.txt";
+    const std::string text = file_exists(path) ? read_file(path, 1000) : "";
+    return text.empty() ? Json() : Json::array({{{"revision", text.substr(0, text.find('\n'))}}});
 }
 
 Json run_json(const RunRecords& run) {
@@ -172,7 +182,7 @@ Json run_json(const RunRecords& run) {
     if (directory_exists(dir + "/checkpoints"))
         for (const std::string& name : list_directory(dir + "/checkpoints"))
             if (int step; std::sscanf(name.c_str(), "step_%d", &step) == 1) checkpoints.push_back(step);
-    const Json config = file_json(dir + "/config.json", notes), environment = file_json(dir + "/run.json", notes);
+    const Json config = file_json(dir + "/config.json", notes), starts = starts_json(dir, notes);
     return {{"dir", dir},
             {"summary", summary_json(run)},
             {"tables", tables},
@@ -180,7 +190,7 @@ Json run_json(const RunRecords& run) {
             {"sample_count", run.samples().size()},
             {"samples", samples_json(run.samples())},
             {"config", config},
-            {"starts", environment.is_object() && environment.contains("starts") ? environment["starts"] : Json()},
+            {"starts", starts},
             {"checkpoints", checkpoints},
             {"notes", notes}};
 }

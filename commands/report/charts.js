@@ -156,7 +156,7 @@ function faded(color, share) {
 
 // A figure with a line of values above the plot and a table of values below. `spec` has: id, title, unit, wide, and
 // lines(), which returns [{name, color, x, y, raw, band: {min, max}, dash, points, fill, ring}] for the present state:
-// `y` is drawn as a line, `raw` and `band` behind it in a faded color. canLog: log scale is possible; clip: it has
+// `y` is drawn as a line, `raw` and `band` behind it in a faded color. isLog, canLog: log scale always, or if chosen; clip: it has
 // outliers; y: [low, high] always; stacked: `y` are sums already.
 class Chart {
   constructor(parent, spec) {
@@ -184,7 +184,7 @@ class Chart {
     this.figure.hidden = this.lines.length === 0;
     if (this.figure.hidden) return;
     const layers = this.layers(), width = this.plot.clientWidth || 300;
-    const isLog = state.log && this.spec.canLog;
+    const isLog = this.spec.isLog || state.log && this.spec.canLog;
     const positive = values => isLog ? values.map(value => value > 0 ? value : null) : values;
     const tables = layers.map(layer => [layer.x, positive(layer.y)]);
     const isAligned = tables.every(([x]) => x === tables[0][0]);

@@ -164,7 +164,7 @@ function makeCharts() {
     add({id: "phases-" + run.index, title: isOne ? "Time of a step" : "Time of a step, " + run.name,
          unit: "ms, by phase", stacked: true, clip: true, lines: () => phaseLines(run)});
   if (runs.some(run => run.raw.skipped.length > 0 || typeof run.train.raw.columns.loss_scale !== "number"))
-    add({id: "scale", title: "Loss scale", unit: "FP16", canLog: true, fromZero: true, text: compact,
+    add({id: "scale", title: "Loss scale", unit: "log scale", isLog: true, text: compact,
          lines: () => linesOf("loss_scale", {isSmooth: false, stepped: true})});
   // Whatever else is recorded, under its own name.
   const others = new Set(runs.flatMap(run => run.train.names()).filter(name => !special.has(name)));

@@ -12,7 +12,8 @@ function fillHeader() {
             model ? `${model.n_layer} layers, ${model.n_embd} wide` : "",
             run.raw.config?.train?.precision ?? ""].filter(Boolean).join(", ");
   };
-  byId("subtitle").textContent = isOne ? [shape(runs[0]), start ? `on ${start.device}` : ""].filter(Boolean).join(" ")
+  byId("subtitle").textContent = isOne
+    ? [shape(runs[0]), start?.device ? `on ${start.device}` : ""].filter(Boolean).join(" ")
     : runs.map(run => run.name).join(", ");
   byId("made").textContent = `Written by train_gpt report, ${date(data.generated)}, from ` +
     runs.map(run => run.raw.dir).join(", ") + ".";
@@ -116,6 +117,10 @@ function timeParts(run) {
   return [...parts, ["validation, samples, checkpoints", beside]];
 }
 
+function memoryParts(run) {
+  return Object.entries(run.raw.starts?.at?.(-1)?.memory_bytes ?? {}).filter(([, value]) => Number.isFinite(value));
+}
+
 function fillSkipped() {
   const rows = runs.flatMap(run => run.raw.skipped.map(([step, tensor]) =>
     [...(isOne ? [] : [run.name]), group(step), [make("code", {}, tensor), "text"]]));
@@ -200,7 +205,7 @@ function fillEnvironment() {
             ["ranks", start.ranks], ["CPU threads per rank", start.threads || undefined], ["host", start.host],
             ["parameters", start.parameters && group(start.parameters)],
             ["FLOPs per token", start.flops_per_token && trim(start.flops_per_token, 4)],
-            ["started", run.raw.starts?.[0] && date(run.raw.starts[0].time)],
+            ["started", run.raw.starts?.[0]?.time && date(run.raw.starts[0].time)],
             ["last record", s.last_time && date(s.last_time)],
             ["starts", run.raw.starts?.length > 1 && run.raw.starts.map(other =>
               `after step ${group(other.step)}: ranks ${other.ranks}, ${other.host}, ${date(other.time)}`).join("; ")],
@@ -283,8 +288,7 @@ connectControls();
 makeCharts();
 drawCharts();
 fillBars("time", "Time by phase", timeParts, duration, "training time", phases.map(([, name]) => name));
-fillBars("memory", "Memory by category", run => Object.entries(run.raw.starts?.at?.(-1)?.memory_bytes ?? {}), bytes,
-         "planned for one rank");
+fillBars("memory", "Memory by category", memoryParts, bytes, "planned for one rank");
 fillSkipped();
 fillSamples();
 fillConfiguration();

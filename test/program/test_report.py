@@ -253,6 +253,9 @@ class Report(TrainerTest):
         for file, content in (("config.json", "{"), ("run.json", "3")):
             (self.dir / "run" / file).write_text(content)
             self.assertIn(f"run/{file} is damaged", self.page("run").runs[0]["notes"])
+            (self.dir / "run" / file).unlink()
+        (self.dir / "run/revision.txt").write_text("0123abc\n")  # of an earlier version, which wrote no run.json
+        self.assertEqual(self.page("run").runs[0]["starts"], [{"revision": "0123abc"}])
 
     def test_missing_and_empty_input(self):
         good = json.dumps(train(1, 5.0)) + "\n"
