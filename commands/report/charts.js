@@ -156,8 +156,8 @@ function faded(color, share) {
 
 // A figure with a line of values above the plot and a table of values below. `spec` has: id, title, unit, wide, and
 // lines(), which returns [{name, color, x, y, raw, band: {min, max}, dash, points, fill, ring}] for the present state:
-// `y` is drawn as a line, `raw` and `band` behind it in a faded color. isLog, canLog: log scale always, or if chosen; clip: it has
-// outliers; y: [low, high] always; stacked: `y` are sums already.
+// `y` is drawn as a line, `raw` and `band` behind it in a faded color. isLog, canLog: log scale always, or if chosen;
+// clip: it has outliers; fromZero: 0 is visible; stacked: `y` are sums, and `own` are the values.
 class Chart {
   constructor(parent, spec) {
     this.spec = spec;

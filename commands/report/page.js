@@ -69,8 +69,8 @@ function shownRuns() { return runs.filter(run => run.isShown); }
 
 function xExtent() {
   let low = Infinity, high = -Infinity;
-  for (const run of shownRuns()) {
-    const x = run.train.axis(state.x);
+  for (const run of shownRuns()) for (const records of Object.values(run.tables)) {
+    const x = run.xOf(records);
     if (x?.length) [low, high] = [Math.min(low, x[0]), Math.max(high, x.at(-1))];
   }
   return low < high ? [low, high] : Number.isFinite(low) ? [low - 1, low + 1] : [0, 1];

@@ -172,8 +172,9 @@ class Report(TrainerTest):
 
     def test_steps_without_a_loss_and_repeated_steps(self):
         run = self.write_run("run", train(1, 5.0), train(2, "nan", skipped="wte"), train(3, None), train(4, "-inf"),
-                             {"kind": "train", "step": 5}, train(6, 4.0), train(7, 9.0, skipped="wpe"), train(6, 3.0),
-                             val(6, None), {"kind": "of a newer program", "step": 6, "score": 0.25, "list": [{"a": 1}]})
+                             {"kind": "train", "step": 5}, train(6, 4.0), train(7, 9.0, skipped="wpe"), train(6, 8.0),
+                             train(6, 3.0), val(6, None),
+                             {"kind": "of a newer program", "step": 6, "score": 0.25, "list": [{"a": 1}]})
         page = self.page(run)
         self.assertEqual(page.column("loss"), [(1, 5), (2, None), (3, None), (4, None), (5, None), (6, 3)])
         self.assertEqual(page.runs[0]["skipped"], [[2, "wte"]])
