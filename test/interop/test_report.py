@@ -8,6 +8,7 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -72,7 +73,13 @@ class Browser:
         return answer["result"]
 
     def value(self, expression):
-        result = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        for attempt in range(10):
+            try:
+                result = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+                break
+            except AssertionError as error:  # a watched page may load itself again at any moment
+                if attempt == 9 or not re.search("navigated|context", str(error)):
+                    raise
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 
