@@ -99,6 +99,9 @@ all: $(TRAINERS)  ## the trainer for the CPU and, with nvcc, for GPUs
 	@for trainer in $^; do echo; $$trainer --version; done
 	@$(if $(NVCC),,echo; echo "nvcc was not found: no trainer for GPUs")
 
+# What the page of `report` consists of is part of its object.
+$(call object,commands/report_page.cpp): $(wildcard commands/report/*.* commands/report/uplot/*)
+
 # Linked anew when what is found changes, and main() compiled anew with a new revision.
 $(BUILD)/features: CONTENT = MPI=$(MPI) NCCL=$(NCCL)
 $(BUILD)/version.txt: CONTENT = $(PROGRAM_VERSION)

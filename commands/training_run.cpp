@@ -2,6 +2,7 @@
 
 #include <cstdio>
 
+#include "commands/run_file.h"
 #include "model/plan.h"
 #include "runtime/performance/performance.h"
 
@@ -100,6 +101,7 @@ void write_run_files(const TrainingRun& run, const char* revision) {
         check_space(dir, run.gpt.layout().parameters * sizeof(float) * 3);
         write_file_atomically(dir + "/config.json", config_json(run.config));
         write_file_atomically(dir + "/revision.txt", std::string(revision) + "\n");
+        add_start(run, revision);
         if (run.dataset.tokenizer) write_file_atomically(dir + "/tokenizer.json", run.dataset.tokenizer->json());
         print_summary(run);
     });

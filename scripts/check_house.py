@@ -10,7 +10,8 @@ from pathlib import Path
 
 MAX_COLUMNS, MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_README_LINES = 120, 500, 120, 150
 CPP = {".h", ".cpp", ".cu", ".cuh"}
-SOURCES = CPP | {".py", ".sh"}
+SOURCES = CPP | {".py", ".sh", ".js", ".css", ".html"}
+BUNDLED = "commands/report/uplot"  # another project's files, as they were published
 MAY_USE_IF = {"kernels/numeric.h", "kernels/cuda/launch.cuh", "kernels/cuda/ptx.cuh", "test/ptx_probe/ptx_hopper.cuh",
               "test/catch.h"}
 # A launcher tells a rank its place there, and the place is no result; a test says which call of a stand-in fails, and
@@ -196,7 +197,7 @@ def doc_findings(root):
 def main(root):
     tops = [top for top in root.iterdir() if not re.match(r"build|runs|\.", top.name)]
     paths = [path for top in tops for path in [top, *top.rglob("*")]
-             if path.suffix in SOURCES or path == root / "Makefile"]
+             if path.suffix in SOURCES and path.parent != root / BUNDLED or path == root / "Makefile"]
     texts = {str(path.relative_to(root)): path.read_text("utf-8") for path in paths}
     found = [(name, *finding) for name, text in sorted(texts.items()) for finding in findings(name, text)]
     found += op_findings(texts)

@@ -35,6 +35,8 @@ VIOLATIONS = [  # rule, file, text that is appended to it, words of the finding
     ("notes", "kernels/ops.h", "// TO" + "DO: faster", "open an issue instead"),
     ("columns", "model/gpt.h", "// " + "x" * 118, "a line of 121 columns"),
     ("columns of a script", "scripts/setup.sh", "# " + "x" * 119, "a line of 121 columns"),
+    ("columns of a page", "commands/report/report.css", "/*" + "x" * 117 + "*/", "a line of 121 columns"),
+    ("lines of a page", "commands/report/page.js", "\n" * 500, "at most 500"),
     ("function", "model/gpt.h", LONG_FUNCTION, "a function of 121 lines"),
     ("function with a long head", "model/gpt.h", WRAPPED_FUNCTION, "a function of 121 lines"),
     ("method", "model/gpt.h", "struct Long {\n    " + LONG_FUNCTION.replace("\n}", "\n    }") + "};",

@@ -1,0 +1,374 @@
+"""The page of `train_gpt report` in a real browser: headless Chromium (apt-get install chromium), driven over its
+DevTools protocol with a mouse and a finger. Every error on the console is a failure.
+
+    REPORT_SCREENSHOTS=folder python3 test/interop test_report      also leaves screenshots there
+"""
+import base64
+import json
+import math
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import urllib.request
+from pathlib import Path
+
+import websocket
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "test/program"))
+from trainer import ENVIRONMENT, FROM_TERMINAL, TRAINER, wait_until  # noqa: E402
+
+REQUIREMENTS = [["websocket-client==1.*"]]
+HOSTILE = "<img src=x onerror=\"document.title='taken'\"><script>document.title='taken'<script>"
+DESKTOP, PHONE = (1320, 900), (390, 844)
+
+
+class Browser:
+    """A page of headless Chromium. Keeps what the console says."""
+
+    def __init__(self, profile):
+        self.process = subprocess.Popen(
+            ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run",
+             "--remote-debugging-port=0", "--remote-allow-origins=*", f"--user-data-dir={profile}", "about:blank"],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        port_file = Path(profile, "DevToolsActivePort")
+        wait_until(lambda: port_file.exists() and port_file.read_text().count("\n") >= 1, "Chromium did not start")
+        port = port_file.read_text().split()[0]
+        targets = json.load(urllib.request.urlopen(f"http://127.0.0.1:{port}/json"))
+        self.socket = websocket.create_connection(
+            next(target["webSocketDebuggerUrl"] for target in targets if target["type"] == "page"), timeout=60)
+        self.number, self.errors, self.requests = 0, [], []
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(domain + ".enable")
+
+    def close(self):
+        self.socket.close()
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def note(self, event):
+        method, said = event.get("method"), event.get("params", {})
+        if method == "Runtime.exceptionThrown":
+            self.errors.append(said["exceptionDetails"])
+        elif method == "Runtime.consoleAPICalled" and said["type"] in ("error", "warning", "assert"):
+            self.errors.append(said["args"])
+        elif method == "Log.entryAdded" and said["entry"]["level"] in ("error", "warning"):
+            self.errors.append(said["entry"])
+        elif method == "Network.requestWillBeSent":
+            self.requests.append(said["request"]["url"])
+
+    def call(self, method, **parameters):
+        self.number += 1
+        self.socket.send(json.dumps({"id": self.number, "method": method, "params": parameters}))
+        while (answer := json.loads(self.socket.recv())).get("id") != self.number:
+            self.note(answer)
+        assert "error" not in answer, (method, answer)
+        return answer["result"]
+
+    def value(self, expression):
+        for attempt in range(10):
+            try:
+                result = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+                break
+            except AssertionError as error:  # a watched page may load itself again at any moment
+                if attempt == 9 or not re.search("navigated|context", str(error)):
+                    raise
+        assert "exceptionDetails" not in result, result
+        return result["result"].get("value")
+
+    def open(self, path, size=DESKTOP, dark=False, touch=False):
+        self.errors, self.requests = [], []
+        self.call("Emulation.setDeviceMetricsOverride", width=size[0], height=size[1], deviceScaleFactor=1,
+                  mobile=touch)
+        self.call("Emulation.setTouchEmulationEnabled", enabled=touch)
+        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme",
+                                                           "value": "dark" if dark else "light"}])
+        self.call("Page.navigate", url=Path(path).as_uri())
+        wait_until(lambda: self.value("document.readyState") == "complete", "the page was not loaded")
+        self.settle()
+
+    def settle(self):
+        self.value("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+    def box(self, selector):
+        """The element, scrolled into view: left, top, width, height in the window."""
+        return self.value(f"""(() => {{ const element = document.querySelector({json.dumps(selector)});
+            element.scrollIntoView({{block: "center", behavior: "instant"}});
+            const b = element.getBoundingClientRect(); return [b.left, b.top, b.width, b.height]; }})()""")
+
+    def mouse(self, kind, x, y, **more):
+        self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="none" if kind == "mouseMoved" else "left",
+                  **more)
+
+    def drag(self, selector, begin, end):
+        """The mouse across an element, from one share of its width to another."""
+        left, top, width, height = self.box(selector)
+        y = top + height / 2
+        self.mouse("mouseMoved", left + begin * width, y)
+        self.mouse("mousePressed", left + begin * width, y, clickCount=1)
+        for i in range(1, 11):
+            self.mouse("mouseMoved", left + (begin + (end - begin) * i / 10) * width, y, buttons=1)
+        self.mouse("mouseReleased", left + end * width, y, clickCount=1)
+        self.settle()
+
+    def swipe(self, selector, begin, end):
+        left, top, width, height = self.box(selector)
+        point = lambda share: [{"x": left + share * width, "y": top + height / 2}]
+        self.call("Input.dispatchTouchEvent", type="touchStart", touchPoints=point(begin))
+        for i in range(1, 11):
+            self.call("Input.dispatchTouchEvent", type="touchMove", touchPoints=point(begin + (end - begin) * i / 10))
+        self.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+        self.settle()
+
+    def screenshot(self, path, whole=True):
+        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
+        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
+        picture = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole,
+                            **({"clip": clip} if whole else {}))
+        Path(path).write_bytes(base64.b64decode(picture["data"]))
+
+    def visible(self, chart="loss"):
+        """[first, last] step of the rows below a chart, which are those that it shows."""
+        return self.value(f"""(() => {{ const details = document.querySelector("#{chart} details");
+            details.open = true;
+            return new Promise(done => setTimeout(() => {{
+                const cells = [...details.querySelectorAll("tbody th")].map(cell => cell.textContent);
+                done([cells[0], cells.at(-1)].map(text => Number(text.replace(/,/g, "").replace("k", "e3"))));
+            }}, 50)); }})()""")
+
+
+def write_run(folder, steps, level=2.0, seed=1):
+    """A run as a program leaves it, with every kind of record."""
+    noise, start = random.Random(seed), 1.79e9
+    folder.mkdir()
+    with open(folder / "metrics.jsonl", "w") as file:
+        for step in range(1, steps + 1):
+            loss = level + 5 * math.exp(-step / (0.1 * steps)) + noise.gauss(0, 0.1)
+            record = {"kind": "train", "step": step, "time": start + step * 0.1, "loss": loss,
+                      "lr": 1e-3 * (1 - step / steps), "grad_norm": abs(noise.gauss(1, 0.1)), "loss_scale": 65536.0,
+                      "tokens": step * 512, "step_ms": 90.0, "tokens_per_s": noise.gauss(5000, 200), "mfu": 0.4,
+                      "compute_ms": 80.0, "comm_ms": 1.0, "data_ms": 2.0, "optimizer_ms": 7.0, "comm_bytes": 0}
+            if step == 7:
+                record.update(skipped="h.0.attn.c_attn.weight", loss="nan")
+            file.write(json.dumps(record) + "\n")
+            if step % (steps // 20) == 0:
+                validation = {"kind": "val", "step": step, "loss": loss + 0.1, "bits_per_byte": loss / 2}
+                file.write(json.dumps(validation) + "\n")
+    with open(folder / "samples.jsonl", "w") as file:
+        for step in (steps // 3, steps // 2, steps):
+            sample = {"step": step, "time": start, "prompt": HOSTILE, "text": f"{HOSTILE} of {step}"}
+            file.write(json.dumps(sample) + "\n")
+    config = {"train": {"max_steps": steps * 2}, "optim": {"learning_rate": level}}
+    (folder / "config.json").write_text(json.dumps(config))
+    began = {"step": 0, "time": start, "revision": "abc", "host": HOSTILE, "device": "a CPU", "ranks": 1, "threads": 2,
+             "parameters": 1234567, "flops_per_token": 7e6,
+             "memory_bytes": {"weights": 1 << 20, "activations": 3 << 20}}
+    (folder / "run.json").write_text(json.dumps({"starts": [began]}))
+    return folder
+
+
+class ReportInChromium(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        if shutil.which("chromium") is None:
+            raise unittest.SkipTest("chromium is not installed")
+        cls.temporary = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        cls.addClassCleanup(cls.temporary.cleanup)
+        cls.dir = Path(cls.temporary.name)
+        cls.browser = Browser(cls.dir / "profile")
+        cls.addClassCleanup(cls.browser.close)
+        for name, steps, level in (("short", 1000, 2.0), ("longer", 1500, 2.5), (HOSTILE.replace("/", ""), 900, 1.5),
+                                   ("long", 30000, 2.0)):
+            write_run(cls.dir / name, steps, level, len(name))
+        cls.report("one.html", "short")
+        cls.report("three.html", "short", "longer", HOSTILE)
+        cls.report("long.html", "long")
+        cls.pictures = os.environ.get("REPORT_SCREENSHOTS")
+
+    @classmethod
+    def report(cls, out, *runs):
+        subprocess.run([TRAINER, "report", *runs, "--out", out], cwd=cls.dir, check=True, capture_output=True,
+                       env=ENVIRONMENT)
+
+    def open(self, name, **how):
+        self.browser.open(self.dir / name, **how)
+        self.browser.value("try { sessionStorage.clear(); localStorage.clear(); } catch {}")
+        self.browser.open(self.dir / name, **how)
+
+    def check_quiet(self):
+        """Nothing on the console, nothing loaded but the page, no markup from files."""
+        self.assertEqual(self.browser.errors, [])
+        self.assertEqual(set(self.browser.requests), {self.browser.value("location.href")})
+        self.assertNotEqual(self.browser.value("document.title"), "taken")
+        self.assertEqual(self.browser.value("document.querySelectorAll('img').length"), 0)
+
+    def drawn(self):
+        """The share of each visible chart's canvas that is painted."""
+        return self.browser.value("""Object.fromEntries(
+          [...document.querySelectorAll("figure:not([hidden])")].map(figure => {
+            const canvas = figure.querySelector("canvas");
+            const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+            let painted = 0;
+            for (let i = 3; i < pixels.length; i += 4) painted += pixels[i] > 0;
+            return [figure.id, painted / pixels.length * 4];
+        }))""")
+
+    def test_every_section_in_each_look(self):
+        for page, charts in (("one.html", 8), ("three.html", 10), ("long.html", 8)):
+            for size, dark, touch in ((DESKTOP, False, False), (DESKTOP, True, False), (PHONE, False, True),
+                                      (PHONE, True, True)):
+                with self.subTest(page=page, size=size, dark=dark):
+                    self.open(page, size=size, dark=dark, touch=touch)
+                    self.check_quiet()
+                    drawn = self.drawn()
+                    self.assertEqual(len(drawn), charts, drawn)
+                    self.assertGreater(min(drawn.values()), 0.005, drawn)
+                    self.assertEqual(self.browser.value("document.documentElement.dataset.theme"),
+                                     "dark" if dark else "light")
+                    # No sideways scrolling of the page, at any width.
+                    self.assertLessEqual(self.browser.value("document.documentElement.scrollWidth"), size[0])
+                    empty = self.browser.value("[...document.querySelectorAll('main > section')].filter("
+                                               "section => !section.firstChild).map(section => section.id)")
+                    self.assertLessEqual(set(empty), {"notes"})
+                    if page == "long.html":  # whose last group has its point before the last step
+                        self.assertEqual(self.browser.visible()[1], 30000)
+                    if self.pictures:
+                        look = f"{page[:-5]}_{size[0]}_{'dark' if dark else 'light'}.png"
+                        self.browser.screenshot(Path(self.pictures, look))
+
+    def test_a_drag_zooms_all_charts_and_a_double_click_resets(self):
+        browser = self.browser
+        self.open("one.html")
+        self.assertEqual(browser.visible(), [1, 1000])
+        browser.drag("#loss .u-over", 0.25, 0.5)
+        for chart in ("loss", "norm", "rate"):
+            first, last = browser.visible(chart)
+            self.assertAlmostEqual(first, 250, delta=8, msg=chart)
+            self.assertAlmostEqual(last, 500, delta=8, msg=chart)
+        browser.drag("#norm .u-over", 0.5, 1)  # inside what is visible
+        self.assertAlmostEqual(browser.visible("loss")[0], 375, delta=10)
+        left, top, width, height = browser.box("#loss .u-over")
+        for count in (1, 2):
+            browser.mouse("mousePressed", left + width / 2, top + height / 2, clickCount=count)
+            browser.mouse("mouseReleased", left + width / 2, top + height / 2, clickCount=count)
+        browser.settle()
+        self.assertEqual(browser.visible(), [1, 1000])
+        self.check_quiet()
+
+    def test_the_readout_follows_the_mouse(self):
+        self.open("one.html")
+        records = [json.loads(line) for line in (self.dir / "short/metrics.jsonl").read_text().splitlines()]
+        rates = {record["step"]: record["lr"] for record in records if record["kind"] == "train"}
+        left, top, width, height = self.browser.box("#rate .u-over")
+        self.browser.mouse("mouseMoved", left + width * 0.3, top + height / 2)
+        self.browser.settle()
+        step, rate = self.browser.value("""(() => {
+            const [step, value] = document.querySelector("#rate .readout").children;
+            return [step.textContent, value.querySelector("b").textContent]; })()""")
+        step = int(step.replace(",", "").removeprefix("step "))
+        self.assertAlmostEqual(step, 300, delta=8)
+        self.assertAlmostEqual(float(rate), rates[step], delta=1e-7)
+
+    def test_a_finger_zooms(self):
+        self.open("one.html", size=PHONE, touch=True)
+        self.browser.swipe("#loss .u-over", 0.5, 0.9)
+        first, last = self.browser.visible()
+        self.assertAlmostEqual(first, 500, delta=20)
+        self.assertAlmostEqual(last, 900, delta=20)
+        self.check_quiet()
+
+    def test_keys_and_buttons(self):
+        browser = self.browser
+        self.open("one.html")
+        browser.value("document.querySelector('#loss .plot').focus()")
+        for key, expected in (("+", [250, 750]), ("ArrowRight", [350, 850]), ("0", [1, 1000])):
+            browser.call("Input.dispatchKeyEvent", type="keyDown", key=key, text=key if len(key) == 1 else "")
+            browser.call("Input.dispatchKeyEvent", type="keyUp", key=key)
+            browser.settle()
+            for value, wanted in zip(browser.visible(), expected):
+                self.assertAlmostEqual(value, wanted, delta=3, msg=key)
+        browser.value("document.querySelector('[data-zoom=\"0.1\"]').click()")
+        self.assertAlmostEqual(browser.visible()[0], 900, delta=0.5)
+        browser.value("document.querySelector('[data-zoom=\"1\"]').click()")
+        for axis, last in (("tokens", 512000), ("hours", 0.025), ("step", 1000)):
+            browser.value(f"(() => {{ const axis = document.querySelector('#x-axis'); axis.value = '{axis}';"
+                          "axis.dispatchEvent(new Event('change')); })()")
+            self.assertAlmostEqual(browser.visible()[1], last, delta=last * 1e-3)
+        for control in ("log", "clip"):
+            before = browser.value("document.querySelector('#loss canvas').toDataURL()")
+            browser.value(f"document.querySelector('#{control}').click()")
+            after = browser.value("document.querySelector('#loss canvas').toDataURL()")
+            self.assertNotEqual(after, before, control)
+        browser.value("(() => { const theme = document.querySelector('#theme'); theme.value = 'dark';"
+                      "theme.dispatchEvent(new Event('change')); })()")
+        self.assertEqual(browser.value("getComputedStyle(document.body).backgroundColor"), "rgb(13, 17, 23)")
+        self.check_quiet()
+
+    def test_runs_can_be_hidden(self):
+        self.open("three.html")
+        self.assertEqual(self.browser.visible()[1], 1500)
+        self.browser.value("document.querySelectorAll('#overview input')[1].click()")
+        self.assertEqual(self.browser.visible()[1], 1000)
+        names = self.browser.value("[...document.querySelectorAll('#loss thead th')].map(cell => cell.textContent)")
+        self.assertEqual(len(names), 1 + 2 * 2, names)
+        self.assertIn(HOSTILE.replace("/", ""), names)
+        self.check_quiet()
+
+    def test_samples_and_configuration(self):
+        self.open("one.html")
+        texts = self.browser.value("[...document.querySelectorAll('.sample-text')].map(box => box.textContent)")
+        self.assertEqual(texts, [f"{HOSTILE} of {step}" for step in (333, 500, 1000)])
+        self.browser.value("(() => { const slider = document.querySelector('#samples input'); slider.value = 1;"
+                           "slider.dispatchEvent(new Event('input')); })()")
+        self.assertEqual(self.browser.value("document.querySelector('.sample-text').textContent"), f"{HOSTILE} of 500")
+        rows = self.browser.value("[...document.querySelectorAll('#configuration tbody tr')].map(row => "
+                                  "[...row.children].map(cell => cell.textContent))")
+        self.assertEqual(rows, [["train.max_steps", "19073", "2000"], ["optim.learning_rate", "0.0006", "2"]])
+        self.open("three.html")
+        self.browser.value("document.querySelectorAll('#configuration button')[1].click()")
+        self.assertEqual(self.browser.value("document.querySelectorAll('#configuration tbody tr.differs').length"), 2)
+
+    def test_accessibility_tree(self):
+        """Every control has a name, each chart says what it shows, and every table has headers."""
+        self.open("three.html")
+        unnamed = [node for node in self.browser.call("Accessibility.getFullAXTree")["nodes"]
+                   if node.get("role", {}).get("value") in ("button", "checkbox", "combobox", "slider", "image")
+                   and not node["ignored"] and not node.get("name", {}).get("value")]
+        self.assertEqual(unnamed, [])
+        labels = self.browser.value("[...document.querySelectorAll('figure:not([hidden]) .plot')].map("
+                                    "plot => plot.getAttribute('aria-label'))")
+        self.assertTrue(all("from" in label for label in labels), labels)
+        self.assertEqual(self.browser.value("[...document.querySelectorAll('table')].filter(table => "
+                                            "!table.tHead || !table.querySelector('tbody th[scope=row]')).length"), 0)
+
+    def test_a_watched_page_keeps_its_zoom_when_it_loads_itself_again(self):
+        browser = self.browser
+        write_run(self.dir / "growing", 200)
+        watcher = subprocess.Popen([TRAINER, "report", "growing", "--out", "growing.html", "--watch", "--every", "1"],
+                                   cwd=self.dir, stdout=subprocess.DEVNULL, env=ENVIRONMENT, **FROM_TERMINAL)
+        self.addCleanup(lambda: (watcher.kill(), watcher.wait()))
+        wait_until((self.dir / "growing.html").exists, "no page")
+        self.open("growing.html")
+        browser.drag("#loss .u-over", 0.25, 0.5)
+        first, last = browser.visible()
+        with open(self.dir / "growing/metrics.jsonl", "a") as file:
+            record = {"kind": "train", "step": 400, "loss": 1.0, "step_ms": 90.0, "tokens": 204800}
+            file.write(json.dumps(record) + "\n")
+        steps = "document.querySelector('#overview')?.textContent.includes('400of 400') ?? false"
+        wait_until(lambda: time.sleep(0.2) or browser.value(steps), "the new step is not shown", 30)
+        browser.settle()
+        self.assertEqual(browser.visible(), [first, last])
+        self.assertEqual(browser.errors, [])
+        watcher.send_signal(signal.SIGINT)
+        self.assertEqual(watcher.wait(timeout=20), 0)
+
+
+if __name__ == "__main__":
+    unittest.main()
