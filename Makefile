@@ -223,6 +223,9 @@ gpu-kit:  ## build/gpu_kit.tgz: prebuilt programs and scripts for a GPU machine 
 	scripts/pack_gpu_kit.py $(BUILD)_kit $(BUILD)/gpu_kit.tgz $(KIT_PROGRAMS)
 busy-cores: $(BUILD)/train_gpt_cpu  ## step time next to busy loops: AGAINST= trainer, TORCH= python
 	dev/busy_cores.py $(AGAINST) $< $(if $(TORCH),--torch $(TORCH))
+interop: $(BUILD)/train_gpt_cpu  ## by hand: what the trainer writes, read by programs from PyPI; NAMES= of test/interop
+	python3 -m venv $(BUILD)/interop && $(BUILD)/interop/bin/pip install -q -r test/interop/requirements.txt
+	$(BUILD)/interop/bin/python3 test/interop $(NAMES)
 flakiness: programs  ## by hand, for hours: tests again and again next to two busy loops
 	dev/repeat_tests.py --times 200 $(BUILD)/test_simt --seed 1
 	dev/repeat_tests.py --times 10 --at-once 1 python3 test/program
@@ -233,6 +236,6 @@ clean:  ## remove build/
 help:   ## this list
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
 
-.PHONY: FORCE all programs run test check bench busy-cores flakiness gpu-check portability gpu-kit deps-folder clean \
-        help
+.PHONY: FORCE all programs run test check bench interop busy-cores flakiness gpu-check portability gpu-kit deps-folder \
+        clean help
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

@@ -139,6 +139,14 @@ std::vector<Option> option_table(Config& c) {
          none},
 
         {"log.every_steps", &c.log.every_steps, steps, "steps between progress lines where there is no terminal", none},
+        {"log.terminal", &c.log.terminal, anything,
+         "progress on stdout. view: a block with a loss curve; line: one line that is rewritten; plain: lines; auto: "
+         "what the terminal allows",
+         none},
+        {"log.tensorboard", &c.log.tensorboard, anything, "write event files for TensorBoard in run.dir/tensorboard",
+         none},
+        {"log.norms_every_steps", &c.log.norms_every_steps, steps_or_0,
+         "steps between records of each tensor's gradient norm and each layer's activations; 0: none", none},
 
         {"device.tf32", &c.device.tf32, anything,
          "GPU: fp32 products round their operands to TF32, faster and with 10 bits instead of 23"},
