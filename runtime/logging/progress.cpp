@@ -82,7 +82,7 @@ TrainingProgress::~TrainingProgress() {
     watcher_.request_stop();
     watcher_.join();
     activity_.clear();
-    if (is_drawn_ && is_stale_) draw();
+    if (is_drawn_) draw();
     if (is_drawn_) std::fputc('\n', out_);
     std::fflush(out_);
 }
@@ -172,7 +172,7 @@ std::string TrainingProgress::activity() const { return activity_ + " | " + dura
 
 // The single line: the last step's, behind what takes long.
 std::string TrainingProgress::progress_text() const {
-    std::string text = stop_signal() ? "stopping after this step | " : "";
+    std::string text = stop_signal() && !activity_.empty() ? "stopping after this step | " : "";
     if (is_long()) text += activity();
     if (!state_->last) return text;
     const std::string line = progress_line(*state_->last, total_steps_, state_->remaining_s(total_steps_));
@@ -198,7 +198,8 @@ void TrainingProgress::draw() {
     std::string picture;
     int rows = 1;
     if (is_view()) {
-        std::string status = stop_signal() ? "stopping after this step; press Ctrl-C again to stop now   " : "";
+        const bool is_stopping = stop_signal() && !activity_.empty();
+        std::string status = is_stopping ? "stopping after this step; press Ctrl-C again to stop now   " : "";
         if (is_long()) status += activity();
         const std::vector<std::string> lines =
             view_lines(*state_, total_steps_, status, size.ws_col, size.ws_row, is_unicode_);

@@ -1,19 +1,16 @@
 """The real TensorBoard shows what is in metrics.jsonl and samples.jsonl: through its readers and over HTTP."""
 import json
-import os
 import re
-import signal
 import struct
 import subprocess
 import sys
 import time
 import urllib.parse
 import urllib.request
-from pathlib import Path
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.util import tensor_util
-from trainer import ENVIRONMENT, TRAINER, TrainerTest
+from trainer import TrainerTest
 
 MONITORED = {"train_max_steps": 12, "eval_every_steps": 3, "eval_batches": 1, "sample_every_steps": 5,
              "sample_tokens": 8, "sample_prompt": "The ", "log_norms_every_steps": 4, "checkpoint_every_steps": 5,
@@ -129,56 +126,3 @@ class TensorBoard(TrainerTest):
         histograms = get("plugin/histograms/histograms", run=run, tag="activation_rms/residual_mid")
         self.assertEqual([step for _, step, _ in histograms], [4, 8, 12])
         self.assertEqual({sum(count for _, _, count in buckets) for _, _, buckets in histograms}, {2})
-
-
-class Followers(TrainerTest):
-    """The recipes, as programs, with the real packages."""
-
-    def follow(self, script, until, **environment):
-        follower = subprocess.Popen([sys.executable, Path(TRAINER).parents[1] / "scripts" / script, "run"],
-                                    cwd=self.dir, env={**ENVIRONMENT, **environment}, stdout=subprocess.DEVNULL)
-        begin = time.monotonic()
-        while not until():
-            self.assertLess(time.monotonic() - begin, 180)
-            self.assertIsNone(follower.poll())
-            time.sleep(0.5)
-        follower.send_signal(signal.SIGINT)
-        follower.wait(60)
-
-    def test_mlflow_in_a_file_store(self):
-        from mlflow.tracking import MlflowClient
-        self.train(**MONITORED)
-        store = f"file://{self.dir}/mlruns"
-        os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"  # from version 3.7 on
-
-        def history():
-            runs = MlflowClient(store).search_runs(["0"]) if (self.dir / "mlruns").exists() else []
-            return runs and MlflowClient(store).get_metric_history(runs[0].info.run_id, "train/loss")
-        self.follow("follow_mlflow.py", lambda: len(history()) == 12, MLFLOW_TRACKING_URI=store,
-                    MLFLOW_ALLOW_FILE_STORE="true")
-        self.assertEqual([(point.step, point.value) for point in history()],
-                         [(record["step"], record["loss"]) for record in self.records(kind="train")])
-        self.assertEqual(MlflowClient(store).search_runs(["0"])[0].data.params["train.max_steps"], "12")
-
-    def test_wandb_offline(self):
-        from wandb.proto import wandb_internal_pb2
-        from wandb.sdk.internal.datastore import DataStore
-        self.train(**MONITORED)
-
-        def logged():
-            rows = []
-            for path in (self.dir / "wandb").glob("offline-run-*/*.wandb"):
-                store = DataStore()
-                store.open_for_scan(str(path))
-                while data := store.scan_data():
-                    record = wandb_internal_pb2.Record()
-                    record.ParseFromString(data)
-                    if record.WhichOneof("record_type") == "history":
-                        rows.append({item.key or item.nested_key[0]: json.loads(item.value_json)
-                                     for item in record.history.item})
-            return rows
-        begin = time.monotonic()
-        self.follow("follow_wandb.py", lambda: time.monotonic() - begin > 30, WANDB_MODE="offline",
-                    WANDB_SILENT="true")
-        losses = {row["_step"]: row["train/loss"] for row in logged() if "train/loss" in row}
-        self.assertEqual(losses, {record["step"]: record["loss"] for record in self.records(kind="train")})

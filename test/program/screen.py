@@ -95,17 +95,12 @@ class OnTerminal:
             self.pending += os.read(self.master, 65536)
         except OSError:
             return False
-        whole = self.pending
-        for cut in range(4):  # a character may have arrived in part
-            try:
-                text = whole[:len(whole) - cut].decode()
-                break
-            except UnicodeDecodeError:
-                continue
-        self.pending = whole[len(text.encode()):]
-        if match := re.search(r"\x1b(\[\d*)?$", text):  # or an escape
-            self.pending = text[match.start():].encode() + self.pending
-            text = text[:match.start()]
+        # A character or an escape may have arrived in part. The echo of ^C can split a character for good.
+        cut = re.search(rb"(\x1b(\[\d*)?|[\xc0-\xff][\x80-\xbf]{0,2})$", self.pending)
+        end = len(self.pending)
+        if cut and not re.fullmatch(rb"[\xc0-\xdf].|[\xe0-\xef]..", cut[0], re.S):
+            end = cut.start()
+        text, self.pending = self.pending[:end].decode(errors="replace"), self.pending[end:]
         self.raw += text
         self.screen.feed(text)
         return True
