@@ -1,6 +1,7 @@
 // What a step measures when it is asked to: norms of gradients by tensor, and the residual stream.
 #include <cmath>
 
+#include "kernels/check.h"
 #include "test/catch.h"
 #include "test/nano_gpt.h"
 
@@ -24,7 +25,7 @@ GptOptions two_micro_steps(Dtype precision) {
     return options;
 }
 
-std::vector<float> values_of(const std::vector<NamedTensor>& tensors, const std::string& name) {
+std::vector<float> named_values(const std::vector<NamedTensor>& tensors, const std::string& name) {
     for (const NamedTensor& tensor : tensors)
         if (tensor.name == name) return values_of({tensor});
     FAIL("no tensor " << name);
@@ -80,7 +81,7 @@ TEST_CASE("a step that is asked to measures the residual stream of its last micr
             }
         gpt.masters_changed();
         const std::vector<NamedTensor> masters = gpt.master_tensors();
-        const std::vector<float> wte = values_of(masters, "master.wte"), wpe = values_of(masters, "master.wpe");
+        const std::vector<float> wte = named_values(masters, "master.wte"), wpe = named_values(masters, "master.wpe");
         const size_t C = size_t(options.shape.n_embd), T = size_t(options.seq_len), BT = size_t(options.batch) * T;
         const std::vector<int> tokens = nano_tokens(BT + 1, options.shape.vocab_size, 2);
         const StepResult result = measured_step(gpt, true);
