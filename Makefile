@@ -217,8 +217,8 @@ run:    ## the quickstart: install, build, train on the King James text, print s
 	scripts/quickstart.sh
 test:   ## install what is missing and run every test
 	scripts/test.sh
-interop: $(BUILD)/train_gpt_cpu  ## by hand: tests with real programs and libraries from PyPI, which it downloads
-	python3 test/interop
+interop: $(BUILD)/train_gpt_cpu  ## by hand: tests with real programs and libraries from PyPI; NAMES= of test/interop
+	python3 test/interop $(NAMES)
 check:  ## the rules of the house: who includes whom, sizes of files and functions
 	python3 scripts/check_house.py
 bench: $(BUILD)/bench_cpu  ## milliseconds per op and per step on this machine

@@ -14,6 +14,9 @@ int main(int argc, char** argv) {
         const Config config = load_config(line->config, line->overrides, environment.size);
         Ranks ranks(environment, config, PROGRAM_VERSION);
         return ranks.run([&] {
+            TrainingProgress progress(ranks.comm().rank == 0 ? stdout : nullptr, config.log.terminal, ranks.comm().size,
+                                      config.train.max_steps, config.log.every_steps);
+            progress.begin("reading the data");
             // All input is checked before run.dir is touched.
             const Config::Data& data = config.data;
             Dataset dataset = open_dataset(data.train, data.val, data.tokenizer, config.model.vocab_size);
@@ -28,19 +31,22 @@ int main(int argc, char** argv) {
                               .debug_sync = config.device.debug_sync,
                               .matmul_choices = cache_file("matmul_choices.json"),
                               .known_choices = start.state.progress.device_choices});
-            TrainingRun run(config, ranks, std::move(dataset), start);
+            progress.begin(start.checkpoint ? "loading the checkpoint" : "preparing the model");
+            TrainingRun run(config, ranks, std::move(dataset), start, progress);
             start.checkpoint.reset();
             write_run_files(run, PROGRAM_VERSION);
-            install_signal_handlers();
+            install_signal_handlers(run.comm.rank == 0);
 
             while (!run.is_complete()) {
                 // Forward and backward of each micro-batch add up gradients; then one update.
                 StepTimer timer(run.comm);
                 run.gpt.begin_step({.loss_scale = run.state.progress.loss_scale.scale,
                                     .learning_rate = learning_rate(config, run.course, run.state.step + 1),
+                                    .measure = norms_are_due(run),
                                     .update = run.state.progress.updates + 1});
                 for (int micro = 0; micro < run.gpt.options().micro_steps; micro++) {
                     run.control.note_step(run.state.step + 1);
+                    run.progress.begin_micro_step(run.state.step + 1, micro + 1, run.gpt.options().micro_steps);
                     const Batch batch = timer.next_batch(run.train_loader);
                     run.gpt.forward(batch.inputs);
                     run.gpt.backward(batch.targets, 1.0f / float(config.train.total_batch_tokens));

@@ -1,7 +1,5 @@
 #include "commands/training_run.h"
 
-#include <cstdio>
-
 #include "commands/run_file.h"
 #include "model/plan.h"
 #include "runtime/performance/performance.h"
@@ -21,20 +19,21 @@ Gpt initial_model(const Config& config, const Comm& comm, const std::optional<Ch
 }
 
 // The settings that are not the defaults, in lines of a terminal's width.
-void print_settings(const Config& config) {
+std::string settings_text(const Config& config) {
     constexpr size_t kWidth = 100;
-    std::string line = "settings";
     Config given = config;
     if (given.train.head_rows == default_head_rows(given.train.batch_size, given.train.seq_len))
         given.train.head_rows = 0;
+    std::string text = "settings";
+    size_t line_begin = 0;
     for (const std::string& setting : changed_settings(given)) {
-        if (line.size() + 1 + setting.size() > kWidth) {
-            print_line(line);
-            line = "        ";
+        if (text.size() - line_begin + 1 + setting.size() > kWidth) {
+            line_begin = text.size() + 1;
+            text += "\n        ";
         }
-        line += " " + setting;
+        text += " " + setting;
     }
-    print_line(line);
+    return text;
 }
 
 // "steps 1 to 500", "steps from 12, about 3 min 10 s".
@@ -51,26 +50,38 @@ void print_summary(const TrainingRun& run) {
     const Config& c = run.config;
     const DeviceInfo device = device_info();
     const size_t bytes = planned_bytes(run.gpt.options());
-    print_line(format("device   %s; %s", device.name.c_str(), device.matmul_path.c_str()));
-    if (run.comm.size > 1) print_line(format("ranks    %d by %s", run.comm.size, comm_library().c_str()));
-    print_line(format("model    %d layers, %d heads, %d channels, vocabulary %d: %.2f M parameters, %s, %.1f MiB",
-                      c.model.n_layer, c.model.n_head, c.model.n_embd, c.model.vocab_size,
-                      double(run.gpt.layout().parameters) * 1e-6, name_of(c.train.precision), double(bytes) / 0x1p20));
-    print_line(format("data     %s: %zu tokens, %zu windows of %d", run.dataset.train.description().c_str(),
-                      run.dataset.train.token_count(), run.train_loader.windows(), c.train.seq_len));
-    print_line(format("run      %s: %s of %zu tokens", c.run.dir.c_str(), steps_text(run).c_str(),
-                      size_t(c.train.total_batch_tokens)));
-    print_settings(c);
-    std::fflush(stdout);
+    run.progress.say(format("device   %s; %s", device.name.c_str(), device.matmul_path.c_str()));
+    if (run.comm.size > 1) run.progress.say(format("ranks    %d by %s", run.comm.size, comm_library().c_str()));
+    run.progress.say(format("model    %d layers, %d heads, %d channels, vocabulary %d: %.2f M parameters, %s, %.1f MiB",
+                            c.model.n_layer, c.model.n_head, c.model.n_embd, c.model.vocab_size,
+                            double(run.gpt.layout().parameters) * 1e-6, name_of(c.train.precision),
+                            double(bytes) / 0x1p20));
+    run.progress.say(format("data     %s: %zu tokens, %zu windows of %d", run.dataset.train.description().c_str(),
+                            run.dataset.train.token_count(), run.train_loader.windows(), c.train.seq_len));
+    run.progress.say(format("run      %s: %s of %zu tokens", c.run.dir.c_str(), steps_text(run).c_str(),
+                            size_t(c.train.total_batch_tokens)));
+    run.progress.say(settings_text(c));
 }
 
 bool is_due(int step, int every_steps) { return every_steps > 0 && step % every_steps == 0; }
+
+NormRecord norms_of(const TensorLayout& layout, const StepResult& result, int step, double time) {
+    NormRecord record{.step = step, .time = time};
+    for (size_t i = 0; i < layout.tensors.size(); i++)
+        record.gradients.push_back({layout.tensors[i].name, result.tensor_norms[i]});
+    const std::vector<double>& rms = result.residual_rms;
+    for (size_t i = 0; i + 1 < rms.size(); i++)
+        record.activations.push_back({format("h.%zu.residual%s", i / 2, i % 2 == 0 ? "" : "_mid"), rms[i]});
+    record.activations.push_back({"residual_f", rms.back()});
+    return record;
+}
 
 }  // namespace
 
 // In the members' order, errors in the data are found before the model takes memory, and errors in the weights before
 // the log touches run.dir.
-TrainingRun::TrainingRun(const Config& c, Ranks& ranks, Dataset data, const RunStart& start)
+TrainingRun::TrainingRun(const Config& c, Ranks& ranks, Dataset data, const RunStart& start,
+                         TrainingProgress& shown_progress)
     : config(c),
       dataset(std::move(data)),
       state(start.state),
@@ -80,8 +91,9 @@ TrainingRun::TrainingRun(const Config& c, Ranks& ranks, Dataset data, const RunS
       val_loader(dataset.val ? std::make_unique<Loader>(*dataset.val, loader_options(c, comm, SampleOrder::once))
                              : nullptr),
       gpt(initial_model(c, comm, start.checkpoint)),
-      log(comm.rank == 0 ? std::make_optional<RunLog>(c.run.dir, state.step) : std::nullopt),
-      progress(comm.rank == 0 ? stdout : nullptr, comm.size, c.train.max_steps, c.log.every_steps),
+      log(comm.rank == 0 ? std::make_optional<RunLog>(c.run.dir, state.step, c.log.tensorboard ? config_json(c) : "")
+                         : std::nullopt),
+      progress(shown_progress),
       token_flops(flops_of_token(gpt.options())),
       peak_flops_per_s(comm.size * ::peak_flops_per_s(device_info().name, c.train.precision, c.device.tf32)),
       course(planned_course(c, train_loader.windows())),
@@ -132,6 +144,7 @@ void finish_step(TrainingRun& run, const StepTimer& timer, const StepResult& res
                              .grad_norm = result.grad_norm,
                              .loss_scale = run.state.progress.loss_scale.scale,
                              .tokens = int64_t(step) * config.train.total_batch_tokens,
+                             .epoch = double(run.train_loader.cursor()) / double(run.train_loader.windows()),
                              .step_ms = step_ms,
                              .tokens_per_s = tokens_per_s,
                              .mfu = model_flops_utilisation(run.token_flops, tokens_per_s, run.peak_flops_per_s),
@@ -139,12 +152,15 @@ void finish_step(TrainingRun& run, const StepTimer& timer, const StepResult& res
                              .comm_ms = comm.waited_ms,
                              .optimizer_ms = result.update_ms,
                              .comm_bytes = comm.bytes_sent,
-                             .skipped = result.non_finite_tensor};
+                             .resident_bytes = resident_bytes(),
+                             .skipped = result.non_finite_tensor,
+                             .time = unix_time()};
     TrainState::Progress& progress = run.state.progress;
     // Without the decision in a checkpoint, a resumed run would make another one.
     run.must_keep = result.votes[1] > 0;
     if (run.must_keep) run.course = progress.course_by_time = {int(result.votes[1]), step};
     if (run.log) run.log->write(record);
+    if (run.log && norms_are_due(run)) run.log->write(norms_of(run.gpt.layout(), result, step, record.time));
     run.progress.end_at(expected_end(config, run.course, step, run.elapsed_s()));
     run.progress.show(record);
 
@@ -162,22 +178,29 @@ void validate_if_due(TrainingRun& run) {
     const int every_steps = run.config.eval.every_steps;
     if (!run.val_loader || !(is_due(run.state.step, every_steps) || (run.is_complete() && every_steps > 0))) return;
     run.control.note_phase(Phase::evaluation, run.state.step);
+    run.progress.begin(format("step %d | validation", run.state.step));
     const Validation result = evaluate_pass(run.gpt, *run.val_loader, run.dataset.tokenizer);
-    if (run.log) run.log->write(ValRecord{run.state.step, result.loss, result.bits_per_byte});
+    const ValRecord record{run.state.step, result.loss, result.bits_per_byte, unix_time()};
+    if (run.log) run.log->write(record);
+    run.progress.show(record);
     if (run.config.eval.patience > 0 || run.config.checkpoint.keep_best)
         run.must_keep |= run.state.progress.best.note(result.loss, run.state.step) && run.config.checkpoint.keep_best;
-    std::string line = format("step %d | validation loss %.4f", run.state.step, result.loss);
-    if (result.bits_per_byte) line += format(" | %.4f bits per byte", *result.bits_per_byte);
     if (run.has_ended_early())
-        line += format(" | ends early: no lower loss since step %d", run.state.progress.best.step);
-    run.progress.say(line);
+        run.progress.say(format("step %d | ends early: no lower validation loss since step %d", run.state.step,
+                                run.state.progress.best.step));
 }
 
 void show_sample_if_due(TrainingRun& run) {
     if (!run.dataset.tokenizer || !is_due(run.state.step, run.config.sample.every_steps)) return;
     const uint64_t seed = run.config.run.seed + uint64_t(run.state.step);
-    run.progress.say(sample_text(run.gpt, *run.dataset.tokenizer, run.config.sample, seed));
+    run.progress.begin(format("step %d | sample", run.state.step));
+    const std::string text = sample_text(run.gpt, *run.dataset.tokenizer, run.config.sample, seed);
+    const SampleRecord record{run.state.step, run.config.sample.prompt, text, unix_time()};
+    if (run.log) run.log->write(record);
+    run.progress.show(record);
 }
+
+bool norms_are_due(const TrainingRun& run) { return is_due(run.state.step + 1, run.config.log.norms_every_steps); }
 
 bool checkpoint_is_due(const TrainingRun& run) {
     return run.must_keep || run.is_complete() || is_due(run.state.step, run.config.checkpoint.every_steps);
@@ -186,6 +209,7 @@ bool checkpoint_is_due(const TrainingRun& run) {
 void save(TrainingRun& run, bool must_succeed) {
     constexpr int kMostFailures = 3;
     run.control.note_phase(Phase::save, run.state.step);
+    run.progress.begin(format("step %d | checkpoint", run.state.step));
     run.state.progress.device_choices = device_choices();
     if (run.config.train.max_minutes > 0) run.state.progress.trained_s = run.elapsed_s();
     try {

@@ -20,7 +20,7 @@ struct TrainingRun {
     std::unique_ptr<Loader> val_loader;  // null: no data.val
     Gpt gpt;
     std::optional<RunLog> log;  // rank 0's
-    TrainingProgress progress;
+    TrainingProgress& progress;
     double token_flops;       // of forward and backward, per token
     double peak_flops_per_s;  // of all ranks' GPUs; 0: not known
     Course course;
@@ -30,8 +30,8 @@ struct TrainingRun {
 
     // The model is at the start's checkpoint if there is one, else at model.init_from or freshly initialised. Takes all
     // the memory of the run. Fails as Loader, Gpt and load_initial_weights() do, before anything in run.dir is written.
-    // `config` must outlive the run.
-    TrainingRun(const Config& config, Ranks& ranks, Dataset data, const RunStart& start);
+    // `config` and `progress` must outlive the run.
+    TrainingRun(const Config& config, Ranks& ranks, Dataset data, const RunStart& start, TrainingProgress& progress);
 
     double elapsed_s() const { return (now_ms() - start_ms) / 1000; }
     bool has_ended_early() const {
@@ -65,6 +65,9 @@ double vote_on_end(const TrainingRun& run);
 
 // After end_step(): writes and shows the step's record, and moves run.state past the step.
 void finish_step(TrainingRun& run, const StepTimer& timer, const StepResult& result);
+
+// Whether the configuration asks for the norms of the next step.
+bool norms_are_due(const TrainingRun& run);
 
 // Whether the configuration asks for a checkpoint after the step that was just done.
 bool checkpoint_is_due(const TrainingRun& run);

@@ -124,6 +124,8 @@ void Gpt::begin_step(const StepSettings& settings) {
                                    .bias_correction2 = float(1.0 - std::pow(s.options.optimizer.beta2, t))};
     copy_to_device(s.scalars, &scalars, sizeof(scalars), s.stream);
     s.micro_steps_done = 0;
+    s.measure = settings.measure;
+    s.loss_scale = settings.loss_scale;
     if (s.comm.size == 1) return;
     std::fill(s.host_sums.begin(), s.host_sums.end(), 0.0);
     copy_to_device(s.sums, s.host_sums.data(), s.host_sums.size() * sizeof(double), s.stream);
@@ -141,6 +143,33 @@ ResidualSum block_input(const GptState& s, size_t layer) {
     if (layer == 0) return {.residual = s.acts.block[0].residual, .branch = nullptr};
     const BlockActivations& before = s.acts.block[layer - 1];
     return {.residual = before.residual_mid, .branch = before.mlp.out};
+}
+
+// Appends the root mean square of a norm's input. Its rows' mean and rstd are on the device anyway: the mean of the
+// squares of a row is mean^2 + 1 / rstd^2 - eps.
+void measure_residual(GptState& s, const NormActivations& norm) {
+    const size_t rows = size_t(s.options.batch) * size_t(s.options.seq_len);
+    std::vector<float>& host = s.host_statistics;
+    host.resize(2 * rows);
+    copy_to_host(host.data(), norm.mean.view.data, rows * sizeof(float), s.stream);
+    copy_to_host(host.data() + rows, norm.rstd.view.data, rows * sizeof(float), s.stream);
+    synchronize(s.stream);
+    double sum = 0;
+    for (size_t row = 0; row < rows; row++) {
+        const double mean = host[row], rstd = host[rows + row];
+        sum += mean * mean + 1 / (rstd * rstd) - double(kNormEps);
+    }
+    s.residual_rms.push_back(std::sqrt(sum < 0 ? 0 : sum / double(rows)));  // rounding can leave less than 0
+}
+
+// The norm of each tensor's gradient, from the sums that the update has made of all ranks' chunks.
+std::vector<double> tensor_norms(const GptState& s) {
+    std::vector<double> sums(s.host_all_chunks.size()), norms(s.layout.tensors.size());
+    copy_to_host(sums.data(), s.sums, sums.size() * sizeof(double), s.stream);
+    synchronize(s.stream);
+    for (const ops::Chunk& chunk : s.host_all_chunks) norms[size_t(chunk.tensor)] += sums[size_t(chunk.index)];
+    for (double& norm : norms) norm = std::sqrt(norm) / double(s.loss_scale);
+    return norms;
 }
 
 // The head on the output of forward(); the sum of the losses goes to this rank's place of micro-step `index`.
@@ -164,6 +193,8 @@ void loss_forward_backward(GptState& s, const LayerContext& x, int index, float 
 void Gpt::forward(const int* tokens) {
     GptState& s = *state_;
     const LayerContext x = layer_context(s, false);
+    const bool is_measured = s.measure && s.micro_steps_done + 1 == s.options.micro_steps;
+    s.residual_rms.clear();
     load_batch(s.tokens, tokens, s);
     need_params(s, 0);
     embedding_forward(x, s.weights.wte, s.weights.wpe, s.tokens, s.acts.block[0].residual);
@@ -171,9 +202,12 @@ void Gpt::forward(const int* tokens) {
         const int bucket = s.layout.bucket_of_layer(int(layer));
         need_params(s, bucket);
         expect_params(s, bucket + 1);
-        block_forward(x, s.weights.block[layer], block_input(s, layer), s.acts.block[layer]);
+        const BlockActivations& block = s.acts.block[layer];
+        block_forward(x, s.weights.block[layer], block_input(s, layer), block);
+        if (is_measured) measure_residual(s, block.norm1), measure_residual(s, block.norm2);
     }
     residual_norm_forward(x, s.weights.norm_f, block_input(s, s.acts.block.size()), s.acts.residual_f, s.acts.norm_f);
+    if (is_measured) measure_residual(s, s.acts.norm_f);
 }
 
 void Gpt::backward(const int* targets, float grad_scale) {
@@ -222,6 +256,11 @@ StepResult Gpt::end_step(const std::array<double, StepResult::kVotes>& votes) {
     for (int i = 0; i < StepResult::kVotes; i++) result.votes[i] = sums[places.vote(i)];
     result.grad_norm = norm.norm;
     result.update_ms = s.update_time.take_ms();
+    if (s.measure) {
+        result.tensor_norms = tensor_norms(s);
+        result.residual_rms = std::exchange(s.residual_rms, {});
+        s.measure = false;
+    }
     if (norm.non_finite_tensor >= 0) result.non_finite_tensor = s.layout.tensors[size_t(norm.non_finite_tensor)].name;
     return result;
 }

@@ -21,7 +21,8 @@
 struct StepSettings {
     float loss_scale = 1.0f;
     double learning_rate = 0;
-    int64_t update = 1;  // number of this update, counting those that were applied, from 1: AdamW's t
+    bool measure = false;  // whether the step's result has tensor_norms and residual_rms
+    int64_t update = 1;    // number of this update, counting those that were applied, from 1: AdamW's t
 };
 
 struct StepResult {
@@ -33,6 +34,12 @@ struct StepResult {
     // The name of the first tensor whose gradient has a NaN or an infinity; empty if all is finite. When it is not
     // empty nothing was updated.
     std::string non_finite_tensor;
+    // Only if asked for, and the same on all ranks: the norm of each tensor's gradient, by its place in layout() and as
+    // grad_norm, which is that of all of them.
+    std::vector<double> tensor_norms;
+    // Only if asked for: the root mean square of the elements of the residual stream in this rank's last micro-step,
+    // where the norms read it: by layer, in front of attention and in front of the MLP, and at the end. (2 L + 1)
+    std::vector<double> residual_rms;
 };
 
 // Everything that Gpt allocates, in the order of its memory, without allocating it.

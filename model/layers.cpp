@@ -5,7 +5,6 @@
 
 namespace {
 
-constexpr float kNormEps = 1e-5f;  // GPT-2's
 
 }  // namespace
 

@@ -25,6 +25,8 @@ struct ResidualSum {
     ConstView residual, branch;
 };
 
+inline constexpr float kNormEps = 1e-5f;  // GPT-2's
+
 // out = wte[token] + wpe[position]
 void embedding_forward(const LayerContext& x, const LayerWeights& wte, const LayerWeights& wpe, const int* tokens,
                        const Activation& out);

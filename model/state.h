@@ -59,6 +59,10 @@ struct GptState {
     void* scratch = nullptr;              // the largest that any op needs
     void* comm_scratch = nullptr;         // the same for collectives
     int micro_steps_done = 0;             // since begin_step()
+    float loss_scale = 1;                 // this step's, as in scalars
+    bool measure = false;                 // this step's norms are asked for
+    std::vector<double> residual_rms;     // of its last micro-step so far
+    std::vector<float> host_statistics;   // mean and rstd of a norm's rows
     Stopwatch update_time;
 };
 

@@ -28,6 +28,18 @@ inline constexpr const char* name_of(LrSchedule schedule) {
     return nullptr;
 }
 
+// How a run shows its progress on stdout: see TrainingProgress.
+enum class TerminalMode : int { automatic, plain, line, view };
+inline constexpr const char* name_of(TerminalMode mode) {
+    switch (mode) {
+        case TerminalMode::automatic: return "auto";
+        case TerminalMode::plain: return "plain";
+        case TerminalMode::line: return "line";
+        case TerminalMode::view: return "view";
+    }
+    return nullptr;
+}
+
 // The defaults are GPT-2 124M on 10 billion tokens.
 struct Config {
     struct Run {
@@ -124,6 +136,9 @@ struct Config {
 
     struct Log {
         int every_steps = 10;
+        TerminalMode terminal = TerminalMode::automatic;
+        bool tensorboard = true;
+        int norms_every_steps = 100;  // 0: never
     } log;
 
     struct Device {

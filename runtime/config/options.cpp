@@ -1,5 +1,6 @@
 #include "runtime/config/options.h"
 
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <type_traits>
@@ -13,7 +14,7 @@ using Json = nlohmann::ordered_json;
 constexpr double kMaxInt = std::numeric_limits<int>::max();
 constexpr double kAlmost1 = 0.999999;  // well below 1 as a float too: with 1 a moving average never moves
 
-Allowed between(double low, double high) { return {.low = low, .high = high}; }
+constexpr Allowed between(double low, double high) { return {.low = low, .high = high}; }
 
 // The value of type T that `json` stands for, if it is of that type and allowed.
 template <class T> std::optional<T> allowed_value(const Json& json, const Allowed& allowed) {
@@ -37,30 +38,30 @@ template <class T> std::optional<T> allowed_value(const Json& json, const Allowe
     return is_allowed ? std::optional<T>(json.get<T>()) : std::nullopt;
 }
 
-}  // namespace
+constexpr Allowed kSteps = between(1, kMostSteps), kStepsOr0 = between(0, kMostSteps);
+constexpr Allowed kAnything, kSomeText{.may_be_empty = false};
+constexpr Effect kNone = Effect::none;
 
-std::vector<Option> option_table(Config& c) {
-    const Allowed steps = between(1, kMostSteps), steps_or_0 = between(0, kMostSteps);
-    const Allowed anything, some_text{.may_be_empty = false};
-    const Effect none = Effect::none;
+// What is trained, on what, and how.
+std::vector<Option> training_options(Config& c) {
     return {
-        {"run.dir", &c.run.dir, some_text, "directory of everything that the run writes", none},
-        {"run.seed", &c.run.seed, anything, "seed of the initial weights and the order of the training data"},
+        {"run.dir", &c.run.dir, kSomeText, "directory of everything that the run writes", kNone},
+        {"run.seed", &c.run.seed, kAnything, "seed of the initial weights and the order of the training data"},
 
         {"model.n_layer", &c.model.n_layer, between(1, 10000), "blocks"},
         {"model.n_head", &c.model.n_head, between(1, 65536), "attention heads per block; divides n_embd"},
         {"model.n_embd", &c.model.n_embd, between(1, 65536), "width of the model"},
         {"model.n_positions", &c.model.n_positions, between(1, 1 << 24), "longest sequence that the model can read"},
         {"model.vocab_size", &c.model.vocab_size, between(1, 1 << 24), "tokens that the model knows"},
-        {"model.init_from", &c.model.init_from, anything,
+        {"model.init_from", &c.model.init_from, kAnything,
          "checkpoint or Hugging Face directory to take the weights from; empty: GPT-2's random initialisation"},
 
-        {"data.train", &c.data.train, some_text, "pattern of the training shards' paths", none},
-        {"data.val", &c.data.val, anything, "pattern of the validation shards' paths; empty: no validation", none},
-        {"data.tokenizer", &c.data.tokenizer, anything, "tokenizer.json of the shards; empty: no samples as text",
-         none},
+        {"data.train", &c.data.train, kSomeText, "pattern of the training shards' paths", kNone},
+        {"data.val", &c.data.val, kAnything, "pattern of the validation shards' paths; empty: no validation", kNone},
+        {"data.tokenizer", &c.data.tokenizer, kAnything, "tokenizer.json of the shards; empty: no samples as text",
+         kNone},
 
-        {"train.max_steps", &c.train.max_steps, steps_or_0, "optimizer steps of the whole run; 0: no limit"},
+        {"train.max_steps", &c.train.max_steps, kStepsOr0, "optimizer steps of the whole run; 0: no limit"},
         {"train.max_epochs", &c.train.max_epochs, between(0, 1e6),
          "passes over the training data; 0: no limit. Whichever of steps, epochs and minutes is reached first ends the "
          "run"},
@@ -70,13 +71,13 @@ std::vector<Option> option_table(Config& c) {
         {"train.seq_len", &c.train.seq_len, between(1, 1 << 24), "tokens per sequence, at most n_positions"},
         {"train.total_batch_tokens", &c.train.total_batch_tokens, between(1, kMaxInt),
          "tokens per optimizer step over all ranks; gradients accumulate over as many micro-steps as that takes"},
-        {"train.precision", &c.train.precision, anything, "storage of activations and compute weights"},
-        {"train.recompute", &c.train.recompute, anything,
-         "what the backward pass computes again to save memory; each level includes the ones before", none},
+        {"train.precision", &c.train.precision, kAnything, "storage of activations and compute weights"},
+        {"train.recompute", &c.train.recompute, kAnything,
+         "what the backward pass computes again to save memory; each level includes the ones before", kNone},
         {"train.head_rows", &c.train.head_rows, between(0, kMaxInt),
          "tokens whose logits are held in memory at a time; 0: a micro-step's, at most 8192"},
 
-        {"optim.name", &c.optim.name, anything, "the optimizer"},
+        {"optim.name", &c.optim.name, kAnything, "the optimizer"},
         {"optim.learning_rate", &c.optim.learning_rate, between(0, 1000), "the highest of the schedule"},
         {"optim.beta1", &c.optim.beta1, between(0, kAlmost1), "adamw: decay of the first moment"},
         {"optim.beta2", &c.optim.beta2, between(0, kAlmost1), "adamw: decay of the second moment"},
@@ -85,18 +86,18 @@ std::vector<Option> option_table(Config& c) {
         {"optim.grad_clip", &c.optim.grad_clip, between(0, 1e30), "largest norm of the gradient; 0: no clipping"},
         {"optim.momentum", &c.optim.momentum, between(0, kAlmost1), "sgd: momentum"},
 
-        {"schedule.name", &c.schedule.name, anything, "course of the learning rate after the warm-up"},
-        {"schedule.warmup_steps", &c.schedule.warmup_steps, steps_or_0, "steps of linear growth at the beginning"},
+        {"schedule.name", &c.schedule.name, kAnything, "course of the learning rate after the warm-up"},
+        {"schedule.warmup_steps", &c.schedule.warmup_steps, kStepsOr0, "steps of linear growth at the beginning"},
         {"schedule.final_lr_fraction", &c.schedule.final_lr_fraction, between(0, 1),
          "learning rate of the last step, as a part of optim.learning_rate; cyclic: the lowest"},
         {"schedule.cooldown_fraction", &c.schedule.cooldown_fraction, between(0, 1),
          "wsd: part of all steps, at least one step, over which the learning rate falls"},
         {"schedule.cycle_steps", &c.schedule.cycle_steps, between(2, kMostSteps), "cyclic: steps from peak to peak"},
 
-        {"loss_scale.dynamic", &c.loss_scale.dynamic, anything, "adapt the loss scale, as fp16 needs it"},
+        {"loss_scale.dynamic", &c.loss_scale.dynamic, kAnything, "adapt the loss scale, as fp16 needs it"},
         {"loss_scale.fixed", &c.loss_scale.fixed, between(1e-9, 1e18), "the loss scale if not dynamic"},
         {"loss_scale.initial", &c.loss_scale.initial, between(1e-9, 1e18), "dynamic: the first scale"},
-        {"loss_scale.growth_interval", &c.loss_scale.growth_interval, steps,
+        {"loss_scale.growth_interval", &c.loss_scale.growth_interval, kSteps,
          "dynamic: finite steps in a row after which the scale grows"},
         {"loss_scale.growth_factor", &c.loss_scale.growth_factor, between(1.001, 65536),
          "dynamic: by how much it grows"},
@@ -105,53 +106,75 @@ std::vector<Option> option_table(Config& c) {
         {"loss_scale.hysteresis", &c.loss_scale.hysteresis, between(1, 1000000),
          "dynamic: non-finite steps since the last growth from which on it shrinks"},
         {"loss_scale.minimum", &c.loss_scale.minimum, between(1e-9, 1e18), "dynamic: the smallest scale"},
-        {"loss_scale.max_skipped_steps", &c.loss_scale.max_skipped_steps, steps_or_0,
+        {"loss_scale.max_skipped_steps", &c.loss_scale.max_skipped_steps, kStepsOr0,
          "non-finite steps in a row that are skipped; one more ends the run, in every precision"},
+    };
+}
 
+// Ranks, files, what is shown, and the device.
+std::vector<Option> surrounding_options(Config& c) {
+    return {
         {"parallel.zero_stage", &c.parallel.zero_stage, between(0, 3),
          "what each rank keeps its share of only. 0: nothing; 1: masters and optimizer state; 2: gradients too; 3: "
          "parameters too",
-         none},
-        {"parallel.deterministic_reduce", &c.parallel.deterministic_reduce, anything,
+         kNone},
+        {"parallel.deterministic_reduce", &c.parallel.deterministic_reduce, kAnything,
          "gradients add up in the same order for any number of ranks and micro-steps that are powers of 2"},
         {"parallel.bucket_mb", &c.parallel.bucket_mb, between(0, 1 << 20),
          "MiB of gradients that travel between ranks together; 0: each block's alone"},
         {"parallel.silence_s", &c.parallel.silence_s, between(0.1, 1e6),
-         "seconds without any sign of a rank after which the others end", none},
+         "seconds without any sign of a rank after which the others end", kNone},
         {"parallel.step_timeout_s", &c.parallel.step_timeout_s, between(0.1, 1e6),
-         "seconds without progress of a rank within a step after which all end", none},
+         "seconds without progress of a rank within a step after which all end", kNone},
 
-        {"checkpoint.every_steps", &c.checkpoint.every_steps, steps_or_0,
-         "steps between checkpoints, one more at the end; 0: only that", none},
-        {"checkpoint.keep", &c.checkpoint.keep, between(1, 1000000), "newest checkpoints that are kept", none},
-        {"checkpoint.keep_best", &c.checkpoint.keep_best, anything,
-         "save where the validation loss is the lowest so far, and keep that checkpoint too", none},
+        {"checkpoint.every_steps", &c.checkpoint.every_steps, kStepsOr0,
+         "steps between checkpoints, one more at the end; 0: only that", kNone},
+        {"checkpoint.keep", &c.checkpoint.keep, between(1, 1000000), "newest checkpoints that are kept", kNone},
+        {"checkpoint.keep_best", &c.checkpoint.keep_best, kAnything,
+         "save where the validation loss is the lowest so far, and keep that checkpoint too", kNone},
 
-        {"eval.every_steps", &c.eval.every_steps, steps_or_0, "steps between validations, one more at the end; 0: none",
-         none},
+        {"eval.every_steps", &c.eval.every_steps, kStepsOr0, "steps between validations, one more at the end; 0: none",
+         kNone},
         {"eval.batches", &c.eval.batches, between(0, kMostSteps),
-         "micro-batches per validation, all ranks together; 0: the whole split", none},
+         "micro-batches per validation, all ranks together; 0: the whole split", kNone},
         {"eval.stride", &c.eval.stride, between(0, kMaxInt),
          "tokens that a validation window adds to the one before; the rest of it is context. 0: train.seq_len, no "
          "overlap",
-         none},
-        {"eval.patience", &c.eval.patience, steps_or_0,
+         kNone},
+        {"eval.patience", &c.eval.patience, kStepsOr0,
          "validations in a row without a new lowest loss after which training ends; 0: it does not end early"},
 
-        {"sample.every_steps", &c.sample.every_steps, steps_or_0, "steps between samples of text; 0: none", none},
-        {"sample.tokens", &c.sample.tokens, between(1, 1 << 24), "tokens per sample", none},
-        {"sample.prompt", &c.sample.prompt, anything, "text that samples continue", none},
-        {"sample.temperature", &c.sample.temperature, between(0, 1000), "0: always the likeliest token", none},
+        {"sample.every_steps", &c.sample.every_steps, kStepsOr0, "steps between samples of text; 0: none", kNone},
+        {"sample.tokens", &c.sample.tokens, between(1, 1 << 24), "tokens per sample", kNone},
+        {"sample.prompt", &c.sample.prompt, kAnything, "text that samples continue", kNone},
+        {"sample.temperature", &c.sample.temperature, between(0, 1000), "0: always the likeliest token", kNone},
         {"sample.top_k", &c.sample.top_k, between(0, 1 << 24), "sample among the likeliest tokens only; 0: among all",
-         none},
+         kNone},
 
-        {"log.every_steps", &c.log.every_steps, steps, "steps between progress lines where there is no terminal", none},
+        {"log.every_steps", &c.log.every_steps, kSteps, "steps between progress lines where there is no terminal",
+         kNone},
+        {"log.terminal", &c.log.terminal, kAnything,
+         "progress on stdout. view: a block with a loss curve; line: one line that is rewritten; plain: lines; auto: "
+         "what the terminal allows",
+         kNone},
+        {"log.tensorboard", &c.log.tensorboard, kAnything, "write event files for TensorBoard in run.dir/tensorboard",
+         kNone},
+        {"log.norms_every_steps", &c.log.norms_every_steps, kStepsOr0,
+         "steps between records of each tensor's gradient norm and each layer's activations; 0: none", kNone},
 
-        {"device.tf32", &c.device.tf32, anything,
+        {"device.tf32", &c.device.tf32, kAnything,
          "GPU: fp32 products round their operands to TF32, faster and with 10 bits instead of 23"},
-        {"device.debug_sync", &c.device.debug_sync, anything,
-         "GPU: wait after each kernel, so that an error names the kernel that made it; also --debug-sync", none},
+        {"device.debug_sync", &c.device.debug_sync, kAnything,
+         "GPU: wait after each kernel, so that an error names the kernel that made it; also --debug-sync", kNone},
     };
+}
+
+}  // namespace
+
+std::vector<Option> option_table(Config& config) {
+    std::vector<Option> table = training_options(config);
+    std::ranges::move(surrounding_options(config), std::back_inserter(table));
+    return table;
 }
 
 void assign_option(const Option& option, const Json& json, const std::string& origin) {

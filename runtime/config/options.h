@@ -25,7 +25,7 @@ enum class Effect { result, none };
 struct Option {
     const char* key;  // "section.name"
     std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*, Dtype*, Recompute*, OptimizerKind*,
-                 LrSchedule*>
+                 LrSchedule*, TerminalMode*>
         value;
     Allowed allowed;
     const char* help;

@@ -48,7 +48,8 @@ std::optional<Course> course_by_time(const Config& config, const Course& planned
 }
 
 int expected_end(const Config& config, const Course& course, int step, double elapsed_s) {
-    if (config.train.max_minutes == 0 || step == 0) return course.end_step;
+    const bool is_decided = course.end_step > 0 && step >= course.cooldown_begin;
+    if (config.train.max_minutes == 0 || step == 0 || is_decided) return course.end_step;
     const double in_time = std::clamp<double>(steps_in_time(config, step, elapsed_s), step, kMostSteps);
     return course.end_step == 0 ? int(in_time) : std::min(course.end_step, int(in_time));
 }

@@ -136,11 +136,18 @@ int exit_status(const char* program, const std::function<Exit()>& body);
 // exit with Exit::again. (mpirun forwards SIGUSR1 and SIGUSR2 to the ranks, while SIGTERM makes it kill them soon.) A
 // SIGINT or SIGTERM after that ends the process at once with 128 + its number, as the shell reports it: nothing was
 // committed, and nothing that is committed is open for writing. SIGHUP, SIGPIPE and SIGXFSZ are ignored, so that a
-// closed terminal, a closed pipe and a file size limit are errors of a write and do not kill the process.
-void install_signal_handlers();
+// closed terminal, a closed pipe and a file size limit are errors of a write and do not kill the process. With `notice`
+// the first signal says at once on stderr that the run stops after this step, and how it stops now.
+void install_signal_handlers(bool notice = false);
 
 // The first signal received that requests a stop, or 0.
 int stop_signal();
+
+// How often this process has been continued after a suspension (Ctrl-Z, fg) since install_signal_handlers().
+int times_continued();
+
+// Seconds since 1970 (UTC), with their fraction.
+double unix_time();
 
 // Milliseconds of a monotonic clock with an arbitrary origin: for differences.
 double now_ms();

@@ -1,6 +1,7 @@
 #include <sodium.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -12,22 +13,43 @@
 
 #include "runtime/io/io.h"
 
-// The one variable that the whole program shares: a signal handler can reach nothing else.
+// The variables that the whole program shares: a signal handler can reach nothing else.
 static volatile std::sig_atomic_t first_signal = 0;
+static volatile std::sig_atomic_t continued = 0;
 
-static void request_stop(int signal) {
+// What the first signal says on stderr; on a terminal after a newline, since a line without an end may stand there.
+enum class Notice { none, file, terminal };
+
+// Only what a signal handler may do: no lock, no memory, no stream.
+template <Notice kNotice> static void request_stop(int signal) {
     const bool is_impatient = signal == SIGINT || signal == SIGTERM;
     if (first_signal != 0 && is_impatient) ::_exit(128 + signal);
-    if (first_signal == 0) first_signal = signal;
+    if (first_signal != 0) return;
+    first_signal = signal;
+    if (kNotice == Notice::none) return;
+    const std::string_view text = signal == SIGINT ? "\nstopping after this step; press again to stop now\n"
+                                                   : "\nstopping after this step; SIGINT or SIGTERM stops now\n";
+    const std::string_view said = text.substr(kNotice == Notice::terminal ? 0 : 1);
+    const int saved_errno = errno;
+    [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, said.data(), said.size());
+    errno = saved_errno;
 }
 
-void install_signal_handlers() {
+static void note_continued(int) { continued = continued + 1; }
+
+void install_signal_handlers(bool notice) {
+    const auto handler = !notice                        ? request_stop<Notice::none>
+                         : ::isatty(STDERR_FILENO) == 1 ? request_stop<Notice::terminal>
+                                                        : request_stop<Notice::file>;
     // On Linux, std::signal() also restarts the system call that a signal interrupts.
-    for (int signal : {SIGINT, SIGTERM, SIGUSR1, SIGUSR2}) std::signal(signal, request_stop);
+    for (int signal : {SIGINT, SIGTERM, SIGUSR1, SIGUSR2}) std::signal(signal, handler);
+    std::signal(SIGCONT, note_continued);
     for (int signal : {SIGHUP, SIGPIPE, SIGXFSZ}) std::signal(signal, SIG_IGN);
 }
 
 int stop_signal() { return first_signal; }
+
+int times_continued() { return continued; }
 
 int exit_status(const char* program, const std::function<Exit()>& body) {
     Exit status = Exit::internal;
@@ -46,6 +68,10 @@ int exit_status(const char* program, const std::function<Exit()>& body) {
     // After an error other threads may still use objects that the end of main() would destroy.
     std::fflush(nullptr);
     std::_Exit(int(status));
+}
+
+double unix_time() {
+    return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
 double now_ms() {

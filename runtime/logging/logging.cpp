@@ -1,14 +1,11 @@
 #include "runtime/logging/logging.h"
 
-#include <sys/ioctl.h>
-#include <unistd.h>
-
-#include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <map>
 #include <nlohmann/json.hpp>
 
-#include "kernels/check.h"
+#include "runtime/logging/event_file.h"
 
 namespace {
 
@@ -19,10 +16,87 @@ template <class T> std::string number(T value) {
     char digits[64];
     return {digits, std::to_chars(digits, std::end(digits), value).ptr};
 }
+std::string number(int64_t value) { return std::to_string(value); }
+std::string number(uint64_t value) { return std::to_string(value); }
+std::string number(const std::optional<double>& value) { return value ? number(*value) : "null"; }
 
-std::string number_or_null(const std::optional<double>& value) { return value ? number(*value) : "null"; }
+std::string quoted(const std::string& text) {
+    return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
 
-// The step of a line of main.log or of metrics.jsonl.
+// The numbers of a record with their keys, in the files' order.
+template <class Field> void describe(const TrainRecord& record, Field field) {
+    field("loss", record.loss);
+    field("lr", record.learning_rate);
+    field("grad_norm", record.grad_norm);
+    field("loss_scale", record.loss_scale);
+    field("tokens", record.tokens);
+    field("epoch", record.epoch);
+    field("step_ms", record.step_ms);
+    field("tokens_per_s", record.tokens_per_s);
+    field("mfu", record.mfu);
+    field("compute_ms", record.compute_ms());
+    field("comm_ms", record.comm_ms);
+    field("data_ms", record.data_ms);
+    field("optimizer_ms", record.optimizer_ms);
+    field("comm_bytes", record.comm_bytes);
+    field("resident_bytes", record.resident_bytes);
+}
+
+template <class Field> void describe(const ValRecord& record, Field field) {
+    field("loss", record.loss);
+    field("bits_per_byte", record.bits_per_byte);
+}
+
+std::string opened(int step, double time) { return format("\"step\":%d,\"time\":%.3f", step, time); }
+
+template <class Record> std::string numbers_line(const char* kind, const Record& record, const std::string& more = "") {
+    std::string line = format("{\"kind\":\"%s\",", kind) + opened(record.step, record.time);
+    describe(record, [&](const char* key, const auto& value) { line += format(",\"%s\":", key) + number(value); });
+    return line + more + "}";
+}
+
+std::string norms_object(const std::vector<NormRecord::Value>& values) {
+    std::string object;
+    for (const NormRecord::Value& value : values)
+        object += (object.empty() ? "" : ",") + quoted(value.name) + ":" + number(value.value);
+    return "{" + object + "}";
+}
+
+// A scalar per number of the record, tagged "kind/key".
+template <class Record> EventSummary scalars_of(const std::string& kind, const Record& record) {
+    EventSummary summary;
+    describe(record, [&]<class Value>(const std::string& key, const Value& value) {
+        if constexpr (std::is_same_v<Value, std::optional<double>>) {
+            if (value) summary.add_scalar(kind + "/" + key, *value);
+        } else {
+            summary.add_scalar(kind + "/" + key, double(value));
+        }
+    });
+    return summary;
+}
+
+// A histogram over the layers for what each layer has ("h.3.qkv.weight" -> "qkv.weight"), else a scalar.
+void add_norms(EventSummary& summary, const std::string& prefix, const std::vector<NormRecord::Value>& values) {
+    std::map<std::string, std::vector<double>> layers;
+    for (const NormRecord::Value& value : values) {
+        const size_t dot = value.name.starts_with("h.") ? value.name.find('.', 2) : std::string::npos;
+        if (dot == std::string::npos)
+            summary.add_scalar(prefix + value.name, value.value);
+        else
+            layers[value.name.substr(dot + 1)].push_back(value.value);
+    }
+    for (const auto& [name, all] : layers) summary.add_histogram(prefix + name, all);
+}
+
+// Markdown that shows a text as it is.
+std::string verbatim(const std::string& text) {
+    std::string indented = "    ";
+    for (const char c : text) indented += c == '\n' ? "\n    " : std::string(1, c);
+    return indented;
+}
+
+// The step of a line of one of the files.
 std::optional<int> step_of(const std::string& line) {
     int step = 0;
     if (std::sscanf(line.c_str(), "s:%d ", &step) == 1) return step;
@@ -48,113 +122,70 @@ OutputFile continue_file(const std::string& path, int committed_step) {
     return OutputFile::open_to_append(path);
 }
 
-std::string with_commas(double value) {
-    std::string digits = format("%.0f", value);
-    for (int place = int(digits.size()) - 3; place > 0; place -= 3) digits.insert(size_t(place), ",");
-    return digits;
-}
-
-std::string duration(double seconds) {
-    const double minutes = std::floor(seconds / 60), hours = std::floor(minutes / 60);
-    if (minutes < 1) return format("%.0f s", seconds);
-    if (hours < 1) return format("%.0f min %02.0f s", minutes, std::floor(seconds - minutes * 60));
-    return format("%.0f h %02.0f min", hours, minutes - hours * 60);
-}
-
-size_t terminal_width(std::FILE* out) {
-    winsize size{};
-    const bool is_known = ::ioctl(::fileno(out), TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
-    return is_known ? size.ws_col : 80;
-}
-
 }  // namespace
 
 std::string json_line(const TrainRecord& record) {
-    std::string line = format("{\"kind\":\"train\",\"step\":%d", record.step);
-    line += ",\"loss\":" + number(record.loss);
-    line += ",\"lr\":" + number(record.learning_rate);
-    line += ",\"grad_norm\":" + number(record.grad_norm);
-    line += ",\"loss_scale\":" + number(record.loss_scale);
-    line += ",\"tokens\":" + std::to_string(record.tokens);
-    line += ",\"step_ms\":" + number(record.step_ms);
-    line += ",\"tokens_per_s\":" + number(record.tokens_per_s);
-    line += ",\"mfu\":" + number_or_null(record.mfu);
-    line += ",\"compute_ms\":" + number(record.compute_ms());
-    line += ",\"comm_ms\":" + number(record.comm_ms);
-    line += ",\"data_ms\":" + number(record.data_ms);
-    line += ",\"optimizer_ms\":" + number(record.optimizer_ms);
-    line += ",\"comm_bytes\":" + std::to_string(record.comm_bytes);
-    if (!record.skipped.empty()) line += ",\"skipped\":" + nlohmann::json(record.skipped).dump();
-    return line + "}";
+    return numbers_line("train", record, record.skipped.empty() ? "" : ",\"skipped\":" + quoted(record.skipped));
 }
 
-std::string json_line(const ValRecord& record) {
-    return format("{\"kind\":\"val\",\"step\":%d", record.step) + ",\"loss\":" + number(record.loss) +
-           ",\"bits_per_byte\":" + number_or_null(record.bits_per_byte) + "}";
+std::string json_line(const ValRecord& record) { return numbers_line("val", record); }
+
+std::string json_line(const SampleRecord& record) {
+    return "{" + opened(record.step, record.time) + ",\"prompt\":" + quoted(record.prompt) +
+           ",\"text\":" + quoted(record.text) + "}";
 }
 
-RunLog::RunLog(const std::string& dir, int committed_step)
+std::string json_line(const NormRecord& record) {
+    return "{\"kind\":\"norms\"," + opened(record.step, record.time) +
+           ",\"grad_norms\":" + norms_object(record.gradients) +
+           ",\"activation_rms\":" + norms_object(record.activations) + "}";
+}
+
+RunLog::RunLog(const std::string& dir, int committed_step, const std::string& configuration)
     : metrics_(continue_file(dir + "/metrics.jsonl", committed_step)),
-      main_log_(continue_file(dir + "/main.log", committed_step)) {}
+      main_log_(continue_file(dir + "/main.log", committed_step)),
+      samples_(continue_file(dir + "/samples.jsonl", committed_step)) {
+    if (configuration.empty()) return;
+    events_ = std::make_unique<EventFile>(dir + "/tensorboard", committed_step);
+    EventSummary summary;
+    summary.add_text("configuration", verbatim(configuration));
+    events_->write(committed_step + 1, unix_time(), summary);
+}
+
+RunLog::RunLog(RunLog&&) noexcept = default;
+RunLog::~RunLog() = default;
 
 void RunLog::write(const TrainRecord& record) {
     metrics_.append(json_line(record) + "\n");
     main_log_.append(format("s:%d trl:%.4f lr:%.6f norm:%.2f\n", record.step, record.loss, record.learning_rate,
                             double(record.grad_norm)));
+    if (events_) events_->write(record.step, record.time, scalars_of("train", record));
 }
 
 void RunLog::write(const ValRecord& record) {
     metrics_.append(json_line(record) + "\n");
     main_log_.append(format("s:%d tel:%.4f\n", record.step, record.loss));
+    if (events_) events_->write(record.step, record.time, scalars_of("val", record));
+}
+
+void RunLog::write(const SampleRecord& record) {
+    samples_.append(json_line(record) + "\n");
+    if (!events_) return;
+    EventSummary summary;
+    summary.add_text("sample", verbatim(printable(record.text)));
+    events_->write(record.step, record.time, summary);
+}
+
+void RunLog::write(const NormRecord& record) {
+    metrics_.append(json_line(record) + "\n");
+    if (!events_) return;
+    EventSummary summary;
+    add_norms(summary, "grad_norms/", record.gradients);
+    add_norms(summary, "activation_rms/", record.activations);
+    events_->write(record.step, record.time, summary);
 }
 
 void RunLog::sync() {
-    metrics_.sync();
-    main_log_.sync();
-}
-
-std::string progress_line(const TrainRecord& record, int total_steps, double remaining_s) {
-    std::string line = format("step %d/%d | loss %.4f | lr %.2e | norm %.2f | %s tokens/s | %.0f ms | %s left",
-                              record.step, total_steps, record.loss, record.learning_rate, double(record.grad_norm),
-                              with_commas(record.tokens_per_s).c_str(), record.step_ms, duration(remaining_s).c_str());
-    return record.skipped.empty() ? line : line + " | skipped: " + record.skipped + " is not finite";
-}
-
-TrainingProgress::TrainingProgress(std::FILE* out, int ranks, int total_steps, int every_steps)
-    : out_(out),
-      total_steps_(total_steps),
-      every_steps_(every_steps),
-      is_terminal_(out && ranks == 1 && ::isatty(::fileno(out)) == 1) {}
-
-TrainingProgress::~TrainingProgress() {
-    if (line_is_open_) std::fputc('\n', out_);
-    if (out_) std::fflush(out_);
-}
-
-void TrainingProgress::show(const TrainRecord& record) {
-    if (!out_) return;
-    const bool is_first = smoothed_ms_ == 0;
-    smoothed_ms_ = is_first ? record.step_ms : 0.9 * smoothed_ms_ + 0.1 * record.step_ms;
-    const std::string line = progress_line(record, total_steps_, (total_steps_ - record.step) * smoothed_ms_ / 1000);
-    if (is_terminal_) {
-        // A line that wraps could not be rewritten.
-        erase_line();
-        std::fputs(line.substr(0, terminal_width(out_) - 1).c_str(), out_);
-        line_is_open_ = true;
-    } else if (is_first || record.step % every_steps_ == 0 || record.step == total_steps_) {
-        std::fprintf(out_, "%s\n", line.c_str());
-    }
-    std::fflush(out_);
-}
-
-void TrainingProgress::say(const std::string& line) {
-    if (!out_) return;
-    erase_line();
-    std::fprintf(out_, "%s\n", line.c_str());
-    std::fflush(out_);
-}
-
-void TrainingProgress::erase_line() {
-    if (line_is_open_) std::fputs("\r\x1b[K", out_);
-    line_is_open_ = false;
+    for (OutputFile* file : {&metrics_, &main_log_, &samples_}) file->sync();
+    if (events_) events_->sync();
 }

@@ -64,7 +64,7 @@ class End(TrainerTest):
                  "checkpoint_keep_best": True}
         said = self.train(**still)
         self.assertIn("step 6 | validation loss", said)
-        self.assertIn("no lower loss since step 2", said)
+        self.assertIn("no lower validation loss since step 2", said)
         self.assertEqual(len(self.losses()), 6)
         self.assertEqual(self.committed(), [2, 6])
         before = self.records()

@@ -31,7 +31,8 @@ OTHER_SECTIONS = ["sample", "log", "loss_scale", "parallel"]
 ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "passive"}  # faster where other programs run too; changes no bit
 # For Popen: the leader of a process group, which Ctrl-C reaches; what is started in the background may ignore SIGINT.
 FROM_TERMINAL = {"start_new_session": True, "preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
-TIMES = ("step_ms", "tokens_per_s", "mfu", "compute_ms", "comm_ms", "data_ms", "optimizer_ms", "comm_bytes")
+TIMES = ("time", "resident_bytes", "step_ms", "tokens_per_s", "mfu", "compute_ms", "comm_ms", "data_ms",
+         "optimizer_ms", "comm_bytes")
 
 
 def digest(path):

@@ -1,0 +1,167 @@
+#include "runtime/logging/event_file.h"
+
+#include <isa-l/crc.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <optional>
+
+namespace {
+
+// CRC32C as a TFRecord has it: rotated and shifted, so that a checksum of text that holds checksums stays a good one.
+uint32_t masked_crc(const void* bytes, size_t count) {
+    auto* const data = static_cast<unsigned char*>(const_cast<void*>(bytes));  // ISA-L only reads
+    const uint32_t crc = ~crc32_iscsi(data, int(count), ~0u);
+    return ((crc >> 15) | (crc << 17)) + 0xa282ead8u;
+}
+
+template <class T> std::string raw(T value) { return {reinterpret_cast<const char*>(&value), sizeof(T)}; }
+
+std::string varint(uint64_t value) {
+    std::string bytes;
+    for (; value >= 128; value >>= 7) bytes += char(value | 128);
+    return bytes + char(value);
+}
+
+// Fields of a message. A negative number is ten bytes long, as of every int64.
+enum WireType { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
+std::string key(int field, WireType type) { return varint(uint64_t(field) << 3 | type); }
+std::string integer(int field, int64_t value) { return key(field, kVarint) + varint(uint64_t(value)); }
+std::string nested(int field, const std::string& value) { return key(field, kBytes) + varint(value.size()) + value; }
+
+// TensorProto: dtype 1, tensor_shape 2 (dim 2: size 1), tensor_content 4 or string_val 8.
+constexpr int kDouble = 2, kString = 7;
+std::string tensor(int dtype, std::initializer_list<size_t> shape, int field, const std::string& content) {
+    std::string dimensions;
+    for (const size_t size : shape) dimensions += nested(2, integer(1, int64_t(size)));
+    return integer(1, dtype) + nested(2, dimensions) + nested(field, content);
+}
+
+std::string event(int64_t step, double unix_time, const std::string& what) {
+    return key(1, kFixed64) + raw(unix_time) + integer(2, step) + what;
+}
+
+std::string record(const std::string& event) {
+    const std::string length = raw(uint64_t(event.size()));
+    return length + raw(masked_crc(length.data(), length.size())) + event + raw(masked_crc(event.data(), event.size()));
+}
+
+template <class T> T read(std::string_view bytes, size_t offset) {
+    T value;
+    std::memcpy(&value, bytes.data() + offset, sizeof(T));
+    return value;
+}
+
+std::optional<uint64_t> take_varint(std::string_view& bytes) {
+    uint64_t value = 0;
+    for (int shift = 0; shift < 64 && !bytes.empty(); shift += 7) {
+        const auto byte = static_cast<unsigned char>(bytes.front());
+        bytes.remove_prefix(1);
+        value |= uint64_t(byte & 127) << shift;
+        if (byte < 128) return value;
+    }
+    return std::nullopt;
+}
+
+// The step of an event as this program writes it: its second field.
+std::optional<int64_t> step_of(std::string_view event) {
+    constexpr size_t kTime = 1 + sizeof(double);
+    if (event.size() < kTime + 2 || event[kTime] != char(2 << 3)) return std::nullopt;
+    event.remove_prefix(kTime + 1);
+    return take_varint(event);
+}
+
+// The length of the part of an event file that is whole and belongs to steps that count.
+size_t committed_bytes(std::string_view file, int committed_step) {
+    constexpr size_t kHead = 12, kTail = 4;
+    size_t begin = 0;
+    while (file.size() - begin >= kHead + kTail) {
+        const auto size = read<uint64_t>(file, begin);
+        if (read<uint32_t>(file, begin + 8) != masked_crc(file.data() + begin, 8)) break;
+        if (size > file.size() - begin - kHead - kTail) break;
+        const std::string_view event = file.substr(begin + kHead, size);
+        if (read<uint32_t>(file, begin + kHead + size) != masked_crc(event.data(), size)) break;
+        const std::optional<int64_t> step = step_of(event);
+        if (!step || *step > committed_step) break;
+        begin += kHead + size + kTail;
+    }
+    return begin;
+}
+
+constexpr std::string_view kPrefix = "events.out.tfevents.";
+
+// A name after all others, since TensorBoard reads the files of a directory in the order of their names.
+std::string next_name(const std::vector<std::string>& names) {
+    auto seconds = int64_t(unix_time());
+    for (const std::string& name : names) {
+        long long other = 0;
+        if (std::sscanf(name.c_str(), "events.out.tfevents.%lld", &other) == 1)
+            seconds = std::max(seconds, int64_t(other) + 1);
+    }
+    std::array<char, 256> host{};
+    ::gethostname(host.data(), host.size() - 1);
+    return std::string(kPrefix) +
+           format("%010lld.%s.%d.0", static_cast<long long>(seconds), host.data(), int(::getpid()));
+}
+
+std::string cut_and_name(const std::string& directory, int committed_step) {
+    make_directories(directory);
+    std::vector<std::string> names = list_directory(directory);
+    std::erase_if(names, [](const std::string& name) { return !name.starts_with(kPrefix); });
+    for (const std::string& name : names) {
+        const std::string path = directory + "/" + name;
+        const MappedFile file(path);
+        const size_t kept = committed_bytes(file.text(), committed_step);
+        if (kept < file.size()) std::filesystem::resize_file(path, kept);
+    }
+    return directory + "/" + next_name(names);
+}
+
+}  // namespace
+
+void EventSummary::add_scalar(const std::string& tag, double value) {
+    bytes_ += nested(1, nested(1, tag) + key(2, kFixed32) + raw(float(value)));
+}
+
+void EventSummary::add_text(const std::string& tag, const std::string& markdown) {
+    add_tensor(tag, "text", tensor(kString, {1}, 8, markdown));
+}
+
+void EventSummary::add_histogram(const std::string& tag, const std::vector<double>& values) {
+    constexpr size_t kMostBuckets = 30;
+    std::vector<double> finite;
+    std::ranges::copy_if(values, std::back_inserter(finite), [](double value) { return std::isfinite(value); });
+    if (finite.empty()) return;
+    const auto [least, most] = std::ranges::minmax(finite);
+    const size_t count = least < most ? kMostBuckets : 1;
+    const double low = count > 1 ? least : least - 0.5, width = count > 1 ? (most - least) / double(count) : 1;
+    std::vector<double> inside(count);
+    for (const double value : finite) inside[std::min(count - 1, size_t((value - low) / width))]++;
+    std::string buckets;  // (count, 3): from, to, values
+    for (size_t i = 0; i < count; i++) {
+        const double to = i + 1 == count && count > 1 ? most : low + width * double(i + 1);
+        buckets += raw(low + width * double(i)) + raw(to) + raw(inside[i]);
+    }
+    add_tensor(tag, "histograms", tensor(kDouble, {count, 3}, 4, buckets));
+}
+
+// SummaryMetadata: plugin_data 1 (plugin_name 1), data_class 4 (2: tensors).
+void EventSummary::add_tensor(const std::string& tag, const char* plugin, const std::string& tensor) {
+    const std::string metadata = nested(1, nested(1, plugin)) + integer(4, 2);
+    bytes_ += nested(1, nested(1, tag) + nested(8, tensor) + nested(9, metadata));
+}
+
+EventFile::EventFile(const std::string& directory, int committed_step)
+    : file_(OutputFile::open_to_append(cut_and_name(directory, committed_step))) {
+    constexpr int kStart = 1;  // SessionLog.status
+    file_.append(record(event(0, unix_time(), nested(3, "brain.Event:2"))));
+    file_.append(record(event(committed_step + 1, unix_time(), nested(7, integer(1, kStart)))));
+}
+
+void EventFile::write(int step, double unix_time, const EventSummary& summary) {
+    if (!summary.bytes().empty()) file_.append(record(event(step, unix_time, nested(5, summary.bytes()))));
+}

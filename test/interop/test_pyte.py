@@ -1,0 +1,32 @@
+"""The view on a real terminal emulator, pyte: what it draws is one whole block after whatever happens to the screen."""
+import re
+
+import pyte
+from screen import OnTerminal
+from trainer import ENVIRONMENT, TRAINER, TrainerTest
+
+
+class Emulated(TrainerTest):
+    def test_the_view(self):
+        changes = {"train_max_steps": 150, "eval_every_steps": 50, "eval_batches": 1, "sample_every_steps": 75,
+                   "sample_tokens": 5}
+        environment = {**ENVIRONMENT, "LC_ALL": "C.UTF-8", "TERM": "xterm"}
+        for columns, rows in ((90, 24), (50, 13), (140, 50)):
+            with self.subTest(size=(columns, rows)):
+                config = self.write_config(run_dir=f"run_{columns}", **changes)
+                terminal = OnTerminal([TRAINER, config], self.dir, environment, columns, rows)
+                self.assertEqual(terminal.finish(), 0)
+                screen = pyte.HistoryScreen(columns, rows, history=1000)
+                pyte.Stream(screen).feed(terminal.raw)
+                above = ["".join(line[column].data for column in range(columns)).rstrip()
+                         for line in screen.history.top]
+                shown = [line.rstrip() for line in screen.display]
+                while shown and not shown[-1]:
+                    shown.pop()
+                # Our own emulator, with which the other tests look, sees the same lines.
+                own = [line.rstrip() for line in terminal.screen.lines]
+                while own and not own[-1]:
+                    own.pop()
+                self.assertEqual(above + shown, own)
+                self.assertEqual(len(re.findall(r"step 150/150", "\n".join(shown))), 1)
+                self.assertTrue(any("\u2801" <= character <= "\u28ff" for character in "".join(shown)))

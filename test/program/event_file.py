@@ -1,0 +1,105 @@
+"""A reader of TensorBoard's event files: framing, checksums and the protobuf fields that test_monitoring looks at."""
+import struct
+from typing import NamedTuple
+
+POLYNOMIAL = 0x82F63B78  # CRC32C, reversed
+
+
+def crc_table():
+    table = []
+    for byte in range(256):
+        for _ in range(8):
+            byte = byte >> 1 ^ (POLYNOMIAL if byte & 1 else 0)
+        table.append(byte)
+    return table
+
+
+TABLE = crc_table()
+
+
+def masked_crc32c(data):
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = TABLE[(crc ^ byte) & 255] ^ crc >> 8
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def records(data):
+    """The payloads; fails where a length, a checksum or the end is wrong."""
+    while data:
+        size, size_crc = struct.unpack_from("<QI", data)
+        assert size_crc == masked_crc32c(data[:8]), "the length's checksum"
+        payload = data[12:12 + size]
+        assert len(payload) == size and len(data) >= size + 16, "the file ends within a record"
+        assert struct.unpack_from("<I", data, 12 + size)[0] == masked_crc32c(payload), "the checksum"
+        yield payload
+        data = data[16 + size:]
+
+
+def varint(data, place):
+    value = shift = 0
+    while True:
+        byte = data[place]
+        value, shift, place = value | (byte & 127) << shift, shift + 7, place + 1
+        if byte < 128:
+            return value, place
+
+
+def fields(message):
+    """(number, value) of each field: integers, and bytes of the fixed and the nested ones."""
+    place = 0
+    while place < len(message):
+        key, place = varint(message, place)
+        if key & 7 == 0:
+            value, place = varint(message, place)
+        else:
+            size = {1: 8, 5: 4}.get(key & 7)
+            if size is None:
+                assert key & 7 == 2, f"wire type {key & 7}"
+                size, place = varint(message, place)
+            value, place = message[place:place + size], place + size
+            assert len(value) == size, "a field ends beyond its message"
+        yield key >> 3, value
+
+
+class Value(NamedTuple):
+    """A number of a step: a float, a text or a histogram's (from, to, count)."""
+    step: int
+    tag: str
+    plugin: str
+    value: object
+    time: float
+
+
+def one(message, number, default=None):
+    return next((value for field, value in fields(message) if field == number), default)
+
+
+def tensor_value(tensor):
+    shape = [one(dimension, 1) for number, dimension in fields(one(tensor, 2)) if number == 2]
+    if one(tensor, 1) == 7:  # strings
+        assert shape == [1], shape
+        return one(tensor, 8).decode()
+    assert one(tensor, 1) == 2 and shape[1:] == [3], shape  # doubles
+    numbers = struct.unpack(f"<{shape[0] * 3}d", one(tensor, 4))
+    return [numbers[i:i + 3] for i in range(0, len(numbers), 3)]
+
+
+def read(path):
+    """The values of a file, and the steps at which it says that a run has (re)started."""
+    values, starts, version = [], [], None
+    for event in records(path.read_bytes()):
+        time, = struct.unpack("<d", one(event, 1))
+        step = one(event, 2, 0)
+        version = version or one(event, 3)
+        for number, part in fields(event):
+            if number == 7 and one(part, 1) == 1:
+                starts.append(step)
+            for _, value in fields(part) if number == 5 else ():
+                tag, tensor = one(value, 1).decode(), one(value, 8)
+                plugin = one(one(one(value, 9, b""), 1, b""), 1, b"").decode()
+                content = struct.unpack("<f", one(value, 2))[0] if tensor is None else tensor_value(tensor)
+                values.append(Value(step, tag, plugin, content, time))
+    assert version == b"brain.Event:2", version
+    return values, starts

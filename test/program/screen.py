@@ -1,0 +1,122 @@
+"""A trainer on a pseudo-terminal, and what a person sees there."""
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import termios
+import time
+
+ESCAPE = re.compile(r"\x1b\[(\d*)([A-Za-z])")
+
+
+class Screen:
+    """The lines that a terminal has shown. Knows what TrainingProgress sends; anything else is an error."""
+
+    def __init__(self, columns, rows):
+        self.columns, self.rows = columns, rows
+        self.lines, self.row, self.column = [""], 0, 0
+        self.widest = 0
+
+    @property
+    def top(self):
+        """The first line that the cursor can reach: what is above has left the screen."""
+        return max(0, len(self.lines) - self.rows)
+
+    def put(self, character):
+        if self.column >= self.columns:
+            self.feed("\r\n")
+        line = self.lines[self.row].ljust(self.column)
+        self.lines[self.row] = line[:self.column] + character + line[self.column + 1:]
+        self.column += 1
+        self.widest = max(self.widest, self.column)
+
+    def escape(self, count, letter):
+        line = self.lines[self.row]
+        if letter == "A":
+            self.row = max(self.top, self.row - int(count or 1))
+        elif letter == "K" and not count:
+            self.lines[self.row] = line[:self.column]
+        elif letter == "J" and not count:
+            self.lines[self.row:] = [line[:self.column]]
+        else:
+            raise AssertionError(f"ESC [ {count} {letter}")
+
+    def feed(self, text):
+        place = 0
+        while place < len(text):
+            if match := ESCAPE.match(text, place):
+                self.escape(*match.groups())
+                place = match.end()
+                continue
+            character = text[place]
+            if character == "\r":
+                self.column = 0
+            elif character == "\n":
+                self.row += 1
+                if self.row == len(self.lines):
+                    self.lines.append("")
+            else:
+                assert character.isprintable(), repr(character)
+                self.put(character)
+            place += 1
+
+    def text(self):
+        return "\n".join(line.rstrip() for line in self.lines)
+
+
+class OnTerminal:
+    """A program as the foreground of a terminal of its own."""
+
+    def __init__(self, command, folder, environment, columns=90, rows=24):
+        self.screen, self.raw, self.pending = Screen(columns, rows), "", b""
+        self.pid, self.master = pty.fork()
+        if self.pid == 0:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+            os.chdir(folder)
+            os.execve(command[0], [str(part) for part in command], environment)
+        self.resize(columns, rows)
+
+    def resize(self, columns, rows):
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self.screen.columns, self.screen.rows, self.screen.widest = columns, rows, 0
+
+    def type(self, text):
+        os.write(self.master, text.encode())
+
+    def read(self, seconds):
+        """What arrives within so many seconds; False at the end of the program."""
+        if not select.select([self.master], [], [], seconds)[0]:
+            return True
+        try:
+            self.pending += os.read(self.master, 65536)
+        except OSError:
+            return False
+        # A character or an escape may have arrived in part. The echo of ^C can split a character for good.
+        cut = re.search(rb"(\x1b(\[\d*)?|[\xc0-\xff][\x80-\xbf]{0,2})$", self.pending)
+        end = len(self.pending)
+        if cut and not re.fullmatch(rb"[\xc0-\xdf].|[\xe0-\xef]..", cut[0], re.S):
+            end = cut.start()
+        text, self.pending = self.pending[:end].decode(errors="replace"), self.pending[end:]
+        self.raw += text
+        self.screen.feed(text)
+        return True
+
+    def wait_for(self, pattern, seconds=60):
+        """Until the screen shows the pattern; how long that took."""
+        begin = time.monotonic()
+        while not re.search(pattern, self.screen.text()):
+            assert time.monotonic() - begin < seconds, f"no {pattern!r} after {seconds} s:\n{self.screen.text()}"
+            assert self.read(0.1), f"no {pattern!r} until the end:\n{self.screen.text()}"
+        return time.monotonic() - begin
+
+    def finish(self):
+        """Reads until the program ends; its exit code, or minus its signal."""
+        while self.read(60):
+            pass
+        status = os.waitpid(self.pid, 0)[1]
+        os.close(self.master)
+        return os.waitstatus_to_exitcode(status)
