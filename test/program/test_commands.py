@@ -106,6 +106,57 @@ class FromTextToText(TrainerTest):
         self.train(run_dir="same", model_init_from="run", **changes)
         self.assertEqual(self.weights(1, "new"), self.weights(1, "same"))
 
+    def test_inspect_summarizes_tensors(self):
+        self.train(train_max_steps=1)
+        said = self.run_trainer("inspect", self.step_dir(1))
+        self.assertRegex(said, r"h\.\*\.\S+ +fp32 \(\d+, 48\) x 2\n")
+        elements = (384 + 24) * 48 + 2 * (12 * 48 * 48 + 13 * 48) + 2 * 48
+        for moment in "mv":
+            self.assertRegex(said, rf"{moment}\.\* +fp32, 28 tensors, {elements} elements\n")
+        self.assertEqual(said.count("\n"), 2 + 4 + 12 + 2)
+        everything = self.run_trainer("inspect", self.step_dir(1), "--all")
+        self.assertEqual(everything.count("\n"), 2 + 3 * 28)
+        self.assertIn("  v.h.1.", everything)
+        self.assertIn("28 tensors", said)
+
+    def test_inspect_directories(self):
+        self.train(train_max_steps=2, eval_every_steps=1)
+        self.run_trainer("export", "--hf", "run", "hf")
+        dataset = json.loads((self.dir / "data/dataset.json").read_text())
+        said = self.run_trainer("inspect", "data")
+        for words in ("data: data set, tokenizer bytes with 257 tokens", dataset["tokenizer"]["xxh3"],
+                      *(f"{name}: {split['tokens']} tokens in 1 shard(s), from {split['text_bytes']} bytes"
+                        for name, split in dataset["splits"].items())):
+            self.assertIn(words, said)
+        said = self.run_trainer("inspect", "run")
+        for words in ("run: run, 1 checkpoint(s)", "2 layers, 3 heads, 48 channels, vocabulary 257, fp32; 2 steps",
+                      "last training record: step 2, loss ", "last validation: step 2, loss ", "257 tokens, 0 merges",
+                      "checkpoint of step 2, run "):
+            self.assertIn(words, said)
+        said = self.run_trainer("inspect", "hf")
+        for words in ("hf: Hugging Face directory; gpt2, 2 layers, 3 heads, 48 channels, 24 positions, vocabulary 257; "
+                      "model.init_from takes it", "safetensors, 28 tensors", "F32 (48, 144) x 2", "257 tokens"):
+            self.assertIn(words, said)
+        config = json.loads((self.dir / "hf/config.json").read_text())
+        (self.dir / "hf/config.json").write_text(json.dumps({**config, "activation_function": "relu"}))
+        self.assertIn('model.init_from does not take it: hf/config.json: activation_function is "relu"',
+                      self.run_trainer("inspect", "hf"))
+
+        for path in ("run/checkpoints", "."):
+            self.assertIn("neither a checkpoint, a run, a data set", self.run_trainer("inspect", path, expect=66))
+        shard = self.dir / "data/train_000000.bin"
+        whole = shard.read_bytes()
+        for content, word in ((whole[:-2], "cut short"), (whole[:-1] + b"\x40", "the vocabulary has 257 tokens"),
+                              (struct.pack("<3i", 20240520, 1, len(whole) // 2 - 513) + whole[12:-2], "recorded")):
+            shard.write_bytes(content)
+            self.assertIn(word, self.run_trainer("inspect", "data", expect=65))
+        shard.unlink()
+        self.assertIn("train_000000.bin", self.run_trainer("inspect", "data", expect=66))
+        shard.write_bytes(whole)
+        self.run_trainer("prepare", "text.txt", "--tokenizer", "bpe", "--vocab-size", "280", "--out", "bpe")
+        shutil.copy(self.dir / "bpe/tokenizer.json", self.dir / "data")
+        self.assertIn("dataset.json records", self.run_trainer("inspect", "data", expect=65))
+
     def test_inspect_a_shard_and_a_tokenizer(self):
         text = "".join(f"line {i} of these 400 lines\n" for i in range(400)) + "zyx wvu tsr qpo\n" * 40
         (self.dir / "lines.txt").write_text(text)
