@@ -20,6 +20,10 @@ double flops_of_token(const GptOptions& options);
 // Fails with Exit::data, naming file and tensor, unless it holds exactly this model's weights.
 void load_initial_weights(Gpt& gpt, const std::string& path);
 
+// Fails with Exit::config if model.init_from has another vocabulary or another tokenizer than the data, whose tokenizer
+// has the given digest ("": not known): the weights would read and predict other tokens than they were trained on.
+void check_source_tokenizer(const Config& config, const std::string& tokenizer_digest);
+
 // A model for inference from a checkpoint, and the configuration that made it.
 struct LoadedModel {
     Config config;

@@ -56,10 +56,11 @@ TrainingRun::TrainingRun(const Config& c, Ranks& ranks, Dataset data, const RunS
       token_flops(flops_of_token(gpt.options())),
       peak_flops_per_s(comm.size * ::peak_flops_per_s(device_info().name, c.train.precision, c.device.tf32)) {}
 
-void check_init_from(const Config& config, const std::string& config_path) {
+void check_init_from(const Config& config, const std::string& config_path, const std::string& tokenizer_digest) {
     const std::string& from = config.model.init_from;
-    if (!from.empty() && !directory_exists(from))
-        fail(Exit::no_input, "%s: model.init_from: %s is not a directory", config_path, from);
+    if (from.empty()) return;
+    if (!directory_exists(from)) fail(Exit::no_input, "%s: model.init_from: %s is not a directory", config_path, from);
+    check_source_tokenizer(config, tokenizer_digest);
 }
 
 void write_run_files(const TrainingRun& run, const char* revision) {

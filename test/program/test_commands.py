@@ -157,6 +157,29 @@ class FromTextToText(TrainerTest):
         shutil.copy(self.dir / "bpe/tokenizer.json", self.dir / "data")
         self.assertIn("dataset.json records", self.run_trainer("inspect", "data", expect=65))
 
+    def test_plan_and_initial_weights_check_the_tokenizer(self):
+        self.train(train_max_steps=1)
+        self.run_trainer("export", "--hf", "run", "hf")
+        self.run_trainer("prepare", "text.txt", "--tokenizer", "bpe", "--vocab-size", "257", "--out", "bpe")
+        bpe = dict(data_train="bpe/train_*.bin", data_val="", data_tokenizer="bpe/tokenizer.json", run_dir="new")
+        for words, changes in [
+                (["data/tokenizer.json", "257", "256"], dict(model_vocab_size=256)),
+                (["bpe/tokenizer.json", "data/train_000000.bin"], dict(data_tokenizer="bpe/tokenizer.json")),
+                (["run/checkpoints/step_00000001", "257", "300"], dict(model_init_from="run", model_vocab_size=300)),
+                (["hf/tokenizer.json", "prepare the data with --tokenizer"], dict(bpe, model_init_from="hf")),
+                (["run/tokenizer.json"], dict(bpe, model_init_from="run")),
+                (["run/tokenizer.json"], dict(bpe, model_init_from="run/checkpoints/step_00000001")),
+                (["run/tokenizer.json"], dict(bpe, model_init_from="run", data_tokenizer=""))]:
+            config = self.write_config(**changes)
+            for command in (["plan", config], [config, "--set", "run.dir=new"]):
+                with self.subTest(changes, command=command[0]):
+                    said = self.run_trainer(*command, expect=78)
+                    for word in words:
+                        self.assertIn(word, said)
+        self.assertFalse((self.dir / "new").exists())
+        self.run_trainer("plan", self.write_config(model_init_from="run"))
+        self.train(run_dir="new", model_init_from="hf", train_max_steps=1)
+
     def test_inspect_a_shard_and_a_tokenizer(self):
         text = "".join(f"line {i} of these 400 lines\n" for i in range(400)) + "zyx wvu tsr qpo\n" * 40
         (self.dir / "lines.txt").write_text(text)
