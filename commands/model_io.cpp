@@ -1,6 +1,9 @@
 #include "commands/model_io.h"
 
+#include <unistd.h>
+
 #include <cstring>
+#include <regex>
 
 #include "data/encoder.h"
 #include "model/huggingface.h"
@@ -146,5 +149,15 @@ std::string sample_text(Gpt& gpt, const Tokenizer& tokenizer, const Config::Samp
            [&](int token) {
                if (token < tokenizer.vocab_size()) text.push_back(token);
            });
-    return options.prompt + tokenizer.decode(text);
+    // The library replaces what is not UTF-8 where it writes JSON.
+    using Json = nlohmann::json;
+    const Json bytes = options.prompt + tokenizer.decode(text);
+    return Json::parse(bytes.dump(-1, ' ', false, Json::error_handler_t::replace)).get<std::string>();
+}
+
+std::string shown_text(std::string utf8, std::FILE* out) {
+    if (::isatty(::fileno(out)) != 1) return utf8;
+    static const std::regex kControls("[\\x01-\\x08\\x0b-\\x1f\\x7f]|\xc2[\x80-\x9f]");  // C0, DEL; C1
+    std::erase(utf8, '\0');
+    return std::regex_replace(utf8, kControls, "");
 }

@@ -37,5 +37,10 @@ LoadedModel load_model(const std::string& path, int batch);
 // The loss over the first pass of a loader with order `once`; bits per byte too if there is a tokenizer.
 Validation evaluate_pass(Gpt& gpt, Loader& loader, const std::optional<Tokenizer>& tokenizer);
 
-// options.prompt and its continuation: a function of the weights, the options and the seed.
+// options.prompt and its continuation: a function of the weights, the options and the seed. The model reads kEndOfText
+// before the prompt. UTF-8: each sequence of bytes that is not is U+FFFD, as in Python's errors="replace".
 std::string sample_text(Gpt& gpt, const Tokenizer& tokenizer, const Config::Sample& options, uint64_t seed);
+
+// The text as it may be written to `out`: to a terminal, which would obey them, without control characters other than
+// newline and tab.
+std::string shown_text(std::string utf8, std::FILE* out);

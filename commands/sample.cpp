@@ -16,7 +16,7 @@ struct Options {
 void print_sample(const Options& options) {
     LoadedModel model = load_model(options.checkpoint, 1);
     if (!model.tokenizer) fail(Exit::no_input, "%s: the run has no tokenizer.json", options.checkpoint);
-    print_line(sample_text(model.gpt, *model.tokenizer, options.sample, options.seed));
+    print_line(shown_text(sample_text(model.gpt, *model.tokenizer, options.sample, options.seed), stdout));
 }
 
 }  // namespace

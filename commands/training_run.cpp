@@ -129,7 +129,8 @@ void validate_if_due(TrainingRun& run) {
 void show_sample_if_due(TrainingRun& run) {
     if (!run.dataset.tokenizer || !is_due(run.state.step, run.config.sample.every_steps)) return;
     const uint64_t seed = run.config.run.seed + uint64_t(run.state.step);
-    run.progress.say(sample_text(run.gpt, *run.dataset.tokenizer, run.config.sample, seed));
+    const std::string text = sample_text(run.gpt, *run.dataset.tokenizer, run.config.sample, seed);
+    run.progress.say(shown_text(text, stdout));
 }
 
 bool checkpoint_is_due(const TrainingRun& run) {
