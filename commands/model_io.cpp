@@ -8,7 +8,6 @@
 #include "data/encoder.h"
 #include "model/huggingface.h"
 #include "model/sample.h"
-#include "runtime/checkpoint/checkpoint.h"
 #include "runtime/performance/performance.h"
 
 GptOptions gpt_options(const Config& config, int rank, int ranks) {
@@ -113,13 +112,23 @@ void load_initial_weights(Gpt& gpt, const std::string& path) {
         open_checkpoint(path).load(gpt.master_tensors(), OtherTensors::ignore);
 }
 
+Config config_of(const Checkpoint& checkpoint) {
+    return parse_config(checkpoint.manifest().info.config, checkpoint.directory() + "/MANIFEST.json");
+}
+
 LoadedModel load_model(const std::string& path, int batch) {
-    const Checkpoint checkpoint = open_checkpoint(path);
-    Config config = parse_config(checkpoint.manifest().info.config, checkpoint.directory() + "/MANIFEST.json");
+    return load_model(open_checkpoint(path), batch, comm_single());
+}
+
+LoadedModel load_model(const Checkpoint& checkpoint, int batch, const Comm& comm) {
+    Config config = config_of(checkpoint);
     GptOptions options = gpt_options(config);
     options.batch = batch > 0 ? batch : options.batch;
     options.training = false;
-    Gpt gpt(options, comm_single());
+    options.micro_steps = 1;
+    options.rank = comm.rank, options.ranks = comm.size;
+    options.zero_stage = 0;
+    Gpt gpt(options, comm);
     checkpoint.load(gpt.master_tensors(), OtherTensors::ignore);
     gpt.masters_changed();
     std::optional<Tokenizer> tokenizer;

@@ -5,6 +5,7 @@
 #include "data/loader.h"
 #include "data/tokenizer.h"
 #include "model/evaluate.h"
+#include "runtime/checkpoint/checkpoint.h"
 #include "runtime/config/config.h"
 
 // The model that a configuration describes, as one of `ranks` ranks has it.
@@ -31,8 +32,13 @@ struct LoadedModel {
     std::optional<Tokenizer> tokenizer;  // the run's, if it has one
 };
 
-// `path` as in open_checkpoint(), with its errors. `batch` sequences at a time; 0: as many as the run trained on.
+// `path` as in open_checkpoint(), with its errors. `batch` sequences at a time; 0: as many as the run trained on. Each
+// rank of `comm` has the whole model.
 LoadedModel load_model(const std::string& path, int batch);
+LoadedModel load_model(const Checkpoint& checkpoint, int batch, const Comm& comm);
+
+// The configuration that made it. Fails as parse_config() does.
+Config config_of(const Checkpoint& checkpoint);
 
 // The loss over the first pass of a loader with order `once`; bits per byte too if there is a tokenizer.
 Validation evaluate_pass(Gpt& gpt, Loader& loader, const std::optional<Tokenizer>& tokenizer);

@@ -63,7 +63,7 @@ void add_plan(CLI::App& app) {
     machine.gpu = find_gpu("h100");
     machine.gpus = 0;
     auto* gpus = parser->add_option("--gpus", machine.gpus, "predict the speed on this many GPUs, by ZeRO stage")
-                     ->check(CLI::Range(1, 1 << 20));
+                     ->check(integer_in(1, 1 << 20));
     auto add_rate = [&](const char* flag, double& rate, const char* help) {
         auto read = [&rate, flag](const std::string& text) { rate = parse_rate(text, flag); };
         return parser->add_option_function<std::string>(flag, read, help)->needs(gpus);
@@ -74,7 +74,7 @@ void add_plan(CLI::App& app) {
         ->needs(gpus);
     parser->add_option("--gpus-per-node", machine.gpus_per_node, "GPUs that NVLink or PCIe connects")
         ->capture_default_str()
-        ->check(CLI::Range(1, 1 << 20))
+        ->check(integer_in(1, 1 << 20))
         ->needs(gpus);
     add_rate("--nvlink", machine.nvlink_bytes_per_s,
              "its rate per GPU and direction, like 450GB/s (default: the GPU's)");

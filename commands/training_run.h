@@ -6,7 +6,6 @@
 
 #include "commands/model_io.h"
 #include "data/dataset.h"
-#include "runtime/checkpoint/checkpoint.h"
 #include "runtime/cluster/cluster.h"
 #include "runtime/logging/logging.h"
 

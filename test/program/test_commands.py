@@ -75,37 +75,6 @@ class FromTextToText(TrainerTest):
         weights.write_bytes(weights.read_bytes()[:-1])
         self.assertIn(weights.name, self.run_trainer("inspect", self.step_dir(20), expect=65))
 
-    def test_export_tells_other_programs_the_limits(self):
-        self.train(train_max_steps=1)
-        self.run_trainer("export", "--hf", "run", "hf")
-        read = lambda name: json.loads((self.dir / "hf" / name).read_text())
-        tokenizer, generation = read("tokenizer_config.json"), read("generation_config.json")
-        self.assertEqual(tokenizer["model_max_length"], 24)
-        self.assertEqual({tokenizer[f"{kind}_token"] for kind in ("bos", "eos", "unk")}, {"<|endoftext|>"})
-        self.assertEqual(tokenizer["added_tokens_decoder"]["256"]["content"], "<|endoftext|>")
-        self.assertEqual((tokenizer["clean_up_tokenization_spaces"], tokenizer["add_prefix_space"]), (False, False))
-        self.assertEqual((generation["eos_token_id"], generation["max_length"]), (256, 24))
-
-    def test_import_takes_both_names_of_gelu_and_doubles(self):
-        self.train(train_max_steps=3)
-        self.run_trainer("export", "--hf", "run", "hf")
-        content = (self.dir / "hf/model.safetensors").read_bytes()
-        size = struct.unpack("<Q", content[:8])[0]
-        header, data = json.loads(content[8:8 + size]), array.array("f", content[8 + size:])
-        for tensor in header.values():
-            if "dtype" in tensor:
-                tensor.update(dtype="F64", data_offsets=[2 * offset for offset in tensor["data_offsets"]])
-        text = json.dumps(header).encode()
-        # A quarter of the distance to the next float away: rounding once restores it.
-        doubles = array.array("d", (value * (1 + 2.0**-26) for value in data))
-        (self.dir / "hf/model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + doubles.tobytes())
-        config = json.loads((self.dir / "hf/config.json").read_text())
-        (self.dir / "hf/config.json").write_text(json.dumps({**config, "activation_function": "gelu_pytorch_tanh"}))
-        changes = dict(train_max_steps=1, optim_learning_rate=0)
-        self.train(run_dir="new", model_init_from="hf", **changes)
-        self.train(run_dir="same", model_init_from="run", **changes)
-        self.assertEqual(self.weights(1, "new"), self.weights(1, "same"))
-
     def test_inspect_summarizes_tensors(self):
         self.train(train_max_steps=1)
         said = self.run_trainer("inspect", self.step_dir(1))
@@ -156,6 +125,37 @@ class FromTextToText(TrainerTest):
         self.run_trainer("prepare", "text.txt", "--tokenizer", "bpe", "--vocab-size", "280", "--out", "bpe")
         shutil.copy(self.dir / "bpe/tokenizer.json", self.dir / "data")
         self.assertIn("dataset.json records", self.run_trainer("inspect", "data", expect=65))
+
+    def test_export_tells_other_programs_the_limits(self):
+        self.train(train_max_steps=1)
+        self.run_trainer("export", "--hf", "run", "hf")
+        read = lambda name: json.loads((self.dir / "hf" / name).read_text())
+        tokenizer, generation = read("tokenizer_config.json"), read("generation_config.json")
+        self.assertEqual(tokenizer["model_max_length"], 24)
+        self.assertEqual({tokenizer[f"{kind}_token"] for kind in ("bos", "eos", "unk")}, {"<|endoftext|>"})
+        self.assertEqual(tokenizer["added_tokens_decoder"]["256"]["content"], "<|endoftext|>")
+        self.assertEqual((tokenizer["clean_up_tokenization_spaces"], tokenizer["add_prefix_space"]), (False, False))
+        self.assertEqual((generation["eos_token_id"], generation["max_length"]), (256, 24))
+
+    def test_import_takes_both_names_of_gelu_and_doubles(self):
+        self.train(train_max_steps=3)
+        self.run_trainer("export", "--hf", "run", "hf")
+        content = (self.dir / "hf/model.safetensors").read_bytes()
+        size = struct.unpack("<Q", content[:8])[0]
+        header, data = json.loads(content[8:8 + size]), array.array("f", content[8 + size:])
+        for tensor in header.values():
+            if "dtype" in tensor:
+                tensor.update(dtype="F64", data_offsets=[2 * offset for offset in tensor["data_offsets"]])
+        text = json.dumps(header).encode()
+        # A quarter of the distance to the next float away: rounding once restores it.
+        doubles = array.array("d", (value * (1 + 2.0**-26) for value in data))
+        (self.dir / "hf/model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + doubles.tobytes())
+        config = json.loads((self.dir / "hf/config.json").read_text())
+        (self.dir / "hf/config.json").write_text(json.dumps({**config, "activation_function": "gelu_pytorch_tanh"}))
+        changes = dict(train_max_steps=1, optim_learning_rate=0)
+        self.train(run_dir="new", model_init_from="hf", **changes)
+        self.train(run_dir="same", model_init_from="run", **changes)
+        self.assertEqual(self.weights(1, "new"), self.weights(1, "same"))
 
     def test_plan_and_initial_weights_check_the_tokenizer(self):
         self.train(train_max_steps=1)
