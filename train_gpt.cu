@@ -20,7 +20,7 @@ int main(int argc, char** argv) {
             // All input is checked before run.dir is touched.
             const Config::Data& data = config.data;
             Dataset dataset = open_dataset(data.train, data.val, data.tokenizer, config.model.vocab_size);
-            check_init_from(config, line->config);
+            check_init_from(config, line->config, dataset.tokenizer_digest);
             const std::string digest = dataset.train.digest();
             ranks.control().require_same(digest, "the digest of data.train");
             RunStart start = start_run(config, line->start, digest, line->accept_changes, ranks.comm());

@@ -1,7 +1,10 @@
 #include "commands/command_line.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
 #include <cstdlib>
+#include <nlohmann/json.hpp>
 #include <regex>
 
 #include "commands/app_description.h"
@@ -10,26 +13,25 @@
 
 namespace {
 
-void add_ranks(CLI::App& app, int& count, std::string& this_node, std::string& master_address) {
-    auto* nproc = app.add_option("--nproc", count, "start that many ranks on this machine");
-    nproc->check(CLI::Range(1, 1024));
-    auto* node = app.add_option("--node", this_node, "with --nproc on each of several machines: its number, like 0/2");
-    auto* master = app.add_option("--master", master_address, "machine 0 and a free port there, like node0:29500");
-    node->needs(nproc)->needs(master);
-    master->needs(node);
+constexpr const char* kRankOptions[] = {"--nproc", "--node", "--master"};
+
+bool is_rank_option(const std::string& name) { return std::ranges::find(kRankOptions, name) != std::end(kRankOptions); }
+
+void read_node(const std::string& text, LocalNode& node) {
+    std::smatch match;
+    if (!std::regex_match(text, match, std::regex("(\\d{1,6})/(\\d{1,6})")) ||
+        std::stoi(match[1]) >= std::stoi(match[2]))
+        fail(Exit::usage, "--node is \"%s\", expected this machine's number from 0 and how many there are, like 0/2",
+             text);
+    node.node = std::stoi(match[1]), node.nodes = std::stoi(match[2]);
 }
 
-LocalNode parse_node(const std::string& this_node, const std::string& master) {
-    if (this_node.empty()) return {};
-    std::smatch node, address;
-    if (!std::regex_match(this_node, node, std::regex("(\\d{1,6})/(\\d{1,6})")) ||
-        std::stoi(node[1]) >= std::stoi(node[2]))
-        fail(Exit::usage, "--node is \"%s\", expected this machine's number from 0 and how many there are, like 0/2",
-             this_node);
-    if (!std::regex_match(master, address, std::regex("(.+):(\\d{1,5})")) || std::stoi(address[2]) < 1 ||
-        std::stoi(address[2]) > 65535)
-        fail(Exit::usage, "--master is \"%s\", expected machine 0 and a port there, like node0:29500", master);
-    return {std::stoi(node[1]), std::stoi(node[2]), address[1], std::stoi(address[2])};
+void read_master(const std::string& text, LocalNode& node) {
+    std::smatch match;
+    if (!std::regex_match(text, match, std::regex("(.+):(\\d{1,5})")) || std::stoi(match[2]) < 1 ||
+        std::stoi(match[2]) > 65535)
+        fail(Exit::usage, "--master is \"%s\", expected machine 0 and a port there, like node0:29500", text);
+    node.master_host = match[1], node.master_port = std::stoi(match[2]);
 }
 
 void add_training(CLI::App& app, CommandLine& line) {
@@ -64,6 +66,92 @@ std::string exit_codes() {
     return lines;
 }
 
+// ", did you mean X?" or nothing.
+std::string suggestion(const std::string& name, const std::vector<std::string>& known) {
+    const std::string nearest = nearest_name(name, known);
+    return nearest.empty() ? "" : "; did you mean " + nearest + "?";
+}
+
+std::vector<std::string> names_of_commands(const CLI::App& app) {
+    std::vector<std::string> names;
+    for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
+    return names;
+}
+
+// A word that is no file and cannot be meant as one is a misspelt command.
+void check_is_file(const CLI::App& app, const std::string& config) {
+    const bool is_path = config.find_first_of("./") != std::string::npos;
+    if (config.empty() || is_path || file_exists(config) || directory_exists(config)) return;
+    fail(Exit::usage, "\"%s\" is neither a command nor a file%s (see --help)", config,
+         suggestion(config, names_of_commands(app)));
+}
+
+[[noreturn]] void fail_misplaced(const std::string& option, const CLI::App& command) {
+    const std::string name = command.get_name();
+    if (command.get_option_no_throw(option))
+        fail(Exit::usage, "%s must stand after the command: %s ... %s", option, name, option);
+    if (is_rank_option(option))
+        fail(Exit::usage, "%s starts the ranks of a training run or of eval, but %s is one process", option, name);
+    fail(Exit::usage, "%s is an option of training, which the command %s does not have (see %s --help)", option, name,
+         name);
+}
+
+// After an argument that has no place: says what it may have been.
+[[noreturn]] void fail_unexpected(const CLI::App& app, const CommandLine& line, const std::string& said) {
+    const std::vector<CLI::App*> commands = app.get_subcommands();
+    if (commands.empty()) check_is_file(app, line.config);
+    const CLI::App& reader = commands.empty() ? app : *commands.front();
+    for (const std::string& argument : reader.remaining()) {
+        const std::string name = argument.substr(0, argument.find('='));
+        if (!name.starts_with("--")) continue;
+        if (!commands.empty() && app.get_option_no_throw(name)) fail_misplaced(name, reader);
+        std::vector<std::string> known;
+        for (const CLI::Option* option : reader.get_options()) known.push_back(option->get_name());
+        fail(Exit::usage, "%s is not an option of %s%s (see --help)", name, reader.get_name(), suggestion(name, known));
+    }
+    fail(Exit::usage, "%s (see --help)", said);
+}
+
+// Before the command runs: no argument of training may stand before it, and a launcher must not run it several times.
+void check_command(const CLI::App& app) {
+    for (const CLI::App* command : app.get_subcommands()) {
+        for (const CLI::Option* option : app.get_options()) {
+            const std::string name = option->get_name();
+            if (option->count() == 0 || (is_rank_option(name) && command->get_option_no_throw(name))) continue;
+            if (!option->get_positional()) fail_misplaced(name, *command);
+            fail(Exit::usage, "\"%s\" stands before the command %s, which would not use it", option->results().front(),
+                 command->get_name());
+        }
+        if (command->get_option_no_throw("--nproc") || command->get_name() == "help") continue;
+        const RankEnvironment ranks = launched_ranks();
+        if (ranks.size > 1)
+            fail(Exit::usage, "%s is one process, but %s has started %d: start it without", command->get_name(),
+                 ranks.launcher, ranks.size);
+    }
+}
+
+void add_help(CLI::App& app) {
+    auto name = std::make_shared<std::string>();
+    CLI::App* parser = app.add_subcommand("help", "the options of a command, or this overview");
+    parser->add_option("COMMAND", *name, "which command");
+    parser->callback([&app, name] {
+        const std::vector<std::string> names = names_of_commands(app);
+        if (!name->empty() && std::ranges::find(names, *name) == names.end())
+            fail(Exit::usage, "there is no command \"%s\"%s (see --help)", *name, suggestion(*name, names));
+        const CLI::App* const about = name->empty() ? &app : app.get_subcommand(*name);
+        const std::string usage = name->empty() ? app.get_name() : app.get_name() + " " + *name;
+        std::fputs(app.get_formatter()->make_help(about, usage, CLI::AppFormatMode::Normal).c_str(), stdout);
+    });
+}
+
+CLI::Validator validator(const std::string& range, const std::function<bool(const char*, const char*)>& accepts) {
+    auto check = [=](const std::string& text) {
+        const bool is_accepted = accepts(text.data(), text.data() + text.size());
+        return is_accepted ? "" : format("must be %s, is %s", range.c_str(), printed(text).c_str());
+    };
+    return CLI::Validator(check, "");
+}
+
 }  // namespace
 
 void add_overrides(CLI::App& app, std::vector<std::string>& overrides) {
@@ -72,9 +160,48 @@ void add_overrides(CLI::App& app, std::vector<std::string>& overrides) {
         ->allow_extra_args(false);
 }
 
+CLI::Validator integer_in(uint64_t low, uint64_t high) {
+    return validator(format("an integer in [%zu, %zu]", low, high), [=](const char* begin, const char* end) {
+        uint64_t value = 0;
+        const auto [rest, error] = std::from_chars(begin, end, value);
+        return error == std::errc() && rest == end && value >= low && value <= high;
+    });
+}
+
+CLI::Validator finite_in(double low, double high) {
+    return validator(format("a finite number in [%g, %g]", low, high), [=](const char* begin, const char* end) {
+        double value = 0;
+        const auto [rest, error] = std::from_chars(begin, end, value);
+        return error == std::errc() && rest == end && value >= low && value <= high;  // false if it is NaN
+    });
+}
+
+void add_ranks(CLI::App& app, CommandLine& line) {
+    auto* nproc = app.add_option("--nproc", line.nproc, "start that many ranks on this machine");
+    nproc->check(integer_in(1, 1024));
+    auto add = [&](const char* name, void (*read)(const std::string&, LocalNode&), const char* help) {
+        return app.add_option_function<std::string>(
+            name, [&line, read](const std::string& text) { read(text, line.node); }, help);
+    };
+    auto* node = add("--node", read_node, "with --nproc on each of several machines: its number, like 0/2");
+    auto* master = add("--master", read_master, "machine 0 and a free port there, like node0:29500");
+    node->needs(nproc)->needs(master);
+    master->needs(node);
+}
+
+RankEnvironment launched_ranks() {
+    try {
+        const RankEnvironment found = find_rank_environment();
+        const bool is_of_pod = found.launcher == "torchrun" && found.run_id.empty() && found.token.empty();
+        return is_of_pod ? RankEnvironment() : found;
+    } catch (const Error&) {
+        return {};
+    }
+}
+
 std::optional<CommandLine> run_command_line(int argc, char** argv, const std::string& revision) {
     CommandLine line;
-    std::string node, master;
+    line.revision = revision;
     CLI::App app("Pretrains GPT-class language models. Without a command: trains CONFIG.", "train_gpt");
     app.set_version_flag("--version", [&] { return version(revision); });
     std::function<std::string()> table;
@@ -92,9 +219,15 @@ std::optional<CommandLine> run_command_line(int argc, char** argv, const std::st
     app.add_option_function<std::string>("--completion", complete, "a script that completes arguments in this shell")
         ->check(CLI::IsMember(kCompletionShells));
     app.require_subcommand(0, 1);
-    add_training(app, line);
-    add_ranks(app, line.nproc, node, master);
-    for (auto* add : {add_prepare, add_sample, add_plan, add_eval, add_inspect, add_export, add_report}) add(app);
+    app.parse_complete_callback([&] { check_command(app); });
+    CLI::App* const train = app.add_subcommand("train", "the same as without a command");
+    for (CLI::App* trainer : {&app, train}) {
+        add_training(*trainer, line);
+        add_ranks(*trainer, line);
+    }
+    for (auto* add : {add_prepare, add_sample, add_plan, add_inspect, add_export, add_report}) add(app);
+    add_eval(app, line);
+    add_help(app);
     if (argc > 1 && std::string(argv[1]) == "--complete") {
         std::fputs(completions(app, {argv + 2, argv + argc}).c_str(), stdout);
         return std::nullopt;
@@ -103,13 +236,18 @@ std::optional<CommandLine> run_command_line(int argc, char** argv, const std::st
         app.parse(argc, argv);
     } catch (const CLI::Success& help_or_version) {
         std::exit(app.exit(help_or_version));
+    } catch (const CLI::ExtrasError& error) {
+        fail_unexpected(app, line, error.what());
     } catch (const CLI::ParseError& error) {
-        fail(Exit::usage, "%s (see --help)", error.what());
+        constexpr size_t kLongest = 150;  // it may repeat an argument
+        const std::string said = error.what();
+        fail(Exit::usage, "%s (see --help)", said.size() > kLongest ? said.substr(0, kLongest) + "..." : said);
     }
     if (table) std::fputs(table().c_str(), stdout);
-    if (table || !app.get_subcommands().empty()) return std::nullopt;
-    if (line.config.empty()) fail(Exit::usage, "no configuration and no command (see --help)");
-    line.node = parse_node(node, master);
+    const bool trains = app.get_subcommands().empty() || train->parsed();
+    if (table || (!trains && line.nproc == 0)) return std::nullopt;
+    if (trains && line.config.empty()) fail(Exit::usage, "no configuration and no command (see --help)");
+    if (trains) check_is_file(app, line.config);
     return line;
 }
 
@@ -117,7 +255,7 @@ std::vector<std::string> arguments_of_rank(const std::vector<std::string>& argum
     std::vector<std::string> others;
     for (size_t i = 0; i < arguments.size(); i++) {
         const std::string name = arguments[i].substr(0, arguments[i].find('='));
-        if (name != "--nproc" && name != "--node" && name != "--master")
+        if (!is_rank_option(name))
             others.push_back(arguments[i]);
         else if (name == arguments[i])
             i++;  // its value

@@ -6,7 +6,8 @@
 
 namespace CLI {
 class App;
-}
+class Validator;
+}  // namespace CLI
 
 // Training's options.
 struct CommandLine {
@@ -16,11 +17,12 @@ struct CommandLine {
     bool accept_changes = false;  // resume although configuration or data have changed
     int nproc = 0;                // start that many ranks on this machine; 0: this process is one
     LocalNode node;               // this machine, if several start ranks for one run
+    std::string revision;         // of the program
 };
 
-// Reads the arguments. If they ask for something else than training, does that and returns nullopt. --help and
-// --version print and exit with 0; `revision` is the program's, for --version. Fails with Exit::usage if the arguments
-// are wrong, and as the command does.
+// Reads the arguments. If they ask for something else than training, does that and returns nullopt, unless several
+// ranks are to do it: then `nproc` is positive. --help and --version print and exit with 0; `revision` is the
+// program's. Fails with Exit::usage if the arguments are wrong, and as the command does.
 std::optional<CommandLine> run_command_line(int argc, char** argv, const std::string& revision);
 
 // The arguments of a rank that --nproc starts: without that option and those that belong to it.
@@ -32,7 +34,7 @@ std::vector<std::string> arguments_of_rank(const std::vector<std::string>& argum
 void add_prepare(CLI::App& app);
 void add_sample(CLI::App& app);
 void add_plan(CLI::App& app);
-void add_eval(CLI::App& app);
+void add_eval(CLI::App& app, CommandLine& line);
 void add_inspect(CLI::App& app);
 void add_export(CLI::App& app);
 void add_report(CLI::App& app);
@@ -42,3 +44,14 @@ inline constexpr const char* kCheckpointHelp = "run directory or RUN/checkpoints
 
 // --set, as load_config() takes it.
 void add_overrides(CLI::App& app, std::vector<std::string>& overrides);
+
+// For check(): what a number on the command line must be. Bounds are inclusive.
+CLI::Validator integer_in(uint64_t low, uint64_t high);
+CLI::Validator finite_in(double low, double high);
+
+// --nproc and what belongs to it, for a command that several ranks share.
+void add_ranks(CLI::App& app, CommandLine& line);
+
+// This process among the ranks that a launcher has started together to run a command. Alone where the variables may be
+// a pod's, which every process in it has, or contradict each other: those concern training.
+RankEnvironment launched_ranks();

@@ -17,12 +17,22 @@ void export_huggingface(const Options& options) {
     if (directory_exists(directory) && !list_directory(directory).empty())
         fail(Exit::cannot_create, "%s is not empty; nothing was written", directory);
     make_directories(directory);
-    if (model.tokenizer) write_file_atomically(directory + "/tokenizer.json", model.tokenizer->json());
-    const int eot = model.tokenizer ? model.tokenizer->eot() : model.config.model.vocab_size - 1;
+    const GptShape& shape = model.gpt.options().shape;
+    const int eot = model.tokenizer ? model.tokenizer->eot() : shape.vocab_size - 1;
+    std::string written = "model.safetensors";
+    auto write = [&](const char* name, const std::string& content) {
+        write_file_atomically(directory + "/" + name, content);
+        written += std::string(", ") + name;
+    };
     const std::vector<NamedTensor> tensors = hf_tensors(model.gpt);
     write_safetensors(directory + "/model.safetensors", tensors);
-    write_file_atomically(directory + "/config.json", hf_config(model.gpt.options().shape, eot).dump(2) + "\n");
-    std::printf("wrote %s: config.json, model.safetensors (%zu tensors)\n", directory.c_str(), tensors.size());
+    write("config.json", hf_config(shape, eot).dump(2) + "\n");
+    write("generation_config.json", hf_generation_config(shape, eot).dump(2) + "\n");
+    if (model.tokenizer) {
+        write("tokenizer.json", model.tokenizer->json());
+        write("tokenizer_config.json", hf_tokenizer_config(shape, eot, kEndOfText).dump(2) + "\n");
+    }
+    std::printf("wrote %s: %s (%zu tensors)\n", directory.c_str(), written.c_str(), tensors.size());
 }
 
 }  // namespace

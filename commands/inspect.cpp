@@ -7,9 +7,17 @@
 #include "data/reject_file.h"
 #include "data/shards.h"
 #include "data/tokenizer.h"
+#include "model/huggingface.h"
 #include "runtime/logging/logging.h"
 
 namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct Options {
+    std::string path;
+    bool all = false;
+};
 
 void inspect_shard(const std::string& path) {
     constexpr uint64_t kFirstTokens = 32;
@@ -55,8 +63,140 @@ void inspect_tokenizer(const std::string& path) {
     print_line("xxh3 " + tokenizer.digest());
 }
 
-void inspect(const std::string& path) {
-    if (inspect_runtime_path(path, print_line)) return;
+Json read_json(const std::string& path) { return parse_json(read_file(path), path, Exit::data); }
+
+// The value at a pointer like "/splits/train/tokens". Fails with Exit::data if it is missing or of another type.
+template <class T> T value_at(const Json& json, const std::string& pointer, const std::string& path) {
+    const Json::json_pointer place(pointer);
+    const bool is_there = json.contains(place);
+    if constexpr (std::is_same_v<T, std::string>) {
+        if (is_there && json[place].is_string()) return json[place].get<T>();
+    } else {
+        if (is_there && json[place].is_number_unsigned()) return json[place].get<T>();
+    }
+    reject_file(path, "%s is %s", pointer.substr(1), is_there ? printed(json[place]) : "missing");
+}
+
+// One split of a data set: all its shards are there, whole, within the vocabulary, and have the recorded tokens.
+void inspect_split(const std::string& directory, const Json& dataset, const std::string& name, uint64_t vocab_size) {
+    const std::string path = directory + "/dataset.json", split = "/splits/" + name;
+    const auto tokens = value_at<uint64_t>(dataset, split + "/tokens", path);
+    std::vector<std::string> shards;
+    const Json::json_pointer names(split + "/shards");
+    if (!dataset.contains(names) || !dataset[names].is_array())
+        reject_file(path, "%s/shards is no list", split.substr(1));
+    for (size_t i = 0; i < dataset[names].size(); i++) {
+        const std::string pointer = split + "/shards/" + std::to_string(i);
+        shards.push_back(directory + "/" + value_at<std::string>(dataset, pointer, path));
+    }
+    const TokenStream stream(shards, int(vocab_size));
+    if (stream.token_count() != tokens)
+        reject_file(path, "the %zu shards of %s have %zu tokens together, %zu are recorded", shards.size(), name,
+                    stream.token_count(), tokens);
+    std::vector<int32_t> block(1 << 16);
+    for (uint64_t i = 0; i < tokens; i += block.size())
+        stream.read(i, size_t(std::min<uint64_t>(block.size(), tokens - i)), block.data());
+    print_line(format("  %s: %zu tokens in %zu shard(s), from %zu bytes of text in %zu document(s); sound",
+                      name.c_str(), tokens, shards.size(), value_at<uint64_t>(dataset, split + "/text_bytes", path),
+                      value_at<uint64_t>(dataset, split + "/documents", path)));
+}
+
+void inspect_dataset(const std::string& directory) {
+    const std::string path = directory + "/dataset.json";
+    const Json dataset = read_json(path);
+    const auto digest = value_at<std::string>(dataset, "/tokenizer/xxh3", path);
+    const auto vocab_size = value_at<uint64_t>(dataset, "/tokenizer/vocab_size", path);
+    const Tokenizer tokenizer = Tokenizer::load(directory + "/tokenizer.json");
+    if (tokenizer.digest() != digest)
+        reject_file(directory + "/tokenizer.json", "its digest is %s, but dataset.json records %s", tokenizer.digest(),
+                    digest);
+    print_line(format("%s: data set, tokenizer %s with %zu tokens, xxh3 %s", directory.c_str(),
+                      value_at<std::string>(dataset, "/tokenizer/kind", path).c_str(), size_t(vocab_size),
+                      digest.c_str()));
+    if (!dataset.contains("splits") || !dataset["splits"].is_object()) reject_file(path, "splits is no object");
+    for (const auto& [name, split] : dataset["splits"].items()) inspect_split(directory, dataset, name, vocab_size);
+}
+
+// Whether model.init_from takes the model, or why not.
+std::string fitness(const Json& config, const std::string& path) {
+    try {
+        auto size = [&](const char* key) { return value_at<int>(config, std::string("/") + key, path); };
+        const GptShape shape{.n_layer = size("n_layer"),
+                             .n_head = size("n_head"),
+                             .n_kv_head = size("n_head"),
+                             .n_embd = size("n_embd"),
+                             .n_positions = size("n_positions"),
+                             .vocab_size = size("vocab_size")};
+        check_hf_config(config, shape, path);
+        return format("gpt2, %d layers, %d heads, %d channels, %d positions, vocabulary %d; model.init_from takes it",
+                      shape.n_layer, shape.n_head, shape.n_embd, shape.n_positions, shape.vocab_size);
+    } catch (const Error& error) {
+        return std::string("model.init_from does not take it: ") + error.what();
+    }
+}
+
+bool is_huggingface(const std::string& directory) {
+    const std::string config = directory + "/config.json";
+    return file_exists(config) && read_json(config).contains("model_type");
+}
+
+void inspect_huggingface(const Options& options) {
+    const std::string &directory = options.path, config_path = directory + "/config.json";
+    const Json config = read_json(config_path);
+    print_line(format("%s: Hugging Face directory; %s", directory.c_str(), fitness(config, config_path).c_str()));
+    const bool is_split = file_exists(directory + "/model.safetensors.index.json");
+    inspect_runtime_path(directory + (is_split ? "/model.safetensors.index.json" : "/model.safetensors"), options.all,
+                         print_line);
+    const std::string tokenizer = directory + "/tokenizer.json";
+    if (!file_exists(tokenizer)) return print_line("no tokenizer.json");
+    inspect_tokenizer(tokenizer);
+}
+
+// The last values of metrics.jsonl of one kind, as "step 20, loss 3.1".
+std::string last_record(const std::string& metrics, const std::string& kind) {
+    std::string found;
+    for (size_t begin = 0, end; (end = metrics.find('\n', begin)) != std::string::npos; begin = end + 1) {
+        const Json line = Json::parse(metrics.substr(begin, end - begin), nullptr, false);
+        if (line.is_object() && line.value("kind", Json()) == kind && line.contains("step") && line.contains("loss"))
+            found = "step " + line["step"].dump() + ", loss " + line["loss"].dump();
+    }
+    return found.empty() ? "none" : found;
+}
+
+bool is_run(const std::string& directory) {
+    return file_exists(directory + "/metrics.jsonl") || directory_exists(checkpoints_directory(directory));
+}
+
+void inspect_run(const Options& options) {
+    const std::string& run = options.path;
+    const std::string config_path = run + "/config.json", metrics = run + "/metrics.jsonl";
+    print_line(format("%s: run, %zu checkpoint(s)", run.c_str(), committed_steps(run).size()));
+    if (file_exists(config_path)) {
+        const Config config = parse_config(read_file(config_path), config_path);
+        print_line(format("%d layers, %d heads, %d channels, vocabulary %d, %s; %d steps of %zu tokens from %s",
+                          config.model.n_layer, config.model.n_head, config.model.n_embd, config.model.vocab_size,
+                          name_of(config.train.precision), config.train.max_steps,
+                          size_t(config.train.total_batch_tokens), config.data.train.c_str()));
+    }
+    if (file_exists(metrics)) {
+        const std::string lines = read_file(metrics);
+        print_line("last training record: " + last_record(lines, "train"));
+        print_line("last validation: " + last_record(lines, "val"));
+    }
+    if (file_exists(run + "/tokenizer.json")) inspect_tokenizer(run + "/tokenizer.json");
+    inspect_runtime_path(run, options.all, print_line);
+}
+
+void inspect(const Options& options) {
+    const std::string& path = options.path;
+    if (is_run(path)) return inspect_run(options);
+    if (inspect_runtime_path(path, options.all, print_line)) return;
+    if (file_exists(path + "/dataset.json")) return inspect_dataset(path);
+    if (is_huggingface(path)) return inspect_huggingface(options);
+    if (directory_exists(path))
+        fail(Exit::no_input,
+             "%s: neither a checkpoint, a run, a data set (dataset.json) nor a Hugging Face directory (config.json)",
+             path);
     const MappedFile file(path);
     if (shard_header(file.text()))
         inspect_shard(path);
@@ -71,8 +211,12 @@ void inspect(const std::string& path) {
 }  // namespace
 
 void add_inspect(CLI::App& app) {
-    auto path = std::make_shared<std::string>();
-    CLI::App* parser = app.add_subcommand("inspect", "what is this file, and is it sound");
-    parser->add_option("PATH", *path, "checkpoint, run, token shard, tokenizer or safetensors file")->required();
-    parser->callback([path] { inspect(*path); });
+    auto options = std::make_shared<Options>();
+    CLI::App* parser = app.add_subcommand("inspect", "what is this file or directory, and is it sound");
+    parser
+        ->add_option("PATH", options->path,
+                     "checkpoint, run, data set, token shard, tokenizer, safetensors file or Hugging Face directory")
+        ->required();
+    parser->add_flag("--all", options->all, "a line for each tensor, also where layers have the same");
+    parser->callback([options] { inspect(*options); });
 }

@@ -1,11 +1,11 @@
 #include "commands/model_io.h"
 
+
 #include <cstring>
 
 #include "data/encoder.h"
 #include "model/huggingface.h"
 #include "model/sample.h"
-#include "runtime/checkpoint/checkpoint.h"
 #include "runtime/performance/performance.h"
 
 GptOptions gpt_options(const Config& config, int rank, int ranks) {
@@ -68,20 +68,65 @@ double flops_of_token(const GptOptions& o) {
     return flops_per_token({int64_t(lay_out_tensors(o.shape).parameters), o.shape.n_layer, o.shape.n_embd, o.seq_len});
 }
 
+// A run has a config.json too.
+static bool is_huggingface(const std::string& path) {
+    return file_exists(path + "/config.json") && !directory_exists(checkpoints_directory(path));
+}
+
+void check_source_tokenizer(const Config& config, const std::string& tokenizer_digest) {
+    const std::string& from = config.model.init_from;
+    const bool is_step = file_exists(from + "/MANIFEST.json");
+    std::vector<std::string> steps;  // none that is readable: load_initial_weights() says so
+    if (is_step)
+        steps.push_back(from);
+    else if (!is_huggingface(from))
+        for (const int64_t step : committed_steps(from)) steps.insert(steps.begin(), step_directory(from, step));
+    for (const std::string& step : steps) {
+        int vocab_size = 0;
+        try {
+            vocab_size = parse_config(read_manifest(step).info.config, step).model.vocab_size;
+        } catch (const Error&) {
+            continue;  // an older one is used
+        }
+        if (vocab_size != config.model.vocab_size)
+            fail(Exit::config, "model.init_from: %s has a vocabulary of %d, but model.vocab_size is %d", step,
+                 vocab_size, config.model.vocab_size);
+        break;
+    }
+    const std::string path = (is_step ? run_directory_of(from) : from) + "/tokenizer.json";
+    if (tokenizer_digest.empty() || !file_exists(path)) return;
+    const std::string digest = Tokenizer::load(path).digest();
+    if (digest != tokenizer_digest)
+        fail(Exit::config,
+             "model.init_from: %s (digest %s) is not the tokenizer of this run's data (digest %s): prepare the data "
+             "with --tokenizer %s",
+             path, digest, tokenizer_digest, path);
+}
+
 void load_initial_weights(Gpt& gpt, const std::string& path) {
-    if (file_exists(path + "/config.json") && !directory_exists(checkpoints_directory(path)))
+    if (is_huggingface(path))
         import_huggingface(gpt, path);
     else
         open_checkpoint(path).load(gpt.master_tensors(), OtherTensors::ignore);
 }
 
+Config config_of(const Checkpoint& checkpoint) {
+    return parse_config(checkpoint.manifest().info.config, checkpoint.directory() + "/MANIFEST.json");
+}
+
 LoadedModel load_model(const std::string& path, int batch) {
-    const Checkpoint checkpoint = open_checkpoint(path);
-    Config config = parse_config(checkpoint.manifest().info.config, checkpoint.directory() + "/MANIFEST.json");
+    return load_model(open_checkpoint(path), batch, comm_single());
+}
+
+LoadedModel load_model(const Checkpoint& checkpoint, int batch, const Comm& comm) {
+    Config config = config_of(checkpoint);
     GptOptions options = gpt_options(config);
     options.batch = batch > 0 ? batch : options.batch;
     options.training = false;
-    Gpt gpt(options, comm_single());
+    options.micro_steps = 1;
+    options.rank = comm.rank, options.ranks = comm.size;
+    options.zero_stage = 0;
+    Gpt gpt(options, comm);
     checkpoint.load(gpt.master_tensors(), OtherTensors::ignore);
     gpt.masters_changed();
     std::optional<Tokenizer> tokenizer;
@@ -111,5 +156,8 @@ std::string sample_text(Gpt& gpt, const Tokenizer& tokenizer, const Config::Samp
            [&](int token) {
                if (token < tokenizer.vocab_size()) text.push_back(token);
            });
-    return options.prompt + tokenizer.decode(text);
+    // The library replaces what is not UTF-8 where it writes JSON.
+    using Json = nlohmann::json;
+    const Json bytes = options.prompt + tokenizer.decode(text);
+    return Json::parse(bytes.dump(-1, ' ', false, Json::error_handler_t::replace)).get<std::string>();
 }

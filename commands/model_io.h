@@ -5,6 +5,7 @@
 #include "data/loader.h"
 #include "data/tokenizer.h"
 #include "model/evaluate.h"
+#include "runtime/checkpoint/checkpoint.h"
 #include "runtime/config/config.h"
 
 // The model that a configuration describes, as one of `ranks` ranks has it.
@@ -20,6 +21,10 @@ double flops_of_token(const GptOptions& options);
 // Fails with Exit::data, naming file and tensor, unless it holds exactly this model's weights.
 void load_initial_weights(Gpt& gpt, const std::string& path);
 
+// Fails with Exit::config if model.init_from has another vocabulary or another tokenizer than the data, whose tokenizer
+// has the given digest ("": not known): the weights would read and predict other tokens than they were trained on.
+void check_source_tokenizer(const Config& config, const std::string& tokenizer_digest);
+
 // A model for inference from a checkpoint, and the configuration that made it.
 struct LoadedModel {
     Config config;
@@ -27,11 +32,17 @@ struct LoadedModel {
     std::optional<Tokenizer> tokenizer;  // the run's, if it has one
 };
 
-// `path` as in open_checkpoint(), with its errors. `batch` sequences at a time; 0: as many as the run trained on.
+// `path` as in open_checkpoint(), with its errors. `batch` sequences at a time; 0: as many as the run trained on. Each
+// rank of `comm` has the whole model.
 LoadedModel load_model(const std::string& path, int batch);
+LoadedModel load_model(const Checkpoint& checkpoint, int batch, const Comm& comm);
+
+// The configuration that made it. Fails as parse_config() does.
+Config config_of(const Checkpoint& checkpoint);
 
 // The loss over the first pass of a loader with order `once`; bits per byte too if there is a tokenizer.
 Validation evaluate_pass(Gpt& gpt, Loader& loader, const std::optional<Tokenizer>& tokenizer);
 
-// options.prompt and its continuation: a function of the weights, the options and the seed.
+// options.prompt and its continuation: a function of the weights, the options and the seed. The model reads kEndOfText
+// before the prompt. UTF-8: each sequence of bytes that is not is U+FFFD, as in Python's errors="replace".
 std::string sample_text(Gpt& gpt, const Tokenizer& tokenizer, const Config::Sample& options, uint64_t seed);

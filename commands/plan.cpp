@@ -5,6 +5,7 @@
 
 #include "commands/command_line.h"
 #include "commands/model_io.h"
+#include "data/dataset.h"
 #include "runtime/performance/performance.h"
 
 namespace {
@@ -33,6 +34,8 @@ void plan(Options options) {
     if (machine.nvlink_bytes_per_s == 0) machine.nvlink_bytes_per_s = machine.gpu.link_bytes_per_s;
     const int ranks = std::max(1, machine.gpus);
     const Config config = load_config(options.config, options.overrides, ranks);
+    const std::string tokenizer = check_tokenizer(config.data.train, config.data.tokenizer, config.model.vocab_size);
+    if (directory_exists(config.model.init_from)) check_source_tokenizer(config, tokenizer);
     const GptOptions run = gpt_options(config, 0, ranks);
     const double flops = flops_of_token(run);
 
@@ -60,7 +63,7 @@ void add_plan(CLI::App& app) {
     machine.gpu = find_gpu("h100");
     machine.gpus = 0;
     auto* gpus = parser->add_option("--gpus", machine.gpus, "predict the speed on this many GPUs, by ZeRO stage")
-                     ->check(CLI::Range(1, 1 << 20));
+                     ->check(integer_in(1, 1 << 20));
     auto add_rate = [&](const char* flag, double& rate, const char* help) {
         auto read = [&rate, flag](const std::string& text) { rate = parse_rate(text, flag); };
         return parser->add_option_function<std::string>(flag, read, help)->needs(gpus);
@@ -71,7 +74,7 @@ void add_plan(CLI::App& app) {
         ->needs(gpus);
     parser->add_option("--gpus-per-node", machine.gpus_per_node, "GPUs that NVLink or PCIe connects")
         ->capture_default_str()
-        ->check(CLI::Range(1, 1 << 20))
+        ->check(integer_in(1, 1 << 20))
         ->needs(gpus);
     add_rate("--nvlink", machine.nvlink_bytes_per_s,
              "its rate per GPU and direction, like 450GB/s (default: the GPU's)");

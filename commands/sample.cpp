@@ -1,3 +1,5 @@
+#include <unistd.h>
+
 #include <CLI/App.hpp>
 #include <memory>
 
@@ -16,7 +18,8 @@ struct Options {
 void print_sample(const Options& options) {
     LoadedModel model = load_model(options.checkpoint, 1);
     if (!model.tokenizer) fail(Exit::no_input, "%s: the run has no tokenizer.json", options.checkpoint);
-    print_line(sample_text(model.gpt, *model.tokenizer, options.sample, options.seed));
+    const std::string text = sample_text(model.gpt, *model.tokenizer, options.sample, options.seed);
+    print_line(::isatty(STDOUT_FILENO) == 1 ? printable(text) : text);  // a terminal would obey control characters
 }
 
 }  // namespace
@@ -26,11 +29,12 @@ void add_sample(CLI::App& app) {
     CLI::App* parser = app.add_subcommand("sample", "text from a checkpoint");
     parser->option_defaults()->always_capture_default();
     parser->add_option("CHECKPOINT", options->checkpoint, kCheckpointHelp)->required();
-    parser->add_option("--prompt", options->sample.prompt, "text to continue");
-    parser->add_option("--tokens", options->sample.tokens, "new tokens")->check(CLI::PositiveNumber);
+    parser->add_option("--prompt", options->sample.prompt,
+                       "text to continue; the model reads <|endoftext|> before it, which begins every document");
+    parser->add_option("--tokens", options->sample.tokens, "new tokens")->check(integer_in(1, 1 << 24));
     parser->add_option("--temperature", options->sample.temperature, "0: always the likeliest token")
-        ->check(CLI::NonNegativeNumber);
-    parser->add_option("--top-k", options->sample.top_k, "only the k likeliest; 0: all")->check(CLI::NonNegativeNumber);
-    parser->add_option("--seed", options->seed, "another seed, another text");
+        ->check(finite_in(0, 1000));
+    parser->add_option("--top-k", options->sample.top_k, "only the k likeliest; 0: all")->check(integer_in(0, 1 << 24));
+    parser->add_option("--seed", options->seed, "another seed, another text")->check(integer_in(0, UINT64_MAX));
     parser->callback([options] { print_sample(*options); });
 }

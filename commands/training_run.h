@@ -6,7 +6,6 @@
 
 #include "commands/model_io.h"
 #include "data/dataset.h"
-#include "runtime/checkpoint/checkpoint.h"
 #include "runtime/cluster/cluster.h"
 #include "runtime/logging/logging.h"
 
@@ -42,8 +41,9 @@ struct TrainingRun {
     }
 };
 
-// Fails with Exit::no_input, naming the configuration's file, if model.init_from is not a directory.
-void check_init_from(const Config& config, const std::string& config_path);
+// Fails with Exit::no_input, naming the configuration's file, if model.init_from is not a directory, and as
+// check_source_tokenizer() does.
+void check_init_from(const Config& config, const std::string& config_path, const std::string& tokenizer_digest);
 
 // Rank 0 prints the run in a few lines and leaves the effective configuration, the program's revision and the tokenizer
 // in run.dir. If that fails, all ranks fail.

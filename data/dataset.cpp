@@ -14,26 +14,41 @@ static std::string recorded_tokenizer(const std::filesystem::path& directory) {
     return record.contains(digest) && record[digest].is_string() ? record[digest].get<std::string>() : "";
 }
 
-static void check_tokenizer(const Tokenizer& tokenizer, const std::string& path, int vocab_size,
-                            const std::vector<TokenShard>& shards) {
-    if (tokenizer.vocab_size() > vocab_size)
-        fail(Exit::config, "data.tokenizer: %s has %d tokens, but model.vocab_size is %d", path, tokenizer.vocab_size(),
-             vocab_size);
-    for (const TokenShard& shard : shards) {
-        const std::string recorded = recorded_tokenizer(std::filesystem::path(shard.file.path()).parent_path());
-        if (!recorded.empty() && recorded != tokenizer.digest())
+// Returns the digest of the tokenizer that made the shards; "" if it is not known.
+static std::string check_tokenizer(const std::optional<Tokenizer>& tokenizer, const std::string& path, int vocab_size,
+                                   const std::vector<std::string>& shards) {
+    if (tokenizer && tokenizer->vocab_size() > vocab_size)
+        fail(Exit::config, "data.tokenizer: %s has %d tokens, but model.vocab_size is %d", path,
+             tokenizer->vocab_size(), vocab_size);
+    std::string digest = tokenizer ? tokenizer->digest() : "";
+    for (const std::string& shard : shards) {
+        const std::string recorded = recorded_tokenizer(std::filesystem::path(shard).parent_path());
+        if (tokenizer && !recorded.empty() && recorded != digest)
             fail(Exit::config, "data.tokenizer: %s (digest %s) is not the tokenizer that %s was made with (digest %s)",
-                 path, tokenizer.digest(), shard.file.path(), recorded);
+                 path, digest, shard, recorded);
+        if (digest.empty()) digest = recorded;
     }
+    return digest;
+}
+
+std::string check_tokenizer(const std::string& train_glob, const std::string& tokenizer_path, int vocab_size) {
+    std::vector<std::string> shards;
+    try {
+        shards = expand_glob(train_glob, "data.train");
+    } catch (const Error& error) {
+        if (error.code != Exit::no_input) throw;
+    }
+    std::optional<Tokenizer> tokenizer;
+    if (file_exists(tokenizer_path)) tokenizer = Tokenizer::load(tokenizer_path);
+    return check_tokenizer(tokenizer, tokenizer_path, vocab_size, shards);
 }
 
 Dataset open_dataset(const std::string& train_glob, const std::string& val_glob, const std::string& tokenizer_path,
                      int vocab_size) {
-    Dataset dataset{TokenStream(expand_glob(train_glob, "data.train"), vocab_size), std::nullopt, std::nullopt};
+    const std::vector<std::string> shards = expand_glob(train_glob, "data.train");
+    Dataset dataset{TokenStream(shards, vocab_size), std::nullopt, std::nullopt, ""};
     if (!val_glob.empty()) dataset.val.emplace(expand_glob(val_glob, "data.val"), vocab_size);
-    if (!tokenizer_path.empty()) {
-        dataset.tokenizer = Tokenizer::load(tokenizer_path);
-        check_tokenizer(*dataset.tokenizer, tokenizer_path, vocab_size, dataset.train.shards());
-    }
+    if (!tokenizer_path.empty()) dataset.tokenizer = Tokenizer::load(tokenizer_path);
+    dataset.tokenizer_digest = check_tokenizer(dataset.tokenizer, tokenizer_path, vocab_size, shards);
     return dataset;
 }

@@ -8,6 +8,7 @@ struct Dataset {
     TokenStream train;
     std::optional<TokenStream> val;
     std::optional<Tokenizer> tokenizer;
+    std::string tokenizer_digest;  // as check_tokenizer() returns it
 };
 
 // Opens data.train, data.val (globs) and data.tokenizer (a file); the last two may be empty. Errors name the key: fails
@@ -15,3 +16,8 @@ struct Dataset {
 // has more tokens than `vocab_size` or differs from the one in the dataset.json that prepare wrote beside the shards.
 Dataset open_dataset(const std::string& train_glob, const std::string& val_glob, const std::string& tokenizer_path,
                      int vocab_size);
+
+// What open_dataset() checks of the tokenizer, as far as the files are there: for `plan`, which needs no data. Returns
+// the digest of the tokenizer that made the tokens: that of data.tokenizer, else the one that dataset.json records; ""
+// if it is not known.
+std::string check_tokenizer(const std::string& train_glob, const std::string& tokenizer_path, int vocab_size);

@@ -13,6 +13,7 @@ struct Validation {
 };
 
 // The mean loss over all ranks' `batches` micro-batches from next(), each target counted once; token_bytes, if there is
-// one, gives the length of a token.
+// one, gives the length of a token. The ranks' micro-batches being one rank's in turn, the bits are the same for any
+// number of ranks.
 Validation evaluate(Gpt& gpt, uint64_t batches, const std::function<Batch()>& next,
                     const std::function<int(int token)>& token_bytes);

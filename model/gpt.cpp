@@ -265,12 +265,14 @@ StepResult Gpt::end_step(const std::array<double, StepResult::kVotes>& votes) {
     return result;
 }
 
-void Gpt::sum_over_ranks(std::array<double, StepResult::kVotes>& values) {
+void Gpt::sum_over_ranks(std::span<double> values) {
     GptState& s = *state_;
-    double* sums = s.sums + step_sums(s).vote(0);
-    copy_to_device(sums, values.data(), sizeof(values), s.stream);
+    const StepSums places = step_sums(s);
+    require(values.size() <= places.losses + StepResult::kVotes, "sum_over_ranks: %zu values", values.size());
+    double* sums = s.sums + places.loss(0, 0);
+    copy_to_device(sums, values.data(), values.size_bytes(), s.stream);
     wait(all_reduce_sum(sums, values.size(), s.comm, s.stream), s.comm, s.stream);
-    copy_to_host(values.data(), sums, sizeof(values), s.stream);
+    copy_to_host(values.data(), sums, values.size_bytes(), s.stream);
     synchronize(s.stream);
 }
 

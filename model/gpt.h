@@ -11,6 +11,7 @@
 
 #include <array>
 #include <memory>
+#include <span>
 
 #include "kernels/comm.h"
 #include "model/arena.h"
@@ -77,8 +78,8 @@ public:
     // Logits, in float, that follow the last of `count` tokens, 1 <= count <= T: (V) in `logits`.
     void next_token_logits(const int* tokens, int count, float* logits);
 
-    // Adds the values up over all ranks.
-    void sum_over_ranks(std::array<double, StepResult::kVotes>& values);
+    // Adds the values, at most ranks + kVotes of them, up over all ranks.
+    void sum_over_ranks(std::span<double> values);
 
     // Master weights and optimizer state by name: what this rank has of them. After writing masters from outside, call
     // masters_changed() on all ranks.

@@ -46,7 +46,34 @@ nlohmann::ordered_json hf_config(const GptShape& shape, int eot) {
             {"vocab_size", shape.vocab_size}};
 }
 
+nlohmann::ordered_json hf_tokenizer_config(const GptShape& shape, int eot, const std::string& eot_text) {
+    const nlohmann::ordered_json special = {{"content", eot_text}, {"lstrip", false},      {"normalized", false},
+                                            {"rstrip", false},     {"single_word", false}, {"special", true}};
+    return {{"add_bos_token", false},
+            {"add_prefix_space", false},
+            {"added_tokens_decoder", {{std::to_string(eot), special}}},
+            {"bos_token", eot_text},
+            {"clean_up_tokenization_spaces", false},
+            {"eos_token", eot_text},
+            {"errors", "replace"},
+            {"model_max_length", shape.n_positions},
+            {"tokenizer_class", "GPT2Tokenizer"},
+            {"unk_token", eot_text}};
+}
+
+nlohmann::ordered_json hf_generation_config(const GptShape& shape, int eot) {
+    return {{"bos_token_id", eot}, {"eos_token_id", eot}, {"max_length", shape.n_positions}, {"pad_token_id", eot}};
+}
+
 namespace {
+
+// The key is one of the values, or absent and Hugging Face's default is expected.
+void expect_any(const nlohmann::ordered_json& config, const char* key, const nlohmann::ordered_json& values,
+                const std::string& origin) {
+    const auto found = config.find(key);
+    if (found == config.end() || std::ranges::find(values, *found) != values.end()) return;
+    fail(Exit::config, "%s: %s is %s, this run needs one of %s", origin, key, found->dump(), values.dump());
+}
 
 // The two JSON values are equal, or the key is absent and Hugging Face's default is the expected value.
 void expect(const nlohmann::ordered_json& config, const char* key, const nlohmann::ordered_json& expected,
@@ -67,7 +94,7 @@ void check_hf_config(const nlohmann::ordered_json& config, const GptShape& shape
     expect(config, "n_embd", shape.n_embd, false, origin);
     expect(config, "n_positions", shape.n_positions, false, origin);
     expect(config, "vocab_size", shape.vocab_size, false, origin);
-    expect(config, "activation_function", "gelu_new", true, origin);
+    expect_any(config, "activation_function", {"gelu_new", "gelu_pytorch_tanh"}, origin);  // two names for one function
     expect(config, "layer_norm_epsilon", 1e-5, true, origin);
     expect(config, "tie_word_embeddings", true, true, origin);
     expect(config, "scale_attn_weights", true, true, origin);

@@ -16,6 +16,12 @@ bool is_hf_mask(const std::string& name);
 // config.json of a GPT2LMHeadModel with this shape; `eot` is its end-of-text token.
 nlohmann::ordered_json hf_config(const GptShape& shape, int eot);
 
+// tokenizer_config.json, without which transformers gives texts of any length to the model, and
+// generation_config.json, which keeps it from generating past n_positions. `eot` is the end-of-text token and
+// `eot_text` its name.
+nlohmann::ordered_json hf_tokenizer_config(const GptShape& shape, int eot, const std::string& eot_text);
+nlohmann::ordered_json hf_generation_config(const GptShape& shape, int eot);
+
 // Fails with Exit::config, naming `origin` and the key, if such a config.json describes another model than `shape`, or
 // one that this program does not compute (another activation, an untied head, ...).
 void check_hf_config(const nlohmann::ordered_json& config, const GptShape& shape, const std::string& origin);

@@ -105,10 +105,11 @@ Checkpoint open_checkpoint(const std::string& path);
 // The run that a step directory belongs to: RUN of RUN/checkpoints/step_N.
 std::string run_directory_of(const std::string& step_directory);
 
-// For the command `inspect`: verifies a checkpoint, a run or a safetensors file and describes it by calling print(line)
-// for each line without newline. Returns false, with nothing printed, if the path is none of them. Exit::data, with
+// For the command `inspect`: verifies a checkpoint, the checkpoints of a run or a safetensors file and describes it by
+// calling print(line) for each line without newline. Tensors that differ in the layer only share a line, and so do an
+// optimizer's moments, unless `all`. Returns false, with nothing printed, if the path is none of them. Exit::data, with
 // what is wrong, if it is one and damaged.
-bool inspect_runtime_path(const std::string& path, const std::function<void(const std::string&)>& print);
+bool inspect_runtime_path(const std::string& path, bool all, const std::function<void(const std::string&)>& print);
 
 // ---- the run's directory --------------------------------------------------------------------------------------------
 

@@ -1,4 +1,5 @@
 #include <filesystem>
+#include <regex>
 
 #include "kernels/check.h"
 #include "runtime/checkpoint/checkpoint.h"
@@ -8,26 +9,75 @@ namespace {
 
 bool is_step_directory(const std::string& path) { return file_exists(path + "/MANIFEST.json"); }
 
-void inspect_checkpoint(const std::string& path, const std::function<void(const std::string&)>& print) {
+using Print = std::function<void(const std::string&)>;
+
+struct Listed {
+    std::string name, type;
+    std::vector<size_t> shape;
+};
+
+size_t elements(const Listed& tensor) {
+    size_t count = 1;
+    for (const size_t size : tensor.shape) count *= size;
+    return count;
+}
+
+// One line each, or one line for the same tensor of all layers ("h.*.ln_1.weight") and one for each moment ("m.*").
+void print_tensors(const std::vector<Listed>& tensors, bool all, const Print& print) {
+    struct Row {
+        std::string name, what;
+        bool is_moment;
+        size_t count = 0, elements = 0;
+    };
+    static const std::regex kLayer("\\.[0-9]+\\."), kMoment("[mv]\\..*");
+    std::vector<Row> rows;
+    for (const Listed& tensor : tensors) {
+        const bool is_moment = !all && std::regex_match(tensor.name, kMoment);
+        Row fresh{tensor.name, tensor.type + " " + shape_text(tensor.shape), is_moment};
+        if (is_moment)
+            fresh.name.resize(2), fresh.name += '*', fresh.what = tensor.type;
+        else if (!all)
+            fresh.name = std::regex_replace(tensor.name, kLayer, ".*.");
+        auto is_same = [&](const Row& row) { return row.name == fresh.name && row.what == fresh.what; };
+        auto row = std::ranges::find_if(rows, is_same);
+        if (row == rows.end()) row = rows.insert(rows.end(), fresh);
+        row->count++;
+        row->elements += elements(tensor);
+    }
+    for (const Row& row : rows) {
+        const std::string line = format("  %-36s %s", row.name.c_str(), row.what.c_str());
+        const std::string together = format(", %zu tensors, %zu elements", row.count, row.elements);
+        print(line + (row.is_moment ? together : row.count > 1 ? format(" x %zu", row.count) : ""));
+    }
+}
+
+void inspect_checkpoint(const std::string& path, bool all, const Print& print) {
     const Checkpoint checkpoint(path);
     const Manifest& manifest = checkpoint.manifest();
     size_t bytes = 0;
     for (const ShardFile& shard : manifest.shards) bytes += shard.bytes;
-    print(format("%s: checkpoint of step %d, run %s, written by %d rank(s), %.1f MiB, %s", path.c_str(),
-                 manifest.info.step, manifest.info.run_id.c_str(), manifest.world_size, double(bytes) / 0x1p20,
-                 manifest.info.healthy ? "sound" : "sound, but with values that are not finite"));
+    const char* const state = manifest.info.healthy ? "sound" : "sound, but with values that are not finite";
+    print(format("%s: checkpoint of step %d, run %s, written by %d rank(s), %zu tensors, %.1f MiB, %s", path.c_str(),
+                 manifest.info.step, manifest.info.run_id.c_str(), manifest.world_size, manifest.tensors.size(),
+                 double(bytes) / 0x1p20, state));
     print("configuration " + manifest.info.config_digest + ", data " + manifest.info.dataset_digest + ", state " +
           nlohmann::ordered_json(manifest.info.progress).dump());
+    std::vector<Listed> tensors;
     for (const NamedTensor& tensor : manifest.tensors)
-        print(format("  %-36s %s %s", tensor.name.c_str(), name_of(tensor.values.dtype),
-                     shape_text(tensor.shape).c_str()));
+        tensors.push_back({tensor.name, name_of(tensor.values.dtype), tensor.shape});
+    print_tensors(tensors, all, print);
 }
 
-void inspect_safetensors(const std::string& path, const std::function<void(const std::string&)>& print) {
+void inspect_safetensors(const std::string& path, bool all, const Print& print) {
     const Safetensors file(path);
-    print(format("%s: safetensors, %zu tensors, sound", path.c_str(), file.entries().size()));
-    for (const Safetensors::Entry& tensor : file.entries())
-        print(format("  %-36s %s %s", tensor.name.c_str(), tensor.type.c_str(), shape_text(tensor.shape).c_str()));
+    std::vector<Listed> tensors;
+    size_t count = 0;
+    for (const Safetensors::Entry& tensor : file.entries()) {
+        tensors.push_back({tensor.name, tensor.type, tensor.shape});
+        count += elements(tensors.back());
+    }
+    print(format("%s: safetensors, %zu tensors, %zu elements, sound", path.c_str(), tensors.size(), count));
+    print_tensors(tensors, all, print);
 }
 
 }  // namespace
@@ -51,13 +101,13 @@ std::string run_directory_of(const std::string& step_directory) {
     return std::filesystem::absolute(step_directory).lexically_normal().parent_path().parent_path().string();
 }
 
-bool inspect_runtime_path(const std::string& path, const std::function<void(const std::string&)>& print) {
+bool inspect_runtime_path(const std::string& path, bool all, const Print& print) {
     if (is_step_directory(path))
-        inspect_checkpoint(path, print);
+        inspect_checkpoint(path, all, print);
     else if (directory_exists(checkpoints_directory(path)))
-        for (int64_t step : committed_steps(path)) inspect_checkpoint(step_directory(path, step), print);
+        for (int64_t step : committed_steps(path)) inspect_checkpoint(step_directory(path, step), all, print);
     else if (path.ends_with(".safetensors") || path.ends_with(".safetensors.index.json"))
-        inspect_safetensors(path, print);
+        inspect_safetensors(path, all, print);
     else
         return false;
     return true;

@@ -150,12 +150,15 @@ std::vector<float> transpose(const std::vector<float>& from, size_t rows, size_t
     return to;
 }
 
+float rounded(double value) { return float(value); }
+template <class T> float rounded(T value) { return to_float(value); }
+
 template <class T> std::vector<float> floats_of(const Entry& entry) {
     std::vector<float> values(entry.bytes / sizeof(T));
     for (size_t i = 0; i < values.size(); i++) {
         T value;
         std::memcpy(&value, entry.data + i * sizeof(T), sizeof(T));
-        values[i] = to_float(value);
+        values[i] = rounded(value);
     }
     return values;
 }
@@ -166,7 +169,8 @@ std::vector<float> Safetensors::Entry::floats() const {
     if (type == "F32") return floats_of<float>(*this);
     if (type == "BF16") return floats_of<bf16>(*this);
     if (type == "F16") return floats_of<fp16>(*this);
-    fail(Exit::data, "%s: %s is of type %s; F32, BF16 and F16 can be read as numbers", file, name, type);
+    if (type == "F64") return floats_of<double>(*this);
+    fail(Exit::data, "%s: %s is of type %s; F64, F32, BF16 and F16 can be read as numbers", file, name, type);
 }
 
 Safetensors::Safetensors(const std::string& path) : path_(file_at(path)) {

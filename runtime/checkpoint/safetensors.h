@@ -25,7 +25,8 @@ public:
         size_t bytes = 0;
         std::string file;  // that holds it, for error messages
 
-        // The elements of an F32, BF16 or F16 tensor, exactly. Exit::data, naming file and tensor, for another type.
+        // The elements of an F32, BF16 or F16 tensor, exactly, and of an F64 tensor, rounded to the nearest.
+        // Exit::data, naming file and tensor, for another type.
         std::vector<float> floats() const;
     };
 
@@ -35,7 +36,7 @@ public:
     const Entry& at(const std::string& name) const;
     const Entry& at(const std::string& name, const std::vector<size_t>& shape) const;
 
-    // Copies to the device the part of each FP32 tensor that is here, from any type that is exact in FP32. Same errors.
+    // Copies to the device the part of each FP32 tensor that is here, from any type that floats() reads. Same errors.
     // other(entry) is called for each tensor of the file that is not requested.
     void load(const std::vector<NamedTensor>& tensors, const std::function<void(const Entry&)>& other) const;
 

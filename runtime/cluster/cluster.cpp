@@ -107,8 +107,9 @@ Exit launch_ranks(int count, const LocalNode& node, const std::vector<std::strin
     setenv("OMP_NUM_THREADS", std::to_string(threads).c_str(), 0);
     setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 0);
     setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 0);
-    std::vector<std::string> command{launcher,    "-np",  std::to_string(count), "--oversubscribe",
-                                     "--bind-to", "none", program_path()};
+    // Quiet, so that the error of a rank is the last line and not mpirun's banner about it.
+    std::vector<std::string> command{launcher,          "--quiet",   "-np",  std::to_string(count),
+                                     "--oversubscribe", "--bind-to", "none", program_path()};
     command.insert(command.end(), arguments.begin() + 1, arguments.end());
     execvp(launcher.c_str(), argv_of(command).data());
     fail(Exit::os, "--nproc: %s, which the communication library %s needs, could not be started: %s", launcher,

@@ -17,14 +17,45 @@ constexpr size_t kDeepest = 8;
 
 std::string section_of(const std::string& key) { return key.substr(0, key.find('.')); }
 
-[[noreturn]] void fail_unknown(const std::vector<Option>& table, const std::string& key, const std::string& origin) {
+// "max_steps" of "train.max_steps"; the whole of a key without a dot.
+std::string name_in_section(const std::string& key) { return key.substr(key.find('.') + 1); }  // npos + 1 is 0
+
+// The keys that `key` may have been meant to be: those of the same name in whatever section, else the nearest.
+std::vector<std::string> meant_keys(const std::vector<Option>& table, const std::string& key) {
+    auto named = [&](const std::string& name) {
+        std::vector<std::string> keys;
+        for (const Option& option : table)
+            if (name_in_section(option.key) == name) keys.push_back(option.key);
+        return keys;
+    };
+    if (const auto same = named(name_in_section(key)); !same.empty()) return same;
     std::vector<std::string> known;
     for (const Option& option : table) known.push_back(option.key);
     if (key.find('.') == std::string::npos)
-        for (const Option& option : table) known.push_back(section_of(option.key));
-    std::string nearest = nearest_name(key, known);
-    fail(Exit::config, "%s: unknown key %s; %s", origin, printed(key),
-         nearest.empty() ? "--help lists all keys" : ("did you mean \"" + nearest + "\"?"));
+        for (const Option& option : table) {
+            known.push_back(section_of(option.key));
+            known.push_back(name_in_section(option.key));
+        }
+    const std::string nearest = nearest_name(key, known);
+    if (nearest.empty()) return {};
+    const auto keys = named(nearest);  // none if it is a key or a section
+    return keys.empty() ? std::vector{nearest} : keys;
+}
+
+// `value` is that of a file's outermost level, where sections belong; else null.
+[[noreturn]] void fail_unknown(const std::vector<Option>& table, const std::string& key, const std::string& origin,
+                               const Json* value = nullptr) {
+    const std::vector<std::string> keys = meant_keys(table, key);
+    std::string remedy = keys.empty() ? "--help-config lists all keys" : "did you mean ";
+    for (size_t i = 0; i < keys.size(); i++)
+        remedy += (i == 0 ? "" : i + 1 < keys.size() ? ", " : " or ") + ("\"" + keys[i] + "\"");
+    if (!keys.empty()) remedy += "?";
+    if (value && keys.size() == 1 && keys[0].find('.') != std::string::npos) {
+        const Json nested = {{section_of(keys[0]), {{name_in_section(keys[0]), *value}}}};
+        if (keys[0] == key) remedy = "a file nests keys in sections:";
+        remedy += (keys[0] == key ? " " : " In a file that is ") + printed(nested);
+    }
+    fail(Exit::config, "%s: unknown key %s; %s", origin, printed(key), remedy);
 }
 
 const Option& option_named(const std::vector<Option>& table, const std::string& key, const std::string& origin) {
@@ -115,7 +146,7 @@ Config parse_config(std::string_view json_text, const std::string& origin) {
         if (section == "$schema" && members.is_string()) continue;  // tells an editor where the schema is
         const auto known =
             std::ranges::find(table, section, [](const Option& option) { return section_of(option.key); });
-        if (known == table.end()) fail_unknown(table, section, origin);
+        if (known == table.end()) fail_unknown(table, section, origin, &members);
         if (!members.is_object())
             fail(Exit::config, "%s: %s must be an object of keys, is %s", origin, section, printed(members));
         for (const auto& [name, value] : members.items())

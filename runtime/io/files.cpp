@@ -17,8 +17,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr mode_t kFileMode = 0600;
-constexpr mode_t kDirectoryMode = 0700;
+// The umask takes away from these what the user does not want to share.
+constexpr mode_t kFileMode = 0666;
+constexpr mode_t kDirectoryMode = 0777;
 constexpr int kOutput = O_WRONLY | O_CREAT | O_NOFOLLOW;
 
 // Exit::no_input as `otherwise` applies to a missing file only.

@@ -75,6 +75,111 @@ class FromTextToText(TrainerTest):
         weights.write_bytes(weights.read_bytes()[:-1])
         self.assertIn(weights.name, self.run_trainer("inspect", self.step_dir(20), expect=65))
 
+    def test_inspect_summarizes_tensors(self):
+        self.train(train_max_steps=1)
+        said = self.run_trainer("inspect", self.step_dir(1))
+        self.assertRegex(said, r"h\.\*\.\S+ +fp32 \(\d+, 48\) x 2\n")
+        elements = (384 + 24) * 48 + 2 * (12 * 48 * 48 + 13 * 48) + 2 * 48
+        for moment in "mv":
+            self.assertRegex(said, rf"{moment}\.\* +fp32, 28 tensors, {elements} elements\n")
+        self.assertEqual(said.count("\n"), 2 + 4 + 12 + 2)
+        everything = self.run_trainer("inspect", self.step_dir(1), "--all")
+        self.assertEqual(everything.count("\n"), 2 + 3 * 28)
+        self.assertIn("  v.h.1.", everything)
+        self.assertIn("28 tensors", said)
+
+    def test_inspect_directories(self):
+        self.train(train_max_steps=2, eval_every_steps=1)
+        self.run_trainer("export", "--hf", "run", "hf")
+        dataset = json.loads((self.dir / "data/dataset.json").read_text())
+        said = self.run_trainer("inspect", "data")
+        for words in ("data: data set, tokenizer bytes with 257 tokens", dataset["tokenizer"]["xxh3"],
+                      *(f"{name}: {split['tokens']} tokens in 1 shard(s), from {split['text_bytes']} bytes"
+                        for name, split in dataset["splits"].items())):
+            self.assertIn(words, said)
+        said = self.run_trainer("inspect", "run")
+        for words in ("run: run, 1 checkpoint(s)", "2 layers, 3 heads, 48 channels, vocabulary 257, fp32; 2 steps",
+                      "last training record: step 2, loss ", "last validation: step 2, loss ", "257 tokens, 0 merges",
+                      "checkpoint of step 2, run "):
+            self.assertIn(words, said)
+        said = self.run_trainer("inspect", "hf")
+        for words in ("hf: Hugging Face directory; gpt2, 2 layers, 3 heads, 48 channels, 24 positions, vocabulary 257; "
+                      "model.init_from takes it", "safetensors, 28 tensors", "F32 (48, 144) x 2", "257 tokens"):
+            self.assertIn(words, said)
+        config = json.loads((self.dir / "hf/config.json").read_text())
+        (self.dir / "hf/config.json").write_text(json.dumps({**config, "activation_function": "relu"}))
+        self.assertIn('model.init_from does not take it: hf/config.json: activation_function is "relu"',
+                      self.run_trainer("inspect", "hf"))
+
+        for path in ("run/checkpoints", "."):
+            self.assertIn("neither a checkpoint, a run, a data set", self.run_trainer("inspect", path, expect=66))
+        shard = self.dir / "data/train_000000.bin"
+        whole = shard.read_bytes()
+        for content, word in ((whole[:-2], "cut short"), (whole[:-1] + b"\x40", "the vocabulary has 257 tokens"),
+                              (struct.pack("<3i", 20240520, 1, len(whole) // 2 - 513) + whole[12:-2], "recorded")):
+            shard.write_bytes(content)
+            self.assertIn(word, self.run_trainer("inspect", "data", expect=65))
+        shard.unlink()
+        self.assertIn("train_000000.bin", self.run_trainer("inspect", "data", expect=66))
+        shard.write_bytes(whole)
+        self.run_trainer("prepare", "text.txt", "--tokenizer", "bpe", "--vocab-size", "280", "--out", "bpe")
+        shutil.copy(self.dir / "bpe/tokenizer.json", self.dir / "data")
+        self.assertIn("dataset.json records", self.run_trainer("inspect", "data", expect=65))
+
+    def test_export_tells_other_programs_the_limits(self):
+        self.train(train_max_steps=1)
+        self.run_trainer("export", "--hf", "run", "hf")
+        read = lambda name: json.loads((self.dir / "hf" / name).read_text())
+        tokenizer, generation = read("tokenizer_config.json"), read("generation_config.json")
+        self.assertEqual(tokenizer["model_max_length"], 24)
+        self.assertEqual({tokenizer[f"{kind}_token"] for kind in ("bos", "eos", "unk")}, {"<|endoftext|>"})
+        self.assertEqual(tokenizer["added_tokens_decoder"]["256"]["content"], "<|endoftext|>")
+        self.assertEqual((tokenizer["clean_up_tokenization_spaces"], tokenizer["add_prefix_space"]), (False, False))
+        self.assertEqual((generation["eos_token_id"], generation["max_length"]), (256, 24))
+
+    def test_import_takes_both_names_of_gelu_and_doubles(self):
+        self.train(train_max_steps=3)
+        self.run_trainer("export", "--hf", "run", "hf")
+        content = (self.dir / "hf/model.safetensors").read_bytes()
+        size = struct.unpack("<Q", content[:8])[0]
+        header, data = json.loads(content[8:8 + size]), array.array("f", content[8 + size:])
+        for tensor in header.values():
+            if "dtype" in tensor:
+                tensor.update(dtype="F64", data_offsets=[2 * offset for offset in tensor["data_offsets"]])
+        text = json.dumps(header).encode()
+        # A quarter of the distance to the next float away: rounding once restores it.
+        doubles = array.array("d", (value * (1 + 2.0**-26) for value in data))
+        (self.dir / "hf/model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + doubles.tobytes())
+        config = json.loads((self.dir / "hf/config.json").read_text())
+        (self.dir / "hf/config.json").write_text(json.dumps({**config, "activation_function": "gelu_pytorch_tanh"}))
+        changes = dict(train_max_steps=1, optim_learning_rate=0)
+        self.train(run_dir="new", model_init_from="hf", **changes)
+        self.train(run_dir="same", model_init_from="run", **changes)
+        self.assertEqual(self.weights(1, "new"), self.weights(1, "same"))
+
+    def test_plan_and_initial_weights_check_the_tokenizer(self):
+        self.train(train_max_steps=1)
+        self.run_trainer("export", "--hf", "run", "hf")
+        self.run_trainer("prepare", "text.txt", "--tokenizer", "bpe", "--vocab-size", "257", "--out", "bpe")
+        bpe = dict(data_train="bpe/train_*.bin", data_val="", data_tokenizer="bpe/tokenizer.json", run_dir="new")
+        for words, changes in [
+                (["data/tokenizer.json", "257", "256"], dict(model_vocab_size=256)),
+                (["bpe/tokenizer.json", "data/train_000000.bin"], dict(data_tokenizer="bpe/tokenizer.json")),
+                (["run/checkpoints/step_00000001", "257", "300"], dict(model_init_from="run", model_vocab_size=300)),
+                (["hf/tokenizer.json", "prepare the data with --tokenizer"], dict(bpe, model_init_from="hf")),
+                (["run/tokenizer.json"], dict(bpe, model_init_from="run")),
+                (["run/tokenizer.json"], dict(bpe, model_init_from="run/checkpoints/step_00000001")),
+                (["run/tokenizer.json"], dict(bpe, model_init_from="run", data_tokenizer=""))]:
+            config = self.write_config(**changes)
+            for command in (["plan", config], [config, "--set", "run.dir=new"]):
+                with self.subTest(changes, command=command[0]):
+                    said = self.run_trainer(*command, expect=78)
+                    for word in words:
+                        self.assertIn(word, said)
+        self.assertFalse((self.dir / "new").exists())
+        self.run_trainer("plan", self.write_config(model_init_from="run"))
+        self.train(run_dir="new", model_init_from="hf", train_max_steps=1)
+
     def test_inspect_a_shard_and_a_tokenizer(self):
         text = "".join(f"line {i} of these 400 lines\n" for i in range(400)) + "zyx wvu tsr qpo\n" * 40
         (self.dir / "lines.txt").write_text(text)
