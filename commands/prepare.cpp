@@ -9,7 +9,11 @@ void add_prepare(CLI::App& app) {
     auto options = std::make_shared<PrepareOptions>();
     options->gpt2_directory = program_directory() + "/../data/gpt2";
     CLI::App* parser = app.add_subcommand("prepare", "text to tokenizer and token shards");
-    parser->add_option("INPUT", options->inputs, "UTF-8 text, or JSONL (.jsonl) with a \"text\" field")->required();
+    parser
+        ->add_option("INPUT", options->inputs,
+                     "files of text, JSONL, JSON, CSV, TSV or Parquet, also as .gz or .zst; nanoGPT's .bin; "
+                     "directories; - for standard input")
+        ->required();
     parser->add_option("--out", options->out_dir, "directory for tokenizer.json and the shards")->required();
     parser->add_option("--vocab-size", options->vocab_size,
                        "tokens of a new bpe tokenizer; "
@@ -22,6 +26,15 @@ void add_prepare(CLI::App& app) {
     parser->add_option("--copies", options->copies, "times that the training part is written, for a short text");
     parser->add_option("--bpe-dropout", options->bpe_dropout,
                        "probability that a merge of the training part is left out, so that its copies differ");
+    parser->add_option("--format", options->format, "of the input: text, jsonl, json, csv, tsv, parquet or bin");
+    parser->add_option("--field", options->field, "key of JSON objects, or column of CSV and Parquet; default: text");
+    parser->add_option("--threads", options->threads, "0: one per core; the files do not depend on it");
     parser->add_flag("--force", options->force, "replace a data set in that directory");
-    parser->callback([options] { prepare(*options, print_line); });
+    parser->callback([options] {
+        install_signal_handlers();
+        prepare(*options, [](const std::string& line) {
+            print_line(line);
+            std::fflush(stdout);
+        });
+    });
 }
