@@ -26,7 +26,8 @@ public:
     // A plan that is null is never taken up again.
     void begin(const Json& plan);
 
-    Json progress() const { return progress_; }  // as saved last, also by the process before; an empty object if there is none
+    // As saved last, also by the process before; an empty object if there is none.
+    Json progress() const { return progress_; }
     void save_progress(const Json& progress);
     void keep_unfinished() { keeps_ = true; }  // also after an error, to be continued
 

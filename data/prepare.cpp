@@ -2,11 +2,8 @@
 
 #include <sys/stat.h>
 
-#include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <nlohmann/json.hpp>
-#include <thread>
 
 #include "data/bpe_trainer.h"
 #include "data/encoder.h"
@@ -178,7 +175,8 @@ void Preparation::find_splits() {
     if (input_.size() == 0) fail(Exit::data, "prepare: the input has 0 bytes of text");
     if (val_begin_ == 0 || (options_.val_fraction > 0 && val_begin_ == input_.size()))
         fail(Exit::data,
-             "prepare: the %zu bytes of input cannot be split at the start of a line or record into text to train on and "
+             "prepare: the %zu bytes of input cannot be split at the start of a line or record into text to train on "
+             "and "
              "%g of it to hold out; --val-fraction 0 holds nothing out",
              size_t(input_.size()), options_.val_fraction);
     std::vector<uint64_t> sizes;

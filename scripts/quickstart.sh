@@ -60,7 +60,7 @@ if [ "$copies" -gt 1 ]; then augment=(--copies $((copies < 1000 ? copies : 1000)
 
 stage "a tokenizer and token shards from $text"
 "$trainer" prepare --tokenizer bpe --vocab-size "$(number_of vocab_size < "$config")" "${augment[@]}" "$text" \
-    --out "$work/data"
+    --out "$work/data" --force
 
 # The number of steps that the configuration asks for, or as many as this machine takes until $1 s after the start (but
 # for two minutes at least), so that what follows them ends within six minutes.
