@@ -1,6 +1,5 @@
 #include "commands/model_io.h"
 
-
 #include <cstring>
 
 #include "data/encoder.h"

@@ -37,6 +37,7 @@ void write_config(const Options& options, const PrepareSummary& data) {
                         .train_tokens = data.train.tokens,
                         .text_bytes = data.train.text_bytes / uint64_t(copies),
                         .val_tokens = data.val.tokens,
+                        .has_tokenizer = file_exists(out + "/tokenizer.json"),
                         .minutes = options.minutes},
                        measured_step_s);
     if (!suggestion) return print_line("the text is too short for a batch of any model: no config.json was written");
@@ -60,14 +61,18 @@ void add_prepare(CLI::App& app) {
     PrepareOptions* options = &command->prepare;
     options->gpt2_directory = data_directory("gpt2");
     CLI::App* parser = app.add_subcommand("prepare", "text to tokenizer, token shards and a configuration");
-    parser->add_option("INPUT", options->inputs, "UTF-8 text, or JSONL (.jsonl) with a \"text\" field")->required();
+    parser
+        ->add_option("INPUT", options->inputs,
+                     "files of text, JSONL, JSON, CSV, TSV or Parquet, also as .gz or .zst; nanoGPT's .bin; "
+                     "directories; - for standard input")
+        ->required();
     parser->add_option("--out", options->out_dir, "directory for tokenizer.json and the shards")->required();
     parser->add_option("--vocab-size", options->vocab_size,
                        "tokens of a new bpe tokenizer; "
                        "default: the power of two next to the square root of the bytes of text");
     parser->option_defaults()->always_capture_default();
     parser->add_option("--minutes", command->minutes, "of training, for which config.json is made; 0: none is made")
-        ->check(CLI::Range(0.0, 1e6));
+        ->check(finite_in(0, 1e6));
     parser->add_option("--tokenizer", options->tokenizer,
                        "bytes, bpe (learned from the text), gpt2, or the file of a tokenizer")
         ->type_name("bytes|bpe|gpt2|FILE");
@@ -76,9 +81,16 @@ void add_prepare(CLI::App& app) {
     parser->add_option("--copies", options->copies, "times that the training part is written, for a short text");
     parser->add_option("--bpe-dropout", options->bpe_dropout,
                        "probability that a merge of the training part is left out, so that its copies differ");
+    parser->add_option("--format", options->format, "of the input: text, jsonl, json, csv, tsv, parquet or bin");
+    parser->add_option("--field", options->field, "key of JSON objects, or column of CSV and Parquet; default: text");
+    parser->add_option("--threads", options->threads, "0: one per core; the files do not depend on it");
     parser->add_flag("--force", options->force, "replace a data set in that directory");
     parser->callback([command] {
-        const PrepareSummary data = prepare(command->prepare, print_line);
+        install_signal_handlers();
+        const PrepareSummary data = prepare(command->prepare, [](const std::string& line) {
+            print_line(line);
+            std::fflush(stdout);
+        });
         if (command->minutes > 0) write_config(*command, data);
     });
 }

@@ -33,7 +33,7 @@ Config config_of(const SuggestionInputs& inputs, const ModelSize& size) {
     c.model.n_positions = size.seq_len;
     c.data.train = directory + "/train_*.bin";
     c.data.val = inputs.val_tokens > 1 ? directory + "/val_*.bin" : "";
-    c.data.tokenizer = directory + "/tokenizer.json";
+    if (inputs.has_tokenizer) c.data.tokenizer = directory + "/tokenizer.json";
     c.train.seq_len = size.seq_len;
     c.train.batch_size = 8;
     c.train.total_batch_tokens = c.train.batch_size * size.seq_len;
@@ -59,7 +59,7 @@ void fit_to_pace(Suggestion& suggestion, const SuggestionInputs& inputs) {
     }
     auto every = [&](int times) { return std::max(1, int(std::min<double>(suggestion.steps() / times, kMostSteps))); };
     c.log.every_steps = every(50);
-    c.sample.every_steps = every(5);
+    c.sample.every_steps = inputs.has_tokenizer ? every(5) : 0;
     c.sample.tokens = std::min(100, c.train.seq_len);
     c.sample.temperature = 0.8;
     c.sample.top_k = std::min(50, c.model.vocab_size);
@@ -76,12 +76,14 @@ void fit_to_pace(Suggestion& suggestion, const SuggestionInputs& inputs) {
 }  // namespace
 
 std::optional<Suggestion> suggest_config(const SuggestionInputs& inputs, const StepTime& step_time) {
+    constexpr uint64_t kBytesPerToken = 4;  // of English with a tokenizer like GPT-2's
+    const uint64_t text_bytes = inputs.text_bytes > 0 ? inputs.text_bytes : inputs.train_tokens * kBytesPerToken;
     std::optional<Suggestion> best;
     for (const ModelSize& size : kSeries) {
         Suggestion next{.config = config_of(inputs, size)};
         if (uint64_t(next.config.train.total_batch_tokens) >= inputs.train_tokens) break;
         next.parameters = int64_t(lay_out_tensors(gpt_options(next.config).shape).parameters);
-        if (best && double(next.parameters) > kParametersPerByte * double(inputs.text_bytes)) break;
+        if (best && double(next.parameters) > kParametersPerByte * double(text_bytes)) break;
         next.step_s = step_time(next.config);
         if (best && next.tokens() < kTokensPerParameter * double(next.parameters)) break;
         best = std::move(next);

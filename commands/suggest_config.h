@@ -10,8 +10,9 @@ struct SuggestionInputs {
     std::string directory;      // the data set's: shards, tokenizer.json
     int vocab_size = 0;
     uint64_t train_tokens = 0;  // all copies of the text together
-    uint64_t text_bytes = 0;    // of the training text, once
+    uint64_t text_bytes = 0;    // of the training text, once; 0: not known
     uint64_t val_tokens = 0;    // 0: no validation split
+    bool has_tokenizer = true;  // else the tokens' text is not known
     double minutes = 0;         // of training
 };
 

@@ -8,7 +8,7 @@
 // Longer words are counted in parts of this size, which bounds memory; tokens are far shorter.
 static constexpr size_t kMaxWordBytes = 1024;
 
-void BpeTrainer::add(std::string_view text) {
+void WordCounter::add(std::string_view text) {
     text_bytes_ += text.size();
     pretokenizer_.split(text, [&](std::string_view word) {
         for (; !word.empty(); word.remove_prefix(std::min(word.size(), kMaxWordBytes))) {
@@ -17,12 +17,23 @@ void BpeTrainer::add(std::string_view text) {
             if (known == counts_.end()) known = counts_.try_emplace(std::string(part)).first;
             known->second++;
         }
-        if (counts_.size() <= max_words_) return;
-        while (counts_.size() > max_words_ / 2) {
-            rare_below_++;
-            std::erase_if(counts_, [&](const auto& known) { return known.second < rare_below_; });
-        }
     });
+}
+
+void BpeTrainer::add(std::string_view text) {
+    WordCounter counter;
+    counter.add(text);
+    add(counter);
+}
+
+void BpeTrainer::add(const WordMap<int64_t>& counts, uint64_t text_bytes) {
+    text_bytes_ += text_bytes;
+    for (const auto& [word, count] : counts) counts_[word] += count;
+    if (counts_.size() <= max_words_) return;
+    while (counts_.size() > max_words_ / 2) {
+        rare_below_++;
+        std::erase_if(counts_, [&](const auto& known) { return known.second < rare_below_; });
+    }
 }
 
 namespace {

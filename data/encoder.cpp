@@ -1,28 +1,69 @@
 #include "data/encoder.h"
 
+#include <algorithm>
+#include <cstring>
+
 #include "kernels/numeric.h"
 
 static constexpr uint32_t kNone = UINT32_MAX;
 static constexpr size_t kMaxKnownWords = size_t(1) << 17, kMaxKnownWordBytes = 48;
+static constexpr int kShortWordBits = 16;
 
-std::vector<int32_t> Encoder::encode(std::string_view text) {
+Encoder::Encoder(const Tokenizer& tokenizer, double dropout, uint64_t seed)
+    : tokenizer_(tokenizer), dropout_(dropout), seed_(seed), short_words_(size_t(1) << kShortWordBits) {}
+
+std::vector<int32_t> Encoder::encode(std::string_view text, uint64_t stream) {
     std::vector<int32_t> ids;
-    pretokenizer_.split(text, [&](std::string_view word) {
-        if (dropout_ > 0 || word.size() > kMaxKnownWordBytes) return merge_word(word, ids);
-        if (known_words_.size() >= kMaxKnownWords) known_words_.clear();
-        auto known = known_words_.find(word);
-        if (known == known_words_.end()) {
-            known = known_words_.try_emplace(std::string(word)).first;
-            merge_word(word, known->second);
-        }
-        ids.insert(ids.end(), known->second.begin(), known->second.end());
-    });
+    append(text, ids, stream);
     return ids;
+}
+
+void Encoder::append(std::string_view text, std::vector<int32_t>& ids, uint64_t stream) {
+    stream_ = stream;
+    drawn_ = 0;
+    pretokenizer_.split(text, [&](std::string_view word) {
+        if (dropout_ > 0 || word.size() > kMaxKnownWordBytes)
+            for (; !word.empty(); word.remove_prefix(std::min(word.size(), kMaxWordBytes)))
+                merge_word(word.substr(0, kMaxWordBytes), ids);
+        else if (word.size() <= ShortWord::kMaxBytes)
+            append_short_word(word, ids);
+        else
+            append_long_word(word, ids);
+    });
+}
+
+void Encoder::append_short_word(std::string_view word, std::vector<int32_t>& ids) {
+    char padded[16] = {};
+    for (size_t i = 0; i < word.size(); i++) padded[i] = word[i];
+    padded[15] = char(word.size());
+    uint64_t low, high;
+    std::memcpy(&low, padded, 8);
+    std::memcpy(&high, padded + 8, 8);
+    const uint64_t hash = (low ^ (high * 0x9e3779b97f4a7c15u)) * 0xd6e8feb86659fd93u;
+    ShortWord& slot = short_words_[hash >> (64 - kShortWordBits)];
+    if (slot.low == low && slot.high == high) {
+        ids.insert(ids.end(), slot.ids, slot.ids + slot.count);
+        return;
+    }
+    const size_t before = ids.size(), count = (append_long_word(word, ids), ids.size() - before);
+    if (count > ShortWord::kMaxIds) return;
+    slot.low = low, slot.high = high, slot.count = int32_t(count);
+    std::copy(ids.begin() + ptrdiff_t(before), ids.end(), slot.ids);
+}
+
+void Encoder::append_long_word(std::string_view word, std::vector<int32_t>& ids) {
+    if (known_words_.size() >= kMaxKnownWords) known_words_.clear();
+    auto known = known_words_.find(word);
+    if (known == known_words_.end()) {
+        known = known_words_.try_emplace(std::string(word)).first;
+        merge_word(word, known->second);
+    }
+    ids.insert(ids.end(), known->second.begin(), known->second.end());
 }
 
 bool Encoder::drops_merge() {
     if (dropout_ == 0) return false;
-    const uint64_t purpose = uint64_t(RandomPurpose::bpe_dropout) << 32;
+    const uint64_t purpose = uint64_t(RandomPurpose::bpe_dropout) << 48 ^ stream_;
     return double(uniform_from_bits(philox(seed_, purpose, drawn_++).word[0])) < dropout_;
 }
 

@@ -8,16 +8,22 @@
 
 // Encodes with a tokenizer, which must outlive it. Caches the ids of words in bounded memory. Not for several threads
 // at once. Any bytes can be encoded, and Tokenizer::decode() restores them exactly; the ids are never those of special
-// tokens, even if the text contains their names.
+// tokens, even if the text contains their names. Time is n log n; a word of more than kMaxWordBytes is encoded in
+// parts.
 class Encoder {
 public:
+    static constexpr size_t kMaxWordBytes = size_t(1) << 16;
+
     // BPE-dropout (Provilkov et al., arXiv 1910.13267): each merge is skipped with probability `dropout`, 0 to 1, and
     // reconsidered after the next one that is made. So the same text gets different tokens each time, which decode to
-    // the same text. The tokens are a function of the seed and of what this object has encoded before.
-    explicit Encoder(const Tokenizer& tokenizer, double dropout = 0, uint64_t seed = 0)
-        : tokenizer_(tokenizer), dropout_(dropout), seed_(seed) {}
+    // the same text. The tokens are a function of seed, stream and text, and not of what was encoded before.
+    explicit Encoder(const Tokenizer& tokenizer, double dropout = 0, uint64_t seed = 0);
 
-    std::vector<int32_t> encode(std::string_view text);
+    // `stream` selects the random numbers of dropout.
+    std::vector<int32_t> encode(std::string_view text, uint64_t stream = 0);
+
+    // The same, behind what `ids` has.
+    void append(std::string_view text, std::vector<int32_t>& ids, uint64_t stream = 0);
 
 private:
     struct Candidate {  // in the order of merging: lowest rank first, then leftmost
@@ -30,7 +36,16 @@ private:
         int32_t id;
         uint32_t previous, next;
     };
+    // A slot of the cache of short words, which holds the last one of those that fall into it.
+    struct ShortWord {
+        static constexpr size_t kMaxBytes = 15, kMaxIds = 3;
+        uint64_t low = 0, high = 0;  // bytes of the word, padded with zeros, and its length in the last one
+        int32_t ids[kMaxIds] = {};
+        int32_t count = 0;
+    };
 
+    void append_short_word(std::string_view word, std::vector<int32_t>& ids);
+    void append_long_word(std::string_view word, std::vector<int32_t>& ids);
     void merge_word(std::string_view word, std::vector<int32_t>& ids);
     void find_candidate(uint32_t left, uint32_t right);
     bool drops_merge();
@@ -38,8 +53,9 @@ private:
     const Tokenizer& tokenizer_;
     const double dropout_;
     const uint64_t seed_;
-    uint64_t drawn_ = 0;  // count of random numbers
+    uint64_t stream_ = 0, drawn_ = 0;  // of random numbers
     Pretokenizer pretokenizer_;
+    std::vector<ShortWord> short_words_;
     WordMap<std::vector<int32_t>> known_words_;
     std::vector<Symbol> symbols_;  // of the word being merged, a doubly linked list
     std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> candidates_;

@@ -1,21 +1,27 @@
 #include "data/prepare.h"
 
-#include <algorithm>
+#include <sys/stat.h>
+
 #include <cmath>
 #include <filesystem>
-#include <nlohmann/json.hpp>
-#include <regex>
 
 #include "data/bpe_trainer.h"
 #include "data/encoder.h"
+#include "data/input_paths.h"
+#include "data/ordered_parallel.h"
+#include "data/out_directory.h"
+#include "data/raw_tokens.h"
 #include "data/text_input.h"
+#include "data/text_quality.h"
 
 using Json = nlohmann::ordered_json;
 
-// Everything is written to this folder inside OUT and moved when it is complete. After a crash the folder shows that
-// OUT belongs to prepare.
-static const char* const kUnfinished = "/prepare.unfinished";
-static const char* const kDatasetFile = "/dataset.json";
+static constexpr const char* kRawFormat = "bin";
+
+static std::optional<TextFormat> text_format(const std::string& name) {
+    const auto found = std::ranges::find(kTextFormats, name);
+    return found == kTextFormats.end() ? std::nullopt : std::optional(TextFormat(found - kTextFormats.begin()));
+}
 
 static void check_options(const PrepareOptions& o) {
     auto check = [](bool holds, const char* pattern, auto... values) {
@@ -28,6 +34,10 @@ static void check_options(const PrepareOptions& o) {
     check(is_fraction(o.bpe_dropout), "prepare: the BPE-dropout is %g, but must be in [0, 1)", o.bpe_dropout);
     check(o.copies >= 1 && o.copies <= 1000, "prepare: %d copies of the training text, but 1 to 1000 are allowed",
           o.copies);
+    check(o.format == "auto" || o.format == kRawFormat || text_format(o.format),
+          "prepare: the format \"%s\" is unknown; there are auto, text, jsonl, json, csv, tsv, parquet and bin",
+          o.format);
+    check(o.threads >= 0 && o.threads <= 1024, "prepare: %d threads, but 1 to 1024 are allowed", o.threads);
     check(o.tokenizer != "bpe" || o.vocab_size == 0 || (o.vocab_size >= 257 && o.vocab_size <= 1 << 20),
           "prepare: --vocab-size is %d, but a \"bpe\" tokenizer has 257 to %d tokens", o.vocab_size, 1 << 20);
 }
@@ -36,77 +46,7 @@ int default_vocab_size(uint64_t train_bytes) {
     return 1 << std::clamp(int(std::lround(std::log2(double(std::max<uint64_t>(train_bytes, 1))) / 2)), 9, 15);
 }
 
-// OUT while it is being written: created if it is absent and locked. What prepare() does not want to keep after an
-// error goes away with this object, and so does OUT if it was created here and is empty.
-class OutDirectory {
-public:
-    // Fails with Exit::cannot_create before anything is touched if OUT holds something that must not be replaced.
-    OutDirectory(const std::string& path, bool force) : path_(path), is_new_(!directory_exists(path)) {
-        check_content(force);
-        make_directories(path);
-        lock_ = lock_directory(path);
-        check_content(force);  // again, for another process may have had the lock until just now
-        remove_tree(unfinished());
-        make_directories(unfinished());
-    }
-    OutDirectory(const OutDirectory&) = delete;
-    ~OutDirectory() {
-        std::error_code ignored;
-        std::filesystem::remove_all(unfinished(), ignored);
-        std::filesystem::remove(path_ + "/" + kLockName, ignored);
-        if (is_new_) std::filesystem::remove(path_, ignored);  // fails unless it is empty
-    }
-
-    std::string unfinished() const { return path_ + kUnfinished; }
-
-    // dataset.json is removed first and written last: a data set without it is incomplete.
-    void move_into_place(const std::string& dataset) {
-        static const std::regex shard_name("(train|val)_[0-9]{6}\\.bin");
-        remove_tree(path_ + kDatasetFile);
-        sync_directory(path_);
-        for (const std::string& name : list_directory(path_))
-            if (std::regex_match(name, shard_name)) remove_tree(path_ + "/" + name);
-        for (const std::string& name : list_directory(unfinished()))
-            rename_path(unfinished() + "/" + name, path_ + "/" + name);
-        sync_directory(path_);
-        write_file_atomically(path_ + kDatasetFile, dataset);
-    }
-
-private:
-    void check_content(bool force) const {
-        if (!directory_exists(path_)) return;
-        if (file_exists(path_ + kDatasetFile)) {
-            if (force) return;
-            fail(Exit::cannot_create, "%s holds a data set already; --force replaces it", path_);
-        }
-        std::vector<std::string> names = list_directory(path_);
-        std::erase(names, kLockName);
-        if (names.empty() || directory_exists(unfinished())) return;
-        fail(Exit::cannot_create,
-             "%s: has %zu files, the first named %s, but no dataset.json, so it is not from an earlier prepare; "
-             "nothing was written",
-             path_, names.size(), names.front());
-    }
-
-    std::string path_;
-    bool is_new_;
-    FileDescriptor lock_;
-};
-
-static Tokenizer make_tokenizer(const PrepareOptions& options, const TextInput& input, uint64_t train_end,
-                                const ProgressLine& progress) {
-    if (options.tokenizer == "bpe") {
-        BpeTrainer trainer;
-        input.read(0, train_end, [&](std::string_view text, bool) { trainer.add(text); });
-        const int wanted = options.vocab_size ? options.vocab_size : default_vocab_size(trainer.text_bytes());
-        Tokenizer tokenizer = trainer.train(wanted);
-        progress(format("trained a tokenizer of %d tokens%s", tokenizer.vocab_size(),
-                        options.vocab_size ? "" : ", chosen by the amount of text (--vocab-size)"));
-        if (tokenizer.vocab_size() < options.vocab_size)
-            progress(format("that is fewer than the requested %d: no other pair occurs twice in the text",
-                            options.vocab_size));
-        return tokenizer;
-    }
+static Tokenizer load_tokenizer(const PrepareOptions& options) {
     const std::filesystem::path gpt2 = options.gpt2_directory;
     if (options.tokenizer == "gpt2" && !file_exists(gpt2 / "vocab.json"))
         fail(Exit::no_input,
@@ -122,6 +62,39 @@ static Tokenizer make_tokenizer(const PrepareOptions& options, const TextInput& 
     return tokenizer;
 }
 
+static bool is_raw(const PrepareOptions& options, const std::vector<std::string>& files) {
+    const auto is_bin = [](const std::string& path) { return path.ends_with(".bin"); };
+    if (options.format != "auto") return options.format == kRawFormat;
+    const auto count = std::ranges::count_if(files, is_bin);
+    if (count > 0 && size_t(count) < files.size())
+        fail(Exit::usage, "prepare: files of token ids (.bin) and of text cannot be in one data set");
+    return count > 0;
+}
+
+// What a later process must be given too in order to continue: options, and size and time of each input.
+static Json make_plan(const PrepareOptions& o, const std::vector<std::string>& files) {
+    Json inputs = Json::array();
+    auto add_file = [&](const std::string& path) {
+        struct stat status;
+        if (::stat(path.c_str(), &status) != 0) return;
+        inputs.push_back({path, status.st_size, status.st_mtim.tv_sec, status.st_mtim.tv_nsec});
+    };
+    for (const std::string& path : files) add_file(path);
+    add_file(o.tokenizer);
+    return {{"version", 1},
+            {"tokenizer", o.tokenizer},
+            {"vocab_size", o.vocab_size},
+            {"format", o.format},
+            {"field", o.field},
+            {"val_fraction", o.val_fraction},
+            {"copies", o.copies},
+            {"shard_tokens", o.shard_tokens},
+            {"bpe_dropout", o.bpe_dropout},
+            {"inputs", inputs}};
+}
+
+namespace {
+
 // A part of the input and how it is tokenized.
 struct Split {
     const char* name;
@@ -130,70 +103,364 @@ struct Split {
     double bpe_dropout;
 };
 
-// Writes the shards of a split; returns their record in dataset.json.
-static Json write_split(const Split& split, const TextInput& input, const Tokenizer& tokenizer,
-                        const std::string& directory, uint64_t shard_tokens, const ProgressLine& progress,
-                        PrepareSummary::Split& counts) {
-    constexpr uint64_t kSeed = 1;
-    Encoder encoder(tokenizer, split.bpe_dropout, kSeed);
-    ShardWriter writer(directory, split.name, tokenizer.vocab_size(), shard_tokens);
-    for (int copy = 0; copy < split.copies; copy++)
-        input.read(split.begin, split.end, [&](std::string_view text, bool starts_document) {
-            std::vector<int32_t> ids = encoder.encode(text);
-            if (starts_document) ids.insert(ids.begin(), tokenizer.eot());
-            writer.append(ids);
-            counts.text_bytes += text.size();
-            counts.documents += starts_document;
-        });
-    writer.finish();
-    counts.tokens = writer.token_count();
-    progress(format("%s: %zu bytes of text in %zu documents, %zu tokens in %zu shards", split.name, counts.text_bytes,
-                    counts.documents, counts.tokens, writer.names().size()));
-    return {{"tokens", counts.tokens},
-            {"text_bytes", counts.text_bytes},
-            {"documents", counts.documents},
-            {"shards", writer.names()}};
+struct EncodedBlock {
+    std::vector<int32_t> ids;
+    size_t source = 0;
+    uint64_t begin = 0, end = 0;  // of the block in the input
+    uint64_t text_bytes = 0, documents = 0;
+    TextQuality quality;
+};
+
+PrepareSummary::Split summary_of(const Json& record) {
+    return {record["tokens"], record["text_bytes"], record["documents"]};
 }
 
-static std::string dataset_json(const PrepareOptions& options, const TextInput& input, uint64_t val_begin,
-                                const Tokenizer& tokenizer, const Json& splits) {
+PrepareSummary summary_of(int vocab_size, const Json& splits) {
+    PrepareSummary summary{.vocab_size = vocab_size, .train = summary_of(splits["train"]), .val = {}};
+    if (splits.contains("val")) summary.val = summary_of(splits["val"]);
+    return summary;
+}
+
+std::vector<std::string> shards_of(const Json& splits) {
+    std::vector<std::string> names;
+    for (const Json& split : splits)
+        for (const Json& name : split["shards"]) names.push_back(name);
+    return names;
+}
+
+// One prepare of text. Its passes over the input: count what is compressed, learn the tokenizer, write each split.
+class Preparation {
+public:
+    Preparation(const PrepareOptions& options, OutDirectory& out, TextInput input, const ProgressLine& line)
+        : options_(options),
+          out_(out),
+          input_(std::move(input)),
+          line_(line),
+          threads_(options.threads > 0 ? options.threads : int(std::max(1u, std::thread::hardware_concurrency()))) {}
+
+    PrepareSummary run();
+
+private:
+    void find_splits();
+    Tokenizer learn_tokenizer();
+    Tokenizer make_tokenizer();
+    void write_split(const Split& split, const Tokenizer& tokenizer);
+    void write_copy(const Split& split, const Tokenizer& tokenizer, ShardWriter& writer, Json& state);
+    void save(const Json& state);
+    void note_quality(const EncodedBlock& block);
+    void report_quality() const;
+    std::string dataset_json(const Tokenizer& tokenizer) const;
+
+    const PrepareOptions& options_;
+    OutDirectory& out_;
+    TextInput input_;
+    const ProgressLine& line_;
+    const int threads_;
+    uint64_t val_begin_ = 0;
+    // progress.json: "sizes" of the sources, "val_begin", "splits" that are complete, "state" of the one being written.
+    Json progress_;
+    double saved_ms_ = now_ms();
+    std::vector<TextQuality> quality_;  // per source
+};
+
+void Preparation::find_splits() {
+    if (progress_.contains("sizes")) {
+        input_.set_sizes(progress_["sizes"].get<std::vector<uint64_t>>());
+        val_begin_ = progress_["val_begin"];
+        return;
+    }
+    PassProgress pass("reading the input", 0, 0, line_);
+    input_.count([&](uint64_t bytes) { pass.advance(bytes); });
+    val_begin_ = input_.held_out_begin(options_.val_fraction);
+    if (input_.size() == 0) fail(Exit::data, "prepare: the input has 0 bytes of text");
+    if (val_begin_ == 0 || (options_.val_fraction > 0 && val_begin_ == input_.size()))
+        fail(Exit::data,
+             "prepare: the %zu bytes of input cannot be split at the start of a line or record into text to train on "
+             "and "
+             "%g of it to hold out; --val-fraction 0 holds nothing out",
+             size_t(input_.size()), options_.val_fraction);
+    std::vector<uint64_t> sizes;
+    for (const TextSource& source : input_.sources()) sizes.push_back(source.size);
+    progress_ = {{"sizes", sizes},
+                 {"val_begin", val_begin_},
+                 {"splits", Json::object()},
+                 {"state", nullptr},
+                 {"quality", Json::array()}};
+    out_.save_progress(progress_);
+}
+
+Tokenizer Preparation::learn_tokenizer() {
+    BpeTrainer trainer;
+    PassProgress pass("learning the tokenizer", val_begin_, 0, line_);
+    TextReader reader(input_, 0, val_begin_, 0);
+    struct Counts {
+        WordMap<int64_t> words;
+        uint64_t text_bytes = 0, input_bytes = 0;
+    };
+    ordered_parallel<TextBlock, Counts>(
+        threads_, [&](TextBlock& block) { return reader.next(block); },
+        [&] {
+            return [&, counter = std::make_shared<WordCounter>()](const TextBlock& block, Counts& counts) {
+                input_.visit(block, [&](std::string_view text, bool) { counter->add(text); });
+                counts = {counter->counts(), counter->text_bytes(), block.end - block.begin};
+                counter->clear();
+            };
+        },
+        [&](const Counts& counts) {
+            trainer.add(counts.words, counts.text_bytes);
+            pass.advance(counts.input_bytes);
+        });
+    const int wanted = options_.vocab_size ? options_.vocab_size : default_vocab_size(trainer.text_bytes());
+    Tokenizer tokenizer = trainer.train(wanted);
+    line_(format("trained a tokenizer of %d tokens%s", tokenizer.vocab_size(),
+                 options_.vocab_size ? "" : ", chosen by the amount of text (--vocab-size)"));
+    if (tokenizer.vocab_size() < options_.vocab_size)
+        line_(
+            format("that is fewer than the requested %d: no other pair occurs twice in the text", options_.vocab_size));
+    return tokenizer;
+}
+
+Tokenizer Preparation::make_tokenizer() {
+    const std::string path = out_.unfinished("tokenizer.json");
+    if (options_.tokenizer == "bpe" && file_exists(path)) return Tokenizer::load(path);  // of an earlier process
+    Tokenizer tokenizer = options_.tokenizer == "bpe" ? learn_tokenizer() : load_tokenizer(options_);
+    write_file_atomically(path, tokenizer.json());
+    return tokenizer;
+}
+
+void Preparation::note_quality(const EncodedBlock& block) {
+    quality_.resize(input_.sources().size());
+    quality_[block.source].add(block.quality);
+}
+
+void Preparation::report_quality() const {
+    constexpr int kMost = 10;
+    int count = 0;
+    auto say = [&](const std::string& path, const std::string& sentence) {
+        if (count++ < kMost) line_(path + ": " + sentence);
+    };
+    for (size_t i = 0; i < quality_.size(); i++) {
+        const TextSource& source = input_.sources()[i];
+        if (source.has_mark) say(source.file.path(), "begins with a byte order mark (U+FEFF), which is left out");
+        if (const std::string sentence = quality_[i].sentence(); !sentence.empty()) say(source.file.path(), sentence);
+    }
+    if (count > kMost) line_(format("and %d more remarks of this kind", count - kMost));
+}
+
+void Preparation::save(const Json& state) {
+    progress_["state"] = state;
+    Json quality = Json::array();
+    for (size_t i = 0; i < quality_.size(); i++)
+        if (const TextQuality& q = quality_[i]; q.has_findings())
+            quality.push_back({i, q.bytes, q.invalid, q.multibyte, q.nul});
+    progress_["quality"] = quality;
+    out_.save_progress(progress_);
+    saved_ms_ = now_ms();
+}
+
+// Writes the rest of a copy, from state["position"] on.
+void Preparation::write_copy(const Split& split, const Tokenizer& tokenizer, ShardWriter& writer, Json& state) {
+    constexpr uint64_t kSeed = 1;
+    const uint64_t start = state["position"], copy = state["copy"];
+    TextReader reader(input_, split.begin, split.end, start);
+    PassProgress pass(
+        split.copies > 1 ? format("%s, copy %d of %d", split.name, int(copy) + 1, split.copies) : split.name,
+        split.end - split.begin, start - split.begin, line_);
+    ordered_parallel<TextBlock, EncodedBlock>(
+        threads_, [&](TextBlock& block) { return reader.next(block); },
+        [&] {
+            auto encoder = std::make_shared<Encoder>(tokenizer, split.bpe_dropout, kSeed);
+            return [&, encoder](const TextBlock& block, EncodedBlock& encoded) {
+                encoded.source = block.source, encoded.begin = block.begin, encoded.end = block.end;
+                encoded.ids.reserve(block.bytes().size() / 3);
+                input_.visit(block, [&](std::string_view text, bool starts_document) {
+                    if (starts_document) encoded.ids.push_back(tokenizer.eot());
+                    encoder->append(text, encoded.ids, (copy << 48) + block.begin + encoded.text_bytes);
+                    encoded.text_bytes += text.size();
+                    encoded.documents += starts_document;
+                    if (copy == 0) encoded.quality.add(text);
+                });
+            };
+        },
+        [&](const EncodedBlock& encoded) {
+            writer.append(encoded.ids);
+            state["position"] = encoded.end;
+            state["tokens"] = writer.token_count();
+            state["text_bytes"] = state["text_bytes"].get<uint64_t>() + encoded.text_bytes;
+            state["documents"] = state["documents"].get<uint64_t>() + encoded.documents;
+            note_quality(encoded);
+            if (stop_signal() || now_ms() - saved_ms_ >= 1000 * options_.save_seconds) {
+                writer.sync();
+                save(state);
+            }
+            pass.advance(encoded.end - encoded.begin);
+        });
+}
+
+// Writes the shards of a split, or the rest of them.
+void Preparation::write_split(const Split& split, const Tokenizer& tokenizer) {
+    Json& done = progress_["splits"];
+    if (!done.contains(split.name)) {
+        Json state = progress_["state"];
+        if (state.is_null())
+            state = {{"copy", 0}, {"position", split.begin}, {"tokens", 0}, {"text_bytes", 0}, {"documents", 0}};
+        ShardWriter writer(out_.unfinished(), split.name, tokenizer.vocab_size(), options_.shard_tokens,
+                           state["tokens"]);
+        std::vector<std::string> kept = writer.names();
+        for (const auto& [name, record] : done.items())
+            for (const std::string shard : record["shards"]) kept.push_back(shard);
+        out_.remove_other_shards(kept);
+        for (int copy = state["copy"]; copy < split.copies; copy++) {
+            state["copy"] = copy;
+            write_copy(split, tokenizer, writer, state);
+            state["position"] = split.begin;
+        }
+        writer.finish();
+        done[split.name] = {{"tokens", writer.token_count()},
+                            {"text_bytes", state["text_bytes"]},
+                            {"documents", state["documents"]},
+                            {"shards", writer.names()}};
+        save(nullptr);
+    }
+    const Json& record = done[split.name];
+    const PrepareSummary::Split counts = summary_of(record);
+    line_(format("%s: %zu bytes of text in %zu documents, %zu tokens in %zu shards", split.name,
+                 size_t(counts.text_bytes), size_t(counts.documents), size_t(counts.tokens), record["shards"].size()));
+}
+
+std::string Preparation::dataset_json(const Tokenizer& tokenizer) const {
     Json sources = Json::array();
-    for (const MappedFile& file : input.files()) sources.push_back({{"path", file.path()}, {"bytes", file.size()}});
+    for (const TextSource& source : input_.sources()) {
+        const bool is_stdin = source.file.path() == out_.unfinished("stdin");
+        Json record = {{"path", is_stdin ? "-" : source.file.path()}, {"bytes", source.file.size()}};
+        if (source.format != TextFormat::text) record["format"] = kTextFormats[size_t(source.format)];
+        if (source.format != TextFormat::text) record["field"] = source.field;
+        sources.push_back(record);
+    }
     const Json dataset = {
         {"format", "train_gpt data set 1"},
         {"tokenizer",
-         {{"kind", options.tokenizer}, {"vocab_size", tokenizer.vocab_size()}, {"xxh3", tokenizer.digest()}}},
+         {{"kind", options_.tokenizer}, {"vocab_size", tokenizer.vocab_size()}, {"xxh3", tokenizer.digest()}}},
         {"sources", sources},
-        {"val_fraction", options.val_fraction},
-        {"copies", options.copies},
-        {"bpe_dropout", options.bpe_dropout},
-        {"val_begin", val_begin},  // byte of the concatenated sources
-        {"splits", splits}};
+        {"val_fraction", options_.val_fraction},
+        {"copies", options_.copies},
+        {"bpe_dropout", options_.bpe_dropout},
+        {"val_begin", val_begin_},  // byte of the concatenated sources
+        {"splits", progress_["splits"]}};
     return dataset.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
-PrepareSummary prepare(const PrepareOptions& options, const ProgressLine& progress) {
-    check_options(options);
-    const TextInput input(options.inputs);
-    const uint64_t val_begin = input.held_out_begin(options.val_fraction);
-    if (input.size() == 0) fail(Exit::data, "prepare: the input has 0 bytes of text");
-    if (val_begin == 0 || (options.val_fraction > 0 && val_begin == input.size()))
-        fail(Exit::data,
-             "prepare: the %zu bytes of text cannot be split at the start of a line into text to train on and %g of it "
-             "to hold out; --val-fraction 0 holds nothing out",
-             input.size(), options.val_fraction);
+PrepareSummary Preparation::run() {
+    progress_ = out_.progress();
+    if (!progress_.empty()) line_("continuing what was not finished");
+    if (progress_.value("complete", false)) {
+        out_.move_into_place(read_file(out_.unfinished("dataset.json")), shards_of(progress_["splits"]));
+        return summary_of(progress_["vocab_size"], progress_["splits"]);
+    }
+    for (const Json& row : progress_.value("quality", Json::array())) {
+        quality_.resize(input_.sources().size());
+        quality_.at(row[0]) = {row[1], row[2], row[3], row[4]};
+    }
+    find_splits();
+    const Tokenizer tokenizer = make_tokenizer();
+    progress_["vocab_size"] = tokenizer.vocab_size();
+    write_split({"train", 0, val_begin_, options_.copies, options_.bpe_dropout}, tokenizer);
+    if (val_begin_ < input_.size()) write_split({"val", val_begin_, input_.size(), 1, 0}, tokenizer);
+    report_quality();
+    out_.move_into_place(dataset_json(tokenizer), shards_of(progress_["splits"]));
+    return summary_of(tokenizer.vocab_size(), progress_["splits"]);
+}
 
-    OutDirectory out(options.out_dir, options.force);
-    const Tokenizer tokenizer = make_tokenizer(options, input, val_begin, progress);
-    Json splits;
-    PrepareSummary summary{.vocab_size = tokenizer.vocab_size(), .train = {}, .val = {}};
-    auto write = [&](const Split& split, PrepareSummary::Split& counts) {
-        splits[split.name] =
-            write_split(split, input, tokenizer, out.unfinished(), options.shard_tokens, progress, counts);
+// Converts files of token ids. Those called val* are the val split; if there is none, the end of the others is.
+PrepareSummary convert_tokens(const PrepareOptions& o, const std::vector<std::string>& paths, OutDirectory& out,
+                              const ProgressLine& line) {
+    const bool has_tokenizer = o.tokenizer != "bpe";
+    if (!has_tokenizer && o.vocab_size == 0)
+        fail(Exit::usage,
+             "prepare: token ids without a header need their vocabulary: --tokenizer gpt2 (or a tokenizer's file), or "
+             "--vocab-size");
+    const std::optional<Tokenizer> tokenizer = has_tokenizer ? std::optional(load_tokenizer(o)) : std::nullopt;
+    const int vocab_size = tokenizer ? tokenizer->vocab_size() : o.vocab_size, eot = tokenizer ? tokenizer->eot() : -1;
+    std::vector<MappedFile> files;
+    Json sources = Json::array(), splits;
+    uint64_t all = 0, train_end = 0;
+    auto is_val = [](const MappedFile& file) {
+        return std::filesystem::path(file.path()).filename().string().starts_with("val");
     };
-    write({"train", 0, val_begin, options.copies, options.bpe_dropout}, summary.train);
-    if (val_begin < input.size()) write({"val", val_begin, input.size(), 1, 0}, summary.val);
-    write_file_atomically(out.unfinished() + "/tokenizer.json", tokenizer.json());
-    out.move_into_place(dataset_json(options, input, val_begin, tokenizer, splits));
+    for (const std::string& path : paths) {
+        files.emplace_back(path);
+        sources.push_back({{"path", path}, {"bytes", files.back().size()}, {"format", kRawFormat}});
+        all += raw_token_count(files.back());
+        if (!is_val(files.back())) train_end += raw_token_count(files.back());
+    }
+    std::ranges::stable_partition(files, [&](const MappedFile& file) { return !is_val(file); });
+    if (train_end == all) train_end = uint64_t(std::floor((1 - o.val_fraction) * double(all)));
+    if (train_end == 0) fail(Exit::data, "prepare: no token is left for training of %zu", size_t(all));
+    PrepareSummary summary{.vocab_size = vocab_size, .train = {}, .val = {}};
+    auto write = [&](const char* name, uint64_t begin, uint64_t end, PrepareSummary::Split& counts) {
+        if (begin == end) return;
+        ShardWriter writer(out.unfinished(""), name, vocab_size, o.shard_tokens);
+        PassProgress pass(name, 2 * (end - begin), 0, line);
+        uint64_t position = 0;
+        for (const MappedFile& file : files) {
+            const uint64_t count = raw_token_count(file), first = std::clamp(begin, position, position + count);
+            counts.documents +=
+                append_raw_tokens(file, first - position, std::clamp(end, position, position + count) - position,
+                                  vocab_size, eot, writer, [&](std::span<const int32_t> ids) {
+                                      if (tokenizer)
+                                          for (int32_t id : ids)
+                                              counts.text_bytes += uint64_t(tokenizer->token_bytes(id));
+                                      pass.advance(2 * ids.size());
+                                  });
+            position += count;
+        }
+        writer.finish();
+        counts.tokens = writer.token_count();
+        splits[name] = {{"tokens", counts.tokens},
+                        {"text_bytes", counts.text_bytes},
+                        {"documents", counts.documents},
+                        {"shards", writer.names()}};
+        line(format("%s: %zu tokens in %zu shards", name, size_t(counts.tokens), writer.names().size()));
+    };
+    write("train", 0, train_end, summary.train);
+    write("val", train_end, all, summary.val);
+    Json kind = {{"kind", has_tokenizer ? o.tokenizer : "unknown"}, {"vocab_size", vocab_size}};
+    if (tokenizer) {
+        kind["xxh3"] = tokenizer->digest();
+        write_file_atomically(out.unfinished("tokenizer.json"), tokenizer->json());
+    }
+    const Json dataset = {
+        {"format", "train_gpt data set 1"}, {"tokenizer", kind}, {"sources", sources}, {"splits", splits}};
+    out.move_into_place(dataset.dump(2, ' ', false, Json::error_handler_t::replace) + "\n", shards_of(splits));
     return summary;
+}
+
+}  // namespace
+
+PrepareSummary prepare(const PrepareOptions& options, const ProgressLine& line) {
+    check_options(options);
+    InputPaths paths = expand_inputs(options.inputs, options.out_dir);
+    const bool raw = is_raw(options, paths.files), has_stdin = std::ranges::count(paths.files, "-") > 0;
+    const Json plan = raw || has_stdin ? Json() : make_plan(options, paths.files);
+    for (const std::string& path : paths.files)
+        if (path != "-" && !file_exists(path)) MappedFile{path};  // says what is wrong with it
+    OutDirectory out(options.out_dir, options.force);
+    try {
+        out.begin(plan);
+        for (const std::string& remark : paths.remarks) line(remark);
+        for (std::string& path : paths.files) {
+            if (path != "-") continue;
+            path = out.unfinished("stdin");
+            PassProgress pass("reading standard input", 0, 0, line);
+            copy_stdin(path, [&](uint64_t bytes) { pass.advance(bytes); });
+        }
+        if (raw) return convert_tokens(options, paths.files, out, line);
+        return Preparation(options, out, TextInput(paths.files, text_format(options.format), options.field), line)
+            .run();
+    } catch (const Error& error) {
+        // What was interrupted, or ended by a full disk, can be continued.
+        const bool can_continue = error.code == Exit::again || error.code == Exit::io || error.code == Exit::os;
+        if (can_continue && !plan.is_null()) out.keep_unfinished();
+        throw;
+    }
 }

@@ -120,33 +120,55 @@ std::string TokenStream::description() const {
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-ShardWriter::ShardWriter(const std::string& directory, const std::string& split, int vocab_size, uint64_t shard_tokens)
+ShardWriter::ShardWriter(const std::string& directory, const std::string& split, int vocab_size, uint64_t shard_tokens,
+                         uint64_t written)
     : directory_(directory),
       split_(split),
       vocab_size_(vocab_size),
       token_bytes_(vocab_size <= 65536 ? 2 : 4),
-      shard_tokens_(shard_tokens) {}
+      shard_tokens_(shard_tokens),
+      token_count_(written) {
+    if (written == 0) return;
+    while (names_.size() * shard_tokens < written) add_name();
+    shard_fill_ = written - (names_.size() - 1) * shard_tokens;
+    file_ = OutputFile::open_to_continue(directory_ + "/" + names_.back(),
+                                         kShardHeaderBytes + size_t(shard_fill_) * token_bytes_);
+}
 
 void ShardWriter::append(std::span<const int32_t> ids) {
     while (!ids.empty()) {
         if (names_.empty() || shard_fill_ == shard_tokens_) open_next();
-        const size_t count = std::min(ids.size(), size_t(shard_tokens_ - shard_fill_));
+        const size_t count = std::min(ids.size(), size_t(shard_tokens_ - shard_fill_)), filled = buffer_.size();
+        buffer_.resize(filled + count * token_bytes_);
+        char* out = buffer_.data() + filled;
+        uint32_t largest = 0;
         for (const int32_t& id : ids.first(count)) {
-            require(uint32_t(id) < uint32_t(vocab_size_), "shards: token %d in a vocabulary of %d", id, vocab_size_);
-            buffer_.append(reinterpret_cast<const char*>(&id), token_bytes_);  // little-endian: the low bytes are first
+            largest = std::max(largest, uint32_t(id));
+            std::memcpy(out, &id, token_bytes_ == 2 ? 2 : 4);  // little-endian: the low bytes are first
+            out += token_bytes_;
         }
+        require(largest < uint32_t(vocab_size_), "shards: token %d in a vocabulary of %d", int(largest), vocab_size_);
         if (buffer_.size() >= kBufferBytes) flush();
         shard_fill_ += count, token_count_ += count;
         ids = ids.subspan(count);
     }
 }
 
+void ShardWriter::add_name() { names_.push_back(format("%s_%06zu.bin", split_.c_str(), names_.size())); }
+
 void ShardWriter::open_next() {
     close_current();
-    names_.push_back(format("%s_%06zu.bin", split_.c_str(), names_.size()));
+    add_name();
     file_ = OutputFile(directory_ + "/" + names_.back());
     buffer_.assign(kShardHeaderBytes, '\0');
     shard_fill_ = 0;
+}
+
+void ShardWriter::sync() {
+    if (names_.empty()) return;
+    flush();
+    file_.sync();
+    sync_directory(directory_);
 }
 
 void ShardWriter::flush() {

@@ -80,15 +80,18 @@ private:
 // taken for a whole one. The directory must exist and must not have files of these names.
 class ShardWriter {
 public:
+    // `written`: goes on behind that many tokens of a writer that did not finish(), after its sync().
     ShardWriter(const std::string& directory, const std::string& split, int vocab_size,
-                uint64_t shard_tokens = kDefaultShardTokens);
+                uint64_t shard_tokens = kDefaultShardTokens, uint64_t written = 0);
     void append(std::span<const int32_t> ids);  // each in [0, vocab_size)
+    void sync();                                // what was appended is on disk when this returns
     void finish();                              // all tokens are on disk when this returns
 
     uint64_t token_count() const { return token_count_; }
     const std::vector<std::string>& names() const { return names_; }  // of the files, without the directory
 
 private:
+    void add_name();
     void open_next();
     void flush();
     void close_current();

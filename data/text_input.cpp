@@ -2,78 +2,137 @@
 
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
 
-#include "data/pretokenizer.h"
-#include "data/reject_file.h"
+#include "data/parquet.h"
 
-static constexpr size_t kLongestPieceBytes = 64 * kTextPieceBytes;
+TextInput::TextInput(const std::vector<std::string>& paths, std::optional<TextFormat> format,
+                     const std::string& field) {
+    std::vector<uint64_t> sizes;
+    for (const std::string& path : paths)
+        sizes.push_back(sources_.emplace_back(open_text_source(path, format, field)).size);
+    set_sizes(sizes);
+}
 
-TextInput::TextInput(const std::vector<std::string>& paths) {
-    for (const std::string& path : paths) {
-        const MappedFile& file = files_.emplace_back(path);
-        const std::string_view start = file.text().substr(0, size_t(1) << 16);
-        if (size_t nul = start.find('\0'); nul != std::string_view::npos)
-            reject_file(path, "not a text file: byte %zu is 0; it looks like %s", nul,
-                        describe_content(start.substr(0, 1024), file.size()));
-        begins_.push_back(size() + file.size());
+void TextInput::set_sizes(const std::vector<uint64_t>& sizes) {
+    begins_ = {0};
+    for (size_t i = 0; i < sources_.size(); i++) {
+        sources_[i].size = sizes[i];
+        begins_.push_back(begins_.back() + sizes[i]);
     }
+}
+
+void TextInput::count(const Advance& advance) {
+    std::vector<uint64_t> sizes;
+    for (const TextSource& source : sources_) {
+        uint64_t& size = sizes.emplace_back(source.size);
+        if (source.is_counted) continue;
+        if (source.format == TextFormat::parquet) {
+            ParquetColumn column(source.file, source.field);
+            while (const auto value = column.next()) {
+                size += value->size() + 1;
+                advance(value->size() + 1);
+            }
+            continue;
+        }
+        ByteSource bytes(source.file);
+        for (size_t some; (some = bytes.peek(1).size()) > 0; bytes.skip(some)) advance(some);
+        size = bytes.position();
+    }
+    set_sizes(sizes);
 }
 
 uint64_t TextInput::held_out_begin(double fraction) const {
-    uint64_t position = uint64_t(std::floor((1 - fraction) * double(size())));
-    for (size_t i = 0; i < files_.size(); i++) {
-        if (position >= begins_[i + 1]) continue;
-        if (position == begins_[i]) return position;
-        size_t newline = files_[i].text().find('\n', size_t(position - begins_[i]) - 1);
-        return newline == std::string_view::npos ? begins_[i + 1] : begins_[i] + newline + 1;
-    }
+    const uint64_t position = uint64_t(std::floor((1 - fraction) * double(size())));
+    for (size_t i = 0; i < sources_.size(); i++)
+        if (position < begins_[i + 1]) return begins_[i] + next_record(sources_[i], position - begins_[i]);
     return size();
 }
 
-// Length of the next piece of a document.
-static size_t piece_length(std::string_view text) {
-    if (text.size() <= kTextPieceBytes) return text.size();
-    for (size_t length = kTextPieceBytes; length < kLongestPieceBytes && length < text.size(); length *= 2)
-        if (size_t cut = last_safe_cut(text.substr(0, length))) return cut;
-    return std::min(text.size(), kLongestPieceBytes);
+void TextInput::visit(const TextBlock& block, const TextVisitor& visit) const {
+    const TextSource& source = sources_[block.source];
+    if (source.format == TextFormat::text) return visit(block.bytes(), block.starts_document);
+    if (source.format == TextFormat::parquet) {
+        size_t begin = 0;
+        for (size_t length : block.lengths) {
+            visit(block.bytes().substr(begin, length), true);
+            begin += length;
+        }
+        return;
+    }
+    visit_documents(source, block.begin - begins_[block.source], block.bytes(),
+                    [&](std::string_view document) { visit(document, true); });
 }
 
-static void visit_document(std::string_view text, const TextVisitor& visit) {
-    size_t begin = 0;
-    do {
-        const size_t length = piece_length(text.substr(begin));
-        visit(text.substr(begin, length), begin == 0);
-        begin += length;
-    } while (begin < text.size());
+void TextInput::read(uint64_t begin, uint64_t end, const TextVisitor& to_visit) const {
+    TextReader reader(*this, begin, end, begin);
+    for (TextBlock block; reader.next(block);) visit(block, to_visit);
 }
 
-static void visit_json_lines(const MappedFile& file, size_t begin, size_t end, const TextVisitor& visit) {
-    const std::string& path = file.path();
-    size_t number = size_t(std::ranges::count(file.text().substr(0, begin), '\n'));
-    for (size_t line_end; begin < end; begin = line_end + 1) {
-        number++;
-        line_end = std::min(file.text().find('\n', begin), end);
-        const std::string_view line = file.text().substr(begin, line_end - begin);
-        if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
-        if (line.size() > kMaxJsonLineBytes)
-            reject_file(path, "line %zu has %zu bytes; the limit is %zu", number, line.size(), kMaxJsonLineBytes);
-        const nlohmann::ordered_json json =
-            parse_json(line, format("the JSON in line %zu of %s", number, path.c_str()), Exit::data);
-        if (!json.contains("text") || !json["text"].is_string())
-            reject_file(path, "line %zu is not a JSON object with a string \"text\"", number);
-        visit_document(json["text"].get_ref<const std::string&>(), visit);
+// ---------------------------------------------------------------------------------------------------------------------
+
+TextReader::TextReader(const TextInput& input, uint64_t begin, uint64_t end, uint64_t start)
+    : input_(input), begin_(begin), end_(end), position_(start) {}
+
+// Opens the source that holds position_; false if that is the end.
+bool TextReader::open_next() {
+    bytes_.reset();
+    column_.reset();
+    const std::vector<TextSource>& sources = input_.sources();
+    while (source_ < sources.size() && position_ >= input_.source_begin(source_) + sources[source_].size) source_++;
+    if (position_ >= end_ || source_ == sources.size()) return false;
+    const TextSource& source = sources[source_];
+    const uint64_t from = position_ - input_.source_begin(source_);
+    if (source.format != TextFormat::parquet) {
+        bytes_.emplace(source.file);
+        bytes_->skip(std::max(from, source.content));
+        return true;
+    }
+    column_ = std::make_shared<ParquetColumn>(source.file, source.field);
+    for (uint64_t at = 0;; at += value_->size() + 1) {
+        value_ = column_->next();
+        if (!value_ || at >= from) return true;
     }
 }
 
-void TextInput::read(uint64_t begin, uint64_t end, const TextVisitor& visit) const {
-    for (size_t i = 0; i < files_.size(); i++) {
-        uint64_t first = std::max(begin, begins_[i]), last = std::min(end, begins_[i + 1]);
-        if (first >= last) continue;
-        size_t from = size_t(first - begins_[i]), to = size_t(last - begins_[i]);
-        if (files_[i].path().ends_with(".jsonl"))
-            visit_json_lines(files_[i], from, to, visit);
-        else
-            visit_document(files_[i].text().substr(from, to - from), visit);
+bool TextReader::next(TextBlock& block) {
+    block = {};
+    while (bytes_ || column_ || open_next()) {
+        block.source = source_;
+        if (bytes_ ? next_bytes(block) : next_values(block)) {
+            position_ = block.end;
+            return true;
+        }
+        bytes_.reset();
+        column_.reset();
+        position_ = std::max(position_, std::min(end_, input_.source_begin(source_) + input_.sources()[source_].size));
     }
+    return false;
+}
+
+bool TextReader::next_bytes(TextBlock& block) {
+    const TextSource& source = input_.sources()[source_];
+    const uint64_t begin = input_.source_begin(source_);
+    const size_t length = next_piece(source, *bytes_, std::min(source.size, end_ - begin));
+    if (length == 0) return false;
+    const std::string_view piece = bytes_->peek(length).substr(0, length);
+    if (bytes_->is_mapped())
+        block.mapped = piece;
+    else
+        block.copied = piece;
+    block.begin = begin + bytes_->position();
+    block.starts_document = block.begin == begin_ || bytes_->position() == source.content;
+    bytes_->skip(length);
+    block.end = begin + bytes_->position();
+    return true;
+}
+
+bool TextReader::next_values(TextBlock& block) {
+    block.begin = block.end = position_;
+    while (value_ && block.end < end_ && block.copied.size() < kTextPieceBytes) {
+        block.copied += *value_;
+        block.lengths.push_back(value_->size());
+        block.end += value_->size() + 1;
+        value_ = column_->next();
+    }
+    return !block.lengths.empty();
 }

@@ -24,10 +24,12 @@ headers=(
     'pcre2.h|pcre2.h'
     'xxhash.h|xxhash.h xxh3.h'
     'isa-l.h|isa-l.h isa-l'
+    'zstd.h|zstd.h zstd_errors.h'
+    'snappy-c.h|snappy-c.h'
     'sodium.h|sodium.h sodium'
     'dnnl.hpp|dnnl.hpp dnnl.h oneapi'
 )
-libraries=(pcre2-8 xxhash isal sodium dnnl)
+libraries=(pcre2-8 xxhash isal zstd snappy sodium dnnl)
 
 missing() {
     echo "deps_folder: $1 is not installed here (scripts/setup.sh test installs it)" >&2

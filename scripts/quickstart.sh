@@ -60,7 +60,7 @@ if [ "$copies" -gt 1 ]; then augment=(--copies $((copies < 1000 ? copies : 1000)
 
 stage "a tokenizer and token shards from $text"
 "$trainer" prepare --tokenizer bpe --vocab-size "$(number_of vocab_size < "$config")" "${augment[@]}" "$text" \
-    --out "$work/data"
+    --out "$work/data" --force
 
 # What follows the training ends within six minutes if it ends 320 s after the start; two minutes are the least.
 seconds=$((320 - (SECONDS - start)))

@@ -20,6 +20,8 @@ wanted=(
     'libpcre2-dev|pcre2.h|PCRE2'
     'libxxhash-dev|xxhash.h|xxHash'
     'libisal-dev|isa-l.h|ISA-L (Intelligent Storage Acceleration Library)'
+    'libzstd-dev|zstd.h|Zstandard'
+    'libsnappy-dev|snappy-c.h|Snappy'
     'libsodium-dev|sodium.h|libsodium'
     'nlohmann-json3-dev|nlohmann/json.hpp|JSON for Modern C++ (nlohmann/json), 3'
     'libcli11-dev|CLI/CLI.hpp|CLI11, 2'

@@ -1,139 +1,18 @@
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmath>
+#include <csignal>
 #include <map>
 #include <nlohmann/json.hpp>
 
 #include "data/bpe_trainer.h"
 #include "data/encoder.h"
 #include "data/prepare.h"
-#include "data/text_input.h"
 #include "test/data_files.h"
 #include "test/expect_error.h"
 #include "test/random_values.h"
 #include "test/temporary_directory.h"
-
-struct Document {
-    std::string text;
-    size_t pieces = 0;
-};
-
-static std::vector<Document> read_documents(const TextInput& input, uint64_t begin, uint64_t end) {
-    std::vector<Document> documents;
-    input.read(begin, end, [&](std::string_view text, bool starts_document) {
-        if (starts_document) documents.emplace_back();
-        documents.back().text += text;
-        documents.back().pieces++;
-    });
-    return documents;
-}
-
-static std::vector<std::string> texts(const std::vector<Document>& documents) {
-    std::vector<std::string> result;
-    for (const Document& document : documents) result.push_back(document.text);
-    return result;
-}
-
-static std::string lines(int count) {
-    std::string text;
-    for (int i = 0; i < count; i++) text += format("line %d of these %d lines\n", i, count);
-    return text;
-}
-
-TEST_CASE("text input: the held-out part begins at the first line start from its fraction on") {
-    TemporaryDirectory directory;
-    std::vector<std::string> contents = {"one\ntwo\n\nthree", "", "four\n", "five, which has no end of line"};
-    std::vector<std::string> paths;
-    std::string all;
-    std::vector<uint64_t> line_starts;
-    for (const std::string& content : contents) {
-        paths.push_back(directory / format("%zu.txt", paths.size()));
-        write_bytes(paths.back(), content);
-        for (size_t i = 0; i < content.size(); i++)
-            if (i == 0 || content[i - 1] == '\n') line_starts.push_back(all.size() + i);
-        all += content;
-    }
-    line_starts.push_back(all.size());
-    TextInput input(paths);
-    REQUIRE(input.size() == all.size());
-    std::map<uint64_t, int> seen;
-    for (int k = 0; k < 1000; k++) {
-        double fraction = k / 1000.0;
-        uint64_t position = uint64_t(std::floor((1 - fraction) * double(all.size())));
-        uint64_t expected = *std::lower_bound(line_starts.begin(), line_starts.end(), position);
-        CHECK(input.held_out_begin(fraction) == expected);
-        seen[expected]++;
-    }
-    CHECK(seen.size() == line_starts.size());
-}
-
-TEST_CASE("text input: files are documents, wherever they are cut") {
-    TemporaryDirectory directory;
-    write_bytes(directory / "a.txt", "alpha\nbeta\n");
-    write_bytes(directory / "b.txt", "gamma");
-    write_bytes(directory / "c.txt", "");
-    TextInput input({directory / "a.txt", directory / "b.txt", directory / "c.txt"});
-    using Texts = std::vector<std::string>;
-    CHECK(texts(read_documents(input, 0, 16)) == Texts{"alpha\nbeta\n", "gamma"});
-    CHECK(texts(read_documents(input, 0, 6)) == Texts{"alpha\n"});
-    CHECK(texts(read_documents(input, 6, 16)) == Texts{"beta\n", "gamma"});
-    CHECK(texts(read_documents(input, 11, 16)) == Texts{"gamma"});
-    CHECK(texts(read_documents(input, 16, 16)).empty());
-}
-
-TEST_CASE("text input: large documents come in pieces that change no token") {
-    TemporaryDirectory directory;
-    std::string text = lines(150'000);
-    write_bytes(directory / "large.txt", text);
-    std::vector<Document> documents = read_documents(TextInput({directory / "large.txt"}), 0, text.size());
-    REQUIRE(documents.size() == 1);
-    CHECK(documents[0].text == text);
-    CHECK(documents[0].pieces >= text.size() / kTextPieceBytes);
-    CHECK(documents[0].pieces <= text.size() / kTextPieceBytes + 2);
-
-    std::string unbroken(3 * kTextPieceBytes, 'x');
-    write_bytes(directory / "unbroken.txt", unbroken + " end");
-    documents = read_documents(TextInput({directory / "unbroken.txt"}), 0, unbroken.size() + 4);
-    CHECK(documents[0].text == unbroken + " end");
-    CHECK(documents[0].pieces == 1);
-}
-
-TEST_CASE("text input: JSON lines are documents") {
-    TemporaryDirectory directory;
-    std::string path = directory / "x.jsonl";
-    std::string first = "{\"id\": 1, \"text\": \"caf\\u00e9\\nand \\\"more\\\"\"}\r\n",
-                second = "\n  \n{\"text\": \"\"}\n";
-    write_bytes(path, first + second + "{\"text\": \"last\"}");
-    TextInput input({path});
-    using Texts = std::vector<std::string>;
-    CHECK(texts(read_documents(input, 0, input.size())) == Texts{"café\nand \"more\"", "", "last"});
-    CHECK(texts(read_documents(input, first.size(), input.size())) == Texts{"", "last"});
-    CHECK(texts(read_documents(input, 0, first.size())) == Texts{"café\nand \"more\""});
-
-    auto expect_bad_line = [&](const std::string& line, std::initializer_list<std::string> words) {
-        write_bytes(path, first + second + line + "\n" + first);
-        TextInput bad({path});
-        for (uint64_t begin : {size_t(0), first.size(), first.size() + second.size()})
-            expect_error(Exit::data, words, [&] { read_documents(bad, begin, bad.size()); });
-    };
-    expect_bad_line("{\"text\": \"x\"", {"line 5 of " + path});
-    expect_bad_line("{\"text\": \"\xff\"}", {"line 5 of " + path});
-    expect_bad_line("{\"text\": \"\\ud800\"}", {"line 5 of " + path});
-    expect_bad_line("{\"Text\": \"x\"}", {path, "line 5", "\"text\""});
-    expect_bad_line("{\"text\": 5}", {path, "line 5", "\"text\""});
-    expect_bad_line("[\"text\"]", {path, "line 5", "\"text\""});
-    expect_bad_line("{\"text\": \"" + std::string(kMaxJsonLineBytes, 'x') + "\"}",
-                    {path, "line 5", std::to_string(kMaxJsonLineBytes)});
-}
-
-TEST_CASE("text input: what is no text is refused") {
-    TemporaryDirectory directory;
-    write_bytes(directory / "x.txt", std::string("\x1f\x8b\x08\x00\x00\x00", 6));
-    expect_error(Exit::data, {"x.txt", "byte 3 is 0", "gzip"}, [&] { TextInput input({directory / "x.txt"}); });
-    expect_error(Exit::no_input, {"none.txt"}, [&] { TextInput input({directory / "none.txt"}); });
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
 
 // The last tenth has other words than the rest.
 static std::string text_with_other_end() {
@@ -311,6 +190,140 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: a data set is replaced only if that i
     expect_error(Exit::cannot_create, {out_, "holds a data set", "--force"}, [&] { prepare_quietly(); });
     CHECK(out_files() == first);
     CHECK_FALSE(file_exists(out_ + "/lock"));
+}
+
+// The files that prepare makes when it is killed again and again, and started again each time.
+TEST_CASE_METHOD(PrepareFixture, "prepare: a killed process is continued, and the files are the same") {
+    std::string json;
+    for (int i = 0; i < 4000; i++) json += format("{\"text\": \"document %d of many, and %d\"}\n", i, i * i);
+    write_bytes(directory_ / "x.jsonl", json);
+    write_bytes(directory_ / "large.txt", lines(120'000));
+    options_.inputs = {directory_ / "large.txt", directory_ / "x.jsonl"};
+    options_.copies = 2;
+    options_.bpe_dropout = 0.1;
+    options_.shard_tokens = 300'000;
+    options_.save_seconds = 0;
+    prepare_quietly();
+    const auto expected = out_files();
+    options_.force = false;
+    options_.out_dir = out_ = directory_ / "killed";
+    int kills = 0, status = 1, continued = 0;
+    for (size_t saves = 1; status != 0; saves += 2) {
+        const pid_t child = ::fork();
+        if (child == 0) {
+            try {
+                prepare(options_, [](const std::string&) {});
+                ::_exit(0);
+            } catch (...) {
+                ::_exit(1);
+            }
+        }
+        // Killed after a number of saves, somewhere in what follows them.
+        std::string last;
+        for (size_t seen = 0; seen < saves && ::waitpid(child, &status, WNOHANG) == 0; ::usleep(200)) {
+            const std::string path = out_ + "/prepare.unfinished/progress.json";
+            std::error_code gone;
+            const auto time = std::filesystem::last_write_time(path, gone);
+            const std::string now = gone ? last : std::to_string(time.time_since_epoch().count());
+            seen += now != last;
+            last = now;
+        }
+        if (::kill(child, SIGKILL) != 0 || ::waitpid(child, &status, 0) != child) break;
+        kills++;
+        continued += file_exists(out_ + "/prepare.unfinished/train_000000.bin");
+        REQUIRE(kills < 1000);
+    }
+    CHECK(WIFEXITED(status));
+    CHECK(WEXITSTATUS(status) == 0);
+    CHECK(continued > 0);
+    CHECK(out_files() == expected);
+
+    // Another command line does not take up what is there, and does not discard it either.
+    make_directories(out_ + "2/prepare.unfinished");
+    write_bytes(out_ + "2/prepare.unfinished/plan.json", "{}");
+    options_.out_dir = out_ = out_ + "2";
+    expect_error(Exit::cannot_create, {out_, "unfinished", "--force"}, [&] { prepare_quietly(); });
+    CHECK(file_exists(out_ + "/prepare.unfinished/plan.json"));
+    options_.force = true;
+    prepare_quietly();
+    CHECK(out_files() == expected);
+}
+
+TEST_CASE_METHOD(PrepareFixture, "prepare: the files do not depend on the number of threads") {
+    write_bytes(directory_ / "large.txt", lines(150'000));
+    options_.inputs = {directory_ / "large.txt"};
+    options_.bpe_dropout = 0.1;
+    options_.shard_tokens = 10'000'000;
+    options_.threads = 1;
+    prepare_quietly();
+    const auto expected = out_files();
+    for (int threads : {2, 5}) {
+        options_.threads = threads;
+        prepare_quietly();
+        CHECK(out_files() == expected);
+    }
+}
+
+TEST_CASE_METHOD(PrepareFixture, "prepare: what is not clean text is counted and said") {
+    std::string latin;
+    for (int i = 0; i < 50; i++) latin += "\xc4pfel und \xd6l\n";
+    const std::string nul = std::string(70'000, 'x') + "\n" + std::string("\0", 1) + "\n";
+    write_bytes(directory_ / "latin.txt", latin);
+    write_bytes(directory_ / "mark.txt", "\xef\xbb\xbfmarked\n");
+    write_bytes(directory_ / "nul.txt", nul);
+    options_.inputs = {directory_ / "latin.txt", directory_ / "mark.txt", directory_ / "nul.txt"};
+    options_.tokenizer = "bytes";
+    options_.vocab_size = 0;
+    options_.val_fraction = 0;
+    options_.shard_tokens = 1'000'000;
+    prepare_quietly();
+    std::string said;
+    for (const std::string& line : progress_) said += line + "\n";
+    CHECK_THAT(said, ContainsSubstring("latin.txt: 100 of 650 bytes are not UTF-8"));
+    CHECK_THAT(said, ContainsSubstring("Latin-1"));
+    CHECK_THAT(said, ContainsSubstring("mark.txt: begins with a byte order mark"));
+    CHECK_THAT(said, ContainsSubstring("nul.txt: 1 bytes are 0"));
+    TokenStream stream({out_ + "/train_000000.bin"}, 257);
+    std::vector<int32_t> ids(size_t(stream.token_count()));
+    stream.read(0, ids.size(), ids.data());
+    const std::string eot = kEndOfText;
+    CHECK(Tokenizer::bytes().decode(ids) == eot + latin + eot + "marked\n" + eot + nul);
+}
+
+TEST_CASE_METHOD(PrepareFixture, "prepare: nanoGPT's files of token ids") {
+    auto raw = [](const std::vector<uint16_t>& ids) { return std::string((const char*)ids.data(), 2 * ids.size()); };
+    write_bytes(directory_ / "train.bin", raw({50256, 1370, 657, 286, 777}));
+    write_bytes(directory_ / "val.bin", raw({50256, 198}));
+    options_.inputs = {directory_ / "val.bin", directory_ / "train.bin"};
+    options_.vocab_size = 0;
+    expect_error(Exit::usage, {"--tokenizer gpt2", "--vocab-size"}, [&] { prepare_quietly(); });
+    options_.tokenizer = "gpt2";
+    prepare_quietly();
+    CHECK(summary_.train.tokens == 5);
+    CHECK(summary_.train.documents == 1);
+    CHECK(summary_.train.text_bytes == std::string("line 0 of these").size());
+    CHECK(summary_.val.tokens == 2);
+    CHECK(read_file(out_ + "/train_000000.bin").substr(1024) == raw({50256, 1370, 657, 286, 777}));
+    CHECK(read_file(out_ + "/val_000000.bin").substr(1024) == raw({50256, 198}));
+    CHECK(Tokenizer::load(out_ + "/tokenizer.json").vocab_size() == 50257);
+
+    options_.tokenizer = "bpe";
+    options_.vocab_size = 50256;
+    expect_error(Exit::data, {"train.bin", "token 0 is 50256", "50256"}, [&] { prepare_quietly(); });
+    write_bytes(directory_ / "all.bin", raw(std::vector<uint16_t>(100, 7)));
+    options_.inputs = {directory_ / "all.bin"};
+    options_.vocab_size = 300;
+    prepare_quietly();
+    CHECK(summary_.train.tokens == 90);
+    CHECK(summary_.val.tokens == 10);
+    CHECK_FALSE(dataset()["tokenizer"].contains("xxh3"));
+    options_.inputs.push_back(directory_ / "text.txt");
+    expect_error(Exit::usage, {".bin", "text"}, [&] { prepare_quietly(); });
+    write_bytes(directory_ / "odd.bin", "abc");
+    options_.inputs = {directory_ / "odd.bin"};
+    expect_error(Exit::data, {"odd.bin", "3 bytes"}, [&] { prepare_quietly(); });
+    options_.inputs = {out_ + "/train_000000.bin"};
+    expect_error(Exit::data, {"train_000000.bin", "header"}, [&] { prepare_quietly(); });
 }
 
 TEST_CASE_METHOD(PrepareFixture, "prepare: one process at a time writes a data set") {

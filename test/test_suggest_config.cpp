@@ -80,6 +80,11 @@ TEST_CASE("what a data set lacks is not asked of it", "[suggest]") {
     CHECK(suggestion.config.data.val.empty());
     CHECK(suggestion.config.eval.every_steps == 0);
     CHECK_FALSE(suggestion.config.checkpoint.keep_best);
+    inputs.text_bytes = 0;
+    inputs.has_tokenizer = false;
+    CHECK(suggested(inputs, 1e12).parameters > suggestion.parameters);
+    CHECK(suggested(inputs, 1e12).config.data.tokenizer.empty());
+    CHECK(suggested(inputs, 1e12).config.sample.every_steps == 0);
     inputs.train_tokens = 512;
     CHECK_FALSE(suggest_config(inputs, machine(1e11)));
 }

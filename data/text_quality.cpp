@@ -1,0 +1,43 @@
+#include "data/text_quality.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "data/pretokenizer.h"
+#include "kernels/check.h"
+
+void TextQuality::add(std::string_view text) {
+    constexpr uint64_t kOnes = 0x0101010101010101, kHighs = 0x8080808080808080;
+    bytes += text.size();
+    for (size_t i = 0; i < text.size();) {
+        uint64_t eight;
+        if (i + 8 <= text.size()) {
+            std::memcpy(&eight, text.data() + i, 8);
+            // Eight bytes of ASCII without a zero.
+            if (((eight | (eight - kOnes)) & kHighs) == 0) {
+                i += 8;
+                continue;
+            }
+        }
+        const size_t length = utf8_length(text.substr(i));
+        invalid += length == 0;
+        multibyte += length > 1;
+        nul += text[i] == '\0';
+        i += std::max<size_t>(length, 1);
+    }
+}
+
+void TextQuality::add(const TextQuality& other) {
+    bytes += other.bytes, invalid += other.invalid, multibyte += other.multibyte, nul += other.nul;
+}
+
+std::string TextQuality::sentence() const {
+    std::string text;
+    if (invalid > 0) {
+        text = format("%zu of %zu bytes are not UTF-8 and are kept as they are", size_t(invalid), size_t(bytes));
+        if (invalid > multibyte)
+            text += "; it looks like Latin-1 or Windows-1252, which iconv -f WINDOWS-1252 -t UTF-8 converts";
+    }
+    if (nul > 0) text += format("%s%zu bytes are 0 and are kept as they are", text.empty() ? "" : "; ", size_t(nul));
+    return text;
+}

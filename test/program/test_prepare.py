@@ -1,0 +1,88 @@
+"""prepare as a user runs it: interrupted and repeated, two at once, from standard input, with files in JSON and CSV."""
+import json
+import os
+import re
+import signal
+import subprocess
+
+from trainer import ENVIRONMENT, FROM_TERMINAL, TRAINER, TrainerTest, generated_text, wait_until
+
+AGAIN, CANNOT_CREATE = 75, 73
+
+
+class Prepare(TrainerTest):
+    def setUp(self):
+        super().setUp()
+        (self.dir / "book.txt").write_text(generated_text(8000))
+
+    # BPE-dropout and copies make a few seconds of work of half a megabyte.
+    SLOW = ["prepare", "book.txt", "--copies", "8", "--bpe-dropout", "0.1", "--vocab-size", "600", "--threads", "2"]
+
+    def start(self, *args):
+        process = subprocess.Popen([TRAINER, *self.SLOW, *args], cwd=self.dir, env=ENVIRONMENT, text=True,
+                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **FROM_TERMINAL)
+        self.addCleanup(process.stdout.close)
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        shard = self.dir / "out" / "prepare.unfinished" / "train_000000.bin"
+        wait_until(lambda: shard.exists() and shard.stat().st_size > 1024, "no shard was begun")
+        return process
+
+    def test_interrupted_and_repeated(self):
+        self.run_trainer(*self.SLOW, "--out", "whole")
+        for number in (signal.SIGINT, signal.SIGTERM):
+            process = self.start("--out", "out")
+            process.send_signal(number)
+            said = process.communicate(timeout=60)[0]
+            self.assertEqual(process.returncode, AGAIN, said)
+            self.assertIn("the same command continues", said)
+        said = self.run_trainer(*self.SLOW[:-4], "--vocab-size", "601", "--out", "out", expect=CANNOT_CREATE)
+        self.assertIn("--force", said)
+        self.assertIn("continuing", self.run_trainer(*self.SLOW, "--out", "out"))
+        whole, out = self.contents("whole"), self.contents("out")
+        self.assertEqual(list(out.values()), list(whole.values()))
+
+    def test_two_at_once_and_one_after_the_other(self):
+        process = self.start("--out", "out")
+        said = self.run_trainer("prepare", "text.txt", "--out", "out", expect=CANNOT_CREATE)
+        self.assertIn("in use", said)
+        self.assertIn(f"pid {process.pid}", said)
+        process.kill()
+        process.wait()
+        said = self.run_trainer("prepare", "text.txt", "--out", "out", expect=CANNOT_CREATE)
+        self.assertIn("--force", said)
+        self.run_trainer("prepare", "text.txt", "--out", "out", "--force")
+        self.assertEqual(sorted(os.listdir(self.dir / "out")),
+                         ["dataset.json", "tokenizer.json", "train_000000.bin", "val_000000.bin"])
+        before = self.contents("out")
+        self.assertIn("--force", self.run_trainer("prepare", "book.txt", "--out", "out", expect=CANNOT_CREATE))
+        self.assertEqual(self.contents("out"), before)
+
+    def test_no_option_is_needed(self):
+        said = self.run_trainer("prepare", "book.txt", "--out", "out")
+        self.assertRegex(said, r"tokenizer of \d+ tokens, chosen by the amount of text")
+
+    def test_json_and_csv_are_not_trained_on_as_text(self):
+        texts = [f"text number {i}\nwith two lines" for i in range(100)]
+        (self.dir / "array.json").write_text(json.dumps(texts))
+        (self.dir / "lines.json").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        (self.dir / "rows.csv").write_text("id,body\n" + "".join(f'{i},"{text}"\n' for i, text in enumerate(texts)))
+        size = sum(map(len, texts))
+        command = ["prepare", "--tokenizer", "bytes", "--val-fraction", "0", "--force", "--out", "out"]
+        expected = f"train: {size} bytes of text in 100 documents, {size + 100} tokens"
+        for name in ("array.json", "lines.json"):
+            self.assertIn(expected, self.run_trainer(*command, name))
+        self.assertIn("id, body", self.run_trainer(*command, "rows.csv", expect=65))
+        self.assertIn(expected, self.run_trainer(*command, "rows.csv", "--field", "body"))
+
+    def test_standard_input(self):
+        command = [TRAINER, "prepare", "--tokenizer", "bytes", "--val-fraction", "0", "-", "--out", "piped"]
+        with open(self.dir / "text.txt", "rb") as text:
+            cat = subprocess.Popen(["cat"], stdin=text, stdout=subprocess.PIPE)
+            said = subprocess.run(command, cwd=self.dir, stdin=cat.stdout, capture_output=True, text=True, check=True,
+                                  env=ENVIRONMENT).stdout
+            cat.stdout.close()
+            cat.wait()
+        size = int(re.search(r"train: (\d+) bytes", said)[1])
+        self.assertEqual(size, (self.dir / "text.txt").stat().st_size)
+        self.assertEqual(json.loads((self.dir / "piped" / "dataset.json").read_text())["sources"][0]["path"], "-")

@@ -1,0 +1,86 @@
+#include <nlohmann/json.hpp>
+
+#include "data/parquet.h"
+#include "test/data_files.h"
+#include "test/expect_error.h"
+#include "test/random_values.h"
+#include "test/temporary_directory.h"
+
+// Made by test/make_parquet.py with pyarrow.
+static const char* const kFiles[] = {"plain",           "plain_v2",      "dictionary", "dictionary_v2_zstd",
+                                     "fallback_snappy", "required_gzip", "snappy_v2"};
+
+static std::string recorded(const std::string& name) { return "test/data/" + name + ".parquet"; }
+
+static std::vector<std::string> read_column(const std::string& path, const std::string& name = "text") {
+    ParquetColumn column(MappedFile(path), name);
+    std::vector<std::string> values;
+    while (const auto value = column.next()) values.emplace_back(*value);
+    return values;
+}
+
+TEST_CASE("parquet: what pyarrow wrote is read in every encoding and codec") {
+    const auto expected =
+        nlohmann::json::parse(read_file("test/data/parquet_texts.json")).get<std::vector<std::string>>();
+    REQUIRE(expected.size() > 300);
+    for (const char* name : kFiles) {
+        INFO(name);
+        CHECK(read_column(recorded(name)) == expected);
+    }
+}
+
+TEST_CASE("parquet: what is not supported is named") {
+    auto refuse = [](const std::string& name, const std::string& column, std::initializer_list<std::string> words) {
+        expect_error(Exit::data, words, [&] { read_column(recorded(name), column); });
+    };
+    refuse("plain", "body", {"plain.parquet", "\"body\"", "--field", "id, text, score"});
+    refuse("plain", "id", {"\"id\"", "INT64"});
+    refuse("plain", "score", {"\"score\"", "FLOAT"});
+    refuse("refused_brotli", "text", {"Brotli", "zstd"});
+    refuse("refused_lz4", "text", {"LZ4"});
+    refuse("refused_delta", "text", {"DELTA_LENGTH_BYTE_ARRAY"});
+    refuse("refused_nested", "text", {"\"text\"", "nested"});
+    refuse("refused_nested", "deep", {"\"deep\"", "nested"});
+    refuse("refused_nested", "none", {"text, deep"});
+    TemporaryDirectory directory;
+    const std::string path = directory / "x.parquet", whole = read_file(recorded("plain"));
+    auto refuse_bytes = [&](const std::string& bytes, std::initializer_list<std::string> words) {
+        write_bytes(path, bytes);
+        expect_error(Exit::data, words, [&] { read_column(path); });
+    };
+    refuse_bytes("text", {"x.parquet", "plain text"});
+    refuse_bytes(whole.substr(0, whole.size() - 1), {"cut short"});
+    refuse_bytes(whole.substr(0, whole.size() - 4) + "PARE", {"encrypted"});
+    refuse_bytes("PAR1" + whole.substr(whole.size() - 8), {"metadata", "12"});
+}
+
+TEST_CASE("parquet: damaged files are refused or read, and never do harm") {
+    TemporaryDirectory directory;
+    const std::string path = directory / "x.parquet";
+    size_t refused = 0, read = 0;
+    for (const char* name : kFiles) {
+        const std::string whole = read_file(recorded(name));
+        for (uint64_t round = 0; round < 400; round++) {
+            // Most damage goes where the lengths are: in the metadata and at the beginnings of pages.
+            const std::vector<int> random = random_integers(8, round, 1 << 30);
+            std::string bytes = whole;
+            for (int i = 0; i < 1 + random[0] % 3; i++) {
+                const size_t from = random[1] % 2 ? whole.size() - std::min<size_t>(whole.size(), 700) : 0;
+                bytes[from + size_t(random[2 + i]) % (whole.size() - from)] = char(random[5 + i]);
+            }
+            if (random[0] % 16 == 0) bytes.erase(size_t(random[1]) % bytes.size(), 1 + size_t(random[2]) % 5);
+            write_bytes(path, bytes);
+            try {
+                read_column(path);
+                read++;
+            } catch (const Error& error) {
+                refused++;
+                INFO(error.what());
+                CHECK(error.code == Exit::data);
+                CHECK_THAT(error.what(), ContainsSubstring(path));
+            }
+        }
+    }
+    CHECK(refused > 500);
+    CHECK(read > 100);  // damage within a text, or in another column
+}
