@@ -38,8 +38,9 @@ std::vector<std::string> meant_keys(const std::vector<Option>& table, const std:
         }
     const std::string nearest = nearest_name(key, known);
     if (nearest.empty()) return {};
-    const auto keys = named(nearest);  // none if it is a key or a section
-    return keys.empty() ? std::vector{nearest} : keys;
+    const bool is_section = std::ranges::count(table, nearest, [](const Option& o) { return section_of(o.key); }) > 0;
+    const bool is_name = !is_section && nearest.find('.') == std::string::npos;
+    return is_name ? named(nearest) : std::vector{nearest};
 }
 
 // `value` is that of a file's outermost level, where sections belong; else null.

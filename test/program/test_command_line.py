@@ -121,6 +121,15 @@ class Launched(TrainerTest):
             self.assertEqual(self.run_trainer("--nproc", 2, "eval", "run", *args), alone)
             self.assertEqual(self.mpirun("eval", "run", *args).stdout, alone)
 
+    def test_ranks_add_up_a_validation_in_the_order_of_one(self):
+        self.train(train_max_steps=3)
+        config = self.write_config(train_max_steps=1, model_init_from="run", optim_learning_rate=0, eval_every_steps=1,
+                                   train_total_batch_tokens=360)
+        self.run_trainer(config, "--set", "run.dir=on_1")
+        for ranks in (2, 3):
+            self.run_trainer("--nproc", ranks, config, "--set", f"run.dir=on_{ranks}")
+            self.assertEqual(self.records(f"on_{ranks}", "val"), self.records("on_1", "val"))
+
     def test_a_launcher_cannot_run_the_others_twice(self):
         self.train(train_max_steps=1)
         for args in (["sample", "run"], ["export", "--hf", "run", "out"]):
