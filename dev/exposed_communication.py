@@ -40,6 +40,7 @@ def medians(folder, ranks, stage, bucket_mb, steps, threads):
     subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL,
                    env={**os.environ, "OMP_NUM_THREADS": str(threads)})
     lines = [json.loads(line) for line in (folder / config["run"]["dir"] / "metrics.jsonl").read_text().splitlines()]
+    lines = [line for line in lines if line["kind"] == "train"]
     later = lines[len(lines) // 3:]
     keys = ("step_ms", "compute_ms", "comm_ms", "data_ms", "optimizer_ms", "comm_bytes")
     return [statistics.median(line[key] for line in later) for key in keys]

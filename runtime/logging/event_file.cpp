@@ -67,10 +67,10 @@ std::optional<uint64_t> take_varint(std::string_view& bytes) {
     return std::nullopt;
 }
 
-// The step of an event as this program writes it: its second field.
+// The step of an event: its second field, 0 if absent.
 std::optional<int64_t> step_of(std::string_view event) {
     constexpr size_t kTime = 1 + sizeof(double);
-    if (event.size() < kTime + 2 || event[kTime] != char(2 << 3)) return std::nullopt;
+    if (event.size() <= kTime || event[kTime] != char(2 << 3)) return 0;
     event.remove_prefix(kTime + 1);
     return take_varint(event);
 }
@@ -116,7 +116,10 @@ std::string cut_and_name(const std::string& directory, int committed_step) {
         const std::string path = directory + "/" + name;
         const MappedFile file(path);
         const size_t kept = committed_bytes(file.text(), committed_step);
-        if (kept < file.size()) std::filesystem::resize_file(path, kept);
+        if (kept == 0 || kept == file.size()) continue;  // 0: another program's
+        std::error_code error;
+        std::filesystem::resize_file(path, kept, error);
+        if (error) fail(Exit::io, "%s: could not be cut to %zu bytes: %s", path, kept, error.message());
     }
     return directory + "/" + next_name(names);
 }

@@ -106,10 +106,14 @@ class EventFiles(TrainerTest):
         first, = (self.dir / "run/tensorboard").iterdir()
         with first.open("ab") as file:
             file.write(first.read_bytes()[:50])  # as a crash may leave it
+        other = first.with_name("events.out.tfevents.0.other")
+        other.write_text("no event file at all")
         for path in self.step_dir(10).iterdir():
             path.unlink()
         self.step_dir(10).rmdir()
         self.train("--resume", **dict(changes, train_max_steps=10, schedule_name="constant"))
+        self.assertEqual(other.read_text(), "no event file at all")
+        other.unlink()
         values, starts = self.events()
         self.assertEqual(starts, [1, 6])
         self.check_scalars(values)
