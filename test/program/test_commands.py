@@ -208,7 +208,7 @@ class FromTextToText(TrainerTest):
         cases = json.loads((ROOT / "test/data/gpt2_reference.json").read_text())
         (self.dir / "texts.jsonl").write_text("".join(json.dumps({"text": case["text"]}) + "\n" for case in cases))
         ids = [id for case in cases for id in (50256, *case["ids"])]
-        command = ["prepare", "--tokenizer", "gpt2", "--val-fraction", "0", "texts.jsonl", "--out", "gpt2"]
+        command = ["prepare", "--tokenizer", "gpt2", "--val-fraction", "0", "texts.jsonl", "--force", "--out", "gpt2"]
         self.run_trainer(*command)
         shard = (self.dir / "gpt2/train_000000.bin").read_bytes()
         self.assertEqual(struct.unpack("<3i", shard[:12]), (20240520, 1, len(ids)))

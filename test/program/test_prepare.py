@@ -24,6 +24,7 @@ class Prepare(TrainerTest):
         self.addCleanup(process.stdout.close)
         self.addCleanup(process.wait)
         self.addCleanup(process.kill)
+        self.assertRegex(process.stdout.readline(), "trained|continuing")  # the handlers of signals are there
         shard = self.dir / "out" / "prepare.unfinished" / "train_000000.bin"
         wait_until(lambda: shard.exists() and shard.stat().st_size > 1024, "no shard was begun")
         return process
