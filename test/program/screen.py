@@ -117,6 +117,16 @@ class OnTerminal:
         """Reads until the program ends; its exit code, or minus its signal."""
         while self.read(60):
             pass
+        return self.reap()
+
+    def reap(self):
         status = os.waitpid(self.pid, 0)[1]
+        self.pid = 0
         os.close(self.master)
         return os.waitstatus_to_exitcode(status)
+
+    def end(self):
+        """Whatever a failed test has left."""
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+            self.reap()

@@ -16,7 +16,9 @@ ENDLESS = {"train_total_batch_tokens": 60 * 1_000_000, "schedule_warmup_steps": 
 class Terminal(TrainerTest):
     def start(self, columns=90, rows=24, locale="C.UTF-8", **changes):
         environment = {**ENVIRONMENT, "LC_ALL": locale, "OMP_NUM_THREADS": "2"}
-        return OnTerminal([TRAINER, self.write_config(**changes)], self.dir, environment, columns, rows)
+        terminal = OnTerminal([TRAINER, self.write_config(**changes)], self.dir, environment, columns, rows)
+        self.addCleanup(terminal.end)
+        return terminal
 
     def said_once(self, text):
         """Lines of their own: in order, none lost, none twice."""
