@@ -248,7 +248,7 @@ class Quickstart(Folder):
 
     def test_a_text_that_is_too_short(self):
         (self.home / "short.txt").write_text("One line.\n")
-        self.assertIn("nothing can be held out", self.quickstart(self.home / "short.txt", expect=65))
+        self.assertIn("holds nothing out", self.quickstart(self.home / "short.txt", expect=65))
 
 
 class Recipes(Folder):
