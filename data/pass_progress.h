@@ -15,7 +15,7 @@ public:
     // A line after 2 seconds and then every 10. Fails with Exit::again if a signal asked for an end.
     void advance(uint64_t bytes) {
         if (const int signal = stop_signal())
-            fail(Exit::again, "prepare: stopped by signal %d; the same command continues", signal);
+            fail(Exit::again, "prepare: stopped by signal %d", signal);
         done_ += bytes;
         const double now = now_ms();
         if (now < next_ms_) return;

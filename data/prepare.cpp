@@ -459,8 +459,11 @@ PrepareSummary prepare(const PrepareOptions& options, const ProgressLine& line) 
             .run();
     } catch (const Error& error) {
         // What was interrupted, or ended by a full disk, can be continued.
-        const bool can_continue = error.code == Exit::again || error.code == Exit::io || error.code == Exit::os;
-        if (can_continue && !plan.is_null()) out.keep_unfinished();
-        throw;
+        const bool is_interrupted = error.code == Exit::again || error.code == Exit::io || error.code == Exit::os;
+        const bool can_continue = is_interrupted && !plan.is_null();
+        if (can_continue) out.keep_unfinished();
+        if (!is_interrupted) throw;
+        fail(error.code, "%s; %s", error.what(),
+             can_continue ? "the same command continues" : "the same command starts anew");
     }
 }

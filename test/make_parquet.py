@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes test/data/*.parquet with pyarrow: python3 test/make_parquet.py (pip install pyarrow; made with 25.0.0).
+"""Makes test/data/*.parquet with pyarrow: python3 test/make_parquet.py (pip install pyarrow; made with 26.0.1).
 
 Each file has the column `text` of parquet_texts.json, which this script also writes, in another encoding. The files
 whose names begin with refused_ have something that the reader does not support.

@@ -11,6 +11,8 @@ from mlflow.tracking import MlflowClient
 from trainer import ENVIRONMENT, ROOT, TrainerTest
 from wandb.proto import wandb_internal_pb2
 
+REQUIREMENTS = [["mlflow-skinny", "wandb"]]
+
 SHORT = {"train_max_steps": 12, "eval_every_steps": 3, "eval_batches": 1, "log_norms_every_steps": 4}
 
 

@@ -1,4 +1,4 @@
-"""prepare against pyarrow and tiktoken, which pip installs: python3 test/interop/test_prepare.py"""
+"""prepare against pyarrow and tiktoken, with the same data"""
 import array
 import json
 import random
@@ -15,6 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 TRAINER = ROOT / "build/train_gpt_cpu"
 sys.path.insert(0, str(ROOT / "dev"))
 from bench_prepare import gpt2_encoding  # noqa: E402
+
+REQUIREMENTS = [["pyarrow", "tiktoken"]]
 
 
 class Prepare(unittest.TestCase):

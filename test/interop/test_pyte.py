@@ -5,6 +5,8 @@ import pyte
 from screen import OnTerminal
 from trainer import ENVIRONMENT, TRAINER, TrainerTest
 
+REQUIREMENTS = [["pyte"]]
+
 
 class Emulated(TrainerTest):
     def test_the_view(self):

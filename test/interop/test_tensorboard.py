@@ -12,6 +12,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.util import tensor_util
 from trainer import TrainerTest
 
+REQUIREMENTS = [["tensorboard"]]
+
 MONITORED = {"train_max_steps": 12, "eval_every_steps": 3, "eval_batches": 1, "sample_every_steps": 5,
              "sample_tokens": 8, "sample_prompt": "The ", "log_norms_every_steps": 4, "checkpoint_every_steps": 5,
              "checkpoint_keep": 9, "schedule_name": "constant"}
