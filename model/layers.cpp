@@ -3,11 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-namespace {
-
-
-}  // namespace
-
 void embedding_forward(const LayerContext& x, const LayerWeights& wte, const LayerWeights& wpe, const int* tokens,
                        const Activation& out) {
     ops::embedding_forward({.out = out.view,
