@@ -36,13 +36,12 @@ std::string settings_text(const Config& config) {
     return text;
 }
 
-// "steps 1 to 500", "steps from 12, about 3 min 10 s".
+// "steps 1 to 500", "steps from 1 until 3 minutes are over", or both limits.
 std::string steps_text(const TrainingRun& run) {
-    const int first = run.state.step + 1;
-    const double minutes = run.config.train.max_minutes;
-    std::string text = run.course.end_step > 0 ? format("steps %d to %d", first, run.course.end_step)
-                                               : format("steps from %d on", first);
-    if (minutes > 0) text += format(", until %g of %g minutes are over,", run.elapsed_s() / 60, minutes);
+    std::string text = format("steps %d to %d", run.state.step + 1, run.course.end_step);
+    if (run.course.end_step == 0) text = format("steps from %d", run.state.step + 1);
+    if (run.config.train.max_minutes > 0) text += format(" until %g minutes are over", run.config.train.max_minutes);
+    if (run.state.progress.trained_s > 0) text += format(" (%.1f so far)", run.state.progress.trained_s / 60);
     return text;
 }
 
@@ -58,7 +57,7 @@ void print_summary(const TrainingRun& run) {
                             double(bytes) / 0x1p20));
     run.progress.say(format("data     %s: %zu tokens, %zu windows of %d", run.dataset.train.description().c_str(),
                             run.dataset.train.token_count(), run.train_loader.windows(), c.train.seq_len));
-    run.progress.say(format("run      %s: %s of %zu tokens", c.run.dir.c_str(), steps_text(run).c_str(),
+    run.progress.say(format("run      %s: %s, %zu tokens each", c.run.dir.c_str(), steps_text(run).c_str(),
                             size_t(c.train.total_batch_tokens)));
     run.progress.say(settings_text(c));
 }
