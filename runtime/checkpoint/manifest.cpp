@@ -167,9 +167,9 @@ std::string shape_text(const std::vector<size_t>& shape) {
     return "(" + text + ")";
 }
 
-bool BestValidation::note(double loss, int step) {
-    const bool is_best = std::isfinite(loss) && (this->step == 0 || loss < this->loss);
-    *this = is_best ? BestValidation{loss, step, 0} : BestValidation{this->loss, this->step, worse_since + 1};
+bool BestValidation::note(double new_loss, int new_step) {
+    const bool is_best = std::isfinite(new_loss) && (step == 0 || new_loss < loss);
+    *this = is_best ? BestValidation{new_loss, new_step, 0} : BestValidation{loss, step, worse_since + 1};
     return is_best;
 }
 

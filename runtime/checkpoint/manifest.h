@@ -48,8 +48,8 @@ struct BestValidation {
     int worse_since = 0;  // validations after that one
     bool operator==(const BestValidation&) const = default;
 
-    // Takes the loss after `step`; returns whether it is the lowest so far. A loss that is not a number never is.
-    bool note(double loss, int step);
+    // Takes the loss after a step; returns whether it is the lowest so far. A loss that is not a number never is.
+    bool note(double new_loss, int new_step);
 };
 
 // The state of a run between two steps besides its tensors, stored with them.

@@ -58,9 +58,9 @@ struct NormRecord {
         double value;
     };
     int step = 0;
-    std::vector<Value> gradients;    // Euclidean norm by tensor, as TrainRecord::grad_norm, which is theirs together
-    std::vector<Value> activations;  // root mean square of an element
-    double time = 0;                 // Unix seconds
+    std::vector<Value> gradients = {};    // Euclidean norm by tensor, of which TrainRecord::grad_norm is the whole
+    std::vector<Value> activations = {};  // root mean square of an element
+    double time = 0;                      // Unix seconds
 };
 
 // The records as one line of JSON, without the newline. Numbers have the digits that restore their bits; "nan", "inf"
