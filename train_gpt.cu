@@ -19,7 +19,7 @@ int main(int argc, char** argv) {
             progress.begin("reading the data");
             // All input is checked before run.dir is touched.
             const Config::Data& data = config.data;
-            Dataset dataset = open_dataset(data.train, data.val, data.tokenizer, config.model.vocab_size);
+            Dataset dataset = open_dataset(training_data(config), data.val, data.tokenizer, config.model.vocab_size);
             check_init_from(config, line->config, dataset.tokenizer_digest);
             const std::string digest = dataset.train.digest();
             ranks.control().require_same(digest, "the digest of data.train");

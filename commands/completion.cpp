@@ -112,7 +112,7 @@ void add_assignments(Candidates& candidates, const std::string& before) {
                 for (const Json& choice : schema["enum"]) candidates.add(assignment + choice.get<std::string>(), help);
             } else if (schema["type"] == "boolean") {
                 for (const char* choice : {"true", "false"}) candidates.add(assignment + choice, help);
-            } else if (schema["type"] == "string") {
+            } else if (schema["type"] == "string" || schema["type"].is_array()) {
                 candidates.add_files("*");
             }
         }

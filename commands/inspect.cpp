@@ -167,16 +167,32 @@ bool is_run(const std::string& directory) {
     return file_exists(directory + "/metrics.jsonl") || directory_exists(checkpoints_directory(directory));
 }
 
+// "500 steps", "2 epochs or 3 minutes": what ends a run.
+std::string limits_text(const Config::Train& train) {
+    std::string text;
+    for (const auto& [limit, unit] : {std::pair{double(train.max_steps), "steps"},
+                                      {train.max_epochs, "epochs"},
+                                      {train.max_minutes, "minutes"}})
+        if (limit > 0) text += (text.empty() ? "" : " or ") + format("%g %s", limit, unit);
+    return text;
+}
+
+std::string paths_text(const DataParts& parts) {
+    std::string text;
+    for (const DataPart& part : parts) text += (text.empty() ? "" : ", ") + part.path;
+    return text;
+}
+
 void inspect_run(const Options& options) {
     const std::string& run = options.path;
     const std::string config_path = run + "/config.json", metrics = run + "/metrics.jsonl";
     print_line(format("%s: run, %zu checkpoint(s)", run.c_str(), committed_steps(run).size()));
     if (file_exists(config_path)) {
         const Config config = parse_config(read_file(config_path), config_path);
-        print_line(format("%d layers, %d heads, %d channels, vocabulary %d, %s; %d steps of %zu tokens from %s",
+        print_line(format("%d layers, %d heads, %d channels, vocabulary %d, %s; %s, %zu tokens per step, from %s",
                           config.model.n_layer, config.model.n_head, config.model.n_embd, config.model.vocab_size,
-                          name_of(config.train.precision), config.train.max_steps,
-                          size_t(config.train.total_batch_tokens), config.data.train.c_str()));
+                          name_of(config.train.precision), limits_text(config.train).c_str(),
+                          size_t(config.train.total_batch_tokens), paths_text(config.data.train).c_str()));
     }
     if (file_exists(metrics)) {
         const std::string lines = read_file(metrics);

@@ -63,6 +63,12 @@ static void import_huggingface(Gpt& gpt, const std::string& directory) {
     });
 }
 
+std::vector<WeightedGlob> training_data(const Config& config) {
+    std::vector<WeightedGlob> parts;
+    for (const DataPart& part : config.data.train) parts.push_back({part.path, part.weight});
+    return parts;
+}
+
 double flops_of_token(const GptOptions& o) {
     return flops_per_token({int64_t(lay_out_tensors(o.shape).parameters), o.shape.n_layer, o.shape.n_embd, o.seq_len});
 }

@@ -2,8 +2,8 @@
 // other.
 #pragma once
 
+#include "data/dataset.h"
 #include "data/loader.h"
-#include "data/tokenizer.h"
 #include "model/evaluate.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/config/config.h"
@@ -13,6 +13,9 @@ GptOptions gpt_options(const Config& config, int rank = 0, int ranks = 1);
 
 // The batches of a configuration, for the rank that `comm` is: training's, or with order `once` its evaluation's.
 LoaderOptions loader_options(const Config& config, const Comm& comm, SampleOrder order);
+
+// data.train.
+std::vector<WeightedGlob> training_data(const Config& config);
 
 // Floating-point operations of forward and backward, per token.
 double flops_of_token(const GptOptions& options);

@@ -5,7 +5,6 @@
 
 #include "commands/command_line.h"
 #include "commands/model_io.h"
-#include "data/dataset.h"
 #include "runtime/performance/performance.h"
 
 namespace {
@@ -34,7 +33,8 @@ void plan(Options options) {
     if (machine.nvlink_bytes_per_s == 0) machine.nvlink_bytes_per_s = machine.gpu.link_bytes_per_s;
     const int ranks = std::max(1, machine.gpus);
     const Config config = load_config(options.config, options.overrides, ranks);
-    const std::string tokenizer = check_tokenizer(config.data.train, config.data.tokenizer, config.model.vocab_size);
+    const std::string tokenizer =
+        check_tokenizer(training_data(config), config.data.tokenizer, config.model.vocab_size);
     if (directory_exists(config.model.init_from)) check_source_tokenizer(config, tokenizer);
     const GptOptions run = gpt_options(config, 0, ranks);
     const double flops = flops_of_token(run);

@@ -31,7 +31,7 @@ Config config_of(const SuggestionInputs& inputs, const ModelSize& size) {
     c.model.n_embd = size.n_embd;
     c.model.vocab_size = inputs.vocab_size;
     c.model.n_positions = size.seq_len;
-    c.data.train = directory + "/train_*.bin";
+    c.data.train = {{directory + "/train_*.bin"}};
     c.data.val = inputs.val_tokens > 1 ? directory + "/val_*.bin" : "";
     if (inputs.has_tokenizer) c.data.tokenizer = directory + "/tokenizer.json";
     c.train.seq_len = size.seq_len;

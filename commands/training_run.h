@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "commands/model_io.h"
-#include "data/dataset.h"
 #include "runtime/cluster/cluster.h"
 #include "runtime/logging/logging.h"
 

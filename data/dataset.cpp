@@ -1,6 +1,8 @@
 #include "data/dataset.h"
 
+#include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "runtime/io/io.h"
@@ -31,22 +33,33 @@ static std::string check_tokenizer(const std::optional<Tokenizer>& tokenizer, co
     return digest;
 }
 
-std::string check_tokenizer(const std::string& train_glob, const std::string& tokenizer_path, int vocab_size) {
+std::string check_tokenizer(const std::vector<WeightedGlob>& train, const std::string& tokenizer_path,
+                            int vocab_size) {
     std::vector<std::string> shards;
-    try {
-        shards = expand_glob(train_glob, "data.train");
-    } catch (const Error& error) {
-        if (error.code != Exit::no_input) throw;
+    for (const WeightedGlob& part : train) {
+        try {
+            std::ranges::move(expand_glob(part.glob, "data.train"), std::back_inserter(shards));
+        } catch (const Error& error) {
+            if (error.code != Exit::no_input) throw;
+        }
     }
     std::optional<Tokenizer> tokenizer;
     if (file_exists(tokenizer_path)) tokenizer = Tokenizer::load(tokenizer_path);
     return check_tokenizer(tokenizer, tokenizer_path, vocab_size, shards);
 }
 
-Dataset open_dataset(const std::string& train_glob, const std::string& val_glob, const std::string& tokenizer_path,
-                     int vocab_size) {
-    const std::vector<std::string> shards = expand_glob(train_glob, "data.train");
-    Dataset dataset{TokenStream(shards, vocab_size), std::nullopt, std::nullopt, ""};
+Dataset open_dataset(const std::vector<WeightedGlob>& train, const std::string& val_glob,
+                     const std::string& tokenizer_path, int vocab_size) {
+    std::vector<std::string> shards;
+    std::vector<TokenStream> streams;
+    std::vector<double> weights;
+    for (const WeightedGlob& part : train) {
+        std::vector<std::string> paths = expand_glob(part.glob, "data.train");
+        streams.emplace_back(paths, vocab_size);
+        weights.push_back(part.weight);
+        std::ranges::move(paths, std::back_inserter(shards));
+    }
+    Dataset dataset{Mixture(std::move(streams), weights), std::nullopt, std::nullopt, ""};
     if (!val_glob.empty()) dataset.val.emplace(expand_glob(val_glob, "data.val"), vocab_size);
     if (!tokenizer_path.empty()) dataset.tokenizer = Tokenizer::load(tokenizer_path);
     dataset.tokenizer_digest = check_tokenizer(dataset.tokenizer, tokenizer_path, vocab_size, shards);

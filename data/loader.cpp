@@ -16,15 +16,21 @@ static uint64_t count_windows(const TokenStream& stream, const LoaderOptions& op
     return options.max_windows > 0 ? std::min(all, options.max_windows) : all;
 }
 
-Loader::Loader(const TokenStream& stream, const LoaderOptions& options, uint64_t cursor)
-    : stream_(stream), options_(options), windows_(count_windows(stream, options)) {
+Loader::Loader(const Mixture& data, const LoaderOptions& options, uint64_t cursor) : data_(data), options_(options) {
+    require(options.order != SampleOrder::once || data.streams().size() == 1, "loader: a pass over several streams");
+    for (const TokenStream& stream : data_.streams()) {
+        stream_windows_.push_back(count_windows(stream, options));
+        windows_ += stream_windows_.back();
+        if (stream_windows_.back() == 0 && data_.streams().size() > 1)
+            fail(Exit::config, "data.train: %s (%zu tokens) is too small for a sequence of seq_len %d",
+                 stream.description(), stream.token_count(), options.seq_len);
+    }
     const uint64_t needed = options.order == SampleOrder::once ? 1 : options.rows_of_all_ranks();
     if (windows_ < needed)
         fail(Exit::config,
              "the data set is too small: %s (%zu tokens) gives %zu sequences of seq_len %d, but batch_size %d on %d "
              "ranks needs %zu",
-             stream.description(), stream.token_count(), windows_, options.seq_len, options.batch, options.world,
-             needed);
+             data_.description(), data_.token_count(), windows_, options.seq_len, options.batch, options.world, needed);
     const size_t tokens = size_t(options.batch) * size_t(options.seq_len);
     for (Slot& slot : slots_) slot.inputs.resize(tokens), slot.targets.resize(tokens);
     seek(cursor);
@@ -80,17 +86,23 @@ void Loader::fill(Slot& slot, uint64_t number) const {
 }
 
 void Loader::fill_row(uint64_t sample, int32_t* inputs, int32_t* targets) const {
-    const bool is_single_pass = options_.order == SampleOrder::once;
-    const uint64_t seq_len = uint64_t(options_.seq_len), stride = is_single_pass ? options_.window_stride() : seq_len;
-    const uint64_t window =
-        is_single_pass ? sample : permuted(sample % windows_, windows_, options_.seed, uint32_t(sample / windows_));
+    if (options_.order == SampleOrder::once) return fill_window(0, sample, inputs, targets);
+    const auto [stream, index] = data_.source_of(sample, options_.seed);
+    const uint64_t windows = stream_windows_[stream], seed = data_.stream_seed(stream, options_.seed);
+    fill_window(stream, permuted(index % windows, windows, seed, uint32_t(index / windows)), inputs, targets);
+}
+
+void Loader::fill_window(size_t number, uint64_t window, int32_t* inputs, int32_t* targets) const {
+    const TokenStream& stream = data_.streams()[number];
+    const uint64_t seq_len = uint64_t(options_.seq_len);
+    const uint64_t stride = options_.order == SampleOrder::once ? options_.window_stride() : seq_len;
     size_t count = 0;  // targets in the stream
-    if (window < windows_) {
+    if (window < stream_windows_[number]) {
         const uint64_t begin = window * stride;
-        count = size_t(std::min(seq_len, stream_.token_count() - 1 - begin));
-        stream_.read(begin, count, inputs);
+        count = size_t(std::min(seq_len, stream.token_count() - 1 - begin));
+        stream.read(begin, count, inputs);
         std::copy(inputs + 1, inputs + count, targets);
-        stream_.read(begin + count, 1, targets + count - 1);
+        stream.read(begin + count, 1, targets + count - 1);
     }
     std::fill(inputs + count, inputs + seq_len, 0);
     std::fill(targets + count, targets + seq_len, -1);

@@ -1,7 +1,8 @@
 // Micro-batches for training and evaluation, prefetched by a thread.
 //
 // The order of samples is a pure function of (seed, cursor). Sample s, counted over all ranks from the start of the
-// run, is window permuted(s % windows) of the TokenStream, by the permutation of (seed, s / windows). A step of k
+// run, is window permuted(s % windows) of the TokenStream, by the permutation of (seed, s / windows). In a mixture it
+// is sample i of one of the streams, and the same holds with i and that stream's windows and seed. A step of k
 // micro-batches on each of W ranks that begins at cursor c reads the samples [c, c + k W batch): row b of micro-batch m
 // on rank r is sample c + (r k + m) batch + b. Each micro-batch advances the cursor by W batch; between steps it is all
 // of the loader's state.
@@ -13,7 +14,7 @@
 #include <stop_token>
 #include <thread>
 
-#include "data/shards.h"
+#include "data/mixture.h"
 #include "kernels/batch.h"
 
 enum class SampleOrder {
@@ -41,9 +42,12 @@ struct LoaderOptions {
 
 class Loader {
 public:
-    // The stream must outlive the loader. Fails with Exit::config if the stream has fewer windows than a micro-batch
-    // has rows on all ranks (for order `once`: fewer than two tokens).
-    Loader(const TokenStream& stream, const LoaderOptions& options, uint64_t cursor = 0);
+    // Takes copies of the streams, which share the mapped shards. Fails with Exit::config if the streams together have
+    // fewer windows than a micro-batch has rows on all ranks, or one of several has none (for order `once`, which takes
+    // one stream: if it has fewer than two tokens).
+    Loader(const Mixture& data, const LoaderOptions& options, uint64_t cursor = 0);
+    Loader(const TokenStream& stream, const LoaderOptions& options, uint64_t cursor = 0)
+        : Loader(Mixture(stream), options, cursor) {}
 
     // Returns the batch at cursor(), valid until the next call of next() or seek(). Fails if reading this batch failed,
     // for example with Exit::data for a token outside the vocabulary. Allocates nothing.
@@ -56,7 +60,8 @@ public:
     // For order `once`: number of micro-batches that have every target, the same on every rank.
     uint64_t batches_per_pass() const;
 
-    uint64_t windows() const { return windows_; }  // of an epoch; for order `once` including the partial one
+    // Of an epoch, of all streams together; for order `once` including the partial one.
+    uint64_t windows() const { return windows_; }
 
 private:
     struct Slot {
@@ -67,12 +72,14 @@ private:
     void prefetch(std::stop_token stop);
     void fill(Slot& slot, uint64_t number) const;
     void fill_row(uint64_t sample, int32_t* inputs, int32_t* targets) const;
+    void fill_window(size_t stream, uint64_t window, int32_t* inputs, int32_t* targets) const;
 
     static constexpr uint64_t kSlots = 3;  // one held by the caller, one ready, one being read
 
-    const TokenStream& stream_;
+    const Mixture data_;
     const LoaderOptions options_;
-    const uint64_t windows_;
+    std::vector<uint64_t> stream_windows_;
+    uint64_t windows_ = 0;
     Slot slots_[kSlots];
     uint64_t first_cursor_ = 0;  // of batch 0; batches are counted since the last seek, batch k is in slot k % kSlots
 

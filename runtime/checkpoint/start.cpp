@@ -29,7 +29,7 @@ void refuse_changes(const Checkpoint& checkpoint, const Config& config, const st
     std::string changes;
     for (const std::string& difference : config_differences(saved, config)) changes += "\n  " + difference;
     if (dataset_digest != info.dataset_digest)
-        changes += "\n  data.train: the files of " + config.data.train + " are not those that it was trained on";
+        changes += "\n  data.train: its files or weights are not those that it was trained on";
     if (!changes.empty())
         fail(Exit::config,
              "%s: options that change the run's result differ from those of this checkpoint:%s\n"

@@ -68,7 +68,9 @@ const Option& option_named(const std::vector<Option>& table, const std::string& 
 // A value from the command line: JSON, or a bare word for a text, which has not passed through the JSON parser's check.
 Json typed_value(const std::string& text, const Option& option) {
     const Json json = Json::parse(text, nullptr, false);
-    if (json.is_string() || !(json.is_discarded() || option_value(option).is_string())) return json;
+    const bool takes_text =
+        option_value(option).is_string() || std::holds_alternative<DataParts*>(option.value);  // both: one pattern
+    if (json.is_string() || json.is_array() || !(json.is_discarded() || takes_text)) return json;
     try {
         (void)Json(text).dump();
     } catch (const Json::exception&) {

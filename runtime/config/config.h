@@ -40,6 +40,13 @@ inline constexpr const char* name_of(TerminalMode mode) {
     return nullptr;
 }
 
+// One part of the training data: a pattern of shards' paths, and its weight among the parts.
+struct DataPart {
+    std::string path;
+    double weight = 1;
+};
+using DataParts = std::vector<DataPart>;
+
 // The defaults are GPT-2 124M on 10 billion tokens.
 struct Config {
     struct Run {
@@ -57,7 +64,7 @@ struct Config {
     } model;
 
     struct Data {
-        std::string train = "datasets/fineweb10B/fineweb_train_*.bin";
+        DataParts train = {{"datasets/fineweb10B/fineweb_train_*.bin"}};
         std::string val = "datasets/fineweb10B/fineweb_val_*.bin";
         std::string tokenizer;  // empty: none
     } data;

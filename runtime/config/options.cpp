@@ -16,17 +16,36 @@ constexpr double kAlmost1 = 0.999999;  // well below 1 as a float too: with 1 a 
 
 constexpr Allowed between(double low, double high) { return {.low = low, .high = high}; }
 
+// A NUL would cut the text short wherever the system takes it, as in a path.
+bool is_text(const Json& json, bool may_be_empty) {
+    if (!json.is_string()) return false;
+    const std::string& text = json.get_ref<const std::string&>();
+    return text.size() <= kLongestText && text.find('\0') == std::string::npos && (may_be_empty || !text.empty());
+}
+
+// A pattern alone, or a list of patterns with their weights.
+std::optional<DataParts> data_parts(const Json& json) {
+    if (is_text(json, false)) return DataParts{{json.get<std::string>()}};
+    if (!json.is_array() || json.empty() || json.size() > kMostDataParts) return std::nullopt;
+    DataParts parts;
+    for (const Json& part : json) {
+        const bool is_part = part.is_object() && part.size() == 2 && part.contains("path") && part.contains("weight") &&
+                             is_text(part["path"], false) && part["weight"].is_number();
+        if (!is_part || !(part["weight"] > 0) || !(part["weight"] <= kLargestWeight)) return std::nullopt;
+        parts.push_back({part["path"], part["weight"]});
+    }
+    return parts;
+}
+
 // The value of type T that `json` stands for, if it is of that type and allowed.
 template <class T> std::optional<T> allowed_value(const Json& json, const Allowed& allowed) {
     bool is_allowed = false;
     if constexpr (std::is_enum_v<T>) {
         return json.is_string() ? choice_named<T>(json.get<std::string>()) : std::nullopt;
+    } else if constexpr (std::is_same_v<T, DataParts>) {
+        return data_parts(json);
     } else if constexpr (std::is_same_v<T, std::string>) {
-        if (!json.is_string()) return std::nullopt;
-        const std::string text = json.get<std::string>();
-        // A NUL would cut the text short wherever the system takes it, as in a path.
-        is_allowed = text.size() <= kLongestText && text.find('\0') == std::string::npos &&
-                     (allowed.may_be_empty || !text.empty());
+        is_allowed = is_text(json, allowed.may_be_empty);
     } else if constexpr (std::is_same_v<T, bool>) {
         is_allowed = json.is_boolean();
     } else {
@@ -35,7 +54,8 @@ template <class T> std::optional<T> allowed_value(const Json& json, const Allowe
                                                               : json.is_number_integer();
         is_allowed = is_of_type && json.get<double>() >= allowed.low && json.get<double>() <= allowed.high;
     }
-    return is_allowed ? std::optional<T>(json.get<T>()) : std::nullopt;
+    if constexpr (!std::is_same_v<T, DataParts>)
+        return is_allowed ? std::optional<T>(json.get<T>()) : std::nullopt;
 }
 
 constexpr Allowed kSteps = between(1, kMostSteps), kStepsOr0 = between(0, kMostSteps);
@@ -56,7 +76,8 @@ std::vector<Option> training_options(Config& c) {
         {"model.init_from", &c.model.init_from, kAnything,
          "checkpoint or Hugging Face directory to take the weights from; empty: GPT-2's random initialisation"},
 
-        {"data.train", &c.data.train, kSomeText, "pattern of the training shards' paths", kNone},
+        {"data.train", &c.data.train, kSomeText,
+         "pattern of the training shards' paths; or a list of patterns, from which samples are drawn by weight", kNone},
         {"data.val", &c.data.val, kAnything, "pattern of the validation shards' paths; empty: no validation", kNone},
         {"data.tokenizer", &c.data.tokenizer, kAnything, "tokenizer.json of the shards; empty: no samples as text",
          kNone},
@@ -189,10 +210,16 @@ void assign_option(const Option& option, const Json& json, const std::string& or
 
 Json option_value(const Option& option) {
     auto read = []<class T>(const T* value) -> Json {
-        if constexpr (std::is_enum_v<T>)
+        if constexpr (std::is_enum_v<T>) {
             return name_of(*value);
-        else
+        } else if constexpr (std::is_same_v<T, DataParts>) {
+            if (value->size() == 1) return value->front().path;
+            Json list = Json::array();
+            for (const DataPart& part : *value) list.push_back({{"path", part.path}, {"weight", part.weight}});
+            return list;
+        } else {
             return *value;
+        }
     };
     return std::visit(read, option.value);
 }
@@ -204,6 +231,9 @@ std::string allowed_values(const Option& option) {
             return "true or false";
         else if constexpr (std::is_same_v<T, uint64_t>)
             return "an integer from 0 to 18446744073709551615";
+        else if constexpr (std::is_same_v<T, DataParts>)
+            return format("text like a path, or a list of 1 to %zu {\"path\": text, \"weight\": number in (0, %g]}",
+                          kMostDataParts, kLargestWeight);
         else if constexpr (std::is_same_v<T, std::string>)
             return format("text without NUL, %d to %zu bytes", allowed.may_be_empty ? 0 : 1, kLongestText);
         else if constexpr (std::is_enum_v<T>)

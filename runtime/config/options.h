@@ -16,6 +16,8 @@ struct Allowed {
 };
 
 inline constexpr size_t kLongestText = 4096;  // bytes of a text
+inline constexpr size_t kMostDataParts = 256;
+inline constexpr double kLargestWeight = 1e6;
 
 // Whether the option affects the weights that a run computes. Options that say where to read and write, how often to
 // look or how to save memory do not: they may differ when a run is resumed. (The content of data files is compared by
@@ -24,8 +26,8 @@ enum class Effect { result, none };
 
 struct Option {
     const char* key;  // "section.name"
-    std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*, Dtype*, Recompute*, OptimizerKind*,
-                 LrSchedule*, TerminalMode*>
+    std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*, DataParts*, Dtype*, Recompute*,
+                 OptimizerKind*, LrSchedule*, TerminalMode*>
         value;
     Allowed allowed;
     const char* help;

@@ -14,6 +14,20 @@ Json value_schema(const Option& option) {
     auto describe = [&]<class T>(const T*) -> Json {
         if constexpr (std::is_same_v<T, bool>) {
             return {{"type", "boolean"}};
+        } else if constexpr (std::is_same_v<T, DataParts>) {
+            const Json path = {{"type", "string"}, {"minLength", 1}, {"maxLength", kLongestText}};
+            const Json weight = {{"type", "number"}, {"exclusiveMinimum", 0}, {"maximum", kLargestWeight}};
+            const Json part = {{"type", "object"},
+                               {"properties", {{"path", path}, {"weight", weight}}},
+                               {"required", {"path", "weight"}},
+                               {"additionalProperties", false}};
+            return {{"type", {"string", "array"}},
+                    {"minLength", 1},
+                    {"maxLength", kLongestText},
+                    {"pattern", "^[^\\u0000]*$"},
+                    {"items", part},
+                    {"minItems", 1},
+                    {"maxItems", kMostDataParts}};
         } else if constexpr (std::is_same_v<T, std::string>) {
             return {{"type", "string"},
                     {"minLength", allowed.may_be_empty ? 0 : 1},
