@@ -29,8 +29,8 @@ static void check_tokenizer(const Tokenizer& tokenizer, const std::string& path,
 
 Dataset open_dataset(const std::string& train_glob, const std::string& val_glob, const std::string& tokenizer_path,
                      int vocab_size) {
-    Dataset dataset{TokenStream(expand_glob(train_glob, "data.train"), vocab_size), std::nullopt, std::nullopt};
-    if (!val_glob.empty()) dataset.val.emplace(expand_glob(val_glob, "data.val"), vocab_size);
+    Dataset dataset{TokenStream(find_shards(train_glob, "data.train"), vocab_size), std::nullopt, std::nullopt};
+    if (!val_glob.empty()) dataset.val.emplace(find_shards(val_glob, "data.val"), vocab_size);
     if (!tokenizer_path.empty()) {
         dataset.tokenizer = Tokenizer::load(tokenizer_path);
         check_tokenizer(*dataset.tokenizer, tokenizer_path, vocab_size, dataset.train.shards());
