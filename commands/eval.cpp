@@ -22,7 +22,7 @@ void print_validation_loss(const Options& options, const Checkpoint& checkpoint,
     if (options.stride > config.train.seq_len)
         fail(Exit::usage, "--stride %d must be at most the run's train.seq_len, %d", options.stride,
              config.train.seq_len);
-    const TokenStream stream(expand_glob(glob, options.data.empty() ? "data.val" : "--data"), config.model.vocab_size);
+    const TokenStream stream(find_shards(glob, options.data.empty() ? "data.val" : "--data"), config.model.vocab_size);
     Loader loader(stream, loader_options(config, comm, SampleOrder::once));
     const Validation result = evaluate_pass(model.gpt, loader, model.tokenizer);
     if (comm.rank != 0) return;

@@ -54,13 +54,13 @@ Dataset open_dataset(const std::vector<WeightedGlob>& train, const std::string& 
     std::vector<TokenStream> streams;
     std::vector<double> weights;
     for (const WeightedGlob& part : train) {
-        std::vector<std::string> paths = expand_glob(part.glob, "data.train");
+        std::vector<std::string> paths = find_shards(part.glob, "data.train");
         streams.emplace_back(paths, vocab_size);
         weights.push_back(part.weight);
         std::ranges::move(paths, std::back_inserter(shards));
     }
     Dataset dataset{Mixture(std::move(streams), weights), std::nullopt, std::nullopt, ""};
-    if (!val_glob.empty()) dataset.val.emplace(expand_glob(val_glob, "data.val"), vocab_size);
+    if (!val_glob.empty()) dataset.val.emplace(find_shards(val_glob, "data.val"), vocab_size);
     if (!tokenizer_path.empty()) dataset.tokenizer = Tokenizer::load(tokenizer_path);
     dataset.tokenizer_digest = check_tokenizer(dataset.tokenizer, tokenizer_path, vocab_size, shards);
     return dataset;

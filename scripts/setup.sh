@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that are missing for building and for what is named: the King James text (kjv), the
-# quickstart's comparison with xz (xz), several ranks (mpi), the tests (test, which need several ranks too).
+# quickstart's comparison with xz (xz), several ranks (mpi), downloads with data/get.sh (data), the tests (test, which
+# need several ranks too).
 #
-#   scripts/setup.sh [kjv] [xz] [mpi] [test]
+#   scripts/setup.sh [kjv] [xz] [mpi] [data] [test]
 #
 # What counts is whether the shell finds a command and the compiler a header, not where they came from: libraries built
 # by hand are left alone, and where everything is there nothing is touched. In a bare chroot, test mounts /proc, /sys
@@ -27,14 +28,18 @@ wanted=(
     'libcli11-dev|CLI/CLI.hpp|CLI11, 2'
 )
 mpi=('libopenmpi-dev|mpicc|Open MPI 4 or later' 'openmpi-bin|mpirun|mpirun, of the same MPI')
+download=('curl|curl|curl' 'jq|jq|jq')
 for purpose in "$@"; do
     case $purpose in
         kjv) wanted+=('bible-kjv|bible|bible-kjv (or bring your own text: scripts/quickstart.sh --text FILE)') ;;
         xz) wanted+=('xz-utils|xz|XZ Utils') ;;
         mpi) wanted+=("${mpi[@]}") ;;
+        data) wanted+=("${download[@]}"
+                       'ca-certificates|/etc/ssl/certs/ca-certificates.crt|CA certificates, for HTTPS') ;;
         test) wanted+=('catch2|catch2/catch.hpp catch2/catch_all.hpp|Catch2, 2 or 3' 'python3|python3|Python 3'
-                       'python3-jsonschema|jsonschema|python3-jsonschema' 'mandoc|mandoc|mandoc' "${mpi[@]}") ;;
-        *) echo "setup: '$purpose' is unknown; usage: scripts/setup.sh [kjv] [xz] [mpi] [test]" >&2; exit 64 ;;
+                       'python3-jsonschema|jsonschema|python3-jsonschema' 'mandoc|mandoc|mandoc' "${mpi[@]}"
+                       "${download[@]}") ;;
+        *) echo "setup: '$purpose' is unknown; usage: scripts/setup.sh [kjv] [xz] [mpi] [data] [test]" >&2; exit 64 ;;
     esac
 done
 
@@ -65,6 +70,7 @@ has_any() {
     for sign in "$@"; do
         case $sign in
             *.h | *.hpp) has_header "$sign" && return ;;
+            /*) [ -e "$sign" ] && return ;;
             *) command -v "$sign" > /dev/null && return ;;
         esac
     done

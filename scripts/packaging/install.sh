@@ -73,6 +73,8 @@ copy 755 $shared/scripts scripts/requeue.sh scripts/train_hosts.sh scripts/train
 copy 644 $shared/scripts scripts/train.kubernetes.yaml
 link bin/train_gpt-requeue ../$shared/scripts/requeue.sh
 link bin/train_gpt-hosts ../$shared/scripts/train_hosts.sh
+copy 755 $shared data/get.sh
+link bin/train_gpt-get ../$shared/get.sh
 copy 644 $shared/gpt2 data/gpt2/*
 copy 644 $shared/configs configs/*.json
 copy 644 "$doc" README.md CHANGELOG.md LICENSE

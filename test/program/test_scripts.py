@@ -139,6 +139,11 @@ class Setup(Folder):
         said = self.run_script("setup.sh", expect=69)
         self.assertIn(f"{self.home}/bin/g++ does not find libdnnl-dev\n", said)
 
+    def test_what_downloads_need(self):
+        said = self.run_script("setup.sh", "data", expect=69)
+        self.assertIn("\n  curl\n  jq\n", said)
+        self.assertEqual("CA certificates" in said, not Path("/etc/ssl/certs/ca-certificates.crt").exists())
+
     def test_an_unknown_purpose(self):
         self.assertIn("nonsense", self.run_script("setup.sh", "nonsense", expect=64))
 
