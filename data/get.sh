@@ -61,16 +61,16 @@ look_up() {
 
 list() {
     local name
-    echo "usage: data/get.sh NAME [--shards N] [--out DIR] [--verify] [--tries N] [--endpoint URL]"
-    printf '\n%-16s  %-8s  %-6s  %-16s  %-38s  %s\n' NAME download tokens license content 'default DIR'
+    echo "usage: $0 NAME [--shards N] [--out DIR] [--verify] [--tries N] [--endpoint URL]"
+    printf '\n%-16s  %-8s  %-6s  %-16s  %s\n' NAME download tokens license content
     for name in "${names[@]}"; do
         look_up "$name"
-        printf '%-16s  %8s  %6s  %-16s  %-38s  %s\n' "$name" "$size" "$tokens" "$license" "$about" "$folder"
+        printf '%-16s  %8s  %6s  %-16s  %s\n' "$name" "$size" "$tokens" "$license" "$about"
     done
     cat << 'END'
 
 --shards N      only the first N training files (a token shard has 100 M tokens), and what else there is
---out DIR       where the files go
+--out DIR       where the files go (datasets/NAME; of texts, datasets/text/NAME)
 --verify        compare what is already there with its SHA-256, not only with its size
 --tries N       failures in a row, without a byte in between, before it gives up (8)
 --endpoint URL  another server with the same paths, a mirror, for example https://hf-mirror.com
@@ -91,7 +91,7 @@ die() {
     exit "$code"
 }
 
-usage() { die 64 "$1" "data/get.sh without arguments lists the data sets and the options"; }
+usage() { die 64 "$1" "$0 without arguments lists the data sets and the options"; }
 
 [ $# != 0 ] || { list; exit; }
 again=$(printf ' %q' "$0" "$@")
