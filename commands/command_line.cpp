@@ -94,7 +94,8 @@ std::optional<CommandLine> run_command_line(int argc, char** argv, const std::st
     app.require_subcommand(0, 1);
     add_training(app, line);
     add_ranks(app, line.nproc, node, master);
-    for (auto* add : {add_prepare, add_sample, add_plan, add_eval, add_inspect, add_export, add_report}) add(app);
+    for (auto* add : {add_prepare, add_sample, add_plan, add_eval, add_inspect, add_import, add_export, add_report})
+        add(app);
     if (argc > 1 && std::string(argv[1]) == "--complete") {
         std::fputs(completions(app, {argv + 2, argv + argc}).c_str(), stdout);
         return std::nullopt;

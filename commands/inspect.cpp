@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "commands/command_line.h"
+#include "commands/inspect_llmc.h"
 #include "data/reject_file.h"
 #include "data/shards.h"
 #include "data/tokenizer.h"
@@ -62,17 +63,23 @@ void inspect(const std::string& path) {
         inspect_shard(path);
     else if (is_tokenizer_file(file.text()) || path.ends_with("vocab.json"))
         inspect_tokenizer(path);
-    else
-        reject_file(path,
-                    "neither a checkpoint, a run, a token shard, a tokenizer nor a safetensors file; it looks like %s",
-                    describe_content(file.text().substr(0, 512), file.size()));
+    else if (!inspect_llmc_file(path))
+        reject_file(
+            path,
+            "neither a checkpoint, a run, a token shard, a tokenizer, a safetensors file nor one of llm.c's; it "
+            "looks like %s",
+            describe_content(file.text().substr(0, 512), file.size()));
 }
 
 }  // namespace
 
 void add_inspect(CLI::App& app) {
     auto path = std::make_shared<std::string>();
+    auto model = std::make_shared<std::string>();
     CLI::App* parser = app.add_subcommand("inspect", "what is this file, and is it sound");
-    parser->add_option("PATH", *path, "checkpoint, run, token shard, tokenizer or safetensors file")->required();
-    parser->callback([path] { inspect(*path); });
+    parser->add_option("PATH", *path, "checkpoint, run, token shard, tokenizer, safetensors file or a file of llm.c")
+        ->required();
+    parser->add_option("--model", *model, "PATH is a debug state of llm.c: compare it with what this model file gives")
+        ->type_name("MODEL.bin");
+    parser->callback([path, model] { model->empty() ? inspect(*path) : compare_with_debug_state(*model, *path); });
 }

@@ -16,9 +16,15 @@ LoaderOptions loader_options(const Config& config, const Comm& comm, SampleOrder
 // Floating-point operations of forward and backward, per token.
 double flops_of_token(const GptOptions& options);
 
-// model.init_from: the weights of a Hugging Face GPT-2 directory, of a checkpoint, or of a run's newest checkpoint.
-// Fails with Exit::data, naming file and tensor, unless it holds exactly this model's weights.
+// model.init_from: the weights of a Hugging Face GPT-2 directory, of a model file of llm.c, of a checkpoint, or of a
+// run's newest checkpoint. Fails with Exit::data, naming file and tensor, unless it holds exactly this model's weights,
+// and with Exit::config if the sizes that it names are others.
 void load_initial_weights(Gpt& gpt, const std::string& path);
+
+// The sizes of a model that is no checkpoint: of a Hugging Face GPT-2 directory or a model file of llm.c. Everything
+// else is as in the defaults, but one sequence of the model's length at a time, in FP32. Fails with Exit::config or
+// Exit::data, naming the file, if this program cannot have such a model.
+Config config_of_weights(const std::string& path);
 
 // A model for inference from a checkpoint, and the configuration that made it.
 struct LoadedModel {

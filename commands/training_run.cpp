@@ -90,8 +90,8 @@ TrainingRun::TrainingRun(const Config& c, Ranks& ranks, Dataset data, const RunS
 
 void check_init_from(const Config& config, const std::string& config_path) {
     const std::string& from = config.model.init_from;
-    if (!from.empty() && !directory_exists(from))
-        fail(Exit::no_input, "%s: model.init_from: %s is not a directory", config_path, from);
+    if (!from.empty() && !directory_exists(from) && !file_exists(from))
+        fail(Exit::no_input, "%s: model.init_from: there is no file or directory %s", config_path, from);
 }
 
 void write_run_files(const TrainingRun& run, const char* revision) {

@@ -42,7 +42,7 @@ struct TrainingRun {
     }
 };
 
-// Fails with Exit::no_input, naming the configuration's file, if model.init_from is not a directory.
+// Fails with Exit::no_input, naming the configuration's file, if model.init_from is neither a file nor a directory.
 void check_init_from(const Config& config, const std::string& config_path);
 
 // Rank 0 prints the run in a few lines and leaves the effective configuration, the program's revision and the tokenizer
