@@ -225,7 +225,7 @@ std::optional<CommandLine> run_command_line(int argc, char** argv, const std::st
         add_training(*trainer, line);
         add_ranks(*trainer, line);
     }
-    for (auto* add : {add_prepare, add_sample, add_plan, add_inspect, add_export, add_report}) add(app);
+    for (auto* add : {add_prepare, add_sample, add_plan, add_inspect, add_import, add_export, add_report}) add(app);
     add_eval(app, line);
     add_help(app);
     if (argc > 1 && std::string(argv[1]) == "--complete") {

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "commands/command_line.h"
+#include "commands/inspect_llmc.h"
 #include "data/reject_file.h"
 #include "data/shards.h"
 #include "data/tokenizer.h"
@@ -17,6 +18,7 @@ using Json = nlohmann::ordered_json;
 struct Options {
     std::string path;
     bool all = false;
+    std::string llmc_model;  // empty: describe the path
 };
 
 void inspect_shard(const std::string& path) {
@@ -218,10 +220,12 @@ void inspect(const Options& options) {
         inspect_shard(path);
     else if (is_tokenizer_file(file.text()) || path.ends_with("vocab.json"))
         inspect_tokenizer(path);
-    else
-        reject_file(path,
-                    "neither a checkpoint, a run, a token shard, a tokenizer nor a safetensors file; it looks like %s",
-                    describe_content(file.text().substr(0, 512), file.size()));
+    else if (!inspect_llmc_file(path))
+        reject_file(
+            path,
+            "neither a checkpoint, a run, a token shard, a tokenizer, a safetensors file nor one of llm.c's; it "
+            "looks like %s",
+            describe_content(file.text().substr(0, 512), file.size()));
 }
 
 }  // namespace
@@ -231,8 +235,15 @@ void add_inspect(CLI::App& app) {
     CLI::App* parser = app.add_subcommand("inspect", "what is this file or directory, and is it sound");
     parser
         ->add_option("PATH", options->path,
-                     "checkpoint, run, data set, token shard, tokenizer, safetensors file or Hugging Face directory")
+                     "checkpoint, run, data set, token shard, tokenizer, safetensors file, Hugging Face directory or "
+                     "file of llm.c")
         ->required();
     parser->add_flag("--all", options->all, "a line for each tensor, also where layers have the same");
-    parser->callback([options] { inspect(*options); });
+    parser
+        ->add_option("--model", options->llmc_model,
+                     "PATH is a debug state of llm.c: compare it with what this model file gives")
+        ->type_name("MODEL.bin");
+    parser->callback([options] {
+        options->llmc_model.empty() ? inspect(*options) : compare_with_debug_state(options->llmc_model, options->path);
+    });
 }

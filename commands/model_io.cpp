@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "commands/llmc_files.h"
 #include "data/encoder.h"
 #include "model/huggingface.h"
 #include "model/sample.h"
@@ -109,7 +110,9 @@ void check_source_tokenizer(const Config& config, const std::string& tokenizer_d
 }
 
 void load_initial_weights(Gpt& gpt, const std::string& path) {
-    if (is_huggingface(path))
+    if (!directory_exists(path))
+        LlmcModel(path).load(gpt);
+    else if (is_huggingface(path))
         import_huggingface(gpt, path);
     else
         open_checkpoint(path).load(gpt.master_tensors(), OtherTensors::ignore);
@@ -117,6 +120,31 @@ void load_initial_weights(Gpt& gpt, const std::string& path) {
 
 Config config_of(const Checkpoint& checkpoint) {
     return parse_config(checkpoint.manifest().info.config, checkpoint.directory() + "/MANIFEST.json");
+}
+
+Config config_of_weights(const std::string& path) {
+    GptShape shape;
+    if (is_huggingface(path)) {
+        const std::string origin = path + "/config.json";
+        shape = hf_shape(parse_json(read_file(origin), origin, Exit::data), origin);
+    } else {
+        shape = LlmcModel(path).shape;
+    }
+    Config config;
+    config.model.n_layer = shape.n_layer;
+    config.model.n_head = shape.n_head;
+    config.model.n_embd = shape.n_embd;
+    config.model.n_positions = shape.n_positions;
+    config.model.vocab_size = shape.vocab_size;
+    config.train.batch_size = 1;
+    config.train.seq_len = shape.n_positions;
+    config.train.total_batch_tokens = shape.n_positions;
+    config.train.precision = Dtype::fp32;
+    config.train.head_rows = default_head_rows(1, shape.n_positions);
+    config.schedule.warmup_steps = 0;
+    config.eval.stride = 0;
+    check_config(config, path, 1);
+    return config;
 }
 
 LoadedModel load_model(const std::string& path, int batch) {

@@ -20,13 +20,19 @@ std::vector<WeightedGlob> training_data(const Config& config);
 // Floating-point operations of forward and backward, per token.
 double flops_of_token(const GptOptions& options);
 
-// model.init_from: the weights of a Hugging Face GPT-2 directory, of a checkpoint, or of a run's newest checkpoint.
-// Fails with Exit::data, naming file and tensor, unless it holds exactly this model's weights.
+// model.init_from: the weights of a Hugging Face GPT-2 directory, of a model file of llm.c, of a checkpoint, or of a
+// run's newest checkpoint. Fails with Exit::data, naming file and tensor, unless it holds exactly this model's weights,
+// and with Exit::config if the sizes that it names are others.
 void load_initial_weights(Gpt& gpt, const std::string& path);
 
 // Fails with Exit::config if model.init_from has another vocabulary or another tokenizer than the data, whose tokenizer
 // has the given digest ("": not known): the weights would read and predict other tokens than they were trained on.
 void check_source_tokenizer(const Config& config, const std::string& tokenizer_digest);
+
+// The sizes of a model that is no checkpoint: of a Hugging Face GPT-2 directory or a model file of llm.c. Everything
+// else is as in the defaults, but one sequence of the model's length at a time, in FP32. Fails with Exit::config or
+// Exit::data, naming the file, if this program cannot have such a model.
+Config config_of_weights(const std::string& path);
 
 // A model for inference from a checkpoint, and the configuration that made it.
 struct LoadedModel {

@@ -103,8 +103,9 @@ TrainingRun::TrainingRun(const Config& c, Ranks& ranks, Dataset data, const RunS
 void check_init_from(const Config& config, const std::string& config_path, const std::string& tokenizer_digest) {
     const std::string& from = config.model.init_from;
     if (from.empty()) return;
-    if (!directory_exists(from)) fail(Exit::no_input, "%s: model.init_from: %s is not a directory", config_path, from);
-    check_source_tokenizer(config, tokenizer_digest);
+    if (!directory_exists(from) && !file_exists(from))
+        fail(Exit::no_input, "%s: model.init_from: there is no file or directory %s", config_path, from);
+    if (directory_exists(from)) check_source_tokenizer(config, tokenizer_digest);
 }
 
 void write_run_files(const TrainingRun& run, const char* revision) {

@@ -40,8 +40,8 @@ struct TrainingRun {
     }
 };
 
-// Fails with Exit::no_input, naming the configuration's file, if model.init_from is not a directory, and as
-// check_source_tokenizer() does.
+// Fails with Exit::no_input, naming the configuration's file, if model.init_from is neither a file nor a directory,
+// and as check_source_tokenizer() does.
 void check_init_from(const Config& config, const std::string& config_path, const std::string& tokenizer_digest);
 
 // Rank 0 prints the run in a few lines and leaves the effective configuration, the program's revision and the tokenizer

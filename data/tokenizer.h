@@ -67,7 +67,11 @@ public:
 
     int32_t byte_id(uint8_t byte) const { return byte_ids_[byte]; }
 
-    std::string json() const;    // a Hugging Face tokenizer.json, readable by `tokenizers`
+    std::string json() const;  // a Hugging Face tokenizer.json, readable by `tokenizers`
+    // llm.c's gpt2_tokenizer.bin, version 2. It lists the tokens alone, which is enough to decode; load() recovers the
+    // merges from their order. Fails with Exit::data, naming the token, if one is longer than 255 bytes, or is special
+    // and not kEndOfText.
+    std::string llmc() const;
     std::string digest() const;  // 32 hex digits over tokens, merges and special tokens
 
 private:

@@ -188,7 +188,7 @@ Tokenizer from_vocabulary_and_merges(const Json& vocabulary, const std::string& 
 // llm.c's gpt2_tokenizer.bin has no merges, but its ids stand in the order in which they were learned. So the merge
 // that made a token is the pair that remains of its bytes after all earlier merges.
 
-constexpr int32_t kLlmcTokenizerMagic = 20240328;
+constexpr int32_t kLlmcTokenizerMagic = 20240328, kLlmcTokenizerVersion = 2;
 constexpr size_t kLlmcHeaderBytes = 1024;
 
 std::vector<std::string> read_llmc_tokens(std::string_view bytes, const std::string& path) {
@@ -230,9 +230,9 @@ Merge recover_merge(const std::unordered_map<std::string, int32_t>& ids, const s
 }
 
 Tokenizer from_llmc(std::string_view bytes, const std::string& path) {
-    if (bytes.size() < kLlmcHeaderBytes || header_word(bytes, 1) != 2)
-        reject_file(path, "an llm.c tokenizer of version %d with %zu bytes; only version 2 is supported",
-                    header_word(bytes, 1), bytes.size());
+    if (bytes.size() < kLlmcHeaderBytes || header_word(bytes, 1) != kLlmcTokenizerVersion)
+        reject_file(path, "an llm.c tokenizer of version %d with %zu bytes; only version %d is supported",
+                    header_word(bytes, 1), bytes.size(), kLlmcTokenizerVersion);
     std::vector<std::string> tokens = read_llmc_tokens(bytes, path);
     const int32_t count = int32_t(tokens.size()), eot = header_word(bytes, 3);
     if (eot < 0 || eot >= count || tokens[size_t(eot)] != kEndOfText)
@@ -284,6 +284,25 @@ std::string Tokenizer::json() const {
     Json& merges = file["model"]["merges"];
     for (auto [left, right] : merges_) merges.push_back(to_printable(token(left)) + " " + to_printable(token(right)));
     return file.dump(2) + "\n";
+}
+
+std::string Tokenizer::llmc() const {
+    constexpr size_t kMostBytes = 255;
+    const int32_t words[4] = {kLlmcTokenizerMagic, kLlmcTokenizerVersion, vocab_size(), eot()};
+    std::string file(reinterpret_cast<const char*>(words), sizeof(words));
+    file.resize(kLlmcHeaderBytes);
+    for (int32_t id = 0; id < vocab_size(); id++) {
+        const std::string& bytes = token(id);
+        if (bytes.size() > kMostBytes)
+            fail(Exit::data, "token %d, %s, has %zu bytes, but llm.c's tokenizer files allow %zu", id, ::quoted(bytes),
+                 bytes.size(), kMostBytes);
+        if (is_special(id) && id != eot())
+            fail(Exit::data, "token %d, %s, is special, but llm.c's tokenizer files know no special token but %s", id,
+                 ::quoted(bytes), kEndOfText);
+        file += char(bytes.size());
+        file += bytes;
+    }
+    return file;
 }
 
 bool is_tokenizer_file(std::string_view bytes) {

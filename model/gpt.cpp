@@ -288,16 +288,21 @@ double Gpt::evaluate(const int* tokens, const int* targets) {
 }
 
 void Gpt::next_token_logits(const int* tokens, int count, float* logits) {
-    GptState& s = *state_;
-    const int T = s.options.seq_len;
+    const int T = options().seq_len;
     require(count >= 1 && count <= T, "next_token_logits: %d tokens, must be in [1, %d]", count, T);
-    std::vector<int> padded(size_t(s.options.batch) * size_t(T));  // attention is causal: what follows does not matter
+    std::vector<int> padded(size_t(options().batch) * size_t(T));  // attention is causal: what follows does not matter
     std::copy_n(tokens, count, padded.begin());
     forward(padded.data());
+    logits_of_row(count - 1, logits);
+}
+
+void Gpt::logits_of_row(int index, float* logits) {
+    GptState& s = *state_;
     LayerContext x = layer_context(s, false);
+    require(index >= 0 && index < x.rows, "logits_of_row: row %d of %d", index, x.rows);
     x.rows = 1;
-    const ConstView last = s.acts.norm_f.out.view.from(size_t(count - 1) * size_t(s.options.shape.n_embd));
-    linear_forward(x, s.weights.wte, last, s.acts.logits);
+    const ConstView inp = s.acts.norm_f.out.view.from(size_t(index) * size_t(s.options.shape.n_embd));
+    linear_forward(x, s.weights.wte, inp, s.acts.logits);
     std::vector<std::byte>& row = s.host_logits;
     row.resize(size_t(s.options.shape.padded_vocab()) * size_of(s.options.precision));
     copy_to_host(row.data(), s.acts.logits.view.data, row.size(), s.stream);

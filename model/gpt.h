@@ -75,6 +75,9 @@ public:
     // Sum of the losses of one batch in nats, forward only. Waits for the device.
     double evaluate(const int* tokens, const int* targets);
 
+    // Logits, in float, that follow token `row` (0 to B T - 1) of the last forward(): (V) in `logits`.
+    void logits_of_row(int row, float* logits);
+
     // Logits, in float, that follow the last of `count` tokens, 1 <= count <= T: (V) in `logits`.
     void next_token_logits(const int* tokens, int count, float* logits);
 

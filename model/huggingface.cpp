@@ -11,13 +11,9 @@ std::vector<NamedTensor> hf_tensors(const Gpt& gpt) {
         const Tensor& tensor = gpt.layout().tensors[i];
         const auto& row = tensor_table()[size_t(tensor.row)];
         NamedTensor& hf = tensors[i];
+        if (row.rows == &GptShape::padded_vocab) hf = without_padding(hf, gpt.options().shape);
         hf.name = (tensor.layer < 0 ? "" : "h." + std::to_string(tensor.layer) + ".") + row.hf_name;
         hf.transposed = row.hf_transposed;
-        if (row.rows == &GptShape::padded_vocab) {
-            hf.shape[0] = size_t(gpt.options().shape.vocab_size);
-            const size_t elements = hf.shape[0] * hf.shape[1];
-            hf.count = std::min(hf.first + hf.count, std::max(hf.first, elements)) - hf.first;
-        }
         if (hf.transposed) std::swap(hf.shape[0], hf.shape[1]);
     }
     return tensors;
@@ -85,6 +81,22 @@ void expect(const nlohmann::ordered_json& config, const char* key, const nlohman
 }
 
 }  // namespace
+
+GptShape hf_shape(const nlohmann::ordered_json& config, const std::string& origin) {
+    auto size = [&](const char* key) {
+        const auto found = config.is_object() ? config.find(key) : config.end();
+        if (found == config.end() || !found->is_number_unsigned() || *found < 1 || *found > 1 << 24)
+            fail(Exit::config, "%s: %s is %s, but must be from 1 to %d", origin, key,
+                 found == config.end() ? "absent" : found->dump(), 1 << 24);
+        return found->get<int>();
+    };
+    return {.n_layer = size("n_layer"),
+            .n_head = size("n_head"),
+            .n_kv_head = size("n_head"),
+            .n_embd = size("n_embd"),
+            .n_positions = size("n_positions"),
+            .vocab_size = size("vocab_size")};
+}
 
 void check_hf_config(const nlohmann::ordered_json& config, const GptShape& shape, const std::string& origin) {
     if (!config.is_object()) fail(Exit::config, "%s: not a JSON object", origin);

@@ -22,6 +22,10 @@ nlohmann::ordered_json hf_config(const GptShape& shape, int eot);
 nlohmann::ordered_json hf_tokenizer_config(const GptShape& shape, int eot, const std::string& eot_text);
 nlohmann::ordered_json hf_generation_config(const GptShape& shape, int eot);
 
+// The sizes in such a config.json. Fails with Exit::config, naming `origin` and the key, if one is missing or is no
+// positive number.
+GptShape hf_shape(const nlohmann::ordered_json& config, const std::string& origin);
+
 // Fails with Exit::config, naming `origin` and the key, if such a config.json describes another model than `shape`, or
 // one that this program does not compute (another activation, an untied head, ...).
 void check_hf_config(const nlohmann::ordered_json& config, const GptShape& shape, const std::string& origin);

@@ -116,6 +116,13 @@ TensorPart part_of(const TensorLayout& layout, const Tensor& tensor, int rank) {
     return {begin - tensor.begin, end - begin, bucket.shard_begin + (begin - piece_begin)};
 }
 
+NamedTensor without_padding(NamedTensor tensor, const GptShape& shape) {
+    tensor.shape[0] = size_t(shape.vocab_size);
+    const size_t elements = tensor.shape[0] * tensor.shape[1];
+    tensor.count = std::min(tensor.first + tensor.count, std::max(tensor.first, elements)) - tensor.first;
+    return tensor;
+}
+
 std::vector<size_t> logical_shape(const Tensor& tensor) {
     if (tensor_table()[size_t(tensor.row)].cols == &GptShape::one) return {size_t(tensor.rows)};
     return {size_t(tensor.rows), size_t(tensor.cols)};

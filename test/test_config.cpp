@@ -308,6 +308,8 @@ TEST_CASE("digest and differences see exactly the options that change a run's re
                 *value = !*value;
             else if constexpr (std::is_same_v<T, std::string>)
                 *value += "x";
+            else if constexpr (std::is_same_v<T, DataParts>)
+                value->push_back({"x", 0.5});
             else if constexpr (std::is_enum_v<T>)
                 *value = T(*value == T(0));
             else

@@ -74,7 +74,8 @@ std::vector<Option> training_options(Config& c) {
         {"model.n_positions", &c.model.n_positions, between(1, 1 << 24), "longest sequence that the model can read"},
         {"model.vocab_size", &c.model.vocab_size, between(1, 1 << 24), "tokens that the model knows"},
         {"model.init_from", &c.model.init_from, kAnything,
-         "checkpoint or Hugging Face directory to take the weights from; empty: GPT-2's random initialisation"},
+         "checkpoint, Hugging Face directory or llm.c model file to take the weights from; empty: GPT-2's random "
+         "initialisation"},
 
         {"data.train", &c.data.train, kSomeText,
          "pattern of the training shards' paths; or a list of patterns, from which samples are drawn by weight", kNone},

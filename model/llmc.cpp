@@ -1,0 +1,58 @@
+#include "model/llmc.h"
+
+#include "kernels/check.h"
+
+namespace {
+
+struct Name {
+    const char* llmc;
+    std::string_view ours;  // in tensor_table()
+};
+
+constexpr Name kOrder[] = {
+    {"wte", "wte"},
+    {"wpe", "wpe"},
+    {"ln1w", "norm1.weight"},
+    {"ln1b", "norm1.bias"},
+    {"qkvw", "qkv.weight"},
+    {"qkvb", "qkv.bias"},
+    {"attprojw", "attn_proj.weight"},
+    {"attprojb", "attn_proj.bias"},
+    {"ln2w", "norm2.weight"},
+    {"ln2b", "norm2.bias"},
+    {"fcw", "fc.weight"},
+    {"fcb", "fc.bias"},
+    {"fcprojw", "fc_proj.weight"},
+    {"fcprojb", "fc_proj.bias"},
+    {"lnfw", "norm_f.weight"},
+    {"lnfb", "norm_f.bias"},
+};
+
+}  // namespace
+
+std::vector<LlmcTensor> llmc_tensors(const TensorLayout& layout, const std::vector<NamedTensor>& tensors,
+                                     int padded_vocab) {
+    require(tensors.size() == layout.tensors.size(), "llm.c: %zu tensors of %zu", tensors.size(),
+            layout.tensors.size());
+    std::vector<LlmcTensor> ordered;
+    for (const Name& name : kOrder)
+        for (size_t i = 0; i < tensors.size(); i++) {
+            const TensorRow& row = tensor_table()[size_t(layout.tensors[i].row)];
+            if (row.name != name.ours) continue;
+            const bool is_padded = row.rows == &GptShape::padded_vocab;
+            LlmcTensor entry{name.llmc, layout.tensors[i].layer, tensors[i], layout.tensors[i].count};
+            if (is_padded) {
+                entry.tensor = without_padding(tensors[i], layout.shape);
+                entry.file_elements = size_t(padded_vocab) * entry.tensor.shape[1];
+            }
+            ordered.push_back(std::move(entry));
+        }
+    require(ordered.size() == tensors.size(), "llm.c: its files have no place for %zu tensors",
+            tensors.size() - ordered.size());
+    return ordered;
+}
+
+size_t llmc_elements(const GptShape& shape, int padded_vocab) {
+    const size_t all = lay_out_tensors(shape).parameters, width = size_t(shape.n_embd);
+    return all - size_t(shape.padded_vocab()) * width + size_t(padded_vocab) * width;
+}
