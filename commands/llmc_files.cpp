@@ -150,6 +150,9 @@ template <class T> std::span<const T> LlmcDebugState::array(size_t first_word, s
     return {reinterpret_cast<const T*>(file.data() + kHeaderBytes) + first_word, count};
 }
 
+std::span<const int32_t> LlmcDebugState::tokens() const { return array<int32_t>(0, rows()); }
+std::span<const int32_t> LlmcDebugState::targets() const { return array<int32_t>(rows(), rows()); }
+
 void LlmcDebugState::check(const LlmcModel& model) const {
     const std::string& path = file.path();
     if (seq_len > model.shape.n_positions)

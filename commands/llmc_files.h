@@ -46,8 +46,8 @@ struct LlmcDebugState {
     // tokens and targets inside the vocabulary.
     void check(const LlmcModel& model) const;
 
-    std::span<const int32_t> tokens() const { return array<int32_t>(0, rows()); }
-    std::span<const int32_t> targets() const { return array<int32_t>(rows(), rows()); }
+    std::span<const int32_t> tokens() const;
+    std::span<const int32_t> targets() const;
 
     // The rest needs the model, and the file to have been checked against it. Logits: (B, T, V). Gradients: in the
     // order of llmc_tensors().

@@ -20,7 +20,8 @@ constexpr size_t kHeaderBytes = 1024;
 constexpr int kVocab = 269, kPadded = 384, kChannels = 12;
 
 Gpt model_of(const GptShape& shape) {
-    return Gpt({.shape = shape, .batch = 1, .seq_len = 1, .head_rows = 1, .training = false}, comm_single());
+    return Gpt({.shape = shape, .batch = 1, .seq_len = 1, .optimizer = {}, .head_rows = 1, .training = false},
+               comm_single());
 }
 
 Gpt loaded(const std::string& path) {
