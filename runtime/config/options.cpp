@@ -233,8 +233,9 @@ std::string allowed_values(const Option& option) {
         else if constexpr (std::is_same_v<T, uint64_t>)
             return "an integer from 0 to 18446744073709551615";
         else if constexpr (std::is_same_v<T, DataParts>)
-            return format("text like a path, or a list of 1 to %zu {\"path\": text, \"weight\": number in (0, %g]}",
-                          kMostDataParts, kLargestWeight);
+            return format("text without NUL, 1 to %zu bytes, or a list of 1 to %zu {\"path\": such a text, "
+                          "\"weight\": a number in (0, %.10g]}",
+                          kLongestText, kMostDataParts, kLargestWeight);
         else if constexpr (std::is_same_v<T, std::string>)
             return format("text without NUL, %d to %zu bytes", allowed.may_be_empty ? 0 : 1, kLongestText);
         else if constexpr (std::is_enum_v<T>)

@@ -56,6 +56,7 @@ class Mixture(TrainerTest):
                       [{"path": "data/train_*.bin", "weight": 0}], [{"path": "data/train_*.bin", "weight": "1"}],
                       [{"path": "data/train_*.bin", "weight": 1, "name": "x"}], {"path": "x", "weight": 1}, 7):
             with self.subTest(value):
-                self.assertIn("data.train must be text like a path, or a list", self.train(expect=78, data_train=value))
+                said = self.train(expect=78, data_train=value)
+                self.assertIn("data.train must be text without NUL, 1 to 4096 bytes, or a list", said)
         self.assertIn("nowhere/*.bin", self.train(expect=66, data_train=[*parts(1, 1),
                                                                        {"path": "nowhere/*.bin", "weight": 1}]))
