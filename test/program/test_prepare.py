@@ -16,7 +16,8 @@ class Prepare(TrainerTest):
         (self.dir / "book.txt").write_text(generated_text(8000))
 
     # BPE-dropout and copies make a few seconds of work of half a megabyte.
-    SLOW = ["prepare", "book.txt", "--copies", "8", "--bpe-dropout", "0.1", "--vocab-size", "600", "--threads", "2"]
+    SLOW = ["prepare", "book.txt", "--minutes", "0", "--copies", "8", "--bpe-dropout", "0.1", "--vocab-size", "600",
+            "--threads", "2"]
 
     def start(self, *args):
         process = subprocess.Popen([TRAINER, *self.SLOW, *args], cwd=self.dir, env=ENVIRONMENT, text=True,
@@ -54,7 +55,7 @@ class Prepare(TrainerTest):
         self.assertIn("--force", said)
         self.run_trainer("prepare", "text.txt", "--out", "out", "--force")
         self.assertEqual(sorted(os.listdir(self.dir / "out")),
-                         ["dataset.json", "tokenizer.json", "train_000000.bin", "val_000000.bin"])
+                         ["config.json", "dataset.json", "tokenizer.json", "train_000000.bin", "val_000000.bin"])
         before = self.contents("out")
         self.assertIn("--force", self.run_trainer("prepare", "book.txt", "--out", "out", expect=CANNOT_CREATE))
         self.assertEqual(self.contents("out"), before)
