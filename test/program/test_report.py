@@ -23,7 +23,7 @@ def val(step, loss):
 
 
 def seven_digits(value):
-    return float(f"{value:.7g}")
+    return value if value == int(value) else float(f"{value:.7g}")  # whole numbers are exact
 
 
 class Page(HTMLParser):
