@@ -430,6 +430,7 @@ class Limits(GetTest):
         self.fault(SHARDS[2], "stall")
         pid, terminal = pty.fork()
         if pid == 0:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # what was started in the background may ignore it
             os.chdir(self.dir)
             os.environ["no_proxy"] = "*"
             os.execv(SCRIPT, [SCRIPT, "fineweb10B", "--endpoint", self.server.url])
