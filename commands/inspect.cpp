@@ -122,13 +122,7 @@ void inspect_dataset(const std::string& directory) {
 // Whether model.init_from takes the model, or why not.
 std::string fitness(const Json& config, const std::string& path) {
     try {
-        auto size = [&](const char* key) { return value_at<int>(config, std::string("/") + key, path); };
-        const GptShape shape{.n_layer = size("n_layer"),
-                             .n_head = size("n_head"),
-                             .n_kv_head = size("n_head"),
-                             .n_embd = size("n_embd"),
-                             .n_positions = size("n_positions"),
-                             .vocab_size = size("vocab_size")};
+        const GptShape shape = hf_shape(config, path);
         check_hf_config(config, shape, path);
         return format("gpt2, %d layers, %d heads, %d channels, %d positions, vocabulary %d; model.init_from takes it",
                       shape.n_layer, shape.n_head, shape.n_embd, shape.n_positions, shape.vocab_size);
