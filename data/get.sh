@@ -316,7 +316,7 @@ awk -v most="${shards:-999999}" '/(^|[\/_])train[-_]/ { if (++found <= most) tra
     { print } END { printf "%s", train }' "$out/.files" > "$work/wanted"
 
 total=0 missing=0 count=0
-todo=()
+pending=()
 while read -r expected sum path; do
     file=$out/${path##*/}
     total=$((total + expected)) count=$((count + 1))
@@ -324,22 +324,22 @@ while read -r expected sum path; do
         if matches "$file" "$expected" ${verify:+"$sum"}; then continue; fi
         set_aside "$file" "$file"
     fi
-    todo+=("$expected $sum $path")
+    pending+=("$expected $sum $path")
     missing=$((missing + expected - $(bytes "$file.part")))
 done < "$work/wanted"
 say "$name: $(human "$total") in $count file$([ "$count" = 1 ] || echo s) of $out;" \
-    "$((count - ${#todo[@]})) there already, $(human "$missing") to download"
+    "$((count - ${#pending[@]})) there already, $(human "$missing") to download"
 free=$(df --output=avail -B1 -- "$out" | tail -n 1)
 [ "$missing" -le "$free" ] ||
     die 74 "$out has $(human "$free") free, but $(human "$missing") are to come" \
         'Free some space, take less with --shards N, or another disk with --out DIR.'
 
 number=0
-for row in "${todo[@]}"; do
+for row in "${pending[@]}"; do
     read -r expected sum path <<< "$row"
     file=$out/${path##*/} part=$out/${path##*/}.part number=$((number + 1))
     at=$(bytes "$part")
-    say "[$number/${#todo[@]}] ${path##*/}, $(human "$expected")$([ "$at" = 0 ] || echo ", from byte $at")"
+    say "[$number/${#pending[@]}] ${path##*/}, $(human "$expected")$([ "$at" = 0 ] || echo ", from byte $at")"
     if [ "$at" -lt "$expected" ]; then
         resolve=$endpoint/datasets/$repository/resolve/main/$path
         [ -z "$sha256" ] || resolve=$endpoint/$repository/$path
