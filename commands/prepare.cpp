@@ -1,7 +1,6 @@
 #include "data/prepare.h"
 
 #include <CLI/App.hpp>
-#include <filesystem>
 
 #include "commands/command_line.h"
 #include "commands/suggest_config.h"
@@ -20,26 +19,18 @@ std::string number_text(double value) {
     return format("%.0f", value);
 }
 
-// As the user would type it in the current directory.
-std::string program_to_type() {
-    const std::filesystem::path program = program_path();
-    const std::filesystem::path relative = program.lexically_proximate(std::filesystem::current_path());
-    return relative.string().starts_with("..") ? program.string() : relative.string();
-}
-
 // Writes OUT/config.json and says what it will do. An older one, which may have been edited, is moved aside.
 void write_config(const Options& options, const PrepareSummary& data) {
     const std::string& out = options.prepare.out_dir;
     const int copies = options.prepare.copies;
-    const std::optional<Suggestion> suggestion =
-        suggest_config({.directory = out,
-                        .vocab_size = data.vocab_size,
-                        .train_tokens = data.train.tokens,
-                        .text_bytes = data.train.text_bytes / uint64_t(copies),
-                        .val_tokens = data.val.tokens,
-                        .has_tokenizer = file_exists(out + "/tokenizer.json"),
-                        .minutes = options.minutes},
-                       measured_step_s);
+    const std::optional<Suggestion> suggestion = suggest_config({.directory = out,
+                                                                 .vocab_size = data.vocab_size,
+                                                                 .train_tokens = data.train.tokens,
+                                                                 .text_bytes = data.train.text_bytes / uint64_t(copies),
+                                                                 .val_tokens = data.val.tokens,
+                                                                 .has_tokenizer = file_exists(out + "/tokenizer.json"),
+                                                                 .minutes = options.minutes},
+                                                                measured_step_s);
     if (!suggestion) return print_line("the text is too short for a batch of any model: no config.json was written");
     const std::string path = out + "/config.json", text = changed_config_json(suggestion->config);
     if (file_exists(path) && read_file(path) != text) rename_path(path, first_unused(path + ".old-"));
@@ -51,7 +42,7 @@ void write_config(const Options& options, const PrepareSummary& data) {
     print_line(format("%g minutes on this machine are about %s steps of %ld tokens: %.1f times the text",
                       options.minutes, number_text(suggestion->steps()).c_str(), config.train.total_batch_tokens,
                       suggestion->tokens() / double(data.train.tokens) * copies));
-    print_line(format("next: %s %s", program_to_type().c_str(), path.c_str()));
+    print_line(format("next: %s %s", path_to_type(program_path()).c_str(), path.c_str()));
 }
 
 }  // namespace
@@ -67,17 +58,21 @@ void add_prepare(CLI::App& app) {
                      "directories; - for standard input")
         ->required();
     parser->add_option("--out", options->out_dir, "directory for tokenizer.json and the shards")->required();
-    parser->add_option("--vocab-size", options->vocab_size,
-                       "tokens of a new bpe tokenizer; "
-                       "default: the power of two next to the square root of the bytes of text");
+    parser
+        ->add_option("--vocab-size", options->vocab_size,
+                     "tokens of a new bpe tokenizer; "
+                     "default: the power of two next to the square root of the bytes of text")
+        ->check(integer_in(0, 1 << 24));
     parser->option_defaults()->always_capture_default();
     parser->add_option("--minutes", command->minutes, "of training, for which config.json is made; 0: none is made")
         ->check(finite_in(0, 1e6));
-    parser->add_option("--tokenizer", options->tokenizer,
-                       "bytes, bpe (learned from the text), gpt2, or the file of a tokenizer")
+    parser
+        ->add_option("--tokenizer", options->tokenizer,
+                     "bytes, bpe (learned from the text), gpt2, or the file of a tokenizer")
         ->type_name("bytes|bpe|gpt2|FILE");
     parser->add_option("--val-fraction", options->val_fraction, "share of the input, at its end, to hold out");
-    parser->add_option("--shard-tokens", options->shard_tokens, "tokens per shard, at most");
+    parser->add_option("--shard-tokens", options->shard_tokens, "tokens per shard, at most")
+        ->check(integer_in(1, INT32_MAX));
     parser->add_option("--copies", options->copies, "times that the training part is written, for a short text");
     parser->add_option("--bpe-dropout", options->bpe_dropout,
                        "probability that a merge of the training part is left out, so that its copies differ");

@@ -15,25 +15,17 @@ static constexpr int32_t kLlmcGpt2Magic = 20240520, kLlmcLlamaMagic = 20240801, 
 static constexpr const char* kPublicDatasets[] = {"tinyshakespeare", "tinystories",   "openwebtext",
                                                   "fineweb10B",      "finewebedu10B", "hellaswag"};
 
-// data/get.sh as it is typed in the current directory; "" if it is not where the program looks for its files.
-static std::string download_script() {
-    namespace fs = std::filesystem;
-    const fs::path path = fs::path(data_directory("get.sh")).lexically_normal();
-    std::error_code error;
-    const fs::path relative = path.lexically_relative(fs::current_path(error));
-    if (!file_exists(path)) return "";
-    return relative.empty() || *relative.begin() == ".." ? path : relative;
-}
-
 std::vector<std::string> find_shards(const std::string& pattern, const std::string& key) {
     try {
         return expand_glob(pattern, key);
     } catch (const Error& error) {
-        const std::string name = std::filesystem::path(pattern).parent_path().filename(), script = download_script();
-        const bool is_public = std::find(std::begin(kPublicDatasets), std::end(kPublicDatasets), name) !=
-                               std::end(kPublicDatasets);
-        if (error.code != Exit::no_input || !is_public || script.empty()) throw;
-        fail(Exit::no_input, "%s; to download this data set: %s %s", std::string(error.what()), script, name);
+        const std::string name = std::filesystem::path(pattern).parent_path().filename();
+        const std::string script = data_directory("get.sh");
+        const bool is_public =
+            std::find(std::begin(kPublicDatasets), std::end(kPublicDatasets), name) != std::end(kPublicDatasets);
+        if (error.code != Exit::no_input || !is_public || !file_exists(script)) throw;
+        fail(Exit::no_input, "%s; to download this data set: %s %s", std::string(error.what()), path_to_type(script),
+             name);
     }
 }
 

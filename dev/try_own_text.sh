@@ -14,6 +14,7 @@ cd "$(dirname "$0")/.."
 
 make_chroot bookworm root
 clone_into root
+in_chroot root mount -t proc proc /proc
 mkdir "$folder/root/train_gpt/mytext"
 cp "$text" "$folder/root/train_gpt/mytext/"
 

@@ -1,4 +1,5 @@
 
+#include <cmath>
 #include <deque>
 
 #include "runtime/checkpoint/manifest.h"
@@ -71,6 +72,20 @@ TEST_CASE("safetensors written by Python are read") {
     expect_error(Exit::data, {"from_python.safetensors", "float", "(2, 3)", "(3, 2)"}, [&] {
         file.at("float", {3, 2});
     });
+}
+
+TEST_CASE("a number of an FP64 tensor that FP32 cannot hold is an error, an infinity is not") {
+    TemporaryDirectory directory;
+    const std::string path = directory / "wide.safetensors", wide = header("\"F64\"", "[2]", "[0,16]");
+    auto read = [&](double second) {
+        const double values[] = {-1.5, second};
+        write_file_atomically(path,
+                              file_of(wide.size(), wide + std::string(reinterpret_cast<const char*>(values), 16)));
+        return Safetensors(path).at("w").floats();
+    };
+    CHECK(read(3e38) == std::vector<float>{-1.5f, 3e38f});
+    CHECK(std::isinf(read(HUGE_VAL)[1]));
+    expect_error(Exit::data, {"wide.safetensors", "element 1 of w", "1e+39", "FP32"}, [&] { read(1e39); });
 }
 
 TEST_CASE("safetensors come back as they were written, whatever their size") {

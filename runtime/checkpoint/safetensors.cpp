@@ -1,6 +1,7 @@
 #include "runtime/checkpoint/safetensors.h"
 
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <set>
@@ -159,6 +160,9 @@ template <class T> std::vector<float> floats_of(const Entry& entry) {
         T value;
         std::memcpy(&value, entry.data + i * sizeof(T), sizeof(T));
         values[i] = rounded(value);
+        if constexpr (std::is_same_v<T, double>)
+            if (std::isinf(values[i]) && std::isfinite(value))
+                fail(Exit::data, "%s: element %zu of %s is %g, beyond FP32's range", entry.file, i, entry.name, value);
     }
     return values;
 }

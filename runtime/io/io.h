@@ -159,6 +159,9 @@ size_t resident_bytes();
 std::string program_path();
 std::string program_directory();
 
+// The path as a user would type it: relative to the current directory where it lies below that, else absolute.
+std::string path_to_type(const std::string& path);
+
 // A directory of files that come with the program: PREFIX/share/train_gpt/NAME for a program in PREFIX/bin that
 // `make install` put there, else data/NAME of the checkout whose build directory it is in.
 std::string data_directory(const std::string& name);

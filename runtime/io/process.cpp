@@ -1,4 +1,5 @@
 #include <sodium.h>
+#include <sys/auxv.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -85,11 +86,21 @@ size_t resident_bytes() {
 }
 
 std::string program_path() {
-    std::error_code ignored;
-    return std::filesystem::read_symlink("/proc/self/exe", ignored);  // empty after an error
+    std::error_code error;
+    const std::filesystem::path path = std::filesystem::read_symlink("/proc/self/exe", error);
+    // Without /proc, as in a bare chroot: the path that the kernel was given.
+    return error ? std::filesystem::absolute(reinterpret_cast<const char*>(::getauxval(AT_EXECFN)), error) : path;
 }
 
 std::string program_directory() { return directory_of(program_path()); }
+
+std::string path_to_type(const std::string& path) {
+    namespace fs = std::filesystem;
+    const fs::path absolute = fs::path(path).lexically_normal();
+    std::error_code error;
+    const fs::path relative = absolute.lexically_relative(fs::current_path(error));
+    return relative.empty() || *relative.begin() == ".." ? absolute : relative;
+}
 
 std::string random_hex(size_t bytes) {
     if (::sodium_init() < 0) fail(Exit::os, "libsodium finds no random number generator on this system");

@@ -205,6 +205,8 @@ class BadInput(TrainerTest):
             (["prepare", "text.txt", "--out", "text.txt"], CANNOT_CREATE, "text.txt"),
             (["prepare", "line.txt", "--out", "out"], DATA, "--val-fraction 0"),
             (["prepare", "--vocab-size", "100", "text.txt", "--out", "out"], USAGE, "100"),
+            (["prepare", "--vocab-size", "-1", "text.txt", "--out", "out"], USAGE, "--vocab-size", "-1", "integer in"),
+            (["prepare", "--shard-tokens", "-1", "text.txt", "--out", "out"], USAGE, "--shard-tokens", "-1"),
             (["prepare", "--tokenizer", "bytes", "text.txt", "--out", "run"], CANNOT_CREATE, "run"),
             (["prepare", "--tokenizer", "bytes", "binary", "--out", "out"], DATA, "binary"),
             (["prepare", "--tokenizer", "bytes", "bad.jsonl", "--out", "out"], DATA, "bad.jsonl", "2", "text"),
