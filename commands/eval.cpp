@@ -69,8 +69,10 @@ void write_answers(const std::string& path, const QuestionSet& set, const Answer
 class Evaluation {
 public:
     Evaluation(const Options& options, const ModelSource& source, const Comm& comm)
-        : options_(options), is_first_(comm.rank == 0), comm_(comm), model_(load_model(source, options.batch, comm,
-                                                                                      options.tokenizer)) {
+        : options_(options),
+          is_first_(comm.rank == 0),
+          comm_(comm),
+          model_(load_model(source, options.batch, comm, options.tokenizer)) {
         Config& config = model_.config;
         config.eval.batches = options.batches;
         if (options.stride >= 0) config.eval.stride = options.stride;
@@ -115,7 +117,10 @@ public:
 
     void questions() {
         std::vector<QuestionSet> sets;  // all of them are read first: an error in the last comes at once
-        for (const std::string& path : options_.questions) {
+        std::vector<std::string> paths;
+        for (const std::string& pattern : options_.questions)
+            std::ranges::copy(find_shards(pattern, "--questions"), std::back_inserter(paths));
+        for (const std::string& path : paths) {
             sets.push_back(read_questions(path, model_.tokenizer ? &*model_.tokenizer : nullptr,
                                           model_.config.model.vocab_size, size_t(options_.limit)));
             check_fits(sets.back(), model_.config.train.seq_len);
@@ -143,8 +148,9 @@ private:
         if (file.acc_norm) print("acc_norm", *file.acc_norm);
         print("acc_per_token", file.acc_per_token);
         if (answers.truncated > 0)
-            std::printf("  %zu of %zu completions lost the beginning of their context, which is too long for the model\n",
-                        answers.truncated, answers.log_likelihoods.size());
+            std::printf(
+                "  %zu of %zu completions lost the beginning of their context, which is too long for the model\n",
+                answers.truncated, answers.log_likelihoods.size());
     }
 
     const Options& options_;
@@ -219,8 +225,9 @@ void add_eval(CLI::App& app, CommandLine& line) {
     parser->add_option("--answers", options->answers, "JSON Lines file for the log-likelihood of each completion")
         ->type_name("FILE")
         ->needs(questions);
-    parser->add_option("--per-position", options->positions,
-                       "CSV file for the loss by position in the window, of --data or --text; -: print it")
+    parser
+        ->add_option("--per-position", options->positions,
+                     "CSV file for the loss by position in the window, of --data or --text; -: print it")
         ->type_name("FILE");
     parser->add_option("--batch", options->batch, "sequences at a time (default: the run's train.batch_size, or 1)")
         ->check(integer_in(1, 1 << 20));

@@ -4,12 +4,13 @@
 #include <set>
 
 #include "data/reject_file.h"
+#include "data/shards.h"
 
 std::vector<QuestionSet> questions_of(const Config& config, const std::optional<Tokenizer>& tokenizer) {
     std::vector<QuestionSet> sets;
     if (config.eval.questions.empty()) return sets;
     std::set<std::string> names;
-    for (const std::string& path : expand_glob(config.eval.questions, "eval.questions")) {
+    for (const std::string& path : find_shards(config.eval.questions, "eval.questions")) {
         const size_t limit = size_t(config.eval.max_questions);
         sets.push_back(read_questions(path, tokenizer ? &*tokenizer : nullptr, config.model.vocab_size, limit));
         check_fits(sets.back(), config.train.seq_len);

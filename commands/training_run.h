@@ -6,7 +6,6 @@
 
 #include "commands/questions.h"
 #include "runtime/cluster/cluster.h"
-#include "runtime/logging/logging.h"
 
 struct TrainingRun {
     const Config& config;

@@ -23,8 +23,7 @@ public:
         : replacement_(std::move(replacement)), pattern_(nullptr, pcre2_code_free) {
         int error = 0;
         size_t offset = 0;
-        pattern_.reset(
-            pcre2_compile(PCRE2_SPTR(pattern.data()), pattern.size(), PCRE2_UTF, &error, &offset, nullptr));
+        pattern_.reset(pcre2_compile(PCRE2_SPTR(pattern.data()), pattern.size(), PCRE2_UTF, &error, &offset, nullptr));
         require(pattern_ != nullptr, "PCRE2 error %d at character %zu of %s", error, offset, pattern);
     }
 
@@ -91,7 +90,8 @@ public:
 
     std::vector<std::string> choices(const char* name) const {
         const Json& list = json_[name];
-        const bool are_texts = list.is_array() && std::ranges::all_of(list, [](auto& text) { return text.is_string(); });
+        const bool are_texts =
+            list.is_array() && std::ranges::all_of(list, [](auto& text) { return text.is_string(); });
         if (!are_texts || list.size() < 2) reject_field(name, "a list of at least two texts");
         return list.get<std::vector<std::string>>();
     }
@@ -205,7 +205,8 @@ QuestionSet read_questions(const std::string& path, const Tokenizer* tokenizer, 
     set.path = path;
     set.name = std::filesystem::path(path).filename();
     set.name = set.name.substr(0, set.name.find('.', 1));
-    std::ranges::replace_if(set.name, [](char c) { return !std::isalnum(uint8_t(c)) && c != '-'; }, '_');
+    std::ranges::replace_if(
+        set.name, [](char c) { return !std::isalnum(uint8_t(c)) && c != '-'; }, '_');
     const MappedFile file(path);
     if (is_eval_file(file.text())) {
         set.questions = read_eval_file(path);

@@ -36,8 +36,8 @@ void RollingText::add_windows(uint64_t begin) {
     const uint64_t count = ids_.size() - begin;  // with kEndOfText
     for (uint64_t done = 0, next; done + 1 < count; done = next) {
         next = std::min(count - 1, done + (done == 0 ? seq_len_ : stride_));
-        windows_.push_back({begin + next - std::min(next, seq_len_), uint32_t(std::min(next, seq_len_)),
-                            uint32_t(next - done)});
+        windows_.push_back(
+            {begin + next - std::min(next, seq_len_), uint32_t(std::min(next, seq_len_)), uint32_t(next - done)});
         tokens_ += next - done;
     }
 }

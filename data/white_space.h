@@ -10,10 +10,9 @@ inline size_t white_space_length(std::string_view text) {
     if ((first >= 0x09 && first <= 0x0d) || (first >= 0x1c && first <= 0x20)) return 1;
     if (first == 0xc2) return second == 0x85 || second == 0xa0 ? 2 : 0;
     const unsigned last_two = second << 8 | third;
-    const bool is_space =
-        (first == 0xe1 && last_two == 0x9a80) || (first == 0xe3 && last_two == 0x8080) ||
-        (first == 0xe2 && ((last_two >= 0x8080 && last_two <= 0x808a) || last_two == 0x80a8 || last_two == 0x80a9 ||
-                           last_two == 0x80af || last_two == 0x819f));
+    const bool is_space = (first == 0xe1 && last_two == 0x9a80) || (first == 0xe3 && last_two == 0x8080) ||
+                          (first == 0xe2 && ((last_two >= 0x8080 && last_two <= 0x808a) || last_two == 0x80a8 ||
+                                             last_two == 0x80a9 || last_two == 0x80af || last_two == 0x819f));
     return is_space ? 3 : 0;
 }
 

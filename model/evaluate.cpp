@@ -93,8 +93,7 @@ std::vector<double> log_likelihoods(Gpt& gpt, const std::vector<Continuation>& t
         gpt.evaluate(tokens.data(), targets.data(), losses.data(), int(seq_len));
         sums.assign(end - begin, 0.0);
         for (size_t i = own; i < std::min(end, own + each); i++)
-            for (size_t row = 0; row < seq_len; row++)
-                sums[i - begin] -= double(losses[(i - own) * seq_len + row]);
+            for (size_t row = 0; row < seq_len; row++) sums[i - begin] -= double(losses[(i - own) * seq_len + row]);
         gpt.sum_over_ranks(sums);
         for (size_t i = begin; i < end; i++) scores[order[i]] = sums[i - begin];
     }

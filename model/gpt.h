@@ -73,8 +73,8 @@ public:
     StepResult end_step(const std::array<double, StepResult::kVotes>& votes = {});
 
     // Sum of the losses of one batch in nats, forward only. Waits for the device. `losses`, if not null, receives that
-    // of each target and 0 elsewhere: (B, T). With `seq_len`, which divides T, sequences are that long and as many more:
-    // both arrays are (B T / seq_len, seq_len).
+    // of each target and 0 elsewhere: (B, T). With `seq_len`, which divides T, sequences are that long, and as many as
+    // fit: all three arrays are (B T / seq_len, seq_len).
     double evaluate(const int* tokens, const int* targets, float* losses = nullptr, int seq_len = 0);
 
     // Logits, in float, that follow token `row` (0 to B T - 1) of the last forward(): (V) in `logits`.

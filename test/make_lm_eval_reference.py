@@ -21,14 +21,16 @@ HELLASWAG = [
      "endings": ["throws the kettle away.", "sings to the dog.", "paints the water red.", "waits until it boils."]},
     {"ind": 5, "activity_label": "Home and Garden", "source_id": "wikihow~5", "label": "0",
      "ctx_a": "[header] How to clean a window [title] Fill a bucket. [step] Use  warm water.", "ctx_b": "", "ctx": "",
-     "endings": ["[substeps] Add some soap.  Mix it well. ", "Drink it.", "[title] Leave the house [step] Now.", "Sleep"]},
-    {"ind": 6, "activity_label": "Café", "ctx_a": " Der Zug hält in Köln.", "ctx_b": "éMILE UND ÖZLEM steigen aus, dann",
-     "ctx": "", "source_id": "made~6", "label": 3,
+     "endings": ["[substeps] Add some soap.  Mix it well. ", "Drink it.", "[title] Leave the house [step] Now.",
+                 "Sleep"]},
+    {"ind": 6, "activity_label": "Café", "ctx_a": " Der Zug hält in Köln.", "ctx": "", "source_id": "made~6",
+     "ctx_b": "éMILE UND ÖZLEM steigen aus, dann", "label": 3,
      "endings": ["fahren sie nach Übersee.", "gehen sie ins Café.", "schläft\u00a0er.\u00a0", "日本語"]},
-    {"ind": 7, "activity_label": "Running", "ctx_a": "A man runs. He runs on. " * 12, "ctx_b": "then He Stops", "ctx": "",
-     "source_id": "made~7", "label": 2, "endings": ["and rests.", "and flies to the moon.", "to drink.", "no [more."]},
-    {"ind": 8, "activity_label": "x", "ctx_a": "A\nnew [line\nhere] ends.", "ctx_b": "the", "ctx": "", "source_id": "made~8",
-     "label": 0, "endings": ["end", "end of the story", "e", "[x][y] end"]},
+    {"ind": 7, "activity_label": "Running", "ctx_a": "A man runs. He runs on. " * 12, "ctx_b": "then He Stops",
+     "ctx": "", "source_id": "made~7", "label": 2,
+     "endings": ["and rests.", "and flies to the moon.", "to drink.", "no [more."]},
+    {"ind": 8, "activity_label": "x", "ctx_a": "A\nnew [line\nhere] ends.", "ctx_b": "the", "ctx": "",
+     "source_id": "made~8", "label": 0, "endings": ["end", "end of the story", "e", "[x][y] end"]},
 ]
 # General fields; a different number of choices, an empty context, and white space at the end of a context.
 GENERAL = [
@@ -39,9 +41,10 @@ GENERAL = [
     {"context": "Tea or coffee \t\u3000", "choices": ["tea", "coffee", "  both", "ça alors"], "label": 3},
     {"context": "On and on and on it goes, and nobody knows why. " * 6, "choices": ["Then it ends.", "On"], "label": 0},
 ]
-TEXT = ("It was a bright cold day in the garden, and the kettle was boiling.\n\n  \"Shall we have tea?\" asked the woman; "
-        "the man, who had been running, said that he'd rather drink water.\r\n\tZwölf Boxkämpfer jagen Viktor quer über "
-        "den Sylter Deich.\u00a0\u2003日本語の文。\n" + "The day went on and on, and 1234 windows were cleaned. " * 5)
+TEXT = ("It was a bright cold day in the garden, and the kettle was boiling.\n\n  \"Shall we have tea?\" asked the "
+        "woman; the man, who had been running, said that he'd rather drink water.\r\n\tZwölf Boxkämpfer jagen Viktor "
+        "quer über den Sylter Deich.\u00a0\u2003日本語の文。\n"
+        + "The day went on and on, and 1234 windows were cleaned. " * 5)
 
 
 def read_lines(path):
@@ -70,8 +73,8 @@ def tasks(general, hellaswag, text):
     rolling = {"output_type": "loglikelihood_rolling", "test_split": "test", "doc_to_text": "",
                "doc_to_target": lambda doc: doc["page"],
                "metric_list": [{"metric": name} for name in ("word_perplexity", "byte_perplexity", "bits_per_byte")]}
-    hellaswag = [{key: doc[key] for key in ("activity_label", "ctx_a", "ctx_b", "endings")} | {"label": str(doc["label"])}
-                 for doc in hellaswag]
+    fields = ("activity_label", "ctx_a", "ctx_b", "endings")
+    hellaswag = [{key: doc[key] for key in fields} | {"label": str(doc["label"])} for doc in hellaswag]
     return [{"task": "general", "custom_dataset": rows([general_document(doc) for doc in general]), **choice},
             {"task": "hellaswag", "custom_dataset": rows(hellaswag), "process_docs": process_docs, **choice},
             {"task": "text", "custom_dataset": rows([{"page": text}]), **rolling}]
@@ -134,7 +137,8 @@ def main():
     (HERE / "text.txt").write_bytes(TEXT.encode())
     make_model()
     found = evaluate(HERE, GENERAL, HELLASWAG, TEXT)
-    (HERE / "expected.json").write_text("{\n" + ",\n".join(f" {json.dumps(name)}: {json.dumps(of)}" for name, of in found.items()) + "\n}\n")
+    lines = [f" {json.dumps(name)}: {json.dumps(of)}" for name, of in found.items()]
+    (HERE / "expected.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
     (HERE / "generation_config.json").unlink(missing_ok=True)
 
 
