@@ -74,28 +74,39 @@ Validation evaluate(Gpt& gpt, uint64_t batches, const std::function<Batch()>& ne
 
 std::vector<double> log_likelihoods(Gpt& gpt, const std::vector<Continuation>& texts) {
     const size_t T = size_t(gpt.options().seq_len), rows = size_t(gpt.options().batch) * T;
+    const size_t ranks = size_t(gpt.options().ranks);
     std::vector<size_t> order(texts.size());
     std::iota(order.begin(), order.end(), size_t(0));
     std::ranges::stable_sort(order, std::greater<>(), [&](size_t i) { return texts[i].tokens(); });
+    // The longest texts first. A micro-batch of shorter ones has more of them: T is halved as often as they allow. So
+    // where a text is computed does not depend on the number of ranks.
+    struct Part {
+        size_t begin, end;  // in `order`
+        size_t seq_len;
+    };
+    std::vector<Part> parts;
+    for (size_t begin = 0; begin < texts.size(); begin = parts.back().end) {
+        size_t seq_len = T;
+        while (seq_len % 2 == 0 && seq_len / 2 >= texts[order[begin]].tokens() - 1) seq_len /= 2;
+        parts.push_back({begin, std::min(texts.size(), begin + rows / seq_len), seq_len});
+    }
     std::vector<double> scores(texts.size()), sums;
     std::vector<int> tokens(rows), targets(rows);
     std::vector<float> losses(rows);
-    // The longest texts first. A micro-batch of shorter ones has more of them: T is halved as often as they allow.
-    for (size_t begin = 0, end; begin < texts.size(); begin = end) {
-        const Continuation& longest = texts[order[begin]];
-        size_t seq_len = T;
-        while (seq_len % 2 == 0 && seq_len / 2 >= longest.tokens() - 1) seq_len /= 2;
-        const size_t each = rows / seq_len, own = begin + each * size_t(gpt.options().rank);
-        end = std::min(texts.size(), begin + each * size_t(gpt.options().ranks));
+    for (size_t round = 0; round < parts.size(); round += ranks) {
+        // Where parameters are sharded, all ranks pass through the model together, the last ones maybe without a text.
+        const size_t number = round + size_t(gpt.options().rank), last = std::min(parts.size(), round + ranks) - 1;
+        const Part own = number < parts.size() ? parts[number] : Part{0, 0, T};
         std::ranges::fill(tokens, 0), std::ranges::fill(targets, -1);
-        for (size_t i = own; i < std::min(end, own + each); i++)
-            fill_row(texts[order[i]], T, &tokens[(i - own) * seq_len], &targets[(i - own) * seq_len]);
-        gpt.evaluate(tokens.data(), targets.data(), losses.data(), int(seq_len));
-        sums.assign(end - begin, 0.0);
-        for (size_t i = own; i < std::min(end, own + each); i++)
-            for (size_t row = 0; row < seq_len; row++) sums[i - begin] -= double(losses[(i - own) * seq_len + row]);
+        for (size_t i = own.begin, at = 0; i < own.end; i++, at += own.seq_len)
+            fill_row(texts[order[i]], T, &tokens[at], &targets[at]);
+        gpt.evaluate(tokens.data(), targets.data(), losses.data(), int(own.seq_len));
+        const size_t first = parts[round].begin;
+        sums.assign(parts[last].end - first, 0.0);
+        for (size_t i = own.begin, at = 0; i < own.end; i++)
+            for (size_t k = 0; k < own.seq_len; k++) sums[i - first] -= double(losses[at++]);
         gpt.sum_over_ranks(sums);
-        for (size_t i = begin; i < end; i++) scores[order[i]] = sums[i - begin];
+        for (size_t i = 0; i < sums.size(); i++) scores[order[first + i]] = sums[i];
     }
     return scores;
 }

@@ -2,7 +2,6 @@
 #include "data/questions.h"
 #include "data/rolling_text.h"
 #include "data/white_space.h"
-#include "test/catch.h"
 #include "test/data_files.h"
 #include "test/expect_error.h"
 #include "test/temporary_directory.h"

@@ -20,23 +20,23 @@ class Export(TrainerTest):
         self.run_trainer("prepare", "book.txt", "--tokenizer", "bpe", "--vocab-size", 320, "--val-fraction", 0,
                          "--out", "book")
         self.train(data_train="book/train_*.bin", data_val="", data_tokenizer="book/tokenizer.json",
-                   model_vocab_size=320, model_n_positions=40, train_seq_len=40, train_total_batch_tokens=240, train_max_steps=200)
+                   model_vocab_size=320, model_n_positions=40, train_seq_len=40, train_total_batch_tokens=240,
+                   train_max_steps=200)
         self.run_trainer("export", "--hf", "run", "hf")
 
     def test_the_figures_are_the_same(self):
         lines = generated_text(40, seed=2).splitlines()
-        general = [{"context": first[:30], "choices": [first[31:], second[31:], third], "label": i % 3}
-                   for i, (first, second, third) in enumerate(zip(lines, lines[1:], lines[2:]))] + reference.GENERAL
+        general = [{"context": first[:30], "choices": [first[31:], second[31:], third], "label": len(third) % 3}
+                   for first, second, third in zip(lines, lines[1:], lines[2:])] + reference.GENERAL
         for name, documents in (("general", general), ("hellaswag", reference.HELLASWAG)):
             (self.dir / f"{name}.jsonl").write_text("".join(json.dumps(doc) + "\n" for doc in documents))
         text = generated_text(30, seed=3) + reference.TEXT
         (self.dir / "text.txt").write_bytes(text.encode())
         theirs = reference.evaluate(self.dir / "hf", general, reference.HELLASWAG, text)
 
-        said = self.run_trainer("eval", "hf", "--questions", "general.jsonl", "--questions", "hellaswag.jsonl", "--text",
-                                "text.txt", "--answers", "answers.jsonl")
-        self.assertEqual(said, self.run_trainer("eval", "run", "--questions", "general.jsonl", "--questions",
-                                                "hellaswag.jsonl", "--text", "text.txt"))
+        args = ("--questions", "general.jsonl", "--questions", "hellaswag.jsonl", "--text", "text.txt")
+        said = self.run_trainer("eval", "hf", *args, "--answers", "answers.jsonl")
+        self.assertEqual(said, self.run_trainer("eval", "run", *args))
         print(f"\n{said}lm-eval:")
         for name, of in theirs.items():
             print(f"  {name} {({key: value for key, value in of.items() if not isinstance(value, list)})}")
