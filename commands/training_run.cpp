@@ -204,8 +204,8 @@ void validate_if_due(TrainingRun& run) {
     const int every_steps = run.config.eval.every_steps;
     if (!(is_due(run.state.step, every_steps) || (run.is_complete() && every_steps > 0))) return;
     run.control.note_phase(Phase::evaluation, run.state.step);
-    if (!run.questions.empty()) ask_questions(run);
     if (run.val_loader) validate(run);
+    if (!run.questions.empty()) ask_questions(run);
 }
 
 void show_sample_if_due(TrainingRun& run) {

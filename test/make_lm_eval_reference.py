@@ -101,7 +101,8 @@ def evaluate(directory, general, hellaswag, text, **model_args):
                  for of, count, sample in zip(scores, tokens, samples)]
         found[name] = {"acc": numbers["acc,none"], "acc_stderr": numbers["acc_stderr,none"],
                        "acc_norm": numbers["acc_norm,none"], "acc_norm_stderr": numbers["acc_norm_stderr,none"],
-                       "acc_per_token": sum(right) / len(right), "log_likelihoods": scores, "tokens": tokens}
+                       "acc_per_token": sum(right) / len(right), "log_likelihoods": scores, "tokens": tokens,
+                       "characters": [[len(choice) for choice in sample["doc"]["choices"]] for sample in samples]}
     numbers = results["results"]["text"]
     found["text"] = {name: numbers[f"{name},none"] for name in ("word_perplexity", "byte_perplexity", "bits_per_byte")}
     return found

@@ -64,7 +64,8 @@ class Reference(TrainerTest):
         said, files = self.answers("--questions", "hf/hellaswag.jsonl", "--questions", "hf/general.jsonl")
         for name, shares in zip(files, accuracies_in(said)):
             expected = EXPECTED[name]
-            self.assertEqual([line["tokens"] for line in files[name]], expected["tokens"])
+            for number in ("tokens", "characters"):
+                self.assertEqual([line[number] for line in files[name]], expected[number])
             for line, scores in zip(files[name], expected["log_likelihoods"], strict=True):
                 for ours, theirs in zip(line["log_likelihoods"], scores, strict=True):
                     self.assertLess(abs(ours - theirs), 1e-4, f"{name} {line}")
