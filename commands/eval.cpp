@@ -1,10 +1,10 @@
 #include <CLI/App.hpp>
 #include <algorithm>
 #include <cmath>
+#include <nlohmann/json.hpp>
 
 #include "commands/command_line.h"
 #include "commands/questions.h"
-#include "data/input_paths.h"
 #include "data/rolling_text.h"
 
 namespace {
@@ -47,27 +47,35 @@ void write_positions(const std::string& path, const Validation& result) {
 }
 
 // One line per question.
-void write_answers(const std::string& path, const QuestionSet& set, const Answers& answers, std::string& lines) {
-    if (path.empty()) return;
-    size_t next = 0;
+std::string answer_lines(const QuestionSet& set, const Answers& answers) {
+    std::string lines;
+    auto score = answers.log_likelihoods.begin();
     for (size_t i = 0; i < set.questions.size(); i++) {
         const MultipleChoice& question = set.questions[i];
-        std::string scores, tokens, characters;
-        for (size_t k = 0; k < question.completions.size(); k++) {
-            const char* const comma = k == 0 ? "" : ",";
-            scores += format("%s%.9g", comma, answers.log_likelihoods[next++]);
-            tokens += format("%s%zu", comma, question.completions[k].size());
-            if (!question.characters.empty()) characters += format("%s%d", comma, question.characters[k]);
-        }
-        lines += format("{\"file\":\"%s\",\"question\":%zu,\"label\":%d,\"log_likelihoods\":[%s],\"tokens\":[%s]",
-                        set.name.c_str(), i, question.label, scores.c_str(), tokens.c_str());
-        lines += (characters.empty() ? "" : ",\"characters\":[" + characters + "]") + "}\n";
+        const auto first = std::exchange(score, score + ptrdiff_t(question.completions.size()));
+        nlohmann::ordered_json line = {{"file", set.name},
+                                       {"question", i},
+                                       {"label", question.label},
+                                       {"log_likelihoods", std::vector<double>(first, score)},
+                                       {"tokens", nlohmann::json::array()}};
+        for (const std::vector<int32_t>& completion : question.completions) line["tokens"].push_back(completion.size());
+        if (!question.characters.empty()) line["characters"] = question.characters;
+        lines += line.dump() + "\n";
     }
+    return lines;
+}
+
+// The result of `work`. If that takes long, rank 0 says on stderr what it is.
+template <class Work> auto noticed(const Comm& comm, const std::string& what, const Work& work) {
+    TrainingProgress progress(comm.rank == 0 ? stderr : nullptr, TerminalMode::automatic, comm.size, 0, 1);
+    progress.begin(what);
+    return work();
 }
 
 // A command on all ranks together; rank 0 prints.
 class Evaluation {
 public:
+    // All that can be wrong with the options is found before anything is computed.
     Evaluation(const Options& options, const ModelSource& source, const Comm& comm)
         : options_(options),
           is_first_(comm.rank == 0),
@@ -82,6 +90,9 @@ public:
         if (!options.positions.empty() && config.eval.stride % config.train.seq_len != 0)
             fail(Exit::usage, "--per-position needs windows that do not overlap, but the stride is %d: add --stride 0",
                  config.eval.stride);
+        for (const std::string& path : {options.positions, options.answers})
+            if (!path.empty() && !directory_exists(directory_of(path)))
+                fail(Exit::cannot_create, "there is no directory for %s", path);
         if (!model_.tokenizer && !options.text.empty())
             fail(Exit::no_input, "%s has no tokenizer; --tokenizer names one", options.model);
     }
@@ -90,7 +101,9 @@ public:
         const Config& config = model_.config;
         const TokenStream stream(find_shards(glob, key), config.model.vocab_size);
         Loader loader(stream, loader_options(config, comm_, SampleOrder::once));
-        const Validation result = evaluate_pass(model_.gpt, loader, model_.tokenizer, !options_.positions.empty());
+        const Validation result = noticed(comm_, "loss of " + glob, [&] {
+            return evaluate_pass(model_.gpt, loader, model_.tokenizer, !options_.positions.empty());
+        });
         if (!is_first_) return;
         std::printf("%s: loss %.6f", glob.c_str(), result.loss);
         if (result.bits_per_byte) std::printf(", %.4f bits per byte", *result.bits_per_byte);
@@ -105,9 +118,11 @@ public:
         const uint64_t rows_of_all = uint64_t(rows) * uint64_t(comm_.size);
         uint64_t number = uint64_t(comm_.rank);
         auto next = [&] { return text.batch(std::exchange(number, number + uint64_t(comm_.size)), rows); };
-        const Validation result = evaluate(
-            model_.gpt, (text.windows() + rows_of_all - 1) / rows_of_all, next,
-            [&](int token) { return model_.tokenizer->token_bytes(token); }, !options_.positions.empty());
+        const auto token_bytes = [&](int token) { return model_.tokenizer->token_bytes(token); };
+        const uint64_t batches = (text.windows() + rows_of_all - 1) / rows_of_all;
+        const Validation result = noticed(comm_, "loss of " + options_.text, [&] {
+            return evaluate(model_.gpt, batches, next, token_bytes, !options_.positions.empty());
+        });
         if (!is_first_) return;
         std::printf("%s: %zu tokens, loss %.6f, perplexity %.6g, %.6f bits per byte, word perplexity %.6g\n",
                     options_.text.c_str(), text.tokens(), result.loss, std::exp(result.loss), *result.bits_per_byte,
@@ -127,10 +142,11 @@ public:
         }
         std::string lines;
         for (const QuestionSet& set : sets) {
-            const Answers answers = answer_questions(model_.gpt, set);
+            const Answers answers =
+                noticed(comm_, "questions of " + set.path, [&] { return answer_questions(model_.gpt, set); });
             if (!is_first_) continue;
             print_answers(set, answers);
-            write_answers(options_.answers, set, answers, lines);
+            if (!options_.answers.empty()) lines += answer_lines(set, answers);
         }
         if (is_first_ && !options_.answers.empty()) write_file_atomically(options_.answers, lines);
     }

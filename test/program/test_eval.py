@@ -140,6 +140,7 @@ class Reference(TrainerTest):
                 (["--questions", "hf/general.jsonl", "--per-position", "-"], 64, "not for --questions"),
                 (["--limit", 3], 64, "--questions"), (["--text", "nothing.txt"], 66, "nothing.txt"),
                 (["--tokenizer", "gpt2", "--text", "hf/text.txt"], 78, "50257 tokens"),
+                (["--text", "hf/text.txt", "--per-position", "no/where.csv"], 73, "no directory for no/where.csv"),
                 (["--questions", "nothing.jsonl"], 66, "nothing.jsonl")):
             with self.subTest(args):
                 self.assertIn(words, self.run_trainer("eval", "hf", *args, expect=code))
