@@ -17,7 +17,7 @@ ACCURACIES = ("acc", "acc_norm", "acc_per_token")
 QUESTIONS = [{"context": "etaoin shr", "choices": ["dlu", "eta oin", "x"], "label": 0},
              {"question": "The ", "choices": ["shrdlu", "et"], "gold": 1},
              {"query": "", "endings": ["Oin.", "aaaa", "Lu dlu eat"], "label": "2"},
-             {"context": "a long context beyond the twenty tokens of the model", "choices": ["one", "b"], "label": 1}]
+             {"context": "a long context beyond the twenty tokens of the model", "choices": ["one", "b"], "label": 0}]
 
 
 def accuracies_in(said):
@@ -237,6 +237,7 @@ class Run(TrainerTest):
         records = self.records(kind="questions")
         self.assertEqual([record["step"] for record in records], [4, 8, 10])
         last = records[-1]
+        self.assertEqual(len({last[f"small/{accuracy}"] for accuracy in ACCURACIES}), 3)  # so that none can be another
         shares = accuracies_in(self.run_trainer("eval", "run", "--questions", "small.jsonl", "--questions",
                                                 "small_c.bin"))
         for name, of in zip(("small", "small_c"), shares):
