@@ -108,6 +108,23 @@ def evaluate(directory, general, hellaswag, text, **model_args):
     return found
 
 
+def strided_loss(directory, text, stride):
+    """Nats per token where windows overlap: each is as long as the model reads and predicts `stride` tokens more."""
+    import torch
+    from transformers import AutoTokenizer, GPT2LMHeadModel
+    model, tokenizer = GPT2LMHeadModel.from_pretrained(directory).eval(), AutoTokenizer.from_pretrained(directory)
+    ids = torch.tensor([tokenizer.bos_token_id, *tokenizer(text)["input_ids"]])
+    total, end, count = 0.0, min(POSITIONS, len(ids) - 1), len(ids) - 1
+    done = 0
+    while done < count:
+        begin = max(0, end - POSITIONS)
+        with torch.no_grad():
+            logits = model(ids[None, begin:end]).logits[0].double().log_softmax(-1)
+        total -= sum(logits[i - 1 - begin, ids[i]].item() for i in range(done + 1, end + 1))
+        done, end = end, min(end + stride, count)
+    return total / count
+
+
 def make_model():
     import torch
     from tokenizers import ByteLevelBPETokenizer
@@ -138,6 +155,7 @@ def main():
     (HERE / "text.txt").write_bytes(TEXT.encode())
     make_model()
     found = evaluate(HERE, GENERAL, HELLASWAG, TEXT)
+    found["text"]["loss_with_stride"] = {stride: strided_loss(HERE, TEXT, stride) for stride in (POSITIONS, 16, 1)}
     lines = [f" {json.dumps(name)}: {json.dumps(of)}" for name, of in found.items()]
     (HERE / "expected.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
     (HERE / "generation_config.json").unlink(missing_ok=True)

@@ -109,6 +109,11 @@ class Reference(TrainerTest):
             self.assertAlmostEqual(words / EXPECTED["text"]["word_perplexity"], 1, delta=1e-4)
             self.assertAlmostEqual(perplexity / math.exp(loss), 1, delta=1e-5)
 
+    def test_windows_that_overlap(self):
+        for stride, expected in EXPECTED["text"]["loss_with_stride"].items():
+            said = self.run_trainer("eval", "hf", "--text", "hf/text.txt", "--stride", stride)
+            self.assertAlmostEqual(float(re.search(r"370 tokens, loss (\S+),", said)[1]), expected, delta=2e-6)
+
     def test_several_documents(self):
         """Each begins anew, so two of the same have the loss of one."""
         line = json.dumps({"text": (self.dir / "hf/text.txt").read_bytes().decode()}) + "\n"
