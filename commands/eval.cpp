@@ -177,8 +177,9 @@ private:
 
 void evaluate_model(const Options& options, const ModelSource& source, const Comm& comm) {
     const bool has_other = !options.text.empty() || !options.questions.empty();
-    if (!source.checkpoint && options.data.empty() && !has_other)
-        fail(Exit::usage, "%s names no data: add --data, --text or --questions", options.model);
+    const bool has_own = source.checkpoint && !source.config.data.val.empty();
+    if (!has_own && options.data.empty() && !has_other)
+        fail(Exit::usage, "%s has no data of its own: add --data, --text or --questions", options.model);
     Evaluation evaluation(options, source, comm);
     if (!options.data.empty())
         evaluation.data(options.data, "--data");

@@ -16,7 +16,8 @@ struct QuestionSet {
 // JSON Lines: an object per line. Text is tokenized as lm-evaluation-harness does (lm_eval/api/model.py,
 // TemplateLM._encode_pair): context, a space and a choice as a whole; what the tokens of the context alone do not cover
 // is the completion. White space at the end of a context belongs to the completion; an empty context is kEndOfText.
-//   HellaSwag's fields   activity_label, ctx_a, ctx_b, endings, label; text as in lm_eval/tasks/hellaswag
+//   HellaSwag's fields   activity_label, ctx_a, ctx_b, endings, label; text as in lm_eval/tasks/hellaswag, where
+//                        letters have a simple upper and lower case in Unicode
 //   general ones         context, question or query; choices or endings; label or gold
 // An eval file of llm.c has tokens; with a tokenizer, the characters of its completions are known too.
 //

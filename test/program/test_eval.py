@@ -273,6 +273,7 @@ class Run(TrainerTest):
                    eval_max_questions=3)
         self.assertEqual([record["small/questions"] for record in self.records(kind="questions")], [3, 3])
         self.assertEqual(self.records(kind="val"), [])
+        self.assertIn("add --data, --text or --questions", self.run_trainer("eval", "run", expect=64))
 
     def test_questions_are_read_before_anything_is_written(self):
         (self.dir / "long.jsonl").write_text(as_lines([{"context": "a", "choices": ["b", "c" * 30], "label": 0}]))
