@@ -21,6 +21,7 @@ int main(int argc, char** argv) {
             const Config::Data& data = config.data;
             Dataset dataset = open_dataset(training_data(config), data.val, data.tokenizer, config.model.vocab_size);
             check_init_from(config, line->config, dataset.tokenizer_digest);
+            std::vector<QuestionSet> questions = questions_of(config, dataset.tokenizer);
             const std::string digest = dataset.train.digest();
             ranks.control().require_same(digest, "the digest of data.train");
             RunStart start = start_run(config, line->start, digest, line->accept_changes, ranks.comm());
@@ -32,7 +33,7 @@ int main(int argc, char** argv) {
                               .matmul_choices = cache_file("matmul_choices.json"),
                               .known_choices = start.state.progress.device_choices});
             progress.begin(start.checkpoint ? "loading the checkpoint" : "preparing the model");
-            TrainingRun run(config, ranks, std::move(dataset), start, progress);
+            TrainingRun run(config, ranks, std::move(dataset), std::move(questions), start, progress);
             start.checkpoint.reset();
             write_run_files(run, PROGRAM_VERSION);
             install_signal_handlers(run.comm.rank == 0);

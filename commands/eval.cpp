@@ -1,47 +1,214 @@
 #include <CLI/App.hpp>
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
 
 #include "commands/command_line.h"
-#include "commands/model_io.h"
+#include "commands/questions.h"
+#include "data/rolling_text.h"
 
 namespace {
 
 struct Options {
-    std::string checkpoint;
-    std::string data;  // glob of shards; empty: the run's own
-    int batches = 0;   // micro-batches; 0: all
-    int stride = -1;   // replaces the run's eval.stride; -1: does not
+    std::string model;
+    std::string tokenizer;  // empty: the one beside the weights
+    std::string data;       // glob of shards; empty: the run's own, unless something else is evaluated
+    int batches = 0;        // micro-batches of `data`; 0: all
+    std::string text;       // file or directory; empty: none
+    int stride = -1;        // replaces the run's eval.stride; -1: does not
+    int batch = 0;          // sequences at a time; 0: as many as the run trained on
+    std::string positions;  // file for the loss by position, "-": stdout; empty: none
+    std::vector<std::string> questions;
+    int limit = 0;        // questions of each file; 0: all
+    std::string answers;  // file for the scores of each completion; empty: none
 };
 
-// All ranks together; rank 0 prints.
-void print_validation_loss(const Options& options, const Checkpoint& checkpoint, const Comm& comm) {
-    LoadedModel model = load_model(checkpoint, 0, comm);
-    Config& config = model.config;
-    const std::string glob = options.data.empty() ? config.data.val : options.data;
-    config.eval.batches = options.batches;
-    if (options.stride >= 0) config.eval.stride = options.stride;
-    if (options.stride > config.train.seq_len)
-        fail(Exit::usage, "--stride %d must be at most the run's train.seq_len, %d", options.stride,
-             config.train.seq_len);
-    const TokenStream stream(find_shards(glob, options.data.empty() ? "data.val" : "--data"), config.model.vocab_size);
-    Loader loader(stream, loader_options(config, comm, SampleOrder::once));
-    const Validation result = evaluate_pass(model.gpt, loader, model.tokenizer);
-    if (comm.rank != 0) return;
-    std::printf("%s: loss %.6f", glob.c_str(), result.loss);
-    if (result.bits_per_byte) std::printf(", %.4f bits per byte", *result.bits_per_byte);
-    std::printf("\n");
+// The means over positions 1, 2, 3 to 4, 5 to 8 and so on.
+void print_positions(const Validation& result) {
+    const size_t last = result.position_loss.size();
+    for (size_t begin = 0, end = 1; begin < last; begin = end, end = std::min(2 * end, last)) {
+        double sum = 0, targets = 0;
+        for (size_t i = begin; i < end; i++) sum += result.position_loss[i], targets += result.position_targets[i];
+        const std::string range = end == begin + 1 ? format("%zu", end) : format("%zu to %zu", begin + 1, end);
+        if (targets > 0) std::printf("  position %-14s loss %.6f\n", range.c_str(), sum / targets);
+    }
+}
+
+void write_positions(const std::string& path, const Validation& result) {
+    if (path.empty()) return;
+    std::string csv = "position,loss,tokens\n";
+    for (size_t i = 0; i < result.position_loss.size(); i++)
+        if (result.position_targets[i] > 0)
+            csv += format("%zu,%.9g,%.0f\n", i + 1, result.position_loss[i] / result.position_targets[i],
+                          result.position_targets[i]);
+    if (path == "-") return print_line(csv.substr(0, csv.size() - 1));
+    print_positions(result);
+    write_file_atomically(path, csv);
+}
+
+// One line per question.
+std::string answer_lines(const QuestionSet& set, const Answers& answers) {
+    std::string lines;
+    auto score = answers.log_likelihoods.begin();
+    for (size_t i = 0; i < set.questions.size(); i++) {
+        const MultipleChoice& question = set.questions[i];
+        const auto first = std::exchange(score, score + ptrdiff_t(question.completions.size()));
+        nlohmann::ordered_json line = {{"file", set.name},
+                                       {"question", i},
+                                       {"label", question.label},
+                                       {"log_likelihoods", std::vector<double>(first, score)},
+                                       {"tokens", nlohmann::json::array()}};
+        for (const std::vector<int32_t>& completion : question.completions) line["tokens"].push_back(completion.size());
+        if (!question.characters.empty()) line["characters"] = question.characters;
+        lines += line.dump() + "\n";
+    }
+    return lines;
+}
+
+// The result of `work`. If that takes long, rank 0 says on stderr what it is.
+template <class Work> auto noticed(const Comm& comm, const std::string& what, const Work& work) {
+    TrainingProgress progress(comm.rank == 0 ? stderr : nullptr, TerminalMode::automatic, comm.size, 0, 1);
+    progress.begin(what);
+    return work();
+}
+
+// A command on all ranks together; rank 0 prints.
+class Evaluation {
+public:
+    // All that can be wrong with the options is found before anything is computed.
+    Evaluation(const Options& options, const ModelSource& source, const Comm& comm)
+        : options_(options),
+          is_first_(comm.rank == 0),
+          comm_(comm),
+          model_(load_model(source, options.batch, comm, options.tokenizer)) {
+        Config& config = model_.config;
+        config.eval.batches = options.batches;
+        if (options.stride >= 0) config.eval.stride = options.stride;
+        if (options.stride > config.train.seq_len)
+            fail(Exit::usage, "--stride %d must be at most the model's sequence length, %d", options.stride,
+                 config.train.seq_len);
+        if (!options.positions.empty() && config.eval.stride % config.train.seq_len != 0)
+            fail(Exit::usage, "--per-position needs windows that do not overlap, but the stride is %d: add --stride 0",
+                 config.eval.stride);
+        for (const std::string& path : {options.positions, options.answers})
+            if (!path.empty() && !directory_exists(directory_of(path)))
+                fail(Exit::cannot_create, "there is no directory for %s", path);
+        if (!model_.tokenizer && !options.text.empty())
+            fail(Exit::no_input, "%s has no tokenizer; --tokenizer names one", options.model);
+    }
+
+    void data(const std::string& glob, const std::string& key) {
+        const Config& config = model_.config;
+        const TokenStream stream(find_shards(glob, key), config.model.vocab_size);
+        Loader loader(stream, loader_options(config, comm_, SampleOrder::once));
+        const Validation result = noticed(comm_, "loss of " + glob, [&] {
+            return evaluate_pass(model_.gpt, loader, model_.tokenizer, !options_.positions.empty());
+        });
+        if (!is_first_) return;
+        std::printf("%s: loss %.6f", glob.c_str(), result.loss);
+        if (result.bits_per_byte) std::printf(", %.4f bits per byte", *result.bits_per_byte);
+        std::printf("\n");
+        write_positions(options_.positions, result);
+    }
+
+    void text() {
+        const Config& config = model_.config;
+        RollingText text(TextInput({options_.text}), *model_.tokenizer, config.train.seq_len, config.eval.stride);
+        const int rows = config.train.batch_size;
+        const uint64_t rows_of_all = uint64_t(rows) * uint64_t(comm_.size);
+        uint64_t number = uint64_t(comm_.rank);
+        auto next = [&] { return text.batch(std::exchange(number, number + uint64_t(comm_.size)), rows); };
+        const auto token_bytes = [&](int token) { return model_.tokenizer->token_bytes(token); };
+        const uint64_t batches = (text.windows() + rows_of_all - 1) / rows_of_all;
+        const Validation result = noticed(comm_, "loss of " + options_.text, [&] {
+            return evaluate(model_.gpt, batches, next, token_bytes, !options_.positions.empty());
+        });
+        if (!is_first_) return;
+        std::printf("%s: %zu tokens, loss %.6f, perplexity %.6g, %.6f bits per byte, word perplexity %.6g\n",
+                    options_.text.c_str(), text.tokens(), result.loss, std::exp(result.loss), *result.bits_per_byte,
+                    std::exp(result.loss * double(text.tokens()) / double(text.words())));
+        write_positions(options_.positions, result);
+    }
+
+    void questions() {
+        std::vector<QuestionSet> sets;  // all of them are read first: an error in the last comes at once
+        std::vector<std::string> paths;
+        for (const std::string& pattern : options_.questions)
+            std::ranges::copy(find_shards(pattern, "--questions"), std::back_inserter(paths));
+        for (const std::string& path : paths) {
+            sets.push_back(read_questions(path, model_.tokenizer ? &*model_.tokenizer : nullptr,
+                                          model_.config.model.vocab_size, size_t(options_.limit)));
+            check_fits(sets.back(), model_.config.train.seq_len);
+        }
+        std::string lines;
+        for (const QuestionSet& set : sets) {
+            const Answers answers =
+                noticed(comm_, "questions of " + set.path, [&] { return answer_questions(model_.gpt, set); });
+            if (!is_first_) continue;
+            print_answers(set, answers);
+            if (!options_.answers.empty()) lines += answer_lines(set, answers);
+        }
+        if (is_first_ && !options_.answers.empty()) write_file_atomically(options_.answers, lines);
+    }
+
+private:
+    static void print_answers(const QuestionSet& set, const Answers& answers) {
+        const QuestionsRecord::File& file = answers.accuracy;
+        auto print = [&](const char* name, double share) {
+            std::printf("  %-14s %.4f", name, share);
+            if (file.questions > 1) std::printf(" +/- %.4f", file.standard_error(share));
+            std::printf("\n");
+        };
+        std::printf("%s: %zu questions\n", set.path.c_str(), file.questions);
+        print("acc", file.acc);
+        if (file.acc_norm) print("acc_norm", *file.acc_norm);
+        print("acc_per_token", file.acc_per_token);
+        if (answers.truncated > 0)
+            std::printf(
+                "  %zu of %zu completions lost the beginning of their context, which is too long for the model\n",
+                answers.truncated, answers.log_likelihoods.size());
+    }
+
+    const Options& options_;
+    const bool is_first_;
+    const Comm comm_;
+    LoadedModel model_;
+};
+
+void evaluate_model(const Options& options, const ModelSource& source, const Comm& comm) {
+    const bool has_other = !options.text.empty() || !options.questions.empty();
+    const bool has_own = source.checkpoint && !source.config.data.val.empty();
+    if (!has_own && options.data.empty() && !has_other)
+        fail(Exit::usage, "%s has no data of its own: add --data, --text or --questions", options.model);
+    Evaluation evaluation(options, source, comm);
+    if (!options.data.empty())
+        evaluation.data(options.data, "--data");
+    else if (!has_other)
+        evaluation.data(source.config.data.val, "data.val");
+    if (!options.text.empty()) evaluation.text();
+    if (!options.questions.empty()) evaluation.questions();
 }
 
 void evaluate_on_all_ranks(const Options& options, const std::string& revision) {
+    if (!options.positions.empty() && !options.text.empty() && !options.data.empty())
+        fail(Exit::usage, "--per-position is for one of --data and --text");
+    if (!options.positions.empty() && options.text.empty() && options.data.empty() && !options.questions.empty())
+        fail(Exit::usage, "--per-position is for --data and --text, not for --questions");
     const RankEnvironment environment = launched_ranks();
-    const Checkpoint checkpoint = open_checkpoint(options.checkpoint);
-    if (environment.size == 1) return print_validation_loss(options, checkpoint, comm_single());
-    Ranks ranks(environment, config_of(checkpoint), revision);
+    const ModelSource source(options.model);
+    if (environment.size == 1) return evaluate_model(options, source, comm_single());
+    Ranks ranks(environment, source.config, revision);
     ranks.run([&] {
-        const TrainState& state = checkpoint.manifest().info;
-        ranks.control().require_same(format("step %d of run %s", state.step, state.run_id.c_str()), "the checkpoint");
-        ranks.control().note_phase(Phase::evaluation, state.step);
+        int64_t step = 0;
+        if (source.checkpoint) {
+            const TrainState& state = source.checkpoint->manifest().info;
+            step = state.step;
+            ranks.control().require_same(format("step %d of run %s", state.step, state.run_id.c_str()),
+                                         "the checkpoint");
+        }
+        ranks.control().note_phase(Phase::evaluation, step);
         configure_device({.local_rank = environment.local_rank});
-        print_validation_loss(options, checkpoint, ranks.comm());
+        evaluate_model(options, source, ranks.comm());
         return Exit::ok;
     });
 }
@@ -50,14 +217,38 @@ void evaluate_on_all_ranks(const Options& options, const std::string& revision) 
 
 void add_eval(CLI::App& app, CommandLine& line) {
     auto options = std::make_shared<Options>();
-    CLI::App* parser = app.add_subcommand("eval", "validation loss of a checkpoint");
-    parser->add_option("CHECKPOINT", options->checkpoint, kCheckpointHelp)->required();
-    parser->add_option("--data", options->data, "glob of shards (default: the run's data.val)");
-    parser->add_option("--batches", options->batches, "micro-batches; 0: all")
+    CLI::App* parser =
+        app.add_subcommand("eval", "validation loss, perplexity of a text, and multiple-choice questions");
+    parser->add_option("MODEL", options->model, kModelHelp)->required();
+    parser->add_option("--data", options->data,
+                       "glob of shards (default without --text and --questions: the run's data.val)");
+    parser->add_option("--batches", options->batches, "micro-batches of --data; 0: all")
         ->capture_default_str()
         ->check(integer_in(0, 1'000'000'000));
+    parser->add_option("--text", options->text, "text whose perplexity is wanted, in any format that prepare reads")
+        ->type_name("FILE");
     parser->add_option("--stride", options->stride, "tokens each window adds (default: the run's eval.stride)")
         ->check(integer_in(0, 1 << 24));
+    auto* questions = parser
+                          ->add_option("--questions", options->questions,
+                                       "multiple-choice questions, JSON Lines or llm.c's .bin; may be repeated")
+                          ->type_name("FILE")
+                          ->take_all()
+                          ->allow_extra_args(false);
+    parser->add_option("--limit", options->limit, "only the first questions of each file; 0: all")
+        ->capture_default_str()
+        ->check(integer_in(0, 1'000'000'000))
+        ->needs(questions);
+    parser->add_option("--answers", options->answers, "JSON Lines file for the log-likelihood of each completion")
+        ->type_name("FILE")
+        ->needs(questions);
+    parser
+        ->add_option("--per-position", options->positions,
+                     "CSV file for the loss by position in the window, of --data or --text; -: print it")
+        ->type_name("FILE");
+    parser->add_option("--batch", options->batch, "sequences at a time (default: the run's train.batch_size, or 1)")
+        ->check(integer_in(1, 1 << 20));
+    parser->add_option("--tokenizer", options->tokenizer, kTokenizerHelp)->type_name("gpt2|FILE");
     add_ranks(*parser, line);
     parser->callback([options, &line] {
         if (line.nproc == 0) evaluate_on_all_ranks(*options, line.revision);  // else main() starts the ranks

@@ -1,5 +1,4 @@
 #include <CLI/App.hpp>
-#include <filesystem>
 
 #include "commands/command_line.h"
 #include "commands/model_io.h"
@@ -13,16 +12,6 @@ struct Options {
     std::string tokenizer;  // gpt2, a file, or empty: the one beside the source
 };
 
-std::optional<Tokenizer> find_tokenizer(const Options& options) {
-    namespace fs = std::filesystem;
-    if (options.tokenizer == "gpt2") return Tokenizer::load(data_directory("gpt2") + "/vocab.json");
-    if (!options.tokenizer.empty()) return Tokenizer::load(options.tokenizer);
-    const fs::path source = options.source, place = fs::is_directory(source) ? source : source.parent_path();
-    for (const char* name : {"tokenizer.json", "vocab.json", "gpt2_tokenizer.bin"})
-        if (file_exists(place / name)) return Tokenizer::load(place / name);
-    return std::nullopt;
-}
-
 // A run whose only checkpoint, of step 0, has the weights and no optimizer state.
 void import_model(const Options& options) {
     if (state_of_run_dir(options.run) == RunDirState::occupied)
@@ -30,10 +19,9 @@ void import_model(const Options& options) {
     Config config = config_of_weights(options.source);
     config.run.dir = options.run;
     config.model.init_from = options.source;
-    const std::optional<Tokenizer> tokenizer = find_tokenizer(options);
-    if (tokenizer && tokenizer->vocab_size() > config.model.vocab_size)
-        fail(Exit::config, "the tokenizer has %d tokens, but the model of %s has a vocabulary of %d",
-             tokenizer->vocab_size(), options.source, config.model.vocab_size);
+    const bool is_directory = directory_exists(options.source);
+    const std::optional<Tokenizer> tokenizer =
+        find_tokenizer(options.tokenizer, is_directory ? options.source : directory_of(options.source), config);
     GptOptions gpt_options = ::gpt_options(config);
     gpt_options.training = false;
     Gpt gpt(gpt_options, comm_single());
@@ -65,7 +53,7 @@ void add_import(CLI::App& app) {
     parser->add_option("RUN", options->run, "absent or empty directory")->required();
     parser
         ->add_option("--tokenizer", options->tokenizer,
-                     "gpt2, or a file (default: tokenizer.json, vocab.json or gpt2_tokenizer.bin beside the weights)")
+                     kTokenizerHelp)
         ->type_name("gpt2|FILE");
     parser->callback([options] { import_model(*options); });
 }

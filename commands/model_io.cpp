@@ -74,9 +74,10 @@ double flops_of_token(const GptOptions& o) {
     return flops_per_token({int64_t(lay_out_tensors(o.shape).parameters), o.shape.n_layer, o.shape.n_embd, o.seq_len});
 }
 
-// A run has a config.json too.
+// A run has a config.json too, and before that its metrics.jsonl.
 static bool is_huggingface(const std::string& path) {
-    return file_exists(path + "/config.json") && !directory_exists(checkpoints_directory(path));
+    return file_exists(path + "/config.json") && !directory_exists(checkpoints_directory(path)) &&
+           !file_exists(path + "/metrics.jsonl");
 }
 
 void check_source_tokenizer(const Config& config, const std::string& tokenizer_digest) {
@@ -118,10 +119,6 @@ void load_initial_weights(Gpt& gpt, const std::string& path) {
         open_checkpoint(path).load(gpt.master_tensors(), OtherTensors::ignore);
 }
 
-Config config_of(const Checkpoint& checkpoint) {
-    return parse_config(checkpoint.manifest().info.config, checkpoint.directory() + "/MANIFEST.json");
-}
-
 Config config_of_weights(const std::string& path) {
     GptShape shape;
     if (is_huggingface(path)) {
@@ -147,33 +144,58 @@ Config config_of_weights(const std::string& path) {
     return config;
 }
 
-LoadedModel load_model(const std::string& path, int batch) {
-    return load_model(open_checkpoint(path), batch, comm_single());
+static Config config_of(const Checkpoint& checkpoint) {
+    return parse_config(checkpoint.manifest().info.config, checkpoint.directory() + "/MANIFEST.json");
 }
 
-LoadedModel load_model(const Checkpoint& checkpoint, int batch, const Comm& comm) {
-    Config config = config_of(checkpoint);
+ModelSource::ModelSource(const std::string& from)
+    : path(from),
+      checkpoint(is_huggingface(path) || (file_exists(path) && !directory_exists(path))
+                     ? std::nullopt
+                     : std::make_optional(open_checkpoint(path))),
+      config(checkpoint ? config_of(*checkpoint) : config_of_weights(path)) {}
+
+std::string ModelSource::directory() const {
+    if (checkpoint) return run_directory_of(checkpoint->directory());
+    return directory_exists(path) ? path : directory_of(path);
+}
+
+std::optional<Tokenizer> find_tokenizer(const std::string& given, const std::string& directory, const Config& config) {
+    std::string path = given == "gpt2" ? data_directory("gpt2") + "/vocab.json" : given;
+    for (const char* name : {"tokenizer.json", "vocab.json", "gpt2_tokenizer.bin"})
+        if (path.empty() && file_exists(directory + "/" + name)) path = directory + "/" + name;
+    if (path.empty()) return std::nullopt;
+    Tokenizer tokenizer = Tokenizer::load(path);
+    if (tokenizer.vocab_size() > config.model.vocab_size)
+        fail(Exit::config, "the tokenizer %s has %d tokens, but the model has a vocabulary of %d", path,
+             tokenizer.vocab_size(), config.model.vocab_size);
+    return tokenizer;
+}
+
+LoadedModel load_model(const ModelSource& source, int batch, const Comm& comm, const std::string& given) {
+    std::optional<Tokenizer> tokenizer = find_tokenizer(given, source.directory(), source.config);
+    Config config = source.config;
+    if (batch > 0) config.train.batch_size = batch;
     GptOptions options = gpt_options(config);
-    options.batch = batch > 0 ? batch : options.batch;
     options.training = false;
     options.micro_steps = 1;
     options.rank = comm.rank, options.ranks = comm.size;
     options.zero_stage = 0;
     Gpt gpt(options, comm);
-    checkpoint.load(gpt.master_tensors(), OtherTensors::ignore);
+    if (source.checkpoint)
+        source.checkpoint->load(gpt.master_tensors(), OtherTensors::ignore);
+    else
+        load_initial_weights(gpt, source.path);
     gpt.masters_changed();
-    std::optional<Tokenizer> tokenizer;
-    const std::string tokenizer_path = run_directory_of(checkpoint.directory()) + "/tokenizer.json";
-    if (file_exists(tokenizer_path)) tokenizer = Tokenizer::load(tokenizer_path);
     return {std::move(config), std::move(gpt), std::move(tokenizer)};
 }
 
-Validation evaluate_pass(Gpt& gpt, Loader& loader, const std::optional<Tokenizer>& tokenizer) {
+Validation evaluate_pass(Gpt& gpt, Loader& loader, const std::optional<Tokenizer>& tokenizer, bool by_position) {
     std::function<int(int)> token_bytes;
     if (tokenizer) token_bytes = [&](int token) { return tokenizer->token_bytes(token); };
     loader.seek(0);
     return evaluate(
-        gpt, loader.batches_per_pass(), [&] { return loader.next(); }, token_bytes);
+        gpt, loader.batches_per_pass(), [&] { return loader.next(); }, token_bytes, by_position);
 }
 
 std::string sample_text(Gpt& gpt, const Tokenizer& tokenizer, const Config::Sample& options, uint64_t seed) {

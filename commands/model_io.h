@@ -34,23 +34,39 @@ void check_source_tokenizer(const Config& config, const std::string& tokenizer_d
 // Exit::data, naming the file, if this program cannot have such a model.
 Config config_of_weights(const std::string& path);
 
-// A model for inference from a checkpoint, and the configuration that made it.
+// The model that an argument names: a checkpoint as in open_checkpoint(), a Hugging Face directory or a model file of
+// llm.c. Fails as open_checkpoint(), parse_config() and config_of_weights() do.
+struct ModelSource {
+    std::string path;
+    std::optional<Checkpoint> checkpoint;  // none: only weights
+    Config config;                         // that made it, or as in config_of_weights()
+
+    explicit ModelSource(const std::string& path);
+    std::string directory() const;  // where its tokenizer is, if it has one
+};
+
+// A model for inference, and the configuration that made it.
 struct LoadedModel {
     Config config;
     Gpt gpt;
-    std::optional<Tokenizer> tokenizer;  // the run's, if it has one
+    std::optional<Tokenizer> tokenizer;
 };
 
-// `path` as in open_checkpoint(), with its errors. `batch` sequences at a time; 0: as many as the run trained on. Each
-// rank of `comm` has the whole model.
-LoadedModel load_model(const std::string& path, int batch);
-LoadedModel load_model(const Checkpoint& checkpoint, int batch, const Comm& comm);
+// `batch` sequences at a time; 0: as many as the configuration has. Each rank of `comm` has the whole model. Fails with
+// Exit::data, naming the file and the tensor, if the weights cannot be read, and as find_tokenizer(tokenizer) does.
+LoadedModel load_model(const ModelSource& source, int batch, const Comm& comm, const std::string& tokenizer = "");
+inline LoadedModel load_model(const std::string& path, int batch, const std::string& tokenizer = "") {
+    return load_model(ModelSource(path), batch, comm_single(), tokenizer);
+}
 
-// The configuration that made it. Fails as parse_config() does.
-Config config_of(const Checkpoint& checkpoint);
+// "gpt2" or a file; else, if `given` is empty, the tokenizer.json, vocab.json or gpt2_tokenizer.bin of `directory`, or
+// none. Fails with Exit::config if it has more tokens than the model.
+std::optional<Tokenizer> find_tokenizer(const std::string& given, const std::string& directory, const Config& config);
+inline constexpr const char* kTokenizerHelp =
+    "gpt2, or a file (default: tokenizer.json, vocab.json or gpt2_tokenizer.bin beside the weights)";
 
 // The loss over the first pass of a loader with order `once`; bits per byte too if there is a tokenizer.
-Validation evaluate_pass(Gpt& gpt, Loader& loader, const std::optional<Tokenizer>& tokenizer);
+Validation evaluate_pass(Gpt& gpt, Loader& loader, const std::optional<Tokenizer>& tokenizer, bool by_position = false);
 
 // options.prompt and its continuation: a function of the weights, the options and the seed. The model reads kEndOfText
 // before the prompt. UTF-8: each sequence of bytes that is not is U+FFFD, as in Python's errors="replace".

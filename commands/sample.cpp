@@ -10,14 +10,16 @@
 namespace {
 
 struct Options {
-    std::string checkpoint;
+    std::string model;
+    std::string tokenizer;  // empty: the one beside the weights
     Config::Sample sample;
     uint64_t seed = 1;
 };
 
 void print_sample(const Options& options) {
-    LoadedModel model = load_model(options.checkpoint, 1);
-    if (!model.tokenizer) fail(Exit::no_input, "%s: the run has no tokenizer.json", options.checkpoint);
+    LoadedModel model = load_model(options.model, 1, options.tokenizer);
+    if (!model.tokenizer)
+        fail(Exit::no_input, "%s has no tokenizer.json; --tokenizer names another tokenizer", options.model);
     const std::string text = sample_text(model.gpt, *model.tokenizer, options.sample, options.seed);
     print_line(::isatty(STDOUT_FILENO) == 1 ? printable(text) : text);  // a terminal would obey control characters
 }
@@ -26,9 +28,9 @@ void print_sample(const Options& options) {
 
 void add_sample(CLI::App& app) {
     auto options = std::make_shared<Options>();
-    CLI::App* parser = app.add_subcommand("sample", "text from a checkpoint");
+    CLI::App* parser = app.add_subcommand("sample", "text from a model");
     parser->option_defaults()->always_capture_default();
-    parser->add_option("CHECKPOINT", options->checkpoint, kCheckpointHelp)->required();
+    parser->add_option("MODEL", options->model, kModelHelp)->required();
     parser->add_option("--prompt", options->sample.prompt,
                        "text to continue; the model reads <|endoftext|> before it, which begins every document");
     parser->add_option("--tokens", options->sample.tokens, "new tokens")->check(integer_in(1, 1 << 24));
@@ -36,5 +38,6 @@ void add_sample(CLI::App& app) {
         ->check(finite_in(0, 1000));
     parser->add_option("--top-k", options->sample.top_k, "only the k likeliest; 0: all")->check(integer_in(0, 1 << 24));
     parser->add_option("--seed", options->seed, "another seed, another text")->check(integer_in(0, UINT64_MAX));
+    parser->add_option("--tokenizer", options->tokenizer, kTokenizerHelp)->type_name("gpt2|FILE");
     parser->callback([options] { print_sample(*options); });
 }

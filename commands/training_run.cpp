@@ -79,10 +79,11 @@ NormRecord norms_of(const TensorLayout& layout, const StepResult& result, int st
 
 // In the members' order, errors in the data are found before the model takes memory, and errors in the weights before
 // the log touches run.dir.
-TrainingRun::TrainingRun(const Config& c, Ranks& ranks, Dataset data, const RunStart& start,
-                         TrainingProgress& shown_progress)
+TrainingRun::TrainingRun(const Config& c, Ranks& ranks, Dataset data, std::vector<QuestionSet> asked,
+                         const RunStart& start, TrainingProgress& shown_progress)
     : config(c),
       dataset(std::move(data)),
+      questions(std::move(asked)),
       state(start.state),
       comm(ranks.comm()),
       control(ranks.control()),
@@ -175,10 +176,7 @@ void finish_step(TrainingRun& run, const StepTimer& timer, const StepResult& res
     }
 }
 
-void validate_if_due(TrainingRun& run) {
-    const int every_steps = run.config.eval.every_steps;
-    if (!run.val_loader || !(is_due(run.state.step, every_steps) || (run.is_complete() && every_steps > 0))) return;
-    run.control.note_phase(Phase::evaluation, run.state.step);
+static void validate(TrainingRun& run) {
     run.progress.begin(format("step %d | validation", run.state.step));
     const Validation result = evaluate_pass(run.gpt, *run.val_loader, run.dataset.tokenizer);
     const ValRecord record{run.state.step, result.loss, result.bits_per_byte, unix_time()};
@@ -189,6 +187,25 @@ void validate_if_due(TrainingRun& run) {
     if (run.has_ended_early())
         run.progress.say(format("step %d | ends early: no lower validation loss since step %d", run.state.step,
                                 run.state.progress.best.step));
+}
+
+static void ask_questions(TrainingRun& run) {
+    QuestionsRecord record{.step = run.state.step};
+    for (const QuestionSet& set : run.questions) {
+        run.progress.begin(format("step %d | questions of %s", run.state.step, set.name.c_str()));
+        record.files.push_back(answer_questions(run.gpt, set).accuracy);
+    }
+    record.time = unix_time();
+    if (run.log) run.log->write(record);
+    run.progress.show(record);
+}
+
+void validate_if_due(TrainingRun& run) {
+    const int every_steps = run.config.eval.every_steps;
+    if (!(is_due(run.state.step, every_steps) || (run.is_complete() && every_steps > 0))) return;
+    run.control.note_phase(Phase::evaluation, run.state.step);
+    if (run.val_loader) validate(run);
+    if (!run.questions.empty()) ask_questions(run);
 }
 
 void show_sample_if_due(TrainingRun& run) {

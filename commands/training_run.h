@@ -4,13 +4,13 @@
 
 #include <utility>
 
-#include "commands/model_io.h"
+#include "commands/questions.h"
 #include "runtime/cluster/cluster.h"
-#include "runtime/logging/logging.h"
 
 struct TrainingRun {
     const Config& config;
     Dataset dataset;
+    std::vector<QuestionSet> questions;  // eval.questions
     TrainState state;  // after the steps done so far
     Comm comm;
     ControlChannel& control;
@@ -29,7 +29,8 @@ struct TrainingRun {
     // The model is at the start's checkpoint if there is one, else at model.init_from or freshly initialised. Takes all
     // the memory of the run. Fails as Loader, Gpt and load_initial_weights() do, before anything in run.dir is written.
     // `config` and `progress` must outlive the run.
-    TrainingRun(const Config& config, Ranks& ranks, Dataset data, const RunStart& start, TrainingProgress& progress);
+    TrainingRun(const Config& config, Ranks& ranks, Dataset data, std::vector<QuestionSet> questions,
+                const RunStart& start, TrainingProgress& progress);
 
     double elapsed_s() const { return (now_ms() - start_ms) / 1000; }
     bool has_ended_early() const {
@@ -71,7 +72,8 @@ bool norms_are_due(const TrainingRun& run);
 // Whether the configuration asks for a checkpoint after the step that was just done.
 bool checkpoint_is_due(const TrainingRun& run);
 
-// Likewise the validation loss, for the log and the terminal, and a sample of text; all ranks together.
+// Likewise the validation loss and answers to questions, for the log and the terminal, and a sample of text; all ranks
+// together.
 void validate_if_due(TrainingRun& run);
 void show_sample_if_due(TrainingRun& run);
 

@@ -77,6 +77,8 @@ MultipleChoice read_question(const MappedFile& file, size_t number, std::string_
 
 }  // namespace
 
+bool is_eval_file(std::string_view first_bytes) { return header_word(first_bytes, 0) == kEvalMagic; }
+
 size_t longest_sequence(const std::vector<MultipleChoice>& questions) {
     size_t longest = 0;
     for (const MultipleChoice& question : questions)
@@ -89,7 +91,7 @@ std::vector<MultipleChoice> read_eval_file(const std::string& path) {
     const MappedFile file(path);
     const std::string_view bytes = file.text();
     const int32_t version = header_word(bytes, 1), count = header_word(bytes, 2), longest = header_word(bytes, 3);
-    if (header_word(bytes, 0) != kEvalMagic || bytes.size() < kHeaderBytes)
+    if (!is_eval_file(bytes) || bytes.size() < kHeaderBytes)
         reject_file(path, "not a whole eval file of llm.c: it has %zu bytes and looks like %s", bytes.size(),
                     describe_content(bytes.substr(0, kHeaderBytes), bytes.size()));
     if (version != kVersion)

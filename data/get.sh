@@ -47,7 +47,8 @@ look_up() {
             host=raw.githubusercontent.com length=12246618
             repository=rowanz/hellaswag/a29ff8e9a04bba4bd6588223785ce105328adc57
             files=data/hellaswag_val.jsonl
-            sha256=0aa3b88843990f3f10a97b9575c94d7b71fb2205240ba04ae4884d9e9c992588 ;;
+            sha256=0aa3b88843990f3f10a97b9575c94d7b71fb2205240ba04ae4884d9e9c992588
+            next=("eval RUN --questions DIR/hellaswag_val.jsonl") ;;
         *) return 1 ;;
     esac
     if [[ $1 = fineweb* ]]; then

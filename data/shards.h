@@ -13,7 +13,7 @@
 
 #include "runtime/io/io.h"
 
-// Paths of the shards that match, as expand_glob() returns them. Where nothing matches `pattern` and its directory is
+// Paths of the files that match, as expand_glob() returns them. Where nothing matches `pattern` and its directory is
 // named like a public data set, the error names the command that downloads it.
 std::vector<std::string> find_shards(const std::string& pattern, const std::string& key);
 

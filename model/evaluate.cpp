@@ -2,18 +2,59 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
+
+#include "kernels/check.h"
+
+namespace {
+
+// Adds a micro-batch of each rank to the sums by position, in the ranks' order.
+void add_positions(Gpt& gpt, const Batch& batch, const std::vector<float>& losses, Validation& result) {
+    const size_t T = size_t(gpt.options().seq_len), ranks = size_t(gpt.options().ranks);
+    std::vector<double> sums(2 * T * ranks);
+    double* const own = sums.data() + 2 * T * size_t(gpt.options().rank);
+    for (size_t row = 0; row < losses.size(); row++) {
+        if (batch.targets[row] < 0) continue;
+        own[row % T] += double(losses[row]);
+        own[T + row % T]++;
+    }
+    gpt.sum_over_ranks(sums);
+    result.position_loss.resize(T), result.position_targets.resize(T);
+    for (size_t i = 0; i < sums.size(); i++)
+        (i / T % 2 == 0 ? result.position_loss : result.position_targets)[i % T] += sums[i];
+}
+
+// The last T + 1 tokens of the text as a sequence of `targets`, -1 for those of the context.
+void fill_row(const Continuation& text, size_t longest, int* tokens, int* targets) {
+    auto token = [&](size_t i) {
+        return i < text.context.size() ? text.context[i] : text.predicted[i - text.context.size()];
+    };
+    require(!text.context.empty() && !text.predicted.empty() && text.predicted.size() <= longest,
+            "log_likelihoods: %zu and %zu tokens for a model of %zu", text.context.size(), text.predicted.size(),
+            longest);
+    const size_t count = std::min(text.tokens() - 1, longest), first = text.tokens() - 1 - count;
+    for (size_t i = 0; i < count; i++) {
+        tokens[i] = token(first + i);
+        if (first + i + 1 >= text.context.size()) targets[i] = token(first + i + 1);
+    }
+}
+
+}  // namespace
 
 Validation evaluate(Gpt& gpt, uint64_t batches, const std::function<Batch()>& next,
-                    const std::function<int(int token)>& token_bytes) {
+                    const std::function<int(int token)>& token_bytes, bool by_position) {
     const size_t rows = size_t(gpt.options().batch) * size_t(gpt.options().seq_len);
-    std::vector<double> losses(size_t(gpt.options().ranks));
+    const size_t ranks = size_t(gpt.options().ranks), rank = size_t(gpt.options().rank);
+    std::vector<double> losses(ranks);
+    std::vector<float> row_losses(by_position ? rows : 0);
     std::array<double, 2> counts{};
     auto& [targets, bytes] = counts;
     double loss_sum = 0;
+    Validation result;
     for (uint64_t i = 0; i < batches; i++) {
         const Batch batch = next();
         std::ranges::fill(losses, 0.0);
-        losses[size_t(gpt.options().rank)] = gpt.evaluate(batch.inputs, batch.targets);
+        losses[rank] = gpt.evaluate(batch.inputs, batch.targets, by_position ? row_losses.data() : nullptr);
         for (size_t row = 0; row < rows; row++) {
             if (batch.targets[row] < 0) continue;
             targets++;
@@ -22,9 +63,50 @@ Validation evaluate(Gpt& gpt, uint64_t batches, const std::function<Batch()>& ne
         // The ranks' batches follow each other in the stream: added in its order, the bits are one rank's.
         gpt.sum_over_ranks(losses);
         for (const double loss : losses) loss_sum += loss;
+        if (by_position) add_positions(gpt, batch, row_losses, result);
     }
     gpt.sum_over_ranks(counts);
-    Validation result{loss_sum / targets, std::nullopt};
+    result.loss = loss_sum / targets;
+    result.targets = targets;
     if (bytes > 0) result.bits_per_byte = loss_sum / std::log(2.0) / bytes;
     return result;
+}
+
+std::vector<double> log_likelihoods(Gpt& gpt, const std::vector<Continuation>& texts) {
+    const size_t T = size_t(gpt.options().seq_len), rows = size_t(gpt.options().batch) * T;
+    const size_t ranks = size_t(gpt.options().ranks);
+    std::vector<size_t> order(texts.size());
+    std::iota(order.begin(), order.end(), size_t(0));
+    std::ranges::stable_sort(order, std::greater<>(), [&](size_t i) { return texts[i].tokens(); });
+    // The longest texts first. A micro-batch of shorter ones has more of them: T is halved as often as they allow. So
+    // where a text is computed does not depend on the number of ranks.
+    struct Part {
+        size_t begin, end;  // in `order`
+        size_t seq_len;
+    };
+    std::vector<Part> parts;
+    for (size_t begin = 0; begin < texts.size(); begin = parts.back().end) {
+        size_t seq_len = T;
+        while (seq_len % 2 == 0 && seq_len / 2 >= texts[order[begin]].tokens() - 1) seq_len /= 2;
+        parts.push_back({begin, std::min(texts.size(), begin + rows / seq_len), seq_len});
+    }
+    std::vector<double> scores(texts.size()), sums;
+    std::vector<int> tokens(rows), targets(rows);
+    std::vector<float> losses(rows);
+    for (size_t round = 0; round < parts.size(); round += ranks) {
+        // Where parameters are sharded, all ranks pass through the model together, the last ones maybe without a text.
+        const size_t number = round + size_t(gpt.options().rank), last = std::min(parts.size(), round + ranks) - 1;
+        const Part own = number < parts.size() ? parts[number] : Part{0, 0, T};
+        std::ranges::fill(tokens, 0), std::ranges::fill(targets, -1);
+        for (size_t i = own.begin, at = 0; i < own.end; i++, at += own.seq_len)
+            fill_row(texts[order[i]], T, &tokens[at], &targets[at]);
+        gpt.evaluate(tokens.data(), targets.data(), losses.data(), int(own.seq_len));
+        const size_t first = parts[round].begin;
+        sums.assign(parts[last].end - first, 0.0);
+        for (size_t i = own.begin, at = 0; i < own.end; i++)
+            for (size_t k = 0; k < own.seq_len; k++) sums[i - first] -= double(losses[at++]);
+        gpt.sum_over_ranks(sums);
+        for (size_t i = 0; i < sums.size(); i++) scores[order[first + i]] = sums[i];
+    }
+    return scores;
 }

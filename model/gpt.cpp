@@ -267,23 +267,31 @@ StepResult Gpt::end_step(const std::array<double, StepResult::kVotes>& votes) {
 
 void Gpt::sum_over_ranks(std::span<double> values) {
     GptState& s = *state_;
-    if (s.comm.size == 1) return;
-    const StepSums places = step_sums(s);
-    require(values.size() <= places.losses + StepResult::kVotes, "sum_over_ranks: %zu values", values.size());
-    double* sums = s.sums + places.loss(0, 0);
-    copy_to_device(sums, values.data(), values.size_bytes(), s.stream);
-    wait(all_reduce_sum(sums, values.size(), s.comm, s.stream), s.comm, s.stream);
-    copy_to_host(values.data(), sums, values.size_bytes(), s.stream);
-    synchronize(s.stream);
+    const size_t most = step_sums(s).count();
+    for (; s.comm.size > 1 && !values.empty(); values = values.subspan(std::min(most, values.size()))) {
+        const std::span<double> some = values.first(std::min(most, values.size()));
+        copy_to_device(s.sums, some.data(), some.size_bytes(), s.stream);
+        wait(all_reduce_sum(s.sums, some.size(), s.comm, s.stream), s.comm, s.stream);
+        copy_to_host(some.data(), s.sums, some.size_bytes(), s.stream);
+        synchronize(s.stream);
+    }
 }
 
-double Gpt::evaluate(const int* tokens, const int* targets) {
+double Gpt::evaluate(const int* tokens, const int* targets, float* losses, int seq_len) {
     GptState& s = *state_;
+    const int batch = s.options.batch, longest = s.options.seq_len;
+    if (seq_len > 0) {
+        require(longest % seq_len == 0, "evaluate: sequences of %d in memory for %d", seq_len, longest);
+        s.options.batch = batch * (longest / seq_len), s.options.seq_len = seq_len;
+    }
     forward(tokens);
     load_batch(s.targets, targets, s);
     loss_forward_backward(s, layer_context(s, false), 0, 0.0f, nullptr);
+    s.options.batch = batch, s.options.seq_len = longest;
     double loss_sum = 0;
     copy_to_host(&loss_sum, s.sums + step_sums(s).loss(s.options.rank, 0), sizeof(loss_sum), s.stream);
+    if (losses)
+        copy_to_host(losses, s.acts.loss.view.data, size_t(batch) * size_t(longest) * sizeof(float), s.stream);
     synchronize(s.stream);
     return loss_sum;
 }

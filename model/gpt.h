@@ -72,8 +72,10 @@ public:
     // all ranks, so that all ranks see a request to stop on one rank at the same step, for example.
     StepResult end_step(const std::array<double, StepResult::kVotes>& votes = {});
 
-    // Sum of the losses of one batch in nats, forward only. Waits for the device.
-    double evaluate(const int* tokens, const int* targets);
+    // Sum of the losses of one batch in nats, forward only. Waits for the device. `losses`, if not null, receives that
+    // of each target and 0 elsewhere: (B, T). With `seq_len`, which divides T, sequences are that long, and as many as
+    // fit: all three arrays are (B T / seq_len, seq_len).
+    double evaluate(const int* tokens, const int* targets, float* losses = nullptr, int seq_len = 0);
 
     // Logits, in float, that follow token `row` (0 to B T - 1) of the last forward(): (V) in `logits`.
     void logits_of_row(int row, float* logits);
@@ -81,7 +83,7 @@ public:
     // Logits, in float, that follow the last of `count` tokens, 1 <= count <= T: (V) in `logits`.
     void next_token_logits(const int* tokens, int count, float* logits);
 
-    // Adds the values, at most ranks + kVotes of them, up over all ranks.
+    // Adds the values up over all ranks.
     void sum_over_ranks(std::span<double> values);
 
     // Master weights and optimizer state by name: what this rank has of them. After writing masters from outside, call

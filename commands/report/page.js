@@ -141,6 +141,19 @@ function phaseLines(run) {
   return lines.reverse();
 }
 
+// The accuracies of one file of questions.
+const accuracies = ["acc", "acc_norm", "acc_per_token"];
+function addQuestions(add, file, percent) {
+  const lines = () => shownRuns().flatMap(run => (isOne ? accuracies : ["acc_norm", "acc"]).flatMap(name => {
+    const records = run.tables.questions, values = records?.column(`${file}/${name}`), x = values && run.xOf(records);
+    if (!x || !values.mean.some(Number.isFinite)) return [];
+    const color = isOne ? css(`--run-${accuracies.indexOf(name)}`) : run.color;
+    return [{name: isOne ? name : run.name, color, x, y: values.mean, points: x.length <= 60}];
+  }).slice(0, isOne ? 3 : 1));
+  const unit = isOne ? "share of right answers" : "acc_norm, or acc";
+  add({id: "questions-" + file, title: "Questions of " + file, unit, text: percent, tick: percent, lines});
+}
+
 const special = new Set(["loss", "lr", "grad_norm", "loss_scale", "tokens", "step_ms", "tokens_per_s", "mfu",
                          "comm_bytes", "time", ...phases.map(([column]) => column)]);
 
@@ -175,6 +188,10 @@ function makeCharts() {
       bits_per_byte: 1})).map(name => JSON.stringify([kind, name]))));
   for (const pair of new Set(kinds)) {
     const [kind, name] = JSON.parse(pair);
+    if (kind === "questions") {
+      if (name.endsWith("/acc")) addQuestions(add, name.slice(0, -4), percent);
+      continue;
+    }
     add({id: `other-${kind}-${name}`, title: `${kind}: ${name}`, clip: true, lines: () => shownRuns().flatMap(run => {
       const values = run.tables[kind]?.column(name), x = values && run.xOf(run.tables[kind]);
       return x ? [{name: isOne ? "" : run.name, color: run.color, x, y: values.mean, points: x.length <= 60}] : [];

@@ -127,6 +127,8 @@ void check_end(const Config& c, const std::string& origin) {
     };
     needs_validation(c.eval.patience > 0, "eval.patience");
     needs_validation(c.checkpoint.keep_best, "checkpoint.keep_best");
+    if (!c.eval.questions.empty() && c.eval.every_steps == 0)
+        fail(Exit::config, "%s: eval.questions needs eval.every_steps, which is 0", origin);
 }
 
 }  // namespace

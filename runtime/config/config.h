@@ -131,6 +131,8 @@ struct Config {
         int batches = 20;       // 0: the whole split
         int stride = 0;         // 0: seq_len
         int patience = 0;       // 0: no early stopping
+        std::string questions;  // empty: none
+        int max_questions = 0;  // of each file; 0: all
     } eval;
 
     struct Sample {

@@ -165,6 +165,12 @@ std::vector<Option> surrounding_options(Config& c) {
          kNone},
         {"eval.patience", &c.eval.patience, kStepsOr0,
          "validations in a row without a new lowest loss after which training ends; 0: it does not end early"},
+        {"eval.questions", &c.eval.questions, kAnything,
+         "pattern of files of multiple-choice questions (JSON Lines or llm.c's .bin) that are asked with each "
+         "validation; empty: none",
+         kNone},
+        {"eval.max_questions", &c.eval.max_questions, between(0, kMostSteps),
+         "the first so many questions of each file; 0: all", kNone},
 
         {"sample.every_steps", &c.sample.every_steps, kStepsOr0, "steps between samples of text; 0: none", kNone},
         {"sample.tokens", &c.sample.tokens, between(1, 1 << 24), "tokens per sample", kNone},

@@ -48,6 +48,21 @@ template <class Field> void describe(const ValRecord& record, Field field) {
     field("bits_per_byte", record.bits_per_byte);
 }
 
+// Keys like "hellaswag_val/acc".
+template <class Field> void describe(const QuestionsRecord& record, Field field) {
+    for (const QuestionsRecord::File& file : record.files) {
+        auto share = [&](const char* name, const std::optional<double>& value) {
+            const std::string key = file.name + "/" + name;
+            field(key.c_str(), value);
+            field((key + "_stderr").c_str(), value ? std::optional(file.standard_error(*value)) : std::nullopt);
+        };
+        field((file.name + "/questions").c_str(), uint64_t(file.questions));
+        share("acc", file.acc);
+        share("acc_norm", file.acc_norm);
+        share("acc_per_token", file.acc_per_token);
+    }
+}
+
 std::string opened(int step, double time) { return format("\"step\":%d,\"time\":%.3f", step, time); }
 
 template <class Record> std::string numbers_line(const char* kind, const Record& record, const std::string& more = "") {
@@ -124,11 +139,17 @@ OutputFile continue_file(const std::string& path, int committed_step) {
 
 }  // namespace
 
+double QuestionsRecord::File::standard_error(double share) const {
+    return std::sqrt(share * (1 - share) / (double(questions) - 1));
+}
+
 std::string json_line(const TrainRecord& record) {
     return numbers_line("train", record, record.skipped.empty() ? "" : ",\"skipped\":" + quoted(record.skipped));
 }
 
 std::string json_line(const ValRecord& record) { return numbers_line("val", record); }
+
+std::string json_line(const QuestionsRecord& record) { return numbers_line("questions", record); }
 
 std::string json_line(const SampleRecord& record) {
     return "{" + opened(record.step, record.time) + ",\"prompt\":" + quoted(record.prompt) +
@@ -166,6 +187,13 @@ void RunLog::write(const ValRecord& record) {
     metrics_.append(json_line(record) + "\n");
     main_log_.append(format("s:%d tel:%.4f\n", record.step, record.loss));
     if (events_) events_->write(record.step, record.time, scalars_of("val", record));
+}
+
+void RunLog::write(const QuestionsRecord& record) {
+    metrics_.append(json_line(record) + "\n");
+    // llm.c has one number per step, HellaSwag's.
+    main_log_.append(format("s:%d eval:%.4f\n", record.step, record.files.front().acc_per_token));
+    if (events_) events_->write(record.step, record.time, scalars_of("questions", record));
 }
 
 void RunLog::write(const SampleRecord& record) {

@@ -43,6 +43,22 @@ struct ValRecord {
     double time = 0;                           // Unix seconds
 };
 
+// Answers to the multiple-choice questions of some files. A question is answered with the completion that has the
+// highest log-probability, as a whole (acc), per character (acc_norm; both are lm-evaluation-harness's) or per token
+// (acc_per_token, llm.c's).
+struct QuestionsRecord {
+    struct File {
+        std::string name;  // letters, digits, "_" and "-"
+        size_t questions = 0;
+        double acc = 0, acc_per_token = 0;          // the right ones' share
+        std::optional<double> acc_norm = {};        // absent: the completions' text is not known
+        double standard_error(double share) const;  // of such a share; NaN for a single question
+    };
+    int step = 0;
+    std::vector<File> files = {};
+    double time = 0;  // Unix seconds
+};
+
 // A text that the model has written.
 struct SampleRecord {
     int step = 0;
@@ -67,14 +83,15 @@ struct NormRecord {
 // and "-inf" stand for those, and null for what is absent.
 std::string json_line(const TrainRecord& record);
 std::string json_line(const ValRecord& record);
+std::string json_line(const QuestionsRecord& record);
 std::string json_line(const SampleRecord& record);  // of samples.jsonl; bytes that are not UTF-8 become U+FFFD
 std::string json_line(const NormRecord& record);
 
 // Text for a terminal: no control characters but newline and tab, and U+FFFD for bytes that are not UTF-8.
 std::string printable(const std::string& text);
 
-// DIR/metrics.jsonl, DIR/samples.jsonl, DIR/main.log (`s:N trl:%.4f lr:%.6f norm:%.2f` and `s:N tel:%.4f`) and, if
-// asked for, event files in DIR/tensorboard. A line is one write().
+// DIR/metrics.jsonl, DIR/samples.jsonl, DIR/main.log (`s:N trl:%.4f lr:%.6f norm:%.2f`, `s:N tel:%.4f` and
+// `s:N eval:%.4f`) and, if asked for, event files in DIR/tensorboard. A line is one write().
 class RunLog {
 public:
     // Continues the files of a run whose steps 1 .. committed_step are committed: lines of later steps are removed, and
@@ -86,6 +103,7 @@ public:
 
     void write(const TrainRecord& record);
     void write(const ValRecord& record);
+    void write(const QuestionsRecord& record);
     void write(const SampleRecord& record);
     void write(const NormRecord& record);
 
@@ -128,6 +146,7 @@ public:
     void show(const TrainRecord& record);
     // Says the validation loss.
     void show(const ValRecord& record);
+    void show(const QuestionsRecord& record);
     void show(const SampleRecord& record);
     // Prints lines of their own: a checkpoint, a sample, a warning.
     void say(const std::string& line);

@@ -161,6 +161,10 @@ def write_run(folder, steps, level=2.0, seed=1):
             if step % (steps // 20) == 0:
                 validation = {"kind": "val", "step": step, "loss": loss + 0.1, "bits_per_byte": loss / 2}
                 file.write(json.dumps(validation) + "\n")
+                quiz = {"kind": "questions", "step": step, "quiz/questions": 50, "quiz/acc": 0.5 + noise.gauss(0, 0.1),
+                        "quiz/acc_stderr": 0.07, "quiz/acc_norm": None, "quiz/acc_norm_stderr": None,
+                        "quiz/acc_per_token": 0.4, "quiz/acc_per_token_stderr": 0.07}
+                file.write(json.dumps(quiz) + "\n")
     with open(folder / "samples.jsonl", "w") as file:
         for step in (steps // 3, steps // 2, steps):
             sample = {"step": step, "time": start, "prompt": HOSTILE, "text": f"{HOSTILE} of {step}"}
@@ -221,7 +225,7 @@ class ReportInChromium(unittest.TestCase):
         }))""")
 
     def test_every_section_in_each_look(self):
-        for page, charts in (("one.html", 8), ("three.html", 10), ("long.html", 8)):
+        for page, charts in (("one.html", 9), ("three.html", 11), ("long.html", 9)):
             for size, dark, touch in ((DESKTOP, False, False), (DESKTOP, True, False), (PHONE, False, True),
                                       (PHONE, True, True)):
                 with self.subTest(page=page, size=size, dark=dark):
@@ -230,6 +234,11 @@ class ReportInChromium(unittest.TestCase):
                     drawn = self.drawn()
                     self.assertEqual(len(drawn), charts, drawn)
                     self.assertGreater(min(drawn.values()), 0.005, drawn)
+                    # One chart of all accuracies that are known: of several runs one accuracy each.
+                    legend = self.browser.value("document.querySelector('#questions-quiz .readout').textContent")
+                    for name in ("acc", "acc_per_token") if page != "three.html" else ("short", "longer"):
+                        self.assertIn(name, legend)
+                    self.assertNotIn("acc_norm", legend)
                     self.assertEqual(self.browser.value("document.documentElement.dataset.theme"),
                                      "dark" if dark else "light")
                     # No sideways scrolling of the page, at any width.

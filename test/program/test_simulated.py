@@ -71,6 +71,20 @@ class Simulated(TrainerTest):
         spent = [record["optimizer_ms"] for record in self.records("cuda", "train", without=())]
         self.assertGreater(min(spent), 0.0029)
 
+    def test_questions_and_a_text(self):
+        """Against lm-evaluation-harness; short questions are computed in sequences of a half and a quarter."""
+        model = ROOT / "test/data/lm_eval"
+        expected = json.loads((model / "expected.json").read_text())
+        said = subprocess.run([SIMULATED, "eval", model, "--questions", model / "general.jsonl", "--text",
+                               model / "text.txt", "--answers", "answers.jsonl", "--batch", "2"], cwd=self.dir,
+                              check=True, timeout=100, capture_output=True, text=True, env=ENVIRONMENT).stdout
+        answers = [json.loads(line) for line in (self.dir / "answers.jsonl").read_text().splitlines()]
+        for answer, scores in zip(answers, expected["general"]["log_likelihoods"], strict=True):
+            for ours, theirs in zip(answer["log_likelihoods"], scores, strict=True):
+                self.assertLess(abs(ours - theirs), 1e-4)
+        bits = float(said.split(" bits per byte")[0].split()[-1])
+        self.assertAlmostEqual(bits, expected["text"]["bits_per_byte"], delta=2e-6)
+
     def test_fp32(self):
         self.train_both("fp32")
 

@@ -1,0 +1,296 @@
+"""`eval` and eval.questions, against what test/make_lm_eval_reference.py has recorded of lm-evaluation-harness."""
+import csv
+import gzip
+import json
+import math
+import re
+import shutil
+import struct
+import unittest
+
+import event_file
+from trainer import ROOT, TrainerTest
+
+REFERENCE = ROOT / "test/data/lm_eval"
+EXPECTED = json.loads((REFERENCE / "expected.json").read_text())
+ACCURACIES = ("acc", "acc_norm", "acc_per_token")
+QUESTIONS = [{"context": "etaoin shr", "choices": ["dlu", "eta oin", "x"], "label": 0},
+             {"question": "The ", "choices": ["shrdlu", "et"], "gold": 1},
+             {"query": "", "endings": ["Oin.", "aaaa", "Lu dlu eat"], "label": "2"},
+             {"context": "a long context beyond the twenty tokens of the model", "choices": ["one", "b"], "label": 0}]
+
+
+def accuracies_in(said):
+    """{name: (share, standard error)} of each file, in order."""
+    files = re.split(r"^.* questions\n", said, flags=re.MULTILINE)[1:]
+    number = r" +([\d.]+) \+/- ([\d.]+)"
+    return [{name: (float(share), float(error)) for name, share, error in re.findall(r"  (\w+)" + number, file)}
+            for file in files]
+
+
+def as_lines(records):
+    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+
+
+def eval_file(questions):
+    """llm.c's eval file of questions in general fields, for the tokenizer of bytes, as llm.c renders them."""
+    parts = []
+    for index, question in enumerate(questions):
+        context = next(question[name] for name in ("context", "question", "query") if name in question)
+        choices = question.get("choices") or question["endings"]
+        label = int(question.get("label", question.get("gold")))
+        words = [label, len(choices)]
+        for tokens in ([*context.encode()] or [256], *([*(" " + choice).encode()] for choice in choices)):
+            words += [len(tokens), *tokens]
+        parts.append(struct.pack(f"<{len(words) + 3}H", 65535, 2 * len(words) + 6, index, *words))
+    header = struct.pack("<4i", 20240522, 1, len(parts), max(map(len, parts)))
+    return header.ljust(1024, b"\0") + b"".join(parts)
+
+
+class Reference(TrainerTest):
+    """The recorded model, which is a Hugging Face directory."""
+
+    def setUp(self):
+        super().setUp()
+        shutil.copytree(REFERENCE, self.dir / "hf")
+
+    def answers(self, *args):
+        """What was said, and the log-likelihoods of each file's questions."""
+        said = self.run_trainer("eval", "hf", "--answers", "answers.jsonl", *args)
+        lines = [json.loads(line) for line in (self.dir / "answers.jsonl").read_text().splitlines()]
+        return said, {name: [line for line in lines if line["file"] == name] for name in ("hellaswag", "general")}
+
+    def test_questions(self):
+        said, files = self.answers("--questions", "hf/hellaswag.jsonl", "--questions", "hf/general.jsonl")
+        for name, shares in zip(files, accuracies_in(said)):
+            expected = EXPECTED[name]
+            for number in ("tokens", "characters"):
+                self.assertEqual([line[number] for line in files[name]], expected[number])
+            for line, scores in zip(files[name], expected["log_likelihoods"], strict=True):
+                for ours, theirs in zip(line["log_likelihoods"], scores, strict=True):
+                    self.assertLess(abs(ours - theirs), 1e-4, f"{name} {line}")
+            for accuracy in ACCURACIES:
+                share, error = shares[accuracy]
+                self.assertAlmostEqual(share, expected[accuracy], delta=5e-5)
+                if accuracy != "acc_per_token":
+                    self.assertAlmostEqual(error, expected[accuracy + "_stderr"], delta=5e-5)
+        for name, truncated, of in (("hellaswag", 15, 20), ("general", 2, 16)):
+            self.assertIn(f"  {truncated} of {of} completions lost the beginning of their context", said)
+
+    def test_the_result_does_not_depend_on_the_batch_or_the_ranks(self):
+        args = ("--questions", "hf/hellaswag.jsonl", "--questions", "hf/general.jsonl", "--text", "hf/text.txt",
+                "--per-position", "-")
+        alone = self.answers(*args)
+        for more in (["--batch", 2], ["--batch", 5], ["--batch", 64], ["--nproc", 2], ["--nproc", 3, "--batch", 2]):
+            with self.subTest(more):
+                said, files = self.answers(*args, *more)
+                self.assertEqual(files, alone[1])
+                # Sums over batches differ in the last bits.
+                self.assertEqual(re.sub(r"(\d\.\d{4})\d+", r"\1", said), re.sub(r"(\d\.\d{4})\d+", r"\1", alone[0]))
+                if "--batch" not in more:
+                    self.assertEqual(said, alone[0])
+
+    def test_a_part_of_the_questions(self):
+        said, files = self.answers("--questions", "hf/general.jsonl", "--limit", 1)
+        self.assertEqual(len(files["general"]), 1)
+        self.assertRegex(said, r"hf/general.jsonl: 1 questions\n  acc +[01]\.0000\n")  # one has no standard error
+
+    def test_text(self):
+        for name in ("text.txt", "text.txt.gz", "text.jsonl"):
+            (self.dir / "text.txt.gz").write_bytes(gzip.compress((self.dir / "hf/text.txt").read_bytes()))
+            (self.dir / "text.txt").write_bytes((self.dir / "hf/text.txt").read_bytes())
+            (self.dir / "text.jsonl").write_text(json.dumps({"text": (self.dir / "text.txt").read_bytes().decode()}))
+            said = self.run_trainer("eval", "hf", "--text", name)
+            pattern = r"(\d+) tokens, loss (\S+), perplexity (\S+), (\S+) bits per byte, word perplexity (\S+)"
+            tokens, loss, perplexity, bits, words = map(float, re.search(pattern, said).groups())
+            size = len((self.dir / "text.txt").read_bytes())
+            self.assertAlmostEqual(bits, EXPECTED["text"]["bits_per_byte"], delta=2e-6)
+            self.assertAlmostEqual(loss * tokens / size, math.log(EXPECTED["text"]["byte_perplexity"]), delta=2e-6)
+            self.assertAlmostEqual(words / EXPECTED["text"]["word_perplexity"], 1, delta=1e-4)
+            self.assertAlmostEqual(perplexity / math.exp(loss), 1, delta=1e-5)
+
+    def test_windows_that_overlap(self):
+        for stride, expected in EXPECTED["text"]["loss_with_stride"].items():
+            said = self.run_trainer("eval", "hf", "--text", "hf/text.txt", "--stride", stride)
+            self.assertAlmostEqual(float(re.search(r"370 tokens, loss (\S+),", said)[1]), expected, delta=2e-6)
+
+    def test_several_documents(self):
+        """Each begins anew, so two of the same have the loss of one."""
+        line = json.dumps({"text": (self.dir / "hf/text.txt").read_bytes().decode()}) + "\n"
+        (self.dir / "twice.jsonl").write_text(line * 2)
+        once, twice = (self.run_trainer("eval", "hf", "--text", name).partition(": ")[2]
+                       for name in ("hf/text.txt", "twice.jsonl"))
+        self.assertEqual(twice.replace("740 tokens", "370 tokens"), once)
+
+    def test_loss_by_position(self):
+        said = self.run_trainer("eval", "hf", "--text", "hf/text.txt", "--per-position", "positions.csv")
+        rows = list(csv.DictReader((self.dir / "positions.csv").read_text().splitlines()))
+        self.assertEqual([int(row["position"]) for row in rows], list(range(1, 49)))
+        tokens = [int(row["tokens"]) for row in rows]
+        # 370 = 7 * 48 + 34: the last window predicts its last 34 only.
+        self.assertEqual(tokens, [7] * 14 + [8] * 34)
+        mean = sum(float(row["loss"]) * count for row, count in zip(rows, tokens)) / sum(tokens)
+        self.assertAlmostEqual(mean, float(re.search(r"loss (\S+),", said)[1]), delta=2e-6)
+        lines = re.findall(r"  position (\d+)(?: to (\d+))? +loss (\S+)", said)
+        self.assertEqual([(first, last) for first, last, _ in lines],
+                         [("1", ""), ("2", ""), ("3", "4"), ("5", "8"), ("9", "16"), ("17", "32"), ("33", "48")])
+        part = [float(row["loss"]) * int(row["tokens"]) for row in rows[4:8]]
+        self.assertAlmostEqual(float(lines[3][2]), sum(part) / sum(tokens[4:8]), delta=2e-6)
+
+    def test_what_cannot_be(self):
+        for args, code, words in (
+                ([], 64, "add --data, --text or --questions"),
+                (["--text", "hf/text.txt", "--per-position", "-", "--stride", 7], 64, "the stride is 7"),
+                (["--text", "hf/text.txt", "--stride", 49], 64, "at most the model's sequence length, 48"),
+                (["--questions", "hf/general.jsonl", "--per-position", "-"], 64, "not for --questions"),
+                (["--limit", 3], 64, "--questions"), (["--text", "nothing.txt"], 66, "nothing.txt"),
+                (["--tokenizer", "gpt2", "--text", "hf/text.txt"], 78, "50257 tokens"),
+                (["--text", "hf/text.txt", "--per-position", "no/where.csv"], 73, "no directory for no/where.csv"),
+                (["--questions", "nothing.jsonl"], 66, "nothing.jsonl")):
+            with self.subTest(args):
+                self.assertIn(words, self.run_trainer("eval", "hf", *args, expect=code))
+        (self.dir / "empty.txt").write_text("")
+        self.run_trainer("eval", "hf", "--text", "empty.txt", expect=65)
+        (self.dir / "hf/tokenizer.json").unlink()
+        for flag, file in (("--text", "hf/text.txt"), ("--questions", "hf/general.jsonl")):
+            self.assertIn("tokenizer", self.run_trainer("eval", "hf", flag, file, expect=66))
+        self.run_trainer("eval", "hf", "--text", "hf/text.txt", "--tokenizer", REFERENCE / "tokenizer.json")
+
+    def test_malformed_questions(self):
+        good = {"context": "a", "choices": ["b", "c"], "label": 0}
+        swag = {"activity_label": "x", "ctx_a": "a", "ctx_b": "b", "endings": ["c", "d"], "label": 1}
+        for line, words in (
+                ("{", "line 2 of q.jsonl"), ("[1]", "line 2 must be an object"),
+                ({**good, "context": None}, '"context" must be text, is null'),
+                ({"choices": ["a", "b"], "label": 0}, 'line 2 has no "context" or "question" or "query"'),
+                ({**good, "query": "a"}, 'both "context" and "query"'),
+                ({**good, "gold": 0}, 'both "label" and "gold"'),
+                ({"context": "a", "label": 0}, 'no "choices" or "endings"'),
+                ({"context": "a", "choices": ["b", "c"]}, 'no "label" or "gold"'),
+                ({**good, "choices": ["b"]}, "a list of at least two texts"),
+                ({**good, "choices": ["b", 5]}, "a list of at least two texts"),
+                ({**good, "choices": "bc"}, "a list of at least two texts"),
+                ({**good, "label": 2}, '"label" must be an integer from 0 to 1, is 2'),
+                ({**good, "label": "A"}, '"label" must be an integer from 0 to 1'), ({**good, "label": -1}, "is -1"),
+                ({**swag, "ctx_b": 5}, '"ctx_b" must be text, is 5'),
+                ({key: value for key, value in swag.items() if key != "ctx_b"}, 'has no "ctx_b"'),
+                ({key: value for key, value in swag.items() if key != "activity_label"}, 'has no "activity_label"'),
+                ({key: value for key, value in swag.items() if key != "endings"}, 'has no "endings"'),
+                ({key: value for key, value in swag.items() if key != "label"}, 'has no "label"')):
+            with self.subTest(line):
+                text = line if isinstance(line, str) else json.dumps(line)
+                (self.dir / "q.jsonl").write_text(json.dumps(good) + "\n" + text + "\n")
+                said = self.run_trainer("eval", "hf", "--questions", "q.jsonl", "--limit", 1, expect=65)
+                self.assertIn(words, said)
+                self.assertIn("q.jsonl", said)
+                self.assertIn("line 2", said)
+        (self.dir / "q.jsonl").write_text("\n \n")
+        self.assertIn("no question", self.run_trainer("eval", "hf", "--questions", "q.jsonl", expect=65))
+        (self.dir / "q.jsonl").write_text(json.dumps({**good, "choices": ["b", "q" * 60]}))
+        self.assertIn("has 61 tokens, but the model reads 48",
+                      self.run_trainer("eval", "hf", "--questions", "q.jsonl", expect=65))
+
+
+class Run(TrainerTest):
+    """A run with the tokenizer of bytes, and questions for it."""
+
+    def setUp(self):
+        super().setUp()
+        (self.dir / "small.jsonl").write_text(as_lines(QUESTIONS))
+        (self.dir / "small_c.bin").write_bytes(eval_file(QUESTIONS))
+
+    def test_one_model_in_three_formats(self):
+        self.train(train_max_steps=3)
+        self.run_trainer("export", "--hf", "run", "hf")
+        self.run_trainer("export", "--llmc", "run", "model.bin")
+        args = ("--questions", "small.jsonl", "--text", "text.txt", "--data", "data/val_*.bin", "--batch", 3)
+        # The run reads 20 tokens at a time; what has no configuration reads all positions.
+        self.run_trainer("import", "hf", "again")
+        of_hf = self.run_trainer("eval", "hf", *args)
+        self.assertEqual(self.run_trainer("eval", "again", *args), of_hf)
+        tokenizer = ("--tokenizer", "run/tokenizer.json")
+        self.assertEqual(self.run_trainer("eval", "model.bin", *args, *tokenizer), of_hf)
+        self.assertNotEqual(self.run_trainer("eval", "run", *args), of_hf)
+        prompt = ("--prompt", "The", "--tokens", 12, "--temperature", 0)
+        said = self.run_trainer("sample", "run", *prompt)
+        for source in (["hf"], ["model.bin", *tokenizer]):
+            self.assertEqual(self.run_trainer("sample", *source, *prompt), said)
+        self.assertIn("--tokenizer", self.run_trainer("sample", "model.bin", expect=66))
+
+    def test_questions_as_tokens(self):
+        """llm.c's file of the same tokens has the same answers; the space at the end of "The " is the exception."""
+        self.train(train_max_steps=3)
+        same = [question for question in QUESTIONS if question.get("question") != "The "]
+        (self.dir / "same.jsonl").write_text(as_lines(same))
+        (self.dir / "same_c.bin").write_bytes(eval_file(same))
+        for args in ("same.jsonl", "same_c.bin"):
+            self.run_trainer("eval", "run", "--questions", args, "--answers", f"{args}.answers")
+        text, tokens = ((self.dir / f"{name}.answers").read_text() for name in ("same.jsonl", "same_c.bin"))
+        self.assertEqual(tokens.replace("same_c", "same"), text)
+        (self.dir / "run/tokenizer.json").unlink()  # then the length of the text is not known
+        said = self.run_trainer("eval", "run", "--questions", "same_c.bin")
+        self.assertEqual(list(accuracies_in(said)[0]), ["acc", "acc_per_token"])
+
+    def test_questions_during_training(self):
+        changes = dict(eval_every_steps=4, train_max_steps=10, checkpoint_every_steps=4, checkpoint_keep=9)
+        self.train(run_dir="without", **changes)
+        asked = dict(changes, eval_questions="small*")
+        said = self.train(**asked)
+        self.assertEqual(self.weights(10), self.weights(10, "without"))
+        self.assertEqual(self.records(kind="train"), self.records("without", "train"))
+        self.assertEqual(self.records(kind="val"), self.records("without", "val"))
+        records = self.records(kind="questions")
+        self.assertEqual([record["step"] for record in records], [4, 8, 10])
+        last = records[-1]
+        self.assertEqual(len({last[f"small/{accuracy}"] for accuracy in ACCURACIES}), 3)  # so that none can be another
+        shares = accuracies_in(self.run_trainer("eval", "run", "--questions", "small.jsonl", "--questions",
+                                                "small_c.bin"))
+        for name, of in zip(("small", "small_c"), shares):
+            self.assertEqual(last[f"{name}/questions"], 4)
+            for accuracy in ACCURACIES:
+                self.assertAlmostEqual(last[f"{name}/{accuracy}"], of[accuracy][0], delta=5e-5)
+                self.assertAlmostEqual(last[f"{name}/{accuracy}_stderr"], of[accuracy][1], delta=5e-5)
+        self.assertIn(f"step 10 | small, 4 questions | acc {last['small/acc']:.4f} | acc_norm", said)
+        self.assertIn(f"s:10 eval:{last['small/acc_per_token']:.4f}\n", (self.dir / "run/main.log").read_text())
+        values, _ = event_file.read(next((self.dir / "run/tensorboard").iterdir()))
+        tags = {value.tag: value.value for value in values if value.step == 10}
+        self.assertAlmostEqual(tags["questions/small/acc_norm"], last["small/acc_norm"], places=6)
+
+        # Resumed, and on more ranks, with sharded parameters too.
+        whole = self.records()
+        shutil.rmtree(self.step_dir(10))
+        self.train("--resume", **asked)
+        self.assertEqual(self.records(), whole)
+        config = self.write_config(**dict(asked, train_total_batch_tokens=360, optim_learning_rate=0))
+        self.run_trainer(config, "--set", "run.dir=on_1")
+        for ranks, stage in ((2, 0), (3, 3)):
+            self.run_trainer("--nproc", ranks, config, "--set", f"run.dir=on_{ranks}", "--set",
+                             f"parallel.zero_stage={stage}")
+            self.assertEqual(self.records(f"on_{ranks}", "questions"), self.records("on_1", "questions"))
+
+    def test_questions_without_validation(self):
+        self.train(train_max_steps=2, eval_every_steps=1, data_val="", eval_questions="small.jsonl",
+                   eval_max_questions=3)
+        self.assertEqual([record["small/questions"] for record in self.records(kind="questions")], [3, 3])
+        self.assertEqual(self.records(kind="val"), [])
+        self.assertIn("add --data, --text or --questions", self.run_trainer("eval", "run", expect=64))
+
+    def test_questions_are_read_before_anything_is_written(self):
+        (self.dir / "long.jsonl").write_text(as_lines([{"context": "a", "choices": ["b", "c" * 30], "label": 0}]))
+        (self.dir / "bad.jsonl").write_text("{}")
+        shutil.copy(self.dir / "small.jsonl", self.dir / "small.txt")
+        for changes, code, words in (
+                ({"eval_questions": "none_*"}, 66, "eval.questions: no file matches"),
+                ({"eval_questions": "bad.jsonl"}, 65, "bad.jsonl: line 1 has no"),
+                ({"eval_questions": "long.jsonl"}, 65, "has 31 tokens, but the model reads 20"),
+                ({"eval_questions": "small.*"}, 78, "eval.questions"),
+                ({"eval_questions": "small.jsonl", "data_tokenizer": ""}, 66, "small.jsonl is text"),
+                ({"eval_questions": "small.jsonl", "eval_every_steps": 0}, 78, "eval.every_steps")):
+            with self.subTest(changes):
+                said = self.train(**{"train_max_steps": 1, "eval_every_steps": 1, **changes}, expect=code)
+                self.assertIn(words, said)
+                self.assertFalse((self.dir / "run").exists())
+
+
+if __name__ == "__main__":
+    unittest.main()
