@@ -208,9 +208,8 @@ std::string Profiler::table(const std::vector<Span>& spans) const {
         sorted.push_back({"other ops", others});
     }
     const double steps = double(records_.size());
-    auto line = [&](const std::string& name, const std::string& calls, double ms, const std::string& roofline) {
-        return format("\n%-42s %8s %10.3f %8.1f %9s", name.c_str(), calls.c_str(), ms / steps, 100 * ms / step_ms,
-                      roofline.c_str());
+    auto line = [&](const std::string& name, const std::string& calls, double ms) {
+        return format("\n%-42s %8s %10.3f %8.1f", name.c_str(), calls.c_str(), ms / steps, 100 * ms / step_ms);
     };
     std::string text = format("profile  steps %d to %d: %s/profile/rank_*.json, for https://ui.perfetto.dev\n",
                               steps_.first, steps_.last, run_.config.run.dir.c_str());
@@ -218,9 +217,9 @@ std::string Profiler::table(const std::vector<Span>& spans) const {
                    roofs_origin_.c_str());
     text += format("%-42s %8s %10s %8s %9s", "rank 0, per step", "calls", "ms", "% step", "% roof");
     for (const auto& [name, row] : sorted)
-        text += line(name, format("%.6g", row.calls / steps), row.ms, format("%.1f", 100 * row.roof_ms / row.ms));
-    text += line("exposed communication", "", wait_ms, "");
-    text += line("device idle: the host, or waiting for data", "", std::max(0.0, step_ms - ops_ms - wait_ms), "");
-    text += line("  of the host's time, waiting for data", "", data_ms, "");
-    return text + line("step", "", step_ms, "");
+        text += line(name, format("%.6g", row.calls / steps), row.ms) + format(" %9.1f", 100 * row.roof_ms / row.ms);
+    text += line("exposed communication", "", wait_ms);
+    text += line("device idle: the host, or waiting for data", "", std::max(0.0, step_ms - ops_ms - wait_ms));
+    text += line("  of the host's time, waiting for data", "", data_ms);
+    return text + line("step", "", step_ms);
 }

@@ -1,4 +1,4 @@
-"""--profile: the trace against the format's description, the model's shapes and the run's own records; no bit changes."""
+"""--profile: the trace against the format's description, the model's shapes and the run's records; no bit changes."""
 import json
 import os
 import shutil
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from test_ranks import MPI_ENVIRONMENT
 from test_simulated import SIMULATED
-from trainer import ENVIRONMENT, TINY, TRAINER, TrainerTest
+from trainer import ENVIRONMENT, ROOT, TINY, TRAINER, TrainerTest
 
 HOST, DEVICE, COMMUNICATION = 1, 2, 3
 LAYERS, WIDTH, LENGTH = TINY["model"]["n_layer"], TINY["model"]["n_embd"], TINY["train"]["seq_len"]
@@ -37,8 +37,8 @@ class Event:
 
 class ProfileTest(TrainerTest):
     def trace(self, steps, rank=0, run="run"):
-        """The spans of a rank's file, and its "otherData", when it has been checked against the description of the
-        format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU, "JSON Object Format"."""
+        """The spans of a rank's file, and its "otherData", after a comparison with the description of the
+        format (docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU, "JSON Object Format")."""
         path = self.dir / run / "profile" / f"rank_{rank}.steps_{steps}.json"
         trace = json.loads(path.read_text())
         self.assertIn(trace["displayTimeUnit"], ("ms", "ns"))
@@ -195,9 +195,11 @@ class Profile(ProfileTest):
         self.assertLess(abs(begins[0] - begins[1]), 5e9)  # on one axis
 
         # As docs/profiling.md puts several into one.
-        merged = subprocess.run(["python3", "-c", "import json, sys; print(json.dumps({'traceEvents': [event for path in "
-                                 "sys.argv[1:] for event in json.load(open(path))['traceEvents']]}))",
-                                 *sorted((self.dir / "run/profile").iterdir())], capture_output=True, check=True)
+        recipe = ("import json, sys; print(json.dumps({'traceEvents': [event for path in sys.argv[1:] "
+                  "for event in json.load(open(path))['traceEvents']]}))")
+        self.assertIn(recipe, (ROOT / "docs/profiling.md").read_text())
+        merged = subprocess.run(["python3", "-c", recipe, *sorted((self.dir / "run/profile").iterdir())],
+                                capture_output=True, check=True)
         self.assertEqual({event["pid"] for event in json.loads(merged.stdout)["traceEvents"]}, {0, 1})
 
     def test_resumed_runs(self):
