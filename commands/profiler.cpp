@@ -12,8 +12,9 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// The least that an op can take, in milliseconds.
+// The least that an op can take, in milliseconds; 0 where the rates are not known.
 double roof_ms(const Span& span, const Roofs& roofs) {
+    if (roofs.bytes_per_s == 0) return 0;
     return 1000 * std::max(span.flops / roofs.flops_per_s, span.bytes / roofs.bytes_per_s);
 }
 
@@ -76,6 +77,11 @@ Profiler::Profiler(const StepRange& steps, TrainingRun& run) : steps_(steps), ru
     }
 }
 
+// After an error, while collectives may still be under way.
+Profiler::~Profiler() {
+    if (run_.trace) run_.gpt.trace(nullptr, 0);
+}
+
 void Profiler::begin_step() {
     const int step = run_.state.step + 1;
     if (steps_.last == 0 || step < steps_.first) return;
@@ -87,8 +93,12 @@ void Profiler::begin_step() {
             roofs_ = {::peak_flops_per_s(device, config.train.precision, config.device.tf32), gpu->memory_bytes_per_s};
             roofs_origin_ = format("of the data sheet of %s", gpu->product);
         } else {
-            roofs_ = measure_roofs(config.train.precision);
-            roofs_origin_ = "measured before the first step: square matrix products, and copies of 64 MiB";
+            try {
+                roofs_ = measure_roofs(config.train.precision);
+                roofs_origin_ = "measured before the first step: square matrix products, and copies of 64 MiB";
+            } catch (const Error& error) {
+                roofs_origin_ = std::string("not known: ") + error.what();
+            }
         }
         begin_unix_s_ = std::stod(broadcast_text(format("%.6f", unix_time()), run_.comm));
         unix_minus_steady_s_ = unix_time() - now_ms() / 1000;
@@ -160,16 +170,18 @@ void Profiler::write_file(const std::vector<Span>& spans) const {
                        int(span.lane) + 1, arguments_of(span, roofs_).c_str());
     }
     for (const TrainRecord& record : records_) {
-        const std::pair<const char*, std::optional<double>> counters[] = {
-            {"power, all ranks (W)", record.power_w},
-            {"GPU temperature (C)", record.gpu_temperature_c},
-            {"SM clock (MHz)", record.sm_clock_mhz},
-            {"resident memory (MiB)", double(record.resident_bytes) / 0x1p20}};
+        const struct {
+            const char *name, *unit;
+            std::optional<double> value;
+        } counters[] = {{"power, all ranks", "W", record.power_w},
+                        {"GPU temperature", "C", record.gpu_temperature_c},
+                        {"SM clock", "MHz", record.sm_clock_mhz},
+                        {"resident memory", "MiB", double(record.resident_bytes) / 0x1p20}};
         const int64_t at = ns_of(origin_ms + 1000 * (record.time - begin_unix_s_));
-        for (const auto& [name, value] : counters)
+        for (const auto& [name, unit, value] : counters)
             if (value)
-                text += format(",\n{\"name\":\"%s\",\"ph\":\"C\",\"ts\":%s,\"pid\":%d,\"args\":{\"value\":%.6g}}", name,
-                               microseconds(at).c_str(), rank, *value);
+                text += format(",\n{\"name\":\"%s\",\"ph\":\"C\",\"ts\":%s,\"pid\":%d,\"args\":{\"%s\":%.6g}}", name,
+                               microseconds(at).c_str(), rank, unit, *value);
     }
     const std::string dir = config.run.dir + "/profile";
     make_directories(dir);

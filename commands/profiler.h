@@ -14,6 +14,9 @@ class Profiler {
 public:
     // Says which steps cannot be traced because they are done. `run` must outlive the profiler. No range: does nothing.
     Profiler(const StepRange& steps, TrainingRun& run);
+    ~Profiler();
+    Profiler(const Profiler&) = delete;
+    Profiler& operator=(const Profiler&) = delete;
 
     // Before each step; before the first of the range all ranks together.
     void begin_step();

@@ -100,9 +100,9 @@ TEST_CASE("a timeline's marks are as far apart as a stopwatch says, on the host'
 TEST_CASE("a trace has the spans of streams and of the host, by their begin", "[timeline]") {
     DeviceBuffer buffer(size_t(64) << 10);
     Trace trace;
-    trace.begin_step(3, {});
     {
         const HostSpan outer(&trace, "outer");
+        trace.begin_step(3, {});
         trace.record({.lane = Lane::device, .name = "first"}, {}, [&] { work(buffer, 2); });
         record(&trace, {.lane = Lane::device, .name = "second"}, {}, [&] { work(buffer, 2); });
     }

@@ -85,6 +85,10 @@ class ProfileTest(TrainerTest):
                 for op in ("matmul_forward", "matmul_backward_input", "matmul_backward_weight"):
                     self.assertEqual(of_layer[f"{op} {name}.weight"], each)
             self.assertEqual(of_layer["residual_norm_forward norm1.weight"], each)
+        self.assertEqual({e.name for e in ops if "layer" not in e.args},
+                         {"embedding_forward", "residual_norm_forward norm_f.weight", "matmul_forward wte",
+                          "cross_entropy", "loss_sum", "matmul_backward_weight wte", "matmul_backward_input wte",
+                          "norm_backward norm_f.weight", "embedding_backward", *UPDATE})
         # As docs/profiling.md says: of the convention's 6 N only matrices are products; attention's backward pass
         # computes five products where the convention counts four.
         flops = sum(e.args["flops"] for e in ops) / (tokens * len(steps))
