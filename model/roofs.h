@@ -9,6 +9,6 @@ struct Roofs {
     double bytes_per_s = 0;  // read or written
 };
 
-// Measures this device for about 0.3 s: the fastest of some square products in this precision, and of some copies.
-// Takes 128 MiB of the device's memory meanwhile.
+// Measures this device for about half a second: the fastest of some square products in this precision and of some
+// copies. Takes 128 MiB of the device's memory meanwhile.
 Roofs measure_roofs(Dtype precision);
