@@ -1,6 +1,5 @@
 // main(): the training recipe. Other commands are in commands/.
-#include "commands/command_line.h"
-#include "commands/training_run.h"
+#include "commands/profiler.h"
 #include "runtime/io/io.h"
 
 int main(int argc, char** argv) {
@@ -22,6 +21,7 @@ int main(int argc, char** argv) {
             Dataset dataset = open_dataset(training_data(config), data.val, data.tokenizer, config.model.vocab_size);
             check_init_from(config, line->config, dataset.tokenizer_digest);
             std::vector<QuestionSet> questions = questions_of(config, dataset.tokenizer);
+            check_profile(line->profile, config);
             const std::string digest = dataset.train.digest();
             ranks.control().require_same(digest, "the digest of data.train");
             RunStart start = start_run(config, line->start, digest, line->accept_changes, ranks.comm());
@@ -37,10 +37,12 @@ int main(int argc, char** argv) {
             start.checkpoint.reset();
             write_run_files(run, PROGRAM_VERSION);
             install_signal_handlers(run.comm.rank == 0);
+            Profiler profiler(line->profile, run);
 
             while (!run.is_complete()) {
                 // Forward and backward of each micro-batch add up gradients; then one update.
-                StepTimer timer(run.comm);
+                profiler.begin_step();
+                StepTimer timer(run);
                 run.gpt.begin_step({.loss_scale = run.state.progress.loss_scale.scale,
                                     .learning_rate = learning_rate(config, run.course, run.state.step + 1),
                                     .measure = norms_are_due(run),
@@ -52,15 +54,16 @@ int main(int argc, char** argv) {
                     run.gpt.forward(batch.inputs);
                     run.gpt.backward(batch.targets, 1.0f / float(config.train.total_batch_tokens));
                 }
-                const double stop_vote = stop_signal() ? 1.0 : 0.0;
-                const StepResult result = run.gpt.end_step({stop_vote, vote_on_end(run)});
-                finish_step(run, timer, result);
+                const StepVotes votes = votes_of(run);
+                const StepResult result = run.gpt.end_step(votes.values);
+                const TrainRecord record = finish_step(run, timer, votes.energy, result);
 
                 // A rank that was asked to stop has told all others in this step's votes.
-                const bool must_stop = result.votes[0] > 0 || (run.comm.size == 1 && stop_signal());
+                const bool must_stop = result.votes[kStop] > 0 || (run.comm.size == 1 && stop_signal());
                 validate_if_due(run);
                 show_sample_if_due(run);
                 if (must_stop || checkpoint_is_due(run)) save(run, must_stop || run.is_complete());
+                profiler.end_step(record, must_stop || run.is_complete());
                 if (must_stop && !run.is_complete()) {
                     run.progress.say(
                         format("step %d | stopped by signal %d; --resume continues", run.state.step, stop_signal()));

@@ -34,6 +34,15 @@ void read_master(const std::string& text, LocalNode& node) {
     node.master_host = match[1], node.master_port = std::stoi(match[2]);
 }
 
+void read_profile(const std::string& text, StepRange& steps) {
+    std::smatch match;
+    if (std::regex_match(text, match, std::regex("(\\d{1,9}):(\\d{1,9})")))
+        steps = {std::stoi(match[1]), std::stoi(match[2])};
+    if (steps.first < 1 || steps.last < steps.first)
+        fail(Exit::usage, "--profile is %s, expected the first and the last step to be traced, from 1, like 100:104",
+             printed(text));
+}
+
 void add_training(CLI::App& app, CommandLine& line) {
     app.add_option("CONFIG", line.config, "the run, as JSON; --help-config lists the keys");
     add_overrides(app, line.overrides);
@@ -50,6 +59,9 @@ void add_training(CLI::App& app, CommandLine& line) {
     app.add_flag_callback(
         "--debug-sync", [&line] { line.overrides.push_back("device.debug_sync=true"); },
         "GPU: wait after each kernel, so that an error names the kernel that made it");
+    app.add_option_function<std::string>(
+        "--profile", [&line](const std::string& text) { read_profile(text, line.profile); },
+        "START:STOP: leave a trace of these steps, and show where their time goes");
     app.add_flag("--accept-changes", line.accept_changes, "resume although configuration or data have changed");
 }
 

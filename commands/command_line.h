@@ -9,12 +9,18 @@ class App;
 class Validator;
 }  // namespace CLI
 
+// Steps first .. last, from 1; last 0: none.
+struct StepRange {
+    int first = 0, last = 0;
+};
+
 // Training's options.
 struct CommandLine {
     std::string config;                  // the JSON file
     std::vector<std::string> overrides;  // "section.key=value"
     StartMode start = StartMode::only_new;
     bool accept_changes = false;  // resume although configuration or data have changed
+    StepRange profile;            // steps to be traced
     int nproc = 0;                // start that many ranks on this machine; 0: this process is one
     LocalNode node;               // this machine, if several start ranks for one run
     std::string revision;         // of the program

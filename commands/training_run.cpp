@@ -2,7 +2,6 @@
 
 #include "commands/run_file.h"
 #include "model/plan.h"
-#include "runtime/performance/performance.h"
 
 namespace {
 
@@ -41,7 +40,8 @@ std::string steps_text(const TrainingRun& run) {
     std::string text = format("steps %d to %d", run.state.step + 1, run.course.end_step);
     if (run.course.end_step == 0) text = format("steps from %d", run.state.step + 1);
     if (run.config.train.max_minutes > 0) text += format(" until %g minutes are over", run.config.train.max_minutes);
-    if (run.state.progress.trained_s > 0) text += format(" (%.1f so far)", run.state.progress.trained_s / 60);
+    if (run.config.train.max_minutes > 0 && run.state.progress.trained_s > 0)
+        text += format(" (%.1f so far)", run.state.progress.trained_s / 60);
     return text;
 }
 
@@ -59,7 +59,14 @@ void print_summary(const TrainingRun& run) {
                             run.dataset.train.token_count(), run.train_loader.windows(), c.train.seq_len));
     run.progress.say(format("run      %s: %s, %zu tokens each", c.run.dir.c_str(), steps_text(run).c_str(),
                             size_t(c.train.total_batch_tokens)));
+    run.progress.say("energy   " + run.energy.description());
     run.progress.say(settings_text(c));
+}
+
+EnergySources energy_sources(int local_rank) {
+    EnergySources sources{.gpu = device_info().pci_bus_id};
+    if (local_rank > 0) sources.rapl.clear();
+    return sources;
 }
 
 bool is_due(int step, int every_steps) { return every_steps > 0 && step % every_steps == 0; }
@@ -97,7 +104,8 @@ TrainingRun::TrainingRun(const Config& c, Ranks& ranks, Dataset data, std::vecto
       token_flops(flops_of_token(gpt.options())),
       peak_flops_per_s(comm.size * ::peak_flops_per_s(device_info().name, c.train.precision, c.device.tf32)),
       course(planned_course(c, train_loader.windows())),
-      start_ms(now_ms() - 1000 * state.progress.trained_s) {
+      start_ms(now_ms() - 1000 * state.progress.trained_s),
+      energy(energy_sources(ranks.local_rank())) {
     if (state.progress.course_by_time.end_step > 0) course = state.progress.course_by_time;
 }
 
@@ -122,24 +130,73 @@ void write_run_files(const TrainingRun& run, const char* revision) {
 }
 
 Batch StepTimer::next_batch(Loader& loader) {
+    const HostSpan span(trace, "data");
     const double before_ms = now_ms();
     const Batch batch = loader.next();
     data_ms += now_ms() - before_ms;
     return batch;
 }
 
+namespace {
+
+// With train.max_minutes.
 double vote_on_end(const TrainingRun& run) {
     if (run.comm.rank != 0 || run.state.progress.course_by_time.end_step > 0) return 0;
     const auto course = course_by_time(run.config, run.course, run.state.step + 1, run.elapsed_s());
     return course ? course->end_step : 0;
 }
 
-void finish_step(TrainingRun& run, const StepTimer& timer, const StepResult& result) {
+// Once for each combination of reasons.
+void warn_of_slow_gpus(TrainingRun& run, const EnergyReading& energy, double ranks) {
+    const std::string reasons = energy.throttle.empty() ? "" : ", rank 0's because of " + energy.throttle;
+    if (ranks == 0 || !run.throttled.insert(reasons).second) return;
+    run.progress.say(format("step %d | warning: %.0f of %d GPUs run below their clock%s", run.state.step + 1, ranks,
+                            run.comm.size, reasons.c_str()));
+}
+
+void count_energy(TrainState::Progress::Energy& energy, double joules, int steps) {
+    energy.joules += joules;
+    energy.steps += steps;
+}
+
+// Energy and cost of the run so far, as far as they are known.
+void say_totals(const TrainingRun& run) {
+    const Config::Cost& cost = run.config.cost;
+    const TrainState::Progress::Energy& energy = run.state.progress.energy;
+    if (energy.steps > 0) {
+        const double kwh = energy.joules / 3.6e6;
+        const double tokens = double(energy.steps) * double(run.config.train.total_batch_tokens);
+        std::string text =
+            format("energy   %.4g kJ, %.4g kWh; %.4g J per token", energy.joules / 1000, kwh, energy.joules / tokens);
+        if (cost.co2_g_per_kwh > 0) text += format("; about %.4g g of CO2", kwh * cost.co2_g_per_kwh);
+        run.progress.say(text);
+    }
+    const double hours = run.elapsed_s() / 3600;
+    if (cost.price_per_hour > 0)
+        run.progress.say(
+            format("cost     about %.4g: %.4g hours at %.6g", hours * cost.price_per_hour, hours, cost.price_per_hour));
+}
+
+}  // namespace
+
+StepVotes votes_of(TrainingRun& run) {
+    StepVotes votes{run.energy.read(), {}};
+    votes.values[kStop] = stop_signal() ? 1 : 0;
+    votes.values[kEnd] = vote_on_end(run);
+    votes.values[kJoules] = votes.energy.joules.value_or(0);
+    votes.values[kThrottled] = votes.energy.throttle.empty() ? 0 : 1;
+    return votes;
+}
+
+TrainRecord finish_step(TrainingRun& run, const StepTimer& timer, const EnergyReading& energy,
+                        const StepResult& result) {
     const Config& config = run.config;
     const CommTotals comm = comm_totals(run.comm) - timer.comm_before;
     const int step = run.state.step + 1;
     const double tokens = double(config.train.total_batch_tokens), step_ms = now_ms() - timer.start_ms;
     const double tokens_per_s = tokens / step_ms * 1000.0;
+    const double joules = result.votes[kJoules];
+    const bool has_energy = energy.joules || joules > 0;
     const TrainRecord record{.step = step,
                              .loss = result.loss_sum / tokens,
                              .learning_rate = learning_rate(config, run.course, step),
@@ -156,14 +213,21 @@ void finish_step(TrainingRun& run, const StepTimer& timer, const StepResult& res
                              .comm_bytes = comm.bytes_sent,
                              .resident_bytes = resident_bytes(),
                              .skipped = result.non_finite_tensor,
-                             .time = unix_time()};
+                             .time = unix_time(),
+                             .energy_j = has_energy ? std::optional(joules) : std::nullopt,
+                             .power_w = has_energy ? std::optional(joules / energy.seconds) : std::nullopt,
+                             .gpu_temperature_c = energy.gpu_temperature_c,
+                             .sm_clock_mhz = energy.sm_clock_mhz,
+                             .throttle = energy.throttle};
     TrainState::Progress& progress = run.state.progress;
     // Without the decision in a checkpoint, a resumed run would make another one.
-    run.must_keep = result.votes[1] > 0;
-    if (run.must_keep) run.course = progress.course_by_time = {int(result.votes[1]), step};
+    run.must_keep = result.votes[kEnd] > 0;
+    if (run.must_keep) run.course = progress.course_by_time = {int(result.votes[kEnd]), step};
+    if (has_energy) count_energy(progress.energy, joules, 1);
     if (run.log) run.log->write(record);
     if (run.log && norms_are_due(run)) run.log->write(norms_of(run.gpt.layout(), result, step, record.time));
     run.progress.end_at(expected_end(config, run.course, step, run.elapsed_s()));
+    warn_of_slow_gpus(run, energy, result.votes[kThrottled]);
     run.progress.show(record);
 
     run.state.step = step;
@@ -174,9 +238,15 @@ void finish_step(TrainingRun& run, const StepTimer& timer, const StepResult& res
     } else {
         progress.loss_scale.step_skipped(config.loss_scale, step, result.non_finite_tensor);
     }
+    if (run.trace) {
+        run.trace->add({.lane = Lane::host, .name = "step", .begin_ms = timer.start_ms, .end_ms = now_ms()});
+        run.gpt.trace(run.trace, 0);
+    }
+    return record;
 }
 
 static void validate(TrainingRun& run) {
+    const HostSpan span(run.trace, "validation");
     run.progress.begin(format("step %d | validation", run.state.step));
     const Validation result = evaluate_pass(run.gpt, *run.val_loader, run.dataset.tokenizer);
     const ValRecord record{run.state.step, result.loss, result.bits_per_byte, unix_time()};
@@ -190,6 +260,7 @@ static void validate(TrainingRun& run) {
 }
 
 static void ask_questions(TrainingRun& run) {
+    const HostSpan span(run.trace, "questions");
     QuestionsRecord record{.step = run.state.step};
     for (const QuestionSet& set : run.questions) {
         run.progress.begin(format("step %d | questions of %s", run.state.step, set.name.c_str()));
@@ -210,6 +281,7 @@ void validate_if_due(TrainingRun& run) {
 
 void show_sample_if_due(TrainingRun& run) {
     if (!run.dataset.tokenizer || !is_due(run.state.step, run.config.sample.every_steps)) return;
+    const HostSpan span(run.trace, "sample");
     const uint64_t seed = run.config.run.seed + uint64_t(run.state.step);
     run.progress.begin(format("step %d | sample", run.state.step));
     const std::string text = sample_text(run.gpt, *run.dataset.tokenizer, run.config.sample, seed);
@@ -226,10 +298,15 @@ bool checkpoint_is_due(const TrainingRun& run) {
 
 void save(TrainingRun& run, bool must_succeed) {
     constexpr int kMostFailures = 3;
+    const HostSpan span(run.trace, "checkpoint");
     run.control.note_phase(Phase::save, run.state.step);
     run.progress.begin(format("step %d | checkpoint", run.state.step));
     run.state.progress.device_choices = device_choices();
-    if (run.config.train.max_minutes > 0) run.state.progress.trained_s = run.elapsed_s();
+    if (run.config.train.max_minutes > 0 || run.config.cost.price_per_hour > 0)
+        run.state.progress.trained_s = run.elapsed_s();
+    double joules = run.energy.read().joules.value_or(0);  // of what came after the last step
+    run.gpt.sum_over_ranks({&joules, 1});
+    count_energy(run.state.progress.energy, joules, 0);
     try {
         if (run.log) run.log->sync();
         const SaveStats stats = save_checkpoint(run.config.run.dir, run.comm, run.state, run.gpt.saved_tensors());
@@ -239,6 +316,7 @@ void save(TrainingRun& run, bool must_succeed) {
         run.failed_saves = 0;
         const Config::Checkpoint& kept = run.config.checkpoint;
         if (run.comm.rank == 0) apply_retention(run.config.run.dir, run.state.run_id, kept.keep, kept.keep_best);
+        if (must_succeed) say_totals(run);
     } catch (const Error& error) {
         if (++run.failed_saves == kMostFailures || must_succeed) throw;
         run.progress.say(format("step %d | save failed %d of %d times: %s", run.state.step, run.failed_saves,

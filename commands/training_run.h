@@ -2,16 +2,19 @@
 // samples, checkpoints. The steps themselves are in main() (train_gpt.cu).
 #pragma once
 
+#include <set>
 #include <utility>
 
 #include "commands/questions.h"
+#include "kernels/trace.h"
 #include "runtime/cluster/cluster.h"
+#include "runtime/performance/performance.h"
 
 struct TrainingRun {
     const Config& config;
     Dataset dataset;
     std::vector<QuestionSet> questions;  // eval.questions
-    TrainState state;  // after the steps done so far
+    TrainState state;                    // after the steps done so far
     Comm comm;
     ControlChannel& control;
     Loader train_loader;
@@ -25,6 +28,9 @@ struct TrainingRun {
     double start_ms;         // when training began, as if without interruptions
     bool must_keep = false;  // a checkpoint is due, whatever its interval: it holds a decision, or the best weights
     int failed_saves = 0;    // in a row
+    EnergyMeter energy;
+    std::set<std::string> throttled;  // what has been said about slow GPUs
+    Trace* trace = nullptr;           // of the steps now; null: none
 
     // The model is at the start's checkpoint if there is one, else at model.init_from or freshly initialised. Takes all
     // the memory of the run. Fails as Loader, Gpt and load_initial_weights() do, before anything in run.dir is written.
@@ -36,9 +42,7 @@ struct TrainingRun {
     bool has_ended_early() const {
         return config.eval.patience > 0 && state.progress.best.worse_since >= config.eval.patience;
     }
-    bool is_complete() const {
-        return (course.end_step > 0 && state.step == course.end_step) || has_ended_early();
-    }
+    bool is_complete() const { return (course.end_step > 0 && state.step == course.end_step) || has_ended_early(); }
 };
 
 // Fails with Exit::no_input, naming the configuration's file, if model.init_from is neither a file nor a directory,
@@ -53,18 +57,26 @@ void write_run_files(const TrainingRun& run, const char* revision);
 struct StepTimer {
     double start_ms = now_ms();
     double data_ms = 0;  // waiting for tokens
+    Trace* trace;
     CommTotals comm_before;
 
-    explicit StepTimer(const Comm& comm) : comm_before(comm_totals(comm)) {}
+    explicit StepTimer(const TrainingRun& run) : trace(run.trace), comm_before(comm_totals(run.comm)) {}
     Batch next_batch(Loader& loader);
 };
 
-// With train.max_minutes, the vote of rank 0, whose clock decides for all: the step that will be the last, or 0 as long
-// as that is open. The other ranks' vote is 0.
-double vote_on_end(const TrainingRun& run);
+// What ranks tell each other in end_step(): kStop > 0, one was asked to stop; kEnd, with train.max_minutes, the step
+// that will be the last, by the clock of rank 0, or 0 as long as that is open; kJoules since the last step; kThrottled,
+// ranks whose GPUs are slow because of heat or power.
+enum Vote { kStop, kEnd, kJoules, kThrottled };
+struct StepVotes {
+    EnergyReading energy;  // this rank's
+    std::array<double, StepResult::kVotes> values;
+};
+StepVotes votes_of(TrainingRun& run);
 
-// After end_step(): writes and shows the step's record, and moves run.state past the step.
-void finish_step(TrainingRun& run, const StepTimer& timer, const StepResult& result);
+// After end_step(): writes, shows and returns the step's record, and moves run.state past the step.
+TrainRecord finish_step(TrainingRun& run, const StepTimer& timer, const EnergyReading& energy,
+                        const StepResult& result);
 
 // Whether the configuration asks for the norms of the next step.
 bool norms_are_due(const TrainingRun& run);

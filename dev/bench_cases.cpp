@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "dev/bench_arrays.h"
+#include "kernels/op_work.h"
 #include "model/tensors.h"
 
 namespace {
@@ -18,6 +19,14 @@ MakeGroup group(std::function<void(std::vector<Case>&, Arrays&)> add) {
         made.arrays = arrays;
         return made;
     };
+}
+
+// `calls` of an op in a step. `elements`: of all its chunks, if it works on chunks.
+template <class Op>
+Case case_of(const std::string& name, double calls, void (*op)(const Op&, Stream),
+             const std::type_identity_t<Op>& arguments, size_t elements = 0) {
+    const ops::Work work = ops::work_of_any(arguments, elements);
+    return {name, calls, [=] { op(arguments, Stream{}); }, work.flops, work.bytes};
 }
 
 std::vector<int> random_ids(int count, int below) {
@@ -60,42 +69,28 @@ template <class T> struct LinearArrays {
 
 template <class T> void add_linear(std::vector<Case>& cases, Arrays& arrays, const Linear& linear) {
     const LinearArrays<T> layer(arrays, linear);
-    const double inp = double(linear.rows) * linear.k, out = double(linear.rows) * linear.n;
-    const double weight = double(linear.n) * linear.k, flops = 2 * inp * linear.n;
-    const double forward_bytes = (inp + weight + out) * sizeof(T);
-    const double gradient_bytes = (inp + out) * sizeof(T) + weight * sizeof(float);
-    auto add = [&](const char* name, double bytes, std::function<void()> call, const char* variant_of = nullptr) {
-        cases.push_back({linear.name + name, linear.calls, std::move(call), flops, bytes,
-                         variant_of ? linear.name + variant_of : std::string()});
+    auto add = [&](const char* name, auto* op, const auto& arguments, const char* variant_of = nullptr) {
+        cases.push_back(case_of(linear.name + name, linear.calls, op, arguments));
+        if (variant_of) cases.back().variant_of = linear.name + variant_of;
     };
-
     auto forward = layer.forward(linear);
-    add(" forward", forward_bytes + (linear.gelu_behind ? out * sizeof(T) : 0),
-        [=] { ops::matmul_forward(forward, Stream{}); });
+    add(" forward", ops::matmul_forward, forward);
     if (linear.gelu_behind) {
         forward.pre_gelu = nullptr;
-        add(
-            " forward without GELU", forward_bytes, [=] { ops::matmul_forward(forward, Stream{}); }, " forward");
+        add(" forward without GELU", ops::matmul_forward, forward, " forward");
     }
     auto input = layer.backward_input(linear);
-    add(" backward input", forward_bytes + (linear.gelu_before ? inp * sizeof(T) : 0),
-        [=] { ops::matmul_backward_input(input, Stream{}); });
+    add(" backward input", ops::matmul_backward_input, input);
     if (linear.gelu_before) {
         input.pre_gelu = nullptr;
-        add(
-            " backward input without GELU", forward_bytes, [=] { ops::matmul_backward_input(input, Stream{}); },
-            " backward input");
+        add(" backward input without GELU", ops::matmul_backward_input, input, " backward input");
     }
     auto grad = layer.backward_weight(linear);
-    add(" backward weight", gradient_bytes, [=] { ops::matmul_backward_weight(grad, Stream{}); });
+    add(" backward weight", ops::matmul_backward_weight, grad);
     grad.accumulate = true;
-    add(
-        " backward weight, adding", gradient_bytes + weight * sizeof(float),
-        [=] { ops::matmul_backward_weight(grad, Stream{}); }, " backward weight");
+    add(" backward weight, adding", ops::matmul_backward_weight, grad, " backward weight");
     grad.accumulate = false, grad.dbias = nullptr;
-    add(
-        " backward weight without bias", gradient_bytes, [=] { ops::matmul_backward_weight(grad, Stream{}); },
-        " backward weight");
+    add(" backward weight without bias", ops::matmul_backward_weight, grad, " backward weight");
 }
 
 // The head's products take some rows at a time; the first writes its weight's gradient, the others add to it.
@@ -103,9 +98,6 @@ template <class T> void add_head(std::vector<Case>& cases, Arrays& arrays, const
     const Linear head{"head", 1, work.rows_of_head(), work.shape.padded_vocab(), work.shape.n_embd};
     const double calls = double(work.tokens()) / head.rows;
     const LinearArrays<T> layer(arrays, head);
-    const double inp = double(head.rows) * head.k, out = double(head.rows) * head.n, weight = double(head.n) * head.k;
-    const double flops = 2 * inp * head.n, bytes = (inp + weight + out) * sizeof(T);
-    const double gradient_bytes = (inp + out) * sizeof(T) + weight * sizeof(float);
     auto forward = layer.forward(head);
     forward.bias = nullptr;
     const auto input = layer.backward_input(head);
@@ -113,22 +105,19 @@ template <class T> void add_head(std::vector<Case>& cases, Arrays& arrays, const
     grad.dbias = nullptr;
     auto adding = grad;
     adding.accumulate = true;
-    cases.push_back({"head forward", calls, [=] { ops::matmul_forward(forward, Stream{}); }, flops, bytes});
-    cases.push_back({"head backward input", calls, [=] { ops::matmul_backward_input(input, Stream{}); }, flops, bytes});
-    cases.push_back(
-        {"head backward weight", 1, [=] { ops::matmul_backward_weight(grad, Stream{}); }, flops, gradient_bytes});
+    cases.push_back(case_of("head forward", calls, ops::matmul_forward, forward));
+    cases.push_back(case_of("head backward input", calls, ops::matmul_backward_input, input));
+    cases.push_back(case_of("head backward weight", 1, ops::matmul_backward_weight, grad));
     if (calls > 1)
-        cases.push_back({"head backward weight, adding", calls - 1,
-                         [=] { ops::matmul_backward_weight(adding, Stream{}); }, flops,
-                         gradient_bytes + weight * sizeof(float)});
+        cases.push_back(case_of("head backward weight, adding", calls - 1, ops::matmul_backward_weight, adding));
 }
 
 template <class T> void add_gelu(std::vector<Case>& cases, Arrays& arrays, const Workload& work) {
     const size_t count = size_t(work.tokens()) * size_t(work.shape.hidden());
     T *out = arrays.make<T>(count), *inp = arrays.make<T>(count);
     const ops::GeluForward gelu{out, inp, count};
-    cases.push_back({"gelu forward alone", double(work.shape.n_layer), [=] { ops::gelu_forward(gelu, Stream{}); }, 0,
-                     2.0 * double(count) * sizeof(T), "fc forward"});
+    cases.push_back(case_of("gelu forward alone", double(work.shape.n_layer), ops::gelu_forward, gelu));
+    cases.back().variant_of = "fc forward";
 }
 
 template <class T> void add_attention(std::vector<Case>& cases, Arrays& arrays, const Workload& work) {
@@ -142,14 +131,8 @@ template <class T> void add_attention(std::vector<Case>& cases, Arrays& arrays, 
     ops::AttentionBackward backward{dqkv,       nullptr,      dout,     qkv,      out,           lse,
                                     work.batch, work.seq_len, s.n_head, s.n_head, s.head_size(), scale};
     backward.scratch = arrays.make_scratch(ops::attention_backward_scratch_bytes(backward));
-    const double flops = 2.0 * double(tokens) * double(work.seq_len) * double(C);  // two products, causal half
-    const double unit = double(tokens * C) * sizeof(T), L = s.n_layer;
-    const double sums = double(tokens) * s.n_head * sizeof(float);
-    cases.push_back(
-        {"attention forward", L, [=] { ops::attention_forward(forward, Stream{}); }, flops, 4 * unit + sums});
-    // Five products where forward has two, as usually counted, whatever is computed twice.
-    cases.push_back(
-        {"attention backward", L, [=] { ops::attention_backward(backward, Stream{}); }, 2.5 * flops, 8 * unit + sums});
+    cases.push_back(case_of("attention forward", s.n_layer, ops::attention_forward, forward));
+    cases.push_back(case_of("attention backward", s.n_layer, ops::attention_backward, backward));
 }
 
 template <class T> void add_norm(std::vector<Case>& cases, Arrays& arrays, const Workload& work) {
@@ -168,13 +151,11 @@ template <class T> void add_norm(std::vector<Case>& cases, Arrays& arrays, const
     backward.scratch = arrays.make_scratch(ops::norm_backward_scratch_bytes(backward));
     auto last = backward;  // of the forward pass: nothing went around it
     last.accumulate_dinp = false;
-    const double unit = double(count) * sizeof(T);
     const double calls = 2 * work.shape.n_layer;
-    cases.push_back({"norm forward", 1, [=] { ops::residual_norm_forward(first, Stream{}); }, 0, 2 * unit});
-    cases.push_back(
-        {"residual norm forward", calls, [=] { ops::residual_norm_forward(forward, Stream{}); }, 0, 4 * unit});
-    cases.push_back({"final norm backward", 1, [=] { ops::norm_backward(last, Stream{}); }, 0, 3 * unit});
-    cases.push_back({"norm backward", calls, [=] { ops::norm_backward(backward, Stream{}); }, 0, 4 * unit});
+    cases.push_back(case_of("norm forward", 1, ops::residual_norm_forward, first));
+    cases.push_back(case_of("residual norm forward", calls, ops::residual_norm_forward, forward));
+    cases.push_back(case_of("final norm backward", 1, ops::norm_backward, last));
+    cases.push_back(case_of("norm backward", calls, ops::norm_backward, backward));
 }
 
 template <class T> void add_cross_entropy(std::vector<Case>& cases, Arrays& arrays, const Workload& work) {
@@ -184,11 +165,10 @@ template <class T> void add_cross_entropy(std::vector<Case>& cases, Arrays& arra
     float* loss = arrays.make<float>(size_t(tokens));
     int* ids = arrays.put(random_ids(rows, V));
     ops::CrossEntropy entropy{logits, loss, ids, nullptr, rows, V, Vp, 1e-4f, true};
-    cases.push_back({"cross entropy", double(tokens) / rows, [=] { ops::cross_entropy(entropy, Stream{}); }, 0,
-                     2.0 * rows * Vp * sizeof(T)});
+    cases.push_back(case_of("cross entropy", double(tokens) / rows, ops::cross_entropy, entropy));
     auto* sum = static_cast<double*>(arrays.make_scratch(sizeof(double)));
     ops::LossSum losses{sum, loss, tokens, false};
-    cases.push_back({"loss sum", 1, [=] { ops::loss_sum(losses, Stream{}); }, 0, 4.0 * tokens});
+    cases.push_back(case_of("loss sum", 1, ops::loss_sum, losses));
 }
 
 template <class T> void add_embedding(std::vector<Case>& cases, Arrays& arrays, const Workload& work) {
@@ -204,12 +184,12 @@ template <class T> void add_embedding(std::vector<Case>& cases, Arrays& arrays, 
     ops::EmbeddingBackward backward{dwte,         dwpe,     nullptr, out,           ids,  work.batch,
                                     work.seq_len, s.n_embd, Vp,      s.n_positions, false};
     backward.scratch = arrays.make_scratch(ops::embedding_backward_scratch_bytes(backward));
-    const double width = s.n_embd, unit = double(rows) * width * sizeof(T);
-    const double used = double(std::set<int>(tokens.begin(), tokens.end()).size());  // rows of wte
-    cases.push_back({"embedding forward", 1, [=] { ops::embedding_forward(forward, Stream{}); }, 0,
-                     unit + (used + work.seq_len) * width * sizeof(T)});
-    cases.push_back({"embedding backward", 1, [=] { ops::embedding_backward(backward, Stream{}); }, 0,
-                     unit + (2 * used + s.n_positions) * width * sizeof(float)});
+    cases.push_back(case_of("embedding forward", 1, ops::embedding_forward, forward));
+    cases.push_back(case_of("embedding backward", 1, ops::embedding_backward, backward));
+    // Here it is known how many tokens are different.
+    const double width = s.n_embd, used = double(std::set<int>(tokens.begin(), tokens.end()).size());
+    cases.end()[-2].bytes = (double(rows) + used + work.seq_len) * width * sizeof(T);
+    cases.back().bytes = double(rows) * width * sizeof(T) + (2 * used + s.n_positions) * width * sizeof(float);
 }
 
 template <class T> void add_update(std::vector<Case>& cases, Arrays& arrays, const Workload& work) {
@@ -227,12 +207,9 @@ template <class T> void add_update(std::vector<Case>& cases, Arrays& arrays, con
     ops::SquaredSums squares{sums, grad, chunks, n};
     ops::AdamwUpdate adamw{{master, param, m, grad, chunks, norm, scalars, n}, v, 0.9f, 0.95f, 1e-8f, 0.1f};
     ops::GradNormFinish finish{norm, sums, chunks, &scalars->loss_scale, n, 1.0f};
-    const double N = double(layout.elements);
-    cases.push_back({"squared sums", 1, [=] { ops::squared_sums(squares, Stream{}); }, 0, 4 * N});
-    cases.push_back(
-        {"gradient norm", 1, [=] { ops::grad_norm_finish(finish, Stream{}); }, 0, double(n) * sizeof(double)});
-    cases.push_back(
-        {"adamw update", 1, [=] { ops::adamw_update(adamw, Stream{}); }, 0, N * (28 + (param ? sizeof(T) : 0))});
+    cases.push_back(case_of("squared sums", 1, ops::squared_sums, squares, layout.elements));
+    cases.push_back(case_of("gradient norm", 1, ops::grad_norm_finish, finish));
+    cases.push_back(case_of("adamw update", 1, ops::adamw_update, adamw, layout.elements));
 }
 
 }  // namespace

@@ -11,9 +11,10 @@
 
 #include <cstdint>
 #include <functional>
-#include <vector>
 
 #include "kernels/device.h"
+
+class Trace;
 
 struct Comm {
     int rank = 0;
@@ -99,6 +100,10 @@ std::string broadcast_text(const std::string& mine, const Comm& comm);
 
 // Waits until every rank is here.
 void barrier(const Comm& comm);
+
+// From now on `trace` gets a span for each collective, with the bytes that this rank sends, and for each wait; null: no
+// trace does. Those under way may still go to the trace before.
+void observe(const Comm& comm, Trace* trace);
 
 // Totals of this rank since it joined.
 struct CommTotals {

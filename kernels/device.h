@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 // An ordered queue of work. The CPU implementation has one and ignores the handle.
 struct Stream {
@@ -23,6 +24,7 @@ struct DeviceInfo {
     std::string build;         // what this binary holds for the device: one line for --version
     size_t working_bytes = 0;  // host memory that ops may take for themselves, all threads together
     int threads = 0;           // CPU threads that ops use (0 on a GPU)
+    std::string pci_bus_id;    // a GPU's place, "0000:65:00.0"; empty for a CPU
 };
 
 // Facts about the device that this process uses. Never changes during a run.
@@ -76,6 +78,24 @@ public:
 private:
     struct Laps;
     std::shared_ptr<Laps> laps_;  // of the implementation's type; copies share it
+};
+
+// Tells when streams came to marks: by the device's clock, on the axis of the host's steady clock.
+class Timeline {
+public:
+    Timeline();
+    // Waits for the stream, and measures the marks that follow from now on, so that the clocks drift apart only from
+    // one call to the next. Required before the first mark.
+    void anchor(Stream stream);
+    // Marks the moment at which all work that the stream holds now has finished. Returns the mark's number, from 0.
+    size_t mark(Stream stream);
+    // The moments of all marks, in milliseconds of std::chrono::steady_clock, and forgets them: the next is number 0
+    // again. Waits for them.
+    std::vector<double> take_ms();
+
+private:
+    struct Marks;
+    std::shared_ptr<Marks> marks_;  // of the implementation's type
 };
 
 // Owns device memory.

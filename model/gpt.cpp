@@ -181,18 +181,26 @@ void loss_forward_backward(GptState& s, const LayerContext& x, int index, float 
                            .loss_scale = &s.scalars->loss_scale,
                            .grad_scale = grad_scale,
                            .dinp = dinp});
-    ops::loss_sum({.out = s.sums + step_sums(s).loss(s.options.rank, index),
-                   .loss = s.acts.loss.view.as<float>(),
-                   .rows = x.rows,
-                   .accumulate = false},
-                  s.stream);
+    run(s.stream, ops::loss_sum,
+        {.out = s.sums + step_sums(s).loss(s.options.rank, index),
+         .loss = s.acts.loss.view.as<float>(),
+         .rows = x.rows,
+         .accumulate = false});
 }
 
 }  // namespace
 
+void Gpt::trace(Trace* trace, int step) {
+    GptState& s = *state_;
+    if (trace) trace->begin_step(step, s.stream);
+    s.stream.trace = trace;
+    observe(s.comm, trace);
+}
+
 void Gpt::forward(const int* tokens) {
     GptState& s = *state_;
-    const LayerContext x = layer_context(s, false);
+    const HostSpan span(s.stream.trace, "forward");
+    LayerContext x = layer_context(s, false);
     const bool is_measured = s.measure && s.micro_steps_done + 1 == s.options.micro_steps;
     s.residual_rms.clear();
     load_batch(s.tokens, tokens, s);
@@ -203,17 +211,20 @@ void Gpt::forward(const int* tokens) {
         need_params(s, bucket);
         expect_params(s, bucket + 1);
         const BlockActivations& block = s.acts.block[layer];
+        x.stream.layer = int(layer);
         block_forward(x, s.weights.block[layer], block_input(s, layer), block);
         if (is_measured) measure_residual(s, block.norm1), measure_residual(s, block.norm2);
     }
+    x.stream.layer = -1;
     residual_norm_forward(x, s.weights.norm_f, block_input(s, s.acts.block.size()), s.acts.residual_f, s.acts.norm_f);
     if (is_measured) measure_residual(s, s.acts.norm_f);
 }
 
 void Gpt::backward(const int* targets, float grad_scale) {
     GptState& s = *state_;
+    const HostSpan span(s.stream.trace, "backward");
     const MicroStep micro = begin_micro_step(s);
-    const LayerContext x = layer_context(s, micro.accumulate);
+    LayerContext x = layer_context(s, micro.accumulate);
     LayerContext again = x;
     again.is_recomputing = true;
     const View dresidual = s.acts.dresidual.view, dbranch = s.acts.dbranch.view;
@@ -228,10 +239,12 @@ void Gpt::backward(const int* targets, float grad_scale) {
         need_params(s, index);
         expect_params(s, index - 1);
         if (int(layer) + 1 == bucket.first_layer + bucket.n_layers) begin_grads(s, index);
+        x.stream.layer = again.stream.layer = int(layer);
         block_forward(again, s.weights.block[layer], block_input(s, layer), s.acts.block[layer]);
         block_backward(x, s.weights.block[layer], s.acts.block[layer], {dresidual, dbranch, s.acts.dwide.view});
         if (int(layer) == bucket.first_layer) end_grads(s, index, micro);
     }
+    x.stream.layer = -1;
     embedding_backward(x, s.weights.wte, s.weights.wpe, s.tokens, dresidual);
     end_grads(s, 0, micro);
     end_micro_step(s);
@@ -239,6 +252,7 @@ void Gpt::backward(const int* targets, float grad_scale) {
 
 StepResult Gpt::end_step(const std::array<double, StepResult::kVotes>& votes) {
     GptState& s = *state_;
+    const HostSpan span(s.stream.trace, "update");
     const StepSums places = step_sums(s);
     std::vector<double>& sums = s.host_sums;
     copy_to_device(s.sums + places.vote(0), votes.data(), sizeof(votes), s.stream);

@@ -27,7 +27,7 @@ struct StepSettings {
 };
 
 struct StepResult {
-    static constexpr int kVotes = 3;
+    static constexpr int kVotes = 4;
     double loss_sum;       // over all ranks' targets since begin_step, in nats
     float grad_norm;       // before clipping, loss scale removed
     double votes[kVotes];  // end_step()'s, added over all ranks
@@ -60,6 +60,10 @@ public:
     void initialize(uint64_t seed);
 
     void begin_step(const StepSettings& settings);
+
+    // From now on ops and collectives are recorded in `trace`, as those of this step, from 1, or 0 for none; with null
+    // they are not. Waits for the device, but not for collectives.
+    void trace(Trace* trace, int step);
 
     // tokens: (B, T) in host memory, which may be reused at once; so may targets below.
     void forward(const int* tokens);

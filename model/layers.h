@@ -4,6 +4,7 @@
 // overwrites, the gradients of its parameters. Shapes are documented in activations.h and tensors.cpp.
 #pragma once
 
+#include "kernels/op_work.h"
 #include "model/activations.h"
 #include "model/tensors.h"
 
@@ -12,7 +13,7 @@ struct LayerContext {
     const GptShape* shape;
     int batch, seq_len;  // B, T
     int rows;            // B T, or fewer for the head
-    Stream stream;
+    OpStream stream;
     void* scratch;        // as large as the largest op needs; null where there is no backward pass
     bool accumulate;      // parameter gradients are added to the present values
     bool is_recomputing;  // forward runs again for backward: what has been kept is not computed

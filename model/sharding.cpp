@@ -30,7 +30,7 @@ void settle(GptState& s, BucketSlot& slot) {
     wait(slot.ticket, s.comm, s.stream);
     if (slot.is_added) {
         const Bucket& bucket = bucket_at(s, slot.bucket);
-        ops::add({.out = s.own_grad + bucket.shard_begin, .inp = slot.reduced, .count = bucket.piece}, s.stream);
+        run(s.stream, ops::add, {.out = s.own_grad + bucket.shard_begin, .inp = slot.reduced, .count = bucket.piece});
     }
     slot.bucket = -1;
 }
@@ -90,8 +90,8 @@ namespace {
 // levels[top - 1] += levels[top], `times` times downwards.
 void merge_levels(GptState& s, int top, int times) {
     for (; times > 0; times--, top--)
-        ops::add({.out = s.levels[size_t(top - 1)], .inp = s.levels[size_t(top)], .count = s.layout.elements},
-                 s.stream);
+        run(s.stream, ops::add,
+            {.out = s.levels[size_t(top - 1)], .inp = s.levels[size_t(top)], .count = s.layout.elements});
 }
 
 }  // namespace

@@ -28,7 +28,7 @@ struct GptState {
     GptOptions options;
     TensorLayout layout;
     Comm comm;
-    Stream stream;
+    OpStream stream;
     DeviceBuffer memory;  // the one allocation, in which all device arrays lie
 
     float* master = nullptr;     // owned, flat FP32 parameters

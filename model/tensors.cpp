@@ -104,6 +104,7 @@ Parameter& parameter_of(GptWeights& weights, const Tensor& tensor) {
     Parameter& parameter = layer.*row.member;
     parameter.rows = tensor.rows;
     parameter.cols = tensor.cols;
+    parameter.name = row.name;
     return parameter;
 }
 

@@ -12,6 +12,7 @@ struct Parameter {
     View value;             // (rows, cols)
     float* grad = nullptr;  // (rows, cols), FP32
     int rows = 0, cols = 0;
+    const char* name = "";  // in the table: "qkv.weight"
 };
 
 // The parameters of a layer. An embedding has a weight only.

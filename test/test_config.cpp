@@ -336,7 +336,7 @@ TEST_CASE("what must not change a resumed run's result is not in the digest", "[
     for (const Option& option : option_table(config)) {
         INFO(option.key);
         const std::string section = std::string(option.key).substr(0, std::string(option.key).find('.'));
-        static const std::set<std::string> kObservers = {"data", "checkpoint", "eval", "sample", "log"};
+        static const std::set<std::string> kObservers = {"data", "checkpoint", "eval", "sample", "log", "cost"};
         static const std::set<std::string> kKeys = {"run.dir",
                                                     "train.recompute",
                                                     "device.debug_sync",

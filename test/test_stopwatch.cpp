@@ -1,7 +1,6 @@
 // What a stopwatch tells of a stream, on every device: bounded by the host's clock, and by what lies outside a lap.
-#include <chrono>
-
 #include "kernels/ops.h"
+#include "kernels/trace.h"
 #include "test/device_array.h"
 
 namespace {
@@ -66,4 +65,63 @@ TEST_CASE("a stopwatch moves with its laps", "[stopwatch]") {
     Stopwatch second = std::move(first);
     synchronize({});
     CHECK(second.take_ms() > 0);
+}
+
+TEST_CASE("a timeline's marks are as far apart as a stopwatch says, on the host's axis", "[timeline]") {
+    DeviceBuffer buffer(size_t(64) << 10);
+    Timeline timeline;
+    Stopwatch watch;
+    auto host_ms = [] { return ms_since(Clock::time_point()); };
+    for (int round = 0; round < 2; round++) {  // the second uses the first one's marks again
+        const double before = host_ms();
+        timeline.anchor({});
+        const double anchored = host_ms();
+        CHECK(timeline.mark({}) == 0);
+        watch.start({});
+        work(buffer, 5);
+        watch.stop({});
+        CHECK(timeline.mark({}) == 1);
+        work(buffer, 5);
+        timeline.anchor({});  // later marks are measured from here
+        CHECK(timeline.mark({}) == 2);
+        const std::vector<double> moments = timeline.take_ms();
+        const double after = host_ms(), between = watch.take_ms();
+        REQUIRE(moments.size() == 3);
+        CHECK(moments[0] >= before);
+        CHECK(moments[0] <= anchored + 1);
+        CHECK(moments[1] - moments[0] >= between - 1e-6);
+        CHECK(between > 0);
+        CHECK(moments[2] >= moments[1]);
+        CHECK(moments[2] <= after + 1);
+        CHECK(timeline.take_ms().empty());
+    }
+}
+
+TEST_CASE("a trace has the spans of streams and of the host, by their begin", "[timeline]") {
+    DeviceBuffer buffer(size_t(64) << 10);
+    Trace trace;
+    {
+        const HostSpan outer(&trace, "outer");
+        trace.begin_step(3, {});
+        trace.record({.lane = Lane::device, .name = "first"}, {}, [&] { work(buffer, 2); });
+        record(&trace, {.lane = Lane::device, .name = "second"}, {}, [&] { work(buffer, 2); });
+    }
+    trace.begin_step(0, {});
+    trace.add({.name = "later", .begin_ms = 1e15, .end_ms = 1e15});
+    int calls = 0;
+    record(nullptr, {.name = "not traced"}, {}, [&] { calls++; });
+    const HostSpan nothing(nullptr, "not traced");
+    const std::vector<Span> spans = trace.take();
+    CHECK(calls == 1);
+    REQUIRE(spans.size() == 4);
+    std::vector<std::string> names;
+    for (const Span& span : spans) {
+        names.push_back(span.name);
+        CHECK(span.end_ms >= span.begin_ms);
+        CHECK(span.step == (span.name == "later" ? 0 : 3));
+    }
+    CHECK(names == std::vector<std::string>{"outer", "first", "second", "later"});
+    CHECK(spans[1].end_ms <= spans[2].begin_ms);
+    CHECK(spans[2].end_ms > spans[2].begin_ms);
+    CHECK(trace.take().empty());
 }

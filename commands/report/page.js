@@ -157,6 +157,9 @@ function addQuestions(add, file, percent) {
 const special = new Set(["loss", "lr", "grad_norm", "loss_scale", "tokens", "step_ms", "tokens_per_s", "mfu",
                          "comm_bytes", "time", ...phases.map(([column]) => column)]);
 
+const titles = {energy_j: ["Energy of a step", "J, all ranks"], power_w: ["Power", "W, all ranks"],
+                gpu_temperature_c: ["GPU temperature", "°C"], sm_clock_mhz: ["SM clock", "MHz"]};
+
 function makeCharts() {
   const parent = byId("charts"), percent = value => trim(value * 100, 4) + " %";
   const add = spec => new Chart(parent, spec);
@@ -181,8 +184,10 @@ function makeCharts() {
          lines: () => linesOf("loss_scale", {isSmooth: false, stepped: true})});
   // Whatever else is recorded, under its own name.
   const others = new Set(runs.flatMap(run => run.train.names()).filter(name => !special.has(name)));
-  for (const name of others)
-    add({id: "other-" + name, title: name, clip: true, lines: () => linesOf(name)});
+  for (const name of others) {
+    const [title, unit] = titles[name] ?? [name];
+    add({id: "other-" + name, title, unit, clip: true, lines: () => linesOf(name)});
+  }
   const kinds = runs.flatMap(run => Object.entries(run.tables).filter(([kind]) => kind !== "train").flatMap(
     ([kind, records]) => records.names().filter(name => name !== "time" && !(kind === "val" && name in {loss: 1,
       bits_per_byte: 1})).map(name => JSON.stringify([kind, name]))));

@@ -6,19 +6,18 @@
 // an MPI library adds depends on its version and on the size of the message.
 #include <unistd.h>
 
-#include <chrono>
 #include <climits>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
 #include <exception>
-#include <mutex>
 #include <thread>
 
 #include "kernels/check.h"
 #include "kernels/comm.h"
 #include "kernels/cpu/tree_sum.h"
 #include "kernels/ranks/mpi_text.h"
+#include "kernels/trace.h"
 
 namespace {
 
@@ -41,6 +40,7 @@ struct Request {
     const char* name;
     std::function<int(MPI_Request*)> begin;
     std::function<void()> finish;
+    double bytes = 0;  // that this rank sends
 };
 
 class Queue {
@@ -70,7 +70,9 @@ public:
         std::unique_lock lock(mutex_);
         changed_.wait(lock, [&] { return finished_ >= number || error_; });
         if (finished_ < number) std::rethrow_exception(error_);
-        totals.waited_ms += std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+        const Clock::time_point end = Clock::now();
+        totals.waited_ms += std::chrono::duration<double, std::milli>(end - start).count();
+        if (trace_) trace_->add({.lane = Lane::device, .name = "wait", .begin_ms = ms_of(start), .end_ms = ms_of(end)});
     }
 
     void drain() {
@@ -78,9 +80,18 @@ public:
         changed_.wait(lock, [&] { return finished_ == asked_ || error_; });
     }
 
+    void observe(Trace* trace) {
+        const std::lock_guard lock(mutex_);
+        trace_ = trace;
+    }
+
     CommTotals totals;  // the asking thread's
 
 private:
+    static double ms_of(Clock::time_point time) {
+        return std::chrono::duration<double, std::milli>(time.time_since_epoch()).count();
+    }
+
     uint64_t enqueue(Request request) {
         const std::lock_guard lock(mutex_);
         waiting_.push_back(std::move(request));
@@ -93,8 +104,15 @@ private:
             join();
             Request request;
             while (next(request)) {
+                const Clock::time_point start = Clock::now();
                 carry_out(request);
                 const std::lock_guard lock(mutex_);
+                if (trace_)
+                    trace_->add({.lane = Lane::communication,
+                                 .name = request.name,
+                                 .bytes = request.bytes,
+                                 .begin_ms = ms_of(start),
+                                 .end_ms = ms_of(Clock::now())});
                 finished_++;
                 changed_.notify_all();
             }
@@ -161,6 +179,7 @@ private:
     uint64_t finished_ = 0;
     bool stop_ = false;
     std::exception_ptr error_;
+    Trace* trace_ = nullptr;
 
     std::jthread thread_;  // last: joined while all members that it uses exist, also if the constructor throws
 };
@@ -189,6 +208,10 @@ void wait(Ticket ticket, const Comm& comm, Stream) {
     if (comm.size > 1 && ticket.number > 0) queue_of(comm).wait(ticket.number);
 }
 
+void observe(const Comm& comm, Trace* trace) {
+    if (comm.size > 1) queue_of(comm).observe(trace);
+}
+
 void drain(const Comm& comm) noexcept {
     if (comm.size > 1) queue_of(comm).drain();
 }
@@ -199,7 +222,7 @@ Ticket all_reduce_sum(double* values, size_t count, const Comm& comm, Stream) {
     auto begin = [=](MPI_Request* request) {
         return MPI_Iallreduce(MPI_IN_PLACE, values, elements, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD, request);
     };
-    return {queue_of(comm).ask({"all_reduce_sum", begin, nullptr})};
+    return {queue_of(comm).ask({"all_reduce_sum", begin, nullptr, all_reduce_bytes(count, comm.size)})};
 }
 
 size_t reduce_scatter_scratch_bytes(size_t count, int size, bool) {
@@ -212,14 +235,15 @@ Ticket reduce_scatter_sum(const ReduceScatter& op, const Comm& comm, Stream) {
         return {};
     }
     const int elements = checked_count(op.count, "reduce_scatter_sum");
-    queue_of(comm).totals.bytes_sent += size_t(comm.size - 1) * op.count * sizeof(float);
+    const size_t sent = size_t(comm.size - 1) * op.count * sizeof(float);
+    queue_of(comm).totals.bytes_sent += sent;
     auto begin = [=](MPI_Request* request) {
         return MPI_Ialltoall(op.inp, elements, MPI_FLOAT, op.scratch, elements, MPI_FLOAT, MPI_COMM_WORLD, request);
     };
     auto finish = [op, size = comm.size] {
         tree_sum(op.out, static_cast<const float*>(op.scratch), op.count, size, op.count);
     };
-    return {queue_of(comm).ask({"reduce_scatter_sum", begin, finish})};
+    return {queue_of(comm).ask({"reduce_scatter_sum", begin, finish, double(sent)})};
 }
 
 Ticket all_gather(void* out, const void* inp, size_t bytes, const Comm& comm, Stream) {
@@ -229,12 +253,13 @@ Ticket all_gather(void* out, const void* inp, size_t bytes, const Comm& comm, St
     }
     const int count = checked_count(bytes, "all_gather");
     const bool in_place = inp == static_cast<const std::byte*>(out) + size_t(comm.rank) * bytes;
-    queue_of(comm).totals.bytes_sent += size_t(comm.size - 1) * bytes;
+    const size_t sent = size_t(comm.size - 1) * bytes;
+    queue_of(comm).totals.bytes_sent += sent;
     auto begin = [=](MPI_Request* request) {
         return MPI_Iallgather(in_place ? MPI_IN_PLACE : inp, count, MPI_BYTE, out, count, MPI_BYTE, MPI_COMM_WORLD,
                               request);
     };
-    return {queue_of(comm).ask({"all_gather", begin, nullptr})};
+    return {queue_of(comm).ask({"all_gather", begin, nullptr, double(sent)})};
 }
 
 int all_reduce_max(int value, const Comm& comm) {

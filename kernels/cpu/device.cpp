@@ -130,3 +130,19 @@ void Stopwatch::stop(Stream) {
 }
 
 double Stopwatch::take_ms() { return std::exchange(laps_->ms, 0.0); }
+
+struct Timeline::Marks {
+    std::vector<double> ms;
+};
+
+Timeline::Timeline() : marks_(std::make_shared<Marks>()) {}
+
+void Timeline::anchor(Stream) {}
+
+size_t Timeline::mark(Stream) {
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    marks_->ms.push_back(std::chrono::duration<double, std::milli>(now).count());
+    return marks_->ms.size() - 1;
+}
+
+std::vector<double> Timeline::take_ms() { return std::exchange(marks_->ms, {}); }

@@ -7,9 +7,7 @@
 #include <nccl.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
-#include <chrono>
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -19,6 +17,7 @@
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/startup.h"
 #include "kernels/cuda/tree_sum.h"
+#include "kernels/trace.h"
 
 namespace {
 
@@ -76,12 +75,13 @@ public:
     Nccl(const Nccl&) = delete;
     Nccl& operator=(const Nccl&) = delete;
 
-    // Starts `calls` on our stream, after the work that the caller's stream holds now.
-    template <class Calls> Ticket ask(const char* name, Stream stream, Calls calls) {
+    // Starts `calls`, which send so many bytes, on our stream, after the work that the caller's stream holds now.
+    template <class Calls> Ticket ask(const char* name, double bytes, Stream stream, Calls calls) {
         begin(name);
         check_cuda(cudaEventRecord(called_.get(), cuda_stream(stream)), "cudaEventRecord");
         check_cuda(cudaStreamWaitEvent(stream_, called_.get(), 0), "cudaStreamWaitEvent");
-        calls(comm_, stream_);
+        record(trace_, {.lane = Lane::communication, .name = name, .bytes = bytes}, {stream_},
+               [&] { calls(comm_, stream_); });
         return end();
     }
 
@@ -129,10 +129,14 @@ public:
 
     void let_wait(Ticket ticket, Stream stream) {
         stream_waits_.start(stream);
-        check_cuda(cudaStreamWaitEvent(cuda_stream(stream), finished_[ticket.number % kEvents].get(), 0),
-                   "cudaStreamWaitEvent");
+        record(trace_, {.lane = Lane::device, .name = "wait"}, stream, [&] {
+            check_cuda(cudaStreamWaitEvent(cuda_stream(stream), finished_[ticket.number % kEvents].get(), 0),
+                       "cudaStreamWaitEvent");
+        });
         stream_waits_.stop(stream);
     }
+
+    void observe(Trace* trace) { trace_ = trace; }
 
     CommTotals totals() {
         totals_.waited_ms += stream_waits_.take_ms();
@@ -182,7 +186,14 @@ private:
             return false;
         };
         if (!poll_until(limit_s, has_ended)) report_hang("its end", limit_s);
-        totals_.waited_ms += std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+        const Clock::time_point end = Clock::now();
+        auto ms = [](Clock::duration time) { return std::chrono::duration<double, std::milli>(time).count(); };
+        totals_.waited_ms += ms(end - start);
+        if (trace_)
+            trace_->add({.lane = Lane::host,
+                         .name = std::string("wait for ") + name_,
+                         .begin_ms = ms(start.time_since_epoch()),
+                         .end_ms = ms(end.time_since_epoch())});
     }
 
     ncclResult_t async_error() {
@@ -225,6 +236,7 @@ private:
     uint64_t asked_ = 0;
     CommTotals totals_;  // without the laps that are still in stream_waits_
     Stopwatch stream_waits_;
+    Trace* trace_ = nullptr;
     const char* name_;  // of the last collective that was started
 };
 
@@ -332,6 +344,10 @@ void wait(Ticket ticket, const Comm& comm, Stream stream) {
     if (comm.handle && ticket.number > 0) nccl_of(comm).let_wait(ticket, stream);
 }
 
+void observe(const Comm& comm, Trace* trace) {
+    if (comm.handle) nccl_of(comm).observe(trace);
+}
+
 void drain(const Comm& comm) noexcept {
     if (comm.handle) nccl_of(comm).drain();
 }
@@ -339,9 +355,10 @@ void drain(const Comm& comm) noexcept {
 Ticket all_reduce_sum(double* values, size_t count, const Comm& comm, Stream stream) {
     if (!comm.handle) return {};
     Nccl& nccl = nccl_of(comm);
-    return nccl.ask("all_reduce_sum", stream, [&](ncclComm_t handle, cudaStream_t ours) {
-        nccl.settle(ncclAllReduce(values, values, count, ncclFloat64, ncclSum, handle, ours), "ncclAllReduce");
-    });
+    return nccl.ask(
+        "all_reduce_sum", all_reduce_bytes(count, comm.size), stream, [&](ncclComm_t handle, cudaStream_t ours) {
+            nccl.settle(ncclAllReduce(values, values, count, ncclFloat64, ncclSum, handle, ours), "ncclAllReduce");
+        });
 }
 
 size_t reduce_scatter_scratch_bytes(size_t count, int size, bool deterministic) {
@@ -354,8 +371,9 @@ Ticket reduce_scatter_sum(const ReduceScatter& op, const Comm& comm, Stream stre
         return {};
     }
     Nccl& nccl = nccl_of(comm);
-    nccl.count_sent(size_t(comm.size - 1) * op.count * sizeof(float));
-    return nccl.ask("reduce_scatter_sum", stream, [&](ncclComm_t handle, cudaStream_t ours) {
+    const size_t sent = size_t(comm.size - 1) * op.count * sizeof(float);
+    nccl.count_sent(sent);
+    return nccl.ask("reduce_scatter_sum", double(sent), stream, [&](ncclComm_t handle, cudaStream_t ours) {
         if (nccl.is_deterministic())
             nccl.reduce_scatter_as_tree(op);
         else
@@ -370,8 +388,9 @@ Ticket all_gather(void* out, const void* inp, size_t bytes, const Comm& comm, St
         return {};
     }
     Nccl& nccl = nccl_of(comm);
-    nccl.count_sent(size_t(comm.size - 1) * bytes);
-    return nccl.ask("all_gather", stream, [&](ncclComm_t handle, cudaStream_t ours) {
+    const size_t sent = size_t(comm.size - 1) * bytes;
+    nccl.count_sent(sent);
+    return nccl.ask("all_gather", double(sent), stream, [&](ncclComm_t handle, cudaStream_t ours) {
         nccl.settle(ncclAllGather(inp, out, bytes, ncclUint8, handle, ours), "ncclAllGather");
     });
 }

@@ -173,6 +173,11 @@ DeviceInfo device_info() {
     }
     const cudaDeviceProp device = current_device();
     info.name = device.name;
+    char bus_id[32] = "";
+    int number = 0;
+    check_cuda(cudaGetDevice(&number), "cudaGetDevice");
+    check_cuda(cudaDeviceGetPCIBusId(bus_id, int(sizeof(bus_id)), number), "cudaDeviceGetPCIBusId");
+    info.pci_bus_id = bus_id;
     check_cuda(cudaMemGetInfo(&info.free_bytes, &info.memory_bytes), "cudaMemGetInfo");
     info.free_bytes -= std::min(info.free_bytes, kMatmulWorkspaceBytes + kMatmulSumsBytes);  // what products will take
     return info;

@@ -66,9 +66,14 @@ struct TrainState {
         uint64_t cursor = 0;  // the next sample, counted over all ranks and epochs
         LossScaleState loss_scale = {};
         std::string device_choices = {};  // device_choices() in the process that saved the run; empty for a new one
-        double trained_s = 0;             // seconds of all steps so far; 0 without train.max_minutes
+        double trained_s = 0;             // seconds of all steps so far; 0: not kept
         Course course_by_time = {};       // once train.max_minutes has decided
         BestValidation best = {};         // with eval.patience or checkpoint.keep_best
+        struct Energy {
+            double joules = 0;  // of all ranks, as far as counters could be read
+            int64_t steps = 0;  // in which they could
+            bool operator==(const Energy&) const = default;
+        } energy = {};
     } progress = {};
 };
 

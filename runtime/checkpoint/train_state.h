@@ -25,6 +25,11 @@ template <class Fields> void describe(Fields& field, BestValidation& best) {
     field("worse_since", best.worse_since, 0, kMostSteps);
 }
 
+template <class Fields> void describe(Fields& field, TrainState::Progress::Energy& energy) {
+    field("joules", energy.joules);
+    field("steps", energy.steps, 0, kMostSteps);
+}
+
 template <class Fields> void describe(Fields& field, TrainState::Progress& progress) {
     field("updates", progress.updates);
     field("cursor", progress.cursor);
@@ -33,4 +38,5 @@ template <class Fields> void describe(Fields& field, TrainState::Progress& progr
     field.optional("trained_s", progress.trained_s);
     field.optional("course_by_time", progress.course_by_time);
     field.optional("best_validation", progress.best);
+    field.optional("energy", progress.energy);
 }

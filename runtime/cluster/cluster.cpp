@@ -23,7 +23,8 @@ Exit code_of(const std::exception& error) {
 
 }  // namespace
 
-Ranks::Ranks(const RankEnvironment& environment, const Config& config, const std::string& revision) {
+Ranks::Ranks(const RankEnvironment& environment, const Config& config, const std::string& revision)
+    : local_rank_(environment.local_rank) {
     if (environment.size > 1 && !environment.has_pmi && !comm_launcher().empty())
         fail(Exit::config,
              "srun has started rank %d without PMI, which ranks that communicate by %s need to find each other: use "

@@ -18,6 +18,7 @@ public:
 
     const Comm& comm() const { return comm_; }
     ControlChannel& control() { return *control_; }
+    int local_rank() const { return local_rank_; }  // among the ranks of this machine
 
     // Returns the result of `body` after all ranks have finished theirs. If it throws, reports the error to the other
     // ranks, which end with Exit::peer_lost, and rethrows.
@@ -26,6 +27,7 @@ public:
 private:
     void report_errors_of(const std::function<void()>& action);
 
+    const int local_rank_;
     Comm comm_;
     std::unique_ptr<ControlChannel> control_;
 };

@@ -150,6 +150,10 @@ struct Config {
         int norms_every_steps = 100;  // 0: never
     } log;
 
+    struct Cost {
+        double price_per_hour = 0, co2_g_per_kwh = 0;
+    } cost;
+
     struct Device {
         bool tf32 = false;
         bool debug_sync = false;

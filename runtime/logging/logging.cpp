@@ -41,6 +41,13 @@ template <class Field> void describe(const TrainRecord& record, Field field) {
     field("optimizer_ms", record.optimizer_ms);
     field("comm_bytes", record.comm_bytes);
     field("resident_bytes", record.resident_bytes);
+    auto add_known = [&](const char* key, const std::optional<double>& value) {
+        if (value) field(key, *value);
+    };
+    add_known("energy_j", record.energy_j);
+    add_known("power_w", record.power_w);
+    add_known("gpu_temperature_c", record.gpu_temperature_c);
+    add_known("sm_clock_mhz", record.sm_clock_mhz);
 }
 
 template <class Field> void describe(const ValRecord& record, Field field) {
@@ -144,7 +151,10 @@ double QuestionsRecord::File::standard_error(double share) const {
 }
 
 std::string json_line(const TrainRecord& record) {
-    return numbers_line("train", record, record.skipped.empty() ? "" : ",\"skipped\":" + quoted(record.skipped));
+    std::string more;
+    if (!record.throttle.empty()) more += ",\"throttle\":" + quoted(record.throttle);
+    if (!record.skipped.empty()) more += ",\"skipped\":" + quoted(record.skipped);
+    return numbers_line("train", record, more);
 }
 
 std::string json_line(const ValRecord& record) { return numbers_line("val", record); }

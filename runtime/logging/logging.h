@@ -33,6 +33,9 @@ struct TrainRecord {
     uint64_t resident_bytes = 0;     // host memory of this rank's process
     std::string skipped = {};        // the first tensor whose gradient was not finite, if the update was not applied
     double time = 0;                 // Unix seconds at the step's end
+    std::optional<double> energy_j = {}, power_w = {};                // of all ranks since the last step, if known
+    std::optional<double> gpu_temperature_c = {}, sm_clock_mhz = {};  // of rank 0's GPU, if known
+    std::string throttle = {};                                        // what slows that GPU down
     double compute_ms() const { return step_ms - data_ms - comm_ms - optimizer_ms; }  // the rest: forward, backward
 };
 

@@ -1,7 +1,9 @@
-// Speed: the arithmetic of a token, the table of GPUs, and a prediction of how fast many GPUs would be.
+// Speed and energy: the arithmetic of a token, the table of GPUs, a prediction of how fast many GPUs would be, and what
+// the counters of this machine say about its energy.
 #pragma once
 
 #include <array>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -147,3 +149,38 @@ std::array<StagePrediction, 4> predict_scaling(const ScalingInputs& in);
 
 // The inputs in a few lines and a row per stage, for the terminal.
 std::string scaling_table(const ScalingInputs& in);
+
+// ---- energy ---------------------------------------------------------------------------------------------------------
+
+// Whose energy a rank counts: its GPU's, and on one rank of each machine the CPUs'.
+struct EnergySources {
+    std::string gpu;                           // its place on the PCI bus: DeviceInfo::pci_bus_id; empty: no GPU
+    std::string rapl = "/sys/class/powercap";  // where Linux shows the CPUs' counters; empty: another rank reads them
+    std::string nvml = "libnvidia-ml.so.1";    // the driver's library
+};
+
+struct EnergyReading {
+    std::optional<double> joules = {};                                // of all sources since the last reading
+    double seconds = 0;                                               // since then
+    std::optional<double> gpu_temperature_c = {}, sm_clock_mhz = {};  // at most a second old
+    std::string throttle = {};  // likewise, what slows the GPU down of heat and power: "hw_thermal"; empty: nothing
+};
+
+// Reads what can be read, and never fails: what cannot is absent. A machine's CPUs and GPUs are counted as a whole,
+// whatever else runs on them.
+class EnergyMeter {
+public:
+    explicit EnergyMeter(const EnergySources& sources);
+    EnergyMeter(EnergyMeter&&) noexcept;
+    ~EnergyMeter();
+
+    // The first joules are those since the meter was made. Takes well under a millisecond.
+    EnergyReading read();
+
+    // "GPU by NVML; CPU by RAPL (package-0, dram)", or what is missing and why.
+    std::string description() const;
+
+private:
+    struct State;
+    std::unique_ptr<State> state_;
+};

@@ -1,0 +1,158 @@
+// The work of each op, by its arguments: what benchmarks and traces compare with a device's rates.
+//
+// FLOPs are those of matrix products, two for each multiply-add; elementwise arithmetic is not counted, as memory
+// bounds it. Bytes are those of every operand once, also where a cache would hold it; arrays of one number per row or
+// column are left out.
+#pragma once
+
+#include "kernels/check.h"
+#include "kernels/ops.h"
+#include "kernels/trace.h"
+
+namespace ops {
+
+struct Work {
+    const char* op;
+    double flops, bytes;
+    std::string shape;
+};
+
+inline double bytes_of(ConstView array, double count) { return array ? count * double(size_of(array.dtype)) : 0; }
+
+// A row of wte is counted for each token.
+inline Work work_of(const EmbeddingForward& op) {
+    const double tokens = double(op.batch) * op.seq_len;
+    return {"embedding_forward", 0, bytes_of(op.out, (2 * tokens + op.seq_len) * op.channels),
+            format("batch %d, seq_len %d, channels %d", op.batch, op.seq_len, op.channels)};
+}
+
+// As if no token were there twice.
+inline Work work_of(const EmbeddingBackward& op) {
+    const double tokens = double(op.batch) * op.seq_len, touched = std::min<double>(tokens, op.vocab);
+    const double positions = double(op.accumulate ? 2 : 1) * op.n_positions;
+    return {"embedding_backward", 0,
+            bytes_of(op.dout, tokens * op.channels) + (2 * touched + positions) * op.channels * sizeof(float),
+            format("batch %d, seq_len %d, channels %d, vocab %d", op.batch, op.seq_len, op.channels, op.vocab)};
+}
+
+inline std::string rows_and_cols(int rows, int cols) { return format("rows %d, cols %d", rows, cols); }
+
+inline Work work_of(const ResidualNormForward& op) {
+    return {"residual_norm_forward", 0, bytes_of(op.out, (op.branch ? 4.0 : 2.0) * op.rows * op.cols),
+            rows_and_cols(op.rows, op.cols)};
+}
+
+inline Work work_of(const NormBackward& op) {
+    return {"norm_backward", 0, bytes_of(op.dinp, (op.accumulate_dinp ? 4.0 : 3.0) * op.rows * op.cols),
+            rows_and_cols(op.rows, op.cols)};
+}
+
+// Of out (rows, n), inp (rows, k) and weight (n, k).
+inline Work product(const char* name, double bytes, int rows, int n, int k) {
+    return {name, 2.0 * rows * n * k, bytes, format("rows %d, n %d, k %d", rows, n, k)};
+}
+
+inline Work work_of(const MatmulForward& op) {
+    const double out = double(op.rows) * op.n, inp = double(op.rows) * op.k, weight = double(op.n) * op.k;
+    return product("matmul_forward", bytes_of(op.inp, inp + weight + out) + bytes_of(op.pre_gelu, out), op.rows, op.n,
+                   op.k);
+}
+
+inline Work work_of(const MatmulBackwardInput& op) {
+    const double out = double(op.rows) * op.n, inp = double(op.rows) * op.k, weight = double(op.n) * op.k;
+    return product("matmul_backward_input", bytes_of(op.dinp, inp + weight + out) + bytes_of(op.pre_gelu, inp), op.rows,
+                   op.n, op.k);
+}
+
+inline Work work_of(const MatmulBackwardWeight& op) {
+    const double out = double(op.rows) * op.n, inp = double(op.rows) * op.k, weight = double(op.n) * op.k;
+    const double gradient = (op.accumulate ? 2 : 1) * weight * sizeof(float);
+    return product("matmul_backward_weight", bytes_of(op.inp, inp + out) + gradient, op.rows, op.n, op.k);
+}
+
+inline Work work_of(const GeluForward& op) {
+    return {"gelu_forward", 0, bytes_of(op.out, 2 * double(op.count)), format("count %zu", op.count)};
+}
+
+// Two products, of which causality needs half; backward five, as usually counted, whatever is computed twice.
+inline Work work_of(const AttentionForward& op) {
+    const double tokens = double(op.batch) * op.seq_len, heads = op.n_head, kv_heads = op.n_kv_head;
+    return {"attention_forward", 2 * tokens * op.seq_len * heads * op.head_size,
+            bytes_of(op.out, tokens * op.head_size * (2 * heads + 2 * kv_heads)),
+            format("batch %d, seq_len %d, heads %d of %d", op.batch, op.seq_len, op.n_head, op.head_size)};
+}
+
+inline Work work_of(const AttentionBackward& op) {
+    const double tokens = double(op.batch) * op.seq_len, heads = op.n_head, kv_heads = op.n_kv_head;
+    return {"attention_backward", 5 * tokens * op.seq_len * heads * op.head_size,
+            bytes_of(op.dqkv, tokens * op.head_size * (4 * heads + 4 * kv_heads)),
+            format("batch %d, seq_len %d, heads %d of %d", op.batch, op.seq_len, op.n_head, op.head_size)};
+}
+
+inline Work work_of(const CrossEntropy& op) {
+    return {"cross_entropy", 0, bytes_of(op.logits, (op.write_dlogits ? 2.0 : 1.0) * op.rows * op.padded_vocab),
+            format("rows %d, vocab %d", op.rows, op.vocab)};
+}
+
+inline Work work_of(const LossSum& op) {
+    return {"loss_sum", 0, double(op.rows) * sizeof(float), format("rows %d", op.rows)};
+}
+
+inline Work work_of(const Add& op) {
+    return {"add", 0, 3 * double(op.count) * sizeof(float), format("count %zu", op.count)};
+}
+
+inline Work work_of(const GradNormFinish& op) {
+    return {"grad_norm_finish", 0, double(op.n_chunks) * sizeof(double), format("chunks %d", op.n_chunks)};
+}
+
+// The ops that work on chunks do not know how many elements these have.
+inline Work work_of(const SquaredSums&, size_t elements) {
+    return {"squared_sums", 0, double(elements) * sizeof(float), format("elements %zu", elements)};
+}
+
+// `arrays` FP32 arrays are read, all but the gradient are written.
+inline Work update(const char* name, const UpdateArrays& op, int arrays, size_t elements) {
+    return {name, 0, double(elements) * (2 * arrays - 1) * sizeof(float) + bytes_of(op.param, double(elements)),
+            format("elements %zu", elements)};
+}
+inline Work work_of(const AdamwUpdate& op, size_t elements) { return update("adamw_update", op, 4, elements); }
+inline Work work_of(const SgdUpdate& op, size_t elements) { return update("sgd_update", op, 3, elements); }
+
+// Of any op; `elements`: those of all its chunks, if it works on chunks.
+template <class Op> Work work_of_any(const Op& op, size_t elements) {
+    if constexpr (requires { work_of(op, elements); })
+        return work_of(op, elements);
+    else
+        return work_of(op);
+}
+
+}  // namespace ops
+
+// The stream that a model's ops go to, and who wants to know of them.
+struct OpStream : Stream {
+    Trace* trace = nullptr;  // null: nobody
+    int layer = -1;          // whose ops follow, from 0; or -1
+};
+
+// What an op's arguments do not say.
+struct OpNote {
+    const char* parameter = "";  // that it works with
+    size_t elements = 0;         // of all its chunks
+};
+
+// op(arguments, stream), as a span of the stream's trace if it has one.
+template <class Op>
+void run(const OpStream& stream, void (*op)(const Op&, Stream), const std::type_identity_t<Op>& arguments,
+         const OpNote& note = {}) {
+    if (!stream.trace) return op(arguments, stream);
+    const ops::Work work = ops::work_of_any(arguments, note.elements);
+    const Span span{.lane = Lane::device,
+                    .name = work.op,
+                    .of = note.parameter,
+                    .layer = stream.layer,
+                    .shape = work.shape,
+                    .flops = work.flops,
+                    .bytes = work.bytes};
+    stream.trace->record(span, stream, [&] { op(arguments, stream); });
+}
