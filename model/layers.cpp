@@ -102,6 +102,25 @@ void linear_backward(const LayerContext& x, const LayerWeights& w, ConstView inp
                                x.stream);
 }
 
+static ops::Dropout dropout_op(const LayerContext& x, DropoutSite site, View out, ConstView inp) {
+    return {.out = out,
+            .inp = inp,
+            .mask = x.dropout_at(site),
+            .batch = x.batch,
+            .count = size_t(x.seq_len) * size_t(x.shape->n_embd)};
+}
+
+void dropout_forward(const LayerContext& x, DropoutSite site, const Activation& out) {
+    if (!x.dropout || x.has(out)) return;
+    ops::dropout(dropout_op(x, site, out.view, out), x.stream);
+}
+
+ConstView dropout_backward(const LayerContext& x, DropoutSite site, ConstView dout, View buffer) {
+    if (!x.dropout) return dout;
+    ops::dropout(dropout_op(x, site, buffer, dout), x.stream);
+    return buffer;
+}
+
 void attention_forward(const LayerContext& x, ConstView qkv, const AttentionActivations& attn) {
     if (x.has(attn.out)) return;
     ops::attention_forward({.out = attn.out.view,
@@ -112,7 +131,8 @@ void attention_forward(const LayerContext& x, ConstView qkv, const AttentionActi
                             .n_head = x.shape->n_head,
                             .n_kv_head = x.shape->n_kv_head,
                             .head_size = x.shape->head_size(),
-                            .scale = 1.0f / std::sqrt(float(x.shape->head_size()))},
+                            .scale = 1.0f / std::sqrt(float(x.shape->head_size())),
+                            .dropout = x.dropout_at(DropoutSite::attention)},
                            x.stream);
 }
 
@@ -129,7 +149,8 @@ void attention_backward(const LayerContext& x, ConstView qkv, const AttentionAct
                              .n_head = x.shape->n_head,
                              .n_kv_head = x.shape->n_kv_head,
                              .head_size = x.shape->head_size(),
-                             .scale = 1.0f / std::sqrt(float(x.shape->head_size()))},
+                             .scale = 1.0f / std::sqrt(float(x.shape->head_size())),
+                             .dropout = x.dropout_at(DropoutSite::attention)},
                             x.stream);
 }
 
