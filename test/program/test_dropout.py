@@ -8,7 +8,8 @@ class Dropout(TrainerTest):
     def test_every_step_has_masks_of_its_own_and_validation_none(self):
         """With equal windows and no learning, nothing but masks can make the steps' losses differ."""
         (self.dir / "text.txt").write_text("a" * 4000)
-        self.run_trainer("prepare", "--tokenizer", "bytes", "--minutes", "0", "text.txt", "--out", "same")
+        self.run_trainer("prepare", "--tokenizer", "bytes", "--minutes", "0", "--val-fraction", "0", "text.txt",
+                         "--out", "same")
         changes = dict(data_train="same/train_*.bin", train_max_steps=12, optim_learning_rate=0, eval_every_steps=4,
                        checkpoint_every_steps=6)
         self.train(**changes)
