@@ -77,7 +77,7 @@ FAULTS = [
     (TILES, "rows and columns of dropout's squares are exchanged",
      "random.word[i / 2 * 2 + n]", "random.word[2 * n + i / 2]"),
     (TILES, "rows and columns of the transposed squares are exchanged",
-     "random.word[2 * n + i / 2]", "random.word[i / 2 * 2 + n]"),
+     "random.word[2 * n + half]", "random.word[2 * half + n]"),
     (TILES, "a lane takes the decisions of its neighbour's keys", "+ lane / 8);", "+ lane % 4);"),
     (FORWARD, "what dropout keeps is not scaled", "kDrops ? op.dropout.factor : 1.0f;", "1.0f;"),
     (FORWARD, "every tile has the first tile's mask",

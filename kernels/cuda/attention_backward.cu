@@ -237,11 +237,10 @@ __global__ void __launch_bounds__(Shape<kHeadSize>::kThreads, Shape<kHeadSize>::
     load_queries_async(s, 0, op, b, tiles.head(0), begin);
     ptx::cp_async_wait<1>();
     __syncthreads();  // key and value are there
-    // Beside 128 registers of sums, heads of 64 have no room for the last step of the keys; with philox() beside them
-    // for no step of the keys, and not for the last one of the values.
-    constexpr int kSparedKeys = kDrops ? 4 : 1, kSparedValues = kDrops ? 1 : 0;
-    const Staying<kHeadSize, kHeadSize == 64 ? kSparedKeys : 0> key(ptx::shared_address(s.staying(1)), warp_row);
-    const Staying<kHeadSize, kHeadSize == 64 ? kSparedValues : 0> value(ptx::shared_address(s.staying(0)), warp_row);
+    // Beside 128 registers of sums, heads of 64 have no room for the last step of the keys, with philox() beside them
+    // for none of them.
+    const Staying<kHeadSize, kHeadSize == 128 ? 0 : kDrops ? 4 : 1> key(ptx::shared_address(s.staying(1)), warp_row);
+    const Staying<kHeadSize> value(ptx::shared_address(s.staying(0)), warp_row);
 
     Sums<kHeadSize> dkey = {}, dvalue = {};
     const int n_tiles = tiles.count(at);

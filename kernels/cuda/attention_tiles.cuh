@@ -181,22 +181,23 @@ __device__ __forceinline__ void for_each_decision(const DropoutMask& mask, uint6
         }
 }
 
-// The same for scores (16 kM keys, 16 queries), of which a lane has half of the decisions of two calls.
+// The same for scores (16 kM keys, 16 queries), of which a lane has half of the decisions of two calls. m and i are no
+// constants: several calls at a time need more registers than the kernel has left.
 template <int kM, class Visit>
 __device__ __forceinline__ void for_each_decision_of_transposed(const DropoutMask& mask, uint64_t sample_key, int head,
                                                                 int query, int key, Visit visit) {
     const int lane = threadIdx.x % 32;
-#pragma unroll
+#pragma unroll 1
     for (int m = 0; m < kM; m++)
-#pragma unroll
+#pragma unroll 1
         for (int odd = 0; odd < 2; odd++) {
             const Philox random = mask.words(sample_key, head, mask.query_call(query) + lane % 4 * 2 + odd,
                                              mask.key_call(key + 16 * m) + lane / 8);
 #pragma unroll
             for (int n = 0; n < 2; n++)
 #pragma unroll
-                for (int i = odd; i < 4; i += 2)
-                    visit(m, n, i, mask.keeps(random.word[2 * n + i / 2], lane / 4 % 2));
+                for (int half = 0; half < 2; half++)
+                    visit(m, n, 2 * half + odd, mask.keeps(random.word[2 * n + half], lane / 4 % 2));
         }
 }
 
