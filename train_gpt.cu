@@ -46,7 +46,8 @@ int main(int argc, char** argv) {
                 run.gpt.begin_step({.loss_scale = run.state.progress.loss_scale.scale,
                                     .learning_rate = learning_rate(config, run.course, run.state.step + 1),
                                     .measure = norms_are_due(run),
-                                    .update = run.state.progress.updates + 1});
+                                    .update = run.state.progress.updates + 1,
+                                    .first_sample = run.state.progress.cursor});
                 for (int micro = 0; micro < run.gpt.options().micro_steps; micro++) {
                     run.control.note_step(run.state.step + 1);
                     run.progress.begin_micro_step(run.state.step + 1, micro + 1, run.gpt.options().micro_steps);

@@ -30,7 +30,7 @@ void export_huggingface(const Options& options) {
     };
     const std::vector<NamedTensor> tensors = hf_tensors(model.gpt);
     write_safetensors(directory + "/model.safetensors", tensors);
-    write("config.json", hf_config(shape, eot).dump(2) + "\n");
+    write("config.json", hf_config(shape, model.config.model.dropout, eot).dump(2) + "\n");
     write("generation_config.json", hf_generation_config(shape, eot).dump(2) + "\n");
     if (model.tokenizer) {
         write("tokenizer.json", model.tokenizer->json());

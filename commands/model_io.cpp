@@ -26,6 +26,8 @@ GptOptions gpt_options(const Config& config, int rank, int ranks) {
                           .weight_decay = float(config.optim.weight_decay),
                           .momentum = float(config.optim.momentum),
                           .grad_clip = float(config.optim.grad_clip)},
+            .dropout = config.model.dropout,
+            .dropout_seed = config.run.seed,
             .head_rows = config.train.head_rows,
             .micro_steps = micro_steps(config, ranks),
             .rank = rank,

@@ -9,6 +9,7 @@ TILES, NORM, NORM_BACKWARD = CUDA + "attention_tiles.cuh", CUDA + "norm.cu", CUD
 LOSS, EMBEDDING, OPTIMIZER = CUDA + "cross_entropy.cu", CUDA + "embedding.cu", CUDA + "optimizer.cu"
 REDUCE, GRAD_NORM, EPILOGUE = CUDA + "reduce.cuh", CUDA + "grad_norm.cu", CUDA + "matmul_epilogue.cu"
 PRODUCTS, FILL, VECTOR = CUDA + "matmul_products.h", CUDA + "fill.cu", CUDA + "vector.cuh"
+DROPOUT, GENERAL_FORWARD = CUDA + "dropout.cu", CUDA + "attention_general_forward.cuh"
 
 FAULTS = [
     # ---- attention, forward
@@ -72,6 +73,26 @@ FAULTS = [
      "if (row > column + distance) scores", "if (row >= column + distance) scores"),
     (BACKWARD, "only the first query head of a group reaches the keys",
      "return at.group() * per_head_;", "return min(at.group(), 1) * per_head_;"),
+    # ---- dropout
+    (TILES, "rows and columns of dropout's squares are exchanged",
+     "random.word[i / 2 * 2 + n]", "random.word[2 * n + i / 2]"),
+    (TILES, "rows and columns of the transposed squares are exchanged",
+     "random.word[2 * n + half]", "random.word[2 * half + n]"),
+    (TILES, "a lane takes the decisions of its neighbour's keys", "+ lane / 8);", "+ lane % 4);"),
+    (FORWARD, "what dropout keeps is not scaled", "kDrops ? op.dropout.factor : 1.0f;", "1.0f;"),
+    (FORWARD, "every tile has the first tile's mask",
+     "begin + warp_row, tile * kKeys,", "begin + warp_row, 0 * kKeys,"),
+    (BACKWARD, "every part of a tile of keys has the first one's mask",
+     "head, begin + warp_row, tile * S::kOthers + part,", "head, begin + warp_row, tile * S::kOthers,"),
+    (BACKWARD, "the values' gradient has the probabilities before dropout",
+     "if (is_dropped(m, n, i)) scores[m][n][i] = 0;", ""),
+    (BACKWARD, "the values' gradient lacks dropout's factor",
+     "return kDrops ? op.dropout.factor : 1.0f; });", "return 1.0f; });"),
+    (GENERAL_FORWARD, "dropped probabilities are left out of the softmax's sum", "            sum += p;",
+     "            sum += s.p[row][key];"),
+    (DROPOUT, "the second pack of a call has the first one's decisions", "random.word[(first + i) / 2]",
+     "random.word[i / 2]"),
+    (DROPOUT, "all samples have the first one's key", "op.mask.keys[blockIdx.y]", "op.mask.keys[0]"),
     # ---- norms
     (REDUCE, "a block sum without its barrier",
      "s_part[threadIdx.x / kWarpSize] = value;\n    __syncthreads();\n"

@@ -118,7 +118,7 @@ HOST_DEVICE inline Philox philox(uint64_t key, uint64_t counter_high, uint64_t c
 }
 
 // The purpose of a random number: the high half of the Philox counter, so that no two purposes ever share a number.
-enum class RandomPurpose : uint64_t { init = 1, permutation = 2, sampling = 3, bpe_dropout = 4 };
+enum class RandomPurpose : uint64_t { init = 1, permutation = 2, sampling = 3, bpe_dropout = 4, dropout = 5 };
 
 // A uniform number in (0, 1) from 32 random bits; never 0 nor 1.
 HOST_DEVICE inline float uniform_from_bits(uint32_t bits) { return (float(bits >> 9) + 0.5f) * 0x1p-23f; }

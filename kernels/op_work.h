@@ -74,6 +74,11 @@ inline Work work_of(const GeluForward& op) {
     return {"gelu_forward", 0, bytes_of(op.out, 2 * double(op.count)), format("count %zu", op.count)};
 }
 
+inline Work work_of(const Dropout& op) {
+    return {"dropout", 0, bytes_of(op.out, 2.0 * op.batch * double(op.count)),
+            format("batch %d, count %zu", op.batch, op.count)};
+}
+
 // Two products, of which causality needs half; backward five, as usually counted, whatever is computed twice.
 inline Work work_of(const AttentionForward& op) {
     const double tokens = double(op.batch) * op.seq_len, heads = op.n_head, kv_heads = op.n_kv_head;

@@ -13,6 +13,7 @@
 #pragma once
 
 #include "kernels/device.h"
+#include "kernels/dropout.h"
 #include "kernels/tensor.h"
 
 namespace ops {
@@ -130,6 +131,8 @@ void gelu_forward(const GeluForward& op, Stream stream);
 // Causal self-attention, flash style: online softmax over key blocks, no (seq_len, seq_len) matrix, blocks above the
 // diagonal skipped (Dao, "FlashAttention-2", arXiv 2307.08691, algorithms 1 and 2). Query head h reads key-value head
 // h / (n_head / n_kv_head). qkv packs, per position, all query heads, then all key heads, then all value heads.
+// Dropout acts on the probabilities, behind the softmax: out = dropout(P) V, and lse is as without it (Dao et al.,
+// "FlashAttention", arXiv 2205.14135, appendix B.3 and B.4, algorithms 2 and 4).
 
 struct AttentionForward {
     View out;       // (batch, seq_len, n_head * head_size)  =
@@ -137,6 +140,7 @@ struct AttentionForward {
     ConstView qkv;  // (batch, seq_len, (n_head + 2 n_kv_head) * head_size)
     int batch, seq_len, n_head, n_kv_head, head_size;
     float scale;  // multiplies query . key, 1 / sqrt(head_size) in GPT-2
+    DropoutMask dropout = {};
 };
 void attention_forward(const AttentionForward& op, Stream stream);
 
@@ -149,9 +153,22 @@ struct AttentionBackward {
     const float* lse;  // (batch, n_head, seq_len)
     int batch, seq_len, n_head, n_kv_head, head_size;
     float scale;
+    DropoutMask dropout = {};  // the forward op's
 };
 void attention_backward(const AttentionBackward& op, Stream stream);
 size_t attention_backward_scratch_bytes(const AttentionBackward& op);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Elementwise dropout: out = inp mask.factor where the mask keeps the element, else 0. Its own backward op.
+
+struct Dropout {
+    View out;       // (batch, count)  =; may be inp
+    ConstView inp;  // (batch, count)
+    DropoutMask mask;
+    int batch;
+    size_t count;  // elements of a sample
+};
+void dropout(const Dropout& op, Stream stream);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Softmax, cross-entropy and the gradient with respect to the logits in one pass; probabilities are never stored.

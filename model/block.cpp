@@ -5,7 +5,8 @@
 //     output = residual_mid + mlp(norm2(residual_mid))
 //
 // Adding a branch to the residual stream is one op with the norm that comes next, so a block begins with the sum that
-// the block before it left open. Read backward upwards: each line undoes one of forward.
+// the block before it left open. Dropout, where it is asked for, acts on a branch before the sum, and inside attention.
+// Read backward upwards: each line undoes one of forward.
 #include "model/block.h"
 
 void block_forward(const LayerContext& x, const BlockWeights& w, ResidualSum in, const BlockActivations& a) {
@@ -13,14 +14,18 @@ void block_forward(const LayerContext& x, const BlockWeights& w, ResidualSum in,
     linear_forward(x, w.qkv, a.norm1.out, a.qkv);
     attention_forward(x, a.qkv, a.attn);
     linear_forward(x, w.attn_proj, a.attn.out, a.attn_proj);
+    dropout_forward(x, DropoutSite::attn_proj, a.attn_proj);
     residual_norm_forward(x, w.norm2, {a.residual, a.attn_proj}, a.residual_mid, a.norm2);
     mlp_forward(x, w.fc, w.fc_proj, a.norm2.out, a.mlp);
+    dropout_forward(x, DropoutSite::mlp, a.mlp.out);
 }
 
 void block_backward(const LayerContext& x, const BlockWeights& w, const BlockActivations& a, const BlockGradients& d) {
-    mlp_backward(x, w.fc, w.fc_proj, a.norm2.out, a.mlp, d.dresidual, d.dwide, d.dbranch);
+    const ConstView dmlp = dropout_backward(x, DropoutSite::mlp, d.dresidual, d.dbranch);
+    mlp_backward(x, w.fc, w.fc_proj, a.norm2.out, a.mlp, dmlp, d.dwide, d.dbranch);
     residual_norm_backward(x, w.norm2, a.residual_mid, a.norm2, d.dbranch, d.dresidual, true);
-    linear_backward(x, w.attn_proj, a.attn.out, d.dresidual, d.dbranch);
+    const ConstView dattn_proj = dropout_backward(x, DropoutSite::attn_proj, d.dresidual, d.dwide);
+    linear_backward(x, w.attn_proj, a.attn.out, dattn_proj, d.dbranch);
     attention_backward(x, a.qkv, a.attn, d.dbranch, d.dwide);
     linear_backward(x, w.qkv, a.norm1.out, d.dwide, d.dbranch);
     residual_norm_backward(x, w.norm1, a.residual, a.norm1, d.dbranch, d.dresidual, true);

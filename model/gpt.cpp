@@ -15,6 +15,8 @@ void check_options(const GptOptions& o) {
             "model: every size must be positive");
     require(s.n_embd % s.n_head == 0, "model: n_embd %d must be a multiple of n_head %d", s.n_embd, s.n_head);
     require(s.n_head % s.n_kv_head == 0, "model: n_head %d must be a multiple of n_kv_head %d", s.n_head, s.n_kv_head);
+    require(0 <= o.dropout && o.dropout <= ops::kLargestDropout, "model: dropout %g must be in [0, %g]", o.dropout,
+            ops::kLargestDropout);
     require(o.batch > 0 && o.head_rows > 0, "model: batch %d and head_rows %d must be positive", o.batch, o.head_rows);
     require(o.micro_steps > 0 && 0 <= o.rank && o.rank < o.ranks && 0 <= o.zero_stage && o.zero_stage <= 3,
             "model: %d micro-steps, rank %d of %d, ZeRO stage %d", o.micro_steps, o.rank, o.ranks, o.zero_stage);
@@ -126,6 +128,8 @@ void Gpt::begin_step(const StepSettings& settings) {
     s.micro_steps_done = 0;
     s.measure = settings.measure;
     s.loss_scale = settings.loss_scale;
+    s.first_sample = settings.first_sample;
+    s.drops = s.options.dropout > 0;
     if (s.comm.size == 1) return;
     std::fill(s.host_sums.begin(), s.host_sums.end(), 0.0);
     copy_to_device(s.sums, s.host_sums.data(), s.host_sums.size() * sizeof(double), s.stream);
@@ -135,6 +139,18 @@ namespace {
 
 void load_batch(int* to, const int* from, const GptState& s) {
     copy_to_device(to, from, size_t(s.options.batch) * size_t(s.options.seq_len) * sizeof(int), s.stream);
+}
+
+// The masks of the next micro-step, if forward() drops: they follow from the number of each sample in the run. The keys
+// lie in device memory, so the same launches serve every step.
+ops::DropoutMask next_dropout(GptState& s) {
+    if (!s.drops) return {};
+    const size_t micro_step = size_t(s.options.rank) * size_t(s.options.micro_steps) + size_t(s.micro_steps_done);
+    std::vector<uint64_t>& keys = s.host_dropout_keys;
+    for (size_t row = 0; row < keys.size(); row++)
+        keys[row] = ops::dropout_key(s.options.dropout_seed, s.first_sample + micro_step * keys.size() + row);
+    copy_to_device(s.dropout_keys, keys.data(), keys.size() * sizeof(uint64_t), s.stream);
+    return {.keys = s.dropout_keys, .threshold = ops::dropout_threshold(s.options.dropout)};
 }
 
 // The input of a block: the output of the block before it, or the embedding, to which nothing is to be added. The last
@@ -200,22 +216,22 @@ void Gpt::trace(Trace* trace, int step) {
 void Gpt::forward(const int* tokens) {
     GptState& s = *state_;
     const HostSpan span(s.stream.trace, "forward");
-    LayerContext x = layer_context(s, false);
+    s.dropout = next_dropout(s);
+    const LayerContext x = layer_context(s, false);
     const bool is_measured = s.measure && s.micro_steps_done + 1 == s.options.micro_steps;
     s.residual_rms.clear();
     load_batch(s.tokens, tokens, s);
     need_params(s, 0);
     embedding_forward(x, s.weights.wte, s.weights.wpe, s.tokens, s.acts.block[0].residual);
+    dropout_forward(x, DropoutSite::embedding, s.acts.block[0].residual);
     for (size_t layer = 0; layer < s.acts.block.size(); layer++) {
         const int bucket = s.layout.bucket_of_layer(int(layer));
         need_params(s, bucket);
         expect_params(s, bucket + 1);
         const BlockActivations& block = s.acts.block[layer];
-        x.stream.layer = int(layer);
-        block_forward(x, s.weights.block[layer], block_input(s, layer), block);
+        block_forward(x.of_block(layer), s.weights.block[layer], block_input(s, layer), block);
         if (is_measured) measure_residual(s, block.norm1), measure_residual(s, block.norm2);
     }
-    x.stream.layer = -1;
     residual_norm_forward(x, s.weights.norm_f, block_input(s, s.acts.block.size()), s.acts.residual_f, s.acts.norm_f);
     if (is_measured) measure_residual(s, s.acts.norm_f);
 }
@@ -224,7 +240,7 @@ void Gpt::backward(const int* targets, float grad_scale) {
     GptState& s = *state_;
     const HostSpan span(s.stream.trace, "backward");
     const MicroStep micro = begin_micro_step(s);
-    LayerContext x = layer_context(s, micro.accumulate);
+    const LayerContext x = layer_context(s, micro.accumulate);
     LayerContext again = x;
     again.is_recomputing = true;
     const View dresidual = s.acts.dresidual.view, dbranch = s.acts.dbranch.view;
@@ -239,13 +255,13 @@ void Gpt::backward(const int* targets, float grad_scale) {
         need_params(s, index);
         expect_params(s, index - 1);
         if (int(layer) + 1 == bucket.first_layer + bucket.n_layers) begin_grads(s, index);
-        x.stream.layer = again.stream.layer = int(layer);
-        block_forward(again, s.weights.block[layer], block_input(s, layer), s.acts.block[layer]);
-        block_backward(x, s.weights.block[layer], s.acts.block[layer], {dresidual, dbranch, s.acts.dwide.view});
+        block_forward(again.of_block(layer), s.weights.block[layer], block_input(s, layer), s.acts.block[layer]);
+        block_backward(x.of_block(layer), s.weights.block[layer], s.acts.block[layer],
+                       {dresidual, dbranch, s.acts.dwide.view});
         if (int(layer) == bucket.first_layer) end_grads(s, index, micro);
     }
-    x.stream.layer = -1;
-    embedding_backward(x, s.weights.wte, s.weights.wpe, s.tokens, dresidual);
+    const ConstView dembedding = dropout_backward(x, DropoutSite::embedding, dresidual, dresidual);
+    embedding_backward(x, s.weights.wte, s.weights.wpe, s.tokens, dembedding);
     end_grads(s, 0, micro);
     end_micro_step(s);
 }
@@ -256,6 +272,7 @@ StepResult Gpt::end_step(const std::array<double, StepResult::kVotes>& votes) {
     const StepSums places = step_sums(s);
     std::vector<double>& sums = s.host_sums;
     copy_to_device(s.sums + places.vote(0), votes.data(), sizeof(votes), s.stream);
+    s.drops = false;
     finish_grads(s);
     update(s);
     share_params(s);
@@ -298,7 +315,9 @@ double Gpt::evaluate(const int* tokens, const int* targets, float* losses, int s
         require(longest % seq_len == 0, "evaluate: sequences of %d in memory for %d", seq_len, longest);
         s.options.batch = batch * (longest / seq_len), s.options.seq_len = seq_len;
     }
+    const bool drops = std::exchange(s.drops, false);
     forward(tokens);
+    s.drops = drops;
     load_batch(s.targets, targets, s);
     loss_forward_backward(s, layer_context(s, false), 0, 0.0f, nullptr);
     s.options.batch = batch, s.options.seq_len = longest;
@@ -315,7 +334,9 @@ void Gpt::next_token_logits(const int* tokens, int count, float* logits) {
     require(count >= 1 && count <= T, "next_token_logits: %d tokens, must be in [1, %d]", count, T);
     std::vector<int> padded(size_t(options().batch) * size_t(T));  // attention is causal: what follows does not matter
     std::copy_n(tokens, count, padded.begin());
+    const bool drops = std::exchange(state_->drops, false);
     forward(padded.data());
+    state_->drops = drops;
     logits_of_row(count - 1, logits);
 }
 

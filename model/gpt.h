@@ -24,6 +24,9 @@ struct StepSettings {
     double learning_rate = 0;
     bool measure = false;  // whether the step's result has tensor_norms and residual_rms
     int64_t update = 1;    // number of this update, counting those that were applied, from 1: AdamW's t
+    // Number of the step's first sample, counted over all ranks from the beginning of the run: dropout's masks follow
+    // from it. Row b of micro-step m on rank r is sample first_sample + (r micro_steps + m) batch + b.
+    uint64_t first_sample = 0;
 };
 
 struct StepResult {
@@ -65,7 +68,8 @@ public:
     // they are not. Waits for the device, but not for collectives.
     void trace(Trace* trace, int step);
 
-    // tokens: (B, T) in host memory, which may be reused at once; so may targets below.
+    // tokens: (B, T) in host memory, which may be reused at once; so may targets below. Dropout acts only between
+    // begin_step() and end_step(); in what follows below it never does.
     void forward(const int* tokens);
 
     // The loss of what forward() computed, and its gradients. targets: (B, T), -1 where nothing is to be predicted.

@@ -21,13 +21,13 @@ std::vector<NamedTensor> hf_tensors(const Gpt& gpt) {
 
 bool is_hf_mask(const std::string& name) { return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias"); }
 
-nlohmann::ordered_json hf_config(const GptShape& shape, int eot) {
+nlohmann::ordered_json hf_config(const GptShape& shape, double dropout, int eot) {
     return {{"architectures", {"GPT2LMHeadModel"}},
             {"model_type", "gpt2"},
             {"activation_function", "gelu_new"},
-            {"attn_pdrop", 0.0},
-            {"embd_pdrop", 0.0},
-            {"resid_pdrop", 0.0},
+            {"attn_pdrop", dropout},
+            {"embd_pdrop", dropout},
+            {"resid_pdrop", dropout},
             {"bos_token_id", eot},
             {"eos_token_id", eot},
             {"initializer_range", 0.02},

@@ -13,8 +13,8 @@ std::vector<NamedTensor> hf_tensors(const Gpt& gpt);
 // Tensors that Hugging Face's files may hold besides those and that are ignored: causal masks.
 bool is_hf_mask(const std::string& name);
 
-// config.json of a GPT2LMHeadModel with this shape; `eot` is its end-of-text token.
-nlohmann::ordered_json hf_config(const GptShape& shape, int eot);
+// config.json of a GPT2LMHeadModel with this shape, trained with this dropout; `eot` is its end-of-text token.
+nlohmann::ordered_json hf_config(const GptShape& shape, double dropout, int eot);
 
 // tokenizer_config.json, without which transformers gives texts of any length to the model, and
 // generation_config.json, which keeps it from generating past n_positions. `eot` is the end-of-text token and

@@ -107,6 +107,25 @@ void linear_backward(const LayerContext& x, const LayerWeights& w, ConstView inp
         {w.weight.name});
 }
 
+static ops::Dropout dropout_op(const LayerContext& x, DropoutSite site, View out, ConstView inp) {
+    return {.out = out,
+            .inp = inp,
+            .mask = x.dropout_at(site),
+            .batch = x.batch,
+            .count = size_t(x.seq_len) * size_t(x.shape->n_embd)};
+}
+
+void dropout_forward(const LayerContext& x, DropoutSite site, const Activation& out) {
+    if (!x.dropout || x.has(out)) return;
+    run(x.stream, ops::dropout, dropout_op(x, site, out.view, out));
+}
+
+ConstView dropout_backward(const LayerContext& x, DropoutSite site, ConstView dout, View buffer) {
+    if (!x.dropout) return dout;
+    run(x.stream, ops::dropout, dropout_op(x, site, buffer, dout));
+    return buffer;
+}
+
 void attention_forward(const LayerContext& x, ConstView qkv, const AttentionActivations& attn) {
     if (x.has(attn.out)) return;
     run(x.stream, ops::attention_forward,
@@ -118,7 +137,8 @@ void attention_forward(const LayerContext& x, ConstView qkv, const AttentionActi
          .n_head = x.shape->n_head,
          .n_kv_head = x.shape->n_kv_head,
          .head_size = x.shape->head_size(),
-         .scale = 1.0f / std::sqrt(float(x.shape->head_size()))});
+         .scale = 1.0f / std::sqrt(float(x.shape->head_size())),
+         .dropout = x.dropout_at(DropoutSite::attention)});
 }
 
 void attention_backward(const LayerContext& x, ConstView qkv, const AttentionActivations& attn, ConstView dout,
@@ -135,7 +155,8 @@ void attention_backward(const LayerContext& x, ConstView qkv, const AttentionAct
          .n_head = x.shape->n_head,
          .n_kv_head = x.shape->n_kv_head,
          .head_size = x.shape->head_size(),
-         .scale = 1.0f / std::sqrt(float(x.shape->head_size()))});
+         .scale = 1.0f / std::sqrt(float(x.shape->head_size())),
+         .dropout = x.dropout_at(DropoutSite::attention)});
 }
 
 void mlp_forward(const LayerContext& x, const LayerWeights& fc, const LayerWeights& proj, ConstView inp,

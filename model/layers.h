@@ -8,6 +8,11 @@
 #include "model/activations.h"
 #include "model/tensors.h"
 
+// Where dropout acts: on the sum of the embeddings; and in each block on the probabilities of attention, and on what
+// attention and MLP add to the residual stream. A mask's site is kDropoutsPerBlock * layer + this.
+enum class DropoutSite : uint32_t { embedding, attention, attn_proj, mlp };
+inline constexpr uint32_t kDropoutsPerBlock = 3;
+
 // The arguments of every layer besides its parameters and activations.
 struct LayerContext {
     const GptShape* shape;
@@ -17,7 +22,20 @@ struct LayerContext {
     void* scratch;        // as large as the largest op needs; null where there is no backward pass
     bool accumulate;      // parameter gradients are added to the present values
     bool is_recomputing;  // forward runs again for backward: what has been kept is not computed
+    ops::DropoutMask dropout = {};  // of this pass, none in evaluation; its site is that of DropoutSite::embedding
 
+    // Of block `layer`.
+    LayerContext of_block(size_t layer) const {
+        LayerContext x = *this;
+        x.stream.layer = int(layer);
+        x.dropout.site = uint32_t(layer) * kDropoutsPerBlock;
+        return x;
+    }
+    ops::DropoutMask dropout_at(DropoutSite site) const {
+        ops::DropoutMask mask = dropout;
+        mask.site += uint32_t(site);
+        return mask;
+    }
     bool has(const Activation& activation) const { return is_recomputing && activation.is_kept; }
 };
 
@@ -49,6 +67,11 @@ void linear_forward(const LayerContext& x, const LayerWeights& w, ConstView inp,
 void linear_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout, View dinp,
                      ConstView pre_gelu = nullptr);
 
+// Drops elements of a layer's output in place, by the pass's mask of the site; does nothing in a pass without dropout.
+void dropout_forward(const LayerContext& x, DropoutSite site, const Activation& out);
+// Returns the gradient of what was dropped from: in `buffer`, which may be `dout`; `dout` in a pass without dropout.
+ConstView dropout_backward(const LayerContext& x, DropoutSite site, ConstView dout, View buffer);
+
 // Causal self-attention over the packed queries, keys and values.
 void attention_forward(const LayerContext& x, ConstView qkv, const AttentionActivations& attn);
 void attention_backward(const LayerContext& x, ConstView qkv, const AttentionActivations& attn, ConstView dout,
@@ -57,7 +80,7 @@ void attention_backward(const LayerContext& x, ConstView qkv, const AttentionAct
 // out = proj(gelu(fc(inp)))
 void mlp_forward(const LayerContext& x, const LayerWeights& fc, const LayerWeights& proj, ConstView inp,
                  const MlpActivations& mlp);
-// dhidden: buffer for the gradient of fc's output.
+// dhidden: buffer for the gradient of fc's output. dinp may be dout.
 void mlp_backward(const LayerContext& x, const LayerWeights& fc, const LayerWeights& proj, ConstView inp,
                   const MlpActivations& mlp, ConstView dout, View dhidden, View dinp);
 

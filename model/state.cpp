@@ -126,6 +126,10 @@ GptState place_state(const GptOptions& options, Arena& arena) {
         s.own_chunks = arena.take<ops::Chunk>("control", "own_chunks", s.host_own_chunks.size());
         s.grad_norm = arena.take<ops::GradNorm>("control", "grad_norm", 1);
         s.scratch = arena.take<std::byte>("scratch", "scratch", scratch_bytes(options));
+        if (options.dropout > 0) {
+            s.host_dropout_keys.resize(size_t(options.batch));
+            s.dropout_keys = arena.take<uint64_t>("control", "dropout_keys", size_t(options.batch));
+        }
     }
     s.acts = place_activations(options, arena);
 

@@ -61,6 +61,11 @@ struct GptState {
     int micro_steps_done = 0;             // since begin_step()
     float loss_scale = 1;                 // this step's, as in scalars
     bool measure = false;                 // this step's norms are asked for
+    uint64_t* dropout_keys = nullptr;     // (B), of the micro-step's samples; null if nothing is ever dropped
+    std::vector<uint64_t> host_dropout_keys;
+    uint64_t first_sample = 0;            // of this step, of all ranks
+    bool drops = false;                   // forward() drops: between begin_step() and end_step()
+    ops::DropoutMask dropout;             // of the last forward pass, and so of the backward pass
     std::vector<double> residual_rms;     // of its last micro-step so far
     std::vector<float> host_statistics;   // mean and rstd of a norm's rows
     Stopwatch update_time;
@@ -100,7 +105,8 @@ inline LayerContext layer_context(const GptState& s, bool accumulate) {
             .stream = s.stream,
             .scratch = s.scratch,
             .accumulate = accumulate,
-            .is_recomputing = false};
+            .is_recomputing = false,
+            .dropout = s.dropout};
 }
 
 // Gradient norm over all ranks, clipping, optimizer.

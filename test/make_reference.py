@@ -24,6 +24,7 @@ GRAD_CLIP = 1.0
 WEIGHT_DECAY = 0.1  # of matrices
 ADAMW = dict(lr=1e-3, betas=(0.9, 0.95), eps=1e-8)
 SGD = dict(lr=0.05, momentum=0.9)
+DROPOUT_RATE, DROPOUT_SEED, DROPOUT_STEP = 0.2, 5, 1  # of the group "dropout"; steps count from 0
 
 
 @dataclass
@@ -81,7 +82,59 @@ def initial_weights(s):
     return weights
 
 
-def gpt2(s, w, tokens):
+def philox(key, counter_high, counter_low):
+    """Philox4x32-10 as published (Salmon et al., SC 2011): four arrays of 32-bit words."""
+    low = np.asarray(counter_low, dtype=np.uint64)
+    high = np.full_like(low, counter_high)
+    c = [low & 0xFFFFFFFF, low >> 32, high & 0xFFFFFFFF, high >> 32]
+    k0, k1 = key & 0xFFFFFFFF, key >> 32
+    for _ in range(10):
+        p0, p1 = c[0] * np.uint64(0xD2511F53), c[2] * np.uint64(0xCD9E8D57)
+        c = [(p1 >> 32) ^ c[1] ^ np.uint64(k0), p1 & 0xFFFFFFFF, (p0 >> 32) ^ c[3] ^ np.uint64(k1), p0 & 0xFFFFFFFF]
+        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
+    return c
+
+
+class Dropout:
+    """The masks that docs/numerics.md describes, for the samples from number first_sample on."""
+
+    PURPOSE = 5 << 32
+    THRESHOLD = round(DROPOUT_RATE * 65536)
+
+    def __init__(self, batch, first_sample):
+        self.keys = []
+        for sample in range(first_sample, first_sample + batch):
+            words = philox(DROPOUT_SEED, self.PURPOSE, [sample])
+            self.keys.append(int(words[1][0]) << 32 | int(words[0][0]))
+
+    def factors(self, words, word, half):
+        """0 or 1 / (1 - rate), from the halves of chosen words."""
+        bits = np.choose(word, words) >> (16 * half).astype(np.uint64) & 0xFFFF
+        return torch.from_numpy((bits >= self.THRESHOLD) / (1 - self.THRESHOLD / 65536))
+
+    def elements(self, x, site):
+        e = np.arange(x[0].numel())
+        masks = [self.factors(philox(key, self.PURPOSE | site << 16, e // 8), e % 8 // 2, e % 2) for key in self.keys]
+        return x * torch.stack(masks).view(x.shape)
+
+    def probabilities(self, p, site):
+        query, key = np.indices(p.shape[2:])
+        counter = (key // 16 * 4 + key % 8 // 2 << 32) + query // 16 * 8 + query % 8
+        word = 2 * (query // 8 % 2) + key // 8 % 2
+        return p * torch.stack([
+            torch.stack([self.factors(philox(sample_key, self.PURPOSE | site << 16 | head, counter), word, key % 2)
+                         for head in range(p.shape[1])]) for sample_key in self.keys])
+
+
+class NoDropout:
+    def elements(self, x, site):
+        return x
+
+    def probabilities(self, p, site):
+        return p
+
+
+def gpt2(s, w, tokens, dropout=NoDropout()):
     """Logits (batch, seq_len, vocab_size): GPT-2 with pre-norm blocks, tanh GELU and the head tied to wte."""
     batch, seq_len = tokens.shape
     future = torch.triu(torch.ones(seq_len, seq_len, dtype=torch.bool), diagonal=1)
@@ -97,19 +150,20 @@ def gpt2(s, w, tokens):
     def gelu(x):
         return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
-    def attention(name, x):
+    def attention(name, x, site):
         query, key, value = (
             part.view(batch, seq_len, s.n_head, -1).transpose(1, 2) for part in linear(name + ".c_attn", x).chunk(3, -1)
         )
         scores = query @ key.transpose(2, 3) / math.sqrt(s.n_embd // s.n_head)
         probabilities = scores.masked_fill(future, -math.inf).softmax(-1)
+        probabilities = dropout.probabilities(probabilities, site)
         return linear(name + ".c_proj", (probabilities @ value).transpose(1, 2).reshape(batch, seq_len, -1))
 
-    x = w["wte.weight"][tokens] + w["wpe.weight"][:seq_len]
+    x = dropout.elements(w["wte.weight"][tokens] + w["wpe.weight"][:seq_len], 0)
     for layer in range(s.n_layer):
-        h = f"h.{layer}."
-        x = x + attention(h + "attn", norm(h + "ln_1", x))
-        x = x + linear(h + "mlp.c_proj", gelu(linear(h + "mlp.c_fc", norm(h + "ln_2", x))))
+        h, site = f"h.{layer}.", 3 * layer + 1
+        x = x + dropout.elements(attention(h + "attn", norm(h + "ln_1", x), site), site + 1)
+        x = x + dropout.elements(linear(h + "mlp.c_proj", gelu(linear(h + "mlp.c_fc", norm(h + "ln_2", x)))), site + 2)
     return norm("ln_f", x) @ w["wte.weight"].T
 
 
@@ -117,11 +171,11 @@ def mean_loss(logits, targets):
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def accumulate_gradients(s, parameters, tokens, targets):
+def accumulate_gradients(s, parameters, tokens, targets, dropouts=None):
     """Gradients of the mean loss over all micro-steps; returns that loss."""
     total = 0.0
-    for micro_tokens, micro_targets in zip(tokens, targets):
-        loss = mean_loss(gpt2(s, parameters, micro_tokens), micro_targets) / s.micro_steps
+    for micro_tokens, micro_targets, dropout in zip(tokens, targets, dropouts or [NoDropout()] * s.micro_steps):
+        loss = mean_loss(gpt2(s, parameters, micro_tokens, dropout), micro_targets) / s.micro_steps
         loss.backward()
         total += loss.item()
     return total
@@ -171,6 +225,8 @@ def outputs(s, weights):
     adamw/loss, adamw/grad_norm     (STEPS): the loss before each update, the gradient's norm before clipping
     adamw/NAME          after STEPS updates; norm/adamw/NAME (1): of the whole tensor
     sgd/...             the same, of the first shape only
+    dropout/loss (1), dropout/NAME  of the shape with several micro-steps: the loss and the gradients of step
+                        DROPOUT_STEP with the initial weights; sample numbers go through steps, micro-steps and rows
     """
     generator = torch.Generator().manual_seed(1000 + s.seed)
     windows = torch.randint(
@@ -189,6 +245,14 @@ def outputs(s, weights):
     keep("first", s.gradient_stride, {"logits": gpt2(s, parameters, tokens[0, 0])})
     result["first/loss"] = torch.tensor([accumulate_gradients(s, parameters, tokens[0], targets[0])])
     keep("gradient", s.gradient_stride, {name: p.grad for name, p in parameters.items()})
+
+    if s.micro_steps > 1:
+        first = DROPOUT_STEP * s.micro_steps * s.batch_size
+        dropouts = [Dropout(s.batch_size, first + micro * s.batch_size) for micro in range(s.micro_steps)]
+        parameters = {name: weight.double().requires_grad_() for name, weight in weights.items()}
+        step = tokens[DROPOUT_STEP], targets[DROPOUT_STEP]
+        result["dropout/loss"] = torch.tensor([accumulate_gradients(s, parameters, *step, dropouts)])
+        keep("dropout", s.other_stride, {name: p.grad for name, p in parameters.items()})
 
     for group, run in {"adamw": train_adamw, "sgd": train_sgd}.items():
         if group == "sgd" and s is not SHAPES[0]:

@@ -56,7 +56,10 @@ inline NanoRun train_nano(GptOptions options, int steps, int micros = 1, float l
     const size_t BT = size_t(options.batch) * size_t(options.seq_len);
     NanoRun run;
     for (int step = 1; step <= steps; step++) {
-        gpt.begin_step({.loss_scale = loss_scale, .learning_rate = 1e-3, .update = step});
+        gpt.begin_step({.loss_scale = loss_scale,
+                        .learning_rate = 1e-3,
+                        .update = step,
+                        .first_sample = uint64_t(step - 1) * uint64_t(micros * options.batch)});
         const std::vector<int> tokens = nano_tokens(BT * size_t(micros) + 1, options.shape.vocab_size, unsigned(step));
         for (int micro = 0; micro < micros; micro++) {
             const int* batch = tokens.data() + size_t(micro) * BT;

@@ -192,7 +192,13 @@ void matmul_backward_weight(const ops::MatmulBackwardWeight& op) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Causal self-attention. Position t sees the positions j <= t.
 
-// score[j] = scale query[t] . key[j];  lse = log(sum of exp(score));  out[t] = sum over j of exp(score[j] - lse)
+// What dropout multiplies a probability with: 1 without it.
+double dropout_factor(const ops::DropoutMask& mask, int b, int head, int query, int key) {
+    if (!mask) return 1;
+    return mask.is_kept(mask.keys[b], head, query, key) ? 65536.0 / (65536.0 - mask.threshold) : 0;
+}
+
+// score[j] = scale query[t] . key[j];  lse = log(sum of exp(score));  out[t] = sum over j of factor exp(score[j] - lse)
 // value[j]
 void attention_forward(const ops::AttentionForward& op) {
     by_storage(op.out, [&]<class T>(T) {
@@ -207,9 +213,10 @@ void attention_forward(const ops::AttentionForward& op) {
                         score[j] = op.scale * dot(qkv + at.query(b, h, t), qkv + at.key(b, h, j), op.head_size);
                     double lse = log_sum_exp(score.data(), t + 1);
                     std::fill(sum.begin(), sum.end(), 0.0);
-                    for (int j = 0; j <= t; j++)
-                        for (int d = 0; d < op.head_size; d++)
-                            sum[d] += std::exp(score[j] - lse) * load(qkv[at.value(b, h, j) + d]);
+                    for (int j = 0; j <= t; j++) {
+                        double p = dropout_factor(op.dropout, b, h, t, j) * std::exp(score[j] - lse);
+                        for (int d = 0; d < op.head_size; d++) sum[d] += p * load(qkv[at.value(b, h, j) + d]);
+                    }
                     for (int d = 0; d < op.head_size; d++) out[at.out(b, h, t) + d] = store<T>(sum[d]);
                     op.lse[at.lse(b, h, t)] = float(lse);
                 }
@@ -217,7 +224,7 @@ void attention_forward(const ops::AttentionForward& op) {
 }
 
 // With p = exp(score - lse), for every query t and key j <= t of a head:
-//   dvalue[j] += p dout[t];  dp = dout[t] . value[j];  dscore = p (dp - dout[t] . out[t])
+//   dvalue[j] += factor p dout[t];  dp = factor dout[t] . value[j];  dscore = p (dp - dout[t] . out[t])
 //   dquery[t] += scale dscore key[j];  dkey[j] += scale dscore query[t]
 void attention_backward(const ops::AttentionBackward& op) {
     by_storage(op.dqkv, [&]<class T>(T) {
@@ -236,16 +243,31 @@ void attention_backward(const ops::AttentionBackward& op) {
                         const T* key = qkv + at.key(b, h, j);
                         double score = op.scale * dot(query, key, op.head_size);
                         double p = std::exp(score - op.lse[at.lse(b, h, t)]);
-                        double dp = dot(dout, qkv + at.value(b, h, j), op.head_size);
+                        double factor = dropout_factor(op.dropout, b, h, t, j);
+                        double dp = factor * dot(dout, qkv + at.value(b, h, j), op.head_size);
                         double dscore = p * (dp - dout_out);
                         for (int d = 0; d < op.head_size; d++) {
-                            sums[at.value(b, h, j) + d] += p * load(dout[d]);
+                            sums[at.value(b, h, j) + d] += factor * p * load(dout[d]);
                             sums[at.query(b, h, t) + d] += op.scale * dscore * load(key[d]);
                             sums[at.key(b, h, j) + d] += op.scale * dscore * load(query[d]);
                         }
                     }
                 }
         for (size_t i = 0; i < sums.size(); i++) dqkv[i] = store<T>(sums[i]);
+    });
+}
+
+// out = inp / (1 - threshold / 65536) where the mask keeps the element, else 0
+void dropout(const ops::Dropout& op) {
+    by_storage(op.out, [&]<class T>(T) {
+        T* out = op.out.as<T>();
+        const T* inp = op.inp.as<T>();
+        for (int b = 0; b < op.batch; b++)
+            for (size_t e = 0; e < op.count; e++) {
+                const size_t i = b * op.count + e;
+                const bool kept = op.mask.is_kept(op.mask.keys[b], e);
+                out[i] = store<T>(kept ? load(inp[i]) * 65536.0 / (65536.0 - op.mask.threshold) : 0);
+            }
     });
 }
 

@@ -88,6 +88,7 @@ void matmul_backward_input(const ops::MatmulBackwardInput& op);
 void matmul_backward_weight(const ops::MatmulBackwardWeight& op);
 void attention_forward(const ops::AttentionForward& op);
 void attention_backward(const ops::AttentionBackward& op);
+void dropout(const ops::Dropout& op);
 void cross_entropy(const ops::CrossEntropy& op);
 void loss_sum(const ops::LossSum& op);
 void squared_sums(const ops::SquaredSums& op);

@@ -21,6 +21,19 @@ void require_same(const NanoRun& a, const NanoRun& b) {
 
 const Dtype kPrecisions[] = {Dtype::fp32, Dtype::bf16, Dtype::fp16};
 
+GptOptions with_dropout(GptOptions options, double rate = 0.2) {
+    options.dropout = rate;
+    options.dropout_seed = 77;
+    return options;
+}
+
+// What must hold bit for bit is tried in every precision without dropout, and in two with it.
+std::vector<GptOptions> variants() {
+    std::vector<GptOptions> all = {with_dropout(nano_options()), with_dropout(nano_options(Dtype::bf16))};
+    for (Dtype precision : kPrecisions) all.push_back(nano_options(precision));
+    return all;
+}
+
 }  // namespace
 
 TEST_CASE("the table of tensors covers the flat array once", "[model]") {
@@ -68,15 +81,11 @@ TEST_CASE("chunks cover every element of every tensor once, in order", "[model]"
 }
 
 TEST_CASE("two runs give the same bits", "[model]") {
-    for (Dtype precision : kPrecisions) {
-        const GptOptions options = nano_options(precision);
-        require_same(train_nano(options, 5, 2), train_nano(options, 5, 2));
-    }
+    for (const GptOptions& options : variants()) require_same(train_nano(options, 5, 2), train_nano(options, 5, 2));
 }
 
 TEST_CASE("every recompute level gives the same bits and needs less memory", "[model]") {
-    for (Dtype precision : kPrecisions) {
-        GptOptions options = nano_options(precision);
+    for (GptOptions options : variants()) {
         const NanoRun kept = train_nano(options, 4, 2);
         size_t bytes = planned_bytes(options);
         for (Recompute level : {Recompute::gelu, Recompute::norm, Recompute::block}) {
@@ -90,8 +99,7 @@ TEST_CASE("every recompute level gives the same bits and needs less memory", "[m
 
 TEST_CASE("the number of threads does not change a bit", "[model]") {
     const int threads = omp_get_max_threads();
-    for (Dtype precision : kPrecisions) {
-        const GptOptions options = nano_options(precision);
+    for (const GptOptions& options : variants()) {
         omp_set_num_threads(1);
         const NanoRun one = train_nano(options, 4, 2);
         for (int n : {2, 3, 8}) {
@@ -102,16 +110,69 @@ TEST_CASE("the number of threads does not change a bit", "[model]") {
     omp_set_num_threads(threads);
 }
 
+// With dropout too: the masks belong to the samples, however they are distributed.
 TEST_CASE("one batch and k micro-steps agree", "[model]") {
-    GptOptions options = nano_options();
-    options.batch = 6;
-    const NanoRun whole = train_nano(options, 3, 1);
-    options.batch = 2;
-    const NanoRun split = train_nano(options, 3, 3);
-    // Sums over 126 positions in another order: 2^-24 times the number of additions, through three steps of AdamW.
-    for (size_t step = 0; step < whole.losses.size(); step++)
-        REQUIRE(std::abs(whole.losses[step] - split.losses[step]) <= 1e-5 * whole.losses[step]);
-    REQUIRE(std::abs(whole.norms[0] - split.norms[0]) <= 126 * 0x1p-24f * whole.norms[0]);
+    for (GptOptions options : {nano_options(), with_dropout(nano_options())}) {
+        options.batch = 6;
+        const NanoRun whole = train_nano(options, 3, 1);
+        options.batch = 2;
+        const NanoRun split = train_nano(options, 3, 3);
+        // Sums over 126 positions in another order: 2^-24 times the number of additions, through three steps of AdamW.
+        for (size_t step = 0; step < whole.losses.size(); step++)
+            REQUIRE(std::abs(whole.losses[step] - split.losses[step]) <= 1e-5 * whole.losses[step]);
+        REQUIRE(std::abs(whole.norms[0] - split.norms[0]) <= 126 * 0x1p-24f * whole.norms[0]);
+    }
+}
+
+TEST_CASE("dropout's masks follow from the seed and the number of the sample", "[model]") {
+    const std::vector<int> tokens = nano_tokens(43, 131);
+    Gpt gpt(with_dropout(nano_options()), comm_single());
+    GptOptions other_seed = with_dropout(nano_options());
+    other_seed.dropout_seed++;
+    Gpt other(other_seed, comm_single());
+    gpt.initialize(1), other.initialize(1);
+    auto loss = [&](Gpt& model, uint64_t first_sample) {
+        model.begin_step({.learning_rate = 0, .first_sample = first_sample});
+        model.forward(tokens.data());
+        model.backward(tokens.data() + 1, 1.0f / 42);
+        return model.end_step().loss_sum;
+    };
+    // A rate of 0.2 moves the loss by a few percent; rounding by less than one part in a million.
+    const double first = loss(gpt, 0), next = loss(gpt, 2), far = loss(gpt, uint64_t(1) << 40);
+    REQUIRE(loss(gpt, 0) == first);
+    for (double different : {next, far, loss(other, 0)}) REQUIRE(std::abs(different - first) > 1e-4 * first);
+    REQUIRE(std::abs(far - next) > 1e-4 * first);
+}
+
+TEST_CASE("dropout acts in training only, and costs memory only where it acts", "[model]") {
+    const std::vector<int> tokens = nano_tokens(43, 131);
+    std::vector<float> logits(131), plain_logits(131);
+    Gpt gpt(with_dropout(nano_options()), comm_single()), plain(nano_options(), comm_single());
+    gpt.initialize(1), plain.initialize(1);
+    const double loss = plain.evaluate(tokens.data(), tokens.data() + 1);
+    plain.next_token_logits(tokens.data(), 9, plain_logits.data());
+    auto check = [&] {
+        REQUIRE(gpt.evaluate(tokens.data(), tokens.data() + 1) == loss);
+        gpt.next_token_logits(tokens.data(), 9, logits.data());
+        REQUIRE(same_bits(logits, plain_logits));
+    };
+    check();
+    gpt.begin_step({.learning_rate = 0});
+    check();
+    gpt.forward(tokens.data());
+    gpt.backward(tokens.data() + 1, 1.0f / 42);
+    REQUIRE(std::abs(gpt.end_step().loss_sum - loss) > 1e-3 * loss);  // what came before has not turned it off
+    check();
+    gpt.forward(tokens.data());  // outside of a step
+    gpt.logits_of_row(8, logits.data());
+    REQUIRE(same_bits(logits, plain_logits));
+
+    GptOptions options = with_dropout(nano_options());
+    REQUIRE(planned_bytes(options) == planned_bytes(nano_options()) + 256);  // a key for each sample
+    options.training = false;
+    GptOptions forward_only = nano_options();
+    forward_only.training = false;
+    REQUIRE(planned_bytes(options) == planned_bytes(forward_only));
 }
 
 TEST_CASE("the head in slices of rows gives the same loss, the last slice being shorter", "[model]") {
@@ -183,8 +244,7 @@ TEST_CASE("a step allocates nothing once each of its ops has run", "[model]") {
     // With several threads one may come to its first piece of an op, and so to its working memory, many steps later.
     const int threads = omp_get_max_threads();
     omp_set_num_threads(1);
-    for (Dtype precision : kPrecisions) {
-        GptOptions options = nano_options(precision);
+    for (GptOptions options : variants()) {
         options.recompute = Recompute::norm;
         options.micro_steps = 2;
         Gpt gpt(options, comm_single());
@@ -298,8 +358,9 @@ TEST_CASE("weights survive a round trip through Hugging Face's layout", "[model]
 
 TEST_CASE("a config.json that describes another model is refused by key", "[model]") {
     const GptShape shape = nano_options().shape;
-    const nlohmann::ordered_json good = hf_config(shape, 130);
+    const nlohmann::ordered_json good = hf_config(shape, 0.1, 130);
     check_hf_config(good, shape, "config.json");
+    for (const char* key : {"attn_pdrop", "embd_pdrop", "resid_pdrop"}) REQUIRE(good[key] == 0.1);
     for (const auto& [key, value] : std::initializer_list<std::pair<const char*, nlohmann::ordered_json>>{
              {"n_layer", 4},
              {"n_head", 4},

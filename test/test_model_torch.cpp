@@ -22,11 +22,15 @@ GptOptions options_of(const TorchReference& torch, Dtype precision, OptimizerKin
     return options;
 }
 
-Gpt load(const TorchReference& torch, Dtype precision = Dtype::fp32, OptimizerKind optimizer = OptimizerKind::adamw) {
-    Gpt gpt(options_of(torch, precision, optimizer), comm_single());
+Gpt load(const TorchReference& torch, const GptOptions& options) {
+    Gpt gpt(options, comm_single());
     for (const NamedTensor& tensor : hf_tensors(gpt)) set_file_values(tensor, torch.weights.at(tensor.name).values);
     gpt.masters_changed();
     return gpt;
+}
+
+Gpt load(const TorchReference& torch, Dtype precision = Dtype::fp32, OptimizerKind optimizer = OptimizerKind::adamw) {
+    return load(torch, options_of(torch, precision, optimizer));
 }
 
 // Forward and backward of one step's micro-batches; the step's mean loss comes with end_step().
@@ -44,7 +48,7 @@ double worst_error(const Gpt& gpt, const TorchReference& torch, const std::strin
     double worst = 0;
     std::vector<NamedTensor> tensors = hf_tensors(gpt);
     for (size_t i = 0; i < tensors.size(); i++) {
-        if (group == "gradient") tensors[i].values = gpt.gradient_tensors()[i].values;
+        if (group == "gradient" || group == "dropout") tensors[i].values = gpt.gradient_tensors()[i].values;
         std::vector<float> values = file_values(tensors[i]);
         for (float& value : values) value /= scale;
         const double error = torch_error(torch, group, tensors[i].name, values);
@@ -89,6 +93,26 @@ TEST_CASE("the model agrees with PyTorch: logits, loss and every gradient", "[mo
         REQUIRE(torch_error(torch, "first", "logits", logits) <= kTolerance);
         accumulate_gradients(gpt, torch, 0, {});
         REQUIRE(worst_error(gpt, torch, "gradient") <= kTolerance);
+    }
+}
+
+// PyTorch was given masks from make_reference.py's own Philox: each of the four places, other micro-steps' samples, and
+// the scaling must be the same. The step is not the run's first.
+TEST_CASE("the model agrees with PyTorch: dropout", "[model]") {
+    const TorchReference torch = load_torch_reference("micro_steps_3");
+    const int step = 1;
+    for (Recompute level : {Recompute::none, Recompute::block}) {
+        GptOptions options = options_of(torch, Dtype::fp32, OptimizerKind::adamw);
+        options.dropout = 0.2;
+        options.dropout_seed = 5;
+        options.recompute = level;
+        Gpt gpt = load(torch, options);
+        const uint64_t samples = uint64_t(torch.batch_size * torch.micro_steps);
+        accumulate_gradients(gpt, torch, step, {.first_sample = step * samples});
+        REQUIRE(worst_error(gpt, torch, "dropout") <= kTolerance);
+        const double loss = torch.output("dropout/loss").values[0];
+        REQUIRE(std::abs(gpt.end_step().loss_sum / double(samples * uint64_t(torch.seq_len)) - loss) <=
+                kTolerance * loss);
     }
 }
 

@@ -25,6 +25,12 @@ std::string describe(const Shape& s) {
                   s.n_head, s.n_kv_head, s.head_size, s.sharpness);
 }
 
+// What dropout multiplies the probability of a query and a key with; 1 without it.
+double dropout_factor(const ops::DropoutMask& mask, int b, int head, int query, int key) {
+    if (!mask) return 1;
+    return mask.is_kept(mask.keys[b], head, query, key) ? mask.factor : 0;
+}
+
 // Errors of the scores and probabilities of query t of one head, from the exact qkv.
 struct RowError {
     double score;        // largest absolute error of a score
@@ -56,7 +62,18 @@ template <class T> struct AttentionArrays {
     Stored<T> qkv{"qkv", Role::input, random_values(s.qkv_count(), 1)};
     Stored<T> out{"out", Role::output, nans(s.out_count())};
     Array<float> lse{"lse", Role::output, nans(s.lse_count())};
+    double dropout = 0;
+    Array<uint64_t> keys{"keys", Role::input, sample_keys(s.batch)};
 
+    static std::vector<uint64_t> sample_keys(int batch) {
+        std::vector<uint64_t> keys;
+        for (int b = 0; b < batch; b++) keys.push_back(ops::dropout_key(3, uint64_t(b)));
+        return keys;
+    }
+    template <class Side> ops::DropoutMask mask(Side side) {
+        if (dropout == 0) return {};
+        return {.keys = keys.on(side), .threshold = ops::dropout_threshold(dropout), .site = 4};
+    }
     template <class Side> auto forward_op(Side side) {
         return ops::AttentionForward{.out = out.on(side),
                                      .lse = lse.on(side),
@@ -66,7 +83,8 @@ template <class T> struct AttentionArrays {
                                      .n_head = s.n_head,
                                      .n_kv_head = s.n_kv_head,
                                      .head_size = s.head_size,
-                                     .scale = s.scale()};
+                                     .scale = s.scale(),
+                                     .dropout = mask(side)};
     }
 };
 
@@ -74,7 +92,8 @@ template <class T> struct AttentionArrays {
 template <class T> double probability_rounding(double probability) { return stored_error<T>(probability); }
 
 // Bounds of out (batch, seq_len, n_head, head_size) and lse, arithmetic only.
-template <class T> std::vector<double> out_bounds(const Shape& s, const double* qkv) {
+template <class T>
+std::vector<double> out_bounds(const Shape& s, const double* qkv, const ops::DropoutMask& mask = {}) {
     std::vector<double> bounds(s.out_count());
     ref::QkvLayout at = s.layout();
     for (int b = 0; b < s.batch; b++)
@@ -87,7 +106,7 @@ template <class T> std::vector<double> out_bounds(const Shape& s, const double* 
                 double lse = ref::log_sum_exp(scores.data(), t + 1);
                 for (int j = 0; j <= t; j++) {
                     double p = std::exp(scores[j] - lse);
-                    double p_error = p * relative + probability_rounding<T>(p);
+                    double p_error = (p * relative + probability_rounding<T>(p)) * dropout_factor(mask, b, h, t, j);
                     for (int d = 0; d < s.head_size; d++)
                         bounds[at.out(b, h, t) + d] += p_error * std::abs(qkv[at.value(b, h, j) + d]);
                 }
@@ -117,8 +136,9 @@ template <class T> std::vector<double> dqkv_bounds(const Shape& s, const ops::At
                 for (int j = 0; j <= t; j++) {
                     const double* key = qkv + at.key(b, h, j);
                     double p = std::exp(op.scale * ref::dot(query, key, s.head_size) - op.lse[at.lse(b, h, t)]);
-                    double dscore = p * (absolute_dot(qkv + at.value(b, h, j)) + dout_out);
-                    double p_error = p * relative + probability_rounding<T>(p);
+                    double factor = dropout_factor(op.dropout, b, h, t, j);
+                    double dscore = p * (factor * absolute_dot(qkv + at.value(b, h, j)) + dout_out);
+                    double p_error = (p * relative + probability_rounding<T>(p)) * factor;
                     double dscore_error = op.scale * (dscore * relative + probability_rounding<T>(dscore));
                     for (int d = 0; d < s.head_size; d++) {
                         bounds[at.value(b, h, j) + d] += p_error * std::abs(dout[d]);
@@ -138,11 +158,12 @@ template <class T> struct BackwardArrays {
     Stored<T> out;
     Array<float> lse;
 
-    explicit BackwardArrays(const Shape& shape)
-        : s(shape), out("out", Role::input, forward_results()), lse("lse", Role::input, forward.lse.host) {}
+    explicit BackwardArrays(const Shape& shape, double dropout = 0)
+        : s(shape), out("out", Role::input, forward_results(dropout)), lse("lse", Role::input, forward.lse.host) {}
 
     // Runs the forward op of ref::, whose lse is then in forward.lse.
-    const std::vector<double>& forward_results() {
+    const std::vector<double>& forward_results(double dropout) {
+        forward.dropout = dropout;
         ref::attention_forward(forward.forward_op(OnHost()));
         return forward.out.host;
     }
@@ -159,7 +180,8 @@ template <class T> struct BackwardArrays {
                                       .n_head = s.n_head,
                                       .n_kv_head = s.n_kv_head,
                                       .head_size = s.head_size,
-                                      .scale = s.scale()};
+                                      .scale = s.scale(),
+                                      .dropout = forward.mask(side)};
     }
 
     void run_on_device() {
@@ -198,6 +220,31 @@ TEMPLATE_TEST_CASE("attention_backward", "[ops]", float, bf16, fp16) {
         arrays.run_on_device();
         ref::attention_backward(arrays.op(OnHost()));
         check_close(arrays.dqkv, [&](size_t i) { return bounds[i] + stored_error<T>(arrays.dqkv.host[i]); });
+    }
+}
+
+// Heads of each size that has kernels of its own, and of others; shared keys; sequences that end inside a tile.
+constexpr Shape kDropoutShapes[] = {{2, 5, 3, 3, 64, 1},    {1, 70, 2, 1, 16, 1},   {1, 140, 2, 1, 64, 1},
+                                    {2, 40, 2, 1, 128, 16}, {1, 131, 1, 1, 128, 1}, {1, 40, 1, 1, 200, 1}};
+
+TEMPLATE_TEST_CASE("attention with dropout", "[ops]", float, bf16, fp16) {
+    using T = TestType;
+    for (const Shape& s : kDropoutShapes) {
+        const double rate = s.batch == 1 ? 0.2 : 0.6;
+        INFO(describe(s) << ", dropout " << rate);
+        BackwardArrays<T> arrays(s, rate);
+        AttentionArrays<T>& forward = arrays.forward;
+        ops::attention_forward(forward.forward_op(OnDevice<T>()), Stream());
+        std::vector<double> bounds = out_bounds<T>(s, forward.qkv.host.data(), forward.mask(OnHost()));
+        check_close(forward.out, [&](size_t i) { return bounds[i] + stored_error<T>(forward.out.host[i]); });
+        check_close(forward.lse, [&](size_t i) {
+            int t = int(i % s.seq_len), h = int(i / s.seq_len % s.n_head), b = int(i / s.seq_len / s.n_head);
+            return row_error(s, forward.qkv.host.data(), b, h, t).lse + stored_error_fp32(forward.lse.host[i]);
+        });
+        std::vector<double> gradient_bounds = dqkv_bounds<T>(s, arrays.op(OnHost()));
+        arrays.run_on_device();
+        ref::attention_backward(arrays.op(OnHost()));
+        check_close(arrays.dqkv, [&](size_t i) { return gradient_bounds[i] + stored_error<T>(arrays.dqkv.host[i]); });
     }
 }
 

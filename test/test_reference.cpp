@@ -255,8 +255,15 @@ TEST_CASE("ref::attention_backward is the derivative of ref::attention_forward",
     struct Shape {
         int batch, seq_len, n_head, n_kv_head, head_size;
     };
-    for (const Shape& s : {Shape{1, 1, 1, 1, 2}, Shape{2, 5, 2, 2, 3}, Shape{1, 6, 4, 2, 3}, Shape{1, 4, 3, 1, 2}}) {
+    const std::vector<uint64_t> keys = {11, 12};
+    for (const auto& [s, dropped] : std::initializer_list<std::pair<Shape, double>>{{{1, 1, 1, 1, 2}, 0},
+                                                                                    {{2, 5, 2, 2, 3}, 0},
+                                                                                    {{1, 6, 4, 2, 3}, 0},
+                                                                                    {{1, 4, 3, 1, 2}, 0},
+                                                                                    {{2, 6, 4, 2, 3}, 0.4}}) {
         INFO("seq_len " << s.seq_len << ", n_head " << s.n_head << ", n_kv_head " << s.n_kv_head);
+        ops::DropoutMask mask;
+        if (dropped > 0) mask = {.keys = keys.data(), .threshold = ops::dropout_threshold(dropped), .site = 1};
         size_t positions = size_t(s.batch) * s.seq_len;
         std::vector<double> qkv = random_values(positions * (s.n_head + 2 * s.n_kv_head) * s.head_size, 1, 2);
         std::vector<double> out(positions * s.n_head * s.head_size), dout = random_values(out.size(), 2);
@@ -271,7 +278,8 @@ TEST_CASE("ref::attention_backward is the derivative of ref::attention_forward",
                                                          .n_head = s.n_head,
                                                          .n_kv_head = s.n_kv_head,
                                                          .head_size = s.head_size,
-                                                         .scale = 0.7f});
+                                                         .scale = 0.7f,
+                                                         .dropout = mask});
             return sum_of_products(out, dout);
         };
         objective();
@@ -286,7 +294,8 @@ TEST_CASE("ref::attention_backward is the derivative of ref::attention_forward",
                                                        .n_head = s.n_head,
                                                        .n_kv_head = s.n_kv_head,
                                                        .head_size = s.head_size,
-                                                       .scale = 0.7f});
+                                                       .scale = 0.7f,
+                                                       .dropout = mask});
         check_gradient("dqkv", qkv, dqkv, {}, objective);
     }
 }

@@ -25,6 +25,7 @@ namespace {
 constexpr int kQueries = 64;
 constexpr int kKeys = 32;
 static_assert(kQueries % kTileCols == 0, "tile_product wants whole vectors of queries");
+static_assert(kTileCols % 16 == 0 && kKeys % 16 == 0, "dropout's mask comes in squares of 16");
 
 // Allocates parts of one piece of memory; every part begins on a cache line.
 class Carver {
@@ -154,6 +155,40 @@ struct OnlineSoftmax {
     }
 };
 
+// What dropout multiplies the scores of a tile with. Two keys of four rows of eight come from one call of philox().
+void fill_factors(float* factors, const DropoutMask& mask, int b, int head, const ScoreTile& tile) {
+    const uint64_t sample_key = mask.keys[b];
+    const float factor = mask.factor;
+    const uint32_t first = mask.query_call(tile.query_begin);
+    const int first_call = int(mask.query_call(tile.first_lane())), end_call = int(mask.query_call(tile.end_lane()));
+    for (int begin = 0; begin < tile.n_keys(); begin += 16) {
+        for (int pair = 0; pair < 8; pair += 2) {
+            uint32_t word[4][kQueries / 2];
+#pragma omp simd
+            for (int call = first_call; call < end_call; call++) {
+                const Philox random =
+                    mask.words(sample_key, head, first + uint32_t(call), mask.key_call(tile.key_begin + begin + pair));
+                for (int w = 0; w < 4; w++) word[w][call] = random.word[w];
+            }
+            for (int key : {pair, pair + 1, pair + 8, pair + 9})
+                for (int lane = tile.first_lane(); lane < tile.end_lane(); lane += 8) {
+                    const uint32_t* words = word[mask.word_of(lane, key)] + mask.query_call(lane);
+                    float* lanes = factors + (begin + key) * kQueries + lane;
+#pragma omp simd
+                    for (int i = 0; i < 8; i++) lanes[i] = mask.keeps(words[i], key % 2) ? factor : 0.0f;
+                }
+        }
+    }
+}
+
+void multiply_scores(float* scores, const float* factors, const ScoreTile& tile) {
+    for (int key = 0; key < tile.n_keys(); key++) {
+#pragma omp simd
+        for (int i = key * kQueries + tile.first_lane(); i < key * kQueries + tile.end_lane(); i++)
+            scores[i] *= factors[i];
+    }
+}
+
 void rescale_rows(float* out, int step, const float* factor, const ScoreTile& tile) {
     for (int row = tile.first_lane(); row < tile.n_queries; row++) {
 #pragma omp simd
@@ -173,6 +208,7 @@ template <class T> void attend(const AttentionForward& op, int b, int head, int 
     float* keys = memory.take(kKeys, step);
     float* values = memory.take(kKeys, step);
     float* scores = memory.take(kKeys, kQueries);
+    alignas(64) float factors[kKeys * kQueries];
     OnlineSoftmax softmax;
 
     load_tile(out, step, kQueries, op.qkv.as<T>() + at.query(b, head, query_begin), at.qkv_step(), n_queries, size);
@@ -186,6 +222,10 @@ template <class T> void attend(const AttentionForward& op, int b, int head, int 
         keys_times_queries(scores, keys, queries_t, step, size, tile);
         mask_future(scores, tile);
         softmax.add(scores, tile);
+        if (op.dropout) {
+            fill_factors(factors, op.dropout, b, head, tile);
+            multiply_scores(scores, factors, tile);
+        }
         if (key_begin > 0) rescale_rows(out, step, softmax.rescale, tile);
         add_over_keys(out, scores, values, step, tile, key_begin > 0);
     }
@@ -238,7 +278,8 @@ void load_queries(const BackwardTiles& tiles, const AttentionBackward& op, int b
     }
 }
 
-// scores = p = exp(score - lse); dscores = scale p (dp - dout . out), where dscores holds dp before.
+// scores = p = exp(score - lse); dscores = scale p (dp - dout . out), where dscores holds dp before, the gradient of p.
+// With dropout that is the gradient of the dropped p times its factor, and dout . out is still the sum of p dp.
 void scores_to_gradients(const BackwardTiles& tiles, const ScoreTile& tile, float scale) {
     mask_future(tiles.scores, tile);
     for (int key = 0; key < tile.n_keys(); key++) {
@@ -260,6 +301,7 @@ void backward_of_kv_head(const AttentionBackward& op, int b, int kv_head, float*
     const AttentionLayout at(op);
     const int step = round_up_to_tile(at.head_size), size = at.head_size;
     const BackwardTiles tiles(step);
+    alignas(64) float factors[kKeys * kQueries];
     std::fill(dkeys, dkeys + size_t(at.seq_len) * step, 0.0f);
     std::fill(dvalues, dvalues + size_t(at.seq_len) * step, 0.0f);
     for (int head = kv_head * at.group(); head < (kv_head + 1) * at.group(); head++) {
@@ -274,7 +316,12 @@ void backward_of_kv_head(const AttentionBackward& op, int b, int kv_head, float*
                 load_tile(tiles.values, step, tile.n_keys(), values, at.qkv_step(), tile.n_keys(), size);
                 keys_times_queries(tiles.scores, tiles.keys, tiles.queries_t, step, size, tile);
                 keys_times_queries(tiles.dscores, tiles.values, tiles.dout_t, step, size, tile);
+                if (op.dropout) {
+                    fill_factors(factors, op.dropout, b, head, tile);
+                    multiply_scores(tiles.dscores, factors, tile);
+                }
                 scores_to_gradients(tiles, tile, op.scale);
+                if (op.dropout) multiply_scores(tiles.scores, factors, tile);
                 add_over_queries(dvalues + size_t(key_begin) * step, tiles.scores, tiles.dout, step, tile);
                 add_over_queries(dkeys + size_t(key_begin) * step, tiles.dscores, tiles.queries, step, tile);
                 add_over_keys(tiles.dqueries, tiles.dscores, tiles.keys, step, tile, true);

@@ -7,6 +7,8 @@
 // Bytes from memory: qkv and dOut twice, out, lse and dqkv once, scratch (8 bytes a query and head) written and read.
 // FLOPs: 7 products, 7 batch n_head head_size seq_len^2. Expected of an H200, not measured: 270 TFLOP/s of these at
 // 1024 positions and heads of 64, that is 190 counted as the usual 5 products, where other implementations reach 200.
+// With dropout dV = dropout(P)^T dOut, and dOut V^T is masked and scaled likewise; dOut . out remains the sum of P
+// times that.
 // Numerics: as in the forward op; P and dS (before scale) are rounded to T before they multiply, all sums are float.
 #include "kernels/cuda/attention_general_backward.cuh"
 #include "kernels/cuda/attention_layout.cuh"
@@ -109,7 +111,7 @@ __device__ __forceinline__ void query_statistics(QueryStatistics* shared, const 
     __syncwarp();  // a query's statistics are read by four lanes of this warp
 }
 
-template <class T, int kHeadSize>
+template <class T, int kHeadSize, bool kDrops>
 __global__ void __launch_bounds__(Shape<kHeadSize>::kThreads, Shape<kHeadSize>::kBlocksPerMultiprocessor)
     attention_backward_query_kernel(AttentionBackward op) {
     using S = Shape<kHeadSize>;
@@ -164,6 +166,10 @@ __global__ void __launch_bounds__(Shape<kHeadSize>::kThreads, Shape<kHeadSize>::
                 for_each_element<S::kM, S::kPart / 8>([&](int m, int n, int i, int row, int column) {
                     if (column > row + distance) scores[m][n][i] = -std::numeric_limits<float>::infinity();
                 });
+            if constexpr (kDrops)
+                for_each_decision<S::kM, S::kPart / 8>(
+                    op.dropout, op.dropout.keys[b], head, begin + warp_row, tile * S::kOthers + part,
+                    [&](int m, int n, int i, bool kept) { dscores[m][n][i] *= kept ? op.dropout.factor : 0.0f; });
             for_each_element<S::kM, S::kPart / 8>([&](int m, int n, int i, int, int) {
                 to_gradient(scores[m][n][i], dscores[m][n][i], statistics[m][i / 2], scale_log2);
             });
@@ -210,7 +216,7 @@ __device__ __forceinline__ void load_queries_async(Shared<T, kHeadSize>& s, int 
     ptx::cp_async_commit();
 }
 
-template <class T, int kHeadSize>
+template <class T, int kHeadSize, bool kDrops>
 __global__ void __launch_bounds__(Shape<kHeadSize>::kThreads, Shape<kHeadSize>::kBlocksPerMultiprocessor)
     attention_backward_key_kernel(AttentionBackward op) {
     using S = Shape<kHeadSize>;
@@ -231,8 +237,9 @@ __global__ void __launch_bounds__(Shape<kHeadSize>::kThreads, Shape<kHeadSize>::
     load_queries_async(s, 0, op, b, tiles.head(0), begin);
     ptx::cp_async_wait<1>();
     __syncthreads();  // key and value are there
-    // Beside 128 registers of sums there is no room for the last step of the keys of heads of 64.
-    const Staying<kHeadSize, kHeadSize == 64 ? 1 : 0> key(ptx::shared_address(s.staying(1)), warp_row);
+    // Beside 128 registers of sums, heads of 64 have no room for the last step of the keys, with philox() beside them
+    // for none of them.
+    const Staying<kHeadSize, kHeadSize == 128 ? 0 : kDrops ? 4 : 1> key(ptx::shared_address(s.staying(1)), warp_row);
     const Staying<kHeadSize> value(ptx::shared_address(s.staying(0)), warp_row);
 
     Sums<kHeadSize> dkey = {}, dvalue = {};
@@ -249,11 +256,23 @@ __global__ void __launch_bounds__(Shape<kHeadSize>::kThreads, Shape<kHeadSize>::
             if (distance + S::kPart <= 0) continue;  // all these queries come before the warp's keys
             const T* query = s.passing(tile % 2, 0) + part * kHeadSize;
             const T* dout = s.passing(tile % 2, 1) + part * kHeadSize;
+            uint32_t dropped = 0;  // a bit for each of the lane's scores, found while no register holds a score
+            if constexpr (kDrops)
+                for_each_decision_of_transposed<S::kM>(
+                    op.dropout, op.dropout.keys[b], tiles.head(tile), tiles.begin(tile) + part, begin + warp_row,
+                    [&](int m, int n, int i, bool kept) { dropped |= uint32_t(!kept) << (8 * m + 4 * n + i); });
+            [[maybe_unused]] const auto is_dropped = [&](int m, int n, int i) {
+                return dropped >> (8 * m + 4 * n + i) & 1;
+            };
             Scores<kHeadSize> scores = {}, dscores = {};
             both_dot_products<T, kHeadSize>(scores, key, query, dscores, value, dout);
             if (distance < S::kWarpRows - 1)
                 for_each_element<S::kM, S::kPart / 8>([&](int m, int n, int i, int row, int column) {
                     if (row > column + distance) scores[m][n][i] = -std::numeric_limits<float>::infinity();
+                });
+            if constexpr (kDrops)
+                for_each_element<S::kM, S::kPart / 8>([&](int m, int n, int i, int, int) {
+                    dscores[m][n][i] *= is_dropped(m, n, i) ? 0.0f : op.dropout.factor;
                 });
 #pragma unroll
             for (int n = 0; n < S::kPart / 8; n++)
@@ -266,6 +285,10 @@ __global__ void __launch_bounds__(Shape<kHeadSize>::kThreads, Shape<kHeadSize>::
                         for (int i = odd; i < 4; i += 2)
                             to_gradient(scores[m][n][i], dscores[m][n][i], statistics, scale_log2);
                 }
+            if constexpr (kDrops)
+                for_each_element<S::kM, S::kPart / 8>([&](int m, int n, int i, int, int) {
+                    if (is_dropped(m, n, i)) scores[m][n][i] = 0;
+                });
             add_weighted_rows<T, kHeadSize>(dvalue, scores, ptx::shared_address(dout), 0);
             add_weighted_rows<T, kHeadSize>(dkey, dscores, ptx::shared_address(query), 0);
         }
@@ -274,7 +297,7 @@ __global__ void __launch_bounds__(Shape<kHeadSize>::kThreads, Shape<kHeadSize>::
     store_rows<T, kHeadSize>(op.dqkv.as<T>() + at.key(b, kv_head, row_begin), at.qkv_step(), count, s.outgoing(),
                              warp_row, dkey, [&](int, int) { return op.scale; });
     store_rows<T, kHeadSize>(op.dqkv.as<T>() + at.value(b, kv_head, row_begin), at.qkv_step(), count, s.outgoing(),
-                             warp_row, dvalue, [](int, int) { return 1.0f; });
+                             warp_row, dvalue, [&](int, int) { return kDrops ? op.dropout.factor : 1.0f; });
 }
 
 template <class T, int kHeadSize> void launch_backward(const AttentionBackward& op, Stream stream) {
@@ -284,8 +307,11 @@ template <class T, int kHeadSize> void launch_backward(const AttentionBackward& 
                 sizeof(Shared<T, kHeadSize>)},
                stream, op);
     };
-    start(attention_backward_query_kernel<T, kHeadSize>, "attention_backward_query", op.n_head);
-    start(attention_backward_key_kernel<T, kHeadSize>, "attention_backward_key", op.n_kv_head);
+    auto start_both = [&]<bool kDrops>() {
+        start(attention_backward_query_kernel<T, kHeadSize, kDrops>, "attention_backward_query", op.n_head);
+        start(attention_backward_key_kernel<T, kHeadSize, kDrops>, "attention_backward_key", op.n_kv_head);
+    };
+    op.dropout ? start_both.template operator()<true>() : start_both.template operator()<false>();
 }
 
 }  // namespace

@@ -97,7 +97,7 @@ __device__ __forceinline__ void add_to_softmax(OnlineSoftmax& softmax, float (&o
         }
 }
 
-template <class T, int kHeadSize>
+template <class T, int kHeadSize, bool kDrops>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor) attention_forward_kernel(AttentionForward op) {
     constexpr int kKeys = kKeysOf<kHeadSize>;
     Shared<T, kHeadSize>& s = shared_memory<Shared<T, kHeadSize>>();
@@ -137,6 +137,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor) attention_
             add_dot_products<T>(scores, queries, ptx::shared_address(s.key[tile % 2]), 0, k);
         if (distance < kKeys - 1) mask_future<kKeys>(scores, distance);
         add_to_softmax<kHeadSize, kKeys>(softmax, out, scores, scale_log2);
+        if constexpr (kDrops)
+            for_each_decision<kM, kKeys / 8>(op.dropout, op.dropout.keys[b], head, begin + warp_row, tile * kKeys,
+                                             [&](int m, int n, int i, bool kept) { if (!kept) scores[m][n][i] = 0; });
         add_weighted_rows<T, kHeadSize>(out, scores, ptx::shared_address(s.value[tile % 2]), 0);
     }
 
@@ -150,12 +153,13 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor) attention_
             if (lane % 4 == 0 && row < at.seq_len)
                 op.lse[at.lse(b, head, row)] = softmax.max[m][half] * op.scale + logf(softmax.sum[m][half]);
         }
+    const float factor = kDrops ? op.dropout.factor : 1.0f;
     store_rows<T, kHeadSize>(op.out.as<T>() + at.out(b, head, row_begin), at.out_step(), at.seq_len - row_begin,
-                             s.query[0], warp_row, out, [&](int m, int half) { return 1.0f / softmax.sum[m][half]; });
+                             s.query[0], warp_row, out, [&](int m, int half) { return factor / softmax.sum[m][half]; });
 }
 
 template <class T, int kHeadSize> void launch_forward(const AttentionForward& op, Stream stream) {
-    launch(attention_forward_kernel<T, kHeadSize>,
+    launch(op.dropout ? attention_forward_kernel<T, kHeadSize, true> : attention_forward_kernel<T, kHeadSize, false>,
            {"attention_forward", attention_grid(op, op.n_head, kQueries), kThreads, sizeof(Shared<T, kHeadSize>)},
            stream, op);
 }

@@ -81,6 +81,13 @@ __device__ void store_row(T* out, const float (&sums)[kColumns], float factor, i
     }
 }
 
+// What dropout multiplies the probability of a query and a key with. One call of philox() for each: these kernels are
+// not made for speed.
+__device__ inline float dropout_factor(const DropoutMask& mask, int b, int head, int query, int key) {
+    if (!mask) return 1.0f;
+    return mask.is_kept(mask.keys[b], head, query, key) ? mask.factor : 0.0f;
+}
+
 // Calls start.template operator()<kMaxHeadSize>() with the smallest size that holds head_size.
 template <class Start> void for_head_size(int head_size, Start start) {
     require(head_size <= 256, "attention: head_size %d; the kernels go up to 256", head_size);

@@ -66,6 +66,7 @@ __global__ void __launch_bounds__(GeneralTile<kMaxHeadSize>::kThreads, 2)
         for (int i = 0; i < Tile::kScores; i++) {
             const int key = lane + kRowLanes * i;
             const bool seen = key_begin + key <= begin + row;
+            dp[i] *= dropout_factor(op.dropout, b, head, begin + row, key_begin + key);
             s.dscore[row][key] = probability_gradient(scores[i], dp[i], query, scale_log2, seen).dscore;
         }
         __syncwarp();  // the other lanes of the row read dscore
@@ -109,8 +110,10 @@ __global__ void __launch_bounds__(GeneralTile<kMaxHeadSize>::kThreads, 2)
             for (int i = 0; i < Tile::kScores; i++) {
                 const int query = lane + kRowLanes * i;
                 const bool seen = begin + row <= query_begin + query;
-                const auto gradient = probability_gradient(scores[i], dp[i], s.statistics[query], scale_log2, seen);
-                s.p[row][query] = gradient.p;
+                const float factor = dropout_factor(op.dropout, b, head, query_begin + query, begin + row);
+                const auto gradient =
+                    probability_gradient(scores[i], dp[i] * factor, s.statistics[query], scale_log2, seen);
+                s.p[row][query] = gradient.p * factor;
                 s.dscore[row][query] = gradient.dscore;
             }
             __syncwarp();  // the other lanes of the row read both

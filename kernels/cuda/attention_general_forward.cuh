@@ -48,7 +48,8 @@ __global__ void __launch_bounds__(GeneralTile<kMaxHeadSize>::kThreads, 2)
 #pragma unroll
         for (int i = 0; i < Tile::kScores; i++) {
             const float p = expf(scores[i] - largest);
-            s.p[row][lane + kRowLanes * i] = p;
+            const int key = lane + kRowLanes * i;
+            s.p[row][key] = p * dropout_factor(op.dropout, b, head, begin + row, key_begin + key);
             sum += p;
         }
         __syncwarp();  // the other lanes of the row read p

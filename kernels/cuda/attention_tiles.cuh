@@ -161,6 +161,46 @@ template <int kM, int kN, class Visit> __device__ __forceinline__ void for_each_
             for (int i = 0; i < 4; i++) visit(m, n, i, 16 * m + i / 2 * 8 + lane / 4, 8 * n + lane % 4 * 2 + i % 2);
 }
 
+// Calls visit(m, n, i, kept) for every element of scores (16 kM queries, 8 kN keys) whose first query and key are these
+// numbers, multiples of 16. The lane's elements of a square of 16 are the decisions of one call.
+template <int kM, int kN, class Visit>
+__device__ __forceinline__ void for_each_decision(const DropoutMask& mask, uint64_t sample_key, int head, int query,
+                                                  int key, Visit visit) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int m = 0; m < kM; m++)
+#pragma unroll
+        for (int square = 0; square < kN / 2; square++) {
+            const Philox random = mask.words(sample_key, head, mask.query_call(query + 16 * m) + lane / 4,
+                                             mask.key_call(key + 16 * square) + lane % 4);
+#pragma unroll
+            for (int n = 0; n < 2; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    visit(m, 2 * square + n, i, mask.keeps(random.word[i / 2 * 2 + n], i % 2));
+        }
+}
+
+// The same for scores (16 kM keys, 16 queries), of which a lane has half of the decisions of two calls. m and i are no
+// constants: several calls at a time need more registers than the kernel has left.
+template <int kM, class Visit>
+__device__ __forceinline__ void for_each_decision_of_transposed(const DropoutMask& mask, uint64_t sample_key, int head,
+                                                                int query, int key, Visit visit) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (int m = 0; m < kM; m++)
+#pragma unroll 1
+        for (int odd = 0; odd < 2; odd++) {
+            const Philox random = mask.words(sample_key, head, mask.query_call(query) + lane % 4 * 2 + odd,
+                                             mask.key_call(key + 16 * m) + lane / 8);
+#pragma unroll
+            for (int n = 0; n < 2; n++)
+#pragma unroll
+                for (int half = 0; half < 2; half++)
+                    visit(m, n, 2 * half + odd, mask.keeps(random.word[2 * n + half], lane / 4 % 2));
+        }
+}
+
 // out[r] = acc[r] * factor for r below `count`, 16 bytes a lane, where `out` is the place of the warp's first row and
 // factor(m, half) belongs to row 16 m + 8 half + g. To regroup, the warp uses its own rows, from `row` on, of a tile
 // that no other warp reads any more.

@@ -61,6 +61,7 @@ struct Config {
         int n_positions = 1024;
         int vocab_size = 50257;
         std::string init_from;  // empty: GPT-2's initialisation
+        double dropout = 0;
     } model;
 
     struct Data {

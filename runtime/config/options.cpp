@@ -76,6 +76,9 @@ std::vector<Option> training_options(Config& c) {
         {"model.init_from", &c.model.init_from, kAnything,
          "checkpoint, Hugging Face directory or llm.c model file to take the weights from; empty: GPT-2's random "
          "initialisation"},
+        {"model.dropout", &c.model.dropout, between(0, 0.9999),
+         "part that training drops at random of the embeddings, of attention's probabilities, and of what attention "
+         "and MLP add to the residual stream, in steps of 1/65536; 0: no dropout"},
 
         {"data.train", &c.data.train, kSomeText,
          "pattern of the training shards' paths; or a list of patterns, from which samples are drawn by weight", kNone},

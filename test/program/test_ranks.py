@@ -59,7 +59,7 @@ class Ranks(TrainerTest):
 
     def test_the_same_bits_for_any_number_of_ranks_and_micro_steps(self):
         changes = dict(EIGHT, parallel_deterministic_reduce=True, train_max_steps=50, eval_every_steps=10,
-                       eval_batches=3)
+                       eval_batches=3, model_dropout=0.1)
         self.train_on(1, run_dir="one", **changes)
         for ranks, stage in [*itertools.product((2, 4), STAGES), (8, 1), (8, 3)]:
             with self.subTest(ranks=ranks, stage=stage):
@@ -70,7 +70,8 @@ class Ranks(TrainerTest):
 
     def test_16_bits_loss_scale_and_recomputation(self):
         changes = dict(EIGHT, parallel_deterministic_reduce=True, train_precision="fp16", train_recompute="block",
-                       loss_scale_dynamic=True, loss_scale_initial=2.0**24, loss_scale_growth_interval=3)
+                       loss_scale_dynamic=True, loss_scale_initial=2.0**24, loss_scale_growth_interval=3,
+                       model_dropout=0.2)
         self.train_on(1, run_dir="one", **changes)
         self.assertTrue(any("skipped" in record for record in self.records("one", "train")))
         for ranks, stage in ((2, 3), (4, 2), (4, 0)):

@@ -30,13 +30,14 @@ class Resume(TrainerTest):
         self.check_every_cut(range(1, 21))
 
     def test_resume_with_a_moving_loss_scale(self):
-        self.check_every_cut([1, 2, 3, 5, 8, 13, 19], **FP16)
+        self.check_every_cut([1, 2, 3, 5, 8, 13, 19], model_dropout=0.1, **FP16)
         scales = [record["loss_scale"] for record in self.records(kind="train")]
         self.assertTrue(any(b > a for a, b in zip(scales, scales[1:])), scales)
         self.assertTrue(any(b < a for a, b in zip(scales, scales[1:])), scales)
 
     def test_resume_of_sgd_in_bf16(self):
-        self.check_every_cut([1, 7, 19], optim_name="sgd", train_precision="bf16", train_recompute="block")
+        self.check_every_cut([1, 7, 19], optim_name="sgd", train_precision="bf16", train_recompute="block",
+                             model_dropout=0.2)
 
     def stop_with(self, signals, **changes):
         """Starts a long run, sends the signals after its first steps, and returns how it ended."""
@@ -62,10 +63,9 @@ class Resume(TrainerTest):
                 self.assertEqual(self.weights(stopped_at + 10, "run"), self.weights(stopped_at + 10, "whole"))
 
     def test_a_killed_run_resumes(self):
-        self.assertEqual(self.stop_with([signal.SIGKILL], schedule_name="constant", checkpoint_every_steps=2,
-                                        schedule_warmup_steps=2), -signal.SIGKILL)
-        last = len(self.records()) + 5
-        changes = {"train_max_steps": last, "schedule_name": "constant", "schedule_warmup_steps": 2}
+        changes = {"schedule_name": "constant", "schedule_warmup_steps": 2, "model_dropout": 0.1}
+        self.assertEqual(self.stop_with([signal.SIGKILL], checkpoint_every_steps=2, **changes), -signal.SIGKILL)
+        changes["train_max_steps"] = len(self.records()) + 5
         self.train("--resume", "--accept-changes", **changes)
         self.train(run_dir="whole", **changes)
         self.assertEqual(self.records("run"), self.records("whole"))

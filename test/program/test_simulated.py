@@ -89,7 +89,7 @@ class Simulated(TrainerTest):
         self.train_both("fp32")
 
     def test_bf16_with_head_size_64_and_recomputation(self):
-        self.train_both("bf16", model_n_head=2, model_n_embd=128, train_recompute="block")
+        self.train_both("bf16", model_n_head=2, model_n_embd=128, train_recompute="block", model_dropout=0.1)
 
     def test_fp16_with_a_dynamic_loss_scale(self):
-        self.train_both("fp16", loss_scale_dynamic=True, loss_scale_initial=1024.0)
+        self.train_both("fp16", loss_scale_dynamic=True, loss_scale_initial=1024.0, model_dropout=0.1)

@@ -1,0 +1,43 @@
+#include "kernels/cpu/parallel.h"
+#include "kernels/dispatch.h"
+#include "kernels/ops.h"
+
+namespace ops {
+
+namespace {
+
+constexpr size_t kCalls = 64;  // of philox() at a time, so that the loop over them vectorises
+constexpr size_t kPiece = kCalls * kDropoutGroup;
+
+// Elements [begin, begin + count) of a sample, at most kPiece of them; `begin` is a multiple of it.
+template <class T>
+void drop_piece(T* out, const T* inp, const DropoutMask& mask, uint64_t key, size_t begin, size_t count) {
+    uint32_t word[4][kCalls];
+#pragma omp simd
+    for (size_t call = 0; call < kCalls; call++) {
+        const Philox random = mask.words(key, begin / kDropoutGroup + call);
+        for (int w = 0; w < 4; w++) word[w][call] = random.word[w];
+    }
+    float keep[kPiece];
+    const float factor = mask.factor;
+    for (size_t call = 0; call < kCalls; call++)
+        for (int i = 0; i < kDropoutGroup; i++)
+            keep[call * kDropoutGroup + i] = mask.keeps(word[i / 2][call], i % 2) ? factor : 0.0f;
+#pragma omp simd
+    for (size_t i = 0; i < count; i++) out[i] = from_float<T>(keep[i] > 0 ? to_float(inp[i]) * keep[i] : 0.0f);
+}
+
+}  // namespace
+
+void dropout(const Dropout& op, Stream) {
+    dispatch("dropout", {op.out, op.inp}, [&]<class T>() {
+        const size_t pieces = (op.count + kPiece - 1) / kPiece;
+        parallel_for(size_t(op.batch) * pieces, [&](size_t piece) {
+            const size_t b = piece / pieces, begin = piece % pieces * kPiece, first = b * op.count + begin;
+            drop_piece(op.out.as<T>() + first, op.inp.as<T>() + first, op.mask, op.mask.keys[b], begin,
+                       std::min(kPiece, op.count - begin));
+        });
+    });
+}
+
+}  // namespace ops
