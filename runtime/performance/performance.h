@@ -174,7 +174,7 @@ public:
     EnergyMeter(EnergyMeter&&) noexcept;
     ~EnergyMeter();
 
-    // The first joules are those since the meter was made. Takes well under a millisecond.
+    // The first joules are those since the meter was made.
     EnergyReading read();
 
     // "GPU by NVML; CPU by RAPL (package-0, dram)", or what is missing and why.
