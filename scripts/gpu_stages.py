@@ -210,7 +210,8 @@ def write_shards(folder, tokens, vocab_size):
 
 
 def trainer(place, stage, seconds):
-    """The trainer with a configuration of the repository as it is, on synthetic tokens, without evaluation."""
+    """The trainer with a configuration of the repository as it is, on synthetic tokens, without evaluation. The last two
+    steps are traced."""
     work, workload = place.work / stage.name, WORKLOADS[stage.workload]
     config = json.loads((place.root / workload.config).read_text())
     for section, changes in workload.changes.items():
@@ -222,7 +223,22 @@ def trainer(place, stage, seconds):
     config["schedule"]["warmup_steps"] = 2
     config["eval"]["every_steps"] = config["checkpoint"]["every_steps"] = 0
     (work / "config.json").write_text(json.dumps(config, indent=1))
-    return [place.program("train_gpt"), work / "config.json", "--fresh"]
+    return [place.program("train_gpt"), work / "config.json", "--fresh", "--profile",
+            f"{workload.steps - 1}:{workload.steps}"]
+
+
+def traced_ops(path):
+    """Per step of a trace of --profile: calls, milliseconds and share of the roofline by op, the slowest first."""
+    trace = json.loads(path.read_text())
+    steps = trace["otherData"]["last_step"] - trace["otherData"]["first_step"] + 1
+    ops = {}
+    for event in trace["traceEvents"]:
+        if event["ph"] == "X" and "flops" in event["args"]:
+            op = ops.setdefault(event["name"], {"name": event["name"], "calls": 0, "ms": 0.0, "roof_ms": 0.0})
+            op["calls"] += 1 / steps
+            op["ms"] += event["dur"] / 1000 / steps
+            op["roof_ms"] += event["dur"] / 1000 / steps * event["args"].get("roofline_share", 0)
+    return sorted(ops.values(), key=lambda op: -op["ms"])
 
 
 def read_trainer(place, stage, output):
@@ -236,10 +252,19 @@ def read_trainer(place, stage, output):
     config = json.loads((path.parent.parent / "config.json").read_text())["train"]
     figures = {"steps": len(records), "step_ms": step_ms, "tokens_per_s": rate,
                "mfu": statistics.median(shares) if shares else None, "batch": config["batch_size"],
-               "seq_len": config["seq_len"], "losses": [records[0]["loss"], records[-1]["loss"]]}
+               "seq_len": config["seq_len"], "losses": [records[0]["loss"], records[-1]["loss"]],
+               "ops": traced_ops(next(path.parent.glob("profile/rank_0.*.json")))}
+    for key in ("power_w", "gpu_temperature_c", "sm_clock_mhz"):  # where NVML tells
+        known = [record[key] for record in steady if key in record]
+        figures.update({key: statistics.median(known)} if known else {})
+    figures["throttle"] = sorted({record["throttle"] for record in steady if record.get("throttle")})
     place.figures(stage).write_text(json.dumps(figures))
-    return Reading(f"{len(records)} steps, {step_ms:.2f} ms a step, {rate:.0f} tokens/s, "
-                   f"MFU {percent(figures['mfu'])}", figures, len(records) == WORKLOADS[stage.workload].steps)
+    traced_ms = sum(op["ms"] for op in figures["ops"])
+    detail = f"{len(records)} steps, {step_ms:.2f} ms a step, {rate:.0f} tokens/s, MFU {percent(figures['mfu'])}, " \
+             f"{traced_ms:.2f} ms in ops"
+    if "power_w" in figures:
+        detail += f", {figures['power_w']:.0f} W"
+    return Reading(detail, figures, len(records) == WORKLOADS[stage.workload].steps and traced_ms > 0)
 
 
 def matmul(place, stage, seconds):

@@ -75,10 +75,19 @@ PASSING = '#!/usr/bin/env bash\necho "test_cuda $*" >> "$HOME/calls"\n' \
 # The trainers of tests with stand-ins: metrics of four steps, and what gpu_trainer.py asks of them is not run.
 TRAINER = """#!/usr/bin/env bash
 [ "$1" != --version ] || { echo "train_gpt 0.1.0 (0123456789ab, 2026-11-22)"; exit; }
-mkdir -p "${1%/*}/run"
+mkdir -p "${1%/*}/run/profile"
 for step in 1 2 3 4; do
-    echo '{"kind": "train", "step": '$step', "loss": 5.5, "step_ms": 2.5, "tokens_per_s": 25600, "mfu": 0.5}'
+    echo '{"kind": "train", "step": '$step', "loss": 5.5, "step_ms": 2.5, "tokens_per_s": 25600, "mfu": 0.5,' \\
+         '"power_w": 650, "throttle": "sw_power_cap"}'
 done > "${1%/*}/run/metrics.jsonl"
+[ "$3 $4" = "--profile 3:4" ] || exit 64
+echo '{"otherData": {"first_step": 3, "last_step": 4}, "traceEvents": [
+    {"ph": "M", "name": "thread_name", "args": {"name": "host"}},
+    {"ph": "X", "name": "step", "ts": 0, "dur": 2500.000, "args": {"step": 3}},
+    {"ph": "X", "name": "gelu_forward", "ts": 0, "dur": 500.000, "args": {"flops": 0, "roofline_share": 0.5}},
+    {"ph": "X", "name": "adamw_update", "ts": 0, "dur": 4000.000, "args": {"flops": 0}},
+    {"ph": "X", "name": "gelu_forward", "ts": 0, "dur": 1500.000, "args": {"flops": 0, "roofline_share": 0.5}}]}' \
+    > "${1%/*}/run/profile/rank_0.steps_3-4.json"
 """
 PLACE = gpu_stages.Place(ROOT, ROOT / "build", ROOT, gpu_stages.cuda_libraries.Libraries(), "9.0")
 MEASURE = ["roofs", "ops", "ops_tiny", "step_tiny", "peer_tiny", "trainer_tiny", "matmul_tiny"]
@@ -187,7 +196,11 @@ class StandIns(Kit):
         self.assertEqual(self.json["gpu"]["name"], "NVIDIA H200")
         self.assertEqual((self.json["libraries"]["cuda"], self.json["libraries"]["cublas_lt"]), ("13.1", "13.1.0"))
         self.assertEqual(self.json["revision"], "0.1.0 (0123456789ab, 2026-11-22)")
-        self.assertEqual(rows["trainer_tiny"]["figures"]["tokens_per_s"], 25600)
+        trained = rows["trainer_tiny"]["figures"]
+        self.assertEqual((trained["tokens_per_s"], trained["power_w"], trained["throttle"]),
+                         (25600, 650, ["sw_power_cap"]))
+        self.assertEqual(trained["ops"], [{"name": "adamw_update", "calls": 0.5, "ms": 2.0, "roof_ms": 0.0},
+                                          {"name": "gelu_forward", "calls": 1.0, "ms": 1.0, "roof_ms": 0.5}])
         self.assertEqual(rows["matmul_tiny"]["detail"], "1 GEMMs, 0 repeats of the chosen algorithms with other bits, "
                          "an excluded one faster for 1")
         for line in ("copy 4000 GB/s, bf16 GEMM 800.2 TFLOP/s", "  tiny     PyTorch", "SM clock"):
@@ -374,6 +387,9 @@ class DryRun(Kit):
         self.assertEqual(verdicts, dict.fromkeys(MEASURE, "passed"))
         self.assertEqual(rows["trainer_tiny"]["figures"]["steps"], 4)
         self.assertGreater(rows["trainer_tiny"]["figures"]["tokens_per_s"], 0)
+        calls = {op["name"]: op["calls"] for op in rows["trainer_tiny"]["figures"]["ops"]}
+        self.assertEqual((calls["attention_forward"], calls["matmul_forward qkv.weight"], calls["adamw_update"]),
+                         (2, 2, 1))
         for line in (r"roofs: device-to-device copy \d+ GB/s, bf16 GEMM [\d.]+ TFLOP/s",
                      r"  tiny +bench +2 +\d+ +[\d.]+", r"  tiny +train_gpt +2 +32 +[\d.]+ .* 4 steps",
                      r"  tiny +PyTorch +2 +32 +2.00", r"tiny: ops by", r"tiny: GEMMs"):
