@@ -210,8 +210,8 @@ def write_shards(folder, tokens, vocab_size):
 
 
 def trainer(place, stage, seconds):
-    """The trainer with a configuration of the repository as it is, on synthetic tokens, without evaluation. The last two
-    steps are traced."""
+    """The trainer with a configuration of the repository as it is, on synthetic tokens, without evaluation. The last
+    two steps are traced."""
     work, workload = place.work / stage.name, WORKLOADS[stage.workload]
     config = json.loads((place.root / workload.config).read_text())
     for section, changes in workload.changes.items():

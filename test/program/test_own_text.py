@@ -22,8 +22,9 @@ class OwnText(TrainerTest):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn('settings run.dir="runs/mine"', done.stdout)
         self.assertNotIn("head_rows", done.stdout)
-        validations = self.records("runs/mine", "val")
-        self.assertLess(validations[-1]["loss"], validations[0]["loss"] + 0.5)
+        self.assertGreater(len(self.records("runs/mine", "val")), 1)
+        losses = [record["loss"] for record in self.records("runs/mine", "train")]  # a fast machine learns it by heart
+        self.assertLess(min(losses), losses[0] - 1)
         self.assertIn("The king", self.run_trainer("sample", "runs/mine", "--prompt", "The king", "--tokens", "5"))
 
     def test_the_program_is_named_as_one_would_type_it(self):
