@@ -36,7 +36,9 @@ def wandb_records(data):
 class Followers(TrainerTest):
     def follow(self, script, until, **environment):
         follower = subprocess.Popen([sys.executable, ROOT / "scripts" / script, "run"], cwd=self.dir,
-                                    env={**ENVIRONMENT, **environment}, stdout=subprocess.DEVNULL)
+                                    env={**ENVIRONMENT, **environment}, stdout=subprocess.DEVNULL,
+                                    # As in a terminal: a program in a shell's background ignores Ctrl-C.
+                                    preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
         begin = time.monotonic()
         while not until():
             self.assertLess(time.monotonic() - begin, 180)
