@@ -392,6 +392,7 @@ OP_GROUPS = {
     "update": ["squared_sums*", "grad_norm_finish*", "adamw_update*", "sgd_update*"],
     "embedding": ["embedding*"],
     "gelu": ["gelu*"],
+    "dropout": ["dropout*"],
     "fill": ["normal_fill*", "add*", "fill*", "cast*"],
 }
 NOT_SANITIZED = ["matmul*"]
