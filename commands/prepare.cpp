@@ -10,7 +10,7 @@ namespace {
 
 struct Options {
     PrepareOptions prepare;
-    double minutes = 3;  // of the training that config.json describes
+    double minutes = 2;  // of the training that config.json describes
 };
 
 std::string number_text(double value) {
