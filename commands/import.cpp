@@ -19,9 +19,7 @@ void import_model(const Options& options) {
     Config config = config_of_weights(options.source);
     config.run.dir = options.run;
     config.model.init_from = options.source;
-    const bool is_directory = directory_exists(options.source);
-    const std::optional<Tokenizer> tokenizer =
-        find_tokenizer(options.tokenizer, is_directory ? options.source : directory_of(options.source), config);
+    const std::optional<Tokenizer> tokenizer = find_tokenizer(options.tokenizer, options.source, config);
     GptOptions gpt_options = ::gpt_options(config);
     gpt_options.training = false;
     Gpt gpt(gpt_options, comm_single());
@@ -51,9 +49,6 @@ void add_import(CLI::App& app) {
     CLI::App* parser = app.add_subcommand("import", "weights of other programs as a checkpoint");
     parser->add_option("SOURCE", options->source, "Hugging Face GPT-2 directory or model file of llm.c")->required();
     parser->add_option("RUN", options->run, "absent or empty directory")->required();
-    parser
-        ->add_option("--tokenizer", options->tokenizer,
-                     kTokenizerHelp)
-        ->type_name("gpt2|FILE");
+    parser->add_option("--tokenizer", options->tokenizer, kTokenizerHelp)->type_name("gpt2|FILE");
     parser->callback([options] { import_model(*options); });
 }

@@ -157,12 +157,8 @@ ModelSource::ModelSource(const std::string& from)
                      : std::make_optional(open_checkpoint(path))),
       config(checkpoint ? config_of(*checkpoint) : config_of_weights(path)) {}
 
-std::string ModelSource::directory() const {
-    if (checkpoint) return run_directory_of(checkpoint->directory());
-    return directory_exists(path) ? path : directory_of(path);
-}
-
-std::optional<Tokenizer> find_tokenizer(const std::string& given, const std::string& directory, const Config& config) {
+std::optional<Tokenizer> find_tokenizer(const std::string& given, const std::string& weights, const Config& config) {
+    const std::string directory = directory_exists(weights) ? weights : directory_of(weights);
     std::string path = given == "gpt2" ? data_directory("gpt2") + "/vocab.json" : given;
     for (const char* name : {"tokenizer.json", "vocab.json", "gpt2_tokenizer.bin"})
         if (path.empty() && file_exists(directory + "/" + name)) path = directory + "/" + name;
@@ -175,7 +171,8 @@ std::optional<Tokenizer> find_tokenizer(const std::string& given, const std::str
 }
 
 LoadedModel load_model(const ModelSource& source, int batch, const Comm& comm, const std::string& given) {
-    std::optional<Tokenizer> tokenizer = find_tokenizer(given, source.directory(), source.config);
+    const std::string weights = source.checkpoint ? run_directory_of(source.checkpoint->directory()) : source.path;
+    std::optional<Tokenizer> tokenizer = find_tokenizer(given, weights, source.config);
     Config config = source.config;
     if (batch > 0) config.train.batch_size = batch;
     GptOptions options = gpt_options(config);

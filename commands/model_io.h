@@ -42,7 +42,6 @@ struct ModelSource {
     Config config;                         // that made it, or as in config_of_weights()
 
     explicit ModelSource(const std::string& path);
-    std::string directory() const;  // where its tokenizer is, if it has one
 };
 
 // A model for inference, and the configuration that made it.
@@ -59,9 +58,9 @@ inline LoadedModel load_model(const std::string& path, int batch, const std::str
     return load_model(ModelSource(path), batch, comm_single(), tokenizer);
 }
 
-// "gpt2" or a file; else, if `given` is empty, the tokenizer.json, vocab.json or gpt2_tokenizer.bin of `directory`, or
-// none. Fails with Exit::config if it has more tokens than the model.
-std::optional<Tokenizer> find_tokenizer(const std::string& given, const std::string& directory, const Config& config);
+// "gpt2" or a file; else, if `given` is empty, the tokenizer.json, vocab.json or gpt2_tokenizer.bin in the directory
+// `weights` or beside the file `weights`, or none. Fails with Exit::config if it has more tokens than the model.
+std::optional<Tokenizer> find_tokenizer(const std::string& given, const std::string& weights, const Config& config);
 inline constexpr const char* kTokenizerHelp =
     "gpt2, or a file (default: tokenizer.json, vocab.json or gpt2_tokenizer.bin beside the weights)";
 

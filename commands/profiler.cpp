@@ -13,9 +13,9 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 // The least that an op can take, in milliseconds; 0 where the rates are not known.
-double roof_ms(const Span& span, const Roofs& roofs) {
-    if (roofs.bytes_per_s == 0) return 0;
-    return 1000 * std::max(span.flops / roofs.flops_per_s, span.bytes / roofs.bytes_per_s);
+double roof_ms(const Span& span, const DeviceRates& rates) {
+    if (rates.bytes_per_s == 0) return 0;
+    return 1000 * std::max(span.flops / rates.flops_per_s, span.bytes / rates.bytes_per_s);
 }
 
 std::string title_of(const Span& span) { return span.of.empty() ? span.name : span.name + " " + span.of; }
@@ -28,7 +28,7 @@ std::string rate(const char* key, double per_span, double ms) {
 }
 
 // The arguments that the viewer shows beside a span.
-std::string arguments_of(const Span& span, const Roofs& roofs) {
+std::string arguments_of(const Span& span, const DeviceRates& rates) {
     const double ms = span.end_ms - span.begin_ms;
     std::string text = format("\"step\":%d", span.step);
     if (span.layer >= 0) text += format(",\"layer\":%d", span.layer);
@@ -39,8 +39,8 @@ std::string arguments_of(const Span& span, const Roofs& roofs) {
     if (span.lane == Lane::host || span.shape.empty()) return text;
     text += format(",\"flops\":%.0f,\"bytes\":%.0f", span.flops, span.bytes);
     text += rate("GFLOP_per_s", span.flops, ms) + rate("GB_per_s", span.bytes, ms);
-    if (ms > 0) text += format(",\"roofline_share\":%.4g", roof_ms(span, roofs) / ms);
-    const bool computes = span.flops / roofs.flops_per_s > span.bytes / roofs.bytes_per_s;
+    if (ms > 0) text += format(",\"roofline_share\":%.4g", roof_ms(span, rates) / ms);
+    const bool computes = span.flops / rates.flops_per_s > span.bytes / rates.bytes_per_s;
     return text + ",\"bound\":\"" + (computes ? "compute" : "memory") + "\"";
 }
 
@@ -90,14 +90,14 @@ void Profiler::begin_step() {
         const std::string device = device_info().name;
         run_.progress.begin("measuring the device's rates");
         if (const GpuModel* gpu = gpu_of_device(device)) {
-            roofs_ = {::peak_flops_per_s(device, config.train.precision, config.device.tf32), gpu->memory_bytes_per_s};
-            roofs_origin_ = format("of the data sheet of %s", gpu->product);
+            rates_ = {::peak_flops_per_s(device, config.train.precision, config.device.tf32), gpu->memory_bytes_per_s};
+            rates_origin_ = format("of the data sheet of %s", gpu->product);
         } else {
             try {
-                roofs_ = measure_roofs(config.train.precision);
-                roofs_origin_ = "measured before the first step: square matrix products, and copies of 64 MiB";
+                rates_ = measure_device_rates(config.train.precision);
+                rates_origin_ = "measured before the first step: square matrix products, and copies of 64 MiB";
             } catch (const Error& error) {
-                roofs_origin_ = std::string("not known: ") + error.what();
+                rates_origin_ = std::string("not known: ") + error.what();
             }
         }
         barrier(run_.comm);  // as no rank waits for the others while it measures
@@ -143,9 +143,9 @@ void Profiler::write_file(const std::vector<Span>& spans) const {
                         {"micro_steps", run_.gpt.options().micro_steps},
                         {"tokens_per_step", config.train.total_batch_tokens},
                         {"model_flops_per_token", run_.token_flops},
-                        {"roofline_flops_per_s", roofs_.flops_per_s},
-                        {"roofline_bytes_per_s", roofs_.bytes_per_s},
-                        {"roofline_is", roofs_origin_},
+                        {"roofline_flops_per_s", rates_.flops_per_s},
+                        {"roofline_bytes_per_s", rates_.bytes_per_s},
+                        {"roofline_is", rates_origin_},
                         {"begin_unix_s", begin_unix_s_}};
     std::vector<Json> heads = {metadata(rank, "process_name", {{"name", format("rank %d on ", rank) + host_name()}}),
                                metadata(rank, "process_sort_index", {{"sort_index", rank}})};
@@ -168,7 +168,7 @@ void Profiler::write_file(const std::vector<Span>& spans) const {
         const int64_t begin = ns_of(span.begin_ms), end = std::max(begin, ns_of(span.end_ms));
         text += format(",\n{\"name\":\"%s\",\"ph\":\"X\",\"ts\":%s,\"dur\":%s,\"pid\":%d,\"tid\":%d,\"args\":{%s}}",
                        title_of(span).c_str(), microseconds(begin).c_str(), microseconds(end - begin).c_str(), rank,
-                       int(span.lane) + 1, arguments_of(span, roofs_).c_str());
+                       int(span.lane) + 1, arguments_of(span, rates_).c_str());
     }
     for (const TrainRecord& record : records_) {
         const struct {
@@ -206,7 +206,7 @@ std::string Profiler::table(const std::vector<Span>& spans) const {
             continue;
         }
         Row& row = rows[title_of(span)];
-        row.calls++, row.ms += ms, row.roof_ms += roof_ms(span, roofs_);
+        row.calls++, row.ms += ms, row.roof_ms += roof_ms(span, rates_);
         ops_ms += ms;
     }
     std::vector<std::pair<std::string, Row>> sorted(rows.begin(), rows.end());
@@ -226,8 +226,8 @@ std::string Profiler::table(const std::vector<Span>& spans) const {
     };
     std::string text = format("profile  steps %d to %d: %s/profile/rank_*.json, for https://ui.perfetto.dev\n",
                               steps_.first, steps_.last, run_.config.run.dir.c_str());
-    text += format("rates    %.4g GFLOP/s, %.4g GB/s, %s\n", roofs_.flops_per_s * 1e-9, roofs_.bytes_per_s * 1e-9,
-                   roofs_origin_.c_str());
+    text += format("rates    %.4g GFLOP/s, %.4g GB/s, %s\n", rates_.flops_per_s * 1e-9, rates_.bytes_per_s * 1e-9,
+                   rates_origin_.c_str());
     text += format("%-42s %8s %10s %8s %9s", "rank 0, per step", "calls", "ms", "% step", "% roof");
     for (const auto& [name, row] : sorted)
         text += line(name, format("%.6g", row.calls / steps), row.ms) + format(" %9.1f", 100 * row.roof_ms / row.ms);

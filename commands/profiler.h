@@ -3,7 +3,7 @@
 
 #include "commands/command_line.h"
 #include "commands/training_run.h"
-#include "model/roofs.h"
+#include "model/device_rates.h"
 
 // Fails with Exit::usage if the run's steps end before `steps` begin.
 void check_profile(const StepRange& steps, const Config& config);
@@ -32,8 +32,8 @@ private:
     StepRange steps_;  // last 0: nothing is left to be traced
     TrainingRun& run_;
     Trace trace_;
-    Roofs roofs_;
-    std::string roofs_origin_;        // a sentence's part
+    DeviceRates rates_;
+    std::string rates_origin_;        // a sentence's part
     double begin_unix_s_ = 0;         // rank 0's, when it began
     double unix_minus_steady_s_ = 0;  // of this rank's clocks
     std::vector<TrainRecord> records_;

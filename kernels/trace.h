@@ -7,6 +7,11 @@
 
 #include "kernels/device.h"
 
+// A moment on the axis of Timeline and Span.
+inline double steady_ms(std::chrono::steady_clock::time_point moment = std::chrono::steady_clock::now()) {
+    return std::chrono::duration<double, std::milli>(moment.time_since_epoch()).count();
+}
+
 // Where a span is shown: spans of a lane follow one another, those of the host may lie in each other.
 enum class Lane { host, device, communication };
 
@@ -86,19 +91,14 @@ template <class Queue> void record(Trace* trace, Span span, Stream stream, Queue
 // What the host does until the end of a block, if there is a trace.
 class HostSpan {
 public:
-    HostSpan(Trace* trace, const char* name) : trace_(trace), name_(name), begin_ms_(trace ? now() : 0) {}
+    HostSpan(Trace* trace, const char* name) : trace_(trace), name_(name), begin_ms_(trace ? steady_ms() : 0) {}
     ~HostSpan() {
-        if (trace_) trace_->add({.lane = Lane::host, .name = name_, .begin_ms = begin_ms_, .end_ms = now()});
+        if (trace_) trace_->add({.lane = Lane::host, .name = name_, .begin_ms = begin_ms_, .end_ms = steady_ms()});
     }
     HostSpan(const HostSpan&) = delete;
     HostSpan& operator=(const HostSpan&) = delete;
 
 private:
-    static double now() {
-        const auto time = std::chrono::steady_clock::now().time_since_epoch();
-        return std::chrono::duration<double, std::milli>(time).count();
-    }
-
     Trace* const trace_;
     const char* const name_;
     const double begin_ms_;

@@ -20,7 +20,7 @@ MAY_READ_ENVIRONMENT = {"runtime/cluster/rank_environment.cpp", "test/simt/nccl_
 
 # Who may include whom: files of a folder -> folders and files. None: anything. A deeper folder follows its top folder.
 BASICS = ["kernels/device.h", "kernels/comm.h", "kernels/check.h", "kernels/numeric.h", "kernels/tensor.h",
-          "kernels/choices.h", "kernels/batch.h", "kernels/trace.h"]
+          "kernels/choices.h", "kernels/batch.h", "kernels/trace.h", "kernels/dropout.h"]
 # What other folders may include of runtime/: one public header of each of its folders.
 RUNTIME_FOLDERS = ["config", "checkpoint", "cluster", "logging", "io", "performance"]
 RUNTIME = [f"runtime/{folder}/{folder}.h" for folder in RUNTIME_FOLDERS]

@@ -66,13 +66,13 @@ public:
 
     // Waits until the request with this number, and so every earlier one, has finished. Rethrows the thread's error.
     void wait(uint64_t number) {
-        const Clock::time_point start = Clock::now();
+        const double start_ms = steady_ms();
         std::unique_lock lock(mutex_);
         changed_.wait(lock, [&] { return finished_ >= number || error_; });
         if (finished_ < number) std::rethrow_exception(error_);
-        const Clock::time_point end = Clock::now();
-        totals.waited_ms += std::chrono::duration<double, std::milli>(end - start).count();
-        if (trace_) trace_->add({.lane = Lane::device, .name = "wait", .begin_ms = ms_of(start), .end_ms = ms_of(end)});
+        const double end_ms = steady_ms();
+        totals.waited_ms += end_ms - start_ms;
+        if (trace_) trace_->add({.lane = Lane::device, .name = "wait", .begin_ms = start_ms, .end_ms = end_ms});
     }
 
     void drain() {
@@ -88,10 +88,6 @@ public:
     CommTotals totals;  // the asking thread's
 
 private:
-    static double ms_of(Clock::time_point time) {
-        return std::chrono::duration<double, std::milli>(time.time_since_epoch()).count();
-    }
-
     uint64_t enqueue(Request request) {
         const std::lock_guard lock(mutex_);
         waiting_.push_back(std::move(request));
@@ -104,15 +100,15 @@ private:
             join();
             Request request;
             while (next(request)) {
-                const Clock::time_point start = Clock::now();
+                const double start_ms = steady_ms();
                 carry_out(request);
                 const std::lock_guard lock(mutex_);
                 if (trace_)
                     trace_->add({.lane = Lane::communication,
                                  .name = request.name,
                                  .bytes = request.bytes,
-                                 .begin_ms = ms_of(start),
-                                 .end_ms = ms_of(Clock::now())});
+                                 .begin_ms = start_ms,
+                                 .end_ms = steady_ms()});
                 finished_++;
                 changed_.notify_all();
             }

@@ -1,11 +1,8 @@
 // The CPU as a device: its memory is the host's and its one stream is always finished.
-#include "kernels/device.h"
-
 #include <omp.h>
 #include <sys/mman.h>
 
 #include <cerrno>
-#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <fstream>
@@ -14,6 +11,7 @@
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/tiles.h"
+#include "kernels/trace.h"
 
 namespace {
 
@@ -140,8 +138,7 @@ Timeline::Timeline() : marks_(std::make_shared<Marks>()) {}
 void Timeline::anchor(Stream) {}
 
 size_t Timeline::mark(Stream) {
-    const auto now = std::chrono::steady_clock::now().time_since_epoch();
-    marks_->ms.push_back(std::chrono::duration<double, std::milli>(now).count());
+    marks_->ms.push_back(steady_ms());
     return marks_->ms.size() - 1;
 }
 

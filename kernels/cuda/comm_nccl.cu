@@ -178,7 +178,7 @@ private:
 
     // Waits until the last collective that was started has finished.
     void wait_on_host(double limit_s) {
-        const Clock::time_point start = Clock::now();
+        const double start_ms = steady_ms();
         auto has_ended = [&] {
             if (has_happened(finished_[asked_ % kEvents].get(), name_)) return true;
             const ncclResult_t code = async_error();
@@ -186,14 +186,13 @@ private:
             return false;
         };
         if (!poll_until(limit_s, has_ended)) report_hang("its end", limit_s);
-        const Clock::time_point end = Clock::now();
-        auto ms = [](Clock::duration time) { return std::chrono::duration<double, std::milli>(time).count(); };
-        totals_.waited_ms += ms(end - start);
+        const double end_ms = steady_ms();
+        totals_.waited_ms += end_ms - start_ms;
         if (trace_)
             trace_->add({.lane = Lane::host,
                          .name = std::string("wait for ") + name_,
-                         .begin_ms = ms(start.time_since_epoch()),
-                         .end_ms = ms(end.time_since_epoch())});
+                         .begin_ms = start_ms,
+                         .end_ms = end_ms});
     }
 
     ncclResult_t async_error() {

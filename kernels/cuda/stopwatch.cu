@@ -1,8 +1,6 @@
 // Stopwatch and Timeline on a GPU: events in the stream, made once and used again in later steps.
-#include <algorithm>
-#include <chrono>
-
 #include "kernels/cuda/launch.cuh"
+#include "kernels/trace.h"
 
 namespace {
 
@@ -71,8 +69,7 @@ void Timeline::anchor(Stream stream) {
     check_cuda(cudaStreamSynchronize(cuda_stream(stream)), "waiting for the GPU");
     record(anchor.event, stream);
     wait_for(anchor.event);
-    const auto now = std::chrono::steady_clock::now().time_since_epoch();
-    anchor.ms = std::chrono::duration<double, std::milli>(now).count();
+    anchor.ms = steady_ms();
 }
 
 size_t Timeline::mark(Stream stream) {

@@ -5,6 +5,7 @@
 #include <optional>
 #include <type_traits>
 
+#include "kernels/dropout.h"
 #include "runtime/io/io.h"
 
 namespace {
@@ -76,7 +77,7 @@ std::vector<Option> training_options(Config& c) {
         {"model.init_from", &c.model.init_from, kAnything,
          "checkpoint, Hugging Face directory or llm.c model file to take the weights from; empty: GPT-2's random "
          "initialisation"},
-        {"model.dropout", &c.model.dropout, between(0, 0.9999),
+        {"model.dropout", &c.model.dropout, between(0, ops::kLargestDropout),
          "part that training drops at random of the embeddings, of attention's probabilities, and of what attention "
          "and MLP add to the residual stream, in steps of 1/65536; 0: no dropout"},
 

@@ -1,4 +1,4 @@
-#include "model/roofs.h"
+#include "model/device_rates.h"
 
 #include <algorithm>
 #include <chrono>
@@ -27,12 +27,12 @@ double best_ms(const std::function<void()>& call) {
 
 }  // namespace
 
-Roofs measure_roofs(Dtype precision) {
+DeviceRates measure_device_rates(Dtype precision) {
     constexpr size_t kBytes = size_t(64) << 20;  // more than the second-level cache of a CPU core
     constexpr double kLongMs = 20;               // of a product that is large enough
     const DeviceBuffer from(kBytes), to(kBytes);
-    Roofs roofs;
-    roofs.bytes_per_s = 2000.0 * double(kBytes) / best_ms([&] { copy_on_device(to.data(), from.data(), kBytes, {}); });
+    DeviceRates rates;
+    rates.bytes_per_s = 2000.0 * double(kBytes) / best_ms([&] { copy_on_device(to.data(), from.data(), kBytes, {}); });
     double ms = 0;
     // The host's clock, as a simulated GPU's may stand still.
     const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(300);
@@ -40,7 +40,7 @@ Roofs measure_roofs(Dtype precision) {
         const View out(to.data(), precision);
         const ConstView inp(from.data(), precision), weight = inp.from(size_t(size) * size_t(size));
         ms = best_ms([&] { ops::matmul_forward({out, nullptr, inp, weight, nullptr, size, size, size}, {}); });
-        roofs.flops_per_s = std::max(roofs.flops_per_s, 2000.0 * size * double(size) * size / ms);
+        rates.flops_per_s = std::max(rates.flops_per_s, 2000.0 * size * double(size) * size / ms);
     }
-    return roofs;
+    return rates;
 }

@@ -4,11 +4,11 @@
 
 #include "kernels/numeric.h"
 
-struct Roofs {
+struct DeviceRates {
     double flops_per_s = 0;  // of matrix products
     double bytes_per_s = 0;  // read or written
 };
 
 // Measures this device for about half a second: the fastest of some square products in this precision and of some
 // copies. Takes 128 MiB of the device's memory meanwhile.
-Roofs measure_roofs(Dtype precision);
+DeviceRates measure_device_rates(Dtype precision);
