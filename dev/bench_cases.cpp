@@ -76,13 +76,13 @@ template <class T> void add_linear(std::vector<Case>& cases, Arrays& arrays, con
     auto forward = layer.forward(linear);
     add(" forward", ops::matmul_forward, forward);
     if (linear.gelu_behind) {
-        forward.pre_gelu = nullptr;
+        forward.pre_activation = nullptr;
         add(" forward without GELU", ops::matmul_forward, forward, " forward");
     }
     auto input = layer.backward_input(linear);
     add(" backward input", ops::matmul_backward_input, input);
     if (linear.gelu_before) {
-        input.pre_gelu = nullptr;
+        input.kept = nullptr;
         add(" backward input without GELU", ops::matmul_backward_input, input, " backward input");
     }
     auto grad = layer.backward_weight(linear);
@@ -115,8 +115,8 @@ template <class T> void add_head(std::vector<Case>& cases, Arrays& arrays, const
 template <class T> void add_gelu(std::vector<Case>& cases, Arrays& arrays, const Workload& work) {
     const size_t count = size_t(work.tokens()) * size_t(work.shape.hidden());
     T *out = arrays.make<T>(count), *inp = arrays.make<T>(count);
-    const ops::GeluForward gelu{out, inp, count};
-    cases.push_back(case_of("gelu forward alone", double(work.shape.n_layer), ops::gelu_forward, gelu));
+    const ops::ActivationForward gelu{out, inp, count};
+    cases.push_back(case_of("gelu forward alone", double(work.shape.n_layer), ops::activation_forward, gelu));
     cases.back().variant_of = "fc forward";
 }
 

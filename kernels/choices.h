@@ -24,6 +24,23 @@ inline constexpr const char* name_of(Recompute level) {
     return nullptr;
 }
 
+// What an MLP applies between its two matrices.
+enum class ActivationFunction : int {
+    none = -1,  // no choice of the configuration: a product without an activation
+    gelu_new,   // GELU's tanh form
+    silu,       // x sigmoid(x)
+    relu2,      // max(x, 0)^2
+};
+inline constexpr const char* name_of(ActivationFunction function) {
+    switch (function) {
+        case ActivationFunction::none: break;
+        case ActivationFunction::gelu_new: return "gelu_new";
+        case ActivationFunction::silu: return "silu";
+        case ActivationFunction::relu2: return "relu2";
+    }
+    return nullptr;
+}
+
 enum class OptimizerKind : int { adamw, sgd };
 inline constexpr const char* name_of(OptimizerKind optimizer) {
     switch (optimizer) {

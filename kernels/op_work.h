@@ -54,13 +54,13 @@ inline Work product(const char* name, double bytes, int rows, int n, int k) {
 
 inline Work work_of(const MatmulForward& op) {
     const double out = double(op.rows) * op.n, inp = double(op.rows) * op.k, weight = double(op.n) * op.k;
-    return product("matmul_forward", bytes_of(op.inp, inp + weight + out) + bytes_of(op.pre_gelu, out), op.rows, op.n,
-                   op.k);
+    return product("matmul_forward", bytes_of(op.inp, inp + weight + out) + bytes_of(op.pre_activation, out), op.rows,
+                   op.n, op.k);
 }
 
 inline Work work_of(const MatmulBackwardInput& op) {
     const double out = double(op.rows) * op.n, inp = double(op.rows) * op.k, weight = double(op.n) * op.k;
-    return product("matmul_backward_input", bytes_of(op.dinp, inp + weight + out) + bytes_of(op.pre_gelu, inp), op.rows,
+    return product("matmul_backward_input", bytes_of(op.dinp, inp + weight + out) + bytes_of(op.kept, inp), op.rows,
                    op.n, op.k);
 }
 
@@ -70,8 +70,32 @@ inline Work work_of(const MatmulBackwardWeight& op) {
     return product("matmul_backward_weight", bytes_of(op.inp, inp + out) + gradient, op.rows, op.n, op.k);
 }
 
-inline Work work_of(const GeluForward& op) {
-    return {"gelu_forward", 0, bytes_of(op.out, 2 * double(op.count)), format("count %zu", op.count)};
+inline Work work_of(const ActivationForward& op) {
+    return {"activation_forward", 0, bytes_of(op.out, 2 * double(op.count)), format("count %zu", op.count)};
+}
+
+inline Work work_of(const GatedActivationForward& op) {
+    return {"gated_activation_forward", 0, bytes_of(op.out, 3.0 * op.rows * op.hidden),
+            format("rows %d, hidden %d", op.rows, op.hidden)};
+}
+
+inline Work work_of(const GatedActivationBackward& op) {
+    return {"gated_activation_backward", 0, bytes_of(op.dinp, 5.0 * op.rows * op.hidden),
+            format("rows %d, hidden %d", op.rows, op.hidden)};
+}
+
+// `passes` over the query and key heads.
+template <class Op> Work qk_norm_rope(const char* name, View qkv, int passes, const Op& op) {
+    const double heads = op.n_head + op.n_kv_head, tokens = double(op.batch) * op.seq_len;
+    return {name, 0, bytes_of(qkv, passes * tokens * heads * op.head_size),
+            format("batch %d, seq_len %d, heads %d and %d of %d", op.batch, op.seq_len, op.n_head, op.n_kv_head,
+                   op.head_size)};
+}
+inline Work work_of(const QkNormRopeForward& op) {
+    return qk_norm_rope("qk_norm_rope_forward", op.qkv, op.raw ? 3 : 2, op);
+}
+inline Work work_of(const QkNormRopeBackward& op) {
+    return qk_norm_rope("qk_norm_rope_backward", op.dqkv, op.rstd ? 3 : 2, op);
 }
 
 inline Work work_of(const Dropout& op) {

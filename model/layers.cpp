@@ -69,22 +69,24 @@ void residual_norm_backward(const LayerContext& x, const LayerWeights& w, ConstV
         {w.weight.name});
 }
 
-void linear_forward(const LayerContext& x, const LayerWeights& w, ConstView inp, const Activation& out, View pre_gelu) {
+void linear_forward(const LayerContext& x, const LayerWeights& w, ConstView inp, const Activation& out,
+                    View pre_activation) {
     if (x.has(out)) return;
     run(x.stream, ops::matmul_forward,
         {.out = out.view,
-         .pre_gelu = pre_gelu,
+         .pre_activation = pre_activation,
          .inp = inp,
          .weight = w.weight.value,
          .bias = w.bias.value,
          .rows = x.rows,
          .n = w.weight.rows,
-         .k = w.weight.cols},
+         .k = w.weight.cols,
+         .activation = pre_activation ? ActivationFunction::gelu_new : ActivationFunction::none},
         {w.weight.name});
 }
 
 void linear_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout, View dinp,
-                     ConstView pre_gelu) {
+                     ConstView pre_activation) {
     run(x.stream, ops::matmul_backward_weight,
         {.dweight = w.weight.grad,
          .dbias = w.bias.grad,
@@ -100,10 +102,11 @@ void linear_backward(const LayerContext& x, const LayerWeights& w, ConstView inp
         {.dinp = dinp,
          .dout = dout,
          .weight = w.weight.value,
-         .pre_gelu = pre_gelu,
+         .kept = pre_activation,
          .rows = x.rows,
          .n = w.weight.rows,
-         .k = w.weight.cols},
+         .k = w.weight.cols,
+         .activation = pre_activation ? ActivationFunction::gelu_new : ActivationFunction::none},
         {w.weight.name});
 }
 
@@ -164,7 +167,7 @@ void mlp_forward(const LayerContext& x, const LayerWeights& fc, const LayerWeigh
     if (!x.has(mlp.fc))
         linear_forward(x, fc, inp, mlp.gelu, mlp.fc.view);
     else if (!x.has(mlp.gelu))
-        run(x.stream, ops::gelu_forward,
+        run(x.stream, ops::activation_forward,
             {.out = mlp.gelu.view, .inp = mlp.fc, .count = size_t(x.rows) * size_t(fc.weight.rows)});
     linear_forward(x, proj, mlp.gelu, mlp.out);
 }

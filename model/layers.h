@@ -19,9 +19,9 @@ struct LayerContext {
     int batch, seq_len;  // B, T
     int rows;            // B T, or fewer for the head
     OpStream stream;
-    void* scratch;        // as large as the largest op needs; null where there is no backward pass
-    bool accumulate;      // parameter gradients are added to the present values
-    bool is_recomputing;  // forward runs again for backward: what has been kept is not computed
+    void* scratch;                  // as large as the largest op needs; null where there is no backward pass
+    bool accumulate;                // parameter gradients are added to the present values
+    bool is_recomputing;            // forward runs again for backward: what has been kept is not computed
     ops::DropoutMask dropout = {};  // of this pass, none in evaluation; its site is that of DropoutSite::embedding
 
     // Of block `layer`.
@@ -60,12 +60,12 @@ void residual_norm_forward(const LayerContext& x, const LayerWeights& w, Residua
 void residual_norm_backward(const LayerContext& x, const LayerWeights& w, ConstView residual,
                             const NormActivations& norm, ConstView dout, View dresidual, bool accumulate_dresidual);
 
-// out = inp weight^T + bias. With pre_gelu this is the sum, and out = gelu(pre_gelu).
+// out = inp weight^T + bias. With pre_activation this is the sum, and out = gelu(pre_activation).
 void linear_forward(const LayerContext& x, const LayerWeights& w, ConstView inp, const Activation& out,
-                    View pre_gelu = nullptr);
-// With pre_gelu `inp` is gelu(pre_gelu), and dinp becomes the gradient of pre_gelu.
+                    View pre_activation = nullptr);
+// With pre_activation `inp` is gelu(pre_activation), and dinp becomes the gradient of pre_activation.
 void linear_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout, View dinp,
-                     ConstView pre_gelu = nullptr);
+                     ConstView pre_activation = nullptr);
 
 // Drops elements of a layer's output in place, by the pass's mask of the site; does nothing in a pass without dropout.
 void dropout_forward(const LayerContext& x, DropoutSite site, const Activation& out);

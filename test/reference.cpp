@@ -115,7 +115,7 @@ void norm_backward(const ops::NormBackward& op) {
 // Matrix products and GELU.
 
 // out[i] = gelu(inp[i])
-void gelu_forward(const ops::GeluForward& op) {
+void activation_forward(const ops::ActivationForward& op) {
     by_storage(op.out, [&]<class T>(T) {
         T* out = op.out.as<T>();
         const T* inp = op.inp.as<T>();
@@ -123,12 +123,12 @@ void gelu_forward(const ops::GeluForward& op) {
     });
 }
 
-// out[r, j] = sum over i of inp[r, i] weight[j, i], plus bias[j]; with pre_gelu, that is pre_gelu and out =
-// gelu(pre_gelu)
+// out[r, j] = sum over i of inp[r, i] weight[j, i], plus bias[j]; with pre_activation, that is pre_activation and out =
+// gelu(pre_activation)
 void matmul_forward(const ops::MatmulForward& op) {
     by_storage(op.out, [&]<class T>(T) {
         T* out = op.out.as<T>();
-        T* pre_gelu = op.pre_gelu.as<T>();
+        T* pre_activation = op.pre_activation.as<T>();
         const T* inp = op.inp.as<T>();
         const T* weight = op.weight.as<T>();
         const T* bias = op.bias.as<T>();
@@ -139,21 +139,21 @@ void matmul_forward(const ops::MatmulForward& op) {
                     sum += load(inp[size_t(row) * op.k + i]) * load(weight[size_t(j) * op.k + i]);
                 size_t place = size_t(row) * op.n + j;
                 out[place] = store<T>(sum);
-                if (pre_gelu) {
-                    pre_gelu[place] = store<T>(sum);
-                    out[place] = store<T>(gelu(load(pre_gelu[place])));
+                if (pre_activation) {
+                    pre_activation[place] = store<T>(sum);
+                    out[place] = store<T>(gelu(load(pre_activation[place])));
                 }
             }
     });
 }
 
-// dinp[r, i] = sum over j of dout[r, j] weight[j, i]; with pre_gelu, times gelu'(pre_gelu[r, i])
+// dinp[r, i] = sum over j of dout[r, j] weight[j, i]; with pre_activation, times gelu'(pre_activation[r, i])
 void matmul_backward_input(const ops::MatmulBackwardInput& op) {
     by_storage(op.dinp, [&]<class T>(T) {
         T* dinp = op.dinp.as<T>();
         const T* dout = op.dout.as<T>();
         const T* weight = op.weight.as<T>();
-        const T* pre_gelu = op.pre_gelu.as<T>();
+        const T* kept = op.kept.as<T>();
         std::vector<double> sums(op.k);
         for (int row = 0; row < op.rows; row++) {
             std::fill(sums.begin(), sums.end(), 0.0);
@@ -162,7 +162,7 @@ void matmul_backward_input(const ops::MatmulBackwardInput& op) {
                     sums[i] += load(dout[size_t(row) * op.n + j]) * load(weight[size_t(j) * op.k + i]);
             for (int i = 0; i < op.k; i++) {
                 size_t place = size_t(row) * op.k + i;
-                double slope = pre_gelu ? gelu_slope(load(pre_gelu[place])) : 1;
+                double slope = kept ? gelu_slope(load(kept[place])) : 1;
                 dinp[place] = store<T>(sums[i] * slope);
             }
         }

@@ -82,7 +82,7 @@ void embedding_forward(const ops::EmbeddingForward& op);
 void embedding_backward(const ops::EmbeddingBackward& op);
 void residual_norm_forward(const ops::ResidualNormForward& op);
 void norm_backward(const ops::NormBackward& op);
-void gelu_forward(const ops::GeluForward& op);
+void activation_forward(const ops::ActivationForward& op);
 void matmul_forward(const ops::MatmulForward& op);
 void matmul_backward_input(const ops::MatmulBackwardInput& op);
 void matmul_backward_weight(const ops::MatmulBackwardWeight& op);

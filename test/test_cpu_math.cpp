@@ -392,7 +392,7 @@ TEMPLATE_TEST_CASE("flat arrays: any number of threads gives the same bits", "[t
         auto gelu_of_inp = output<T>(kCount), rounded = output<T>(kCount);
         ops::normal_fill({normal.on(device), kCount, 7, 1, 0.02f, 0}, Stream());
         ops::cast(ops::Cast{rounded.on(device), normal.on(device), kCount}, Stream());
-        ops::gelu_forward(ops::GeluForward{gelu_of_inp.on(device), inp.on(device), kCount}, Stream());
+        ops::activation_forward(ops::ActivationForward{gelu_of_inp.on(device), inp.on(device), kCount}, Stream());
         append(bytes, normal), append(bytes, rounded), append(bytes, gelu_of_inp);
     });
 }

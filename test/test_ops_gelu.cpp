@@ -1,4 +1,5 @@
-// gelu_forward alone against ref::; that it gives the bits of matmul_forward's epilogue is tested with the products.
+// activation_forward alone against ref::; that it gives the bits of matmul_forward's epilogue is tested with the
+// products.
 #include "test/device_array.h"
 #include "test/random_values.h"
 #include "test/tolerance.h"
@@ -18,31 +19,31 @@ std::vector<double> numbers(size_t count) {
 }  // namespace
 
 // As for the products: a tanh, whose argument is a polynomial, and a few roundings, all times x.
-TEMPLATE_TEST_CASE("gelu_forward: parts of packs and odd addresses", "[ops]", float, bf16, fp16) {
+TEMPLATE_TEST_CASE("activation_forward: parts of packs and odd addresses", "[ops]", float, bf16, fp16) {
     using T = TestType;
     for (auto [count, shift] : {std::pair<size_t, int>{1, 0}, {7, 0}, {37, 1}, {5003, 0}, {20000, 0}}) {
         INFO("count " << count << ", shift " << shift);
         Stored<T> inp("inp", Role::input, numbers(count), shift);
         Stored<T> out("out", Role::output, nans(count), shift);
         auto op = [&]<class Side>(Side side) {
-            return ops::GeluForward{.out = out.on(side), .inp = inp.on(side), .count = inp.host.size()};
+            return ops::ActivationForward{.out = out.on(side), .inp = inp.on(side), .count = inp.host.size()};
         };
-        ops::gelu_forward(op(OnDevice<T>()), Stream());
-        ref::gelu_forward(op(OnHost()));
+        ops::activation_forward(op(OnDevice<T>()), Stream());
+        ref::activation_forward(op(OnHost()));
         check_close(out, [&](size_t i) {
             return (kFunctionError + 8 * kRoundoff) * std::abs(inp.host[i]) + stored_error<T>(out.host[i]);
         });
     }
 }
 
-TEMPLATE_TEST_CASE("gelu_forward: ends of the range", "[ops]", float, bf16, fp16) {
+TEMPLATE_TEST_CASE("activation_forward: ends of the range", "[ops]", float, bf16, fp16) {
     using T = TestType;
     const T largest = std::is_same_v<T, fp16> ? from_float<T>(65504.0f) : from_float<T>(0x1.fep127f);
     const T smallest = from_float<T>(-to_float(largest));
     Array<T> inp("inp", Role::input, std::vector<T>{largest, smallest, from_float<T>(NAN), from_float<T>(INFINITY)});
     Array<T> out("out", Role::output, std::vector<T>(4));
     OnDevice<T> device;
-    ops::gelu_forward(ops::GeluForward{.out = out.on(device), .inp = inp.on(device), .count = 4}, Stream());
+    ops::activation_forward(ops::ActivationForward{.out = out.on(device), .inp = inp.on(device), .count = 4}, Stream());
     const std::vector<T> got = out.fetch();
     CHECK(to_float(got[0]) == to_float(largest));
     CHECK(to_float(got[1]) == 0);

@@ -1,4 +1,4 @@
-// matmul_forward, matmul_backward_input, matmul_backward_weight and gelu_forward against ref::.
+// matmul_forward, matmul_backward_input, matmul_backward_weight and activation_forward against ref::.
 #include "test/device_array.h"
 #include "test/random_values.h"
 #include "test/tolerance.h"
@@ -27,13 +27,13 @@ constexpr double kGeluSteepest = 1.13;
 
 template <class T> static void test_matmul_forward(const Shape& s, bool with_bias, bool with_gelu) {
     size_t count = size_t(s.rows) * s.n;
-    Stored<T> out("out", Role::output, nans(count)), pre_gelu("pre_gelu", Role::output, nans(count));
+    Stored<T> out("out", Role::output, nans(count)), pre_activation("pre_activation", Role::output, nans(count));
     Stored<T> inp("inp", Role::input, random_values(size_t(s.rows) * s.k, 1));
     Stored<T> weight("weight", Role::input, random_values(size_t(s.n) * s.k, 2));
     Stored<T> bias("bias", Role::input, random_values(s.n, 3));
     auto op = [&]<class Side>(Side side) {
         return ops::MatmulForward{.out = out.on(side),
-                                  .pre_gelu = with_gelu ? pre_gelu.on(side) : nullptr,
+                                  .pre_activation = with_gelu ? pre_activation.on(side) : nullptr,
                                   .inp = inp.on(side),
                                   .weight = weight.on(side),
                                   .bias = with_bias ? bias.on(side) : nullptr,
@@ -44,7 +44,7 @@ template <class T> static void test_matmul_forward(const Shape& s, bool with_bia
     std::vector<double> size(count), inp_size = absolute(inp.host), weight_size = absolute(weight.host),
                                      bias_size = absolute(bias.host);
     ref::matmul_forward(ops::MatmulForward{.out = size.data(),
-                                           .pre_gelu = nullptr,
+                                           .pre_activation = nullptr,
                                            .inp = inp_size.data(),
                                            .weight = weight_size.data(),
                                            .bias = with_bias ? bias_size.data() : nullptr,
@@ -58,18 +58,19 @@ template <class T> static void test_matmul_forward(const Shape& s, bool with_bia
         check_close(out, [&](size_t i) { return sum_bound(i, out.host[i]); });
         return;
     }
-    check_close(pre_gelu, [&](size_t i) { return sum_bound(i, pre_gelu.host[i]); });
+    check_close(pre_activation, [&](size_t i) { return sum_bound(i, pre_activation.host[i]); });
     check_close(out, [&](size_t i) {
-        return stored_error<T>(out.host[i]) + kGeluSteepest * sum_bound(i, pre_gelu.host[i]) +
-               gelu_error(pre_gelu.host[i]);
+        return stored_error<T>(out.host[i]) + kGeluSteepest * sum_bound(i, pre_activation.host[i]) +
+               gelu_error(pre_activation.host[i]);
     });
 
-    // gelu_forward on what was stored promises the bits of this epilogue.
+    // activation_forward on what was stored promises the bits of this epilogue.
     std::vector<T> epilogue = out.fetch();
-    Stored<T> stored("stored pre_gelu", Role::input, pre_gelu.fetch());
-    Stored<T> again("gelu_forward's out", Role::output, nans(count));
-    ops::gelu_forward(ops::GeluForward{.out = again.on(OnDevice<T>()), .inp = stored.on(OnDevice<T>()), .count = count},
-                      Stream());
+    Stored<T> stored("stored pre_activation", Role::input, pre_activation.fetch());
+    Stored<T> again("activation_forward's out", Role::output, nans(count));
+    ops::activation_forward(
+        ops::ActivationForward{.out = again.on(OnDevice<T>()), .inp = stored.on(OnDevice<T>()), .count = count},
+        Stream());
     check_same_bits(again, epilogue);
 }
 
@@ -91,12 +92,12 @@ TEMPLATE_TEST_CASE("matmul_backward_input", "[ops]", float, bf16, fp16) {
             Stored<T> dinp("dinp", Role::output, nans(count));
             Stored<T> dout("dout", Role::input, random_values(size_t(s.rows) * s.n, 1));
             Stored<T> weight("weight", Role::input, random_values(size_t(s.n) * s.k, 2));
-            Stored<T> pre_gelu("pre_gelu", Role::input, random_values(count, 3, 4));
+            Stored<T> pre_activation("pre_activation", Role::input, random_values(count, 3, 4));
             auto op = [&]<class Side>(Side side) {
                 return ops::MatmulBackwardInput{.dinp = dinp.on(side),
                                                 .dout = dout.on(side),
                                                 .weight = weight.on(side),
-                                                .pre_gelu = with_gelu ? pre_gelu.on(side) : nullptr,
+                                                .kept = with_gelu ? pre_activation.on(side) : nullptr,
                                                 .rows = s.rows,
                                                 .n = s.n,
                                                 .k = s.k};
@@ -105,14 +106,14 @@ TEMPLATE_TEST_CASE("matmul_backward_input", "[ops]", float, bf16, fp16) {
             ref::matmul_backward_input(ops::MatmulBackwardInput{.dinp = size.data(),
                                                                 .dout = dout_size.data(),
                                                                 .weight = weight_size.data(),
-                                                                .pre_gelu = nullptr,
+                                                                .kept = nullptr,
                                                                 .rows = s.rows,
                                                                 .n = s.n,
                                                                 .k = s.k});
             ops::matmul_backward_input(op(OnDevice<T>()), Stream());
             ref::matmul_backward_input(op(OnHost()));
             check_close(dinp, [&](size_t i) {
-                double slope_error = with_gelu ? gelu_slope_error(pre_gelu.host[i]) + kRoundoff : 0;
+                double slope_error = with_gelu ? gelu_slope_error(pre_activation.host[i]) + kRoundoff : 0;
                 double steepest = with_gelu ? kGeluSteepest : 1;
                 return stored_error<T>(dinp.host[i]) + size[i] * (summation_error(s.n) * steepest + slope_error);
             });
@@ -172,7 +173,7 @@ TEST_CASE("matmul_forward: fp16 overflow is infinity", "[ops]") {
                         std::vector<double>{255, 0.5, 0, /**/ 128, 128, 64, /**/ -128, -128, -64, /**/ 255, 255, -255});
     auto op = [&]<class Side>(Side side) {
         return ops::MatmulForward{.out = out.on(side),
-                                  .pre_gelu = nullptr,
+                                  .pre_activation = nullptr,
                                   .inp = inp.on(side),
                                   .weight = weight.on(side),
                                   .bias = nullptr,

@@ -192,9 +192,10 @@ TEST_CASE("ref::matmul_backward_* are the derivatives of ref::matmul_forward", "
                 Objective objective = [&] {
                     inp = pre;
                     if (with_gelu)
-                        ref::gelu_forward(ops::GeluForward{.out = inp.data(), .inp = pre.data(), .count = inp.size()});
+                        ref::activation_forward(
+                            ops::ActivationForward{.out = inp.data(), .inp = pre.data(), .count = inp.size()});
                     ref::matmul_forward(ops::MatmulForward{.out = out.data(),
-                                                           .pre_gelu = nullptr,
+                                                           .pre_activation = nullptr,
                                                            .inp = inp.data(),
                                                            .weight = weight.data(),
                                                            .bias = bias.data(),
@@ -211,7 +212,7 @@ TEST_CASE("ref::matmul_backward_* are the derivatives of ref::matmul_forward", "
                 ref::matmul_backward_input(ops::MatmulBackwardInput{.dinp = dinp.data(),
                                                                     .dout = dout.data(),
                                                                     .weight = weight.data(),
-                                                                    .pre_gelu = with_gelu ? pre.data() : nullptr,
+                                                                    .kept = with_gelu ? pre.data() : nullptr,
                                                                     .rows = rows,
                                                                     .n = n,
                                                                     .k = k});
@@ -230,13 +231,13 @@ TEST_CASE("ref::matmul_backward_* are the derivatives of ref::matmul_forward", "
             }
 }
 
-TEST_CASE("ref::matmul_forward with GELU is ref::gelu_forward of the product", "[reference]") {
+TEST_CASE("ref::matmul_forward with GELU is ref::activation_forward of the product", "[reference]") {
     const int rows = 3, n = 4, k = 5;
     std::vector<double> inp = random_values(rows * k, 1, 2), weight = random_values(n * k, 2),
                         bias = random_values(n, 3);
-    std::vector<double> product(rows * n), pre_gelu(rows * n), out(rows * n), activated(rows * n);
+    std::vector<double> product(rows * n), pre_activation(rows * n), out(rows * n), activated(rows * n);
     ops::MatmulForward op{.out = product.data(),
-                          .pre_gelu = nullptr,
+                          .pre_activation = nullptr,
                           .inp = inp.data(),
                           .weight = weight.data(),
                           .bias = bias.data(),
@@ -244,10 +245,11 @@ TEST_CASE("ref::matmul_forward with GELU is ref::gelu_forward of the product", "
                           .n = n,
                           .k = k};
     ref::matmul_forward(op);
-    op.out = out.data(), op.pre_gelu = pre_gelu.data();
+    op.out = out.data(), op.pre_activation = pre_activation.data();
     ref::matmul_forward(op);
-    ref::gelu_forward(ops::GeluForward{.out = activated.data(), .inp = product.data(), .count = product.size()});
-    CHECK(pre_gelu == product);
+    ref::activation_forward(
+        ops::ActivationForward{.out = activated.data(), .inp = product.data(), .count = product.size()});
+    CHECK(pre_activation == product);
     CHECK(out == activated);
 }
 

@@ -17,8 +17,8 @@ template void gelu_block(fp16*, const fp16*, size_t);
 
 namespace ops {
 
-void gelu_forward(const GeluForward& op, Stream) {
-    dispatch("gelu_forward", {op.out, op.inp}, [&]<class T>() {
+void activation_forward(const ActivationForward& op, Stream) {
+    dispatch("activation_forward", {op.out, op.inp}, [&]<class T>() {
         constexpr size_t kBlock = 1 << 14;  // elements
         parallel_blocks(op.count, kBlock, [&](size_t begin, size_t end) {
             gelu_block(op.out.as<T>() + begin, op.inp.as<T>() + begin, end - begin);

@@ -27,14 +27,14 @@ template <class T> void store_rounded(T* out, const float* values, int count) {
     for (int i = 0; i < count; i++) out[i] = from_float<T>(values[i]);
 }
 
-template <class T> void store_gelu(T* out, T* pre_gelu, const float* values, int count) {
-    store_rounded(pre_gelu, values, count);
-    gelu_block(out, pre_gelu, size_t(count));
+template <class T> void store_gelu(T* out, T* pre_activation, const float* values, int count) {
+    store_rounded(pre_activation, values, count);
+    gelu_block(out, pre_activation, size_t(count));
 }
 
-template <class T> void store_times_gelu_gradient(T* out, const T* pre_gelu, const float* values, int count) {
+template <class T> void store_times_gelu_gradient(T* out, const T* pre_activation, const float* values, int count) {
 #pragma omp simd
-    for (int i = 0; i < count; i++) out[i] = from_float<T>(values[i] * gelu_gradient(to_float(pre_gelu[i])));
+    for (int i = 0; i < count; i++) out[i] = from_float<T>(values[i] * gelu_gradient(to_float(pre_activation[i])));
 }
 
 void store_sum(float* out, const float* values, int count, bool accumulate) {
@@ -73,7 +73,7 @@ void require_sizes(const char* op, int rows, int n, int k) {
 
 void matmul_forward_by(ProductPath path, const ops::MatmulForward& op) {
     require_sizes("matmul_forward", op.rows, op.n, op.k);
-    ops::dispatch("matmul_forward", {op.out, op.pre_gelu, op.inp, op.weight, op.bias}, [&]<class T>() {
+    ops::dispatch("matmul_forward", {op.out, op.pre_activation, op.inp, op.weight, op.bias}, [&]<class T>() {
         const Product<T> product = {.left = {op.inp.as<T>(), size_t(op.k), false},
                                     .right = {op.weight.as<T>(), size_t(op.k), true},
                                     .rows = op.rows,
@@ -82,8 +82,8 @@ void matmul_forward_by(ProductPath path, const ops::MatmulForward& op) {
         multiply(product, path, [&](const Tile& tile) {
             if (op.bias) add_bias(tile, op.bias.as<T>());
             for_each_row(tile, op.n, [&](const float* values, size_t offset, int count) {
-                if (op.pre_gelu)
-                    store_gelu(op.out.as<T>() + offset, op.pre_gelu.as<T>() + offset, values, count);
+                if (op.pre_activation)
+                    store_gelu(op.out.as<T>() + offset, op.pre_activation.as<T>() + offset, values, count);
                 else
                     store_rounded(op.out.as<T>() + offset, values, count);
             });
@@ -93,7 +93,7 @@ void matmul_forward_by(ProductPath path, const ops::MatmulForward& op) {
 
 void matmul_backward_input_by(ProductPath path, const ops::MatmulBackwardInput& op) {
     require_sizes("matmul_backward_input", op.rows, op.n, op.k);
-    ops::dispatch("matmul_backward_input", {op.dinp, op.dout, op.weight, op.pre_gelu}, [&]<class T>() {
+    ops::dispatch("matmul_backward_input", {op.dinp, op.dout, op.weight, op.kept}, [&]<class T>() {
         const Product<T> product = {.left = {op.dout.as<T>(), size_t(op.n), false},
                                     .right = {op.weight.as<T>(), size_t(op.k), false},
                                     .rows = op.rows,
@@ -101,8 +101,8 @@ void matmul_backward_input_by(ProductPath path, const ops::MatmulBackwardInput& 
                                     .depth = op.n};
         multiply(product, path, [&](const Tile& tile) {
             for_each_row(tile, op.k, [&](const float* values, size_t offset, int count) {
-                if (op.pre_gelu)
-                    store_times_gelu_gradient(op.dinp.as<T>() + offset, op.pre_gelu.as<T>() + offset, values, count);
+                if (op.kept)
+                    store_times_gelu_gradient(op.dinp.as<T>() + offset, op.kept.as<T>() + offset, values, count);
                 else
                     store_rounded(op.dinp.as<T>() + offset, values, count);
             });

@@ -11,7 +11,8 @@ namespace {
 
 constexpr int kThreads = 256;
 
-template <class T, bool kAligned> __global__ void __launch_bounds__(kThreads) gelu_forward_kernel(GeluForward op) {
+template <class T, bool kAligned>
+__global__ void __launch_bounds__(kThreads) activation_forward_kernel(ActivationForward op) {
     T* __restrict__ out = op.out.as<T>();
     const T* __restrict__ inp = op.inp.as<T>();
     const size_t i = (size_t(blockIdx.x) * kThreads + threadIdx.x) * kPackSize<T>;
@@ -29,11 +30,13 @@ template <class T, bool kAligned> __global__ void __launch_bounds__(kThreads) ge
 
 }  // namespace
 
-void gelu_forward(const GeluForward& op, Stream stream) {
-    dispatch("gelu_forward", {op.out, op.inp}, [&]<class T>() {
+void activation_forward(const ActivationForward& op, Stream stream) {
+    dispatch("activation_forward", {op.out, op.inp}, [&]<class T>() {
         if (op.count == 0) return;
-        auto kernel = are_aligned(16, {op.out, op.inp}) ? gelu_forward_kernel<T, true> : gelu_forward_kernel<T, false>;
-        launch(kernel, {"gelu_forward", blocks_for(op.count, size_t(kThreads) * kPackSize<T>), kThreads}, stream, op);
+        auto kernel = are_aligned(16, {op.out, op.inp}) ? activation_forward_kernel<T, true>
+                                                        : activation_forward_kernel<T, false>;
+        launch(kernel, {"activation_forward", blocks_for(op.count, size_t(kThreads) * kPackSize<T>), kThreads}, stream,
+               op);
     });
 }
 

@@ -1,14 +1,14 @@
 // The three products of a linear layer: cuBLASLt's GEMMs (matmul_products.h) with its epilogues where they meet the
 // contract of ops.h.
 //
-// GELU forward: ops.h requires gelu of the sum as rounded to T, bit for bit what gelu_forward computes from the stored
-// sum, so that recomputing it changes nothing. The library applies it to the unrounded sum (that differs by up to 1.13
-// units of T's round-off of the sum) with a tanh of its own, so its epilogue is not used: the GEMM stores the sum,
-// gelu_forward follows. It reads and writes 8 rows C elements a layer (8u): 2.2 ms of a 97 ms step of GPT-2 124M at 4.3
-// TB/s, of which the fused epilogue would still need the 4u of its second output.
-// dGELU: nothing recomputes it, and a bf16 or fp16 sum must not be rounded before the factor: the library's (DGELU).
-// Float, and what the library lacks (leading dimensions of aux that are no multiple of 8, one-element sums): float
-// sums, kMatmulSumsBytes at a time, finished by a kernel of ours. A value is rounded to T once in both cases.
+// GELU forward: ops.h requires gelu of the sum as rounded to T, bit for bit what activation_forward computes from the
+// stored sum, so that recomputing it changes nothing. The library applies it to the unrounded sum (that differs by up
+// to 1.13 units of T's round-off of the sum) with a tanh of its own, so its epilogue is not used: the GEMM stores the
+// sum, activation_forward follows. It reads and writes 8 rows C elements a layer (8u): 2.2 ms of a 97 ms step of GPT-2
+// 124M at 4.3 TB/s, of which the fused epilogue would still need the 4u of its second output. dGELU: nothing recomputes
+// it, and a bf16 or fp16 sum must not be rounded before the factor: the library's (DGELU). Float, and what the library
+// lacks (leading dimensions of aux that are no multiple of 8, one-element sums): float sums, kMatmulSumsBytes at a
+// time, finished by a kernel of ours. A value is rounded to T once in both cases.
 #include <algorithm>
 
 #include "kernels/cuda/matmul.h"
@@ -67,27 +67,25 @@ namespace ops {
 
 void matmul_forward(const MatmulForward& op, Stream stream) {
     require_sizes("matmul_forward", op.rows, op.n, op.k);
-    storage_type("matmul_forward", {op.out, op.pre_gelu, op.inp, op.weight, op.bias});
+    storage_type("matmul_forward", {op.out, op.pre_activation, op.inp, op.weight, op.bias});
     multiply_add_bias(product_of(op), stream);
-    if (!op.pre_gelu) return;
-    gelu_forward({.out = op.out, .inp = op.pre_gelu, .count = size_t(op.rows) * size_t(op.n)}, stream);
+    if (!op.pre_activation) return;
+    activation_forward({.out = op.out, .inp = op.pre_activation, .count = size_t(op.rows) * size_t(op.n)}, stream);
 }
 
 void matmul_backward_input(const MatmulBackwardInput& op, Stream stream) {
     require_sizes("matmul_backward_input", op.rows, op.n, op.k);
-    const Dtype dtype = storage_type("matmul_backward_input", {op.dinp, op.dout, op.weight, op.pre_gelu});
+    const Dtype dtype = storage_type("matmul_backward_input", {op.dinp, op.dout, op.weight, op.kept});
     Product product = product_of(op);
-    if (!op.pre_gelu) return multiply_add_bias(product, stream);
+    if (!op.kept) return multiply_add_bias(product, stream);
 
     if (dtype != Dtype::fp32 && multiply(product, stream)) return;
     product.aux = nullptr;
     multiply_and_finish(product, stream, [&](const float* sums, size_t first, size_t columns) {
         const size_t begin = first * size_t(op.k);
-        times_gelu_gradient({.out = op.dinp.from(begin),
-                             .sums = sums,
-                             .pre_gelu = op.pre_gelu.from(begin),
-                             .count = columns * size_t(op.k)},
-                            stream);
+        times_gelu_gradient(
+            {.out = op.dinp.from(begin), .sums = sums, .kept = op.kept.from(begin), .count = columns * size_t(op.k)},
+            stream);
     });
 }
 

@@ -39,9 +39,9 @@ template <class T> __global__ void __launch_bounds__(kThreads) add_bias_kernel(A
 template <class T> __global__ void __launch_bounds__(kThreads) times_gelu_gradient_kernel(TimesGeluGradient op) {
     T* out = op.out.as<T>();
     const float* sums = op.sums;
-    const T* __restrict__ pre_gelu = op.pre_gelu.as<T>();
+    const T* __restrict__ kept = op.kept.as<T>();
     for (size_t i = first_element(); i < op.count; i += element_stride())
-        out[i] = from_float<T>(sums[i] * gelu_gradient(to_float(pre_gelu[i])));
+        out[i] = from_float<T>(sums[i] * gelu_gradient(to_float(kept[i])));
 }
 
 // Four bytes of a random word each: the sum of four uniform numbers is near enough to a normal one.
@@ -130,7 +130,7 @@ void add_bias(const AddBias& op, Stream stream) {
 }
 
 void times_gelu_gradient(const TimesGeluGradient& op, Stream stream) {
-    ops::dispatch("times_gelu_gradient", {op.out, op.pre_gelu}, [&]<class T>() {
+    ops::dispatch("times_gelu_gradient", {op.out, op.kept}, [&]<class T>() {
         launch(times_gelu_gradient_kernel<T>, {"times_gelu_gradient", strided_blocks(op.count), kThreads}, stream, op);
     });
 }

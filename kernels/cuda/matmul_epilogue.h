@@ -14,11 +14,11 @@ struct AddBias {
 };
 void add_bias(const AddBias& op, Stream stream);
 
-// out = sums gelu'(pre_gelu), rounded to its type. `out` may be `sums` where it is float.
+// out = sums gelu'(kept), rounded to its type. `out` may be `sums` where it is float.
 struct TimesGeluGradient {
-    View out;            // (count)  =
-    const float* sums;   // (count)
-    ConstView pre_gelu;  // (count)
+    View out;           // (count)  =
+    const float* sums;  // (count)
+    ConstView kept;     // (count)
     size_t count;
 };
 void times_gelu_gradient(const TimesGeluGradient& op, Stream stream);

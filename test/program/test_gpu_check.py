@@ -84,9 +84,9 @@ done > "${1%/*}/run/metrics.jsonl"
 echo '{"otherData": {"first_step": 3, "last_step": 4}, "traceEvents": [
     {"ph": "M", "name": "thread_name", "args": {"name": "host"}},
     {"ph": "X", "name": "step", "ts": 0, "dur": 2500.000, "args": {"step": 3}},
-    {"ph": "X", "name": "gelu_forward", "ts": 0, "dur": 500.000, "args": {"flops": 0, "roofline_share": 0.5}},
+    {"ph": "X", "name": "activation_forward", "ts": 0, "dur": 500.000, "args": {"flops": 0, "roofline_share": 0.5}},
     {"ph": "X", "name": "adamw_update", "ts": 0, "dur": 4000.000, "args": {"flops": 0}},
-    {"ph": "X", "name": "gelu_forward", "ts": 0, "dur": 1500.000, "args": {"flops": 0, "roofline_share": 0.5}}]}' \
+    {"ph": "X", "name": "activation_forward", "ts": 0, "dur": 1500.000, "args": {"flops": 0, "roofline_share": 0.5}}]}' \
     > "${1%/*}/run/profile/rank_0.steps_3-4.json"
 """
 PLACE = gpu_stages.Place(ROOT, ROOT / "build", ROOT, gpu_stages.cuda_libraries.Libraries(), "9.0")
@@ -204,7 +204,7 @@ class StandIns(Kit):
         self.assertEqual((trained["tokens_per_s"], trained["power_w"], trained["throttle"]),
                          (25600, 650, ["sw_power_cap"]))
         self.assertEqual(trained["ops"], [{"name": "adamw_update", "calls": 0.5, "ms": 2.0, "roof_ms": 0.0},
-                                          {"name": "gelu_forward", "calls": 1.0, "ms": 1.0, "roof_ms": 0.5}])
+                                          {"name": "activation_forward", "calls": 1.0, "ms": 1.0, "roof_ms": 0.5}])
         self.assertEqual(rows["matmul_tiny"]["detail"], "1 GEMMs, 0 repeats of the chosen algorithms with other bits, "
                          "an excluded one faster for 1")
         for line in ("copy 4000 GB/s, bf16 GEMM 800.2 TFLOP/s", "  tiny     PyTorch", "SM clock"):
