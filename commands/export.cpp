@@ -1,6 +1,7 @@
 #include <CLI/App.hpp>
 
 #include "commands/command_line.h"
+#include "commands/hf_config.h"
 #include "commands/llmc_files.h"
 #include "commands/model_io.h"
 #include "model/huggingface.h"
@@ -20,9 +21,10 @@ void export_huggingface(const Options& options) {
     const std::string& directory = options.directory;
     if (directory_exists(directory) && !list_directory(directory).empty())
         fail(Exit::cannot_create, "%s is not empty; nothing was written", directory);
+    const Config::Model& described = model.config.model;
+    const int eot = model.tokenizer ? model.tokenizer->eot() : described.vocab_size - 1;
+    const nlohmann::ordered_json config = hf_config(described, eot, Dtype::fp32);
     make_directories(directory);
-    const GptShape& shape = model.gpt.options().shape;
-    const int eot = model.tokenizer ? model.tokenizer->eot() : shape.vocab_size - 1;
     std::string written = "model.safetensors";
     auto write = [&](const char* name, const std::string& content) {
         write_file_atomically(directory + "/" + name, content);
@@ -30,17 +32,18 @@ void export_huggingface(const Options& options) {
     };
     const std::vector<NamedTensor> tensors = hf_tensors(model.gpt);
     write_safetensors(directory + "/model.safetensors", tensors);
-    write("config.json", hf_config(shape, model.config.model.dropout, eot).dump(2) + "\n");
-    write("generation_config.json", hf_generation_config(shape, eot).dump(2) + "\n");
+    write("config.json", config.dump(2) + "\n");
+    write("generation_config.json", hf_generation_config(described, eot).dump(2) + "\n");
     if (model.tokenizer) {
         write("tokenizer.json", model.tokenizer->json());
-        write("tokenizer_config.json", hf_tokenizer_config(shape, eot, kEndOfText).dump(2) + "\n");
+        write("tokenizer_config.json", hf_tokenizer_config(described, eot, kEndOfText).dump(2) + "\n");
     }
     std::printf("wrote %s: %s (%zu tensors)\n", directory.c_str(), written.c_str(), tensors.size());
 }
 
 void export_llmc(const Options& options) {
     const LoadedModel model = load_model(options.checkpoint, 1);
+    check_llmc_parts(model.config.model, options.checkpoint);
     const std::string &path = options.directory, &tokenizer_path = options.tokenizer;
     std::string tokenizer;
     if (!tokenizer_path.empty()) {
@@ -63,7 +66,7 @@ void add_export(CLI::App& app) {
     auto options = std::make_shared<Options>();
     CLI::App* parser = app.add_subcommand("export", "weights for other programs");
     CLI::App* format = parser->add_option_group("format")->require_option(1);
-    format->add_flag("--hf")->description("as a Hugging Face GPT-2 directory");
+    format->add_flag("--hf")->description("as a Hugging Face directory");
     CLI::Option* llmc = format->add_flag("--llmc", options->llmc, "as a model file of llm.c");
     parser->add_option("CHECKPOINT", options->checkpoint, kCheckpointHelp)->required();
     parser->add_option("OUT", options->directory, "--hf: absent or empty directory; --llmc: the file")->required();

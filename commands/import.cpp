@@ -23,7 +23,7 @@ void import_model(const Options& options) {
     GptOptions gpt_options = ::gpt_options(config);
     gpt_options.training = false;
     Gpt gpt(gpt_options, comm_single());
-    load_initial_weights(gpt, options.source);
+    load_initial_weights(gpt, config.model, options.source);
 
     const FileDescriptor lock = open_run_directory(options.run, StartMode::only_new);
     if (tokenizer) {
@@ -47,7 +47,7 @@ void import_model(const Options& options) {
 void add_import(CLI::App& app) {
     auto options = std::make_shared<Options>();
     CLI::App* parser = app.add_subcommand("import", "weights of other programs as a checkpoint");
-    parser->add_option("SOURCE", options->source, "Hugging Face GPT-2 directory or model file of llm.c")->required();
+    parser->add_option("SOURCE", options->source, "Hugging Face directory or model file of llm.c")->required();
     parser->add_option("RUN", options->run, "absent or empty directory")->required();
     parser->add_option("--tokenizer", options->tokenizer, kTokenizerHelp)->type_name("gpt2|FILE");
     parser->callback([options] { import_model(*options); });

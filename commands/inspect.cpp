@@ -4,11 +4,11 @@
 #include <memory>
 
 #include "commands/command_line.h"
+#include "commands/hf_config.h"
 #include "commands/inspect_llmc.h"
 #include "data/reject_file.h"
 #include "data/shards.h"
 #include "data/tokenizer.h"
-#include "model/huggingface.h"
 #include "runtime/logging/logging.h"
 
 namespace {
@@ -122,10 +122,10 @@ void inspect_dataset(const std::string& directory) {
 // Whether model.init_from takes the model, or why not.
 std::string fitness(const Json& config, const std::string& path) {
     try {
-        const GptShape shape = hf_shape(config, path);
-        check_hf_config(config, shape, path);
-        return format("gpt2, %d layers, %d heads, %d channels, %d positions, vocabulary %d; model.init_from takes it",
-                      shape.n_layer, shape.n_head, shape.n_embd, shape.n_positions, shape.vocab_size);
+        const Config::Model model = hf_model(config, path);
+        return format("%s, %d layers, %d heads, %d channels, %d positions, vocabulary %d; model.init_from takes it",
+                      name_of(model.family), model.n_layer, model.n_head, model.n_embd, model.n_positions,
+                      model.vocab_size);
     } catch (const Error& error) {
         return std::string("model.init_from does not take it: ") + error.what();
     }

@@ -10,7 +10,7 @@
 // Which activations backward recomputes instead of forward keeping them; each level includes the ones before it.
 enum class Recompute : int {
     none,
-    gelu,   // the MLP's activation
+    gelu,   // the MLP's activation, GELU or another that can be computed again
     norm,   // the outputs of the two norms
     block,  // everything inside a block but its input
 };

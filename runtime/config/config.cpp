@@ -224,6 +224,13 @@ void override_config(Config& config, const std::string& assignment) {
 
 void check_config(const Config& c, const std::string& origin, int world) {
     check_model(c.model, origin);
+    if (c.data.document_mask && c.data.document_token < 0 && c.data.tokenizer.empty())
+        fail(Exit::config,
+             "%s: data.document_mask needs data.tokenizer or data.document_token, the token that begins a document",
+             origin);
+    if (c.data.document_token >= c.model.vocab_size)
+        fail(Exit::config, "%s: data.document_token (%d) must be below model.vocab_size (%d)", origin,
+             c.data.document_token, c.model.vocab_size);
 
     struct AtMost {
         const char* key;

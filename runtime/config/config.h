@@ -114,6 +114,7 @@ struct Config {
         std::string val = "datasets/fineweb10B/fineweb_val_*.bin";
         std::string tokenizer;  // empty: none
         bool document_mask = false;
+        int document_token = -1;  // -1: the tokenizer's
     } data;
 
     struct Train {
@@ -221,6 +222,10 @@ Config::Model with_sizes(Config::Model model);
 
 // Gives every part of the model the family's default; sizes stay.
 void set_family(Config::Model& model, ModelFamily family);
+
+// "model.norm: "layernorm" -> "rmsnorm"" for each size or part that two models for the same weights would not have in
+// common: init_from, dropout, z_loss and the family's name do not count, nor do settings without effect.
+std::vector<std::string> model_differences(const Config::Model& from, const Config::Model& to);
 
 // Applies one "section.key=value". The value is JSON, or else a bare word taken as a string: precision=fp32 is fine.
 // model.family=NAME is set_family().

@@ -196,3 +196,39 @@ void check_model(const Config::Model& model, const std::string& origin) {
     check_rope(model, origin);
     check_windows(model, origin);
 }
+
+namespace {
+
+// The letter of each layer; none without a window.
+std::string windows_of(const Config::Model& m) {
+    std::string layers;
+    for (int layer = 0; m.sliding_window > 0 && layer < m.n_layer; layer++)
+        layers += m.window_pattern[size_t(layer) % m.window_pattern.size()];
+    return layers;
+}
+
+// The model with the defaults wherever a setting has no effect.
+Config::Model without_unused(Config::Model m) {
+    const Config::Model unused;
+    m.init_from = unused.init_from, m.dropout = unused.dropout, m.z_loss = unused.z_loss;
+    if (m.position != PositionKind::rope) m.rope_theta = unused.rope_theta;
+    if (m.rope_scaling == RopeScaling::none || m.rope_scaling == RopeScaling::linear)
+        m.rope_original_positions = m.n_positions;
+    if (m.rope_scaling != RopeScaling::llama3)
+        m.rope_low_freq_factor = unused.rope_low_freq_factor, m.rope_high_freq_factor = unused.rope_high_freq_factor;
+    if (m.rope_scaling != RopeScaling::yarn) {
+        m.rope_beta_fast = unused.rope_beta_fast, m.rope_beta_slow = unused.rope_beta_slow;
+        m.rope_attention_factor = unused.rope_attention_factor;
+    }
+    if (m.attention_scale == 0) m.attention_scale = 1 / std::sqrt(double(with_sizes(m).head_size));
+    return m;
+}
+
+}  // namespace
+
+std::vector<std::string> model_differences(const Config::Model& from, const Config::Model& to) {
+    Config before, after;
+    before.model = without_unused(from), after.model = without_unused(to);
+    if (windows_of(from) == windows_of(to)) before.model.window_pattern = after.model.window_pattern;
+    return config_differences(before, after);
+}

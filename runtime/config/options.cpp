@@ -78,6 +78,8 @@ std::vector<Option> training_options(Config& c) {
          kNone},
         {"data.document_mask", &c.data.document_mask, kAnything,
          "tokens do not attend to those of earlier documents in the same sequence"},
+        {"data.document_token", &c.data.document_token, between(-1, 1 << 24),
+         "document_mask: the token that begins each document; -1: data.tokenizer's <|endoftext|>"},
 
         {"train.max_steps", &c.train.max_steps, kStepsOr0, "optimizer steps of the whole run; 0: no limit"},
         {"train.max_epochs", &c.train.max_epochs, between(0, 1e6),
