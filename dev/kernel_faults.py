@@ -10,6 +10,7 @@ LOSS, EMBEDDING, OPTIMIZER = CUDA + "cross_entropy.cu", CUDA + "embedding.cu", C
 REDUCE, GRAD_NORM, EPILOGUE = CUDA + "reduce.cuh", CUDA + "grad_norm.cu", CUDA + "matmul_epilogue.cu"
 PRODUCTS, FILL, VECTOR = CUDA + "matmul_products.h", CUDA + "fill.cu", CUDA + "vector.cuh"
 DROPOUT, GENERAL_FORWARD = CUDA + "dropout.cu", CUDA + "attention_general_forward.cuh"
+ROPE, ROPE_CPU = CUDA + "qk_norm_rope.cu", "kernels/cpu/qk_norm_rope.cpp"
 
 FAULTS = [
     # ---- attention, forward
@@ -156,6 +157,62 @@ FAULTS = [
      "    sum += load_four<kAligned>(inp, i, op.count);\n    sum += load_four<kAligned>(inp, i, op.count);\n"),
     (FILL, "add writes whole packs at the end", "store_four<kAligned>(op.out, i, op.count, pack_floats(sum));",
      "store_four<kAligned>(op.out, i, op.count + 3, pack_floats(sum));"),
+    # ---- QK norm and RoPE
+    (ROPE, "the rotation has the other sign",
+     "fmaf(first, angles.cosine[i], -second * angles.sine[i]);\n        second = fmaf(second, angles.cosine[i], first",
+     "fmaf(first, angles.cosine[i], second * angles.sine[i]);\n        second = fmaf(second, angles.cosine[i], -first"),
+    (ROPE, "backward rotates as forward does",
+     "fmaf(first, angles.cosine[i], second * angles.sine[i]);\n        second = fmaf(second, angles.cosine[i], -first",
+     "fmaf(first, angles.cosine[i], -second * angles.sine[i]);\n        second = fmaf(second, angles.cosine[i], first"),
+    (ROPE, "neighboring packs are pairs instead of the halves",
+     "return {{begin, half + begin}, {count, count}, true};",
+     "return {{2 * begin, 2 * begin + count}, {count, count}, true};"),
+    (ROPE, "the keys' weight multiplies queries",
+     "(at.is_query ? op.q_weight : op.k_weight).template as<T>();\n#pragma",
+     "op.k_weight.template as<T>();\n#pragma"),
+    (ROPE, "the first position is forgotten", "size_t(op.first_position) + at.position", "size_t(at.position)"),
+    (ROPE, "what lies behind the rotated elements is rotated",
+     "count(begin + kPackSize<T>)}, false};", "count(begin + kPackSize<T>)}, true};"),
+    (ROPE, "the gradient lacks its projection",
+     "multiply(head.normed[u], -average);", "multiply(head.normed[u], 0.0f);"),
+    (ROPE, "the gradient lacks rstd", "multiply(head.d[u], rstd);", "multiply(head.d[u], 1.0f);"),
+    (ROPE, "the keys' gradient goes to the queries' weight",
+     "add_products(sums.key[u], head.d", "add_products(sums.query[u], head.d"),
+    (ROPE, "the gradient of a weight has the weight in it", "float* out = column < op.head_size ? op.dq_weight : "
+     "op.dk_weight;", "float* out = column <= op.head_size ? op.dq_weight : op.dk_weight;"),
+    (ROPE, "the scale of the table is not divided out", "? 1.0f / square : 0.0f", "? 1.0f : 0.0f"),
+    (ROPE, "a team beyond the last head counts in the sums", "if (exists) head = load_gradient", "head = load_gradient"),
+    (ROPE, "a team sums over half of its lanes", "for (int step = lanes / 2; step > 0;", "for (int step = lanes / 4; "
+     "step > 0;"),
+    (ROPE, "no barrier before the warps' sums are added",
+     "    __syncthreads();\n    float* out = static_cast<float*>(teams", "    float* out = static_cast<float*>(teams"),
+    (ROPE, "the groups beyond 32 are dropped", "group < teams.n_groups; group +=", "group < min(32, teams.n_groups); "
+     "group +="),
+    (ROPE, "raw holds the normalised heads",
+     "        if (op.raw) store_unit<kAligned>(op.raw.as<T>() + at.alone, unit[u], x[u]);\n"
+     "        if (op.rstd) multiply(x[u], rstd);\n",
+     "        if (op.rstd) multiply(x[u], rstd);\n"
+     "        if (op.raw) store_unit<kAligned>(op.raw.as<T>() + at.alone, unit[u], x[u]);\n"),
+    (ROPE_CPU, "the rotation has the other sign", "x[i] = first * cosine[i] - second * sine[i];\n        x[i + half] = "
+     "second * cosine[i] + first", "x[i] = first * cosine[i] + second * sine[i];\n        x[i + half] = second * "
+     "cosine[i] - first"),
+    (ROPE_CPU, "backward rotates as forward does", "rotate_back(d, work", "rotate(d, work"),
+    (ROPE_CPU, "neighbors are pairs instead of the halves",
+     "        const float first = x[i], second = x[i + half];\n        x[i] = first * cosine[i] - second * sine[i];\n"
+     "        x[i + half] = second",
+     "        const float first = x[2 * i], second = x[2 * i + 1];\n        x[2 * i] = first * cosine[i] - second * "
+     "sine[i];\n        x[2 * i + 1] = second"),
+    (ROPE_CPU, "the keys' weight multiplies queries", "scale(x, rstd, (h < op.n_head ?", "scale(x, rstd, (h < 0 ?"),
+    (ROPE_CPU, "the first position is forgotten", "op.first_position + row % op.seq_len", "row % op.seq_len"),
+    (ROPE_CPU, "the rotation reaches beyond its elements",
+     "rotate(x, work.cosine, work.sine, half);", "rotate(x, work.cosine, work.sine, half > 0 ? size / 2 : 0);"),
+    (ROPE_CPU, "the gradient lacks its projection", "(d[c] - normed[c] * average) * rstd", "d[c] * rstd"),
+    (ROPE_CPU, "the keys' gradient goes to the queries' weight",
+     "dweights + (is_query ? 0 : size)", "dweights + (is_query ? size : size)"),
+    (ROPE_CPU, "the scale of the table is not divided out", "x[i + half] /= square;", "x[i + half] /= 1;"),
+    (ROPE_CPU, "the last block of positions is dropped",
+     "sum_blocks(op.dk_weight, partials + op.head_size, n_blocks(rows)",
+     "sum_blocks(op.dk_weight, partials + op.head_size, n_blocks(rows) - 1"),
     # ---- around the products
     (EPILOGUE, "no barrier before the warps' sums are added",
      "    __syncthreads();  // all warps' sums are there\n", ""),

@@ -29,7 +29,7 @@ MODES = [("default order", "test_simt", []), ("seed 1", "test_simt", ["--seed", 
 # Which tests exercise a file; reduce.cuh and vector.cuh are under everything that is not a product.
 FAMILIES = [("attention", "*attention*"), ("norm", "*norm*"), ("cross_entropy", "*cross_entropy*"),
             ("embedding", "*embedding*"), ("optimizer", "*update*"), ("grad_norm", "*norm_finish*"),
-            ("matmul", "*matmul*"), ("fill", "*fill*,*cast*,add"), ("dropout", "dropout*"), ("gelu", "*gelu*"),
+            ("matmul", "*matmul*"), ("fill", "*fill*,*cast*,add"), ("dropout", "dropout*"), ("gelu", "*gelu*"), ("qk_norm_rope", "*qk_norm_rope*"),
             ("comm_nccl", "[comm]"), ("tree_sum.cu", "[comm]")]
 PROGRAM = [sys.executable, "test/program", "--failfast"]
 CPU_RANKS = [("CPU ranks", ["train_gpt_cpu"], [*PROGRAM, *(f"test_ranks.Ranks.{name}" for name in (
@@ -44,6 +44,8 @@ SECONDS = 300  # for one witness; a deadlock is reported much sooner
 def witnesses_of(file):
     """(name, programs to build, how it runs the tests) of each."""
     name = Path(file).name
+    if file.startswith("kernels/cpu/qk_norm_rope"):
+        return [("CPU", ["test_cpu"], ["build/test_cpu", "*qk_norm_rope*"])]
     if not file.startswith("kernels/cuda/"):
         comm = [("default order", ["test_simt"], ["build/test_simt", "[comm]"])]  # adds as the CPU does
         return CPU_RANKS + (SIMULATED_RANKS if file.startswith("model/") else comm if name == "tree_sum.h" else [])

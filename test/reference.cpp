@@ -2,16 +2,6 @@
 
 namespace ref {
 
-// Calls body(T()) where T is the array's storage type.
-template <class Body> void by_storage(ConstView array, Body body) {
-    switch (array.dtype) {
-        case Dtype::fp32: return body(float());
-        case Dtype::bf16: return body(bf16());
-        case Dtype::fp16: return body(fp16());
-        case Dtype::fp64: return body(double());
-    }
-}
-
 // ---------------------------------------------------------------------------------------------------------------------
 // Embedding.
 

@@ -27,6 +27,16 @@ template <class T> T store(double x) {
         return from_float<T>(float(x));
 }
 
+// Calls body(T()) where T is the array's storage type.
+template <class Body> void by_storage(ConstView array, Body body) {
+    switch (array.dtype) {
+        case Dtype::fp32: return body(float());
+        case Dtype::bf16: return body(bf16());
+        case Dtype::fp16: return body(fp16());
+        case Dtype::fp64: return body(double());
+    }
+}
+
 // Stores `value`, or adds it to what stands there.
 template <class T> void put(T& place, double value, bool accumulate) {
     place = store<T>(accumulate ? load(place) + value : value);
@@ -86,6 +96,8 @@ void activation_forward(const ops::ActivationForward& op);
 void matmul_forward(const ops::MatmulForward& op);
 void matmul_backward_input(const ops::MatmulBackwardInput& op);
 void matmul_backward_weight(const ops::MatmulBackwardWeight& op);
+void qk_norm_rope_forward(const ops::QkNormRopeForward& op);
+void qk_norm_rope_backward(const ops::QkNormRopeBackward& op);
 void attention_forward(const ops::AttentionForward& op);
 void attention_backward(const ops::AttentionBackward& op);
 void dropout(const ops::Dropout& op);
