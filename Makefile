@@ -144,7 +144,7 @@ SIMT_TESTED  := $(CUDA_SOURCES) $(filter-out $(SIMT_PRODUCT),$(wildcard test/sim
                 $(filter-out $(SIMT_CASES),$(SEAM_TESTS))
 simt_objects  = $(SIMT_CORE) $(BUILD)/simt_core/test/simt/main.cpp.o $(SIMT_TESTED:%=$(BUILD)/$(1)/%.o) \
                 $(SIMT_PRODUCT:%=$(BUILD)/simt/%.o) \
-                $(call object,$(SIMT_CASES) test/reference.cpp test/run_tests.cpp $(LAUNCHER_NONE))
+                $(call object,$(SIMT_CASES) $(wildcard test/reference*.cpp) test/run_tests.cpp $(LAUNCHER_NONE))
 SIMT_LAUNCHER := $(if $(filter 1,$(MPI)),kernels/ranks/launcher_mpi.cpp,$(LAUNCHER_NONE))
 
 $(BUILD)/test_simt: $(call simt_objects,simt)

@@ -2,16 +2,6 @@
 
 namespace ref {
 
-// Calls body(T()) where T is the array's storage type.
-template <class Body> void by_storage(ConstView array, Body body) {
-    switch (array.dtype) {
-        case Dtype::fp32: return body(float());
-        case Dtype::bf16: return body(bf16());
-        case Dtype::fp16: return body(fp16());
-        case Dtype::fp64: return body(double());
-    }
-}
-
 // ---------------------------------------------------------------------------------------------------------------------
 // Embedding.
 
@@ -107,84 +97,6 @@ void norm_backward(const ops::NormBackward& op) {
         for (int c = 0; c < op.cols; c++) {
             put(op.dweight[c], dweight[c], op.accumulate);
             put(op.dbias[c], dbias[c], op.accumulate);
-        }
-    });
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Matrix products and GELU.
-
-// out[i] = gelu(inp[i])
-void activation_forward(const ops::ActivationForward& op) {
-    by_storage(op.out, [&]<class T>(T) {
-        T* out = op.out.as<T>();
-        const T* inp = op.inp.as<T>();
-        for (size_t i = 0; i < op.count; i++) out[i] = store<T>(gelu(load(inp[i])));
-    });
-}
-
-// out[r, j] = sum over i of inp[r, i] weight[j, i], plus bias[j]; with pre_activation, that is pre_activation and out =
-// gelu(pre_activation)
-void matmul_forward(const ops::MatmulForward& op) {
-    by_storage(op.out, [&]<class T>(T) {
-        T* out = op.out.as<T>();
-        T* pre_activation = op.pre_activation.as<T>();
-        const T* inp = op.inp.as<T>();
-        const T* weight = op.weight.as<T>();
-        const T* bias = op.bias.as<T>();
-        for (int row = 0; row < op.rows; row++)
-            for (int j = 0; j < op.n; j++) {
-                double sum = bias ? load(bias[j]) : 0;
-                for (int i = 0; i < op.k; i++)
-                    sum += load(inp[size_t(row) * op.k + i]) * load(weight[size_t(j) * op.k + i]);
-                size_t place = size_t(row) * op.n + j;
-                out[place] = store<T>(sum);
-                if (pre_activation) {
-                    pre_activation[place] = store<T>(sum);
-                    out[place] = store<T>(gelu(load(pre_activation[place])));
-                }
-            }
-    });
-}
-
-// dinp[r, i] = sum over j of dout[r, j] weight[j, i]; with pre_activation, times gelu'(pre_activation[r, i])
-void matmul_backward_input(const ops::MatmulBackwardInput& op) {
-    by_storage(op.dinp, [&]<class T>(T) {
-        T* dinp = op.dinp.as<T>();
-        const T* dout = op.dout.as<T>();
-        const T* weight = op.weight.as<T>();
-        const T* kept = op.kept.as<T>();
-        std::vector<double> sums(op.k);
-        for (int row = 0; row < op.rows; row++) {
-            std::fill(sums.begin(), sums.end(), 0.0);
-            for (int j = 0; j < op.n; j++)
-                for (int i = 0; i < op.k; i++)
-                    sums[i] += load(dout[size_t(row) * op.n + j]) * load(weight[size_t(j) * op.k + i]);
-            for (int i = 0; i < op.k; i++) {
-                size_t place = size_t(row) * op.k + i;
-                double slope = kept ? gelu_slope(load(kept[place])) : 1;
-                dinp[place] = store<T>(sums[i] * slope);
-            }
-        }
-    });
-}
-
-// dweight[j, i] (+)= sum over r of dout[r, j] inp[r, i];  dbias[j] (+)= sum over r of dout[r, j]
-void matmul_backward_weight(const ops::MatmulBackwardWeight& op) {
-    by_storage(op.dout, [&]<class T>(T) {
-        const T* dout = op.dout.as<T>();
-        const T* inp = op.inp.as<T>();
-        std::vector<double> sums(op.k);
-        for (int j = 0; j < op.n; j++) {
-            std::fill(sums.begin(), sums.end(), 0.0);
-            double bias_sum = 0;
-            for (int row = 0; row < op.rows; row++) {
-                double gradient = load(dout[size_t(row) * op.n + j]);
-                bias_sum += gradient;
-                for (int i = 0; i < op.k; i++) sums[i] += gradient * load(inp[size_t(row) * op.k + i]);
-            }
-            for (int i = 0; i < op.k; i++) put(op.dweight[size_t(j) * op.k + i], sums[i], op.accumulate);
-            if (op.dbias) put(op.dbias[j], bias_sum, op.accumulate);
         }
     });
 }

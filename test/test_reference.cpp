@@ -2,59 +2,7 @@
 //
 // On double storage nothing is rounded but the fp32 statistics and gradients, so central differences are clean. The
 // objective is always the sum of dout times out, whose gradient the backward op must give.
-#include <functional>
-
-#include "test/catch.h"
-#include "test/random_values.h"
-#include "test/reference.h"
-
-namespace {
-
-constexpr double kStep = 0x1p-13;
-
-// A few dozen roundings to float on either side of the gradient. The difference quotient itself is off by
-// kStep^2 / 6 = 2.5e-9 of the third derivative and by 2^-53 / kStep = 1e-12 of the objective, both far below.
-double tolerance(double gradient) { return 64 * 0x1p-24 * (1 + std::abs(gradient)); }
-
-using Objective = std::function<double()>;
-
-// Every element of `gradient` must be the derivative of `objective` to the same element of `input`, plus what stood in
-// the gradient before the backward op (nothing where it was overwritten).
-template <class Gradient>
-void check_gradient(const char* name, std::vector<double>& input, const std::vector<Gradient>& gradient,
-                    const std::vector<double>& before, const Objective& objective) {
-    REQUIRE(input.size() == gradient.size());
-    for (size_t i = 0; i < input.size(); i++) {
-        double centre = input[i];
-        input[i] = centre + kStep;
-        double above = objective();
-        input[i] = centre - kStep;
-        double below = objective();
-        input[i] = centre;
-        double expected = (above - below) / (2 * kStep) + (before.empty() ? 0 : before[i]);
-        INFO(name << "[" << i << "] is " << gradient[i] << ", the difference quotient " << expected);
-        if (!(std::abs(gradient[i] - expected) <= tolerance(expected))) FAIL();
-    }
-    CHECK(!input.empty());
-}
-
-double sum_of_products(const std::vector<double>& a, const std::vector<double>& b) {
-    double sum = 0;
-    for (size_t i = 0; i < a.size(); i++) sum += a[i] * b[i];
-    return sum;
-}
-
-// Values that a gradient holds before a backward op: something to add to, or NaN to overwrite.
-template <class Gradient> std::vector<Gradient> held_before(const std::vector<double>& values, bool accumulate) {
-    if (!accumulate) return std::vector<Gradient>(values.size(), Gradient(NAN));
-    return {values.begin(), values.end()};
-}
-
-std::vector<double> if_added(const std::vector<double>& values, bool accumulate) {
-    return accumulate ? values : std::vector<double>();
-}
-
-}  // namespace
+#include "test/finite_differences.h"
 
 TEST_CASE("ref::embedding_backward is the derivative of ref::embedding_forward", "[reference]") {
     const int batch = 2, seq_len = 4, channels = 3, vocab = 5, n_positions = 6;
@@ -176,81 +124,6 @@ TEST_CASE("ref::norm_backward added to the residual's gradient is that of ref::r
                                          .accumulate = false});
     check_gradient("dinp", inp, dinp, {}, objective);
     check_gradient("dbranch", branch, dinp, {}, objective);
-}
-
-// The backward ops take the gradient of the product's output; with GELU it is the following product's dinp that ends
-// before the activation, so the chain gelu -> matmul is differentiated as it stands in the model.
-TEST_CASE("ref::matmul_backward_* are the derivatives of ref::matmul_forward", "[reference]") {
-    for (int rows : {1, 4})
-        for (bool with_gelu : {false, true})
-            for (bool accumulate : {false, true}) {
-                const int n = 3, k = 5;
-                INFO("rows " << rows << ", gelu " << with_gelu);
-                std::vector<double> pre = random_values(rows * k, 1, 3), weight = random_values(n * k, 2);
-                std::vector<double> bias = random_values(n, 3), inp(pre.size());
-                std::vector<double> out(rows * n), dout = random_values(out.size(), 4);
-                Objective objective = [&] {
-                    inp = pre;
-                    if (with_gelu)
-                        ref::activation_forward(
-                            ops::ActivationForward{.out = inp.data(), .inp = pre.data(), .count = inp.size()});
-                    ref::matmul_forward(ops::MatmulForward{.out = out.data(),
-                                                           .pre_activation = nullptr,
-                                                           .inp = inp.data(),
-                                                           .weight = weight.data(),
-                                                           .bias = bias.data(),
-                                                           .rows = rows,
-                                                           .n = n,
-                                                           .k = k});
-                    return sum_of_products(out, dout);
-                };
-                objective();
-                std::vector<double> dinp(pre.size(), NAN);
-                std::vector<double> weight_before = random_values(weight.size(), 5), bias_before = random_values(n, 6);
-                auto dweight = held_before<float>(weight_before, accumulate);
-                auto dbias = held_before<float>(bias_before, accumulate);
-                ref::matmul_backward_input(ops::MatmulBackwardInput{.dinp = dinp.data(),
-                                                                    .dout = dout.data(),
-                                                                    .weight = weight.data(),
-                                                                    .kept = with_gelu ? pre.data() : nullptr,
-                                                                    .rows = rows,
-                                                                    .n = n,
-                                                                    .k = k});
-                ref::matmul_backward_weight(ops::MatmulBackwardWeight{.dweight = dweight.data(),
-                                                                      .dbias = dbias.data(),
-                                                                      .scratch = nullptr,
-                                                                      .dout = dout.data(),
-                                                                      .inp = inp.data(),
-                                                                      .rows = rows,
-                                                                      .n = n,
-                                                                      .k = k,
-                                                                      .accumulate = accumulate});
-                check_gradient("dinp", pre, dinp, {}, objective);
-                check_gradient("dweight", weight, dweight, if_added(weight_before, accumulate), objective);
-                check_gradient("dbias", bias, dbias, if_added(bias_before, accumulate), objective);
-            }
-}
-
-TEST_CASE("ref::matmul_forward with GELU is ref::activation_forward of the product", "[reference]") {
-    const int rows = 3, n = 4, k = 5;
-    std::vector<double> inp = random_values(rows * k, 1, 2), weight = random_values(n * k, 2),
-                        bias = random_values(n, 3);
-    std::vector<double> product(rows * n), pre_activation(rows * n), out(rows * n), activated(rows * n);
-    ops::MatmulForward op{.out = product.data(),
-                          .pre_activation = nullptr,
-                          .inp = inp.data(),
-                          .weight = weight.data(),
-                          .bias = bias.data(),
-                          .rows = rows,
-                          .n = n,
-                          .k = k};
-    ref::matmul_forward(op);
-    op.out = out.data(), op.pre_activation = pre_activation.data();
-    ref::matmul_forward(op);
-    ref::activation_forward(
-        ops::ActivationForward{.out = activated.data(), .inp = product.data(), .count = product.size()});
-    CHECK(pre_activation == product);
-    CHECK(out == activated);
 }
 
 TEST_CASE("ref::attention_backward is the derivative of ref::attention_forward", "[reference]") {
