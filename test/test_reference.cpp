@@ -6,14 +6,16 @@
 
 TEST_CASE("ref::embedding_backward is the derivative of ref::embedding_forward", "[reference]") {
     const int batch = 2, seq_len = 4, channels = 3, vocab = 5, n_positions = 6;
-    for (bool accumulate : {false, true}) {
-        std::vector<int> tokens = {3, 1, 3, 3, 0, 1, 4, 3};
+    for (auto [accumulate, accumulate_dwte, with_wpe] :
+         {std::tuple(false, true, true), {true, true, true}, {true, false, true}, {false, false, false}}) {
+        std::vector<int> tokens = {3, 1, 3, 3, 0, 1, 4, 3};  // 2 does not occur
         std::vector<double> wte = random_values(vocab * channels, 1), wpe = random_values(n_positions * channels, 2);
         std::vector<double> out(tokens.size() * channels), dout = random_values(out.size(), 3);
         std::vector<double> dwte_before = random_values(wte.size(), 4), dwpe_before = random_values(wpe.size(), 5);
-        auto dwte = held_before<float>(dwte_before, true), dwpe = held_before<float>(dwpe_before, accumulate);
+        auto dwte = held_before<float>(dwte_before, accumulate_dwte),
+             dwpe = held_before<float>(dwpe_before, accumulate);
         ref::embedding_backward(ops::EmbeddingBackward{.dwte = dwte.data(),
-                                                       .dwpe = dwpe.data(),
+                                                       .dwpe = with_wpe ? dwpe.data() : nullptr,
                                                        .scratch = nullptr,
                                                        .dout = dout.data(),
                                                        .tokens = tokens.data(),
@@ -22,67 +24,100 @@ TEST_CASE("ref::embedding_backward is the derivative of ref::embedding_forward",
                                                        .channels = channels,
                                                        .vocab = vocab,
                                                        .n_positions = n_positions,
-                                                       .accumulate = accumulate});
+                                                       .accumulate = accumulate,
+                                                       .accumulate_dwte = accumulate_dwte});
         Objective objective = [&] {
             ref::embedding_forward(ops::EmbeddingForward{.out = out.data(),
                                                          .tokens = tokens.data(),
                                                          .wte = wte.data(),
-                                                         .wpe = wpe.data(),
+                                                         .wpe = with_wpe ? wpe.data() : nullptr,
                                                          .batch = batch,
                                                          .seq_len = seq_len,
                                                          .channels = channels});
             return sum_of_products(out, dout);
         };
-        check_gradient("dwte", wte, dwte, dwte_before, objective);
-        check_gradient("dwpe", wpe, dwpe, if_added(dwpe_before, accumulate), objective);
+        check_gradient("dwte", wte, dwte, if_added(dwte_before, accumulate_dwte), objective);
+        if (with_wpe) check_gradient("dwpe", wpe, dwpe, if_added(dwpe_before, accumulate), objective);
     }
 }
+
+namespace {
+
+// LayerNorm or, without a mean, RMSNorm, with or without a weight and a bias.
+void check_norm_gradients(int rows, int cols, bool accumulate_dinp, bool accumulate, bool has_mean, bool has_weight,
+                          bool has_bias) {
+    INFO("rows " << rows << ", cols " << cols << ", mean " << has_mean << ", weight " << has_weight << ", bias "
+                 << has_bias);
+    size_t count = size_t(rows) * cols;
+    std::vector<double> inp = random_values(count, 1, 2, 1), weight = random_values(cols, 2, 0.5, 1);
+    std::vector<double> bias = random_values(cols, 3), out(count), dout = random_values(count, 4);
+    std::vector<float> mean(rows), rstd(rows);
+    Objective objective = [&] {
+        ref::residual_norm_forward(ops::ResidualNormForward{.residual = nullptr,
+                                                            .out = out.data(),
+                                                            .mean = has_mean ? mean.data() : nullptr,
+                                                            .rstd = rstd.data(),
+                                                            .inp = inp.data(),
+                                                            .branch = nullptr,
+                                                            .weight = has_weight ? weight.data() : nullptr,
+                                                            .bias = has_bias ? bias.data() : nullptr,
+                                                            .rows = rows,
+                                                            .cols = cols,
+                                                            .eps = 1e-3f});
+        return sum_of_products(out, dout);
+    };
+    objective();
+    std::vector<double> dinp_before = random_values(count, 5), other_before = random_values(cols, 6);
+    auto dinp = held_before<double>(dinp_before, accumulate_dinp);
+    auto dweight = held_before<float>(other_before, accumulate), dbias = dweight;
+    ref::norm_backward(ops::NormBackward{.dinp = dinp.data(),
+                                         .dweight = has_weight ? dweight.data() : nullptr,
+                                         .dbias = has_bias ? dbias.data() : nullptr,
+                                         .scratch = nullptr,
+                                         .dout = dout.data(),
+                                         .inp = inp.data(),
+                                         .weight = has_weight ? weight.data() : nullptr,
+                                         .mean = has_mean ? mean.data() : nullptr,
+                                         .rstd = rstd.data(),
+                                         .rows = rows,
+                                         .cols = cols,
+                                         .accumulate_dinp = accumulate_dinp,
+                                         .accumulate = accumulate});
+    check_gradient("dinp", inp, dinp, if_added(dinp_before, accumulate_dinp), objective);
+    if (has_weight) check_gradient("dweight", weight, dweight, if_added(other_before, accumulate), objective);
+    if (has_bias) check_gradient("dbias", bias, dbias, if_added(other_before, accumulate), objective);
+}
+
+}  // namespace
 
 TEST_CASE("ref::norm_backward is the derivative of ref::residual_norm_forward", "[reference]") {
     for (int rows : {1, 4})
         for (int cols : {1, 3, 8})
             for (bool accumulate_dinp : {false, true})
-                for (bool accumulate : {false, true}) {
-                    INFO("rows " << rows << ", cols " << cols);
-                    size_t count = size_t(rows) * cols;
-                    std::vector<double> inp = random_values(count, 1, 2, 1), weight = random_values(cols, 2, 0.5, 1);
-                    std::vector<double> bias = random_values(cols, 3), out(count), dout = random_values(count, 4);
-                    std::vector<float> mean(rows), rstd(rows);
-                    Objective objective = [&] {
-                        ref::residual_norm_forward(ops::ResidualNormForward{.residual = nullptr,
-                                                                            .out = out.data(),
-                                                                            .mean = mean.data(),
-                                                                            .rstd = rstd.data(),
-                                                                            .inp = inp.data(),
-                                                                            .branch = nullptr,
-                                                                            .weight = weight.data(),
-                                                                            .bias = bias.data(),
-                                                                            .rows = rows,
-                                                                            .cols = cols,
-                                                                            .eps = 1e-3f});
-                        return sum_of_products(out, dout);
-                    };
-                    objective();
-                    std::vector<double> dinp_before = random_values(count, 5), other_before = random_values(cols, 6);
-                    auto dinp = held_before<double>(dinp_before, accumulate_dinp);
-                    auto dweight = held_before<float>(other_before, accumulate), dbias = dweight;
-                    ref::norm_backward(ops::NormBackward{.dinp = dinp.data(),
-                                                         .dweight = dweight.data(),
-                                                         .dbias = dbias.data(),
-                                                         .scratch = nullptr,
-                                                         .dout = dout.data(),
-                                                         .inp = inp.data(),
-                                                         .weight = weight.data(),
-                                                         .mean = mean.data(),
-                                                         .rstd = rstd.data(),
-                                                         .rows = rows,
-                                                         .cols = cols,
-                                                         .accumulate_dinp = accumulate_dinp,
-                                                         .accumulate = accumulate});
-                    check_gradient("dinp", inp, dinp, if_added(dinp_before, accumulate_dinp), objective);
-                    check_gradient("dweight", weight, dweight, if_added(other_before, accumulate), objective);
-                    check_gradient("dbias", bias, dbias, if_added(other_before, accumulate), objective);
-                }
+                for (bool accumulate : {false, true})
+                    for (int parts = 0; parts < 8; parts++)
+                        check_norm_gradients(rows, cols, accumulate_dinp, accumulate, parts & 1, parts & 2, parts & 4);
+}
+
+// By hand: (3, 4) has a mean square of 12.5, and with an eps of 12.5 a root mean square of 5.
+TEST_CASE("ref::residual_norm_forward without a mean is RMSNorm", "[reference]") {
+    std::vector<double> inp = {3, 4}, weight = {2, -1}, out(2);
+    float rstd = 0;
+    ops::ResidualNormForward op{.residual = nullptr,
+                                .out = out.data(),
+                                .mean = nullptr,
+                                .rstd = &rstd,
+                                .inp = inp.data(),
+                                .branch = nullptr,
+                                .weight = weight.data(),
+                                .bias = nullptr,
+                                .rows = 1,
+                                .cols = 2,
+                                .eps = 12.5f};
+    ref::residual_norm_forward(op);
+    CHECK(std::abs(out[0] - 1.2) < 1e-14);
+    CHECK(std::abs(out[1] + 0.8) < 1e-14);
+    CHECK(rstd == 0.2f);
 }
 
 // A residual block: the gradient of the sum inp + branch is that of either, and the norm's is added to it.
@@ -175,32 +210,48 @@ TEST_CASE("ref::attention_backward is the derivative of ref::attention_forward",
     }
 }
 
+// The objective is written out, so that the op's terms are compared with their definitions: the capped logits, and the
+// square of their log-sum-exp.
 TEST_CASE("ref::cross_entropy writes the derivative of its loss", "[reference]") {
     const int rows = 4, vocab = 5, padded_vocab = 7;
     const float loss_scale = 3, grad_scale = 0.5f;
-    std::vector<double> logits = random_values(rows * padded_vocab, 1, 3);
-    std::vector<int> targets = {4, -1, 0, 2};
-    std::vector<float> loss(rows);
-    Objective objective = [&] {
+    for (auto [softcap, z_loss] : {std::pair(0.0f, 0.0f), {2.5f, 0.0f}, {0.0f, 0.25f}, {4.0f, 0.125f}}) {
+        INFO("softcap " << softcap << ", z_loss " << z_loss);
+        std::vector<double> logits = random_values(rows * padded_vocab, 1, 3);
+        std::vector<int> targets = {4, -1, 0, 2};
+        std::vector<float> loss(rows);
+        double cross_entropies = 0;
+        Objective objective = [&] {
+            double sum = 0;
+            cross_entropies = 0;
+            for (int row = 0; row < rows; row++) {
+                std::vector<double> x(logits.begin() + row * padded_vocab, logits.begin() + row * padded_vocab + vocab);
+                for (double& value : x) value = softcap > 0 ? softcap * std::tanh(value / softcap) : value;
+                const double lse = ref::log_sum_exp(x.data(), vocab);
+                if (targets[row] < 0) continue;
+                cross_entropies += lse - x[targets[row]];
+                sum += lse - x[targets[row]] + z_loss * lse * lse;
+            }
+            return sum * loss_scale * grad_scale;
+        };
+        objective();
+        std::vector<double> dlogits = logits;
+        ref::cross_entropy(ops::CrossEntropy{.logits = dlogits.data(),
+                                             .loss = loss.data(),
+                                             .targets = targets.data(),
+                                             .loss_scale = &loss_scale,
+                                             .rows = rows,
+                                             .vocab = vocab,
+                                             .padded_vocab = padded_vocab,
+                                             .grad_scale = grad_scale,
+                                             .write_dlogits = true,
+                                             .softcap = softcap,
+                                             .z_loss = z_loss});
         double sum = 0;
-        for (int row = 0; row < rows; row++)
-            if (targets[row] >= 0) sum += ref::token_loss(logits.data() + row * padded_vocab, vocab, targets[row]);
-        return sum * loss_scale * grad_scale;
-    };
-    std::vector<double> dlogits = logits;
-    ref::cross_entropy(ops::CrossEntropy{.logits = dlogits.data(),
-                                         .loss = loss.data(),
-                                         .targets = targets.data(),
-                                         .loss_scale = &loss_scale,
-                                         .rows = rows,
-                                         .vocab = vocab,
-                                         .padded_vocab = padded_vocab,
-                                         .grad_scale = grad_scale,
-                                         .write_dlogits = true});
-    check_gradient("dlogits", logits, dlogits, {}, objective);
-    double sum = 0;
-    for (float value : loss) sum += value;
-    CHECK(std::abs(sum * loss_scale * grad_scale - objective()) <= rows * 0x1p-24 * sum * 3);
+        for (float value : loss) sum += value;
+        CHECK(std::abs(sum - cross_entropies) <= rows * 0x1p-24 * sum);
+        check_gradient("dlogits", logits, dlogits, {}, objective);
+    }
 }
 
 // clip_grad_norm_ by hand: the norm of (3, 4) 1e-6 is 5e-6, 1e-6 is added, and 1e-6 is allowed. Gradients carry a loss
