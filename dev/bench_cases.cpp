@@ -54,9 +54,14 @@ template <class T> struct LinearArrays {
         dweight = arrays.make<float>(N * K), dbias = arrays.make<float>(N);
         scratch = arrays.make_scratch(ops::matmul_backward_weight_scratch_bytes(backward_weight(linear)));
     }
-    ops::MatmulForward forward(const Linear& l) const { return {out, pre_out, inp, weight, bias, l.rows, l.n, l.k}; }
+    ops::MatmulForward forward(const Linear& l) const {
+        return {out, pre_out, inp, weight, bias, l.rows, l.n, l.k, activation_if(l.gelu_behind)};
+    }
     ops::MatmulBackwardInput backward_input(const Linear& l) const {
-        return {dinp, out, weight, pre_inp, l.rows, l.n, l.k};
+        return {dinp, out, weight, pre_inp, l.rows, l.n, l.k, activation_if(l.gelu_before)};
+    }
+    static ActivationFunction activation_if(bool gelu) {
+        return gelu ? ActivationFunction::gelu_new : ActivationFunction::none;
     }
     ops::MatmulBackwardWeight backward_weight(const Linear& l) const {
         return {dweight, dbias, scratch, out, inp, l.rows, l.n, l.k, false};
@@ -76,13 +81,13 @@ template <class T> void add_linear(std::vector<Case>& cases, Arrays& arrays, con
     auto forward = layer.forward(linear);
     add(" forward", ops::matmul_forward, forward);
     if (linear.gelu_behind) {
-        forward.pre_activation = nullptr;
+        forward.pre_activation = nullptr, forward.activation = ActivationFunction::none;
         add(" forward without GELU", ops::matmul_forward, forward, " forward");
     }
     auto input = layer.backward_input(linear);
     add(" backward input", ops::matmul_backward_input, input);
     if (linear.gelu_before) {
-        input.kept = nullptr;
+        input.kept = nullptr, input.activation = ActivationFunction::none;
         add(" backward input without GELU", ops::matmul_backward_input, input, " backward input");
     }
     auto grad = layer.backward_weight(linear);

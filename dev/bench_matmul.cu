@@ -237,6 +237,8 @@ void add_case(std::vector<ProductCase>& cases, const std::string& name, double c
                      }});
 }
 
+ActivationFunction activation_if(bool gelu) { return gelu ? ActivationFunction::gelu_new : ActivationFunction::none; }
+
 void add_products(std::vector<ProductCase>& cases, const Linear& l) {
     const size_t R = size_t(l.rows), N = size_t(l.n), K = size_t(l.k);
     add_case(cases, l.name + " forward", l.calls, l, [=](Arrays& arrays) {
@@ -247,7 +249,8 @@ void add_products(std::vector<ProductCase>& cases, const Linear& l) {
                                              .bias = l.has_bias ? arrays.make<bf16>(N, 0.02f) : nullptr,
                                              .rows = l.rows,
                                              .n = l.n,
-                                             .k = l.k});
+                                             .k = l.k,
+                                             .activation = activation_if(l.gelu_behind)});
     });
     add_case(cases, l.name + " backward input", l.calls, l, [=](Arrays& arrays) {
         return product_of(ops::MatmulBackwardInput{.dinp = arrays.make<bf16>(R * K),
@@ -256,7 +259,8 @@ void add_products(std::vector<ProductCase>& cases, const Linear& l) {
                                                    .kept = l.gelu_before ? arrays.make<bf16>(R * K) : nullptr,
                                                    .rows = l.rows,
                                                    .n = l.n,
-                                                   .k = l.k});
+                                                   .k = l.k,
+                                                   .activation = activation_if(l.gelu_before)});
     });
     for (const bool accumulate : {false, true}) {
         const double calls = !l.adds_at_once ? l.calls : accumulate ? l.calls - 1 : 1;

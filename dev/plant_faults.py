@@ -29,8 +29,9 @@ MODES = [("default order", "test_simt", []), ("seed 1", "test_simt", ["--seed", 
 # Which tests exercise a file; reduce.cuh and vector.cuh are under everything that is not a product.
 FAMILIES = [("attention", "*attention*"), ("norm", "*norm*"), ("cross_entropy", "*cross_entropy*"),
             ("embedding", "*embedding*"), ("optimizer", "*update*"), ("grad_norm", "*norm_finish*"),
-            ("matmul", "*matmul*"), ("fill", "*fill*,*cast*,add"), ("dropout", "dropout*"), ("gelu", "*gelu*"), ("qk_norm_rope", "*qk_norm_rope*"),
-            ("comm_nccl", "[comm]"), ("tree_sum.cu", "[comm]")]
+            ("matmul", "*matmul*"), ("fill", "*fill*,*cast*,add"), ("dropout", "dropout*"),
+            ("activation", "*activation*,*matmul*"), ("qk_norm_rope", "*qk_norm_rope*"), ("comm_nccl", "[comm]"),
+            ("tree_sum.cu", "[comm]")]
 PROGRAM = [sys.executable, "test/program", "--failfast"]
 CPU_RANKS = [("CPU ranks", ["train_gpt_cpu"], [*PROGRAM, *(f"test_ranks.Ranks.{name}" for name in (
     "test_losses_are_those_of_one_rank", "test_the_same_bits_for_any_number_of_ranks_and_micro_steps",

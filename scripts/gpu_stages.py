@@ -391,7 +391,7 @@ OP_GROUPS = {
     "loss": ["cross_entropy*", "loss_sum*"],
     "update": ["squared_sums*", "grad_norm_finish*", "adamw_update*", "sgd_update*"],
     "embedding": ["embedding*"],
-    "gelu": ["gelu*"],
+    "activation": ["activation*", "gated_activation*"],
     "dropout": ["dropout*"],
     "fill": ["normal_fill*", "add*", "fill*", "cast*"],
 }

@@ -5,7 +5,7 @@ namespace ref {
 // ---------------------------------------------------------------------------------------------------------------------
 // Embedding.
 
-// out[b, t, c] = wte[tokens[b, t], c] + wpe[t, c]
+// out[b, t, c] = wte[tokens[b, t], c] + wpe[t, c], without wpe the first alone
 void embedding_forward(const ops::EmbeddingForward& op) {
     by_storage(op.out, [&]<class T>(T) {
         T* out = op.out.as<T>();
@@ -16,14 +16,14 @@ void embedding_forward(const ops::EmbeddingForward& op) {
                 for (int c = 0; c < op.channels; c++) {
                     size_t position = size_t(b) * op.seq_len + t;
                     double token_value = load(wte[size_t(op.tokens[position]) * op.channels + c]);
-                    double position_value = load(wpe[size_t(t) * op.channels + c]);
+                    double position_value = wpe ? load(wpe[size_t(t) * op.channels + c]) : 0;
                     out[position * op.channels + c] = store<T>(token_value + position_value);
                 }
     });
 }
 
-// dwte[v, c] += the sum of dout[b, t, c] over all (b, t) with tokens[b, t] = v;  dwpe[t, c] (+)= sum over b of dout[b,
-// t, c]
+// dwte[v, c] (+)= the sum of dout[b, t, c] over all (b, t) with tokens[b, t] = v;  dwpe[t, c] (+)= sum over b of
+// dout[b, t, c]
 void embedding_backward(const ops::EmbeddingBackward& op) {
     by_storage(op.dout, [&]<class T>(T) {
         const T* dout = op.dout.as<T>();
@@ -36,16 +36,17 @@ void embedding_backward(const ops::EmbeddingBackward& op) {
                     dwte[size_t(op.tokens[position]) * op.channels + c] += gradient;
                     dwpe[size_t(t) * op.channels + c] += gradient;
                 }
-        for (size_t i = 0; i < dwte.size(); i++) put(op.dwte[i], dwte[i], true);
-        for (size_t i = 0; i < dwpe.size(); i++) put(op.dwpe[i], dwpe[i], op.accumulate);
+        for (size_t i = 0; i < dwte.size(); i++) put(op.dwte[i], dwte[i], op.accumulate_dwte);
+        for (size_t i = 0; op.dwpe && i < dwpe.size(); i++) put(op.dwpe[i], dwpe[i], op.accumulate);
     });
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Layer normalisation.
+// Normalisation. Absent weights are 1, absent biases 0.
 
 // residual = inp + branch;  x = residual as stored, or inp without a branch
 // mean = sum(x) / cols;  rstd = 1 / sqrt(sum((x - mean)^2) / cols + eps);  out = (x - mean) rstd weight + bias
+// RMSNorm: the same with a mean of 0
 void residual_norm_forward(const ops::ResidualNormForward& op) {
     by_storage(op.out, [&]<class T>(T) {
         const T *weight = op.weight.as<T>(), *bias = op.bias.as<T>();
@@ -56,12 +57,13 @@ void residual_norm_forward(const ops::ResidualNormForward& op) {
             T* out = op.out.as<T>() + size_t(row) * op.cols;
             double sum = 0, squares = 0;
             for (int c = 0; c < op.cols; c++) sum += load(x[c]);
-            double mean = sum / op.cols;
+            double mean = op.mean ? sum / op.cols : 0;
             for (int c = 0; c < op.cols; c++) squares += (load(x[c]) - mean) * (load(x[c]) - mean);
             double rstd = 1 / std::sqrt(squares / op.cols + op.eps);
             for (int c = 0; c < op.cols; c++)
-                out[c] = store<T>((load(x[c]) - mean) * rstd * load(weight[c]) + load(bias[c]));
-            op.mean[row] = float(mean);
+                out[c] =
+                    store<T>((load(x[c]) - mean) * rstd * (weight ? load(weight[c]) : 1) + (bias ? load(bias[c]) : 0));
+            if (op.mean) op.mean[row] = float(mean);
             op.rstd[row] = float(rstd);
         }
     });
@@ -69,6 +71,8 @@ void residual_norm_forward(const ops::ResidualNormForward& op) {
 
 // With normed = (inp - mean) rstd and dnormed = dout weight, row by row:
 //   dinp (+)= rstd (dnormed - average(dnormed) - normed average(dnormed normed))
+// RMSNorm, with a mean of 0 that depends on nothing:
+//   dinp (+)= rstd (dnormed - normed average(dnormed normed))
 //   dweight (+)= sum over rows of dout normed;  dbias (+)= sum over rows of dout
 void norm_backward(const ops::NormBackward& op) {
     by_storage(op.dinp, [&]<class T>(T) {
@@ -78,103 +82,25 @@ void norm_backward(const ops::NormBackward& op) {
             const T* inp = op.inp.as<T>() + size_t(row) * op.cols;
             const T* dout = op.dout.as<T>() + size_t(row) * op.cols;
             T* dinp = op.dinp.as<T>() + size_t(row) * op.cols;
-            double mean = op.mean[row], rstd = op.rstd[row];
+            double mean = op.mean ? op.mean[row] : 0, rstd = op.rstd[row];
             double average = 0, average_with_normed = 0;
             for (int c = 0; c < op.cols; c++) {
                 double normed = (load(inp[c]) - mean) * rstd;
-                double dnormed = load(dout[c]) * load(weight[c]);
-                average += dnormed / op.cols;
+                double dnormed = load(dout[c]) * (weight ? load(weight[c]) : 1);
+                if (op.mean) average += dnormed / op.cols;
                 average_with_normed += dnormed * normed / op.cols;
                 dweight[c] += load(dout[c]) * normed;
                 dbias[c] += load(dout[c]);
             }
             for (int c = 0; c < op.cols; c++) {
                 double normed = (load(inp[c]) - mean) * rstd;
-                double dnormed = load(dout[c]) * load(weight[c]);
+                double dnormed = load(dout[c]) * (weight ? load(weight[c]) : 1);
                 put(dinp[c], rstd * (dnormed - average - normed * average_with_normed), op.accumulate_dinp);
             }
         }
         for (int c = 0; c < op.cols; c++) {
-            put(op.dweight[c], dweight[c], op.accumulate);
-            put(op.dbias[c], dbias[c], op.accumulate);
-        }
-    });
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Matrix products and GELU.
-
-// out[i] = gelu(inp[i])
-void activation_forward(const ops::ActivationForward& op) {
-    by_storage(op.out, [&]<class T>(T) {
-        T* out = op.out.as<T>();
-        const T* inp = op.inp.as<T>();
-        for (size_t i = 0; i < op.count; i++) out[i] = store<T>(gelu(load(inp[i])));
-    });
-}
-
-// out[r, j] = sum over i of inp[r, i] weight[j, i], plus bias[j]; with pre_activation, that is pre_activation and out =
-// gelu(pre_activation)
-void matmul_forward(const ops::MatmulForward& op) {
-    by_storage(op.out, [&]<class T>(T) {
-        T* out = op.out.as<T>();
-        T* pre_activation = op.pre_activation.as<T>();
-        const T* inp = op.inp.as<T>();
-        const T* weight = op.weight.as<T>();
-        const T* bias = op.bias.as<T>();
-        for (int row = 0; row < op.rows; row++)
-            for (int j = 0; j < op.n; j++) {
-                double sum = bias ? load(bias[j]) : 0;
-                for (int i = 0; i < op.k; i++)
-                    sum += load(inp[size_t(row) * op.k + i]) * load(weight[size_t(j) * op.k + i]);
-                size_t place = size_t(row) * op.n + j;
-                out[place] = store<T>(sum);
-                if (pre_activation) {
-                    pre_activation[place] = store<T>(sum);
-                    out[place] = store<T>(gelu(load(pre_activation[place])));
-                }
-            }
-    });
-}
-
-// dinp[r, i] = sum over j of dout[r, j] weight[j, i]; with pre_activation, times gelu'(pre_activation[r, i])
-void matmul_backward_input(const ops::MatmulBackwardInput& op) {
-    by_storage(op.dinp, [&]<class T>(T) {
-        T* dinp = op.dinp.as<T>();
-        const T* dout = op.dout.as<T>();
-        const T* weight = op.weight.as<T>();
-        const T* kept = op.kept.as<T>();
-        std::vector<double> sums(op.k);
-        for (int row = 0; row < op.rows; row++) {
-            std::fill(sums.begin(), sums.end(), 0.0);
-            for (int j = 0; j < op.n; j++)
-                for (int i = 0; i < op.k; i++)
-                    sums[i] += load(dout[size_t(row) * op.n + j]) * load(weight[size_t(j) * op.k + i]);
-            for (int i = 0; i < op.k; i++) {
-                size_t place = size_t(row) * op.k + i;
-                double slope = kept ? gelu_slope(load(kept[place])) : 1;
-                dinp[place] = store<T>(sums[i] * slope);
-            }
-        }
-    });
-}
-
-// dweight[j, i] (+)= sum over r of dout[r, j] inp[r, i];  dbias[j] (+)= sum over r of dout[r, j]
-void matmul_backward_weight(const ops::MatmulBackwardWeight& op) {
-    by_storage(op.dout, [&]<class T>(T) {
-        const T* dout = op.dout.as<T>();
-        const T* inp = op.inp.as<T>();
-        std::vector<double> sums(op.k);
-        for (int j = 0; j < op.n; j++) {
-            std::fill(sums.begin(), sums.end(), 0.0);
-            double bias_sum = 0;
-            for (int row = 0; row < op.rows; row++) {
-                double gradient = load(dout[size_t(row) * op.n + j]);
-                bias_sum += gradient;
-                for (int i = 0; i < op.k; i++) sums[i] += gradient * load(inp[size_t(row) * op.k + i]);
-            }
-            for (int i = 0; i < op.k; i++) put(op.dweight[size_t(j) * op.k + i], sums[i], op.accumulate);
-            if (op.dbias) put(op.dbias[j], bias_sum, op.accumulate);
+            if (op.dweight) put(op.dweight[c], dweight[c], op.accumulate);
+            if (op.dbias) put(op.dbias[c], dbias[c], op.accumulate);
         }
     });
 }
@@ -264,19 +190,27 @@ void dropout(const ops::Dropout& op) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Loss.
 
-// loss = token_loss(logits, target);  dlogits[v] = (exp(logits[v] - log_sum_exp(logits)) - (v is target)) grad_scale
-// loss_scale
+// With x[v] = softcap tanh(logits[v] / softcap), or without a soft cap the logits, and p[v] = exp(x[v] - lse):
+//   loss = lse - x[target]
+//   dlogits[v] = (p[v] - (v is target) + 2 z_loss lse p[v]) x'[v] grad_scale loss_scale,  x' = 1 - tanh^2
 void cross_entropy(const ops::CrossEntropy& op) {
     by_storage(op.logits, [&]<class T>(T) {
         double gradient_scale = double(op.grad_scale) * (op.loss_scale ? *op.loss_scale : 1);
+        std::vector<double> x(op.vocab), slope(op.vocab);
         for (int row = 0; row < op.rows; row++) {
             T* logits = op.logits.as<T>() + size_t(row) * op.padded_vocab;
             int target = op.targets[row];
-            op.loss[row] = target < 0 ? 0 : float(token_loss(logits, op.vocab, target));
-            if (!op.write_dlogits) continue;
-            double lse = log_sum_exp(logits, op.vocab);
             for (int v = 0; v < op.vocab; v++) {
-                double gradient = (std::exp(load(logits[v]) - lse) - (v == target)) * gradient_scale;
+                double tanh = op.softcap > 0 ? std::tanh(load(logits[v]) / op.softcap) : 0;
+                x[v] = op.softcap > 0 ? op.softcap * tanh : load(logits[v]);
+                slope[v] = 1 - tanh * tanh;
+            }
+            op.loss[row] = target < 0 ? 0 : float(token_loss(x.data(), op.vocab, target));
+            if (!op.write_dlogits) continue;
+            double lse = log_sum_exp(x.data(), op.vocab);
+            for (int v = 0; v < op.vocab; v++) {
+                double p = std::exp(x[v] - lse);
+                double gradient = (p - (v == target) + 2 * op.z_loss * lse * p) * slope[v] * gradient_scale;
                 logits[v] = store<T>(target < 0 ? 0 : gradient);
             }
             for (int v = op.vocab; v < op.padded_vocab; v++) logits[v] = store<T>(0);

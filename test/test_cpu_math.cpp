@@ -78,7 +78,7 @@ TEMPLATE_TEST_CASE("from_float rounds to nearest even", "[numeric]", bf16, fp16)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// exp and GELU.
+// exp and the activations.
 
 namespace {
 
@@ -132,6 +132,25 @@ TEST_CASE("gelu and gelu_gradient are as near as promised", "[vector_math]") {
     CHECK(std::abs(gelu_gradient(-kHuge)) <= 1e-34f);
     CHECK(std::isnan(gelu(NAN)));
     CHECK(std::isnan(gelu_gradient(NAN)));
+}
+
+TEST_CASE("silu and silu_gradient are as near as promised", "[vector_math]") {
+    constexpr auto kSilu = ActivationFunction::silu;
+    const double worst = worst_over_floats(1e4f, [](float x) {
+        return std::abs(silu(x) - ref::activation(kSilu, x)) / std::max(1.0, std::abs(double(x)));
+    });
+    CHECK(worst <= 4e-7);
+    const double worst_gradient =
+        worst_over_floats(1e4f, [](float x) { return std::abs(silu_gradient(x) - ref::activation_slope(kSilu, x)); });
+    CHECK(worst_gradient <= 5e-7);
+
+    constexpr float kHuge = std::numeric_limits<float>::max();
+    CHECK(silu(kHuge) == kHuge);
+    CHECK(silu(-kHuge) == 0);
+    CHECK(silu_gradient(kHuge) == 1);
+    CHECK(std::abs(silu_gradient(-kHuge)) <= 1e-32f);
+    CHECK(std::isnan(silu(NAN)));
+    CHECK(std::isnan(silu_gradient(NAN)));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

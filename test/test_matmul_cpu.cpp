@@ -45,11 +45,12 @@ public:
 
     void multiply(ProductPath path, bool with_gelu) {
         const OnDevice<T> device;
+        const auto activation = with_gelu ? ActivationFunction::gelu_new : ActivationFunction::none;
         T* pre_activation = with_gelu ? pre_activation_.on(device) : nullptr;
         matmul_forward_by(path, {out_.on(device), pre_activation, inp_.on(device), weight_.on(device), bias_.on(device),
-                                 s_.rows, s_.n, s_.k});
+                                 s_.rows, s_.n, s_.k, activation});
         matmul_backward_input_by(path, {dinp_.on(device), dout_.on(device), weight_.on(device),
-                                        with_gelu ? inp_.on(device) : nullptr, s_.rows, s_.n, s_.k});
+                                        with_gelu ? inp_.on(device) : nullptr, s_.rows, s_.n, s_.k, activation});
         matmul_backward_weight_by(path, {dweight_.on(device), dbias_.on(device), nullptr, dout_.on(device),
                                          inp_.on(device), s_.rows, s_.n, s_.k, true});
     }

@@ -189,6 +189,10 @@ private:
                                              .accumulate = accumulate_});
     }
 
+    static ActivationFunction activation_of(const Floats* pre_activation) {
+        return pre_activation ? ActivationFunction::gelu_new : ActivationFunction::none;
+    }
+
     // The head is tied to "wte" and has no bias.
     void linear_forward(Floats& out, const std::string& name, const Floats& inp, Floats* pre_activation = nullptr) {
         const Parameters::Place& place = parameters.places.at(name + ".weight");
@@ -201,7 +205,8 @@ private:
                                                .bias = name == "wte" ? nullptr : parameters.weight(name + ".bias"),
                                                .rows = rows_,
                                                .n = int(place.rows),
-                                               .k = int(place.cols)});
+                                               .k = int(place.cols),
+                                               .activation = activation_of(pre_activation)});
     }
 
     void linear_backward(Floats& dinp, const std::string& name, const Floats& inp, const Floats& dout,
@@ -224,7 +229,8 @@ private:
                                                             .kept = pre_activation ? pre_activation->data() : nullptr,
                                                             .rows = rows_,
                                                             .n = int(place.rows),
-                                                            .k = int(place.cols)});
+                                                            .k = int(place.cols),
+                                                            .activation = activation_of(pre_activation)});
     }
 
     float attention_scale() const { return float(1 / std::sqrt(channels_ / r_.n_head)); }

@@ -86,7 +86,8 @@ echo '{"otherData": {"first_step": 3, "last_step": 4}, "traceEvents": [
     {"ph": "X", "name": "step", "ts": 0, "dur": 2500.000, "args": {"step": 3}},
     {"ph": "X", "name": "activation_forward", "ts": 0, "dur": 500.000, "args": {"flops": 0, "roofline_share": 0.5}},
     {"ph": "X", "name": "adamw_update", "ts": 0, "dur": 4000.000, "args": {"flops": 0}},
-    {"ph": "X", "name": "activation_forward", "ts": 0, "dur": 1500.000, "args": {"flops": 0, "roofline_share": 0.5}}]}' \
+    {"ph": "X", "name": "activation_forward", "ts": 0, "dur": 1500.000,
+     "args": {"flops": 0, "roofline_share": 0.5}}]}' \
     > "${1%/*}/run/profile/rank_0.steps_3-4.json"
 """
 PLACE = gpu_stages.Place(ROOT, ROOT / "build", ROOT, gpu_stages.cuda_libraries.Libraries(), "9.0")
@@ -211,7 +212,7 @@ class StandIns(Kit):
             self.assertIn(line, self.table)
         self.assertRegex(self.logs["clocks.csv"], r"\n0,1980,3201,690.25,66,4\n")
         calls = (self.home / "calls").read_text()
-        for spec in ("[ops]", "[model]", "[comm]", gpu_stages.test_spec("gelu")):
+        for spec in ("[ops]", "[model]", "[comm]", gpu_stages.test_spec("activation")):
             self.assertIn(f"test_cuda {spec}\n", calls)
         self.results("prove")
         self.assertIn("gpu_trainer.GpuTrainer.test_loss_curves_follow_the_cpu'] "
@@ -267,8 +268,8 @@ class StandIns(Kit):
             "========= ERROR SUMMARY: 1 error").replace('"$@"', 'echo "All tests passed (1 in 1)"'))
         self.program("bench_matmul_cuda", MATMUL.replace('"mismatches": 0', '"mismatches": 3'))
         self.program("ptx_probe_cuda", '#!/usr/bin/env bash\necho "$1 2 0000000100000003"\n')
-        self.run_script("--workloads", "tiny", "--stages", "ops,matmul,probe_copies,comm,memcheck_gelu,racecheck_gelu",
-                        expect=1)
+        stages = "ops,matmul,probe_copies,comm,memcheck_activation,racecheck_activation"
+        self.run_script("--workloads", "tiny", "--stages", stages, expect=1)
         rows, verdicts = self.results("measure")
         self.assertEqual(verdicts, {"ops": "failed", "ops_tiny": "passed", "matmul_tiny": "failed"})
         self.assertEqual(rows["ops"]["detail"], "9 test cases, 8 passed, 1 failed: norm_forward - bf16")
@@ -276,9 +277,9 @@ class StandIns(Kit):
         self.assertEqual(verdicts, {"probe_copies": "failed", "comm": "failed"})
         self.assertEqual(rows["probe_copies"]["detail"], "1 probes, 2 words, unlike the twin: copies")
         rows, verdicts = self.results("sanitize")
-        self.assertEqual(verdicts, {"memcheck_gelu": "failed", "racecheck_gelu": "failed"})
-        self.assertIn("1 findings: Invalid __global__ write of size 4 bytes", rows["memcheck_gelu"]["detail"])
-        self.assertIn("2 hazards", rows["racecheck_gelu"]["detail"])
+        self.assertEqual(verdicts, {"memcheck_activation": "failed", "racecheck_activation": "failed"})
+        self.assertIn("1 findings: Invalid __global__ write of size 4 bytes", rows["memcheck_activation"]["detail"])
+        self.assertIn("2 hazards", rows["racecheck_activation"]["detail"])
 
     def test_no_gpu(self):
         self.tool("nvidia-smi", '#!/usr/bin/env bash\necho "No devices were found"\nexit 6\n')
@@ -372,7 +373,7 @@ class DryRun(Kit):
                 "[ops]") exec {build}/test_simt "[ops]fill*,[ops]add*" ;;
                 "[model]") exec {build}/test_cpu "the model agrees with PyTorch: five steps of SGD" ;;
                 "[comm]") exec {build}/test_simt "one rank's collectives*" ;;
-                *gelu* | *fill*) exec {build}/test_simt "$@" ;;
+                *activation* | *fill*) exec {build}/test_simt "$@" ;;
                 *) exec {build}/test_simt "[ops]fill" ;;
             esac''')
         self.program("train_gpt", f'#!/usr/bin/env bash\ncase $1 in */trainer_tiny/*) exec {build}/train_gpt_simt "$@"'

@@ -35,7 +35,8 @@ public:
                                       .bias = with_bias ? at(bias_, side) : nullptr,
                                       .rows = s_.rows,
                                       .n = s_.n,
-                                      .k = s_.k};
+                                      .k = s_.k,
+                                      .activation = activation_if(with_gelu)};
         };
         ops::matmul_forward(op(OnDevice<T>()), stream);
         synchronize(stream);
@@ -61,7 +62,8 @@ public:
                                             .kept = with_gelu ? at(before_, side) : nullptr,
                                             .rows = s_.rows,
                                             .n = s_.n,
-                                            .k = s_.k};
+                                            .k = s_.k,
+                                            .activation = activation_if(with_gelu)};
         };
         ops::matmul_backward_input(op(OnDevice<T>()), stream);
         synchronize(stream);
@@ -115,6 +117,9 @@ public:
     const std::string& result() const { return result_; }
 
 private:
+    static ActivationFunction activation_if(bool gelu) {
+        return gelu ? ActivationFunction::gelu_new : ActivationFunction::none;
+    }
     std::vector<double> unwritten(size_t count) const {
         std::vector<double> values(shift_ + count, NAN);
         std::fill_n(values.begin(), shift_, 0.0);  // nobody is to write these
