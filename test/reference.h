@@ -59,6 +59,9 @@ struct QkvLayout {
     size_t lse(int b, int h, int t) const { return (size_t(b) * n_head + h) * seq_len + t; }
 };
 
+// The first key that query t of a sequence sees; first_key of the sequence, or null.
+int first_visible_key(int window, const int* first_key, int t);
+
 template <class T, class U> double dot(const T* a, const U* b, int count) {
     double sum = 0;
     for (int i = 0; i < count; i++) sum += load(a[i]) * load(b[i]);
