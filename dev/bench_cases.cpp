@@ -125,6 +125,13 @@ template <class T> void add_gelu(std::vector<Case>& cases, Arrays& arrays, const
     cases.back().variant_of = "fc forward";
 }
 
+// Query heads that share a key-value head in the benchmark of grouped queries: at least 3, if that divides.
+int bench_group(int n_head) {
+    int group = std::min(3, n_head);
+    while (n_head % group) group++;
+    return group;
+}
+
 template <class T> void add_attention(std::vector<Case>& cases, Arrays& arrays, const Workload& work) {
     const GptShape& s = work.shape;
     const size_t tokens = size_t(work.batch * work.seq_len), C = size_t(s.n_embd);
@@ -132,12 +139,39 @@ template <class T> void add_attention(std::vector<Case>& cases, Arrays& arrays, 
     T* dqkv = arrays.make<T>(tokens * 3 * C);
     float* lse = arrays.make<float>(tokens * size_t(s.n_head));
     const float scale = 1.0f / std::sqrt(float(s.head_size()));
-    ops::AttentionForward forward{out, lse, qkv, work.batch, work.seq_len, s.n_head, s.n_head, s.head_size(), scale};
-    ops::AttentionBackward backward{dqkv,       nullptr,      dout,     qkv,      out,           lse,
-                                    work.batch, work.seq_len, s.n_head, s.n_head, s.head_size(), scale};
-    backward.scratch = arrays.make_scratch(ops::attention_backward_scratch_bytes(backward));
-    cases.push_back(case_of("attention forward", s.n_layer, ops::attention_forward, forward));
-    cases.push_back(case_of("attention backward", s.n_layer, ops::attention_backward, backward));
+    const auto add = [&](const std::string& variant, int n_kv_head, int window) {
+        ops::AttentionForward forward{.out = out,
+                                      .lse = lse,
+                                      .qkv = qkv,
+                                      .batch = work.batch,
+                                      .seq_len = work.seq_len,
+                                      .n_head = s.n_head,
+                                      .n_kv_head = n_kv_head,
+                                      .head_size = s.head_size(),
+                                      .scale = scale,
+                                      .window = window};
+        ops::AttentionBackward backward{.dqkv = dqkv,
+                                        .scratch = nullptr,
+                                        .dout = dout,
+                                        .qkv = qkv,
+                                        .out = out,
+                                        .lse = lse,
+                                        .batch = work.batch,
+                                        .seq_len = work.seq_len,
+                                        .n_head = s.n_head,
+                                        .n_kv_head = n_kv_head,
+                                        .head_size = s.head_size(),
+                                        .scale = scale,
+                                        .window = window};
+        backward.scratch = arrays.make_scratch(ops::attention_backward_scratch_bytes(backward));
+        cases.push_back(case_of("attention forward" + variant, s.n_layer, ops::attention_forward, forward));
+        if (!variant.empty()) cases.back().variant_of = "attention forward";
+        cases.push_back(case_of("attention backward" + variant, s.n_layer, ops::attention_backward, backward));
+        if (!variant.empty()) cases.back().variant_of = "attention backward";
+    };
+    add("", s.n_head, 0);
+    add(", grouped heads", s.n_head / bench_group(s.n_head), 0);
+    add(", window of T/4", s.n_head, std::max(1, work.seq_len / 4));
 }
 
 template <class T> void add_norm(std::vector<Case>& cases, Arrays& arrays, const Workload& work) {

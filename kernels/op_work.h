@@ -103,19 +103,30 @@ inline Work work_of(const Dropout& op) {
             format("batch %d, count %zu", op.batch, op.count)};
 }
 
-// Two products, of which causality needs half; backward five, as usually counted, whatever is computed twice.
+// Pairs of a query and a key that it sees, for all heads; without first_key, which only the device knows. Causality
+// needs half of them, not counting that a query sees itself; of a window's keys the first queries have not all.
+template <class Op> double attention_pairs(const Op& op) {
+    const double length = op.seq_len, window = op.window > 0 ? std::min<double>(op.window, length) : length;
+    return double(op.batch) * op.n_head * window * (length - window / 2);
+}
+
+template <class Op> std::string attention_shape(const Op& op) {
+    return format("batch %d, seq_len %d, heads %d of %d", op.batch, op.seq_len, op.n_head, op.head_size) +
+           (op.n_kv_head < op.n_head ? format(", %d of keys", op.n_kv_head) : std::string()) +
+           (op.window > 0 ? format(", window %d", op.window) : std::string());
+}
+
+// Two products; backward five, as usually counted, whatever is computed twice.
 inline Work work_of(const AttentionForward& op) {
     const double tokens = double(op.batch) * op.seq_len, heads = op.n_head, kv_heads = op.n_kv_head;
-    return {"attention_forward", 2 * tokens * op.seq_len * heads * op.head_size,
-            bytes_of(op.out, tokens * op.head_size * (2 * heads + 2 * kv_heads)),
-            format("batch %d, seq_len %d, heads %d of %d", op.batch, op.seq_len, op.n_head, op.head_size)};
+    return {"attention_forward", 4 * attention_pairs(op) * op.head_size,
+            bytes_of(op.out, tokens * op.head_size * (2 * heads + 2 * kv_heads)), attention_shape(op)};
 }
 
 inline Work work_of(const AttentionBackward& op) {
     const double tokens = double(op.batch) * op.seq_len, heads = op.n_head, kv_heads = op.n_kv_head;
-    return {"attention_backward", 5 * tokens * op.seq_len * heads * op.head_size,
-            bytes_of(op.dqkv, tokens * op.head_size * (4 * heads + 4 * kv_heads)),
-            format("batch %d, seq_len %d, heads %d of %d", op.batch, op.seq_len, op.n_head, op.head_size)};
+    return {"attention_backward", 10 * attention_pairs(op) * op.head_size,
+            bytes_of(op.dqkv, tokens * op.head_size * (4 * heads + 4 * kv_heads)), attention_shape(op)};
 }
 
 inline Work work_of(const CrossEntropy& op) {

@@ -106,7 +106,26 @@ void norm_backward(const ops::NormBackward& op) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Causal self-attention. Position t sees the positions j <= t.
+// Causal self-attention. Position t sees the positions first_visible_key(t) <= j <= t.
+
+// The largest of 0, t - window + 1 and first_key[t].
+int first_visible_key(int window, const int* first_key, int t) {
+    int first = 0;
+    if (window > 0) first = std::max(first, t - window + 1);
+    if (first_key) first = std::max(first, first_key[t]);
+    return first;
+}
+template <class Op> int first_visible_key(const Op& op, int b, int t) {
+    return first_visible_key(op.window, op.first_key ? op.first_key + size_t(b) * op.seq_len : nullptr, t);
+}
+
+// softcap tanh(score / softcap) and its derivative; without a cap the score itself and 1.
+double capped(double score, double softcap) { return softcap > 0 ? softcap * std::tanh(score / softcap) : score; }
+double cap_derivative(double score, double softcap) {
+    if (!(softcap > 0)) return 1;
+    double tanh = std::tanh(score / softcap);
+    return 1 - tanh * tanh;
+}
 
 // What dropout multiplies a probability with: 1 without it.
 double dropout_factor(const ops::DropoutMask& mask, int b, int head, int query, int key) {
@@ -114,8 +133,8 @@ double dropout_factor(const ops::DropoutMask& mask, int b, int head, int query, 
     return mask.is_kept(mask.keys[b], head, query, key) ? 65536.0 / (65536.0 - mask.threshold) : 0;
 }
 
-// score[j] = scale query[t] . key[j];  lse = log(sum of exp(score));  out[t] = sum over j of factor exp(score[j] - lse)
-// value[j]
+// score[j] = capped(scale query[t] . key[j]);  lse = log(sum of exp(score));  out[t] = sum over j of factor
+// exp(score[j] - lse) value[j]
 void attention_forward(const ops::AttentionForward& op) {
     by_storage(op.out, [&]<class T>(T) {
         T* out = op.out.as<T>();
@@ -125,11 +144,14 @@ void attention_forward(const ops::AttentionForward& op) {
         for (int b = 0; b < op.batch; b++)
             for (int h = 0; h < op.n_head; h++)
                 for (int t = 0; t < op.seq_len; t++) {
-                    for (int j = 0; j <= t; j++)
-                        score[j] = op.scale * dot(qkv + at.query(b, h, t), qkv + at.key(b, h, j), op.head_size);
-                    double lse = log_sum_exp(score.data(), t + 1);
+                    const int first = first_visible_key(op, b, t);
+                    for (int j = first; j <= t; j++) {
+                        double product = dot(qkv + at.query(b, h, t), qkv + at.key(b, h, j), op.head_size);
+                        score[j] = capped(op.scale * product, op.softcap);
+                    }
+                    double lse = log_sum_exp(score.data() + first, t + 1 - first);
                     std::fill(sum.begin(), sum.end(), 0.0);
-                    for (int j = 0; j <= t; j++) {
+                    for (int j = first; j <= t; j++) {
                         double p = dropout_factor(op.dropout, b, h, t, j) * std::exp(score[j] - lse);
                         for (int d = 0; d < op.head_size; d++) sum[d] += p * load(qkv[at.value(b, h, j) + d]);
                     }
@@ -139,8 +161,9 @@ void attention_forward(const ops::AttentionForward& op) {
     });
 }
 
-// With p = exp(score - lse), for every query t and key j <= t of a head:
-//   dvalue[j] += factor p dout[t];  dp = factor dout[t] . value[j];  dscore = p (dp - dout[t] . out[t])
+// With p = exp(score - lse), for every query t of a head and key j that it sees:
+//   dvalue[j] += factor p dout[t];  dp = factor dout[t] . value[j];
+//   dscore = p (dp - dout[t] . out[t]) cap_derivative(scale query[t] . key[j])
 //   dquery[t] += scale dscore key[j];  dkey[j] += scale dscore query[t]
 void attention_backward(const ops::AttentionBackward& op) {
     by_storage(op.dqkv, [&]<class T>(T) {
@@ -155,13 +178,13 @@ void attention_backward(const ops::AttentionBackward& op) {
                     const T* query = qkv + at.query(b, h, t);
                     const T* dout = op.dout.as<T>() + at.out(b, h, t);
                     double dout_out = dot(dout, out + at.out(b, h, t), op.head_size);
-                    for (int j = 0; j <= t; j++) {
+                    for (int j = first_visible_key(op, b, t); j <= t; j++) {
                         const T* key = qkv + at.key(b, h, j);
                         double score = op.scale * dot(query, key, op.head_size);
-                        double p = std::exp(score - op.lse[at.lse(b, h, t)]);
+                        double p = std::exp(capped(score, op.softcap) - op.lse[at.lse(b, h, t)]);
                         double factor = dropout_factor(op.dropout, b, h, t, j);
                         double dp = factor * dot(dout, qkv + at.value(b, h, j), op.head_size);
-                        double dscore = p * (dp - dout_out);
+                        double dscore = p * (dp - dout_out) * cap_derivative(score, op.softcap);
                         for (int d = 0; d < op.head_size; d++) {
                             sums[at.value(b, h, j) + d] += factor * p * load(dout[d]);
                             sums[at.query(b, h, t) + d] += op.scale * dscore * load(key[d]);

@@ -42,16 +42,6 @@ template <class T> void put(T& place, double value, bool accumulate) {
     place = store<T>(accumulate ? load(place) + value : value);
 }
 
-// Calls body(T()) where T is the array's storage type.
-template <class Body> void by_storage(ConstView array, Body body) {
-    switch (array.dtype) {
-        case Dtype::fp32: return body(float());
-        case Dtype::bf16: return body(bf16());
-        case Dtype::fp16: return body(fp16());
-        case Dtype::fp64: return body(double());
-    }
-}
-
 // gelu(x) = x (1 + tanh(a)) / 2 with a = sqrt(2 / pi) (x + 0.044715 x^3)
 inline double gelu(double x) {
     double a = std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x);
@@ -101,6 +91,9 @@ struct QkvLayout {
     size_t out(int b, int h, int t) const { return ((size_t(b) * seq_len + t) * n_head + h) * head_size; }
     size_t lse(int b, int h, int t) const { return (size_t(b) * n_head + h) * seq_len + t; }
 };
+
+// The first key that query t of a sequence sees; first_key of the sequence, or null.
+int first_visible_key(int window, const int* first_key, int t);
 
 template <class T, class U> double dot(const T* a, const U* b, int count) {
     double sum = 0;

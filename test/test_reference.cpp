@@ -161,38 +161,43 @@ TEST_CASE("ref::norm_backward added to the residual's gradient is that of ref::r
     check_gradient("dbranch", branch, dinp, {}, objective);
 }
 
-TEST_CASE("ref::attention_backward is the derivative of ref::attention_forward", "[reference]") {
-    struct Shape {
-        int batch, seq_len, n_head, n_kv_head, head_size;
-    };
-    const std::vector<uint64_t> keys = {11, 12};
-    for (const auto& [s, dropped] : std::initializer_list<std::pair<Shape, double>>{{{1, 1, 1, 1, 2}, 0},
-                                                                                    {{2, 5, 2, 2, 3}, 0},
-                                                                                    {{1, 6, 4, 2, 3}, 0},
-                                                                                    {{1, 4, 3, 1, 2}, 0},
-                                                                                    {{2, 6, 4, 2, 3}, 0.4}}) {
-        INFO("seq_len " << s.seq_len << ", n_head " << s.n_head << ", n_kv_head " << s.n_kv_head);
-        ops::DropoutMask mask;
-        if (dropped > 0) mask = {.keys = keys.data(), .threshold = ops::dropout_threshold(dropped), .site = 1};
-        size_t positions = size_t(s.batch) * s.seq_len;
-        std::vector<double> qkv = random_values(positions * (s.n_head + 2 * s.n_kv_head) * s.head_size, 1, 2);
-        std::vector<double> out(positions * s.n_head * s.head_size), dout = random_values(out.size(), 2);
-        std::vector<double> dqkv(qkv.size(), NAN);
-        std::vector<float> lse(positions * s.n_head);
-        Objective objective = [&] {
-            ref::attention_forward(ops::AttentionForward{.out = out.data(),
-                                                         .lse = lse.data(),
-                                                         .qkv = qkv.data(),
-                                                         .batch = s.batch,
-                                                         .seq_len = s.seq_len,
-                                                         .n_head = s.n_head,
-                                                         .n_kv_head = s.n_kv_head,
-                                                         .head_size = s.head_size,
-                                                         .scale = 0.7f,
-                                                         .dropout = mask});
-            return sum_of_products(out, dout);
-        };
-        objective();
+namespace {
+
+struct AttentionCase {
+    int batch, seq_len, n_head, n_kv_head, head_size;
+    double dropped = 0;
+    int window = 0;
+    float softcap = 0;
+    std::vector<int> first_key = {};  // or empty
+};
+
+struct AttentionResults {
+    std::vector<double> out, dqkv;
+};
+
+// Both ops of ref:: on random values, or the forward op on given ones.
+class ReferenceAttention {
+public:
+    explicit ReferenceAttention(const AttentionCase& attention) : s(attention) {
+        if (s.dropped > 0) mask = {.keys = keys.data(), .threshold = ops::dropout_threshold(s.dropped), .site = 1};
+    }
+
+    void forward() {
+        ref::attention_forward(ops::AttentionForward{.out = out.data(),
+                                                     .lse = lse.data(),
+                                                     .qkv = qkv.data(),
+                                                     .batch = s.batch,
+                                                     .seq_len = s.seq_len,
+                                                     .n_head = s.n_head,
+                                                     .n_kv_head = s.n_kv_head,
+                                                     .head_size = s.head_size,
+                                                     .scale = 0.7f,
+                                                     .window = s.window,
+                                                     .softcap = s.softcap,
+                                                     .first_key = first_key(),
+                                                     .dropout = mask});
+    }
+    void backward() {
         ref::attention_backward(ops::AttentionBackward{.dqkv = dqkv.data(),
                                                        .scratch = nullptr,
                                                        .dout = dout.data(),
@@ -205,9 +210,108 @@ TEST_CASE("ref::attention_backward is the derivative of ref::attention_forward",
                                                        .n_kv_head = s.n_kv_head,
                                                        .head_size = s.head_size,
                                                        .scale = 0.7f,
+                                                       .window = s.window,
+                                                       .softcap = s.softcap,
+                                                       .first_key = first_key(),
                                                        .dropout = mask});
-        check_gradient("dqkv", qkv, dqkv, {}, objective);
     }
+
+    AttentionCase s;
+    size_t positions = size_t(s.batch) * s.seq_len;
+    std::vector<double> qkv = random_values(positions * (s.n_head + 2 * s.n_kv_head) * s.head_size, 1, 2);
+    std::vector<double> out = std::vector<double>(positions * s.n_head * s.head_size),
+                        dout = random_values(out.size(), 2);
+    std::vector<double> dqkv = std::vector<double>(qkv.size(), NAN);
+    std::vector<float> lse = std::vector<float>(positions * s.n_head);
+
+private:
+    const int* first_key() const { return s.first_key.empty() ? nullptr : s.first_key.data(); }
+
+    std::vector<uint64_t> keys = {11, 12};
+    ops::DropoutMask mask;
+};
+
+// Every number of `a` within `error` of the same one of `b`.
+void check_near(const std::vector<double>& a, const std::vector<double>& b, double error) {
+    REQUIRE(a.size() == b.size());
+    double largest = 0;
+    for (size_t i = 0; i < a.size(); i++) {
+        if (!(std::abs(a[i] - b[i]) <= largest)) largest = std::abs(a[i] - b[i]);
+    }
+    CHECK(largest <= error);
+}
+
+}  // namespace
+
+TEST_CASE("ref::attention_backward is the derivative of ref::attention_forward", "[reference]") {
+    for (const AttentionCase& s :
+         std::initializer_list<AttentionCase>{{1, 1, 1, 1, 2},
+                                              {2, 5, 2, 2, 3},
+                                              {1, 6, 4, 2, 3},
+                                              {1, 4, 3, 1, 2},
+                                              {2, 6, 4, 2, 3, 0.4},
+                                              {1, 6, 2, 1, 3, 0, 1},
+                                              {1, 7, 2, 2, 3, 0, 3},
+                                              {1, 6, 2, 1, 3, 0, 0, 1.5f},
+                                              {2, 4, 2, 1, 3, 0, 0, 0, {0, 0, 2, 3, 0, 1, 1, 1}},
+                                              {2, 5, 3, 1, 3, 0.4, 3, 1.5f, {0, 0, 0, 0, 3, 0, 1, 1, 1, 1}}}) {
+        INFO("seq_len " << s.seq_len << ", n_head " << s.n_head << ", n_kv_head " << s.n_kv_head << ", window "
+                        << s.window << ", softcap " << s.softcap << ", dropout " << s.dropped);
+        ReferenceAttention attention(s);
+        Objective objective = [&] {
+            attention.forward();
+            return sum_of_products(attention.out, attention.dout);
+        };
+        objective();
+        attention.backward();
+        check_gradient("dqkv", attention.qkv, attention.dqkv, {}, objective);
+    }
+}
+
+// Of a sequence cut into documents, each gives what it gives as a sequence of its own. lse, a float, is the only
+// rounding on the way back.
+TEST_CASE("ref::attention keeps documents apart", "[reference]") {
+    const std::vector<int> ends = {3, 4, 9};
+    ReferenceAttention whole({1, 9, 3, 1, 2, 0, 2, 1.5f, {0, 0, 0, 3, 4, 4, 4, 4, 4}});
+    whole.forward();
+    whole.backward();
+    int begin = 0;
+    for (const int end : ends) {
+        ReferenceAttention part({1, end - begin, 3, 1, 2, 0, 2, 1.5f});
+        const auto cut = [&](std::vector<double>& values, const std::vector<double>& from) {
+            const size_t step = from.size() / 9;
+            values.assign(from.begin() + ptrdiff_t(begin * step), from.begin() + ptrdiff_t(end * step));
+        };
+        cut(part.qkv, whole.qkv), cut(part.dout, whole.dout);
+        part.forward();
+        part.backward();
+        std::vector<double> out, dqkv;
+        cut(out, whole.out), cut(dqkv, whole.dqkv);
+        check_near(part.out, out, 1e-14);
+        check_near(part.dqkv, dqkv, 1e-14);
+        begin = end;
+    }
+}
+
+// A window of w keys is the sum over the keys t - w + 1 .. t: with one key the output is the value, with as many as
+// positions it is attention without a window. A soft cap far above the scores caps nothing, to second order in
+// score / softcap.
+TEST_CASE("ref::attention with the widest and the narrowest window, and with a high soft cap", "[reference]") {
+    ReferenceAttention plain({2, 6, 3, 3, 2}), wide({2, 6, 3, 3, 2, 0, 6}), short_of_one({2, 6, 3, 3, 2, 0, 5});
+    ReferenceAttention narrow({2, 6, 3, 3, 2, 0, 1}), high({2, 6, 3, 3, 2, 0, 0, 1e5f});
+    for (ReferenceAttention* attention : {&plain, &wide, &short_of_one, &narrow, &high}) {
+        attention->forward();
+        attention->backward();
+    }
+    CHECK(wide.out == plain.out);
+    CHECK(wide.dqkv == plain.dqkv);
+    CHECK(short_of_one.out != plain.out);
+    check_near(high.out, plain.out, 1e-7);
+    check_near(high.dqkv, plain.dqkv, 1e-7);
+    std::vector<double> values;
+    for (size_t position = 0; position < 12; position++)
+        for (size_t c = 12; c < 18; c++) values.push_back(narrow.qkv[position * 18 + c]);
+    CHECK(narrow.out == values);
 }
 
 // The objective is written out, so that the op's terms are compared with their definitions: the capped logits, and the
