@@ -123,22 +123,26 @@ std::string prefix_of(const Naming& naming, const GptShape& shape,
 }  // namespace
 
 std::vector<NamedTensor> hf_tensors(const Gpt& gpt, const std::function<bool(const std::string& name)>& has) {
-    const GptShape& shape = gpt.options().shape;
+    return hf_tensors(gpt.layout(), gpt.master_tensors(), has);
+}
+
+std::vector<NamedTensor> hf_tensors(const TensorLayout& layout, const std::vector<NamedTensor>& ours,
+                                    const std::function<bool(const std::string& name)>& has) {
+    const GptShape& shape = layout.shape;
     const Naming& naming = shape.has_positions() ? gpt2_naming() : llama_naming();
     const std::string prefix = prefix_of(naming, shape, has);
-    const std::vector<NamedTensor> masters = gpt.master_tensors();
     std::vector<NamedTensor> tensors;
-    for (size_t i = 0; i < masters.size(); i++) {
-        const Tensor& tensor = gpt.layout().tensors[i];
+    for (size_t i = 0; i < ours.size(); i++) {
+        const Tensor& tensor = layout.tensors[i];
         const TensorRow& row = tensor_table()[size_t(tensor.row)];
         const bool is_padded = row.rows == &GptShape::padded_vocab;
-        const NamedTensor master = is_padded ? without_padding(masters[i], shape) : masters[i];
+        const NamedTensor whole = is_padded ? without_padding(ours[i], shape) : ours[i];
         auto full_name = [&](const Name& name) {
             if (name.ours == "head.weight") return std::string(name.theirs);
             return prefix + (tensor.layer < 0 ? "" : naming.layers + std::to_string(tensor.layer) + ".") + name.theirs;
         };
         auto add = [&](const Name& name) {
-            NamedTensor hf = select_rows(master, rows_of(name.part, shape, int(master.shape[0])));
+            NamedTensor hf = select_rows(whole, rows_of(name.part, shape, int(whole.shape[0])));
             hf.name = full_name(name);
             hf.transposed = name.transposed;
             if (hf.transposed) std::swap(hf.shape[0], hf.shape[1]);

@@ -13,5 +13,9 @@
 // values, or gate and up, joined in one tensor.
 std::vector<NamedTensor> hf_tensors(const Gpt& gpt, const std::function<bool(const std::string& name)>& has = {});
 
+// The same of other arrays, like gradients: `tensors` in the order of `layout`.
+std::vector<NamedTensor> hf_tensors(const TensorLayout& layout, const std::vector<NamedTensor>& tensors,
+                                    const std::function<bool(const std::string& name)>& has = {});
+
 // Tensors that Hugging Face's files may hold besides those and that are ignored: causal masks and RoPE's frequencies.
 bool is_hf_buffer(const std::string& name);

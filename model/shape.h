@@ -37,7 +37,7 @@ struct GptShape {
     bool norm_weight = true, norm_bias = true;
     float norm_eps = 1e-5f;
     PositionKind position = PositionKind::learned;
-    RopeSettings rope;  // where position is rope
+    RopeSettings rope = {};  // where position is rope
     AttentionBias attention_bias = AttentionBias::all;
     bool mlp_bias = true;
     QkNorm qk_norm = QkNorm::none;
