@@ -66,7 +66,7 @@ public:
     }
     int size(const char* key, int largest = 1 << 24) const {
         const auto found = config_.find(key);
-        if (found == config_.end() || !found->is_number_unsigned() || *found < 1 || *found > largest)
+        if (found == config_.end() || !found->is_number_integer() || *found < 1 || *found > largest)
             refuse(key, format("but must be from 1 to %d", largest));
         return found->get<int>();
     }
@@ -301,10 +301,9 @@ Config::Model hf_model(const Json& config, const std::string& origin) {
 }
 
 void check_hf_model(const Json& config, const Config::Model& model, const std::string& origin) {
-    std::string differences;
-    for (const std::string& difference : model_differences(hf_model(config, origin), model))
-        differences += "\n  " + difference;
-    if (!differences.empty()) fail(Exit::config, "%s is another model than this run's:%s", origin, differences);
+    const std::vector<std::string> differences = model_differences(hf_model(config, origin), model);
+    if (!differences.empty())
+        fail(Exit::config, "%s is another model than this run's: %s", origin, joined(differences));
 }
 
 Json hf_config(const Config::Model& given, int eot, Dtype dtype) {
@@ -317,12 +316,10 @@ Json hf_config(const Config::Model& given, int eot, Dtype dtype) {
         if (differences.empty()) return config;
         if (!nearest || differences.size() < fewest.size()) nearest = architecture.name, fewest = differences;
     }
-    std::string text;
-    for (const std::string& difference : fewest) text += "\n  " + difference;
     fail(Exit::config,
-         "no architecture of Hugging Face's that this program writes computes this model; the nearest is %s, but "
-         "for:%s\nits weights can only be kept as a checkpoint",
-         nearest, text);
+         "none of Hugging Face's architectures that this program writes computes this model, so that its weights can "
+         "be kept as a checkpoint only; the nearest is %s, but for %s",
+         nearest, joined(fewest));
 }
 
 Json hf_tokenizer_config(const Config::Model& model, int eot, const std::string& eot_text) {

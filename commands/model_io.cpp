@@ -160,9 +160,9 @@ void check_llmc_parts(const Config::Model& model, const std::string& path) {
     Config::Model gpt2 = model;
     set_family(gpt2, ModelFamily::gpt2);
     gpt2.n_kv_head = gpt2.n_head, gpt2.head_size = gpt2.hidden_size_mlp = 0;
-    std::string text;
-    for (const std::string& difference : model_differences(model, gpt2)) text += "\n  " + difference;
-    if (!text.empty()) fail(Exit::config, "%s: llm.c's files have GPT-2s only, and this model is none:%s", path, text);
+    const std::vector<std::string> differences = model_differences(model, gpt2);
+    if (!differences.empty())
+        fail(Exit::config, "%s: llm.c's files have GPT-2s only, and this model is none: %s", path, joined(differences));
 }
 
 void load_initial_weights(Gpt& gpt, const Config::Model& model, const std::string& path) {

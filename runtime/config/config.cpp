@@ -92,12 +92,16 @@ Json typed_value(const std::string& text, const Option& option) {
 // The options that determine a run's result, as "key: value" in the order of the table.
 std::vector<std::string> result_lines(const Config& config) {
     Config copy = config;
-    copy.model = with_sizes(copy.model);
     std::vector<std::string> lines;
     for (const Option& option : option_table(copy))
         if (option.effect == Effect::result)
             lines.push_back(std::string(option.key) + ": " + option_value(option).dump());
     return lines;
+}
+
+Config with_derived(Config config) {
+    config.model = with_sizes(config.model);
+    return config;
 }
 
 Json nested(const std::vector<Option>& options) {
@@ -297,15 +301,17 @@ std::string changed_config_json(const Config& config) {
 
 std::string config_digest(const Config& config) {
     std::string text;
-    for (const std::string& line : result_lines(config)) text += line + "\n";
+    for (const std::string& line : result_lines(with_derived(config))) text += line + "\n";
     return format("%016llx", (unsigned long long)XXH3_64bits(text.data(), text.size()));
 }
 
 std::vector<std::string> config_differences(const Config& from, const Config& to) {
-    const std::vector<std::string> before = result_lines(from), after = result_lines(to);
+    const std::vector<std::string> before = result_lines(with_derived(from)), after = result_lines(with_derived(to));
+    const std::vector<std::string> given_before = result_lines(from), given_after = result_lines(to);
     std::vector<std::string> differences;
-    for (size_t i = 0; i < before.size(); i++)
-        if (before[i] != after[i]) differences.push_back(before[i] + " -> " + after[i].substr(after[i].find(": ") + 2));
+    for (size_t i = 0; i < before.size(); i++)  // what is derived in both differs where something else does
+        if (before[i] != after[i] && given_before[i] != given_after[i])
+            differences.push_back(before[i] + " -> " + after[i].substr(after[i].find(": ") + 2));
     return differences;
 }
 

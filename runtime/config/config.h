@@ -226,6 +226,8 @@ void set_family(Config::Model& model, ModelFamily family);
 // "model.norm: "layernorm" -> "rmsnorm"" for each size or part that two models for the same weights would not have in
 // common: init_from, dropout, z_loss and the family's name do not count, nor do settings without effect.
 std::vector<std::string> model_differences(const Config::Model& from, const Config::Model& to);
+// For a sentence: separated by semicolons.
+std::string joined(const std::vector<std::string>& differences);
 
 // Applies one "section.key=value". The value is JSON, or else a bare word taken as a string: precision=fp32 is fine.
 // model.family=NAME is set_family().
