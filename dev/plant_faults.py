@@ -29,7 +29,8 @@ MODES = [("default order", "test_simt", []), ("seed 1", "test_simt", ["--seed", 
 # Which tests exercise a file; reduce.cuh and vector.cuh are under everything that is not a product.
 FAMILIES = [("attention", "*attention*"), ("norm", "*norm*"), ("cross_entropy", "*cross_entropy*"),
             ("embedding", "*embedding*"), ("optimizer", "*update*"), ("grad_norm", "*norm_finish*"),
-            ("matmul", "*matmul*"), ("fill", "*fill*,*cast*,add"), ("dropout", "dropout*"), ("gelu", "*gelu*"), ("qk_norm_rope", "*qk_norm_rope*"),
+            ("matmul", "*matmul*"), ("fill", "*fill*,*cast*,add"), ("dropout", "dropout*"), ("gelu", "*gelu*"),
+             ("qk_norm_rope", "*qk_norm_rope*"),
             ("comm_nccl", "[comm]"), ("tree_sum.cu", "[comm]")]
 PROGRAM = [sys.executable, "test/program", "--failfast"]
 CPU_RANKS = [("CPU ranks", ["train_gpt_cpu"], [*PROGRAM, *(f"test_ranks.Ranks.{name}" for name in (
