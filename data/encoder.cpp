@@ -7,7 +7,8 @@
 #include "kernels/numeric.h"
 
 static constexpr uint32_t kNone = UINT32_MAX;
-static constexpr size_t kMaxKnownWords = size_t(1) << 17, kMaxKnownWordBytes = 48;
+static constexpr size_t kMaxKnownWords = size_t(1) << 17, kFirstKnownWords = size_t(1) << 12;  // powers of two
+static constexpr size_t kMaxKnownWordBytes = 48;
 static constexpr int kShortWordBits = 16;
 
 // Added tokens that are found in normalized text are normalized too.
@@ -107,14 +108,47 @@ void Encoder::append_short_word(std::string_view word, std::vector<int32_t>& ids
     std::copy(ids.begin() + ptrdiff_t(before), ids.end(), slot.ids);
 }
 
-void Encoder::append_long_word(std::string_view word, std::vector<int32_t>& ids) {
-    if (known_words_.size() >= kMaxKnownWords) known_words_.clear();
-    auto known = known_words_.find(word);
-    if (known == known_words_.end()) {
-        known = known_words_.try_emplace(std::string(word)).first;
-        merge_word(word, known->second);
+Encoder::KnownWord& Encoder::slot_of(std::string_view word, uint64_t hash) {
+    const size_t mask = known_words_.size() - 1;
+    for (size_t at = hash & mask;; at = (at + 1) & mask) {
+        KnownWord& slot = known_words_[at];
+        const bool is_it = slot.hash == hash && slot.n_bytes == word.size() &&
+                           std::memcmp(known_bytes_.data() + slot.bytes_begin, word.data(), word.size()) == 0;
+        if (is_it || slot.n_bytes == 0) return slot;
     }
-    ids.insert(ids.end(), known->second.begin(), known->second.end());
+}
+
+void Encoder::make_room_for_word() {
+    if (2 * n_known_words_ < known_words_.size()) return;
+    if (n_known_words_ >= kMaxKnownWords) {
+        known_words_.assign(known_words_.size(), {});
+        known_bytes_.clear();
+        known_ids_.clear();
+        n_known_words_ = 0;
+        return;
+    }
+    std::vector<KnownWord> before(std::max<size_t>(4 * known_words_.size(), kFirstKnownWords));
+    known_words_.swap(before);
+    for (const KnownWord& word : before)
+        if (word.n_bytes > 0)
+            slot_of(std::string_view(known_bytes_).substr(word.bytes_begin, word.n_bytes), word.hash) = word;
+}
+
+void Encoder::append_long_word(std::string_view word, std::vector<int32_t>& ids) {
+    make_room_for_word();
+    const uint64_t hash = WordHash()(word);
+    KnownWord& known = slot_of(word, hash);
+    if (known.n_bytes > 0) {
+        const auto begin = known_ids_.begin() + ptrdiff_t(known.ids_begin);
+        ids.insert(ids.end(), begin, begin + known.n_ids);
+        return;
+    }
+    const size_t before = ids.size();
+    merge_word(word, ids);
+    known = {hash, known_bytes_.size(), known_ids_.size(), uint32_t(word.size()), uint32_t(ids.size() - before)};
+    known_bytes_.append(word);
+    known_ids_.insert(known_ids_.end(), ids.begin() + ptrdiff_t(before), ids.end());
+    n_known_words_++;
 }
 
 bool Encoder::drops_merge() {

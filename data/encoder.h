@@ -52,6 +52,13 @@ private:
 
     void append_stretch(std::string_view text, bool is_first, bool begins_text, std::vector<int32_t>& ids);
     void append_words(std::string_view text, std::vector<int32_t>& ids);
+    struct KnownWord {  // a slot of a hash map with linear probing; empty if it has no bytes
+        uint64_t hash = 0;
+        size_t bytes_begin = 0, ids_begin = 0;  // in known_bytes_ and known_ids_
+        uint32_t n_bytes = 0, n_ids = 0;
+    };
+    void make_room_for_word();
+    KnownWord& slot_of(std::string_view word, uint64_t hash);
     void append_short_word(std::string_view word, std::vector<int32_t>& ids);
     void append_long_word(std::string_view word, std::vector<int32_t>& ids);
     void merge_word(std::string_view word, std::vector<int32_t>& ids);
@@ -67,7 +74,10 @@ private:
     const AddedTokenFinder added_, added_normalized_;
     const bool is_plain_;  // text is split into words and nothing else is done to it
     std::vector<ShortWord> short_words_;
-    WordMap<std::vector<int32_t>> known_words_;
+    std::vector<KnownWord> known_words_;  // a power of two, at most half of them used
+    size_t n_known_words_ = 0;
+    std::string known_bytes_;
+    std::vector<int32_t> known_ids_;
     std::vector<Symbol> symbols_;  // of the word being merged, a doubly linked list
     std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> candidates_;
     std::vector<Candidate> dropped_;  // until the next merge that is made
