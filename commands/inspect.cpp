@@ -49,7 +49,7 @@ void inspect_shard(const std::string& path) {
                     tokenizer->vocab_size());
     std::vector<int32_t> first;
     for (uint64_t i = 0; i < std::min(kFirstTokens, shard.token_count()); i++) first.push_back(int32_t(shard.token(i)));
-    print_line(format("%zu x %s", eot_count, kEndOfText));
+    print_line(format("%zu x %s", eot_count, tokenizer ? tokenizer->token(tokenizer->eot()).c_str() : kEndOfText));
     print_line("begins with " + quoted(tokenizer->decode(first), 200));
 }
 
@@ -59,8 +59,8 @@ void inspect_tokenizer(const std::string& path) {
     for (int32_t id = 0; id < tokenizer.vocab_size(); id++)
         if (tokenizer.token(id).size() > tokenizer.token(longest).size()) longest = id;
     print_line(format("%s: byte-level BPE tokenizer", path.c_str()));
-    print_line(format("%d tokens, %zu merges, %s is %d", tokenizer.vocab_size(), tokenizer.merges().size(), kEndOfText,
-                      tokenizer.eot()));
+    print_line(format("%d tokens, %zu merges, %s is %d", tokenizer.vocab_size(), tokenizer.merges().size(),
+                      tokenizer.token(tokenizer.eot()).c_str(), tokenizer.eot()));
     print_line(format("the longest token is %d, %s", longest, quoted(tokenizer.token(longest), 80).c_str()));
     print_line("xxh3 " + tokenizer.digest());
 }

@@ -253,7 +253,7 @@ Validation evaluate_pass(Gpt& gpt, Loader& loader, const std::optional<Tokenizer
 
 std::string sample_text(Gpt& gpt, const Tokenizer& tokenizer, const Config::Sample& options, uint64_t seed) {
     std::vector<int> prompt = Encoder(tokenizer).encode(options.prompt);
-    prompt.insert(prompt.begin(), tokenizer.eot());
+    prompt.insert(prompt.begin(), tokenizer.document_start());
     std::vector<int32_t> text;
     sample(gpt, prompt,
            {.tokens = options.tokens,

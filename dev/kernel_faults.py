@@ -181,7 +181,8 @@ FAULTS = [
     (ROPE, "the gradient of a weight has the weight in it", "float* out = column < op.head_size ? op.dq_weight : "
      "op.dk_weight;", "float* out = column <= op.head_size ? op.dq_weight : op.dk_weight;"),
     (ROPE, "the scale of the table is not divided out", "? 1.0f / square : 0.0f", "? 1.0f : 0.0f"),
-    (ROPE, "a team beyond the last head counts in the sums", "if (exists) head = load_gradient", "head = load_gradient"),
+    (ROPE, "a team beyond the last head counts in the sums",
+     "if (exists) head = load_gradient", "head = load_gradient"),
     (ROPE, "a team sums over half of its lanes", "for (int step = lanes / 2; step > 0;", "for (int step = lanes / 4; "
      "step > 0;"),
     (ROPE, "no barrier before the warps' sums are added",

@@ -173,8 +173,10 @@ TEST_CASE("tokenizer: white space is Unicode's") {
             character = {char(0xe0 | c >> 12), char(0x80 | (c >> 6 & 63)), char(0x80 | (c & 63))};
         INFO("U+" << std::hex << c);
         CHECK((pieces(character + "\n").size() == 1) == is_space(c));
-        size_t expected_cut = !is_space(c) ? 1 + character.size() : c < 0x80 ? 1 : 0;
-        CHECK(last_safe_cut("!" + character + "\n") == expected_cut);
+        const bool ends_line = c == '\r' || c == '\n';  // belongs to the punctuation before it by some patterns
+        const bool is_cut_behind = c >= 0x1c && c < 0x20;  // white space for Python
+        size_t expected_cut = !is_space(c) ? 1 + character.size() : c < 0x80 && !ends_line ? 1 : 0;
+        if (!is_cut_behind) CHECK(last_safe_cut("!" + character + "\t") == expected_cut);
     }
 }
 

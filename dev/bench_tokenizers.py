@@ -1,0 +1,161 @@
+#!/usr/bin/env python3
+"""Throughput of `prepare`, of Hugging Face's tokenizers and of tiktoken on the same texts and the same cores.
+
+    dev/bench_tokenizers.py [--rounds N] [--threads N] [--trainer PROGRAM]     (pip install tokenizers tiktoken)
+
+Vocabularies: GPT-2's (data/gpt2), and one of 32,000 tokens with Llama 3's pattern that is trained here, on a part of the
+texts. Texts: English prose (Debian's bible-kjv), source code (Python's standard library), and manual pages in 20
+languages (/usr/share/man), each once. What is compared is wall time: of `prepare --threads N` as a whole, from reading
+a file to shards on disk, without what the same command takes for a text of one line; of encode_batch() and
+encode_ordinary_batch() with N threads on the same text, in memory, in parts of at most 64 KiB. The three take turns and
+must give the same tokens. The median of each ratio counts.
+"""
+import argparse
+import array
+import gzip
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from pathlib import Path
+
+import tiktoken
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from bench_prepare import ROOT, gpt2_encoding  # noqa: E402
+
+LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+          r"|\s+(?!\S)|\s+")
+END = "<|endoftext|>"
+MOST_BYTES = 16 << 20  # of a text
+
+
+def texts():
+    book = subprocess.run(["bible", "-f", "Gen1:1-Rev22:21"], stdin=subprocess.DEVNULL, capture_output=True, check=True)
+    yield "English prose", book.stdout.decode()
+    library = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*/*.py")) + \
+        sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+    yield "source code", join(path.read_bytes() for path in library if "-packages" not in str(path))
+    pages = sorted(path for path in Path("/usr/share/man").glob("*/man*/*.gz") if path.is_file())
+    yield "manual pages", join(gzip.decompress(path.read_bytes()) for path in pages)
+
+
+def join(files):
+    text, size = [], 0
+    for file in files:
+        try:
+            text.append(file.decode())
+        except UnicodeDecodeError:
+            continue
+        size += len(file)
+        if size > MOST_BYTES:
+            break
+    return "".join(text)
+
+
+def parts_of(text):
+    """Parts of about 64 KiB, cut before a space between characters that are not white space."""
+    parts, begin = [], 0
+    for cut in re.finditer(r"(?<=\w)(?= \w)", text):
+        if cut.start() - begin >= 1 << 16:
+            parts.append(text[begin:cut.start()])
+            begin = cut.start()
+    return [*parts, text[begin:]]
+
+
+def gpt2_tokenizer():
+    tokenizer = Tokenizer(models.BPE.from_file(str(ROOT / "data/gpt2/vocab.json"), str(ROOT / "data/gpt2/merges.txt")))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return tokenizer
+
+
+def train_llama3(parts):
+    tokenizer = Tokenizer(models.BPE(ignore_merges=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(LLAMA3), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train_from_iterator(parts, trainers.BpeTrainer(
+        vocab_size=31999, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    tokenizer.add_special_tokens([AddedToken(END, normalized=False, special=True)])
+    return tokenizer
+
+
+def tiktoken_of(tokenizer):
+    """tiktoken with the same vocabulary; ids are ranks, which they are in a vocabulary as trained."""
+    vocabulary = tokenizer.get_vocab(with_added_tokens=False)
+    alphabet = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    alphabet += [byte for byte in range(256) if byte not in alphabet]
+    bytes_of = {chr(byte if i < 188 else 68 + i): byte for i, byte in enumerate(alphabet)}
+    ranks = {bytes(bytes_of[c] for c in token): rank for token, rank in vocabulary.items()}
+    return tiktoken.Encoding("llama3", pat_str=LLAMA3, mergeable_ranks=ranks, special_tokens={END: len(ranks)})
+
+
+def timed(work):
+    begin = time.perf_counter()
+    result = work()
+    return time.perf_counter() - begin, result
+
+
+def prepare(options, tokenizer, path, out):
+    subprocess.run([options.trainer, "prepare", "--tokenizer", tokenizer, "--val-fraction", "0", "--minutes", "0",
+                    "--threads", str(options.threads), "--force", path, "--out", out], check=True,
+                   stdout=subprocess.DEVNULL)
+
+
+def tokens_of(out):
+    tokens = array.array("H")
+    for shard in sorted(Path(out).glob("train_*.bin")):
+        tokens.frombytes(shard.read_bytes()[1024:])
+    return tokens.tolist()[1:]
+
+
+def measure(options, folder, name, ours, huggingface, tiktoken_encoding, text):
+    path, line, out = Path(folder, "text.txt"), Path(folder, "line.txt"), Path(folder, "out")
+    path.write_text(text, encoding="utf-8")
+    line.write_text("a line\n")
+    size, parts, rows = path.stat().st_size, parts_of(text), []
+    for _ in range(options.rounds):
+        start_up, _ = timed(lambda: prepare(options, ours, line, out))
+        whole, _ = timed(lambda: prepare(options, ours, path, out))
+        hf, encodings = timed(lambda: huggingface.encode_batch(parts, add_special_tokens=False))
+        tt, ids = timed(lambda: tiktoken_encoding.encode_ordinary_batch(parts, num_threads=options.threads))
+        rows.append((whole - start_up, hf, tt, start_up))
+    expected = [id for one in ids for id in one]
+    if tokens_of(out) != expected or [id for one in encodings for id in one.ids] != expected:
+        sys.exit(f"{name}: the tokens differ")
+    seconds, hf, tt, start_up = (statistics.median(column) for column in zip(*rows))
+    print(f"| {name} | {size / 1e6:.1f} | {len(expected)} | {size / seconds / 1e6:.1f} | {size / hf / 1e6:.1f} | "
+          f"{size / tt / 1e6:.1f} | {statistics.median(b / a for a, b, *_ in rows):.1f} | "
+          f"{statistics.median(c / a for a, _, c, _ in rows):.1f} | {start_up:.2f} |", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--trainer", default=ROOT / "build/train_gpt_cpu")
+    options = parser.parse_args()
+    os.environ["RAYON_NUM_THREADS"] = str(options.threads)
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    all_texts = dict(texts())
+    print("| vocabulary, text | MB | tokens | prepare, MB/s | tokenizers, MB/s | tiktoken, MB/s | times tokenizers | "
+          "times tiktoken | prepare's start, s |\n|---|---|---|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder:
+        llama3 = train_llama3([part for text in all_texts.values() for part in parts_of(text)[::8]])
+        llama3.save(f"{folder}/llama3.json")
+        for name, ours, huggingface, encoding in (
+                ("GPT-2", "gpt2", gpt2_tokenizer(), gpt2_encoding()),
+                ("Llama 3's pattern", f"{folder}/llama3.json", llama3, tiktoken_of(llama3))):
+            for kind, text in all_texts.items():
+                measure(options, folder, f"{name}, {kind}", ours, huggingface, encoding, text)
+
+
+if __name__ == "__main__":
+    main()
