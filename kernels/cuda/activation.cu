@@ -100,10 +100,12 @@ void activation_forward(const ActivationForward& op, Stream stream) {
     constexpr const char* kName = "activation_forward";
     require(op.activation != ActivationFunction::relu2, "%s: relu2's output is kept, never recomputed", kName);
     dispatch_both(kName, {op.out, op.inp}, op.activation, [&]<class T, ActivationFunction function>() {
-        if (op.count == 0) return;
-        auto kernel = are_aligned(16, {op.out, op.inp}) ? activation_forward_kernel<T, function, true>
-                                                        : activation_forward_kernel<T, function, false>;
-        launch(kernel, {kName, blocks_for(op.count, size_t(kThreads) * kPackSize<T>), kThreads}, stream, op);
+        if constexpr (function != ActivationFunction::relu2) {
+            if (op.count == 0) return;
+            auto kernel = are_aligned(16, {op.out, op.inp}) ? activation_forward_kernel<T, function, true>
+                                                            : activation_forward_kernel<T, function, false>;
+            launch(kernel, {kName, blocks_for(op.count, size_t(kThreads) * kPackSize<T>), kThreads}, stream, op);
+        }
     });
 }
 
