@@ -72,9 +72,9 @@ __global__ void __launch_bounds__(kThreads) gated_activation_backward_kernel(Gat
     const auto gradient = unpack(load_pack<kAligned>(dout + at.one, at.available));
 #pragma unroll
     for (int i = 0; i < kPackSize<T>; i++) {
-        const float x = gate.value[i];
-        gate.value[i] = gradient.value[i] * up.value[i] * activation_gradient<function>(x);
-        up.value[i] = gradient.value[i] * activation<function>(x);
+        const ActivationPair f = activation_pair<function>(gate.value[i]);
+        gate.value[i] = gradient.value[i] * up.value[i] * f.gradient;
+        up.value[i] = gradient.value[i] * f.value;
     }
     store_pack<kAligned>(dinp + at.gate, pack_floats(gate), at.available);
     store_pack<kAligned>(dinp + at.up, pack_floats(up), at.available);

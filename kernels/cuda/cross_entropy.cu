@@ -40,27 +40,26 @@ template <class T> __host__ __device__ constexpr int packs_of(int columns) {
     return (columns + kPackSize<T> - 1) / kPackSize<T>;
 }
 
-// cap tanh(x / cap) as a value and as a derivative, from e^(-2 |x| / cap).
+// A logit as the softmax takes it, and the derivative of that.
+struct Capped {
+    float value, slope;
+};
+
+// cap tanh(x / cap), from e^(-2 |x| / cap).
 struct SoftCap {
     float cap, scale;  // scale = -2 log2(e) / cap
 
     __device__ explicit SoftCap(float softcap) : cap(softcap), scale(-2.0f * kLog2E / softcap) {}
-    __device__ float decay(float x) const { return exp2f(scale * fabsf(x)); }
-    __device__ float value(float x) const {
-        const float e = decay(x);
-        return copysignf(cap * __fdividef(1.0f - e, 1.0f + e), x);
-    }
-    __device__ float slope(float x) const {
-        const float e = decay(x), s = __fdividef(1.0f, 1.0f + e);
-        return 4.0f * (e * s) * s;
+    __device__ Capped operator()(float x) const {
+        const float e = exp2f(scale * fabsf(x)), s = __fdividef(1.0f, 1.0f + e);
+        return {copysignf(cap * ((1.0f - e) * s), x), 4.0f * (e * s) * s};
     }
 };
 
 // Without a soft cap.
 struct NoCap {
     __device__ explicit NoCap(float) {}
-    __device__ static float value(float x) { return x; }
-    __device__ static float slope(float) { return 1.0f; }
+    __device__ Capped operator()(float x) const { return {x, 1.0f}; }
 };
 
 // exp(x - max), where scaled_max is max * kLog2E.
@@ -76,7 +75,7 @@ template <class Cap, class T> __device__ void add_pack(Cap cap, Softmax& softmax
     float max = softmax.max;
 #pragma unroll
     for (int i = 0; i < kPackSize<T>; i++) {
-        x.value[i] = i < available ? cap.value(x.value[i]) : -INFINITY;
+        x.value[i] = i < available ? cap(x.value[i]).value : -INFINITY;
         max = fmaxf(max, x.value[i]);
     }
     const float scaled_max = max * kLog2E;
@@ -141,7 +140,8 @@ __device__ void write_gradient(Cap cap, const CrossEntropy& op, T* logits, int t
         auto x = unpack(kStaged ? staged[p] : load_pack<kAligned>(logits + column, op.vocab - column));
 #pragma unroll
         for (int i = 0; i < kPackSize<T>; i++) {
-            const float e = exp_below(cap.value(x.value[i]), scaled_max), slope = cap.slope(x.value[i]);
+            const auto [value, slope] = cap(x.value[i]);
+            const float e = exp_below(value, scaled_max);
             x.value[i] = column + i < op.vocab ? e * factor * slope : 0.0f;
             if (column + i == target)  // in double: where the model is sure, probability - 1 cancels
                 x.value[i] = float(double(scale) * (double(e) / double(softmax.sum) * boost - 1.0) * double(slope));
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(kThreads, 2) cross_entropy_kernel(CrossEntropy
         return;
     }
     // Read before the barriers of block_softmax, after which the thread that holds it overwrites it.
-    const float target_logit = cap.value(to_float(logits[target]));
+    const float target_logit = cap(to_float(logits[target])).value;
     const Softmax softmax = block_softmax(softmax_of_packs<kAligned, kStaged>(cap, logits, op.vocab, s.staged), s);
     if (op.write_dlogits) write_gradient<kAligned, kStaged>(cap, op, logits, target, softmax, s.staged);
     if (threadIdx.x == 0)

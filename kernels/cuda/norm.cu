@@ -78,15 +78,13 @@ template <class T> __device__ float pack_squares(const Pack<T>& pack, float mean
 
 // A pack of a weight or bias at column `col`; of an absent one `absent` everywhere.
 template <NormParts parts, bool kAligned, class T>
-__device__ Floats<T, kPackSize<T>> load_parameter(const T* parameter, int col, int cols, float absent) {
-    if (!has<parts>(parameter)) return repeated<T>(absent);
-    return unpack(load_pack<kAligned>(parameter + col, cols - col));
+__device__ Pack<T> load_parameter(const T* parameter, int col, int cols, float absent) {
+    return has<parts>(parameter) ? load_pack<kAligned>(parameter + col, cols - col) : repeated<T>(absent);
 }
 
 template <class T>
-__device__ Pack<T> normalized(const Pack<T>& pack, const Floats<T, kPackSize<T>>& w, const Floats<T, kPackSize<T>>& b,
-                              float mean, float rstd) {
-    auto x = unpack(pack);
+__device__ Pack<T> normalized(const Pack<T>& pack, const Pack<T>& weight, const Pack<T>& bias, float mean, float rstd) {
+    auto x = unpack(pack), w = unpack(weight), b = unpack(bias);
 #pragma unroll
     for (int i = 0; i < kPackSize<T>; i++) x.value[i] = fmaf((x.value[i] - mean) * rstd, w.value[i], b.value[i]);
     return pack_floats(x);

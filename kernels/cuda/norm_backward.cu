@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(kThreads, 2) norm_backward_kernel(NormBackward
     Pack<T> weight[kPacks];
 #pragma unroll
     for (int p = 0; p < kPacks; p++) {
-        weight[p] = has<parts>(weight_from) ? Pack<T>{} : pack_floats(repeated<T>(1));
+        weight[p] = has<parts>(weight_from) ? Pack<T>{} : repeated<T>(1);
         if (has<parts>(weight_from) && worker.column_of(p) < op.cols)
             weight[p] = load_pack<kAligned>(weight_from + worker.column_of(p), op.cols - worker.column_of(p));
     }

@@ -21,9 +21,9 @@ template <NormParts parts, class T> __device__ inline bool has(const T* paramete
     return parts == NormParts::all || parameter;
 }
 
-template <class T> __device__ inline Floats<T, kPackSize<T>> repeated(float number) {
+template <class T> __device__ inline Pack<T> repeated(float number) {
     Floats<T, kPackSize<T>> floats;
 #pragma unroll
     for (float& value : floats.value) value = number;
-    return floats;
+    return pack_floats(floats);
 }
