@@ -21,8 +21,11 @@ constexpr int kMaxRegisterCols = 2048;  // 32 registers of a 16-bit row, 64 of a
 constexpr int kWideThreads = 512;
 constexpr int kWideWarps = kWideThreads / kWarpSize;
 
-// Blocks on a processor, which bound the registers of a thread: 80 for up to 1024 columns of 16 bits.
-template <int kPacks> inline constexpr int kMinBlocks = kPacks <= 4 ? 3 : 1;
+// Blocks on a processor, which bound the registers of a thread: 80 for up to 1024 columns of 16 bits, 128 of 32 bits.
+template <class T, int kPacks>
+inline constexpr int kMinBlocks = kPacks <= 4                     ? 3
+                                  : sizeof(T) == 4 && kPacks <= 8 ? 2
+                                                                  : 1;
 
 template <class T> constexpr int packs_for(int cols) { return cols / (kWarpSize * kPackSize<T>); }
 
@@ -79,7 +82,8 @@ template <class T> __device__ float pack_squares(const Pack<T>& pack, float mean
 // A pack of a weight or bias at column `col`; of an absent one `absent` everywhere.
 template <NormParts parts, bool kAligned, class T>
 __device__ Pack<T> load_parameter(const T* parameter, int col, int cols, float absent) {
-    return has<parts>(parameter) ? load_pack<kAligned>(parameter + col, cols - col) : repeated<T>(absent);
+    if (!has<parts>(parameter)) return repeated<T>(absent);
+    return load_pack<kAligned>(parameter + col, cols - col);
 }
 
 template <class T>
@@ -96,7 +100,8 @@ __device__ float rstd_of(float squares, int cols, float eps) { return 1.0f / sqr
 
 // With kHasBranch the row is the sum of two, which is stored.
 template <class T, int kPacks, bool kAligned, bool kHasBranch, NormParts parts>
-__global__ void __launch_bounds__(kThreads, kMinBlocks<kPacks>) residual_norm_forward_kernel(ResidualNormForward op) {
+__global__ void __launch_bounds__(kThreads, kMinBlocks<T, kPacks>)
+    residual_norm_forward_kernel(ResidualNormForward op) {
     const T* __restrict__ inp = op.inp.as<T>();
     const T* __restrict__ branch = op.branch.as<T>();
     const T* __restrict__ weight = op.weight.as<T>();
