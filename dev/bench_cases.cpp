@@ -1,7 +1,6 @@
 #include "dev/bench_cases.h"
 
 #include <cmath>
-#include <random>
 #include <set>
 #include <type_traits>
 
@@ -83,12 +82,17 @@ template <class T> void add_linear(std::vector<Case>& cases, Arrays& arrays, con
     if (linear.gelu_behind) {
         forward.pre_activation = nullptr, forward.activation = ActivationFunction::none;
         add(" forward without GELU", ops::matmul_forward, forward, " forward");
+        forward.activation = ActivationFunction::relu2;
+        add(" forward with relu2", ops::matmul_forward, forward, " forward");
     }
     auto input = layer.backward_input(linear);
     add(" backward input", ops::matmul_backward_input, input);
     if (linear.gelu_before) {
         input.kept = nullptr, input.activation = ActivationFunction::none;
         add(" backward input without GELU", ops::matmul_backward_input, input, " backward input");
+        input.kept = arrays.make_relu2<T>(size_t(linear.rows) * size_t(linear.k));
+        input.activation = ActivationFunction::relu2;
+        add(" backward input with relu2", ops::matmul_backward_input, input, " backward input");
     }
     auto grad = layer.backward_weight(linear);
     add(" backward weight", ops::matmul_backward_weight, grad);
@@ -117,12 +121,32 @@ template <class T> void add_head(std::vector<Case>& cases, Arrays& arrays, const
         cases.push_back(case_of("head backward weight, adding", calls - 1, ops::matmul_backward_weight, adding));
 }
 
-template <class T> void add_gelu(std::vector<Case>& cases, Arrays& arrays, const Workload& work) {
+// Adds a case that is no part of the step but a variant of one.
+template <class Op>
+void add_variant(std::vector<Case>& cases, const char* of, const char* name, double calls,
+                 void (*op)(const Op&, Stream), const std::type_identity_t<Op>& arguments) {
+    cases.push_back(case_of(name, calls, op, arguments));
+    cases.back().variant_of = of;
+}
+
+template <class T> void add_activations(std::vector<Case>& cases, Arrays& arrays, const Workload& work) {
     const size_t count = size_t(work.tokens()) * size_t(work.shape.hidden());
     T *out = arrays.make<T>(count), *inp = arrays.make<T>(count);
+    const double calls = work.shape.n_layer;
     const ops::ActivationForward gelu{out, inp, count};
-    cases.push_back(case_of("gelu forward alone", double(work.shape.n_layer), ops::activation_forward, gelu));
-    cases.back().variant_of = "fc forward";
+    add_variant(cases, "fc forward", "gelu forward alone", calls, ops::activation_forward, gelu);
+}
+
+// A gate of two thirds of the hidden size, which leaves the number of parameters as it is.
+template <class T> void add_swiglu(std::vector<Case>& cases, Arrays& arrays, const Workload& work) {
+    const int rows = work.tokens(), hidden = std::max(1, work.shape.hidden() * 2 / 3 / 64) * 64;
+    const size_t count = size_t(rows) * size_t(hidden);
+    T *inp = arrays.make<T>(2 * count), *out = arrays.make<T>(count), *dinp = arrays.make<T>(2 * count);
+    const ops::GatedActivationForward forward{out, inp, rows, hidden, ActivationFunction::silu};
+    const ops::GatedActivationBackward backward{dinp, out, inp, rows, hidden, ActivationFunction::silu};
+    const double calls = work.shape.n_layer;
+    add_variant(cases, "fc forward", "swiglu forward", calls, ops::gated_activation_forward, forward);
+    add_variant(cases, "fc_proj backward input", "swiglu backward", calls, ops::gated_activation_backward, backward);
 }
 
 // Query heads that share a key-value head in the benchmark of grouped queries: at least 3, if that divides.
@@ -195,6 +219,15 @@ template <class T> void add_norm(std::vector<Case>& cases, Arrays& arrays, const
     cases.push_back(case_of("residual norm forward", calls, ops::residual_norm_forward, forward));
     cases.push_back(case_of("final norm backward", 1, ops::norm_backward, last));
     cases.push_back(case_of("norm backward", calls, ops::norm_backward, backward));
+    forward.mean = nullptr, forward.bias = nullptr;
+    backward.mean = nullptr, backward.dbias = nullptr;
+    add_variant(cases, "residual norm forward", "residual RMSNorm forward", calls, ops::residual_norm_forward, forward);
+    add_variant(cases, "norm backward", "RMSNorm backward", calls, ops::norm_backward, backward);
+    forward.weight = nullptr;
+    backward.weight = nullptr, backward.dweight = nullptr;
+    add_variant(cases, "residual norm forward", "residual RMSNorm forward without weights", calls,
+                ops::residual_norm_forward, forward);
+    add_variant(cases, "norm backward", "RMSNorm backward without weights", calls, ops::norm_backward, backward);
 }
 
 template <class T> void add_cross_entropy(std::vector<Case>& cases, Arrays& arrays, const Workload& work) {
@@ -204,7 +237,10 @@ template <class T> void add_cross_entropy(std::vector<Case>& cases, Arrays& arra
     float* loss = arrays.make<float>(size_t(tokens));
     int* ids = arrays.put(random_ids(rows, V));
     ops::CrossEntropy entropy{logits, loss, ids, nullptr, rows, V, Vp, 1e-4f, true};
-    cases.push_back(case_of("cross entropy", double(tokens) / rows, ops::cross_entropy, entropy));
+    const double calls = double(tokens) / rows;
+    cases.push_back(case_of("cross entropy", calls, ops::cross_entropy, entropy));
+    entropy.softcap = 15, entropy.z_loss = 1e-4f;
+    add_variant(cases, "cross entropy", "cross entropy with soft cap and z-loss", calls, ops::cross_entropy, entropy);
     auto* sum = static_cast<double*>(arrays.make_scratch(sizeof(double)));
     ops::LossSum losses{sum, loss, tokens, false};
     cases.push_back(case_of("loss sum", 1, ops::loss_sum, losses));
@@ -229,6 +265,9 @@ template <class T> void add_embedding(std::vector<Case>& cases, Arrays& arrays, 
     const double width = s.n_embd, used = double(std::set<int>(tokens.begin(), tokens.end()).size());
     cases.end()[-2].bytes = (double(rows) + used + work.seq_len) * width * sizeof(T);
     cases.back().bytes = double(rows) * width * sizeof(T) + (2 * used + s.n_positions) * width * sizeof(float);
+    backward.dwpe = nullptr, backward.accumulate_dwte = false;
+    add_variant(cases, "embedding backward", "embedding backward, overwriting, without positions", 1,
+                ops::embedding_backward, backward);
 }
 
 template <class T> void add_update(std::vector<Case>& cases, Arrays& arrays, const Workload& work) {
@@ -269,7 +308,8 @@ template <class T> std::vector<MakeGroup> op_groups(const Workload& work) {
     add(add_attention<T>);
     add_product({"attn_proj", L, tokens, C, C});
     add_product({"fc", L, tokens, s.hidden(), C, true});
-    add(add_gelu<T>);
+    add(add_activations<T>);
+    add(add_swiglu<T>);
     add_product({"fc_proj", L, tokens, C, s.hidden(), false, true});
     add(add_norm<T>);
     add(add_head<T>);

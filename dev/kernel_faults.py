@@ -11,6 +11,9 @@ REDUCE, GRAD_NORM, EPILOGUE = CUDA + "reduce.cuh", CUDA + "grad_norm.cu", CUDA +
 PRODUCTS, FILL, VECTOR = CUDA + "matmul_products.h", CUDA + "fill.cu", CUDA + "vector.cuh"
 DROPOUT, GENERAL_FORWARD = CUDA + "dropout.cu", CUDA + "attention_general_forward.cuh"
 ROPE, ROPE_CPU = CUDA + "qk_norm_rope.cu", "kernels/cpu/qk_norm_rope.cpp"
+NORM_PARTS, PRODUCT = CUDA + "norm_parts.cuh", CUDA + "matmul.cu"
+GATES, ACTIVATION = CUDA + "activation.cu", CUDA + "activation.cuh"
+CPU, TEXTBOOK = "kernels/cpu/", "test/reference.cpp"
 
 FAULTS = [
     # ---- attention, forward
@@ -117,11 +120,28 @@ FAULTS = [
      "    const int end = min(op.rows, begin + groups.rows_per_group - 1);\n\n    Pack"),
     (NORM_BACKWARD, "weight gradients overwrite instead of adding",
      "out = op.accumulate ? out + total : total;", "out = total;"),
+    (NORM, "eps outside the root", "sqrtf(squares / float(cols) + eps)", "(sqrtf(squares / float(cols)) + eps)"),
+    (NORM, "the weight is ignored", "* rstd, w.value[i], b.value[i]);", "* rstd, 1.0f, b.value[i]);"),
+    (NORM, "an absent weight is 0", "load_parameter<parts, kAligned>(weight, col, cols, 1),\n"
+     "                                 load", "load_parameter<parts, kAligned>(weight, col, cols, 0),\n"
+     "                                 load"),
+    (NORM_PARTS, "RMSNorm has no weight", "return parts == NormParts::all || parameter;",
+     "return parts == NormParts::all || (parts == NormParts::any && parameter);"),
+    (NORM_BACKWARD, "the gradient lacks its projection on the row",
+     "fmaf(-norm, averages.dnorm_norm, centered) * rstd;",
+     "centered * rstd;"),
+    (NORM_BACKWARD, "the gradient of wide rows lacks its projection on the row",
+     "fmaf(-norm(c), averages.dnorm_norm, dnorm(c) - averages.dnorm) * rstd;", "(dnorm(c) - averages.dnorm) * rstd;"),
+    (NORM_BACKWARD, "LayerNorm's gradient lacks the average", "with_mean ? warp_sum(sums.dnorm) : 0.0f,", "0.0f,"),
+    (NORM_BACKWARD, "RMSNorm's gradient of wide rows subtracts the average",
+     "has_mean ? block_sum(sums.dnorm, s.dnorm) / float(op.cols) : 0.0f,",
+     "block_sum(sums.dnorm, s.dnorm) / float(op.cols),"),
+    (NORM_BACKWARD, "bias gradients without a weight are the weight's sums", "(op.dweight ? 0 : op.cols) + int", "int"),
     # ---- loss
     (LOSS, "the maximum of a pack is not carried into the sum",
      "float sum = softmax.sum * exp_below(softmax.max, scaled_max);", "float sum = softmax.sum;"),
     (LOSS, "padding takes part in the softmax",
-     "x.value[i] = i < available ? x.value[i] : -INFINITY;", "x.value[i] = i <= available ? x.value[i] : -INFINITY;"),
+     "x.value[i] = i < available ?", "x.value[i] = i <= available ?"),
     (LOSS, "the target's logit is read after its owner has overwritten it",
      "        op.loss[row] = float(log(double(softmax.sum)) + (double(softmax.max * kLog2E) * kLn2 - "
      "double(target_logit)));",
@@ -130,7 +150,17 @@ FAULTS = [
     (LOSS, "the loss scale is forgotten", "op.grad_scale * (op.loss_scale ? *op.loss_scale : 1.0f);",
     "op.grad_scale;"),
     (LOSS, "the padding's gradient is not cleared", "    zero_packs<kAligned>(logits, p, op.padded_vocab);\n}", "}"),
+    (LOSS, "the soft cap's derivative is missing", "e * factor * slope :", "e * factor :"),
+    (LOSS, "the soft cap's derivative is missing at the target", "* boost - 1.0) * double(slope));",
+     "* boost - 1.0));"),
+    (LOSS, "the loss takes the target's logit without its cap", "cap(to_float(logits[target])).value;",
+     "to_float(logits[target]);"),
+    (LOSS, "the z-loss lacks its factor", "1.0 + 2.0 * double(op.z_loss)", "1.0 + double(op.z_loss)"),
+    (LOSS, "the z-loss leaves out the target", "* boost - 1.0)", "- 1.0)"),
+    (LOSS, "the z-loss takes the sum for the sum of the exponentials of logits",
+     " + double(softmax.max * kLog2E) * kLn2;\n}", ";\n}"),
     # ---- embedding
+    (EMBEDDING, "rows of tokens that do not occur keep what stood there", "if (!op.accumulate_dwte)", "if (false)"),
     (EMBEDDING, "no barrier before a tile's places are known",
      "    if (digit >= 0 && rank == 0) s_place[warp][digit] = __popc(same);\n    __syncthreads();",
      "    if (digit >= 0 && rank == 0) s_place[warp][digit] = __popc(same);"),
@@ -214,6 +244,30 @@ FAULTS = [
     (ROPE_CPU, "the last block of positions is dropped",
      "sum_blocks(op.dk_weight, partials + op.head_size, n_blocks(rows)",
      "sum_blocks(op.dk_weight, partials + op.head_size, n_blocks(rows) - 1"),
+    # ---- activations
+    (GATES, "gate and up are swapped", "activation<function>(gate.value[i]) * up.value[i];",
+     "activation<function>(up.value[i]) * gate.value[i];"),
+    (GATES, "the gradients of gate and up are swapped",
+     "store_pack<kAligned>(dinp + at.gate, pack_floats(gate), at.available);\n"
+     "    store_pack<kAligned>(dinp + at.up, pack_floats(up), at.available);",
+     "store_pack<kAligned>(dinp + at.gate, pack_floats(up), at.available);\n"
+     "    store_pack<kAligned>(dinp + at.up, pack_floats(gate), at.available);"),
+    (GATES, "the gate's gradient lacks the other half", "gradient.value[i] * up.value[i] * f.gradient;",
+     "gradient.value[i] * f.gradient;"),
+    (GATES, "the last pack of a row reaches into the next", "? hidden - column : 0;", "? kPackSize<T> : 0;"),
+    (ACTIVATION, "the sign in SiLU's derivative", "s * fmaf(x, e * s, 1.0f);", "s * fmaf(-x, e * s, 1.0f);"),
+    (ACTIVATION, "the sign in a gate's derivative", "s * fmaf(clamped * (e * s), slope, 1.0f)}",
+     "s * fmaf(-clamped * (e * s), slope, 1.0f)}"),
+    (ACTIVATION, "a gate's exponential overflows", "x = x < -kLimit ? -kLimit : x;", ""),
+    (ACTIVATION, "relu2's derivative lacks its factor", "return 2.0f * sqrtf(kept);", "return sqrtf(kept);"),
+    (ACTIVATION, "relu2's gate lacks its factor", "{relu(x) * relu(x), 2.0f * relu(x)};",
+     "{relu(x) * relu(x), relu(x)};"),
+    (EPILOGUE, "relu2 takes the first bias of four", "bias[(i + k) % size_t(op.cols)]", "bias[i % size_t(op.cols)]"),
+    (EPILOGUE, "the last elements are finished as if there were four", "int(min(size_t(kQuad), op.count - i));",
+     "kQuad;"),
+    (PRODUCT, "SiLU's gradient is left to the library, which has none",
+     "const bool has_epilogue = op.activation == ActivationFunction::gelu_new && dtype",
+     "const bool has_epilogue = dtype"),
     # ---- around the products
     (EPILOGUE, "no barrier before the warps' sums are added",
      "    __syncthreads();  // all warps' sums are there\n", ""),
@@ -223,4 +277,44 @@ FAULTS = [
      ".accumulate = op.accumulate};", ".accumulate = true};"),
     (VECTOR, "the second half of a word of bf16 keeps the first half's bits",
      "to[1] = std::bit_cast<float>(word & 0xffff0000u);", "to[1] = std::bit_cast<float>(word);"),
+    # ---- the CPU's
+    (CPU + "norm.cpp", "eps outside the root", "std::sqrt(squares / cols + eps)", "(std::sqrt(squares / cols) + eps)"),
+    (CPU + "norm.cpp", "the weight is ignored", "has_weight ? x * to_float(weight[c]) : x;", "x;"),
+    (CPU + "norm.cpp", "LayerNorm's gradient lacks the average", "(Parts::centered(dnorm, means.dnorm) -", "(dnorm -"),
+    (CPU + "norm.cpp", "the gradient lacks its projection on the row",
+     "(Parts::centered(dnorm, means.dnorm) - norm * means.dnorm_norm)", "Parts::centered(dnorm, means.dnorm)"),
+    (CPU + "activation.cpp", "gate and up are swapped", "activation<function>(to_float(gate[i])) * to_float(up[i])",
+     "activation<function>(to_float(up[i])) * to_float(gate[i])"),
+    (CPU + "activation.cpp", "the gradients of gate and up are swapped",
+     "gated_row_gradient<function>(dgate, dgate + hidden,",
+     "gated_row_gradient<function>(dgate + hidden, dgate,"),
+    (CPU + "vector_math.h", "the sign in SiLU's derivative",
+     "return s * (x * (e * s) + 1.0f);  // e s is 1 - s without "
+     "cancellation\n}\n\n// max", "return s * (1.0f - x * (e * s));\n}\n\n// max"),
+    (CPU + "vector_math.h", "relu2's derivative lacks its factor", "2.0f * __builtin_sqrtf(kept)",
+     "__builtin_sqrtf(kept)"),
+    (CPU + "matmul.cpp", "relu2 takes the sum as stored", "from_float<T>(relu2(values[i]))",
+     "from_float<T>(relu2(to_float(from_float<T>(values[i]))))"),
+    (CPU + "cross_entropy.cpp", "the soft cap's derivative is missing", "* factor * x.slope);", "* factor);"),
+    (CPU + "cross_entropy.cpp", "the soft cap's derivative is missing at the target", "boost - 1.0) * at_target.slope)",
+     "boost - 1.0))"),
+    (CPU + "cross_entropy.cpp", "the z-loss lacks its factor", "1.0 + 2.0 * op.z_loss", "1.0 + op.z_loss"),
+    (CPU + "embedding.cpp", "rows of tokens that do not occur keep what stood there",
+     "std::fill(op.dwte + begin * op.channels, op.dwte + end * op.channels, 0.0f);",
+     "for (size_t t = begin; t < end; t++) if (positions.begin(int(t)) < positions.end[t]) "
+     "std::fill_n(op.dwte + t * op.channels, op.channels, 0.0f);"),
+    # ---- the textbook's
+    (TEXTBOOK, "eps outside the root", "std::sqrt(squares / op.cols + op.eps)",
+     "(std::sqrt(squares / op.cols) + op.eps)"),
+    (TEXTBOOK, "RMSNorm's gradient has LayerNorm's average", "if (op.mean) average +=", "average +="),
+    (TEXTBOOK, "the gradient lacks its projection on the row", "(dnormed - average - normed * average_with_normed)",
+     "(dnormed - average)"),
+    (TEXTBOOK, "the soft cap's derivative is missing", "slope[v] = 1 - tanh * tanh;", "slope[v] = 1;"),
+    (TEXTBOOK, "the z-loss lacks its factor", "2 * op.z_loss * lse * p", "op.z_loss * lse * p"),
+    (TEXTBOOK, "stale rows of dwte", "put(op.dwte[i], dwte[i], op.accumulate_dwte);",
+     "put(op.dwte[i], dwte[i], true);"),
+    ("test/reference_mlp.cpp", "gate and up are swapped", "activation(op.activation, gate) * up",
+     "gate * activation(op.activation, up)"),
+    ("test/reference_mlp.cpp", "relu2's derivative lacks its factor", "? 2 * std::sqrt(", "? std::sqrt("),
+    ("test/reference.h", "the sign in SiLU's derivative", "(1 + x * sigmoid(-x))", "(1 - x * sigmoid(-x))"),
 ]

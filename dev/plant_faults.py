@@ -5,8 +5,9 @@
 
 For each fault it lets the witnesses of its file testify, one after the other until one fails: for a kernel the tests of
 its op's family in the modes of build/test_simt (the default order, three seeds, the strict proxy, ThreadSanitizer,
-AddressSanitizer), for what ranks do together the trainer on CPU ranks and on simulated GPUs. A witness counts only if
-it is silent without the fault. Exit code 0 if every fault is caught. Takes a minute or two per fault.
+AddressSanitizer), for a CPU kernel and for the textbook build/test_cpu, for what ranks do together the trainer on CPU
+ranks and on simulated GPUs. A witness counts only if it is silent without the fault. Exit code 0 if every fault is
+caught. Takes a minute or two per fault.
 """
 import argparse
 import os
@@ -38,15 +39,17 @@ CPU_RANKS = [("CPU ranks", ["train_gpt_cpu"], [*PROGRAM, *(f"test_ranks.Ranks.{n
     "test_ranks_hold_shares_and_send_what_zero_says", "test_a_checkpoint_of_3_ranks_loads_on_2_or_4_and_back",
     "test_16_bits_loss_scale_and_recomputation"))])]
 SIMULATED_RANKS = [("simulated ranks", ["train_gpt_simt", "train_gpt_cpu"], [*PROGRAM, "test_simulated_ranks"])]
-OBJECTS = ("commands", "kernels", "model", "runtime", "data")  # folders in build/
+OBJECTS = ("commands", "kernels", "model", "runtime", "data", "test")  # folders in build/
 SECONDS = 300  # for one witness; a deadlock is reported much sooner
 
 
 def witnesses_of(file):
     """(name, programs to build, how it runs the tests) of each."""
     name = Path(file).name
-    if file.startswith("kernels/cpu/qk_norm_rope"):
-        return [("CPU", ["test_cpu"], ["build/test_cpu", "*qk_norm_rope*"])]
+    if file.startswith("test/reference"):
+        return [("difference quotients", ["test_cpu"], ["build/test_cpu", "[reference]"])]
+    if file.startswith("kernels/cpu/") and name != "tree_sum.h" and not name.startswith("comm"):
+        return [("ops on the CPU", ["test_cpu"], ["build/test_cpu", "[ops],[vector_math]"])]
     if not file.startswith("kernels/cuda/"):
         comm = [("default order", ["test_simt"], ["build/test_simt", "[comm]"])]  # adds as the CPU does
         return CPU_RANKS + (SIMULATED_RANKS if file.startswith("model/") else comm if name == "tree_sum.h" else [])

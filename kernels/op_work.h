@@ -22,16 +22,17 @@ inline double bytes_of(ConstView array, double count) { return array ? count * d
 // A row of wte is counted for each token.
 inline Work work_of(const EmbeddingForward& op) {
     const double tokens = double(op.batch) * op.seq_len;
-    return {"embedding_forward", 0, bytes_of(op.out, (2 * tokens + op.seq_len) * op.channels),
+    return {"embedding_forward", 0, bytes_of(op.out, (2 * tokens + (op.wpe ? op.seq_len : 0)) * op.channels),
             format("batch %d, seq_len %d, channels %d", op.batch, op.seq_len, op.channels)};
 }
 
-// As if no token were there twice.
+// As if no token were there twice; where dwte is overwritten, each of its rows once.
 inline Work work_of(const EmbeddingBackward& op) {
     const double tokens = double(op.batch) * op.seq_len, touched = std::min<double>(tokens, op.vocab);
-    const double positions = double(op.accumulate ? 2 : 1) * op.n_positions;
+    const double positions = op.dwpe ? double(op.accumulate ? 2 : 1) * op.n_positions : 0;
+    const double rows = op.accumulate_dwte ? 2 * touched : op.vocab;
     return {"embedding_backward", 0,
-            bytes_of(op.dout, tokens * op.channels) + (2 * touched + positions) * op.channels * sizeof(float),
+            bytes_of(op.dout, tokens * op.channels) + (rows + positions) * op.channels * sizeof(float),
             format("batch %d, seq_len %d, channels %d, vocab %d", op.batch, op.seq_len, op.channels, op.vocab)};
 }
 

@@ -34,9 +34,10 @@ template <ActivationFunction function, class T>
 [[gnu::noinline]] void gated_row_gradient(T* dgate, T* dup, const T* dout, const T* gate, const T* up, int hidden) {
 #pragma omp simd
     for (int i = 0; i < hidden; i++) {
-        const float x = to_float(gate[i]), gradient = to_float(dout[i]);
-        dgate[i] = from_float<T>(gradient * to_float(up[i]) * activation_gradient<function>(x));
-        dup[i] = from_float<T>(gradient * activation<function>(x));
+        const float gradient = to_float(dout[i]);
+        const ActivationPair f = activation_pair<function>(to_float(gate[i]));
+        dgate[i] = from_float<T>(gradient * to_float(up[i]) * f.gradient);
+        dup[i] = from_float<T>(gradient * f.value);
     }
 }
 

@@ -31,26 +31,25 @@ void add_block(Softmax& softmax, const float* x, int count) {
     softmax = {max, softmax.sum * exp_approx(softmax.max - max) + sum};
 }
 
-// cap tanh(x / cap) as a value and as a derivative. Errors: of the value below cap 2^-22, of the derivative below
-// 2^-21. The derivative does not cancel where tanh is near 1.
+// A logit as the softmax takes it, and the derivative of that.
+struct Capped {
+    float value, slope;
+};
+
+// cap tanh(x / cap). Errors: of the value below cap 2^-21, of the derivative, which does not cancel where tanh is near
+// 1, below 2^-21.
 struct SoftCap {
     float cap, scale;  // scale = -2 / cap
 
-    float decay(float x) const { return exp_approx(scale * __builtin_fabsf(x)); }
-    float value(float x) const {
-        const float e = decay(x);
-        return __builtin_copysignf(cap * ((1.0f - e) / (1.0f + e)), x);
-    }
-    float slope(float x) const {
-        const float e = decay(x), s = 1.0f / (1.0f + e);
-        return 4.0f * (e * s) * s;
+    Capped operator()(float x) const {
+        const float e = exp_approx(scale * __builtin_fabsf(x)), s = 1.0f / (1.0f + e);
+        return {__builtin_copysignf(cap * ((1.0f - e) * s), x), 4.0f * (e * s) * s};
     }
 };
 
 // Without a soft cap.
 struct NoCap {
-    static float value(float x) { return x; }
-    static float slope(float) { return 1.0f; }
+    Capped operator()(float x) const { return {x, 1.0f}; }
 };
 
 template <class Cap, class T> Softmax softmax_of_row(Cap cap, const T* logits, int vocab) {
@@ -59,7 +58,7 @@ template <class Cap, class T> Softmax softmax_of_row(Cap cap, const T* logits, i
         const int count = std::min(kBlock, vocab - begin);
         float x[kBlock];
 #pragma omp simd
-        for (int i = 0; i < count; i++) x[i] = cap.value(to_float(logits[begin + i]));
+        for (int i = 0; i < count; i++) x[i] = cap(to_float(logits[begin + i])).value;
         add_block(softmax, x, count);
     }
     return softmax;
@@ -70,14 +69,14 @@ template <class Cap, class T>
 void write_gradient(Cap cap, T* logits, int vocab, int target, Softmax softmax, float scale, double boost) {
     const float max = softmax.max;
     const float factor = float(scale * boost / softmax.sum);
-    const float target_logit = to_float(logits[target]);
-    const double target_probability = exp_approx(cap.value(target_logit) - max) / softmax.sum;
+    const Capped at_target = cap(to_float(logits[target]));
+    const double target_probability = exp_approx(at_target.value - max) / softmax.sum;
 #pragma omp simd
     for (int i = 0; i < vocab; i++) {
-        const float x = to_float(logits[i]);
-        logits[i] = from_float<T>(exp_approx(cap.value(x) - max) * factor * cap.slope(x));
+        const Capped x = cap(to_float(logits[i]));
+        logits[i] = from_float<T>(exp_approx(x.value - max) * factor * x.slope);
     }
-    logits[target] = from_float<T>(float(scale * (target_probability * boost - 1.0) * cap.slope(target_logit)));
+    logits[target] = from_float<T>(float(scale * (target_probability * boost - 1.0) * at_target.slope));
 }
 
 template <class Cap, class T> void cross_entropy_of_rows(const CrossEntropy& op, Cap cap) {
@@ -90,7 +89,7 @@ template <class Cap, class T> void cross_entropy_of_rows(const CrossEntropy& op,
         if (target >= 0) {
             const Softmax softmax = softmax_of_row(cap, logits, op.vocab);
             const double log_sum = std::log(softmax.sum);
-            op.loss[row] = float(log_sum - (double(cap.value(to_float(logits[target]))) - softmax.max));
+            op.loss[row] = float(log_sum - (double(cap(to_float(logits[target])).value) - softmax.max));
             // The z-loss makes each probability's part of the gradient this much larger.
             const double boost = op.z_loss != 0 ? 1.0 + 2.0 * op.z_loss * (log_sum + softmax.max) : 1.0;
             if (op.write_dlogits) write_gradient(cap, logits, op.vocab, target, softmax, scale, boost);

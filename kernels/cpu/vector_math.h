@@ -105,6 +105,27 @@ template <ActivationFunction function> float activation_gradient(float x) {
     if constexpr (function == ActivationFunction::relu2) return relu2_gradient(x);
 }
 
+// Both at once, from one exponential.
+struct ActivationPair {
+    float value, gradient;
+};
+
+template <ActivationFunction function> ActivationPair activation_pair(float x) {
+    if constexpr (function == ActivationFunction::relu2) {
+        return {relu2(x), relu2_gradient(x)};
+    } else {
+        // As in the gradients alone; above, x itself is still the value.
+        constexpr bool is_gelu = function == ActivationFunction::gelu_new;
+        constexpr float kLimit = is_gelu ? 10.0f : 80.0f;
+        x = x < -kLimit ? -kLimit : x;
+        const float clamped = x > kLimit ? kLimit : x, square = clamped * clamped;
+        const float e = exp_approx(is_gelu ? clamped * (kGeluCubic * square + kGeluLinear) : -clamped);
+        const float s = 1.0f / (1.0f + e);
+        const float slope = is_gelu ? -3.0f * kGeluCubic * square - kGeluLinear : 1.0f;
+        return {x * s, s * (clamped * (e * s) * slope + 1.0f)};
+    }
+}
+
 // The derivative from what a product keeps for it: the number before the activation, or relu2's result.
 template <ActivationFunction function> float gradient_from_kept(float kept) {
     if constexpr (function == ActivationFunction::relu2)

@@ -72,9 +72,9 @@ __global__ void __launch_bounds__(kThreads) gated_activation_backward_kernel(Gat
     const auto gradient = unpack(load_pack<kAligned>(dout + at.one, at.available));
 #pragma unroll
     for (int i = 0; i < kPackSize<T>; i++) {
-        const float x = gate.value[i];
-        gate.value[i] = gradient.value[i] * up.value[i] * activation_gradient<function>(x);
-        up.value[i] = gradient.value[i] * activation<function>(x);
+        const ActivationPair f = activation_pair<function>(gate.value[i]);
+        gate.value[i] = gradient.value[i] * up.value[i] * f.gradient;
+        up.value[i] = gradient.value[i] * f.value;
     }
     store_pack<kAligned>(dinp + at.gate, pack_floats(gate), at.available);
     store_pack<kAligned>(dinp + at.up, pack_floats(up), at.available);
@@ -100,10 +100,12 @@ void activation_forward(const ActivationForward& op, Stream stream) {
     constexpr const char* kName = "activation_forward";
     require(op.activation != ActivationFunction::relu2, "%s: relu2's output is kept, never recomputed", kName);
     dispatch_both(kName, {op.out, op.inp}, op.activation, [&]<class T, ActivationFunction function>() {
-        if (op.count == 0) return;
-        auto kernel = are_aligned(16, {op.out, op.inp}) ? activation_forward_kernel<T, function, true>
-                                                        : activation_forward_kernel<T, function, false>;
-        launch(kernel, {kName, blocks_for(op.count, size_t(kThreads) * kPackSize<T>), kThreads}, stream, op);
+        if constexpr (function != ActivationFunction::relu2) {
+            if (op.count == 0) return;
+            auto kernel = are_aligned(16, {op.out, op.inp}) ? activation_forward_kernel<T, function, true>
+                                                            : activation_forward_kernel<T, function, false>;
+            launch(kernel, {kName, blocks_for(op.count, size_t(kThreads) * kPackSize<T>), kThreads}, stream, op);
+        }
     });
 }
 

@@ -35,14 +35,12 @@ __device__ inline float gelu_gradient(float x) {
     return s * fmaf(x * (e * s), slope, 1.0f);  // e s is 1 - s without cancellation
 }
 
-__device__ inline float silu(float x) {
-    constexpr float kLog2E = 1.44269504f;
-    return __fdividef(x, 1.0f + exp2f(-kLog2E * x));
-}
+inline constexpr float kLog2E = 1.44269504f;
+
+__device__ inline float silu(float x) { return __fdividef(x, 1.0f + exp2f(-kLog2E * x)); }
 
 // d silu / dx = s (1 + x (1 - s)) with s = 1 / (1 + e^-x).
 __device__ inline float silu_gradient(float x) {
-    constexpr float kLog2E = 1.44269504f;
     // Beyond 80 the result is 0 or 1 to within 1e-32; clamped, e^-x does not overflow. NaN stays.
     x = x < -80.0f ? -80.0f : x;
     x = x > 80.0f ? 80.0f : x;
@@ -64,6 +62,27 @@ template <ActivationFunction function> __device__ inline float activation_gradie
     if constexpr (function == ActivationFunction::gelu_new) return gelu_gradient(x);
     if constexpr (function == ActivationFunction::silu) return silu_gradient(x);
     if constexpr (function == ActivationFunction::relu2) return 2.0f * relu(x);
+}
+
+// Both at once, from one exponential.
+struct ActivationPair {
+    float value, gradient;
+};
+
+template <ActivationFunction function> __device__ inline ActivationPair activation_pair(float x) {
+    if constexpr (function == ActivationFunction::relu2) {
+        return {relu(x) * relu(x), 2.0f * relu(x)};
+    } else {
+        // As in the gradients alone; above, x itself is still the value.
+        constexpr bool kIsGelu = function == ActivationFunction::gelu_new;
+        constexpr float kLimit = kIsGelu ? 10.0f : 80.0f;
+        x = x < -kLimit ? -kLimit : x;
+        const float clamped = x > kLimit ? kLimit : x, square = clamped * clamped;
+        const float e = exp2f(kIsGelu ? clamped * fmaf(kGeluCubic, square, kGeluLinear) : -kLog2E * clamped);
+        const float s = __fdividef(1.0f, 1.0f + e);
+        const float slope = kIsGelu ? fmaf(kGeluSlopeSquare, square, kGeluSlopeLinear) : 1.0f;
+        return {x * s, s * fmaf(clamped * (e * s), slope, 1.0f)};
+    }
 }
 
 // The derivative from what a product keeps for it: the number before the activation, or relu2's result.
