@@ -35,9 +35,11 @@ template <int kHeadSize> struct Shape {
     static constexpr int kBlocksPerMultiprocessor = kHeadSize == 64 || kHeadSize == 256 ? 2 : 1;
     static constexpr int kWarpRows = 16 * kM;
     static constexpr int kRows = kWarps * kWarpRows;  // stationary: queries in the first kernel, keys in the second
-    static constexpr int kOthers = kHeadSize == 256 ? 32 : 64;  // rows of a streamed tile
+    static constexpr int kOthers = kHeadSize == 256 ? 16 : 64;  // rows of a streamed tile
     static constexpr int kPart = 16;                            // of them, whose scores are in registers at a time
-    static_assert(kRows == 2 * kOthers);
+    // Whether the first stationary rows, whose fragments all fit into registers, share memory with a streamed tile.
+    static constexpr bool kShares = kHeadSize != 256;
+    static_assert(!kShares || kRows == 2 * kOthers);
 };
 
 // Kernels that know neither windows nor documents nor soft caps are not told of them: with the longer argument ptxas of
@@ -64,21 +66,23 @@ template <AttentionKind kKind, class Op> __device__ __forceinline__ bool drops(c
 
 // 49 KiB for heads of 64, 73 KiB for heads of 96, 97 KiB for heads of 128 and 256.
 template <class T, int kHeadSize> struct Shared {
-    static constexpr int kOthers = Shape<kHeadSize>::kOthers;
-    alignas(kTileAlignment<kHeadSize>) T tiles[6][kOthers][kHeadSize];
-    alignas(16) QueryStatistics statistics[2][kOthers];  // of the block's queries, or of two tiles of queries
-    int first_key[2][kOthers];                           // of two tiles of queries
+    using S = Shape<kHeadSize>;
+    static constexpr int kRowsOfTiles = 4 * S::kOthers + (S::kShares ? 1 : 2) * S::kRows;
+    alignas(kTileAlignment<kHeadSize>) T rows[kRowsOfTiles][kHeadSize];
+    alignas(16) QueryStatistics statistics[2][std::max(S::kOthers, S::kRows / 2)];  // of the block's queries, or of two
+    uint64_t sample_key;           // of dropout, for kernels without registers for it
+    int first_key[2][S::kOthers];  // tiles of queries, as these are
 
-    __device__ T* passing(int stage, int which) { return tiles[2 * stage + which][0]; }
-    // The stationary rows. The first share memory with stage 1: their fragments are in registers before it is filled.
-    // The second stay until the end, when the warps' output rows pass through the same memory.
-    __device__ T* staying(int which) { return tiles[2 + 2 * which][0]; }
-    __device__ T* outgoing() { return tiles[4][0]; }
+    __device__ T* passing(int stage, int which) { return rows[(2 * stage + which) * S::kOthers]; }
+    // The stationary rows. The first may share memory with stage 1: their fragments are in registers before it is
+    // filled. The second stay until the end, when the warps' output rows pass through the same memory.
+    __device__ T* staying(int which) { return rows[kRowsOfTiles - (2 - which) * S::kRows]; }
+    __device__ T* outgoing() { return staying(1); }
 };
 
 template <int kHeadSize> using Scores = float[Shape<kHeadSize>::kM][Shape<kHeadSize>::kPart / 8][4];
 template <int kHeadSize> using Sums = float[Shape<kHeadSize>::kM][kHeadSize / 8][4];
-template <int kHeadSize, int kSpared = 0>  // steps that are not kept in registers
+template <int kHeadSize, int kSpared = Shape<kHeadSize>::kShares ? 0 : kHeadSize / 16>  // steps not in registers
 using Staying = StationaryRows<kHeadSize, Shape<kHeadSize>::kM, kHeadSize / 16 - kSpared>;
 
 // scores += rows first^T, dp += other_rows second^T for kPart rows of the two tiles.
@@ -190,7 +194,7 @@ __global__ void __launch_bounds__(Shape<kHeadSize>::kThreads, Shape<kHeadSize>::
     ptx::cp_async_wait<1>();
     __syncthreads();  // query and dout are there
     const Staying<kHeadSize> query(ptx::shared_address(s.staying(0)), warp_row);
-    const Staying<kHeadSize, kHeadSize == 256 ? 16 : 0> dout(ptx::shared_address(s.staying(1)), warp_row);
+    const Staying<kHeadSize> dout(ptx::shared_address(s.staying(1)), warp_row);
     QueryStatistics* block_statistics = s.statistics[0];
     query_statistics<T, kHeadSize>(block_statistics, s.staying(1), op, b, rows);
     QueryStatistics statistics[S::kM][2];
@@ -200,7 +204,7 @@ __global__ void __launch_bounds__(Shape<kHeadSize>::kThreads, Shape<kHeadSize>::
         for (int half = 0; half < 2; half++)
             statistics[m][half] = block_statistics[warp_row + 16 * m + 8 * half + lane / 4];
 
-    const WarpKeys<kAny, QueryRows<16, kAny>> warp(rows, warp_row, S::kWarpRows, visible, at.seq_len);
+    const WarpKeys<kAny, S::kWarpRows, QueryRows<16, kAny>> warp(rows, warp_row, visible, at.seq_len);
     Sums<kHeadSize> dquery = {};
     for (int tile = tiles.begin; tile < tiles.end; tile++) {
         ptx::cp_async_wait<0>();
@@ -296,12 +300,13 @@ __device__ __forceinline__ void load_queries_async(Shared<T, kHeadSize>& s, int 
 
 // The first key that a query of a tile in shared memory sees.
 struct TileFirstKeys {
-    const int* first_key;  // of the tile's queries, or null
-    int begin, window;     // the tile's first query
+    const int* of_documents;  // of the tile's queries
+    bool has_documents;
+    int window, begin;  // the tile's first query
 
     __device__ __forceinline__ int operator()(int row) const {
         const int of_window = window > 0 ? begin + row - window + 1 : 0;
-        return first_key ? max(of_window, first_key[row]) : of_window;
+        return has_documents ? max(of_window, of_documents[row]) : of_window;
     }
 };
 
@@ -348,17 +353,17 @@ __global__ void __launch_bounds__(Shape<kHeadSize>::kThreads, Shape<kHeadSize>::
     load_tile_async<kHeadSize, S::kRows, S::kThreads>(s.staying(0), qkv + at.value(b, kv_head, begin), at.qkv_step(),
                                                       n_keys);
     ptx::cp_async_commit();
+    if (kAny && op.dropout && threadIdx.x == 0) s.sample_key = op.dropout.keys[b];
     const VisibleKeys visible = visible_keys(op, b);
-    const QueryTiles<kHeadSize> tiles(
-        at, kv_head, begin,
-        kAny ? visible.end_of_queries(min(begin + S::kRows, at.seq_len) - 1, at.seq_len) : at.seq_len);
+    const int query_end = kAny ? visible.end_of_queries(min(begin + S::kRows, at.seq_len) - 1, at.seq_len) : at.seq_len;
+    const QueryTiles<kHeadSize> tiles(at, kv_head, begin, query_end);
     load_queries_async(s, 0, op, b, tiles.head(0), begin);
     ptx::cp_async_wait<1>();
     __syncthreads();  // key and value are there
     // Beside 128 registers of sums, heads of 64 have no room for the last step of the keys, with philox() beside them
     // for none of them.
-    constexpr int kSpared = kHeadSize == 64 ? (kKind == AttentionKind::plain ? 1 : 4) : kHeadSize == 128 ? 0 : 16;
-    const Staying<kHeadSize, std::min(kSpared, kHeadSize / 16)> key(ptx::shared_address(s.staying(1)), warp_row);
+    constexpr int kSpared = kHeadSize == 64 ? (kKind == AttentionKind::plain ? 1 : 4) : kHeadSize == 256 ? 16 : 0;
+    const Staying<kHeadSize, kSpared> key(ptx::shared_address(s.staying(1)), warp_row);
     const Staying<kHeadSize> value(ptx::shared_address(s.staying(0)), warp_row);
 
     Sums<kHeadSize> dkey = {}, dvalue = {};
@@ -369,8 +374,8 @@ __global__ void __launch_bounds__(Shape<kHeadSize>::kThreads, Shape<kHeadSize>::
         if (tile + 1 < n_tiles)
             load_queries_async(s, (tile + 1) % 2, op, b, tiles.head(tile + 1), tiles.begin(tile + 1));
         const int first_distance = tiles.begin(tile) - (begin + warp_row);
-        const TileFirstKeys first{visible.first_key ? s.first_key[tile % 2] : nullptr, tiles.begin(tile),
-                                  visible.window};
+        const TileFirstKeys first{s.first_key[tile % 2], visible.first_key != nullptr, visible.window,
+                                  tiles.begin(tile)};
 #pragma unroll
         for (int part = 0; part < S::kOthers; part += S::kPart) {
             const int distance = first_distance + part;
@@ -381,7 +386,8 @@ __global__ void __launch_bounds__(Shape<kHeadSize>::kThreads, Shape<kHeadSize>::
             uint32_t dropped = 0;  // a bit for each of the lane's scores, found while no register holds a score
             if (drops<kKind>(op))
                 for_each_decision_of_transposed<S::kM>(
-                    op.dropout, op.dropout.keys[b], tiles.head(tile), tiles.begin(tile) + part, begin + warp_row,
+                    op.dropout, kAny ? s.sample_key : op.dropout.keys[b], tiles.head(tile), tiles.begin(tile) + part,
+                    begin + warp_row,
                     [&](int m, int n, int i, bool kept) { dropped |= uint32_t(!kept) << (8 * m + 4 * n + i); });
             [[maybe_unused]] const auto is_dropped = [&](int m, int n, int i) {
                 return dropped >> (8 * m + 4 * n + i) & 1;

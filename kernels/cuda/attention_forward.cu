@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHead
     ptx::cp_async_wait<1>();
     __syncthreads();  // the queries are there
     const StationaryRows<kHeadSize, kM, S::kHeld> queries(ptx::shared_address(s.query), warp_row);
-    const WarpKeys<kAny, QueryRows<16, kAny>> warp(rows, warp_row, S::kWarpQueries, visible, at.seq_len);
+    const WarpKeys<kAny, S::kWarpQueries, QueryRows<16, kAny>> warp(rows, warp_row, visible, at.seq_len);
 
     float out[kM][kHeadSize / 8][4] = {};
     // lowest() is too low where a query sees nothing of its first tiles: scaled, it could become infinite.

@@ -18,17 +18,19 @@ __device__ __forceinline__ KeyTiles tiles_of_block(const Rows& rows, int n_rows,
     return {kMasks ? visible.first(rows.position(0)) / tile_keys : 0, (end + tile_keys - 1) / tile_keys};
 }
 
-// The queries of a warp, `count` rows of the block from `row` on.
-template <bool kMasks, class Rows> class WarpKeys {
+// The queries of a warp, kCount rows of the block from `row` on.
+template <bool kMasks, int kCount, class Rows> class WarpKeys {
 public:
-    __device__ __forceinline__ WarpKeys(const Rows& rows, int row, int count, const VisibleKeys& visible, int seq_len)
-        : first_query_(rows.position(row)), last_query_(rows.position(row + count - 1)) {
+    __device__ __forceinline__ WarpKeys(const Rows& rows, int row, const VisibleKeys& visible, int seq_len)
+        : first_query_(rows.position(row)), last_query_(rows.position(row + kCount - 1)) {
         if (!kMasks) return;
         first_key_ = visible.first(min(first_query_, seq_len - 1));
         last_first_key_ = visible.first(min(last_query_, seq_len - 1));
     }
-    // All of them come before the key.
-    __device__ __forceinline__ bool is_before(int key) const { return last_query_ < key; }
+    // All of them come before the key. (Without masks written so that no register holds the last one.)
+    __device__ __forceinline__ bool is_before(int key) const {
+        return kMasks ? last_query_ < key : distance(key) + kCount <= 0;
+    }
     // None of them sees the keys [key, key + count) any more.
     __device__ __forceinline__ bool is_past(int key, int count) const { return kMasks && key + count <= first_key_; }
     __device__ __forceinline__ bool see_all(int key, int count) const {
