@@ -30,9 +30,10 @@ struct AttentionLayout {
 // The keys that a query sees: [first(query), query]. first() never falls from one query to the next, so the queries
 // that see a key are neighbours too.
 struct VisibleKeys {
-    const int* first_key;  // of the sequence, or null
-    int window;            // or 0
+    const int* first_key = nullptr;  // of the sequence, or null
+    int window = 0;                  // or 0
 
+    VisibleKeys() = default;
     template <class Op>
     HOST_DEVICE VisibleKeys(const Op& op, int b)
         : first_key(op.first_key ? op.first_key + size_t(b) * op.seq_len : nullptr), window(op.window) {}
