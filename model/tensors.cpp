@@ -139,6 +139,11 @@ NamedTensor without_padding(NamedTensor tensor, const GptShape& shape) {
     return tensor;
 }
 
+size_t without_vocabulary_padding(const TensorLayout& layout) {
+    const size_t padding = size_t(layout.shape.padded_vocab() - layout.shape.vocab_size) * size_t(layout.shape.n_embd);
+    return layout.parameters - (layout.shape.has_head() ? 2 : 1) * padding;
+}
+
 std::vector<size_t> logical_shape(const Tensor& tensor) {
     if (tensor_table()[size_t(tensor.row)].cols == &GptShape::one) return {size_t(tensor.rows)};
     return {size_t(tensor.rows), size_t(tensor.cols)};

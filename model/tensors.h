@@ -103,6 +103,9 @@ TensorPart part_of(const TensorLayout& layout, const Tensor& tensor, int rank);
 // A tensor of padded_vocab() rows, or a rank's part of it, without the padding: what other programs' files have.
 NamedTensor without_padding(NamedTensor tensor, const GptShape& shape);
 
+// The parameters that are the model's: without the vocabulary's padding.
+size_t without_vocabulary_padding(const TensorLayout& layout);
+
 // Shape as (rows) for vectors and (rows, cols) for matrices.
 std::vector<size_t> logical_shape(const Tensor& tensor);
 
