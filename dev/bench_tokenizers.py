@@ -3,12 +3,12 @@
 
     dev/bench_tokenizers.py [--rounds N] [--threads N] [--trainer PROGRAM]     (pip install tokenizers tiktoken)
 
-Vocabularies: GPT-2's (data/gpt2), and one of 32,000 tokens with Llama 3's pattern that is trained here, on a part of the
-texts. Texts: English prose (Debian's bible-kjv), source code (Python's standard library), and manual pages in 20
-languages (/usr/share/man), each once. What is compared is wall time: of `prepare --threads N` as a whole, from reading
-a file to shards on disk, without what the same command takes for a text of one line; of encode_batch() and
-encode_ordinary_batch() with N threads on the same text, in memory, in parts of at most 64 KiB. The three take turns and
-must give the same tokens. The median of each ratio counts.
+Vocabularies: GPT-2's (data/gpt2), and one of 32,000 tokens with Llama 3's pattern that is trained here, on a part of
+the texts. Texts: English prose (Debian's bible-kjv), source code (Python's standard library), and manual pages in 20
+languages (/usr/share/man), each once. Compared are `prepare --threads N` as a whole, from reading a file to shards on
+disk, without what the same command takes for a text of one line, and encode_batch() and encode_ordinary_batch() with N
+threads on the same text, in memory, in parts of about 64 KiB. The three take turns and must give the same tokens. Each
+has a wall time and a processor time, which other programs on the same cores disturb less; medians count.
 """
 import argparse
 import array
@@ -16,6 +16,7 @@ import gzip
 import json
 import os
 import re
+import resource
 import statistics
 import subprocess
 import sys
@@ -33,7 +34,7 @@ from bench_prepare import ROOT, gpt2_encoding  # noqa: E402
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
           r"|\s+(?!\S)|\s+")
 END = "<|endoftext|>"
-MOST_BYTES = 16 << 20  # of a text
+MOST_BYTES = 8 << 20  # of a text
 
 
 def texts():
@@ -98,9 +99,12 @@ def tiktoken_of(tokenizer):
 
 
 def timed(work):
-    begin = time.perf_counter()
+    """Wall and processor seconds, of this process and of its children, and the result."""
+    def processor():
+        return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    begin, busy = time.perf_counter(), processor()
     result = work()
-    return time.perf_counter() - begin, result
+    return time.perf_counter() - begin, processor() - busy, result
 
 
 def prepare(options, tokenizer, path, out):
@@ -122,18 +126,20 @@ def measure(options, folder, name, ours, huggingface, tiktoken_encoding, text):
     line.write_text("a line\n")
     size, parts, rows = path.stat().st_size, parts_of(text), []
     for _ in range(options.rounds):
-        start_up, _ = timed(lambda: prepare(options, ours, line, out))
-        whole, _ = timed(lambda: prepare(options, ours, path, out))
-        hf, encodings = timed(lambda: huggingface.encode_batch(parts, add_special_tokens=False))
-        tt, ids = timed(lambda: tiktoken_encoding.encode_ordinary_batch(parts, num_threads=options.threads))
-        rows.append((whole - start_up, hf, tt, start_up))
+        start = timed(lambda: prepare(options, ours, line, out))
+        whole = timed(lambda: prepare(options, ours, path, out))
+        *hf, encodings = timed(lambda: huggingface.encode_batch(parts, add_special_tokens=False))
+        *tt, ids = timed(lambda: tiktoken_encoding.encode_ordinary_batch(parts, num_threads=options.threads))
+        rows.append([(whole[i] - start[i], hf[i], tt[i]) for i in range(2)])
     expected = [id for one in ids for id in one]
     if tokens_of(out) != expected or [id for one in encodings for id in one.ids] != expected:
         sys.exit(f"{name}: the tokens differ")
-    seconds, hf, tt, start_up = (statistics.median(column) for column in zip(*rows))
-    print(f"| {name} | {size / 1e6:.1f} | {len(expected)} | {size / seconds / 1e6:.1f} | {size / hf / 1e6:.1f} | "
-          f"{size / tt / 1e6:.1f} | {statistics.median(b / a for a, b, *_ in rows):.1f} | "
-          f"{statistics.median(c / a for a, _, c, _ in rows):.1f} | {start_up:.2f} |", flush=True)
+    for i, time_of in enumerate(("wall", "processor")):
+        ours_s, hf_s, tt_s = (statistics.median(column) for column in zip(*(row[i] for row in rows)))
+        print(f"| {name} | {size / 1e6:.1f} | {len(expected)} | {time_of} | {size / ours_s / 1e6:.1f} | "
+              f"{size / hf_s / 1e6:.1f} | {size / tt_s / 1e6:.1f} | "
+              f"{statistics.median(row[i][1] / row[i][0] for row in rows):.1f} | "
+              f"{statistics.median(row[i][2] / row[i][0] for row in rows):.1f} |", flush=True)
 
 
 def main():
@@ -145,8 +151,8 @@ def main():
     os.environ["RAYON_NUM_THREADS"] = str(options.threads)
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     all_texts = dict(texts())
-    print("| vocabulary, text | MB | tokens | prepare, MB/s | tokenizers, MB/s | tiktoken, MB/s | times tokenizers | "
-          "times tiktoken | prepare's start, s |\n|---|---|---|---|---|---|---|---|---|")
+    print("| vocabulary, text | MB | tokens | time | prepare, MB/s | tokenizers, MB/s | tiktoken, MB/s | "
+          "times tokenizers | times tiktoken |\n|---|---|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         llama3 = train_llama3([part for text in all_texts.values() for part in parts_of(text)[::8]])
         llama3.save(f"{folder}/llama3.json")

@@ -63,7 +63,7 @@ def texts():
         "say <tool_call> now<tool_call>, <|endoftext|>x <|im_start|> y  <|pad|>  z</s><s> <|begin_of_text|>!"]
 
 
-def byte_level(split, corpus, special, template=None, normalizer=None, added=(), ignore_merges=False, size=420):
+def byte_level(size, split, corpus, special, template=None, normalizer=None, added=(), ignore_merges=False):
     tokenizer = Tokenizer(models.BPE(ignore_merges=ignore_merges))
     if normalizer:
         tokenizer.normalizer = normalizer
@@ -92,7 +92,7 @@ def digits(individual):
                                     pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)])
 
 
-def sentencepiece(corpus, metaspace, size=330):
+def sentencepiece(size, corpus, metaspace):
     """As Llama 2's tokenizer.json: merges of characters, U+2581 for spaces, and a token for each byte."""
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=True)
@@ -103,7 +103,7 @@ def sentencepiece(corpus, metaspace, size=330):
     # Runs of spaces, as Llama 2 has them.
     merges = [*model["merges"], ["▁", "▁"], ["▁▁", "▁▁"]]
     names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words, "▁▁", "▁▁▁▁"]
-    vocabulary = {name: i for i, name in enumerate(dict.fromkeys(name for name in names if "\n" not in name))}
+    vocabulary = {name: i for i, name in enumerate(dict.fromkeys(name for name in names if not {"\r", "\n"} & set(name)))}
     merges = [merge for merge in merges if "".join(merge) in vocabulary]
     tokenizer = Tokenizer(models.BPE(vocabulary, [tuple(merge) for merge in merges], byte_fallback=True, fuse_unk=True,
                                      unk_token="<unk>"))
@@ -118,28 +118,30 @@ def sentencepiece(corpus, metaspace, size=330):
     return tokenizer
 
 
-def families(corpus):
+def families(corpus, size=420):
+    """`size` tokens, without special ones."""
     end, im = "<|endoftext|>", ["<|im_start|>", "<|im_end|>"]
-    gap = json.loads(byte_level(splits(LLAMA3, behavior="removed", invert=True), corpus, [end, "<|pad|>"]).to_str())
+    isolating = splits(LLAMA3, behavior="removed", invert=True)
+    gap = json.loads(byte_level(size, isolating, corpus, [end, "<|pad|>"]).to_str())
     for token, distance in zip(gap["added_tokens"], (1, 6)):  # cl100k leaves out ids before its special tokens
         token["id"] += distance
         gap["model"]["vocab"][token["content"]] = token["id"]
     return {
-        "gpt2": byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False), corpus, [end]),
-        "llama3": byte_level(splits(LLAMA3), corpus, ["<|begin_of_text|>", "<|end_of_text|>"], "<|begin_of_text|>",
-                             ignore_merges=True),
-        "qwen2": byte_level(splits(QWEN2), corpus, [end, *im], normalizer=normalizers.NFC(),
+        "gpt2": byte_level(size, pre_tokenizers.ByteLevel(add_prefix_space=False), corpus, [end]),
+        "llama3": byte_level(size, splits(LLAMA3), corpus, ["<|begin_of_text|>", "<|end_of_text|>"],
+                             "<|begin_of_text|>", ignore_merges=True),
+        "qwen2": byte_level(size, splits(QWEN2), corpus, [end, *im], normalizer=normalizers.NFC(),
                             added=[AddedToken("<tool_call>", special=False, normalized=False)]),
         "cl100k": Tokenizer.from_str(json.dumps(gap)),
-        "o200k": byte_level(splits(O200K), corpus, [end]),
-        "smollm2": byte_level(digits(True), corpus, [end, *im]),
-        "digit_runs": byte_level(digits(False), corpus, [end]),
-        "deepseek": byte_level(splits(*DEEPSEEK), corpus, [end]),
-        "stripping": byte_level(splits(QWEN2), corpus, [end], added=[
+        "o200k": byte_level(size, splits(O200K), corpus, [end]),
+        "smollm2": byte_level(size, digits(True), corpus, [end, *im]),
+        "digit_runs": byte_level(size, digits(False), corpus, [end]),
+        "deepseek": byte_level(size, splits(*DEEPSEEK), corpus, [end]),
+        "stripping": byte_level(size, splits(QWEN2), corpus, [end], added=[
             AddedToken("<|pad|>", special=True, lstrip=True, rstrip=True), AddedToken("<|im_start|>", lstrip=True),
             AddedToken("<tool_call>", normalized=True), AddedToken("  "), AddedToken("<tool")]),
-        "llama2": sentencepiece(corpus, metaspace=False),
-        "llama2_metaspace": sentencepiece(corpus, metaspace=True)}
+        "llama2": sentencepiece(size - 90, corpus, metaspace=False),
+        "llama2_metaspace": sentencepiece(size - 90, corpus, metaspace=True)}
 
 
 def ids_of(tokenizer, text, finds_special):
