@@ -219,7 +219,7 @@ template <class T, bool kHasBranch, NormParts parts> void launch_rows(const Resi
     launch_narrow<T, kHasBranch, 768, true, parts>(op, stream);
 }
 
-// Rows that are moved element by element need no choice, and norms that no model of today has only two sizes.
+// Rows that are moved element by element, and LayerNorms that lack a weight or a bias, have two instances only.
 template <class T, bool kHasBranch> void launch_rows(const ResidualNormForward& op, Stream stream) {
     constexpr auto kAny = NormParts::any;
     const bool aligned =
