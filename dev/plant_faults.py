@@ -44,6 +44,8 @@ SECONDS = 300  # for one witness; a deadlock is reported much sooner
 def witnesses_of(file):
     """(name, programs to build, how it runs the tests) of each."""
     name = Path(file).name
+    if name.startswith("attention") and not file.startswith("kernels/cuda/"):  # of the CPU, or of both
+        return [("ops on the CPU", ["test_cpu"], ["build/test_cpu", "*attention*"])]
     if not file.startswith("kernels/cuda/"):
         comm = [("default order", ["test_simt"], ["build/test_simt", "[comm]"])]  # adds as the CPU does
         return CPU_RANKS + (SIMULATED_RANKS if file.startswith("model/") else comm if name == "tree_sum.h" else [])
