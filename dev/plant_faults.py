@@ -48,7 +48,8 @@ def witnesses_of(file):
     name = Path(file).name
     if file.startswith("test/reference"):
         return [("difference quotients", ["test_cpu"], ["build/test_cpu", "[reference]"])]
-    if file.startswith("kernels/cpu/") and name != "tree_sum.h" and not name.startswith("comm"):
+    is_of_cpu = file.startswith("kernels/cpu/") and name != "tree_sum.h" and not name.startswith("comm")
+    if is_of_cpu or file == "kernels/attention_layout.h":
         return [("ops on the CPU", ["test_cpu"], ["build/test_cpu", "[ops],[vector_math]"])]
     if not file.startswith("kernels/cuda/"):
         comm = [("default order", ["test_simt"], ["build/test_simt", "[comm]"])]  # adds as the CPU does

@@ -28,18 +28,18 @@ namespace {
 
 // Heads of 64: four warps of 32 rows, so that a B fragment from shared memory serves two products. Heads of 96 and 128:
 // the sums of 32 rows alone would fill the registers, so eight warps of 16. Heads of 256: tiles half as long.
-template <int kHeadSize> struct Shape {
+template <int kHeadSize, AttentionKind kKind> struct Shape {
     static constexpr int kM = kHeadSize == 64 ? 2 : 1;  // sixteens of rows of a warp
     static constexpr int kWarps = kHeadSize == 64 || kHeadSize == 256 ? 4 : 8;
     static constexpr int kThreads = 32 * kWarps;
     static constexpr int kBlocksPerMultiprocessor = kHeadSize == 64 || kHeadSize == 256 ? 2 : 1;
     static constexpr int kWarpRows = 16 * kM;
     static constexpr int kRows = kWarps * kWarpRows;  // stationary: queries in the first kernel, keys in the second
-    static constexpr int kOthers = kHeadSize == 256 ? 16 : 64;  // rows of a streamed tile
-    static constexpr int kPart = 16;                            // of them, whose scores are in registers at a time
-    // Whether the first stationary rows, whose fragments all fit into registers, share memory with a streamed tile.
-    static constexpr bool kShares = kHeadSize != 256;
-    static_assert(!kShares || kRows == 2 * kOthers);
+    // Whether the first stationary rows, with all of their fragments in registers, share memory with a streamed tile.
+    // `any` needs some of those registers, so that its streamed tiles are half as long in as much memory.
+    static constexpr bool kShares = kKind != AttentionKind::any;
+    static constexpr int kOthers = kShares ? kRows / 2 : kRows / 4;  // rows of a streamed tile
+    static constexpr int kPart = 16;                                 // of them, whose scores are in registers at a time
 };
 
 // Kernels that know neither windows nor documents nor soft caps are not told of them: with the longer argument ptxas of
@@ -65,13 +65,12 @@ template <AttentionKind kKind, class Op> __device__ __forceinline__ bool drops(c
 }
 
 // 49 KiB for heads of 64, 73 KiB for heads of 96, 97 KiB for heads of 128 and 256.
-template <class T, int kHeadSize> struct Shared {
-    using S = Shape<kHeadSize>;
+template <class T, int kHeadSize, class S> struct Shared {
     static constexpr int kRowsOfTiles = 4 * S::kOthers + (S::kShares ? 1 : 2) * S::kRows;
     alignas(kTileAlignment<kHeadSize>) T rows[kRowsOfTiles][kHeadSize];
-    alignas(16) QueryStatistics statistics[2][std::max(S::kOthers, S::kRows / 2)];  // of the block's queries, or of two
-    uint64_t sample_key;           // of dropout, for kernels without registers for it
-    int first_key[2][S::kOthers];  // tiles of queries, as these are
+    alignas(16) QueryStatistics statistics[2][S::kRows / 2];  // of the block's queries, or of two tiles of queries
+    int first_key[2][S::kOthers];                             // of two tiles of queries
+    uint64_t sample_key;                                      // of dropout, where no register is left for it
 
     __device__ T* passing(int stage, int which) { return rows[(2 * stage + which) * S::kOthers]; }
     // The stationary rows. The first may share memory with stage 1: their fragments are in registers before it is
@@ -80,15 +79,15 @@ template <class T, int kHeadSize> struct Shared {
     __device__ T* outgoing() { return staying(1); }
 };
 
-template <int kHeadSize> using Scores = float[Shape<kHeadSize>::kM][Shape<kHeadSize>::kPart / 8][4];
-template <int kHeadSize> using Sums = float[Shape<kHeadSize>::kM][kHeadSize / 8][4];
-template <int kHeadSize, int kSpared = Shape<kHeadSize>::kShares ? 0 : kHeadSize / 16>  // steps not in registers
-using Staying = StationaryRows<kHeadSize, Shape<kHeadSize>::kM, kHeadSize / 16 - kSpared>;
+template <class S> using Scores = float[S::kM][S::kPart / 8][4];
+template <class S, int kHeadSize> using Sums = float[S::kM][kHeadSize / 8][4];
+template <class S, int kHeadSize, int kSpared>  // steps that are not kept in registers
+using Staying = StationaryRows<kHeadSize, S::kM, kHeadSize / 16 - kSpared>;
 
 // scores += rows first^T, dp += other_rows second^T for kPart rows of the two tiles.
-template <class T, int kHeadSize, class Rows, class OtherRows>
-__device__ __forceinline__ void both_dot_products(Scores<kHeadSize>& scores, const Rows& rows, const T* first,
-                                                  Scores<kHeadSize>& dp, const OtherRows& other_rows, const T* second) {
+template <class T, int kHeadSize, class S, class Rows, class OtherRows>
+__device__ __forceinline__ void both_dot_products(Scores<S>& scores, const Rows& rows, const T* first, Scores<S>& dp,
+                                                  const OtherRows& other_rows, const T* second) {
 #pragma unroll
     for (int k = 0; k < kHeadSize / 16; k++) add_dot_products<T>(scores, rows, ptx::shared_address(first), 0, k);
 #pragma unroll
@@ -123,10 +122,10 @@ template <class T> __device__ __forceinline__ float dot_of_packs(const uint4& x,
 }
 
 // The statistics of the warp's queries, into shared memory and scratch; dout is the tile of the block's queries.
-template <class T, int kHeadSize, class Op, class Rows>
+template <class T, int kHeadSize, class S, class Op, class Rows>
 __device__ __forceinline__ void query_statistics(QueryStatistics* shared, const T* dout, const Op& op, int b,
                                                  const Rows& rows) {
-    constexpr int kPacks = kHeadSize / kPackNumbers, kWarpRows = Shape<kHeadSize>::kWarpRows;
+    constexpr int kPacks = kHeadSize / kPackNumbers, kWarpRows = S::kWarpRows;
     constexpr int kLanes = int(std::bit_ceil(unsigned(kPacks)));  // that work on one row
     const AttentionLayout at(op);
     const int lane = threadIdx.x % 32, pack = lane % kLanes;
@@ -150,11 +149,11 @@ __device__ __forceinline__ void query_statistics(QueryStatistics* shared, const 
 }
 
 template <class T, int kHeadSize, AttentionKind kKind>
-__global__ void __launch_bounds__(Shape<kHeadSize>::kThreads, Shape<kHeadSize>::kBlocksPerMultiprocessor)
+__global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHeadSize, kKind>::kBlocksPerMultiprocessor)
     attention_backward_query_kernel(Arguments<kKind> op) {
-    using S = Shape<kHeadSize>;
+    using S = Shape<kHeadSize, kKind>;
     constexpr bool kAny = kKind == AttentionKind::any;
-    Shared<T, kHeadSize>& s = shared_memory<Shared<T, kHeadSize>>();
+    auto& s = shared_memory<Shared<T, kHeadSize, S>>();
     const AttentionLayout at(op);
     const auto [b, kv_head, begin] = attention_task(S::kRows, LongestBlock::last);
     const QueryRows<16, kAny> rows(at, kv_head, begin);
@@ -193,10 +192,11 @@ __global__ void __launch_bounds__(Shape<kHeadSize>::kThreads, Shape<kHeadSize>::
     load_keys(tiles.begin);
     ptx::cp_async_wait<1>();
     __syncthreads();  // query and dout are there
-    const Staying<kHeadSize> query(ptx::shared_address(s.staying(0)), warp_row);
-    const Staying<kHeadSize> dout(ptx::shared_address(s.staying(1)), warp_row);
+    constexpr int kSpared = kHeadSize == 256 ? 16 : 0;
+    const Staying<S, kHeadSize, kSpared> query(ptx::shared_address(s.staying(0)), warp_row);
+    const Staying<S, kHeadSize, kSpared> dout(ptx::shared_address(s.staying(1)), warp_row);
     QueryStatistics* block_statistics = s.statistics[0];
-    query_statistics<T, kHeadSize>(block_statistics, s.staying(1), op, b, rows);
+    query_statistics<T, kHeadSize, S>(block_statistics, s.staying(1), op, b, rows);
     QueryStatistics statistics[S::kM][2];
 #pragma unroll
     for (int m = 0; m < S::kM; m++)
@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(Shape<kHeadSize>::kThreads, Shape<kHeadSize>::
             statistics[m][half] = block_statistics[warp_row + 16 * m + 8 * half + lane / 4];
 
     const WarpKeys<kAny, S::kWarpRows, QueryRows<16, kAny>> warp(rows, warp_row, visible, at.seq_len);
-    Sums<kHeadSize> dquery = {};
+    Sums<S, kHeadSize> dquery = {};
     for (int tile = tiles.begin; tile < tiles.end; tile++) {
         ptx::cp_async_wait<0>();
         __syncthreads();  // the tile has arrived; all warps have read the other stage and the stationary rows
@@ -218,8 +218,8 @@ __global__ void __launch_bounds__(Shape<kHeadSize>::kThreads, Shape<kHeadSize>::
             if (warp.is_past(first, S::kPart)) continue;
             const T* key = s.passing(stage, 0) + part * kHeadSize;
             const T* value = s.passing(stage, 1) + part * kHeadSize;
-            Scores<kHeadSize> scores = {}, dscores = {};
-            both_dot_products<T, kHeadSize>(scores, query, key, dscores, dout, value);
+            Scores<S> scores = {}, dscores = {};
+            both_dot_products<T, kHeadSize, S>(scores, query, key, dscores, dout, value);
             if (kAny && softcap > 0) cap_scores(scores, op.scale / softcap);
             if (!warp.see_all(first, S::kPart)) {
                 if constexpr (kAny)
@@ -262,7 +262,7 @@ __global__ void __launch_bounds__(Shape<kHeadSize>::kThreads, Shape<kHeadSize>::
 // The tiles of queries for a block of keys: of each head of the group in order, from the block's first key to the last
 // query that sees any of its keys.
 // Everything about a tile follows from its number, since no register is left to store more.
-template <int kHeadSize> class QueryTiles {
+template <int kOthers> class QueryTiles {
 public:
     __device__ __forceinline__ QueryTiles(const AttentionLayout& at, int kv_head, int begin, int end)
         : first_head_(kv_head * at.group()), begin_(begin), per_head_((end - begin + kOthers - 1) / kOthers) {}
@@ -272,14 +272,13 @@ public:
     __device__ __forceinline__ int begin(int tile) const { return begin_ + tile % per_head_ * kOthers; }
 
 private:
-    static constexpr int kOthers = Shape<kHeadSize>::kOthers;
     int first_head_, begin_, per_head_;
 };
 
-template <class T, int kHeadSize, class Op>
-__device__ __forceinline__ void load_queries_async(Shared<T, kHeadSize>& s, int stage, const Op& op, int b, int head,
+template <class T, int kHeadSize, class S, class Op>
+__device__ __forceinline__ void load_queries_async(Shared<T, kHeadSize, S>& s, int stage, const Op& op, int b, int head,
                                                    int begin) {
-    constexpr int kOthers = Shape<kHeadSize>::kOthers, kThreads = Shape<kHeadSize>::kThreads;
+    constexpr int kOthers = S::kOthers, kThreads = S::kThreads;
     const AttentionLayout at(op);
     const int count = at.seq_len - begin;
     load_tile_async<kHeadSize, kOthers, kThreads>(
@@ -335,12 +334,12 @@ __device__ __forceinline__ void mask_unseeing(float (&scores)[kM][2][4], int key
 enum class Gradient { both, keys, values };
 
 template <class T, int kHeadSize, AttentionKind kKind, Gradient kGradient>
-__global__ void __launch_bounds__(Shape<kHeadSize>::kThreads, Shape<kHeadSize>::kBlocksPerMultiprocessor)
+__global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHeadSize, kKind>::kBlocksPerMultiprocessor)
     attention_backward_key_kernel(Arguments<kKind> op) {
-    using S = Shape<kHeadSize>;
+    using S = Shape<kHeadSize, kKind>;
     constexpr bool kAny = kKind == AttentionKind::any;
     constexpr bool kOfKeys = kGradient != Gradient::values, kOfValues = kGradient != Gradient::keys;
-    Shared<T, kHeadSize>& s = shared_memory<Shared<T, kHeadSize>>();
+    auto& s = shared_memory<Shared<T, kHeadSize, S>>();
     const AttentionLayout at(op);
     const auto [b, kv_head, begin] = attention_task(S::kRows, LongestBlock::first);
     const int warp_row = threadIdx.x / 32 * S::kWarpRows, lane = threadIdx.x % 32;
@@ -356,17 +355,21 @@ __global__ void __launch_bounds__(Shape<kHeadSize>::kThreads, Shape<kHeadSize>::
     if (kAny && op.dropout && threadIdx.x == 0) s.sample_key = op.dropout.keys[b];
     const VisibleKeys visible = visible_keys(op, b);
     const int query_end = kAny ? visible.end_of_queries(min(begin + S::kRows, at.seq_len) - 1, at.seq_len) : at.seq_len;
-    const QueryTiles<kHeadSize> tiles(at, kv_head, begin, query_end);
+    const QueryTiles<S::kOthers> tiles(at, kv_head, begin, query_end);
     load_queries_async(s, 0, op, b, tiles.head(0), begin);
     ptx::cp_async_wait<1>();
     __syncthreads();  // key and value are there
     // Beside 128 registers of sums, heads of 64 have no room for the last step of the keys, with philox() beside them
     // for none of them.
-    constexpr int kSpared = kHeadSize == 64 ? (kKind == AttentionKind::plain ? 1 : 4) : kHeadSize == 256 ? 16 : 0;
-    const Staying<kHeadSize, kSpared> key(ptx::shared_address(s.staying(1)), warp_row);
-    const Staying<kHeadSize> value(ptx::shared_address(s.staying(0)), warp_row);
+    constexpr int kSparedOfKeys = kHeadSize == 64 ? (kKind == AttentionKind::plain ? 1 : 4) : kHeadSize == 256 ? 16 : 0;
+    constexpr int kSparedOfValues = kHeadSize == 256                                 ? 16
+                                    : kKind != AttentionKind::any || kHeadSize == 96 ? 0
+                                    : kHeadSize == 64                                ? 1
+                                                                                     : 4;
+    const Staying<S, kHeadSize, kSparedOfKeys> key(ptx::shared_address(s.staying(1)), warp_row);
+    const Staying<S, kHeadSize, kSparedOfValues> value(ptx::shared_address(s.staying(0)), warp_row);
 
-    Sums<kHeadSize> dkey = {}, dvalue = {};
+    Sums<S, kHeadSize> dkey = {}, dvalue = {};
     const int n_tiles = tiles.count(at);
     for (int tile = 0; tile < n_tiles; tile++) {
         ptx::cp_async_wait<0>();
@@ -392,7 +395,7 @@ __global__ void __launch_bounds__(Shape<kHeadSize>::kThreads, Shape<kHeadSize>::
             [[maybe_unused]] const auto is_dropped = [&](int m, int n, int i) {
                 return dropped >> (8 * m + 4 * n + i) & 1;
             };
-            Scores<kHeadSize> scores = {}, dscores = {};
+            Scores<S> scores = {}, dscores = {};
 #pragma unroll
             for (int k = 0; k < kHeadSize / 16; k++) add_dot_products<T>(scores, key, ptx::shared_address(query), 0, k);
             if constexpr (kOfKeys) {
@@ -450,7 +453,7 @@ __global__ void __launch_bounds__(Shape<kHeadSize>::kThreads, Shape<kHeadSize>::
 
 template <class T, int kHeadSize, AttentionKind kKind>
 void launch_backward(const AttentionBackward& op, Stream stream) {
-    using S = Shape<kHeadSize>;
+    using S = Shape<kHeadSize, kKind>;
     Arguments<kKind> arguments;
     if constexpr (kKind == AttentionKind::any)
         arguments = op;
@@ -458,7 +461,7 @@ void launch_backward(const AttentionBackward& op, Stream stream) {
         arguments = {op.dqkv,    op.scratch, op.dout,      op.qkv,       op.out,   op.lse,    op.batch,
                      op.seq_len, op.n_head,  op.n_kv_head, op.head_size, op.scale, op.dropout};
     auto start = [&](auto kernel, const char* name, int rows) {
-        launch(kernel, {name, attention_grid(op, rows, S::kRows), S::kThreads, sizeof(Shared<T, kHeadSize>)}, stream,
+        launch(kernel, {name, attention_grid(op, rows, S::kRows), S::kThreads, sizeof(Shared<T, kHeadSize, S>)}, stream,
                arguments);
     };
     const int query_rows = QueryRows<16, kKind == AttentionKind::any>::count(AttentionLayout(op));

@@ -33,6 +33,7 @@ template <class T, int kHeadSize, class S> struct Shared {
     alignas(kTileAlignment<kHeadSize>) T query[S::kQueries][kHeadSize];  // in the end out
     T key[2][S::kKeys][kHeadSize];
     T value[2][S::kKeys][kHeadSize];
+    uint64_t sample_key;  // of dropout, where no register is left for it
 };
 
 // The running softmax of the rows of a warp, in units of scores before scaling. A lane has rows 16 m + 8 half + g; the
@@ -125,6 +126,7 @@ __global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHead
         load_tile_async<kHeadSize, S::kQueries, S::kThreads>(s.query[0], qkv + at.query(b, kv_head, begin),
                                                              at.qkv_step(), at.seq_len - begin);
     ptx::cp_async_commit();
+    if (kAny && op.dropout && threadIdx.x == 0) s.sample_key = op.dropout.keys[b];
     auto load_keys = [&](int tile) {
         load_keys_async<kHeadSize, kKeys, S::kThreads>(s.key[tile % 2][0], s.value[tile % 2][0], tile, keys, values,
                                                        at);
@@ -147,7 +149,7 @@ __global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHead
         if (warp.is_before(tile * kKeys) || warp.is_past(tile * kKeys, kKeys)) continue;
 
         float scores[kM][kKeys / 8][4] = {};
-#pragma unroll
+#pragma unroll(kHeadSize == 256 ? 4 : kHeadSize / 16)
         for (int k = 0; k < kHeadSize / 16; k++)
             add_dot_products<T>(scores, queries, ptx::shared_address(s.key[tile % 2]), 0, k);
         if (has_cap) cap_scores(scores, op.scale / op.softcap);
@@ -159,8 +161,8 @@ __global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHead
         }
         add_to_softmax<kHeadSize, kKeys>(softmax, out, scores, scale_log2);
         if (drops)
-            for_each_decision<kM, kKeys / 8>(op.dropout, op.dropout.keys[b], rows, warp_row, tile * kKeys,
-                                             [&](int m, int n, int i, bool kept) {
+            for_each_decision<kM, kKeys / 8>(op.dropout, kAny ? s.sample_key : op.dropout.keys[b], rows, warp_row,
+                                             tile * kKeys, [&](int m, int n, int i, bool kept) {
                                                  if (!kept) scores[m][n][i] = 0;
                                              });
         add_weighted_rows<T, kHeadSize>(out, scores, ptx::shared_address(s.value[tile % 2]), 0);

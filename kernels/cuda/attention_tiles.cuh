@@ -30,15 +30,14 @@ template <int kHeadSize> inline constexpr int kTileAlignment = kHeadSize % 64 ==
 template <int kHeadSize, int kRows, int kThreads, class Visit>
 __device__ __forceinline__ void for_each_pack(Visit visit) {
     constexpr int kPacks = kHeadSize / kPackNumbers;
-    static_assert(kRows * kPacks % kThreads == 0);
     const int first = threadIdx.x / kPacks;
 #pragma unroll
-    for (int pass = 0; pass < kRows * kPacks / kThreads; pass++) {
-        if constexpr (kThreads % (8 * kPacks) == 0) {
+    for (int pass = 0; pass < (kRows * kPacks + kThreads - 1) / kThreads; pass++) {
+        if constexpr (kThreads % (8 * kPacks) == 0 && kRows * kPacks % kThreads == 0) {
             visit(first + pass * (kThreads / kPacks), int(threadIdx.x % kPacks));
         } else {
             const int number = int(threadIdx.x) + pass * kThreads;
-            visit(number / kPacks, number % kPacks);
+            if (number < kRows * kPacks) visit(number / kPacks, number % kPacks);
         }
     }
 }
