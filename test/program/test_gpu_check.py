@@ -402,7 +402,7 @@ class DryRun(Kit):
         rows, verdicts = self.results("prove")
         self.assertEqual(verdicts, dict.fromkeys(PROVE, "passed"))
         self.assertEqual(rows["probe_fragments"]["detail"], "9 probes, 1280 words, equal")
-        self.assertEqual(len(rows["curves"]["figures"]["lines"]), 6)
+        self.assertEqual(len(rows["curves"]["figures"]["lines"]), 12)
         self.assertEqual(self.results("sanitize")[1], dict.fromkeys(SANITIZE, "passed"))
 
     def test_one_hangs_one_crashes_one_is_missing(self):
