@@ -1,6 +1,5 @@
 #include "commands/hf_config.h"
 
-#include "kernels/check.h"
 #include "runtime/io/io.h"
 
 namespace {

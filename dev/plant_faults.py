@@ -6,9 +6,9 @@ of the tree.
 
 For each fault it lets the witnesses of its file testify, one after the other until one fails: for a kernel the tests of
 its op's family in the modes of build/test_simt (the default order, three seeds, the strict proxy, ThreadSanitizer,
-AddressSanitizer), for a CPU kernel, the textbook and a model's parts build/test_cpu, for what ranks do together the trainer on CPU
-ranks and on simulated GPUs. A witness counts only if it is silent without the fault. Exit code 0 if every fault is
-caught. Takes a minute or two per fault.
+AddressSanitizer), for a CPU kernel, the textbook and a model's parts build/test_cpu, for what ranks do together the
+trainer on CPU ranks and on simulated GPUs. A witness counts only if it is silent without the fault. Exit code 0 if
+every fault is caught. Takes a minute or two per fault.
 """
 import argparse
 import os

@@ -2,7 +2,6 @@
 // rank's place.
 #pragma once
 
-#include "kernels/choices.h"
 #include "model/shape.h"
 
 // The optimizer and its settings, which stay the same for a whole run; what changes from step to step is StepSettings.

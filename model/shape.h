@@ -4,7 +4,6 @@
 // P learned positions; NH heads, NKV heads of keys and values, HS their size.
 #pragma once
 
-#include <string>
 #include <vector>
 
 #include "kernels/choices.h"

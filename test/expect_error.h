@@ -1,7 +1,6 @@
 // Runs an action that must fail, and says what is wrong with the way in which it fails.
 #pragma once
 
-#include <string>
 
 #include "kernels/check.h"
 #include "test/catch.h"

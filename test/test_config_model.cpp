@@ -4,7 +4,6 @@
 
 #include "runtime/config/config.h"
 #include "runtime/io/io.h"
-#include "test/catch.h"
 #include "test/expect_error.h"
 #include "test/temporary_directory.h"
 

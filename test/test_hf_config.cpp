@@ -1,9 +1,7 @@
 // config.json of Hugging Face's transformers and the model it describes.
-#include <nlohmann/json.hpp>
 
 #include "commands/hf_config.h"
 #include "runtime/io/io.h"
-#include "test/catch.h"
 #include "test/expect_error.h"
 
 namespace {

@@ -9,7 +9,6 @@
 // Exit::data where it is larger than a configuration can be, Exit::usage where --set is not of the form key=value.
 #pragma once
 
-#include <optional>
 #include <vector>
 
 #include "kernels/choices.h"

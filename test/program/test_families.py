@@ -1,4 +1,4 @@
-"""Models of other families than GPT-2 in the program: ranks, stages and resumed runs, Hugging Face directories there and
+"""Models of other families than GPT-2 in the program: ranks, stages, resumed runs, Hugging Face directories there and
 back, and what the plan says of the parts that a model does not have."""
 import itertools
 import json
@@ -26,7 +26,7 @@ PUBLISHED = {"smollm2_135M": 134_515_008, "qwen3_0.6B": 596_049_920, "tinyllama_
              "llama3_8B": 8_030_261_248,
              "llama_125M": 50304 * 768 + 12 * (4 * 768**2 + 3 * 768 * 2048 + 2 * 768) + 768,
              "speedrun_124M": 2 * 50304 * 768 + 12 * 12 * 768**2}
-# torchtitan's formula, 6 (parameters - embedding) + 12 layers heads head_size T, where causality needs half of the rest:
+# torchtitan's formula, 6 (parameters - embedding) + 12 layers heads head_size T, but causality needs half of the rest:
 # layers, heads * head_size, T and the parameters of the embedding that is only looked up.
 ARITHMETIC = {"tinyllama_1.1B": (22, 2048, 2048, 32000 * 2048), "llama3_8B": (32, 4096, 8192, 128256 * 4096),
               "qwen3_0.6B": (28, 2048, 4096, 0)}
