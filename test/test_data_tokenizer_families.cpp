@@ -203,7 +203,8 @@ TEST_CASE("tokenizer families: what is not supported is refused with its name") 
     json["model"]["vocab"].erase("<0x1F>");
     expect_error(Exit::data, {"<0x1F>"}, [&] { load(json); });
     json = llama2;
-    json["model"]["vocab"]["a\u2581"] = 584;
+    const size_t next = json["model"]["vocab"].size();
+    json["model"]["vocab"]["a\u2581"] = next;
     json["model"]["merges"].push_back({"a", "\u2581"});
     expect_error(Exit::data, {"\"a \"", "not supported"}, [&] { load(json); });
     json = llama3;
