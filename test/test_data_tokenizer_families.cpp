@@ -118,6 +118,17 @@ TEST_CASE("tokenizer families: text may be cut where last_safe_cut says, by ever
     CHECK(!keeps_safe_cuts({{SplitRule::pattern, R"(\p{L}+ \p{L}+)"}}));
 }
 
+TEST_CASE("tokenizer families: with ignore_merges a word that is a token needs no merges") {
+    Json json = family("llama3")["tokenizer"];
+    json["model"]["vocab"]["zqx"] = 422;  // no merge makes it
+    const Tokenizer whole = load(json);
+    CHECK(Encoder(whole).encode("zqx") == Ids{422});
+    CHECK(Encoder(whole).encode("zqxz").size() > 1);
+    json["model"]["ignore_merges"] = false;
+    const Tokenizer merging = load(json);
+    CHECK(Encoder(merging).encode("zqx").size() > 1);
+}
+
 TEST_CASE("tokenizer families: any bytes come back") {
     for (const auto& [name, reference] : recorded()["families"].items()) {
         const Tokenizer tokenizer = load(reference["tokenizer"]);
