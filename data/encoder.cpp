@@ -10,6 +10,7 @@ static constexpr uint32_t kNone = UINT32_MAX;
 static constexpr size_t kMaxKnownWords = size_t(1) << 17, kFirstKnownWords = size_t(1) << 12;  // powers of two
 static constexpr size_t kMaxKnownWordBytes = 48;
 static constexpr int kShortWordBits = 16;
+static constexpr size_t kFewSymbols = 32;
 
 // Added tokens that are found in normalized text are normalized too.
 static std::vector<AddedToken> normalized_tokens(const TextRules& rules) {
@@ -183,12 +184,43 @@ void Encoder::start_symbols(std::string_view word) {
     symbols_.back().next = kNone;
 }
 
-// Merges in a linked list with a heap of candidates: n log n, so that a word of a megabyte does no harm.
 void Encoder::merge_word(std::string_view word, std::vector<int32_t>& ids) {
-    constexpr int32_t kMerged = -1;  // into its left neighbor
     if (tokenizer_.rules().whole_words_first && dropout_ == 0)
         if (const int32_t id = tokenizer_.find(word); id >= 0) return ids.push_back(id);
     start_symbols(word);
+    if (dropout_ == 0 && symbols_.size() <= kFewSymbols)
+        merge_few(ids);
+    else
+        merge_many(ids);
+}
+
+// Merges in arrays: again and again the first of the lowest rank, which is what most words take least time with.
+void Encoder::merge_few(std::vector<int32_t>& ids) {
+    int32_t symbol[kFewSymbols + 1], rank[kFewSymbols + 1], merged[kFewSymbols + 1];  // of a symbol with the next
+    size_t count = symbols_.size();
+    auto look_up = [&](size_t i) {
+        const Tokenizer::Merged* found = i + 1 < count ? tokenizer_.merged(symbol[i], symbol[i + 1]) : nullptr;
+        rank[i] = found ? found->rank : INT32_MAX;
+        merged[i] = found ? found->id : -1;
+    };
+    for (size_t i = 0; i < count; i++) symbol[i] = symbols_[i].id;
+    for (size_t i = 0; i < count; i++) look_up(i);
+    while (count > 1) {
+        const size_t best = size_t(std::min_element(rank, rank + count) - rank);
+        if (rank[best] == INT32_MAX) break;
+        symbol[best] = merged[best];
+        count--;
+        for (size_t i = best + 1; i < count; i++)
+            symbol[i] = symbol[i + 1], rank[i] = rank[i + 1], merged[i] = merged[i + 1];
+        look_up(best);
+        if (best > 0) look_up(best - 1);
+    }
+    ids.insert(ids.end(), symbol, symbol + count);
+}
+
+// Merges in a linked list with a heap of candidates: n log n, so that a word of a megabyte does no harm.
+void Encoder::merge_many(std::vector<int32_t>& ids) {
+    constexpr int32_t kMerged = -1;  // into its left neighbor
     dropped_.clear();
     for (uint32_t i = 0; i + 1 < symbols_.size(); i++) find_candidate(i, i + 1);
 

@@ -65,6 +65,8 @@ private:
     void find_candidate(uint32_t left, uint32_t right);
     bool drops_merge();
     void start_symbols(std::string_view word);
+    void merge_few(std::vector<int32_t>& ids);
+    void merge_many(std::vector<int32_t>& ids);
 
     const Tokenizer& tokenizer_;
     const double dropout_;

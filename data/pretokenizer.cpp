@@ -321,15 +321,18 @@ static bool ends_in_space(std::string_view text) {
 
 // Between a character that is not white space and ASCII white space: no piece goes on there, except that line ends
 // belong to the punctuation before them by Llama 3's pattern. Or behind a single line end between characters that are
-// not white space, where no piece goes on except with a / by o200k's pattern.
-size_t last_safe_cut(std::string_view text) {
+// not white space, where no piece goes on except with a / by o200k's pattern. By GPT-2's pattern line ends are as other
+// white space; it does without the second kind, so that BPE-dropout draws the same numbers as ever.
+size_t last_safe_cut(std::string_view text, SafeCut rule) {
     constexpr size_t kLongestCharacter = 4;
     for (size_t cut = text.size(); cut-- > 1;) {
         const char before = text[cut - 1], at = text[cut];
         if (is_ascii_space(at)) {
-            const bool may_be_a_tail = (at == '\r' || at == '\n') && !is_ascii_alphanumeric(before);
+            const bool may_be_a_tail =
+                rule == SafeCut::by_all_rules && (at == '\r' || at == '\n') && !is_ascii_alphanumeric(before);
             if (!may_be_a_tail && !ends_in_space(text.substr(0, cut))) return cut;
-        } else if (before == '\n' && cut > 1 && at != '/' && !ends_in_space(text.substr(0, cut - 1))) {
+        } else if (rule == SafeCut::by_all_rules && before == '\n' && cut > 1 && at != '/' &&
+                   !ends_in_space(text.substr(0, cut - 1))) {
             const bool is_whole = uint8_t(at) < 0x80 || text.size() - cut >= kLongestCharacter;
             if (is_whole && white_space_length(text.substr(cut)) == 0) return cut;
         }

@@ -117,9 +117,10 @@ private:
 // Bytes of the valid UTF-8 character that `text`, which is not empty, begins with; 0 if it is not one.
 size_t utf8_length(std::string_view text);
 
-// The last position in `text`, beyond its first byte, where splitting the text in two leaves its pieces the same by any
-// of the rules, whatever follows. 0 if there is none.
-size_t last_safe_cut(std::string_view text);
+// The last position in `text`, beyond its first byte, where splitting the text in two leaves its pieces the same,
+// whatever follows. 0 if there is none. GPT-2's pattern has more of them than those that all rules have.
+enum class SafeCut { by_gpt2, by_all_rules };
+size_t last_safe_cut(std::string_view text, SafeCut cut = SafeCut::by_all_rules);
 
 // Whether pieces by these steps stay the same where last_safe_cut() cuts, tried on texts of all kinds of characters.
 bool keeps_safe_cuts(const std::vector<SplitStep>& steps);

@@ -84,8 +84,12 @@ Tokenizer::Tokenizer(std::vector<std::string> tokens, std::vector<Merge> merges,
         while (slots_[at].merged.id >= 0 && slots_[at].key != key) at = (at + 1) & (slots_.size() - 1);
         slots_[at] = {key, {int32_t(rank), known->second}};  // the last one of equal pairs counts
     }
-    if (rules_.whole_words_first || !rules_.byte_tokens.empty())
-        for (const auto& [bytes, id] : ids) ids_.emplace(bytes, id);
+    words_.assign(std::bit_ceil(2 * ids.size() + 1), -1);
+    for (const auto& [bytes, id] : ids) {
+        size_t at = WordHash()(bytes) & (words_.size() - 1);
+        while (words_[at] >= 0) at = (at + 1) & (words_.size() - 1);
+        words_[at] = id;
+    }
 }
 
 // SentencePiece merges whole texts. They can be cut into words if no merge makes a token that has a space or a line end

@@ -83,10 +83,10 @@ public:
 
     int32_t byte_id(uint8_t byte) const { return byte_ids_[byte]; }
 
-    // The token with these bytes; -1 if there is none. Only with rules of whole words or of characters.
+    // The token with these bytes, neither special nor one of SentencePiece's for a byte; -1 if there is none.
     int32_t find(std::string_view bytes) const {
-        const auto found = ids_.find(bytes);
-        return found == ids_.end() ? -1 : found->second;
+        for (size_t at = WordHash()(bytes) & (words_.size() - 1);; at = (at + 1) & (words_.size() - 1))
+            if (words_[at] < 0 || token(words_[at]) == bytes) return words_[at];
     }
 
     std::string json() const;  // a Hugging Face tokenizer.json, readable by `tokenizers`; the one that was read
@@ -111,7 +111,7 @@ private:
     std::vector<Slot> slots_;  // a power of two
     int slot_shift_ = 0;
     size_t slot_of(uint64_t key) const { return size_t(key * 0x9e3779b97f4a7c15u >> slot_shift_); }
-    WordMap<int32_t> ids_;  // see find()
+    std::vector<int32_t> words_;  // see find(): a hash map with linear probing, -1 where it is empty
     int eot_ = -1, document_start_ = -1;
     std::vector<int32_t> prefix_;
 };

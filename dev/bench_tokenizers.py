@@ -7,7 +7,7 @@ Vocabularies: GPT-2's (data/gpt2), and one of 32,000 tokens with Llama 3's patte
 the texts. Texts: English prose (Debian's bible-kjv), source code (Python's standard library), and manual pages in 20
 languages (/usr/share/man), each once. Compared are `prepare --threads N` as a whole, from reading a file to shards on
 disk, without what the same command takes for a text of one line, and encode_batch() and encode_ordinary_batch() with N
-threads on the same text, in memory, in parts of about 64 KiB. The three take turns and must give the same tokens. Each
+threads on the same text, in memory, in parts of about 8 KiB. The three take turns and must give the same tokens. Each
 has a wall time and a processor time, which other programs on the same cores disturb less; medians count.
 """
 import argparse
@@ -61,10 +61,10 @@ def join(files):
 
 
 def parts_of(text):
-    """Parts of about 64 KiB, cut before a space between characters that are not white space."""
+    """Parts of about 8 KiB, cut before a space between characters that are not white space."""
     parts, begin = [], 0
     for cut in re.finditer(r"(?<=\w)(?= \w)", text):
-        if cut.start() - begin >= 1 << 16:
+        if cut.start() - begin >= 1 << 13:
             parts.append(text[begin:cut.start()])
             begin = cut.start()
     return [*parts, text[begin:]]

@@ -103,7 +103,8 @@ def sentencepiece(size, corpus, metaspace):
     # Runs of spaces, as Llama 2 has them.
     merges = [*model["merges"], ["▁", "▁"], ["▁▁", "▁▁"]]
     names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words, "▁▁", "▁▁▁▁"]
-    vocabulary = {name: i for i, name in enumerate(dict.fromkeys(name for name in names if not {"\r", "\n"} & set(name)))}
+    names = dict.fromkeys(name for name in names if not {"\r", "\n"} & set(name))
+    vocabulary = {name: i for i, name in enumerate(names)}
     merges = [merge for merge in merges if "".join(merge) in vocabulary]
     tokenizer = Tokenizer(models.BPE(vocabulary, [tuple(merge) for merge in merges], byte_fallback=True, fuse_unk=True,
                                      unk_token="<unk>"))
@@ -113,7 +114,8 @@ def sentencepiece(size, corpus, metaspace):
         tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
                                            decoders.Strip(" ", 1, 0)])
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in names[:3]])
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True)
+                                  for token in ("<unk>", "<s>", "</s>")])
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     return tokenizer
 

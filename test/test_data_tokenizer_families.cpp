@@ -118,6 +118,17 @@ TEST_CASE("tokenizer families: text may be cut where last_safe_cut says, by ever
     CHECK(!keeps_safe_cuts({{SplitRule::pattern, R"(\p{L}+ \p{L}+)"}}));
 }
 
+TEST_CASE("tokenizer families: with ignore_merges a word that is a token needs no merges") {
+    Json json = family("llama3")["tokenizer"];
+    json["model"]["vocab"]["zqx"] = 422;  // no merge makes it
+    const Tokenizer whole = load(json);
+    CHECK(Encoder(whole).encode("zqx") == Ids{422});
+    CHECK(Encoder(whole).encode("zqxz").size() > 1);
+    json["model"]["ignore_merges"] = false;
+    const Tokenizer merging = load(json);
+    CHECK(Encoder(merging).encode("zqx").size() > 1);
+}
+
 TEST_CASE("tokenizer families: any bytes come back") {
     for (const auto& [name, reference] : recorded()["families"].items()) {
         const Tokenizer tokenizer = load(reference["tokenizer"]);
@@ -203,7 +214,8 @@ TEST_CASE("tokenizer families: what is not supported is refused with its name") 
     json["model"]["vocab"].erase("<0x1F>");
     expect_error(Exit::data, {"<0x1F>"}, [&] { load(json); });
     json = llama2;
-    json["model"]["vocab"]["a\u2581"] = 584;
+    const size_t next = json["model"]["vocab"].size();
+    json["model"]["vocab"]["a\u2581"] = next;
     json["model"]["merges"].push_back({"a", "\u2581"});
     expect_error(Exit::data, {"\"a \"", "not supported"}, [&] { load(json); });
     json = llama3;

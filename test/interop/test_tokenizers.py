@@ -16,8 +16,8 @@ import make_tokenizer_families as families  # noqa: E402
 REQUIREMENTS = [["tokenizers"]]
 PARTS = [" ", "  ", "\n", "\n\n", "\r\n", "\t", "'s", "'LL", "'ſ", "don't", "Hello", "HTTPServer", "camelCase", "1234",
          "7", "½", "é", "e\u0301", "\u0301", "中文", "。", "「", "한국", "\u1112\u1161\u11ab", "हिन्दी", "עברית",
-         "العربية", "!?", "...", "/", "//", "😀", "👩‍👩‍👧", "\u00a0", "\u3000", "\u200b", "<|endoftext|>", "<tool_call>", "ℵ", "ि",
-         "x = y;\n", "#!", "▁", "\x01"]
+         "العربية", "!?", "...", "/", "//", "😀", "👩‍👩‍👧", "\u00a0", "\u3000", "\u200b", "<|endoftext|>", "<tool_call>",
+         "ℵ", "ि", "x = y;\n", "#!", "▁", "\x01"]
 
 
 class Tokenizers(unittest.TestCase):
