@@ -8,7 +8,9 @@
 // FLOPs: 7 products, 7 batch n_head head_size seq_len^2. Expected of an H200, not measured: 270 TFLOP/s of these at
 // 1024 positions and heads of 64, that is 190 counted as the usual 5 products, where other implementations reach 200.
 // With dropout dV = dropout(P)^T dOut, and dOut V^T is masked and scaled likewise; dOut . out remains the sum of P
-// times that.
+// times that. Under a soft cap dS has the factor 1 - tanh^2. Of windows and documents: a block of queries begins with
+// the tile of its first query's first key; a block of keys ends with the last query that sees its last one. Heads of
+// 256 have blocks of 64 rows and one kernel each for dV and dK, with 8 products together.
 // Numerics: as in the forward op; P and dS (before scale) are rounded to T before they multiply, all sums are float.
 #include <bit>
 
@@ -297,38 +299,6 @@ __device__ __forceinline__ void load_queries_async(Shared<T, kHeadSize, S>& s, i
     ptx::cp_async_commit();
 }
 
-// The first key that a query of a tile in shared memory sees.
-struct TileFirstKeys {
-    const int* of_documents;  // of the tile's queries
-    bool has_documents;
-    int window, begin;  // the tile's first query
-
-    __device__ __forceinline__ int operator()(int row) const {
-        const int of_window = window > 0 ? begin + row - window + 1 : 0;
-        return has_documents ? max(of_window, of_documents[row]) : of_window;
-    }
-};
-
-// Masks scores (16 kM keys from `key` on, 16 queries of the tile from `row` on) of keys that the query does not see.
-template <int kM>
-__device__ __forceinline__ void mask_unseeing(float (&scores)[kM][2][4], int key, int row, const TileFirstKeys& first) {
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int n = 0; n < 2; n++)
-#pragma unroll
-        for (int odd = 0; odd < 2; odd++) {
-            const int column = row + 8 * n + lane % 4 * 2 + odd;
-            const int first_row = first(column) - key, last_row = first.begin + column - key;
-#pragma unroll
-            for (int m = 0; m < kM; m++)
-#pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    const int key_row = 16 * m + 8 * half + lane / 4;
-                    if (key_row < first_row || key_row > last_row) scores[m][n][2 * half + odd] = kMasked;
-                }
-        }
-}
-
 // Which gradients a launch of the kernel makes. With heads of 256 the sums of one alone fill half of the registers, so
 // there each gets a launch, and of the seven products one is made twice.
 enum class Gradient { both, keys, values };
@@ -364,11 +334,14 @@ __global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHead
     constexpr int kSparedOfKeys = kHeadSize == 64 ? (kKind == AttentionKind::plain ? 1 : 4) : kHeadSize == 256 ? 16 : 0;
     constexpr int kSparedOfValues = kHeadSize == 256                                 ? 16
                                     : kKind != AttentionKind::any || kHeadSize == 96 ? 0
-                                    : kHeadSize == 64                                ? 1
+                                    : kHeadSize == 64                                ? 2
                                                                                      : 4;
     const Staying<S, kHeadSize, kSparedOfKeys> key(ptx::shared_address(s.staying(1)), warp_row);
     const Staying<S, kHeadSize, kSparedOfValues> value(ptx::shared_address(s.staying(0)), warp_row);
 
+    // Of the last query that sees any of the warp's keys, behind the first key.
+    const int warp_end = min(begin + warp_row + S::kWarpRows, at.seq_len);
+    const int reach = kAny ? visible.end_of_queries(warp_end - 1, at.seq_len) - (begin + warp_row) : 0;
     Sums<S, kHeadSize> dkey = {}, dvalue = {};
     const int n_tiles = tiles.count(at);
     for (int tile = 0; tile < n_tiles; tile++) {
@@ -382,8 +355,8 @@ __global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHead
 #pragma unroll
         for (int part = 0; part < S::kOthers; part += S::kPart) {
             const int distance = first_distance + part;
-            if (distance + S::kPart <= 0) continue;  // all these queries come before the warp's keys
-            if (kAny && first(part) >= begin + warp_row + S::kWarpRows) continue;  // none of them sees these any more
+            if (distance + S::kPart <= 0) continue;   // all these queries come before the warp's keys
+            if (kAny && distance >= reach) continue;  // none of them sees the warp's keys any more
             const T* query = s.passing(tile % 2, 0) + part * kHeadSize;
             const T* dout = s.passing(tile % 2, 1) + part * kHeadSize;
             uint32_t dropped = 0;  // a bit for each of the lane's scores, found while no register holds a score

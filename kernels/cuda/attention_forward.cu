@@ -1,14 +1,17 @@
 // attention_forward: out = softmax(scale Q K^T, causal) V with the online softmax (FlashAttention-2, algorithm 1).
 //
-// Grid: 128 queries of one head a block. Four warps, 32 queries each, whose output stays in registers; 64 keys and
-// values (heads of 128: 32) at a time pass through two stages of shared memory (cp.async). Tiles right of the diagonal
-// are never loaded, a warp skips those that lie right of its own rows, only tiles on the diagonal are masked. Bytes:
-// qkv once from memory (a head's keys again from the L2 cache), out and lse once. FLOPs: 2 batch n_head head_size
-// seq_len^2. Expected of an H200, not measured: 250 TFLOP/s at 1024 positions and heads of 64, where mma.sync peaks at
-// about 620 and cuDNN reaches 290. 32 rows a warp, so that a B fragment read from shared memory (128 bytes a product,
-// 256 with 16 rows) does not limit. Numerics: scores, maxima, sums and out are float; exp(score - max), at most 1, is
-// rounded to T before it multiplies the values; lse comes from the unrounded ones. Other head sizes, float and
-// unaligned memory: attention_general_forward.cuh.
+// Grid: 128 queries of one key-value head a block (heads of 256: 64). Four warps, 32 queries each (16), whose output
+// stays in registers; 64 keys and values (other heads than of 64: 32) at a time pass through two stages of shared
+// memory (cp.async). Tiles right of the diagonal are never loaded, nor those left of the window and the document of the
+// block's first query; a warp skips those that its own rows do not see; only tiles that some row sees in part are
+// masked. With grouped heads a block's rows are sixteens of positions of the group's heads in turn (QueryRows), so that
+// a key tile is read once for the heads of the group and the rows see nearly the same keys. Bytes: qkv once from memory
+// (a head's keys again from the L2 cache), out and lse once. FLOPs: 2 batch n_head head_size seq_len^2. Expected of an
+// H200, not measured: 250 TFLOP/s at 1024 positions and heads of 64, where mma.sync peaks at about 620 and cuDNN
+// reaches 290. 32 rows a warp, so that a B fragment read from shared memory (128 bytes a product, 256 with 16 rows)
+// does not limit. Numerics: scores, maxima, sums and out are float; exp(score - max), at most 1, is rounded to T before
+// it multiplies the values; lse comes from the unrounded ones. A soft cap's tanh is float, within 2^-21. Other head
+// sizes, float and unaligned memory: attention_general_forward.cuh.
 #include "kernels/cuda/attention_general_forward.cuh"
 #include "kernels/cuda/attention_masks.cuh"
 #include "kernels/dispatch.h"

@@ -67,6 +67,38 @@ __device__ __forceinline__ void mask_unseen(float (&scores)[kM][kN][4], const Ro
         }
 }
 
+// The first key that a query of a tile in shared memory sees.
+struct TileFirstKeys {
+    const int* of_documents;  // of the tile's queries
+    bool has_documents;
+    int window, begin;  // the tile's first query
+
+    __device__ __forceinline__ int operator()(int row) const {
+        const int of_window = window > 0 ? begin + row - window + 1 : 0;
+        return has_documents ? max(of_window, of_documents[row]) : of_window;
+    }
+};
+
+// Masks scores (16 kM keys from `key` on, 16 queries of the tile from `row` on) of keys that the query does not see.
+template <int kM>
+__device__ __forceinline__ void mask_unseeing(float (&scores)[kM][2][4], int key, int row, const TileFirstKeys& first) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < 2; n++)
+#pragma unroll
+        for (int odd = 0; odd < 2; odd++) {
+            const int column = row + 8 * n + lane % 4 * 2 + odd;
+            const int first_row = first(column) - key, last_row = first.begin + column - key;
+#pragma unroll
+            for (int m = 0; m < kM; m++)
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const int key_row = 16 * m + 8 * half + lane / 4;
+                    if (key_row < first_row || key_row > last_row) scores[m][n][2 * half + odd] = kMasked;
+                }
+        }
+}
+
 // tanh: up to 0.75 Lambert's continued fraction to x^8, beyond (1 - e) / (1 + e) with e = e^(-2 |x|), where 1 - e no
 // longer cancels. Relative error below 2^-21.
 __device__ __forceinline__ float tanh_of(float x) {
