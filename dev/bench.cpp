@@ -138,8 +138,8 @@ private:
                                              {"planned_bytes", planned}});
         Json& result = report_.json()["results"].back();
         Times step;
-        if (!settings_.ops_only) step = measure_steps(result, work, precision);
-        if (!settings_.steps_only) measure_ops<T>(result, work, step.median);
+        if (!settings_.ops_only || !work.has_op_cases()) step = measure_steps(result, work, precision);
+        if (!settings_.steps_only && work.has_op_cases()) measure_ops<T>(result, work, step.median);
     }
 
     Times measure_steps(Json& result, const Workload& work, Dtype precision) {
