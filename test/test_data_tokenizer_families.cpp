@@ -115,6 +115,11 @@ TEST_CASE("tokenizer families: text may be cut where last_safe_cut says, by ever
         }
         CHECK(cuts > 500);
     }
+    CHECK(last_safe_cut("\u3002\nxyz") == 4);
+    CHECK(last_safe_cut("\u3002\n\u3000\u3000xyz") == 0);
+    CHECK(last_safe_cut(".\n/xyz") == 0);
+    CHECK(last_safe_cut(".\n\nxyz") == 0);
+    CHECK(last_safe_cut(". \nxyz") == 1);
     CHECK(!keeps_safe_cuts({{SplitRule::pattern, R"(\p{L}+ \p{L}+)"}}));
 }
 
@@ -254,9 +259,14 @@ TEST_CASE("tokenizer families: NFC") {
     CHECK(to_nfc("\uac00\u11a8\u11a7") == "\uac01\u11a7");
     CHECK(to_nfc("\u212b\u2126\u0958") == "\u00c5\u03a9\u0915\u093c");
     CHECK(to_nfc("q\u0307\u0323") == "q\u0323\u0307");
+    CHECK(to_nfc("\uac00\u11a7") == "\uac00\u11a7");
+    CHECK(to_nfc("\uac00\u11c2") == "\uac1b");
+    CHECK(to_nfc("a\u0363\u0301") == "a\u0363\u0301");  // a mark of the same class is in the way
     CHECK(to_nfc("e\xff\u0301\u0301") == "e\xff\u0301\u0301");
     CHECK(is_certainly_nfc("\u00e9 \u65e5\u672c \ud55c"));
     CHECK(!is_certainly_nfc("e\u0301"));
+    CHECK(!is_certainly_nfc("\u09c7\u09be"));
+    CHECK(to_nfc("\u09c7\u09be") == "\u09cb");
     for (std::string text : recorded()["texts"]) {
         CHECK(to_nfc(to_nfc(text)) == to_nfc(text));
         if (is_certainly_nfc(text)) CHECK(to_nfc(text) == text);
