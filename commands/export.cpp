@@ -84,7 +84,7 @@ void export_huggingface(const Options& options) {
     write("generation_config.json", hf_generation_config(described, eot).dump(2) + "\n");
     if (model.tokenizer) {
         write("tokenizer.json", model.tokenizer->json());
-        write("tokenizer_config.json", hf_tokenizer_config(described, eot, kEndOfText).dump(2) + "\n");
+        write("tokenizer_config.json", hf_tokenizer_config(described, eot, model.tokenizer->token(eot)).dump(2) + "\n");
     }
     const std::string run = source.checkpoint ? run_directory_of(source.checkpoint->directory()) : source.path;
     write("README.md", model_card(model, run, config["architectures"][0]));

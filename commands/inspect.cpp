@@ -58,7 +58,8 @@ void inspect_tokenizer(const std::string& path) {
     int32_t longest = 0;
     for (int32_t id = 0; id < tokenizer.vocab_size(); id++)
         if (tokenizer.token(id).size() > tokenizer.token(longest).size()) longest = id;
-    print_line(format("%s: byte-level BPE tokenizer", path.c_str()));
+    print_line(format("%s: %s BPE tokenizer", path.c_str(),
+                      tokenizer.rules().byte_tokens.empty() ? "byte-level" : "character-level"));
     print_line(format("%d tokens, %zu merges, %s is %d", tokenizer.vocab_size(), tokenizer.merges().size(),
                       tokenizer.token(tokenizer.eot()).c_str(), tokenizer.eot()));
     print_line(format("the longest token is %d, %s", longest, quoted(tokenizer.token(longest), 80).c_str()));

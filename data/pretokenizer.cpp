@@ -214,7 +214,7 @@ size_t Pretokenizer::llama3_length(std::string_view text, int most_digits) {
         const size_t end = run_end(text, first.length, letter);
         if (end > first.length) return end;
     }
-    return space_length(text, false) ? rest_length(text, "") : 0;
+    return rest_length(text, "\r\n");
 }
 
 // The end of [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+ or, without needs_lower, of the same with + and
