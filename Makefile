@@ -30,7 +30,7 @@ CXXFLAGS  = -std=c++20 $(OPT) -march=$(MARCH) -fno-math-errno -fno-trapping-math
             $(if $(DEPS),-isystem $(DEPS)/include) $(WARNINGS) $(EXTRA)
 LINK_RPATH = $(if $(RPATH),-Wl$(comma)--disable-new-dtags$(comma)-rpath$(comma)'$(RPATH)')
 LIBS      = $(if $(DEPS),-L$(DEPS)/lib -Wl$(comma)--disable-new-dtags$(comma)-rpath$(comma)$(abspath $(DEPS))/lib) \
-            $(LINK_RPATH) -lpcre2-8 -lisal -lzstd -lsnappy -lxxhash -lsodium -lpthread -ldl
+            $(LINK_RPATH) -lpcre2-8 -lisal -lzstd -lsnappy -lxxhash -lsodium -lutf8proc -lpthread -ldl
 
 # What carries collectives between ranks, MPI on CPUs and NCCL on GPUs (there MPI only lets mpirun start them), is found
 # by compiling a call of it, and linking MPI's (NCCL is loaded when ranks need it): 1, or 0 as with MPI=0 NCCL=0.
@@ -144,7 +144,7 @@ SIMT_TESTED  := $(CUDA_SOURCES) $(filter-out $(SIMT_PRODUCT),$(wildcard test/sim
                 $(filter-out $(SIMT_CASES),$(SEAM_TESTS))
 simt_objects  = $(SIMT_CORE) $(BUILD)/simt_core/test/simt/main.cpp.o $(SIMT_TESTED:%=$(BUILD)/$(1)/%.o) \
                 $(SIMT_PRODUCT:%=$(BUILD)/simt/%.o) \
-                $(call object,$(SIMT_CASES) test/reference.cpp test/run_tests.cpp $(LAUNCHER_NONE))
+                $(call object,$(SIMT_CASES) $(wildcard test/reference*.cpp) test/run_tests.cpp $(LAUNCHER_NONE))
 SIMT_LAUNCHER := $(if $(filter 1,$(MPI)),kernels/ranks/launcher_mpi.cpp,$(LAUNCHER_NONE))
 
 $(BUILD)/test_simt: $(call simt_objects,simt)

@@ -10,7 +10,7 @@ int main(int argc, char** argv) {
 
         // All ranks run this with the same configuration, on their own share of each batch.
         const RankEnvironment environment = find_rank_environment();
-        const Config config = load_config(line->config, line->overrides, environment.size);
+        Config config = load_config(line->config, line->overrides, environment.size);
         Ranks ranks(environment, config, PROGRAM_VERSION);
         return ranks.run([&] {
             TrainingProgress progress(ranks.comm().rank == 0 ? stdout : nullptr, config.log.terminal, ranks.comm().size,
@@ -19,6 +19,7 @@ int main(int argc, char** argv) {
             // All input is checked before run.dir is touched.
             const Config::Data& data = config.data;
             Dataset dataset = open_dataset(training_data(config), data.val, data.tokenizer, config.model.vocab_size);
+            set_document_token(config, dataset.tokenizer);
             check_init_from(config, line->config, dataset.tokenizer_digest);
             std::vector<QuestionSet> questions = questions_of(config, dataset.tokenizer);
             check_profile(line->profile, config);

@@ -1,8 +1,12 @@
 #include <CLI/App.hpp>
+#include <cmath>
+#include <filesystem>
 
 #include "commands/command_line.h"
+#include "commands/hf_config.h"
 #include "commands/llmc_files.h"
 #include "commands/model_io.h"
+#include "commands/run_records.h"
 #include "model/huggingface.h"
 
 namespace {
@@ -11,36 +15,85 @@ struct Options {
     std::string checkpoint;
     std::string directory;  // with --llmc the model file
     bool llmc = false;
-    std::string dtype = name_of(Dtype::fp32);  // with --llmc
-    std::string tokenizer;                     // with --llmc: its file; empty: none
+    std::string dtype = name_of(Dtype::fp32);
+    uint64_t most_bytes = kMostSafetensorsBytes;  // --hf: of a file of weights
+    std::string tokenizer;                        // with --llmc: its file; empty: none
 };
 
+// "step 20, loss 3.1" of the last record of a kind; empty if there is none.
+std::string last_result(const RunRecords& records, const char* kind) {
+    const RecordTable& table = records.table(kind);
+    if (table.steps.empty()) return "";
+    std::string text = format("step %.0f", table.steps.back());
+    for (const auto& [column, name] : {std::pair{"loss", "loss"}, {"bits_per_byte", "bits per byte"}})
+        if (const std::vector<double>* values = table.column(column))
+            if (std::isfinite(values->back())) text += format(", %s %.4f", name, values->back());
+    return text;
+}
+
+// README.md: the model card that Hugging Face's hub shows.
+std::string model_card(const LoadedModel& model, const std::string& run, const std::string& architecture) {
+    const Config& config = model.config;
+    const Config::Model m = with_sizes(config.model);
+    std::string card = "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- train_gpt\n---\n\n";
+    card += format("# %s\n\nTrained with train_gpt. Loads as `%s`.\n\n| | |\n|---|---|\n",
+                   std::filesystem::path(run).filename().c_str(), architecture.c_str());
+    auto row = [&](const char* name, const std::string& value) {
+        if (!value.empty()) card += format("| %s | %s |\n", name, value.c_str());
+    };
+    row("parameters", std::to_string(without_vocabulary_padding(model.gpt.layout())));
+    row("model", format("%d layers, %d heads (%d of keys and values) of %d, %d channels, %d inside the MLP", m.n_layer,
+                        m.n_head, m.n_kv_head, m.head_size, m.n_embd, m.hidden_size_mlp));
+    row("longest sequence", format("%d tokens", m.n_positions));
+    row("vocabulary", format("%d tokens", m.vocab_size));
+    if (!file_exists(run + "/metrics.jsonl")) return card;
+    RunRecords records(run);
+    records.update();
+    const RecordTable& steps = records.table("train");
+    const double tokens = steps.steps.empty() ? 0 : steps.steps.back() * double(config.train.total_batch_tokens);
+    row("training", tokens > 0 ? format("%.4g tokens, %zu per step, %s", tokens,
+                                        size_t(config.train.total_batch_tokens), name_of(config.train.precision))
+                               : "");
+    row("optimizer", format("%s, learning rate %g, schedule %s", name_of(config.optim.name), config.optim.learning_rate,
+                            name_of(config.schedule.name)));
+    row("last training step", last_result(records, "train"));
+    row("last validation", last_result(records, "val"));
+    return card;
+}
+
 void export_huggingface(const Options& options) {
-    LoadedModel model = load_model(options.checkpoint, 1);
+    const ModelSource source(options.checkpoint);
+    const LoadedModel model = load_model(source, 1, comm_single());
     const std::string& directory = options.directory;
     if (directory_exists(directory) && !list_directory(directory).empty())
         fail(Exit::cannot_create, "%s is not empty; nothing was written", directory);
+    const Config::Model& described = model.config.model;
+    const int eot = model.tokenizer ? model.tokenizer->eot() : described.vocab_size - 1;
+    const Dtype dtype = choice_named<Dtype>(options.dtype).value();
+    const nlohmann::ordered_json config = hf_config(described, eot, dtype);
     make_directories(directory);
-    const GptShape& shape = model.gpt.options().shape;
-    const int eot = model.tokenizer ? model.tokenizer->eot() : shape.vocab_size - 1;
-    std::string written = "model.safetensors";
+    const std::vector<NamedTensor> tensors = hf_tensors(model.gpt);
+    std::string written;
+    for (const std::string& name : write_safetensors_directory(directory, tensors, dtype, options.most_bytes))
+        written += (written.empty() ? "" : ", ") + name;
     auto write = [&](const char* name, const std::string& content) {
         write_file_atomically(directory + "/" + name, content);
         written += std::string(", ") + name;
     };
-    const std::vector<NamedTensor> tensors = hf_tensors(model.gpt);
-    write_safetensors(directory + "/model.safetensors", tensors);
-    write("config.json", hf_config(shape, model.config.model.dropout, eot).dump(2) + "\n");
-    write("generation_config.json", hf_generation_config(shape, eot).dump(2) + "\n");
+    write("config.json", config.dump(2) + "\n");
+    write("generation_config.json", hf_generation_config(described, eot).dump(2) + "\n");
     if (model.tokenizer) {
         write("tokenizer.json", model.tokenizer->json());
-        write("tokenizer_config.json", hf_tokenizer_config(shape, eot, kEndOfText).dump(2) + "\n");
+        write("tokenizer_config.json", hf_tokenizer_config(described, eot, model.tokenizer->token(eot)).dump(2) + "\n");
     }
+    const std::string run = source.checkpoint ? run_directory_of(source.checkpoint->directory()) : source.path;
+    write("README.md", model_card(model, run, config["architectures"][0]));
     std::printf("wrote %s: %s (%zu tensors)\n", directory.c_str(), written.c_str(), tensors.size());
 }
 
 void export_llmc(const Options& options) {
     const LoadedModel model = load_model(options.checkpoint, 1);
+    check_llmc_parts(model.config.model, options.checkpoint);
     const std::string &path = options.directory, &tokenizer_path = options.tokenizer;
     std::string tokenizer;
     if (!tokenizer_path.empty()) {
@@ -49,7 +102,8 @@ void export_llmc(const Options& options) {
         if (file_exists(tokenizer_path)) fail(Exit::cannot_create, "%s exists; nothing was written", tokenizer_path);
         tokenizer = model.tokenizer->llmc();
     }
-    const Dtype dtype = options.dtype == name_of(Dtype::bf16) ? Dtype::bf16 : Dtype::fp32;
+    const Dtype dtype = choice_named<Dtype>(options.dtype).value();
+    if (dtype == Dtype::fp16) fail(Exit::usage, "--dtype fp16: llm.c's models are fp32 or bf16");
     write_llmc_model(path, model.gpt, dtype);
     std::printf("wrote %s: llm.c model, %s\n", path.c_str(), name_of(dtype));
     if (tokenizer_path.empty()) return;
@@ -63,13 +117,16 @@ void add_export(CLI::App& app) {
     auto options = std::make_shared<Options>();
     CLI::App* parser = app.add_subcommand("export", "weights for other programs");
     CLI::App* format = parser->add_option_group("format")->require_option(1);
-    format->add_flag("--hf")->description("as a Hugging Face GPT-2 directory");
+    format->add_flag("--hf")->description("as a Hugging Face directory");
     CLI::Option* llmc = format->add_flag("--llmc", options->llmc, "as a model file of llm.c");
     parser->add_option("CHECKPOINT", options->checkpoint, kCheckpointHelp)->required();
     parser->add_option("OUT", options->directory, "--hf: absent or empty directory; --llmc: the file")->required();
-    parser->add_option("--dtype", options->dtype, "--llmc: fp32 (exact, the default) or bf16")
-        ->check(CLI::IsMember({name_of(Dtype::fp32), name_of(Dtype::bf16)}))
-        ->needs(llmc);
+    parser->add_option("--dtype", options->dtype, "fp32 (exact, the default), bf16, or with --hf fp16")
+        ->check(CLI::IsMember({name_of(Dtype::fp32), name_of(Dtype::bf16), name_of(Dtype::fp16)}));
+    parser->add_option("--max-shard-bytes", options->most_bytes, "--hf: bytes of weights in a file")
+        ->capture_default_str()
+        ->check(integer_in(1, std::numeric_limits<int64_t>::max()))
+        ->excludes(llmc);
     parser->add_option("--tokenizer", options->tokenizer, "--llmc: file for the tokenizer in llm.c's format")
         ->type_name("FILE")
         ->needs(llmc);

@@ -1,4 +1,5 @@
 #include <CLI/App.hpp>
+#include <filesystem>
 
 #include "commands/command_line.h"
 #include "commands/model_io.h"
@@ -10,7 +11,56 @@ struct Options {
     std::string source;
     std::string run;
     std::string tokenizer;  // gpt2, a file, or empty: the one beside the source
+    std::string continued;  // --hf: the directory
+    std::string config;     // --out
+    std::string data = "data";
 };
+
+// Settings to begin with for a model that is trained already: a low learning rate, one pass over the data.
+void set_continued_training(Config& config) {
+    constexpr int kLongestSequence = 2048, kSequencesPerStep = 64;
+    config.train.batch_size = 4;
+    config.train.seq_len = std::min(config.model.n_positions, kLongestSequence);
+    config.train.total_batch_tokens = int64_t(config.train.seq_len) * kSequencesPerStep;
+    config.train.precision = Dtype::bf16;
+    config.train.head_rows = 0;
+    config.train.max_steps = 0;
+    config.train.max_epochs = 1;
+    config.optim.learning_rate = 5e-5;
+    config.schedule.warmup_steps = 10;
+    config.checkpoint.every_steps = 100;
+    config.eval.every_steps = 50;
+}
+
+// Writes the configuration of a run that continues the training of a Hugging Face directory's model.
+void write_configuration(const Options& options) {
+    const std::string& directory = options.continued;
+    if (!file_exists(directory + "/config.json"))
+        fail(Exit::no_input, "%s has no config.json: it must be a Hugging Face directory", directory);
+    if (file_exists(options.config)) fail(Exit::cannot_create, "%s exists; nothing was written", options.config);
+    Config config = config_of_weights(directory);
+    const std::filesystem::path out = options.config;
+    config.run.dir = "runs/" + std::string(out.stem());
+    config.model.init_from = directory;
+    config.data.train = {{options.data + "/train_*.bin"}};
+    config.data.val = options.data + "/val_*.bin";
+    const std::string tokenizer = directory + "/tokenizer.json";
+    if (file_exists(tokenizer)) config.data.tokenizer = tokenizer;
+    find_tokenizer("", directory, config);  // fails if it has more tokens than the model
+    set_continued_training(config);
+    Config checked = config;
+    checked.train.head_rows = default_head_rows(config.train.batch_size, config.train.seq_len);
+    check_config(checked, options.config, 1);
+    write_file_atomically(options.config, changed_config_json(config));
+    print_line(format("wrote %s: %s, %d layers, %d channels; it continues the training of %s", options.config.c_str(),
+                      name_of(config.model.family), config.model.n_layer, config.model.n_embd, directory.c_str()));
+    if (config.data.tokenizer.empty())
+        print_line(format("no tokenizer.json is in %s: the tokens of %s must be the model's", directory.c_str(),
+                          options.data.c_str()));
+    else if (!directory_exists(options.data))
+        print_line(format("next: train_gpt prepare TEXT --tokenizer %s --minutes 0 --out %s", tokenizer.c_str(),
+                          options.data.c_str()));
+}
 
 // A run whose only checkpoint, of step 0, has the weights and no optimizer state.
 void import_model(const Options& options) {
@@ -23,7 +73,7 @@ void import_model(const Options& options) {
     GptOptions gpt_options = ::gpt_options(config);
     gpt_options.training = false;
     Gpt gpt(gpt_options, comm_single());
-    load_initial_weights(gpt, options.source);
+    load_initial_weights(gpt, config.model, options.source);
 
     const FileDescriptor lock = open_run_directory(options.run, StartMode::only_new);
     if (tokenizer) {
@@ -46,9 +96,25 @@ void import_model(const Options& options) {
 
 void add_import(CLI::App& app) {
     auto options = std::make_shared<Options>();
-    CLI::App* parser = app.add_subcommand("import", "weights of other programs as a checkpoint");
-    parser->add_option("SOURCE", options->source, "Hugging Face GPT-2 directory or model file of llm.c")->required();
-    parser->add_option("RUN", options->run, "absent or empty directory")->required();
-    parser->add_option("--tokenizer", options->tokenizer, kTokenizerHelp)->type_name("gpt2|FILE");
-    parser->callback([options] { import_model(*options); });
+    CLI::App* parser = app.add_subcommand("import", "weights of other programs, as a checkpoint or a configuration");
+    CLI::Option* source = parser->add_option("SOURCE", options->source, "Hugging Face directory or llm.c model file");
+    CLI::Option* run = parser->add_option("RUN", options->run, "absent or empty directory")->needs(source);
+    source->needs(run);
+    parser->add_option("--tokenizer", options->tokenizer, kTokenizerHelp)->type_name("gpt2|FILE")->needs(source);
+    CLI::Option* hf =
+        parser->add_option("--hf", options->continued, "Hugging Face directory whose training is to go on")
+            ->type_name("DIRECTORY")
+            ->excludes(source);
+    CLI::Option* out =
+        parser->add_option("--out", options->config, "the configuration that is written")->type_name("FILE")->needs(hf);
+    hf->needs(out);
+    parser->add_option("--data", options->data, "--out: directory of the run's data, as prepare --out makes it")
+        ->capture_default_str()
+        ->type_name("DIRECTORY")
+        ->needs(out);
+    parser->callback([options] {
+        if (options->continued.empty() && options->source.empty())
+            fail(Exit::usage, "import needs SOURCE and RUN, or --hf DIRECTORY and --out FILE");
+        options->continued.empty() ? import_model(*options) : write_configuration(*options);
+    });
 }

@@ -4,11 +4,11 @@
 #include <memory>
 
 #include "commands/command_line.h"
+#include "commands/hf_config.h"
 #include "commands/inspect_llmc.h"
 #include "data/reject_file.h"
 #include "data/shards.h"
 #include "data/tokenizer.h"
-#include "model/huggingface.h"
 #include "runtime/logging/logging.h"
 
 namespace {
@@ -49,7 +49,7 @@ void inspect_shard(const std::string& path) {
                     tokenizer->vocab_size());
     std::vector<int32_t> first;
     for (uint64_t i = 0; i < std::min(kFirstTokens, shard.token_count()); i++) first.push_back(int32_t(shard.token(i)));
-    print_line(format("%zu x %s", eot_count, kEndOfText));
+    print_line(format("%zu x %s", eot_count, tokenizer ? tokenizer->token(tokenizer->eot()).c_str() : kEndOfText));
     print_line("begins with " + quoted(tokenizer->decode(first), 200));
 }
 
@@ -58,9 +58,10 @@ void inspect_tokenizer(const std::string& path) {
     int32_t longest = 0;
     for (int32_t id = 0; id < tokenizer.vocab_size(); id++)
         if (tokenizer.token(id).size() > tokenizer.token(longest).size()) longest = id;
-    print_line(format("%s: byte-level BPE tokenizer", path.c_str()));
-    print_line(format("%d tokens, %zu merges, %s is %d", tokenizer.vocab_size(), tokenizer.merges().size(), kEndOfText,
-                      tokenizer.eot()));
+    print_line(format("%s: %s BPE tokenizer", path.c_str(),
+                      tokenizer.rules().byte_tokens.empty() ? "byte-level" : "character-level"));
+    print_line(format("%d tokens, %zu merges, %s is %d", tokenizer.vocab_size(), tokenizer.merges().size(),
+                      tokenizer.token(tokenizer.eot()).c_str(), tokenizer.eot()));
     print_line(format("the longest token is %d, %s", longest, quoted(tokenizer.token(longest), 80).c_str()));
     print_line("xxh3 " + tokenizer.digest());
 }
@@ -122,10 +123,10 @@ void inspect_dataset(const std::string& directory) {
 // Whether model.init_from takes the model, or why not.
 std::string fitness(const Json& config, const std::string& path) {
     try {
-        const GptShape shape = hf_shape(config, path);
-        check_hf_config(config, shape, path);
-        return format("gpt2, %d layers, %d heads, %d channels, %d positions, vocabulary %d; model.init_from takes it",
-                      shape.n_layer, shape.n_head, shape.n_embd, shape.n_positions, shape.vocab_size);
+        const Config::Model model = hf_model(config, path);
+        return format("%s, %d layers, %d heads, %d channels, %d positions, vocabulary %d; model.init_from takes it",
+                      name_of(model.family), model.n_layer, model.n_head, model.n_embd, model.n_positions,
+                      model.vocab_size);
     } catch (const Error& error) {
         return std::string("model.init_from does not take it: ") + error.what();
     }

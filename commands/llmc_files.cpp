@@ -40,16 +40,6 @@ void check_size(const MappedFile& file, size_t bytes, const std::string& numbers
 }
 
 // The values as the file has them.
-std::string bytes_of(const std::vector<float>& values, Dtype type) {
-    std::string bytes(values.size() * size_of(type), '\0');
-    for (size_t i = 0; i < values.size(); i++) {
-        const bf16 rounded = from_float<bf16>(values[i]);
-        const void* value = type == Dtype::fp32 ? static_cast<const void*>(&values[i]) : &rounded;
-        std::memcpy(bytes.data() + i * size_of(type), value, size_of(type));
-    }
-    return bytes;
-}
-
 }  // namespace
 
 std::optional<LlmcKind> llmc_kind(std::string_view first_bytes) {

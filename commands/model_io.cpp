@@ -2,19 +2,55 @@
 
 #include <cstring>
 
+#include "commands/hf_config.h"
 #include "commands/llmc_files.h"
 #include "data/encoder.h"
 #include "model/huggingface.h"
+#include "model/plan.h"
 #include "model/sample.h"
 #include "runtime/performance/performance.h"
 
+static GptShape shape_of(const Config::Model& given) {
+    const Config::Model m = with_sizes(given);
+    return {.n_layer = m.n_layer,
+            .n_head = m.n_head,
+            .n_kv_head = m.n_kv_head,
+            .n_embd = m.n_embd,
+            .n_positions = m.n_positions,
+            .vocab_size = m.vocab_size,
+            .given_head_size = m.head_size,
+            .given_hidden = m.hidden_size_mlp,
+            .activation = m.activation,
+            .gated_mlp = m.gated_mlp,
+            .norm = m.norm,
+            .norm_weight = m.norm_weight,
+            .norm_bias = m.norm_bias,
+            .norm_eps = float(m.norm_eps),
+            .position = m.position,
+            .rope = {.theta = m.rope_theta,
+                     .fraction = m.rope_fraction,
+                     .scaling = m.rope_scaling,
+                     .factor = m.rope_factor,
+                     .original_positions = m.rope_original_positions,
+                     .low_freq_factor = m.rope_low_freq_factor,
+                     .high_freq_factor = m.rope_high_freq_factor,
+                     .beta_fast = m.rope_beta_fast,
+                     .beta_slow = m.rope_beta_slow,
+                     .attention_factor = m.rope_attention_factor},
+            .attention_bias = m.attention_bias,
+            .mlp_bias = m.mlp_bias,
+            .qk_norm = m.qk_norm,
+            .given_attention_scale = m.attention_scale,
+            .sliding_window = m.sliding_window,
+            .window_pattern = m.window_pattern,
+            .attention_softcap = float(m.attention_softcap),
+            .final_softcap = float(m.final_softcap),
+            .tie_embeddings = m.tie_embeddings,
+            .embedding_norm = m.embedding_norm};
+}
+
 GptOptions gpt_options(const Config& config, int rank, int ranks) {
-    return {.shape = {.n_layer = config.model.n_layer,
-                      .n_head = config.model.n_head,
-                      .n_kv_head = config.model.n_head,
-                      .n_embd = config.model.n_embd,
-                      .n_positions = config.model.n_positions,
-                      .vocab_size = config.model.vocab_size},
+    return {.shape = shape_of(config.model),
             .batch = config.train.batch_size,
             .seq_len = config.train.seq_len,
             .precision = config.train.precision,
@@ -28,6 +64,9 @@ GptOptions gpt_options(const Config& config, int rank, int ranks) {
                           .grad_clip = float(config.optim.grad_clip)},
             .dropout = config.model.dropout,
             .dropout_seed = config.run.seed,
+            .z_loss = float(config.model.z_loss),
+            .document_mask = config.data.document_mask,
+            .document_token = config.data.document_token,
             .head_rows = config.train.head_rows,
             .micro_steps = micro_steps(config, ranks),
             .rank = rank,
@@ -35,6 +74,11 @@ GptOptions gpt_options(const Config& config, int rank, int ranks) {
             .zero_stage = config.parallel.zero_stage,
             .deterministic_reduce = config.parallel.deterministic_reduce,
             .bucket_bytes = size_t(config.parallel.bucket_mb) << 20};
+}
+
+void set_document_token(Config& config, const std::optional<Tokenizer>& tokenizer) {
+    if (config.data.document_mask && config.data.document_token < 0 && tokenizer)
+        config.data.document_token = tokenizer->eot();
 }
 
 LoaderOptions loader_options(const Config& config, const Comm& comm, SampleOrder order) {
@@ -49,20 +93,19 @@ LoaderOptions loader_options(const Config& config, const Comm& comm, SampleOrder
             .max_windows = uint64_t(config.eval.batches) * uint64_t(config.train.batch_size)};
 }
 
-// Every tensor of the model from a GPT2LMHeadModel, with or without its "transformer." prefix.
-static void import_huggingface(Gpt& gpt, const std::string& directory) {
+// Every tensor of the model from a Hugging Face directory.
+static void import_huggingface(Gpt& gpt, const std::string& directory, const Config::Model& model) {
     const std::string config_path = directory + "/config.json";
-    check_hf_config(parse_json(read_file(config_path), config_path, Exit::data), gpt.options().shape, config_path);
+    check_hf_model(parse_json(read_file(config_path), config_path, Exit::data), model, config_path);
     const Safetensors file(directory);
-    const std::string prefix = file.find("transformer.wte.weight") ? "transformer." : "";
-    std::vector<NamedTensor> tensors = hf_tensors(gpt);
-    for (NamedTensor& tensor : tensors) tensor.name = prefix + tensor.name;
+    const std::vector<NamedTensor> tensors =
+        hf_tensors(gpt, [&](const std::string& name) { return file.find(name) != nullptr; });
     file.load(tensors, [&](const Safetensors::Entry& entry) {
-        const Safetensors::Entry& wte = file.at(prefix + "wte.weight");
-        const bool is_tied_head = entry.name == "lm_head.weight" && entry.bytes == wte.bytes &&
+        const Safetensors::Entry& wte = file.at(tensors[0].name);
+        const bool is_tied_head = model.tie_embeddings && entry.name == "lm_head.weight" && entry.bytes == wte.bytes &&
                                   std::memcmp(entry.data, wte.data, wte.bytes) == 0;
-        if (!is_tied_head && !is_hf_mask(entry.name))
-            fail(Exit::data, "%s: %s has no place in a GPT-2 with a tied head", entry.file, entry.name);
+        if (!is_tied_head && !is_hf_buffer(entry.name))
+            fail(Exit::data, "%s: %s has no place in the model that %s describes", entry.file, entry.name, config_path);
     });
 }
 
@@ -73,7 +116,8 @@ std::vector<WeightedGlob> training_data(const Config& config) {
 }
 
 double flops_of_token(const GptOptions& o) {
-    return flops_per_token({int64_t(lay_out_tensors(o.shape).parameters), o.shape.n_layer, o.shape.n_embd, o.seq_len});
+    const TokenWork work = token_work(o.shape, o.seq_len);
+    return flops_per_token({work.parameters, work.attended});
 }
 
 // A run has a config.json too, and before that its metrics.jsonl.
@@ -112,34 +156,44 @@ void check_source_tokenizer(const Config& config, const std::string& tokenizer_d
              path, digest, tokenizer_digest, path);
 }
 
-void load_initial_weights(Gpt& gpt, const std::string& path) {
-    if (!directory_exists(path))
+void check_llmc_parts(const Config::Model& model, const std::string& path) {
+    Config::Model gpt2 = model;
+    set_family(gpt2, ModelFamily::gpt2);
+    gpt2.n_kv_head = gpt2.n_head, gpt2.head_size = gpt2.hidden_size_mlp = 0;
+    const std::vector<std::string> differences = model_differences(model, gpt2);
+    if (!differences.empty())
+        fail(Exit::config, "%s: llm.c's files have GPT-2s only, and this model is none: %s", path, joined(differences));
+}
+
+void load_initial_weights(Gpt& gpt, const Config::Model& model, const std::string& path) {
+    if (!directory_exists(path)) {
+        check_llmc_parts(model, path);
         LlmcModel(path).load(gpt);
-    else if (is_huggingface(path))
-        import_huggingface(gpt, path);
-    else
+    } else if (is_huggingface(path)) {
+        import_huggingface(gpt, path, model);
+    } else {
         open_checkpoint(path).load(gpt.master_tensors(), OtherTensors::ignore);
+    }
 }
 
 Config config_of_weights(const std::string& path) {
-    GptShape shape;
+    Config config;
     if (is_huggingface(path)) {
         const std::string origin = path + "/config.json";
-        shape = hf_shape(parse_json(read_file(origin), origin, Exit::data), origin);
+        config.model = hf_model(parse_json(read_file(origin), origin, Exit::data), origin);
     } else {
-        shape = LlmcModel(path).shape;
+        const GptShape shape = LlmcModel(path).shape;
+        config.model.n_layer = shape.n_layer;
+        config.model.n_head = shape.n_head;
+        config.model.n_embd = shape.n_embd;
+        config.model.n_positions = shape.n_positions;
+        config.model.vocab_size = shape.vocab_size;
     }
-    Config config;
-    config.model.n_layer = shape.n_layer;
-    config.model.n_head = shape.n_head;
-    config.model.n_embd = shape.n_embd;
-    config.model.n_positions = shape.n_positions;
-    config.model.vocab_size = shape.vocab_size;
     config.train.batch_size = 1;
-    config.train.seq_len = shape.n_positions;
-    config.train.total_batch_tokens = shape.n_positions;
+    config.train.seq_len = config.model.n_positions;
+    config.train.total_batch_tokens = config.model.n_positions;
     config.train.precision = Dtype::fp32;
-    config.train.head_rows = default_head_rows(1, shape.n_positions);
+    config.train.head_rows = default_head_rows(1, config.model.n_positions);
     config.schedule.warmup_steps = 0;
     config.eval.stride = 0;
     check_config(config, path, 1);
@@ -184,7 +238,7 @@ LoadedModel load_model(const ModelSource& source, int batch, const Comm& comm, c
     if (source.checkpoint)
         source.checkpoint->load(gpt.master_tensors(), OtherTensors::ignore);
     else
-        load_initial_weights(gpt, source.path);
+        load_initial_weights(gpt, config.model, source.path);
     gpt.masters_changed();
     return {std::move(config), std::move(gpt), std::move(tokenizer)};
 }
@@ -199,7 +253,7 @@ Validation evaluate_pass(Gpt& gpt, Loader& loader, const std::optional<Tokenizer
 
 std::string sample_text(Gpt& gpt, const Tokenizer& tokenizer, const Config::Sample& options, uint64_t seed) {
     std::vector<int> prompt = Encoder(tokenizer).encode(options.prompt);
-    prompt.insert(prompt.begin(), tokenizer.eot());
+    prompt.insert(prompt.begin(), tokenizer.document_start());
     std::vector<int32_t> text;
     sample(gpt, prompt,
            {.tokens = options.tokens,

@@ -11,6 +11,9 @@
 // The model that a configuration describes, as one of `ranks` ranks has it.
 GptOptions gpt_options(const Config& config, int rank = 0, int ranks = 1);
 
+// Fills in data.document_token where the mask needs it and it is not given.
+void set_document_token(Config& config, const std::optional<Tokenizer>& tokenizer);
+
 // The batches of a configuration, for the rank that `comm` is: training's, or with order `once` its evaluation's.
 LoaderOptions loader_options(const Config& config, const Comm& comm, SampleOrder order);
 
@@ -20,16 +23,20 @@ std::vector<WeightedGlob> training_data(const Config& config);
 // Floating-point operations of forward and backward, per token.
 double flops_of_token(const GptOptions& options);
 
-// model.init_from: the weights of a Hugging Face GPT-2 directory, of a model file of llm.c, of a checkpoint, or of a
-// run's newest checkpoint. Fails with Exit::data, naming file and tensor, unless it holds exactly this model's weights,
-// and with Exit::config if the sizes that it names are others.
-void load_initial_weights(Gpt& gpt, const std::string& path);
+// model.init_from: the weights of a Hugging Face directory, of a model file of llm.c, of a checkpoint, or of a run's
+// newest checkpoint, for `gpt`, which is `model`. Fails with Exit::data, naming file and tensor, unless it holds all of
+// this model's weights and no others, and with Exit::config if the sizes or parts that it names are others.
+void load_initial_weights(Gpt& gpt, const Config::Model& model, const std::string& path);
+
+// Fails with Exit::config, naming `path` and the parts, if the model is no GPT-2: llm.c's files, as this program reads
+// and writes them, have no other parts.
+void check_llmc_parts(const Config::Model& model, const std::string& path);
 
 // Fails with Exit::config if model.init_from has another vocabulary or another tokenizer than the data, whose tokenizer
 // has the given digest ("": not known): the weights would read and predict other tokens than they were trained on.
 void check_source_tokenizer(const Config& config, const std::string& tokenizer_digest);
 
-// The sizes of a model that is no checkpoint: of a Hugging Face GPT-2 directory or a model file of llm.c. Everything
+// The model that is no checkpoint, but a Hugging Face directory or a model file of llm.c. Everything
 // else is as in the defaults, but one sequence of the model's length at a time, in FP32. Fails with Exit::config or
 // Exit::data, naming the file, if this program cannot have such a model.
 Config config_of_weights(const std::string& path);

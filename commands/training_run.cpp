@@ -10,7 +10,7 @@ Gpt initial_model(const Config& config, const Comm& comm, const std::optional<Ch
     if (checkpoint)
         checkpoint->load(gpt.state_tensors(), OtherTensors::refuse);
     else if (!config.model.init_from.empty())
-        load_initial_weights(gpt, config.model.init_from);
+        load_initial_weights(gpt, config.model, config.model.init_from);
     else
         gpt.initialize(config.run.seed);
     gpt.masters_changed();

@@ -225,6 +225,7 @@ Tokenizer Preparation::make_tokenizer() {
     if (options_.tokenizer == "bpe" && file_exists(path)) return Tokenizer::load(path);  // of an earlier process
     Tokenizer tokenizer = options_.tokenizer == "bpe" ? learn_tokenizer() : load_tokenizer(options_);
     write_file_atomically(path, tokenizer.json());
+    if (!tokenizer.rules().identity.empty()) input_.set_cut(SafeCut::by_all_rules);
     return tokenizer;
 }
 
@@ -274,8 +275,10 @@ void Preparation::write_copy(const Split& split, const Tokenizer& tokenizer, Sha
                 encoded.source = block.source, encoded.begin = block.begin, encoded.end = block.end;
                 encoded.ids.reserve(block.bytes().size() / 3);
                 input_.visit(block, [&](std::string_view text, bool starts_document) {
-                    if (starts_document) encoded.ids.push_back(tokenizer.eot());
-                    encoder->append(text, encoded.ids, (copy << 48) + block.begin + encoded.text_bytes);
+                    const std::span<const int32_t> prefix = tokenizer.document_prefix();
+                    if (starts_document) encoded.ids.insert(encoded.ids.end(), prefix.begin(), prefix.end());
+                    encoder->append(text, encoded.ids, (copy << 48) + block.begin + encoded.text_bytes,
+                                    starts_document);
                     encoded.text_bytes += text.size();
                     encoded.documents += starts_document;
                     if (copy == 0) encoded.quality.add(text);

@@ -148,7 +148,7 @@ public:
             question.completions.emplace_back(whole.begin() + ptrdiff_t(begin), whole.end());
             question.characters.push_back(characters_of(text.choices[i]));
         }
-        if (begin == 0) question.context = {tokenizer_.eot()};
+        if (begin == 0) question.context = {tokenizer_.document_start()};
         return question;
     }
 

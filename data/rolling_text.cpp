@@ -8,6 +8,7 @@
 RollingText::RollingText(TextInput input, const Tokenizer& tokenizer, int seq_len, int stride)
     : seq_len_(uint64_t(seq_len)), stride_(uint64_t(stride > 0 ? stride : seq_len)) {
     input.count();
+    if (!tokenizer.rules().identity.empty()) input.set_cut(SafeCut::by_all_rules);
     Encoder encoder(tokenizer);
     uint64_t begin = 0;  // of the document in ids_
     bool is_in_space = false;
@@ -16,11 +17,11 @@ RollingText::RollingText(TextInput input, const Tokenizer& tokenizer, int seq_le
         if (starts_document) {
             end_document();
             begin = ids_.size();
-            ids_.push_back(tokenizer.eot());
+            ids_.push_back(tokenizer.document_start());
             words_++;
             is_in_space = false;
         }
-        encoder.append(text, ids_);
+        encoder.append(text, ids_, 0, starts_document);
         for (size_t at = 0, length; at < text.size(); at += std::max<size_t>(length, 1)) {
             length = white_space_length(text.substr(at));
             words_ += length > 0 && !is_in_space;

@@ -5,7 +5,6 @@
 #include <nlohmann/json.hpp>
 
 #include "data/parquet.h"
-#include "data/pretokenizer.h"
 #include "data/reject_file.h"
 
 namespace {
@@ -293,11 +292,11 @@ size_t record_length(const TextSource& source, std::string_view text, bool is_al
     }
 }
 
-size_t text_piece(ByteSource& bytes, uint64_t left) {
+size_t text_piece(SafeCut rule, ByteSource& bytes, uint64_t left) {
     for (size_t length = kTextPieceBytes;; length *= 2) {
         const std::string_view rest = bytes.peek(length + 1).substr(0, left);
         if (rest.size() <= length) return rest.size();
-        if (size_t cut = last_safe_cut(rest.substr(0, length))) return cut;
+        if (size_t cut = last_safe_cut(rest.substr(0, length), rule)) return cut;
         if (length < kLongestTextPiece) continue;
         while ((uint8_t(rest[length]) & 0xc0) == 0x80 && length > kLongestTextPiece - 3)
             length--;  // within a character
@@ -337,7 +336,7 @@ size_t next_piece(const TextSource& source, ByteSource& bytes, uint64_t limit) {
         if (source.format == TextFormat::json && limit == source.size) check_end(source, bytes);
         return 0;
     }
-    if (source.format == TextFormat::text) return text_piece(bytes, left);
+    if (source.format == TextFormat::text) return text_piece(source.cut, bytes, left);
     if (source.format == TextFormat::json_lines) return lines_piece(source, bytes, left);
     for (size_t length = kTextPieceBytes;; length *= 2) {
         const std::string_view all = bytes.peek(length + 1).substr(0, left);

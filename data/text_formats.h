@@ -1,10 +1,10 @@
 // The kinds of text files: which one a file is, where its records end, and the documents in them.
 #pragma once
 
-#include <array>
 #include <optional>
 
 #include "data/byte_source.h"
+#include "data/pretokenizer.h"
 
 // A record (a JSON value, a CSV row) may be this long.
 inline constexpr size_t kMaxRecordBytes = size_t(64) << 20;
@@ -34,6 +34,7 @@ struct TextSource {
     bool is_array = false;   // JSON, in brackets
     uint64_t size = 0;       // bytes, decompressed; of Parquet, those of the column's strings
     bool is_counted = true;  // whether size is known yet
+    SafeCut cut = SafeCut::by_gpt2;  // where a text may be cut into pieces
 };
 
 // Opens a file and recognizes its format by content and name, unless `format` is given. An empty `field` means "text",

@@ -35,6 +35,11 @@ public:
     uint64_t source_begin(size_t source) const { return begins_[source]; }
     void set_sizes(const std::vector<uint64_t>& sizes);  // instead of count()
 
+    // Where texts are cut into pieces from now on: as GPT-2's pattern allows unless this is called.
+    void set_cut(SafeCut cut) {
+        for (TextSource& source : sources_) source.cut = cut;
+    }
+
     // Returns the byte where the held-out part begins: the first record (a line of a text) at or after byte
     // floor((1 - fraction) * size()), or size() if there is none. The start of a file is a record's. Requires
     // `fraction` in [0, 1).

@@ -1,13 +1,15 @@
 // Reading and writing tokenizer files.
 #include <algorithm>
+#include <cstdio>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <numeric>
+#include <set>
 #include <sstream>
 
 #include "data/reject_file.h"
 #include "data/shards.h"
 #include "data/tokenizer.h"
+#include "data/tokenizer_rules.h"
 
 namespace {
 
@@ -51,17 +53,12 @@ std::string to_printable(std::string_view bytes) {
 // ---------------------------------------------------------------------------------------------------------------------
 // JSON files
 
-// The value at a JSON pointer; null if there is none.
-const Json& find(const Json& json, const std::string& pointer) {
-    static const Json null;
-    const Json::json_pointer where(pointer);
-    return json.contains(where) ? json[where] : null;
-}
-
 // Collects the tokens and merges of a file, printable characters as in the file, and makes a Tokenizer of them.
 class TokenizerBuilder {
 public:
-    explicit TokenizerBuilder(const std::string& path) : path_(path) {}
+    explicit TokenizerBuilder(const std::string& path, TextRules rules = {}) : path_(path), rules_(std::move(rules)) {}
+
+    const TextRules& rules() const { return rules_; }
 
     void add_token(const std::string& token, const Json& id, bool is_special = false) {
         if (!id.is_number_integer() || id < 0 || id >= kMaxTokens)
@@ -75,6 +72,13 @@ public:
             reject_file(path_, "the tokens \"%s\" and \"%s\" both have the id %d", same_id->second, token,
                         known->second);
         if (is_special) special_.push_back(known->second);
+    }
+
+    void add_added_token(size_t index, const Json& id) {
+        AddedToken& token = rules_.added[index];
+        add_token(token.text, id, token.is_special);
+        token.id = id;
+        added_.insert(token.id);
     }
 
     // `merge` is "LEFT RIGHT" or ["LEFT", "RIGHT"]; `where` names it in errors.
@@ -93,15 +97,31 @@ public:
         merges_.push_back({ids_.at(left), ids_.at(right)});
     }
 
-    Tokenizer build() const {
+    Tokenizer build() {
+        constexpr int32_t kMostUnused = 1 << 16;
+        int32_t vocabulary = 0;  // tokens up to the last one that is not added
+        for (const auto& [id, token] : tokens_)
+            if (!added_.contains(id)) vocabulary = id + 1;
         std::vector<std::string> tokens;
+        const std::set<int32_t> special(special_.begin(), special_.end());
         for (const auto& [id, token] : tokens_) {
-            if (size_t(id) >= tokens_.size())
+            // Published vocabularies leave out ids between added tokens: no text has them.
+            const bool may_skip = id >= vocabulary && int32_t(tokens.size()) >= vocabulary;
+            for (; may_skip && int32_t(tokens.size()) < std::min(id, vocabulary + kMostUnused); tokens.emplace_back())
+                special_.push_back(int32_t(tokens.size()));
+            if (size_t(id) != tokens.size())
                 reject_file(path_, "the ids of %zu tokens must be 0 to %zu, but \"%s\" has %d", tokens_.size(),
-                            tokens_.size() - 1, token, id);
-            tokens.push_back(std::ranges::count(special_, id) > 0 ? token : from_printable(token, id));
+                            tokens_.size() - 1, tokens_.rbegin()->second, tokens_.rbegin()->first);
+            const bool is_written_out = special.contains(id) || added_.contains(id);
+            tokens.push_back(is_written_out                                  ? token
+                             : rules_.normalization == Normalization::spaces ? from_spaced(token, id)
+                                                                             : from_printable(token, id));
         }
-        return Tokenizer(std::move(tokens), merges_, special_, path_);
+        if (rules_.normalization == Normalization::spaces)
+            for (int value = 0; value < 256; value++)
+                if (value >= int(rules_.byte_tokens.size()) || rules_.byte_tokens[size_t(value)] < 0)
+                    reject_file(path_, "byte_fallback, but no token is called <0x%02X>", unsigned(value));
+        return Tokenizer(std::move(tokens), merges_, special_, path_, rules_);
     }
 
 private:
@@ -118,48 +138,35 @@ private:
         return bytes;
     }
 
+    // U+2581 stands for a space, <0x0A> for a byte.
+    std::string from_spaced(const std::string& token, int32_t id) {
+        unsigned value = 0;
+        int end = 0;
+        if (token.size() == 6 && std::sscanf(token.c_str(), "<0x%2X>%n", &value, &end) == 1 && end == 6) {
+            rules_.byte_tokens.resize(256, -1);
+            rules_.byte_tokens[size_t(value)] = id;
+            return std::string(1, char(value));
+        }
+        return with_spaces(token);
+    }
+
     const std::string path_;
+    TextRules rules_;
     std::map<int32_t, std::string> tokens_;
+    std::set<int32_t> added_;
     std::unordered_map<std::string, int32_t> ids_;  // the inverse
     std::vector<int32_t> special_;
     std::vector<Merge> merges_;
 };
 
-// Fails unless the settings give the ids of GPT-2's tokenization.
-void check_settings(const Json& file, const std::string& path) {
-    static const Json accepted = Json::parse(R"({
-        "/model/type": ["BPE"],
-        "/model/dropout": [null, "", false],
-        "/model/continuing_subword_prefix": [null, "", false],
-        "/model/end_of_word_suffix": [null, "", false],
-        "/model/byte_fallback": [null, "", false],
-        "/model/ignore_merges": [null, "", false],
-        "/pre_tokenizer/type": ["ByteLevel"],
-        "/pre_tokenizer/add_prefix_space": [false],
-        "/pre_tokenizer/use_regex": [true, null],
-        "/normalizer": [null],
-        "/decoder/type": ["ByteLevel", null]
-    })");
-    auto check = [&](bool holds, const std::string& pointer, const std::string& expected) {
-        if (!holds) reject_file(path, "%s is %s, but must be %s", pointer, printed(find(file, pointer)), expected);
-    };
-    for (const auto& [pointer, values] : accepted.items())
-        check(std::ranges::count(values, find(file, pointer)) > 0, pointer, printed(values[0]));
-    check(find(file, "/model/vocab").is_object(), "/model/vocab", "an object");
-    check(find(file, "/model/merges").is_array(), "/model/merges", "an array");
-    const Json& added = find(file, "/added_tokens");
-    check(added.is_array() || added.is_null(), "/added_tokens", "an array");
-}
-
-Tokenizer from_tokenizer_json(const Json& file, const std::string& path) {
-    check_settings(file, path);
-    TokenizerBuilder builder(path);
+Tokenizer from_tokenizer_json(const Json& file, std::string_view text, const std::string& path) {
+    TextRules rules = read_text_rules(file, text, path);
+    if (!find(file, "/model/vocab").is_object()) reject_file(path, "/model/vocab must be an object");
+    if (!find(file, "/model/merges").is_array()) reject_file(path, "/model/merges must be an array");
+    TokenizerBuilder builder(path, std::move(rules));
     for (const auto& [token, id] : file["model"]["vocab"].items()) builder.add_token(token, id);
-    for (const Json& token : find(file, "/added_tokens")) {
-        const Json& content = find(token, "/content");
-        if (!content.is_string() || content == "") reject_file(path, "an added token has no \"content\"");
-        builder.add_token(content, find(token, "/id"), true);
-    }
+    for (size_t i = 0; i < builder.rules().added.size(); i++)
+        builder.add_added_token(i, find(file["added_tokens"][i], "/id"));
     size_t number = 0;
     for (const Json& merge : file["model"]["merges"])
         builder.add_merge(merge, format("%s: merge %zu", path.c_str(), number++));
@@ -257,6 +264,7 @@ bool begins_json_object(std::string_view bytes) {
 // ---------------------------------------------------------------------------------------------------------------------
 
 std::string Tokenizer::json() const {
+    if (!rules_.file.empty()) return rules_.file;
     Json file = Json::parse(R"({
         "version": "1.0",
         "truncation": null,
@@ -287,6 +295,7 @@ std::string Tokenizer::json() const {
 }
 
 std::string Tokenizer::llmc() const {
+    if (!rules_.identity.empty()) fail(Exit::data, "llm.c's tokenizer files know GPT-2's pre-tokenization only");
     constexpr size_t kMostBytes = 255;
     const int32_t words[4] = {kLlmcTokenizerMagic, kLlmcTokenizerVersion, vocab_size(), eot()};
     std::string file(reinterpret_cast<const char*>(words), sizeof(words));
@@ -319,5 +328,6 @@ Tokenizer Tokenizer::load(const std::string& path) {
         reject_file(path, "not a tokenizer: it has %zu bytes and looks like %s", file.size(),
                     describe_content(file.text().substr(0, 1024), file.size()));
     const Json json = parse_json(file.text(), path, Exit::data);
-    return find(json, "/model").is_object() ? from_tokenizer_json(json, path) : from_vocabulary_and_merges(json, path);
+    return ::find(json, "/model").is_object() ? from_tokenizer_json(json, file.text(), path)
+                                            : from_vocabulary_and_merges(json, path);
 }

@@ -138,8 +138,8 @@ private:
                                              {"planned_bytes", planned}});
         Json& result = report_.json()["results"].back();
         Times step;
-        if (!settings_.ops_only) step = measure_steps(result, work, precision);
-        if (!settings_.steps_only) measure_ops<T>(result, work, step.median);
+        if (!settings_.ops_only || !work.has_op_cases()) step = measure_steps(result, work, precision);
+        if (!settings_.steps_only && work.has_op_cases()) measure_ops<T>(result, work, step.median);
     }
 
     Times measure_steps(Json& result, const Workload& work, Dtype precision) {
@@ -183,8 +183,8 @@ private:
 
     void put_step(Json& result, const Workload& work, Dtype precision, const Times& ms) const {
         const double tokens_per_s = work.tokens() / ms.median * 1000;
-        const double flops = flops_per_token(
-            {int64_t(lay_out_tensors(work.shape).parameters), work.shape.n_layer, work.shape.n_embd, work.seq_len});
+        const TokenWork token = token_work(work.shape, work.seq_len);
+        const double flops = flops_per_token({token.parameters, token.attended});
         const auto mfu =
             model_flops_utilisation(flops, tokens_per_s, peak_flops_per_s(device_.name, precision, settings_.tf32));
         result["step_ms"] = ms.median, result["step_ms_min"] = ms.min, result["step_ms_max"] = ms.max;

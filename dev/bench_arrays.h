@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <random>
 #include <vector>
 
 #include "kernels/ops.h"
@@ -14,9 +15,22 @@ public:
         const size_t fresh = std::min(count, kNoise);
         ops::normal_fill({noise(), fresh, 7, next_++, deviation, 0}, Stream{});
         ops::cast(ops::Cast{values, noise(), fresh}, Stream{});
-        for (size_t done = fresh; done < count; done += std::min(done, count - done))
-            copy_on_device(values + done, values, std::min(done, count - done) * sizeof(T), Stream{});
+        repeat(values, fresh, count);
+        return values;
+    }
+    // Squares of random numbers, half of them 0: what relu2 gives.
+    template <class T> T* make_relu2(size_t count) {
+        std::mt19937 random(7);
+        std::normal_distribution<float> normal;
+        std::vector<T> squares(std::min(count, kNoise));
+        for (T& value : squares) {
+            const float x = std::max(normal(random), 0.0f);
+            value = from_float<T>(x * x);
+        }
+        T* values = static_cast<T*>(make_scratch(count * sizeof(T)));
+        copy_to_device(values, squares.data(), squares.size() * sizeof(T), Stream{});
         synchronize(Stream{});
+        repeat(values, squares.size(), count);
         return values;
     }
     template <class T> T* put(const std::vector<T>& host) {
@@ -37,6 +51,13 @@ private:
     float* noise() {
         if (!noise_.data()) noise_ = DeviceBuffer(kNoise * sizeof(float));
         return static_cast<float*>(noise_.data());
+    }
+
+    // Fills an array with copies of its first `done` elements.
+    template <class T> static void repeat(T* values, size_t done, size_t count) {
+        for (; done < count; done += std::min(done, count - done))
+            copy_on_device(values + done, values, std::min(done, count - done) * sizeof(T), Stream{});
+        synchronize(Stream{});
     }
 
     std::vector<DeviceBuffer> buffers_;

@@ -1,7 +1,6 @@
 #include "dev/bench_cases.h"
 
 #include <cmath>
-#include <random>
 #include <set>
 #include <type_traits>
 
@@ -54,9 +53,14 @@ template <class T> struct LinearArrays {
         dweight = arrays.make<float>(N * K), dbias = arrays.make<float>(N);
         scratch = arrays.make_scratch(ops::matmul_backward_weight_scratch_bytes(backward_weight(linear)));
     }
-    ops::MatmulForward forward(const Linear& l) const { return {out, pre_out, inp, weight, bias, l.rows, l.n, l.k}; }
+    ops::MatmulForward forward(const Linear& l) const {
+        return {out, pre_out, inp, weight, bias, l.rows, l.n, l.k, activation_if(l.gelu_behind)};
+    }
     ops::MatmulBackwardInput backward_input(const Linear& l) const {
-        return {dinp, out, weight, pre_inp, l.rows, l.n, l.k};
+        return {dinp, out, weight, pre_inp, l.rows, l.n, l.k, activation_if(l.gelu_before)};
+    }
+    static ActivationFunction activation_if(bool gelu) {
+        return gelu ? ActivationFunction::gelu_new : ActivationFunction::none;
     }
     ops::MatmulBackwardWeight backward_weight(const Linear& l) const {
         return {dweight, dbias, scratch, out, inp, l.rows, l.n, l.k, false};
@@ -76,14 +80,19 @@ template <class T> void add_linear(std::vector<Case>& cases, Arrays& arrays, con
     auto forward = layer.forward(linear);
     add(" forward", ops::matmul_forward, forward);
     if (linear.gelu_behind) {
-        forward.pre_gelu = nullptr;
+        forward.pre_activation = nullptr, forward.activation = ActivationFunction::none;
         add(" forward without GELU", ops::matmul_forward, forward, " forward");
+        forward.activation = ActivationFunction::relu2;
+        add(" forward with relu2", ops::matmul_forward, forward, " forward");
     }
     auto input = layer.backward_input(linear);
     add(" backward input", ops::matmul_backward_input, input);
     if (linear.gelu_before) {
-        input.pre_gelu = nullptr;
+        input.kept = nullptr, input.activation = ActivationFunction::none;
         add(" backward input without GELU", ops::matmul_backward_input, input, " backward input");
+        input.kept = arrays.make_relu2<T>(size_t(linear.rows) * size_t(linear.k));
+        input.activation = ActivationFunction::relu2;
+        add(" backward input with relu2", ops::matmul_backward_input, input, " backward input");
     }
     auto grad = layer.backward_weight(linear);
     add(" backward weight", ops::matmul_backward_weight, grad);
@@ -112,12 +121,39 @@ template <class T> void add_head(std::vector<Case>& cases, Arrays& arrays, const
         cases.push_back(case_of("head backward weight, adding", calls - 1, ops::matmul_backward_weight, adding));
 }
 
-template <class T> void add_gelu(std::vector<Case>& cases, Arrays& arrays, const Workload& work) {
+// Adds a case that is no part of the step but a variant of one.
+template <class Op>
+void add_variant(std::vector<Case>& cases, const char* of, const char* name, double calls,
+                 void (*op)(const Op&, Stream), const std::type_identity_t<Op>& arguments) {
+    cases.push_back(case_of(name, calls, op, arguments));
+    cases.back().variant_of = of;
+}
+
+template <class T> void add_activations(std::vector<Case>& cases, Arrays& arrays, const Workload& work) {
     const size_t count = size_t(work.tokens()) * size_t(work.shape.hidden());
     T *out = arrays.make<T>(count), *inp = arrays.make<T>(count);
-    const ops::GeluForward gelu{out, inp, count};
-    cases.push_back(case_of("gelu forward alone", double(work.shape.n_layer), ops::gelu_forward, gelu));
-    cases.back().variant_of = "fc forward";
+    const double calls = work.shape.n_layer;
+    const ops::ActivationForward gelu{out, inp, count};
+    add_variant(cases, "fc forward", "gelu forward alone", calls, ops::activation_forward, gelu);
+}
+
+// A gate of two thirds of the hidden size, which leaves the number of parameters as it is.
+template <class T> void add_swiglu(std::vector<Case>& cases, Arrays& arrays, const Workload& work) {
+    const int rows = work.tokens(), hidden = std::max(1, work.shape.hidden() * 2 / 3 / 64) * 64;
+    const size_t count = size_t(rows) * size_t(hidden);
+    T *inp = arrays.make<T>(2 * count), *out = arrays.make<T>(count), *dinp = arrays.make<T>(2 * count);
+    const ops::GatedActivationForward forward{out, inp, rows, hidden, ActivationFunction::silu};
+    const ops::GatedActivationBackward backward{dinp, out, inp, rows, hidden, ActivationFunction::silu};
+    const double calls = work.shape.n_layer;
+    add_variant(cases, "fc forward", "swiglu forward", calls, ops::gated_activation_forward, forward);
+    add_variant(cases, "fc_proj backward input", "swiglu backward", calls, ops::gated_activation_backward, backward);
+}
+
+// Query heads that share a key-value head in the benchmark of grouped queries: at least 3, if that divides.
+int bench_group(int n_head) {
+    int group = std::min(3, n_head);
+    while (n_head % group) group++;
+    return group;
 }
 
 template <class T> void add_attention(std::vector<Case>& cases, Arrays& arrays, const Workload& work) {
@@ -127,12 +163,39 @@ template <class T> void add_attention(std::vector<Case>& cases, Arrays& arrays, 
     T* dqkv = arrays.make<T>(tokens * 3 * C);
     float* lse = arrays.make<float>(tokens * size_t(s.n_head));
     const float scale = 1.0f / std::sqrt(float(s.head_size()));
-    ops::AttentionForward forward{out, lse, qkv, work.batch, work.seq_len, s.n_head, s.n_head, s.head_size(), scale};
-    ops::AttentionBackward backward{dqkv,       nullptr,      dout,     qkv,      out,           lse,
-                                    work.batch, work.seq_len, s.n_head, s.n_head, s.head_size(), scale};
-    backward.scratch = arrays.make_scratch(ops::attention_backward_scratch_bytes(backward));
-    cases.push_back(case_of("attention forward", s.n_layer, ops::attention_forward, forward));
-    cases.push_back(case_of("attention backward", s.n_layer, ops::attention_backward, backward));
+    const auto add = [&](const std::string& variant, int n_kv_head, int window) {
+        ops::AttentionForward forward{.out = out,
+                                      .lse = lse,
+                                      .qkv = qkv,
+                                      .batch = work.batch,
+                                      .seq_len = work.seq_len,
+                                      .n_head = s.n_head,
+                                      .n_kv_head = n_kv_head,
+                                      .head_size = s.head_size(),
+                                      .scale = scale,
+                                      .window = window};
+        ops::AttentionBackward backward{.dqkv = dqkv,
+                                        .scratch = nullptr,
+                                        .dout = dout,
+                                        .qkv = qkv,
+                                        .out = out,
+                                        .lse = lse,
+                                        .batch = work.batch,
+                                        .seq_len = work.seq_len,
+                                        .n_head = s.n_head,
+                                        .n_kv_head = n_kv_head,
+                                        .head_size = s.head_size(),
+                                        .scale = scale,
+                                        .window = window};
+        backward.scratch = arrays.make_scratch(ops::attention_backward_scratch_bytes(backward));
+        cases.push_back(case_of("attention forward" + variant, s.n_layer, ops::attention_forward, forward));
+        if (!variant.empty()) cases.back().variant_of = "attention forward";
+        cases.push_back(case_of("attention backward" + variant, s.n_layer, ops::attention_backward, backward));
+        if (!variant.empty()) cases.back().variant_of = "attention backward";
+    };
+    add("", s.n_head, 0);
+    add(", grouped heads", s.n_head / bench_group(s.n_head), 0);
+    add(", window of T/4", s.n_head, std::max(1, work.seq_len / 4));
 }
 
 template <class T> void add_norm(std::vector<Case>& cases, Arrays& arrays, const Workload& work) {
@@ -156,6 +219,15 @@ template <class T> void add_norm(std::vector<Case>& cases, Arrays& arrays, const
     cases.push_back(case_of("residual norm forward", calls, ops::residual_norm_forward, forward));
     cases.push_back(case_of("final norm backward", 1, ops::norm_backward, last));
     cases.push_back(case_of("norm backward", calls, ops::norm_backward, backward));
+    forward.mean = nullptr, forward.bias = nullptr;
+    backward.mean = nullptr, backward.dbias = nullptr;
+    add_variant(cases, "residual norm forward", "residual RMSNorm forward", calls, ops::residual_norm_forward, forward);
+    add_variant(cases, "norm backward", "RMSNorm backward", calls, ops::norm_backward, backward);
+    forward.weight = nullptr;
+    backward.weight = nullptr, backward.dweight = nullptr;
+    add_variant(cases, "residual norm forward", "residual RMSNorm forward without weights", calls,
+                ops::residual_norm_forward, forward);
+    add_variant(cases, "norm backward", "RMSNorm backward without weights", calls, ops::norm_backward, backward);
 }
 
 template <class T> void add_cross_entropy(std::vector<Case>& cases, Arrays& arrays, const Workload& work) {
@@ -165,7 +237,10 @@ template <class T> void add_cross_entropy(std::vector<Case>& cases, Arrays& arra
     float* loss = arrays.make<float>(size_t(tokens));
     int* ids = arrays.put(random_ids(rows, V));
     ops::CrossEntropy entropy{logits, loss, ids, nullptr, rows, V, Vp, 1e-4f, true};
-    cases.push_back(case_of("cross entropy", double(tokens) / rows, ops::cross_entropy, entropy));
+    const double calls = double(tokens) / rows;
+    cases.push_back(case_of("cross entropy", calls, ops::cross_entropy, entropy));
+    entropy.softcap = 15, entropy.z_loss = 1e-4f;
+    add_variant(cases, "cross entropy", "cross entropy with soft cap and z-loss", calls, ops::cross_entropy, entropy);
     auto* sum = static_cast<double*>(arrays.make_scratch(sizeof(double)));
     ops::LossSum losses{sum, loss, tokens, false};
     cases.push_back(case_of("loss sum", 1, ops::loss_sum, losses));
@@ -190,6 +265,9 @@ template <class T> void add_embedding(std::vector<Case>& cases, Arrays& arrays, 
     const double width = s.n_embd, used = double(std::set<int>(tokens.begin(), tokens.end()).size());
     cases.end()[-2].bytes = (double(rows) + used + work.seq_len) * width * sizeof(T);
     cases.back().bytes = double(rows) * width * sizeof(T) + (2 * used + s.n_positions) * width * sizeof(float);
+    backward.dwpe = nullptr, backward.accumulate_dwte = false;
+    add_variant(cases, "embedding backward", "embedding backward, overwriting, without positions", 1,
+                ops::embedding_backward, backward);
 }
 
 template <class T> void add_update(std::vector<Case>& cases, Arrays& arrays, const Workload& work) {
@@ -230,7 +308,8 @@ template <class T> std::vector<MakeGroup> op_groups(const Workload& work) {
     add(add_attention<T>);
     add_product({"attn_proj", L, tokens, C, C});
     add_product({"fc", L, tokens, s.hidden(), C, true});
-    add(add_gelu<T>);
+    add(add_activations<T>);
+    add(add_swiglu<T>);
     add_product({"fc_proj", L, tokens, C, s.hidden(), false, true});
     add(add_norm<T>);
     add(add_head<T>);

@@ -237,26 +237,30 @@ void add_case(std::vector<ProductCase>& cases, const std::string& name, double c
                      }});
 }
 
+ActivationFunction activation_if(bool gelu) { return gelu ? ActivationFunction::gelu_new : ActivationFunction::none; }
+
 void add_products(std::vector<ProductCase>& cases, const Linear& l) {
     const size_t R = size_t(l.rows), N = size_t(l.n), K = size_t(l.k);
     add_case(cases, l.name + " forward", l.calls, l, [=](Arrays& arrays) {
         return product_of(ops::MatmulForward{.out = arrays.make<bf16>(R * N),
-                                             .pre_gelu = l.gelu_behind ? arrays.make<bf16>(R * N) : nullptr,
+                                             .pre_activation = l.gelu_behind ? arrays.make<bf16>(R * N) : nullptr,
                                              .inp = arrays.make<bf16>(R * K),
                                              .weight = arrays.make<bf16>(N * K, 0.02f),
                                              .bias = l.has_bias ? arrays.make<bf16>(N, 0.02f) : nullptr,
                                              .rows = l.rows,
                                              .n = l.n,
-                                             .k = l.k});
+                                             .k = l.k,
+                                             .activation = activation_if(l.gelu_behind)});
     });
     add_case(cases, l.name + " backward input", l.calls, l, [=](Arrays& arrays) {
         return product_of(ops::MatmulBackwardInput{.dinp = arrays.make<bf16>(R * K),
                                                    .dout = arrays.make<bf16>(R * N),
                                                    .weight = arrays.make<bf16>(N * K, 0.02f),
-                                                   .pre_gelu = l.gelu_before ? arrays.make<bf16>(R * K) : nullptr,
+                                                   .kept = l.gelu_before ? arrays.make<bf16>(R * K) : nullptr,
                                                    .rows = l.rows,
                                                    .n = l.n,
-                                                   .k = l.k});
+                                                   .k = l.k,
+                                                   .activation = activation_if(l.gelu_before)});
     });
     for (const bool accumulate : {false, true}) {
         const double calls = !l.adds_at_once ? l.calls : accumulate ? l.calls - 1 : 1;

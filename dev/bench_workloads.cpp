@@ -7,9 +7,22 @@
 
 namespace {
 
-constexpr GptShape kGpt2Small{12, 12, 12, 768, 1024, 50257}, kGpt2Medium{24, 16, 16, 1024, 1024, 50257},
+const GptShape kGpt2Small{12, 12, 12, 768, 1024, 50257}, kGpt2Medium{24, 16, 16, 1024, 1024, 50257},
     kGpt2Large{36, 20, 20, 1280, 1024, 50257}, kGpt2Xl{48, 25, 25, 1600, 1024, 50257};
-constexpr GptShape kSixLayers{6, 6, 6, 384, 256, 4096};
+const GptShape kSixLayers{6, 6, 6, 384, 256, 4096};
+
+// A Llama: grouped heads, SwiGLU, RMSNorm, RoPE, no biases, a head of its own.
+GptShape llama(GptShape sizes, int hidden) {
+    sizes.given_hidden = hidden;
+    sizes.activation = ActivationFunction::silu, sizes.gated_mlp = true;
+    sizes.norm = NormKind::rmsnorm, sizes.norm_bias = false;
+    sizes.position = PositionKind::rope;
+    sizes.attention_bias = AttentionBias::none, sizes.mlp_bias = false;
+    sizes.tie_embeddings = false;
+    return sizes;
+}
+const GptShape kSmallLlama = llama({6, 6, 2, 384, 256, 4096}, 1024);
+const GptShape kTinyLlama = llama({22, 32, 4, 2048, 2048, 32000}, 5632);  // TinyLlama 1.1B
 
 // To try the benchmarks themselves, on the simulated GPU too.
 const Workload kTiny{"tiny", "2 layers, 64 wide, vocabulary 256", {2, 1, 1, 64, 32, 256}, 2, 16};
@@ -29,11 +42,13 @@ std::vector<Workload> default_workloads(bool on_gpu) {
             {"1558M", "GPT-2 1558M", kGpt2Xl, 16, 1024},
             {"350M", "GPT-2 350M", kGpt2Medium, 32, 1024},
             {"774M", "GPT-2 774M", kGpt2Large, 32, 1024},
+            {"llama-1.1B", "Llama 1.1B, 4 of 32 heads for keys", kTinyLlama, 8, 2048},
         };
     return {
         {"124M", "GPT-2 124M", kGpt2Small, 4, 64},
         {"small-4", "6 layers, 384 wide, vocabulary 4096", kSixLayers, 4, 256},
         {"small-8", "6 layers, 384 wide, vocabulary 4096", kSixLayers, 8, 256},
+        {"llama-small", "Llama, 6 layers, 384 wide, 2 of 6 heads for keys, vocabulary 4096", kSmallLlama, 4, 256},
     };
 }
 

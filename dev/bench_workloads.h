@@ -14,6 +14,8 @@ struct Workload {
     int head_rows = 0;  // as train.head_rows; 0: the trainer's default for the batch
 
     int tokens() const { return batch * seq_len; }
+    // The cases of single ops are GPT-2's, with other parts as variants; of another model the step is measured.
+    bool has_op_cases() const { return shape.has_positions(); }
     int rows_of_head() const;  // rows of logits at a time, at most tokens()
     std::string title() const;
 };

@@ -34,17 +34,24 @@ def gpt(layers, heads, width, positions=1024, vocab=50257):
     return dict(layers=layers, heads=heads, width=width, positions=positions, vocab=vocab)
 
 
+def llama(layers, heads, kv_heads, width, hidden, vocab):
+    return dict(family="llama", layers=layers, heads=heads, kv_heads=kv_heads, width=width, hidden=hidden, vocab=vocab)
+
+
 # Key: name, shape, sequences, length. As in dev/bench_workloads.cpp.
 CPU_WORKLOADS = {
     "124M": ("GPT-2 124M", gpt(12, 12, 768), 4, 64),
     "small-4": ("6 layers, 384 wide, vocabulary 4096", gpt(6, 6, 384, 256, 4096), 4, 256),
     "small-8": ("6 layers, 384 wide, vocabulary 4096", gpt(6, 6, 384, 256, 4096), 8, 256),
+    "llama-small": ("Llama, 6 layers, 384 wide, 2 of 6 heads for keys, vocabulary 4096",
+                    llama(6, 6, 2, 384, 1024, 4096), 4, 256),
 }
 GPU_WORKLOADS = {
     "124M": ("GPT-2 124M", gpt(12, 12, 768), 64, 1024),
     "1558M": ("GPT-2 1558M", gpt(48, 25, 1600), 16, 1024),
     "350M": ("GPT-2 350M", gpt(24, 16, 1024), 32, 1024),
     "774M": ("GPT-2 774M", gpt(36, 20, 1280), 32, 1024),
+    "llama-1.1B": ("Llama 1.1B, 4 of 32 heads for keys", llama(22, 32, 4, 2048, 5632, 32000), 8, 2048),
 }
 GPU = "cuda"
 TINY = {"tiny": ("2 layers, 64 wide, vocabulary 256", gpt(2, 1, 64, 32, 256), 2, 16)}  # to try this

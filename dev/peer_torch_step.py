@@ -85,6 +85,57 @@ class Gpt(torch.nn.Module):
         return F.cross_entropy(logits.float().view(-1, logits.shape[-1]), targets.reshape(-1))
 
 
+class LlamaBlock(torch.nn.Module):
+    def __init__(self, heads, kv_heads, width, hidden):
+        super().__init__()
+        self.heads, self.kv_heads, self.size = heads, kv_heads, width // heads
+        self.norm_1, self.norm_2 = torch.nn.RMSNorm(width, eps=1e-5), torch.nn.RMSNorm(width, eps=1e-5)
+        self.qkv = torch.nn.Linear(width, (heads + 2 * kv_heads) * self.size, bias=False)
+        self.proj = torch.nn.Linear(width, width, bias=False)
+        self.gate_up, self.down = (torch.nn.Linear(*sizes, bias=False)
+                                   for sizes in ((width, 2 * hidden), (hidden, width)))
+
+    def rotate(self, x, cos, sin):
+        first, second = x.chunk(2, -1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), -1).type_as(x)
+
+    def forward(self, x, cos, sin):
+        batch, length, width = x.shape
+        parts = self.qkv(self.norm_1(x)).view(batch, length, -1, self.size).transpose(1, 2)
+        q, k, v = parts.split((self.heads, self.kv_heads, self.kv_heads), 1)
+        attended = F.scaled_dot_product_attention(self.rotate(q, cos, sin), self.rotate(k, cos, sin), v,
+                                                  is_causal=True, enable_gqa=True)
+        x = x + self.proj(attended.transpose(1, 2).reshape(batch, length, width))
+        gate, up = self.gate_up(self.norm_2(x)).chunk(2, -1)
+        return x + self.down(F.silu(gate) * up)
+
+
+class Llama(torch.nn.Module):
+    def __init__(self, layers, heads, kv_heads, width, hidden, vocab):
+        super().__init__()
+        self.embed, self.head = torch.nn.Embedding(vocab, width), torch.nn.Linear(width, vocab, bias=False)
+        self.blocks = torch.nn.ModuleList(LlamaBlock(heads, kv_heads, width, hidden) for _ in range(layers))
+        self.norm, self.size = torch.nn.RMSNorm(width, eps=1e-5), width // heads
+        for weights in (self.embed.weight, self.head.weight):
+            torch.nn.init.normal_(weights, std=0.02)
+
+    def forward(self, tokens, targets):
+        positions = torch.arange(tokens.shape[1], device=tokens.device, dtype=torch.float32)
+        exponents = torch.arange(0, self.size, 2, device=tokens.device, dtype=torch.float32) / self.size
+        angles = torch.outer(positions, 10000.0 ** -exponents)
+        cos, sin = angles.cos(), angles.sin()
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x, cos, sin)
+        logits = self.head(self.norm(x))
+        return F.cross_entropy(logits.float().view(-1, logits.shape[-1]), targets.reshape(-1))
+
+
+def make_model(shape):
+    sizes = {name: value for name, value in shape.items() if name != "family"}
+    return Llama(**sizes) if shape.get("family") == "llama" else Gpt(**sizes)
+
+
 def make_step(model, device, precision, shape, batch, length, compiled=False):
     """A function that does one step. The GPU's is waited for by nobody."""
     settings = dict(fused=True) if device == GPU else dict(foreach=True)
@@ -175,7 +226,7 @@ def measure_step(job, backend, compiled):
     padded = dict(shape, vocab=(shape["vocab"] + 127) // 128 * 128) if device == GPU else shape
     torch.manual_seed(1)
     with with_attention(backend):
-        step = make_step(Gpt(**padded).to(device), device, job["precision"], shape, job["batch"], job["seq_len"],
+        step = make_step(make_model(padded).to(device), device, job["precision"], shape, job["batch"], job["seq_len"],
                          compiled)
         return (gpu_times if device == GPU else cpu_times)(step, 3, job["step_seconds"])
 

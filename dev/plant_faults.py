@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Proof that the tests find faults: plants each fault of kernel_faults.py and rank_faults.py in a copy of the tree.
+"""Proof that the tests find faults: plants each fault of kernel_faults.py, model_faults.py and rank_faults.py in a copy
+of the tree.
 
     dev/plant_faults.py [--only TEXT] [--skip N] [--out FILE.md]
 
 For each fault it lets the witnesses of its file testify, one after the other until one fails: for a kernel the tests of
 its op's family in the modes of build/test_simt (the default order, three seeds, the strict proxy, ThreadSanitizer,
-AddressSanitizer), for what ranks do together the trainer on CPU ranks and on simulated GPUs. A witness counts only if
-it is silent without the fault. Exit code 0 if every fault is caught. Takes a minute or two per fault.
+AddressSanitizer), for a CPU kernel, the textbook and a model's parts build/test_cpu, for what ranks do together the
+trainer on CPU ranks and on simulated GPUs. A witness counts only if it is silent without the fault. Exit code 0 if
+every fault is caught. Takes a minute or two per fault.
 """
 import argparse
 import os
@@ -19,6 +21,7 @@ import time
 from pathlib import Path
 
 import kernel_faults
+import model_faults
 import rank_faults
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,21 +32,30 @@ MODES = [("default order", "test_simt", []), ("seed 1", "test_simt", ["--seed", 
 # Which tests exercise a file; reduce.cuh and vector.cuh are under everything that is not a product.
 FAMILIES = [("attention", "*attention*"), ("norm", "*norm*"), ("cross_entropy", "*cross_entropy*"),
             ("embedding", "*embedding*"), ("optimizer", "*update*"), ("grad_norm", "*norm_finish*"),
-            ("matmul", "*matmul*"), ("fill", "*fill*,*cast*,add"), ("dropout", "dropout*"), ("gelu", "*gelu*"),
-            ("comm_nccl", "[comm]"), ("tree_sum.cu", "[comm]")]
+            ("matmul", "*matmul*"), ("fill", "*fill*,*cast*,add"), ("dropout", "dropout*"),
+            ("activation", "*activation*,*matmul*"), ("qk_norm_rope", "*qk_norm_rope*"), ("comm_nccl", "[comm]"),
+            ("tree_sum.cu", "[comm]")]
 PROGRAM = [sys.executable, "test/program", "--failfast"]
 CPU_RANKS = [("CPU ranks", ["train_gpt_cpu"], [*PROGRAM, *(f"test_ranks.Ranks.{name}" for name in (
     "test_losses_are_those_of_one_rank", "test_the_same_bits_for_any_number_of_ranks_and_micro_steps",
     "test_ranks_hold_shares_and_send_what_zero_says", "test_a_checkpoint_of_3_ranks_loads_on_2_or_4_and_back",
     "test_16_bits_loss_scale_and_recomputation"))])]
 SIMULATED_RANKS = [("simulated ranks", ["train_gpt_simt", "train_gpt_cpu"], [*PROGRAM, "test_simulated_ranks"])]
-OBJECTS = ("commands", "kernels", "model", "runtime", "data")  # folders in build/
+OBJECTS = ("commands", "kernels", "model", "runtime", "data", "test")  # folders in build/
 SECONDS = 300  # for one witness; a deadlock is reported much sooner
 
 
 def witnesses_of(file):
     """(name, programs to build, how it runs the tests) of each."""
     name = Path(file).name
+    if file.startswith("test/reference"):
+        return [("difference quotients", ["test_cpu"], ["build/test_cpu", "[reference]"])]
+    is_of_cpu = file.startswith("kernels/cpu/") and name != "tree_sum.h" and not name.startswith("comm")
+    if is_of_cpu or file == "kernels/attention_layout.h":
+        return [("ops on the CPU", ["test_cpu"], ["build/test_cpu", "[ops],[vector_math]"])]
+    if file in {fault[0] for fault in model_faults.FAULTS}:
+        return [("models", ["test_cpu"], ["build/test_cpu", "[model],[config]"]),
+                ("families in the program", ["train_gpt_cpu"], [*PROGRAM, "test_families"])] + CPU_RANKS
     if not file.startswith("kernels/cuda/"):
         comm = [("default order", ["test_simt"], ["build/test_simt", "[comm]"])]  # adds as the CPU does
         return CPU_RANKS + (SIMULATED_RANKS if file.startswith("model/") else comm if name == "tree_sum.h" else [])
@@ -123,7 +135,7 @@ def main():
     parser.add_argument("--skip", type=int, default=0, help="so many from the start of the list")
     parser.add_argument("--out", type=Path, help="Markdown table of the results")
     args = parser.parse_args()
-    faults = kernel_faults.FAULTS + rank_faults.FAULTS
+    faults = kernel_faults.FAULTS + model_faults.FAULTS + rank_faults.FAULTS
     chosen = [fault for fault in faults if args.only in fault[0] or args.only in fault[1]][args.skip:]
     rows, escaped, silent_without = [], 0, []
     with tempfile.TemporaryDirectory() as temporary:

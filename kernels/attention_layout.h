@@ -27,4 +27,31 @@ struct AttentionLayout {
     HOST_DEVICE size_t lse(int b, int head, int t) const { return (size_t(b) * n_head + head) * seq_len + t; }
 };
 
+// The keys that a query sees: [first(query), query]. first() never falls from one query to the next, so the queries
+// that see a key are neighbours too.
+struct VisibleKeys {
+    const int* first_key = nullptr;  // of the sequence, or null
+    int window = 0;                  // or 0
+
+    VisibleKeys() = default;
+    template <class Op>
+    HOST_DEVICE VisibleKeys(const Op& op, int b)
+        : first_key(op.first_key ? op.first_key + size_t(b) * op.seq_len : nullptr), window(op.window) {}
+
+    HOST_DEVICE int first(int query) const {
+        const int of_window = window > 0 && query >= window ? query - window + 1 : 0;
+        const int of_document = first_key ? first_key[query] : 0;
+        return of_window > of_document ? of_window : of_document;
+    }
+    // The first of the queries [key, end) that no longer sees the key, or end.
+    HOST_DEVICE int end_of_queries(int key, int end) const {
+        int seeing = key;
+        while (seeing + 1 < end) {
+            const int middle = seeing + (end - seeing) / 2;
+            (first(middle) <= key ? seeing : end) = middle;
+        }
+        return end;
+    }
+};
+
 }  // namespace ops

@@ -10,7 +10,7 @@
 // Which activations backward recomputes instead of forward keeping them; each level includes the ones before it.
 enum class Recompute : int {
     none,
-    gelu,   // the MLP's activation
+    gelu,   // the MLP's activation, GELU or another that can be computed again
     norm,   // the outputs of the two norms
     block,  // everything inside a block but its input
 };
@@ -20,6 +20,77 @@ inline constexpr const char* name_of(Recompute level) {
         case Recompute::gelu: return "gelu";
         case Recompute::norm: return "norm";
         case Recompute::block: return "block";
+    }
+    return nullptr;
+}
+
+// What an MLP applies between its two matrices.
+enum class ActivationFunction : int {
+    none = -1,  // no choice of the configuration: a product without an activation
+    gelu_new,   // GELU's tanh form
+    silu,       // x sigmoid(x)
+    relu2,      // max(x, 0)^2
+};
+inline constexpr const char* name_of(ActivationFunction function) {
+    switch (function) {
+        case ActivationFunction::none: break;
+        case ActivationFunction::gelu_new: return "gelu_new";
+        case ActivationFunction::silu: return "silu";
+        case ActivationFunction::relu2: return "relu2";
+    }
+    return nullptr;
+}
+
+enum class NormKind : int { layernorm, rmsnorm };
+inline constexpr const char* name_of(NormKind norm) {
+    switch (norm) {
+        case NormKind::layernorm: return "layernorm";
+        case NormKind::rmsnorm: return "rmsnorm";
+    }
+    return nullptr;
+}
+
+// How the model knows where a token is: a learned embedding of each position is added to its input, or queries and keys
+// are rotated.
+enum class PositionKind : int { learned, rope };
+inline constexpr const char* name_of(PositionKind position) {
+    switch (position) {
+        case PositionKind::learned: return "learned";
+        case PositionKind::rope: return "rope";
+    }
+    return nullptr;
+}
+
+// How RoPE's frequencies are changed for longer sequences than the model was first trained on.
+enum class RopeScaling : int { none, linear, llama3, yarn };
+inline constexpr const char* name_of(RopeScaling scaling) {
+    switch (scaling) {
+        case RopeScaling::none: return "none";
+        case RopeScaling::linear: return "linear";
+        case RopeScaling::llama3: return "llama3";
+        case RopeScaling::yarn: return "yarn";
+    }
+    return nullptr;
+}
+
+// Which of attention's products have a bias: that of queries, keys and values, or the output projection too.
+enum class AttentionBias : int { none, qkv, all };
+inline constexpr const char* name_of(AttentionBias bias) {
+    switch (bias) {
+        case AttentionBias::none: return "none";
+        case AttentionBias::qkv: return "qkv";
+        case AttentionBias::all: return "all";
+    }
+    return nullptr;
+}
+
+// RMSNorm of each query and key head: none, without weights, or with weights that all heads share.
+enum class QkNorm : int { none, unit, weight };
+inline constexpr const char* name_of(QkNorm norm) {
+    switch (norm) {
+        case QkNorm::none: return "none";
+        case QkNorm::unit: return "unit";
+        case QkNorm::weight: return "weight";
     }
     return nullptr;
 }

@@ -1,9 +1,10 @@
-// From a storage type as a value to a storage type as a template argument: the first line of a launcher.
+// From a storage type or an activation function as a value to one as a template argument: the first line of a launcher.
 #pragma once
 
 #include <initializer_list>
 
 #include "kernels/check.h"
+#include "kernels/choices.h"
 #include "kernels/tensor.h"
 
 namespace ops {
@@ -36,6 +37,25 @@ template <class Body> void dispatch(const char* op, Dtype dtype, Body&& body) {
 
 template <class Body> void dispatch(const char* op, std::initializer_list<ConstView> arrays, Body&& body) {
     dispatch(op, storage_type(op, arrays), body);
+}
+
+// Calls body.operator()<function>(). Fails with Exit::internal and the op's name without a function.
+template <class Body> void dispatch(const char* op, ActivationFunction function, Body&& body) {
+    switch (function) {
+        case ActivationFunction::gelu_new: return body.template operator()<ActivationFunction::gelu_new>();
+        case ActivationFunction::silu: return body.template operator()<ActivationFunction::silu>();
+        case ActivationFunction::relu2: return body.template operator()<ActivationFunction::relu2>();
+        case ActivationFunction::none: break;
+    }
+    fail(Exit::internal, "%s without an activation function", op);
+}
+
+// What a product must be given with each activation: forward's pre_activation for all but relu2, backward's `kept` for
+// all. Fails with Exit::internal and the op's name.
+inline void require_activation_array(const char* op, ActivationFunction function, bool is_needed, ConstView array) {
+    const char* name = function == ActivationFunction::none ? "none" : name_of(function);
+    require(bool(array) == is_needed, "%s: activation %s %s an array of numbers before it or of its output", op, name,
+            is_needed ? "needs" : "takes no");
 }
 
 }  // namespace ops

@@ -22,16 +22,17 @@ inline double bytes_of(ConstView array, double count) { return array ? count * d
 // A row of wte is counted for each token.
 inline Work work_of(const EmbeddingForward& op) {
     const double tokens = double(op.batch) * op.seq_len;
-    return {"embedding_forward", 0, bytes_of(op.out, (2 * tokens + op.seq_len) * op.channels),
+    return {"embedding_forward", 0, bytes_of(op.out, (2 * tokens + (op.wpe ? op.seq_len : 0)) * op.channels),
             format("batch %d, seq_len %d, channels %d", op.batch, op.seq_len, op.channels)};
 }
 
-// As if no token were there twice.
+// As if no token were there twice; where dwte is overwritten, each of its rows once.
 inline Work work_of(const EmbeddingBackward& op) {
     const double tokens = double(op.batch) * op.seq_len, touched = std::min<double>(tokens, op.vocab);
-    const double positions = double(op.accumulate ? 2 : 1) * op.n_positions;
+    const double positions = op.dwpe ? double(op.accumulate ? 2 : 1) * op.n_positions : 0;
+    const double rows = op.accumulate_dwte ? 2 * touched : op.vocab;
     return {"embedding_backward", 0,
-            bytes_of(op.dout, tokens * op.channels) + (2 * touched + positions) * op.channels * sizeof(float),
+            bytes_of(op.dout, tokens * op.channels) + (rows + positions) * op.channels * sizeof(float),
             format("batch %d, seq_len %d, channels %d, vocab %d", op.batch, op.seq_len, op.channels, op.vocab)};
 }
 
@@ -54,13 +55,13 @@ inline Work product(const char* name, double bytes, int rows, int n, int k) {
 
 inline Work work_of(const MatmulForward& op) {
     const double out = double(op.rows) * op.n, inp = double(op.rows) * op.k, weight = double(op.n) * op.k;
-    return product("matmul_forward", bytes_of(op.inp, inp + weight + out) + bytes_of(op.pre_gelu, out), op.rows, op.n,
-                   op.k);
+    return product("matmul_forward", bytes_of(op.inp, inp + weight + out) + bytes_of(op.pre_activation, out), op.rows,
+                   op.n, op.k);
 }
 
 inline Work work_of(const MatmulBackwardInput& op) {
     const double out = double(op.rows) * op.n, inp = double(op.rows) * op.k, weight = double(op.n) * op.k;
-    return product("matmul_backward_input", bytes_of(op.dinp, inp + weight + out) + bytes_of(op.pre_gelu, inp), op.rows,
+    return product("matmul_backward_input", bytes_of(op.dinp, inp + weight + out) + bytes_of(op.kept, inp), op.rows,
                    op.n, op.k);
 }
 
@@ -70,8 +71,32 @@ inline Work work_of(const MatmulBackwardWeight& op) {
     return product("matmul_backward_weight", bytes_of(op.inp, inp + out) + gradient, op.rows, op.n, op.k);
 }
 
-inline Work work_of(const GeluForward& op) {
-    return {"gelu_forward", 0, bytes_of(op.out, 2 * double(op.count)), format("count %zu", op.count)};
+inline Work work_of(const ActivationForward& op) {
+    return {"activation_forward", 0, bytes_of(op.out, 2 * double(op.count)), format("count %zu", op.count)};
+}
+
+inline Work work_of(const GatedActivationForward& op) {
+    return {"gated_activation_forward", 0, bytes_of(op.out, 3.0 * op.rows * op.hidden),
+            format("rows %d, hidden %d", op.rows, op.hidden)};
+}
+
+inline Work work_of(const GatedActivationBackward& op) {
+    return {"gated_activation_backward", 0, bytes_of(op.dinp, 5.0 * op.rows * op.hidden),
+            format("rows %d, hidden %d", op.rows, op.hidden)};
+}
+
+// `passes` over the query and key heads.
+template <class Op> Work qk_norm_rope(const char* name, View qkv, int passes, const Op& op) {
+    const double heads = op.n_head + op.n_kv_head, tokens = double(op.batch) * op.seq_len;
+    return {name, 0, bytes_of(qkv, passes * tokens * heads * op.head_size),
+            format("batch %d, seq_len %d, heads %d and %d of %d", op.batch, op.seq_len, op.n_head, op.n_kv_head,
+                   op.head_size)};
+}
+inline Work work_of(const QkNormRopeForward& op) {
+    return qk_norm_rope("qk_norm_rope_forward", op.qkv, op.raw ? 3 : 2, op);
+}
+inline Work work_of(const QkNormRopeBackward& op) {
+    return qk_norm_rope("qk_norm_rope_backward", op.dqkv, op.rstd ? 3 : 2, op);
 }
 
 inline Work work_of(const Dropout& op) {
@@ -79,19 +104,30 @@ inline Work work_of(const Dropout& op) {
             format("batch %d, count %zu", op.batch, op.count)};
 }
 
-// Two products, of which causality needs half; backward five, as usually counted, whatever is computed twice.
+// Pairs of a query and a key that it sees, for all heads; without first_key, which only the device knows. Causality
+// needs half of them, not counting that a query sees itself; of a window's keys the first queries have not all.
+template <class Op> double attention_pairs(const Op& op) {
+    const double length = op.seq_len, window = op.window > 0 ? std::min<double>(op.window, length) : length;
+    return double(op.batch) * op.n_head * window * (length - window / 2);
+}
+
+template <class Op> std::string attention_shape(const Op& op) {
+    return format("batch %d, seq_len %d, heads %d of %d", op.batch, op.seq_len, op.n_head, op.head_size) +
+           (op.n_kv_head < op.n_head ? format(", %d of keys", op.n_kv_head) : std::string()) +
+           (op.window > 0 ? format(", window %d", op.window) : std::string());
+}
+
+// Two products; backward five, as usually counted, whatever is computed twice.
 inline Work work_of(const AttentionForward& op) {
     const double tokens = double(op.batch) * op.seq_len, heads = op.n_head, kv_heads = op.n_kv_head;
-    return {"attention_forward", 2 * tokens * op.seq_len * heads * op.head_size,
-            bytes_of(op.out, tokens * op.head_size * (2 * heads + 2 * kv_heads)),
-            format("batch %d, seq_len %d, heads %d of %d", op.batch, op.seq_len, op.n_head, op.head_size)};
+    return {"attention_forward", 4 * attention_pairs(op) * op.head_size,
+            bytes_of(op.out, tokens * op.head_size * (2 * heads + 2 * kv_heads)), attention_shape(op)};
 }
 
 inline Work work_of(const AttentionBackward& op) {
     const double tokens = double(op.batch) * op.seq_len, heads = op.n_head, kv_heads = op.n_kv_head;
-    return {"attention_backward", 5 * tokens * op.seq_len * heads * op.head_size,
-            bytes_of(op.dqkv, tokens * op.head_size * (4 * heads + 4 * kv_heads)),
-            format("batch %d, seq_len %d, heads %d of %d", op.batch, op.seq_len, op.n_head, op.head_size)};
+    return {"attention_backward", 10 * attention_pairs(op) * op.head_size,
+            bytes_of(op.dqkv, tokens * op.head_size * (4 * heads + 4 * kv_heads)), attention_shape(op)};
 }
 
 inline Work work_of(const CrossEntropy& op) {

@@ -12,6 +12,7 @@
 // how much is needed for given sizes (it reads no pointer), so that memory can be planned before it is allocated.
 #pragma once
 
+#include "kernels/choices.h"
 #include "kernels/device.h"
 #include "kernels/dropout.h"
 #include "kernels/tensor.h"
@@ -19,45 +20,51 @@
 namespace ops {
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Embedding: out = wte[token] + wpe[position].
+// Embedding: out = wte[token] + wpe[position], or wte[token] alone.
 
 struct EmbeddingForward {
     View out;           // (batch, seq_len, channels)  =
     const int* tokens;  // (batch, seq_len), each in [0, rows of wte)
     ConstView wte;      // (vocab, channels)
-    ConstView wpe;      // (n_positions, channels), the first seq_len rows are used
+    ConstView wpe;      // (n_positions, channels), the first seq_len rows are used; or null
     int batch, seq_len, channels;
 };
 void embedding_forward(const EmbeddingForward& op, Stream stream);
 
 // Deterministic although tokens repeat: each row of dwte is summed by one worker in the order of positions.
 struct EmbeddingBackward {
-    float* dwte;        // (vocab, channels)  +=
-    float* dwpe;        // (n_positions, channels)  = or += by `accumulate`; rows from seq_len on are set to 0 or kept
+    float* dwte;        // (vocab, channels)  = or += by `accumulate_dwte`; with = rows of absent tokens are set to 0
+    float* dwpe;        // (n_positions, channels)  = or += by `accumulate`; rows from seq_len on are set to 0 or kept;
+                        // or null
     void* scratch;      // embedding_backward_scratch_bytes
     ConstView dout;     // (batch, seq_len, channels)
     const int* tokens;  // (batch, seq_len)
     int batch, seq_len, channels, vocab, n_positions;
     bool accumulate;
+    bool accumulate_dwte = true;  // a tied head wrote its part first, or an earlier micro-step its own
 };
 void embedding_backward(const EmbeddingBackward& op, Stream stream);
 size_t embedding_backward_scratch_bytes(const EmbeddingBackward& op);
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Layer normalisation over the last dimension: out = (inp - mean) rstd weight + bias, rstd = 1 / sqrt(variance + eps).
-// (Ba, Kiros, Hinton, "Layer Normalization", arXiv 1607.06450, eq. 4; the variance is the biased one.)
+// Normalisation over the last dimension.
+// LayerNorm: out = (inp - mean) rstd weight + bias, rstd = 1 / sqrt(variance + eps) (Ba, Kiros, Hinton, "Layer
+// Normalization", arXiv 1607.06450, eq. 4; the variance is the biased one).
+// RMSNorm, where `mean` is null: out = inp rstd weight + bias, rstd = 1 / sqrt(mean of inp^2 + eps) (Zhang, Sennrich,
+// "Root Mean Square Layer Normalization", arXiv 1910.07467, eq. 4).
+// Both do without a weight (1) or a bias (0) that is null.
 
 // With a branch, residual = inp + branch and out = norm(residual), in one pass; without one, out = norm(inp). The norm
 // reads the residual as rounded to the storage type, so the norm of the stored residual has the same bits.
 struct ResidualNormForward {
     View residual;     // (rows, cols)  =, or null without a branch
     View out;          // (rows, cols)  =
-    float* mean;       // (rows)  =
+    float* mean;       // (rows)  =, or null for RMSNorm
     float* rstd;       // (rows)  =
     ConstView inp;     // (rows, cols)
     ConstView branch;  // (rows, cols), or null
-    ConstView weight;  // (cols)
-    ConstView bias;    // (cols)
+    ConstView weight;  // (cols), or null
+    ConstView bias;    // (cols), or null
     int rows, cols;
     float eps;
 };
@@ -65,13 +72,13 @@ void residual_norm_forward(const ResidualNormForward& op, Stream stream);
 
 struct NormBackward {
     View dinp;          // (rows, cols)  = or += by `accumulate_dinp`: += adds the branch's gradient to the residual's
-    float* dweight;     // (cols)  = or += by `accumulate`
-    float* dbias;       // (cols)  = or += by `accumulate`
+    float* dweight;     // (cols)  = or += by `accumulate`; null without a weight
+    float* dbias;       // (cols)  = or += by `accumulate`; null without a bias
     void* scratch;      // norm_backward_scratch_bytes
     ConstView dout;     // (rows, cols)
     ConstView inp;      // (rows, cols), what the forward op normalised
-    ConstView weight;   // (cols)
-    const float* mean;  // (rows)
+    ConstView weight;   // (cols), or null
+    const float* mean;  // (rows), or null for RMSNorm
     const float* rstd;  // (rows)
     int rows, cols;
     bool accumulate_dinp;
@@ -82,27 +89,33 @@ size_t norm_backward_scratch_bytes(const NormBackward& op);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Matrix products. Weights are (out features, in features) like torch.nn.Linear's.
-// GELU is the tanh form of GPT-2: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) (Hendrycks, Gimpel, arXiv
-// 1606.08415).
+// A product may end in an activation f (ActivationFunction):
+//   gelu_new  0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))    (Hendrycks, Gimpel, arXiv 1606.08415)
+//   silu      x / (1 + exp(-x))                                  (ibid.; Ramachandran et al., arXiv 1710.05941)
+//   relu2     max(x, 0)^2; its derivative is 2 sqrt(f), so that backward needs nothing but the output
+//                                                                (So et al., "Primer", arXiv 2109.08668, section 4)
 
-// out = inp weight^T + bias. With pre_gelu: pre_gelu = inp weight^T + bias, out = gelu(pre_gelu as stored).
+// out = inp weight^T + bias. With an activation: pre_activation = inp weight^T + bias, out = f(pre_activation as
+// stored); relu2 has no pre_activation and takes the sum as it is before it would be stored.
 struct MatmulForward {
-    View out;          // (rows, n)  =
-    View pre_gelu;     // (rows, n)  =, or null for no GELU
-    ConstView inp;     // (rows, k)
-    ConstView weight;  // (n, k)
-    ConstView bias;    // (n), or null
+    View out;             // (rows, n)  =
+    View pre_activation;  // (rows, n)  =, null without an activation and for relu2
+    ConstView inp;        // (rows, k)
+    ConstView weight;     // (n, k)
+    ConstView bias;       // (n), or null
     int rows, n, k;
+    ActivationFunction activation = ActivationFunction::none;
 };
 void matmul_forward(const MatmulForward& op, Stream stream);
 
-// dinp = dout weight. With pre_gelu: dinp = (dout weight) gelu'(pre_gelu), the gradient before the activation.
+// dinp = dout weight. With an activation: dinp = (dout weight) f', the gradient before the activation.
 struct MatmulBackwardInput {
-    View dinp;           // (rows, k)  =
-    ConstView dout;      // (rows, n)
-    ConstView weight;    // (n, k)
-    ConstView pre_gelu;  // (rows, k), or null
+    View dinp;         // (rows, k)  =
+    ConstView dout;    // (rows, n)
+    ConstView weight;  // (n, k)
+    ConstView kept;    // (rows, k), forward's pre_activation, or for relu2 forward's out; null without an activation
     int rows, n, k;
+    ActivationFunction activation = ActivationFunction::none;
 };
 void matmul_backward_input(const MatmulBackwardInput& op, Stream stream);
 
@@ -119,18 +132,83 @@ struct MatmulBackwardWeight {
 void matmul_backward_weight(const MatmulBackwardWeight& op, Stream stream);
 size_t matmul_backward_weight_scratch_bytes(const MatmulBackwardWeight& op);
 
-// The activation alone, to recompute an output that was not kept: the same bits as matmul_forward's epilogue.
-struct GeluForward {
+// The activation alone, to recompute an output that was not kept: the same bits as matmul_forward's epilogue. Not for
+// relu2, whose output is always kept.
+struct ActivationForward {
     View out;       // (count)  =
     ConstView inp;  // (count)
     size_t count;
+    ActivationFunction activation = ActivationFunction::gelu_new;
 };
-void gelu_forward(const GeluForward& op, Stream stream);
+void activation_forward(const ActivationForward& op, Stream stream);
+
+// A gated linear unit on one product's output: out = f(gate) up (Shazeer, "GLU Variants Improve Transformer", arXiv
+// 2002.05202, eq. 5 and 6: SwiGLU has f = silu, GEGLU gelu).
+struct GatedActivationForward {
+    View out;       // (rows, hidden)  =
+    ConstView inp;  // (rows, 2 hidden): gate, then up
+    int rows, hidden;
+    ActivationFunction activation;
+};
+void gated_activation_forward(const GatedActivationForward& op, Stream stream);
+
+// dgate = dout up f'(gate), dup = dout f(gate).
+struct GatedActivationBackward {
+    View dinp;       // (rows, 2 hidden)  =
+    ConstView dout;  // (rows, hidden)
+    ConstView inp;   // (rows, 2 hidden), as in the forward op
+    int rows, hidden;
+    ActivationFunction activation;
+};
+void gated_activation_backward(const GatedActivationBackward& op, Stream stream);
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Between the product that makes queries, keys and values, and attention: QK norm, then rotary position embedding, in
+// one pass over the query and key heads. Either may be absent.
+//
+// QK norm is RMSNorm over each head's elements (Henry et al., "Query-Key Normalization", arXiv 2010.04245, with RMSNorm
+// in place of the Euclidean norm, as in Qwen3): x = head rstd weight, rstd = 1 / sqrt(mean of head^2 + eps).
+// RoPE rotates the pairs (x_i, x_{i + rotary / 2}), i < rotary / 2, of a head's first `rotary` elements by the angle
+// position * frequency_i (Su et al., "RoFormer", arXiv 2104.09864, eq. 34; the pairing is that of GPT-NeoX, Llama and
+// Qwen): (x_i cos - x_j sin, x_j cos + x_i sin) with j = i + rotary / 2.
+struct QkNormRopeForward {
+    View qkv;     // (batch, seq_len, (n_head + 2 n_kv_head) head_size): queries and keys are changed in place
+    View raw;     // (batch, seq_len, (n_head + n_kv_head) head_size)  =, queries and keys as they were, which backward
+                  // needs where norms have weights: dividing them out again would divide by numbers near 0; or null
+    float* rstd;  // (batch, seq_len, n_head + n_kv_head)  =, or null for no norm
+    ConstView q_weight, k_weight;  // (head_size), or null: the norm has no weights
+    const float* table;            // (positions, rotary / 2, 2): cosine and sine, possibly scaled; null without RoPE
+    int batch, seq_len, n_head, n_kv_head, head_size;
+    int rotary;              // even, at most head_size; 0 without RoPE
+    int first_position = 0;  // of each sequence, in the table
+    float eps = 0;
+};
+void qk_norm_rope_forward(const QkNormRopeForward& op, Stream stream);
+
+// Without norm weights the normalised heads are recovered from the forward op's output, by rotating back.
+struct QkNormRopeBackward {
+    View dqkv;                     // as qkv: the gradients of queries and keys are changed in place
+    float *dq_weight, *dk_weight;  // (head_size)  = or += by `accumulate`, or null
+    void* scratch;                 // qk_norm_rope_backward_scratch_bytes
+    ConstView qkv;                 // the forward op's result
+    ConstView raw;                 // the forward op's
+    const float* rstd;             // the forward op's
+    ConstView q_weight, k_weight;
+    const float* table;
+    int batch, seq_len, n_head, n_kv_head, head_size, rotary;
+    bool accumulate;
+};
+void qk_norm_rope_backward(const QkNormRopeBackward& op, Stream stream);
+size_t qk_norm_rope_backward_scratch_bytes(const QkNormRopeBackward& op);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Causal self-attention, flash style: online softmax over key blocks, no (seq_len, seq_len) matrix, blocks above the
 // diagonal skipped (Dao, "FlashAttention-2", arXiv 2307.08691, algorithms 1 and 2). Query head h reads key-value head
 // h / (n_head / n_kv_head). qkv packs, per position, all query heads, then all key heads, then all value heads.
+// A query sees the keys of its own and earlier positions, with a window the last `window` of them, and none before
+// first_key, which keeps the documents of a sequence apart; tiles of keys that no query sees are skipped. A key tile is
+// read once for all query heads of its key-value head. With a soft cap, scores are softcap tanh(scale q . k / softcap)
+// (Gemma Team, "Gemma 2", arXiv 2408.00118, section 2).
 // Dropout acts on the probabilities, behind the softmax: out = dropout(P) V, and lse is as without it (Dao et al.,
 // "FlashAttention", arXiv 2205.14135, appendix B.3 and B.4, algorithms 2 and 4).
 
@@ -139,7 +217,11 @@ struct AttentionForward {
     float* lse;     // (batch, n_head, seq_len)  =, log of the sum of exp of the scaled scores
     ConstView qkv;  // (batch, seq_len, (n_head + 2 n_kv_head) * head_size)
     int batch, seq_len, n_head, n_kv_head, head_size;
-    float scale;  // multiplies query . key, 1 / sqrt(head_size) in GPT-2
+    float scale;                     // multiplies query . key, 1 / sqrt(head_size) in GPT-2
+    int window = 0;                  // 0: all keys
+    float softcap = 0;               // 0: none
+    const int* first_key = nullptr;  // (batch, seq_len), the first key that each query sees, by position in its
+                                     // sequence: at most its own, never falling from one query to the next; or null
     DropoutMask dropout = {};
 };
 void attention_forward(const AttentionForward& op, Stream stream);
@@ -153,6 +235,9 @@ struct AttentionBackward {
     const float* lse;  // (batch, n_head, seq_len)
     int batch, seq_len, n_head, n_kv_head, head_size;
     float scale;
+    int window = 0;
+    float softcap = 0;
+    const int* first_key = nullptr;
     DropoutMask dropout = {};  // the forward op's
 };
 void attention_backward(const AttentionBackward& op, Stream stream);
@@ -172,6 +257,9 @@ void dropout(const Dropout& op, Stream stream);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Softmax, cross-entropy and the gradient with respect to the logits in one pass; probabilities are never stored.
+// With a soft cap the softmax is that of softcap tanh(logit / softcap). The z-loss adds z_loss * lse^2 to what is
+// minimised, lse being the log of the sum of exp of the (capped) logits (Chowdhery et al., "PaLM", arXiv 2204.02311,
+// section 5): its gradient is in dlogits, `loss` is the cross-entropy alone.
 
 struct CrossEntropy {
     View logits;              // (rows, padded_vocab); overwritten with dlogits if `write_dlogits`: the gradient times
@@ -182,6 +270,8 @@ struct CrossEntropy {
     int rows, vocab, padded_vocab;  // columns from vocab on are padding, never read
     float grad_scale;
     bool write_dlogits;
+    float softcap = 0;  // 0: none
+    float z_loss = 0;   // 0: none
 };
 void cross_entropy(const CrossEntropy& op, Stream stream);
 

@@ -14,12 +14,27 @@ struct ActivationSizes {
     size_t head_rows;  // min(options.head_rows, B T)
     GptShape shape;
 
+    size_t if_any(bool is_needed, int each) const { return is_needed ? tokens * size_t(each) : 0; }
     size_t per_token() const { return tokens; }
+    size_t per_mean() const { return if_any(shape.norm == NormKind::layernorm, 1); }
     size_t per_channel() const { return tokens * size_t(shape.n_embd); }
+    size_t per_embedding() const { return if_any(shape.embedding_norm, shape.n_embd); }
+    size_t per_embedding_mean() const { return shape.embedding_norm ? per_mean() : 0; }
+    size_t per_embedding_rstd() const { return if_any(shape.embedding_norm, 1); }
     size_t per_qkv() const { return tokens * size_t(shape.qkv_channels()); }
-    size_t per_hidden() const { return tokens * size_t(shape.hidden()); }
+    size_t per_raw() const {
+        return if_any(shape.has_qk_norm_weight(), (shape.n_head + shape.n_kv_head) * shape.head_size());
+    }
+    size_t per_normed_head() const { return if_any(shape.qk_norm != QkNorm::none, shape.n_head + shape.n_kv_head); }
+    size_t per_attention() const { return tokens * size_t(shape.attention_channels()); }
+    size_t per_fc() const { return if_any(shape.keeps_pre_activation(), shape.fc_channels()); }
+    size_t per_hidden() const { return if_any(shape.keeps_pre_activation(), shape.hidden()); }
+    size_t per_relu2() const { return if_any(!shape.keeps_pre_activation(), shape.hidden()); }
     size_t per_head() const { return tokens * size_t(shape.n_head); }
-    size_t per_wide() const { return tokens * size_t(std::max(shape.hidden(), shape.qkv_channels())); }
+    size_t per_branch() const { return tokens * size_t(std::max(shape.n_embd, shape.attention_channels())); }
+    size_t per_wide() const {
+        return tokens * size_t(std::max({shape.fc_channels(), shape.qkv_channels(), shape.n_embd}));
+    }
     size_t per_logit() const { return head_rows * size_t(shape.padded_vocab()); }
 };
 
@@ -29,7 +44,7 @@ enum class Storage { residual, branch, statistic };
 struct ActivationRow {
     const char* name;  // successive rows of one name are one buffer
     const char* category;
-    size_t (ActivationSizes::*count)() const;  // elements, of one layer if per layer
+    size_t (ActivationSizes::*count)() const;  // elements, of one layer if per layer; 0: the model has no such
     Storage storage;
     Recompute recomputed_from;
     std::variant<Activation& (*)(GptActivations&), Activation& (*)(BlockActivations&)> place;  // the second: per layer
@@ -52,29 +67,35 @@ const std::vector<ActivationRow>& activation_table() {
     using enum Storage;
     static const char* kept = "activations";
     static const std::vector<ActivationRow> table = {
+        {"embedding", kept, &S::per_embedding, residual, kNever, [](G& g) -> A& { return g.embedding; }},
+        {"norm_e_mean", kept, &S::per_embedding_mean, statistic, kNever, [](G& g) -> A& { return g.norm_e.mean; }},
+        {"norm_e_rstd", kept, &S::per_embedding_rstd, statistic, kNever, [](G& g) -> A& { return g.norm_e.rstd; }},
         {"residual", kept, &S::per_channel, residual, kNever, [](B& b) -> A& { return b.residual; }},
         {"norm1", kept, &S::per_channel, branch, R::norm, [](B& b) -> A& { return b.norm1.out; }},
-        {"norm1_mean", kept, &S::per_token, statistic, R::block, [](B& b) -> A& { return b.norm1.mean; }},
+        {"norm1_mean", kept, &S::per_mean, statistic, R::block, [](B& b) -> A& { return b.norm1.mean; }},
         {"norm1_rstd", kept, &S::per_token, statistic, R::block, [](B& b) -> A& { return b.norm1.rstd; }},
         {"qkv", kept, &S::per_qkv, branch, R::block, [](B& b) -> A& { return b.qkv; }},
-        {"attn", kept, &S::per_channel, branch, R::block, [](B& b) -> A& { return b.attn.out; }},
+        {"qk_raw", kept, &S::per_raw, branch, R::block, [](B& b) -> A& { return b.attn.raw; }},
+        {"qk_rstd", kept, &S::per_normed_head, statistic, R::block, [](B& b) -> A& { return b.attn.rstd; }},
+        {"attn", kept, &S::per_attention, branch, R::block, [](B& b) -> A& { return b.attn.out; }},
         {"attn_lse", kept, &S::per_head, statistic, R::block, [](B& b) -> A& { return b.attn.lse; }},
         {"residual_mid", kept, &S::per_channel, residual, R::block, [](B& b) -> A& { return b.residual_mid; }},
         {"norm2", kept, &S::per_channel, branch, R::norm, [](B& b) -> A& { return b.norm2.out; }},
-        {"norm2_mean", kept, &S::per_token, statistic, R::block, [](B& b) -> A& { return b.norm2.mean; }},
+        {"norm2_mean", kept, &S::per_mean, statistic, R::block, [](B& b) -> A& { return b.norm2.mean; }},
         {"norm2_rstd", kept, &S::per_token, statistic, R::block, [](B& b) -> A& { return b.norm2.rstd; }},
-        {"fc", kept, &S::per_hidden, branch, R::block, [](B& b) -> A& { return b.mlp.fc; }},
-        {"fc_gelu", kept, &S::per_hidden, branch, R::gelu, [](B& b) -> A& { return b.mlp.gelu; }},
+        {"fc", kept, &S::per_fc, branch, R::block, [](B& b) -> A& { return b.mlp.fc; }},
+        {"fc_act", kept, &S::per_hidden, branch, R::gelu, [](B& b) -> A& { return b.mlp.act; }},
+        {"fc_relu2", kept, &S::per_relu2, branch, R::block, [](B& b) -> A& { return b.mlp.act; }},
         {"residual_f", kept, &S::per_channel, residual, kNever, [](G& g) -> A& { return g.residual_f; }},
         {"norm_f", kept, &S::per_channel, branch, kNever, [](G& g) -> A& { return g.norm_f.out; }},
-        {"norm_f_mean", kept, &S::per_token, statistic, kNever, [](G& g) -> A& { return g.norm_f.mean; }},
+        {"norm_f_mean", kept, &S::per_mean, statistic, kNever, [](G& g) -> A& { return g.norm_f.mean; }},
         {"norm_f_rstd", kept, &S::per_token, statistic, kNever, [](G& g) -> A& { return g.norm_f.rstd; }},
         {"branch", kept, &S::per_channel, branch, R::block, [](B& b) -> A& { return b.attn_proj; }, true},
         {"branch", kept, &S::per_channel, branch, kNever, [](B& b) -> A& { return b.mlp.out; }, true},
         {"loss", kept, &S::per_token, statistic, kNever, [](G& g) -> A& { return g.loss; }},
         {"logits", "logits", &S::per_logit, branch, kNever, [](G& g) -> A& { return g.logits; }},
         {"dresidual", kBackward, &S::per_channel, residual, kNever, [](G& g) -> A& { return g.dresidual; }},
-        {"dbranch", kBackward, &S::per_channel, branch, kNever, [](G& g) -> A& { return g.dbranch; }},
+        {"dbranch", kBackward, &S::per_branch, branch, kNever, [](G& g) -> A& { return g.dbranch; }},
         {"dwide", kBackward, &S::per_wide, branch, kNever, [](G& g) -> A& { return g.dwide; }},
     };
     return table;
@@ -105,6 +126,7 @@ GptActivations place_activations(const GptOptions& options, Arena& arena) {
         const bool is_recomputed = options.recompute >= row.recomputed_from;
         const bool is_shared = row.is_shared || is_recomputed || !options.training;
         const size_t layers = row.per_layer() ? acts.block.size() : 1, count = (sizes.*row.count)();
+        if (count == 0) continue;
         const Dtype dtype = type_of(row.storage, options);
         if (std::strcmp(row.name, name) != 0)
             buffer = arena.take(row.category, row.name, count * (is_shared ? 1 : layers), dtype);

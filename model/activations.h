@@ -13,26 +13,29 @@ struct Activation {
     operator ConstView() const { return view; }
 };
 
+// What a model does not need is null.
 struct NormActivations {
     Activation out;         // (B, T, C)
-    Activation mean, rstd;  // (B, T)
+    Activation mean, rstd;  // (B, T); no mean with RMSNorm
 };
 
 struct AttentionActivations {
-    Activation out;  // (B, T, C)
-    Activation lse;  // (B, NH, T)
+    Activation raw;   // (B, T, (NH + NKV) HS), queries and keys before QK norm with weights
+    Activation rstd;  // (B, T, NH + NKV), of QK norm
+    Activation out;   // (B, T, NH HS)
+    Activation lse;   // (B, NH, T)
 };
 
 struct MlpActivations {
-    Activation fc;    // (B, T, 4C), before the activation function
-    Activation gelu;  // (B, T, 4C), after it
-    Activation out;   // (B, T, C)
+    Activation fc;   // (B, T, fc channels), before the activation function
+    Activation act;  // (B, T, hidden), after it, and behind the gate
+    Activation out;  // (B, T, C)
 };
 
 struct BlockActivations {
     Activation residual;  // (B, T, C), the block's input
     NormActivations norm1;
-    Activation qkv;  // (B, T, qkv channels)
+    Activation qkv;  // (B, T, qkv channels), queries and keys as attention reads them
     AttentionActivations attn;
     Activation attn_proj;     // (B, T, C)
     Activation residual_mid;  // (B, T, C), residual + attn_proj
@@ -41,14 +44,16 @@ struct BlockActivations {
 };
 
 struct GptActivations {
+    Activation embedding;                 // (B, T, C), where it is normed
+    NormActivations norm_e;               // its out is the first block's residual
     std::vector<BlockActivations> block;  // (L)
     Activation residual_f;                // (B, T, C), the last block's output
     NormActivations norm_f;
     Activation logits;     // (head rows, Vp), overwritten with their gradients
     Activation loss;       // (B, T)
     Activation dresidual;  // (B, T, C), gradient of the residual stream, updated block by block
-    Activation dbranch;    // (B, T, C), gradient of a norm's or of attention's output
-    Activation dwide;      // (B, T, 4C), gradient of fc, then of qkv
+    Activation dbranch;    // (B, T, max(C, NH HS)), gradient of a norm's or of attention's output
+    Activation dwide;      // (B, T, max(fc channels, qkv channels, C)), gradient of fc, then of qkv
 };
 
 // Allocates every activation in the arena, which only counts the bytes if it has no memory.

@@ -1,7 +1,7 @@
-// A block of GPT-2 (Radford et al., "Language Models are Unsupervised Multitask Learners", section 2.3), with the norms
-// in front of attention and MLP:
+// A block with the norms in front of attention and MLP, as in GPT-2 (Radford et al., "Language Models are Unsupervised
+// Multitask Learners", section 2.3) and Llama. GptShape says which parts there are:
 //
-//     residual_mid = residual + attn_proj(attention(qkv(norm1(residual))))
+//     residual_mid = residual + attn_proj(attention(heads(qkv(norm1(residual)))))
 //     output = residual_mid + mlp(norm2(residual_mid))
 //
 // Adding a branch to the residual stream is one op with the norm that comes next, so a block begins with the sum that
@@ -12,6 +12,7 @@
 void block_forward(const LayerContext& x, const BlockWeights& w, ResidualSum in, const BlockActivations& a) {
     residual_norm_forward(x, w.norm1, in, a.residual, a.norm1);
     linear_forward(x, w.qkv, a.norm1.out, a.qkv);
+    heads_forward(x, w.q_norm, w.k_norm, a.qkv, a.attn);
     attention_forward(x, a.qkv, a.attn);
     linear_forward(x, w.attn_proj, a.attn.out, a.attn_proj);
     dropout_forward(x, DropoutSite::attn_proj, a.attn_proj);
@@ -27,6 +28,7 @@ void block_backward(const LayerContext& x, const BlockWeights& w, const BlockAct
     const ConstView dattn_proj = dropout_backward(x, DropoutSite::attn_proj, d.dresidual, d.dwide);
     linear_backward(x, w.attn_proj, a.attn.out, dattn_proj, d.dbranch);
     attention_backward(x, a.qkv, a.attn, d.dbranch, d.dwide);
+    heads_backward(x, w.q_norm, w.k_norm, a.qkv, a.attn, d.dwide);
     linear_backward(x, w.qkv, a.norm1.out, d.dwide, d.dbranch);
     residual_norm_backward(x, w.norm1, a.residual, a.norm1, d.dbranch, d.dresidual, true);
 }

@@ -6,8 +6,8 @@
 // The gradients that a block's backward pass works on.
 struct BlockGradients {
     View dresidual;  // (B, T, C), of the residual stream: of the block's output before, of its input after
-    View dbranch;    // (B, T, C), buffer
-    View dwide;      // (B, T, 4C), buffer
+    View dbranch;    // (B, T, max(C, NH HS)), buffer
+    View dwide;      // (B, T, max(fc channels, qkv channels, C)), buffer
 };
 
 // `in` is the block's input, whose sum the block computes. Its last branch is left in a.mlp.out; the sum of that and

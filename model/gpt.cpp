@@ -13,7 +13,10 @@ void check_options(const GptOptions& o) {
     const GptShape& s = o.shape;
     require(s.n_layer > 0 && s.n_head > 0 && s.n_kv_head > 0 && s.n_embd > 0 && s.n_positions > 0 && s.vocab_size > 0,
             "model: every size must be positive");
-    require(s.n_embd % s.n_head == 0, "model: n_embd %d must be a multiple of n_head %d", s.n_embd, s.n_head);
+    require(s.given_head_size > 0 || s.n_embd % s.n_head == 0, "model: n_embd %d must be a multiple of n_head %d",
+            s.n_embd, s.n_head);
+    require(s.rotary() % 2 == 0 && s.rotary() <= s.head_size(), "model: %d rotated elements of %d", s.rotary(),
+            s.head_size());
     require(s.n_head % s.n_kv_head == 0, "model: n_head %d must be a multiple of n_kv_head %d", s.n_head, s.n_kv_head);
     require(0 <= o.dropout && o.dropout <= ops::kLargestDropout, "model: dropout %g must be in [0, %g]", o.dropout,
             ops::kLargestDropout);
@@ -99,6 +102,10 @@ Gpt::Gpt(const GptOptions& options, const Comm& comm) {
     };
     send(s.all_chunks, s.host_all_chunks);
     send(s.own_chunks, s.host_own_chunks);
+    if (s.rope_table) {
+        const std::vector<float> table = rope_table(options.shape, options.seq_len);
+        copy_to_device(s.rope_table, table.data(), table.size() * sizeof(float), s.stream);
+    }
     const ops::StepScalars neutral{1.0f, 0.0f, 1.0f, 1.0f};
     copy_to_device(s.scalars, &neutral, sizeof(neutral), s.stream);
     synchronize(s.stream);
@@ -141,6 +148,18 @@ void load_batch(int* to, const int* from, const GptState& s) {
     copy_to_device(to, from, size_t(s.options.batch) * size_t(s.options.seq_len) * sizeof(int), s.stream);
 }
 
+// Where the document of each token begins: at the last document_token so far in its sequence.
+void load_documents(GptState& s, const int* tokens) {
+    if (!s.first_key) return;
+    const int seq_len = s.options.seq_len, rows = s.options.batch * seq_len;
+    for (int row = 0, first = 0; row < rows; row++) {
+        const int position = row % seq_len;
+        if (position == 0 || tokens[row] == s.options.document_token) first = position;
+        s.host_first_key[size_t(row)] = first;
+    }
+    load_batch(s.first_key, s.host_first_key.data(), s);
+}
+
 // The masks of the next micro-step, if forward() drops: they follow from the number of each sample in the run. The keys
 // lie in device memory, so the same launches serve every step.
 ops::DropoutMask next_dropout(GptState& s) {
@@ -162,18 +181,18 @@ ResidualSum block_input(const GptState& s, size_t layer) {
 }
 
 // Appends the root mean square of a norm's input. Its rows' mean and rstd are on the device anyway: the mean of the
-// squares of a row is mean^2 + 1 / rstd^2 - eps.
+// squares of a row is mean^2 + 1 / rstd^2 - eps, for RMSNorm without the mean.
 void measure_residual(GptState& s, const NormActivations& norm) {
     const size_t rows = size_t(s.options.batch) * size_t(s.options.seq_len);
     std::vector<float>& host = s.host_statistics;
-    host.resize(2 * rows);
-    copy_to_host(host.data(), norm.mean.view.data, rows * sizeof(float), s.stream);
+    host.assign(2 * rows, 0.0f);
+    if (norm.mean.view) copy_to_host(host.data(), norm.mean.view.data, rows * sizeof(float), s.stream);
     copy_to_host(host.data() + rows, norm.rstd.view.data, rows * sizeof(float), s.stream);
     synchronize(s.stream);
     double sum = 0;
     for (size_t row = 0; row < rows; row++) {
         const double mean = host[row], rstd = host[rows + row];
-        sum += mean * mean + 1 / (rstd * rstd) - double(kNormEps);
+        sum += mean * mean + 1 / (rstd * rstd) - double(s.options.shape.norm_eps);
     }
     s.residual_rms.push_back(std::sqrt(sum < 0 ? 0 : sum / double(rows)));  // rounding can leave less than 0
 }
@@ -190,12 +209,13 @@ std::vector<double> tensor_norms(const GptState& s) {
 
 // The head on the output of forward(); the sum of the losses goes to this rank's place of micro-step `index`.
 void loss_forward_backward(GptState& s, const LayerContext& x, int index, float grad_scale, View dinp) {
-    head_forward_backward(x, s.weights.wte, s.acts.norm_f.out, s.options.head_rows,
+    head_forward_backward(x, head_weights(s), s.acts.norm_f.out, s.options.head_rows,
                           {.logits = s.acts.logits.view,
                            .loss = s.acts.loss.view.as<float>(),
                            .targets = s.targets,
                            .loss_scale = &s.scalars->loss_scale,
                            .grad_scale = grad_scale,
+                           .z_loss = s.options.z_loss,
                            .dinp = dinp});
     run(s.stream, ops::loss_sum,
         {.out = s.sums + step_sums(s).loss(s.options.rank, index),
@@ -221,9 +241,18 @@ void Gpt::forward(const int* tokens) {
     const bool is_measured = s.measure && s.micro_steps_done + 1 == s.options.micro_steps;
     s.residual_rms.clear();
     load_batch(s.tokens, tokens, s);
+    load_documents(s, tokens);
     need_params(s, 0);
-    embedding_forward(x, s.weights.wte, s.weights.wpe, s.tokens, s.acts.block[0].residual);
-    dropout_forward(x, DropoutSite::embedding, s.acts.block[0].residual);
+    const Activation& input = s.acts.block[0].residual;
+    const bool is_normed = s.options.shape.embedding_norm;
+    embedding_forward(x, s.weights.wte, s.weights.wpe, s.tokens, is_normed ? s.acts.embedding : input);
+    if (is_normed) {
+        NormActivations norm = s.acts.norm_e;
+        norm.out = input;
+        residual_norm_forward(x, s.weights.norm_e, {.residual = s.acts.embedding, .branch = nullptr}, s.acts.embedding,
+                              norm);
+    }
+    dropout_forward(x, DropoutSite::embedding, input);
     for (size_t layer = 0; layer < s.acts.block.size(); layer++) {
         const int bucket = s.layout.bucket_of_layer(int(layer));
         need_params(s, bucket);
@@ -246,8 +275,12 @@ void Gpt::backward(const int* targets, float grad_scale) {
     const View dresidual = s.acts.dresidual.view, dbranch = s.acts.dbranch.view;
 
     load_batch(s.targets, targets, s);
+    const int head = s.layout.bucket_of_head();
     begin_grads(s, 0);
+    if (head > 0) begin_grads(s, head);
+    need_params(s, head);
     loss_forward_backward(s, x, micro.index, grad_scale, dbranch);
+    if (head > 0) end_grads(s, head, micro);
     residual_norm_backward(x, s.weights.norm_f, s.acts.residual_f, s.acts.norm_f, dbranch, dresidual, false);
     for (size_t layer = s.acts.block.size(); layer-- > 0;) {
         const int index = s.layout.bucket_of_layer(int(layer));
@@ -260,8 +293,13 @@ void Gpt::backward(const int* targets, float grad_scale) {
                        {dresidual, dbranch, s.acts.dwide.view});
         if (int(layer) == bucket.first_layer) end_grads(s, index, micro);
     }
-    const ConstView dembedding = dropout_backward(x, DropoutSite::embedding, dresidual, dresidual);
-    embedding_backward(x, s.weights.wte, s.weights.wpe, s.tokens, dembedding);
+    dropout_backward(x, DropoutSite::embedding, dresidual, dresidual);
+    if (s.options.shape.embedding_norm) {
+        residual_norm_backward(x, s.weights.norm_e, s.acts.embedding, s.acts.norm_e, dresidual, dbranch, false);
+        embedding_backward(x, s.weights.wte, s.weights.wpe, s.tokens, dbranch);
+    } else {
+        embedding_backward(x, s.weights.wte, s.weights.wpe, s.tokens, dresidual);
+    }
     end_grads(s, 0, micro);
     end_micro_step(s);
 }
@@ -319,12 +357,12 @@ double Gpt::evaluate(const int* tokens, const int* targets, float* losses, int s
     forward(tokens);
     s.drops = drops;
     load_batch(s.targets, targets, s);
+    need_params(s, s.layout.bucket_of_head());
     loss_forward_backward(s, layer_context(s, false), 0, 0.0f, nullptr);
     s.options.batch = batch, s.options.seq_len = longest;
     double loss_sum = 0;
     copy_to_host(&loss_sum, s.sums + step_sums(s).loss(s.options.rank, 0), sizeof(loss_sum), s.stream);
-    if (losses)
-        copy_to_host(losses, s.acts.loss.view.data, size_t(batch) * size_t(longest) * sizeof(float), s.stream);
+    if (losses) copy_to_host(losses, s.acts.loss.view.data, size_t(batch) * size_t(longest) * sizeof(float), s.stream);
     synchronize(s.stream);
     return loss_sum;
 }
@@ -346,13 +384,18 @@ void Gpt::logits_of_row(int index, float* logits) {
     require(index >= 0 && index < x.rows, "logits_of_row: row %d of %d", index, x.rows);
     x.rows = 1;
     const ConstView inp = s.acts.norm_f.out.view.from(size_t(index) * size_t(s.options.shape.n_embd));
-    linear_forward(x, s.weights.wte, inp, s.acts.logits);
+    need_params(s, s.layout.bucket_of_head());
+    linear_forward(x, head_weights(s), inp, s.acts.logits);
     std::vector<std::byte>& row = s.host_logits;
     row.resize(size_t(s.options.shape.padded_vocab()) * size_of(s.options.precision));
     copy_to_host(row.data(), s.acts.logits.view.data, row.size(), s.stream);
     synchronize(s.stream);
     const ConstView values(row.data(), s.options.precision);
-    for (int i = 0; i < s.options.shape.vocab_size; i++) logits[i] = float(element(values, size_t(i)));
+    const double cap = double(s.options.shape.final_softcap);
+    for (int i = 0; i < s.options.shape.vocab_size; i++) {
+        const double logit = element(values, size_t(i));
+        logits[i] = float(cap > 0 ? cap * std::tanh(logit / cap) : logit);
+    }
 }
 
 std::vector<NamedTensor> Gpt::master_tensors() const { return name_tensors(*state_, "master.", state_->master); }

@@ -3,115 +3,166 @@
 #include <algorithm>
 
 #include "kernels/check.h"
-#include "model/state.h"
-
-std::vector<NamedTensor> hf_tensors(const Gpt& gpt) {
-    std::vector<NamedTensor> tensors = gpt.master_tensors();
-    for (size_t i = 0; i < tensors.size(); i++) {
-        const Tensor& tensor = gpt.layout().tensors[i];
-        const auto& row = tensor_table()[size_t(tensor.row)];
-        NamedTensor& hf = tensors[i];
-        if (row.rows == &GptShape::padded_vocab) hf = without_padding(hf, gpt.options().shape);
-        hf.name = (tensor.layer < 0 ? "" : "h." + std::to_string(tensor.layer) + ".") + row.hf_name;
-        hf.transposed = row.hf_transposed;
-        if (hf.transposed) std::swap(hf.shape[0], hf.shape[1]);
-    }
-    return tensors;
-}
-
-bool is_hf_mask(const std::string& name) { return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias"); }
-
-nlohmann::ordered_json hf_config(const GptShape& shape, double dropout, int eot) {
-    return {{"architectures", {"GPT2LMHeadModel"}},
-            {"model_type", "gpt2"},
-            {"activation_function", "gelu_new"},
-            {"attn_pdrop", dropout},
-            {"embd_pdrop", dropout},
-            {"resid_pdrop", dropout},
-            {"bos_token_id", eot},
-            {"eos_token_id", eot},
-            {"initializer_range", 0.02},
-            {"layer_norm_epsilon", 1e-5},
-            {"n_ctx", shape.n_positions},
-            {"n_embd", shape.n_embd},
-            {"n_head", shape.n_head},
-            {"n_layer", shape.n_layer},
-            {"n_positions", shape.n_positions},
-            {"tie_word_embeddings", true},
-            {"torch_dtype", "float32"},
-            {"vocab_size", shape.vocab_size}};
-}
-
-nlohmann::ordered_json hf_tokenizer_config(const GptShape& shape, int eot, const std::string& eot_text) {
-    const nlohmann::ordered_json special = {{"content", eot_text}, {"lstrip", false},      {"normalized", false},
-                                            {"rstrip", false},     {"single_word", false}, {"special", true}};
-    return {{"add_bos_token", false},
-            {"add_prefix_space", false},
-            {"added_tokens_decoder", {{std::to_string(eot), special}}},
-            {"bos_token", eot_text},
-            {"clean_up_tokenization_spaces", false},
-            {"eos_token", eot_text},
-            {"errors", "replace"},
-            {"model_max_length", shape.n_positions},
-            {"tokenizer_class", "GPT2Tokenizer"},
-            {"unk_token", eot_text}};
-}
-
-nlohmann::ordered_json hf_generation_config(const GptShape& shape, int eot) {
-    return {{"bos_token_id", eot}, {"eos_token_id", eot}, {"max_length", shape.n_positions}, {"pad_token_id", eot}};
-}
 
 namespace {
 
-// The key is one of the values, or absent and Hugging Face's default is expected.
-void expect_any(const nlohmann::ordered_json& config, const char* key, const nlohmann::ordered_json& values,
-                const std::string& origin) {
-    const auto found = config.find(key);
-    if (found == config.end() || std::ranges::find(values, *found) != values.end()) return;
-    fail(Exit::config, "%s: %s is %s, this run needs one of %s", origin, key, found->dump(), values.dump());
+// Which rows of our tensor a foreign one has.
+enum class Part { whole, query, key, value, gate, up };
+
+struct Name {
+    std::string_view ours;  // in tensor_table()
+    const char* theirs;     // behind the layer's prefix if per layer
+    Part part = Part::whole;
+    bool transposed = false;  // kept (in, out): GPT-2's Conv1D
+};
+
+struct Naming {
+    const char* prefix;  // of every name but lm_head's
+    const char* layers;  // behind it, in front of the layer's number
+    std::vector<Name> names;
+    std::vector<Name> joined;  // instead of parts
+};
+
+const Naming& gpt2_naming() {
+    static const Naming naming = {
+        "transformer.",
+        "h.",
+        {{"wte", "wte.weight"},
+         {"wpe", "wpe.weight"},
+         {"norm_f.weight", "ln_f.weight"},
+         {"norm_f.bias", "ln_f.bias"},
+         {"norm1.weight", "ln_1.weight"},
+         {"norm1.bias", "ln_1.bias"},
+         {"qkv.weight", "attn.c_attn.weight", Part::whole, true},
+         {"qkv.bias", "attn.c_attn.bias"},
+         {"attn_proj.weight", "attn.c_proj.weight", Part::whole, true},
+         {"attn_proj.bias", "attn.c_proj.bias"},
+         {"norm2.weight", "ln_2.weight"},
+         {"norm2.bias", "ln_2.bias"},
+         {"fc.weight", "mlp.c_fc.weight", Part::whole, true},
+         {"fc.bias", "mlp.c_fc.bias"},
+         {"fc_proj.weight", "mlp.c_proj.weight", Part::whole, true},
+         {"fc_proj.bias", "mlp.c_proj.bias"},
+         {"head.weight", "lm_head.weight"}},
+        {},
+    };
+    return naming;
 }
 
-// The two JSON values are equal, or the key is absent and Hugging Face's default is the expected value.
-void expect(const nlohmann::ordered_json& config, const char* key, const nlohmann::ordered_json& expected,
-            bool default_is_expected, const std::string& origin) {
-    const auto found = config.find(key);
-    if (found == config.end() ? default_is_expected : *found == expected) return;
-    fail(Exit::config, "%s: %s is %s, this run needs %s", origin, key, found == config.end() ? "absent" : found->dump(),
-         expected.dump());
+const Naming& llama_naming() {
+    static const Naming naming = {
+        "model.",
+        "layers.",
+        {{"wte", "embed_tokens.weight"},
+         {"norm_f.weight", "norm.weight"},
+         {"norm1.weight", "input_layernorm.weight"},
+         {"qkv.weight", "self_attn.q_proj.weight", Part::query},
+         {"qkv.weight", "self_attn.k_proj.weight", Part::key},
+         {"qkv.weight", "self_attn.v_proj.weight", Part::value},
+         {"qkv.bias", "self_attn.q_proj.bias", Part::query},
+         {"qkv.bias", "self_attn.k_proj.bias", Part::key},
+         {"qkv.bias", "self_attn.v_proj.bias", Part::value},
+         {"q_norm.weight", "self_attn.q_norm.weight"},
+         {"k_norm.weight", "self_attn.k_norm.weight"},
+         {"attn_proj.weight", "self_attn.o_proj.weight"},
+         {"attn_proj.bias", "self_attn.o_proj.bias"},
+         {"norm2.weight", "post_attention_layernorm.weight"},
+         {"fc.weight", "mlp.gate_proj.weight", Part::gate},
+         {"fc.weight", "mlp.up_proj.weight", Part::up},
+         {"fc.bias", "mlp.gate_proj.bias", Part::gate},
+         {"fc.bias", "mlp.up_proj.bias", Part::up},
+         {"fc_proj.weight", "mlp.down_proj.weight"},
+         {"fc_proj.bias", "mlp.down_proj.bias"},
+         {"head.weight", "lm_head.weight"}},
+        {{"qkv.weight", "self_attn.qkv_proj.weight"},
+         {"qkv.bias", "self_attn.qkv_proj.bias"},
+         {"fc.weight", "mlp.gate_up_proj.weight"},
+         {"fc.bias", "mlp.gate_up_proj.bias"}},
+    };
+    return naming;
+}
+
+struct Rows {
+    int first, count;
+};
+
+Rows rows_of(Part part, const GptShape& shape, int rows) {
+    const int queries = shape.attention_channels(), keys = shape.n_kv_head * shape.head_size();
+    switch (part) {
+        case Part::whole: return {0, rows};
+        case Part::query: return {0, queries};
+        case Part::key: return {queries, keys};
+        case Part::value: return {queries + keys, keys};
+        case Part::gate: return {0, shape.hidden()};
+        case Part::up: return {shape.hidden(), shape.hidden()};
+    }
+    return {0, rows};
+}
+
+// Rows of a tensor as a tensor of its own: what this rank has of them.
+NamedTensor select_rows(NamedTensor tensor, const Rows& rows) {
+    const size_t row_elements = tensor.shape.size() == 1 ? 1 : tensor.shape[1];
+    const size_t begin = size_t(rows.first) * row_elements, end = begin + size_t(rows.count) * row_elements;
+    const size_t first = std::clamp(tensor.first, begin, end);
+    const size_t last = std::clamp(tensor.first + tensor.count, begin, end);
+    tensor.values = tensor.values.from(first - std::min(first, tensor.first));
+    tensor.first = first - begin;
+    tensor.count = last - first;
+    tensor.shape[0] = size_t(rows.count);
+    return tensor;
+}
+
+std::string prefix_of(const Naming& naming, const GptShape& shape,
+                      const std::function<bool(const std::string& name)>& has) {
+    const bool is_gpt2 = &naming == &gpt2_naming();
+    // GPT-2 without a head of its own is the same with and without the prefix, and its first files had none.
+    if (!has) return is_gpt2 && !shape.has_head() ? "" : naming.prefix;
+    return has(std::string(naming.prefix) + naming.names[0].theirs) ? naming.prefix : "";
 }
 
 }  // namespace
 
-GptShape hf_shape(const nlohmann::ordered_json& config, const std::string& origin) {
-    auto size = [&](const char* key) {
-        const auto found = config.is_object() ? config.find(key) : config.end();
-        if (found == config.end() || !found->is_number_unsigned() || *found < 1 || *found > 1 << 24)
-            fail(Exit::config, "%s: %s is %s, but must be from 1 to %d", origin, key,
-                 found == config.end() ? "absent" : found->dump(), 1 << 24);
-        return found->get<int>();
-    };
-    return {.n_layer = size("n_layer"),
-            .n_head = size("n_head"),
-            .n_kv_head = size("n_head"),
-            .n_embd = size("n_embd"),
-            .n_positions = size("n_positions"),
-            .vocab_size = size("vocab_size")};
+std::vector<NamedTensor> hf_tensors(const Gpt& gpt, const std::function<bool(const std::string& name)>& has) {
+    return hf_tensors(gpt.layout(), gpt.master_tensors(), has);
 }
 
-void check_hf_config(const nlohmann::ordered_json& config, const GptShape& shape, const std::string& origin) {
-    if (!config.is_object()) fail(Exit::config, "%s: not a JSON object", origin);
-    expect(config, "model_type", "gpt2", false, origin);
-    expect(config, "n_layer", shape.n_layer, false, origin);
-    expect(config, "n_head", shape.n_head, false, origin);
-    expect(config, "n_embd", shape.n_embd, false, origin);
-    expect(config, "n_positions", shape.n_positions, false, origin);
-    expect(config, "vocab_size", shape.vocab_size, false, origin);
-    expect_any(config, "activation_function", {"gelu_new", "gelu_pytorch_tanh"}, origin);  // two names for one function
-    expect(config, "layer_norm_epsilon", 1e-5, true, origin);
-    expect(config, "tie_word_embeddings", true, true, origin);
-    expect(config, "scale_attn_weights", true, true, origin);
-    expect(config, "scale_attn_by_inverse_layer_idx", false, true, origin);
-    expect(config, "add_cross_attention", false, true, origin);
-    const auto inner = config.find("n_inner");
-    if (inner != config.end() && !inner->is_null()) expect(config, "n_inner", shape.hidden(), true, origin);
+std::vector<NamedTensor> hf_tensors(const TensorLayout& layout, const std::vector<NamedTensor>& ours,
+                                    const std::function<bool(const std::string& name)>& has) {
+    const GptShape& shape = layout.shape;
+    const Naming& naming = shape.has_positions() ? gpt2_naming() : llama_naming();
+    const std::string prefix = prefix_of(naming, shape, has);
+    std::vector<NamedTensor> tensors;
+    for (size_t i = 0; i < ours.size(); i++) {
+        const Tensor& tensor = layout.tensors[i];
+        const TensorRow& row = tensor_table()[size_t(tensor.row)];
+        const bool is_padded = row.rows == &GptShape::padded_vocab;
+        const NamedTensor whole = is_padded ? without_padding(ours[i], shape) : ours[i];
+        auto full_name = [&](const Name& name) {
+            if (name.ours == "head.weight") return std::string(name.theirs);
+            return prefix + (tensor.layer < 0 ? "" : naming.layers + std::to_string(tensor.layer) + ".") + name.theirs;
+        };
+        auto add = [&](const Name& name) {
+            NamedTensor hf = select_rows(whole, rows_of(name.part, shape, int(whole.shape[0])));
+            hf.name = full_name(name);
+            hf.transposed = name.transposed;
+            if (hf.transposed) std::swap(hf.shape[0], hf.shape[1]);
+            tensors.push_back(std::move(hf));
+        };
+        auto is_this = [&](const Name& name) { return name.ours == row.name; };
+        const auto joined = std::ranges::find_if(naming.joined, is_this);
+        if (has && joined != naming.joined.end() && has(full_name(*joined))) {
+            add(*joined);
+            continue;
+        }
+        const size_t before = tensors.size();
+        for (const Name& name : naming.names)
+            if (is_this(name)) add(name);
+        require(tensors.size() > before, "Hugging Face's files have no name for %s", tensor.name);
+    }
+    return tensors;
+}
+
+bool is_hf_buffer(const std::string& name) {
+    return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") ||
+           name.ends_with(".rotary_emb.inv_freq");
 }

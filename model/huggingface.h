@@ -1,31 +1,21 @@
-// The model in the format of Hugging Face's GPT-2: the same tensors under other names, some of them transposed, the
-// vocabulary without padding. Reads and writes no files.
+// The model's tensors under the names of Hugging Face's transformers: one table for GPT-2, one for Llama and the models
+// that are named like it. Reads and writes no files.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <functional>
 
 #include "model/gpt.h"
 
-// The model's master weights under Hugging Face's names ("h.0.attn.c_attn.weight") and with its shapes, each exactly
-// once: what this rank has of them. The vocabulary's padding is left out.
-std::vector<NamedTensor> hf_tensors(const Gpt& gpt);
+// The model's master weights under Hugging Face's names ("model.layers.0.self_attn.q_proj.weight") and with its shapes,
+// each exactly once: what this rank has of them. The vocabulary's padding is left out. A model with learned positions
+// is named like GPT-2, others like Llama. `has` is there to read a file and says whether it has a tensor of a name: the
+// names are then those of that file, which may begin with or without the model's prefix, and may have queries, keys and
+// values, or gate and up, joined in one tensor.
+std::vector<NamedTensor> hf_tensors(const Gpt& gpt, const std::function<bool(const std::string& name)>& has = {});
 
-// Tensors that Hugging Face's files may hold besides those and that are ignored: causal masks.
-bool is_hf_mask(const std::string& name);
+// The same of other arrays, like gradients: `tensors` in the order of `layout`.
+std::vector<NamedTensor> hf_tensors(const TensorLayout& layout, const std::vector<NamedTensor>& tensors,
+                                    const std::function<bool(const std::string& name)>& has = {});
 
-// config.json of a GPT2LMHeadModel with this shape, trained with this dropout; `eot` is its end-of-text token.
-nlohmann::ordered_json hf_config(const GptShape& shape, double dropout, int eot);
-
-// tokenizer_config.json, without which transformers gives texts of any length to the model, and
-// generation_config.json, which keeps it from generating past n_positions. `eot` is the end-of-text token and
-// `eot_text` its name.
-nlohmann::ordered_json hf_tokenizer_config(const GptShape& shape, int eot, const std::string& eot_text);
-nlohmann::ordered_json hf_generation_config(const GptShape& shape, int eot);
-
-// The sizes in such a config.json. Fails with Exit::config, naming `origin` and the key, if one is missing or is no
-// positive number.
-GptShape hf_shape(const nlohmann::ordered_json& config, const std::string& origin);
-
-// Fails with Exit::config, naming `origin` and the key, if such a config.json describes another model than `shape`, or
-// one that this program does not compute (another activation, an untied head, ...).
-void check_hf_config(const nlohmann::ordered_json& config, const GptShape& shape, const std::string& origin);
+// Tensors that Hugging Face's files may hold besides those and that are ignored: causal masks and RoPE's frequencies.
+bool is_hf_buffer(const std::string& name);

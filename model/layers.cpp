@@ -1,7 +1,6 @@
 #include "model/layers.h"
 
 #include <algorithm>
-#include <cmath>
 
 void embedding_forward(const LayerContext& x, const LayerWeights& wte, const LayerWeights& wpe, const int* tokens,
                        const Activation& out) {
@@ -28,7 +27,8 @@ void embedding_backward(const LayerContext& x, const LayerWeights& wte, const La
          .channels = wte.weight.cols,
          .vocab = wte.weight.rows,
          .n_positions = wpe.weight.rows,
-         .accumulate = x.accumulate});
+         .accumulate = x.accumulate,
+         .accumulate_dwte = x.shape->tie_embeddings || x.accumulate});
 }
 
 void residual_norm_forward(const LayerContext& x, const LayerWeights& w, ResidualSum in, const Activation& residual,
@@ -45,8 +45,8 @@ void residual_norm_forward(const LayerContext& x, const LayerWeights& w, Residua
          .weight = w.weight.value,
          .bias = w.bias.value,
          .rows = x.rows,
-         .cols = w.weight.rows,
-         .eps = kNormEps},
+         .cols = x.shape->n_embd,
+         .eps = x.shape->norm_eps},
         {w.weight.name});
 }
 
@@ -63,28 +63,30 @@ void residual_norm_backward(const LayerContext& x, const LayerWeights& w, ConstV
          .mean = norm.mean.view.as<float>(),
          .rstd = norm.rstd.view.as<float>(),
          .rows = x.rows,
-         .cols = w.weight.rows,
+         .cols = x.shape->n_embd,
          .accumulate_dinp = accumulate_dresidual,
          .accumulate = x.accumulate},
         {w.weight.name});
 }
 
-void linear_forward(const LayerContext& x, const LayerWeights& w, ConstView inp, const Activation& out, View pre_gelu) {
+void linear_forward(const LayerContext& x, const LayerWeights& w, ConstView inp, const Activation& out,
+                    const LinearActivation& activation) {
     if (x.has(out)) return;
     run(x.stream, ops::matmul_forward,
         {.out = out.view,
-         .pre_gelu = pre_gelu,
+         .pre_activation = activation.function == ActivationFunction::relu2 ? nullptr : activation.kept,
          .inp = inp,
          .weight = w.weight.value,
          .bias = w.bias.value,
          .rows = x.rows,
          .n = w.weight.rows,
-         .k = w.weight.cols},
+         .k = w.weight.cols,
+         .activation = activation.function},
         {w.weight.name});
 }
 
 void linear_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout, View dinp,
-                     ConstView pre_gelu) {
+                     const LinearActivation& activation) {
     run(x.stream, ops::matmul_backward_weight,
         {.dweight = w.weight.grad,
          .dbias = w.bias.grad,
@@ -100,10 +102,11 @@ void linear_backward(const LayerContext& x, const LayerWeights& w, ConstView inp
         {.dinp = dinp,
          .dout = dout,
          .weight = w.weight.value,
-         .pre_gelu = pre_gelu,
+         .kept = activation.kept,
          .rows = x.rows,
          .n = w.weight.rows,
-         .k = w.weight.cols},
+         .k = w.weight.cols,
+         .activation = activation.function},
         {w.weight.name});
 }
 
@@ -126,6 +129,48 @@ ConstView dropout_backward(const LayerContext& x, DropoutSite site, ConstView do
     return buffer;
 }
 
+void heads_forward(const LayerContext& x, const LayerWeights& q_norm, const LayerWeights& k_norm, const Activation& qkv,
+                   const AttentionActivations& attn) {
+    if (!x.shape->changes_heads() || x.has(qkv)) return;
+    run(x.stream, ops::qk_norm_rope_forward,
+        {.qkv = qkv.view,
+         .raw = attn.raw.view,
+         .rstd = attn.rstd.view.as<float>(),
+         .q_weight = q_norm.weight.value,
+         .k_weight = k_norm.weight.value,
+         .table = x.rope_table,
+         .batch = x.batch,
+         .seq_len = x.seq_len,
+         .n_head = x.shape->n_head,
+         .n_kv_head = x.shape->n_kv_head,
+         .head_size = x.shape->head_size(),
+         .rotary = x.shape->rotary(),
+         .eps = x.shape->norm_eps});
+}
+
+void heads_backward(const LayerContext& x, const LayerWeights& q_norm, const LayerWeights& k_norm, ConstView qkv,
+                    const AttentionActivations& attn, View dqkv) {
+    if (!x.shape->changes_heads()) return;
+    run(x.stream, ops::qk_norm_rope_backward,
+        {.dqkv = dqkv,
+         .dq_weight = q_norm.weight.grad,
+         .dk_weight = k_norm.weight.grad,
+         .scratch = x.scratch,
+         .qkv = qkv,
+         .raw = attn.raw,
+         .rstd = attn.rstd.view.as<float>(),
+         .q_weight = q_norm.weight.value,
+         .k_weight = k_norm.weight.value,
+         .table = x.rope_table,
+         .batch = x.batch,
+         .seq_len = x.seq_len,
+         .n_head = x.shape->n_head,
+         .n_kv_head = x.shape->n_kv_head,
+         .head_size = x.shape->head_size(),
+         .rotary = x.shape->rotary(),
+         .accumulate = x.accumulate});
+}
+
 void attention_forward(const LayerContext& x, ConstView qkv, const AttentionActivations& attn) {
     if (x.has(attn.out)) return;
     run(x.stream, ops::attention_forward,
@@ -137,7 +182,10 @@ void attention_forward(const LayerContext& x, ConstView qkv, const AttentionActi
          .n_head = x.shape->n_head,
          .n_kv_head = x.shape->n_kv_head,
          .head_size = x.shape->head_size(),
-         .scale = 1.0f / std::sqrt(float(x.shape->head_size())),
+         .scale = x.shape->attention_scale(),
+         .window = x.shape->window(x.stream.layer),
+         .softcap = x.shape->attention_softcap,
+         .first_key = x.first_key,
          .dropout = x.dropout_at(DropoutSite::attention)});
 }
 
@@ -155,36 +203,64 @@ void attention_backward(const LayerContext& x, ConstView qkv, const AttentionAct
          .n_head = x.shape->n_head,
          .n_kv_head = x.shape->n_kv_head,
          .head_size = x.shape->head_size(),
-         .scale = 1.0f / std::sqrt(float(x.shape->head_size())),
+         .scale = x.shape->attention_scale(),
+         .window = x.shape->window(x.stream.layer),
+         .softcap = x.shape->attention_softcap,
+         .first_key = x.first_key,
          .dropout = x.dropout_at(DropoutSite::attention)});
+}
+
+// The activation at the end of an MLP's first product; with a gate it is an op of its own.
+static LinearActivation activation_of(const LayerContext& x, const MlpActivations& mlp) {
+    const ActivationFunction function = x.shape->activation;
+    if (x.shape->gated_mlp) return {};
+    return {function, function == ActivationFunction::relu2 ? mlp.act.view : mlp.fc.view};
 }
 
 void mlp_forward(const LayerContext& x, const LayerWeights& fc, const LayerWeights& proj, ConstView inp,
                  const MlpActivations& mlp) {
-    if (!x.has(mlp.fc))
-        linear_forward(x, fc, inp, mlp.gelu, mlp.fc.view);
-    else if (!x.has(mlp.gelu))
-        run(x.stream, ops::gelu_forward,
-            {.out = mlp.gelu.view, .inp = mlp.fc, .count = size_t(x.rows) * size_t(fc.weight.rows)});
-    linear_forward(x, proj, mlp.gelu, mlp.out);
+    const ActivationFunction activation = x.shape->activation;
+    const int hidden = x.shape->hidden();
+    if (x.shape->gated_mlp) {
+        linear_forward(x, fc, inp, mlp.fc);
+        if (!x.has(mlp.act))
+            run(x.stream, ops::gated_activation_forward,
+                {.out = mlp.act.view, .inp = mlp.fc, .rows = x.rows, .hidden = hidden, .activation = activation});
+    } else if (!x.has(mlp.fc) || activation == ActivationFunction::relu2) {
+        linear_forward(x, fc, inp, mlp.act, activation_of(x, mlp));
+    } else if (!x.has(mlp.act)) {
+        run(x.stream, ops::activation_forward,
+            {.out = mlp.act.view, .inp = mlp.fc, .count = size_t(x.rows) * size_t(hidden), .activation = activation});
+    }
+    linear_forward(x, proj, mlp.act, mlp.out);
 }
 
 void mlp_backward(const LayerContext& x, const LayerWeights& fc, const LayerWeights& proj, ConstView inp,
-                  const MlpActivations& mlp, ConstView dout, View dhidden, View dinp) {
-    linear_backward(x, proj, mlp.gelu, dout, dhidden, mlp.fc);
-    linear_backward(x, fc, inp, dhidden, dinp);
+                  const MlpActivations& mlp, ConstView dout, View dfc, View dinp) {
+    // What the gate's gradient is computed from replaces the activation, which nothing reads any more.
+    const bool gated = x.shape->gated_mlp;
+    linear_backward(x, proj, mlp.act, dout, gated ? mlp.act.view : dfc, activation_of(x, mlp));
+    if (gated)
+        run(x.stream, ops::gated_activation_backward,
+            {.dinp = dfc,
+             .dout = mlp.act,
+             .inp = mlp.fc,
+             .rows = x.rows,
+             .hidden = x.shape->hidden(),
+             .activation = x.shape->activation});
+    linear_backward(x, fc, inp, dfc, dinp);
 }
 
-void head_forward_backward(const LayerContext& x, const LayerWeights& wte, ConstView inp, int head_rows,
+void head_forward_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, int head_rows,
                            const HeadPass& head) {
-    const size_t C = size_t(wte.weight.cols);
+    const size_t C = size_t(w.weight.cols);
     const bool is_training = bool(head.dinp);
     LayerContext part = x;
     for (int row = 0; row < x.rows; row += head_rows) {
         part.rows = std::min(head_rows, x.rows - row);
         part.accumulate = x.accumulate || row > 0;
         const ConstView rows = inp.from(size_t(row) * C);
-        linear_forward(part, wte, rows, {head.logits});
+        linear_forward(part, w, rows, {head.logits});
         run(x.stream, ops::cross_entropy,
             {.logits = head.logits,
              .loss = head.loss + row,
@@ -192,9 +268,11 @@ void head_forward_backward(const LayerContext& x, const LayerWeights& wte, Const
              .loss_scale = head.loss_scale,
              .rows = part.rows,
              .vocab = x.shape->vocab_size,
-             .padded_vocab = wte.weight.rows,
+             .padded_vocab = w.weight.rows,
              .grad_scale = head.grad_scale,
-             .write_dlogits = is_training});
-        if (is_training) linear_backward(part, wte, rows, head.logits, head.dinp.from(size_t(row) * C));
+             .write_dlogits = is_training,
+             .softcap = x.shape->final_softcap,
+             .z_loss = head.z_loss});
+        if (is_training) linear_backward(part, w, rows, head.logits, head.dinp.from(size_t(row) * C));
     }
 }

@@ -19,10 +19,12 @@ struct LayerContext {
     int batch, seq_len;  // B, T
     int rows;            // B T, or fewer for the head
     OpStream stream;
-    void* scratch;        // as large as the largest op needs; null where there is no backward pass
-    bool accumulate;      // parameter gradients are added to the present values
-    bool is_recomputing;  // forward runs again for backward: what has been kept is not computed
-    ops::DropoutMask dropout = {};  // of this pass, none in evaluation; its site is that of DropoutSite::embedding
+    void* scratch;                      // as large as the largest op needs; null where there is no backward pass
+    bool accumulate;                    // parameter gradients are added to the present values
+    bool is_recomputing;                // forward runs again for backward: what has been kept is not computed
+    const float* rope_table = nullptr;  // (T, rotary / 2, 2)
+    const int* first_key = nullptr;     // (B, T), where each token's document begins; null: it sees all before it
+    ops::DropoutMask dropout = {};      // of this pass, none in evaluation; its site is that of DropoutSite::embedding
 
     // Of block `layer`.
     LayerContext of_block(size_t layer) const {
@@ -44,12 +46,10 @@ struct ResidualSum {
     ConstView residual, branch;
 };
 
-inline constexpr float kNormEps = 1e-5f;  // GPT-2's
-
-// out = wte[token] + wpe[position]
+// out = wte[token] + wpe[position], or without learned positions wte[token]
 void embedding_forward(const LayerContext& x, const LayerWeights& wte, const LayerWeights& wpe, const int* tokens,
                        const Activation& out);
-// Adds to the gradient of wte, which already holds the tied head's part.
+// With a tied head the gradient of wte already holds the head's part.
 void embedding_backward(const LayerContext& x, const LayerWeights& wte, const LayerWeights& wpe, const int* tokens,
                         ConstView dout);
 
@@ -60,29 +60,42 @@ void residual_norm_forward(const LayerContext& x, const LayerWeights& w, Residua
 void residual_norm_backward(const LayerContext& x, const LayerWeights& w, ConstView residual,
                             const NormActivations& norm, ConstView dout, View dresidual, bool accumulate_dresidual);
 
-// out = inp weight^T + bias. With pre_gelu this is the sum, and out = gelu(pre_gelu).
+// An activation function at the end of a linear layer, and what its derivative is computed from: the sum before it, or
+// for relu2 its output.
+struct LinearActivation {
+    ActivationFunction function = ActivationFunction::none;
+    View kept = nullptr;
+};
+
+// out = inp weight^T + bias, or the activation of this.
 void linear_forward(const LayerContext& x, const LayerWeights& w, ConstView inp, const Activation& out,
-                    View pre_gelu = nullptr);
-// With pre_gelu `inp` is gelu(pre_gelu), and dinp becomes the gradient of pre_gelu.
+                    const LinearActivation& activation = {});
+// With an activation, `inp` is its output, and dinp becomes the gradient of what it was applied to.
 void linear_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout, View dinp,
-                     ConstView pre_gelu = nullptr);
+                     const LinearActivation& activation = {});
 
 // Drops elements of a layer's output in place, by the pass's mask of the site; does nothing in a pass without dropout.
 void dropout_forward(const LayerContext& x, DropoutSite site, const Activation& out);
 // Returns the gradient of what was dropped from: in `buffer`, which may be `dout`; `dout` in a pass without dropout.
 ConstView dropout_backward(const LayerContext& x, DropoutSite site, ConstView dout, View buffer);
 
+// QK norm and RoPE on the packed queries and keys, in place, as far as the model has them.
+void heads_forward(const LayerContext& x, const LayerWeights& q_norm, const LayerWeights& k_norm, const Activation& qkv,
+                   const AttentionActivations& attn);
+void heads_backward(const LayerContext& x, const LayerWeights& q_norm, const LayerWeights& k_norm, ConstView qkv,
+                    const AttentionActivations& attn, View dqkv);
+
 // Causal self-attention over the packed queries, keys and values.
 void attention_forward(const LayerContext& x, ConstView qkv, const AttentionActivations& attn);
 void attention_backward(const LayerContext& x, ConstView qkv, const AttentionActivations& attn, ConstView dout,
                         View dqkv);
 
-// out = proj(gelu(fc(inp)))
+// out = proj(f(fc(inp))), or with a gate proj(f(gate) up) where fc(inp) = (gate, up)
 void mlp_forward(const LayerContext& x, const LayerWeights& fc, const LayerWeights& proj, ConstView inp,
                  const MlpActivations& mlp);
-// dhidden: buffer for the gradient of fc's output. dinp may be dout.
+// dfc: buffer for the gradient of fc's output. dinp may be dout. With a gate, mlp.act is overwritten.
 void mlp_backward(const LayerContext& x, const LayerWeights& fc, const LayerWeights& proj, ConstView inp,
-                  const MlpActivations& mlp, ConstView dout, View dhidden, View dinp);
+                  const MlpActivations& mlp, ConstView dout, View dfc, View dinp);
 
 // The head's arguments besides the layer's input, and its outputs.
 struct HeadPass {
@@ -91,10 +104,11 @@ struct HeadPass {
     const int* targets;       // (B, T)
     const float* loss_scale;  // (1)
     float grad_scale;         // weight of each target's loss
+    float z_loss;             // see ops::CrossEntropy
     View dinp;                // (B, T, C)  =, or null for the forward pass only
 };
 
-// Logits and losses, and with head.dinp the gradients of wte and of the input, for as many rows at a time as fit into
-// head.logits, so that logits and their gradients never exist for all rows at once.
-void head_forward_backward(const LayerContext& x, const LayerWeights& wte, ConstView inp, int head_rows,
+// Logits and losses, and with head.dinp the gradients of the head's weight and of the input, for as many rows at a time
+// as fit into head.logits, so that logits and their gradients never exist for all rows at once.
+void head_forward_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, int head_rows,
                            const HeadPass& head);

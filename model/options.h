@@ -2,7 +2,6 @@
 // rank's place.
 #pragma once
 
-#include "kernels/choices.h"
 #include "model/shape.h"
 
 // The optimizer and its settings, which stay the same for a whole run; what changes from step to step is StepSettings.
@@ -22,8 +21,11 @@ struct GptOptions {
     Dtype precision = Dtype::fp32;
     Recompute recompute = Recompute::none;
     OptimizerSettings optimizer;
-    double dropout = 0;         // probability that training drops an element, below 1: see DropoutSite
-    uint64_t dropout_seed = 0;  // of its masks
+    double dropout = 0;          // probability that training drops an element, below 1: see DropoutSite
+    uint64_t dropout_seed = 0;   // of its masks
+    float z_loss = 0;            // factor of the squared log-sum-exp in what is minimised
+    bool document_mask = false;  // tokens see none of the documents before theirs, which begins with this token:
+    int document_token = -1;
     int head_rows = 0;     // rows of logits held at a time, at least 1
     bool training = true;  // false: forward only, without gradients, optimizer state and backward's buffers
     int micro_steps = 1;   // per step, on each rank

@@ -10,6 +10,17 @@ size_t planned_bytes(const GptOptions& options) {
     return bytes;
 }
 
+TokenWork token_work(const GptShape& shape, int seq_len) {
+    const TensorLayout layout = lay_out_tensors(shape);
+    TokenWork work{int64_t(layout.parameters), 0};
+    if (shape.has_head()) work.parameters -= int64_t(layout.tensors[0].count);  // wte
+    for (int layer = 0; layer < shape.n_layer; layer++) {
+        const double window = shape.window(layer) > 0 ? std::min(shape.window(layer), seq_len) : seq_len;
+        work.attended += shape.attention_channels() * (window - window * window / (2.0 * seq_len));
+    }
+    return work;
+}
+
 namespace {
 
 std::string line(const std::string& name, size_t bytes) {

@@ -10,5 +10,15 @@ size_t planned_bytes(const GptOptions& options);
 // than the plan needs.
 void check_fits(const GptOptions& options);
 
+// What the arithmetic of a token is counted from: the parameters that take part in products, to which the learned
+// positions and the vocabulary's padding are counted, but not an embedding that is looked up only; and, summed over
+// layers, the channels of attention times the keys that a query sees on average. These are T / 2, or with a window W
+// below T, W - W^2 / (2 T).
+struct TokenWork {
+    int64_t parameters;
+    double attended;
+};
+TokenWork token_work(const GptShape& shape, int seq_len);
+
 // A table for the terminal: bytes by category and by buffer, the total, the number of parameters.
 std::string plan_table(const GptOptions& options);

@@ -1,21 +1,93 @@
-// The sizes of a GPT. The letters are llm.c's:
-// B sequences, T positions, C channels, L layers, V vocabulary, Vp vocabulary padded to 128, P learned positions.
+// What a GPT is: its sizes, and the parts that its blocks are made of. By default the parts are GPT-2's.
+//
+// The letters are llm.c's: B sequences, T positions, C channels, L layers, V vocabulary, Vp vocabulary padded to 128,
+// P learned positions; NH heads, NKV heads of keys and values, HS their size.
 #pragma once
+
+#include <vector>
+
+#include "kernels/choices.h"
+
+// Rotary position embedding; see rope_table().
+struct RopeSettings {
+    double theta = 10000;
+    double fraction = 1;  // of a head's elements, the first ones
+    RopeScaling scaling = RopeScaling::none;
+    double factor = 1;                                 // linear, llama3, yarn: how many times longer sequences are
+    int original_positions = 0;                        // llama3, yarn: positions before the scaling
+    double low_freq_factor = 1, high_freq_factor = 4;  // llama3
+    double beta_fast = 32, beta_slow = 1;              // yarn
+    double attention_factor = 0;                       // yarn; 0: 0.1 ln(factor) + 1
+};
 
 struct GptShape {
     int n_layer = 0;
     int n_head = 0;
-    int n_kv_head = 0;  // n_head in GPT-2 and GPT-3
+    int n_kv_head = 0;  // divides n_head
     int n_embd = 0;
     int n_positions = 0;
     int vocab_size = 0;
+    int given_head_size = 0;  // 0: n_embd / n_head
+    int given_hidden = 0;     // 0: 4 n_embd
 
+    ActivationFunction activation = ActivationFunction::gelu_new;
+    bool gated_mlp = false;
+    NormKind norm = NormKind::layernorm;
+    bool norm_weight = true, norm_bias = true;
+    float norm_eps = 1e-5f;
+    PositionKind position = PositionKind::learned;
+    RopeSettings rope = {};  // where position is rope
+    AttentionBias attention_bias = AttentionBias::all;
+    bool mlp_bias = true;
+    QkNorm qk_norm = QkNorm::none;
+    double given_attention_scale = 0;  // 0: 1 / sqrt(head_size())
+    int sliding_window = 0;            // 0: none
+    std::string window_pattern = "S";  // S: the layer has the window, L: it has none; repeated
+    float attention_softcap = 0;       // 0: none
+    float final_softcap = 0;           // 0: none
+    bool tie_embeddings = true;
+    bool embedding_norm = false;
+
+    int head_size() const { return given_head_size > 0 ? given_head_size : n_embd / n_head; }
+    float attention_scale() const;
+    // Of layer `layer`'s attention; 0: none.
+    int window(int layer) const;
+    int rotary() const { return position == PositionKind::rope ? int(head_size() * rope.fraction) : 0; }
+    bool changes_heads() const { return rotary() > 0 || qk_norm != QkNorm::none; }
+    // relu2 without a gate: backward reads what it read anyway.
+    bool keeps_pre_activation() const { return gated_mlp || activation != ActivationFunction::relu2; }
+    // A multiple of 128, so that every row of logits is aligned and tiles of the head's product are whole.
+    int padded_vocab() const { return (vocab_size + 127) / 128 * 128; }
+
+    // Rows and columns of tensors.
     int one() const { return 1; }
     int channels() const { return n_embd; }
     int positions() const { return n_positions; }
-    int head_size() const { return n_embd / n_head; }
+    int head_channels() const { return head_size(); }
+    int attention_channels() const { return n_head * head_size(); }
     int qkv_channels() const { return (n_head + 2 * n_kv_head) * head_size(); }
-    int hidden() const { return 4 * n_embd; }
-    // A multiple of 128, so that every row of logits is aligned and tiles of the head's product are whole.
-    int padded_vocab() const { return (vocab_size + 127) / 128 * 128; }
+    int hidden() const { return given_hidden > 0 ? given_hidden : 4 * n_embd; }
+    int fc_channels() const { return gated_mlp ? 2 * hidden() : hidden(); }  // gate, then up
+
+    // Which tensors there are.
+    bool always() const { return true; }
+    bool has_positions() const { return position == PositionKind::learned; }
+    bool has_norm_weight() const { return norm_weight; }
+    bool has_norm_bias() const { return norm_bias; }
+    bool has_embedding_norm_weight() const { return embedding_norm && norm_weight; }
+    bool has_embedding_norm_bias() const { return embedding_norm && norm_bias; }
+    bool has_qkv_bias() const { return attention_bias != AttentionBias::none; }
+    bool has_attn_proj_bias() const { return attention_bias == AttentionBias::all; }
+    bool has_mlp_bias() const { return mlp_bias; }
+    bool has_qk_norm_weight() const { return qk_norm == QkNorm::weight; }
+    bool has_head() const { return !tie_embeddings; }
 };
+
+// Cosine and sine of position * frequency_i, times the attention factor of yarn: (positions, rotary / 2, 2), computed
+// in double. frequency_i = theta^(-2 i / rotary), changed by the scaling:
+//   linear  divided by `factor`                                     (Chen et al., arXiv 2306.15595, section 2.3)
+//   llama3  with n = original_positions * frequency / (2 pi) periods: divided by `factor` below low_freq_factor,
+//           unchanged above high_freq_factor, linear in n in between  (Meta's Llama 3.1, apply_scaling in model.py)
+//   yarn    divided by `factor` below beta_slow periods, unchanged above beta_fast, linear in i in between
+//           (Peng et al., arXiv 2309.00071, section 3.2, with whole-numbered bounds as in Hugging Face transformers)
+std::vector<float> rope_table(const GptShape& shape, int positions);

@@ -39,7 +39,7 @@ void settle(GptState& s, BucketSlot& slot) {
 
 void expect_params(GptState& s, int bucket) {
     if (s.options.keeps_whole_parameters() || bucket < 0 || size_t(bucket) >= s.layout.buckets.size()) return;
-    BucketSlot& slot = s.param_slot[slot_of(bucket)];
+    BucketSlot& slot = s.param_slot[slot_of(s.layout, bucket)];
     if (slot.bucket == bucket) return;
     const Bucket& b = bucket_at(s, bucket);
     slot.bucket = bucket;
@@ -51,11 +51,11 @@ void need_params(GptState& s, int bucket) {
     if (!s.options.is_sharded()) return;
     expect_params(s, bucket);
     const bool whole = s.options.keeps_whole_parameters();
-    wait(whole ? s.param_ready[size_t(bucket)] : s.param_slot[slot_of(bucket)].ticket, s.comm, s.stream);
+    wait(whole ? s.param_ready[size_t(bucket)] : s.param_slot[slot_of(s.layout, bucket)].ticket, s.comm, s.stream);
 }
 
 void begin_grads(GptState& s, int bucket) {
-    if (!s.options.keeps_whole_gradients()) settle(s, s.grad_slot[slot_of(bucket)]);
+    if (!s.options.keeps_whole_gradients()) settle(s, s.grad_slot[slot_of(s.layout, bucket)]);
 }
 
 void end_grads(GptState& s, int bucket, const MicroStep& micro) {
@@ -65,7 +65,7 @@ void end_grads(GptState& s, int bucket, const MicroStep& micro) {
         return;
     }
     const Bucket& b = bucket_at(s, bucket);
-    BucketSlot& slot = s.grad_slot[slot_of(bucket)];
+    BucketSlot& slot = s.grad_slot[slot_of(s.layout, bucket)];
     slot.bucket = bucket;
     slot.is_added = micro.index > 0;
     float* out = slot.is_added ? slot.reduced : s.own_grad + b.shard_begin;

@@ -21,8 +21,8 @@ size_t scratch_bytes(const GptOptions& options) {
     };
     need_for_weight(head_rows, shape.padded_vocab(), C);
     need_for_weight(BT, shape.qkv_channels(), C);
-    need_for_weight(BT, C, C);
-    need_for_weight(BT, shape.hidden(), C);
+    need_for_weight(BT, C, shape.attention_channels());
+    need_for_weight(BT, shape.fc_channels(), C);
     need_for_weight(BT, C, shape.hidden());
 
     ops::NormBackward norm{};
@@ -38,26 +38,34 @@ size_t scratch_bytes(const GptOptions& options) {
     attention.batch = options.batch, attention.seq_len = options.seq_len, attention.n_head = shape.n_head;
     attention.n_kv_head = shape.n_kv_head, attention.head_size = shape.head_size();
     need(ops::attention_backward_scratch_bytes(attention));
+
+    if (shape.changes_heads()) {
+        ops::QkNormRopeBackward heads{};
+        heads.batch = options.batch, heads.seq_len = options.seq_len, heads.n_head = shape.n_head;
+        heads.n_kv_head = shape.n_kv_head, heads.head_size = shape.head_size(), heads.rotary = shape.rotary();
+        need(ops::qk_norm_rope_backward_scratch_bytes(heads));
+    }
     return most;
 }
 
-// The largest that a slot has to hold, in elements: the bucket of no block has a slot of its own.
+// The largest that a slot has to hold, in elements; 0 of the head's slot where the head is tied.
 size_t slot_elements(const TensorLayout& layout, int slot) {
     size_t most = 0;
     for (size_t i = 0; i < layout.buckets.size(); i++)
-        if ((i == 0) == (slot == 0)) most = std::max(most, layout.buckets[i].piece * size_t(layout.ranks));
+        if (slot_of(layout, int(i)) == slot) most = std::max(most, layout.buckets[i].piece * size_t(layout.ranks));
     return most;
 }
 
 void place_slots(BucketSlot* slots, Dtype dtype, const TensorLayout& layout, const char* category, const char* name,
                  Arena& arena) {
     for (int i = 0; i < kSlots; i++)
-        slots[i].values = arena.take(category, format("%s_slot_%d", name, i), slot_elements(layout, i), dtype);
+        if (const size_t elements = slot_elements(layout, i))
+            slots[i].values = arena.take(category, format("%s_slot_%d", name, i), elements, dtype);
 }
 
 // The tensor's place in the slot that its bucket uses.
 View in_slot(const TensorLayout& layout, const BucketSlot* slots, const Tensor& tensor) {
-    return slots[slot_of(tensor.bucket)].values.from(tensor.begin - layout.bucket_of(tensor).begin);
+    return slots[slot_of(layout, tensor.bucket)].values.from(tensor.begin - layout.bucket_of(tensor).begin);
 }
 
 void place_parameters(GptState& s, Arena& arena) {
@@ -90,8 +98,9 @@ void place_gradients(GptState& s, Arena& arena) {
     } else {
         place_slots(s.grad_slot, Dtype::fp32, s.layout, "gradients", "grad", arena);
         for (int i = 0; options.micro_steps > 1 && i < kSlots; i++)
-            s.grad_slot[i].reduced = arena.take<float>("gradients", format("reduced_slot_%d", i),
-                                                       slot_elements(s.layout, i) / size_t(options.ranks));
+            if (const size_t elements = slot_elements(s.layout, i))
+                s.grad_slot[i].reduced =
+                    arena.take<float>("gradients", format("reduced_slot_%d", i), elements / size_t(options.ranks));
         for (const Tensor& tensor : s.layout.tensors)
             parameter_of(s.weights, tensor).grad = in_slot(s.layout, s.grad_slot, tensor).as<float>();
     }
@@ -136,6 +145,12 @@ GptState place_state(const GptOptions& options, Arena& arena) {
     const size_t tokens = size_t(options.batch) * size_t(options.seq_len);
     s.tokens = arena.take<int>("control", "tokens", tokens);
     s.targets = arena.take<int>("control", "targets", tokens);
+    if (const int rotary = options.shape.rotary())
+        s.rope_table = arena.take<float>("control", "rope_table", size_t(options.seq_len) * size_t(rotary));
+    if (options.document_mask) {
+        s.host_first_key.resize(tokens);
+        s.first_key = arena.take<int>("control", "first_key", tokens);
+    }
     s.sums = arena.take<double>("control", "sums", step_sums(s).count());
     s.scalars = arena.take<ops::StepScalars>("control", "scalars", 1);
     return s;

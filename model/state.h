@@ -11,7 +11,8 @@ struct MicroStep {
     bool accumulate;  // gradients are added to those of the micro-step before
 };
 
-// Memory for one bucket at a time. The bucket of no block has the first slot to itself, the others take turns in two.
+// Memory for one bucket at a time. The bucket of no block has the first slot to itself, the head's the last, the others
+// take turns in two.
 struct BucketSlot {
     View values;
     int bucket = -1;  // the one in this slot
@@ -20,8 +21,11 @@ struct BucketSlot {
     float* reduced = nullptr;
     bool is_added = false;
 };
-inline constexpr int kSlots = 3;
-inline int slot_of(int bucket) { return bucket == 0 ? 0 : 1 + bucket % 2; }
+inline constexpr int kSlots = 4;
+inline int slot_of(const TensorLayout& layout, int bucket) {
+    if (bucket == 0) return 0;
+    return bucket == layout.bucket_of_head() ? kSlots - 1 : 1 + bucket % 2;
+}
 
 // "Owned" arrays hold what this rank has to itself: with options.is_sharded() its shards, else everything.
 struct GptState {
@@ -46,8 +50,11 @@ struct GptState {
     GptWeights weights;               // the passes' views of parameters and gradients
     GptActivations acts;
 
-    int* tokens = nullptr;   // (B, T)
-    int* targets = nullptr;  // (B, T)
+    int* tokens = nullptr;            // (B, T)
+    int* targets = nullptr;           // (B, T)
+    float* rope_table = nullptr;      // (T, rotary / 2, 2); null without RoPE
+    int* first_key = nullptr;         // (B, T), of the last forward pass; null where tokens see all before them
+    std::vector<int> host_first_key;  // the same
     std::vector<ops::Chunk> host_all_chunks, host_own_chunks;
     ops::Chunk* all_chunks = nullptr;     // the whole grid
     ops::Chunk* own_chunks = nullptr;     // this rank's part of it, in own_grad
@@ -63,11 +70,11 @@ struct GptState {
     bool measure = false;                 // this step's norms are asked for
     uint64_t* dropout_keys = nullptr;     // (B), of the micro-step's samples; null if nothing is ever dropped
     std::vector<uint64_t> host_dropout_keys;
-    uint64_t first_sample = 0;            // of this step, of all ranks
-    bool drops = false;                   // forward() drops: between begin_step() and end_step()
-    ops::DropoutMask dropout;             // of the last forward pass, and so of the backward pass
-    std::vector<double> residual_rms;     // of its last micro-step so far
-    std::vector<float> host_statistics;   // mean and rstd of a norm's rows
+    uint64_t first_sample = 0;           // of this step, of all ranks
+    bool drops = false;                  // forward() drops: between begin_step() and end_step()
+    ops::DropoutMask dropout;            // of the last forward pass, and so of the backward pass
+    std::vector<double> residual_rms;    // of its last micro-step so far
+    std::vector<float> host_statistics;  // mean and rstd of a norm's rows
     Stopwatch update_time;
 };
 
@@ -90,6 +97,11 @@ inline StepSums step_sums(const GptState& s) {
     return {s.host_all_chunks.size(), each * size_t(s.options.ranks), each};
 }
 
+// The head's parameters: its own, or the embedding's.
+inline const LayerWeights& head_weights(const GptState& s) {
+    return s.options.shape.tie_embeddings ? s.weights.wte : s.weights.head;
+}
+
 // Lays the state out in the arena: without memory to learn its size, with memory to use it.
 GptState place_state(const GptOptions& options, Arena& arena);
 
@@ -106,6 +118,8 @@ inline LayerContext layer_context(const GptState& s, bool accumulate) {
             .scratch = s.scratch,
             .accumulate = accumulate,
             .is_recomputing = false,
+            .rope_table = s.rope_table,
+            .first_key = s.first_key,
             .dropout = s.dropout};
 }
 

@@ -8,26 +8,29 @@ const std::vector<TensorRow>& tensor_table() {
     using W = LayerWeights;
     using S = GptShape;
     static const std::vector<TensorRow> table = {
-        {&G::wte, &W::weight, "wte", &S::padded_vocab, &S::channels, Init::normal, true, "wte.weight", false},
-        {&G::wpe, &W::weight, "wpe", &S::positions, &S::channels, Init::normal, true, "wpe.weight", false},
-        {&G::norm_f, &W::weight, "norm_f.weight", &S::channels, &S::one, Init::one, false, "ln_f.weight", false},
-        {&G::norm_f, &W::bias, "norm_f.bias", &S::channels, &S::one, Init::zero, false, "ln_f.bias", false},
-        {&B::norm1, &W::weight, "norm1.weight", &S::channels, &S::one, Init::one, false, "ln_1.weight", false},
-        {&B::norm1, &W::bias, "norm1.bias", &S::channels, &S::one, Init::zero, false, "ln_1.bias", false},
-        {&B::qkv, &W::weight, "qkv.weight", &S::qkv_channels, &S::channels, Init::normal, true, "attn.c_attn.weight",
+        {&G::wte, &W::weight, "wte", &S::padded_vocab, &S::channels, Init::normal, true},
+        {&G::wpe, &W::weight, "wpe", &S::positions, &S::channels, Init::normal, true, &S::has_positions},
+        {&G::norm_e, &W::weight, "norm_e.weight", &S::channels, &S::one, Init::one, false,
+         &S::has_embedding_norm_weight},
+        {&G::norm_e, &W::bias, "norm_e.bias", &S::channels, &S::one, Init::zero, false, &S::has_embedding_norm_bias},
+        {&G::norm_f, &W::weight, "norm_f.weight", &S::channels, &S::one, Init::one, false, &S::has_norm_weight},
+        {&G::norm_f, &W::bias, "norm_f.bias", &S::channels, &S::one, Init::zero, false, &S::has_norm_bias},
+        {&B::norm1, &W::weight, "norm1.weight", &S::channels, &S::one, Init::one, false, &S::has_norm_weight},
+        {&B::norm1, &W::bias, "norm1.bias", &S::channels, &S::one, Init::zero, false, &S::has_norm_bias},
+        {&B::qkv, &W::weight, "qkv.weight", &S::qkv_channels, &S::channels, Init::normal, true},
+        {&B::qkv, &W::bias, "qkv.bias", &S::qkv_channels, &S::one, Init::zero, false, &S::has_qkv_bias},
+        {&B::q_norm, &W::weight, "q_norm.weight", &S::head_channels, &S::one, Init::one, false, &S::has_qk_norm_weight},
+        {&B::k_norm, &W::weight, "k_norm.weight", &S::head_channels, &S::one, Init::one, false, &S::has_qk_norm_weight},
+        {&B::attn_proj, &W::weight, "attn_proj.weight", &S::channels, &S::attention_channels, Init::normal_residual,
          true},
-        {&B::qkv, &W::bias, "qkv.bias", &S::qkv_channels, &S::one, Init::zero, false, "attn.c_attn.bias", false},
-        {&B::attn_proj, &W::weight, "attn_proj.weight", &S::channels, &S::channels, Init::normal_residual, true,
-         "attn.c_proj.weight", true},
-        {&B::attn_proj, &W::bias, "attn_proj.bias", &S::channels, &S::one, Init::zero, false, "attn.c_proj.bias",
-         false},
-        {&B::norm2, &W::weight, "norm2.weight", &S::channels, &S::one, Init::one, false, "ln_2.weight", false},
-        {&B::norm2, &W::bias, "norm2.bias", &S::channels, &S::one, Init::zero, false, "ln_2.bias", false},
-        {&B::fc, &W::weight, "fc.weight", &S::hidden, &S::channels, Init::normal, true, "mlp.c_fc.weight", true},
-        {&B::fc, &W::bias, "fc.bias", &S::hidden, &S::one, Init::zero, false, "mlp.c_fc.bias", false},
-        {&B::fc_proj, &W::weight, "fc_proj.weight", &S::channels, &S::hidden, Init::normal_residual, true,
-         "mlp.c_proj.weight", true},
-        {&B::fc_proj, &W::bias, "fc_proj.bias", &S::channels, &S::one, Init::zero, false, "mlp.c_proj.bias", false},
+        {&B::attn_proj, &W::bias, "attn_proj.bias", &S::channels, &S::one, Init::zero, false, &S::has_attn_proj_bias},
+        {&B::norm2, &W::weight, "norm2.weight", &S::channels, &S::one, Init::one, false, &S::has_norm_weight},
+        {&B::norm2, &W::bias, "norm2.bias", &S::channels, &S::one, Init::zero, false, &S::has_norm_bias},
+        {&B::fc, &W::weight, "fc.weight", &S::fc_channels, &S::channels, Init::normal, true},
+        {&B::fc, &W::bias, "fc.bias", &S::fc_channels, &S::one, Init::zero, false, &S::has_mlp_bias},
+        {&B::fc_proj, &W::weight, "fc_proj.weight", &S::channels, &S::hidden, Init::normal_residual, true},
+        {&B::fc_proj, &W::bias, "fc_proj.bias", &S::channels, &S::one, Init::zero, false, &S::has_mlp_bias},
+        {&G::head, &W::weight, "head.weight", &S::padded_vocab, &S::channels, Init::normal, true, &S::has_head},
     };
     return table;
 }
@@ -52,10 +55,17 @@ void append(TensorLayout& layout, int row, int layer) {
     layout.tensors.push_back(std::move(tensor));
 }
 
-void append_layer(TensorLayout& layout, int layer) {
-    const int n_rows = int(tensor_table().size());
-    for (int row = 0; row < n_rows; row++)
-        if (tensor_table()[size_t(row)].per_layer() == (layer >= 0)) append(layout, row, layer);
+enum class Group { outer, block, head };
+
+Group group_of(const TensorRow& row) {
+    if (row.per_layer()) return Group::block;
+    return std::get<0>(row.layer) == &GptWeights::head ? Group::head : Group::outer;
+}
+
+void append_group(TensorLayout& layout, Group group, int layer = -1) {
+    const std::vector<TensorRow>& table = tensor_table();
+    for (size_t row = 0; row < table.size(); row++)
+        if (group_of(table[row]) == group && (layout.shape.*table[row].is_present)()) append(layout, int(row), layer);
 }
 
 void begin_bucket(TensorLayout& layout, int first_layer, int n_layers) {
@@ -75,7 +85,7 @@ int layers_of_bucket(const GptShape& shape, size_t bucket_elements) {
     TensorLayout one;
     one.shape = shape;
     begin_bucket(one, 0, 1);
-    append_layer(one, 0);
+    append_group(one, Group::block, 0);
     return int(std::clamp<size_t>(bucket_elements / one.elements, 1, size_t(shape.n_layer)));
 }
 
@@ -86,13 +96,18 @@ TensorLayout lay_out_tensors(const GptShape& shape, int ranks, size_t bucket_ele
     layout.shape = shape;
     layout.ranks = ranks;
     begin_bucket(layout, -1, 0);
-    append_layer(layout, -1);
+    append_group(layout, Group::outer);
     end_bucket(layout);
     const int most = layers_of_bucket(shape, bucket_elements);
     for (int layer = 0; layer < shape.n_layer; layer++) {
         if (layer % most == 0) begin_bucket(layout, layer, std::min(most, shape.n_layer - layer));
-        append_layer(layout, layer);
+        append_group(layout, Group::block, layer);
         if ((layer + 1) % most == 0 || layer + 1 == shape.n_layer) end_bucket(layout);
+    }
+    if (shape.has_head()) {
+        begin_bucket(layout, -1, 0);
+        append_group(layout, Group::head);
+        end_bucket(layout);
     }
     return layout;
 }
@@ -122,6 +137,11 @@ NamedTensor without_padding(NamedTensor tensor, const GptShape& shape) {
     const size_t elements = tensor.shape[0] * tensor.shape[1];
     tensor.count = std::min(tensor.first + tensor.count, std::max(tensor.first, elements)) - tensor.first;
     return tensor;
+}
+
+size_t without_vocabulary_padding(const TensorLayout& layout) {
+    const size_t padding = size_t(layout.shape.padded_vocab() - layout.shape.vocab_size) * size_t(layout.shape.n_embd);
+    return layout.parameters - (layout.shape.has_head() ? 2 : 1) * padding;
 }
 
 std::vector<size_t> logical_shape(const Tensor& tensor) {

@@ -1,5 +1,5 @@
 // The table of tensors: every parameter of the model is one row. Sizes, offsets, views, initialization, the decay mask,
-// the optimizer's chunks, checkpoint names, Hugging Face names and the memory plan are derived from it.
+// the optimizer's chunks, checkpoint names and the memory plan are derived from it.
 #pragma once
 
 #include <variant>
@@ -20,13 +20,15 @@ struct LayerWeights {
     Parameter weight, bias;
 };
 
+// What the model does not have is null.
 struct BlockWeights {
-    LayerWeights norm1, qkv, attn_proj;
-    LayerWeights norm2, fc, fc_proj;
+    LayerWeights norm1, qkv, q_norm, k_norm, attn_proj;
+    LayerWeights norm2, fc, fc_proj;  // fc: gate, then up
 };
 
 struct GptWeights {
-    LayerWeights wte, wpe, norm_f;
+    LayerWeights wte, wpe, norm_e, norm_f;
+    LayerWeights head;                // null where wte is the head too
     std::vector<BlockWeights> block;  // (L)
 };
 
@@ -42,8 +44,7 @@ struct TensorRow {
     int (GptShape::*cols)() const;  // GptShape::one for vectors
     Init init;
     bool decayed;
-    const char* hf_name;  // under "h.LAYER." if per layer
-    bool hf_transposed;   // Hugging Face's GPT-2 keeps these (in, out): its Conv1D
+    bool (GptShape::*is_present)() const = &GptShape::always;
 
     bool per_layer() const { return layer.index() == 1; }
 };
@@ -61,11 +62,12 @@ struct Tensor {
     int bucket;        // in TensorLayout::buckets
 };
 
-// Tensors whose gradients are reduced and whose parameters are gathered together: those of no block, or successive
-// blocks'. In a flat array a bucket is one piece for each rank, all of equal length, the last ones padded; in a rank's
-// flat array of shards it is that rank's piece.
+// Tensors whose gradients are reduced and whose parameters are gathered together: those of no block, successive
+// blocks', or the head's where it is not the embedding: its gradients are complete before any block's. In a flat array
+// a bucket is one piece for each rank, all of equal length, the last ones padded; in a rank's flat array of shards it
+// is that rank's piece.
 struct Bucket {
-    int first_layer, n_layers;  // -1, 0: the tensors of no block
+    int first_layer, n_layers;  // -1, 0: the tensors of no block, or the head
     size_t begin;               // in the flat arrays
     size_t piece;               // elements of each rank
     size_t shard_begin;         // of a rank's piece in its flat arrays of shards
@@ -73,19 +75,21 @@ struct Bucket {
 
 inline constexpr size_t kTensorAlignment = 64;  // elements: 128 bytes in the narrowest type
 
-// Every tensor of a model in the order of the flat arrays: the model's own, then layer by layer, so that what backward
-// finishes together lies together.
+// Every tensor of a model in the order of the flat arrays: the model's own, layer by layer, then the head if it has a
+// matrix of its own, so that what backward finishes together lies together.
 struct TensorLayout {
     GptShape shape;
     int ranks = 1;
     std::vector<Tensor> tensors;
-    std::vector<Bucket> buckets;  // the tensors of no block first
+    std::vector<Bucket> buckets;  // the tensors of no block first, the head last
     size_t elements = 0;          // length of a flat array, gaps and padding included
     size_t shard_elements = 0;    // length of a rank's flat array of shards
     size_t parameters = 0;        // without gaps; the padding of the vocabulary counts
 
     const Bucket& bucket_of(const Tensor& tensor) const { return buckets[size_t(tensor.bucket)]; }
     int bucket_of_layer(int layer) const { return 1 + layer / buckets[1].n_layers; }
+    // The tied head's is that of the embedding.
+    int bucket_of_head() const { return shape.tie_embeddings ? 0 : int(buckets.size()) - 1; }
 };
 // Successive blocks share a bucket of at most `bucket_elements`, one block if that is larger.
 TensorLayout lay_out_tensors(const GptShape& shape, int ranks = 1, size_t bucket_elements = 0);
@@ -98,6 +102,9 @@ TensorPart part_of(const TensorLayout& layout, const Tensor& tensor, int rank);
 
 // A tensor of padded_vocab() rows, or a rank's part of it, without the padding: what other programs' files have.
 NamedTensor without_padding(NamedTensor tensor, const GptShape& shape);
+
+// The parameters that are the model's: without the vocabulary's padding.
+size_t without_vocabulary_padding(const TensorLayout& layout);
 
 // Shape as (rows) for vectors and (rows, cols) for matrices.
 std::vector<size_t> logical_shape(const Tensor& tensor);

@@ -22,9 +22,10 @@ NOISE = re.compile(r"^ptxas info|^\s*\d+ bytes stack frame|^\s*$")
 
 
 def demangled(names):
-    """Mangled -> readable, without the arguments: gelu_forward_kernel<bf16>."""
+    """Mangled -> readable, without the arguments: activation_forward_kernel<bf16>."""
     result = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True)
-    readable = (re.sub(r"\(anonymous namespace\)::|^void ", "", line) for line in result.stdout.splitlines())
+    readable = (re.sub(r"\(anonymous namespace\)::|^void |\(ops::\w+\)", "", line)  # also the casts of enumerators
+                for line in result.stdout.splitlines())
     return dict(zip(names, (line.split("(")[0] for line in readable)))
 
 

@@ -27,9 +27,10 @@ headers=(
     'zstd.h|zstd.h zstd_errors.h'
     'snappy-c.h|snappy-c.h'
     'sodium.h|sodium.h sodium'
+    'utf8proc.h|utf8proc.h'
     'dnnl.hpp|dnnl.hpp dnnl.h oneapi'
 )
-libraries=(pcre2-8 xxhash isal zstd snappy sodium dnnl)
+libraries=(pcre2-8 xxhash isal zstd snappy sodium utf8proc dnnl)
 
 missing() {
     echo "deps_folder: $1 is not installed here (scripts/setup.sh test installs it)" >&2

@@ -373,7 +373,7 @@ def prove(place):
     trainers = ("train_gpt", "train_gpt_cpu")
     return [*probes,
             Stage("reference", 90, ("test_cuda",), lambda place, stage, _: tests(place, stage, "[model]"), read_tests),
-            Stage("curves", 110, trainers, gpu_trainer("test_loss_curves_follow_the_cpu"), read_gpu_trainer,
+            Stage("curves", 150, trainers, gpu_trainer("test_loss_curves_follow_the_cpu"), read_gpu_trainer,
                   trainer_variables(place)),
             Stage("resume", 110, trainers, gpu_trainer("test_two_runs_and_a_resumed_one_give_the_same_bits"),
                   read_gpu_trainer, trainer_variables(place)),
@@ -391,7 +391,7 @@ OP_GROUPS = {
     "loss": ["cross_entropy*", "loss_sum*"],
     "update": ["squared_sums*", "grad_norm_finish*", "adamw_update*", "sgd_update*"],
     "embedding": ["embedding*"],
-    "gelu": ["gelu*"],
+    "activation": ["activation*", "gated_activation*"],
     "dropout": ["dropout*"],
     "fill": ["normal_fill*", "add*", "fill*", "cast*"],
 }

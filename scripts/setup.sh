@@ -24,6 +24,7 @@ wanted=(
     'libzstd-dev|zstd.h|Zstandard'
     'libsnappy-dev|snappy-c.h|Snappy'
     'libsodium-dev|sodium.h|libsodium'
+    'libutf8proc-dev|utf8proc.h|utf8proc'
     'nlohmann-json3-dev|nlohmann/json.hpp|JSON for Modern C++ (nlohmann/json), 3'
     'libcli11-dev|CLI/CLI.hpp|CLI11, 2'
 )

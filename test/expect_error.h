@@ -1,13 +1,12 @@
 // Runs an action that must fail, and says what is wrong with the way in which it fails.
 #pragma once
 
-#include <initializer_list>
 
 #include "kernels/check.h"
 #include "test/catch.h"
 
 // The error's sentence. Checks the exit code, that the sentence is one line and that it holds all the `words`.
-template <class Action> std::string expect_error(Exit code, std::initializer_list<std::string> words, Action action) {
+template <class Action> std::string expect_error(Exit code, const std::vector<std::string>& words, Action action) {
     try {
         action();
     } catch (const Error& error) {

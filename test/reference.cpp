@@ -2,20 +2,10 @@
 
 namespace ref {
 
-// Calls body(T()) where T is the array's storage type.
-template <class Body> void by_storage(ConstView array, Body body) {
-    switch (array.dtype) {
-        case Dtype::fp32: return body(float());
-        case Dtype::bf16: return body(bf16());
-        case Dtype::fp16: return body(fp16());
-        case Dtype::fp64: return body(double());
-    }
-}
-
 // ---------------------------------------------------------------------------------------------------------------------
 // Embedding.
 
-// out[b, t, c] = wte[tokens[b, t], c] + wpe[t, c]
+// out[b, t, c] = wte[tokens[b, t], c] + wpe[t, c], without wpe the first alone
 void embedding_forward(const ops::EmbeddingForward& op) {
     by_storage(op.out, [&]<class T>(T) {
         T* out = op.out.as<T>();
@@ -26,14 +16,14 @@ void embedding_forward(const ops::EmbeddingForward& op) {
                 for (int c = 0; c < op.channels; c++) {
                     size_t position = size_t(b) * op.seq_len + t;
                     double token_value = load(wte[size_t(op.tokens[position]) * op.channels + c]);
-                    double position_value = load(wpe[size_t(t) * op.channels + c]);
+                    double position_value = wpe ? load(wpe[size_t(t) * op.channels + c]) : 0;
                     out[position * op.channels + c] = store<T>(token_value + position_value);
                 }
     });
 }
 
-// dwte[v, c] += the sum of dout[b, t, c] over all (b, t) with tokens[b, t] = v;  dwpe[t, c] (+)= sum over b of dout[b,
-// t, c]
+// dwte[v, c] (+)= the sum of dout[b, t, c] over all (b, t) with tokens[b, t] = v;  dwpe[t, c] (+)= sum over b of
+// dout[b, t, c]
 void embedding_backward(const ops::EmbeddingBackward& op) {
     by_storage(op.dout, [&]<class T>(T) {
         const T* dout = op.dout.as<T>();
@@ -46,16 +36,17 @@ void embedding_backward(const ops::EmbeddingBackward& op) {
                     dwte[size_t(op.tokens[position]) * op.channels + c] += gradient;
                     dwpe[size_t(t) * op.channels + c] += gradient;
                 }
-        for (size_t i = 0; i < dwte.size(); i++) put(op.dwte[i], dwte[i], true);
-        for (size_t i = 0; i < dwpe.size(); i++) put(op.dwpe[i], dwpe[i], op.accumulate);
+        for (size_t i = 0; i < dwte.size(); i++) put(op.dwte[i], dwte[i], op.accumulate_dwte);
+        for (size_t i = 0; op.dwpe && i < dwpe.size(); i++) put(op.dwpe[i], dwpe[i], op.accumulate);
     });
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Layer normalisation.
+// Normalisation. Absent weights are 1, absent biases 0.
 
 // residual = inp + branch;  x = residual as stored, or inp without a branch
 // mean = sum(x) / cols;  rstd = 1 / sqrt(sum((x - mean)^2) / cols + eps);  out = (x - mean) rstd weight + bias
+// RMSNorm: the same with a mean of 0
 void residual_norm_forward(const ops::ResidualNormForward& op) {
     by_storage(op.out, [&]<class T>(T) {
         const T *weight = op.weight.as<T>(), *bias = op.bias.as<T>();
@@ -66,12 +57,13 @@ void residual_norm_forward(const ops::ResidualNormForward& op) {
             T* out = op.out.as<T>() + size_t(row) * op.cols;
             double sum = 0, squares = 0;
             for (int c = 0; c < op.cols; c++) sum += load(x[c]);
-            double mean = sum / op.cols;
+            double mean = op.mean ? sum / op.cols : 0;
             for (int c = 0; c < op.cols; c++) squares += (load(x[c]) - mean) * (load(x[c]) - mean);
             double rstd = 1 / std::sqrt(squares / op.cols + op.eps);
             for (int c = 0; c < op.cols; c++)
-                out[c] = store<T>((load(x[c]) - mean) * rstd * load(weight[c]) + load(bias[c]));
-            op.mean[row] = float(mean);
+                out[c] =
+                    store<T>((load(x[c]) - mean) * rstd * (weight ? load(weight[c]) : 1) + (bias ? load(bias[c]) : 0));
+            if (op.mean) op.mean[row] = float(mean);
             op.rstd[row] = float(rstd);
         }
     });
@@ -79,6 +71,8 @@ void residual_norm_forward(const ops::ResidualNormForward& op) {
 
 // With normed = (inp - mean) rstd and dnormed = dout weight, row by row:
 //   dinp (+)= rstd (dnormed - average(dnormed) - normed average(dnormed normed))
+// RMSNorm, with a mean of 0 that depends on nothing:
+//   dinp (+)= rstd (dnormed - normed average(dnormed normed))
 //   dweight (+)= sum over rows of dout normed;  dbias (+)= sum over rows of dout
 void norm_backward(const ops::NormBackward& op) {
     by_storage(op.dinp, [&]<class T>(T) {
@@ -88,109 +82,50 @@ void norm_backward(const ops::NormBackward& op) {
             const T* inp = op.inp.as<T>() + size_t(row) * op.cols;
             const T* dout = op.dout.as<T>() + size_t(row) * op.cols;
             T* dinp = op.dinp.as<T>() + size_t(row) * op.cols;
-            double mean = op.mean[row], rstd = op.rstd[row];
+            double mean = op.mean ? op.mean[row] : 0, rstd = op.rstd[row];
             double average = 0, average_with_normed = 0;
             for (int c = 0; c < op.cols; c++) {
                 double normed = (load(inp[c]) - mean) * rstd;
-                double dnormed = load(dout[c]) * load(weight[c]);
-                average += dnormed / op.cols;
+                double dnormed = load(dout[c]) * (weight ? load(weight[c]) : 1);
+                if (op.mean) average += dnormed / op.cols;
                 average_with_normed += dnormed * normed / op.cols;
                 dweight[c] += load(dout[c]) * normed;
                 dbias[c] += load(dout[c]);
             }
             for (int c = 0; c < op.cols; c++) {
                 double normed = (load(inp[c]) - mean) * rstd;
-                double dnormed = load(dout[c]) * load(weight[c]);
+                double dnormed = load(dout[c]) * (weight ? load(weight[c]) : 1);
                 put(dinp[c], rstd * (dnormed - average - normed * average_with_normed), op.accumulate_dinp);
             }
         }
         for (int c = 0; c < op.cols; c++) {
-            put(op.dweight[c], dweight[c], op.accumulate);
-            put(op.dbias[c], dbias[c], op.accumulate);
+            if (op.dweight) put(op.dweight[c], dweight[c], op.accumulate);
+            if (op.dbias) put(op.dbias[c], dbias[c], op.accumulate);
         }
     });
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Matrix products and GELU.
+// Causal self-attention. Position t sees the positions first_visible_key(t) <= j <= t.
 
-// out[i] = gelu(inp[i])
-void gelu_forward(const ops::GeluForward& op) {
-    by_storage(op.out, [&]<class T>(T) {
-        T* out = op.out.as<T>();
-        const T* inp = op.inp.as<T>();
-        for (size_t i = 0; i < op.count; i++) out[i] = store<T>(gelu(load(inp[i])));
-    });
+// The largest of 0, t - window + 1 and first_key[t].
+int first_visible_key(int window, const int* first_key, int t) {
+    int first = 0;
+    if (window > 0) first = std::max(first, t - window + 1);
+    if (first_key) first = std::max(first, first_key[t]);
+    return first;
+}
+template <class Op> int first_visible_key(const Op& op, int b, int t) {
+    return first_visible_key(op.window, op.first_key ? op.first_key + size_t(b) * op.seq_len : nullptr, t);
 }
 
-// out[r, j] = sum over i of inp[r, i] weight[j, i], plus bias[j]; with pre_gelu, that is pre_gelu and out =
-// gelu(pre_gelu)
-void matmul_forward(const ops::MatmulForward& op) {
-    by_storage(op.out, [&]<class T>(T) {
-        T* out = op.out.as<T>();
-        T* pre_gelu = op.pre_gelu.as<T>();
-        const T* inp = op.inp.as<T>();
-        const T* weight = op.weight.as<T>();
-        const T* bias = op.bias.as<T>();
-        for (int row = 0; row < op.rows; row++)
-            for (int j = 0; j < op.n; j++) {
-                double sum = bias ? load(bias[j]) : 0;
-                for (int i = 0; i < op.k; i++)
-                    sum += load(inp[size_t(row) * op.k + i]) * load(weight[size_t(j) * op.k + i]);
-                size_t place = size_t(row) * op.n + j;
-                out[place] = store<T>(sum);
-                if (pre_gelu) {
-                    pre_gelu[place] = store<T>(sum);
-                    out[place] = store<T>(gelu(load(pre_gelu[place])));
-                }
-            }
-    });
+// softcap tanh(score / softcap) and its derivative; without a cap the score itself and 1.
+double capped(double score, double softcap) { return softcap > 0 ? softcap * std::tanh(score / softcap) : score; }
+double cap_derivative(double score, double softcap) {
+    if (!(softcap > 0)) return 1;
+    double tanh = std::tanh(score / softcap);
+    return 1 - tanh * tanh;
 }
-
-// dinp[r, i] = sum over j of dout[r, j] weight[j, i]; with pre_gelu, times gelu'(pre_gelu[r, i])
-void matmul_backward_input(const ops::MatmulBackwardInput& op) {
-    by_storage(op.dinp, [&]<class T>(T) {
-        T* dinp = op.dinp.as<T>();
-        const T* dout = op.dout.as<T>();
-        const T* weight = op.weight.as<T>();
-        const T* pre_gelu = op.pre_gelu.as<T>();
-        std::vector<double> sums(op.k);
-        for (int row = 0; row < op.rows; row++) {
-            std::fill(sums.begin(), sums.end(), 0.0);
-            for (int j = 0; j < op.n; j++)
-                for (int i = 0; i < op.k; i++)
-                    sums[i] += load(dout[size_t(row) * op.n + j]) * load(weight[size_t(j) * op.k + i]);
-            for (int i = 0; i < op.k; i++) {
-                size_t place = size_t(row) * op.k + i;
-                double slope = pre_gelu ? gelu_slope(load(pre_gelu[place])) : 1;
-                dinp[place] = store<T>(sums[i] * slope);
-            }
-        }
-    });
-}
-
-// dweight[j, i] (+)= sum over r of dout[r, j] inp[r, i];  dbias[j] (+)= sum over r of dout[r, j]
-void matmul_backward_weight(const ops::MatmulBackwardWeight& op) {
-    by_storage(op.dout, [&]<class T>(T) {
-        const T* dout = op.dout.as<T>();
-        const T* inp = op.inp.as<T>();
-        std::vector<double> sums(op.k);
-        for (int j = 0; j < op.n; j++) {
-            std::fill(sums.begin(), sums.end(), 0.0);
-            double bias_sum = 0;
-            for (int row = 0; row < op.rows; row++) {
-                double gradient = load(dout[size_t(row) * op.n + j]);
-                bias_sum += gradient;
-                for (int i = 0; i < op.k; i++) sums[i] += gradient * load(inp[size_t(row) * op.k + i]);
-            }
-            for (int i = 0; i < op.k; i++) put(op.dweight[size_t(j) * op.k + i], sums[i], op.accumulate);
-            if (op.dbias) put(op.dbias[j], bias_sum, op.accumulate);
-        }
-    });
-}
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Causal self-attention. Position t sees the positions j <= t.
 
 // What dropout multiplies a probability with: 1 without it.
 double dropout_factor(const ops::DropoutMask& mask, int b, int head, int query, int key) {
@@ -198,8 +133,8 @@ double dropout_factor(const ops::DropoutMask& mask, int b, int head, int query, 
     return mask.is_kept(mask.keys[b], head, query, key) ? 65536.0 / (65536.0 - mask.threshold) : 0;
 }
 
-// score[j] = scale query[t] . key[j];  lse = log(sum of exp(score));  out[t] = sum over j of factor exp(score[j] - lse)
-// value[j]
+// score[j] = capped(scale query[t] . key[j]);  lse = log(sum of exp(score));  out[t] = sum over j of factor
+// exp(score[j] - lse) value[j]
 void attention_forward(const ops::AttentionForward& op) {
     by_storage(op.out, [&]<class T>(T) {
         T* out = op.out.as<T>();
@@ -209,11 +144,14 @@ void attention_forward(const ops::AttentionForward& op) {
         for (int b = 0; b < op.batch; b++)
             for (int h = 0; h < op.n_head; h++)
                 for (int t = 0; t < op.seq_len; t++) {
-                    for (int j = 0; j <= t; j++)
-                        score[j] = op.scale * dot(qkv + at.query(b, h, t), qkv + at.key(b, h, j), op.head_size);
-                    double lse = log_sum_exp(score.data(), t + 1);
+                    const int first = first_visible_key(op, b, t);
+                    for (int j = first; j <= t; j++) {
+                        double product = dot(qkv + at.query(b, h, t), qkv + at.key(b, h, j), op.head_size);
+                        score[j] = capped(op.scale * product, op.softcap);
+                    }
+                    double lse = log_sum_exp(score.data() + first, t + 1 - first);
                     std::fill(sum.begin(), sum.end(), 0.0);
-                    for (int j = 0; j <= t; j++) {
+                    for (int j = first; j <= t; j++) {
                         double p = dropout_factor(op.dropout, b, h, t, j) * std::exp(score[j] - lse);
                         for (int d = 0; d < op.head_size; d++) sum[d] += p * load(qkv[at.value(b, h, j) + d]);
                     }
@@ -223,8 +161,9 @@ void attention_forward(const ops::AttentionForward& op) {
     });
 }
 
-// With p = exp(score - lse), for every query t and key j <= t of a head:
-//   dvalue[j] += factor p dout[t];  dp = factor dout[t] . value[j];  dscore = p (dp - dout[t] . out[t])
+// With p = exp(score - lse), for every query t of a head and key j that it sees:
+//   dvalue[j] += factor p dout[t];  dp = factor dout[t] . value[j];
+//   dscore = p (dp - dout[t] . out[t]) cap_derivative(scale query[t] . key[j])
 //   dquery[t] += scale dscore key[j];  dkey[j] += scale dscore query[t]
 void attention_backward(const ops::AttentionBackward& op) {
     by_storage(op.dqkv, [&]<class T>(T) {
@@ -239,13 +178,13 @@ void attention_backward(const ops::AttentionBackward& op) {
                     const T* query = qkv + at.query(b, h, t);
                     const T* dout = op.dout.as<T>() + at.out(b, h, t);
                     double dout_out = dot(dout, out + at.out(b, h, t), op.head_size);
-                    for (int j = 0; j <= t; j++) {
+                    for (int j = first_visible_key(op, b, t); j <= t; j++) {
                         const T* key = qkv + at.key(b, h, j);
                         double score = op.scale * dot(query, key, op.head_size);
-                        double p = std::exp(score - op.lse[at.lse(b, h, t)]);
+                        double p = std::exp(capped(score, op.softcap) - op.lse[at.lse(b, h, t)]);
                         double factor = dropout_factor(op.dropout, b, h, t, j);
                         double dp = factor * dot(dout, qkv + at.value(b, h, j), op.head_size);
-                        double dscore = p * (dp - dout_out);
+                        double dscore = p * (dp - dout_out) * cap_derivative(score, op.softcap);
                         for (int d = 0; d < op.head_size; d++) {
                             sums[at.value(b, h, j) + d] += factor * p * load(dout[d]);
                             sums[at.query(b, h, t) + d] += op.scale * dscore * load(key[d]);
@@ -274,19 +213,27 @@ void dropout(const ops::Dropout& op) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Loss.
 
-// loss = token_loss(logits, target);  dlogits[v] = (exp(logits[v] - log_sum_exp(logits)) - (v is target)) grad_scale
-// loss_scale
+// With x[v] = softcap tanh(logits[v] / softcap), or without a soft cap the logits, and p[v] = exp(x[v] - lse):
+//   loss = lse - x[target]
+//   dlogits[v] = (p[v] - (v is target) + 2 z_loss lse p[v]) x'[v] grad_scale loss_scale,  x' = 1 - tanh^2
 void cross_entropy(const ops::CrossEntropy& op) {
     by_storage(op.logits, [&]<class T>(T) {
         double gradient_scale = double(op.grad_scale) * (op.loss_scale ? *op.loss_scale : 1);
+        std::vector<double> x(op.vocab), slope(op.vocab);
         for (int row = 0; row < op.rows; row++) {
             T* logits = op.logits.as<T>() + size_t(row) * op.padded_vocab;
             int target = op.targets[row];
-            op.loss[row] = target < 0 ? 0 : float(token_loss(logits, op.vocab, target));
-            if (!op.write_dlogits) continue;
-            double lse = log_sum_exp(logits, op.vocab);
             for (int v = 0; v < op.vocab; v++) {
-                double gradient = (std::exp(load(logits[v]) - lse) - (v == target)) * gradient_scale;
+                double tanh = op.softcap > 0 ? std::tanh(load(logits[v]) / op.softcap) : 0;
+                x[v] = op.softcap > 0 ? op.softcap * tanh : load(logits[v]);
+                slope[v] = 1 - tanh * tanh;
+            }
+            op.loss[row] = target < 0 ? 0 : float(token_loss(x.data(), op.vocab, target));
+            if (!op.write_dlogits) continue;
+            double lse = log_sum_exp(x.data(), op.vocab);
+            for (int v = 0; v < op.vocab; v++) {
+                double p = std::exp(x[v] - lse);
+                double gradient = (p - (v == target) + 2 * op.z_loss * lse * p) * slope[v] * gradient_scale;
                 logits[v] = store<T>(target < 0 ? 0 : gradient);
             }
             for (int v = op.vocab; v < op.padded_vocab; v++) logits[v] = store<T>(0);

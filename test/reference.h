@@ -3,7 +3,7 @@
 // ref::x takes the struct that ops::x takes. All arithmetic is double; a value is rounded only where ops.h says that it
 // is stored, to the type in which it is stored. The storage type may also be double, which rounds nothing: then an
 // output is the exact result as far as anybody else is concerned, and finite differences are clean. `scratch` is not
-// used. The formulas stand in reference.cpp.
+// used. The formulas stand in reference.cpp and reference_mlp.cpp.
 #pragma once
 
 #include <algorithm>
@@ -27,6 +27,16 @@ template <class T> T store(double x) {
         return from_float<T>(float(x));
 }
 
+// Calls body(T()) where T is the array's storage type.
+template <class Body> void by_storage(ConstView array, Body body) {
+    switch (array.dtype) {
+        case Dtype::fp32: return body(float());
+        case Dtype::bf16: return body(bf16());
+        case Dtype::fp16: return body(fp16());
+        case Dtype::fp64: return body(double());
+    }
+}
+
 // Stores `value`, or adds it to what stands there.
 template <class T> void put(T& place, double value, bool accumulate) {
     place = store<T>(accumulate ? load(place) + value : value);
@@ -46,6 +56,29 @@ inline double gelu_slope(double x) {
     return 0.5 * (1 + tanh_a) + 0.5 * x * (1 - tanh_a * tanh_a) * a_slope;
 }
 
+inline double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
+
+inline double activation(ActivationFunction function, double x) {
+    switch (function) {
+        case ActivationFunction::none: return x;
+        case ActivationFunction::gelu_new: return gelu(x);
+        case ActivationFunction::silu: return x * sigmoid(x);
+        case ActivationFunction::relu2: return x > 0 ? x * x : 0;
+    }
+    return NAN;
+}
+
+// silu'(x) = sigmoid(x) (1 + x (1 - sigmoid(x)))
+inline double activation_slope(ActivationFunction function, double x) {
+    switch (function) {
+        case ActivationFunction::none: return 1;
+        case ActivationFunction::gelu_new: return gelu_slope(x);
+        case ActivationFunction::silu: return sigmoid(x) * (1 + x * sigmoid(-x));
+        case ActivationFunction::relu2: return x > 0 ? 2 * x : 0;
+    }
+    return NAN;
+}
+
 // Where the parts of one head lie in qkv, counted in elements.
 struct QkvLayout {
     int seq_len, n_head, n_kv_head, head_size;
@@ -58,6 +91,9 @@ struct QkvLayout {
     size_t out(int b, int h, int t) const { return ((size_t(b) * seq_len + t) * n_head + h) * head_size; }
     size_t lse(int b, int h, int t) const { return (size_t(b) * n_head + h) * seq_len + t; }
 };
+
+// The first key that query t of a sequence sees; first_key of the sequence, or null.
+int first_visible_key(int window, const int* first_key, int t);
 
 template <class T, class U> double dot(const T* a, const U* b, int count) {
     double sum = 0;
@@ -82,10 +118,14 @@ void embedding_forward(const ops::EmbeddingForward& op);
 void embedding_backward(const ops::EmbeddingBackward& op);
 void residual_norm_forward(const ops::ResidualNormForward& op);
 void norm_backward(const ops::NormBackward& op);
-void gelu_forward(const ops::GeluForward& op);
+void activation_forward(const ops::ActivationForward& op);
+void gated_activation_forward(const ops::GatedActivationForward& op);
+void gated_activation_backward(const ops::GatedActivationBackward& op);
 void matmul_forward(const ops::MatmulForward& op);
 void matmul_backward_input(const ops::MatmulBackwardInput& op);
 void matmul_backward_weight(const ops::MatmulBackwardWeight& op);
+void qk_norm_rope_forward(const ops::QkNormRopeForward& op);
+void qk_norm_rope_backward(const ops::QkNormRopeBackward& op);
 void attention_forward(const ops::AttentionForward& op);
 void attention_backward(const ops::AttentionBackward& op);
 void dropout(const ops::Dropout& op);

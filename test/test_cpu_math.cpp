@@ -78,7 +78,7 @@ TEMPLATE_TEST_CASE("from_float rounds to nearest even", "[numeric]", bf16, fp16)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// exp and GELU.
+// exp and the activations.
 
 namespace {
 
@@ -117,6 +117,20 @@ TEST_CASE("exp_approx is within 1.5 units in the last place", "[vector_math]") {
     CHECK(std::isnan(exp_approx(-NAN)));
 }
 
+TEST_CASE("tanh_approx is within 4 units in the last place", "[vector_math]") {
+    const double worst = worst_over_floats(20, [](float x) {
+        const double exact = std::tanh(double(x));
+        return std::abs(tanh_approx(x) - exact) / ulp(exact);
+    });
+    CHECK(worst <= 4);
+
+    constexpr float kInfinity = std::numeric_limits<float>::infinity();
+    CHECK(tanh_approx(kInfinity) == 1);
+    CHECK(tanh_approx(-kInfinity) == -1);
+    CHECK(tanh_approx(std::numeric_limits<float>::max()) == 1);
+    CHECK(std::isnan(tanh_approx(NAN)));
+}
+
 TEST_CASE("gelu and gelu_gradient are as near as promised", "[vector_math]") {
     const double worst = worst_over_floats(
         1e4f, [](float x) { return std::abs(gelu(x) - ref::gelu(x)) / std::max(1.0, std::abs(double(x))); });
@@ -132,6 +146,25 @@ TEST_CASE("gelu and gelu_gradient are as near as promised", "[vector_math]") {
     CHECK(std::abs(gelu_gradient(-kHuge)) <= 1e-34f);
     CHECK(std::isnan(gelu(NAN)));
     CHECK(std::isnan(gelu_gradient(NAN)));
+}
+
+TEST_CASE("silu and silu_gradient are as near as promised", "[vector_math]") {
+    constexpr auto kSilu = ActivationFunction::silu;
+    const double worst = worst_over_floats(1e4f, [](float x) {
+        return std::abs(silu(x) - ref::activation(kSilu, x)) / std::max(1.0, std::abs(double(x)));
+    });
+    CHECK(worst <= 4e-7);
+    const double worst_gradient =
+        worst_over_floats(1e4f, [](float x) { return std::abs(silu_gradient(x) - ref::activation_slope(kSilu, x)); });
+    CHECK(worst_gradient <= 5e-7);
+
+    constexpr float kHuge = std::numeric_limits<float>::max();
+    CHECK(silu(kHuge) == kHuge);
+    CHECK(silu(-kHuge) == 0);
+    CHECK(silu_gradient(kHuge) == 1);
+    CHECK(std::abs(silu_gradient(-kHuge)) <= 1e-32f);
+    CHECK(std::isnan(silu(NAN)));
+    CHECK(std::isnan(silu_gradient(NAN)));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -295,7 +328,8 @@ TEMPLATE_TEST_CASE("attention: any number of threads gives the same bits", "[thr
                                                      .n_head = kHeads,
                                                      .n_kv_head = kKvHeads,
                                                      .head_size = kHeadSize,
-                                                     .scale = 0.3f},
+                                                     .scale = 0.3f,
+                                                     .window = 50},
                                Stream());
         ops::AttentionBackward op{.dqkv = dqkv.on(device),
                                   .scratch = nullptr,
@@ -308,7 +342,8 @@ TEMPLATE_TEST_CASE("attention: any number of threads gives the same bits", "[thr
                                   .n_head = kHeads,
                                   .n_kv_head = kKvHeads,
                                   .head_size = kHeadSize,
-                                  .scale = 0.3f};
+                                  .scale = 0.3f,
+                                  .window = 50};
         auto scratch = scratch_of(ops::attention_backward_scratch_bytes(op));
         op.scratch = scratch.on(device);
         ops::attention_backward(op, Stream());
@@ -392,7 +427,7 @@ TEMPLATE_TEST_CASE("flat arrays: any number of threads gives the same bits", "[t
         auto gelu_of_inp = output<T>(kCount), rounded = output<T>(kCount);
         ops::normal_fill({normal.on(device), kCount, 7, 1, 0.02f, 0}, Stream());
         ops::cast(ops::Cast{rounded.on(device), normal.on(device), kCount}, Stream());
-        ops::gelu_forward(ops::GeluForward{gelu_of_inp.on(device), inp.on(device), kCount}, Stream());
+        ops::activation_forward(ops::ActivationForward{gelu_of_inp.on(device), inp.on(device), kCount}, Stream());
         append(bytes, normal), append(bytes, rounded), append(bytes, gelu_of_inp);
     });
 }

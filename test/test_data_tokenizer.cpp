@@ -174,7 +174,7 @@ TEST_CASE("tokenizer: white space is Unicode's") {
         INFO("U+" << std::hex << c);
         CHECK((pieces(character + "\n").size() == 1) == is_space(c));
         size_t expected_cut = !is_space(c) ? 1 + character.size() : c < 0x80 ? 1 : 0;
-        CHECK(last_safe_cut("!" + character + "\n") == expected_cut);
+        CHECK(last_safe_cut("!" + character + "\n", SafeCut::by_gpt2) == expected_cut);
     }
 }
 
@@ -183,7 +183,7 @@ TEST_CASE("tokenizer: text may be cut where last_safe_cut says") {
     for (uint64_t seed = 0; seed < 1000; seed++) {
         std::string text = random_text(seed, 24, kDifficult);
         for (size_t length = 1; length <= text.size(); length++) {
-            size_t cut = last_safe_cut(std::string_view(text).substr(0, length));
+            size_t cut = last_safe_cut(std::string_view(text).substr(0, length), SafeCut::by_gpt2);
             if (cut == 0) continue;
             CHECK(cut < length);
             cuts++;

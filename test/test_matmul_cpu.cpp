@@ -38,25 +38,26 @@ public:
           bias_("bias", Role::input, values(1, s.n, 3)),
           dout_("dout", Role::input, values(s.rows, s.n, 4)),
           out_("out", Role::output, nans(size_t(s.rows) * s.n)),
-          pre_gelu_("pre_gelu", Role::output, nans(size_t(s.rows) * s.n)),
+          pre_activation_("pre_activation", Role::output, nans(size_t(s.rows) * s.n)),
           dinp_("dinp", Role::output, nans(size_t(s.rows) * s.k)),
           dweight_("dweight", Role::output, values(s.n, s.k, 5)),
           dbias_("dbias", Role::output, values(1, s.n, 6)) {}
 
     void multiply(ProductPath path, bool with_gelu) {
         const OnDevice<T> device;
-        T* pre_gelu = with_gelu ? pre_gelu_.on(device) : nullptr;
-        matmul_forward_by(path, {out_.on(device), pre_gelu, inp_.on(device), weight_.on(device), bias_.on(device),
-                                 s_.rows, s_.n, s_.k});
+        const auto activation = with_gelu ? ActivationFunction::gelu_new : ActivationFunction::none;
+        T* pre_activation = with_gelu ? pre_activation_.on(device) : nullptr;
+        matmul_forward_by(path, {out_.on(device), pre_activation, inp_.on(device), weight_.on(device), bias_.on(device),
+                                 s_.rows, s_.n, s_.k, activation});
         matmul_backward_input_by(path, {dinp_.on(device), dout_.on(device), weight_.on(device),
-                                        with_gelu ? inp_.on(device) : nullptr, s_.rows, s_.n, s_.k});
+                                        with_gelu ? inp_.on(device) : nullptr, s_.rows, s_.n, s_.k, activation});
         matmul_backward_weight_by(path, {dweight_.on(device), dbias_.on(device), nullptr, dout_.on(device),
                                          inp_.on(device), s_.rows, s_.n, s_.k, true});
     }
 
     std::string results() const {
         std::string bytes;
-        for (const auto* array : {&out_, &pre_gelu_, &dinp_}) append(bytes, array->fetch());
+        for (const auto* array : {&out_, &pre_activation_, &dinp_}) append(bytes, array->fetch());
         for (const auto* array : {&dweight_, &dbias_}) append(bytes, array->fetch());
         return bytes;
     }
@@ -77,7 +78,7 @@ private:
 
     Shape s_;
     Values kind_;
-    Array<T> inp_, weight_, bias_, dout_, out_, pre_gelu_, dinp_;
+    Array<T> inp_, weight_, bias_, dout_, out_, pre_activation_, dinp_;
     Array<float> dweight_, dbias_;
 };
 

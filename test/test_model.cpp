@@ -355,27 +355,3 @@ TEST_CASE("weights survive a round trip through Hugging Face's layout", "[model]
     for (const NamedTensor& tensor : from)
         if (tensor.name == "h.2.attn.c_attn.weight") REQUIRE(tensor.shape == std::vector<size_t>{48, 144});
 }
-
-TEST_CASE("a config.json that describes another model is refused by key", "[model]") {
-    const GptShape shape = nano_options().shape;
-    const nlohmann::ordered_json good = hf_config(shape, 0.1, 130);
-    check_hf_config(good, shape, "config.json");
-    for (const char* key : {"attn_pdrop", "embd_pdrop", "resid_pdrop"}) REQUIRE(good[key] == 0.1);
-    for (const auto& [key, value] : std::initializer_list<std::pair<const char*, nlohmann::ordered_json>>{
-             {"n_layer", 4},
-             {"n_head", 4},
-             {"n_embd", 64},
-             {"vocab_size", 132},
-             {"n_positions", 25},
-             {"activation_function", "relu"},
-             {"layer_norm_epsilon", 1e-6},
-             {"n_inner", 100},
-             {"model_type", "llama"},
-             {"scale_attn_by_inverse_layer_idx", true},
-             {"tie_word_embeddings", false}}) {
-        nlohmann::ordered_json bad = good;
-        bad[key] = value;
-        INFO(key);
-        expect_error(Exit::config, {"config.json", key}, [&] { check_hf_config(bad, shape, "config.json"); });
-    }
-}

@@ -46,13 +46,13 @@ void accumulate_gradients(Gpt& gpt, const TorchReference& torch, int step, const
 // The largest error of any tensor of the group, with the loss scale divided out of gradients.
 double worst_error(const Gpt& gpt, const TorchReference& torch, const std::string& group, float scale = 1.0f) {
     double worst = 0;
-    std::vector<NamedTensor> tensors = hf_tensors(gpt);
-    for (size_t i = 0; i < tensors.size(); i++) {
-        if (group == "gradient" || group == "dropout") tensors[i].values = gpt.gradient_tensors()[i].values;
-        std::vector<float> values = file_values(tensors[i]);
+    const bool is_gradient = group == "gradient" || group == "dropout";
+    for (const NamedTensor& tensor :
+         hf_tensors(gpt.layout(), is_gradient ? gpt.gradient_tensors() : gpt.master_tensors())) {
+        std::vector<float> values = file_values(tensor);
         for (float& value : values) value /= scale;
-        const double error = torch_error(torch, group, tensors[i].name, values);
-        UNSCOPED_INFO(group << " " << tensors[i].name << " " << error);
+        const double error = torch_error(torch, group, tensor.name, values);
+        UNSCOPED_INFO(group << " " << tensor.name << " " << error);
         if (!(error <= worst)) worst = error;  // a NaN stays
     }
     return worst;

@@ -33,7 +33,12 @@ std::vector<int> targets_with_gaps(const Shape& s) {
 
 }  // namespace
 
-template <class T> static void test_cross_entropy(const Shape& s, bool write_dlogits, bool with_loss_scale) {
+template <class T>
+static void test_cross_entropy(const Shape& s, bool write_dlogits, bool with_loss_scale, float softcap = 0,
+                               float z_loss = 0) {
+    INFO("rows " << s.rows << ", vocab " << s.vocab << ", padded_vocab " << s.padded_vocab << ", shift " << s.shift
+                 << ", write_dlogits " << write_dlogits << ", loss_scale " << with_loss_scale << ", softcap " << softcap
+                 << ", z_loss " << z_loss);
     Stored<T> logits("logits", Role::output, padded_logits(s), s.shift);
     Array<float> loss("loss", Role::output, nans(s.rows));
     Array<int> targets("targets", Role::input, targets_with_gaps(s));
@@ -47,28 +52,37 @@ template <class T> static void test_cross_entropy(const Shape& s, bool write_dlo
                                  .vocab = s.vocab,
                                  .padded_vocab = s.padded_vocab,
                                  .grad_scale = 1.0f / float(s.rows),
-                                 .write_dlogits = write_dlogits};
+                                 .write_dlogits = write_dlogits,
+                                 .softcap = softcap,
+                                 .z_loss = z_loss};
     };
+    const std::vector<double> logits_before = logits.host;
     std::vector<T> before = logits.fetch();
     ops::cross_entropy(op(OnDevice<T>()), Stream());
     ref::cross_entropy(op(OnHost()));
 
     // Differences of logits round relative to their terms; exp and log add theirs, the sum over the vocabulary its own.
-    double argument_error = 4 * kRoundoff * (s.width + std::log(s.vocab));
+    // A capped logit is at most the cap and has the error of a tanh of it.
+    const double width = softcap > 0 ? std::min<double>(s.width, softcap) : s.width;
+    double argument_error = 4 * kRoundoff * (width + std::log(s.vocab)) + 2 * kFunctionError * softcap;
     double sum_error = summation_error(s.vocab) + 2 * kFunctionError;
     check_close(loss, [&](size_t row) { return argument_error + sum_error + stored_error_fp32(loss.host[row]); });
     if (!write_dlogits) {
         check_same_bits(logits, before);
         return;
     }
-    // probability - (v is target), times the scale.
+    // probability (1 + 2 z_loss lse) - (v is target), times the cap's derivative 1 - tanh^2 and the scale. The lse has
+    // the loss's error, the derivative a tanh's.
     double scale = (with_loss_scale ? 1024.0 : 1.0) / s.rows;
     check_close(logits, [&](size_t i) {
         bool is_target = targets.host[i / s.padded_vocab] == int(i % s.padded_vocab);
-        double probability = logits.host[i] / scale + is_target;
-        double difference_error =
-            probability * 2 * (argument_error + sum_error) + 3 * kRoundoff * std::abs(logits.host[i]) / scale;
-        return scale * difference_error + stored_error<T>(logits.host[i]);
+        const double tanh = softcap > 0 ? std::tanh(logits_before[i] / softcap) : 0, slope = 1 - tanh * tanh;
+        const double boosted = slope > 0 ? logits.host[i] / scale / slope + is_target : 1;  // the probability's part
+        const double difference_error = std::abs(boosted) * 2 * (argument_error + sum_error) +
+                                        2 * z_loss * (argument_error + sum_error) +
+                                        3 * kRoundoff * std::abs(logits.host[i]) / scale;
+        const double slope_error = softcap > 0 ? 2 * kFunctionError * (std::abs(boosted) + is_target) : 0;
+        return scale * (difference_error + slope_error) + stored_error<T>(logits.host[i]);
     });
     std::vector<T> dlogits = logits.fetch();
     size_t not_zero = 0;
@@ -82,14 +96,21 @@ template <class T> static void test_cross_entropy(const Shape& s, bool write_dlo
 
 TEMPLATE_TEST_CASE("cross_entropy", "[ops]", float, bf16, fp16) {
     auto test = [](const Shape& s, bool write_dlogits, bool with_loss_scale) {
-        INFO("rows " << s.rows << ", vocab " << s.vocab << ", padded_vocab " << s.padded_vocab << ", shift " << s.shift
-                     << ", write_dlogits " << write_dlogits << ", loss_scale " << with_loss_scale);
         test_cross_entropy<TestType>(s, write_dlogits, with_loss_scale);
     };
     for (const Shape& s : kShapes)
         for (bool write_dlogits : {false, true})
             for (bool with_loss_scale : {false, true}) test(s, write_dlogits, with_loss_scale);
     for (const Shape& s : kLongShapes) test(s, true, false);
+}
+
+// Caps below, near and above the logits, and a z-loss that is a visible part of the gradient.
+TEMPLATE_TEST_CASE("cross_entropy: soft cap and z-loss", "[ops]", float, bf16, fp16) {
+    for (const Shape& s : kShapes)
+        for (auto [softcap, z_loss] : {std::pair(2.5f, 0.0f), {15.0f, 0.0f}, {0.0f, 0.01f}, {30.0f, 0.02f}})
+            test_cross_entropy<TestType>(s, true, s.rows > 5, softcap, z_loss);
+    test_cross_entropy<TestType>(kShapes[3], false, false, 2.5f, 0.02f);
+    test_cross_entropy<TestType>(kLongShapes[2], true, false, 15, 0.02f);
 }
 
 // The bits of the loss are the same whether the gradient is wanted or not: training and evaluation agree.

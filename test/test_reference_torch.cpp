@@ -55,7 +55,7 @@ struct Norm {
 };
 struct Block {
     Norm norm1, norm2;
-    Floats qkv, lse, attn, attn_proj, pre_gelu, fc, fc_proj;
+    Floats qkv, lse, attn, attn_proj, pre_activation, fc, fc_proj;
 };
 
 class ReferenceGpt {
@@ -88,7 +88,7 @@ public:
             attention_forward(block);
             linear_forward(block.attn_proj, h + "attn.c_proj", block.attn);
             norm_forward(block.norm2, h + "ln_2", block.norm1.inp, &block.attn_proj);
-            linear_forward(block.fc, h + "mlp.c_fc", block.norm2.out, &block.pre_gelu);
+            linear_forward(block.fc, h + "mlp.c_fc", block.norm2.out, &block.pre_activation);
             linear_forward(block.fc_proj, h + "mlp.c_proj", block.fc);
             branch = &block.fc_proj;
         }
@@ -122,7 +122,7 @@ public:
         for (int l = r_.n_layer - 1; l >= 0; l--) {
             Block& block = blocks_[l];
             std::string h = "h." + std::to_string(l) + ".";
-            linear_backward(dfc, h + "mlp.c_proj", block.fc, dresidual, &block.pre_gelu);
+            linear_backward(dfc, h + "mlp.c_proj", block.fc, dresidual, &block.pre_activation);
             linear_backward(dnorm, h + "mlp.c_fc", block.norm2.out, dfc);
             norm_backward(dresidual, h + "ln_2", block.norm2, dnorm, true);
             linear_backward(dattn, h + "attn.c_proj", block.attn, dresidual);
@@ -189,23 +189,28 @@ private:
                                              .accumulate = accumulate_});
     }
 
+    static ActivationFunction activation_of(const Floats* pre_activation) {
+        return pre_activation ? ActivationFunction::gelu_new : ActivationFunction::none;
+    }
+
     // The head is tied to "wte" and has no bias.
-    void linear_forward(Floats& out, const std::string& name, const Floats& inp, Floats* pre_gelu = nullptr) {
+    void linear_forward(Floats& out, const std::string& name, const Floats& inp, Floats* pre_activation = nullptr) {
         const Parameters::Place& place = parameters.places.at(name + ".weight");
         out.resize(rows_ * place.rows);
-        if (pre_gelu) pre_gelu->resize(out.size());
+        if (pre_activation) pre_activation->resize(out.size());
         ref::matmul_forward(ops::MatmulForward{.out = out.data(),
-                                               .pre_gelu = pre_gelu ? pre_gelu->data() : nullptr,
+                                               .pre_activation = pre_activation ? pre_activation->data() : nullptr,
                                                .inp = inp.data(),
                                                .weight = parameters.weight(name + ".weight"),
                                                .bias = name == "wte" ? nullptr : parameters.weight(name + ".bias"),
                                                .rows = rows_,
                                                .n = int(place.rows),
-                                               .k = int(place.cols)});
+                                               .k = int(place.cols),
+                                               .activation = activation_of(pre_activation)});
     }
 
     void linear_backward(Floats& dinp, const std::string& name, const Floats& inp, const Floats& dout,
-                         const Floats* pre_gelu = nullptr) {
+                         const Floats* pre_activation = nullptr) {
         const Parameters::Place& place = parameters.places.at(name + ".weight");
         dinp.resize(rows_ * place.cols);
         ref::matmul_backward_weight(
@@ -221,10 +226,11 @@ private:
         ref::matmul_backward_input(ops::MatmulBackwardInput{.dinp = dinp.data(),
                                                             .dout = dout.data(),
                                                             .weight = parameters.weight(name + ".weight"),
-                                                            .pre_gelu = pre_gelu ? pre_gelu->data() : nullptr,
+                                                            .kept = pre_activation ? pre_activation->data() : nullptr,
                                                             .rows = rows_,
                                                             .n = int(place.rows),
-                                                            .k = int(place.cols)});
+                                                            .k = int(place.cols),
+                                                            .activation = activation_of(pre_activation)});
     }
 
     float attention_scale() const { return float(1 / std::sqrt(channels_ / r_.n_head)); }

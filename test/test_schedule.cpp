@@ -395,8 +395,8 @@ TEST_CASE("FLOPs per token are llm.c's for the GPT-2 family", "[flops]") {
         FlopsPerToken model;
         double giga;
     };
-    for (const Case& c : {Case{{124475904, 12, 768, 1024}, 0.8035}, Case{{354871296, 24, 1024, 1024}, 2.2802},
-                          Case{{774090240, 36, 1280, 1024}, 4.9277}, Case{{1557686400, 48, 1600, 1024}, 9.8180}})
+    for (const Case& c : {Case{{124475904, 12 * 768 * 512.0}, 0.8035}, Case{{354871296, 24 * 1024 * 512.0}, 2.2802},
+                          Case{{774090240, 36 * 1280 * 512.0}, 4.9277}, Case{{1557686400, 48 * 1600 * 512.0}, 9.8180}})
         CHECK(std::abs(flops_per_token(c.model) / 1e9 - c.giga) < 1e-4);
     CHECK_FALSE(model_flops_utilisation(1e9, 1000, 0).has_value());
     CHECK(model_flops_utilisation(1e9, 1000, 2e12).value() == 0.5);

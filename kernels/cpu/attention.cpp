@@ -4,10 +4,14 @@
 // sums of the softmax need no sums across lanes, keys and values are used as they lie in memory, and only the queries
 // (and dout) have to be transposed, once per query block. Tiles are float whatever the storage type.
 //
-// Forward: one task per (batch, head, query block), running over the key blocks up to the diagonal. Backward: one task
-// per (batch, key-value head), since dkey and dvalue are sums over queries; these lie in `scratch`, dquery in a tile.
+// Forward: one task per (batch, heads, query block), running over the key blocks that the queries see. Backward: one
+// task per (batch, key-value head), since dkey and dvalue are sums over queries; these lie in `scratch`, dquery in a
+// tile. A key tile is loaded once for several query heads of its key-value head, whose own tiles then lie in the
+// second-level cache; what a head computes does not depend on which others are beside it.
+#include <array>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "kernels/attention_layout.h"
@@ -24,6 +28,7 @@ namespace {
 // level cache of 32 KB for heads of 64. Few keys, so that on the diagonal little is computed that the mask discards.
 constexpr int kQueries = 64;
 constexpr int kKeys = 32;
+constexpr int kHeadsOfTask = 4;  // that share a key tile
 static_assert(kQueries % kTileCols == 0, "tile_product wants whole vectors of queries");
 static_assert(kTileCols % 16 == 0 && kKeys % 16 == 0, "dropout's mask comes in squares of 16");
 
@@ -58,15 +63,41 @@ template <class T> [[gnu::noinline]] void store_row(T* out, const float* row, in
 // The scores of a block of queries (lanes) with a block of keys (rows).
 struct ScoreTile {
     int query_begin, n_queries, key_begin;
+    int n_seeing;  // queries of the block up to the last one that sees any of these keys
 
     int n_keys() const { return std::min(kKeys, query_begin + n_queries - key_begin); }
     // Lanes in whole tiles, from the first query that sees any of these keys.
     int first_lane() const { return round_down_to_tile(std::max(0, key_begin - query_begin)); }
-    int end_lane() const { return round_up_to_tile(n_queries); }
+    int end_lane() const { return round_up_to_tile(n_seeing); }
     int n_lanes() const { return end_lane() - first_lane(); }
-    int rows_from_first_lane() const { return n_queries - first_lane(); }
+    int rows_from_first_lane() const { return n_seeing - first_lane(); }
     // The lane of the query at the key's position: the first one that attends to it.
     int diagonal_lane(int key) const { return std::min(key_begin + key - query_begin, end_lane()); }
+};
+
+// The first key that each query of a block sees, never falling from lane to lane.
+class FirstKeys {
+public:
+    template <class Op>
+    FirstKeys(const Op& op, int b, int query_begin, int n_queries) : query_begin_(query_begin), n_queries_(n_queries) {
+        const VisibleKeys visible(op, b);
+        for (int lane = 0; lane < kQueries; lane++)
+            lanes[lane] = visible.first(query_begin + std::min(lane, n_queries - 1));
+    }
+
+    // The tiles of keys that the block sees begin at multiples of kKeys from first_tile() on. Some query sees each.
+    int first_tile() const { return lanes[0] / kKeys * kKeys; }
+    int end() const { return query_begin_ + n_queries_; }
+    ScoreTile tile(int key_begin) const {
+        const int* end_seeing = std::upper_bound(lanes, lanes + n_queries_, key_begin + kKeys - 1);
+        return {query_begin_, n_queries_, key_begin, int(end_seeing - lanes)};
+    }
+    ScoreTile tile_of_all_queries(int key_begin) const { return {query_begin_, n_queries_, key_begin, n_queries_}; }
+
+    int lanes[kQueries];
+
+private:
+    int query_begin_, n_queries_;
 };
 
 // out (keys, queries) = left right_t, where left is (keys, size) and right_t (size, queries).
@@ -113,12 +144,32 @@ void add_over_queries(float* out, const float* scores, const float* right, int s
                   .accumulate = true});
 }
 
-// Sets scores whose key comes after the query to a value whose exp is 0.
-void mask_future(float* scores, const ScoreTile& tile) {
+// Sets scores of keys that the query does not see to a value whose exp is 0.
+void mask(float* scores, const ScoreTile& tile, const FirstKeys& first) {
+    constexpr float kMasked = -std::numeric_limits<float>::infinity();
     for (int key = 0; key < tile.n_keys(); key++)
         for (int lane = tile.first_lane(); lane < tile.diagonal_lane(key); lane++)
-            scores[key * kQueries + lane] = -std::numeric_limits<float>::infinity();
+            scores[key * kQueries + lane] = kMasked;
+    if (first.lanes[tile.end_lane() - 1] <= tile.key_begin) return;
+    for (int key = 0; key < tile.n_keys(); key++) {
+        float* row = scores + key * kQueries;
+#pragma omp simd
+        for (int q = tile.first_lane(); q < tile.end_lane(); q++)
+            row[q] = first.lanes[q] > tile.key_begin + key ? kMasked : row[q];
+    }
 }
+
+// scores = factor tanh(scores), of which tanh is left if the factor is 1.
+void cap_scores(float* scores, float factor, const ScoreTile& tile) {
+    for (int key = 0; key < tile.n_keys(); key++) {
+#pragma omp simd
+        for (int i = key * kQueries + tile.first_lane(); i < key * kQueries + tile.end_lane(); i++)
+            scores[i] = factor * tanh_approx(scores[i]);
+    }
+}
+
+// What the queries are multiplied with before the products: scores are in units of the soft cap if there is one.
+template <class Op> float query_factor(const Op& op) { return op.softcap > 0 ? op.scale / op.softcap : op.scale; }
 
 // The running softmax of every query of a block.
 struct OnlineSoftmax {
@@ -190,79 +241,99 @@ void multiply_scores(float* scores, const float* factors, const ScoreTile& tile)
 }
 
 void rescale_rows(float* out, int step, const float* factor, const ScoreTile& tile) {
-    for (int row = tile.first_lane(); row < tile.n_queries; row++) {
+    for (int row = tile.first_lane(); row < tile.n_seeing; row++) {
 #pragma omp simd
         for (int c = 0; c < step; c++) out[row * step + c] *= factor[row];
     }
 }
 
-// Forward for one block of queries of one head (FlashAttention-2, algorithm 1).
-template <class T> void attend(const AttentionForward& op, int b, int head, int query_begin) {
+// Forward for one block of queries of neighbouring heads that share their keys (FlashAttention-2, algorithm 1).
+template <class T> void attend(const AttentionForward& op, int b, int first_head, int n_heads, int query_begin) {
     const AttentionLayout at(op);
-    const int step = round_up_to_tile(at.head_size), size = at.head_size, kv_head = head / at.group();
+    const int step = round_up_to_tile(at.head_size), size = at.head_size, kv_head = first_head / at.group();
     const int n_queries = std::min(kQueries, at.seq_len - query_begin);
 
-    Carver memory(thread_scratch<float>(size_t(2 * kQueries + 2 * kKeys) * step + kKeys * kQueries));
-    float* queries_t = memory.take(step, kQueries);
-    float* out = memory.take(kQueries, step);
+    Carver memory(thread_scratch<float>(size_t(2 * n_heads * kQueries + 2 * kKeys) * step + kKeys * kQueries));
+    float* queries_t = memory.take(n_heads * step, kQueries);
+    float* out = memory.take(n_heads * kQueries, step);
     float* keys = memory.take(kKeys, step);
     float* values = memory.take(kKeys, step);
     float* scores = memory.take(kKeys, kQueries);
     alignas(64) float factors[kKeys * kQueries];
-    OnlineSoftmax softmax;
+    OnlineSoftmax softmax[kHeadsOfTask];
+    const FirstKeys first(op, b, query_begin, n_queries);
 
-    load_tile(out, step, kQueries, op.qkv.as<T>() + at.query(b, head, query_begin), at.qkv_step(), n_queries, size);
-    tile_transpose({queries_t, kQueries, out, step, kQueries, step}, op.scale);
-    for (int key_begin = 0; key_begin < query_begin + n_queries; key_begin += kKeys) {
-        const ScoreTile tile{query_begin, n_queries, key_begin};
+    for (int h = 0; h < n_heads; h++) {
+        load_tile(out + h * kQueries * step, step, kQueries, op.qkv.as<T>() + at.query(b, first_head + h, query_begin),
+                  at.qkv_step(), n_queries, size);
+        tile_transpose({queries_t + h * kQueries * step, kQueries, out + h * kQueries * step, step, kQueries, step},
+                       query_factor(op));
+    }
+    for (int key_begin = first.first_tile(); key_begin < first.end(); key_begin += kKeys) {
+        const bool is_first = key_begin == first.first_tile();  // which writes out for every query
+        const ScoreTile tile = is_first ? first.tile_of_all_queries(key_begin) : first.tile(key_begin);
         load_tile(keys, step, tile.n_keys(), op.qkv.as<T>() + at.key(b, kv_head, key_begin), at.qkv_step(),
                   tile.n_keys(), size);
         load_tile(values, step, tile.n_keys(), op.qkv.as<T>() + at.value(b, kv_head, key_begin), at.qkv_step(),
                   tile.n_keys(), size);
-        keys_times_queries(scores, keys, queries_t, step, size, tile);
-        mask_future(scores, tile);
-        softmax.add(scores, tile);
-        if (op.dropout) {
-            fill_factors(factors, op.dropout, b, head, tile);
-            multiply_scores(scores, factors, tile);
+        for (int h = 0; h < n_heads; h++) {
+            float* out_of_head = out + h * kQueries * step;
+            keys_times_queries(scores, keys, queries_t + h * kQueries * step, step, size, tile);
+            if (op.softcap > 0) cap_scores(scores, op.softcap, tile);
+            mask(scores, tile, first);
+            softmax[h].add(scores, tile);
+            if (op.dropout) {
+                fill_factors(factors, op.dropout, b, first_head + h, tile);
+                multiply_scores(scores, factors, tile);
+            }
+            if (!is_first) rescale_rows(out_of_head, step, softmax[h].rescale, tile);
+            add_over_keys(out_of_head, scores, values, step, tile, !is_first);
         }
-        if (key_begin > 0) rescale_rows(out, step, softmax.rescale, tile);
-        add_over_keys(out, scores, values, step, tile, key_begin > 0);
     }
-    for (int q = 0; q < n_queries; q++) {
-        const int position = query_begin + q;
-        store_row(op.out.as<T>() + at.out(b, head, position), out + q * step, size, 1.0f / softmax.sum[q]);
-        op.lse[at.lse(b, head, position)] = softmax.max[q] + std::log(softmax.sum[q]);
-    }
+    for (int h = 0; h < n_heads; h++)
+        for (int q = 0; q < n_queries; q++) {
+            const int head = first_head + h, position = query_begin + q;
+            store_row(op.out.as<T>() + at.out(b, head, position), out + (h * kQueries + q) * step, size,
+                      1.0f / softmax[h].sum[q]);
+            op.lse[at.lse(b, head, position)] = softmax[h].max[q] + std::log(softmax[h].sum[q]);
+        }
 }
 
-// The tiles of one task of the backward op.
-struct BackwardTiles {
+// The tiles of the backward op for the queries of one head.
+struct QueryTiles {
     float *queries, *queries_t;  // (kQueries, step), transposed and scaled
     float *dout, *dout_t;        // (kQueries, step), transposed
     float* dqueries;             // (kQueries, step)
-    float *keys, *values;        // (kKeys, step)
-    float *scores, *dscores;     // (kKeys, kQueries)
     float *lse, *dout_out;       // (kQueries), dout_out is dout . out of each query
 
-    explicit BackwardTiles(int step) {
-        Carver memory(thread_scratch<float>(size_t(5 * kQueries + 2 * kKeys) * step + (2 * kKeys + 2) * kQueries));
+    static size_t elements(int step) { return size_t(5 * kQueries) * step + 2 * kQueries; }
+    QueryTiles(Carver& memory, int step) {
         for (float** tile : {&queries, &queries_t, &dout, &dout_t, &dqueries}) *tile = memory.take(kQueries, step);
-        for (float** tile : {&keys, &values}) *tile = memory.take(kKeys, step);
-        for (float** tile : {&scores, &dscores}) *tile = memory.take(kKeys, kQueries);
         for (float** lanes : {&lse, &dout_out}) *lanes = memory.take(1, kQueries);
     }
 };
 
+// Of the keys, and their scores with the queries of one head.
+struct KeyTiles {
+    float *keys, *values;     // (kKeys, step)
+    float *scores, *dscores;  // (kKeys, kQueries)
+
+    static size_t elements(int step) { return size_t(2 * kKeys) * step + 2 * kKeys * kQueries; }
+    KeyTiles(Carver& memory, int step) {
+        for (float** tile : {&keys, &values}) *tile = memory.take(kKeys, step);
+        for (float** tile : {&scores, &dscores}) *tile = memory.take(kKeys, kQueries);
+    }
+};
+
 template <class T>
-void load_queries(const BackwardTiles& tiles, const AttentionBackward& op, int b, int head, int begin, int count) {
+void load_queries(const QueryTiles& tiles, const AttentionBackward& op, int b, int head, int begin, int count) {
     const AttentionLayout at(op);
     const int step = round_up_to_tile(at.head_size), size = at.head_size;
     const T* dout = op.dout.as<T>() + at.out(b, head, begin);
     const T* out = op.out.as<T>() + at.out(b, head, begin);
     load_tile(tiles.queries, step, kQueries, op.qkv.as<T>() + at.query(b, head, begin), at.qkv_step(), count, size);
     load_tile(tiles.dout, step, kQueries, dout, at.out_step(), count, size);
-    tile_transpose({tiles.queries_t, kQueries, tiles.queries, step, kQueries, step}, op.scale);
+    tile_transpose({tiles.queries_t, kQueries, tiles.queries, step, kQueries, step}, query_factor(op));
     tile_transpose(TileTranspose{tiles.dout_t, kQueries, tiles.dout, step, kQueries, step});
     std::fill(tiles.dqueries, tiles.dqueries + kQueries * step, 0.0f);
     std::fill(tiles.lse, tiles.lse + kQueries, 0.0f);
@@ -279,81 +350,126 @@ void load_queries(const BackwardTiles& tiles, const AttentionBackward& op, int b
 }
 
 // scores = p = exp(score - lse); dscores = scale p (dp - dout . out), where dscores holds dp before, the gradient of p.
-// With dropout that is the gradient of the dropped p times its factor, and dout . out is still the sum of p dp.
-void scores_to_gradients(const BackwardTiles& tiles, const ScoreTile& tile, float scale) {
-    mask_future(tiles.scores, tile);
+// With dropout that is the gradient of the dropped p times its factor, and dout . out is still the sum of p dp. With a
+// soft cap, scores hold the tanh before, whose derivative is 1 - tanh^2.
+void scores_to_gradients(const KeyTiles& tiles, const QueryTiles& queries, const ScoreTile& tile, float scale,
+                         float softcap) {
     for (int key = 0; key < tile.n_keys(); key++) {
         float* p = tiles.scores + key * kQueries;
         float* dscores = tiles.dscores + key * kQueries;
-        const float *lse = tiles.lse, *dout_out = tiles.dout_out;
+        const float *lse = queries.lse, *dout_out = queries.dout_out;
+        if (softcap > 0) {
 #pragma omp simd
-        for (int q = tile.first_lane(); q < tile.end_lane(); q++) {
-            p[q] = exp_approx(p[q] - lse[q]);
-            dscores[q] = scale * p[q] * (dscores[q] - dout_out[q]);
+            for (int q = tile.first_lane(); q < tile.end_lane(); q++) {
+                const float tanh = p[q] < -1.0f ? -1.0f : p[q];  // what is masked is -infinity
+                p[q] = exp_approx(softcap * p[q] - lse[q]);
+                dscores[q] = scale * p[q] * (1.0f - tanh * tanh) * (dscores[q] - dout_out[q]);
+            }
+        } else {
+#pragma omp simd
+            for (int q = tile.first_lane(); q < tile.end_lane(); q++) {
+                p[q] = exp_approx(p[q] - lse[q]);
+                dscores[q] = scale * p[q] * (dscores[q] - dout_out[q]);
+            }
         }
     }
 }
 
-// Backward for one key-value head with all its queries (FlashAttention-2, algorithm 2, with the two loops exchanged).
+// Adds to dkeys and dvalues (kKeys, step), and to the head's dqueries, what the keys in `tiles` have to do with them.
+void backward_of_tile(const AttentionBackward& op, int b, int head, const QueryTiles& queries, const KeyTiles& tiles,
+                      const ScoreTile& tile, const FirstKeys& first, float* dkeys, float* dvalues) {
+    const int step = round_up_to_tile(op.head_size), size = op.head_size;
+    alignas(64) float factors[kKeys * kQueries];
+    keys_times_queries(tiles.scores, tiles.keys, queries.queries_t, step, size, tile);
+    keys_times_queries(tiles.dscores, tiles.values, queries.dout_t, step, size, tile);
+    if (op.dropout) {
+        fill_factors(factors, op.dropout, b, head, tile);
+        multiply_scores(tiles.dscores, factors, tile);
+    }
+    if (op.softcap > 0) cap_scores(tiles.scores, 1.0f, tile);
+    mask(tiles.scores, tile, first);
+    scores_to_gradients(tiles, queries, tile, op.scale, op.softcap);
+    if (op.dropout) multiply_scores(tiles.scores, factors, tile);
+    add_over_queries(dvalues, tiles.scores, queries.dout, step, tile);
+    add_over_queries(dkeys, tiles.dscores, queries.queries, step, tile);
+    add_over_keys(queries.dqueries, tiles.dscores, tiles.keys, step, tile, true);
+}
+
+// Backward for neighbouring heads that share their keys (FlashAttention-2, algorithm 2, with the two loops exchanged).
 // dkeys and dvalues are (seq_len, head_size rounded up to tiles) in float.
+template <class T>
+void backward_of_heads(const AttentionBackward& op, int b, int first_head, int n_heads, float* dkeys, float* dvalues) {
+    const AttentionLayout at(op);
+    const int step = round_up_to_tile(at.head_size), size = at.head_size, kv_head = first_head / at.group();
+    Carver memory(thread_scratch<float>(n_heads * QueryTiles::elements(step) + KeyTiles::elements(step)));
+    const KeyTiles tiles(memory, step);
+    std::array<std::optional<QueryTiles>, kHeadsOfTask> queries;
+    for (int h = 0; h < n_heads; h++) queries[h].emplace(memory, step);
+
+    for (int query_begin = 0; query_begin < at.seq_len; query_begin += kQueries) {
+        const int n_queries = std::min(kQueries, at.seq_len - query_begin);
+        const FirstKeys first(op, b, query_begin, n_queries);
+        for (int h = 0; h < n_heads; h++) load_queries<T>(*queries[h], op, b, first_head + h, query_begin, n_queries);
+        for (int key_begin = first.first_tile(); key_begin < first.end(); key_begin += kKeys) {
+            const ScoreTile tile = first.tile(key_begin);
+            const T* keys = op.qkv.as<T>() + at.key(b, kv_head, key_begin);
+            const T* values = op.qkv.as<T>() + at.value(b, kv_head, key_begin);
+            load_tile(tiles.keys, step, tile.n_keys(), keys, at.qkv_step(), tile.n_keys(), size);
+            load_tile(tiles.values, step, tile.n_keys(), values, at.qkv_step(), tile.n_keys(), size);
+            const size_t place = size_t(key_begin) * step;
+            for (int h = 0; h < n_heads; h++)
+                backward_of_tile(op, b, first_head + h, *queries[h], tiles, tile, first, dkeys + place,
+                                 dvalues + place);
+        }
+        for (int h = 0; h < n_heads; h++)
+            for (int q = 0; q < n_queries; q++)
+                store_row(op.dqkv.as<T>() + at.query(b, first_head + h, query_begin + q),
+                          queries[h]->dqueries + q * step, size, 1.0f);
+    }
+}
+
+// Backward for one key-value head with all its queries.
 template <class T>
 void backward_of_kv_head(const AttentionBackward& op, int b, int kv_head, float* dkeys, float* dvalues) {
     const AttentionLayout at(op);
-    const int step = round_up_to_tile(at.head_size), size = at.head_size;
-    const BackwardTiles tiles(step);
-    alignas(64) float factors[kKeys * kQueries];
+    const int step = round_up_to_tile(at.head_size), end = (kv_head + 1) * at.group();
     std::fill(dkeys, dkeys + size_t(at.seq_len) * step, 0.0f);
     std::fill(dvalues, dvalues + size_t(at.seq_len) * step, 0.0f);
-    for (int head = kv_head * at.group(); head < (kv_head + 1) * at.group(); head++) {
-        for (int query_begin = 0; query_begin < at.seq_len; query_begin += kQueries) {
-            const int n_queries = std::min(kQueries, at.seq_len - query_begin);
-            load_queries<T>(tiles, op, b, head, query_begin, n_queries);
-            for (int key_begin = 0; key_begin < query_begin + n_queries; key_begin += kKeys) {
-                const ScoreTile tile{query_begin, n_queries, key_begin};
-                const T* keys = op.qkv.as<T>() + at.key(b, kv_head, key_begin);
-                const T* values = op.qkv.as<T>() + at.value(b, kv_head, key_begin);
-                load_tile(tiles.keys, step, tile.n_keys(), keys, at.qkv_step(), tile.n_keys(), size);
-                load_tile(tiles.values, step, tile.n_keys(), values, at.qkv_step(), tile.n_keys(), size);
-                keys_times_queries(tiles.scores, tiles.keys, tiles.queries_t, step, size, tile);
-                keys_times_queries(tiles.dscores, tiles.values, tiles.dout_t, step, size, tile);
-                if (op.dropout) {
-                    fill_factors(factors, op.dropout, b, head, tile);
-                    multiply_scores(tiles.dscores, factors, tile);
-                }
-                scores_to_gradients(tiles, tile, op.scale);
-                if (op.dropout) multiply_scores(tiles.scores, factors, tile);
-                add_over_queries(dvalues + size_t(key_begin) * step, tiles.scores, tiles.dout, step, tile);
-                add_over_queries(dkeys + size_t(key_begin) * step, tiles.dscores, tiles.queries, step, tile);
-                add_over_keys(tiles.dqueries, tiles.dscores, tiles.keys, step, tile, true);
-            }
-            for (int q = 0; q < n_queries; q++)
-                store_row(op.dqkv.as<T>() + at.query(b, head, query_begin + q), tiles.dqueries + q * step, size, 1.0f);
-        }
-    }
+    for (int head = kv_head * at.group(); head < end; head += kHeadsOfTask)
+        backward_of_heads<T>(op, b, head, std::min(kHeadsOfTask, end - head), dkeys, dvalues);
     for (int t = 0; t < at.seq_len; t++) {
-        store_row(op.dqkv.as<T>() + at.key(b, kv_head, t), dkeys + size_t(t) * step, size, 1.0f);
-        store_row(op.dqkv.as<T>() + at.value(b, kv_head, t), dvalues + size_t(t) * step, size, 1.0f);
+        store_row(op.dqkv.as<T>() + at.key(b, kv_head, t), dkeys + size_t(t) * step, at.head_size, 1.0f);
+        store_row(op.dqkv.as<T>() + at.value(b, kv_head, t), dvalues + size_t(t) * step, at.head_size, 1.0f);
     }
+}
+
+template <class Op> void require_sizes(const Op& op) {
+    require(op.n_head % op.n_kv_head == 0, "attention: n_head %d is not a multiple of n_kv_head %d", op.n_head,
+            op.n_kv_head);
+    require(op.window >= 0 && op.softcap >= 0, "attention: window %d, softcap %g; 0 is none", op.window,
+            double(op.softcap));
 }
 
 }  // namespace
 
 void attention_forward(const AttentionForward& op, Stream) {
     dispatch("attention_forward", {op.out, op.qkv}, [&]<class T>() {
-        require(op.n_head % op.n_kv_head == 0, "attention: n_head %d is not a multiple of n_kv_head %d", op.n_head,
-                op.n_kv_head);
+        require_sizes(op);
         const int n_blocks = (op.seq_len + kQueries - 1) / kQueries;
-        parallel_blocks(size_t(op.batch) * op.n_head * n_blocks, 1, [&](size_t task, size_t) {
-            const int block = int(task % n_blocks), head = int(task / n_blocks % op.n_head);
-            attend<T>(op, int(task / n_blocks / op.n_head), head, block * kQueries);
+        const int group = op.n_head / op.n_kv_head, parts = (group + kHeadsOfTask - 1) / kHeadsOfTask;
+        parallel_blocks(size_t(op.batch) * op.n_kv_head * parts * n_blocks, 1, [&](size_t task, size_t) {
+            const int block = int(task % n_blocks), part = int(task / n_blocks % parts);
+            const size_t kv_head = task / n_blocks / parts;  // of all samples
+            const int first = part * group / parts, n_heads = (part + 1) * group / parts - first;
+            attend<T>(op, int(kv_head / op.n_kv_head), int(kv_head % op.n_kv_head) * group + first, n_heads,
+                      block * kQueries);
         });
     });
 }
 
 void attention_backward(const AttentionBackward& op, Stream) {
     dispatch("attention_backward", {op.dqkv, op.dout, op.qkv, op.out}, [&]<class T>() {
-        require(op.n_head % op.n_kv_head == 0, "attention: n_head %d is not a multiple of n_kv_head %d", op.n_head,
-                op.n_kv_head);
+        require_sizes(op);
         require(reinterpret_cast<uintptr_t>(op.scratch) % 64 == 0,
                 "attention_backward: scratch %p is not 64-byte aligned", op.scratch);
         const size_t elements = size_t(op.seq_len) * round_up_to_tile(op.head_size);

@@ -31,46 +31,82 @@ void add_block(Softmax& softmax, const float* x, int count) {
     softmax = {max, softmax.sum * exp_approx(softmax.max - max) + sum};
 }
 
-template <class T> Softmax softmax_of_row(const T* logits, int vocab) {
+// A logit as the softmax takes it, and the derivative of that.
+struct Capped {
+    float value, slope;
+};
+
+// cap tanh(x / cap). Errors: of the value below cap 2^-21, of the derivative, which does not cancel where tanh is near
+// 1, below 2^-21.
+struct SoftCap {
+    float cap, scale;  // scale = -2 / cap
+
+    Capped operator()(float x) const {
+        const float e = exp_approx(scale * __builtin_fabsf(x)), s = 1.0f / (1.0f + e);
+        return {__builtin_copysignf(cap * ((1.0f - e) * s), x), 4.0f * (e * s) * s};
+    }
+};
+
+// Without a soft cap.
+struct NoCap {
+    Capped operator()(float x) const { return {x, 1.0f}; }
+};
+
+template <class Cap, class T> Softmax softmax_of_row(Cap cap, const T* logits, int vocab) {
     Softmax softmax{std::numeric_limits<float>::lowest(), 0.0};
     for (int begin = 0; begin < vocab; begin += kBlock) {
         const int count = std::min(kBlock, vocab - begin);
         float x[kBlock];
 #pragma omp simd
-        for (int i = 0; i < count; i++) x[i] = to_float(logits[begin + i]);
+        for (int i = 0; i < count; i++) x[i] = cap(to_float(logits[begin + i])).value;
         add_block(softmax, x, count);
     }
     return softmax;
 }
 
-// logits = scale (softmax - one_hot(target)).
-template <class T> void write_gradient(T* logits, int vocab, int target, Softmax softmax, float scale) {
+// logits = scale (boost softmax - one_hot(target)) times the soft cap's derivative.
+template <class Cap, class T>
+void write_gradient(Cap cap, T* logits, int vocab, int target, Softmax softmax, float scale, double boost) {
     const float max = softmax.max;
-    const float factor = float(scale / softmax.sum);
-    const double target_probability = exp_approx(to_float(logits[target]) - max) / softmax.sum;
+    const float factor = float(scale * boost / softmax.sum);
+    const Capped at_target = cap(to_float(logits[target]));
+    const double target_probability = exp_approx(at_target.value - max) / softmax.sum;
 #pragma omp simd
-    for (int i = 0; i < vocab; i++) logits[i] = from_float<T>(exp_approx(to_float(logits[i]) - max) * factor);
-    logits[target] = from_float<T>(float(scale * (target_probability - 1.0)));
+    for (int i = 0; i < vocab; i++) {
+        const Capped x = cap(to_float(logits[i]));
+        logits[i] = from_float<T>(exp_approx(x.value - max) * factor * x.slope);
+    }
+    logits[target] = from_float<T>(float(scale * (target_probability * boost - 1.0) * at_target.slope));
+}
+
+template <class Cap, class T> void cross_entropy_of_rows(const CrossEntropy& op, Cap cap) {
+    const float scale = op.grad_scale * (op.loss_scale ? *op.loss_scale : 1.0f);
+    parallel_for(op.rows, [&](size_t row) {
+        T* logits = op.logits.as<T>() + row * op.padded_vocab;
+        const int target = op.targets[row];
+        int written = 0;
+        op.loss[row] = 0;
+        if (target >= 0) {
+            const Softmax softmax = softmax_of_row(cap, logits, op.vocab);
+            const double log_sum = std::log(softmax.sum);
+            op.loss[row] = float(log_sum - (double(cap(to_float(logits[target])).value) - softmax.max));
+            // The z-loss makes each probability's part of the gradient this much larger.
+            const double boost = op.z_loss != 0 ? 1.0 + 2.0 * op.z_loss * (log_sum + softmax.max) : 1.0;
+            if (op.write_dlogits) write_gradient(cap, logits, op.vocab, target, softmax, scale, boost);
+            written = op.vocab;
+        }
+        if (op.write_dlogits) std::fill(logits + written, logits + op.padded_vocab, from_float<T>(0.0f));
+    });
 }
 
 }  // namespace
 
 void cross_entropy(const CrossEntropy& op, Stream) {
     dispatch("cross_entropy", {op.logits}, [&]<class T>() {
-        const float scale = op.grad_scale * (op.loss_scale ? *op.loss_scale : 1.0f);
-        parallel_for(op.rows, [&](size_t row) {
-            T* logits = op.logits.as<T>() + row * op.padded_vocab;
-            const int target = op.targets[row];
-            int written = 0;
-            op.loss[row] = 0;
-            if (target >= 0) {
-                const Softmax softmax = softmax_of_row(logits, op.vocab);
-                op.loss[row] = float(std::log(softmax.sum) - (double(to_float(logits[target])) - softmax.max));
-                if (op.write_dlogits) write_gradient(logits, op.vocab, target, softmax, scale);
-                written = op.vocab;
-            }
-            if (op.write_dlogits) std::fill(logits + written, logits + op.padded_vocab, from_float<T>(0.0f));
-        });
+        if (op.softcap > 0)
+            cross_entropy_of_rows<SoftCap, T>(op, {op.softcap, -2.0f / op.softcap});
+        else
+            cross_entropy_of_rows<NoCap, T>(op, {});
     });
 }
 

@@ -50,11 +50,17 @@ PositionsByToken sort_positions(const EmbeddingBackward& op) {
 
 template <class T> void token_gradients(const EmbeddingBackward& op) {
     const PositionsByToken positions = sort_positions(op);
-    parallel_blocks(positions.n_distinct, 1, [&](size_t i, size_t) {
-        const int token = positions.distinct[i];
+    auto add_rows_of = [&](int token) {
         float* row = op.dwte + size_t(token) * op.channels;
         for (int p = positions.begin(token); p < positions.end[token]; p++)
             add_row(row, op.dout.as<T>() + size_t(positions.order[p]) * op.channels, op.channels);
+    };
+    if (op.accumulate_dwte)
+        return parallel_blocks(positions.n_distinct, 1, [&](size_t i, size_t) { add_rows_of(positions.distinct[i]); });
+    constexpr size_t kTokens = 16;  // most do not occur
+    parallel_blocks(size_t(op.vocab), kTokens, [&](size_t begin, size_t end) {
+        std::fill(op.dwte + begin * op.channels, op.dwte + end * op.channels, 0.0f);
+        for (size_t token = begin; token < end; token++) add_rows_of(int(token));
     });
 }
 
@@ -75,8 +81,8 @@ void embedding_forward(const EmbeddingForward& op, Stream) {
         parallel_for(size_t(op.batch) * op.seq_len, [&](size_t i) {
             T* out = op.out.as<T>() + i * op.channels;
             const T* token = op.wte.as<T>() + size_t(op.tokens[i]) * op.channels;
-            const T* position = op.wpe.as<T>() + i % op.seq_len * op.channels;
-            store_sum(out, token, position, op.channels);
+            if (!op.wpe) return void(std::copy_n(token, op.channels, out));
+            store_sum(out, token, op.wpe.as<T>() + i % op.seq_len * op.channels, op.channels);
         });
     });
 }
@@ -84,7 +90,7 @@ void embedding_forward(const EmbeddingForward& op, Stream) {
 void embedding_backward(const EmbeddingBackward& op, Stream) {
     dispatch("embedding_backward", {op.dout}, [&]<class T>() {
         token_gradients<T>(op);
-        position_gradients<T>(op);
+        if (op.dwpe) position_gradients<T>(op);
     });
 }
 

@@ -1,7 +1,7 @@
 // The three products of a linear layer, finished tile by tile while the tile is in the cache.
 #include "kernels/cpu/matmul.h"
 
-#include "kernels/cpu/gelu.h"
+#include "kernels/cpu/activation.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/vector_math.h"
 #include "kernels/dispatch.h"
@@ -27,14 +27,22 @@ template <class T> void store_rounded(T* out, const float* values, int count) {
     for (int i = 0; i < count; i++) out[i] = from_float<T>(values[i]);
 }
 
-template <class T> void store_gelu(T* out, T* pre_gelu, const float* values, int count) {
-    store_rounded(pre_gelu, values, count);
-    gelu_block(out, pre_gelu, size_t(count));
+// The end of a forward product: relu2 takes the sums as they are, the others what is stored of them.
+template <ActivationFunction function, class T>
+void store_activation(T* out, T* pre_activation, const float* values, int count) {
+    if constexpr (function == ActivationFunction::relu2) {
+#pragma omp simd
+        for (int i = 0; i < count; i++) out[i] = from_float<T>(relu2(values[i]));
+    } else {
+        store_rounded(pre_activation, values, count);
+        activation_block<function>(out, pre_activation, size_t(count));
+    }
 }
 
-template <class T> void store_times_gelu_gradient(T* out, const T* pre_gelu, const float* values, int count) {
+template <ActivationFunction function, class T>
+void store_times_gradient(T* out, const T* kept, const float* values, int count) {
 #pragma omp simd
-    for (int i = 0; i < count; i++) out[i] = from_float<T>(values[i] * gelu_gradient(to_float(pre_gelu[i])));
+    for (int i = 0; i < count; i++) out[i] = from_float<T>(values[i] * gradient_from_kept<function>(to_float(kept[i])));
 }
 
 void store_sum(float* out, const float* values, int count, bool accumulate) {
@@ -73,7 +81,9 @@ void require_sizes(const char* op, int rows, int n, int k) {
 
 void matmul_forward_by(ProductPath path, const ops::MatmulForward& op) {
     require_sizes("matmul_forward", op.rows, op.n, op.k);
-    ops::dispatch("matmul_forward", {op.out, op.pre_gelu, op.inp, op.weight, op.bias}, [&]<class T>() {
+    const bool keeps_sum = op.activation != ActivationFunction::none && op.activation != ActivationFunction::relu2;
+    ops::require_activation_array("matmul_forward", op.activation, keeps_sum, op.pre_activation);
+    ops::dispatch("matmul_forward", {op.out, op.pre_activation, op.inp, op.weight, op.bias}, [&]<class T>() {
         const Product<T> product = {.left = {op.inp.as<T>(), size_t(op.k), false},
                                     .right = {op.weight.as<T>(), size_t(op.k), true},
                                     .rows = op.rows,
@@ -81,11 +91,15 @@ void matmul_forward_by(ProductPath path, const ops::MatmulForward& op) {
                                     .depth = op.k};
         multiply(product, path, [&](const Tile& tile) {
             if (op.bias) add_bias(tile, op.bias.as<T>());
-            for_each_row(tile, op.n, [&](const float* values, size_t offset, int count) {
-                if (op.pre_gelu)
-                    store_gelu(op.out.as<T>() + offset, op.pre_gelu.as<T>() + offset, values, count);
-                else
-                    store_rounded(op.out.as<T>() + offset, values, count);
+            T* out = op.out.as<T>();
+            if (op.activation == ActivationFunction::none)
+                return for_each_row(tile, op.n, [&](const float* values, size_t offset, int count) {
+                    store_rounded(out + offset, values, count);
+                });
+            ops::dispatch("matmul_forward", op.activation, [&]<ActivationFunction function>() {
+                for_each_row(tile, op.n, [&](const float* values, size_t offset, int count) {
+                    store_activation<function>(out + offset, op.pre_activation.from(offset).as<T>(), values, count);
+                });
             });
         });
     });
@@ -93,18 +107,25 @@ void matmul_forward_by(ProductPath path, const ops::MatmulForward& op) {
 
 void matmul_backward_input_by(ProductPath path, const ops::MatmulBackwardInput& op) {
     require_sizes("matmul_backward_input", op.rows, op.n, op.k);
-    ops::dispatch("matmul_backward_input", {op.dinp, op.dout, op.weight, op.pre_gelu}, [&]<class T>() {
+    ops::require_activation_array("matmul_backward_input", op.activation, op.activation != ActivationFunction::none,
+                                  op.kept);
+    ops::dispatch("matmul_backward_input", {op.dinp, op.dout, op.weight, op.kept}, [&]<class T>() {
         const Product<T> product = {.left = {op.dout.as<T>(), size_t(op.n), false},
                                     .right = {op.weight.as<T>(), size_t(op.k), false},
                                     .rows = op.rows,
                                     .cols = op.k,
                                     .depth = op.n};
         multiply(product, path, [&](const Tile& tile) {
-            for_each_row(tile, op.k, [&](const float* values, size_t offset, int count) {
-                if (op.pre_gelu)
-                    store_times_gelu_gradient(op.dinp.as<T>() + offset, op.pre_gelu.as<T>() + offset, values, count);
-                else
-                    store_rounded(op.dinp.as<T>() + offset, values, count);
+            T* dinp = op.dinp.as<T>();
+            const T* kept = op.kept.as<T>();
+            if (op.activation == ActivationFunction::none)
+                return for_each_row(tile, op.k, [&](const float* values, size_t offset, int count) {
+                    store_rounded(dinp + offset, values, count);
+                });
+            ops::dispatch("matmul_backward_input", op.activation, [&]<ActivationFunction function>() {
+                for_each_row(tile, op.k, [&](const float* values, size_t offset, int count) {
+                    store_times_gradient<function>(dinp + offset, kept + offset, values, count);
+                });
             });
         });
     });

@@ -1,4 +1,5 @@
-// exp and GELU for loops that the compiler vectorises: inline, without branches, tables and calls.
+// exp, tanh and the activation functions for loops that the compiler vectorises: inline, without branches, tables and
+// calls.
 //
 // The bits of a result depend on the argument alone, not on whether the element fell into the vectorised body of a loop
 // or into its remainder: each product feeds one sum, so that contraction to fused multiply-add has one choice.
@@ -6,6 +7,8 @@
 
 #include <bit>
 #include <cstdint>
+
+#include "kernels/choices.h"
 
 // e^x with a relative error below 1.5 units in the last place, subnormal results included. Overflows to infinity, is 0
 // from -104 down and for -infinity, and keeps NaN.
@@ -38,6 +41,19 @@ inline float exp_approx(float x) {
     return p * first * second;
 }
 
+// tanh with a relative error below 4 units in the last place: up to 0.75 Lambert's continued fraction to x^8, beyond
+// (1 - e) / (1 + e) with e = e^(-2 |x|), where 1 - e no longer cancels. One division for both.
+inline float tanh_approx(float x) {
+    float size = x < 0 ? -x : x;
+    float square = x * x;
+    float e = exp_approx(-2.0f * size);
+    bool is_small = size < 0.75f;
+    float over = is_small ? size * ((square + 105.0f) * square + 945.0f) : 1.0f - e;
+    float under = is_small ? (15.0f * square + 420.0f) * square + 945.0f : 1.0f + e;
+    float result = over / under;
+    return x < 0 ? -result : result;
+}
+
 // GELU, tanh form: 0.5 x (1 + tanh(u)) with u = sqrt(2/pi) (x + 0.044715 x^3), which is x / (1 + e^(-2u)). The second
 // way of writing it does not cancel where tanh(u) is near -1. Absolute error below 4e-7 max(1, |x|).
 inline constexpr float kGeluLinear = -1.5957691216f;  // -2 sqrt(2/pi)
@@ -55,4 +71,65 @@ inline float gelu_gradient(float x) {
     float s = 1.0f / (1.0f + e);
     float slope = -3.0f * kGeluCubic * square - kGeluLinear;
     return s * (x * (e * s) * slope + 1.0f);  // e s is 1 - s without cancellation
+}
+
+// x / (1 + e^-x). Absolute error below 4e-7 max(1, |x|).
+inline float silu(float x) { return x / (1.0f + exp_approx(-x)); }
+
+// d silu / dx = s (1 + x (1 - s)) with s = 1 / (1 + e^-x). Absolute error below 5e-7.
+inline float silu_gradient(float x) {
+    // Beyond 80 the result is 0 or 1 to within 1e-32; clamped, e^-x does not overflow.
+    x = x < -80.0f ? -80.0f : x;
+    x = x > 80.0f ? 80.0f : x;
+    float e = exp_approx(-x);
+    float s = 1.0f / (1.0f + e);
+    return s * (x * (e * s) + 1.0f);  // e s is 1 - s without cancellation
+}
+
+// max(x, 0)^2; NaN stays.
+inline float relu2(float x) {
+    x = x < 0.0f ? 0.0f : x;
+    return x * x;
+}
+inline float relu2_gradient(float x) { return 2.0f * (x < 0.0f ? 0.0f : x); }
+
+template <ActivationFunction function> float activation(float x) {
+    if constexpr (function == ActivationFunction::gelu_new) return gelu(x);
+    if constexpr (function == ActivationFunction::silu) return silu(x);
+    if constexpr (function == ActivationFunction::relu2) return relu2(x);
+}
+
+template <ActivationFunction function> float activation_gradient(float x) {
+    if constexpr (function == ActivationFunction::gelu_new) return gelu_gradient(x);
+    if constexpr (function == ActivationFunction::silu) return silu_gradient(x);
+    if constexpr (function == ActivationFunction::relu2) return relu2_gradient(x);
+}
+
+// Both at once, from one exponential.
+struct ActivationPair {
+    float value, gradient;
+};
+
+template <ActivationFunction function> ActivationPair activation_pair(float x) {
+    if constexpr (function == ActivationFunction::relu2) {
+        return {relu2(x), relu2_gradient(x)};
+    } else {
+        // As in the gradients alone; above, x itself is still the value.
+        constexpr bool is_gelu = function == ActivationFunction::gelu_new;
+        constexpr float kLimit = is_gelu ? 10.0f : 80.0f;
+        x = x < -kLimit ? -kLimit : x;
+        const float clamped = x > kLimit ? kLimit : x, square = clamped * clamped;
+        const float e = exp_approx(is_gelu ? clamped * (kGeluCubic * square + kGeluLinear) : -clamped);
+        const float s = 1.0f / (1.0f + e);
+        const float slope = is_gelu ? -3.0f * kGeluCubic * square - kGeluLinear : 1.0f;
+        return {x * s, s * (clamped * (e * s) * slope + 1.0f)};
+    }
+}
+
+// The derivative from what a product keeps for it: the number before the activation, or relu2's result.
+template <ActivationFunction function> float gradient_from_kept(float kept) {
+    if constexpr (function == ActivationFunction::relu2)
+        return 2.0f * __builtin_sqrtf(kept);
+    else
+        return activation_gradient<function>(kept);
 }

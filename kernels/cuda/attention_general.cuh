@@ -26,14 +26,21 @@ template <int kMaxHeadSize> struct GeneralTile {
     using Rows = float[kRows][kMaxHeadSize + 1];  // the same column of neighbouring rows lies in different banks
     using Scores = float[kRows][kRows + 1];
 
-    // Copies `count` rows of head_size numbers, `step` apart; the rest, up to a multiple of eight columns, becomes 0.
-    template <class T>
-    static __device__ void load_rows(Rows& tile, const T* inp, size_t step, int count, int head_size) {
+    // Copies the thread's row of head_size numbers, or zeros if there is none; so become the columns behind them, up to
+    // a multiple of eight.
+    template <class T> static __device__ void load_row(Rows& tile, const T* inp, bool exists, int head_size) {
         const auto [row, lane] = RowLane();
         for (int begin = 0; begin < head_size; begin += kRowLanes) {
             const int column = begin + lane;
-            tile[row][column] = row < count && column < head_size ? to_float(inp[row * step + column]) : 0.0f;
+            tile[row][column] = exists && column < head_size ? to_float(inp[column]) : 0.0f;
         }
+    }
+
+    // The same for `count` rows, `step` apart.
+    template <class T>
+    static __device__ void load_rows(Rows& tile, const T* inp, size_t step, int count, int head_size) {
+        const int row = RowLane().row;
+        load_row(tile, inp + row * step, row < count, head_size);
     }
 
     // dots[i] = the thread's row of `left` times row lane + 8 i of `right`.
@@ -86,6 +93,21 @@ __device__ void store_row(T* out, const float (&sums)[kColumns], float factor, i
 __device__ inline float dropout_factor(const DropoutMask& mask, int b, int head, int query, int key) {
     if (!mask) return 1.0f;
     return mask.is_kept(mask.keys[b], head, query, key) ? mask.factor : 0.0f;
+}
+
+// Score and derivative of a soft cap, or the score itself and 1.
+struct CappedScore {
+    float score, derivative;
+};
+__device__ inline CappedScore capped_score(float score, float softcap) {
+    if (!(softcap > 0)) return {score, 1};
+    const float tanh = tanhf(score / softcap);
+    return {softcap * tanh, 1 - tanh * tanh};
+}
+
+// The keys that a block of queries sees, cut into tiles.
+template <int kTile, class Rows> __device__ int first_tile_begin(const Rows& rows, const VisibleKeys& visible) {
+    return visible.first(rows.position(0)) / kTile * kTile;
 }
 
 // Calls start.template operator()<kMaxHeadSize>() with the smallest size that holds head_size.

@@ -19,10 +19,16 @@ struct ProbabilityGradient {
     float p, dscore;
 };
 
-__device__ inline ProbabilityGradient probability_gradient(float score, float dp, const QueryStatistics& query,
-                                                           float scale_log2, bool seen) {
-    const float p = seen ? exp2f(fmaf(score, scale_log2, -query.lse_log2)) : 0.0f;
-    return {p, p * (dp - query.dout_out)};
+__device__ inline ProbabilityGradient probability_gradient(float product, float dp, const QueryStatistics& query,
+                                                           const AttentionBackward& op, bool seen) {
+    if (!seen) return {0, 0};
+    if (!(op.softcap > 0)) {
+        const float p = exp2f(fmaf(product, op.scale * kLog2E, -query.lse_log2));
+        return {p, p * (dp - query.dout_out)};
+    }
+    const CappedScore capped = capped_score(product * op.scale, op.softcap);
+    const float p = exp2f(fmaf(capped.score, kLog2E, -query.lse_log2));
+    return {p, p * (dp - query.dout_out) * capped.derivative};
 }
 
 template <class T, int kMaxHeadSize>
@@ -31,28 +37,32 @@ __global__ void __launch_bounds__(GeneralTile<kMaxHeadSize>::kThreads, 2)
     using Tile = GeneralTile<kMaxHeadSize>;
     auto& s = shared_memory<GeneralBackwardShared<kMaxHeadSize>>();
     const AttentionLayout at(op);
-    const auto [b, head, begin] = attention_task(Tile::kRows, LongestBlock::last);
+    const auto [b, kv_head, begin] = attention_task(Tile::kRows, LongestBlock::last);
     const auto [row, lane] = RowLane();
     const T* __restrict__ qkv = op.qkv.as<T>();
-    const int kv_head = head / at.group();
-    const float scale_log2 = op.scale * kLog2E;
+    const QueryRows<1, true> rows(at, kv_head, begin);
+    const VisibleKeys visible(op, b);
+    const int head = rows.head(row), position = rows.position(row);
+    const bool exists = position < at.seq_len;
+    const int first_key = visible.first(min(position, at.seq_len - 1));
+    const int last_position = min(rows.position(Tile::kRows - 1), at.seq_len - 1);
 
-    Tile::load_rows(s.query, qkv + at.query(b, head, begin), at.qkv_step(), at.seq_len - begin, at.head_size);
-    Tile::load_rows(s.dout, op.dout.as<T>() + at.out(b, head, begin), at.out_step(), at.seq_len - begin, at.head_size);
+    Tile::load_row(s.query, qkv + at.query(b, head, position), exists, at.head_size);
+    Tile::load_row(s.dout, op.dout.as<T>() + at.out(b, head, position), exists, at.head_size);
     __syncwarp();  // a row is read by the lanes that loaded it
     QueryStatistics query = {0, 0};
-    const bool exists = begin + row < at.seq_len;
     if (exists) {
-        query.lse_log2 = op.lse[at.lse(b, head, begin + row)] * kLog2E;
-        const T* out = op.out.as<T>() + at.out(b, head, begin + row);
+        query.lse_log2 = op.lse[at.lse(b, head, position)] * kLog2E;
+        const T* out = op.out.as<T>() + at.out(b, head, position);
         for (int column = lane; column < at.head_size; column += kRowLanes)
             query.dout_out += s.dout[row][column] * to_float(out[column]);
     }
     query.dout_out = sum_over_row_lanes(query.dout_out);
-    if (exists && lane == 0) static_cast<QueryStatistics*>(op.scratch)[at.lse(b, head, begin + row)] = query;
+    if (exists && lane == 0) static_cast<QueryStatistics*>(op.scratch)[at.lse(b, head, position)] = query;
 
     float dquery[Tile::kColumns] = {};
-    for (int key_begin = 0; key_begin <= begin; key_begin += Tile::kRows) {
+    for (int key_begin = first_tile_begin<Tile::kRows>(rows, visible); key_begin <= last_position;
+         key_begin += Tile::kRows) {
         __syncthreads();  // the tiles before are no longer read
         const int count = at.seq_len - key_begin;
         Tile::load_rows(s.key, qkv + at.key(b, kv_head, key_begin), at.qkv_step(), count, at.head_size);
@@ -64,15 +74,15 @@ __global__ void __launch_bounds__(GeneralTile<kMaxHeadSize>::kThreads, 2)
         Tile::dot_products(dp, s.dout, s.value, at.head_size);
 #pragma unroll
         for (int i = 0; i < Tile::kScores; i++) {
-            const int key = lane + kRowLanes * i;
-            const bool seen = key_begin + key <= begin + row;
-            dp[i] *= dropout_factor(op.dropout, b, head, begin + row, key_begin + key);
-            s.dscore[row][key] = probability_gradient(scores[i], dp[i], query, scale_log2, seen).dscore;
+            const int column = lane + kRowLanes * i, key = key_begin + column;
+            const bool seen = first_key <= key && key <= position;
+            dp[i] *= dropout_factor(op.dropout, b, head, position, key);
+            s.dscore[row][column] = probability_gradient(scores[i], dp[i], query, op, seen).dscore;
         }
         __syncwarp();  // the other lanes of the row read dscore
         Tile::add_weighted_rows(dquery, s.dscore, s.key, at.head_size);
     }
-    if (exists) store_row(op.dqkv.as<T>() + at.query(b, head, begin + row), dquery, op.scale, at.head_size);
+    if (exists) store_row(op.dqkv.as<T>() + at.query(b, head, position), dquery, op.scale, at.head_size);
 }
 
 template <class T, int kMaxHeadSize>
@@ -85,14 +95,15 @@ __global__ void __launch_bounds__(GeneralTile<kMaxHeadSize>::kThreads, 2)
     const auto [row, lane] = RowLane();
     const T* __restrict__ qkv = op.qkv.as<T>();
     const T* __restrict__ dout = op.dout.as<T>();
-    const float scale_log2 = op.scale * kLog2E;
+    const VisibleKeys visible(op, b);
+    const int query_end = visible.end_of_queries(min(begin + Tile::kRows, at.seq_len) - 1, at.seq_len);
 
     const int n_keys = at.seq_len - begin;
     Tile::load_rows(s.key, qkv + at.key(b, kv_head, begin), at.qkv_step(), n_keys, at.head_size);
     Tile::load_rows(s.value, qkv + at.value(b, kv_head, begin), at.qkv_step(), n_keys, at.head_size);
     float dkey[Tile::kColumns] = {}, dvalue[Tile::kColumns] = {};
     for (int head = kv_head * at.group(); head < (kv_head + 1) * at.group(); head++)
-        for (int query_begin = begin; query_begin < at.seq_len; query_begin += Tile::kRows) {
+        for (int query_begin = begin; query_begin < query_end; query_begin += Tile::kRows) {
             __syncthreads();  // the tiles before are no longer read
             const int count = at.seq_len - query_begin;
             Tile::load_rows(s.query, qkv + at.query(b, head, query_begin), at.qkv_step(), count, at.head_size);
@@ -108,13 +119,12 @@ __global__ void __launch_bounds__(GeneralTile<kMaxHeadSize>::kThreads, 2)
             Tile::dot_products(dp, s.value, s.dout, at.head_size);
 #pragma unroll
             for (int i = 0; i < Tile::kScores; i++) {
-                const int query = lane + kRowLanes * i;
-                const bool seen = begin + row <= query_begin + query;
-                const float factor = dropout_factor(op.dropout, b, head, query_begin + query, begin + row);
-                const auto gradient =
-                    probability_gradient(scores[i], dp[i] * factor, s.statistics[query], scale_log2, seen);
-                s.p[row][query] = gradient.p * factor;
-                s.dscore[row][query] = gradient.dscore;
+                const int column = lane + kRowLanes * i, query = query_begin + column, key = begin + row;
+                const bool seen = key <= query && visible.first(min(query, at.seq_len - 1)) <= key;
+                const float factor = dropout_factor(op.dropout, b, head, query, key);
+                const auto gradient = probability_gradient(scores[i], dp[i] * factor, s.statistics[column], op, seen);
+                s.p[row][column] = gradient.p * factor;
+                s.dscore[row][column] = gradient.dscore;
             }
             __syncwarp();  // the other lanes of the row read both
             Tile::add_weighted_rows(dvalue, s.p, s.dout, at.head_size);
@@ -128,14 +138,15 @@ __global__ void __launch_bounds__(GeneralTile<kMaxHeadSize>::kThreads, 2)
 template <class T> void attention_backward_general(const AttentionBackward& op, Stream stream) {
     for_head_size(op.head_size, [&]<int kMaxHeadSize>() {
         using Tile = GeneralTile<kMaxHeadSize>;
-        auto start = [&](auto kernel, const char* name, int heads) {
+        auto start = [&](auto kernel, const char* name, int rows) {
             launch(kernel,
-                   {name, attention_grid(op, heads, Tile::kRows), Tile::kThreads,
+                   {name, attention_grid(op, rows, Tile::kRows), Tile::kThreads,
                     sizeof(GeneralBackwardShared<kMaxHeadSize>)},
                    stream, op);
         };
-        start(attention_backward_query_general_kernel<T, kMaxHeadSize>, "attention_backward_query", op.n_head);
-        start(attention_backward_key_general_kernel<T, kMaxHeadSize>, "attention_backward_key", op.n_kv_head);
+        const int query_rows = QueryRows<1, true>::count(AttentionLayout(op));
+        start(attention_backward_query_general_kernel<T, kMaxHeadSize>, "attention_backward_query", query_rows);
+        start(attention_backward_key_general_kernel<T, kMaxHeadSize>, "attention_backward_key", op.seq_len);
     });
 }
 

@@ -2,13 +2,14 @@
 //
 // A tile has rows of kHeadSize numbers in packs of 16 bytes. Pack p of row r lies at place p ^ (r % 8) of the row:
 // the same pack of eight rows, which ldmatrix reads at once, then lies in eight different groups of banks, and so do
-// the packs of a row. Every row number below starts at a multiple of 8, so r % 8 depends on the lane alone.
+// the packs of a row. Every row number below starts at a multiple of 8, so r % 8 depends on the lane alone. Rows of 96
+// numbers, 12 packs, begin half-way through the banks every other time, so there p ^ (r / 2 % 4) does the same.
 //
 // Fragments as PTX's manual has them, lane l, g = l / 4, q = l % 4: an accumulator (16, 8) holds columns 2q, 2q + 1 of
 // row g, then of row g + 8. So two neighbouring accumulators, rounded, are the A fragment (16, 16) of the next product.
 #pragma once
 
-#include "kernels/attention_layout.h"
+#include "kernels/cuda/attention_layout.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/ptx.cuh"
 
@@ -17,24 +18,51 @@ namespace ops {
 inline constexpr int kPackNumbers = 8;  // numbers in 16 bytes
 
 template <int kHeadSize> __device__ __forceinline__ uint32_t tile_offset(int row, int pack) {
-    return uint32_t(row * kHeadSize * 2 + ((pack ^ (row & 7)) << 4));
+    constexpr bool kWholeBanks = kHeadSize % 64 == 0;
+    static_assert(kWholeBanks || kHeadSize % 64 == 32);
+    return uint32_t(row * kHeadSize * 2 + ((pack ^ (kWholeBanks ? row & 7 : row >> 1 & 3)) << 4));
+}
+
+// Where a tile may begin.
+template <int kHeadSize> inline constexpr int kTileAlignment = kHeadSize % 64 == 0 ? std::max(kHeadSize * 2, 256) : 256;
+
+// Calls visit(row, pack) for this thread's share of a tile's packs.
+template <int kHeadSize, int kRows, int kThreads, class Visit>
+__device__ __forceinline__ void for_each_pack(Visit visit) {
+    constexpr int kPacks = kHeadSize / kPackNumbers;
+    const int first = threadIdx.x / kPacks;
+#pragma unroll
+    for (int pass = 0; pass < (kRows * kPacks + kThreads - 1) / kThreads; pass++) {
+        if constexpr (kThreads % (8 * kPacks) == 0 && kRows * kPacks % kThreads == 0) {
+            visit(first + pass * (kThreads / kPacks), int(threadIdx.x % kPacks));
+        } else {
+            const int number = int(threadIdx.x) + pass * kThreads;
+            if (number < kRows * kPacks) visit(number / kPacks, number % kPacks);
+        }
+    }
 }
 
 // Starts copying `count` rows of kHeadSize numbers, `step` apart, into a tile of kRows rows; the other rows become 0.
 // The threads must wait for their copies and then pass a barrier.
 template <int kHeadSize, int kRows, int kThreads, class T>
 __device__ __forceinline__ void load_tile_async(T* tile, const T* inp, size_t step, int count) {
-    constexpr int kPacks = kHeadSize / kPackNumbers;
-    static_assert(kRows * kPacks % kThreads == 0 && kThreads % (8 * kPacks) == 0);
     const uint32_t to = ptx::shared_address(tile);
-    const int first = threadIdx.x / kPacks, pack = threadIdx.x % kPacks;
-#pragma unroll
-    for (int pass = 0; pass < kRows * kPacks / kThreads; pass++) {
-        const int row = first + pass * (kThreads / kPacks);
+    for_each_pack<kHeadSize, kRows, kThreads>([&](int row, int pack) {
         const bool inside = row < count;
         const T* from = inp + (inside ? row : 0) * step + pack * kPackNumbers;
         ptx::cp_async<16>(to + tile_offset<kHeadSize>(row, pack), from, inside ? 16 : 0);
-    }
+    });
+}
+
+// The same for rows of which number r lies at place(r) from inp, or is negative there and becomes 0.
+template <int kHeadSize, int kRows, int kThreads, class T, class Place>
+__device__ __forceinline__ void gather_tile_async(T* tile, const T* inp, Place place) {
+    const uint32_t to = ptx::shared_address(tile);
+    for_each_pack<kHeadSize, kRows, kThreads>([&](int row, int pack) {
+        const int64_t from = place(row);
+        ptx::cp_async<16>(to + tile_offset<kHeadSize>(row, pack), inp + (from < 0 ? 0 : from) + pack * kPackNumbers,
+                          from < 0 ? 0 : 16);
+    });
 }
 
 // Starts copying tile number `tile` of a head's keys and of its values, kRows rows each; `keys` and `values` are its
@@ -50,10 +78,15 @@ __device__ __forceinline__ void load_keys_async(T* key_tile, T* value_tile, int 
 
 // The shared address of pack 2 k + lane_pack of tile row `row` + lane_row, for ldmatrix. The tile begins at a
 // multiple of its rows' size and `row` is a multiple of 8, so the swizzle of k is one exclusive or on the address of k
-// = 0: there is no address for each k that the compiler could keep in a register.
+// = 0: there is no address for each k that the compiler could keep in a register. (With 96 numbers in a row only four
+// packs are exchanged with each other.)
 template <int kHeadSize>
 __device__ __forceinline__ uint32_t pack_address(uint32_t tile, int row, int lane_row, int k, int lane_pack) {
-    return ((tile + tile_offset<kHeadSize>(lane_row, lane_pack)) ^ uint32_t(k * 32)) + row * kHeadSize * 2;
+    const uint32_t first = tile + tile_offset<kHeadSize>(lane_row, lane_pack);
+    if constexpr (kHeadSize % 64 == 0)
+        return (first ^ uint32_t(k * 32)) + row * kHeadSize * 2;
+    else
+        return (first ^ uint32_t(k % 2 * 32)) + k / 2 * 64 + row * kHeadSize * 2;
 }
 
 // A fragment: tile rows [row, row + 16), columns [16 k, 16 k + 16).
@@ -161,23 +194,23 @@ template <int kM, int kN, class Visit> __device__ __forceinline__ void for_each_
             for (int i = 0; i < 4; i++) visit(m, n, i, 16 * m + i / 2 * 8 + lane / 4, 8 * n + lane % 4 * 2 + i % 2);
 }
 
-// Calls visit(m, n, i, kept) for every element of scores (16 kM queries, 8 kN keys) whose first query and key are these
-// numbers, multiples of 16. The lane's elements of a square of 16 are the decisions of one call.
-template <int kM, int kN, class Visit>
-__device__ __forceinline__ void for_each_decision(const DropoutMask& mask, uint64_t sample_key, int head, int query,
-                                                  int key, Visit visit) {
+// Calls visit(m, n, i, kept) for every element of scores (16 kM queries, 8 kN keys) whose first row in the block and
+// first key are these numbers, multiples of 16. The lane's elements of a square of 16 are the decisions of one call.
+template <int kM, int kN, class Rows, class Visit>
+__device__ __forceinline__ void for_each_decision(const DropoutMask& mask, uint64_t sample_key, const Rows& rows,
+                                                  int row, int key, Visit visit) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int m = 0; m < kM; m++)
 #pragma unroll
         for (int square = 0; square < kN / 2; square++) {
-            const Philox random = mask.words(sample_key, head, mask.query_call(query + 16 * m) + lane / 4,
-                                             mask.key_call(key + 16 * square) + lane % 4);
+            const Philox random =
+                mask.words(sample_key, rows.head(row + 16 * m), mask.query_call(rows.position(row + 16 * m)) + lane / 4,
+                           mask.key_call(key + 16 * square) + lane % 4);
 #pragma unroll
             for (int n = 0; n < 2; n++)
 #pragma unroll
-                for (int i = 0; i < 4; i++)
-                    visit(m, 2 * square + n, i, mask.keeps(random.word[i / 2 * 2 + n], i % 2));
+                for (int i = 0; i < 4; i++) visit(m, 2 * square + n, i, mask.keeps(random.word[i / 2 * 2 + n], i % 2));
         }
 }
 
@@ -201,12 +234,12 @@ __device__ __forceinline__ void for_each_decision_of_transposed(const DropoutMas
         }
 }
 
-// out[r] = acc[r] * factor for r below `count`, 16 bytes a lane, where `out` is the place of the warp's first row and
+// out[place(r)] = acc[r] * factor for the warp's rows r with a place that is not negative, 16 bytes a lane, where
 // factor(m, half) belongs to row 16 m + 8 half + g. To regroup, the warp uses its own rows, from `row` on, of a tile
 // that no other warp reads any more.
-template <class T, int kHeadSize, int kM, class Factor>
-__device__ __forceinline__ void store_rows(T* out, size_t step, int count, T* tile, int row,
-                                           const float (&acc)[kM][kHeadSize / 8][4], Factor factor) {
+template <class T, int kHeadSize, int kM, class Place, class Factor>
+__device__ __forceinline__ void scatter_rows(T* out, T* tile, int row, const float (&acc)[kM][kHeadSize / 8][4],
+                                             Place place, Factor factor) {
     constexpr int kPacks = kHeadSize / kPackNumbers;
     const int lane = threadIdx.x % 32;
     char* bytes = reinterpret_cast<char*>(tile);
@@ -225,11 +258,20 @@ __device__ __forceinline__ void store_rows(T* out, size_t step, int count, T* ti
     __syncwarp();
 #pragma unroll
     for (int pass = 0; pass < 16 * kM * kPacks / 32; pass++) {
-        const int r = (pass * 32 + lane) / kPacks, pack = lane % kPacks;
-        if (r < count)
-            *reinterpret_cast<uint4*>(out + r * step + pack * kPackNumbers) =
+        const int r = (pass * 32 + lane) / kPacks, pack = (pass * 32 + lane) % kPacks;
+        const int64_t to = place(r);
+        if (to >= 0)
+            *reinterpret_cast<uint4*>(out + to + pack * kPackNumbers) =
                 *reinterpret_cast<const uint4*>(bytes + tile_offset<kHeadSize>(row + r, pack));
     }
+}
+
+// The same for `count` rows, `step` apart.
+template <class T, int kHeadSize, int kM, class Factor>
+__device__ __forceinline__ void store_rows(T* out, size_t step, int count, T* tile, int row,
+                                           const float (&acc)[kM][kHeadSize / 8][4], Factor factor) {
+    const auto place = [&](int r) { return r < count ? int64_t(r * step) : -1; };
+    scatter_rows<T, kHeadSize>(out, tile, row, acc, place, factor);
 }
 
 }  // namespace ops

@@ -7,6 +7,8 @@
 // through the L2 cache instead: 132 processors keep 264 such rows of the same order as its size in flight.
 // Numerics: float. With L = log2(e) and a row's maximum M, exp(x - M) is 2^(x L - M L) with M L rounded once for the
 // row, so that the rounding cancels between numerator and sum; the loss undoes it in double.
+// A soft cap is an instance of its own: cap tanh(x / cap) from one exp2f and one division (absolute error below
+// cap 2^-21), taken again in the second pass, where the derivative comes from the same exponential without cancelling.
 #include <cmath>
 
 #include "kernels/cuda/reduce.cuh"
@@ -38,6 +40,28 @@ template <class T> __host__ __device__ constexpr int packs_of(int columns) {
     return (columns + kPackSize<T> - 1) / kPackSize<T>;
 }
 
+// A logit as the softmax takes it, and the derivative of that.
+struct Capped {
+    float value, slope;
+};
+
+// cap tanh(x / cap), from e^(-2 |x| / cap).
+struct SoftCap {
+    float cap, scale;  // scale = -2 log2(e) / cap
+
+    __device__ explicit SoftCap(float softcap) : cap(softcap), scale(-2.0f * kLog2E / softcap) {}
+    __device__ Capped operator()(float x) const {
+        const float e = exp2f(scale * fabsf(x)), s = __fdividef(1.0f, 1.0f + e);
+        return {copysignf(cap * ((1.0f - e) * s), x), 4.0f * (e * s) * s};
+    }
+};
+
+// Without a soft cap.
+struct NoCap {
+    __device__ explicit NoCap(float) {}
+    __device__ Capped operator()(float x) const { return {x, 1.0f}; }
+};
+
 // exp(x - max), where scaled_max is max * kLog2E.
 __device__ float exp_below(float x, float scaled_max) { return exp2f(fmaf(x, kLog2E, -scaled_max)); }
 
@@ -46,12 +70,12 @@ struct Softmax {
 };
 
 // Updates the maximum and sum with the first `available` numbers of a pack.
-template <class T> __device__ void add_pack(Softmax& softmax, const Pack<T>& pack, int available) {
+template <class Cap, class T> __device__ void add_pack(Cap cap, Softmax& softmax, const Pack<T>& pack, int available) {
     auto x = unpack(pack);
     float max = softmax.max;
 #pragma unroll
     for (int i = 0; i < kPackSize<T>; i++) {
-        x.value[i] = i < available ? x.value[i] : -INFINITY;
+        x.value[i] = i < available ? cap(x.value[i]).value : -INFINITY;
         max = fmaxf(max, x.value[i]);
     }
     const float scaled_max = max * kLog2E;
@@ -62,8 +86,8 @@ template <class T> __device__ void add_pack(Softmax& softmax, const Pack<T>& pac
 }
 
 // One thread's part of a row. With kStaged its packs are then in `staged`.
-template <bool kAligned, bool kStaged, class T>
-__device__ Softmax softmax_of_packs(const T* logits, int vocab, Pack<T>* staged) {
+template <bool kAligned, bool kStaged, class Cap, class T>
+__device__ Softmax softmax_of_packs(Cap cap, const T* logits, int vocab, Pack<T>* staged) {
     Softmax softmax{kLowest, 0};
     const int packs = packs_of<T>(vocab);
     for (int first = int(threadIdx.x); first < packs; first += kBatch * kThreads) {
@@ -78,7 +102,7 @@ __device__ Softmax softmax_of_packs(const T* logits, int vocab, Pack<T>* staged)
             const int p = first + k * kThreads;
             if (p >= packs) break;
             if (kStaged) staged[p] = pack[k];
-            add_pack(softmax, pack[k], vocab - p * kPackSize<T>);
+            add_pack(cap, softmax, pack[k], vocab - p * kPackSize<T>);
         }
     }
     return softmax;
@@ -96,11 +120,19 @@ template <bool kAligned, class T> __device__ void zero_packs(T* logits, int firs
         store_pack<kAligned>(logits + p * kPackSize<T>, zeros, columns - p * kPackSize<T>);
 }
 
-// logits = scale (softmax - one_hot(target)); 0 in the padding. A thread reads only elements that it then overwrites.
-template <bool kAligned, bool kStaged, class T>
-__device__ void write_gradient(const CrossEntropy& op, T* logits, int target, Softmax softmax, const Pack<T>* staged) {
+// The natural logarithm of the sum of exp(x), of which scaled_max is what was rounded.
+__device__ double log_sum_exp(Softmax softmax) {
+    return log(double(softmax.sum)) + double(softmax.max * kLog2E) * kLn2;
+}
+
+// logits = scale (boost softmax - one_hot(target)) times the soft cap's derivative; 0 in the padding. The boost is 1,
+// or with a z-loss 1 + 2 z_loss lse. A thread reads only elements that it then overwrites.
+template <bool kAligned, bool kStaged, class Cap, class T>
+__device__ void write_gradient(Cap cap, const CrossEntropy& op, T* logits, int target, Softmax softmax,
+                               const Pack<T>* staged) {
     const float scale = op.grad_scale * (op.loss_scale ? *op.loss_scale : 1.0f);
-    const float scaled_max = softmax.max * kLog2E, factor = scale / softmax.sum;
+    const double boost = op.z_loss != 0 ? 1.0 + 2.0 * double(op.z_loss) * log_sum_exp(softmax) : 1.0;
+    const float scaled_max = softmax.max * kLog2E, factor = scale * float(boost) / softmax.sum;
     const int packs = packs_of<T>(op.vocab);
     int p = int(threadIdx.x);
     for (; p < packs; p += kThreads) {
@@ -108,18 +140,20 @@ __device__ void write_gradient(const CrossEntropy& op, T* logits, int target, So
         auto x = unpack(kStaged ? staged[p] : load_pack<kAligned>(logits + column, op.vocab - column));
 #pragma unroll
         for (int i = 0; i < kPackSize<T>; i++) {
-            const float e = exp_below(x.value[i], scaled_max);
-            x.value[i] = column + i < op.vocab ? e * factor : 0.0f;
+            const auto [value, slope] = cap(x.value[i]);
+            const float e = exp_below(value, scaled_max);
+            x.value[i] = column + i < op.vocab ? e * factor * slope : 0.0f;
             if (column + i == target)  // in double: where the model is sure, probability - 1 cancels
-                x.value[i] = float(double(scale) * (double(e) / double(softmax.sum) - 1.0));
+                x.value[i] = float(double(scale) * (double(e) / double(softmax.sum) * boost - 1.0) * double(slope));
         }
         store_pack<kAligned>(logits + column, pack_floats(x), op.padded_vocab - column);
     }
     zero_packs<kAligned>(logits, p, op.padded_vocab);
 }
 
-template <class T, bool kAligned, bool kStaged>
+template <class T, class Cap, bool kAligned, bool kStaged>
 __global__ void __launch_bounds__(kThreads, 2) cross_entropy_kernel(CrossEntropy op) {
+    const Cap cap(op.softcap);
     auto& s = shared_memory<CrossEntropyShared<T, kStaged>>();
     const int row = int(blockIdx.x), target = op.targets[row];
     T* logits = op.logits.as<T>() + size_t(row) * op.padded_vocab;
@@ -129,11 +163,22 @@ __global__ void __launch_bounds__(kThreads, 2) cross_entropy_kernel(CrossEntropy
         return;
     }
     // Read before the barriers of block_softmax, after which the thread that holds it overwrites it.
-    const float target_logit = to_float(logits[target]);
-    const Softmax softmax = block_softmax(softmax_of_packs<kAligned, kStaged>(logits, op.vocab, s.staged), s);
-    if (op.write_dlogits) write_gradient<kAligned, kStaged>(op, logits, target, softmax, s.staged);
+    const float target_logit = cap(to_float(logits[target])).value;
+    const Softmax softmax = block_softmax(softmax_of_packs<kAligned, kStaged>(cap, logits, op.vocab, s.staged), s);
+    if (op.write_dlogits) write_gradient<kAligned, kStaged>(cap, op, logits, target, softmax, s.staged);
     if (threadIdx.x == 0)
         op.loss[row] = float(log(double(softmax.sum)) + (double(softmax.max * kLog2E) * kLn2 - double(target_logit)));
+}
+
+template <class T, class Cap> void launch_rows(const CrossEntropy& op, Stream stream) {
+    const bool aligned = op.padded_vocab % kPackSize<T> == 0 && are_aligned(16, {op.logits});
+    const bool staged = op.write_dlogits && packs_of<T>(op.vocab) <= kMaxStagedPacks<T>;
+    auto kernel = aligned && staged ? cross_entropy_kernel<T, Cap, true, true>
+                  : aligned         ? cross_entropy_kernel<T, Cap, true, false>
+                  : staged          ? cross_entropy_kernel<T, Cap, false, true>
+                                    : cross_entropy_kernel<T, Cap, false, false>;
+    const size_t shared_bytes = staged ? sizeof(CrossEntropyShared<T, true>) : sizeof(CrossEntropyShared<T, false>);
+    launch(kernel, {"cross_entropy", blocks_for(size_t(op.rows), 1), kThreads, shared_bytes}, stream, op);
 }
 
 // ---- the sum of the losses ------------------------------------------------------------------------------------------
@@ -161,12 +206,7 @@ void cross_entropy(const CrossEntropy& op, Stream stream) {
         require(op.vocab > 0 && op.padded_vocab >= op.vocab, "cross_entropy: vocab %d, padded_vocab %d", op.vocab,
                 op.padded_vocab);
         if (op.rows <= 0) return;
-        const bool aligned = op.padded_vocab % kPackSize<T> == 0 && are_aligned(16, {op.logits});
-        const bool staged = op.write_dlogits && packs_of<T>(op.vocab) <= kMaxStagedPacks<T>;
-        auto kernel = aligned ? (staged ? cross_entropy_kernel<T, true, true> : cross_entropy_kernel<T, true, false>)
-                              : (staged ? cross_entropy_kernel<T, false, true> : cross_entropy_kernel<T, false, false>);
-        const size_t shared_bytes = staged ? sizeof(CrossEntropyShared<T, true>) : sizeof(CrossEntropyShared<T, false>);
-        launch(kernel, {"cross_entropy", blocks_for(size_t(op.rows), 1), kThreads, shared_bytes}, stream, op);
+        op.softcap > 0 ? launch_rows<T, SoftCap>(op, stream) : launch_rows<T, NoCap>(op, stream);
     });
 }
 

@@ -1,12 +1,13 @@
 // Token and position embedding.
 //
-// Forward: a warp per position, packs of 128 bits; 6 bytes per element of 16 bits.
+// Forward: a warp per position, packs of 128 bits; 6 bytes per element of 16 bits, 4 without positions.
 // Backward, for each row of a gradient one worker, in the order of positions, no atomics on floats: the positions are
 // sorted by token, stably, with a radix sort (integers, in scratch); then a warp takes 32 sorted positions and 64
 // columns and, wherever a token begins among its positions, sums all of that token's rows of dout, 32 loads in flight.
 // dwpe is a sum over the batch per thread. Reads dout twice and adds to the rows of dwte that occur: 4 bytes per
 // element of 16 bits and 8 per element of those rows. Numerics: float sums in the order of positions, starting from
-// what stood in the gradient, as on the CPU.
+// what stood in the gradient, as on the CPU; a dwte that is to be overwritten is set to 0 first, 4 bytes per element of
+// it.
 #include <algorithm>
 
 #include "kernels/cuda/reduce.cuh"
@@ -22,20 +23,24 @@ namespace {
 
 constexpr int kForwardThreads = 256;
 
-template <class T, bool kAligned>
+template <class T, bool kAligned, bool kHasPositions>
 __global__ void __launch_bounds__(kForwardThreads) embedding_forward_kernel(EmbeddingForward op) {
     constexpr int kStep = kWarpSize * kPackSize<T>;
     const size_t i = (size_t(blockIdx.x) * kForwardThreads + threadIdx.x) / kWarpSize;
     if (i >= size_t(op.batch) * op.seq_len) return;
     const int channels = op.channels;
     const T* __restrict__ token = op.wte.as<T>() + size_t(op.tokens[i]) * channels;
-    const T* __restrict__ position = op.wpe.as<T>() + i % op.seq_len * channels;
+    const T* __restrict__ position = op.wpe.as<T>() + (kHasPositions ? i % op.seq_len * channels : 0);
     T* __restrict__ out = op.out.as<T>() + i * channels;
 #pragma unroll 4
     for (int c = int(threadIdx.x) % kWarpSize * kPackSize<T>; c < channels; c += kStep) {
-        auto sum = unpack(load_pack<kAligned>(token + c, channels - c));
-        sum += unpack(load_pack<kAligned>(position + c, channels - c));
-        store_pack<kAligned>(out + c, pack_floats(sum), channels - c);
+        Pack<T> pack = load_pack<kAligned>(token + c, channels - c);
+        if constexpr (kHasPositions) {
+            auto sum = unpack(pack);
+            sum += unpack(load_pack<kAligned>(position + c, channels - c));
+            pack = pack_floats(sum);
+        }
+        store_pack<kAligned>(out + c, pack, channels - c);
     }
 }
 
@@ -327,7 +332,10 @@ template <class T> void position_gradients(const EmbeddingBackward& op, Stream s
 void embedding_forward(const EmbeddingForward& op, Stream stream) {
     dispatch("embedding_forward", {op.out, op.wte, op.wpe}, [&]<class T>() {
         const bool aligned = op.channels % kPackSize<T> == 0 && are_aligned(16, {op.out, op.wte, op.wpe});
-        launch(aligned ? embedding_forward_kernel<T, true> : embedding_forward_kernel<T, false>,
+        auto kernel =
+            op.wpe ? (aligned ? embedding_forward_kernel<T, true, true> : embedding_forward_kernel<T, false, true>)
+                   : (aligned ? embedding_forward_kernel<T, true, false> : embedding_forward_kernel<T, false, false>);
+        launch(kernel,
                {"embedding_forward", blocks_for(size_t(op.batch) * op.seq_len, kForwardThreads / kWarpSize),
                 kForwardThreads},
                stream, op);
@@ -339,10 +347,12 @@ void embedding_backward(const EmbeddingBackward& op, Stream stream) {
         require(op.batch > 0 && op.seq_len > 0 && op.channels > 0 && op.vocab > 0,
                 "embedding_backward: batch %d, seq_len %d, channels %d, vocab %d", op.batch, op.seq_len, op.channels,
                 op.vocab);
-        require(op.seq_len <= op.n_positions, "embedding_backward: seq_len %d is more than n_positions %d", op.seq_len,
-                op.n_positions);
+        require(!op.dwpe || op.seq_len <= op.n_positions, "embedding_backward: seq_len %d is more than n_positions %d",
+                op.seq_len, op.n_positions);
+        if (!op.accumulate_dwte)
+            fill({.out = op.dwte, .count = size_t(op.vocab) * size_t(op.channels), .value = 0}, stream);
         token_gradients<T>(op, stream);
-        position_gradients<T>(op, stream);
+        if (op.dwpe) position_gradients<T>(op, stream);
     });
 }
 

@@ -1,14 +1,16 @@
 // Kernels around the library's products.
 //
-// add_bias, times_gelu_gradient: a thread an element, in grid strides; 4 bytes read and sizeof(T) (or twice that)
-// moved an element. They run only where the library has no epilogue, or T is float, so they are plain.
+// add_bias: a thread an element, in grid strides; 4 bytes read and sizeof(T) moved an element. It runs only where the
+// library has no epilogue, so it is plain.
+// add_bias_relu2, times_activation_gradient: a thread takes 4 elements, in grid strides; 4 bytes read and sizeof(T), or
+// twice that, moved an element, the sums out of the L2 cache in which the product has left them.
 // column_sums: a block has 256 rows and 32 lanes' worth of columns (16 bytes a lane where the rows are aligned), a warp
 // every eighth of those rows; its row of sums goes to `out`. More than 256 rows leave a matrix of sums, which is summed
 // the same way until one row is left. Reads the values once: rows cols sizeof(T) bytes, 1/128 of that for the sums.
 // Sums are float; with at most 32 + 8 terms one after the other at each level their error grows with the logarithm.
 #include <algorithm>
 
-#include "kernels/cuda/gelu.cuh"
+#include "kernels/cuda/activation.cuh"
 #include "kernels/cuda/matmul_epilogue.h"
 #include "kernels/cuda/vector.cuh"
 #include "kernels/dispatch.h"
@@ -24,7 +26,7 @@ dim3 strided_blocks(size_t count) { return dim3(unsigned(std::min(kMostBlocks, (
 __device__ inline size_t first_element() { return size_t(blockIdx.x) * blockDim.x + threadIdx.x; }
 __device__ inline size_t element_stride() { return size_t(gridDim.x) * blockDim.x; }
 
-// The sums are not __restrict__ in these two: they may be the output.
+// The sums are not __restrict__ in these three: they may be the output.
 template <class T> __global__ void __launch_bounds__(kThreads) add_bias_kernel(AddBias op) {
     T* out = op.out.as<T>();
     const float* sums = op.sums;
@@ -36,12 +38,39 @@ template <class T> __global__ void __launch_bounds__(kThreads) add_bias_kernel(A
     }
 }
 
-template <class T> __global__ void __launch_bounds__(kThreads) times_gelu_gradient_kernel(TimesGeluGradient op) {
+constexpr int kQuad = 4;  // elements of a thread at a time
+
+template <class T, bool kAligned> __global__ void __launch_bounds__(kThreads) add_bias_relu2_kernel(AddBias op) {
     T* out = op.out.as<T>();
     const float* sums = op.sums;
-    const T* __restrict__ pre_gelu = op.pre_gelu.as<T>();
-    for (size_t i = first_element(); i < op.count; i += element_stride())
-        out[i] = from_float<T>(sums[i] * gelu_gradient(to_float(pre_gelu[i])));
+    const T* __restrict__ bias = op.bias.as<T>();
+    const size_t count = op.rows * size_t(op.cols);
+    for (size_t i = first_element() * kQuad; i < count; i += element_stride() * kQuad) {
+        const int available = int(min(size_t(kQuad), count - i));
+        Floats<T, kQuad> x = unpack(load_pack<kAligned, float, kQuad>(sums + i, available)).template as<T>();
+        if (bias) {
+#pragma unroll
+            for (int k = 0; k < kQuad; k++) x.value[k] += to_float(bias[(i + k) % size_t(op.cols)]);
+        }
+#pragma unroll
+        for (float& value : x.value) value = activation<ActivationFunction::relu2>(value);
+        store_pack<kAligned>(out + i, pack_floats(x), available);
+    }
+}
+
+template <class T, ActivationFunction function, bool kAligned>
+__global__ void __launch_bounds__(kThreads) times_activation_gradient_kernel(TimesGradient op) {
+    T* out = op.out.as<T>();
+    const float* sums = op.sums;
+    const T* __restrict__ kept_numbers = op.kept.as<T>();
+    for (size_t i = first_element() * kQuad; i < op.count; i += element_stride() * kQuad) {
+        const int available = int(min(size_t(kQuad), op.count - i));
+        Floats<T, kQuad> x = unpack(load_pack<kAligned, float, kQuad>(sums + i, available)).template as<T>();
+        const auto kept = unpack(load_pack<kAligned, T, kQuad>(kept_numbers + i, available));
+#pragma unroll
+        for (int k = 0; k < kQuad; k++) x.value[k] *= gradient_from_kept<function>(kept.value[k]);
+        store_pack<kAligned>(out + i, pack_floats(x), available);
+    }
 }
 
 // Four bytes of a random word each: the sum of four uniform numbers is near enough to a normal one.
@@ -129,9 +158,29 @@ void add_bias(const AddBias& op, Stream stream) {
     });
 }
 
-void times_gelu_gradient(const TimesGeluGradient& op, Stream stream) {
-    ops::dispatch("times_gelu_gradient", {op.out, op.pre_gelu}, [&]<class T>() {
-        launch(times_gelu_gradient_kernel<T>, {"times_gelu_gradient", strided_blocks(op.count), kThreads}, stream, op);
+// Whether all of a quad's accesses are whole.
+template <class T> bool has_whole_quads(View out, const float* sums, ConstView other, size_t count) {
+    return count % kQuad == 0 && are_aligned(kQuad * sizeof(T), {out, other}) && are_aligned(16, {sums});
+}
+
+void add_bias_relu2(const AddBias& op, Stream stream) {
+    ops::dispatch("add_bias_relu2", {op.out, op.bias}, [&]<class T>() {
+        const size_t count = op.rows * size_t(op.cols);
+        const bool whole = has_whole_quads<T>(op.out, op.sums, nullptr, count);
+        launch(whole ? add_bias_relu2_kernel<T, true> : add_bias_relu2_kernel<T, false>,
+               {"add_bias_relu2", strided_blocks((count + kQuad - 1) / kQuad), kThreads}, stream, op);
+    });
+}
+
+void times_activation_gradient(const TimesGradient& op, Stream stream) {
+    constexpr const char* kName = "times_activation_gradient";
+    ops::dispatch(kName, {op.out, op.kept}, [&]<class T>() {
+        ops::dispatch(kName, op.activation, [&]<ActivationFunction function>() {
+            const bool whole = has_whole_quads<T>(op.out, op.sums, op.kept, op.count);
+            launch(whole ? times_activation_gradient_kernel<T, function, true>
+                         : times_activation_gradient_kernel<T, function, false>,
+                   {kName, strided_blocks((op.count + kQuad - 1) / kQuad), kThreads}, stream, op);
+        });
     });
 }
 

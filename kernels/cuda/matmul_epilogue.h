@@ -1,6 +1,7 @@
 // Small kernels that finish a GEMM's sums where the library has no epilogue for it, or not one with the promised bits.
 #pragma once
 
+#include "kernels/choices.h"
 #include "kernels/device.h"
 #include "kernels/tensor.h"
 
@@ -14,14 +15,18 @@ struct AddBias {
 };
 void add_bias(const AddBias& op, Stream stream);
 
-// out = sums gelu'(pre_gelu), rounded to its type. `out` may be `sums` where it is float.
-struct TimesGeluGradient {
-    View out;            // (count)  =
-    const float* sums;   // (count)
-    ConstView pre_gelu;  // (count)
+// out = relu2(sums + bias), rounded to its type. `out` may be `sums` where it is float.
+void add_bias_relu2(const AddBias& op, Stream stream);
+
+// out = sums f'(kept), rounded to its type. `out` may be `sums` where it is float.
+struct TimesGradient {
+    View out;           // (count)  =
+    const float* sums;  // (count)
+    ConstView kept;     // (count), as ops::MatmulBackwardInput has it
     size_t count;
+    ActivationFunction activation;
 };
-void times_gelu_gradient(const TimesGeluGradient& op, Stream stream);
+void times_activation_gradient(const TimesGradient& op, Stream stream);
 
 // The sums of each column, in an order that depends on the sizes alone.
 struct ColumnSums {

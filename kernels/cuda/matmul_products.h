@@ -5,9 +5,9 @@
 #include "kernels/ops.h"
 
 //     out (rows, n) = inp weight^T + bias      the library's d (n, rows) = weight^T (n, k) inp (k, rows)
-// With pre_gelu the sum, which is what GELU is then applied to.
+// With pre_activation the sum, which is what the activation is then applied to.
 inline Product product_of(const ops::MatmulForward& op) {
-    return {.d = op.pre_gelu ? op.pre_gelu.data : op.out.data,
+    return {.d = op.pre_activation ? op.pre_activation.data : op.out.data,
             .a = op.weight.data,
             .b = op.inp.data,
             .bias = const_cast<void*>(op.bias.data),
@@ -22,11 +22,13 @@ inline Product product_of(const ops::MatmulForward& op) {
 }
 
 //     dinp (rows, k) = dout weight             d (k, rows) = weight (k, n) dout (n, rows)
+// The library has gelu_new's gradient.
 inline Product product_of(const ops::MatmulBackwardInput& op) {
+    const bool has_gelu = op.activation == ActivationFunction::gelu_new;
     return {.d = op.dinp.data,
             .a = op.weight.data,
             .b = op.dout.data,
-            .aux = const_cast<void*>(op.pre_gelu.data),
+            .aux = has_gelu ? const_cast<void*>(op.kept.data) : nullptr,
             .in = op.dout.dtype,
             .out = op.dout.dtype,
             .transpose_a = false,
@@ -34,7 +36,7 @@ inline Product product_of(const ops::MatmulBackwardInput& op) {
             .m = op.k,
             .n = op.rows,
             .k = op.n,
-            .epilogue = op.pre_gelu ? Epilogue::dgelu : Epilogue::none};
+            .epilogue = has_gelu ? Epilogue::dgelu : Epilogue::none};
 }
 
 //     dweight (n, k) = dout^T inp              d (k, n) = inp (k, rows) dout^T (rows, n), d float; dbias: the sums of

@@ -1,12 +1,13 @@
-// Layer normalisation, forward: mean, rstd, out = (inp - mean) rstd weight + bias, with or without a sum before it.
+// LayerNorm and RMSNorm, forward: mean, rstd, out = (inp - mean) rstd weight + bias, with or without a sum before it.
+// RMSNorm has a mean of 0; an absent weight is 1, an absent bias 0 (norm_parts.cuh).
 //
 // One warp per row, the row kept in registers as it was stored, so it is read once: lane l holds the packs at columns
 // (32 p + l) kPackSize. Rows beyond 2048 columns take a block each and are read three times, out of the cache after the
 // first. Moved per element of 16 bits: 4 bytes, 8 with a branch.
 // Numerics: sums in float, the variance from the centered row (two passes over registers). How many packs a warp keeps
 // and whether accesses are whole changes no order, so the same row gives the same bits, summed here or before.
+#include "kernels/cuda/norm_parts.cuh"
 #include "kernels/cuda/reduce.cuh"
-#include "kernels/cuda/vector.cuh"
 #include "kernels/dispatch.h"
 #include "kernels/ops.h"
 
@@ -20,8 +21,11 @@ constexpr int kMaxRegisterCols = 2048;  // 32 registers of a 16-bit row, 64 of a
 constexpr int kWideThreads = 512;
 constexpr int kWideWarps = kWideThreads / kWarpSize;
 
-// Blocks on a processor, which bound the registers of a thread: 80 for up to 1024 columns of 16 bits.
-template <int kPacks> inline constexpr int kMinBlocks = kPacks <= 4 ? 3 : 1;
+// Blocks on a processor, which bound the registers of a thread: 80 for up to 1024 columns of 16 bits, 128 of 32 bits.
+template <class T, int kPacks>
+inline constexpr int kMinBlocks = kPacks <= 4                     ? 3
+                                  : sizeof(T) == 4 && kPacks <= 8 ? 2
+                                                                  : 1;
 
 template <class T> constexpr int packs_for(int cols) { return cols / (kWarpSize * kPackSize<T>); }
 
@@ -75,6 +79,13 @@ template <class T> __device__ float pack_squares(const Pack<T>& pack, float mean
     return squares;
 }
 
+// A pack of a weight or bias at column `col`; of an absent one `absent` everywhere.
+template <NormParts parts, bool kAligned, class T>
+__device__ Pack<T> load_parameter(const T* parameter, int col, int cols, float absent) {
+    if (!has<parts>(parameter)) return repeated<T>(absent);
+    return load_pack<kAligned>(parameter + col, cols - col);
+}
+
 template <class T>
 __device__ Pack<T> normalized(const Pack<T>& pack, const Pack<T>& weight, const Pack<T>& bias, float mean, float rstd) {
     auto x = unpack(pack), w = unpack(weight), b = unpack(bias);
@@ -88,8 +99,9 @@ __device__ float rstd_of(float squares, int cols, float eps) { return 1.0f / sqr
 // ---- one warp per row -----------------------------------------------------------------------------------------------
 
 // With kHasBranch the row is the sum of two, which is stored.
-template <class T, int kPacks, bool kAligned, bool kHasBranch>
-__global__ void __launch_bounds__(kThreads, kMinBlocks<kPacks>) residual_norm_forward_kernel(ResidualNormForward op) {
+template <class T, int kPacks, bool kAligned, bool kHasBranch, NormParts parts>
+__global__ void __launch_bounds__(kThreads, kMinBlocks<T, kPacks>)
+    residual_norm_forward_kernel(ResidualNormForward op) {
     const T* __restrict__ inp = op.inp.as<T>();
     const T* __restrict__ branch = op.branch.as<T>();
     const T* __restrict__ weight = op.weight.as<T>();
@@ -105,10 +117,13 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<kPacks>) residual_norm_fo
         store_row<kAligned>(op.residual.as<T>() + begin, x, cols);
     }
 
-    float sum = 0;
+    float mean = 0;
+    if (has_mean<parts>(op.mean)) {
+        float sum = 0;
 #pragma unroll
-    for (int p = 0; p < kPacks; p++) sum += pack_sum(x.pack[p]);
-    const float mean = warp_sum(sum) / float(cols);
+        for (int p = 0; p < kPacks; p++) sum += pack_sum(x.pack[p]);
+        mean = warp_sum(sum) / float(cols);
+    }
 
     float squares = 0;
 #pragma unroll
@@ -121,12 +136,12 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<kPacks>) residual_norm_fo
     for (int p = 0; p < kPacks; p++) {
         const int col = column_of<T>(p);
         if (col >= cols) continue;
-        out.pack[p] = normalized(x.pack[p], load_pack<kAligned>(weight + col, cols - col),
-                                 load_pack<kAligned>(bias + col, cols - col), mean, rstd);
+        out.pack[p] = normalized(x.pack[p], load_parameter<parts, kAligned>(weight, col, cols, 1),
+                                 load_parameter<parts, kAligned>(bias, col, cols, 0), mean, rstd);
     }
     store_row<kAligned>(op.out.as<T>() + begin, out, cols);
     if (threadIdx.x % kWarpSize == 0) {
-        op.mean[row] = mean;
+        if (has_mean<parts>(op.mean)) op.mean[row] = mean;
         op.rstd[row] = rstd;
     }
 }
@@ -139,7 +154,7 @@ struct WideShared {
 };
 
 // The same; a thread reads no columns but those that it has read or written before.
-template <class T, bool kAligned, bool kHasBranch>
+template <class T, bool kAligned, bool kHasBranch, NormParts parts>
 __global__ void __launch_bounds__(kWideThreads) residual_norm_forward_wide_kernel(ResidualNormForward op) {
     WideShared& s = shared_memory<WideShared>();
     constexpr int kStep = kWideThreads * kPackSize<T>;
@@ -158,9 +173,9 @@ __global__ void __launch_bounds__(kWideThreads) residual_norm_forward_wide_kerne
             pack = sum_of(pack, load_pack<kAligned>(branch + begin + col, cols - col));
             store_pack<kAligned>(op.residual.as<T>() + begin + col, pack, cols - col);
         }
-        sum += pack_sum(pack);
+        if (has_mean<parts>(op.mean)) sum += pack_sum(pack);
     }
-    const float mean = block_sum(sum, s.sums) / float(cols);
+    const float mean = has_mean<parts>(op.mean) ? block_sum(sum, s.sums) / float(cols) : 0.0f;
     float squares = 0;
     for (int col = first; col < cols; col += kStep)
         squares += pack_squares(load_pack<kAligned>(x + col, cols - col), mean, cols - col);
@@ -171,31 +186,52 @@ __global__ void __launch_bounds__(kWideThreads) residual_norm_forward_wide_kerne
         const int available = cols - col;
         store_pack<kAligned>(
             out + col,
-            normalized(load_pack<kAligned>(x + col, available), load_pack<kAligned>(weight + col, available),
-                       load_pack<kAligned>(bias + col, available), mean, rstd),
+            normalized(load_pack<kAligned>(x + col, available), load_parameter<parts, kAligned>(weight, col, cols, 1),
+                       load_parameter<parts, kAligned>(bias, col, cols, 0), mean, rstd),
             available);
     }
     if (threadIdx.x == 0) {
-        op.mean[row] = mean;
+        if (has_mean<parts>(op.mean)) op.mean[row] = mean;
         op.rstd[row] = rstd;
     }
 }
 
 // ---- launchers ------------------------------------------------------------------------------------------------------
 
-// The smallest of the instances in which the row fits; rows that are moved element by element need no choice.
-template <class T, bool kHasBranch> void launch_rows(const ResidualNormForward& op, bool aligned, Stream stream) {
-    if (op.cols > kMaxRegisterCols) {
-        launch(aligned ? residual_norm_forward_wide_kernel<T, true, kHasBranch>
-                       : residual_norm_forward_wide_kernel<T, false, kHasBranch>,
-               {"residual_norm_forward", blocks_for(size_t(op.rows), 1), kWideThreads, sizeof(WideShared)}, stream, op);
-        return;
-    }
-    auto kernel = !aligned          ? residual_norm_forward_kernel<T, packs_for<T>(2048), false, kHasBranch>
-                  : op.cols <= 768  ? residual_norm_forward_kernel<T, packs_for<T>(768), true, kHasBranch>
-                  : op.cols <= 1024 ? residual_norm_forward_kernel<T, packs_for<T>(1024), true, kHasBranch>
-                                    : residual_norm_forward_kernel<T, packs_for<T>(2048), true, kHasBranch>;
-    launch(kernel, {"residual_norm_forward", blocks_for(size_t(op.rows), kRowsPerBlock), kThreads}, stream, op);
+template <class T, bool kHasBranch, bool kAligned, NormParts parts>
+void launch_wide(const ResidualNormForward& op, Stream stream) {
+    launch(residual_norm_forward_wide_kernel<T, kAligned, kHasBranch, parts>,
+           {"residual_norm_forward", blocks_for(size_t(op.rows), 1), kWideThreads, sizeof(WideShared)}, stream, op);
+}
+
+// Rows of at most kCols columns.
+template <class T, bool kHasBranch, int kCols, bool kAligned, NormParts parts>
+void launch_narrow(const ResidualNormForward& op, Stream stream) {
+    launch(residual_norm_forward_kernel<T, packs_for<T>(kCols), kAligned, kHasBranch, parts>,
+           {"residual_norm_forward", blocks_for(size_t(op.rows), kRowsPerBlock), kThreads}, stream, op);
+}
+
+// The smallest of the instances in which the row fits.
+template <class T, bool kHasBranch, NormParts parts> void launch_rows(const ResidualNormForward& op, Stream stream) {
+    if (op.cols > kMaxRegisterCols) return launch_wide<T, kHasBranch, true, parts>(op, stream);
+    if (op.cols > 1024) return launch_narrow<T, kHasBranch, 2048, true, parts>(op, stream);
+    if (op.cols > 768) return launch_narrow<T, kHasBranch, 1024, true, parts>(op, stream);
+    launch_narrow<T, kHasBranch, 768, true, parts>(op, stream);
+}
+
+// Rows that are moved element by element, and LayerNorms that lack a weight or a bias, have two instances only.
+template <class T, bool kHasBranch> void launch_rows(const ResidualNormForward& op, Stream stream) {
+    constexpr auto kAny = NormParts::any;
+    const bool aligned =
+        op.cols % kPackSize<T> == 0 && are_aligned(16, {op.residual, op.out, op.inp, op.branch, op.weight, op.bias});
+    const bool wide = op.cols > kMaxRegisterCols;
+    const NormParts parts = norm_parts(op.mean, bool(op.weight), bool(op.bias));
+    if (!aligned && wide) return launch_wide<T, kHasBranch, false, kAny>(op, stream);
+    if (!aligned) return launch_narrow<T, kHasBranch, kMaxRegisterCols, false, kAny>(op, stream);
+    if (parts == NormParts::all) return launch_rows<T, kHasBranch, NormParts::all>(op, stream);
+    if (parts == NormParts::no_mean) return launch_rows<T, kHasBranch, NormParts::no_mean>(op, stream);
+    wide ? launch_wide<T, kHasBranch, true, kAny>(op, stream)
+         : launch_narrow<T, kHasBranch, kMaxRegisterCols, true, kAny>(op, stream);
 }
 
 }  // namespace
@@ -205,12 +241,7 @@ void residual_norm_forward(const ResidualNormForward& op, Stream stream) {
         require(op.cols > 0, "residual_norm_forward: cols must be positive, is %d", op.cols);
         require(bool(op.residual) == bool(op.branch), "residual_norm_forward: a branch without a residual, or reverse");
         if (op.rows <= 0) return;
-        const bool aligned = op.cols % kPackSize<T> == 0 &&
-                             are_aligned(16, {op.residual, op.out, op.inp, op.branch, op.weight, op.bias});
-        if (op.branch)
-            launch_rows<T, true>(op, aligned, stream);
-        else
-            launch_rows<T, false>(op, aligned, stream);
+        op.branch ? launch_rows<T, true>(op, stream) : launch_rows<T, false>(op, stream);
     });
 }
 

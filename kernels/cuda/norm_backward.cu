@@ -1,6 +1,8 @@
-// Layer normalisation, backward. With norm = (inp - mean) rstd and dnorm = dout weight, row by row:
+// LayerNorm and RMSNorm, backward. With norm = (inp - mean) rstd and dnorm = dout weight, row by row:
 //   dinp (+)= rstd (dnorm - average(dnorm) - norm average(dnorm norm));  dweight (+)= sum of dout norm over the rows;
 //   dbias (+)= sum of dout over the rows.
+// RMSNorm has a mean of 0 and no average(dnorm); an absent weight is 1 (norm_parts.cuh), and sums for an absent dweight
+// or dbias are not stored.
 // A block takes a group of consecutive rows, 8 / warps_per_row of them at a time. A lane keeps the same columns
 // throughout and sums its dweight and dbias in registers; rows come through a ring in shared memory in which each
 // thread reads only what it copied itself. The block's sums go to scratch, and a second kernel adds the groups in
@@ -8,8 +10,8 @@
 // Numerics: float sums. Groups, rows of a lane and columns of a lane depend on rows and cols alone, and so do the bits.
 #include <algorithm>
 
+#include "kernels/cuda/norm_parts.cuh"
 #include "kernels/cuda/reduce.cuh"
-#include "kernels/cuda/vector.cuh"
 #include "kernels/dispatch.h"
 #include "kernels/ops.h"
 
@@ -89,19 +91,20 @@ struct RowAverages {
 // Sums over the warps that share a row. All threads of the block call it equally often: with several warps it holds a
 // barrier. The next iteration writes the other parity, the one after that comes behind the next barrier.
 template <class Shared>
-__device__ RowAverages row_averages(Shared& s, RowAverages sums, int warps_per_row, int iteration, int cols) {
-    sums = {warp_sum(sums.dnorm), warp_sum(sums.dnorm_norm)};
+__device__ RowAverages row_averages(Shared& s, RowAverages sums, bool with_mean, int warps_per_row, int iteration,
+                                    int cols) {
+    sums = {with_mean ? warp_sum(sums.dnorm) : 0.0f, warp_sum(sums.dnorm_norm)};
     if (warps_per_row > 1) {
         const int warp = int(threadIdx.x) / kWarpSize, first = warp / warps_per_row * warps_per_row;
         auto& row_sums = s.row_sums[iteration % 2];
         if (threadIdx.x % kWarpSize == 0) {
-            row_sums[warp][0] = sums.dnorm;
+            if (with_mean) row_sums[warp][0] = sums.dnorm;
             row_sums[warp][1] = sums.dnorm_norm;
         }
         __syncthreads();
         sums = {0, 0};
         for (int w = first; w < first + warps_per_row; w++) {
-            sums.dnorm += row_sums[w][0];
+            if (with_mean) sums.dnorm += row_sums[w][0];
             sums.dnorm_norm += row_sums[w][1];
         }
     }
@@ -112,10 +115,11 @@ __device__ RowAverages row_averages(Shared& s, RowAverages sums, int warps_per_r
 template <class T, int kPacks> struct ColumnSums { Floats<T, kPackSize<T>> dweight[kPacks], dbias[kPacks]; };
 
 // Adds the row's part to the sums of columns, and returns the row's sums over this lane's columns.
-template <class Worker, class T, int kPacks>
+template <NormParts parts, class Worker, class T, int kPacks>
 __device__ RowAverages add_row(const Worker& worker, ColumnSums<T, kPacks>& sums, const Pack<T> (&weight)[kPacks],
                                int stage, float mean, float rstd) {
     RowAverages row{0, 0};
+    const bool with_mean = has_mean<parts>(worker.op.mean), with_bias = has<parts>(worker.op.dbias);
 #pragma unroll
     for (int p = 0; p < kPacks; p++) {
         if (worker.column_of(p) >= worker.op.cols) continue;
@@ -123,10 +127,10 @@ __device__ RowAverages add_row(const Worker& worker, ColumnSums<T, kPacks>& sums
 #pragma unroll
         for (int i = 0; i < kPackSize<T>; i++) {
             const float norm = (inp.value[i] - mean) * rstd;
-            const float dnorm = dout.value[i] * w.value[i];  // 0 beyond the row: the weight is 0 there
-            sums.dbias[p].value[i] += dout.value[i];
+            const float dnorm = dout.value[i] * w.value[i];  // 0 beyond the row: dout is 0 there
+            if (with_bias) sums.dbias[p].value[i] += dout.value[i];
             sums.dweight[p].value[i] = fmaf(dout.value[i], norm, sums.dweight[p].value[i]);
-            row.dnorm += dnorm;
+            if (with_mean) row.dnorm += dnorm;
             row.dnorm_norm = fmaf(dnorm, norm, row.dnorm_norm);
         }
     }
@@ -170,7 +174,7 @@ __device__ void store_column_sums(const Worker& worker, const ColumnSums<T, kPac
         }
     __syncthreads();
     float* out = static_cast<float*>(worker.op.scratch) + size_t(group) * 2 * cols;
-    for (int which = 0; which < 2; which++)
+    for (int which = worker.op.dweight ? 0 : 1; which < (worker.op.dbias ? 2 : 1); which++)
         for (int c = int(threadIdx.x); c < cols; c += kThreads) {
             float sum = 0;
             for (int k = 0; k < slots; k++) sum += worker.s.columns[which][k * stride + c];
@@ -178,7 +182,7 @@ __device__ void store_column_sums(const Worker& worker, const ColumnSums<T, kPac
         }
 }
 
-template <class T, int kPacks, bool kAligned>
+template <class T, int kPacks, bool kAligned, NormParts parts>
 __global__ void __launch_bounds__(kThreads, 2) norm_backward_kernel(NormBackwardGroups<T> groups) {
     using Worker = GroupWorker<T, kPacks, kAligned>;
     const NormBackward& op = groups.op;
@@ -187,14 +191,17 @@ __global__ void __launch_bounds__(kThreads, 2) norm_backward_kernel(NormBackward
     const float* __restrict__ rstds = op.rstd;
     const Worker worker{op, shared_memory<GroupShared<T, kPacks>>(), groups.warps_per_row};
     const int slots = kWarps / groups.warps_per_row;
+    const bool with_mean = has_mean<parts>(means);
     const int begin = int(blockIdx.x) * groups.rows_per_group;
     const int end = min(op.rows, begin + groups.rows_per_group);
 
-    Pack<T> weight[kPacks] = {};
+    Pack<T> weight[kPacks];
 #pragma unroll
-    for (int p = 0; p < kPacks; p++)
-        if (worker.column_of(p) < op.cols)
+    for (int p = 0; p < kPacks; p++) {
+        weight[p] = has<parts>(weight_from) ? Pack<T>{} : repeated<T>(1);
+        if (has<parts>(weight_from) && worker.column_of(p) < op.cols)
             weight[p] = load_pack<kAligned>(weight_from + worker.column_of(p), op.cols - worker.column_of(p));
+    }
 
     ColumnSums<T, kPacks> sums{};
     float next_mean = 0, next_rstd = 0;
@@ -202,20 +209,21 @@ __global__ void __launch_bounds__(kThreads, 2) norm_backward_kernel(NormBackward
         const int row = begin + iteration * slots + worker.warp / groups.warps_per_row;
         if (row < end) {
             worker.fetch(iteration % kStages, row);
-            next_mean = means[row];
+            if (with_mean) next_mean = means[row];
             next_rstd = rstds[row];
         }
         ptx::cp_async_commit();
     };
     fetch(0);
     for (int iteration = 0; begin + iteration * slots < end; iteration++) {
-        const float mean = next_mean, rstd = next_rstd;
+        const float mean = with_mean ? next_mean : 0.0f, rstd = next_rstd;
         fetch(iteration + 1);
         ptx::cp_async_wait<kStages - 1>();
         const int row = begin + iteration * slots + worker.warp / groups.warps_per_row, stage = iteration % kStages;
         RowAverages row_sums{0, 0};
-        if (row < end) row_sums = add_row(worker, sums, weight, stage, mean, rstd);
-        const RowAverages averages = row_averages(worker.s, row_sums, groups.warps_per_row, iteration, op.cols);
+        if (row < end) row_sums = add_row<parts>(worker, sums, weight, stage, mean, rstd);
+        const RowAverages averages =
+            row_averages(worker.s, row_sums, with_mean, groups.warps_per_row, iteration, op.cols);
         if (row < end) store_input_gradient<kAligned>(worker, weight, stage, row, mean, rstd, averages);
     }
     ptx::cp_async_wait<0>();
@@ -235,15 +243,16 @@ template <class T> __global__ void __launch_bounds__(kThreads) norm_backward_wid
     const T* __restrict__ inp = op.inp.as<T>() + begin;
     const T* __restrict__ weight = op.weight.as<T>();
     T* dinp = op.dinp.as<T>() + begin;
-    const float mean = op.mean[blockIdx.x], rstd = op.rstd[blockIdx.x];
+    const bool has_mean = op.mean;
+    const float mean = has_mean ? op.mean[blockIdx.x] : 0.0f, rstd = op.rstd[blockIdx.x];
     auto norm = [&](int c) { return (to_float(inp[c]) - mean) * rstd; };
-    auto dnorm = [&](int c) { return to_float(dout[c]) * to_float(weight[c]); };
+    auto dnorm = [&](int c) { return to_float(dout[c]) * (weight ? to_float(weight[c]) : 1.0f); };
     RowAverages sums{0, 0};
     for (int c = int(threadIdx.x); c < op.cols; c += kThreads) {
         sums.dnorm += dnorm(c);
         sums.dnorm_norm = fmaf(dnorm(c), norm(c), sums.dnorm_norm);
     }
-    const RowAverages averages{block_sum(sums.dnorm, s.dnorm) / float(op.cols),
+    const RowAverages averages{has_mean ? block_sum(sums.dnorm, s.dnorm) / float(op.cols) : 0.0f,
                                block_sum(sums.dnorm_norm, s.dnorm_norm) / float(op.cols)};
     for (int c = int(threadIdx.x); c < op.cols; c += kThreads) {
         const float value = fmaf(-norm(c), averages.dnorm_norm, dnorm(c) - averages.dnorm) * rstd;
@@ -263,7 +272,8 @@ __global__ void __launch_bounds__(kThreads) norm_backward_wide_columns_kernel(No
     float dweight = 0, dbias = 0;
     for (int row = begin; row < end; row++) {
         const float g = to_float(dout[size_t(row) * op.cols + c]);
-        const float norm = (to_float(inp[size_t(row) * op.cols + c]) - op.mean[row]) * op.rstd[row];
+        const float mean = op.mean ? op.mean[row] : 0.0f;
+        const float norm = (to_float(inp[size_t(row) * op.cols + c]) - mean) * op.rstd[row];
         dbias += g;
         dweight = fmaf(g, norm, dweight);
     }
@@ -276,21 +286,23 @@ __global__ void __launch_bounds__(kThreads) norm_backward_wide_columns_kernel(No
 
 using FinalShared = float[kFinalRows][kWarpSize];
 
-// A block takes 32 of the 2 cols sums, a lane each; warp w adds groups w, w + 32, ... and warp 0 adds the warps.
+// A block takes 32 of the 2 cols sums, or of the half that is wanted, a lane each; warp w adds groups w, w + 32, ...
+// and warp 0 adds the warps.
 template <class T>
 __global__ void __launch_bounds__(kFinalRows* kWarpSize) norm_backward_final_kernel(NormBackwardGroups<T> groups) {
     FinalShared& s_part = shared_memory<FinalShared>();
     const NormBackward& op = groups.op;
     const float* __restrict__ parts = static_cast<const float*>(op.scratch);
     const int lane = int(threadIdx.x) % kWarpSize, warp = int(threadIdx.x) / kWarpSize;
-    const int column = int(blockIdx.x) * kWarpSize + lane, columns = 2 * op.cols;
+    const int column = (op.dweight ? 0 : op.cols) + int(blockIdx.x) * kWarpSize + lane, columns = 2 * op.cols;
+    const int end = op.dbias ? columns : op.cols;
     float sum = 0;
-    if (column < columns)
+    if (column < end)
         for (int group = warp; group < groups.n_groups; group += kFinalRows)
             sum += parts[size_t(group) * columns + column];
     s_part[warp][lane] = sum;
     __syncthreads();
-    if (warp > 0 || column >= columns) return;
+    if (warp > 0 || column >= end) return;
     float total = 0;
     for (int w = 0; w < kFinalRows; w++) total += s_part[w][lane];
     float& out = column < op.cols ? op.dweight[column] : op.dbias[column - op.cols];
@@ -301,10 +313,20 @@ __global__ void __launch_bounds__(kFinalRows* kWarpSize) norm_backward_final_ker
 
 template <class T> constexpr int columns_per_warp(int packs) { return packs * kWarpSize * kPackSize<T>; }
 
-template <class T, int kPacks, bool kAligned> void launch_groups(const NormBackwardGroups<T>& groups, Stream stream) {
-    launch(norm_backward_kernel<T, kPacks, kAligned>,
+template <class T, int kPacks, bool kAligned, NormParts parts>
+void launch_groups(const NormBackwardGroups<T>& groups, Stream stream) {
+    launch(norm_backward_kernel<T, kPacks, kAligned, parts>,
            {"norm_backward", blocks_for(size_t(groups.n_groups), 1), kThreads, sizeof(GroupShared<T, kPacks>)}, stream,
            groups);
+}
+
+template <class T, int kPacks> void launch_aligned_groups(const NormBackwardGroups<T>& groups, Stream stream) {
+    const NormBackward& op = groups.op;
+    switch (norm_parts(op.mean, bool(op.weight), op.dbias)) {
+        case NormParts::all: return launch_groups<T, kPacks, true, NormParts::all>(groups, stream);
+        case NormParts::no_mean: return launch_groups<T, kPacks, true, NormParts::no_mean>(groups, stream);
+        case NormParts::any: return launch_groups<T, kPacks, true, NormParts::any>(groups, stream);
+    }
 }
 
 template <class T> void launch_wide(const NormBackwardGroups<T>& groups, Stream stream) {
@@ -323,6 +345,7 @@ template <class T> void launch_wide(const NormBackwardGroups<T>& groups, Stream 
 void norm_backward(const NormBackward& op, Stream stream) {
     dispatch("norm_backward", {op.dinp, op.dout, op.inp, op.weight}, [&]<class T>() {
         require(op.rows > 0 && op.cols > 0, "norm_backward: %d rows of %d columns", op.rows, op.cols);
+        require(bool(op.weight) == bool(op.dweight), "norm_backward: a weight without its gradient, or reverse");
         NormBackwardGroups<T> groups{op, rows_per_group(op.rows), n_groups(op.rows), 1};
         while (groups.warps_per_row < kWarps && op.cols > groups.warps_per_row * columns_per_warp<T>(kMaxPacks))
             groups.warps_per_row *= 2;
@@ -330,15 +353,17 @@ void norm_backward(const NormBackward& op, Stream stream) {
         if (op.cols > groups.warps_per_row * columns_per_warp<T>(kMaxPacks))
             launch_wide(groups, stream);
         else if (!aligned)
-            launch_groups<T, kMaxPacks, false>(groups, stream);
+            launch_groups<T, kMaxPacks, false, NormParts::any>(groups, stream);
         else if (op.cols > groups.warps_per_row * columns_per_warp<T>(2))
-            launch_groups<T, kMaxPacks, true>(groups, stream);
+            launch_aligned_groups<T, kMaxPacks>(groups, stream);
         else
-            launch_groups<T, 2, true>(groups, stream);
-        launch(norm_backward_final_kernel<T>,
-               {"norm_backward, sums of groups", blocks_for(2 * size_t(op.cols), kWarpSize), kFinalRows * kWarpSize,
-                sizeof(FinalShared)},
-               stream, groups);
+            launch_aligned_groups<T, 2>(groups, stream);
+        const size_t sums = (size_t(bool(op.dweight)) + size_t(bool(op.dbias))) * size_t(op.cols);
+        if (sums == 0) return;
+        launch(
+            norm_backward_final_kernel<T>,
+            {"norm_backward, sums of groups", blocks_for(sums, kWarpSize), kFinalRows * kWarpSize, sizeof(FinalShared)},
+            stream, groups);
     });
 }
 

@@ -125,16 +125,28 @@ std::string file_at(const std::string& path) {
     fail(Exit::no_input, "%s has neither %s nor %s", path, kSingleFile, kIndexFile);
 }
 
+const char* type_name(Dtype type) {
+    switch (type) {
+        case Dtype::fp32: return "F32";
+        case Dtype::bf16: return "BF16";
+        case Dtype::fp16: return "F16";
+        case Dtype::fp64: break;
+    }
+    fail(Exit::internal, "safetensors: numbers are written as fp32, bf16 or fp16, not as %s", name_of(type));
+}
+
+size_t file_bytes(const NamedTensor& tensor, Dtype type) { return bytes_of(tensor) / sizeof(float) * size_of(type); }
+
 // Length and JSON, padded with spaces to whole words, as the format requires.
-std::string make_header(const std::vector<NamedTensor>& tensors) {
+std::string make_header(const std::vector<NamedTensor>& tensors, Dtype type) {
     Json json = {{"__metadata__", {{"format", "pt"}}}};
     size_t end = 0;
     for (const NamedTensor& tensor : tensors) {
         check_name(tensor.name, "safetensors");
         require(!json.contains(tensor.name), "safetensors: tensor %s is listed twice", tensor.name);
         const size_t begin = end;
-        end += bytes_of(tensor);
-        json[tensor.name] = {{"dtype", "F32"}, {"shape", tensor.shape}, {"data_offsets", {begin, end}}};
+        end += file_bytes(tensor, type);
+        json[tensor.name] = {{"dtype", type_name(type)}, {"shape", tensor.shape}, {"data_offsets", {begin, end}}};
     }
     std::string text = json.dump();
     text.resize((text.size() + kLengthBytes - 1) / kLengthBytes * kLengthBytes, ' ');
@@ -241,17 +253,65 @@ void Safetensors::load(const std::vector<NamedTensor>& tensors, const std::funct
         if (!wanted.contains(entry.name)) other(entry);
 }
 
-void write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors) {
-    const std::string header = make_header(tensors);
+void write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors, Dtype type) {
+    const std::string header = make_header(tensors, type);
     size_t bytes = header.size();
-    for (const NamedTensor& tensor : tensors) bytes += bytes_of(tensor);
+    for (const NamedTensor& tensor : tensors) bytes += file_bytes(tensor, type);
     write_file_atomically(path, bytes, [&](OutputFile& file) {
         file.append(header);
         for (const NamedTensor& tensor : tensors) {
             const std::vector<float> values = file_values(tensor);
-            file.append(values.data(), values.size() * sizeof(float));
+            if (type == Dtype::fp16)
+                for (const float value : values)
+                    if (std::isfinite(value) && std::isinf(to_float(from_float<fp16>(value))))
+                        fail(Exit::data, "%s: %g in %s is beyond fp16's range", path, double(value), tensor.name);
+            file.append(bytes_of(values, type));
         }
     });
+}
+
+std::vector<std::string> write_safetensors_directory(const std::string& directory,
+                                                     const std::vector<NamedTensor>& tensors, Dtype type,
+                                                     size_t most_bytes) {
+    std::vector<std::vector<NamedTensor>> files;
+    size_t total = 0, in_file = 0;
+    for (const NamedTensor& tensor : tensors) {
+        const size_t bytes = file_bytes(tensor, type);
+        if (files.empty() || in_file + bytes > most_bytes) files.emplace_back(), in_file = 0;
+        files.back().push_back(tensor);
+        in_file += bytes, total += bytes;
+    }
+    if (files.size() == 1) {
+        write_safetensors(directory + "/" + kSingleFile, tensors, type);
+        return {kSingleFile};
+    }
+    Json index = {{"metadata", {{"total_size", total}}}, {"weight_map", Json::object()}};
+    std::vector<std::string> names;
+    for (size_t i = 0; i < files.size(); i++) {
+        names.push_back(format("model-%05zu-of-%05zu.safetensors", i + 1, files.size()));
+        write_safetensors(directory + "/" + names.back(), files[i], type);
+        for (const NamedTensor& tensor : files[i]) index["weight_map"][tensor.name] = names.back();
+    }
+    names.push_back(kIndexFile);
+    write_file_atomically(directory + "/" + kIndexFile, index.dump(2) + "\n");
+    return names;
+}
+
+std::string bytes_of(const std::vector<float>& values, Dtype type) {
+    std::string bytes(values.size() * size_of(type), '\0');
+    auto store = [&]<class T>(T) {
+        for (size_t i = 0; i < values.size(); i++) {
+            const T value = from_float<T>(values[i]);
+            std::memcpy(bytes.data() + i * sizeof(T), &value, sizeof(T));
+        }
+    };
+    switch (type) {
+        case Dtype::fp32: store(float()); break;
+        case Dtype::bf16: store(bf16()); break;
+        case Dtype::fp16: store(fp16()); break;
+        case Dtype::fp64: fail(Exit::internal, "fp64 is no type of weights");
+    }
+    return bytes;
 }
 
 std::vector<float> file_values(const NamedTensor& tensor) {

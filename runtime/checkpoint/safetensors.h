@@ -50,9 +50,20 @@ private:
     std::unordered_map<std::string, size_t> by_name_;  // -> position in entries_
 };
 
-// Writes whole FP32 tensors into one file; holds one of them in host memory at a time. The file is replaced as a whole.
-// Exit::io, Exit::cannot_create.
-void write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors);
+// Writes whole FP32 tensors into one file, as `type` (fp32, bf16 or fp16, rounded to nearest even); holds one of them
+// in host memory at a time. The file is replaced as a whole. Exit::io, Exit::cannot_create; Exit::data, naming the
+// tensor, for a finite number beyond the type's range.
+void write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors, Dtype type = Dtype::fp32);
+
+// The same into DIRECTORY/model.safetensors, or, if the tensors have more than `most_bytes` together, into files of at
+// most that size, a larger tensor alone, and model.safetensors.index.json. Returns the names of the files.
+inline constexpr size_t kMostSafetensorsBytes = 5'000'000'000;  // transformers' default
+std::vector<std::string> write_safetensors_directory(const std::string& directory,
+                                                     const std::vector<NamedTensor>& tensors, Dtype type = Dtype::fp32,
+                                                     size_t most_bytes = kMostSafetensorsBytes);
+
+// The numbers in `type`, rounded to nearest even, as a file has them.
+std::string bytes_of(const std::vector<float>& values, Dtype type);
 
 // The whole FP32 tensor in the order of a file, from the device and to it. Setting copies the part that is here;
 // getting requires all of it.

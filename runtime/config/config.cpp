@@ -2,6 +2,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <regex>
 
@@ -14,6 +15,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr size_t kLargestFile = 1 << 20;
 constexpr size_t kDeepest = 8;
+constexpr std::string_view kFamilyKey = "model.family";
 
 std::string section_of(const std::string& key) { return key.substr(0, key.find('.')); }
 
@@ -59,8 +61,16 @@ std::vector<std::string> meant_keys(const std::vector<Option>& table, const std:
     fail(Exit::config, "%s: unknown key %s; %s", origin, printed(key), remedy);
 }
 
+// The key that `key` is another name of, or `key`.
+std::string canonical(const std::string& key) {
+    if (section_of(key) == "model")
+        for (const Alias& alias : model_aliases())
+            if (name_in_section(key) == alias.name) return std::string("model.") + alias.key;
+    return key;
+}
+
 const Option& option_named(const std::vector<Option>& table, const std::string& key, const std::string& origin) {
-    const auto found = std::ranges::find(table, key, &Option::key);
+    const auto found = std::ranges::find(table, canonical(key), &Option::key);
     if (found == table.end()) fail_unknown(table, key, origin);
     return *found;
 }
@@ -89,6 +99,11 @@ std::vector<std::string> result_lines(const Config& config) {
     return lines;
 }
 
+Config with_derived(Config config) {
+    config.model = with_sizes(config.model);
+    return config;
+}
+
 Json nested(const std::vector<Option>& options) {
     Json json;
     for (const Option& option : options) {
@@ -98,13 +113,15 @@ Json nested(const std::vector<Option>& options) {
     return json;
 }
 
-// The options that do not have their defaults.
+// The options that do not have their defaults, which are those of the model's family.
 std::vector<Option> changed_options(Config& config) {
     Config defaults;
+    set_family(defaults.model, config.model.family);
     const std::vector<Option> table = option_table(defaults);
     std::vector<Option> changed = option_table(config);
     std::erase_if(changed, [&](const Option& option) {
-        return option_value(option) == option_value(option_named(table, option.key, ""));
+        const bool is_family = option.key == kFamilyKey && config.model.family != Config().model.family;
+        return !is_family && option_value(option) == option_value(option_named(table, option.key, ""));
     });
     return changed;
 }
@@ -134,19 +151,59 @@ void check_end(const Config& c, const std::string& origin) {
 }  // namespace
 
 Config load_config(const std::string& path, const std::vector<std::string>& overrides, int world) {
-    Config config = parse_config(read_file(path, kLargestFile), path);
-    for (const std::string& assignment : overrides) override_config(config, assignment);
+    // The family first, wherever it stands among the overrides: it sets defaults only.
+    Config families;
+    std::vector<std::string> others;
+    for (const std::string& assignment : overrides)
+        if (canonical(assignment.substr(0, assignment.find('='))) == kFamilyKey)
+            override_config(families, assignment);
+        else
+            others.push_back(assignment);
+    const bool is_given = others.size() < overrides.size();
+    Config config = parse_config(read_file(path, kLargestFile), path,
+                                 is_given ? std::make_optional(families.model.family) : std::nullopt);
+    for (const std::string& assignment : others) override_config(config, assignment);
     if (config.train.head_rows == 0)
         config.train.head_rows = default_head_rows(config.train.batch_size, config.train.seq_len);
     check_config(config, path, world);
     return config;
 }
 
-Config parse_config(std::string_view json_text, const std::string& origin) {
+namespace {
+
+// The members of a section. A key that has several names may be given under one of them.
+void assign_members(const std::vector<Option>& table, const std::string& section, const Json& members,
+                    const std::string& origin) {
+    std::map<std::string, std::string> names;  // by canonical key
+    for (const auto& [name, value] : members.items()) {
+        const std::string key = section + "." + name;
+        const Option& option = option_named(table, key, origin);
+        const auto [before, is_new] = names.emplace(option.key, key);
+        if (!is_new)
+            fail(Exit::config, "%s: %s and %s are two names of one key; give one of them", origin, before->second, key);
+        assign_option(option, value, origin);
+    }
+}
+
+// The value of model.family in a file, under either of its names, or nothing.
+const Json* family_in(const Json& json) {
+    const auto section = json.find("model");
+    if (section == json.end() || !section->is_object()) return nullptr;
+    for (const auto& [name, value] : section->items())
+        if (canonical("model." + name) == kFamilyKey) return &value;
+    return nullptr;
+}
+
+}  // namespace
+
+Config parse_config(std::string_view json_text, const std::string& origin, std::optional<ModelFamily> family) {
     const Json json = parse_json(json_text, origin, Exit::config, {.max_depth = kDeepest});
     if (!json.is_object()) fail(Exit::config, "%s must be an object of sections, is %s", origin, printed(json));
     Config config;
     const std::vector<Option> table = option_table(config);
+    if (const Json* given = family_in(json))
+        assign_option(option_named(table, std::string(kFamilyKey), origin), *given, origin);
+    set_family(config.model, family.value_or(config.model.family));
     for (const auto& [section, members] : json.items()) {
         if (section == "$schema" && members.is_string()) continue;  // tells an editor where the schema is
         const auto known =
@@ -154,9 +211,9 @@ Config parse_config(std::string_view json_text, const std::string& origin) {
         if (known == table.end()) fail_unknown(table, section, origin, &members);
         if (!members.is_object())
             fail(Exit::config, "%s: %s must be an object of keys, is %s", origin, section, printed(members));
-        for (const auto& [name, value] : members.items())
-            assign_option(option_named(table, section + "." + name, origin), value, origin);
+        assign_members(table, section, members, origin);
     }
+    config.model.family = family.value_or(config.model.family);
     return config;
 }
 
@@ -166,12 +223,18 @@ void override_config(Config& config, const std::string& assignment) {
     const std::vector<Option> table = option_table(config);
     const Option& option = option_named(table, assignment.substr(0, equals), "--set");
     assign_option(option, typed_value(assignment.substr(equals + 1), option), "--set");
+    if (option.key == kFamilyKey) set_family(config.model, config.model.family);
 }
 
 void check_config(const Config& c, const std::string& origin, int world) {
-    if (c.model.n_embd % c.model.n_head != 0)
-        fail(Exit::config, "%s: model.n_embd (%d) must be a multiple of model.n_head (%d)", origin, c.model.n_embd,
-             c.model.n_head);
+    check_model(c.model, origin);
+    if (c.data.document_mask && c.data.document_token < 0 && c.data.tokenizer.empty())
+        fail(Exit::config,
+             "%s: data.document_mask needs data.tokenizer or data.document_token, the token that begins a document",
+             origin);
+    if (c.data.document_token >= c.model.vocab_size)
+        fail(Exit::config, "%s: data.document_token (%d) must be below model.vocab_size (%d)", origin,
+             c.data.document_token, c.model.vocab_size);
 
     struct AtMost {
         const char* key;
@@ -238,15 +301,17 @@ std::string changed_config_json(const Config& config) {
 
 std::string config_digest(const Config& config) {
     std::string text;
-    for (const std::string& line : result_lines(config)) text += line + "\n";
+    for (const std::string& line : result_lines(with_derived(config))) text += line + "\n";
     return format("%016llx", (unsigned long long)XXH3_64bits(text.data(), text.size()));
 }
 
 std::vector<std::string> config_differences(const Config& from, const Config& to) {
-    const std::vector<std::string> before = result_lines(from), after = result_lines(to);
+    const std::vector<std::string> before = result_lines(with_derived(from)), after = result_lines(with_derived(to));
+    const std::vector<std::string> given_before = result_lines(from), given_after = result_lines(to);
     std::vector<std::string> differences;
-    for (size_t i = 0; i < before.size(); i++)
-        if (before[i] != after[i]) differences.push_back(before[i] + " -> " + after[i].substr(after[i].find(": ") + 2));
+    for (size_t i = 0; i < before.size(); i++)  // what is derived in both differs where something else does
+        if (before[i] != after[i] && given_before[i] != given_after[i])
+            differences.push_back(before[i] + " -> " + after[i].substr(after[i].find(": ") + 2));
     return differences;
 }
 

@@ -40,6 +40,20 @@ inline constexpr const char* name_of(TerminalMode mode) {
     return nullptr;
 }
 
+// What the parts of the model are by default; each part has a key of its own.
+enum class ModelFamily : int { gpt2, gpt3, llama, qwen2, qwen3, custom };
+inline constexpr const char* name_of(ModelFamily family) {
+    switch (family) {
+        case ModelFamily::gpt2: return "gpt2";
+        case ModelFamily::gpt3: return "gpt3";
+        case ModelFamily::llama: return "llama";
+        case ModelFamily::qwen2: return "qwen2";
+        case ModelFamily::qwen3: return "qwen3";
+        case ModelFamily::custom: return "custom";
+    }
+    return nullptr;
+}
+
 // One part of the training data: a pattern of shards' paths, and its weight among the parts.
 struct DataPart {
     std::string path;
@@ -55,12 +69,42 @@ struct Config {
     } run;
 
     struct Model {
+        ModelFamily family = ModelFamily::gpt2;
         int n_layer = 12;
         int n_head = 12;
+        int n_kv_head = 0;  // 0: n_head
         int n_embd = 768;
+        int head_size = 0;        // 0: n_embd / n_head
+        int hidden_size_mlp = 0;  // 0: 4 n_embd, or with a gate 8/3 n_embd, rounded up to a multiple of 256
         int n_positions = 1024;
         int vocab_size = 50257;
-        std::string init_from;  // empty: GPT-2's initialisation
+        ActivationFunction activation = ActivationFunction::gelu_new;
+        bool gated_mlp = false;
+        NormKind norm = NormKind::layernorm;
+        double norm_eps = 1e-5;
+        bool norm_weight = true;
+        bool norm_bias = true;
+        PositionKind position = PositionKind::learned;
+        double rope_theta = 10000;
+        double rope_fraction = 1;
+        RopeScaling rope_scaling = RopeScaling::none;
+        double rope_factor = 1;
+        int rope_original_positions = 0;                             // 0: n_positions
+        double rope_low_freq_factor = 1, rope_high_freq_factor = 4;  // llama3 only
+        double rope_beta_fast = 32, rope_beta_slow = 1;              // yarn only
+        double rope_attention_factor = 0;                            // yarn only; 0: 0.1 ln(rope_factor) + 1
+        AttentionBias attention_bias = AttentionBias::all;
+        bool mlp_bias = true;
+        QkNorm qk_norm = QkNorm::none;
+        double attention_scale = 0;  // 0: 1 / sqrt(head_size)
+        int sliding_window = 0;      // 0: none
+        std::string window_pattern = "S";
+        double attention_softcap = 0;  // 0: none
+        double final_softcap = 0;      // 0: none
+        bool tie_embeddings = true;
+        bool embedding_norm = false;
+        double z_loss = 0;
+        std::string init_from;  // empty: random, as GPT-2's
         double dropout = 0;
     } model;
 
@@ -68,13 +112,15 @@ struct Config {
         DataParts train = {{"datasets/fineweb10B/fineweb_train_*.bin"}};
         std::string val = "datasets/fineweb10B/fineweb_val_*.bin";
         std::string tokenizer;  // empty: none
+        bool document_mask = false;
+        int document_token = -1;  // -1: the tokenizer's
     } data;
 
     struct Train {
         int max_steps = 19073;   // 0: no limit
         double max_epochs = 0;   // 0: no limit
         double max_minutes = 0;  // 0: no limit
-        int batch_size = 16;  // sequences per rank and micro-step
+        int batch_size = 16;     // sequences per rank and micro-step
         int seq_len = 1024;
         int64_t total_batch_tokens = 524288;  // per optimizer step, all ranks
         Dtype precision = Dtype::bf16;
@@ -165,11 +211,25 @@ struct Config {
 // depend on other keys filled in (train.head_rows) and check_config() passed for `world` ranks.
 Config load_config(const std::string& path, const std::vector<std::string>& overrides, int world);
 
-// The configuration in a JSON text; keys that are absent keep their defaults. `origin` is what errors call the text.
-// Every value is inside its own range, but the values have not been compared with each other: see check_config().
-Config parse_config(std::string_view json_text, const std::string& origin);
+// The configuration in a JSON text; keys that are absent keep their defaults, which depend on model.family, and of the
+// names of a key one may be given. `family`, if there is one, replaces the text's. `origin` is what errors call the
+// text. Every value is inside its own range, but the values have not been compared with each other: see check_config().
+Config parse_config(std::string_view json_text, const std::string& origin, std::optional<ModelFamily> family = {});
+
+// The model with the sizes that are 0 for "derived" filled in.
+Config::Model with_sizes(Config::Model model);
+
+// Gives every part of the model the family's default; sizes stay.
+void set_family(Config::Model& model, ModelFamily family);
+
+// "model.norm: "layernorm" -> "rmsnorm"" for each size or part that two models for the same weights would not have in
+// common: init_from, dropout, z_loss and the family's name do not count, nor do settings without effect.
+std::vector<std::string> model_differences(const Config::Model& from, const Config::Model& to);
+// For a sentence: separated by semicolons.
+std::string joined(const std::vector<std::string>& differences);
 
 // Applies one "section.key=value". The value is JSON, or else a bare word taken as a string: precision=fp32 is fine.
+// model.family=NAME is set_family().
 void override_config(Config& config, const std::string& assignment);
 
 // The checks that need more than one key, for `world` ranks: head sizes, lengths, gradient accumulation, schedules.

@@ -5,7 +5,6 @@
 #include <optional>
 #include <type_traits>
 
-#include "kernels/dropout.h"
 #include "runtime/io/io.h"
 
 namespace {
@@ -14,8 +13,6 @@ using Json = nlohmann::ordered_json;
 
 constexpr double kMaxInt = std::numeric_limits<int>::max();
 constexpr double kAlmost1 = 0.999999;  // well below 1 as a float too: with 1 a moving average never moves
-
-constexpr Allowed between(double low, double high) { return {.low = low, .high = high}; }
 
 // A NUL would cut the text short wherever the system takes it, as in a path.
 bool is_text(const Json& json, bool may_be_empty) {
@@ -42,6 +39,8 @@ std::optional<DataParts> data_parts(const Json& json) {
 template <class T> std::optional<T> allowed_value(const Json& json, const Allowed& allowed) {
     bool is_allowed = false;
     if constexpr (std::is_enum_v<T>) {
+        if constexpr (std::is_same_v<T, AttentionBias>)  // Hugging Face's attention_bias is true or false
+            if (json.is_boolean()) return json.get<bool>() ? AttentionBias::all : AttentionBias::none;
         return json.is_string() ? choice_named<T>(json.get<std::string>()) : std::nullopt;
     } else if constexpr (std::is_same_v<T, DataParts>) {
         return data_parts(json);
@@ -60,32 +59,27 @@ template <class T> std::optional<T> allowed_value(const Json& json, const Allowe
 }
 
 constexpr Allowed kSteps = between(1, kMostSteps), kStepsOr0 = between(0, kMostSteps);
-constexpr Allowed kAnything, kSomeText{.may_be_empty = false};
 constexpr Effect kNone = Effect::none;
 
-// What is trained, on what, and how.
-std::vector<Option> training_options(Config& c) {
+std::vector<Option> run_options(Config& c) {
     return {
         {"run.dir", &c.run.dir, kSomeText, "directory of everything that the run writes", kNone},
         {"run.seed", &c.run.seed, kAnything, "seed of the initial weights and the order of the training data"},
+    };
+}
 
-        {"model.n_layer", &c.model.n_layer, between(1, 10000), "blocks"},
-        {"model.n_head", &c.model.n_head, between(1, 65536), "attention heads per block; divides n_embd"},
-        {"model.n_embd", &c.model.n_embd, between(1, 65536), "width of the model"},
-        {"model.n_positions", &c.model.n_positions, between(1, 1 << 24), "longest sequence that the model can read"},
-        {"model.vocab_size", &c.model.vocab_size, between(1, 1 << 24), "tokens that the model knows"},
-        {"model.init_from", &c.model.init_from, kAnything,
-         "checkpoint, Hugging Face directory or llm.c model file to take the weights from; empty: GPT-2's random "
-         "initialisation"},
-        {"model.dropout", &c.model.dropout, between(0, ops::kLargestDropout),
-         "part that training drops at random of the embeddings, of attention's probabilities, and of what attention "
-         "and MLP add to the residual stream, in steps of 1/65536; 0: no dropout"},
-
+// On what is trained, and how.
+std::vector<Option> training_options(Config& c) {
+    return {
         {"data.train", &c.data.train, kSomeText,
          "pattern of the training shards' paths; or a list of patterns, from which samples are drawn by weight", kNone},
         {"data.val", &c.data.val, kAnything, "pattern of the validation shards' paths; empty: no validation", kNone},
         {"data.tokenizer", &c.data.tokenizer, kAnything, "tokenizer.json of the shards; empty: no samples as text",
          kNone},
+        {"data.document_mask", &c.data.document_mask, kAnything,
+         "tokens do not attend to those of earlier documents in the same sequence"},
+        {"data.document_token", &c.data.document_token, between(-1, 1 << 24),
+         "document_mask: the token that begins each document; -1: data.tokenizer's <|endoftext|>"},
 
         {"train.max_steps", &c.train.max_steps, kStepsOr0, "optimizer steps of the whole run; 0: no limit"},
         {"train.max_epochs", &c.train.max_epochs, between(0, 1e6),
@@ -209,8 +203,9 @@ std::vector<Option> surrounding_options(Config& c) {
 }  // namespace
 
 std::vector<Option> option_table(Config& config) {
-    std::vector<Option> table = training_options(config);
-    std::ranges::move(surrounding_options(config), std::back_inserter(table));
+    std::vector<Option> table = run_options(config);
+    for (auto options : {model_options, training_options, surrounding_options})
+        std::ranges::move(options(config), std::back_inserter(table));
     return table;
 }
 

@@ -15,6 +15,9 @@ struct Allowed {
     bool may_be_empty = true;
 };
 
+constexpr Allowed between(double low, double high) { return {.low = low, .high = high}; }
+inline constexpr Allowed kAnything, kSomeText{.may_be_empty = false};
+
 inline constexpr size_t kLongestText = 4096;  // bytes of a text
 inline constexpr size_t kMostDataParts = 256;
 inline constexpr double kLargestWeight = 1e6;
@@ -27,7 +30,8 @@ enum class Effect { result, none };
 struct Option {
     const char* key;  // "section.name"
     std::variant<bool*, int*, int64_t*, uint64_t*, double*, std::string*, DataParts*, Dtype*, Recompute*,
-                 OptimizerKind*, LrSchedule*, TerminalMode*>
+                 OptimizerKind*, LrSchedule*, TerminalMode*, ModelFamily*, ActivationFunction*, NormKind*,
+                 PositionKind*, RopeScaling*, AttentionBias*, QkNorm*>
         value;
     Allowed allowed;
     const char* help;
@@ -36,6 +40,19 @@ struct Option {
 
 // One row per option, pointing into `config`, section by section.
 std::vector<Option> option_table(Config& config);
+
+// The options of section "model".
+std::vector<Option> model_options(Config& config);
+
+// Another name of an option of section "model": Hugging Face's in config.json.
+struct Alias {
+    const char* name;
+    const char* key;  // without the section
+};
+const std::vector<Alias>& model_aliases();
+
+// Fails with Exit::config if parts or sizes of the model contradict each other, naming both keys.
+void check_model(const Config::Model& model, const std::string& origin);
 
 // Sets the option, or fails with Exit::config: "ORIGIN: KEY must be ..., is VALUE".
 void assign_option(const Option& option, const nlohmann::ordered_json& value, const std::string& origin);

@@ -5,7 +5,6 @@
 #include <condition_variable>
 #include <cstdio>
 #include <mutex>
-#include <optional>
 #include <thread>
 
 #include "runtime/config/config.h"

@@ -75,7 +75,7 @@ double peak_flops_per_s(const std::string& device_name, Dtype precision, bool tf
 }
 
 double flops_per_token(const FlopsPerToken& model) {
-    return 6.0 * double(model.parameters) + 6.0 * model.n_layer * double(model.n_embd) * model.seq_len;
+    return 6.0 * double(model.parameters) + 12.0 * model.attended;
 }
 
 std::optional<double> model_flops_utilisation(double flops_per_token, double tokens_per_s, double peak_flops_per_s) {

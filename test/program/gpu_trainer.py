@@ -18,6 +18,12 @@ MODELS = {
     "odd": dict(model_n_head=3, model_n_embd=48, model_n_positions=24, train_seq_len=20, train_batch_size=3,
                 train_total_batch_tokens=120),
 }
+MODELS["llama"] = dict(MODELS["aligned"], model_family="llama", model_n_kv_head=1)
+MODELS["custom"] = dict(MODELS["odd"], model_family="custom", model_activation="relu2", model_norm="rmsnorm",
+                        model_norm_weight=False, model_norm_bias=False, model_position="rope", model_qk_norm="unit",
+                        model_final_softcap=15, model_tie_embeddings=False, model_embedding_norm=True,
+                        model_z_loss=1e-4, model_sliding_window=7, model_window_pattern="SL",
+                        model_attention_softcap=20, data_document_mask=True)
 UNIT_ROUNDOFF = {"fp32": 2**-24, "bf16": 2**-8, "fp16": 2**-11}
 
 

@@ -84,9 +84,10 @@ done > "${1%/*}/run/metrics.jsonl"
 echo '{"otherData": {"first_step": 3, "last_step": 4}, "traceEvents": [
     {"ph": "M", "name": "thread_name", "args": {"name": "host"}},
     {"ph": "X", "name": "step", "ts": 0, "dur": 2500.000, "args": {"step": 3}},
-    {"ph": "X", "name": "gelu_forward", "ts": 0, "dur": 500.000, "args": {"flops": 0, "roofline_share": 0.5}},
+    {"ph": "X", "name": "activation_forward", "ts": 0, "dur": 500.000, "args": {"flops": 0, "roofline_share": 0.5}},
     {"ph": "X", "name": "adamw_update", "ts": 0, "dur": 4000.000, "args": {"flops": 0}},
-    {"ph": "X", "name": "gelu_forward", "ts": 0, "dur": 1500.000, "args": {"flops": 0, "roofline_share": 0.5}}]}' \
+    {"ph": "X", "name": "activation_forward", "ts": 0, "dur": 1500.000,
+     "args": {"flops": 0, "roofline_share": 0.5}}]}' \
     > "${1%/*}/run/profile/rank_0.steps_3-4.json"
 """
 PLACE = gpu_stages.Place(ROOT, ROOT / "build", ROOT, gpu_stages.cuda_libraries.Libraries(), "9.0")
@@ -204,14 +205,14 @@ class StandIns(Kit):
         self.assertEqual((trained["tokens_per_s"], trained["power_w"], trained["throttle"]),
                          (25600, 650, ["sw_power_cap"]))
         self.assertEqual(trained["ops"], [{"name": "adamw_update", "calls": 0.5, "ms": 2.0, "roof_ms": 0.0},
-                                          {"name": "gelu_forward", "calls": 1.0, "ms": 1.0, "roof_ms": 0.5}])
+                                          {"name": "activation_forward", "calls": 1.0, "ms": 1.0, "roof_ms": 0.5}])
         self.assertEqual(rows["matmul_tiny"]["detail"], "1 GEMMs, 0 repeats of the chosen algorithms with other bits, "
                          "an excluded one faster for 1")
         for line in ("copy 4000 GB/s, bf16 GEMM 800.2 TFLOP/s", "  tiny     PyTorch", "SM clock"):
             self.assertIn(line, self.table)
         self.assertRegex(self.logs["clocks.csv"], r"\n0,1980,3201,690.25,66,4\n")
         calls = (self.home / "calls").read_text()
-        for spec in ("[ops]", "[model]", "[comm]", gpu_stages.test_spec("gelu")):
+        for spec in ("[ops]", "[model]", "[comm]", gpu_stages.test_spec("activation")):
             self.assertIn(f"test_cuda {spec}\n", calls)
         self.results("prove")
         self.assertIn("gpu_trainer.GpuTrainer.test_loss_curves_follow_the_cpu'] "
@@ -267,8 +268,8 @@ class StandIns(Kit):
             "========= ERROR SUMMARY: 1 error").replace('"$@"', 'echo "All tests passed (1 in 1)"'))
         self.program("bench_matmul_cuda", MATMUL.replace('"mismatches": 0', '"mismatches": 3'))
         self.program("ptx_probe_cuda", '#!/usr/bin/env bash\necho "$1 2 0000000100000003"\n')
-        self.run_script("--workloads", "tiny", "--stages", "ops,matmul,probe_copies,comm,memcheck_gelu,racecheck_gelu",
-                        expect=1)
+        stages = "ops,matmul,probe_copies,comm,memcheck_activation,racecheck_activation"
+        self.run_script("--workloads", "tiny", "--stages", stages, expect=1)
         rows, verdicts = self.results("measure")
         self.assertEqual(verdicts, {"ops": "failed", "ops_tiny": "passed", "matmul_tiny": "failed"})
         self.assertEqual(rows["ops"]["detail"], "9 test cases, 8 passed, 1 failed: norm_forward - bf16")
@@ -276,9 +277,9 @@ class StandIns(Kit):
         self.assertEqual(verdicts, {"probe_copies": "failed", "comm": "failed"})
         self.assertEqual(rows["probe_copies"]["detail"], "1 probes, 2 words, unlike the twin: copies")
         rows, verdicts = self.results("sanitize")
-        self.assertEqual(verdicts, {"memcheck_gelu": "failed", "racecheck_gelu": "failed"})
-        self.assertIn("1 findings: Invalid __global__ write of size 4 bytes", rows["memcheck_gelu"]["detail"])
-        self.assertIn("2 hazards", rows["racecheck_gelu"]["detail"])
+        self.assertEqual(verdicts, {"memcheck_activation": "failed", "racecheck_activation": "failed"})
+        self.assertIn("1 findings: Invalid __global__ write of size 4 bytes", rows["memcheck_activation"]["detail"])
+        self.assertIn("2 hazards", rows["racecheck_activation"]["detail"])
 
     def test_no_gpu(self):
         self.tool("nvidia-smi", '#!/usr/bin/env bash\necho "No devices were found"\nexit 6\n')
@@ -372,7 +373,7 @@ class DryRun(Kit):
                 "[ops]") exec {build}/test_simt "[ops]fill*,[ops]add*" ;;
                 "[model]") exec {build}/test_cpu "the model agrees with PyTorch: five steps of SGD" ;;
                 "[comm]") exec {build}/test_simt "one rank's collectives*" ;;
-                *gelu* | *fill*) exec {build}/test_simt "$@" ;;
+                *activation* | *fill*) exec {build}/test_simt "$@" ;;
                 *) exec {build}/test_simt "[ops]fill" ;;
             esac''')
         self.program("train_gpt", f'#!/usr/bin/env bash\ncase $1 in */trainer_tiny/*) exec {build}/train_gpt_simt "$@"'
@@ -401,7 +402,7 @@ class DryRun(Kit):
         rows, verdicts = self.results("prove")
         self.assertEqual(verdicts, dict.fromkeys(PROVE, "passed"))
         self.assertEqual(rows["probe_fragments"]["detail"], "9 probes, 1280 words, equal")
-        self.assertEqual(len(rows["curves"]["figures"]["lines"]), 6)
+        self.assertEqual(len(rows["curves"]["figures"]["lines"]), 12)
         self.assertEqual(self.results("sanitize")[1], dict.fromkeys(SANITIZE, "passed"))
 
     def test_one_hangs_one_crashes_one_is_missing(self):

@@ -13,7 +13,7 @@ from trainer import ENVIRONMENT, ROOT, TRAINER, generated_text
 
 TOOLS = ["bash", "cp", "dirname", "env", "mkdir", "tail", "touch"]
 PACKAGES = "make g++ libdnnl-dev libpcre2-dev libxxhash-dev libisal-dev libzstd-dev libsnappy-dev libsodium-dev " \
-           "nlohmann-json3-dev libcli11-dev"
+           "libutf8proc-dev nlohmann-json3-dev libcli11-dev"
 
 # An apt-get that notes how it was called, and installs what it was asked for where the stand-in for g++ looks.
 APT_GET = """#!/bin/bash

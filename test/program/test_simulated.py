@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 
+from test_families import LLAMA, QWEN3, SPEEDRUN
 from trainer import ENVIRONMENT, ROOT, TINY, TrainerTest
 
 SIMULATED = ROOT / os.environ.get("OTHER_TRAINER", "build/train_gpt_simt")
@@ -90,6 +91,15 @@ class Simulated(TrainerTest):
 
     def test_bf16_with_head_size_64_and_recomputation(self):
         self.train_both("bf16", model_n_head=2, model_n_embd=128, train_recompute="block", model_dropout=0.1)
+
+    def test_llama(self):
+        self.train_both("bf16", **LLAMA)
+
+    def test_qwen3_with_recomputation(self):
+        self.train_both("fp32", train_recompute="block", **QWEN3)
+
+    def test_the_parts_of_a_speedrun(self):
+        self.train_both("bf16", **SPEEDRUN)
 
     def test_fp16_with_a_dynamic_loss_scale(self):
         self.train_both("fp16", loss_scale_dynamic=True, loss_scale_initial=1024.0, model_dropout=0.1)

@@ -22,19 +22,21 @@ public:
           dout_("dout", Role::input, random_values(shift + size_t(s.rows) * s.n, 4)),
           before_("before", Role::input, random_values(shift + size_t(s.rows) * s.k, 5, 3)) {}
 
-    // out, and pre_gelu if wanted.
+    // out, and pre_activation if wanted.
     void check_forward(bool with_bias, bool with_gelu, Stream stream = {}) {
         const size_t count = size_t(s_.rows) * s_.n;
-        Stored<T> out("out", Role::output, unwritten(count)), pre_gelu("pre_gelu", Role::output, unwritten(count));
+        Stored<T> out("out", Role::output, unwritten(count)),
+            pre_activation("pre_activation", Role::output, unwritten(count));
         auto op = [&]<class Side>(Side side) {
             return ops::MatmulForward{.out = at(out, side),
-                                      .pre_gelu = with_gelu ? at(pre_gelu, side) : nullptr,
+                                      .pre_activation = with_gelu ? at(pre_activation, side) : nullptr,
                                       .inp = at(inp_, side),
                                       .weight = at(weight_, side),
                                       .bias = with_bias ? at(bias_, side) : nullptr,
                                       .rows = s_.rows,
                                       .n = s_.n,
-                                      .k = s_.k};
+                                      .k = s_.k,
+                                      .activation = activation_if(with_gelu)};
         };
         ops::matmul_forward(op(OnDevice<T>()), stream);
         synchronize(stream);
@@ -44,10 +46,11 @@ public:
         auto bound = [&](const Stored<T>& sums, size_t i) {
             return stored_error<T>(sums.host[i]) + sum_error(s_.k) + stored_error<T>(out.host[i]);
         };
-        check_close(
-            out, [&](size_t i) { return slope * bound(with_gelu ? pre_gelu : out, i) + 1e-6 * std::abs(out.host[i]); });
-        if (with_gelu) check_close(pre_gelu, [&](size_t i) { return bound(pre_gelu, i); });
-        result_ = bytes_of(out) + (with_gelu ? bytes_of(pre_gelu) : std::string());
+        check_close(out, [&](size_t i) {
+            return slope * bound(with_gelu ? pre_activation : out, i) + 1e-6 * std::abs(out.host[i]);
+        });
+        if (with_gelu) check_close(pre_activation, [&](size_t i) { return bound(pre_activation, i); });
+        result_ = bytes_of(out) + (with_gelu ? bytes_of(pre_activation) : std::string());
     }
 
     void check_backward_input(bool with_gelu, Stream stream = {}) {
@@ -56,10 +59,11 @@ public:
             return ops::MatmulBackwardInput{.dinp = at(dinp, side),
                                             .dout = at(dout_, side),
                                             .weight = at(weight_, side),
-                                            .pre_gelu = with_gelu ? at(before_, side) : nullptr,
+                                            .kept = with_gelu ? at(before_, side) : nullptr,
                                             .rows = s_.rows,
                                             .n = s_.n,
-                                            .k = s_.k};
+                                            .k = s_.k,
+                                            .activation = activation_if(with_gelu)};
         };
         ops::matmul_backward_input(op(OnDevice<T>()), stream);
         synchronize(stream);
@@ -113,6 +117,9 @@ public:
     const std::string& result() const { return result_; }
 
 private:
+    static ActivationFunction activation_if(bool gelu) {
+        return gelu ? ActivationFunction::gelu_new : ActivationFunction::none;
+    }
     std::vector<double> unwritten(size_t count) const {
         std::vector<double> values(shift_ + count, NAN);
         std::fill_n(values.begin(), shift_, 0.0);  // nobody is to write these

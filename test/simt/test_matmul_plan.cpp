@@ -189,7 +189,7 @@ TEST_CASE("products: fp32 is TF32 only on request", "[matmul]") {
     CHECK(layer.result() == exact);
 }
 
-TEST_CASE("products: the library's GELU is not used: its bits are not gelu_forward's", "[matmul]") {
+TEST_CASE("products: the library's GELU is not used: its bits are not activation_forward's", "[matmul]") {
     const WithDefaults defaults;
     Layer<bf16> layer({40, 64, 96});
     layer.check_forward(true, true);

@@ -1,8 +1,0 @@
-// The activation of a block of stored numbers, for all ops that need it.
-#pragma once
-
-#include <cstddef>
-
-// out (count) = gelu(inp). Compiled once and called, never inlined: two inlined copies may contract their products
-// differently, and what is recomputed must have the bits of what was computed.
-template <class T> void gelu_block(T* out, const T* inp, size_t count);

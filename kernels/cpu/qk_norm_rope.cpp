@@ -1,0 +1,204 @@
+// QK norm and rotary position embedding. A head is read into a row of floats, worked on there and written back; the
+// cosines and sines of a position are set apart once for all its heads, so that every loop vectorises. The gradients of
+// the norms' weights are summed over fixed blocks of positions, then over the blocks in order.
+#include "kernels/qk_norm_rope.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "kernels/cpu/parallel.h"
+#include "kernels/dispatch.h"
+
+namespace ops {
+
+namespace {
+
+// Rows of a thread: `kRows` of a head's floats, and the position's angles.
+template <int kRows> struct Work {
+    float *head[kRows], *cosine, *sine;
+
+    Work(int head_size, int half) {
+        float* memory = thread_scratch<float>(size_t(kRows) * head_size + 2 * half);
+        for (float*& row : head) row = memory, memory += head_size;
+        cosine = memory, sine = memory + half;
+    }
+    void load_angles(const float* table, size_t position, int half) const {
+        const float* entries = table + position * 2 * half;
+        for (int i = 0; i < half; i++) cosine[i] = entries[2 * i], sine[i] = entries[2 * i + 1];
+    }
+};
+
+template <class T> void load_head(float* __restrict__ to, const T* __restrict__ from, int size) {
+#pragma omp simd
+    for (int c = 0; c < size; c++) to[c] = to_float(from[c]);
+}
+template <class T> void store_head(T* __restrict__ to, const float* __restrict__ from, int size) {
+#pragma omp simd
+    for (int c = 0; c < size; c++) to[c] = from_float<T>(from[c]);
+}
+
+// (x_i cos - x_j sin, x_j cos + x_i sin) with j = i + half
+void rotate(float* __restrict__ x, const float* __restrict__ cosine, const float* __restrict__ sine, int half) {
+#pragma omp simd
+    for (int i = 0; i < half; i++) {
+        const float first = x[i], second = x[i + half];
+        x[i] = first * cosine[i] - second * sine[i];
+        x[i + half] = second * cosine[i] + first * sine[i];
+    }
+}
+
+// The transpose.
+void rotate_back(float* __restrict__ x, const float* __restrict__ cosine, const float* __restrict__ sine, int half) {
+#pragma omp simd
+    for (int i = 0; i < half; i++) {
+        const float first = x[i], second = x[i + half];
+        x[i] = first * cosine[i] + second * sine[i];
+        x[i + half] = second * cosine[i] - first * sine[i];
+    }
+}
+
+// A scaled rotation's inverse is its transpose divided by cos^2 + sin^2.
+void divide_by_squares(float* __restrict__ x, const float* __restrict__ cosine, const float* __restrict__ sine,
+                       int half) {
+#pragma omp simd
+    for (int i = 0; i < half; i++) {
+        const float square = cosine[i] * cosine[i] + sine[i] * sine[i];
+        x[i] /= square;
+        x[i + half] /= square;
+    }
+}
+
+float rstd_of(const float* x, int size, float eps) {
+    float squares = 0;
+#pragma omp simd reduction(+ : squares)
+    for (int c = 0; c < size; c++) squares += x[c] * x[c];
+    return 1.0f / std::sqrt(squares / size + eps);
+}
+
+template <class T> void scale(float* __restrict__ x, float factor, const T* __restrict__ weight, int size) {
+    if (!weight) {
+#pragma omp simd
+        for (int c = 0; c < size; c++) x[c] *= factor;
+        return;
+    }
+#pragma omp simd
+    for (int c = 0; c < size; c++) x[c] = x[c] * factor * to_float(weight[c]);
+}
+
+template <class T> void forward_position(const QkNormRopeForward& op, size_t row) {
+    const int heads = op.n_head + op.n_kv_head, size = op.head_size, half = op.rotary / 2;
+    const Work<1> work(size, half);
+    float* x = work.head[0];
+    if (half > 0) work.load_angles(op.table, op.first_position + row % op.seq_len, half);
+    T* qkv = op.qkv.as<T>() + row * (heads + op.n_kv_head) * size;
+    if (op.raw) std::memcpy(op.raw.as<T>() + row * heads * size, qkv, size_t(heads) * size * sizeof(T));
+    for (int h = 0; h < heads; h++) {
+        load_head(x, qkv + size_t(h) * size, size);
+        if (op.rstd) {
+            const float rstd = rstd_of(x, size, op.eps);
+            op.rstd[row * heads + h] = rstd;
+            scale(x, rstd, (h < op.n_head ? op.q_weight : op.k_weight).as<T>(), size);
+        }
+        rotate(x, work.cosine, work.sine, half);
+        store_head(qkv + size_t(h) * size, x, size);
+    }
+}
+
+// ---- backward -------------------------------------------------------------------------------------------------------
+
+// dweight += d normed;  d = rstd (d weight - normed average(d weight normed)). Without a weight dweight is null.
+template <class T>
+void norm_gradient(float* __restrict__ d, float* __restrict__ dweight, const float* __restrict__ normed,
+                   const T* __restrict__ weight, float rstd, int size) {
+    float sum = 0;
+    if (dweight) {
+#pragma omp simd
+        for (int c = 0; c < size; c++) dweight[c] += d[c] * normed[c];
+    }
+    if (weight) {
+#pragma omp simd
+        for (int c = 0; c < size; c++) d[c] *= to_float(weight[c]);
+    }
+#pragma omp simd reduction(+ : sum)
+    for (int c = 0; c < size; c++) sum += d[c] * normed[c];
+    const float average = sum / size;
+#pragma omp simd
+    for (int c = 0; c < size; c++) d[c] = (d[c] - normed[c] * average) * rstd;
+}
+
+// dweights are (2, head_size), of queries and of keys: the block's sums.
+template <class T> void backward_position(const QkNormRopeBackward& op, size_t row, float* dweights) {
+    const int heads = op.n_head + op.n_kv_head, size = op.head_size, half = op.rotary / 2;
+    const Work<2> work(size, half);
+    auto [d, normed] = work.head;
+    if (half > 0) work.load_angles(op.table, row % op.seq_len, half);
+    const size_t begin = row * (heads + op.n_kv_head) * size;
+    for (int h = 0; h < heads; h++) {
+        T* dhead = op.dqkv.as<T>() + begin + size_t(h) * size;
+        load_head(d, static_cast<const T*>(dhead), size);
+        rotate_back(d, work.cosine, work.sine, half);
+        if (op.rstd) {
+            const bool is_query = h < op.n_head;
+            const float rstd = op.rstd[row * heads + h];
+            if (op.raw) {
+                load_head(normed, op.raw.as<T>() + (row * heads + h) * size, size);
+                scale<T>(normed, rstd, nullptr, size);
+            } else {
+                load_head(normed, op.qkv.as<T>() + begin + size_t(h) * size, size);
+                rotate_back(normed, work.cosine, work.sine, half);
+                divide_by_squares(normed, work.cosine, work.sine, half);
+            }
+            float* dweight = (is_query ? op.dq_weight : op.dk_weight) ? dweights + (is_query ? 0 : size) : nullptr;
+            norm_gradient(d, dweight, normed, (is_query ? op.q_weight : op.k_weight).as<T>(), rstd, size);
+        }
+        store_head(dhead, d, size);
+    }
+}
+
+constexpr int kMaxBlocks = 128;
+constexpr int kMinBlockRows = 16;
+
+size_t rows_of(const QkNormRopeBackward& op) { return size_t(op.batch) * op.seq_len; }
+size_t rows_per_block(size_t rows) { return std::max<size_t>(kMinBlockRows, (rows + kMaxBlocks - 1) / kMaxBlocks); }
+size_t n_blocks(size_t rows) { return (rows + rows_per_block(rows) - 1) / rows_per_block(rows); }
+
+// out (+)= the sum of `partials`, which are 2 head_size floats apart.
+void sum_blocks(float* out, const float* partials, size_t blocks, int size, bool accumulate) {
+    if (!out) return;
+    if (!accumulate) std::fill(out, out + size, 0.0f);
+    for (size_t b = 0; b < blocks; b++) {
+        const float* partial = partials + b * 2 * size;
+#pragma omp simd
+        for (int c = 0; c < size; c++) out[c] += partial[c];
+    }
+}
+
+}  // namespace
+
+void qk_norm_rope_forward(const QkNormRopeForward& op, Stream) {
+    dispatch("qk_norm_rope_forward", {op.qkv, op.raw, op.q_weight, op.k_weight}, [&]<class T>() {
+        require_valid(op);
+        parallel_for(size_t(op.batch) * op.seq_len, [&](size_t row) { forward_position<T>(op, row); });
+    });
+}
+
+void qk_norm_rope_backward(const QkNormRopeBackward& op, Stream) {
+    dispatch("qk_norm_rope_backward", {op.dqkv, op.qkv, op.raw, op.q_weight, op.k_weight}, [&]<class T>() {
+        require_valid(op);
+        float* partials = static_cast<float*>(op.scratch);  // (n_blocks, 2, head_size)
+        const size_t rows = rows_of(op), block = rows_per_block(rows);
+        parallel_blocks(rows, block, [&](size_t begin, size_t end) {
+            float* dweights = partials + begin / block * 2 * op.head_size;
+            if (op.dq_weight || op.dk_weight) std::fill(dweights, dweights + 2 * op.head_size, 0.0f);
+            for (size_t row = begin; row < end; row++) backward_position<T>(op, row, dweights);
+        });
+        sum_blocks(op.dq_weight, partials, n_blocks(rows), op.head_size, op.accumulate);
+        sum_blocks(op.dk_weight, partials + op.head_size, n_blocks(rows), op.head_size, op.accumulate);
+    });
+}
+
+size_t qk_norm_rope_backward_scratch_bytes(const QkNormRopeBackward& op) {
+    return n_blocks(rows_of(op)) * 2 * op.head_size * sizeof(float);
+}
+
+}  // namespace ops

@@ -1,0 +1,134 @@
+// Activations alone, out = f(inp), and gated, out = f(gate) up: a thread takes a pack of 128 bits of each array. Every
+// element is read and written once: activation_forward moves 4 count bytes in 16 bits, gated_activation_forward
+// 6 rows hidden, gated_activation_backward 10 rows hidden. Gate and up are the halves of a row, so their packs are
+// aligned where `hidden` is a multiple of a pack; else elements are moved one by one.
+// Numerics: activation.cuh's, the same that the matrix products' epilogue uses; a result is rounded once.
+#include "kernels/cuda/activation.cuh"
+#include "kernels/cuda/vector.cuh"
+#include "kernels/dispatch.h"
+#include "kernels/ops.h"
+
+namespace ops {
+
+namespace {
+
+constexpr int kThreads = 256;
+
+template <class T, ActivationFunction function, bool kAligned>
+__global__ void __launch_bounds__(kThreads) activation_forward_kernel(ActivationForward op) {
+    T* __restrict__ out = op.out.as<T>();
+    const T* __restrict__ inp = op.inp.as<T>();
+    const size_t i = (size_t(blockIdx.x) * kThreads + threadIdx.x) * kPackSize<T>;
+    if (i >= op.count) return;
+    const bool whole = op.count - i >= kPackSize<T>;
+    const int available = whole ? kPackSize<T> : int(op.count - i);
+    auto x = unpack(kAligned && whole ? load_pack<kAligned>(inp + i) : load_pack<false>(inp + i, available));
+#pragma unroll
+    for (float& value : x.value) value = activation<function>(value);
+    if (kAligned && whole)
+        store_pack<kAligned>(out + i, pack_floats(x));
+    else
+        store_pack<false>(out + i, pack_floats(x), available);
+}
+
+// Where a thread's pack lies: in a row of `hidden` numbers, and in one of gate and up. A row's last pack may be short.
+template <class T> struct GatedPlace {
+    int available;  // elements, 0 or fewer for a thread without work
+    size_t one, gate, up;
+
+    __device__ GatedPlace(int rows, int hidden) {
+        const unsigned packs = unsigned(hidden + kPackSize<T> - 1) / kPackSize<T>;
+        const unsigned i = blockIdx.x * kThreads + threadIdx.x, row = i / packs;
+        const int column = int(i % packs) * kPackSize<T>;
+        available = row < unsigned(rows) ? hidden - column : 0;
+        one = size_t(row) * size_t(hidden) + size_t(column);
+        gate = one + size_t(row) * size_t(hidden);
+        up = gate + size_t(hidden);
+    }
+};
+
+template <class T, ActivationFunction function, bool kAligned>
+__global__ void __launch_bounds__(kThreads) gated_activation_forward_kernel(GatedActivationForward op) {
+    T* __restrict__ out = op.out.as<T>();
+    const T* __restrict__ inp = op.inp.as<T>();
+    const GatedPlace<T> at(op.rows, op.hidden);
+    if (at.available <= 0) return;
+    auto gate = unpack(load_pack<kAligned>(inp + at.gate, at.available));
+    const auto up = unpack(load_pack<kAligned>(inp + at.up, at.available));
+#pragma unroll
+    for (int i = 0; i < kPackSize<T>; i++) gate.value[i] = activation<function>(gate.value[i]) * up.value[i];
+    store_pack<kAligned>(out + at.one, pack_floats(gate), at.available);
+}
+
+template <class T, ActivationFunction function, bool kAligned>
+__global__ void __launch_bounds__(kThreads) gated_activation_backward_kernel(GatedActivationBackward op) {
+    T* __restrict__ dinp = op.dinp.as<T>();
+    const T* __restrict__ dout = op.dout.as<T>();
+    const T* __restrict__ inp = op.inp.as<T>();
+    const GatedPlace<T> at(op.rows, op.hidden);
+    if (at.available <= 0) return;
+    auto gate = unpack(load_pack<kAligned>(inp + at.gate, at.available));
+    auto up = unpack(load_pack<kAligned>(inp + at.up, at.available));
+    const auto gradient = unpack(load_pack<kAligned>(dout + at.one, at.available));
+#pragma unroll
+    for (int i = 0; i < kPackSize<T>; i++) {
+        const ActivationPair f = activation_pair<function>(gate.value[i]);
+        gate.value[i] = gradient.value[i] * up.value[i] * f.gradient;
+        up.value[i] = gradient.value[i] * f.value;
+    }
+    store_pack<kAligned>(dinp + at.gate, pack_floats(gate), at.available);
+    store_pack<kAligned>(dinp + at.up, pack_floats(up), at.available);
+}
+
+// Calls body.operator()<T, function>() for the op's storage type and function.
+template <class Body>
+void dispatch_both(const char* op, std::initializer_list<ConstView> arrays, ActivationFunction activation, Body body) {
+    dispatch(op, arrays, [&]<class T>() {
+        dispatch(op, activation, [&]<ActivationFunction function>() { body.template operator()<T, function>(); });
+    });
+}
+
+template <class T> dim3 gated_blocks(int rows, int hidden) {
+    const size_t packs = size_t(rows) * ((size_t(hidden) + kPackSize<T> - 1) / kPackSize<T>);
+    require(packs < size_t(1) << 31, "a gated activation of %d rows of %d: at most 2^31 packs", rows, hidden);
+    return blocks_for(packs, kThreads);
+}
+
+}  // namespace
+
+void activation_forward(const ActivationForward& op, Stream stream) {
+    constexpr const char* kName = "activation_forward";
+    require(op.activation != ActivationFunction::relu2, "%s: relu2's output is kept, never recomputed", kName);
+    dispatch_both(kName, {op.out, op.inp}, op.activation, [&]<class T, ActivationFunction function>() {
+        if constexpr (function != ActivationFunction::relu2) {
+            if (op.count == 0) return;
+            auto kernel = are_aligned(16, {op.out, op.inp}) ? activation_forward_kernel<T, function, true>
+                                                            : activation_forward_kernel<T, function, false>;
+            launch(kernel, {kName, blocks_for(op.count, size_t(kThreads) * kPackSize<T>), kThreads}, stream, op);
+        }
+    });
+}
+
+void gated_activation_forward(const GatedActivationForward& op, Stream stream) {
+    constexpr const char* kName = "gated_activation_forward";
+    dispatch_both(kName, {op.out, op.inp}, op.activation, [&]<class T, ActivationFunction function>() {
+        if (op.rows <= 0 || op.hidden <= 0) return;
+        const bool aligned = op.hidden % kPackSize<T> == 0 && are_aligned(16, {op.out, op.inp});
+        auto kernel = aligned ? gated_activation_forward_kernel<T, function, true>
+                              : gated_activation_forward_kernel<T, function, false>;
+        launch(kernel, {kName, gated_blocks<T>(op.rows, op.hidden), kThreads}, stream, op);
+    });
+}
+
+void gated_activation_backward(const GatedActivationBackward& op, Stream stream) {
+    constexpr const char* kName = "gated_activation_backward";
+    dispatch_both(kName, {op.dinp, op.dout, op.inp}, op.activation, [&]<class T, ActivationFunction function>() {
+        if (op.rows <= 0 || op.hidden <= 0) return;
+        const bool aligned = op.hidden % kPackSize<T> == 0 && are_aligned(16, {op.dinp, op.dout, op.inp});
+        auto kernel = aligned ? gated_activation_backward_kernel<T, function, true>
+                              : gated_activation_backward_kernel<T, function, false>;
+        launch(kernel, {kName, gated_blocks<T>(op.rows, op.hidden), kThreads}, stream, op);
+    });
+}
+
+}  // namespace ops

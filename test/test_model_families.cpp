@@ -1,0 +1,168 @@
+// Models of each family, and of parts that no family has together, against transformers' and PyTorch's outputs
+// (test/reference/families, made by make_family_reference.py, which says what the files hold): the configuration and
+// the weights come in through the functions that import them.
+
+#include "commands/hf_config.h"
+#include "commands/model_io.h"
+#include "model/huggingface.h"
+#include "runtime/checkpoint/safetensors.h"
+#include "test/catch.h"
+
+namespace {
+
+constexpr double kTolerance = 1e-5;      // relative in norm, per tensor, in fp32
+constexpr double kStepTolerance = 2e-5;  // of losses and gradient norms in five steps
+constexpr int kGradientStride = 5, kSteps = 5;
+
+const std::vector<std::string> kModels = {"llama_3to1",  "llama_mqa_tied",  "qwen2_windows", "qwen3_yarn",
+                                          "gpt2_untied", "custom_speedrun", "custom_mixed"};
+
+struct FamilyReference {
+    std::string name, directory = "test/reference/families/" + name;
+    Safetensors outputs{directory + "/outputs.safetensors"};
+    Safetensors weights{directory + "/model.safetensors"};
+    Config config = configuration("config.json");
+
+    bool is_custom() const { return name.starts_with("custom"); }
+
+    // The model that the file describes, with the sizes of the recorded batches.
+    Config configuration(const std::string& file) const {
+        const std::string path = directory + "/" + file, text = read_file(path);
+        Config read = is_custom() ? parse_config(text, path) : Config{};
+        if (!is_custom()) read.model = hf_model(parse_json(text, path, Exit::data), path);
+        const std::vector<size_t>& shape = outputs.at("tokens").shape;  // steps, batch, seq_len
+        read.train.batch_size = int(shape[1]), read.train.seq_len = int(shape[2]);
+        read.train.total_batch_tokens = int64_t(shape[1] * shape[2]);
+        read.train.precision = Dtype::fp32;
+        read.train.head_rows = 40;  // fewer than the rows, and no divisor of them
+        check_config(read, path, 1);
+        return read;
+    }
+
+    size_t batch_tokens() const { return size_t(config.train.total_batch_tokens); }
+    std::vector<int> batch(const char* what, int step) const {
+        std::vector<int> ids(batch_tokens());
+        std::memcpy(ids.data(), outputs.at(what).data + size_t(step) * ids.size() * sizeof(int),
+                    ids.size() * sizeof(int));
+        return ids;
+    }
+
+    // Tensors under the names of the files.
+    std::vector<NamedTensor> named(const Gpt& gpt, const std::vector<NamedTensor>& ours, const char* prefix) const {
+        if (!is_custom())
+            return hf_tensors(gpt.layout(), ours, [&](const std::string& tensor) { return weights.find(tensor); });
+        std::vector<NamedTensor> tensors = ours;
+        for (NamedTensor& tensor : tensors) tensor.name = tensor.name.substr(std::strlen(prefix));
+        return tensors;
+    }
+
+    Gpt load(Recompute recompute = Recompute::none, Dtype precision = Dtype::fp32) const {
+        GptOptions options = gpt_options(config);
+        options.recompute = recompute;
+        options.precision = precision;
+        options.optimizer = {.weight_decay = 0.1f, .grad_clip = 1.0f};
+        Gpt gpt(options, comm_single());
+        size_t used = 0;
+        weights.load(named(gpt, gpt.master_tensors(), "master."), [&](const Safetensors::Entry& entry) {
+            UNSCOPED_INFO(entry.name << " is not used");
+            used++;
+        });
+        REQUIRE(used == 0);
+        gpt.masters_changed();
+        return gpt;
+    }
+
+    void accumulate(Gpt& gpt, int step, float scale = 1) const {
+        gpt.begin_step({.loss_scale = scale, .learning_rate = 1e-3, .update = step + 1});
+        gpt.forward(batch("tokens", step).data());
+        gpt.backward(batch("targets", step).data(), 1.0f / float(batch_tokens()));
+    }
+};
+
+double relative_error(const std::vector<float>& ours, const std::vector<float>& theirs, size_t stride = 1) {
+    REQUIRE(theirs.size() == (ours.size() + stride - 1) / stride);
+    double difference = 0, size = 0;
+    for (size_t i = 0; i < theirs.size(); i++) {
+        difference += std::pow(double(ours[i * stride]) - double(theirs[i]), 2);
+        size += std::pow(double(theirs[i]), 2);
+    }
+    return std::sqrt(difference / size);
+}
+
+// The largest error of any gradient, in the elements that are kept and in its norm.
+double gradient_error(const FamilyReference& reference, const Gpt& gpt, float scale = 1) {
+    double worst = 0;
+    for (const NamedTensor& tensor : reference.named(gpt, gpt.gradient_tensors(), "grad.")) {
+        std::vector<float> values = file_values(tensor);
+        double squares = 0;
+        for (float& value : values) value /= scale, squares += double(value) * double(value);
+        const double norm = double(reference.outputs.at("norm/" + tensor.name).floats()[0]);
+        const double error =
+            relative_error(values, reference.outputs.at("gradient/" + tensor.name).floats(), kGradientStride) +
+            std::abs(std::sqrt(squares) - norm) / norm;
+        UNSCOPED_INFO("gradient of " << tensor.name << " " << error);
+        if (!(error <= worst)) worst = error;  // a NaN stays
+    }
+    return worst;
+}
+
+}  // namespace
+
+TEST_CASE("model families: logits and every gradient are transformers'", "[model][families]") {
+    for (const std::string& name : kModels) {
+        INFO(name);
+        const FamilyReference reference{name};
+        Gpt gpt = reference.load();
+        reference.accumulate(gpt, 0);
+        const size_t vocab = size_t(reference.config.model.vocab_size);
+        std::vector<float> logits(reference.batch_tokens() * vocab);
+        for (size_t row = 0; row < reference.batch_tokens(); row++)
+            gpt.logits_of_row(int(row), logits.data() + row * vocab);
+        CHECK(relative_error(logits, reference.outputs.at("logits").floats()) <= kTolerance);
+        CHECK(gradient_error(reference, gpt) <= kTolerance);
+    }
+}
+
+TEST_CASE("model families: five steps of AdamW", "[model][families]") {
+    for (const std::string& name : kModels) {
+        INFO(name);
+        const FamilyReference reference{name};
+        Gpt gpt = reference.load();
+        const std::vector<float> losses = reference.outputs.at("loss").floats();
+        const std::vector<float> norms = reference.outputs.at("grad_norm").floats();
+        for (int step = 0; step < kSteps; step++) {
+            reference.accumulate(gpt, step);
+            const StepResult result = gpt.end_step();
+            const double loss = double(losses[size_t(step)]), norm = double(norms[size_t(step)]);
+            INFO("step " << step + 1);
+            CHECK(std::abs(result.loss_sum / double(reference.batch_tokens()) - loss) <= kStepTolerance * loss);
+            CHECK(std::abs(double(result.grad_norm) - norm) <= kStepTolerance * norm);
+        }
+    }
+}
+
+TEST_CASE("model families: every level of recomputation gives the same bits", "[model][families]") {
+    for (const std::string& name : kModels)
+        for (const Dtype precision : {Dtype::fp32, Dtype::bf16}) {
+            const FamilyReference reference{name};
+            std::vector<std::vector<float>> expected;
+            for (const Recompute level : {Recompute::none, Recompute::gelu, Recompute::norm, Recompute::block}) {
+                INFO(name << " " << name_of(precision) << " " << name_of(level));
+                Gpt gpt = reference.load(level, precision);
+                for (int step = 0; step < 2; step++) reference.accumulate(gpt, step), gpt.end_step();
+                std::vector<std::vector<float>> values;
+                for (const NamedTensor& tensor : gpt.master_tensors()) values.push_back(file_values(tensor));
+                if (expected.empty()) expected = values;
+                CHECK(values == expected);
+            }
+        }
+}
+
+TEST_CASE("model families: transformers 4 and 5 describe the same model", "[model][families]") {
+    for (const std::string& name : kModels) {
+        const FamilyReference reference{name};
+        if (reference.is_custom()) continue;
+        INFO(name);
+        CHECK(model_differences(reference.configuration("config_4.json").model, reference.config.model).empty());
+    }
+}
