@@ -73,7 +73,3 @@ inline constexpr const char* kTokenizerHelp =
 
 // The loss over the first pass of a loader with order `once`; bits per byte too if there is a tokenizer.
 Validation evaluate_pass(Gpt& gpt, Loader& loader, const std::optional<Tokenizer>& tokenizer, bool by_position = false);
-
-// options.prompt and its continuation: a function of the weights, the options and the seed. The model reads kEndOfText
-// before the prompt. UTF-8: each sequence of bytes that is not is U+FFFD, as in Python's errors="replace".
-std::string sample_text(Gpt& gpt, const Tokenizer& tokenizer, const Config::Sample& options, uint64_t seed);
