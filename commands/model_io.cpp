@@ -222,13 +222,15 @@ std::optional<Tokenizer> find_tokenizer(const std::string& given, const std::str
     return tokenizer;
 }
 
-LoadedModel load_model(const ModelSource& source, int batch, const Comm& comm, const std::string& given) {
+LoadedModel load_model(const ModelSource& source, int batch, const Comm& comm, const std::string& given,
+                       int cached_sequences) {
     const std::string weights = source.checkpoint ? run_directory_of(source.checkpoint->directory()) : source.path;
     std::optional<Tokenizer> tokenizer = find_tokenizer(given, weights, source.config);
     Config config = source.config;
     if (batch > 0) config.train.batch_size = batch;
     GptOptions options = gpt_options(config);
     options.training = false;
+    options.cached_sequences = cached_sequences;
     options.micro_steps = 1;
     options.rank = comm.rank, options.ranks = comm.size;
     options.zero_stage = 0;

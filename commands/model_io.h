@@ -60,9 +60,12 @@ struct LoadedModel {
 
 // `batch` sequences at a time; 0: as many as the configuration has. Each rank of `comm` has the whole model. Fails with
 // Exit::data, naming the file and the tensor, if the weights cannot be read, and as find_tokenizer(tokenizer) does.
-LoadedModel load_model(const ModelSource& source, int batch, const Comm& comm, const std::string& tokenizer = "");
-inline LoadedModel load_model(const std::string& path, int batch, const std::string& tokenizer = "") {
-    return load_model(ModelSource(path), batch, comm_single(), tokenizer);
+// cached_sequences as in GptOptions.
+LoadedModel load_model(const ModelSource& source, int batch, const Comm& comm, const std::string& tokenizer = "",
+                       int cached_sequences = 0);
+inline LoadedModel load_model(const std::string& path, int batch, const std::string& tokenizer = "",
+                              int cached_sequences = 0) {
+    return load_model(ModelSource(path), batch, comm_single(), tokenizer, cached_sequences);
 }
 
 // "gpt2" or a file; else, if `given` is empty, the tokenizer.json, vocab.json or gpt2_tokenizer.bin in the directory

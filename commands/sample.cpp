@@ -13,6 +13,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+constexpr size_t kMostAtOnce = 16;  // texts that grow together: each has keys and values in memory
+
 struct Options {
     std::string model;
     std::string tokenizer;  // empty: the one beside the weights
@@ -42,7 +44,8 @@ std::string check_stop(const std::string& text) {
 
 void print_samples(const Options& options) {
     const std::vector<std::string> prompts = all_prompts(options);
-    LoadedModel model = load_model(options.model, 1, options.tokenizer);
+    const int at_once = int(std::min(prompts.size(), kMostAtOnce));
+    LoadedModel model = load_model(options.model, 1, options.tokenizer, at_once);
     if (!model.tokenizer)
         fail(Exit::no_input, "%s has no tokenizer.json; --tokenizer names another tokenizer", options.model);
     const bool is_terminal = ::isatty(STDOUT_FILENO) == 1;  // it would obey control characters

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <optional>
 
 namespace {
 
@@ -77,21 +78,72 @@ int pick_token(std::vector<float>& logits, const SampleOptions& options, float u
     return std::max(0, int(weights.rend() - last) - 1);  // 0: NaN
 }
 
+namespace {
+
+// One text while it grows.
+struct GrowingText {
+    size_t prompt;            // its number
+    std::vector<int> tokens;  // from the prompt's first on
+    int made = 0;             // new ones
+    size_t visible_from = 0;  // what the cached sequence begins with
+};
+
+// Where the part of a text that the model sees begins. A text that is longer than the model's sequences loses half of
+// a sequence at a time, so that the rest, whose positions change, has to be read again only once for so many tokens.
+size_t visible_begin(size_t length, size_t longest) {
+    if (length <= longest) return 0;
+    const size_t lost = std::max<size_t>(1, longest / 2);
+    return (length - longest + lost - 1) / lost * lost;
+}
+
+}  // namespace
+
 void sample(Gpt& gpt, const std::vector<std::vector<int>>& prompts, const SampleOptions& options,
             const std::function<bool(size_t prompt, int token)>& on_token,
             const std::function<void(size_t prompt)>& on_end) {
-    const size_t longest = size_t(gpt.options().seq_len);
-    std::vector<float> logits(size_t(gpt.options().shape.vocab_size));
-    for (size_t prompt = 0; prompt < prompts.size(); prompt++) {
-        std::vector<int> text = prompts[prompt];
-        for (int i = 0; i < options.tokens; i++) {
-            const size_t count = std::min(text.size(), longest);
-            gpt.next_token_logits(text.data() + (text.size() - count), int(count), logits.data());
-            const Philox random = philox(options.seed, uint64_t(RandomPurpose::sampling) << 32, uint64_t(i));
-            const int token = pick_token(logits, options, uniform_from_bits(random.word[0]));
-            if (token == options.stop_token || !on_token(prompt, token)) break;
-            text.push_back(token);
+    const size_t longest = size_t(gpt.options().seq_len), vocab = size_t(gpt.options().shape.vocab_size);
+    const bool is_cached = gpt.options().cached_sequences > 0;
+    std::vector<std::optional<GrowingText>> texts(is_cached ? size_t(gpt.options().cached_sequences) : 1);
+    std::vector<float> logits(texts.size() * vocab), row(vocab);
+    size_t next_prompt = 0;
+
+    // Adds the token that `from` leaves to the text, or ends it.
+    auto grow = [&](std::optional<GrowingText>& text, const float* from) {
+        row.assign(from, from + vocab);
+        const Philox random = philox(options.seed, uint64_t(RandomPurpose::sampling) << 32, uint64_t(text->made));
+        const int token = pick_token(row, options, uniform_from_bits(random.word[0]));
+        const bool goes_on = token != options.stop_token && on_token(text->prompt, token);
+        text->tokens.push_back(token);
+        if (goes_on && ++text->made < options.tokens) return;
+        on_end(text->prompt);
+        text.reset();
+    };
+    // The logits that follow the part of a text that is seen.
+    auto read = [&](size_t sequence, GrowingText& text) {
+        text.visible_from = visible_begin(text.tokens.size(), longest);
+        const int* from = text.tokens.data() + text.visible_from;
+        const int count = int(text.tokens.size() - text.visible_from);
+        if (is_cached)
+            gpt.prefill(int(sequence), from, count, logits.data());
+        else
+            gpt.next_token_logits(from, count, logits.data());
+    };
+
+    std::vector<Gpt::NextToken> next;
+    do {
+        next.clear();
+        for (size_t i = 0; i < texts.size(); i++) {
+            std::optional<GrowingText>& text = texts[i];
+            // A new text, one that has lost its beginning, or without a cache any.
+            while (text || next_prompt < prompts.size()) {
+                if (text && is_cached && visible_begin(text->tokens.size(), longest) == text->visible_from) break;
+                if (!text) text = {.prompt = next_prompt, .tokens = prompts[next_prompt]}, next_prompt++;
+                read(i, *text);
+                grow(text, logits.data());
+            }
+            if (text) next.push_back({int(i), text->tokens.back()});
         }
-        on_end(prompt);
-    }
+        if (!next.empty()) gpt.decode(next, logits.data());
+        for (size_t i = 0; i < next.size(); i++) grow(texts[size_t(next[i].sequence)], logits.data() + i * vocab);
+    } while (!next.empty());
 }
