@@ -230,7 +230,7 @@ LoadedModel load_model(const ModelSource& source, int batch, const Comm& comm, c
     if (batch > 0) config.train.batch_size = batch;
     GptOptions options = gpt_options(config);
     options.training = false;
-    options.cached_sequences = cached_sequences;
+    options.cached_sequences = std::min(cached_sequences, options.batch * options.seq_len);
     options.micro_steps = 1;
     options.rank = comm.rank, options.ranks = comm.size;
     options.zero_stage = 0;

@@ -60,7 +60,7 @@ struct LoadedModel {
 
 // `batch` sequences at a time; 0: as many as the configuration has. Each rank of `comm` has the whole model. Fails with
 // Exit::data, naming the file and the tensor, if the weights cannot be read, and as find_tokenizer(tokenizer) does.
-// cached_sequences as in GptOptions.
+// cached_sequences as in GptOptions, or as many as it may be.
 LoadedModel load_model(const ModelSource& source, int batch, const Comm& comm, const std::string& tokenizer = "",
                        int cached_sequences = 0);
 inline LoadedModel load_model(const std::string& path, int batch, const std::string& tokenizer = "",

@@ -25,9 +25,8 @@ void Gpt::prefill(int sequence, const int* tokens, int count, float* logits) {
 void Gpt::decode(std::span<const NextToken> tokens, float* logits) {
     GptState& s = *state_;
     const HostSpan span(s.stream.trace, "decode");
-    const int most = std::min({s.options.cached_sequences, s.options.head_rows, s.options.batch * s.options.seq_len});
-    require(!tokens.empty() && int(tokens.size()) <= most, "decode: %zu sequences, must be in [1, %d]", tokens.size(),
-            most);
+    require(!tokens.empty() && int(tokens.size()) <= s.options.cached_sequences,
+            "decode: %zu sequences, must be in [1, %d]", tokens.size(), s.options.cached_sequences);
     std::vector<ops::AttentionDecode::Place> places;
     std::vector<int> ids;
     for (const NextToken& next : tokens) {
@@ -52,5 +51,8 @@ void Gpt::decode(std::span<const NextToken> tokens, float* logits) {
     x.decode = &pass;
     x.dropout = {};
     forward_pass(s, x);
-    logits_of_rows(s, 0, x.rows, logits);
+    const int head_rows = s.options.head_rows;
+    for (int row = 0; row < x.rows; row += head_rows)
+        logits_of_rows(s, row, std::min(head_rows, x.rows - row),
+                       logits + size_t(row) * size_t(s.options.shape.vocab_size));
 }

@@ -20,6 +20,8 @@ void check_options(const GptOptions& o) {
     require(s.n_head % s.n_kv_head == 0, "model: n_head %d must be a multiple of n_kv_head %d", s.n_head, s.n_kv_head);
     require(0 <= o.dropout && o.dropout <= ops::kLargestDropout, "model: dropout %g must be in [0, %g]", o.dropout,
             ops::kLargestDropout);
+    require(o.cached_sequences >= 0 && o.cached_sequences <= (o.training ? 0 : o.batch * o.seq_len),
+            "model: %d cached sequences; at most as many as a batch has tokens, none in training", o.cached_sequences);
     require(o.batch > 0 && o.head_rows > 0, "model: batch %d and head_rows %d must be positive", o.batch, o.head_rows);
     require(o.micro_steps > 0 && 0 <= o.rank && o.rank < o.ranks && 0 <= o.zero_stage && o.zero_stage <= 3,
             "model: %d micro-steps, rank %d of %d, ZeRO stage %d", o.micro_steps, o.rank, o.ranks, o.zero_stage);

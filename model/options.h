@@ -27,7 +27,7 @@ struct GptOptions {
     bool document_mask = false;  // tokens see none of the documents before theirs, which begins with this token:
     int document_token = -1;
     int head_rows = 0;         // rows of logits held at a time, at least 1
-    int cached_sequences = 0;  // without training: whose keys and values Gpt::prefill() and decode() keep
+    int cached_sequences = 0;  // whose keys and values Gpt::prefill() and decode() keep: at most B T, 0 in training
     bool training = true;      // false: forward only, without gradients, optimizer state and backward's buffers
     int micro_steps = 1;       // per step, on each rank
     int rank = 0, ranks = 1;

@@ -15,13 +15,13 @@ struct SampleOptions {
     int stop_token = -1;  // ends the text and is not passed on; -1: none
 };
 
-// Continues each prompt (at least one token) and passes each new token to the caller's
-// function, which returns whether the text of prompt number `prompt` goes on; on_end follows the text's last token. A
-// text is a function of the weights, its prompt and the options alone, whatever the other prompts are. Overwrites the
-// model's activations. With options().cached_sequences that many texts grow at once, each token computed from itself
-// and the keys and values of those before; without, one after another, and all that is seen is computed again for each
-// token. Of a text that is longer than seq_len = T the model sees the last part: the beginning is lost T / 2 tokens at
-// a time, as soon as the text would not fit.
+// Continues each prompt (at least one token) and passes each new token to the caller's function, which returns whether
+// the text of prompt number `prompt` goes on; on_end follows the text's last token. A text is a function of the
+// weights, its prompt and the options alone, whatever the other prompts are, but for ties within rounding errors.
+// With options().cached_sequences that many texts grow at once, each token computed from itself and the keys and values
+// of those before; without, one after another, and all that is seen is computed again for each token. Of a text longer
+// than seq_len = T the model sees the last part: T / 2 tokens at its beginning are lost whenever it would not fit.
+// Overwrites the model's activations.
 void sample(Gpt& gpt, const std::vector<std::vector<int>>& prompts, const SampleOptions& options,
             const std::function<bool(size_t prompt, int token)>& on_token,
             const std::function<void(size_t prompt)>& on_end);

@@ -202,6 +202,7 @@ TEST_CASE("model families: text with kept keys and values is the text without", 
             options.document_token = ids[2];
             Gpt plain = reference.load(options);
             options.cached_sequences = 3;
+            options.head_rows = 2;
             Gpt cached = reference.load(options);
 
             // Of many lengths; one begins longer than a sequence, and all texts become so.
@@ -228,6 +229,11 @@ TEST_CASE("model families: logits with kept keys and values are those without", 
         options.training = false;
         options.cached_sequences = 2;
         Gpt gpt = reference.load(options);
+        size_t planned = 0;
+        for (const MemoryRegion& region : plan_memory(options))
+            if (region.category == std::string("KV cache")) planned += region.bytes;
+        const size_t layer = 2 * size_t(options.seq_len) * size_t(options.shape.qkv_channels()) * sizeof(float);
+        REQUIRE(planned / 256 == (size_t(options.shape.n_layer) * layer + 255) / 256);
         const std::vector<int> ids = reference.batch("tokens", 1);
         const auto vocab = size_t(options.shape.vocab_size);
         std::vector<float> cached(2 * vocab), expected(vocab);
