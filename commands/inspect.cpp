@@ -167,9 +167,8 @@ bool is_run(const std::string& directory) {
 // "500 steps", "2 epochs or 3 minutes": what ends a run.
 std::string limits_text(const Config::Train& train) {
     std::string text;
-    for (const auto& [limit, unit] : {std::pair{double(train.max_steps), "steps"},
-                                      {train.max_epochs, "epochs"},
-                                      {train.max_minutes, "minutes"}})
+    for (const auto& [limit, unit] :
+         {std::pair{double(train.max_steps), "steps"}, {train.max_epochs, "epochs"}, {train.max_minutes, "minutes"}})
         if (limit > 0) text += (text.empty() ? "" : " or ") + format("%g %s", limit, unit);
     return text;
 }

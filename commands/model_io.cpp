@@ -4,10 +4,8 @@
 
 #include "commands/hf_config.h"
 #include "commands/llmc_files.h"
-#include "data/encoder.h"
 #include "model/huggingface.h"
 #include "model/plan.h"
-#include "model/sample.h"
 #include "runtime/performance/performance.h"
 
 static GptShape shape_of(const Config::Model& given) {
@@ -224,13 +222,15 @@ std::optional<Tokenizer> find_tokenizer(const std::string& given, const std::str
     return tokenizer;
 }
 
-LoadedModel load_model(const ModelSource& source, int batch, const Comm& comm, const std::string& given) {
+LoadedModel load_model(const ModelSource& source, int batch, const Comm& comm, const std::string& given,
+                       int cached_sequences) {
     const std::string weights = source.checkpoint ? run_directory_of(source.checkpoint->directory()) : source.path;
     std::optional<Tokenizer> tokenizer = find_tokenizer(given, weights, source.config);
     Config config = source.config;
     if (batch > 0) config.train.batch_size = batch;
     GptOptions options = gpt_options(config);
     options.training = false;
+    options.cached_sequences = std::min(cached_sequences, options.batch * options.seq_len);
     options.micro_steps = 1;
     options.rank = comm.rank, options.ranks = comm.size;
     options.zero_stage = 0;
@@ -249,23 +249,4 @@ Validation evaluate_pass(Gpt& gpt, Loader& loader, const std::optional<Tokenizer
     loader.seek(0);
     return evaluate(
         gpt, loader.batches_per_pass(), [&] { return loader.next(); }, token_bytes, by_position);
-}
-
-std::string sample_text(Gpt& gpt, const Tokenizer& tokenizer, const Config::Sample& options, uint64_t seed) {
-    std::vector<int> prompt = Encoder(tokenizer).encode(options.prompt);
-    prompt.insert(prompt.begin(), tokenizer.document_start());
-    std::vector<int32_t> text;
-    sample(gpt, prompt,
-           {.tokens = options.tokens,
-            .temperature = options.temperature,
-            .top_k = options.top_k,
-            .seed = seed,
-            .stop_token = tokenizer.eot()},
-           [&](int token) {
-               if (token < tokenizer.vocab_size()) text.push_back(token);
-           });
-    // The library replaces what is not UTF-8 where it writes JSON.
-    using Json = nlohmann::json;
-    const Json bytes = options.prompt + tokenizer.decode(text);
-    return Json::parse(bytes.dump(-1, ' ', false, Json::error_handler_t::replace)).get<std::string>();
 }

@@ -60,9 +60,12 @@ struct LoadedModel {
 
 // `batch` sequences at a time; 0: as many as the configuration has. Each rank of `comm` has the whole model. Fails with
 // Exit::data, naming the file and the tensor, if the weights cannot be read, and as find_tokenizer(tokenizer) does.
-LoadedModel load_model(const ModelSource& source, int batch, const Comm& comm, const std::string& tokenizer = "");
-inline LoadedModel load_model(const std::string& path, int batch, const std::string& tokenizer = "") {
-    return load_model(ModelSource(path), batch, comm_single(), tokenizer);
+// cached_sequences as in GptOptions, or as many as it may be.
+LoadedModel load_model(const ModelSource& source, int batch, const Comm& comm, const std::string& tokenizer = "",
+                       int cached_sequences = 0);
+inline LoadedModel load_model(const std::string& path, int batch, const std::string& tokenizer = "",
+                              int cached_sequences = 0) {
+    return load_model(ModelSource(path), batch, comm_single(), tokenizer, cached_sequences);
 }
 
 // "gpt2" or a file; else, if `given` is empty, the tokenizer.json, vocab.json or gpt2_tokenizer.bin in the directory
@@ -73,7 +76,3 @@ inline constexpr const char* kTokenizerHelp =
 
 // The loss over the first pass of a loader with order `once`; bits per byte too if there is a tokenizer.
 Validation evaluate_pass(Gpt& gpt, Loader& loader, const std::optional<Tokenizer>& tokenizer, bool by_position = false);
-
-// options.prompt and its continuation: a function of the weights, the options and the seed. The model reads kEndOfText
-// before the prompt. UTF-8: each sequence of bytes that is not is U+FFFD, as in Python's errors="replace".
-std::string sample_text(Gpt& gpt, const Tokenizer& tokenizer, const Config::Sample& options, uint64_t seed);

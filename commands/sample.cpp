@@ -1,27 +1,61 @@
 #include <unistd.h>
 
 #include <CLI/App.hpp>
-#include <memory>
+#include <CLI/Validators.hpp>
+#include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "commands/command_line.h"
-#include "commands/model_io.h"
+#include "commands/generation.h"
 #include "runtime/logging/logging.h"
 
 namespace {
 
+using Json = nlohmann::ordered_json;
+
+constexpr size_t kMostAtOnce = 16;  // texts that grow together: each has keys and values in memory
+
 struct Options {
     std::string model;
     std::string tokenizer;  // empty: the one beside the weights
-    Config::Sample sample;
-    uint64_t seed = 1;
+    std::vector<std::string> prompts;
+    std::string prompts_file;
+    GenerationOptions generation;
 };
 
-void print_sample(const Options& options) {
-    LoadedModel model = load_model(options.model, 1, options.tokenizer);
+// --prompt's, then the lines of --prompts.
+std::vector<std::string> all_prompts(const Options& options) {
+    std::vector<std::string> prompts = options.prompts;
+    if (!options.prompts_file.empty()) {
+        std::istringstream lines(read_file(options.prompts_file));
+        for (std::string line; std::getline(lines, line);) {
+            if (line.ends_with('\r')) line.pop_back();
+            prompts.push_back(line);
+        }
+        if (prompts.empty()) fail(Exit::data, "%s has no prompts: it is empty", options.prompts_file);
+    }
+    if (prompts.empty()) prompts.emplace_back();
+    return prompts;
+}
+
+std::string check_stop(const std::string& text) {
+    return !text.empty() && is_utf8(text) ? "" : "must be UTF-8 and not empty, is " + printed(Json(text));
+}
+
+void print_samples(const Options& options) {
+    const std::vector<std::string> prompts = all_prompts(options);
+    const int at_once = int(std::min(prompts.size(), kMostAtOnce));
+    LoadedModel model = load_model(options.model, 1, options.tokenizer, at_once);
     if (!model.tokenizer)
         fail(Exit::no_input, "%s has no tokenizer.json; --tokenizer names another tokenizer", options.model);
-    const std::string text = sample_text(model.gpt, *model.tokenizer, options.sample, options.seed);
-    print_line(::isatty(STDOUT_FILENO) == 1 ? printable(text) : text);  // a terminal would obey control characters
+    const bool is_terminal = ::isatty(STDOUT_FILENO) == 1;  // it would obey control characters
+    auto print = [&](const std::string& text) {
+        std::fwrite(text.data(), 1, text.size(), stdout);
+        std::fflush(stdout);
+    };
+    generate(
+        model.gpt, *model.tokenizer, prompts, options.generation,
+        [&](const std::string& piece) { print(is_terminal ? printable(piece) : piece); }, [&] { print("\n"); });
 }
 
 }  // namespace
@@ -31,13 +65,34 @@ void add_sample(CLI::App& app) {
     CLI::App* parser = app.add_subcommand("sample", "text from a model");
     parser->option_defaults()->always_capture_default();
     parser->add_option("MODEL", options->model, kModelHelp)->required();
-    parser->add_option("--prompt", options->sample.prompt,
-                       "text to continue; the model reads <|endoftext|> before it, which begins every document");
-    parser->add_option("--tokens", options->sample.tokens, "new tokens")->check(integer_in(1, 1 << 24));
-    parser->add_option("--temperature", options->sample.temperature, "0: always the likeliest token")
-        ->check(finite_in(0, 1000));
-    parser->add_option("--top-k", options->sample.top_k, "only the k likeliest; 0: all")->check(integer_in(0, 1 << 24));
-    parser->add_option("--seed", options->seed, "another seed, another text")->check(integer_in(0, UINT64_MAX));
+    Config::Sample& sample = options->generation.sample;
+    parser
+        ->add_option("--prompt", options->prompts,
+                     "text to continue; the model reads <|endoftext|> before it, which begins every document. May be "
+                     "repeated: the texts follow each other")
+        ->take_all()
+        ->allow_extra_args(false)
+        ->default_str("");
+    parser->add_option("--prompts", options->prompts_file, "more prompts, one in each line")->type_name("FILE");
+    parser->add_option("--tokens", sample.tokens, "new tokens")->check(integer_in(1, 1 << 24));
+    parser->add_option("--temperature", sample.temperature, "0: always the likeliest token")->check(finite_in(0, 1000));
+    parser->add_option("--top-k", sample.top_k, "only the k likeliest; 0: all")->check(integer_in(0, 1 << 24));
+    parser
+        ->add_option(
+            "--top-p", sample.top_p,
+            "only the fewest likeliest whose probabilities sum to this, of --top-k's if both are given; 1: all")
+        ->check(finite_in(0, 1));
+    parser->add_option("--min-p", sample.min_p, "only those at least this times as likely as the likeliest; 0: all")
+        ->check(finite_in(0, 1));
+    parser
+        ->add_option("--stop", options->generation.stops,
+                     "the continuation ends before this text; may be repeated: the first one counts")
+        ->take_all()
+        ->allow_extra_args(false)
+        ->check(CLI::Validator(check_stop, ""))
+        ->default_str("");
+    parser->add_option("--seed", options->generation.seed, "another seed, another text")
+        ->check(integer_in(0, UINT64_MAX));
     parser->add_option("--tokenizer", options->tokenizer, kTokenizerHelp)->type_name("gpt2|FILE");
-    parser->callback([options] { print_sample(*options); });
+    parser->callback([options] { print_samples(*options); });
 }

@@ -14,9 +14,9 @@ struct ModelSize {
 };
 
 // From the quickstart's model to GPT-2's sizes; the head size grows from 32 to 64.
-constexpr ModelSize kSeries[] = {{2, 2, 64, 64},     {4, 4, 128, 64},     {6, 6, 192, 128},    {6, 6, 384, 256},
-                                 {8, 8, 512, 256},   {12, 10, 640, 512},  {12, 12, 768, 1024}, {24, 16, 1024, 1024},
-                                 {36, 20, 1280, 1024}};
+constexpr ModelSize kSeries[] = {{2, 2, 64, 64},      {4, 4, 128, 64},      {6, 6, 192, 128},
+                                 {6, 6, 384, 256},    {8, 8, 512, 256},     {12, 10, 640, 512},
+                                 {12, 12, 768, 1024}, {24, 16, 1024, 1024}, {36, 20, 1280, 1024}};
 
 constexpr double kTokensPerParameter = 10, kParametersPerByte = 1.5, kMostUsefulSteps = 20000;
 constexpr int64_t kLargestBatch = 1 << 19;  // tokens, as GPT-2's

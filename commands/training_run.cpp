@@ -1,5 +1,6 @@
 #include "commands/training_run.h"
 
+#include "commands/generation.h"
 #include "commands/run_file.h"
 #include "model/plan.h"
 

@@ -137,12 +137,12 @@ static size_t incomplete_length(std::string_view text) {
     return 0;
 }
 
-std::string StreamDecoder::add(int32_t id) {
-    held_ += tokenizer_.decode(std::array{id}, std::exchange(begins_text_, false));
+std::string StreamDecoder::add(std::string_view text) {
+    held_ += text;
     const size_t complete = held_.size() - incomplete_length(held_);
-    std::string text = held_.substr(0, complete);
+    std::string characters = held_.substr(0, complete);
     held_.erase(0, complete);
-    return text;
+    return characters;
 }
 
 std::string Tokenizer::digest() const {

@@ -123,7 +123,9 @@ public:
     explicit StreamDecoder(const Tokenizer& tokenizer, bool begins_text = false)
         : tokenizer_(tokenizer), begins_text_(begins_text) {}
 
-    std::string add(int32_t id);                               // the characters that are complete now
+    // The characters that are complete now.
+    std::string add(int32_t id) { return add(tokenizer_.decode(std::array{id}, std::exchange(begins_text_, false))); }
+    std::string add(std::string_view text);                    // no token's, as of a prompt
     std::string finish() { return std::exchange(held_, {}); }  // the rest
 
 private:

@@ -17,6 +17,7 @@ CPU, TEXTBOOK = "kernels/cpu/", "test/reference.cpp"
 GENERAL_BACKWARD, MASKS = CUDA + "attention_general_backward.cuh", CUDA + "attention_masks.cuh"
 LAYOUT, SHARED_LAYOUT = CUDA + "attention_layout.cuh", "kernels/attention_layout.h"
 CPU_ATTENTION = "kernels/cpu/attention.cpp"
+DECODE, CPU_DECODE = CUDA + "attention_decode.cu", CPU + "attention_decode.cpp"
 
 FAULTS = [
     # ---- attention, forward
@@ -378,6 +379,38 @@ FAULTS = [
      "std::fill(op.dwte + begin * op.channels, op.dwte + end * op.channels, 0.0f);",
      "for (size_t t = begin; t < end; t++) if (positions.begin(int(t)) < positions.end[t]) "
      "std::fill_n(op.dwte + t * op.channels, op.channels, 0.0f);"),
+    # ---- attention of one more position
+    (DECODE, "no barrier before the warps' sums are read",
+     "    __syncthreads();  // every warp reads the sums of all\n", ""),
+    (DECODE, "a query does not see itself", "key <= place.position; key +=", "key < place.position; key +="),
+    (DECODE, "the window is one key too long",
+     "place.position + 1 - op.window) : place", "place.position - op.window) : place"),
+    (DECODE, "the own key is read from the cache",
+     "key == place.position ? qkv : sequence", "key > place.position ? qkv : sequence"),
+    (DECODE, "the key and value are not appended", "if (head % group == 0)", "if (head < 0)"),
+    (DECODE, "the key and value of the wrong head",
+     "const int kv_head = head / group;", "const int kv_head = head % op.n_kv_head;"),
+    (DECODE, "the sums of a warp are not rescaled", "sum = sum * rescale + p;", "sum = sum + p;"),
+    (DECODE, "the warps' sums have different references",
+     "total += s.sum[w] * expf(s.largest[w] - largest);", "total += s.sum[w];"),
+    (DECODE, "the sequence of the row's number", "size_t(place.sequence) * op.capacity", "size_t(row) * op.capacity"),
+    (DECODE, "the soft cap's factor is missing",
+     "score = op.softcap * tanhf(score / op.softcap);", "score = tanhf(score / op.softcap);"),
+    (DECODE, "values of the keys' place",
+     "columns.load(from + value_begin, size);", "columns.load(from + key_begin, size);"),
+    (CPU_DECODE, "a query does not see itself",
+     "count = at.position + 1 - at.first;", "count = at.position - at.first;"),
+    (CPU_DECODE, "the window is one key too long", "place.position + 1 - op.window);", "place.position - op.window);"),
+    (CPU_DECODE, "the document's beginning is ignored", "place.first_key, place.position};", "0, place.position};"),
+    (CPU_DECODE, "the value is not appended",
+     "    std::copy_n(qkv + value_begin + kv_head * size, size, at.values + own);\n", ""),
+    (CPU_DECODE, "the sequence of the row's number", "size_t(place.sequence) *", "row *"),
+    (CPU_DECODE, "the key and value of the wrong head",
+     "head = kv_head * group; head < (kv_head + 1) * group; head++)",
+     "head = kv_head; head < size_t(op.n_head); head += size_t(op.n_kv_head))"),
+    (CPU_DECODE, "the soft cap's factor is missing",
+     "score = op.softcap * std::tanh(score / op.softcap);", "score = std::tanh(score / op.softcap);"),
+    (CPU_DECODE, "the sum is not divided out", "from_float<T>(sum[c] / total);", "from_float<T>(sum[c]);"),
     # ---- the textbook's
     (TEXTBOOK, "eps outside the root", "std::sqrt(squares / op.cols + op.eps)",
      "(std::sqrt(squares / op.cols) + op.eps)"),

@@ -130,6 +130,15 @@ inline Work work_of(const AttentionBackward& op) {
             bytes_of(op.dqkv, tokens * op.head_size * (4 * heads + 4 * kv_heads)), attention_shape(op)};
 }
 
+// How long the sequences are only the device knows: counted as if they were full.
+inline Work work_of(const AttentionDecode& op) {
+    const double keys = double(op.rows) * (op.window > 0 ? std::min(op.window, op.capacity) : op.capacity);
+    return {"attention_decode", 4 * keys * op.n_head * op.head_size,
+            bytes_of(op.out, op.head_size * (2 * keys * op.n_kv_head + op.rows * (2.0 * op.n_head + 4 * op.n_kv_head))),
+            format("rows %d, capacity %d, heads %d of %d, %d of keys", op.rows, op.capacity, op.n_head, op.head_size,
+                   op.n_kv_head)};
+}
+
 inline Work work_of(const CrossEntropy& op) {
     return {"cross_entropy", 0, bytes_of(op.logits, (op.write_dlogits ? 2.0 : 1.0) * op.rows * op.padded_vocab),
             format("rows %d, vocab %d", op.rows, op.vocab)};

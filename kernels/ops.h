@@ -243,6 +243,26 @@ struct AttentionBackward {
 void attention_backward(const AttentionBackward& op, Stream stream);
 size_t attention_backward_scratch_bytes(const AttentionBackward& op);
 
+// What the next token of each sequence needs, where the keys and values of all tokens before it have been kept: the
+// queries of one position instead of all. `places` says which sequence each row belongs to and where in it; sequences
+// of different lengths are rows of one op. Otherwise as attention_forward without dropout.
+struct AttentionDecode {
+    struct Place {
+        int sequence, position;  // below `sequences` and `capacity`; no sequence twice
+        int first_key;           // the first key that the query sees, at most `position`; 0: all
+    };
+    View out;             // (rows, n_head * head_size)  =
+    View cache;           // (sequences, capacity, (n_head + 2 n_kv_head) * head_size), packed as attention's qkv: keys
+                          // and values of the rows' positions  =; those before are read, queries are not
+    ConstView qkv;        // (rows, (n_head + 2 n_kv_head) * head_size)
+    const Place* places;  // (rows)
+    int rows, capacity, n_head, n_kv_head, head_size;
+    float scale;
+    int window = 0;
+    float softcap = 0;
+};
+void attention_decode(const AttentionDecode& op, Stream stream);
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Elementwise dropout: out = inp mask.factor where the mask keeps the element, else 0. Its own backward op.
 

@@ -20,6 +20,8 @@ void check_options(const GptOptions& o) {
     require(s.n_head % s.n_kv_head == 0, "model: n_head %d must be a multiple of n_kv_head %d", s.n_head, s.n_kv_head);
     require(0 <= o.dropout && o.dropout <= ops::kLargestDropout, "model: dropout %g must be in [0, %g]", o.dropout,
             ops::kLargestDropout);
+    require(o.cached_sequences >= 0 && o.cached_sequences <= (o.training ? 0 : o.batch * o.seq_len),
+            "model: %d cached sequences; at most as many as a batch has tokens, none in training", o.cached_sequences);
     require(o.batch > 0 && o.head_rows > 0, "model: batch %d and head_rows %d must be positive", o.batch, o.head_rows);
     require(o.micro_steps > 0 && 0 <= o.rank && o.rank < o.ranks && 0 <= o.zero_stage && o.zero_stage <= 3,
             "model: %d micro-steps, rank %d of %d, ZeRO stage %d", o.micro_steps, o.rank, o.ranks, o.zero_stage);
@@ -226,22 +228,8 @@ void loss_forward_backward(GptState& s, const LayerContext& x, int index, float 
 
 }  // namespace
 
-void Gpt::trace(Trace* trace, int step) {
-    GptState& s = *state_;
-    if (trace) trace->begin_step(step, s.stream);
-    s.stream.trace = trace;
-    observe(s.comm, trace);
-}
-
-void Gpt::forward(const int* tokens) {
-    GptState& s = *state_;
-    const HostSpan span(s.stream.trace, "forward");
-    s.dropout = next_dropout(s);
-    const LayerContext x = layer_context(s, false);
+void forward_pass(GptState& s, const LayerContext& x) {
     const bool is_measured = s.measure && s.micro_steps_done + 1 == s.options.micro_steps;
-    s.residual_rms.clear();
-    load_batch(s.tokens, tokens, s);
-    load_documents(s, tokens);
     need_params(s, 0);
     const Activation& input = s.acts.block[0].residual;
     const bool is_normed = s.options.shape.embedding_norm;
@@ -257,12 +245,30 @@ void Gpt::forward(const int* tokens) {
         const int bucket = s.layout.bucket_of_layer(int(layer));
         need_params(s, bucket);
         expect_params(s, bucket + 1);
-        const BlockActivations& block = s.acts.block[layer];
+        BlockActivations block = s.acts.block[layer];
+        if (s.filling >= 0) block.qkv.view = cached_sequence(s, layer, s.filling);
         block_forward(x.of_block(layer), s.weights.block[layer], block_input(s, layer), block);
         if (is_measured) measure_residual(s, block.norm1), measure_residual(s, block.norm2);
     }
     residual_norm_forward(x, s.weights.norm_f, block_input(s, s.acts.block.size()), s.acts.residual_f, s.acts.norm_f);
     if (is_measured) measure_residual(s, s.acts.norm_f);
+}
+
+void Gpt::trace(Trace* trace, int step) {
+    GptState& s = *state_;
+    if (trace) trace->begin_step(step, s.stream);
+    s.stream.trace = trace;
+    observe(s.comm, trace);
+}
+
+void Gpt::forward(const int* tokens) {
+    GptState& s = *state_;
+    const HostSpan span(s.stream.trace, "forward");
+    s.dropout = next_dropout(s);
+    s.residual_rms.clear();
+    load_batch(s.tokens, tokens, s);
+    load_documents(s, tokens);
+    forward_pass(s, layer_context(s, false));
 }
 
 void Gpt::backward(const int* targets, float grad_scale) {
@@ -379,23 +385,29 @@ void Gpt::next_token_logits(const int* tokens, int count, float* logits) {
 }
 
 void Gpt::logits_of_row(int index, float* logits) {
-    GptState& s = *state_;
+    const int rows = options().batch * options().seq_len;
+    require(index >= 0 && index < rows, "logits_of_row: row %d of %d", index, rows);
+    logits_of_rows(*state_, index, 1, logits);
+}
+
+void logits_of_rows(GptState& s, int first, int count, float* logits) {
     LayerContext x = layer_context(s, false);
-    require(index >= 0 && index < x.rows, "logits_of_row: row %d of %d", index, x.rows);
-    x.rows = 1;
-    const ConstView inp = s.acts.norm_f.out.view.from(size_t(index) * size_t(s.options.shape.n_embd));
+    x.rows = count;
+    const ConstView inp = s.acts.norm_f.out.view.from(size_t(first) * size_t(s.options.shape.n_embd));
     need_params(s, s.layout.bucket_of_head());
     linear_forward(x, head_weights(s), inp, s.acts.logits);
-    std::vector<std::byte>& row = s.host_logits;
-    row.resize(size_t(s.options.shape.padded_vocab()) * size_of(s.options.precision));
-    copy_to_host(row.data(), s.acts.logits.view.data, row.size(), s.stream);
+    const size_t padded = size_t(s.options.shape.padded_vocab()), vocab = size_t(s.options.shape.vocab_size);
+    std::vector<std::byte>& rows = s.host_logits;
+    rows.resize(size_t(count) * padded * size_of(s.options.precision));
+    copy_to_host(rows.data(), s.acts.logits.view.data, rows.size(), s.stream);
     synchronize(s.stream);
-    const ConstView values(row.data(), s.options.precision);
+    const ConstView values(rows.data(), s.options.precision);
     const double cap = double(s.options.shape.final_softcap);
-    for (int i = 0; i < s.options.shape.vocab_size; i++) {
-        const double logit = element(values, size_t(i));
-        logits[i] = float(cap > 0 ? cap * std::tanh(logit / cap) : logit);
-    }
+    for (size_t row = 0; row < size_t(count); row++)
+        for (size_t i = 0; i < vocab; i++) {
+            const double logit = element(values, row * padded + i);
+            logits[row * vocab + i] = float(cap > 0 ? cap * std::tanh(logit / cap) : logit);
+        }
 }
 
 std::vector<NamedTensor> Gpt::master_tensors() const { return name_tensors(*state_, "master.", state_->master); }

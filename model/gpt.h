@@ -91,6 +91,17 @@ public:
     // Logits, in float, that follow the last of `count` tokens, 1 <= count <= T: (V) in `logits`.
     void next_token_logits(const int* tokens, int count, float* logits);
 
+    // Generation without computing a text's beginning again, in a model with options.cached_sequences. prefill() reads
+    // the first `count` tokens of a sequence, 1 <= count <= T, and decode() one more of each of several sequences, in
+    // which there must be room (sequence_length() below T). Both put the logits that follow each sequence's last token
+    // in `logits`: (V), or of decode() (tokens, V). Whatever else is computed in between, the sequences stay.
+    struct NextToken {
+        int sequence, token;
+    };
+    void prefill(int sequence, const int* tokens, int count, float* logits);
+    void decode(std::span<const NextToken> tokens, float* logits);
+    int sequence_length(int sequence) const;
+
     // Adds the values up over all ranks.
     void sum_over_ranks(std::span<double> values);
 

@@ -13,18 +13,30 @@
 enum class DropoutSite : uint32_t { embedding, attention, attn_proj, mlp };
 inline constexpr uint32_t kDropoutsPerBlock = 3;
 
+// A pass over one more token of each of `rows` sequences, whose earlier keys and values are in `cache`.
+struct DecodePass {
+    View cache;  // (L, cached sequences, capacity, qkv channels)
+    size_t layer_elements;
+    int capacity;
+    const ops::AttentionDecode::Place* places;       // (rows), in device memory
+    const ops::AttentionDecode::Place* host_places;  // the same
+
+    View layer(int number) const { return cache.from(size_t(number) * layer_elements); }
+};
+
 // The arguments of every layer besides its parameters and activations.
 struct LayerContext {
     const GptShape* shape;
     int batch, seq_len;  // B, T
     int rows;            // B T, or fewer for the head
     OpStream stream;
-    void* scratch;                      // as large as the largest op needs; null where there is no backward pass
-    bool accumulate;                    // parameter gradients are added to the present values
-    bool is_recomputing;                // forward runs again for backward: what has been kept is not computed
-    const float* rope_table = nullptr;  // (T, rotary / 2, 2)
-    const int* first_key = nullptr;     // (B, T), where each token's document begins; null: it sees all before it
-    ops::DropoutMask dropout = {};      // of this pass, none in evaluation; its site is that of DropoutSite::embedding
+    void* scratch;                       // as large as the largest op needs; null where there is no backward pass
+    bool accumulate;                     // parameter gradients are added to the present values
+    bool is_recomputing;                 // forward runs again for backward: what has been kept is not computed
+    const float* rope_table = nullptr;   // (T, rotary / 2, 2)
+    const int* first_key = nullptr;      // (B, T), where each token's document begins; null: it sees all before it
+    const DecodePass* decode = nullptr;  // null: a pass over whole sequences
+    ops::DropoutMask dropout = {};       // of this pass, none in evaluation; its site is that of DropoutSite::embedding
 
     // Of block `layer`.
     LayerContext of_block(size_t layer) const {

@@ -26,9 +26,10 @@ struct GptOptions {
     float z_loss = 0;            // factor of the squared log-sum-exp in what is minimised
     bool document_mask = false;  // tokens see none of the documents before theirs, which begins with this token:
     int document_token = -1;
-    int head_rows = 0;     // rows of logits held at a time, at least 1
-    bool training = true;  // false: forward only, without gradients, optimizer state and backward's buffers
-    int micro_steps = 1;   // per step, on each rank
+    int head_rows = 0;         // rows of logits held at a time, at least 1
+    int cached_sequences = 0;  // whose keys and values Gpt::prefill() and decode() keep: at most B T, 0 in training
+    bool training = true;      // false: forward only, without gradients, optimizer state and backward's buffers
+    int micro_steps = 1;       // per step, on each rank
     int rank = 0, ranks = 1;
     // ZeRO (Rajbhandari et al., arXiv 1910.02054): what is sharded over ranks. 1: masters and optimizer state; 2:
     // gradients too, also while they accumulate; 3: parameters too.

@@ -151,6 +151,13 @@ GptState place_state(const GptOptions& options, Arena& arena) {
         s.host_first_key.resize(tokens);
         s.first_key = arena.take<int>("control", "first_key", tokens);
     }
+    if (options.cached_sequences > 0) {
+        s.capacity = options.seq_len;
+        const size_t layers = size_t(options.shape.n_layer), sequences = size_t(options.cached_sequences);
+        s.cache = arena.take("KV cache", "kv_cache", layers * sequences * cached_elements(s), options.precision);
+        s.cached.resize(sequences);
+        s.places = arena.take<ops::AttentionDecode::Place>("control", "places", sequences);
+    }
     s.sums = arena.take<double>("control", "sums", step_sums(s).count());
     s.scalars = arena.take<ops::StepScalars>("control", "scalars", 1);
     return s;

@@ -161,6 +161,36 @@ void attention_forward(const ops::AttentionForward& op) {
     });
 }
 
+// The row's key and value become those of its position; then as in the forward op, for that position alone.
+void attention_decode(const ops::AttentionDecode& op) {
+    by_storage(op.out, [&]<class T>(T) {
+        QkvLayout at{op.capacity, op.n_head, op.n_kv_head, op.head_size};
+        for (int row = 0; row < op.rows; row++) {
+            const ops::AttentionDecode::Place place = op.places[row];
+            const T* qkv = op.qkv.as<T>() + at.row(0, row);
+            T* cache = op.cache.as<T>();
+            const size_t own = at.row(place.sequence, place.position), keys = size_t(op.n_head) * op.head_size;
+            std::copy(qkv + keys, qkv + at.row(0, 1), cache + own + keys);
+            for (int h = 0; h < op.n_head; h++) {
+                std::vector<double> score, sum(op.head_size);
+                int first = place.first_key;
+                if (op.window > 0) first = std::max(first, place.position + 1 - op.window);
+                for (int j = first; j <= place.position; j++) {
+                    const T* key = cache + at.key(place.sequence, h, j);
+                    const double product = dot(qkv + size_t(h) * op.head_size, key, op.head_size);
+                    score.push_back(capped(op.scale * product, op.softcap));
+                }
+                const double lse = log_sum_exp(score.data(), int(score.size()));
+                for (int j = first; j <= place.position; j++)
+                    for (int d = 0; d < op.head_size; d++)
+                        sum[d] += std::exp(score[j - first] - lse) * load(cache[at.value(place.sequence, h, j) + d]);
+                T* out = op.out.as<T>() + (size_t(row) * op.n_head + h) * op.head_size;
+                for (int d = 0; d < op.head_size; d++) out[d] = store<T>(sum[d]);
+            }
+        }
+    });
+}
+
 // With p = exp(score - lse), for every query t of a head and key j that it sees:
 //   dvalue[j] += factor p dout[t];  dp = factor dout[t] . value[j];
 //   dscore = p (dp - dout[t] . out[t]) cap_derivative(scale query[t] . key[j])

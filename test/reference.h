@@ -128,6 +128,7 @@ void qk_norm_rope_forward(const ops::QkNormRopeForward& op);
 void qk_norm_rope_backward(const ops::QkNormRopeBackward& op);
 void attention_forward(const ops::AttentionForward& op);
 void attention_backward(const ops::AttentionBackward& op);
+void attention_decode(const ops::AttentionDecode& op);
 void dropout(const ops::Dropout& op);
 void cross_entropy(const ops::CrossEntropy& op);
 void loss_sum(const ops::LossSum& op);

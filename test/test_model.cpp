@@ -1,5 +1,6 @@
 // Properties of the model that must hold bit for bit, and the plan that must be the truth.
 #include <cmath>
+#include <map>
 #include <set>
 
 #include "model/huggingface.h"
@@ -328,7 +329,7 @@ TEST_CASE("a sampled token is what its uniform number says", "[model]") {
     const std::vector<float> logits = {0.0f, std::log(2.0f), std::log(5.0f), -INFINITY};
     auto pick = [&](double temperature, int top_k, float uniform) {
         std::vector<float> copy = logits;
-        return pick_token(copy, temperature, top_k, uniform);
+        return pick_token(copy, {.temperature = temperature, .top_k = top_k}, uniform);
     };
     REQUIRE(pick(0, 0, 0.01f) == 2);
     REQUIRE(pick(1, 0, 0.124f) == 0);  // probabilities 1/8, 2/8, 5/8, 0
@@ -339,6 +340,44 @@ TEST_CASE("a sampled token is what its uniform number says", "[model]") {
     REQUIRE(pick(1, 2, 0.285f) == 1);  // 2/7, 5/7
     REQUIRE(pick(1, 2, 0.287f) == 2);
     REQUIRE(pick(1, 1, 0.001f) == 2);
+}
+
+TEST_CASE("top-p and min-p leave what their definitions leave", "[model]") {
+    // Probabilities 1/20, 8/20, 4/20, 2/20, 4/20, 1/20, 0.
+    std::vector<float> logits;
+    for (float weight : {1.0f, 8.0f, 4.0f, 2.0f, 4.0f, 1.0f, 0.0f}) logits.push_back(std::log(weight));
+    // The tokens that can follow, and their probabilities in 1000ths, from evenly spread uniform numbers.
+    using Shares = std::map<int, int>;
+    auto shares = [&](const SampleOptions& options) {
+        Shares counts;
+        for (int i = 0; i < 1000; i++) {
+            std::vector<float> copy = logits;
+            counts[pick_token(copy, options, (float(i) + 0.5f) / 1000)]++;
+        }
+        return counts;
+    };
+    const Shares all = {{0, 50}, {1, 400}, {2, 200}, {3, 100}, {4, 200}, {5, 50}};
+    REQUIRE(shares({}) == all);
+    REQUIRE(shares({.top_p = 0.9999}) == all);
+    REQUIRE(shares({.top_p = 0}) == Shares{{1, 1000}});  // the likeliest always remains
+    REQUIRE(shares({.top_p = 0.39}) == Shares{{1, 1000}});
+    REQUIRE(shares({.top_p = 0.41}) == Shares{{1, 667}, {2, 333}});  // of the equal ones the first
+    REQUIRE(shares({.top_p = 0.61}) == Shares{{1, 500}, {2, 250}, {4, 250}});
+    REQUIRE(shares({.top_p = 0.81}) == Shares{{1, 444}, {2, 223}, {3, 111}, {4, 222}});
+    REQUIRE(shares({.top_p = 0.91}) == Shares{{0, 53}, {1, 421}, {2, 210}, {3, 105}, {4, 211}});
+
+    REQUIRE(shares({.min_p = 0.12}) == all);  // 1/8 of the likeliest is 0.125
+    REQUIRE(shares({.min_p = 0.13}) == Shares{{1, 444}, {2, 223}, {3, 111}, {4, 222}});
+    REQUIRE(shares({.min_p = 0.26}) == Shares{{1, 500}, {2, 250}, {4, 250}});
+    REQUIRE(shares({.min_p = 1}) == Shares{{1, 1000}});
+
+    // The order: the temperature first (here weights become their roots), then top-k, of whose rest top-p is a part.
+    REQUIRE(shares({.temperature = 2, .min_p = 0.36}).size() == 4);
+    REQUIRE(shares({.temperature = 2, .min_p = 0.35}).size() == 6);
+    REQUIRE(shares({.temperature = 2, .top_p = 0.53}).size() == 3);     // 2.83 + 2 of 10.24 are 0.47 of it
+    REQUIRE(shares({.top_k = 2, .top_p = 0.66}) == Shares{{1, 1000}});  // 2/3 of two, 0.4 of all
+    REQUIRE(shares({.top_k = 3, .top_p = 0.6, .min_p = 0.6}) == Shares{{1, 1000}});
+    REQUIRE(shares({.temperature = 0, .top_p = 0.99}) == Shares{{1, 1000}});
 }
 
 TEST_CASE("weights survive a round trip through Hugging Face's layout", "[model]") {

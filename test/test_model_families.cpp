@@ -5,6 +5,7 @@
 #include "commands/hf_config.h"
 #include "commands/model_io.h"
 #include "model/huggingface.h"
+#include "model/sample.h"
 #include "runtime/checkpoint/safetensors.h"
 #include "test/catch.h"
 
@@ -61,6 +62,9 @@ struct FamilyReference {
         options.recompute = recompute;
         options.precision = precision;
         options.optimizer = {.weight_decay = 0.1f, .grad_clip = 1.0f};
+        return load(options);
+    }
+    Gpt load(const GptOptions& options) const {
         Gpt gpt(options, comm_single());
         size_t used = 0;
         weights.load(named(gpt, gpt.master_tensors(), "master."), [&](const Safetensors::Entry& entry) {
@@ -164,5 +168,91 @@ TEST_CASE("model families: transformers 4 and 5 describe the same model", "[mode
         if (reference.is_custom()) continue;
         INFO(name);
         CHECK(model_differences(reference.configuration("config_4.json").model, reference.config.model).empty());
+    }
+}
+
+using Texts = std::vector<std::vector<int>>;
+
+// What sample() makes of the prompts, some of which end early.
+static Texts continued(Gpt& gpt, const Texts& prompts, const SampleOptions& options) {
+    Texts texts(prompts.size());
+    std::vector<int> ends(prompts.size());
+    sample(
+        gpt, prompts, options,
+        [&](size_t prompt, int token) {
+            REQUIRE(ends[prompt] == 0);
+            texts[prompt].push_back(token);
+            return prompt != 2 || texts[prompt].size() < 7;
+        },
+        [&](size_t prompt) { ends[prompt]++; });
+    REQUIRE(ends == std::vector<int>(prompts.size(), 1));
+    return texts;
+}
+
+TEST_CASE("model families: text with kept keys and values is the text without", "[model][families]") {
+    for (const std::string& name : kModels)
+        for (const bool document_mask : {false, true}) {
+            INFO(name << ", document_mask " << document_mask);
+            const FamilyReference reference{name};
+            GptOptions options = gpt_options(reference.config);
+            options.batch = 1;
+            options.training = false;
+            options.document_mask = document_mask;
+            const std::vector<int> ids = reference.batch("tokens", 0);
+            options.document_token = ids[2];
+            Gpt plain = reference.load(options);
+            options.cached_sequences = 3;
+            options.head_rows = 2;
+            Gpt cached = reference.load(options);
+
+            // Of many lengths; one begins longer than a sequence, and all texts become so.
+            const auto length = size_t(options.seq_len);
+            Texts prompts;
+            for (const size_t size : {size_t(1), size_t(6), size_t(3), length - 1, length + 3, length, size_t(4)})
+                prompts.emplace_back(ids.begin(), ids.begin() + ptrdiff_t(size));
+            for (const SampleOptions& how : {SampleOptions{.tokens = int(length) + 20, .temperature = 0},
+                                             SampleOptions{.tokens = 30, .top_p = 0.9, .seed = 5}}) {
+                const Texts texts = continued(plain, prompts, how);
+                REQUIRE(texts[2].size() == 7);
+                REQUIRE(texts[0].size() == size_t(how.tokens));
+                REQUIRE(continued(cached, prompts, how) == texts);
+                for (size_t i : {0, 3}) REQUIRE(continued(cached, {prompts[i]}, how)[0] == texts[i]);
+            }
+        }
+}
+
+TEST_CASE("model families: logits with kept keys and values are those without", "[model][families]") {
+    for (const std::string& name : kModels) {
+        INFO(name);
+        const FamilyReference reference{name};
+        GptOptions options = gpt_options(reference.config);
+        options.training = false;
+        options.cached_sequences = 2;
+        Gpt gpt = reference.load(options);
+        size_t planned = 0;
+        for (const MemoryRegion& region : plan_memory(options))
+            if (region.category == std::string("KV cache")) planned += region.bytes;
+        const size_t layer = 2 * size_t(options.seq_len) * size_t(options.shape.qkv_channels()) * sizeof(float);
+        REQUIRE(planned / 256 == (size_t(options.shape.n_layer) * layer + 255) / 256);
+        const std::vector<int> ids = reference.batch("tokens", 1);
+        const auto vocab = size_t(options.shape.vocab_size);
+        std::vector<float> cached(2 * vocab), expected(vocab);
+        // One sequence is three tokens ahead of the other, which is the second one in memory but the first in the op.
+        auto check = [&](int count, const float* logits) {
+            gpt.next_token_logits(ids.data(), count, expected.data());
+            REQUIRE(relative_error({logits, logits + vocab}, expected) < kTolerance);
+        };
+        gpt.prefill(0, ids.data(), 4, cached.data());
+        check(4, cached.data());
+        gpt.prefill(1, ids.data(), 1, cached.data());
+        check(1, cached.data());
+        for (int t = 1; t + 3 < options.seq_len; t++) {
+            const Gpt::NextToken next[] = {{1, ids[size_t(t)]}, {0, ids[size_t(t) + 3]}};
+            gpt.decode(next, cached.data());
+            check(t + 1, cached.data());
+            check(t + 4, cached.data() + vocab);
+        }
+        REQUIRE(gpt.sequence_length(0) == options.seq_len);
+        REQUIRE(gpt.sequence_length(1) == options.seq_len - 3);
     }
 }

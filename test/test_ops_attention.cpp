@@ -297,6 +297,55 @@ template <class T> void check_forward(const Shape& s) {
     });
 }
 
+// `s` describes the cache: sequences, capacity. The op's rows are the sequences but the first one, in falling order.
+// Where nothing may be read is NaN; afterwards only the rows' keys and values may have changed.
+template <class T> void check_decode(const Shape& s) {
+    INFO(describe(s));
+    const ref::QkvLayout at = s.layout();
+    const Stored<T> full{"full", Role::input, random_values(s.qkv_count(), 1)};
+    std::vector<double> cached = full.host, rows;
+    std::vector<ops::AttentionDecode::Place> places;
+    for (int b = s.batch - 1; b >= 0; b--) {
+        const int position = b == 1 ? s.seq_len - 1 : 19 * b % s.seq_len;
+        const auto row = cached.begin() + ptrdiff_t(at.row(b, 0)), end = cached.begin() + ptrdiff_t(at.row(b + 1, 0));
+        const auto own = row + ptrdiff_t(at.row(0, position));
+        if (b > 0) places.push_back({b, position, s.first_of_document(b, position)});
+        if (b > 0) rows.insert(rows.end(), own, own + ptrdiff_t(at.row(0, 1)));
+        std::fill(b > 0 ? own : row, end, NAN);
+        for (int t = 0; t < position; t++) std::fill_n(row + ptrdiff_t(at.row(0, t)), s.n_head * s.head_size, NAN);
+    }
+    Stored<T> cache{"cache", Role::output, cached}, qkv{"qkv", Role::input, rows};
+    Stored<T> out{"out", Role::output, nans(places.size() * size_t(s.n_head * s.head_size))};
+    Array<ops::AttentionDecode::Place> place{"places", Role::input, places};
+    auto op = [&]<class Side>(Side side) {
+        return ops::AttentionDecode{.out = out.on(side),
+                                    .cache = cache.on(side),
+                                    .qkv = qkv.on(side),
+                                    .places = place.on(side),
+                                    .rows = int(places.size()),
+                                    .capacity = s.seq_len,
+                                    .n_head = s.n_head,
+                                    .n_kv_head = s.n_kv_head,
+                                    .head_size = s.head_size,
+                                    .scale = s.scale(),
+                                    .window = s.window,
+                                    .softcap = s.softcap};
+    };
+    ops::attention_decode(op(OnDevice<T>()), Stream());
+    ref::attention_decode(op(OnHost()));
+    const std::vector<double> bounds = out_bounds<T>(s, full.host.data());
+    const size_t width = size_t(s.n_head * s.head_size);
+    check_close(out, [&](size_t i) {
+        const auto& [sequence, position, first_key] = places[i / width];
+        return bounds[at.out(sequence, 0, position) + i % width] + stored_error<T>(out.host[i]);
+    });
+    const std::vector<T> left = cache.fetch();
+    for (size_t i = 0; i < left.size(); i++) {
+        const double value = ref::load(left[i]), expected = cache.host[i];
+        REQUIRE((value == expected || (std::isnan(value) && std::isnan(expected))));
+    }
+}
+
 template <class T> void check_backward(const Shape& s) {
     INFO(describe(s));
     BackwardArrays<T> arrays(s);
@@ -345,6 +394,15 @@ TEMPLATE_TEST_CASE("attention with windows, documents and soft caps", "[ops]", f
 }
 
 // A window over the whole sequence and a document as long as it mask nothing: the bits of the kernels without masks.
+// Shared and own keys, every size of the kernels, sequences of one key and of more than all warps take at a time.
+TEMPLATE_TEST_CASE("attention_decode", "[ops]", float, bf16, fp16) {
+    for (const Shape& shape :
+         {Shape{4, 37, 2, 2, 64, 1}, Shape{3, 9, 3, 1, 80, 16}, Shape{2, 1, 1, 1, 16, 1}, Shape{3, 50, 6, 2, 9, 1},
+          Shape{2, 20, 2, 1, 128, 16}, Shape{2, 33, 2, 1, 256, 1}, Shape{4, 60, 3, 1, 20, 4, 13, 3, 21},
+          Shape{4, 40, 2, 2, 64, 4, 1}, Shape{4, 40, 2, 1, 64, 8, 0, 2}, Shape{4, 70, 4, 2, 96, 1, 0, 0, 27}})
+        check_decode<TestType>(shape);
+}
+
 TEMPLATE_TEST_CASE("attention with masks that mask nothing gives the same bits", "[ops]", float, bf16, fp16) {
     using T = TestType;
     for (Shape s : {Shape{1, 150, 1, 1, 64, 1}, Shape{1, 70, 2, 1, 128, 1}, Shape{1, 40, 2, 2, 24, 1}}) {

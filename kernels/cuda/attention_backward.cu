@@ -98,18 +98,21 @@ __device__ __forceinline__ void both_dot_products(Scores<S>& scores, const Rows&
 
 // From scores to p, from dp to dscore, before scale. A masked score is -infinity and gives 0 for both. scale_log2 turns
 // a score into a power of 2.
-__device__ __forceinline__ void to_gradient(float& score, float& dp, const QueryStatistics& query, float scale_log2) {
-    score = ptx::exp2_approx(fmaf(score, scale_log2, -query.lse_log2));
-    dp = score * (dp - query.dout_out);
-}
+struct ToGradient {
+    __device__ void operator()(float& score, float& dp, const QueryStatistics& query, float scale_log2) const {
+        score = ptx::exp2_approx(fmaf(score, scale_log2, -query.lse_log2));
+        dp = score * (dp - query.dout_out);
+    }
+};
 
 // The same where a score is the tanh of a soft cap.
-__device__ __forceinline__ void to_capped_gradient(float& score, float& dp, const QueryStatistics& query,
-                                                   float scale_log2) {
-    const float tanh = fmaxf(score, -1.0f);  // what is masked is -infinity
-    score = ptx::exp2_approx(fmaf(score, scale_log2, -query.lse_log2));
-    dp = score * (dp - query.dout_out) * fmaf(-tanh, tanh, 1.0f);
-}
+struct ToCappedGradient {
+    __device__ void operator()(float& score, float& dp, const QueryStatistics& query, float scale_log2) const {
+        const float tanh = fmaxf(score, -1.0f);  // what is masked is -infinity
+        ToGradient()(score, dp, query, scale_log2);
+        dp *= fmaf(-tanh, tanh, 1.0f);
+    }
+};
 
 // The sum of the products of 8 pairs of numbers.
 template <class T> __device__ __forceinline__ float dot_of_packs(const uint4& x, const uint4& y) {
@@ -241,9 +244,9 @@ __global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHead
                 });
             };
             if (kAny && softcap > 0)
-                to_gradients(to_capped_gradient);
+                to_gradients(ToCappedGradient());
             else
-                to_gradients(to_gradient);
+                to_gradients(ToGradient());
             add_weighted_rows<T, kHeadSize>(dquery, dscores, ptx::shared_address(key), 0);
         }
     }
@@ -403,9 +406,9 @@ __global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHead
                     }
             };
             if (kAny && softcap > 0)
-                to_gradients(to_capped_gradient);
+                to_gradients(ToCappedGradient());
             else
-                to_gradients(to_gradient);
+                to_gradients(ToGradient());
             if (kOfValues && drops<kKind>(op))
                 for_each_element<S::kM, S::kPart / 8>([&](int m, int n, int i, int, int) {
                     if (is_dropped(m, n, i)) scores[m][n][i] = 0;

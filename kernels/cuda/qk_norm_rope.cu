@@ -287,7 +287,7 @@ __device__ void store_weight_sums(const Teams<QkNormRopeBackward>& teams, const 
 
 // A block takes the heads of a group, a team at a time each. With kSums it sums the gradients of the weights.
 template <class T, int kUnits, bool kAligned, bool kSums>
-__global__ void __launch_bounds__(kThreads) qk_norm_rope_backward_kernel(Teams<QkNormRopeBackward> teams) {
+__global__ void __launch_bounds__(kThreads, 1) qk_norm_rope_backward_kernel(Teams<QkNormRopeBackward> teams) {
     const QkNormRopeBackward& op = teams.op;
     const float* __restrict__ rstds = op.rstd;
     const int lane = int(threadIdx.x) % teams.lanes, size = op.head_size;

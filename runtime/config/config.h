@@ -188,6 +188,8 @@ struct Config {
         std::string prompt;
         double temperature = 1.0;  // 0: always the likeliest token
         int top_k = 0;             // 0: all tokens
+        double top_p = 1.0;        // 1: all tokens
+        double min_p = 0.0;        // 0: all tokens
     } sample;
 
     struct Log {

@@ -54,8 +54,7 @@ template <class T> std::optional<T> allowed_value(const Json& json, const Allowe
                                                               : json.is_number_integer();
         is_allowed = is_of_type && json.get<double>() >= allowed.low && json.get<double>() <= allowed.high;
     }
-    if constexpr (!std::is_same_v<T, DataParts>)
-        return is_allowed ? std::optional<T>(json.get<T>()) : std::nullopt;
+    if constexpr (!std::is_same_v<T, DataParts>) return is_allowed ? std::optional<T>(json.get<T>()) : std::nullopt;
 }
 
 constexpr Allowed kSteps = between(1, kMostSteps), kStepsOr0 = between(0, kMostSteps);
@@ -176,6 +175,10 @@ std::vector<Option> surrounding_options(Config& c) {
         {"sample.temperature", &c.sample.temperature, between(0, 1000), "0: always the likeliest token", kNone},
         {"sample.top_k", &c.sample.top_k, between(0, 1 << 24), "sample among the likeliest tokens only; 0: among all",
          kNone},
+        {"sample.top_p", &c.sample.top_p, between(0, 1),
+         "among the fewest likeliest tokens whose probabilities sum to this; 1: among all", kNone},
+        {"sample.min_p", &c.sample.min_p, between(0, 1),
+         "among tokens that are at least this times as likely as the likeliest; 0: among all", kNone},
 
         {"log.every_steps", &c.log.every_steps, kSteps, "steps between progress lines where there is no terminal",
          kNone},
@@ -243,9 +246,10 @@ std::string allowed_values(const Option& option) {
         else if constexpr (std::is_same_v<T, uint64_t>)
             return "an integer from 0 to 18446744073709551615";
         else if constexpr (std::is_same_v<T, DataParts>)
-            return format("text without NUL, 1 to %zu bytes, or a list of 1 to %zu {\"path\": such a text, "
-                          "\"weight\": a number in (0, %.10g]}",
-                          kLongestText, kMostDataParts, kLargestWeight);
+            return format(
+                "text without NUL, 1 to %zu bytes, or a list of 1 to %zu {\"path\": such a text, "
+                "\"weight\": a number in (0, %.10g]}",
+                kLongestText, kMostDataParts, kLargestWeight);
         else if constexpr (std::is_same_v<T, std::string>)
             return format("text without NUL, %d to %zu bytes", allowed.may_be_empty ? 0 : 1, kLongestText);
         else if constexpr (std::is_enum_v<T>)

@@ -43,9 +43,9 @@ class Tokenizers(unittest.TestCase):
         return ids.tolist()
 
     def expected(self, tokenizer, texts):
-        end = next(id for name in ("<|endoftext|>", "<|end_of_text|>", "</s>")
-                   if (id := tokenizer.token_to_id(name)) is not None)
-        start = [id for name in ("<|begin_of_text|>", "<s>") if (id := tokenizer.token_to_id(name)) is not None]
+        ids = {token.content: id for id, token in tokenizer.get_added_tokens_decoder().items()}
+        end = next(ids[name] for name in ("<|endoftext|>", "<|end_of_text|>", "</s>") if name in ids)
+        start = [ids[name] for name in ("<|begin_of_text|>", "<s>") if name in ids]
         return [id for text in texts for id in [end, *start, *families.ids_of(tokenizer, text, False)]]
 
     def test_random_documents(self):

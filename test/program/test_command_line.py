@@ -30,6 +30,8 @@ class Arguments(TrainerTest):
         fractions, counts = ("prepare", "text.txt", "--out", "out", "--tokenizer", "bytes"), ("eval", "run")
         for command, flag, bad, word in [
                 (["sample", "run"], "--temperature", [*unbounded, "inf", "1001"], "finite number in [0, 1000]"),
+                (["sample", "run"], "--top-p", [*unbounded, "-0.1", "1.01"], "finite number in [0, 1]"),
+                (["sample", "run"], "--min-p", [*unbounded, "-0.1", "1.01"], "finite number in [0, 1]"),
                 (["sample", "run"], "--tokens", [*unbounded, "0", "1.5"], "integer in [1, 16777216]"),
                 (["sample", "run"], "--top-k", [*unbounded, "0x10"], "integer in [0, 16777216]"),
                 (["sample", "run"], "--seed", [*unbounded, str(2**64)], "integer in [0, 18446744073709551615]"),

@@ -47,6 +47,36 @@ class FromTextToText(TrainerTest):
         greedy = {self.run_trainer("sample", "run", "--temperature", "0", "--seed", seed) for seed in (1, 2)}
         self.assertEqual(len(greedy), 1)
 
+    def test_several_prompts_stop_strings_and_restricted_sampling(self):
+        self.train(train_max_steps=60)
+        (self.dir / "prompts.txt").write_text("Second, much longer prompt\n\nThe", encoding="utf-8")
+
+        def sample(*options, tokens=30):
+            return self.run_trainer("sample", "run", "--tokens", tokens, *options)
+
+        prompts = ("And", "Second, much longer prompt", "", "The")
+        alone = [sample("--prompt", prompt) for prompt in prompts]
+        self.assertEqual(len(set(alone)), 4)
+        for prompt, text in zip(prompts, alone):
+            self.assertTrue(text.startswith(prompt) and text.endswith("\n"))
+        self.assertEqual(sample("--prompt", "And", "--prompts", "prompts.txt"), "".join(alone))
+        self.assertEqual(sample("--prompt", "And", "--prompt", "The"), alone[0] + alone[3])
+
+        # A text stops before a string that its tokens spell in any way; the prompt itself does not count.
+        rest = alone[1][len(prompts[1]):-1]
+        for begin, length in ((10, 1), (12, 5), (4, 9)):
+            stop = rest[begin:begin + length]
+            self.assertEqual(sample("--prompt", prompts[1], "--stop", "Second", "--stop", stop),
+                             prompts[1] + rest[:rest.index(stop)] + "\n")
+        self.assertEqual(sample("--prompt", "And", "--stop", "never\x01"), alone[0])
+
+        # With only the likeliest token left every seed says the same.
+        greedy = sample("--temperature", "0", "--prompt", "The")
+        self.assertNotEqual(greedy, alone[3])
+        for options in (("--top-p", 0), ("--min-p", 1), ("--top-k", 1)):
+            self.assertEqual(sample(*options, "--prompt", "The", "--seed", 5), greedy)
+        self.assertEqual(sample("--top-p", 1, "--min-p", 0, "--prompt", "The"), alone[3])
+
     def test_the_effective_configuration_makes_the_same_run(self):
         self.train()
         (self.dir / "run/config.json").rename(self.dir / "effective.json")
