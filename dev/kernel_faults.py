@@ -120,7 +120,7 @@ FAULTS = [
      "qkv + at.key(b, at.n_kv_head - 1 - kv_head, 0);"),
     (BACKWARD, "values of the wrong head",
      "qkv + at.value(b, kv_head, 0);", "qkv + at.value(b, at.n_kv_head - 1 - kv_head, 0);"),
-    (BACKWARD, "the soft cap's derivative is missing", " * fmaf(-tanh, tanh, 1.0f);", ";"),
+    (BACKWARD, "the soft cap's derivative is missing", "        dp *= fmaf(-tanh, tanh, 1.0f);\n", ""),
     (BACKWARD, "the derivative of what is masked is infinite", "fmaxf(score, -1.0f);", "score;"),
     (MASKS, "a query sees a key before its first one, in the gradients of the keys",
      "if (key_row < first_row ||", "if (key_row + 1 < first_row ||"),

@@ -373,9 +373,9 @@ def prove(place):
     trainers = ("train_gpt", "train_gpt_cpu")
     return [*probes,
             Stage("reference", 90, ("test_cuda",), lambda place, stage, _: tests(place, stage, "[model]"), read_tests),
-            Stage("curves", 150, trainers, gpu_trainer("test_loss_curves_follow_the_cpu"), read_gpu_trainer,
+            Stage("curves", 135, trainers, gpu_trainer("test_loss_curves_follow_the_cpu"), read_gpu_trainer,
                   trainer_variables(place)),
-            Stage("resume", 110, trainers, gpu_trainer("test_two_runs_and_a_resumed_one_give_the_same_bits"),
+            Stage("resume", 90, trainers, gpu_trainer("test_two_runs_and_a_resumed_one_give_the_same_bits"),
                   read_gpu_trainer, trainer_variables(place)),
             # A machine that is lent for minutes may have no other network interface, and NCCL wants one.
             Stage("comm", 40, ("test_cuda",), comm, read_tests, {"NCCL_SOCKET_IFNAME": "lo"})]
@@ -392,6 +392,7 @@ OP_GROUPS = {
     "update": ["squared_sums*", "grad_norm_finish*", "adamw_update*", "sgd_update*"],
     "embedding": ["embedding*"],
     "activation": ["activation*", "gated_activation*"],
+    "rope": ["qk_norm_rope*"],
     "dropout": ["dropout*"],
     "fill": ["normal_fill*", "add*", "fill*", "cast*"],
 }

@@ -105,7 +105,7 @@ class InAndOut(Llmc):
                 (["export", "--llmc", "imported", "new.bin", "--tokenizer", "new"], 66, "imported", "tokenizer.json"),
                 (["export", "--llmc", "imported_too", "new.bin", "--tokenizer", "new.bin"], 64, "both to be new.bin"),
                 (["export", "--llmc", "imported", "new.bin", "--dtype", "fp16"], 64, "fp16", "bf16"),
-                (["export", "--llmc", "imported", "new.bin", "--max-shard-bytes", "5"], 64, "--max-shard-bytes", "--llmc"),
+                (["export", "--llmc", "imported", "new.bin", "--max-shard-bytes", "5"], 64, "--max-shard-bytes"),
                 (["export", "--hf", "--llmc", "imported", "new"], 64, "--hf", "--llmc"),
                 (["export", "imported", "new"], 64, "--hf", "--llmc")]:
             with self.subTest(" ".join(args)):
