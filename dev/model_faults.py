@@ -1,5 +1,5 @@
 """Faults in what models are made of, for dev/plant_faults.py: the same form as kernel_faults.py."""
-LAYERS, GPT, SHAPE, STATE = "model/layers.cpp", "model/gpt.cpp", "model/shape.cpp", "model/state.cpp"
+LAYERS, GPT, SHAPE = "model/layers.cpp", "model/gpt.cpp", "model/shape.cpp"
 TABLE, HF, BLOCK = "model/activations.cpp", "model/huggingface.cpp", "model/block.cpp"
 STATE_HEADER = "model/state.h"
 HF_CONFIG, OPTIONS = "commands/hf_config.cpp", "runtime/config/model_options.cpp"
@@ -41,8 +41,6 @@ FAULTS = [
      "    if (false) {\n        residual_norm_backward"),
     (GPT, "the head's gradients are not reduced", "    if (head > 0) end_grads(s, head, micro);\n", ""),
     (GPT, "the logits that are read are not capped", "cap > 0 ? cap * std::tanh(logit / cap) : logit", "logit"),
-    (STATE, "scratch memory is that of square attention", "need_for_weight(BT, C, shape.attention_channels());",
-     "need_for_weight(BT, C, C);"),
     (STATE_HEADER, "the head shares the blocks' slots",
      "bucket == layout.bucket_of_head() ? kSlots - 1 : 1 + bucket % 2", "1 + bucket % 2"),
     (TABLE, "attention's gradient has the width of the residual stream",
