@@ -195,6 +195,8 @@ TEST_CASE("tokenizer: text may be cut where last_safe_cut says") {
     CHECK(cuts > 10'000);
     CHECK(last_safe_cut("") == 0);
     CHECK(last_safe_cut(" ") == 0);
+    CHECK(last_safe_cut("a\u2581 b") == 0);
+    CHECK(last_safe_cut("a\u2581 b", SafeCut::by_gpt2) == 4);
     CHECK(last_safe_cut(" a") == 0);
     CHECK(last_safe_cut("a ") == 1);
     CHECK(last_safe_cut("a b  c") == 3);
