@@ -225,7 +225,7 @@ Tokenizer Preparation::make_tokenizer() {
     if (options_.tokenizer == "bpe" && file_exists(path)) return Tokenizer::load(path);  // of an earlier process
     Tokenizer tokenizer = options_.tokenizer == "bpe" ? learn_tokenizer() : load_tokenizer(options_);
     write_file_atomically(path, tokenizer.json());
-    if (!tokenizer.rules().identity.empty()) input_.set_cut(SafeCut::by_all_rules);
+    input_.set_cut(safe_cut_of(tokenizer.rules()));
     return tokenizer;
 }
 

@@ -322,18 +322,18 @@ static bool ends_in_space(std::string_view text) {
 // Between a character that is not white space and ASCII white space: no piece goes on there, except that line ends
 // belong to the punctuation before them by Llama 3's pattern. Or behind a single line end between characters that are
 // not white space, where no piece goes on except with a / by o200k's pattern. By GPT-2's pattern line ends are as other
-// white space; it does without the second kind, so that BPE-dropout draws the same numbers as ever. U+2581 is a space
-// by SentencePiece's rules, so that no cut is between it and a space.
+// white space; it does without the second kind, so that BPE-dropout draws the same numbers as ever. By SentencePiece's
+// rules words begin with spaces alone, of which U+2581 is one.
 size_t last_safe_cut(std::string_view text, SafeCut rule) {
     constexpr size_t kLongestCharacter = 4;
-    constexpr std::string_view kSpaceSymbol = "\u2581";  // a space to SentencePiece
     for (size_t cut = text.size(); cut-- > 1;) {
         const char before = text[cut - 1], at = text[cut];
-        if (is_ascii_space(at)) {
+        if (rule == SafeCut::by_spaces) {
+            if (at == ' ' && before != ' ' && !text.substr(0, cut).ends_with("\u2581")) return cut;
+        } else if (is_ascii_space(at)) {
             const bool may_be_a_tail =
                 rule == SafeCut::by_all_rules && (at == '\r' || at == '\n') && !is_ascii_alphanumeric(before);
-            const bool is_behind_symbol = rule == SafeCut::by_all_rules && text.substr(0, cut).ends_with(kSpaceSymbol);
-            if (!may_be_a_tail && !is_behind_symbol && !ends_in_space(text.substr(0, cut))) return cut;
+            if (!may_be_a_tail && !ends_in_space(text.substr(0, cut))) return cut;
         } else if (rule == SafeCut::by_all_rules && before == '\n' && cut > 1 && at != '/' &&
                    !ends_in_space(text.substr(0, cut - 1))) {
             const bool is_whole = uint8_t(at) < 0x80 || text.size() - cut >= kLongestCharacter;

@@ -118,8 +118,9 @@ private:
 size_t utf8_length(std::string_view text);
 
 // The last position in `text`, beyond its first byte, where splitting the text in two leaves its pieces the same,
-// whatever follows. 0 if there is none. GPT-2's pattern has more of them than those that all rules have.
-enum class SafeCut { by_gpt2, by_all_rules };
+// whatever follows. 0 if there is none. GPT-2's pattern has more of them than all patterns have in common, and
+// SplitRule::spaces has others.
+enum class SafeCut { by_gpt2, by_all_rules, by_spaces };
 size_t last_safe_cut(std::string_view text, SafeCut cut = SafeCut::by_all_rules);
 
 // Whether pieces by these steps stay the same where last_safe_cut() cuts, tried on texts of all kinds of characters.

@@ -8,7 +8,7 @@
 RollingText::RollingText(TextInput input, const Tokenizer& tokenizer, int seq_len, int stride)
     : seq_len_(uint64_t(seq_len)), stride_(uint64_t(stride > 0 ? stride : seq_len)) {
     input.count();
-    if (!tokenizer.rules().identity.empty()) input.set_cut(SafeCut::by_all_rules);
+    input.set_cut(safe_cut_of(tokenizer.rules()));
     Encoder encoder(tokenizer);
     uint64_t begin = 0;  // of the document in ids_
     bool is_in_space = false;

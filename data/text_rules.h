@@ -35,6 +35,12 @@ struct TextRules {
     std::string identity;              // what the digest covers beside tokens and merges; empty for GPT-2's rules
 };
 
+// Where a text for such a tokenizer may be cut.
+inline SafeCut safe_cut_of(const TextRules& rules) {
+    if (rules.normalization == Normalization::spaces) return SafeCut::by_spaces;
+    return rules.identity.empty() ? SafeCut::by_gpt2 : SafeCut::by_all_rules;
+}
+
 // The text with spaces instead of U+2581.
 inline std::string with_spaces(std::string_view text) {
     constexpr std::string_view kSymbol = "\u2581";

@@ -195,7 +195,9 @@ TEST_CASE("tokenizer: text may be cut where last_safe_cut says") {
     CHECK(cuts > 10'000);
     CHECK(last_safe_cut("") == 0);
     CHECK(last_safe_cut(" ") == 0);
-    CHECK(last_safe_cut("a\u2581 b") == 0);
+    CHECK(last_safe_cut("a\u2581 b\tc\nd", SafeCut::by_spaces) == 0);
+    CHECK(last_safe_cut("a  b\tc", SafeCut::by_spaces) == 1);
+    CHECK(last_safe_cut("a\t b\tc", SafeCut::by_spaces) == 2);
     CHECK(last_safe_cut("a\u2581 b", SafeCut::by_gpt2) == 4);
     CHECK(last_safe_cut(" a") == 0);
     CHECK(last_safe_cut("a ") == 1);
