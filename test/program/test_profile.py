@@ -139,7 +139,9 @@ class Profile(ProfileTest):
         for step, span in spans.items():
             own = [e for e in ops if e.args["step"] == step]
             self.assertTrue(all(span.holds(e) for e in own))
-            self.assertGreater(sum(e.ns for e in own), 0.2 * span.ns)
+            # Not much shorter than their work takes at the measured rate, which is too low where cores are busy.
+            least = sum(e.args["flops"] for e in own) / other["roofline_flops_per_s"]
+            self.assertGreater(sum(e.ns for e in own), 0.1 * least * 1e9)
         self.assertGreater(other["roofline_flops_per_s"], 1e8)
         self.assertGreater(other["roofline_bytes_per_s"], 1e8)
         self.assertIn("measured", other["roofline_is"])
@@ -159,14 +161,19 @@ class Profile(ProfileTest):
         line, = [line for line in table if line.startswith("matmul_forward wte ")]
         calls, ms, share, roof = map(float, line.split()[2:])
         head = [e for e in ops if e.name == "matmul_forward wte"]
+        head_ms = sum(e.ns for e in head) / 3e6
         self.assertEqual((calls, len(head)), (2, 6))
-        self.assertAlmostEqual(ms, sum(e.ns for e in head) / 3e6, delta=2e-3)
+        self.assertAlmostEqual(ms, head_ms, delta=6e-4)
+        step_ms = [record["step_ms"] for record in self.records(kind="train", without=()) if 3 <= record["step"] <= 5]
         total = float(next(line for line in table if line.startswith("step ")).split()[1])
-        self.assertAlmostEqual(total, sum(span.ns for span in spans.values()) / 3e6, delta=0.1 + 0.05 * total)
-        self.assertAlmostEqual(share, 100 * ms / total, delta=0.2)
+        self.assertAlmostEqual(total, sum(step_ms) / 3, delta=2e-3)
+        for (step, span), ms in zip(spans.items(), step_ms):  # from the same begin; the span ends a little later
+            self.assertLessEqual(sum(e.ns for e in ops if e.args["step"] == step) / 1e6, ms + 1e-3)
+            self.assertLessEqual(ms, span.ns / 1e6 + 1e-3)
+        self.assertAlmostEqual(share, 100 * head_ms / total, delta=0.1)
         least = head[0].args["flops"] / other["roofline_flops_per_s"], head[0].args["bytes"] / other[
             "roofline_bytes_per_s"]
-        self.assertAlmostEqual(roof, 100 * max(least) * 2e3 / ms, delta=0.02 * roof + 0.1)
+        self.assertAlmostEqual(roof, 100 * max(least) * 2e3 / head_ms, delta=0.1 + 1e-3 * roof)
 
     @unittest.skipUnless(shutil.which("mpirun"), "there is no mpirun")
     def test_two_ranks(self):
