@@ -186,7 +186,7 @@ void read_windows(const Reader& hf, Config::Model& m) {
             m.window_pattern += type == "sliding_attention" ? 'S' : 'L';
         }
     } else {
-        const int first = hf.has("max_window_layers") ? int(hf.number_or("max_window_layers", 0)) : 28;
+        const int first = int(hf.number_or("max_window_layers", 28));
         for (int layer = 0; layer < m.n_layer; layer++) m.window_pattern += layer >= first ? 'S' : 'L';
     }
     if (m.window_pattern.find('S') == std::string::npos) m.sliding_window = 0, m.window_pattern = "S";
@@ -261,10 +261,8 @@ Json llama_like_json(const Config::Model& m, ModelFamily family) {
     json["use_sliding_window"] = m.sliding_window > 0;
     json["sliding_window"] = m.sliding_window > 0 ? Json(m.sliding_window) : Json();
     json["max_window_layers"] = m.n_layer;
-    for (int layer = 0; layer < m.n_layer; layer++) {
-        const bool is_short = m.sliding_window > 0 && m.window_pattern[size_t(layer) % m.window_pattern.size()] == 'S';
-        json["layer_types"].push_back(is_short ? "sliding_attention" : "full_attention");
-    }
+    for (int layer = 0; layer < m.n_layer; layer++)
+        json["layer_types"].push_back(has_window(m, layer) ? "sliding_attention" : "full_attention");
     return json;
 }
 

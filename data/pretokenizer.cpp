@@ -171,10 +171,7 @@ size_t Pretokenizer::gpt2_length(std::string_view text) {
         const Character second = character(text, 1);
         if (!second.is(space) && second.kind != invalid) first = second, at = 1;
     }
-    if (first.kind == invalid) {
-        while (at < text.size() && character(text, at).kind == invalid) at++;
-        return at;
-    }
+    if (first.kind == invalid) return rest_length(text, "");
     if (first.is(letter)) return run_end(text, at, letter);
     if (first.is(number)) return run_end(text, at, number);
     if (first.is(space)) return space_length(text, false);

@@ -221,6 +221,9 @@ Config parse_config(std::string_view json_text, const std::string& origin, std::
 // The model with the sizes that are 0 for "derived" filled in.
 Config::Model with_sizes(Config::Model model);
 
+// Whether a layer's attention has the window.
+bool has_window(const Config::Model& model, int layer);
+
 // Gives every part of the model the family's default; sizes stay.
 void set_family(Config::Model& model, ModelFamily family);
 

@@ -140,6 +140,10 @@ Config::Model with_sizes(Config::Model m) {
     return m;
 }
 
+bool has_window(const Config::Model& m, int layer) {
+    return m.sliding_window > 0 && m.window_pattern[size_t(layer) % m.window_pattern.size()] == 'S';
+}
+
 namespace {
 
 void check_sizes(const Config::Model& m, const std::string& origin) {
@@ -199,11 +203,9 @@ void check_model(const Config::Model& model, const std::string& origin) {
 
 namespace {
 
-// The letter of each layer; none without a window.
-std::string windows_of(const Config::Model& m) {
-    std::string layers;
-    for (int layer = 0; m.sliding_window > 0 && layer < m.n_layer; layer++)
-        layers += m.window_pattern[size_t(layer) % m.window_pattern.size()];
+std::vector<bool> windows_of(const Config::Model& m) {
+    std::vector<bool> layers;
+    for (int layer = 0; layer < m.n_layer; layer++) layers.push_back(has_window(m, layer));
     return layers;
 }
 
