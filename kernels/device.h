@@ -62,6 +62,9 @@ void copy_to_host(void* host, const void* device, size_t bytes, Stream stream);
 // The same within device memory, without overlap; used to measure a device's copy bandwidth.
 void copy_on_device(void* to, const void* from, size_t bytes, Stream stream);
 
+// `rows` pieces of `bytes` each, which lie side by side at `to` and from_step bytes apart at `from`.
+void gather_on_device(void* to, const void* from, size_t from_step, size_t bytes, size_t rows, Stream stream);
+
 // Waits until everything on the stream has finished.
 void synchronize(Stream stream);
 

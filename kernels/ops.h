@@ -26,8 +26,9 @@ struct EmbeddingForward {
     View out;           // (batch, seq_len, channels)  =
     const int* tokens;  // (batch, seq_len), each in [0, rows of wte)
     ConstView wte;      // (vocab, channels)
-    ConstView wpe;      // (n_positions, channels), the first seq_len rows are used; or null
+    ConstView wpe;      // (n_positions, channels), or null
     int batch, seq_len, channels;
+    const int* positions = nullptr;  // (batch, seq_len), each in [0, n_positions); null: 0 to seq_len - 1
 };
 void embedding_forward(const EmbeddingForward& op, Stream stream);
 
@@ -179,9 +180,9 @@ struct QkNormRopeForward {
     ConstView q_weight, k_weight;  // (head_size), or null: the norm has no weights
     const float* table;            // (positions, rotary / 2, 2): cosine and sine, possibly scaled; null without RoPE
     int batch, seq_len, n_head, n_kv_head, head_size;
-    int rotary;              // even, at most head_size; 0 without RoPE
-    int first_position = 0;  // of each sequence, in the table
+    int rotary;  // even, at most head_size; 0 without RoPE
     float eps = 0;
+    const int* positions = nullptr;  // (batch, seq_len), below the table's; null: 0 to seq_len - 1
 };
 void qk_norm_rope_forward(const QkNormRopeForward& op, Stream stream);
 
@@ -252,8 +253,8 @@ struct AttentionDecode {
         int first_key;           // the first key that the query sees, at most `position`; 0: all
     };
     View out;             // (rows, n_head * head_size)  =
-    View cache;           // (sequences, capacity, (n_head + 2 n_kv_head) * head_size), packed as attention's qkv: keys
-                          // and values of the rows' positions  =; those before are read, queries are not
+    View cache;           // (sequences, capacity, 2 n_kv_head * head_size), the keys, then the values of each position:
+                          // those of the rows' positions  =; those before are read
     ConstView qkv;        // (rows, (n_head + 2 n_kv_head) * head_size)
     const Place* places;  // (rows)
     int rows, capacity, n_head, n_kv_head, head_size;

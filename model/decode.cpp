@@ -6,19 +6,19 @@
 
 int Gpt::sequence_length(int sequence) const { return state_->cached[size_t(sequence)].position; }
 
-// A forward pass in which the sequence's place in the cache is the memory of each layer's queries, keys and values.
+// A forward pass that also leaves keys and values in the sequence's place in the cache.
 void Gpt::prefill(int sequence, const int* tokens, int count, float* logits) {
     GptState& s = *state_;
     const int batch = s.options.batch, longest = s.options.seq_len;
     require(sequence >= 0 && sequence < s.options.cached_sequences, "prefill: sequence %d of %d", sequence,
             s.options.cached_sequences);
     require(count >= 1 && count <= longest, "prefill: %d tokens, must be in [1, %d]", count, longest);
-    s.filling = sequence;
+    s.prefilled = sequence;
     s.options.batch = 1, s.options.seq_len = count;
     forward(tokens);
     logits_of_rows(s, count - 1, 1, logits);
     s.options.batch = batch, s.options.seq_len = longest;
-    s.filling = -1;
+    s.prefilled = -1;
     s.cached[size_t(sequence)] = {sequence, count, s.first_key ? s.host_first_key[size_t(count) - 1] : 0};
 }
 
@@ -28,23 +28,21 @@ void Gpt::decode(std::span<const NextToken> tokens, float* logits) {
     require(!tokens.empty() && int(tokens.size()) <= s.options.cached_sequences,
             "decode: %zu sequences, must be in [1, %d]", tokens.size(), s.options.cached_sequences);
     std::vector<ops::AttentionDecode::Place> places;
-    std::vector<int> ids;
+    std::vector<int> ids, positions;
     for (const NextToken& next : tokens) {
         ops::AttentionDecode::Place& place = s.cached[size_t(next.sequence)];
         require(place.position >= 1 && place.position < s.options.seq_len, "decode: sequence %d has %d of %d tokens",
                 next.sequence, place.position, s.options.seq_len);
         if (s.first_key && next.token == s.options.document_token) place.first_key = place.position;
         places.push_back(place);
+        positions.push_back(place.position);
         place.position++;
         ids.push_back(next.token);
     }
     copy_to_device(s.tokens, ids.data(), ids.size() * sizeof(int), s.stream);
     copy_to_device(s.places, places.data(), places.size() * sizeof(places[0]), s.stream);
-    const DecodePass pass{.cache = s.cache,
-                          .layer_elements = cached_elements(s) * size_t(s.options.cached_sequences),
-                          .capacity = s.options.seq_len,
-                          .places = s.places,
-                          .host_places = places.data()};
+    copy_to_device(s.positions, positions.data(), positions.size() * sizeof(int), s.stream);
+    const DecodePass pass{.places = s.places, .positions = s.positions};
     LayerContext x = layer_context(s, false);
     x.rows = x.batch = int(tokens.size());
     x.seq_len = 1;

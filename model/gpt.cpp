@@ -245,8 +245,7 @@ void forward_pass(GptState& s, const LayerContext& x) {
         const int bucket = s.layout.bucket_of_layer(int(layer));
         need_params(s, bucket);
         expect_params(s, bucket + 1);
-        BlockActivations block = s.acts.block[layer];
-        if (s.filling >= 0) block.qkv.view = cached_sequence(s, layer, s.filling);
+        const BlockActivations& block = s.acts.block[layer];
         block_forward(x.of_block(layer), s.weights.block[layer], block_input(s, layer), block);
         if (is_measured) measure_residual(s, block.norm1), measure_residual(s, block.norm2);
     }

@@ -1,25 +1,7 @@
 #include "model/layers.h"
 
-#include <algorithm>
-
-static ConstView position_row(const LayerWeights& wpe, int position) {
-    if (!wpe.weight.value) return nullptr;
-    return ConstView(wpe.weight.value).from(size_t(position) * size_t(wpe.weight.cols));
-}
-
 void embedding_forward(const LayerContext& x, const LayerWeights& wte, const LayerWeights& wpe, const int* tokens,
                        const Activation& out) {
-    const size_t C = size_t(wte.weight.cols);
-    for (int row = 0; x.decode && row < x.rows; row++)  // each token has a position of its own
-        run(x.stream, ops::embedding_forward,
-            {.out = out.view.from(size_t(row) * C),
-             .tokens = tokens + row,
-             .wte = wte.weight.value,
-             .wpe = position_row(wpe, x.decode->host_places[row].position),
-             .batch = 1,
-             .seq_len = 1,
-             .channels = wte.weight.cols});
-    if (x.decode) return;
     run(x.stream, ops::embedding_forward,
         {.out = out.view,
          .tokens = tokens,
@@ -27,7 +9,8 @@ void embedding_forward(const LayerContext& x, const LayerWeights& wte, const Lay
          .wpe = wpe.weight.value,
          .batch = x.batch,
          .seq_len = x.seq_len,
-         .channels = wte.weight.cols});
+         .channels = wte.weight.cols,
+         .positions = x.decode ? x.decode->positions : nullptr});
 }
 
 void embedding_backward(const LayerContext& x, const LayerWeights& wte, const LayerWeights& wpe, const int* tokens,
@@ -148,26 +131,21 @@ ConstView dropout_backward(const LayerContext& x, DropoutSite site, ConstView do
 void heads_forward(const LayerContext& x, const LayerWeights& q_norm, const LayerWeights& k_norm, const Activation& qkv,
                    const AttentionActivations& attn) {
     if (!x.shape->changes_heads() || x.has(qkv)) return;
-    ops::QkNormRopeForward op{.qkv = qkv.view,
-                              .raw = attn.raw.view,
-                              .rstd = attn.rstd.view.as<float>(),
-                              .q_weight = q_norm.weight.value,
-                              .k_weight = k_norm.weight.value,
-                              .table = x.rope_table,
-                              .batch = x.batch,
-                              .seq_len = x.seq_len,
-                              .n_head = x.shape->n_head,
-                              .n_kv_head = x.shape->n_kv_head,
-                              .head_size = x.shape->head_size(),
-                              .rotary = x.shape->rotary(),
-                              .eps = x.shape->norm_eps};
-    if (!x.decode) return run(x.stream, ops::qk_norm_rope_forward, op);
-    op.batch = op.seq_len = 1;
-    for (int row = 0; row < x.rows; row++) {  // each has a position of its own; what backward would need is overwritten
-        op.qkv = qkv.view.from(size_t(row) * size_t(x.shape->qkv_channels()));
-        op.first_position = x.decode->host_places[row].position;
-        run(x.stream, ops::qk_norm_rope_forward, op);
-    }
+    run(x.stream, ops::qk_norm_rope_forward,
+        {.qkv = qkv.view,
+         .raw = attn.raw.view,
+         .rstd = attn.rstd.view.as<float>(),
+         .q_weight = q_norm.weight.value,
+         .k_weight = k_norm.weight.value,
+         .table = x.rope_table,
+         .batch = x.batch,
+         .seq_len = x.seq_len,
+         .n_head = x.shape->n_head,
+         .n_kv_head = x.shape->n_kv_head,
+         .head_size = x.shape->head_size(),
+         .rotary = x.shape->rotary(),
+         .eps = x.shape->norm_eps,
+         .positions = x.decode ? x.decode->positions : nullptr});
 }
 
 void heads_backward(const LayerContext& x, const LayerWeights& q_norm, const LayerWeights& k_norm, ConstView qkv,
@@ -193,15 +171,23 @@ void heads_backward(const LayerContext& x, const LayerWeights& q_norm, const Lay
          .accumulate = x.accumulate});
 }
 
+// Copies those of all rows, which are one sequence's first positions.
+static void keep_keys_and_values(const LayerContext& x, ConstView qkv) {
+    const size_t element = size_of(qkv.dtype), channels = size_t(x.shape->qkv_channels());
+    const size_t kept = size_t(x.shape->kv_channels());
+    gather_on_device(x.cache->sequence(x.stream.layer, x.prefilled).data, qkv.from(channels - kept).data,
+                     channels * element, kept * element, size_t(x.rows), x.stream);
+}
+
 void attention_forward(const LayerContext& x, ConstView qkv, const AttentionActivations& attn) {
     if (x.decode)
         return run(x.stream, ops::attention_decode,
                    {.out = attn.out.view,
-                    .cache = x.decode->layer(x.stream.layer),
+                    .cache = x.cache->layer(x.stream.layer),
                     .qkv = qkv,
                     .places = x.decode->places,
                     .rows = x.rows,
-                    .capacity = x.decode->capacity,
+                    .capacity = x.cache->capacity,
                     .n_head = x.shape->n_head,
                     .n_kv_head = x.shape->n_kv_head,
                     .head_size = x.shape->head_size(),
@@ -223,6 +209,7 @@ void attention_forward(const LayerContext& x, ConstView qkv, const AttentionActi
          .softcap = x.shape->attention_softcap,
          .first_key = x.first_key,
          .dropout = x.dropout_at(DropoutSite::attention)});
+    if (x.prefilled >= 0) keep_keys_and_values(x, qkv);
 }
 
 void attention_backward(const LayerContext& x, ConstView qkv, const AttentionActivations& attn, ConstView dout,

@@ -13,15 +13,23 @@
 enum class DropoutSite : uint32_t { embedding, attention, attn_proj, mlp };
 inline constexpr uint32_t kDropoutsPerBlock = 3;
 
-// A pass over one more token of each of `rows` sequences, whose earlier keys and values are in `cache`.
-struct DecodePass {
-    View cache;  // (L, cached sequences, capacity, qkv channels)
-    size_t layer_elements;
-    int capacity;
-    const ops::AttentionDecode::Place* places;       // (rows), in device memory
-    const ops::AttentionDecode::Place* host_places;  // the same
+// Keys and values of sequences that grow, so that later tokens need not compute them again.
+struct KeyValueCache {
+    View
+        memory;  // (L, cached sequences, capacity, channels): keys, then values of each position; null: nothing is kept
+    int sequences = 0, capacity = 0, channels = 0;
 
-    View layer(int number) const { return cache.from(size_t(number) * layer_elements); }
+    size_t elements() const { return size_t(sequences) * size_t(capacity) * size_t(channels); }  // of a layer
+    View layer(int number) const { return memory.from(size_t(number) * elements()); }
+    View sequence(int layer, int number) const {
+        return this->layer(layer).from(size_t(number) * size_t(capacity) * size_t(channels));
+    }
+};
+
+// A pass over one more token of each of `rows` sequences, whose earlier keys and values are in the cache.
+struct DecodePass {
+    const ops::AttentionDecode::Place* places;  // (rows), in device memory, as positions
+    const int* positions;                       // (rows), those of the places
 };
 
 // The arguments of every layer besides its parameters and activations.
@@ -30,11 +38,13 @@ struct LayerContext {
     int batch, seq_len;  // B, T
     int rows;            // B T, or fewer for the head
     OpStream stream;
-    void* scratch;                       // as large as the largest op needs; null where there is no backward pass
-    bool accumulate;                     // parameter gradients are added to the present values
-    bool is_recomputing;                 // forward runs again for backward: what has been kept is not computed
-    const float* rope_table = nullptr;   // (T, rotary / 2, 2)
-    const int* first_key = nullptr;      // (B, T), where each token's document begins; null: it sees all before it
+    void* scratch;                      // as large as the largest op needs; null where there is no backward pass
+    bool accumulate;                    // parameter gradients are added to the present values
+    bool is_recomputing;                // forward runs again for backward: what has been kept is not computed
+    const float* rope_table = nullptr;  // (T, rotary / 2, 2)
+    const int* first_key = nullptr;     // (B, T), where each token's document begins; null: it sees all before it
+    const KeyValueCache* cache = nullptr;
+    int prefilled = -1;                  // the cached sequence whose keys and values this pass leaves there, or none
     const DecodePass* decode = nullptr;  // null: a pass over whole sequences
     ops::DropoutMask dropout = {};       // of this pass, none in evaluation; its site is that of DropoutSite::embedding
 

@@ -66,6 +66,7 @@ struct GptShape {
     int head_channels() const { return head_size(); }
     int attention_channels() const { return n_head * head_size(); }
     int qkv_channels() const { return (n_head + 2 * n_kv_head) * head_size(); }
+    int kv_channels() const { return 2 * n_kv_head * head_size(); }  // of keys and values, behind the queries
     int hidden() const { return given_hidden > 0 ? given_hidden : 4 * n_embd; }
     int fc_channels() const { return gated_mlp ? 2 * hidden() : hidden(); }  // gate, then up
 

@@ -152,11 +152,15 @@ GptState place_state(const GptOptions& options, Arena& arena) {
         s.first_key = arena.take<int>("control", "first_key", tokens);
     }
     if (options.cached_sequences > 0) {
-        s.capacity = options.seq_len;
         const size_t layers = size_t(options.shape.n_layer), sequences = size_t(options.cached_sequences);
-        s.cache = arena.take("KV cache", "kv_cache", layers * sequences * cached_elements(s), options.precision);
+        s.cache = {.memory = {},
+                   .sequences = options.cached_sequences,
+                   .capacity = options.seq_len,
+                   .channels = options.shape.kv_channels()};
+        s.cache.memory = arena.take("KV cache", "kv_cache", layers * s.cache.elements(), options.precision);
         s.cached.resize(sequences);
         s.places = arena.take<ops::AttentionDecode::Place>("control", "places", sequences);
+        s.positions = arena.take<int>("control", "positions", sequences);
     }
     s.sums = arena.take<double>("control", "sums", step_sums(s).count());
     s.scalars = arena.take<ops::StepScalars>("control", "scalars", 1);

@@ -55,11 +55,11 @@ struct GptState {
     float* rope_table = nullptr;      // (T, rotary / 2, 2); null without RoPE
     int* first_key = nullptr;         // (B, T), of the last forward pass; null where tokens see all before them
     std::vector<int> host_first_key;  // the same
-    View cache;                       // see DecodePass; null without cached sequences
-    int capacity = 0;                 // tokens of a cached sequence: T
-    int filling = -1;                 // the cached sequence that the present forward pass fills, or -1
+    KeyValueCache cache;
+    int prefilled = -1;                               // see LayerContext
     std::vector<ops::AttentionDecode::Place> cached;  // per cached sequence: its length, where its document begins
     ops::AttentionDecode::Place* places = nullptr;    // (cached sequences)
+    int* positions = nullptr;                         // (cached sequences), of the places
     std::vector<ops::Chunk> host_all_chunks, host_own_chunks;
     ops::Chunk* all_chunks = nullptr;     // the whole grid
     ops::Chunk* own_chunks = nullptr;     // this rank's part of it, in own_grad
@@ -113,9 +113,6 @@ GptState place_state(const GptOptions& options, Arena& arena);
 // Makes the backward pass write gradients to a flat array.
 void point_gradients(GptState& s, float* flat);
 
-// Elements of the cache, of one layer's one sequence.
-inline size_t cached_elements(const GptState& s) { return size_t(s.capacity) * size_t(s.options.shape.qkv_channels()); }
-
 // The layers' context for a pass over all rows of a batch.
 inline LayerContext layer_context(const GptState& s, bool accumulate) {
     return {.shape = &s.options.shape,
@@ -128,12 +125,9 @@ inline LayerContext layer_context(const GptState& s, bool accumulate) {
             .is_recomputing = false,
             .rope_table = s.rope_table,
             .first_key = s.first_key,
+            .cache = &s.cache,
+            .prefilled = s.prefilled,
             .dropout = s.dropout};
-}
-
-// Where a layer's queries, keys and values of a cached sequence lie: (T, qkv channels).
-inline View cached_sequence(const GptState& s, size_t layer, int sequence) {
-    return s.cache.from((layer * size_t(s.options.cached_sequences) + size_t(sequence)) * cached_elements(s));
 }
 
 // The forward pass of s.tokens up to the final norm.

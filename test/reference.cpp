@@ -16,7 +16,8 @@ void embedding_forward(const ops::EmbeddingForward& op) {
                 for (int c = 0; c < op.channels; c++) {
                     size_t position = size_t(b) * op.seq_len + t;
                     double token_value = load(wte[size_t(op.tokens[position]) * op.channels + c]);
-                    double position_value = wpe ? load(wpe[size_t(t) * op.channels + c]) : 0;
+                    const int row = op.positions ? op.positions[position] : t;
+                    double position_value = wpe ? load(wpe[size_t(row) * op.channels + c]) : 0;
                     out[position * op.channels + c] = store<T>(token_value + position_value);
                 }
     });
@@ -161,31 +162,28 @@ void attention_forward(const ops::AttentionForward& op) {
     });
 }
 
-// The row's key and value become those of its position; then as in the forward op, for that position alone.
+// The row's keys and values become those of its position; then as in the forward op, for that position alone.
 void attention_decode(const ops::AttentionDecode& op) {
     by_storage(op.out, [&]<class T>(T) {
-        QkvLayout at{op.capacity, op.n_head, op.n_kv_head, op.head_size};
+        const int size = op.head_size, group = op.n_head / op.n_kv_head;
+        const size_t queries = size_t(op.n_head) * size, keys = size_t(op.n_kv_head) * size;
         for (int row = 0; row < op.rows; row++) {
-            const ops::AttentionDecode::Place place = op.places[row];
-            const T* qkv = op.qkv.as<T>() + at.row(0, row);
-            T* cache = op.cache.as<T>();
-            const size_t own = at.row(place.sequence, place.position), keys = size_t(op.n_head) * op.head_size;
-            std::copy(qkv + keys, qkv + at.row(0, 1), cache + own + keys);
+            const auto& [sequence, position, first_key] = op.places[row];
+            const T* query = op.qkv.as<T>() + size_t(row) * (queries + 2 * keys);
+            auto kept = [&](int j) { return op.cache.as<T>() + (size_t(sequence) * op.capacity + j) * 2 * keys; };
+            std::copy_n(query + queries, 2 * keys, kept(position));
+            const int first = op.window > 0 ? std::max(first_key, position + 1 - op.window) : first_key;
             for (int h = 0; h < op.n_head; h++) {
-                std::vector<double> score, sum(op.head_size);
-                int first = place.first_key;
-                if (op.window > 0) first = std::max(first, place.position + 1 - op.window);
-                for (int j = first; j <= place.position; j++) {
-                    const T* key = cache + at.key(place.sequence, h, j);
-                    const double product = dot(qkv + size_t(h) * op.head_size, key, op.head_size);
-                    score.push_back(capped(op.scale * product, op.softcap));
-                }
+                const size_t key = size_t(h / group) * size, value = keys + key;
+                std::vector<double> score, sum(size);
+                for (int j = first; j <= position; j++)
+                    score.push_back(capped(op.scale * dot(query + size_t(h) * size, kept(j) + key, size), op.softcap));
                 const double lse = log_sum_exp(score.data(), int(score.size()));
-                for (int j = first; j <= place.position; j++)
-                    for (int d = 0; d < op.head_size; d++)
-                        sum[d] += std::exp(score[j - first] - lse) * load(cache[at.value(place.sequence, h, j) + d]);
-                T* out = op.out.as<T>() + (size_t(row) * op.n_head + h) * op.head_size;
-                for (int d = 0; d < op.head_size; d++) out[d] = store<T>(sum[d]);
+                for (int j = first; j <= position; j++)
+                    for (int d = 0; d < size; d++)
+                        sum[d] += std::exp(score[j - first] - lse) * load(kept(j)[value + d]);
+                T* out = op.out.as<T>() + row * queries + size_t(h) * size;
+                for (int d = 0; d < size; d++) out[d] = store<T>(sum[d]);
             }
         }
     });

@@ -52,7 +52,7 @@ void qk_norm_rope_forward(const ops::QkNormRopeForward& op) {
             std::vector<double> y(size);
             for (int c = 0; c < size; c++) y[c] = load(head[c]) * rstd * (weight ? load(weight[c]) : 1);
             for (int i = 0; i < op.rotary / 2; i++) {
-                const Turn turn = turn_of(op, op.first_position + t, i);
+                const Turn turn = turn_of(op, op.positions ? op.positions[b * op.seq_len + t] : t, i);
                 double &first = y[i], &second = y[i + op.rotary / 2];
                 const double turned = first * turn.cos - second * turn.sin;
                 second = second * turn.cos + first * turn.sin;

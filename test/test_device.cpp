@@ -66,6 +66,25 @@ TEST_CASE("what is copied on the device is there, and nothing beside it", "[devi
     }
 }
 
+TEST_CASE("pieces are gathered", "[device]") {
+    for (const auto& [bytes, step, rows] : {std::array<size_t, 3>{1, 1, 1}, {6, 20, 300}, {4096, 5000, 9}}) {
+        const std::vector<unsigned char> sent = bytes_of_pattern(step * rows, unsigned(step));
+        std::vector<unsigned char> received(bytes * rows + 1);
+        DeviceBuffer from(sent.size()), to(received.size());
+        copy_to_device(from.data(), sent.data(), sent.size(), Stream());
+        // From the end of each row of the source.
+        gather_on_device(to.data(), static_cast<unsigned char*>(from.data()) + step - bytes, step, bytes, rows,
+                         Stream());
+        copy_to_host(received.data(), to.data(), received.size(), Stream());
+        synchronize(Stream());
+        for (size_t row = 0; row < rows; row++) {
+            const auto end = sent.begin() + ptrdiff_t((row + 1) * step);
+            REQUIRE(std::equal(end - ptrdiff_t(bytes), end, received.begin() + ptrdiff_t(row * bytes)));
+        }
+        CHECK(received.back() == 0);
+    }
+}
+
 // More copies than are under way at a time, with work in between: each takes effect in its place in the stream, and
 // what is sent may be overwritten at once.
 TEST_CASE("copies and ops on a stream happen in order", "[device]") {

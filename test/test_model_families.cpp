@@ -232,7 +232,8 @@ TEST_CASE("model families: logits with kept keys and values are those without", 
         size_t planned = 0;
         for (const MemoryRegion& region : plan_memory(options))
             if (region.category == std::string("KV cache")) planned += region.bytes;
-        const size_t layer = 2 * size_t(options.seq_len) * size_t(options.shape.qkv_channels()) * sizeof(float);
+        const size_t head_bytes = size_t(options.shape.head_size()) * sizeof(float);  // 2 sequences, keys and values
+        const size_t layer = 2 * size_t(options.seq_len) * 2 * size_t(options.shape.n_kv_head) * head_bytes;
         REQUIRE(planned / 256 == (size_t(options.shape.n_layer) * layer + 255) / 256);
         const std::vector<int> ids = reference.batch("tokens", 1);
         const auto vocab = size_t(options.shape.vocab_size);

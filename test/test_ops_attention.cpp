@@ -303,16 +303,20 @@ template <class T> void check_decode(const Shape& s) {
     INFO(describe(s));
     const ref::QkvLayout at = s.layout();
     const Stored<T> full{"full", Role::input, random_values(s.qkv_count(), 1)};
-    std::vector<double> cached = full.host, rows;
+    std::vector<double> cached, rows;  // keys and values; queries, keys and values
     std::vector<ops::AttentionDecode::Place> places;
-    for (int b = s.batch - 1; b >= 0; b--) {
-        const int position = b == 1 ? s.seq_len - 1 : 19 * b % s.seq_len;
-        const auto row = cached.begin() + ptrdiff_t(at.row(b, 0)), end = cached.begin() + ptrdiff_t(at.row(b + 1, 0));
-        const auto own = row + ptrdiff_t(at.row(0, position));
-        if (b > 0) places.push_back({b, position, s.first_of_document(b, position)});
-        if (b > 0) rows.insert(rows.end(), own, own + ptrdiff_t(at.row(0, 1)));
-        std::fill(b > 0 ? own : row, end, NAN);
-        for (int t = 0; t < position; t++) std::fill_n(row + ptrdiff_t(at.row(0, t)), s.n_head * s.head_size, NAN);
+    for (int b = 0; b < s.batch; b++) {
+        const int position = b == 0 ? 0 : b == 1 ? s.seq_len - 1 : 19 * b % s.seq_len;
+        for (int t = 0; t < s.seq_len; t++) {
+            const auto begin = full.host.begin() + ptrdiff_t(at.row(b, t)), end = begin + ptrdiff_t(at.row(0, 1));
+            const auto keys = begin + s.n_head * s.head_size;
+            if (t < position)
+                cached.insert(cached.end(), keys, end);
+            else
+                cached.insert(cached.end(), size_t(end - keys), NAN);
+            if (b > 0 && t == position) rows.insert(rows.begin(), begin, end);
+        }
+        if (b > 0) places.insert(places.begin(), {b, position, s.first_of_document(b, position)});
     }
     Stored<T> cache{"cache", Role::output, cached}, qkv{"qkv", Role::input, rows};
     Stored<T> out{"out", Role::output, nans(places.size() * size_t(s.n_head * s.head_size))};

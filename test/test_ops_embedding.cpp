@@ -50,26 +50,30 @@ std::vector<float> dwpe_in_order(const ops::EmbeddingBackward& op) {
 
 TEMPLATE_TEST_CASE("embedding_forward", "[ops]", float, bf16, fp16) {
     using T = TestType;
-    for (const Shape& s : kShapes) {
-        INFO(describe(s));
-        size_t positions = size_t(s.batch) * s.seq_len;
-        Stored<T> out("out", Role::output, nans(positions * s.channels), s.shift);
-        Array<int> tokens("tokens", Role::input, repeating_tokens(s));
-        Stored<T> wte("wte", Role::input, random_values(size_t(s.vocab) * s.channels, 2), s.shift);
-        Stored<T> wpe("wpe", Role::input, random_values(size_t(s.n_positions) * s.channels, 3), s.shift);
-        auto op = [&]<class Side>(Side side) {
-            return ops::EmbeddingForward{.out = out.on(side),
-                                         .tokens = tokens.on(side),
-                                         .wte = wte.on(side),
-                                         .wpe = wpe.on(side),
-                                         .batch = s.batch,
-                                         .seq_len = s.seq_len,
-                                         .channels = s.channels};
-        };
-        ops::embedding_forward(op(OnDevice<T>()), Stream());
-        ref::embedding_forward(op(OnHost()));
-        check_close(out, [&](size_t i) { return stored_error<T>(out.host[i]) + kRoundoff * std::abs(out.host[i]); });
-    }
+    for (const Shape& s : kShapes)
+        for (const bool has_positions : {false, true}) {
+            INFO(describe(s) << ", positions given: " << has_positions);
+            const size_t rows = size_t(s.batch) * s.seq_len;
+            Stored<T> out("out", Role::output, nans(rows * s.channels), s.shift);
+            Array<int> tokens("tokens", Role::input, repeating_tokens(s));
+            Array<int> positions("positions", Role::input, random_integers(rows, 4, s.n_positions));
+            Stored<T> wte("wte", Role::input, random_values(size_t(s.vocab) * s.channels, 2), s.shift);
+            Stored<T> wpe("wpe", Role::input, random_values(size_t(s.n_positions) * s.channels, 3), s.shift);
+            auto op = [&]<class Side>(Side side) {
+                return ops::EmbeddingForward{.out = out.on(side),
+                                             .tokens = tokens.on(side),
+                                             .wte = wte.on(side),
+                                             .wpe = wpe.on(side),
+                                             .batch = s.batch,
+                                             .seq_len = s.seq_len,
+                                             .channels = s.channels,
+                                             .positions = has_positions ? positions.on(side) : nullptr};
+            };
+            ops::embedding_forward(op(OnDevice<T>()), Stream());
+            ref::embedding_forward(op(OnHost()));
+            check_close(out,
+                        [&](size_t i) { return stored_error<T>(out.host[i]) + kRoundoff * std::abs(out.host[i]); });
+        }
 }
 
 // Without position embeddings a row is the token's, bit for bit.

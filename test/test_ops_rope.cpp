@@ -39,6 +39,8 @@ std::string describe(const Shape& s, const Parts& p) {
                   p.k_weight);
 }
 
+constexpr int kMorePositions = 7;  // in the table than in a sequence
+
 // Cosines and sines of angles that have nothing to do with each other, scaled so that cos^2 + sin^2 is not 1.
 std::vector<double> random_table(int positions, int half) {
     const std::vector<double> angles = random_values(size_t(positions) * half, 9, 4);
@@ -50,16 +52,19 @@ std::vector<double> random_table(int positions, int half) {
 template <class T> struct Arrays {
     Shape s;
     Parts parts;
-    int rotary = parts.rope ? s.rotary : 0, first_position;
+    int rotary = parts.rope ? s.rotary : 0;
+    bool has_positions;  // else 0 to seq_len - 1
     size_t count = s.rows() * (s.heads() + s.n_kv_head) * s.head_size;
     Stored<T> qkv{"qkv", Role::output, random_values(count, 1, 2, 0.5), s.shift};
     Stored<T> raw{"raw", Role::output, nans(s.rows() * s.heads() * s.head_size), s.shift};
     Array<float> rstd{"rstd", Role::output, nans(s.rows() * s.heads()), s.shift};
     Stored<T> q_weight{"q_weight", Role::input, random_values(s.head_size, 2, 0.5, 1), s.shift};
     Stored<T> k_weight{"k_weight", Role::input, random_values(s.head_size, 3, 0.5, -1), s.shift};
-    Array<float> table{"table", Role::input, random_table(first_position + s.seq_len, rotary / 2), s.shift};
+    Array<float> table{"table", Role::input, random_table(s.seq_len + kMorePositions, rotary / 2), s.shift};
+    Array<int> positions{"positions", Role::input, random_integers(s.rows(), 6, s.seq_len + kMorePositions)};
 
-    Arrays(const Shape& shape, const Parts& of, int first = 0) : s(shape), parts(of), first_position(first) {}
+    Arrays(const Shape& shape, const Parts& of, bool given_positions = false)
+        : s(shape), parts(of), has_positions(given_positions) {}
 
     template <class Side> auto forward(Side side) {
         return ops::QkNormRopeForward{.qkv = qkv.on(side),
@@ -74,8 +79,8 @@ template <class T> struct Arrays {
                                       .n_kv_head = s.n_kv_head,
                                       .head_size = s.head_size,
                                       .rotary = rotary,
-                                      .first_position = first_position,
-                                      .eps = kEps};
+                                      .eps = kEps,
+                                      .positions = has_positions ? positions.on(side) : nullptr};
     }
 
     // Element i of qkv: its column in the head, the number of its head, and its position.
@@ -85,7 +90,8 @@ template <class T> struct Arrays {
     };
     Place place_of(size_t i) const {
         const size_t head = i / s.head_size, heads = s.heads() + s.n_kv_head, row = head / heads;
-        return {int(i % s.head_size), int(head % heads), int(row % s.seq_len), row};
+        const int position = has_positions ? positions.host[row] : int(row % s.seq_len);
+        return {int(i % s.head_size), int(head % heads), position, row};
     }
     bool is_value(size_t i) const { return place_of(i).head >= s.heads(); }
     // The other element of the pair, or i.
@@ -98,7 +104,7 @@ template <class T> struct Arrays {
     double entry(size_t i, int which, double without) const {
         const Place at = place_of(i);
         if (at.column >= rotary) return without;
-        const size_t pair = size_t(first_position + at.position) * (rotary / 2) + at.column % (rotary / 2);
+        const size_t pair = size_t(at.position) * (rotary / 2) + at.column % (rotary / 2);
         return std::abs(table.host[2 * pair + which]);
     }
     // The sum of absolute values of which element i of the rotated array x is made.
@@ -107,8 +113,8 @@ template <class T> struct Arrays {
     }
 };
 
-template <class T> void test_forward(const Shape& s, const Parts& parts, int first_position) {
-    Arrays<T> arrays(s, parts, first_position), straight(s, {false, parts.norm, parts.q_weight, parts.k_weight});
+template <class T> void test_forward(const Shape& s, const Parts& parts, bool has_positions) {
+    Arrays<T> arrays(s, parts, has_positions), straight(s, {false, parts.norm, parts.q_weight, parts.k_weight});
     ref::qk_norm_rope_forward(straight.forward(OnHost()));  // before the rotation
     ops::qk_norm_rope_forward(arrays.forward(OnDevice<T>()), Stream());
     ref::qk_norm_rope_forward(arrays.forward(OnHost()));
@@ -206,7 +212,7 @@ TEMPLATE_TEST_CASE("qk_norm_rope_forward", "[ops]", float, bf16, fp16) {
     for (const Shape& s : all_shapes<TestType>())
         for (const Parts& parts : all_parts()) {
             INFO(describe(s, parts));
-            test_forward<TestType>(s, parts, s.head_size % 3);
+            test_forward<TestType>(s, parts, s.head_size % 3 != 0);
         }
 }
 

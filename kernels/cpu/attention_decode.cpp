@@ -57,21 +57,20 @@ void attend(T* __restrict__ out, const T* __restrict__ query, const Sequence<T>&
 
 template <class T> void decode(const AttentionDecode& op) {
     const size_t size = size_t(op.head_size), group = size_t(op.n_head / op.n_kv_head);
-    const size_t step = size_t(op.n_head + 2 * op.n_kv_head) * size, key_begin = size_t(op.n_head) * size;
-    const size_t value_begin = key_begin + size_t(op.n_kv_head) * size;
+    const size_t queries = size_t(op.n_head) * size, keys = size_t(op.n_kv_head) * size, step = 2 * keys;
     parallel_for(size_t(op.rows) * size_t(op.n_kv_head), [&](size_t task) {
         const size_t row = task / size_t(op.n_kv_head), kv_head = task % size_t(op.n_kv_head);
         const AttentionDecode::Place place = op.places[row];
-        const T* qkv = op.qkv.as<T>() + row * step;
+        const T* const query = op.qkv.as<T>() + row * (queries + step);
+        const T* const own = query + queries + kv_head * size;
         T* sequence = op.cache.as<T>() + size_t(place.sequence) * size_t(op.capacity) * step;
-        Sequence<T> at{sequence + key_begin + kv_head * size, sequence + value_begin + kv_head * size, step,
-                       place.first_key, place.position};
+        Sequence<T> at{sequence + kv_head * size, sequence + keys + kv_head * size, step, place.first_key,
+                       place.position};
         if (op.window > 0) at.first = std::max(at.first, place.position + 1 - op.window);
-        const size_t own = size_t(place.position) * step;
-        std::copy_n(qkv + key_begin + kv_head * size, size, at.keys + own);
-        std::copy_n(qkv + value_begin + kv_head * size, size, at.values + own);
+        std::copy_n(own, size, at.keys + size_t(place.position) * step);
+        std::copy_n(own + keys, size, at.values + size_t(place.position) * step);
         for (size_t head = kv_head * group; head < (kv_head + 1) * group; head++)
-            attend(op.out.as<T>() + row * key_begin + head * size, qkv + head * size, at, op);
+            attend(op.out.as<T>() + row * queries + head * size, query + head * size, at, op);
     });
 }
 

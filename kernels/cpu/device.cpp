@@ -111,6 +111,13 @@ void copy_on_device(void* to, const void* from, size_t bytes, Stream) {
     });
 }
 
+void gather_on_device(void* to, const void* from, size_t from_step, size_t bytes, size_t rows, Stream) {
+    parallel_for(rows, [&](size_t row) {
+        std::memcpy(static_cast<std::byte*>(to) + row * bytes, static_cast<const std::byte*>(from) + row * from_step,
+                    bytes);
+    });
+}
+
 void synchronize(Stream) {}
 
 // Every call has finished when it returns: the host's clock is the device's.

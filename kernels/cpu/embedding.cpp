@@ -82,7 +82,8 @@ void embedding_forward(const EmbeddingForward& op, Stream) {
             T* out = op.out.as<T>() + i * op.channels;
             const T* token = op.wte.as<T>() + size_t(op.tokens[i]) * op.channels;
             if (!op.wpe) return void(std::copy_n(token, op.channels, out));
-            store_sum(out, token, op.wpe.as<T>() + i % op.seq_len * op.channels, op.channels);
+            const size_t position = op.positions ? size_t(op.positions[i]) : i % size_t(op.seq_len);
+            store_sum(out, token, op.wpe.as<T>() + position * op.channels, op.channels);
         });
     });
 }

@@ -89,7 +89,8 @@ template <class T> void forward_position(const QkNormRopeForward& op, size_t row
     const int heads = op.n_head + op.n_kv_head, size = op.head_size, half = op.rotary / 2;
     const Work<1> work(size, half);
     float* x = work.head[0];
-    if (half > 0) work.load_angles(op.table, op.first_position + row % op.seq_len, half);
+    const size_t position = op.positions ? size_t(op.positions[row]) : row % size_t(op.seq_len);
+    if (half > 0) work.load_angles(op.table, position, half);
     T* qkv = op.qkv.as<T>() + row * (heads + op.n_kv_head) * size;
     if (op.raw) std::memcpy(op.raw.as<T>() + row * heads * size, qkv, size_t(heads) * size * sizeof(T));
     for (int h = 0; h < heads; h++) {

@@ -46,23 +46,24 @@ __global__ void __launch_bounds__(kDecodeThreads) attention_decode_kernel(Attent
     const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
     const int head = blockIdx.x, row = blockIdx.y, size = op.head_size, group = op.n_head / op.n_kv_head;
     const int kv_head = head / group;
-    const size_t step = size_t(op.n_head + 2 * op.n_kv_head) * size;
-    const size_t key_begin = size_t(op.n_head + kv_head) * size, value_begin = key_begin + size_t(op.n_kv_head) * size;
+    const size_t queries = size_t(op.n_head) * size, step = 2 * size_t(op.n_kv_head) * size;
+    const size_t key_begin = size_t(kv_head) * size, value_begin = key_begin + step / 2;
     const AttentionDecode::Place place = op.places[row];
-    const T* __restrict__ qkv = op.qkv.as<T>() + row * step;
+    const T* __restrict__ heads = op.qkv.as<T>() + row * (queries + step);
+    const T* __restrict__ own = heads + queries;
     T* sequence = op.cache.as<T>() + size_t(place.sequence) * op.capacity * step;
     if (head % group == 0)
         for (int c = threadIdx.x; c < size; c += kDecodeThreads) {
-            sequence[place.position * step + key_begin + c] = qkv[key_begin + c];
-            sequence[place.position * step + value_begin + c] = qkv[value_begin + c];
+            sequence[place.position * step + key_begin + c] = own[key_begin + c];
+            sequence[place.position * step + value_begin + c] = own[value_begin + c];
         }
 
     Columns query, out{};
-    query.load(qkv + size_t(head) * size, size);
+    query.load(heads + size_t(head) * size, size);
     float largest = std::numeric_limits<float>::lowest(), sum = 0;
     const int first = op.window > 0 ? max(place.first_key, place.position + 1 - op.window) : place.first_key;
     for (int key = first + warp; key <= place.position; key += kDecodeWarps) {
-        const T* from = key == place.position ? qkv : sequence + key * step;
+        const T* from = key == place.position ? own : sequence + key * step;
         Columns columns;
         columns.load(from + key_begin, size);
         float product = 0;

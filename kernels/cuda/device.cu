@@ -232,6 +232,12 @@ void copy_on_device(void* to, const void* from, size_t bytes, Stream stream) {
     check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, cuda_stream(stream)), "copy on the GPU");
 }
 
+void gather_on_device(void* to, const void* from, size_t from_step, size_t bytes, size_t rows, Stream stream) {
+    check_cuda(
+        cudaMemcpy2DAsync(to, bytes, from, from_step, bytes, rows, cudaMemcpyDeviceToDevice, cuda_stream(stream)),
+        "copy on the GPU");
+}
+
 void synchronize(Stream stream) {
     check_cuda(cudaStreamSynchronize(cuda_stream(stream)), "waiting for the GPU");
     staging_ring().deliver(cuda_stream(stream));

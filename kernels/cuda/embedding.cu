@@ -30,7 +30,8 @@ __global__ void __launch_bounds__(kForwardThreads) embedding_forward_kernel(Embe
     if (i >= size_t(op.batch) * op.seq_len) return;
     const int channels = op.channels;
     const T* __restrict__ token = op.wte.as<T>() + size_t(op.tokens[i]) * channels;
-    const T* __restrict__ position = op.wpe.as<T>() + (kHasPositions ? i % op.seq_len * channels : 0);
+    const size_t at = op.positions ? size_t(op.positions[i]) : i % op.seq_len;
+    const T* __restrict__ position = op.wpe.as<T>() + (kHasPositions ? at * channels : 0);
     T* __restrict__ out = op.out.as<T>() + i * channels;
 #pragma unroll 4
     for (int c = int(threadIdx.x) % kWarpSize * kPackSize<T>; c < channels; c += kStep) {

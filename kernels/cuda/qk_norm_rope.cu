@@ -160,15 +160,18 @@ __device__ float team_sum(float value, int lanes) {
 // A head by its number among all query and key heads of the batch.
 struct Head {
     size_t row;    // the position in the batch
-    int position;  // in its sequence
+    int position;  // in the table
     bool is_query;
     size_t in_qkv, alone;  // where it begins in qkv and in raw
 };
 
 template <class Op> __device__ Head head_at(const Op& op, unsigned index) {
     const unsigned heads = unsigned(heads_of(op)), row = index / heads, h = index % heads;
-    return {row, int(row % unsigned(op.seq_len)), int(h) < op.n_head,
-            (size_t(row) * (heads + unsigned(op.n_kv_head)) + h) * op.head_size, size_t(index) * op.head_size};
+    int position = int(row % unsigned(op.seq_len));
+    if constexpr (std::is_same_v<Op, QkNormRopeForward>)
+        if (op.positions) position = op.positions[row];
+    return {row, position, int(h) < op.n_head, (size_t(row) * (heads + unsigned(op.n_kv_head)) + h) * op.head_size,
+            size_t(index) * op.head_size};
 }
 
 // ---- forward --------------------------------------------------------------------------------------------------------
@@ -211,9 +214,7 @@ __global__ void __launch_bounds__(kThreads) qk_norm_rope_forward_kernel(Teams<Qk
         if (op.raw) store_unit<kAligned>(op.raw.as<T>() + at.alone, unit[u], x[u]);
         if (op.rstd) multiply(x[u], rstd);
         if (weight) multiply(x[u], load_unit<kAligned>(weight, unit[u]));
-        if (unit[u].rotates)
-            rotate(x[u],
-                   load_angles<kAligned, T>(table, size_t(op.first_position) + at.position, op.rotary / 2, unit[u]));
+        if (unit[u].rotates) rotate(x[u], load_angles<kAligned, T>(table, size_t(at.position), op.rotary / 2, unit[u]));
         store_unit<kAligned>(head, unit[u], x[u]);
     }
 }

@@ -138,6 +138,17 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
     return cudaSuccess;
 }
 
+cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
+                              size_t height, cudaMemcpyKind kind, cudaStream_t stream) {
+    if (width > to_pitch || width > from_pitch) return result(cudaErrorInvalidValue);
+    for (size_t row = 0; row < height; row++)
+        if (cudaError_t error =
+                cudaMemcpyAsync(static_cast<std::byte*>(to) + row * to_pitch,
+                                static_cast<const std::byte*>(from) + row * from_pitch, width, kind, stream))
+            return error;
+    return cudaSuccess;
+}
+
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
     if (cudaError_t error = cudaMemcpyAsync(to, from, bytes, kind, nullptr)) return error;
     return cudaStreamSynchronize(nullptr);
