@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Proof that the tests find faults: plants each fault of kernel_faults.py, model_faults.py and rank_faults.py in a copy
-of the tree.
+"""Proof that the tests find faults: plants each fault of kernel_faults.py, model_faults.py, rank_faults.py and
+tokenizer_faults.py in a copy of the tree.
 
     dev/plant_faults.py [--only TEXT] [--skip N] [--out FILE.md]
 
 For each fault it lets the witnesses of its file testify, one after the other until one fails: for a kernel the tests of
 its op's family in the modes of build/test_simt (the default order, three seeds, the strict proxy, ThreadSanitizer,
-AddressSanitizer), for a CPU kernel, the textbook and a model's parts build/test_cpu, for what ranks do together the
-trainer on CPU ranks and on simulated GPUs. A witness counts only if it is silent without the fault. Exit code 0 if
-every fault is caught. Takes a minute or two per fault.
+AddressSanitizer), for a CPU kernel, the textbook, a model's parts and tokenizers build/test_cpu, for what ranks do
+together the trainer on CPU ranks and on simulated GPUs. A witness counts only if it is silent without the fault. Exit
+code 0 if every fault is caught. Takes a minute or two per fault.
 """
 import argparse
 import os
@@ -23,7 +23,9 @@ from pathlib import Path
 import kernel_faults
 import model_faults
 import rank_faults
+import tokenizer_faults
 
+FAULTS = kernel_faults.FAULTS + model_faults.FAULTS + rank_faults.FAULTS + tokenizer_faults.FAULTS
 ROOT = Path(__file__).resolve().parents[1]
 MODES = [("default order", "test_simt", []), ("seed 1", "test_simt", ["--seed", "1"]),
          ("seed 2", "test_simt", ["--seed", "2"]), ("seed 3", "test_simt", ["--seed", "3"]),
@@ -56,6 +58,8 @@ def witnesses_of(file):
     if file in {fault[0] for fault in model_faults.FAULTS}:
         return [("models", ["test_cpu"], ["build/test_cpu", "[model],[config]"]),
                 ("families in the program", ["train_gpt_cpu"], [*PROGRAM, "test_families"])] + CPU_RANKS
+    if file in {fault[0] for fault in tokenizer_faults.FAULTS}:
+        return [("tokenizers", ["test_cpu"], ["build/test_cpu", "tokenizer*,pretokenizer*,prepare*"])]
     if not file.startswith("kernels/cuda/"):
         comm = [("default order", ["test_simt"], ["build/test_simt", "[comm]"])]  # adds as the CPU does
         return CPU_RANKS + (SIMULATED_RANKS if file.startswith("model/") else comm if name == "tree_sum.h" else [])
@@ -135,8 +139,7 @@ def main():
     parser.add_argument("--skip", type=int, default=0, help="so many from the start of the list")
     parser.add_argument("--out", type=Path, help="Markdown table of the results")
     args = parser.parse_args()
-    faults = kernel_faults.FAULTS + model_faults.FAULTS + rank_faults.FAULTS
-    chosen = [fault for fault in faults if args.only in fault[0] or args.only in fault[1]][args.skip:]
+    chosen = [fault for fault in FAULTS if args.only in fault[0] or args.only in fault[1]][args.skip:]
     rows, escaped, silent_without = [], 0, []
     with tempfile.TemporaryDirectory() as temporary:
         tree = Path(temporary, "tree")

@@ -1,0 +1,66 @@
+"""Faults in tokenizers, for dev/plant_faults.py: the same form as kernel_faults.py."""
+SPLIT, ENCODER, ADDED, NFC = "data/pretokenizer.cpp", "data/encoder.cpp", "data/added_tokens.h", "data/nfc.cpp"
+TOKENIZER, RULES, PREPARE = "data/tokenizer.cpp", "data/tokenizer_rules.cpp", "data/prepare.cpp"
+
+FAULTS = [
+    # ---- pieces of the families' patterns
+    (SPLIT, "Llama 3's numbers have two digits", "llama3_length(text, 3);", "llama3_length(text, 2);"),
+    (SPLIT, "Qwen's numbers have three digits", "llama3_length(text, 1);", "llama3_length(text, 3);"),
+    (SPLIT, "Llama 3's contractions have a case", "contraction_length(text, 0, true)) return length;",
+     "contraction_length(text, 0, false)) return length;"),
+    (SPLIT, "a long s ends no contraction",
+     "return any_case && text.substr(at + 1).starts_with(\"\\u017f\") ? 3 : 0;", "return 0;"),
+    (SPLIT, "line ends do not follow punctuation", "return rest_length(text, \"\\r\\n\");",
+     "return rest_length(text, \"\");"),
+    (SPLIT, "a slash does not follow o200k's punctuation", "return rest_length(text, \"\\r\\n/\");",
+     "return rest_length(text, \"\\r\\n\");"),
+    (SPLIT, "o200k's word does not end with characters without case", "if (needs_lower) return behind_caseless;",
+     "if (needs_lower) return 0;"),
+    (SPLIT, "o200k's words have no contraction", "return end + contraction_length(text, end, true);", "return end;"),
+    (SPLIT, "o200k tries words without a leading character first", "for (bool leads : {true, false}) {",
+     "for (bool leads : {false, true}) {"),
+    (SPLIT, "marks are letters",
+     "return run_end(text, first.length, letter);\n    if (first.is(number)) return digits_end(text, most_digits);",
+     "return run_end(text, first.length, letter | mark);\n"
+     "    if (first.is(number)) return digits_end(text, most_digits);"),
+    (SPLIT, "single digits are joined", "? first.length : run_end(text, 0, number)", "? run_end(text, 0, number) : 0"),
+    (SPLIT, "white space does not end behind its last line end", "if (ends_lines && lines > 0) return lines;", ""),
+    # ---- where a long text is cut
+    (SPLIT, "a cut between punctuation and its line end",
+     "(at == '\\r' || at == '\\n') && !is_ascii_alphanumeric(before)",
+     "false && !is_ascii_alphanumeric(before)"),
+    (SPLIT, "a cut between a line end and a slash", "cut > 1 && at != '/' &&", "cut > 1 &&"),
+    (SPLIT, "a cut between a line end and white space", "if (is_whole && white_space_length(text.substr(cut)) == 0)",
+     "if (is_whole)"),
+    (SPLIT, "a cut behind white space with a line end", "!ends_in_space(text.substr(0, cut - 1))", "true"),
+    (SPLIT, "a cut between U+2581 and a space", " && !text.substr(0, cut).ends_with(\"\\u2581\")", ""),
+    # ---- ids
+    (ENCODER, "text is not normalized",
+     "if (rules.normalization == Normalization::nfc && !is_certainly_nfc(text))", "if (false)"),
+    (ENCODER, "words that are tokens are merged", "if (tokenizer_.rules().whole_words_first && dropout_ == 0)",
+     "if (false)"),
+    (ENCODER, "every part of a text begins with a space", "if (is_prefixed && !goes_on)", "if (is_prefixed)"),
+    (ENCODER, "U+2581 is no space", "changed = with_spaces(text);", "changed = text;"),
+    (ADDED, "the shortest of several added tokens is found", "std::ranges::greater()", "std::ranges::less()"),
+    (ADDED, "white space before an added token stays", "if (found->strips_left)", "if (false)"),
+    (ADDED, "white space behind an added token stays", "while (found->strips_right &&", "while (false &&"),
+    (NFC, "text is normalized in one piece", " && !(end > 0 && text.substr(end).starts_with(\"\\u11a7\"))", ""),
+    (NFC, "text is decomposed", "UTF8PROC_STABLE | UTF8PROC_COMPOSE", "UTF8PROC_STABLE | UTF8PROC_DECOMPOSE"),
+    (NFC, "marks are settled", "if (is_mark || (character", "if ((character"),
+    (NFC, "the parts of Hangul syllables are settled",
+     "if (is_mark || (character >= kFirstVowel && character <= kLastTail))", "if (is_mark)"),
+    (NFC, "characters are their own normalization form", "return to_nfc(alone) != alone;", "return false;"),
+    # ---- text from ids
+    (TOKENIZER, "the streaming decoder holds nothing back",
+     "const size_t complete = held_.size() - incomplete_length(held_);", "const size_t complete = held_.size();"),
+    (TOKENIZER, "the space before the first word stays", "text.starts_with(' ')) text.erase(0, 1);",
+     "text.starts_with(' ')) text.erase(0, 0);"),
+    # ---- documents
+    (TOKENIZER, "documents begin without their first token", "if (document_start_ != eot_) prefix_",
+     "if (false) prefix_"),
+    (TOKENIZER, "the digest lacks the rules", "digest.add(rules_.identity);", ""),
+    (RULES, "the template's tokens have no names", "name = id;", "name = \"\";"),
+    (RULES, "a pattern is removed instead of what it leaves", "find(json_, part + \"/invert\") == true", "true"),
+    (PREPARE, "documents have a prefix of one token", "prefix.begin(), prefix.end()",
+     "prefix.begin(), prefix.begin() + 1"),
+]
