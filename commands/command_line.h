@@ -51,7 +51,7 @@ inline constexpr const char* kCheckpointHelp = "run directory or RUN/checkpoints
 
 // Help for an argument that ModelSource takes.
 inline constexpr const char* kModelHelp =
-    "run directory, RUN/checkpoints/step_N, Hugging Face GPT-2 directory or model file of llm.c";
+    "run directory, RUN/checkpoints/step_N, Hugging Face directory or model file of llm.c";
 
 // --set, as load_config() takes it.
 void add_overrides(CLI::App& app, std::vector<std::string>& overrides);

@@ -68,7 +68,7 @@ void add_sample(CLI::App& app) {
     Config::Sample& sample = options->generation.sample;
     parser
         ->add_option("--prompt", options->prompts,
-                     "text to continue; the model reads <|endoftext|> before it, which begins every document. May be "
+                     "text to continue; the model first reads what begins every document, like <|endoftext|>. May be "
                      "repeated: the texts follow each other")
         ->take_all()
         ->allow_extra_args(false)
