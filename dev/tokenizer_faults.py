@@ -17,13 +17,12 @@ FAULTS = [
     (SPLIT, "o200k's word does not end with characters without case", "if (needs_lower) return behind_caseless;",
      "if (needs_lower) return 0;"),
     (SPLIT, "o200k's words have no contraction", "return end + contraction_length(text, end, true);", "return end;"),
-    (SPLIT, "o200k tries words without a leading character first", "for (bool leads : {true, false}) {",
-     "for (bool leads : {false, true}) {"),
     (SPLIT, "marks are letters",
      "return run_end(text, first.length, letter);\n    if (first.is(number)) return digits_end(text, most_digits);",
      "return run_end(text, first.length, letter | mark);\n"
      "    if (first.is(number)) return digits_end(text, most_digits);"),
-    (SPLIT, "single digits are joined", "? first.length : run_end(text, 0, number)", "? run_end(text, 0, number) : 0"),
+    (SPLIT, "single digits are joined",
+     "? first.length : run_end(text, 0, number)", "? run_end(text, 0, number) : first.length"),
     (SPLIT, "white space does not end behind its last line end", "if (ends_lines && lines > 0) return lines;", ""),
     # ---- where a long text is cut
     (SPLIT, "a cut between punctuation and its line end",

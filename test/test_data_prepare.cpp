@@ -148,6 +148,30 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: with a tokenizer that exists") {
     CHECK(out_files() == after);
 }
 
+TEST_CASE_METHOD(PrepareFixture, "prepare: with a tokenizer whose documents begin with a token of their own") {
+    const nlohmann::ordered_json families =
+        nlohmann::ordered_json::parse(read_file("test/data/tokenizer_families.json"))["families"];
+    write_bytes(directory_ / "llama3.json", families["llama3"]["tokenizer"].dump());
+    write_bytes(directory_ / "lines.jsonl", "{\"text\": \"Citizen\"}\n{\"text\": \"speak\"}\n");
+    options_.inputs = {directory_ / "lines.jsonl"};
+    options_.tokenizer = directory_ / "llama3.json";
+    options_.vocab_size = 0;
+    options_.val_fraction = 0;
+    prepare_quietly();
+
+    const Tokenizer tokenizer = Tokenizer::load(directory_ / "llama3.json");
+    Encoder encoder(tokenizer);
+    std::vector<int32_t> expected;
+    for (const char* text : {"Citizen", "speak"}) {
+        expected.insert(expected.end(), {tokenizer.eot(), tokenizer.document_start()});
+        for (const int32_t id : encoder.encode(text)) expected.push_back(id);
+    }
+    TokenStream stream(expand_glob(out_ + "/train_*.bin", "train"), tokenizer.vocab_size());
+    std::vector<int32_t> tokens(stream.token_count());
+    stream.read(0, tokens.size(), tokens.data());
+    CHECK(tokens == expected);
+}
+
 TEST_CASE_METHOD(PrepareFixture, "prepare: with GPT-2's vocabulary") {
     options_.tokenizer = "gpt2";
     options_.vocab_size = 50257;

@@ -204,6 +204,8 @@ TEST_CASE("tokenizer families: what is not supported is refused with its name") 
     expect_refusal(llama3, pattern, R"(\bb)", {R"(\b)"});
     expect_refusal(llama3, pattern, R"(\p{L}+ \p{L}+)", {"joins a space"});
     expect_refusal(llama3, "/pre_tokenizer/pretokenizers/0/behavior", "MergedWithNext", {"behavior", "MergedWithNext"});
+    // What the known pattern matches would be removed: all text.
+    expect_refusal(llama3, "/pre_tokenizer/pretokenizers/0/behavior", "Removed", {"behavior", "Removed"});
     expect_refusal(llama3, "/pre_tokenizer/pretokenizers/1/add_prefix_space", true, {"add_prefix_space"});
     expect_refusal(llama3, "/post_processor/processors/0/type", "BertProcessing",
                    {"/post_processor", "BertProcessing"});
@@ -266,6 +268,9 @@ TEST_CASE("tokenizer families: NFC") {
     CHECK(is_certainly_nfc("\u00e9 \u65e5\u672c \ud55c"));
     CHECK(!is_certainly_nfc("e\u0301"));
     CHECK(!is_certainly_nfc("\u09c7\u09be"));
+    CHECK(!is_certainly_nfc("\u1100\u1161"));  // Hangul: neither is a mark, each is its own normalization form
+    CHECK(!is_certainly_nfc("\uac00\u11a8"));
+    CHECK(!is_certainly_nfc("\u212b"));  // alone
     CHECK(to_nfc("\u09c7\u09be") == "\u09cb");
     for (std::string text : recorded()["texts"]) {
         CHECK(to_nfc(to_nfc(text)) == to_nfc(text));
