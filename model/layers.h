@@ -13,17 +13,16 @@
 enum class DropoutSite : uint32_t { embedding, attention, attn_proj, mlp };
 inline constexpr uint32_t kDropoutsPerBlock = 3;
 
-// Keys and values of sequences that grow, so that later tokens need not compute them again.
+// Keys and values of sequences that grow, so that later tokens need not compute them again. The channels of a position
+// are its keys, then its values.
 struct KeyValueCache {
-    View
-        memory;  // (L, cached sequences, capacity, channels): keys, then values of each position; null: nothing is kept
+    View memory;  // (L, sequences, capacity, channels); null: nothing is kept
     int sequences = 0, capacity = 0, channels = 0;
 
-    size_t elements() const { return size_t(sequences) * size_t(capacity) * size_t(channels); }  // of a layer
-    View layer(int number) const { return memory.from(size_t(number) * elements()); }
-    View sequence(int layer, int number) const {
-        return this->layer(layer).from(size_t(number) * size_t(capacity) * size_t(channels));
-    }
+    size_t sequence_elements() const { return size_t(capacity) * size_t(channels); }
+    size_t layer_elements() const { return size_t(sequences) * sequence_elements(); }
+    View layer(int number) const { return memory.from(size_t(number) * layer_elements()); }
+    View sequence(int of_layer, int number) const { return layer(of_layer).from(size_t(number) * sequence_elements()); }
 };
 
 // A pass over one more token of each of `rows` sequences, whose earlier keys and values are in the cache.

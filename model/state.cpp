@@ -157,7 +157,7 @@ GptState place_state(const GptOptions& options, Arena& arena) {
                    .sequences = options.cached_sequences,
                    .capacity = options.seq_len,
                    .channels = options.shape.kv_channels()};
-        s.cache.memory = arena.take("KV cache", "kv_cache", layers * s.cache.elements(), options.precision);
+        s.cache.memory = arena.take("KV cache", "kv_cache", layers * s.cache.layer_elements(), options.precision);
         s.cached.resize(sequences);
         s.places = arena.take<ops::AttentionDecode::Place>("control", "places", sequences);
         s.positions = arena.take<int>("control", "positions", sequences);

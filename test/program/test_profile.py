@@ -167,9 +167,9 @@ class Profile(ProfileTest):
         step_ms = [record["step_ms"] for record in self.records(kind="train", without=()) if 3 <= record["step"] <= 5]
         total = float(next(line for line in table if line.startswith("step ")).split()[1])
         self.assertAlmostEqual(total, sum(step_ms) / 3, delta=2e-3)
-        for (step, span), ms in zip(spans.items(), step_ms):  # from the same begin; the span ends a little later
-            self.assertLessEqual(sum(e.ns for e in ops if e.args["step"] == step) / 1e6, ms + 1e-3)
-            self.assertLessEqual(ms, span.ns / 1e6 + 1e-3)
+        for (step, span), recorded in zip(spans.items(), step_ms):  # from the same begin; the span ends a little later
+            self.assertLessEqual(sum(e.ns for e in ops if e.args["step"] == step) / 1e6, recorded + 1e-3)
+            self.assertLessEqual(recorded, span.ns / 1e6 + 1e-3)
         self.assertAlmostEqual(share, 100 * head_ms / total, delta=0.1)
         least = head[0].args["flops"] / other["roofline_flops_per_s"], head[0].args["bytes"] / other[
             "roofline_bytes_per_s"]
