@@ -66,6 +66,43 @@ TEST_CASE("read_file and MappedFile give a file's bytes", "[files]") {
     CHECK(MappedFile(directory / "link").size() == 1 << 20);
 }
 
+TEST_CASE("an input file is read by position and says what has become of it", "[files]") {
+    TemporaryDirectory directory;
+    const std::string path = directory / "file";
+    put(path, "0123456789");
+    const InputFile file(path);
+    const InputFile copy = file;
+    std::string part(4, '?');
+    copy.read_at(3, part.data(), 4);
+    CHECK(part == "3456");
+    CHECK(file.size() == 10);
+    copy.read_at(10, part.data(), 0);
+    CHECK_THROWS_AS(file.read_at(7, part.data(), 4), Error);  // a mistake of the caller's
+    file.check_unchanged();
+
+    SECTION("cut") {
+        std::filesystem::resize_file(path, 5);
+        expect_error(Exit::data, {path, "offset 5", "10 bytes"}, [&] { file.read_at(3, part.data(), 4); });
+        expect_error(Exit::data, {path, "5 bytes", "had 10"}, [&] { file.check_unchanged(); });
+    }
+    SECTION("written to in place, with the same size") {
+        const timespec times[2] = {{1, 0}, {1, 5}};
+        ::utimensat(AT_FDCWD, path.c_str(), times, 0);
+        expect_error(Exit::data, {path, "written to"}, [&] { file.check_unchanged(); });
+    }
+    SECTION("replaced by another, which reads do not see") {
+        put(directory / "other", "9876543210");
+        std::filesystem::rename(directory / "other", path);
+        copy.read_at(3, part.data(), 4);
+        CHECK(part == "3456");
+        expect_error(Exit::data, {path, "replaced"}, [&] { file.check_unchanged(); });
+    }
+    SECTION("removed") {
+        std::filesystem::remove(path);
+        expect_error(Exit::no_input, {path, "No such file"}, [&] { file.check_unchanged(); });
+    }
+}
+
 TEST_CASE("what is not a regular file is refused at once, by name", "[files]") {
     TemporaryDirectory directory;
     const std::string fifo = directory / "fifo", loop = directory / "loop", dangling = directory / "dangling";
@@ -86,6 +123,7 @@ TEST_CASE("what is not a regular file is refused at once, by name", "[files]") {
           Case{directory / std::string(300, 'n'), Exit::io, "too long"}}) {
         expect_error(c.code, {c.path, c.word}, [&] { read_file(c.path); });
         expect_error(c.code, {c.path, c.word}, [&] { MappedFile{c.path}; });
+        expect_error(c.code, {c.path, c.word}, [&] { InputFile{c.path}; });
     }
     CHECK(read_file(directory / "file", 5) == "12345");
     expect_error(Exit::data, {"file", "5 bytes", "at most 4"}, [&] { read_file(directory / "file", 4); });

@@ -51,9 +51,18 @@ const char* kind_of(mode_t mode) {
     return "a device";
 }
 
-size_t size_of_regular_file(int descriptor, const std::string& path, Exit otherwise) {
+struct stat status_of(int descriptor, const std::string& path) {
     struct stat status;
-    if (fstat(descriptor, &status) != 0) fail_to("read the size of", path, Exit::io);
+    if (::fstat(descriptor, &status) != 0) fail_to("read the size of", path, Exit::io);
+    return status;
+}
+
+int64_t modified_ns(const struct stat& status) {
+    return int64_t(status.st_mtim.tv_sec) * 1'000'000'000 + status.st_mtim.tv_nsec;
+}
+
+size_t size_of_regular_file(int descriptor, const std::string& path, Exit otherwise) {
+    const struct stat status = status_of(descriptor, path);
     if (!S_ISREG(status.st_mode)) fail(otherwise, "%s is %s, not a file", path, kind_of(status.st_mode));
     return size_t(status.st_size);
 }
@@ -85,6 +94,38 @@ FileDescriptor::~FileDescriptor() {
     const int error = errno;
     if (number_ != -1) ::close(number_);
     errno = error;
+}
+
+InputFile::InputFile(const std::string& path)
+    : path_(path), descriptor_(std::make_shared<const FileDescriptor>(open_file(path, O_RDONLY))) {
+    size_ = size_of_regular_file(*descriptor_, path, Exit::no_input);
+    modified_ns_ = modified_ns(status_of(*descriptor_, path));
+}
+
+void InputFile::read_at(size_t offset, void* bytes, size_t count) const {
+    require(offset <= size_ && count <= size_ - offset, "%s: no bytes [%zu, %zu) of %zu", path_, offset, offset + count,
+            size_);
+    char* rest = static_cast<char*>(bytes);
+    for (const size_t end = offset + count; offset < end;) {
+        const ssize_t got = uninterrupted([&] { return ::pread(*descriptor_, rest, end - offset, off_t(offset)); });
+        if (got < 0) fail_to(format("read %zu bytes at offset %zu of", end - offset, offset), path_, Exit::io);
+        if (got == 0)
+            fail(Exit::data, "%s ends at offset %zu, but it had %zu bytes when it was opened", path_, offset, size_);
+        rest += got;
+        offset += size_t(got);
+    }
+}
+
+void InputFile::check_unchanged() const {
+    const struct stat now = status_of(*descriptor_, path_);
+    if (size_t(now.st_size) != size_)
+        fail(Exit::data, "%s has changed while it was in use: it has %zu bytes, it had %zu", path_, size_t(now.st_size),
+             size_);
+    if (modified_ns(now) != modified_ns_) fail(Exit::data, "%s has been written to while it was in use", path_);
+    struct stat named;
+    if (::stat(path_.c_str(), &named) != 0) fail_to("find", path_, Exit::no_input);
+    if (named.st_dev != now.st_dev || named.st_ino != now.st_ino)
+        fail(Exit::data, "%s has been replaced by another file while it was in use", path_);
 }
 
 MappedFile::MappedFile(const std::string& path) : path_(path) {

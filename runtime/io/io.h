@@ -36,8 +36,32 @@ private:
     int number_ = -1;
 };
 
+// A regular file, read by position; copies share the descriptor. For files that another program may change, or that lie
+// on a disk that may fail, while the run goes on: a read that fails is an Error, where a mapped page would be SIGBUS.
+// FIFOs, directories and devices are refused without blocking. Threads may read at the same time.
+class InputFile {
+public:
+    InputFile() = default;
+    explicit InputFile(const std::string& path);
+    const std::string& path() const { return path_; }
+    size_t size() const { return size_; }  // when it was opened
+    // Copies bytes [offset, offset + count), which lie within size(). Exit::io, with the offset, if the system cannot
+    // read them; Exit::data if the file has become shorter.
+    void read_at(size_t offset, void* bytes, size_t count) const;
+    // Exit::data unless the path still leads to the file that was opened (device and inode), and its size and the time
+    // of its last modification are those of then. Exit::io or Exit::no_input if that cannot be found out.
+    void check_unchanged() const;
+
+private:
+    std::string path_;
+    std::shared_ptr<const FileDescriptor> descriptor_;
+    size_t size_ = 0;
+    int64_t modified_ns_ = 0;
+};
+
 // A regular file, read-only in memory; copies share the mapping. FIFOs, directories and devices are refused without
-// blocking.
+// blocking. For commands that read a file once and can be repeated: a page that cannot be read (a failing disk, a file
+// that is cut) ends the process with Exit::io and a sentence that names the file and the offset.
 class MappedFile {
 public:
     MappedFile() = default;
