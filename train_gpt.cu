@@ -1,5 +1,7 @@
 // main(): the training recipe. Other commands are in commands/.
+#include "commands/divergence.h"
 #include "commands/profiler.h"
+#include "commands/saving.h"
 #include "runtime/io/io.h"
 
 int main(int argc, char** argv) {
@@ -25,7 +27,7 @@ int main(int argc, char** argv) {
             check_profile(line->profile, config);
             const std::string digest = dataset.train.digest();
             ranks.control().require_same(digest, "the digest of data.train");
-            RunStart start = start_run(config, line->start, digest, line->accept_changes, ranks.comm());
+            RunStart start = start_run(config, line->start, digest, ranks.comm());
             // matmul_choices is a file that stays: the same machine and binary choose the same GEMM algorithms, and so
             // give the same bits.
             configure_device({.local_rank = environment.local_rank,
@@ -62,9 +64,14 @@ int main(int argc, char** argv) {
 
                 // A rank that was asked to stop has told all others in this step's votes.
                 const bool must_stop = result.votes[kStop] > 0 || (run.comm.size == 1 && stop_signal());
-                validate_if_due(run);
-                show_sample_if_due(run);
-                if (must_stop || checkpoint_is_due(run)) save(run, must_stop || run.is_complete());
+                if (run.divergence) {
+                    end_divergence(run);  // the run is where a checkpoint was saved
+                } else {
+                    check_replicas_if_due(run);
+                    validate_if_due(run);
+                    show_sample_if_due(run);
+                    if (must_stop || checkpoint_is_due(run)) save(run, must_stop || run.is_complete());
+                }
                 profiler.end_step(record, must_stop || run.is_complete());
                 if (must_stop && !run.is_complete()) {
                     run.progress.say(

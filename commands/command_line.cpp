@@ -48,21 +48,27 @@ void add_training(CLI::App& app, CommandLine& line) {
     add_overrides(app, line.overrides);
     auto add_start = [&](const char* flag, StartMode mode, const char* help) {
         return app.add_flag_callback(
-            flag, [&line, mode] { line.start = mode; }, help);
+            flag, [&line, mode] { line.start.mode = mode; }, help);
     };
     auto* resume =
         add_start("--resume", StartMode::resume, "continue the newest sound checkpoint in run.dir, or exit 66");
     auto* automatic = add_start("--auto", StartMode::automatic, "continue if there is a checkpoint, else start");
     auto* fresh = add_start("--fresh", StartMode::fresh, "move what is in run.dir aside and start anew");
+    auto resume_step = [&line](int64_t step) { line.start.mode = StartMode::resume, line.start.step = step; };
+    auto* at_step = app.add_option_function<int64_t>("--resume-step", resume_step,
+                                                     "continue from the checkpoint of this step; later ones are set "
+                                                     "aside")
+                        ->check(integer_in(0, kMostSteps));
     resume->excludes(automatic)->excludes(fresh);
     automatic->excludes(fresh);
+    at_step->excludes(automatic)->excludes(fresh);
     app.add_flag_callback(
         "--debug-sync", [&line] { line.overrides.push_back("device.debug_sync=true"); },
         "GPU: wait after each kernel, so that an error names the kernel that made it");
     app.add_option_function<std::string>(
         "--profile", [&line](const std::string& text) { read_profile(text, line.profile); },
         "START:STOP: leave a trace of these steps, and show where their time goes");
-    app.add_flag("--accept-changes", line.accept_changes, "resume although configuration or data have changed");
+    app.add_flag("--accept-changes", line.start.accept_changes, "resume although configuration or data have changed");
 }
 
 std::string version(const std::string& revision) {

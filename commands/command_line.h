@@ -18,12 +18,11 @@ struct StepRange {
 struct CommandLine {
     std::string config;                  // the JSON file
     std::vector<std::string> overrides;  // "section.key=value"
-    StartMode start = StartMode::only_new;
-    bool accept_changes = false;  // resume although configuration or data have changed
-    StepRange profile;            // steps to be traced
-    int nproc = 0;                // start that many ranks on this machine; 0: this process is one
-    LocalNode node;               // this machine, if several start ranks for one run
-    std::string revision;         // of the program
+    StartRequest start;
+    StepRange profile;     // steps to be traced
+    int nproc = 0;         // start that many ranks on this machine; 0: this process is one
+    LocalNode node;        // this machine, if several start ranks for one run
+    std::string revision;  // of the program
 };
 
 // Reads the arguments. If they ask for something else than training, does that and returns nullopt, unless several

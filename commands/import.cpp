@@ -75,7 +75,7 @@ void import_model(const Options& options) {
     Gpt gpt(gpt_options, comm_single());
     load_initial_weights(gpt, config.model, options.source);
 
-    const FileDescriptor lock = open_run_directory(options.run, StartMode::only_new);
+    const DirectoryLock lock = open_run_directory(options.run, StartMode::only_new);
     if (tokenizer) {
         config.data.tokenizer = options.run + "/tokenizer.json";
         write_file_atomically(config.data.tokenizer, tokenizer->json());

@@ -1,7 +1,9 @@
 #include "commands/training_run.h"
 
+#include "commands/divergence.h"
 #include "commands/generation.h"
 #include "commands/run_file.h"
+#include "commands/saving.h"
 #include "model/plan.h"
 
 namespace {
@@ -87,9 +89,10 @@ NormRecord norms_of(const TensorLayout& layout, const StepResult& result, int st
 
 // In the members' order, errors in the data are found before the model takes memory, and errors in the weights before
 // the log touches run.dir.
-TrainingRun::TrainingRun(const Config& c, Ranks& ranks, Dataset data, std::vector<QuestionSet> asked,
-                         const RunStart& start, TrainingProgress& shown_progress)
+TrainingRun::TrainingRun(const Config& c, Ranks& ranks, Dataset data, std::vector<QuestionSet> asked, RunStart& start,
+                         TrainingProgress& shown_progress)
     : config(c),
+      lock(std::move(start.lock)),
       dataset(std::move(data)),
       questions(std::move(asked)),
       state(start.state),
@@ -99,15 +102,20 @@ TrainingRun::TrainingRun(const Config& c, Ranks& ranks, Dataset data, std::vecto
       val_loader(dataset.val ? std::make_unique<Loader>(*dataset.val, loader_options(c, comm, SampleOrder::once))
                              : nullptr),
       gpt(initial_model(c, comm, start.checkpoint)),
-      log(comm.rank == 0 ? std::make_optional<RunLog>(c.run.dir, state.step, c.log.tensorboard ? config_json(c) : "")
-                         : std::nullopt),
+      log(comm.rank == 0 ? std::make_optional<RunLog>(run_log(c, state.step)) : std::nullopt),
       progress(shown_progress),
       token_flops(flops_of_token(gpt.options())),
       peak_flops_per_s(comm.size * ::peak_flops_per_s(device_info().name, c.train.precision, c.device.tf32)),
       course(planned_course(c, train_loader.windows())),
       start_ms(now_ms() - 1000 * state.progress.trained_s),
+      background_save(c.run.dir, comm, retention_of(c)),
       energy(energy_sources(ranks.local_rank())) {
     if (state.progress.course_by_time.end_step > 0) course = state.progress.course_by_time;
+    if (c.checkpoint.asynchronous) background_save.reserve(gpt.saved_tensors());
+}
+
+RunLog run_log(const Config& config, int committed_step) {
+    return RunLog(config.run.dir, committed_step, config.log.tensorboard ? config_json(config) : "");
 }
 
 void check_init_from(const Config& config, const std::string& config_path, const std::string& tokenizer_digest) {
@@ -155,29 +163,6 @@ void warn_of_slow_gpus(TrainingRun& run, const EnergyReading& energy, double ran
                             run.comm.size, reasons.c_str()));
 }
 
-void count_energy(TrainState::Progress::Energy& energy, double joules, int steps) {
-    energy.joules += joules;
-    energy.steps += steps;
-}
-
-// Energy and cost of the run so far, as far as they are known.
-void say_totals(const TrainingRun& run) {
-    const Config::Cost& cost = run.config.cost;
-    const TrainState::Progress::Energy& energy = run.state.progress.energy;
-    if (energy.steps > 0) {
-        const double kwh = energy.joules / 3.6e6;
-        const double tokens = double(energy.steps) * double(run.config.train.total_batch_tokens);
-        std::string text =
-            format("energy   %.4g kJ, %.4g kWh; %.4g J per token", energy.joules / 1000, kwh, energy.joules / tokens);
-        if (cost.co2_g_per_kwh > 0) text += format("; about %.4g g of CO2", kwh * cost.co2_g_per_kwh);
-        run.progress.say(text);
-    }
-    const double hours = run.elapsed_s() / 3600;
-    if (cost.price_per_hour > 0)
-        run.progress.say(
-            format("cost     about %.4g: %.4g hours at %.6g", hours * cost.price_per_hour, hours, cost.price_per_hour));
-}
-
 }  // namespace
 
 StepVotes votes_of(TrainingRun& run) {
@@ -186,12 +171,20 @@ StepVotes votes_of(TrainingRun& run) {
     votes.values[kEnd] = vote_on_end(run);
     votes.values[kJoules] = votes.energy.joules.value_or(0);
     votes.values[kThrottled] = votes.energy.throttle.empty() ? 0 : 1;
+    votes.values[kLost] = run.comm.rank == 0 && !run.lock.is_in_place() ? 1 : 0;
+    const BackgroundSave::Progress save = run.background_save.progress();
+    votes.values[kSaveUnfinished] = save.unfinished;
+    votes.values[kSaveFailed] = save.failed;
+    votes.values[kSaveCommitted] = save.committed;
     return votes;
 }
 
 TrainRecord finish_step(TrainingRun& run, const StepTimer& timer, const EnergyReading& energy,
                         const StepResult& result) {
     const Config& config = run.config;
+    if (result.votes[kLost] > 0)
+        fail(Exit::io, "%s was moved or removed while this run used it: its lock is not there any more",
+             config.run.dir);
     const CommTotals comm = comm_totals(run.comm) - timer.comm_before;
     const int step = run.state.step + 1;
     const double tokens = double(config.train.total_batch_tokens), step_ms = now_ms() - timer.start_ms;
@@ -224,7 +217,7 @@ TrainRecord finish_step(TrainingRun& run, const StepTimer& timer, const EnergyRe
     // Without the decision in a checkpoint, a resumed run would make another one.
     run.must_keep = result.votes[kEnd] > 0;
     if (run.must_keep) run.course = progress.course_by_time = {int(result.votes[kEnd]), step};
-    if (has_energy) count_energy(progress.energy, joules, 1);
+    if (has_energy) progress.energy.add(joules, 1);
     if (run.log) run.log->write(record);
     if (run.log && norms_are_due(run)) run.log->write(norms_of(run.gpt.layout(), result, step, record.time));
     run.progress.end_at(expected_end(config, run.course, step, run.elapsed_s()));
@@ -233,12 +226,17 @@ TrainRecord finish_step(TrainingRun& run, const StepTimer& timer, const EnergyRe
 
     run.state.step = step;
     progress.cursor = run.train_loader.cursor();
+    std::string diagnosis;
     if (result.non_finite_tensor.empty()) {
         progress.updates++;
         progress.loss_scale.step_applied(config.loss_scale, step);
     } else {
-        progress.loss_scale.step_skipped(config.loss_scale, step, result.non_finite_tensor);
+        diagnosis = progress.loss_scale.step_skipped(config.loss_scale, step, result.non_finite_tensor);
     }
+    judge_step(run, record, diagnosis);
+    const BackgroundSave::Progress saving{result.votes[kSaveUnfinished], result.votes[kSaveFailed],
+                                          result.votes[kSaveCommitted]};
+    if (const auto ended = run.background_save.advance(saving)) note_save(run, *ended, false);
     if (run.trace) {
         run.trace->add({.lane = Lane::host, .name = "step", .begin_ms = timer.start_ms, .end_ms = now_ms()});
         run.gpt.trace(run.trace, 0);
@@ -292,35 +290,3 @@ void show_sample_if_due(TrainingRun& run) {
 }
 
 bool norms_are_due(const TrainingRun& run) { return is_due(run.state.step + 1, run.config.log.norms_every_steps); }
-
-bool checkpoint_is_due(const TrainingRun& run) {
-    return run.must_keep || run.is_complete() || is_due(run.state.step, run.config.checkpoint.every_steps);
-}
-
-void save(TrainingRun& run, bool must_succeed) {
-    constexpr int kMostFailures = 3;
-    const HostSpan span(run.trace, "checkpoint");
-    run.control.note_phase(Phase::save, run.state.step);
-    run.progress.begin(format("step %d | checkpoint", run.state.step));
-    run.state.progress.device_choices = device_choices();
-    if (run.config.train.max_minutes > 0 || run.config.cost.price_per_hour > 0)
-        run.state.progress.trained_s = run.elapsed_s();
-    double joules = run.energy.read().joules.value_or(0);  // of what came after the last step
-    run.gpt.sum_over_ranks({&joules, 1});
-    count_energy(run.state.progress.energy, joules, 0);
-    try {
-        if (run.log) run.log->sync();
-        const SaveStats stats = save_checkpoint(run.config.run.dir, run.comm, run.state, run.gpt.saved_tensors());
-        run.progress.say(format("step %d | checkpoint %s, %.1f MiB in %.1f s", run.state.step, stats.directory.c_str(),
-                                double(stats.bytes) / 0x1p20, stats.seconds));
-        run.state.parent_step = run.state.step;
-        run.failed_saves = 0;
-        const Config::Checkpoint& kept = run.config.checkpoint;
-        if (run.comm.rank == 0) apply_retention(run.config.run.dir, run.state.run_id, kept.keep, kept.keep_best);
-        if (must_succeed) say_totals(run);
-    } catch (const Error& error) {
-        if (++run.failed_saves == kMostFailures || must_succeed) throw;
-        run.progress.say(format("step %d | save failed %d of %d times: %s", run.state.step, run.failed_saves,
-                                kMostFailures, error.what()));
-    }
-}

@@ -7,11 +7,21 @@
 
 #include "commands/questions.h"
 #include "kernels/trace.h"
+#include "runtime/checkpoint/background_save.h"
 #include "runtime/cluster/cluster.h"
 #include "runtime/performance/performance.h"
 
+// A step after which a run does not simply go on.
+struct Divergence {
+    bool is_spike;   // else gradients stayed non-finite
+    bool goes_back;  // else the run ends
+    std::string sentence;
+    double loss, limit;  // of the step; above which it is a spike
+};
+
 struct TrainingRun {
     const Config& config;
+    DirectoryLock lock;  // rank 0's, of run.dir
     Dataset dataset;
     std::vector<QuestionSet> questions;  // eval.questions
     TrainState state;                    // after the steps done so far
@@ -28,23 +38,23 @@ struct TrainingRun {
     double start_ms;         // when training began, as if without interruptions
     bool must_keep = false;  // a checkpoint is due, whatever its interval: it holds a decision, or the best weights
     int failed_saves = 0;    // in a row
+    BackgroundSave background_save;
+    std::optional<Divergence> divergence;  // the last step's
     EnergyMeter energy;
     std::set<std::string> throttled;  // what has been said about slow GPUs
     Trace* trace = nullptr;           // of the steps now; null: none
 
     // The model is at the start's checkpoint if there is one, else at model.init_from or freshly initialised. Takes all
-    // the memory of the run. Fails as Loader, Gpt and load_initial_weights() do, before anything in run.dir is written.
-    // `config` and `progress` must outlive the run.
-    TrainingRun(const Config& config, Ranks& ranks, Dataset data, std::vector<QuestionSet> questions,
-                const RunStart& start, TrainingProgress& progress);
+    // the memory of the run, and the lock from `start`. Fails as Loader, Gpt and load_initial_weights() do, before
+    // anything in run.dir is written. `config` and `progress` must outlive the run.
+    TrainingRun(const Config& config, Ranks& ranks, Dataset data, std::vector<QuestionSet> questions, RunStart& start,
+                TrainingProgress& progress);
 
     double elapsed_s() const { return (now_ms() - start_ms) / 1000; }
     bool has_ended_early() const {
         return config.eval.patience > 0 && state.progress.best.worse_since >= config.eval.patience;
     }
-    bool is_complete() const {
-        return (course.end_step > 0 && state.step == course.end_step) || has_ended_early();
-    }
+    bool is_complete() const { return (course.end_step > 0 && state.step == course.end_step) || has_ended_early(); }
 };
 
 // Fails with Exit::no_input, naming the configuration's file, if model.init_from is neither a file nor a directory,
@@ -68,29 +78,27 @@ struct StepTimer {
 
 // What ranks tell each other in end_step(): kStop > 0, one was asked to stop; kEnd, with train.max_minutes, the step
 // that will be the last, by the clock of rank 0, or 0 as long as that is open; kJoules since the last step, of which
-// rank 0's sum counts; kThrottled, ranks whose GPUs are slow because of heat or power.
-enum Vote { kStop, kEnd, kJoules, kThrottled };
+// rank 0's sum counts; kThrottled, ranks whose GPUs are slow because of heat or power; kLost > 0, run.dir was moved or
+// removed; and how far the save under way is.
+enum Vote { kStop, kEnd, kJoules, kThrottled, kLost, kSaveUnfinished, kSaveFailed, kSaveCommitted };
 struct StepVotes {
     EnergyReading energy;  // this rank's
     std::array<double, StepResult::kVotes> values;
 };
 StepVotes votes_of(TrainingRun& run);
 
-// After end_step(): writes, shows and returns the step's record, and moves run.state past the step.
+// After end_step(): writes, shows and returns the step's record, and moves run.state past the step. Sets run.divergence
+// if the run cannot simply go on. Fails with Exit::io on all ranks if run.dir was moved or removed.
 TrainRecord finish_step(TrainingRun& run, const StepTimer& timer, const EnergyReading& energy,
                         const StepResult& result);
 
 // Whether the configuration asks for the norms of the next step.
 bool norms_are_due(const TrainingRun& run);
 
-// Whether the configuration asks for a checkpoint after the step that was just done.
-bool checkpoint_is_due(const TrainingRun& run);
-
-// Likewise the validation loss and answers to questions, for the log and the terminal, and a sample of text; all ranks
-// together.
+// If the configuration asks for them after the step that was just done: the validation loss and answers to questions,
+// for the log and the terminal, and a sample of text; all ranks together.
 void validate_if_due(TrainingRun& run);
 void show_sample_if_due(TrainingRun& run);
 
-// Commits a checkpoint, all ranks together. The older ones are intact if it fails (the disk is full, say): unless
-// `must_succeed`, the first two failures in a row are only shown; the third is thrown.
-void save(TrainingRun& run, bool must_succeed);
+// The logs of a run of whose steps the first `committed_step` are committed.
+RunLog run_log(const Config& config, int committed_step);

@@ -21,7 +21,7 @@ OutDirectory::OutDirectory(const std::string& path, bool force)
     : path_(path), unfinished_(path + kUnfinished), is_new_(!directory_exists(path)), force_(force) {
     check_content(force);
     make_directories(path);
-    lock_ = lock_directory(path);
+    lock_ = DirectoryLock(path);
     check_content(force);  // again, for another process may have had the lock until just now
 }
 

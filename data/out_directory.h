@@ -43,6 +43,6 @@ private:
 
     std::string path_, unfinished_;
     bool is_new_, force_, keeps_ = false;
-    FileDescriptor lock_;
+    DirectoryLock lock_;
     Json progress_ = Json::object();
 };

@@ -438,6 +438,16 @@ std::vector<NamedTensor> Gpt::saved_tensors() const {
     return tensors;
 }
 
+std::vector<NamedTensor> Gpt::replicated_tensors() const {
+    const GptState& s = *state_;
+    if (!s.options.is_sharded()) return state_tensors();
+    std::vector<NamedTensor> tensors;
+    for (const Tensor& tensor : s.layout.tensors)
+        if (s.options.keeps_whole_parameters())
+            tensors.push_back({"param." + tensor.name, {tensor.count}, s.param.from(tensor.begin), 0, tensor.count});
+    return tensors;
+}
+
 void Gpt::masters_changed() {
     GptState& s = *state_;
     if (s.options.precision != Dtype::fp32)

@@ -30,7 +30,7 @@ struct StepSettings {
 };
 
 struct StepResult {
-    static constexpr int kVotes = 4;
+    static constexpr int kVotes = 8;
     double loss_sum;       // over all ranks' targets since begin_step, in nats
     float grad_norm;       // before clipping, loss scale removed
     double votes[kVotes];  // end_step()'s, added over all ranks
@@ -111,6 +111,9 @@ public:
     std::vector<NamedTensor> master_tensors() const;
     // The same, each element on one rank only: what it saves.
     std::vector<NamedTensor> saved_tensors() const;
+    // What every rank holds whole, and with the same bits: master weights and optimizer state, or the compute weights,
+    // or with parameters sharded nothing. To be read once all collectives have finished (drain()).
+    std::vector<NamedTensor> replicated_tensors() const;
     std::vector<NamedTensor> gradient_tensors() const;  // "grad.NAME", as end_step() found them
     void masters_changed();
 

@@ -1,8 +1,10 @@
+#include <cerrno>
 #include <cmath>
 #include <limits>
 
 #include "runtime/checkpoint/shard.h"
 #include "test/expect_error.h"
+#include "test/system_faults.h"
 #include "test/temporary_directory.h"
 #include "test/toy_checkpoint.h"
 
@@ -164,11 +166,104 @@ TEST_CASE("what could not be loaded is not committed") {
     expect_nothing_left();
 
     save(toy_info(1), model.tensors());
-    std::string before = read_file(step_directory(run.path(), 1) + "/shard_0000.bin");
-    ToyModel other(2, {{4, 3}, {5}});
-    expect_error(Exit::cannot_create, {"step_00000001", "already"}, [&] { save(toy_info(1), other.tensors()); });
-    CHECK(read_file(step_directory(run.path(), 1) + "/shard_0000.bin") == before);
     CHECK(has_only(checkpoints_directory(run.path()), {"step_00000001"}));
+}
+
+TEST_CASE("a commit sets aside the checkpoints of a course that the run has left") {
+    TemporaryDirectory run;
+    auto model = [](int64_t step) { return ToyModel(uint64_t(step), {{5}}); };
+    for (int64_t step : {10, 20, 30}) save_toy(run.path(), step, model(step));
+    const std::string before = read_file(step_directory(run.path(), 20) + "/shard_0000.bin");
+    save_toy(run.path(), 20, model(21));
+    CHECK(has_only(checkpoints_directory(run.path()),
+                   {"step_00000010", "step_00000020", "superseded.step_00000020.1", "superseded.step_00000030.1"}));
+    CHECK(read_file(checkpoints_directory(run.path()) + "/superseded.step_00000020.1/shard_0000.bin") == before);
+    CHECK(read_file(step_directory(run.path(), 20) + "/shard_0000.bin") != before);
+}
+
+TEST_CASE("a run can continue from the checkpoint of any step") {
+    TemporaryDirectory run;
+    std::vector<std::string> reports;
+    auto open = [&](int64_t step) {
+        return open_step(run.path(), step, [&](const std::string& line) { reports.push_back(line); });
+    };
+    expect_error(Exit::no_input, {run.path(), "step 10"}, [&] { open(10); });
+    for (int64_t step : {10, 20, 30}) save_toy(run.path(), step, ToyModel(uint64_t(step), {{5}}));
+    expect_error(Exit::no_input, {"step 15", "steps 10, 20, 30"}, [&] { open(15); });
+    overwrite(step_directory(run.path(), 10) + "/COMMIT", "");
+    expect_error(Exit::data, {"step_00000010"}, [&] { open(10); });
+    CHECK(reports.empty());  // whatever fails leaves everything as it is
+    CHECK(committed_steps(run.path()).size() == 3);
+    CHECK(open(20).manifest().info.step == 20);
+    CHECK(reports.size() == 1);
+    CHECK(
+        has_only(checkpoints_directory(run.path()), {"step_00000010", "step_00000020", "superseded.step_00000030.1"}));
+}
+
+TEST_CASE("a checkpoint that cannot be read gives way to the older one and stays as it is") {
+    for (const char* file : {"shard_0000.bin", "MANIFEST.json", "COMMIT"}) {
+        INFO(file);
+        TemporaryDirectory run;
+        for (int64_t step : {10, 20}) save_toy(run.path(), step, ToyModel(uint64_t(step), {{300'000}}));
+        std::vector<std::string> reports;
+        auto find = [&] {
+            return find_newest_valid(run.path(), [&](const std::string& line) { reports.push_back(line); });
+        };
+        {
+            const SystemFault fault(SystemCall::read, std::string("step_00000020/") + file, EIO);
+            const auto found = find();
+            REQUIRE(found);
+            CHECK(found->manifest().info.step == 10);
+            REQUIRE(reports.size() == 1);
+            CHECK_THAT(reports[0], ContainsSubstring("step 20 cannot be read") && ContainsSubstring(file) &&
+                                       ContainsSubstring(std::strerror(EIO)));
+        }
+        CHECK(committed_steps(run.path()) == std::vector<int64_t>{10, 20});
+        {
+            const SystemFault fault(SystemCall::read, std::string("/") + file, EIO);
+            expect_error(Exit::io, {run.path(), "no checkpoint can be read", file}, find);
+        }
+        CHECK(committed_steps(run.path()) == std::vector<int64_t>{10, 20});
+        CHECK(find()->manifest().info.step == 20);
+    }
+}
+
+TEST_CASE("a disk that fails while a checkpoint is loaded, or gives other bytes then, is told") {
+    TemporaryDirectory run;
+    ToyModel model(1, {{300'000}, {3}}), target(2, {{300'000}, {3}});
+    const Checkpoint checkpoint(save_toy(run.path(), 1, model).directory);
+    const std::string path = checkpoint.directory() + "/shard_0000.bin";
+    {
+        const SystemFault fault(SystemCall::read, "shard_0000.bin", EIO);
+        expect_error(Exit::io, {path, "offset 0"}, [&] { checkpoint.load(target.tensors()); });
+    }
+    const std::string bytes = read_file(path);
+    overwrite(path, with_flipped_bit(bytes, 8 * ((1 << 20) + 5)));
+    expect_error(Exit::data, {path, "from offset 1048576", "CRC32C"}, [&] { checkpoint.load(target.tensors()); });
+    overwrite(path, bytes);
+    checkpoint.load(target.tensors());
+    CHECK(target == model);
+}
+
+TEST_CASE("checkpoints that cannot be seen are not absent") {
+    TemporaryDirectory run;
+    auto find = [&] { return find_newest_valid(run.path(), [](const std::string&) {}); };
+    CHECK_FALSE(has_checkpoints(run.path()));
+    save_toy(run.path(), 1, ToyModel(1, {{3}}));
+    for (const int error : {EIO, ESTALE, EACCES}) {
+        for (const SystemCall call : {SystemCall::examine, SystemCall::list}) {
+            const SystemFault fault(call, "/checkpoints", error);
+            expect_error(error == EACCES ? Exit::permission : Exit::io,
+                         {run.path() + "/checkpoints", std::strerror(error)}, find);
+        }
+    }
+    std::filesystem::rename(run / "checkpoints", run / "elsewhere");
+    std::filesystem::create_symlink("elsewhere", run / "checkpoints");
+    CHECK(find());
+    std::filesystem::rename(run / "elsewhere", run / "unmounted");
+    expect_error(Exit::io, {run.path() + "/checkpoints", "links to"}, find);
+    std::filesystem::rename(run / "unmounted", run / "elsewhere");
+    CHECK(find());
 }
 
 TEST_CASE("a checkpoint asks for space before it begins") {
@@ -205,7 +300,8 @@ TEST_CASE("the newest sound and healthy checkpoint is found, and what is in its 
     found->load(loaded.tensors());
     CHECK(loaded == ToyModel(20, shapes));
     REQUIRE(reports.size() == 2);
-    CHECK_THAT(reports[0], ContainsSubstring("step 40") && ContainsSubstring("unhealthy.step_00000040.1"));
+    CHECK_THAT(reports[0],
+               ContainsSubstring("step 40") && ContainsSubstring("unhealthy") && ContainsSubstring("not finite"));
     CHECK_THAT(reports[1], ContainsSubstring("step 30") && ContainsSubstring("shard_0000.bin") &&
                                ContainsSubstring("offset 0") && ContainsSubstring("CRC32C"));
     CHECK(has_only(checkpoints, {"damaged.step_00000030.1", "step_00000010", "step_00000020", "step_1",
@@ -242,9 +338,9 @@ TEST_CASE("retention on disk keeps the newest, other runs and what it cannot rea
     overwrite(shard, read_file(shard).substr(1));  // so 50 does not count as a newer one
 
     make_directories(checkpoints_directory(run.path()) + "/deleting.step_00000010/left");
-    CHECK(apply_retention(run.path(), "run-a", 2) == std::vector<int64_t>{10});
+    CHECK(apply_retention(run.path(), "run-a", {.keep = 2}) == std::vector<int64_t>{10});
     CHECK(has_only(checkpoints_directory(run.path()),
                    {"step_00000005", "step_00000020", "step_00000030", "step_00000040", "step_00000050"}));
-    CHECK(apply_retention(run.path(), "run-a", 1) == std::vector<int64_t>{30});
-    CHECK(apply_retention(run.path(), "run-a", 1).empty());
+    CHECK(apply_retention(run.path(), "run-a", {.keep = 1}) == std::vector<int64_t>{30});
+    CHECK(apply_retention(run.path(), "run-a", {.keep = 1}).empty());
 }

@@ -66,7 +66,7 @@ void stay_quiet(const std::string&) {}
     for (;; step++) {
         save_toy(run_dir, step, model_of_step(step));
         if (::write(report, &step, sizeof step) != sizeof step) ::_exit(1);
-        apply_retention(run_dir, "run-a", 2);
+        apply_retention(run_dir, "run-a", {.keep = 2});
     }
 }
 
@@ -106,7 +106,7 @@ std::optional<bool> save_and_kill_at(const std::string& run_dir, int64_t step, i
         if (::ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) ::_exit(kMayNot);
         ::raise(SIGSTOP);
         save_toy(run_dir, step, model_of_step(step));
-        apply_retention(run_dir, "run-a", 1);
+        apply_retention(run_dir, "run-a", {.keep = 1});
         ::_exit(0);
     }
     int status = 0;
@@ -208,7 +208,8 @@ TEST_CASE("whenever a process is killed, the newest checkpoint it committed is t
         CHECK(step <= committed + 1);  // committed, but killed before it could say so
         CHECK(holds_its_step(*found));
         CHECK(committed_steps(run.path()).size() <= 3);  // killed before its retention: one more than kept
-        apply_retention(run.path(), found->manifest().info.run_id, 2);  // as the next process' first save would
+        apply_retention(run.path(), found->manifest().info.run_id,
+                        {.keep = 2});  // as the next process' first save would
         CHECK(committed_steps(run.path()).size() <= 2);
         next = step + 1;
     }
@@ -236,7 +237,7 @@ TEST_CASE("a save and a deletion may be killed at any system call") {
         REQUIRE(step <= newest + 1);
         CHECK(holds_its_step(*found));
         newest = step;
-        apply_retention(run.path(), "run-a", 1);  // so that the next child has as much to do as this one
+        apply_retention(run.path(), "run-a", {.keep = 1});  // so that the next child has as much to do as this one
         REQUIRE(stop < 2000);
     }
     CHECK(stop > 100);

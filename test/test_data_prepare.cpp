@@ -352,7 +352,7 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: nanoGPT's files of token ids") {
 
 TEST_CASE_METHOD(PrepareFixture, "prepare: one process at a time writes a data set") {
     make_directories(out_);
-    const FileDescriptor other = lock_directory(out_);
+    const DirectoryLock other(out_);
     expect_error(Exit::cannot_create, {out_, "in use", format("pid %d", int(::getpid()))}, [&] { prepare_quietly(); });
     CHECK(list_directory(out_) == std::vector<std::string>{"lock"});
 }

@@ -103,6 +103,25 @@ TEST_CASE("an input file is read by position and says what has become of it", "[
     }
 }
 
+TEST_CASE("a page of a mapped file that cannot be read ends the process with a sentence", "[files]") {
+    TemporaryDirectory directory;
+    const std::string path = directory / "file", said = directory / "said";
+    put(path, std::string(100'000, 'x'));
+    const pid_t child = ::fork();
+    if (child == 0) {
+        std::freopen(said.c_str(), "w", stderr);
+        { const MappedFile gone(path); }
+        const MappedFile file(path), other(directory / "file");
+        std::filesystem::resize_file(path, 10'000);
+        ::_exit(file.text()[70'000]);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    CHECK(WIFEXITED(status));
+    CHECK(WEXITSTATUS(status) == int(Exit::io));
+    CHECK_THAT(read_file(said), ContainsSubstring("cannot read " + path + " at offset 70000"));
+}
+
 TEST_CASE("what is not a regular file is refused at once, by name", "[files]") {
     TemporaryDirectory directory;
     const std::string fifo = directory / "fifo", loop = directory / "loop", dangling = directory / "dangling";

@@ -19,7 +19,7 @@ std::vector<int64_t> decide(const Stored& stored, const std::string& run_id, int
     std::vector<TrainState> valid;
     for (const StoredCheckpoint& c : stored)
         if (c.valid) valid.push_back({.step = int(c.step), .run_id = c.run_id, .healthy = c.healthy});
-    return steps_to_delete(valid, run_id, keep);
+    return steps_to_delete(valid, run_id, {.keep = keep});
 }
 
 // Random numbers of one sequence, one after the other.
@@ -70,10 +70,12 @@ std::string objection(const Stored& stored, int keep, const std::vector<int64_t>
         for (const StoredCheckpoint& kept : rest)
             if (is_own_healthy(gone) && is_deleted(gone.step) && is_own_healthy(kept) && kept.step < gone.step)
                 return "keeps an older healthy one instead of a newer";
-    for (const StoredCheckpoint& kept : rest)
-        for (const StoredCheckpoint& healthy_one : rest)
-            if (is_own(kept) && !kept.healthy && is_own_healthy(healthy_one) && kept.step < healthy_one.step)
-                return "keeps an unhealthy one though a newer one is healthy";
+    for (const StoredCheckpoint& own : stored) {
+        if (!is_own(own) || own.healthy) continue;
+        const auto newer = std::ranges::count_if(
+            stored, [&](const StoredCheckpoint& other) { return is_own(other) && other.step > own.step; });
+        if ((newer >= keep) != is_deleted(own.step)) return "an unhealthy one does not stay as long as it is new";
+    }
     if (std::count_if(rest.begin(), rest.end(), is_own) > 2 * keep) return "keeps too many";
     return {};
 }
@@ -127,11 +129,24 @@ TEST_CASE("retention keeps the checkpoint with the lowest validation loss if it 
         return state;
     };
     const std::vector<TrainState> stored = {saved(10, 10), saved(20, 20), saved(30, 20), saved(40, 20)};
-    CHECK(steps_to_delete(stored, "own", 1, true) == std::vector<int64_t>{10, 30});
-    CHECK(steps_to_delete(stored, "own", 1, false) == std::vector<int64_t>{10, 20, 30});
+    CHECK(steps_to_delete(stored, "own", {.keep = 1, .keep_best = true}) == std::vector<int64_t>{10, 30});
+    CHECK(steps_to_delete(stored, "own", {.keep = 1}) == std::vector<int64_t>{10, 20, 30});
     // What the newest says counts, in whatever order they are listed.
     const std::vector<TrainState> moved_on = {saved(50, 50), saved(20, 20), saved(40, 20)};
-    CHECK(steps_to_delete(moved_on, "own", 1, true) == std::vector<int64_t>{20, 40});
+    CHECK(steps_to_delete(moved_on, "own", {.keep = 1, .keep_best = true}) == std::vector<int64_t>{20, 40});
+}
+
+TEST_CASE("retention keeps the checkpoint that a run that diverges goes back to") {
+    auto saved = [](int step, bool healthy = true) {
+        return TrainState{.step = step, .run_id = "own", .healthy = healthy};
+    };
+    const Retention wanted{.keep = 1, .rollback_every = 10};
+    // 25 and 27 were saved when the run was stopped; 30 is not healthy.
+    CHECK(steps_to_delete({saved(10), saved(20), saved(25), saved(27)}, "own", wanted) == std::vector<int64_t>{10, 25});
+    CHECK(steps_to_delete({saved(10), saved(20), saved(27), saved(30, false)}, "own", wanted) ==
+          std::vector<int64_t>{10});
+    CHECK(steps_to_delete({saved(20), saved(27), saved(30, false), saved(40)}, "own", wanted) ==
+          std::vector<int64_t>{20, 27, 30});
 }
 
 TEST_CASE("the lowest validation loss is the first of equals, and never one that is not a number") {

@@ -1,12 +1,15 @@
 #include <fcntl.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <csignal>
 #include <set>
 
 #include "test/expect_error.h"
+#include "test/system_faults.h"
 #include "test/temporary_directory.h"
 #include "test/toy_checkpoint.h"
 
@@ -36,16 +39,67 @@ int exit_status(pid_t child) {
 TEST_CASE("a run directory has one user at a time") {
     TemporaryDirectory run;
     {
-        FileDescriptor lock = lock_directory(run.path());
+        DirectoryLock lock(run.path());
         CHECK_THAT(read_file(run / "lock"), ContainsSubstring("pid " + std::to_string(::getpid()) + ","));
         expect_error(Exit::cannot_create, {run.path(), "in use", "pid " + std::to_string(::getpid())},
-                     [&] { lock_directory(run.path()); });
-        CHECK(exit_status(in_child([&] { lock_directory(run.path()); })) == 1);
-        const FileDescriptor moved = std::move(lock);
-        CHECK(exit_status(in_child([&] { lock_directory(run.path()); })) == 1);
+                     [&] { DirectoryLock(run.path()); });
+        CHECK(exit_status(in_child([&] { DirectoryLock(run.path()); })) == 1);
+        const DirectoryLock moved = std::move(lock);
+        CHECK(exit_status(in_child([&] { DirectoryLock(run.path()); })) == 1);
     }
-    CHECK(exit_status(in_child([&] { lock_directory(run.path()); })) == 0);
-    expect_error(Exit::cannot_create, {"absent"}, [&] { lock_directory(run / "absent"); });
+    CHECK(exit_status(in_child([&] { DirectoryLock(run.path()); })) == 0);
+    expect_error(Exit::cannot_create, {"absent"}, [&] { DirectoryLock(run / "absent"); });
+}
+
+TEST_CASE("a lock says when its directory has been moved or removed") {
+    TemporaryDirectory parent;
+    const std::string run = parent / "run";
+    make_directories(run);
+    DirectoryLock lock(run);
+    CHECK(lock.is_in_place());
+    std::filesystem::rename(run, parent / "moved");
+    CHECK_FALSE(lock.is_in_place());
+    make_directories(run);
+    CHECK_FALSE(lock.is_in_place());
+    DirectoryLock second(run);  // another run has begun there
+    CHECK_FALSE(lock.is_in_place());
+    CHECK(second.is_in_place());
+    std::filesystem::remove_all(run);
+    std::filesystem::rename(parent / "moved", run);
+    CHECK(lock.is_in_place());
+    std::filesystem::remove_all(run);
+    CHECK_FALSE(lock.is_in_place());
+}
+
+TEST_CASE("without locks of the file system the lock's holder is told from its process and its signs of life") {
+    for (const int error : {ENOSYS, EOPNOTSUPP, ENOLCK}) {
+        const SystemFault fault(SystemCall::lock, "/lock", error);
+        TemporaryDirectory run;
+        int ready[2];
+        REQUIRE(::pipe2(ready, O_CLOEXEC) == 0);
+        const pid_t child = in_child([&] {
+            const DirectoryLock lock(run.path());
+            if (::write(ready[1], "x", 1) == 1) ::pause();
+        });
+        char byte;
+        REQUIRE(::read(ready[0], &byte, 1) == 1);
+        expect_error(Exit::cannot_create, {run.path(), "in use", "pid " + std::to_string(child)},
+                     [&] { DirectoryLock(run.path()); });
+        ::kill(child, SIGKILL);
+        ::waitpid(child, nullptr, 0);
+        { DirectoryLock lock(run.path()); }
+
+        std::ofstream(run / "lock") << "pid 1, host elsewhere, boot 0\n";
+        expect_error(Exit::cannot_create, {run.path(), "in use", "host elsewhere", "sign of life", "60 s"},
+                     [&] { DirectoryLock(run.path()); });
+        const timespec long_ago[2] = {{::time(nullptr) - 61, 0}, {::time(nullptr) - 61, 0}};
+        ::utimensat(AT_FDCWD, (run / "lock").c_str(), long_ago, 0);
+        { DirectoryLock lock(run.path()); }
+        for (const int end : ready) ::close(end);
+    }
+    TemporaryDirectory run;
+    const SystemFault fault(SystemCall::lock, "/lock", EIO);
+    expect_error(Exit::cannot_create, {"cannot lock", run.path()}, [&] { DirectoryLock(run.path()); });
 }
 
 TEST_CASE("a killed process holds no lock") {
@@ -53,15 +107,15 @@ TEST_CASE("a killed process holds no lock") {
     int ready[2];
     REQUIRE(::pipe2(ready, O_CLOEXEC) == 0);
     pid_t child = in_child([&] {
-        const FileDescriptor lock = lock_directory(run.path());
+        const DirectoryLock lock(run.path());
         if (::write(ready[1], "x", 1) == 1) ::pause();
     });
     char byte;
     REQUIRE(::read(ready[0], &byte, 1) == 1);
-    expect_error(Exit::cannot_create, {"pid " + std::to_string(child)}, [&] { lock_directory(run.path()); });
+    expect_error(Exit::cannot_create, {"pid " + std::to_string(child)}, [&] { DirectoryLock(run.path()); });
     ::kill(child, SIGKILL);
     CHECK(exit_status(child) == -1);
-    const FileDescriptor lock = lock_directory(run.path());
+    const DirectoryLock lock(run.path());
     CHECK_THAT(read_file(run / "lock"), !ContainsSubstring("pid " + std::to_string(child) + ","));
     ::close(ready[0]), ::close(ready[1]);
 }
@@ -80,7 +134,7 @@ TEST_CASE("of several starts at once exactly one gets the directory") {
                 ::close(start[1]), ::close(release[1]);
                 char byte = 'w';
                 while (::read(start[0], &byte, 1) > 0) continue;  // all begin when the parent closes its end
-                FileDescriptor lock;
+                DirectoryLock lock;
                 try {
                     lock = open_run_directory(parent / "run", StartMode::automatic);
                     byte = 'w';
@@ -123,7 +177,7 @@ TEST_CASE("opening a run directory moves an older run aside only if asked to, an
     CHECK(list_directory(parent.path()).empty());
 
     {
-        const FileDescriptor lock = open_run_directory(dir, StartMode::only_new);
+        const DirectoryLock lock = open_run_directory(dir, StartMode::only_new);
         CHECK(list_directory(parent / "deep/er") == std::vector<std::string>{"run"});
         CHECK(state_of_run_dir(dir) == RunDirState::empty);
         overwrite(dir + "/metrics.jsonl", "first");
@@ -136,11 +190,11 @@ TEST_CASE("opening a run directory moves an older run aside only if asked to, an
         CHECK(read_file(dir + "/metrics.jsonl") == "first");
     }
     {
-        const FileDescriptor lock = open_run_directory(dir + "//", StartMode::fresh);
+        const DirectoryLock lock = open_run_directory(dir + "//", StartMode::fresh);
         CHECK(read_file(dir + ".old-1/metrics.jsonl") == "first");
         CHECK(state_of_run_dir(dir) == RunDirState::empty);
-        expect_error(Exit::cannot_create, {"in use"}, [&] { lock_directory(dir); });
-        const FileDescriptor of_the_old = lock_directory(dir + ".old-1");
+        expect_error(Exit::cannot_create, {"in use"}, [&] { DirectoryLock{dir}; });
+        const DirectoryLock of_the_old(dir + ".old-1");
         overwrite(dir + "/metrics.jsonl", "second");
     }
     open_run_directory(dir, StartMode::fresh);

@@ -21,9 +21,7 @@ Config schedule_of(const std::string& name, int warmup_steps, int max_steps) {
 }
 
 // The rate of a step in the course that the steps alone give.
-double learning_rate(const Config& config, int step) {
-    return learning_rate(config, planned_course(config, 1), step);
-}
+double learning_rate(const Config& config, int step) { return learning_rate(config, planned_course(config, 1), step); }
 
 bool is_near(double x, double expected) { return std::abs(x - expected) <= 1e-15; }
 
@@ -173,7 +171,8 @@ TEST_CASE("the cooldown of a run with a time limit begins so that it ends on tim
         INFO(pace_s << " s per step");
         Course course;
         double elapsed_s = 0;
-        const int end = run_until_end(config, course, [&](int) { return pace_s; }, &elapsed_s);
+        const int end = run_until_end(
+            config, course, [&](int) { return pace_s; }, &elapsed_s);
         CHECK(elapsed_s <= 600 + pace_s);
         CHECK(elapsed_s > 600 - 2 * pace_s);
         CHECK(std::abs(course.cooldown_begin - 0.8 * end) <= 1.5);
@@ -228,7 +227,8 @@ TEST_CASE("a constant rate runs until the next step would be too late", "[schedu
     config.schedule.name = LrSchedule::constant;
     Course course;
     double elapsed_s = 0;
-    CHECK(run_until_end(config, course, [](int) { return 0.7; }, &elapsed_s) == 85);
+    CHECK(run_until_end(
+              config, course, [](int) { return 0.7; }, &elapsed_s) == 85);
     CHECK(elapsed_s <= 60);
     config.train.max_steps = 50;
     course = planned_course(config, 1);
@@ -255,7 +255,10 @@ public:
     float scale() const { return state_.scale; }
     const LossScaleState& state() const { return state_; }
     void step_applied(int step) { state_.step_applied(options_, step); }
-    void step_skipped(int step, const std::string& tensor) { state_.step_skipped(options_, step, tensor); }
+    void step_skipped(int step, const std::string& tensor) {
+        const std::string diagnosis = state_.step_skipped(options_, step, tensor);
+        if (!diagnosis.empty()) throw Error(Exit::non_finite, diagnosis);
+    }
 
 private:
     Config::LossScale options_;

@@ -6,11 +6,12 @@
 //   RUN/checkpoints/tmp.00000100.1f2e3d4c/                                    being written, or left by a killed save
 //   RUN/checkpoints/deleting.step_00000050/                                   being deleted by retention
 //   RUN/checkpoints/damaged.step_00000090.1/, unhealthy.step_00000090.1/      set aside by find_newest_valid()
+//   RUN/checkpoints/superseded.step_00000090.1/                               of a course that the run has left
 //
 // A checkpoint exists if and only if its COMMIT does, which is one line: size and hash of MANIFEST.json. The order of a
-// save: shard files, sync; all ranks agree; manifest, sync; COMMIT, sync; sync of the directory; rename to step_N; sync
-// of the parent. Nothing committed is ever opened for writing. Saving, find_newest_valid() and apply_retention()
-// require the run directory's lock.
+// save: shard files, sync, read back; all ranks agree; manifest, sync; COMMIT, sync; sync of the directory; rename to
+// step_N; sync of the parent. Nothing committed is ever opened for writing. Saving, find_newest_valid() and
+// apply_retention() require the run directory's lock.
 #pragma once
 
 #include <optional>
@@ -34,8 +35,9 @@ inline constexpr size_t kStagingBytes = 4 * kBlockBytes;
 // element exactly once; of a tensor that all ranks have, one rank stores everything and the others have count 0.
 // Tensors with larger elements come first, so that all are aligned. Takes `staging_bytes` of host memory, however large
 // the model is. If one rank fails, all of them fail, the temporary directory is gone and older checkpoints are
-// untouched: Exit::io (no space: says how much there is and how much is needed) or Exit::cannot_create (also when the
-// step is there already).
+// untouched: Exit::io (no space: says how much there is and how much is needed) or Exit::cannot_create. What is read
+// back from the disk must be what was written. Checkpoints of this step and of later ones are set aside as superseded:
+// the run has not continued from them (they could not be read, say).
 SaveStats save_checkpoint(const std::string& run_dir, const Comm& comm, const TrainState& info,
                           const std::vector<NamedTensor>& tensors, size_t staging_bytes = kStagingBytes);
 
@@ -43,28 +45,34 @@ SaveStats save_checkpoint(const std::string& run_dir, const Comm& comm, const Tr
 // save_checkpoint() calls it; a run calls it before its first step too.
 void check_space(const std::string& run_dir, size_t bytes);
 
-// Steps to delete of these valid checkpoints so that the newest `keep` (>= 1) healthy ones of `run_id` stay. Never
-// deleted: the newest one, any of another run, and the newest `keep` unhealthy ones as long as no healthy one is newer.
-// An unhealthy checkpoint never causes a healthy one to be deleted. With `keep_best`, the step that has the lowest
-// validation loss according to the newest of them stays too. Ascending.
-std::vector<int64_t> steps_to_delete(const std::vector<TrainState>& stored, const std::string& run_id, int keep,
-                                     bool keep_best = false);
+// Which checkpoints of a run stay: the newest `keep` (>= 1) healthy ones and, with `keep_best`, the one with the lowest
+// validation loss according to the newest. With `rollback_every`, so does the newest healthy one whose step is a
+// multiple of it: the one that a run goes back to when it diverges.
+struct Retention {
+    int keep = 1;
+    bool keep_best = false;
+    int rollback_every = 0;
+};
+
+// Steps to delete of these valid checkpoints, ascending. Never deleted: the newest `keep`, healthy or not, and any of
+// another run. An unhealthy checkpoint never causes a healthy one to be deleted.
+std::vector<int64_t> steps_to_delete(const std::vector<TrainState>& stored, const std::string& run_id,
+                                     const Retention& wanted);
 
 // After a commit, on rank 0: deletes what steps_to_delete() names. Whether a checkpoint is valid is read anew: COMMIT,
 // the manifest's hash and content, and the sizes of all shard files; those that are not valid stay, since the user may
 // want to inspect them. Each deletion is first a rename to deleting.step_N, synced. Returns the deleted steps.
-std::vector<int64_t> apply_retention(const std::string& run_dir, const std::string& run_id, int keep,
-                                     bool keep_best = false);
+std::vector<int64_t> apply_retention(const std::string& run_dir, const std::string& run_id, const Retention& wanted);
 
 // ---- loading --------------------------------------------------------------------------------------------------------
 
 enum class OtherTensors { refuse, ignore };
 
-// A verified checkpoint, mapped for reading.
+// A verified checkpoint, open for reading.
 class Checkpoint {
 public:
     // Verifies COMMIT, manifest, sizes, all block CRCs and file hashes. Exit::data names file, offset, expected and
-    // actual; Exit::no_input if a file is missing. Changes nothing.
+    // actual; Exit::no_input if a file is missing, Exit::io or Exit::permission if one cannot be read. Changes nothing.
     explicit Checkpoint(const std::string& directory);
 
     const std::string& directory() const { return directory_; }
@@ -72,31 +80,46 @@ public:
 
     // Copies to the device the part of each tensor that is here. Fails before the first byte unless every listed tensor
     // is there with this type and shape and, unless others are ignored (to load the weights alone), no other is.
-    // Exit::data names the tensor.
+    // Exit::data names the tensor. What is copied is compared with its checksum again: a disk may give other bytes now.
     void load(const std::vector<NamedTensor>& tensors, OtherTensors others = OtherTensors::refuse) const;
 
 private:
     std::string directory_;
     Manifest manifest_;
-    std::vector<MappedFile> files_;
+    std::vector<InputFile> files_;
 };
 
 // COMMIT and manifest of a step and the sizes of its shard files, but not their content. Same errors as Checkpoint.
 Manifest read_manifest(const std::string& directory);
+// The last part of a save: MANIFEST.json, then COMMIT, each synced.
+void write_manifest(const Manifest& manifest, const std::string& directory);
 
 std::string checkpoints_directory(const std::string& run_dir);
 std::string step_directory(const std::string& run_dir, int64_t step);
 
-// Steps that have a directory step_N, ascending. Nothing is opened.
+// Whether the directory of checkpoints is there. Exit::io or Exit::permission if that cannot be found out, also where
+// it is a link that leads nowhere (an unmounted disk): that is not absence, and nothing may be started over.
+bool has_checkpoints(const std::string& run_dir);
+
+// Steps that have a directory step_N, ascending. Nothing is opened. Fails as has_checkpoints() does.
 std::vector<int64_t> committed_steps(const std::string& run_dir);
 
+// Renames the directory of a committed step to REASON.step_N.1 (or .2, ...), durably.
+void set_aside(const std::string& run_dir, int64_t step, const std::string& reason);
+
+using Report = std::function<void(const std::string& sentence)>;
+
 // For the start of a run that resumes, on rank 0; other ranks then open the directory it found. Removes what killed
-// saves and deletions left, then goes from the newest step to older ones until one verifies and is healthy. Damaged
-// ones are renamed to damaged.step_N.1, newer unhealthy ones to unhealthy.step_N.1, and `report` gets a sentence for
-// each. Returns nothing if none is left. A checkpoint of a newer program and errors of the system (permission, I/O) are
-// thrown, not taken for damage.
-std::optional<Checkpoint> find_newest_valid(const std::string& run_dir,
-                                            const std::function<void(const std::string& sentence)>& report);
+// saves and deletions left, then goes from the newest step to older ones until one verifies and all its values are
+// finite. Damaged ones and those with other values are set aside, and `report` gets a sentence for each. One that
+// cannot be read because of the system (I/O, permission) is reported and left as it is. Returns nothing if none is
+// left; fails with the first such error if there are only those, and as NewerVersion at a checkpoint of a newer
+// program.
+std::optional<Checkpoint> find_newest_valid(const std::string& run_dir, const Report& report);
+
+// Likewise the checkpoint of this step, whatever its health; later ones are set aside as superseded. Exit::no_input if
+// there is none.
+Checkpoint open_step(const std::string& run_dir, int64_t step, const Report& report);
 
 // `path` is a step directory or a run directory, whose newest sound checkpoint is then meant. Changes nothing.
 // Exit::no_input if there is none; Exit::data if the named step is damaged.
@@ -128,22 +151,30 @@ void check_start(StartMode mode, RunDirState state, const std::string& run_dir);
 
 // Checks the start, makes the directory, locks it, and with --fresh moves an older run to run.dir.old-N. A refusal
 // leaves everything untouched. Returns the lock, to be kept for the run's whole life. Called by rank 0 alone.
-FileDescriptor open_run_directory(const std::string& run_dir, StartMode mode);
+DirectoryLock open_run_directory(const std::string& run_dir, StartMode mode);
 
 // The first of prefix + "1", prefix + "2", ... that does not exist.
 std::string first_unused(const std::string& prefix);
 
 // ---- the start of a run ---------------------------------------------------------------------------------------------
 
+// What the command line says.
+struct StartRequest {
+    StartMode mode = StartMode::only_new;
+    std::optional<int64_t> step = {};  // with `resume`: continue from this step's checkpoint instead of the newest
+    bool accept_changes = false;       // continue although configuration or data have changed
+};
+
 struct RunStart {
-    FileDescriptor lock;                   // rank 0's, of run.dir
+    DirectoryLock lock;                    // rank 0's, of run.dir
     std::optional<Checkpoint> checkpoint;  // the one to resume from
     TrainState state;                      // its state, or a new run's, with this run's configuration and data
 };
 
 // Rank 0 opens run.dir and finds the checkpoint to resume from, if any; the others then open it too. If one rank fails,
 // all do: Exit::no_input if the run must resume and has no checkpoint, or if all of them have been set aside, since
-// starting anew would lose them; Exit::config, listing what differs, if configuration or data have changed in a way
-// that changes the run and `accept_changes` is false.
-RunStart start_run(const Config& config, StartMode mode, const std::string& dataset_digest, bool accept_changes,
+// starting anew would lose them; Exit::io or Exit::permission if it cannot be found out whether there are checkpoints;
+// Exit::config, listing what differs, if configuration or data have changed in a way that changes the run and
+// `accept_changes` is false.
+RunStart start_run(const Config& config, const StartRequest& request, const std::string& dataset_digest,
                    const Comm& comm);

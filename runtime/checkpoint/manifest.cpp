@@ -13,7 +13,6 @@ using Json = nlohmann::ordered_json;
 
 constexpr const char* kFormat = "train_gpt checkpoint";
 constexpr size_t kMostBytes = std::numeric_limits<int64_t>::max();
-constexpr size_t kCrcDigits = 8;
 constexpr size_t kHashDigits = 32;
 
 }  // namespace
@@ -147,6 +146,8 @@ void check_shards(const Manifest& manifest, const std::string& path) {
 }
 
 }  // namespace
+
+bool Manifest::is_finite() const { return std::ranges::all_of(shards, &ShardFile::finite); }
 
 size_t elements_of(const NamedTensor& tensor) {
     if (!fits(tensor)) fail(Exit::data, "tensor %s has more bytes than fit into 63 bits", tensor.name);

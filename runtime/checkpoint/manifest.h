@@ -7,10 +7,11 @@
 
 #include "kernels/check.h"
 #include "kernels/tensor.h"
-#include "runtime/config/config.h"
+#include "runtime/config/divergence.h"
 
 inline constexpr int kCheckpointVersion = 1;
 inline constexpr size_t kBlockBytes = size_t(1) << 20;  // covered by one CRC32C; the last block of a file is shorter
+inline constexpr size_t kCrcDigits = 8;                 // of a CRC32C in the manifest, hexadecimal
 
 // Elements of a tensor's shape and bytes of the whole tensor. Fails with Exit::data, naming the tensor, if the bytes do
 // not fit into 63 bits.
@@ -69,10 +70,12 @@ struct TrainState {
         double trained_s = 0;             // seconds of all steps so far; 0: not kept
         Course course_by_time = {};       // once train.max_minutes has decided
         BestValidation best = {};         // with eval.patience or checkpoint.keep_best
+        DivergenceState divergence = {};
         struct Energy {
             double joules = 0;  // of all ranks, as far as counters could be read
             int64_t steps = 0;  // in which they could
             bool operator==(const Energy&) const = default;
+            void add(double more_joules, int more_steps) { joules += more_joules, steps += more_steps; }
         } energy = {};
     } progress = {};
 };
@@ -82,6 +85,7 @@ struct Manifest {
     int world_size = 1;
     std::vector<NamedTensor> tensors;  // names, types and shapes, the same on every rank
     std::vector<ShardFile> shards;     // shards[r] was written by rank r
+    bool is_finite() const;            // no value of any tensor is NaN or infinite
 };
 
 std::string shard_name(int rank);  // "shard_0003.bin"

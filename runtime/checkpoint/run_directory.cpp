@@ -27,12 +27,12 @@ RunDirState state_of_run_dir(const std::string& run_dir) {
     return is_empty ? RunDirState::empty : RunDirState::occupied;
 }
 
-FileDescriptor open_run_directory(const std::string& path, StartMode mode) {
+DirectoryLock open_run_directory(const std::string& path, StartMode mode) {
     const std::string run_dir = path.substr(0, std::max<size_t>(path.find_last_not_of('/') + 1, 1));  // npos + 1 is 0
     check_start(mode, state_of_run_dir(run_dir), run_dir);  // fails before anything is created
     make_directories(run_dir);
     sync_directory(directory_of(run_dir));
-    FileDescriptor lock = lock_directory(run_dir);
+    DirectoryLock lock(run_dir);
     // Checked again, for another process may have run here until just now.
     const RunDirState state = state_of_run_dir(run_dir);
     check_start(mode, state, run_dir);
@@ -40,7 +40,7 @@ FileDescriptor open_run_directory(const std::string& path, StartMode mode) {
         rename_path(run_dir, first_unused(run_dir + ".old-"));
         make_directories(run_dir);
         sync_directory(directory_of(run_dir));
-        lock = lock_directory(run_dir);  // the older run's is held until here
+        lock = DirectoryLock(run_dir);  // the older run's is held until here
     }
     return lock;
 }

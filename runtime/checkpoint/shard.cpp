@@ -21,20 +21,17 @@ std::string hex_of(XXH128_hash_t hash) {
                   static_cast<unsigned long long>(hash.low64));
 }
 
-// Checksums of a file that arrives in parts, each of whole blocks but the last.
-class FileChecksums {
-public:
-    FileChecksums() { XXH3_128bits_reset(&hash_); }
+std::string crc_digits(const std::byte* block, size_t bytes) { return format("%08x", crc32c(block, bytes)); }
 
-    // The CRC32C of one block as hexadecimal digits.
-    std::string add(const std::byte* block, size_t bytes) {
-        XXH3_128bits_update(&hash_, block, bytes);
-        return format("%08x", crc32c(block, bytes));
-    }
-    std::string xxh3_128() const { return hex_of(XXH3_128bits_digest(&hash_)); }
+// The hash of a file that arrives in parts.
+class FileHash {
+public:
+    FileHash() { XXH3_128bits_reset(&state_); }
+    void add(const std::byte* part, size_t bytes) { XXH3_128bits_update(&state_, part, bytes); }
+    std::string digits() const { return hex_of(XXH3_128bits_digest(&state_)); }
 
 private:
-    XXH3_state_t hash_;
+    XXH3_state_t state_;
 };
 
 // A number is infinite or NaN exactly when its exponent bits are all ones.
@@ -67,26 +64,45 @@ uint32_t crc32c(const void* bytes, size_t count) {
 
 std::string xxh3_128(std::string_view text) { return hex_of(XXH3_128bits(text.data(), text.size())); }
 
+// A disk that has written other bytes than it was given has failed.
+static void read_back(const std::string& directory, const ShardFile& shard) {
+    try {
+        const InputFile file(directory + "/" + shard.name);
+        if (file.size() != shard.bytes)
+            fail(Exit::data, "%s has %zu bytes, %zu were written", file.path(), file.size(), shard.bytes);
+        verify_shard(file, shard);
+    } catch (const Error& error) {
+        if (error.code != Exit::data) throw;
+        fail(Exit::io, "what was read back is not what was written: %s", std::string(error.what()));
+    }
+}
+
+void copy_part_from_device(std::byte* to, const NamedTensor& tensor, size_t first, size_t count) {
+    require(bool(tensor.values), "checkpoint: tensor %s has no values", tensor.name);
+    copy_to_host(to, tensor.values.from(first).data, count * size_of(tensor.values.dtype), Stream{});
+    synchronize(Stream{});
+}
+
 ShardFile write_shard(const std::string& directory, int rank, const std::vector<NamedTensor>& tensors,
-                      size_t staging_bytes) {
+                      size_t staging_bytes, const CopyPart& copy_part) {
     require(staging_bytes > 0 && staging_bytes % kBlockBytes == 0, "checkpoint: a staging buffer of %zu bytes",
             staging_bytes);
     std::vector<std::byte> staging(staging_bytes);
     ShardFile shard{.name = shard_name(rank)};
     for (const NamedTensor& tensor : tensors) shard.bytes += tensor.count * size_of(tensor.values.dtype);
     OutputFile file(directory + "/" + shard.name, shard.bytes);
-    FileChecksums checksums;
+    FileHash hash;
     size_t used = 0;  // bytes of the staging buffer, which holds whole blocks except at the end of the file
     auto flush = [&] {
         for (size_t begin = 0; begin < used; begin += kBlockBytes)
-            shard.block_crc32cs += checksums.add(staging.data() + begin, std::min(kBlockBytes, used - begin));
+            shard.block_crc32cs += crc_digits(staging.data() + begin, std::min(kBlockBytes, used - begin));
+        hash.add(staging.data(), used);
         file.append(staging.data(), used);
         used = 0;
     };
     for (const NamedTensor& tensor : tensors) {
         if (tensor.count == 0) continue;
         const size_t element = size_of(tensor.values.dtype), offset = file.size() + used;
-        require(bool(tensor.values), "checkpoint: tensor %s has no values", tensor.name);
         require(offset % element == 0, "checkpoint: tensor %s would begin at offset %zu, which is not aligned",
                 tensor.name, offset);
         shard.pieces.push_back({tensor.name, offset, tensor.first, tensor.count});
@@ -94,30 +110,37 @@ ShardFile write_shard(const std::string& directory, int rank, const std::vector<
             if (used == staging.size()) flush();
             std::byte* to = staging.data() + used;
             part = std::min(tensor.count - done, (staging.size() - used) / element);
-            copy_to_host(to, tensor.values.from(done).data, part * element, Stream{});
-            synchronize(Stream{});
+            copy_part(to, tensor, done, part);
             shard.finite &= all_finite(to, part, tensor.values.dtype);
             used += part * element;
         }
     }
     flush();
     file.sync();
+    file.forget_cached();
     file.close();
-    shard.xxh3_128 = checksums.xxh3_128();
+    shard.xxh3_128 = hash.digits();
+    read_back(directory, shard);
     return shard;
 }
 
-void verify_shard(const MappedFile& file, const ShardFile& expected) {
-    FileChecksums checksums;
-    for (size_t begin = 0, digit = 0; begin < expected.bytes; begin += kBlockBytes, digit += 8) {
-        const size_t bytes = std::min(kBlockBytes, expected.bytes - begin);
-        const std::string crc = checksums.add(file.data() + begin, bytes);
-        const std::string must_be = expected.block_crc32cs.substr(digit, 8);
-        if (crc != must_be)
-            fail(Exit::data, "%s is damaged in the %zu bytes from offset %zu: their CRC32C is %s, must be %s",
-                 file.path(), bytes, begin, crc, must_be);
-    }
-    if (const std::string hash = checksums.xxh3_128(); hash != expected.xxh3_128)
+size_t read_verified_block(const InputFile& file, const ShardFile& expected, size_t block, std::byte* to) {
+    const size_t begin = block * kBlockBytes, bytes = std::min(kBlockBytes, expected.bytes - begin);
+    file.read_at(begin, to, bytes);
+    const std::string crc = crc_digits(to, bytes),
+                      must_be = expected.block_crc32cs.substr(block * kCrcDigits, kCrcDigits);
+    if (crc != must_be)
+        fail(Exit::data, "%s is damaged in the %zu bytes from offset %zu: their CRC32C is %s, must be %s", file.path(),
+             bytes, begin, crc, must_be);
+    return bytes;
+}
+
+void verify_shard(const InputFile& file, const ShardFile& expected) {
+    std::vector<std::byte> buffer(std::min(kBlockBytes, expected.bytes));
+    FileHash hash;
+    for (size_t block = 0; block * kBlockBytes < expected.bytes; block++)
+        hash.add(buffer.data(), read_verified_block(file, expected, block, buffer.data()));
+    if (hash.digits() != expected.xxh3_128)
         fail(Exit::data, "%s is damaged: the XXH3 hash of its %zu bytes is %s, must be %s", file.path(), file.size(),
-             hash, expected.xxh3_128);
+             hash.digits(), expected.xxh3_128);
 }

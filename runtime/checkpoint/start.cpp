@@ -7,13 +7,15 @@
 namespace {
 
 // The checkpoint to continue, if any; damaged ones are reported on stderr.
-std::optional<Checkpoint> checkpoint_to_resume(const std::string& run_dir, StartMode mode) {
-    if (mode != StartMode::resume && mode != StartMode::automatic) return std::nullopt;
+std::optional<Checkpoint> checkpoint_to_resume(const std::string& run_dir, const StartRequest& request) {
+    if (request.mode != StartMode::resume && request.mode != StartMode::automatic) return std::nullopt;
     auto report = [](const std::string& sentence) { std::fprintf(stderr, "train_gpt: %s\n", sentence.c_str()); };
+    if (request.step) return open_step(run_dir, *request.step, report);
     std::optional<Checkpoint> newest = find_newest_valid(run_dir, report);
     const std::string directory = checkpoints_directory(run_dir);
-    if (!newest && mode == StartMode::resume) fail(Exit::no_input, "%s: no checkpoint to resume from", directory);
-    if (!newest && directory_exists(directory) && !list_directory(directory).empty())
+    if (!newest && request.mode == StartMode::resume)
+        fail(Exit::no_input, "%s: no checkpoint to resume from", directory);
+    if (!newest && has_checkpoints(run_dir) && !list_directory(directory).empty())
         fail(Exit::no_input,
              "%s: every checkpoint has been set aside and none is left to resume from; --fresh starts anew", directory);
     return newest;
@@ -39,19 +41,19 @@ void refuse_changes(const Checkpoint& checkpoint, const Config& config, const st
 
 }  // namespace
 
-RunStart start_run(const Config& config, StartMode mode, const std::string& dataset_digest, bool accept_changes,
+RunStart start_run(const Config& config, const StartRequest& request, const std::string& dataset_digest,
                    const Comm& comm) {
     constexpr int kNone = -1;
     RunStart start;
     int step = kNone;
     run_on_rank_0(comm, "open run.dir", [&] {
-        start.lock = open_run_directory(config.run.dir, mode);
-        start.checkpoint = checkpoint_to_resume(config.run.dir, mode);
+        start.lock = open_run_directory(config.run.dir, request.mode);
+        start.checkpoint = checkpoint_to_resume(config.run.dir, request);
         if (start.checkpoint) step = start.checkpoint->manifest().info.step;
     });
     step = all_reduce_max(step, comm);
     if (step != kNone && !start.checkpoint) start.checkpoint.emplace(step_directory(config.run.dir, step));
-    if (start.checkpoint && !accept_changes) refuse_changes(*start.checkpoint, config, dataset_digest);
+    if (start.checkpoint && !request.accept_changes) refuse_changes(*start.checkpoint, config, dataset_digest);
     TrainState& state = start.state;
     if (start.checkpoint) {
         state = start.checkpoint->manifest().info;

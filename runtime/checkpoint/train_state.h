@@ -30,6 +30,21 @@ template <class Fields> void describe(Fields& field, TrainState::Progress::Energ
     field("steps", energy.steps, 0, kMostSteps);
 }
 
+template <class Fields> void describe(Fields& field, Rollback& rollback) {
+    field("from_step", rollback.from_step, 1, kMostSteps);
+    field("to_step", rollback.to_step, 1, kMostSteps);
+    field("skipped_samples", rollback.skipped_samples);
+    field("is_spike", rollback.is_spike);
+    field("loss", rollback.loss);
+    field("limit", rollback.limit);
+}
+
+template <class Fields> void describe(Fields& field, DivergenceState& state) {
+    field("last_losses", state.window.losses);
+    field.optional("last_trouble", state.last_trouble);
+    field.optional("rollbacks", state.rollbacks);
+}
+
 template <class Fields> void describe(Fields& field, TrainState::Progress& progress) {
     field("updates", progress.updates);
     field("cursor", progress.cursor);
@@ -38,5 +53,6 @@ template <class Fields> void describe(Fields& field, TrainState::Progress& progr
     field.optional("trained_s", progress.trained_s);
     field.optional("course_by_time", progress.course_by_time);
     field.optional("best_validation", progress.best);
+    field.optional("divergence", progress.divergence);
     field.optional("energy", progress.energy);
 }

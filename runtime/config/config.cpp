@@ -99,8 +99,10 @@ std::vector<std::string> result_lines(const Config& config) {
     return lines;
 }
 
+// With what follows from other keys, and without what has no effect beside them.
 Config with_derived(Config config) {
     config.model = with_sizes(config.model);
+    if (config.train.on_spike == OnSpike::warn) config.train.spike_deviations = Config().train.spike_deviations;
     return config;
 }
 
@@ -236,18 +238,21 @@ void check_config(const Config& c, const std::string& origin, int world) {
         fail(Exit::config, "%s: data.document_token (%d) must be below model.vocab_size (%d)", origin,
              c.data.document_token, c.model.vocab_size);
 
+    if (c.train.may_roll_back() && c.checkpoint.every_steps == 0)
+        fail(Exit::config, "%s: train.on_spike or train.on_nonfinite is \"rollback\", but checkpoint.every_steps is 0",
+             origin);
+
     struct AtMost {
         const char* key;
         int value;
         const char* limit_key;
         int limit;
     };
-    for (const AtMost& pair :
-         {AtMost{"train.seq_len", c.train.seq_len, "model.n_positions", c.model.n_positions},
-          AtMost{"eval.stride", c.eval.stride, "train.seq_len", c.train.seq_len},
-          AtMost{"sample.top_k", c.sample.top_k, "model.vocab_size", c.model.vocab_size},
-          AtMost{"schedule.warmup_steps", c.schedule.warmup_steps, "train.max_steps",
-                 c.train.max_steps > 0 ? c.train.max_steps : kMostSteps}})
+    for (const AtMost& pair : {AtMost{"train.seq_len", c.train.seq_len, "model.n_positions", c.model.n_positions},
+                               AtMost{"eval.stride", c.eval.stride, "train.seq_len", c.train.seq_len},
+                               AtMost{"sample.top_k", c.sample.top_k, "model.vocab_size", c.model.vocab_size},
+                               AtMost{"schedule.warmup_steps", c.schedule.warmup_steps, "train.max_steps",
+                                      c.train.max_steps > 0 ? c.train.max_steps : kMostSteps}})
         if (pair.value > pair.limit)
             fail(Exit::config, "%s: %s (%d) must not be larger than %s (%d)", origin, pair.key, pair.value,
                  pair.limit_key, pair.limit);

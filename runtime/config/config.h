@@ -28,6 +28,25 @@ inline constexpr const char* name_of(LrSchedule schedule) {
     return nullptr;
 }
 
+// What a run does after a step whose loss is a spike, and where gradients stay non-finite: see DivergenceState.
+enum class OnSpike : int { warn, rollback, stop };
+inline constexpr const char* name_of(OnSpike action) {
+    switch (action) {
+        case OnSpike::warn: return "warn";
+        case OnSpike::rollback: return "rollback";
+        case OnSpike::stop: return "stop";
+    }
+    return nullptr;
+}
+enum class OnNonFinite : int { stop, rollback };
+inline constexpr const char* name_of(OnNonFinite action) {
+    switch (action) {
+        case OnNonFinite::stop: return "stop";
+        case OnNonFinite::rollback: return "rollback";
+    }
+    return nullptr;
+}
+
 // How a run shows its progress on stdout: see TrainingProgress.
 enum class TerminalMode : int { automatic, plain, line, view };
 inline constexpr const char* name_of(TerminalMode mode) {
@@ -126,6 +145,11 @@ struct Config {
         Dtype precision = Dtype::bf16;
         Recompute recompute = Recompute::none;
         int head_rows = 0;  // 0: default_head_rows(), filled in by load_config()
+        OnSpike on_spike = OnSpike::warn;
+        double spike_deviations = 8;
+        OnNonFinite on_nonfinite = OnNonFinite::stop;
+        int check_replicas_every = 0;  // 0: never
+        bool may_roll_back() const { return on_spike == OnSpike::rollback || on_nonfinite == OnNonFinite::rollback; }
     } train;
 
     struct Optim {
@@ -171,6 +195,7 @@ struct Config {
         int every_steps = 1000;  // 0: only at the end
         int keep = 2;
         bool keep_best = false;
+        bool asynchronous = true;
     } checkpoint;
 
     struct Eval {
@@ -339,9 +364,10 @@ struct LossScaleState {
     // The update of `step` was applied.
     void step_applied(const Config::LossScale& options, int step);
 
-    // Step `step` was skipped since `tensor` is the first whose gradient is not finite. Fails with Exit::non_finite and
-    // a diagnosis where the scale is at its minimum already, or after more than max_skipped_steps in a row.
-    void step_skipped(const Config::LossScale& options, int step, const std::string& tensor);
+    // Step `step` was skipped since `tensor` is the first whose gradient is not finite. Returns a diagnosis where the
+    // run cannot go on like this: the scale is at its minimum already, or more than max_skipped_steps were skipped in a
+    // row. Else returns an empty text.
+    std::string step_skipped(const Config::LossScale& options, int step, const std::string& tensor);
 };
 
 // The state before a run's first step.

@@ -17,27 +17,27 @@ void LossScaleState::step_applied(const Config::LossScale& options, int step) {
     scale = std::min(scale * float(options.growth_factor), kLargestLossScale);
 }
 
-void LossScaleState::step_skipped(const Config::LossScale& options, int step, const std::string& tensor) {
+std::string LossScaleState::step_skipped(const Config::LossScale& options, int step, const std::string& tensor) {
     good_steps = 0;
     total_skipped++;
     skipped_in_a_row++;
     if (skipped_in_a_row > options.max_skipped_steps)
-        fail(
-            Exit::non_finite,
+        return format(
             "step %d: the gradient was not finite %d steps in a row, loss_scale.max_skipped_steps is %d (first tensor: "
             "%s, loss scale %g, last good step %d). Continue from an earlier checkpoint with a lower "
             "optim.learning_rate, a longer schedule.warmup_steps or a smaller optim.grad_clip",
-            step, skipped_in_a_row, options.max_skipped_steps, tensor, double(scale), last_good_step);
-    if (!options.dynamic) return;
+            step, skipped_in_a_row, options.max_skipped_steps, tensor.c_str(), double(scale), last_good_step);
+    if (!options.dynamic) return "";
     hysteresis_left = std::max(0, hysteresis_left - 1);
-    if (hysteresis_left > 0) return;
+    if (hysteresis_left > 0) return "";
     const float minimum = float(options.minimum);
     if (scale <= minimum)
-        fail(Exit::non_finite,
-             "step %d: the gradient of %s is not finite although the loss scale %g is at loss_scale.minimum (%g); the "
-             "last good step was %d. It is not the scale, then: continue from an earlier checkpoint with a lower "
-             "optim.learning_rate or a smaller optim.grad_clip, with train.precision \"bf16\" or \"fp32\", or lower "
-             "loss_scale.minimum",
-             step, tensor, double(scale), options.minimum, last_good_step);
+        return format(
+            "step %d: the gradient of %s is not finite although the loss scale %g is at loss_scale.minimum (%g); the "
+            "last good step was %d. It is not the scale, then: continue from an earlier checkpoint with a lower "
+            "optim.learning_rate or a smaller optim.grad_clip, with train.precision \"bf16\" or \"fp32\", or lower "
+            "loss_scale.minimum",
+            step, tensor.c_str(), double(scale), options.minimum, last_good_step);
     scale = std::max(scale * float(options.backoff_factor), minimum);
+    return "";
 }

@@ -95,6 +95,16 @@ std::vector<Option> training_options(Config& c) {
          "what the backward pass computes again to save memory; each level includes the ones before", kNone},
         {"train.head_rows", &c.train.head_rows, between(0, kMaxInt),
          "tokens whose logits are held in memory at a time; 0: a micro-step's, at most 8192"},
+        {"train.on_spike", &c.train.on_spike, kAnything,
+         "after a step whose loss is a spike. rollback: go back to the last healthy checkpoint and skip the data up to "
+         "the spike, at most 3 times in 1000 steps"},
+        {"train.spike_deviations", &c.train.spike_deviations, between(1, 1e6),
+         "a spike is a loss so many median absolute deviations above the median of the last 200 steps"},
+        {"train.on_nonfinite", &c.train.on_nonfinite, kAnything,
+         "after loss_scale.max_skipped_steps; rollback: as for a spike"},
+        {"train.check_replicas_every", &c.train.check_replicas_every, kStepsOr0,
+         "steps between comparisons of what several ranks hold alike, which find a rank that computes wrongly; 0: none",
+         kNone},
 
         {"optim.name", &c.optim.name, kAnything, "the optimizer"},
         {"optim.learning_rate", &c.optim.learning_rate, between(0, 1000), "the highest of the schedule"},
@@ -126,7 +136,7 @@ std::vector<Option> training_options(Config& c) {
          "dynamic: non-finite steps since the last growth from which on it shrinks"},
         {"loss_scale.minimum", &c.loss_scale.minimum, between(1e-9, 1e18), "dynamic: the smallest scale"},
         {"loss_scale.max_skipped_steps", &c.loss_scale.max_skipped_steps, kStepsOr0,
-         "non-finite steps in a row that are skipped; one more ends the run, in every precision"},
+         "non-finite steps in a row that are skipped; one more is a case for train.on_nonfinite, in every precision"},
     };
 }
 
@@ -151,6 +161,8 @@ std::vector<Option> surrounding_options(Config& c) {
         {"checkpoint.keep", &c.checkpoint.keep, between(1, 1000000), "newest checkpoints that are kept", kNone},
         {"checkpoint.keep_best", &c.checkpoint.keep_best, kAnything,
          "save where the validation loss is the lowest so far, and keep that checkpoint too", kNone},
+        {"checkpoint.asynchronous", &c.checkpoint.asynchronous, kAnything,
+         "write checkpoints while training goes on, from a copy in host memory", kNone},
 
         {"eval.every_steps", &c.eval.every_steps, kStepsOr0, "steps between validations, one more at the end; 0: none",
          kNone},

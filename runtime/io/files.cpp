@@ -1,7 +1,6 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <glob.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -38,10 +37,13 @@ template <class Call> auto uninterrupted(Call call) {
     return result;
 }
 
-// Of what a link points to; also if it is not known.
+// Of what a link points to; `not_found` only if it is certain that nothing is there.
 fs::file_type type_of(const std::string& path) {
-    std::error_code ignored;
-    return fs::status(path, ignored).type();
+    std::error_code error;
+    const fs::file_type type = fs::status(path, error).type();
+    if (error == std::errc::filename_too_long) return fs::file_type::not_found;
+    if (error && type != fs::file_type::not_found) fail_to("examine", path, Exit::io, error.value());
+    return type;
 }
 
 const char* kind_of(mode_t mode) {
@@ -128,15 +130,6 @@ void InputFile::check_unchanged() const {
         fail(Exit::data, "%s has been replaced by another file while it was in use", path_);
 }
 
-MappedFile::MappedFile(const std::string& path) : path_(path) {
-    const FileDescriptor file = open_file(path, O_RDONLY);
-    const size_t size = size_ = size_of_regular_file(file, path, Exit::no_input);
-    if (size == 0) return;  // mmap fails for an empty file
-    void* memory = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file, 0);
-    if (memory == MAP_FAILED) fail_to("map", path, errno == ENOMEM ? Exit::os : Exit::io);
-    data_ = {static_cast<const std::byte*>(memory), [memory, size](const std::byte*) { ::munmap(memory, size); }};
-}
-
 OutputFile::OutputFile(const std::string& path, size_t reserve_bytes)
     : path_(path), descriptor_(open_file(path, kOutput | O_EXCL)) {
     if (reserve_bytes == 0) return;
@@ -189,6 +182,8 @@ void OutputFile::sync() {
     fail_to("sync", path_, Exit::io);
 }
 
+void OutputFile::forget_cached() { ::posix_fadvise(descriptor_, 0, 0, POSIX_FADV_DONTNEED); }
+
 void OutputFile::close() {
     if (!descriptor_) return;
     // On Linux the descriptor is gone even after EINTR, and a second close() could hit another file's.
@@ -239,11 +234,14 @@ void sync_directory(const std::string& path) {
 void make_directories(const std::string& path) {
     for (size_t end = 0; end != std::string::npos;) {
         end = path.find('/', end + 1);
-        const std::string prefix = path.substr(0, end);
-        const int error = ::mkdir(prefix.c_str(), kDirectoryMode) == 0 ? 0 : errno;
-        if (error != 0 && !directory_exists(prefix))
-            fail_to("create the directory", prefix, Exit::cannot_create, error);
+        make_directory(path.substr(0, end));
     }
+}
+
+void make_directory(const std::string& path) {
+    const int error = ::mkdir(path.c_str(), kDirectoryMode) == 0 ? 0 : errno;
+    if (error != 0 && type_of(path) != fs::file_type::directory)
+        fail_to("create the directory", path, Exit::cannot_create, error);
 }
 
 bool file_exists(const std::string& path) { return type_of(path) == fs::file_type::regular; }

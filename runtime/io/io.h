@@ -53,6 +53,7 @@ public:
     void check_unchanged() const;
 
 private:
+    friend class MappedFile;
     std::string path_;
     std::shared_ptr<const FileDescriptor> descriptor_;
     size_t size_ = 0;
@@ -93,6 +94,8 @@ public:
     void append(const void* bytes, size_t count) { write_at(end_, bytes, count); }
     void append(std::string_view text) { append(text.data(), text.size()); }
     void sync();
+    // After sync(): asks the system to drop what it holds of the file in memory, so that the next read comes from disk.
+    void forget_cached();
     void close();
     size_t size() const { return end_; }
 
@@ -113,6 +116,9 @@ void write_file_atomically(const std::string& path, std::string_view content);
 void sync_directory(const std::string& path);
 
 void make_directories(const std::string& path);
+void make_directory(const std::string& path);  // in one that is there
+// Whether a regular file or a directory is there, or a link to one. Exit::io or Exit::permission if that cannot be
+// found out: an error of the system does not count as absence.
 bool file_exists(const std::string& path);
 bool directory_exists(const std::string& path);
 std::vector<std::string> list_directory(const std::string& path);  // names, sorted, without . and ..
@@ -122,10 +128,25 @@ void remove_tree(const std::string& path);
 
 inline constexpr const char* kLockName = "lock";
 
-// Locks DIRECTORY/lock (flock) as long as the returned file is open. The lock of a process that dies is free at once,
-// so a leftover lock file blocks nothing. The file identifies the holder: pid, host, boot id. The directory exists.
-// Exit::cannot_create, naming the holder, if another process has the lock; never waits. The holder may remove the file.
-FileDescriptor lock_directory(const std::string& directory);
+// The lock of a directory, DIRECTORY/lock (flock), held as long as the object lives. The lock of a process that dies is
+// free at once, so a leftover lock file blocks nothing. The file identifies the holder: pid, host, boot id. Where the
+// file system has no locks, the holder counts as alive while its process is on this host or, on another one, while it
+// has called is_in_place() in the last minute. The holder may remove the file.
+class DirectoryLock {
+public:
+    DirectoryLock() = default;  // holds nothing
+    // The directory exists. Exit::cannot_create, naming the holder, if another process has the lock; never waits.
+    explicit DirectoryLock(const std::string& directory);
+    explicit operator bool() const { return bool(file_); }
+    // Whether the path still leads to the lock; false once somebody has moved or removed the directory or the lock.
+    bool is_in_place();
+
+private:
+    std::string path_;
+    FileDescriptor file_;
+    bool has_locks_ = true;    // the file system
+    double refreshed_ms_ = 0;  // without locks: the last sign of life
+};
 
 uint64_t free_bytes(const std::string& path);  // that the calling user may fill, on the path's file system
 

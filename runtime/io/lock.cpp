@@ -4,43 +4,79 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstring>
 #include <fstream>
 
 #include "runtime/io/io.h"
 
-static std::string first_line(const std::string& path, const std::string& otherwise) {
+namespace {
+
+constexpr double kRefresh_s = 10;  // between two signs of life in the file
+constexpr double kStale_s = 60;    // without one: the holder on another host is dead
+
+std::string first_line(const std::string& path, const std::string& otherwise) {
     std::string line;
     std::getline(std::ifstream(path), line);
     return line.empty() ? otherwise : line;
 }
 
-// Whether `path` still refers to the locked file: another process may have moved the directory aside, or removed the
-// lock, in between.
-static bool is_still_at(const std::string& path, int file) {
-    struct stat locked, named;
-    return ::fstat(file, &locked) == 0 && ::stat(path.c_str(), &named) == 0 && locked.st_ino == named.st_ino &&
-           locked.st_dev == named.st_dev;
+// "host NAME, boot ID": the boot id changes with each boot of the machine, and earlier pids are then meaningless.
+std::string this_boot() {
+    return "host " + first_line("/proc/sys/kernel/hostname", "unknown") + ", boot " +
+           first_line("/proc/sys/kernel/random/boot_id", "unknown");
 }
 
-FileDescriptor lock_directory(const std::string& directory) {
-    const std::string path = directory + "/" + kLockName;
-    FileDescriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600));
-    if (file == -1)
-        fail(errno == EACCES ? Exit::permission : Exit::cannot_create, "cannot open %s: %s", path,
-             std::strerror(errno));
-    if (::flock(file, LOCK_EX | LOCK_NB) != 0) {
-        if (errno != EWOULDBLOCK) fail(Exit::cannot_create, "cannot lock %s: %s", path, std::strerror(errno));
-        fail(Exit::cannot_create, "%s is in use: %s is held by %s", directory, path,
-             first_line(path, "an unidentified process"));
+[[noreturn]] void fail_as_in_use(const std::string& directory, const std::string& path, const std::string& remark) {
+    fail(Exit::cannot_create, "%s is in use: %s is held by %s%s", directory, path,
+         first_line(path, "an unidentified process"), remark);
+}
+
+// Where the file system has no locks (Lustre without the mount option flock, say), the holder that the file names
+// counts as alive if its process is on this host, or if it has shown a sign of life lately.
+void check_holder(int file, const std::string& directory, const std::string& path) {
+    int pid = 0;
+    char rest[512] = "";
+    if (std::sscanf(first_line(path, "").c_str(), "pid %d, %511[^\n]", &pid, rest) != 2) return;
+    if (rest == this_boot()) {
+        if (pid != ::getpid() && ::kill(pid, 0) == 0) fail_as_in_use(directory, path, "");
+        return;
     }
-    if (!is_still_at(path, file))
+    struct stat status;
+    if (::fstat(file, &status) != 0) return;
+    const double age_s = unix_time() - double(status.st_mtim.tv_sec);
+    if (age_s < kStale_s)
+        fail_as_in_use(directory, path,
+                       format(", which showed a sign of life %.0f s ago; after %g s without one it counts as dead",
+                              age_s, kStale_s));
+}
+
+}  // namespace
+
+DirectoryLock::DirectoryLock(const std::string& directory) : path_(directory + "/" + kLockName) {
+    file_ = FileDescriptor(::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600));
+    if (!file_)
+        fail(errno == EACCES ? Exit::permission : Exit::cannot_create, "cannot open %s: %s", path_,
+             std::strerror(errno));
+    if (::flock(file_, LOCK_EX | LOCK_NB) != 0) {
+        if (errno == EWOULDBLOCK) fail_as_in_use(directory, path_, "");
+        has_locks_ = errno != ENOSYS && errno != EOPNOTSUPP && errno != ENOLCK;
+        if (has_locks_) fail(Exit::cannot_create, "cannot lock %s: %s", path_, std::strerror(errno));
+        check_holder(file_, directory, path_);
+    }
+    if (!is_in_place())
         fail(Exit::cannot_create, "%s is in use: another process moved it or its lock away just now", directory);
-    // The boot id changes with each boot of the machine: earlier pids are meaningless.
-    const std::string host = first_line("/proc/sys/kernel/hostname", "unknown");
-    const std::string boot = first_line("/proc/sys/kernel/random/boot_id", "unknown");
-    if (::ftruncate(file, 0) != 0 ||
-        ::dprintf(file, "pid %d, host %s, boot %s\n", int(::getpid()), host.c_str(), boot.c_str()) < 0)
-        fail(Exit::io, "cannot write %s: %s", path, std::strerror(errno));
-    return file;
+    if (::ftruncate(file_, 0) != 0 || ::dprintf(file_, "pid %d, %s\n", int(::getpid()), this_boot().c_str()) < 0)
+        fail(Exit::io, "cannot write %s: %s", path_, std::strerror(errno));
+    refreshed_ms_ = now_ms();
+}
+
+bool DirectoryLock::is_in_place() {
+    struct stat locked, named;
+    if (::fstat(file_, &locked) != 0 || ::stat(path_.c_str(), &named) != 0) return false;
+    if (!has_locks_ && now_ms() - refreshed_ms_ > 1000 * kRefresh_s) {
+        ::futimens(file_, nullptr);
+        refreshed_ms_ = now_ms();
+    }
+    return locked.st_ino == named.st_ino && locked.st_dev == named.st_dev;
 }

@@ -172,6 +172,15 @@ std::string json_line(const NormRecord& record) {
            ",\"activation_rms\":" + norms_object(record.activations) + "}";
 }
 
+std::string json_line(const RollbackRecord& record) {
+    const Rollback& back = record.rollback;
+    std::string line = "{\"kind\":\"rollback\"," + opened(record.step, record.time) +
+                       format(",\"from_step\":%d,\"skipped_samples\":", back.from_step) + number(back.skipped_samples);
+    line += back.is_spike ? ",\"reason\":\"spike\",\"loss\":" + number(back.loss) + ",\"limit\":" + number(back.limit)
+                          : ",\"reason\":\"nonfinite\"";
+    return line + "}";
+}
+
 RunLog::RunLog(const std::string& dir, int committed_step, const std::string& configuration)
     : metrics_(continue_file(dir + "/metrics.jsonl", committed_step)),
       main_log_(continue_file(dir + "/main.log", committed_step)),
@@ -222,6 +231,8 @@ void RunLog::write(const NormRecord& record) {
     add_norms(summary, "activation_rms/", record.activations);
     events_->write(record.step, record.time, summary);
 }
+
+void RunLog::write(const RollbackRecord& record) { metrics_.append(json_line(record) + "\n"); }
 
 void RunLog::sync() {
     for (OutputFile* file : {&metrics_, &main_log_, &samples_}) file->sync();

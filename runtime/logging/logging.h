@@ -7,7 +7,7 @@
 #include <mutex>
 #include <thread>
 
-#include "runtime/config/config.h"
+#include "runtime/config/divergence.h"
 #include "runtime/io/io.h"
 
 // Prints a line on stdout.
@@ -81,6 +81,13 @@ struct NormRecord {
     double time = 0;                      // Unix seconds
 };
 
+// The run has gone back to a checkpoint.
+struct RollbackRecord {
+    int step = 0;  // the first that is done again
+    Rollback rollback = {};
+    double time = 0;  // Unix seconds
+};
+
 // The records as one line of JSON, without the newline. Numbers have the digits that restore their bits; "nan", "inf"
 // and "-inf" stand for those, and null for what is absent.
 std::string json_line(const TrainRecord& record);
@@ -88,6 +95,7 @@ std::string json_line(const ValRecord& record);
 std::string json_line(const QuestionsRecord& record);
 std::string json_line(const SampleRecord& record);  // of samples.jsonl; bytes that are not UTF-8 become U+FFFD
 std::string json_line(const NormRecord& record);
+std::string json_line(const RollbackRecord& record);
 
 // Text for a terminal: no control characters but newline and tab, and U+FFFD for bytes that are not UTF-8.
 std::string printable(const std::string& text);
@@ -108,6 +116,7 @@ public:
     void write(const QuestionsRecord& record);
     void write(const SampleRecord& record);
     void write(const NormRecord& record);
+    void write(const RollbackRecord& record);
 
     // Everything written is on disk when this returns: call it before a checkpoint is committed, so that no crash
     // leaves a committed step without its lines.
@@ -167,7 +176,7 @@ private:
 
     std::FILE* const out_;
     const TerminalMode mode_;  // automatic: depends on the terminal's size
-    int total_steps_;  // 0: not known
+    int total_steps_;          // 0: not known
     const int every_steps_;
     const Patience patience_;
     const bool is_unicode_;  // braille dots can be printed

@@ -3,7 +3,7 @@ import shutil
 import signal
 import subprocess
 
-from trainer import ENVIRONMENT, TRAINER, TrainerTest
+from trainer import ENVIRONMENT, TRAINER, TrainerTest, wait_until
 
 FP16 = {"train_precision": "fp16", "loss_scale_dynamic": True, "loss_scale_growth_interval": 3,
         "loss_scale_initial": 2.0**24, "loss_scale_hysteresis": 1}
@@ -39,12 +39,14 @@ class Resume(TrainerTest):
         self.check_every_cut([1, 7, 19], optim_name="sgd", train_precision="bf16", train_recompute="block",
                              model_dropout=0.2)
 
-    def stop_with(self, signals, **changes):
-        """Starts a long run, sends the signals after its first steps, and returns how it ended."""
+    def stop_with(self, signals, until_saved=False, **changes):
+        """Starts a long run, sends the signals after its first steps or checkpoint, and returns how it ended."""
         config = self.write_config(train_max_steps=100000, **changes)
         process = subprocess.Popen([TRAINER, config], cwd=self.dir, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                                    env=ENVIRONMENT)
         self.wait_for_steps()
+        if until_saved:
+            wait_until(lambda: list(self.dir.glob("run/checkpoints/step_*")), "nothing was saved")
         for number in signals:
             process.send_signal(number)
         process.communicate(timeout=120)
@@ -64,7 +66,7 @@ class Resume(TrainerTest):
 
     def test_a_killed_run_resumes(self):
         changes = {"schedule_name": "constant", "schedule_warmup_steps": 2, "model_dropout": 0.1}
-        self.assertEqual(self.stop_with([signal.SIGKILL], checkpoint_every_steps=2, **changes), -signal.SIGKILL)
+        self.assertEqual(self.stop_with([signal.SIGKILL], True, checkpoint_every_steps=2, **changes), -signal.SIGKILL)
         changes["train_max_steps"] = len(self.records()) + 5
         self.train("--resume", "--accept-changes", **changes)
         self.train(run_dir="whole", **changes)

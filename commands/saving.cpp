@@ -1,0 +1,121 @@
+#include "commands/saving.h"
+
+namespace {
+
+constexpr int kMostFailures = 3;        // in a row
+constexpr double kPatience_s = 30;      // for the save under way when the next one is due
+constexpr double kMostWaiting_s = 600;  // for one that must succeed; less than the control channel's for a save
+
+// Energy and cost of the run so far, as far as they are known.
+void say_totals(const TrainingRun& run) {
+    const Config::Cost& cost = run.config.cost;
+    const TrainState::Progress::Energy& energy = run.state.progress.energy;
+    if (energy.steps > 0) {
+        const double kwh = energy.joules / 3.6e6;
+        const double tokens = double(energy.steps) * double(run.config.train.total_batch_tokens);
+        std::string text =
+            format("energy   %.4g kJ, %.4g kWh; %.4g J per token", energy.joules / 1000, kwh, energy.joules / tokens);
+        if (cost.co2_g_per_kwh > 0) text += format("; about %.4g g of CO2", kwh * cost.co2_g_per_kwh);
+        run.progress.say(text);
+    }
+    const double hours = run.elapsed_s() / 3600;
+    if (cost.price_per_hour > 0)
+        run.progress.say(
+            format("cost     about %.4g: %.4g hours at %.6g", hours * cost.price_per_hour, hours, cost.price_per_hour));
+}
+
+// What the checkpoint says of the run beside its tensors.
+void complete_state(TrainingRun& run) {
+    TrainState& state = run.state;
+    state.healthy = is_healthy_after(state.progress.divergence, state.step, run.config.checkpoint.every_steps);
+    state.progress.device_choices = device_choices();
+    if (run.config.train.max_minutes > 0 || run.config.cost.price_per_hour > 0)
+        state.progress.trained_s = run.elapsed_s();
+    double joules = run.energy.read().joules.value_or(0);  // of what came after the last step
+    run.gpt.sum_over_ranks({&joules, 1});
+    state.progress.energy.add(joules, 0);
+}
+
+BackgroundSave::Result stuck_save(const TrainingRun& run) {
+    const Error error(Exit::io, format("the save of step %ld has been under way for %.0f s", run.background_save.step(),
+                                       run.background_save.elapsed_s()));
+    return {.step = run.state.step, .error = error};
+}
+
+// Waits for the save under way; false if it is stuck.
+bool wait_for_save(TrainingRun& run, double limit_s, bool must_succeed) {
+    if (!run.background_save.is_under_way()) return true;
+    const auto ended = run.background_save.wait(limit_s);
+    if (ended) note_save(run, *ended, must_succeed);
+    return ended.has_value();
+}
+
+SaveStats save_in_foreground(const TrainingRun& run) {
+    const std::string& dir = run.config.run.dir;
+    const SaveStats stats = save_checkpoint(dir, run.comm, run.state, run.gpt.saved_tensors());
+    run_on_rank_0(run.comm, "delete older checkpoints",
+                  [&] { apply_retention(dir, run.state.run_id, retention_of(run.config)); });
+    return stats;
+}
+
+}  // namespace
+
+Retention retention_of(const Config& config) {
+    return {.keep = config.checkpoint.keep,
+            .keep_best = config.checkpoint.keep_best,
+            .rollback_every = config.train.may_roll_back() ? config.checkpoint.every_steps : 0};
+}
+
+bool checkpoint_is_due(const TrainingRun& run) {
+    const int every_steps = run.config.checkpoint.every_steps;
+    return run.must_keep || run.is_complete() || (every_steps > 0 && run.state.step % every_steps == 0);
+}
+
+void save(TrainingRun& run, bool must_succeed) {
+    const HostSpan span(run.trace, "checkpoint");
+    run.control.note_phase(Phase::save, run.state.step);
+    run.progress.begin(format("step %d | checkpoint", run.state.step));
+    if (!wait_for_save(run, must_succeed ? kMostWaiting_s : kPatience_s, false))
+        return note_save(run, stuck_save(run), must_succeed);
+    complete_state(run);
+    BackgroundSave::Result result{.step = run.state.step};
+    const bool is_asynchronous = run.config.checkpoint.asynchronous;
+    try {
+        // The lines of a committed step are on disk before it is committed.
+        run_on_rank_0(run.comm, "sync the logs", [&] { run.log->sync(); });
+        if (is_asynchronous)
+            run.background_save.begin(run.state, run.gpt.saved_tensors());
+        else
+            result.stats = save_in_foreground(run);
+    } catch (const Error& error) {
+        result.error = error;
+    }
+    if (result.error || !is_asynchronous) note_save(run, result, must_succeed);
+    if (!must_succeed) return;
+    finish_save(run);
+    say_totals(run);
+}
+
+void finish_save(TrainingRun& run) {
+    run.control.note_phase(Phase::save, run.state.step);
+    if (!wait_for_save(run, kMostWaiting_s, true)) note_save(run, stuck_save(run), true);
+}
+
+void note_save(TrainingRun& run, const BackgroundSave::Result& result, bool must_succeed) {
+    if (!result.error) {
+        run.progress.say(format("step %ld | checkpoint %s, %.1f MiB in %.1f s", result.step,
+                                result.stats.directory.c_str(), double(result.stats.bytes) / 0x1p20,
+                                result.stats.seconds));
+        if (!result.warning.empty())
+            run.progress.say(format("step %ld | warning: %s", result.step, result.warning.c_str()));
+        run.state.parent_step = result.step;
+        run.failed_saves = 0;
+        return;
+    }
+    const Error& error = *result.error;
+    const bool is_of_the_disk =
+        error.code == Exit::io || error.code == Exit::cannot_create || error.code == Exit::permission;
+    if (!is_of_the_disk || must_succeed || ++run.failed_saves == kMostFailures) throw error;
+    run.progress.say(format("step %ld | save failed %d of %d times: %s", result.step, run.failed_saves, kMostFailures,
+                            error.what()));
+}

@@ -1,0 +1,149 @@
+#include "runtime/checkpoint/background_save.h"
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <system_error>
+#include <thread>
+
+#include "kernels/device.h"
+#include "runtime/checkpoint/save.h"
+
+// What the trainer and the thread of one save share.
+struct BackgroundSave::Job {
+    CheckpointSave save;
+    int rank;
+    std::shared_ptr<std::vector<std::byte>> snapshot;
+    Retention retention;
+    double start_ms = now_ms();
+
+    std::mutex mutex = {};  // guards what follows
+    bool is_at_work = false, is_committing = false, is_committed = false;
+    double end_ms = 0;
+    std::optional<Error> error = {};
+    std::string warning = {};
+
+    // Lets a thread do one phase. If it cannot be started, the phase has failed.
+    static void run(const std::shared_ptr<Job>& job, void (Job::*phase)()) {
+        job->is_at_work = true;
+        try {
+            std::thread([job, phase] { job->attempt(phase); }).detach();
+        } catch (const std::system_error& error) {
+            job->end(Error(Exit::os, format("cannot start the thread of a save: %s", error.what())));
+        }
+    }
+
+    void attempt(void (Job::*phase)()) {
+        try {
+            (this->*phase)();
+            end(std::nullopt);
+        } catch (const Error& failure) {
+            end(failure);
+        } catch (const std::exception& failure) {
+            end(Error(Exit::internal, failure.what()));
+        }
+    }
+
+    void end(const std::optional<Error>& failure) {
+        const std::lock_guard lock(mutex);
+        is_at_work = false;
+        is_committed = is_committing && !failure;
+        error = failure;
+        end_ms = now_ms();
+    }
+
+    void write_part() {
+        size_t offset = 0;  // of the tensor in the snapshot
+        const NamedTensor* current = nullptr;
+        auto copy_part = [&](std::byte* to, const NamedTensor& tensor, size_t first, size_t count) {
+            const size_t element = size_of(tensor.values.dtype);
+            if (current && current != &tensor) offset += current->count * size_of(current->values.dtype);
+            current = &tensor;
+            std::memcpy(to, snapshot->data() + offset + first * element, count * element);
+        };
+        save.write_part(rank, kStagingBytes, copy_part);
+    }
+
+    void commit() {
+        save.commit();
+        try {
+            apply_retention(save.run_dir, save.manifest.info.run_id, retention);
+        } catch (const Error& failure) {
+            warning = format("older checkpoints could not be deleted: %s", failure.what());
+        }
+    }
+};
+
+BackgroundSave::BackgroundSave(std::string run_dir, const Comm& comm, const Retention& retention)
+    : run_dir_(std::move(run_dir)),
+      comm_(comm),
+      retention_(retention),
+      snapshot_(std::make_shared<std::vector<std::byte>>()) {}
+
+size_t BackgroundSave::snapshot_bytes(const std::vector<NamedTensor>& tensors) {
+    size_t bytes = 0;
+    for (const NamedTensor& tensor : tensors) bytes += tensor.count * size_of(tensor.values.dtype);
+    return bytes;
+}
+
+void BackgroundSave::reserve(const std::vector<NamedTensor>& tensors) { snapshot_->resize(snapshot_bytes(tensors)); }
+
+void BackgroundSave::begin(const TrainState& info, const std::vector<NamedTensor>& tensors) {
+    require(!job_, "checkpoint: a save begins while another is under way");
+    reserve(tensors);
+    CheckpointSave save = CheckpointSave::open(run_dir_, comm_, info, tensors);
+    size_t offset = 0;
+    for (const NamedTensor& tensor : tensors) {
+        const size_t bytes = tensor.count * size_of(tensor.values.dtype);
+        if (bytes > 0) copy_to_host(snapshot_->data() + offset, tensor.values.data, bytes, Stream{});
+        offset += bytes;
+    }
+    synchronize(Stream{});
+    job_ = std::make_shared<Job>(std::move(save), comm_.rank, snapshot_, retention_);
+    Job::run(job_, &Job::write_part);
+}
+
+BackgroundSave::Progress BackgroundSave::progress() const {
+    if (!job_) return {};
+    const std::lock_guard lock(job_->mutex);
+    return {job_->is_at_work ? 1.0 : 0.0, job_->error ? 1.0 : 0.0, job_->is_committed ? 1.0 : 0.0};
+}
+
+std::optional<BackgroundSave::Result> BackgroundSave::advance(const Progress& sums) {
+    if (!job_ || sums.unfinished > 0) return std::nullopt;
+    if (sums.failed == 0 && sums.committed == 0) {
+        if (comm_.rank == 0 && !job_->is_committing) start_commit();
+        return std::nullopt;
+    }
+    const std::shared_ptr<Job> job = std::move(job_);
+    job_ = nullptr;
+    Result result{job->save.manifest.info.step,
+                  {job->save.bytes(), (job->end_ms - job->start_ms) / 1000, job->save.committed()},
+                  job->error,
+                  job->warning};
+    if (sums.failed > 0 && comm_.rank == 0) job->save.abandon();
+    if (sums.failed > 0 && !result.error)
+        result.error = Error(Exit::io, "checkpoint: another rank could not write its part or commit");
+    return result;
+}
+
+void BackgroundSave::start_commit() {
+    job_->is_committing = true;
+    Job::run(job_, &Job::commit);
+}
+
+std::optional<BackgroundSave::Result> BackgroundSave::wait(double limit_s) {
+    require(bool(job_), "checkpoint: no save is under way");
+    const double deadline_ms = now_ms() + 1000 * limit_s;
+    for (double pause_ms = 1;; pause_ms = std::min(50.0, 1.5 * pause_ms)) {
+        const Progress mine = progress();
+        const auto any = [&](double value) { return double(all_reduce_max(value > 0 ? 1 : 0, comm_)); };
+        if (auto result = advance({any(mine.unfinished), any(mine.failed), any(mine.committed)})) return result;
+        if (any(comm_.rank == 0 && now_ms() > deadline_ms) > 0) return std::nullopt;
+        std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(pause_ms));
+    }
+}
+
+int64_t BackgroundSave::step() const { return job_->save.manifest.info.step; }
+
+double BackgroundSave::elapsed_s() const { return (now_ms() - job_->start_ms) / 1000; }

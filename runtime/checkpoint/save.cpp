@@ -1,0 +1,117 @@
+#include "runtime/checkpoint/save.h"
+
+#include <exception>
+#include <filesystem>
+
+#include "kernels/check.h"
+
+namespace {
+
+constexpr double kSpaceFactor = 1.2;  // room for the manifest, the log and whatever else the run writes meanwhile
+
+std::string record_path(const std::string& directory, int rank) { return directory + "/" + shard_name(rank) + ".json"; }
+
+// tmp.STEP.RANDOM, the same on all ranks.
+std::string temporary_directory(const std::string& run_dir, int64_t step, const Comm& comm) {
+    const std::string drawn = broadcast_text(random_hex(4), comm);
+    return format("%s/tmp.%08ld.%s", checkpoints_directory(run_dir).c_str(), step, drawn.c_str());
+}
+
+std::vector<ShardFile> collect_records(const std::string& directory, int ranks) {
+    std::vector<ShardFile> shards;
+    for (int rank = 0; rank < ranks; rank++) {
+        std::string path = record_path(directory, rank);
+        shards.push_back(shard_from_text(read_file(path), path));
+        remove_tree(path);
+    }
+    return shards;
+}
+
+}  // namespace
+
+void on_all_ranks(const Comm& comm, const char* action, const std::function<void()>& part) {
+    std::exception_ptr error;
+    try {
+        part();
+    } catch (...) {
+        error = std::current_exception();
+    }
+    const int failed_rank = all_reduce_max(error ? comm.rank : -1, comm);
+    if (error) std::rethrow_exception(error);
+    if (failed_rank >= 0) fail(Exit::io, "checkpoint: rank %d could not %s", failed_rank, action);
+}
+
+CheckpointSave CheckpointSave::open(const std::string& run_dir, const Comm& comm, const TrainState& info,
+                                    const std::vector<NamedTensor>& tensors) {
+    CheckpointSave save{run_dir, temporary_directory(run_dir, info.step, comm), {info, comm.size, tensors, {}}};
+    on_all_ranks(comm, "make the directory", [&] {
+        if (comm.rank != 0) return;
+        make_directory(checkpoints_directory(run_dir));  // not run.dir: if that is gone, it was moved away
+        sync_directory(run_dir);
+        check_space(run_dir, save.bytes());
+        make_directory(save.temporary);
+    });
+    return save;
+}
+
+size_t CheckpointSave::bytes() const {
+    size_t bytes = 0;
+    for (const NamedTensor& tensor : manifest.tensors) bytes += bytes_of(tensor);
+    return bytes;
+}
+
+std::string CheckpointSave::committed() const { return step_directory(run_dir, manifest.info.step); }
+
+void CheckpointSave::write_part(int rank, size_t staging_bytes, const CopyPart& copy_part) const {
+    const ShardFile shard = write_shard(temporary, rank, manifest.tensors, staging_bytes, copy_part);
+    OutputFile record(record_path(temporary, rank));
+    record.append(shard_to_text(shard));
+    record.close();
+}
+
+void CheckpointSave::commit() const {
+    Manifest whole = manifest;
+    whole.shards = collect_records(temporary, manifest.world_size);
+    whole.info.healthy &= whole.is_finite();
+    write_manifest(whole, temporary);
+    for (const int64_t step : committed_steps(run_dir))
+        if (step >= manifest.info.step) set_aside(run_dir, step, "superseded");
+    rename_path(temporary, committed());
+    try {
+        sync_directory(directory_of(committed()));
+    } catch (const Error&) {
+        rename_path(committed(), temporary);  // not known to survive a power cut, so not committed
+        throw;
+    }
+}
+
+void CheckpointSave::abandon() const {
+    std::error_code ignored;
+    std::filesystem::remove_all(temporary, ignored);
+}
+
+SaveStats save_checkpoint(const std::string& run_dir, const Comm& comm, const TrainState& info,
+                          const std::vector<NamedTensor>& tensors, size_t staging_bytes) {
+    const double start_ms = now_ms();
+    const CheckpointSave save = CheckpointSave::open(run_dir, comm, info, tensors);
+    try {
+        on_all_ranks(comm, "write its part", [&] { save.write_part(comm.rank, staging_bytes, copy_part_from_device); });
+        on_all_ranks(comm, "commit", [&] {
+            if (comm.rank == 0) save.commit();
+        });
+    } catch (...) {
+        if (comm.rank == 0) save.abandon();
+        throw;
+    }
+    return {save.bytes(), (now_ms() - start_ms) / 1000, save.committed()};
+}
+
+void check_space(const std::string& run_dir, size_t bytes) {
+    std::string checkpoints = checkpoints_directory(run_dir);
+    std::string place = directory_exists(checkpoints) ? checkpoints : run_dir;
+    uint64_t available = free_bytes(place);
+    uint64_t needed = uint64_t(kSpaceFactor * double(bytes));
+    if (available < needed)
+        fail(Exit::io, "%s: a checkpoint of %zu bytes needs %llu bytes of free space, there are %llu", place, bytes,
+             static_cast<unsigned long long>(needed), static_cast<unsigned long long>(available));
+}

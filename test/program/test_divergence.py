@@ -1,0 +1,217 @@
+"""Spikes of the loss, gradients that stay non-finite, and ranks that compute something else."""
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import unittest
+from pathlib import Path
+
+from test_ranks import MPI_ENVIRONMENT, mpirun
+from trainer import TrainerTest, generated_text, trainers_in, wait_until
+
+# One sequence per step, so that a strange one is a spike.
+SHORT = {"train_max_steps": 160, "train_batch_size": 1, "train_seq_len": 20, "train_total_batch_tokens": 20,
+         "schedule_name": "constant", "checkpoint_every_steps": 20, "checkpoint_keep": 30, "optim_learning_rate": 3e-3, "data_val": ""}
+
+
+def strange_text(count, seed=3):
+    """Characters that the other text does not have."""
+    draw = random.Random(seed)
+    return "".join(draw.choices("#%&*@{}[]<>~^|\\", k=count))
+
+
+class StrangeData(TrainerTest):
+    def prepare(self, strange_windows):
+        """Data of which so many windows, at places of their own, are of another kind."""
+        lines = generated_text(150).splitlines(keepends=True)
+        for i in range(strange_windows):
+            lines.insert((i + 1) * len(lines) // (strange_windows + 1), strange_text(40) + "\n")
+        (self.dir / "text.txt").write_text("".join(lines))
+        shutil.rmtree(self.dir / "data")
+        self.run_trainer("prepare", "--tokenizer", "bytes", "--minutes", 0, "text.txt", "--out", "data")
+
+    def manifest(self, step, run="run"):
+        return json.loads((self.step_dir(step, run) / "MANIFEST.json").read_text())
+
+    def cut(self, to, step):
+        shutil.copytree(self.dir / "run", self.dir / to)
+        for directory in (self.dir / to / "checkpoints").iterdir():
+            if not directory.name.startswith("step_") or int(directory.name[5:]) > step:
+                shutil.rmtree(directory)
+
+
+class Divergence(StrangeData):
+    def test_a_spike_is_warned_of_and_its_checkpoint_is_not_healthy(self):
+        self.prepare(2)
+        said = self.train(**SHORT)
+        spikes = [int(step) for step in re.findall(r"warning: step (\d+): the loss [\d.]+ is a spike", said)]
+        self.assertGreaterEqual(len(spikes), 1, said)
+        for step in range(20, 161, 20):
+            healthy = not any(step - 20 < spike <= step for spike in spikes)
+            self.assertEqual(self.manifest(step)["healthy"], healthy, (step, spikes))
+        self.train(run_dir="blind", train_spike_deviations=1e6, **SHORT)
+        self.assertEqual(self.records("blind"), self.records())
+
+    def test_a_run_that_stops_at_a_spike_may_go_on_from_it(self):
+        self.prepare(2)
+        said = self.train(expect=79, train_on_spike="stop", **SHORT)
+        step = int(re.search(r"train_gpt: step (\d+): the loss .* is a spike", said)[1])
+        self.assertRegex(said.splitlines()[-1], r"--resume-step \d+ continues from the last healthy checkpoint")
+        self.assertFalse(self.manifest(step)["healthy"])
+        self.train("--resume", "--accept-changes", train_on_spike="warn", **SHORT)
+        self.train(run_dir="warned", **SHORT)
+        self.assertEqual(self.records(), self.records("warned"))
+
+    def test_a_run_goes_back_and_skips_the_data_and_does_so_again_when_it_is_resumed(self):
+        self.prepare(2)
+        changes = dict(SHORT, train_on_spike="rollback")
+        said = self.train(**changes)
+        back = [tuple(map(int, found)) for found in
+                re.findall(r"step (\d+) \| goes back to the checkpoint of step (\d+) and skips (\d+) samples", said)]
+        self.assertGreaterEqual(len(back), 1, said)
+        records = self.records()
+        self.assertEqual([r["step"] for r in records if r["kind"] == "train"], list(range(1, 161)))
+        logged = [(r["from_step"], r["step"] - 1, r["skipped_samples"]) for r in records if r["kind"] == "rollback"]
+        self.assertEqual(logged, back)
+        for from_step, to_step, samples in back:
+            self.assertEqual(to_step % 20, 0)
+            self.assertLess(to_step, from_step)
+            self.assertEqual(samples, from_step - to_step)
+        end = self.manifest(160)["state"]
+        self.assertEqual(end["cursor"], 160 + sum(samples for _, _, samples in back))
+        self.assertEqual([(r["from_step"], r["to_step"], r["skipped_samples"]) for r in end["divergence"]["rollbacks"]],
+                         back)
+        # Resumed before and after the run went back.
+        for step in sorted({back[0][1], back[-1][1] + 20, 140}):
+            with self.subTest(step=step):
+                self.cut(f"cut_{step}", step)
+                self.train("--resume", run_dir=f"cut_{step}", **changes)
+                self.assertEqual(self.records(f"cut_{step}"), records)
+                self.assertEqual(self.weights(160, f"cut_{step}"), self.weights(160))
+
+    def test_checkpoints_of_a_stop_are_not_gone_back_to(self):
+        """So that the course does not depend on when a run was stopped."""
+        self.prepare(2)
+        changes = dict(SHORT, train_on_spike="rollback", checkpoint_keep=1)
+        said = self.train(**changes)
+        from_step, to_step = map(int, re.search(r"step (\d+) \| goes back to the checkpoint of step (\d+)",
+                                                said).groups())
+        # Healthy checkpoints between the one to go back to and the spike, as stops leave them.
+        for step in range(to_step + 1, from_step, max(1, (from_step - to_step) // 3)):
+            self.train("--auto", "--accept-changes", run_dir="stopped", **dict(changes, train_max_steps=step))
+        self.train("--resume", "--accept-changes", run_dir="stopped", **changes)
+        self.assertEqual(self.records("stopped"), self.records())
+        self.assertEqual(self.weights(160, "stopped"), self.weights(160))
+
+    def test_a_fourth_return_within_1000_steps_ends_the_run(self):
+        self.prepare(14)
+        said = self.train(expect=79, train_on_spike="rollback", **dict(SHORT, train_max_steps=400))
+        self.assertEqual(len(re.findall("goes back to the checkpoint", said)), 3)
+        self.assertIn("the run went back 3 times within 1000 steps already", said)
+
+    def test_gradients_that_stay_non_finite(self):
+        changes = dict(train_max_steps=30, checkpoint_every_steps=2, checkpoint_keep=30, train_precision="fp16",
+                       loss_scale_max_skipped_steps=3, schedule_name="constant", optim_learning_rate=1000.0,
+                       schedule_warmup_steps=15, optim_grad_clip=0.0, optim_name="sgd")
+        said = self.train(expect=79, **changes)
+        self.assertRegex(said, r"the gradient was not finite 4 steps in a row")
+        healthy = int(re.search(r"--resume-step (\d+) continues from the last healthy checkpoint", said)[1])
+        skipped = [r["step"] for r in self.records(kind="train") if "skipped" in r]
+        self.assertLess(healthy, skipped[0])
+        said = self.train("--resume-step", healthy, "--accept-changes", run_dir="run", **dict(
+            changes, optim_learning_rate=0.0))
+        self.assertIn("superseded" if self.step_dir(healthy + 2).exists() else "", said)
+        self.assertEqual([r["step"] for r in self.records(kind="train")], list(range(1, 31)))
+
+        said = self.train(expect=79, run_dir="back", train_on_nonfinite="rollback", **changes)
+        self.assertEqual(len(re.findall("goes back to the checkpoint", said)), 3)
+        self.assertIn("the run went back 3 times within 1000 steps already", said)
+
+    def test_going_back_needs_checkpoints(self):
+        for key in ("train_on_spike", "train_on_nonfinite"):
+            self.assertIn("checkpoint.every_steps is 0", self.train(expect=78, **{key: "rollback"}))
+        said = self.train(expect=79, train_on_nonfinite="rollback", checkpoint_every_steps=10, optim_learning_rate=1000.0,
+                          loss_scale_max_skipped_steps=2, train_precision="fp16")
+        self.assertIn("there is no healthy checkpoint to go back to", said)
+
+
+@unittest.skipUnless(shutil.which("mpirun"), "there is no mpirun")
+class Ranks(StrangeData):
+    def test_several_ranks_go_back_together(self):
+        self.prepare(2)
+        changes = dict(SHORT, train_on_spike="rollback", train_total_batch_tokens=40, train_max_steps=120,
+                       parallel_deterministic_reduce=True, train_spike_deviations=4)
+        self.train(**changes)
+        expected = self.records()
+        self.assertTrue(any(r["kind"] == "rollback" for r in expected))
+        for stage in (0, 3):
+            config = self.write_config(run_dir=f"two_{stage}", parallel_zero_stage=stage, **changes)
+            subprocess.run(mpirun(2, config), cwd=self.dir, check=True, env=MPI_ENVIRONMENT, timeout=120,
+                           stdout=subprocess.DEVNULL)
+            self.assertEqual(self.records(f"two_{stage}"), expected)
+
+    def flip_in_memory(self, pid, needle):
+        """Flips a bit wherever these bytes are in a process's memory; how often they were there."""
+        found = 0
+        with open(f"/proc/{pid}/mem", "r+b", buffering=0) as memory:
+            for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+                addresses, mode, *_ = line.split()
+                begin, end = (int(address, 16) for address in addresses.split("-"))
+                if not mode.startswith("rw") or end - begin > 1 << 28:
+                    continue
+                try:
+                    memory.seek(begin)
+                    content = memory.read(end - begin)
+                except OSError:
+                    continue
+                at = content.find(needle)
+                while at >= 0:
+                    memory.seek(begin + at + 5)
+                    memory.write(bytes([needle[5] ^ 1]))
+                    found += 1
+                    at = content.find(needle, at + 1)
+        return found
+
+    def test_a_rank_whose_weights_have_changed_is_named(self):
+        for stage, precision in ((0, "fp32"), (1, "bf16")):
+            with self.subTest(stage=stage):
+                shutil.rmtree(self.dir / "run", ignore_errors=True)
+                # Weights that stay as they are, so that their bytes are known.
+                config = self.write_config(
+                    train_max_steps=100000, train_total_batch_tokens=180, train_check_replicas_every=10,
+                    optim_learning_rate=0.0, parallel_zero_stage=stage, train_precision=precision,
+                    checkpoint_every_steps=5)
+                process = subprocess.Popen(mpirun(3, config), cwd=self.dir, stdout=subprocess.DEVNULL,
+                                           stderr=subprocess.PIPE, text=True, env=MPI_ENVIRONMENT)
+                self.addCleanup(process.kill)
+                wait_until(lambda: self.step_dir(10).exists(), "no checkpoint")
+                values = self.tensor_bytes(10, "master.wte")[:4096]
+                if precision == "bf16":
+                    values = b"".join(struct.pack("<H", self.as_bf16(number))
+                                      for number, in struct.iter_unpack("<I", values))
+                ranks = {int(re.search(rb"OMPI_COMM_WORLD_RANK=(\d+)", Path(f"/proc/{pid}/environ").read_bytes())[1]):
+                         pid for pid in trainers_in(self.dir)}
+                os.kill(ranks[1], signal.SIGSTOP)
+                self.assertGreater(self.flip_in_memory(ranks[1], values[:64]), 0)
+                os.kill(ranks[1], signal.SIGCONT)
+                said = process.communicate(timeout=60)[1]
+                self.assertEqual(process.returncode, 81, said)
+                self.assertRegex(said, r"step \d+0: rank 1 has not the bits of the other ranks")
+
+    def tensor_bytes(self, step, name):
+        manifest = json.loads((self.step_dir(step) / "MANIFEST.json").read_text())
+        pieces = {piece["first"]: (shard["name"], piece) for shard in manifest["shards"] for piece in shard["pieces"]
+                  if piece["tensor"] == name}
+        return b"".join((self.step_dir(step) / file).read_bytes()[
+            piece["file_offset"]:piece["file_offset"] + 4 * piece["count"]] for _, (file, piece) in
+            sorted(pieces.items()))
+
+    @staticmethod
+    def as_bf16(bits):
+        """Of a float's bits, rounded to nearest, ties to even."""
+        return (bits + 0x7fff + (bits >> 16 & 1)) >> 16 & 0xffff
+

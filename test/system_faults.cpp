@@ -1,0 +1,72 @@
+#include "test/system_faults.h"
+
+#include <dirent.h>
+#include <dlfcn.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+
+namespace {
+
+std::atomic<const SystemFault*>& active() {
+    static std::atomic<const SystemFault*> fault = nullptr;
+    return fault;
+}
+
+// Whether this call must fail; then errno says why.
+bool fails(SystemCall call, const std::string& path) {
+    const SystemFault* fault = active().load();
+    if (!fault || fault->call != call || path.find(fault->path_part) == std::string::npos) return false;
+    errno = fault->error_number;
+    return true;
+}
+
+bool fails(SystemCall call, int file) {
+    const SystemFault* fault = active().load();
+    if (!fault || fault->call != call) return false;
+    char path[4096];
+    const ssize_t size = ::readlink(("/proc/self/fd/" + std::to_string(file)).c_str(), path, sizeof path);
+    return fails(call, std::string(path, size > 0 ? size_t(size) : 0));
+}
+
+template <class Function> Function* next(const char* name) {
+    return reinterpret_cast<Function*>(::dlsym(RTLD_NEXT, name));
+}
+
+}  // namespace
+
+SystemFault::SystemFault(SystemCall which, std::string path, int error)
+    : call(which), path_part(std::move(path)), error_number(error) {
+    active().store(this);
+}
+
+SystemFault::~SystemFault() { active().store(nullptr); }
+
+// These take the place of the C library's functions in the program that they are linked into.
+extern "C" {
+
+ssize_t read(int file, void* buffer, size_t count) {
+    return fails(SystemCall::read, file) ? -1 : ::syscall(SYS_read, file, buffer, count);
+}
+
+ssize_t pread(int file, void* buffer, size_t count, off_t offset) {
+    return fails(SystemCall::read, file) ? -1 : ::syscall(SYS_pread64, file, buffer, count, offset);
+}
+
+int flock(int file, int operation) noexcept {
+    return fails(SystemCall::lock, file) ? -1 : int(::syscall(SYS_flock, file, operation));
+}
+
+int stat(const char* path, struct stat* status) noexcept {
+    if (fails(SystemCall::examine, path)) return -1;
+    return next<int(const char*, struct stat*)>("stat")(path, status);
+}
+
+DIR* opendir(const char* path) {
+    return fails(SystemCall::list, path) ? nullptr : next<DIR*(const char*)>("opendir")(path);
+}
+}

@@ -1,0 +1,104 @@
+#include <chrono>
+#include <thread>
+
+#include "runtime/checkpoint/background_save.h"
+#include "test/expect_error.h"
+#include "test/temporary_directory.h"
+#include "test/toy_checkpoint.h"
+
+namespace {
+
+const std::vector<std::vector<size_t>> kShapes = {{1031, 509}, {}, {0, 7}, {3, 5, 7}};
+
+// As the trainer does after each of its steps, until the save is over.
+BackgroundSave::Result steps_until_it_ends(BackgroundSave& saver, const std::function<void()>& step) {
+    for (;;) {
+        step();
+        if (auto result = saver.advance(saver.progress())) return *result;
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+}
+
+bool has_leftovers(const std::string& run_dir) {
+    const std::vector<std::string> names = list_directory(checkpoints_directory(run_dir));
+    return std::ranges::any_of(names, [](const std::string& name) { return name.starts_with("tmp."); });
+}
+
+}  // namespace
+
+TEST_CASE("a save in the background has the state at its beginning, whatever training does meanwhile") {
+    TemporaryDirectory run;
+    BackgroundSave saver(run.path(), comm_single(), {.keep = 2});
+    CHECK(saver.progress().unfinished == 0);
+    CHECK_FALSE(saver.advance(saver.progress()));
+    for (int64_t step = 1; step <= 50; step++) {
+        ToyModel model(uint64_t(step), kShapes);
+        const ToyModel before = model;
+        saver.begin(toy_info(step), model.tensors());
+        CHECK(saver.is_under_way());
+        CHECK(saver.step() == step);
+        const auto result = steps_until_it_ends(saver, [&] {
+            for (auto& values : model.values())
+                for (float& value : values) value += 1;
+        });
+        CHECK_FALSE(saver.is_under_way());
+        CHECK_FALSE(result.error);
+        CHECK(result.step == step);
+        CHECK(result.stats.directory == step_directory(run.path(), step));
+        CHECK_FALSE(model == before);
+        const Checkpoint checkpoint(step_directory(run.path(), step));
+        ToyModel loaded(0, kShapes);
+        checkpoint.load(loaded.tensors());
+        REQUIRE(loaded == before);
+        CHECK(committed_steps(run.path()).size() == size_t(std::min<int64_t>(step, 2)));
+    }
+}
+
+TEST_CASE("waiting for a save in the background ends with it") {
+    TemporaryDirectory run;
+    BackgroundSave saver(run.path(), comm_single(), {});
+    ToyModel model(1, kShapes);
+    saver.begin(toy_info(1), model.tensors());
+    expect_error(Exit::internal, {"another is under way"}, [&] { saver.begin(toy_info(2), model.tensors()); });
+    const auto result = saver.wait(60);
+    REQUIRE(result);
+    CHECK_FALSE(result->error);
+    CHECK(committed_steps(run.path()) == std::vector<int64_t>{1});
+    CHECK_FALSE(saver.is_under_way());
+}
+
+TEST_CASE("a save that fails in the background is told and leaves nothing, and the next one may succeed") {
+    TemporaryDirectory run;
+    BackgroundSave saver(run.path(), comm_single(), {});
+    ToyModel model(1, kShapes);
+    save_toy(run.path(), 1, model);
+    auto without_values = model.tensors();
+    without_values[0].count--;  // the manifest is not whole
+    saver.begin(toy_info(2), without_values);
+    const auto failed = saver.wait(60);
+    REQUIRE(failed);
+    REQUIRE(failed->error);
+    CHECK(failed->error->code == Exit::data);
+    CHECK_FALSE(has_leftovers(run.path()));
+    CHECK(committed_steps(run.path()) == std::vector<int64_t>{1});
+
+    saver.begin(toy_info(3), model.tensors());
+    CHECK_FALSE(saver.wait(60)->error);
+    CHECK(committed_steps(run.path()) == std::vector<int64_t>{3});
+}
+
+TEST_CASE("a rank takes part in the failure of another one's save") {
+    TemporaryDirectory run;
+    BackgroundSave saver(run.path(), comm_single(), {});
+    ToyModel model(1, kShapes);
+    saver.begin(toy_info(1), model.tensors());
+    CHECK_FALSE(saver.advance({.unfinished = 1, .failed = 1}));  // others are still writing
+    std::optional<BackgroundSave::Result> result;
+    while (saver.progress().unfinished > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    result = saver.advance({.failed = 1});
+    REQUIRE(result);
+    REQUIRE(result->error);
+    CHECK(result->error->code == Exit::io);
+    CHECK_FALSE(has_leftovers(run.path()));
+    CHECK(committed_steps(run.path()).empty());
+}
