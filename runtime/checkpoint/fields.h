@@ -82,7 +82,9 @@ private:
     template <class T>
     requires std::is_arithmetic_v<T>
     static void read(const Json& json, const std::string& place, T& value, long double low = 0,
-                     long double high = std::min<long double>(std::numeric_limits<T>::max(), kMostInteger)) {
+                     long double high = std::is_integral_v<T>
+                                            ? std::min<long double>(std::numeric_limits<T>::max(), kMostInteger)
+                                            : std::numeric_limits<T>::max()) {
         constexpr bool is_integer = std::is_integral_v<T>;
         const bool is_of_type = is_integer ? json.is_number_integer() : json.is_number();
         expect(is_of_type && json.get<long double>() >= low && json.get<long double>() <= high, json, place,

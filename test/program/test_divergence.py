@@ -5,7 +5,6 @@ import random
 import re
 import shutil
 import signal
-import struct
 import subprocess
 import unittest
 from pathlib import Path
@@ -109,13 +108,14 @@ class Divergence(StrangeData):
 
     def test_a_fourth_return_within_1000_steps_ends_the_run(self):
         self.prepare(14)
-        said = self.train(expect=79, train_on_spike="rollback", **dict(SHORT, train_max_steps=400))
+        said = self.train(expect=79, train_on_spike="rollback", train_spike_deviations=3, **dict(
+            SHORT, train_max_steps=400))
         self.assertEqual(len(re.findall("goes back to the checkpoint", said)), 3)
         self.assertIn("the run went back 3 times within 1000 steps already", said)
 
     def test_gradients_that_stay_non_finite(self):
-        changes = dict(train_max_steps=30, checkpoint_every_steps=2, checkpoint_keep=30, train_precision="fp16",
-                       loss_scale_max_skipped_steps=3, schedule_name="constant", optim_learning_rate=1000.0,
+        changes = dict(train_max_steps=30, checkpoint_every_steps=2, checkpoint_keep=30, loss_scale_max_skipped_steps=3,
+                       schedule_name="constant", optim_learning_rate=1000.0,
                        schedule_warmup_steps=15, optim_grad_clip=0.0, optim_name="sgd")
         said = self.train(expect=79, **changes)
         self.assertRegex(said, r"the gradient was not finite 4 steps in a row")
@@ -135,7 +135,7 @@ class Divergence(StrangeData):
         for key in ("train_on_spike", "train_on_nonfinite"):
             self.assertIn("checkpoint.every_steps is 0", self.train(expect=78, **{key: "rollback"}))
         said = self.train(expect=79, train_on_nonfinite="rollback", checkpoint_every_steps=10, optim_learning_rate=1000.0,
-                          loss_scale_max_skipped_steps=2, train_precision="fp16")
+                          loss_scale_max_skipped_steps=2, optim_name="sgd", optim_grad_clip=0.0)
         self.assertIn("there is no healthy checkpoint to go back to", said)
 
 
@@ -144,7 +144,7 @@ class Ranks(StrangeData):
     def test_several_ranks_go_back_together(self):
         self.prepare(2)
         changes = dict(SHORT, train_on_spike="rollback", train_total_batch_tokens=40, train_max_steps=120,
-                       parallel_deterministic_reduce=True, train_spike_deviations=4)
+                       parallel_deterministic_reduce=True, train_spike_deviations=4, log_norms_every_steps=0)
         self.train(**changes)
         expected = self.records()
         self.assertTrue(any(r["kind"] == "rollback" for r in expected))
@@ -177,22 +177,18 @@ class Ranks(StrangeData):
         return found
 
     def test_a_rank_whose_weights_have_changed_is_named(self):
-        for stage, precision in ((0, "fp32"), (1, "bf16")):
-            with self.subTest(stage=stage):
+        for precision in ("fp32", "bf16"):
+            with self.subTest(precision=precision):
                 shutil.rmtree(self.dir / "run", ignore_errors=True)
                 # Weights that stay as they are, so that their bytes are known.
                 config = self.write_config(
                     train_max_steps=100000, train_total_batch_tokens=180, train_check_replicas_every=10,
-                    optim_learning_rate=0.0, parallel_zero_stage=stage, train_precision=precision,
-                    checkpoint_every_steps=5)
+                    optim_learning_rate=0.0, train_precision=precision, checkpoint_every_steps=5)
                 process = subprocess.Popen(mpirun(3, config), cwd=self.dir, stdout=subprocess.DEVNULL,
                                            stderr=subprocess.PIPE, text=True, env=MPI_ENVIRONMENT)
                 self.addCleanup(process.kill)
                 wait_until(lambda: self.step_dir(10).exists(), "no checkpoint")
                 values = self.tensor_bytes(10, "master.wte")[:4096]
-                if precision == "bf16":
-                    values = b"".join(struct.pack("<H", self.as_bf16(number))
-                                      for number, in struct.iter_unpack("<I", values))
                 ranks = {int(re.search(rb"OMPI_COMM_WORLD_RANK=(\d+)", Path(f"/proc/{pid}/environ").read_bytes())[1]):
                          pid for pid in trainers_in(self.dir)}
                 os.kill(ranks[1], signal.SIGSTOP)
@@ -209,9 +205,3 @@ class Ranks(StrangeData):
         return b"".join((self.step_dir(step) / file).read_bytes()[
             piece["file_offset"]:piece["file_offset"] + 4 * piece["count"]] for _, (file, piece) in
             sorted(pieces.items()))
-
-    @staticmethod
-    def as_bf16(bits):
-        """Of a float's bits, rounded to nearest, ties to even."""
-        return (bits + 0x7fff + (bits >> 16 & 1)) >> 16 & 0xffff
-
