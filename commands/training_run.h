@@ -31,6 +31,9 @@ struct TrainingRun {
     EnergyMeter energy;
     std::set<std::string> throttled;  // what has been said about slow GPUs
     Trace* trace = nullptr;           // of the steps now; null: none
+    // Why the run cannot go on, on all ranks alike: the tokens of one, or the log, could not be read or written. Null:
+    // it can. The steps done so far are sound and are saved first.
+    std::exception_ptr error;
 
     // The model is at the start's checkpoint if there is one, else at model.init_from or freshly initialised. Takes all
     // the memory of the run. Fails as Loader, Gpt and load_initial_weights() do, before anything in run.dir is written.
@@ -42,9 +45,7 @@ struct TrainingRun {
     bool has_ended_early() const {
         return config.eval.patience > 0 && state.progress.best.worse_since >= config.eval.patience;
     }
-    bool is_complete() const {
-        return (course.end_step > 0 && state.step == course.end_step) || has_ended_early();
-    }
+    bool is_complete() const { return (course.end_step > 0 && state.step == course.end_step) || has_ended_early(); }
 };
 
 // Fails with Exit::no_input, naming the configuration's file, if model.init_from is neither a file nor a directory,
@@ -64,19 +65,26 @@ struct StepTimer {
 
     explicit StepTimer(const TrainingRun& run) : trace(run.trace), comm_before(comm_totals(run.comm)) {}
     Batch next_batch(Loader& loader);
+    std::exception_ptr wait_for_step(Loader& loader);  // Loader's
 };
 
-// What ranks tell each other in end_step(): kStop > 0, one was asked to stop; kEnd, with train.max_minutes, the step
+// What ranks tell each other in end_step(): kStop > 0, one was asked to stop; kFailed, ranks that cannot go on after
+// this step; kEnd, with train.max_minutes, the step
 // that will be the last, by the clock of rank 0, or 0 as long as that is open; kJoules since the last step, of which
 // rank 0's sum counts; kThrottled, ranks whose GPUs are slow because of heat or power.
-enum Vote { kStop, kEnd, kJoules, kThrottled };
+enum Vote { kStop, kEnd, kJoules, kThrottled, kFailed };
 struct StepVotes {
     EnergyReading energy;  // this rank's
     std::array<double, StepResult::kVotes> values;
 };
-StepVotes votes_of(TrainingRun& run);
+// Waits for the tokens of the next step. Sets run.error if they could not be read, on this rank alone.
+StepVotes votes_of(TrainingRun& run, StepTimer& timer);
 
-// After end_step(): writes, shows and returns the step's record, and moves run.state past the step.
+// Fails on all ranks if one cannot read the tokens of the first step. A collective.
+void check_first_tokens(TrainingRun& run);
+
+// After end_step(): writes, shows and returns the step's record, and moves run.state past the step. Sets run.error on
+// all ranks if one cannot go on.
 TrainRecord finish_step(TrainingRun& run, const StepTimer& timer, const EnergyReading& energy,
                         const StepResult& result);
 
@@ -87,9 +95,13 @@ bool norms_are_due(const TrainingRun& run);
 bool checkpoint_is_due(const TrainingRun& run);
 
 // Likewise the validation loss and answers to questions, for the log and the terminal, and a sample of text; all ranks
-// together.
+// together. Sets run.error on all of them if one cannot read its tokens.
 void validate_if_due(TrainingRun& run);
 void show_sample_if_due(TrainingRun& run);
+
+// Throws run.error, if it is set, when all ranks have come here: thus each ends with its exit code, and none with
+// Exit::peer_lost because of another that was faster.
+void end_on_error(TrainingRun& run);
 
 // Commits a checkpoint, all ranks together. The older ones are intact if it fails (the disk is full, say): unless
 // `must_succeed`, the first two failures in a row are only shown; the third is thrown.
