@@ -81,6 +81,8 @@ TEST_CASE_METHOD(DamageFixture, "shards: a flipped byte is found where it is whe
                              {shard_, format("damaged in the %zu bytes from offset %zu: their CRC32C", bytes, begin),
                               "dataset.json records"},
                              [&] { tokens.read(block * 32768 + bytes / 2 - 2, 2, ids.data()); });
+            if (block > 0 && place == 0)  // at the end of what is read, which begins in the block before
+                expect_error(Exit::data, {shard_}, [&] { tokens.read(block * 32768 - 50, 51, ids.data()); });
             if (block == 1)  // within a read of several blocks
                 expect_error(Exit::data, {shard_}, [&] { tokens.read(100, 2 * 32768, ids.data()); });
             flip(begin + place);
@@ -221,6 +223,18 @@ TEST_CASE_METHOD(DamageFixture, "loader: a shard that changes is found before it
         std::filesystem::remove(shard_);
         std::filesystem::copy_file(copy, shard_);
     }
+}
+
+TEST_CASE_METHOD(DamageFixture, "loader: a shard that changes is found too where a window only begins in it") {
+    const std::string next = directory_ / "next.bin";
+    std::filesystem::copy_file(shard_, next);
+    const TokenStream tokens({shard_, next}, 60'000);
+    Loader loader(tokens, {.seq_len = 2 * kTokens - 1, .batch = 1});  // a single window
+    loader.next();
+    ::utimensat(AT_FDCWD, shard_.c_str(), nullptr, 0);
+    expect_error(Exit::data, {shard_, "written to"}, [&] {
+        for (int read_ahead = 0; read_ahead < 5; read_ahead++) loader.next();
+    });
 }
 
 TEST_CASE_METHOD(DamageFixture, "loader: a step of many micro-batches is waited for as a whole") {

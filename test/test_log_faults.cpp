@@ -87,6 +87,17 @@ TEST_CASE("a log that could not be written for some steps has every record once,
 
 TEST_CASE("a log that cannot be written for 100 steps ends the run, and no checkpoint waits for it", "[log]") {
     TemporaryDirectory directory;
+    {
+        RunLog log(directory.path(), 0);
+        for (int begin : {1, 101, 201}) {  // more than 100 in all, but never in a row
+            {
+                const FileSizeLimit none(0);
+                write_steps(log, begin, begin + 60);
+            }
+            write_steps(log, begin + 61, begin + 61);
+        }
+        CHECK(log.error() == nullptr);
+    }
     RunLog log(directory.path(), 0);
     write_steps(log, 1, 1);
     const FileSizeLimit none(0);
