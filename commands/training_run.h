@@ -45,7 +45,9 @@ struct TrainingRun {
     bool has_ended_early() const {
         return config.eval.patience > 0 && state.progress.best.worse_since >= config.eval.patience;
     }
-    bool is_complete() const { return (course.end_step > 0 && state.step == course.end_step) || has_ended_early(); }
+    bool is_complete() const {
+        return (course.end_step > 0 && state.step == course.end_step) || has_ended_early();
+    }
 };
 
 // Fails with Exit::no_input, naming the configuration's file, if model.init_from is neither a file nor a directory,
@@ -68,10 +70,10 @@ struct StepTimer {
     std::exception_ptr wait_for_step(Loader& loader);  // Loader's
 };
 
-// What ranks tell each other in end_step(): kStop > 0, one was asked to stop; kFailed, ranks that cannot go on after
-// this step; kEnd, with train.max_minutes, the step
+// What ranks tell each other in end_step(): kStop > 0, one was asked to stop; kEnd, with train.max_minutes, the step
 // that will be the last, by the clock of rank 0, or 0 as long as that is open; kJoules since the last step, of which
-// rank 0's sum counts; kThrottled, ranks whose GPUs are slow because of heat or power.
+// rank 0's sum counts; kThrottled, ranks whose GPUs are slow because of heat or power; kFailed, ranks that cannot go on
+// after this step.
 enum Vote { kStop, kEnd, kJoules, kThrottled, kFailed };
 struct StepVotes {
     EnergyReading energy;  // this rank's

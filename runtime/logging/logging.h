@@ -186,7 +186,7 @@ private:
 
     std::FILE* const out_;
     const TerminalMode mode_;  // automatic: depends on the terminal's size
-    int total_steps_;          // 0: not known
+    int total_steps_;  // 0: not known
     const int every_steps_;
     const Patience patience_;
     const bool is_unicode_;  // braille dots can be printed
