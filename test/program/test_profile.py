@@ -108,13 +108,15 @@ class ProfileTest(TrainerTest):
 
     accumulating = set()
 
-    def check_steps(self, lanes, steps, micro_steps):
-        """The host's steps hold their phases, and, where host and device have one clock, their ops."""
+    def check_steps(self, lanes, steps, micro_steps, last=None):
+        """The host's steps hold their phases, and, where host and device have one clock, their ops.
+
+        Every step but the run's `last` also waits for the data of the next one."""
         spans = {e.args["step"]: e for e in lanes[HOST] if e.name == "step"}
         self.assertEqual(sorted(spans), list(steps))
         for step, span in spans.items():
             inside = Counter(e.name for e in lanes[HOST] if e.args["step"] == step and not e.name.startswith("wait"))
-            self.assertEqual(inside, {"step": 1, "data": micro_steps, "forward": micro_steps,
+            self.assertEqual(inside, {"step": 1, "data": micro_steps + (step != last), "forward": micro_steps,
                                       "backward": micro_steps, "update": 1})
             self.assertTrue(all(span.holds(e) for e in lanes[HOST] if e.args["step"] == step))
         return spans
@@ -226,7 +228,7 @@ class Profile(ProfileTest):
         said = self.train(*resume, "--profile", "2:100", **{**changes, "train_max_steps": 7})
         self.assertIn("begins with step 6", said)
         lanes, _ = self.trace("6-7")  # to the run's end
-        self.check_steps(lanes, (6, 7), micro_steps=2)
+        self.check_steps(lanes, (6, 7), micro_steps=2, last=7)
 
     def test_wrong_arguments(self):
         config = self.write_config(train_max_steps=4)
