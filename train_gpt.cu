@@ -38,6 +38,7 @@ int main(int argc, char** argv) {
             progress.begin(start.checkpoint ? "loading the checkpoint" : "preparing the model");
             TrainingRun run(config, ranks, std::move(dataset), std::move(questions), start, progress);
             start.checkpoint.reset();
+            check_first_tokens(run);
             write_run_files(run, PROGRAM_VERSION);
             install_signal_handlers(run.comm.rank == 0);
             Profiler profiler(line->profile, run);
@@ -58,21 +59,23 @@ int main(int argc, char** argv) {
                     run.gpt.forward(batch.inputs);
                     run.gpt.backward(batch.targets, 1.0f / float(config.train.total_batch_tokens));
                 }
-                const StepVotes votes = votes_of(run);
+                const StepVotes votes = votes_of(run, timer);
                 const StepResult result = run.gpt.end_step(votes.values);
                 const TrainRecord record = finish_step(run, timer, votes.energy, result);
 
-                // A rank that was asked to stop has told all others in this step's votes.
-                const bool must_stop = result.votes[kStop] > 0 || (run.comm.size == 1 && stop_signal());
-                if (run.divergence) {
+                const bool has_diverged = run.divergence.has_value();
+                if (has_diverged) {
                     end_divergence(run);  // the run is where a checkpoint was saved
                 } else {
                     check_replicas_if_due(run);
                     validate_if_due(run);
                     show_sample_if_due(run);
-                    if (must_stop || checkpoint_is_due(run)) save(run, must_stop || run.is_complete());
                 }
+                // A rank that was asked to stop, or cannot read its tokens, has told all others.
+                const bool must_stop = run.error || result.votes[kStop] > 0 || (run.comm.size == 1 && stop_signal());
+                if (!has_diverged && (must_stop || checkpoint_is_due(run))) save(run, must_stop || run.is_complete());
                 profiler.end_step(record, must_stop || run.is_complete());
+                end_on_error(run);
                 if (must_stop && !run.is_complete()) {
                     run.progress.say(
                         format("step %d | stopped by signal %d; --resume continues", run.state.step, stop_signal()));

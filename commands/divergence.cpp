@@ -56,14 +56,14 @@ void go_back(TrainingRun& run, const Checkpoint& checkpoint) {
     progress.course_by_time = now.course_by_time;
     run.train_loader.seek(progress.cursor);
     const std::vector<Rollback>& rollbacks = progress.divergence.rollbacks;
-    if (run.log) {
+    run_on_rank_0(run.comm, "cut the logs", [&] {
         run.log.reset();  // closed before its files are cut
         run.log.emplace(run_log(run.config, to_step));
         // Earlier ones that were cut are written again.
         for (const Rollback& rollback : rollbacks)
             if (rollback.to_step >= to_step)
                 run.log->write(RollbackRecord{rollback.to_step + 1, rollback, unix_time()});
-    }
+    });
     run.progress.say(format("step %d | goes back to the checkpoint of step %d and skips %zu samples: %s", from_step,
                             to_step, size_t(rollbacks.back().skipped_samples), divergence.sentence.c_str()));
 }
@@ -138,6 +138,7 @@ void end_divergence(TrainingRun& run) {
         if (checkpoint) {
             go_back(run, *checkpoint);
             run.divergence.reset();
+            if (!run.error) check_first_tokens(run);
             return;
         }
         reason += may_go_back ? "; there is no healthy checkpoint to go back to"
@@ -145,7 +146,8 @@ void end_divergence(TrainingRun& run) {
                                        DivergenceState::kMostRollbacks, DivergenceState::kRollbackSteps);
     }
     if (divergence.is_spike) save(run, true);  // the state is sound as far as it goes: the user may go on from it
-    fail(Exit::non_finite, "%s%s", reason, run.comm.rank == 0 ? advice(run) : "");
+    reason += run.comm.rank == 0 ? advice(run) : "";
+    end_together(run, std::make_exception_ptr(Error(Exit::non_finite, reason)));
 }
 
 void check_replicas_if_due(TrainingRun& run) {
@@ -163,9 +165,11 @@ void check_replicas_if_due(TrainingRun& run) {
     for (const auto& [digest, group] : ranks)
         if (!is_majority || digest != most->first)
             for (const int rank : group) named += (named.empty() ? "" : ", ") + std::to_string(rank);
-    fail(Exit::corruption,
-         "step %d: %s %s not the bits of %s: a silent fault of its hardware is likely. The last checkpoint that was "
-         "saved before may be sound: --resume-step",
-         run.state.step, is_majority ? "rank " + named : "ranks " + named, is_majority ? "has" : "have",
-         is_majority ? "the other ranks" : "each other");
+    const std::string sentence = format(
+        "step %d: %s the bits of %s: a silent fault of its hardware is likely; a checkpoint from before it may be "
+        "sound, "
+        "see --resume-step",
+        run.state.step, ((is_majority ? "rank " : "ranks ") + named + (is_majority ? " has not" : " have not")).c_str(),
+        is_majority ? "the other ranks" : "each other");
+    end_together(run, std::make_exception_ptr(Error(Exit::corruption, sentence)));
 }

@@ -6,6 +6,7 @@
 #include "commands/command_line.h"
 #include "commands/hf_config.h"
 #include "commands/inspect_llmc.h"
+#include "data/dataset_record.h"
 #include "data/reject_file.h"
 #include "data/shards.h"
 #include "data/tokenizer.h"
@@ -21,10 +22,14 @@ struct Options {
     std::string llmc_model;  // empty: describe the path
 };
 
+constexpr uint64_t kTokensAtOnce = 1 << 16;
+
 void inspect_shard(const std::string& path) {
-    constexpr uint64_t kFirstTokens = 32;
-    const TokenShard shard(path);
-    const ShardHeader& header = shard.header;
+    constexpr size_t kFirstTokens = 32;
+    // With the checksums of a dataset.json beside it, and without a limit of the ids.
+    const TokenStream stream({path}, INT32_MAX);
+    const TokenShard& shard = stream.shards().front();
+    const ShardHeader& header = shard.header();
     print_line(format("%s: %s", path.c_str(), header.name));
     print_line(format("%d tokens of %d bytes, %zu bytes with the header", header.token_count, header.token_bytes,
                       header.file_bytes()));
@@ -36,21 +41,25 @@ void inspect_shard(const std::string& path) {
     if (file_exists(beside)) tokenizer = Tokenizer::load(beside);
     uint32_t smallest = UINT32_MAX, largest = 0;
     uint64_t largest_at = 0, eot_count = 0;
-    for (uint64_t i = 0; i < shard.token_count(); i++) {
-        const uint32_t id = shard.token(i);
-        smallest = std::min(smallest, id);
-        if (id > largest) largest = id, largest_at = i;
-        eot_count += tokenizer && id == uint32_t(tokenizer->eot());
+    std::vector<uint32_t> first, ids;
+    for (uint64_t begin = 0; begin < shard.token_count(); begin += ids.size()) {
+        ids.resize(size_t(std::min(kTokensAtOnce, shard.token_count() - begin)));
+        shard.read(begin, ids.size(), ids.data());
+        if (begin == 0) first.assign(ids.begin(), ids.begin() + ptrdiff_t(std::min(kFirstTokens, ids.size())));
+        for (size_t i = 0; i < ids.size(); i++) {
+            smallest = std::min(smallest, ids[i]);
+            if (ids[i] > largest) largest = ids[i], largest_at = begin + i;
+            eot_count += tokenizer && ids[i] == uint32_t(tokenizer->eot());
+        }
     }
+    if (shard.has_checksums()) print_line("every block of 64 KiB has the CRC32C that dataset.json records");
     print_line(format("ids from %u to %u", smallest, largest));
     if (!tokenizer) return;
     if (largest >= uint32_t(tokenizer->vocab_size()))
         reject_file(path, "token %zu is %u, but tokenizer.json beside it has %d tokens", largest_at, largest,
                     tokenizer->vocab_size());
-    std::vector<int32_t> first;
-    for (uint64_t i = 0; i < std::min(kFirstTokens, shard.token_count()); i++) first.push_back(int32_t(shard.token(i)));
     print_line(format("%zu x %s", eot_count, tokenizer ? tokenizer->token(tokenizer->eot()).c_str() : kEndOfText));
-    print_line("begins with " + quoted(tokenizer->decode(first), 200));
+    print_line("begins with " + quoted(tokenizer->decode(std::vector<int32_t>(first.begin(), first.end())), 200));
 }
 
 void inspect_tokenizer(const std::string& path) {
@@ -68,56 +77,31 @@ void inspect_tokenizer(const std::string& path) {
 
 Json read_json(const std::string& path) { return parse_json(read_file(path), path, Exit::data); }
 
-// The value at a pointer like "/splits/train/tokens". Fails with Exit::data if it is missing or of another type.
-template <class T> T value_at(const Json& json, const std::string& pointer, const std::string& path) {
-    const Json::json_pointer place(pointer);
-    const bool is_there = json.contains(place);
-    if constexpr (std::is_same_v<T, std::string>) {
-        if (is_there && json[place].is_string()) return json[place].get<T>();
-    } else {
-        if (is_there && json[place].is_number_unsigned()) return json[place].get<T>();
-    }
-    reject_file(path, "%s is %s", pointer.substr(1), is_there ? printed(json[place]) : "missing");
-}
-
-// One split of a data set: all its shards are there, whole, within the vocabulary, and have the recorded tokens.
-void inspect_split(const std::string& directory, const Json& dataset, const std::string& name, uint64_t vocab_size) {
-    const std::string path = directory + "/dataset.json", split = "/splits/" + name;
-    const auto tokens = value_at<uint64_t>(dataset, split + "/tokens", path);
+// One split of a data set: all its shards are there, whole, within the vocabulary, as recorded.
+void inspect_split(const std::string& directory, const DatasetRecord::Split& split, uint64_t vocab_size) {
     std::vector<std::string> shards;
-    const Json::json_pointer names(split + "/shards");
-    if (!dataset.contains(names) || !dataset[names].is_array())
-        reject_file(path, "%s/shards is no list", split.substr(1));
-    for (size_t i = 0; i < dataset[names].size(); i++) {
-        const std::string pointer = split + "/shards/" + std::to_string(i);
-        shards.push_back(directory + "/" + value_at<std::string>(dataset, pointer, path));
-    }
+    for (const std::string& name : split.shards) shards.push_back(directory + "/" + name);
     const TokenStream stream(shards, int(vocab_size));
-    if (stream.token_count() != tokens)
-        reject_file(path, "the %zu shards of %s have %zu tokens together, %zu are recorded", shards.size(), name,
-                    stream.token_count(), tokens);
-    std::vector<int32_t> block(1 << 16);
-    for (uint64_t i = 0; i < tokens; i += block.size())
-        stream.read(i, size_t(std::min<uint64_t>(block.size(), tokens - i)), block.data());
-    print_line(format("  %s: %zu tokens in %zu shard(s), from %zu bytes of text in %zu document(s); sound",
-                      name.c_str(), tokens, shards.size(), value_at<uint64_t>(dataset, split + "/text_bytes", path),
-                      value_at<uint64_t>(dataset, split + "/documents", path)));
+    if (stream.token_count() != split.tokens)
+        reject_file(directory + "/" + DatasetRecord::kName,
+                    "the %zu shards of %s have %zu tokens together, %zu are recorded", shards.size(), split.name,
+                    stream.token_count(), split.tokens);
+    std::vector<int32_t> block(kTokensAtOnce);
+    for (uint64_t i = 0; i < split.tokens; i += block.size())
+        stream.read(i, size_t(std::min<uint64_t>(block.size(), split.tokens - i)), block.data());
+    print_line(format("  %s: %zu tokens in %zu shard(s), from %zu bytes of text in %zu document(s); %s",
+                      split.name.c_str(), split.tokens, shards.size(), split.text_bytes, split.documents,
+                      split.checksums.empty() ? "sound; no checksums are recorded" : "sound"));
 }
 
-void inspect_dataset(const std::string& directory) {
-    const std::string path = directory + "/dataset.json";
-    const Json dataset = read_json(path);
-    const auto digest = value_at<std::string>(dataset, "/tokenizer/xxh3", path);
-    const auto vocab_size = value_at<uint64_t>(dataset, "/tokenizer/vocab_size", path);
+void inspect_dataset(const std::string& directory, const DatasetRecord& record) {
     const Tokenizer tokenizer = Tokenizer::load(directory + "/tokenizer.json");
-    if (tokenizer.digest() != digest)
+    if (tokenizer.digest() != record.tokenizer_digest)
         reject_file(directory + "/tokenizer.json", "its digest is %s, but dataset.json records %s", tokenizer.digest(),
-                    digest);
+                    record.tokenizer_digest);
     print_line(format("%s: data set, tokenizer %s with %zu tokens, xxh3 %s", directory.c_str(),
-                      value_at<std::string>(dataset, "/tokenizer/kind", path).c_str(), size_t(vocab_size),
-                      digest.c_str()));
-    if (!dataset.contains("splits") || !dataset["splits"].is_object()) reject_file(path, "splits is no object");
-    for (const auto& [name, split] : dataset["splits"].items()) inspect_split(directory, dataset, name, vocab_size);
+                      record.tokenizer_kind.c_str(), size_t(record.vocab_size), record.tokenizer_digest.c_str()));
+    for (const DatasetRecord::Split& split : record.splits) inspect_split(directory, split, record.vocab_size);
 }
 
 // Whether model.init_from takes the model, or why not.
@@ -150,7 +134,7 @@ void inspect_huggingface(const Options& options) {
 }
 
 // The last values of metrics.jsonl of one kind, as "step 20, loss 3.1".
-std::string last_record(const std::string& metrics, const std::string& kind) {
+std::string last_record(std::string_view metrics, const std::string& kind) {
     std::string found;
     for (size_t begin = 0, end; (end = metrics.find('\n', begin)) != std::string::npos; begin = end + 1) {
         const Json line = Json::parse(metrics.substr(begin, end - begin), nullptr, false);
@@ -191,9 +175,9 @@ void inspect_run(const Options& options) {
                           size_t(config.train.total_batch_tokens), paths_text(config.data.train).c_str()));
     }
     if (file_exists(metrics)) {
-        const std::string lines = read_file(metrics);
-        print_line("last training record: " + last_record(lines, "train"));
-        print_line("last validation: " + last_record(lines, "val"));
+        const MappedFile file(metrics);
+        print_line("last training record: " + last_record(file.text(), "train"));
+        print_line("last validation: " + last_record(file.text(), "val"));
     }
     if (file_exists(run + "/tokenizer.json")) inspect_tokenizer(run + "/tokenizer.json");
     inspect_runtime_path(run, options.all, print_line);
@@ -203,7 +187,7 @@ void inspect(const Options& options) {
     const std::string& path = options.path;
     if (is_run(path)) return inspect_run(options);
     if (inspect_runtime_path(path, options.all, print_line)) return;
-    if (file_exists(path + "/dataset.json")) return inspect_dataset(path);
+    if (const auto dataset = find_dataset_record(path)) return inspect_dataset(path, *dataset);
     if (is_huggingface(path)) return inspect_huggingface(options);
     if (directory_exists(path))
         fail(Exit::no_input,

@@ -1,5 +1,6 @@
 #include "commands/model_io.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "commands/hf_config.h"
@@ -243,10 +244,46 @@ LoadedModel load_model(const ModelSource& source, int batch, const Comm& comm, c
     return {std::move(config), std::move(gpt), std::move(tokenizer)};
 }
 
+std::exception_ptr shared_error(Gpt& gpt, const std::exception_ptr& error) {
+    constexpr size_t kMostBytes = 4096;
+    const int rank = gpt.options().rank, ranks = gpt.options().ranks;
+    std::vector<double> codes(static_cast<size_t>(ranks)), text(kMostBytes);
+    std::string message;
+    try {
+        if (error) std::rethrow_exception(error);
+    } catch (const Error& own) {
+        codes[size_t(rank)] = int(own.code);
+        message = ranks > 1 ? format("rank %d: %s", rank, own.what()) : own.what();
+    }
+    gpt.sum_over_ranks(codes);
+    const auto first = std::ranges::find_if(codes, [](double code) { return code != 0; });
+    if (first == codes.end()) return nullptr;
+    // The first such rank's message, byte by byte: all print it, since a launcher may end the others before they do.
+    if (first - codes.begin() == rank) std::copy_n(message.begin(), std::min(message.size(), kMostBytes), text.begin());
+    gpt.sum_over_ranks(text);
+    message.assign(text.begin(), std::ranges::find(text, 0.0));
+    return std::make_exception_ptr(SharedError(Exit(int(*first)), message));
+}
+
+// A rank that cannot read its tokens goes through the pass with batches of padding, since the ranks may share the
+// parameters.
 Validation evaluate_pass(Gpt& gpt, Loader& loader, const std::optional<Tokenizer>& tokenizer, bool by_position) {
     std::function<int(int)> token_bytes;
     if (tokenizer) token_bytes = [&](int token) { return tokenizer->token_bytes(token); };
+    std::exception_ptr error;
+    std::vector<int> no_inputs, no_targets;
+    auto next = [&]() -> Batch {
+        try {
+            if (!error) return loader.next();
+        } catch (const Error&) {
+            error = std::current_exception();
+            no_inputs.assign(size_t(gpt.options().batch) * size_t(gpt.options().seq_len), 0);
+            no_targets.assign(no_inputs.size(), -1);
+        }
+        return {no_inputs.data(), no_targets.data()};
+    };
     loader.seek(0);
-    return evaluate(
-        gpt, loader.batches_per_pass(), [&] { return loader.next(); }, token_bytes, by_position);
+    const Validation result = evaluate(gpt, loader.batches_per_pass(), next, token_bytes, by_position);
+    if (const auto shared = shared_error(gpt, error)) std::rethrow_exception(shared);
+    return result;
 }

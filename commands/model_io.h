@@ -74,5 +74,15 @@ std::optional<Tokenizer> find_tokenizer(const std::string& given, const std::str
 inline constexpr const char* kTokenizerHelp =
     "gpt2, or a file (default: tokenizer.json, vocab.json or gpt2_tokenizer.bin beside the weights)";
 
-// The loss over the first pass of a loader with order `once`; bits per byte too if there is a tokenizer.
+// An error of one rank that all ranks have agreed on: each throws it, with the same code, after the same step.
+struct SharedError : Error {
+    using Error::Error;
+};
+
+// What each rank throws, a SharedError, if one or more of them have an error (null: none): that of the first such rank,
+// whose number begins the message where there are several ranks. Null if no rank has an error. A collective.
+std::exception_ptr shared_error(Gpt& gpt, const std::exception_ptr& error);
+
+// The loss over the first pass of a loader with order `once`; bits per byte too if there is a tokenizer. Fails with
+// SharedError if a rank cannot read its tokens.
 Validation evaluate_pass(Gpt& gpt, Loader& loader, const std::optional<Tokenizer>& tokenizer, bool by_position = false);

@@ -115,7 +115,8 @@ void note_save(TrainingRun& run, const BackgroundSave::Result& result, bool must
     const Error& error = *result.error;
     const bool is_of_the_disk =
         error.code == Exit::io || error.code == Exit::cannot_create || error.code == Exit::permission;
-    if (!is_of_the_disk || must_succeed || ++run.failed_saves == kMostFailures) throw error;
+    if (!is_of_the_disk) throw error;
+    if (must_succeed || ++run.failed_saves == kMostFailures) end_together(run, std::make_exception_ptr(error));
     run.progress.say(format("step %ld | save failed %d of %d times: %s", result.step, run.failed_saves, kMostFailures,
                             error.what()));
 }

@@ -146,6 +146,29 @@ Batch StepTimer::next_batch(Loader& loader) {
     return batch;
 }
 
+std::exception_ptr StepTimer::wait_for_step(Loader& loader) {
+    const HostSpan span(trace, "data");
+    const double before_ms = now_ms();
+    const std::exception_ptr error = loader.wait_for_step();
+    data_ms += now_ms() - before_ms;
+    return error;
+}
+
+void check_first_tokens(TrainingRun& run) {
+    if (run.is_complete()) return;
+    run.error = shared_error(run.gpt, run.train_loader.wait_for_step());
+    end_on_error(run);
+}
+
+void end_together(TrainingRun& run, const std::exception_ptr& error) {
+    run.control.leave();
+    std::rethrow_exception(error);
+}
+
+void end_on_error(TrainingRun& run) {
+    if (run.error) end_together(run, run.error);
+}
+
 namespace {
 
 // With train.max_minutes.
@@ -165,8 +188,12 @@ void warn_of_slow_gpus(TrainingRun& run, const EnergyReading& energy, double ran
 
 }  // namespace
 
-StepVotes votes_of(TrainingRun& run) {
+StepVotes votes_of(TrainingRun& run, StepTimer& timer) {
+    const bool is_last = run.state.step + 1 == run.course.end_step;
+    if (!is_last) run.error = timer.wait_for_step(run.train_loader);
+    if (run.log && run.log->error()) run.error = run.log->error();
     StepVotes votes{run.energy.read(), {}};
+    votes.values[kFailed] = run.error ? 1 : 0;
     votes.values[kStop] = stop_signal() ? 1 : 0;
     votes.values[kEnd] = vote_on_end(run);
     votes.values[kJoules] = votes.energy.joules.value_or(0);
@@ -183,8 +210,10 @@ TrainRecord finish_step(TrainingRun& run, const StepTimer& timer, const EnergyRe
                         const StepResult& result) {
     const Config& config = run.config;
     if (result.votes[kLost] > 0)
-        fail(Exit::io, "%s was moved or removed while this run used it: its lock is not there any more",
-             config.run.dir);
+        end_together(
+            run, std::make_exception_ptr(
+                     Error(Exit::io, config.run.dir + " was moved or removed while this run used it: its lock is not "
+                                                      "there any more")));
     const CommTotals comm = comm_totals(run.comm) - timer.comm_before;
     const int step = run.state.step + 1;
     const double tokens = double(config.train.total_batch_tokens), step_ms = now_ms() - timer.start_ms;
@@ -220,6 +249,10 @@ TrainRecord finish_step(TrainingRun& run, const StepTimer& timer, const EnergyRe
     if (has_energy) progress.energy.add(joules, 1);
     if (run.log) run.log->write(record);
     if (run.log && norms_are_due(run)) run.log->write(norms_of(run.gpt.layout(), result, step, record.time));
+    if (run.log)
+        if (const std::string news = run.log->end_step(); !news.empty())
+            run.progress.say(format("step %d | %s", step, news.c_str()));
+    if (result.votes[kFailed] > 0) run.error = shared_error(run.gpt, run.error);
     run.progress.end_at(expected_end(config, run.course, step, run.elapsed_s()));
     warn_of_slow_gpus(run, energy, result.votes[kThrottled]);
     run.progress.show(record);
@@ -247,7 +280,13 @@ TrainRecord finish_step(TrainingRun& run, const StepTimer& timer, const EnergyRe
 static void validate(TrainingRun& run) {
     const HostSpan span(run.trace, "validation");
     run.progress.begin(format("step %d | validation", run.state.step));
-    const Validation result = evaluate_pass(run.gpt, *run.val_loader, run.dataset.tokenizer);
+    Validation result;
+    try {
+        result = evaluate_pass(run.gpt, *run.val_loader, run.dataset.tokenizer);
+    } catch (const SharedError&) {
+        run.error = std::current_exception();
+        return;
+    }
     const ValRecord record{run.state.step, result.loss, result.bits_per_byte, unix_time()};
     if (run.log) run.log->write(record);
     run.progress.show(record);

@@ -43,6 +43,9 @@ struct TrainingRun {
     EnergyMeter energy;
     std::set<std::string> throttled;  // what has been said about slow GPUs
     Trace* trace = nullptr;           // of the steps now; null: none
+    // Why the run cannot go on, on all ranks alike: the tokens of one, or the log, could not be read or written. Null:
+    // it can. The steps done so far are sound and are saved first.
+    std::exception_ptr error;
 
     // The model is at the start's checkpoint if there is one, else at model.init_from or freshly initialised. Takes all
     // the memory of the run, and the lock from `start`. Fails as Loader, Gpt and load_initial_weights() do, before
@@ -74,21 +77,28 @@ struct StepTimer {
 
     explicit StepTimer(const TrainingRun& run) : trace(run.trace), comm_before(comm_totals(run.comm)) {}
     Batch next_batch(Loader& loader);
+    std::exception_ptr wait_for_step(Loader& loader);  // Loader's
 };
 
 // What ranks tell each other in end_step(): kStop > 0, one was asked to stop; kEnd, with train.max_minutes, the step
 // that will be the last, by the clock of rank 0, or 0 as long as that is open; kJoules since the last step, of which
 // rank 0's sum counts; kThrottled, ranks whose GPUs are slow because of heat or power; kLost > 0, run.dir was moved or
-// removed; and how far the save under way is.
-enum Vote { kStop, kEnd, kJoules, kThrottled, kLost, kSaveUnfinished, kSaveFailed, kSaveCommitted };
+// removed; how far the save under way is; kFailed, ranks that cannot go on after this step.
+enum Vote { kStop, kEnd, kJoules, kThrottled, kLost, kSaveUnfinished, kSaveFailed, kSaveCommitted, kFailed };
 struct StepVotes {
     EnergyReading energy;  // this rank's
     std::array<double, StepResult::kVotes> values;
 };
-StepVotes votes_of(TrainingRun& run);
+// Waits for the tokens of the next step. Sets run.error if they could not be read, on this rank alone.
+StepVotes votes_of(TrainingRun& run, StepTimer& timer);
 
-// After end_step(): writes, shows and returns the step's record, and moves run.state past the step. Sets run.divergence
-// if the run cannot simply go on. Fails with Exit::io on all ranks if run.dir was moved or removed.
+// Fails on all ranks if one cannot read the tokens of the next step, at the run's start or where it has gone back. A
+// collective.
+void check_first_tokens(TrainingRun& run);
+
+// After end_step(): writes, shows and returns the step's record, and moves run.state past the step. Sets run.error on
+// all ranks if one cannot go on, and run.divergence if the run cannot simply go on. Fails with Exit::io on all ranks if
+// run.dir was moved or removed.
 TrainRecord finish_step(TrainingRun& run, const StepTimer& timer, const EnergyReading& energy,
                         const StepResult& result);
 
@@ -96,9 +106,15 @@ TrainRecord finish_step(TrainingRun& run, const StepTimer& timer, const EnergyRe
 bool norms_are_due(const TrainingRun& run);
 
 // If the configuration asks for them after the step that was just done: the validation loss and answers to questions,
-// for the log and the terminal, and a sample of text; all ranks together.
+// for the log and the terminal, and a sample of text; all ranks together. Sets run.error on all of them if one cannot
+// read its tokens.
 void validate_if_due(TrainingRun& run);
 void show_sample_if_due(TrainingRun& run);
+
+// Throws an error that all ranks have, when all of them have come here: thus each ends with its exit code, and none
+// with Exit::peer_lost because of another that was faster.
+[[noreturn]] void end_together(TrainingRun& run, const std::exception_ptr& error);
+void end_on_error(TrainingRun& run);  // run.error, if it is set
 
 // The logs of a run of whose steps the first `committed_step` are committed.
 RunLog run_log(const Config& config, int committed_step);

@@ -1,20 +1,11 @@
 #include "data/dataset.h"
 
 #include <algorithm>
-#include <filesystem>
 #include <iterator>
-#include <nlohmann/json.hpp>
+#include <set>
 
+#include "data/dataset_record.h"
 #include "runtime/io/io.h"
-
-// The digest of the tokenizer that `prepare` made the shards in this directory with; "" without a dataset.json.
-static std::string recorded_tokenizer(const std::filesystem::path& directory) {
-    const std::string path = directory / "dataset.json";
-    if (!file_exists(path)) return "";
-    const nlohmann::ordered_json record = parse_json(read_file(path), path, Exit::data);
-    const nlohmann::ordered_json::json_pointer digest("/tokenizer/xxh3");
-    return record.contains(digest) && record[digest].is_string() ? record[digest].get<std::string>() : "";
-}
 
 // Returns the digest of the tokenizer that made the shards; "" if it is not known.
 static std::string check_tokenizer(const std::optional<Tokenizer>& tokenizer, const std::string& path, int vocab_size,
@@ -23,8 +14,11 @@ static std::string check_tokenizer(const std::optional<Tokenizer>& tokenizer, co
         fail(Exit::config, "data.tokenizer: %s has %d tokens, but model.vocab_size is %d", path,
              tokenizer->vocab_size(), vocab_size);
     std::string digest = tokenizer ? tokenizer->digest() : "";
+    std::set<std::string> directories;
     for (const std::string& shard : shards) {
-        const std::string recorded = recorded_tokenizer(std::filesystem::path(shard).parent_path());
+        if (!directories.insert(directory_of(shard)).second) continue;
+        const auto record = find_dataset_record(directory_of(shard));
+        const std::string recorded = record ? record->tokenizer_digest : "";
         if (tokenizer && !recorded.empty() && recorded != digest)
             fail(Exit::config, "data.tokenizer: %s (digest %s) is not the tokenizer that %s was made with (digest %s)",
                  path, digest, shard, recorded);
@@ -33,8 +27,7 @@ static std::string check_tokenizer(const std::optional<Tokenizer>& tokenizer, co
     return digest;
 }
 
-std::string check_tokenizer(const std::vector<WeightedGlob>& train, const std::string& tokenizer_path,
-                            int vocab_size) {
+std::string check_tokenizer(const std::vector<WeightedGlob>& train, const std::string& tokenizer_path, int vocab_size) {
     std::vector<std::string> shards;
     for (const WeightedGlob& part : train) {
         try {

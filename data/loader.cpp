@@ -32,6 +32,9 @@ Loader::Loader(const Mixture& data, const LoaderOptions& options, uint64_t curso
              "ranks needs %zu",
              data_.description(), data_.token_count(), windows_, options.seq_len, options.batch, options.world, needed);
     const size_t tokens = size_t(options.batch) * size_t(options.seq_len);
+    window_.resize(size_t(options.seq_len) + 1);
+    for (const TokenStream& stream : data_.streams()) touched_.emplace_back(stream.shards().size());
+    slots_.resize(size_t(options.micro_steps) + 2);
     for (Slot& slot : slots_) slot.inputs.resize(tokens), slot.targets.resize(tokens);
     seek(cursor);
 }
@@ -39,11 +42,20 @@ Loader::Loader(const Mixture& data, const LoaderOptions& options, uint64_t curso
 Batch Loader::next() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return filled_ > taken_; });
-    const Slot& slot = slots_[taken_ % kSlots];
+    const Slot& slot = slots_[taken_ % slots_.size()];
     if (slot.error) std::rethrow_exception(slot.error);
     taken_++;
     changed_.notify_all();
     return {slot.inputs.data(), slot.targets.data()};
+}
+
+std::exception_ptr Loader::wait_for_step() {
+    const uint64_t end = taken_ + uint64_t(options_.micro_steps);
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return filled_ >= end; });
+    for (uint64_t number = taken_; number < end; number++)
+        if (const Slot& slot = slots_[number % slots_.size()]; slot.error) return slot.error;
+    return nullptr;
 }
 
 void Loader::seek(uint64_t cursor) {
@@ -58,10 +70,10 @@ uint64_t Loader::batches_per_pass() const { return divide_up(windows_, options_.
 void Loader::prefetch(std::stop_token stop) {
     std::unique_lock lock(mutex_);
     // The batch that the caller holds keeps its slot.
-    auto has_free_slot = [this] { return filled_ + 1 < taken_ + kSlots; };
+    auto has_free_slot = [this] { return filled_ + 1 < taken_ + slots_.size(); };
     while (changed_.wait(lock, stop, has_free_slot) && !stop.stop_requested()) {
         const uint64_t number = filled_;
-        Slot& slot = slots_[number % kSlots];
+        Slot& slot = slots_[number % slots_.size()];
         lock.unlock();
         slot.error = nullptr;
         try {
@@ -76,23 +88,36 @@ void Loader::prefetch(std::stop_token stop) {
 }
 
 // Reads this rank's rows of batch `number`.
-void Loader::fill(Slot& slot, uint64_t number) const {
+void Loader::fill(Slot& slot, uint64_t number) {
     const uint64_t batch = uint64_t(options_.batch), seq_len = uint64_t(options_.seq_len);
     const uint64_t micro_steps = uint64_t(options_.micro_steps), micro = number % micro_steps;
     const uint64_t step_begin = first_cursor_ + (number - micro) * options_.rows_of_all_ranks();
     const uint64_t first = step_begin + (uint64_t(options_.rank) * micro_steps + micro) * batch;
     for (uint64_t row = 0; row < batch; row++)
         fill_row(first + row, slot.inputs.data() + row * seq_len, slot.targets.data() + row * seq_len);
+    check_shards();
 }
 
-void Loader::fill_row(uint64_t sample, int32_t* inputs, int32_t* targets) const {
+// Asked after the tokens were read, so that a shard that changes meanwhile is found too.
+void Loader::check_shards() {
+    for (size_t stream = 0; stream < touched_.size(); stream++) {
+        std::vector<bool>& touched = touched_[stream];
+        for (auto shard = std::ranges::find(touched, true); shard != touched.end();
+             shard = std::find(shard, touched.end(), true)) {
+            *shard = false;
+            data_.streams()[stream].shards()[size_t(shard - touched.begin())].file().check_unchanged();
+        }
+    }
+}
+
+void Loader::fill_row(uint64_t sample, int32_t* inputs, int32_t* targets) {
     if (options_.order == SampleOrder::once) return fill_window(0, sample, inputs, targets);
     const auto [stream, index] = data_.source_of(sample, options_.seed);
     const uint64_t windows = stream_windows_[stream], seed = data_.stream_seed(stream, options_.seed);
     fill_window(stream, permuted(index % windows, windows, seed, uint32_t(index / windows)), inputs, targets);
 }
 
-void Loader::fill_window(size_t number, uint64_t window, int32_t* inputs, int32_t* targets) const {
+void Loader::fill_window(size_t number, uint64_t window, int32_t* inputs, int32_t* targets) {
     const TokenStream& stream = data_.streams()[number];
     const uint64_t seq_len = uint64_t(options_.seq_len);
     const uint64_t stride = options_.order == SampleOrder::once ? options_.window_stride() : seq_len;
@@ -100,9 +125,11 @@ void Loader::fill_window(size_t number, uint64_t window, int32_t* inputs, int32_
     if (window < stream_windows_[number]) {
         const uint64_t begin = window * stride;
         count = size_t(std::min(seq_len, stream.token_count() - 1 - begin));
-        stream.read(begin, count, inputs);
-        std::copy(inputs + 1, inputs + count, targets);
-        stream.read(begin + count, 1, targets + count - 1);
+        for (size_t shard = stream.shard_at(begin); shard <= stream.shard_at(begin + count); shard++)
+            touched_[number][shard] = true;
+        stream.read(begin, count + 1, window_.data());
+        std::copy_n(window_.begin(), count, inputs);
+        std::copy_n(window_.begin() + 1, count, targets);
     }
     std::fill(inputs + count, inputs + seq_len, 0);
     std::fill(targets + count, targets + seq_len, -1);

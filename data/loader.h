@@ -42,16 +42,21 @@ struct LoaderOptions {
 
 class Loader {
 public:
-    // Takes copies of the streams, which share the mapped shards. Fails with Exit::config if the streams together have
+    // Takes copies of the streams, which share the open shards. Fails with Exit::config if the streams together have
     // fewer windows than a micro-batch has rows on all ranks, or one of several has none (for order `once`, which takes
     // one stream: if it has fewer than two tokens).
     Loader(const Mixture& data, const LoaderOptions& options, uint64_t cursor = 0);
     Loader(const TokenStream& stream, const LoaderOptions& options, uint64_t cursor = 0)
         : Loader(Mixture(stream), options, cursor) {}
 
-    // Returns the batch at cursor(), valid until the next call of next() or seek(). Fails if reading this batch failed,
-    // for example with Exit::data for a token outside the vocabulary. Allocates nothing.
+    // Returns the batch at cursor(), valid until the next call of next() or seek(). Fails if reading this batch failed:
+    // with Exit::data for a token outside the vocabulary, a shard that has changed since it was opened, or a block that
+    // differs from its checksum, and with Exit::io for a read that failed. Allocates nothing.
     Batch next();
+
+    // Waits until the micro_steps batches that next() will return next have been read. Returns the first error among
+    // them, which next() would throw, or null. Thus ranks can agree on an error before any of them begins the step.
+    std::exception_ptr wait_for_step();
 
     // First sample of the batch that next() will return, over all ranks.
     uint64_t cursor() const { return first_cursor_ + taken_ * options_.rows_of_all_ranks(); }
@@ -70,18 +75,21 @@ private:
     };
 
     void prefetch(std::stop_token stop);
-    void fill(Slot& slot, uint64_t number) const;
-    void fill_row(uint64_t sample, int32_t* inputs, int32_t* targets) const;
-    void fill_window(size_t stream, uint64_t window, int32_t* inputs, int32_t* targets) const;
-
-    static constexpr uint64_t kSlots = 3;  // one held by the caller, one ready, one being read
+    void fill(Slot& slot, uint64_t number);
+    void fill_row(uint64_t sample, int32_t* inputs, int32_t* targets);
+    void fill_window(size_t stream, uint64_t window, int32_t* inputs, int32_t* targets);
+    void check_shards();
 
     const Mixture data_;
     const LoaderOptions options_;
     std::vector<uint64_t> stream_windows_;
     uint64_t windows_ = 0;
-    Slot slots_[kSlots];
-    uint64_t first_cursor_ = 0;  // of batch 0; batches are counted since the last seek, batch k is in slot k % kSlots
+    std::vector<Slot> slots_;    // one held by the caller, those of the next step, one being read
+    uint64_t first_cursor_ = 0;  // of batch 0; batches are counted since the last seek, batch k is in slot k % slots
+
+    // The thread's.
+    std::vector<int32_t> window_;             // (seq_len + 1)
+    std::vector<std::vector<bool>> touched_;  // (streams, shards): those that the batch has tokens of
 
     // Shared with the thread, under the mutex.
     std::mutex mutex_;

@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "data/bpe_trainer.h"
+#include "data/dataset_record.h"
 #include "data/encoder.h"
 #include "data/input_paths.h"
 #include "data/ordered_parallel.h"
@@ -81,7 +82,7 @@ static Json make_plan(const PrepareOptions& o, const std::vector<std::string>& f
     };
     for (const std::string& path : files) add_file(path);
     add_file(o.tokenizer);
-    return {{"version", 1},
+    return {{"version", 2},
             {"tokenizer", o.tokenizer},
             {"vocab_size", o.vocab_size},
             {"format", o.format},
@@ -110,6 +111,15 @@ struct EncodedBlock {
     uint64_t text_bytes = 0, documents = 0;
     TextQuality quality;
 };
+
+// Of a split that `writer` has finished, in dataset.json. The tokens are the writer's.
+Json split_record(const ShardWriter& writer, const PrepareSummary::Split& counts) {
+    return {{"tokens", writer.token_count()},
+            {"text_bytes", counts.text_bytes},
+            {"documents", counts.documents},
+            {"shards", writer.names()},
+            {DatasetRecord::kChecksums, writer.checksums()}};
+}
 
 PrepareSummary::Split summary_of(const Json& record) {
     return {record["tokens"], record["text_bytes"], record["documents"]};
@@ -288,12 +298,13 @@ void Preparation::write_copy(const Split& split, const Tokenizer& tokenizer, Sha
         [&](const EncodedBlock& encoded) {
             writer.append(encoded.ids);
             state["position"] = encoded.end;
-            state["tokens"] = writer.token_count();
             state["text_bytes"] = state["text_bytes"].get<uint64_t>() + encoded.text_bytes;
             state["documents"] = state["documents"].get<uint64_t>() + encoded.documents;
             note_quality(encoded);
             if (stop_signal() || now_ms() - saved_ms_ >= 1000 * options_.save_seconds) {
                 writer.sync();
+                state["tokens"] = writer.token_count();
+                state["checksums"] = writer.checksums();
                 save(state);
             }
             pass.advance(encoded.end - encoded.begin);
@@ -306,9 +317,10 @@ void Preparation::write_split(const Split& split, const Tokenizer& tokenizer) {
     if (!done.contains(split.name)) {
         Json state = progress_["state"];
         if (state.is_null())
-            state = {{"copy", 0}, {"position", split.begin}, {"tokens", 0}, {"text_bytes", 0}, {"documents", 0}};
+            state = {{"copy", 0},       {"position", split.begin}, {"tokens", 0},
+                     {"text_bytes", 0}, {"documents", 0},          {"checksums", Json::array()}};
         ShardWriter writer(out_.unfinished(), split.name, tokenizer.vocab_size(), options_.shard_tokens,
-                           state["tokens"]);
+                           state["tokens"], state["checksums"]);
         std::vector<std::string> kept = writer.names();
         for (const auto& [name, record] : done.items())
             for (const std::string shard : record["shards"]) kept.push_back(shard);
@@ -319,10 +331,7 @@ void Preparation::write_split(const Split& split, const Tokenizer& tokenizer) {
             state["position"] = split.begin;
         }
         writer.finish();
-        done[split.name] = {{"tokens", writer.token_count()},
-                            {"text_bytes", state["text_bytes"]},
-                            {"documents", state["documents"]},
-                            {"shards", writer.names()}};
+        done[split.name] = split_record(writer, {0, state["text_bytes"], state["documents"]});
         save(nullptr);
     }
     const Json& record = done[split.name];
@@ -341,7 +350,7 @@ std::string Preparation::dataset_json(const Tokenizer& tokenizer) const {
         sources.push_back(record);
     }
     const Json dataset = {
-        {"format", "train_gpt data set 1"},
+        {"format", DatasetRecord::kFormat},
         {"tokenizer",
          {{"kind", options_.tokenizer}, {"vocab_size", tokenizer.vocab_size()}, {"xxh3", tokenizer.digest()}}},
         {"sources", sources},
@@ -419,10 +428,7 @@ PrepareSummary convert_tokens(const PrepareOptions& o, const std::vector<std::st
         }
         writer.finish();
         counts.tokens = writer.token_count();
-        splits[name] = {{"tokens", counts.tokens},
-                        {"text_bytes", counts.text_bytes},
-                        {"documents", counts.documents},
-                        {"shards", writer.names()}};
+        splits[name] = split_record(writer, counts);
         line(format("%s: %zu tokens in %zu shards", name, size_t(counts.tokens), writer.names().size()));
     };
     write("train", 0, train_end, summary.train);
@@ -433,7 +439,7 @@ PrepareSummary convert_tokens(const PrepareOptions& o, const std::vector<std::st
         write_file_atomically(out.unfinished("tokenizer.json"), tokenizer->json());
     }
     const Json dataset = {
-        {"format", "train_gpt data set 1"}, {"tokenizer", kind}, {"sources", sources}, {"splits", splits}};
+        {"format", DatasetRecord::kFormat}, {"tokenizer", kind}, {"sources", sources}, {"splits", splits}};
     out.move_into_place(dataset.dump(2, ' ', false, Json::error_handler_t::replace) + "\n", shards_of(splits));
     return summary;
 }

@@ -43,8 +43,8 @@ struct PrepareSummary {
 int default_vocab_size(uint64_t train_bytes);
 
 // Writes OUT/tokenizer.json, OUT/train_%06d.bin, OUT/val_%06d.bin and, last, OUT/dataset.json (counts, sources,
-// digests). The tokenizer is trained on the train split only. Each document is preceded by kEndOfText, and so is the
-// val split. OUT must be absent, empty, or the output of an earlier prepare, whose files are replaced with
+// digests, checksums). The tokenizer is trained on the train split only. Each document is preceded by kEndOfText, and
+// so is the val split. OUT must be absent, empty, or the output of an earlier prepare, whose files are replaced with
 // `options.force` only, after everything else has succeeded. OUT is locked meanwhile. If the process is killed, the
 // same call continues what it left, with the same files as a result. Fails with Exit::usage for options out of range,
 // Exit::no_input for a missing input or tokenizer, Exit::data for an input that is not text, Exit::cannot_create for an

@@ -1,9 +1,12 @@
 #include "data/shards.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <filesystem>
+#include <map>
 
+#include "data/dataset_record.h"
 #include "data/digest.h"
 #include "data/reject_file.h"
 
@@ -52,11 +55,14 @@ uint64_t ShardHeader::file_bytes() const {
     return kShardHeaderBytes + count * uint64_t(token_bytes) + (is_masked ? (count + 7) / 8 : 0);
 }
 
-static ShardHeader checked_header(const std::string& path, std::string_view bytes) {
+static ShardHeader checked_header(const InputFile& file) {
+    const std::string& path = file.path();
+    std::string bytes(std::min(file.size(), kShardHeaderBytes), '\0');
+    file.read_at(0, bytes.data(), bytes.size());
     const std::optional<ShardHeader> header = shard_header(bytes);
     if (!header)
-        reject_file(path, "not a token shard: it has %zu bytes and looks like %s", bytes.size(),
-                    describe_content(bytes.substr(0, kShardHeaderBytes), bytes.size()));
+        reject_file(path, "not a token shard: it has %zu bytes and looks like %s", file.size(),
+                    describe_content(bytes, file.size()));
     if (bytes.size() < kShardHeaderBytes)
         reject_file(path, "the header of a token shard has %zu bytes, but the file ends after %zu", kShardHeaderBytes,
                     bytes.size());
@@ -68,54 +74,110 @@ static ShardHeader checked_header(const std::string& path, std::string_view byte
                     header->token_bytes);
     if (header->token_count < 0)
         reject_file(path, "the header of this %s says %d tokens", header->name, header->token_count);
-    if (bytes.size() != header->file_bytes())
+    if (file.size() != header->file_bytes())
         reject_file(path, "the header of this %s says %d tokens, which make %zu bytes, but the file has %zu%s",
-                    header->name, header->token_count, header->file_bytes(), bytes.size(),
-                    bytes.size() < header->file_bytes() ? ": it was cut short" : "");
+                    header->name, header->token_count, header->file_bytes(), file.size(),
+                    file.size() < header->file_bytes() ? ": it was cut short" : "");
     return *header;
 }
 
-TokenShard::TokenShard(const std::string& path) : file(path), header(checked_header(path, file.text())) {}
+TokenShard::TokenShard(const std::string& path, const std::string& checksums)
+    : file_(path), header_(checked_header(file_)) {
+    if (checksums.empty()) return;
+    std::optional<BlockChecksums> expected =
+        BlockChecksums::parse(checksums, token_count() * uint64_t(header_.token_bytes));
+    if (!expected)
+        reject_file(path, "has %zu tokens of %d bytes, but dataset.json beside it has %zu digits of checksums",
+                    token_count(), header_.token_bytes, checksums.size());
+    const size_t blocks = expected->blocks();
+    checks_.reset(new Checks{std::move(*expected), std::vector<std::atomic<bool>>(blocks)});
+}
 
-uint32_t TokenShard::token(uint64_t index) const {
-    const std::byte* ids = file.data() + kShardHeaderBytes;
-    return header.token_bytes == 2 ? reinterpret_cast<const uint16_t*>(ids)[index]
-                                   : reinterpret_cast<const uint32_t*>(ids)[index];
+void TokenShard::read(uint64_t index, size_t count, uint32_t* ids) const {
+    const size_t width = size_t(header_.token_bytes), begin = kShardHeaderBytes + size_t(index) * width;
+    if (width == sizeof(uint32_t)) return read_bytes(begin, count * width, ids);
+    std::array<uint16_t, 8192> piece;
+    for (size_t done = 0; done < count;) {
+        const size_t now = std::min(count - done, piece.size());
+        read_bytes(begin + done * width, now * width, piece.data());
+        std::copy_n(piece.begin(), now, ids + done);
+        done += now;
+    }
+}
+
+void TokenShard::read_bytes(size_t offset, size_t count, void* bytes) const {
+    if (checks_) verify(offset, offset + count);
+    file_.read_at(offset, bytes, count);
+}
+
+// Compares the blocks with bytes from `begin` to `end` of the file that have not been compared yet.
+void TokenShard::verify(size_t begin, size_t end) const {
+    constexpr size_t kBlock = BlockChecksums::kBlockBytes;
+    const size_t all = kShardHeaderBytes + size_t(checks_->expected.bytes());  // a loss mask may follow
+    begin = std::max(begin, kShardHeaderBytes), end = std::min(end, all);
+    for (size_t block = (begin - kShardHeaderBytes) / kBlock; kShardHeaderBytes + block * kBlock < end; block++) {
+        if (checks_->verified[block].load(std::memory_order_relaxed)) continue;
+        std::array<char, kBlock> content;
+        const size_t offset = kShardHeaderBytes + block * kBlock, count = std::min(kBlock, all - offset);
+        file_.read_at(offset, content.data(), count);
+        const uint32_t expected = checks_->expected[block], actual = BlockChecksums::of_block({content.data(), count});
+        if (actual != expected)
+            reject_file(file_.path(),
+                        "damaged in the %zu bytes from offset %zu: their CRC32C is %08x, dataset.json records %08x",
+                        count, offset, actual, expected);
+        checks_->verified[block].store(true, std::memory_order_relaxed);
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 
 TokenStream::TokenStream(const std::vector<std::string>& paths, int vocab_size) : vocab_size_(vocab_size) {
+    allow_open_files(paths.size());
+    std::map<std::string, DatasetRecord> records;  // by directory
     for (const std::string& path : paths) {
-        shards_.emplace_back(path);
+        const std::string directory = directory_of(path), name = std::filesystem::path(path).filename();
+        if (!records.contains(directory)) records[directory] = find_dataset_record(directory).value_or(DatasetRecord());
+        shards_.emplace_back(path, records[directory].checksums_of(name));
         begins_.push_back(token_count() + shards_.back().token_count());
     }
+}
+
+size_t TokenStream::shard_at(uint64_t position) const {
+    return size_t(std::upper_bound(begins_.begin(), begins_.end(), position) - begins_.begin()) - 1;
 }
 
 void TokenStream::read(uint64_t position, size_t count, int32_t* out) const {
     require(position <= token_count() && count <= token_count() - position, "tokens: no tokens [%zu, %zu) of %zu",
             position, (position + count), token_count());
-    size_t shard = size_t(std::upper_bound(begins_.begin(), begins_.end(), position) - begins_.begin()) - 1;
-    for (size_t i = 0; i < count; i++, position++) {
-        while (position >= begins_[shard + 1]) shard++;
-        const uint32_t id = shards_[shard].token(position - begins_[shard]);
-        if (id >= uint32_t(vocab_size_))
-            reject_file(shards_[shard].file.path(), "token %zu is %u, but the vocabulary has %d tokens",
-                        (position - begins_[shard]), id, vocab_size_);
-        out[i] = int32_t(id);
+    for (size_t shard = shard_at(position); count > 0; shard++) {
+        const uint64_t first = position - begins_[shard];
+        const size_t here = size_t(std::min<uint64_t>(count, begins_[shard + 1] - position));
+        shards_[shard].read(first, here, reinterpret_cast<uint32_t*>(out));
+        for (size_t i = 0; i < here; i++)
+            if (uint32_t(out[i]) >= uint32_t(vocab_size_))
+                reject_file(shards_[shard].file().path(), "token %zu is %u, but the vocabulary has %d tokens",
+                            first + i, uint32_t(out[i]), vocab_size_);
+        position += here, count -= here, out += here;
     }
 }
 
-static std::string base_name(const TokenShard& shard) { return std::filesystem::path(shard.file.path()).filename(); }
+static std::string base_name(const TokenShard& shard) { return std::filesystem::path(shard.file().path()).filename(); }
 
-static void add_content(Digest& digest, std::string_view bytes) {
+// Blocks with checksums are compared before they are hashed, so that no run remembers the digest of damaged data.
+static void add_content(Digest& digest, const TokenShard& shard) {
     constexpr size_t kWholeBytes = size_t(4) << 20, kEndBytes = size_t(1) << 20, kBlockBytes = 4096, kBlocks = 64;
-    if (bytes.size() <= kWholeBytes) return digest.add(bytes);
-    std::string_view middle = bytes.substr(kEndBytes, bytes.size() - 2 * kEndBytes);
-    size_t stride = (middle.size() - kBlockBytes) / (kBlocks - 1);
-    digest.add(bytes.substr(0, kEndBytes));
-    for (size_t block = 0; block < kBlocks; block++) digest.add(middle.substr(block * stride, kBlockBytes));
-    digest.add(bytes.substr(bytes.size() - kEndBytes));
+    std::string bytes;
+    auto add = [&](size_t offset, size_t count) {
+        bytes.resize(count);
+        shard.read_bytes(offset, count, bytes.data());
+        digest.add(bytes);
+    };
+    const size_t size = shard.file().size();
+    if (size <= kWholeBytes) return add(0, size);
+    const size_t middle = size - 2 * kEndBytes, stride = (middle - kBlockBytes) / (kBlocks - 1);
+    add(0, kEndBytes);
+    for (size_t block = 0; block < kBlocks; block++) add(kEndBytes + block * stride, kBlockBytes);
+    add(size - kEndBytes, kEndBytes);
 }
 
 std::string TokenStream::digest() const {
@@ -123,9 +185,9 @@ std::string TokenStream::digest() const {
     for (const TokenShard& shard : shards_) {
         const std::string name = base_name(shard);
         digest.add_number(name.size());
-        digest.add_number(shard.file.size());
+        digest.add_number(shard.file().size());
         digest.add(name);
-        add_content(digest, shard.file.text());
+        add_content(digest, shard);
     }
     return digest.hex();
 }
@@ -139,7 +201,7 @@ std::string TokenStream::description() const {
 // ---------------------------------------------------------------------------------------------------------------------
 
 ShardWriter::ShardWriter(const std::string& directory, const std::string& split, int vocab_size, uint64_t shard_tokens,
-                         uint64_t written)
+                         uint64_t written, const std::vector<std::string>& checksums)
     : directory_(directory),
       split_(split),
       vocab_size_(vocab_size),
@@ -149,6 +211,15 @@ ShardWriter::ShardWriter(const std::string& directory, const std::string& split,
     if (written == 0) return;
     while (names_.size() * shard_tokens < written) add_name();
     shard_fill_ = written - (names_.size() - 1) * shard_tokens;
+    if (checksums.size() != names_.size())
+        fail(Exit::data, "%s: %zu shards have been written, but %zu have checksums", directory, names_.size(),
+             checksums.size());
+    for (size_t i = 0; i < names_.size(); i++) {
+        const uint64_t tokens = i + 1 < names_.size() ? shard_tokens : shard_fill_;
+        const std::optional<BlockChecksums> parsed = BlockChecksums::parse(checksums[i], tokens * token_bytes_);
+        if (!parsed) reject_file(directory_ + "/" + names_[i], "its checksums are not those of %zu tokens", tokens);
+        checksums_.push_back(*parsed);
+    }
     file_ = OutputFile::open_to_continue(directory_ + "/" + names_.back(),
                                          kShardHeaderBytes + size_t(shard_fill_) * token_bytes_);
 }
@@ -177,8 +248,9 @@ void ShardWriter::add_name() { names_.push_back(format("%s_%06zu.bin", split_.c_
 void ShardWriter::open_next() {
     close_current();
     add_name();
+    checksums_.emplace_back();
     file_ = OutputFile(directory_ + "/" + names_.back());
-    buffer_.assign(kShardHeaderBytes, '\0');
+    file_.append(std::string(kShardHeaderBytes, '\0'));
     shard_fill_ = 0;
 }
 
@@ -191,6 +263,7 @@ void ShardWriter::sync() {
 
 void ShardWriter::flush() {
     file_.append(buffer_);
+    checksums_.back().add(buffer_);
     buffer_.clear();
 }
 
@@ -208,4 +281,10 @@ void ShardWriter::close_current() {
 void ShardWriter::finish() {
     close_current();
     sync_directory(directory_);
+}
+
+std::vector<std::string> ShardWriter::checksums() const {
+    std::vector<std::string> all;
+    for (const BlockChecksums& shard : checksums_) all.push_back(shard.hex());
+    return all;
 }

@@ -30,7 +30,7 @@ struct StepSettings {
 };
 
 struct StepResult {
-    static constexpr int kVotes = 8;
+    static constexpr int kVotes = 9;
     double loss_sum;       // over all ranks' targets since begin_step, in nats
     float grad_norm;       // before clipping, loss scale removed
     double votes[kVotes];  // end_step()'s, added over all ranks

@@ -15,9 +15,9 @@ static std::string shard_bytes(std::vector<int32_t> words, const std::vector<int
 }
 
 static std::vector<int32_t> all_tokens(const TokenShard& shard) {
-    std::vector<int32_t> ids;
-    for (uint64_t i = 0; i < shard.token_count(); i++) ids.push_back(int32_t(shard.token(i)));
-    return ids;
+    std::vector<uint32_t> ids(size_t(shard.token_count()));
+    shard.read(0, ids.size(), ids.data());
+    return {ids.begin(), ids.end()};
 }
 
 static std::vector<int32_t> all_tokens(const TokenStream& stream) {
@@ -152,7 +152,7 @@ TEST_CASE("shards: what is written is read again") {
         CHECK(all_tokens(stream) == ids);
         if (c.shards > 0) {
             CHECK(writer.names().front() == "val_000000.bin");
-            CHECK_THAT(stream.shards().front().header.name, ContainsSubstring(c.kind));
+            CHECK_THAT(stream.shards().front().header().name, ContainsSubstring(c.kind));
         }
     }
     ShardWriter writer(directory.path(), "train", 100);

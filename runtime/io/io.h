@@ -191,6 +191,10 @@ int stop_signal();
 // How often this process has been continued after a suspension (Ctrl-Z, fg) since install_signal_handlers().
 int times_continued();
 
+// Raises this process' limit of open files, as far as the system permits, so that `count` more can be open; never
+// lowers it.
+void allow_open_files(size_t count);
+
 // Seconds since 1970 (UTC), with their fraction.
 double unix_time();
 

@@ -1,7 +1,9 @@
 #include <sodium.h>
 #include <sys/auxv.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
@@ -51,6 +53,15 @@ void install_signal_handlers(bool notice) {
 int stop_signal() { return first_signal; }
 
 int times_continued() { return continued; }
+
+// What is open besides (libraries, sockets to other ranks, logs) has room in the system's usual limit of 1024.
+void allow_open_files(size_t count) {
+    constexpr rlim_t kOthers = 1024;
+    rlimit limit{};
+    if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= count + kOthers) return;
+    limit.rlim_cur = std::max(limit.rlim_cur, std::min<rlim_t>(limit.rlim_max, count + kOthers));
+    ::setrlimit(RLIMIT_NOFILE, &limit);  // where it fails, open() says what is wrong
+}
 
 int exit_status(const char* program, const std::function<Exit()>& body) {
     Exit status = Exit::internal;

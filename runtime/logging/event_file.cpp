@@ -7,7 +7,6 @@
 #include <array>
 #include <cmath>
 #include <cstring>
-#include <filesystem>
 #include <optional>
 
 namespace {
@@ -76,15 +75,19 @@ std::optional<int64_t> step_of(std::string_view event) {
 }
 
 // The length of the part of an event file that is whole and belongs to steps that count.
-size_t committed_bytes(std::string_view file, int committed_step) {
+size_t committed_bytes(const InputFile& file, int committed_step) {
     constexpr size_t kHead = 12, kTail = 4;
     size_t begin = 0;
+    std::string head(kHead, '\0'), rest;
     while (file.size() - begin >= kHead + kTail) {
-        const auto size = read<uint64_t>(file, begin);
-        if (read<uint32_t>(file, begin + 8) != masked_crc(file.data() + begin, 8)) break;
+        file.read_at(begin, head.data(), kHead);
+        const auto size = read<uint64_t>(head, 0);
+        if (read<uint32_t>(head, 8) != masked_crc(head.data(), 8)) break;
         if (size > file.size() - begin - kHead - kTail) break;
-        const std::string_view event = file.substr(begin + kHead, size);
-        if (read<uint32_t>(file, begin + kHead + size) != masked_crc(event.data(), size)) break;
+        rest.resize(size + kTail);
+        file.read_at(begin + kHead, rest.data(), rest.size());
+        const std::string_view event = std::string_view(rest).substr(0, size);
+        if (read<uint32_t>(rest, size) != masked_crc(event.data(), size)) break;
         const std::optional<int64_t> step = step_of(event);
         if (!step || *step > committed_step) break;
         begin += kHead + size + kTail;
@@ -108,20 +111,21 @@ std::string next_name(const std::vector<std::string>& names) {
            format("%010lld.%s.%d.0", static_cast<long long>(seconds), host.data(), int(::getpid()));
 }
 
-std::string cut_and_name(const std::string& directory, int committed_step) {
+// Returns the path of the new file, which is empty.
+std::string cut_and_begin(const std::string& directory, int committed_step) {
     make_directories(directory);
     std::vector<std::string> names = list_directory(directory);
     std::erase_if(names, [](const std::string& name) { return !name.starts_with(kPrefix); });
     for (const std::string& name : names) {
         const std::string path = directory + "/" + name;
-        const MappedFile file(path);
-        const size_t kept = committed_bytes(file.text(), committed_step);
+        const InputFile file(path);
+        const size_t kept = committed_bytes(file, committed_step);
         if (kept == 0 || kept == file.size()) continue;  // 0: another program's
-        std::error_code error;
-        std::filesystem::resize_file(path, kept, error);
-        if (error) fail(Exit::io, "%s: could not be cut to %zu bytes: %s", path, kept, error.message());
+        OutputFile::open_to_continue(path, kept).sync();
     }
-    return directory + "/" + next_name(names);
+    const std::string path = directory + "/" + next_name(names);
+    OutputFile{path};
+    return path;
 }
 
 }  // namespace
@@ -159,12 +163,13 @@ void EventSummary::add_tensor(const std::string& tag, const char* plugin, const 
 }
 
 EventFile::EventFile(const std::string& directory, int committed_step)
-    : file_(OutputFile::open_to_append(cut_and_name(directory, committed_step))) {
+    : file_(cut_and_begin(directory, committed_step), 0) {
     constexpr int kStart = 1;  // SessionLog.status
     file_.append(record(event(0, unix_time(), nested(3, "brain.Event:2"))));
     file_.append(record(event(committed_step + 1, unix_time(), nested(7, integer(1, kStart)))));
 }
 
-void EventFile::write(int step, double unix_time, const EventSummary& summary) {
-    if (!summary.bytes().empty()) file_.append(record(event(step, unix_time, nested(5, summary.bytes()))));
+bool EventFile::write(int step, double unix_time, const EventSummary& summary) {
+    if (summary.bytes().empty()) return file_.write_missing();
+    return file_.append(record(event(step, unix_time, nested(5, summary.bytes()))));
 }

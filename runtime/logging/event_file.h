@@ -7,7 +7,7 @@
 // (tensorflow/core/util/event.proto, tensorflow/core/framework/summary.proto, tensorboard's plugins.)
 #pragma once
 
-#include "runtime/io/io.h"
+#include "runtime/logging/log_file.h"
 
 // What one event holds: values by tag.
 class EventSummary {
@@ -29,9 +29,10 @@ public:
     // files have of these steps is cut off, and a TensorBoard that has read it is told to forget it.
     EventFile(const std::string& directory, int committed_step);
 
-    void write(int step, double unix_time, const EventSummary& summary);
-    void sync() { file_.sync(); }
+    // Returns whether the file has everything, as LogFile::append().
+    bool write(int step, double unix_time, const EventSummary& summary);
+    LogFile& file() { return file_; }
 
 private:
-    OutputFile file_;
+    LogFile file_;
 };

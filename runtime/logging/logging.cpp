@@ -2,6 +2,7 @@
 
 #include <charconv>
 #include <cmath>
+#include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -127,21 +128,28 @@ std::optional<int> step_of(const std::string& line) {
     return json["step"].get<int>();
 }
 
-// The lines of the text that end in a newline and belong to steps that count.
-std::string committed_lines(const std::string& text, int committed_step) {
-    std::string kept;
-    for (size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
-        const std::string line = text.substr(begin, end + 1 - begin);
-        const std::optional<int> step = step_of(line);
-        if (step && *step <= committed_step) kept += line;
-    }
-    return kept;
-}
-
-OutputFile continue_file(const std::string& path, int committed_step) {
-    const std::string text = file_exists(path) ? read_file(path) : "";
-    write_file_atomically(path, committed_lines(text, committed_step));
-    return OutputFile::open_to_append(path);
+// Leaves the lines that end in a newline and belong to steps that count. Mostly these are the file's beginning, and the
+// rest is cut off; where a crash has left something else between them, the file is replaced.
+LogFile continue_file(const std::string& path, int committed_step) {
+    const std::optional<InputFile> file = find_input_file(path);
+    size_t kept = 0;
+    bool is_beginning = file && !std::filesystem::is_symlink(path);
+    auto for_each_kept = [&](const auto& visit) {
+        for_each_line(*file, [&](std::string_view line, size_t offset) {
+            const std::optional<int> step = step_of(std::string(line));
+            if (step && *step <= committed_step) visit(line, offset);
+        });
+    };
+    if (file)
+        for_each_kept([&](std::string_view line, size_t offset) {
+            is_beginning &= offset == kept;
+            kept += line.size();
+        });
+    if (!is_beginning)
+        write_file_atomically(path, kept, [&](OutputFile& out) {
+            if (file) for_each_kept([&](std::string_view line, size_t) { out.append(line); });
+        });
+    return {path, kept};
 }
 
 }  // namespace
@@ -189,52 +197,89 @@ RunLog::RunLog(const std::string& dir, int committed_step, const std::string& co
     events_ = std::make_unique<EventFile>(dir + "/tensorboard", committed_step);
     EventSummary summary;
     summary.add_text("configuration", verbatim(configuration));
-    events_->write(committed_step + 1, unix_time(), summary);
+    add_event(committed_step + 1, unix_time(), summary);
 }
 
 RunLog::RunLog(RunLog&&) noexcept = default;
 RunLog::~RunLog() = default;
 
 void RunLog::write(const TrainRecord& record) {
-    metrics_.append(json_line(record) + "\n");
-    main_log_.append(format("s:%d trl:%.4f lr:%.6f norm:%.2f\n", record.step, record.loss, record.learning_rate,
-                            double(record.grad_norm)));
-    if (events_) events_->write(record.step, record.time, scalars_of("train", record));
+    append(metrics_, json_line(record) + "\n");
+    append(main_log_, format("s:%d trl:%.4f lr:%.6f norm:%.2f\n", record.step, record.loss, record.learning_rate,
+                             double(record.grad_norm)));
+    if (events_) add_event(record.step, record.time, scalars_of("train", record));
 }
 
 void RunLog::write(const ValRecord& record) {
-    metrics_.append(json_line(record) + "\n");
-    main_log_.append(format("s:%d tel:%.4f\n", record.step, record.loss));
-    if (events_) events_->write(record.step, record.time, scalars_of("val", record));
+    append(metrics_, json_line(record) + "\n");
+    append(main_log_, format("s:%d tel:%.4f\n", record.step, record.loss));
+    if (events_) add_event(record.step, record.time, scalars_of("val", record));
 }
 
 void RunLog::write(const QuestionsRecord& record) {
-    metrics_.append(json_line(record) + "\n");
+    append(metrics_, json_line(record) + "\n");
     // llm.c has one number per step, HellaSwag's.
-    main_log_.append(format("s:%d eval:%.4f\n", record.step, record.files.front().acc_per_token));
-    if (events_) events_->write(record.step, record.time, scalars_of("questions", record));
+    append(main_log_, format("s:%d eval:%.4f\n", record.step, record.files.front().acc_per_token));
+    if (events_) add_event(record.step, record.time, scalars_of("questions", record));
 }
 
 void RunLog::write(const SampleRecord& record) {
-    samples_.append(json_line(record) + "\n");
+    append(samples_, json_line(record) + "\n");
     if (!events_) return;
     EventSummary summary;
     summary.add_text("sample", verbatim(printable(record.text)));
-    events_->write(record.step, record.time, summary);
+    add_event(record.step, record.time, summary);
 }
 
 void RunLog::write(const NormRecord& record) {
-    metrics_.append(json_line(record) + "\n");
+    append(metrics_, json_line(record) + "\n");
     if (!events_) return;
     EventSummary summary;
     add_norms(summary, "grad_norms/", record.gradients);
     add_norms(summary, "activation_rms/", record.activations);
-    events_->write(record.step, record.time, summary);
+    add_event(record.step, record.time, summary);
 }
 
-void RunLog::write(const RollbackRecord& record) { metrics_.append(json_line(record) + "\n"); }
+void RunLog::append(LogFile& file, const std::string& lines) { note(file.append(lines), file); }
+
+void RunLog::add_event(int step, double time, const EventSummary& summary) {
+    note(events_->write(step, time, summary), events_->file());
+}
+
+void RunLog::note(bool is_written, const LogFile& file) {
+    if (is_written || is_failing_) return;
+    is_failing_ = true;
+    news_ = "warning: " + file.error() + "; the records are kept in memory, and every step tries again to write them";
+}
+
+std::vector<LogFile*> RunLog::files() {
+    std::vector<LogFile*> all{&metrics_, &main_log_, &samples_};
+    if (events_) all.push_back(&events_->file());
+    return all;
+}
+
+std::string RunLog::end_step() {
+    std::string error;
+    for (LogFile* file : files()) {
+        note(file->write_missing(), *file);
+        if (error.empty()) error = file->error();
+    }
+    if (error.empty()) {
+        if (is_failing_)
+            news_ += (news_.empty() ? "" : "; ") + std::string("the log is written again, nothing is missing");
+        is_failing_ = false;
+        failed_steps_ = 0;
+    } else if (++failed_steps_ == kMostFailedSteps) {
+        error_ = std::make_exception_ptr(
+            Error(Exit::io, format("%s; after %d steps of trying the run ends, without the log's last lines",
+                                   error.c_str(), kMostFailedSteps)));
+    }
+    return std::exchange(news_, "");
+}
+
+void RunLog::write(const RollbackRecord& record) { append(metrics_, json_line(record) + "\n"); }
 
 void RunLog::sync() {
-    for (OutputFile* file : {&metrics_, &main_log_, &samples_}) file->sync();
-    if (events_) events_->sync();
+    if (error_) return;
+    for (LogFile* file : files()) file->sync();
 }

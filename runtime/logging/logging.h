@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "runtime/config/divergence.h"
-#include "runtime/io/io.h"
+#include "runtime/logging/log_file.h"
 
 // Prints a line on stdout.
 inline void print_line(const std::string& line) { std::printf("%s\n", line.c_str()); }
@@ -105,12 +105,14 @@ std::string printable(const std::string& text);
 class RunLog {
 public:
     // Continues the files of a run whose steps 1 .. committed_step are committed: lines of later steps are removed, and
-    // so are lines without a step, as a crash may leave them. Each file is replaced as a whole, or created if absent;
-    // event files are cut, and a new one is begun with `configuration` as a text. Empty: no event files.
+    // so are lines without a step, as a crash may leave them. A file is cut, replaced as a whole, or created if it
+    // certainly is absent; event files are cut, and a new one is begun with `configuration` as a text. Empty: no event
+    // files. If a file cannot be read, the error is InputFile's, and it stays as it was.
     RunLog(const std::string& dir, int committed_step, const std::string& configuration = "");
     RunLog(RunLog&&) noexcept;
     ~RunLog();
 
+    // What cannot be written is kept and written later, in order: these do not fail.
     void write(const TrainRecord& record);
     void write(const ValRecord& record);
     void write(const QuestionsRecord& record);
@@ -118,15 +120,32 @@ public:
     void write(const NormRecord& record);
     void write(const RollbackRecord& record);
 
+    // Once per step: tries again to write what is missing. Returns a sentence for the user when writing begins to fail
+    // and when it works again, else "".
+    std::string end_step();
+    // Exit::io after kMostFailedSteps steps in a row with something missing at their end, until then null.
+    std::exception_ptr error() const { return error_; }
+    static constexpr int kMostFailedSteps = 100;
+
     // Everything written is on disk when this returns: call it before a checkpoint is committed, so that no crash
-    // leaves a committed step without its lines.
+    // leaves a committed step without its lines. Fails with Exit::io if that cannot be done. Once error() is set it
+    // does nothing: the weights are worth more than the lines.
     void sync();
 
 private:
-    OutputFile metrics_;
-    OutputFile main_log_;
-    OutputFile samples_;
+    void append(LogFile& file, const std::string& lines);
+    void add_event(int step, double time, const class EventSummary& summary);
+    void note(bool is_written, const LogFile& file);
+    std::vector<LogFile*> files();
+
+    LogFile metrics_;
+    LogFile main_log_;
+    LogFile samples_;
     std::unique_ptr<class EventFile> events_;  // null: none are written
+    bool is_failing_ = false;                  // something is missing since some record
+    int failed_steps_ = 0;                     // in a row
+    std::string news_;
+    std::exception_ptr error_;
 };
 
 // When signs of life appear while no step ends.

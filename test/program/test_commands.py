@@ -145,7 +145,7 @@ class FromTextToText(TrainerTest):
             self.assertIn("neither a checkpoint, a run, a data set", self.run_trainer("inspect", path, expect=66))
         shard = self.dir / "data/train_000000.bin"
         whole = shard.read_bytes()
-        for content, word in ((whole[:-2], "cut short"), (whole[:-1] + b"\x40", "the vocabulary has 257 tokens"),
+        for content, word in ((whole[:-2], "cut short"), (whole[:-1] + b"\x40", "dataset.json records"),
                               (struct.pack("<3i", 20240520, 1, len(whole) // 2 - 513) + whole[12:-2], "recorded")):
             shard.write_bytes(content)
             self.assertIn(word, self.run_trainer("inspect", "data", expect=65))
@@ -231,6 +231,8 @@ class FromTextToText(TrainerTest):
             for word in (path, *words):
                 self.assertIn(word, said)
         refused("cut.bin", shard[:-1], "cut short")
+        refused("out/val_000000.bin", shard[:-1] + b"\x20", "dataset.json records")
+        (self.dir / "out/dataset.json").unlink()  # has the checksums
         refused("out/val_000000.bin", shard[:-1] + b"\x20", "tokenizer.json", "300 tokens")
         refused("tokenizer.json", tokenizer[:3000], "line")
 

@@ -108,13 +108,15 @@ class ProfileTest(TrainerTest):
 
     accumulating = set()
 
-    def check_steps(self, lanes, steps, micro_steps):
-        """The host's steps hold their phases, and, where host and device have one clock, their ops."""
+    def check_steps(self, lanes, steps, micro_steps, last=None):
+        """The host's steps hold their phases, and, where host and device have one clock, their ops.
+
+        Every step but the run's `last` also waits for the data of the next one."""
         spans = {e.args["step"]: e for e in lanes[HOST] if e.name == "step"}
         self.assertEqual(sorted(spans), list(steps))
         for step, span in spans.items():
             inside = Counter(e.name for e in lanes[HOST] if e.args["step"] == step and not e.name.startswith("wait"))
-            self.assertEqual(inside, {"step": 1, "data": micro_steps, "forward": micro_steps,
+            self.assertEqual(inside, {"step": 1, "data": micro_steps + (step != last), "forward": micro_steps,
                                       "backward": micro_steps, "update": 1})
             self.assertTrue(all(span.holds(e) for e in lanes[HOST] if e.args["step"] == step))
         return spans
@@ -226,7 +228,7 @@ class Profile(ProfileTest):
         said = self.train(*resume, "--profile", "2:100", **{**changes, "train_max_steps": 7})
         self.assertIn("begins with step 6", said)
         lanes, _ = self.trace("6-7")  # to the run's end
-        self.check_steps(lanes, (6, 7), micro_steps=2)
+        self.check_steps(lanes, (6, 7), micro_steps=2, last=7)
 
     def test_wrong_arguments(self):
         config = self.write_config(train_max_steps=4)
@@ -261,7 +263,7 @@ class SimulatedGpu(ProfileTest):
         lanes, other = self.trace("1-2")
         self.assertEqual((other["roofline_flops_per_s"], other["roofline_bytes_per_s"]), (66.9e12, 4.8e12))
         ops, _ = self.check_ops(lanes, other, range(1, 3), micro_steps=1, tokens=60)
-        self.check_steps(lanes, range(1, 3), micro_steps=1)
+        self.check_steps(lanes, range(1, 3), micro_steps=1, last=2)
         self.assertGreater(min(e.ns for e in ops), 900)
         self.assertEqual({e.args["bytes_sent"] > 0 for e in lanes[COMMUNICATION] if e.name != "all_reduce_max"}, {True})
         self.assertTrue(any(e.name == "wait" for e in lanes[DEVICE]))

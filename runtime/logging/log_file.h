@@ -1,0 +1,43 @@
+// A file that records are appended to while a run goes on, whatever becomes of the disk meanwhile.
+#pragma once
+
+#include <optional>
+
+#include "runtime/io/io.h"
+
+// What has been appended since the last successful sync() stays in memory until the next one. So a record that the disk
+// refuses is written later, in order and whole; and after an fsync that failed, when the system may have dropped pages
+// that it had taken, the file is opened anew and cut back to what was on disk, and all of these records are written
+// again: only pages that are dirty once more are written by the next fsync. Every 4 MiB are synced, which bounds the
+// memory as long as the disk works.
+class LogFile {
+public:
+    // Continues a file that exists behind its first `bytes` bytes; the rest is cut off.
+    LogFile(const std::string& path, size_t bytes);
+
+    // Both return whether the file has everything; why not says error(). append() tries to write the record at once,
+    // behind those that are missing; write_missing() tries to write these.
+    bool append(std::string_view record);
+    bool write_missing() { return append({}); }
+    const std::string& error() const { return error_; }
+
+    // Everything is on disk when this returns. Exit::io, naming the file, if that cannot be done.
+    void sync();
+
+private:
+    void write();
+
+    std::string path_;
+    OutputFile file_;
+    size_t synced_;         // bytes that are on disk
+    std::string unsynced_;  // what follows them
+    bool must_reopen_ = false;
+    std::string error_;
+};
+
+// The file; nullopt if there certainly is none. Other errors are those of InputFile.
+std::optional<InputFile> find_input_file(const std::string& path);
+
+// Calls `visit` with each line that ends in a newline, newline included, and its offset. Lines of more than 64 MiB,
+// which no log has, are left out, so the memory is bounded.
+void for_each_line(const InputFile& file, const std::function<void(std::string_view line, size_t offset)>& visit);
