@@ -41,7 +41,11 @@ void plan(Options options) {
 
     const size_t beside = resident_bytes() + device_info().working_bytes + kStagingBytes;
     std::printf("%s", plan_table(run).c_str());
-    std::printf("%-22s %16zu bytes %10.1f MiB\n", "program and buffers", beside, double(beside) / 0x1p20);
+    auto print_row = [](const char* what, size_t bytes) {
+        std::printf("%-22s %16zu bytes %10.1f MiB\n", what, bytes, double(bytes) / 0x1p20);
+    };
+    print_row("program and buffers", beside);
+    if (config.checkpoint.asynchronous) print_row("copy for checkpoints", saved_bytes(run));
     std::printf("micro-steps        %14d per step of %.0f tokens\n", run.micro_steps,
                 double(config.train.total_batch_tokens));
     std::printf("FLOPs per token    %14.4e, per step %.4e\n", flops, flops * double(config.train.total_batch_tokens));

@@ -23,6 +23,7 @@ OutDirectory::OutDirectory(const std::string& path, bool force)
     make_directories(path);
     lock_ = DirectoryLock(path);
     check_content(force);  // again, for another process may have had the lock until just now
+    remove_temporary_files(path);
 }
 
 void OutDirectory::check_content(bool force) const {

@@ -29,6 +29,13 @@ std::string line(const std::string& name, size_t bytes) {
 
 }  // namespace
 
+size_t saved_bytes(const GptOptions& options) {
+    const TensorLayout layout = lay_out_tensors(options.shape, options.ranks, options.bucket_bytes / sizeof(float));
+    size_t elements = 0;
+    for (const Tensor& tensor : layout.tensors) elements += part_of(layout, tensor, options.rank).count;
+    return elements * sizeof(float) * (options.optimizer.kind == OptimizerKind::adamw ? 3 : 2);
+}
+
 std::string plan_table(const GptOptions& options) {
     const std::vector<MemoryRegion> regions = plan_memory(options);
     std::vector<std::string> categories;

@@ -6,6 +6,9 @@
 // Bytes that Gpt allocates on the device: its one allocation.
 size_t planned_bytes(const GptOptions& options);
 
+// Bytes of Gpt::saved_tensors(), this rank's part of a checkpoint.
+size_t saved_bytes(const GptOptions& options);
+
 // Fails with Exit::os, the plan's table and the keys that would make it smaller, if the device has less memory free
 // than the plan needs.
 void check_fits(const GptOptions& options);

@@ -122,6 +122,17 @@ TEST_CASE("a page of a mapped file that cannot be read ends the process with a s
     CHECK_THAT(read_file(said), ContainsSubstring("cannot read " + path + " at offset 70000"));
 }
 
+TEST_CASE("what a killed process left of files that are replaced as a whole is removed", "[files]") {
+    TemporaryDirectory directory;
+    for (const char* name : {"a.json.tmp.0123456789abcdef", "a.json", "a.tmp.0123456789abcdeF", ".tmp.0123456789abcdef",
+                             "a.tmp.0123456789abcde", "tmp.0123456789abcdef"})
+        put(directory / name, "x");
+    remove_temporary_files(directory.path());
+    const std::vector<std::string> left = list_directory(directory.path());
+    CHECK(left.size() == 5);
+    CHECK(std::ranges::count(left, "a.json.tmp.0123456789abcdef") == 0);
+}
+
 TEST_CASE("what is not a regular file is refused at once, by name", "[files]") {
     TemporaryDirectory directory;
     const std::string fifo = directory / "fifo", loop = directory / "loop", dangling = directory / "dangling";

@@ -36,6 +36,7 @@ DirectoryLock open_run_directory(const std::string& path, StartMode mode) {
     // Checked again, for another process may have run here until just now.
     const RunDirState state = state_of_run_dir(run_dir);
     check_start(mode, state, run_dir);
+    remove_temporary_files(run_dir);
     if (mode == StartMode::fresh && state == RunDirState::occupied) {
         rename_path(run_dir, first_unused(run_dir + ".old-"));
         make_directories(run_dir);

@@ -224,6 +224,17 @@ void write_file_atomically(const std::string& path, std::string_view content) {
     write_file_atomically(path, content.size(), [&](OutputFile& file) { file.append(content); });
 }
 
+void remove_temporary_files(const std::string& directory) {
+    constexpr std::string_view kMark = ".tmp.";
+    for (const std::string& name : list_directory(directory)) {
+        const size_t mark = name.rfind(kMark);
+        if (mark == std::string::npos || mark == 0) continue;
+        const std::string random = name.substr(mark + kMark.size());
+        if (random.size() == 16 && random.find_first_not_of("0123456789abcdef") == std::string::npos)
+            remove_tree(directory + "/" + name);
+    }
+}
+
 void sync_directory(const std::string& path) {
     const FileDescriptor directory = open_file(path, O_RDONLY | O_DIRECTORY);
     // Some network file systems do not offer it for directories and say so with EINVAL.

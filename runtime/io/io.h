@@ -112,6 +112,10 @@ std::string read_file(const std::string& path, size_t max_bytes = size_t(1) << 3
 void write_file_atomically(const std::string& path, size_t bytes, const std::function<void(OutputFile&)>& write);
 void write_file_atomically(const std::string& path, std::string_view content);
 
+// Removes what write_file_atomically() left in a directory when its process was killed: PATH.tmp.16 hexadecimal digits.
+// Requires that no other process writes there.
+void remove_temporary_files(const std::string& directory);
+
 // fsync of a directory, so that names created or renamed in it survive a power cut.
 void sync_directory(const std::string& path);
 
