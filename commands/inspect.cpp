@@ -68,30 +68,27 @@ void inspect_tokenizer(const std::string& path) {
 
 Json read_json(const std::string& path) { return parse_json(read_file(path), path, Exit::data); }
 
-// The value at a pointer like "/splits/train/tokens". Fails with Exit::data if it is missing or of another type.
-template <class T> T value_at(const Json& json, const std::string& pointer, const std::string& path) {
-    const Json::json_pointer place(pointer);
+// The value at a place like /splits/train/tokens. Fails with Exit::data if it is missing or of another type.
+template <class T> T value_at(const Json& json, const Json::json_pointer& place, const std::string& path) {
     const bool is_there = json.contains(place);
     if constexpr (std::is_same_v<T, std::string>) {
         if (is_there && json[place].is_string()) return json[place].get<T>();
     } else {
         if (is_there && json[place].is_number_unsigned()) return json[place].get<T>();
     }
-    reject_file(path, "%s is %s", pointer.substr(1), is_there ? printed(json[place]) : "missing");
+    reject_file(path, "%s is %s", place.to_string().substr(1), is_there ? printed(json[place]) : "missing");
 }
 
 // One split of a data set: all its shards are there, whole, within the vocabulary, and have the recorded tokens.
 void inspect_split(const std::string& directory, const Json& dataset, const std::string& name, uint64_t vocab_size) {
-    const std::string path = directory + "/dataset.json", split = "/splits/" + name;
-    const auto tokens = value_at<uint64_t>(dataset, split + "/tokens", path);
+    const std::string path = directory + "/dataset.json";
+    const Json::json_pointer split = Json::json_pointer("/splits") / name, names = split / "shards";
+    const auto tokens = value_at<uint64_t>(dataset, split / "tokens", path);
     std::vector<std::string> shards;
-    const Json::json_pointer names(split + "/shards");
     if (!dataset.contains(names) || !dataset[names].is_array())
-        reject_file(path, "%s/shards is no list", split.substr(1));
-    for (size_t i = 0; i < dataset[names].size(); i++) {
-        const std::string pointer = split + "/shards/" + std::to_string(i);
-        shards.push_back(directory + "/" + value_at<std::string>(dataset, pointer, path));
-    }
+        reject_file(path, "%s is no list", names.to_string().substr(1));
+    for (size_t i = 0; i < dataset[names].size(); i++)
+        shards.push_back(directory + "/" + value_at<std::string>(dataset, names / i, path));
     const TokenStream stream(shards, int(vocab_size));
     if (stream.token_count() != tokens)
         reject_file(path, "the %zu shards of %s have %zu tokens together, %zu are recorded", shards.size(), name,
@@ -100,22 +97,22 @@ void inspect_split(const std::string& directory, const Json& dataset, const std:
     for (uint64_t i = 0; i < tokens; i += block.size())
         stream.read(i, size_t(std::min<uint64_t>(block.size(), tokens - i)), block.data());
     print_line(format("  %s: %zu tokens in %zu shard(s), from %zu bytes of text in %zu document(s); sound",
-                      name.c_str(), tokens, shards.size(), value_at<uint64_t>(dataset, split + "/text_bytes", path),
-                      value_at<uint64_t>(dataset, split + "/documents", path)));
+                      name.c_str(), tokens, shards.size(), value_at<uint64_t>(dataset, split / "text_bytes", path),
+                      value_at<uint64_t>(dataset, split / "documents", path)));
 }
 
 void inspect_dataset(const std::string& directory) {
     const std::string path = directory + "/dataset.json";
     const Json dataset = read_json(path);
-    const auto digest = value_at<std::string>(dataset, "/tokenizer/xxh3", path);
-    const auto vocab_size = value_at<uint64_t>(dataset, "/tokenizer/vocab_size", path);
+    const auto digest = value_at<std::string>(dataset, Json::json_pointer("/tokenizer/xxh3"), path);
+    const auto vocab_size = value_at<uint64_t>(dataset, Json::json_pointer("/tokenizer/vocab_size"), path);
     const Tokenizer tokenizer = Tokenizer::load(directory + "/tokenizer.json");
     if (tokenizer.digest() != digest)
         reject_file(directory + "/tokenizer.json", "its digest is %s, but dataset.json records %s", tokenizer.digest(),
                     digest);
     print_line(format("%s: data set, tokenizer %s with %zu tokens, xxh3 %s", directory.c_str(),
-                      value_at<std::string>(dataset, "/tokenizer/kind", path).c_str(), size_t(vocab_size),
-                      digest.c_str()));
+                      value_at<std::string>(dataset, Json::json_pointer("/tokenizer/kind"), path).c_str(),
+                      size_t(vocab_size), digest.c_str()));
     if (!dataset.contains("splits") || !dataset["splits"].is_object()) reject_file(path, "splits is no object");
     for (const auto& [name, split] : dataset["splits"].items()) inspect_split(directory, dataset, name, vocab_size);
 }
@@ -153,9 +150,9 @@ void inspect_huggingface(const Options& options) {
 std::string last_record(const std::string& metrics, const std::string& kind) {
     std::string found;
     for (size_t begin = 0, end; (end = metrics.find('\n', begin)) != std::string::npos; begin = end + 1) {
-        const Json line = Json::parse(metrics.substr(begin, end - begin), nullptr, false);
+        const Json line = parse_json_or_null(metrics.substr(begin, end - begin));
         if (line.is_object() && line.value("kind", Json()) == kind && line.contains("step") && line.contains("loss"))
-            found = "step " + line["step"].dump() + ", loss " + line["loss"].dump();
+            found = "step " + printed(line["step"]) + ", loss " + printed(line["loss"]);
     }
     return found.empty() ? "none" : found;
 }

@@ -77,10 +77,10 @@ const Option& option_named(const std::vector<Option>& table, const std::string& 
 
 // A value from the command line: JSON, or a bare word for a text, which has not passed through the JSON parser's check.
 Json typed_value(const std::string& text, const Option& option) {
-    const Json json = Json::parse(text, nullptr, false);
+    const Json json = parse_json_or_null(text);
     const bool takes_text =
         option_value(option).is_string() || std::holds_alternative<DataParts*>(option.value);  // both: one pattern
-    if (json.is_string() || json.is_array() || !(json.is_discarded() || takes_text)) return json;
+    if (json.is_string() || json.is_array() || !(json.is_null() || takes_text)) return json;
     try {
         (void)Json(text).dump();
     } catch (const Json::exception&) {
@@ -105,10 +105,12 @@ Config with_derived(Config config) {
 }
 
 Json nested(const std::vector<Option>& options) {
-    Json json;
+    Json json = Json::object();
     for (const Option& option : options) {
         const std::string section = section_of(option.key);
-        json[section][option.key + section.size() + 1] = option_value(option);
+        // Not json[section][...]: where memory runs out as null becomes an object, the library aborts.
+        Json& members = json.emplace(section, Json::object()).first.value();
+        members[option.key + section.size() + 1] = option_value(option);
     }
     return json;
 }
@@ -242,12 +244,11 @@ void check_config(const Config& c, const std::string& origin, int world) {
         const char* limit_key;
         int limit;
     };
-    for (const AtMost& pair :
-         {AtMost{"train.seq_len", c.train.seq_len, "model.n_positions", c.model.n_positions},
-          AtMost{"eval.stride", c.eval.stride, "train.seq_len", c.train.seq_len},
-          AtMost{"sample.top_k", c.sample.top_k, "model.vocab_size", c.model.vocab_size},
-          AtMost{"schedule.warmup_steps", c.schedule.warmup_steps, "train.max_steps",
-                 c.train.max_steps > 0 ? c.train.max_steps : kMostSteps}})
+    for (const AtMost& pair : {AtMost{"train.seq_len", c.train.seq_len, "model.n_positions", c.model.n_positions},
+                               AtMost{"eval.stride", c.eval.stride, "train.seq_len", c.train.seq_len},
+                               AtMost{"sample.top_k", c.sample.top_k, "model.vocab_size", c.model.vocab_size},
+                               AtMost{"schedule.warmup_steps", c.schedule.warmup_steps, "train.max_steps",
+                                      c.train.max_steps > 0 ? c.train.max_steps : kMostSteps}})
         if (pair.value > pair.limit)
             fail(Exit::config, "%s: %s (%d) must not be larger than %s (%d)", origin, pair.key, pair.value,
                  pair.limit_key, pair.limit);
