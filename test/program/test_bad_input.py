@@ -224,6 +224,26 @@ class BadInput(TrainerTest):
                 self.refused(args, code, words)
                 self.assertFalse((self.dir / "out" / "tokenizer.json").exists())
 
+    def test_json_that_is_nested_without_end(self):
+        self.train(train_max_steps=1)
+        for name, text in (("config.json", '{"a":%s}'), ("run.json", '{"starts":%s}')):
+            (self.dir / "run" / name).write_text(text % ("[" * 200_000 + "]" * 200_000))
+        self.assertIn("wrote page.html", self.run_trainer("report", "run", "--out", "page.html"))
+        self.train("--resume", train_max_steps=1)
+        self.assertEqual(len(json.loads((self.dir / "run/run.json").read_text())["starts"]), 1)
+        setting = "train.max_steps=" + "[" * 60_000 + "]" * 60_000
+        self.refused(["config.json", "--set", setting], CONFIG, ["train.max_steps must be an integer"])
+
+    def test_a_split_with_a_tilde_in_its_name(self):
+        path = self.dir / "data/dataset.json"
+        dataset = json.loads(path.read_text())
+        path.write_text(json.dumps({**dataset, "splits": {"a~b": {}}}))
+        self.assertIn("dataset.json: splits/a~0b/tokens is missing", self.run_trainer("inspect", "data", expect=DATA))
+
+    def test_names_with_control_characters(self):
+        said = self.run_trainer("a\x1b[31m\x9b.json", expect=NO_INPUT)
+        self.assertIn(r"a\x1b[31m\x9b.json", said)
+
     def test_initial_weights_that_are_not_finite(self):
         self.train(train_max_steps=1)
         self.run_trainer("export", "--llmc", "run", "model.bin")
