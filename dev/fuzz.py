@@ -6,7 +6,7 @@
 Each parser is executed N times in all (default: 10,000,000), in slices of ten minutes at most. What a slice has found
 stays in build/fuzz/: the inputs that reach new code, and the number of executions in progress.json. Another call goes
 on from there until every parser has had its N; --minutes ends it before that. --minimize then merges the inputs into
-test/fuzz/corpus/: the fewest that reach the same code. Parsers: those that have a folder there. Exit code 1 after a
+test/fuzz/corpus/: a few that reach different code. Parsers: those that have a folder there. Exit code 1 after a
 finding, whose input is kept as build/fuzz/PARSER-crash-...: once it is mended, put the input into the corpus.
 """
 import argparse
@@ -23,6 +23,7 @@ CORPUS, WORK = ROOT / "test/fuzz/corpus", ROOT / "build/fuzz"
 PROGRESS = WORK / "progress.json"
 SLICE_S = 600
 LONGEST_BYTES = 4096
+MOST_INPUTS = 40  # of a corpus, besides its seeds
 # Inputs that are longer than that even when small: a tokenizer has a token for each byte.
 LONGER = {"tokenizer": 8192}
 MEMORY = "/dev/shm"  # where directories of inputs are made, if there is one
@@ -30,8 +31,8 @@ SEEDS = re.compile(r"seed_\w+|found_\w+")
 
 
 def command(fuzzer, parser, *options):
-    return [fuzzer, parser, f"-max_len={LONGER.get(parser, LONGEST_BYTES)}", "-timeout=25", "-rss_limit_mb=2560",
-            f"-artifact_prefix={WORK}/{parser}-", *options]
+    return [fuzzer, f"-max_len={LONGER.get(parser, LONGEST_BYTES)}", "-timeout=25", "-rss_limit_mb=2560",
+            f"-artifact_prefix={WORK}/{parser}-", *options, "-ignore_remaining_args=1", parser]
 
 
 def run(line):
@@ -58,12 +59,14 @@ def fuzz(fuzzer, parser, done, runs, seconds):
 
 
 def minimize(fuzzer, parser):
-    """Seeds and inputs of findings stay; of the others those that add something to them."""
+    """Seeds and inputs of findings stay; of the others some of those that reach other code, named by their hashes."""
     folder = CORPUS / parser
     for old in folder.iterdir():
         if not SEEDS.fullmatch(old.name):
             old.unlink()
-    run(command(fuzzer, parser, "-merge=1", folder, WORK / parser))
+    run(command(fuzzer, parser, "-set_cover_merge=1", "-use_counters=0", folder, WORK / parser))
+    for further in sorted(old for old in folder.iterdir() if not SEEDS.fullmatch(old.name))[MOST_INPUTS:]:
+        further.unlink()
 
 
 def table(progress):

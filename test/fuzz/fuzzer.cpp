@@ -1,4 +1,4 @@
-// The fuzzer: build/fuzz PARSER [options of libFuzzer] [corpora].
+// The fuzzer: one program for all parsers.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -10,19 +10,15 @@ static const Parser*& chosen() {
     return parser;
 }
 
-// Takes the parser's name from the command line, whose other arguments are libFuzzer's.
+// The parser's name is the last argument, and stays: libFuzzer starts itself again with its arguments when it merges.
 extern "C" int LLVMFuzzerInitialize(int* argc, char*** argv) {
-    chosen() = *argc > 1 ? find_parser((*argv)[1]) : nullptr;
-    if (!chosen()) {
-        std::fprintf(stderr, "usage: %s PARSER [options of libFuzzer] [corpora]; the parsers are", (*argv)[0]);
-        for (const Parser& parser : parsers()) std::fprintf(stderr, " %s", parser.name);
-        std::fprintf(stderr, "\n");
-        std::exit(64);
-    }
-    (*argv)[1] = (*argv)[0];
-    ++*argv;
-    --*argc;
-    return 0;
+    chosen() = find_parser((*argv)[*argc - 1]);
+    if (chosen()) return 0;
+    std::fprintf(stderr, "usage: %s [options of libFuzzer] [corpora] -ignore_remaining_args=1 PARSER; the parsers are",
+                 (*argv)[0]);
+    for (const Parser& parser : parsers()) std::fprintf(stderr, " %s", parser.name);
+    std::fprintf(stderr, "\n");
+    std::exit(64);
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
