@@ -88,8 +88,8 @@ NVCCFLAGS  = -std=c++20 -O3 --expt-relaxed-constexpr -lineinfo -I. $(GENCODE) -X
              -Xcompiler -Wall,-Wextra,-Wno-unused-parameter -DCUDA_ARCHITECTURES='"$(strip $(ARCH))"' $(NVCC_EXTRA)
 GPU_LIBS  := $(if $(findstring mpi,$(LAUNCHER_CUDA)),$(MPI_LIBS)) $(CUDA_LIBS)
 
-CPU_PROGRAMS := train_gpt_cpu test_cpu test_pool_tsan bench_cpu test_simt test_simt_tsan test_simt_asan train_gpt_simt \
-                train_gpt_simt_dlopen bench_simt bench_matmul_simt ptx_probe_simt
+CPU_PROGRAMS := train_gpt_cpu test_cpu test_pool_tsan test_corpora bench_cpu test_simt test_simt_tsan test_simt_asan \
+                train_gpt_simt train_gpt_simt_dlopen bench_simt bench_matmul_simt ptx_probe_simt
 GPU_PROGRAMS := train_gpt test_cuda bench_cuda bench_matmul_cuda ptx_probe_cuda
 KIT_PROGRAMS := $(GPU_PROGRAMS) train_gpt_cpu ptx_probe_simt
 PROGRAMS     := $(addprefix $(BUILD)/,$(CPU_PROGRAMS) $(if $(NVCC),$(GPU_PROGRAMS)))
@@ -179,6 +179,28 @@ $(BUILD)/tsan/%.cpp.o: %.cpp
 	$(CXX) $(CXXFLAGS) -c -o $@ $<
 $(POOL_TSAN): OPT = -O1 -fsanitize=thread
 
+# What reads files and messages of other origin, under sanitizers: in clang's fuzzer, and in the replay of its corpora.
+# It is linked before the rest, so that its inline functions are the ones that stay.
+PARSERS := $(wildcard test/fuzz/*.cpp) $(addsuffix .cpp,$(addprefix commands/,hf_config llmc_files report_page \
+  run_records) $(addprefix data/,byte_source dataset encoder eval_file mixture parquet pretokenizer questions shards \
+  text_formats text_input tokenizer tokenizer_files tokenizer_rules) $(addprefix runtime/,checkpoint/checkpoint \
+  checkpoint/inspect checkpoint/manifest checkpoint/safetensors checkpoint/shard cluster/connection config/config \
+  config/model_options config/options io/files io/json logging/event_file))
+parsers_and_rest = $(patsubst %,$(BUILD)/$(1)/%.o,$(filter-out test/fuzz/$(2).cpp,$(PARSERS))) \
+  $(call object,$(filter-out $(PARSERS),$(HOST_SOURCES)) $(CPU_SOURCES))
+SANITIZED := -fsanitize=address,undefined -fno-sanitize-recover=undefined
+WRAPPED   := -Wl,--wrap=mmap,--wrap=munmap
+$(BUILD)/test_corpora: $(call parsers_and_rest,replay,fuzzer) $(call object,test/main.cpp test/run_tests.cpp)
+	$(CXX) $(SANITIZED) -fopenmp $(WRAPPED) -o $@ $^ $(CPU_LIBS) $(CATCH_LIBS)
+$(BUILD)/fuzzed/fuzzer: $(call parsers_and_rest,fuzzed,replay)
+	clang++ $(SANITIZED) -fsanitize=fuzzer $(WRAPPED) -o $@ $^ $(CPU_LIBS) -lgomp
+$(BUILD)/replay/%.cpp.o: %.cpp
+	@mkdir -p $(@D)
+	$(CXX) $(CXXFLAGS) $(SANITIZED) -Wno-maybe-uninitialized -O1 -c -o $@ $<
+$(BUILD)/fuzzed/%.cpp.o: %.cpp
+	@mkdir -p $(@D)
+	clang++ $(filter-out -fopenmp,$(CXXFLAGS)) $(SANITIZED) -fsanitize=fuzzer-no-link -O1 -c -o $@ $<
+
 # Each wrapper of ptx.cuh on fixed inputs: on a GPU and, against its twin, on the simulator.
 $(BUILD)/ptx_probe_cuda: $(call object,$(PROBE))
 	$(CXX) $(CXXFLAGS) -o $@ $^ $(CUDA_LIBS)
@@ -221,6 +243,10 @@ test:   ## install what is missing and run every test
 	scripts/test.sh
 interop: $(BUILD)/train_gpt_cpu  ## by hand: tests with real programs and libraries from PyPI; NAMES= of test/interop
 	python3 test/interop $(NAMES)
+fuzz:  ## by hand, for hours: fuzz what reads files; FUZZERS="manifest ...", RUNS=, MINUTES=
+	scripts/setup.sh fuzz
+	$(MAKE) $(BUILD)/fuzzed/fuzzer
+	dev/fuzz.py $(BUILD)/fuzzed/fuzzer $(if $(RUNS),--runs $(RUNS)) $(if $(MINUTES),--minutes $(MINUTES)) $(FUZZERS)
 check:  ## the rules of the house: who includes whom, sizes of files and functions
 	python3 scripts/check_house.py
 bench: $(BUILD)/bench_cpu  ## milliseconds per op and per step on this machine
@@ -258,6 +284,6 @@ clean:  ## remove build/
 help:   ## this list
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
 
-.PHONY: FORCE all programs run test interop check bench busy-cores flakiness gpu-check portability gpu-kit deps-folder \
-        install uninstall deb try-deb clean help
+.PHONY: FORCE all programs run test interop fuzz check bench busy-cores flakiness gpu-check portability gpu-kit \
+        deps-folder install uninstall deb try-deb clean help
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

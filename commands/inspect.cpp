@@ -137,9 +137,9 @@ void inspect_huggingface(const Options& options) {
 std::string last_record(std::string_view metrics, const std::string& kind) {
     std::string found;
     for (size_t begin = 0, end; (end = metrics.find('\n', begin)) != std::string::npos; begin = end + 1) {
-        const Json line = Json::parse(metrics.substr(begin, end - begin), nullptr, false);
+        const Json line = parse_json_or_null(metrics.substr(begin, end - begin));
         if (line.is_object() && line.value("kind", Json()) == kind && line.contains("step") && line.contains("loss"))
-            found = "step " + line["step"].dump() + ", loss " + line["loss"].dump();
+            found = "step " + printed(line["step"]) + ", loss " + printed(line["loss"]);
     }
     return found.empty() ? "none" : found;
 }

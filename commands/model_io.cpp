@@ -1,6 +1,7 @@
 #include "commands/model_io.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "commands/hf_config.h"
@@ -164,6 +165,23 @@ void check_llmc_parts(const Config::Model& model, const std::string& path) {
         fail(Exit::config, "%s: llm.c's files have GPT-2s only, and this model is none: %s", path, joined(differences));
 }
 
+// The first number of a master weight that is here and not finite, as an error of the file that it comes from.
+static void check_weights_are_finite(const Gpt& gpt, const std::string& path) {
+    constexpr size_t kAtOnce = size_t(1) << 20;
+    std::vector<float> values;
+    for (const NamedTensor& tensor : gpt.master_tensors())
+        for (size_t done = 0; done < tensor.count; done += values.size()) {
+            values.resize(std::min(kAtOnce, tensor.count - done));
+            copy_to_host(values.data(), tensor.values.from(done).data, values.size() * sizeof(float), Stream{});
+            synchronize(Stream{});
+            const auto bad = std::ranges::find_if_not(values, [](float value) { return std::isfinite(value); });
+            if (bad != values.end())
+                fail(Exit::data, "%s: element %zu of %s is %g: weights must be finite", path,
+                     tensor.first + done + size_t(bad - values.begin()), tensor.name.substr(tensor.name.find('.') + 1),
+                     double(*bad));
+        }
+}
+
 void load_initial_weights(Gpt& gpt, const Config::Model& model, const std::string& path) {
     if (!directory_exists(path)) {
         check_llmc_parts(model, path);
@@ -173,6 +191,7 @@ void load_initial_weights(Gpt& gpt, const Config::Model& model, const std::strin
     } else {
         open_checkpoint(path).load(gpt.master_tensors(), OtherTensors::ignore);
     }
+    check_weights_are_finite(gpt, path);
 }
 
 Config config_of_weights(const std::string& path) {

@@ -25,7 +25,8 @@ double flops_of_token(const GptOptions& options);
 
 // model.init_from: the weights of a Hugging Face directory, of a model file of llm.c, of a checkpoint, or of a run's
 // newest checkpoint, for `gpt`, which is `model`. Fails with Exit::data, naming file and tensor, unless it holds all of
-// this model's weights and no others, and with Exit::config if the sizes or parts that it names are others.
+// this model's weights and no others, and all are finite, and with Exit::config if the sizes or parts that it names are
+// others.
 void load_initial_weights(Gpt& gpt, const Config::Model& model, const std::string& path);
 
 // Fails with Exit::config, naming `path` and the parts, if the model is no GPT-2: llm.c's files, as this program reads

@@ -32,7 +32,8 @@ void print_table(const std::vector<RunRecords>& runs) {
 
 void print_notes(const std::vector<RunRecords>& runs) {
     for (const RunRecords& run : runs)
-        for (const std::string& note : run.notes()) std::fprintf(stderr, "train_gpt: %s\n", note.c_str());
+        for (const std::string& note : run.notes())
+            std::fprintf(stderr, "train_gpt: %s\n", printable_text(note).c_str());
 }
 
 // Reads all that is new; whether there was anything.

@@ -159,7 +159,7 @@ Json samples_json(const std::vector<Sample>& samples) {
 Json file_json(const std::string& path, Json& notes) {
     constexpr size_t kLargestFile = 1 << 22;
     if (!file_exists(path)) return nullptr;
-    const Json json = Json::parse(read_file(path, kLargestFile), nullptr, false);
+    const Json json = parse_json_or_null(read_file(path, kLargestFile));
     if (json.is_object()) return json;
     notes.push_back(path + " is damaged");
     return nullptr;

@@ -11,7 +11,7 @@ void add_start(const TrainingRun& run, const char* revision) {
     using Json = nlohmann::ordered_json;
     constexpr size_t kMostStarts = 100;
     const std::string path = run.config.run.dir + "/run.json";
-    const Json before = file_exists(path) ? Json::parse(read_file(path), nullptr, false) : Json();
+    const Json before = file_exists(path) ? parse_json_or_null(read_file(path)) : Json();
     Json starts = before.is_object() && before.contains("starts") ? before["starts"] : Json();
     if (!starts.is_array()) starts = Json::array();
     while (starts.size() >= kMostStarts) starts.erase(starts.begin());

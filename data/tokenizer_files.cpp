@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <map>
-#include <numeric>
+#include <queue>
 #include <set>
 #include <sstream>
 
@@ -67,9 +67,9 @@ public:
         auto [known, is_new] = ids_.emplace(token, id.get<int32_t>());
         if (known->second != id)
             reject_file(path_, "the token \"%s\" has two ids, %d and %s", token, known->second, printed(id));
-        auto [same_id, is_first] = tokens_.emplace(known->second, token);
-        if (same_id->second != token)
-            reject_file(path_, "the tokens \"%s\" and \"%s\" both have the id %d", same_id->second, token,
+        auto [same_id, is_first] = tokens_.emplace(known->second, &known->first);
+        if (*same_id->second != token)
+            reject_file(path_, "the tokens \"%s\" and \"%s\" both have the id %d", *same_id->second, token,
                         known->second);
         if (is_special) special_.push_back(known->second);
     }
@@ -100,18 +100,19 @@ public:
     Tokenizer build() {
         constexpr int32_t kMostUnused = 1 << 16;
         int32_t vocabulary = 0;  // tokens up to the last one that is not added
-        for (const auto& [id, token] : tokens_)
+        for (const auto& [id, text] : tokens_)
             if (!added_.contains(id)) vocabulary = id + 1;
         std::vector<std::string> tokens;
         const std::set<int32_t> special(special_.begin(), special_.end());
-        for (const auto& [id, token] : tokens_) {
+        for (const auto& [id, text] : tokens_) {
+            const std::string& token = *text;
             // Published vocabularies leave out ids between added tokens: no text has them.
             const bool may_skip = id >= vocabulary && int32_t(tokens.size()) >= vocabulary;
             for (; may_skip && int32_t(tokens.size()) < std::min(id, vocabulary + kMostUnused); tokens.emplace_back())
                 special_.push_back(int32_t(tokens.size()));
             if (size_t(id) != tokens.size())
                 reject_file(path_, "the ids of %zu tokens must be 0 to %zu, but \"%s\" has %d", tokens_.size(),
-                            tokens_.size() - 1, tokens_.rbegin()->second, tokens_.rbegin()->first);
+                            tokens_.size() - 1, *tokens_.rbegin()->second, tokens_.rbegin()->first);
             const bool is_written_out = special.contains(id) || added_.contains(id);
             tokens.push_back(is_written_out                                  ? token
                              : rules_.normalization == Normalization::spaces ? from_spaced(token, id)
@@ -152,24 +153,29 @@ private:
 
     const std::string path_;
     TextRules rules_;
-    std::map<int32_t, std::string> tokens_;
+    std::unordered_map<std::string, int32_t> ids_;
+    std::map<int32_t, const std::string*> tokens_;  // the inverse
     std::set<int32_t> added_;
-    std::unordered_map<std::string, int32_t> ids_;  // the inverse
     std::vector<int32_t> special_;
     std::vector<Merge> merges_;
 };
 
-Tokenizer from_tokenizer_json(const Json& file, std::string_view text, const std::string& path) {
+Tokenizer from_tokenizer_json(Json file, std::string_view text, const std::string& path) {
     TextRules rules = read_text_rules(file, text, path);
     if (!find(file, "/model/vocab").is_object()) reject_file(path, "/model/vocab must be an object");
     if (!find(file, "/model/merges").is_array()) reject_file(path, "/model/merges must be an array");
     TokenizerBuilder builder(path, std::move(rules));
-    for (const auto& [token, id] : file["model"]["vocab"].items()) builder.add_token(token, id);
+    {  // freed when it has been read, as the merges: as JSON values they take many times their bytes
+        const Json vocabulary = std::move(file["model"]["vocab"]);
+        for (const auto& [token, id] : vocabulary.items()) builder.add_token(token, id);
+    }
     for (size_t i = 0; i < builder.rules().added.size(); i++)
         builder.add_added_token(i, find(file["added_tokens"][i], "/id"));
-    size_t number = 0;
-    for (const Json& merge : file["model"]["merges"])
-        builder.add_merge(merge, format("%s: merge %zu", path.c_str(), number++));
+    {
+        const Json merges = std::move(file["model"]["merges"]);
+        for (size_t i = 0; i < merges.size(); i++)
+            builder.add_merge(merges[i], format("%s: merge %zu", path.c_str(), i));
+    }
     return builder.build();
 }
 
@@ -217,21 +223,43 @@ std::vector<std::string> read_llmc_tokens(std::string_view bytes, const std::str
     return tokens;
 }
 
-Merge recover_merge(const std::unordered_map<std::string, int32_t>& ids, const std::string& token, int32_t id,
+// The two tokens that a token is made of: what is left of its bytes when all merges that make earlier tokens have been
+// made, the one with the lowest id first, and of equal ones the leftmost.
+Merge recover_merge(const std::unordered_map<std::string_view, int32_t>& ids, std::string_view token, int32_t id,
                     const std::string& path) {
-    std::vector<size_t> cuts(token.size() + 1);  // part i is the bytes [cuts[i], cuts[i + 1])
-    std::iota(cuts.begin(), cuts.end(), 0);
-    for (size_t best = 1; best > 0;) {
-        int32_t best_id = id;
-        best = 0;
-        for (size_t i = 1; i + 1 < cuts.size(); i++) {
-            auto known = ids.find(token.substr(cuts[i - 1], cuts[i + 1] - cuts[i - 1]));
-            if (known != ids.end() && known->second < best_id) best = i, best_id = known->second;
-        }
-        if (best > 0) cuts.erase(cuts.begin() + std::ptrdiff_t(best));
+    struct Pair {  // of adjacent parts, the bytes [begin, middle) and [middle, end)
+        int32_t id;
+        size_t begin, middle, end;
+        auto operator<=>(const Pair&) const = default;
+    };
+    std::priority_queue<Pair, std::vector<Pair>, std::greater<>> pairs;
+    const auto add = [&](size_t begin, size_t middle, size_t end) {
+        const auto known = ids.find(token.substr(begin, end - begin));
+        if (known != ids.end() && known->second < id) pairs.push({known->second, begin, middle, end});
+    };
+    // Of the part that begins at a byte: its end, 0 if no part begins there any more, and the beginning of the one
+    // before.
+    std::vector<size_t> end_of(token.size()), before(token.size());
+    for (size_t i = 0; i < token.size(); i++) {
+        end_of[i] = i + 1;
+        before[i] = i - 1;
+        if (i + 1 < token.size()) add(i, i + 1, i + 2);
     }
-    auto left = ids.find(token.substr(0, cuts[1])), right = ids.find(token.substr(cuts[1]));
-    if (cuts.size() != 3 || left == ids.end() || right == ids.end())
+    size_t parts = token.size();
+    while (!pairs.empty()) {
+        const auto [merged, begin, middle, end] = pairs.top();
+        pairs.pop();
+        if (end_of[begin] != middle || end_of[middle] != end) continue;  // one of the two has been merged otherwise
+        parts--;
+        end_of[begin] = end;
+        end_of[middle] = 0;
+        if (begin > 0) add(before[begin], begin, end);
+        if (end == token.size()) continue;
+        before[end] = begin;
+        add(begin, end, end_of[end]);
+    }
+    const auto left = ids.find(token.substr(0, end_of[0])), right = ids.find(token.substr(end_of[0]));
+    if (parts != 2 || left == ids.end() || right == ids.end())
         reject_file(path, "token %d is not made of two earlier ones, so the ids are not in the order of merges", id);
     return {left->second, right->second};
 }
@@ -245,7 +273,7 @@ Tokenizer from_llmc(std::string_view bytes, const std::string& path) {
     if (eot < 0 || eot >= count || tokens[size_t(eot)] != kEndOfText)
         reject_file(path, "the header names token %d as the end of text, but that is not %s", eot, kEndOfText);
 
-    std::unordered_map<std::string, int32_t> ids;
+    std::unordered_map<std::string_view, int32_t> ids;
     for (int32_t id = 0; id < count; id++)
         if (id != eot) ids.emplace(tokens[size_t(id)], id);
     std::vector<Merge> merges;
@@ -327,7 +355,7 @@ Tokenizer Tokenizer::load(const std::string& path) {
     if (!begins_json_object(file.text()))
         reject_file(path, "not a tokenizer: it has %zu bytes and looks like %s", file.size(),
                     describe_content(file.text().substr(0, 1024), file.size()));
-    const Json json = parse_json(file.text(), path, Exit::data);
-    return ::find(json, "/model").is_object() ? from_tokenizer_json(json, file.text(), path)
-                                            : from_vocabulary_and_merges(json, path);
+    Json json = parse_json(file.text(), path, Exit::data);
+    return ::find(json, "/model").is_object() ? from_tokenizer_json(std::move(json), file.text(), path)
+                                              : from_vocabulary_and_merges(json, path);
 }

@@ -75,6 +75,8 @@ FAULTS = [
      "            load_queries"),
     (BACKWARD, "statistics are read before the warp has written them",
      "    __syncwarp();  // a query's statistics are read by four lanes of this warp\n", ""),
+    (BACKWARD, "the log-sum-exp is read beyond the sequence, where its value is not used",
+     "exists ? op.lse[at.lse(b, head, position)] : 0.0f;", "op.lse[at.lse(b, head, position)];"),
     (BACKWARD, "the gradient of the keys lacks the scale",
      "dkey, [&](int, int) { return op.scale; });", "dkey, [&](int, int) { return 1.0f; });"),
     (BACKWARD, "the mask of the keys is off by one",

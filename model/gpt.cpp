@@ -99,11 +99,12 @@ Gpt::Gpt(const GptOptions& options, const Comm& comm) {
     s.memory = std::move(memory);
     s.comm = comm;
     s.host_sums.resize(step_sums(s).count());
-    auto send = [&](ops::Chunk* to, const std::vector<ops::Chunk>& chunks) {
-        if (to) copy_to_device(to, chunks.data(), chunks.size() * sizeof(ops::Chunk), s.stream);
-    };
-    send(s.all_chunks, s.host_all_chunks);
-    send(s.own_chunks, s.host_own_chunks);
+    if (options.training) {
+        s.host_all_chunks = chunk_grid(s.layout);
+        s.host_own_chunks = owned_chunks(s.layout, s.host_all_chunks, options.rank, !options.is_sharded());
+        copy_to_device(s.all_chunks, s.host_all_chunks.data(), s.n_all_chunks * sizeof(ops::Chunk), s.stream);
+        copy_to_device(s.own_chunks, s.host_own_chunks.data(), s.host_own_chunks.size() * sizeof(ops::Chunk), s.stream);
+    }
     if (s.rope_table) {
         const std::vector<float> table = rope_table(options.shape, options.seq_len);
         copy_to_device(s.rope_table, table.data(), table.size() * sizeof(float), s.stream);

@@ -129,10 +129,9 @@ GptState place_state(const GptOptions& options, Arena& arena) {
         const size_t owned = owned_elements(s);
         s.m = arena.take<float>("optimizer state", "m", owned);
         if (options.optimizer.kind == OptimizerKind::adamw) s.v = arena.take<float>("optimizer state", "v", owned);
-        s.host_all_chunks = chunk_grid(s.layout);
-        s.host_own_chunks = owned_chunks(s.layout, s.host_all_chunks, options.rank, !options.is_sharded());
-        s.all_chunks = arena.take<ops::Chunk>("control", "all_chunks", s.host_all_chunks.size());
-        s.own_chunks = arena.take<ops::Chunk>("control", "own_chunks", s.host_own_chunks.size());
+        s.n_all_chunks = chunk_count(s.layout);
+        s.all_chunks = arena.take<ops::Chunk>("control", "all_chunks", s.n_all_chunks);
+        s.own_chunks = arena.take<ops::Chunk>("control", "own_chunks", owned_chunk_count(s.layout, options.rank));
         s.grad_norm = arena.take<ops::GradNorm>("control", "grad_norm", 1);
         s.scratch = arena.take<std::byte>("scratch", "scratch", scratch_bytes(options));
         if (options.dropout > 0) {

@@ -60,6 +60,8 @@ struct GptState {
     std::vector<ops::AttentionDecode::Place> cached;  // per cached sequence: its length, where its document begins
     ops::AttentionDecode::Place* places = nullptr;    // (cached sequences)
     int* positions = nullptr;                         // (cached sequences), of the places
+    size_t n_all_chunks = 0;
+    // Empty in a plan, which only counts them.
     std::vector<ops::Chunk> host_all_chunks, host_own_chunks;
     ops::Chunk* all_chunks = nullptr;     // the whole grid
     ops::Chunk* own_chunks = nullptr;     // this rank's part of it, in own_grad
@@ -99,7 +101,7 @@ struct StepSums {
 };
 inline StepSums step_sums(const GptState& s) {
     const size_t each = size_t(s.options.micro_steps);
-    return {s.host_all_chunks.size(), each * size_t(s.options.ranks), each};
+    return {s.n_all_chunks, each * size_t(s.options.ranks), each};
 }
 
 // The head's parameters: its own, or the embedding's.

@@ -163,6 +163,30 @@ std::vector<ops::Chunk> chunk_grid(const TensorLayout& layout) {
     return chunks;
 }
 
+// Chunks that [begin, end) of a bucket touches.
+static size_t chunks_between(size_t begin, size_t end) {
+    return begin < end ? (end - 1) / ops::kChunkElements - begin / ops::kChunkElements + 1 : 0;
+}
+
+size_t chunk_count(const TensorLayout& layout) {
+    size_t count = 0;
+    for (const Tensor& tensor : layout.tensors) {
+        const size_t begin = tensor.begin - layout.bucket_of(tensor).begin;
+        count += chunks_between(begin, begin + tensor.count);
+    }
+    return count;
+}
+
+size_t owned_chunk_count(const TensorLayout& layout, int rank) {
+    size_t count = 0;
+    for (const Tensor& tensor : layout.tensors) {
+        const Bucket& bucket = layout.bucket_of(tensor);
+        const size_t begin = tensor.begin - bucket.begin, owned = size_t(rank) * bucket.piece;
+        count += chunks_between(std::max(begin, owned), std::min(begin + tensor.count, owned + bucket.piece));
+    }
+    return count;
+}
+
 std::vector<ops::Chunk> owned_chunks(const TensorLayout& layout, const std::vector<ops::Chunk>& grid, int rank,
                                      bool whole) {
     std::vector<ops::Chunk> owned;

@@ -114,6 +114,10 @@ std::vector<size_t> logical_shape(const Tensor& tensor);
 // ranks may end: so it is the same grid of the same tensors for any number of ranks, and a chunk has one owner.
 std::vector<ops::Chunk> chunk_grid(const TensorLayout& layout);
 
+// How many chunks the grid has, or how many of them a rank owns, without making them.
+size_t chunk_count(const TensorLayout& layout);
+size_t owned_chunk_count(const TensorLayout& layout, int rank);
+
 // The chunks of the grid that a rank owns, in its flat arrays of shards; `whole`: where they lie in whole flat arrays.
 std::vector<ops::Chunk> owned_chunks(const TensorLayout& layout, const std::vector<ops::Chunk>& grid, int rank,
                                      bool whole);

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that are missing for building and for what is named: the King James text (kjv), the
 # quickstart's comparison with xz (xz), several ranks (mpi), downloads with data/get.sh (data), the tests (test, which
-# need several ranks too).
+# need several ranks too), make fuzz (fuzz).
 #
-#   scripts/setup.sh [kjv] [xz] [mpi] [data] [test]
+#   scripts/setup.sh [kjv] [xz] [mpi] [data] [test] [fuzz]
 #
 # What counts is whether the shell finds a command and the compiler a header, not where they came from: libraries built
 # by hand are left alone, and where everything is there nothing is touched. In a bare chroot, test mounts /proc, /sys
@@ -30,6 +30,7 @@ wanted=(
 )
 mpi=('libopenmpi-dev|mpicc|Open MPI 4 or later' 'openmpi-bin|mpirun|mpirun, of the same MPI')
 download=('curl|curl|curl' 'jq|jq|jq')
+fuzzer='/usr/lib/llvm-*/lib/clang/*/lib/linux/libclang_rt.fuzzer-*.a'
 for purpose in "$@"; do
     case $purpose in
         kjv) wanted+=('bible-kjv|bible|bible-kjv (or bring your own text: scripts/quickstart.sh --text FILE)') ;;
@@ -40,7 +41,10 @@ for purpose in "$@"; do
         test) wanted+=('catch2|catch2/catch.hpp catch2/catch_all.hpp|Catch2, 2 or 3' 'python3|python3|Python 3'
                        'python3-jsonschema|jsonschema|python3-jsonschema' 'mandoc|mandoc|mandoc' "${mpi[@]}"
                        "${download[@]}") ;;
-        *) echo "setup: '$purpose' is unknown; usage: scripts/setup.sh [kjv] [xz] [mpi] [data] [test]" >&2; exit 64 ;;
+        fuzz) wanted+=('clang|clang++|clang' 'llvm|llvm-symbolizer|llvm-symbolizer'
+                       "libclang-rt-dev|$fuzzer|clang's libraries for fuzzing and sanitizers") ;;
+        *) echo "setup: '$purpose' is unknown; usage: scripts/setup.sh [kjv] [xz] [mpi] [data] [test] [fuzz]" >&2
+           exit 64 ;;
     esac
 done
 

@@ -319,6 +319,19 @@ TEST_CASE("what a file looks like is told from its first bytes", "[files]") {
     CHECK(describe_content("", 0) == "an empty file");
 }
 
+TEST_CASE("a message for a terminal has no control characters but line ends and tabs", "[files]") {
+    CHECK(printable_text("a\tb\nnaïve €") == "a\tb\nnaïve €");
+    CHECK(printable_text("\x1b[31mred\x07\r\x7f") == "\\x1b[31mred\\x07\\x0d\\x7f");
+    CHECK(printable_text("\xc2\x9b\x33\x31m \xc2\xa0") == "\\x9b31m \xc2\xa0");  // CSI in one character; a space
+    CHECK(printable_text(std::string_view("\0", 1)) == "\\x00");
+}
+
+TEST_CASE("parse_json_or_null refuses what parse_json refuses, such as a nesting that uses up the stack", "[files]") {
+    CHECK(parse_json_or_null("[1]").dump() == "[1]");
+    CHECK(parse_json_or_null("[1").is_null());
+    CHECK(parse_json_or_null(std::string(1 << 20, '[') + std::string(1 << 20, ']')).is_null());
+}
+
 TEST_CASE("parse_json keeps order and values and stops at its limits", "[files]") {
     const std::string text = R"({"z":1,"a":[true,null,-2,18446744073709551615,0.1,"\u00e9\n"],"m":{"b":{},"a":[]}})";
     CHECK(parse_json(text, "f", Exit::data).dump() == nlohmann::ordered_json::parse(text).dump());

@@ -81,6 +81,17 @@ TEST_CASE("chunks cover every element of every tensor once, in order", "[model]"
     REQUIRE(next == chunks.size());
 }
 
+TEST_CASE("chunks are counted as they are made, for any number of ranks", "[model]") {
+    for (const int ranks : {1, 2, 3, 8})
+        for (const size_t bucket_elements : {size_t(1), size_t(100'000), size_t(1) << 24}) {
+            const TensorLayout layout = lay_out_tensors({2, 4, 4, 300, 64, 700}, ranks, bucket_elements);
+            const std::vector<ops::Chunk> chunks = chunk_grid(layout);
+            CHECK(chunk_count(layout) == chunks.size());
+            for (int rank = 0; rank < ranks; rank++)
+                CHECK(owned_chunk_count(layout, rank) == owned_chunks(layout, chunks, rank, true).size());
+        }
+}
+
 TEST_CASE("two runs give the same bits", "[model]") {
     for (const GptOptions& options : variants()) require_same(train_nano(options, 5, 2), train_nano(options, 5, 2));
 }

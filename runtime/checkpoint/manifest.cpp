@@ -42,8 +42,8 @@ template <class Fields> static void describe(Fields& field, ShardFile& shard) {
 }
 
 template <class Fields> static void describe(Fields& field, Manifest& manifest) {
-    field("step", manifest.info.step);
-    field("parent_step", manifest.info.parent_step, -1);
+    field("step", manifest.info.step, 0, kMostSteps);
+    field("parent_step", manifest.info.parent_step, -1, kMostSteps);
     field("run_id", manifest.info.run_id);
     field("config", manifest.info.config);
     field("config_digest", manifest.info.config_digest);
@@ -64,6 +64,22 @@ bool fits(const NamedTensor& tensor) {
     for (size_t dim : tensor.shape)
         if (__builtin_mul_overflow(bytes, dim, &bytes) || bytes > kMostBytes) return false;
     return true;
+}
+
+// What has been counted in steps is no more than the steps.
+void check_counts(const TrainState& state, const std::string& path) {
+    const TrainState::Progress& progress = state.progress;
+    for (const auto& [key, count] :
+         {std::pair{"parent_step", state.parent_step},
+          {"state.updates", progress.updates},
+          {"state.loss_scale.good_steps", int64_t(progress.loss_scale.good_steps)},
+          {"state.loss_scale.skipped_in_a_row", int64_t(progress.loss_scale.skipped_in_a_row)},
+          {"state.loss_scale.total_skipped", progress.loss_scale.total_skipped},
+          {"state.loss_scale.last_good_step", int64_t(progress.loss_scale.last_good_step)},
+          {"state.best_validation.step", int64_t(progress.best.step)},
+          {"state.energy.steps", progress.energy.steps}})
+        if (count > state.step)
+            fail(Exit::data, "%s: %s is %lld, but step is %d", path, key, static_cast<long long>(count), state.step);
 }
 
 // The digits themselves are compared with those of the file's content.
@@ -203,6 +219,7 @@ Manifest manifest_from_text(std::string_view text, const std::string& path) {
     Manifest manifest;
     describe(field, manifest);
     field.end();
+    check_counts(manifest.info, path);
     check_shards(manifest, path);
     return manifest;
 }

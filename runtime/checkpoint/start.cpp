@@ -9,7 +9,9 @@ namespace {
 // The checkpoint to continue, if any; damaged ones are reported on stderr.
 std::optional<Checkpoint> checkpoint_to_resume(const std::string& run_dir, const StartRequest& request) {
     if (request.mode != StartMode::resume && request.mode != StartMode::automatic) return std::nullopt;
-    auto report = [](const std::string& sentence) { std::fprintf(stderr, "train_gpt: %s\n", sentence.c_str()); };
+    auto report = [](const std::string& sentence) {
+        std::fprintf(stderr, "train_gpt: %s\n", printable_text(sentence).c_str());
+    };
     if (request.step) return open_step(run_dir, *request.step, report);
     std::optional<Checkpoint> newest = find_newest_valid(run_dir, report);
     const std::string directory = checkpoints_directory(run_dir);

@@ -5,13 +5,12 @@
 #include "runtime/checkpoint/manifest.h"
 
 template <class Fields> void describe(Fields& field, LossScaleState& state) {
-    constexpr int64_t kMost = std::numeric_limits<int>::max();
     field("scale", state.scale, 1e-30f, kLargestLossScale);
-    field("good_steps", state.good_steps);
+    field("good_steps", state.good_steps, 0, kMostSteps);
     field("hysteresis_left", state.hysteresis_left);
-    field("skipped_in_a_row", state.skipped_in_a_row);
-    field("total_skipped", state.total_skipped, 0, kMost);
-    field("last_good_step", state.last_good_step);
+    field("skipped_in_a_row", state.skipped_in_a_row, 0, kMostSteps);
+    field("total_skipped", state.total_skipped, 0, kMostSteps);
+    field("last_good_step", state.last_good_step, 0, kMostSteps);
 }
 
 template <class Fields> void describe(Fields& field, Course& course) {
@@ -46,7 +45,7 @@ template <class Fields> void describe(Fields& field, DivergenceState& state) {
 }
 
 template <class Fields> void describe(Fields& field, TrainState::Progress& progress) {
-    field("updates", progress.updates);
+    field("updates", progress.updates, 0, kMostSteps);
     field("cursor", progress.cursor);
     field("loss_scale", progress.loss_scale);
     field.optional("device_choices", progress.device_choices);

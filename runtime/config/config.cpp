@@ -77,10 +77,10 @@ const Option& option_named(const std::vector<Option>& table, const std::string& 
 
 // A value from the command line: JSON, or a bare word for a text, which has not passed through the JSON parser's check.
 Json typed_value(const std::string& text, const Option& option) {
-    const Json json = Json::parse(text, nullptr, false);
+    const Json json = parse_json_or_null(text);
     const bool takes_text =
         option_value(option).is_string() || std::holds_alternative<DataParts*>(option.value);  // both: one pattern
-    if (json.is_string() || json.is_array() || !(json.is_discarded() || takes_text)) return json;
+    if (json.is_string() || json.is_array() || !(json.is_null() || takes_text)) return json;
     try {
         (void)Json(text).dump();
     } catch (const Json::exception&) {
@@ -107,10 +107,12 @@ Config with_derived(Config config) {
 }
 
 Json nested(const std::vector<Option>& options) {
-    Json json;
+    Json json = Json::object();
     for (const Option& option : options) {
         const std::string section = section_of(option.key);
-        json[section][option.key + section.size() + 1] = option_value(option);
+        // Not json[section][...]: where memory runs out as null becomes an object, the library aborts.
+        Json& members = json.emplace(section, Json::object()).first.value();
+        members[option.key + section.size() + 1] = option_value(option);
     }
     return json;
 }

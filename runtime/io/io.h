@@ -172,10 +172,18 @@ struct JsonLimits {
 // syntax, a duplicate key, invalid UTF-8, a number outside double's range (1e400), nesting beyond the limit.
 nlohmann::ordered_json parse_json(std::string_view text, const std::string& origin, Exit code, JsonLimits limits = {});
 
+// The same, or null if the text is refused. The library's own parser has no limit of depth, and copying or printing
+// what it returns can use up the stack.
+nlohmann::ordered_json parse_json_or_null(std::string_view text);
+
 // A value for error messages: JSON in plain ASCII, cut where it is long.
 std::string printed(const nlohmann::ordered_json& value);
 
 // ---- this process ---------------------------------------------------------------------------------------------------
+
+// A message for a terminal: names of files, arguments and keys may hold control characters, which would move the cursor
+// or colour what follows. They are written like \x1b; line ends and tabs stay.
+std::string printable_text(std::string_view message);
 
 // What main() returns: the result of `body`, or the exit code of what it threw, printed on stderr after the program's
 // name.

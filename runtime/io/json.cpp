@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <unordered_set>
 
 #include "runtime/io/io.h"
@@ -37,27 +36,46 @@ std::string reason_of(const std::string& what) {
     return expected == std::string::npos || expected < begin + reason.size() ? reason : reason + what.substr(expected);
 }
 
+// Hands the text to the parser byte by byte and notes how far it has come.
+struct Cursor {
+    using iterator_category = std::input_iterator_tag;
+    using value_type = char;
+    using difference_type = std::ptrdiff_t;
+    using pointer = const char*;
+    using reference = const char&;
+
+    const char* at;
+    const char** reached;
+
+    const char& operator*() const { return *at; }
+    Cursor& operator++() {
+        *reached = ++at;
+        return *this;
+    }
+    bool operator==(const Cursor& other) const { return at == other.at; }
+};
+
 // Receives the parser's events. The library's own builder with its callback would search an ordered object from the
 // front for each key, which takes too long for a vocabulary of 50,000 tokens, and does not pass the position to a
 // callback.
 struct Builder {
     struct OpenValue {
         Json* value;
-        std::unordered_set<std::string> keys;
+        std::unordered_set<size_t> key_hashes;  // a set of the keys takes twice the memory of a vocabulary
     };
 
     const std::string_view text;
     const std::string& origin;
     const Exit code;
     const JsonLimits limits;
-    std::istringstream stream{std::string(text)};
+    const char* reached = text.data();
     size_t values = 0;
     Json root = {};
     std::vector<OpenValue> stack = {};
     std::string next_key = {};
 
     Json parse() {
-        Json::sax_parse(stream, this);
+        Json::sax_parse(Cursor{reached, &reached}, Cursor{reached + text.size(), nullptr}, this);
         return std::move(root);
     }
 
@@ -78,7 +96,8 @@ struct Builder {
     }
 
     bool key(std::string& name) {
-        if (!stack.back().keys.insert(name).second) fail_here("duplicate key \"%s\"", printable(name));
+        const bool is_new = stack.back().key_hashes.insert(std::hash<std::string>()(name)).second;
+        if (!is_new && stack.back().value->contains(name)) fail_here("duplicate key \"%s\"", printable(name));
         next_key = std::move(name);
         return true;
     }
@@ -90,9 +109,7 @@ struct Builder {
         fail_here("%s, at: %s", reason_of(error.what()), printable(line));
     }
 
-    std::string_view read() {
-        return text.substr(0, size_t(stream.rdbuf()->pubseekoff(0, std::ios::cur, std::ios::in)));
-    }
+    std::string_view read() const { return text.substr(0, size_t(reached - text.data())); }
 
     template <class... Args> [[noreturn]] void fail_here(const char* pattern, const Args&... args) {
         fail(code, "%s, %s: %s", origin, place_of_end(read()), format(pattern, printf_argument(args)...));
@@ -124,6 +141,14 @@ Json parse_json(std::string_view text, const std::string& origin, Exit code, Jso
     if (size_t nul = text.find('\0'); nul != std::string_view::npos)
         fail(code, "%s, %s: the text contains a NUL byte", origin, place_of_end(text.substr(0, nul + 1)));
     return Builder{text, origin, code, limits}.parse();
+}
+
+Json parse_json_or_null(std::string_view text) {
+    try {
+        return parse_json(text, "", Exit::data);
+    } catch (const Error&) {
+        return nullptr;
+    }
 }
 
 std::string printed(const Json& value) {

@@ -9,6 +9,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <filesystem>
 #include <fstream>
 #include <new>
@@ -63,18 +64,55 @@ void allow_open_files(size_t count) {
     ::setrlimit(RLIMIT_NOFILE, &limit);  // where it fails, open() says what is wrong
 }
 
+std::string printable_text(std::string_view message) {
+    std::string text;
+    for (size_t i = 0; i < message.size(); i++) {
+        const auto byte = uint8_t(message[i]), next = i + 1 < message.size() ? uint8_t(message[i + 1]) : uint8_t(0);
+        const bool is_control = (byte < ' ' && byte != '\n' && byte != '\t') || byte == 127;
+        const bool is_c1 = byte == 0xc2 && next >= 0x80 && next < 0xa0;  // U+0080 to U+009F, two bytes
+        text += is_control || is_c1 ? format("\\x%02x", is_c1 ? next : byte) : std::string(1, message[i]);
+        i += is_c1;
+    }
+    return text;
+}
+
+// Memory that runs out in a destructor (those of JSON values take some) or in a thread cannot be caught in main().
+[[noreturn]] static void end_unhandled() {
+    try {
+        if (const std::exception_ptr error = std::current_exception()) std::rethrow_exception(error);
+    } catch (const std::bad_alloc&) {
+        std::fprintf(stderr, "%s: out of memory\n", program_invocation_short_name);
+        std::_Exit(int(Exit::os));
+    } catch (const std::exception& error) {
+        std::fprintf(stderr, "%s: internal error: %s\n", program_invocation_short_name, error.what());
+    } catch (...) {}
+    std::abort();
+}
+
 int exit_status(const char* program, const std::function<Exit()>& body) {
+    std::set_terminate(end_unhandled);
     Exit status = Exit::internal;
+    const auto print = [&](const char* kind, const char* sentence) {
+        std::fprintf(stderr, "%s: %s%s\n", program, kind, printable_text(sentence).c_str());
+    };
     try {
         status = body();
     } catch (const Error& error) {
-        std::fprintf(stderr, "%s: %s\n", program, error.what());
         status = error.code;
+        print("", error.what());
     } catch (const std::bad_alloc&) {
-        std::fprintf(stderr, "%s: out of memory\n", program);
         status = Exit::os;
+        std::fprintf(stderr, "%s: out of memory\n", program);  // without memory for it
+    } catch (const std::system_error& error) {
+        // What the C++ library throws where a thread is refused.
+        const bool is_refused =
+            error.code() == std::errc::resource_unavailable_try_again || error.code() == std::errc::not_enough_memory;
+        if (is_refused) status = Exit::os;
+        print(is_refused ? "the system refused a thread or memory (see ulimit -u and the cgroup's pids.max): "
+                         : "internal error: ",
+              error.what());
     } catch (const std::exception& error) {
-        std::fprintf(stderr, "%s: internal error: %s\n", program, error.what());
+        print("internal error: ", error.what());
     }
     if (status == Exit::ok) return int(status);
     // After an error other threads may still use objects that the end of main() would destroy.

@@ -1,6 +1,7 @@
 """Whatever is wrong with what a user gives: the documented exit code, one sentence that names file, key and numbers,
 within a second, and nothing touched."""
 import json
+import math
 import resource
 import shutil
 import struct
@@ -223,6 +224,36 @@ class BadInput(TrainerTest):
                 self.refused(args, code, words)
                 self.assertFalse((self.dir / "out" / "tokenizer.json").exists())
 
+    def test_json_that_is_nested_without_end(self):
+        self.train(train_max_steps=1)
+        for name, text in (("config.json", '{"a":%s}'), ("run.json", '{"starts":%s}')):
+            (self.dir / "run" / name).write_text(text % ("[" * 200_000 + "]" * 200_000))
+        self.assertIn("wrote page.html", self.run_trainer("report", "run", "--out", "page.html"))
+        self.train("--resume", train_max_steps=1)
+        self.assertEqual(len(json.loads((self.dir / "run/run.json").read_text())["starts"]), 1)
+        setting = "train.max_steps=" + "[" * 60_000 + "]" * 60_000
+        self.refused(["config.json", "--set", setting], CONFIG, ["train.max_steps must be an integer"])
+
+    def test_a_split_with_a_tilde_in_its_name(self):
+        path = self.dir / "data/dataset.json"
+        dataset = json.loads(path.read_text())
+        path.write_text(json.dumps({**dataset, "splits": {"a~b": {}}}))
+        self.assertIn("dataset.json: splits/a~0b/tokens is missing", self.run_trainer("inspect", "data", expect=DATA))
+
+    def test_names_with_control_characters(self):
+        said = self.run_trainer("a\x1b[31m\x9b.json", expect=NO_INPUT)
+        self.assertIn(r"a\x1b[31m\x9b.json", said)
+
+    def test_initial_weights_that_are_not_finite(self):
+        self.train(train_max_steps=1)
+        self.run_trainer("export", "--llmc", "run", "model.bin")
+        model = bytearray((self.dir / "model.bin").read_bytes())
+        struct.pack_into("<f", model, 1024 + 4 * (48 + 5), math.nan)  # row 1, column 5 of wte
+        (self.dir / "model.bin").write_bytes(model)
+        self.write_config(run_dir="new", model_init_from="model.bin")
+        for arguments in (["config.json"], ["import", "model.bin", "imported"]):
+            self.refused(arguments, DATA, ["model.bin: element 53 of wte is nan: weights must be finite"])
+
     def test_hugging_face_directories(self):
         self.train(train_max_steps=1)
         self.run_trainer("export", "--hf", "run", "hf")
@@ -241,6 +272,8 @@ class BadInput(TrainerTest):
             (struct.pack("<Q", 2**62) + weights[8:], "model.safetensors"),
             (renamed(name, name + "s"), "model.safetensors", name),
             (b"<html>", "model.safetensors"),
+            (weights[:-4] + struct.pack("<f", math.nan), "bad: element ", "is nan: weights must be finite"),
+            (weights[:-8] + struct.pack("<2f", -math.inf, 1), "bad: element ", "is -inf: weights must be finite"),
         ]:
             with self.subTest(words=words, size=len(content)):
                 shutil.copytree(self.dir / "hf", self.dir / "bad", dirs_exist_ok=True)

@@ -144,6 +144,12 @@ class Setup(Folder):
         self.assertIn("\n  curl\n  jq\n", said)
         self.assertEqual("CA certificates" in said, not Path("/etc/ssl/certs/ca-certificates.crt").exists())
 
+    def test_what_fuzzing_needs(self):
+        said = self.run_script("setup.sh", "fuzz", expect=69)
+        self.assertIn("\n  clang\n  llvm-symbolizer\n", said)
+        has_fuzzer = any(Path("/usr/lib").glob("llvm-*/lib/clang/*/lib/linux/libclang_rt.fuzzer-*.a"))
+        self.assertEqual("for fuzzing and sanitizers" in said, not has_fuzzer)
+
     def test_an_unknown_purpose(self):
         self.assertIn("nonsense", self.run_script("setup.sh", "nonsense", expect=64))
 

@@ -1,0 +1,34 @@
+// Replays the corpora: each input, and what is left of it when it is cut.
+#include <filesystem>
+
+#include "runtime/io/io.h"
+#include "test/catch.h"
+#include "test/fuzz/parsers.h"
+
+static const std::string kCorpora = "test/fuzz/corpus/";
+
+TEST_CASE("corpora: every parser has one, and no other folder is there", "[fuzz]") {
+    for (const Parser& parser : parsers()) {
+        INFO(parser.name);
+        CHECK((directory_exists(kCorpora + parser.name) && !list_directory(kCorpora + parser.name).empty()));
+    }
+    CHECK(list_directory(kCorpora).size() == parsers().size());
+}
+
+TEST_CASE("corpora: each input, whole and cut, is read or refused as documented", "[fuzz]") {
+    constexpr size_t kCuts = 16;
+    for (const Parser& parser : parsers()) {
+        const std::string directory = kCorpora + parser.name;
+        if (!directory_exists(directory)) continue;
+        for (const std::string& name : list_directory(directory)) {
+            INFO(directory << "/" << name);
+            const std::string input = read_file(directory + "/" + name);
+            CHECK(finding(parser, input) == "");
+            for (size_t i = 0; i < kCuts; i++)
+                for (const size_t size : {input.size() * i / kCuts, input.size() - std::min(i + 1, input.size())}) {
+                    INFO("cut to " << size << " of " << input.size() << " bytes");
+                    CHECK(finding(parser, std::string_view(input).substr(0, size)) == "");
+                }
+        }
+    }
+}
