@@ -1,15 +1,18 @@
 // main(): the training recipe. Other commands are in commands/.
 #include "commands/profiler.h"
+#include "commands/supervision.h"
 #include "runtime/io/io.h"
 
 int main(int argc, char** argv) {
     return exit_status("train_gpt", [&] {
         const std::optional<CommandLine> line = run_command_line(argc, argv, PROGRAM_VERSION);
         if (!line) return Exit::ok;
+        if (line->supervise) return supervise_training(*line, {argv, argv + argc});
         if (line->nproc > 0) return launch_ranks(line->nproc, line->node, arguments_of_rank({argv, argv + argc}));
 
         // All ranks run this with the same configuration, on their own share of each batch.
         const RankEnvironment environment = find_rank_environment();
+        install_signal_handlers(environment.rank == 0);
         Config config = load_config(line->config, line->overrides, environment.size);
         Ranks ranks(environment, config, PROGRAM_VERSION);
         return ranks.run([&] {
@@ -25,6 +28,7 @@ int main(int argc, char** argv) {
             check_profile(line->profile, config);
             const std::string digest = dataset.train.digest();
             ranks.control().require_same(digest, "the digest of data.train");
+            if (must_stop_early(ranks.comm(), progress)) return Exit::again;
             RunStart start = start_run(config, line->start, digest, line->accept_changes, ranks.comm());
             // matmul_choices is a file that stays: the same machine and binary choose the same GEMM algorithms, and so
             // give the same bits.
@@ -37,7 +41,7 @@ int main(int argc, char** argv) {
             TrainingRun run(config, ranks, std::move(dataset), std::move(questions), start, progress);
             start.checkpoint.reset();
             write_run_files(run, PROGRAM_VERSION);
-            install_signal_handlers(run.comm.rank == 0);
+            if (must_stop_early(run.comm, progress) || !finish_evaluation(run)) return Exit::again;
             Profiler profiler(line->profile, run);
 
             while (!run.is_complete()) {
@@ -61,9 +65,8 @@ int main(int argc, char** argv) {
                 const TrainRecord record = finish_step(run, timer, votes.energy, result);
 
                 // A rank that was asked to stop has told all others in this step's votes.
-                const bool must_stop = result.votes[kStop] > 0 || (run.comm.size == 1 && stop_signal());
-                validate_if_due(run);
-                show_sample_if_due(run);
+                bool must_stop = result.votes[kStop] > 0 || (run.comm.size == 1 && stop_signal());
+                must_stop |= !evaluate_if_due(run, must_stop);
                 if (must_stop || checkpoint_is_due(run)) save(run, must_stop || run.is_complete());
                 profiler.end_step(record, must_stop || run.is_complete());
                 if (must_stop && !run.is_complete()) {

@@ -243,10 +243,11 @@ LoadedModel load_model(const ModelSource& source, int batch, const Comm& comm, c
     return {std::move(config), std::move(gpt), std::move(tokenizer)};
 }
 
-Validation evaluate_pass(Gpt& gpt, Loader& loader, const std::optional<Tokenizer>& tokenizer, bool by_position) {
+Validation evaluate_pass(Gpt& gpt, Loader& loader, const std::optional<Tokenizer>& tokenizer, bool by_position,
+                         const std::function<void()>& between) {
     std::function<int(int)> token_bytes;
     if (tokenizer) token_bytes = [&](int token) { return tokenizer->token_bytes(token); };
     loader.seek(0);
     return evaluate(
-        gpt, loader.batches_per_pass(), [&] { return loader.next(); }, token_bytes, by_position);
+        gpt, loader.batches_per_pass(), [&] { return loader.next(); }, token_bytes, by_position, between);
 }

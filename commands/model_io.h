@@ -74,5 +74,8 @@ std::optional<Tokenizer> find_tokenizer(const std::string& given, const std::str
 inline constexpr const char* kTokenizerHelp =
     "gpt2, or a file (default: tokenizer.json, vocab.json or gpt2_tokenizer.bin beside the weights)";
 
-// The loss over the first pass of a loader with order `once`; bits per byte too if there is a tokenizer.
-Validation evaluate_pass(Gpt& gpt, Loader& loader, const std::optional<Tokenizer>& tokenizer, bool by_position = false);
+// The loss over the first pass of a loader with order `once`; bits per byte too if there is a tokenizer. `between` as
+// in evaluate().
+Validation evaluate_pass(
+    Gpt& gpt, Loader& loader, const std::optional<Tokenizer>& tokenizer, bool by_position = false,
+    const std::function<void()>& between = [] {});

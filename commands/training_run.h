@@ -43,7 +43,8 @@ struct TrainingRun {
         return config.eval.patience > 0 && state.progress.best.worse_since >= config.eval.patience;
     }
     bool is_complete() const {
-        return (course.end_step > 0 && state.step == course.end_step) || has_ended_early();
+        const bool is_over = (course.end_step > 0 && state.step == course.end_step) || has_ended_early();
+        return is_over && !state.progress.evaluation_is_due;
     }
 };
 
@@ -54,6 +55,9 @@ void check_init_from(const Config& config, const std::string& config_path, const
 // Rank 0 prints the run in a few lines and leaves the effective configuration, the program's revision and the tokenizer
 // in run.dir. If that fails, all ranks fail.
 void write_run_files(const TrainingRun& run, const char* revision);
+
+// Whether the run must stop before its first step; rank 0 says so. All ranks together.
+bool must_stop_early(const Comm& comm, TrainingProgress& progress);
 
 // Where the time of one step goes.
 struct StepTimer {
@@ -86,10 +90,12 @@ bool norms_are_due(const TrainingRun& run);
 // Whether the configuration asks for a checkpoint after the step that was just done.
 bool checkpoint_is_due(const TrainingRun& run);
 
-// Likewise the validation loss and answers to questions, for the log and the terminal, and a sample of text; all ranks
-// together.
-void validate_if_due(TrainingRun& run);
-void show_sample_if_due(TrainingRun& run);
+// Likewise the validation loss, answers to questions and a sample of text, for the log and the terminal; all ranks
+// together. Returns false if the run must stop before they are complete: `must_stop`, or a rank has received a signal
+// meanwhile. Then the checkpoint has to say so, and finish_evaluation() of the run that continues from it makes up for
+// all of it. So does that return false.
+bool evaluate_if_due(TrainingRun& run, bool must_stop);
+bool finish_evaluation(TrainingRun& run);
 
 // Commits a checkpoint, all ranks together. The older ones are intact if it fails (the disk is full, say): unless
 // `must_succeed`, the first two failures in a row are only shown; the third is thrown.

@@ -38,5 +38,6 @@ template <class Fields> void describe(Fields& field, TrainState::Progress& progr
     field.optional("trained_s", progress.trained_s);
     field.optional("course_by_time", progress.course_by_time);
     field.optional("best_validation", progress.best);
+    field.optional("evaluation_is_due", progress.evaluation_is_due);
     field.optional("energy", progress.energy);
 }

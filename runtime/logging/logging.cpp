@@ -127,20 +127,28 @@ std::optional<int> step_of(const std::string& line) {
     return json["step"].get<int>();
 }
 
+// Of one of the files: whether validation, questions or a sample wrote it.
+bool is_of_evaluation(const std::string& line) {
+    for (const char* begin : {"{\"kind\":\"val\",", "{\"kind\":\"questions\",", "{\"step\":"})
+        if (line.starts_with(begin)) return true;
+    return line.starts_with("s:") && line.find(" trl:") == std::string::npos;
+}
+
 // The lines of the text that end in a newline and belong to steps that count.
-std::string committed_lines(const std::string& text, int committed_step) {
+std::string committed_lines(const std::string& text, int committed_step, bool has_evaluation) {
     std::string kept;
     for (size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
         const std::string line = text.substr(begin, end + 1 - begin);
         const std::optional<int> step = step_of(line);
-        if (step && *step <= committed_step) kept += line;
+        if (!step || *step > committed_step) continue;
+        if (has_evaluation || *step < committed_step || !is_of_evaluation(line)) kept += line;
     }
     return kept;
 }
 
-OutputFile continue_file(const std::string& path, int committed_step) {
+OutputFile continue_file(const std::string& path, int committed_step, bool has_evaluation) {
     const std::string text = file_exists(path) ? read_file(path) : "";
-    write_file_atomically(path, committed_lines(text, committed_step));
+    write_file_atomically(path, committed_lines(text, committed_step, has_evaluation));
     return OutputFile::open_to_append(path);
 }
 
@@ -172,10 +180,10 @@ std::string json_line(const NormRecord& record) {
            ",\"activation_rms\":" + norms_object(record.activations) + "}";
 }
 
-RunLog::RunLog(const std::string& dir, int committed_step, const std::string& configuration)
-    : metrics_(continue_file(dir + "/metrics.jsonl", committed_step)),
-      main_log_(continue_file(dir + "/main.log", committed_step)),
-      samples_(continue_file(dir + "/samples.jsonl", committed_step)) {
+RunLog::RunLog(const std::string& dir, int committed_step, const std::string& configuration, bool has_evaluation)
+    : metrics_(continue_file(dir + "/metrics.jsonl", committed_step, has_evaluation)),
+      main_log_(continue_file(dir + "/main.log", committed_step, has_evaluation)),
+      samples_(continue_file(dir + "/samples.jsonl", committed_step, has_evaluation)) {
     if (configuration.empty()) return;
     events_ = std::make_unique<EventFile>(dir + "/tensorboard", committed_step);
     EventSummary summary;

@@ -98,8 +98,10 @@ class RunLog {
 public:
     // Continues the files of a run whose steps 1 .. committed_step are committed: lines of later steps are removed, and
     // so are lines without a step, as a crash may leave them. Each file is replaced as a whole, or created if absent;
-    // event files are cut, and a new one is begun with `configuration` as a text. Empty: no event files.
-    RunLog(const std::string& dir, int committed_step, const std::string& configuration = "");
+    // event files are cut, and a new one is begun with `configuration` as a text. Empty: no event files. Without
+    // `has_evaluation` the validation, the answers and the sample of the last step are removed too: they come again.
+    RunLog(const std::string& dir, int committed_step, const std::string& configuration = "",
+           bool has_evaluation = true);
     RunLog(RunLog&&) noexcept;
     ~RunLog();
 
@@ -167,7 +169,7 @@ private:
 
     std::FILE* const out_;
     const TerminalMode mode_;  // automatic: depends on the terminal's size
-    int total_steps_;  // 0: not known
+    int total_steps_;          // 0: not known
     const int every_steps_;
     const Patience patience_;
     const bool is_unicode_;  // braille dots can be printed

@@ -1,0 +1,52 @@
+#include "commands/supervision.h"
+
+#include <sys/stat.h>
+
+#include "runtime/io/io.h"
+
+namespace {
+
+// What tells a directory from another one of the same name; nothing if there is none.
+std::optional<std::pair<dev_t, ino_t>> identity_of(const std::string& directory) {
+    struct stat status;
+    if (::stat(directory.c_str(), &status) != 0) return std::nullopt;
+    return std::pair(status.st_dev, status.st_ino);
+}
+
+}  // namespace
+
+Exit supervise_training(const CommandLine& line, const std::vector<std::string>& arguments) {
+    StopSignals signals;
+    if (const RankEnvironment found = launched_ranks(); found.size > 1)
+        fail(Exit::usage, "--supervise starts the ranks, but %s has started %d: train_gpt --supervise ... -- %s ...",
+             found.launcher, found.size, found.launcher == "Slurm" ? "srun" : "mpirun");
+    const bool is_local = line.launcher.empty();
+    const int count = std::max(1, line.nproc), first = count * line.node.node;
+    const Config config = load_config(line.config, line.overrides, count * line.node.nodes);
+    RankReports reports(first, count, line.node.nodes == 1, control_settings(config));
+
+    const std::string& run_dir = config.run.dir;
+    const bool continues = line.start == StartMode::resume || line.start == StartMode::automatic;
+    const bool is_occupied = state_of_run_dir(run_dir) == RunDirState::occupied;
+    const auto identity = identity_of(run_dir);
+    // What is in run.dir is no part of this run.
+    auto is_another_run = [&] { return !continues && is_occupied && identity_of(run_dir) == identity; };
+    bool is_first = true;
+    auto next_command = [&] {
+        const bool is_restart = !std::exchange(is_first, false) && !continues && !is_another_run();
+        std::vector<std::string> command = line.launcher, own = arguments_of_run(arguments);
+        if (is_restart) own = with_start(own, StartMode::automatic);
+        if (is_local) own[0] = program_path();
+        command.insert(command.end(), own.begin(), own.end());
+        return command;
+    };
+    std::vector<int64_t> steps;
+    auto committed = [&] {
+        try {
+            steps = is_another_run() ? std::vector<int64_t>{} : committed_steps(run_dir);
+        } catch (const Error&) {  // they cannot be seen now: those that were there count
+        }
+        return steps;
+    };
+    return Exit(supervise({next_command, committed, is_local ? &reports : nullptr}, signals));
+}
