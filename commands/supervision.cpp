@@ -20,6 +20,7 @@ Exit supervise_training(const CommandLine& line, const std::vector<std::string>&
     if (const RankEnvironment found = launched_ranks(); found.size > 1)
         fail(Exit::usage, "--supervise starts the ranks, but %s has started %d: train_gpt --supervise ... -- %s ...",
              found.launcher, found.size, found.launcher == "Slurm" ? "srun" : "mpirun");
+    check_node(line.node);
     const bool is_local = line.launcher.empty();
     const int count = std::max(1, line.nproc), first = count * line.node.node;
     const Config config = load_config(line.config, line.overrides, count * line.node.nodes);

@@ -118,15 +118,18 @@ void run_on_rank_0(const Comm& comm, const char* action, const std::function<voi
 
 bool is_stop_requested(const Comm& comm) { return all_reduce_max(stop_signal(), comm) != 0; }
 
-Exit launch_ranks(int count, const LocalNode& node, const std::vector<std::string>& arguments) {
-    const std::string launcher = comm_launcher();
-    if (launcher.empty()) return Exit(launch_local_ranks(count, arguments, {.node = node}));
-    if (node.nodes > 1)
+void check_node(const LocalNode& node) {
+    if (node.nodes > 1 && !comm_launcher().empty())
         fail(Exit::usage,
              "--node %d/%d: the ranks of this program communicate by %s: start those of several machines "
              "by %s",
-             node.node, node.nodes, comm_library(), launcher);
+             node.node, node.nodes, comm_library(), comm_launcher());
+}
 
+Exit launch_ranks(int count, const LocalNode& node, const std::vector<std::string>& arguments) {
+    check_node(node);
+    const std::string launcher = comm_launcher();
+    if (launcher.empty()) return Exit(launch_local_ranks(count, arguments, {.node = node}));
     // By default, mpirun refuses root and more ranks than cores, and binds ranks to cores; on a single machine the
     // user's count decides.
     const unsigned threads = std::max(1u, std::thread::hardware_concurrency() / unsigned(count));

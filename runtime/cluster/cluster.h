@@ -44,6 +44,9 @@ void run_on_rank_0(const Comm& comm, const char* action, const std::function<voi
 // Whether any rank has received a signal to stop. A collective.
 bool is_stop_requested(const Comm& comm);
 
+// Fails with Exit::usage for several nodes if these ranks need another launcher than ours.
+void check_node(const LocalNode& node);
+
 // `train_gpt --nproc COUNT ...`: starts COUNT ranks of this program on this machine with the arguments (the first is
 // the program's name) by the launcher that comm_launcher() names, which this process owns as run_child() says, else by
 // launch_local_ranks(), and returns their exit code. Fails with Exit::usage for several nodes with another launcher
