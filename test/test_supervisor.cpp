@@ -1,7 +1,6 @@
-#include "runtime/cluster/supervisor.h"
-
 #include <unistd.h>
 
+#include "runtime/cluster/supervisor.h"
 #include "test/catch.h"
 
 namespace {
@@ -24,7 +23,8 @@ std::string hang_of(RankReports& reports, double limit_s) {
 }  // namespace
 
 TEST_CASE("supervisor: what may be restarted", "[supervisor]") {
-    for (const int code : {71, 74, 75, 76, 80, 128 + SIGKILL, 128 + SIGSEGV, 128 + SIGBUS, 128 + SIGABRT, 128 + SIGHUP}) {
+    for (const int code :
+         {71, 74, 75, 76, 80, 128 + SIGKILL, 128 + SIGSEGV, 128 + SIGBUS, 128 + SIGABRT, 128 + SIGHUP}) {
         INFO("exit code " << code);
         CHECK(may_restart(code));
     }
@@ -125,6 +125,5 @@ TEST_CASE("supervisor: ranks that do not begin are named", "[supervisor]") {
     environment.rank = 9;
     environment.supervisor = reports.name();
     const RankReporter reporter(environment, std::make_shared<RankActivity>(), 0.02);
-    CHECK(hang_of(reports, 20) ==
-          "2 of 3 ranks have not begun within 0.2 s (parallel.start_timeout_s): missing 8, 10");
+    CHECK(hang_of(reports, 20) == "2 of 3 ranks have not begun within 0.2 s (parallel.start_timeout_s): missing 8, 10");
 }

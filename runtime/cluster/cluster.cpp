@@ -36,6 +36,16 @@ template <class Join> auto within(double limit_s, int rank, const Join& join) {
     return join();
 }
 
+// Beside run.dir, or in the current directory as long as run.dir has no parent: the same on all machines.
+std::string token_file(const std::string& run_dir, std::string run_id) {
+    const std::string trimmed = run_dir.substr(0, run_dir.find_last_not_of('/') + 1);
+    const std::string name = trimmed.substr(trimmed.find_last_of('/') + 1);
+    std::ranges::replace_if(
+        run_id, [](unsigned char c) { return !std::isalnum(c) && c != '.'; }, '_');
+    const std::string parent = directory_of(trimmed);
+    return (directory_exists(parent) ? parent : ".") + "/" + name + ".token" + (run_id.empty() ? "" : "." + run_id);
+}
+
 }  // namespace
 
 ControlSettings control_settings(const Config& config) {
@@ -65,14 +75,16 @@ Ranks::Ranks(const RankEnvironment& environment, const Config& config, const std
         .gather = [this](const std::string& mine) { return control_->all_gather(mine, "the GPUs of the ranks"); },
         .note = [this](uint64_t number, const char* name) { activity_->note_collective(number, name); }};
     const ControlSettings timeouts = control_settings(config);
+    RankEnvironment place = environment;
+    place.token_file = token_file(config.run.dir, environment.run_id);
     const auto connect = [&](const TextBroadcast& broadcast) {
         const TextBroadcast bounded = [&](const std::string& mine) {
             return within(timeouts.start_s, environment.rank, [&] { return broadcast(mine); });
         };
-        control_ = std::make_unique<ControlChannel>(environment, timeouts, broadcast ? bounded : broadcast, activity_);
+        control_ = std::make_unique<ControlChannel>(place, timeouts, broadcast ? bounded : broadcast, activity_);
     };
     if (comm_needs_gather()) {
-        connect(launcher_share());
+        connect(environment.master_host.empty() ? launcher_share() : TextBroadcast());
         report_errors_of([&] { comm_ = open_comm(settings); });
     } else {
         const auto open = [&] { return open_comm(settings); };

@@ -5,7 +5,6 @@
 #include "kernels/comm.h"
 #include "runtime/cluster/control_channel.h"
 #include "runtime/cluster/local_launcher.h"
-#include "runtime/cluster/rank_reports.h"
 #include "runtime/cluster/supervisor.h"
 #include "runtime/config/config.h"
 

@@ -7,10 +7,8 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <csignal>
 #include <cstdlib>
 #include <cstring>
-#include <optional>
 
 #include "runtime/cluster/child_program.h"
 #include "runtime/cluster/socket.h"

@@ -6,7 +6,6 @@
 #include <cerrno>
 #include <condition_variable>
 #include <csignal>
-#include <cstddef>
 #include <ranges>
 #include <system_error>
 

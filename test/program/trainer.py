@@ -71,7 +71,8 @@ def trainers_in(folder):
         try:
             command = (process / "cmdline").read_bytes().split(b"\0")
             starts_ranks = b"--nproc" in command or b"--supervise" in command
-            if command[0] == bytes(TRAINER) and not starts_ranks and os.readlink(process / "cwd") == os.path.realpath(folder):
+            is_here = os.readlink(process / "cwd") == os.path.realpath(folder)
+            if command[0] == bytes(TRAINER) and is_here and not starts_ranks:
                 found.append(int(process.name))
         except OSError:  # it has ended meanwhile
             pass
