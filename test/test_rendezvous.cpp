@@ -95,6 +95,20 @@ TEST_CASE("rendezvous: a stranger who knows the numbers of job and step does not
     CHECK(!file_exists(file));
 }
 
+TEST_CASE("rendezvous: a token file that others can write or read is not believed", "[control]") {
+    const TemporaryDirectory directory;
+    const std::string file = directory / "run.token";
+    std::ofstream(file) << std::string(32, 'a');
+    REQUIRE(::chmod(file.c_str(), 0640) == 0);
+    RankProcesses ranks(2);
+    RankEnvironment stranger = ranks.environment_of(0), rank = ranks.environment_of(1);
+    stranger.token = std::string(32, 'a'), rank.token = "", rank.token_file = file;
+    ranks.start(stranger, [](const RankEnvironment& environment) { return connect_and_leave(environment, 2); });
+    ranks.start(rank, [](const RankEnvironment& environment) { return connect_and_leave(environment, 1); });
+    expect_printed(ranks, 1, Exit::hang, {"rank 0 has not left the run's token in " + file});
+    CHECK(ranks.wait(0) == int(Exit::hang));
+}
+
 TEST_CASE("rendezvous: a rank without the token file says where it should be", "[control]") {
     RankProcesses ranks(2);
     RankEnvironment first = ranks.environment_of(0), second = ranks.environment_of(1);

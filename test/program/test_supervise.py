@@ -198,6 +198,12 @@ class Launchers(Supervised):
         self.assertEqual(starts, 1)
         self.assertIn("exit code 1, which another start would not change: not restarted", said)
 
+    def test_what_a_launcher_leaves_behind_is_killed(self):
+        (self.dir / "launcher").write_text("#!/bin/bash\nsetsid sleep 600 &\necho $! > left\nexit 65\n")
+        (self.dir / "launcher").chmod(0o755)
+        self.run_trainer(self.write_config(), "--supervise", "--", "./launcher", expect=65)
+        self.assertTrue(is_gone(int((self.dir / "left").read_text())))
+
     def test_a_launcher_that_is_missing(self):
         said = self.run_trainer(self.write_config(), "--supervise", "--", "./nothing", expect=66)
         self.assertIn("train_gpt: ./nothing could not be started: No such file or directory", said)
