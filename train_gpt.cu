@@ -2,16 +2,19 @@
 #include "commands/divergence.h"
 #include "commands/profiler.h"
 #include "commands/saving.h"
+#include "commands/supervision.h"
 #include "runtime/io/io.h"
 
 int main(int argc, char** argv) {
     return exit_status("train_gpt", [&] {
         const std::optional<CommandLine> line = run_command_line(argc, argv, PROGRAM_VERSION);
         if (!line) return Exit::ok;
+        if (line->supervise) return supervise_training(*line, {argv, argv + argc});
         if (line->nproc > 0) return launch_ranks(line->nproc, line->node, arguments_of_rank({argv, argv + argc}));
 
         // All ranks run this with the same configuration, on their own share of each batch.
         const RankEnvironment environment = find_rank_environment();
+        install_signal_handlers(environment.rank == 0);
         Config config = load_config(line->config, line->overrides, environment.size);
         Ranks ranks(environment, config, PROGRAM_VERSION);
         return ranks.run([&] {
@@ -27,6 +30,7 @@ int main(int argc, char** argv) {
             check_profile(line->profile, config);
             const std::string digest = dataset.train.digest();
             ranks.control().require_same(digest, "the digest of data.train");
+            if (must_stop_early(ranks.comm(), progress)) return Exit::again;
             RunStart start = start_run(config, line->start, digest, ranks.comm());
             // matmul_choices is a file that stays: the same machine and binary choose the same GEMM algorithms, and so
             // give the same bits.
@@ -40,7 +44,11 @@ int main(int argc, char** argv) {
             start.checkpoint.reset();
             check_first_tokens(run);
             write_run_files(run, PROGRAM_VERSION);
-            install_signal_handlers(run.comm.rank == 0);
+            if (must_stop_early(run.comm, progress)) return Exit::again;
+            if (!finish_evaluation(run)) {
+                end_on_error(run);
+                return Exit::again;
+            }
             Profiler profiler(line->profile, run);
 
             while (!run.is_complete()) {
@@ -63,16 +71,15 @@ int main(int argc, char** argv) {
                 const StepResult result = run.gpt.end_step(votes.values);
                 const TrainRecord record = finish_step(run, timer, votes.energy, result);
 
+                // A rank that was asked to stop, or cannot read its tokens, has told all others in this step's votes.
+                bool must_stop = run.error || result.votes[kStop] > 0 || (run.comm.size == 1 && stop_signal());
                 const bool has_diverged = run.divergence.has_value();
                 if (has_diverged) {
                     end_divergence(run);  // the run is where a checkpoint was saved
                 } else {
                     check_replicas_if_due(run);
-                    validate_if_due(run);
-                    show_sample_if_due(run);
+                    must_stop |= !evaluate_if_due(run, must_stop);
                 }
-                // A rank that was asked to stop, or cannot read its tokens, has told all others.
-                const bool must_stop = run.error || result.votes[kStop] > 0 || (run.comm.size == 1 && stop_signal());
                 if (!has_diverged && (must_stop || checkpoint_is_due(run))) save(run, must_stop || run.is_complete());
                 profiler.end_step(record, must_stop || run.is_complete());
                 end_on_error(run);

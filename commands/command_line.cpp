@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <regex>
 
@@ -68,6 +69,8 @@ void add_training(CLI::App& app, CommandLine& line) {
     app.add_option_function<std::string>(
         "--profile", [&line](const std::string& text) { read_profile(text, line.profile); },
         "START:STOP: leave a trace of these steps, and show where their time goes");
+    app.add_flag("--supervise", line.supervise,
+                 "watch over the run and start it again after failures; \"-- mpirun ...\" says what starts its ranks");
     app.add_flag("--accept-changes", line.start.accept_changes, "resume although configuration or data have changed");
 }
 
@@ -88,6 +91,17 @@ std::string exit_codes() {
 std::string suggestion(const std::string& name, const std::vector<std::string>& known) {
     const std::string nearest = nearest_name(name, known);
     return nearest.empty() ? "" : "; did you mean " + nearest + "?";
+}
+
+// With --supervise the words behind "--" are the command that starts the ranks. Returns the number of words before.
+int take_launcher(int argc, char** argv, CommandLine& line) {
+    const std::vector<std::string> words(argv, argv + argc);
+    const auto end = std::ranges::find(words, "--");
+    if (end == words.end() || std::find(words.begin(), end, "--supervise") == end) return argc;
+    line.launcher.assign(end + 1, words.end());
+    if (line.launcher.empty())
+        fail(Exit::usage, "behind -- a command is expected that starts ranks, like mpirun -np 8");
+    return int(end - words.begin());
 }
 
 std::vector<std::string> names_of_commands(const CLI::App& app) {
@@ -229,7 +243,7 @@ std::optional<CommandLine> run_command_line(int argc, char** argv, const std::st
     };
     add_table("--help-config", config_help, "every configuration key");
     add_table("--markdown-config", config_markdown, "the same as a Markdown table");
-    add_table("--exit-codes", exit_codes, "every exit code: number, name, final|retry|restart, meaning");
+    add_table("--exit-codes", exit_codes, "every exit code: number, name, final|restart, meaning");
     add_table("--config-schema", config_schema, "the configuration as a JSON schema, for editors");
     add_table(
         "--man-page", [&] { return man_page(app, revision); }, "the manual page, for man");
@@ -250,6 +264,7 @@ std::optional<CommandLine> run_command_line(int argc, char** argv, const std::st
         std::fputs(completions(app, {argv + 2, argv + argc}).c_str(), stdout);
         return std::nullopt;
     }
+    argc = take_launcher(argc, argv, line);
     try {
         app.parse(argc, argv);
     } catch (const CLI::Success& help_or_version) {
@@ -266,17 +281,43 @@ std::optional<CommandLine> run_command_line(int argc, char** argv, const std::st
     if (table || (!trains && line.nproc == 0)) return std::nullopt;
     if (trains && line.config.empty()) fail(Exit::usage, "no configuration and no command (see --help)");
     if (trains) check_is_file(app, line.config);
+    if (!line.launcher.empty() && line.nproc > 0)
+        fail(Exit::usage, "--nproc starts ranks, and so does %s: one of them is enough", line.launcher.front());
     return line;
 }
 
-std::vector<std::string> arguments_of_rank(const std::vector<std::string>& arguments) {
+// Without the options for which `is_meant` holds, nor their values, if they have any.
+template <class Predicate>
+static std::vector<std::string> without(const std::vector<std::string>& arguments, bool has_value,
+                                        const Predicate& is_meant) {
     std::vector<std::string> others;
     for (size_t i = 0; i < arguments.size(); i++) {
         const std::string name = arguments[i].substr(0, arguments[i].find('='));
-        if (!is_rank_option(name))
+        if (!is_meant(name))
             others.push_back(arguments[i]);
-        else if (name == arguments[i])
-            i++;  // its value
+        else if (has_value && name == arguments[i])
+            i++;
     }
     return others;
+}
+
+std::vector<std::string> arguments_of_rank(const std::vector<std::string>& arguments) {
+    return without(arguments, true, is_rank_option);
+}
+
+std::vector<std::string> arguments_of_run(const std::vector<std::string>& arguments) {
+    return without({arguments.begin(), std::ranges::find(arguments, "--")}, false,
+                   [](const std::string& name) { return name == "--supervise"; });
+}
+
+std::vector<std::string> with_start(const std::vector<std::string>& arguments, StartMode mode) {
+    const std::map<StartMode, std::string> flags{
+        {StartMode::resume, "--resume"}, {StartMode::automatic, "--auto"}, {StartMode::fresh, "--fresh"}};
+    const auto is_start = [&](const std::string& name) {
+        return std::ranges::count(flags, name, &decltype(flags)::value_type::second) > 0;
+    };
+    const auto is_step = [](const std::string& name) { return name == "--resume-step"; };
+    std::vector<std::string> changed = without(without(arguments, false, is_start), true, is_step);
+    if (flags.contains(mode)) changed.push_back(flags.at(mode));
+    return changed;
 }

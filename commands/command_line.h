@@ -19,10 +19,12 @@ struct CommandLine {
     std::string config;                  // the JSON file
     std::vector<std::string> overrides;  // "section.key=value"
     StartRequest start;
-    StepRange profile;     // steps to be traced
-    int nproc = 0;         // start that many ranks on this machine; 0: this process is one
-    LocalNode node;        // this machine, if several start ranks for one run
-    std::string revision;  // of the program
+    StepRange profile;                  // steps to be traced
+    int nproc = 0;                      // start that many ranks on this machine; 0: this process is one
+    LocalNode node;                     // this machine, if several start ranks for one run
+    bool supervise = false;             // start the run as a child, and again after failures
+    std::vector<std::string> launcher;  // with that: the command that starts the ranks, behind "--"
+    std::string revision;               // of the program
 };
 
 // Reads the arguments. If they ask for something else than training, does that and returns nullopt, unless several
@@ -32,6 +34,12 @@ std::optional<CommandLine> run_command_line(int argc, char** argv, const std::st
 
 // The arguments of a rank that --nproc starts: without that option and those that belong to it.
 std::vector<std::string> arguments_of_rank(const std::vector<std::string>& arguments);
+
+// The arguments of the run that --supervise starts: without that option and what stands behind "--".
+std::vector<std::string> arguments_of_run(const std::vector<std::string>& arguments);
+
+// The same with the flag of this mode (--auto, say) as the only one that says how the run begins.
+std::vector<std::string> with_start(const std::vector<std::string>& arguments, StartMode mode);
 
 // ---- for the files of the commands ----------------------------------------------------------------------------------
 

@@ -58,7 +58,7 @@ void go_back(TrainingRun& run, const Checkpoint& checkpoint) {
     const std::vector<Rollback>& rollbacks = progress.divergence.rollbacks;
     run_on_rank_0(run.comm, "cut the logs", [&] {
         run.log.reset();  // closed before its files are cut
-        run.log.emplace(run_log(run.config, to_step));
+        run.log.emplace(run_log(run.config, run.state));
         // Earlier ones that were cut are written again.
         for (const Rollback& rollback : rollbacks)
             if (rollback.to_step >= to_step)
@@ -139,6 +139,7 @@ void end_divergence(TrainingRun& run) {
             go_back(run, *checkpoint);
             run.divergence.reset();
             if (!run.error) check_first_tokens(run);
+            finish_evaluation(run);
             return;
         }
         reason += may_go_back ? "; there is no healthy checkpoint to go back to"

@@ -94,9 +94,13 @@ void generate(Gpt& gpt, const Tokenizer& tokenizer, const std::vector<std::strin
         });
 }
 
-std::string sample_text(Gpt& gpt, const Tokenizer& tokenizer, const Config::Sample& options, uint64_t seed) {
+std::string sample_text(Gpt& gpt, const Tokenizer& tokenizer, const Config::Sample& options, uint64_t seed,
+                        const std::function<void()>& between) {
     std::string text;
-    generate(
-        gpt, tokenizer, {options.prompt}, {options, {}, seed}, [&](const std::string& piece) { text += piece; }, [] {});
+    auto add = [&](const std::string& piece) {
+        between();
+        text += piece;
+    };
+    generate(gpt, tokenizer, {options.prompt}, {options, {}, seed}, add, [] {});
     return text;
 }

@@ -38,8 +38,11 @@ void generate(Gpt& gpt, const Tokenizer& tokenizer, const std::vector<std::strin
               const GenerationOptions& options, const std::function<void(const std::string& piece)>& on_text,
               const std::function<void()>& on_end);
 
-// One text, whole: options.prompt and its continuation.
-std::string sample_text(Gpt& gpt, const Tokenizer& tokenizer, const Config::Sample& options, uint64_t seed);
+// One text, whole: options.prompt and its continuation. `between` is called before each piece of it, and may throw to
+// end this.
+std::string sample_text(
+    Gpt& gpt, const Tokenizer& tokenizer, const Config::Sample& options, uint64_t seed,
+    const std::function<void()>& between = [] {});
 
 // Whether all of it is UTF-8.
 bool is_utf8(const std::string& text);

@@ -286,7 +286,8 @@ std::exception_ptr shared_error(Gpt& gpt, const std::exception_ptr& error) {
 
 // A rank that cannot read its tokens goes through the pass with batches of padding, since the ranks may share the
 // parameters.
-Validation evaluate_pass(Gpt& gpt, Loader& loader, const std::optional<Tokenizer>& tokenizer, bool by_position) {
+Validation evaluate_pass(Gpt& gpt, Loader& loader, const std::optional<Tokenizer>& tokenizer, bool by_position,
+                         const std::function<void()>& between) {
     std::function<int(int)> token_bytes;
     if (tokenizer) token_bytes = [&](int token) { return tokenizer->token_bytes(token); };
     std::exception_ptr error;
@@ -302,7 +303,7 @@ Validation evaluate_pass(Gpt& gpt, Loader& loader, const std::optional<Tokenizer
         return {no_inputs.data(), no_targets.data()};
     };
     loader.seek(0);
-    const Validation result = evaluate(gpt, loader.batches_per_pass(), next, token_bytes, by_position);
+    const Validation result = evaluate(gpt, loader.batches_per_pass(), next, token_bytes, by_position, between);
     if (const auto shared = shared_error(gpt, error)) std::rethrow_exception(shared);
     return result;
 }

@@ -84,6 +84,8 @@ struct SharedError : Error {
 // whose number begins the message where there are several ranks. Null if no rank has an error. A collective.
 std::exception_ptr shared_error(Gpt& gpt, const std::exception_ptr& error);
 
-// The loss over the first pass of a loader with order `once`; bits per byte too if there is a tokenizer. Fails with
-// SharedError if a rank cannot read its tokens.
-Validation evaluate_pass(Gpt& gpt, Loader& loader, const std::optional<Tokenizer>& tokenizer, bool by_position = false);
+// The loss over the first pass of a loader with order `once`; bits per byte too if there is a tokenizer. `between` as
+// in evaluate(). Fails with SharedError if a rank cannot read its tokens.
+Validation evaluate_pass(
+    Gpt& gpt, Loader& loader, const std::optional<Tokenizer>& tokenizer, bool by_position = false,
+    const std::function<void()>& between = [] {});

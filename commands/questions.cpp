@@ -40,7 +40,7 @@ template <class Score> static double share_of_right(const std::vector<MultipleCh
     return double(right) / double(questions.size());
 }
 
-Answers answer_questions(Gpt& gpt, const QuestionSet& set) {
+Answers answer_questions(Gpt& gpt, const QuestionSet& set, const std::function<void()>& between) {
     Answers answers;
     std::vector<Continuation> texts;
     std::vector<int> characters;
@@ -51,7 +51,7 @@ Answers answer_questions(Gpt& gpt, const QuestionSet& set) {
         }
         std::ranges::copy(question.characters, std::back_inserter(characters));
     }
-    answers.log_likelihoods = log_likelihoods(gpt, texts);
+    answers.log_likelihoods = log_likelihoods(gpt, texts, between);
     const std::vector<double>& scores = answers.log_likelihoods;
     QuestionsRecord::File& accuracy = answers.accuracy;
     accuracy.name = set.name;

@@ -18,5 +18,6 @@ struct Answers {
     std::vector<double> log_likelihoods;  // of each completion in turn, in nats
 };
 
-// All ranks together; each has the result. Its bits do not depend on the number of ranks.
-Answers answer_questions(Gpt& gpt, const QuestionSet& set);
+// All ranks together; each has the result. Its bits do not depend on the number of ranks. `between` as in evaluate().
+Answers answer_questions(
+    Gpt& gpt, const QuestionSet& set, const std::function<void()>& between = [] {});

@@ -7,7 +7,7 @@
 
 // What a configuration is suggested for.
 struct SuggestionInputs {
-    std::string directory;      // the data set's: shards, tokenizer.json
+    std::string directory;  // the data set's: shards, tokenizer.json
     int vocab_size = 0;
     uint64_t train_tokens = 0;  // all copies of the text together
     uint64_t text_bytes = 0;    // of the training text, once; 0: not known

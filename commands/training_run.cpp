@@ -102,7 +102,7 @@ TrainingRun::TrainingRun(const Config& c, Ranks& ranks, Dataset data, std::vecto
       val_loader(dataset.val ? std::make_unique<Loader>(*dataset.val, loader_options(c, comm, SampleOrder::once))
                              : nullptr),
       gpt(initial_model(c, comm, start.checkpoint)),
-      log(comm.rank == 0 ? std::make_optional<RunLog>(run_log(c, state.step)) : std::nullopt),
+      log(comm.rank == 0 ? std::make_optional<RunLog>(run_log(c, state)) : std::nullopt),
       progress(shown_progress),
       token_flops(flops_of_token(gpt.options())),
       peak_flops_per_s(comm.size * ::peak_flops_per_s(device_info().name, c.train.precision, c.device.tf32)),
@@ -114,8 +114,9 @@ TrainingRun::TrainingRun(const Config& c, Ranks& ranks, Dataset data, std::vecto
     if (c.checkpoint.asynchronous) background_save.reserve(gpt.saved_tensors());
 }
 
-RunLog run_log(const Config& config, int committed_step) {
-    return RunLog(config.run.dir, committed_step, config.log.tensorboard ? config_json(config) : "");
+RunLog run_log(const Config& config, const TrainState& state) {
+    return RunLog(config.run.dir, state.step, config.log.tensorboard ? config_json(config) : "",
+                  !state.progress.evaluation_is_due);
 }
 
 void check_init_from(const Config& config, const std::string& config_path, const std::string& tokenizer_digest) {
@@ -136,6 +137,12 @@ void write_run_files(const TrainingRun& run, const char* revision) {
         if (run.dataset.tokenizer) write_file_atomically(dir + "/tokenizer.json", run.dataset.tokenizer->json());
         print_summary(run);
     });
+}
+
+bool must_stop_early(const Comm& comm, TrainingProgress& progress) {
+    if (!is_stop_requested(comm)) return false;
+    progress.say(format("stopped by signal %d before the first step", stop_signal()));
+    return true;
 }
 
 Batch StepTimer::next_batch(Loader& loader) {
@@ -277,15 +284,28 @@ TrainRecord finish_step(TrainingRun& run, const StepTimer& timer, const EnergyRe
     return record;
 }
 
-static void validate(TrainingRun& run) {
+namespace {
+
+// Thrown on all ranks where an evaluation ends early.
+struct Stopped {};
+
+// What all ranks do between the parts of an evaluation.
+std::function<void()> progress_or_stop(TrainingRun& run) {
+    return [&run] {
+        run.control.note_phase(Phase::evaluation, run.state.step);
+        if (is_stop_requested(run.comm)) throw Stopped();
+    };
+}
+
+void validate(TrainingRun& run) {
     const HostSpan span(run.trace, "validation");
     run.progress.begin(format("step %d | validation", run.state.step));
     Validation result;
     try {
-        result = evaluate_pass(run.gpt, *run.val_loader, run.dataset.tokenizer);
+        result = evaluate_pass(run.gpt, *run.val_loader, run.dataset.tokenizer, false, progress_or_stop(run));
     } catch (const SharedError&) {
         run.error = std::current_exception();
-        return;
+        throw Stopped();
     }
     const ValRecord record{run.state.step, result.loss, result.bits_per_byte, unix_time()};
     if (run.log) run.log->write(record);
@@ -297,35 +317,55 @@ static void validate(TrainingRun& run) {
                                 run.state.progress.best.step));
 }
 
-static void ask_questions(TrainingRun& run) {
+void ask_questions(TrainingRun& run) {
     const HostSpan span(run.trace, "questions");
     QuestionsRecord record{.step = run.state.step};
     for (const QuestionSet& set : run.questions) {
         run.progress.begin(format("step %d | questions of %s", run.state.step, set.name.c_str()));
-        record.files.push_back(answer_questions(run.gpt, set).accuracy);
+        record.files.push_back(answer_questions(run.gpt, set, progress_or_stop(run)).accuracy);
     }
     record.time = unix_time();
     if (run.log) run.log->write(record);
     run.progress.show(record);
 }
 
-void validate_if_due(TrainingRun& run) {
-    const int every_steps = run.config.eval.every_steps;
-    if (!(is_due(run.state.step, every_steps) || (run.is_complete() && every_steps > 0))) return;
-    run.control.note_phase(Phase::evaluation, run.state.step);
-    if (run.val_loader) validate(run);
-    if (!run.questions.empty()) ask_questions(run);
-}
-
-void show_sample_if_due(TrainingRun& run) {
-    if (!run.dataset.tokenizer || !is_due(run.state.step, run.config.sample.every_steps)) return;
+void show_sample(TrainingRun& run) {
     const HostSpan span(run.trace, "sample");
     const uint64_t seed = run.config.run.seed + uint64_t(run.state.step);
     run.progress.begin(format("step %d | sample", run.state.step));
-    const std::string text = sample_text(run.gpt, *run.dataset.tokenizer, run.config.sample, seed);
+    const std::string text =
+        sample_text(run.gpt, *run.dataset.tokenizer, run.config.sample, seed, progress_or_stop(run));
     const SampleRecord record{run.state.step, run.config.sample.prompt, text, unix_time()};
     if (run.log) run.log->write(record);
     run.progress.show(record);
+}
+
+}  // namespace
+
+bool evaluate_if_due(TrainingRun& run, bool must_stop) {
+    TrainState::Progress& progress = run.state.progress;
+    const int every_steps = run.config.eval.every_steps;
+    const bool asks = is_due(run.state.step, every_steps) || (run.is_complete() && every_steps > 0);
+    const bool samples = run.dataset.tokenizer && is_due(run.state.step, run.config.sample.every_steps);
+    const BestValidation best_before = progress.best;
+    try {
+        if (must_stop && (asks || samples)) throw Stopped();
+        if (asks && run.val_loader) validate(run);
+        if (asks && !run.questions.empty()) ask_questions(run);
+        if (samples) show_sample(run);
+        return true;
+    } catch (const Stopped&) {
+        progress.best = best_before;
+        progress.evaluation_is_due = true;
+        return false;
+    }
+}
+
+bool finish_evaluation(TrainingRun& run) {
+    if (!std::exchange(run.state.progress.evaluation_is_due, false)) return true;
+    const bool is_finished = evaluate_if_due(run, false);
+    run.must_keep = false;  // this step's checkpoint is there
+    return is_finished;
 }
 
 bool norms_are_due(const TrainingRun& run) { return is_due(run.state.step + 1, run.config.log.norms_every_steps); }

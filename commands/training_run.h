@@ -57,7 +57,10 @@ struct TrainingRun {
     bool has_ended_early() const {
         return config.eval.patience > 0 && state.progress.best.worse_since >= config.eval.patience;
     }
-    bool is_complete() const { return (course.end_step > 0 && state.step == course.end_step) || has_ended_early(); }
+    bool is_complete() const {
+        const bool is_over = (course.end_step > 0 && state.step == course.end_step) || has_ended_early();
+        return is_over && !state.progress.evaluation_is_due;
+    }
 };
 
 // Fails with Exit::no_input, naming the configuration's file, if model.init_from is neither a file nor a directory,
@@ -67,6 +70,9 @@ void check_init_from(const Config& config, const std::string& config_path, const
 // Rank 0 prints the run in a few lines and leaves the effective configuration, the program's revision and the tokenizer
 // in run.dir. If that fails, all ranks fail.
 void write_run_files(const TrainingRun& run, const char* revision);
+
+// Whether the run must stop before its first step; rank 0 says so. All ranks together.
+bool must_stop_early(const Comm& comm, TrainingProgress& progress);
 
 // Where the time of one step goes.
 struct StepTimer {
@@ -105,16 +111,18 @@ TrainRecord finish_step(TrainingRun& run, const StepTimer& timer, const EnergyRe
 // Whether the configuration asks for the norms of the next step.
 bool norms_are_due(const TrainingRun& run);
 
-// If the configuration asks for them after the step that was just done: the validation loss and answers to questions,
-// for the log and the terminal, and a sample of text; all ranks together. Sets run.error on all of them if one cannot
-// read its tokens.
-void validate_if_due(TrainingRun& run);
-void show_sample_if_due(TrainingRun& run);
+// If the configuration asks for them after the step that was just done: the validation loss, answers to questions and a
+// sample of text, for the log and the terminal; all ranks together. Returns false if the run must stop before they are
+// complete: `must_stop`, or a rank has received a signal meanwhile, or, which sets run.error on all ranks, cannot read
+// its tokens. Then the checkpoint has to say so, and finish_evaluation() of the run that continues from it makes up for
+// all of it. So does that return false.
+bool evaluate_if_due(TrainingRun& run, bool must_stop);
+bool finish_evaluation(TrainingRun& run);
 
 // Throws an error that all ranks have, when all of them have come here: thus each ends with its exit code, and none
 // with Exit::peer_lost because of another that was faster.
 [[noreturn]] void end_together(TrainingRun& run, const std::exception_ptr& error);
 void end_on_error(TrainingRun& run);  // run.error, if it is set
 
-// The logs of a run of whose steps the first `committed_step` are committed.
-RunLog run_log(const Config& config, int committed_step);
+// The logs of a run that continues from this state.
+RunLog run_log(const Config& config, const TrainState& state);

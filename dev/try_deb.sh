@@ -63,7 +63,7 @@ expect 0 'trained a tokenizer of 400 tokens' user 'train_gpt_cpu prepare --vocab
 expect 0 'train: ' user 'train_gpt_cpu prepare --tokenizer gpt2 text.txt --out gpt2'
 expect 0 '50257 tokens' user 'train_gpt_cpu inspect gpt2/tokenizer.json'
 expect 0 'step 5/5' user 'train_gpt_cpu config.json'
-expect 0 'step 8/8' user 'train_gpt-requeue train_gpt_cpu config.json --auto --accept-changes --set train.max_steps=8'
+expect 0 'step 8/8' user 'train_gpt_cpu --supervise config.json --auto --accept-changes --set train.max_steps=8'
 expect 0 '^3 times' user 'train_gpt_cpu sample run --prompt "3 times" --tokens 20'
 expect 0 'total' user 'train_gpt_cpu plan /usr/share/train_gpt/configs/gpt2_124M.json'
 expect 0 '\.TH TRAIN_GPT' user 'zcat /usr/share/man/man1/train_gpt_cpu.1.gz'

@@ -28,13 +28,15 @@ enum class Exit : int {
     corruption = 81,
 };
 
-// What an exit code means, and whether a launcher then starts the run again. kExitCodes is the only list of this:
-// `train_gpt --exit-codes` prints it, scripts/requeue.sh and scripts/train.slurm run that, and tests compare
-// scripts/train.kubernetes.yaml and the documentation with it.
+// What an exit code means, and whether the run is started again after it. kExitCodes is the only list of this:
+// RestartPolicy and `train_gpt --exit-codes` read it, and tests compare scripts/train.kubernetes.yaml and the
+// documentation with it. 128 + N, the death of a rank by signal N, is as `restart`, but for a user's SIGINT and SIGTERM
+// (130 and 143).
 struct ExitCode {
     Exit code;
     const char* name;
-    // final: no, the next start would end the same way; retry: a few times, as another start may succeed; restart: yes.
+    // final: no, the next start would end the same way; restart: yes, until three restarts in a row commit no
+    // checkpoint.
     const char* policy;
     const char* meaning;
 };
@@ -45,15 +47,15 @@ inline constexpr ExitCode kExitCodes[] = {
     {Exit::data, "data", "final", "the content of a file is wrong"},
     {Exit::no_input, "no_input", "final", "a file, or a checkpoint to resume from, is missing"},
     {Exit::internal, "internal", "final", "internal error: please report it"},
-    {Exit::os, "os", "retry", "the system refused memory or a thread"},
+    {Exit::os, "os", "restart", "the system refused memory or a thread"},
     {Exit::cannot_create, "cannot_create", "final", "an output cannot be created"},
-    {Exit::io, "io", "retry", "reading or writing failed, disk full included"},
+    {Exit::io, "io", "restart", "reading or writing failed, disk full included"},
     {Exit::again, "again", "restart", "stopped by a signal, checkpoint committed"},
-    {Exit::peer_lost, "peer_lost", "retry", "another rank died or ended with an error"},
+    {Exit::peer_lost, "peer_lost", "restart", "another rank died or ended with an error"},
     {Exit::permission, "permission", "final", "permission denied"},
     {Exit::config, "config", "final", "the configuration is wrong"},
     {Exit::non_finite, "non_finite", "final", "gradients stayed non-finite"},
-    {Exit::hang, "hang", "retry", "a rank hung or did not join"},
+    {Exit::hang, "hang", "restart", "a rank hung or did not join"},
     {Exit::corruption, "corruption", "final", "silent data corruption is suspected"},
 };
 

@@ -42,7 +42,8 @@ void fill_row(const Continuation& text, size_t longest, int* tokens, int* target
 }  // namespace
 
 Validation evaluate(Gpt& gpt, uint64_t batches, const std::function<Batch()>& next,
-                    const std::function<int(int token)>& token_bytes, bool by_position) {
+                    const std::function<int(int token)>& token_bytes, bool by_position,
+                    const std::function<void()>& between) {
     const size_t rows = size_t(gpt.options().batch) * size_t(gpt.options().seq_len);
     const size_t ranks = size_t(gpt.options().ranks), rank = size_t(gpt.options().rank);
     std::vector<double> losses(ranks);
@@ -52,6 +53,7 @@ Validation evaluate(Gpt& gpt, uint64_t batches, const std::function<Batch()>& ne
     double loss_sum = 0;
     Validation result;
     for (uint64_t i = 0; i < batches; i++) {
+        between();
         const Batch batch = next();
         std::ranges::fill(losses, 0.0);
         losses[rank] = gpt.evaluate(batch.inputs, batch.targets, by_position ? row_losses.data() : nullptr);
@@ -72,7 +74,8 @@ Validation evaluate(Gpt& gpt, uint64_t batches, const std::function<Batch()>& ne
     return result;
 }
 
-std::vector<double> log_likelihoods(Gpt& gpt, const std::vector<Continuation>& texts) {
+std::vector<double> log_likelihoods(Gpt& gpt, const std::vector<Continuation>& texts,
+                                    const std::function<void()>& between) {
     const size_t T = size_t(gpt.options().seq_len), rows = size_t(gpt.options().batch) * T;
     const size_t ranks = size_t(gpt.options().ranks);
     std::vector<size_t> order(texts.size());
@@ -94,6 +97,7 @@ std::vector<double> log_likelihoods(Gpt& gpt, const std::vector<Continuation>& t
     std::vector<int> tokens(rows), targets(rows);
     std::vector<float> losses(rows);
     for (size_t round = 0; round < parts.size(); round += ranks) {
+        between();
         // Where parameters are sharded, all ranks pass through the model together, the last ones maybe without a text.
         const size_t number = round + size_t(gpt.options().rank), last = std::min(parts.size(), round + ranks) - 1;
         const Part own = number < parts.size() ? parts[number] : Part{0, 0, T};

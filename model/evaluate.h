@@ -18,9 +18,10 @@ struct Validation {
 
 // The mean loss over all ranks' `batches` micro-batches from next(), each target counted once; token_bytes, if there is
 // one, gives the length of a token. The ranks' micro-batches being one rank's in turn, the bits are the same for any
-// number of ranks.
-Validation evaluate(Gpt& gpt, uint64_t batches, const std::function<Batch()>& next,
-                    const std::function<int(int token)>& token_bytes, bool by_position = false);
+// number of ranks. Before each micro-batch all ranks call `between`, which may throw on all of them to end this.
+Validation evaluate(
+    Gpt& gpt, uint64_t batches, const std::function<Batch()>& next, const std::function<int(int token)>& token_bytes,
+    bool by_position = false, const std::function<void()>& between = [] {});
 
 // Two parts of a text. Neither is empty, and what is predicted has at most T tokens.
 struct Continuation {
@@ -30,5 +31,6 @@ struct Continuation {
 
 // The logarithm of the probability of each `predicted` behind its context, in nats. Of a text of more than T + 1 tokens
 // the model reads the last T + 1. The ranks share the work and all have the result; its bits do not depend on their
-// number.
-std::vector<double> log_likelihoods(Gpt& gpt, const std::vector<Continuation>& texts);
+// number. `between` as in evaluate().
+std::vector<double> log_likelihoods(
+    Gpt& gpt, const std::vector<Continuation>& texts, const std::function<void()>& between = [] {});

@@ -5,9 +5,8 @@
 #
 # HOST:RANKS for each machine, a rank for each GPU. ssh must reach them without a password, and program, configuration,
 # data and run.dir must be at the same paths on all (a file system that all see). Each machine is asked first, so that
-# what is missing there is told by its name. Then requeue.sh starts the run, and again after the exit codes that
-# `train_gpt --exit-codes` marks; --auto continues it from the newest checkpoint. Ctrl-C or SIGTERM ends it with a
-# checkpoint.
+# what is missing there is told by its name. Then `train_gpt --supervise` starts the run, and again after failures that
+# another start may mend; --auto continues it from the newest checkpoint. Ctrl-C or SIGTERM ends it with a checkpoint.
 # MPIRUN_FLAGS is passed on as it is, for example '--mca btl_tcp_if_include eth0 -x NCCL_SOCKET_IFNAME=eth0'.
 # Exit codes: train_gpt's; 64 wrong arguments; 69 a machine cannot be reached or lacks something.
 set -uo pipefail
@@ -39,5 +38,5 @@ for host in ${hosts//,/ }; do
     fi
 done
 
-exec "$(dirname "$(realpath "$0")")/requeue.sh" "${launch[@]}" --host "$hosts" -np "$ranks" --wdir "$PWD" \
-    "$program" "$config" --auto "$@"
+exec "$program" --supervise "$config" --auto "$@" -- \
+    "${launch[@]}" --host "$hosts" -np "$ranks" --wdir "$PWD"

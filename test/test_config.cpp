@@ -342,6 +342,7 @@ TEST_CASE("what must not change a resumed run's result is not in the digest", "[
                                                     "train.recompute",
                                                     "device.debug_sync",
                                                     "parallel.zero_stage",
+                                                    "parallel.start_timeout_s",
                                                     "parallel.silence_s",
                                                     "parallel.step_timeout_s"};
         static const std::set<std::string> kEffective = {"eval.patience", "data.document_mask", "data.document_token"};

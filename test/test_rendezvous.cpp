@@ -65,6 +65,60 @@ TEST_CASE("rendezvous: missing ranks and those with another run's token are name
                         "without this run's token were rejected, the last from 127.0.0.1"});
 }
 
+TEST_CASE("rendezvous: a stranger who knows the numbers of job and step does not join", "[control]") {
+    const TemporaryDirectory directory;
+    const std::string file = directory.path() + "/run.token.slurm_17.0";
+    RankProcesses ranks(3);
+    const auto environment_of = [&](int rank) {
+        RankEnvironment environment = ranks.environment_of(rank);
+        environment.token = "", environment.run_id = "slurm 17.0", environment.token_file = file;
+        return environment;
+    };
+    // Left by an earlier start that was killed, and one that others could have written or read.
+    const int mode = GENERATE(0600, 0640);
+    std::ofstream(file) << std::string(32, 'a');
+    REQUIRE(::chmod(file.c_str(), mode_t(mode)) == 0);
+    RankEnvironment stranger = environment_of(1), guesser = environment_of(1);
+    stranger.token_file = "", guesser.token = std::string(32, 'a');
+    const auto join = [](const RankEnvironment& environment) { return connect_and_leave(environment, 15); };
+    const auto try_to_join = [](const RankEnvironment& environment) { return connect_and_leave(environment, 2); };
+    ranks.start(environment_of(2), join);  // reads the old file
+    ranks.start(stranger, try_to_join);
+    ranks.start(guesser, try_to_join);
+    ranks.start(environment_of(0), join);
+    for (const int process : {1, 2}) expect_printed(ranks, process, Exit::hang, {"could not join rank 0", "token"});
+    struct stat status;
+    REQUIRE(::stat(file.c_str(), &status) == 0);
+    CHECK((status.st_mode & 0777) == 0600);
+    ranks.start(environment_of(1), join);
+    for (const int process : {0, 3, 4}) CHECK(ranks.wait(process) == 0);
+    CHECK(!file_exists(file));
+}
+
+TEST_CASE("rendezvous: a token file that others can write or read is not believed", "[control]") {
+    const TemporaryDirectory directory;
+    const std::string file = directory / "run.token";
+    std::ofstream(file) << std::string(32, 'a');
+    REQUIRE(::chmod(file.c_str(), 0640) == 0);
+    RankProcesses ranks(2);
+    RankEnvironment stranger = ranks.environment_of(0), rank = ranks.environment_of(1);
+    stranger.token = std::string(32, 'a'), rank.token = "", rank.token_file = file;
+    ranks.start(stranger, [](const RankEnvironment& environment) { return connect_and_leave(environment, 2); });
+    ranks.start(rank, [](const RankEnvironment& environment) { return connect_and_leave(environment, 1); });
+    expect_printed(ranks, 1, Exit::hang, {"rank 0 has not left the run's token in " + file});
+    CHECK(ranks.wait(0) == int(Exit::hang));
+}
+
+TEST_CASE("rendezvous: a rank without the token file says where it should be", "[control]") {
+    RankProcesses ranks(2);
+    RankEnvironment first = ranks.environment_of(0), second = ranks.environment_of(1);
+    first.token = second.token = "", second.token_file = "/nowhere/run.token";
+    first.token_file = "/nowhere/run.token";
+    const auto join = [](const RankEnvironment& environment) { return connect_and_leave(environment, 1); };
+    ranks.start(first, join);
+    expect_printed(ranks, 0, Exit::cannot_create, {"/nowhere/run.token", "TRAIN_GPT_TOKEN"});
+}
+
 TEST_CASE("rendezvous: without rank 0 the others fail", "[control]") {
     RankProcesses ranks(2);
     const int listener =

@@ -71,6 +71,7 @@ struct TrainState {
         Course course_by_time = {};       // once train.max_minutes has decided
         BestValidation best = {};         // with eval.patience or checkpoint.keep_best
         DivergenceState divergence = {};
+        bool evaluation_is_due = false;  // of this step: a request to stop cut it short
         struct Energy {
             double joules = 0;  // of all ranks, as far as counters could be read
             int64_t steps = 0;  // in which they could

@@ -53,5 +53,6 @@ template <class Fields> void describe(Fields& field, TrainState::Progress& progr
     field.optional("course_by_time", progress.course_by_time);
     field.optional("best_validation", progress.best);
     field.optional("divergence", progress.divergence);
+    field.optional("evaluation_is_due", progress.evaluation_is_due);
     field.optional("energy", progress.energy);
 }

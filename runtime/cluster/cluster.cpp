@@ -3,12 +3,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdlib>
-#include <cstring>
 #include <exception>
-#include <thread>
 
+#include "runtime/cluster/child_program.h"
 #include "runtime/io/io.h"
 
 namespace {
@@ -21,10 +19,48 @@ Exit code_of(const std::exception& error) {
     return known ? known->code : Exit::internal;
 }
 
+// Returns the result of `join`, or ends the process with Exit::hang after `limit_s`: while MPI starts, the ranks wait
+// without end for one that is stopped or missing.
+template <class Join> auto within(double limit_s, int rank, const Join& join) {
+    std::jthread watch([=](const std::stop_token& stop) {
+        std::mutex mutex;
+        std::condition_variable_any ended;
+        std::unique_lock lock(mutex);
+        ended.wait_for(lock, stop, seconds(limit_s), [] { return false; });
+        if (stop.stop_requested()) return;
+        std::fprintf(stderr,
+                     "train_gpt: %s ends: the ranks have not all met by %s within %g s (parallel.start_timeout_s)\n",
+                     this_member(rank).text().c_str(), comm_library().c_str(), limit_s);
+        ::_exit(int(Exit::hang));
+    });
+    return join();
+}
+
+// Beside run.dir, or in the current directory as long as run.dir has no parent: the same on all machines.
+std::string token_file(const std::string& run_dir, std::string run_id) {
+    const std::string trimmed = run_dir.substr(0, run_dir.find_last_not_of('/') + 1);
+    const std::string name = trimmed.substr(trimmed.find_last_of('/') + 1);
+    std::ranges::replace_if(
+        run_id, [](unsigned char c) { return !std::isalnum(c) && c != '.'; }, '_');
+    const std::string parent = directory_of(trimmed);
+    return (directory_exists(parent) ? parent : ".") + "/" + name + ".token" + (run_id.empty() ? "" : "." + run_id);
+}
+
 }  // namespace
 
+ControlSettings control_settings(const Config& config) {
+    const Config::Parallel& parallel = config.parallel;
+    const double step_s = parallel.step_timeout_s, start_s = std::max(parallel.start_timeout_s, step_s);
+    return {.silence_s = parallel.silence_s,
+            .start_s = start_s,
+            .step_s = step_s,
+            .evaluation_s = step_s,
+            .rendezvous_s = start_s,
+            .collective_timeout_s = start_s};
+}
+
 Ranks::Ranks(const RankEnvironment& environment, const Config& config, const std::string& revision)
-    : local_rank_(environment.local_rank) {
+    : local_rank_(environment.local_rank), reporter_(environment, activity_, ControlSettings().heartbeat_s) {
     if (environment.size > 1 && !environment.has_pmi && !comm_launcher().empty())
         fail(Exit::config,
              "srun has started rank %d without PMI, which ranks that communicate by %s need to find each other: use "
@@ -37,23 +73,22 @@ Ranks::Ranks(const RankEnvironment& environment, const Config& config, const std
         .deterministic = config.parallel.deterministic_reduce,
         .deadline_s = kCollectiveTimeout_s,
         .gather = [this](const std::string& mine) { return control_->all_gather(mine, "the GPUs of the ranks"); },
-        .note =
-            [this](uint64_t number, const char* name) {
-                if (control_) control_->note_collective(number, name);
-            }};
-    const double step_s = config.parallel.step_timeout_s;
-    const ControlSettings timeouts{.silence_s = config.parallel.silence_s,
-                                   .start_s = std::max(ControlSettings().start_s, step_s),
-                                   .step_s = step_s,
-                                   .evaluation_s = step_s};
+        .note = [this](uint64_t number, const char* name) { activity_->note_collective(number, name); }};
+    const ControlSettings timeouts = control_settings(config);
+    RankEnvironment place = environment;
+    place.token_file = token_file(config.run.dir, environment.run_id);
     const auto connect = [&](const TextBroadcast& broadcast) {
-        control_ = std::make_unique<ControlChannel>(environment, timeouts, broadcast);
+        const TextBroadcast bounded = [&](const std::string& mine) {
+            return within(timeouts.start_s, environment.rank, [&] { return broadcast(mine); });
+        };
+        control_ = std::make_unique<ControlChannel>(place, timeouts, broadcast ? bounded : broadcast, activity_);
     };
     if (comm_needs_gather()) {
-        connect(launcher_share());
+        connect(environment.master_host.empty() ? launcher_share() : TextBroadcast());
         report_errors_of([&] { comm_ = open_comm(settings); });
     } else {
-        comm_ = open_comm(settings);
+        const auto open = [&] { return open_comm(settings); };
+        comm_ = environment.size == 1 ? open() : within(timeouts.start_s, environment.rank, open);
         connect([this](const std::string& mine) { return broadcast_text(mine, comm_); });
     }
     control_->require_same(revision, "the program's revision");
@@ -93,26 +128,33 @@ void run_on_rank_0(const Comm& comm, const char* action, const std::function<voi
     if (code != Exit::ok) fail(code, "rank %d ends because rank 0 could not %s", comm.rank, action);
 }
 
-Exit launch_ranks(int count, const LocalNode& node, const std::vector<std::string>& arguments) {
-    const std::string launcher = comm_launcher();
-    if (launcher.empty()) return Exit(launch_local_ranks(count, arguments, {.node = node}));
-    if (node.nodes > 1)
+bool is_stop_requested(const Comm& comm) { return all_reduce_max(stop_signal(), comm) != 0; }
+
+void check_node(const LocalNode& node) {
+    if (node.nodes > 1 && !comm_launcher().empty())
         fail(Exit::usage,
              "--node %d/%d: the ranks of this program communicate by %s: start those of several machines "
              "by %s",
-             node.node, node.nodes, comm_library(), launcher);
+             node.node, node.nodes, comm_library(), comm_launcher());
+}
 
+Exit launch_ranks(int count, const LocalNode& node, const std::vector<std::string>& arguments) {
+    check_node(node);
+    const std::string launcher = comm_launcher();
+    if (launcher.empty()) return Exit(launch_local_ranks(count, arguments, {.node = node}));
     // By default, mpirun refuses root and more ranks than cores, and binds ranks to cores; on a single machine the
     // user's count decides.
     const unsigned threads = std::max(1u, std::thread::hardware_concurrency() / unsigned(count));
     setenv("OMP_NUM_THREADS", std::to_string(threads).c_str(), 0);
     setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 0);
     setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 0);
-    // Quiet, so that the error of a rank is the last line and not mpirun's banner about it.
-    std::vector<std::string> command{launcher,          "--quiet",   "-np",  std::to_string(count),
-                                     "--oversubscribe", "--bind-to", "none", program_path()};
+    // Quiet, so that the error of a rank is the last line and not mpirun's banner about it. Without TCP, so that no
+    // rank listens on the network; those that Debian excludes stay excluded.
+    std::vector<std::string> command{
+        launcher, "--quiet",     "-np", std::to_string(count), "--oversubscribe", "--bind-to",
+        "none",   "--mca",       "btl", "^tcp,uct,openib,ofi", "--mca",           "oob_tcp_if_include",
+        "lo",     program_path()};
     command.insert(command.end(), arguments.begin() + 1, arguments.end());
-    execvp(launcher.c_str(), argv_of(command).data());
-    fail(Exit::os, "--nproc: %s, which the communication library %s needs, could not be started: %s", launcher,
-         comm_library(), std::strerror(errno));
+    StopSignals signals;
+    return Exit(run_child(command, signals));
 }

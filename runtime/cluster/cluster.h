@@ -2,12 +2,14 @@
 // folders include no other header of this one.
 #pragma once
 
-#include <memory>
-
 #include "kernels/comm.h"
 #include "runtime/cluster/control_channel.h"
 #include "runtime/cluster/local_launcher.h"
+#include "runtime/cluster/supervisor.h"
 #include "runtime/config/config.h"
+
+// The timeouts of a configuration.
+ControlSettings control_settings(const Config& config);
 
 // The connections of this rank to the others: the communicator that carries tensors and the control channel.
 class Ranks {
@@ -28,6 +30,8 @@ private:
     void report_errors_of(const std::function<void()>& action);
 
     const int local_rank_;
+    const std::shared_ptr<RankActivity> activity_ = std::make_shared<RankActivity>();
+    const RankReporter reporter_;
     Comm comm_;
     std::unique_ptr<ControlChannel> control_;
 };
@@ -36,7 +40,14 @@ private:
 // the original message; `action` completes the others': "could not open run.dir". A collective.
 void run_on_rank_0(const Comm& comm, const char* action, const std::function<void()>& part);
 
+// Whether any rank has received a signal to stop. A collective.
+bool is_stop_requested(const Comm& comm);
+
+// Fails with Exit::usage for several nodes if these ranks need another launcher than ours.
+void check_node(const LocalNode& node);
+
 // `train_gpt --nproc COUNT ...`: starts COUNT ranks of this program on this machine with the arguments (the first is
-// the program's name) by the launcher that comm_launcher() names, else by launch_local_ranks(), and returns their exit
-// code. Fails with Exit::usage for several nodes with another launcher than ours.
+// the program's name) by the launcher that comm_launcher() names, which this process owns as run_child() says, else by
+// launch_local_ranks(), and returns their exit code. Fails with Exit::usage for several nodes with another launcher
+// than ours.
 Exit launch_ranks(int count, const LocalNode& node, const std::vector<std::string>& arguments);

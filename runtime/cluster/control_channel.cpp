@@ -20,8 +20,8 @@ constexpr double kFailedCollective_s = 20;      // for a rank that is still comp
 }  // namespace
 
 ControlChannel::ControlChannel(const RankEnvironment& environment, const ControlSettings& settings,
-                               const TextBroadcast& broadcast)
-    : rank_(environment.rank), settings_(settings) {
+                               const TextBroadcast& broadcast, std::shared_ptr<RankActivity> activity)
+    : rank_(environment.rank), settings_(settings), activity_(std::move(activity)) {
     if (environment.size == 1) return;
     std::vector<Peer> peers = open_group(environment, settings.rendezvous_s, broadcast);
     wake_ = FileDescriptor(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
@@ -50,6 +50,7 @@ std::vector<std::string> ControlChannel::all_gather(const std::string& mine, con
 }
 
 std::string ControlChannel::collective(const TextRequest& request) {
+    activity_->note_progress();
     if (!is_connected()) return pack(request.text);
     require(request.text.size() <= kTextLimit, "%s: a text of %zu bytes for the control channel, at most %zu",
             request.what, request.text.size(), kTextLimit);
@@ -125,9 +126,7 @@ void ControlChannel::run(const std::stop_token& stop) {
         receive_all(now);
         if (now >= last_heartbeat_ + seconds(settings_.heartbeat_s)) {
             last_heartbeat_ = now;
-            std::unique_lock status_lock(status_mutex_);
-            const RankStatus s = status_;
-            status_lock.unlock();
+            const RankStatus s = activity_->now();
             const Message heartbeat{MessageKind::heartbeat,
                                     pack(s.phase, s.step, s.ticks, s.collective, s.collective_name.substr(0, 100))};
             send_to_all(heartbeat.kind, heartbeat.fields);

@@ -17,20 +17,21 @@
 #pragma once
 
 #include <condition_variable>
-#include <mutex>
+#include <memory>
 #include <thread>
 
 #include "kernels/check.h"
-#include "runtime/cluster/rank_monitor.h"
+#include "runtime/cluster/rank_activity.h"
 
 // With one rank everything is a no-op: no socket, no thread. If a channel is destroyed without a call of leave()
 // before, the other ranks treat this one as dead.
 class ControlChannel {
 public:
     // Connects the ranks: see open_group() for addresses and errors. Every rank calls it once, before memory is
-    // allocated and files are written.
+    // allocated and files are written. `activity` is what others than the ranks read too.
     explicit ControlChannel(const RankEnvironment& environment, const ControlSettings& settings = {},
-                            const TextBroadcast& broadcast = {});
+                            const TextBroadcast& broadcast = {},
+                            std::shared_ptr<RankActivity> activity = std::make_shared<RankActivity>());
 
     // The next two are collectives: all ranks call them in the same order, from one thread, with texts of at most
     // 64 KiB. `what` names the subject in errors. If the calls differ between ranks, all fail with Exit::internal and
@@ -43,27 +44,10 @@ public:
     // Fails with Exit::config, naming ranks, hosts and texts, unless all texts are equal.
     void require_same(const std::string& mine, const char* what) { collective({true, what, mine}); }
 
-    // Record what this rank does now, for the hang detector. Except for note_step(), they may be called from any
-    // thread.
-    void note_phase(Phase phase, int64_t step) {
-        const std::lock_guard lock(status_mutex_);
-        status_.phase = phase;
-        status_.step = step;
-        ++status_.ticks;
-    }
-    // A micro-step of this step. The first step of a process counts as Phase::start, because it loads kernels and
-    // autotunes GEMMs.
-    void note_step(int64_t step) {
-        if (first_step_ < 0) first_step_ = step;
-        note_phase(step == first_step_ ? Phase::start : Phase::step, step);
-    }
-    // Before the collective with this number (1, 2, ... on every rank) starts.
-    void note_collective(uint64_t number, const char* name) {
-        const std::lock_guard lock(status_mutex_);
-        status_.collective_name = name;
-        status_.collective = number;
-        ++status_.ticks;
-    }
+    // Record what this rank does now, for the hang detector: see RankActivity.
+    void note_phase(Phase phase, int64_t step) { activity_->note_phase(phase, step); }
+    void note_step(int64_t step) { activity_->note_step(step); }
+    void note_collective(uint64_t number, const char* name) { activity_->note_collective(number, name); }
 
     // The orderly end: returns when all ranks have called it. Fails with Exit::hang after leave_timeout_s.
     void leave();
@@ -91,10 +75,8 @@ private:
 
     const int rank_;
     const ControlSettings settings_;
-    FileDescriptor wake_;      // an eventfd: the thread has a message to handle or to send
-    std::mutex status_mutex_;  // never held for longer than a copy
-    RankStatus status_;
-    int64_t first_step_ = -1;
+    FileDescriptor wake_;  // an eventfd: the thread has a message to handle or to send
+    const std::shared_ptr<RankActivity> activity_;
 
     std::mutex mutex_;  // guards what follows; waiting for input releases it
     std::condition_variable changed_;

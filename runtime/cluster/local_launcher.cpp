@@ -7,11 +7,10 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <csignal>
 #include <cstdlib>
 #include <cstring>
-#include <optional>
 
+#include "runtime/cluster/child_program.h"
 #include "runtime/cluster/socket.h"
 
 namespace {
@@ -138,13 +137,6 @@ private:
 };
 
 }  // namespace
-
-std::vector<char*> argv_of(std::vector<std::string>& arguments) {
-    std::vector<char*> pointers;
-    for (std::string& argument : arguments) pointers.push_back(argument.data());
-    pointers.push_back(nullptr);
-    return pointers;
-}
 
 int launch_local_ranks(int count, const std::vector<std::string>& command, const LocalLauncherSettings& settings) {
     return LocalRanks(count, command, settings).wait();

@@ -34,6 +34,3 @@ struct LocalLauncherSettings {
 // Must be called before other threads run. Afterwards the process should exit: SIGCHLD, SIGHUP, SIGPIPE and the signals
 // above stay blocked.
 int launch_local_ranks(int count, const std::vector<std::string>& command, const LocalLauncherSettings& settings = {});
-
-// The pointers that exec expects, valid as long as `arguments`.
-std::vector<char*> argv_of(std::vector<std::string>& arguments);

@@ -28,6 +28,7 @@ struct Reader {
 
     RankEnvironment read() {
         read_launcher();
+        found.supervisor = text("TRAIN_GPT_SUPERVISOR");
         if (found.size == 1) return found;
         const bool is_torchrun = found.launcher == kTorchrun.launcher;
         if (is_torchrun || has("MASTER_ADDR")) {

@@ -16,10 +16,12 @@ struct RankEnvironment {
     std::string launcher = "alone";  // or "torchrun", "Open MPI", "MPICH", "Slurm"
     std::string master_host;         // rank 0's host name or address; empty if the launcher does not say (mpirun)
     int master_port = 0;             // where rank 0 listens; 0 if the launcher does not say
-    std::string run_id;   // distinguishes this run from others on the same machines; not secret; empty if unknown
-    std::string token;    // 32 hexadecimal digits that only ranks of this run know; empty if there is none
-    bool has_pmi = true;  // false: srun without PMI, where MPI_Init finds a single process or aborts
-    int listen_fd = -1;   // rank 0: a socket that listens at master_port, from launch_local_ranks(); else -1
+    std::string run_id;      // distinguishes this run from others on the same machines; not secret; empty if unknown
+    std::string token;       // 32 hexadecimal digits that only ranks of this run know; empty if there is none
+    std::string token_file;  // where rank 0 leaves a token for the others if the launcher gives none; empty: nowhere
+    bool has_pmi = true;     // false: srun without PMI, where MPI_Init finds a single process or aborts
+    std::string supervisor;  // where to report, as in rank_reports.h; empty if no process supervises this one
+    int listen_fd = -1;      // rank 0: a socket that listens at master_port, from launch_local_ranks(); else -1
 };
 
 // Returns the value of an environment variable, or null if it is not set.

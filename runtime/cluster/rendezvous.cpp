@@ -1,6 +1,8 @@
 #include "runtime/cluster/rendezvous.h"
 
+#include <fcntl.h>
 #include <sodium.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -195,7 +197,7 @@ FileDescriptor listen_for(const RankEnvironment& environment, int port, double t
 
 struct Joiner {
     const int rank, size;
-    const std::string key;
+    const std::function<std::string(std::string& reason)> find_key;  // empty, with the reason, if it is not known yet
     const double timeout_s;
     const TimePoint deadline = Clock::now() + seconds(timeout_s);
 
@@ -234,6 +236,8 @@ struct Joiner {
         const std::optional<Message> challenge =
             receive(connection, std::min(deadline, Clock::now() + seconds(kAuthentication_s)));
         if (!challenge && Clock::now() >= deadline) return false;  // the reason of an earlier attempt is more useful
+        const std::string key = find_key(reason);
+        if (key.empty()) return false;
         std::string version, nonce;
         if (!challenge || challenge->kind != MessageKind::challenge || !unpack(challenge->fields, version, nonce) ||
             version != kVersion) {
@@ -271,16 +275,55 @@ struct Joiner {
     }
 };
 
-// Listens at a free port. Returns what the other ranks need to connect or, since they wait for the broadcast in any
-// case, why this rank cannot listen.
+// Listens at environment.master_port, or at a free port without environment.master_host. Returns what the other ranks
+// need to connect or, since they wait for the broadcast in any case, why this rank cannot listen.
 std::string listen_and_invite(const RankEnvironment& environment, double timeout_s, FileDescriptor& listener) {
     try {
-        listener = listen_for(environment, 0, timeout_s);
+        const std::string& host = environment.master_host;
+        listener = listen_for(environment, host.empty() ? 0 : environment.master_port, timeout_s);
         const SocketAddress address = address_of(listener);
-        return pack(Exit::ok, "", address.host(), address.port(), random_hex(32));
+        return pack(Exit::ok, "", host.empty() ? address.host() : host, address.port(), random_hex(32));
     } catch (const Error& error) {
         return pack(error.code, error.what(), "", 0, "");
     }
+}
+
+constexpr size_t kTokenBytes = 16;
+
+// Rank 0's: a file with a fresh token, as long as this object exists.
+class TokenFile {
+public:
+    explicit TokenFile(const std::string& path) : path_(path) {
+        for (int attempt = 0; !descriptor_ && attempt < 3; ++attempt) {
+            ::unlink(path.c_str());  // of an earlier start that was killed
+            const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+            descriptor_ = FileDescriptor(::open(path.c_str(), flags, S_IRUSR | S_IWUSR));
+        }
+        const bool is_written =
+            descriptor_ && ::write(descriptor_, token.data(), token.size()) == ssize_t(token.size());
+        if (!is_written || ::fsync(descriptor_) != 0)
+            fail(Exit::cannot_create,
+                 "%s: the run's token cannot be left for the other ranks: %s; TRAIN_GPT_TOKEN sets one", path,
+                 std::strerror(errno));
+    }
+    ~TokenFile() { ::unlink(path_.c_str()); }
+    TokenFile(const TokenFile&) = delete;
+
+    const std::string token = random_hex(kTokenBytes);
+
+private:
+    const std::string path_;
+    FileDescriptor descriptor_;
+};
+
+// The token that rank 0 has left, or nothing.
+std::string read_token(const std::string& path) {
+    const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+    struct stat status;
+    if (!file || ::fstat(file, &status) != 0 || !S_ISREG(status.st_mode)) return {};
+    if (status.st_uid != ::geteuid() || (status.st_mode & (S_IRWXG | S_IRWXO)) != 0) return {};
+    std::string token(2 * kTokenBytes, '\0');
+    return ::read(file, token.data(), token.size()) == ssize_t(token.size()) ? token : std::string();
 }
 
 }  // namespace
@@ -328,7 +371,9 @@ std::vector<Peer> open_group(const RankEnvironment& environment, double timeout_
     FileDescriptor listener;
     std::string host = host_of_rank_0(environment), secret;
     int port = environment.master_port;
-    if (environment.master_host.empty() && broadcast) {
+    const bool is_broadcast = broadcast && (environment.master_host.empty() || environment.token.empty());
+    std::optional<TokenFile> token_file;
+    if (is_broadcast) {
         const std::string mine = environment.rank == 0 ? listen_and_invite(environment, timeout_s, listener) : "";
         const std::string text = broadcast(mine);
         Exit code = Exit::ok;
@@ -339,10 +384,20 @@ std::vector<Peer> open_group(const RankEnvironment& environment, double timeout_
     } else if (host.empty() || port == 0) {
         fail(Exit::usage, "%s gives no address of rank 0: set MASTER_ADDR and MASTER_PORT", environment.launcher);
     } else if (environment.rank == 0) {
+        if (environment.token.empty() && !environment.token_file.empty()) token_file.emplace(environment.token_file);
         listener = listen_for(environment, port, timeout_s);
     }
     // Of the HMACs: what all ranks of this run and no others know.
-    const std::string key = pack(kVersion, environment.token, environment.run_id, secret);
-    if (environment.rank != 0) return Joiner{environment.rank, environment.size, key, timeout_s}.join(host, port);
-    return Admission{environment.size, std::move(listener), key, timeout_s}.admit_all();
+    const auto key_with = [&](const std::string& token) { return pack(kVersion, token, environment.run_id, secret); };
+    if (environment.rank == 0)
+        return Admission{environment.size, std::move(listener),
+                         key_with(token_file ? token_file->token : environment.token), timeout_s}
+            .admit_all();
+    const bool is_in_file = environment.token.empty() && !environment.token_file.empty() && !is_broadcast;
+    const auto find_key = [&](std::string& reason) {
+        const std::string token = is_in_file ? read_token(environment.token_file) : environment.token;
+        if (is_in_file && token.empty()) reason = "rank 0 has not left the run's token in " + environment.token_file;
+        return is_in_file && token.empty() ? std::string() : key_with(token);
+    };
+    return Joiner{environment.rank, environment.size, find_key, timeout_s}.join(host, port);
 }

@@ -3,8 +3,9 @@
 // Each side proves that it knows the token by an HMAC over two fresh nonces, one from each side. The token itself is
 // never sent, and a recorded exchange cannot be replayed. A connection that does not authenticate (a port scanner, junk
 // bytes, a rank of another run) is closed after 5 s at most, never occupies a rank, and only the newest 256 of them are
-// kept. If the launcher provides no token (Slurm, Kubernetes), the run's id takes its place: that separates runs but
-// does not keep out an attacker on the network. After the rendezvous, messages are neither encrypted nor authenticated.
+// kept. If the launcher provides no token (Slurm, Kubernetes), rank 0 broadcasts one by MPI or leaves it for the others
+// in a file that only this user can read; without both, the run's id separates runs but does not keep out an attacker
+// on the network. After the rendezvous, messages are neither encrypted nor authenticated.
 #pragma once
 
 #include "runtime/cluster/connection.h"
@@ -41,12 +42,17 @@ using TextBroadcast = std::function<std::string(const std::string& mine)>;
 //   - else on all interfaces, because the address of a Kubernetes service is not the pod's,
 //   - or, without environment.master_host, at this machine's first address.
 // The port is environment.master_port. Without environment.master_host it is a free port, which rank 0 broadcasts with
-// its address and a fresh token. The socket is closed as soon as all ranks have connected.
+// its address and a fresh token; with it, but without a token, it broadcasts the token. The socket is closed as soon as
+// all ranks have connected.
 //
 // Fails on all connected ranks with the same message: Exit::hang if ranks are missing after the timeout, naming them;
 // Exit::config if two processes have the same rank or ranks disagree on the size of the run; Exit::peer_lost if a
 // connected rank dies. Fails with Exit::usage if rank 0's address is unknown, Exit::os if rank 0 cannot listen,
-// Exit::again if this process receives a signal to stop.
+// Exit::again if this process receives a signal to stop, Exit::cannot_create if rank 0 cannot leave the token file.
+//
+// The token file exists from rank 0's call to its return. The others read it anew before each attempt to connect, and
+// only if it is this user's and nobody else can read it: one that an earlier start or a stranger has left does no more
+// than delay them until rank 0 has replaced it.
 std::vector<Peer> open_group(const RankEnvironment& environment, double timeout_s, const TextBroadcast& broadcast);
 
 // "0-3, 7"

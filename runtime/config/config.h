@@ -187,6 +187,7 @@ struct Config {
         int zero_stage = 0;
         bool deterministic_reduce = false;
         int bucket_mb = 32;
+        double start_timeout_s = 300;
         double silence_s = 60;
         double step_timeout_s = 120;
     } parallel;

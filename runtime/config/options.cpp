@@ -151,6 +151,8 @@ std::vector<Option> surrounding_options(Config& c) {
          "gradients add up in the same order for any number of ranks and micro-steps that are powers of 2"},
         {"parallel.bucket_mb", &c.parallel.bucket_mb, between(0, 1 << 20),
          "MiB of gradients that travel between ranks together; 0: each block's alone"},
+        {"parallel.start_timeout_s", &c.parallel.start_timeout_s, between(0.1, 1e6),
+         "seconds that ranks may take to start and to meet, and without progress before the second step", kNone},
         {"parallel.silence_s", &c.parallel.silence_s, between(0.1, 1e6),
          "seconds without any sign of a rank after which the others end", kNone},
         {"parallel.step_timeout_s", &c.parallel.step_timeout_s, between(0.1, 1e6),

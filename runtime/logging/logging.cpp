@@ -128,16 +128,24 @@ std::optional<int> step_of(const std::string& line) {
     return json["step"].get<int>();
 }
 
+// Of one of the files: whether validation, questions or a sample wrote it.
+bool is_of_evaluation(std::string_view line) {
+    for (const char* begin : {"{\"kind\":\"val\",", "{\"kind\":\"questions\",", "{\"step\":"})
+        if (line.starts_with(begin)) return true;
+    return line.starts_with("s:") && line.find(" trl:") == std::string_view::npos;
+}
+
 // Leaves the lines that end in a newline and belong to steps that count. Mostly these are the file's beginning, and the
 // rest is cut off; where a crash has left something else between them, the file is replaced.
-LogFile continue_file(const std::string& path, int committed_step) {
+LogFile continue_file(const std::string& path, int committed_step, bool has_evaluation) {
     const std::optional<InputFile> file = find_input_file(path);
     size_t kept = 0;
     bool is_beginning = file && !std::filesystem::is_symlink(path);
     auto for_each_kept = [&](const auto& visit) {
         for_each_line(*file, [&](std::string_view line, size_t offset) {
             const std::optional<int> step = step_of(std::string(line));
-            if (step && *step <= committed_step) visit(line, offset);
+            if (!step || *step > committed_step) return;
+            if (has_evaluation || *step < committed_step || !is_of_evaluation(line)) visit(line, offset);
         });
     };
     if (file)
@@ -189,10 +197,10 @@ std::string json_line(const RollbackRecord& record) {
     return line + "}";
 }
 
-RunLog::RunLog(const std::string& dir, int committed_step, const std::string& configuration)
-    : metrics_(continue_file(dir + "/metrics.jsonl", committed_step)),
-      main_log_(continue_file(dir + "/main.log", committed_step)),
-      samples_(continue_file(dir + "/samples.jsonl", committed_step)) {
+RunLog::RunLog(const std::string& dir, int committed_step, const std::string& configuration, bool has_evaluation)
+    : metrics_(continue_file(dir + "/metrics.jsonl", committed_step, has_evaluation)),
+      main_log_(continue_file(dir + "/main.log", committed_step, has_evaluation)),
+      samples_(continue_file(dir + "/samples.jsonl", committed_step, has_evaluation)) {
     if (configuration.empty()) return;
     events_ = std::make_unique<EventFile>(dir + "/tensorboard", committed_step);
     EventSummary summary;

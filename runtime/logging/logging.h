@@ -107,8 +107,10 @@ public:
     // Continues the files of a run whose steps 1 .. committed_step are committed: lines of later steps are removed, and
     // so are lines without a step, as a crash may leave them. A file is cut, replaced as a whole, or created if it
     // certainly is absent; event files are cut, and a new one is begun with `configuration` as a text. Empty: no event
-    // files. If a file cannot be read, the error is InputFile's, and it stays as it was.
-    RunLog(const std::string& dir, int committed_step, const std::string& configuration = "");
+    // files. Without `has_evaluation` the validation, the answers and the sample of the last step are removed too: they
+    // come again. If a file cannot be read, the error is InputFile's, and it stays as it was.
+    RunLog(const std::string& dir, int committed_step, const std::string& configuration = "",
+           bool has_evaluation = true);
     RunLog(RunLog&&) noexcept;
     ~RunLog();
 

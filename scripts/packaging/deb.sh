@@ -53,7 +53,7 @@ mv "$doc/CHANGELOG.md" "$doc/changelog"
 gzip -9n "$doc/changelog" "$doc/changelog.Debian" "$root/usr/share/man/man1/train_gpt.1"
 rm "$root/usr/share/man/man1/train_gpt_cpu.1"
 ln -s train_gpt.1.gz "$root/usr/share/man/man1/train_gpt_cpu.1.gz"
-for command in requeue hosts get; do
+for command in hosts get; do
     ln -s train_gpt.1.gz "$root/usr/share/man/man1/train_gpt-$command.1.gz"
 done
 chmod 644 "$doc"/*.gz "$doc/copyright" "$root"/usr/share/man/man1/*.gz

@@ -69,9 +69,8 @@ generate() {
 }
 
 copy 755 bin "${programs[@]/#/$build/}"
-copy 755 $shared/scripts scripts/requeue.sh scripts/train_hosts.sh scripts/train.slurm
+copy 755 $shared/scripts scripts/train_hosts.sh scripts/train.slurm
 copy 644 $shared/scripts scripts/train.kubernetes.yaml
-link bin/train_gpt-requeue ../$shared/scripts/requeue.sh
 link bin/train_gpt-hosts ../$shared/scripts/train_hosts.sh
 copy 755 $shared data/get.sh
 link bin/train_gpt-get ../$shared/get.sh

@@ -219,9 +219,8 @@ class Installation(TrainerTest):
         run(program, "prepare", "--tokenizer", "gpt2", "text.txt", "--out", "gpt2")
         self.assertIn("50257 tokens", run(program, "inspect", "gpt2/tokenizer.json"))
         run(program, "plan", top / "share/train_gpt/configs/gpt2_124M.json")
-        run(top / "bin/train_gpt-requeue", program, self.write_config(), "--auto")
+        run(program, "--supervise", self.write_config(), "--auto")
         self.assertEqual(len(self.records()), 20)
-        run(top / "bin/train_gpt-requeue", "true")  # the exit codes are those of the installed program
         self.assertIn("usage", run(top / "bin/train_gpt-hosts", expect=64))
         self.assertIn("fineweb10B", run(top / "bin/train_gpt-get"))
         self.assertIn(f": {top.relative_to(self.dir)}/share/train_gpt/get.sh fineweb10B\n",

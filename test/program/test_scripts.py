@@ -9,7 +9,7 @@ import time
 import unittest
 from pathlib import Path
 
-from trainer import ENVIRONMENT, ROOT, TRAINER, generated_text
+from trainer import ENVIRONMENT, ROOT, TRAINER, generated_text, wait_until
 
 TOOLS = ["bash", "cp", "dirname", "env", "mkdir", "tail", "touch"]
 PACKAGES = "make g++ libdnnl-dev libpcre2-dev libxxhash-dev libisal-dev libzstd-dev libsnappy-dev libsodium-dev " \
@@ -269,8 +269,10 @@ class Recipes(Folder):
         super().setUp()
         (self.repository / "build").mkdir()
         self.tool("train_gpt", f"""#!/bin/bash
-            [ "$*" != --exit-codes ] || exec {TRAINER} --exit-codes
             echo "trainer $*"
+            [ -z "$WAITS" ] || {{ trap 'echo stopped; exit 75' USR1; touch waits; while :; do sleep 0.05; done; }}
+            echo "token $TRAIN_GPT_TOKEN" >> tokens
+            exit "${{CODE:-0}}"
         """, folder="train_gpt/build")
         (self.repository / "config.json").write_text("{}")
         # mpirun on machines that differ in what they hold; `broken` cannot be reached.
@@ -299,12 +301,13 @@ class Recipes(Folder):
     def test_a_run_on_two_machines(self):
         said = self.train_hosts("node1:8,node2:8", "build/train_gpt", "config.json", "--set", "run.seed=2", expect=0,
                                 MPIRUN_FLAGS="-x NCCL_SOCKET_IFNAME=eth0")
-        self.assertEqual(said, "trainer config.json --auto --set run.seed=2\n")
+        self.assertEqual(said, "trainer --supervise config.json --auto --set run.seed=2 -- mpirun --bind-to none "
+                               "-x NCCL_SOCKET_IFNAME=eth0 --host node1:8,node2:8 -np 16 "
+                               f"--wdir {self.repository.resolve()}\n")
         calls = (self.home / "calls").read_text().splitlines()
-        self.assertEqual(len(calls), 3)
+        self.assertEqual(len(calls), 2)
         for host, call in zip(("node1", "node2"), calls):
             self.assertIn(f"--host {host} -np 1 ", call)
-        self.assertIn("-x NCCL_SOCKET_IFNAME=eth0 --host node1:8,node2:8 -np 16 ", calls[2])
 
     def test_machines_that_cannot_take_part(self):
         said = self.train_hosts("node1:8,other:8", "build/train_gpt", "config.json", expect=69)
@@ -331,32 +334,58 @@ class Recipes(Folder):
         run = subprocess.run(["bash", "-c", command], cwd=self.repository, capture_output=True, text=True, timeout=20,
                              env={**os.environ, "JOB_COMPLETION_INDEX": "1",
                                   "PATH": f"{self.repository}/build:{os.environ['PATH']}"})
-        self.assertEqual(run.stdout, "trainer --nproc 8 --node 1/2 --master train-gpt-0.train-gpt:29500 "
+        self.assertEqual(run.stdout, "trainer --supervise --nproc 8 --node 1/2 --master train-gpt-0.train-gpt:29500 "
                                      "/usr/local/share/train_gpt/configs/gpt2_124M.json --auto\n", run.stderr)
         understood = subprocess.run([TRAINER, *run.stdout.split()[1:]], capture_output=True, text=True, timeout=20)
         self.assertIn("start those of several machines by mpirun", understood.stderr)
         final = [int(code) for code in re.search(r"values: \[(.*)\]", text)[1].split(",")]
         self.assertEqual(final, [code for code, (_, policy, _) in exit_codes().items() if code and policy == "final"])
 
-    def test_the_job_of_slurm(self):
-        """It goes back into the queue after the codes that the trainer names, and gives up on failures in a row."""
-        self.tool("srun", "#!/bin/bash\necho \"srun $*\"\nexit \"$CODE\"\n")
+    def slurm(self, code, **environment):
         self.tool("scontrol", "#!/bin/bash\necho \"scontrol $*\"\n")
+        return self.run_script("train.slurm", "config.json", path=f"{self.home}/bin:{os.environ['PATH']}", expect=code,
+                               cwd=self.repository, SLURM_JOB_ID="17", **environment)
 
-        def said(code, **environment):
-            return self.run_script("train.slurm", "config.json", path=f"{self.home}/bin:{os.environ['PATH']}",
-                                   expect=code, cwd=self.repository, SLURM_JOB_ID="17", CODE=str(code), **environment)
-        for code, (_, policy, _) in [*exit_codes().items(), (137, ("killed", "final", ""))]:
-            with self.subTest(code=code):
-                first = said(code)
-                self.assertIn("build/train_gpt config.json --auto\n", first)
-                self.assertEqual("scontrol requeue 17\n" in first, policy in ("retry", "restart"))
-                self.assertEqual("scontrol" in said(code, SLURM_RESTART_COUNT="2"), policy in ("retry", "restart"))
-                self.assertEqual("scontrol" in said(code, SLURM_RESTART_COUNT="3"), policy == "restart")
-        script = self.repository / "scripts/train.slurm"
-        script.write_text(script.read_text().replace("\npolicy=", "\nSECONDS=601\npolicy="))
-        self.assertIn("scontrol", said(76, SLURM_RESTART_COUNT="3"))  # it made progress
-        self.assertNotIn("scontrol", said(65))
+    def test_the_job_of_slurm(self):
+        """It goes back into the queue if it was stopped with a checkpoint: every other end is the supervisor's last."""
+        for code in (0, 75, 76, 78, 137):
+            said = self.slurm(code, CODE=str(code))
+            self.assertIn("trainer --supervise config.json --auto -- srun --kill-on-bad-exit=0\n", said)
+            self.assertEqual("scontrol requeue 17\n" in said, code == 75)
+        tokens = (self.repository / "tokens").read_text().splitlines()
+        self.assertEqual(len(set(tokens)), 5)
+        for token in tokens:
+            self.assertRegex(token, "^token [0-9a-f]{32}$")
+
+    def test_slurms_signal_reaches_the_supervisor_at_any_moment(self):
+        """A second passes at one place of the script or another, while the signal comes."""
+        path = self.repository / "scripts/train.slurm"
+        lines = path.read_text().splitlines(keepends=True)
+        begin = next(place for place, line in enumerate(lines) if line.startswith("trap ")) + 1
+        places = [place for place in range(begin, len(lines)) if not lines[place].startswith("#")]
+        processes = []
+        self.tool("scontrol", "#!/bin/bash\necho \"scontrol $*\"\n")
+        for place in places:
+            script = path.with_name(f"train_{place}.slurm")
+            script.write_text("".join(lines[:place] + ["sleep 1\n"] + lines[place:]))
+            script.chmod(0o755)
+            folder = self.home / str(place)
+            shutil.copytree(self.repository / "build", folder / "build")
+            environment = {"HOME": str(self.home), "PATH": f"{self.home}/bin:{os.environ['PATH']}", "WAITS": "yes",
+                           "SLURM_JOB_ID": "17"}
+            if lines[place].startswith(("scontrol", "    ", "fi", "exit")):
+                continue  # the run is over
+            processes.append((lines[place], folder, subprocess.Popen(
+                [script, "config.json"], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)))
+        self.assertGreaterEqual(len(processes), 4)
+        for line, folder, process in processes:
+            self.addCleanup(process.kill)
+            wait_until((folder / "waits").exists, "the run has not begun")
+            process.send_signal(signal.SIGTERM)
+        for line, folder, process in processes:
+            with self.subTest(before=line):
+                said = process.communicate(timeout=60)[0]
+                self.assertEqual((process.returncode, "scontrol requeue 17\n" in said), (75, True), said)
 
 
 class ExitCodes(unittest.TestCase):
@@ -366,7 +395,7 @@ class ExitCodes(unittest.TestCase):
         enumeration = re.search(r"enum class Exit : int \{(.*?)\};", (ROOT / "kernels/check.h").read_text(), re.S)[1]
         self.assertEqual(re.findall(r"(\w+) = (\d+)", enumeration),
                          [(name, str(code)) for code, (name, _, _) in exit_codes().items()])
-        self.assertLessEqual({policy for _, policy, _ in exit_codes().values()}, {"final", "retry", "restart"})
+        self.assertLessEqual({policy for _, policy, _ in exit_codes().values()}, {"final", "restart"})
 
     def test_the_documentation_has_the_table(self):
         rows = "".join(path.read_text() for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))])

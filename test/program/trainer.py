@@ -65,12 +65,14 @@ def small_data():
 
 
 def trainers_in(folder):
-    """The pids of the trainers that run in a folder, in whichever namespace, without their launchers."""
+    """The pids of the ranks that run in a folder, in whichever namespace, without what has started them."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             command = (process / "cmdline").read_bytes().split(b"\0")
-            if command[0] == bytes(TRAINER) and os.readlink(process / "cwd") == os.path.realpath(folder):
+            starts_ranks = b"--nproc" in command or b"--supervise" in command
+            is_here = os.readlink(process / "cwd") == os.path.realpath(folder)
+            if command[0] == bytes(TRAINER) and is_here and not starts_ranks:
                 found.append(int(process.name))
         except OSError:  # it has ended meanwhile
             pass

@@ -1,0 +1,59 @@
+#include "commands/supervision.h"
+
+#include <sys/stat.h>
+
+#include "runtime/io/io.h"
+
+namespace {
+
+// What tells a directory from another one of the same name; nothing if there is none.
+std::optional<std::pair<dev_t, ino_t>> identity_of(const std::string& directory) {
+    struct stat status;
+    if (::stat(directory.c_str(), &status) != 0) return std::nullopt;
+    return std::pair(status.st_dev, status.st_ino);
+}
+
+}  // namespace
+
+Exit supervise_training(const CommandLine& line, const std::vector<std::string>& arguments) {
+    StopSignals signals;
+    if (const RankEnvironment found = launched_ranks(); found.size > 1)
+        fail(Exit::usage, "--supervise starts the ranks, but %s has started %d: train_gpt --supervise ... -- %s ...",
+             found.launcher, found.size, found.launcher == "Slurm" ? "srun" : "mpirun");
+    check_node(line.node);
+    const bool is_local = line.launcher.empty();
+    const int count = std::max(1, line.nproc), first = count * line.node.node;
+    const Config config = load_config(line.config, line.overrides, count * line.node.nodes);
+    RankReports reports(first, count, line.node.nodes == 1, control_settings(config));
+
+    const std::string& run_dir = config.run.dir;
+    const bool continues = line.start.mode == StartMode::resume || line.start.mode == StartMode::automatic;
+    const bool is_occupied = state_of_run_dir(run_dir) == RunDirState::occupied;
+    const auto identity = identity_of(run_dir);
+    // What is in run.dir is no part of this run.
+    auto is_another_run = [&] { return !continues && is_occupied && identity_of(run_dir) == identity; };
+    std::vector<int64_t> steps;
+    auto committed = [&] {
+        try {
+            steps = is_another_run() ? std::vector<int64_t>{} : committed_steps(run_dir);
+        } catch (const Error&) {  // they cannot be seen now: those that were there count
+        }
+        return steps;
+    };
+    const std::vector<int64_t> steps_before = committed();
+    bool is_first = true, has_saved = false;
+    auto next_command = [&] {
+        has_saved |= !steps.empty();
+        // Until the first start has opened run.dir as its flags say, they hold.
+        const bool is_open = line.start.step ? steps != steps_before : !is_another_run();
+        std::vector<std::string> command = line.launcher, own = arguments_of_run(arguments);
+        if (!std::exchange(is_first, false) && is_open)
+            // A run that has saved and whose checkpoints are gone must not start from scratch.
+            own = with_start(
+                own, has_saved || line.start.mode == StartMode::resume ? StartMode::resume : StartMode::automatic);
+        if (is_local) own[0] = program_path();
+        command.insert(command.end(), own.begin(), own.end());
+        return command;
+    };
+    return Exit(supervise({next_command, committed, is_local ? &reports : nullptr}, signals));
+}

@@ -1,0 +1,125 @@
+#include "runtime/cluster/child_program.h"
+
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+
+#include "runtime/cluster/socket.h"
+
+namespace {
+
+constexpr int kStopSignals[] = {SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
+constexpr double kRound_s = 0.1;  // at most between two looks at the program
+constexpr double kRepeat_s = 1;   // between two requests to stop
+constexpr double kTermination_s = 10;
+
+// The child's code before its program. This process has one thread, so the child may do anything.
+[[noreturn]] void become(std::vector<std::string>& command, pid_t parent, const StopSignals& signals) {
+    ::setpgid(0, 0);
+    ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (::getppid() != parent) ::_exit(128 + SIGTERM);  // it was killed before the line above
+    const int null = ::open("/dev/null", O_RDONLY);
+    if (null > STDIN_FILENO) ::dup2(null, STDIN_FILENO), ::close(null);
+    ::sigprocmask(SIG_SETMASK, &signals.mask_before(), nullptr);
+    ::execvp(command[0].c_str(), argv_of(command).data());
+    std::fprintf(stderr, "train_gpt: %s could not be started: %s\n", command[0].c_str(), std::strerror(errno));
+    ::_exit(int(errno == ENOENT ? Exit::no_input : Exit::os));
+}
+
+std::vector<pid_t> children() {
+    std::vector<pid_t> pids;
+    std::ifstream file("/proc/thread-self/children");
+    for (pid_t pid; file >> pid;) pids.push_back(pid);
+    return pids;
+}
+
+// All descendants: a process whose parent has died becomes this one's child. Those in an uninterruptible call stay.
+void kill_children() {
+    for (const TimePoint deadline = Clock::now() + seconds(kTermination_s); Clock::now() < deadline; ::usleep(10'000)) {
+        const std::vector<pid_t> left = children();
+        if (left.empty()) return;
+        for (const pid_t pid : left) ::kill(pid, SIGKILL);
+        while (::waitpid(-1, nullptr, WNOHANG) > 0) {}
+    }
+}
+
+// The program's exit code if it has ended.
+std::optional<int> code_of_ended(pid_t pid) {
+    int status = 0;
+    if (::waitpid(pid, &status, WNOHANG) != pid) return std::nullopt;
+    return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+}  // namespace
+
+StopSignals::StopSignals() {
+    sigemptyset(&waited_for_);
+    for (const int signal : kStopSignals) sigaddset(&waited_for_, signal);
+    for (const int signal : {SIGCHLD, SIGHUP, SIGPIPE}) sigaddset(&waited_for_, signal);
+    ::sigprocmask(SIG_BLOCK, &waited_for_, &before_);
+    std::signal(SIGCHLD, SIG_DFL);  // if it is ignored, the exit codes of children are lost
+}
+
+int StopSignals::wait(double limit_s) {
+    const TimePoint deadline = Clock::now() + seconds(limit_s);
+    for (;;) {
+        const auto left = std::max(Clock::duration(0), deadline - Clock::now());
+        const auto whole = std::chrono::duration_cast<std::chrono::seconds>(left);
+        const timespec time{time_t(whole.count()), long(std::chrono::nanoseconds(left - whole).count())};
+        const int signal = ::sigtimedwait(&waited_for_, nullptr, &time);
+        if (std::ranges::count(kStopSignals, signal)) {
+            if (received_ == 0) received_ = signal;
+            return signal;
+        }
+        if (signal == SIGCHLD || Clock::now() >= deadline) return 0;
+    }
+}
+
+int run_child(std::vector<std::string> command, StopSignals& signals,
+              const std::function<std::optional<std::string>()>& find_hang) {
+    ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+    const pid_t parent = ::getpid(), pid = ::fork();
+    if (pid == 0) become(command, parent, signals);
+    if (pid < 0) fail(Exit::os, "cannot start %s: %s", command[0], std::strerror(errno));
+    ::setpgid(pid, pid);  // also here, so that the group exists before the first signal to it
+    std::optional<int> code;
+    std::optional<TimePoint> next_request, killed_at;
+    while (!(code = code_of_ended(pid))) {
+        const TimePoint now = Clock::now();
+        if (const int signal = signals.wait(kRound_s); signal == 0) {
+        } else if (!next_request) {
+            next_request = now;
+        } else if (signal == SIGINT || signal == SIGTERM) {
+            ::kill(pid, signal);
+            if (!killed_at) killed_at = now + seconds(kTermination_s);
+        }
+        if (next_request && !killed_at && now >= *next_request) {
+            ::kill(pid, SIGUSR1);
+            next_request = now + seconds(kRepeat_s);
+        }
+        const std::optional<std::string> hang = find_hang ? find_hang() : std::nullopt;
+        if (hang) std::fprintf(stderr, "train_gpt: %s\n", hang->c_str());
+        if (hang || (killed_at && now > *killed_at)) {
+            ::kill(-pid, SIGKILL);
+            ::waitpid(pid, nullptr, 0);
+            code = hang ? int(Exit::hang) : 128 + SIGKILL;
+            break;
+        }
+    }
+    kill_children();
+    const bool had_not_begun = next_request && !killed_at && *code == 128 + SIGUSR1;
+    return had_not_begun ? int(Exit::again) : *code;
+}
+
+std::vector<char*> argv_of(std::vector<std::string>& arguments) {
+    std::vector<char*> pointers;
+    for (std::string& argument : arguments) pointers.push_back(argument.data());
+    pointers.push_back(nullptr);
+    return pointers;
+}

@@ -1,0 +1,151 @@
+#include "runtime/cluster/rank_reports.h"
+
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <condition_variable>
+#include <csignal>
+#include <ranges>
+#include <system_error>
+
+#include "runtime/io/io.h"
+
+namespace {
+
+constexpr size_t kLongest = 1024;     // bytes of a report
+constexpr double kOthersFirst_s = 5;  // of several ranks another one notices it first and knows more
+constexpr double kOwnPause_s = 1;     // a round that took this much longer: this process was stopped
+
+// An abstract address, which no file stands for.
+socklen_t address_of_name(const std::string& name, sockaddr_un& address) {
+    address = {};
+    address.sun_family = AF_UNIX;
+    name.copy(address.sun_path + 1, sizeof address.sun_path - 1);
+    return socklen_t(offsetof(sockaddr_un, sun_path) + 1 + std::min(name.size(), sizeof address.sun_path - 1));
+}
+
+FileDescriptor datagram_socket() {
+    FileDescriptor socket(::socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    if (!socket) fail(Exit::os, "cannot create a Unix socket: %s", std::strerror(errno));
+    return socket;
+}
+
+// The process of this user that sent the datagram, or 0.
+pid_t sender_of(const msghdr& message) {
+    for (cmsghdr* part = CMSG_FIRSTHDR(&message); part; part = CMSG_NXTHDR(const_cast<msghdr*>(&message), part)) {
+        if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_CREDENTIALS) continue;
+        ucred credentials;
+        std::memcpy(&credentials, CMSG_DATA(part), sizeof credentials);
+        if (credentials.uid == ::geteuid()) return credentials.pid;
+    }
+    return 0;
+}
+
+}  // namespace
+
+RankReporter::RankReporter(const RankEnvironment& environment, std::shared_ptr<const RankActivity> activity,
+                           double every_s) {
+    if (environment.supervisor.empty()) return;
+    auto report = [socket = std::make_shared<FileDescriptor>(datagram_socket()), rank = environment.rank,
+                   name = environment.supervisor, activity = std::move(activity),
+                   every_s](const std::stop_token& stop) {
+        sigset_t all;
+        sigfillset(&all);
+        ::pthread_sigmask(SIG_SETMASK, &all, nullptr);  // the trainer's threads handle signals
+        sockaddr_un address;
+        const socklen_t size = address_of_name(name, address);
+        std::mutex mutex;
+        std::condition_variable_any ended;
+        std::unique_lock lock(mutex);
+        while (!stop.stop_requested()) {
+            const RankStatus s = activity->now();
+            const std::string text =
+                pack(rank, s.phase, s.step, s.ticks, s.collective, s.collective_name.substr(0, 100));
+            // Not sent if the supervisor has ended or does not read: the ranks do not depend on it.
+            ::sendto(*socket, text.data(), text.size(), MSG_DONTWAIT | MSG_NOSIGNAL,
+                     reinterpret_cast<const sockaddr*>(&address), size);
+            ended.wait_for(lock, stop, seconds(every_s), [] { return false; });
+        }
+    };
+    try {
+        thread_ = std::jthread(std::move(report));
+    } catch (const std::system_error& error) {
+        fail(Exit::os, "cannot start the thread that reports to the supervisor: %s", error.what());
+    }
+}
+
+RankReports::RankReports(int first, int count, bool all, const ControlSettings& settings)
+    : first_(first),
+      count_(count),
+      is_alone_(all && count == 1),
+      settings_(settings),
+      socket_(datagram_socket()),
+      name_("train_gpt." + random_hex(16)) {
+    sockaddr_un address;
+    const socklen_t size = address_of_name(name_, address);
+    const int on = 1;
+    if (::setsockopt(socket_, SOL_SOCKET, SO_PASSCRED, &on, sizeof on) != 0 ||
+        ::bind(socket_, reinterpret_cast<const sockaddr*>(&address), size) != 0)
+        fail(Exit::os, "cannot bind a Unix socket: %s", std::strerror(errno));
+    begin();
+}
+
+void RankReports::begin() {
+    receive(Clock::now());  // what an earlier start has left
+    ranks_.clear();
+    begun_ = last_round_ = Clock::now();
+}
+
+void RankReports::receive(TimePoint now) {
+    for (;;) {
+        char bytes[kLongest];
+        alignas(cmsghdr) char control[256];
+        iovec part{bytes, sizeof bytes};
+        msghdr message{};
+        message.msg_iov = &part, message.msg_iovlen = 1;
+        message.msg_control = control, message.msg_controllen = sizeof control;
+        const ssize_t count = ::recvmsg(socket_, &message, MSG_DONTWAIT);
+        if (count < 0 && errno == EINTR) continue;
+        if (count < 0) return;
+        RankStatus status;
+        int rank = 0;
+        const pid_t pid = sender_of(message);
+        if (pid == 0 || !unpack(std::string_view(bytes, size_t(count)), rank, status.phase, status.step, status.ticks,
+                                status.collective, status.collective_name))
+            continue;
+        if (rank < first_ || rank >= first_ + count_ || status.phase < Phase::start || status.phase > Phase::end)
+            continue;
+        const auto [known, is_new] = ranks_.try_emplace(rank, MonitoredRank{this_member(rank), {}, now, now});
+        MonitoredRank& reported = known->second;
+        if (is_new || status.ticks != reported.status.ticks) reported.last_progress = now;
+        reported.member.pid = pid;
+        reported.last_heard = now;
+        reported.status = status;
+    }
+}
+
+std::optional<std::string> RankReports::find_hang() {
+    const TimePoint now = Clock::now();
+    // While this process was stopped or had no CPU time, it could not receive anything.
+    const Clock::duration round = now - std::exchange(last_round_, now);
+    if (round >= seconds(kOwnPause_s)) {
+        begun_ += round;
+        for (MonitoredRank& rank : std::views::values(ranks_)) rank.last_heard += round, rank.last_progress += round;
+    }
+    receive(now);
+    if (int(ranks_.size()) < count_ && now > begun_ + seconds(settings_.start_s)) {
+        std::vector<int> missing;
+        for (int rank = first_; rank < first_ + count_; ++rank)
+            if (!ranks_.contains(rank)) missing.push_back(rank);
+        return format("%zu of %d ranks have not begun within %g s (parallel.start_timeout_s): missing %s",
+                      missing.size(), count_, settings_.start_s, text_of_ranks(missing).c_str());
+    }
+    std::vector<MonitoredRank> alive;  // the end of the others is for the launcher to see
+    for (const MonitoredRank& rank : std::views::values(ranks_))
+        if (::kill(pid_t(rank.member.pid), 0) == 0 || errno != ESRCH) alive.push_back(rank);
+    if (int(alive.size()) < count_) return std::nullopt;
+    const std::optional<EndOfRun> end = is_alone_ ? ::find_hang(alive, settings_, now)
+                                                  : find_silent_rank(alive, settings_.silence_s + kOthersFirst_s, now);
+    return end ? std::optional(end->sentence) : std::nullopt;
+}

@@ -1,0 +1,79 @@
+#include "runtime/cluster/supervisor.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+
+#include "kernels/check.h"
+
+namespace {
+
+constexpr int kMostInVain = 3;
+constexpr double kLongestWait_s = 60;
+
+const ExitCode* row_of(int code) {
+    const auto row = std::ranges::find(kExitCodes, Exit(code), &ExitCode::code);
+    return row == std::end(kExitCodes) ? nullptr : row;
+}
+
+int signal_of(int code) { return code > 128 && code < 128 + NSIG ? code - 128 : 0; }
+
+// "exit code 76 (another rank died or ended with an error)"
+std::string text_of(int code) {
+    const ExitCode* const row = row_of(code);
+    if (row) return format("exit code %d (%s)", code, row->meaning);
+    if (signal_of(code))
+        return format("exit code %d (killed by signal %d, %s)", code, signal_of(code), ::strsignal(signal_of(code)));
+    return format("exit code %d", code);
+}
+
+}  // namespace
+
+bool may_restart(int code) {
+    const ExitCode* const row = row_of(code);
+    if (row) return std::strcmp(row->policy, "restart") == 0;
+    const int signal = signal_of(code);
+    return signal != 0 && signal != SIGINT && signal != SIGTERM;
+}
+
+Restart RestartPolicy::decide(const RunEnd& end) {
+    if (end.code == int(Exit::ok) || end.stop_signal != 0) return {};
+    const std::string ended = "the run ended with " + text_of(end.code);
+    if (!may_restart(end.code)) return {.sentence = ended + ", which another start would not change: not restarted"};
+    if (end.has_committed) in_vain_ = 0;
+    if (in_vain_ == kMostInVain)
+        return {.sentence =
+                    ended + format("; giving up after %d restarts in a row that committed no checkpoint", in_vain_)};
+    const double wait_s = std::min(kLongestWait_s, std::ldexp(1.0, in_vain_++));
+    return {
+        true, wait_s,
+        ended +
+            format(
+                "; restarting in %g s%s", wait_s,
+                end.has_committed || in_vain_ == 1
+                    ? ""
+                    : format(" (%d of at most %d restarts without a new checkpoint)", in_vain_, kMostInVain).c_str())};
+}
+
+int supervise(const Supervised& run, StopSignals& signals) {
+    if (run.reports)
+        ::setenv("TRAIN_GPT_SUPERVISOR", run.reports->name().c_str(), 1);
+    else
+        ::unsetenv("TRAIN_GPT_SUPERVISOR");
+    RestartPolicy policy;
+    for (;;) {
+        const std::vector<int64_t> before = run.committed_steps();
+        if (run.reports) run.reports->begin();
+        const auto find_hang = [&] { return run.reports ? run.reports->find_hang() : std::nullopt; };
+        const int code = run_child(run.next_command(), signals, find_hang);
+        const std::vector<int64_t> after = run.committed_steps();
+        const bool has_committed =
+            std::ranges::any_of(after, [&](int64_t step) { return !std::ranges::count(before, step); });
+        const Restart restart = policy.decide({code, signals.received(), has_committed});
+        if (!restart.sentence.empty()) std::fprintf(stderr, "train_gpt: %s\n", restart.sentence.c_str());
+        if (!restart.is_due) return code;
+        for (const TimePoint begin = Clock::now() + seconds(restart.after_s); Clock::now() < begin;)
+            if (signals.wait(seconds_between(Clock::now(), begin)) != 0) return int(Exit::again);
+    }
+}

@@ -1,0 +1,352 @@
+"""--supervise and --nproc: a run is started again after what another start can mend, and stopped with a checkpoint."""
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+import unittest
+from pathlib import Path
+
+from test_ranks import is_gone
+from trainer import ENVIRONMENT, FROM_TERMINAL, TRAINER, TrainerTest, trainers_in, wait_until
+
+ENDLESS = {"train_max_steps": 100000, "schedule_name": "constant", "schedule_warmup_steps": 2}
+HAS_MPIRUN = bool(shutil.which("mpirun"))
+# Steps of seconds, also on a fast machine: mpirun would have killed the ranks before the end of one.
+LONG_STEPS = {"train_total_batch_tokens": 60 * 20000, "train_max_steps": 1000}
+
+
+def tree(pid):
+    """The processes that this one has started, directly or not."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text = stat.read_text()
+        except OSError:
+            continue
+        parents.setdefault(int(text.rpartition(")")[2].split()[1]), []).append(int(text.split()[0]))
+    found, todo = [], [pid]
+    while todo:
+        children = parents.get(todo.pop(), [])
+        found += children
+        todo += children
+    return found
+
+
+class Supervised(TrainerTest):
+    def start(self, *args, **changes):
+        """The trainer with a configuration, in the background, as from a terminal."""
+        config = self.write_config(**changes)
+        process = subprocess.Popen([TRAINER, config, *map(str, args)], cwd=self.dir, text=True, **FROM_TERMINAL,
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                                   env={**ENVIRONMENT, "OMP_NUM_THREADS": "1"})
+        self.addCleanup(self.end, process)
+        return process
+
+    def end(self, process):
+        for pid in [process.pid, *tree(process.pid), *trainers_in(self.dir)]:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+    def ended(self, process, code, seconds=120):
+        """What it said until it ended with this code; nothing that it has started is left."""
+        started = tree(process.pid)
+        said = process.communicate(timeout=seconds)[1]
+        self.assertEqual(process.returncode, code, said)
+        wait_until(lambda: all(map(is_gone, started)) and not trainers_in(self.dir), "a process is left")
+        return said
+
+    def committed(self, run="run"):
+        return sorted(int(path.name[5:]) for path in (self.dir / run / "checkpoints").glob("step_*"))
+
+    def wait_for_ranks(self, count, without=()):
+        wait_until(lambda: len(set(trainers_in(self.dir)) - set(without)) == count, "the ranks have not begun")
+        return [pid for pid in trainers_in(self.dir) if pid not in without]
+
+    def wait_for_commit(self, after):
+        wait_until(lambda: max(self.committed(), default=0) > after, "no checkpoint was committed")
+
+    def check_whole(self, *flags, **changes):
+        """The run is the one that nothing has interrupted."""
+        steps = len(self.records(kind="train"))
+        self.train(*flags, run_dir="whole", threads=1, **{**changes, "train_max_steps": steps})
+        self.assertEqual(self.records("run"), self.records("whole"))
+        self.assertEqual(self.logical_state(steps, "run"), self.logical_state(steps, "whole"))
+
+
+class One(Supervised):
+    """A run of one rank."""
+
+    def test_a_killed_rank_is_started_again_and_the_run_is_the_same(self):
+        changes = dict(ENDLESS, checkpoint_every_steps=20, model_dropout=0.1)
+        process = self.start("--supervise", "--fresh", **changes)
+        self.wait_for_commit(0)
+        for number in (signal.SIGKILL, signal.SIGSEGV):
+            ranks = self.wait_for_ranks(1)
+            newest = max(self.committed())
+            self.wait_for_commit(newest)
+            os.kill(ranks[0], number)
+            self.wait_for_ranks(1, without=ranks)
+            self.wait_for_commit(max(self.committed()))
+        process.send_signal(signal.SIGTERM)
+        said = self.ended(process, 75)
+        self.assertRegex(said, r"exit code 137 \(killed by signal 9, Killed\); restarting in 1 s\n")
+        self.assertIn("exit code 139", said)
+        self.assertFalse((self.dir / "run.old-1").exists())
+        self.check_whole(**{**changes, "checkpoint_every_steps": 0})
+
+    def test_a_stopped_rank_is_found_and_started_again(self):
+        process = self.start("--supervise", **ENDLESS, checkpoint_every_steps=20, parallel_silence_s=4)
+        self.wait_for_commit(0)
+        ranks = self.wait_for_ranks(1)
+        os.kill(ranks[0], signal.SIGSTOP)
+        self.wait_for_ranks(1, without=ranks)
+        self.wait_for_commit(max(self.committed()))
+        process.send_signal(signal.SIGINT)
+        said = self.ended(process, 75)
+        self.assertRegex(said, rf"rank 0 on \S+ \(pid {ranks[0]}\) hangs: no heartbeat for")
+        self.assertIn("exit code 80", said)
+
+    def test_a_signal_that_only_the_rank_gets_does_not_end_the_run(self):
+        process = self.start("--supervise", **ENDLESS)
+        self.wait_for_steps()
+        ranks = self.wait_for_ranks(1)
+        os.kill(ranks[0], signal.SIGTERM)
+        self.wait_for_ranks(1, without=ranks)
+        process.send_signal(signal.SIGTERM)
+        said = self.ended(process, 75)
+        self.assertIn("exit code 75 (stopped by a signal, checkpoint committed); restarting in 1 s", said)
+
+    def test_a_signal_at_any_moment_of_the_start_ends_with_75(self):
+        for delay_s in (0.02, 0.05, 0.1, 0.2, 0.4):
+            with self.subTest(delay_s):
+                shutil.rmtree(self.dir / "run", ignore_errors=True)
+                process = self.start("--supervise", **ENDLESS)
+                time.sleep(delay_s)
+                process.send_signal(signal.SIGTERM)
+                process.communicate(timeout=60)
+                # -15: the system had not begun the program.
+                self.assertIn(process.returncode, (75, -signal.SIGTERM) if delay_s < 0.1 else (75,))
+                self.assertLessEqual(len(self.committed()), 1)
+
+    def test_a_second_signal_ends_the_run_at_once(self):
+        process = self.start("--supervise", **{**ENDLESS, **LONG_STEPS})
+        self.wait_for_ranks(1)
+        time.sleep(2)
+        for _ in range(2):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+        self.ended(process, 130, seconds=30)
+        self.assertEqual(self.committed(), [])
+
+    def test_what_is_final_is_not_started_again(self):
+        said = self.run_trainer(self.write_config(data_train="nothing_*.bin"), "--supervise", expect=66)
+        self.assertEqual(said.count("nothing_"), 1, said)
+        self.assertIn("not restarted", said)
+        (self.dir / "run").mkdir()
+        (self.dir / "run/file").touch()
+        self.assertIn("--resume", self.train("--supervise", expect=64))
+
+    def test_if_the_supervisor_is_killed_its_rank_saves_and_ends(self):
+        process = self.start("--supervise", **ENDLESS)
+        self.wait_for_steps()
+        process.kill()
+        wait_until(lambda: not trainers_in(self.dir), "the rank is left")
+        self.assertEqual(self.committed(), [len(self.records(kind="train"))])
+
+    def test_a_launcher_starts_it_without_a_second_supervisor(self):
+        slurm = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0",
+                 "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "localhost"}
+        said = self.run_trainer(self.write_config(), "--supervise", expect=64, **slurm)
+        self.assertIn("--supervise starts the ranks, but Slurm has started 2: train_gpt --supervise ... -- srun", said)
+
+
+class Launchers(Supervised):
+    """A command that stands for a launcher: it ends with one code after the other."""
+
+    def supervise(self, *codes, expect, commits=False):
+        (self.dir / "launcher").write_text(f"""#!/bin/bash
+            echo "$*" >> calls
+            count=$(wc -l < calls)
+            {"mkdir -p run/checkpoints/step_$(printf %08d $count)" if commits else ""}
+            exit "$(sed -n "${{count}}p" codes)"
+        """)
+        (self.dir / "launcher").chmod(0o755)
+        (self.dir / "codes").write_text("".join(f"{code}\n" for code in codes))
+        said = self.run_trainer(self.write_config(), "--supervise", "--auto", "--", "./launcher", "-np", 3,
+                                expect=expect)
+        calls = (self.dir / "calls").read_text().splitlines()
+        self.assertEqual(set(calls), {f"-np 3 {TRAINER} config.json --auto"})
+        return len(calls), said
+
+    def test_it_gives_up_after_three_restarts_without_a_checkpoint(self):
+        starts, said = self.supervise(76, 137, 80, 74, 0, expect=74)
+        self.assertEqual(starts, 4)
+        self.assertEqual(re.findall(r"restarting in (\d+) s", said), ["1", "2", "4"])
+        self.assertIn("exit code 74 (reading or writing failed, disk full included); giving up after 3 restarts", said)
+
+    def test_it_goes_on_as_long_as_checkpoints_are_committed(self):
+        starts, said = self.supervise(76, 76, 71, 139, 76, 0, expect=0, commits=True)
+        self.assertEqual(starts, 6)
+        self.assertEqual(re.findall(r"restarting in (\d+) s", said), ["1"] * 5)
+
+    def test_codes_that_are_not_listed_are_final(self):
+        starts, said = self.supervise(1, expect=1)
+        self.assertEqual(starts, 1)
+        self.assertIn("exit code 1, which another start would not change: not restarted", said)
+
+    def test_what_a_launcher_leaves_behind_is_killed(self):
+        (self.dir / "launcher").write_text("#!/bin/bash\nsetsid sleep 600 &\necho $! > left\nexit 65\n")
+        (self.dir / "launcher").chmod(0o755)
+        self.run_trainer(self.write_config(), "--supervise", "--", "./launcher", expect=65)
+        self.assertTrue(is_gone(int((self.dir / "left").read_text())))
+
+    def test_a_launcher_that_is_missing(self):
+        said = self.run_trainer(self.write_config(), "--supervise", "--", "./nothing", expect=66)
+        self.assertIn("train_gpt: ./nothing could not be started: No such file or directory", said)
+        self.assertIn("--", self.run_trainer(self.write_config(), "--supervise", "--", expect=64))
+        self.assertIn("--nproc", self.run_trainer(self.write_config(), "--nproc", 2, "--supervise", "--", "mpirun",
+                                                  expect=64))
+
+
+class Evaluation(Supervised):
+    """Validation of some seconds, questions or samples that a signal cuts short."""
+
+    CHANGES = {"train_max_steps": 8, "eval_every_steps": 2, "sample_every_steps": 2, "eval_patience": 50,
+               "checkpoint_keep_best": True, "checkpoint_keep": 9, "data_val": "data/train_*.bin", "eval_stride": 1,
+               "sample_tokens": 5, "checkpoint_every_steps": 0}
+
+    def check(self, *flags, **changes):
+        changes = {**self.CHANGES, **changes}
+        self.train(*flags, run_dir="whole", **changes)
+        process = self.start(*flags, **changes)
+        metrics = self.dir / "run/metrics.jsonl"
+        wait_until(lambda: metrics.exists() and '"step":2' in metrics.read_text(), "no step was made")
+        process.send_signal(signal.SIGTERM)
+        said = process.communicate(timeout=120)[1]
+        self.assertEqual(process.returncode, 75, said)
+        self.assertEqual([record["kind"] for record in self.records()], ["train"] * 2)
+        self.assertEqual(self.committed(), [2])
+        # Resumed, killed before it can save anything, and resumed again: what comes twice is written once.
+        process = self.start(*flags, "--resume", **changes)
+        wait_until(lambda: len(self.records()) > 2, "the validation was not made up for")
+        self.end(process)
+        process.communicate()
+        for step in self.committed():
+            if step > 2:
+                shutil.rmtree(self.step_dir(step))
+        self.train(*flags, "--resume", **changes)
+        self.assertEqual(self.records("run"), self.records("whole"))
+        self.assertEqual(self.logical_state(8, "run"), self.logical_state(8, "whole"))
+        samples = [(self.dir / run / "samples.jsonl").read_text().count("\n") for run in ("run", "whole")]
+        self.assertEqual(samples, [4, 4])
+
+    def test_a_signal_ends_a_validation_and_the_resumed_run_makes_up_for_it(self):
+        self.check()
+
+    @unittest.skipUnless(HAS_MPIRUN, "there is no mpirun")
+    def test_on_two_ranks(self):
+        self.check("--nproc", 2)
+
+
+@unittest.skipUnless(HAS_MPIRUN, "there is no mpirun")
+class Several(Supervised):
+    """A run of several ranks, which mpirun starts."""
+
+    def test_ranks_that_are_killed_are_started_again_and_the_run_is_the_same(self):
+        changes = dict(ENDLESS, checkpoint_every_steps=20, parallel_deterministic_reduce=True)
+        process = self.start("--supervise", "--nproc", 2, **changes)
+        self.wait_for_commit(0)
+        for victims in (slice(0, 1), slice(1, 2), slice(0, 2)):
+            ranks = self.wait_for_ranks(2)
+            for pid in ranks[victims]:
+                os.kill(pid, signal.SIGKILL)
+            self.wait_for_ranks(2, without=ranks)
+            self.wait_for_commit(max(self.committed()))
+        os.killpg(process.pid, signal.SIGINT)
+        said = self.ended(process, 75)
+        self.assertEqual(said.count("restarting in 1 s"), 3, said)
+        self.check_whole(**{**changes, "checkpoint_every_steps": 0})
+
+    def check_stop(self, number, *flags):
+        shutil.rmtree(self.dir / "run", ignore_errors=True)
+        process = self.start("--nproc", 2, *flags, **LONG_STEPS)
+        metrics = self.dir / "run/metrics.jsonl"
+        wait_until(lambda: metrics.exists() and metrics.read_text(), "no step was made")
+        os.killpg(process.pid, number)
+        said = self.ended(process, 75)
+        self.assertEqual(self.committed(), [len(self.records())], said)
+
+    def test_long_steps_end_before_the_ranks_are_killed(self):
+        self.check_stop(signal.SIGINT)
+        self.check_stop(signal.SIGTERM, "--supervise")
+
+    def test_a_signal_at_any_moment_of_the_start_ends_with_75(self):
+        for delay_s in (0.1, 0.3, 0.6, 1):
+            with self.subTest(delay_s):
+                shutil.rmtree(self.dir / "run", ignore_errors=True)
+                process = self.start("--supervise", "--nproc", 2, **ENDLESS)
+                time.sleep(delay_s)
+                process.send_signal(signal.SIGTERM)
+                self.ended(process, 75)
+
+    def test_ranks_that_stop_before_they_have_met_are_found(self):
+        for supervised in (True, False):
+            with self.subTest(supervised=supervised):
+                shutil.rmtree(self.dir / "run", ignore_errors=True)
+                process = self.start("--nproc", 2, *(["--supervise"] if supervised else []), train_max_steps=3,
+                                     parallel_start_timeout_s=25, parallel_step_timeout_s=25)
+                wait_until(lambda: trainers_in(self.dir), "no rank has begun")
+                victim = trainers_in(self.dir)[0]
+                os.kill(victim, signal.SIGSTOP)
+                said = self.ended(process, 0 if supervised else 80)
+                self.assertIn("25 s", said)
+
+    def test_all_ranks_are_stopped(self):
+        process = self.start("--supervise", "--nproc", 2, **ENDLESS, checkpoint_every_steps=20, parallel_silence_s=5)
+        self.wait_for_commit(0)
+        ranks = self.wait_for_ranks(2)
+        for pid in ranks:
+            os.kill(pid, signal.SIGSTOP)
+        self.wait_for_ranks(2, without=ranks)
+        self.wait_for_commit(max(self.committed()))
+        process.send_signal(signal.SIGTERM)
+        self.assertIn("no heartbeat", self.ended(process, 75))
+
+    def test_if_a_launcher_is_killed_no_rank_is_left(self):
+        for name in ("train_gpt", "mpirun"):
+            with self.subTest(name):
+                shutil.rmtree(self.dir / "run", ignore_errors=True)
+                process = self.start("--supervise", "--nproc", 2, **ENDLESS, checkpoint_every_steps=20)
+                self.wait_for_commit(0)
+                ranks = self.wait_for_ranks(2)
+                started = tree(process.pid)
+                victim = process.pid if name == "train_gpt" else next(
+                    pid for pid in started if Path(f"/proc/{pid}/comm").read_text() == "mpirun\n")
+                os.kill(victim, signal.SIGKILL)
+                wait_until(lambda: all(map(is_gone, ranks)), "a rank is left")
+                if name == "mpirun":
+                    self.wait_for_ranks(2, without=ranks)
+                    process.send_signal(signal.SIGTERM)
+                    self.assertIn("exit code 137", self.ended(process, 75))
+
+    def test_ranks_of_one_machine_do_not_listen_on_the_network(self):
+        process = self.start("--nproc", 2, **ENDLESS)
+        self.wait_for_steps()
+        for pid in self.wait_for_ranks(2):
+            sockets = {os.readlink(file)[8:-1] for file in Path(f"/proc/{pid}/fd").iterdir()
+                       if os.readlink(file).startswith("socket:[")}
+            for table in ("tcp", "tcp6"):
+                rows = [line.split() for line in Path("/proc/net", table).read_text().splitlines()[1:]]
+                outside = [row[1] for row in rows if row[3] == "0A" and row[9] in sockets
+                           and not row[1].startswith("0100007F:")]
+                self.assertEqual(outside, [])
+        process.send_signal(signal.SIGTERM)
+        self.ended(process, 75)
+
+
+if __name__ == "__main__":
+    unittest.main()
