@@ -1,0 +1,115 @@
+"""Power cuts: a step that was reported as committed is on the disk, whatever else is not."""
+import random
+import re
+import shutil
+import signal
+import subprocess
+import time
+import unittest
+from pathlib import Path
+
+from campaign import BUILD, OPTIONS, Campaign, have_private_mounts
+from trainer import digest
+
+IMAGE_MIB = 48
+
+
+class CrashStates(Campaign):
+    """What the file system may have kept of the operations that the trainer made (crash_states.cpp)."""
+
+    changes = {**Campaign.changes, "checkpoint_every_steps": 1}
+
+    def check_protocol(self, ranks=1, **changes):
+        self.write_config(**{**self.changes, **changes})
+        log, said, scratch = self.dir / "log", self.dir / "said", self.dir / "scratch"
+        faults = f"path={self.dir},action=log;path={self.dir}/run*,action=log;call=fflush,action=log"
+        trainer = self.command("run")
+        command = ["sh", "-c", 'exec "$0" "$@" > said', *trainer]  # a file, whose size says what was printed by when
+        if ranks > 1:
+            command = ["mpirun", "-np", "1", *command, ":", "-np", str(ranks - 1), *trainer]
+        subprocess.run(command, cwd=self.dir, check=True, timeout=120, stdout=subprocess.DEVNULL,
+                       env=self.environment(faults, log))
+        result = subprocess.run([BUILD / "crash_states", log, said, self.dir / "run", scratch,
+                                 "200000" if OPTIONS["long"] else "3000", str(OPTIONS["seed"])], capture_output=True,
+                                text=True)
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        states, last = map(int, re.search(r"^(\d+) states .* (\d+) the last step", result.stdout).groups())
+        self.assertEqual(last, 12)
+        self.assertGreaterEqual(states, 2000)
+        print(result.stdout.strip(), end=" ", flush=True)
+
+    def test_one_rank_keeping_two_checkpoints(self):
+        self.check_protocol()
+
+    def test_one_rank_keeping_one_checkpoint(self):
+        self.check_protocol(checkpoint_keep=1)
+
+    @unittest.skipUnless(shutil.which("mpirun"), "there is no mpirun")
+    def test_two_ranks(self):
+        self.check_protocol(ranks=2, checkpoint_keep=1)
+
+
+def may_mount_loop_devices():
+    """A reason why not, or nothing."""
+    if not shutil.which("mkfs.ext4"):
+        return "there is no mkfs.ext4"
+    if not have_private_mounts():
+        return "mounting is not permitted here"
+    return "" if Path("/dev/loop-control").exists() else "there are no loop devices"
+
+
+@unittest.skipIf(may_mount_loop_devices(), may_mount_loop_devices())
+class LoopDevice(Campaign):
+    """ext4 on an image whose bytes are copied while the trainer is stopped: dirty pages are lost in the copy."""
+    changes = {**Campaign.changes, "train_max_steps": 60, "checkpoint_every_steps": 3, "checkpoint_keep": 2}
+
+    def mount(self, image, folder):
+        (self.dir / folder).mkdir()
+        result = subprocess.run(["mount", "-o", "loop", image, folder], cwd=self.dir, capture_output=True, text=True)
+        if result.returncode != 0:
+            self.skipTest(f"a loop device cannot be mounted: {result.stderr}")
+        self.addCleanup(subprocess.run, ["umount", "-l", self.dir / folder], capture_output=True)
+
+    def unmount(self, folder):
+        subprocess.run(["umount", self.dir / folder], check=True)
+        (self.dir / folder).rmdir()
+
+    def copy_of_disk(self):
+        """Twice, until nothing was written in between: the disk as it was at one moment."""
+        while True:
+            shutil.copy(self.dir / "disk", self.dir / "copy")
+            if digest(self.dir / "copy") == digest(self.dir / "disk"):
+                return
+
+    def test_a_reported_step_survives_a_power_cut(self):
+        self.start("whole")
+        whole = self.records("whole"), self.weights(60, "whole")
+        draws = random.Random(OPTIONS["seed"])
+        for trial in range(100 if OPTIONS["long"] else 4):
+            with self.subTest(trial=trial):
+                self.cut_power(draws.uniform(0, 1.5), whole)
+
+    def cut_power(self, delay, whole):
+        (self.dir / "disk").write_bytes(b"")
+        subprocess.run(["truncate", "-s", f"{IMAGE_MIB}M", "disk"], cwd=self.dir, check=True)
+        subprocess.run(["mkfs.ext4", "-q", "disk"], cwd=self.dir, check=True)
+        self.mount("disk", "before")
+        said = self.dir / "said"
+        with said.open("w") as out:
+            process = subprocess.Popen(self.command("before/run"), cwd=self.dir, stdout=out, stderr=out,
+                                       env=self.environment())
+            time.sleep(delay)
+            process.send_signal(signal.SIGSTOP)
+            self.copy_of_disk()
+            process.kill()
+            process.wait()
+        reported = max([int(line.split()[1]) for line in said.read_text().splitlines() if "| checkpoint" in line],
+                       default=0)
+        self.unmount("before")
+        self.mount("copy", "after")
+        again = self.start("after/run", "--auto")
+        self.assertEqual(again.code, 0, f"step {reported} was reported\n{again}")
+        if reported:
+            self.assertGreater(again.first_step(), reported, again)
+        self.assertEqual((self.records("after/run"), self.weights(60, "after/run")), whole)
+        self.unmount("after")
