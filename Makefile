@@ -75,7 +75,7 @@ CUDA         := $(call object,$(filter-out $(COMM_CUDA),$(CUDA_SOURCES)) $(LAUNC
 CPU_LIBS      = -ldnnl $(if $(filter 1,$(MPI)),$(MPI_LIBS)) $(LIBS)
 
 # The file system of the campaigns in test/faults is built where libfuse3 is.
-FUSE_FLAGS  := -DFUSE_USE_VERSION=35 -lfuse3
+FUSE_FLAGS  := -DFUSE_USE_VERSION=31 -lfuse3
 FUSE        := $(call calls,fuse3/fuse.h,fuse_version(),$(FUSE_FLAGS))
 
 # Catch2 3 is a library, Catch2 2 is one header.
