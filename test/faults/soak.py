@@ -1,0 +1,337 @@
+#!/usr/bin/env python3
+"""Three ranks on a file system with faults, and every few seconds a random fault: python3 test/faults/soak.py
+
+Whatever happens, a new checkpoint must follow each fault within two minutes, the run must end, and its log and weights
+must be those of a run without faults, bit for bit; then another run with another seed begins, until the minutes are
+over. The run is started again as `--supervise` does it, or by this program if the trainer was killed as a whole. A
+final exit code that the last fault does not explain, fails the soak. Prints a table of the faults, as markdown.
+"""
+import argparse
+import collections
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from campaign import NANO, Campaign, have_private_mounts
+from faulty_fs import FaultyFs, why_not
+from test_ranks import MPI_ENVIRONMENT, is_gone
+from trainer import TRAINER, small_data, trainers_in
+
+RANKS = 3
+STEPS = 6000
+# Without norms, which are those of rank 0's own samples.
+RUN = {**NANO, "model_n_layer": 2, "model_n_embd": 32, "train_max_steps": STEPS, "checkpoint_every_steps": 40,
+       "checkpoint_keep": 3, "eval_every_steps": 500, "sample_every_steps": 500, "log_norms_every_steps": 0,
+       "parallel_silence_s": 4, "parallel_step_timeout_s": 20}
+RESTART = {71, 74, 75, 76, 80}  # else, and unless a signal that the user did not send ended it, an end is final
+EXPLAINED = {"flipped byte": {65}, "signal": {130, 143}}
+PROGRESS_S = 120
+
+
+class Failure(Exception):
+    """A promise that was broken."""
+
+
+def listening_ports(pids):
+    """The TCP ports that the processes listen at."""
+    sockets = set()
+    for pid in pids:
+        try:
+            sockets |= {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()}
+        except OSError:  # it has ended
+            pass
+    lines = [line.split() for table in ("tcp", "tcp6") for line in Path("/proc/net", table).read_text().splitlines()[1:]]
+    return {int(line[1].rpartition(":")[2], 16) for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in sockets}
+
+
+class Soak:
+    def __init__(self, folder, seed):
+        self.folder = Path(folder)
+        self.draws = random.Random(seed)
+        self.disk = FaultyFs(folder)
+        self.results = Campaign()  # for what runs left
+        self.results.dir = self.disk.backing
+        shutil.copytree(small_data().name, self.disk.backing, dirs_exist_ok=True)
+        keys = subprocess.run([TRAINER, "--help-config"], capture_output=True, text=True, check=True).stdout
+        start_up = {"parallel_start_timeout_s": 20} if "parallel.start_timeout_s" in keys else {}
+        self.results.write_config(**RUN, **start_up)
+        self.seed = 0
+        self.process = None
+        self.supervised = "--supervise" in subprocess.run([TRAINER, "--help"], capture_output=True, text=True).stdout
+        self.faults = collections.Counter()  # by class
+        self.ends = collections.defaultdict(collections.Counter)  # class -> exit codes that followed
+        self.went_on = collections.Counter()
+        self.said = {}  # class -> a sentence that followed
+        self.runs = self.missed = 0
+        self.fault = "none"
+        self.classes = {"kill": self.kill, "stop": self.stop, "EIO": self.fail_with_eio, "ENOSPC": self.fill_disk,
+                        "short write": self.shorten, "stalled read": self.stall, "flipped byte": self.flip,
+                        "moved directory": self.move, "signal": self.send_signal, "junk on ports": self.send_junk}
+
+    # ---- the run ----------------------------------------------------------------------------------------------------
+
+    @property
+    def run(self):
+        return f"run_{self.seed}"
+
+    def begin_run(self):
+        """The next seed: first without faults and on one rank, whose bits are the same."""
+        self.seed += 1
+        command = [TRAINER, "config.json", *self.settings(f"whole_{self.seed}")]
+        subprocess.run(command, cwd=self.disk.backing, check=True, stdout=subprocess.DEVNULL, env=MPI_ENVIRONMENT)
+        self.log = (self.folder / f"{self.run}.said").open("a+")
+        self.start()
+
+    def settings(self, run):
+        return ["--set", f"run.dir={run}", "--set", f"run.seed={self.seed}"]
+
+    def start(self):
+        flags = ["--supervise"] if self.supervised else []
+        command = [TRAINER, *flags, "--nproc", str(RANKS), "config.json", "--auto", *self.settings(self.run)]
+        self.sentences = []  # of the trainer, since this start
+        self.process = subprocess.Popen(command, cwd=self.disk.at, stdout=self.log, stderr=self.log,
+                                        env=MPI_ENVIRONMENT, start_new_session=True)
+
+    def ranks(self):
+        return [pid for pid in trainers_in(self.disk.at) if pid != self.process.pid]
+
+    def wait_for_ranks(self):
+        deadline = time.monotonic() + PROGRESS_S
+        while len(self.ranks()) < RANKS:
+            self.look_after()
+            if time.monotonic() > deadline:
+                raise Failure(f"{len(self.ranks())} of {RANKS} ranks after {PROGRESS_S} s")
+            time.sleep(0.05)
+
+    def look_after(self):
+        """Starts the run again if it has ended and its code allows that; true if it was complete."""
+        code = self.process.poll()
+        said = self.log.read()
+        self.sentences += [line for line in said.splitlines() if line.startswith("train_gpt: ")]
+        if self.sentences:
+            self.said.setdefault(self.fault, self.sentences[0])
+        if "internal error" in said:
+            raise Failure(f"an internal error after {self.fault}: {self.sentences}")
+        # The supervisor says how the runs ended that it starts again.
+        self.ends[self.fault].update(map(int, re.findall(r"ended with exit code (\d+).*restarting", said, re.M)))
+        if code is None:
+            return False
+        self.ends[self.fault][code] += 1
+        if code == 0:
+            self.check_result()
+            return True
+        was_killed = code < 0 or (code > 128 and code not in (130, 143))
+        if not was_killed and code not in RESTART | EXPLAINED.get(self.fault, set()):
+            raise Failure(f"exit code {code} after {self.fault}: {self.sentences}")
+        if not was_killed and not self.sentences and code not in (75, 130, 143):
+            raise Failure(f"exit code {code} without a sentence after {self.fault}")
+        self.wait_until_gone(self.ranks())  # of a launcher that was killed
+        self.start()
+        return False
+
+    def wait_until_gone(self, pids):
+        deadline = time.monotonic() + PROGRESS_S
+        while not all(map(is_gone, pids)):
+            if time.monotonic() > deadline:
+                raise Failure(f"ranks are left {PROGRESS_S} s after {self.fault}")
+            time.sleep(0.05)
+
+    def check_result(self):
+        whole = f"whole_{self.seed}"
+        for what, of in (("log", self.results.records), ("weights", lambda run: self.results.logical_state(STEPS, run))):
+            if of(self.run) != of(whole):
+                raise Failure(f"{what} of {self.run} differ from those of the run without faults")
+        self.runs += 1
+        for run in (self.run, whole):
+            shutil.rmtree(self.disk.backing / run)
+        self.begin_run()
+
+    # ---- the faults -------------------------------------------------------------------------------------------------
+
+    # Each returns the processes that must end because of it.
+
+    def kill(self):
+        ranks = self.ranks()
+        victims = self.draws.choice([[self.draws.choice(ranks)], [self.draws.choice(ranks)], ranks, [self.process.pid]])
+        for victim in victims:
+            self.send(victim, signal.SIGKILL)
+        return ranks
+
+    def stop(self):
+        ranks = self.ranks()
+        self.send(self.draws.choice(ranks), signal.SIGSTOP)
+        return ranks
+
+    def send_signal(self):
+        ranks = self.ranks()
+        number = self.draws.choice([signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
+        victim = self.process.pid if number == signal.SIGUSR1 else self.draws.choice(ranks)  # mpirun passes that one on
+        self.send(victim, number)
+        return ranks if number != signal.SIGHUP else []
+
+    def send(self, pid, number):
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:  # it has ended meanwhile
+            pass
+
+    def send_junk(self):
+        for port in listening_ports(self.ranks()):
+            for _ in range(5):
+                with socket.socket() as connection:
+                    connection.settimeout(1)
+                    try:
+                        connection.connect(("127.0.0.1", port))
+                        connection.sendall(self.draws.randbytes(self.draws.choice([1, 8, 100, 5000])))
+                    except OSError:
+                        pass
+
+    def move(self):
+        run, elsewhere = self.disk.at / self.run, self.disk.at / "elsewhere"
+        run.rename(elsewhere)
+        time.sleep(0.3)
+        if run.exists():
+            raise Failure(f"{self.run} was made anew while it was moved away")
+        elsewhere.rename(run)
+
+    def inject(self, action, calls, paths, times=1):
+        """On one of the calls and paths, soon."""
+        self.disk.inject(f"call={self.draws.choice(calls)},path={self.draws.choice(paths)},"
+                         f"nth={self.draws.randint(1, 3)},times={times},action={action}")
+
+    def fail_with_eio(self):
+        self.inject("EIO", ["read", "write", "fsync", "open", "rename", "write|fsync"],
+                    ["/run_*", "*/checkpoints*", "*.jsonl", "/data/*.bin"], self.draws.randint(1, 3))
+
+    def fill_disk(self):
+        self.inject("ENOSPC", ["write", "fallocate", "mkdir", "write|fallocate"],
+                    ["/run_*", "*/checkpoints*", "*/metrics.jsonl"], self.draws.randint(1, 3))
+
+    def shorten(self):
+        self.inject("short", ["write"], ["/run_*", "*/shard_*"], self.draws.randint(1, 5))
+
+    def stall(self):
+        self.inject(f"hang:{self.draws.uniform(0.2, 3):.2f}", ["read"], ["/run_*", "*", "/data/*"])
+
+    def flip(self):
+        """Where a hash tells: not in the logs."""
+        kind = self.draws.choice([("write", "*/tmp.*/shard_*"), ("write", "*/tmp.*/MANIFEST*"),
+                                  ("read", "*/step_*/*"), ("read", "/data/*.bin")])
+        self.inject("flip", [kind[0]], [kind[1]])
+
+    def newest_commit(self):
+        """When the newest checkpoint was committed."""
+        times = [0]
+        for path in self.disk.backing.glob("run_*/checkpoints/step_*/COMMIT"):
+            try:
+                times.append(path.stat().st_mtime)
+            except FileNotFoundError:  # it has just been deleted
+                pass
+        return max(times)
+
+    def inject_one(self, name):
+        """One fault, and what must follow: a new checkpoint, and the end of the fault."""
+        self.wait_for_ranks()
+        self.fault = name
+        run, ranks, begin = self.seed, self.ranks(), time.time()
+        if len(ranks) < RANKS:
+            return
+        victims = self.classes[name]() or []
+        self.wait_until_gone(victims)
+        begin = time.time() if victims else begin
+        deadline = time.monotonic() + PROGRESS_S
+        while self.newest_commit() <= begin and not self.look_after() and self.seed == run:
+            if time.monotonic() > deadline:
+                raise Failure(f"no new checkpoint within {PROGRESS_S} s after {name}")
+            time.sleep(0.05)
+        has_rules = bool((self.disk.at / ".faults").read_text())
+        if has_rules:
+            time.sleep(self.draws.uniform(0, 1))
+        injected = not has_rules or self.disk.injected() > 0
+        self.disk.inject()
+        if injected:
+            self.faults[name] += 1
+            self.went_on[name] += not any(map(is_gone, ranks))
+        else:
+            self.missed += 1
+
+    def soak(self, minutes, every_s):
+        self.begin_run()
+        begin = time.monotonic()
+        number = 0
+        while time.monotonic() - begin < 60 * minutes:
+            fewest = min(self.faults[name] for name in self.classes)
+            name = self.draws.choice([name for name in self.classes if self.faults[name] <= fewest + 2])
+            time.sleep(max(0, begin + number * every_s - time.monotonic()))
+            self.inject_one(name)
+            number += 1
+        # The last run to its end.
+        self.fault = "none"
+        run, deadline = self.seed, time.monotonic() + 600
+        while self.seed == run:
+            self.look_after()
+            if time.monotonic() > deadline:
+                raise Failure("the last run did not end")
+            time.sleep(0.1)
+
+    def end(self):
+        if self.process and self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        for pid in trainers_in(self.disk.at):
+            self.send(pid, signal.SIGKILL)
+        self.disk.unmount()
+
+    def table(self):
+        lines = ["| class | faults | the run went on | exit codes | said, for example |", "|---|---|---|---|---|"]
+        for name in [*self.classes, "none"]:
+            codes = ", ".join(f"{code}: {count}" for code, count in sorted(self.ends[name].items()))
+            said = self.said.get(name, "").replace("|", "\\|").removeprefix("train_gpt: ")
+            lines.append(f"| {name} | {self.faults[name]} | {self.went_on[name]} | {codes} | {said[:160]} |")
+        lines.append(f"| all | {sum(self.faults.values())} | {sum(self.went_on.values())} | | |")
+        return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--every", type=float, default=2.5, metavar="S", help="seconds between faults, at least")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", action="append", metavar="CLASS", help="of faults, as the table names it; repeatable")
+    parser.add_argument("--out", type=Path, help="a file for the table")
+    arguments = parser.parse_args()
+    have_private_mounts()
+    if why_not():
+        sys.exit(f"soak: {why_not()}")
+    memory = "/dev/shm" if shutil.disk_usage("/dev/shm").free > 2**30 else None
+    folder = tempfile.mkdtemp(prefix="soak_", dir=memory)
+    soak = Soak(folder, arguments.seed)
+    soak.classes = {name: inject for name, inject in soak.classes.items() if name in (arguments.only or [name])}
+    failure = None
+    begin = time.monotonic()
+    try:
+        soak.soak(arguments.minutes, arguments.every)
+    except Failure as broken:
+        failure = broken
+    finally:
+        soak.end()
+    text = f"{(time.monotonic() - begin) / 60:.1f} minutes, seed {arguments.seed}, {RANKS} ranks, " \
+           f"{'--supervise' if soak.supervised else 'started again by the soak'}: {sum(soak.faults.values())} faults, " \
+           f"{soak.missed} more that met no operation, {soak.runs} runs of {STEPS} steps ended with the bits of runs without faults\n\n{soak.table()}\n"
+    print(text)
+    if arguments.out:
+        arguments.out.write_text(text)
+    if failure:
+        sys.exit(f"soak: FAILED: {failure}; see {folder}")
+    shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()
