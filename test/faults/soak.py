@@ -26,13 +26,13 @@ from test_ranks import MPI_ENVIRONMENT, is_gone
 from trainer import TRAINER, small_data, trainers_in
 
 RANKS = 3
-STEPS = 6000
 # Without norms, which are those of rank 0's own samples.
-RUN = {**NANO, "model_n_layer": 2, "model_n_embd": 32, "train_max_steps": STEPS, "checkpoint_every_steps": 40,
+RUN = {**NANO, "model_n_layer": 2, "model_n_embd": 32, "checkpoint_every_steps": 40,
        "checkpoint_keep": 3, "eval_every_steps": 500, "sample_every_steps": 500, "log_norms_every_steps": 0,
        "parallel_silence_s": 4, "parallel_step_timeout_s": 20}
 RESTART = {71, 74, 75, 76, 80}  # else, and unless a signal that the user did not send ended it, an end is final
 EXPLAINED = {"flipped byte": {65}, "signal": {130, 143}}
+CRASHES = {128 + number for number in (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV)}
 PROGRESS_S = 120
 
 
@@ -53,16 +53,17 @@ def listening_ports(pids):
 
 
 class Soak:
-    def __init__(self, folder, seed):
+    def __init__(self, folder, seed, steps):
         self.folder = Path(folder)
         self.draws = random.Random(seed)
+        self.steps = steps
         self.disk = FaultyFs(folder)
         self.results = Campaign()  # for what runs left
         self.results.dir = self.disk.backing
         shutil.copytree(small_data().name, self.disk.backing, dirs_exist_ok=True)
         keys = subprocess.run([TRAINER, "--help-config"], capture_output=True, text=True, check=True).stdout
         start_up = {"parallel_start_timeout_s": 20} if "parallel.start_timeout_s" in keys else {}
-        self.results.write_config(**RUN, **start_up)
+        self.results.write_config(**{**RUN, **start_up, "train_max_steps": steps})
         self.seed = 0
         self.process = None
         self.supervised = "--supervise" in subprocess.run([TRAINER, "--help"], capture_output=True, text=True).stdout
@@ -87,7 +88,8 @@ class Soak:
         self.seed += 1
         command = [TRAINER, "config.json", *self.settings(f"whole_{self.seed}")]
         subprocess.run(command, cwd=self.disk.backing, check=True, stdout=subprocess.DEVNULL, env=MPI_ENVIRONMENT)
-        self.log = (self.folder / f"{self.run}.said").open("a+")
+        self.log = (self.folder / f"{self.run}.said").open("w")
+        self.said_so_far = open(self.log.name, errors="replace")
         self.start()
 
     def settings(self, run):
@@ -114,7 +116,7 @@ class Soak:
     def look_after(self):
         """Starts the run again if it has ended and its code allows that; true if it was complete."""
         code = self.process.poll()
-        said = self.log.read()
+        said = self.said_so_far.read()
         self.sentences += [line for line in said.splitlines() if line.startswith("train_gpt: ")]
         if self.sentences:
             self.said.setdefault(self.fault, self.sentences[0])
@@ -128,6 +130,8 @@ class Soak:
         if code == 0:
             self.check_result()
             return True
+        if code in CRASHES and self.fault not in ("kill", "stop"):  # MPI may abort where ranks die
+            raise Failure(f"the trainer crashed with exit code {code} after {self.fault}")
         was_killed = code < 0 or (code > 128 and code not in (130, 143))
         if not was_killed and code not in RESTART | EXPLAINED.get(self.fault, set()):
             raise Failure(f"exit code {code} after {self.fault}: {self.sentences}")
@@ -146,7 +150,7 @@ class Soak:
 
     def check_result(self):
         whole = f"whole_{self.seed}"
-        for what, of in (("log", self.results.records), ("weights", lambda run: self.results.logical_state(STEPS, run))):
+        for what, of in (("log", self.results.records), ("weights", lambda run: self.results.logical_state(self.steps, run))):
             if of(self.run) != of(whole):
                 raise Failure(f"{what} of {self.run} differ from those of the run without faults")
         self.runs += 1
@@ -263,13 +267,13 @@ class Soak:
         else:
             self.missed += 1
 
-    def soak(self, minutes, every_s):
+    def soak(self, minutes, every_s, most):
         self.begin_run()
         begin = time.monotonic()
-        number = 0
-        while time.monotonic() - begin < 60 * minutes:
+        number, spread = 0, 2 if most > len(self.classes) else 0
+        while time.monotonic() - begin < 60 * minutes and sum(self.faults.values()) < most:
             fewest = min(self.faults[name] for name in self.classes)
-            name = self.draws.choice([name for name in self.classes if self.faults[name] <= fewest + 2])
+            name = self.draws.choice([name for name in self.classes if self.faults[name] <= fewest + spread])
             time.sleep(max(0, begin + number * every_s - time.monotonic()))
             self.inject_one(name)
             number += 1
@@ -302,6 +306,8 @@ class Soak:
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--faults", type=int, default=10**9, metavar="N", help="at most so many")
+    parser.add_argument("--steps", type=int, default=6000, help="of a run")
     parser.add_argument("--every", type=float, default=2.5, metavar="S", help="seconds between faults, at least")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", action="append", metavar="CLASS", help="of faults, as the table names it; repeatable")
@@ -312,19 +318,19 @@ def main():
         sys.exit(f"soak: {why_not()}")
     memory = "/dev/shm" if shutil.disk_usage("/dev/shm").free > 2**30 else None
     folder = tempfile.mkdtemp(prefix="soak_", dir=memory)
-    soak = Soak(folder, arguments.seed)
+    soak = Soak(folder, arguments.seed, arguments.steps)
     soak.classes = {name: inject for name, inject in soak.classes.items() if name in (arguments.only or [name])}
     failure = None
     begin = time.monotonic()
     try:
-        soak.soak(arguments.minutes, arguments.every)
+        soak.soak(arguments.minutes, arguments.every, arguments.faults)
     except Failure as broken:
         failure = broken
     finally:
         soak.end()
     text = f"{(time.monotonic() - begin) / 60:.1f} minutes, seed {arguments.seed}, {RANKS} ranks, " \
            f"{'--supervise' if soak.supervised else 'started again by the soak'}: {sum(soak.faults.values())} faults, " \
-           f"{soak.missed} more that met no operation, {soak.runs} runs of {STEPS} steps ended with the bits of runs without faults\n\n{soak.table()}\n"
+           f"{soak.missed} more that met no operation, {soak.runs} runs of {soak.steps} steps ended with the bits of runs without faults\n\n{soak.table()}\n"
     print(text)
     if arguments.out:
         arguments.out.write_text(text)
