@@ -48,8 +48,9 @@ def listening_ports(pids):
             sockets |= {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()}
         except OSError:  # it has ended
             pass
-    lines = [line.split() for table in ("tcp", "tcp6") for line in Path("/proc/net", table).read_text().splitlines()[1:]]
-    return {int(line[1].rpartition(":")[2], 16) for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in sockets}
+    tables = [Path("/proc/net", name).read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
+    return {int(place.rpartition(":")[2], 16) for table in tables for _, place, _, state, *_, inode in
+            (line.split()[:10] for line in table) if state == "0A" and f"socket:[{inode}]" in sockets}
 
 
 class Soak:
@@ -123,15 +124,16 @@ class Soak:
         if "internal error" in said:
             raise Failure(f"an internal error after {self.fault}: {self.sentences}")
         # The supervisor says how the runs ended that it starts again.
-        self.ends[self.fault].update(map(int, re.findall(r"ended with exit code (\d+).*restarting", said, re.M)))
+        codes = list(map(int, re.findall(r"ended with exit code (\d+).*restarting", said)))
+        codes += [] if code is None else [code]
+        self.ends[self.fault].update(codes)
+        if CRASHES & set(codes) and self.fault not in ("kill", "stop"):  # MPI may abort where ranks die
+            raise Failure(f"the trainer crashed with exit code {codes} after {self.fault}")
         if code is None:
             return False
-        self.ends[self.fault][code] += 1
         if code == 0:
             self.check_result()
             return True
-        if code in CRASHES and self.fault not in ("kill", "stop"):  # MPI may abort where ranks die
-            raise Failure(f"the trainer crashed with exit code {code} after {self.fault}")
         was_killed = code < 0 or (code > 128 and code not in (130, 143))
         if not was_killed and code not in RESTART | EXPLAINED.get(self.fault, set()):
             raise Failure(f"exit code {code} after {self.fault}: {self.sentences}")
@@ -150,9 +152,10 @@ class Soak:
 
     def check_result(self):
         whole = f"whole_{self.seed}"
-        for what, of in (("log", self.results.records), ("weights", lambda run: self.results.logical_state(self.steps, run))):
-            if of(self.run) != of(whole):
-                raise Failure(f"{what} of {self.run} differ from those of the run without faults")
+        if self.results.records(self.run) != self.results.records(whole):
+            raise Failure(f"the log of {self.run} differs from that of the run without faults")
+        if self.results.logical_state(self.steps, self.run) != self.results.logical_state(self.steps, whole):
+            raise Failure(f"the weights of {self.run} differ from those of the run without faults")
         self.runs += 1
         for run in (self.run, whole):
             shutil.rmtree(self.disk.backing / run)
@@ -293,6 +296,11 @@ class Soak:
             self.send(pid, signal.SIGKILL)
         self.disk.unmount()
 
+    def summary(self):
+        how = "--supervise" if self.supervised else "started again by the soak"
+        return f"{sum(self.faults.values())} faults, {self.missed} more that met no operation, {self.runs} runs of " \
+               f"{self.steps} steps by {RANKS} ranks ({how}) that ended with the bits of runs without faults"
+
     def table(self):
         lines = ["| class | faults | the run went on | exit codes | said, for example |", "|---|---|---|---|---|"]
         for name in [*self.classes, "none"]:
@@ -328,9 +336,7 @@ def main():
         failure = broken
     finally:
         soak.end()
-    text = f"{(time.monotonic() - begin) / 60:.1f} minutes, seed {arguments.seed}, {RANKS} ranks, " \
-           f"{'--supervise' if soak.supervised else 'started again by the soak'}: {sum(soak.faults.values())} faults, " \
-           f"{soak.missed} more that met no operation, {soak.runs} runs of {soak.steps} steps ended with the bits of runs without faults\n\n{soak.table()}\n"
+    text = f"{(time.monotonic() - begin) / 60:.1f} minutes, seed {arguments.seed}: {soak.summary()}\n\n{soak.table()}\n"
     print(text)
     if arguments.out:
         arguments.out.write_text(text)
