@@ -29,7 +29,7 @@ class IoErrors(Campaign):
     def test_an_error_at_any_operation_costs_at_most_the_save_it_meets(self):
         operations = self.operations("whole")
         whole = self.result("whole")
-        for operation, times, rules in self.cases(operations, 5):
+        for operation, times, rules in self.cases(operations, 10):
             with self.subTest(rules, path=operation.path):
                 self.drop("case")
                 outcome = self.start("case", faults=rules)
@@ -43,7 +43,7 @@ class IoErrors(Campaign):
         whole, half = self.half_a_run()
         shutil.copytree(self.dir / half, self.dir / "resumed")
         operations = self.operations("resumed", "--auto")
-        for operation, _, rules in self.cases(operations, 3):
+        for operation, _, rules in self.cases(operations, 6):
             with self.subTest(rules, path=operation.path):
                 self.drop("case")
                 shutil.copytree(self.dir / half, self.dir / "case")

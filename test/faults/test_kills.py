@@ -36,7 +36,7 @@ class Kills(Campaign):
         operations = self.operations("whole")
         self.whole = self.result("whole")
         self.assertGreater(len(operations), 200)
-        self.check_kills(self.places(operations, 40))
+        self.check_kills(self.places(operations, 80))
 
     def test_a_resume_may_be_killed_at_any_operation(self):
         self.start("whole")
@@ -45,7 +45,7 @@ class Kills(Campaign):
         shutil.copytree(self.dir / "half", self.dir / "resumed")
         operations = self.operations("resumed", "--auto")
         self.assertGreater(len(operations), 100)
-        self.check_kills(self.places(operations, 20), "--auto", before="half")
+        self.check_kills(self.places(operations, 40), "--auto", before="half")
 
     def test_a_run_may_be_killed_again_and_again(self):
         """Each start at one of its first operations after the resume, so that little progress is made between."""
