@@ -8,7 +8,7 @@ import time
 import unittest
 from pathlib import Path
 
-from campaign import BUILD, OPTIONS, Campaign, have_private_mounts
+from campaign import BUILD, LAST_STEP, OPTIONS, Campaign, have_private_mounts
 from trainer import digest
 
 IMAGE_MIB = 48
@@ -19,9 +19,10 @@ class CrashStates(Campaign):
 
     changes = {**Campaign.changes, "checkpoint_every_steps": 1}
 
-    def check_protocol(self, ranks=1, **changes):
+    def record(self, ranks=1, **changes):
+        """The log of a run's operations, in lines; what it printed is in `said`."""
         self.write_config(**{**self.changes, **changes})
-        log, said, scratch = self.dir / "log", self.dir / "said", self.dir / "scratch"
+        log = self.dir / "log"
         faults = f"path={self.dir},action=log;path={self.dir}/run*,action=log;call=fflush,action=log"
         trainer = self.command("run")
         command = ["sh", "-c", 'exec "$0" "$@" > said', *trainer]  # a file, whose size says what was printed by when
@@ -29,14 +30,37 @@ class CrashStates(Campaign):
             command = ["mpirun", "-np", "1", *command, ":", "-np", str(ranks - 1), *trainer]
         subprocess.run(command, cwd=self.dir, check=True, timeout=120, stdout=subprocess.DEVNULL,
                        env=self.environment(faults, log))
-        result = subprocess.run([BUILD / "crash_states", log, said, self.dir / "run", scratch,
-                                 "200000" if OPTIONS["long"] else "3000", str(OPTIONS["seed"])], capture_output=True,
-                                text=True)
+        return log.read_text().splitlines(keepends=True)
+
+    def crash(self, log, states):
+        """Tries so many states of the disk; the result of crash_states."""
+        (self.dir / "log").write_text("".join(log))
+        command = [BUILD / "crash_states", "log", "said", self.dir / "run", "scratch", states, OPTIONS["seed"]]
+        return subprocess.run(list(map(str, command)), cwd=self.dir, capture_output=True, text=True)
+
+    def check_protocol(self, **changes):
+        result = self.crash(self.record(**changes), 200000 if OPTIONS["long"] else 3000)
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
         states, last = map(int, re.search(r"^(\d+) states .* (\d+) the last step", result.stdout).groups())
-        self.assertEqual(last, 12)
+        self.assertEqual(last, LAST_STEP)
         self.assertGreaterEqual(states, 2000)
         print(result.stdout.strip(), end=" ", flush=True)
+
+    def test_each_sync_of_a_save_is_needed(self):
+        """A protocol that lacks one of them loses a reported step: shown by the log of a run, without those lines."""
+        log = self.record(checkpoint_keep=1)
+        after_commit = [i + next(k for k, line in enumerate(log[i:]) if line.startswith("fsync"))
+                        for i, line in enumerate(log) if line.startswith("rename") and "/COMMIT\t" in line]
+        self.assertEqual(len(after_commit), LAST_STEP)
+        self.assertRegex(log[after_commit[0]], r"/tmp\.\w+\.\w+\t")
+        places = {name: [i for i, line in enumerate(log) if re.match(rf"fsync\t\S*/{name}\t", line)] for name in
+                  (r"shard_0000\.bin", r"MANIFEST\S*", r"COMMIT\S*", "checkpoints")}
+        for name, lines in {**places, "the directory after COMMIT": after_commit}.items():
+            with self.subTest(name):
+                self.assertTrue(lines)
+                result = self.crash([line for i, line in enumerate(log) if i not in lines], 3000)
+                self.assertEqual(result.returncode, 1, result.stdout + result.stderr)
+                self.assertIn("a power cut after line", result.stdout)
 
     def test_one_rank_keeping_two_checkpoints(self):
         self.check_protocol()
