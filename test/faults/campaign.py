@@ -90,7 +90,8 @@ class Campaign(TrainerTest):
         return ["mpirun", "-np", str(ranks), *trainer] if ranks > 1 else trainer
 
     def environment(self, faults="", log=None):
-        environment = dict(MPI_ENVIRONMENT)
+        # Killed ranks leave their shared memory behind: where it is removed with the test.
+        environment = {**MPI_ENVIRONMENT, "OMPI_MCA_btl_vader_backing_directory": str(self.dir)}
         if faults:
             environment.update(LD_PRELOAD=str(INJECTOR), FAULTS=faults, FAULTS_LOG=str(log or ""))
         return environment

@@ -65,6 +65,9 @@ class Soak:
         keys = subprocess.run([TRAINER, "--help-config"], capture_output=True, text=True, check=True).stdout
         start_up = {"parallel_start_timeout_s": 20} if "parallel.start_timeout_s" in keys else {}
         self.results.write_config(**{**RUN, **start_up, "train_max_steps": steps})
+        self.segments = self.folder / "segments"  # of shared memory, which killed ranks leave behind
+        self.segments.mkdir()
+        self.environment = {**MPI_ENVIRONMENT, "OMPI_MCA_btl_vader_backing_directory": str(self.segments)}
         self.seed = 0
         self.process = None
         self.supervised = "--supervise" in subprocess.run([TRAINER, "--help"], capture_output=True, text=True).stdout
@@ -101,7 +104,7 @@ class Soak:
         command = [TRAINER, *flags, "--nproc", str(RANKS), "config.json", "--auto", *self.settings(self.run)]
         self.sentences = []  # of the trainer, since this start
         self.process = subprocess.Popen(command, cwd=self.disk.at, stdout=self.log, stderr=self.log,
-                                        env=MPI_ENVIRONMENT, start_new_session=True)
+                                        env=self.environment, start_new_session=True)
 
     def ranks(self):
         return [pid for pid in trainers_in(self.disk.at) if pid != self.process.pid]
@@ -118,9 +121,10 @@ class Soak:
         """Starts the run again if it has ended and its code allows that; true if it was complete."""
         code = self.process.poll()
         said = self.said_so_far.read()
-        self.sentences += [line for line in said.splitlines() if line.startswith("train_gpt: ")]
-        if self.sentences:
-            self.said.setdefault(self.fault, self.sentences[0])
+        new = [line for line in said.splitlines() if line.startswith("train_gpt: ")]
+        self.sentences += new
+        if new:
+            self.said.setdefault(self.fault, new[0])
         if "internal error" in said:
             raise Failure(f"an internal error after {self.fault}: {self.sentences}")
         # The supervisor says how the runs ended that it starts again.
@@ -247,6 +251,9 @@ class Soak:
     def inject_one(self, name):
         """One fault, and what must follow: a new checkpoint, and the end of the fault."""
         self.wait_for_ranks()
+        for segment in self.segments.iterdir():
+            if time.time() - segment.stat().st_mtime > 60:  # all ranks that need it have opened it
+                segment.unlink()
         self.fault = name
         run, ranks, begin = self.seed, self.ranks(), time.time()
         if len(ranks) < RANKS:
