@@ -143,5 +143,9 @@ class Campaign(TrainerTest):
         self.check_same(run, reference, case)
         return again
 
+    def say(self, text):
+        """Behind the test's name."""
+        print(text, end=" ", flush=True)
+
     def drop(self, run):
         shutil.rmtree(self.dir / run, ignore_errors=True)

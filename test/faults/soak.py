@@ -4,7 +4,7 @@
 Whatever happens, a new checkpoint must follow each fault within two minutes, the run must end, and its log and weights
 must be those of a run without faults, bit for bit; then another run with another seed begins, until the minutes are
 over. The run is started again as `--supervise` does it, or by this program if the trainer was killed as a whole. A
-final exit code that the last fault does not explain, fails the soak. Prints a table of the faults, as markdown.
+final exit code that the last fault does not explain fails the soak. Prints a table of the faults, as markdown.
 """
 import argparse
 import collections
@@ -23,17 +23,19 @@ from pathlib import Path
 from campaign import NANO, Campaign, have_private_mounts
 from faulty_fs import FaultyFs, why_not
 from test_ranks import MPI_ENVIRONMENT, is_gone
+from test_scripts import exit_codes
 from trainer import TRAINER, small_data, trainers_in
 
 RANKS = 3
 # Without norms, which are those of rank 0's own samples.
-RUN = {**NANO, "model_n_layer": 2, "model_n_embd": 32, "checkpoint_every_steps": 40,
-       "checkpoint_keep": 3, "eval_every_steps": 500, "sample_every_steps": 500, "log_norms_every_steps": 0,
-       "parallel_silence_s": 4, "parallel_step_timeout_s": 20}
-RESTART = {71, 74, 75, 76, 80}  # else, and unless a signal that the user did not send ended it, an end is final
-EXPLAINED = {"flipped byte": {65}, "signal": {130, 143}}
+RUN = {**NANO, "model_n_layer": 2, "model_n_embd": 32, "checkpoint_every_steps": 40, "checkpoint_keep": 3,
+       "eval_every_steps": 500, "sample_every_steps": 500, "log_norms_every_steps": 0, "parallel_silence_s": 4,
+       "parallel_step_timeout_s": 20}
+RESTART = {code for code, (_, policy, _) in exit_codes().items() if policy != "final"}
+EXPLAINED = {"flipped byte": {65, 78}, "signal": {130, 143}}  # ends that are final: 78, other data than before
 CRASHES = {128 + number for number in (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV)}
 PROGRESS_S = 120
+LEAST_AN_HOUR = 50  # faults of each class
 
 
 class Failure(Exception):
@@ -111,11 +113,12 @@ class Soak:
 
     def wait_for_ranks(self):
         deadline = time.monotonic() + PROGRESS_S
-        while len(self.ranks()) < RANKS:
+        while len(ranks := self.ranks()) < RANKS or not (self.disk.backing / self.run).exists():
             self.look_after()
             if time.monotonic() > deadline:
-                raise Failure(f"{len(self.ranks())} of {RANKS} ranks after {PROGRESS_S} s")
+                raise Failure(f"{len(ranks)} of {RANKS} ranks after {PROGRESS_S} s")
             time.sleep(0.05)
+        return ranks
 
     def look_after(self):
         """Starts the run again if it has ended and its code allows that; true if it was complete."""
@@ -167,22 +170,19 @@ class Soak:
 
     # ---- the faults -------------------------------------------------------------------------------------------------
 
-    # Each returns the processes that must end because of it.
+    # Each takes the ranks and returns those that must end because of it.
 
-    def kill(self):
-        ranks = self.ranks()
+    def kill(self, ranks):
         victims = self.draws.choice([[self.draws.choice(ranks)], [self.draws.choice(ranks)], ranks, [self.process.pid]])
         for victim in victims:
             self.send(victim, signal.SIGKILL)
         return ranks
 
-    def stop(self):
-        ranks = self.ranks()
+    def stop(self, ranks):
         self.send(self.draws.choice(ranks), signal.SIGSTOP)
         return ranks
 
-    def send_signal(self):
-        ranks = self.ranks()
+    def send_signal(self, ranks):
         number = self.draws.choice([signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
         victim = self.process.pid if number == signal.SIGUSR1 else self.draws.choice(ranks)  # mpirun passes that one on
         self.send(victim, number)
@@ -194,8 +194,8 @@ class Soak:
         except ProcessLookupError:  # it has ended meanwhile
             pass
 
-    def send_junk(self):
-        for port in listening_ports(self.ranks()):
+    def send_junk(self, ranks):
+        for port in listening_ports(ranks):
             for _ in range(5):
                 with socket.socket() as connection:
                     connection.settimeout(1)
@@ -205,7 +205,7 @@ class Soak:
                     except OSError:
                         pass
 
-    def move(self):
+    def move(self, _):
         run, elsewhere = self.disk.at / self.run, self.disk.at / "elsewhere"
         run.rename(elsewhere)
         time.sleep(0.3)
@@ -218,21 +218,21 @@ class Soak:
         self.disk.inject(f"call={self.draws.choice(calls)},path={self.draws.choice(paths)},"
                          f"nth={self.draws.randint(1, 3)},times={times},action={action}")
 
-    def fail_with_eio(self):
+    def fail_with_eio(self, _):
         self.inject("EIO", ["read", "write", "fsync", "open", "rename", "write|fsync"],
                     ["/run_*", "*/checkpoints*", "*.jsonl", "/data/*.bin"], self.draws.randint(1, 3))
 
-    def fill_disk(self):
+    def fill_disk(self, _):
         self.inject("ENOSPC", ["write", "fallocate", "mkdir", "write|fallocate"],
                     ["/run_*", "*/checkpoints*", "*/metrics.jsonl"], self.draws.randint(1, 3))
 
-    def shorten(self):
+    def shorten(self, _):
         self.inject("short", ["write"], ["/run_*", "*/shard_*"], self.draws.randint(1, 5))
 
-    def stall(self):
+    def stall(self, _):
         self.inject(f"hang:{self.draws.uniform(0.2, 3):.2f}", ["read"], ["/run_*", "*", "/data/*"])
 
-    def flip(self):
+    def flip(self, _):
         """Where a hash tells: not in the logs."""
         kind = self.draws.choice([("write", "*/tmp.*/shard_*"), ("write", "*/tmp.*/MANIFEST*"),
                                   ("read", "*/step_*/*"), ("read", "/data/*.bin")])
@@ -250,15 +250,13 @@ class Soak:
 
     def inject_one(self, name):
         """One fault, and what must follow: a new checkpoint, and the end of the fault."""
-        self.wait_for_ranks()
+        ranks = self.wait_for_ranks()
         for segment in self.segments.iterdir():
             if time.time() - segment.stat().st_mtime > 60:  # all ranks that need it have opened it
                 segment.unlink()
         self.fault = name
-        run, ranks, begin = self.seed, self.ranks(), time.time()
-        if len(ranks) < RANKS:
-            return
-        victims = self.classes[name]() or []
+        run, begin = self.seed, time.time()
+        victims = self.classes[name](ranks) or []
         self.wait_until_gone(victims)
         begin = time.time() if victims else begin
         deadline = time.monotonic() + PROGRESS_S
@@ -287,6 +285,9 @@ class Soak:
             time.sleep(max(0, begin + number * every_s - time.monotonic()))
             self.inject_one(name)
             number += 1
+        for name in self.classes:
+            if most > len(self.classes) and self.faults[name] < int(LEAST_AN_HOUR * minutes / 60):
+                raise Failure(f"only {self.faults[name]} faults of class {name}")
         # The last run to its end.
         self.fault = "none"
         run, deadline = self.seed, time.monotonic() + 600
@@ -323,7 +324,7 @@ def main():
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--faults", type=int, default=10**9, metavar="N", help="at most so many")
     parser.add_argument("--steps", type=int, default=6000, help="of a run")
-    parser.add_argument("--every", type=float, default=2.5, metavar="S", help="seconds between faults, at least")
+    parser.add_argument("--every", type=float, default=2, metavar="S", help="seconds from one fault to the next")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", action="append", metavar="CLASS", help="of faults, as the table names it; repeatable")
     parser.add_argument("--out", type=Path, help="a file for the table")

@@ -16,6 +16,7 @@ class IoErrors(Campaign):
         for call in sorted(seen):  # a sample has operations of each kind
             of_call = [entry for entry in numbered if entry[0].call == call]
             chosen += sample(itertools.product(of_call, ERRORS, ("1", "all")), count)
+        self.say(f"{len(chosen)} errors")
         return [(operation, times,
                  f"call={operation.call},path={self.dir}/case*,nth={nth},times={times},action={error}")
                 for (operation, nth), error, times in chosen]

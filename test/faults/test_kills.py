@@ -21,6 +21,7 @@ class Kills(Campaign):
         return sample(sorted(kinds), count)
 
     def check_kills(self, places, *flags, before=None):
+        self.say(f"{len(places)} kills")
         for nth, action in places:
             with self.subTest(nth=nth, action=action):
                 self.drop("case")
@@ -110,7 +111,9 @@ class KilledRanks(Campaign):
         saving = sum("/checkpoints" in operation.path for operation in operations)
         of_rank_1 = sum("/shard_0001" in operation.path for operation in operations) // 2  # rank 0 opens its files too
         places = [(nth, 0) for nth in range(1, saving - of_rank_1)] + [(nth, 1) for nth in range(1, of_rank_1)]
-        for nth, rank in sample(places, 6):
+        places = sample(places, 6)
+        self.say(f"{len(places)} kills")
+        for nth, rank in places:
             with self.subTest(nth=nth, rank=rank):
                 self.drop("case")
                 rules = f"path={self.dir}/case/checkpoints*,nth={nth},action=kill,rank={rank}"

@@ -44,7 +44,7 @@ class CrashStates(Campaign):
         states, last = map(int, re.search(r"^(\d+) states .* (\d+) the last step", result.stdout).groups())
         self.assertEqual(last, LAST_STEP)
         self.assertGreaterEqual(states, 2000)
-        print(result.stdout.strip(), end=" ", flush=True)
+        self.say(result.stdout.strip())
 
     def test_each_sync_of_a_save_is_needed(self):
         """A protocol that lacks one of them loses a reported step: shown by the log of a run, without those lines."""
@@ -109,7 +109,9 @@ class LoopDevice(Campaign):
         self.start("whole")
         whole = self.records("whole"), self.weights(60, "whole")
         draws = random.Random(OPTIONS["seed"])
-        for trial in range(100 if OPTIONS["long"] else 4):
+        trials = 100 if OPTIONS["long"] else 4
+        self.say(f"{trials} power cuts")
+        for trial in range(trials):
             with self.subTest(trial=trial):
                 self.cut_power(draws.uniform(0, 1.5), whole)
 
