@@ -43,6 +43,13 @@ def sample(cases, count):
     return [cases[i] for i in sorted(random.Random(OPTIONS["seed"]).sample(range(len(cases)), count))]
 
 
+@functools.lru_cache(maxsize=None)
+def supervised(ranks):
+    """The beginning of a command that starts so many ranks under the trainer's supervisor, if it has one."""
+    has_supervisor = "--supervise" in subprocess.run([TRAINER, "--help"], capture_output=True, text=True).stdout
+    return [str(TRAINER), *(["--supervise"] if has_supervisor else []), "--nproc", str(ranks)]
+
+
 def have_private_mounts():
     """Lets this process and what it starts have mounts of their own, which end with them; false if it may not."""
     libc = ctypes.CDLL(None, use_errno=True)

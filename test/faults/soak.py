@@ -20,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from campaign import NANO, Campaign, have_private_mounts
+from campaign import NANO, Campaign, have_private_mounts, supervised
 from faulty_fs import FaultyFs, why_not
 from test_ranks import MPI_ENVIRONMENT, is_gone
 from test_scripts import exit_codes
@@ -72,7 +72,6 @@ class Soak:
         self.environment = {**MPI_ENVIRONMENT, "OMPI_MCA_btl_vader_backing_directory": str(self.segments)}
         self.seed = 0
         self.process = None
-        self.supervised = "--supervise" in subprocess.run([TRAINER, "--help"], capture_output=True, text=True).stdout
         self.faults = collections.Counter()  # by class
         self.ends = collections.defaultdict(collections.Counter)  # class -> exit codes that followed
         self.went_on = collections.Counter()
@@ -102,8 +101,7 @@ class Soak:
         return ["--set", f"run.dir={run}", "--set", f"run.seed={self.seed}"]
 
     def start(self):
-        flags = ["--supervise"] if self.supervised else []
-        command = [TRAINER, *flags, "--nproc", str(RANKS), "config.json", "--auto", *self.settings(self.run)]
+        command = [*supervised(RANKS), "config.json", "--auto", *self.settings(self.run)]
         self.sentences = []  # of the trainer, since this start
         self.process = subprocess.Popen(command, cwd=self.disk.at, stdout=self.log, stderr=self.log,
                                         env=self.environment, start_new_session=True)
@@ -305,7 +303,7 @@ class Soak:
         self.disk.unmount()
 
     def summary(self):
-        how = "--supervise" if self.supervised else "started again by the soak"
+        how = "--supervise" if "--supervise" in supervised(RANKS) else "started again by the soak"
         return f"{sum(self.faults.values())} faults, {self.missed} more that met no operation, {self.runs} runs of " \
                f"{self.steps} steps by {RANKS} ranks ({how}) that ended with the bits of runs without faults"
 

@@ -8,7 +8,7 @@ import tempfile
 import time
 import unittest
 
-from campaign import OPTIONS, Campaign, sample
+from campaign import OPTIONS, Campaign, sample, supervised
 from trainer import trainers_in
 
 
@@ -104,6 +104,29 @@ class KilledRanks(Campaign):
             while trainers_in(self.dir):
                 self.assertLess(time.monotonic(), deadline, "a rank is left")
                 time.sleep(0.05)
+
+    def test_a_rank_that_is_stopped_at_the_end_is_noticed(self):
+        """After the last checkpoint, while the ranks leave the run, which they do together."""
+        self.write_config(**{**self.changes, "parallel_silence_s": 3, "parallel_step_timeout_s": 10,
+                             "train_max_steps": 300, "checkpoint_every_steps": 0})
+        command = [*supervised(self.ranks), "config.json", "--auto", "--set", "run.dir=case"]
+        process = subprocess.Popen(command, cwd=self.dir, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                                   env=self.environment())
+        self.addCleanup(process.kill)
+        ranks = []
+        while not (self.step_dir(300, "case") / "COMMIT").exists():
+            self.assertIsNone(process.poll())
+            ranks = [pid for pid in trainers_in(self.dir) if pid != process.pid] or ranks
+        try:
+            os.kill(ranks[-1], signal.SIGSTOP)
+        except ProcessLookupError:  # it was faster
+            pass
+        try:
+            process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            for rank in ranks:
+                os.kill(rank, signal.SIGKILL)
+            self.fail("nothing has ended 60 s after a rank was stopped")
 
     def test_a_rank_may_be_killed_at_any_operation_of_a_save(self):
         operations = self.operations("whole", ranks=self.ranks)
