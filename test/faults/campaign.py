@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "program"))
 from test_ranks import MPI_ENVIRONMENT  # noqa: E402
-from trainer import ROOT, TRAINER, TrainerTest, wait_until  # noqa: E402
+from trainer import TRAINER, TrainerTest  # noqa: E402
 
 BUILD = TRAINER.parent if "FAULTS_BUILD" not in os.environ else Path(os.environ["FAULTS_BUILD"])
 INJECTOR = BUILD / "inject.so"

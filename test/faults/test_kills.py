@@ -94,16 +94,19 @@ class KilledRanks(Campaign):
             time.sleep(delay)
             ranks = trainers_in(self.dir)
             victims = {"one": ranks[:1], "another": ranks[-1:], "all": ranks, "mpirun": [process.pid]}[who]
-            for victim in victims:
-                try:
-                    os.kill(victim, signal.SIGKILL)
-                except ProcessLookupError:  # it had just ended
-                    pass
+            self.send(victims, signal.SIGKILL)
             process.wait(60)
             deadline = time.monotonic() + 60
             while trainers_in(self.dir):
                 self.assertLess(time.monotonic(), deadline, "a rank is left")
                 time.sleep(0.05)
+
+    def send(self, pids, number):
+        for pid in pids:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:  # it has just ended
+                pass
 
     def test_a_rank_that_is_stopped_at_the_end_is_noticed(self):
         """After the last checkpoint, while the ranks leave the run, which they do together."""
@@ -117,15 +120,11 @@ class KilledRanks(Campaign):
         while not (self.step_dir(300, "case") / "COMMIT").exists():
             self.assertIsNone(process.poll())
             ranks = [pid for pid in trainers_in(self.dir) if pid != process.pid] or ranks
-        try:
-            os.kill(ranks[-1], signal.SIGSTOP)
-        except ProcessLookupError:  # it was faster
-            pass
+        self.send(ranks[-1:], signal.SIGSTOP)
         try:
             process.communicate(timeout=60)
         except subprocess.TimeoutExpired:
-            for rank in ranks:
-                os.kill(rank, signal.SIGKILL)
+            self.send(ranks, signal.SIGKILL)
             self.fail("nothing has ended 60 s after a rank was stopped")
 
     def test_a_rank_may_be_killed_at_any_operation_of_a_save(self):
