@@ -19,9 +19,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "program"))
 from test_ranks import MPI_ENVIRONMENT  # noqa: E402
-from trainer import TRAINER, TrainerTest  # noqa: E402
+from trainer import ROOT, TRAINER, TrainerTest  # noqa: E402
 
-BUILD = TRAINER.parent if "FAULTS_BUILD" not in os.environ else Path(os.environ["FAULTS_BUILD"])
+BUILD = ROOT / "build"
 INJECTOR = BUILD / "inject.so"
 # What `python3 test/faults` was asked for: every case instead of a sample, and the seed of samples.
 OPTIONS = {"long": False, "seed": 1}
