@@ -74,6 +74,10 @@ CUDA         := $(call object,$(filter-out $(COMM_CUDA),$(CUDA_SOURCES)) $(LAUNC
                   $(if $(filter 1,$(NCCL)),$(COMM_CUDA) $(NCCL_LIBRARY),$(COMM_NONE)))
 CPU_LIBS      = -ldnnl $(if $(filter 1,$(MPI)),$(MPI_LIBS)) $(LIBS)
 
+# The file system of the campaigns in test/faults is built where libfuse3 is.
+FUSE_FLAGS  := -DFUSE_USE_VERSION=31 -lfuse3
+FUSE        := $(call calls,fuse3/fuse.h,fuse_version(),$(FUSE_FLAGS))
+
 # Catch2 3 is a library, Catch2 2 is one header.
 CATCH_3    := $(wildcard $(addsuffix /catch2/catch_all.hpp,$(DEPS:=/include) /usr/include /usr/local/include))
 CATCH_LIBS := $(if $(CATCH_3),-lCatch2)
@@ -89,7 +93,8 @@ NVCCFLAGS  = -std=c++20 -O3 --expt-relaxed-constexpr -lineinfo -I. $(GENCODE) -X
 GPU_LIBS  := $(if $(findstring mpi,$(LAUNCHER_CUDA)),$(MPI_LIBS)) $(CUDA_LIBS)
 
 CPU_PROGRAMS := train_gpt_cpu test_cpu test_pool_tsan test_corpora bench_cpu test_simt test_simt_tsan test_simt_asan \
-                train_gpt_simt train_gpt_simt_dlopen bench_simt bench_matmul_simt ptx_probe_simt
+                train_gpt_simt train_gpt_simt_dlopen bench_simt bench_matmul_simt ptx_probe_simt inject.so \
+                crash_states $(if $(filter 1,$(FUSE)),faulty_fs)
 GPU_PROGRAMS := train_gpt test_cuda bench_cuda bench_matmul_cuda ptx_probe_cuda
 KIT_PROGRAMS := $(GPU_PROGRAMS) train_gpt_cpu ptx_probe_simt
 PROGRAMS     := $(addprefix $(BUILD)/,$(CPU_PROGRAMS) $(if $(NVCC),$(GPU_PROGRAMS)))
@@ -201,6 +206,15 @@ $(BUILD)/fuzzed/%.cpp.o: %.cpp
 	@mkdir -p $(@D)
 	clang++ $(filter-out -fopenmp,$(CXXFLAGS)) $(SANITIZED) -fsanitize=fuzzer-no-link -O1 -c -o $@ $<
 
+# What injects faults into runs of the trainer (test/faults), and what restores a run as a power cut may leave it.
+FAULT_RULES := test/faults/rules.cpp
+$(BUILD)/inject.so: test/faults/inject.cpp $(FAULT_RULES) test/faults/rules.h
+	$(CXX) $(CXXFLAGS) -MF $@.d -fPIC -shared -o $@ $(filter %.cpp,$^) -ldl
+$(BUILD)/faulty_fs: test/faults/faulty_fs.cpp $(FAULT_RULES) test/faults/rules.h
+	$(CXX) $(CXXFLAGS) -MF $@.d -o $@ $(filter %.cpp,$^) $(FUSE_FLAGS) -lpthread
+$(BUILD)/crash_states: $(call object,test/faults/crash_states.cpp) $(HOST) $(CPU) $(BUILD)/features
+	$(CXX) $(CXXFLAGS) -o $@ $(filter %.o,$^) $(CPU_LIBS)
+
 # Each wrapper of ptx.cuh on fixed inputs: on a GPU and, against its twin, on the simulator.
 $(BUILD)/ptx_probe_cuda: $(call object,$(PROBE))
 	$(CXX) $(CXXFLAGS) -o $@ $^ $(CUDA_LIBS)
@@ -247,6 +261,11 @@ fuzz:  ## by hand, for hours: fuzz what reads files; FUZZERS="manifest ...", RUN
 	scripts/setup.sh fuzz
 	$(MAKE) $(BUILD)/fuzzed/fuzzer
 	dev/fuzz.py $(BUILD)/fuzzed/fuzzer $(if $(RUNS),--runs $(RUNS)) $(if $(MINUTES),--minutes $(MINUTES)) $(FUZZERS)
+FAULT_TOOLS := $(addprefix $(BUILD)/,train_gpt_cpu inject.so crash_states $(if $(filter 1,$(FUSE)),faulty_fs))
+faults: $(FAULT_TOOLS)  ## by hand, for hours: every case of the fault campaigns; SEED=, NAMES= of test/faults
+	python3 test/faults --long $(if $(SEED),--seed $(SEED)) $(NAMES)
+soak: $(FAULT_TOOLS)  ## by hand, as root: random faults every few seconds for MINUTES=60; SEED=, OUT= markdown
+	python3 test/faults/soak.py --minutes $(or $(MINUTES),60) $(if $(SEED),--seed $(SEED)) $(if $(OUT),--out "$(OUT)")
 check:  ## the rules of the house: who includes whom, sizes of files and functions
 	python3 scripts/check_house.py
 bench: $(BUILD)/bench_cpu  ## milliseconds per op and per step on this machine
@@ -284,6 +303,6 @@ clean:  ## remove build/
 help:   ## this list
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
 
-.PHONY: FORCE all programs run test interop fuzz check bench busy-cores flakiness gpu-check portability gpu-kit \
-        deps-folder install uninstall deb try-deb clean help
+.PHONY: FORCE all programs run test interop faults soak fuzz check bench busy-cores flakiness gpu-check portability \
+        gpu-kit deps-folder install uninstall deb try-deb clean help
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

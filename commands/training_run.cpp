@@ -1,5 +1,3 @@
-#include "commands/training_run.h"
-
 #include "commands/divergence.h"
 #include "commands/generation.h"
 #include "commands/run_file.h"

@@ -7,7 +7,6 @@
 
 #include "commands/questions.h"
 #include "kernels/trace.h"
-#include "runtime/checkpoint/background_save.h"
 #include "runtime/cluster/cluster.h"
 #include "runtime/performance/performance.h"
 

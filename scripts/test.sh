@@ -80,7 +80,7 @@ one_test make -s check
 one_test make -s -j"$(nproc)" WERROR=1 all programs || finish
 test_program build/test_cpu
 # The longest first. Races and bad addresses follow from indices: fp16's are bf16's.
-test_programs "python3 test/program" "build/test_simt_tsan '~*fp16'" "build/test_simt_asan '~*fp16'" \
-    build/test_simt "build/test_simt --strict-proxy" "build/test_simt --seed 1" "build/test_simt --seed 2" \
-    "build/test_simt --seed 3" build/test_corpora build/test_pool_tsan
+test_programs "python3 test/program" "python3 test/faults" "build/test_simt_tsan '~*fp16'" \
+    "build/test_simt_asan '~*fp16'" build/test_simt "build/test_simt --strict-proxy" "build/test_simt --seed 1" \
+    "build/test_simt --seed 2" "build/test_simt --seed 3" build/test_corpora build/test_pool_tsan
 finish

@@ -1,7 +1,6 @@
 #include <chrono>
 #include <thread>
 
-#include "runtime/checkpoint/background_save.h"
 #include "test/expect_error.h"
 #include "test/temporary_directory.h"
 #include "test/toy_checkpoint.h"

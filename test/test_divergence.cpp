@@ -1,7 +1,5 @@
-#include <cmath>
-
 #include "kernels/numeric.h"
-#include "runtime/config/divergence.h"
+#include "runtime/config/config.h"
 #include "test/catch.h"
 
 namespace {

@@ -1,4 +1,3 @@
-#include "runtime/checkpoint/background_save.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,4 +1,4 @@
-#include "runtime/config/divergence.h"
+#include "runtime/config/config.h"
 
 #include <algorithm>
 #include <cmath>

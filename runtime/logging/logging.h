@@ -7,7 +7,7 @@
 #include <mutex>
 #include <thread>
 
-#include "runtime/config/divergence.h"
+#include "runtime/config/config.h"
 #include "runtime/logging/log_file.h"
 
 // Prints a line on stdout.

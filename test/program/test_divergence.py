@@ -14,7 +14,8 @@ from trainer import TrainerTest, generated_text, trainers_in, wait_until
 
 # One sequence per step, so that a strange one is a spike.
 SHORT = {"train_max_steps": 160, "train_batch_size": 1, "train_seq_len": 20, "train_total_batch_tokens": 20,
-         "schedule_name": "constant", "checkpoint_every_steps": 20, "checkpoint_keep": 30, "optim_learning_rate": 3e-3, "data_val": ""}
+         "schedule_name": "constant", "checkpoint_every_steps": 20, "checkpoint_keep": 30,
+         "optim_learning_rate": 3e-3, "data_val": ""}
 
 
 def strange_text(count, seed=3):

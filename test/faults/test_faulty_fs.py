@@ -1,0 +1,164 @@
+"""Disks that cannot read, lose room, stall or flip bits, played by a file system of our own (faulty_fs.cpp)."""
+import shutil
+import signal
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+from campaign import NANO, OPTIONS, Campaign, Outcome
+from faulty_fs import FaultyFs, why_not
+from trainer import wait_until
+
+
+@unittest.skipIf(why_not(), why_not())
+class FaultyDisk(Campaign):
+    def setUp(self):
+        super().setUp()
+        self.disk = FaultyFs(self.dir)
+        self.addCleanup(self.disk.unmount)
+        for name in ("data", "config.json"):
+            source = self.dir / name
+            (shutil.copytree if source.is_dir() else shutil.copy)(source, self.disk.backing / name)
+        self.start("whole")
+        self.whole = self.result("whole")
+        self.dir = self.disk.backing
+
+    def start_on_disk(self, run, *flags, rules="", **more):
+        """As start(), with the file system's faults."""
+        self.disk.inject(rules)
+        before, self.dir = self.dir, self.disk.at
+        try:
+            return self.start(run, *flags, **more)
+        finally:
+            self.dir = before
+            self.disk.inject()
+
+    def half_a_run(self, **changes):
+        """Killed after step 8, with checkpoints 3 and 6, of which the newer is then damaged by its disk."""
+        self.write_config(**{**NANO, **changes})
+        outcome = self.start("run", faults="call=pwrite,path=*/run/metrics.jsonl,nth=10,action=kill")
+        self.assertEqual(outcome.code, -signal.SIGKILL, outcome)
+
+    def test_an_unreadable_sector_of_the_newest_checkpoint(self):
+        """The older one is used, and nothing is renamed: the disk may be readable again later."""
+        for name in ("shard_0000.bin", "MANIFEST.json", "COMMIT"):
+            with self.subTest(name):
+                self.drop("run")
+                self.half_a_run()
+                outcome = self.start_on_disk("run", "--auto",
+                                             rules=f"call=read,path=*/step_00000006/{name},times=all,action=EIO")
+                self.assertEqual(outcome.code, 0, outcome)
+                self.assertEqual(outcome.first_step(), 4, outcome)
+                self.assertIn(name, outcome.error)
+                self.assertFalse(list(self.dir.glob("run/checkpoints/damaged*")))
+                self.check_same("run", self.whole, name)
+
+    def test_an_unreadable_token_shard(self):
+        """From its middle on, at the start or while training: a message, and nothing but the input is to blame."""
+        for nth in (1, 2, 3, 5):
+            with self.subTest(nth=nth):
+                self.drop("run")
+                rules = f"call=read,path=/data/train_*,nth={nth},times=all,action=EIO"
+                outcome = self.start_on_disk("run", rules=rules)
+                if outcome.code != 0:  # it had read everything
+                    self.check_sentence(outcome, f"read {nth}")
+                    self.assertIn("train_000000.bin", outcome.error)
+                self.recover("run", outcome, self.whole, f"read {nth}")
+
+    def test_a_token_shard_that_is_cut_while_it_is_trained_on(self):
+        self.check_changed_data(lambda shard: shard.open("r+b").truncate(shard.stat().st_size // 2))
+
+    def test_a_token_shard_that_is_overwritten_while_it_is_trained_on(self):
+        def overwrite(shard):
+            with shard.open("r+b") as file:
+                file.seek(1100)
+                file.write(bytes(2000))
+        self.check_changed_data(overwrite)
+
+    def check_changed_data(self, change):
+        """A long run ends with a message about the file and a checkpoint, from which it goes on once the file is
+        back."""
+        self.write_config(**{**NANO, "train_max_steps": 10**6, "checkpoint_every_steps": 10**5,
+                             "eval_every_steps": 0, "sample_every_steps": 0})
+        shard = self.dir / "data/train_000000.bin"
+        kept = shard.read_bytes()
+        with (Path(self.disk.at).parent / "said").open("w+") as said:
+            process = subprocess.Popen(self.command("run"), cwd=self.disk.at, stdout=said, stderr=said,
+                                       env=self.environment())
+            self.addCleanup(process.kill)
+            self.wait_for_steps()
+            change(shard)
+            try:
+                code = process.wait(60)
+            except subprocess.TimeoutExpired:
+                self.fail("it is trained on as if nothing had happened")
+            said.seek(0)
+            outcome = Outcome(code, said.read(), "")
+        shard.write_bytes(kept)
+        self.assertIn(code, (65, 74), outcome)
+        self.assertIn("train_000000.bin", outcome.out)
+        self.assertEqual(len(list(self.dir.glob("run/checkpoints/step_*"))), 1, outcome)
+
+    def test_a_flipped_write_costs_no_good_checkpoint(self):
+        """With checkpoint.keep=1: before the older one is deleted the newer one is read again."""
+        for name in ("shard_0000.bin*", "MANIFEST.json*", "COMMIT*"):
+            with self.subTest(name):
+                self.drop("run")
+                self.write_config(**{**NANO, "checkpoint_keep": 1})
+                rules = f"call=write,path=*/tmp.00000006*/{name},action=flip"
+                outcome = self.start_on_disk(
+                    "run", rules=rules, faults="call=pwrite,path=*/run/metrics.jsonl,nth=10,action=kill")
+                self.assertEqual(outcome.code, -signal.SIGKILL, outcome)
+                again = self.start("run", "--auto")
+                self.assertEqual(again.code, 0, f"{outcome}\n{again}")
+                self.assertIn(again.first_step(), (4, 7), f"{outcome}\n{again}")
+                self.check_same("run", self.whole, name)
+
+    def test_flipped_reads_never_reach_a_weight(self):
+        for path in ("*/step_*/shard_*", "*/step_*/MANIFEST.json", "*/step_*/COMMIT", "/data/train_*"):
+            with self.subTest(path):
+                self.drop("run")
+                self.half_a_run()
+                outcome = self.start_on_disk("run", "--auto", rules=f"call=read,path={path},action=flip")
+                if outcome.code != 0:
+                    self.assertIn(outcome.code, (65, 66, 78), outcome)  # 78: other data than before
+                    self.assertIn("train_gpt: ", outcome.error)
+                    outcome = self.start("run", "--auto")
+                    self.assertEqual(outcome.code, 0, outcome)
+                self.check_same("run", self.whole, path)
+
+    def test_a_stalled_disk_delays_the_run_and_changes_nothing(self):
+        for call, path in (("read", "/data/*"), ("write", "*/shard_*"), ("fsync", "*/run/checkpoints"),
+                           ("read", "*/step_*")):
+            with self.subTest(call, path=path):
+                self.drop("run")
+                outcome = self.start_on_disk("run", rules=f"call={call},path={path},times=2,action=hang:0.7")
+                self.assertEqual(outcome.code, 0, outcome)
+                self.check_same("run", self.whole, path)
+
+    def test_a_run_directory_that_is_moved_away_is_not_made_anew(self):
+        self.write_config(**{**NANO, "train_max_steps": 10**6, "checkpoint_every_steps": 50})
+        process = subprocess.Popen(self.command("run"), cwd=self.disk.at, stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.PIPE, text=True, env=self.environment())
+        self.addCleanup(process.kill)
+        self.wait_for_steps()
+        wait_until(lambda: list(self.dir.glob("run/checkpoints/step_*")), "no checkpoint")
+        (self.disk.at / "run").rename(self.disk.at / "elsewhere")
+        try:
+            said = process.communicate(timeout=30)[1]
+        except subprocess.TimeoutExpired:
+            said = "it runs on"
+        self.assertFalse((self.dir / "run").exists(), said)
+        self.assertEqual(process.returncode, 74, said)
+        self.assertIn("run", said)
+        self.assertTrue(list(self.dir.glob("elsewhere/checkpoints/step_*")))
+
+
+@unittest.skipIf(why_not(), why_not())
+class ShortSoak(unittest.TestCase):
+    def test_one_fault_of_each_class(self):
+        soak = [sys.executable, Path(__file__).with_name("soak.py"), "--faults", "10", "--every", "0", "--minutes",
+                "10", "--steps", "1500", "--seed", str(OPTIONS["seed"])]
+        result = subprocess.run(soak, capture_output=True, text=True)
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)

@@ -1,0 +1,171 @@
+"""Errors of the file system at every operation of a run: no committed step is lost, and the run continues."""
+import itertools
+import shutil
+
+from campaign import ERRORS, LAST_STEP, Campaign, sample
+
+
+class IoErrors(Campaign):
+    def cases(self, operations, count):
+        """(operation, its number, rules): each error of each operation, once and from then on."""
+        numbered, seen = [], {}
+        for operation in operations:
+            seen[operation.call] = seen.get(operation.call, 0) + 1
+            numbered.append((operation, seen[operation.call]))
+        chosen = []
+        for call in sorted(seen):  # a sample has operations of each kind
+            of_call = [entry for entry in numbered if entry[0].call == call]
+            chosen += sample(itertools.product(of_call, ERRORS, ("1", "all")), count)
+        self.say(f"{len(chosen)} errors")
+        return [(operation, times,
+                 f"call={operation.call},path={self.dir}/case*,nth={nth},times={times},action={error}")
+                for (operation, nth), error, times in chosen]
+
+    def is_during_training(self, operations, operation):
+        """After the start and before the last save, so that the run must go on."""
+        begin = next(i for i, other in enumerate(operations) if other.call == "pwrite" and "metrics" in other.path)
+        end = max(i for i, other in enumerate(operations) if other.call == "pwrite" and "metrics" in other.path)
+        return begin <= operations.index(operation) <= end
+
+    def test_an_error_at_any_operation_costs_at_most_the_save_it_meets(self):
+        operations = self.operations("whole")
+        whole = self.result("whole")
+        for operation, times, rules in self.cases(operations, 10):
+            with self.subTest(rules, path=operation.path):
+                self.drop("case")
+                outcome = self.start("case", faults=rules)
+                if outcome.code != 0:
+                    self.check_sentence(outcome, rules)
+                if times == "1" and self.is_during_training(operations, operation):
+                    self.assertEqual(outcome.code, 0, f"a single error ended the run: {rules}\n{outcome}")
+                self.recover("case", outcome, whole, rules)
+
+    def test_an_error_at_any_operation_of_a_resume_loses_no_step(self):
+        whole, half = self.half_a_run()
+        shutil.copytree(self.dir / half, self.dir / "resumed")
+        operations = self.operations("resumed", "--auto")
+        for operation, _, rules in self.cases(operations, 6):
+            with self.subTest(rules, path=operation.path):
+                self.drop("case")
+                shutil.copytree(self.dir / half, self.dir / "case")
+                outcome = self.start("case", "--auto", faults=rules)
+                if outcome.code != 0:
+                    self.check_sentence(outcome, rules)
+                    self.assertTrue(self.step_dir(6, "case").exists() or outcome.reported_step() > 6, outcome)
+                if outcome.first_step():
+                    self.assertIn(outcome.first_step(), (4, 7), f"{rules}: {outcome}")
+                self.recover("case", outcome, whole, rules)
+
+    def half_a_run(self):
+        """The result of a whole run, and a run that was killed after step 8, with checkpoints 3 and 6."""
+        self.start("whole")
+        outcome = self.start("half", faults=f"call=pwrite,path={self.dir}/half/metrics.jsonl,nth=10,action=kill")
+        self.assertEqual(outcome.code, -9, outcome)
+        self.assertEqual(sorted(path.name for path in (self.dir / "half/checkpoints").iterdir()),
+                         ["step_00000003", "step_00000006"])
+        return self.result("whole"), "half"
+
+    def test_an_unreadable_file_of_the_newest_checkpoint_gives_way_to_the_older_one(self):
+        whole, half = self.half_a_run()
+        names = ("COMMIT", "MANIFEST.json", "shard_0000.bin")
+        for name, call, error in itertools.product(names, ("read|pread", "open"), ("EIO", "ESTALE")):
+            with self.subTest(name, call=call, error=error):
+                self.drop("case")
+                shutil.copytree(self.dir / half, self.dir / "case")
+                rules = f"call={call},path=*/step_00000006/{name},times=all,action={error}"
+                outcome = self.start("case", "--auto", faults=rules, ranks=1)
+                self.assertEqual(outcome.code, 0, outcome)
+                self.assertEqual(outcome.first_step(), 4, f"{name} was not read with {call}: {outcome}")
+                self.assertIn("step_00000006", outcome.error)
+                self.check_same("case", whole, rules)
+
+    def test_a_run_that_cannot_see_its_checkpoints_does_not_start_anew(self):
+        whole, half = self.half_a_run()
+        before = self.contents(half)
+        for call, path, error in itertools.product(("stat", "opendir|open", "readdir"), ("checkpoints", ""),
+                                                   ("EIO", "ESTALE", "EACCES")):
+            with self.subTest(call, path=path, error=error):
+                self.drop("case")
+                shutil.copytree(self.dir / half, self.dir / "case")
+                rules = f"call={call},path={self.dir}/case{'/' * bool(path)}{path},times=all,action={error}"
+                outcome = self.start("case", "--auto", faults=rules)
+                if outcome.code == 0:
+                    self.assertGreater(outcome.first_step(), 6, f"started anew with {rules}\n{outcome}")
+                else:
+                    self.check_sentence(outcome, rules)
+                    self.assertEqual({name.replace("case", "half"): digest for name, digest in
+                                      self.contents("case").items()}, before, f"changed with {rules}")
+                self.recover("case", outcome, whole, rules)
+
+    def test_a_dangling_link_for_checkpoints_is_not_an_empty_run(self):
+        _, half = self.half_a_run()
+        (self.dir / half / "checkpoints").rename(self.dir / "elsewhere")
+        (self.dir / half / "checkpoints").symlink_to(self.dir / "absent")
+        before = self.contents(half)
+        outcome = self.start(half, "--auto")
+        self.check_sentence(outcome, "a dangling link")
+        self.assertEqual(self.contents(half), before)
+
+    def test_a_stat_error_at_the_start_does_not_erase_the_log(self):
+        whole, half = self.half_a_run()
+        for name in ("metrics.jsonl", "main.log", "samples.jsonl"):
+            with self.subTest(name):
+                self.drop("case")
+                shutil.copytree(self.dir / half, self.dir / "case")
+                outcome = self.start("case", "--auto", faults=f"call=stat,path=*/case/{name},action=EIO")
+                self.recover("case", outcome, whole, name)
+
+    def test_a_failed_append_to_a_log_costs_no_line(self):
+        self.start("whole")
+        whole = self.result("whole")
+        places = [("metrics.jsonl", 1), ("metrics.jsonl", 7), ("main.log", 1), ("main.log", 7), ("samples.jsonl", 1)]
+        for (name, nth), times in itertools.product(places, (1, 3)):
+            with self.subTest(name, nth=nth, times=times):
+                self.drop("case")
+                rules = f"call=pwrite|write,path=*/case/{name},nth={nth},times={times},action=ENOSPC"
+                outcome = self.start("case", faults=rules)
+                self.assertEqual(outcome.code, 0, outcome)
+                self.check_same("case", whole, rules)
+                self.assertEqual((self.dir / "case/main.log").read_text(), (self.dir / "whole/main.log").read_text())
+
+    def test_a_failed_sync_of_a_log_costs_no_rank(self):
+        self.start("whole", ranks=3)
+        whole = self.result("whole")
+        for ranks in (1, 3):
+            with self.subTest(ranks=ranks):
+                self.drop("case")
+                rules = "call=fsync,path=*/case/metrics.jsonl,nth=2,action=EIO,rank=0"
+                rules = rules if ranks > 1 else rules.replace(",rank=0", "")
+                outcome = self.start("case", faults=rules, ranks=ranks)
+                self.assertEqual(outcome.code, 0, outcome)
+                self.assertEqual(self.records("case"), whole["records"])
+
+    def test_a_checkpoint_whose_directory_could_not_be_synced_is_not_committed(self):
+        """Its name would not survive a power cut."""
+        operations = self.operations("whole")
+        whole = self.result("whole")
+        syncs = [operation for operation in operations
+                 if operation.call == "fsync" and operation.path.endswith("/checkpoints")]
+        commits = [i for i, sync in enumerate(syncs, 1) if operations[operations.index(sync) - 2].call == "rename"
+                   and "/step_" in operations[operations.index(sync) - 2].detail]
+        self.assertEqual(len(commits), LAST_STEP // 3)
+        for commit, step in zip(commits[:-1], range(3, LAST_STEP, 3)):
+            with self.subTest(step=step):
+                self.drop("case")
+                rules = f"call=fsync,path=*/case/checkpoints,nth={commit},action=EIO;" \
+                        f"call=pwrite,path=*/case/metrics.jsonl,nth={step + 3},action=kill"
+                outcome = self.start("case", faults=rules)
+                self.assertFalse(self.step_dir(step, "case").exists(), outcome)
+                self.assertLess(outcome.reported_step(), step)
+                self.recover("case", outcome, whole, rules)
+
+    def test_short_and_interrupted_transfers_are_completed(self):
+        self.start("whole")
+        whole = self.result("whole")
+        for action in ("short", "EINTR"):
+            with self.subTest(action):
+                self.drop("case")
+                rules = f"call=read|pread|write|pwrite,path={self.dir}*,rate=0.5,seed=3,action={action}"
+                outcome = self.start("case", faults=rules)
+                self.assertEqual(outcome.code, 0, outcome)
+                self.check_same("case", whole, rules)

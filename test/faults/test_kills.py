@@ -1,0 +1,143 @@
+"""SIGKILL at every operation on files, and at random times: the run continues from its newest committed step."""
+import os
+import random
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import unittest
+
+from campaign import OPTIONS, Campaign, sample, supervised
+from trainer import trainers_in
+
+
+class Kills(Campaign):
+    def places(self, operations, count):
+        """Before each of the operations, and after each that changed something."""
+        kinds = [(nth, "kill") for nth in range(1, len(operations) + 1)]
+        changing = ("write", "pwrite", "fallocate", "ftruncate", "fsync", "rename", "unlink", "mkdir", "rmdir")
+        kinds += [(nth, "kill_after") for nth, operation in enumerate(operations, 1) if operation.call in changing]
+        return sample(sorted(kinds), count)
+
+    def check_kills(self, places, *flags, before=None):
+        self.say(f"{len(places)} kills")
+        for nth, action in places:
+            with self.subTest(nth=nth, action=action):
+                self.drop("case")
+                if before:
+                    shutil.copytree(self.dir / before, self.dir / "case")
+                outcome = self.start("case", *flags, faults=f"path={self.dir}/case*,nth={nth},action={action}")
+                self.assertEqual(outcome.code, -signal.SIGKILL, outcome)
+                self.recover("case", outcome, self.whole, f"{action} {nth}")
+                names = [path.name for path in (self.dir / "case/checkpoints").iterdir()]
+                self.assertTrue(all(name.startswith("step_") for name in names), names)
+
+    def test_a_run_may_be_killed_at_any_operation(self):
+        operations = self.operations("whole")
+        self.whole = self.result("whole")
+        self.assertGreater(len(operations), 200)
+        self.check_kills(self.places(operations, 80))
+
+    def test_a_resume_may_be_killed_at_any_operation(self):
+        self.start("whole")
+        self.whole = self.result("whole")
+        self.start("half", faults=f"call=pwrite,path={self.dir}/half/metrics.jsonl,nth=10,action=kill")
+        shutil.copytree(self.dir / "half", self.dir / "resumed")
+        operations = self.operations("resumed", "--auto")
+        self.assertGreater(len(operations), 100)
+        self.check_kills(self.places(operations, 40), "--auto", before="half")
+
+    def test_a_run_may_be_killed_again_and_again(self):
+        """Each start at one of its first operations after the resume, so that little progress is made between."""
+        self.start("whole")
+        whole = self.result("whole")
+        draws = random.Random(OPTIONS["seed"])
+        for trial in range(200 if OPTIONS["long"] else 3):
+            with self.subTest(trial=trial):
+                self.drop("case")
+                newest = 0
+                for _ in range(6):
+                    outcome = self.start("case", "--auto",
+                                         faults=f"path={self.dir}/case*,nth={draws.randint(1, 500)},action=kill")
+                    if outcome.first_step():
+                        self.assertGreater(outcome.first_step(), newest, outcome)
+                    newest = max(newest, outcome.reported_step())
+                self.recover("case", outcome, whole, f"trial {trial}")
+
+
+@unittest.skipUnless(shutil.which("mpirun"), "there is no mpirun")
+class KilledRanks(Campaign):
+    ranks = 2
+
+    def test_any_rank_or_all_or_mpirun_may_be_killed_at_any_time(self):
+        begin = time.monotonic()
+        self.start("whole", ranks=self.ranks)
+        run_s = time.monotonic() - begin
+        whole = self.result("whole")
+        draws = random.Random(OPTIONS["seed"])
+        for trial in range(200 if OPTIONS["long"] else 4):
+            who = ["one", "all", "mpirun", "another"][trial % 4]
+            delay = draws.uniform(0, 1.2 * run_s)
+            with self.subTest(trial=trial, who=who, delay=delay):
+                self.drop("case")
+                self.kill_after(delay, who)
+                again = self.start("case", "--auto", ranks=self.ranks)
+                self.assertEqual(again.code, 0, again)
+                self.check_same("case", whole, f"{who} after {delay} s")
+
+    def kill_after(self, delay, who):
+        with tempfile.TemporaryFile("w+") as said:
+            process = subprocess.Popen(self.command("case", ranks=self.ranks), cwd=self.dir, stdout=said, stderr=said,
+                                       env=self.environment())
+            self.addCleanup(process.kill)
+            time.sleep(delay)
+            ranks = trainers_in(self.dir)
+            victims = {"one": ranks[:1], "another": ranks[-1:], "all": ranks, "mpirun": [process.pid]}[who]
+            self.send(victims, signal.SIGKILL)
+            process.wait(60)
+            deadline = time.monotonic() + 60
+            while trainers_in(self.dir):
+                self.assertLess(time.monotonic(), deadline, "a rank is left")
+                time.sleep(0.05)
+
+    def send(self, pids, number):
+        for pid in pids:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:  # it has just ended
+                pass
+
+    def test_a_rank_that_is_stopped_at_the_end_is_noticed(self):
+        """After the last checkpoint, while the ranks leave the run, which they do together."""
+        self.write_config(**{**self.changes, "parallel_silence_s": 3, "parallel_step_timeout_s": 10,
+                             "train_max_steps": 300, "checkpoint_every_steps": 0})
+        command = [*supervised(self.ranks), "config.json", "--auto", "--set", "run.dir=case"]
+        process = subprocess.Popen(command, cwd=self.dir, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                                   env=self.environment())
+        self.addCleanup(process.kill)
+        ranks = []
+        while not (self.step_dir(300, "case") / "COMMIT").exists():
+            self.assertIsNone(process.poll())
+            ranks = [pid for pid in trainers_in(self.dir) if pid != process.pid] or ranks
+        self.send(ranks[-1:], signal.SIGSTOP)
+        try:
+            process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            self.send(ranks, signal.SIGKILL)
+            self.fail("nothing has ended 60 s after a rank was stopped")
+
+    def test_a_rank_may_be_killed_at_any_operation_of_a_save(self):
+        operations = self.operations("whole", ranks=self.ranks)
+        whole = self.result("whole")
+        saving = sum("/checkpoints" in operation.path for operation in operations)
+        of_rank_1 = sum("/shard_0001" in operation.path for operation in operations) // 2  # rank 0 opens its files too
+        places = [(nth, 0) for nth in range(1, saving - of_rank_1)] + [(nth, 1) for nth in range(1, of_rank_1)]
+        places = sample(places, 6)
+        self.say(f"{len(places)} kills")
+        for nth, rank in places:
+            with self.subTest(nth=nth, rank=rank):
+                self.drop("case")
+                rules = f"path={self.dir}/case/checkpoints*,nth={nth},action=kill,rank={rank}"
+                outcome = self.start("case", faults=rules, ranks=self.ranks)
+                self.recover("case", outcome, whole, rules, ranks=self.ranks)

@@ -1,0 +1,141 @@
+"""Power cuts: a step that was reported as committed is on the disk, whatever else is not."""
+import random
+import re
+import shutil
+import signal
+import subprocess
+import time
+import unittest
+from pathlib import Path
+
+from campaign import BUILD, LAST_STEP, OPTIONS, Campaign, have_private_mounts
+from trainer import digest
+
+IMAGE_MIB = 48
+
+
+class CrashStates(Campaign):
+    """What the file system may have kept of the operations that the trainer made (crash_states.cpp)."""
+
+    changes = {**Campaign.changes, "checkpoint_every_steps": 1}
+
+    def record(self, ranks=1, **changes):
+        """The log of a run's operations, in lines; what it printed is in `said`."""
+        self.write_config(**{**self.changes, **changes})
+        log = self.dir / "log"
+        faults = f"path={self.dir},action=log;path={self.dir}/run*,action=log;call=fflush,action=log"
+        trainer = self.command("run")
+        command = ["sh", "-c", 'exec "$0" "$@" > said', *trainer]  # a file, whose size says what was printed by when
+        if ranks > 1:
+            command = ["mpirun", "-np", "1", *command, ":", "-np", str(ranks - 1), *trainer]
+        subprocess.run(command, cwd=self.dir, check=True, timeout=120, stdout=subprocess.DEVNULL,
+                       env=self.environment(faults, log))
+        return log.read_text().splitlines(keepends=True)
+
+    def crash(self, log, states):
+        """Tries so many states of the disk; the result of crash_states."""
+        (self.dir / "log").write_text("".join(log))
+        command = [BUILD / "crash_states", "log", "said", self.dir / "run", "scratch", states, OPTIONS["seed"]]
+        return subprocess.run(list(map(str, command)), cwd=self.dir, capture_output=True, text=True)
+
+    def check_protocol(self, **changes):
+        result = self.crash(self.record(**changes), 200000 if OPTIONS["long"] else 3000)
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        states, last = map(int, re.search(r"^(\d+) states .* (\d+) the last step", result.stdout).groups())
+        self.assertEqual(last, LAST_STEP)
+        self.assertGreaterEqual(states, 2000)
+        self.say(result.stdout.strip())
+
+    def test_each_sync_of_a_save_is_needed(self):
+        """A protocol that lacks one of them loses a reported step: shown by the log of a run, without those lines."""
+        log = self.record(checkpoint_keep=1)
+        after_commit = [i + next(k for k, line in enumerate(log[i:]) if line.startswith("fsync"))
+                        for i, line in enumerate(log) if line.startswith("rename") and "/COMMIT\t" in line]
+        self.assertEqual(len(after_commit), LAST_STEP)
+        self.assertRegex(log[after_commit[0]], r"/tmp\.\w+\.\w+\t")
+        places = {name: [i for i, line in enumerate(log) if re.match(rf"fsync\t\S*/{name}\t", line)] for name in
+                  (r"shard_0000\.bin", r"MANIFEST\S*", r"COMMIT\S*", "checkpoints")}
+        for name, lines in {**places, "the directory after COMMIT": after_commit}.items():
+            with self.subTest(name):
+                self.assertTrue(lines)
+                result = self.crash([line for i, line in enumerate(log) if i not in lines], 3000)
+                self.assertEqual(result.returncode, 1, result.stdout + result.stderr)
+                self.assertIn("a power cut after line", result.stdout)
+
+    def test_one_rank_keeping_two_checkpoints(self):
+        self.check_protocol()
+
+    def test_one_rank_keeping_one_checkpoint(self):
+        self.check_protocol(checkpoint_keep=1)
+
+    @unittest.skipUnless(shutil.which("mpirun"), "there is no mpirun")
+    def test_two_ranks(self):
+        self.check_protocol(ranks=2, checkpoint_keep=1)
+
+
+def may_mount_loop_devices():
+    """A reason why not, or nothing."""
+    if not shutil.which("mkfs.ext4"):
+        return "there is no mkfs.ext4"
+    if not have_private_mounts():
+        return "mounting is not permitted here"
+    return "" if Path("/dev/loop-control").exists() else "there are no loop devices"
+
+
+@unittest.skipIf(may_mount_loop_devices(), may_mount_loop_devices())
+class LoopDevice(Campaign):
+    """ext4 on an image whose bytes are copied while the trainer is stopped: dirty pages are lost in the copy."""
+    changes = {**Campaign.changes, "train_max_steps": 60, "checkpoint_every_steps": 3, "checkpoint_keep": 2}
+
+    def mount(self, image, folder):
+        (self.dir / folder).mkdir()
+        result = subprocess.run(["mount", "-o", "loop", image, folder], cwd=self.dir, capture_output=True, text=True)
+        if result.returncode != 0:
+            self.skipTest(f"a loop device cannot be mounted: {result.stderr}")
+        self.addCleanup(subprocess.run, ["umount", "-l", self.dir / folder], capture_output=True)
+
+    def unmount(self, folder):
+        subprocess.run(["umount", self.dir / folder], check=True)
+        (self.dir / folder).rmdir()
+
+    def copy_of_disk(self):
+        """Twice, until nothing was written in between: the disk as it was at one moment."""
+        while True:
+            shutil.copy(self.dir / "disk", self.dir / "copy")
+            if digest(self.dir / "copy") == digest(self.dir / "disk"):
+                return
+
+    def test_a_reported_step_survives_a_power_cut(self):
+        self.start("whole")
+        whole = self.records("whole"), self.weights(60, "whole")
+        draws = random.Random(OPTIONS["seed"])
+        trials = 100 if OPTIONS["long"] else 4
+        self.say(f"{trials} power cuts")
+        for trial in range(trials):
+            with self.subTest(trial=trial):
+                self.cut_power(draws.uniform(0, 1.5), whole)
+
+    def cut_power(self, delay, whole):
+        (self.dir / "disk").write_bytes(b"")
+        subprocess.run(["truncate", "-s", f"{IMAGE_MIB}M", "disk"], cwd=self.dir, check=True)
+        subprocess.run(["mkfs.ext4", "-q", "disk"], cwd=self.dir, check=True)
+        self.mount("disk", "before")
+        said = self.dir / "said"
+        with said.open("w") as out:
+            process = subprocess.Popen(self.command("before/run"), cwd=self.dir, stdout=out, stderr=out,
+                                       env=self.environment())
+            time.sleep(delay)
+            process.send_signal(signal.SIGSTOP)
+            self.copy_of_disk()
+            process.kill()
+            process.wait()
+        reported = max([int(line.split()[1]) for line in said.read_text().splitlines() if "| checkpoint" in line],
+                       default=0)
+        self.unmount("before")
+        self.mount("copy", "after")
+        again = self.start("after/run", "--auto")
+        self.assertEqual(again.code, 0, f"step {reported} was reported\n{again}")
+        if reported:
+            self.assertGreater(again.first_step(), reported, again)
+        self.assertEqual((self.records("after/run"), self.weights(60, "after/run")), whole)
+        self.unmount("after")
