@@ -66,7 +66,5 @@ int stat(const char* path, struct stat* status) noexcept {
     return next<int(const char*, struct stat*)>("stat")(path, status);
 }
 
-DIR* opendir(const char* path) {
-    return fails(SystemCall::list, path) ? nullptr : next<DIR*(const char*)>("opendir")(path);
-}
+DIR* fdopendir(int file) { return fails(SystemCall::list, file) ? nullptr : next<DIR*(int)>("fdopendir")(file); }
 }

@@ -4,7 +4,12 @@
 
 #include <string>
 
-enum class SystemCall { read, examine, list, lock };  // read() and pread(); stat(); opendir(); flock()
+enum class SystemCall {
+    read,
+    examine,
+    list,
+    lock
+};  // read() and pread(); stat(); fdopendir(), of std::filesystem; flock()
 
 // As long as the object lives; one at a time.
 class SystemFault {

@@ -6,8 +6,8 @@ namespace {
 
 // Normally distributed around 3 with a standard deviation of 0.1, by Box and Muller.
 double loss_of_step(int step) {
-    const auto words = philox(17, 3, uint64_t(step)).word;
-    const double u = (double(words[0]) + 1) / 4294967297.0, v = double(words[1]) / 4294967296.0;
+    const Philox drawn = philox(17, 3, uint64_t(step));
+    const double u = (double(drawn.word[0]) + 1) / 4294967297.0, v = double(drawn.word[1]) / 4294967296.0;
     return 3 + 0.1 * std::sqrt(-2 * std::log(u)) * std::cos(2 * M_PI * v);
 }
 
@@ -71,12 +71,12 @@ TEST_CASE("a checkpoint is healthy without trouble since the last step at which 
     DivergenceState state;
     CHECK(is_healthy_after(state, 1, 10));
     state.judge(20, std::nan(""), false, false, 8);
-    for (const auto [step, healthy] : {std::pair(20, false), {21, true}, {25, true}, {30, true}})
+    for (const auto& [step, healthy] : {std::pair(20, false), {21, true}, {25, true}, {30, true}})
         CHECK(is_healthy_after(state, step, 10) == healthy);
     state.judge(25, std::nan(""), false, true, 8);  // the loss scaler's normal work
     CHECK(is_healthy_after(state, 30, 10));
     state.judge(26, std::nan(""), false, false, 8);
-    for (const auto [step, healthy] : {std::pair(27, false), {30, false}, {31, true}, {40, true}})
+    for (const auto& [step, healthy] : {std::pair(27, false), {30, false}, {31, true}, {40, true}})
         CHECK(is_healthy_after(state, step, 10) == healthy);
     CHECK_FALSE(is_healthy_after(state, 1000, 0));
 

@@ -374,7 +374,7 @@ struct LossScaleState {
 // The state before a run's first step.
 LossScaleState first_loss_scale(const Config::LossScale& options);
 
-// ---- signs of divergence ---------------------------------------------------------------------------------------------
+// ---- signs of divergence --------------------------------------------------------------------------------------------
 
 // The losses of the last applied steps, against which the next one is judged. They are all finite: NaN cannot enter.
 struct LossWindow {
