@@ -73,7 +73,8 @@ DirectoryLock::DirectoryLock(const std::string& directory) : path_(directory + "
 
 bool DirectoryLock::is_in_place() {
     struct stat locked, named;
-    if (::fstat(file_, &locked) != 0 || ::stat(path_.c_str(), &named) != 0) return false;
+    if (::fstat(file_, &locked) != 0) return true;  // not known
+    if (::stat(path_.c_str(), &named) != 0) return errno != ENOENT && errno != ENOTDIR;
     if (!has_locks_ && now_ms() - refreshed_ms_ > 1000 * kRefresh_s) {
         ::futimens(file_, nullptr);
         refreshed_ms_ = now_ms();

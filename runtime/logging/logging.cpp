@@ -140,7 +140,8 @@ bool is_of_evaluation(std::string_view line) {
 LogFile continue_file(const std::string& path, int committed_step, bool has_evaluation) {
     const std::optional<InputFile> file = find_input_file(path);
     size_t kept = 0;
-    bool is_beginning = file && !std::filesystem::is_symlink(path);
+    std::error_code unknown;  // then it is no link, and opening it fails if it is
+    bool is_beginning = file && !std::filesystem::is_symlink(path, unknown);
     auto for_each_kept = [&](const auto& visit) {
         for_each_line(*file, [&](std::string_view line, size_t offset) {
             const std::optional<int> step = step_of(std::string(line));

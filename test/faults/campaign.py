@@ -30,6 +30,8 @@ LAST_STEP = 12
 NANO = {"model_n_layer": 1, "model_n_head": 1, "model_n_embd": 8, "train_max_steps": LAST_STEP, "train_batch_size": 1,
         "train_total_batch_tokens": 20 * 12, "checkpoint_every_steps": 3, "checkpoint_keep": 2, "eval_every_steps": 6,
         "eval_batches": 2, "sample_every_steps": 6, "sample_tokens": 4, "parallel_deterministic_reduce": True}
+# A checkpoint is committed before the next step begins, so that a killed run has those of all steps before.
+FOREGROUND = ["--set", "checkpoint.asynchronous=false"]
 # Errors of the system as the trainer may report them; 70, an internal error, is none.
 SYSTEM_CODES = {66, 71, 73, 74, 77}
 ERRORS = ["EIO", "ENOSPC", "EACCES", "EMFILE", "ESTALE", "EDQUOT", "EROFS"]

@@ -6,7 +6,7 @@ import sys
 import unittest
 from pathlib import Path
 
-from campaign import NANO, OPTIONS, Campaign, Outcome
+from campaign import FOREGROUND, NANO, OPTIONS, Campaign, Outcome
 from faulty_fs import FaultyFs, why_not
 from trainer import wait_until
 
@@ -37,7 +37,7 @@ class FaultyDisk(Campaign):
     def half_a_run(self, **changes):
         """Killed after step 8, with checkpoints 3 and 6, of which the newer is then damaged by its disk."""
         self.write_config(**{**NANO, **changes})
-        outcome = self.start("run", faults="call=pwrite,path=*/run/metrics.jsonl,nth=10,action=kill")
+        outcome = self.start("run", *FOREGROUND, faults="call=pwrite,path=*/run/metrics.jsonl,nth=10,action=kill")
         self.assertEqual(outcome.code, -signal.SIGKILL, outcome)
 
     def test_an_unreadable_sector_of_the_newest_checkpoint(self):

@@ -2,7 +2,7 @@
 import itertools
 import shutil
 
-from campaign import ERRORS, LAST_STEP, Campaign, sample
+from campaign import ERRORS, FOREGROUND, LAST_STEP, Campaign, sample
 
 
 class IoErrors(Campaign):
@@ -59,7 +59,7 @@ class IoErrors(Campaign):
     def half_a_run(self):
         """The result of a whole run, and a run that was killed after step 8, with checkpoints 3 and 6."""
         self.start("whole")
-        outcome = self.start("half", faults=f"call=pwrite,path={self.dir}/half/metrics.jsonl,nth=10,action=kill")
+        outcome = self.start("half", *FOREGROUND, faults=f"call=pwrite,path={self.dir}/half/metrics.jsonl,nth=10,action=kill")
         self.assertEqual(outcome.code, -9, outcome)
         self.assertEqual(sorted(path.name for path in (self.dir / "half/checkpoints").iterdir()),
                          ["step_00000003", "step_00000006"])
