@@ -157,11 +157,12 @@ std::vector<int64_t> committed_steps(const std::string& run_dir) {
     return steps;
 }
 
-void set_aside(const std::string& run_dir, int64_t step, const std::string& reason) {
+std::string set_aside(const std::string& run_dir, int64_t step, const std::string& reason) {
     const std::string name = reason + "." + step_name(step) + ".";
     const std::string path = first_unused(checkpoints_directory(run_dir) + "/" + name);
     rename_path(step_directory(run_dir, step), path);
     sync_directory(directory_of(path));
+    return path;
 }
 
 // What killed saves and deletions have left; what cannot be removed stays.
@@ -197,8 +198,8 @@ std::optional<Checkpoint> find_newest_valid(const std::string& run_dir, const Re
                 continue;
             }
         }
-        set_aside(run_dir, step, kind);
-        report(format("checkpoint of step %ld is set aside as %s: %s", step, kind.c_str(), reason.c_str()));
+        const std::string aside = set_aside(run_dir, step, kind);
+        report(format("checkpoint of step %ld is set aside as %s: %s", step, aside.c_str(), reason.c_str()));
     }
     if (unreadable)
         fail(unreadable->code, "%s: no checkpoint can be read: %s", checkpoints_directory(run_dir),
@@ -218,9 +219,9 @@ Checkpoint open_step(const std::string& run_dir, int64_t step, const Report& rep
     Checkpoint checkpoint(directory);
     for (const int64_t later : steps) {
         if (later <= step) continue;
-        set_aside(run_dir, later, "superseded");
-        report(
-            format("checkpoint of step %ld is set aside as superseded: the run continues from step %ld", later, step));
+        const std::string aside = set_aside(run_dir, later, "superseded");
+        report(format("checkpoint of step %ld is set aside as %s: the run continues from step %ld", later,
+                      aside.c_str(), step));
     }
     return checkpoint;
 }

@@ -166,8 +166,8 @@ bool has_checkpoints(const std::string& run_dir);
 // Steps that have a directory step_N, ascending. Nothing is opened. Fails as has_checkpoints() does.
 std::vector<int64_t> committed_steps(const std::string& run_dir);
 
-// Renames the directory of a committed step to REASON.step_N.1 (or .2, ...), durably.
-void set_aside(const std::string& run_dir, int64_t step, const std::string& reason);
+// Renames the directory of a committed step to REASON.step_N.1 (or .2, ...), durably. Returns its new path.
+std::string set_aside(const std::string& run_dir, int64_t step, const std::string& reason);
 
 using Report = std::function<void(const std::string& sentence)>;
 
