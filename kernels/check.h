@@ -54,7 +54,7 @@ inline constexpr ExitCode kExitCodes[] = {
     {Exit::peer_lost, "peer_lost", "restart", "another rank died or ended with an error"},
     {Exit::permission, "permission", "final", "permission denied"},
     {Exit::config, "config", "final", "the configuration is wrong"},
-    {Exit::non_finite, "non_finite", "final", "gradients stayed non-finite"},
+    {Exit::non_finite, "non_finite", "final", "training diverged: gradients stayed non-finite, or the loss is a spike"},
     {Exit::hang, "hang", "restart", "a rank hung or did not join"},
     {Exit::corruption, "corruption", "final", "silent data corruption is suspected"},
 };

@@ -142,8 +142,8 @@ public:
     // The directory exists. Exit::cannot_create, naming the holder, if another process has the lock; never waits.
     explicit DirectoryLock(const std::string& directory);
     explicit operator bool() const { return bool(file_); }
-    // Whether the path still leads to the lock; false once somebody has moved or removed the directory or the lock. True
-    // if the system cannot say.
+    // Whether the path still leads to the lock, or the system cannot say; false once somebody has moved or removed the
+    // directory or the lock.
     bool is_in_place();
 
 private:

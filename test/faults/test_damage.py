@@ -53,7 +53,8 @@ class Damage(Campaign):
     def test_damage_of_any_kind_gives_way_to_the_older_checkpoint(self):
         self.start("whole")
         whole = self.result("whole")
-        outcome = self.start("half", *FOREGROUND, faults=f"call=pwrite,path={self.dir}/half/metrics.jsonl,nth=10,action=kill")
+        rules = f"call=pwrite,path={self.dir}/half/metrics.jsonl,nth=10,action=kill"
+        outcome = self.start("half", *FOREGROUND, faults=rules)
         self.assertEqual(outcome.reported_step(), 6, outcome)
         for trial in range(3000 if OPTIONS["long"] else 48):
             draws = random.Random(f"{OPTIONS['seed']} {trial}")

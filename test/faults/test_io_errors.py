@@ -59,7 +59,8 @@ class IoErrors(Campaign):
     def half_a_run(self):
         """The result of a whole run, and a run that was killed after step 8, with checkpoints 3 and 6."""
         self.start("whole")
-        outcome = self.start("half", *FOREGROUND, faults=f"call=pwrite,path={self.dir}/half/metrics.jsonl,nth=10,action=kill")
+        rules = f"call=pwrite,path={self.dir}/half/metrics.jsonl,nth=10,action=kill"
+        outcome = self.start("half", *FOREGROUND, faults=rules)
         self.assertEqual(outcome.code, -9, outcome)
         self.assertEqual(sorted(path.name for path in (self.dir / "half/checkpoints").iterdir()),
                          ["step_00000003", "step_00000006"])
