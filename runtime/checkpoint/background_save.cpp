@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 #include <mutex>
+#include <new>
 #include <system_error>
 #include <thread>
 
@@ -38,6 +39,8 @@ struct BackgroundSave::Job {
             end(std::nullopt);
         } catch (const Error& failure) {
             end(failure);
+        } catch (const std::bad_alloc&) {
+            end(Error(Exit::os, "out of memory"));
         } catch (const std::exception& failure) {
             end(Error(Exit::internal, failure.what()));
         }
