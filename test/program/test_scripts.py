@@ -167,7 +167,7 @@ class Sums(Folder):
         shutil.copy(self.home / "bin/catch", self.repository / "build/test_cpu")
         self.tool("simulated", f'#!/bin/bash\nif [ "$*" = "--seed 3" ]; then {seed_3}; fi\n'
                   'echo "All tests passed (3 assertions in 1 test case)"\n')
-        for program in ("test_simt", "test_simt_asan", "test_simt_tsan", "test_pool_tsan"):  # eight runs in all
+        for program in ("test_simt", "test_simt_asan", "test_simt_tsan", "test_pool_tsan", "test_corpora"):  # nine runs
             shutil.copy(self.home / "bin/simulated", self.repository / "build" / program)
         path = f"{self.home}/bin:{os.environ['PATH']}"
         return self.run_script("test.sh", path=path, expect=expect).splitlines()[-1]
@@ -176,18 +176,18 @@ class Sums(Folder):
         good = 'echo "All tests passed (22 assertions in 6 test cases)"'
         one = 'echo "All tests passed (1 assertion in 1 test case)"'
         bad = 'echo "test cases: 6 | 4 passed | 2 failed"; echo "assertions: 9 | 1 passed | 8 failed"; exit 2'
-        self.assertEqual(self.last_line(good, one, 0), "19 passed, 0 failed")
-        self.assertEqual(self.last_line(good, bad, 1), "22 passed, 2 failed")
-        self.assertEqual(self.last_line(good, 'echo "test cases: 3 | 3 passed | 0 failed"', 0), "21 passed, 0 failed")
-        self.assertEqual(self.last_line(good, "exit 139", 1), "18 passed, 1 failed")
-        self.assertEqual(self.last_line(good, "exit 0", 1), "18 passed, 1 failed")
-        self.assertEqual(self.last_line(good + "; exit 1", one, 1), "19 passed, 1 failed")
-        self.assertEqual(self.last_line(good, one, 1, check=1), "18 passed, 1 failed")
+        self.assertEqual(self.last_line(good, one, 0), "20 passed, 0 failed")
+        self.assertEqual(self.last_line(good, bad, 1), "23 passed, 2 failed")
+        self.assertEqual(self.last_line(good, 'echo "test cases: 3 | 3 passed | 0 failed"', 0), "22 passed, 0 failed")
+        self.assertEqual(self.last_line(good, "exit 139", 1), "19 passed, 1 failed")
+        self.assertEqual(self.last_line(good, "exit 0", 1), "19 passed, 1 failed")
+        self.assertEqual(self.last_line(good + "; exit 1", one, 1), "20 passed, 1 failed")
+        self.assertEqual(self.last_line(good, one, 1, check=1), "19 passed, 1 failed")
         self.assertEqual(self.last_line(good, one, 1, build=2), "2 passed, 1 failed")
         # Of those that run at the same time.
-        self.assertEqual(self.last_line(good, one, 1, seed_3="exit 139"), "18 passed, 1 failed")
-        self.assertEqual(self.last_line(good, one, 1, seed_3=bad), "22 passed, 2 failed")
-        self.assertEqual(self.last_line(good, one, 1, seed_3=one + "; exit 1"), "19 passed, 1 failed")
+        self.assertEqual(self.last_line(good, one, 1, seed_3="exit 139"), "19 passed, 1 failed")
+        self.assertEqual(self.last_line(good, one, 1, seed_3=bad), "23 passed, 2 failed")
+        self.assertEqual(self.last_line(good, one, 1, seed_3=one + "; exit 1"), "20 passed, 1 failed")
 
 
 @unittest.skipUnless(shutil.which("xz"), "xz is not installed")

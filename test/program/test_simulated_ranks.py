@@ -78,7 +78,8 @@ class SimulatedRanks(TrainerTest):
         for call, rank, deterministic, action in [
                 (1, 0, True, "fail"), (1, 1, True, "fail"), (2, 1, True, "late"), (2, 0, False, "remote"),
                 (4, 1, False, "fail"), (6, 0, True, "fail"), (7, 1, True, "fail"), (8, 1, True, "fail"),
-                (9, 0, True, "fail"), (10, 1, False, "late"), (12, 0, False, "remote"), (30, 1, True, "fail")]:
+                (9, 0, True, "fail"), (10, 1, False, "late"), (12, 0, False, "remote"), (13, 1, True, "fail"),
+                (14, 1, True, "fail"), (15, 1, True, "fail"), (16, 1, True, "fail")]:
             with self.subTest(call=call, rank=rank, action=action):
                 said, function = self.check_planned(action, call, rank, deterministic, (70, 71, 76))
                 functions.add(function)
