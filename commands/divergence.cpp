@@ -35,25 +35,28 @@ std::optional<Checkpoint> checkpoint_to_go_back_to(TrainingRun& run) {
 
 void go_back(TrainingRun& run, const Checkpoint& checkpoint) {
     const Divergence divergence = *run.divergence;
-    const TrainState::Progress now = run.state.progress;
+    const TrainState before = run.state;
     const int from_step = run.state.step, to_step = checkpoint.manifest().info.step;
     const auto samples_per_step = run.config.train.total_batch_tokens / run.config.train.seq_len;
     checkpoint.load(run.gpt.state_tensors());
     run.gpt.masters_changed();
     run.state = checkpoint.manifest().info;
     run.state.parent_step = to_step;
+    run.state.config = before.config;  // --accept-changes may have changed them since
+    run.state.config_digest = before.config_digest;
+    run.state.dataset_digest = before.dataset_digest;
     TrainState::Progress& progress = run.state.progress;
     progress.cursor = run.train_loader.cursor();
-    progress.divergence.rollbacks = now.divergence.rollbacks;
+    progress.divergence.rollbacks = before.progress.divergence.rollbacks;
     progress.divergence.note({.from_step = from_step,
                               .to_step = to_step,
                               .skipped_samples = uint64_t(from_step - to_step) * uint64_t(samples_per_step),
                               .is_spike = divergence.is_spike,
                               .loss = divergence.is_spike ? divergence.loss : 0,
                               .limit = divergence.is_spike ? divergence.limit : 0});
-    progress.trained_s = now.trained_s;
-    progress.energy = now.energy;
-    progress.course_by_time = now.course_by_time;
+    progress.trained_s = before.progress.trained_s;
+    progress.energy = before.progress.energy;
+    progress.course_by_time = before.progress.course_by_time;
     run.train_loader.seek(progress.cursor);
     const std::vector<Rollback>& rollbacks = progress.divergence.rollbacks;
     run_on_rank_0(run.comm, "cut the logs", [&] {
@@ -82,7 +85,7 @@ std::string advice(const TrainingRun& run) {
     return "";
 }
 
-// 16 digits over the bits that this rank holds of what all ranks must hold alike.
+// A digest of the bits that this rank holds of what all ranks must hold alike.
 std::string digest_of_replicas(TrainingRun& run) {
     constexpr size_t kPartBytes = size_t(4) << 20;
     std::vector<std::byte> part(kPartBytes);
