@@ -22,7 +22,7 @@ def mean_step_ms(options, every_steps):
         changes = {"run.dir": f"{folder}/run", "data.train": f"{options.data}/train_*.bin", "data.val": "",
                    "data.tokenizer": f"{options.data}/tokenizer.json", "train.max_steps": options.steps,
                    "checkpoint.every_steps": every_steps, "checkpoint.asynchronous": not options.foreground,
-                   "eval.every_steps": 0, "sample.every_steps": 0}
+                   "eval.every_steps": 0, "sample.every_steps": 0, "schedule.warmup_steps": 10}
         settings = [argument for key, value in changes.items() for argument in ("--set", f"{key}={json.dumps(value)}")]
         subprocess.run([options.program, ROOT / "configs/quickstart.json", *settings], check=True,
                        stdout=subprocess.DEVNULL)
