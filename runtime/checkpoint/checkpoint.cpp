@@ -72,6 +72,32 @@ std::optional<Overlap> overlap_of(const NamedTensor& wanted, const Piece& piece)
                    static_cast<char*>(wanted.values.from(begin - wanted.first).data)};
 }
 
+// Copies bytes of one shard file to the device, block by block, each compared with its checksum.
+class VerifiedCopy {
+public:
+    VerifiedCopy(const InputFile& file, const ShardFile& shard) : file_(file), shard_(shard) {}
+
+    void copy(const Overlap& part) {
+        for (size_t at = part.begin; at < part.end;) {
+            if (at < begin_ || at >= end_) read_block(at / kBlockBytes);
+            const size_t bytes = std::min(part.end, end_) - at;
+            copy_to_device(part.to + (at - part.begin), block_.data() + (at - begin_), bytes, Stream{});
+            at += bytes;
+        }
+    }
+
+private:
+    void read_block(size_t block) {
+        begin_ = block * kBlockBytes;
+        end_ = begin_ + read_verified_block(file_, shard_, block, block_.data());
+    }
+
+    const InputFile& file_;
+    const ShardFile& shard_;
+    std::vector<std::byte> block_ = std::vector<std::byte>(kBlockBytes);
+    size_t begin_ = 0, end_ = 0;  // of the block, in the file; equal: none has been read
+};
+
 }  // namespace
 
 Checkpoint::Checkpoint(const std::string& directory)
@@ -91,23 +117,12 @@ void Checkpoint::load(const std::vector<NamedTensor>& tensors, OtherTensors othe
     for (const auto& [name, tensor] : stored)
         if (others == OtherTensors::refuse && !wanted.contains(name))
             fail(Exit::data, "%s has tensor %s, which this run does not know", directory_, tensor->name);
-    std::vector<std::byte> buffer(kBlockBytes);
     for (size_t i = 0; i < files_.size(); i++) {
-        size_t block_begin = 0, block_end = 0;  // of what the buffer holds
+        VerifiedCopy source(files_[i], manifest_.shards[i]);
         for (const Piece& piece : manifest_.shards[i].pieces) {
             const auto tensor = wanted.find(piece.tensor);
             if (tensor == wanted.end()) continue;
-            const std::optional<Overlap> part = overlap_of(*tensor->second, piece);
-            for (size_t at = part ? part->begin : 0, end = part ? part->end : 0; at < end;) {
-                if (at < block_begin || at >= block_end) {
-                    block_begin = at / kBlockBytes * kBlockBytes;
-                    block_end = block_begin + read_verified_block(files_[i], manifest_.shards[i],
-                                                                  block_begin / kBlockBytes, buffer.data());
-                }
-                const size_t bytes = std::min(end, block_end) - at;
-                copy_to_device(part->to + (at - part->begin), buffer.data() + (at - block_begin), bytes, Stream{});
-                at += bytes;
-            }
+            if (const auto part = overlap_of(*tensor->second, piece)) source.copy(*part);
         }
     }
 }

@@ -26,11 +26,11 @@ def tree(pid):
         except OSError:
             continue
         parents.setdefault(int(text.rpartition(")")[2].split()[1]), []).append(int(text.split()[0]))
-    found, todo = [], [pid]
-    while todo:
-        children = parents.get(todo.pop(), [])
+    found, unvisited = [], [pid]
+    while unvisited:
+        children = parents.get(unvisited.pop(), [])
         found += children
-        todo += children
+        unvisited += children
     return found
 
 
