@@ -1,25 +1,17 @@
 #include "data/block_checksums.h"
 
-#include <isa-l/crc.h>
-
 #include <algorithm>
 #include <charconv>
 
-#include "kernels/check.h"
+#include "runtime/io/io.h"
 
-// The checksum of what `before` is that of, followed by these bytes.
-static uint32_t extended(uint32_t before, std::string_view bytes) {
-    auto* data = const_cast<unsigned char*>(reinterpret_cast<const unsigned char*>(bytes.data()));  // only read
-    return ~crc32_iscsi(data, int(bytes.size()), ~before);
-}
-
-uint32_t BlockChecksums::of_block(std::string_view bytes) { return extended(0, bytes); }
+uint32_t BlockChecksums::of_block(std::string_view bytes) { return crc32c(bytes.data(), bytes.size()); }
 
 void BlockChecksums::add(std::string_view bytes) {
     while (!bytes.empty()) {
         const size_t filled = size_t(bytes_ % kBlockBytes), count = std::min(bytes.size(), kBlockBytes - filled);
         if (filled == 0) blocks_.push_back(0);
-        blocks_.back() = extended(blocks_.back(), bytes.substr(0, count));
+        blocks_.back() = crc32c(bytes.data(), count, blocks_.back());
         bytes_ += count;
         bytes.remove_prefix(count);
     }

@@ -1,7 +1,6 @@
 #include "runtime/checkpoint/shard.h"
 
 #define XXH_STATIC_LINKING_ONLY  // for the state's size
-#include <isa-l/crc.h>
 #include <xxhash.h>
 
 #include <algorithm>
@@ -56,11 +55,6 @@ bool all_finite(const std::byte* numbers, size_t count, Dtype dtype) {
 }
 
 }  // namespace
-
-uint32_t crc32c(const void* bytes, size_t count) {
-    auto* data = const_cast<unsigned char*>(static_cast<const unsigned char*>(bytes));  // the library only reads it
-    return ~crc32_iscsi(data, static_cast<int>(count), ~uint32_t(0));
-}
 
 std::string xxh3_128(std::string_view text) { return hex_of(XXH3_128bits(text.data(), text.size())); }
 

@@ -5,10 +5,6 @@
 #include "runtime/checkpoint/manifest.h"
 #include "runtime/io/io.h"
 
-// CRC-32C (Castagnoli, reflected polynomial 0x82f63b78, RFC 3720 appendix B.4): crc32c("123456789") is 0xe3069283.
-// `count` is below 2^31.
-uint32_t crc32c(const void* bytes, size_t count);
-
 // XXH3 with 128 bits of a text, as 32 lower-case hexadecimal digits, the way `xxhsum -H128` prints it.
 std::string xxh3_128(std::string_view text);
 

@@ -158,6 +158,10 @@ uint64_t free_bytes(const std::string& path);  // that the calling user may fill
 // Paths that match, sorted by name. Exit::no_input, naming `key` and the pattern, if nothing matches.
 std::vector<std::string> expand_glob(const std::string& pattern, const std::string& key);
 
+// CRC-32C (Castagnoli, reflected polynomial 0x82f63b78, RFC 3720 appendix B.4): crc32c("123456789") is 0xe3069283.
+// `count` is below 2^31. With `before`, that of bytes in front of these: of all of them.
+uint32_t crc32c(const void* bytes, size_t count, uint32_t before = 0);
+
 // What a file appears to be, from its first bytes and its size: "an HTML page", "a Git LFS pointer", "a zip archive",
 // "a gzip file", "text", "an empty file" ... For error messages.
 std::string describe_content(std::string_view first_bytes, size_t size);

@@ -1,6 +1,5 @@
 #include "runtime/logging/event_file.h"
 
-#include <isa-l/crc.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,8 +12,7 @@ namespace {
 
 // CRC32C as a TFRecord has it: rotated and shifted, so that a checksum of text that holds checksums stays a good one.
 uint32_t masked_crc(const void* bytes, size_t count) {
-    auto* const data = static_cast<unsigned char*>(const_cast<void*>(bytes));  // ISA-L only reads
-    const uint32_t crc = ~crc32_iscsi(data, int(count), ~0u);
+    const uint32_t crc = crc32c(bytes, count);
     return ((crc >> 15) | (crc << 17)) + 0xa282ead8u;
 }
 
