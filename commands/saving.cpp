@@ -50,8 +50,10 @@ bool wait_for_save(TrainingRun& run, double limit_s, bool must_succeed) {
     return ended.has_value();
 }
 
+// The lines of a committed step are on disk before it is committed.
 SaveStats save_in_foreground(const TrainingRun& run) {
     const std::string& dir = run.config.run.dir;
+    run_on_rank_0(run.comm, "sync the logs", [&] { run.log->sync(); });
     const SaveStats stats = save_checkpoint(dir, run.comm, run.state, run.gpt.saved_tensors());
     run_on_rank_0(run.comm, "delete older checkpoints",
                   [&] { apply_retention(dir, run.state.run_id, retention_of(run.config)); });
@@ -81,10 +83,8 @@ void save(TrainingRun& run, bool must_succeed) {
     BackgroundSave::Result result{.step = run.state.step};
     const bool is_asynchronous = run.config.checkpoint.asynchronous;
     try {
-        // The lines of a committed step are on disk before it is committed.
-        run_on_rank_0(run.comm, "sync the logs", [&] { run.log->sync(); });
         if (is_asynchronous)
-            run.background_save.begin(run.state, run.gpt.saved_tensors());
+            run.background_save.begin(run.state, run.gpt.saved_tensors(), [log = run.log] { log->sync(); });
         else
             result.stats = save_in_foreground(run);
     } catch (const Error& error) {

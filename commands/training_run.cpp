@@ -100,7 +100,7 @@ TrainingRun::TrainingRun(const Config& c, Ranks& ranks, Dataset data, std::vecto
       val_loader(dataset.val ? std::make_unique<Loader>(*dataset.val, loader_options(c, comm, SampleOrder::once))
                              : nullptr),
       gpt(initial_model(c, comm, start.checkpoint)),
-      log(comm.rank == 0 ? std::make_optional<RunLog>(run_log(c, state)) : std::nullopt),
+      log(comm.rank == 0 ? run_log(c, state) : nullptr),
       progress(shown_progress),
       token_flops(flops_of_token(gpt.options())),
       peak_flops_per_s(comm.size * ::peak_flops_per_s(device_info().name, c.train.precision, c.device.tf32)),
@@ -112,9 +112,9 @@ TrainingRun::TrainingRun(const Config& c, Ranks& ranks, Dataset data, std::vecto
     if (c.checkpoint.asynchronous) background_save.reserve(gpt.saved_tensors());
 }
 
-RunLog run_log(const Config& config, const TrainState& state) {
-    return RunLog(config.run.dir, state.step, config.log.tensorboard ? config_json(config) : "",
-                  !state.progress.evaluation_is_due);
+std::shared_ptr<RunLog> run_log(const Config& config, const TrainState& state) {
+    const std::string configuration = config.log.tensorboard ? config_json(config) : "";
+    return std::make_shared<RunLog>(config.run.dir, state.step, configuration, !state.progress.evaluation_is_due);
 }
 
 void check_init_from(const Config& config, const std::string& config_path, const std::string& tokenizer_digest) {

@@ -29,7 +29,7 @@ struct TrainingRun {
     Loader train_loader;
     std::unique_ptr<Loader> val_loader;  // null: no data.val
     Gpt gpt;
-    std::optional<RunLog> log;  // rank 0's
+    std::shared_ptr<RunLog> log;  // rank 0's; a save's thread may still sync it when the run ends
     TrainingProgress& progress;
     double token_flops;       // of forward and backward, per token
     double peak_flops_per_s;  // of all ranks' GPUs; 0: not known
@@ -124,4 +124,4 @@ bool finish_evaluation(TrainingRun& run);
 void end_on_error(TrainingRun& run);  // run.error, if it is set
 
 // The logs of a run that continues from this state.
-RunLog run_log(const Config& config, const TrainState& state);
+std::shared_ptr<RunLog> run_log(const Config& config, const TrainState& state);

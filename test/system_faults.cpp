@@ -7,7 +7,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cerrno>
 
 namespace {
@@ -46,6 +45,10 @@ SystemFault::SystemFault(SystemCall which, std::string path, int error)
 
 SystemFault::~SystemFault() { active().store(nullptr); }
 
+void SystemFault::wait_until_met() const {
+    while (!is_met) ::usleep(1000);
+}
+
 // These take the place of the C library's functions in the program that they are linked into.
 extern "C" {
 
@@ -64,6 +67,16 @@ int flock(int file, int operation) noexcept {
 int stat(const char* path, struct stat* status) noexcept {
     if (fails(SystemCall::examine, path)) return -1;
     return next<int(const char*, struct stat*)>("stat")(path, status);
+}
+
+int fsync(int file) {
+    const SystemFault* const fault = active().load();
+    const int error = fails(SystemCall::sync, file) ? errno : -1;
+    if (error == -1) return int(::syscall(SYS_fsync, file));
+    fault->is_met = true;
+    while (active().load() == fault) ::usleep(1000);
+    errno = error;
+    return error == 0 ? int(::syscall(SYS_fsync, file)) : -1;
 }
 
 DIR* fdopendir(int file) { return fails(SystemCall::list, file) ? nullptr : next<DIR*(int)>("fdopendir")(file); }

@@ -1,15 +1,17 @@
-// System calls that fail in this process for files whose path contains a text, as a failing disk or a lost file server
-// makes them fail.
+// System calls that fail or hang in this process for files whose path contains a text, as a failing disk or a lost file
+// server makes them.
 #pragma once
 
+#include <atomic>
 #include <string>
 
 enum class SystemCall {
-    read,
-    examine,
-    list,
-    lock
-};  // read() and pread(); stat(); fdopendir(), of std::filesystem; flock()
+    read,     // read() and pread() fail
+    examine,  // stat() fails
+    list,     // fdopendir(), of std::filesystem, fails
+    lock,     // flock() fails
+    sync      // fsync() hangs as long as the fault lasts, then fails; succeeds if the error's number is 0
+};
 
 // As long as the object lives; one at a time.
 class SystemFault {
@@ -21,4 +23,7 @@ public:
     const SystemCall call;
     const std::string path_part;
     const int error_number;
+
+    void wait_until_met() const;  // until some call hangs
+    mutable std::atomic<bool> is_met = false;
 };

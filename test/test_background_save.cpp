@@ -1,3 +1,4 @@
+#include <atomic>
 #include <chrono>
 #include <thread>
 
@@ -18,6 +19,8 @@ BackgroundSave::Result steps_until_it_ends(BackgroundSave& saver, const std::fun
     }
 }
 
+void nothing() {}
+
 bool has_leftovers(const std::string& run_dir) {
     const std::vector<std::string> names = list_directory(checkpoints_directory(run_dir));
     return std::ranges::any_of(names, [](const std::string& name) { return name.starts_with("tmp."); });
@@ -33,7 +36,7 @@ TEST_CASE("a save in the background has the state at its beginning, whatever tra
     for (int64_t step = 1; step <= 50; step++) {
         ToyModel model(uint64_t(step), kShapes);
         const ToyModel before = model;
-        saver.begin(toy_info(step), model.tensors());
+        saver.begin(toy_info(step), model.tensors(), nothing);
         CHECK(saver.is_under_way());
         CHECK(saver.step() == step);
         const auto result = steps_until_it_ends(saver, [&] {
@@ -57,8 +60,9 @@ TEST_CASE("waiting for a save in the background ends with it") {
     TemporaryDirectory run;
     BackgroundSave saver(run.path(), comm_single(), {});
     ToyModel model(1, kShapes);
-    saver.begin(toy_info(1), model.tensors());
-    expect_error(Exit::internal, {"another is under way"}, [&] { saver.begin(toy_info(2), model.tensors()); });
+    const auto begin = [&](int64_t step) { saver.begin(toy_info(step), model.tensors(), nothing); };
+    begin(1);
+    expect_error(Exit::internal, {"another is under way"}, [&] { begin(2); });
     const auto result = saver.wait(60);
     REQUIRE(result);
     CHECK_FALSE(result->error);
@@ -73,7 +77,7 @@ TEST_CASE("a save that fails in the background is told and leaves nothing, and t
     save_toy(run.path(), 1, model);
     auto without_values = model.tensors();
     without_values[0].count--;  // the manifest is not whole
-    saver.begin(toy_info(2), without_values);
+    saver.begin(toy_info(2), without_values, nothing);
     const auto failed = saver.wait(60);
     REQUIRE(failed);
     REQUIRE(failed->error);
@@ -81,7 +85,7 @@ TEST_CASE("a save that fails in the background is told and leaves nothing, and t
     CHECK_FALSE(has_leftovers(run.path()));
     CHECK(committed_steps(run.path()) == std::vector<int64_t>{1});
 
-    saver.begin(toy_info(3), model.tensors());
+    saver.begin(toy_info(3), model.tensors(), nothing);
     CHECK_FALSE(saver.wait(60)->error);
     CHECK(committed_steps(run.path()) == std::vector<int64_t>{3});
 }
@@ -90,7 +94,7 @@ TEST_CASE("a rank takes part in the failure of another one's save") {
     TemporaryDirectory run;
     BackgroundSave saver(run.path(), comm_single(), {});
     ToyModel model(1, kShapes);
-    saver.begin(toy_info(1), model.tensors());
+    saver.begin(toy_info(1), model.tensors(), nothing);
     CHECK_FALSE(saver.advance({.unfinished = 1, .failed = 1}));  // others are still writing
     std::optional<BackgroundSave::Result> result;
     while (saver.progress().unfinished > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -100,4 +104,56 @@ TEST_CASE("a rank takes part in the failure of another one's save") {
     CHECK(result->error->code == Exit::io);
     CHECK_FALSE(has_leftovers(run.path()));
     CHECK(committed_steps(run.path()).empty());
+}
+
+TEST_CASE("what must precede the commit is done after the parts are written, and its failure is the save's") {
+    TemporaryDirectory run;
+    BackgroundSave saver(run.path(), comm_single(), {});
+    ToyModel model(1, kShapes);
+    int calls = 0;
+    saver.begin(toy_info(1), model.tensors(), [&] {
+        calls++;
+        CHECK(committed_steps(run.path()).empty());
+        for (const std::string& name : list_directory(checkpoints_directory(run.path())))
+            CHECK(file_exists(checkpoints_directory(run.path()) + "/" + name + "/shard_0000.bin"));
+    });
+    CHECK_FALSE(saver.wait(60)->error);
+    CHECK(calls == 1);
+    saver.begin(toy_info(2), model.tensors(), [] { fail(Exit::io, "the log cannot be synced"); });
+    const auto failed = saver.wait(60);
+    REQUIRE(failed->error);
+    CHECK(failed->error->code == Exit::io);
+    CHECK_THAT(failed->error->what(), ContainsSubstring("the log cannot be synced"));
+    CHECK_FALSE(has_leftovers(run.path()));
+    CHECK(committed_steps(run.path()) == std::vector<int64_t>{1});
+}
+
+TEST_CASE("a save that hangs holds up no step, and is over when the disk works again") {
+    TemporaryDirectory run;
+    BackgroundSave saver(run.path(), comm_single(), {});
+    ToyModel model(1, kShapes);
+    std::atomic<bool> is_hanging = true;
+    saver.begin(toy_info(1), model.tensors(), [&] { is_hanging.wait(true); });
+    for (int step = 0; step < 200; step++) {
+        CHECK_FALSE(saver.advance(saver.progress()));
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    CHECK_FALSE(saver.wait(0.1));
+    CHECK(saver.is_under_way());
+    CHECK(saver.elapsed_s() > 0.2);
+    is_hanging = false;
+    is_hanging.notify_all();
+    CHECK_FALSE(saver.wait(60)->error);
+    CHECK(committed_steps(run.path()) == std::vector<int64_t>{1});
+}
+
+TEST_CASE("a save whose directory cannot be made fails behind its beginning") {
+    TemporaryDirectory run;
+    BackgroundSave saver(run / "moved away", comm_single(), {});
+    ToyModel model(1, kShapes);
+    saver.begin(toy_info(1), model.tensors(), nothing);
+    const auto failed = saver.wait(60);
+    REQUIRE(failed->error);
+    CHECK(failed->error->code == Exit::cannot_create);
+    CHECK_THAT(failed->error->what(), ContainsSubstring("moved away"));
 }

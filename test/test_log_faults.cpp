@@ -6,6 +6,7 @@
 
 #include "runtime/logging/logging.h"
 #include "test/expect_error.h"
+#include "test/system_faults.h"
 #include "test/temporary_directory.h"
 
 namespace {
@@ -121,6 +122,55 @@ TEST_CASE("a log keeps little in memory, however long no checkpoint is saved", "
     for (int i = 0; i < 100; i++) REQUIRE(file.append(line));
     CHECK(resident_bytes() < before + (size_t(32) << 20));
     CHECK(std::filesystem::file_size(path) == 100u << 20);
+}
+
+TEST_CASE("a log is written while another thread syncs it, and has every record once, in order", "[log]") {
+    TemporaryDirectory straight, synced;
+    constexpr int kSteps = 3000;
+    {
+        RunLog log(straight.path(), 0, "{}");
+        CHECK(write_steps(log, 1, kSteps).empty());
+    }
+    RunLog log(synced.path(), 0, "{}");
+    std::atomic<bool> is_over = false;
+    std::jthread saver([&] {
+        while (!is_over) log.sync();
+    });
+    CHECK(write_steps(log, 1, kSteps).empty());
+    is_over = true;
+    saver.join();
+    log.sync();
+    CHECK(contents(synced.path()) == contents(straight.path()));
+}
+
+TEST_CASE("a sync that hangs holds up no record, and one that fails loses none", "[log]") {
+    for (const int error : {0, EIO}) {
+        INFO(error);
+        TemporaryDirectory straight, faulty;
+        {
+            RunLog log(straight.path(), 0);
+            write_steps(log, 1, 20);
+        }
+        RunLog log(faulty.path(), 0);
+        write_steps(log, 1, 5);
+        auto fault = std::make_unique<SystemFault>(SystemCall::sync, "metrics.jsonl", error);
+        std::exception_ptr failure;
+        std::jthread saver([&] {
+            try {
+                log.sync();
+            } catch (...) {
+                failure = std::current_exception();
+            }
+        });
+        fault->wait_until_met();
+        CHECK(write_steps(log, 6, 19).empty());
+        fault.reset();  // the disk answers
+        saver.join();
+        CHECK(bool(failure) == (error != 0));
+        write_steps(log, 20, 20);
+        log.sync();
+        CHECK(contents(faulty.path()) == contents(straight.path()));
+    }
 }
 
 TEST_CASE("a log of more than a GiB is cut in little memory, and keeps its lines", "[log]") {

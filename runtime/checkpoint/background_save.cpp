@@ -15,27 +15,36 @@ struct BackgroundSave::Job {
     int rank;
     std::shared_ptr<std::vector<std::byte>> snapshot;
     Retention retention;
+    std::function<void()> before_commit;
     double start_ms = now_ms();
 
+    enum class Stage { open, write, commit } stage = Stage::open;
+
     std::mutex mutex = {};  // guards what follows
-    bool is_at_work = false, is_committing = false, is_committed = false;
+    bool is_at_work = false, is_committed = false;
     double end_ms = 0;
     std::optional<Error> error = {};
     std::string warning = {};
 
-    // Lets a thread do one phase. If it cannot be started, the phase has failed.
-    static void run(const std::shared_ptr<Job>& job, void (Job::*phase)()) {
+    // Lets a thread do this rank's part of a stage. If it cannot be started, the stage has failed.
+    static void run(const std::shared_ptr<Job>& job, Stage stage) {
+        job->stage = stage;
+        if (stage != Stage::write && job->rank != 0) return;
         job->is_at_work = true;
         try {
-            std::thread([job, phase] { job->attempt(phase); }).detach();
+            std::thread([job] { job->attempt(); }).detach();
         } catch (const std::system_error& error) {
             job->end(Error(Exit::os, format("cannot start the thread of a save: %s", error.what())));
         }
     }
 
-    void attempt(void (Job::*phase)()) {
+    void attempt() {
         try {
-            (this->*phase)();
+            switch (stage) {
+                case Stage::open: save.make_temporary(); break;
+                case Stage::write: write_part(); break;
+                case Stage::commit: commit();
+            }
             end(std::nullopt);
         } catch (const Error& failure) {
             end(failure);
@@ -49,7 +58,7 @@ struct BackgroundSave::Job {
     void end(const std::optional<Error>& failure) {
         const std::lock_guard lock(mutex);
         is_at_work = false;
-        is_committed = is_committing && !failure;
+        is_committed = stage == Stage::commit && !failure;
         error = failure;
         end_ms = now_ms();
     }
@@ -63,10 +72,11 @@ struct BackgroundSave::Job {
             current = &tensor;
             std::memcpy(to, snapshot->data() + offset + first * element, count * element);
         };
-        save.write_part(rank, kStagingBytes, copy_part);
+        save.write_part(rank, kBlockBytes, copy_part);  // a buffer that stays in the cache
     }
 
     void commit() {
+        before_commit();
         save.commit();
         try {
             apply_retention(save.run_dir, save.manifest.info.run_id, retention);
@@ -90,10 +100,11 @@ size_t BackgroundSave::snapshot_bytes(const std::vector<NamedTensor>& tensors) {
 
 void BackgroundSave::reserve(const std::vector<NamedTensor>& tensors) { snapshot_->resize(snapshot_bytes(tensors)); }
 
-void BackgroundSave::begin(const TrainState& info, const std::vector<NamedTensor>& tensors) {
+void BackgroundSave::begin(const TrainState& info, const std::vector<NamedTensor>& tensors,
+                           std::function<void()> before_commit) {
     require(!job_, "checkpoint: a save begins while another is under way");
     reserve(tensors);
-    CheckpointSave save = CheckpointSave::open(run_dir_, comm_, info, tensors);
+    CheckpointSave save = CheckpointSave::plan(run_dir_, comm_, info, tensors);
     size_t offset = 0;
     for (const NamedTensor& tensor : tensors) {
         const size_t bytes = tensor.count * size_of(tensor.values.dtype);
@@ -101,8 +112,8 @@ void BackgroundSave::begin(const TrainState& info, const std::vector<NamedTensor
         offset += bytes;
     }
     synchronize(Stream{});
-    job_ = std::make_shared<Job>(std::move(save), comm_.rank, snapshot_, retention_);
-    Job::run(job_, &Job::write_part);
+    job_ = std::make_shared<Job>(std::move(save), comm_.rank, snapshot_, retention_, std::move(before_commit));
+    Job::run(job_, Job::Stage::open);
 }
 
 BackgroundSave::Progress BackgroundSave::progress() const {
@@ -113,8 +124,8 @@ BackgroundSave::Progress BackgroundSave::progress() const {
 
 std::optional<BackgroundSave::Result> BackgroundSave::advance(const Progress& sums) {
     if (!job_ || sums.unfinished > 0) return std::nullopt;
-    if (sums.failed == 0 && sums.committed == 0) {
-        if (comm_.rank == 0 && !job_->is_committing) start_commit();
+    if (sums.failed == 0 && job_->stage != Job::Stage::commit) {
+        Job::run(job_, job_->stage == Job::Stage::open ? Job::Stage::write : Job::Stage::commit);
         return std::nullopt;
     }
     const std::shared_ptr<Job> job = std::move(job_);
@@ -127,11 +138,6 @@ std::optional<BackgroundSave::Result> BackgroundSave::advance(const Progress& su
     if (sums.failed > 0 && !result.error)
         result.error = Error(Exit::io, "checkpoint: another rank could not write its part or commit");
     return result;
-}
-
-void BackgroundSave::start_commit() {
-    job_->is_committing = true;
-    Job::run(job_, &Job::commit);
 }
 
 std::optional<BackgroundSave::Result> BackgroundSave::wait(double limit_s) {

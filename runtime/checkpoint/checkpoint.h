@@ -74,9 +74,9 @@ std::vector<int64_t> apply_retention(const std::string& run_dir, const std::stri
 //         if (result = saver.advance(sums)) ...    // all ranks see the same result after the same step
 //         if (is due) saver.begin(state, gpt.saved_tensors());
 //
-// begin() copies this rank's part of the tensors to host memory, which is all that a step waits for. A thread of each
-// rank then writes its shard file, and one of rank 0 commits. The threads take part in no collective: the ranks learn
-// from the sums how far the others are. One save is under way at most.
+// begin() copies this rank's part of the tensors to host memory, which is all that a step waits for. A thread of rank 0
+// then makes the directory, one of each rank writes its shard file, and one of rank 0 commits. The threads take part in
+// no collective: the ranks learn from the sums how far the others are. One save is under way at most.
 class BackgroundSave {
 public:
     BackgroundSave(std::string run_dir, const Comm& comm, const Retention& retention);
@@ -85,9 +85,9 @@ public:
     void reserve(const std::vector<NamedTensor>& tensors);
     static size_t snapshot_bytes(const std::vector<NamedTensor>& tensors);
 
-    // Begins to save one step; arguments as save_checkpoint()'s. A collective; requires that none is under way. Fails
-    // on all ranks if the directory cannot be made.
-    void begin(const TrainState& info, const std::vector<NamedTensor>& tensors);
+    // Begins to save one step; arguments as save_checkpoint()'s. A collective; requires that none is under way. Rank
+    // 0's thread calls `before_commit` when all parts are written; if it fails, so does the save.
+    void begin(const TrainState& info, const std::vector<NamedTensor>& tensors, std::function<void()> before_commit);
 
     // How far this rank is with the save under way; added up over the ranks for advance(). All 0 if there is none.
     struct Progress {
@@ -116,7 +116,6 @@ public:
 
 private:
     struct Job;
-    void start_commit();
 
     const std::string run_dir_;
     const Comm comm_;

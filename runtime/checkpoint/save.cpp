@@ -41,17 +41,9 @@ void on_all_ranks(const Comm& comm, const char* action, const std::function<void
     if (failed_rank >= 0) fail(Exit::io, "checkpoint: rank %d could not %s", failed_rank, action);
 }
 
-CheckpointSave CheckpointSave::open(const std::string& run_dir, const Comm& comm, const TrainState& info,
+CheckpointSave CheckpointSave::plan(const std::string& run_dir, const Comm& comm, const TrainState& info,
                                     const std::vector<NamedTensor>& tensors) {
-    CheckpointSave save{run_dir, temporary_directory(run_dir, info.step, comm), {info, comm.size, tensors, {}}};
-    on_all_ranks(comm, "make the directory", [&] {
-        if (comm.rank != 0) return;
-        make_directory(checkpoints_directory(run_dir));  // not run.dir: if that is gone, it was moved away
-        sync_directory(run_dir);
-        check_space(run_dir, save.bytes());
-        make_directory(save.temporary);
-    });
-    return save;
+    return {run_dir, temporary_directory(run_dir, info.step, comm), {info, comm.size, tensors, {}}};
 }
 
 size_t CheckpointSave::bytes() const {
@@ -61,6 +53,13 @@ size_t CheckpointSave::bytes() const {
 }
 
 std::string CheckpointSave::committed() const { return step_directory(run_dir, manifest.info.step); }
+
+void CheckpointSave::make_temporary() const {
+    make_directory(checkpoints_directory(run_dir));  // not run.dir: if that is gone, it was moved away
+    sync_directory(run_dir);
+    check_space(run_dir, bytes());
+    make_directory(temporary);
+}
 
 void CheckpointSave::write_part(int rank, size_t staging_bytes, const CopyPart& copy_part) const {
     const ShardFile shard = write_shard(temporary, rank, manifest.tensors, staging_bytes, copy_part);
@@ -93,7 +92,10 @@ void CheckpointSave::abandon() const {
 SaveStats save_checkpoint(const std::string& run_dir, const Comm& comm, const TrainState& info,
                           const std::vector<NamedTensor>& tensors, size_t staging_bytes) {
     const double start_ms = now_ms();
-    const CheckpointSave save = CheckpointSave::open(run_dir, comm, info, tensors);
+    const CheckpointSave save = CheckpointSave::plan(run_dir, comm, info, tensors);
+    on_all_ranks(comm, "make the directory", [&] {
+        if (comm.rank == 0) save.make_temporary();
+    });
     try {
         on_all_ranks(comm, "write its part", [&] { save.write_part(comm.rank, staging_bytes, copy_part_from_device); });
         on_all_ranks(comm, "commit", [&] {

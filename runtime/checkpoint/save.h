@@ -12,13 +12,15 @@ struct CheckpointSave {
     std::string run_dir, temporary;
     Manifest manifest;  // without the shards
 
-    // Collective. Draws the temporary directory's name, and makes it on rank 0 once there is room for the checkpoint.
-    static CheckpointSave open(const std::string& run_dir, const Comm& comm, const TrainState& info,
+    // Collective. Draws the temporary directory's name; the disk is not touched.
+    static CheckpointSave plan(const std::string& run_dir, const Comm& comm, const TrainState& info,
                                const std::vector<NamedTensor>& tensors);
 
     size_t bytes() const;           // of all tensors
     std::string committed() const;  // the directory's name once it is committed
 
+    // On rank 0, first: makes the temporary directory if there is room for the checkpoint.
+    void make_temporary() const;
     // On every rank: its shard file and the record of it. Fails as write_shard() does.
     void write_part(int rank, size_t staging_bytes, const CopyPart& copy_part) const;
     // On rank 0, when all parts are written: manifest, COMMIT, rename. Checkpoints of this step or later ones, which

@@ -1,6 +1,7 @@
 #include "runtime/logging/log_file.h"
 
 #include <algorithm>
+#include <utility>
 
 LogFile::LogFile(const std::string& path, size_t bytes)
     : path_(path), file_(OutputFile::open_to_continue(path, bytes)), synced_(bytes) {
@@ -11,16 +12,25 @@ LogFile::LogFile(const std::string& path, size_t bytes)
 void LogFile::write() {
     if (must_reopen_) file_ = OutputFile::open_to_continue(path_, synced_);
     must_reopen_ = false;
+    {
+        const std::lock_guard lock(arriving_mutex_);
+        unsynced_ += std::exchange(arriving_, {});
+    }
     file_.append(std::string_view(unsynced_).substr(file_.size() - synced_));
 }
 
 bool LogFile::append(std::string_view record) {
     constexpr size_t kMostUnsynced = size_t(4) << 20;
-    unsynced_ += record;
+    {
+        const std::lock_guard lock(arriving_mutex_);
+        arriving_ += record;
+    }
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock) return error_.empty();
     try {
         write();
         error_.clear();
-        if (unsynced_.size() >= kMostUnsynced) sync();
+        if (unsynced_.size() >= kMostUnsynced) sync_locked();
     } catch (const Error& error) {
         error_ = error.what();
     }
@@ -28,6 +38,11 @@ bool LogFile::append(std::string_view record) {
 }
 
 void LogFile::sync() {
+    const std::lock_guard lock(mutex_);
+    sync_locked();
+}
+
+void LogFile::sync_locked() {
     try {
         write();
         must_reopen_ = true;  // unless it succeeds

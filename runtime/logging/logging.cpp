@@ -209,7 +209,6 @@ RunLog::RunLog(const std::string& dir, int committed_step, const std::string& co
     add_event(committed_step + 1, unix_time(), summary);
 }
 
-RunLog::RunLog(RunLog&&) noexcept = default;
 RunLog::~RunLog() = default;
 
 void RunLog::write(const TrainRecord& record) {
@@ -282,6 +281,7 @@ std::string RunLog::end_step() {
         error_ = std::make_exception_ptr(
             Error(Exit::io, format("%s; after %d steps of trying the run ends, without the log's last lines",
                                    error.c_str(), kMostFailedSteps)));
+        has_given_up_ = true;
     }
     return std::exchange(news_, "");
 }
@@ -289,6 +289,6 @@ std::string RunLog::end_step() {
 void RunLog::write(const RollbackRecord& record) { append(metrics_, json_line(record) + "\n"); }
 
 void RunLog::sync() {
-    if (error_) return;
+    if (has_given_up_) return;
     for (LogFile* file : files()) file->sync();
 }

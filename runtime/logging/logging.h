@@ -2,9 +2,9 @@
 // TensorBoard, and what a person sees on stdout while it goes.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdio>
-#include <mutex>
 #include <thread>
 
 #include "runtime/config/config.h"
@@ -111,7 +111,6 @@ public:
     // come again. If a file cannot be read, the error is InputFile's, and it stays as it was.
     RunLog(const std::string& dir, int committed_step, const std::string& configuration = "",
            bool has_evaluation = true);
-    RunLog(RunLog&&) noexcept;
     ~RunLog();
 
     // What cannot be written is kept and written later, in order: these do not fail.
@@ -131,7 +130,8 @@ public:
 
     // Everything written is on disk when this returns: call it before a checkpoint is committed, so that no crash
     // leaves a committed step without its lines. Fails with Exit::io if that cannot be done. Once error() is set it
-    // does nothing: the weights are worth more than the lines.
+    // does nothing: the weights are worth more than the lines. May be called from another thread than the rest, which
+    // does not wait for it.
     void sync();
 
 private:
@@ -148,6 +148,7 @@ private:
     int failed_steps_ = 0;                     // in a row
     std::string news_;
     std::exception_ptr error_;
+    std::atomic<bool> has_given_up_ = false;  // error_ is set
 };
 
 // When signs of life appear while no step ends.
