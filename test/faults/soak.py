@@ -162,6 +162,7 @@ class Soak:
         if self.results.logical_state(self.steps, self.run) != self.results.logical_state(self.steps, whole):
             raise Failure(f"the weights of {self.run} differ from those of the run without faults")
         self.runs += 1
+        print(f"so far {self.summary()}", flush=True)
         for run in (self.run, whole):
             shutil.rmtree(self.disk.backing / run)
         self.begin_run()

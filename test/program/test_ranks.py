@@ -25,7 +25,7 @@ def is_gone(pid):
     """No such process, or a dead one that nobody has asked about."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter: it ended between open and read
         return True
 
 
