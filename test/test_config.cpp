@@ -301,8 +301,10 @@ TEST_CASE("digest and differences see exactly the options that change a run's re
     Config before, after;
     for (const Option& option : option_table(after)) {
         INFO(option.key);
-        // Which spikes are found changes nothing as long as they are only warned of.
-        before.train.on_spike = option.key == "train.spike_deviations"s ? OnSpike::stop : OnSpike::warn;
+        // Which spikes are found, and where a run would go back to, changes nothing as long as it never does.
+        const bool matters_after_spikes =
+            option.key == "train.spike_deviations"s || option.key == "checkpoint.every_steps"s;
+        before.train.on_spike = matters_after_spikes ? OnSpike::rollback : OnSpike::warn;
         after = before;
         auto change = []<class T>(T* value) {
             if constexpr (std::is_same_v<T, bool>)
@@ -325,6 +327,8 @@ TEST_CASE("digest and differences see exactly the options that change a run's re
     }
     before = after = Config();
     after.train.spike_deviations = 5;
+    after.checkpoint.every_steps = 7;
+    CHECK(config_digest(before) == config_digest(after));
     CHECK(config_differences(before, after).empty());
     after.optim.learning_rate = 3e-4;
     after.schedule.name = LrSchedule::wsd;
@@ -349,7 +353,8 @@ TEST_CASE("what must not change a resumed run's result is not in the digest", "[
                                                     "parallel.start_timeout_s",
                                                     "parallel.silence_s",
                                                     "parallel.step_timeout_s"};
-        static const std::set<std::string> kEffective = {"eval.patience", "data.document_mask", "data.document_token"};
+        static const std::set<std::string> kEffective = {"eval.patience", "data.document_mask", "data.document_token",
+                                                         "checkpoint.every_steps"};
         const bool is_effective = kEffective.count(option.key);
         const bool is_observer = (kObservers.count(section) && !is_effective) || kKeys.count(option.key);
         CHECK((option.effect == Effect::none) == is_observer);

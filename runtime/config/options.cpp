@@ -159,7 +159,7 @@ std::vector<Option> surrounding_options(Config& c) {
          "seconds without progress of a rank within a step after which all end", kNone},
 
         {"checkpoint.every_steps", &c.checkpoint.every_steps, kStepsOr0,
-         "steps between checkpoints, one more at the end; 0: only that", kNone},
+         "steps between checkpoints, one more at the end; 0: only that"},
         {"checkpoint.keep", &c.checkpoint.keep, between(1, 1000000), "newest checkpoints that are kept", kNone},
         {"checkpoint.keep_best", &c.checkpoint.keep_best, kAnything,
          "save where the validation loss is the lowest so far, and keep that checkpoint too", kNone},
