@@ -3,7 +3,7 @@
 namespace {
 
 constexpr int kMostFailures = 3;        // in a row
-constexpr double kPatience_s = 30;      // for the save under way when the next one is due
+constexpr double kPatience_s = 30;      // for a save, when the next one is due
 constexpr double kMostWaiting_s = 600;  // for one that must succeed; less than the control channel's for a save
 
 // Energy and cost of the run so far, as far as they are known.
@@ -34,6 +34,27 @@ void complete_state(TrainingRun& run) {
     double joules = run.energy.read().joules.value_or(0);  // of what came after the last step
     run.gpt.sum_over_ranks({&joules, 1});
     state.progress.energy.add(joules, 0);
+}
+
+// Shows how a save has ended, on all ranks, or throws its error as save() does.
+void note_save(TrainingRun& run, const BackgroundSave::Result& result, bool must_succeed) {
+    if (!result.error) {
+        run.progress.say(format("step %ld | checkpoint %s, %.1f MiB in %.1f s", result.step,
+                                result.stats.directory.c_str(), double(result.stats.bytes) / 0x1p20,
+                                result.stats.seconds));
+        if (!result.warning.empty())
+            run.progress.say(format("step %ld | warning: %s", result.step, result.warning.c_str()));
+        run.state.parent_step = result.step;
+        run.failed_saves = 0;
+        return;
+    }
+    const Error& error = *result.error;
+    const bool is_of_the_disk =
+        error.code == Exit::io || error.code == Exit::cannot_create || error.code == Exit::permission;
+    if (!is_of_the_disk) throw error;
+    if (must_succeed || ++run.failed_saves == kMostFailures) end_together(run, std::make_exception_ptr(error));
+    run.progress.say(format("step %ld | save failed %d of %d times: %s", result.step, run.failed_saves, kMostFailures,
+                            error.what()));
 }
 
 BackgroundSave::Result stuck_save(const TrainingRun& run) {
@@ -77,7 +98,8 @@ void save(TrainingRun& run, bool must_succeed) {
     const HostSpan span(run.trace, "checkpoint");
     run.control.note_phase(Phase::save, run.state.step);
     run.progress.begin(format("step %d | checkpoint", run.state.step));
-    if (!wait_for_save(run, must_succeed ? kMostWaiting_s : kPatience_s, false))
+    const double waited_s = run.background_save.is_under_way() ? run.background_save.elapsed_s() : 0;
+    if (!wait_for_save(run, must_succeed ? kMostWaiting_s : kPatience_s - waited_s, false))
         return note_save(run, stuck_save(run), must_succeed);
     complete_state(run);
     BackgroundSave::Result result{.step = run.state.step};
@@ -101,22 +123,11 @@ void finish_save(TrainingRun& run) {
     if (!wait_for_save(run, kMostWaiting_s, true)) note_save(run, stuck_save(run), true);
 }
 
-void note_save(TrainingRun& run, const BackgroundSave::Result& result, bool must_succeed) {
-    if (!result.error) {
-        run.progress.say(format("step %ld | checkpoint %s, %.1f MiB in %.1f s", result.step,
-                                result.stats.directory.c_str(), double(result.stats.bytes) / 0x1p20,
-                                result.stats.seconds));
-        if (!result.warning.empty())
-            run.progress.say(format("step %ld | warning: %s", result.step, result.warning.c_str()));
-        run.state.parent_step = result.step;
-        run.failed_saves = 0;
-        return;
-    }
-    const Error& error = *result.error;
-    const bool is_of_the_disk =
-        error.code == Exit::io || error.code == Exit::cannot_create || error.code == Exit::permission;
-    if (!is_of_the_disk) throw error;
-    if (must_succeed || ++run.failed_saves == kMostFailures) end_together(run, std::make_exception_ptr(error));
-    run.progress.say(format("step %ld | save failed %d of %d times: %s", result.step, run.failed_saves, kMostFailures,
-                            error.what()));
+void follow_save(TrainingRun& run, const BackgroundSave::Progress& sums) {
+    BackgroundSave& save = run.background_save;
+    if (const auto ended = save.advance(sums)) note_save(run, *ended, false);
+    if (!save.is_under_way() || save.elapsed_s() < kPatience_s || run.slow_save == save.step()) return;
+    run.slow_save = save.step();
+    run.progress.say(format("step %d | warning: the save of step %ld has been under way for %.0f s", run.state.step,
+                            save.step(), save.elapsed_s()));
 }

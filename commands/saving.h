@@ -17,5 +17,6 @@ void save(TrainingRun& run, bool must_succeed);
 // Waits for the save under way, if there is one; fails if it is stuck.
 void finish_save(TrainingRun& run);
 
-// Shows how a save has ended, on all ranks, or throws its error as save() does.
-void note_save(TrainingRun& run, const BackgroundSave::Result& result, bool must_succeed);
+// After each step, with the sums over the ranks: lets the save under way go on, shows how it has ended, or throws its
+// error as save() does, and warns once of one that takes long.
+void follow_save(TrainingRun& run, const BackgroundSave::Progress& sums);

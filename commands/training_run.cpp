@@ -272,9 +272,7 @@ TrainRecord finish_step(TrainingRun& run, const StepTimer& timer, const EnergyRe
         diagnosis = progress.loss_scale.step_skipped(config.loss_scale, step, result.non_finite_tensor);
     }
     judge_step(run, record, diagnosis);
-    const BackgroundSave::Progress saving{result.votes[kSaveUnfinished], result.votes[kSaveFailed],
-                                          result.votes[kSaveCommitted]};
-    if (const auto ended = run.background_save.advance(saving)) note_save(run, *ended, false);
+    follow_save(run, {result.votes[kSaveUnfinished], result.votes[kSaveFailed], result.votes[kSaveCommitted]});
     if (run.trace) {
         run.trace->add({.lane = Lane::host, .name = "step", .begin_ms = timer.start_ms, .end_ms = now_ms()});
         run.gpt.trace(run.trace, 0);

@@ -37,6 +37,7 @@ struct TrainingRun {
     double start_ms;         // when training began, as if without interruptions
     bool must_keep = false;  // a checkpoint is due, whatever its interval: it holds a decision, or the best weights
     int failed_saves = 0;    // in a row
+    int64_t slow_save = -1;  // the last save, by its step, that was said to take long
     BackgroundSave background_save;
     std::optional<Divergence> divergence;  // the last step's
     EnergyMeter energy;

@@ -30,7 +30,7 @@ RANKS = 3
 # Without norms, which are those of rank 0's own samples.
 RUN = {**NANO, "model_n_layer": 2, "model_n_embd": 32, "checkpoint_every_steps": 40, "checkpoint_keep": 3,
        "eval_every_steps": 500, "sample_every_steps": 500, "log_norms_every_steps": 0, "parallel_silence_s": 4,
-       "parallel_step_timeout_s": 20}
+       "parallel_step_timeout_s": 20, "parallel_start_timeout_s": 40}  # mpirun may hang if a rank dies in MPI_Init
 RESTART = {code for code, (_, policy, _) in exit_codes().items() if policy != "final"}
 EXPLAINED = {"flipped byte": {65, 78}, "signal": {130, 143}}  # ends that are final: 78, other data than before
 CRASHES = {128 + number for number in (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV)}

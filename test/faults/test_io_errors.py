@@ -1,8 +1,9 @@
 """Errors of the file system at every operation of a run: no committed step is lost, and the run continues."""
 import itertools
+import re
 import shutil
 
-from campaign import ERRORS, FOREGROUND, LAST_STEP, Campaign, sample
+from campaign import ERRORS, FOREGROUND, LAST_STEP, NANO, OPTIONS, Campaign, sample
 
 
 class IoErrors(Campaign):
@@ -128,6 +129,31 @@ class IoErrors(Campaign):
                 self.assertEqual(outcome.code, 0, outcome)
                 self.check_same("case", whole, rules)
                 self.assertEqual((self.dir / "case/main.log").read_text(), (self.dir / "whole/main.log").read_text())
+
+    def test_training_goes_on_beside_a_save_that_hangs(self):
+        """With --long for so long that the run warns of it."""
+        hang_s = 40 if OPTIONS["long"] else 2
+        self.write_config(**{**NANO, "train_max_steps": 2000, "checkpoint_every_steps": 0})
+        self.start("case")
+        times = {record["step"]: record["time"] for record in self.records("case", "train", without=())}
+        every_steps = int((hang_s + 2) * 1999 / (times[2000] - times[1]))
+        # A log of more than 4 MiB, as here after so long, is synced by the steps themselves.
+        for file in ("shard_0000.bin",) if OPTIONS["long"] else ("metrics.jsonl", "shard_0000.bin"):
+            with self.subTest(file):
+                self.drop("case")
+                self.write_config(**{**NANO, "train_max_steps": 2 * every_steps, "checkpoint_every_steps": every_steps})
+                nth = 2 if file == "metrics.jsonl" else 1  # behind the one when the file is opened
+                outcome = self.start("case", faults=f"call=fsync,path=*/{file},nth={nth},action=hang:{hang_s}",
+                                     seconds=6 * hang_s + 60)
+                self.assertEqual(outcome.code, 0, outcome)
+                saves = re.findall(r"step (\d+) \| checkpoint \S+, \S+ MiB in (\S+) s", outcome.out)
+                self.assertEqual([int(step) for step, _ in saves], [every_steps, 2 * every_steps], outcome)
+                self.assertGreater(float(saves[0][1]), hang_s - 0.1)
+                times = {record["step"]: record["time"] for record in self.records("case", "train", without=())}
+                during = [step for step, time in times.items() if 0.5 < time - times[every_steps] < hang_s - 0.5]
+                self.assertGreater(len(during), every_steps / 20)
+                self.assertEqual(f"the save of step {every_steps} has been under way for 30 s" in outcome.out,
+                                 OPTIONS["long"], outcome)
 
     def test_a_failed_sync_of_a_log_costs_no_rank(self):
         self.start("whole", ranks=3)
