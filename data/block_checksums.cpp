@@ -5,8 +5,6 @@
 
 #include "runtime/io/io.h"
 
-uint32_t BlockChecksums::of_block(std::string_view bytes) { return crc32c(bytes.data(), bytes.size()); }
-
 void BlockChecksums::add(std::string_view bytes) {
     while (!bytes.empty()) {
         const size_t filled = size_t(bytes_ % kBlockBytes), count = std::min(bytes.size(), kBlockBytes - filled);

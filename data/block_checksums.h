@@ -22,9 +22,6 @@ public:
     size_t blocks() const { return blocks_.size(); }
     uint32_t operator[](size_t block) const { return blocks_[block]; }
 
-    // Of at most kBlockBytes.
-    static uint32_t of_block(std::string_view bytes);
-
     // 8 lower-case hexadecimal digits per block.
     std::string hex() const;
 

@@ -119,8 +119,8 @@ void TokenShard::verify(size_t begin, size_t end) const {
         if (checks_->verified[block].load(std::memory_order_relaxed)) continue;
         std::array<char, kBlock> content;
         const size_t offset = kShardHeaderBytes + block * kBlock, count = std::min(kBlock, all - offset);
-        file_.read_at(offset, content.data(), count);
-        const uint32_t expected = checks_->expected[block], actual = BlockChecksums::of_block({content.data(), count});
+        const uint32_t expected = checks_->expected[block];
+        const uint32_t actual = file_.read_checked(offset, content.data(), count, expected);
         if (actual != expected)
             reject_file(file_.path(),
                         "damaged in the %zu bytes from offset %zu: their CRC32C is %08x, dataset.json records %08x",

@@ -148,10 +148,10 @@ TEST_CASE("a sync that hangs holds up no record, and one that fails loses none",
         INFO(error);
         TemporaryDirectory straight, faulty;
         {
-            RunLog log(straight.path(), 0);
+            RunLog log(straight.path(), 0, "{}");
             write_steps(log, 1, 20);
         }
-        RunLog log(faulty.path(), 0);
+        RunLog log(faulty.path(), 0, "{}");
         write_steps(log, 1, 5);
         auto fault = std::make_unique<SystemFault>(SystemCall::sync, "metrics.jsonl", error);
         std::exception_ptr failure;

@@ -136,9 +136,20 @@ void write_manifest(const Manifest& manifest, const std::string& directory) {
 }
 
 Manifest read_manifest(const std::string& directory) {
-    std::string path = manifest_path(directory);
-    std::string said = read_file(commit_path(directory), kMostCommitBytes);
-    std::string text = read_file(path);
+    std::string path = manifest_path(directory), said, text;
+    auto read_both = [&] {
+        said = read_file(commit_path(directory), kMostCommitBytes);
+        text = read_file(path);
+        return said == commit_line(text);
+    };
+    if (!read_both()) {  // once more, from the disk itself
+        for (const std::string& name : {commit_path(directory), path}) InputFile(name).forget_cached();
+        if (read_both())
+            std::fprintf(stderr,
+                         "train_gpt: warning: %s or COMMIT beside it was read wrongly once: check this machine's "
+                         "memory and disk\n",
+                         printable_text(path).c_str());
+    }
     if (std::string is = commit_line(text); said != is)
         fail(Exit::data, "%s is not what %s says: size and hash are %s, must be %s", path, commit_path(directory),
              printed(is), printed(said));

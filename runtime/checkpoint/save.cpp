@@ -17,11 +17,29 @@ std::string temporary_directory(const std::string& run_dir, int64_t step, const 
     return format("%s/tmp.%08ld.%s", checkpoints_directory(run_dir).c_str(), step, drawn.c_str());
 }
 
+// A rank's record of its shard file, behind a hash: a byte that was written or read wrongly must not get into the
+// manifest.
+void write_record(const std::string& path, const ShardFile& shard) {
+    const std::string text = shard_to_text(shard);
+    OutputFile record(path);
+    record.append(xxh3_128(text) + "\n" + text);
+    record.close();
+}
+
+ShardFile read_record(const std::string& path) {
+    const std::string content = read_file(path);
+    const size_t line = content.find('\n');
+    const std::string text = line == content.npos ? "" : content.substr(line + 1);
+    if (content.substr(0, line) != xxh3_128(text))
+        fail(Exit::io, "%s: what was read back is not what was written", path);
+    return shard_from_text(text, path);
+}
+
 std::vector<ShardFile> collect_records(const std::string& directory, int ranks) {
     std::vector<ShardFile> shards;
     for (int rank = 0; rank < ranks; rank++) {
         std::string path = record_path(directory, rank);
-        shards.push_back(shard_from_text(read_file(path), path));
+        shards.push_back(read_record(path));
         remove_tree(path);
     }
     return shards;
@@ -62,10 +80,8 @@ void CheckpointSave::make_temporary() const {
 }
 
 void CheckpointSave::write_part(int rank, size_t staging_bytes, const CopyPart& copy_part) const {
-    const ShardFile shard = write_shard(temporary, rank, manifest.tensors, staging_bytes, copy_part);
-    OutputFile record(record_path(temporary, rank));
-    record.append(shard_to_text(shard));
-    record.close();
+    write_record(record_path(temporary, rank),
+                 write_shard(temporary, rank, manifest.tensors, staging_bytes, copy_part));
 }
 
 void CheckpointSave::commit() const {

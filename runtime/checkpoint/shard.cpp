@@ -120,12 +120,12 @@ ShardFile write_shard(const std::string& directory, int rank, const std::vector<
 
 size_t read_verified_block(const InputFile& file, const ShardFile& expected, size_t block, std::byte* to) {
     const size_t begin = block * kBlockBytes, bytes = std::min(kBlockBytes, expected.bytes - begin);
-    file.read_at(begin, to, bytes);
-    const std::string crc = crc_digits(to, bytes),
-                      must_be = expected.block_crc32cs.substr(block * kCrcDigits, kCrcDigits);
+    const auto must_be =
+        uint32_t(std::stoul(expected.block_crc32cs.substr(block * kCrcDigits, kCrcDigits), nullptr, 16));
+    const uint32_t crc = file.read_checked(begin, to, bytes, must_be);
     if (crc != must_be)
-        fail(Exit::data, "%s is damaged in the %zu bytes from offset %zu: their CRC32C is %s, must be %s", file.path(),
-             bytes, begin, crc, must_be);
+        fail(Exit::data, "%s is damaged in the %zu bytes from offset %zu: their CRC32C is %08x, must be %08x",
+             file.path(), bytes, begin, crc, must_be);
     return bytes;
 }
 

@@ -118,6 +118,23 @@ void InputFile::read_at(size_t offset, void* bytes, size_t count) const {
     }
 }
 
+void InputFile::forget_cached() const { ::posix_fadvise(*descriptor_, 0, 0, POSIX_FADV_DONTNEED); }
+
+uint32_t InputFile::read_checked(size_t offset, void* bytes, size_t count, uint32_t expected) const {
+    read_at(offset, bytes, count);
+    const uint32_t first = crc32c(bytes, count);
+    if (first == expected) return first;
+    forget_cached();
+    read_at(offset, bytes, count);
+    const uint32_t second = crc32c(bytes, count);
+    if (second == expected)
+        std::fprintf(stderr,
+                     "train_gpt: warning: %s: the %zu bytes from offset %zu were read wrongly (CRC32C %08x) and are "
+                     "right in a second reading (%08x): check this machine's memory and disk\n",
+                     printable_text(path_).c_str(), count, offset, first, second);
+    return second;
+}
+
 void InputFile::check_unchanged() const {
     const struct stat now = status_of(*descriptor_, path_);
     if (size_t(now.st_size) != size_)

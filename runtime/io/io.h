@@ -48,6 +48,11 @@ public:
     // Copies bytes [offset, offset + count), which lie within size(). Exit::io, with the offset, if the system cannot
     // read them; Exit::data if the file has become shorter.
     void read_at(size_t offset, void* bytes, size_t count) const;
+    // As read_at(), of bytes whose CRC32C must be `expected`. If it is not, they are read once more, from the disk
+    // itself; what was read wrongly only once is warned of on stderr. Returns the CRC32C of what is now in `bytes`.
+    uint32_t read_checked(size_t offset, void* bytes, size_t count, uint32_t expected) const;
+    // Asks the system to drop what it holds of the file in memory, so that the next read comes from disk.
+    void forget_cached() const;
     // Exit::data unless the path still leads to the file that was opened (device and inode), and its size and the time
     // of its last modification are those of then. Exit::io or Exit::no_input if that cannot be found out.
     void check_unchanged() const;

@@ -142,6 +142,8 @@ class Soak:
         was_killed = code < 0 or (code > 128 and code not in (130, 143))
         if not was_killed and code not in RESTART | EXPLAINED.get(self.fault, set()):
             raise Failure(f"exit code {code} after {self.fault}: {self.sentences}")
+        if code == 65 and not any("data/" in sentence for sentence in self.sentences):  # tokens are read once
+            raise Failure(f"exit code 65 after {self.fault}: {self.sentences}")
         if not was_killed and not self.sentences and code not in (75, 130, 143):
             raise Failure(f"exit code {code} without a sentence after {self.fault}")
         self.wait_until_gone(self.ranks())  # of a launcher that was killed
@@ -204,7 +206,21 @@ class Soak:
                     except OSError:
                         pass
 
+    def has_begun(self):
+        """Whether a rank holds the run's lock: a start that finds no directory begins anew, as it should."""
+        try:
+            lock = (self.disk.backing / self.run / "lock").read_text()
+        except OSError:
+            return False
+        return any(f"pid {pid}," in lock for pid in self.ranks())
+
     def move(self, _):
+        deadline = time.monotonic() + PROGRESS_S
+        while not self.has_begun():
+            self.look_after()
+            if time.monotonic() > deadline:
+                raise Failure(f"{self.run} did not begin within {PROGRESS_S} s")
+            time.sleep(0.05)
         run, elsewhere = self.disk.at / self.run, self.disk.at / "elsewhere"
         run.rename(elsewhere)
         time.sleep(0.3)
