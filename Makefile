@@ -187,10 +187,10 @@ $(POOL_TSAN): OPT = -O1 -fsanitize=thread
 # What reads files and messages of other origin, under sanitizers: in clang's fuzzer, and in the replay of its corpora.
 # It is linked before the rest, so that its inline functions are the ones that stay.
 PARSERS := $(wildcard test/fuzz/*.cpp) $(addsuffix .cpp,$(addprefix commands/,hf_config llmc_files report_page \
-  run_records) $(addprefix data/,byte_source dataset dataset_record encoder eval_file input_paths mixture nfc parquet \
-  pretokenizer questions shards text_formats text_input tokenizer tokenizer_files tokenizer_rules) \
-  $(addprefix runtime/,checkpoint/checkpoint checkpoint/inspect checkpoint/manifest checkpoint/safetensors \
-  checkpoint/shard cluster/connection config/config config/model_options config/options \
+  run_records) $(addprefix data/,block_checksums byte_source dataset dataset_record encoder eval_file input_paths \
+  mixture nfc parquet pretokenizer questions shards text_formats text_input tokenizer tokenizer_files \
+  tokenizer_rules) $(addprefix runtime/,checkpoint/checkpoint checkpoint/inspect checkpoint/manifest \
+  checkpoint/safetensors checkpoint/shard cluster/connection config/config config/model_options config/options \
   config/schema io/files io/json io/mapped_file logging/event_file))
 parsers_and_rest = $(patsubst %,$(BUILD)/$(1)/%.o,$(filter-out test/fuzz/$(2).cpp,$(PARSERS))) \
   $(call object,$(filter-out $(PARSERS),$(HOST_SOURCES)) $(CPU_SOURCES))

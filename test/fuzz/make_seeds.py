@@ -23,6 +23,15 @@ def compact(value):
     return json.dumps(value, separators=(",", ":"))
 
 
+def crc32c(data):
+    crc = 0xffffffff
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82f63b78 if crc & 1 else 0)
+    return crc ^ 0xffffffff
+
+
 def manifest():
     """A checkpoint of a matrix and a vector in one shard file of 28 bytes."""
     state = {"updates": 2, "cursor": 24, "loss_scale": {
@@ -91,8 +100,14 @@ def data_seeds():
     write("token_shard", "llama3", struct.pack("<3i", 20240801, 7, 4).ljust(1024, b"\0") + ids)
     masked = b"BIN.TOK\n" + struct.pack("<5i", 2, 4, 4, 300, 1)
     write("token_shard", "llmq", masked.ljust(1024, b"\0") + ids + b"\x0f")
-    write("dataset", "small", compact({"tokenizer": {"kind": "bpe", "xxh3": "0" * 32, "vocab_size": 257},
-                                       "splits": {"train": {"tokens": 4, "shards": ["train_000000.bin"]}}}))
+    shard = struct.pack("<3i", 20240520, 1, 4).ljust(1024, b"\0") + struct.pack("<4H", 1, 2, 3, 4)  # sound_shard()
+    split = {"tokens": 4, "text_bytes": 9, "documents": 1, "shards": ["train_000000.bin"]}
+    dataset = {"format": "train_gpt data set 1", "tokenizer": {"kind": "bpe", "xxh3": "0" * 32, "vocab_size": 257},
+               "sources": [{"path": "a.txt", "bytes": 5, "format": "csv", "field": "text"}], "val_fraction": 0.1,
+               "copies": 1, "bpe_dropout": 0, "val_begin": 7, "splits": {"train": split}}
+    write("dataset", "earlier", compact(dataset))
+    split["crc32c_of_each_64_kib"] = [f"{crc32c(shard):08x}"]
+    write("dataset", "small", compact(dataset))
     texts = '{"text":"a b"}\n{"text":"c\\u00e9\\n"}\n'
     write("texts", "plain", b"\0" + "one\ntwo \u00e9\n\nthree".encode())
     write("texts", "json_lines", b"\1" + texts.encode())
