@@ -102,7 +102,8 @@ void change(Json& json, Random& random) {
             break;
         default:
             if (value.is_array())
-                value.push_back(Json(*any_of(values, random)));
+                value.insert(std::next(value.begin(), ptrdiff_t(below(value.size() + 1, random))),
+                             Json(*any_of(values, random)));
             else if (value.is_object())
                 value[std::string(1, char('a' + below(26, random)))] = Json(*any_of(values, random));
             else if (value.is_string())
@@ -164,7 +165,11 @@ std::string with_changed_end(std::string_view input, Random& random) {
     const Range part = any_stretch(input, {0, input.size()}, '\0', random);
     const size_t bytes = 1 + below(16, random);
     std::string changed(input);
-    if (below(4, random) == 0) return changed.insert(part.end, bytes, char(below(256, random)));
+    const std::string_view marks = "\"\\{}[],\n";
+    switch (below(6, random)) {
+        case 0: return changed.insert(part.end, bytes, char(below(256, random)));
+        case 1: return changed.insert(part.end, 1, any_of(marks, random));
+    }
     const size_t cut = std::min(bytes, part.end - part.begin);
     return changed.erase(part.end - cut, cut);
 }
