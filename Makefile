@@ -187,13 +187,14 @@ $(POOL_TSAN): OPT = -O1 -fsanitize=thread
 # What reads files and messages of other origin, under sanitizers: in clang's fuzzer, and in the replay of its corpora.
 # It is linked before the rest, so that its inline functions are the ones that stay.
 PARSERS := $(wildcard test/fuzz/*.cpp) $(addsuffix .cpp,$(addprefix commands/,hf_config llmc_files report_page \
-  run_records) $(addprefix data/,byte_source dataset encoder eval_file mixture parquet pretokenizer questions shards \
-  text_formats text_input tokenizer tokenizer_files tokenizer_rules) $(addprefix runtime/,checkpoint/checkpoint \
-  checkpoint/inspect checkpoint/manifest checkpoint/safetensors checkpoint/shard cluster/connection config/config \
-  config/model_options config/options io/files io/json logging/event_file))
+  run_records) $(addprefix data/,block_checksums byte_source dataset dataset_record encoder eval_file input_paths \
+  mixture nfc parquet pretokenizer questions shards text_formats text_input tokenizer tokenizer_files \
+  tokenizer_rules) $(addprefix runtime/,checkpoint/checkpoint checkpoint/inspect checkpoint/manifest \
+  checkpoint/safetensors checkpoint/shard cluster/connection config/config config/model_options config/options \
+  config/schema io/files io/json io/mapped_file logging/event_file))
 parsers_and_rest = $(patsubst %,$(BUILD)/$(1)/%.o,$(filter-out test/fuzz/$(2).cpp,$(PARSERS))) \
   $(call object,$(filter-out $(PARSERS),$(HOST_SOURCES)) $(CPU_SOURCES))
-SANITIZED := -fsanitize=address,undefined -fno-sanitize-recover=undefined
+SANITIZED := -fsanitize=address,undefined -fno-sanitize-recover=undefined -D_GLIBCXX_ASSERTIONS
 WRAPPED   := -Wl,--wrap=mmap,--wrap=munmap
 $(BUILD)/test_corpora: $(call parsers_and_rest,replay,fuzzer) $(call object,test/main.cpp test/run_tests.cpp)
 	$(CXX) $(SANITIZED) -fopenmp $(WRAPPED) -o $@ $^ $(CPU_LIBS) $(CATCH_LIBS)
@@ -202,9 +203,10 @@ $(BUILD)/fuzzed/fuzzer: $(call parsers_and_rest,fuzzed,replay)
 $(BUILD)/replay/%.cpp.o: %.cpp
 	@mkdir -p $(@D)
 	$(CXX) $(CXXFLAGS) $(SANITIZED) -Wno-maybe-uninitialized -O1 -c -o $@ $<
-$(BUILD)/fuzzed/%.cpp.o: %.cpp
+$(BUILD)/fuzzed/%.cpp.o: %.cpp test/fuzz/uncovered.txt
 	@mkdir -p $(@D)
-	clang++ $(filter-out -fopenmp,$(CXXFLAGS)) $(SANITIZED) -fsanitize=fuzzer-no-link -O1 -c -o $@ $<
+	clang++ $(filter-out -fopenmp,$(CXXFLAGS)) $(SANITIZED) -fsanitize=fuzzer-no-link \
+	  -fsanitize-coverage-ignorelist=test/fuzz/uncovered.txt -O2 -c -o $@ $<
 
 # What injects faults into runs of the trainer (test/faults), and what restores a run as a power cut may leave it.
 FAULT_RULES := test/faults/rules.cpp

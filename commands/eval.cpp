@@ -135,9 +135,9 @@ public:
         std::vector<std::string> paths;
         for (const std::string& pattern : options_.questions)
             std::ranges::copy(find_shards(pattern, "--questions"), std::back_inserter(paths));
+        QuestionReader reader(model_.tokenizer ? &*model_.tokenizer : nullptr, model_.config.model.vocab_size);
         for (const std::string& path : paths) {
-            sets.push_back(read_questions(path, model_.tokenizer ? &*model_.tokenizer : nullptr,
-                                          model_.config.model.vocab_size, size_t(options_.limit)));
+            sets.push_back(reader.read(path, size_t(options_.limit)));
             check_fits(sets.back(), model_.config.train.seq_len);
         }
         std::string lines;

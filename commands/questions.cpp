@@ -10,9 +10,9 @@ std::vector<QuestionSet> questions_of(const Config& config, const std::optional<
     std::vector<QuestionSet> sets;
     if (config.eval.questions.empty()) return sets;
     std::set<std::string> names;
+    QuestionReader reader(tokenizer ? &*tokenizer : nullptr, config.model.vocab_size);
     for (const std::string& path : find_shards(config.eval.questions, "eval.questions")) {
-        const size_t limit = size_t(config.eval.max_questions);
-        sets.push_back(read_questions(path, tokenizer ? &*tokenizer : nullptr, config.model.vocab_size, limit));
+        sets.push_back(reader.read(path, size_t(config.eval.max_questions)));
         check_fits(sets.back(), config.train.seq_len);
         if (!names.insert(sets.back().name).second)
             fail(Exit::config, "eval.questions: %s is not the only file whose records would be called %s", path,

@@ -230,9 +230,10 @@ RunSummary summary_of(const RunRecords& run) {
 }
 
 std::string report_page(const std::vector<RunRecords>& runs, std::optional<int> refresh_s) {
+    static const Json defaults = Json::parse(config_json(Config()));
     Json data = {{"generated", int64_t(std::time(nullptr))},
                  {"refresh_s", refresh_s ? Json(*refresh_s) : Json()},
-                 {"defaults", Json::parse(config_json(Config()))},
+                 {"defaults", defaults},
                  {"runs", Json::array()}};
     for (const RunRecords& run : runs) data["runs"].push_back(run_json(run));
     const std::string json = script_safe(data.dump(-1, ' ', false, Json::error_handler_t::replace));

@@ -105,6 +105,8 @@ void decode_hybrid(BoundedBytes bytes, uint32_t width, uint64_t count, std::vect
             if (run == 0) bytes.reject("has a run of no values");
             uint32_t value = 0;
             for (uint32_t shift = 0; shift < width; shift += 8) value |= uint32_t(bytes.byte()) << shift;
+            if (uint64_t(value) >> width != 0)
+                bytes.reject("has a run of %u, which has more than %u bits", value, width);
             out.insert(out.end(), std::min(run, left), value);
             continue;
         }

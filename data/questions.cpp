@@ -116,10 +116,28 @@ private:
     Json json_;
 };
 
+std::string content_of(const MappedFile& file) {
+    ByteSource bytes(file);
+    std::string content;
+    for (std::string_view some; !(some = bytes.peek(1)).empty(); bytes.skip(some.size())) content += some;
+    return content;
+}
+
+// A completion of llm.c's begins with the space that separates it from the context.
+void count_characters(const Tokenizer& tokenizer, std::vector<MultipleChoice>& questions) {
+    for (MultipleChoice& question : questions)
+        for (const std::vector<int32_t>& completion : question.completions) {
+            const std::string text = tokenizer.decode(completion);
+            question.characters.push_back(characters_of(text) - (text.starts_with(' ') ? 1 : 0));
+        }
+}
+
+}  // namespace
+
 // Text and tokens of questions as lm-evaluation-harness makes them.
-class QuestionReader {
+class QuestionReader::TextEncoder {
 public:
-    explicit QuestionReader(const Tokenizer& tokenizer) : tokenizer_(tokenizer), encoder_(tokenizer) {}
+    explicit TextEncoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer), encoder_(tokenizer) {}
 
     TextQuestion text_of(const Record& record) const {
         const bool is_hellaswag = record.has("ctx_a") || record.has("activity_label");
@@ -166,16 +184,8 @@ private:
     const Substitution lowered_{"(?s)(?<=.).+", "\\L$0"};  // all but the first character
 };
 
-std::string content_of(const MappedFile& file) {
-    ByteSource bytes(file);
-    std::string content;
-    for (std::string_view some; !(some = bytes.peek(1)).empty(); bytes.skip(some.size())) content += some;
-    return content;
-}
-
-void read_json_lines(const MappedFile& file, const Tokenizer& tokenizer, size_t limit, QuestionSet& set) {
+void QuestionReader::read_json_lines(const MappedFile& file, size_t limit, QuestionSet& set) {
     const std::string content = content_of(file);
-    QuestionReader reader(tokenizer);
     size_t number = 0;
     for (size_t begin = 0, end; begin < content.size(); begin = end + 1) {
         end = std::min(content.find('\n', begin), content.size());
@@ -183,24 +193,18 @@ void read_json_lines(const MappedFile& file, const Tokenizer& tokenizer, size_t 
         number++;
         if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
         const Record record(set.path, number, line);
-        const TextQuestion question = reader.text_of(record);
-        if (limit == 0 || set.questions.size() < limit) set.questions.push_back(reader.encode(question, record));
+        if (!encoder_) encoder_ = std::make_unique<TextEncoder>(*tokenizer_);
+        const TextQuestion question = encoder_->text_of(record);
+        if (limit == 0 || set.questions.size() < limit) set.questions.push_back(encoder_->encode(question, record));
     }
     if (set.questions.empty()) reject_file(set.path, "there is no question in it");
 }
 
-// A completion of llm.c's begins with the space that separates it from the context.
-void count_characters(const Tokenizer& tokenizer, std::vector<MultipleChoice>& questions) {
-    for (MultipleChoice& question : questions)
-        for (const std::vector<int32_t>& completion : question.completions) {
-            const std::string text = tokenizer.decode(completion);
-            question.characters.push_back(characters_of(text) - (text.starts_with(' ') ? 1 : 0));
-        }
-}
+QuestionReader::QuestionReader(const Tokenizer* tokenizer, int vocab_size)
+    : tokenizer_(tokenizer), vocab_size_(vocab_size) {}
+QuestionReader::~QuestionReader() = default;
 
-}  // namespace
-
-QuestionSet read_questions(const std::string& path, const Tokenizer* tokenizer, int vocab_size, size_t limit) {
+QuestionSet QuestionReader::read(const std::string& path, size_t limit) {
     QuestionSet set;
     set.path = path;
     set.name = std::filesystem::path(path).filename();
@@ -210,15 +214,20 @@ QuestionSet read_questions(const std::string& path, const Tokenizer* tokenizer, 
     const MappedFile file(path);
     if (is_eval_file(file.text())) {
         set.questions = read_eval_file(path);
-        check_vocabulary(set.questions, tokenizer ? std::min(vocab_size, tokenizer->vocab_size()) : vocab_size, path);
+        check_vocabulary(set.questions, tokenizer_ ? std::min(vocab_size_, tokenizer_->vocab_size()) : vocab_size_,
+                         path);
         if (limit > 0) set.questions.resize(std::min(limit, set.questions.size()));
-        if (tokenizer) count_characters(*tokenizer, set.questions);
+        if (tokenizer_) count_characters(*tokenizer_, set.questions);
     } else {
-        if (!tokenizer) fail(Exit::no_input, "%s is text, and there is no tokenizer to encode it with", path);
-        read_json_lines(file, *tokenizer, limit, set);
+        if (!tokenizer_) fail(Exit::no_input, "%s is text, and there is no tokenizer to encode it with", path);
+        read_json_lines(file, limit, set);
     }
     for (const MultipleChoice& question : set.questions)
         for (const std::vector<int32_t>& completion : question.completions)
             set.completion_tokens = std::max(set.completion_tokens, int(completion.size()));
     return set;
+}
+
+QuestionSet read_questions(const std::string& path, const Tokenizer* tokenizer, int vocab_size, size_t limit) {
+    return QuestionReader(tokenizer, vocab_size).read(path, limit);
 }

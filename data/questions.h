@@ -3,6 +3,7 @@
 
 #include "data/eval_file.h"
 #include "data/tokenizer.h"
+#include "runtime/io/io.h"
 
 struct QuestionSet {
     std::string path;
@@ -24,3 +25,19 @@ struct QuestionSet {
 // Fails with Exit::data, naming the file, its line and the field, for anything else, and for tokens that are not below
 // `vocab_size`; with Exit::no_input if text needs a tokenizer and `tokenizer` is null.
 QuestionSet read_questions(const std::string& path, const Tokenizer* tokenizer, int vocab_size, size_t limit);
+
+// The same for several files: what encodes text is made once, when the first text is read.
+class QuestionReader {
+public:
+    QuestionReader(const Tokenizer* tokenizer, int vocab_size);  // the tokenizer must outlive it
+    ~QuestionReader();
+    QuestionSet read(const std::string& path, size_t limit);
+
+private:
+    class TextEncoder;
+    void read_json_lines(const MappedFile& file, size_t limit, QuestionSet& set);
+
+    const Tokenizer* tokenizer_;
+    int vocab_size_;
+    std::unique_ptr<TextEncoder> encoder_;
+};

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """Fuzzes parsers under AddressSanitizer and UBSan, resumably, and prints a table of what was executed.
 
-    dev/fuzz.py build/fuzzed/fuzzer [--runs N] [--minutes M] [--minimize] [PARSER...]
+    dev/fuzz.py build/fuzzed/fuzzer [--runs N] [--minutes M] [--jobs N] [--revision R] [--minimize] [PARSER...]
 
-Each parser is executed N times in all (default: 10,000,000), in slices of ten minutes at most. What a slice has found
-stays in build/fuzz/: the inputs that reach new code, and the number of executions in progress.json. Another call goes
-on from there until every parser has had its N; --minutes ends it before that. --minimize then merges the inputs into
-test/fuzz/corpus/: a few that reach different code. Parsers: those that have a folder there. Exit code 1 after a
-finding, whose input is kept as build/fuzz/PARSER-crash-...: once it is mended, put the input into the corpus.
+Each parser is executed N times in all (default: 10,000,000), in slices of ten minutes at most, --jobs parsers at a
+time. test/fuzz/executions.json holds how often each was executed, by the revision that the fuzzer was built from; the
+inputs that reach new code stay in build/fuzz/. Another call goes on from there until every parser has had its N;
+--minutes ends it before that, and divides the time among the parsers, those that have been fastest first, so that what
+they leave goes to the others. --minimize then merges the inputs into test/fuzz/corpus/: a few that reach different
+code. Parsers: those that have a folder there. Exit code 1 after a finding, whose input is kept as
+build/fuzz/PARSER-crash-...: once it is mended, put the input into the corpus.
 """
 import argparse
 import json
@@ -15,12 +17,14 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 CORPUS, WORK = ROOT / "test/fuzz/corpus", ROOT / "build/fuzz"
-PROGRESS = WORK / "progress.json"
+EXECUTIONS = ROOT / "test/fuzz/executions.json"
 SLICE_S = 600
 LONGEST_BYTES = 4096
 MOST_INPUTS = 40  # of a corpus, besides its seeds
@@ -28,6 +32,24 @@ MOST_INPUTS = 40  # of a corpus, besides its seeds
 LONGER = {"tokenizer": 8192}
 MEMORY = "/dev/shm"  # where directories of inputs are made, if there is one
 SEEDS = re.compile(r"seed_\w+|found_\w+")
+# Without the stacks of allocations, which a finding's input shows when it is replayed; with less freed memory held back
+# than is usual, but with thousands of executions' worth.
+SANITIZERS = {"ASAN_OPTIONS": "malloc_context_size=0:quarantine_size_mb=16"}
+# What JSON documents have besides the words of the seeds.
+JSON_WORDS = ["null", "true", "false", "[]", "{}", '""', "-1", "0", "1e308", "1e999", "18446744073709551615",
+              "9223372036854775808", "2147483648", '"nan"', "\\u0000", "\\ud800", "\\udc00", "0.1", "-0.0", '":', ","]
+
+
+def dictionary(parser):
+    """The file of words that libFuzzer puts into inputs: the strings of the seeds that are text."""
+    words = set(JSON_WORDS)
+    for seed in (CORPUS / parser).glob("seed_*"):
+        content = seed.read_bytes()
+        words.update(word.decode() for word in re.findall(rb'"[ -~]{1,40}?"', content[:20000]))
+    path = WORK / f"{parser}.dict"
+    path.write_text("".join('"' + "".join(f"\\x{byte:02x}" for byte in word.encode()) + '"\n'
+                            for word in sorted(words)))
+    return path
 
 
 def command(fuzzer, parser, *options):
@@ -36,26 +58,88 @@ def command(fuzzer, parser, *options):
 
 
 def run(line):
-    environment = dict(os.environ)
+    """Returns exit code, output and processor time in seconds."""
+    environment = {**os.environ, **SANITIZERS}
     if os.path.isdir(MEMORY):
         environment["TMPDIR"] = MEMORY
-    return subprocess.run(line, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                          errors="replace", check=False)
+    process = subprocess.Popen(line, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                               text=True, errors="replace")
+    said = process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return process.returncode, said, usage.ru_utime + usage.ru_stime
 
 
-def fuzz(fuzzer, parser, done, runs, seconds):
-    """One slice. Returns what libFuzzer said if there is a finding."""
-    found = WORK / parser
-    found.mkdir(parents=True, exist_ok=True)
-    start = time.monotonic()
-    result = run(command(fuzzer, parser, f"-runs={runs}", f"-max_total_time={max(1, int(seconds))}",
-                         "-print_final_stats=1", found, CORPUS / parser))
-    executed = re.search(r"number_of_executed_units:\s*(\d+)", result.stdout)
-    done["runs"] += int(executed[1]) if executed else 0
-    done["seconds"] += time.monotonic() - start
-    if reached := re.findall(r"cov: (\d+) ft: (\d+) corp: (\d+)", result.stdout):
-        done["cov"], done["ft"], done["inputs"] = map(int, reached[-1])
-    return result.stdout[-6000:] if result.returncode != 0 else None
+class Campaign:
+    """What all calls have executed, this one included."""
+
+    def __init__(self, args):
+        self.args = args
+        self.lock = threading.Lock()
+        self.revisions = json.loads(EXECUTIONS.read_text()) if EXECUTIONS.exists() else {}
+        revision = args.revision or subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, check=True,
+                                                   stdout=subprocess.PIPE, text=True).stdout.strip()
+        self.mine = self.revisions.setdefault(revision, {"date": time.strftime("%Y-%m-%d"), "parsers": {}})["parsers"]
+        self.end = time.monotonic() + 60 * args.minutes
+        self.waiting = sorted(args.parsers or (folder.name for folder in CORPUS.iterdir()), key=self.seconds_left)
+
+    def executions(self, parser):
+        return sum(revision["parsers"].get(parser, {}).get("executions", 0) for revision in self.revisions.values())
+
+    def seconds_left(self, parser):
+        done = [revision["parsers"][parser] for revision in self.revisions.values() if parser in revision["parsers"]]
+        rate = done[-1]["executions"] / max(1, done[-1]["seconds"]) if done else 1
+        return max(0, self.args.runs - self.executions(parser)) / max(1e-3, rate)
+
+    def add(self, parser, executed, seconds, reached):
+        with self.lock:
+            done = self.mine.setdefault(parser, {"executions": 0, "seconds": 0})
+            done["executions"] += executed
+            done["seconds"] = round(done["seconds"] + seconds, 1)
+            if reached:
+                done["edges"], done["features"], done["inputs"] = map(int, reached)
+            EXECUTIONS.write_text(json.dumps(self.revisions, indent=1) + "\n")
+            print(f"{parser}: {executed:,} executions in {seconds:.0f} s of processor time, "
+                  f"{self.executions(parser):,} in all", flush=True)
+
+    def slice(self, parser, seconds):
+        """Returns what libFuzzer said if there is a finding."""
+        found = WORK / parser
+        found.mkdir(parents=True, exist_ok=True)
+        code, said, used = run(command(
+            self.args.fuzzer, parser, f"-runs={self.args.runs - self.executions(parser)}",
+            f"-max_total_time={max(1, int(seconds))}", "-print_final_stats=1", "-reload=0", "-len_control=100",
+            f"-dict={dictionary(parser)}", found, CORPUS / parser))
+        executed = re.search(r"number_of_executed_units:\s*(\d+)", said)
+        reached = re.findall(r"cov: (\d+) ft: (\d+) corp: (\d+)", said)
+        self.add(parser, int(executed[1]) if executed else 0, used, reached[-1] if reached else None)
+        return said[-6000:] if code != 0 else None
+
+    def work(self, _):
+        """Fuzzes parser after parser. Returns the findings."""
+        findings = []
+        while True:
+            with self.lock:
+                if not self.waiting:
+                    return findings
+                share = (self.end - time.monotonic()) * self.args.jobs / len(self.waiting)
+                parser = self.waiting.pop(0)
+            share_end = min(time.monotonic() + share, self.end)
+            while self.executions(parser) < self.args.runs and time.monotonic() < share_end:
+                if said := self.slice(parser, min(SLICE_S, share_end - time.monotonic())):
+                    findings.append(said)
+                    break
+
+    def table(self):
+        """What all revisions have executed, and what the last has reached."""
+        rows = ["| parser | executions | executions/s | edges | features | inputs |", "|---|---|---|---|---|---|"]
+        for parser in sorted({name for revision in self.revisions.values() for name in revision["parsers"]}):
+            done = [revision["parsers"][parser] for revision in self.revisions.values()
+                    if parser in revision["parsers"]][-1]
+            rows.append(f"| {parser} | {self.executions(parser):,} | "
+                        f"{done['executions'] / max(1, done['seconds']):,.0f} | {done.get('edges', 0):,} | "
+                        f"{done.get('features', 0):,} | {done.get('inputs', 0):,} |")
+        return "\n".join(rows)
 
 
 def minimize(fuzzer, parser):
@@ -69,39 +153,28 @@ def minimize(fuzzer, parser):
         further.unlink()
 
 
-def table(progress):
-    rows = ["| parser | executions | executions/s | edges | features | inputs |", "|---|---|---|---|---|---|"]
-    for parser, done in progress.items():
-        rows.append(f"| {parser} | {done['runs']:,} | {done['runs'] / max(1, done['seconds']):,.0f} | "
-                    f"{done.get('cov', 0):,} | {done.get('ft', 0):,} | {done.get('inputs', 0):,} |")
-    return "\n".join(rows)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("fuzzer", type=Path)
     parser.add_argument("--runs", type=int, default=10_000_000)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="for all parsers together")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="parsers at a time")
+    parser.add_argument("--revision", help="that the fuzzer was built from; default: git describe")
     parser.add_argument("--minimize", action="store_true")
     parser.add_argument("parsers", nargs="*")
     args = parser.parse_intermixed_args()
+    args.fuzzer = args.fuzzer.resolve()
     WORK.mkdir(parents=True, exist_ok=True)
-    progress = json.loads(PROGRESS.read_text()) if PROGRESS.exists() else {}
-    chosen = args.parsers or sorted(folder.name for folder in CORPUS.iterdir())
-    end = time.monotonic() + 60 * args.minutes
-    for index, name in enumerate(chosen):
-        done = progress.setdefault(name, {"runs": 0, "seconds": 0.0})
-        share_end = time.monotonic() + (end - time.monotonic()) / (len(chosen) - index)  # of the minutes
-        while done["runs"] < args.runs and time.monotonic() < share_end:
-            said = fuzz(args.fuzzer.resolve(), name, done, args.runs - done["runs"],
-                        min(SLICE_S, share_end - time.monotonic()))
-            PROGRESS.write_text(json.dumps(progress, indent=1))
-            print(f"{name}: {done['runs']:,} executions in {done['seconds']:.0f} s", flush=True)
-            if said:
-                sys.exit(said)
-        if args.minimize:
-            minimize(args.fuzzer.resolve(), name)
-    print(table(progress))
+    campaign = Campaign(args)
+    chosen = list(campaign.waiting)
+    with ThreadPoolExecutor(args.jobs) as pool:
+        findings = sum(pool.map(campaign.work, range(args.jobs)), [])
+    if args.minimize and not findings:
+        for name in chosen:
+            minimize(args.fuzzer, name)
+    print(campaign.table())
+    if findings:
+        sys.exit("\n".join(findings))
 
 
 if __name__ == "__main__":

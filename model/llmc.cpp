@@ -53,6 +53,13 @@ std::vector<LlmcTensor> llmc_tensors(const TensorLayout& layout, const std::vect
 }
 
 size_t llmc_elements(const GptShape& shape, int padded_vocab) {
-    const size_t all = lay_out_tensors(shape).parameters, width = size_t(shape.n_embd);
+    auto parameters_with = [&](int layers) {
+        GptShape some = shape;
+        some.n_layer = layers;
+        return lay_out_tensors(some).parameters;
+    };
+    // A header that asks for many layers takes no time.
+    const size_t one = parameters_with(1), layer = parameters_with(2) - one, width = size_t(shape.n_embd);
+    const size_t all = one + size_t(shape.n_layer - 1) * layer;
     return all - size_t(shape.padded_vocab()) * width + size_t(padded_vocab) * width;
 }

@@ -94,7 +94,7 @@ private:
 
     const InputFile& file_;
     const ShardFile& shard_;
-    std::vector<std::byte> block_ = std::vector<std::byte>(kBlockBytes);
+    std::vector<std::byte> block_ = std::vector<std::byte>(std::min(kBlockBytes, shard_.bytes));
     size_t begin_ = 0, end_ = 0;  // of the block, in the file; equal: none has been read
 };
 

@@ -2,8 +2,12 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 
+#include "test/fuzz/mutations.h"
 #include "test/fuzz/parsers.h"
+
+extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t max_size);
 
 static const Parser*& chosen() {
     static const Parser* parser = nullptr;
@@ -28,4 +32,20 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         std::abort();
     }
     return 0;
+}
+
+// Half of the mutations are libFuzzer's own, and those of what is no JSON.
+extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size, unsigned seed) {
+    Random random(seed);
+    const std::string_view input{reinterpret_cast<const char*>(data), size};
+    std::optional<std::string> changed;
+    switch (random() % 8) {
+        case 0:
+        case 1:
+        case 2: changed = with_changed_json(input, std::string_view(chosen()->name) == "safetensors", random); break;
+        case 3: changed = with_changed_end(input, random); break;
+    }
+    if (!changed || changed->size() > max_size) return LLVMFuzzerMutate(data, size, max_size);
+    std::memcpy(data, changed->data(), changed->size());
+    return changed->size();
 }

@@ -23,6 +23,15 @@ def compact(value):
     return json.dumps(value, separators=(",", ":"))
 
 
+def crc32c(data):
+    crc = 0xffffffff
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82f63b78 if crc & 1 else 0)
+    return crc ^ 0xffffffff
+
+
 def manifest():
     """A checkpoint of a matrix and a vector in one shard file of 28 bytes."""
     state = {"updates": 2, "cursor": 24, "loss_scale": {
@@ -83,6 +92,47 @@ def runtime_seeds():
           message(7, 0, b"text") + message(8, 65, b"why") + message(9, 1, 76, b"why", 1))
 
 
+def varint(number):
+    return bytes([number]) if number < 128 else bytes([number & 127 | 128]) + varint(number >> 7)
+
+
+def thrift(fields):
+    """A struct in Thrift's compact protocol of {id: value}: numbers (as int64), texts, lists of one type, structs."""
+    def value_of(value):
+        if isinstance(value, int):
+            return 6, varint(value << 1)
+        if isinstance(value, str):
+            return 8, varint(len(value)) + value.encode()
+        if isinstance(value, dict):
+            return 12, thrift(value)
+        parts = [value_of(part) for part in value]
+        return 9, bytes([len(parts) << 4 | parts[0][0]]) + b"".join(part for _, part in parts)
+    content, before = b"", 0
+    for number, value in fields.items():
+        kind, written = value_of(value)
+        content += bytes([number - before << 4 | kind]) + written
+        before = number
+    return content + b"\0"
+
+
+def uncompressed_parquet():
+    """A row group with a plain page and one with a dictionary: pages that mutations change without damaging them."""
+    texts = b"".join(struct.pack("<I", len(text)) + text for text in (b"one", b"two two"))
+    levels = struct.pack("<I", 2) + bytes([3, 0b101])  # a group of packed bits: a value, a null, a value
+    plain = thrift({1: 0, 2: len(levels + texts), 3: len(levels + texts), 5: {1: 3, 2: 0, 3: 3, 4: 3}}) + levels + texts
+    indices = bytes([1, 3, 0b10])  # of one bit: 0 and 1
+    dictionary = thrift({1: 2, 2: len(texts), 3: len(texts), 7: {1: 2, 2: 0}}) + texts
+    indexed = thrift({1: 0, 2: len(levels + indices), 3: len(levels + indices), 5: {1: 3, 2: 8, 3: 3, 4: 3}})
+    indexed += levels + indices
+    begin = 4 + len(plain)
+    chunks = [{1: 6, 2: [0], 3: ["text"], 4: 0, 5: 3, 6: len(plain), 7: len(plain), 9: 4},
+              {1: 6, 2: [8], 3: ["text"], 4: 0, 5: 3, 6: len(dictionary + indexed), 7: len(dictionary + indexed),
+               9: begin + len(dictionary), 11: begin}]
+    schema = [{4: "schema", 5: 1}, {1: 6, 3: 1, 4: "text"}]
+    metadata = thrift({1: 1, 2: schema, 3: 6, 4: [{1: [{2: 4, 3: chunk}], 2: 50, 3: 3} for chunk in chunks]})
+    return b"PAR1" + plain + dictionary + indexed + metadata + struct.pack("<I", len(metadata)) + b"PAR1"
+
+
 def data_seeds():
     tokens = struct.pack("<6H", 1, 2, 3, 50256, 5, 6)
     for name, words in (("gpt2", (20240520, 1, 6)), ("nemo", (278895051, 1, 6, 2))):
@@ -91,8 +141,14 @@ def data_seeds():
     write("token_shard", "llama3", struct.pack("<3i", 20240801, 7, 4).ljust(1024, b"\0") + ids)
     masked = b"BIN.TOK\n" + struct.pack("<5i", 2, 4, 4, 300, 1)
     write("token_shard", "llmq", masked.ljust(1024, b"\0") + ids + b"\x0f")
-    write("dataset", "small", compact({"tokenizer": {"kind": "bpe", "xxh3": "0" * 32, "vocab_size": 257},
-                                       "splits": {"train": {"tokens": 4, "shards": ["train_000000.bin"]}}}))
+    shard = struct.pack("<3i", 20240520, 1, 4).ljust(1024, b"\0") + struct.pack("<4H", 1, 2, 3, 4)  # sound_shard()
+    split = {"tokens": 4, "text_bytes": 9, "documents": 1, "shards": ["train_000000.bin"]}
+    dataset = {"format": "train_gpt data set 1", "tokenizer": {"kind": "bpe", "xxh3": "0" * 32, "vocab_size": 257},
+               "sources": [{"path": "a.txt", "bytes": 5, "format": "csv", "field": "text"}], "val_fraction": 0.1,
+               "copies": 1, "bpe_dropout": 0, "val_begin": 7, "splits": {"train": split}}
+    write("dataset", "earlier", compact(dataset))
+    split["crc32c_of_each_64_kib"] = [f"{crc32c(shard):08x}"]
+    write("dataset", "small", compact(dataset))
     texts = '{"text":"a b"}\n{"text":"c\\u00e9\\n"}\n'
     write("texts", "plain", b"\0" + "one\ntwo \u00e9\n\nthree".encode())
     write("texts", "json_lines", b"\1" + texts.encode())
@@ -102,6 +158,7 @@ def data_seeds():
     write("texts", "gzip", b"\6" + gzip.compress(texts.encode(), mtime=0))
     zstd = bytes.fromhex("28b52ffd00582100006f6e650a")  # a raw block of "one\n"
     write("texts", "zstd", b"\0" + zstd)
+    write("parquet", "uncompressed", uncompressed_parquet())
     write("parquet", "gzip", (DATA / "required_gzip.parquet").read_bytes())
     for name in ("brotli", "nested"):
         write("parquet", name, (DATA / f"refused_{name}.parquet").read_bytes())

@@ -141,7 +141,7 @@ void read_checkpoint(std::string_view input) {
 }
 
 void read_safetensors(std::string_view input) {
-    const std::string path = path_of(input);
+    const std::string path = scratch_file("model.safetensors", input);
     const Safetensors file(path);
     for (const Safetensors::Entry& entry : file.entries())
         if (entry.type == "F32" || entry.type == "F16" || entry.type == "BF16" || entry.type == "F64") entry.floats();
