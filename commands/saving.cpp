@@ -52,6 +52,10 @@ void note_save(TrainingRun& run, const BackgroundSave::Result& result, bool must
     const bool is_of_the_disk =
         error.code == Exit::io || error.code == Exit::cannot_create || error.code == Exit::permission;
     if (!is_of_the_disk) throw error;
+    if (must_succeed && run.error) {  // what the run ends with came first
+        run.progress.say(format("step %ld | the last save failed: %s", result.step, error.what()));
+        end_together(run, run.error);
+    }
     if (must_succeed || ++run.failed_saves == kMostFailures) end_together(run, std::make_exception_ptr(error));
     run.progress.say(format("step %ld | save failed %d of %d times: %s", result.step, run.failed_saves, kMostFailures,
                             error.what()));

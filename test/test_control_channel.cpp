@@ -227,15 +227,15 @@ TEST_CASE("control: an error of one rank is quoted by the others", "[control]") 
         start_training(runs[run], quick(),
                        [teller = tellers[run]](const RankEnvironment& environment, ControlChannel& control) {
                            if (environment.rank != teller) return;
-                           control.leave_with_error(Exit::data, "shard 12 has 5 bytes too few");
+                           control.leave_with_error(Exit::data, "shard\x1b[31m 12 has 5 bytes too few");
                            ::_exit(int(Exit::data));
                        });
     for (int run = 0; run < 2; ++run) {
         CHECK(runs[run].wait(tellers[run]) == int(Exit::data));
         CHECK(runs[run].printed(tellers[run]) == "");
-        expect_end(
-            runs[run], 3, tellers[run], Exit::peer_lost,
-            {rank_and_pid(runs[run], tellers[run]), "left with exit code 65: shard 12 has 5 bytes too few", "step 7"});
+        expect_end(runs[run], 3, tellers[run], Exit::peer_lost,
+                   {rank_and_pid(runs[run], tellers[run]),
+                    "left with exit code 65: shard\\x1b[31m 12 has 5 bytes too few", "step 7"});
     }
 }
 

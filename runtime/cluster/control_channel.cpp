@@ -240,7 +240,7 @@ void ControlChannel::end_run(const EndOfRun& end) {
 // After an error that this rank has reported itself, it exits with its own code.
 void ControlChannel::end_here(const EndOfRun& end) {
     if (end.code == Exit::ok || (has_reported_error_ && end.is_reported)) return finish();
-    std::string line = format("train_gpt: rank %d ends: %s", rank_, end.sentence.c_str());
+    std::string line = format("train_gpt: rank %d ends: %s", rank_, printable_text(end.sentence).c_str());
     std::ranges::replace(line, '\n', ' ');
     line += '\n';
     [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());

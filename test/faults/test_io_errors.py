@@ -130,6 +130,17 @@ class IoErrors(Campaign):
                 self.check_same("case", whole, rules)
                 self.assertEqual((self.dir / "case/main.log").read_text(), (self.dir / "whole/main.log").read_text())
 
+    def test_an_error_of_the_data_is_told_when_the_last_save_fails_too(self):
+        for ranks in (1, 2):
+            with self.subTest(ranks=ranks):
+                self.drop("case")
+                rules = (f"call=pread,path=*/data/train*,nth={100 // ranks},times=all,action=EIO;"
+                         "call=mkdir,path=*/checkpoints/tmp.*,times=all,action=ENOSPC")
+                outcome = self.start("case", faults=rules, ranks=ranks)
+                self.assertEqual(outcome.code, 74, outcome)
+                self.assertRegex(outcome.error, r"cannot read .*data/train_000000.bin: Input/output error")
+                self.assertRegex(outcome.out, r"the last save failed: cannot create .*No space left on device")
+
     def test_training_goes_on_beside_a_save_that_hangs(self):
         """With --long for so long that the run warns of it."""
         hang_s = 40 if OPTIONS["long"] else 2
