@@ -1,3 +1,4 @@
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "runtime/cluster/supervisor.h"
@@ -126,4 +127,30 @@ TEST_CASE("supervisor: ranks that do not begin are named", "[supervisor]") {
     environment.supervisor = reports.name();
     const RankReporter reporter(environment, std::make_shared<RankActivity>(), 0.02);
     CHECK(hang_of(reports, 20) == "2 of 3 ranks have not begun within 0.2 s (parallel.start_timeout_s): missing 8, 10");
+}
+
+TEST_CASE("supervisor: a launcher that goes on long after a rank has ended hangs", "[supervisor]") {
+    ControlSettings settings = quick();
+    settings.silence_s = 1.5;
+    RankReports reports(0, 2, false, settings);
+    RankEnvironment environment;
+    environment.supervisor = reports.name();
+    const RankReporter reporter(environment, std::make_shared<RankActivity>(), 0.02);
+    const pid_t other = ::fork();
+    if (other == 0) {
+        environment.rank = 1;
+        const RankReporter short_lived(environment, std::make_shared<RankActivity>(), 0.02);
+        ::usleep(300'000);
+        ::_exit(0);
+    }
+    CHECK(hang_of(reports, 0.2) == "");
+    REQUIRE(::waitpid(other, nullptr, 0) == other);
+    CHECK(hang_of(reports, 1) == "");
+    const std::string sentence = hang_of(reports, 20);
+    CHECK(contains(sentence, "rank 1 on "));
+    CHECK(contains(sentence, "(pid " + std::to_string(other) + ") ended "));
+    CHECK(contains(sentence, "but what has started the ranks goes on"));
+
+    reports.begin();
+    CHECK(hang_of(reports, 0.5) == "");
 }

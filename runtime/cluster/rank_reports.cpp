@@ -95,6 +95,7 @@ void RankReports::begin() {
     receive(Clock::now());  // what an earlier start has left
     ranks_.clear();
     begun_ = last_round_ = Clock::now();
+    first_end_.reset();
 }
 
 void RankReports::receive(TimePoint now) {
@@ -131,6 +132,7 @@ std::optional<std::string> RankReports::find_hang() {
     const Clock::duration round = now - std::exchange(last_round_, now);
     if (round >= seconds(kOwnPause_s)) {
         begun_ += round;
+        if (first_end_) *first_end_ += round;
         for (MonitoredRank& rank : std::views::values(ranks_)) rank.last_heard += round, rank.last_progress += round;
     }
     receive(now);
@@ -141,10 +143,20 @@ std::optional<std::string> RankReports::find_hang() {
         return format("%zu of %d ranks have not begun within %g s (parallel.start_timeout_s): missing %s",
                       missing.size(), count_, settings_.start_s, text_of_ranks(missing).c_str());
     }
-    std::vector<MonitoredRank> alive;  // the end of the others is for the launcher to see
+    std::vector<MonitoredRank> alive;
+    const MonitoredRank* ended = nullptr;
     for (const MonitoredRank& rank : std::views::values(ranks_))
-        if (::kill(pid_t(rank.member.pid), 0) == 0 || errno != ESRCH) alive.push_back(rank);
-    if (int(alive.size()) < count_) return std::nullopt;
+        if (::kill(pid_t(rank.member.pid), 0) == 0 || errno != ESRCH)
+            alive.push_back(rank);
+        else
+            ended = &rank;
+    if (ended) {  // that is for the launcher to see; mpirun may hang if a rank dies in MPI_Init
+        if (!first_end_) first_end_ = now;
+        const double since_s = seconds_between(*first_end_, now);
+        if (since_s <= 2 * settings_.silence_s) return std::nullopt;
+        return format("%s ended %.1f s ago, but what has started the ranks goes on", ended->member.text().c_str(),
+                      since_s);
+    }
     const std::optional<EndOfRun> end = is_alone_ ? ::find_hang(alive, settings_, now)
                                                   : find_silent_rank(alive, settings_.silence_s + kOthersFirst_s, now);
     return end ? std::optional(end->sentence) : std::nullopt;

@@ -26,8 +26,8 @@ public:
 
     const std::string& name() const { return name_; }  // for TRAIN_GPT_SUPERVISOR
     void begin();                                      // the ranks start now; forgets those of an earlier start
-    // Receives what has arrived. Returns a sentence about a rank that hangs, or nothing. To be called several times a
-    // second.
+    // Receives what has arrived. Returns a sentence about a rank that hangs, or about what has started the ranks if it
+    // hangs (goes on twice parallel.silence_s after the end of one), or nothing. To be called several times a second.
     std::optional<std::string> find_hang();
 
 private:
@@ -40,4 +40,5 @@ private:
     std::string name_;
     std::map<int, MonitoredRank> ranks_;  // that have reported
     TimePoint begun_, last_round_;
+    std::optional<TimePoint> first_end_;  // of a rank that had reported
 };
