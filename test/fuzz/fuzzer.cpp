@@ -1,6 +1,5 @@
 // The fuzzer: one program for all parsers.
 #include <algorithm>
-#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
