@@ -40,6 +40,14 @@ JSON_WORDS = ["null", "true", "false", "[]", "{}", '""', "-1", "0", "1e308", "1e
               "9223372036854775808", "2147483648", '"nan"', "\\u0000", "\\ud800", "\\udc00", "0.1", "-0.0", '":', ","]
 
 
+def revision():
+    """The commit that is checked out, and whether there are changes besides the counts."""
+    def git(*words):
+        return subprocess.run(["git", *words], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", f":!{EXECUTIONS.relative_to(ROOT)}")
+    return git("rev-parse", "--short", "HEAD") + ("-dirty" if changed else "")
+
+
 def dictionary(parser):
     """The file of words that libFuzzer puts into inputs: the strings of the seeds that are text."""
     words = set(JSON_WORDS)
@@ -77,9 +85,8 @@ class Campaign:
         self.args = args
         self.lock = threading.Lock()
         self.revisions = json.loads(EXECUTIONS.read_text()) if EXECUTIONS.exists() else {}
-        revision = args.revision or subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, check=True,
-                                                   stdout=subprocess.PIPE, text=True).stdout.strip()
-        self.mine = self.revisions.setdefault(revision, {"date": time.strftime("%Y-%m-%d"), "parsers": {}})["parsers"]
+        mine = {"date": time.strftime("%Y-%m-%d"), "parsers": {}}
+        self.mine = self.revisions.setdefault(args.revision or revision(), mine)["parsers"]
         self.end = time.monotonic() + 60 * args.minutes
         self.waiting = sorted(args.parsers or (folder.name for folder in CORPUS.iterdir()), key=self.seconds_left)
 
@@ -103,7 +110,7 @@ class Campaign:
                   f"{self.executions(parser):,} in all", flush=True)
 
     def slice(self, parser, seconds):
-        """Returns what libFuzzer said if there is a finding."""
+        """One slice. Returns what libFuzzer said if there is a finding."""
         found = WORK / parser
         found.mkdir(parents=True, exist_ok=True)
         code, said, used = run(command(
@@ -159,7 +166,7 @@ def main():
     parser.add_argument("--runs", type=int, default=10_000_000)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="for all parsers together")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="parsers at a time")
-    parser.add_argument("--revision", help="that the fuzzer was built from; default: git describe")
+    parser.add_argument("--revision", help="that the fuzzer was built from; default: the commit that is checked out")
     parser.add_argument("--minimize", action="store_true")
     parser.add_argument("parsers", nargs="*")
     args = parser.parse_intermixed_args()

@@ -54,7 +54,7 @@ TEST_CASE("parquet: what is not supported is named") {
     refuse_bytes("PAR1" + whole.substr(whole.size() - 8), {"metadata", "12"});
 }
 
-// Found by the fuzzer: a level of 2 was not counted as a value that is there, but taken for one; an index of another
+// Found by the fuzzer: a level of 117 was not counted as a value that is there, but taken for one; an index of another
 // page was used.
 TEST_CASE("parquet: a run's value has no more bits than its width says") {
     expect_error(Exit::data, {"found_wide_level", "definition levels", "more than 1 bits"},

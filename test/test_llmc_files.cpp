@@ -232,3 +232,14 @@ TEST_CASE("llm.c: tokenizers are written as PyTorch's script wrote them", "[llmc
                  [&] { with_token(std::string(256, 'a'), false).llmc(); });
     expect_error(Exit::data, {"token 257", "<|pad|>", "special"}, [&] { with_token("<|pad|>", true).llmc(); });
 }
+
+TEST_CASE("llm.c: the elements of a model are those of its layout, whatever the number of layers") {
+    constexpr int kPaddedRows = 128;
+    for (const int layers : {1, 2, 3, 7, 48})
+        for (const int width : {2, 64, 768}) {
+            const GptShape shape{
+                .n_layer = layers, .n_head = 2, .n_kv_head = 2, .n_embd = width, .n_positions = 16, .vocab_size = 100};
+            const size_t rows = size_t(shape.padded_vocab()), all = lay_out_tensors(shape).parameters;
+            CHECK(llmc_elements(shape, kPaddedRows) == all + (kPaddedRows - rows) * size_t(width));
+        }
+}

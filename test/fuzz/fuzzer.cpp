@@ -1,9 +1,10 @@
 // The fuzzer: one program for all parsers.
-#include <cstdint>
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
+#include "runtime/io/io.h"
 #include "test/fuzz/mutations.h"
 #include "test/fuzz/parsers.h"
 
@@ -12,6 +13,19 @@ extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t max_size);
 static const Parser*& chosen() {
     static const Parser* parser = nullptr;
     return parser;
+}
+
+// Inputs that are read without an error. libFuzzer mutates such inputs ever less often, the more it finds.
+static const std::vector<std::string>& seeds() {
+    static const std::vector<std::string> list = [] {
+        const std::string directory = std::string("test/fuzz/corpus/") + chosen()->name;
+        std::vector<std::string> read;
+        if (directory_exists(directory))
+            for (const std::string& name : list_directory(directory))
+                if (name.starts_with("seed_")) read.push_back(read_file(directory + "/" + name));
+        return read;
+    }();
+    return list;
 }
 
 // The parser's name is the last argument, and stays: libFuzzer starts itself again with its arguments when it merges.
@@ -34,9 +48,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     return 0;
 }
 
-// Half of the mutations are libFuzzer's own, and those of what is no JSON.
+// Three of eight mutations are libFuzzer's own, and of what is no JSON six.
 extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size, unsigned seed) {
     Random random(seed);
+    if (!seeds().empty() && random() % 8 == 0) {
+        const std::string& seed_input = seeds()[random() % seeds().size()];
+        size = std::min(seed_input.size(), max_size);
+        std::memcpy(data, seed_input.data(), size);
+    }
     const std::string_view input{reinterpret_cast<const char*>(data), size};
     std::optional<std::string> changed;
     switch (random() % 8) {
@@ -44,6 +63,7 @@ extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max
         case 1:
         case 2: changed = with_changed_json(input, std::string_view(chosen()->name) == "safetensors", random); break;
         case 3: changed = with_changed_end(input, random); break;
+        case 4: changed = with_changed_number(input, random); break;
     }
     if (!changed || changed->size() > max_size) return LLVMFuzzerMutate(data, size, max_size);
     std::memcpy(data, changed->data(), changed->size());

@@ -64,6 +64,7 @@ def runtime_seeds():
     write("config", "small", compact({"model": {"family": "llama", "n_layer": 2, "n_head": 4, "n_embd": 64},
                                       "train": {"max_steps": 10, "batch_size": 2, "seq_len": 32,
                                                 "total_batch_tokens": 64, "precision": "bf16"},
+                                      "schedule": {"warmup_steps": 2},
                                       "data": {"train": [{"path": "a_*.bin", "weight": 0.5},
                                                          {"path": "b_*.bin", "weight": 2}]}})
           + "\0optim.learning_rate=1e-3\nmodel.n_kv_head=2")
@@ -141,13 +142,12 @@ def data_seeds():
     write("token_shard", "llama3", struct.pack("<3i", 20240801, 7, 4).ljust(1024, b"\0") + ids)
     masked = b"BIN.TOK\n" + struct.pack("<5i", 2, 4, 4, 300, 1)
     write("token_shard", "llmq", masked.ljust(1024, b"\0") + ids + b"\x0f")
-    shard = struct.pack("<3i", 20240520, 1, 4).ljust(1024, b"\0") + struct.pack("<4H", 1, 2, 3, 4)  # sound_shard()
     split = {"tokens": 4, "text_bytes": 9, "documents": 1, "shards": ["train_000000.bin"]}
     dataset = {"format": "train_gpt data set 1", "tokenizer": {"kind": "bpe", "xxh3": "0" * 32, "vocab_size": 257},
                "sources": [{"path": "a.txt", "bytes": 5, "format": "csv", "field": "text"}], "val_fraction": 0.1,
                "copies": 1, "bpe_dropout": 0, "val_begin": 7, "splits": {"train": split}}
     write("dataset", "earlier", compact(dataset))
-    split["crc32c_of_each_64_kib"] = [f"{crc32c(shard):08x}"]
+    split["crc32c_of_each_64_kib"] = [f"{crc32c(struct.pack('<4H', 1, 2, 3, 4)):08x}"]  # sound_shard()
     write("dataset", "small", compact(dataset))
     texts = '{"text":"a b"}\n{"text":"c\\u00e9\\n"}\n'
     write("texts", "plain", b"\0" + "one\ntwo \u00e9\n\nthree".encode())

@@ -163,7 +163,7 @@ std::optional<std::string> with_changed_json(std::string_view input, bool is_saf
 
 std::string with_changed_end(std::string_view input, Random& random) {
     const Range part = any_stretch(input, {0, input.size()}, '\0', random);
-    const size_t bytes = 1 + below(16, random);
+    const size_t sizes[] = {1, 2, 4, 8, 1 + below(16, random)}, bytes = any_of(sizes, random);
     std::string changed(input);
     const std::string_view marks = "\"\\{}[],\n";
     switch (below(6, random)) {
@@ -172,4 +172,11 @@ std::string with_changed_end(std::string_view input, Random& random) {
     }
     const size_t cut = std::min(bytes, part.end - part.begin);
     return changed.erase(part.end - cut, cut);
+}
+
+std::string with_changed_number(std::string_view input, Random& random) {
+    const int steps[] = {1, -1, 2, -2, 4, -4, 8, -8};
+    std::string changed(input);
+    if (!changed.empty()) any_of(changed, random) += char(any_of(steps, random));
+    return changed;
 }

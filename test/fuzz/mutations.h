@@ -15,3 +15,6 @@ std::optional<std::string> with_changed_json(std::string_view input, bool is_saf
 
 // Cuts one part at its end, or lengthens it there, by 16 bytes at most.
 std::string with_changed_end(std::string_view input, Random& random);
+
+// Adds a small number to one byte: mostly to a length or an offset, in files that are not text.
+std::string with_changed_number(std::string_view input, Random& random);

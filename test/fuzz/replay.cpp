@@ -3,6 +3,7 @@
 
 #include "runtime/io/io.h"
 #include "test/catch.h"
+#include "test/fuzz/mutations.h"
 #include "test/fuzz/parsers.h"
 
 static const std::string kCorpora = "test/fuzz/corpus/";
@@ -42,5 +43,30 @@ TEST_CASE("corpora: each input, whole and cut, is read or refused as documented"
                     CHECK(finding(parser, std::string_view(input).substr(0, size)) == "");
                 }
         }
+    }
+}
+
+// Otherwise no mutation of a header would get past the comparison of its length, or of the offsets with the file's
+// size.
+TEST_CASE("mutations: many changed safetensors headers and manifests are still read, and many are not", "[fuzz]") {
+    constexpr int kChanges = 1000, kFew = kChanges / 50;
+    for (const char* name : {"safetensors", "manifest"}) {
+        const Parser& parser = *find_parser(name);
+        const bool is_safetensors = parser.name == std::string("safetensors");
+        const std::string seed = read_file(kCorpora + name + (is_safetensors ? "/seed_small" : "/seed_one_shard"));
+        Random random(1);
+        int read = 0;
+        for (int i = 0; i < kChanges; i++) {
+            const std::optional<std::string> changed = with_changed_json(seed, is_safetensors, random);
+            REQUIRE(changed);
+            try {
+                parser.read(*changed);
+                read++;
+            } catch (const Error& error) {
+                CHECK((error.code == Exit::data));
+            }
+        }
+        INFO(name << ": " << read << " of " << kChanges << " are read");
+        CHECK((read > kFew && read < kChanges - kFew));
     }
 }
