@@ -1,4 +1,5 @@
 """SIGKILL at every operation on files, and at random times: the run continues from its newest committed step."""
+import itertools
 import os
 import random
 import shutil
@@ -8,8 +9,8 @@ import tempfile
 import time
 import unittest
 
-from campaign import OPTIONS, Campaign, sample, supervised
-from trainer import trainers_in
+from campaign import FOREGROUND, OPTIONS, Campaign, sample, supervised
+from trainer import trainers_in, wait_until
 
 
 class Kills(Campaign):
@@ -141,3 +142,33 @@ class KilledRanks(Campaign):
                 rules = f"path={self.dir}/case/checkpoints*,nth={nth},action=kill,rank={rank}"
                 outcome = self.start("case", faults=rules, ranks=self.ranks)
                 self.recover("case", outcome, whole, rules, ranks=self.ranks)
+
+
+class Signals(Campaign):
+    def test_a_signal_during_a_save_ends_with_a_checkpoint(self):
+        """While the save's thread or, in the foreground, the trainer waits for the disk."""
+        self.start("whole")
+        whole = self.result("whole")
+        cases = [([], "metrics.jsonl"), ([], "shard_0000.bin"), ([], "COMMIT*"), (FOREGROUND, "shard_0000.bin"),
+                 (FOREGROUND, "COMMIT*")]
+        for (flags, file), number in itertools.product(cases, (signal.SIGTERM, signal.SIGINT)):
+            with self.subTest(flags, file=file, signal=number):
+                self.drop("case")
+                nth = 2 if file == "metrics.jsonl" else 1  # behind the one when the file is opened
+                rules = f"call=fsync,path=*/{file},nth={nth},action=hang:0.7"
+                process = subprocess.Popen(self.command("case", *flags), cwd=self.dir, text=True,
+                                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                           env=self.environment(rules))
+                self.addCleanup(process.kill)
+                wait_until(lambda: list(self.dir.glob("case/checkpoints/tmp.*")), "no save has begun", 20)
+                time.sleep(0.2)
+                process.send_signal(number)
+                said = process.communicate(timeout=60)[0]
+                self.assertEqual(process.returncode, 75, said)
+                self.assertIn(f"stopped by signal {number.value}", said)
+                stopped_at = max(int(path.name[5:]) for path in self.dir.glob("case/checkpoints/step_*"))
+                self.assertIn(f"step {stopped_at} | stopped", said)
+                outcome = self.start("case", "--resume")
+                self.assertEqual(outcome.code, 0, outcome)
+                self.assertEqual(outcome.first_step(), stopped_at + 1)
+                self.check_same("case", whole, said)
