@@ -7,6 +7,7 @@
 #include <exception>
 
 #include "runtime/cluster/child_program.h"
+#include "runtime/cluster/shared_segments.h"
 #include "runtime/io/io.h"
 
 namespace {
@@ -155,6 +156,7 @@ Exit launch_ranks(int count, const LocalNode& node, const std::vector<std::strin
         "none",   "--mca",       "btl", "^tcp,uct,openib,ofi", "--mca",           "oob_tcp_if_include",
         "lo",     program_path()};
     command.insert(command.end(), arguments.begin() + 1, arguments.end());
+    const SharedSegments segments;
     StopSignals signals;
     return Exit(run_child(command, signals));
 }

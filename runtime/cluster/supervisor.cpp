@@ -4,8 +4,10 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 
 #include "kernels/check.h"
+#include "runtime/cluster/shared_segments.h"
 
 namespace {
 
@@ -61,12 +63,14 @@ int supervise(const Supervised& run, StopSignals& signals) {
         ::setenv("TRAIN_GPT_SUPERVISOR", run.reports->name().c_str(), 1);
     else
         ::unsetenv("TRAIN_GPT_SUPERVISOR");
+    const std::unique_ptr<SharedSegments> segments = run.reports ? std::make_unique<SharedSegments>() : nullptr;
     RestartPolicy policy;
     for (;;) {
         const std::vector<int64_t> before = run.committed_steps();
         if (run.reports) run.reports->begin();
         const auto find_hang = [&] { return run.reports ? run.reports->find_hang() : std::nullopt; };
         const int code = run_child(run.next_command(), signals, find_hang);
+        if (segments) segments->clear();
         const std::vector<int64_t> after = run.committed_steps();
         const bool has_committed =
             std::ranges::any_of(after, [&](int64_t step) { return !std::ranges::count(before, step); });

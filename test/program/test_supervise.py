@@ -336,6 +336,25 @@ class Several(Supervised):
                     process.send_signal(signal.SIGTERM)
                     self.assertIn("exit code 137", self.ended(process, 75))
 
+    def test_killed_ranks_leave_no_shared_memory(self):
+        for flags in ((), ("--supervise",)):
+            with self.subTest(flags):
+                shutil.rmtree(self.dir / "run", ignore_errors=True)
+                process = self.start(*flags, "--nproc", 2, **ENDLESS, checkpoint_every_steps=20)
+                self.wait_for_commit(0)
+                ranks = self.wait_for_ranks(2)
+                maps = "".join(Path(f"/proc/{pid}/maps").read_text() for pid in ranks)
+                folders = set(re.findall(r"/dev/shm/train_gpt\.\w+", maps))
+                self.assertEqual(len(folders), 1, maps)
+                os.kill(ranks[0], signal.SIGKILL)
+                if flags:
+                    self.wait_for_ranks(2, without=ranks)
+                    process.send_signal(signal.SIGTERM)
+                    self.ended(process, 75)
+                else:
+                    process.communicate(timeout=60)
+                self.assertFalse(any(map(os.path.exists, folders)))
+
     def test_ranks_of_one_machine_do_not_listen_on_the_network(self):
         process = self.start("--nproc", 2, **ENDLESS)
         self.wait_for_steps()
