@@ -119,8 +119,10 @@ TEST_CASE("what must precede the commit is done after the parts are written, and
     });
     CHECK_FALSE(saver.wait(60)->error);
     CHECK(calls == 1);
-    saver.begin(toy_info(2), model.tensors(), [] { fail(Exit::io, "the log cannot be synced"); });
+    const auto log = std::make_shared<int>();
+    saver.begin(toy_info(2), model.tensors(), [log] { fail(Exit::io, "the log cannot be synced"); });
     const auto failed = saver.wait(60);
+    CHECK(log.use_count() == 1);
     REQUIRE(failed->error);
     CHECK(failed->error->code == Exit::io);
     CHECK_THAT(failed->error->what(), ContainsSubstring("the log cannot be synced"));

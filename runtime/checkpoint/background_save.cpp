@@ -130,6 +130,7 @@ std::optional<BackgroundSave::Result> BackgroundSave::advance(const Progress& su
     }
     const std::shared_ptr<Job> job = std::move(job_);
     job_ = nullptr;
+    job->before_commit = nullptr;  // what it holds ends here, not with the thread
     Result result{job->save.manifest.info.step,
                   {job->save.bytes(), (job->end_ms - job->start_ms) / 1000, job->save.committed()},
                   job->error,
