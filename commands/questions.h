@@ -5,7 +5,7 @@
 #include "data/questions.h"
 #include "runtime/logging/logging.h"
 
-// The questions of eval.questions, the first eval.max_questions of each file. Fails as read_questions() and
+// The questions of eval.questions, the first eval.max_questions of each file. Fails as QuestionReader and
 // check_fits() do, and with Exit::config, naming the key, if two files would have the same name in the records.
 std::vector<QuestionSet> questions_of(const Config& config, const std::optional<Tokenizer>& tokenizer);
 

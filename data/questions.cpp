@@ -227,7 +227,3 @@ QuestionSet QuestionReader::read(const std::string& path, size_t limit) {
             set.completion_tokens = std::max(set.completion_tokens, int(completion.size()));
     return set;
 }
-
-QuestionSet read_questions(const std::string& path, const Tokenizer* tokenizer, int vocab_size, size_t limit) {
-    return QuestionReader(tokenizer, vocab_size).read(path, limit);
-}

@@ -24,9 +24,8 @@ struct QuestionSet {
 //
 // Fails with Exit::data, naming the file, its line and the field, for anything else, and for tokens that are not below
 // `vocab_size`; with Exit::no_input if text needs a tokenizer and `tokenizer` is null.
-QuestionSet read_questions(const std::string& path, const Tokenizer* tokenizer, int vocab_size, size_t limit);
-
-// The same for several files: what encodes text is made once, when the first text is read.
+//
+// Of several files: what encodes text is made once, when the first text is read.
 class QuestionReader {
 public:
     QuestionReader(const Tokenizer* tokenizer, int vocab_size);  // the tokenizer must outlive it

@@ -20,8 +20,6 @@ std::string hex_of(XXH128_hash_t hash) {
                   static_cast<unsigned long long>(hash.low64));
 }
 
-std::string crc_digits(const std::byte* block, size_t bytes) { return format("%08x", crc32c(block, bytes)); }
-
 // The hash of a file that arrives in parts.
 class FileHash {
 public:
@@ -62,6 +60,7 @@ std::string xxh3_128(std::string_view text) { return hex_of(XXH3_128bits(text.da
 static void read_back(const std::string& directory, const ShardFile& shard) {
     try {
         const InputFile file(directory + "/" + shard.name);
+        file.forget_cached();
         if (file.size() != shard.bytes)
             fail(Exit::data, "%s has %zu bytes, %zu were written", file.path(), file.size(), shard.bytes);
         verify_shard(file, shard);
@@ -89,7 +88,7 @@ ShardFile write_shard(const std::string& directory, int rank, const std::vector<
     size_t used = 0;  // bytes of the staging buffer, which holds whole blocks except at the end of the file
     auto flush = [&] {
         for (size_t begin = 0; begin < used; begin += kBlockBytes)
-            shard.block_crc32cs += crc_digits(staging.data() + begin, std::min(kBlockBytes, used - begin));
+            shard.block_crc32cs += format("%08x", crc32c(staging.data() + begin, std::min(kBlockBytes, used - begin)));
         hash.add(staging.data(), used);
         file.append(staging.data(), used);
         used = 0;
@@ -111,7 +110,6 @@ ShardFile write_shard(const std::string& directory, int rank, const std::vector<
     }
     flush();
     file.sync();
-    file.forget_cached();
     file.close();
     shard.xxh3_128 = hash.digits();
     read_back(directory, shard);

@@ -3,6 +3,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <condition_variable>
 #include <csignal>
@@ -143,21 +144,19 @@ std::optional<std::string> RankReports::find_hang() {
         return format("%zu of %d ranks have not begun within %g s (parallel.start_timeout_s): missing %s",
                       missing.size(), count_, settings_.start_s, text_of_ranks(missing).c_str());
     }
-    std::vector<MonitoredRank> alive;
-    const MonitoredRank* ended = nullptr;
-    for (const MonitoredRank& rank : std::views::values(ranks_))
-        if (::kill(pid_t(rank.member.pid), 0) == 0 || errno != ESRCH)
-            alive.push_back(rank);
-        else
-            ended = &rank;
-    if (ended) {  // that is for the launcher to see; mpirun may hang if a rank dies in MPI_Init
+    const auto reported = std::views::values(ranks_);
+    const auto ended = std::ranges::find_if(
+        reported, [](const MonitoredRank& rank) { return ::kill(pid_t(rank.member.pid), 0) != 0 && errno == ESRCH; });
+    if (ended != reported.end()) {  // that is for the launcher to see; mpirun may hang if a rank dies in MPI_Init
         if (!first_end_) first_end_ = now;
         const double since_s = seconds_between(*first_end_, now);
         if (since_s <= 2 * settings_.silence_s) return std::nullopt;
-        return format("%s ended %.1f s ago, but what has started the ranks goes on", ended->member.text().c_str(),
+        return format("%s ended %.1f s ago, but what has started the ranks goes on", (*ended).member.text().c_str(),
                       since_s);
     }
-    const std::optional<EndOfRun> end = is_alone_ ? ::find_hang(alive, settings_, now)
-                                                  : find_silent_rank(alive, settings_.silence_s + kOthersFirst_s, now);
+    if (int(ranks_.size()) < count_) return std::nullopt;
+    const std::vector<MonitoredRank> all(reported.begin(), reported.end());
+    const std::optional<EndOfRun> end =
+        is_alone_ ? ::find_hang(all, settings_, now) : find_silent_rank(all, settings_.silence_s + kOthersFirst_s, now);
     return end ? std::optional(end->sentence) : std::nullopt;
 }

@@ -199,8 +199,6 @@ void OutputFile::sync() {
     fail_to("sync", path_, Exit::io);
 }
 
-void OutputFile::forget_cached() { ::posix_fadvise(descriptor_, 0, 0, POSIX_FADV_DONTNEED); }
-
 void OutputFile::close() {
     if (!descriptor_) return;
     // On Linux the descriptor is gone even after EINTR, and a second close() could hit another file's.

@@ -51,7 +51,8 @@ public:
     // As read_at(), of bytes whose CRC32C must be `expected`. If it is not, they are read once more, from the disk
     // itself; what was read wrongly only once is warned of on stderr. Returns the CRC32C of what is now in `bytes`.
     uint32_t read_checked(size_t offset, void* bytes, size_t count, uint32_t expected) const;
-    // Asks the system to drop what it holds of the file in memory, so that the next read comes from disk.
+    // Asks the system to drop what it holds of the file in memory, so that the next read comes from disk: of a file
+    // that was written, only what has been synced.
     void forget_cached() const;
     // Exit::data unless the path still leads to the file that was opened (device and inode), and its size and the time
     // of its last modification are those of then. Exit::io or Exit::no_input if that cannot be found out.
@@ -99,8 +100,6 @@ public:
     void append(const void* bytes, size_t count) { write_at(end_, bytes, count); }
     void append(std::string_view text) { append(text.data(), text.size()); }
     void sync();
-    // After sync(): asks the system to drop what it holds of the file in memory, so that the next read comes from disk.
-    void forget_cached();
     void close();
     size_t size() const { return end_; }
 
