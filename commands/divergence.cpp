@@ -61,7 +61,7 @@ void go_back(TrainingRun& run, const Checkpoint& checkpoint) {
     const std::vector<Rollback>& rollbacks = progress.divergence.rollbacks;
     run_on_rank_0(run.comm, "cut the logs", [&] {
         run.log.reset();  // closed before its files are cut
-        run.log = run_log(run.config, run.state);
+        run.log = run_log(run.config, run.state, run.lock);
         // Earlier ones that were cut are written again.
         for (const Rollback& rollback : rollbacks)
             if (rollback.to_step >= to_step)

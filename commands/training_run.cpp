@@ -100,7 +100,7 @@ TrainingRun::TrainingRun(const Config& c, Ranks& ranks, Dataset data, std::vecto
       val_loader(dataset.val ? std::make_unique<Loader>(*dataset.val, loader_options(c, comm, SampleOrder::once))
                              : nullptr),
       gpt(initial_model(c, comm, start.checkpoint)),
-      log(comm.rank == 0 ? run_log(c, state) : nullptr),
+      log(comm.rank == 0 ? run_log(c, state, lock) : nullptr),
       progress(shown_progress),
       token_flops(flops_of_token(gpt.options())),
       peak_flops_per_s(comm.size * ::peak_flops_per_s(device_info().name, c.train.precision, c.device.tf32)),
@@ -112,9 +112,13 @@ TrainingRun::TrainingRun(const Config& c, Ranks& ranks, Dataset data, std::vecto
     if (c.checkpoint.asynchronous) background_save.reserve(gpt.saved_tensors());
 }
 
-std::shared_ptr<RunLog> run_log(const Config& config, const TrainState& state) {
+std::shared_ptr<RunLog> run_log(const Config& config, const TrainState& state, DirectoryLock& lock) {
     const std::string configuration = config.log.tensorboard ? config_json(config) : "";
-    return std::make_shared<RunLog>(config.run.dir, state.step, configuration, !state.progress.evaluation_is_due);
+    std::shared_ptr<RunLog> log;
+    lock.guard([&] {
+        log = std::make_shared<RunLog>(config.run.dir, state.step, configuration, !state.progress.evaluation_is_due);
+    });
+    return log;
 }
 
 void check_init_from(const Config& config, const std::string& config_path, const std::string& tokenizer_digest) {
@@ -125,14 +129,18 @@ void check_init_from(const Config& config, const std::string& config_path, const
     if (directory_exists(from)) check_source_tokenizer(config, tokenizer_digest);
 }
 
-void write_run_files(const TrainingRun& run, const char* revision) {
+static void write_descriptions(const TrainingRun& run, const char* revision) {
+    const std::string& dir = run.config.run.dir;
+    check_space(dir, run.gpt.layout().parameters * sizeof(float) * 3);
+    write_file_atomically(dir + "/config.json", config_json(run.config));
+    write_file_atomically(dir + "/revision.txt", std::string(revision) + "\n");
+    add_start(run, revision);
+    if (run.dataset.tokenizer) write_file_atomically(dir + "/tokenizer.json", run.dataset.tokenizer->json());
+}
+
+void write_run_files(TrainingRun& run, const char* revision) {
     run_on_rank_0(run.comm, "write to run.dir", [&] {
-        const std::string& dir = run.config.run.dir;
-        check_space(dir, run.gpt.layout().parameters * sizeof(float) * 3);
-        write_file_atomically(dir + "/config.json", config_json(run.config));
-        write_file_atomically(dir + "/revision.txt", std::string(revision) + "\n");
-        add_start(run, revision);
-        if (run.dataset.tokenizer) write_file_atomically(dir + "/tokenizer.json", run.dataset.tokenizer->json());
+        run.lock.guard([&] { write_descriptions(run, revision); });
         print_summary(run);
     });
 }
@@ -214,11 +222,7 @@ StepVotes votes_of(TrainingRun& run, StepTimer& timer) {
 TrainRecord finish_step(TrainingRun& run, const StepTimer& timer, const EnergyReading& energy,
                         const StepResult& result) {
     const Config& config = run.config;
-    if (result.votes[kLost] > 0)
-        end_together(
-            run, std::make_exception_ptr(
-                     Error(Exit::io, config.run.dir + " was moved or removed while this run used it: its lock is not "
-                                                      "there any more")));
+    if (result.votes[kLost] > 0) end_together(run, std::make_exception_ptr(moved_away(config.run.dir)));
     const CommTotals comm = comm_totals(run.comm) - timer.comm_before;
     const int step = run.state.step + 1;
     const double tokens = double(config.train.total_batch_tokens), step_ms = now_ms() - timer.start_ms;

@@ -69,7 +69,7 @@ void check_init_from(const Config& config, const std::string& config_path, const
 
 // Rank 0 prints the run in a few lines and leaves the effective configuration, the program's revision and the tokenizer
 // in run.dir. If that fails, all ranks fail.
-void write_run_files(const TrainingRun& run, const char* revision);
+void write_run_files(TrainingRun& run, const char* revision);
 
 // Whether the run must stop before its first step; rank 0 says so. All ranks together.
 bool must_stop_early(const Comm& comm, TrainingProgress& progress);
@@ -124,5 +124,5 @@ bool finish_evaluation(TrainingRun& run);
 [[noreturn]] void end_together(TrainingRun& run, const std::exception_ptr& error);
 void end_on_error(TrainingRun& run);  // run.error, if it is set
 
-// The logs of a run that continues from this state.
-std::shared_ptr<RunLog> run_log(const Config& config, const TrainState& state);
+// The logs of a run that continues from this state, in run.dir, whose lock this is.
+std::shared_ptr<RunLog> run_log(const Config& config, const TrainState& state, DirectoryLock& lock);

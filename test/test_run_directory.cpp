@@ -71,6 +71,28 @@ TEST_CASE("a lock says when its directory has been moved or removed") {
     CHECK_FALSE(lock.is_in_place());
 }
 
+TEST_CASE("what is not found in a directory that has been moved is no missing input") {
+    TemporaryDirectory parent;
+    const std::string run = parent / "run";
+    make_directories(run);
+    DirectoryLock lock(run);
+    const auto look = [&] { read_file(run + "/absent"); };
+    const auto move_and = [&](const std::function<void()>& action) {
+        return [&, action] {
+            std::filesystem::rename(run, parent / "moved");
+            action();
+        };
+    };
+    lock.guard([] {});
+    expect_error(Exit::no_input, {"absent"}, [&] { lock.guard(look); });
+    expect_error(Exit::io, {run, "moved or removed"}, [&] { lock.guard(move_and(look)); });
+    std::filesystem::rename(parent / "moved", run);
+    expect_error(Exit::io, {run, "moved or removed"}, [&] { lock.guard(move_and([] {})); });
+    DirectoryLock none;
+    none.guard([] {});
+    expect_error(Exit::no_input, {"absent"}, [&] { none.guard(look); });
+}
+
 TEST_CASE("without locks of the file system the lock's holder is told from its process and its signs of life") {
     for (const int error : {ENOSYS, EOPNOTSUPP, ENOLCK}) {
         const SystemFault fault(SystemCall::lock, "/lock", error);

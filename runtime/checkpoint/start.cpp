@@ -41,6 +41,16 @@ void refuse_changes(const Checkpoint& checkpoint, const Config& config, const st
              checkpoint.directory(), changes);
 }
 
+// A file that is missing now is no missing input: it has been moved, or the file system does not show it here yet.
+Checkpoint found_by_rank_0(const std::string& directory) {
+    try {
+        return Checkpoint(directory);
+    } catch (const Error& error) {
+        if (error.code != Exit::no_input) throw;
+        throw Error(Exit::io, std::string(error.what()) + " (rank 0 has just read it)");
+    }
+}
+
 }  // namespace
 
 RunStart start_run(const Config& config, const StartRequest& request, const std::string& dataset_digest,
@@ -50,11 +60,11 @@ RunStart start_run(const Config& config, const StartRequest& request, const std:
     int step = kNone;
     run_on_rank_0(comm, "open run.dir", [&] {
         start.lock = open_run_directory(config.run.dir, request.mode);
-        start.checkpoint = checkpoint_to_resume(config.run.dir, request);
+        start.lock.guard([&] { start.checkpoint = checkpoint_to_resume(config.run.dir, request); });
         if (start.checkpoint) step = start.checkpoint->manifest().info.step;
     });
     step = all_reduce_max(step, comm);
-    if (step != kNone && !start.checkpoint) start.checkpoint.emplace(step_directory(config.run.dir, step));
+    if (step != kNone && !start.checkpoint) start.checkpoint = found_by_rank_0(step_directory(config.run.dir, step));
     if (start.checkpoint && !request.accept_changes) refuse_changes(*start.checkpoint, config, dataset_digest);
     TrainState& state = start.state;
     if (start.checkpoint) {

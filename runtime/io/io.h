@@ -149,6 +149,9 @@ public:
     // Whether the path still leads to the lock, or the system cannot say; false once somebody has moved or removed the
     // directory or the lock.
     bool is_in_place();
+    // Runs `action`, which uses the directory. Fails with moved_away() if the lock is then not in place: whatever
+    // `action` has or has not found, it may have looked elsewhere. Without a lock it runs `action` and nothing else.
+    void guard(const std::function<void()>& action);
 
 private:
     std::string path_;
@@ -156,6 +159,9 @@ private:
     bool has_locks_ = true;    // the file system
     double refreshed_ms_ = 0;  // without locks: the last sign of life
 };
+
+// Why a run ends whose directory's lock is not in place.
+Error moved_away(const std::string& directory);
 
 uint64_t free_bytes(const std::string& path);  // that the calling user may fill, on the path's file system
 

@@ -81,3 +81,18 @@ bool DirectoryLock::is_in_place() {
     }
     return locked.st_ino == named.st_ino && locked.st_dev == named.st_dev;
 }
+
+void DirectoryLock::guard(const std::function<void()>& action) {
+    std::exception_ptr error;
+    try {
+        action();
+    } catch (const Error&) {
+        error = std::current_exception();
+    }
+    if (!is_in_place()) throw moved_away(directory_of(path_));
+    if (error) std::rethrow_exception(error);
+}
+
+Error moved_away(const std::string& directory) {
+    return {Exit::io, directory + " was moved or removed while this run used it: its lock is not there any more"};
+}

@@ -158,6 +158,29 @@ class FaultyDisk(Campaign):
         self.assertIn("run", said)
         self.assertTrue(list(self.dir.glob("elsewhere/checkpoints/step_*")))
 
+    def test_a_run_directory_that_is_moved_away_while_a_run_starts(self):
+        """It is not taken for one without checkpoints or logs, and goes on where it was once it is back."""
+        self.half_a_run()
+        for call, path in (("open", "*/step_00000006/MANIFEST.json"), ("open", "*/run/metrics.jsonl"),
+                           ("rename", "*/run/config.json*")):
+            with self.subTest(call, path=path):
+                self.disk.inject(f"call={call},path={path},times=all,action=hang:2")
+                process = subprocess.Popen(self.command("run", "--auto"), cwd=self.disk.at, stdout=subprocess.DEVNULL,
+                                           stderr=subprocess.PIPE, text=True, env=self.environment())
+                self.addCleanup(process.kill)
+                wait_until(lambda: f"pid {process.pid}," in (self.dir / "run/lock").read_text(), "no lock")
+                (self.disk.at / "run").rename(self.disk.at / "elsewhere")
+                said = process.communicate(timeout=60)[1]
+                self.disk.inject()
+                self.assertEqual(process.returncode, 74, said)
+                self.assertIn("moved or removed", said)
+                self.assertFalse((self.dir / "run").exists(), said)
+                (self.disk.at / "elsewhere").rename(self.disk.at / "run")
+        outcome = self.start_on_disk("run", "--auto")
+        self.assertEqual(outcome.code, 0, outcome)
+        self.assertEqual(outcome.first_step(), 7, outcome)
+        self.check_same("run", self.whole, "moved and back")
+
 
 @unittest.skipIf(why_not(), why_not())
 class ShortSoak(unittest.TestCase):
