@@ -205,8 +205,8 @@ $(BUILD)/replay/%.cpp.o: %.cpp
 	$(CXX) $(CXXFLAGS) $(SANITIZED) -Wno-maybe-uninitialized -O1 -c -o $@ $<
 $(BUILD)/fuzzed/%.cpp.o: %.cpp test/fuzz/uncovered.txt
 	@mkdir -p $(@D)
-	clang++ $(filter-out -fopenmp,$(CXXFLAGS)) $(SANITIZED) -fsanitize=fuzzer-no-link \
-	  -fsanitize-coverage-ignorelist=test/fuzz/uncovered.txt -O2 -c -o $@ $<
+	CCACHE_EXTRAFILES=test/fuzz/uncovered.txt clang++ $(filter-out -fopenmp,$(CXXFLAGS)) $(SANITIZED) \
+	  -fsanitize=fuzzer-no-link -fsanitize-coverage-ignorelist=test/fuzz/uncovered.txt -O2 -c -o $@ $<
 
 # What injects faults into runs of the trainer (test/faults), and what restores a run as a power cut may leave it.
 FAULT_RULES := test/faults/rules.cpp
