@@ -203,10 +203,11 @@ $(BUILD)/fuzzed/fuzzer: $(call parsers_and_rest,fuzzed,replay)
 $(BUILD)/replay/%.cpp.o: %.cpp
 	@mkdir -p $(@D)
 	$(CXX) $(CXXFLAGS) $(SANITIZED) -Wno-maybe-uninitialized -O1 -c -o $@ $<
-$(BUILD)/fuzzed/%.cpp.o: %.cpp test/fuzz/uncovered.txt
+$(BUILD)/fuzzed/%.cpp.o: IGNORED := test/fuzz/ignored.txt
+$(BUILD)/fuzzed/%.cpp.o: %.cpp test/fuzz/ignored.txt
 	@mkdir -p $(@D)
-	CCACHE_EXTRAFILES=test/fuzz/uncovered.txt clang++ $(filter-out -fopenmp,$(CXXFLAGS)) $(SANITIZED) \
-	  -fsanitize=fuzzer-no-link -fsanitize-coverage-ignorelist=test/fuzz/uncovered.txt -O2 -c -o $@ $<
+	CCACHE_EXTRAFILES=$(IGNORED) clang++ $(filter-out -fopenmp,$(CXXFLAGS)) $(SANITIZED) -fsanitize=fuzzer-no-link \
+	  -fsanitize-ignorelist=$(IGNORED) -fsanitize-coverage-ignorelist=$(IGNORED) -O2 -c -o $@ $<
 
 # What injects faults into runs of the trainer (test/faults), and what restores a run as a power cut may leave it.
 FAULT_RULES := test/faults/rules.cpp

@@ -8,7 +8,7 @@
 
 #include "data/reject_file.h"
 
-static constexpr size_t kDecodedAtOnce = size_t(1) << 20;
+static constexpr size_t kDecodedAtOnce = size_t(1) << 16;
 
 Compression compression_of(std::string_view first_bytes) {
     if (first_bytes.starts_with("\x1f\x8b")) return Compression::gzip;
