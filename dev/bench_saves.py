@@ -5,7 +5,8 @@
 
 DIR is what `train_gpt prepare` has written. The model is the quickstart's. The time is that from the end of the first
 step to the end of the last but one, so that what a save does in the background counts, and the start and the last
-checkpoint, for which a run waits, do not. Prints saving / not saving of each pair, and their median.
+checkpoint, for which a run waits, do not. Prints saving / not saving of each pair, and their median; and, since one run
+may be a tenth slower than the next, what the steps after each save take longer than the other steps of the same run.
 """
 import argparse
 import json
@@ -15,9 +16,21 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+SAVE_STEPS = 15  # during which a save may still go on
 
 
-def mean_step_ms(options, every_steps):
+def excess_ms(times):
+    """What the steps in which a save is copied and written take longer than the rest, of each save; `times` are of the
+    ends of steps from the first on, with a checkpoint every 100 steps."""
+    steps = {step: 1000 * (after - before) for step, (before, after) in enumerate(zip(times, times[1:]), 2)}
+    # The time of a step's record is taken before the step's own save.
+    rest = statistics.mean(ms for step, ms in steps.items() if not 1 <= step % 100 <= SAVE_STEPS)
+    return [sum(steps[step] - rest for step in range(saved + 1, saved + SAVE_STEPS + 1))
+            for saved in range(100, len(times) - SAVE_STEPS, 100)]
+
+
+def step_ends(options, every_steps):
+    """When each step but the last ended, in seconds."""
     with tempfile.TemporaryDirectory(dir=options.disk) as folder:
         changes = {"run.dir": f"{folder}/run", "data.train": f"{options.data}/train_*.bin", "data.val": "",
                    "data.tokenizer": f"{options.data}/tokenizer.json", "train.max_steps": options.steps,
@@ -27,8 +40,11 @@ def mean_step_ms(options, every_steps):
         subprocess.run([options.program, ROOT / "configs/quickstart.json", *settings], check=True,
                        stdout=subprocess.DEVNULL)
         lines = (json.loads(line) for line in Path(folder, "run/metrics.jsonl").read_text().splitlines())
-        times = [line["time"] for line in lines if line["kind"] == "train"]
-        return 1000 * (times[-2] - times[0]) / (len(times) - 2)
+        return [line["time"] for line in lines if line["kind"] == "train"][:-1]
+
+
+def mean_step_ms(times):
+    return 1000 * (times[-1] - times[0]) / (len(times) - 1)
 
 
 def main():
@@ -41,13 +57,20 @@ def main():
     parser.add_argument("--program", default=ROOT / "build/train_gpt_cpu")
     options = parser.parse_args()
     options.data = options.data.resolve()
-    ratios = []
+    ratios, steps_ms, excesses = [], [], []
     for pair in range(options.pairs):
         order = (0, 100) if pair % 2 == 0 else (100, 0)
-        times = {every: mean_step_ms(options, every) for every in order}
-        ratios.append(times[100] / times[0])
-        print(f"pair {pair + 1}: {times[0]:.2f} ms without, {times[100]:.2f} ms with: {ratios[-1]:.4f}", flush=True)
+        ends = {every: step_ends(options, every) for every in order}
+        means = {every: mean_step_ms(times) for every, times in ends.items()}
+        ratios.append(means[100] / means[0])
+        steps_ms.append(means[100])
+        excesses += excess_ms(ends[100])
+        print(f"pair {pair + 1}: {means[0]:.2f} ms without, {means[100]:.2f} ms with: {ratios[-1]:.4f}", flush=True)
     print(f"median {statistics.median(ratios):.4f}, mean {statistics.mean(ratios):.4f} of {len(ratios)} pairs")
+    per_save, of_100_steps = statistics.mean(excesses), 100 * statistics.mean(steps_ms)
+    error = statistics.stdev(excesses) / len(excesses) ** 0.5
+    print(f"within the saving runs: {per_save:.1f} +- {error:.1f} ms per save (of {len(excesses)}), "
+          f"{per_save / of_100_steps:.2%} +- {error / of_100_steps:.2%} of 100 steps")
 
 
 if __name__ == "__main__":

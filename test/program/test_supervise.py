@@ -1,4 +1,5 @@
 """--supervise and --nproc: a run is started again after what another start can mend, and stopped with a checkpoint."""
+import json
 import os
 import re
 import shutil
@@ -249,6 +250,12 @@ class Evaluation(Supervised):
 
     def test_a_signal_ends_a_validation_and_the_resumed_run_makes_up_for_it(self):
         self.check()
+
+    def test_a_signal_ends_questions_and_the_resumed_run_makes_up_for_them(self):
+        question = {"context": "once", "choices": [" upon a", " time"], "label": 0}
+        (self.dir / "many.jsonl").write_text((json.dumps(question) + "\n") * 5000)
+        self.check(data_val="", eval_questions="many.jsonl", eval_max_questions=5000, eval_patience=0,
+                   checkpoint_keep_best=False)
 
     @unittest.skipUnless(HAS_MPIRUN, "there is no mpirun")
     def test_on_two_ranks(self):
