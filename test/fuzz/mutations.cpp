@@ -7,7 +7,7 @@
 
 namespace {
 
-using Json = nlohmann::ordered_json;
+using Json = nlohmann::json;  // an ordered object would search all of its keys for each new one
 
 size_t below(size_t limit, Random& random) { return limit == 0 ? 0 : random() % limit; }
 
