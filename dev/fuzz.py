@@ -34,7 +34,7 @@ MEMORY = "/dev/shm"  # where directories of inputs are made, if there is one
 SEEDS = re.compile(r"seed_\w+|found_\w+")
 # Without the stacks of allocations, which a finding's input shows when it is replayed; with less freed memory held back
 # than is usual, so that it stays in the cache, but with several executions' worth.
-SANITIZERS = {"ASAN_OPTIONS": "malloc_context_size=0:quarantine_size_mb=2:thread_local_quarantine_size_kb=16"}
+SANITIZERS = {"ASAN_OPTIONS": "malloc_context_size=0:quarantine_size_mb=1:thread_local_quarantine_size_kb=16"}
 # What JSON documents have besides the words of the seeds.
 JSON_WORDS = ["null", "true", "false", "[]", "{}", '""', "-1", "0", "1e308", "1e999", "18446744073709551615",
               "9223372036854775808", "2147483648", '"nan"', "\\u0000", "\\ud800", "\\udc00", "0.1", "-0.0", '":', ","]
