@@ -4,6 +4,7 @@
 #include <pcre2.h>
 
 #include <algorithm>
+#include <atomic>
 
 #include "data/white_space.h"
 #include "kernels/check.h"
@@ -72,21 +73,25 @@ static std::string spelled_out(std::string_view pattern) {
 
 Pretokenizer::Pretokenizer(std::vector<SplitStep> steps)
     : steps_(std::move(steps)),
-      kinds_(compile(kKinds, PCRE2_ANCHORED | PCRE2_DOTALL)),
-      match_(pcre2_match_data_create(kKindGroups + 1, nullptr), pcre2_match_data_free),
-      beyond_ascii_(0x110000, unknown) {
+      match_(pcre2_match_data_create(kKindGroups + 1, nullptr), pcre2_match_data_free) {
     require(match_ != nullptr, "pre-tokenizer: PCRE2 has no memory for a match");
-    for (size_t c = 0; c < ascii_.size(); c++) ascii_[c] = ask_pcre(std::string(1, char(c)));
+    for (size_t c = 0; c < ascii_.size(); c++) ascii_[c] = kind_of(uint32_t(c), std::string(1, char(c)));
     for (const SplitStep& step : steps_)
         patterns_.push_back(step.rule == SplitRule::pattern ? compile(spelled_out(step.pattern), 0) : nullptr);
 }
 
-Pretokenizer::Kind Pretokenizer::ask_pcre(std::string_view character) const {
-    if (character == "\r" || character == "\n") return newline;
+// Several threads may ask for a character at once: they all get and keep the same answer.
+Pretokenizer::Kind Pretokenizer::kind_of(uint32_t code, std::string_view character) const {
+    static std::array<std::atomic<Kind>, 0x110000> known;  // unknown until it is asked for
+    if (const Kind kind = known[code].load(std::memory_order_relaxed); kind != unknown) return kind;
+    static const std::shared_ptr<pcre2_code> kinds = compile(kKinds, PCRE2_ANCHORED | PCRE2_DOTALL);
     const int groups =
-        pcre2_match(kinds_.get(), PCRE2_SPTR(character.data()), character.size(), 0, 0, match_.get(), nullptr);
+        pcre2_match(kinds.get(), PCRE2_SPTR(character.data()), character.size(), 0, 0, match_.get(), nullptr);
     require(groups >= 2 && groups <= kKindGroups + 1, "pre-tokenizer: PCRE2 error %d", groups);
-    return Kind(1 << (groups - 2));  // the last group that has matched
+    const bool is_newline = code == '\r' || code == '\n';
+    const Kind kind = is_newline ? newline : Kind(1 << (groups - 2));  // the last group that has matched
+    known[code].store(kind, std::memory_order_relaxed);
+    return kind;
 }
 
 size_t utf8_length(std::string_view text) {
@@ -107,9 +112,7 @@ Pretokenizer::Character Pretokenizer::character_beyond_ascii(std::string_view te
     if (length == 0) return {invalid, 1};
     uint32_t code = uint8_t(text[at]) & (0xff >> (length + 1));
     for (size_t i = 1; i < length; i++) code = code << 6 | (uint8_t(text[at + i]) & 0x3f);
-    Kind& kind = beyond_ascii_[code];
-    if (kind == unknown) kind = ask_pcre(text.substr(at, length));
-    return {kind, uint8_t(length)};
+    return {kind_of(code, text.substr(at, length)), uint8_t(length)};
 }
 
 inline Pretokenizer::Character Pretokenizer::character(std::string_view text, size_t at) {
@@ -346,7 +349,8 @@ bool keeps_safe_cuts(const std::vector<SplitStep>& steps) {
                                                "\u0663", "\u00bd", "\u3002", "\U0001f600", "$"};
     static constexpr std::array kSpaces = {" ", "  ", "\t", "\n", "\r\n", "\n ", " \n", "\n\n"};
     Pretokenizer pretokenizer(steps);
-    auto ends_of = [&](std::string_view text, size_t offset, std::vector<size_t>& ends) {
+    std::vector<size_t> whole, parts;  // where pieces end
+    auto add_ends = [&](std::string_view text, size_t offset, std::vector<size_t>& ends) {
         pretokenizer.split(text, [&](std::string_view piece) { ends.push_back(offset += piece.size()); });
     };
     for (std::string first : kCharacters)
@@ -357,10 +361,11 @@ bool keeps_safe_cuts(const std::vector<SplitStep>& steps) {
                     text.append(space).append(last).append(last).append("xyz");
                     const size_t cut = last_safe_cut(text);
                     if (cut == 0) continue;
-                    std::vector<size_t> whole, parts;
-                    ends_of(text, 0, whole);
-                    ends_of(std::string_view(text).substr(0, cut), 0, parts);
-                    ends_of(std::string_view(text).substr(cut), cut, parts);
+                    whole.clear();
+                    parts.clear();
+                    add_ends(text, 0, whole);
+                    add_ends(std::string_view(text).substr(0, cut), 0, parts);
+                    add_ends(std::string_view(text).substr(cut), cut, parts);
                     if (whole != parts) return false;
                 }
     return true;

@@ -52,7 +52,7 @@ inline constexpr std::string_view kO200kPattern =
 
 // Splits text in steps, each of which splits the pieces of the one before. A run of bytes that are not UTF-8 is a piece
 // of its own, except by SplitRule::spaces, so the concatenation of the pieces is the text for any input. Not for
-// several threads at once. The category of a character is what PCRE2 says; each is asked for once.
+// several threads at once. The category of a character is what PCRE2 says; each is asked for once in a process.
 class Pretokenizer {
 public:
     // Fails with Exit::data, saying what is wrong, if a pattern is not one that PCRE2 can match as the tokenizer's
@@ -96,7 +96,7 @@ private:
     size_t piece_length(SplitRule rule, std::string_view text);  // that a text, which is not empty, begins with
     Character character(std::string_view text, size_t at);
     Character character_beyond_ascii(std::string_view text, size_t at);
-    Kind ask_pcre(std::string_view character) const;
+    Kind kind_of(uint32_t code, std::string_view character) const;
     size_t run_end(std::string_view text, size_t at, int kinds);
     size_t space_length(std::string_view text, bool ends_lines);
     size_t gpt2_length(std::string_view text);
@@ -107,11 +107,9 @@ private:
     size_t rest_length(std::string_view text, std::string_view tail);
 
     const std::vector<SplitStep> steps_;
-    std::shared_ptr<pcre2_real_code_8> kinds_;
     std::unique_ptr<pcre2_real_match_data_8, void (*)(pcre2_real_match_data_8*)> match_;
     std::vector<std::shared_ptr<pcre2_real_code_8>> patterns_;  // (steps), null but for SplitRule::pattern
     std::array<Kind, 128> ascii_;
-    std::vector<Kind> beyond_ascii_;  // by code point; unknown until it is asked for
 };
 
 // Bytes of the valid UTF-8 character that `text`, which is not empty, begins with; 0 if it is not one.

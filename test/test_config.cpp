@@ -366,6 +366,8 @@ TEST_CASE("the nearest name is the one with the fewest changes", "[config]") {
     CHECK(nearest_name("exprt", {"import", "export"}) == "export");
     CHECK(nearest_name("abc", {"xyz", "uvw"}).empty());
     CHECK(nearest_name("ab", {"ax", "ay"}) == "ax");
+    CHECK(nearest_name("abcd", {"abxy", "abcx", "bcd", "a"}) == "abcx");
+    CHECK(nearest_name("abcd", {"abcdefg", "abcdef", "xyz"}) == "abcdef");
     CHECK(nearest_name("", {"train"}).empty());
     CHECK(nearest_name(std::string(100000, 'a'), {"train"}).empty());
 }

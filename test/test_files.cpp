@@ -347,6 +347,12 @@ TEST_CASE("parse_json keeps order and values and stops at its limits", "[files]"
     for (size_t length = 0; length < text.size(); length++)
         expect_error(Exit::config, {"f"}, [&] { parse_json(text.substr(0, length), "f", Exit::config); });
 
+    // One object has a key once; the first that is repeated is told. Others may have it too.
+    const std::string nested = R"({"a":{"a":1,"b":[{"a":{"c":{}}},{"a":2}]},"b":{"b":[]},"c":3})";
+    CHECK(parse_json(nested, "f", Exit::data).dump() == nested);
+    expect_error(Exit::data, {"f, line 2, column 4", "duplicate key \"b\""},
+                 [] { parse_json("{\"c\":{\"b\":0},\"b\":1,\"a\":2,\n \"b\":3,\"a\":4,\n\"b\":5}", "f", Exit::data); });
+
     // A large object takes time in proportion: 100,000 keys, as in a tokenizer's vocabulary.
     std::string large = "{";
     for (int i = 0; i < 100000; i++) large += (i ? ",\"k" : "\"k") + std::to_string(i) + "\":" + std::to_string(i);

@@ -61,21 +61,21 @@ public:
 private:
     static constexpr auto kMostInteger = std::numeric_limits<int64_t>::max();
 
-    static void expect(bool is_right, const Json& json, const std::string& place, const std::string& expected) {
-        if (!is_right) fail(Exit::data, "%s must be %s, is %s", place, expected, printed(json));
+    [[noreturn]] static void refuse(const Json& json, const std::string& place, const std::string& expected) {
+        fail(Exit::data, "%s must be %s, is %s", place, expected, printed(json));
     }
 
     static void read(const Json& json, const std::string& place, bool& value) {
-        expect(json.is_boolean(), json, place, "true or false");
+        if (!json.is_boolean()) refuse(json, place, "true or false");
         value = json.get<bool>();
     }
     static void read(const Json& json, const std::string& place, std::string& value) {
-        expect(json.is_string(), json, place, "a string");
+        if (!json.is_string()) refuse(json, place, "a string");
         value = json.get<std::string>();
     }
     static void read(const Json& json, const std::string& place, Dtype& value) {
         const auto dtype = json.is_string() ? choice_named<Dtype>(json.get<std::string>()) : std::nullopt;
-        expect(dtype.has_value(), json, place, choice_names<Dtype>());
+        if (!dtype) refuse(json, place, choice_names<Dtype>());
         value = *dtype;
     }
     // A long double holds every 64-bit integer exactly.
@@ -87,12 +87,14 @@ private:
                                             : std::numeric_limits<T>::max()) {
         constexpr bool is_integer = std::is_integral_v<T>;
         const bool is_of_type = is_integer ? json.is_number_integer() : json.is_number();
-        expect(is_of_type && json.get<long double>() >= low && json.get<long double>() <= high, json, place,
-               format(is_integer ? "an integer from %.0Lf to %.0Lf" : "a number from %Lg to %Lg", low, high));
+        const bool is_right = is_of_type && json.get<long double>() >= low && json.get<long double>() <= high;
+        if (!is_right)
+            refuse(json, place,
+                   format(is_integer ? "an integer from %.0Lf to %.0Lf" : "a number from %Lg to %Lg", low, high));
         value = json.get<T>();
     }
     template <class T> static void read(const Json& json, const std::string& place, std::vector<T>& list) {
-        expect(json.is_array(), json, place, "a list");
+        if (!json.is_array()) refuse(json, place, "a list");
         for (size_t i = 0; i < json.size(); i++)
             read(json[i], place + "[" + std::to_string(i) + "]", list.emplace_back());
     }

@@ -314,9 +314,10 @@ std::string config_digest(const Config& config) {
 }
 
 std::vector<std::string> config_differences(const Config& from, const Config& to) {
-    const std::vector<std::string> before = result_lines(with_derived(from)), after = result_lines(with_derived(to));
-    const std::vector<std::string> given_before = result_lines(from), given_after = result_lines(to);
     std::vector<std::string> differences;
+    const std::vector<std::string> before = result_lines(with_derived(from)), after = result_lines(with_derived(to));
+    if (before == after) return differences;
+    const std::vector<std::string> given_before = result_lines(from), given_after = result_lines(to);
     for (size_t i = 0; i < before.size(); i++)  // what is derived in both differs where something else does
         if (before[i] != after[i] && given_before[i] != given_after[i])
             differences.push_back(before[i] + " -> " + after[i].substr(after[i].find(": ") + 2));

@@ -231,7 +231,8 @@ Config::Model without_unused(Config::Model m) {
 std::vector<std::string> model_differences(const Config::Model& from, const Config::Model& to) {
     Config before, after;
     before.model = without_unused(from), after.model = without_unused(to);
-    if (windows_of(from) == windows_of(to)) before.model.window_pattern = after.model.window_pattern;
+    if (from.window_pattern != to.window_pattern && windows_of(from) == windows_of(to))
+        before.model.window_pattern = after.model.window_pattern;
     return config_differences(before, after);
 }
 

@@ -26,7 +26,15 @@ size_t edit_distance(const std::string& a, const std::string& b) {
 std::string nearest_name(const std::string& name, const std::vector<std::string>& known) {
     constexpr size_t kLongest = 200;  // longer input is no typing error, and the time grows with its length
     if (name.size() > kLongest || known.empty()) return "";
-    auto distance = [&](const std::string& candidate) { return edit_distance(name, candidate); };
-    const std::string& nearest = *std::ranges::min_element(known, {}, distance);
-    return distance(nearest) <= name.size() / 2 ? nearest : "";
+    const std::string* nearest = nullptr;
+    size_t limit = name.size() / 2;  // what is further away was not meant
+    for (const std::string& candidate : known) {
+        const auto [shorter, longer] = std::minmax({name.size(), candidate.size()});
+        if (longer - shorter > limit) continue;  // at least that far away
+        const size_t distance = edit_distance(name, candidate);
+        if (distance > limit || (nearest && distance == limit)) continue;
+        nearest = &candidate;
+        limit = distance;
+    }
+    return nearest ? *nearest : "";
 }

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <unordered_set>
 
 #include "runtime/io/io.h"
 
@@ -57,79 +56,141 @@ struct Cursor {
 
 // Receives the parser's events. The library's own builder with its callback would search an ordered object from the
 // front for each key, which takes too long for a vocabulary of 50,000 tokens, and does not pass the position to a
-// callback.
-struct Builder {
-    struct OpenValue {
-        Json* value;
-        std::unordered_set<size_t> key_hashes;  // a set of the keys takes twice the memory of a vocabulary
-    };
-
-    const std::string_view text;
-    const std::string& origin;
-    const Exit code;
-    const JsonLimits limits;
-    const char* reached = text.data();
-    size_t values = 0;
-    Json root = {};
-    std::vector<OpenValue> stack = {};
-    std::string next_key = {};
+// callback. Members wait until their object ends: an ordered object that grows copies all it has.
+class Builder {
+public:
+    Builder(std::string_view text, const std::string& origin, Exit code, JsonLimits limits)
+        : text_(text), origin_(origin), code_(code), limits_(limits), reached_(text.data()) {}
 
     Json parse() {
-        Json::sax_parse(Cursor{reached, &reached}, Cursor{reached + text.size(), nullptr}, this);
-        return std::move(root);
+        Json::sax_parse(Cursor{reached_, &reached_}, Cursor{reached_ + text_.size(), nullptr}, this);
+        return std::move(root_);
     }
 
-    bool null() { return place(nullptr); }
-    bool boolean(bool value) { return place(value); }
-    bool number_integer(int64_t value) { return place(value); }
-    bool number_unsigned(uint64_t value) { return place(value); }
-    bool number_float(double value, const std::string&) { return place(value); }
-    bool string(std::string& value) { return place(std::move(value)); }
+    bool null() { return add(nullptr); }
+    bool boolean(bool value) { return add(value); }
+    bool number_integer(int64_t value) { return add(value); }
+    bool number_unsigned(uint64_t value) { return add(value); }
+    bool number_float(double value, const std::string&) { return add(value); }
+    bool string(std::string& value) { return add(std::move(value)); }
     bool binary(Json::binary_t&) { return false; }
     bool start_object(size_t) { return open(Json::object()); }
     bool start_array(size_t) { return open(Json::array()); }
-    bool end_array() { return end_object(); }
-
-    bool end_object() {
-        stack.pop_back();
-        return true;
-    }
 
     bool key(std::string& name) {
-        const bool is_new = stack.back().key_hashes.insert(std::hash<std::string>()(name)).second;
-        if (!is_new && stack.back().value->contains(name)) fail_here("duplicate key \"%s\"", printable(name));
-        next_key = std::move(name);
+        key_ = {std::move(name), size_t(reached_ - text_.data())};
         return true;
     }
+
+    bool end_object() {
+        const size_t first = open_.back().first_member;
+        check_keys(first);
+        auto& members = open_.back().value.get_ref<Json::object_t&>();
+        members.reserve(members_.size() - first);
+        for (size_t i = first; i < members_.size(); i++)
+            members.Json::object_t::Container::emplace_back(std::move(members_[i].key.name),
+                                                            std::move(members_[i].value));
+        members_.resize(first);
+        return close();
+    }
+    bool end_array() { return close(); }
 
     bool parse_error(size_t, const std::string& last_token, const nlohmann::detail::exception& error) {
         constexpr int kNumberOverflow = 406;
         if (error.id == kNumberOverflow) fail_here("the number %s is too large for a double", printable(last_token));
-        const std::string_view line = read().substr(read().rfind('\n') + 1);
-        fail_here("%s, at: %s", reason_of(error.what()), printable(line));
+        const std::string_view read = text_.substr(0, size_t(reached_ - text_.data()));
+        fail_here("%s, at: %s", reason_of(error.what()), printable(read.substr(read.rfind('\n') + 1)));
     }
 
-    std::string_view read() const { return text.substr(0, size_t(reached - text.data())); }
+private:
+    struct Key {
+        std::string name;
+        size_t end = 0;  // bytes of the text up to and with it
+    };
+    struct Member {
+        Key key;
+        Json value;
+    };
+    struct OpenValue {
+        Json value;
+        Key key;  // of the value, in an object
+        size_t first_member;
+    };
 
-    template <class... Args> [[noreturn]] void fail_here(const char* pattern, const Args&... args) {
-        fail(code, "%s, %s: %s", origin, place_of_end(read()), format(pattern, printf_argument(args)...));
+    template <class... Args> [[noreturn]] void fail_at(size_t end, const char* pattern, const Args&... args) const {
+        const std::string place = place_of_end(text_.substr(0, end));
+        fail(code_, "%s, %s: %s", origin_, place, format(pattern, printf_argument(args)...));
+    }
+    template <class... Args> [[noreturn]] void fail_here(const char* pattern, const Args&... args) const {
+        fail_at(size_t(reached_ - text_.data()), pattern, args...);
+    }
+
+    void count() {
+        if (++values_ > limits_.max_values) fail_here("there are more than %zu values", limits_.max_values);
+    }
+
+    bool add(Json value) {
+        count();
+        return place(std::move(value), std::move(key_));
     }
 
     bool open(Json value) {
-        if (stack.size() >= limits.max_depth) fail_here("values are nested more than %zu deep", limits.max_depth);
-        stack.push_back({place(std::move(value)), {}});
+        count();
+        if (open_.size() >= limits_.max_depth) fail_here("values are nested more than %zu deep", limits_.max_depth);
+        open_.push_back({std::move(value), std::move(key_), members_.size()});
         return true;
     }
 
-    // Stores the value where it belongs and returns its address, which holds until something is added beside it.
-    Json* place(Json value) {
-        if (++values > limits.max_values) fail_here("there are more than %zu values", limits.max_values);
-        if (stack.empty()) return &(root = std::move(value));
-        Json& parent = *stack.back().value;
-        if (parent.is_array()) return &parent.emplace_back(std::move(value));
-        auto& members = parent.get_ref<Json::object_t&>();
-        return &members.Json::object_t::Container::emplace_back(std::move(next_key), std::move(value)).second;
+    bool close() {
+        OpenValue whole = std::move(open_.back());
+        open_.pop_back();
+        return place(std::move(whole.value), std::move(whole.key));
     }
+
+    bool place(Json&& value, Key&& key) {
+        if (open_.empty())
+            root_ = std::move(value);
+        else if (Json& parent = open_.back().value; parent.is_array())
+            parent.emplace_back(std::move(value));
+        else
+            members_.push_back({std::move(key), std::move(value)});
+        return true;
+    }
+
+    // Fails at the first key that the object, whose members begin at `first`, has twice.
+    void check_keys(size_t first) {
+        order_.clear();
+        for (size_t i = first; i < members_.size(); i++)
+            order_.push_back({std::hash<std::string>()(members_[i].key.name), i});
+        const auto name = [&](const Hashed& a) -> const std::string& { return members_[a.member].key.name; };
+        std::ranges::sort(order_, [&](const Hashed& a, const Hashed& b) {
+            if (a.hash != b.hash) return a.hash < b.hash;
+            const int order = name(a).compare(name(b));
+            return order != 0 ? order < 0 : a.member < b.member;
+        });
+        size_t repeated = members_.size();
+        for (size_t i = 1; i < order_.size(); i++)
+            if (order_[i].hash == order_[i - 1].hash && name(order_[i]) == name(order_[i - 1]))
+                repeated = std::min(repeated, order_[i].member);
+        if (repeated < members_.size())
+            fail_at(members_[repeated].key.end, "duplicate key \"%s\"", printable(members_[repeated].key.name));
+    }
+
+    struct Hashed {
+        size_t hash, member;
+    };
+
+    const std::string_view text_;
+    const std::string& origin_;
+    const Exit code_;
+    const JsonLimits limits_;
+    const char* reached_;
+    size_t values_ = 0;
+    Json root_;
+    Key key_;                      // of the value that comes next
+    std::vector<OpenValue> open_;  // each within the one before
+    std::vector<Member> members_;  // of all open objects
+    std::vector<Hashed> order_;    // of the object that ends
 };
 
 }  // namespace
@@ -140,7 +201,7 @@ Json parse_json(std::string_view text, const std::string& origin, Exit code, Jso
     // The library takes a NUL for the end of the text and would ignore what follows.
     if (size_t nul = text.find('\0'); nul != std::string_view::npos)
         fail(code, "%s, %s: the text contains a NUL byte", origin, place_of_end(text.substr(0, nul + 1)));
-    return Builder{text, origin, code, limits}.parse();
+    return Builder(text, origin, code, limits).parse();
 }
 
 Json parse_json_or_null(std::string_view text) {
