@@ -64,7 +64,7 @@ def small_data():
     return folder  # lives as long as the cache
 
 
-def trainers_in(folder):
+def trainers_in(folder, program=TRAINER):
     """The pids of the ranks that run in a folder, in whichever namespace, without what has started them."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
@@ -72,7 +72,7 @@ def trainers_in(folder):
             command = (process / "cmdline").read_bytes().split(b"\0")
             starts_ranks = b"--nproc" in command or b"--supervise" in command
             is_here = os.readlink(process / "cwd") == os.path.realpath(folder)
-            if command[0] == bytes(TRAINER) and is_here and not starts_ranks:
+            if command[0] == bytes(program) and is_here and not starts_ranks:
                 found.append(int(process.name))
         except OSError:  # it has ended meanwhile
             pass
