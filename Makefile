@@ -198,16 +198,20 @@ SANITIZED := -fsanitize=address,undefined -fno-sanitize-recover=undefined -D_GLI
 WRAPPED   := -Wl,--wrap=mmap,--wrap=munmap
 $(BUILD)/test_corpora: $(call parsers_and_rest,replay,fuzzer) $(call object,test/main.cpp test/run_tests.cpp)
 	$(CXX) $(SANITIZED) -fopenmp $(WRAPPED) -o $@ $^ $(CPU_LIBS) $(CATCH_LIBS)
-$(BUILD)/fuzzed/fuzzer: $(call parsers_and_rest,fuzzed,replay)
+# What changes inputs is no parser and has no sanitizers. Linked last, its inline functions are none of those that stay.
+MUTATIONS := $(BUILD)/fuzzed/test/fuzz/mutations.cpp.o
+$(BUILD)/fuzzed/fuzzer: $(filter-out $(MUTATIONS),$(call parsers_and_rest,fuzzed,replay)) $(MUTATIONS)
 	clang++ $(SANITIZED) -fsanitize=fuzzer $(WRAPPED) -o $@ $^ $(CPU_LIBS) -lgomp
 $(BUILD)/replay/%.cpp.o: %.cpp
 	@mkdir -p $(@D)
 	$(CXX) $(CXXFLAGS) $(SANITIZED) -Wno-maybe-uninitialized -O1 -c -o $@ $<
-$(BUILD)/fuzzed/%.cpp.o: IGNORED := test/fuzz/ignored.txt
-$(BUILD)/fuzzed/%.cpp.o: %.cpp test/fuzz/ignored.txt
+IGNORED := test/fuzz/ignored.txt
+FUZZED  := $(SANITIZED) -fsanitize=fuzzer-no-link -fsanitize-ignorelist=$(IGNORED) \
+  -fsanitize-coverage-ignorelist=$(IGNORED)
+$(MUTATIONS): FUZZED :=
+$(BUILD)/fuzzed/%.cpp.o: %.cpp $(IGNORED)
 	@mkdir -p $(@D)
-	CCACHE_EXTRAFILES=$(IGNORED) clang++ $(filter-out -fopenmp,$(CXXFLAGS)) $(SANITIZED) -fsanitize=fuzzer-no-link \
-	  -fsanitize-ignorelist=$(IGNORED) -fsanitize-coverage-ignorelist=$(IGNORED) -O2 -c -o $@ $<
+	CCACHE_EXTRAFILES=$(IGNORED) clang++ $(filter-out -fopenmp,$(CXXFLAGS)) $(FUZZED) -O2 -c -o $@ $<
 
 # What injects faults into runs of the trainer (test/faults), and what restores a run as a power cut may leave it.
 FAULT_RULES := test/faults/rules.cpp
