@@ -7,14 +7,15 @@ Each parser is executed N times in all (default: 10,000,000), in slices of ten m
 time. test/fuzz/executions.json holds how often each was executed, by the revision that the fuzzer was built from; the
 inputs that reach new code stay in build/fuzz/. Another call goes on from there until every parser has had its N;
 --minutes ends it before that, and divides the time among the parsers, those that have been fastest first, so that what
-they leave goes to the others. --minimize then merges the inputs into test/fuzz/corpus/: a few that reach different
-code. Parsers: those that have a folder there. Exit code 1 after a finding, whose input is kept as
-build/fuzz/PARSER-crash-...: once it is mended, put the input into the corpus.
+they leave goes to the others. Ctrl-C ends it at once; what was executed until then counts. --minimize then merges the
+inputs into test/fuzz/corpus/: a few that reach different code. Parsers: those that have a folder there. Exit code 1
+after a finding, whose input is kept as build/fuzz/PARSER-crash-...: once it is mended, put the input into the corpus.
 """
 import argparse
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -123,7 +124,8 @@ class Campaign:
         executed = re.search(r"number_of_executed_units:\s*(\d+)", said)
         reached = re.findall(r"cov: (\d+) ft: (\d+) corp: (\d+)", said)
         self.add(parser, int(executed[1]) if executed else 0, used, reached[-1] if reached else None)
-        return said[-6000:] if code != 0 else None
+        is_finding = code != 0 and "libFuzzer: run interrupted" not in said
+        return said[-6000:] if is_finding else None
 
     def work(self, _):
         """Fuzzes parser after parser. Returns the findings."""
@@ -134,11 +136,18 @@ class Campaign:
                     return findings
                 share = (self.end - time.monotonic()) * self.args.jobs / len(self.waiting)
                 parser = self.waiting.pop(0)
-            share_end = min(time.monotonic() + share, self.end)
-            while self.executions(parser) < self.args.runs and time.monotonic() < share_end:
-                if said := self.slice(parser, min(SLICE_S, share_end - time.monotonic())):
+            share_end = time.monotonic() + share
+            while self.executions(parser) < self.args.runs:
+                left = min(share_end, self.end) - time.monotonic()
+                if left <= 0:
+                    break
+                if said := self.slice(parser, min(SLICE_S, left)):
                     findings.append(said)
                     break
+
+    def stop(self, *_):
+        """For Ctrl-C, which the fuzzers get too, and say what they have executed."""
+        self.end = 0
 
     def table(self):
         """What all revisions have executed, and what the last has reached."""
@@ -176,6 +185,7 @@ def main():
     args.fuzzer = args.fuzzer.resolve()
     WORK.mkdir(parents=True, exist_ok=True)
     campaign = Campaign(args)
+    signal.signal(signal.SIGINT, campaign.stop)
     chosen = list(campaign.waiting)
     with ThreadPoolExecutor(args.jobs) as pool:
         findings = sum(pool.map(campaign.work, range(args.jobs)), [])
