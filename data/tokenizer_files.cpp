@@ -1,6 +1,6 @@
 // Reading and writing tokenizer files.
 #include <algorithm>
-#include <cstdio>
+#include <charconv>
 #include <map>
 #include <queue>
 #include <set>
@@ -141,14 +141,13 @@ private:
 
     // U+2581 stands for a space, <0x0A> for a byte.
     std::string from_spaced(const std::string& token, int32_t id) {
-        unsigned value = 0;
-        int end = 0;
-        if (token.size() == 6 && std::sscanf(token.c_str(), "<0x%2X>%n", &value, &end) == 1 && end == 6) {
-            rules_.byte_tokens.resize(256, -1);
-            rules_.byte_tokens[size_t(value)] = id;
-            return std::string(1, char(value));
-        }
-        return with_spaces(token);
+        if (token.size() != 6 || !token.starts_with("<0x") || !token.ends_with('>')) return with_spaces(token);
+        uint8_t value = 0;
+        const char* const end = &token[5];
+        if (std::from_chars(&token[3], end, value, 16).ptr != end) return with_spaces(token);
+        rules_.byte_tokens.resize(256, -1);
+        rules_.byte_tokens[value] = id;
+        return std::string(1, char(value));
     }
 
     const std::string path_;
