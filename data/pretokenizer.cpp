@@ -75,12 +75,15 @@ Pretokenizer::Pretokenizer(std::vector<SplitStep> steps)
     : steps_(std::move(steps)),
       match_(pcre2_match_data_create(kKindGroups + 1, nullptr), pcre2_match_data_free) {
     require(match_ != nullptr, "pre-tokenizer: PCRE2 has no memory for a match");
-    for (size_t c = 0; c < ascii_.size(); c++) ascii_[c] = kind_of(uint32_t(c), std::string(1, char(c)));
+    for (uint32_t code = 0; code < ascii_.size(); code++) {
+        const char character = char(code);
+        ascii_[code] = kind_of(code, {&character, 1});
+    }
     for (const SplitStep& step : steps_)
         patterns_.push_back(step.rule == SplitRule::pattern ? compile(spelled_out(step.pattern), 0) : nullptr);
 }
 
-// Several threads may ask for a character at once: they all get and keep the same answer.
+// Pretokenizers on several threads may ask for a character at once: they all get and keep the same answer.
 Pretokenizer::Kind Pretokenizer::kind_of(uint32_t code, std::string_view character) const {
     static std::array<std::atomic<Kind>, 0x110000> known;  // unknown until it is asked for
     if (const Kind kind = known[code].load(std::memory_order_relaxed); kind != unknown) return kind;

@@ -78,7 +78,7 @@ public:
     bool start_array(size_t) { return open(Json::array()); }
 
     bool key(std::string& name) {
-        key_ = {std::move(name), size_t(reached_ - text_.data())};
+        key_ = {std::move(name), bytes_read()};
         return true;
     }
 
@@ -98,7 +98,7 @@ public:
     bool parse_error(size_t, const std::string& last_token, const nlohmann::detail::exception& error) {
         constexpr int kNumberOverflow = 406;
         if (error.id == kNumberOverflow) fail_here("the number %s is too large for a double", printable(last_token));
-        const std::string_view read = text_.substr(0, size_t(reached_ - text_.data()));
+        const std::string_view read = text_.substr(0, bytes_read());
         fail_here("%s, at: %s", reason_of(error.what()), printable(read.substr(read.rfind('\n') + 1)));
     }
 
@@ -116,13 +116,18 @@ private:
         Key key;  // of the value, in an object
         size_t first_member;
     };
+    struct Hashed {
+        size_t hash, member;
+    };
+
+    size_t bytes_read() const { return size_t(reached_ - text_.data()); }
 
     template <class... Args> [[noreturn]] void fail_at(size_t end, const char* pattern, const Args&... args) const {
         const std::string place = place_of_end(text_.substr(0, end));
         fail(code_, "%s, %s: %s", origin_, place, format(pattern, printf_argument(args)...));
     }
     template <class... Args> [[noreturn]] void fail_here(const char* pattern, const Args&... args) const {
-        fail_at(size_t(reached_ - text_.data()), pattern, args...);
+        fail_at(bytes_read(), pattern, args...);
     }
 
     void count() {
@@ -135,8 +140,8 @@ private:
     }
 
     bool open(Json value) {
-        count();
         if (open_.size() >= limits_.max_depth) fail_here("values are nested more than %zu deep", limits_.max_depth);
+        count();
         open_.push_back({std::move(value), std::move(key_), members_.size()});
         return true;
     }
@@ -170,15 +175,10 @@ private:
         });
         size_t repeated = members_.size();
         for (size_t i = 1; i < order_.size(); i++)
-            if (order_[i].hash == order_[i - 1].hash && name(order_[i]) == name(order_[i - 1]))
-                repeated = std::min(repeated, order_[i].member);
+            if (name(order_[i]) == name(order_[i - 1])) repeated = std::min(repeated, order_[i].member);
         if (repeated < members_.size())
             fail_at(members_[repeated].key.end, "duplicate key \"%s\"", printable(members_[repeated].key.name));
     }
-
-    struct Hashed {
-        size_t hash, member;
-    };
 
     const std::string_view text_;
     const std::string& origin_;

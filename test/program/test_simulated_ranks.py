@@ -9,7 +9,8 @@ import time
 import unittest
 
 from test_simulated import SIMULATED, tolerance
-from trainer import ENVIRONMENT, TrainerTest, trainers_in, wait_until
+from test_supervise import Supervised
+from trainer import ENVIRONMENT, TrainerTest
 
 FOUR = dict(train_batch_size=1, train_seq_len=20, train_total_batch_tokens=20 * 4, train_max_steps=5,
             model_n_layer=1, checkpoint_every_steps=0)
@@ -114,25 +115,6 @@ class SimulatedRanks(TrainerTest):
         self.assertEqual([rank.returncode for rank in ranks], [78, 78], said)
         self.assertFalse((self.dir / "run").exists())
 
-    def test_a_killed_rank_is_started_again_and_the_run_is_the_same(self):
-        """Ranks that this program starts itself, under its own supervisor."""
-        changes = dict(FOUR, train_max_steps=12, checkpoint_every_steps=2, parallel_deterministic_reduce=True,
-                       parallel_zero_stage=2)
-        self.train_on(1, "one", **changes)
-        process = subprocess.Popen([SIMULATED, "--supervise", "--nproc", "2", self.write_config(**changes)],
-                                   cwd=self.dir, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-                                   env={**ENVIRONMENT, "OMP_NUM_THREADS": "1"})
-        checkpoints = self.dir / "run/checkpoints"
-        for victim, step in ((1, 2), (0, 6)):
-            wait_until(lambda: list(checkpoints.glob(f"step_*{step}")), "no checkpoint was committed")
-            wait_until(lambda: len(trainers_in(self.dir, SIMULATED)) == 2, "the ranks have not begun")
-            os.kill(trainers_in(self.dir, SIMULATED)[victim], signal.SIGKILL)
-        said = process.communicate(timeout=LIMIT)[1]
-        self.assertEqual(process.returncode, 0, said)
-        self.assertEqual(said.count("restarting in 1 s"), 2, said)
-        self.assertEqual(self.records("run"), self.records("one"))
-        self.assertEqual(trainers_in(self.dir, SIMULATED), [])
-
     @unittest.skipUnless(host_names_are_allowed(), "a host name of its own is not permitted here")
     def test_two_machines_without_a_launcher(self):
         changes = dict(parallel_deterministic_reduce=True, parallel_zero_stage=2)
@@ -152,3 +134,20 @@ class SimulatedRanks(TrainerTest):
         self.assertRegex(said, r"rank 8 on \S+ has no GPU: it is number 8 .* counts 8 GPUs")
         self.assertEqual(code, 71, said)
         self.assertFalse((self.dir / "run").exists())
+
+
+class SupervisedRanks(Supervised):
+    """Ranks that the program starts itself, without mpirun, under its own supervisor."""
+    program = SIMULATED
+
+    def test_a_killed_rank_is_started_again_and_the_run_is_the_same(self):
+        changes = dict(FOUR, train_max_steps=12, checkpoint_every_steps=2, parallel_deterministic_reduce=True,
+                       parallel_zero_stage=2)
+        self.ended(self.start(run_dir="one", **changes), 0)
+        process = self.start("--supervise", "--nproc", 2, **changes)
+        for victim, step in ((1, 2), (0, 6)):
+            self.wait_for_commit(step - 1)
+            os.kill(self.wait_for_ranks(2)[victim], signal.SIGKILL)
+        said = self.ended(process, 0)
+        self.assertEqual(said.count("restarting in 1 s"), 2, said)
+        self.assertEqual(self.records("run"), self.records("one"))

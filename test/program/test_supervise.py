@@ -36,17 +36,19 @@ def tree(pid):
 
 
 class Supervised(TrainerTest):
+    program = TRAINER
+
     def start(self, *args, **changes):
         """The trainer with a configuration, in the background, as from a terminal."""
         config = self.write_config(**changes)
-        process = subprocess.Popen([TRAINER, config, *map(str, args)], cwd=self.dir, text=True, **FROM_TERMINAL,
+        process = subprocess.Popen([self.program, config, *map(str, args)], cwd=self.dir, text=True, **FROM_TERMINAL,
                                    stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                                    env={**ENVIRONMENT, "OMP_NUM_THREADS": "1"})
         self.addCleanup(self.end, process)
         return process
 
     def end(self, process):
-        for pid in [process.pid, *tree(process.pid), *trainers_in(self.dir)]:
+        for pid in [process.pid, *tree(process.pid), *self.ranks()]:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -57,15 +59,19 @@ class Supervised(TrainerTest):
         started = tree(process.pid)
         said = process.communicate(timeout=seconds)[1]
         self.assertEqual(process.returncode, code, said)
-        wait_until(lambda: all(map(is_gone, started)) and not trainers_in(self.dir), "a process is left")
+        wait_until(lambda: all(map(is_gone, started)) and not self.ranks(), "a process is left")
         return said
+
+    def ranks(self):
+        """Their pids."""
+        return trainers_in(self.dir, self.program)
 
     def committed(self, run="run"):
         return sorted(int(path.name[5:]) for path in (self.dir / run / "checkpoints").glob("step_*"))
 
     def wait_for_ranks(self, count, without=()):
-        wait_until(lambda: len(set(trainers_in(self.dir)) - set(without)) == count, "the ranks have not begun")
-        return [pid for pid in trainers_in(self.dir) if pid not in without]
+        wait_until(lambda: len(set(self.ranks()) - set(without)) == count, "the ranks have not begun")
+        return [pid for pid in self.ranks() if pid not in without]
 
     def wait_for_commit(self, after):
         wait_until(lambda: max(self.committed(), default=0) > after, "no checkpoint was committed")
@@ -155,7 +161,7 @@ class One(Supervised):
         process = self.start("--supervise", **ENDLESS)
         self.wait_for_steps()
         process.kill()
-        wait_until(lambda: not trainers_in(self.dir), "the rank is left")
+        wait_until(lambda: not self.ranks(), "the rank is left")
         self.assertEqual(self.committed(), [len(self.records(kind="train"))])
 
     def test_a_launcher_starts_it_without_a_second_supervisor(self):
@@ -309,8 +315,8 @@ class Several(Supervised):
                 shutil.rmtree(self.dir / "run", ignore_errors=True)
                 process = self.start("--nproc", 2, *(["--supervise"] if supervised else []), train_max_steps=3,
                                      parallel_start_timeout_s=25, parallel_step_timeout_s=25)
-                wait_until(lambda: trainers_in(self.dir), "no rank has begun")
-                victim = trainers_in(self.dir)[0]
+                wait_until(self.ranks, "no rank has begun")
+                victim = self.ranks()[0]
                 os.kill(victim, signal.SIGSTOP)
                 said = self.ended(process, 0 if supervised else 80)
                 self.assertIn("25 s", said)
