@@ -13,6 +13,8 @@ DEPS     ?=
 PREFIX   ?= /usr/local
 # RPATH=folder: where the programs look for libraries, instead of in the toolkit's folder: the kit's in $ORIGIN/lib.
 RPATH    ?=
+# SHARED=1: the GPU programs share one library of host code and kernels, in $(BUILD)/lib, as the kit's do.
+SHARED   ?=
 # The newest heading of CHANGELOG.md has the same number. An archive without git: make REVISION=...
 VERSION  := 0.1.0
 REVISION := $(or $(shell git describe --always --dirty --abbrev=12 --exclude='*' 2> /dev/null),unknown)
@@ -22,12 +24,12 @@ PROGRAM_VERSION := $(VERSION) ($(REVISION)$(DATE:%=, %))
 comma    := ,
 
 # g++ 12 wrongly warns of std::string's insides at -O3 (GCC bug 105651). clang does not know that warning, and has one
-# for loops that it cannot vectorise.
+# for loops that it cannot vectorise. Without AVX-512, g++ notes how wide vectors are passed (psabi).
 WARNINGS := -Wall -Wextra -Wshadow $(if $(filter 1,$(WERROR)),-Werror) -Wno-restrict -Wno-unknown-warning-option \
-            -Wno-pass-failed
+            -Wno-pass-failed -Wno-psabi
 
 CXXFLAGS  = -std=c++20 $(OPT) -march=$(MARCH) -fno-math-errno -fno-trapping-math -fopenmp -g1 -I. -MMD -MP \
-            $(if $(DEPS),-isystem $(DEPS)/include) $(WARNINGS) $(EXTRA)
+            $(if $(SHARED),-fPIC) $(if $(DEPS),-isystem $(DEPS)/include) $(WARNINGS) $(EXTRA)
 LINK_RPATH = $(if $(RPATH),-Wl$(comma)--disable-new-dtags$(comma)-rpath$(comma)'$(RPATH)')
 LIBS      = $(if $(DEPS),-L$(DEPS)/lib -Wl$(comma)--disable-new-dtags$(comma)-rpath$(comma)$(abspath $(DEPS))/lib) \
             $(LINK_RPATH) -lpcre2-8 -lisal -lzstd -lsnappy -lxxhash -lsodium -lutf8proc -lpthread -ldl
@@ -72,6 +74,9 @@ HOST         := $(call object,$(HOST_SOURCES))
 CPU          := $(call object,$(CPU_SOURCES))
 CUDA         := $(call object,$(filter-out $(COMM_CUDA),$(CUDA_SOURCES)) $(LAUNCHER_CUDA) \
                   $(if $(filter 1,$(NCCL)),$(COMM_CUDA) $(NCCL_LIBRARY),$(COMM_NONE)))
+# What runs before everything else must be in the program itself.
+AT_START     := $(call object,runtime/io/cpu_features.cpp)
+GPU_CODE     := $(if $(SHARED),$(BUILD)/lib/libtrain_gpt_cuda.so $(AT_START),$(HOST) $(CUDA))
 CPU_LIBS      = -ldnnl $(if $(filter 1,$(MPI)),$(MPI_LIBS)) $(LIBS)
 
 # The file system of the campaigns in test/faults is built where libfuse3 is.
@@ -89,7 +94,8 @@ GENCODE   := $(if $(filter native,$(ARCH)),-arch=native,\
                -gencode=arch=compute_$(PTX),code=compute_$(PTX))
 NVCCFLAGS  = -std=c++20 -O3 --expt-relaxed-constexpr -lineinfo -I. $(GENCODE) -Xptxas -v \
              $(if $(filter 1,$(WERROR)),-Werror all-warnings) \
-             -Xcompiler -Wall,-Wextra,-Wno-unused-parameter -DCUDA_ARCHITECTURES='"$(strip $(ARCH))"' $(NVCC_EXTRA)
+             -Xcompiler -Wall,-Wextra,-Wno-unused-parameter$(if $(SHARED),$(comma)-fPIC) \
+             -DCUDA_ARCHITECTURES='"$(strip $(ARCH))"' $(NVCC_EXTRA)
 GPU_LIBS  := $(if $(findstring mpi,$(LAUNCHER_CUDA)),$(MPI_LIBS)) $(CUDA_LIBS)
 
 CPU_PROGRAMS := train_gpt_cpu test_cpu test_pool_tsan test_corpora bench_cpu test_simt test_simt_tsan test_simt_asan \
@@ -121,18 +127,23 @@ $(call object,$(COMM_NONE)): $(BUILD)/features
 
 $(BUILD)/train_gpt_cpu: $(BUILD)/train_gpt.cu.o $(HOST) $(CPU) $(BUILD)/features
 	$(CXX) $(CXXFLAGS) -o $@ $(filter %.o,$^) $(CPU_LIBS)
-$(BUILD)/train_gpt: $(BUILD)/train_gpt.cu.o $(HOST) $(CUDA) $(BUILD)/features
-	$(CXX) $(CXXFLAGS) -o $@ $(filter %.o,$^) $(GPU_LIBS)
+$(BUILD)/train_gpt: $(BUILD)/train_gpt.cu.o $(GPU_CODE) $(BUILD)/features
+	$(CXX) $(CXXFLAGS) -o $@ $(filter %.o %.so,$^) $(GPU_LIBS)
 $(BUILD)/test_cpu: $(call object,$(TEST_SOURCES)) $(HOST) $(CPU) $(BUILD)/features
 	$(CXX) $(CXXFLAGS) -o $@ $(filter %.o,$^) $(CPU_LIBS) $(CATCH_LIBS)
-$(BUILD)/test_cuda: $(call object,$(OPS_TESTS)) $(HOST) $(CUDA) $(BUILD)/features
-	$(CXX) $(CXXFLAGS) -o $@ $(filter %.o,$^) $(GPU_LIBS) $(CATCH_LIBS)
+$(BUILD)/test_cuda: $(call object,$(OPS_TESTS)) $(GPU_CODE) $(BUILD)/features
+	$(CXX) $(CXXFLAGS) -o $@ $(filter %.o %.so,$^) $(GPU_LIBS) $(CATCH_LIBS)
 $(BUILD)/bench_cpu: $(call object,$(BENCH)) $(HOST) $(CPU) $(BUILD)/features
 	$(CXX) $(CXXFLAGS) -o $@ $(filter %.o,$^) $(CPU_LIBS)
-$(BUILD)/bench_cuda: $(call object,$(BENCH)) $(HOST) $(CUDA) $(BUILD)/features
-	$(CXX) $(CXXFLAGS) -o $@ $(filter %.o,$^) $(GPU_LIBS)
-$(BUILD)/bench_matmul_cuda: $(call object,$(BENCH_MATMUL) dev/bench_matmul.cu) $(HOST) $(CUDA) $(BUILD)/features
-	$(CXX) $(CXXFLAGS) -o $@ $(filter %.o,$^) $(GPU_LIBS)
+$(BUILD)/bench_cuda: $(call object,$(BENCH)) $(GPU_CODE) $(BUILD)/features
+	$(CXX) $(CXXFLAGS) -o $@ $(filter %.o %.so,$^) $(GPU_LIBS)
+$(BUILD)/bench_matmul_cuda: $(call object,$(BENCH_MATMUL) dev/bench_matmul.cu) $(GPU_CODE) $(BUILD)/features
+	$(CXX) $(CXXFLAGS) -o $@ $(filter %.o %.so,$^) $(GPU_LIBS)
+
+# It has no rpath of its own: the programs' RPATH is a DT_RPATH, which holds for the libraries that they load.
+$(BUILD)/lib/libtrain_gpt_cuda.so: $(filter-out $(AT_START),$(HOST)) $(CUDA) $(BUILD)/features
+	@mkdir -p $(@D)
+	$(CXX) $(CXXFLAGS) -shared -Wl,-soname,$(@F) -o $@ $(filter %.o,$^) $(filter-out -Wl%,$(GPU_LIBS))
 
 # The simulated GPU: the CUDA sources as C++ against test/simt, and the cases that test the CPU's ops. The simulator is
 # not under test: built without sanitizers and linked first, so that its inline functions are the ones that stay. Cases
@@ -286,7 +297,7 @@ gpu-check:  ## measure and prove the build on this machine's GPU: PART="measure 
 portability:  ## by hand, as root: build and test with g++ and clang of the next Debian release, in a chroot
 	dev/try_compilers.sh $(filter-out %_tsan %_asan,$(CPU_PROGRAMS))
 gpu-kit:  ## build/gpu_kit.tgz: prebuilt programs and scripts for a GPU machine that has only the driver and python3
-	$(MAKE) BUILD=$(BUILD)_kit ARCH="80 90a" PTX=80 MARCH=x86-64-v3 MPI=0 DEPS= RPATH='$$$$ORIGIN/lib' \
+	$(MAKE) BUILD=$(BUILD)_kit ARCH="80 90a" PTX=80 MARCH=x86-64-v3 MPI=0 DEPS= RPATH='$$$$ORIGIN/lib' SHARED=1 \
 	    NVCC_EXTRA=-compress-mode=size $(KIT_PROGRAMS:%=$(BUILD)_kit/%)
 	scripts/pack_gpu_kit.py $(BUILD)_kit $(BUILD)/gpu_kit.tgz $(KIT_PROGRAMS)
 busy-cores: $(BUILD)/train_gpt_cpu  ## step time next to busy loops: AGAINST= trainer, TORCH= python
@@ -310,6 +321,6 @@ clean:  ## remove build/
 help:   ## this list
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
 
-.PHONY: FORCE all programs run test interop faults soak fuzz check bench busy-cores flakiness gpu-check portability \
-        gpu-kit deps-folder install uninstall deb try-deb clean help
+.PHONY: FORCE all programs run test interop faults soak fuzz check bench busy-cores flakiness gpu-check \
+        portability gpu-kit deps-folder install uninstall deb try-deb clean help
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

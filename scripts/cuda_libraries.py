@@ -89,9 +89,16 @@ def dynamic_section(path):
 
 
 def needed_by(program):
-    """The CUDA libraries that a program was linked with, by soname."""
-    _, needed = dynamic_section(program)
-    return tuple(name for name in needed if name.split(".")[0] in NAMES)
+    """The CUDA libraries, by soname, that a program and the libraries in lib/ next to it were linked with."""
+    found, files = [], [Path(program)]
+    for file in files:
+        for name in dynamic_section(file)[1]:
+            own = Path(program).parent / "lib" / name
+            if name.split(".")[0] in NAMES and name not in found:
+                found.append(name)
+            elif own.exists() and own not in files:
+                files.append(own)
+    return tuple(found)
 
 
 def problem_of(path, soname):

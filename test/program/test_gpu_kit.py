@@ -133,11 +133,20 @@ class Libraries(unittest.TestCase):
                 with mock.patch.object(cuda_libraries, "LOCAL_TOOLKITS", "/nonexistent"):
                     self.assertIn(f"{LT} {why}", cuda_libraries.find((LT,), ()).missing[0])
 
+    def program_with_own_library(self):
+        """A program that needs the CUDA runtime only through a library in lib/ next to it, as the kit's do."""
+        own = self.dir / "kit/lib/libown.so"
+        with mock.patch.dict(os.environ, PATH=os.defpath):
+            make_library(own, own.name, "-Wl,--no-as-needed", f"{self.made.name}/{RUNTIME}")
+            make_library(self.dir / "kit/program", None, "-Wl,--no-as-needed", own)
+        return self.dir / "kit/program"
+
     def test_the_command_ends_with_69_where_nothing_can_run(self):
         program = self.dir / "program"
         with mock.patch.dict(os.environ, PATH=os.defpath):
             make_library(program, None, "-Wl,--no-as-needed", self.place("lib", RUNTIME) + "/" + RUNTIME)
         self.assertEqual(cuda_libraries.needed_by(program), (RUNTIME,))
+        self.assertEqual(cuda_libraries.needed_by(self.program_with_own_library()), (RUNTIME,))
         for path, code, words in ((self.dir / "lib", 0, f"{RUNTIME}: {self.dir}/lib/{RUNTIME}"),
                                   (self.dir, 69, f"{RUNTIME} (the CUDA runtime) was not found")):
             os.environ["LD_LIBRARY_PATH"] = str(path)
