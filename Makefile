@@ -18,7 +18,7 @@ SHARED   ?=
 # The newest heading of CHANGELOG.md has the same number. An archive without git: make REVISION=...
 VERSION  := 0.1.0
 REVISION := $(or $(shell git describe --always --dirty --abbrev=12 --exclude='*' 2> /dev/null),unknown)
-DATE     := $(shell git log -1 --format=%cs 2> /dev/null)
+DATE     := $(or $(shell git log -1 --format=%cs 2> /dev/null),$(shell date -r CHANGELOG.md +%F))
 PROGRAM_VERSION := $(VERSION) ($(REVISION)$(DATE:%=, %))
 
 comma    := ,
