@@ -1,36 +1,72 @@
-# Fresh Debians to try things in. Sourced by dev/try_*.sh; needs root and debootstrap. What is made lies in $folder,
-# which goes when the script ends. Packages come from where this machine's apt gets its own.
+# Fresh Debians to try things in. Sourced by .ci/run and dev/try_*.sh; needs root, debootstrap and unshare. The script
+# that sources it is started again in a mount namespace of its own: what it mounts ends with it, and nothing that it
+# removes is mounted from this machine. The Debians are in $folder, which is removed when the script ends; a script that
+# it starts shares them. Packages come from where this machine's apt gets its own.
 # shellcheck shell=bash
 
-folder=$(mktemp -d)
+for tool in debootstrap unshare; do
+    if ! command -v "$tool" > /dev/null; then
+        echo "$0: $tool is missing, which makes a fresh Debian: apt-get install debootstrap util-linux" >&2
+        exit 69
+    fi
+done
+if [ "$(id -u)" != 0 ]; then
+    echo "$0: only root can make a fresh Debian and mount in it" >&2
+    exit 77
+fi
+if [ -z "${CHROOTS:-}" ]; then
+    CHROOTS=$(mktemp -d)
+    export CHROOTS CHROOTS_OWNER=$$
+    exec unshare --mount --propagation private bash "$0" "$@"
+fi
+folder=$CHROOTS
 
-# What setup.sh and in_chroot mount in $1.
-unmount_chroot() {
-    local part
-    for part in proc sys dev/pts; do umount "$1/$part" 2> /dev/null || true; done
+# remove_chroot NAME
+remove_chroot() {
+    local root=$folder/$1
+    ! mountpoint -q "$root" || umount --recursive --lazy "$root"
+    rm -rf --one-file-system "$root"
 }
+# shellcheck disable=SC2317  # called by the trap
 remove_chroots() {
     local root
-    for root in "$folder"/*/; do unmount_chroot "${root%/}"; done
+    for root in "$folder"/*/; do remove_chroot "$(basename "$root")"; done
     rm -rf --one-file-system "$folder"
 }
-trap remove_chroots EXIT
+[ "$CHROOTS_OWNER" != $$ ] || trap remove_chroots EXIT
 
-# make_chroot RELEASE NAME [PACKAGE ...]: a minimal Debian of that release in $folder/NAME, with these packages.
-make_chroot() {
-    local release=$1 root=$folder/$2 mirror packages=''
+# make_base RELEASE: Debian as debootstrap leaves it, in $folder/base.RELEASE, once.
+make_base() {
+    local root=$folder/base.$1 mirror
+    [ ! -e "$root.done" ] || return 0
     # shellcheck disable=SC2016
     mirror=$(apt-get indextargets --format '$(CODENAME) $(REPO_URI)' 'Created-By: Packages' |
         sed -n '0,/^bookworm /s/^bookworm //p') # the archive has every release
     if [ -z "$mirror" ]; then
-        echo "this machine's apt has no source of Debian 12 (bookworm)" >&2
+        echo "$0: this machine's apt has no source of Debian 12 (bookworm)" >&2
         exit 69
     fi
-    [ $# = 2 ] || printf -v packages ',%s' "${@:3}"
-    set -- debootstrap --variant=minbase ${packages:+"--include=${packages#,}"} "$release" "$root" "$mirror"
+    set -- debootstrap --variant=minbase "$1" "$root" "$mirror"
     echo "== $*"
-    "$@" > "$root.log" || { tail "$root.log" && exit 69; }
+    "$@" > "$root.log" 2>&1 || { tail "$root.log" >&2 && exit 69; }
     cp /etc/resolv.conf "$root/etc/"
+    touch "$root.done"
+}
+
+# make_chroot RELEASE NAME [PACKAGE ...]: a minimal Debian of that release in $folder/NAME, with these packages. As in a
+# started system, /dev/shm is a tmpfs, and there are /dev/fuse and loop devices where this machine has them. What else
+# is mounted in a started system scripts/setup.sh mounts.
+make_chroot() {
+    local release=$1 root=$folder/$2 device
+    make_base "$release"
+    cp -a "$folder/base.$release" "$root"
+    mount --bind "$root" "$root" # a mount point, so that programs in it can have mount namespaces of their own
+    mount -t tmpfs -o mode=1777 tmpfs "$root/dev/shm"
+    for device in fuse loop-control loop{0..7}; do
+        [ ! -e "/dev/$device" ] || cp -a "/dev/$device" "$root/dev/"
+    done
+    [ $# = 2 ] || in_chroot "$2" sh -c 'apt-get update && apt-get install -y --no-install-recommends "$@"' sh "${@:3}" \
+        > "$root.log" 2>&1 || { tail "$root.log" >&2 && exit 69; }
 }
 
 # clone_into NAME: the last commit, not the working tree, as $folder/NAME/train_gpt.

@@ -7,8 +7,8 @@
 # Needs root, debootstrap and 6 GB in TMPDIR. Ends with a table of compilers, libraries and results; the exit code is 0
 # only if all passed.
 set -euo pipefail
+. "$(dirname "$0")/chroot.sh"
 cd "$(dirname "$0")/.."
-. dev/chroot.sh
 release=trixie
 tests=(build/test_cpu build/test_simt 'python3 test/program test_commands test_resume test_simulated test_nccl_library')
 

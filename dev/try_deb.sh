@@ -6,10 +6,10 @@
 #
 # Needs root, debootstrap and 2 GB in TMPDIR. The exit code is 0 only if all was as it must be.
 set -euo pipefail
+. "$(dirname "$0")/chroot.sh"
 cd "$(dirname "$0")/.."
 # shellcheck disable=SC2012  # names without blanks, by time
 package=$(realpath "$(ls -t "${1:-build}"/train-gpt_*.deb | head -n 1)")
-. dev/chroot.sh
 worst=0
 
 # expect CODE TEXT USER COMMAND: regular expressions of the command's exit code and of what it prints.

@@ -9,8 +9,8 @@
 # that failed.
 set -euo pipefail
 text=$(realpath -e -- "$1")
+. "$(dirname "$0")/chroot.sh"
 cd "$(dirname "$0")/.."
-. dev/chroot.sh
 
 make_chroot bookworm root
 clone_into root

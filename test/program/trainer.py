@@ -71,7 +71,7 @@ def trainers_in(folder, program=TRAINER):
         try:
             command = (process / "cmdline").read_bytes().split(b"\0")
             starts_ranks = b"--nproc" in command or b"--supervise" in command
-            is_here = os.readlink(process / "cwd") == os.path.realpath(folder)
+            is_here = os.path.samefile(process / "cwd", folder)  # names differ between mount namespaces
             if command[0] == bytes(program) and is_here and not starts_ranks:
                 found.append(int(process.name))
         except OSError:  # it has ended meanwhile
