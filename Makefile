@@ -269,6 +269,7 @@ $(NVCC_OBJECTS): SHELL := bash
 $(call object,test/ptx_probe/hopper.cu test/ptx_probe/tensor_copies.cu): GENCODE = -gencode=arch=compute_90a,code=sm_90a
 
 programs: $(PROGRAMS)  ## every program that this machine can build: trainers, tests, benchmarks, probes
+gpu-programs: $(addprefix $(BUILD)/,$(GPU_PROGRAMS))  ## of these, what needs nvcc, for every GPU of ARCH
 run:    ## the quickstart: install, build, train on the King James text, print samples
 	scripts/quickstart.sh
 test:   ## install what is missing and run every test
@@ -321,6 +322,6 @@ clean:  ## remove build/
 help:   ## this list
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
 
-.PHONY: FORCE all programs run test interop faults soak fuzz check bench busy-cores flakiness gpu-check \
+.PHONY: FORCE all programs gpu-programs run test interop faults soak fuzz check bench busy-cores flakiness gpu-check \
         portability gpu-kit deps-folder install uninstall deb try-deb clean help
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

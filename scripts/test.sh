@@ -1,13 +1,25 @@
 #!/usr/bin/env bash
-# Installs what is missing, builds everything and runs every test. The last line is "N passed, N failed"; the exit code
-# is 0 only if something passed and nothing failed.
+# Installs what is missing, builds everything and runs every test:
+#
+#   scripts/test.sh [--quick]
+#
+# With --quick a few tests of every kind, in three minutes after the build. The last line is "N passed, N failed", with
+# ", N skipped" if a test could not run on this machine; each skipped test prints its reason. The exit code is 0 only if
+# something passed and nothing failed, 64 for wrong arguments.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 passed=0
 failed=0
+skipped=0
+if [ $# -gt 1 ] || [ "${1:---quick}" != --quick ]; then
+    echo "usage: scripts/test.sh [--quick]" >&2
+    exit 64
+fi
 
 finish() {
-    echo "$passed passed, $failed failed"
+    local more=''
+    [ "$skipped" = 0 ] || more=", $skipped skipped"
+    echo "$passed passed, $failed failed$more"
     [ "$passed" != 0 ] && [ "$failed" = 0 ]
     exit
 }
@@ -26,6 +38,7 @@ count() {
     good=$(sed -n 's/^All tests passed (.* in \([0-9]*\) test case.*/\1/p
                    s/^test cases:.*| *\([0-9]*\) passed.*/\1/p' "$output")
     bad=$(sed -n 's/^test cases:.*| *\([0-9]*\) failed.*/\1/p' "$output")
+    skipped=$((skipped + $(grep -c '^skipped: ' "$output")))
     passed=$((passed + ${good:-0}))
     failed=$((failed + ${bad:-0}))
     if [ "$code" != 0 ] && [ "${bad:-0}" = 0 ] || [ "${good:-0}${bad:-0}" = 00 ]; then failed=$((failed + 1)); fi
