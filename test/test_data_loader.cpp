@@ -209,6 +209,18 @@ TEST_CASE_METHOD(LoaderFixture, "loader: a bad token is reported when its batch 
     CHECK(window_in_row(loader.next(), options, 0) == 3);
 }
 
+TEST_CASE_METHOD(LoaderFixture, "loader: each shard of a window that spans several is watched") {
+    // Of length 45, window 0 has the tokens 0 to 45, and the shards end at 41, 48 and 103.
+    const LoaderOptions options = {.seq_len = 45, .batch = 1, .order = SampleOrder::once};
+    for (size_t changed = 0; changed < 3; changed++) {
+        const TokenStream tokens = stream();
+        std::filesystem::last_write_time(paths_[changed], std::filesystem::file_time_type::clock::now());
+        Loader loader(tokens, options);
+        if (changed == 2) loader.next();
+        expect_error(Exit::data, {paths_[changed], "has been written to"}, [&] { loader.next(); });
+    }
+}
+
 TEST_CASE_METHOD(LoaderFixture, "loader: too few tokens for one micro-batch of all ranks") {
     TokenStream tokens = stream();
     expect_error(Exit::config, {"part0_000000.bin and 2 more", "103 tokens", "25 sequences", "seq_len 4", "26"},

@@ -37,7 +37,8 @@ std::vector<int> first_tokens(const Mixture& data, uint64_t begin, uint64_t end,
             const Batch read = loader.next();
             for (int row = 0; row < batch; row++) {
                 if (at + uint64_t(row) < first.size()) first[at + uint64_t(row)] = read.inputs[row * 4];
-                for (int t = 0; t < 4; t++) CHECK(read.targets[row * 4 + t] == read.inputs[row * 4] + t + 1);
+                for (int t = 0; t < 4; t++)
+                    CHECKED_ELSE(read.targets[row * 4 + t] == read.inputs[row * 4] + t + 1) FAIL("another target");
             }
         }
     }
@@ -80,18 +81,35 @@ TEST_CASE_METHOD(MixtureFixture, "mixture: a sample far into a run is found at o
     CHECK(same < 600);  // 0.5^2 + 0.3^2 + 0.2^2 of them by chance
 }
 
-TEST_CASE_METHOD(MixtureFixture, "mixture: each epoch of each stream has every window once", "[data]") {
-    const std::vector<int> first = first_tokens(mixture(), 0, 400, 1, 4);
-    std::map<int, std::vector<int>> windows;  // by stream, in the order in which they came
-    for (int token : first) windows[token / 10'000].push_back(token % 10'000);
-    for (const auto& [number, tokens, least_epochs] : {std::tuple{0, 25, 7}, {1, 10, 11}, {2, 1, 60}}) {
-        INFO("stream " << number);
-        CHECK(int(windows[number].size()) > least_epochs * tokens);
-        // In one block the places are permuted, so epochs are told apart by the count of each window.
-        std::map<int, int> times;
-        for (int window : windows[number]) times[window]++;
-        CHECK(int(times.size()) == tokens);
+TEST_CASE_METHOD(MixtureFixture, "mixture: each epoch of each stream has every window once, in an order of its own",
+                 "[data]") {
+    constexpr uint64_t kBlock = 1 << 16;
+    // The first two have 25 windows each.
+    const Mixture data({stream(0, 103), stream(1, 103), stream(2, 7)}, {5, 3, 2});
+    const std::vector<int> first = first_tokens(data, 0, kBlock, 1, 32);
+    std::map<size_t, std::map<uint64_t, int>> windows;  // by stream and the sample's index in it
+    for (uint64_t sample = 0; sample < kBlock; sample++) {
+        const SampleSource source = data.source_of(sample, kSeed);
+        windows[source.stream][source.index] = first[sample] % 10'000;
     }
+    const auto epoch = [&](size_t number, uint64_t which, uint64_t length) {
+        const auto begin = windows[number].lower_bound(which * length);
+        std::vector<int> order;
+        for (auto at = begin; order.size() < length; at++) order.push_back(at->second);
+        return order;
+    };
+    for (const auto& [number, length] : {std::pair<size_t, uint64_t>{0, 25}, {1, 25}, {2, 1}}) {
+        INFO("stream " << number);
+        const uint64_t epochs = windows[number].size() / length;
+        REQUIRE(epochs > 700);
+        for (uint64_t i = 0; i < epochs; i++) {
+            const std::vector<int> order = epoch(number, i, length);
+            if (std::set(order.begin(), order.end()).size() != length) FAIL("epoch " << i << " repeats a window");
+            const bool may_repeat = length == 1 || i == 0;
+            if (!may_repeat && order == epoch(number, i - 1, length)) FAIL("epoch " << i << " repeats an order");
+        }
+    }
+    for (uint64_t i = 0; i < 10; i++) CHECK(epoch(0, i, 25) != epoch(1, i, 25));
 }
 
 TEST_CASE_METHOD(MixtureFixture, "mixture: the samples are the same on any number of ranks, and from any cursor",
