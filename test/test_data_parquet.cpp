@@ -61,6 +61,34 @@ TEST_CASE("parquet: a run's value has no more bits than its width says") {
                  [] { read_column("test/fuzz/corpus/parquet/found_wide_level"); });
 }
 
+TEST_CASE("parquet: a column chunk has only its own dictionary") {
+    TemporaryDirectory directory;
+    std::string bytes = read_file(recorded("dictionary"));
+    // The type of the third chunk's dictionary page becomes that of an index page, which is skipped.
+    const size_t page = bytes.rfind("\x15\x04\x15\x86");
+    REQUIRE(page != bytes.npos);
+    bytes[page + 1] = 0x02;
+    write_bytes(directory / "x.parquet", bytes);
+    expect_error(Exit::data, {"x.parquet", "refers to a dictionary, but there is none"},
+                 [&] { read_column(directory / "x.parquet"); });
+}
+
+TEST_CASE("parquet: a page of nulls alone needs no width of indices after its levels") {
+    using namespace std::string_literals;
+    const std::string dictionary = "\x15\x04\x15\x00\x15\x00\x4c\x15\x00\x15\x00\x00\x00"s;  // of no values
+    const std::string levels = "\x02\x00\x00\x00\x06\x00"s;                                 // a run of three times 0
+    const std::string page = "\x15\x00\x15\x0c\x15\x0c\x2c\x15\x06\x15\x10\x15\x06\x15\x06\x00\x00"s + levels;
+    REQUIRE(dictionary.size() == 13);
+    REQUIRE(page.size() == 23);
+    const std::string schema = "\x19\x2c\x48\x04root\x15\x02\x00\x15\x0c\x25\x02\x18\x04text\x00"s;
+    // Not compressed, 3 values, 36 bytes, the page at 17, the dictionary at 4.
+    const std::string chunk = "\x26\x08\x1c\x45\x00\x16\x06\x26\x48\x26\x22\x26\x08\x00\x00"s;
+    const std::string metadata = "\x15\x02"s + schema + "\x16\x06\x19\x1c\x19\x1c"s + chunk + "\x00\x00"s;
+    TemporaryDirectory directory;
+    write_bytes(directory / "x.parquet", "PAR1" + dictionary + page + metadata + char(metadata.size()) + "\0\0\0PAR1"s);
+    CHECK(read_column(directory / "x.parquet").empty());
+}
+
 TEST_CASE("parquet: damaged files are refused or read, and never do harm") {
     TemporaryDirectory directory;
     const std::string path = directory / "x.parquet";

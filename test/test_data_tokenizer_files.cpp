@@ -177,6 +177,20 @@ TEST_CASE("tokenizer files: llm.c's file, cut short or damaged") {
     expect(twice, {"tokens 97 and 98 are both \"b\""});
 }
 
+TEST_CASE("tokenizer files: llm.c's merges are found in tokens of merged tokens") {
+    TemporaryDirectory directory;
+    std::vector<std::string> tokens;
+    for (int32_t id = 0; id < 256; id++) tokens.push_back(Tokenizer::bytes().token(id));
+    // "ab" and "cd" are merged within "abcd" before they are merged with each other.
+    for (const char* token : {"ab", "cd", "abcd", "abcde", "<|endoftext|>"}) tokens.push_back(token);
+    write_bytes(directory / "tokenizer.bin", llmc_bytes(Tokenizer(tokens, {}, {260}, "made")));
+    const Tokenizer tokenizer = Tokenizer::load(directory / "tokenizer.bin");
+    const std::vector<Merge>& merges = tokenizer.merges();
+    REQUIRE(merges.size() == 4);
+    CHECK(merges[2].key() == Merge{256, 257}.key());
+    CHECK(merges[3].key() == Merge{258, 'e'}.key());
+}
+
 TEST_CASE("tokenizer files: no flipped byte does more harm than an error") {
     TemporaryDirectory directory;
     std::string path = directory / "tokenizer.json";
