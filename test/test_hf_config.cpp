@@ -84,6 +84,21 @@ TEST_CASE("a config.json that describes another model is refused by key", "[conf
     }
 }
 
+// The defaults of transformers' LlamaConfig, Qwen2Config and Qwen3Config.
+TEST_CASE("what a config.json leaves out is the architecture's default", "[config]") {
+    for (const auto& [family, head_size, kv_heads, positions] :
+         {std::tuple{ModelFamily::llama, 0, 6, 2048}, {ModelFamily::qwen2, 0, 32, 32768},
+          {ModelFamily::qwen3, 128, 32, 32768}}) {
+        INFO(name_of(family));
+        Json config = example(family);
+        for (const char* key : {"head_dim", "num_key_value_heads", "max_position_embeddings"}) config.erase(key);
+        const Config::Model model = hf_model(config, "config.json");
+        CHECK(model.head_size == head_size);
+        CHECK(model.n_kv_head == kv_heads);
+        CHECK(model.n_positions == positions);
+    }
+}
+
 TEST_CASE("rotary embedding's settings are read from both places that transformers has for them", "[config]") {
     const Json parameters = {
         {"rope_type", "llama3"},  {"factor", 8.0},           {"original_max_position_embeddings", 16},
