@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <future>
 
 namespace {
 
@@ -47,6 +48,21 @@ SystemFault::~SystemFault() { active().store(nullptr); }
 
 void SystemFault::wait_until_met() const {
     while (!is_met) ::usleep(1000);
+}
+
+bool stop_at_sync(const std::string& path_part, const std::function<void()>& action,
+                  const std::function<void()>& at_sync) {
+    std::future<void> running;
+    bool is_met = false;
+    {
+        const SystemFault hang(SystemCall::sync, path_part, 0);
+        running = std::async(std::launch::async, action);
+        while (!hang.is_met && running.wait_for(std::chrono::milliseconds(1)) != std::future_status::ready) continue;
+        is_met = hang.is_met;
+        if (is_met) at_sync();
+    }
+    running.get();
+    return is_met;
 }
 
 // These take the place of the C library's functions in the program that they are linked into.

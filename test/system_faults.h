@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <string>
 
 enum class SystemCall {
@@ -27,3 +28,8 @@ public:
     void wait_until_met() const;  // until some call hangs
     mutable std::atomic<bool> is_met = false;
 };
+
+// Runs an action in a thread until it syncs a file or directory whose path contains `path_part`, calls at_sync() and
+// lets it continue to its end, with its exception. Returns false if it ended without such a sync.
+bool stop_at_sync(const std::string& path_part, const std::function<void()>& action,
+                  const std::function<void()>& at_sync);

@@ -200,6 +200,20 @@ TEST_CASE("a run can continue from the checkpoint of any step") {
         has_only(checkpoints_directory(run.path()), {"step_00000010", "step_00000020", "superseded.step_00000030.1"}));
 }
 
+TEST_CASE("a checkpoint that is set aside stays so after a power cut") {
+    TemporaryDirectory run;
+    save_toy(run.path(), 1, ToyModel(1, kShapes));
+    bool is_over = false;
+    const auto put_aside = [&] {
+        set_aside(run.path(), 1, "superseded");
+        is_over = true;
+    };
+    CHECK(stop_at_sync(checkpoints_directory(run.path()), put_aside, [&] {
+        CHECK_FALSE(is_over);
+        CHECK(has_only(checkpoints_directory(run.path()), {"superseded.step_00000001.1"}));
+    }));
+}
+
 TEST_CASE("a checkpoint that cannot be read gives way to the older one and stays as it is") {
     for (const char* file : {"shard_0000.bin", "MANIFEST.json", "COMMIT"}) {
         INFO(file);

@@ -205,6 +205,22 @@ TEST_CASE("a log is cut in place where the lines that count are its beginning", 
     CHECK_FALSE(inode_after(json_line(record_of(1)) + "\n\n" + json_line(record_of(2)) + "\n"));
 }
 
+TEST_CASE("what a resumed run cuts off its logs does not come back after a power cut", "[log]") {
+    TemporaryDirectory directory;
+    {
+        RunLog log(directory.path(), 0);
+        write_steps(log, 1, 12);
+    }
+    for (const auto& [name, step] : {std::pair{"metrics.jsonl", 6}, {"main.log", 3}}) {
+        const std::string path = directory / name, whole = read_file(path);
+        CHECK(stop_at_sync(path, [&] { RunLog(directory.path(), step); }, [&] {
+            const std::string cut = read_file(path);
+            CHECK(cut.size() < whole.size());
+            CHECK(whole.starts_with(cut));
+        }));
+    }
+}
+
 TEST_CASE("a log that cannot be read is left as it is", "[log]") {
     TemporaryDirectory directory;
     std::filesystem::create_directories(directory / "metrics.jsonl");

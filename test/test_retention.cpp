@@ -1,8 +1,7 @@
-#include <algorithm>
-
-#include "kernels/numeric.h"
-#include "runtime/checkpoint/checkpoint.h"
 #include "test/expect_error.h"
+#include "test/system_faults.h"
+#include "test/temporary_directory.h"
+#include "test/toy_checkpoint.h"
 
 namespace {
 
@@ -147,6 +146,18 @@ TEST_CASE("retention keeps the checkpoint that a run that diverges goes back to"
           std::vector<int64_t>{10});
     CHECK(steps_to_delete({saved(20), saved(27), saved(30, false), saved(40)}, "own", wanted) ==
           std::vector<int64_t>{20, 27, 30});
+}
+
+TEST_CASE("a checkpoint's new name is on the disk before its files are deleted") {
+    TemporaryDirectory run;
+    for (const int step : {1, 2}) save_toy(run.path(), step, ToyModel(1, {{3}}));
+    const std::string doomed = checkpoints_directory(run.path()) + "/deleting.step_00000001";
+    const auto retain = [&] { apply_retention(run.path(), "run-a", {.keep = 1}); };
+    CHECK(stop_at_sync(checkpoints_directory(run.path()), retain, [&] {
+        CHECK(list_directory(doomed).size() == 3);
+        CHECK(committed_steps(run.path()) == std::vector<int64_t>{2});
+    }));
+    CHECK_FALSE(directory_exists(doomed));
 }
 
 TEST_CASE("the lowest validation loss is the first of equals, and never one that is not a number") {
