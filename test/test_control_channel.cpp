@@ -239,6 +239,22 @@ TEST_CASE("control: an error of one rank is quoted by the others", "[control]") 
     }
 }
 
+TEST_CASE("control: of two errors the first is quoted", "[control]") {
+    RankProcesses ranks(4);
+    start_training(ranks, quick(), [](const RankEnvironment& environment, ControlChannel& control) {
+        control.all_gather("", "the beginning");
+        if (environment.rank != 1 && environment.rank != 2) return;
+        if (environment.rank == 2) ::usleep(200'000);
+        const Exit code = environment.rank == 1 ? Exit::data : Exit::io;
+        control.leave_with_error(code, environment.rank == 1 ? "the first" : "the second");
+        ::_exit(int(code));
+    });
+    for (const int rank : {0, 3}) {
+        CHECK(ranks.wait(rank) == int(Exit::peer_lost));
+        CHECK(contains(ranks.printed(rank), "left with exit code 65: the first"));
+    }
+}
+
 TEST_CASE("control: an error that follows from a death does not hide the death", "[control]") {
     RankProcesses ranks(3);
     start_training(ranks, quick(), [](const RankEnvironment& environment, ControlChannel& control) {

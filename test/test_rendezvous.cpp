@@ -234,6 +234,21 @@ TEST_CASE("rendezvous: rank 0 rejects a recorded reply and authenticates itself"
     expect_printed(ranks, 0, Exit::peer_lost, {"rank 1 on elsewhere (pid 4242) died"});
 }
 
+TEST_CASE("rendezvous: a rank outside the run is refused", "[control]") {
+    for (const int rank : {2, -1}) {
+        RankProcesses ranks(2);
+        const RankEnvironment environment = ranks.environment_of(1);
+        ranks.start(ranks.environment_of(0), [](const RankEnvironment& mine) { return connect_and_leave(mine, 15); });
+        std::string reason, version, nonce, sentence;
+        Connection connection(connect_to(loopback(environment.master_port), Clock::now() + seconds(5), reason), 1000);
+        REQUIRE(unpack(receive(connection)->fields, version, nonce));
+        const std::string key = pack(version, environment.token, environment.run_id, "");
+        const std::string hello = pack(rank, 2, "elsewhere", 4242, "mine");
+        connection.send(MessageKind::hello, pack(hello, hmac_sha256(key, pack("rank", nonce, hello))));
+        expect_printed(ranks, 0, Exit::config, {format("rank %d on elsewhere (pid 4242)", rank)});
+    }
+}
+
 TEST_CASE("rendezvous: a rank does not join a listener that does not know the token", "[control]") {
     RankProcesses ranks(2);
     const FileDescriptor listener = listen_on_loopback();

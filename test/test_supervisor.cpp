@@ -129,6 +129,28 @@ TEST_CASE("supervisor: ranks that do not begin are named", "[supervisor]") {
     CHECK(hang_of(reports, 20) == "2 of 3 ranks have not begun within 0.2 s (parallel.start_timeout_s): missing 8, 10");
 }
 
+TEST_CASE("supervisor: reports of other ranks and of an earlier start do not count", "[supervisor]") {
+    ControlSettings settings = quick();
+    settings.start_s = 0.4;
+    const std::string none = "2 of 2 ranks have not begun within 0.4 s (parallel.start_timeout_s): missing 2, 3";
+    RankReports reports(2, 2, false, settings);
+    RankEnvironment environment;
+    environment.supervisor = reports.name();
+    for (const int rank : {1, 4}) {
+        environment.rank = rank;
+        const RankReporter reporter(environment, std::make_shared<RankActivity>(), 0.02);
+        CHECK(hang_of(reports, 20) == none);
+        reports.begin();
+    }
+    environment.rank = 2;
+    {
+        const RankReporter reporter(environment, std::make_shared<RankActivity>(), 0.02);
+        ::usleep(100'000);
+    }
+    reports.begin();
+    CHECK(hang_of(reports, 20) == none);
+}
+
 TEST_CASE("supervisor: a launcher that goes on long after a rank has ended hangs", "[supervisor]") {
     ControlSettings settings = quick();
     settings.silence_s = 1.5;
