@@ -50,3 +50,26 @@ TEMPLATE_TEST_CASE("dropout: parts of packs, odd addresses, in place", "[ops]", 
         }
     }
 }
+
+TEMPLATE_TEST_CASE("dropout: what is dropped is 0, whatever it was", "[ops]", float, bf16, fp16) {
+    using T = TestType;
+    constexpr size_t kCount = 264;
+    Array<uint64_t> keys = keys_of(1);
+    const ops::DropoutMask mask{.keys = keys.on(OnHost()), .threshold = ops::dropout_threshold(0.5), .site = 3};
+    std::vector<double> values(kCount, 1.0);
+    const double never[] = {INFINITY, -INFINITY, NAN};
+    for (size_t i = 0; i < kCount; i++)
+        if (!mask.is_kept(mask.keys[0], i)) values[i] = never[i % 3];
+    Stored<T> inp("inp", Role::input, values), out("out", Role::output, nans(kCount));
+    ops::DropoutMask on_device = mask;
+    on_device.keys = keys.on(OnDevice<T>());
+    ops::dropout({.out = out.on(OnDevice<T>()),
+                  .inp = inp.on(OnDevice<T>()),
+                  .mask = on_device,
+                  .batch = 1,
+                  .count = kCount},
+                 Stream());
+    std::vector<T> expected;
+    for (size_t i = 0; i < kCount; i++) expected.push_back(ref::store<T>(values[i] == 1 ? 2 : 0));
+    check_same_bits(out, expected);
+}
