@@ -14,12 +14,14 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <climits>
 #include <csignal>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <stdexcept>
 
 #include "test/faults/rules.h"
@@ -78,6 +80,18 @@ std::string path_of(const char* name) { return path_of(AT_FDCWD, name); }
     for (;;) ::kill(::getpid(), SIGKILL);
 }
 
+// How far the monotonic clock is ahead.
+std::atomic<time_t>& seconds_ahead() {
+    static std::atomic<time_t> seconds = 0;
+    return seconds;
+}
+
+void delay(const Fault& fault) {
+    if (fault.kind == Fault::late) seconds_ahead() += time_t(fault.seconds);
+    if (fault.kind == Fault::hang || fault.kind == Fault::late)
+        sleep_for(fault.kind == Fault::late ? 1 : fault.seconds);
+}
+
 void write_log(const char* call, const std::string& path, long result, const std::string& detail,
                const void* bytes = nullptr, size_t count = 0) {
     constexpr char kDigits[] = "0123456789abcdef";
@@ -100,7 +114,7 @@ Result faulty(const char* call, const std::string& path, Result failed, Run run,
     const int before = errno;
     const Fault fault = injector().rules.next(call, path, injector().rank);
     if (fault.kind == Fault::kill) die();
-    if (fault.kind == Fault::hang) sleep_for(fault.seconds);
+    delay(fault);
     errno = fault.kind == Fault::fail ? fault.error : before;
     if (fault.kind == Fault::fail) return failed;
     const Result result = run();
@@ -119,7 +133,7 @@ ssize_t faulty_transfer(const char* call, int file, Byte* bytes, size_t count, c
     const std::string path = path_of(file);
     const Fault fault = injector().rules.next(call, path, injector().rank);
     if (fault.kind == Fault::kill) die();
-    if (fault.kind == Fault::hang) sleep_for(fault.seconds);
+    delay(fault);
     errno = fault.kind == Fault::fail ? fault.error : before;
     if (fault.kind == Fault::fail) return -1;
     if (fault.kind == Fault::shorten) count = (count + 1) / 2;
@@ -278,6 +292,12 @@ int statvfs(const char* path, struct statvfs* status) noexcept {
 
 int flock(int file, int operation) noexcept {
     return faulty("flock", path_of(file), -1, [&] { return next<decltype(::flock)>("flock")(file, operation); });
+}
+
+int clock_gettime(clockid_t clock, timespec* time) noexcept {
+    const int result = next<decltype(::clock_gettime)>("clock_gettime")(clock, time);
+    if (clock == CLOCK_MONOTONIC && result == 0) time->tv_sec += seconds_ahead();
+    return result;
 }
 
 int fflush(FILE* stream) {

@@ -36,6 +36,7 @@ Fault fault_named(const std::string& name) {
     for (const auto& [kind_name, kind] : kKinds)
         if (name == kind_name) return {kind};
     if (name.starts_with("hang:")) return {Fault::hang, 0, std::stod(name.substr(5))};
+    if (name.starts_with("late:")) return {Fault::late, 0, std::stod(name.substr(5))};
     throw std::invalid_argument("unknown action " + name);
 }
 

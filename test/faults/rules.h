@@ -9,7 +9,8 @@
 //   rate     each operation is concerned with this probability, drawn from `seed`; then nth and times do not apply
 //   rank     only in the process of this rank
 //   action   an errno's name, short (half of the bytes are moved), flip (one bit of the bytes changes), kill and
-//            kill_after (SIGKILL before and after the operation), hang:SECONDS, log (of all; inject.cpp only)
+//            kill_after (SIGKILL before and after the operation), hang:SECONDS, late:SECONDS (hangs for one, in which
+//            the monotonic clock goes on by so many; inject.cpp only), log (of all; inject.cpp only)
 //
 // Of several rules that concern an operation the first one decides; all of them count it.
 #pragma once
@@ -20,9 +21,9 @@
 #include <vector>
 
 struct Fault {
-    enum Kind { none, fail, shorten, flip, kill, kill_after, hang, log } kind = none;
+    enum Kind { none, fail, shorten, flip, kill, kill_after, hang, late, log } kind = none;
     int error = 0;  // errno of `fail`
-    double seconds = 0;
+    double seconds = 0;  // of `hang` and `late`
 };
 
 struct FaultRule {

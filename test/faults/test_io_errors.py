@@ -1,9 +1,12 @@
 """Errors of the file system at every operation of a run: no committed step is lost, and the run continues."""
 import itertools
+import os
 import re
 import shutil
+import subprocess
 
 from campaign import ERRORS, FOREGROUND, LAST_STEP, NANO, OPTIONS, Campaign, sample
+from trainer import wait_until
 
 
 class IoErrors(Campaign):
@@ -140,6 +143,50 @@ class IoErrors(Campaign):
                 self.assertEqual(outcome.code, 74, outcome)
                 self.assertRegex(outcome.error, r"cannot read .*data/train_000000.bin: Input/output error")
                 self.assertRegex(outcome.out, r"the last save failed: cannot create .*No space left on device")
+
+    def test_only_the_third_failed_save_in_a_row_ends_the_run(self):
+        self.write_config(**{**NANO, "checkpoint_every_steps": 2})
+        failures = [f"call=mkdir,path=*/checkpoints/tmp.0000000{step}.*,action=ENOSPC" for step in (2, 4, 8)]
+        outcome = self.start("case", *FOREGROUND, faults=";".join(failures))
+        self.assertEqual(outcome.code, 0, outcome)
+        self.assertEqual(re.findall(r"save failed (\d) of 3 times", outcome.out), ["1", "2", "1"])
+        self.drop("case")
+        failures.append("call=mkdir,path=*/checkpoints/tmp.00000006.*,action=ENOSPC")
+        outcome = self.start("case", *FOREGROUND, faults=";".join(failures))
+        self.assertEqual(outcome.code, 74, outcome)
+        self.assertEqual(len(self.records("case", "train")), 6)
+
+    def test_a_save_that_takes_long_is_warned_of_once(self):
+        self.write_config(**{**NANO, "train_max_steps": 600, "checkpoint_every_steps": 400, "checkpoint_keep": 1,
+                             "eval_every_steps": 0, "sample_every_steps": 0})
+        # For the program half a minute passes, as by another clock.
+        outcome = self.start("case", faults="call=fsync,path=*/tmp.00000400*/shard_0000.bin,action=late:31")
+        self.assertEqual(outcome.code, 0, outcome)
+        self.assertEqual(outcome.out.count("the save of step 400 has been under way for"), 1, outcome)
+
+    def test_the_log_of_a_step_is_on_the_disk_before_its_checkpoint_is_committed(self):
+        operations = self.operations("whole", *FOREGROUND)
+        commits = [i for i, operation in enumerate(operations)
+                   if operation.call == "rename" and "/step_" in operation.detail]
+        self.assertEqual(len(commits), LAST_STEP // 3)
+        for name in ("metrics.jsonl", "main.log"):
+            for commit in commits:
+                calls = [operation.call for operation in operations[:commit] if operation.path.endswith("/" + name)]
+                self.assertEqual(calls[-1], "fsync", name)
+
+    def test_a_run_on_a_disk_without_locks_shows_signs_of_life(self):
+        self.write_config(**{**NANO, "train_max_steps": 10**6, "checkpoint_every_steps": 200, "eval_every_steps": 0,
+                             "sample_every_steps": 0})
+        # During each save 11 seconds pass, as by another clock: the signs are 10 apart.
+        faults = "call=flock,times=all,action=ENOSYS;call=fsync,path=*/tmp.*/shard_0000.bin,times=all,action=late:11"
+        process = subprocess.Popen(self.command("case"), cwd=self.dir, stdout=subprocess.DEVNULL,
+                                   env=self.environment(faults))
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        wait_until(lambda: list(self.dir.glob("case/checkpoints/step_*")), "no checkpoint")
+        lock = self.dir / "case/lock"
+        os.utime(lock, (0, 0))
+        wait_until(lambda: lock.stat().st_mtime > 0, "no sign of life", 20)
 
     def test_training_goes_on_beside_a_save_that_hangs(self):
         """With --long for so long that the run warns of it."""
