@@ -76,13 +76,16 @@ bool wait_for_save(TrainingRun& run, double limit_s, bool must_succeed) {
 }
 
 // The lines of a committed step are on disk before it is committed.
-SaveStats save_in_foreground(const TrainingRun& run) {
+void save_in_foreground(const TrainingRun& run, BackgroundSave::Result& result) {
     const std::string& dir = run.config.run.dir;
     run_on_rank_0(run.comm, "sync the logs", [&] { run.log->sync(); });
-    const SaveStats stats = save_checkpoint(dir, run.comm, run.state, run.gpt.saved_tensors());
-    run_on_rank_0(run.comm, "delete older checkpoints",
-                  [&] { apply_retention(dir, run.state.run_id, retention_of(run.config)); });
-    return stats;
+    result.stats = save_checkpoint(dir, run.comm, run.state, run.gpt.saved_tensors());
+    if (run.comm.rank != 0) return;
+    try {
+        apply_retention(dir, run.state.run_id, retention_of(run.config));
+    } catch (const Error& failure) {  // the checkpoint is committed
+        result.warning = format("older checkpoints could not be deleted: %s", failure.what());
+    }
 }
 
 }  // namespace
@@ -112,7 +115,7 @@ void save(TrainingRun& run, bool must_succeed) {
         if (is_asynchronous)
             run.background_save.begin(run.state, run.gpt.saved_tensors(), [log = run.log] { log->sync(); });
         else
-            result.stats = save_in_foreground(run);
+            save_in_foreground(run, result);
     } catch (const Error& error) {
         result.error = error;
     }

@@ -174,6 +174,19 @@ class IoErrors(Campaign):
                 calls = [operation.call for operation in operations[:commit] if operation.path.endswith("/" + name)]
                 self.assertEqual(calls[-1], "fsync", name)
 
+    def test_checkpoints_that_cannot_be_deleted_cost_no_save(self):
+        self.write_config(**{**NANO, "checkpoint_keep": 1})
+        self.start("whole")
+        for flags in ([], FOREGROUND):
+            with self.subTest(flags=flags):
+                self.drop("case")
+                outcome = self.start("case", *flags, faults="call=rename,path=*/step_0*,times=all,action=EIO")
+                self.assertEqual(outcome.code, 0, outcome)
+                self.assertEqual(outcome.out.count("| checkpoint "), LAST_STEP // 3, outcome)
+                self.assertEqual(outcome.out.count("warning: older checkpoints could not be deleted: cannot rename"),
+                                 LAST_STEP // 3 - 1, outcome)
+                self.check_same("case", self.result("whole"), flags)
+
     def test_a_run_on_a_disk_without_locks_shows_signs_of_life(self):
         self.write_config(**{**NANO, "train_max_steps": 10**6, "checkpoint_every_steps": 200, "eval_every_steps": 0,
                              "sample_every_steps": 0})
