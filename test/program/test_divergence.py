@@ -34,9 +34,6 @@ class StrangeData(TrainerTest):
         shutil.rmtree(self.dir / "data")
         self.run_trainer("prepare", "--tokenizer", "bytes", "--minutes", 0, "text.txt", "--out", "data")
 
-    def manifest(self, step, run="run"):
-        return json.loads((self.step_dir(step, run) / "MANIFEST.json").read_text())
-
     def cut(self, to, step):
         shutil.copytree(self.dir / "run", self.dir / to)
         for directory in (self.dir / to / "checkpoints").iterdir():
@@ -92,6 +89,54 @@ class Divergence(StrangeData):
                 self.train("--resume", run_dir=f"cut_{step}", **changes)
                 self.assertEqual(self.records(f"cut_{step}"), records)
                 self.assertEqual(self.weights(160, f"cut_{step}"), self.weights(160))
+
+    def test_a_run_that_goes_back_continues_as_if_started_from_that_checkpoint_at_later_data(self):
+        self.prepare(2)
+        changes = dict(SHORT, train_on_spike="rollback", train_precision="bf16", optim_learning_rate=1e-2)
+        self.train(**changes)
+        back = [record for record in self.records() if record["kind"] == "rollback"]
+        self.assertTrue(back)
+        to_step = back[-1]["step"] - 1
+        self.cut("started", to_step)
+        cursor = to_step + sum(record["skipped_samples"] for record in back)
+        self.change_manifest(to_step, lambda manifest: manifest["state"].update(cursor=cursor), "started")
+        self.train("--resume", run_dir="started", **changes)
+        self.assertEqual(self.records("started", "train"), self.records("run", "train"))
+        self.assertEqual(self.weights(160, "started"), self.weights(160))
+
+    def test_a_run_that_goes_back_keeps_the_configuration_and_the_time_of_its_last_start(self):
+        self.prepare(2)
+        changes = dict(SHORT, train_on_spike="rollback", train_max_minutes=100)
+        said = self.train(run_dir="first", **changes)
+        from_step, to_step = map(int, re.search(r"step (\d+) \| goes back to the checkpoint of step (\d+)",
+                                                said).groups())
+        stop = (to_step + from_step) // 2  # not gone back to
+        self.assertNotEqual(stop % 20, 0)
+        self.train("--auto", **dict(changes, train_max_steps=stop))
+        before = self.manifest(stop)
+        # What a run was trained before its time did not matter stays.
+        changes.update(train_max_minutes=0, optim_grad_clip=0.9)
+        said = self.train("--resume", "--accept-changes", **changes)
+        self.assertIn(f"goes back to the checkpoint of step {to_step}", said)
+        end = self.manifest(160)
+        self.assertEqual(json.loads(end["config"])["optim"]["grad_clip"], 0.9)
+        self.assertNotEqual(end["config_digest"], before["config_digest"])
+        self.assertGreater(before["state"]["trained_s"], self.manifest(to_step)["state"]["trained_s"])
+        self.assertEqual(end["state"]["trained_s"], before["state"]["trained_s"])
+        self.train("--resume", **changes)  # its digest is that of its configuration
+
+    def test_a_checkpoint_of_another_run_is_not_gone_back_to(self):
+        self.prepare(2)
+        changes = dict(SHORT, train_on_spike="rollback")
+        said = self.train(run_dir="first", **changes)
+        from_step, to_step = map(int, re.search(r"step (\d+) \| goes back to the checkpoint of step (\d+)",
+                                                said).groups())
+        self.assertGreater(to_step, 20)
+        self.train(**dict(changes, train_max_steps=from_step - 1))
+        shutil.rmtree(self.step_dir(to_step))
+        shutil.copytree(self.step_dir(to_step, "first"), self.step_dir(to_step))  # with another run's identity
+        said = self.train("--resume", "--accept-changes", **changes)
+        self.assertIn(f"step {from_step} | goes back to the checkpoint of step {to_step - 20} ", said)
 
     def test_checkpoints_of_a_stop_are_not_gone_back_to(self):
         """So that the course does not depend on when a run was stopped."""
@@ -149,7 +194,7 @@ class Ranks(StrangeData):
         self.train(**changes)
         expected = self.records()
         self.assertTrue(any(r["kind"] == "rollback" for r in expected))
-        for stage in (0, 3):
+        for stage in (0, 2, 3):
             config = self.write_config(run_dir=f"two_{stage}", parallel_zero_stage=stage, **changes)
             subprocess.run(mpirun(2, config), cwd=self.dir, check=True, env=MPI_ENVIRONMENT, timeout=120,
                            stdout=subprocess.DEVNULL)
@@ -178,28 +223,34 @@ class Ranks(StrangeData):
         return found
 
     def test_a_rank_whose_weights_have_changed_is_named(self):
-        for precision in ("fp32", "bf16"):
-            with self.subTest(precision=precision):
+        # The last bytes of the positions, of 5.8 MB, and the first of the tokens.
+        for size, precision, tensor, named in (
+                (3, "fp32", "wpe", "rank 1 has not the bits of the other ranks"),
+                (3, "bf16", "wte", "rank 1 has not the bits of the other ranks"),
+                (2, "fp32", "wte", "ranks 0, 1 have not the bits of each other")):
+            with self.subTest(size=size, precision=precision):
                 shutil.rmtree(self.dir / "run", ignore_errors=True)
                 # Weights that stay as they are, so that their bytes are known.
                 config = self.write_config(
-                    train_max_steps=100000, train_total_batch_tokens=180, train_check_replicas_every=10,
-                    optim_learning_rate=0.0, train_precision=precision, checkpoint_every_steps=5)
-                process = subprocess.Popen(mpirun(3, config), cwd=self.dir, stdout=subprocess.DEVNULL,
+                    train_max_steps=100000, train_total_batch_tokens=60 * size, train_check_replicas_every=10,
+                    optim_learning_rate=0.0, train_precision=precision, checkpoint_every_steps=5,
+                    model_n_positions=30000 if tensor == "wpe" else 24)
+                process = subprocess.Popen(mpirun(size, config), cwd=self.dir, stdout=subprocess.DEVNULL,
                                            stderr=subprocess.PIPE, text=True, env=MPI_ENVIRONMENT)
                 self.addCleanup(process.kill)
                 wait_until(lambda: self.step_dir(10).exists(), "no checkpoint")
-                values = self.tensor_bytes(10, "master.wte")[:4096]
+                values = self.tensor_bytes(10, f"master.{tensor}")
+                values = values[-64:] if tensor == "wpe" else values[:64]
                 ranks = {int(re.search(rb"OMPI_COMM_WORLD_RANK=(\d+)", Path(f"/proc/{pid}/environ").read_bytes())[1]):
                          pid for pid in trainers_in(self.dir)}
                 if not os.access(f"/proc/{ranks[1]}/mem", os.W_OK):
                     self.skipTest("the memory of another process may not be written here")
                 os.kill(ranks[1], signal.SIGSTOP)
-                self.assertGreater(self.flip_in_memory(ranks[1], values[:64]), 0)
+                self.assertGreater(self.flip_in_memory(ranks[1], values), 0)
                 os.kill(ranks[1], signal.SIGCONT)
                 said = process.communicate(timeout=60)[1]
                 self.assertEqual(process.returncode, 81, said)
-                self.assertRegex(said, r"step \d+0: rank 1 has not the bits of the other ranks")
+                self.assertRegex(said, rf"step \d+0: {named}")
 
     def tensor_bytes(self, step, name):
         manifest = json.loads((self.step_dir(step) / "MANIFEST.json").read_text())

@@ -1,5 +1,6 @@
 """What the tests of this folder share: the trainer as a program, a small data set, configurations, what a run left."""
 import copy
+import ctypes
 import functools
 import hashlib
 import json
@@ -37,6 +38,18 @@ TIMES = ("time", "resident_bytes", "step_ms", "tokens_per_s", "mfu", "compute_ms
 
 def digest(path):
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+class Hash(ctypes.Structure):
+    _fields_ = [("low", ctypes.c_uint64), ("high", ctypes.c_uint64)]
+
+
+def xxh3_128(text):
+    """Hexadecimal digits of the hash that COMMIT has."""
+    library = ctypes.CDLL("libxxhash.so.0")
+    library.XXH3_128bits.restype, library.XXH3_128bits.argtypes = Hash, [ctypes.c_char_p, ctypes.c_size_t]
+    value = library.XXH3_128bits(text, len(text))
+    return f"{value.high:016x}{value.low:016x}"
 
 
 def generated_text(lines, seed=1):
@@ -127,6 +140,17 @@ class TrainerTest(unittest.TestCase):
     def step_dir(self, step, run="run"):
         return self.dir / run / "checkpoints" / f"step_{step:08d}"
 
+    def manifest(self, step, run="run"):
+        return json.loads((self.step_dir(step, run) / "MANIFEST.json").read_text())
+
+    def change_manifest(self, step, change, run="run"):
+        """Lets change(manifest) make another checkpoint of one; it is as valid as before."""
+        manifest = self.manifest(step, run)
+        change(manifest)
+        text = json.dumps(manifest).encode()
+        (self.step_dir(step, run) / "MANIFEST.json").write_bytes(text)
+        (self.step_dir(step, run) / "COMMIT").write_text(f"{len(text)} {xxh3_128(text)}\n")
+
     def weights(self, step=20, run="run"):
         """A digest of the tensors of a checkpoint: weights and the optimizer's state."""
         shards = sorted(self.step_dir(step, run).glob("shard_*.bin"))
@@ -135,8 +159,7 @@ class TrainerTest(unittest.TestCase):
 
     def logical_state(self, step, run):
         """A digest of every tensor, put together from the shards by the manifest's places."""
-        directory = self.step_dir(step, run)
-        manifest = json.loads((directory / "MANIFEST.json").read_text())
+        directory, manifest = self.step_dir(step, run), self.manifest(step, run)
         shards = {shard["name"]: (directory / shard["name"]).read_bytes() for shard in manifest["shards"]}
         tensors = {}
         for shard in manifest["shards"]:
