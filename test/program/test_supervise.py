@@ -229,16 +229,17 @@ class Evaluation(Supervised):
                "checkpoint_keep_best": True, "checkpoint_keep": 9, "data_val": "data/train_*.bin", "eval_stride": 1,
                "sample_tokens": 5, "checkpoint_every_steps": 0}
 
-    def check(self, *flags, **changes):
+    def check(self, *flags, after='"step":2', kinds=("train", "train"), **changes):
+        """The signal comes when `after` is in the log, which then has these kinds of records."""
         changes = {**self.CHANGES, **changes}
         self.train(*flags, run_dir="whole", **changes)
         process = self.start(*flags, **changes)
         metrics = self.dir / "run/metrics.jsonl"
-        wait_until(lambda: metrics.exists() and '"step":2' in metrics.read_text(), "no step was made")
+        wait_until(lambda: metrics.exists() and after in metrics.read_text(), "no step was made")
         process.send_signal(signal.SIGTERM)
         said = process.communicate(timeout=120)[1]
         self.assertEqual(process.returncode, 75, said)
-        self.assertEqual([record["kind"] for record in self.records()], ["train"] * 2)
+        self.assertEqual([record["kind"] for record in self.records()], list(kinds))
         self.assertEqual(self.committed(), [2])
         # Resumed, killed before it can save anything, and resumed again: what comes twice is written once.
         process = self.start(*flags, "--resume", **changes)
@@ -263,6 +264,12 @@ class Evaluation(Supervised):
         self.check(data_val="", eval_questions="many.jsonl", eval_max_questions=5000, eval_patience=0,
                    checkpoint_keep_best=False)
 
+    def test_a_signal_ends_a_sample_and_the_validation_before_it_counts_once(self):
+        self.check(after='"kind":"val","step":2', kinds=("train", "train", "val"), data_val="data/val_*.bin",
+                   eval_stride=0, sample_tokens=2000)
+        self.assertEqual(self.manifest(8)["state"]["best_validation"],
+                         self.manifest(8, "whole")["state"]["best_validation"])
+
     @unittest.skipUnless(HAS_MPIRUN, "there is no mpirun")
     def test_on_two_ranks(self):
         self.check("--nproc", 2)
@@ -272,19 +279,28 @@ class Evaluation(Supervised):
 class Several(Supervised):
     """A run of several ranks, which mpirun starts."""
 
+    def segments(self):
+        """The files in the folder of the ranks' shared memory, which Open MPI has named."""
+        maps = Path(f"/proc/{self.ranks()[0]}/maps").read_text()
+        return os.listdir(re.search(r" (/\S*)/(?:vader|sm)_segment", maps)[1])
+
     def test_ranks_that_are_killed_are_started_again_and_the_run_is_the_same(self):
         changes = dict(ENDLESS, checkpoint_every_steps=20, parallel_deterministic_reduce=True, log_norms_every_steps=0)
         process = self.start("--supervise", "--nproc", 2, **changes)
         self.wait_for_commit(0)
-        for victims in (slice(0, 1), slice(1, 2), slice(0, 2)):
+        segments = self.segments()
+        for victims in ("first", "second", "both", "mpirun"):
             ranks = self.wait_for_ranks(2)
-            for pid in ranks[victims]:
+            launcher = [pid for pid in tree(process.pid) if Path(f"/proc/{pid}/comm").read_text() == "mpirun\n"]
+            # Only mpirun removes the shared memory of killed ranks.
+            for pid in {"first": ranks[:1], "second": ranks[1:], "both": ranks, "mpirun": launcher}[victims]:
                 os.kill(pid, signal.SIGKILL)
             self.wait_for_ranks(2, without=ranks)
             self.wait_for_commit(max(self.committed()))
+            self.assertEqual(len(self.segments()), len(segments))  # none is left of those that were killed
         os.killpg(process.pid, signal.SIGINT)
         said = self.ended(process, 75)
-        self.assertEqual(said.count("restarting in 1 s"), 3, said)
+        self.assertEqual(said.count("restarting in 1 s"), 4, said)
         self.check_whole(**{**changes, "checkpoint_every_steps": 0})
 
     def check_stop(self, number, *flags):
