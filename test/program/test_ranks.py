@@ -209,6 +209,20 @@ class Ranks(TrainerTest):
         self.assertRegex(result.stderr, "rank 1 .*configuration|configuration.* rank 1")
         self.assertFalse((self.dir / "run").exists())
 
+    def test_ranks_with_different_data_are_named(self):
+        shutil.copytree(self.dir / "data", self.dir / "elsewhere/data")
+        config = self.write_config()
+        shutil.copy(self.dir / config, self.dir / "elsewhere")
+        (self.dir / "other.txt").write_text("another text\n" * 100)
+        self.run_trainer("prepare", "--tokenizer", "bytes", "--minutes", 0, "other.txt", "--force", "--out",
+                         "elsewhere/data")
+        command = ["mpirun", "-np", "1", TRAINER, config, ":", "-np", "1", "-wdir", self.dir / "elsewhere", TRAINER,
+                   config]
+        result = subprocess.run(command, cwd=self.dir, capture_output=True, text=True, timeout=60, env=MPI_ENVIRONMENT)
+        self.assertEqual(result.returncode, 78, result.stderr)
+        self.assertIn("the digest of data.train differs between ranks", result.stderr)
+        self.assertFalse((self.dir / "run").exists())
+
     def test_ranks_that_mpi_takes_for_single_processes(self):
         """Started by torchrun, by srun without PMI: what must be done instead."""
         torchrun = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
