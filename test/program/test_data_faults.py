@@ -91,6 +91,14 @@ class DataFaults(TrainerTest):
             for run in ("run", "whole"):
                 shutil.rmtree(self.dir / run, ignore_errors=True)
 
+    def test_tokens_that_no_step_needs_may_fail(self):
+        config = self.write_config(**self.EVERY)
+        # The header, a block, the digest and the windows of 12 steps; what is read ahead of them fails.
+        self.run_ranks(1, config, **with_fault("read fails", self.SHARD, call=3 + 12 * 18 + 1, count=1000))
+        self.assertEqual(len(self.records(kind="train")), 12)
+        shutil.rmtree(self.dir / "run")
+        self.run_ranks(1, config, expect=74, **with_fault("read fails", self.SHARD, call=3 + 12 * 18, count=1000))
+
     def test_an_error_in_the_tokens_of_the_first_step_ends_the_run_before_it(self):
         said = self.run_ranks(1, self.write_config(), expect=74, **with_fault("read fails", self.SHARD, call=4))
         self.assertIn("Input/output error", said)

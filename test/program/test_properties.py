@@ -1,5 +1,8 @@
 """What must not change a single bit of a run, and weights that go out and come back."""
+import array
+import math
 import os
+import re
 import subprocess
 import unittest
 from pathlib import Path
@@ -48,6 +51,33 @@ class SameBits(TrainerTest):
         losses = self.losses()
         self.assertAlmostEqual(losses[0], 5.55, delta=0.15)  # ln 257, the loss of knowing nothing
         self.assertLess(losses[-1], 3.3)
+
+
+class Numbers(TrainerTest):
+    """What the log says against what can be counted or is in the checkpoints."""
+
+    def masters(self, step):
+        """Every weight of a checkpoint of one rank, in the file's order."""
+        content = (self.step_dir(step) / "shard_0000.bin").read_bytes()
+        values = array.array("f")
+        for piece in self.manifest(step)["shards"][0]["pieces"]:
+            if piece["tensor"].startswith("master."):
+                values.frombytes(content[piece["file_offset"]:piece["file_offset"] + 4 * piece["count"]])
+        return values
+
+    def test_a_step_moves_the_weights_by_its_rate_times_its_gradient(self):
+        self.train(train_max_steps=5, schedule_warmup_steps=4, checkpoint_every_steps=1, checkpoint_keep=9,
+                   optim_name="sgd", optim_momentum=0, optim_weight_decay=0, optim_grad_clip=0)
+        for record in self.records(kind="train")[1:]:
+            before, after = self.masters(record["step"] - 1), self.masters(record["step"])
+            moved = math.sqrt(sum((a - b) ** 2 for a, b in zip(before, after, strict=True)))
+            self.assertAlmostEqual(moved / (record["lr"] * record["grad_norm"]), 1, delta=1e-3)
+
+    def test_tokens_and_epochs(self):
+        windows = int(re.search(r"(\d+) windows of 20", self.train())[1])
+        for record in self.records(kind="train"):
+            self.assertEqual(record["tokens"], record["step"] * 120)
+            self.assertAlmostEqual(record["epoch"], record["step"] * 6 / windows, delta=1e-9)
 
 
 class Weights(TrainerTest):

@@ -18,6 +18,11 @@ class Resume(TrainerTest):
 
     def check_every_cut(self, steps, **changes):
         self.train(checkpoint_every_steps=1, checkpoint_keep=30, eval_every_steps=4, **changes)
+        skipped = [record["step"] for record in self.records(kind="train") if "skipped" in record]
+        for step in range(1, 21):
+            manifest = self.manifest(step)
+            self.assertEqual(manifest["parent_step"], step - 1 if step > 1 else -1)
+            self.assertEqual(manifest["state"]["updates"], step - sum(other <= step for other in skipped))
         for step in steps:
             with self.subTest(step=step):
                 cut = f"cut_{step}"
@@ -25,6 +30,7 @@ class Resume(TrainerTest):
                 self.train("--resume", run_dir=cut, checkpoint_every_steps=0, eval_every_steps=4, **changes)
                 self.assertEqual(self.records(cut), self.records("run"))
                 self.assertEqual(self.weights(20, cut), self.weights(20, "run"))
+                self.assertEqual(self.manifest(20, cut)["parent_step"], min(step, 19))
 
     def test_resume_at_each_step(self):
         self.check_every_cut(range(1, 21))
@@ -74,6 +80,29 @@ class Resume(TrainerTest):
 
     def test_a_closed_terminal_does_not_stop_a_run(self):
         self.assertEqual(self.stop_with([signal.SIGHUP, signal.SIGTERM]), 75)
+
+    def test_a_signal_during_the_last_step_is_no_reason_to_start_again(self):
+        config = self.write_config(train_max_steps=2, train_total_batch_tokens=60 * 8000)
+        process = subprocess.Popen([TRAINER, config], cwd=self.dir, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                                   env=ENVIRONMENT)
+        metrics = self.dir / "run/metrics.jsonl"
+        wait_until(lambda: metrics.exists() and metrics.read_text(), "no step was made")
+        process.send_signal(signal.SIGTERM)
+        said = process.communicate(timeout=120)[1]
+        self.assertIn(b"stopping after this step", said)
+        self.assertEqual(process.returncode, 0, said)
+        self.assertTrue(self.step_dir(2).exists())
+
+    def test_a_run_of_a_hundred_million_steps_counts_on(self):
+        changes = {"schedule_name": "constant"}
+        self.train(train_max_steps=4, **changes)
+        many = 10**8
+        self.change_manifest(4, lambda manifest: manifest.update(step=many))
+        self.step_dir(4).rename(self.step_dir(many))
+        self.train("--resume", "--accept-changes", train_max_steps=many + 2, **changes)
+        last = self.records(kind="train")[-1]
+        self.assertEqual((last["step"], last["tokens"]), (many + 2, 120 * (many + 2)))
+        self.assertTrue(self.step_dir(many + 2).exists())
 
     def test_a_finished_run_has_nothing_to_do(self):
         self.train()
