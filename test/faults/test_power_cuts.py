@@ -8,8 +8,8 @@ import time
 import unittest
 from pathlib import Path
 
-from campaign import BUILD, LAST_STEP, OPTIONS, Campaign, have_private_mounts
-from trainer import digest
+from campaign import BUILD, LAST_STEP, OPTIONS, Campaign, Operation, have_private_mounts
+from trainer import TRAINER, digest, generated_text
 
 IMAGE_MIB = 48
 
@@ -71,6 +71,52 @@ class CrashStates(Campaign):
     @unittest.skipUnless(shutil.which("mpirun"), "there is no mpirun")
     def test_two_ranks(self):
         self.check_protocol(ranks=2, checkpoint_keep=1)
+
+
+class Prepare(Campaign):
+    """What prepare names is on the disk, as the order of its operations shows."""
+
+    def prepare(self, lines):
+        """The operations of a prepare that replaces what is there."""
+        (self.dir / "new.txt").write_text(generated_text(lines))
+        log = self.dir / "log"
+        log.unlink(missing_ok=True)
+        command = [TRAINER, "prepare", "--tokenizer", "bytes", "--minutes", "0", "--force", "--shard-tokens", "2000",
+                   "new.txt", "--out", "out"]
+        subprocess.run(command, cwd=self.dir, check=True, stdout=subprocess.DEVNULL, timeout=120,
+                       env=self.environment(f"path={self.dir}/out*,action=log", log))
+        return [operation for operation in map(Operation, log.read_text().splitlines()) if operation.result >= 0]
+
+    def test_shards_are_on_the_disk_before_they_are_named(self):
+        out, record = self.dir / "out", self.dir / "out/dataset.json"
+        for lines in (200, 300):
+            unsynced = set()  # files whose bytes and directories whose names a power cut may take
+            begun, removed, moved = set(), set(), 0
+            old_record_may_stand = record.exists()
+            self.assertEqual(old_record_may_stand, lines == 300)
+            for operation in self.prepare(lines):
+                path, target = Path(operation.path), Path(operation.detail)
+                if operation.call == "pwrite":
+                    if path.suffix == ".bin" and operation.detail == "0" and path in begun:
+                        self.assertNotIn(path, unsynced, "a header precedes its tokens")
+                    begun.add(path)
+                    unsynced.add(path)
+                elif operation.call == "fsync":
+                    unsynced -= {path, *({record} if path == out else ())}
+                    old_record_may_stand &= not (path == out and record in removed)
+                elif operation.call == "unlink":
+                    removed.add(path)
+                elif operation.call == "rename":
+                    self.assertNotIn(path, unsynced, "a name precedes the bytes")
+                    if target == record:
+                        self.assertNotIn(out, unsynced, "the record precedes the shards' names")
+                        unsynced.add(record)  # until its name is on the disk
+                    elif target.parent == out and path.suffix == ".bin":
+                        self.assertFalse(old_record_may_stand, "new shards stand beside the older record")
+                        moved += 1
+                    unsynced |= {path.parent, target.parent}
+            self.assertGreater(moved, 3)
+            self.assertNotIn(record, unsynced)
 
 
 def may_mount_loop_devices():
