@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Proof that the tests find faults: plants each fault of kernel_faults.py, model_faults.py, rank_faults.py and
-tokenizer_faults.py in a copy of the tree.
+"""Proof that the tests find faults: plants each fault of kernel_faults.py, model_faults.py, rank_faults.py,
+tokenizer_faults.py and host_faults.py in a copy of the tree.
 
     dev/plant_faults.py [--only TEXT] [--skip N] [--out FILE.md]
 
 For each fault it lets the witnesses of its file testify, one after the other until one fails: for a kernel the tests of
 its op's family in the modes of build/test_simt (the default order, three seeds, the strict proxy, ThreadSanitizer,
 AddressSanitizer), for a CPU kernel, the textbook, a model's parts and tokenizers build/test_cpu, for what ranks do
-together the trainer on CPU ranks and on simulated GPUs. A witness counts only if it is silent without the fault. Exit
-code 0 if every fault is caught. Takes a minute or two per fault.
+together the trainer on CPU ranks and on simulated GPUs, for the host the tests that are named with the fault. A witness
+counts only if it is silent without the fault. Exit code 0 if every fault is caught. Takes a minute or two per fault.
 """
 import argparse
 import os
@@ -20,12 +20,14 @@ import tempfile
 import time
 from pathlib import Path
 
+import host_faults
 import kernel_faults
 import model_faults
 import rank_faults
 import tokenizer_faults
 
-FAULTS = kernel_faults.FAULTS + model_faults.FAULTS + rank_faults.FAULTS + tokenizer_faults.FAULTS
+FAULTS = (kernel_faults.FAULTS + model_faults.FAULTS + rank_faults.FAULTS + tokenizer_faults.FAULTS +
+          host_faults.FAULTS)
 ROOT = Path(__file__).resolve().parents[1]
 MODES = [("default order", "test_simt", []), ("seed 1", "test_simt", ["--seed", "1"]),
          ("seed 2", "test_simt", ["--seed", "2"]), ("seed 3", "test_simt", ["--seed", "3"]),
@@ -47,8 +49,20 @@ OBJECTS = ("commands", "kernels", "model", "runtime", "data", "test")  # folders
 SECONDS = 300  # for one witness; a deadlock is reported much sooner
 
 
-def witnesses_of(file):
+def named_witness(text):
+    """The same for "test_cpu: NAMES", "program: NAMES" or "faults: NAMES"."""
+    kind, names = text.split(": ", 1)
+    if kind == "test_cpu":
+        return text, [kind], ["build/test_cpu", names]
+    if kind == "program":
+        return text, ["train_gpt_cpu"], [*PROGRAM, *names.split()]
+    return text, ["train_gpt_cpu", "inject.so", "crash_states"], [sys.executable, "test/faults", *names.split()]
+
+
+def witnesses_of(file, named=()):
     """(name, programs to build, how it runs the tests) of each."""
+    if named:
+        return [named_witness(text) for text in named]
     name = Path(file).name
     if file.startswith("test/reference"):
         return [("difference quotients", ["test_cpu"], ["build/test_cpu", "[reference]"])]
@@ -98,11 +112,11 @@ def testify(tree, programs, command):
     return f"does not compile: {built.stderr[-400:]}" if built.returncode != 0 else run(tree, command)
 
 
-def first_witness(tree, file, old, new, silent_without):
+def first_witness(tree, file, old, new, named, silent_without):
     """`silent_without`: the commands of witnesses that are known to say nothing without a fault."""
     path = tree / file
     source = path.read_text()
-    for name, programs, command in witnesses_of(file):
+    for name, programs, command in witnesses_of(file, named):
         path.write_text(source.replace(old, new))
         said = testify(tree, programs, command)
         path.write_text(source)
@@ -144,12 +158,12 @@ def main():
     with tempfile.TemporaryDirectory() as temporary:
         tree = Path(temporary, "tree")
         copy_of_tree(tree)
-        for file, what, old, new in chosen:
+        for file, what, old, new, *named in chosen:
             count = (tree / file).read_text().count(old)
             if count != 1:
                 sys.exit(f"{file}: the code of \"{what}\" stands there {count} times, not once")
             start = time.time()
-            mode, said = first_witness(tree, file, old, new, silent_without)
+            mode, said = first_witness(tree, file, old, new, named, silent_without)
             escaped += mode is None
             rows.append(f"| {Path(file).name} | {what} | {mode or '**escaped**'} | {said.replace('|', '/')} |")
             print(f"{len(rows)}/{len(chosen)} {rows[-1]} {time.time() - start:.0f} s", flush=True)
