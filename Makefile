@@ -74,7 +74,7 @@ HOST         := $(call object,$(HOST_SOURCES))
 CPU          := $(call object,$(CPU_SOURCES))
 CUDA         := $(call object,$(filter-out $(COMM_CUDA),$(CUDA_SOURCES)) $(LAUNCHER_CUDA) \
                   $(if $(filter 1,$(NCCL)),$(COMM_CUDA) $(NCCL_LIBRARY),$(COMM_NONE)))
-# What runs before everything else must be in the program itself.
+# Code that runs before main() must be in the program itself.
 AT_START     := $(call object,runtime/io/cpu_features.cpp)
 GPU_CODE     := $(if $(SHARED),$(BUILD)/lib/libtrain_gpt_cuda.so $(AT_START),$(HOST) $(CUDA))
 CPU_LIBS      = -ldnnl $(if $(filter 1,$(MPI)),$(MPI_LIBS)) $(LIBS)
@@ -140,7 +140,7 @@ $(BUILD)/bench_cuda: $(call object,$(BENCH)) $(GPU_CODE) $(BUILD)/features
 $(BUILD)/bench_matmul_cuda: $(call object,$(BENCH_MATMUL) dev/bench_matmul.cu) $(GPU_CODE) $(BUILD)/features
 	$(CXX) $(CXXFLAGS) -o $@ $(filter %.o %.so,$^) $(GPU_LIBS)
 
-# It has no rpath of its own: the programs' RPATH is a DT_RPATH, which holds for the libraries that they load.
+# It needs no rpath: the programs' RPATH is a DT_RPATH, which also holds for the libraries that they load.
 $(BUILD)/lib/libtrain_gpt_cuda.so: $(filter-out $(AT_START),$(HOST)) $(CUDA) $(BUILD)/features
 	@mkdir -p $(@D)
 	$(CXX) $(CXXFLAGS) -shared -Wl,-soname,$(@F) -o $@ $(filter %.o,$^) $(filter-out -Wl%,$(GPU_LIBS))

@@ -1,7 +1,7 @@
-# Fresh Debians to try things in. Sourced by .ci/run and dev/try_*.sh; needs root, debootstrap and unshare. The script
-# that sources it is started again in a mount namespace of its own: what it mounts ends with it, and nothing that it
-# removes is mounted from this machine. The Debians are in $folder, which is removed when the script ends; a script that
-# it starts shares them. Packages come from where this machine's apt gets its own.
+# Fresh Debian chroots. Sourced by .ci/run and dev/try_*.sh; needs root, debootstrap and unshare. The script that
+# sources it is started again in a private mount namespace: its mounts end with it, and no clean-up can reach this
+# machine's file systems. The chroots are in $folder, which is removed when the script ends; scripts that it starts
+# share them. Packages come from this machine's apt sources.
 # shellcheck shell=bash
 
 for tool in debootstrap unshare; do
@@ -54,13 +54,13 @@ make_base() {
 }
 
 # make_chroot RELEASE NAME [PACKAGE ...]: a minimal Debian of that release in $folder/NAME, with these packages. As in a
-# started system, /dev/shm is a tmpfs, and there are /dev/fuse and loop devices where this machine has them. What else
-# is mounted in a started system scripts/setup.sh mounts.
+# booted system, /dev/shm is a tmpfs, and /dev/fuse and loop devices exist if this machine has them. scripts/setup.sh
+# mounts /proc, /sys and /dev/pts.
 make_chroot() {
     local release=$1 root=$folder/$2 device
     make_base "$release"
     cp -a "$folder/base.$release" "$root"
-    mount --bind "$root" "$root" # a mount point, so that programs in it can have mount namespaces of their own
+    mount --bind "$root" "$root" # a mount point, so that programs in it can create mount namespaces
     mount -t tmpfs -o mode=1777 tmpfs "$root/dev/shm"
     for device in fuse loop-control loop{0..7}; do
         [ ! -e "/dev/$device" ] || cp -a "/dev/$device" "$root/dev/"

@@ -64,7 +64,7 @@ FAULTS = [
      "program: test_supervise.Several.test_ranks_that_are_killed_are_started_again_and_the_run_is_the_same"),
     (RENDEZVOUS, "the number of ranks is a rank", "member.rank < size;", "member.rank <= size;",
      "test_cpu: rendezvous: a rank outside*"),
-    (CONTROL, "the last error is told", "code != Exit::ok && !error_ && !failed_since_",
+    (CONTROL, "the last error wins", "code != Exit::ok && !error_ && !failed_since_",
      "code != Exit::ok && !failed_since_", "test_cpu: control*"),
     # ---- others of the first 58
     (HF_CONFIG, "qwen3's heads have 64 channels", "ModelFamily::qwen3 ? 128 : 0", "ModelFamily::qwen3 ? 64 : 0",

@@ -4,7 +4,7 @@
 #   sudo dev/try_minimal_debian.sh [--times N] [quickstart.sh] [test.sh]     (default: both, once)
 #
 # Needs root, debootstrap and 3 GB in TMPDIR. A clone of the last commit is tried, not the working tree. Packages come
-# from where this machine's apt gets its own. The exit code is that of the last command that failed, or 0.
+# from this machine's apt sources. The exit code is 0, or the code with which the last failing command ended.
 set -euo pipefail
 . "$(dirname "$0")/chroot.sh"
 cd "$(dirname "$0")/.."

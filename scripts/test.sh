@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Installs what is missing, builds everything and runs every test:
+# Installs missing packages, builds everything and runs every test:
 #
 #   scripts/test.sh [--quick]
 #
-# With --quick a few tests of every kind, in three minutes after the build. The last line is "N passed, N failed", with
-# ", N skipped" if a test could not run on this machine; each skipped test prints its reason. The exit code is 0 only if
-# something passed and nothing failed, 64 for wrong arguments.
+# With --quick it runs a few tests of every kind, in three minutes after the build. The last line is "N passed, N
+# failed", with ", N skipped" if a test could not run on this machine; each skipped test prints its reason. The exit
+# code is 0 only if something passed and nothing failed, 64 for wrong arguments.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 passed=0

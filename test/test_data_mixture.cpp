@@ -81,7 +81,7 @@ TEST_CASE_METHOD(MixtureFixture, "mixture: a sample far into a run is found at o
     CHECK(same < 600);  // 0.5^2 + 0.3^2 + 0.2^2 of them by chance
 }
 
-TEST_CASE_METHOD(MixtureFixture, "mixture: each epoch of each stream has every window once, in an order of its own",
+TEST_CASE_METHOD(MixtureFixture, "mixture: each epoch of each stream has every window once, each in a different order",
                  "[data]") {
     constexpr uint64_t kBlock = 1 << 16;
     // The first two have 25 windows each.

@@ -64,7 +64,7 @@ TEST_CASE("parquet: a run's value has no more bits than its width says") {
 TEST_CASE("parquet: a column chunk has only its own dictionary") {
     TemporaryDirectory directory;
     std::string bytes = read_file(recorded("dictionary"));
-    // The type of the third chunk's dictionary page becomes that of an index page, which is skipped.
+    // The type of the third chunk's dictionary page becomes INDEX_PAGE, which is skipped.
     const size_t page = bytes.rfind("\x15\x04\x15\x86");
     REQUIRE(page != bytes.npos);
     bytes[page + 1] = 0x02;

@@ -1,4 +1,4 @@
-// How a run begins: anew, or with the state of a checkpoint.
+// How a run starts: from step 0 or from a checkpoint.
 #include "kernels/comm.h"
 #include "test/expect_error.h"
 #include "test/temporary_directory.h"

@@ -9,8 +9,8 @@
 //   rate     each operation is concerned with this probability, drawn from `seed`; then nth and times do not apply
 //   rank     only in the process of this rank
 //   action   an errno's name, short (half of the bytes are moved), flip (one bit of the bytes changes), kill and
-//            kill_after (SIGKILL before and after the operation), hang:SECONDS, late:SECONDS (hangs for one, in which
-//            the monotonic clock goes on by so many; inject.cpp only), log (of all; inject.cpp only)
+//            kill_after (SIGKILL before and after the operation), hang:SECONDS, late:SECONDS (hangs for one second,
+//            and the monotonic clock advances by SECONDS; inject.cpp only), log (of all; inject.cpp only)
 //
 // Of several rules that concern an operation the first one decides; all of them count it.
 #pragma once

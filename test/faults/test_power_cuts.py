@@ -77,7 +77,7 @@ class Prepare(Campaign):
     """What prepare names is on the disk, as the order of its operations shows."""
 
     def prepare(self, lines):
-        """The operations of a prepare that replaces what is there."""
+        """The operations of a prepare that replaces an older data set."""
         (self.dir / "new.txt").write_text(generated_text(lines))
         log = self.dir / "log"
         log.unlink(missing_ok=True)
@@ -112,7 +112,7 @@ class Prepare(Campaign):
                         self.assertNotIn(out, unsynced, "the record precedes the shards' names")
                         unsynced.add(record)  # until its name is on the disk
                     elif target.parent == out and path.suffix == ".bin":
-                        self.assertFalse(old_record_may_stand, "new shards stand beside the older record")
+                        self.assertFalse(old_record_may_stand, "new shards next to the older record")
                         moved += 1
                     unsynced |= {path.parent, target.parent}
             self.assertGreater(moved, 3)

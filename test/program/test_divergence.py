@@ -114,7 +114,7 @@ class Divergence(StrangeData):
         self.assertNotEqual(stop % 20, 0)
         self.train("--auto", **dict(changes, train_max_steps=stop))
         before = self.manifest(stop)
-        # What a run was trained before its time did not matter stays.
+        # The time trained before the change stays.
         changes.update(train_max_minutes=0, optim_grad_clip=0.9)
         said = self.train("--resume", "--accept-changes", **changes)
         self.assertIn(f"goes back to the checkpoint of step {to_step}", said)
@@ -123,7 +123,7 @@ class Divergence(StrangeData):
         self.assertNotEqual(end["config_digest"], before["config_digest"])
         self.assertGreater(before["state"]["trained_s"], self.manifest(to_step)["state"]["trained_s"])
         self.assertEqual(end["state"]["trained_s"], before["state"]["trained_s"])
-        self.train("--resume", **changes)  # its digest is that of its configuration
+        self.train("--resume", **changes)  # the digest matches the configuration
 
     def test_a_checkpoint_of_another_run_is_not_gone_back_to(self):
         self.prepare(2)
