@@ -248,8 +248,8 @@ $(BUILD)/simt_asan/%.o: %; $(call simt_compile,-O1 -fsanitize=address -fsanitize
 
 # The inner loops are written to be unrolled and vectorised; the rest only has to compile quickly.
 $(CPU): OPT = -O3
-# Their code runs once, and is a third of what the compiler has to do for a trainer.
-$(call object,$(wildcard commands/*.cpp)): OPT = -O1
+# The code of commands and of tests runs once, and is half of what the compiler has to do. ref:: has loops.
+$(call object,$(wildcard commands/*.cpp) $(filter-out test/reference%,$(TEST_SOURCES))): OPT = -O1
 
 $(BUILD)/%.cpp.o: %.cpp
 	@mkdir -p $(@D)

@@ -91,9 +91,26 @@ test_programs() {
 one_test scripts/setup.sh xz kjv test || finish
 one_test make -s check
 one_test make -s -j"$(nproc)" WERROR=1 all programs || finish
+
+if [ "${1:-}" = --quick ]; then
+    program=(test_house test_scripts.Setup test_bad_input.BadInput.test_settings test_commands.FromTextToText
+        test_resume.Resume.test_a_killed_run_resumes test_ranks.Ranks.test_losses_are_those_of_one_rank
+        test_supervise.One.test_a_killed_rank_is_started_again_and_the_run_is_the_same
+        test_simulated.Simulated.test_bf16_with_head_size_64_and_recomputation
+        test_simulated_ranks.SimulatedRanks.test_two_ranks_on_one_gpu
+        test_terminal.Terminal.test_the_view test_monitoring.EventFiles test_full_disk
+        test_network.TwoNodes.test_two_nodes_train_as_one_rank test_gpu_check.StandIns.test_no_cuda_libraries)
+    faults=(test_tools test_io_errors.IoErrors.test_only_the_third_failed_save_in_a_row_ends_the_run
+        test_kills.Signals test_faulty_fs.FaultyDisk.test_an_unreadable_token_shard test_power_cuts.LoopDevice)
+    test_programs "python3 test/program ${program[*]}" "python3 test/faults ${faults[*]}" \
+        "build/test_cpu '*norm*,*tokenizer*,[model],[config],rendezvous*,checkpoint*,loader*'" \
+        "build/test_simt_tsan 'residual_norm_forward - bf16'" "build/test_simt_asan 'norm_backward - bf16'" \
+        "build/test_simt '*norm*'" "build/test_corpora 'corpora: every parser*'" build/test_pool_tsan
+    finish
+fi
 test_program build/test_cpu
 # The longest first. Races and bad addresses follow from indices: fp16's are bf16's.
 test_programs "python3 test/program" "python3 test/faults" "build/test_simt_tsan '~*fp16'" \
-    "build/test_simt_asan '~*fp16'" build/test_simt "build/test_simt --strict-proxy" "build/test_simt --seed 1" \
-    "build/test_simt --seed 2" "build/test_simt --seed 3" build/test_corpora build/test_pool_tsan
+    "build/test_simt_asan '~*fp16'" build/test_simt "build/test_simt --seed 1" "build/test_simt --seed 2" \
+    "build/test_simt --seed 3 --strict-proxy" build/test_corpora build/test_pool_tsan
 finish
