@@ -46,9 +46,10 @@ std::string steps_text(const TrainingRun& run) {
     return text;
 }
 
-void print_summary(const TrainingRun& run) {
+void print_summary(TrainingRun& run) {
     const Config& c = run.config;
     const DeviceInfo device = device_info();
+    run.matmul_path = device.matmul_path;
     const size_t bytes = planned_bytes(run.gpt.options());
     run.progress.say(format("device   %s; %s", device.name.c_str(), device.matmul_path.c_str()));
     if (run.comm.size > 1) run.progress.say(format("ranks    %d by %s", run.comm.size, comm_library().c_str()));
@@ -199,6 +200,14 @@ void warn_of_slow_gpus(TrainingRun& run, const EnergyReading& energy, double ran
                             run.comm.size, reasons.c_str()));
 }
 
+// Once: the first step chooses the algorithms of its products, and what was printed before did not know them.
+void note_products(TrainingRun& run) {
+    const std::string printed = std::exchange(run.matmul_path, "");
+    if (printed.empty()) return;
+    if (const std::string path = device_info().matmul_path; path != printed)
+        run.progress.say(format("step %d | GEMM by %s", run.state.step + 1, path.c_str()));
+}
+
 }  // namespace
 
 StepVotes votes_of(TrainingRun& run, StepTimer& timer) {
@@ -264,6 +273,7 @@ TrainRecord finish_step(TrainingRun& run, const StepTimer& timer, const EnergyRe
     if (result.votes[kFailed] > 0) run.error = shared_error(run.gpt, run.error);
     run.progress.end_at(expected_end(config, run.course, step, run.elapsed_s()));
     warn_of_slow_gpus(run, energy, result.votes[kThrottled]);
+    note_products(run);
     run.progress.show(record);
 
     run.state.step = step;

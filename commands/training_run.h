@@ -42,6 +42,7 @@ struct TrainingRun {
     std::optional<Divergence> divergence;  // the last step's
     EnergyMeter energy;
     std::set<std::string> throttled;  // what has been said about slow GPUs
+    std::string matmul_path;          // as printed by rank 0; empty from the first step on
     Trace* trace = nullptr;           // of the steps now; null: none
     // Why the run cannot go on, on all ranks alike: the tokens of one, or the log, could not be read or written. Null:
     // it can. The steps done so far are sound and are saved first.

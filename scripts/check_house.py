@@ -14,10 +14,11 @@ SOURCES = CPP | {".py", ".sh", ".js", ".css", ".html"}
 BUNDLED = "commands/report/uplot"  # another project's files, as they were published
 MAY_USE_IF = {"kernels/numeric.h", "kernels/cuda/launch.cuh", "kernels/cuda/ptx.cuh", "test/ptx_probe/ptx_hopper.cuh",
               "test/catch.h"}
-# A launcher tells a rank its place there, and the place is no result; a test says which call of a stand-in fails, and
-# what the simulated GPU is called, or which faults are to be injected.
+# A launcher tells a rank its place there, and the place is no result; a test says which call of a stand-in fails, what
+# it hides, and what the simulated GPU is called, or which faults are to be injected.
 MAY_READ_ENVIRONMENT = {"runtime/cluster/rank_environment.cpp", "test/simt/nccl_stand_in.cpp", "test/simt/runtime.cpp",
-                        "test/program/file_faults.cpp", "test/program/refuse.cpp", "test/faults/inject.cpp"}
+                        "test/simt/cublas_lt.cpp", "test/program/file_faults.cpp", "test/program/refuse.cpp",
+                        "test/faults/inject.cpp"}
 
 # Who may include whom: files of a folder -> folders and files. None: anything. A deeper folder follows its top folder.
 BASICS = ["kernels/device.h", "kernels/comm.h", "kernels/check.h", "kernels/numeric.h", "kernels/tensor.h",

@@ -11,9 +11,9 @@ namespace {
 constexpr uintptr_t kMostAlignment = 16;
 constexpr int kProposals = 64;
 
-bool has_bias(Epilogue epilogue) { return epilogue == Epilogue::bias || epilogue == Epilogue::bias_gradient; }
+bool has_aux(Epilogue epilogue) { return epilogue == Epilogue::dgelu || epilogue == Epilogue::gelu; }
 
-bool has_aux(Epilogue epilogue) { return epilogue == Epilogue::dgelu; }
+bool has_bias(Epilogue epilogue) { return epilogue != Epilogue::none && epilogue != Epilogue::dgelu; }
 
 int alignment_of(const void* pointer) {
     return pointer ? 1 << std::countr_zero(reinterpret_cast<uintptr_t>(pointer) | kMostAlignment) : 0;
@@ -34,6 +34,7 @@ cublasLtEpilogue_t library_epilogue(Epilogue epilogue) {
         case Epilogue::none: return CUBLASLT_EPILOGUE_DEFAULT;
         case Epilogue::bias: return CUBLASLT_EPILOGUE_BIAS;
         case Epilogue::dgelu: return CUBLASLT_EPILOGUE_DGELU;
+        case Epilogue::gelu: return CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
         case Epilogue::bias_gradient: return CUBLASLT_EPILOGUE_BGRADB;
     }
     return CUBLASLT_EPILOGUE_DEFAULT;
@@ -94,6 +95,7 @@ const char* name_of(Epilogue epilogue) {
         case Epilogue::none: return "plain";
         case Epilogue::bias: return "bias";
         case Epilogue::dgelu: return "dgelu";
+        case Epilogue::gelu: return "gelu";
         case Epilogue::bias_gradient: return "bias_gradient";
     }
     return "?";
@@ -181,11 +183,12 @@ std::vector<ProductDescription::Proposal> ProductDescription::ask_heuristic(cubl
     return proposals;
 }
 
-std::vector<MatmulAlgorithm> ProductDescription::proposals(cublasLtHandle_t handle, const Product& product) {
+std::vector<MatmulAlgorithm> ProductDescription::proposals(cublasLtHandle_t handle, const Product& product,
+                                                           Order order) {
     std::vector<MatmulAlgorithm> algorithms;
     for (const Proposal& proposal :
          ask_heuristic(handle, product, kMatmulWorkspaceBytes, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE))
-        if (proposal.is_admitted) algorithms.push_back(proposal.algorithm);
+        if (proposal.is_admitted || order == Order::unknown) algorithms.push_back(proposal.algorithm);
     return algorithms;
 }
 

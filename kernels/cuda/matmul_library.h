@@ -23,7 +23,7 @@ struct ProductKey {
 
 ProductKey key_of(const Product& product, bool tf32);
 
-// "plain", "bias", "dgelu", "bias_gradient".
+// "plain", "bias", "dgelu", "gelu", "bias_gradient".
 const char* name_of(Epilogue epilogue);
 
 // The key in one line of text; different keys have different words.
@@ -47,8 +47,9 @@ public:
     ~ProductDescription();
 
     // Up to 64 algorithms for the product's addresses, in the library's order, fastest first; none if there is none.
-    // All give the same bits each time and fit into kMatmulWorkspaceBytes.
-    std::vector<MatmulAlgorithm> proposals(cublasLtHandle_t handle, const Product& product);
+    // All fit into kMatmulWorkspaceBytes. With Order::fixed all give the same bits each time.
+    enum class Order { fixed, unknown };
+    std::vector<MatmulAlgorithm> proposals(cublasLtHandle_t handle, const Product& product, Order order = Order::fixed);
 
     // The library's proposals that proposals() leaves out, for measurements: they add parts of a sum in an order of
     // their own or round them to d's type, or they need more than kMatmulWorkspaceBytes, up to `workspace_bytes`.

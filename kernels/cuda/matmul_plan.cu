@@ -5,6 +5,7 @@
 // file under it, so that of several processes one times and the others take its choice. The holder must not depend on
 // other processes: its GPU may have a collective pending with ranks that wait for the lock, and cudaFree waits for all
 // pending work, so that is finished before the lock is taken.
+#include <set>
 #include <utility>
 
 #include "kernels/cuda/launch.cuh"
@@ -18,6 +19,7 @@ constexpr int kLockPatienceSeconds = 300;  // far longer than the timing of one 
 struct Settings {
     bool tf32 = false, tuning = false;
     std::string cache, note;
+    std::set<std::string> untimed, unordered;  // words of products: memory was short; their bits may differ
 };
 
 Settings& settings() {
@@ -93,10 +95,23 @@ void write_cache(const Library& lib) {
 
 Plan& plan_for(Library& lib, const Product& product, Stream stream);
 
+// Those that give the same bits each time. Of a plain product, for which there is no substitute, any if none does.
+std::vector<MatmulAlgorithm> proposals_of(const Library& lib, const Plan& plan, const std::string& words,
+                                          const Product& product) {
+    std::vector<MatmulAlgorithm> found = plan.description->proposals(lib.handle, product);
+    if (!found.empty() || product.epilogue != Epilogue::none) return found;
+    found = plan.description->proposals(lib.handle, product, ProductDescription::Order::unknown);
+    if (found.empty()) found = plan.description->excluded_proposals(lib.handle, product, kMatmulWorkspaceBytes);
+    if (!found.empty()) settings().unordered.insert(words);
+    return found;
+}
+
 // The fastest of the proposals, or separate kernels if the library's bias gradient costs more than our pass over dout.
-MatmulChoice time_proposals(Library& lib, Plan& plan, const Product& product, float plain_ms, Stream stream) {
+MatmulChoice time_proposals(Library& lib, Plan& plan, const std::string& words, const Product& product, float plain_ms,
+                            Stream stream) {
     const TimedAlgorithm best =
         fastest_of(plan.others, *plan.description, product, lib.handle, workspace_of(lib, stream), stream);
+    if (best.is_short_of_memory) settings().untimed.insert(words);
     if (best.index < 0) return choice_of(plan.others.front(), -1);
     const bool apart = plain_ms >= 0 && best.apart_ms >= 0 && best.ms > plain_ms + best.apart_ms;
     if (apart) return {.by_library = false, .ms = best.ms};
@@ -106,9 +121,9 @@ MatmulChoice time_proposals(Library& lib, Plan& plan, const Product& product, fl
 MatmulChoice choose(Library& lib, Plan& plan, const std::string& words, const Product& product, Stream stream) {
     MatmulChoice choice;
     if (find_choice(lib, words, plan, product, choice)) return choice;
-    plan.others = plan.description->proposals(lib.handle, product);
+    plan.others = proposals_of(lib, plan, words, product);
     if (plan.others.empty()) return {};
-    if (!settings().tuning) return choice_of(plan.others.front(), -1);
+    if (!settings().tuning || settings().unordered.contains(words)) return choice_of(plan.others.front(), -1);
 
     float plain_ms = -1;
     if (product.epilogue == Epilogue::bias_gradient) {
@@ -116,12 +131,12 @@ MatmulChoice choose(Library& lib, Plan& plan, const std::string& words, const Pr
         plain.epilogue = Epilogue::none;
         plain_ms = plan_for(lib, plain, stream).choice.ms;
     }
-    if (settings().cache.empty()) return time_proposals(lib, plan, product, plain_ms, stream);
+    if (settings().cache.empty()) return time_proposals(lib, plan, words, product, plain_ms, stream);
     check_cuda(cudaDeviceSynchronize(), "before products are timed");
     const MatmulLock lock(settings().cache + ".lock", kLockPatienceSeconds);
     look_into_cache(lib);
     if (find_choice(lib, words, plan, product, choice)) return choice;
-    choice = time_proposals(lib, plan, product, plain_ms, stream);
+    choice = time_proposals(lib, plan, words, product, plain_ms, stream);
     lib.choices[words] = choice;
     write_cache(lib);
     return choice;
@@ -143,10 +158,11 @@ Plan& plan_for(Library& lib, const Product& product, Stream stream) {
 
 // After the chosen algorithm has failed: takes the next of the proposals, or none.
 void choose_next(Library& lib, Plan& plan, const Product& product) {
-    if (plan.others.empty()) plan.others = plan.description->proposals(lib.handle, product);
+    const std::string words = words_of(key_of(product, settings().tf32));
+    if (plan.others.empty()) plan.others = proposals_of(lib, plan, words, product);
     std::erase(plan.others, plan.choice.algorithm);
     plan.choice = plan.others.empty() ? MatmulChoice() : choice_of(plan.others.front(), -1);
-    lib.choices[words_of(key_of(product, settings().tf32))] = plan.choice;
+    lib.choices[words] = plan.choice;
 }
 
 }  // namespace
@@ -208,5 +224,9 @@ std::string cuda_matmul_path() {
                               set.tuning ? "algorithms timed once" : "the library's first proposals");
     if (!set.cache.empty()) path += ", kept in " + set.cache;
     if (!set.note.empty()) path += " (" + set.note + ")";
+    if (!set.untimed.empty()) path += format("; %zu not timed for lack of memory", set.untimed.size());
+    if (!set.unordered.empty())
+        path += format("; the bits of %zu may differ from run to run, as no algorithm has a fixed order of sums",
+                       set.unordered.size());
     return path;
 }

@@ -14,6 +14,7 @@ enum class Epilogue : int {
     none,
     bias,           // d = sums + bias (m)
     dgelu,          // d = sums gelu'(aux)
+    gelu,           // d = gelu(sums + bias (m)), aux = sums + bias; measured only: not activation_forward's bits
     bias_gradient,  // besides d: bias (n) = the sums of op(b) along k, of d's type
 };
 

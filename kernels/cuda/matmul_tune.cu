@@ -204,7 +204,7 @@ TimedAlgorithm fastest_of(const std::vector<MatmulAlgorithm>& proposals, Product
     try {
         stage.emplace(product, stream);
     } catch (const Error&) {
-        return {};  // being short of memory is no error here
+        return {.is_short_of_memory = true};
     }
     Marks marks(stream);
     auto run = [&](size_t i) { return description.run(handle, proposals[i], stage->product(), workspace, stream); };

@@ -7,6 +7,7 @@ struct TimedAlgorithm {
     int index = -1;       // in the proposals; -1: none was timed, for lack of memory or because none ran
     float ms = -1;        // the chosen one's, in steady state
     float apart_ms = -1;  // with Epilogue::bias_gradient: what the column sums take as a kernel of their own
+    bool is_short_of_memory = false;
 };
 
 // Chooses among the proposals for `product`, whose own memory is neither read nor written. Waits for the stream. Keeps

@@ -2,6 +2,7 @@
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 
@@ -37,6 +38,15 @@ class Simulated(TrainerTest):
                    for step in (1, 2)]
         self.assertEqual(choices, [(self.dir / "first/matmul_choices.json").read_text()] * 2)
         self.assertFalse((self.dir / "second/matmul_choices.json").exists())
+
+    def test_products_without_a_fixed_order_of_sums_are_noted(self):
+        """Where cuBLASLt does not say in which order an algorithm adds, the run trains all the same."""
+        config = self.write_config(train_max_steps=2, model_n_layer=1)
+        for hidden, notes in (("", []), ("hides_reductions", ["step 1"])):
+            said = subprocess.run([SIMULATED, config, "--fresh"], cwd=self.dir, check=True, timeout=100, text=True,
+                                  stdout=subprocess.PIPE, env={**ENVIRONMENT, "STAND_IN_CUBLASLT": hidden}).stdout
+            self.assertEqual(re.findall(r"(step \d+) \| GEMM by .*; the bits of \d+ may differ from run to run", said),
+                             notes, said)
 
     def test_the_utilisation_counts_the_peak_of_a_known_gpu(self):
         """llm.c's convention: 6 N + 6 layers channels length FLOPs per token, of the data sheet's dense 16-bit rate."""

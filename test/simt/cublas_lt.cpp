@@ -6,6 +6,7 @@
 // it is rounded, and so does this.
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 #include "test/simt/cublas_lt_product.h"
@@ -118,7 +119,7 @@ int id_of(const cublasLtMatmulAlgo_t* algorithm) {
 
 bool is_proposed(int id, const Problem& p, const cublasLtMatmulPreferenceOpaque_t& preference) {
     const AlgorithmFacts& facts = kCublasLtFacts[id];
-    if (cublas_lt().gone[id]) return false;
+    if (cublas_lt().gone[id] || (cublas_lt().prefers_256 && id == 1 && preference.a_alignment < 256)) return false;
     if (!cublas_lt().ignores_mask &&
         (facts.workspace_bytes > preference.workspace_bytes || (facts.reduction & ~preference.reduction_mask)))
         return false;
@@ -131,7 +132,13 @@ bool is_proposed(int id, const Problem& p, const cublasLtMatmulPreferenceOpaque_
 }  // namespace
 
 simt::CublasLt& simt::cublas_lt() {
-    static CublasLt instance;
+    static CublasLt instance = [] {
+        CublasLt made;
+        const char* text = std::getenv("STAND_IN_CUBLASLT");
+        made.hides_reductions = text && std::string_view(text) == "hides_reductions";
+        made.prefers_256 = text && std::string_view(text) == "prefers_256";
+        return made;
+    }();
     return instance;
 }
 
@@ -262,6 +269,8 @@ cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t* 
                                                     size_t bytes, size_t* written) {
     const int id = id_of(algorithm);
     if (id < 0) return CUBLAS_STATUS_INVALID_VALUE;
+    if (attribute == CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME && cublas_lt().hides_reductions)
+        return CUBLAS_STATUS_NOT_SUPPORTED;
     auto answer = [&]<class Value>(Value is) {
         if (bytes != sizeof(is)) return CUBLAS_STATUS_INVALID_VALUE;
         std::memcpy(value, &is, sizeof(is));

@@ -1,5 +1,6 @@
 // What a test may ask of the stand-in for cuBLASLt, and tell it: which epilogues and algorithms it has, how long they
-// take, who refuses when.
+// take, who refuses when. A test of a whole program says it by the environment: STAND_IN_CUBLASLT=hides_reductions or
+// prefers_256.
 #pragma once
 
 #include <cublasLt.h>
@@ -32,6 +33,8 @@ struct CublasLt {
     bool lacks_float_output = false;                 // for 16-bit factors and an epilogue
     bool is_careless = false;                        // takes what it cannot do by its documentation, and gives NaN
     bool ignores_mask = false;                       // proposes algorithms that the preference forbids
+    bool hides_reductions = false;                   // does not say which reduction scheme an algorithm has
+    bool prefers_256 = false;                        // proposes 1 only for matrices aligned to 256 bytes
     bool refuses_in_call[kCublasLtAlgorithms] = {};  // proposed, but cublasLtMatmul says NOT_SUPPORTED
     bool gone[kCublasLtAlgorithms] = {};             // neither proposed nor accepted by AlgoCheck
     float ms[kCublasLtAlgorithms] = {};              // how long a product takes, besides the simulation itself

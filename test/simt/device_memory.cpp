@@ -28,7 +28,7 @@ struct Allocation {
 
 struct Memory {
     char* reserved = nullptr;
-    size_t used_addresses = 0, used_bytes = 0;
+    size_t used_addresses = 0, used_bytes = 0, most_bytes = kDeviceBytes;
     std::map<char*, Allocation> live;
     std::map<char*, size_t> freed;
 };
@@ -65,7 +65,7 @@ void check_surroundings(char* begin, const Allocation& allocation) {
 
 void* allocate_device(size_t bytes) {
     Memory& m = memory();
-    if (bytes == 0 || bytes > kDeviceBytes - m.used_bytes) return nullptr;
+    if (bytes == 0 || m.used_bytes + bytes > m.most_bytes) return nullptr;
     const size_t page_bytes = round_up(bytes, kPageBytes), with_guard = page_bytes + kPageBytes;
     if (!m.reserved) {
         m.reserved = map_at(nullptr, kReservedBytes, PROT_NONE);
@@ -102,6 +102,8 @@ bool free_device(void* address) {
 }
 
 size_t used_device_bytes() { return memory().used_bytes; }
+
+void limit_device_bytes(size_t bytes) { memory().most_bytes = bytes; }
 
 bool is_device_memory(const void* address, size_t bytes) {
     char* p = const_cast<char*>(static_cast<const char*>(address));

@@ -17,6 +17,9 @@ void* allocate_device(size_t bytes);
 bool free_device(void* memory);
 size_t used_device_bytes();
 
+// Allocations fail where more would be in use; kDeviceBytes at first.
+void limit_device_bytes(size_t bytes);
+
 // Whether all of it lies in one allocation.
 bool is_device_memory(const void* address, size_t bytes);
 

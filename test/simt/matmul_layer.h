@@ -1,10 +1,22 @@
 // One linear layer's three products on simulated CUDA against ref::, for tests of how they are carried out.
 #pragma once
 
+#include "kernels/cuda/matmul.h"
 #include "kernels/ops.h"
 #include "test/device_array.h"
 #include "test/random_values.h"
+#include "test/simt/cublas_lt.h"
 #include "test/tolerance.h"
+
+// Settings of products as at first, when the scope ends.
+struct WithDefaults {
+    simt::WithCublasLt library;
+    ~WithDefaults() {
+        set_tf32(false);
+        set_matmul_tuning(false);
+        set_matmul_cache("");
+    }
+};
 
 struct LayerShape {
     int rows, n, k;

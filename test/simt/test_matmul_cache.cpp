@@ -5,10 +5,8 @@
 #include <fstream>
 #include <sstream>
 
-#include "kernels/cuda/matmul.h"
 #include "kernels/cuda/matmul_cache.h"
 #include "test/catch.h"
-#include "test/simt/cublas_lt.h"
 #include "test/simt/matmul_layer.h"
 #include "test/simt/sanitizers.h"
 #include "test/temporary_directory.h"
@@ -81,14 +79,6 @@ int algorithm_and_timed(const LayerShape& s, const std::string& cache, std::init
     const int algorithm = algorithm_for(s, cache, ms);
     return algorithm + (was_timed() ? kTimed : 0);
 }
-
-struct WithDefaults {
-    simt::WithCublasLt library;
-    ~WithDefaults() {
-        set_matmul_tuning(false);
-        set_matmul_cache("");
-    }
-};
 
 }  // namespace
 

@@ -9,10 +9,8 @@
 #include <set>
 #include <thread>
 
-#include "kernels/cuda/matmul.h"
 #include "kernels/cuda/matmul_tune.h"
 #include "test/expect_error.h"
-#include "test/simt/cublas_lt.h"
 #include "test/simt/device_memory.h"
 #include "test/simt/fault.h"
 #include "test/simt/matmul_layer.h"
@@ -21,17 +19,6 @@
 namespace {
 
 using simt::cublas_lt;
-using simt::WithCublasLt;
-
-// Settings of products as at first, when the scope ends.
-struct WithDefaults {
-    WithCublasLt library;
-    ~WithDefaults() {
-        set_tf32(false);
-        set_matmul_tuning(false);
-        set_matmul_cache("");
-    }
-};
 
 int uses_of(cublasLtEpilogue_t epilogue) {
     int uses = 0;
@@ -351,24 +338,6 @@ TEST_CASE("products: what is proposed and what is excluded", "[matmul]") {
         CHECK(all.size() == 3);
     }
     REQUIRE(cudaFree(memory) == cudaSuccess);
-}
-
-TEST_CASE("tuning: a product whose matrices do not fit into memory a second time is left untimed", "[matmul]") {
-    const WithDefaults defaults;
-    Product product{.d = nullptr,
-                    .a = nullptr,
-                    .b = nullptr,
-                    .in = Dtype::bf16,
-                    .out = Dtype::fp32,
-                    .transpose_a = false,
-                    .transpose_b = true,
-                    .m = 1 << 27,
-                    .n = 8,
-                    .k = 1 << 27};  // 2^55 bytes
-    cublasLtHandle_t handle = nullptr;
-    cublasLtCreate(&handle);
-    ProductDescription description(key_of(product, false));
-    CHECK(fastest_of({}, description, product, handle, {nullptr, 0}, Stream()).index == -1);
 }
 
 // Where one field is all that differs, the products, their order and their words differ.

@@ -1,0 +1,95 @@
+// Products for which the library has no algorithm with a fixed order of sums, and products that cannot be timed: they
+// are carried out, and cuda_matmul_path() has a note.
+#include <cuda_runtime.h>
+
+#include "kernels/cuda/matmul_plan.h"
+#include "test/catch.h"
+#include "test/simt/device_memory.h"
+#include "test/simt/matmul_layer.h"
+
+namespace {
+
+using simt::cublas_lt;
+
+bool is_noted(const char* words) { return cuda_matmul_path().find(words) != std::string::npos; }
+
+int last_algorithm() { return cublas_lt().products.back().algorithm; }
+
+// 64 KiB of device memory, and a plain product of it whose result nobody reads.
+class Scratch {
+public:
+    Scratch() { REQUIRE(cudaMalloc(&memory_, 65536) == cudaSuccess); }
+    ~Scratch() { cudaFree(memory_); }
+    Scratch(const Scratch&) = delete;
+    Scratch& operator=(const Scratch&) = delete;
+
+    bool multiply_with(int k) const {
+        const bool done = multiply({.d = memory_,
+                                    .a = memory_,
+                                    .b = memory_,
+                                    .in = Dtype::bf16,
+                                    .out = Dtype::bf16,
+                                    .transpose_a = false,
+                                    .transpose_b = false,
+                                    .m = 24,
+                                    .n = 8,
+                                    .k = k},
+                                   {});
+        synchronize({});
+        return done;
+    }
+
+private:
+    void* memory_ = nullptr;
+};
+
+}  // namespace
+
+TEST_CASE("products: no algorithm with a known order of sums", "[matmul]") {
+    const WithDefaults defaults;
+    const char* note = "may differ from run to run";
+    CHECK_FALSE(is_noted(note));
+    cublas_lt().hides_reductions = true;
+    Layer<bf16> layer({40, 72, 208});
+    layer.check_all();  // plain products, whose epilogues are ours
+    for (const simt::CublasLtProduct& product : cublas_lt().products) {
+        CHECK(product.epilogue == CUBLASLT_EPILOGUE_DEFAULT);
+        CHECK(product.algorithm == 1);
+    }
+    CHECK(is_noted(note));
+    // Timing cannot tell which of them gives the same bits each time.
+    cublas_lt().products.clear();
+    set_matmul_tuning(true);
+    Layer<bf16>({40, 72, 216}).check_forward(true, false);
+    CHECK(cublas_lt().products.size() == 1);
+
+    // As documented, and in the order of the proposals: some add in place, or round parts to d's type.
+    cublas_lt().hides_reductions = false;
+    for (int id : {0, 1, 2, 3}) cublas_lt().gone[id] = true;
+    const Scratch scratch;
+    CHECK(scratch.multiply_with(224));
+    CHECK(last_algorithm() == 4);
+    cublas_lt().refuses_in_call[4] = true;
+    CHECK(scratch.multiply_with(232));
+    CHECK(last_algorithm() == 5);
+}
+
+TEST_CASE("tuning: no memory for a product's matrices a second time", "[matmul]") {
+    const WithDefaults defaults;
+    const char* note = "not timed for lack of memory";
+    const Scratch scratch;
+    CHECK(scratch.multiply_with(240));  // takes the workspace
+    set_matmul_tuning(true);
+    CHECK(scratch.multiply_with(248));
+    CHECK(cublas_lt().products.size() > 2);
+    CHECK_FALSE(is_noted(note));
+
+    cublas_lt().products.clear();
+    simt::limit_device_bytes(simt::used_device_bytes());
+    CHECK(scratch.multiply_with(256));
+    simt::limit_device_bytes(simt::kDeviceBytes);
+    CHECK(cublas_lt().products.size() == 1);
+    CHECK(last_algorithm() == 1);
+    CHECK(is_noted(note));
+    CHECK(cudaGetLastError() == cudaSuccess);  // no later check reports it
+}
