@@ -46,9 +46,21 @@ Exit exit_of(ncclResult_t code) {
     switch (code) {
         case ncclRemoteError: return Exit::peer_lost;
         case ncclUnhandledCudaError:
-        case ncclSystemError: return Exit::os;
+        case ncclSystemError:
+        case ncclInvalidUsage: return Exit::os;  // the last: of the machine, which has no network interface
         default: return Exit::internal;
     }
+}
+
+// What NCCL says about a failed call, and what to set where it finds no network interface. It looks for one also where
+// all ranks are on one machine.
+std::string nccl_words(ncclResult_t code, ncclComm_t comm) {
+    const char* last = ncclGetLastError(comm);
+    std::string words = ncclGetErrorString(code);
+    if (last && *last) words += format(" (%s)", last);
+    if (last && std::strstr(last, "no socket interface found"))
+        words += "; NCCL_SOCKET_IFNAME names the network interface to use: lo if all ranks are on this machine";
+    return words;
 }
 
 class Nccl {
@@ -208,11 +220,10 @@ private:
     }
 
     [[noreturn]] void report(ncclResult_t code, const char* call) {
-        const char* last = ncclGetLastError(comm_);
-        const std::string detail = last && *last ? format(" (%s)", last) : "";
+        const std::string words = nccl_words(code, comm_);
         give_up();
-        fail(exit_of(code), "rank %d: %s failed in %s (collective %llu): %s%s", settings_.rank, call, name_,
-             static_cast<unsigned long long>(asked_), ncclGetErrorString(code), detail);
+        fail(exit_of(code), "rank %d: %s failed in %s (collective %llu): %s", settings_.rank, call, name_,
+             static_cast<unsigned long long>(asked_), words);
     }
 
     [[noreturn]] void report_hang(const char* call, double limit_s) {
@@ -285,9 +296,7 @@ Seat take_seat(const CommSettings& settings) {
     if (settings.rank > 0 || !seat.problem.empty()) return seat;
     ncclUniqueId id;
     const ncclResult_t code = ncclGetUniqueId(&id);
-    if (code != ncclSuccess)
-        fail(exit_of(code), "rank 0: ncclGetUniqueId failed: %s (%s)", ncclGetErrorString(code),
-             ncclGetLastError(nullptr));
+    if (code != ncclSuccess) fail(exit_of(code), "rank 0: ncclGetUniqueId failed: %s", nccl_words(code, nullptr));
     std::copy_n(id.internal, sizeof(id.internal), seat.id.begin());
     return seat;
 }

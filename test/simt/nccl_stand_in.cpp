@@ -24,6 +24,7 @@ constexpr int kForEver = INT_MAX;
 
 struct Library {
     simt::NcclPlan plan;
+    std::string last_words;  // of a failure without a communicator
     int calls = 0;
     int group_depth = 0;
     ncclResult_t group_error = ncclSuccess;
@@ -58,7 +59,9 @@ std::string planned(const char* name, int rank) {
 ncclResult_t result_of(const std::string& action) {
     if (action == "fail") return ncclSystemError;
     if (action == "remote") return ncclRemoteError;
-    return ncclSuccess;
+    if (action != "no_interface") return ncclSuccess;
+    library().last_words = "Bootstrap : no socket interface found";
+    return ncclInvalidUsage;
 }
 
 std::shared_ptr<ncclComm> shared(ncclComm_t comm) {
@@ -147,7 +150,7 @@ ncclResult_t ncclGetVersion(int* version) {
 }
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
-    if (!planned("ncclGetUniqueId", 0).empty()) return ncclSystemError;
+    if (const ncclResult_t result = result_of(planned("ncclGetUniqueId", 0)); result != ncclSuccess) return result;
     const int file = memfd_create("stand-in for NCCL", 0);  // stays open: the others open it by this process
     if (file < 0 || ftruncate(file, off_t(kSharedBytes))) return ncclSystemError;
     *id = {};
@@ -235,7 +238,9 @@ const char* ncclGetErrorString(ncclResult_t result) {
     return texts[result];
 }
 
-const char* ncclGetLastError(ncclComm_t comm) { return comm && shared(comm) ? comm->last_words.c_str() : ""; }
+const char* ncclGetLastError(ncclComm_t comm) {
+    return comm && shared(comm) ? comm->last_words.c_str() : library().last_words.c_str();
+}
 
 ncclResult_t ncclGroupStart() {
     Library& all = library();

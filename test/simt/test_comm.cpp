@@ -194,6 +194,13 @@ TEST_CASE("each call of the library that fails is named", "[simt][comm]") {
     }
     plan("fail");
     expect_error(Exit::os, {"ncclGetUniqueId"}, [] { OneRank one; });
+    for (const int skipped : {0, 1}) {
+        plan("no_interface", skipped);
+        expect_error(Exit::os,
+                     {skipped ? "ncclCommInitRankConfig" : "ncclGetUniqueId", "no socket interface found",
+                      "NCCL_SOCKET_IFNAME", "lo if all ranks"},
+                     [] { OneRank one; });
+    }
     for (const char* call : {"ncclGroupStart", "ncclGroupEnd"}) {
         OneRank one(true);
         plan("fail", call[9] == 'E');
