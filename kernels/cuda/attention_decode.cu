@@ -1,8 +1,9 @@
 // Attention of one query per sequence over keys and values that were kept.
 //
 // Grid (query heads, rows): a block per query of a head. A warp takes every kWarps-th key; its lanes hold the columns
-// lane + 32 i of the query, the key and the sum of values. Each warp keeps an online softmax, and the block adds the
-// warps' sums in their order. Queries of a group read the same keys, from the L2 cache but for the first one.
+// lane + 32 i of the query, the key and the sum of values. It loads kKeysAtOnce keys and their values before it uses
+// the first, so that the loads overlap. Each warp keeps an online softmax, and the block adds the warps' sums in their
+// order. Queries of a group read the same keys, from the L2 cache but for the first one.
 // Bytes: the keys and values that are seen, 4 head_size per key and key-value head in 16 bits. FLOPs: 4 head_size per
 // key and query head, so memory is the bound. Numerics: float throughout, sums in an order that depends on the
 // position alone. The block of a group's first head writes the row's key and value into the cache; all blocks read
@@ -19,6 +20,7 @@ namespace {
 
 constexpr int kDecodeWarps = 8;
 constexpr int kDecodeThreads = kDecodeWarps * kWarpSize;
+constexpr int kKeysAtOnce = 4;  // of a warp
 
 template <int kMaxHeadSize> struct DecodeShared {
     float largest[kDecodeWarps], sum[kDecodeWarps];
@@ -62,22 +64,31 @@ __global__ void __launch_bounds__(kDecodeThreads) attention_decode_kernel(Attent
     query.load(heads + size_t(head) * size, size);
     float largest = std::numeric_limits<float>::lowest(), sum = 0;
     const int first = op.window > 0 ? max(place.first_key, place.position + 1 - op.window) : place.first_key;
-    for (int key = first + warp; key <= place.position; key += kDecodeWarps) {
-        const T* from = key == place.position ? own : sequence + key * step;
-        Columns columns;
-        columns.load(from + key_begin, size);
-        float product = 0;
+    for (int begin = first + warp; begin <= place.position; begin += kKeysAtOnce * kDecodeWarps) {
+        Columns keys[kKeysAtOnce], values[kKeysAtOnce];
 #pragma unroll
-        for (int i = 0; i < Columns::kCount; i++) product = fmaf(query.value[i], columns.value[i], product);
-        float score = warp_sum(product) * op.scale;
-        if (op.softcap > 0) score = op.softcap * tanhf(score / op.softcap);
-        const float before = largest;
-        largest = fmaxf(largest, score);
-        const float rescale = expf(before - largest), p = expf(score - largest);
-        sum = sum * rescale + p;
-        columns.load(from + value_begin, size);
+        for (int j = 0; j < kKeysAtOnce; j++) {
+            const int key = min(begin + j * kDecodeWarps, place.position);
+            const T* from = key == place.position ? own : sequence + key * step;
+            keys[j].load(from + key_begin, size);
+            values[j].load(from + value_begin, size);
+        }
 #pragma unroll
-        for (int i = 0; i < Columns::kCount; i++) out.value[i] = fmaf(p, columns.value[i], out.value[i] * rescale);
+        for (int j = 0; j < kKeysAtOnce; j++) {
+            if (begin + j * kDecodeWarps > place.position) break;
+            float product = 0;
+#pragma unroll
+            for (int i = 0; i < Columns::kCount; i++) product = fmaf(query.value[i], keys[j].value[i], product);
+            float score = warp_sum(product) * op.scale;
+            if (op.softcap > 0) score = op.softcap * tanhf(score / op.softcap);
+            const float before = largest;
+            largest = fmaxf(largest, score);
+            const float rescale = expf(before - largest), p = expf(score - largest);
+            sum = sum * rescale + p;
+#pragma unroll
+            for (int i = 0; i < Columns::kCount; i++)
+                out.value[i] = fmaf(p, values[j].value[i], out.value[i] * rescale);
+        }
     }
     if (lane == 0) s.largest[warp] = largest, s.sum[warp] = sum;
 #pragma unroll

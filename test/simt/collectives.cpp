@@ -1,6 +1,13 @@
 #include "test/simt/collectives.h"
 
+#include "test/simt/after_meeting.h"
+
 namespace simt {
+
+std::function<void()>& after_meeting() {
+    static std::function<void()> hook;
+    return hook;
+}
 
 static Order order_of_barrier(const Block& block, int id, unsigned generation) {
     return order_of(Place::named_barrier, uint32_t(block.rank * kNamedBarriers + id) * 4 + (generation & 1) * 2);
@@ -75,6 +82,7 @@ uint64_t meet(uint32_t mask, uint64_t value, void (*combine)(Meeting&, void*), v
     meeting.in[lane] = value;
     if (meeting.arrived == mask) {
         combine(meeting, argument);
+        if (after_meeting()) after_meeting()();
         open(meeting);
     } else {
         await_next(meeting, generation);

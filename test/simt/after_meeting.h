@@ -1,0 +1,11 @@
+// A hook for tests that change memory while a kernel runs.
+#pragma once
+
+#include <functional>
+
+namespace simt {
+
+// Called whenever all lanes of a warp have come to a shuffle, before the first of them continues.
+std::function<void()>& after_meeting();
+
+}  // namespace simt
