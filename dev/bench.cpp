@@ -37,7 +37,7 @@ struct Settings {
     std::string json, roofs_from, choices = "build/bench_choices.json";
     bool roofs_only = false, ops_only = false, steps_only = false, tf32 = false;
     std::optional<double> seconds;
-    int head_rows = 0;
+    int head_rows = 0, batch = 0;
 };
 
 Dtype precision_named(const std::string& name) {
@@ -86,7 +86,10 @@ private:
         std::vector<Workload> picked;
         for (const std::string& key : settings_.workloads) picked.push_back(find_workload(key, on_gpu_));
         if (picked.empty()) picked = default_workloads(on_gpu_);
-        for (Workload& work : picked) work.head_rows = settings_.head_rows;
+        for (Workload& work : picked) {
+            work.head_rows = settings_.head_rows;
+            if (settings_.batch > 0) work.batch = settings_.batch;
+        }
         return picked;
     }
 
@@ -285,6 +288,7 @@ int main(int argc, char** argv) {
     app.add_option("--seconds", settings.seconds,
                    "how long each step is measured (CPU 0.3, GPU 3) and each roof (1.5); at most as long each op");
     app.add_option("--head-rows", settings.head_rows, "rows of logits at a time; 0: the trainer's default");
+    app.add_option("--batch", settings.batch, "sequences in a micro-step; 0: the workload's");
     auto* roofs = app.add_flag("--roofs", settings.roofs_only, "measure this machine's copy and product rates only");
     auto* ops = app.add_flag("--ops-only", settings.ops_only, "ops, no whole steps");
     auto* steps = app.add_flag("--steps-only", settings.steps_only, "whole steps, no ops");

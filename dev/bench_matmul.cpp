@@ -6,9 +6,11 @@
 //
 // FILE is rewritten after every product: {"device", "library", "products": [{"workload", "name", "m", "n", "k",
 // "epilogue", "in", "out", "accumulate", "calls", "candidates", "excluded_candidates", "chosen": null or {"algorithm",
-// "ms", "tflops", "repeats", "mismatches"}, "excluded": the same, "plain_ms", "column_sums_ms"}]}; the last two with
-// the bias gradient as epilogue: the product without it and our kernel for it. Products with the most arithmetic come
-// first, and none begins after S seconds.
+// "ms", "tflops", "repeats", "mismatches"}, "excluded": the same, "plain_ms", "column_sums_ms", "aligned_ms",
+// "gelu_ms", "gelu_pass_ms"}]}. With the bias gradient as epilogue: plain_ms is the product without it, column_sums_ms
+// our kernel for it. Where GELU follows: gelu_ms is the product with the library's, gelu_pass_ms our pass after the
+// chosen one. aligned_ms: told of 256-byte alignment; absent if the library then proposes the same algorithms. Products
+// with the most arithmetic come first, and none begins after S seconds.
 #include "dev/bench_matmul.h"
 
 #include <CLI/CLI.hpp>
@@ -55,6 +57,9 @@ Json json_of(const std::string& workload, const ProductResult& result) {
               {"excluded", json_of(result.excluded)}};
     if (result.plain_ms) json["plain_ms"] = *result.plain_ms;
     if (result.column_sums_ms) json["column_sums_ms"] = *result.column_sums_ms;
+    if (result.aligned_ms) json["aligned_ms"] = *result.aligned_ms;
+    if (result.gelu_ms) json["gelu_ms"] = *result.gelu_ms;
+    if (result.gelu_pass_ms) json["gelu_pass_ms"] = *result.gelu_pass_ms;
     return json;
 }
 
@@ -75,6 +80,9 @@ void print(const ProductResult& result) {
     if (result.plain_ms && result.column_sums_ms)
         std::printf("    apart    %9.4f ms: plain %.4f and sums of columns %.4f\n",
                     *result.plain_ms + *result.column_sums_ms, *result.plain_ms, *result.column_sums_ms);
+    if (result.aligned_ms) std::printf("    aligned  %9.4f ms, told of 256 bytes\n", *result.aligned_ms);
+    if (result.gelu_ms) std::printf("    gelu     %9.4f ms, the library's\n", *result.gelu_ms);
+    if (result.gelu_pass_ms) std::printf("    pass     %9.4f ms, our GELU after it\n", *result.gelu_pass_ms);
     std::fflush(stdout);
 }
 

@@ -3,6 +3,7 @@
 
 #include "dev/bench_arrays.h"
 #include "dev/bench_matmul.h"
+#include "dev/bench_timing.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/matmul.h"
 #include "kernels/cuda/matmul_products.h"
@@ -155,11 +156,14 @@ double flops_of(const Product& product) { return 2.0 * product.m * product.n * p
 
 class Measurement {
 public:
-    explicit Measurement(const Product& product) : product_(product), description_(key_of(product, false)) {}
+    explicit Measurement(const Product& product) : Measurement(product, key_of(product, false)) {}
+    Measurement(const Product& product, const ProductKey& key) : product_(product), description_(key) {}
+
+    std::vector<MatmulAlgorithm> candidates() { return description_.proposals(library(), product_); }
 
     // Both kinds are timed by the same tuner in one go, the kinds one after the other.
     void measure(ProductResult& result, int repeats) {
-        const auto candidates = description_.proposals(library(), product_);
+        const std::vector<MatmulAlgorithm> candidates = this->candidates();
         const auto excluded = description_.excluded_proposals(library(), product_, kLargeWorkspaceBytes);
         result.candidates = int(candidates.size());
         result.excluded_candidates = int(excluded.size());
@@ -172,7 +176,7 @@ public:
 
     // Milliseconds of the fastest algorithm that is admitted.
     std::optional<double> fastest_ms() {
-        const TimedAlgorithm timed = fastest(description_.proposals(library(), product_));
+        const TimedAlgorithm timed = fastest(candidates());
         return timed.index < 0 ? std::nullopt : std::optional<double>(timed.ms);
     }
 
@@ -199,7 +203,31 @@ private:
     ProductDescription description_;
 };
 
-ProductResult measure_product(const std::string& name, double calls, const Product& product, int repeats) {
+// Under the assumption that addresses are aligned to 256 bytes, as the trainer's are.
+std::optional<double> aligned_ms(const Product& product) {
+    constexpr int kAlignment = 256;
+    ProductKey key = key_of(product, false);
+    key.a_alignment = key.b_alignment = key.d_alignment = kAlignment;
+    Measurement aligned(product, key);
+    if (aligned.candidates() == Measurement(product).candidates()) return {};
+    return aligned.fastest_ms();
+}
+
+// `product` with the library's GELU, and our pass over what it leaves without one.
+void measure_gelu(ProductResult& result, Product product) {
+    Arrays arrays;
+    const size_t count = size_t(product.m) * size_t(product.n);
+    const ops::ActivationForward pass{.out = View(arrays.make_scratch(count * size_of(product.out)), product.out),
+                                      .inp = ConstView(product.d, product.out),
+                                      .count = count};
+    result.gelu_pass_ms = time_calls([&] { ops::activation_forward(pass, Stream{}); }, {2, 5, 50, 3}).median;
+    product.epilogue = Epilogue::gelu;
+    product.aux = product.d;  // the tuner allocates its own arrays
+    result.gelu_ms = Measurement(product).fastest_ms();
+}
+
+ProductResult measure_product(const std::string& name, double calls, const Product& product, bool has_gelu,
+                              int repeats) {
     ProductResult result{.name = name,
                          .m = product.m,
                          .n = product.n,
@@ -216,6 +244,8 @@ ProductResult measure_product(const std::string& name, double calls, const Produ
         plain.bias = nullptr;
         result.plain_ms = Measurement(plain).fastest_ms();
     }
+    if (has_gelu) measure_gelu(result, product);
+    result.aligned_ms = aligned_ms(product);
     return result;
 }
 
@@ -230,10 +260,10 @@ struct Linear {
 };
 
 void add_case(std::vector<ProductCase>& cases, const std::string& name, double calls, const Linear& l,
-              std::function<Product(Arrays&)> make) {
+              std::function<Product(Arrays&)> make, bool has_gelu = false) {
     cases.push_back({name, calls, 2.0 * l.rows * l.n * l.k, [=](int repeats) {
                          Arrays arrays;
-                         return measure_product(name, calls, make(arrays), repeats);
+                         return measure_product(name, calls, make(arrays), has_gelu, repeats);
                      }});
 }
 
@@ -241,7 +271,7 @@ ActivationFunction activation_if(bool gelu) { return gelu ? ActivationFunction::
 
 void add_products(std::vector<ProductCase>& cases, const Linear& l) {
     const size_t R = size_t(l.rows), N = size_t(l.n), K = size_t(l.k);
-    add_case(cases, l.name + " forward", l.calls, l, [=](Arrays& arrays) {
+    auto forward = [=](Arrays& arrays) {
         return product_of(ops::MatmulForward{.out = arrays.make<bf16>(R * N),
                                              .pre_activation = l.gelu_behind ? arrays.make<bf16>(R * N) : nullptr,
                                              .inp = arrays.make<bf16>(R * K),
@@ -251,7 +281,8 @@ void add_products(std::vector<ProductCase>& cases, const Linear& l) {
                                              .n = l.n,
                                              .k = l.k,
                                              .activation = activation_if(l.gelu_behind)});
-    });
+    };
+    add_case(cases, l.name + " forward", l.calls, l, forward, l.gelu_behind);
     add_case(cases, l.name + " backward input", l.calls, l, [=](Arrays& arrays) {
         return product_of(ops::MatmulBackwardInput{.dinp = arrays.make<bf16>(R * K),
                                                    .dout = arrays.make<bf16>(R * N),

@@ -23,6 +23,11 @@ struct ProductResult {
     std::optional<AlgorithmResult> chosen{}, excluded{};  // the fastest of each; none where no candidate runs
     // With the bias gradient as epilogue: the product without it, and our sums of columns, which together replace it.
     std::optional<double> plain_ms{}, column_sums_ms{};
+    // The fastest algorithm under the assumption that addresses are aligned to 256 bytes, not 16; none if the library
+    // then proposes the same ones.
+    std::optional<double> aligned_ms{};
+    // Where GELU follows: the product with the library's GELU, and our pass over the chosen one's result.
+    std::optional<double> gelu_ms{}, gelu_pass_ms{};
 };
 
 // A product of a training step in bf16. In a micro-step after the first, weight gradients are added to.

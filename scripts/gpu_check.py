@@ -8,9 +8,10 @@ Needs the driver (nvidia-smi), bash, python3 and the CUDA libraries that scripts
 nothing: make gpu-check builds the programs for this machine's GPU first, a kit has them. Without a GPU it checks what
 can be checked: that the programs start and that nothing else is missing.
 
-    measure    memory bandwidth and peak GEMM rate; ops, steps, GEMMs and the trainer at GPT-2's sizes; PyTorch's steps
-    prove      every instruction against its twin, the model against PyTorch's outputs, loss curves against the CPU's,
-               repeated and resumed runs bit by bit, NCCL with one rank
+    measure    wgmma and tensor maps against their twins; memory bandwidth and peak GEMM rate; ops, steps, GEMMs and the
+               trainer at GPT-2's sizes, a Llama's step; six kernels in Nsight Compute; PyTorch's step
+    prove      every other instruction against its twin, the model against PyTorch's outputs, loss curves against the
+               CPU's, repeated and resumed runs bit by bit, NCCL with one rank
     sanitize   memcheck and racecheck of compute-sanitizer over the op tests
 
 Without a part all three run, each for at most --limit seconds (540). The stages of a part run in turn (--list), the

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import gpu_machine
 import gpu_process
-import gpu_stages
+import gpu_stage
 import gpu_table
 
 MARGIN_S = 12  # of the limit, for ending the last stage and for writing the results
@@ -151,7 +151,7 @@ class Part:
                 row["verdict"], row["detail"] = "no time", f"{max(0, seconds):.0f} s were left"
             else:
                 self.carry_out(stage, seconds, log, row)
-        except gpu_stages.NotRun as reason:
+        except gpu_stage.NotRun as reason:
             row["verdict"], row["detail"] = "not run", str(reason)
         except Exception as error:  # a mistake in one stage is no reason to lose the others
             row["verdict"], row["detail"] = "failed", f"{type(error).__name__}: {error}"
@@ -190,13 +190,15 @@ class Part:
     def read(self, stage, output, row):
         """What the output says. Of a program that did not end well, the figures until then are worth having."""
         with contextlib.suppress(Exception):
-            row["figures"] = gpu_stages.load_figures(self.place, stage)
+            row["figures"] = gpu_stage.load_figures(self.place, stage)
         passed = row["verdict"] == "passed"
         try:
             reading = stage.read(self.place, stage, output)
-            row["detail"], row["figures"] = reading.detail, gpu_stages.finite(reading.figures) or row["figures"]
+            row["detail"], row["figures"] = reading.detail, gpu_stage.finite(reading.figures) or row["figures"]
             if passed and not reading.good:
                 row["verdict"] = "failed"
+        except gpu_stage.NotRun:
+            raise
         except Exception as error:
             if passed:
                 row["verdict"] = "failed"

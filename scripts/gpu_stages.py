@@ -1,73 +1,18 @@
-"""What each stage of gpu_check.py runs, its share of the part's time, and how its result is read.
-
-A stage's program leaves its figures in Place.figures(stage), where it rewrites them after each measurement, so that
-they can be read also when it did not end well.
-"""
+"""The stages of each part of gpu_check.py."""
 import importlib.util
 import json
-import math
-import os
 import random
 import re
-import shutil
 import statistics
 import sys
 from array import array
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Callable
 
-import cuda_libraries
+import cuda_libraries  # noqa: F401  for who has this module
+from gpu_stage import NotRun, Place, Reading, Stage, load_figures, read_tests, tests
+from gpu_tools import OP_GROUPS, ncu, read_ncu, sanitize, test_spec  # noqa: F401
 
 PARTS = ("measure", "prove", "sanitize")
-MAX_FIGURES_BYTES = 1_000_000
-
-
-class NotRun(Exception):
-    """The stage cannot run on this machine, which is no failure; says why."""
-
-
-@dataclass
-class Place:
-    """What the stages know about where they run."""
-    root: Path  # of the repository or of the unpacked kit
-    programs: Path
-    work: Path  # a temporary folder
-    libraries: cuda_libraries.Libraries
-    capability: str  # compute capability: "9.0"
-
-    def program(self, name):
-        return self.programs / name
-
-    def figures(self, stage):
-        return self.work / f"{stage.name}.json"
-
-    def environment(self, stage=None):
-        """For our programs; PyTorch brings its own CUDA libraries."""
-        if stage and stage.is_peer:
-            return dict(os.environ)
-        variables = stage.variables if stage else {}
-        return {**os.environ, "LD_LIBRARY_PATH": self.libraries.ld_library_path, "TMPDIR": str(self.work), **variables}
-
-
-@dataclass
-class Reading:
-    """What a stage's output says: a line for the table, its figures, and whether they are as they must be."""
-    detail: str
-    figures: dict = field(default_factory=dict)
-    good: bool = True
-
-
-@dataclass
-class Stage:
-    name: str
-    share: float  # seconds of the default limit; other limits are divided in the same proportion
-    programs: tuple  # of Place.programs
-    command: Callable  # (place, stage, seconds) -> [program, argument, ...]; may raise NotRun
-    read: Callable  # (place, stage, output) -> Reading; any exception means that the stage failed
-    variables: dict = field(default_factory=dict)
-    is_peer: bool = False  # the verdict does not count, and it may take all the time that earlier stages left
-    workload: str = ""
 
 
 @dataclass
@@ -76,63 +21,23 @@ class Workload:
     key: str
     config: str = ""
     changes: dict = field(default_factory=dict)
-    steps: int = 30
+    steps: int = 15
+    batches: tuple = ()  # of further steps
+    has_ops: bool = True  # whether the benchmarks have its ops and its GEMMs
+    peer: str = ""  # the part that measures PyTorch's step
 
 
 WORKLOADS = {
-    "124M": Workload("124M", "configs/gpt2_124M.json"),
-    "1558M": Workload("1558M"),
+    "124M": Workload("124M", "configs/gpt2_124M.json", batches=(32, 128), peer="measure"),
+    "1558M": Workload("1558M", batches=(32,), peer="prove"),
+    "llama-1.1B": Workload("llama-1.1B", has_ops=False),
     # For machines without a GPU, where the simulator's programs stand in for the GPU's.
     "tiny": Workload("tiny", "configs/gpt2_124M.json", {
         "model": {"n_layer": 2, "n_head": 2, "n_embd": 64, "n_positions": 32, "vocab_size": 256},
-        "train": {"batch_size": 2, "seq_len": 32, "total_batch_tokens": 64}}, 4),
+        "train": {"batch_size": 2, "seq_len": 32, "total_batch_tokens": 64}}, 4, (4,), peer="measure"),
 }
-GPU_WORKLOADS = ["124M", "1558M"]
-
-
-def finite(value):
-    """A value of JSON without infinities and NaN, which Python reads and writes but JSON does not have."""
-    if isinstance(value, dict):
-        return {str(key): finite(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def load_figures(place, stage):
-    """What the stage's program measured. Raises what is wrong with the file."""
-    path = place.figures(stage)
-    if path.stat().st_size > MAX_FIGURES_BYTES:
-        raise ValueError(f"the figures have {path.stat().st_size} bytes, more than {MAX_FIGURES_BYTES}")
-    figures = finite(json.loads(path.read_text()))
-    if not isinstance(figures, dict):
-        raise ValueError("the figures are not a JSON object")
-    return figures
-
-
-# ---- tests in Catch2's words ----------------------------------------------------------------------------------------
-
-def read_tests(place, stage, output):
-    """The summary of a test program, and which test cases failed."""
-    good = re.findall(r"^All tests passed \((.*)\)", output, re.M)
-    counts = re.findall(r"^test cases: *(\d+)(.*)", output, re.M)
-    if good:
-        return Reading(good[-1])
-    if not counts:
-        return Reading("no test ran", good=False)
-    failing = re.findall(r"^-{70,}\n(\S.*)\n(?: .*\n)*-{70,}\n", output, re.M)
-    failing += re.findall(r"^(?:FAIL|ERROR): (\S+)", output, re.M)
-    names = list(dict.fromkeys(failing))
-    passed, failed = (re.search(rf"(\d+) {word}", counts[-1][1]) for word in ("passed", "failed"))
-    detail = f"{counts[-1][0]} test cases" + "".join(f", {found[0]}" for found in (passed, failed) if found)
-    if names:
-        detail += ": " + ", ".join(names)
-    is_good = bool(passed and int(passed[1])) and not (failed and int(failed[1]))
-    return Reading(detail, {"failing": names}, is_good)
-
-
-def tests(place, stage, spec):
-    return [place.program("test_cuda"), spec]
+GPU_WORKLOADS = ["124M", "llama-1.1B", "1558M"]
+FIRST_S = 480  # of measure: what decides the next work
 
 
 # ---- measure --------------------------------------------------------------------------------------------------------
@@ -157,7 +62,7 @@ def bench(place, stage, seconds):
     figures, measured = place.figures(stage), place.work / "roofs.json"
     command = [place.program("bench_cuda"), "bf16", "--workload", stage.workload, "--json", figures, *choices(place)]
     if stage.name.startswith("step_"):
-        return [*command, "--steps-only"]
+        return [*command, "--steps-only", "--batch", str(stage.batch)]
     return [*command, "--ops-only"] + (["--roofs-from", measured] if measured.exists() else [])
 
 
@@ -167,6 +72,10 @@ def read_ops(place, stage, output):
     above = sum(float(op["ms_above_roof"]) for op in ops)
     return Reading(f"{len(ops)} ops, {sum(float(op['total_ms']) for op in ops):.2f} ms a step, "
                    f"{above:.2f} ms of them above the roofline", figures, len(ops) > 0)
+
+
+def profiled_ops(place, stage, seconds):
+    return [*ncu(place), *bench(place, stage, seconds), "--seconds", "0.01"]
 
 
 def percent(share):
@@ -280,6 +189,9 @@ def read_matmul(place, stage, output):
     faster = [one for one in chosen if one["excluded"] and one["excluded"]["ms"] < one["chosen"]["ms"]]
     detail = (f"{len(products)} GEMMs, {mismatches} repeats of the chosen algorithms with other bits, "
               f"an excluded one faster for {len(faster)}")
+    gains = [one["chosen"]["ms"] / one["aligned_ms"] for one in chosen if one.get("aligned_ms")]
+    if gains:
+        detail += f"; told of 256 bytes, other proposals for {len(gains)}, at best {max(gains):.3f} times as fast"
     without = [one for one in products if not one["chosen"]]
     if without:
         detail += f", no algorithm for {len(without)}"
@@ -289,27 +201,44 @@ def read_matmul(place, stage, output):
 
 
 def measure(workloads):
-    """Most valuable results first: had the machine only N minutes, they are those of the first N."""
-    def stages(kind, shares, *how, keys=workloads, **more):
-        return [Stage(f"{kind}_{key}", shares[i > 0], *how, workload=key, **more) for i, key in enumerate(keys)]
+    """Most valuable results first: had the machine only N minutes, they are those of the first N. The time of all but
+    PyTorch's steps is at most FIRST_S."""
     first, rest = workloads[:1], workloads[1:]
 
-    def steps(keys, share):
-        return stages("step", (share, share), ("bench_cuda",), bench, read_step, keys=keys)
+    def stages(kind, share, program, *how, keys=first):
+        return [Stage(f"{kind}_{key}", share, (program,), *how, workload=key) for key in keys]
 
-    def peers(keys, share):
-        return stages("peer", (share, share), (), peer, read_peer, keys=keys, is_peer=True)
+    def steps(share, keys):
+        return stages("step", share, "bench_cuda", bench, read_step, keys=keys)
 
-    trained = [key for key in first if WORKLOADS[key].config]
-    return [Stage("roofs", 20, ("bench_cuda",), roofs, read_roofs),
-            Stage("ops", 70, ("test_cuda",), lambda place, stage, _: tests(place, stage, "[ops]"), read_tests),
-            *stages("ops", (35, 35), ("bench_cuda",), bench, read_ops),
-            *steps(first, 25),
-            *peers(first, 150),
-            *stages("trainer", (35, 35), ("train_gpt",), trainer, read_trainer, keys=trained),
-            *stages("matmul", (40, 40), ("bench_matmul_cuda",), matmul, read_matmul),
-            *steps(rest, 30),
-            *peers(rest, 60)]
+    def other_batches(share, keys):
+        return [Stage(f"step_{key}_b{batch}", share, ("bench_cuda",), bench, read_step, workload=key, batch=batch)
+                for key in keys for batch in WORKLOADS[key].batches]
+
+    def ops_and_products(keys):
+        return [key for key in keys if WORKLOADS[key].has_ops]
+
+    large = ops_and_products(rest)
+    return [*(probe_stage(group, 5) for group in FIRST_PROBES),
+            Stage("roofs", 15, ("bench_cuda",), roofs, read_roofs),
+            Stage("ops", 55, ("test_cuda",), lambda place, stage, _: tests(place, stage, "[ops]"), read_tests),
+            *stages("ops", 25, "bench_cuda", bench, read_ops),
+            *steps(20, first),
+            *stages("matmul", 45, "bench_matmul_cuda", matmul, read_matmul),
+            *steps(30, rest),
+            *stages("ncu", 60, "bench_cuda", profiled_ops, read_ncu),
+            *stages("trainer", 40, "train_gpt", trainer, read_trainer,
+                    keys=[key for key in first if WORKLOADS[key].config]),
+            *stages("ops", 20, "bench_cuda", bench, read_ops, keys=large),
+            *other_batches(20, first),
+            *stages("matmul", 45, "bench_matmul_cuda", matmul, read_matmul, keys=large),
+            *other_batches(25, rest),
+            *peers("measure", 48, workloads)]
+
+
+def peers(part, share, workloads):
+    return [Stage(f"peer_{key}", share, (), peer, read_peer, workload=key, is_peer=True) for key in workloads
+            if WORKLOADS[key].peer == part]
 
 
 # ---- prove ----------------------------------------------------------------------------------------------------------
@@ -320,6 +249,13 @@ PROBE_GROUPS = {
     "sm_90a": ["stmatrix", "mbarrier", "bulk", "cluster", "registers", "wgmma_sizes", "wgmma_layouts",
                "wgmma_registers", "tensor_copies", "tensor_multicast", "tensor_swizzle"],
 }
+# Kernels with wgmma would depend on these: they run first.
+FIRST_PROBES = [group for group in PROBE_GROUPS["sm_90a"] if group.startswith(("wgmma", "tensor"))]
+
+
+def probe_stage(group, share):
+    architecture = next(name for name, groups in PROBE_GROUPS.items() if group in groups)
+    return Stage(f"probe_{group}", share, ("ptx_probe_cuda", "ptx_probe_simt"), probe(architecture, group), read_probe)
 
 
 def probe(architecture, group):
@@ -367,9 +303,9 @@ def comm(place, stage, seconds):
     return tests(place, stage, "[comm]")
 
 
-def prove(place):
-    probes = [Stage(f"probe_{group}", 12, ("ptx_probe_cuda", "ptx_probe_simt"), probe(architecture, group), read_probe)
-              for architecture, groups in PROBE_GROUPS.items() for group in groups]
+def prove(place, workloads):
+    probes = [probe_stage(group, 12) for groups in PROBE_GROUPS.values() for group in groups
+              if group not in FIRST_PROBES]
     trainers = ("train_gpt", "train_gpt_cpu")
     return [*probes,
             Stage("reference", 90, ("test_cuda",), lambda place, stage, _: tests(place, stage, "[model]"), read_tests),
@@ -378,73 +314,11 @@ def prove(place):
             Stage("resume", 90, trainers, gpu_trainer("test_two_runs_and_a_resumed_one_give_the_same_bits"),
                   read_gpu_trainer, trainer_variables(place)),
             # A machine that is lent for minutes may have no other network interface, and NCCL wants one.
-            Stage("comm", 40, ("test_cuda",), comm, read_tests, {"NCCL_SOCKET_IFNAME": "lo"})]
-
-
-# ---- sanitize -------------------------------------------------------------------------------------------------------
-
-# The names of op tests, by group. Not the products of the library, whose kernels are not ours and take the tools
-# minutes; and one precision.
-OP_GROUPS = {
-    "attention": ["attention*"],
-    "norm": ["norm_backward*", "residual_norm*"],
-    "loss": ["cross_entropy*", "loss_sum*"],
-    "update": ["squared_sums*", "grad_norm_finish*", "adamw_update*", "sgd_update*"],
-    "embedding": ["embedding*"],
-    "activation": ["activation*", "gated_activation*"],
-    "rope": ["qk_norm_rope*"],
-    "dropout": ["dropout*"],
-    "fill": ["normal_fill*", "add*", "fill*", "cast*"],
-}
-NOT_SANITIZED = ["matmul*"]
-OTHER_PRECISIONS = ["*float", "*fp16", "*fp16 *"]
-SANITIZERS = {"memcheck": (220, ["--leak-check", "no"]), "racecheck": (320, [])}
-ERROR_FOUND = 9
-
-
-def test_spec(group):
-    """A test specification of Catch2 for a group: every pattern but the other precisions."""
-    without = "".join(f'~"{pattern}"' for pattern in OTHER_PRECISIONS)
-    return ",".join(f'[ops]"{pattern}"{without}' for pattern in OP_GROUPS[group])
-
-
-def sanitizer_program():
-    """compute-sanitizer of PATH or of a toolkit."""
-    for root in ["", *cuda_libraries.toolkit_roots()]:
-        for folder in ("bin", "compute-sanitizer") if root else ("",):
-            found = shutil.which(os.path.join(root, folder, "compute-sanitizer"))
-            if found:
-                return found
-    raise NotRun("compute-sanitizer is neither on PATH nor in a CUDA toolkit")
-
-
-def sanitizer(tool, more, group):
-    def command(place, stage, seconds):
-        return [sanitizer_program(), "--tool", tool, "--error-exitcode", str(ERROR_FOUND), *more,
-                place.program("test_cuda"), test_spec(group)]
-    return command
-
-
-def read_sanitizer(place, stage, output):
-    """The tool's own summary, the different findings, and that the tests passed under it."""
-    summary = re.findall(r"^=+ (ERROR SUMMARY: \d+ errors?|RACECHECK SUMMARY: .*)", output, re.M)
-    found = re.findall(r"^=+ ((?:Error|Warning|Invalid|Uninitialized|Race|Program hit|Internal|Out-of-range).*)",
-                       output, re.M)
-    findings = list(dict.fromkeys(re.sub(r"0x[0-9a-f]+", "0x..", line) for line in found))
-    tests_said = read_tests(place, stage, output)
-    detail = f"{summary[-1] if summary else 'no summary'}; {tests_said.detail}"
-    if findings:
-        detail = f"{len(findings)} findings: {findings[0]}; {detail}"
-    clean = bool(summary) and re.search(r": 0 (errors|hazards)", summary[-1]) is not None and not findings
-    return Reading(detail, {"findings": findings[:20], "summary": summary[-1:]}, clean and tests_said.good)
-
-
-def sanitize():
-    return [Stage(f"{tool}_{group}", share / len(OP_GROUPS), ("test_cuda",), sanitizer(tool, more, group),
-                  read_sanitizer)
-            for tool, (share, more) in SANITIZERS.items() for group in OP_GROUPS]
+            Stage("comm", 40, ("test_cuda",), comm, read_tests, {"NCCL_SOCKET_IFNAME": "lo"}),
+            *peers("prove", 65, workloads)]
 
 
 def stages_of(part, place, workloads):
     """The stages of a part, in the order in which they run."""
-    return {"measure": lambda: measure(workloads), "prove": lambda: prove(place), "sanitize": sanitize}[part]()
+    return {"measure": lambda: measure(workloads), "prove": lambda: prove(place, workloads),
+            "sanitize": sanitize}[part]()

@@ -96,7 +96,7 @@ def roofs(check):
 
 
 def step_row(key, program, result):
-    return (f"  {key:<8} {program:<10} {show(result.get('batch'), '{:.0f}'):>4} "
+    return (f"  {key:<10} {program:<10} {show(result.get('batch'), '{:.0f}'):>4} "
             f"{show(result.get('seq_len'), '{:.0f}'):>5} {show(result.get('step_ms'), '{:.2f}'):>10} "
             f"{show(result.get('tokens_per_s'), '{:.0f}'):>11} {percent(result.get('mfu')):>7}")
 
@@ -121,14 +121,15 @@ def steps(check):
     rows = []
     for key in workloads(check):
         ours = part_of(named(check, f"step_{key}"), "results", 0) or {}
-        if ours:
-            rows.append((3, step_row(key, "bench", ours)))
+        for stage in check["stages"]:  # at every batch
+            if stage["workload"] == key and stage["name"].startswith("step_"):
+                rows += [(3, step_row(key, "bench", result)) for result in part_of(stage["figures"], "results") or []]
         trainer = named(check, f"trainer_{key}")
         if trainer:
             rows.append((3, step_row(key, "train_gpt", trainer) + f"  {show(trainer.get('steps'), '{:.0f}')} steps"))
         for row in part_of(named(check, f"peer_{key}"), "rows") or []:
             rows.append((3, peer_row(key, row, ours)))
-    head = "  workload program       B     T    ms/step    tokens/s     MFU"
+    head = "  workload   program       B     T    ms/step    tokens/s     MFU"
     return Section(["", "whole steps, bf16; MFU by llm.c's convention", head], 1, rows) if rows else None
 
 
@@ -146,21 +147,35 @@ def ops(check, key):
 
 def matmuls(check, key):
     """Chosen against the best excluded algorithm: a ratio over 1 says that the excluded one is faster."""
-    rows = []
+    rows, extra = [], []
     for one in named(check, f"matmul_{key}").get("products") or []:
         chosen, excluded = one.get("chosen") or {}, one.get("excluded") or {}
         ms, other = chosen.get("ms"), excluded.get("ms")
         ratio = ms / other if isinstance(ms, (int, float)) and isinstance(other, (int, float)) and other > 0 else None
+        if one.get("gelu_ms") and one.get("gelu_pass_ms") and isinstance(ms, (int, float)):
+            extra.append(f"  {one['name'][:26]}: with the library's GELU {one['gelu_ms']:.4f} ms; "
+                         f"with bias {ms:.4f} ms and our pass {one['gelu_pass_ms']:.4f} ms")
+        aligned = one.get("aligned_ms")
+        told = f", {ms / aligned:.3f}x as fast told of 256 bytes" if aligned and isinstance(ms, (int, float)) else ""
         bad = bool(chosen.get("mismatches"))
         shape = f"{one.get('m')}x{one.get('n')}x{one.get('k')}"
         rows.append(((1e9 if bad else 0) + (one.get("calls") or 1) * (ms or 0),
                      f"  {str(one.get('name'))[:26]:<26} {shape:<18} {show(chosen.get('tflops')):>8} "
                      f"{show(excluded.get('tflops')):>9} {show(ratio, '{:.3f}'):>7} "
                      f"{show(chosen.get('mismatches'), '{:.0f}'):>7} {show(excluded.get('mismatches'), '{:.0f}'):>9}"
-                     f"  of {show(chosen.get('repeats'), '{:.0f}')}"))
+                     f"  of {show(chosen.get('repeats'), '{:.0f}')}{told}"))
     head = (f"  {'':<26} {'m x n x k':<18} {'TFLOP/s':>8} {'excluded':>9} {'ratio':>7} {'differ':>7} {'excluded':>9}")
-    return Section(["", f"{key}: GEMMs, chosen and best excluded algorithm, repeats with other bits", head], 4,
+    return Section(["", f"{key}: GEMMs, chosen and best excluded algorithm, repeats with other bits", *extra, head], 4,
                    rows) if rows else None
+
+
+def profiled(check, key):
+    """What Nsight Compute says of kernels: shares of the peak in percent."""
+    rows = [(1, f"  {kernel['name'][:34]:<34} {show(kernel['us']):>9} {show(kernel['tensor']):>9} "
+                f"{show(kernel['issue']):>9} {show(kernel['dram']):>9} {show(kernel['conflicts'], '{:.0f}'):>11}")
+            for kernel in named(check, f"ncu_{key}").get("kernels") or []]
+    head = f"  {'':<34} {'us':>9} {'tensor %':>9} {'issue %':>9} {'memory %':>9} {'conflicts':>11}"
+    return Section(["", f"{key}: kernels by Nsight Compute", head], 1, rows) if rows else None
 
 
 def clocks_of(stage):
@@ -206,6 +221,6 @@ def guarded(make, *arguments):
 def table(check, limit=MAX_CHARACTERS):
     """The whole table. It never fails for what the figures are, and never exceeds the limit."""
     sections = [guarded(machine, check), guarded(roofs, check), guarded(steps, check)]
-    sections += [guarded(make, check, key) for make in (ops, matmuls) for key in workloads(check)]
+    sections += [guarded(make, check, key) for make in (profiled, ops, matmuls) for key in workloads(check)]
     sections += [guarded(stages, check), guarded(counts, check)]
     return fit([section for section in sections if section], limit)

@@ -23,11 +23,12 @@ class BenchTest(unittest.TestCase):
         self.addCleanup(temporary.cleanup)
         self.dir = Path(temporary.name)
 
-    def run_bench(self, *args, program="bench_simt", expect=0):
+    def run_bench(self, *args, program="bench_simt", expect=0, **environment):
         """What the program said, and the JSON that it left."""
         options = ["--choices", ""] if program == "bench_simt" else []  # nothing is tuned, which takes seconds here
         command = [ROOT / "build" / program, *args, "--json", self.dir / "bench.json", *options]
-        result = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300, env=ENVIRONMENT)
+        result = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300,
+                                env={**ENVIRONMENT, **environment})
         self.assertEqual(result.returncode, expect, result.stdout + result.stderr)
         path = self.dir / "bench.json"
         return result.stdout + result.stderr, json.loads(path.read_text()) if path.exists() else None
@@ -120,8 +121,8 @@ class Bench(BenchTest):
 class Matmul(BenchTest):
     REPEATS = 6
 
-    def run_matmul(self, *args):
-        return self.run_bench("--workload", "tiny", *args, program="bench_matmul_simt")
+    def run_matmul(self, *args, **environment):
+        return self.run_bench("--workload", "tiny", *args, program="bench_matmul_simt", **environment)
 
     def test_every_product_and_its_algorithms(self):
         said, report = self.run_matmul("--repeats", self.REPEATS)
@@ -146,6 +147,8 @@ class Matmul(BenchTest):
                 self.assertEqual(product["excluded"]["mismatches"], self.REPEATS // 2, name)
             self.assertEqual("plain_ms" in product, product["epilogue"] == "bias_gradient")
             self.assertEqual("column_sums_ms" in product, product["epilogue"] == "bias_gradient")
+            self.assertEqual([key in product for key in ("gelu_ms", "gelu_pass_ms")], [name == "fc forward"] * 2, name)
+            self.assertNotIn("aligned_ms", product)  # the same proposals
         self.assertIn("3 of 6 runs differ", said)
 
     def test_the_most_arithmetic_comes_first_and_time_ends_it(self):
@@ -153,6 +156,12 @@ class Matmul(BenchTest):
         self.assertEqual([product["name"] for product in report["products"]], ["fc forward"])
         said, _ = self.run_matmul("--repeats", 2, "--seconds", 0)
         self.assertIn("20 more products: no time is left", said)
+
+    def test_a_library_that_is_told_of_256_bytes(self):
+        _, report = self.run_matmul("--repeats", 2, "--seconds", 0.001, STAND_IN_CUBLASLT="prefers_256")
+        product, = report["products"]
+        self.assertEqual(product["candidates"], 3)
+        self.assertGreater(product["aligned_ms"], 0)
 
 
 if __name__ == "__main__":

@@ -14,85 +14,25 @@ import unittest
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from gpu_stand_ins import (BENCH, LIBRARIES, MATMUL, NCU, NVIDIA_SMI, PASSING, PEER, SANITIZER,
+                           TRAINER)
 from test_gpu_runner import gone
 from trainer import FROM_TERMINAL, ROOT
 
 sys.path.insert(0, str(ROOT / "scripts"))
+import gpu_check  # noqa: E402
+import gpu_runner  # noqa: E402
 import gpu_stages  # noqa: E402
 
 TOOLS = ["bash", "cat", "cp", "env", "head", "rm", "setsid", "sleep", "touch"]
-NVIDIA_SMI = """#!/usr/bin/env bash
-case $* in
-    *name,driver*) echo "NVIDIA H200, 580.95, 143771 MiB, 9.0, 700.00 W" ;;
-    *) echo "1980, 3201, 690.25, 66, 0x4" ;;
-esac
-"""
-# Shared libraries with the names of CUDA's.
-LIBRARIES = {"libcudart.so.13": "int cudaRuntimeGetVersion(int* version) { *version = 13010; return 0; }",
-             "libcublasLt.so.13": "unsigned long cublasLtGetVersion() { return 130100; }",
-             "libnccl.so.2": "void ncclGetVersion() {}"}
-SANITIZER = """#!/usr/bin/env bash
-while [[ $1 == --* ]]; do [ "$1" != --tool ] || tool=$2; shift 2; done
-"$@"; code=$?
-case $tool in
-    memcheck) echo "========= ERROR SUMMARY: 0 errors" ;;
-    racecheck) echo "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)" ;;
-esac
-exit $code
-"""
-PEER = """import json, subprocess, sys
-words = dict(zip(sys.argv[1:-1], sys.argv[2:]))
-ours = subprocess.run([words["--against"], "bf16", "--workload", words["--workload"], "--steps-only", "--json",
-                       words["--json"] + ".ours"]).returncode
-assert words["--device"] == "cuda" and float(words["--seconds"]) > 0 and ours == 0
-row = {"workload": words["--workload"], "precision": "bf16", "batch": 2, "seq_len": 32, "ours_ms": [1.0], "ratio": 2.0,
-       "torch": {"step_ms": 2.0, "compiled": True, "attention": "FLASH", "steps": 9, "eager_ms": 3.0}}
-open(words["--json"], "w").write(json.dumps({"torch": "2.9", "device": "H200", "rows": [row]}))
-"""
-# What dev/bench*.cpp write, for tests of the script alone.
-BENCH = """#!/usr/bin/env bash
-words=$*; json=${words##*--json }; json=${json%% *}
-case $* in
-    *--roofs\\ *) echo '{"device": "x", "roofs": {"copy_gb_per_s": 4000.5, "bf16_tflops": 800.25}}' > "$json" ;;
-    *--ops-only*) echo '{"device": "x", "results": [{"workload": "tiny", "ops": [{"name": "gelu", "calls": 2, "ms": 1,
-        "total_ms": 2, "share": 0.5, "flops": 0, "bytes": 9, "roof_share": 0.75, "ms_above_roof": 0.5}]}]}' > "$json" ;;
-    *--steps-only*) echo '{"device": "x", "results": [{"workload": "tiny", "batch": 2, "seq_len": 32, "step_ms": 1.5,
-        "tokens_per_s": 42666, "mfu": null}]}' > "$json" ;;
-    *--help*) ;;
-    *) exit 64 ;;
-esac
-"""
-MATMUL = """#!/usr/bin/env bash
-words=$*; json=${words##*--json }; json=${json%% *}
-echo '{"device": "x", "library": "y", "products": [{"workload": "tiny", "name": "qkv", "m": 64, "n": 64, "k": 64,
-    "calls": 2, "chosen": {"algorithm": "a", "ms": 2, "tflops": 500, "repeats": 100, "mismatches": 0},
-    "excluded": {"algorithm": "b", "ms": 1, "tflops": 1000, "repeats": 100, "mismatches": 7},
-    "candidates": 3, "excluded_candidates": 1}]}' > "$json"
-"""
-PASSING = '#!/usr/bin/env bash\necho "test_cuda $*" >> "$HOME/calls"\n' \
-          'echo "All tests passed (22 assertions in 6 test cases)"\n'
-# The trainers of tests with stand-ins: metrics of four steps, and what gpu_trainer.py asks of them is not run.
-TRAINER = """#!/usr/bin/env bash
-[ "$1" != --version ] || { echo "train_gpt 0.1.0 (0123456789ab, 2026-11-22)"; exit; }
-mkdir -p "${1%/*}/run/profile"
-for step in 1 2 3 4; do
-    echo '{"kind": "train", "step": '$step', "loss": 5.5, "step_ms": 2.5, "tokens_per_s": 25600, "mfu": 0.5,' \\
-         '"power_w": 650, "throttle": "sw_power_cap"}'
-done > "${1%/*}/run/metrics.jsonl"
-[ "$3 $4" = "--profile 3:4" ] || exit 64
-echo '{"otherData": {"first_step": 3, "last_step": 4}, "traceEvents": [
-    {"ph": "M", "name": "thread_name", "args": {"name": "host"}},
-    {"ph": "X", "name": "step", "ts": 0, "dur": 2500.000, "args": {"step": 3}},
-    {"ph": "X", "name": "activation_forward", "ts": 0, "dur": 500.000, "args": {"flops": 0, "roofline_share": 0.5}},
-    {"ph": "X", "name": "adamw_update", "ts": 0, "dur": 4000.000, "args": {"flops": 0}},
-    {"ph": "X", "name": "activation_forward", "ts": 0, "dur": 1500.000,
-     "args": {"flops": 0, "roofline_share": 0.5}}]}' \
-    > "${1%/*}/run/profile/rank_0.steps_3-4.json"
-"""
 PLACE = gpu_stages.Place(ROOT, ROOT / "build", ROOT, gpu_stages.cuda_libraries.Libraries(), "9.0")
-MEASURE = ["roofs", "ops", "ops_tiny", "step_tiny", "peer_tiny", "trainer_tiny", "matmul_tiny"]
-PROVE = [f"probe_{group}" for groups in gpu_stages.PROBE_GROUPS.values() for group in groups] + [
-    "reference", "curves", "resume", "comm"]
+FIRST_PROBES = ["probe_wgmma_sizes", "probe_wgmma_layouts", "probe_wgmma_registers", "probe_tensor_copies",
+                "probe_tensor_multicast", "probe_tensor_swizzle"]
+MEASURE = FIRST_PROBES + ["roofs", "ops", "ops_tiny", "step_tiny", "matmul_tiny", "ncu_tiny", "trainer_tiny",
+                          "step_tiny_b4", "peer_tiny"]
+PROBES = [f"probe_{group}" for group in gpu_stages.PROBE_GROUPS["sm_80"]] + [
+    "probe_stmatrix", "probe_mbarrier", "probe_bulk", "probe_cluster", "probe_registers"]
+PROVE = PROBES + ["reference", "curves", "resume", "comm"]
 SANITIZE = [f"{tool}_{group}" for tool in ("memcheck", "racecheck") for group in gpu_stages.OP_GROUPS]
 
 
@@ -128,6 +68,7 @@ class Kit(unittest.TestCase):
         (self.home / "bin/python3").symlink_to(sys.executable)
         self.tool("nvidia-smi", NVIDIA_SMI)
         self.tool("compute-sanitizer", SANITIZER)
+        self.tool("ncu", NCU)
         self.tool("dev/peer_torch.py", PEER, self.kit)
         self.tool("torch.py", "", self.home / "packages")
 
@@ -204,9 +145,13 @@ class StandIns(Kit):
                          (25600, 650, ["sw_power_cap"]))
         self.assertEqual(trained["ops"], [{"name": "adamw_update", "calls": 0.5, "ms": 2.0, "roof_ms": 0.0},
                                           {"name": "activation_forward", "calls": 1.0, "ms": 1.0, "roof_ms": 0.5}])
+        kernel = rows["ncu_tiny"]["figures"]["kernels"][2]
+        self.assertEqual([kernel[key] for key in ("name", "us", "tensor", "issue", "dram", "conflicts")],
+                         ["attention_backward_key", 1.234, 61.5, 40.5, 25.5, 77])
+        self.assertRegex(self.table, r"(?m)^  attention_backward_key +1.2 +61.5 +40.5 +25.5 +77$")
         self.assertEqual(rows["matmul_tiny"]["detail"], "1 GEMMs, 0 repeats of the chosen algorithms with other bits, "
                          "an excluded one faster for 1")
-        for line in ("copy 4000 GB/s, bf16 GEMM 800.2 TFLOP/s", "  tiny     PyTorch", "SM clock"):
+        for line in ("copy 4000 GB/s, bf16 GEMM 800.2 TFLOP/s", "  tiny       PyTorch", "SM clock"):
             self.assertIn(line, self.table)
         self.assertRegex(self.logs["clocks.csv"], r"\n0,1980,3201,690.25,66,4\n")
         calls = (self.home / "calls").read_text()
@@ -217,43 +162,69 @@ class StandIns(Kit):
                       f"{self.kit}/build/train_gpt {self.kit}/build/train_gpt_cpu", self.logs["curves.log"])
 
     def test_the_order_of_the_gpu_workloads(self):
-        said = self.run_script("measure", "--list")
-        self.assertEqual([line.split()[1] for line in said.splitlines()], [
-            "roofs", "ops", "ops_124M", "ops_1558M", "step_124M", "peer_124M", "trainer_124M", "matmul_124M",
-            "matmul_1558M", "step_1558M", "peer_1558M"])
-        shares = [float(line.split()[2]) for line in self.run_script("--list").splitlines()]
-        self.assertEqual(len(shares), 11 + len(PROVE) + len(SANITIZE))
-        self.assertTrue(1590 <= sum(shares) <= 3 * 540, sum(shares))
+        listed = [line.split() for line in self.run_script("--list").splitlines()]
+        self.assertEqual([name for part, name, *_ in listed if part == "measure"], FIRST_PROBES + [
+            "roofs", "ops", "ops_124M", "step_124M", "matmul_124M", "step_llama-1.1B", "step_1558M", "ncu_124M",
+            "trainer_124M", "ops_1558M", "step_124M_b32", "step_124M_b128", "matmul_1558M", "step_1558M_b32",
+            "peer_124M"])
+        self.assertEqual([name for part, name, *_ in listed if part == "prove"], PROVE + ["peer_1558M"])
+
+    def test_the_first_eight_minutes(self):
+        """No stage may run longer than until its place in the plan. PyTorch has the time after it, and what others
+        leave."""
+        plans = {part: gpu_stages.stages_of(part, PLACE, gpu_stages.GPU_WORKLOADS) for part in gpu_stages.PARTS}
+        usable = gpu_check.DEFAULT_LIMIT_S - gpu_runner.MARGIN_S
+        for part, stages in plans.items():
+            self.assertGreaterEqual(sum(stage.share for stage in stages), usable, part)  # no share is stretched
+            self.assertLessEqual(sum(stage.share for stage in stages), gpu_check.DEFAULT_LIMIT_S, part)
+            self.assertFalse(any(stage.is_peer for stage in stages[:-1]), part)
+        self.assertLessEqual(sum(stage.share for stage in plans["measure"][:-1]), 480)
+        share = {stage.name: stage.share for stage in plans["measure"]}
+        self.assertLessEqual(share["ncu_124M"], 60)
+        self.assertEqual(gpu_stages.WORKLOADS["124M"].steps, 15)
 
     def test_some_stages_elsewhere(self):
         shutil.move(self.kit / "build", self.home / "programs")
         self.run_script("--out", "results", "--programs", "programs", "--stages", "probe,comm,roofs")
         _, verdicts = self.results("prove", self.home / "results")
-        self.assertEqual(list(verdicts), PROVE[:15] + ["comm"])
+        self.assertEqual(list(verdicts), PROBES + ["comm"])
         _, verdicts = self.results("measure", self.home / "results")
-        self.assertEqual(verdicts, {"roofs": "passed"})
+        self.assertEqual(verdicts, dict.fromkeys(FIRST_PROBES + ["roofs"], "passed"))
         self.assertFalse((self.home / "results/sanitize").exists())
 
     def test_what_is_not_there_is_not_run(self):
-        """Without PyTorch, compute-sanitizer, NCCL and instructions of sm_90a, on a GPU that has none."""
+        """Without PyTorch, NVIDIA's tools, NCCL and instructions of sm_90a, on a GPU that has none."""
         self.hide_torch()
         (self.home / "bin/compute-sanitizer").unlink()
+        (self.home / "bin/ncu").unlink()
         only = self.home / "libraries"
         shutil.copytree(self.libraries, only)
         (only / "libnccl.so.2").unlink()
         with open(self.kit / "scripts/cuda_libraries.py", "a") as finder:  # nor what this machine happens to have
             finder.write("\n\nlibrary_cache, package_folders = dict, list\n")
         self.tool("nvidia-smi", NVIDIA_SMI.replace("9.0", "12.0"))
-        self.run_script("--workloads", "tiny", "--stages", "roofs,peer,probe,comm,memcheck",
+        self.run_script("--workloads", "tiny", "--stages", "roofs,ncu,peer,probe,comm,memcheck",
                         LD_LIBRARY_PATH=str(only))
         rows, verdicts = self.results("prove")
         self.assertEqual(verdicts, {name: "passed" if name.split("_", 1)[1] in gpu_stages.PROBE_GROUPS["sm_80"]
-                                    else "not run" for name in PROVE[:15]} | {"comm": "not run"})
+                                    else "not run" for name in PROBES} | {"comm": "not run"})
         self.assertIn("libnccl.so.2 (NCCL) was not found", rows["comm"]["detail"])
-        self.assertIn("compute capability is 12.0", rows["probe_wgmma_sizes"]["detail"])
         self.assertTrue(self.json["passed"])
-        self.assertEqual(self.results("measure")[1], {"roofs": "passed", "peer_tiny": "not run"})
+        rows, verdicts = self.results("measure")
+        self.assertEqual(verdicts, {**dict.fromkeys(FIRST_PROBES + ["ncu_tiny", "peer_tiny"], "not run"),
+                                    "roofs": "passed"})
+        self.assertIn("compute capability is 12.0", rows["probe_wgmma_sizes"]["detail"])
+        self.assertIn("ncu is neither on PATH nor in a CUDA toolkit", rows["ncu_tiny"]["detail"])
         self.assertEqual(set(self.results("sanitize")[1].values()), {"not run"})
+
+    def test_a_driver_that_does_not_let_ncu_read_counters(self):
+        self.tool("ncu", NCU.replace("echo '==PROF== Connected to process 1'\n",
+                                     "echo '==ERROR== ERR_NVGPUCTRPERM - The user does not have permission'\n")
+                  .replace('exec "$@"', "exit 1"))
+        self.run_script("measure", "--workloads", "tiny", "--stages", "ncu")
+        rows, verdicts = self.results("measure")
+        self.assertEqual(verdicts, {"ncu_tiny": "not run"})
+        self.assertIn("ERR_NVGPUCTRPERM", rows["ncu_tiny"]["detail"])
 
     def test_failures_in_what_programs_print(self):
         self.program("test_cuda", '#!/usr/bin/env bash\ncase $1 in "[comm]") echo "No tests ran" ;;\n'
@@ -334,10 +305,10 @@ class StandIns(Kit):
         for pid in (self.home / "pids").read_text().split():
             self.assertTrue(gone(int(pid)))
         rows, verdicts = self.results("measure")
-        self.assertEqual(verdicts, {"roofs": "passed", "ops": "interrupted"})
+        self.assertEqual(verdicts, {**dict.fromkeys(FIRST_PROBES + ["roofs"], "passed"), "ops": "interrupted"})
         self.assertTrue(said.endswith(self.table))
         self.assertFalse((self.kit / "build/gpu_check/prove").exists())
-        self.assertIn("NOT passed: 1 passed, 1 interrupted", self.table)
+        self.assertIn("NOT passed: 7 passed, 1 interrupted", self.table)
 
     def test_ctrl_c(self):
         self.interrupt(signal.SIGINT)
@@ -390,7 +361,8 @@ class DryRun(Kit):
             (self.kit / "build" / name).symlink_to(build / target)
         # A simulated GEMM takes long: little time for each figure, and few repeats.
         for name, less in (("bench", "--seconds 0.02"), ("bench_matmul", "--repeats 2")):
-            self.program(f"{name}_cuda", f'#!/usr/bin/env bash\nexec {build}/{name}_simt "$@" {less}\n')
+            self.program(f"{name}_cuda", f'#!/usr/bin/env bash\n[[ $* = *{less[:9]}* ]] || set -- "$@" {less}\n'
+                         f'exec {build}/{name}_simt "$@"\n')
 
     def test_everything_passes(self):
         def run(part):  # with time for busy cores
@@ -404,8 +376,10 @@ class DryRun(Kit):
         calls = {op["name"]: op["calls"] for op in rows["trainer_tiny"]["figures"]["ops"]}
         self.assertEqual((calls["attention_forward"], calls["matmul_forward qkv.weight"], calls["adamw_update"]),
                          (2, 2, 1))
+        self.assertEqual(rows["step_tiny_b4"]["figures"]["results"][0]["batch"], 4)
         for line in (r"roofs: device-to-device copy \d+ GB/s, bf16 GEMM [\d.]+ TFLOP/s",
-                     r"  tiny +bench +2 +\d+ +[\d.]+", r"  tiny +train_gpt +2 +32 +[\d.]+ .* 4 steps",
+                     r"  tiny +bench +2 +\d+ +[\d.]+", r"  tiny +bench +4 +\d+ +[\d.]+",
+                     r"  tiny +train_gpt +2 +32 +[\d.]+ .* 4 steps", r"  fc forward: with the library's GELU",
                      r"  tiny +PyTorch +2 +32 +2.00", r"tiny: ops by", r"tiny: GEMMs"):
             self.assertRegex(self.table, rf"(?m)^{line}")
         rows, verdicts = self.results("prove")
@@ -427,11 +401,11 @@ class DryRun(Kit):
         self.run_script("measure", "prove", "--workloads", "tiny", "--stages", "roofs,step,matmul,probe,comm",
                         "--limit", "400", expect=1)
         self.assertLess(time.monotonic() - start, 300)
-        self.assertEqual(self.results("measure")[1],
-                         {"roofs": "passed", "step_tiny": "passed", "matmul_tiny": "missing"})
-        rows, verdicts = self.results("prove")
-        self.assertEqual(verdicts, {**dict.fromkeys(PROVE[:15] + ["comm"], "passed"),
-                                    "probe_wgmma_layouts": "timed out", "probe_cluster": "crashed (SIGSEGV)"})
+        self.assertEqual(self.results("prove")[1], {**dict.fromkeys(PROBES + ["comm"], "passed"),
+                                                    "probe_cluster": "crashed (SIGSEGV)"})
+        rows, verdicts = self.results("measure")
+        self.assertEqual(verdicts, {**dict.fromkeys(FIRST_PROBES + ["roofs", "step_tiny", "step_tiny_b4"], "passed"),
+                                    "probe_wgmma_layouts": "timed out", "matmul_tiny": "missing"})
         self.assertEqual(len(rows["probe_wgmma_layouts"]["figures"]["probes"]), 3)
         self.assertIn("3 probes, ", rows["probe_wgmma_layouts"]["detail"])
         self.assertIn("not finished: ", rows["probe_wgmma_layouts"]["detail"])

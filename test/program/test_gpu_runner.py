@@ -234,9 +234,9 @@ def load_figures_of(key):
 
 
 class Matmuls(Folder):
-    def reading(self, *products):
+    def reading(self, *products, **more):
         stage = Stage("matmul_124M", 40, (), None, None)
-        rows = [{"epilogue": epilogue, "chosen": ms and {"ms": ms, "mismatches": mismatches}, "excluded": None}
+        rows = [{"epilogue": epilogue, "chosen": ms and {"ms": ms, "mismatches": mismatches}, "excluded": None, **more}
                 for epilogue, ms, mismatches in products]
         self.place.figures(stage).write_text(json.dumps({"products": rows}))
         return gpu_stages.read_matmul(self.place, stage, "")
@@ -247,6 +247,8 @@ class Matmuls(Folder):
         self.assertFalse(self.reading(("bias", 1, 0), ("plain", None, 0)).good)
         self.assertFalse(self.reading(("plain", 1, 2)).good)
         self.assertFalse(self.reading().good)
+        self.assertTrue(self.reading(("bias", 3, 0), ("plain", 1, 0), aligned_ms=2).detail.endswith(
+            "told of 256 bytes, other proposals for 2, at best 1.500 times as fast"))
 
 
 class Clocks(Folder):

@@ -21,11 +21,11 @@ def op(name, above):
             "roof_share": 0.75, "ms_above_roof": above}
 
 
-def product(name, ms, excluded=None, mismatches=0):
+def product(name, ms, excluded=None, mismatches=0, **more):
     def algorithm(value, count):
         return {"algorithm": "a", "ms": value, "tflops": 700 / value, "repeats": 100, "mismatches": count}
     return {"workload": "124M", "name": name, "m": 2304, "n": 65536, "k": 768, "calls": 12, "candidates": 8,
-            "chosen": algorithm(ms, mismatches), "excluded": excluded and algorithm(excluded, 3)}
+            "chosen": algorithm(ms, mismatches), "excluded": excluded and algorithm(excluded, 3), **more}
 
 
 def bench(**more):
@@ -42,12 +42,15 @@ MEASURED = [
           clocks={"sm_mhz": [345, 1755, 1980], "watts": [690.2, 700.4], "celsius": 70, "slowdowns": ["power cap"]}),
     stage("ops_124M", bench(ops=[op("small", 0.25), op("large", 4.5), op("middle", 1.125)]), "124M"),
     stage("step_124M", bench(step_ms=60.25, tokens_per_s=1087734.4, mfu=0.4567), "124M"),
+    stage("step_124M_b32", {"results": [{"batch": 32, "seq_len": 1024, "step_ms": 31.5, "tokens_per_s": 1040254}]},
+          "124M"),
     stage("peer_124M", {"rows": [{"workload": "124M", "batch": 64, "seq_len": 1024, "ours_ms": [60, 60.5],
                                   "torch": {"step_ms": 80.0, "compiled": True, "attention": "FLASH"},
                                   "ratio": 1.3278}]}, "124M"),
     stage("trainer_124M", {"steps": 30, "step_ms": 490.5, "tokens_per_s": 1068885.8, "mfu": 0.4488, "batch": 64,
                            "seq_len": 1024}, "124M"),
-    stage("matmul_124M", {"products": [product("qkv", 0.25, 0.2), product("head", 2.0, None, mismatches=2)]}, "124M",
+    stage("matmul_124M", {"products": [product("qkv", 0.25, 0.2), product("head", 2.0, None, mismatches=2),
+                                       product("fc", 0.5, gelu_ms=0.625, gelu_pass_ms=0.375, aligned_ms=0.4)]}, "124M",
           "failed", "2 repeats"),
 ]
 
@@ -60,14 +63,17 @@ class Table(unittest.TestCase):
                 r"CUDA 13.0, cuBLASLt 13.1.0, revision abc, 2030-01-01T00:00:00Z",
                 r"roofs: device-to-device copy 4012 GB/s, bf16 GEMM 812.3 TFLOP/s",
                 r"  124M +bench +64 +1024 +60.25 +1087734 +45.7%",
+                r"  124M +bench +32 +1024 +31.50 +1040254 +-$",
                 # 65536 tokens in 80 ms; its MFU is ours times 60.25 / 80.
                 r"  124M +PyTorch +64 +1024 +80.00 +819200 +34.4%  compiled, FLASH, 1.328 times our ms",
                 r"  124M +train_gpt +64 +1024 +490.50 +1068886 +44.9%  30 steps",
                 r"  qkv +2304x65536x768 +2800.0 +3500.0 +1.250 +0 +3  of 100",
                 r"  head +2304x65536x768 +350.0 +- +- +2 +-  of 100",
+                r"  fc: with the library's GELU 0.6250 ms; with bias 0.5000 ms and our pass 0.3750 ms$",
+                r"  fc +2304x65536x768 +1400.0 .* of 100, 1.250x as fast told of 256 bytes$",
                 r"  roofs +passed +12 +345/1755/1980 +690/700 +70 +\[power cap\]",
                 r"  matmul_124M +failed +12 +- +- +- +2 repeats",
-                r"gpu_check measure: NOT passed: 5 passed, 1 failed; 77 s"):
+                r"gpu_check measure: NOT passed: 6 passed, 1 failed; 77 s"):
             self.assertRegex(text, rf"(?m)^{line}")
         self.assertNotIn("left out", text)
         places = [text.index(f"  {name} ") for name in ("large", "middle", "small")]
@@ -83,7 +89,7 @@ class Table(unittest.TestCase):
         """The least important rows are left out: small ops, GEMMs that take little; never the figures of steps."""
         ops = [op(f"op_{i}", i) for i in range(300)]
         products = [product(f"gemm_{i}", i + 1.0) for i in range(299)] + [product("unstable", 0.1, None, 5)]
-        text = gpu_table.table(check(*MEASURED[:1], stage("ops_124M", bench(ops=ops), "124M"), *MEASURED[2:5],
+        text = gpu_table.table(check(*MEASURED[:1], stage("ops_124M", bench(ops=ops), "124M"), *MEASURED[2:6],
                                      stage("matmul_124M", {"products": products}, "124M", "failed", "x" * 300)))
         self.assertLessEqual(len(text), 8000)
         self.assertGreater(len(text), 7500)
@@ -121,7 +127,7 @@ class Table(unittest.TestCase):
             text = gpu_table.table(check(*stages))
             self.assertLessEqual(len(text), 8000)
             self.assertTrue(text.isascii() and text.replace("\n", "").isprintable())
-            self.assertIn("gpu_check measure: passed: 5 passed, 1 failed; 77 s", text)
+            self.assertIn("gpu_check measure: passed: 6 passed, 1 failed; 77 s", text)
 
 
 if __name__ == "__main__":
