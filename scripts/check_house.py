@@ -13,7 +13,7 @@ CPP = {".h", ".cpp", ".cu", ".cuh"}
 SOURCES = CPP | {".py", ".sh", ".js", ".css", ".html"}
 BUNDLED = "commands/report/uplot"  # another project's files, as they were published
 MAY_USE_IF = {"kernels/numeric.h", "kernels/cuda/launch.cuh", "kernels/cuda/ptx.cuh", "test/ptx_probe/ptx_hopper.cuh",
-              "test/catch.h"}
+              "test/simt/include/cuda_runtime.h", "test/catch.h"}
 # A launcher tells a rank its place there, and the place is no result; a test says which call of a stand-in fails, what
 # it hides, and what the simulated GPU is called, or which faults are to be injected.
 MAY_READ_ENVIRONMENT = {"runtime/cluster/rank_environment.cpp", "test/simt/nccl_stand_in.cpp", "test/simt/runtime.cpp",

@@ -31,6 +31,12 @@ cudaError_t result(cudaError_t error) {
     return error;
 }
 
+// A launch that would fail on a GPU with less to say.
+cudaError_t refused(const std::string& why) {
+    runtime().failure = why;
+    return result(cudaErrorLaunchFailure);
+}
+
 // After work was carried out: faults become the error that a device gives after a failed kernel.
 cudaError_t result_of_work() {
     simt::check_device_memory();
@@ -310,7 +316,7 @@ cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel) {
     auto allowed = runtime().dynamic_shared_bytes.find(kernel);
     *attributes = {};
-    attributes->maxThreadsPerBlock = simt::kMaxThreads;
+    attributes->maxThreadsPerBlock = simt::launch_bound(kernel);
     attributes->ptxVersion = attributes->binaryVersion = 90;
     attributes->maxDynamicSharedSizeBytes =
         allowed == runtime().dynamic_shared_bytes.end() ? kDefaultSharedBytes : allowed->second;
@@ -346,6 +352,9 @@ cudaError_t simt::queue_kernel(const cudaLaunchConfig_t& config, const void* ker
     if (!is_grid || threads == 0 || threads > kMaxThreads || block.z > 64) return result(cudaErrorInvalidConfiguration);
     if (work.cluster < 1 || work.cluster > kMaxCluster || grid.x % unsigned(work.cluster))
         return result(cudaErrorInvalidConfiguration);
+    if (threads > uint64_t(attributes.maxThreadsPerBlock))
+        return refused(format("%zu threads in a block, the kernel's launch bound is %d", size_t(threads),
+                              attributes.maxThreadsPerBlock));
     if (config.dynamicSmemBytes > size_t(attributes.maxDynamicSharedSizeBytes)) return result(cudaErrorInvalidValue);
     queue_work(or_default(config.stream), [work] { run_grid(work); });
     return cudaSuccess;

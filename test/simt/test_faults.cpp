@@ -119,9 +119,11 @@ struct Big {
 };
 void big_kernel(Nothing) { shared_memory<Big>().values[threadIdx.x] = 1; }
 
-std::string launch_error(const Launch& config) {
+template <int kThreads> void __launch_bounds__(kThreads, 2) bounded_kernel(Nothing) {}
+
+std::string launch_error(const Launch& config, void (*kernel)(Nothing) = nothing_kernel) {
     try {
-        launch(nothing_kernel, config, Stream(), Nothing{});
+        launch(kernel, config, Stream(), Nothing{});
     } catch (const Error& error) {
         return error.what();
     }
@@ -157,4 +159,14 @@ TEST_CASE("a launch within and beyond what sm_90 allows", "[simt]") {
     CHECK(sentences(
               faults_of(big_kernel, {.name = "b", .blocks = dim3(1), .threads = 32, .shared_bytes = 3999}, Nothing{}))
               .find("4000 bytes, its launch gives 3999") != std::string::npos);
+}
+
+TEST_CASE("a launch with more threads than the kernel's bound", "[simt]") {
+    if (is_clang()) return;  // which cannot know it
+    CHECK(launch_error({.name = "n", .blocks = dim3(1), .threads = 96}, bounded_kernel<96>) == "");
+    CHECK(launch_error({.name = "n", .blocks = dim3(1), .threads = 97}, bounded_kernel<96>)
+              .find("kernel n failed: 97 threads in a block, the kernel's launch bound is 96") == 0);
+    CHECK(launch_error({.name = "n", .blocks = dim3(1), .threads = 1024}, bounded_kernel<1024>) == "");
+    CHECK(launch_error({.name = "n", .blocks = dim3(1), .threads = 1024}, bounded_kernel<512>).find("is 512") !=
+          std::string::npos);
 }

@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "test/simt/intrinsics.h"
+#include "test/simt/launch_bounds.h"
 #include "test/simt/machine.h"
 #include "test/simt/streams.h"
 
@@ -15,9 +16,16 @@
 #define __host__
 #define __forceinline__ inline __attribute__((always_inline))
 #define __align__(bytes) alignas(bytes)
-#define __launch_bounds__(...)
 #define __grid_constant__
 #define __cluster_dims__(...)
+// launch_bound() counts the no-operations in front of a kernel, one per thread of its bound. clang's attribute takes no
+// expression of template parameters.
+#ifdef __clang__
+#define __launch_bounds__(...)
+#else
+#define __launch_bounds__(...) \
+    __attribute__((patchable_function_entry(simt::bound_of(__VA_ARGS__), simt::bound_of(__VA_ARGS__))))
+#endif
 
 enum cudaError_t {
     cudaSuccess = 0,
