@@ -111,6 +111,7 @@ fi
 test_program build/test_cpu
 # The longest first. Races and bad addresses follow from indices: fp16's are bf16's.
 test_programs "python3 test/program" "python3 test/faults" "build/test_simt_tsan '~*fp16'" \
-    "build/test_simt_asan '~*fp16'" build/test_simt "build/test_simt --seed 1" "build/test_simt --seed 2" \
-    "build/test_simt --seed 3 --strict-proxy" build/test_corpora build/test_pool_tsan
+    "build/test_simt_asan '~*fp16'" build/test_simt "build/test_simt --seed 1" \
+    "build/test_simt --seed 2 --shared-kib 99" "build/test_simt --seed 3 --strict-proxy" \
+    build/test_corpora build/test_pool_tsan
 finish

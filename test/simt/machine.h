@@ -17,7 +17,6 @@ namespace simt {
 
 // What a block of sm_90 may have.
 inline constexpr int kMaxThreads = 1024, kMaxCluster = 8, kNamedBarriers = 16;
-inline constexpr uint32_t kMaxSharedBytes = 227 * 1024;
 
 // A shared address is (rank in the cluster) << kRankShift | offset.
 inline constexpr uint32_t kRankShift = 24, kOffsetMask = (1u << kRankShift) - 1, kArenaBytes = 256 * 1024;

@@ -243,6 +243,8 @@ cudaError_t cudaDeviceSynchronize() {
     return result_of_work();
 }
 
+static size_t shared_bytes_per_block() { return size_t(simt::options().shared_kib) * 1024; }
+
 // The machine's GPUs are alike, and each process has memory and streams on one of them.
 static constexpr int kDevices = 8;
 
@@ -274,7 +276,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
     const char* name = std::getenv("SIMULATED_GPU");
     *properties = {.name = "",
                    .totalGlobalMem = simt::kDeviceBytes,
-                   .sharedMemPerBlockOptin = simt::kMaxSharedBytes,
+                   .sharedMemPerBlockOptin = shared_bytes_per_block(),
                    .major = 9,
                    .minor = 0,
                    .multiProcessorCount = 3,
@@ -308,7 +310,7 @@ static constexpr int kDefaultSharedBytes = 48 * 1024;
 
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
-    if (value < 0 || uint32_t(value) > simt::kMaxSharedBytes) return result(cudaErrorInvalidValue);
+    if (value < 0 || size_t(value) > shared_bytes_per_block()) return result(cudaErrorInvalidValue);
     runtime().dynamic_shared_bytes[kernel] = value;
     return cudaSuccess;
 }

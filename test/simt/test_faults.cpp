@@ -133,6 +133,7 @@ std::string launch_error(const Launch& config, void (*kernel)(Nothing) = nothing
 }  // namespace
 
 TEST_CASE("a launch within and beyond what sm_90 allows", "[simt]") {
+    const simt::WithOptions sm_90(simt::with_shared(227));
     CHECK(launch_error({.name = "n", .blocks = dim3(1), .threads = 1024}) == "");
     CHECK(launch_error({.name = "n", .blocks = dim3(1), .threads = 1025}).find("invalid configuration") !=
           std::string::npos);
@@ -169,4 +170,14 @@ TEST_CASE("a launch with more threads than the kernel's bound", "[simt]") {
     CHECK(launch_error({.name = "n", .blocks = dim3(1), .threads = 1024}, bounded_kernel<1024>) == "");
     CHECK(launch_error({.name = "n", .blocks = dim3(1), .threads = 1024}, bounded_kernel<512>).find("is 512") !=
           std::string::npos);
+}
+
+TEST_CASE("a block has the shared memory of the GPU that is simulated", "[simt]") {
+    const simt::WithOptions sm_89(simt::with_shared(99));
+    CHECK(launch_error({.name = "n", .blocks = dim3(1), .threads = 32, .shared_bytes = 99 * 1024}) == "");
+    CHECK(launch_error({.name = "n", .blocks = dim3(1), .threads = 32, .shared_bytes = 99 * 1024 + 1})
+              .find("invalid argument") != std::string::npos);
+    int bytes = 0;
+    CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0) == cudaSuccess);
+    CHECK(bytes == 99 * 1024);
 }
