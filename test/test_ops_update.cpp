@@ -7,9 +7,10 @@
 
 namespace {
 
-// Sizes of tensors: one element, odd, a whole chunk, a chunk and a bit, and three chunks.
+// Sizes of tensors: one element, odd, a whole chunk, a chunk and a bit, and three chunks. The whole chunk and the one
+// after it begin at addresses of whole packs, others do not.
 constexpr size_t kTensorSizes[] = {
-    1, 37, ops::kChunkElements, ops::kChunkElements + 7, 1000, 2 * ops::kChunkElements + 130};
+    1, 39, ops::kChunkElements, ops::kChunkElements + 7, 1000, 2 * ops::kChunkElements + 130};
 constexpr int kTensors = int(std::size(kTensorSizes));
 
 std::vector<ops::Chunk> chunks_of_all_tensors() {
@@ -256,4 +257,58 @@ TEMPLATE_TEST_CASE("adamw_update and sgd_update do nothing when a gradient is no
         check_same_bits(arrays.v, v);
         check_same_bits(arrays.param, param);
     }
+}
+
+namespace {
+
+// A place in the flat arrays that takes more than 32 bits. Only the part of such long arrays that the chunks cover
+// exists: an op gets their addresses less this many elements.
+constexpr size_t kFar = size_t(3) << 31;
+
+std::vector<ops::Chunk> far(std::vector<ops::Chunk> chunks) {
+    for (ops::Chunk& chunk : chunks) chunk.begin += kFar;
+    return chunks;
+}
+
+template <class T, class Op> Op far(Op op, const ops::Chunk* far_chunks) {
+    op.master -= kFar, op.m -= kFar, op.grad -= kFar;
+    if (op.param) op.param = op.param.template as<T>() - kFar;
+    if constexpr (requires { op.v; }) op.v -= kFar;
+    op.chunks = far_chunks;
+    return op;
+}
+
+template <class T> void check_same_state(const UpdateArrays<T>& arrays, const UpdateArrays<T>& expected) {
+    check_same_bits(arrays.master, expected.master.fetch());
+    check_same_bits(arrays.m, expected.m.fetch());
+    check_same_bits(arrays.v, expected.v.fetch());
+    check_same_bits(arrays.param, expected.param.fetch());
+}
+
+}  // namespace
+
+TEST_CASE("squared_sums beyond 2^32 elements", "[ops]") {
+    Array<float> values("values", Role::input, random_gradients(1));
+    Array<ops::Chunk> near_chunks("chunks", Role::input, chunks_of_all_tensors());
+    Array<ops::Chunk> far_chunks("far chunks", Role::input, far(chunks_of_all_tensors()));
+    const int n_chunks = int(near_chunks.host.size());
+    Array<double> out("out", Role::output, nans(size_t(n_chunks)));
+    Array<double> expected("expected", Role::output, nans(size_t(n_chunks)));
+    OnDevice<float> device;
+    ops::squared_sums({expected.on(device), values.on(device), near_chunks.on(device), n_chunks}, Stream());
+    ops::squared_sums({out.on(device), values.on(device) - kFar, far_chunks.on(device), n_chunks}, Stream());
+    check_same_bits(out, expected.fetch());
+}
+
+TEMPLATE_TEST_CASE("adamw_update and sgd_update beyond 2^32 elements", "[ops]", float, bf16) {
+    using T = TestType;
+    const OnDevice<T> device;
+    UpdateArrays<T> arrays, expected;
+    Array<ops::Chunk> far_chunks("far chunks", Role::input, far(chunks_of_one_rank()));
+    ops::adamw_update(expected.adamw(device), Stream());
+    ops::adamw_update(far<T>(arrays.adamw(device), far_chunks.on(device)), Stream());
+    check_same_state(arrays, expected);
+    ops::sgd_update(expected.sgd(device), Stream());
+    ops::sgd_update(far<T>(arrays.sgd(device), far_chunks.on(device)), Stream());
+    check_same_state(arrays, expected);
 }
