@@ -99,12 +99,15 @@ private:
             return To(value);
     }
 
+    const char* accessed_memory() const {
+        return static_cast<const char*>(simt_on_device ? simt_on_device(memory_.data()) : memory_.data());
+    }
     void poison_guards() const {
-        const char* const memory = static_cast<const char*>(memory_.data());
+        const char* const memory = accessed_memory();
         simt::poison(memory, begin_);
         simt::poison(memory + begin_ + bytes_, kGuardBytes);
     }
-    void unpoison_guards() const { simt::unpoison(memory_.data(), memory_.bytes()); }
+    void unpoison_guards() const { simt::unpoison(accessed_memory(), memory_.bytes()); }
 
     const char* name_;
     Role role_;

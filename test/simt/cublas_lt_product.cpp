@@ -109,9 +109,9 @@ bool accesses_are_legal(const CublasLtCall& call) {
                 format("cublasLtMatmul: %s, %zu bytes at %p, is not one piece of device memory", what, count, memory));
             legal = false;
         } else if (writes) {
-            saw_write(const_cast<void*>(memory), count);
+            saw_write(on_device(memory), count);
         } else {
-            saw_read(memory, count);
+            saw_read(on_device(memory), count);
         }
     };
     const size_t d_element = bytes_of(call.d_layout.type);
@@ -132,8 +132,10 @@ bool accesses_are_legal(const CublasLtCall& call) {
 
 }  // namespace
 
-void carry_out(const CublasLtCall& call) {
-    if (!accesses_are_legal(call)) return;
+void carry_out(const CublasLtCall& by_host_addresses) {
+    if (!accesses_are_legal(by_host_addresses)) return;
+    CublasLtCall call = by_host_addresses;
+    give_to_device(&call, sizeof(call));
     const Quiet quiet;
     std::vector<float> a(call.m * call.k), b(call.k);
     for (uint64_t row = 0; row < call.m; row++)

@@ -18,19 +18,23 @@ namespace {
 
 constexpr size_t kPageBytes = 4096, kAlignment = 256;
 constexpr size_t kReservedBytes = size_t(256) << 30;  // of addresses; a process that uses them up starts over
+constexpr size_t kBytesBefore = size_t(32) << 30;     // of these: an op may take an array's address less an offset
 constexpr char kFresh = char(0xff);                   // NaN in every format
 
-// An allocation lies at the end of its pages; what the alignment leaves on either side is watched.
+// An allocation lies at the end of its pages, where the device accesses them; what the alignment leaves on either side
+// is watched.
 struct Allocation {
     size_t bytes;
     char *pages, *end;
 };
 
+// By the host's addresses. Where the device accesses the memory is kReservedBytes further on.
 struct Memory {
     char* reserved = nullptr;
     size_t used_addresses = 0, used_bytes = 0, most_bytes = kDeviceBytes;
     std::map<char*, Allocation> live;
     std::map<char*, size_t> freed;
+    std::map<const char*, size_t> pinned;  // the host's, which kernels may access
 };
 
 Memory& memory() {
@@ -50,8 +54,9 @@ char* map_at(char* address, size_t bytes, int protection) {
 
 bool is_changed(char byte) { return byte != kFresh; }
 
-void check_surroundings(char* begin, const Allocation& allocation) {
+void check_surroundings(const char* of_host, const Allocation& allocation) {
     if (asan()) return;  // it has seen the access itself
+    char* begin = on_device(of_host);
     const size_t before = size_t(std::count_if(allocation.pages, begin, is_changed));
     const size_t after = size_t(std::count_if(begin + allocation.bytes, allocation.end, is_changed));
     if (before + after == 0) return;
@@ -68,22 +73,22 @@ void* allocate_device(size_t bytes) {
     if (bytes == 0 || m.used_bytes + bytes > m.most_bytes) return nullptr;
     const size_t page_bytes = round_up(bytes, kPageBytes), with_guard = page_bytes + kPageBytes;
     if (!m.reserved) {
-        m.reserved = map_at(nullptr, kReservedBytes, PROT_NONE);
+        m.reserved = map_at(nullptr, 2 * kReservedBytes, PROT_NONE);
         if (!m.reserved) return nullptr;
-        m.used_addresses = kPageBytes;
+        m.used_addresses = kBytesBefore;
     }
     if (m.used_addresses + with_guard > kReservedBytes) return nullptr;
-    char* pages = m.reserved + m.used_addresses;
+    char* pages = on_device(m.reserved + m.used_addresses);
     if (!map_at(pages, page_bytes, PROT_READ | PROT_WRITE)) return nullptr;
     m.used_addresses += with_guard;
     m.used_bytes += page_bytes;
     std::memset(pages, kFresh, page_bytes);
     char* end = pages + page_bytes;
     char* begin = end - round_up(bytes, kAlignment);
-    m.live[begin] = {bytes, pages, end};
+    m.live[begin - kReservedBytes] = {bytes, pages, end};
     poison(pages, size_t(begin - pages));
     poison(begin + bytes, size_t(end - begin) - bytes);
-    return begin;
+    return begin - kReservedBytes;
 }
 
 bool free_device(void* address) {
@@ -113,9 +118,44 @@ bool is_device_memory(const void* address, size_t bytes) {
     return p + bytes <= begin + allocation.bytes;
 }
 
+char* on_device(const void* address) {
+    char* p = static_cast<char*>(const_cast<void*>(address));
+    const char* reserved = memory().reserved;
+    return reserved && p >= reserved && p < reserved + kReservedBytes ? p + kReservedBytes : p;
+}
+
+void allow_on_device(const void* memory_of_host, size_t bytes) {
+    memory().pinned[static_cast<const char*>(memory_of_host)] = bytes;
+}
+void forbid_on_device(const void* memory_of_host) { memory().pinned.erase(static_cast<const char*>(memory_of_host)); }
+
+uintptr_t give_to_device(void* argument, size_t bytes) {
+    // Programs, heaps, libraries and stacks lie above; the sanitizers' shadows and pairs of small integers do not.
+    constexpr uintptr_t kLowest = uintptr_t(0x55) << 40, kEnd = uintptr_t(1) << 47;
+    const auto& pinned = memory().pinned;
+    uintptr_t found = 0;
+    for (size_t at = 0; at + sizeof(char*) <= bytes; at += sizeof(char*)) {
+        char *address, *place = static_cast<char*>(argument) + at;
+        std::memcpy(&address, place, sizeof(address));
+        const auto word = reinterpret_cast<uintptr_t>(address);
+        if (word < kLowest || word >= kEnd) continue;
+        if (char* there = on_device(address); there != address) {
+            std::memcpy(place, &there, sizeof(there));
+            continue;
+        }
+        auto next = pinned.upper_bound(address);
+        if (next != pinned.begin() && address < std::prev(next)->first + std::prev(next)->second) continue;
+        unsigned char resident;
+        if (mincore(reinterpret_cast<void*>(word & ~(kPageBytes - 1)), kPageBytes, &resident) == 0) found = word;
+    }
+    return found;
+}
+
 std::string describe_address(uintptr_t address) {
     Memory& m = memory();
     char* p = reinterpret_cast<char*>(address);
+    if (on_device(p) != p) return "access to device memory at an address that did not come with the kernel's argument";
+    p -= kReservedBytes;
     if (!m.reserved || p < m.reserved || p >= m.reserved + m.used_addresses + kPageBytes)
         return format("access to address 0x%zx, which is no memory of the device (0: also a misaligned vector)",
                       address);
@@ -141,3 +181,5 @@ void check_device_memory() {
 }
 
 }  // namespace simt
+
+const void* simt_on_device(const void* address) { return simt::on_device(address); }

@@ -91,6 +91,12 @@ void describe(ncclComm& comm, Operation& op) {
     if (op.sent_bytes) std::memcpy(comm.area(comm.rank), op.from, op.sent_bytes);
 }
 
+void give_to_device(Operation& op) {
+    op.from = simt::on_device(op.from);
+    op.to = simt::on_device(op.to);
+    for (auto& [message, memory] : op.messages) memory = simt::on_device(memory);
+}
+
 void show_accesses(const Operation& op) {
     if (op.sent_bytes) simt::saw_read(op.from, op.sent_bytes);
     if (op.received_bytes) simt::saw_write(op.to, op.received_bytes);
@@ -120,6 +126,7 @@ bool go_on(ncclComm& comm, Operation& op) {
             comm.error = ncclInvalidArgument;
             return true;
         }
+        give_to_device(op);
         show_accesses(op);
         simt::Quiet quiet;
         describe(comm, op);

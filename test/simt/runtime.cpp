@@ -117,11 +117,13 @@ cudaError_t cudaFree(void* memory) {
 
 cudaError_t cudaMallocHost(void** memory, size_t bytes) {
     *memory = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+    if (*memory) simt::allow_on_device(*memory, bytes);
     return result(*memory ? cudaSuccess : cudaErrorMemoryAllocation);
 }
 
 cudaError_t cudaFreeHost(void* memory) {
     simt::run_all_streams();
+    simt::forbid_on_device(memory);
     std::free(memory);
     return cudaSuccess;
 }
@@ -137,7 +139,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
     if (!is_copyable(to, from, bytes, kind)) return result(cudaErrorInvalidValue);
     simt::queue_work(or_default(stream), [=] {
         if (is_copyable(to, from, bytes, kind))
-            std::memcpy(to, from, bytes);
+            std::memcpy(simt::on_device(to), simt::on_device(from), bytes);
         else
             simt::note_fault(format("a copy of %zu bytes came to its turn after its memory was freed", bytes));
     });
@@ -165,7 +167,7 @@ cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t 
     if (!simt::is_device_memory(memory, bytes)) return result(cudaErrorInvalidValue);
     simt::queue_work(or_default(stream), [=] {
         if (simt::is_device_memory(memory, bytes))
-            std::memset(memory, value, bytes);
+            std::memset(simt::on_device(memory), value, bytes);
         else
             simt::note_fault(format("a memset of %zu bytes came to its turn after its memory was freed", bytes));
     });
@@ -335,7 +337,8 @@ int nvtxRangePop() {
     return int(runtime().ranges.size());
 }
 
-cudaError_t simt::queue_kernel(const cudaLaunchConfig_t& config, const void* kernel, std::function<void()> body) {
+cudaError_t simt::queue_kernel(const cudaLaunchConfig_t& config, const void* kernel, uintptr_t host_address,
+                               std::function<void()> body) {
     cudaFuncAttributes attributes;
     cudaFuncGetAttributes(&attributes, kernel);
     const dim3 grid = config.gridDim, block = config.blockDim;
@@ -358,6 +361,8 @@ cudaError_t simt::queue_kernel(const cudaLaunchConfig_t& config, const void* ker
         return refused(format("%zu threads in a block, the kernel's launch bound is %d", size_t(threads),
                               attributes.maxThreadsPerBlock));
     if (config.dynamicSmemBytes > size_t(attributes.maxDynamicSharedSizeBytes)) return result(cudaErrorInvalidValue);
+    if (host_address)
+        return refused(format("its argument holds 0x%zx, an address of host memory that is not pinned", host_address));
     queue_work(or_default(config.stream), [work] { run_grid(work); });
     return cudaSuccess;
 }

@@ -19,6 +19,8 @@ extern "C" {
 [[gnu::weak]] void __asan_poison_memory_region(const volatile void* address, size_t bytes);
 [[gnu::weak]] void __asan_unpoison_memory_region(const volatile void* address, size_t bytes);
 [[gnu::weak]] void __asan_set_error_report_callback(void (*callback)(const char*));
+// Where the simulated device accesses device memory; null in a program without one.
+[[gnu::weak]] const void* simt_on_device(const void* address);
 }
 
 namespace simt {

@@ -25,6 +25,7 @@ struct TensorMap {
     uint32_t size[5];    // in elements
     uint16_t box[5];     // in elements, what one copy moves
     uint8_t rank, element_bytes, swizzle, magic;
+    uint8_t zeros[6];  // and no padding, where old addresses may stand
 
     size_t box_bytes() const {
         size_t bytes = element_bytes;

@@ -1,4 +1,9 @@
-// Faults of memory and of order: out of bounds, after free, misaligned, races. Planted, and their clean twins.
+// Faults of memory and of order: out of bounds, after free, misaligned, of the host, races. Planted, and their clean
+// twins.
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <cmath>
 
 #include "test/simt/planted.h"
@@ -142,6 +147,68 @@ TEST_CASE("reading one element over the end gives NaN where no sanitizer looks",
     CHECK(std::isnan(out.fetch()[0]));
 }
 
+namespace {
+
+// Tries it in a child process.
+bool host_can_read(const volatile float* memory) {
+    const pid_t child = fork();
+    if (child == 0) {
+        signal(SIGSEGV, [](int) { _exit(1); });
+        _exit(memory[0] == memory[0] ? 0 : 2);
+    }
+    int status = -1;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    return WIFEXITED(status) && WEXITSTATUS(status) != 1;
+}
+
+// The error of a launch whose kernel writes there.
+std::string refusal(float* out) {
+    try {
+        launch(access_kernel, {.name = "access", .blocks = dim3(1), .threads = 32}, Stream(), Access{out, out, 0, 1});
+    } catch (const Error& error) {
+        return error.what();
+    }
+    return sentences(simt::take_faults());
+}
+
+}  // namespace
+
+TEST_CASE("the host cannot access device memory", "[simt]") {
+    DeviceArray<float> x(std::vector<float>{1, 2});
+    CHECK(!host_can_read(x.data()));
+    CHECK(refusal(x.data()) == "");
+    CHECK(!host_can_read(x.data()));
+    CHECK(x.fetch()[0] == 2);
+    CHECK(!host_can_read(x.data()));
+    const float of_host = 0;
+    CHECK(host_can_read(&of_host));
+}
+
+// The limit of the translation: docs/testing.md.
+TEST_CASE("a kernel's addresses of device memory come with its argument", "[simt]") {
+    DeviceArray<float> x(std::vector<float>{1, 2});
+    DeviceArray<float*> address(std::vector<float*>{x.data()});
+    auto kernel = +[](float** op) { **op = 1; };
+    launch(kernel, {.name = "deep", .blocks = dim3(1), .threads = 1}, Stream(), address.data());
+    CHECK(sentences(simt::take_faults()).find("did not come with the kernel's argument") != std::string::npos);
+}
+
+TEST_CASE("a kernel is refused addresses of the host", "[simt]") {
+    if (is_clang()) return;  // which cannot look for them
+    static float of_program[2];
+    float of_stack[2];
+    const auto of_heap = std::make_unique<float[]>(2);
+    for (float* memory : {of_program, of_stack, of_heap.get()})
+        CHECK(refusal(memory).find(format("kernel access failed: its argument holds %p, an address of host memory",
+                                          static_cast<void*>(memory))) == 0);
+    float* pinned = nullptr;
+    REQUIRE(cudaMallocHost(&pinned, 2 * sizeof(float)) == cudaSuccess);
+    pinned[1] = 3;
+    CHECK(refusal(pinned) == "");
+    CHECK(pinned[0] == 3);
+    REQUIRE(cudaFreeHost(pinned) == cudaSuccess);
+}
+
 TEST_CASE("fresh memory is full of NaN, in every block", "[simt]") {
     DeviceArray<float> out(64);
     for (float value : out.fetch()) CHECK(std::isnan(value));
@@ -157,9 +224,8 @@ TEST_CASE("fresh memory is full of NaN, in every block", "[simt]") {
 
 // g++ checks the address of each vector; clang copies one with an instruction that faults.
 TEST_CASE("a misaligned vector", "[simt]") {
-    const bool is_clang = std::string(__VERSION__).find("Clang") != std::string::npos;
     check_planted(misaligned_kernel, {.name = "misaligned", .blocks = dim3(1), .threads = 1},
-                  is_clang ? "(0: also a misaligned vector)" : "needs an alignment of 16");
+                  is_clang() ? "(0: also a misaligned vector)" : "needs an alignment of 16");
 }
 
 TEST_CASE("a write behind the block's shared memory", "[simt]") {

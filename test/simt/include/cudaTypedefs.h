@@ -35,6 +35,7 @@ inline CUresult simt_encode_tiled(CUtensorMap* map, CUtensorMapDataType type, cu
     constexpr int kModes[] = {ptx::SWIZZLE_NONE, ptx::SWIZZLE_32, ptx::SWIZZLE_64, ptx::SWIZZLE_128};
     bool good = rank >= 1 && rank <= 5;
     for (cuuint32_t i = 0; good && i < rank; i++) good = element_strides[i] == 1;
+    *map = {};
     static_assert(sizeof(ptx::TensorMap) <= sizeof(CUtensorMap));
     return good && ptx::make_tensor_map(map, type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4 : 2, int(rank), base, size,
                                         strides, box, kModes[swizzle])

@@ -2,8 +2,7 @@
 // uses, carried out by the simulator in test/simt.
 #pragma once
 
-#include <cstddef>
-
+#include "test/simt/device_memory.h"
 #include "test/simt/intrinsics.h"
 #include "test/simt/launch_bounds.h"
 #include "test/simt/machine.h"
@@ -18,13 +17,23 @@
 #define __align__(bytes) alignas(bytes)
 #define __grid_constant__
 #define __cluster_dims__(...)
-// launch_bound() counts the no-operations in front of a kernel, one per thread of its bound. clang's attribute takes no
-// expression of template parameters.
+// launch_bound() counts the no-operations in front of a kernel, one per thread of its bound. give_to_device() returns a
+// host address that an argument holds; padding, where old addresses may stand, is cleared. clang can do neither: its
+// attribute takes no expression of template parameters.
 #ifdef __clang__
 #define __launch_bounds__(...)
+namespace simt {
+template <class T> uintptr_t give_to_device(T& argument) { return 0 * give_to_device(&argument, sizeof(argument)); }
+}  // namespace simt
 #else
 #define __launch_bounds__(...) \
     __attribute__((patchable_function_entry(simt::bound_of(__VA_ARGS__), simt::bound_of(__VA_ARGS__))))
+namespace simt {
+template <class T> uintptr_t give_to_device(T& argument) {
+    __builtin_clear_padding(&argument);
+    return give_to_device(&argument, sizeof(argument));
+}
+}  // namespace simt
 #endif
 
 enum cudaError_t {
@@ -166,13 +175,18 @@ struct cudaLaunchConfig_t {
 };
 
 namespace simt {
-// Checks the configuration as a driver would and queues the grid; the name is that of the innermost NVTX range.
-cudaError_t queue_kernel(const cudaLaunchConfig_t& config, const void* kernel, std::function<void()> body);
+// Checks the configuration as a driver would and queues the grid, under the name of the innermost NVTX range. Refuses a
+// kernel with a `host_address` in its argument.
+cudaError_t queue_kernel(const cudaLaunchConfig_t& config, const void* kernel, uintptr_t host_address,
+                         std::function<void()> body);
 }  // namespace simt
 
 template <class... P, class... Args>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(P...), Args... args) {
-    return simt::queue_kernel(*config, reinterpret_cast<const void*>(kernel), [kernel, args...] { kernel(args...); });
+    uintptr_t host_address = 0;
+    ((host_address |= simt::give_to_device(args)), ...);
+    return simt::queue_kernel(*config, reinterpret_cast<const void*>(kernel), host_address,
+                              [kernel, args...] { kernel(args...); });
 }
 
 // All host memory counts as pageable: what has to be tested is the way through our own pinned pieces.
