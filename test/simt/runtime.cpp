@@ -176,8 +176,8 @@ cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t 
 
 cudaError_t cudaMemset(void* memory, int value, size_t bytes) { return cudaMemsetAsync(memory, value, bytes, nullptr); }
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
-    *stream = simt::create_stream();
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+    *stream = simt::create_stream(flags != cudaStreamNonBlocking);
     return cudaSuccess;
 }
 cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithFlags(stream, 0); }

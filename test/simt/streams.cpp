@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <thread>
-#include <vector>
 
 #include "kernels/check.h"
 #include "test/simt/options.h"
@@ -43,12 +42,20 @@ template <class Action> void in_order_of(Stream& stream, Action work) {
 void queue(Stream* stream, Work work) {
     work.host_order = std::make_shared<char>();
     release_order(work.host_order.get());
+    for (const auto& other : streams())
+        if (stream != other.get() && stream->is_blocking && other->is_blocking && !other->queue.empty() &&
+            (stream == default_stream() || other.get() == default_stream()))
+            work.earlier.push_back({other.get(), other->done + other->queue.size()});
     stream->queue.push_back(std::move(work));
 }
 
-bool is_blocked(const Stream& stream) {
+// The stream that must go on before this one can; null if there is none.
+Stream* blocked_by(const Stream& stream) {
     const Work& work = stream.queue.front();
-    return work.awaited && work.awaited->completed < work.version;
+    if (work.awaited && work.awaited->completed < work.version) return work.awaited->stream;
+    for (const Mark& mark : work.earlier)
+        if (mark.stream->done < mark.count) return mark.stream;
+    return nullptr;
 }
 
 // False where the work waits for another process.
@@ -71,6 +78,7 @@ bool run_front(Stream& stream) {
     in_order_of(stream, [&] {
         acquire_order(work.host_order.get());
         if (work.awaited) acquire_order(&work.awaited->order);
+        for (const Mark& mark : work.earlier) acquire_order(&mark.stream->done_order);
         if (work.run) {
             spend(kWorkMs);
             work.run();
@@ -84,6 +92,7 @@ bool run_front(Stream& stream) {
         Quiet quiet;
         work = {};
     });
+    stream.done++;
     return true;
 }
 
@@ -91,8 +100,8 @@ bool run_front(Stream& stream) {
 // for another process.
 bool step(Stream& stream) {
     Stream* next = &stream;
-    for (size_t hops = 0; is_blocked(*next); hops++) {
-        next = next->queue.front().awaited->stream;
+    for (size_t hops = 0; Stream* other = blocked_by(*next); hops++) {
+        next = other;
         require(!next->queue.empty() && hops <= streams().size(), "simt: streams wait for each other in a ring");
     }
     return run_front(*next);
@@ -107,7 +116,7 @@ void step_at_last(Stream& stream) {
 void step_of_another() {
     if (!options().seed || random_below(2)) return;
     Stream& other = *streams()[random_below(uint32_t(streams().size()))];
-    if (!other.queue.empty() && !is_blocked(other)) run_front(other);
+    if (!other.queue.empty() && !blocked_by(other)) run_front(other);
 }
 
 }  // namespace
@@ -117,13 +126,18 @@ Stream* default_stream() {
     return stream;
 }
 
-Stream* create_stream() {
+Stream* create_stream(bool is_blocking) {
     default_stream();
-    return add_stream();
+    Stream* stream = add_stream();
+    stream->is_blocking = is_blocking;
+    return stream;
 }
 
 void destroy_stream(Stream* stream) {
     run_stream(stream);
+    for (const auto& other : streams())
+        for (Work& work : other->queue)
+            std::erase_if(work.earlier, [&](const Mark& mark) { return mark.stream == stream; });
     std::erase_if(streams(), [&](const auto& owned) { return owned.get() == stream; });
 }
 

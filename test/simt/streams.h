@@ -1,15 +1,24 @@
 // Streams and events: work is queued and carried out late, when someone waits for it or an event forces it, and streams
 // overtake each other as far as events allow. So a missing wait shows, and so does a host buffer that is reused early.
-// The null stream is a stream like the others: nothing waits for it that was not told to.
+// The null stream is CUDA's legacy stream: what is queued there waits for what blocking streams have been given before,
+// and they wait for it.
 #pragma once
 
 #include <deque>
 #include <functional>
 #include <memory>
+#include <vector>
 
 namespace simt {
 
 struct Event;
+struct Stream;
+
+// The first `count` pieces of work of a stream.
+struct Mark {
+    Stream* stream;
+    size_t count;
+};
 
 struct Work {
     std::function<void()> run;        // or null
@@ -17,11 +26,14 @@ struct Work {
     Event* recorded = nullptr;        // complete `version` of this event
     Event* awaited = nullptr;         // or wait for that version
     unsigned version = 0;
+    std::vector<Mark> earlier{};         // what the legacy stream waits for, and what waits for it
     std::shared_ptr<char> host_order{};  // what the host did before it queued this
 };
 
 struct Stream {
     std::deque<Work> queue;
+    bool is_blocking = true;
+    size_t done = 0;       // pieces of work
     void* tsan = nullptr;  // its order of events, a fiber of the race detector
     char done_order = 0;
 };
@@ -34,7 +46,7 @@ struct Event {
 };
 
 Stream* default_stream();
-Stream* create_stream();
+Stream* create_stream(bool is_blocking);
 void destroy_stream(Stream* stream);
 
 void queue_work(Stream* stream, std::function<void()> run);

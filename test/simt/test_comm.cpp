@@ -118,6 +118,21 @@ TEST_CASE("a collective begins after the stream's work and its ticket waits for 
     }
 }
 
+TEST_CASE("a collective that waits for other ranks does not hold up the caller's stream", "[simt][comm]") {
+    OneRank one(false, 1);
+    DeviceArray<float> values(kCount), other(kCount);
+    plan("stall");
+    all_gather(values.data(), values.data(), kCount * sizeof(float), one.comm, {});
+    launch_set({other.data(), 2});
+    const Event done = make_event(cudaEventDisableTiming);
+    check_cuda(cudaEventRecord(done.get()), "record");
+    int asked = 0;
+    while (asked < 100 && !has_happened(done.get(), "the caller's kernel")) asked++;
+    CHECK(asked < 100);
+    drain(one.comm);  // gives up after the deadline
+    CHECK(all_are(other, 2));
+}
+
 TEST_CASE("a stream that waits for no ticket reads too early", "[simt][comm]") {
     if (simt::options().seed || simt::tsan()) return;  // chance decides; the race is reported
     OneRank one;

@@ -67,6 +67,30 @@ TEST_CASE("a stream sees another's work after an event, and not before", "[simt]
     }
 }
 
+// CUDA's legacy stream, which launch() uses by default, and streams made without cudaStreamNonBlocking.
+TEST_CASE("the legacy stream waits for blocking streams, and they for it", "[simt]") {
+    cudaStream_t blocking = nullptr;
+    check_cuda(cudaStreamCreate(&blocking), "create");
+    TwoStreams streams;
+    for (cudaStream_t other : {blocking, streams.first})
+        for (bool legacy_first : {true, false}) {
+            if (other != blocking && (simt::options().seed || simt::tsan())) continue;  // chance decides
+            DeviceArray<float> x(std::vector<float>{1}), y(std::vector<float>{1});
+            const cudaStream_t first = legacy_first ? nullptr : other, second = legacy_first ? other : nullptr;
+            launch_add({x.data(), x.data(), 1}, first);
+            launch_add({y.data(), x.data(), 10}, second);
+            simt::run_stream(second ? second : simt::default_stream());
+            CHECK(sentences(simt::take_faults()) == "");
+            CHECK(y.fetch()[0] == (other == blocking ? 12 : 11));
+        }
+    // What is destroyed holds nothing up.
+    DeviceArray<float> x(std::vector<float>{1});
+    launch_add({x.data(), x.data(), 1}, blocking);
+    launch_add({x.data(), x.data(), 1}, nullptr);
+    check_cuda(cudaStreamDestroy(blocking), "destroy");
+    CHECK(x.fetch()[0] == 3);
+}
+
 TEST_CASE("an event completes with its stream, and tells the host", "[simt]") {
     TwoStreams streams;
     DeviceArray<float> x(std::vector<float>{1});
