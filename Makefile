@@ -99,8 +99,8 @@ NVCCFLAGS  = -std=c++20 -O3 --expt-relaxed-constexpr -lineinfo -I. $(GENCODE) -X
 GPU_LIBS  := $(if $(findstring mpi,$(LAUNCHER_CUDA)),$(MPI_LIBS)) $(CUDA_LIBS)
 
 CPU_PROGRAMS := train_gpt_cpu test_cpu test_pool_tsan test_corpora bench_cpu test_simt test_simt_tsan test_simt_asan \
-                train_gpt_simt train_gpt_simt_dlopen bench_simt bench_matmul_simt ptx_probe_simt inject.so \
-                crash_states $(if $(filter 1,$(FUSE)),faulty_fs)
+                train_gpt_simt train_gpt_simt_dlopen bench_simt bench_matmul_simt ptx_probe_simt ptx_probe_text \
+                inject.so crash_states $(if $(filter 1,$(FUSE)),faulty_fs)
 GPU_PROGRAMS := train_gpt test_cuda bench_cuda bench_matmul_cuda ptx_probe_cuda
 KIT_PROGRAMS := $(GPU_PROGRAMS) train_gpt_cpu ptx_probe_simt
 PROGRAMS     := $(addprefix $(BUILD)/,$(CPU_PROGRAMS) $(if $(NVCC),$(GPU_PROGRAMS)))
@@ -239,9 +239,21 @@ $(BUILD)/ptx_probe_cuda: $(call object,$(PROBE))
 $(BUILD)/ptx_probe_simt: $(SIMT_CORE) $(PROBE:%=$(BUILD)/simt/%.o)
 	$(CXX) -o $@ $^ $(LINK_RPATH)
 
+# The same with the inline PTX of the wrappers carried out by the statements of test/ptx_probe/ptx_isa*.h.
+PTX_TEXT := $(BUILD)/ptx_text
+$(BUILD)/ptx_probe_text: $(SIMT_CORE) $(PROBE:%=$(BUILD)/simt_text/%.o)
+	$(CXX) -o $@ $^ $(LINK_RPATH)
+$(PTX_TEXT)/simt/ptx_twins.h: kernels/cuda/ptx.cuh
+$(PTX_TEXT)/simt/hopper_twins.h: test/ptx_probe/ptx_hopper.cuh test/ptx_probe/ptx_wgmma.cuh
+$(PTX_TEXT)/simt/%.h: test/ptx_probe/translate_ptx.py
+	$< $(word 2,$^) $@
+$(PROBE:%=$(BUILD)/simt_text/%.o): $(addprefix $(PTX_TEXT)/simt/,ptx_twins.h hopper_twins.h)
+$(PROBE:%=$(BUILD)/simt_text/%.o): SIMT_FLAGS := -I$(PTX_TEXT) $(SIMT_FLAGS)
+
 simt_compile = @mkdir -p $(@D); $(CXX) $(SIMT_FLAGS) $(1) -c -x c++ -o $@ $<
 $(BUILD)/simt_core/%.o: %; $(call simt_compile,-O2)
 $(BUILD)/simt/%.o: %;      $(call simt_compile,-O2 -fsanitize=alignment)
+$(BUILD)/simt_text/%.o: %; $(call simt_compile,-O1)
 $(BUILD)/simt_tsan/%.o: %; $(call simt_compile,-O1 -fsanitize=thread -fsanitize=alignment)
 $(BUILD)/simt_asan/%.o: %; $(call simt_compile,-O1 -fsanitize=address -fsanitize=undefined -fsanitize-recover=address \
                              -Wno-maybe-uninitialized)
