@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Proof that the tests find faults: plants each fault of kernel_faults.py, model_faults.py, rank_faults.py,
-tokenizer_faults.py and host_faults.py in a copy of the tree.
+tokenizer_faults.py, host_faults.py and gpu_faults.py in a copy of the tree.
 
     dev/plant_faults.py [--only TEXT] [--skip N] [--out FILE.md]
 
 For each fault it lets the witnesses of its file testify, one after the other until one fails: for a kernel the tests of
 its op's family in the modes of build/test_simt (the default order, three seeds, the strict proxy, ThreadSanitizer,
 AddressSanitizer), for a CPU kernel, the textbook, a model's parts and tokenizers build/test_cpu, for what ranks do
-together the trainer on CPU ranks and on simulated GPUs, for the host the tests that are named with the fault. A witness
-counts only if it is silent without the fault. Exit code 0 if every fault is caught. Takes a minute or two per fault.
+together the trainer on CPU ranks and on simulated GPUs, for the host and for what only a GPU would show the tests that
+are named with the fault. A witness counts only if it is silent without the fault. Exit code 0 if every fault is caught.
+Takes a minute or two per fault.
 """
 import argparse
 import os
@@ -20,6 +21,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import gpu_faults
 import host_faults
 import kernel_faults
 import model_faults
@@ -27,7 +29,7 @@ import rank_faults
 import tokenizer_faults
 
 FAULTS = (kernel_faults.FAULTS + model_faults.FAULTS + rank_faults.FAULTS + tokenizer_faults.FAULTS +
-          host_faults.FAULTS)
+          host_faults.FAULTS + gpu_faults.FAULTS)
 ROOT = Path(__file__).resolve().parents[1]
 MODES = [("default order", "test_simt", []), ("seed 1", "test_simt", ["--seed", "1"]),
          ("seed 2", "test_simt", ["--seed", "2"]), ("seed 3", "test_simt", ["--seed", "3"]),
@@ -50,10 +52,13 @@ SECONDS = 300  # for one witness; a deadlock is reported much sooner
 
 
 def named_witness(text):
-    """The same for "test_cpu: NAMES", "program: NAMES" or "faults: NAMES"."""
-    kind, names = text.split(": ", 1)
-    if kind == "test_cpu":
-        return text, [kind], ["build/test_cpu", names]
+    """The same for "test_cpu: NAMES", "test_simt: NAMES --OPTION N", "ptx_text", "program: NAMES", "faults: NAMES"."""
+    kind, _, names = text.partition(": ")
+    if kind in ("test_cpu", "test_simt"):
+        names, *options = names.split(" --")
+        return text, [kind], [f"build/{kind}", names, *" ".join(f"--{option}" for option in options).split()]
+    if kind == "ptx_text":
+        return text, ["ptx_probe_text", "ptx_probe_simt"], [*PROGRAM, "test_ptx_text"]
     if kind == "program":
         return text, ["train_gpt_cpu"], [*PROGRAM, *names.split()]
     return text, ["train_gpt_cpu", "inject.so", "crash_states"], [sys.executable, "test/faults", *names.split()]
@@ -100,6 +105,7 @@ def run(tree, command):
     for pattern in (r"data race|ERROR: AddressSanitizer: [\w-]+|runtime error: [^\n]*",
                     r"[^\n:]*: block \(\d[^\n]{0,120}",
                     r"\w+\[\d+\] is [^\n]{0,60}",
+                    r"kernel \S[^:]{0,60} failed: [^(]{0,160}",
                     r"AssertionError: [^\n]{0,100}",
                     r"FAIL(?:ED)?:[^\n]*\n[^\n]{0,100}"):
         if found := re.search(pattern, said):

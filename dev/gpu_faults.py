@@ -1,0 +1,91 @@
+"""Faults that do no harm on a simulated GPU and break a real one, for dev/plant_faults.py: as in host_faults.py, with
+the witnesses "test_simt: NAMES" with options, and "ptx_text"."""
+CUDA, PROBE = "kernels/cuda/", "test/ptx_probe/"
+PTX, HOPPER, WGMMA = CUDA + "ptx.cuh", PROBE + "ptx_hopper.cuh", PROBE + "ptx_wgmma.cuh"
+NORM, NORM_BACKWARD, LOSS, EMBEDDING = (CUDA + name for name in ("norm.cu", "norm_backward.cu", "cross_entropy.cu",
+                                                                 "embedding.cu"))
+OPTIMIZER, GRAD_NORM, ROPE, EPILOGUE = (CUDA + name for name in ("optimizer.cu", "grad_norm.cu", "qk_norm_rope.cu",
+                                                                 "matmul_epilogue.cu"))
+GENERAL, COMM, DEVICE, FILL = (CUDA + name for name in ("attention_general.cuh", "comm_nccl.cu", "device.cu",
+                                                        "fill.cu"))
+
+FAULTS = [
+    # ---- the seven of the review
+    (NORM_BACKWARD, "the last kernel is launched with more threads than its bound",
+     "__launch_bounds__(kFinalRows* kWarpSize) norm_backward_final_kernel",
+     "__launch_bounds__(kThreads) norm_backward_final_kernel", "test_simt: norm_backward*"),
+    (GRAD_NORM, "the launcher reads the loss scale on the host",
+     "void grad_norm_finish(const GradNormFinish& op, Stream stream) {\n",
+     "void grad_norm_finish(const GradNormFinish& op, Stream stream) {\n"
+     '    require(*op.loss_scale > 0, "grad_norm_finish: a loss scale of %g", double(*op.loss_scale));\n',
+     "test_simt: *norm_finish*"),
+    (PTX, "the halves of cvt.rn.bf16x2 are exchanged",
+     'asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));',
+     'asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(low), "f"(high));', "ptx_text"),
+    (LOSS, "160 KiB are staged", "kMaxStagedPacks = (99 * 1024", "kMaxStagedPacks = (160 * 1024",
+     "test_simt: cross_entropy* --shared-kib 99"),
+    (GRAD_NORM, "a kernel is given the address of a host variable",
+     '    launch(grad_norm_finish_kernel, {"grad_norm_finish", dim3(1), kThreads, sizeof(FinishShared)}, stream, op);',
+     "    static const float kNoScale = 1;\n    GradNormFinish unscaled = op;\n    unscaled.loss_scale = &kNoScale;\n"
+     '    launch(grad_norm_finish_kernel, {"grad_norm_finish", dim3(1), kThreads, sizeof(FinishShared)}, stream, '
+     "unscaled);", "test_simt: *norm_finish*"),
+    (OPTIMIZER, "the place of a pack has 32 bits", "(chunk.begin + i, kSize)",
+     "(unsigned(chunk.begin + size_t(i)), kSize)", "test_simt: *update beyond*"),
+    (COMM, "collectives run on a blocking stream", "cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)",
+     "cudaStreamCreate(&stream_)", "test_simt: a collective that waits for other ranks*"),
+    # ---- launch bounds
+    (LOSS, "the sum of losses has the bound of the rows' kernel", "__launch_bounds__(kSumThreads) loss_sum_kernel",
+     "__launch_bounds__(kThreads) loss_sum_kernel", "test_simt: loss_sum*"),
+    (ROPE, "the last kernel has a bound of 128",
+     "__launch_bounds__(kFinalWarps* kWarpSize)", "__launch_bounds__(128)", "test_simt: qk_norm_rope_backward*"),
+    (NORM, "wide rows have the bound of narrow ones",
+     "__launch_bounds__(kWideThreads)", "__launch_bounds__(kThreads)", "test_simt: *norm_forward*"),
+    (EMBEDDING, "a tile has more threads than its scan's bound",
+     "__launch_bounds__(kTile) embedding_backward_scan_kernel",
+     "__launch_bounds__(kTile / 2) embedding_backward_scan_kernel", "test_simt: embedding_backward*"),
+    # ---- addresses of the other side
+    (OPTIMIZER, "the launcher asks on the host whether the gradients are finite",
+     'dispatch("sgd_update", op.param.dtype, [&]<class T>() {\n        if (op.n_chunks <= 0) return;',
+     'dispatch("sgd_update", op.param.dtype, [&]<class T>() {\n'
+     "        if (op.n_chunks <= 0 || op.grad_norm->non_finite_tensor >= 0) return;", "test_simt: *update*"),
+    (DEVICE, "a copy to the host is made by the host",
+     "            check_cuda(cudaMemcpyAsync(piece.memory, device + done, count, cudaMemcpyDeviceToHost, stream),\n"
+     '                       "copy from the GPU");', "            std::memcpy(piece.memory, device + done, count);",
+     "test_simt: *update*"),
+    (OPTIMIZER, "scalars of a step are given from the host's stack",
+     "        launch(sgd_update_kernel<T>, {\"sgd_update\", blocks_of(op.n_chunks), kThreads}, stream, op);",
+     "        const StepScalars scalars{};\n        SgdUpdate copy = op;\n        copy.scalars = &scalars;\n"
+     "        launch(sgd_update_kernel<T>, {\"sgd_update\", blocks_of(op.n_chunks), kThreads}, stream, copy);",
+     "test_simt: *update*"),
+    # ---- shared memory
+    (GENERAL, "tiles of wide heads are as high as others", "kRows = kMaxHeadSize > 128 ? 16 : 32;", "kRows = 32;",
+     "test_simt: *attention* --shared-kib 99"),
+    # ---- 32-bit indices
+    (GRAD_NORM, "the first element of a chunk has 32 bits", "op.values + chunk.begin;", "op.values + int(chunk.begin);",
+     "test_simt: squared_sums beyond*"),
+    (OPTIMIZER, "the place of masters and parameters has 32 bits",
+     "store_masters(const Op& op, size_t place,", "store_masters(const Op& op, uint32_t place,",
+     "test_simt: *update beyond*"),
+    # ---- PTX text
+    (PTX, "the halves of cvt.rn.f16x2 are exchanged",
+     'asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));',
+     'asm("cvt.rn.f16x2.f32 %0, %2, %1;" : "=r"(packed) : "f"(high), "f"(low));', "ptx_text"),
+    (PTX, "registers of ldmatrix.x4 in another order",
+     '"ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"',
+     '"ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %2, %1, %3}, [%4];"', "ptx_text"),
+    (PTX, "a transposed ldmatrix that does not transpose",
+     "ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16", "ldmatrix.sync.aligned.m8n8.x2.shared.b16", "ptx_text"),
+    (PTX, "fragments of A by columns in the product of fp16",
+     '"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "',
+     '"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %6, %5, %7}, {%8, %9}, "', "ptx_text"),
+    (PTX, "cp.async ignores how many bytes are used", '[%0], [%1], 16, %2;"', '[%0], [%1], 16, 16;"', "ptx_text"),
+    (PTX, "a commit may be moved across other copies",
+     'asm volatile("cp.async.commit_group;" ::: "memory");', 'asm volatile("cp.async.commit_group;");', "ptx_text"),
+    (PTX, "bar.arrive has number and threads exchanged", '"bar.arrive %0, %1;"', '"bar.arrive %1, %0;"', "ptx_text"),
+    (HOPPER, "coordinates of a tensor copy are exchanged",
+     "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];",
+     "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%4, %3}], [%2];",
+     "ptx_text"),
+    (HOPPER, "mapa has block and address exchanged", '"mapa.shared::cluster.u32 %0, %1, %2;"',
+     '"mapa.shared::cluster.u32 %0, %2, %1;"', "ptx_text"),
+]
