@@ -72,6 +72,7 @@ void inspect_tokenizer(const std::string& path) {
     print_line(format("%d tokens, %zu merges, %s is %d", tokenizer.vocab_size(), tokenizer.merges().size(),
                       tokenizer.token(tokenizer.eot()).c_str(), tokenizer.eot()));
     print_line(format("the longest token is %d, %s", longest, quoted(tokenizer.token(longest), 80).c_str()));
+    if (const std::string remark = tokenizer.remark(); !remark.empty()) print_line(remark);
     print_line("xxh3 " + tokenizer.digest());
 }
 

@@ -239,6 +239,8 @@ std::optional<Tokenizer> find_tokenizer(const std::string& given, const std::str
     if (tokenizer.vocab_size() > config.model.vocab_size)
         fail(Exit::config, "the tokenizer %s has %d tokens, but the model has a vocabulary of %d", path,
              tokenizer.vocab_size(), config.model.vocab_size);
+    if (const std::string remark = tokenizer.remark(); !remark.empty())
+        std::fprintf(stderr, "train_gpt: %s: %s\n", path.c_str(), remark.c_str());
     return tokenizer;
 }
 

@@ -13,7 +13,8 @@ enum class SpecialTokens {
 
 // Encodes with a tokenizer, which must outlive it. Caches the ids of words in bounded memory. Not for several threads
 // at once. Any bytes can be encoded, and Tokenizer::decode() restores them exactly, but for what the tokenizer's rules
-// change: NFC, or U+2581. Time is n log n; a word of more than kMaxWordBytes is encoded in parts.
+// change (NFC, or U+2581) and bytes that have no token, which are dropped as Hugging Face's tokenizers do. Time is n
+// log n; a word of more than kMaxWordBytes is encoded in parts.
 class Encoder {
 public:
     static constexpr size_t kMaxWordBytes = size_t(1) << 16;
@@ -30,6 +31,8 @@ public:
     // The same, behind what `ids` has. A text may be encoded in parts that last_safe_cut() makes; `begins_text` says
     // whether this is the first.
     void append(std::string_view text, std::vector<int32_t>& ids, uint64_t stream = 0, bool begins_text = true);
+
+    uint64_t dropped_bytes() const { return dropped_bytes_; }  // by all calls
 
 private:
     struct Candidate {  // in the order of merging: lowest rank first, then leftmost
@@ -78,6 +81,7 @@ private:
     std::vector<ShortWord> short_words_;
     std::vector<KnownWord> known_words_;  // a power of two, at most half of them used
     size_t n_known_words_ = 0;
+    uint64_t dropped_bytes_ = 0;  // words that have such bytes are not cached
     std::string known_bytes_;
     std::vector<int32_t> known_ids_;
     std::vector<Symbol> symbols_;  // of the word being merged, a doubly linked list

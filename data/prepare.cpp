@@ -82,7 +82,7 @@ static Json make_plan(const PrepareOptions& o, const std::vector<std::string>& f
     };
     for (const std::string& path : files) add_file(path);
     add_file(o.tokenizer);
-    return {{"version", 2},
+    return {{"version", 3},
             {"tokenizer", o.tokenizer},
             {"vocab_size", o.vocab_size},
             {"format", o.format},
@@ -235,6 +235,7 @@ Tokenizer Preparation::make_tokenizer() {
     if (options_.tokenizer == "bpe" && file_exists(path)) return Tokenizer::load(path);  // of an earlier process
     Tokenizer tokenizer = options_.tokenizer == "bpe" ? learn_tokenizer() : load_tokenizer(options_);
     write_file_atomically(path, tokenizer.json());
+    if (const std::string remark = tokenizer.remark(); !remark.empty()) line_("tokenizer: " + remark);
     input_.set_cut(safe_cut_of(tokenizer.rules()));
     return tokenizer;
 }
@@ -263,7 +264,7 @@ void Preparation::save(const Json& state) {
     Json quality = Json::array();
     for (size_t i = 0; i < quality_.size(); i++)
         if (const TextQuality& q = quality_[i]; q.has_findings())
-            quality.push_back({i, q.bytes, q.invalid, q.multibyte, q.nul});
+            quality.push_back({i, q.bytes, q.invalid, q.multibyte, q.nul, q.dropped});
     progress_["quality"] = quality;
     out_.save_progress(progress_);
     saved_ms_ = now_ms();
@@ -282,6 +283,7 @@ void Preparation::write_copy(const Split& split, const Tokenizer& tokenizer, Sha
         [&] {
             auto encoder = std::make_shared<Encoder>(tokenizer, split.bpe_dropout, kSeed);
             return [&, encoder](const TextBlock& block, EncodedBlock& encoded) {
+                const uint64_t dropped = encoder->dropped_bytes();
                 encoded.source = block.source, encoded.begin = block.begin, encoded.end = block.end;
                 encoded.ids.reserve(block.bytes().size() / 3);
                 input_.visit(block, [&](std::string_view text, bool starts_document) {
@@ -293,6 +295,7 @@ void Preparation::write_copy(const Split& split, const Tokenizer& tokenizer, Sha
                     encoded.documents += starts_document;
                     if (copy == 0) encoded.quality.add(text);
                 });
+                if (copy == 0) encoded.quality.dropped = encoder->dropped_bytes() - dropped;
             };
         },
         [&](const EncodedBlock& encoded) {
@@ -371,7 +374,7 @@ PrepareSummary Preparation::run() {
     }
     for (const Json& row : progress_.value("quality", Json::array())) {
         quality_.resize(input_.sources().size());
-        quality_.at(row[0]) = {row[1], row[2], row[3], row[4]};
+        quality_.at(row[0]) = {row[1], row[2], row[3], row[4], row[5]};
     }
     find_splits();
     const Tokenizer tokenizer = make_tokenizer();

@@ -28,16 +28,21 @@ void TextQuality::add(std::string_view text) {
 }
 
 void TextQuality::add(const TextQuality& other) {
-    bytes += other.bytes, invalid += other.invalid, multibyte += other.multibyte, nul += other.nul;
+    bytes += other.bytes, invalid += other.invalid, multibyte += other.multibyte, nul += other.nul,
+        dropped += other.dropped;
 }
 
 std::string TextQuality::sentence() const {
     std::string text;
+    auto say = [&](const std::string& finding) { text += (text.empty() ? "" : "; ") + finding; };
+    const char* const kept = dropped > 0 ? "" : " and are kept as they are";
     if (invalid > 0) {
-        text = format("%zu of %zu bytes are not UTF-8 and are kept as they are", size_t(invalid), size_t(bytes));
+        text = format("%zu of %zu bytes are not UTF-8%s", size_t(invalid), size_t(bytes), kept);
         if (invalid > multibyte)
             text += "; it looks like Latin-1 or Windows-1252, which iconv -f WINDOWS-1252 -t UTF-8 converts";
     }
-    if (nul > 0) text += format("%s%zu bytes are 0 and are kept as they are", text.empty() ? "" : "; ", size_t(nul));
+    if (nul > 0) say(format("%zu bytes are 0%s", size_t(nul), kept));
+    if (dropped > 0)
+        say(format("%zu of %zu bytes are dropped: no token stands for them", size_t(dropped), size_t(bytes)));
     return text;
 }

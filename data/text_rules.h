@@ -28,6 +28,7 @@ struct TextRules {
     bool whole_words_first = false;    // a word that is a token needs no merges ("ignore_merges")
     std::vector<int32_t> byte_tokens;  // (256), SentencePiece's <0x00> to <0xFF>: merging begins with characters, and
                                        // one that is no token is its bytes; empty: it begins with bytes
+    bool drops_bytes = false;          // bytes that no token stands for; otherwise each byte must have a token
     std::vector<AddedToken> added;     // without those that the model's other rules make superfluous
     std::string document_start;        // the name of the token before each document; empty: the end of text
     std::string document_end;          // the name of the end of text; empty: the first of Tokenizer::kEndNames

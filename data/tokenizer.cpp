@@ -63,9 +63,10 @@ Tokenizer::Tokenizer(std::vector<std::string> tokens, std::vector<Merge> merges,
         }
     for (size_t value = 0; value < 256; value++) {
         auto known = ids.find(std::string(1, char(value)));
-        if (rules_.byte_tokens.empty() && known == ids.end())
+        const int32_t id = known == ids.end() ? -1 : known->second;
+        byte_ids_[value] = rules_.byte_tokens.empty() ? id : rules_.byte_tokens[value];
+        if (byte_ids_[value] < 0 && !rules_.drops_bytes)
             reject_file(origin, "no token stands for the byte 0x%02x", unsigned(value));
-        byte_ids_[value] = rules_.byte_tokens.empty() ? known->second : rules_.byte_tokens[value];
     }
 
     slot_shift_ = 64 - std::bit_width(2 * merges_.size() + 1);
@@ -119,6 +120,11 @@ std::string Tokenizer::decode(std::span<const int32_t> ids, bool begins_text) co
     }
     if (begins_text && rules_.prefix != SpacePrefix::none && text.starts_with(' ')) text.erase(0, 1);
     return text;
+}
+
+std::string Tokenizer::remark() const {
+    const auto count = std::ranges::count(byte_ids_, -1);
+    return count == 0 ? "" : format("%d of 256 bytes have no token: encoding drops them", int(count));
 }
 
 // Bytes at the end of the text that begin a character and may become one.

@@ -30,10 +30,11 @@ std::string quoted(std::string_view bytes, size_t max_bytes = 40);
 // Immutable; threads may share it.
 class Tokenizer {
 public:
-    // tokens[id] is a token's bytes. Fails with Exit::data, naming `origin`, unless every single byte is a token, no
-    // two tokens have the same bytes, the concatenation of every merge's tokens is a token, and the special tokens
-    // (which are never the result of encoding text) include the end of text: kEndOfText or another of kEndNames, or the
-    // one that `rules` name. Added tokens may have the bytes of others, and so may SentencePiece's tokens of bytes.
+    // tokens[id] is a token's bytes. Fails with Exit::data, naming `origin`, unless every single byte is a token or
+    // `rules` drop such bytes, no two tokens have the same bytes, the concatenation of every merge's tokens is a token,
+    // and the special tokens (which are never the result of encoding text) include the end of text: kEndOfText or
+    // another of kEndNames, or the one that `rules` name. Added tokens may have the bytes of others, and so may
+    // SentencePiece's tokens of bytes.
     Tokenizer(std::vector<std::string> tokens, std::vector<Merge> merges, std::vector<int32_t> special,
               const std::string& origin, TextRules rules = {});
 
@@ -81,7 +82,8 @@ public:
         }
     }
 
-    int32_t byte_id(uint8_t byte) const { return byte_ids_[byte]; }
+    int32_t byte_id(uint8_t byte) const { return byte_ids_[byte]; }  // -1: encoding drops the byte
+    std::string remark() const;  // how many bytes have no token, as a sentence; "" if each has one
 
     // The token with these bytes, neither special nor one of SentencePiece's for a byte; -1 if there is none.
     int32_t find(std::string_view bytes) const {

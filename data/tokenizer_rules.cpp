@@ -85,6 +85,7 @@ private:
             }
         }
         check("/decoder/type", {"ByteLevel", nullptr});
+        rules_.drops_bytes = find(json_, "/model/unk_token").is_null();
         if (std::ranges::count(rules_.steps, SplitRule::pattern, &SplitStep::rule) > 0) check_patterns();
     }
 

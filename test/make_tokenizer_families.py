@@ -11,6 +11,7 @@ test_data_tokenizer_families.cpp compares; test/interop/test_tokenizers.py does 
 import json
 import pathlib
 import random
+import re
 import unicodedata
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -60,17 +61,19 @@ def texts():
         "".join(map(chr, range(1, 0x20))) + "\x7f\x80\x85\x9f\ufeff\ufffd\U000e0001",
         "e\u0301 é a\u0323\u0302 ậ \u1112\u1161\u11ab 한 \u212b \u2126 q\u0307\u0323 \u0344 \u0958 가\u11a8",
         "\u0301start, A\u0301A \u0301b \u0301\u0301 Aa\u0301A ǅǅa ʰʰA", "▁spaced▁out ▁ word", random_text(700, 1),
+        "in\x04 thße wor\x02ld\x05\x06 \x04",
         "say <tool_call> now<tool_call>, <|endoftext|>x <|im_start|> y  <|pad|>  z</s><s> <|begin_of_text|>!"]
 
 
-def byte_level(size, split, corpus, special, template=None, normalizer=None, added=(), ignore_merges=False):
+def byte_level(size, split, corpus, special, template=None, normalizer=None, added=(), ignore_merges=False,
+               alphabet=()):
     tokenizer = Tokenizer(models.BPE(ignore_merges=ignore_merges))
     if normalizer:
         tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = split
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(vocab_size=size, min_frequency=2, show_progress=False,
-                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+                                  initial_alphabet=[*(alphabet or pre_tokenizers.ByteLevel.alphabet())])
     tokenizer.train_from_iterator(corpus, trainer)
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
     tokenizer.add_tokens(list(added))
@@ -123,6 +126,8 @@ def sentencepiece(size, corpus, metaspace):
 def families(corpus, size=420):
     """`size` tokens, without special ones."""
     end, im = "<|endoftext|>", ["<|im_start|>", "<|im_end|>"]
+    # As in SmolLM2's vocabulary no token stands for some bytes: here for controls and what Cyrillic lacks.
+    plain = [re.sub("[^\n -~а-я]", "", text) for text in corpus]
     isolating = splits(LLAMA3, behavior="removed", invert=True)
     gap = json.loads(byte_level(size, isolating, corpus, [end, "<|pad|>"]).to_str())
     for token, distance in zip(gap["added_tokens"], (1, 6)):  # cl100k leaves out ids before its special tokens
@@ -137,6 +142,7 @@ def families(corpus, size=420):
         "cl100k": Tokenizer.from_str(json.dumps(gap)),
         "o200k": byte_level(size, splits(O200K), corpus, [end]),
         "smollm2": byte_level(size, digits(True), corpus, [end, *im]),
+        "smollm2_missing_bytes": byte_level(size, digits(True), plain, [end, *im], alphabet="a"),
         "digit_runs": byte_level(size, digits(False), corpus, [end]),
         "deepseek": byte_level(size, splits(*DEEPSEEK), corpus, [end]),
         "stripping": byte_level(size, splits(QWEN2), corpus, [end], added=[
@@ -161,7 +167,7 @@ def pieces_of(tokenizer, text):
 
 def main():
     some = texts()
-    corpus = [(DATA / "tokenizer_corpus.txt").read_text(encoding="utf-8"), *some[:-2], *SCRIPTS]
+    corpus = [(DATA / "tokenizer_corpus.txt").read_text(encoding="utf-8"), *some[:-3], *SCRIPTS]
     result = {}
     for name, tokenizer in families(corpus).items():
         ids = [ids_of(tokenizer, text, False) for text in some]

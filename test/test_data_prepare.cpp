@@ -172,6 +172,28 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: with a tokenizer whose documents begi
     CHECK(tokens == expected);
 }
 
+TEST_CASE_METHOD(PrepareFixture, "prepare: bytes without a token are counted, once for all copies") {
+    const nlohmann::ordered_json families =
+        nlohmann::ordered_json::parse(read_file("test/data/tokenizer_families.json"))["families"];
+    write_bytes(directory_ / "missing.json", families["smollm2_missing_bytes"]["tokenizer"].dump());
+    write_bytes(directory_ / "text.txt", "In the\x04 beginning\x04\x05 God\n");
+    options_.tokenizer = directory_ / "missing.json";
+    options_.vocab_size = 0;
+    options_.val_fraction = 0;
+    options_.copies = 2;
+    prepare_quietly();
+    auto reported = [&](const std::string& words) {
+        return std::ranges::any_of(progress_,
+                                   [&](const std::string& line) { return line.find(words) != std::string::npos; });
+    };
+    CHECK(reported("of 256 bytes have no token"));
+    CHECK(reported("text.txt: 3 of 24 bytes are dropped: no token stands for them"));
+    CHECK(summary_.train.text_bytes == 48);
+    write_bytes(directory_ / "text.txt", "In the beginning God\n");
+    prepare_quietly();
+    CHECK(!reported("are dropped"));
+}
+
 TEST_CASE_METHOD(PrepareFixture, "prepare: with GPT-2's vocabulary") {
     options_.tokenizer = "gpt2";
     options_.vocab_size = 50257;

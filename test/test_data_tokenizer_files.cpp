@@ -114,7 +114,10 @@ TEST_CASE("tokenizer files: a damaged tokenizer.json is refused with what is wro
     expect_refusal(changed([](Json& j) { j["model"]["vocab"]["a"] = 5; }), {"both have the id 5"});
     expect_refusal(changed([](Json& j) { j["model"]["vocab"]["zq"] = 280; }), {"must be 0 to 275", "\"zq\" has 280"});
     expect_refusal(changed([](Json& j) { j["model"]["vocab"]["日"] = 275; }), {"(275)", "no byte"});
-    expect_refusal(changed([](Json& j) { j["model"]["vocab"].erase("~"), j["model"]["vocab"]["zq"] = 93; }),
+    expect_refusal(changed([](Json& j) {
+                       j["model"]["vocab"].erase("~"), j["model"]["vocab"]["zq"] = 93;
+                       j["model"]["unk_token"] = "zq";
+                   }),
                    {"byte 0x7e"});
     expect_refusal(changed([](Json& j) { j["model"]["merges"][2] = "zq x"; }), {"merge 2 joins \"zq\"", "not a token"});
     expect_refusal(changed([](Json& j) { j["model"]["merges"][2] = "z q"; }), {"merge 2 makes \"zq\"", "not a token"});
