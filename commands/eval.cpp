@@ -11,7 +11,7 @@ namespace {
 
 struct Options {
     std::string model;
-    std::string tokenizer;  // empty: the one beside the weights
+    TokenizerChoice tokenizer;
     std::string data;       // glob of shards; empty: the run's own, unless something else is evaluated
     int batches = 0;        // micro-batches of `data`; 0: all
     std::string text;       // file or directory; empty: none
@@ -248,7 +248,7 @@ void add_eval(CLI::App& app, CommandLine& line) {
         ->type_name("FILE");
     parser->add_option("--batch", options->batch, "sequences at a time (default: the run's train.batch_size, or 1)")
         ->check(integer_in(1, 1 << 20));
-    parser->add_option("--tokenizer", options->tokenizer, kTokenizerHelp)->type_name("gpt2|FILE");
+    add_tokenizer_options(*parser, options->tokenizer);
     add_ranks(*parser, line);
     parser->callback([options, &line] {
         if (line.nproc == 0) evaluate_on_all_ranks(*options, line.revision);  // else main() starts the ranks

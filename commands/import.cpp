@@ -10,7 +10,7 @@ namespace {
 struct Options {
     std::string source;
     std::string run;
-    std::string tokenizer;  // gpt2, a file, or empty: the one beside the source
+    TokenizerChoice tokenizer;
     std::string continued;  // --hf: the directory
     std::string config;     // --out
     std::string data = "data";
@@ -46,7 +46,7 @@ void write_configuration(const Options& options) {
     config.data.val = options.data + "/val_*.bin";
     const std::string tokenizer = directory + "/tokenizer.json";
     if (file_exists(tokenizer)) config.data.tokenizer = tokenizer;
-    find_tokenizer("", directory, config);  // fails if it has more tokens than the model
+    find_tokenizer({}, directory, config);  // fails if it has more tokens than the model
     set_continued_training(config);
     Config checked = config;
     checked.train.head_rows = default_head_rows(config.train.batch_size, config.train.seq_len);
@@ -78,7 +78,7 @@ void import_model(const Options& options) {
     const DirectoryLock lock = open_run_directory(options.run, StartMode::only_new);
     if (tokenizer) {
         config.data.tokenizer = options.run + "/tokenizer.json";
-        write_file_atomically(config.data.tokenizer, tokenizer->json());
+        tokenizer->save(options.run);
     }
     write_file_atomically(options.run + "/config.json", config_json(config));
     const TrainState state{.run_id = random_hex(16),
@@ -100,7 +100,7 @@ void add_import(CLI::App& app) {
     CLI::Option* source = parser->add_option("SOURCE", options->source, "Hugging Face directory or llm.c model file");
     CLI::Option* run = parser->add_option("RUN", options->run, "absent or empty directory")->needs(source);
     source->needs(run);
-    parser->add_option("--tokenizer", options->tokenizer, kTokenizerHelp)->type_name("gpt2|FILE")->needs(source);
+    for (CLI::Option* option : add_tokenizer_options(*parser, options->tokenizer)) option->needs(source);
     CLI::Option* hf =
         parser->add_option("--hf", options->continued, "Hugging Face directory whose training is to go on")
             ->type_name("DIRECTORY")

@@ -1,5 +1,6 @@
 #include "commands/model_io.h"
 
+#include <CLI/App.hpp>
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -229,13 +230,21 @@ ModelSource::ModelSource(const std::string& from)
                      : std::make_optional(open_checkpoint(path))),
       config(checkpoint ? config_of(*checkpoint) : config_of_weights(path)) {}
 
-std::optional<Tokenizer> find_tokenizer(const std::string& given, const std::string& weights, const Config& config) {
+std::vector<CLI::Option*> add_tokenizer_options(CLI::App& parser, TokenizerChoice& choice) {
+    constexpr const char* kHelp =
+        "gpt2, or a file (default: tokenizer.json, vocab.json or gpt2_tokenizer.bin beside the weights)";
+    return {parser.add_option("--tokenizer", choice.file, kHelp)->type_name("gpt2|FILE"),
+            parser.add_option("--end-of-text", choice.end_of_text, kEndOfTextHelp)->type_name("TOKEN")};
+}
+
+std::optional<Tokenizer> find_tokenizer(const TokenizerChoice& choice, const std::string& weights,
+                                        const Config& config) {
     const std::string directory = directory_exists(weights) ? weights : directory_of(weights);
-    std::string path = given == "gpt2" ? data_directory("gpt2") + "/vocab.json" : given;
+    std::string path = choice.file == "gpt2" ? data_directory("gpt2") + "/vocab.json" : choice.file;
     for (const char* name : {"tokenizer.json", "vocab.json", "gpt2_tokenizer.bin"})
         if (path.empty() && file_exists(directory + "/" + name)) path = directory + "/" + name;
     if (path.empty()) return std::nullopt;
-    Tokenizer tokenizer = Tokenizer::load(path);
+    Tokenizer tokenizer = Tokenizer::load(path, choice.end_of_text);
     if (tokenizer.vocab_size() > config.model.vocab_size)
         fail(Exit::config, "the tokenizer %s has %d tokens, but the model has a vocabulary of %d", path,
              tokenizer.vocab_size(), config.model.vocab_size);
@@ -244,10 +253,10 @@ std::optional<Tokenizer> find_tokenizer(const std::string& given, const std::str
     return tokenizer;
 }
 
-LoadedModel load_model(const ModelSource& source, int batch, const Comm& comm, const std::string& given,
+LoadedModel load_model(const ModelSource& source, int batch, const Comm& comm, const TokenizerChoice& choice,
                        int cached_sequences) {
     const std::string weights = source.checkpoint ? run_directory_of(source.checkpoint->directory()) : source.path;
-    std::optional<Tokenizer> tokenizer = find_tokenizer(given, weights, source.config);
+    std::optional<Tokenizer> tokenizer = find_tokenizer(choice, weights, source.config);
     Config config = source.config;
     if (batch > 0) config.train.batch_size = batch;
     GptOptions options = gpt_options(config);

@@ -8,6 +8,11 @@
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/config/config.h"
 
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
+
 // The model that a configuration describes, as one of `ranks` ranks has it.
 GptOptions gpt_options(const Config& config, int rank = 0, int ranks = 1);
 
@@ -52,6 +57,12 @@ struct ModelSource {
     explicit ModelSource(const std::string& path);
 };
 
+// --tokenizer and --end-of-text.
+struct TokenizerChoice {
+    std::string file;         // "gpt2" or a file; empty: in the directory of the weights
+    std::string end_of_text;  // empty: as Tokenizer::load() says
+};
+
 // A model for inference, and the configuration that made it.
 struct LoadedModel {
     Config config;
@@ -62,18 +73,20 @@ struct LoadedModel {
 // `batch` sequences at a time; 0: as many as the configuration has. Each rank of `comm` has the whole model. Fails with
 // Exit::data, naming the file and the tensor, if the weights cannot be read, and as find_tokenizer(tokenizer) does.
 // cached_sequences as in GptOptions, or as many as it may be.
-LoadedModel load_model(const ModelSource& source, int batch, const Comm& comm, const std::string& tokenizer = "",
+LoadedModel load_model(const ModelSource& source, int batch, const Comm& comm, const TokenizerChoice& tokenizer = {},
                        int cached_sequences = 0);
-inline LoadedModel load_model(const std::string& path, int batch, const std::string& tokenizer = "",
+inline LoadedModel load_model(const std::string& path, int batch, const TokenizerChoice& tokenizer = {},
                               int cached_sequences = 0) {
     return load_model(ModelSource(path), batch, comm_single(), tokenizer, cached_sequences);
 }
 
-// "gpt2" or a file; else, if `given` is empty, the tokenizer.json, vocab.json or gpt2_tokenizer.bin in the directory
+// The chosen one; else, if no file is, the tokenizer.json, vocab.json or gpt2_tokenizer.bin in the directory
 // `weights` or beside the file `weights`, or none. Fails with Exit::config if it has more tokens than the model.
-std::optional<Tokenizer> find_tokenizer(const std::string& given, const std::string& weights, const Config& config);
-inline constexpr const char* kTokenizerHelp =
-    "gpt2, or a file (default: tokenizer.json, vocab.json or gpt2_tokenizer.bin beside the weights)";
+std::optional<Tokenizer> find_tokenizer(const TokenizerChoice& choice, const std::string& weights,
+                                        const Config& config);
+std::vector<CLI::Option*> add_tokenizer_options(CLI::App& parser, TokenizerChoice& choice);
+inline constexpr const char* kEndOfTextHelp =
+    "special token that ends a text (default: eos_token of tokenizer_config.json, or a usual one like <|endoftext|>)";
 
 // An error of one rank that all ranks have agreed on: each throws it, with the same code, after the same step.
 struct SharedError : Error {

@@ -3,6 +3,7 @@
 #include <CLI/App.hpp>
 
 #include "commands/command_line.h"
+#include "commands/model_io.h"
 #include "commands/suggest_config.h"
 #include "runtime/logging/logging.h"
 
@@ -70,6 +71,7 @@ void add_prepare(CLI::App& app) {
         ->add_option("--tokenizer", options->tokenizer,
                      "bytes, bpe (learned from the text), gpt2, or the file of a tokenizer")
         ->type_name("bytes|bpe|gpt2|FILE");
+    parser->add_option("--end-of-text", options->end_of_text, kEndOfTextHelp)->type_name("TOKEN")->default_str("");
     parser->add_option("--val-fraction", options->val_fraction, "share of the input, at its end, to hold out");
     parser->add_option("--shard-tokens", options->shard_tokens, "tokens per shard, at most")
         ->check(integer_in(1, INT32_MAX));

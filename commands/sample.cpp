@@ -17,7 +17,7 @@ constexpr size_t kMostAtOnce = 16;  // texts that grow together: each has keys a
 
 struct Options {
     std::string model;
-    std::string tokenizer;  // empty: the one beside the weights
+    TokenizerChoice tokenizer;
     std::vector<std::string> prompts;
     std::string prompts_file;
     GenerationOptions generation;
@@ -93,6 +93,6 @@ void add_sample(CLI::App& app) {
         ->default_str("");
     parser->add_option("--seed", options->generation.seed, "another seed, another text")
         ->check(integer_in(0, UINT64_MAX));
-    parser->add_option("--tokenizer", options->tokenizer, kTokenizerHelp)->type_name("gpt2|FILE");
+    add_tokenizer_options(*parser, options->tokenizer);
     parser->callback([options] { print_samples(*options); });
 }

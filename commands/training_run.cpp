@@ -136,7 +136,7 @@ static void write_descriptions(const TrainingRun& run, const char* revision) {
     write_file_atomically(dir + "/config.json", config_json(run.config));
     write_file_atomically(dir + "/revision.txt", std::string(revision) + "\n");
     add_start(run, revision);
-    if (run.dataset.tokenizer) write_file_atomically(dir + "/tokenizer.json", run.dataset.tokenizer->json());
+    if (run.dataset.tokenizer) run.dataset.tokenizer->save(dir);
 }
 
 void write_run_files(TrainingRun& run, const char* revision) {

@@ -95,7 +95,8 @@ void OutDirectory::move_into_place(const std::string& dataset, const std::vector
     sync_directory(path_);
     remove_shards(path_, shards);
     for (const std::string& name : list_directory(unfinished_))
-        if (is_shard(name) || name == "tokenizer.json") rename_path(unfinished(name), path_ + "/" + name);
+        if (is_shard(name) || name == "tokenizer.json" || name == "tokenizer_config.json")
+            rename_path(unfinished(name), path_ + "/" + name);
     sync_directory(path_);
     rename_path(unfinished_ + kDatasetFile, path_ + kDatasetFile);
     sync_directory(path_);

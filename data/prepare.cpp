@@ -39,6 +39,8 @@ static void check_options(const PrepareOptions& o) {
           "prepare: the format \"%s\" is unknown; there are auto, text, jsonl, json, csv, tsv, parquet and bin",
           o.format);
     check(o.threads >= 0 && o.threads <= 1024, "prepare: %d threads, but 1 to 1024 are allowed", o.threads);
+    check(o.end_of_text.empty() || (o.tokenizer != "bpe" && o.tokenizer != "bytes"),
+          "prepare: --end-of-text chooses a token of a tokenizer's file, but the tokenizer is \"%s\"", o.tokenizer);
     check(o.tokenizer != "bpe" || o.vocab_size == 0 || (o.vocab_size >= 257 && o.vocab_size <= 1 << 20),
           "prepare: --vocab-size is %d, but a \"bpe\" tokenizer has 257 to %d tokens", o.vocab_size, 1 << 20);
 }
@@ -56,7 +58,7 @@ static Tokenizer load_tokenizer(const PrepareOptions& options) {
              gpt2.lexically_normal().string());
     Tokenizer tokenizer = options.tokenizer == "bytes"  ? Tokenizer::bytes()
                           : options.tokenizer == "gpt2" ? Tokenizer::load(gpt2 / "vocab.json")
-                                                        : Tokenizer::load(options.tokenizer);
+                                                        : Tokenizer::load(options.tokenizer, options.end_of_text);
     if (options.vocab_size != 0 && options.vocab_size != tokenizer.vocab_size())
         fail(Exit::usage, "prepare: vocab_size is %d, but the tokenizer \"%s\" has %d tokens", options.vocab_size,
              options.tokenizer, tokenizer.vocab_size());
@@ -84,6 +86,7 @@ static Json make_plan(const PrepareOptions& o, const std::vector<std::string>& f
     add_file(o.tokenizer);
     return {{"version", 3},
             {"tokenizer", o.tokenizer},
+            {"end_of_text", o.end_of_text},
             {"vocab_size", o.vocab_size},
             {"format", o.format},
             {"field", o.field},
@@ -234,7 +237,7 @@ Tokenizer Preparation::make_tokenizer() {
     const std::string path = out_.unfinished("tokenizer.json");
     if (options_.tokenizer == "bpe" && file_exists(path)) return Tokenizer::load(path);  // of an earlier process
     Tokenizer tokenizer = options_.tokenizer == "bpe" ? learn_tokenizer() : load_tokenizer(options_);
-    write_file_atomically(path, tokenizer.json());
+    tokenizer.save(out_.unfinished());
     if (const std::string remark = tokenizer.remark(); !remark.empty()) line_("tokenizer: " + remark);
     input_.set_cut(safe_cut_of(tokenizer.rules()));
     return tokenizer;
@@ -439,7 +442,7 @@ PrepareSummary convert_tokens(const PrepareOptions& o, const std::vector<std::st
     Json kind = {{"kind", has_tokenizer ? o.tokenizer : "unknown"}, {"vocab_size", vocab_size}};
     if (tokenizer) {
         kind["xxh3"] = tokenizer->digest();
-        write_file_atomically(out.unfinished("tokenizer.json"), tokenizer->json());
+        tokenizer->save(out.unfinished());
     }
     const Json dataset = {
         {"format", DatasetRecord::kFormat}, {"tokenizer", kind}, {"sources", sources}, {"splits", splits}};

@@ -6,6 +6,7 @@
 
 struct PrepareOptions {
     std::string tokenizer = "bpe";  // "bytes", "bpe" (trained on the text), "gpt2", or the path of a tokenizer's file
+    std::string end_of_text;  // a special token of the tokenizer's file; "": as Tokenizer::load() says
     // All tokens, kEndOfText included. For "bpe" 0 means default_vocab_size(); otherwise 0 or the exact size.
     int vocab_size = 0;
     std::vector<std::string> inputs;  // files, directories, and "-" for standard input

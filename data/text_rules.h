@@ -31,7 +31,8 @@ struct TextRules {
     bool drops_bytes = false;          // bytes that no token stands for; otherwise each byte must have a token
     std::vector<AddedToken> added;     // without those that the model's other rules make superfluous
     std::string document_start;        // the name of the token before each document; empty: the end of text
-    std::string document_end;          // the name of the end of text; empty: the first of Tokenizer::kEndNames
+    std::string document_end;          // the name of the end of text; empty: the first of kEndNames
+    std::string chosen_end;            // the same, by a user or by tokenizer_config.json; empty: document_end
     std::string file;                  // tokenizer.json as it was read; empty for what Tokenizer::json() can write
     std::string identity;              // what the digest covers beside tokens and merges; empty for GPT-2's rules
 };

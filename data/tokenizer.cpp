@@ -42,7 +42,13 @@ Tokenizer::Tokenizer(std::vector<std::string> tokens, std::vector<Merge> merges,
     if (!rules_.document_end.empty()) eot_ = special_called(rules_.document_end);
     for (const char* name : kEndNames)
         if (eot_ < 0) eot_ = special_called(name);
-    if (eot_ < 0) reject_file(origin, "no special token is called %s", kEndOfText);
+    if (const int chosen = special_called(rules_.chosen_end); chosen >= 0)
+        has_chosen_end_ = std::exchange(eot_, chosen) != chosen;
+    if (eot_ < 0)
+        reject_file(origin,
+                    "no special token is called %s: name the end of text with --end-of-text TOKEN, or with eos_token "
+                    "in a tokenizer_config.json in the same directory",
+                    kEndOfText);
     document_start_ = rules_.document_start.empty() ? eot_ : special_called(rules_.document_start);
     if (document_start_ < 0) reject_file(origin, "no special token is called %s", rules_.document_start);
     prefix_ = {eot_};
@@ -160,5 +166,6 @@ std::string Tokenizer::digest() const {
     }
     digest.add(merges_.data(), merges_.size() * sizeof(Merge));
     digest.add(rules_.identity);
+    if (has_chosen_end_) digest.add(token(eot_));
     return digest.hex();
 }

@@ -32,9 +32,9 @@ class Tokenizer {
 public:
     // tokens[id] is a token's bytes. Fails with Exit::data, naming `origin`, unless every single byte is a token or
     // `rules` drop such bytes, no two tokens have the same bytes, the concatenation of every merge's tokens is a token,
-    // and the special tokens (which are never the result of encoding text) include the end of text: kEndOfText or
-    // another of kEndNames, or the one that `rules` name. Added tokens may have the bytes of others, and so may
-    // SentencePiece's tokens of bytes.
+    // and the special tokens (which are never the result of encoding text) include the end of text: the one that
+    // `rules` name, or one of kEndNames. Added tokens may have the bytes of others, and so may SentencePiece's tokens
+    // of bytes.
     Tokenizer(std::vector<std::string> tokens, std::vector<Merge> merges, std::vector<int32_t> special,
               const std::string& origin, TextRules rules = {});
 
@@ -43,11 +43,16 @@ public:
 
     // Reads a file in one of these formats, recognized by its content:
     //   tokenizer.json      Hugging Face: byte-level BPE, or BPE of characters with byte fallback as Llama 2's. What
-    //                       would change the ids and is not supported is refused with its name
+    //                       would change the ids and is not supported is refused with its name. The end of text is
+    //                       `end_of_text`, else eos_token of a tokenizer_config.json in the same directory, else as the
+    //                       rules say
     //   vocab.json          Hugging Face's older pair, with merges.txt (for my_vocab.json: my_merges.txt) beside it
     //   gpt2_tokenizer.bin  llm.c, version 2
     // Fails with Exit::no_input if a file is missing and with Exit::data, naming the file, if its content is invalid.
-    static Tokenizer load(const std::string& path);
+    static Tokenizer load(const std::string& path, const std::string& end_of_text = "");
+
+    // Writes DIRECTORY/tokenizer.json and, with the end of text, DIRECTORY/tokenizer_config.json.
+    void save(const std::string& directory) const;
 
     int vocab_size() const { return int(tokens_.size()); }  // special tokens included
     int eot() const { return eot_; }                        // the end of text, which separates documents
@@ -113,6 +118,7 @@ private:
     std::vector<Slot> slots_;  // a power of two
     int slot_shift_ = 0;
     size_t slot_of(uint64_t key) const { return size_t(key * 0x9e3779b97f4a7c15u >> slot_shift_); }
+    bool has_chosen_end_ = false;
     std::vector<int32_t> words_;  // see find(): a hash map with linear probing, -1 where it is empty
     int eot_ = -1, document_start_ = -1;
     std::vector<int32_t> prefix_;

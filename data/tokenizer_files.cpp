@@ -17,6 +17,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr size_t kMaxFileBytes = size_t(256) << 20;
 constexpr int kMaxTokens = 1 << 24;
+constexpr const char* kConfigName = "/tokenizer_config.json";
 
 // ---------------------------------------------------------------------------------------------------------------------
 // GPT-2's files write each byte as one printable character: a printable byte as itself, byte number i of the others, in
@@ -159,8 +160,27 @@ private:
     std::vector<Merge> merges_;
 };
 
-Tokenizer from_tokenizer_json(Json file, std::string_view text, const std::string& path) {
+// The name of eos_token in the tokenizer_config.json in the directory of a tokenizer.json; "" if there is none.
+std::string configured_end(const std::string& tokenizer_path) {
+    const std::string path = directory_of(tokenizer_path) + kConfigName;
+    if (!file_exists(path)) return "";
+    const Json config = parse_json(read_file(path, kMaxFileBytes), path, Exit::data);
+    const Json& token = ::find(config, "/eos_token");
+    const Json& name = token.is_object() ? ::find(token, "/content") : token;
+    if (!name.is_string() && !name.is_null())
+        reject_file(path, "eos_token is %s, but must be text or have a \"content\"", printed(token));
+    return name.is_null() ? "" : name;
+}
+
+Tokenizer from_tokenizer_json(Json file, std::string_view text, const std::string& path, const std::string& end) {
     TextRules rules = read_text_rules(file, text, path);
+    const auto is_special = [&](const std::string& name) {
+        return std::ranges::any_of(rules.added,
+                                   [&](const AddedToken& token) { return token.is_special && token.text == name; });
+    };
+    rules.chosen_end = end.empty() ? configured_end(path) : end;
+    if (!is_special(rules.chosen_end) && end.empty()) rules.chosen_end.clear();
+    if (!end.empty() && !is_special(end)) reject_file(path, "--end-of-text: no special token is called %s", end);
     if (!find(file, "/model/vocab").is_object()) reject_file(path, "/model/vocab must be an object");
     if (!find(file, "/model/merges").is_array()) reject_file(path, "/model/merges must be an array");
     TokenizerBuilder builder(path, std::move(rules));
@@ -346,15 +366,27 @@ bool is_tokenizer_file(std::string_view bytes) {
            (begins_json_object(bytes) && bytes.find("\"added_tokens\"") != std::string_view::npos);
 }
 
-Tokenizer Tokenizer::load(const std::string& path) {
+void Tokenizer::save(const std::string& directory) const {
+    write_file_atomically(directory + "/tokenizer.json", json());
+    write_file_atomically(directory + kConfigName, Json{{"eos_token", token(eot())}}.dump(2) + "\n");
+}
+
+Tokenizer Tokenizer::load(const std::string& path, const std::string& end_of_text) {
     MappedFile file(path);
     if (file.size() > kMaxFileBytes)
         reject_file(path, "%zu bytes are too many for a tokenizer; the limit is %zu", file.size(), kMaxFileBytes);
-    if (header_word(file.text(), 0) == kLlmcTokenizerMagic) return from_llmc(file.text(), path);
+    auto refuse_end = [&] {
+        if (!end_of_text.empty()) reject_file(path, "--end-of-text is for a tokenizer.json; here it is %s", kEndOfText);
+    };
+    if (header_word(file.text(), 0) == kLlmcTokenizerMagic) {
+        refuse_end();
+        return from_llmc(file.text(), path);
+    }
     if (!begins_json_object(file.text()))
         reject_file(path, "not a tokenizer: it has %zu bytes and looks like %s", file.size(),
                     describe_content(file.text().substr(0, 1024), file.size()));
     Json json = parse_json(file.text(), path, Exit::data);
-    return ::find(json, "/model").is_object() ? from_tokenizer_json(std::move(json), file.text(), path)
-                                              : from_vocabulary_and_merges(json, path);
+    if (::find(json, "/model").is_object()) return from_tokenizer_json(std::move(json), file.text(), path, end_of_text);
+    refuse_end();
+    return from_vocabulary_and_merges(json, path);
 }

@@ -1,6 +1,7 @@
 """Faults in tokenizers, for dev/plant_faults.py: the same form as kernel_faults.py."""
 SPLIT, ENCODER, ADDED, NFC = "data/pretokenizer.cpp", "data/encoder.cpp", "data/added_tokens.h", "data/nfc.cpp"
 TOKENIZER, RULES, PREPARE = "data/tokenizer.cpp", "data/tokenizer_rules.cpp", "data/prepare.cpp"
+FILES = "data/tokenizer_files.cpp"
 
 FAULTS = [
     # ---- pieces of the families' patterns
@@ -66,6 +67,10 @@ FAULTS = [
     (TOKENIZER, "documents begin without their first token", "if (document_start_ != eot_) prefix_",
      "if (false) prefix_"),
     (TOKENIZER, "the digest lacks the rules", "digest.add(rules_.identity);", ""),
+    (TOKENIZER, "the digest lacks the end of text", "if (has_chosen_end_) digest.add(token(eot_));", ""),
+    (FILES, "tokenizer_config.json goes before --end-of-text", "end.empty() ? configured_end(path) : end;",
+     "configured_end(path).empty() ? end : configured_end(path);"),
+    (FILES, "the end of text is not saved", "Json{{\"eos_token\", token(eot())}}", "Json{{\"eos_token\", nullptr}}"),
     (RULES, "the template's tokens have no names", "name = id;", "name = \"\";"),
     (RULES, "a pattern is removed instead of what it leaves", "find(json_, part + \"/invert\") == true", "true"),
     (PREPARE, "documents have a prefix of one token", "prefix.begin(), prefix.end()",

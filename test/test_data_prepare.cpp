@@ -88,7 +88,7 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: the shards hold the text, cut where i
     CHECK(summary_.train.documents == 1);
     CHECK(summary_.val.tokens == val.size());
     CHECK(summary_.val.text_bytes == text.size() - cut);
-    CHECK(list_directory(out_).size() == 2 + json["splits"]["train"]["shards"].size() + 1);
+    CHECK(list_directory(out_).size() == 3 + json["splits"]["train"]["shards"].size() + 1);
 }
 
 TEST_CASE_METHOD(PrepareFixture, "prepare: every document begins with the end of text") {
@@ -170,6 +170,27 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: with a tokenizer whose documents begi
     std::vector<int32_t> tokens(stream.token_count());
     stream.read(0, tokens.size(), tokens.data());
     CHECK(tokens == expected);
+}
+
+TEST_CASE_METHOD(PrepareFixture, "prepare: the end of text that was chosen stays with the data") {
+    nlohmann::ordered_json tokenizer = nlohmann::ordered_json::parse(
+        read_file("test/data/tokenizer_families.json"))["families"]["deepseek"]["tokenizer"];
+    tokenizer["added_tokens"][0]["content"] = "<|finis|>";
+    write_bytes(directory_ / "finis.json", tokenizer.dump());
+    options_.tokenizer = directory_ / "finis.json";
+    options_.vocab_size = 0;
+    expect_error(Exit::data, {"--end-of-text"}, [&] { prepare_quietly(); });
+    options_.end_of_text = "<|finis|>";
+    prepare_quietly();
+    const Tokenizer saved = Tokenizer::load(out_ + "/tokenizer.json");
+    CHECK(saved.token(saved.eot()) == "<|finis|>");
+    CHECK(saved.digest() == dataset()["tokenizer"]["xxh3"]);
+    // A data set that replaces it has its own.
+    options_.tokenizer = "bytes";
+    expect_error(Exit::usage, {"--end-of-text", "\"bytes\""}, [&] { prepare_quietly(); });
+    options_.end_of_text = "";
+    prepare_quietly();
+    CHECK(Tokenizer::load(out_ + "/tokenizer.json").digest() == Tokenizer::bytes().digest());
 }
 
 TEST_CASE_METHOD(PrepareFixture, "prepare: bytes without a token are counted, once for all copies") {

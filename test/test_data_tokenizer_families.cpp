@@ -200,6 +200,51 @@ TEST_CASE("tokenizer families: what a document begins and ends with") {
     check("llama2", "<s>", "</s>");
 }
 
+TEST_CASE("tokenizer families: the end of text is chosen by name or by tokenizer_config.json") {
+    TemporaryDirectory directory;
+    const std::string path = directory / "tokenizer.json", config = directory / "tokenizer_config.json";
+    const std::string deepseek = "<\uff5cend\u2581of\u2581sentence\uff5c>";
+    Json json = family("deepseek")["tokenizer"];
+    json["added_tokens"][0]["content"] = deepseek;
+    write_bytes(path, json.dump());
+    expect_error(Exit::data, {"no special token", kEndOfText, "--end-of-text", "tokenizer_config.json"},
+                 [&] { Tokenizer::load(path); });
+    const Tokenizer chosen = Tokenizer::load(path, deepseek);
+    CHECK(chosen.token(chosen.eot()) == deepseek);
+    CHECK(chosen.document_prefix().size() == 1);
+    expect_error(Exit::data, {"--end-of-text", "<|end|>"}, [&] { Tokenizer::load(path, "<|end|>"); });
+    for (const Json& name : {Json(deepseek), Json{{"content", deepseek}, {"lstrip", false}}}) {
+        write_bytes(config, Json{{"eos_token", name}}.dump());
+        const Tokenizer configured = Tokenizer::load(path);
+        CHECK(configured.eot() == chosen.eot());
+        CHECK(configured.digest() == chosen.digest());
+    }
+    for (const Json& wrong : {Json(5), Json{{"name", deepseek}}}) {
+        write_bytes(config, Json{{"eos_token", wrong}}.dump());
+        wrong.is_number()
+            ? expect_error(Exit::data, {"tokenizer_config.json", "eos_token is 5"}, [&] { Tokenizer::load(path); })
+            : expect_error(Exit::data, {"no special token"}, [&] { Tokenizer::load(path); });
+    }
+
+    // It goes before the usual names, unless it is no special token, and is kept.
+    write_bytes(path, family("qwen2")["tokenizer"].dump());
+    write_bytes(config, R"({"eos_token": "<tool_call>"})");
+    const Tokenizer usual = Tokenizer::load(path);
+    CHECK(usual.token(usual.eot()) == kEndOfText);
+    CHECK(usual.digest() == load_family("qwen2").digest());
+    write_bytes(config, R"({"eos_token": "<|im_end|>"})");
+    const Tokenizer other = Tokenizer::load(path);
+    CHECK(other.token(other.eot()) == "<|im_end|>");
+    CHECK(other.digest() != usual.digest());
+    CHECK(Tokenizer::load(path, kEndOfText).digest() == usual.digest());
+    TemporaryDirectory copy;
+    other.save(copy / "");
+    CHECK(Tokenizer::load(copy / "tokenizer.json").digest() == other.digest());
+    CHECK(read_file(copy / "tokenizer.json") == read_file(path));
+    expect_error(Exit::data, {"--end-of-text", "tokenizer.json"},
+                 [&] { Tokenizer::load("data/gpt2/vocab.json", "<|im_end|>"); });
+}
+
 TEST_CASE("tokenizer families: files are kept as they are, and rules count in the digest") {
     TemporaryDirectory directory;
     const std::string path = directory / "tokenizer.json";

@@ -55,7 +55,8 @@ class Prepare(TrainerTest):
         self.assertIn("--force", said)
         self.run_trainer("prepare", "text.txt", "--out", "out", "--force")
         self.assertEqual(sorted(os.listdir(self.dir / "out")),
-                         ["config.json", "dataset.json", "tokenizer.json", "train_000000.bin", "val_000000.bin"])
+                         ["config.json", "dataset.json", "tokenizer.json", "tokenizer_config.json", "train_000000.bin",
+                          "val_000000.bin"])
         before = self.contents("out")
         self.assertIn("--force", self.run_trainer("prepare", "book.txt", "--out", "out", expect=CANNOT_CREATE))
         self.assertEqual(self.contents("out"), before)
