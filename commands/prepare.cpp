@@ -68,9 +68,10 @@ void add_prepare(CLI::App& app) {
     parser->add_option("--minutes", command->minutes, "of training, for which config.json is made; 0: none is made")
         ->check(finite_in(0, 1e6));
     parser
-        ->add_option("--tokenizer", options->tokenizer,
-                     "bytes, bpe (learned from the text), gpt2, or the file of a tokenizer")
-        ->type_name("bytes|bpe|gpt2|FILE");
+        ->add_option(
+            "--tokenizer", options->tokenizer,
+            "bytes, bpe (learned from the text), chars (the text's characters), gpt2, or the file of a tokenizer")
+        ->type_name("bytes|bpe|chars|gpt2|FILE");
     parser->add_option("--end-of-text", options->end_of_text, kEndOfTextHelp)->type_name("TOKEN")->default_str("");
     parser->add_option("--val-fraction", options->val_fraction, "share of the input, at its end, to hold out");
     parser->add_option("--shard-tokens", options->shard_tokens, "tokens per shard, at most")

@@ -189,7 +189,7 @@ void Encoder::start_symbols(std::string_view word) {
 }
 
 void Encoder::merge_word(std::string_view word, std::vector<int32_t>& ids) {
-    if (tokenizer_.rules().whole_words_first && dropout_ == 0)
+    if (tokenizer_.rules().whole_words_first && (dropout_ == 0 || tokenizer_.merges().empty()))
         if (const int32_t id = tokenizer_.find(word); id >= 0) return ids.push_back(id);
     start_symbols(word);
     if (dropout_ == 0 && symbols_.size() <= kFewSymbols)

@@ -1,5 +1,3 @@
-#include "data/prepare.h"
-
 #include <sys/stat.h>
 
 #include <cmath>
@@ -11,59 +9,11 @@
 #include "data/input_paths.h"
 #include "data/ordered_parallel.h"
 #include "data/out_directory.h"
+#include "data/prepare_options.h"
 #include "data/raw_tokens.h"
-#include "data/text_input.h"
 #include "data/text_quality.h"
 
 using Json = nlohmann::ordered_json;
-
-static constexpr const char* kRawFormat = "bin";
-
-static std::optional<TextFormat> text_format(const std::string& name) {
-    const auto found = std::ranges::find(kTextFormats, name);
-    return found == kTextFormats.end() ? std::nullopt : std::optional(TextFormat(found - kTextFormats.begin()));
-}
-
-static void check_options(const PrepareOptions& o) {
-    auto check = [](bool holds, const char* pattern, auto... values) {
-        if (!holds) fail(Exit::usage, pattern, values...);
-    };
-    auto is_fraction = [](double value) { return value >= 0 && value < 1; };
-    check(is_fraction(o.val_fraction), "prepare: the held-out fraction is %g, but must be in [0, 1)", o.val_fraction);
-    check(o.shard_tokens >= 1 && o.shard_tokens <= INT32_MAX,
-          "prepare: shards are to have %zu tokens, but must have 1 to %d", o.shard_tokens, INT32_MAX);
-    check(is_fraction(o.bpe_dropout), "prepare: the BPE-dropout is %g, but must be in [0, 1)", o.bpe_dropout);
-    check(o.copies >= 1 && o.copies <= 1000, "prepare: %d copies of the training text, but 1 to 1000 are allowed",
-          o.copies);
-    check(o.format == "auto" || o.format == kRawFormat || text_format(o.format),
-          "prepare: the format \"%s\" is unknown; there are auto, text, jsonl, json, csv, tsv, parquet and bin",
-          o.format);
-    check(o.threads >= 0 && o.threads <= 1024, "prepare: %d threads, but 1 to 1024 are allowed", o.threads);
-    check(o.end_of_text.empty() || (o.tokenizer != "bpe" && o.tokenizer != "bytes"),
-          "prepare: --end-of-text chooses a token of a tokenizer's file, but the tokenizer is \"%s\"", o.tokenizer);
-    check(o.tokenizer != "bpe" || o.vocab_size == 0 || (o.vocab_size >= 257 && o.vocab_size <= 1 << 20),
-          "prepare: --vocab-size is %d, but a \"bpe\" tokenizer has 257 to %d tokens", o.vocab_size, 1 << 20);
-}
-
-int default_vocab_size(uint64_t train_bytes) {
-    return 1 << std::clamp(int(std::lround(std::log2(double(std::max<uint64_t>(train_bytes, 1))) / 2)), 9, 15);
-}
-
-static Tokenizer load_tokenizer(const PrepareOptions& options) {
-    const std::filesystem::path gpt2 = options.gpt2_directory;
-    if (options.tokenizer == "gpt2" && !file_exists(gpt2 / "vocab.json"))
-        fail(Exit::no_input,
-             "prepare: the tokenizer \"gpt2\" is read from the folder %s, which has no vocab.json; copy data/gpt2 of "
-             "the source tree there, or pass --tokenizer PATH/vocab.json",
-             gpt2.lexically_normal().string());
-    Tokenizer tokenizer = options.tokenizer == "bytes"  ? Tokenizer::bytes()
-                          : options.tokenizer == "gpt2" ? Tokenizer::load(gpt2 / "vocab.json")
-                                                        : Tokenizer::load(options.tokenizer, options.end_of_text);
-    if (options.vocab_size != 0 && options.vocab_size != tokenizer.vocab_size())
-        fail(Exit::usage, "prepare: vocab_size is %d, but the tokenizer \"%s\" has %d tokens", options.vocab_size,
-             options.tokenizer, tokenizer.vocab_size());
-    return tokenizer;
-}
 
 static bool is_raw(const PrepareOptions& options, const std::vector<std::string>& files) {
     const auto is_bin = [](const std::string& path) { return path.ends_with(".bin"); };
@@ -156,6 +106,7 @@ public:
 private:
     void find_splits();
     Tokenizer learn_tokenizer();
+    Tokenizer collect_characters();
     Tokenizer make_tokenizer();
     void write_split(const Split& split, const Tokenizer& tokenizer);
     void write_copy(const Split& split, const Tokenizer& tokenizer, ShardWriter& writer, Json& state);
@@ -233,10 +184,31 @@ Tokenizer Preparation::learn_tokenizer() {
     return tokenizer;
 }
 
+// Of the whole text, as nanoGPT does, so that the held-out part loses none.
+Tokenizer Preparation::collect_characters() {
+    std::set<std::string, std::less<>> characters;
+    PassProgress pass("collecting the characters", input_.size(), 0, line_);
+    input_.read(0, input_.size(), [&](std::string_view text, bool) {
+        pass.advance(text.size());
+        for (size_t length; !text.empty(); text.remove_prefix(length)) {
+            length = std::max<size_t>(utf8_length(text), 1);
+            const std::string_view character = text.substr(0, length);
+            if (!characters.contains(character)) characters.emplace(character);
+        }
+    });
+    Tokenizer tokenizer = Tokenizer::characters(characters);
+    check_vocab_size(options_, tokenizer);
+    line_(format("the text has %zu different characters: with %s %d tokens", characters.size(), kEndOfText,
+                 tokenizer.vocab_size()));
+    return tokenizer;
+}
+
 Tokenizer Preparation::make_tokenizer() {
     const std::string path = out_.unfinished("tokenizer.json");
-    if (options_.tokenizer == "bpe" && file_exists(path)) return Tokenizer::load(path);  // of an earlier process
-    Tokenizer tokenizer = options_.tokenizer == "bpe" ? learn_tokenizer() : load_tokenizer(options_);
+    if (is_made_from_text(options_.tokenizer) && file_exists(path)) return Tokenizer::load(path);  // made earlier
+    Tokenizer tokenizer = options_.tokenizer == "bpe"     ? learn_tokenizer()
+                          : options_.tokenizer == "chars" ? collect_characters()
+                                                          : load_tokenizer(options_);
     tokenizer.save(out_.unfinished());
     if (const std::string remark = tokenizer.remark(); !remark.empty()) line_("tokenizer: " + remark);
     input_.set_cut(safe_cut_of(tokenizer.rules()));
@@ -453,9 +425,9 @@ PrepareSummary convert_tokens(const PrepareOptions& o, const std::vector<std::st
 }  // namespace
 
 PrepareSummary prepare(const PrepareOptions& options, const ProgressLine& line) {
-    check_options(options);
     InputPaths paths = expand_inputs(options.inputs, options.out_dir);
     const bool raw = is_raw(options, paths.files), has_stdin = std::ranges::count(paths.files, "-") > 0;
+    check_options(options, raw);
     const Json plan = raw || has_stdin ? Json() : make_plan(options, paths.files);
     for (const std::string& path : paths.files)
         if (path != "-" && !file_exists(path)) MappedFile{path};  // says what is wrong with it

@@ -5,7 +5,8 @@
 #include "data/shards.h"
 
 struct PrepareOptions {
-    std::string tokenizer = "bpe";  // "bytes", "bpe" (trained on the text), "gpt2", or the path of a tokenizer's file
+    // "bytes", "bpe" (trained on the text), "chars" (the text's characters), "gpt2", or the path of a tokenizer's file
+    std::string tokenizer = "bpe";
     std::string end_of_text;  // a special token of the tokenizer's file; "": as Tokenizer::load() says
     // All tokens, kEndOfText included. For "bpe" 0 means default_vocab_size(); otherwise 0 or the exact size.
     int vocab_size = 0;

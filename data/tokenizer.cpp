@@ -130,7 +130,9 @@ std::string Tokenizer::decode(std::span<const int32_t> ids, bool begins_text) co
 
 std::string Tokenizer::remark() const {
     const auto count = std::ranges::count(byte_ids_, -1);
-    return count == 0 ? "" : format("%d of 256 bytes have no token: encoding drops them", int(count));
+    const bool is_of_characters = merges_.empty() && rules_.whole_words_first;  // meant to have few
+    return count == 0 || is_of_characters ? ""
+                                          : format("%d of 256 bytes have no token: encoding drops them", int(count));
 }
 
 // Bytes at the end of the text that begin a character and may become one.

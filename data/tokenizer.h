@@ -1,6 +1,7 @@
 // Byte pair encoding as in GPT-2, Llama and Qwen: the vocabulary, its files, and decoding. data/encoder.h encodes.
 #pragma once
 
+#include <set>
 #include <span>
 #include <utility>
 #include <vector>
@@ -40,6 +41,10 @@ public:
 
     // 256 bytes, id = byte, and kEndOfText as 256.
     static Tokenizer bytes();
+
+    // A token for each of these characters, as UTF-8 and in their order, then kEndOfText. Other bytes are dropped.
+    // Hugging Face's tokenizers read its json().
+    static Tokenizer characters(const std::set<std::string, std::less<>>& characters);
 
     // Reads a file in one of these formats, recognized by its content:
     //   tokenizer.json      Hugging Face: byte-level BPE, or BPE of characters with byte fallback as Llama 2's. What

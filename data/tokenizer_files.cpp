@@ -3,7 +3,6 @@
 #include <charconv>
 #include <map>
 #include <queue>
-#include <set>
 #include <sstream>
 
 #include "data/reject_file.h"
@@ -364,6 +363,19 @@ std::string Tokenizer::llmc() const {
 bool is_tokenizer_file(std::string_view bytes) {
     return header_word(bytes, 0) == kLlmcTokenizerMagic ||
            (begins_json_object(bytes) && bytes.find("\"added_tokens\"") != std::string_view::npos);
+}
+
+Tokenizer Tokenizer::characters(const std::set<std::string, std::less<>>& characters) {
+    Json file = Json::parse(bytes().json());
+    file["pre_tokenizer"] = Json::parse(R"({"type": "Sequence", "pretokenizers": [
+        {"type": "Split", "pattern": {"Regex": "[\\r\\n]|[^\\r\\n]"}, "behavior": "Isolated", "invert": false},
+        {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false}]})");
+    file["model"]["ignore_merges"] = true;  // there are none: each character is a word
+    Json& vocab = file["model"]["vocab"] = Json::object();
+    for (const std::string& character : characters) vocab[to_printable(character)] = vocab.size();
+    file["added_tokens"][0]["id"] = vocab.size();
+    const std::string text = file.dump(2) + "\n";
+    return from_tokenizer_json(std::move(file), text, "the characters", "");
 }
 
 void Tokenizer::save(const std::string& directory) const {

@@ -37,8 +37,11 @@ FAULTS = [
     # ---- ids
     (ENCODER, "text is not normalized",
      "if (rules.normalization == Normalization::nfc && !is_certainly_nfc(text))", "if (false)"),
-    (ENCODER, "words that are tokens are merged", "if (tokenizer_.rules().whole_words_first && dropout_ == 0)",
-     "if (false)"),
+    (ENCODER, "words that are tokens are merged",
+     "tokenizer_.rules().whole_words_first && (dropout_ == 0 || tokenizer_.merges().empty())", "false"),
+    (ENCODER, "dropout splits characters", "(dropout_ == 0 || tokenizer_.merges().empty())", "dropout_ == 0"),
+    (PREPARE, "the characters of the held-out part are dropped", "input_.read(0, input_.size(), [&]",
+     "input_.read(0, val_begin_, [&]"),
     (ENCODER, "words that have dropped bytes are cached",
      "merge_word(word, ids);\n    if (dropped_bytes_ > dropped) return;", "merge_word(word, ids);"),
     (ENCODER, "short words that have dropped bytes are cached", " || dropped_bytes_ > dropped) return;", ") return;"),

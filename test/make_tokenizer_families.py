@@ -20,6 +20,7 @@ DATA = pathlib.Path(__file__).parent / "data"
 WORDS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|"
 REST = "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 LLAMA3, QWEN2 = WORDS + "\\p{N}{1,3}" + REST, WORDS + "\\p{N}" + REST
+QWEN3_5 = QWEN2.replace("?\\p{L}+", "?[\\p{L}\\p{M}]+").replace("[^\\s\\p{L}", "[^\\s\\p{L}\\p{M}")
 UPPER, LOWER = "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]", "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
 LEAD, CONTRACTION = "[^\\r\\n\\p{L}\\p{N}]?", "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 O200K = (f"{LEAD}{UPPER}*{LOWER}+{CONTRACTION}|{LEAD}{UPPER}+{LOWER}*{CONTRACTION}|\\p{{N}}{{1,3}}"
@@ -139,6 +140,7 @@ def families(corpus, size=420):
                              "<|begin_of_text|>", ignore_merges=True),
         "qwen2": byte_level(size, splits(QWEN2), corpus, [end, *im], normalizer=normalizers.NFC(),
                             added=[AddedToken("<tool_call>", special=False, normalized=False)]),
+        "qwen3_5": byte_level(size, splits(QWEN3_5), corpus, [end, *im], normalizer=normalizers.NFC()),
         "cl100k": Tokenizer.from_str(json.dumps(gap)),
         "o200k": byte_level(size, splits(O200K), corpus, [end]),
         "smollm2": byte_level(size, digits(True), corpus, [end, *im]),

@@ -3,59 +3,12 @@
 
 #include <cmath>
 #include <csignal>
-#include <map>
-#include <nlohmann/json.hpp>
 
 #include "data/bpe_trainer.h"
 #include "data/encoder.h"
-#include "data/prepare.h"
-#include "test/data_files.h"
 #include "test/expect_error.h"
+#include "test/prepare_fixture.h"
 #include "test/random_values.h"
-#include "test/temporary_directory.h"
-
-// The last tenth has other words than the rest.
-static std::string text_with_other_end() {
-    std::string text = lines(400);
-    for (int i = 0; i < 40; i++) text += "zyx wvu tsr qpo\n";
-    return text;
-}
-
-class PrepareFixture {
-protected:
-    PrepareFixture() : out_(directory_ / "out") {
-        write_bytes(directory_ / "text.txt", text_with_other_end());
-        options_.vocab_size = 300;
-        options_.inputs = {directory_ / "text.txt"};
-        options_.out_dir = out_;
-        options_.val_fraction = 0.1;
-        options_.shard_tokens = 1000;
-        options_.force = true;
-    }
-    void prepare_quietly() {
-        progress_.clear();
-        summary_ = prepare(options_, [&](const std::string& line) { progress_.push_back(line); });
-    }
-    std::vector<int32_t> tokens(const std::string& split) const {
-        TokenStream stream(expand_glob(out_ + "/" + split + "_*.bin", split), 300);
-        std::vector<int32_t> ids(size_t(stream.token_count()));
-        stream.read(0, ids.size(), ids.data());
-        return ids;
-    }
-    nlohmann::ordered_json dataset() const { return nlohmann::ordered_json::parse(read_file(out_ + "/dataset.json")); }
-    std::map<std::string, std::string> out_files() const {
-        std::map<std::string, std::string> files;
-        for (const std::string& name : list_directory(out_))
-            files[name] = directory_exists(out_ + "/" + name) ? "directory" : read_file(out_ + "/" + name);
-        return files;
-    }
-
-    TemporaryDirectory directory_;
-    std::string out_;
-    PrepareOptions options_;
-    PrepareSummary summary_;
-    std::vector<std::string> progress_;
-};
 
 TEST_CASE_METHOD(PrepareFixture, "prepare: the shards hold the text, cut where it says") {
     prepare_quietly();
@@ -146,73 +99,6 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: with a tokenizer that exists") {
     options_.vocab_size = 301;
     expect_error(Exit::usage, {"301", "300", "mine.json"}, [&] { prepare_quietly(); });
     CHECK(out_files() == after);
-}
-
-TEST_CASE_METHOD(PrepareFixture, "prepare: with a tokenizer whose documents begin with a token of their own") {
-    const nlohmann::ordered_json families =
-        nlohmann::ordered_json::parse(read_file("test/data/tokenizer_families.json"))["families"];
-    write_bytes(directory_ / "llama3.json", families["llama3"]["tokenizer"].dump());
-    write_bytes(directory_ / "lines.jsonl", "{\"text\": \"Citizen\"}\n{\"text\": \"speak\"}\n");
-    options_.inputs = {directory_ / "lines.jsonl"};
-    options_.tokenizer = directory_ / "llama3.json";
-    options_.vocab_size = 0;
-    options_.val_fraction = 0;
-    prepare_quietly();
-
-    const Tokenizer tokenizer = Tokenizer::load(directory_ / "llama3.json");
-    Encoder encoder(tokenizer);
-    std::vector<int32_t> expected;
-    for (const char* text : {"Citizen", "speak"}) {
-        expected.insert(expected.end(), {tokenizer.eot(), tokenizer.document_start()});
-        for (const int32_t id : encoder.encode(text)) expected.push_back(id);
-    }
-    TokenStream stream(expand_glob(out_ + "/train_*.bin", "train"), tokenizer.vocab_size());
-    std::vector<int32_t> tokens(stream.token_count());
-    stream.read(0, tokens.size(), tokens.data());
-    CHECK(tokens == expected);
-}
-
-TEST_CASE_METHOD(PrepareFixture, "prepare: the end of text that was chosen stays with the data") {
-    nlohmann::ordered_json tokenizer = nlohmann::ordered_json::parse(
-        read_file("test/data/tokenizer_families.json"))["families"]["deepseek"]["tokenizer"];
-    tokenizer["added_tokens"][0]["content"] = "<|finis|>";
-    write_bytes(directory_ / "finis.json", tokenizer.dump());
-    options_.tokenizer = directory_ / "finis.json";
-    options_.vocab_size = 0;
-    expect_error(Exit::data, {"--end-of-text"}, [&] { prepare_quietly(); });
-    options_.end_of_text = "<|finis|>";
-    prepare_quietly();
-    const Tokenizer saved = Tokenizer::load(out_ + "/tokenizer.json");
-    CHECK(saved.token(saved.eot()) == "<|finis|>");
-    CHECK(saved.digest() == dataset()["tokenizer"]["xxh3"]);
-    // A data set that replaces it has its own.
-    options_.tokenizer = "bytes";
-    expect_error(Exit::usage, {"--end-of-text", "\"bytes\""}, [&] { prepare_quietly(); });
-    options_.end_of_text = "";
-    prepare_quietly();
-    CHECK(Tokenizer::load(out_ + "/tokenizer.json").digest() == Tokenizer::bytes().digest());
-}
-
-TEST_CASE_METHOD(PrepareFixture, "prepare: bytes without a token are counted, once for all copies") {
-    const nlohmann::ordered_json families =
-        nlohmann::ordered_json::parse(read_file("test/data/tokenizer_families.json"))["families"];
-    write_bytes(directory_ / "missing.json", families["smollm2_missing_bytes"]["tokenizer"].dump());
-    write_bytes(directory_ / "text.txt", "In the\x04 beginning\x04\x05 God\n");
-    options_.tokenizer = directory_ / "missing.json";
-    options_.vocab_size = 0;
-    options_.val_fraction = 0;
-    options_.copies = 2;
-    prepare_quietly();
-    auto reported = [&](const std::string& words) {
-        return std::ranges::any_of(progress_,
-                                   [&](const std::string& line) { return line.find(words) != std::string::npos; });
-    };
-    CHECK(reported("of 256 bytes have no token"));
-    CHECK(reported("text.txt: 3 of 24 bytes are dropped: no token stands for them"));
-    CHECK(summary_.train.text_bytes == 48);
-    write_bytes(directory_ / "text.txt", "In the beginning God\n");
-    prepare_quietly();
-    CHECK(!reported("are dropped"));
 }
 
 TEST_CASE_METHOD(PrepareFixture, "prepare: with GPT-2's vocabulary") {
