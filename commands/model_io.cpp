@@ -232,7 +232,7 @@ ModelSource::ModelSource(const std::string& from)
 
 std::vector<CLI::Option*> add_tokenizer_options(CLI::App& parser, TokenizerChoice& choice) {
     constexpr const char* kHelp =
-        "gpt2, or a file (default: tokenizer.json, vocab.json or gpt2_tokenizer.bin beside the weights)";
+        "gpt2, or a file (default: tokenizer.json, vocab.json or gpt2_tokenizer.bin next to the weights)";
     return {parser.add_option("--tokenizer", choice.file, kHelp)->type_name("gpt2|FILE"),
             parser.add_option("--end-of-text", choice.end_of_text, kEndOfTextHelp)->type_name("TOKEN")};
 }

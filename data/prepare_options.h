@@ -1,4 +1,4 @@
-// What the options of prepare mean.
+// Checks and meanings of prepare's options.
 #pragma once
 
 #include "data/prepare.h"

@@ -22,7 +22,7 @@ class NotRun(Exception):
 
 @dataclass
 class Place:
-    """What the stages know about where they run."""
+    """The folders, libraries and GPU of the machine that the stages run on."""
     root: Path  # of the repository or of the unpacked kit
     programs: Path
     work: Path  # a temporary folder

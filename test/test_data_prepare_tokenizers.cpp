@@ -5,7 +5,7 @@
 #include "test/expect_error.h"
 #include "test/prepare_fixture.h"
 
-TEST_CASE_METHOD(PrepareFixture, "prepare: with a tokenizer whose documents begin with a token of their own") {
+TEST_CASE_METHOD(PrepareFixture, "prepare: with a tokenizer whose documents begin with a special token") {
     const nlohmann::ordered_json families =
         nlohmann::ordered_json::parse(read_file("test/data/tokenizer_families.json"))["families"];
     write_bytes(directory_ / "llama3.json", families["llama3"]["tokenizer"].dump());

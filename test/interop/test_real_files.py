@@ -52,7 +52,7 @@ def shard(folder):
 
 class Tokenizers(TrainerTest):
     def same_ids(self, file, expected, end, *options):
-        """prepare's ids of the texts, each behind the end of text, against expected(text)."""
+        """prepare's ids of the texts, each after the end of text, against expected(text)."""
         (self.dir / "x.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts()))
         said = self.run_trainer("prepare", "x.jsonl", "--tokenizer", file, "--val-fraction", 0, "--minutes", 0,
                                 "--force", "--out", "out", *options)

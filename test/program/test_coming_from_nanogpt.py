@@ -13,7 +13,7 @@ PAGE = (ROOT / "docs/coming_from_nanogpt.md").read_text("utf-8")
 class ComingFromNanoGpt(TrainerTest):
     def setUp(self):
         super().setUp()
-        # What data/get.sh leaves, and what nanoGPT's prepare.py makes of it: characters in the order of their codes.
+        # The file of data/get.sh, and nanoGPT's prepare.py's output from it: characters in the order of their codes.
         text = generated_text(700)
         self.characters = sorted(set(text))
         ids = array.array("H", map(self.characters.index, text))

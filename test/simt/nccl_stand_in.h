@@ -9,7 +9,7 @@ namespace simt {
 
 struct NcclPlan {
     // fail, remote   the call returns ncclSystemError, ncclRemoteError
-    // no_interface   it fails as NCCL 2.28 does without a network interface
+    // no_interface   it fails as NCCL 2.28 on a machine that has no network interface
     // late           it returns ncclInProgress and fails when it is asked about
     // hang           it stays in progress
     // stall          it is taken in, and never ends on the device
