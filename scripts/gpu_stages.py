@@ -8,7 +8,7 @@ import sys
 from array import array
 from dataclasses import dataclass, field
 
-import cuda_libraries  # noqa: F401  for who has this module
+import cuda_libraries  # noqa: F401  tests use it from here
 from gpu_stage import NotRun, Place, Reading, Stage, load_figures, read_tests, tests
 from gpu_tools import OP_GROUPS, ncu, read_ncu, sanitize, test_spec  # noqa: F401
 
@@ -37,7 +37,6 @@ WORKLOADS = {
         "train": {"batch_size": 2, "seq_len": 32, "total_batch_tokens": 64}}, 4, (4,), peer="measure"),
 }
 GPU_WORKLOADS = ["124M", "llama-1.1B", "1558M"]
-FIRST_S = 480  # of measure: what decides the next work
 
 
 # ---- measure --------------------------------------------------------------------------------------------------------
@@ -201,8 +200,8 @@ def read_matmul(place, stage, output):
 
 
 def measure(workloads):
-    """Most valuable results first: had the machine only N minutes, they are those of the first N. The time of all but
-    PyTorch's steps is at most FIRST_S."""
+    """Most valuable results first: had the machine only N minutes, they are those of the first N. All but
+    PyTorch's steps end within 480 s."""
     first, rest = workloads[:1], workloads[1:]
 
     def stages(kind, share, program, *how, keys=first):

@@ -47,7 +47,7 @@ row = {"workload": words["--workload"], "precision": "bf16", "batch": 2, "seq_le
        "torch": {"step_ms": 2.0, "compiled": True, "attention": "FLASH", "steps": 9, "eager_ms": 3.0}}
 open(words["--json"], "w").write(json.dumps({"torch": "2.9", "device": "H200", "rows": [row]}))
 """
-# The output of dev/bench*.cpp, for tests of the script alone.
+# The figures of dev/bench*.cpp, for tests of the script alone.
 BENCH = """#!/usr/bin/env bash
 words=$*; json=${words##*--json }; json=${json%% *}
 case $* in

@@ -9,7 +9,7 @@ namespace simt {
 
 struct NcclPlan {
     // fail, remote   the call returns ncclSystemError, ncclRemoteError
-    // no_interface   it fails as NCCL 2.28 on a machine that has no network interface
+    // no_interface   it returns what NCCL 2.28 returns on a machine without a network interface
     // late           it returns ncclInProgress and fails when it is asked about
     // hang           it stays in progress
     // stall          it is taken in, and never ends on the device
