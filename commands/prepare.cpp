@@ -61,7 +61,7 @@ void add_prepare(CLI::App& app) {
     parser->add_option("--out", options->out_dir, "directory for tokenizer.json and the shards")->required();
     parser
         ->add_option("--vocab-size", options->vocab_size,
-                     "tokens of a new bpe tokenizer; "
+                     "tokens of a new bpe tokenizer, or of a .bin; "
                      "default: the power of two next to the square root of the bytes of text")
         ->check(integer_in(0, 1 << 24));
     parser->option_defaults()->always_capture_default();

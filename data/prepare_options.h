@@ -1,4 +1,4 @@
-// Checks and meanings of prepare's options.
+// The options of prepare: their checks, and the tokenizers that they name.
 #pragma once
 
 #include "data/prepare.h"

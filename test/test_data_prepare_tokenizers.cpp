@@ -62,6 +62,19 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: with a vocabulary of characters") {
     expect_error(Exit::usage, {"257", "\"chars\""}, [&] { prepare_quietly(); });
 }
 
+TEST_CASE("prepare: the ids that nanoGPT has for the characters of tinyshakespeare") {
+    std::set<std::string, std::less<>> characters;
+    for (const char character : std::string("\n !$&',-.3:;?")) characters.emplace(1, character);
+    for (char letter = 'A'; letter <= 'Z'; letter++)
+        characters.insert({std::string(1, letter), std::string(1, char(letter - 'A' + 'a'))});
+    REQUIRE(characters.size() == 65);
+    const Tokenizer tokenizer = Tokenizer::characters(characters);
+    CHECK(tokenizer.eot() == 65);
+    CHECK(Encoder(tokenizer).encode("First Citizen:\nBefore we") ==
+          std::vector<int32_t>{18, 47, 56, 57, 58, 1,  15, 47, 58, 47, 64, 43,
+                               52, 10, 0,  14, 43, 44, 53, 56, 43, 1,  61, 43});
+}
+
 TEST_CASE_METHOD(PrepareFixture, "prepare: nanoGPT's ids of characters") {
     std::string ids;
     for (int i = 0; i < 300; i++) ids += {char(i % 65), '\0'};

@@ -13,7 +13,7 @@ PAGE = (ROOT / "docs/coming_from_nanogpt.md").read_text("utf-8")
 class ComingFromNanoGpt(TrainerTest):
     def setUp(self):
         super().setUp()
-        # The file of data/get.sh, and nanoGPT's prepare.py's output from it: characters in the order of their codes.
+        # The files of data/get.sh, and those that nanoGPT's prepare.py makes: characters in the order of their codes.
         text = generated_text(700)
         self.characters = sorted(set(text))
         ids = array.array("H", map(self.characters.index, text))
@@ -61,6 +61,8 @@ class ComingFromNanoGpt(TrainerTest):
         theirs = array.array("H", (self.dir / "data/shakespeare_char/train.bin").read_bytes()).tolist()
         self.assertEqual(self.ids("ids", "train"), theirs)
         self.assertEqual(self.ids("char", "train"), theirs)
+        for folder in ("ids", "char"):
+            self.assertIn("val: ", self.run_trainer("inspect", f"datasets/{folder}"))
         made = self.ids("shakespeare_char", "train")
         self.assertEqual(made[0], len(self.characters))
         self.assertEqual(made[1:1 + 1000], theirs[:1000])
