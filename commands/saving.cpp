@@ -48,10 +48,9 @@ void note_save(TrainingRun& run, const BackgroundSave::Result& result, bool must
         run.failed_saves = 0;
         return;
     }
-    const Error& error = *result.error;
-    const bool is_of_the_disk =
-        error.code == Exit::io || error.code == Exit::cannot_create || error.code == Exit::permission;
-    if (!is_of_the_disk) throw error;
+    const Exit code = result.error->code;
+    if (code != Exit::io && code != Exit::cannot_create && code != Exit::permission) throw *result.error;
+    const Error error(Exit::io, result.error->what());  // run.dir could be written to when the run started
     if (must_succeed && run.error) {  // what the run ends with came first
         run.progress.say(format("step %ld | the last save failed: %s", result.step, error.what()));
         end_together(run, run.error);

@@ -31,7 +31,8 @@ static void expand_directory(const std::string& path, const std::string& out, In
         }
         error.clear();
     }
-    if (error) fail(Exit::no_input, "cannot list the directory %s: %s", path, error.message());
+    if (error)
+        fail(exit_code_of(error.value(), Exit::no_input), "cannot list the directory %s: %s", path, error.message());
     if (files.empty())
         fail(Exit::no_input,
              "%s has no file of text (.txt, .md, .jsonl, .json, .csv, .tsv, .parquet, also .gz or .zst)", path);

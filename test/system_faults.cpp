@@ -85,6 +85,11 @@ int stat(const char* path, struct stat* status) noexcept {
     return next<int(const char*, struct stat*)>("stat")(path, status);
 }
 
+int lstat(const char* path, struct stat* status) noexcept {
+    if (fails(SystemCall::examine, path)) return -1;
+    return next<int(const char*, struct stat*)>("lstat")(path, status);
+}
+
 int fsync(int file) {
     const SystemFault* const fault = active().load();
     const int error = fails(SystemCall::sync, file) ? errno : -1;

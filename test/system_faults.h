@@ -8,7 +8,7 @@
 
 enum class SystemCall {
     read,     // read() and pread() fail
-    examine,  // stat() fails
+    examine,  // stat() and lstat() fail
     list,     // fdopendir(), of std::filesystem, fails
     lock,     // flock() fails
     sync      // fsync() hangs as long as the fault lasts, then fails; succeeds if the error's number is 0

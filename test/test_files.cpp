@@ -11,6 +11,7 @@
 
 #include "runtime/io/io.h"
 #include "test/expect_error.h"
+#include "test/system_faults.h"
 #include "test/temporary_directory.h"
 
 using namespace std::string_literals;
@@ -294,6 +295,45 @@ TEST_CASE("globs expand in the order of names, and to nothing is an error with t
     const std::string sentence = expect_error(Exit::no_input, {"data.train", directory / "test_*.bin"},
                                               [&] { expand_glob(directory / "test_*.bin", "data.train"); });
     expect_error(Exit::no_input, {"data.val"}, [&] { expand_glob("", "data.val"); });
+
+    for (const char* folder : {"a", "a-b", ".c"}) {
+        make_directory(directory / folder);
+        put(directory / (folder + "/x.bin"s), "");
+    }
+    ::symlink("absent", (directory / "link.bin").c_str());  // opening it says that its file is missing
+    const auto found = [&](const char* pattern) {
+        std::string names;
+        for (const std::string& path : expand_glob(directory / pattern, "data.train"))
+            names += path.substr(directory.path().size() + 1) + " ";
+        return names;
+    };
+    CHECK(found("*/x.bin") == "a-b/x.bin a/x.bin ");
+    CHECK(found("a/*.bin") == "a/x.bin ");
+    CHECK(found("a/./[!y].bin") == "a/./x.bin ");
+    CHECK(found("\\[x\\].bin") == "[x].bin ");
+    CHECK(found("l*.bin") == "link.bin ");
+    CHECK(found("link.bin") == "link.bin ");
+    for (const char* absent : {"none/*.bin", "val_1.bin/*", "none", "?/none"})
+        expect_error(Exit::no_input, {"no file matches"}, [&] { found(absent); });
+}
+
+TEST_CASE("a folder that cannot be listed is no folder without files", "[files]") {
+    TemporaryDirectory directory;
+    make_directory(directory / "data");
+    put(directory / "data/train_1.bin", "");
+    const std::pair<int, Exit> cases[] = {{EACCES, Exit::permission}, {EMFILE, Exit::io}, {ENFILE, Exit::io},
+                                          {EIO, Exit::io},            {ESTALE, Exit::io}, {ENOENT, Exit::no_input}};
+    for (const auto& [error, code] : cases)
+        for (const char* pattern : {"data/train_*.bin", "*/train_1.bin"}) {
+            const SystemFault fault(SystemCall::list, directory.path(), error);
+            expect_error(code, {"data.train", directory.path(), std::strerror(error)},
+                         [&] { expand_glob(directory / pattern, "data.train"); });
+        }
+    for (const auto& [error, code] : {std::pair{EACCES, Exit::permission}, {ESTALE, Exit::io}}) {
+        const SystemFault fault(SystemCall::examine, "train_1.bin", error);
+        expect_error(code, {"data.train", "train_1.bin", std::strerror(error)},
+                     [&] { expand_glob(directory / "data/train_1.bin", "data.train"); });
+    }
 }
 
 TEST_CASE("what a file looks like is told from its first bytes", "[files]") {

@@ -1,6 +1,6 @@
 #include <dirent.h>
 #include <fcntl.h>
-#include <glob.h>
+#include <fnmatch.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -21,13 +21,8 @@ constexpr mode_t kFileMode = 0666;
 constexpr mode_t kDirectoryMode = 0777;
 constexpr int kOutput = O_WRONLY | O_CREAT | O_NOFOLLOW;
 
-// Exit::no_input as `otherwise` applies to a missing file only.
 [[noreturn]] void fail_to(const std::string& action, const std::string& path, Exit otherwise, int error = errno) {
-    const bool is_permission = error == EACCES || error == EPERM, is_missing = error == ENOENT || error == ENOTDIR;
-    const bool is_disk = error == ENOSPC || error == EDQUOT || error == EIO;
-    const bool is_io = is_disk || (otherwise == Exit::no_input && !is_missing);
-    const Exit code = is_permission ? Exit::permission : is_io ? Exit::io : otherwise;
-    fail(code, "cannot %s %s: %s", action, path, std::strerror(error));
+    fail(exit_code_of(error, otherwise), "cannot %s %s: %s", action, path, std::strerror(error));
 }
 
 // Repeats a system call that a signal interrupted.
@@ -37,10 +32,10 @@ template <class Call> auto uninterrupted(Call call) {
     return result;
 }
 
-// Of what a link points to; `not_found` only if it is certain that nothing is there.
-fs::file_type type_of(const std::string& path) {
+// The type of a file or of a link itself; `not_found` only if the path certainly does not exist.
+fs::file_type type_of(const std::string& path, bool follows_links = true) {
     std::error_code error;
-    const fs::file_type type = fs::status(path, error).type();
+    const fs::file_type type = (follows_links ? fs::status(path, error) : fs::symlink_status(path, error)).type();
     if (error == std::errc::filename_too_long) return fs::file_type::not_found;
     if (error && type != fs::file_type::not_found) fail_to("examine", path, Exit::io, error.value());
     return type;
@@ -91,6 +86,13 @@ std::string describe_text(std::string_view bytes) {
 }
 
 }  // namespace
+
+Exit exit_code_of(int error, Exit otherwise) {
+    const bool is_missing = error == ENOENT || error == ENOTDIR;
+    const bool is_disk = error == ENOSPC || error == EDQUOT || error == EIO || error == EROFS || error == ESTALE;
+    if (error == EACCES || error == EPERM) return Exit::permission;
+    return is_disk || (otherwise == Exit::no_input && !is_missing) ? Exit::io : otherwise;
+}
 
 FileDescriptor::~FileDescriptor() {
     const int error = errno;
@@ -308,14 +310,26 @@ uint64_t free_bytes(const std::string& path) {
     return space.available;
 }
 
+// glob() passes over a directory whose listing fails.
 std::vector<std::string> expand_glob(const std::string& pattern, const std::string& key) {
-    glob_t found{};
-    int result = ::glob(pattern.c_str(), GLOB_NOSORT, nullptr, &found);
-    std::vector<std::string> paths(found.gl_pathv, found.gl_pathv + found.gl_pathc);
-    ::globfree(&found);
-    if (result == GLOB_NOSPACE) fail(Exit::os, "%s: out of memory expanding %s", key, pattern);
+    std::vector<std::string> paths{""};
+    try {
+        for (const fs::path& part : fs::path(pattern)) {
+            const bool is_name = part.string().find_first_of("*?[\\") == std::string::npos;
+            for (const fs::path parent : std::exchange(paths, {})) {
+                const std::string directory = parent.empty() ? "." : parent;
+                if (is_name) paths.push_back(parent / part);
+                if (is_name || !directory_exists(directory)) continue;
+                for (const fs::path name : list_directory(directory))
+                    if (::fnmatch(part.c_str(), name.c_str(), FNM_PERIOD) == 0) paths.push_back(parent / name);
+            }
+        }
+        std::erase_if(paths, [](const auto& path) { return type_of(path, false) == fs::file_type::not_found; });
+    } catch (const Error& error) {
+        fail(error.code, "%s: %s", key, std::string(error.what()));
+    }
     if (paths.empty()) fail(Exit::no_input, "%s: no file matches \"%s\"", key, pattern);
-    std::sort(paths.begin(), paths.end());
+    std::ranges::sort(paths);
     return paths;
 }
 

@@ -36,6 +36,10 @@ private:
     int number_ = -1;
 };
 
+// The exit code for an errno: Exit::permission, Exit::io for a fault of the disk, else `otherwise`. If that is
+// Exit::no_input, it is for missing files only, and other errors are Exit::io.
+Exit exit_code_of(int error, Exit otherwise);
+
 // A regular file, read by position; copies share the descriptor. For files that another program may change, or that lie
 // on a disk that may fail, while the run goes on: a read that fails is an Error, where a mapped page would be SIGBUS.
 // FIFOs, directories and devices are refused without blocking. Threads may read at the same time.
@@ -165,7 +169,8 @@ Error moved_away(const std::string& directory);
 
 uint64_t free_bytes(const std::string& path);  // that the calling user may fill, on the path's file system
 
-// Paths that match, sorted by name. Exit::no_input, naming `key` and the pattern, if nothing matches.
+// Paths that match, sorted by name. Exit::no_input, naming `key` and the pattern, if nothing matches; Exit::permission
+// or Exit::io if a directory cannot be listed.
 std::vector<std::string> expand_glob(const std::string& pattern, const std::string& key);
 
 // CRC-32C (Castagnoli, reflected polynomial 0x82f63b78, RFC 3720 appendix B.4): crc32c("123456789") is 0xe3069283.
@@ -203,6 +208,9 @@ std::string printable_text(std::string_view message);
 // What main() returns: the result of `body`, or the exit code of what it threw, printed on stderr after the program's
 // name.
 int exit_status(const char* program, const std::function<Exit()>& body);
+
+// Exit::io with the reason unless everything that was printed on standard output has been written.
+void flush_output();
 
 // From now on SIGINT, SIGTERM, SIGUSR1 and SIGUSR2 only set a flag, which the trainer reads between steps to save and
 // exit with Exit::again. (mpirun forwards SIGUSR1 and SIGUSR2 to the ranks, while SIGTERM makes it kill them soon.) A

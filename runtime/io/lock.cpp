@@ -56,8 +56,7 @@ void check_holder(int file, const std::string& directory, const std::string& pat
 DirectoryLock::DirectoryLock(const std::string& directory) : path_(directory + "/" + kLockName) {
     file_ = FileDescriptor(::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600));
     if (!file_)
-        fail(errno == EACCES ? Exit::permission : Exit::cannot_create, "cannot open %s: %s", path_,
-             std::strerror(errno));
+        fail(exit_code_of(errno, Exit::cannot_create), "cannot open %s: %s", path_, std::strerror(errno));
     if (::flock(file_, LOCK_EX | LOCK_NB) != 0) {
         if (errno == EWOULDBLOCK) fail_as_in_use(directory, path_, "");
         has_locks_ = errno != ENOSYS && errno != EOPNOTSUPP && errno != ENOLCK;

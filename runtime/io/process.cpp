@@ -9,6 +9,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <filesystem>
 #include <fstream>
@@ -118,6 +119,15 @@ int exit_status(const char* program, const std::function<Exit()>& body) {
     // After an error other threads may still use objects that the end of main() would destroy.
     std::fflush(nullptr);
     std::_Exit(int(status));
+}
+
+void flush_output() {
+    // An earlier failure has left no reason: another write meets it again.
+    const bool has_failed = std::ferror(stdout) != 0;
+    if (has_failed) std::clearerr(stdout), std::fputc('\n', stdout);
+    if (std::fflush(stdout) == 0 && !has_failed) return;
+    fail(Exit::io, "cannot write to standard output: %s",
+         std::ferror(stdout) ? std::strerror(errno) : "an earlier write failed");
 }
 
 double unix_time() {
