@@ -8,9 +8,13 @@
 int main(int argc, char** argv) {
     return exit_status("train_gpt", [&] {
         const std::optional<CommandLine> line = run_command_line(argc, argv, PROGRAM_VERSION);
-        if (!line) return Exit::ok;
+        if (!line) {
+            flush_output();
+            return Exit::ok;
+        }
         if (line->supervise) return supervise_training(*line, {argv, argv + argc});
-        if (line->nproc > 0) return launch_ranks(line->nproc, line->node, arguments_of_rank({argv, argv + argc}));
+        if (line->nproc > 0)
+            return launch_ranks(line->nproc, line->node, arguments_of_rank({argv, argv + argc}), line->config.empty());
 
         // All ranks run this with the same configuration, on their own share of each batch.
         const RankEnvironment environment = find_rank_environment();

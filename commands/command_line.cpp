@@ -3,7 +3,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
-#include <cstdlib>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <regex>
@@ -268,7 +267,8 @@ std::optional<CommandLine> run_command_line(int argc, char** argv, const std::st
     try {
         app.parse(argc, argv);
     } catch (const CLI::Success& help_or_version) {
-        std::exit(app.exit(help_or_version));
+        app.exit(help_or_version);
+        return std::nullopt;
     } catch (const CLI::ExtrasError& error) {
         fail_unexpected(app, line, error.what());
     } catch (const CLI::ParseError& error) {

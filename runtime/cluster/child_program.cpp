@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -20,12 +19,13 @@ constexpr double kRepeat_s = 1;   // between two requests to stop
 constexpr double kTermination_s = 10;
 
 // The child's code before its program. This process has one thread, so the child may do anything.
-[[noreturn]] void become(std::vector<std::string>& command, pid_t parent, const StopSignals& signals) {
+[[noreturn]] void become(std::vector<std::string>& command, pid_t parent, const StopSignals& signals, int output) {
     ::setpgid(0, 0);
     ::prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (::getppid() != parent) ::_exit(128 + SIGTERM);  // it was killed before the line above
     const int null = ::open("/dev/null", O_RDONLY);
     if (null > STDIN_FILENO) ::dup2(null, STDIN_FILENO), ::close(null);
+    ::dup2(output, STDOUT_FILENO);
     ::sigprocmask(SIG_SETMASK, &signals.mask_before(), nullptr);
     ::execvp(command[0].c_str(), argv_of(command).data());
     std::fprintf(stderr, "train_gpt: %s could not be started: %s\n", command[0].c_str(), std::strerror(errno));
@@ -82,10 +82,10 @@ int StopSignals::wait(double limit_s) {
 }
 
 int run_child(std::vector<std::string> command, StopSignals& signals,
-              const std::function<std::optional<std::string>()>& find_hang) {
+              const std::function<std::optional<std::string>()>& find_hang, int output) {
     ::prctl(PR_SET_CHILD_SUBREAPER, 1);
     const pid_t parent = ::getpid(), pid = ::fork();
-    if (pid == 0) become(command, parent, signals);
+    if (pid == 0) become(command, parent, signals, output);
     if (pid < 0) fail(Exit::os, "cannot start %s: %s", command[0], std::strerror(errno));
     ::setpgid(pid, pid);  // also here, so that the group exists before the first signal to it
     std::optional<int> code;

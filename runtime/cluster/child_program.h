@@ -1,6 +1,8 @@
 // A program that this process starts, owns and waits for: mpirun, or what a supervisor watches over.
 #pragma once
 
+#include <unistd.h>
+
 #include <csignal>
 #include <functional>
 #include <optional>
@@ -32,9 +34,11 @@ private:
 // that does not handle it yet has not begun, so its death by it is Exit::again. A second SIGINT or SIGTERM is passed on
 // as it is; what has not ended 10 s later is killed. If this process dies, the program receives SIGTERM.
 //
+// The program's standard output is `output`. Every 0.1 s at least find_hang() is called.
+//
 // Fails with Exit::os if no process can be started; a command that cannot be executed is named on stderr.
 int run_child(std::vector<std::string> command, StopSignals& signals,
-              const std::function<std::optional<std::string>()>& find_hang = {});
+              const std::function<std::optional<std::string>()>& find_hang = {}, int output = STDOUT_FILENO);
 
 // The pointers that exec expects, valid as long as `arguments`.
 std::vector<char*> argv_of(std::vector<std::string>& arguments);

@@ -1,14 +1,15 @@
 #include "runtime/cluster/cluster.h"
 
-#include <unistd.h>
+#include <fcntl.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 
 #include "runtime/cluster/child_program.h"
 #include "runtime/cluster/shared_segments.h"
-#include "runtime/io/io.h"
 
 namespace {
 
@@ -46,6 +47,32 @@ std::string token_file(const std::string& run_dir, std::string run_id) {
     const std::string parent = directory_of(trimmed);
     return (directory_exists(parent) ? parent : ".") + "/" + name + ".token" + (run_id.empty() ? "" : "." + run_id);
 }
+
+bool is_documented(int code) {
+    return std::ranges::find(kExitCodes, Exit(code), &ExitCode::code) != std::end(kExitCodes);
+}
+
+// Forwards a program's standard output to this process's: mpirun exits with 0 even if its output is lost.
+class OutputRelay {
+public:
+    OutputRelay() {
+        int ends[2];
+        if (::pipe2(ends, O_CLOEXEC) != 0) fail(Exit::os, "cannot create a pipe: %s", std::strerror(errno));
+        from_ = FileDescriptor(ends[0]), input_ = FileDescriptor(ends[1]);
+        ::fcntl(from_, F_SETFL, O_NONBLOCK);
+    }
+    int input() const { return input_; }
+    // Does not wait. flush_output() reports errors.
+    void forward() const {
+        char bytes[1 << 16];
+        for (ssize_t count; (count = ::read(from_, bytes, sizeof bytes)) > 0;)
+            std::fwrite(bytes, 1, size_t(count), stdout);
+        std::fflush(stdout);
+    }
+
+private:
+    FileDescriptor from_, input_;
+};
 
 }  // namespace
 
@@ -139,7 +166,7 @@ void check_node(const LocalNode& node) {
              node.node, node.nodes, comm_library(), comm_launcher());
 }
 
-Exit launch_ranks(int count, const LocalNode& node, const std::vector<std::string>& arguments) {
+Exit launch_ranks(int count, const LocalNode& node, const std::vector<std::string>& arguments, bool prints_result) {
     check_node(node);
     const std::string launcher = comm_launcher();
     if (launcher.empty()) return Exit(launch_local_ranks(count, arguments, {.node = node}));
@@ -147,6 +174,7 @@ Exit launch_ranks(int count, const LocalNode& node, const std::vector<std::strin
     // user's count decides.
     const unsigned threads = std::max(1u, std::thread::hardware_concurrency() / unsigned(count));
     setenv("OMP_NUM_THREADS", std::to_string(threads).c_str(), 0);
+    setenv("PATH", "/usr/local/bin:/usr/bin:/bin", 0);  // without one mpirun does not start
     setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 0);
     setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 0);
     // Quiet, so that the error of a rank is the last line and not mpirun's banner about it. Without TCP, so that no
@@ -158,5 +186,17 @@ Exit launch_ranks(int count, const LocalNode& node, const std::vector<std::strin
     command.insert(command.end(), arguments.begin() + 1, arguments.end());
     const SharedSegments segments;
     StopSignals signals;
-    return Exit(run_child(command, signals));
+    const OutputRelay relay;
+    const auto forward = [&] { return relay.forward(), std::nullopt; };
+    const int code = prints_result ? run_child(command, signals, forward, relay.input()) : run_child(command, signals);
+    relay.forward();
+    // Quiet, it keeps the reason to itself.
+    if (code < 128 + NSIG && (code > 128 || is_documented(code))) {
+        if (code == int(Exit::ok) && prints_result) flush_output();
+        return Exit(code);
+    }
+    fail(Exit::os,
+         "%s ended with exit code %d, which no rank returns: it could not start %d ranks, or MPI could not connect "
+         "them. /dev/shm has %.1f MiB free; each rank takes about 4 MiB. \"%s -np %d true\" may say more",
+         launcher, code, count, double(free_bytes("/dev/shm")) / 0x1p20, launcher, count);
 }

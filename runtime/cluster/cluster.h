@@ -48,6 +48,6 @@ void check_node(const LocalNode& node);
 
 // `train_gpt --nproc COUNT ...`: starts COUNT ranks of this program on this machine with the arguments (the first is
 // the program's name) by the launcher that comm_launcher() names, which this process owns as run_child() says, else by
-// launch_local_ranks(), and returns their exit code. Fails with Exit::usage for several nodes with another launcher
-// than ours.
-Exit launch_ranks(int count, const LocalNode& node, const std::vector<std::string>& arguments);
+// launch_local_ranks(), and returns their exit code; Exit::io if they print a result that cannot be written. Fails with
+// Exit::usage for several nodes with another launcher than ours, and with Exit::os if the launcher does not start them.
+Exit launch_ranks(int count, const LocalNode& node, const std::vector<std::string>& arguments, bool prints_result);

@@ -1,26 +1,59 @@
 #include "runtime/cluster/shared_segments.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
 
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kParent = "/dev/shm";
+constexpr std::string_view kPrefix = "train_gpt.";
+
+// The lock of a directory, if no process holds it and the directory is this user's.
+FileDescriptor lock_of(const fs::path& path) {
+    FileDescriptor directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+    struct stat status;
+    const bool is_mine = directory && ::fstat(directory, &status) == 0 && status.st_uid == ::geteuid();
+    return is_mine && ::flock(directory, LOCK_EX | LOCK_NB) == 0 ? std::move(directory) : FileDescriptor();
+}
+
+void remove_abandoned() {
+    std::error_code ignored;
+    for (const fs::directory_entry& entry : fs::directory_iterator(kParent, ignored)) {
+        if (!entry.path().filename().string().starts_with(kPrefix)) continue;
+        if (const FileDescriptor lock = lock_of(entry.path())) fs::remove_all(entry.path(), ignored);
+    }
+}
+
+}  // namespace
+
 SharedSegments::SharedSegments() {
-    char path[] = "/dev/shm/train_gpt.XXXXXX";
-    if (!::mkdtemp(path)) return;
-    path_ = path;
-    ::setenv("OMPI_MCA_btl_vader_backing_directory", path, 0);
-    ::setenv("OMPI_MCA_btl_sm_backing_directory", path, 0);
+    remove_abandoned();
+    // It gets its name once it is locked, so that no other process takes it for abandoned.
+    std::string unlocked = fs::path(kParent) / ("." + std::string(kPrefix) + "XXXXXX");
+    if (!::mkdtemp(unlocked.data())) return;
+    lock_ = lock_of(unlocked);
+    std::error_code error;
+    path_ = fs::path(kParent) / fs::path(unlocked).filename().string().substr(1);
+    fs::rename(unlocked, path_, error);
+    if (error) path_ = unlocked;
+    ::setenv("OMPI_MCA_btl_vader_backing_directory", path_.c_str(), 0);
+    ::setenv("OMPI_MCA_btl_sm_backing_directory", path_.c_str(), 0);
 }
 
 SharedSegments::~SharedSegments() {
     std::error_code ignored;
-    if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
+    if (!path_.empty()) fs::remove_all(path_, ignored);
 }
 
 void SharedSegments::clear() const {
     std::error_code ignored;
     if (path_.empty()) return;
-    for (const auto& segment : std::filesystem::directory_iterator(path_, ignored))
-        std::filesystem::remove_all(segment.path(), ignored);
+    for (const auto& segment : fs::directory_iterator(path_, ignored)) fs::remove_all(segment.path(), ignored);
 }

@@ -1,4 +1,5 @@
-"""A full disk: the run ends with 74 and the numbers, what was committed stays whole, and with room again it goes on."""
+"""Disks that are full or read-only: a run ends with 74 and the reason, what was committed stays whole, and with room
+again it goes on. Output that cannot be written."""
 import shutil
 import subprocess
 import unittest
@@ -18,6 +19,85 @@ mount -o remount,size=64m disk
 "$0" config.json --auto; echo "second exit $?"
 cp -r disk/run run
 """
+
+
+# Once the run has made a few steps, the directory that it uses is read-only; what is open stays writable.
+READ_ONLY = """
+"$0" config.json & run=$!
+until ls run/checkpoints/step_* > files 2> errors; do sleep 0.05; done
+mount --bind run run && mount -o remount,ro,bind run || exit 99
+wait $run; echo "exit $?"
+"$0" config.json --auto; echo "second exit $?"
+"""
+SMALL_SHARED_MEMORY = """
+mount -t tmpfs -o size=1m none /dev/shm || exit 99
+"$0" --nproc 2 config.json; echo "exit $?"
+"""
+
+
+class FullOutput(TrainerTest):
+    SENTENCE = "train_gpt: cannot write to standard output: No space left on device\n"
+
+    def check_lost(self, *arguments):
+        with self.subTest(arguments=arguments), open("/dev/full", "w", encoding="utf-8") as full:
+            result = subprocess.run([TRAINER, *arguments], cwd=self.dir, stdout=full, stderr=subprocess.PIPE, text=True,
+                                    timeout=120, env=ENVIRONMENT)
+            self.assertEqual(result.returncode, 74, result.stderr)
+            self.assertTrue(result.stderr.endswith(self.SENTENCE), result.stderr)
+            self.assertEqual(result.stderr.count(self.SENTENCE), 1)
+
+    def test_what_every_command_prints(self):
+        self.train(train_max_steps=2)
+        for option in ("--help", "--version", "--help-config", "--markdown-config", "--config-schema", "--exit-codes",
+                       "--man-page", "--completion=bash", "--complete", "help"):
+            self.check_lost(option)
+        for command in (["help", "plan"], ["plan", "--help"], ["plan", "config.json"], ["inspect", "run"],
+                        ["inspect", "data/tokenizer.json"], ["report", "run"], ["eval", "run"],
+                        ["sample", "run", "--prompt", "The", "--tokens", "4"],
+                        ["export", "run", "--hf", "hf"], ["import", "--hf", "hf", "--out", "imported.json"],
+                        ["prepare", "text.txt", "--tokenizer", "bytes", "--minutes", "0", "--out", "more"]):
+            self.check_lost(*command)
+
+    @unittest.skipUnless(shutil.which("mpirun"), "mpirun is not installed")
+    def test_what_several_ranks_print(self):
+        self.train(train_max_steps=2)
+        self.check_lost("--nproc", "2", "eval", "run")
+        self.check_lost("eval", "run", "--nproc", "2")
+        self.assertEqual(self.run_trainer("eval", "run", "--nproc", "2"), self.run_trainer("eval", "run"))
+
+    def test_a_run_does_not_depend_on_it(self):
+        with open("/dev/full", "w", encoding="utf-8") as full:
+            subprocess.run([TRAINER, self.write_config()], cwd=self.dir, stdout=full, check=True, timeout=120,
+                           env=ENVIRONMENT)
+
+
+@unittest.skipUnless(MAY_MOUNT, "mounting a small file system is not permitted here")
+class Mounted(TrainerTest):
+    def run_script(self, script):
+        """What was said; mounts are seen by this shell alone."""
+        result = subprocess.run(["unshare", "-m", "bash", "-c", script, TRAINER], cwd=self.dir, capture_output=True,
+                                text=True, timeout=120, env=ENVIRONMENT)
+        self.assertNotEqual(result.returncode, 99, result.stderr)
+        return result.stdout + result.stderr
+
+    def test_a_run_directory_that_becomes_read_only(self):
+        for asynchronous in (False, True):
+            with self.subTest(asynchronous=asynchronous):
+                shutil.rmtree(self.dir / "run", ignore_errors=True)
+                self.write_config(train_max_steps=100000, schedule_name="constant", checkpoint_every_steps=20,
+                                  checkpoint_asynchronous=asynchronous)
+                said = self.run_script(READ_ONLY)
+                self.assertRegex(said, r"save failed 2 of 3 times: .*Read-only file system")
+                self.assertRegex(said, r"train_gpt: .*run/checkpoints/.*: Read-only file system\n")
+                self.assertIn("\nexit 74", said)
+                self.assertIn("second exit 74", said)  # which --supervise tries again, too
+
+    @unittest.skipUnless(shutil.which("mpirun"), "mpirun is not installed")
+    def test_shared_memory_that_is_too_small_for_two_ranks(self):
+        self.write_config()
+        said = self.run_script(SMALL_SHARED_MEMORY)
+        self.assertIn("exit 71", said)
+        self.assertRegex(said, r"train_gpt: mpirun ended with exit code 1, .* /dev/shm has [01]\.\d MiB free")
 
 
 @unittest.skipUnless(MAY_MOUNT, "mounting a small file system is not permitted here")

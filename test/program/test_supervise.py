@@ -5,6 +5,7 @@ import re
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 import unittest
 from pathlib import Path
@@ -116,6 +117,20 @@ class One(Supervised):
         said = self.ended(process, 75)
         self.assertRegex(said, rf"rank 0 on \S+ \(pid {ranks[0]}\) hangs: no heartbeat for")
         self.assertIn("exit code 80", said)
+
+    def test_data_that_cannot_be_listed_now_is_tried_again(self):
+        for number in range(60):
+            shutil.copytree(self.dir / "data", self.dir / f"part{number}")
+        parts = [{"path": f"part{number}/train_*.bin", "weight": 1} for number in range(60)]
+        config = self.write_config(data_train=parts)
+        process = subprocess.Popen(["prlimit", "--nofile=40:40", TRAINER, "--supervise", config], cwd=self.dir,
+                                   text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=ENVIRONMENT)
+        self.addCleanup(self.end, process)
+        said = process.stderr.readline()
+        self.assertRegex(said, r"data.train: cannot list .*: Too many open files")
+        self.assertRegex(process.stderr.readline(), r"exit code 74 .*; restarting in 1 s")
+        process.send_signal(signal.SIGTERM)
+        self.ended(process, 75)
 
     def test_a_signal_that_only_the_rank_gets_does_not_end_the_run(self):
         process = self.start("--supervise", **ENDLESS)
@@ -383,6 +398,45 @@ class Several(Supervised):
                 else:
                     process.communicate(timeout=60)
                 self.assertFalse(any(map(os.path.exists, folders)))
+
+    def test_shared_memory_of_killed_launchers_is_removed_at_the_next_start(self):
+        processes = [self.start("--nproc", 2, **ENDLESS, run_dir=f"run{number}") for number in (0, 1)]
+        wait_until(lambda: len(self.ranks()) == 4, "the ranks have not begun")
+        folders = []
+        for process in processes:
+            environment = Path(f"/proc/{tree(process.pid)[0]}/environ").read_bytes()
+            folders.append(Path(re.search(rb"btl_vader_backing_directory=([^\0]+)", environment)[1].decode()))
+        self.addCleanup(shutil.rmtree, folders[0], ignore_errors=True)
+        processes[0].kill()
+        processes[0].wait()
+        others = Path(tempfile.mkdtemp(prefix="other.", dir="/dev/shm"))
+        self.addCleanup(others.rmdir)
+        self.assertTrue(folders[0].exists())
+        self.run_trainer("--nproc", 2, self.write_config("short.json", run_dir="short", train_max_steps=1))
+        self.assertFalse(folders[0].exists())
+        self.assertTrue(folders[1].exists() and others.exists())
+        self.assertFalse(list(Path("/dev/shm").glob(".train_gpt.*")))
+        processes[1].send_signal(signal.SIGTERM)
+        self.ended(processes[1], 75)
+        self.assertFalse(folders[1].exists())
+
+    def test_without_a_path_mpirun_is_found(self):
+        environment = {key: value for key, value in ENVIRONMENT.items() if key != "PATH"}
+        result = subprocess.run([TRAINER, "--nproc", "2", self.write_config(train_max_steps=1)], cwd=self.dir,
+                                text=True, timeout=120, env=environment, capture_output=True)
+        self.assertEqual(result.returncode, 0, result.stderr)
+
+    def test_a_launcher_that_starts_no_rank_is_an_error_with_a_sentence(self):
+        (self.dir / "mpirun").write_text("#!/bin/sh\nexit ${CODE}\n")
+        (self.dir / "mpirun").chmod(0o755)
+        config = self.write_config()
+        for code in (1, 127, 213, 243):
+            said = self.run_trainer("--nproc", 2, config, expect=71, CODE=str(code), PATH=f"{self.dir}:/usr/bin:/bin")
+            self.assertRegex(said, rf"\Atrain_gpt: mpirun ended with exit code {code}, [^\n]+\n\Z")
+        for code in (0, 75, 137):
+            self.run_trainer("--nproc", 2, config, expect=code, CODE=str(code), PATH=f"{self.dir}:/usr/bin:/bin")
+        said = self.run_trainer("--nproc", 2, config, expect=66, PATH=str(self.dir / "none"))
+        self.assertEqual(said, "train_gpt: mpirun could not be started: No such file or directory\n")
 
     def test_ranks_of_one_machine_do_not_listen_on_the_network(self):
         process = self.start("--nproc", 2, **ENDLESS)
