@@ -162,6 +162,30 @@ TEST_CASE("after a resume from any step the files are those of a run that never 
         }
 }
 
+TEST_CASE("a log that is a link stays one, and its target continues", "[log]") {
+    TemporaryDirectory directory;
+    for (const char* name : {"whole", "run", "disk"}) std::filesystem::create_directory(directory / name);
+    write_steps(directory / "whole", 0, 12);
+    write_steps(directory / "run", 0, 5);
+    const std::string kNames[] = {"metrics.jsonl", "main.log", "samples.jsonl"};
+    for (const std::string& name : kNames) {
+        std::filesystem::rename(directory / ("run/" + name), directory / ("disk/" + name));
+        std::filesystem::create_symlink("../disk/" + name, directory / ("run/" + name));
+    }
+    for (const bool has_gap : {false, true}) {  // the files are cut, or replaced
+        if (has_gap) std::ofstream(directory / "disk/metrics.jsonl", std::ios::app) << "{\"kind\"\n{\"step\":9}\n";
+        write_steps(directory / "run", has_gap ? 8 : 5, has_gap ? 12 : 8);
+        for (const std::string& name : kNames) CHECK(std::filesystem::is_symlink(directory / ("run/" + name)));
+    }
+    for (const std::string& name : kNames)
+        CHECK(read_file(directory / ("disk/" + name)) == read_file(directory / ("whole/" + name)));
+    CHECK(list_directory(directory / "disk").size() == std::size(kNames));
+
+    std::filesystem::remove(directory / "disk/main.log");
+    expect_error(Exit::io, {"run/main.log", "link", "No such file"}, [&] { RunLog(directory / "run", 12); });
+    CHECK(std::filesystem::is_symlink(directory / "run/main.log"));
+}
+
 TEST_CASE("lines appear in the files at once and whole", "[log]") {
     TemporaryDirectory directory;
     RunLog log(directory.path(), 0);

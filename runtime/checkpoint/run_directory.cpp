@@ -21,6 +21,7 @@ RunDirState state_of_run_dir(const std::string& run_dir) {
     const auto type = std::filesystem::symlink_status(run_dir, error).type();
     if (type == std::filesystem::file_type::not_found && error == std::errc::no_such_file_or_directory)
         return RunDirState::absent;
+    if (error == std::errc::filename_too_long) fail(Exit::cannot_create, "run.dir %s: %s", run_dir, error.message());
     if (!directory_exists(run_dir)) fail(Exit::cannot_create, "run.dir %s is not a directory", run_dir);
     auto names = list_directory(run_dir);
     bool is_empty = std::all_of(names.begin(), names.end(), [](const std::string& name) { return name == kLockName; });

@@ -135,13 +135,22 @@ bool is_of_evaluation(std::string_view line) {
     return line.starts_with("s:") && line.find(" trl:") == std::string_view::npos;
 }
 
+// Resolves a link, by which users move a log to another disk.
+std::string without_links(const std::string& path) {
+    std::error_code error;
+    if (!std::filesystem::is_symlink(path, error)) return path;
+    const std::filesystem::path target = std::filesystem::canonical(path, error);
+    if (error) fail(Exit::io, "%s is a link to a file that cannot be found: %s", path, error.message());
+    return target;
+}
+
 // Leaves the lines that end in a newline and belong to steps that count. Mostly these are the file's beginning, and the
 // rest is cut off; where a crash has left something else between them, the file is replaced.
-LogFile continue_file(const std::string& path, int committed_step, bool has_evaluation) {
+LogFile continue_file(const std::string& name, int committed_step, bool has_evaluation) {
+    const std::string path = without_links(name);
     const std::optional<InputFile> file = find_input_file(path);
     size_t kept = 0;
-    std::error_code unknown;  // then it is no link, and opening it fails if it is
-    bool is_beginning = file && !std::filesystem::is_symlink(path, unknown);
+    bool is_beginning = file.has_value();
     auto for_each_kept = [&](const auto& visit) {
         for_each_line(*file, [&](std::string_view line, size_t offset) {
             const std::optional<int> step = step_of(std::string(line));

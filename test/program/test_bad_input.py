@@ -2,15 +2,17 @@
 within a second, and nothing touched."""
 import json
 import math
+import os
 import resource
 import shutil
 import struct
 import subprocess
 import time
+import unittest
 
 from trainer import ENVIRONMENT, TRAINER, TrainerTest
 
-USAGE, DATA, NO_INPUT, CANNOT_CREATE, CONFIG = 64, 65, 66, 73, 78
+USAGE, DATA, NO_INPUT, CANNOT_CREATE, PERMISSION, CONFIG = 64, 65, 66, 73, 77, 78
 
 CONFIG_TEXTS = [  # what config.json holds, exit code, words of the sentence
     ("", CONFIG, "config.json", "empty"),
@@ -130,12 +132,27 @@ class BadInput(TrainerTest):
         self.refused(["config.json", "--resume"], NO_INPUT, ["run.dir", "does not exist"])
         self.refused(["missing.json"], NO_INPUT, ["missing.json"])
         self.refused(["data"], NO_INPUT, ["data"])
+        for start in ([], ["--auto"], ["--resume"], ["--fresh"]):
+            self.refused(["config.json", "--set", f"run.dir={256 * 'n'}", *start], CANNOT_CREATE,
+                         ["run.dir", "File name too long"])
         (self.dir / "run").mkdir()
         self.refused(["config.json", "--resume"], NO_INPUT, ["run.dir", "is empty"])
         (self.dir / "run" / "thesis.txt").write_text("do not touch")
         self.refused(["config.json"], USAGE, ["run.dir", "--resume", "--auto", "--fresh"])
         self.refused(["config.json", "--resume"], NO_INPUT, ["no checkpoint"])
         self.refused(["config.json", "--resume", "--fresh"], USAGE, ["--resume", "--fresh"])
+
+    @unittest.skipUnless(shutil.which("setpriv"), "setpriv is not installed")
+    def test_a_data_folder_that_may_not_be_read(self):
+        self.write_config()
+        (self.dir / "data").chmod(0o300)  # files in it can be opened by name
+        self.addCleanup((self.dir / "data").chmod, 0o700)
+        plain = [] if os.geteuid() else ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
+        for arguments, key in ((["config.json"], "data.train: "), (["prepare", "data", "--out", "new"], "")):
+            result = subprocess.run([*plain, TRAINER, *arguments], cwd=self.dir, env=ENVIRONMENT, capture_output=True,
+                                    text=True, timeout=60)
+            self.assertEqual(result.returncode, PERMISSION, result.stderr)
+            self.assertEqual(result.stderr, f"train_gpt: {key}cannot list the directory data: Permission denied\n")
 
     def test_fresh_moves_aside_and_deletes_nothing(self):
         self.train(train_max_steps=2)
