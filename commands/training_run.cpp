@@ -373,9 +373,7 @@ bool evaluate_if_due(TrainingRun& run, bool must_stop) {
 
 bool finish_evaluation(TrainingRun& run) {
     if (!std::exchange(run.state.progress.evaluation_is_due, false)) return true;
-    const bool is_finished = evaluate_if_due(run, false);
-    run.must_keep = false;  // this step's checkpoint is there
-    return is_finished;
+    return evaluate_if_due(run, false);
 }
 
 bool norms_are_due(const TrainingRun& run) { return is_due(run.state.step + 1, run.config.log.norms_every_steps); }
