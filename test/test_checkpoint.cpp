@@ -215,7 +215,9 @@ TEST_CASE("a checkpoint that is set aside stays so after a power cut") {
 }
 
 TEST_CASE("a checkpoint that cannot be read gives way to the older one and stays as it is") {
-    for (const char* file : {"shard_0000.bin", "MANIFEST.json", "COMMIT"}) {
+    for (const auto& [file, error, code] : {std::tuple{"shard_0000.bin", EIO, Exit::io},
+                                            {"MANIFEST.json", EIO, Exit::io},
+                                            {"COMMIT", EACCES, Exit::permission}}) {
         INFO(file);
         TemporaryDirectory run;
         for (int64_t step : {10, 20}) save_toy(run.path(), step, ToyModel(uint64_t(step), {{300'000}}));
@@ -224,18 +226,18 @@ TEST_CASE("a checkpoint that cannot be read gives way to the older one and stays
             return find_newest_valid(run.path(), [&](const std::string& line) { reports.push_back(line); });
         };
         {
-            const SystemFault fault(SystemCall::read, std::string("step_00000020/") + file, EIO);
+            const SystemFault fault(SystemCall::read, std::string("step_00000020/") + file, error);
             const auto found = find();
             REQUIRE(found);
             CHECK(found->manifest().info.step == 10);
             REQUIRE(reports.size() == 1);
             CHECK_THAT(reports[0], ContainsSubstring("step 20 cannot be read") && ContainsSubstring(file) &&
-                                       ContainsSubstring(std::strerror(EIO)));
+                                       ContainsSubstring(std::strerror(error)));
         }
         CHECK(committed_steps(run.path()) == std::vector<int64_t>{10, 20});
         {
-            const SystemFault fault(SystemCall::read, std::string("/") + file, EIO);
-            expect_error(Exit::io, {run.path(), "no checkpoint can be read", file}, find);
+            const SystemFault fault(SystemCall::read, std::string("/") + file, error);
+            expect_error(code, {run.path(), "no checkpoint can be read", file}, find);
         }
         CHECK(committed_steps(run.path()) == std::vector<int64_t>{10, 20});
         CHECK(find()->manifest().info.step == 20);

@@ -150,7 +150,7 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: a killed process is continued, and th
     std::string json;
     for (int i = 0; i < 4000; i++) json += format("{\"text\": \"document %d of many, and %d\"}\n", i, i * i);
     write_bytes(directory_ / "x.jsonl", json);
-    write_bytes(directory_ / "large.txt", lines(120'000));
+    write_bytes(directory_ / "large.txt", "\xc4pfel\n" + lines(120'000));
     options_.inputs = {directory_ / "large.txt", directory_ / "x.jsonl"};
     options_.copies = 2;
     options_.bpe_dropout = 0.1;
@@ -158,6 +158,9 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: a killed process is continued, and th
     options_.save_seconds = 0;
     prepare_quietly();
     const auto expected = out_files();
+    const auto remark = std::ranges::find_if(
+        progress_, [](const std::string& line) { return line.find("large.txt: 1 of ") != std::string::npos; });
+    REQUIRE(remark != progress_.end());
     options_.force = false;
     options_.out_dir = out_ = directory_ / "killed";
     int kills = 0, status = 1, continued = 0;
@@ -165,7 +168,9 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: a killed process is continued, and th
         const pid_t child = ::fork();
         if (child == 0) {
             try {
-                prepare(options_, [](const std::string&) {});
+                prepare(options_, [&](const std::string& line) {
+                    if (line == *remark) write_bytes(directory_ / "said", line);
+                });
                 ::_exit(0);
             } catch (...) {
                 ::_exit(1);
@@ -190,6 +195,7 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: a killed process is continued, and th
     CHECK(WEXITSTATUS(status) == 0);
     CHECK(continued > 0);
     CHECK(out_files() == expected);
+    CHECK(file_exists(directory_ / "said"));
 
     // Another command line does not take up what is there, and does not discard it either.
     make_directories(out_ + "2/prepare.unfinished");
@@ -229,6 +235,7 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: what is not clean text is counted and
     options_.vocab_size = 0;
     options_.val_fraction = 0;
     options_.shard_tokens = 1'000'000;
+    options_.copies = 2;  // only the first counts
     prepare_quietly();
     std::string said;
     for (const std::string& line : progress_) said += line + "\n";
@@ -239,8 +246,8 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: what is not clean text is counted and
     TokenStream stream({out_ + "/train_000000.bin"}, 257);
     std::vector<int32_t> ids(size_t(stream.token_count()));
     stream.read(0, ids.size(), ids.data());
-    const std::string eot = kEndOfText;
-    CHECK(Tokenizer::bytes().decode(ids) == eot + latin + eot + "marked\n" + eot + nul);
+    const std::string eot = kEndOfText, copy = eot + latin + eot + "marked\n" + eot + nul;
+    CHECK(Tokenizer::bytes().decode(ids) == copy + copy);
 }
 
 TEST_CASE_METHOD(PrepareFixture, "prepare: nanoGPT's files of token ids") {

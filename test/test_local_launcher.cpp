@@ -124,9 +124,18 @@ TEST_CASE("child: one is stopped", "[.child]") {
 
 TEST_CASE("child: one fails and nobody listens", "[.child]") {
     for (const int signal : {SIGTERM, SIGINT}) std::signal(signal, SIG_IGN);
-    if (find_rank_environment().rank == 0) ::_exit(71);
+    // A code that says less than a signal.
+    if (find_rank_environment().rank == 0) ::_exit(int(Exit::peer_lost));
     if (::fork() == 0) sleep_for_ever();  // a child of the rank must be killed, too
     sleep_for_ever();
+}
+
+TEST_CASE("child: each ends after the one before", "[.child]") {
+    const int rank = find_rank_environment().rank;
+    const std::string children = format("/proc/%d/task/%d/children", ::getppid(), ::getppid());
+    // The first that is left is this one.
+    for (pid_t first = 0; first != ::getpid(); ::usleep(5000)) std::ifstream(children) >> first;
+    ::_exit(rank == 0 ? 65 : 74);
 }
 
 TEST_CASE("child: all end with 75 when asked", "[.child]") {
@@ -173,7 +182,8 @@ TEST_CASE("local launcher: returns the most informative exit code and leaves no 
         {"one dies", 128 + SIGKILL, {"rank 0 ends: rank 1 on ", "rank 2 ends: rank 1 on ", "was killed by signal 9"}},
         {"one ends with 65", 65, {"rank 0 ends: rank 2 on ", "bad shard"}},
         {"one is stopped", 80, {"rank 0 ends: rank 1 on ", "no heartbeat"}},
-        {"one fails and nobody listens", 71, {}}};
+        {"one fails and nobody listens", 76, {}},
+        {"each ends after the one before", 65, {}}};
     RankProcesses launchers(1);
     for (const Case& one : cases) start(launchers, one.child);
     for (size_t i = 0; i < cases.size(); ++i) {

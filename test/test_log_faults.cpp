@@ -167,6 +167,8 @@ TEST_CASE("a sync that hangs holds up no record, and one that fails loses none",
         fault.reset();  // the disk answers
         saver.join();
         CHECK(bool(failure) == (error != 0));
+        // The system may drop pages after a failed fsync.
+        if (error != 0) std::filesystem::resize_file(faulty / "metrics.jsonl", 0);
         write_steps(log, 20, 20);
         log.sync();
         CHECK(contents(faulty.path()) == contents(straight.path()));

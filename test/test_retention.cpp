@@ -133,6 +133,10 @@ TEST_CASE("retention keeps the checkpoint with the lowest validation loss if it 
     // What the newest says counts, in whatever order they are listed.
     const std::vector<TrainState> moved_on = {saved(50, 50), saved(20, 20), saved(40, 20)};
     CHECK(steps_to_delete(moved_on, "own", {.keep = 1, .keep_best = true}) == std::vector<int64_t>{20, 40});
+    TrainState foreign = saved(60, 30);
+    foreign.run_id = "other";
+    const std::vector<TrainState> shared = {saved(20, 20), saved(30, 20), saved(40, 20), foreign};
+    CHECK(steps_to_delete(shared, "own", {.keep = 1, .keep_best = true}) == std::vector<int64_t>{30});
 }
 
 TEST_CASE("retention keeps the checkpoint that a run that diverges goes back to") {

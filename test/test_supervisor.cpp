@@ -136,9 +136,11 @@ TEST_CASE("supervisor: reports of other ranks and of an earlier start do not cou
     RankReports reports(2, 2, false, settings);
     RankEnvironment environment;
     environment.supervisor = reports.name();
-    for (const int rank : {1, 4}) {
+    for (const int rank : {0, 4}) {
         environment.rank = rank;
         const RankReporter reporter(environment, std::make_shared<RankActivity>(), 0.02);
+        environment.rank = rank + 1;
+        const RankReporter other(environment, std::make_shared<RankActivity>(), 0.02);
         CHECK(hang_of(reports, 20) == none);
         reports.begin();
     }

@@ -174,6 +174,14 @@ class IoErrors(Campaign):
                 calls = [operation.call for operation in operations[:commit] if operation.path.endswith("/" + name)]
                 self.assertEqual(calls[-1], "fsync", name)
 
+    def test_a_commit_that_could_not_be_synced_is_taken_back(self):
+        self.write_config(**{**NANO, "checkpoint_keep": 9})
+        outcome = self.start("case", *FOREGROUND, faults="call=fsync,path=*/checkpoints,action=EIO")
+        self.assertEqual(outcome.code, 0, outcome)
+        self.assertIn("step 3 | save failed 1 of 3 times: cannot sync the directory", outcome.out)
+        steps = sorted(path.name for path in self.dir.glob("case/checkpoints/*"))
+        self.assertEqual(steps, [f"step_{step:08}" for step in range(6, LAST_STEP + 1, 3)])
+
     def test_checkpoints_that_cannot_be_deleted_cost_no_save(self):
         self.write_config(**{**NANO, "checkpoint_keep": 1})
         self.start("whole")

@@ -51,6 +51,11 @@ class Mixture(TrainerTest):
                          "data.train=more/train_*.bin", "--set", "train.max_steps=2", "--set",
                          "schedule.warmup_steps=1")
 
+    def test_every_data_set_must_have_the_tokenizer(self):
+        self.run_trainer("prepare", "--tokenizer", "bpe", "--vocab-size", 300, "--force", "more.txt", "--out", "more")
+        said = self.train(expect=78, data_train=parts(1, 1), model_vocab_size=300)
+        self.assertIn("is not the tokenizer that more/train_000000.bin was made with", said)
+
     def test_what_is_no_mixture_is_refused(self):
         for value in ([], [{"path": "data/train_*.bin"}], [{"path": "", "weight": 1}],
                       [{"path": "data/train_*.bin", "weight": 0}], [{"path": "data/train_*.bin", "weight": "1"}],

@@ -193,7 +193,7 @@ class Launchers(Supervised):
         (self.dir / "launcher").write_text(f"""#!/bin/bash
             echo "$*" >> calls
             count=$(wc -l < calls)
-            {"mkdir -p run/checkpoints/step_$(printf %08d $count)" if commits else ""}
+            {"rm -rf run/checkpoints; mkdir -p run/checkpoints/step_$(printf %08d $count)" if commits else ""}
             exit "$(sed -n "${{count}}p" codes)"
         """)
         (self.dir / "launcher").chmod(0o755)
@@ -281,7 +281,7 @@ class Evaluation(Supervised):
 
     def test_a_signal_ends_a_sample_and_the_validation_before_it_counts_once(self):
         self.check(after='"kind":"val","step":2', kinds=("train", "train", "val"), data_val="data/val_*.bin",
-                   eval_stride=0, sample_tokens=2000)
+                   eval_stride=0, sample_tokens=2000, optim_learning_rate=0)
         self.assertEqual(self.manifest(8)["state"]["best_validation"],
                          self.manifest(8, "whole")["state"]["best_validation"])
 
