@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 
 #include "runtime/cluster/socket.h"
@@ -37,6 +38,21 @@ std::vector<pid_t> children() {
     std::ifstream file("/proc/thread-self/children");
     for (pid_t pid; file >> pid;) pids.push_back(pid);
     return pids;
+}
+
+// Zombies do not count.
+bool has_living_child(pid_t pid) {
+    std::error_code ignored;
+    for (const auto& thread : std::filesystem::directory_iterator(format("/proc/%d/task", int(pid)), ignored)) {
+        std::ifstream file(thread.path() / "children");
+        for (pid_t child; file >> child;) {
+            std::string stat;
+            std::getline(std::ifstream(format("/proc/%d/stat", int(child))), stat);
+            const size_t name_end = stat.rfind(") ");
+            if (name_end != std::string::npos && stat[name_end + 2] != 'Z') return true;
+        }
+    }
+    return false;
 }
 
 // All descendants: a process whose parent has died becomes this one's child. Those in an uninterruptible call stay.
@@ -115,6 +131,15 @@ int run_child(std::vector<std::string> command, StopSignals& signals,
     kill_children();
     const bool had_not_begun = next_request && !killed_at && *code == 128 + SIGUSR1;
     return had_not_begun ? int(Exit::again) : *code;
+}
+
+std::function<std::optional<std::string>()> find_childless_launcher(const std::string& name, double limit_s) {
+    return [name, limit_s, last_seen = std::optional<TimePoint>()]() mutable -> std::optional<std::string> {
+        const TimePoint now = Clock::now();
+        if (std::ranges::any_of(children(), has_living_child)) last_seen = now;
+        if (!last_seen || now <= *last_seen + seconds(limit_s)) return std::nullopt;
+        return format("all ranks have ended, but %s has not ended within %g s", name.c_str(), limit_s);
+    };
 }
 
 std::vector<char*> argv_of(std::vector<std::string>& arguments) {

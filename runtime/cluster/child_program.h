@@ -40,5 +40,9 @@ private:
 int run_child(std::vector<std::string> command, StopSignals& signals,
               const std::function<std::optional<std::string>()>& find_hang = {}, int output = STDOUT_FILENO);
 
+// A find_hang for a launcher that starts ranks as its children: returns a sentence if the last of them ended `limit_s`
+// ago. On busy cores mpirun of Open MPI 4.1 has been seen to wait for a lock in PMIx_server_finalize() forever.
+std::function<std::optional<std::string>()> find_childless_launcher(const std::string& name, double limit_s);
+
 // The pointers that exec expects, valid as long as `arguments`.
 std::vector<char*> argv_of(std::vector<std::string>& arguments);

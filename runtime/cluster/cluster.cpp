@@ -15,6 +15,7 @@ namespace {
 
 // Longer than any phase may take, because the control channel's message names the late rank.
 constexpr double kCollectiveTimeout_s = 3600;
+constexpr double kLauncherEnds_s = 20;  // after its ranks
 
 Exit code_of(const std::exception& error) {
     const auto* known = dynamic_cast<const Error*>(&error);
@@ -187,8 +188,11 @@ Exit launch_ranks(int count, const LocalNode& node, const std::vector<std::strin
     const SharedSegments segments;
     StopSignals signals;
     const OutputRelay relay;
-    const auto forward = [&] { return relay.forward(), std::nullopt; };
-    const int code = prints_result ? run_child(command, signals, forward, relay.input()) : run_child(command, signals);
+    const auto find_hang = [&, find = find_childless_launcher(launcher, kLauncherEnds_s)] {
+        relay.forward();
+        return find();
+    };
+    const int code = run_child(command, signals, find_hang, prints_result ? relay.input() : STDOUT_FILENO);
     relay.forward();
     // Quiet, it keeps the reason to itself.
     if (code < 128 + NSIG && (code > 128 || is_documented(code))) {

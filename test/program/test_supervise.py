@@ -229,6 +229,19 @@ class Launchers(Supervised):
         self.run_trainer(self.write_config(), "--supervise", "--", "./launcher", expect=65)
         self.assertTrue(is_gone(int((self.dir / "left").read_text())))
 
+    @unittest.skipUnless(HAS_MPIRUN, "there is no mpirun")
+    def test_mpirun_that_hangs_after_its_ranks_is_killed(self):
+        mpirun = self.dir / "bin/mpirun"
+        mpirun.parent.mkdir()
+        mpirun.write_text("#!/usr/bin/env python3\nimport os, pathlib, subprocess, time\n"
+                          "pathlib.Path('pid').write_text(str(os.getpid()))\n"
+                          "subprocess.run(['sleep', '1'])\ntime.sleep(600)\n")
+        mpirun.chmod(0o755)
+        said = self.run_trainer(self.write_config(), "--nproc", 2, expect=80,
+                                PATH=f"{mpirun.parent}:{os.environ['PATH']}")
+        self.assertIn("all ranks have ended, but mpirun has not ended within 20 s", said)
+        self.assertTrue(is_gone(int((self.dir / "pid").read_text())))
+
     def test_a_launcher_that_is_missing(self):
         said = self.run_trainer(self.write_config(), "--supervise", "--", "./nothing", expect=66)
         self.assertIn("train_gpt: ./nothing could not be started: No such file or directory", said)
