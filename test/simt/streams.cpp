@@ -137,7 +137,8 @@ void destroy_stream(Stream* stream) {
     run_stream(stream);
     for (const auto& other : streams())
         for (Work& work : other->queue)
-            std::erase_if(work.earlier, [&](const Mark& mark) { return mark.stream == stream; });
+            if (std::erase_if(work.earlier, [&](const Mark& mark) { return mark.stream == stream; }))
+                release_order(work.host_order.get());  // the host has waited for the stream
     std::erase_if(streams(), [&](const auto& owned) { return owned.get() == stream; });
 }
 
