@@ -22,7 +22,7 @@ TEST_CASE("attention_decode: a warp loads four keys and their values before it u
         simt::after_meeting() = [&] {
             if (!std::exchange(must_change, false)) return;
             for (int key = simt::me().warp(); key < kKeys - 1; key += kWarps, changes++)
-                std::fill_n(cache.data() + key * 2 * kSize, 2 * kSize, NAN);
+                std::fill_n(reinterpret_cast<float*>(simt::on_device(cache.data())) + key * 2 * kSize, 2 * kSize, NAN);
         };
         ops::attention_decode({.out = View(out.data(), Dtype::fp32),
                                .cache = View(cache.data(), Dtype::fp32),
