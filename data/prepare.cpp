@@ -238,7 +238,7 @@ void Preparation::save(const Json& state) {
     progress_["state"] = state;
     Json quality = Json::array();
     for (size_t i = 0; i < quality_.size(); i++)
-        if (const TextQuality& q = quality_[i]; q.has_findings())
+        if (const TextQuality& q = quality_[i]; q.bytes > 0)
             quality.push_back({i, q.bytes, q.invalid, q.multibyte, q.nul, q.dropped});
     progress_["quality"] = quality;
     out_.save_progress(progress_);

@@ -14,7 +14,6 @@ struct TextQuality {
 
     void add(std::string_view text);  // which begins and ends between characters
     void add(const TextQuality& other);
-    bool has_findings() const { return invalid > 0 || nul > 0 || dropped > 0; }
 
     // A sentence about each finding, for the text of a file; "" if there is none.
     std::string sentence() const;

@@ -150,7 +150,7 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: a killed process is continued, and th
     std::string json;
     for (int i = 0; i < 4000; i++) json += format("{\"text\": \"document %d of many, and %d\"}\n", i, i * i);
     write_bytes(directory_ / "x.jsonl", json);
-    write_bytes(directory_ / "large.txt", "\xc4pfel\n" + lines(120'000));
+    write_bytes(directory_ / "large.txt", lines(120'000) + "\xc4pfel\n");
     options_.inputs = {directory_ / "large.txt", directory_ / "x.jsonl"};
     options_.copies = 2;
     options_.bpe_dropout = 0.1;
