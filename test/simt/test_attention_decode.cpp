@@ -5,6 +5,7 @@
 
 #include "kernels/ops.h"
 #include "test/simt/after_meeting.h"
+#include "test/simt/device_memory.h"
 #include "test/simt/machine.h"
 #include "test/simt/planted.h"
 
@@ -19,10 +20,11 @@ TEST_CASE("attention_decode: a warp loads four keys and their values before it u
     auto decode = [&](bool must_change) {
         const DeviceArray<float> cache(kept), qkv(row), out(kSize);
         const DeviceArray<ops::AttentionDecode::Place> places({{.sequence = 0, .position = kKeys - 1, .first_key = 0}});
+        auto* there = reinterpret_cast<float*>(simt::on_device(cache.data()));
         simt::after_meeting() = [&] {
             if (!std::exchange(must_change, false)) return;
             for (int key = simt::me().warp(); key < kKeys - 1; key += kWarps, changes++)
-                std::fill_n(reinterpret_cast<float*>(simt::on_device(cache.data())) + key * 2 * kSize, 2 * kSize, NAN);
+                std::fill_n(there + key * 2 * kSize, 2 * kSize, NAN);
         };
         ops::attention_decode({.out = View(out.data(), Dtype::fp32),
                                .cache = View(cache.data(), Dtype::fp32),
@@ -35,8 +37,9 @@ TEST_CASE("attention_decode: a warp loads four keys and their values before it u
                                .head_size = kSize,
                                .scale = 0.25f},
                               {});
-        check_cuda(cudaStreamSynchronize(nullptr), "synchronize");
+        const cudaError_t ended = cudaStreamSynchronize(nullptr);
         simt::after_meeting() = nullptr;
+        check_cuda(ended, "synchronize");
         return out.fetch();
     };
     const std::vector<float> expected = decode(false);
