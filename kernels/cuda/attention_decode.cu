@@ -21,6 +21,8 @@ namespace {
 constexpr int kDecodeWarps = 8;
 constexpr int kDecodeThreads = kDecodeWarps * kWarpSize;
 constexpr int kKeysAtOnce = 4;  // of a warp
+// 0: the compiler chooses, which for heads of 256 columns spills registers on compute capability 10.0 and 12.0.
+template <int kMaxHeadSize> constexpr int kMinDecodeBlocks = kMaxHeadSize > 128 ? 1 : 0;
 
 template <int kMaxHeadSize> struct DecodeShared {
     float largest[kDecodeWarps], sum[kDecodeWarps];
@@ -42,7 +44,8 @@ template <int kMaxHeadSize> struct LaneColumns {
 };
 
 template <class T, int kMaxHeadSize>
-__global__ void __launch_bounds__(kDecodeThreads) attention_decode_kernel(AttentionDecode op) {
+__global__ void __launch_bounds__(kDecodeThreads, kMinDecodeBlocks<kMaxHeadSize>)
+    attention_decode_kernel(AttentionDecode op) {
     using Columns = LaneColumns<kMaxHeadSize>;
     auto& s = shared_memory<DecodeShared<kMaxHeadSize>>();
     const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
