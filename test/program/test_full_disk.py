@@ -21,11 +21,13 @@ cp -r disk/run run
 """
 
 
-# Once the run has made a few steps, the directory that it uses is read-only; what is open stays writable.
+# Once the run has made a few steps, the directory that it uses is read-only; what is open stays writable. The run must
+# not see the mount before it is read-only: a file that it opened there would keep it writable.
 READ_ONLY = """
 "$0" config.json & run=$!
-until ls run/checkpoints/step_* > files 2> errors; do sleep 0.05; done
-mount --bind run run && mount -o remount,ro,bind run || exit 99
+until ls run/checkpoints/step_* > files 2> errors; do kill -0 $run || exit 99; sleep 0.05; done
+mkdir frozen
+mount --bind run frozen && mount -o remount,ro,bind frozen && mount --move frozen run || { kill $run; exit 99; }
 wait $run; echo "exit $?"
 "$0" config.json --auto; echo "second exit $?"
 """
@@ -83,7 +85,8 @@ class Mounted(TrainerTest):
     def test_a_run_directory_that_becomes_read_only(self):
         for asynchronous in (False, True):
             with self.subTest(asynchronous=asynchronous):
-                shutil.rmtree(self.dir / "run", ignore_errors=True)
+                for name in ("run", "frozen"):
+                    shutil.rmtree(self.dir / name, ignore_errors=True)
                 self.write_config(train_max_steps=100000, schedule_name="constant", checkpoint_every_steps=20,
                                   checkpoint_asynchronous=asynchronous)
                 said = self.run_script(READ_ONLY)
