@@ -166,14 +166,14 @@ void check_replicas_if_due(TrainingRun& run) {
     const auto most = std::ranges::max_element(ranks, {}, size_of_group);
     const bool is_majority = 2 * most->second.size() > size_t(run.comm.size);
     std::string named;
-    for (const auto& [digest, group] : ranks)
-        if (!is_majority || digest != most->first)
-            for (const int rank : group) named += (named.empty() ? "" : ", ") + std::to_string(rank);
+    int count = 0;
+    for (int rank = 0; rank < run.comm.size; rank++)
+        if (!is_majority || digests[size_t(rank)] != most->first)
+            named += (count++ == 0 ? " " : ", ") + std::to_string(rank);
     const std::string sentence = format(
-        "step %d: %s the bits of %s: a silent fault of its hardware is likely; a checkpoint from before it may be "
-        "sound, "
-        "see --resume-step",
-        run.state.step, ((is_majority ? "rank " : "ranks ") + named + (is_majority ? " has not" : " have not")).c_str(),
+        "step %d: %s%s %s not the bits of %s: a silent fault of its hardware is likely; a checkpoint from "
+        "before it may be sound, see --resume-step",
+        run.state.step, count == 1 ? "rank" : "ranks", named.c_str(), count == 1 ? "has" : "have",
         is_majority ? "the other ranks" : "each other");
     end_together(run, std::make_exception_ptr(Error(Exit::corruption, sentence)));
 }
