@@ -36,10 +36,10 @@ Tokenizer::Tokenizer(std::vector<std::string> tokens, std::vector<Merge> merges,
     }
     auto special_called = [&](std::string_view name) {
         for (int32_t id : special)
-            if (token(id) == name) return int(id);
+            if (!name.empty() && token(id) == name) return int(id);  // ids that a vocabulary leaves out have no name
         return -1;
     };
-    if (!rules_.document_end.empty()) eot_ = special_called(rules_.document_end);
+    eot_ = special_called(rules_.document_end);
     for (const char* name : kEndNames)
         if (eot_ < 0) eot_ = special_called(name);
     if (const int chosen = special_called(rules_.chosen_end); chosen >= 0)

@@ -69,6 +69,8 @@ FAULTS = [
     # ---- documents
     (TOKENIZER, "documents begin without their first token", "if (document_start_ != eot_) prefix_",
      "if (false) prefix_"),
+    (TOKENIZER, "an id without a token is the end of text", "if (!name.empty() && token(id) == name)",
+     "if (token(id) == name)"),
     (TOKENIZER, "the digest lacks the rules", "digest.add(rules_.identity);", ""),
     (TOKENIZER, "the digest lacks the end of text", "if (has_chosen_end_) digest.add(token(eot_));", ""),
     (FILES, "tokenizer_config.json goes before --end-of-text", "end.empty() ? configured_end(path) : end;",

@@ -196,6 +196,7 @@ TEST_CASE("tokenizer families: what a document begins and ends with") {
     };
     check("gpt2", kEndOfText, kEndOfText);
     check("qwen2", kEndOfText, kEndOfText);
+    check("cl100k", kEndOfText, kEndOfText);  // after an id that it leaves out
     check("llama3", "<|begin_of_text|>", "<|end_of_text|>");
     check("llama2", "<s>", "</s>");
 }
