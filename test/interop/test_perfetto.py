@@ -94,7 +94,9 @@ class Perfetto(TrainerTest):
                            "'rank %' order by upid, utid")
         self.assertEqual([row["process"].split(" on ")[0] for row in names if row["thread"] == "communication"],
                          ["rank 0", "rank 1"])
-        flops = self.query({"flops": "int_value"}, "from args where flat_key in ('args.flops', 'debug.flops')")
+        # Slices with equal arguments share one row of `args`.
+        flops = self.query({"flops": "int_value"}, "from slice join args using (arg_set_id) "
+                           "where flat_key in ('args.flops', 'debug.flops')")
         self.assertEqual(sum(row["flops"] for row in flops), sum(e["args"].get("flops", 0) for e in spans))
         # Nested as meant: ops lie beside each other, the phases of the host in its steps.
         deep = self.query({"name": "slice.name", "lane": "thread.name", "parent": "parent.name"},
