@@ -34,6 +34,8 @@ class Browser:
     """A page of headless Chromium. Keeps what the console says."""
 
     def __init__(self, profile):
+        if shutil.which("chromium") is None:
+            raise FileNotFoundError("chromium is not installed: apt-get install chromium")
         self.process = subprocess.Popen(
             ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run",
              "--remote-debugging-port=0", "--remote-allow-origins=*", f"--user-data-dir={profile}", "about:blank"],
@@ -183,8 +185,6 @@ def write_run(folder, steps, level=2.0, seed=1):
 class ReportInChromium(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        if shutil.which("chromium") is None:
-            raise unittest.SkipTest("chromium is not installed")
         cls.temporary = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         cls.addClassCleanup(cls.temporary.cleanup)
         cls.dir = Path(cls.temporary.name)
