@@ -177,6 +177,31 @@ class SmolLm2(TrainerTest):
         print(f"loss over {count} tokens: {ours:.6f}, transformers {total / count:.6f}")
         self.assertAlmostEqual(ours / (total / count), 1, delta=1e-5)
 
+    def test_logits(self):
+        """Log-probabilities of single tokens after a context are logits but for the row's constant."""
+        import torch
+        folder, model, tokenizer = self.models()
+        contexts = [text.strip() for text in self.TEXT]
+        words = [(token[1:], id) for token, id in sorted(tokenizer.get_vocab().items())
+                 if token.startswith("\u0120") and token[1:].isascii() and token[1:].isalpha()]
+        words = words[::len(words) // 100]
+        (self.dir / "q.jsonl").write_text("".join(json.dumps(
+            {"context": context, "choices": [word for word, _ in words], "label": 0}) + "\n" for context in contexts))
+        self.run_trainer("eval", folder, "--questions", "q.jsonl", "--answers", "answers.jsonl", "--batch", 16)
+        lines = (self.dir / "answers.jsonl").read_text().splitlines()
+        self.assertEqual(len(lines), len(contexts))
+        worst = 0
+        for context, line in zip(contexts, lines):
+            ids = tokenizer(context, add_special_tokens=False)["input_ids"]
+            with torch.no_grad():
+                expected = torch.log_softmax(model(torch.tensor([ids])).logits[0, -1].double(), 0)
+            answer = json.loads(line)
+            self.assertEqual(answer["tokens"], [1] * len(words))
+            for (_, id), found in zip(words, answer["log_likelihoods"], strict=True):
+                worst = max(worst, abs(found - expected[id].item()))
+        print(f"{len(words)} log-probabilities after each of {len(contexts)} contexts: differ by at most {worst:.2g}")
+        self.assertLess(worst, 1e-3)
+
     def test_generation_and_export(self):
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
