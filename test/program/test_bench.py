@@ -152,14 +152,16 @@ class Matmul(BenchTest):
         self.assertIn("3 of 6 runs differ", said)
 
     def test_the_most_arithmetic_comes_first_and_time_ends_it(self):
-        _, report = self.run_matmul("--repeats", 2, "--seconds", 0.001)
-        self.assertEqual([product["name"] for product in report["products"]], ["fc forward"])
+        said, report = self.run_matmul("--repeats", 2, "--seconds", 0.3)
+        names = [product["name"] for product in report["products"]]
+        self.assertEqual(names[0], "fc forward")
+        self.assertIn(f"{20 - len(names)} more products: no time is left", said)
         said, _ = self.run_matmul("--repeats", 2, "--seconds", 0)
         self.assertIn("20 more products: no time is left", said)
 
     def test_a_library_that_is_told_of_256_bytes(self):
-        _, report = self.run_matmul("--repeats", 2, "--seconds", 0.001, STAND_IN_CUBLASLT="prefers_256")
-        product, = report["products"]
+        _, report = self.run_matmul("--repeats", 2, "--seconds", 0.3, STAND_IN_CUBLASLT="prefers_256")
+        product = report["products"][0]
         self.assertEqual(product["candidates"], 3)
         self.assertGreater(product["aligned_ms"], 0)
 
