@@ -3,9 +3,9 @@
 #
 #   scripts/test.sh [--quick]
 #
-# With --quick it runs a few tests of every kind, in three minutes after the build. The last line is "N passed, N
-# failed", with ", N skipped" if a test could not run on this machine; each skipped test prints its reason. The exit
-# code is 0 only if something passed and nothing failed, 64 for wrong arguments.
+# --quick runs a few tests of every kind, in three minutes after the build. The last line is "N passed, N failed", with
+# ", N skipped" if a test could not run on this machine; each skipped test prints its reason. The exit code is 0 only if
+# a test passed and none failed; 64 for wrong arguments; 130 after Ctrl-C, which ends every test.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 passed=0
@@ -15,6 +15,9 @@ if [ $# -gt 1 ] || [ "${1:---quick}" != --quick ]; then
     echo "usage: scripts/test.sh [--quick]" >&2
     exit 64
 fi
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+trap 'exit 130' INT
 
 finish() {
     local more=''
@@ -24,15 +27,15 @@ finish() {
     exit
 }
 
-# One test: a command that succeeds.
+# Runs one test: a command that succeeds.
 one_test() {
     echo "== $*"
     if "$@"; then passed=$((passed + 1)); else failed=$((failed + 1)); return 1; fi
 }
 
-# Counts what a program of tests printed into a file before it ended with a code. It sums up in Catch2's words: "All
-# tests passed (22 assertions in 6 test cases)" or "test cases: 6 | 5 passed | 1 failed". One that dies before that
-# counts as one failed test.
+# Adds the tests of a program that printed into a file and ended with a code. Every program ends with Catch2's summary:
+# "All tests passed (22 assertions in 6 test cases)" or "test cases: 6 | 5 passed | 1 failed". A program that ends
+# without one, or with another code than its summary says, counts as one failed test.
 count() {
     local output=$1 code=$2 good bad
     good=$(sed -n 's/^All tests passed (.* in \([0-9]*\) test case.*/\1/p
@@ -44,47 +47,17 @@ count() {
     if [ "$code" != 0 ] && [ "${bad:-0}" = 0 ] || [ "${good:-0}${bad:-0}" = 00 ]; then failed=$((failed + 1)); fi
 }
 
-folder=$(mktemp -d)
-# shellcheck disable=SC2317  # called by the trap
-end_jobs() {
-    local job
-    for job in $(jobs -p); do kill -- "-$job" 2> /dev/null; done  # process groups, by job control
-    rm -rf "$folder"
-}
-trap end_jobs EXIT
-
-test_program() {
-    echo "== $*"
-    "$@" 2>&1 | tee "$folder/output"
-    count "$folder/output" $?
-}
-
-# Many programs of tests, as many at a time as there are cores. An argument is a command line. They are printed in that
-# order, each while it runs.
+# Runs test programs, one per core, for at most an hour each. An argument is a command line. Their output is printed in
+# the order of the arguments.
 test_programs() {
-    local lines=("$@") pids=() shown=0 output code
-    while [ "$shown" -lt $# ]; do
-        if [ "${#pids[@]}" -lt $# ] && [ "$(jobs -rp | wc -l)" -lt "$(nproc)" ]; then
-            set -m  # or Ctrl-C would be ignored by it and by everything that it tests
-            # The code goes through a file: bash forgets that of a job which jobs has listed as done.
-            { eval "${lines[${#pids[@]}]}"; echo $? > "$folder/${#pids[@]}.code"; } \
-                > "$folder/${#pids[@]}" 2>&1 < /dev/null &
-            set +m
-            pids+=($!)
-            continue
-        fi
-        [ -n "${output:-}" ] || { echo "== ${lines[shown]}" && exec {output}< "$folder/$shown"; }
-        if jobs -rp | grep -qx "${pids[shown]}"; then
-            cat <&"$output"
-            sleep 0.2
-        else
-            cat <&"$output"
-            exec {output}<&-
-            output=''
-            code=$(cat "$folder/$shown.code" 2> /dev/null)
-            count "$folder/$shown" "${code:-1}"
-            shown=$((shown + 1))
-        fi
+    local number code
+    SHELL=/bin/bash parallel --will-cite --keep-order --line-buffer --timeout 3600 \
+        --termseq INT,5000,TERM,1000,KILL,25 --joblog "$folder/log" --results "$folder/{#}" \
+        'echo "== "{}; eval {} 2>&1' ::: "$@" < /dev/null
+    for number in $(seq $#); do
+        code=$(awk -v number="$number" '$1 == number { print $7 + $8 }' "$folder/log")
+        touch "$folder/$number"
+        count "$folder/$number" "${code:-1}"
     done
 }
 
@@ -108,8 +81,8 @@ if [ "${1:-}" = --quick ]; then
         "build/test_simt '*norm*'" "build/test_corpora 'corpora: every parser*'" build/test_pool_tsan
     finish
 fi
-test_program build/test_cpu
-# The longest first. Races and bad addresses follow from indices: fp16's are bf16's.
+test_programs build/test_cpu
+# The longest first. Races and bad addresses depend on indices, and fp16 has the same indices as bf16.
 test_programs "python3 test/program" "python3 test/faults" "build/test_simt_tsan '~*fp16'" \
     "build/test_simt_asan '~*fp16'" build/test_simt "build/test_simt --seed 1" \
     "build/test_simt --seed 2 --shared-kib 99" "build/test_simt --seed 3 --strict-proxy" \

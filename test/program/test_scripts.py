@@ -191,6 +191,19 @@ class Sums(Folder):
         skipped = 'echo "skipped: test_a (test_b.C): no mpirun"; echo "test cases: 3 | 2 passed | 0 failed"'
         self.assertEqual(self.last_line(good, skipped, 0), "20 passed, 0 failed, 1 skipped")
 
+    def test_ctrl_c_ends_every_test(self):
+        self.last_line("exit 0", "exit 0", 1)
+        (self.repository / "build/test_cpu").write_text('#!/bin/bash\necho $$ > "$HOME/pid"\nexec sleep 600\n')
+        environment = {"PATH": f"{self.home}/bin:{os.environ['PATH']}", "HOME": str(self.home)}
+        with subprocess.Popen([self.repository / "scripts/test.sh"], env=environment, stdout=subprocess.DEVNULL,
+                              stderr=subprocess.DEVNULL, start_new_session=True) as script:
+            self.addCleanup(script.kill)
+            pid = self.home / "pid"
+            wait_until(lambda: pid.exists() and pid.read_text().endswith("\n"), "no test has started")
+            os.killpg(script.pid, signal.SIGINT)
+            self.assertEqual(script.wait(timeout=60), 130)
+        wait_until(lambda: not Path("/proc", pid.read_text().strip()).exists(), "the test still runs")
+
     def test_other_arguments_are_refused(self):
         for arguments in (["--fast"], ["--quick", "--quick"]):
             self.assertIn("usage: scripts/test.sh [--quick]",
@@ -424,10 +437,11 @@ class Recipes(Folder):
 
 
 class ExitCodes(unittest.TestCase):
-    """One table, in kernels/check.h: what the program prints, the enumeration and the documentation agree."""
+    """One table, in kernels/base/check.h: what the program prints, the enumeration and the documentation agree."""
 
     def test_the_table_has_every_code(self):
-        enumeration = re.search(r"enum class Exit : int \{(.*?)\};", (ROOT / "kernels/check.h").read_text(), re.S)[1]
+        header = (ROOT / "kernels/base/check.h").read_text()
+        enumeration = re.search(r"enum class Exit : int \{(.*?)\};", header, re.S)[1]
         self.assertEqual(re.findall(r"(\w+) = (\d+)", enumeration),
                          [(name, str(code)) for code, (name, _, _) in exit_codes().items()])
         self.assertLessEqual({policy for _, policy, _ in exit_codes().values()}, {"final", "restart"})
