@@ -1,9 +1,9 @@
 // main(): the training recipe. Other commands are in commands/.
-#include "commands/divergence.h"
-#include "commands/profiler.h"
-#include "commands/saving.h"
 #include "commands/supervision.h"
 #include "runtime/io/io.h"
+#include "training/divergence.h"
+#include "training/profiler.h"
+#include "training/saving.h"
 
 int main(int argc, char** argv) {
     return exit_status("train_gpt", [&] {

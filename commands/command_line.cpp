@@ -8,7 +8,7 @@
 #include <regex>
 
 #include "commands/app_description.h"
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "kernels/comm.h"
 
 namespace {

@@ -3,16 +3,12 @@
 
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/cluster/cluster.h"
+#include "training/profiler.h"
 
 namespace CLI {
 class App;
 class Validator;
 }  // namespace CLI
-
-// Steps first .. last, from 1; last 0: none.
-struct StepRange {
-    int first = 0, last = 0;
-};
 
 // Training's options.
 struct CommandLine {

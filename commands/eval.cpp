@@ -4,8 +4,8 @@
 #include <nlohmann/json.hpp>
 
 #include "commands/command_line.h"
-#include "commands/questions.h"
-#include "data/rolling_text.h"
+#include "data/evaluation/rolling_text.h"
+#include "training/models/questions.h"
 
 namespace {
 

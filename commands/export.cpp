@@ -3,11 +3,11 @@
 #include <filesystem>
 
 #include "commands/command_line.h"
-#include "commands/hf_config.h"
-#include "commands/llmc_files.h"
-#include "commands/model_io.h"
 #include "commands/run_records.h"
 #include "model/huggingface.h"
+#include "training/models/hf_config.h"
+#include "training/models/llmc_files.h"
+#include "training/models/model_io.h"
 
 namespace {
 

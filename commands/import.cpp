@@ -2,8 +2,8 @@
 #include <filesystem>
 
 #include "commands/command_line.h"
-#include "commands/model_io.h"
 #include "runtime/logging/logging.h"
+#include "training/models/model_io.h"
 
 namespace {
 

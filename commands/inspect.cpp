@@ -4,13 +4,13 @@
 #include <memory>
 
 #include "commands/command_line.h"
-#include "commands/hf_config.h"
 #include "commands/inspect_llmc.h"
-#include "data/dataset_record.h"
-#include "data/reject_file.h"
-#include "data/shards.h"
-#include "data/tokenizer.h"
+#include "data/shards/dataset_record.h"
+#include "data/shards/shards.h"
+#include "data/tokenizer/tokenizer.h"
+#include "runtime/io/reject_file.h"
 #include "runtime/logging/logging.h"
+#include "training/models/hf_config.h"
 
 namespace {
 

@@ -4,13 +4,14 @@
 #include <cmath>
 #include <filesystem>
 
-#include "commands/llmc_files.h"
-#include "data/eval_file.h"
-#include "data/reject_file.h"
-#include "data/shards.h"
-#include "data/tokenizer.h"
+#include "data/evaluation/eval_file.h"
+#include "data/shards/shards.h"
+#include "data/tokenizer/tokenizer.h"
 #include "runtime/checkpoint/checkpoint.h"
+#include "runtime/io/header_word.h"
+#include "runtime/io/reject_file.h"
 #include "runtime/logging/logging.h"
+#include "training/models/llmc_files.h"
 
 namespace {
 

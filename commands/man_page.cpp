@@ -2,7 +2,7 @@
 #include <regex>
 
 #include "commands/app_description.h"
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "runtime/config/config.h"
 
 namespace {

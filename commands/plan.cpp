@@ -4,8 +4,8 @@
 #include <cstdio>
 
 #include "commands/command_line.h"
-#include "commands/model_io.h"
 #include "runtime/performance/performance.h"
+#include "training/models/model_io.h"
 
 namespace {
 

@@ -1,11 +1,11 @@
-#include "data/prepare.h"
+#include "data/prepare/prepare.h"
 
 #include <CLI/App.hpp>
 
 #include "commands/command_line.h"
-#include "commands/model_io.h"
 #include "commands/suggest_config.h"
 #include "runtime/logging/logging.h"
+#include "training/models/model_io.h"
 
 namespace {
 

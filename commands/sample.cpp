@@ -6,8 +6,8 @@
 #include <sstream>
 
 #include "commands/command_line.h"
-#include "commands/generation.h"
 #include "runtime/logging/logging.h"
+#include "training/models/generation.h"
 
 namespace {
 

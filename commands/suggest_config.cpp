@@ -4,8 +4,8 @@
 #include <cmath>
 #include <filesystem>
 
-#include "commands/model_io.h"
 #include "runtime/io/io.h"
+#include "training/models/model_io.h"
 
 namespace {
 

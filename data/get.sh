@@ -8,7 +8,7 @@
 # FILE.mismatch. DIR/lock keeps a second call out; DIR/.files remembers what the server has published.
 # Needs bash, curl, jq, flock and coreutils; `scripts/setup.sh data` installs what is missing.
 #
-# Exit codes, as kernels/check.h has them: 0; 64 wrong arguments; 65 a file is not what was published; 66 the server has
+# Exit codes, as in kernels/base/check.h: 0; 64 wrong arguments; 65 a file is not what was published; 66 the server has
 # no such file, or a command is missing; 73 DIR cannot be used; 74 the network or the disk failed; 75 stopped by a
 # signal. After 74 and 75 the same command continues.
 set -euo pipefail

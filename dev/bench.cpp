@@ -24,7 +24,7 @@
 #include "dev/bench_report.h"
 #include "dev/bench_roofs.h"
 #include "dev/bench_timing.h"
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "model/plan.h"
 #include "runtime/performance/performance.h"
 

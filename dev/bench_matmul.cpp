@@ -17,7 +17,7 @@
 
 #include "dev/bench_report.h"
 #include "dev/bench_timing.h"
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "kernels/device.h"
 
 namespace {

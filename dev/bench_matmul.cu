@@ -1,13 +1,13 @@
-// Measures products one by one, with the tuner that training uses (kernels/cuda/matmul_tune.h).
+// Measures products one by one, with the tuner that training uses (kernels/cuda/matmul/matmul_tune.h).
 #include <bit>
 
 #include "dev/bench_arrays.h"
 #include "dev/bench_matmul.h"
 #include "dev/bench_timing.h"
 #include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/matmul.h"
-#include "kernels/cuda/matmul_products.h"
-#include "kernels/cuda/matmul_tune.h"
+#include "kernels/cuda/matmul/matmul.h"
+#include "kernels/cuda/matmul/matmul_products.h"
+#include "kernels/cuda/matmul/matmul_tune.h"
 
 namespace {
 

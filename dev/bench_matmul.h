@@ -15,7 +15,7 @@ struct AlgorithmResult {
 
 struct ProductResult {
     std::string name;
-    int m, n, k;  // to the library: kernels/cuda/matmul_plan.h
+    int m, n, k;  // to the library: kernels/cuda/matmul/matmul_plan.h
     std::string epilogue, in, out;
     bool accumulate;
     double calls;

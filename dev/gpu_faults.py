@@ -5,8 +5,8 @@ PTX, HOPPER, WGMMA = CUDA + "ptx.cuh", PROBE + "ptx_hopper.cuh", PROBE + "ptx_wg
 NORM, NORM_BACKWARD, LOSS, EMBEDDING = (CUDA + name for name in ("norm.cu", "norm_backward.cu", "cross_entropy.cu",
                                                                  "embedding.cu"))
 OPTIMIZER, GRAD_NORM, ROPE, EPILOGUE = (CUDA + name for name in ("optimizer.cu", "grad_norm.cu", "qk_norm_rope.cu",
-                                                                 "matmul_epilogue.cu"))
-GENERAL, COMM, DEVICE, FILL = (CUDA + name for name in ("attention_general.cuh", "comm_nccl.cu", "device.cu",
+                                                                 "matmul/matmul_epilogue.cu"))
+GENERAL, COMM, DEVICE, FILL = (CUDA + name for name in ("attention/attention_general.cuh", "comm_nccl.cu", "device.cu",
                                                         "fill.cu"))
 
 FAULTS = [

@@ -1,11 +1,12 @@
 """Faults in what runs on the host, for dev/plant_faults.py: as in kernel_faults.py, and behind each its witnesses, the
 tests that it is shown to: "test_cpu: NAMES", "program: NAMES" of test/program, "faults: NAMES" of test/faults."""
-LOADER, MIXTURE, SHARDS, DATASET = "data/loader.cpp", "data/mixture.cpp", "data/shards.cpp", "data/dataset.cpp"
-PARQUET, TOKENIZER_FILES, PREPARE = "data/parquet.cpp", "data/tokenizer_files.cpp", "data/prepare.cpp"
-OUT_DIRECTORY, ORDERED = "data/out_directory.cpp", "data/ordered_parallel.h"
-MAIN, RUN, SAVING, DIVERGENCE = ("train_gpt.cu", "commands/training_run.cpp", "commands/saving.cpp",
-                                 "commands/divergence.cpp")
-HF_CONFIG, SUPERVISION, EVAL = "commands/hf_config.cpp", "commands/supervision.cpp", "commands/eval.cpp"
+LOADER, MIXTURE, SHARDS, DATASET = (f"data/shards/{name}.cpp" for name in ("loader", "mixture", "shards", "dataset"))
+PARQUET, PREPARE = "data/text/parquet.cpp", "data/prepare/prepare.cpp"
+TOKENIZER_FILES = "data/tokenizer/tokenizer_files.cpp"
+OUT_DIRECTORY, ORDERED = "data/prepare/out_directory.cpp", "data/prepare/ordered_parallel.h"
+MAIN, RUN, SAVING, DIVERGENCE = ("train_gpt.cu", "training/run.cpp", "training/saving.cpp",
+                                 "training/divergence.cpp")
+HF_CONFIG, SUPERVISION, EVAL = "training/models/hf_config.cpp", "commands/supervision.cpp", "commands/eval.cpp"
 RETENTION, START, SAVE, SHARD = ("runtime/checkpoint/retention.cpp", "runtime/checkpoint/start.cpp",
                                  "runtime/checkpoint/save.cpp", "runtime/checkpoint/shard.cpp")
 CHECKPOINT, BACKGROUND = "runtime/checkpoint/checkpoint.cpp", "runtime/checkpoint/background_save.cpp"

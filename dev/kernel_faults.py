@@ -4,20 +4,20 @@ The code must stand in the file exactly once. Each fault is of a kind that hardw
 missing barrier or wait, a comparison off by one, a wrong lane, a dropped tail, a missing scale, a wrong order.
 """
 CUDA = "kernels/cuda/"
-FORWARD, BACKWARD = CUDA + "attention_forward.cu", CUDA + "attention_backward.cu"
-TILES, NORM, NORM_BACKWARD = CUDA + "attention_tiles.cuh", CUDA + "norm.cu", CUDA + "norm_backward.cu"
+FORWARD, BACKWARD = CUDA + "attention/attention_forward.cu", CUDA + "attention/attention_backward.cu"
+TILES, NORM, NORM_BACKWARD = CUDA + "attention/attention_tiles.cuh", CUDA + "norm.cu", CUDA + "norm_backward.cu"
 LOSS, EMBEDDING, OPTIMIZER = CUDA + "cross_entropy.cu", CUDA + "embedding.cu", CUDA + "optimizer.cu"
-REDUCE, GRAD_NORM, EPILOGUE = CUDA + "reduce.cuh", CUDA + "grad_norm.cu", CUDA + "matmul_epilogue.cu"
-PRODUCTS, FILL, VECTOR = CUDA + "matmul_products.h", CUDA + "fill.cu", CUDA + "vector.cuh"
-DROPOUT, GENERAL_FORWARD = CUDA + "dropout.cu", CUDA + "attention_general_forward.cuh"
+REDUCE, GRAD_NORM, EPILOGUE = CUDA + "reduce.cuh", CUDA + "grad_norm.cu", CUDA + "matmul/matmul_epilogue.cu"
+PRODUCTS, FILL, VECTOR = CUDA + "matmul/matmul_products.h", CUDA + "fill.cu", CUDA + "vector.cuh"
+DROPOUT, GENERAL_FORWARD = CUDA + "dropout.cu", CUDA + "attention/attention_general_forward.cuh"
 ROPE, ROPE_CPU = CUDA + "qk_norm_rope.cu", "kernels/cpu/qk_norm_rope.cpp"
-NORM_PARTS, PRODUCT = CUDA + "norm_parts.cuh", CUDA + "matmul.cu"
+NORM_PARTS, PRODUCT = CUDA + "norm_parts.cuh", CUDA + "matmul/matmul.cu"
 GATES, ACTIVATION = CUDA + "activation.cu", CUDA + "activation.cuh"
-CPU, TEXTBOOK = "kernels/cpu/", "test/reference.cpp"
-GENERAL_BACKWARD, MASKS = CUDA + "attention_general_backward.cuh", CUDA + "attention_masks.cuh"
-LAYOUT, SHARED_LAYOUT = CUDA + "attention_layout.cuh", "kernels/attention_layout.h"
+CPU, TEXTBOOK = "kernels/cpu/", "test/reference/reference.cpp"
+GENERAL_BACKWARD, MASKS = CUDA + "attention/attention_general_backward.cuh", CUDA + "attention/attention_masks.cuh"
+LAYOUT, SHARED_LAYOUT = CUDA + "attention/attention_layout.cuh", "kernels/shared/attention_layout.h"
 CPU_ATTENTION = "kernels/cpu/attention.cpp"
-DECODE, CPU_DECODE = CUDA + "attention_decode.cu", CPU + "attention_decode.cpp"
+DECODE, CPU_DECODE = CUDA + "attention/attention_decode.cu", CPU + "attention_decode.cpp"
 
 FAULTS = [
     # ---- attention, forward
@@ -429,8 +429,8 @@ FAULTS = [
     (TEXTBOOK, "the z-loss lacks its factor", "2 * op.z_loss * lse * p", "op.z_loss * lse * p"),
     (TEXTBOOK, "stale rows of dwte", "put(op.dwte[i], dwte[i], op.accumulate_dwte);",
      "put(op.dwte[i], dwte[i], true);"),
-    ("test/reference_mlp.cpp", "gate and up are swapped", "activation(op.activation, gate) * up",
+    ("test/reference/reference_mlp.cpp", "gate and up are swapped", "activation(op.activation, gate) * up",
      "gate * activation(op.activation, up)"),
-    ("test/reference_mlp.cpp", "relu2's derivative lacks its factor", "? 2 * std::sqrt(", "? std::sqrt("),
-    ("test/reference.h", "the sign in SiLU's derivative", "(1 + x * sigmoid(-x))", "(1 - x * sigmoid(-x))"),
+    ("test/reference/reference_mlp.cpp", "relu2's derivative lacks its factor", "? 2 * std::sqrt(", "? std::sqrt("),
+    ("test/reference/reference.h", "the sign in SiLU's derivative", "(1 + x * sigmoid(-x))", "(1 - x * sigmoid(-x))"),
 ]

@@ -2,7 +2,7 @@
 LAYERS, GPT, SHAPE = "model/layers.cpp", "model/gpt.cpp", "model/shape.cpp"
 TABLE, HF, BLOCK = "model/activations.cpp", "model/huggingface.cpp", "model/block.cpp"
 STATE_HEADER = "model/state.h"
-HF_CONFIG, OPTIONS = "commands/hf_config.cpp", "runtime/config/model_options.cpp"
+HF_CONFIG, OPTIONS = "training/models/hf_config.cpp", "runtime/config/model_options.cpp"
 
 FAULTS = [
     # ---- layers

@@ -47,7 +47,7 @@ CPU_RANKS = [("CPU ranks", ["train_gpt_cpu"], [*PROGRAM, *(f"test_ranks.Ranks.{n
     "test_ranks_hold_shares_and_send_what_zero_says", "test_a_checkpoint_of_3_ranks_loads_on_2_or_4_and_back",
     "test_16_bits_loss_scale_and_recomputation"))])]
 SIMULATED_RANKS = [("simulated ranks", ["train_gpt_simt", "train_gpt_cpu"], [*PROGRAM, "test_simulated_ranks"])]
-OBJECTS = ("commands", "kernels", "model", "runtime", "data", "test")  # folders in build/
+OBJECTS = ("commands", "training", "kernels", "model", "runtime", "data", "test")  # folders in build/
 SECONDS = 300  # for one witness; a deadlock is reported much sooner
 
 
@@ -72,7 +72,7 @@ def witnesses_of(file, named=()):
     if file.startswith("test/reference"):
         return [("difference quotients", ["test_cpu"], ["build/test_cpu", "[reference]"])]
     is_of_cpu = file.startswith("kernels/cpu/") and name != "tree_sum.h" and not name.startswith("comm")
-    if is_of_cpu or file == "kernels/attention_layout.h":
+    if is_of_cpu or file == "kernels/shared/attention_layout.h":
         return [("ops on the CPU", ["test_cpu"], ["build/test_cpu", "[ops],[vector_math]"])]
     if file in {fault[0] for fault in model_faults.FAULTS}:
         return [("models", ["test_cpu"], ["build/test_cpu", "[model],[config]"]),

@@ -1,7 +1,8 @@
 """Faults in tokenizers, for dev/plant_faults.py: the same form as kernel_faults.py."""
-SPLIT, ENCODER, ADDED, NFC = "data/pretokenizer.cpp", "data/encoder.cpp", "data/added_tokens.h", "data/nfc.cpp"
-TOKENIZER, RULES, PREPARE = "data/tokenizer.cpp", "data/tokenizer_rules.cpp", "data/prepare.cpp"
-FILES = "data/tokenizer_files.cpp"
+SPLIT, ENCODER, NFC, TOKENIZER, RULES = (f"data/tokenizer/{name}.cpp" for name in (
+    "pretokenizer", "encoder", "nfc", "tokenizer", "tokenizer_rules"))
+ADDED, PREPARE = "data/tokenizer/added_tokens.h", "data/prepare/prepare.cpp"
+FILES = "data/tokenizer/tokenizer_files.cpp"
 
 FAULTS = [
     # ---- pieces of the families' patterns

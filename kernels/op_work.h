@@ -5,7 +5,7 @@
 // column are left out.
 #pragma once
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "kernels/ops.h"
 #include "kernels/trace.h"
 

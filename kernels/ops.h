@@ -12,9 +12,9 @@
 // how much is needed for given sizes (it reads no pointer), so that memory can be planned before it is allocated.
 #pragma once
 
-#include "kernels/choices.h"
+#include "kernels/base/choices.h"
+#include "kernels/base/dropout.h"
 #include "kernels/device.h"
-#include "kernels/dropout.h"
 #include "kernels/tensor.h"
 
 namespace ops {

@@ -1,7 +1,7 @@
 // Generation with kept keys and values: Gpt::prefill() and Gpt::decode().
 #include <algorithm>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "model/state.h"
 
 int Gpt::sequence_length(int sequence) const { return state_->cached[size_t(sequence)].position; }

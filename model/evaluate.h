@@ -4,7 +4,7 @@
 #include <functional>
 #include <optional>
 
-#include "kernels/batch.h"
+#include "kernels/base/batch.h"
 #include "model/gpt.h"
 
 struct Validation {

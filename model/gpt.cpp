@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "model/block.h"
 #include "model/plan.h"
 #include "model/sharding.h"

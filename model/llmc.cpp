@@ -1,6 +1,6 @@
 #include "model/llmc.h"
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 namespace {
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 size_t planned_bytes(const GptOptions& options) {
     size_t bytes = 0;

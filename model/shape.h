@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "kernels/choices.h"
+#include "kernels/base/choices.h"
 
 // Rotary position embedding; see rope_table().
 struct RopeSettings {

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <bit>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 namespace {
 

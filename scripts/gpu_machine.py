@@ -107,7 +107,7 @@ def problems(place):
     """What else than the GPU is not in order, a sentence each."""
     found = list(place.libraries.missing)
     found += [problem for problem in (program_problem(place, name) for name in PROGRAMS) if problem]
-    needed = ["test/program/gpu_trainer.py", "test/reference/heads_2x64/config.json", "configs/gpt2_124M.json",
+    needed = ["test/program/gpu_trainer.py", "test/recorded/torch/heads_2x64/config.json", "configs/gpt2_124M.json",
               "dev/peer_torch.py"]
     found += [f"{path} is not in {place.root}" for path in needed if not (place.root / path).exists()]
     return found

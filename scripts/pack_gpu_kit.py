@@ -23,7 +23,8 @@ from cuda_libraries import dynamic_section
 ROOT = Path(__file__).resolve().parents[1]
 # What the kit holds besides programs and libraries.
 FILES = ["LICENSE", "configs/*.json", "dev/peer_torch*.py", "scripts/cuda_libraries.py", "scripts/gpu_*.py",
-         "test/program/__main__.py", "test/program/gpu_trainer.py", "test/program/trainer.py", "test/reference/**/*"]
+         "test/program/__main__.py", "test/program/gpu_trainer.py", "test/program/trainer.py",
+         "test/recorded/torch/**/*"]
 # Libraries that a machine with a GPU has, or that cuda_libraries.py finds there.
 NOT_BUNDLED = re.compile(r"(ld-linux-x86-64|lib(c|m|mvec|dl|rt|pthread|cudart|cublasLt|nccl|cuda))\.so\.\d+")
 RPATH = "$ORIGIN/lib"

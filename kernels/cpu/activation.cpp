@@ -3,8 +3,8 @@
 
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/vector_math.h"
-#include "kernels/dispatch.h"
 #include "kernels/ops.h"
+#include "kernels/shared/dispatch.h"
 
 template <ActivationFunction function, class T> void activation_block(T* out, const T* inp, size_t count) {
 #pragma omp simd

@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-#include "kernels/choices.h"
+#include "kernels/base/choices.h"
 
 // out (count) = f(inp). Compiled once and called, never inlined: two inlined copies may contract their products
 // differently, and what is recomputed must have the bits of what was computed.

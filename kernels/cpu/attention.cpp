@@ -14,11 +14,11 @@
 #include <optional>
 #include <utility>
 
-#include "kernels/attention_layout.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/tiles.h"
 #include "kernels/cpu/vector_math.h"
-#include "kernels/dispatch.h"
+#include "kernels/shared/attention_layout.h"
+#include "kernels/shared/dispatch.h"
 
 namespace ops {
 

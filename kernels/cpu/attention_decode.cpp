@@ -6,8 +6,8 @@
 #include <cmath>
 
 #include "kernels/cpu/parallel.h"
-#include "kernels/dispatch.h"
 #include "kernels/ops.h"
+#include "kernels/shared/dispatch.h"
 
 namespace ops {
 

@@ -13,7 +13,7 @@
 #include <exception>
 #include <thread>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "kernels/comm.h"
 #include "kernels/cpu/tree_sum.h"
 #include "kernels/ranks/mpi_text.h"

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <fstream>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/tiles.h"

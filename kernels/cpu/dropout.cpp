@@ -1,6 +1,6 @@
 #include "kernels/cpu/parallel.h"
-#include "kernels/dispatch.h"
 #include "kernels/ops.h"
+#include "kernels/shared/dispatch.h"
 
 namespace ops {
 

@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "kernels/cpu/parallel.h"
-#include "kernels/dispatch.h"
 #include "kernels/ops.h"
+#include "kernels/shared/dispatch.h"
 
 namespace ops {
 

@@ -1,8 +1,8 @@
 // Filling, adding and casting flat arrays.
 #include "kernels/cpu/parallel.h"
-#include "kernels/dispatch.h"
-#include "kernels/normal.h"
 #include "kernels/ops.h"
+#include "kernels/shared/dispatch.h"
+#include "kernels/shared/normal.h"
 
 namespace ops {
 

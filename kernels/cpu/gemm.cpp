@@ -2,7 +2,7 @@
 
 #include <atomic>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "kernels/cpu/onednn.h"
 #include "kernels/cpu/panels.h"
 #include "kernels/cpu/parallel.h"

@@ -4,7 +4,7 @@
 #include "kernels/cpu/activation.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/vector_math.h"
-#include "kernels/dispatch.h"
+#include "kernels/shared/dispatch.h"
 
 namespace {
 

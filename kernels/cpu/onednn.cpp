@@ -11,7 +11,7 @@
 #include <mutex>
 #include <oneapi/dnnl/dnnl.hpp>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 namespace {
 

@@ -1,8 +1,8 @@
 // The update: gradient norm, AdamW and SGD over chunks of flat arrays, each element read and written once.
 
-#include "kernels/adamw.h"
 #include "kernels/cpu/parallel.h"
-#include "kernels/dispatch.h"
+#include "kernels/shared/adamw.h"
+#include "kernels/shared/dispatch.h"
 
 namespace ops {
 

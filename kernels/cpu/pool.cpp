@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 namespace {
 

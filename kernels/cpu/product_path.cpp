@@ -1,6 +1,6 @@
 // Which implementation computes matrix products on this machine: decided by the CPU's features, never by timing, so
 // that equal machines give equal bits.
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "kernels/cpu/lanes.h"
 #include "kernels/cpu/onednn.h"
 

@@ -1,13 +1,13 @@
 // QK norm and rotary position embedding. A head is read into a row of floats, worked on there and written back; the
 // cosines and sines of a position are set apart once for all its heads, so that every loop vectorises. The gradients of
 // the norms' weights are summed over fixed blocks of positions, then over the blocks in order.
-#include "kernels/qk_norm_rope.h"
+#include "kernels/shared/qk_norm_rope.h"
 
 #include <cmath>
 #include <cstring>
 
 #include "kernels/cpu/parallel.h"
-#include "kernels/dispatch.h"
+#include "kernels/shared/dispatch.h"
 
 namespace ops {
 

@@ -8,7 +8,7 @@
 #include <bit>
 #include <cstdint>
 
-#include "kernels/choices.h"
+#include "kernels/base/choices.h"
 
 // e^x with a relative error below 1.5 units in the last place, subnormal results included. Overflows to infinity, is 0
 // from -104 down and for -infinity, and keeps NaN.

@@ -5,8 +5,8 @@
 // Numerics: activation.cuh's, the same that the matrix products' epilogue uses; a result is rounded once.
 #include "kernels/cuda/activation.cuh"
 #include "kernels/cuda/vector.cuh"
-#include "kernels/dispatch.h"
 #include "kernels/ops.h"
+#include "kernels/shared/dispatch.h"
 
 namespace ops {
 

@@ -10,7 +10,7 @@
 // derivative from the kept output twice.
 #pragma once
 
-#include "kernels/choices.h"
+#include "kernels/base/choices.h"
 #include "kernels/cuda/launch.cuh"
 
 inline constexpr float kGeluLinear = -2.302208198f;               // -2 sqrt(2/pi) log2(e)

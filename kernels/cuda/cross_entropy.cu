@@ -13,8 +13,8 @@
 
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/vector.cuh"
-#include "kernels/dispatch.h"
 #include "kernels/ops.h"
+#include "kernels/shared/dispatch.h"
 
 namespace ops {
 

@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/matmul.h"
+#include "kernels/cuda/matmul/matmul.h"
 #include "kernels/cuda/startup.h"
 
 namespace {

@@ -1,8 +1,8 @@
 // dropout: a thread takes the 8 elements of one call of philox(), in packs of 128 bits where the samples begin on their
 // boundaries. Reads and writes each element once; in 16 bits 4 bytes for an eighth of a call's about 70 instructions.
 #include "kernels/cuda/vector.cuh"
-#include "kernels/dispatch.h"
 #include "kernels/ops.h"
+#include "kernels/shared/dispatch.h"
 
 namespace ops {
 

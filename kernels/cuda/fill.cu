@@ -1,12 +1,12 @@
 // Filling, adding and casting flat arrays: a thread takes a pack. normal_fill and fill write 4 bytes per element, add
 // moves 12, cast 6.
-// Numerics: normal_fill in double in operations whose bits are defined (kernels/normal.h), so that the CPU's and the
-// GPU's weights are the same; cast rounds to nearest even.
+// Numerics: normal_fill in double in operations whose bits are defined (kernels/shared/normal.h), so that the CPU's and
+// the GPU's weights are the same; cast rounds to nearest even.
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/vector.cuh"
-#include "kernels/dispatch.h"
-#include "kernels/normal.h"
 #include "kernels/ops.h"
+#include "kernels/shared/dispatch.h"
+#include "kernels/shared/normal.h"
 
 namespace ops {
 

@@ -7,7 +7,7 @@
 #include <cuda_runtime.h>
 #include <nvtx3/nvToolsExt.h>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "kernels/device.h"
 
 // The source location of a call: taken by default arguments, so that it is the caller's line. (A constructor, because

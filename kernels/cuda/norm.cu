@@ -8,8 +8,8 @@
 // and whether accesses are whole changes no order, so the same row gives the same bits, summed here or before.
 #include "kernels/cuda/norm_parts.cuh"
 #include "kernels/cuda/reduce.cuh"
-#include "kernels/dispatch.h"
 #include "kernels/ops.h"
+#include "kernels/shared/dispatch.h"
 
 namespace ops {
 

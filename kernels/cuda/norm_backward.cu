@@ -12,8 +12,8 @@
 
 #include "kernels/cuda/norm_parts.cuh"
 #include "kernels/cuda/reduce.cuh"
-#include "kernels/dispatch.h"
 #include "kernels/ops.h"
+#include "kernels/shared/dispatch.h"
 
 namespace ops {
 

@@ -3,10 +3,10 @@
 // bits. Numerics: float, rounded where the CPU rounds, with IEEE division and root; the step's scalars are made in
 // double, by one thread of a block. If a gradient is not finite every block sees so in grad_norm and leaves.
 
-#include "kernels/adamw.h"
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/vector.cuh"
-#include "kernels/dispatch.h"
+#include "kernels/shared/adamw.h"
+#include "kernels/shared/dispatch.h"
 
 namespace ops {
 

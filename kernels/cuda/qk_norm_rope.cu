@@ -15,8 +15,8 @@
 
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/vector.cuh"
-#include "kernels/dispatch.h"
-#include "kernels/qk_norm_rope.h"
+#include "kernels/shared/dispatch.h"
+#include "kernels/shared/qk_norm_rope.h"
 
 namespace ops {
 

@@ -1,5 +1,5 @@
 // For binaries without a library for collectives: one rank, for which every collective is already done.
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "kernels/comm.h"
 
 Comm open_comm(const CommSettings& settings) {

@@ -1,7 +1,7 @@
 // mpirun does not pass rank 0's address, so GPU ranks that it has started get it by MPI, once: MPI is initialized,
 // broadcasts one message and is finalized, and nothing later depends on it.
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "kernels/comm.h"
 #include "kernels/ranks/mpi_text.h"
 

@@ -6,7 +6,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "kernels/device.h"
 #include "runtime/checkpoint/shard.h"
 

@@ -14,7 +14,7 @@
 #include <nlohmann/json.hpp>
 #include <type_traits>
 
-#include "kernels/choices.h"
+#include "kernels/base/choices.h"
 #include "runtime/io/io.h"
 
 template <class T> T value_of(const nlohmann::ordered_json& json, const std::string& place, const char* separator);

@@ -1,7 +1,7 @@
 #include <filesystem>
 #include <regex>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/checkpoint/train_state.h"
 

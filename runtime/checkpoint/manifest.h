@@ -5,7 +5,7 @@
 // files together hold every element of every tensor exactly once.
 #pragma once
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "kernels/tensor.h"
 #include "runtime/config/config.h"
 

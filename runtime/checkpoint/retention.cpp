@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "runtime/checkpoint/checkpoint.h"
 
 std::vector<int64_t> steps_to_delete(const std::vector<TrainState>& stored, const std::string& run_id,

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "runtime/checkpoint/checkpoint.h"
 
 void check_start(StartMode mode, RunDirState state, const std::string& run_dir) {

@@ -3,7 +3,7 @@
 #include <exception>
 #include <filesystem>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 namespace {
 

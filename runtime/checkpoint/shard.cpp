@@ -7,7 +7,7 @@
 #include <bit>
 #include <cstring>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "kernels/device.h"
 
 static_assert(std::endian::native == std::endian::little,

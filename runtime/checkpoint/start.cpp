@@ -1,5 +1,5 @@
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "kernels/device.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/cluster/cluster.h"

@@ -20,7 +20,7 @@
 #include <memory>
 #include <thread>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "runtime/cluster/rank_activity.h"
 
 // With one rank everything is a no-op: no socket, no thread. If a channel is destroyed without a call of leave()

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <regex>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 namespace {
 

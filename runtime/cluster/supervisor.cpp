@@ -6,7 +6,7 @@
 #include <cstring>
 #include <memory>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "runtime/cluster/shared_segments.h"
 
 namespace {

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <string_view>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 enum class MessageKind : uint8_t {
     challenge = 1,  // rank 0 to each new connection: protocol version, nonce

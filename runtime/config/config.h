@@ -11,7 +11,7 @@
 
 #include <vector>
 
-#include "kernels/choices.h"
+#include "kernels/base/choices.h"
 
 inline constexpr int kMostSteps = 1'000'000'000;  // of a run
 

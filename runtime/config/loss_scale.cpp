@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "runtime/config/config.h"
 
 LossScaleState first_loss_scale(const Config::LossScale& options) {

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "kernels/dropout.h"
+#include "kernels/base/dropout.h"
 #include "runtime/config/options.h"
 #include "runtime/io/io.h"
 

@@ -2,7 +2,7 @@
 #include <cmath>
 #include <numbers>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "runtime/config/config.h"
 
 namespace {

@@ -5,7 +5,7 @@
 
 #include <cstring>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 // A macro that the compiler predefines as 1 for a feature that it uses; one that is not defined stays its own name.
 #define TEXT_OF(macro) #macro

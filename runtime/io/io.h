@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 // ---- files ----------------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 #include <dlfcn.h>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 namespace {
 

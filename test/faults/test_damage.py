@@ -1,7 +1,7 @@
 """Damaged files of the newest checkpoint: the older one is used, and the run ends as if nothing had happened.
 
-test/test_checkpoint_damage.cpp damages every bit of a small checkpoint in one process; here the trainer meets damage of
-every kind at its start.
+test/runtime/checkpoint/test_checkpoint_damage.cpp damages every bit of a small checkpoint in one process; here the
+trainer meets damage of every kind when it starts.
 """
 import random
 import shutil

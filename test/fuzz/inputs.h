@@ -4,7 +4,7 @@
 #include <string_view>
 #include <vector>
 
-#include "test/temporary_directory.h"
+#include "test/support/temporary_directory.h"
 
 // The path of a file in memory with this content, valid until the next call.
 std::string path_of(std::string_view content);

@@ -9,7 +9,7 @@ import struct
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-DATA = ROOT / "test/data"
+RECORDED = ROOT / "test/recorded"
 CORPUS = ROOT / "test/fuzz/corpus"
 
 
@@ -77,11 +77,11 @@ def runtime_seeds():
                       "b": {"dtype": "BF16", "shape": [1, 2], "data_offsets": [8, 12]},
                       "c": {"dtype": "I64", "shape": [], "data_offsets": [12, 20]}}).encode()
     write("safetensors", "small", struct.pack("<Q", len(header)) + header + bytes(range(20)))
-    write("safetensors", "python", (DATA / "from_python.safetensors").read_bytes())
+    write("safetensors", "python", (RECORDED / "safetensors/from_python.safetensors").read_bytes())
     write("safetensors_index", "small", compact({"metadata": {"total_size": 8},
                                                  "weight_map": {"a": "model.safetensors"}}))
-    write("event_file", "tensorboard", (DATA / "tensorboard.events").read_bytes())
-    write("event_file", "first", (DATA / "tensorboard.events").read_bytes()[:300])
+    write("event_file", "tensorboard", (RECORDED / "tensorboard/tensorboard.events").read_bytes())
+    write("event_file", "first", (RECORDED / "tensorboard/tensorboard.events").read_bytes()[:300])
 
     def message(kind, *fields):
         packed = b"".join(struct.pack("<Q", field) if isinstance(field, int) else struct.pack("<Q", len(field)) + field
@@ -159,19 +159,19 @@ def data_seeds():
     zstd = bytes.fromhex("28b52ffd00582100006f6e650a")  # a raw block of "one\n"
     write("texts", "zstd", b"\0" + zstd)
     write("parquet", "uncompressed", uncompressed_parquet())
-    write("parquet", "gzip", (DATA / "required_gzip.parquet").read_bytes())
+    write("parquet", "gzip", (RECORDED / "parquet/required_gzip.parquet").read_bytes())
     for name in ("brotli", "nested"):
-        write("parquet", name, (DATA / f"refused_{name}.parquet").read_bytes())
-    write("parquet", "dictionary", (DATA / "dictionary_v2_zstd.parquet").read_bytes())
+        write("parquet", name, (RECORDED / f"parquet/refused_{name}.parquet").read_bytes())
+    write("parquet", "dictionary", (RECORDED / "parquet/dictionary_v2_zstd.parquet").read_bytes())
     write("questions", "general", '{"context":"a","choices":["b","c"],"label":1}\n{"query":"x","endings":["y","zz"],'
           '"gold":"0"}\n')
     write("questions", "hellaswag", compact({"activity_label": "Run", "ctx_a": "A man runs.", "ctx_b": "he",
                                              "endings": ["stops.", "[title] goes on."], "label": "1"}) + "\n")
-    write("questions", "eval_file", (DATA / "llmc/eval.bin").read_bytes())
+    write("questions", "eval_file", (RECORDED / "llmc/eval.bin").read_bytes())
     words = (65535, 28, 0, 1, 2, 1, 7, 1, 8, 2, 9, 10)
     example = struct.pack("<12H", 65535, 24, *words[2:])
     write("eval_file", "small", struct.pack("<4i", 20240522, 1, 1, 24).ljust(1024, b"\0") + example)
-    write("eval_file", "llmc", (DATA / "llmc/eval.bin").read_bytes())
+    write("eval_file", "llmc", (RECORDED / "llmc/eval.bin").read_bytes())
 
 
 def printable_bytes():

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 
 const std::vector<Parser>& parsers() {
     static const std::vector<Parser> list = {

@@ -1,11 +1,11 @@
 // The parsers of commands/: other programs' model files, and a run's records as `report` reads them.
 #include <filesystem>
 
-#include "commands/hf_config.h"
-#include "commands/llmc_files.h"
 #include "commands/report_page.h"
 #include "test/fuzz/inputs.h"
 #include "test/fuzz/parsers.h"
+#include "training/models/hf_config.h"
+#include "training/models/llmc_files.h"
 
 // A model file of two tokens, one layer and two channels.
 static std::string small_llmc_model() {

@@ -1,12 +1,12 @@
 // The parsers of data/: tokens, tokenizers, texts and questions.
 #include <filesystem>
 
-#include "data/byte_source.h"
-#include "data/dataset.h"
-#include "data/encoder.h"
-#include "data/parquet.h"
-#include "data/questions.h"
-#include "data/text_input.h"
+#include "data/evaluation/questions.h"
+#include "data/shards/dataset.h"
+#include "data/text/byte_source.h"
+#include "data/text/parquet.h"
+#include "data/text/text_input.h"
+#include "data/tokenizer/encoder.h"
 #include "test/fuzz/inputs.h"
 #include "test/fuzz/parsers.h"
 

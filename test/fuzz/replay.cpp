@@ -2,9 +2,9 @@
 #include <filesystem>
 
 #include "runtime/io/io.h"
-#include "test/catch.h"
 #include "test/fuzz/mutations.h"
 #include "test/fuzz/parsers.h"
+#include "test/support/catch.h"
 
 static const std::string kCorpora = "test/fuzz/corpus/";
 

@@ -6,7 +6,7 @@ import unittest
 
 from trainer import ROOT, TrainerTest, generated_text
 
-sys.path.insert(0, str(ROOT / "test"))
+sys.path.insert(0, str(ROOT / "test/recorded/lm_eval"))
 import make_lm_eval_reference as reference  # noqa: E402
 
 REQUIREMENTS = [["lm-eval[hf]==0.4.13", "torch"]]

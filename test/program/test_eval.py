@@ -1,4 +1,4 @@
-"""`eval` and eval.questions, against what test/make_lm_eval_reference.py has recorded of lm-evaluation-harness."""
+"""`eval` and eval.questions against the outputs of lm-evaluation-harness in test/recorded/lm_eval."""
 import csv
 import gzip
 import json
@@ -11,7 +11,7 @@ import unittest
 import event_file
 from trainer import ROOT, TrainerTest
 
-REFERENCE = ROOT / "test/data/lm_eval"
+REFERENCE = ROOT / "test/recorded/lm_eval"
 EXPECTED = json.loads((REFERENCE / "expected.json").read_text())
 ACCURACIES = ("acc", "acc_norm", "acc_per_token")
 QUESTIONS = [{"context": "etaoin shr", "choices": ["dlu", "eta oin", "x"], "label": 0},

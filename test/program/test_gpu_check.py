@@ -59,7 +59,7 @@ class Kit(unittest.TestCase):
                 target = self.kit / path.relative_to(ROOT)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(path, target)
-        (self.kit / "test/reference").symlink_to(ROOT / "test/reference")
+        (self.kit / "test/recorded/torch").symlink_to(ROOT / "test/recorded/torch")
         finder = self.kit / "scripts/cuda_libraries.py"
         self.assertIn('"/usr/local/cuda*"', finder.read_text())
         finder.write_text(finder.read_text().replace("/usr/local/cuda*", str(self.home / "cuda*")))

@@ -1,4 +1,4 @@
-"""llm.c's files: export, import, model.init_from and inspect, with the files that test/make_llmc_files.py wrote."""
+"""llm.c's files: export, import, model.init_from and inspect, with the files in test/recorded/llmc."""
 import array
 import re
 import shutil
@@ -6,7 +6,7 @@ import struct
 
 from trainer import ROOT, TrainerTest
 
-FILES = ROOT / "test/data/llmc"
+FILES = ROOT / "test/recorded/llmc"
 VOCAB, PADDED, LAYERS, CHANNELS, POSITIONS = 269, 384, 2, 12, 10
 SIZES = {"model_n_layer": LAYERS, "model_n_head": 3, "model_n_embd": CHANNELS, "model_n_positions": POSITIONS,
          "model_vocab_size": VOCAB, "train_seq_len": 10}

@@ -15,7 +15,7 @@ from unittest import mock
 import event_file
 from trainer import ROOT, TrainerTest
 
-DATA = ROOT / "test/data"
+DATA = ROOT / "test/recorded/tensorboard"
 MONITORED = {"train_max_steps": 10, "eval_every_steps": 5, "eval_batches": 1, "sample_every_steps": 5,
              "sample_tokens": 8, "sample_prompt": "The ", "log_norms_every_steps": 4}
 

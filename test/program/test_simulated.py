@@ -84,7 +84,7 @@ class Simulated(TrainerTest):
 
     def test_questions_and_a_text(self):
         """Against lm-evaluation-harness; short questions are computed in sequences of a half and a quarter."""
-        model = ROOT / "test/data/lm_eval"
+        model = ROOT / "test/recorded/lm_eval"
         expected = json.loads((model / "expected.json").read_text())
         said = subprocess.run([SIMULATED, "eval", model, "--questions", model / "general.jsonl", "--text",
                                model / "text.txt", "--answers", "answers.jsonl", "--batch", "2"], cwd=self.dir,

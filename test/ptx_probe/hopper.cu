@@ -1,7 +1,7 @@
 // Probes of test/ptx_probe/ptx_hopper.cuh but for tensor copies.
 #include "kernels/cuda/launch.cuh"
-#include "test/ptx_probe/ptx_hopper.cuh"
 #include "test/ptx_probe/probe.h"
+#include "test/ptx_probe/ptx_hopper.cuh"
 
 namespace {
 

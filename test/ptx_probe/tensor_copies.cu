@@ -3,8 +3,8 @@
 #include <bit>
 
 #include "kernels/cuda/launch.cuh"
-#include "test/ptx_probe/ptx_hopper.cuh"
 #include "test/ptx_probe/probe.h"
+#include "test/ptx_probe/ptx_hopper.cuh"
 
 namespace {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "kernels/numeric.h"
 #include "test/simt/device_memory.h"
 #include "test/simt/fault.h"

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <map>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "test/simt/fault.h"
 #include "test/simt/sanitizers.h"
 

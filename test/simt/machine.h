@@ -7,7 +7,7 @@
 
 #include <functional>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "test/simt/fault.h"
 #include "test/simt/options.h"
 #include "test/simt/sanitizers.h"

@@ -7,10 +7,10 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "test/run_tests.h"
 #include "test/simt/fault.h"
 #include "test/simt/options.h"
 #include "test/simt/reports.h"
+#include "test/support/run_tests.h"
 
 int main(int argc, char** argv) {
     std::vector<char*> others;

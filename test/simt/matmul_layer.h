@@ -1,12 +1,12 @@
 // One linear layer's three products on simulated CUDA against ref::, for tests of how they are carried out.
 #pragma once
 
-#include "kernels/cuda/matmul.h"
+#include "kernels/cuda/matmul/matmul.h"
 #include "kernels/ops.h"
-#include "test/device_array.h"
-#include "test/random_values.h"
 #include "test/simt/cublas_lt.h"
-#include "test/tolerance.h"
+#include "test/support/device_array.h"
+#include "test/support/random_values.h"
+#include "test/support/tolerance.h"
 
 // Settings of products as at first, when the scope ends.
 struct WithDefaults {

@@ -3,8 +3,8 @@
 
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/ptx.cuh"
-#include "test/catch.h"
 #include "test/simt/fault.h"
+#include "test/support/catch.h"
 
 // What most of these kernels take.
 struct Planted {

@@ -4,7 +4,7 @@
 #include <chrono>
 #include <thread>
 
-#include "kernels/check.h"
+#include "kernels/base/check.h"
 #include "test/simt/options.h"
 #include "test/simt/sanitizers.h"
 

@@ -7,11 +7,11 @@
 #include "kernels/comm.h"
 #include "kernels/cpu/tree_sum.h"
 #include "kernels/cuda/tree_sum.h"
-#include "test/expect_error.h"
-#include "test/random_values.h"
 #include "test/simt/nccl_stand_in.h"
 #include "test/simt/planted.h"
 #include "test/simt/sanitizers.h"
+#include "test/support/expect_error.h"
+#include "test/support/random_values.h"
 
 namespace {
 

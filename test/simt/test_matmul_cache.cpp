@@ -5,11 +5,11 @@
 #include <fstream>
 #include <sstream>
 
-#include "kernels/cuda/matmul_cache.h"
-#include "test/catch.h"
+#include "kernels/cuda/matmul/matmul_cache.h"
 #include "test/simt/matmul_layer.h"
 #include "test/simt/sanitizers.h"
-#include "test/temporary_directory.h"
+#include "test/support/catch.h"
+#include "test/support/temporary_directory.h"
 
 namespace {
 

@@ -2,10 +2,10 @@
 // are carried out, and cuda_matmul_path() has a note.
 #include <cuda_runtime.h>
 
-#include "kernels/cuda/matmul_plan.h"
-#include "test/catch.h"
+#include "kernels/cuda/matmul/matmul_plan.h"
 #include "test/simt/device_memory.h"
 #include "test/simt/matmul_layer.h"
+#include "test/support/catch.h"
 
 namespace {
 

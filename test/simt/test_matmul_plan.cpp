@@ -9,12 +9,12 @@
 #include <set>
 #include <thread>
 
-#include "kernels/cuda/matmul_tune.h"
-#include "test/expect_error.h"
+#include "kernels/cuda/matmul/matmul_tune.h"
 #include "test/simt/device_memory.h"
 #include "test/simt/fault.h"
 #include "test/simt/matmul_layer.h"
 #include "test/simt/sanitizers.h"
+#include "test/support/expect_error.h"
 
 namespace {
 

@@ -1,0 +1,59 @@
+#include "data/evaluation/rolling_text.h"
+
+#include <algorithm>
+
+#include "data/tokenizer/encoder.h"
+#include "data/tokenizer/white_space.h"
+
+RollingText::RollingText(TextInput input, const Tokenizer& tokenizer, int seq_len, int stride)
+    : seq_len_(uint64_t(seq_len)), stride_(uint64_t(stride > 0 ? stride : seq_len)) {
+    input.count();
+    input.set_cut(safe_cut_of(tokenizer.rules()));
+    Encoder encoder(tokenizer);
+    uint64_t begin = 0;  // of the document in ids_
+    bool is_in_space = false;
+    auto end_document = [&] { add_windows(begin); };
+    input.read(0, input.size(), [&](std::string_view text, bool starts_document) {
+        if (starts_document) {
+            end_document();
+            begin = ids_.size();
+            ids_.push_back(tokenizer.document_start());
+            words_++;
+            is_in_space = false;
+        }
+        encoder.append(text, ids_, 0, starts_document);
+        for (size_t at = 0, length; at < text.size(); at += std::max<size_t>(length, 1)) {
+            length = white_space_length(text.substr(at));
+            words_ += length > 0 && !is_in_space;
+            is_in_space = length > 0;
+        }
+    });
+    end_document();
+    if (tokens_ == 0) fail(Exit::data, "%s: there is no text", input.sources().front().file.path());
+}
+
+// Those of the document from `begin` to the end of ids_.
+void RollingText::add_windows(uint64_t begin) {
+    const uint64_t count = ids_.size() - begin;  // with kEndOfText
+    for (uint64_t done = 0, next; done + 1 < count; done = next) {
+        next = std::min(count - 1, done + (done == 0 ? seq_len_ : stride_));
+        windows_.push_back(
+            {begin + next - std::min(next, seq_len_), uint32_t(std::min(next, seq_len_)), uint32_t(next - done)});
+        tokens_ += next - done;
+    }
+}
+
+Batch RollingText::batch(uint64_t number, int rows) {
+    inputs_.assign(size_t(rows) * seq_len_, 0);
+    targets_.assign(inputs_.size(), -1);
+    for (uint64_t row = 0; row < uint64_t(rows); row++) {
+        const uint64_t index = number * uint64_t(rows) + row;
+        if (index >= windows_.size()) break;
+        const Window& window = windows_[index];
+        const auto from = ids_.begin() + ptrdiff_t(window.begin);
+        const ptrdiff_t at = ptrdiff_t(row * seq_len_), context = window.inputs - window.targets;
+        std::copy(from, from + window.inputs, inputs_.begin() + at);
+        std::copy(from + context + 1, from + window.inputs + 1, targets_.begin() + at + context);
+    }
+    return {inputs_.data(), targets_.data()};
+}

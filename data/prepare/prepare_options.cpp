@@ -1,0 +1,60 @@
+#include "data/prepare/prepare_options.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+
+std::optional<TextFormat> text_format(const std::string& name) {
+    const auto found = std::ranges::find(kTextFormats, name);
+    return found == kTextFormats.end() ? std::nullopt : std::optional(TextFormat(found - kTextFormats.begin()));
+}
+
+bool is_made_from_text(const std::string& tokenizer) { return tokenizer == "bpe" || tokenizer == "chars"; }
+
+void check_options(const PrepareOptions& o, bool raw) {
+    auto check = [](bool holds, const char* pattern, auto... values) {
+        if (!holds) fail(Exit::usage, pattern, values...);
+    };
+    auto is_fraction = [](double value) { return value >= 0 && value < 1; };
+    check(is_fraction(o.val_fraction), "prepare: the held-out fraction is %g, but must be in [0, 1)", o.val_fraction);
+    check(o.shard_tokens >= 1 && o.shard_tokens <= INT32_MAX,
+          "prepare: shards are to have %zu tokens, but must have 1 to %d", o.shard_tokens, INT32_MAX);
+    check(is_fraction(o.bpe_dropout), "prepare: the BPE-dropout is %g, but must be in [0, 1)", o.bpe_dropout);
+    check(o.copies >= 1 && o.copies <= 1000, "prepare: %d copies of the training text, but 1 to 1000 are allowed",
+          o.copies);
+    check(o.format == "auto" || o.format == kRawFormat || text_format(o.format),
+          "prepare: the format \"%s\" is unknown; there are auto, text, jsonl, json, csv, tsv, parquet and bin",
+          o.format);
+    check(o.threads >= 0 && o.threads <= 1024, "prepare: %d threads, but 1 to 1024 are allowed", o.threads);
+    check(!raw || o.tokenizer != "chars",
+          "prepare: --tokenizer chars needs the text, but the input is token ids: make a data set of the text and name "
+          "its tokenizer.json");
+    check(o.end_of_text.empty() || (!is_made_from_text(o.tokenizer) && o.tokenizer != "bytes"),
+          "prepare: --end-of-text chooses a token of a tokenizer's file, but the tokenizer is \"%s\"", o.tokenizer);
+    check(raw || o.tokenizer != "bpe" || o.vocab_size == 0 || (o.vocab_size >= 257 && o.vocab_size <= 1 << 20),
+          "prepare: --vocab-size is %d, but a \"bpe\" tokenizer has 257 to %d tokens", o.vocab_size, 1 << 20);
+}
+
+int default_vocab_size(uint64_t train_bytes) {
+    return 1 << std::clamp(int(std::lround(std::log2(double(std::max<uint64_t>(train_bytes, 1))) / 2)), 9, 15);
+}
+
+void check_vocab_size(const PrepareOptions& options, const Tokenizer& tokenizer) {
+    if (options.vocab_size != 0 && options.vocab_size != tokenizer.vocab_size())
+        fail(Exit::usage, "prepare: vocab_size is %d, but the tokenizer \"%s\" has %d tokens", options.vocab_size,
+             options.tokenizer, tokenizer.vocab_size());
+}
+
+Tokenizer load_tokenizer(const PrepareOptions& options) {
+    const std::filesystem::path gpt2 = options.gpt2_directory;
+    if (options.tokenizer == "gpt2" && !file_exists(gpt2 / "vocab.json"))
+        fail(Exit::no_input,
+             "prepare: the tokenizer \"gpt2\" is read from the folder %s, which has no vocab.json; copy data/gpt2 of "
+             "the source tree there, or pass --tokenizer PATH/vocab.json",
+             gpt2.lexically_normal().string());
+    Tokenizer tokenizer = options.tokenizer == "bytes"  ? Tokenizer::bytes()
+                          : options.tokenizer == "gpt2" ? Tokenizer::load(gpt2 / "vocab.json")
+                                                        : Tokenizer::load(options.tokenizer, options.end_of_text);
+    check_vocab_size(options, tokenizer);
+    return tokenizer;
+}

@@ -1,0 +1,384 @@
+#include "data/text/parquet.h"
+
+#include <isa-l.h>
+
+#include "data/text/byte_source.h"
+#include "data/text/thrift.h"
+
+// Pages have about a megabyte. A larger number is damage, or a file that was made to fill the memory.
+static constexpr int64_t kMaxPageBytes = int64_t(1) << 29;
+
+namespace {
+
+enum Type { kByteArray = 6 };
+enum Repetition { kOptional = 1, kRepeated = 2 };
+enum Codec { kUncompressed = 0, kSnappy = 1, kGzip = 2, kZstd = 6 };
+enum Encoding { kPlain = 0, kPlainDictionary = 2, kRle = 3, kRleDictionary = 8 };
+enum PageType { kDataPage = 0, kIndexPage = 1, kDictionaryPage = 2, kDataPageV2 = 3 };
+
+template <size_t N> std::string name_in(const char* const (&names)[N], int64_t number) {
+    return number >= 0 && number < int64_t(N) ? names[number] : format("number %lld", (long long)number);
+}
+constexpr const char* kTypes[] = {"BOOLEAN", "INT32",  "INT64",      "INT96",
+                                  "FLOAT",   "DOUBLE", "BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY"};
+constexpr const char* kCodecs[] = {"uncompressed", "Snappy", "gzip", "LZO", "Brotli", "LZ4", "zstd", "LZ4_RAW"};
+constexpr const char* kEncodings[] = {"PLAIN",
+                                      "number 1",
+                                      "PLAIN_DICTIONARY",
+                                      "RLE",
+                                      "BIT_PACKED",
+                                      "DELTA_BINARY_PACKED",
+                                      "DELTA_LENGTH_BYTE_ARRAY",
+                                      "DELTA_BYTE_ARRAY",
+                                      "RLE_DICTIONARY",
+                                      "BYTE_STREAM_SPLIT"};
+
+struct SchemaElement {
+    int64_t type = -1, repetition = 0, children = 0;
+    std::string name;
+};
+
+SchemaElement read_schema_element(ThriftReader& reader) {
+    SchemaElement element;
+    reader.read_struct([&](int id, ThriftReader::Type) {
+        switch (id) {
+            case 1: element.type = reader.integer(); return true;
+            case 3: element.repetition = reader.integer(); return true;
+            case 4: element.name = reader.string(); return true;
+            case 5: element.children = reader.integer(); return true;
+            default: return false;
+        }
+    });
+    return element;
+}
+
+// The index among all leaves of a column that stands directly below the root.
+struct FoundColumn {
+    size_t leaf;
+    bool is_optional;
+};
+
+FoundColumn find_column(const std::vector<SchemaElement>& schema, const std::string& name, const std::string& path) {
+    if (schema.empty()) reject_file(path, "the Parquet schema is empty");
+    size_t next = 1, leaf = 0;
+    std::string names;
+    std::optional<FoundColumn> found;
+    // Skips a subtree and counts its leaves.
+    auto pass = [&](const SchemaElement& element) {
+        const SchemaElement* passed = &element;
+        for (int64_t left = 1;;) {
+            if (passed->children <= 0) leaf++;
+            left += std::clamp<int64_t>(passed->children, 0, INT32_MAX) - 1;
+            if (left == 0) return;
+            if (next >= schema.size()) reject_file(path, "the Parquet schema ends too early");
+            passed = &schema[next++];
+        }
+    };
+    for (int64_t child = 0; child < schema[0].children; child++) {
+        if (next >= schema.size()) reject_file(path, "the Parquet schema ends too early");
+        const SchemaElement& element = schema[next++];
+        if (element.name == name && !found) {
+            if (element.children > 0)
+                reject_file(path, "the column \"%s\" is nested; only flat columns of strings are read", name);
+            if (element.repetition == kRepeated)
+                reject_file(path, "the column \"%s\" is repeated; only flat columns of strings are read", name);
+            if (element.type != kByteArray)
+                reject_file(path, "the column \"%s\" has the type %s, not strings", name,
+                            name_in(kTypes, element.type));
+            found = {leaf, element.repetition == kOptional};
+        }
+        names += (names.empty() ? "" : ", ") + element.name;
+        pass(element);
+    }
+    if (!found) reject_file(path, "no column is called \"%s\"; choose one with --field: %s", name, names);
+    return *found;
+}
+
+// Decodes Parquet's hybrid of run lengths and packed bits: `count` values of `width` bits.
+void decode_hybrid(BoundedBytes bytes, uint32_t width, uint64_t count, std::vector<uint32_t>& out) {
+    out.clear();
+    out.reserve(count);
+    while (out.size() < count) {
+        const uint64_t header = bytes.varint(), left = count - out.size();
+        if ((header & 1) == 0) {
+            const uint64_t run = header >> 1;
+            if (run == 0) bytes.reject("has a run of no values");
+            uint32_t value = 0;
+            for (uint32_t shift = 0; shift < width; shift += 8) value |= uint32_t(bytes.byte()) << shift;
+            if (uint64_t(value) >> width != 0)
+                bytes.reject("has a run of %u, which has more than %u bits", value, width);
+            out.insert(out.end(), std::min(run, left), value);
+            continue;
+        }
+        const uint64_t groups = std::min(header >> 1, (left + 7) / 8), values = std::min(groups * 8, left);
+        if (groups == 0) bytes.reject("has a run of no values");
+        // The last group may be cut behind its last value.
+        const std::string_view packed =
+            bytes.take(std::max((values * width + 7) / 8, std::min<uint64_t>(groups * width, bytes.rest().size())));
+        uint64_t window = 0;
+        uint32_t filled = 0;
+        size_t position = 0;
+        for (uint64_t i = 0; i < values; i++) {
+            for (; filled < width; filled += 8) window |= uint64_t(uint8_t(packed[position++])) << filled;
+            out.push_back(uint32_t(window & ((uint64_t(1) << width) - 1)));
+            window >>= width, filled -= width;
+        }
+    }
+}
+
+}  // namespace
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+ParquetColumn::ParquetColumn(const MappedFile& file, const std::string& column) : file_(file) {
+    const std::string_view all = file.text();
+    const std::string& path = file.path();
+    if (!all.starts_with(kParquetMagic))
+        reject_file(path, "not a Parquet file: it looks like %s", describe_content(all.substr(0, 1024), all.size()));
+    if (all.ends_with("PARE") && all.size() >= 12)
+        reject_file(path, "the Parquet file is encrypted, which is not supported");
+    if (!all.ends_with(kParquetMagic) || all.size() < 12)
+        reject_file(path, "the Parquet file does not end with PAR1: it was cut short");
+    BoundedBytes end(all.substr(all.size() - 8), path, "the end");
+    const uint32_t metadata_bytes = end.uint32();
+    if (metadata_bytes > all.size() - 12)
+        reject_file(path, "the Parquet metadata is to have %u bytes, but the file has %zu", metadata_bytes, all.size());
+    read_metadata(all.substr(all.size() - 8 - metadata_bytes, metadata_bytes), column);
+}
+
+void ParquetColumn::read_metadata(std::string_view metadata, const std::string& column) {
+    BoundedBytes bytes(metadata, file_.path(), "the Parquet metadata");
+    ThriftReader reader(bytes);
+    std::vector<SchemaElement> schema;
+    std::optional<FoundColumn> found;
+    reader.read_struct([&](int id, ThriftReader::Type type) {
+        if (id == 2 && type == ThriftReader::list) {
+            reader.read_list([&](auto) { schema.push_back(read_schema_element(reader)); });
+            found = find_column(schema, column, file_.path());
+            is_optional_ = found->is_optional;
+            return true;
+        }
+        if (id == 4 && type == ThriftReader::list) {
+            if (!found) bytes.reject("has row groups before the schema");
+            reader.read_list([&](auto) { read_row_group(reader, found->leaf); });
+            return true;
+        }
+        if (id == 8) bytes.reject("says that columns are encrypted, which is not supported");
+        return false;
+    });
+    if (!found) bytes.reject("has no schema");
+}
+
+void ParquetColumn::read_row_group(ThriftReader& reader, size_t column_index) {
+    const std::string_view all = file_.text();
+    size_t index = 0;
+    bool found = false;
+    auto read_chunk = [&](auto) {
+        const bool is_wanted = index++ == column_index;
+        reader.read_struct([&](int id, ThriftReader::Type type) {
+            if (is_wanted && id == 1)
+                reject_file(file_.path(), "the column is in another file, which is not supported");
+            if (is_wanted && (id == 8 || id == 9))
+                reject_file(file_.path(), "the column is encrypted, which is not supported");
+            if (!is_wanted || id != 3 || type != ThriftReader::structure) return false;
+            Chunk chunk;
+            int64_t data = -1, dictionary = -1, size = -1, count = -1;
+            reader.read_struct([&](int field, ThriftReader::Type) {
+                switch (field) {
+                    case 4: chunk.codec = int32_t(reader.integer()); return true;
+                    case 5: count = reader.integer(); return true;
+                    case 7: size = reader.integer(); return true;
+                    case 9: data = reader.integer(); return true;
+                    case 11: dictionary = reader.integer(); return true;
+                    default: return false;
+                }
+            });
+            // Some writers say 0 where there is no dictionary.
+            const int64_t begin = dictionary > 0 ? std::min(dictionary, data) : data;
+            if (begin < 4 || size < 0 || uint64_t(begin) > all.size() ||
+                uint64_t(size) > all.size() - uint64_t(begin) || count < 0)
+                reject_file(file_.path(),
+                            "a row group's column is to have %lld values in %lld bytes from %lld on, but the file has "
+                            "%zu bytes",
+                            (long long)count, (long long)size, (long long)begin, all.size());
+            if (chunk.codec != kUncompressed && chunk.codec != kSnappy && chunk.codec != kGzip && chunk.codec != kZstd)
+                reject_file(file_.path(), "the column is compressed with %s; supported are Snappy, gzip and zstd",
+                            name_in(kCodecs, chunk.codec));
+            chunk.value_count = uint64_t(count);
+            chunk.pages = all.substr(size_t(begin), size_t(size));
+            chunks_.push_back(chunk);
+            return found = true;
+        });
+    };
+    reader.read_struct([&](int id, ThriftReader::Type type) {
+        if (id != 1 || type != ThriftReader::list) return false;
+        reader.read_list(read_chunk);
+        return true;
+    });
+    if (!found) reject_file(file_.path(), "a row group lacks the column");
+}
+
+ParquetColumn::PageHeader ParquetColumn::read_page_header(BoundedBytes& bytes) const {
+    PageHeader header;
+    ThriftReader reader(bytes);
+    auto read_data_header = [&](int id, ThriftReader::Type) {  // also a dictionary's
+        if (id == 1) header.value_count = reader.integer();
+        if (id == 2) header.encoding = reader.integer();
+        return id == 1 || id == 2;
+    };
+    auto read_data_header_v2 = [&](int id, ThriftReader::Type type) {
+        switch (id) {
+            case 1: header.value_count = reader.integer(); return true;
+            case 4: header.encoding = reader.integer(); return true;
+            case 5: header.definition_bytes = reader.integer(); return true;
+            case 6: header.repetition_bytes = reader.integer(); return true;
+            case 7: header.is_compressed = type == ThriftReader::yes; return true;
+            default: return false;
+        }
+    };
+    reader.read_struct([&](int id, ThriftReader::Type type) {
+        switch (id) {
+            case 1: header.type = reader.integer(); return true;
+            case 2: header.uncompressed_bytes = reader.integer(); return true;
+            case 3: header.compressed_bytes = reader.integer(); return true;
+            case 4: header.crc = reader.integer(), header.has_crc = true; return true;
+            case 5:
+            case 7:
+                if (type != ThriftReader::structure) return false;
+                reader.read_struct(read_data_header);
+                return true;
+            case 8:
+                if (type != ThriftReader::structure) return false;
+                reader.read_struct(read_data_header_v2);
+                return true;
+            default: return false;
+        }
+    });
+    if (header.compressed_bytes < 0 || header.uncompressed_bytes < 0 || header.uncompressed_bytes > kMaxPageBytes)
+        bytes.reject("says %lld bytes, uncompressed %lld; at most %lld are supported",
+                     (long long)header.compressed_bytes, (long long)header.uncompressed_bytes,
+                     (long long)kMaxPageBytes);
+    return header;
+}
+
+std::string_view ParquetColumn::decompressed(std::string_view bytes, int64_t size, int32_t codec,
+                                             std::string& buffer) const {
+    if (codec == kUncompressed) {
+        if (int64_t(bytes.size()) != size)
+            reject_file(file_.path(), "a Parquet page that is not compressed has %zu bytes, but is to have %lld",
+                        bytes.size(), (long long)size);
+        return bytes;
+    }
+    const auto decompress = codec == kSnappy ? decompress_snappy : codec == kGzip ? decompress_gzip : decompress_zstd;
+    if (!decompress(bytes, size_t(size), buffer))
+        reject_file(file_.path(), "a Parquet page compressed with %s is damaged", name_in(kCodecs, codec));
+    return buffer;
+}
+
+void ParquetColumn::read_dictionary(const PageHeader& header, std::string_view content) {
+    if (header.encoding != kPlain && header.encoding != kPlainDictionary)
+        reject_file(file_.path(), "a dictionary has the encoding %s, which is not supported",
+                    name_in(kEncodings, header.encoding));
+    BoundedBytes bytes(content, file_.path(), "a Parquet dictionary");
+    if (header.value_count < 0 || uint64_t(header.value_count) > content.size() / 4)
+        bytes.reject("is to have %lld values in %zu bytes", (long long)header.value_count, content.size());
+    dictionary_.clear();
+    for (int64_t i = 0; i < header.value_count; i++) dictionary_.push_back(bytes.take(bytes.uint32()));
+    has_dictionary_ = true;
+}
+
+void ParquetColumn::open_data_page(const PageHeader& header, std::string_view content, std::string_view levels) {
+    const Chunk& chunk = chunks_[chunk_];
+    BoundedBytes bytes(content, file_.path(), "a Parquet page");
+    if (header.value_count < 0 || uint64_t(header.value_count) > chunk.value_count - chunk_values_)
+        bytes.reject("is to have %lld values, but %zu are left in its column chunk", (long long)header.value_count,
+                     size_t(chunk.value_count - chunk_values_));
+    page_values_ = size_t(header.value_count);
+    chunk_values_ += page_values_;
+    value_ = index_ = 0;
+    size_t present = page_values_;
+    if (is_optional_) {
+        if (header.type == kDataPage) levels = bytes.take(bytes.uint32());
+        // A run of a few bytes may stand for any number of nulls, but not in a page: its rows are held in memory.
+        if (page_values_ > size_t(kMaxPageBytes) / 4) bytes.reject("has %zu values, which is too many", page_values_);
+        decode_hybrid({levels, file_.path(), "a Parquet page's definition levels"}, 1, page_values_, present_);
+        present = size_t(std::ranges::count(present_, 1u));
+    }
+    is_indexed_ = header.encoding == kPlainDictionary || header.encoding == kRleDictionary;
+    if (!is_indexed_ && header.encoding != kPlain)
+        bytes.reject("has the encoding %s; supported are PLAIN and dictionaries", name_in(kEncodings, header.encoding));
+    values_ = bytes.rest();
+    if (!is_indexed_) {
+        if (present > values_.size() / 4) bytes.reject("has %zu values in %zu bytes", present, values_.size());
+        return;
+    }
+    if (!has_dictionary_) bytes.reject("refers to a dictionary, but there is none");
+    if (present == 0) return indices_.clear();
+    const uint32_t width = bytes.byte();
+    if (width > 32) bytes.reject("has indices of %u bits", width);
+    if (present > size_t(kMaxPageBytes) / 4) bytes.reject("has %zu values, which is too many", present);
+    decode_hybrid({bytes.rest(), file_.path(), "a Parquet page's indices"}, width, present, indices_);
+    for (uint32_t index : indices_)
+        if (index >= dictionary_.size())
+            bytes.reject("refers to value %u of a dictionary of %zu", index, dictionary_.size());
+}
+
+// Goes on to the next data page; false at the end of the file.
+bool ParquetColumn::open_page() {
+    while (chunk_ < chunks_.size()) {
+        Chunk& chunk = chunks_[chunk_];
+        if (chunk_values_ == chunk.value_count) {
+            chunk_++, chunk_values_ = 0, has_dictionary_ = false;
+            continue;
+        }
+        BoundedBytes bytes(chunk.pages, file_.path(), "a Parquet page's header");
+        const PageHeader header = read_page_header(bytes);
+        std::string_view content = bytes.take(uint64_t(header.compressed_bytes)), levels;
+        chunk.pages = bytes.rest();
+        if (header.has_crc && uint32_t(header.crc) !=
+                                  crc32_gzip_refl(0, reinterpret_cast<const uint8_t*>(content.data()), content.size()))
+            reject_file(file_.path(), "a Parquet page is damaged: its checksum is wrong");
+        if (header.type == kDictionaryPage) {
+            read_dictionary(header, decompressed(content, header.uncompressed_bytes, chunk.codec, dictionary_buffer_));
+        } else if (header.type == kDataPage) {
+            open_data_page(header, decompressed(content, header.uncompressed_bytes, chunk.codec, page_buffer_), {});
+            return true;
+        } else if (header.type == kDataPageV2) {
+            if (header.definition_bytes < 0 || header.repetition_bytes != 0 ||
+                header.definition_bytes > std::min<int64_t>(int64_t(content.size()), header.uncompressed_bytes))
+                reject_file(file_.path(), "a Parquet page has levels of %lld and %lld bytes",
+                            (long long)header.definition_bytes, (long long)header.repetition_bytes);
+            levels = content.substr(0, size_t(header.definition_bytes));
+            content.remove_prefix(levels.size());
+            const int32_t codec = header.is_compressed ? chunk.codec : int32_t(kUncompressed);
+            open_data_page(
+                header, decompressed(content, header.uncompressed_bytes - header.definition_bytes, codec, page_buffer_),
+                levels);
+            return true;
+        } else if (header.type != kIndexPage) {
+            reject_file(file_.path(), "a Parquet page has the type %lld, which is not supported",
+                        (long long)header.type);
+        }
+    }
+    return false;
+}
+
+std::string_view ParquetColumn::plain_value() {
+    BoundedBytes bytes(values_, file_.path(), "a Parquet page");
+    const std::string_view value = bytes.take(bytes.uint32());
+    values_ = bytes.rest();
+    return value;
+}
+
+std::optional<std::string_view> ParquetColumn::next() {
+    for (;;) {
+        while (value_ == page_values_)
+            if (!open_page()) return std::nullopt;
+        const bool is_present = !is_optional_ || present_[value_] != 0;
+        value_++;
+        if (!is_present)
+            nulls_++;
+        else
+            return is_indexed_ ? dictionary_[indices_[index_++]] : plain_value();
+    }
+}

@@ -1,0 +1,56 @@
+// Finds added tokens in text.
+#pragma once
+
+#include <algorithm>
+#include <array>
+
+#include "data/tokenizer/text_rules.h"
+#include "data/tokenizer/white_space.h"
+
+// Of tokens that begin at the same place the longest is found, as in Hugging Face's tokenizers. Special tokens hide
+// others while they are not looked for themselves.
+class AddedTokenFinder {
+public:
+    // Takes those of `tokens` whose is_normalized is `normalized`.
+    AddedTokenFinder(const std::vector<AddedToken>& tokens, bool normalized, bool finds_special)
+        : finds_special_(finds_special) {
+        bool has_any = false;
+        for (const AddedToken& token : tokens) {
+            if (token.is_normalized != normalized) continue;
+            tokens_.push_back(token);
+            has_any |= finds_special || !token.is_special;
+        }
+        if (!has_any) tokens_.clear();
+        std::ranges::stable_sort(tokens_, std::ranges::greater(), [](const AddedToken& t) { return t.text.size(); });
+        for (const AddedToken& token : tokens_) may_begin_[uint8_t(token.text[0])] = true;
+    }
+
+    bool is_empty() const { return tokens_.empty(); }
+
+    // Calls visit(text, id) for each token, and with id -1 for each stretch of text between tokens that is not empty.
+    template <class Visit> void split(std::string_view text, const Visit& visit) const {
+        size_t done = 0;
+        for (size_t at = 0; !tokens_.empty() && at < text.size(); at++) {
+            if (!may_begin_[uint8_t(text[at])]) continue;
+            const auto found = std::ranges::find_if(
+                tokens_, [&](const AddedToken& token) { return text.substr(at).starts_with(token.text); });
+            if (found == tokens_.end()) continue;
+            size_t begin = at, end = at + found->text.size();
+            at = end - 1;
+            if (found->is_special && !finds_special_) continue;
+            if (found->strips_left) begin = std::max(done, right_stripped(text.substr(0, begin)).size());
+            while (found->strips_right && white_space_length(text.substr(end)) > 0)
+                end += white_space_length(text.substr(end));
+            if (begin > done) visit(text.substr(done, begin - done), -1);
+            visit(text.substr(begin, end - begin), found->id);
+            done = end;
+            at = end - 1;
+        }
+        if (done < text.size()) visit(text.substr(done), -1);
+    }
+
+private:
+    std::vector<AddedToken> tokens_;  // longest first
+    std::array<bool, 256> may_begin_{};
+    bool finds_special_;
+};

@@ -1,0 +1,478 @@
+// attention_backward: dV = P^T dOut, dS = P (dOut V^T - dOut . out), dQ = scale dS K, dK = scale dS^T Q, where
+// P = exp(scale Q K^T - lse) is computed again (FlashAttention-2, algorithm 2, cut into two kernels).
+//
+// First over blocks of 128 queries: dQ, and (lse, dOut . out) of each query into scratch; then over blocks of 128 keys:
+// dK and dV, summed over the query heads of a kv head in order. The block's rows are A fragments in registers, as are
+// the sums; 64 rows of the other kind at a time pass through two stages of shared memory. Below: why two kernels.
+// Bytes from memory: qkv and dOut twice, out, lse and dqkv once, scratch (8 bytes a query and head) written and read.
+// FLOPs: 7 products, 7 batch n_head head_size seq_len^2. Expected of an H200, not measured: 270 TFLOP/s of these at
+// 1024 positions and heads of 64, that is 190 counted as the usual 5 products, where other implementations reach 200.
+// With dropout dV = dropout(P)^T dOut, and dOut V^T is masked and scaled likewise; dOut . out remains the sum of P
+// times that. Under a soft cap dS has the factor 1 - tanh^2. Of windows and documents: a block of queries begins with
+// the tile of its first query's first key; a block of keys ends with the last query that sees its last one. Heads of
+// 256 have blocks of 64 rows and one kernel each for dV and dK, with 8 products together.
+// Numerics: as in the forward op; P and dS (before scale) are rounded to T before they multiply, all sums are float.
+#include <bit>
+
+#include "kernels/cuda/attention/attention_general_backward.cuh"
+#include "kernels/cuda/attention/attention_masks.cuh"
+#include "kernels/shared/dispatch.h"
+
+// Why two kernels. Five products would do, but then dQ is summed over blocks of keys: with atomics, not the same twice;
+// through partial sums in scratch, at GPT-2 124M with 64 x 1024 tokens 0.9 GB written and read per layer, 0.42 ms at
+// 4.3 TB/s; adding to one float dQ in turn, 1.8 GB through the L2 cache, waits for the turn, and a rounding pass. The
+// two products done twice are 103 GFLOP, 0.26 ms at 400 TFLOP/s, and need no float dQ, no waiting and no traffic
+// between warps: each product's A operand is what the warp itself holds in registers.
+
+namespace ops {
+
+namespace {
+
+// Heads of 64: four warps of 32 rows, so that a B fragment from shared memory serves two products. Heads of 96 and 128:
+// the sums of 32 rows alone would fill the registers, so eight warps of 16. Heads of 256: tiles half as long.
+template <int kHeadSize, AttentionKind kKind> struct Shape {
+    static constexpr int kM = kHeadSize == 64 ? 2 : 1;  // sixteens of rows of a warp
+    static constexpr int kWarps = kHeadSize == 64 || kHeadSize == 256 ? 4 : 8;
+    static constexpr int kThreads = 32 * kWarps;
+    static constexpr int kBlocksPerMultiprocessor = kHeadSize == 64 || kHeadSize == 256 ? 2 : 1;
+    static constexpr int kWarpRows = 16 * kM;
+    static constexpr int kRows = kWarps * kWarpRows;  // stationary: queries in the first kernel, keys in the second
+    // Whether the first stationary rows, with all of their fragments in registers, share memory with a streamed tile.
+    // `any` needs some of those registers, so that its streamed tiles are half as long in as much memory.
+    static constexpr bool kShares = kKind != AttentionKind::any;
+    static constexpr int kOthers = kShares ? kRows / 2 : kRows / 4;  // rows of a streamed tile
+    static constexpr int kPart = 16;                                 // of them, whose scores are in registers at a time
+};
+
+// Kernels that know neither windows nor documents nor soft caps are not told of them: with the longer argument ptxas of
+// CUDA 13.0 spills registers that it does not spill with this one.
+struct UnmaskedBackward {
+    View dqkv;
+    void* scratch;
+    ConstView dout, qkv, out;
+    const float* lse;
+    int batch, seq_len, n_head, n_kv_head, head_size;
+    float scale;
+    DropoutMask dropout;
+};
+template <AttentionKind kKind>
+using Arguments = std::conditional_t<kKind == AttentionKind::any, AttentionBackward, UnmaskedBackward>;
+
+__device__ __forceinline__ VisibleKeys visible_keys(const AttentionBackward& op, int b) { return VisibleKeys(op, b); }
+__device__ __forceinline__ VisibleKeys visible_keys(const UnmaskedBackward&, int) { return {}; }
+__device__ __forceinline__ float softcap_of(const AttentionBackward& op) { return op.softcap; }
+__device__ __forceinline__ float softcap_of(const UnmaskedBackward&) { return 0; }
+template <AttentionKind kKind, class Op> __device__ __forceinline__ bool drops(const Op& op) {
+    return kKind == AttentionKind::any ? bool(op.dropout) : kKind == AttentionKind::dropout;
+}
+
+// 49 KiB for heads of 64, 73 KiB for heads of 96, 97 KiB for heads of 128 and 256.
+template <class T, int kHeadSize, class S> struct Shared {
+    static constexpr int kRowsOfTiles = 4 * S::kOthers + (S::kShares ? 1 : 2) * S::kRows;
+    alignas(kTileAlignment<kHeadSize>) T rows[kRowsOfTiles][kHeadSize];
+    alignas(16) QueryStatistics statistics[2][S::kRows / 2];  // of the block's queries, or of two tiles of queries
+    int first_key[2][S::kOthers];                             // of two tiles of queries
+    uint64_t sample_key;                                      // of dropout, where no register is left for it
+
+    __device__ T* passing(int stage, int which) { return rows[(2 * stage + which) * S::kOthers]; }
+    // The stationary rows. The first may share memory with stage 1: their fragments are in registers before it is
+    // filled. The second stay until the end, when the warps' output rows pass through the same memory.
+    __device__ T* staying(int which) { return rows[kRowsOfTiles - (2 - which) * S::kRows]; }
+    __device__ T* outgoing() { return staying(1); }
+};
+
+template <class S> using Scores = float[S::kM][S::kPart / 8][4];
+template <class S, int kHeadSize> using Sums = float[S::kM][kHeadSize / 8][4];
+template <class S, int kHeadSize, int kSpared>  // steps that are not kept in registers
+using Staying = StationaryRows<kHeadSize, S::kM, kHeadSize / 16 - kSpared>;
+
+// scores += rows first^T, dp += other_rows second^T for kPart rows of the two tiles.
+template <class T, int kHeadSize, class S, class Rows, class OtherRows>
+__device__ __forceinline__ void both_dot_products(Scores<S>& scores, const Rows& rows, const T* first, Scores<S>& dp,
+                                                  const OtherRows& other_rows, const T* second) {
+#pragma unroll
+    for (int k = 0; k < kHeadSize / 16; k++) add_dot_products<T>(scores, rows, ptx::shared_address(first), 0, k);
+#pragma unroll
+    for (int k = 0; k < kHeadSize / 16; k++) add_dot_products<T>(dp, other_rows, ptx::shared_address(second), 0, k);
+}
+
+// From scores to p, from dp to dscore, before scale. A masked score is -infinity and gives 0 for both. scale_log2 turns
+// a score into a power of 2.
+struct ToGradient {
+    __device__ void operator()(float& score, float& dp, const QueryStatistics& query, float scale_log2) const {
+        score = ptx::exp2_approx(fmaf(score, scale_log2, -query.lse_log2));
+        dp = score * (dp - query.dout_out);
+    }
+};
+
+// The same where a score is the tanh of a soft cap.
+struct ToCappedGradient {
+    __device__ void operator()(float& score, float& dp, const QueryStatistics& query, float scale_log2) const {
+        const float tanh = fmaxf(score, -1.0f);  // what is masked is -infinity
+        ToGradient()(score, dp, query, scale_log2);
+        dp *= fmaf(-tanh, tanh, 1.0f);
+    }
+};
+
+// The sum of the products of 8 pairs of numbers.
+template <class T> __device__ __forceinline__ float dot_of_packs(const uint4& x, const uint4& y) {
+    const uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        sum = fmaf(to_float(T{uint16_t(xs[i])}), to_float(T{uint16_t(ys[i])}), sum);
+        sum = fmaf(to_float(T{uint16_t(xs[i] >> 16)}), to_float(T{uint16_t(ys[i] >> 16)}), sum);
+    }
+    return sum;
+}
+
+// The statistics of the warp's queries, into shared memory and scratch; dout is the tile of the block's queries.
+template <class T, int kHeadSize, class S, class Op, class Rows>
+__device__ __forceinline__ void query_statistics(QueryStatistics* shared, const T* dout, const Op& op, int b,
+                                                 const Rows& rows) {
+    constexpr int kPacks = kHeadSize / kPackNumbers, kWarpRows = S::kWarpRows;
+    constexpr int kLanes = int(std::bit_ceil(unsigned(kPacks)));  // that work on one row
+    const AttentionLayout at(op);
+    const int lane = threadIdx.x % 32, pack = lane % kLanes;
+    for (int r = lane / kLanes; r < kWarpRows; r += 32 / kLanes) {
+        const int row = threadIdx.x / 32 * kWarpRows + r, position = rows.position(row), head = rows.head(row);
+        const bool exists = position < at.seq_len;
+        float sum = 0;
+        if (exists && pack < kPacks)
+            sum = dot_of_packs<T>(*reinterpret_cast<const uint4*>(op.out.template as<T>() + at.out(b, head, position) +
+                                                                  pack * kPackNumbers),
+                                  *reinterpret_cast<const uint4*>(reinterpret_cast<const char*>(dout) +
+                                                                  tile_offset<kHeadSize>(row, pack)));
+#pragma unroll
+        for (int distance = 1; distance < kLanes; distance *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+        if (pack != 0) continue;
+        const float lse = exists ? op.lse[at.lse(b, head, position)] : 0.0f;
+        shared[row] = {lse * kLog2E, sum};
+        if (exists) static_cast<QueryStatistics*>(op.scratch)[at.lse(b, head, position)] = shared[row];
+    }
+    __syncwarp();  // a query's statistics are read by four lanes of this warp
+}
+
+template <class T, int kHeadSize, AttentionKind kKind>
+__global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHeadSize, kKind>::kBlocksPerMultiprocessor)
+    attention_backward_query_kernel(Arguments<kKind> op) {
+    using S = Shape<kHeadSize, kKind>;
+    constexpr bool kAny = kKind == AttentionKind::any;
+    auto& s = shared_memory<Shared<T, kHeadSize, S>>();
+    const AttentionLayout at(op);
+    const auto [b, kv_head, begin] = attention_task(S::kRows, LongestBlock::last);
+    const QueryRows<16, kAny> rows(at, kv_head, begin);
+    const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * S::kWarpRows;
+    const T* __restrict__ qkv = op.qkv.template as<T>();
+    const T* keys = qkv + at.key(b, kv_head, 0);
+    const T* values = qkv + at.value(b, kv_head, 0);
+    const float softcap = softcap_of(op), scale_log2 = (kAny && softcap > 0 ? softcap : op.scale) * kLog2E;
+
+    if constexpr (kAny) {
+        const auto gather = [&](T* tile, const T* inp, auto place) {
+            gather_tile_async<kHeadSize, S::kRows, S::kThreads>(tile, inp, [&](int row) {
+                const int position = rows.position(row);
+                return position < at.seq_len ? int64_t(place(rows.head(row), position)) : -1;
+            });
+        };
+        gather(s.staying(0), qkv, [&](int head, int position) { return at.query(b, head, position); });
+        gather(s.staying(1), op.dout.template as<T>(),
+               [&](int head, int position) { return at.out(b, head, position); });
+    } else {
+        const int n_queries = at.seq_len - begin;
+        load_tile_async<kHeadSize, S::kRows, S::kThreads>(s.staying(0), qkv + at.query(b, kv_head, begin),
+                                                          at.qkv_step(), n_queries);
+        load_tile_async<kHeadSize, S::kRows, S::kThreads>(
+            s.staying(1), op.dout.template as<T>() + at.out(b, kv_head, begin), at.out_step(), n_queries);
+    }
+    ptx::cp_async_commit();
+    const VisibleKeys visible = visible_keys(op, b);
+    const KeyTiles tiles = tiles_of_block<kAny>(rows, S::kRows, S::kOthers, visible, at.seq_len);
+    // Stage 1 holds the stationary rows until their fragments are in registers.
+    auto load_keys = [&](int tile) {
+        const int stage = (tile - tiles.begin) % 2;
+        load_keys_async<kHeadSize, S::kOthers, S::kThreads>(s.passing(stage, 0), s.passing(stage, 1), tile, keys,
+                                                            values, at);
+    };
+    load_keys(tiles.begin);
+    ptx::cp_async_wait<1>();
+    __syncthreads();  // query and dout are there
+    constexpr int kSpared = kHeadSize == 256 ? 16 : 0;
+    const Staying<S, kHeadSize, kSpared> query(ptx::shared_address(s.staying(0)), warp_row);
+    const Staying<S, kHeadSize, kSpared> dout(ptx::shared_address(s.staying(1)), warp_row);
+    QueryStatistics* block_statistics = s.statistics[0];
+    query_statistics<T, kHeadSize, S>(block_statistics, s.staying(1), op, b, rows);
+    QueryStatistics statistics[S::kM][2];
+#pragma unroll
+    for (int m = 0; m < S::kM; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            statistics[m][half] = block_statistics[warp_row + 16 * m + 8 * half + lane / 4];
+
+    const WarpKeys<kAny, S::kWarpRows, QueryRows<16, kAny>> warp(rows, warp_row, visible, at.seq_len);
+    Sums<S, kHeadSize> dquery = {};
+    for (int tile = tiles.begin; tile < tiles.end; tile++) {
+        ptx::cp_async_wait<0>();
+        __syncthreads();  // the tile has arrived; all warps have read the other stage and the stationary rows
+        if (tile + 1 < tiles.end) load_keys(tile + 1);
+        const int stage = (tile - tiles.begin) % 2;
+#pragma unroll
+        for (int part = 0; part < S::kOthers; part += S::kPart) {
+            const int first = tile * S::kOthers + part;
+            if (warp.is_before(first)) break;
+            if (warp.is_past(first, S::kPart)) continue;
+            const T* key = s.passing(stage, 0) + part * kHeadSize;
+            const T* value = s.passing(stage, 1) + part * kHeadSize;
+            Scores<S> scores = {}, dscores = {};
+            both_dot_products<T, kHeadSize, S>(scores, query, key, dscores, dout, value);
+            if (kAny && softcap > 0) cap_scores(scores, op.scale / softcap);
+            if (!warp.see_all(first, S::kPart)) {
+                if constexpr (kAny)
+                    mask_unseen(scores, rows, warp_row, first, visible, at.seq_len);
+                else
+                    for_each_element<S::kM, S::kPart / 8>([&](int m, int n, int i, int row, int column) {
+                        if (column > row + warp.distance(first)) scores[m][n][i] = kMasked;
+                    });
+            }
+            if (drops<kKind>(op))
+                for_each_decision<S::kM, S::kPart / 8>(
+                    op.dropout, op.dropout.keys[b], rows, warp_row, first,
+                    [&](int m, int n, int i, bool kept) { dscores[m][n][i] *= kept ? op.dropout.factor : 0.0f; });
+            const auto to_gradients = [&](auto gradient) {
+                for_each_element<S::kM, S::kPart / 8>([&](int m, int n, int i, int, int) {
+                    gradient(scores[m][n][i], dscores[m][n][i], statistics[m][i / 2], scale_log2);
+                });
+            };
+            if (kAny && softcap > 0)
+                to_gradients(ToCappedGradient());
+            else
+                to_gradients(ToGradient());
+            add_weighted_rows<T, kHeadSize>(dquery, dscores, ptx::shared_address(key), 0);
+        }
+    }
+    const auto scale_of_row = [&](int, int) { return op.scale; };
+    if constexpr (kAny)
+        scatter_rows<T, kHeadSize>(
+            op.dqkv.template as<T>(), s.outgoing(), warp_row, dquery,
+            [&](int r) {
+                const int position = rows.position(warp_row + r);
+                return position < at.seq_len ? int64_t(at.query(b, rows.head(warp_row + r), position)) : -1;
+            },
+            scale_of_row);
+    else
+        store_rows<T, kHeadSize>(op.dqkv.template as<T>() + at.query(b, kv_head, begin + warp_row), at.qkv_step(),
+                                 at.seq_len - begin - warp_row, s.outgoing(), warp_row, dquery, scale_of_row);
+}
+
+// The tiles of queries for a block of keys: of each head of the group in order, from the block's first key to the last
+// query that sees any of its keys.
+// Everything about a tile follows from its number, since no register is left to store more.
+template <int kOthers> class QueryTiles {
+public:
+    __device__ __forceinline__ QueryTiles(const AttentionLayout& at, int kv_head, int begin, int end)
+        : first_head_(kv_head * at.group()), begin_(begin), per_head_((end - begin + kOthers - 1) / kOthers) {}
+
+    __device__ __forceinline__ int count(const AttentionLayout& at) const { return at.group() * per_head_; }
+    __device__ __forceinline__ int head(int tile) const { return first_head_ + tile / per_head_; }
+    __device__ __forceinline__ int begin(int tile) const { return begin_ + tile % per_head_ * kOthers; }
+
+private:
+    int first_head_, begin_, per_head_;
+};
+
+template <class T, int kHeadSize, class S, class Op>
+__device__ __forceinline__ void load_queries_async(Shared<T, kHeadSize, S>& s, int stage, const Op& op, int b, int head,
+                                                   int begin) {
+    constexpr int kOthers = S::kOthers, kThreads = S::kThreads;
+    const AttentionLayout at(op);
+    const int count = at.seq_len - begin;
+    load_tile_async<kHeadSize, kOthers, kThreads>(
+        s.passing(stage, 0), op.qkv.template as<T>() + at.query(b, head, begin), at.qkv_step(), count);
+    load_tile_async<kHeadSize, kOthers, kThreads>(
+        s.passing(stage, 1), op.dout.template as<T>() + at.out(b, head, begin), at.out_step(), count);
+    const int row = threadIdx.x;
+    if (row < kOthers) {
+        const bool inside = row < count;
+        const QueryStatistics* from = static_cast<const QueryStatistics*>(op.scratch) + at.lse(b, head, begin);
+        ptx::cp_async<8>(ptx::shared_address(&s.statistics[stage][row]), from + (inside ? row : 0), inside ? 8 : 0);
+        // Behind the last query as of the last query, so that the numbers never fall.
+        if (const int* first_key = visible_keys(op, b).first_key)
+            ptx::cp_async<4>(ptx::shared_address(&s.first_key[stage][row]), first_key + begin + min(row, count - 1));
+    }
+    ptx::cp_async_commit();
+}
+
+// Which gradients a launch of the kernel makes. With heads of 256 the sums of one alone fill half of the registers, so
+// there each gets a launch, and of the seven products one is made twice.
+enum class Gradient { both, keys, values };
+
+template <class T, int kHeadSize, AttentionKind kKind, Gradient kGradient>
+__global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHeadSize, kKind>::kBlocksPerMultiprocessor)
+    attention_backward_key_kernel(Arguments<kKind> op) {
+    using S = Shape<kHeadSize, kKind>;
+    constexpr bool kAny = kKind == AttentionKind::any;
+    constexpr bool kOfKeys = kGradient != Gradient::values, kOfValues = kGradient != Gradient::keys;
+    auto& s = shared_memory<Shared<T, kHeadSize, S>>();
+    const AttentionLayout at(op);
+    const auto [b, kv_head, begin] = attention_task(S::kRows, LongestBlock::first);
+    const int warp_row = threadIdx.x / 32 * S::kWarpRows, lane = threadIdx.x % 32;
+    const T* __restrict__ qkv = op.qkv.template as<T>();
+    const float softcap = softcap_of(op), scale_log2 = (kAny && softcap > 0 ? softcap : op.scale) * kLog2E;
+
+    const int n_keys = at.seq_len - begin;
+    load_tile_async<kHeadSize, S::kRows, S::kThreads>(s.staying(1), qkv + at.key(b, kv_head, begin), at.qkv_step(),
+                                                      n_keys);
+    load_tile_async<kHeadSize, S::kRows, S::kThreads>(s.staying(0), qkv + at.value(b, kv_head, begin), at.qkv_step(),
+                                                      n_keys);
+    ptx::cp_async_commit();
+    if (kAny && op.dropout && threadIdx.x == 0) s.sample_key = op.dropout.keys[b];
+    const VisibleKeys visible = visible_keys(op, b);
+    const int query_end = kAny ? visible.end_of_queries(min(begin + S::kRows, at.seq_len) - 1, at.seq_len) : at.seq_len;
+    const QueryTiles<S::kOthers> tiles(at, kv_head, begin, query_end);
+    load_queries_async(s, 0, op, b, tiles.head(0), begin);
+    ptx::cp_async_wait<1>();
+    __syncthreads();  // key and value are there
+    // Beside 128 registers of sums, heads of 64 have no room for the last step of the keys, with philox() beside them
+    // for none of them.
+    constexpr int kSparedOfKeys = kHeadSize == 64 ? (kKind == AttentionKind::plain ? 1 : 4) : kHeadSize == 256 ? 16 : 0;
+    constexpr int kSparedOfValues = kHeadSize == 256                                 ? 16
+                                    : kKind != AttentionKind::any || kHeadSize == 96 ? 0
+                                    : kHeadSize == 64                                ? 2
+                                                                                     : 4;
+    const Staying<S, kHeadSize, kSparedOfKeys> key(ptx::shared_address(s.staying(1)), warp_row);
+    const Staying<S, kHeadSize, kSparedOfValues> value(ptx::shared_address(s.staying(0)), warp_row);
+
+    // Of the last query that sees any of the warp's keys, behind the first key.
+    const int warp_end = min(begin + warp_row + S::kWarpRows, at.seq_len);
+    const int reach = kAny ? visible.end_of_queries(warp_end - 1, at.seq_len) - (begin + warp_row) : 0;
+    Sums<S, kHeadSize> dkey = {}, dvalue = {};
+    const int n_tiles = tiles.count(at);
+    for (int tile = 0; tile < n_tiles; tile++) {
+        ptx::cp_async_wait<0>();
+        __syncthreads();  // the tile has arrived; all warps have read the other stage and the stationary rows
+        if (tile + 1 < n_tiles)
+            load_queries_async(s, (tile + 1) % 2, op, b, tiles.head(tile + 1), tiles.begin(tile + 1));
+        const int first_distance = tiles.begin(tile) - (begin + warp_row);
+        const TileFirstKeys first{s.first_key[tile % 2], visible.first_key != nullptr, visible.window,
+                                  tiles.begin(tile)};
+#pragma unroll
+        for (int part = 0; part < S::kOthers; part += S::kPart) {
+            const int distance = first_distance + part;
+            if (distance + S::kPart <= 0) continue;   // all these queries come before the warp's keys
+            if (kAny && distance >= reach) continue;  // none of them sees the warp's keys any more
+            const T* query = s.passing(tile % 2, 0) + part * kHeadSize;
+            const T* dout = s.passing(tile % 2, 1) + part * kHeadSize;
+            uint32_t dropped = 0;  // a bit for each of the lane's scores, found while no register holds a score
+            if (drops<kKind>(op))
+                for_each_decision_of_transposed<S::kM>(
+                    op.dropout, kAny ? s.sample_key : op.dropout.keys[b], tiles.head(tile), tiles.begin(tile) + part,
+                    begin + warp_row,
+                    [&](int m, int n, int i, bool kept) { dropped |= uint32_t(!kept) << (8 * m + 4 * n + i); });
+            [[maybe_unused]] const auto is_dropped = [&](int m, int n, int i) {
+                return dropped >> (8 * m + 4 * n + i) & 1;
+            };
+            Scores<S> scores = {}, dscores = {};
+#pragma unroll
+            for (int k = 0; k < kHeadSize / 16; k++) add_dot_products<T>(scores, key, ptx::shared_address(query), 0, k);
+            if constexpr (kOfKeys) {
+#pragma unroll
+                for (int k = 0; k < kHeadSize / 16; k++)
+                    add_dot_products<T>(dscores, value, ptx::shared_address(dout), 0, k);
+            }
+            if (kAny && softcap > 0) cap_scores(scores, op.scale / softcap);
+            if constexpr (kAny) {
+                if (distance < S::kWarpRows - 1 || first(part + S::kPart - 1) > begin + warp_row)
+                    mask_unseeing(scores, begin + warp_row, part, first);
+            } else if (distance < S::kWarpRows - 1) {
+                for_each_element<S::kM, S::kPart / 8>([&](int m, int n, int i, int row, int column) {
+                    if (row > column + distance) scores[m][n][i] = kMasked;
+                });
+            }
+            if (kOfKeys && drops<kKind>(op))
+                for_each_element<S::kM, S::kPart / 8>([&](int m, int n, int i, int, int) {
+                    dscores[m][n][i] *= is_dropped(m, n, i) ? 0.0f : op.dropout.factor;
+                });
+            const auto to_gradients = [&](auto gradient) {
+#pragma unroll
+                for (int n = 0; n < S::kPart / 8; n++)
+#pragma unroll
+                    for (int odd = 0; odd < 2; odd++) {
+                        const QueryStatistics statistics = s.statistics[tile % 2][part + 8 * n + lane % 4 * 2 + odd];
+#pragma unroll
+                        for (int m = 0; m < S::kM; m++)
+#pragma unroll
+                            for (int i = odd; i < 4; i += 2)
+                                gradient(scores[m][n][i], dscores[m][n][i], statistics, scale_log2);
+                    }
+            };
+            if (kAny && softcap > 0)
+                to_gradients(ToCappedGradient());
+            else
+                to_gradients(ToGradient());
+            if (kOfValues && drops<kKind>(op))
+                for_each_element<S::kM, S::kPart / 8>([&](int m, int n, int i, int, int) {
+                    if (is_dropped(m, n, i)) scores[m][n][i] = 0;
+                });
+            if constexpr (kOfValues) add_weighted_rows<T, kHeadSize>(dvalue, scores, ptx::shared_address(dout), 0);
+            if constexpr (kOfKeys) add_weighted_rows<T, kHeadSize>(dkey, dscores, ptx::shared_address(query), 0);
+        }
+    }
+    const int row_begin = begin + warp_row, count = at.seq_len - row_begin;
+    T* dqkv = op.dqkv.template as<T>();
+    if constexpr (kOfKeys)
+        store_rows<T, kHeadSize>(dqkv + at.key(b, kv_head, row_begin), at.qkv_step(), count, s.outgoing(), warp_row,
+                                 dkey, [&](int, int) { return op.scale; });
+    if constexpr (kOfValues)
+        store_rows<T, kHeadSize>(dqkv + at.value(b, kv_head, row_begin), at.qkv_step(), count, s.outgoing(), warp_row,
+                                 dvalue, [&](int, int) { return drops<kKind>(op) ? op.dropout.factor : 1.0f; });
+}
+
+template <class T, int kHeadSize, AttentionKind kKind>
+void launch_backward(const AttentionBackward& op, Stream stream) {
+    using S = Shape<kHeadSize, kKind>;
+    Arguments<kKind> arguments;
+    if constexpr (kKind == AttentionKind::any)
+        arguments = op;
+    else
+        arguments = {op.dqkv,    op.scratch, op.dout,      op.qkv,       op.out,   op.lse,    op.batch,
+                     op.seq_len, op.n_head,  op.n_kv_head, op.head_size, op.scale, op.dropout};
+    auto start = [&](auto kernel, const char* name, int rows) {
+        launch(kernel, {name, attention_grid(op, rows, S::kRows), S::kThreads, sizeof(Shared<T, kHeadSize, S>)}, stream,
+               arguments);
+    };
+    const int query_rows = QueryRows<16, kKind == AttentionKind::any>::count(AttentionLayout(op));
+    start(attention_backward_query_kernel<T, kHeadSize, kKind>, "attention_backward_query", query_rows);
+    auto start_keys = [&]<Gradient kGradient>() {
+        start(attention_backward_key_kernel<T, kHeadSize, kKind, kGradient>, "attention_backward_key", op.seq_len);
+    };
+    if constexpr (kHeadSize == 256) {
+        start_keys.template operator()<Gradient::values>();
+        start_keys.template operator()<Gradient::keys>();
+    } else {
+        start_keys.template operator()<Gradient::both>();
+    }
+}
+
+}  // namespace
+
+void attention_backward(const AttentionBackward& op, Stream stream) {
+    dispatch("attention_backward", {op.dqkv, op.dout, op.qkv, op.out}, [&]<class T>() {
+        require_attention_sizes(op);
+        require(reinterpret_cast<uintptr_t>(op.scratch) % 64 == 0,
+                "attention_backward: scratch %p is not 64-byte aligned", op.scratch);
+        if constexpr (sizeof(T) == 2) {
+            const auto start = [&]<int kHeadSize, AttentionKind kKind>() {
+                launch_backward<T, kHeadSize, kKind>(op, stream);
+                return true;
+            };
+            if (are_aligned(16, {op.dqkv, op.dout, op.qkv, op.out}) && for_attention_kernel(op, start)) return;
+        }
+        attention_backward_general<T>(op, stream);
+    });
+}
+
+size_t attention_backward_scratch_bytes(const AttentionBackward& op) {
+    return size_t(op.batch) * op.n_head * op.seq_len * sizeof(QueryStatistics);
+}
+
+}  // namespace ops

@@ -1,0 +1,124 @@
+// Shared by the attention kernels for any head size up to 256 and any storage type: tiles of float in shared memory.
+//
+// Eight neighbouring lanes work on one row (a query, or in the backward op a key): each on every eighth of the
+// scores and on every eighth column. So sums over a row need three shuffles and a row never leaves its warp.
+// About one shared read per multiplication: a quarter of the rate of plain FP32 at best.
+#pragma once
+
+#include "kernels/cuda/attention/attention_layout.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/numeric.h"
+
+namespace ops {
+
+inline constexpr int kRowLanes = 8;
+
+// The row and the place in it of this thread.
+struct RowLane {
+    int row = threadIdx.x / kRowLanes, lane = threadIdx.x % kRowLanes;
+};
+
+template <int kMaxHeadSize> struct GeneralTile {
+    static constexpr int kRows = kMaxHeadSize > 128 ? 16 : 32;  // four tiles fit into the 99 KiB of every device
+    static constexpr int kThreads = kRows * kRowLanes;
+    static constexpr int kScores = kRows / kRowLanes;
+    static constexpr int kColumns = kMaxHeadSize / kRowLanes;
+    using Rows = float[kRows][kMaxHeadSize + 1];  // the same column of neighbouring rows lies in different banks
+    using Scores = float[kRows][kRows + 1];
+
+    // Copies the thread's row of head_size numbers, or zeros if there is none; so become the columns behind them, up to
+    // a multiple of eight.
+    template <class T> static __device__ void load_row(Rows& tile, const T* inp, bool exists, int head_size) {
+        const auto [row, lane] = RowLane();
+        for (int begin = 0; begin < head_size; begin += kRowLanes) {
+            const int column = begin + lane;
+            tile[row][column] = exists && column < head_size ? to_float(inp[column]) : 0.0f;
+        }
+    }
+
+    // The same for `count` rows, `step` apart.
+    template <class T>
+    static __device__ void load_rows(Rows& tile, const T* inp, size_t step, int count, int head_size) {
+        const int row = RowLane().row;
+        load_row(tile, inp + row * step, row < count, head_size);
+    }
+
+    // dots[i] = the thread's row of `left` times row lane + 8 i of `right`.
+    static __device__ void dot_products(float (&dots)[kScores], const Rows& left, const Rows& right, int head_size) {
+        const auto [row, lane] = RowLane();
+        for (float& dot : dots) dot = 0;
+        for (int column = 0; column < head_size; column++) {
+            const float x = left[row][column];
+#pragma unroll
+            for (int i = 0; i < kScores; i++) dots[i] = fmaf(x, right[lane + kRowLanes * i][column], dots[i]);
+        }
+    }
+
+    // sums[i] += the thread's row of `weights` times column lane + 8 i of `rows`.
+    static __device__ void add_weighted_rows(float (&sums)[kColumns], const Scores& weights, const Rows& rows,
+                                             int head_size) {
+        const auto [row, lane] = RowLane();
+        for (int j = 0; j < kRows; j++) {
+            const float weight = weights[row][j];
+#pragma unroll
+            for (int i = 0; i < kColumns; i++)
+                if (kRowLanes * i < head_size) sums[i] = fmaf(weight, rows[j][lane + kRowLanes * i], sums[i]);
+        }
+    }
+};
+
+__device__ inline float sum_over_row_lanes(float x) {
+    for (int distance = 1; distance < kRowLanes; distance *= 2) x += __shfl_xor_sync(0xffffffffu, x, distance);
+    return x;
+}
+
+__device__ inline float max_over_row_lanes(float x) {
+    for (int distance = 1; distance < kRowLanes; distance *= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, distance));
+    return x;
+}
+
+// out[column] = sums[column] * factor for the thread's columns of its row.
+template <int kColumns, class T>
+__device__ void store_row(T* out, const float (&sums)[kColumns], float factor, int head_size) {
+    const int lane = RowLane().lane;
+#pragma unroll
+    for (int i = 0; i < kColumns; i++) {
+        const int column = lane + kRowLanes * i;
+        if (column < head_size) out[column] = from_float<T>(sums[i] * factor);
+    }
+}
+
+// What dropout multiplies the probability of a query and a key with. One call of philox() for each: these kernels are
+// not made for speed.
+__device__ inline float dropout_factor(const DropoutMask& mask, int b, int head, int query, int key) {
+    if (!mask) return 1.0f;
+    return mask.is_kept(mask.keys[b], head, query, key) ? mask.factor : 0.0f;
+}
+
+// Score and derivative of a soft cap, or the score itself and 1.
+struct CappedScore {
+    float score, derivative;
+};
+__device__ inline CappedScore capped_score(float score, float softcap) {
+    if (!(softcap > 0)) return {score, 1};
+    const float tanh = tanhf(score / softcap);
+    return {softcap * tanh, 1 - tanh * tanh};
+}
+
+// The keys that a block of queries sees, cut into tiles.
+template <int kTile, class Rows> __device__ int first_tile_begin(const Rows& rows, const VisibleKeys& visible) {
+    return visible.first(rows.position(0)) / kTile * kTile;
+}
+
+// Calls start.template operator()<kMaxHeadSize>() with the smallest size that holds head_size.
+template <class Start> void for_head_size(int head_size, Start start) {
+    require(head_size <= 256, "attention: head_size %d; the kernels go up to 256", head_size);
+    if (head_size <= 64)
+        start.template operator()<64>();
+    else if (head_size <= 128)
+        start.template operator()<128>();
+    else
+        start.template operator()<256>();
+}
+
+}  // namespace ops

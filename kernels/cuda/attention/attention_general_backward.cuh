@@ -1,0 +1,153 @@
+// attention_backward for any head size up to 256, any storage type and any alignment, in plain FP32.
+//
+// Two kernels like the tensor-core ones: over blocks of queries (dquery, and QueryStatistics into scratch), then over
+// blocks of keys (dkey, dvalue), which reads them. Eight lanes work on one row.
+#pragma once
+
+#include "kernels/cuda/attention/attention_general.cuh"
+
+namespace ops {
+
+template <int kMaxHeadSize> struct GeneralBackwardShared {
+    typename GeneralTile<kMaxHeadSize>::Rows query, dout, key, value;
+    typename GeneralTile<kMaxHeadSize>::Scores p, dscore;  // by the row that the lanes work on, then by the other
+    QueryStatistics statistics[GeneralTile<kMaxHeadSize>::kRows];
+};
+
+// dscore before it is multiplied with scale.
+struct ProbabilityGradient {
+    float p, dscore;
+};
+
+__device__ inline ProbabilityGradient probability_gradient(float product, float dp, const QueryStatistics& query,
+                                                           const AttentionBackward& op, bool seen) {
+    if (!seen) return {0, 0};
+    if (!(op.softcap > 0)) {
+        const float p = exp2f(fmaf(product, op.scale * kLog2E, -query.lse_log2));
+        return {p, p * (dp - query.dout_out)};
+    }
+    const CappedScore capped = capped_score(product * op.scale, op.softcap);
+    const float p = exp2f(fmaf(capped.score, kLog2E, -query.lse_log2));
+    return {p, p * (dp - query.dout_out) * capped.derivative};
+}
+
+template <class T, int kMaxHeadSize>
+__global__ void __launch_bounds__(GeneralTile<kMaxHeadSize>::kThreads, 2)
+    attention_backward_query_general_kernel(AttentionBackward op) {
+    using Tile = GeneralTile<kMaxHeadSize>;
+    auto& s = shared_memory<GeneralBackwardShared<kMaxHeadSize>>();
+    const AttentionLayout at(op);
+    const auto [b, kv_head, begin] = attention_task(Tile::kRows, LongestBlock::last);
+    const auto [row, lane] = RowLane();
+    const T* __restrict__ qkv = op.qkv.as<T>();
+    const QueryRows<1, true> rows(at, kv_head, begin);
+    const VisibleKeys visible(op, b);
+    const int head = rows.head(row), position = rows.position(row);
+    const bool exists = position < at.seq_len;
+    const int first_key = visible.first(min(position, at.seq_len - 1));
+    const int last_position = min(rows.position(Tile::kRows - 1), at.seq_len - 1);
+
+    Tile::load_row(s.query, qkv + at.query(b, head, position), exists, at.head_size);
+    Tile::load_row(s.dout, op.dout.as<T>() + at.out(b, head, position), exists, at.head_size);
+    __syncwarp();  // a row is read by the lanes that loaded it
+    QueryStatistics query = {0, 0};
+    if (exists) {
+        query.lse_log2 = op.lse[at.lse(b, head, position)] * kLog2E;
+        const T* out = op.out.as<T>() + at.out(b, head, position);
+        for (int column = lane; column < at.head_size; column += kRowLanes)
+            query.dout_out += s.dout[row][column] * to_float(out[column]);
+    }
+    query.dout_out = sum_over_row_lanes(query.dout_out);
+    if (exists && lane == 0) static_cast<QueryStatistics*>(op.scratch)[at.lse(b, head, position)] = query;
+
+    float dquery[Tile::kColumns] = {};
+    for (int key_begin = first_tile_begin<Tile::kRows>(rows, visible); key_begin <= last_position;
+         key_begin += Tile::kRows) {
+        __syncthreads();  // the tiles before are no longer read
+        const int count = at.seq_len - key_begin;
+        Tile::load_rows(s.key, qkv + at.key(b, kv_head, key_begin), at.qkv_step(), count, at.head_size);
+        Tile::load_rows(s.value, qkv + at.value(b, kv_head, key_begin), at.qkv_step(), count, at.head_size);
+        __syncthreads();
+
+        float scores[Tile::kScores], dp[Tile::kScores];
+        Tile::dot_products(scores, s.query, s.key, at.head_size);
+        Tile::dot_products(dp, s.dout, s.value, at.head_size);
+#pragma unroll
+        for (int i = 0; i < Tile::kScores; i++) {
+            const int column = lane + kRowLanes * i, key = key_begin + column;
+            const bool seen = first_key <= key && key <= position;
+            dp[i] *= dropout_factor(op.dropout, b, head, position, key);
+            s.dscore[row][column] = probability_gradient(scores[i], dp[i], query, op, seen).dscore;
+        }
+        __syncwarp();  // the other lanes of the row read dscore
+        Tile::add_weighted_rows(dquery, s.dscore, s.key, at.head_size);
+    }
+    if (exists) store_row(op.dqkv.as<T>() + at.query(b, head, position), dquery, op.scale, at.head_size);
+}
+
+template <class T, int kMaxHeadSize>
+__global__ void __launch_bounds__(GeneralTile<kMaxHeadSize>::kThreads, 2)
+    attention_backward_key_general_kernel(AttentionBackward op) {
+    using Tile = GeneralTile<kMaxHeadSize>;
+    auto& s = shared_memory<GeneralBackwardShared<kMaxHeadSize>>();
+    const AttentionLayout at(op);
+    const auto [b, kv_head, begin] = attention_task(Tile::kRows, LongestBlock::first);
+    const auto [row, lane] = RowLane();
+    const T* __restrict__ qkv = op.qkv.as<T>();
+    const T* __restrict__ dout = op.dout.as<T>();
+    const VisibleKeys visible(op, b);
+    const int query_end = visible.end_of_queries(min(begin + Tile::kRows, at.seq_len) - 1, at.seq_len);
+
+    const int n_keys = at.seq_len - begin;
+    Tile::load_rows(s.key, qkv + at.key(b, kv_head, begin), at.qkv_step(), n_keys, at.head_size);
+    Tile::load_rows(s.value, qkv + at.value(b, kv_head, begin), at.qkv_step(), n_keys, at.head_size);
+    float dkey[Tile::kColumns] = {}, dvalue[Tile::kColumns] = {};
+    for (int head = kv_head * at.group(); head < (kv_head + 1) * at.group(); head++)
+        for (int query_begin = begin; query_begin < query_end; query_begin += Tile::kRows) {
+            __syncthreads();  // the tiles before are no longer read
+            const int count = at.seq_len - query_begin;
+            Tile::load_rows(s.query, qkv + at.query(b, head, query_begin), at.qkv_step(), count, at.head_size);
+            Tile::load_rows(s.dout, dout + at.out(b, head, query_begin), at.out_step(), count, at.head_size);
+            if (lane == 0)
+                s.statistics[row] =
+                    row < count ? static_cast<const QueryStatistics*>(op.scratch)[at.lse(b, head, query_begin + row)]
+                                : QueryStatistics{0, 0};
+            __syncthreads();
+
+            float scores[Tile::kScores], dp[Tile::kScores];
+            Tile::dot_products(scores, s.key, s.query, at.head_size);
+            Tile::dot_products(dp, s.value, s.dout, at.head_size);
+#pragma unroll
+            for (int i = 0; i < Tile::kScores; i++) {
+                const int column = lane + kRowLanes * i, query = query_begin + column, key = begin + row;
+                const bool seen = key <= query && visible.first(min(query, at.seq_len - 1)) <= key;
+                const float factor = dropout_factor(op.dropout, b, head, query, key);
+                const auto gradient = probability_gradient(scores[i], dp[i] * factor, s.statistics[column], op, seen);
+                s.p[row][column] = gradient.p * factor;
+                s.dscore[row][column] = gradient.dscore;
+            }
+            __syncwarp();  // the other lanes of the row read both
+            Tile::add_weighted_rows(dvalue, s.p, s.dout, at.head_size);
+            Tile::add_weighted_rows(dkey, s.dscore, s.query, at.head_size);
+        }
+    if (row >= n_keys) return;
+    store_row(op.dqkv.as<T>() + at.key(b, kv_head, begin + row), dkey, op.scale, at.head_size);
+    store_row(op.dqkv.as<T>() + at.value(b, kv_head, begin + row), dvalue, 1.0f, at.head_size);
+}
+
+template <class T> void attention_backward_general(const AttentionBackward& op, Stream stream) {
+    for_head_size(op.head_size, [&]<int kMaxHeadSize>() {
+        using Tile = GeneralTile<kMaxHeadSize>;
+        auto start = [&](auto kernel, const char* name, int rows) {
+            launch(kernel,
+                   {name, attention_grid(op, rows, Tile::kRows), Tile::kThreads,
+                    sizeof(GeneralBackwardShared<kMaxHeadSize>)},
+                   stream, op);
+        };
+        const int query_rows = QueryRows<1, true>::count(AttentionLayout(op));
+        start(attention_backward_query_general_kernel<T, kMaxHeadSize>, "attention_backward_query", query_rows);
+        start(attention_backward_key_general_kernel<T, kMaxHeadSize>, "attention_backward_key", op.seq_len);
+    });
+}
+
+}  // namespace ops

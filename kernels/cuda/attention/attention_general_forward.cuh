@@ -1,0 +1,85 @@
+// attention_forward for any head size up to 256, any storage type and any alignment, in plain FP32.
+//
+// Grid: kRows pairs of a position and a head of a group a block, eight lanes each; kRows keys and values at a time in
+// shared memory.
+#pragma once
+
+#include "kernels/cuda/attention/attention_general.cuh"
+
+namespace ops {
+
+template <int kMaxHeadSize> struct GeneralForwardShared {
+    typename GeneralTile<kMaxHeadSize>::Rows query, key, value;
+    typename GeneralTile<kMaxHeadSize>::Scores p;
+};
+
+template <class T, int kMaxHeadSize>
+__global__ void __launch_bounds__(GeneralTile<kMaxHeadSize>::kThreads, 2)
+    attention_forward_general_kernel(AttentionForward op) {
+    using Tile = GeneralTile<kMaxHeadSize>;
+    auto& s = shared_memory<GeneralForwardShared<kMaxHeadSize>>();
+    const AttentionLayout at(op);
+    const auto [b, kv_head, begin] = attention_task(Tile::kRows, LongestBlock::last);
+    const auto [row, lane] = RowLane();
+    const T* __restrict__ qkv = op.qkv.as<T>();
+    const QueryRows<1, true> rows(at, kv_head, begin);
+    const VisibleKeys visible(op, b);
+    const int head = rows.head(row), position = rows.position(row);
+    const bool exists = position < at.seq_len;
+    const int first_key = visible.first(min(position, at.seq_len - 1));
+    const int last_position = min(rows.position(Tile::kRows - 1), at.seq_len - 1);
+
+    Tile::load_row(s.query, qkv + at.query(b, head, position), exists, at.head_size);
+    float out[Tile::kColumns] = {};
+    float largest = std::numeric_limits<float>::lowest(), sum = 0;  // of scaled scores; the sum is this lane's part
+    for (int key_begin = first_tile_begin<Tile::kRows>(rows, visible); key_begin <= last_position;
+         key_begin += Tile::kRows) {
+        __syncthreads();  // the tiles before are no longer read
+        const int count = at.seq_len - key_begin;
+        Tile::load_rows(s.key, qkv + at.key(b, kv_head, key_begin), at.qkv_step(), count, at.head_size);
+        Tile::load_rows(s.value, qkv + at.value(b, kv_head, key_begin), at.qkv_step(), count, at.head_size);
+        __syncthreads();
+
+        float scores[Tile::kScores];
+        Tile::dot_products(scores, s.query, s.key, at.head_size);
+        const float before = largest;
+#pragma unroll
+        for (int i = 0; i < Tile::kScores; i++) {
+            const int key = key_begin + lane + kRowLanes * i;
+            const bool seen = first_key <= key && key <= position;
+            const float score = capped_score(scores[i] * op.scale, op.softcap).score;
+            scores[i] = seen ? score : -std::numeric_limits<float>::infinity();
+            largest = fmaxf(largest, scores[i]);
+        }
+        largest = max_over_row_lanes(largest);
+        const float rescale = expf(before - largest);
+        sum *= rescale;
+#pragma unroll
+        for (int i = 0; i < Tile::kScores; i++) {
+            const float p = expf(scores[i] - largest);
+            const int key = lane + kRowLanes * i;
+            s.p[row][key] = p * dropout_factor(op.dropout, b, head, position, key_begin + key);
+            sum += p;
+        }
+        __syncwarp();  // the other lanes of the row read p
+#pragma unroll
+        for (int i = 0; i < Tile::kColumns; i++) out[i] *= rescale;
+        Tile::add_weighted_rows(out, s.p, s.value, at.head_size);
+    }
+    sum = sum_over_row_lanes(sum);
+    if (!exists) return;
+    store_row(op.out.as<T>() + at.out(b, head, position), out, 1.0f / sum, at.head_size);
+    if (lane == 0) op.lse[at.lse(b, head, position)] = largest + logf(sum);
+}
+
+template <class T> void attention_forward_general(const AttentionForward& op, Stream stream) {
+    for_head_size(op.head_size, [&]<int kMaxHeadSize>() {
+        const int rows = QueryRows<1, true>::count(AttentionLayout(op));
+        launch(attention_forward_general_kernel<T, kMaxHeadSize>,
+               {"attention_forward", attention_grid(op, rows, GeneralTile<kMaxHeadSize>::kRows),
+                GeneralTile<kMaxHeadSize>::kThreads, sizeof(GeneralForwardShared<kMaxHeadSize>)},
+               stream, op);
+    });
+}
+
+}  // namespace ops

@@ -1,0 +1,122 @@
+// What of the keys the queries of a block and of a warp see, and soft caps, for the kernels on tensor cores.
+//
+// With kMasks (AttentionKind::any) windows and documents count; without it, causality alone.
+#pragma once
+
+#include "kernels/cuda/attention/attention_tiles.cuh"
+
+namespace ops {
+
+// The tiles of keys that a block of n_rows queries sees.
+struct KeyTiles {
+    int begin, end;
+};
+template <bool kMasks, class Rows>
+__device__ __forceinline__ KeyTiles tiles_of_block(const Rows& rows, int n_rows, int tile_keys,
+                                                   const VisibleKeys& visible, int seq_len) {
+    const int end = min(rows.position(n_rows - 1) + 1, seq_len);
+    return {kMasks ? visible.first(rows.position(0)) / tile_keys : 0, (end + tile_keys - 1) / tile_keys};
+}
+
+// The queries of a warp, kCount rows of the block from `row` on.
+template <bool kMasks, int kCount, class Rows> class WarpKeys {
+public:
+    __device__ __forceinline__ WarpKeys(const Rows& rows, int row, const VisibleKeys& visible, int seq_len)
+        : first_query_(rows.position(row)), last_query_(rows.position(row + kCount - 1)) {
+        if (!kMasks) return;
+        first_key_ = visible.first(min(first_query_, seq_len - 1));
+        last_first_key_ = visible.first(min(last_query_, seq_len - 1));
+    }
+    // All of them come before the key. (Without masks written so that no register holds the last one.)
+    __device__ __forceinline__ bool is_before(int key) const {
+        return kMasks ? last_query_ < key : distance(key) + kCount <= 0;
+    }
+    // None of them sees the keys [key, key + count) any more.
+    __device__ __forceinline__ bool is_past(int key, int count) const { return kMasks && key + count <= first_key_; }
+    __device__ __forceinline__ bool see_all(int key, int count) const {
+        return key + count - 1 <= first_query_ && (!kMasks || last_first_key_ <= key);
+    }
+    __device__ __forceinline__ int distance(int key) const { return first_query_ - key; }
+
+private:
+    int first_query_, last_query_, first_key_ = 0, last_first_key_ = 0;
+};
+
+// What is masked.
+inline constexpr float kMasked = -std::numeric_limits<float>::infinity();
+
+// Masks scores (16 kM queries, keys [key, key + 8 kN)) of keys that the query does not see; the queries are rows of the
+// block from `row` on.
+template <int kM, int kN, class Rows>
+__device__ __forceinline__ void mask_unseen(float (&scores)[kM][kN][4], const Rows& rows, int row, int key,
+                                            const VisibleKeys& visible, int seq_len) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int m = 0; m < kM; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int position = rows.position(row + 16 * m) + 8 * half + lane / 4;
+            const int last = position - key, first = visible.first(min(position, seq_len - 1)) - key;
+#pragma unroll
+            for (int n = 0; n < kN; n++)
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    const int column = 8 * n + lane % 4 * 2 + i;
+                    if (column < first || column > last) scores[m][n][2 * half + i] = kMasked;
+                }
+        }
+}
+
+// The first key that a query of a tile in shared memory sees.
+struct TileFirstKeys {
+    const int* of_documents;  // of the tile's queries
+    bool has_documents;
+    int window, begin;  // the tile's first query
+
+    __device__ __forceinline__ int operator()(int row) const {
+        const int of_window = window > 0 ? begin + row - window + 1 : 0;
+        return has_documents ? max(of_window, of_documents[row]) : of_window;
+    }
+};
+
+// Masks scores (16 kM keys from `key` on, 16 queries of the tile from `row` on) of keys that the query does not see.
+template <int kM>
+__device__ __forceinline__ void mask_unseeing(float (&scores)[kM][2][4], int key, int row, const TileFirstKeys& first) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < 2; n++)
+#pragma unroll
+        for (int odd = 0; odd < 2; odd++) {
+            const int column = row + 8 * n + lane % 4 * 2 + odd;
+            const int first_row = first(column) - key, last_row = first.begin + column - key;
+#pragma unroll
+            for (int m = 0; m < kM; m++)
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const int key_row = 16 * m + 8 * half + lane / 4;
+                    if (key_row < first_row || key_row > last_row) scores[m][n][2 * half + odd] = kMasked;
+                }
+        }
+}
+
+// tanh: up to 0.75 Lambert's continued fraction to x^8, beyond (1 - e) / (1 + e) with e = e^(-2 |x|), where 1 - e no
+// longer cancels. Relative error below 2^-21.
+__device__ __forceinline__ float tanh_of(float x) {
+    const float size = fabsf(x), square = x * x, e = ptx::exp2_approx(size * (-2 * kLog2E));
+    const bool is_small = size < 0.75f;
+    const float over = is_small ? size * fmaf(square + 105.0f, square, 945.0f) : 1.0f - e;
+    const float under = is_small ? fmaf(fmaf(15.0f, square, 420.0f), square, 945.0f) : 1.0f + e;
+    return copysignf(__fdividef(over, under), x);
+}
+
+// Scores become the tanh of a soft cap.
+template <int kM, int kN> __device__ __forceinline__ void cap_scores(float (&scores)[kM][kN][4], float scale_over_cap) {
+#pragma unroll
+    for (int m = 0; m < kM; m++)
+#pragma unroll
+        for (int n = 0; n < kN; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) scores[m][n][i] = tanh_of(scores[m][n][i] * scale_over_cap);
+}
+
+}  // namespace ops

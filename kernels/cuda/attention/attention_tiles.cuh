@@ -1,0 +1,277 @@
+// Tiles of 16-bit numbers in shared memory, and the fragments that mma.m16n8k16 takes from them.
+//
+// A tile has rows of kHeadSize numbers in packs of 16 bytes. Pack p of row r lies at place p ^ (r % 8) of the row:
+// the same pack of eight rows, which ldmatrix reads at once, then lies in eight different groups of banks, and so do
+// the packs of a row. Every row number below starts at a multiple of 8, so r % 8 depends on the lane alone. Rows of 96
+// numbers, 12 packs, begin half-way through the banks every other time, so there p ^ (r / 2 % 4) does the same.
+//
+// Fragments as PTX's manual has them, lane l, g = l / 4, q = l % 4: an accumulator (16, 8) holds columns 2q, 2q + 1 of
+// row g, then of row g + 8. So two neighbouring accumulators, rounded, are the A fragment (16, 16) of the next product.
+#pragma once
+
+#include "kernels/cuda/attention/attention_layout.cuh"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/ptx.cuh"
+
+namespace ops {
+
+inline constexpr int kPackNumbers = 8;  // numbers in 16 bytes
+
+template <int kHeadSize> __device__ __forceinline__ uint32_t tile_offset(int row, int pack) {
+    constexpr bool kWholeBanks = kHeadSize % 64 == 0;
+    static_assert(kWholeBanks || kHeadSize % 64 == 32);
+    return uint32_t(row * kHeadSize * 2 + ((pack ^ (kWholeBanks ? row & 7 : row >> 1 & 3)) << 4));
+}
+
+// Where a tile may begin.
+template <int kHeadSize> inline constexpr int kTileAlignment = kHeadSize % 64 == 0 ? std::max(kHeadSize * 2, 256) : 256;
+
+// Calls visit(row, pack) for this thread's share of a tile's packs.
+template <int kHeadSize, int kRows, int kThreads, class Visit>
+__device__ __forceinline__ void for_each_pack(Visit visit) {
+    constexpr int kPacks = kHeadSize / kPackNumbers;
+    const int first = threadIdx.x / kPacks;
+#pragma unroll
+    for (int pass = 0; pass < (kRows * kPacks + kThreads - 1) / kThreads; pass++) {
+        if constexpr (kThreads % (8 * kPacks) == 0 && kRows * kPacks % kThreads == 0) {
+            visit(first + pass * (kThreads / kPacks), int(threadIdx.x % kPacks));
+        } else {
+            const int number = int(threadIdx.x) + pass * kThreads;
+            if (number < kRows * kPacks) visit(number / kPacks, number % kPacks);
+        }
+    }
+}
+
+// Starts copying `count` rows of kHeadSize numbers, `step` apart, into a tile of kRows rows; the other rows become 0.
+// The threads must wait for their copies and then pass a barrier.
+template <int kHeadSize, int kRows, int kThreads, class T>
+__device__ __forceinline__ void load_tile_async(T* tile, const T* inp, size_t step, int count) {
+    const uint32_t to = ptx::shared_address(tile);
+    for_each_pack<kHeadSize, kRows, kThreads>([&](int row, int pack) {
+        const bool inside = row < count;
+        const T* from = inp + (inside ? row : 0) * step + pack * kPackNumbers;
+        ptx::cp_async<16>(to + tile_offset<kHeadSize>(row, pack), from, inside ? 16 : 0);
+    });
+}
+
+// The same for rows of which number r lies at place(r) from inp, or is negative there and becomes 0.
+template <int kHeadSize, int kRows, int kThreads, class T, class Place>
+__device__ __forceinline__ void gather_tile_async(T* tile, const T* inp, Place place) {
+    const uint32_t to = ptx::shared_address(tile);
+    for_each_pack<kHeadSize, kRows, kThreads>([&](int row, int pack) {
+        const int64_t from = place(row);
+        ptx::cp_async<16>(to + tile_offset<kHeadSize>(row, pack), inp + (from < 0 ? 0 : from) + pack * kPackNumbers,
+                          from < 0 ? 0 : 16);
+    });
+}
+
+// Starts copying tile number `tile` of a head's keys and of its values, kRows rows each; `keys` and `values` are its
+// first rows.
+template <int kHeadSize, int kRows, int kThreads, class T>
+__device__ __forceinline__ void load_keys_async(T* key_tile, T* value_tile, int tile, const T* keys, const T* values,
+                                                const AttentionLayout& at) {
+    const int begin = tile * kRows, count = at.seq_len - begin;
+    load_tile_async<kHeadSize, kRows, kThreads>(key_tile, keys + begin * at.qkv_step(), at.qkv_step(), count);
+    load_tile_async<kHeadSize, kRows, kThreads>(value_tile, values + begin * at.qkv_step(), at.qkv_step(), count);
+    ptx::cp_async_commit();
+}
+
+// The shared address of pack 2 k + lane_pack of tile row `row` + lane_row, for ldmatrix. The tile begins at a
+// multiple of its rows' size and `row` is a multiple of 8, so the swizzle of k is one exclusive or on the address of k
+// = 0: there is no address for each k that the compiler could keep in a register. (With 96 numbers in a row only four
+// packs are exchanged with each other.)
+template <int kHeadSize>
+__device__ __forceinline__ uint32_t pack_address(uint32_t tile, int row, int lane_row, int k, int lane_pack) {
+    const uint32_t first = tile + tile_offset<kHeadSize>(lane_row, lane_pack);
+    if constexpr (kHeadSize % 64 == 0)
+        return (first ^ uint32_t(k * 32)) + row * kHeadSize * 2;
+    else
+        return (first ^ uint32_t(k % 2 * 32)) + k / 2 * 64 + row * kHeadSize * 2;
+}
+
+// A fragment: tile rows [row, row + 16), columns [16 k, 16 k + 16).
+template <int kHeadSize> __device__ __forceinline__ void load_a(uint32_t (&a)[4], uint32_t tile, int row, int k) {
+    const int lane = threadIdx.x % 32;
+    ptx::ldmatrix<4>(a, pack_address<kHeadSize>(tile, row, lane % 16, k, lane / 16));
+}
+
+// Two B fragments for A tile^T: columns of the product are tile rows [row, row + 16), summed over are columns
+// [16 k, 16 k + 16).
+template <int kHeadSize>
+__device__ __forceinline__ void load_b_of_transposed(uint32_t (&b)[4], uint32_t tile, int row, int k) {
+    const int lane = threadIdx.x % 32;
+    ptx::ldmatrix<4>(b, pack_address<kHeadSize>(tile, row, lane / 16 * 8 + lane % 8, k, lane / 8 % 2));
+}
+
+// Two B fragments for A tile: summed over are tile rows [row, row + 16), columns of the product [16 n, 16 n + 16).
+template <int kHeadSize> __device__ __forceinline__ void load_b(uint32_t (&b)[4], uint32_t tile, int row, int n) {
+    const int lane = threadIdx.x % 32;
+    ptx::ldmatrix<4, true>(b, pack_address<kHeadSize>(tile, row, lane % 16, n, lane / 16));
+}
+
+// The rows of a warp that stay the A operand of every product: (16 kM, kHeadSize). The fragments of the first kHeld
+// steps of 16 columns are kept in registers, the others are read from the tile each time.
+template <int kHeadSize, int kM, int kHeld> class StationaryRows {
+public:
+    __device__ __forceinline__ StationaryRows(uint32_t tile, int row) : tile_(tile), row_(row) {
+#pragma unroll
+        for (int k = 0; k < kHeld; k++) read(held_[k], k);
+    }
+
+    __device__ __forceinline__ void fragment(uint32_t (&a)[kM][4], int k) const {
+        if (k >= kHeld) return read(a, k);
+#pragma unroll
+        for (int m = 0; m < kM; m++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) a[m][i] = held_[k][m][i];
+    }
+
+private:
+    __device__ __forceinline__ void read(uint32_t (&a)[kM][4], int k) const {
+#pragma unroll
+        for (int m = 0; m < kM; m++) load_a<kHeadSize>(a[m], tile_, row_ + 16 * m, k);
+    }
+
+    uint32_t tile_;
+    int row_;
+    uint32_t held_[kHeld == 0 ? 1 : kHeld][kM][4];
+};
+
+// acc (16 kM, 8 kN) += rows . tile[row, row + 8 kN)^T at step k of the sum over the head's columns.
+template <class T, int kHeadSize, int kM, int kN, int kHeld>
+__device__ __forceinline__ void add_dot_products(float (&acc)[kM][kN][4],
+                                                 const StationaryRows<kHeadSize, kM, kHeld>& rows, uint32_t tile,
+                                                 int row, int k) {
+    uint32_t a[kM][4];
+    rows.fragment(a, k);
+#pragma unroll
+    for (int pair = 0; pair < kN / 2; pair++) {
+        uint32_t b[4];
+        load_b_of_transposed<kHeadSize>(b, tile, row + 16 * pair, k);
+#pragma unroll
+        for (int m = 0; m < kM; m++) {
+            ptx::mma_m16n8k16<T>(acc[m][2 * pair], a[m], b, acc[m][2 * pair]);
+            ptx::mma_m16n8k16<T>(acc[m][2 * pair + 1], a[m], b + 2, acc[m][2 * pair + 1]);
+        }
+    }
+}
+
+// acc (16 kM, kHeadSize) += weights (16 kM, 8 kN), rounded to T, times tile[row, row + 8 kN).
+template <class T, int kHeadSize, int kM, int kN>
+__device__ __forceinline__ void add_weighted_rows(float (&acc)[kM][kHeadSize / 8][4], const float (&weights)[kM][kN][4],
+                                                  uint32_t tile, int row) {
+#pragma unroll
+    for (int k = 0; k < kN / 2; k++) {
+        uint32_t a[kM][4];
+#pragma unroll
+        for (int m = 0; m < kM; m++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float(&w)[4] = weights[m][2 * k + i / 2];
+                a[m][i] = ptx::pack<T>(w[i % 2 * 2], w[i % 2 * 2 + 1]);
+            }
+#pragma unroll
+        for (int pair = 0; pair < kHeadSize / 16; pair++) {
+            uint32_t b[4];
+            load_b<kHeadSize>(b, tile, row + 16 * k, pair);
+#pragma unroll
+            for (int m = 0; m < kM; m++) {
+                ptx::mma_m16n8k16<T>(acc[m][2 * pair], a[m], b, acc[m][2 * pair]);
+                ptx::mma_m16n8k16<T>(acc[m][2 * pair + 1], a[m], b + 2, acc[m][2 * pair + 1]);
+            }
+        }
+    }
+}
+
+// Calls visit(m, n, i, row, column) for every element that this lane holds of an accumulator (16 kM, 8 kN).
+template <int kM, int kN, class Visit> __device__ __forceinline__ void for_each_element(Visit visit) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int m = 0; m < kM; m++)
+#pragma unroll
+        for (int n = 0; n < kN; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) visit(m, n, i, 16 * m + i / 2 * 8 + lane / 4, 8 * n + lane % 4 * 2 + i % 2);
+}
+
+// Calls visit(m, n, i, kept) for every element of scores (16 kM queries, 8 kN keys) whose first row in the block and
+// first key are these numbers, multiples of 16. The lane's elements of a square of 16 are the decisions of one call.
+template <int kM, int kN, class Rows, class Visit>
+__device__ __forceinline__ void for_each_decision(const DropoutMask& mask, uint64_t sample_key, const Rows& rows,
+                                                  int row, int key, Visit visit) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int m = 0; m < kM; m++)
+#pragma unroll
+        for (int square = 0; square < kN / 2; square++) {
+            const Philox random =
+                mask.words(sample_key, rows.head(row + 16 * m), mask.query_call(rows.position(row + 16 * m)) + lane / 4,
+                           mask.key_call(key + 16 * square) + lane % 4);
+#pragma unroll
+            for (int n = 0; n < 2; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) visit(m, 2 * square + n, i, mask.keeps(random.word[i / 2 * 2 + n], i % 2));
+        }
+}
+
+// The same for scores (16 kM keys, 16 queries), of which a lane has half of the decisions of two calls. m and i are no
+// constants: several calls at a time need more registers than the kernel has left.
+template <int kM, class Visit>
+__device__ __forceinline__ void for_each_decision_of_transposed(const DropoutMask& mask, uint64_t sample_key, int head,
+                                                                int query, int key, Visit visit) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (int m = 0; m < kM; m++)
+#pragma unroll 1
+        for (int odd = 0; odd < 2; odd++) {
+            const Philox random = mask.words(sample_key, head, mask.query_call(query) + lane % 4 * 2 + odd,
+                                             mask.key_call(key + 16 * m) + lane / 8);
+#pragma unroll
+            for (int n = 0; n < 2; n++)
+#pragma unroll
+                for (int half = 0; half < 2; half++)
+                    visit(m, n, 2 * half + odd, mask.keeps(random.word[2 * n + half], lane / 4 % 2));
+        }
+}
+
+// out[place(r)] = acc[r] * factor for the warp's rows r with a place that is not negative, 16 bytes a lane, where
+// factor(m, half) belongs to row 16 m + 8 half + g. To regroup, the warp uses its own rows, from `row` on, of a tile
+// that no other warp reads any more.
+template <class T, int kHeadSize, int kM, class Place, class Factor>
+__device__ __forceinline__ void scatter_rows(T* out, T* tile, int row, const float (&acc)[kM][kHeadSize / 8][4],
+                                             Place place, Factor factor) {
+    constexpr int kPacks = kHeadSize / kPackNumbers;
+    const int lane = threadIdx.x % 32;
+    char* bytes = reinterpret_cast<char*>(tile);
+    __syncwarp();  // other lanes have read these rows
+#pragma unroll
+    for (int m = 0; m < kM; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const float f = factor(m, half);
+            const int r = row + 16 * m + 8 * half + lane / 4;
+#pragma unroll
+            for (int n = 0; n < kPacks; n++)
+                *reinterpret_cast<uint32_t*>(bytes + tile_offset<kHeadSize>(r, n) + lane % 4 * 4) =
+                    ptx::pack<T>(acc[m][n][2 * half] * f, acc[m][n][2 * half + 1] * f);
+        }
+    __syncwarp();
+#pragma unroll
+    for (int pass = 0; pass < 16 * kM * kPacks / 32; pass++) {
+        const int r = (pass * 32 + lane) / kPacks, pack = (pass * 32 + lane) % kPacks;
+        const int64_t to = place(r);
+        if (to >= 0)
+            *reinterpret_cast<uint4*>(out + to + pack * kPackNumbers) =
+                *reinterpret_cast<const uint4*>(bytes + tile_offset<kHeadSize>(row + r, pack));
+    }
+}
+
+// The same for `count` rows, `step` apart.
+template <class T, int kHeadSize, int kM, class Factor>
+__device__ __forceinline__ void store_rows(T* out, size_t step, int count, T* tile, int row,
+                                           const float (&acc)[kM][kHeadSize / 8][4], Factor factor) {
+    const auto place = [&](int r) { return r < count ? int64_t(r * step) : -1; };
+    scatter_rows<T, kHeadSize>(out, tile, row, acc, place, factor);
+}
+
+}  // namespace ops

@@ -1,0 +1,222 @@
+// Kernels around the library's products.
+//
+// add_bias: a thread an element, in grid strides; 4 bytes read and sizeof(T) moved an element. It runs only where the
+// library has no epilogue, so it is plain.
+// add_bias_relu2, times_activation_gradient: a thread takes 4 elements, in grid strides; 4 bytes read and sizeof(T), or
+// twice that, moved an element, the sums out of the L2 cache in which the product has left them.
+// column_sums: a block has 256 rows and 32 lanes' worth of columns (16 bytes a lane where the rows are aligned), a warp
+// every eighth of those rows; its row of sums goes to `out`. More than 256 rows leave a matrix of sums, which is summed
+// the same way until one row is left. Reads the values once: rows cols sizeof(T) bytes, 1/128 of that for the sums.
+// Sums are float; with at most 32 + 8 terms one after the other at each level their error grows with the logarithm.
+#include <algorithm>
+
+#include "kernels/cuda/activation.cuh"
+#include "kernels/cuda/matmul/matmul_epilogue.h"
+#include "kernels/cuda/vector.cuh"
+#include "kernels/numeric.h"
+#include "kernels/shared/dispatch.h"
+
+namespace {
+
+constexpr int kThreads = 256;
+constexpr size_t kMostBlocks = 8192;  // enough for any GPU; the rest in strides
+
+dim3 strided_blocks(size_t count) { return dim3(unsigned(std::min(kMostBlocks, (count + kThreads - 1) / kThreads))); }
+
+__device__ inline size_t first_element() { return size_t(blockIdx.x) * blockDim.x + threadIdx.x; }
+__device__ inline size_t element_stride() { return size_t(gridDim.x) * blockDim.x; }
+
+// The sums are not __restrict__ in these three: they may be the output.
+template <class T> __global__ void __launch_bounds__(kThreads) add_bias_kernel(AddBias op) {
+    T* out = op.out.as<T>();
+    const float* sums = op.sums;
+    const T* __restrict__ bias = op.bias.as<T>();
+    const size_t count = op.rows * size_t(op.cols);
+    for (size_t i = first_element(); i < count; i += element_stride()) {
+        const float addend = bias ? to_float(bias[i % size_t(op.cols)]) : 0.0f;
+        out[i] = from_float<T>(sums[i] + addend);
+    }
+}
+
+constexpr int kQuad = 4;  // elements of a thread at a time
+
+template <class T, bool kAligned> __global__ void __launch_bounds__(kThreads) add_bias_relu2_kernel(AddBias op) {
+    T* out = op.out.as<T>();
+    const float* sums = op.sums;
+    const T* __restrict__ bias = op.bias.as<T>();
+    const size_t count = op.rows * size_t(op.cols);
+    for (size_t i = first_element() * kQuad; i < count; i += element_stride() * kQuad) {
+        const int available = int(min(size_t(kQuad), count - i));
+        Floats<T, kQuad> x = unpack(load_pack<kAligned, float, kQuad>(sums + i, available)).template as<T>();
+        if (bias) {
+#pragma unroll
+            for (int k = 0; k < kQuad; k++) x.value[k] += to_float(bias[(i + k) % size_t(op.cols)]);
+        }
+#pragma unroll
+        for (float& value : x.value) value = activation<ActivationFunction::relu2>(value);
+        store_pack<kAligned>(out + i, pack_floats(x), available);
+    }
+}
+
+template <class T, ActivationFunction function, bool kAligned>
+__global__ void __launch_bounds__(kThreads) times_activation_gradient_kernel(TimesGradient op) {
+    T* out = op.out.as<T>();
+    const float* sums = op.sums;
+    const T* __restrict__ kept_numbers = op.kept.as<T>();
+    for (size_t i = first_element() * kQuad; i < op.count; i += element_stride() * kQuad) {
+        const int available = int(min(size_t(kQuad), op.count - i));
+        Floats<T, kQuad> x = unpack(load_pack<kAligned, float, kQuad>(sums + i, available)).template as<T>();
+        const auto kept = unpack(load_pack<kAligned, T, kQuad>(kept_numbers + i, available));
+#pragma unroll
+        for (int k = 0; k < kQuad; k++) x.value[k] *= gradient_from_kept<function>(kept.value[k]);
+        store_pack<kAligned>(out + i, pack_floats(x), available);
+    }
+}
+
+// Four bytes of a random word each: the sum of four uniform numbers is near enough to a normal one.
+template <class T> __global__ void __launch_bounds__(kThreads) random_fill_kernel(RandomFill op) {
+    T* __restrict__ out = op.out.as<T>();
+    for (size_t i = first_element(); i < op.count; i += element_stride()) {
+        const uint32_t word = philox(op.seed, 0, i).word[0];
+        const int sum = int(word & 255) + int(word >> 8 & 255) + int(word >> 16 & 255) + int(word >> 24);
+        out[i] = from_float<T>(float(sum - 510) * (1.0f / 148));  // four bytes have a deviation of 147.8
+    }
+}
+
+constexpr int kGroupRows = 256, kLanes = 32, kWarps = kThreads / kLanes;
+
+template <class T> struct GroupSums {
+    float* out;       // (groups, cols)  = or += by `accumulate`
+    const T* values;  // (rows, cols)
+    int rows, cols;
+    bool accumulate;
+};
+
+// The width is that of T's packs where rows are aligned, or 1: the order of a column's sum is the same.
+template <int kWidth> struct GroupShared { float sums[kWarps][kLanes * kWidth]; };
+
+// A lane's columns of one row.
+template <class T, int kWidth> __device__ inline void add_row(float (&sums)[kWidth], const T* __restrict__ row) {
+    if constexpr (kWidth == 1) {
+        sums[0] += to_float(*row);
+    } else {
+        const Floats<T, kWidth> floats = unpack(load_pack<true, T, kWidth>(row));
+#pragma unroll
+        for (int i = 0; i < kWidth; i++) sums[i] += floats.value[i];
+    }
+}
+
+template <class T, int kWidth> __global__ void __launch_bounds__(kThreads) group_sums_kernel(GroupSums<T> op) {
+    GroupShared<kWidth>& shared = shared_memory<GroupShared<kWidth>>();
+    const T* __restrict__ values = op.values;
+    float* __restrict__ out = op.out;
+    const int lane = int(threadIdx.x) % kLanes, warp = int(threadIdx.x) / kLanes;
+    const int block_col = int(blockIdx.x) * kLanes * kWidth, col = block_col + lane * kWidth;
+    const int first_row = int(blockIdx.y) * kGroupRows, end_row = min(op.rows, first_row + kGroupRows);
+
+    float sums[kWidth] = {};
+    if (col < op.cols) {
+#pragma unroll 4
+        for (int row = first_row + warp; row < end_row; row += kWarps)
+            add_row<T, kWidth>(sums, values + size_t(row) * size_t(op.cols) + col);
+    }
+#pragma unroll
+    for (int i = 0; i < kWidth; i++) shared.sums[warp][lane * kWidth + i] = sums[i];
+    __syncthreads();  // all warps' sums are there
+
+    for (int i = int(threadIdx.x); i < kLanes * kWidth && block_col + i < op.cols; i += kThreads) {
+        float sum = 0;
+#pragma unroll
+        for (int from = 0; from < kWarps; from++) sum += shared.sums[from][i];
+        float* to = out + size_t(blockIdx.y) * size_t(op.cols) + block_col + i;
+        *to = op.accumulate ? *to + sum : sum;
+    }
+}
+
+int groups_of(int rows) { return (rows + kGroupRows - 1) / kGroupRows; }
+
+template <class T, int kWidth> void launch_group_sums(const GroupSums<T>& op, Stream stream) {
+    constexpr int kBlockCols = kLanes * kWidth;
+    launch(group_sums_kernel<T, kWidth>,
+           {"column_sums", dim3(unsigned((op.cols + kBlockCols - 1) / kBlockCols), unsigned(groups_of(op.rows))),
+            kThreads, sizeof(GroupShared<kWidth>)},
+           stream, op);
+}
+
+template <class T> void group_sums(const GroupSums<T>& op, Stream stream) {
+    if (are_aligned(16, {op.values}) && op.cols % kPackSize<T> == 0)
+        launch_group_sums<T, kPackSize<T>>(op, stream);
+    else
+        launch_group_sums<T, 1>(op, stream);
+}
+
+}  // namespace
+
+void add_bias(const AddBias& op, Stream stream) {
+    ops::dispatch("add_bias", {op.out, op.bias}, [&]<class T>() {
+        launch(add_bias_kernel<T>, {"add_bias", strided_blocks(op.rows * size_t(op.cols)), kThreads}, stream, op);
+    });
+}
+
+// Whether all of a quad's accesses are whole.
+template <class T> bool has_whole_quads(View out, const float* sums, ConstView other, size_t count) {
+    return count % kQuad == 0 && are_aligned(kQuad * sizeof(T), {out, other}) && are_aligned(16, {sums});
+}
+
+void add_bias_relu2(const AddBias& op, Stream stream) {
+    ops::dispatch("add_bias_relu2", {op.out, op.bias}, [&]<class T>() {
+        const size_t count = op.rows * size_t(op.cols);
+        const bool whole = has_whole_quads<T>(op.out, op.sums, nullptr, count);
+        launch(whole ? add_bias_relu2_kernel<T, true> : add_bias_relu2_kernel<T, false>,
+               {"add_bias_relu2", strided_blocks((count + kQuad - 1) / kQuad), kThreads}, stream, op);
+    });
+}
+
+void times_activation_gradient(const TimesGradient& op, Stream stream) {
+    constexpr const char* kName = "times_activation_gradient";
+    ops::dispatch(kName, {op.out, op.kept}, [&]<class T>() {
+        ops::dispatch(kName, op.activation, [&]<ActivationFunction function>() {
+            const bool whole = has_whole_quads<T>(op.out, op.sums, op.kept, op.count);
+            launch(whole ? times_activation_gradient_kernel<T, function, true>
+                         : times_activation_gradient_kernel<T, function, false>,
+                   {kName, strided_blocks((op.count + kQuad - 1) / kQuad), kThreads}, stream, op);
+        });
+    });
+}
+
+void random_fill(const RandomFill& op, Stream stream) {
+    ops::dispatch("random_fill", {op.out}, [&]<class T>() {
+        launch(random_fill_kernel<T>, {"random_fill", strided_blocks(op.count), kThreads}, stream, op);
+    });
+}
+
+void column_sums(const ColumnSums& op, Stream stream) {
+    require(op.rows > 0 && op.cols > 0 && groups_of(op.rows) <= 65535,
+            "column_sums: rows must be in [1, 65535 * 256] and cols positive, are %d and %d", op.rows, op.cols);
+    int rows = groups_of(op.rows);
+    float* sums = rows == 1 ? op.out : op.scratch;
+    ops::dispatch("column_sums", {op.values}, [&]<class T>() {
+        group_sums(GroupSums<T>{.out = sums,
+                                .values = op.values.as<T>(),
+                                .rows = op.rows,
+                                .cols = op.cols,
+                                .accumulate = rows == 1 && op.accumulate},
+                   stream);
+    });
+    while (rows > 1) {
+        const int groups = groups_of(rows);
+        float* next = groups == 1 ? op.out : sums + size_t(rows) * size_t(op.cols);
+        group_sums(
+            GroupSums<float>{
+                .out = next, .values = sums, .rows = rows, .cols = op.cols, .accumulate = groups == 1 && op.accumulate},
+            stream);
+        rows = groups;
+        sums = next;
+    }
+}
+
+size_t column_sums_scratch_bytes(int rows, int cols) {
+    size_t sums = 0;
+    for (rows = groups_of(rows); rows > 1; rows = groups_of(rows)) sums += size_t(rows);
+    return sums * size_t(cols) * sizeof(float);
+}

@@ -1,0 +1,59 @@
+// The three products of a linear layer as GEMMs of the library, each with the epilogue that is tried first.
+#pragma once
+
+#include "kernels/cuda/matmul/matmul_plan.h"
+#include "kernels/ops.h"
+
+//     out (rows, n) = inp weight^T + bias      the library's d (n, rows) = weight^T (n, k) inp (k, rows)
+// With pre_activation the sum, which is what the activation is then applied to.
+inline Product product_of(const ops::MatmulForward& op) {
+    return {.d = op.pre_activation ? op.pre_activation.data : op.out.data,
+            .a = op.weight.data,
+            .b = op.inp.data,
+            .bias = const_cast<void*>(op.bias.data),
+            .in = op.inp.dtype,
+            .out = op.inp.dtype,
+            .transpose_a = true,
+            .transpose_b = false,
+            .m = op.n,
+            .n = op.rows,
+            .k = op.k,
+            .epilogue = op.bias ? Epilogue::bias : Epilogue::none};
+}
+
+//     dinp (rows, k) = dout weight             d (k, rows) = weight (k, n) dout (n, rows)
+// The library has gelu_new's gradient.
+inline Product product_of(const ops::MatmulBackwardInput& op) {
+    const bool has_gelu = op.activation == ActivationFunction::gelu_new;
+    return {.d = op.dinp.data,
+            .a = op.weight.data,
+            .b = op.dout.data,
+            .aux = has_gelu ? const_cast<void*>(op.kept.data) : nullptr,
+            .in = op.dout.dtype,
+            .out = op.dout.dtype,
+            .transpose_a = false,
+            .transpose_b = false,
+            .m = op.k,
+            .n = op.rows,
+            .k = op.n,
+            .epilogue = has_gelu ? Epilogue::dgelu : Epilogue::none};
+}
+
+//     dweight (n, k) = dout^T inp              d (k, n) = inp (k, rows) dout^T (rows, n), d float; dbias: the sums of
+//                                              dout along rows, in the same pass over dout (BGRADB)
+// The library overwrites the bias gradient, whatever it does to d: where it is to be added to, its sums go to scratch.
+inline Product product_of(const ops::MatmulBackwardWeight& op) {
+    return {.d = op.dweight,
+            .a = op.inp.data,
+            .b = op.dout.data,
+            .bias = op.dbias && op.accumulate ? op.scratch : op.dbias,
+            .in = op.dout.dtype,
+            .out = Dtype::fp32,
+            .transpose_a = false,
+            .transpose_b = true,
+            .m = op.k,
+            .n = op.n,
+            .k = op.rows,
+            .epilogue = op.dbias ? Epilogue::bias_gradient : Epilogue::none,
+            .accumulate = op.accumulate};
+}

@@ -1,0 +1,61 @@
+// From a storage type or an activation function as a value to one as a template argument: the first line of a launcher.
+#pragma once
+
+#include <initializer_list>
+
+#include "kernels/base/check.h"
+#include "kernels/base/choices.h"
+#include "kernels/tensor.h"
+
+namespace ops {
+
+// The storage type that all of `arrays` have; absent ones have none. Fails with Exit::internal and the op's name where
+// two differ: an op that supports a combination of types dispatches on each of them.
+inline Dtype storage_type(const char* op, std::initializer_list<ConstView> arrays) {
+    const ConstView* first = nullptr;
+    for (const ConstView& array : arrays) {
+        if (!array) continue;
+        if (!first) first = &array;
+        require(array.dtype == first->dtype, "%s: arrays of %s and %s; the op supports one storage type at a time", op,
+                name_of(first->dtype), name_of(array.dtype));
+    }
+    require(first, "%s: no array", op);
+    return first->dtype;
+}
+
+// Calls body.operator()<T>() where T is the storage type. Fails with Exit::internal and the op's name where no kernel
+// has been written for it.
+template <class Body> void dispatch(const char* op, Dtype dtype, Body&& body) {
+    switch (dtype) {
+        case Dtype::fp32: return body.template operator()<float>();
+        case Dtype::bf16: return body.template operator()<bf16>();
+        case Dtype::fp16: return body.template operator()<fp16>();
+        case Dtype::fp64: break;
+    }
+    fail(Exit::internal, "%s does not support %s", op, name_of(dtype));
+}
+
+template <class Body> void dispatch(const char* op, std::initializer_list<ConstView> arrays, Body&& body) {
+    dispatch(op, storage_type(op, arrays), body);
+}
+
+// Calls body.operator()<function>(). Fails with Exit::internal and the op's name without a function.
+template <class Body> void dispatch(const char* op, ActivationFunction function, Body&& body) {
+    switch (function) {
+        case ActivationFunction::gelu_new: return body.template operator()<ActivationFunction::gelu_new>();
+        case ActivationFunction::silu: return body.template operator()<ActivationFunction::silu>();
+        case ActivationFunction::relu2: return body.template operator()<ActivationFunction::relu2>();
+        case ActivationFunction::none: break;
+    }
+    fail(Exit::internal, "%s without an activation function", op);
+}
+
+// What a product must be given with each activation: forward's pre_activation for all but relu2, backward's `kept` for
+// all. Fails with Exit::internal and the op's name.
+inline void require_activation_array(const char* op, ActivationFunction function, bool is_needed, ConstView array) {
+    const char* name = function == ActivationFunction::none ? "none" : name_of(function);
+    require(bool(array) == is_needed, "%s: activation %s %s an array of numbers before it or of its output", op, name,
+            is_needed ? "needs" : "takes no");
+}
+
+}  // namespace ops

@@ -1,0 +1,25 @@
+// XXH3's 128-bit hash of a sequence of parts, to detect changed data. Not cryptographic.
+#pragma once
+
+#define XXH_STATIC_LINKING_ONLY  // for the state's size
+#include <xxhash.h>
+
+#include <string_view>
+
+#include "kernels/base/check.h"
+
+class Digest {
+public:
+    Digest() { XXH3_128bits_reset(&state_); }
+    void add(const void* bytes, size_t count) { XXH3_128bits_update(&state_, bytes, count); }
+    void add(std::string_view bytes) { add(bytes.data(), bytes.size()); }
+    void add_number(uint64_t number) { add(&number, sizeof(number)); }
+
+    std::string hex() const {  // 32 digits
+        XXH128_hash_t hash = XXH3_128bits_digest(&state_);
+        return format("%016llx%016llx", (unsigned long long)hash.high64, (unsigned long long)hash.low64);
+    }
+
+private:
+    XXH3_state_t state_;
+};

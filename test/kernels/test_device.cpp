@@ -1,0 +1,117 @@
+// device.h as its users may rely on it, whatever the device.
+#include <numeric>
+
+#include "kernels/ops.h"
+#include "test/support/expect_error.h"
+
+namespace {
+
+std::vector<unsigned char> bytes_of_pattern(size_t count, unsigned seed) {
+    std::vector<unsigned char> bytes(count);
+    for (size_t i = 0; i < count; i++) bytes[i] = static_cast<unsigned char>((i * 2654435761u + seed) >> 13);
+    return bytes;
+}
+
+}  // namespace
+
+TEST_CASE("device memory is aligned and zero", "[device]") {
+    for (size_t bytes : {size_t(1), size_t(4097), (size_t(1) << 21) + 1}) {
+        DeviceBuffer buffer(bytes), neighbour(bytes);
+        CHECK(reinterpret_cast<uintptr_t>(buffer.data()) % 256 == 0);
+        std::vector<unsigned char> content(bytes, 1);
+        copy_to_host(content.data(), buffer.data(), bytes, Stream());
+        synchronize(Stream());
+        CHECK(std::accumulate(content.begin(), content.end(), 0) == 0);
+    }
+}
+
+TEST_CASE("more device memory than there is ends in one sentence with the number of bytes", "[device]") {
+    for (size_t bytes : {size_t(1) << 46, SIZE_MAX - 5}) {
+        expect_error(Exit::os, {"memory", std::to_string(bytes)}, [&] { device_alloc(bytes); });
+        DeviceBuffer after(1000);  // and the device can be used as before
+        CHECK(after.data() != nullptr);
+    }
+}
+
+// Larger than any piece of staging memory, odd in size, from and to odd addresses.
+TEST_CASE("what is copied to the device comes back", "[device]") {
+    for (size_t count : {size_t(1), size_t(255), (size_t(1) << 20) + 3, (size_t(21) << 20) + 5}) {
+        const std::vector<unsigned char> sent = bytes_of_pattern(count + 1, unsigned(count));
+        std::vector<unsigned char> received(count + 2, 7);
+        DeviceBuffer buffer(count + 3);
+        unsigned char* device = static_cast<unsigned char*>(buffer.data()) + 3;
+        copy_to_device(device, sent.data() + 1, count, Stream());
+        copy_to_host(received.data() + 1, device, count, Stream());
+        synchronize(Stream());
+        CHECK(std::equal(sent.begin() + 1, sent.end(), received.begin() + 1));
+        CHECK(received.front() == 7);
+        CHECK(received.back() == 7);
+    }
+}
+
+// In blocks of the CPU's and beyond them, between odd addresses, in the order of the stream.
+TEST_CASE("what is copied on the device is there, and nothing beside it", "[device]") {
+    for (size_t count : {size_t(1), size_t(4099), (size_t(3) << 20) + 5}) {
+        const std::vector<unsigned char> sent = bytes_of_pattern(count, unsigned(count));
+        std::vector<unsigned char> received(count + 6);
+        DeviceBuffer from(count + 1), to(count + 6);
+        unsigned char* source = static_cast<unsigned char*>(from.data()) + 1;
+        copy_to_device(source, sent.data(), count, Stream());
+        copy_on_device(static_cast<unsigned char*>(to.data()) + 3, source, count, Stream());
+        copy_to_host(received.data(), to.data(), count + 6, Stream());
+        synchronize(Stream());
+        CHECK(std::equal(sent.begin(), sent.end(), received.begin() + 3));
+        CHECK(std::accumulate(received.begin(), received.begin() + 3, 0) == 0);
+        CHECK(std::accumulate(received.end() - 3, received.end(), 0) == 0);
+    }
+}
+
+TEST_CASE("pieces are gathered", "[device]") {
+    for (const auto& [bytes, step, rows] : {std::array<size_t, 3>{1, 1, 1}, {6, 20, 300}, {4096, 5000, 9}}) {
+        const std::vector<unsigned char> sent = bytes_of_pattern(step * rows, unsigned(step));
+        std::vector<unsigned char> received(bytes * rows + 1);
+        DeviceBuffer from(sent.size()), to(received.size());
+        copy_to_device(from.data(), sent.data(), sent.size(), Stream());
+        // From the end of each row of the source.
+        gather_on_device(to.data(), static_cast<unsigned char*>(from.data()) + step - bytes, step, bytes, rows,
+                         Stream());
+        copy_to_host(received.data(), to.data(), received.size(), Stream());
+        synchronize(Stream());
+        for (size_t row = 0; row < rows; row++) {
+            const auto end = sent.begin() + ptrdiff_t((row + 1) * step);
+            REQUIRE(std::equal(end - ptrdiff_t(bytes), end, received.begin() + ptrdiff_t(row * bytes)));
+        }
+        CHECK(received.back() == 0);
+    }
+}
+
+// More copies than are under way at a time, with work in between: each takes effect in its place in the stream, and
+// what is sent may be overwritten at once.
+TEST_CASE("copies and ops on a stream happen in order", "[device]") {
+    constexpr size_t kCount = 1000;
+    DeviceBuffer buffer(kCount * sizeof(float));
+    float* device = static_cast<float*>(buffer.data());
+    std::vector<float> before(20), after(20), last(20);
+    for (size_t i = 0; i < before.size(); i++) {
+        float sent = float(i) + 0.5f;
+        copy_to_device(device + i, &sent, sizeof(float), Stream());
+        sent = -1;
+        copy_to_host(&before[i], device + i, sizeof(float), Stream());
+        ops::fill({.out = device, .count = kCount, .value = float(100 + i)}, Stream());
+        copy_to_host(&after[i], device + kCount - 1, sizeof(float), Stream());
+        copy_to_host(&last[0], device, sizeof(float), Stream());  // the same place again and again: the last one counts
+    }
+    synchronize(Stream());
+    for (size_t i = 0; i < before.size(); i++) {
+        CHECK(before[i] == float(i) + 0.5f);
+        CHECK(after[i] == float(100 + i));
+    }
+    CHECK(last[0] == 119);
+}
+
+TEST_CASE("the device has a name and memory", "[device]") {
+    const DeviceInfo info = device_info();
+    CHECK(!info.name.empty());
+    CHECK(info.memory_bytes > size_t(1) << 28);
+    CHECK(!info.matmul_path.empty());
+}

@@ -1,0 +1,466 @@
+// attention_forward and attention_backward against ref::.
+#include "test/support/device_array.h"
+#include "test/support/random_values.h"
+#include "test/support/tolerance.h"
+
+namespace {
+
+struct Shape {
+    int batch, seq_len, n_head, n_kv_head, head_size;
+    double sharpness;  // scale is sharpness / sqrt(head_size): 1 is GPT-2's, 16 makes a few keys dominate
+    int window = 0;
+    float softcap = 0;
+    int document = 0;  // length of the documents that do not see each other; 0: first_key is null
+    double dropout = 0;
+
+    float scale() const { return float(sharpness / std::sqrt(head_size)); }
+    ref::QkvLayout layout() const { return {seq_len, n_head, n_kv_head, head_size}; }
+    size_t out_count() const { return size_t(batch) * seq_len * n_head * head_size; }
+    size_t qkv_count() const { return size_t(batch) * seq_len * (n_head + 2 * n_kv_head) * head_size; }
+    size_t lse_count() const { return size_t(batch) * n_head * seq_len; }
+    // Every sequence begins in the middle of another document.
+    int first_of_document(int b, int t) const {
+        const int skipped = 3 * b % std::max(document, 1);
+        return document ? std::max(0, (t + skipped) / document * document - skipped) : 0;
+    }
+    int first_visible(int b, int t) const { return std::max(first_of_document(b, t), window ? t + 1 - window : 0); }
+};
+constexpr Shape kShapes[] = {{1, 1, 1, 1, 16, 1},    {2, 5, 3, 3, 64, 1},    {1, 33, 4, 2, 80, 16},
+                             {2, 64, 2, 1, 128, 1},  {1, 129, 2, 2, 64, 16}, {1, 129, 6, 2, 16, 1},
+                             {3, 37, 1, 1, 128, 16}, {1, 200, 4, 2, 64, 1},  {2, 161, 2, 1, 128, 16},
+                             {1, 261, 1, 1, 64, 1},  {1, 40, 2, 1, 200, 1},  {1, 70, 3, 1, 9, 1}};
+
+// Heads of each size that has kernels of its own, and of others; shared keys; sequences that end inside a tile.
+constexpr Shape kDropoutShapes[] = {
+    {.batch = 2, .seq_len = 5, .n_head = 3, .n_kv_head = 3, .head_size = 64, .sharpness = 1, .dropout = 0.6},
+    {.batch = 1, .seq_len = 70, .n_head = 2, .n_kv_head = 1, .head_size = 16, .sharpness = 1, .dropout = 0.2},
+    {.batch = 1, .seq_len = 140, .n_head = 2, .n_kv_head = 1, .head_size = 64, .sharpness = 1, .dropout = 0.2},
+    {.batch = 1, .seq_len = 140, .n_head = 1, .n_kv_head = 1, .head_size = 64, .sharpness = 1, .dropout = 0.2},
+    {.batch = 2, .seq_len = 40, .n_head = 2, .n_kv_head = 1, .head_size = 128, .sharpness = 16, .dropout = 0.6},
+    {.batch = 1, .seq_len = 131, .n_head = 1, .n_kv_head = 1, .head_size = 128, .sharpness = 1, .dropout = 0.2},
+    {.batch = 1, .seq_len = 50, .n_head = 3, .n_kv_head = 1, .head_size = 96, .sharpness = 1, .dropout = 0.2},
+    {.batch = 1, .seq_len = 40, .n_head = 1, .n_kv_head = 1, .head_size = 200, .sharpness = 1, .dropout = 0.2},
+    {.batch = 1, .seq_len = 50, .n_head = 1, .n_kv_head = 1, .head_size = 256, .sharpness = 1, .dropout = 0.2}};
+
+// Groups that do and do not divide a tile, more heads than a tile has sixteens, and head sizes of every kernel.
+constexpr Shape kGroupShapes[] = {{2, 45, 3, 1, 64, 1},   {1, 75, 10, 2, 64, 1}, {1, 150, 7, 1, 64, 1},
+                                  {1, 20, 19, 1, 64, 16}, {1, 90, 6, 2, 128, 1}, {1, 40, 5, 1, 128, 16},
+                                  {1, 30, 6, 2, 16, 1}};
+
+constexpr Shape kHeadSizeShapes[] = {
+    {1, 150, 2, 2, 96, 1}, {2, 70, 3, 1, 96, 16}, {1, 1, 1, 1, 96, 1}, {1, 90, 2, 2, 256, 1}, {1, 35, 5, 1, 256, 16}};
+
+// Windows of one key, smaller and larger than a tile, and as long as the sequence; documents that end at and off a
+// tile's border; all of it together.
+constexpr Shape kMaskShapes[] = {
+    {.batch = 2, .seq_len = 70, .n_head = 2, .n_kv_head = 2, .head_size = 64, .sharpness = 1, .window = 1},
+    {.batch = 1, .seq_len = 200, .n_head = 1, .n_kv_head = 1, .head_size = 64, .sharpness = 1, .window = 17},
+    {.batch = 1, .seq_len = 261, .n_head = 1, .n_kv_head = 1, .head_size = 64, .sharpness = 16, .window = 64},
+    {.batch = 1, .seq_len = 200, .n_head = 3, .n_kv_head = 1, .head_size = 64, .sharpness = 1, .window = 100},
+    {.batch = 1, .seq_len = 100, .n_head = 1, .n_kv_head = 1, .head_size = 64, .sharpness = 1, .window = 100},
+    {.batch = 1, .seq_len = 200, .n_head = 1, .n_kv_head = 1, .head_size = 64, .sharpness = 1, .document = 64},
+    {.batch = 3, .seq_len = 140, .n_head = 2, .n_kv_head = 2, .head_size = 64, .sharpness = 1, .document = 37},
+    {.batch = 1, .seq_len = 150, .n_head = 2, .n_kv_head = 1, .head_size = 128, .sharpness = 1, .window = 45},
+    {.batch = 2, .seq_len = 90, .n_head = 1, .n_kv_head = 1, .head_size = 128, .sharpness = 16, .document = 33},
+    {.batch = 2, .seq_len = 70, .n_head = 2, .n_kv_head = 1, .head_size = 96, .sharpness = 1, .window = 30},
+    {.batch = 2, .seq_len = 90, .n_head = 2, .n_kv_head = 1, .head_size = 16, .sharpness = 1, .window = 21},
+    {.batch = 2, .seq_len = 90, .n_head = 1, .n_kv_head = 1, .head_size = 24, .sharpness = 1, .document = 40},
+    {.batch = 1, .seq_len = 80, .n_head = 2, .n_kv_head = 2, .head_size = 64, .sharpness = 8, .softcap = 3},
+    {.batch = 1, .seq_len = 70, .n_head = 1, .n_kv_head = 1, .head_size = 128, .sharpness = 1, .softcap = 0.5f},
+    {.batch = 1, .seq_len = 40, .n_head = 1, .n_kv_head = 1, .head_size = 256, .sharpness = 8, .softcap = 50},
+    {.batch = 1, .seq_len = 40, .n_head = 2, .n_kv_head = 1, .head_size = 9, .sharpness = 8, .softcap = 3},
+    {2, 170, 3, 1, 64, 4, 50, 3, 71, 0.2},
+    {2, 75, 6, 2, 128, 4, 30, 3, 41, 0.2},
+    {2, 75, 2, 1, 96, 4, 30, 3, 41, 0.2},
+    {2, 75, 2, 1, 256, 4, 30, 3, 41, 0.2},
+    {2, 75, 3, 1, 20, 4, 30, 3, 41, 0.2}};
+
+std::string describe(const Shape& s) {
+    return format(
+        "batch %d, seq_len %d, n_head %d, n_kv_head %d, head_size %d, sharpness %g, window %d, softcap %g, "
+        "document %d, dropout %g",
+        s.batch, s.seq_len, s.n_head, s.n_kv_head, s.head_size, s.sharpness, s.window, double(s.softcap), s.document,
+        s.dropout);
+}
+
+// What dropout multiplies the probability of a query and a key with; 1 without it.
+double dropout_factor(const ops::DropoutMask& mask, int b, int head, int query, int key) {
+    if (!mask) return 1;
+    return mask.is_kept(mask.keys[b], head, query, key) ? mask.factor : 0;
+}
+
+// Errors of the scores and probabilities of query t of one head, from the exact qkv.
+struct RowError {
+    double score;        // largest absolute error of a score
+    double lse;          // absolute error of log-sum-exp
+    double probability;  // largest relative error of a probability
+};
+
+// One score, exact and with the bounds of its errors. The derivative is that of the soft cap at the score before.
+struct Score {
+    double value, error, derivative = 1, derivative_error = 0;
+};
+
+// A score is a float dot product, scaled. The tanh of a soft cap passes its argument's error on undiminished at most,
+// and its derivative 1 - tanh^2 changes by twice the tanh's error.
+Score score_of(const Shape& s, const double* qkv, int b, int h, int t, int j) {
+    const double *query = qkv + s.layout().query(b, h, t), *key = qkv + s.layout().key(b, h, j);
+    double sizes = 0;
+    for (int d = 0; d < s.head_size; d++) sizes += std::abs(query[d] * key[d]);
+    const double product = s.scale() * ref::dot(query, key, s.head_size);
+    const double error = (summation_error(s.head_size) + 2 * kRoundoff) * s.scale() * sizes;
+    if (s.softcap == 0) return {product, error};
+    const double tanh = std::tanh(product / s.softcap), derivative = 1 - tanh * tanh;
+    const double tanh_error = error / s.softcap + (kFunctionError + 4 * kRoundoff) * std::abs(tanh);
+    return {s.softcap * tanh, s.softcap * tanh_error, derivative, 2 * std::abs(tanh) * tanh_error + 2 * kRoundoff};
+}
+
+// A probability is exp(score - largest) / sum, or exp(score - lse): both of its terms carry the score's error, the
+// subtraction rounds relative to its terms, exp and the sum add theirs.
+RowError row_error(const Shape& s, const double* qkv, int b, int h, int t) {
+    double score_error = 0, largest = 0;
+    std::vector<double> scores;
+    for (int j = s.first_visible(b, t); j <= t; j++) {
+        const Score score = score_of(s, qkv, b, h, t, j);
+        scores.push_back(score.value);
+        score_error = std::max(score_error, score.error);
+        largest = std::max(largest, std::abs(score.value));
+    }
+    const double n_keys = double(scores.size());
+    double lse = std::abs(ref::log_sum_exp(scores.data(), int(scores.size())));
+    double exp_error = kFunctionError + 2 * kRoundoff * (largest + lse);
+    double lse_error = score_error + exp_error + summation_error(n_keys) + kFunctionError + kRoundoff * lse;
+    return {score_error, lse_error, score_error + lse_error + exp_error};
+}
+
+template <class T> struct AttentionArrays {
+    Shape s;
+    Stored<T> qkv{"qkv", Role::input, random_values(s.qkv_count(), 1)};
+    Stored<T> out{"out", Role::output, nans(s.out_count())};
+    Array<float> lse{"lse", Role::output, nans(s.lse_count())};
+    Array<uint64_t> keys{"keys", Role::input, sample_keys(s.batch)};
+    Array<int> first_keys{"first_key", Role::input, first_keys_of(s)};
+
+    static std::vector<int> first_keys_of(const Shape& s) {
+        std::vector<int> first;
+        for (int b = 0; b < s.batch; b++)
+            for (int t = 0; t < s.seq_len; t++) first.push_back(s.first_of_document(b, t));
+        return first;
+    }
+    template <class Side> const int* first_key(Side side) { return s.document ? first_keys.on(side) : nullptr; }
+    static std::vector<uint64_t> sample_keys(int batch) {
+        std::vector<uint64_t> keys;
+        for (int b = 0; b < batch; b++) keys.push_back(ops::dropout_key(3, uint64_t(b)));
+        return keys;
+    }
+    template <class Side> ops::DropoutMask mask(Side side) {
+        if (s.dropout == 0) return {};
+        return {.keys = keys.on(side), .threshold = ops::dropout_threshold(s.dropout), .site = 4};
+    }
+    template <class Side> auto forward_op(Side side) {
+        return ops::AttentionForward{.out = out.on(side),
+                                     .lse = lse.on(side),
+                                     .qkv = qkv.on(side),
+                                     .batch = s.batch,
+                                     .seq_len = s.seq_len,
+                                     .n_head = s.n_head,
+                                     .n_kv_head = s.n_kv_head,
+                                     .head_size = s.head_size,
+                                     .scale = s.scale(),
+                                     .window = s.window,
+                                     .softcap = s.softcap,
+                                     .first_key = first_key(side),
+                                     .dropout = mask(side)};
+    }
+};
+
+// What a tensor core does to a probability before it multiplies it: rounds it to T.
+template <class T> double probability_rounding(double probability) { return stored_error<T>(probability); }
+
+// Bounds of out (batch, seq_len, n_head, head_size) and lse, arithmetic only.
+template <class T>
+std::vector<double> out_bounds(const Shape& s, const double* qkv, const ops::DropoutMask& mask = {}) {
+    std::vector<double> bounds(s.out_count());
+    ref::QkvLayout at = s.layout();
+    for (int b = 0; b < s.batch; b++)
+        for (int h = 0; h < s.n_head; h++)
+            for (int t = 0; t < s.seq_len; t++) {
+                const int first = s.first_visible(b, t);
+                double relative = row_error(s, qkv, b, h, t).probability + summation_error(t + 1 - first);
+                std::vector<double> scores;
+                for (int j = first; j <= t; j++) scores.push_back(score_of(s, qkv, b, h, t, j).value);
+                double lse = ref::log_sum_exp(scores.data(), int(scores.size()));
+                for (int j = first; j <= t; j++) {
+                    double p = std::exp(scores[size_t(j - first)] - lse);
+                    double p_error = (p * relative + probability_rounding<T>(p)) * dropout_factor(mask, b, h, t, j);
+                    for (int d = 0; d < s.head_size; d++)
+                        bounds[at.out(b, h, t) + d] += p_error * std::abs(qkv[at.value(b, h, j) + d]);
+                }
+            }
+    return bounds;
+}
+
+// The terms of ref::attention_backward with absolute values, each times the relative error of its factors: a
+// probability and dscore have p's error and may be rounded to T before a product; dp and dout . out are sums over
+// head_size.
+template <class T> std::vector<double> dqkv_bounds(const Shape& s, const ops::AttentionBackward& op) {
+    const double *qkv = op.qkv.as<double>(), *douts = op.dout.as<double>(), *outs = op.out.as<double>();
+    std::vector<double> bounds(s.qkv_count());
+    ref::QkvLayout at = s.layout();
+    double sums = summation_error(s.seq_len * (s.n_head / s.n_kv_head)) + summation_error(s.head_size) + 6 * kRoundoff;
+    for (int b = 0; b < s.batch; b++)
+        for (int h = 0; h < s.n_head; h++)
+            for (int t = 0; t < s.seq_len; t++) {
+                const double *query = qkv + at.query(b, h, t), *dout = douts + at.out(b, h, t);
+                double relative = row_error(s, qkv, b, h, t).probability + sums;
+                auto absolute_dot = [&](const double* x) {
+                    double sum = 0;
+                    for (int d = 0; d < s.head_size; d++) sum += std::abs(dout[d] * x[d]);
+                    return sum;
+                };
+                double dout_out = absolute_dot(outs + at.out(b, h, t));
+                for (int j = s.first_visible(b, t); j <= t; j++) {
+                    const double* key = qkv + at.key(b, h, j);
+                    const Score score = score_of(s, qkv, b, h, t, j);
+                    double p = std::exp(score.value - op.lse[at.lse(b, h, t)]);
+                    double factor = dropout_factor(op.dropout, b, h, t, j);
+                    double dcapped = p * (factor * absolute_dot(qkv + at.value(b, h, j)) + dout_out);
+                    double dscore = dcapped * score.derivative;
+                    double p_error = (p * relative + probability_rounding<T>(p)) * factor;
+                    double dscore_error = op.scale * (dscore * relative + dcapped * score.derivative_error +
+                                                      probability_rounding<T>(dscore));
+                    for (int d = 0; d < s.head_size; d++) {
+                        bounds[at.value(b, h, j) + d] += p_error * std::abs(dout[d]);
+                        bounds[at.query(b, h, t) + d] += dscore_error * std::abs(key[d]);
+                        bounds[at.key(b, h, j) + d] += dscore_error * std::abs(query[d]);
+                    }
+                }
+            }
+    return bounds;
+}
+
+template <class T> struct BackwardArrays {
+    Shape s;
+    AttentionArrays<T> forward{s};
+    Stored<T> dqkv{"dqkv", Role::output, nans(s.qkv_count())};
+    Stored<T> dout{"dout", Role::input, random_values(s.out_count(), 2)};
+    Stored<T> out;
+    Array<float> lse;
+
+    explicit BackwardArrays(const Shape& shape)
+        : s(shape), out("out", Role::input, forward_results()), lse("lse", Role::input, forward.lse.host) {}
+
+    // Runs the forward op of ref::, whose lse is then in forward.lse.
+    const std::vector<double>& forward_results() {
+        ref::attention_forward(forward.forward_op(OnHost()));
+        return forward.out.host;
+    }
+
+    template <class Side> auto op(Side side) {
+        return ops::AttentionBackward{.dqkv = dqkv.on(side),
+                                      .scratch = nullptr,
+                                      .dout = dout.on(side),
+                                      .qkv = forward.qkv.on(side),
+                                      .out = out.on(side),
+                                      .lse = lse.on(side),
+                                      .batch = s.batch,
+                                      .seq_len = s.seq_len,
+                                      .n_head = s.n_head,
+                                      .n_kv_head = s.n_kv_head,
+                                      .head_size = s.head_size,
+                                      .scale = s.scale(),
+                                      .window = s.window,
+                                      .softcap = s.softcap,
+                                      .first_key = forward.first_key(side),
+                                      .dropout = forward.mask(side)};
+    }
+
+    void run_on_device() {
+        auto device_op = op(OnDevice<T>());
+        auto scratch = scratch_of(ops::attention_backward_scratch_bytes(device_op));
+        device_op.scratch = scratch.on(OnDevice<T>());
+        ops::attention_backward(device_op, Stream());
+        scratch.fetch();
+    }
+};
+
+template <class T> void check_forward(const Shape& s) {
+    INFO(describe(s));
+    AttentionArrays<T> arrays{s};
+    ops::attention_forward(arrays.forward_op(OnDevice<T>()), Stream());
+    ref::attention_forward(arrays.forward_op(OnHost()));
+    std::vector<double> bounds = out_bounds<T>(s, arrays.qkv.host.data(), arrays.mask(OnHost()));
+    check_close(arrays.out, [&](size_t i) { return bounds[i] + stored_error<T>(arrays.out.host[i]); });
+    check_close(arrays.lse, [&](size_t i) {
+        int t = int(i % s.seq_len), h = int(i / s.seq_len % s.n_head), b = int(i / s.seq_len / s.n_head);
+        return row_error(s, arrays.qkv.host.data(), b, h, t).lse + stored_error_fp32(arrays.lse.host[i]);
+    });
+}
+
+// `s` describes the cache: sequences, capacity. The op's rows are the sequences but the first one, in falling order.
+// Where nothing may be read is NaN; afterwards only the rows' keys and values may have changed.
+template <class T> void check_decode(const Shape& s) {
+    INFO(describe(s));
+    const ref::QkvLayout at = s.layout();
+    const Stored<T> full{"full", Role::input, random_values(s.qkv_count(), 1)};
+    std::vector<double> cached, rows;  // keys and values; queries, keys and values
+    std::vector<ops::AttentionDecode::Place> places;
+    for (int b = 0; b < s.batch; b++) {
+        const int position = b == 0 ? 0 : b == 1 ? s.seq_len - 1 : 19 * b % s.seq_len;
+        for (int t = 0; t < s.seq_len; t++) {
+            const auto begin = full.host.begin() + ptrdiff_t(at.row(b, t)), end = begin + ptrdiff_t(at.row(0, 1));
+            const auto keys = begin + s.n_head * s.head_size;
+            if (t < position)
+                cached.insert(cached.end(), keys, end);
+            else
+                cached.insert(cached.end(), size_t(end - keys), NAN);
+            if (b > 0 && t == position) rows.insert(rows.begin(), begin, end);
+        }
+        if (b > 0) places.insert(places.begin(), {b, position, s.first_of_document(b, position)});
+    }
+    Stored<T> cache{"cache", Role::output, cached}, qkv{"qkv", Role::input, rows};
+    Stored<T> out{"out", Role::output, nans(places.size() * size_t(s.n_head * s.head_size))};
+    Array<ops::AttentionDecode::Place> place{"places", Role::input, places};
+    auto op = [&]<class Side>(Side side) {
+        return ops::AttentionDecode{.out = out.on(side),
+                                    .cache = cache.on(side),
+                                    .qkv = qkv.on(side),
+                                    .places = place.on(side),
+                                    .rows = int(places.size()),
+                                    .capacity = s.seq_len,
+                                    .n_head = s.n_head,
+                                    .n_kv_head = s.n_kv_head,
+                                    .head_size = s.head_size,
+                                    .scale = s.scale(),
+                                    .window = s.window,
+                                    .softcap = s.softcap};
+    };
+    ops::attention_decode(op(OnDevice<T>()), Stream());
+    ref::attention_decode(op(OnHost()));
+    const std::vector<double> bounds = out_bounds<T>(s, full.host.data());
+    const size_t width = size_t(s.n_head * s.head_size);
+    check_close(out, [&](size_t i) {
+        const auto& [sequence, position, first_key] = places[i / width];
+        return bounds[at.out(sequence, 0, position) + i % width] + stored_error<T>(out.host[i]);
+    });
+    const std::vector<T> left = cache.fetch();
+    for (size_t i = 0; i < left.size(); i++) {
+        const double value = ref::load(left[i]), expected = cache.host[i];
+        REQUIRE((value == expected || (std::isnan(value) && std::isnan(expected))));
+    }
+}
+
+template <class T> void check_backward(const Shape& s) {
+    INFO(describe(s));
+    BackwardArrays<T> arrays(s);
+    std::vector<double> bounds = dqkv_bounds<T>(s, arrays.op(OnHost()));
+    arrays.run_on_device();
+    ref::attention_backward(arrays.op(OnHost()));
+    check_close(arrays.dqkv, [&](size_t i) { return bounds[i] + stored_error<T>(arrays.dqkv.host[i]); });
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("attention_forward", "[ops]", float, bf16, fp16) {
+    for (const Shape& s : kShapes) check_forward<TestType>(s);
+}
+
+TEMPLATE_TEST_CASE("attention_backward", "[ops]", float, bf16, fp16) {
+    for (const Shape& s : kShapes) check_backward<TestType>(s);
+}
+
+TEMPLATE_TEST_CASE("attention with dropout", "[ops]", float, bf16, fp16) {
+    for (const Shape& s : kDropoutShapes) {
+        check_forward<TestType>(s);
+        check_backward<TestType>(s);
+    }
+}
+
+TEMPLATE_TEST_CASE("attention of grouped heads", "[ops]", float, bf16, fp16) {
+    for (const Shape& s : kGroupShapes) {
+        check_forward<TestType>(s);
+        check_backward<TestType>(s);
+    }
+}
+
+TEMPLATE_TEST_CASE("attention of heads of 96 and 256", "[ops]", float, bf16, fp16) {
+    for (const Shape& s : kHeadSizeShapes) {
+        check_forward<TestType>(s);
+        check_backward<TestType>(s);
+    }
+}
+
+TEMPLATE_TEST_CASE("attention with windows, documents and soft caps", "[ops]", float, bf16, fp16) {
+    for (const Shape& s : kMaskShapes) {
+        check_forward<TestType>(s);
+        check_backward<TestType>(s);
+    }
+}
+
+// A window over the whole sequence and a document as long as it mask nothing: the bits of the kernels without masks.
+// Shared and own keys, every size of the kernels, sequences of one key and of more than all warps take at a time.
+TEMPLATE_TEST_CASE("attention_decode", "[ops]", float, bf16, fp16) {
+    for (const Shape& shape :
+         {Shape{4, 37, 2, 2, 64, 1}, Shape{3, 9, 3, 1, 80, 16}, Shape{2, 1, 1, 1, 16, 1}, Shape{3, 50, 6, 2, 9, 1},
+          Shape{2, 20, 2, 1, 128, 16}, Shape{2, 33, 2, 1, 256, 1}, Shape{4, 60, 3, 1, 20, 4, 13, 3, 21},
+          Shape{4, 40, 2, 2, 64, 4, 1}, Shape{4, 40, 2, 1, 64, 8, 0, 2}, Shape{4, 70, 4, 2, 96, 1, 0, 0, 27}})
+        check_decode<TestType>(shape);
+}
+
+TEMPLATE_TEST_CASE("attention with masks that mask nothing gives the same bits", "[ops]", float, bf16, fp16) {
+    using T = TestType;
+    for (Shape s : {Shape{1, 150, 1, 1, 64, 1}, Shape{1, 70, 2, 1, 128, 1}, Shape{1, 40, 2, 2, 24, 1}}) {
+        INFO(describe(s));
+        Shape masked = s;
+        masked.window = masked.document = s.seq_len;
+        AttentionArrays<T> forward{s}, masked_forward{masked};
+        ops::attention_forward(forward.forward_op(OnDevice<T>()), Stream());
+        ops::attention_forward(masked_forward.forward_op(OnDevice<T>()), Stream());
+        check_same_bits(forward.out, masked_forward.out.fetch());
+        check_same_bits(forward.lse, masked_forward.lse.fetch());
+        BackwardArrays<T> backward(s), masked_backward(masked);
+        backward.run_on_device();
+        masked_backward.run_on_device();
+        check_same_bits(backward.dqkv, masked_backward.dqkv.fetch());
+    }
+}
+
+// The first op leaves other things in shared memory, scratch and outputs than the second finds there.
+TEMPLATE_TEST_CASE("attention gives the same bits twice", "[ops]", float, bf16, fp16) {
+    using T = TestType;
+    for (const Shape& s : {Shape{1, 150, 2, 1, 64, 1}, Shape{1, 70, 2, 1, 128, 1}}) {
+        INFO(describe(s));
+        AttentionArrays<T> forward{s}, forward_again{s};
+        ops::attention_forward(forward.forward_op(OnDevice<T>()), Stream());
+        ops::attention_forward(forward_again.forward_op(OnDevice<T>()), Stream());
+        check_same_bits(forward.out, forward_again.out.fetch());
+        check_same_bits(forward.lse, forward_again.lse.fetch());
+        BackwardArrays<T> backward(s), backward_again(s);
+        backward.run_on_device();
+        backward_again.run_on_device();
+        check_same_bits(backward.dqkv, backward_again.dqkv.fetch());
+    }
+}
+
+// Nothing but the elements is aligned.
+TEMPLATE_TEST_CASE("attention_forward of memory between 16-byte boundaries", "[ops]", bf16, fp16) {
+    using T = TestType;
+    const Shape s = {1, 40, 2, 1, 64, 1};
+    AttentionArrays<T> arrays{s};
+    std::vector<double> shifted(1, 0.0);
+    shifted.insert(shifted.end(), arrays.qkv.host.begin(), arrays.qkv.host.end());
+    Stored<T> qkv("qkv", Role::input, shifted), out("out", Role::output, nans(s.out_count() + 1));
+    auto op = arrays.forward_op(OnDevice<T>());
+    op.qkv = qkv.on(OnDevice<T>()) + 1;
+    op.out = out.on(OnDevice<T>()) + 1;
+    ops::attention_forward(op, Stream());
+    ref::attention_forward(arrays.forward_op(OnHost()));
+    std::vector<double> bounds = out_bounds<T>(s, arrays.qkv.host.data());
+    std::vector<T> values = out.fetch();
+    bool is_close = true;
+    for (size_t i = 0; i < s.out_count(); i++) {
+        double expected = arrays.out.host[i];
+        is_close &= std::abs(ref::load(values[i + 1]) - expected) <= bounds[i] + stored_error<T>(expected);
+    }
+    CHECK(is_close);
+}

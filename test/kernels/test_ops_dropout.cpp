@@ -1,0 +1,75 @@
+// The elementwise op against ref::. The masks themselves are tested in test_dropout_masks.cpp, attention's dropout in
+// test_ops_attention.cpp.
+#include <tuple>
+
+#include "test/support/device_array.h"
+#include "test/support/random_values.h"
+#include "test/support/tolerance.h"
+
+namespace {
+
+// Keys of the samples of a batch.
+Array<uint64_t> keys_of(int batch, uint64_t seed = 7) {
+    std::vector<uint64_t> keys;
+    for (int b = 0; b < batch; b++) keys.push_back(ops::dropout_key(seed, uint64_t(b)));
+    return {"keys", Role::input, keys};
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("dropout: parts of packs, odd addresses, in place", "[ops]", float, bf16, fp16) {
+    using T = TestType;
+    for (auto [batch, count, shift] : {std::tuple<int, size_t, int>{1, 1, 0},
+                                       {3, 8, 0},
+                                       {2, 37, 1},
+                                       {2, 4096, 0},
+                                       {1, 5003, 0},
+                                       {3, 2056, 1},
+                                       {2, 2052, 0}}) {
+        for (double rate : {0.1, 0.5, 0.9999}) {
+            INFO("batch " << batch << ", count " << count << ", shift " << shift << ", rate " << rate);
+            Array<uint64_t> keys = keys_of(batch);
+            Stored<T> inp("inp", Role::input, random_values(size_t(batch) * count, 1), shift);
+            Stored<T> out("out", Role::output, nans(inp.host.size()), shift);
+            Stored<T> both("both", Role::output, inp.host, shift);
+            auto op = [&](auto side, auto& from, auto& to) {
+                const uint32_t threshold = ops::dropout_threshold(rate);
+                return ops::Dropout{.out = to.on(side),
+                                    .inp = from.on(side),
+                                    .mask = {.keys = keys.on(side), .threshold = threshold, .site = 9},
+                                    .batch = batch,
+                                    .count = count};
+            };
+            ops::dropout(op(OnDevice<T>(), inp, out), Stream());
+            ref::dropout(op(OnHost(), inp, out));
+            // The factor and the product are rounded.
+            check_close(out,
+                        [&](size_t i) { return 2 * kRoundoff * std::abs(out.host[i]) + stored_error<T>(out.host[i]); });
+            ops::dropout(op(OnDevice<T>(), both, both), Stream());
+            check_same_bits(both, out.fetch());
+        }
+    }
+}
+
+TEMPLATE_TEST_CASE("dropout: what is dropped is 0, whatever it was", "[ops]", float, bf16, fp16) {
+    using T = TestType;
+    constexpr size_t kCount = 264;
+    Array<uint64_t> keys = keys_of(1);
+    const ops::DropoutMask mask{.keys = keys.on(OnHost()), .threshold = ops::dropout_threshold(0.5), .site = 3};
+    std::vector<double> values(kCount, 1.0);
+    const double never[] = {INFINITY, -INFINITY, NAN};
+    for (size_t i = 0; i < kCount; i++)
+        if (!mask.is_kept(mask.keys[0], i)) values[i] = never[i % 3];
+    Stored<T> inp("inp", Role::input, values), out("out", Role::output, nans(kCount));
+    ops::DropoutMask on_device = mask;
+    on_device.keys = keys.on(OnDevice<T>());
+    ops::dropout({.out = out.on(OnDevice<T>()),
+                  .inp = inp.on(OnDevice<T>()),
+                  .mask = on_device,
+                  .batch = 1,
+                  .count = kCount},
+                 Stream());
+    std::vector<T> expected;
+    for (size_t i = 0; i < kCount; i++) expected.push_back(ref::store<T>(values[i] == 1 ? 2 : 0));
+    check_same_bits(out, expected);
+}

@@ -1,0 +1,164 @@
+// embedding_forward and embedding_backward against ref::.
+#include "test/support/device_array.h"
+#include "test/support/random_values.h"
+#include "test/support/tolerance.h"
+
+namespace {
+
+struct Shape {
+    int batch, seq_len, channels, vocab, n_positions;
+    int shift = 0;  // of the arrays, in elements
+};
+// One element; more rows than tokens differ; nothing a multiple of anything; a wide row; a token with hundreds of
+// positions in a vocabulary of more than 16 bits; odd addresses; a vocabulary of one.
+constexpr Shape kShapes[] = {{1, 1, 1, 5, 1},         {2, 5, 7, 5, 9},         {3, 33, 64, 257, 40},
+                             {1, 64, 132, 1000, 64},  {2, 129, 768, 257, 130}, {3, 700, 6, 70000, 701},
+                             {2, 33, 64, 257, 33, 1}, {2, 40, 3, 1, 41}};
+
+std::string describe(const Shape& s) {
+    return format("batch %d, seq_len %d, channels %d, vocab %d, shift %d", s.batch, s.seq_len, s.channels, s.vocab,
+                  s.shift);
+}
+
+// Every third position holds the same token, so that tokens repeat in every shape.
+std::vector<int> repeating_tokens(const Shape& s) {
+    std::vector<int> tokens = random_integers(size_t(s.batch) * s.seq_len, 1, s.vocab);
+    for (size_t i = 0; i < tokens.size(); i += 3) tokens[i] = s.vocab - 1;
+    return tokens;
+}
+
+// What float sums in the order of positions give. `op` is the host's, its dout rounded to T.
+std::vector<float> dwte_in_order(const ops::EmbeddingBackward& op) {
+    std::vector<float> dwte(op.dwte, op.dwte + size_t(op.vocab) * op.channels);
+    if (!op.accumulate_dwte) std::fill(dwte.begin(), dwte.end(), 0.0f);
+    for (size_t i = 0; i < size_t(op.batch) * op.seq_len; i++)
+        for (int c = 0; c < op.channels; c++)
+            dwte[size_t(op.tokens[i]) * op.channels + c] += float(op.dout.as<double>()[i * op.channels + c]);
+    return dwte;
+}
+
+std::vector<float> dwpe_in_order(const ops::EmbeddingBackward& op) {
+    std::vector<float> dwpe(op.dwpe, op.dwpe + size_t(op.n_positions) * op.channels);
+    if (!op.accumulate) std::fill(dwpe.begin(), dwpe.end(), 0.0f);
+    for (size_t i = 0; i < size_t(op.batch) * op.seq_len; i++)
+        for (int c = 0; c < op.channels; c++)
+            dwpe[i % op.seq_len * op.channels + c] += float(op.dout.as<double>()[i * op.channels + c]);
+    return dwpe;
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("embedding_forward", "[ops]", float, bf16, fp16) {
+    using T = TestType;
+    for (const Shape& s : kShapes)
+        for (const bool has_positions : {false, true}) {
+            INFO(describe(s) << ", positions given: " << has_positions);
+            const size_t rows = size_t(s.batch) * s.seq_len;
+            Stored<T> out("out", Role::output, nans(rows * s.channels), s.shift);
+            Array<int> tokens("tokens", Role::input, repeating_tokens(s));
+            Array<int> positions("positions", Role::input, random_integers(rows, 4, s.n_positions));
+            Stored<T> wte("wte", Role::input, random_values(size_t(s.vocab) * s.channels, 2), s.shift);
+            Stored<T> wpe("wpe", Role::input, random_values(size_t(s.n_positions) * s.channels, 3), s.shift);
+            auto op = [&]<class Side>(Side side) {
+                return ops::EmbeddingForward{.out = out.on(side),
+                                             .tokens = tokens.on(side),
+                                             .wte = wte.on(side),
+                                             .wpe = wpe.on(side),
+                                             .batch = s.batch,
+                                             .seq_len = s.seq_len,
+                                             .channels = s.channels,
+                                             .positions = has_positions ? positions.on(side) : nullptr};
+            };
+            ops::embedding_forward(op(OnDevice<T>()), Stream());
+            ref::embedding_forward(op(OnHost()));
+            check_close(out,
+                        [&](size_t i) { return stored_error<T>(out.host[i]) + kRoundoff * std::abs(out.host[i]); });
+        }
+}
+
+// Without position embeddings a row is the token's, bit for bit.
+TEMPLATE_TEST_CASE("embedding_forward without wpe", "[ops]", float, bf16, fp16) {
+    using T = TestType;
+    for (const Shape& s : kShapes) {
+        INFO(describe(s));
+        const size_t positions = size_t(s.batch) * s.seq_len, channels = size_t(s.channels);
+        Stored<T> out("out", Role::output, nans(positions * channels), s.shift);
+        Array<int> tokens("tokens", Role::input, repeating_tokens(s));
+        Stored<T> wte("wte", Role::input, random_values(size_t(s.vocab) * channels, 2), s.shift);
+        auto op = [&]<class Side>(Side side) {
+            return ops::EmbeddingForward{.out = out.on(side),
+                                         .tokens = tokens.on(side),
+                                         .wte = wte.on(side),
+                                         .wpe = nullptr,
+                                         .batch = s.batch,
+                                         .seq_len = s.seq_len,
+                                         .channels = s.channels};
+        };
+        ops::embedding_forward(op(OnDevice<T>()), Stream());
+        ref::embedding_forward(op(OnHost()));
+        check_close(out, [](size_t) { return 0; });
+    }
+}
+
+template <class T>
+static void test_embedding_backward(const Shape& s, bool accumulate, bool accumulate_dwte, bool with_dwpe) {
+    INFO(describe(s) << ", accumulate " << accumulate << " and " << accumulate_dwte << ", dwpe " << with_dwpe);
+    size_t positions = size_t(s.batch) * s.seq_len, wpe_count = size_t(s.n_positions) * s.channels;
+    const size_t wte_count = size_t(s.vocab) * s.channels;
+    Array<float> dwte("dwte", Role::output, accumulate_dwte ? random_values(wte_count, 4) : nans(wte_count));
+    Array<float> dwpe("dwpe", Role::output, accumulate ? random_values(wpe_count, 5) : nans(wpe_count));
+    Stored<T> dout("dout", Role::input, random_values(positions * s.channels, 6), s.shift);
+    Array<int> tokens("tokens", Role::input, repeating_tokens(s));
+    auto op = [&]<class Side>(Side side) {
+        return ops::EmbeddingBackward{.dwte = dwte.on(side),
+                                      .dwpe = with_dwpe ? dwpe.on(side) : nullptr,
+                                      .scratch = nullptr,
+                                      .dout = dout.on(side),
+                                      .tokens = tokens.on(side),
+                                      .batch = s.batch,
+                                      .seq_len = s.seq_len,
+                                      .channels = s.channels,
+                                      .vocab = s.vocab,
+                                      .n_positions = s.n_positions,
+                                      .accumulate = accumulate,
+                                      .accumulate_dwte = accumulate_dwte};
+    };
+    // The sums of absolute values: what the rounding errors of the sums are relative to.
+    std::vector<float> dwte_size = absolute(dwte.host), dwpe_size = absolute(dwpe.host);
+    std::vector<double> dout_size = absolute(dout.host);
+    const std::vector<float> expected_dwte = dwte_in_order(op(OnHost())),
+                             expected_dwpe = with_dwpe ? dwpe_in_order(op(OnHost())) : std::vector<float>();
+    auto size_op = op(OnHost());
+    size_op.dwte = dwte_size.data(), size_op.dwpe = with_dwpe ? dwpe_size.data() : nullptr,
+    size_op.dout = dout_size.data();
+    ref::embedding_backward(size_op);
+
+    auto device_op = op(OnDevice<T>());
+    auto scratch = scratch_of(ops::embedding_backward_scratch_bytes(device_op));
+    device_op.scratch = scratch.on(OnDevice<T>());
+    ops::embedding_backward(device_op, Stream());
+    ref::embedding_backward(op(OnHost()));
+    check_close(dwte, [&](size_t i) {
+        return stored_error_fp32(dwte.host[i]) + summation_error(double(positions)) * dwte_size[i];
+    });
+    check_same_bits(dwte, expected_dwte);
+    scratch.fetch();
+    if (!with_dwpe) return;
+    check_close(
+        dwpe, [&](size_t i) { return stored_error_fp32(dwpe.host[i]) + summation_error(s.batch + 1) * dwpe_size[i]; });
+    check_same_bits(dwpe, expected_dwpe);
+}
+
+TEMPLATE_TEST_CASE("embedding_backward", "[ops]", float, bf16, fp16) {
+    for (const Shape& s : kShapes)
+        for (bool accumulate : {false, true}) test_embedding_backward<TestType>(s, accumulate, true, true);
+}
+
+// An untied head leaves dwte to the embedding alone; the first micro-step overwrites what the last step left there.
+TEMPLATE_TEST_CASE("embedding_backward: dwte overwritten, no dwpe", "[ops]", float, bf16, fp16) {
+    for (const Shape& s : kShapes) {
+        if (s.vocab > 1000 && s.channels > 6) continue;
+        test_embedding_backward<TestType>(s, true, false, true);
+        for (bool accumulate_dwte : {false, true}) test_embedding_backward<TestType>(s, false, accumulate_dwte, false);
+    }
+}

@@ -1,4 +1,0 @@
-// main() of every test program but the simulated GPU's.
-#include "test/run_tests.h"
-
-int main(int argc, char** argv) { return run_tests(argc, argv); }

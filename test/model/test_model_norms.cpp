@@ -1,0 +1,115 @@
+// What a step measures when it is asked to: norms of gradients by tensor, and the residual stream.
+#include <cmath>
+
+#include "kernels/base/check.h"
+#include "test/support/catch.h"
+#include "test/support/nano_gpt.h"
+
+namespace {
+
+// A step of two micro-steps.
+StepResult measured_step(Gpt& gpt, bool measure, int update = 1, float loss_scale = 1) {
+    const size_t BT = size_t(gpt.options().batch) * size_t(gpt.options().seq_len);
+    gpt.begin_step({.loss_scale = loss_scale, .learning_rate = 1e-3, .measure = measure, .update = update});
+    for (unsigned micro = 1; micro <= 2; micro++) {
+        const std::vector<int> tokens = nano_tokens(BT + 1, gpt.options().shape.vocab_size, micro);
+        gpt.forward(tokens.data());
+        gpt.backward(tokens.data() + 1, 0.5f / float(BT));
+    }
+    return gpt.end_step();
+}
+
+GptOptions two_micro_steps(Dtype precision) {
+    GptOptions options = nano_options(precision);
+    options.micro_steps = 2;
+    return options;
+}
+
+std::vector<float> named_values(const std::vector<NamedTensor>& tensors, const std::string& name) {
+    for (const NamedTensor& tensor : tensors)
+        if (tensor.name == name) return values_of({tensor});
+    FAIL("no tensor " << name);
+    return {};
+}
+
+void set_values(const Gpt& gpt, const std::string& name, float value) {
+    for (const NamedTensor& tensor : gpt.master_tensors()) {
+        if (tensor.name != "master." + name) continue;
+        const std::vector<float> values(tensor.count, value);
+        copy_to_device(tensor.values.data, values.data(), values.size() * sizeof(float), Stream{});
+    }
+}
+
+}  // namespace
+
+TEST_CASE("a step that is asked to gives the norm of each tensor's gradient", "[model]") {
+    for (Dtype precision : {Dtype::fp32, Dtype::bf16})
+        for (float loss_scale : {1.0f, 1024.0f}) {
+            Gpt gpt(two_micro_steps(precision), comm_single());
+            gpt.initialize(42);
+            const StepResult result = measured_step(gpt, true, 1, loss_scale);
+            const std::vector<NamedTensor> gradients = gpt.gradient_tensors();
+            REQUIRE(result.tensor_norms.size() == gradients.size());
+            double all = 0;
+            for (size_t i = 0; i < gradients.size(); i++) {
+                double sum = 0;
+                for (const float value : values_of({gradients[i]})) sum += double(value) * double(value);
+                INFO(gradients[i].name);
+                CHECK(std::abs(result.tensor_norms[i] - std::sqrt(sum) / double(loss_scale)) <= 1e-12);
+                CHECK(result.tensor_norms[i] > 0);
+                all += result.tensor_norms[i] * result.tensor_norms[i];
+            }
+            CHECK(std::abs(std::sqrt(all) / double(result.grad_norm) - 1) < 1e-6);
+        }
+}
+
+// Projections of zero leave the residual stream to the embeddings and the biases, which differ from place to place.
+TEST_CASE("a step that is asked to measures the residual stream of its last micro-step", "[model]") {
+    for (Recompute recompute : {Recompute::none, Recompute::block}) {
+        GptOptions options = two_micro_steps(Dtype::fp32);
+        options.recompute = recompute;
+        Gpt gpt(options, comm_single());
+        gpt.initialize(42);
+        std::vector<float> offset(1);  // of the stream from the embedding's, by place
+        for (int layer = 0; layer < options.shape.n_layer; layer++)
+            for (const char* projection : {"attn_proj", "fc_proj"}) {
+                const std::string name = format("h.%d.%s", layer, projection);
+                const float bias = 0.125f * float(offset.size());
+                set_values(gpt, name + ".weight", 0);
+                set_values(gpt, name + ".bias", bias);
+                offset.push_back(offset.back() + bias);
+            }
+        gpt.masters_changed();
+        const std::vector<NamedTensor> masters = gpt.master_tensors();
+        const std::vector<float> wte = named_values(masters, "master.wte"), wpe = named_values(masters, "master.wpe");
+        const size_t C = size_t(options.shape.n_embd), T = size_t(options.seq_len), BT = size_t(options.batch) * T;
+        const std::vector<int> tokens = nano_tokens(BT + 1, options.shape.vocab_size, 2);
+        const StepResult result = measured_step(gpt, true);
+        REQUIRE(result.residual_rms.size() == offset.size());
+        for (size_t place = 0; place < offset.size(); place++) {
+            double sum = 0;
+            for (size_t row = 0; row < BT; row++)
+                for (size_t i = 0; i < C; i++) {
+                    const float embedding = wte[size_t(tokens[row]) * C + i] + wpe[row % T * C + i];
+                    sum += std::pow(double(embedding) + double(offset[place]), 2);
+                }
+            INFO("place " << place);
+            CHECK(std::abs(result.residual_rms[place] / std::sqrt(sum / double(BT * C)) - 1) < 1e-5);
+        }
+    }
+}
+
+TEST_CASE("measuring changes no bit, and other steps measure nothing", "[model]") {
+    std::vector<float> states[2];
+    for (const bool measure : {false, true}) {
+        Gpt gpt(two_micro_steps(Dtype::bf16), comm_single());
+        gpt.initialize(42);
+        for (int step = 1; step <= 3; step++) {
+            const StepResult result = measured_step(gpt, measure && step == 2, step);
+            CHECK(result.tensor_norms.empty() == !(measure && step == 2));
+            CHECK(result.residual_rms.empty() == !(measure && step == 2));
+        }
+        states[measure] = values_of(gpt.state_tensors());
+    }
+    CHECK(same_bits(states[0], states[1]));
+}

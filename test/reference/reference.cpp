@@ -1,0 +1,387 @@
+#include "test/reference/reference.h"
+
+namespace ref {
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Embedding.
+
+// out[b, t, c] = wte[tokens[b, t], c] + wpe[t, c], without wpe the first alone
+void embedding_forward(const ops::EmbeddingForward& op) {
+    by_storage(op.out, [&]<class T>(T) {
+        T* out = op.out.as<T>();
+        const T* wte = op.wte.as<T>();
+        const T* wpe = op.wpe.as<T>();
+        for (int b = 0; b < op.batch; b++)
+            for (int t = 0; t < op.seq_len; t++)
+                for (int c = 0; c < op.channels; c++) {
+                    size_t position = size_t(b) * op.seq_len + t;
+                    double token_value = load(wte[size_t(op.tokens[position]) * op.channels + c]);
+                    const int row = op.positions ? op.positions[position] : t;
+                    double position_value = wpe ? load(wpe[size_t(row) * op.channels + c]) : 0;
+                    out[position * op.channels + c] = store<T>(token_value + position_value);
+                }
+    });
+}
+
+// dwte[v, c] (+)= the sum of dout[b, t, c] over all (b, t) with tokens[b, t] = v;  dwpe[t, c] (+)= sum over b of
+// dout[b, t, c]
+void embedding_backward(const ops::EmbeddingBackward& op) {
+    by_storage(op.dout, [&]<class T>(T) {
+        const T* dout = op.dout.as<T>();
+        std::vector<double> dwte(size_t(op.vocab) * op.channels), dwpe(size_t(op.n_positions) * op.channels);
+        for (int b = 0; b < op.batch; b++)
+            for (int t = 0; t < op.seq_len; t++)
+                for (int c = 0; c < op.channels; c++) {
+                    size_t position = size_t(b) * op.seq_len + t;
+                    double gradient = load(dout[position * op.channels + c]);
+                    dwte[size_t(op.tokens[position]) * op.channels + c] += gradient;
+                    dwpe[size_t(t) * op.channels + c] += gradient;
+                }
+        for (size_t i = 0; i < dwte.size(); i++) put(op.dwte[i], dwte[i], op.accumulate_dwte);
+        for (size_t i = 0; op.dwpe && i < dwpe.size(); i++) put(op.dwpe[i], dwpe[i], op.accumulate);
+    });
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Normalisation. Absent weights are 1, absent biases 0.
+
+// residual = inp + branch;  x = residual as stored, or inp without a branch
+// mean = sum(x) / cols;  rstd = 1 / sqrt(sum((x - mean)^2) / cols + eps);  out = (x - mean) rstd weight + bias
+// RMSNorm: the same with a mean of 0
+void residual_norm_forward(const ops::ResidualNormForward& op) {
+    by_storage(op.out, [&]<class T>(T) {
+        const T *weight = op.weight.as<T>(), *bias = op.bias.as<T>();
+        for (size_t i = 0; op.branch && i < size_t(op.rows) * op.cols; i++)
+            op.residual.as<T>()[i] = store<T>(load(op.inp.as<T>()[i]) + load(op.branch.as<T>()[i]));
+        for (int row = 0; row < op.rows; row++) {
+            const T* x = (op.branch ? op.residual.as<T>() : op.inp.as<T>()) + size_t(row) * op.cols;
+            T* out = op.out.as<T>() + size_t(row) * op.cols;
+            double sum = 0, squares = 0;
+            for (int c = 0; c < op.cols; c++) sum += load(x[c]);
+            double mean = op.mean ? sum / op.cols : 0;
+            for (int c = 0; c < op.cols; c++) squares += (load(x[c]) - mean) * (load(x[c]) - mean);
+            double rstd = 1 / std::sqrt(squares / op.cols + op.eps);
+            for (int c = 0; c < op.cols; c++)
+                out[c] =
+                    store<T>((load(x[c]) - mean) * rstd * (weight ? load(weight[c]) : 1) + (bias ? load(bias[c]) : 0));
+            if (op.mean) op.mean[row] = float(mean);
+            op.rstd[row] = float(rstd);
+        }
+    });
+}
+
+// With normed = (inp - mean) rstd and dnormed = dout weight, row by row:
+//   dinp (+)= rstd (dnormed - average(dnormed) - normed average(dnormed normed))
+// RMSNorm, with a mean of 0 that depends on nothing:
+//   dinp (+)= rstd (dnormed - normed average(dnormed normed))
+//   dweight (+)= sum over rows of dout normed;  dbias (+)= sum over rows of dout
+void norm_backward(const ops::NormBackward& op) {
+    by_storage(op.dinp, [&]<class T>(T) {
+        const T* weight = op.weight.as<T>();
+        std::vector<double> dweight(op.cols), dbias(op.cols);
+        for (int row = 0; row < op.rows; row++) {
+            const T* inp = op.inp.as<T>() + size_t(row) * op.cols;
+            const T* dout = op.dout.as<T>() + size_t(row) * op.cols;
+            T* dinp = op.dinp.as<T>() + size_t(row) * op.cols;
+            double mean = op.mean ? op.mean[row] : 0, rstd = op.rstd[row];
+            double average = 0, average_with_normed = 0;
+            for (int c = 0; c < op.cols; c++) {
+                double normed = (load(inp[c]) - mean) * rstd;
+                double dnormed = load(dout[c]) * (weight ? load(weight[c]) : 1);
+                if (op.mean) average += dnormed / op.cols;
+                average_with_normed += dnormed * normed / op.cols;
+                dweight[c] += load(dout[c]) * normed;
+                dbias[c] += load(dout[c]);
+            }
+            for (int c = 0; c < op.cols; c++) {
+                double normed = (load(inp[c]) - mean) * rstd;
+                double dnormed = load(dout[c]) * (weight ? load(weight[c]) : 1);
+                put(dinp[c], rstd * (dnormed - average - normed * average_with_normed), op.accumulate_dinp);
+            }
+        }
+        for (int c = 0; c < op.cols; c++) {
+            if (op.dweight) put(op.dweight[c], dweight[c], op.accumulate);
+            if (op.dbias) put(op.dbias[c], dbias[c], op.accumulate);
+        }
+    });
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Causal self-attention. Position t sees the positions first_visible_key(t) <= j <= t.
+
+// The largest of 0, t - window + 1 and first_key[t].
+int first_visible_key(int window, const int* first_key, int t) {
+    int first = 0;
+    if (window > 0) first = std::max(first, t - window + 1);
+    if (first_key) first = std::max(first, first_key[t]);
+    return first;
+}
+template <class Op> int first_visible_key(const Op& op, int b, int t) {
+    return first_visible_key(op.window, op.first_key ? op.first_key + size_t(b) * op.seq_len : nullptr, t);
+}
+
+// softcap tanh(score / softcap) and its derivative; without a cap the score itself and 1.
+double capped(double score, double softcap) { return softcap > 0 ? softcap * std::tanh(score / softcap) : score; }
+double cap_derivative(double score, double softcap) {
+    if (!(softcap > 0)) return 1;
+    double tanh = std::tanh(score / softcap);
+    return 1 - tanh * tanh;
+}
+
+// What dropout multiplies a probability with: 1 without it.
+double dropout_factor(const ops::DropoutMask& mask, int b, int head, int query, int key) {
+    if (!mask) return 1;
+    return mask.is_kept(mask.keys[b], head, query, key) ? 65536.0 / (65536.0 - mask.threshold) : 0;
+}
+
+// score[j] = capped(scale query[t] . key[j]);  lse = log(sum of exp(score));  out[t] = sum over j of factor
+// exp(score[j] - lse) value[j]
+void attention_forward(const ops::AttentionForward& op) {
+    by_storage(op.out, [&]<class T>(T) {
+        T* out = op.out.as<T>();
+        const T* qkv = op.qkv.as<T>();
+        QkvLayout at{op.seq_len, op.n_head, op.n_kv_head, op.head_size};
+        std::vector<double> score(op.seq_len), sum(op.head_size);
+        for (int b = 0; b < op.batch; b++)
+            for (int h = 0; h < op.n_head; h++)
+                for (int t = 0; t < op.seq_len; t++) {
+                    const int first = first_visible_key(op, b, t);
+                    for (int j = first; j <= t; j++) {
+                        double product = dot(qkv + at.query(b, h, t), qkv + at.key(b, h, j), op.head_size);
+                        score[j] = capped(op.scale * product, op.softcap);
+                    }
+                    double lse = log_sum_exp(score.data() + first, t + 1 - first);
+                    std::fill(sum.begin(), sum.end(), 0.0);
+                    for (int j = first; j <= t; j++) {
+                        double p = dropout_factor(op.dropout, b, h, t, j) * std::exp(score[j] - lse);
+                        for (int d = 0; d < op.head_size; d++) sum[d] += p * load(qkv[at.value(b, h, j) + d]);
+                    }
+                    for (int d = 0; d < op.head_size; d++) out[at.out(b, h, t) + d] = store<T>(sum[d]);
+                    op.lse[at.lse(b, h, t)] = float(lse);
+                }
+    });
+}
+
+// The row's keys and values become those of its position; then as in the forward op, for that position alone.
+void attention_decode(const ops::AttentionDecode& op) {
+    by_storage(op.out, [&]<class T>(T) {
+        const int size = op.head_size, group = op.n_head / op.n_kv_head;
+        const size_t queries = size_t(op.n_head) * size, keys = size_t(op.n_kv_head) * size;
+        for (int row = 0; row < op.rows; row++) {
+            const auto& [sequence, position, first_key] = op.places[row];
+            const T* query = op.qkv.as<T>() + size_t(row) * (queries + 2 * keys);
+            auto kept = [&](int j) { return op.cache.as<T>() + (size_t(sequence) * op.capacity + j) * 2 * keys; };
+            std::copy_n(query + queries, 2 * keys, kept(position));
+            const int first = op.window > 0 ? std::max(first_key, position + 1 - op.window) : first_key;
+            for (int h = 0; h < op.n_head; h++) {
+                const size_t key = size_t(h / group) * size, value = keys + key;
+                std::vector<double> score, sum(size);
+                for (int j = first; j <= position; j++)
+                    score.push_back(capped(op.scale * dot(query + size_t(h) * size, kept(j) + key, size), op.softcap));
+                const double lse = log_sum_exp(score.data(), int(score.size()));
+                for (int j = first; j <= position; j++)
+                    for (int d = 0; d < size; d++)
+                        sum[d] += std::exp(score[j - first] - lse) * load(kept(j)[value + d]);
+                T* out = op.out.as<T>() + row * queries + size_t(h) * size;
+                for (int d = 0; d < size; d++) out[d] = store<T>(sum[d]);
+            }
+        }
+    });
+}
+
+// With p = exp(score - lse), for every query t of a head and key j that it sees:
+//   dvalue[j] += factor p dout[t];  dp = factor dout[t] . value[j];
+//   dscore = p (dp - dout[t] . out[t]) cap_derivative(scale query[t] . key[j])
+//   dquery[t] += scale dscore key[j];  dkey[j] += scale dscore query[t]
+void attention_backward(const ops::AttentionBackward& op) {
+    by_storage(op.dqkv, [&]<class T>(T) {
+        T* dqkv = op.dqkv.as<T>();
+        const T* qkv = op.qkv.as<T>();
+        const T* out = op.out.as<T>();
+        QkvLayout at{op.seq_len, op.n_head, op.n_kv_head, op.head_size};
+        std::vector<double> sums(at.row(op.batch, 0));
+        for (int b = 0; b < op.batch; b++)
+            for (int h = 0; h < op.n_head; h++)
+                for (int t = 0; t < op.seq_len; t++) {
+                    const T* query = qkv + at.query(b, h, t);
+                    const T* dout = op.dout.as<T>() + at.out(b, h, t);
+                    double dout_out = dot(dout, out + at.out(b, h, t), op.head_size);
+                    for (int j = first_visible_key(op, b, t); j <= t; j++) {
+                        const T* key = qkv + at.key(b, h, j);
+                        double score = op.scale * dot(query, key, op.head_size);
+                        double p = std::exp(capped(score, op.softcap) - op.lse[at.lse(b, h, t)]);
+                        double factor = dropout_factor(op.dropout, b, h, t, j);
+                        double dp = factor * dot(dout, qkv + at.value(b, h, j), op.head_size);
+                        double dscore = p * (dp - dout_out) * cap_derivative(score, op.softcap);
+                        for (int d = 0; d < op.head_size; d++) {
+                            sums[at.value(b, h, j) + d] += factor * p * load(dout[d]);
+                            sums[at.query(b, h, t) + d] += op.scale * dscore * load(key[d]);
+                            sums[at.key(b, h, j) + d] += op.scale * dscore * load(query[d]);
+                        }
+                    }
+                }
+        for (size_t i = 0; i < sums.size(); i++) dqkv[i] = store<T>(sums[i]);
+    });
+}
+
+// out = inp / (1 - threshold / 65536) where the mask keeps the element, else 0
+void dropout(const ops::Dropout& op) {
+    by_storage(op.out, [&]<class T>(T) {
+        T* out = op.out.as<T>();
+        const T* inp = op.inp.as<T>();
+        for (int b = 0; b < op.batch; b++)
+            for (size_t e = 0; e < op.count; e++) {
+                const size_t i = b * op.count + e;
+                const bool kept = op.mask.is_kept(op.mask.keys[b], e);
+                out[i] = store<T>(kept ? load(inp[i]) * 65536.0 / (65536.0 - op.mask.threshold) : 0);
+            }
+    });
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Loss.
+
+// With x[v] = softcap tanh(logits[v] / softcap), or without a soft cap the logits, and p[v] = exp(x[v] - lse):
+//   loss = lse - x[target]
+//   dlogits[v] = (p[v] - (v is target) + 2 z_loss lse p[v]) x'[v] grad_scale loss_scale,  x' = 1 - tanh^2
+void cross_entropy(const ops::CrossEntropy& op) {
+    by_storage(op.logits, [&]<class T>(T) {
+        double gradient_scale = double(op.grad_scale) * (op.loss_scale ? *op.loss_scale : 1);
+        std::vector<double> x(op.vocab), slope(op.vocab);
+        for (int row = 0; row < op.rows; row++) {
+            T* logits = op.logits.as<T>() + size_t(row) * op.padded_vocab;
+            int target = op.targets[row];
+            for (int v = 0; v < op.vocab; v++) {
+                double tanh = op.softcap > 0 ? std::tanh(load(logits[v]) / op.softcap) : 0;
+                x[v] = op.softcap > 0 ? op.softcap * tanh : load(logits[v]);
+                slope[v] = 1 - tanh * tanh;
+            }
+            op.loss[row] = target < 0 ? 0 : float(token_loss(x.data(), op.vocab, target));
+            if (!op.write_dlogits) continue;
+            double lse = log_sum_exp(x.data(), op.vocab);
+            for (int v = 0; v < op.vocab; v++) {
+                double p = std::exp(x[v] - lse);
+                double gradient = (p - (v == target) + 2 * op.z_loss * lse * p) * slope[v] * gradient_scale;
+                logits[v] = store<T>(target < 0 ? 0 : gradient);
+            }
+            for (int v = op.vocab; v < op.padded_vocab; v++) logits[v] = store<T>(0);
+        }
+    });
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The update.
+
+// g = grad scale;  m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2
+// master = master - lr weight_decay master - lr (m / correction1) / (sqrt(v / correction2) + eps)
+void adamw_update(const ops::AdamwUpdate& op) {
+    by_storage(op.param, [&]<class T>(T) {
+        T* param = op.param.as<T>();
+        if (op.grad_norm->non_finite_tensor >= 0) return;
+        double lr = op.scalars->learning_rate;
+        for (int i = 0; i < op.n_chunks; i++) {
+            const ops::Chunk& chunk = op.chunks[i];
+            double decay = chunk.decayed ? op.weight_decay : 0;
+            for (size_t e = chunk.begin; e < chunk.begin + chunk.count; e++) {
+                double g = double(op.grad[e]) * op.grad_norm->scale;
+                double m = double(op.beta1) * op.m[e] + (1 - double(op.beta1)) * g;
+                double v = double(op.beta2) * op.v[e] + (1 - double(op.beta2)) * g * g;
+                double step = m / op.scalars->bias_correction1 / (std::sqrt(v / op.scalars->bias_correction2) + op.eps);
+                op.master[e] = float(op.master[e] - lr * decay * op.master[e] - lr * step);
+                op.m[e] = float(m);
+                op.v[e] = float(v);
+                if (param) param[e] = store<T>(op.master[e]);
+            }
+        }
+    });
+}
+
+// m = momentum m + grad scale;  master = master - lr (m + weight_decay master)
+void sgd_update(const ops::SgdUpdate& op) {
+    by_storage(op.param, [&]<class T>(T) {
+        T* param = op.param.as<T>();
+        if (op.grad_norm->non_finite_tensor >= 0) return;
+        for (int i = 0; i < op.n_chunks; i++) {
+            const ops::Chunk& chunk = op.chunks[i];
+            double decay = chunk.decayed ? op.weight_decay : 0;
+            for (size_t e = chunk.begin; e < chunk.begin + chunk.count; e++) {
+                double m = double(op.momentum) * op.m[e] + double(op.grad[e]) * op.grad_norm->scale;
+                op.master[e] = float(op.master[e] - op.scalars->learning_rate * (m + decay * op.master[e]));
+                op.m[e] = float(m);
+                if (param) param[e] = store<T>(op.master[e]);
+            }
+        }
+    });
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Filling and casting.
+
+// out[i] = inp[i], rounded to nearest even
+void cast(const ops::Cast& op) {
+    by_storage(op.out, [&]<class T>(T) {
+        T* out = op.out.as<T>();
+        for (size_t i = 0; i < op.count; i++) out[i] = store<T>(op.inp[i]);
+    });
+}
+
+// *out (+)= sum of loss[i]
+void loss_sum(const ops::LossSum& op) {
+    double sum = 0;
+    for (int i = 0; i < op.rows; i++) sum += op.loss[i];
+    put(*op.out, sum, op.accumulate);
+}
+
+// out[i] = sum of values[e]^2 over the elements e of chunk i
+void squared_sums(const ops::SquaredSums& op) {
+    for (int i = 0; i < op.n_chunks; i++) {
+        double& sum = op.out[op.chunks[i].index];
+        sum = 0;
+        for (int e = 0; e < op.chunks[i].count; e++) {
+            double value = op.values[op.chunks[i].begin + e];
+            sum += value * value;
+        }
+    }
+}
+
+// norm = sqrt(sum of sums) / loss_scale;  scale = min(1, clip / (norm + 1e-6)) / loss_scale, without clipping 1 /
+// loss_scale
+void grad_norm_finish(const ops::GradNormFinish& op) {
+    double sum = 0;
+    int non_finite_tensor = -1;
+    for (int i = 0; i < op.n_chunks; i++) {
+        sum += op.sums[i];
+        if (!std::isfinite(op.sums[i]) && non_finite_tensor < 0) non_finite_tensor = op.chunks[i].tensor;
+    }
+    double norm = std::sqrt(sum) / *op.loss_scale;
+    double clipping = op.clip > 0 ? std::min(1.0, op.clip / (norm + 1e-6)) : 1;
+    *op.out = {.norm = float(norm),
+               .scale = float(clipping / *op.loss_scale),
+               .non_finite_tensor = non_finite_tensor,
+               .reserved = 0};
+}
+
+// Element i comes from the words of philox number i / 4: of words 0 and 1 as uniform numbers u, v elements 0 and 1 are
+// sqrt(-2 log u) cos(2 pi v) and sqrt(-2 log u) sin(2 pi v), of words 2 and 3 elements 2 and 3 (Box, Muller, "A note on
+// the generation of random normal deviates", Annals of Mathematical Statistics 29, 1958).
+void normal_fill(const ops::NormalFill& op) {
+    for (size_t i = op.first; i < op.first + op.count; i++) {
+        Philox random = philox(op.seed, (uint64_t(RandomPurpose::init) << 32) + op.subsequence, i / 4);
+        int pair = int(i % 4) / 2;
+        double u = uniform_from_bits(random.word[2 * pair]);
+        double v = uniform_from_bits(random.word[2 * pair + 1]);
+        double radius = std::sqrt(-2 * std::log(u));
+        double normal = radius * (i % 2 == 0 ? std::cos(2 * M_PI * v) : std::sin(2 * M_PI * v));
+        op.out[i - op.first] = float(normal * op.deviation);
+    }
+}
+
+// out[i] += inp[i]
+void add(const ops::Add& op) {
+    for (size_t i = 0; i < op.count; i++) op.out[i] = float(double(op.out[i]) + double(op.inp[i]));
+}
+
+// out[i] = value
+void fill(const ops::Fill& op) { std::fill(op.out, op.out + op.count, op.value); }
+
+}  // namespace ref

@@ -1,0 +1,147 @@
+
+#include "runtime/cluster/rank_monitor.h"
+#include "runtime/cluster/wire_format.h"
+#include "test/support/catch.h"
+
+namespace {
+
+const TimePoint kNow = Clock::now();
+
+MonitoredRank rank_with(int rank, uint64_t collective, double progress_ago_s, Phase phase = Phase::step) {
+    RankStatus status;
+    status.phase = phase;
+    status.step = 9;
+    status.collective = collective;
+    status.collective_name = "all_reduce";
+    return {{rank, "host" + std::to_string(rank), 100 + rank}, status, kNow, kNow - seconds(progress_ago_s)};
+}
+
+MonitoredRank silent(MonitoredRank rank, double heard_ago_s) {
+    rank.last_heard = kNow - seconds(heard_ago_s);
+    return rank;
+}
+
+MonitoredRank left(MonitoredRank rank) {
+    rank.has_left = true;
+    return rank;
+}
+
+MonitoredRank waiting(MonitoredRank rank) {
+    rank.request = TextRequest{};
+    return rank;
+}
+
+// The rank to blame, or -1.
+int blamed(const std::vector<MonitoredRank>& ranks) {
+    const auto hang = find_hang(ranks, {}, kNow);
+    return hang ? hang->rank : -1;
+}
+
+std::vector<MonitoredRank> three_ranks() {
+    return {{{0, "a", 10}, {}, kNow, kNow}, {{1, "a", 11}, {}, kNow, kNow}, {{2, "b", 12}, {}, kNow, kNow}};
+}
+
+}  // namespace
+
+TEST_CASE("hang detector: blames by silence, by collective, by phase", "[control]") {
+    // Healthy, and just within the limits of 60 s silence and 120 s step.
+    CHECK(blamed({rank_with(0, 5, 0), rank_with(1, 5, 119), silent(rank_with(2, 5, 1), 59)}) == -1);
+    // Silence comes first; of several silent ranks, the longest.
+    CHECK(blamed({rank_with(0, 4, 130), silent(rank_with(1, 5, 1), 61), silent(rank_with(2, 5, 1), 62)}) == 2);
+    // No progress anywhere: the rank that did not start the collective, although others have waited for longer.
+    CHECK(blamed({rank_with(0, 6, 130), rank_with(1, 5, 121), rank_with(2, 6, 140)}) == 1);
+    // The same collective everywhere: the rank without progress for longest.
+    CHECK(blamed({rank_with(0, 6, 130), rank_with(1, 6, 131), rank_with(2, 6, 129)}) == 1);
+    // The others wait beyond their own limit for a rank that saves, or that makes progress: no hang yet.
+    CHECK(blamed({rank_with(0, 5, 500, Phase::save), rank_with(1, 6, 490)}) == -1);
+    CHECK(blamed({rank_with(0, 5, 901, Phase::save), rank_with(1, 6, 899)}) == 0);
+    CHECK(blamed({rank_with(0, 5, 1), rank_with(1, 6, 899)}) == -1);
+    CHECK(blamed({rank_with(0, 5, 1), rank_with(1, 6, 901)}) == 0);
+    CHECK(blamed({rank_with(0, 0, 299, Phase::start), rank_with(1, 0, 1)}) == -1);
+    CHECK(blamed({rank_with(0, 0, 301, Phase::start), rank_with(1, 0, 1)}) == 0);
+    // A rank that has left, or waits for the others in a collective of the control channel, is never to blame.
+    for (const auto& excused : {left, waiting}) {
+        CHECK(blamed({excused(silent(rank_with(0, 1, 999), 999)), rank_with(1, 5, 1)}) == -1);
+        CHECK(blamed({excused(rank_with(0, 1, 999)), rank_with(1, 5, 121)}) == 1);
+        CHECK(blamed({excused(rank_with(0, 1, 999))}) == -1);
+    }
+}
+
+TEST_CASE("hang detector: the sentence names rank, host, pid, limit and status", "[control]") {
+    const std::string late = find_hang({rank_with(0, 6, 130), rank_with(1, 5, 121)}, {}, kNow)->sentence;
+    CHECK(late ==
+          "rank 1 on host1 (pid 101) hangs: no progress for 121.0 s (limit 120 s) in phase step, step 9, last "
+          "collective 5 (all_reduce); others have reached collective 6 (all_reduce)");
+    const std::string equal = find_hang({rank_with(0, 0, 130), rank_with(1, 0, 121)}, {}, kNow)->sentence;
+    CHECK(equal ==
+          "rank 0 on host0 (pid 100) hangs: no progress for 130.0 s (limit 120 s) in phase step, step 9, before "
+          "its first collective; no rank is ahead of it, it has made no progress for longest");
+    const std::string quiet = find_hang({rank_with(0, 5, 0), silent(rank_with(1, 5, 0), 61)}, {}, kNow)->sentence;
+    CHECK(quiet ==
+          "rank 1 on host1 (pid 101) hangs: no heartbeat for 61.0 s (limit 60 s); it was last in phase "
+          "step, step 9, last collective 5 (all_reduce)");
+}
+
+TEST_CASE("hang detector: the status in words", "[control]") {
+    RankStatus status;
+    CHECK(status.text() == "in phase start, before its first collective");
+    status.phase = Phase::save, status.step = 12, status.collective = 3, status.collective_name = "barrier";
+    CHECK(status.text() == "in phase save, step 12, last collective 3 (barrier)");
+}
+
+TEST_CASE("text collective: replies once all ranks have sent the same request", "[control]") {
+    std::vector<MonitoredRank> ranks = three_ranks();
+    CHECK_FALSE(reply_to_requests(ranks, 10, kNow));
+    for (const size_t rank : {2, 0}) {
+        ranks[rank].request = {false, "w", std::to_string(rank)};
+        ranks[rank].requested = kNow;
+        CHECK_FALSE(reply_to_requests(ranks, 10, kNow));
+    }
+    ranks[1].request = {false, "w", ""};
+    const auto reply = reply_to_requests(ranks, 10, kNow);
+    REQUIRE(reply);
+    CHECK(reply->code == Exit::ok);
+    CHECK(reply->text == pack("0", "", "2"));
+}
+
+TEST_CASE("text collective: different texts, different requests and missing ranks are errors", "[control]") {
+    std::vector<MonitoredRank> ranks = three_ranks();
+    const auto call = [&](size_t rank, bool must_be_same, const char* what, const std::string& text) {
+        ranks[rank].request = {must_be_same, what, text};
+        ranks[rank].requested = kNow;
+        return reply_to_requests(ranks, 10, kNow);
+    };
+    call(1, true, "data", "x");
+    call(0, true, "data", "x");
+    const auto differing = call(2, true, "data", std::string(200, 'y'));
+    REQUIRE(differing);
+    CHECK(differing->code == Exit::config);
+    CHECK(differing->text == "data differs between ranks: each of ranks 0, 1 on a has \"x\"; rank 2 on b has \"" +
+                                 std::string(100, 'y') + "... (200 bytes)\"");
+
+    ranks = three_ranks();
+    call(1, false, "data", "x");
+    const auto other_subject = call(2, false, "state", "x");
+    REQUIRE(other_subject);
+    CHECK(other_subject->code == Exit::internal);
+    const auto other_operation = call(2, true, "data", "x");
+    REQUIRE(other_operation);
+    CHECK(other_operation->code == Exit::internal);
+    CHECK(
+        other_operation->text ==
+        "rank 2 on b (pid 12) calls require_same of \"data\" while rank 1 on a (pid 11) calls all_gather of \"data\"");
+
+    // The time counts from the first request.
+    ranks = three_ranks();
+    call(1, false, "data", "x");
+    CHECK_FALSE(reply_to_requests(ranks, 10, kNow + seconds(9.9)));
+    const auto late = reply_to_requests(ranks, 10, kNow + seconds(10.1));
+    REQUIRE(late);
+    CHECK(late->code == Exit::hang);
+    CHECK(late->text ==
+          "2 of 3 ranks did not call all_gather of \"data\" within 10 s: missing 0, 2: rank 0 on a (pid "
+          "10), rank 2 on b (pid 12)");
+    ranks[0].request = ranks[1].request, ranks[0].requested = kNow + seconds(5);
+    CHECK_FALSE(reply_to_requests(ranks, 10, kNow + seconds(9.9)));
+    CHECK(reply_to_requests(ranks, 10, kNow + seconds(10.1)));
+}

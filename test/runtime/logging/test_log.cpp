@@ -1,0 +1,379 @@
+// The records of a run: digits that restore the bits, no step twice after a resume, lines for people, signals.
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <csignal>
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "runtime/logging/terminal_view.h"
+#include "test/support/expect_error.h"
+#include "test/support/temporary_directory.h"
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+TrainRecord record_of(int step) {
+    return {.step = step,
+            .loss = 10.0 / (step + 2),
+            .learning_rate = 6e-4 / step,
+            .grad_norm = 1.0f / float(step),
+            .loss_scale = 1,
+            .tokens = int64_t(step) << 33,
+            .step_ms = 100.0 / 3,
+            .tokens_per_s = 1e5 / 7};
+}
+
+void write_steps(const std::string& dir, int committed_step, int last_step) {
+    RunLog log(dir, committed_step);
+    for (int step = committed_step + 1; step <= last_step; step++) {
+        log.write(record_of(step));
+        if (step % 3 == 0) log.write(ValRecord{step, 3.0 / step, 1.25 / step});
+        if (step % 4 == 0) log.write(SampleRecord{step, "In", "In " + std::to_string(step) + "\n\"\x1b\xff"});
+        if (step % 5 == 0) log.write(NormRecord{step, {{"wte", 0.5}}, {{"h.0.residual", 1.0 / step}}});
+    }
+    log.sync();
+}
+
+// What `action` prints on a stream that is a file, or the terminal end of a pseudo-terminal.
+template <class Action> std::string printed_on_file(Action action) {
+    std::FILE* file = std::tmpfile();
+    action(file);
+    std::rewind(file);
+    std::string text(1 << 16, '\0');
+    text.resize(std::fread(text.data(), 1, text.size(), file));
+    std::fclose(file);
+    return text;
+}
+
+template <class Action> std::string printed_on_terminal(Action action) {
+    const int master = ::posix_openpt(O_RDWR | O_NOCTTY);
+    REQUIRE(master != -1);
+    REQUIRE(::grantpt(master) == 0);
+    REQUIRE(::unlockpt(master) == 0);
+    std::FILE* terminal = std::fopen(::ptsname(master), "w");
+    REQUIRE(terminal);
+    // Read while it is written, since a full terminal makes the writer wait. The system hands the text over in pieces,
+    // and ends with an error when nobody holds the other side any more.
+    std::string text;
+    std::jthread reader([&] {
+        char piece[256];
+        for (ssize_t count; (count = ::read(master, piece, sizeof(piece))) > 0;) text.append(piece, size_t(count));
+    });
+    action(terminal);
+    std::fclose(terminal);
+    reader.join();
+    ::close(master);
+    return text;
+}
+
+}  // namespace
+
+TEST_CASE("a line of metrics restores every bit of every number", "[log]") {
+    TrainRecord record = record_of(3);
+    record.loss = 0.1 + 0.2;
+    record.grad_norm = 0.1f;
+    record.loss_scale = 0x1p100f;
+    record.learning_rate = 5e-324;
+    record.mfu = 1.0 / 3;
+    record.data_ms = 3, record.comm_ms = 5, record.optimizer_ms = 7;
+    const Json json = Json::parse(json_line(record));
+    std::string keys;
+    for (const auto& [key, value] : json.items()) keys += key + " ";
+    CHECK(keys ==
+          "kind step time loss lr grad_norm loss_scale tokens epoch step_ms tokens_per_s mfu compute_ms comm_ms "
+          "data_ms optimizer_ms comm_bytes resident_bytes ");
+    CHECK(json["kind"] == "train");
+    CHECK(json["compute_ms"].get<double>() == record.step_ms - 3 - 5 - 7);
+    CHECK(json["step"] == 3);
+    CHECK(json["loss"].get<double>() == 0.1 + 0.2);
+    CHECK(json["lr"].get<double>() == 5e-324);
+    CHECK(json["grad_norm"].get<float>() == 0.1f);
+    CHECK(json["loss_scale"].get<float>() == 0x1p100f);
+    CHECK(json["tokens"].get<int64_t>() == int64_t(3) << 33);
+    CHECK(json["step_ms"].get<double>() == 100.0 / 3);
+    CHECK(json["tokens_per_s"].get<double>() == 1e5 / 7);
+    CHECK(json["mfu"].get<double>() == 1.0 / 3);
+
+    const Json val = Json::parse(json_line(ValRecord{7, 2.0 / 3, std::nullopt, 1.7e9 + 0.125}));
+    CHECK(val.dump() ==
+          R"({"kind":"val","step":7,"time":1700000000.125,"loss":0.6666666666666666,"bits_per_byte":null})");
+    const Json norms = Json::parse(json_line(NormRecord{7, {{"wte", 1.0 / 3}, {"h.0.\"", HUGE_VAL}}, {{"f", 2}}, 3}));
+    CHECK(norms.dump() == R"({"kind":"norms","step":7,"time":3.0,"grad_norms":{"wte":0.3333333333333333,)"
+                          R"("h.0.\"":"inf"},"activation_rms":{"f":2}})");
+}
+
+TEST_CASE("a sample is valid JSON whatever the model writes", "[log]") {
+    const Json json = Json::parse(json_line(SampleRecord{7, "A \xff", "A \xc3\xa9\n\x1b[2J\xe2\x82", 1.5}));
+    CHECK(json["step"] == 7);
+    CHECK(json["time"] == 1.5);
+    CHECK(json["prompt"] == "A \ufffd");
+    CHECK(json["text"] == "A \u00e9\n\x1b[2J\ufffd");
+    CHECK(printable("A \xc3\xa9\n\x1b[2J\t\x7f\r\xc2\x9b\x31\xc2\xa0\xe2\x82") == "A \u00e9\n[2J\t1\u00a0\ufffd");
+}
+
+TEST_CASE("what is not a finite number is still valid JSON", "[log]") {
+    TrainRecord record = record_of(1);
+    record.loss = std::nan("");
+    record.grad_norm = std::numeric_limits<float>::infinity();
+    record.learning_rate = -std::numeric_limits<double>::infinity();
+    record.skipped = "blocks.0.\"mlp\"";
+    const Json json = Json::parse(json_line(record));
+    CHECK(json["loss"] == "nan");
+    CHECK(json["grad_norm"] == "inf");
+    CHECK(json["lr"] == "-inf");
+    CHECK(json["mfu"].is_null());
+    CHECK(json["skipped"] == "blocks.0.\"mlp\"");
+}
+
+TEST_CASE("main.log has llm.c's form", "[log]") {
+    TemporaryDirectory directory;
+    {
+        RunLog log(directory.path(), 0);
+        log.write(TrainRecord{.step = 12, .loss = 3.14159, .learning_rate = 6e-4, .grad_norm = 1.005f});
+        log.write(ValRecord{12, 2.71828, std::nullopt});
+    }
+    CHECK(read_file(directory / "main.log") == "s:12 trl:3.1416 lr:0.000600 norm:1.00\ns:12 tel:2.7183\n");
+}
+
+TEST_CASE("after a resume from any step the files are those of a run that never stopped", "[log]") {
+    TemporaryDirectory straight;
+    write_steps(straight.path(), 0, 20);
+    const std::vector<std::string> litters = {
+        "", "{\"kind\":\"train\",\"st", "{\"kind\":\"train\",\"step\":1", std::string(4, '\0'), "\n\n", "s:7"};
+    for (int committed : {0, 1, 9, 20})
+        for (const std::string& litter : litters) {
+            INFO("resumed from step " << committed << ", crash left " << litter);
+            TemporaryDirectory resumed;
+            write_steps(resumed.path(), 0, std::min(committed + 5, 20));
+            for (const char* name : {"metrics.jsonl", "main.log", "samples.jsonl"})
+                std::ofstream(resumed / name, std::ios::app) << litter;
+            write_steps(resumed.path(), committed, 20);
+            for (const char* name : {"metrics.jsonl", "main.log", "samples.jsonl"})
+                CHECK(read_file(resumed / name) == read_file(straight / name));
+            CHECK(list_directory(resumed.path()) ==
+                  std::vector<std::string>{"main.log", "metrics.jsonl", "samples.jsonl"});
+        }
+}
+
+TEST_CASE("a log that is a link stays one, and its target continues", "[log]") {
+    TemporaryDirectory directory;
+    for (const char* name : {"whole", "run", "disk"}) std::filesystem::create_directory(directory / name);
+    write_steps(directory / "whole", 0, 12);
+    write_steps(directory / "run", 0, 5);
+    const std::string kNames[] = {"metrics.jsonl", "main.log", "samples.jsonl"};
+    for (const std::string& name : kNames) {
+        std::filesystem::rename(directory / ("run/" + name), directory / ("disk/" + name));
+        std::filesystem::create_symlink("../disk/" + name, directory / ("run/" + name));
+    }
+    for (const bool has_gap : {false, true}) {  // the files are cut, or replaced
+        if (has_gap) std::ofstream(directory / "disk/metrics.jsonl", std::ios::app) << "{\"kind\"\n{\"step\":9}\n";
+        write_steps(directory / "run", has_gap ? 8 : 5, has_gap ? 12 : 8);
+        for (const std::string& name : kNames) CHECK(std::filesystem::is_symlink(directory / ("run/" + name)));
+    }
+    for (const std::string& name : kNames)
+        CHECK(read_file(directory / ("disk/" + name)) == read_file(directory / ("whole/" + name)));
+    CHECK(list_directory(directory / "disk").size() == std::size(kNames));
+
+    std::filesystem::remove(directory / "disk/main.log");
+    expect_error(Exit::io, {"run/main.log", "link", "No such file"}, [&] { RunLog(directory / "run", 12); });
+    CHECK(std::filesystem::is_symlink(directory / "run/main.log"));
+}
+
+TEST_CASE("lines appear in the files at once and whole", "[log]") {
+    TemporaryDirectory directory;
+    RunLog log(directory.path(), 0);
+    for (int step = 1; step <= 3; step++) {
+        log.write(record_of(step));
+        CHECK(read_file(directory / "metrics.jsonl").ends_with(json_line(record_of(step)) + "\n"));
+    }
+    expect_error(Exit::cannot_create, {"no/such"}, [&] { RunLog(directory / "no/such", 0); });
+}
+
+TEST_CASE("the progress line says step, loss, rate, speed and the time left", "[log]") {
+    TrainRecord record{.step = 12,
+                       .loss = 3.14159,
+                       .learning_rate = 6e-4,
+                       .grad_norm = 1.25f,
+                       .step_ms = 165.7,
+                       .tokens_per_s = 1234567.8};
+    CHECK(progress_line(record, 500, 81) ==
+          "step 12/500 | loss 3.1416 | lr 6.00e-04 | norm 1.25 | 1,234,568 tokens/s | 166 ms | 1 min 21 s left");
+    CHECK(progress_line(record, 500, 59).ends_with(" 59 s left"));
+    CHECK(progress_line(record, 500, 7265).ends_with(" 2 h 01 min left"));
+    record.skipped = "wte";
+    record.tokens_per_s = 999;
+    CHECK(progress_line(record, 500, 0).ends_with(" 999 tokens/s | 166 ms | 0 s left | skipped: wte is not finite"));
+}
+
+TEST_CASE("without a terminal, or with several ranks, progress is a plain line every so many steps", "[log]") {
+    auto train = [](std::FILE* out, int ranks) {
+        TrainingProgress progress(out, TerminalMode::automatic, ranks, 25, 10);
+        for (int step = 3; step <= 25; step++) progress.show(record_of(step));
+        progress.say("done");
+    };
+    const std::string text = printed_on_file([&](std::FILE* out) { train(out, 1); });
+    CHECK(text.find_first_of("\r\x1b") == std::string::npos);
+    std::string on_terminal = printed_on_terminal([&](std::FILE* out) { train(out, 2); });
+    std::erase(on_terminal, '\r');  // the terminal's own, before each newline
+    CHECK(on_terminal == text);
+    std::vector<std::string> lines;
+    for (size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1)
+        lines.push_back(text.substr(begin, end - begin));
+    REQUIRE(lines.size() == 5);
+    for (size_t i = 0; i < 4; i++)
+        CHECK(lines[i].starts_with(std::vector{"step 3/", "step 10/", "step 20/", "step 25/"}[i]));
+    CHECK(lines[3].find("| 0 s left") != std::string::npos);
+    CHECK(lines[4] == "done");
+}
+
+TEST_CASE("on a terminal progress rewrites one line that is never wider than the terminal", "[log]") {
+    const std::string text = printed_on_terminal([](std::FILE* out) {
+        TrainingProgress progress(out, TerminalMode::line, 1, 3, 10);
+        for (int step = 1; step <= 2; step++) progress.show(record_of(step));
+        progress.show(ValRecord{2, 4.25, std::nullopt});
+        progress.show(record_of(3));
+    });
+    const std::string line1 = progress_line(record_of(1), 3, 0).substr(0, 40);
+    CHECK(text.starts_with(line1));
+    CHECK(text.find("\r\x1b[Kstep 2/3") != std::string::npos);
+    // Below a line of its own the last step's comes again, so that its loss stays in sight.
+    CHECK(text.find("\r\x1b[Kstep 2 | validation loss 4.2500\r\nstep 2/3 | loss 2.5000 ") != std::string::npos);
+    CHECK(text.find("\r\x1b[Kstep 3/3") != std::string::npos);
+    CHECK(text.ends_with("\n"));
+    for (size_t begin = 0, end; (end = text.find_first_of("\x1b\n", begin)) != std::string::npos; begin = end + 1)
+        CHECK(end - begin <= 79 + std::strlen("[K\r"));
+}
+
+TEST_CASE("what takes long is said, on a terminal soon and elsewhere now and then", "[log]") {
+    const Patience patience{.tick_s = 0.01, .terminal_s = 0.05, .plain_s = 0.2};
+    auto train = [&](std::FILE* out) {
+        TrainingProgress progress(out, TerminalMode::line, 1, 9, 1, patience);
+        progress.begin("preparing");
+        std::this_thread::sleep_for(std::chrono::milliseconds(300));
+        progress.show(record_of(1));
+        for (const int micro : {1, 3}) {
+            progress.begin_micro_step(2, micro, 3);
+            std::this_thread::sleep_for(std::chrono::milliseconds(300));
+        }
+        progress.show(record_of(2));
+    };
+    const std::string terminal = printed_on_terminal(train), file = printed_on_file(train);
+    CHECK(terminal.find("preparing | 0 s") != std::string::npos);
+    CHECK(terminal.find("step 2/9 | micro-step 1/3 | 0 s | loss 3.3333") != std::string::npos);
+    CHECK(terminal.find("micro-step 3/3") != std::string::npos);
+    CHECK(file.starts_with("preparing | 0 s\n"));
+    CHECK(file.find("\nstep 1/9 | loss") != std::string::npos);
+    CHECK(file.find("\nstep 2/9 | micro-step 3/3 | 0 s\n") != std::string::npos);
+    CHECK(std::count(file.begin(), file.end(), '\n') < 8);
+}
+
+TEST_CASE("a curve keeps its shape in bounded memory, over gaps and what is not finite", "[log]") {
+    Curve curve;
+    CHECK(curve.resampled(3).empty());
+    curve.add(1001, 4);
+    CHECK(curve.resampled(2) == std::vector<double>{4, 4});
+    constexpr int kSteps = 1'000'000;
+    for (int step = 2; step <= kSteps; step++)
+        if (step % 3 > 0 || step == kSteps)
+            curve.add(1000 + step, step % 7 == 0 && step < kSteps ? NAN : 4 - 3e-6 * step);
+    const std::vector<double> values = curve.resampled(101);
+    for (int i = 0; i <= 100; i++) CHECK(std::abs(values[size_t(i)] - (4 - 0.03 * i)) < 0.01);
+    CHECK(curve.first_step() == 1001);
+}
+
+TEST_CASE("the curve on the terminal falls from left to right between the labels of its range", "[log]") {
+    Curve curve;
+    for (int step = 1; step <= 100; step++) curve.add(step, 10.0 - 0.05 * step);
+    std::vector<std::string> lines = curve_lines(curve, 29, 5, false);
+    REQUIRE(lines.size() == 5);
+    CHECK(lines[0].starts_with("  9.689 |*"));  // the second of 20 values: the highest 2 % are above
+    CHECK(lines[4].starts_with("      5 |"));
+    for (size_t row = 0; row < 5; row++) {
+        CHECK(lines[row].size() == 29);
+        const size_t first = lines[row].find('*') - 9, last = lines[row].rfind('*') - 9;
+        CHECK(first / 4 >= row - (row > 0));
+        CHECK(last / 4 <= row + (row < 4));
+    }
+    // Braille has two dots by four in a character: the same curve rises and falls by quarters of a line.
+    lines = curve_lines(curve, 29, 5, true);
+    CHECK(lines[0].starts_with("  9.823 \u2502\u2809"));
+    CHECK(lines[4].ends_with("\u28c0"));
+}
+
+TEST_CASE("the view shows every number, and fits every terminal that it accepts", "[log]") {
+    ViewState state;
+    for (int step = 1; step <= 50; step++) state.add(record_of(step));
+    TrainRecord last = record_of(51);
+    last.mfu = 0.4125, last.epoch = 1.5, last.data_ms = 5, last.optimizer_ms = 10, last.skipped = "wte";
+    state.add(last);
+    state.validation = ValRecord{50, 3.25, std::nullopt};
+    for (int columns = 50; columns < 160; columns += 7)
+        for (int rows = 13; rows < 40; rows += 3) {
+            const std::vector<std::string> lines = view_lines(state, 100, "micro-step 3/32", columns, rows, false);
+            CHECK(lines.size() < size_t(rows));
+            for (const std::string& line : lines) CHECK(line.size() < size_t(columns));
+        }
+    std::string text;
+    for (const std::string& line : view_lines(state, 100, "micro-step 3/32", 100, 30, true)) text += line + "\n";
+    for (const char* part :
+         {"step 51/100 (51.0 %)", "epoch 1.50", "2 s left", "loss 0.1887", "validation 3.2500 at step 50",
+          "lr 1.18e-05", "norm 0.02", "14,286 tokens/s", "MFU 41.2 %", "33 ms per step", "forward, backward 96 %",
+          "optimizer 3 %", "communication 0 %", "data 1 %", "skipped: wte is not finite", "micro-step 3/32", "step 1 "})
+        CHECK_THAT(text, ContainsSubstring(part));
+}
+
+TEST_CASE("the first signal asks to stop, the second ends, hang-ups are ignored", "[log]") {
+    // In a child, since the flag cannot be taken back. Its exit code tells how far it came.
+    auto exit_code = [](auto action) {
+        const pid_t child = ::fork();
+        if (child == 0) {
+            install_signal_handlers();
+            action();
+            ::_exit(0);
+        }
+        int status = 0;
+        ::waitpid(child, &status, 0);
+        return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+    };
+    CHECK(exit_code([] { ::_exit(stop_signal() == 0 ? 3 : 4); }) == 3);
+    CHECK(exit_code([] {
+              ::raise(SIGTERM);
+              ::_exit(stop_signal() == SIGTERM ? 3 : 4);
+          }) == 3);
+    CHECK(exit_code([] {
+              ::raise(SIGINT);
+              ::raise(SIGTERM);
+              ::_exit(4);
+          }) == 128 + SIGTERM);
+    // The notice appears at once, on stderr.
+    for (const auto& [signal, notice] : {std::pair{SIGINT, "stopping after this step; press again to stop now\n"},
+                                         {SIGTERM, "stopping after this step; SIGINT or SIGTERM stops now\n"}}) {
+        INFO(signal);
+        int ends[2];
+        REQUIRE(::pipe(ends) == 0);
+        CHECK(exit_code([&, number = signal] {
+                  ::dup2(ends[1], STDERR_FILENO);
+                  install_signal_handlers(true);
+                  ::raise(number);
+                  ::raise(SIGUSR1);
+                  ::raise(SIGCONT);
+                  ::_exit(times_continued() == 1 ? 3 : 4);
+              }) == 3);
+        ::close(ends[1]);
+        char text[200] = "";
+        CHECK(::read(ends[0], text, sizeof(text) - 1) == ssize_t(std::strlen(notice)));
+        CHECK(std::string(text) == notice);
+        ::close(ends[0]);
+    }
+    CHECK(exit_code([] {
+              for (int signal : {SIGHUP, SIGPIPE, SIGXFSZ}) ::raise(signal);
+              ::_exit(stop_signal() == 0 ? 3 : 4);
+          }) == 3);
+}

@@ -1,0 +1,231 @@
+// The logs of a run on a disk that refuses to write, and after crashes that left more than lines.
+#include <sys/resource.h>
+
+#include <csignal>
+#include <fstream>
+
+#include "runtime/logging/logging.h"
+#include "test/support/expect_error.h"
+#include "test/support/system_faults.h"
+#include "test/support/temporary_directory.h"
+
+namespace {
+
+TrainRecord record_of(int step) {
+    return {.step = step, .loss = 1.0 / step, .learning_rate = 1e-3, .time = 1e9 + step};
+}
+
+// Files of this process can have at most so many bytes while this lives: a write stops half-way at the limit.
+class FileSizeLimit {
+public:
+    explicit FileSizeLimit(size_t bytes) {
+        ::getrlimit(RLIMIT_FSIZE, &before_);
+        handler_ = std::signal(SIGXFSZ, SIG_IGN);
+        const rlimit limit{bytes, before_.rlim_max};
+        ::setrlimit(RLIMIT_FSIZE, &limit);
+    }
+    ~FileSizeLimit() {
+        ::setrlimit(RLIMIT_FSIZE, &before_);
+        std::signal(SIGXFSZ, handler_);
+    }
+
+private:
+    rlimit before_{};
+    void (*handler_)(int);
+};
+
+// The steps first .. last, and what was said.
+std::string write_steps(RunLog& log, int first, int last) {
+    std::string said;
+    for (int step = first; step <= last; step++) {
+        log.write(record_of(step));
+        if (step % 3 == 0) log.write(ValRecord{step, 2.0 / step, {}, 1e9});
+        if (step % 4 == 0) log.write(SampleRecord{step, "a", "abc", 1e9});
+        if (const std::string news = log.end_step(); !news.empty()) said += news + "\n";
+    }
+    return said;
+}
+
+std::vector<std::string> contents(const std::string& directory) {
+    std::vector<std::string> all;
+    for (const char* name : {"metrics.jsonl", "main.log", "samples.jsonl"})
+        all.push_back(read_file(directory + "/" + name));
+    for (const std::string& name : list_directory(directory + "/tensorboard")) {
+        const std::string events = read_file(directory + "/tensorboard/" + name);
+        all.push_back(events.substr(std::min<size_t>(events.size(), 200)));  // behind the time of its beginning
+    }
+    return all;
+}
+
+}  // namespace
+
+TEST_CASE("a log that could not be written for some steps has every record once, in order", "[log]") {
+    TemporaryDirectory straight;
+    {
+        RunLog log(straight.path(), 0, "{}");
+        CHECK(write_steps(log, 1, 12).empty());
+    }
+    for (const size_t limit : {size_t(0), size_t(1), size_t(333), size_t(1000), size_t(1001), size_t(2500)}) {
+        INFO(limit);
+        TemporaryDirectory faulty;
+        RunLog log(faulty.path(), 0, "{}");
+        std::string said = write_steps(log, 1, 2);
+        {
+            const FileSizeLimit small(limit);
+            said += write_steps(log, 3, 9);
+            expect_error(Exit::io, {faulty / "", "File too large"}, [&] { log.sync(); });
+            CHECK(log.error() == nullptr);
+        }
+        CHECK_THAT(said, ContainsSubstring("warning: cannot write "));
+        CHECK_THAT(said, ContainsSubstring(": File too large; the records are kept in memory"));
+        CHECK(std::count(said.begin(), said.end(), '\n') == 1);
+        if (limit % 2 == 0) log.sync();  // writes what is missing first
+        said = write_steps(log, 10, 12);
+        CHECK(said == "the log is written again, nothing is missing\n");
+        CHECK(contents(faulty.path()) == contents(straight.path()));
+    }
+}
+
+TEST_CASE("a log that cannot be written for 100 steps ends the run, and no checkpoint waits for it", "[log]") {
+    TemporaryDirectory directory;
+    {
+        RunLog log(directory.path(), 0);
+        for (int begin : {1, 101, 201}) {  // more than 100 in all, but never in a row
+            {
+                const FileSizeLimit none(0);
+                write_steps(log, begin, begin + 60);
+            }
+            write_steps(log, begin + 61, begin + 61);
+        }
+        CHECK(log.error() == nullptr);
+    }
+    RunLog log(directory.path(), 0);
+    write_steps(log, 1, 1);
+    const FileSizeLimit none(0);
+    write_steps(log, 2, RunLog::kMostFailedSteps);
+    CHECK(log.error() == nullptr);
+    expect_error(Exit::io, {"metrics.jsonl"}, [&] { log.sync(); });
+    write_steps(log, RunLog::kMostFailedSteps + 1, RunLog::kMostFailedSteps + 1);
+    REQUIRE(log.error());
+    expect_error(Exit::io, {"metrics.jsonl", "File too large", "100 steps"},
+                 [&] { std::rethrow_exception(log.error()); });
+    log.sync();
+}
+
+TEST_CASE("a log keeps little in memory, however long no checkpoint is saved", "[log]") {
+    TemporaryDirectory directory;
+    const std::string path = directory / "x";
+    OutputFile{path};
+    LogFile file(path, 0);
+    const std::string line(1 << 20, 'x');
+    const size_t before = resident_bytes();
+    for (int i = 0; i < 100; i++) REQUIRE(file.append(line));
+    CHECK(resident_bytes() < before + (size_t(32) << 20));
+    CHECK(std::filesystem::file_size(path) == 100u << 20);
+}
+
+TEST_CASE("a log is written while another thread syncs it, and has every record once, in order", "[log]") {
+    TemporaryDirectory straight, synced;
+    constexpr int kSteps = 3000;
+    {
+        RunLog log(straight.path(), 0, "{}");
+        CHECK(write_steps(log, 1, kSteps).empty());
+    }
+    RunLog log(synced.path(), 0, "{}");
+    std::atomic<bool> is_over = false;
+    std::jthread saver([&] {
+        while (!is_over) log.sync();
+    });
+    CHECK(write_steps(log, 1, kSteps).empty());
+    is_over = true;
+    saver.join();
+    log.sync();
+    CHECK(contents(synced.path()) == contents(straight.path()));
+}
+
+TEST_CASE("a sync that hangs holds up no record, and one that fails loses none", "[log]") {
+    for (const int error : {0, EIO}) {
+        INFO(error);
+        TemporaryDirectory straight, faulty;
+        {
+            RunLog log(straight.path(), 0, "{}");
+            write_steps(log, 1, 20);
+        }
+        RunLog log(faulty.path(), 0, "{}");
+        write_steps(log, 1, 5);
+        auto fault = std::make_unique<SystemFault>(SystemCall::sync, "metrics.jsonl", error);
+        std::exception_ptr failure;
+        std::jthread saver([&] {
+            try {
+                log.sync();
+            } catch (...) {
+                failure = std::current_exception();
+            }
+        });
+        fault->wait_until_met();
+        CHECK(write_steps(log, 6, 19).empty());
+        fault.reset();  // the disk answers
+        saver.join();
+        CHECK(bool(failure) == (error != 0));
+        // The system may drop pages after a failed fsync.
+        if (error != 0) std::filesystem::resize_file(faulty / "metrics.jsonl", 0);
+        write_steps(log, 20, 20);
+        log.sync();
+        CHECK(contents(faulty.path()) == contents(straight.path()));
+    }
+}
+
+TEST_CASE("a log of more than a GiB is cut in little memory, and keeps its lines", "[log]") {
+    TemporaryDirectory directory;
+    const std::string path = directory / "metrics.jsonl";
+    const std::string first = json_line(record_of(1)) + "\n", second = json_line(record_of(2)) + "\n";
+    std::ofstream(path) << first;
+    std::filesystem::resize_file(path, size_t(1100) << 20);  // a hole, as a power cut may leave it
+    std::ofstream(path, std::ios::app) << "\n" << second << json_line(record_of(3)) << "\n";
+    const size_t before = resident_bytes();
+    RunLog log(directory.path(), 2);
+    CHECK(resident_bytes() < before + (size_t(200) << 20));
+    CHECK(read_file(path) == first + second);
+}
+
+TEST_CASE("a log is cut in place where the lines that count are its beginning", "[log]") {
+    TemporaryDirectory directory;
+    const std::string path = directory / "metrics.jsonl";
+    auto inode_after = [&](const std::string& content) {
+        std::ofstream(path) << content;
+        const std::string link = directory / "link";  // keeps the file alive, so that no other has its number
+        std::filesystem::remove(link);
+        std::filesystem::create_hard_link(path, link);
+        RunLog log(directory.path(), 2);
+        CHECK(read_file(path) == json_line(record_of(1)) + "\n" + json_line(record_of(2)) + "\n");
+        return std::filesystem::equivalent(path, link);
+    };
+    const std::string good = json_line(record_of(1)) + "\n" + json_line(record_of(2)) + "\n";
+    CHECK(inode_after(good));
+    CHECK(inode_after(good + json_line(record_of(3)) + "\n{\"kind\":"));
+    CHECK_FALSE(inode_after("{\"kind\":\n" + good));
+    CHECK_FALSE(inode_after(json_line(record_of(1)) + "\n\n" + json_line(record_of(2)) + "\n"));
+}
+
+TEST_CASE("what a resumed run cuts off its logs does not come back after a power cut", "[log]") {
+    TemporaryDirectory directory;
+    {
+        RunLog log(directory.path(), 0);
+        write_steps(log, 1, 12);
+    }
+    for (const auto& [name, step] : {std::pair{"metrics.jsonl", 6}, {"main.log", 3}}) {
+        const std::string path = directory / name, whole = read_file(path);
+        CHECK(stop_at_sync(path, [&] { RunLog(directory.path(), step); }, [&] {
+            const std::string cut = read_file(path);
+            CHECK(cut.size() < whole.size());
+            CHECK(whole.starts_with(cut));
+        }));
+    }
+}
+
+TEST_CASE("a log that cannot be read is left as it is", "[log]") {
+    TemporaryDirectory directory;
+    std::filesystem::create_directories(directory / "metrics.jsonl");
+    CHECK_THROWS_AS(RunLog(directory.path(), 0), Error);
+    CHECK(std::filesystem::is_directory(directory / "metrics.jsonl"));
+}

@@ -1,0 +1,151 @@
+// config.json of Hugging Face's transformers and the model it describes.
+
+#include "runtime/io/io.h"
+#include "test/support/expect_error.h"
+#include "training/models/hf_config.h"
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// Every part is the family's default; the sizes are odd ones.
+Config::Model small(ModelFamily family) {
+    Config::Model model;
+    model.n_layer = 3, model.n_head = 6, model.n_kv_head = family == ModelFamily::gpt2 ? 6 : 2, model.n_embd = 48;
+    model.n_positions = 40, model.vocab_size = 131;
+    set_family(model, family);
+    return model;
+}
+
+Json example(ModelFamily family) { return hf_config(small(family), 130, Dtype::fp32); }
+
+constexpr ModelFamily kFamilies[] = {ModelFamily::gpt2, ModelFamily::llama, ModelFamily::qwen2, ModelFamily::qwen3};
+
+}  // namespace
+
+TEST_CASE("a family's model survives config.json", "[config]") {
+    for (const ModelFamily family : kFamilies) {
+        INFO(name_of(family));
+        const Json config = example(family);
+        CHECK(config["model_type"] == name_of(family));
+        CHECK(model_differences(hf_model(config, "config.json"), small(family)).empty());
+        CHECK(hf_model(config, "config.json").family == family);
+        CHECK_NOTHROW(check_hf_model(config, small(family), "config.json"));
+    }
+}
+
+TEST_CASE("a config.json that describes another model is refused by key", "[config]") {
+    Config::Model gpt2 = small(ModelFamily::gpt2);
+    gpt2.dropout = 0.1;
+    const Json good = hf_config(gpt2, 130, Dtype::fp32);
+    for (const char* key : {"attn_pdrop", "embd_pdrop", "resid_pdrop"}) REQUIRE(good[key] == 0.1);
+    for (const auto& [key, value, said] : std::initializer_list<std::tuple<const char*, Json, const char*>>{
+             {"n_layer", 4, "model.n_layer: 4 -> 3"},
+             {"n_head", 4, "model.n_head"},
+             {"n_embd", 60, "model.n_embd"},
+             {"vocab_size", 132, "model.vocab_size"},
+             {"n_positions", 25, "model.n_positions"},
+             {"activation_function", "relu", "activation_function"},
+             {"activation_function", "silu", "model.activation"},
+             {"layer_norm_epsilon", 1e-6, "model.norm_eps"},
+             {"n_inner", 100, "model.hidden_size_mlp: 100 -> 192"},
+             {"model_type", "mixtral", "it has experts"},
+             {"model_type", "unheard_of", "GPT2LMHeadModel, LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM"},
+             {"scale_attn_by_inverse_layer_idx", true, "scale_attn_by_inverse_layer_idx"},
+             {"scale_attn_weights", false, "scale_attn_weights"},
+             {"quantization_config", Json{{"bits", 4}}, "quantization_config"},
+             {"n_layer", 0, "but must be from 1"},
+             {"tie_word_embeddings", false, "model.tie_embeddings: false -> true"}}) {
+        Json bad = good;
+        bad[key] = value;
+        INFO(key << " " << value.dump());
+        expect_error(Exit::config, {"config.json", said}, [&] { check_hf_model(bad, gpt2, "config.json"); });
+    }
+    const Config::Model llama = small(ModelFamily::llama);
+    for (const auto& [key, value, said] : std::initializer_list<std::tuple<const char*, Json, const char*>>{
+             {"num_key_value_heads", 3, "model.n_kv_head: 3 -> 2"},
+             {"num_key_value_heads", nullptr, "model.n_kv_head: 6 -> 2"},
+             {"head_dim", 10, "model.head_size: 10 -> 8"},
+             {"intermediate_size", 100, "model.hidden_size_mlp: 100 -> 256"},
+             {"rms_norm_eps", 1e-6, "model.norm_eps"},
+             {"rope_theta", 10000.0, "model.rope_theta"},
+             {"attention_bias", true, "model.attention_bias: \"all\" -> \"none\""},
+             {"mlp_bias", true, "model.mlp_bias: true -> false"},
+             {"tie_word_embeddings", true, "model.tie_embeddings"},
+             {"hidden_act", "gelu", "hidden_act"},
+             {"partial_rotary_factor", 0.5, "partial_rotary_factor"},
+             {"rope_scaling", Json{{"type", "dynamic"}, {"factor", 2.0}}, "\"dynamic\""},
+             {"rope_scaling", Json{{"type", "linear"}, {"factor", 2.0}}, "model.rope_scaling: \"linear\" -> \"none\""},
+             {"rope_parameters", Json{{"rope_theta", 7.0}, {"rope_type", "default"}}, "model.rope_theta: 7.0"}}) {
+        Json bad = example(ModelFamily::llama);
+        bad[key] = value;
+        INFO(key << " " << value.dump());
+        expect_error(Exit::config, {"config.json", said}, [&] { check_hf_model(bad, llama, "config.json"); });
+    }
+}
+
+// The defaults of transformers' LlamaConfig, Qwen2Config and Qwen3Config.
+TEST_CASE("what a config.json leaves out is the architecture's default", "[config]") {
+    for (const auto& [family, head_size, kv_heads, positions] :
+         {std::tuple{ModelFamily::llama, 0, 6, 2048}, {ModelFamily::qwen2, 0, 32, 32768},
+          {ModelFamily::qwen3, 128, 32, 32768}}) {
+        INFO(name_of(family));
+        Json config = example(family);
+        for (const char* key : {"head_dim", "num_key_value_heads", "max_position_embeddings"}) config.erase(key);
+        const Config::Model model = hf_model(config, "config.json");
+        CHECK(model.head_size == head_size);
+        CHECK(model.n_kv_head == kv_heads);
+        CHECK(model.n_positions == positions);
+    }
+}
+
+TEST_CASE("rotary embedding's settings are read from both places that transformers has for them", "[config]") {
+    const Json parameters = {
+        {"rope_type", "llama3"},  {"factor", 8.0},           {"original_max_position_embeddings", 16},
+        {"low_freq_factor", 1.5}, {"high_freq_factor", 3.5}, {"rope_theta", 1000.0}};
+    Json four = example(ModelFamily::llama), five = four;
+    four["rope_scaling"] = parameters;
+    four["rope_scaling"].erase("rope_theta");
+    four["rope_theta"] = 1000.0;
+    five.erase("rope_theta"), five.erase("rope_scaling");
+    five["rope_parameters"] = parameters;
+    Config::Model expected = small(ModelFamily::llama);
+    expected.rope_theta = 1000, expected.rope_scaling = RopeScaling::llama3, expected.rope_factor = 8;
+    expected.rope_original_positions = 16, expected.rope_low_freq_factor = 1.5, expected.rope_high_freq_factor = 3.5;
+    CHECK(model_differences(hf_model(four, ""), expected).empty());
+    CHECK(model_differences(hf_model(five, ""), expected).empty());
+    CHECK(model_differences(hf_model(hf_config(expected, 1, Dtype::fp32), ""), expected).empty());
+}
+
+TEST_CASE("windows are read and written by layer", "[config]") {
+    Config::Model model = small(ModelFamily::qwen2);
+    model.sliding_window = 7, model.window_pattern = "SL";
+    Json config = hf_config(model, 1, Dtype::fp32);
+    CHECK(config["layer_types"] == Json{"sliding_attention", "full_attention", "sliding_attention"});
+    CHECK(model_differences(hf_model(config, ""), model).empty());
+    config.erase("layer_types");
+    config["max_window_layers"] = 2;
+    CHECK(hf_model(config, "").window_pattern == "LLS");
+    config["use_sliding_window"] = false;
+    CHECK(hf_model(config, "").sliding_window == 0);
+    // Llama has no windows: the model is nearest to Qwen2 still.
+    model.attention_bias = AttentionBias::none;
+    expect_error(Exit::config, {"model.attention_bias", "checkpoint"}, [&] { hf_config(model, 1, Dtype::fp32); });
+}
+
+TEST_CASE("a model that no architecture computes is refused with its part", "[config]") {
+    for (const auto& [change, said] : std::initializer_list<std::pair<void (*)(Config::Model&), const char*>>{
+             {[](Config::Model& m) { m.qk_norm = QkNorm::unit; }, "model.qk_norm"},
+             {[](Config::Model& m) { m.norm_weight = false; }, "model.norm_weight: true -> false"},
+             {[](Config::Model& m) { m.activation = ActivationFunction::relu2, m.gated_mlp = false; },
+              "model.gated_mlp"},
+             {[](Config::Model& m) { m.final_softcap = 15; }, "model.final_softcap"},
+             {[](Config::Model& m) { m.embedding_norm = true; }, "model.embedding_norm"},
+             {[](Config::Model& m) { m.rope_fraction = 0.5; }, "model.rope_fraction"},
+             {[](Config::Model& m) { m.attention_scale = 0.1; }, "model.attention_scale"}}) {
+        Config::Model model = small(ModelFamily::llama);
+        change(model);
+        INFO(said);
+        expect_error(Exit::config, {"LlamaForCausalLM", said}, [&] { hf_config(model, 1, Dtype::fp32); });
+    }
+}

@@ -1,0 +1,179 @@
+#include "training/divergence.h"
+
+#include <algorithm>
+#include <map>
+
+#include "runtime/io/digest.h"
+#include "training/saving.h"
+
+namespace {
+
+// The newest checkpoint to go back to, on all ranks; what cannot be used is said.
+std::optional<Checkpoint> checkpoint_to_go_back_to(TrainingRun& run) {
+    constexpr int kNone = -1;
+    int step = kNone;
+    std::optional<Checkpoint> checkpoint;
+    run_on_rank_0(run.comm, "find a checkpoint to go back to", [&] {
+        std::vector<int64_t> steps = committed_steps(run.config.run.dir);
+        for (; !steps.empty() && !checkpoint; steps.pop_back()) {
+            if (steps.back() % run.config.checkpoint.every_steps != 0 || steps.back() == 0) continue;
+            try {
+                Checkpoint candidate(step_directory(run.config.run.dir, steps.back()));
+                const TrainState& info = candidate.manifest().info;
+                if (info.healthy && info.run_id == run.state.run_id && info.step < run.state.step)
+                    checkpoint.emplace(std::move(candidate));
+            } catch (const Error& error) {
+                run.progress.say(format("step %d | warning: %s", run.state.step, error.what()));
+            }
+        }
+        if (checkpoint) step = checkpoint->manifest().info.step;
+    });
+    step = all_reduce_max(step, run.comm);
+    if (step != kNone && !checkpoint) checkpoint.emplace(step_directory(run.config.run.dir, step));
+    return checkpoint;
+}
+
+void go_back(TrainingRun& run, const Checkpoint& checkpoint) {
+    const Divergence divergence = *run.divergence;
+    const TrainState before = run.state;
+    const int from_step = run.state.step, to_step = checkpoint.manifest().info.step;
+    const auto samples_per_step = run.config.train.total_batch_tokens / run.config.train.seq_len;
+    checkpoint.load(run.gpt.state_tensors());
+    run.gpt.masters_changed();
+    run.state = checkpoint.manifest().info;
+    run.state.parent_step = to_step;
+    run.state.config = before.config;  // --accept-changes may have changed them since
+    run.state.config_digest = before.config_digest;
+    run.state.dataset_digest = before.dataset_digest;
+    TrainState::Progress& progress = run.state.progress;
+    progress.cursor = run.train_loader.cursor();
+    progress.divergence.rollbacks = before.progress.divergence.rollbacks;
+    progress.divergence.note({.from_step = from_step,
+                              .to_step = to_step,
+                              .skipped_samples = uint64_t(from_step - to_step) * uint64_t(samples_per_step),
+                              .is_spike = divergence.is_spike,
+                              .loss = divergence.is_spike ? divergence.loss : 0,
+                              .limit = divergence.is_spike ? divergence.limit : 0});
+    progress.trained_s = before.progress.trained_s;
+    progress.energy = before.progress.energy;
+    progress.course_by_time = before.progress.course_by_time;
+    run.train_loader.seek(progress.cursor);
+    const std::vector<Rollback>& rollbacks = progress.divergence.rollbacks;
+    run_on_rank_0(run.comm, "cut the logs", [&] {
+        run.log.reset();  // closed before its files are cut
+        run.log = run_log(run.config, run.state, run.lock);
+        // Earlier ones that were cut are written again.
+        for (const Rollback& rollback : rollbacks)
+            if (rollback.to_step >= to_step)
+                run.log->write(RollbackRecord{rollback.to_step + 1, rollback, unix_time()});
+    });
+    run.progress.say(format("step %d | goes back to the checkpoint of step %d and skips %zu samples: %s", from_step,
+                            to_step, size_t(rollbacks.back().skipped_samples), divergence.sentence.c_str()));
+}
+
+// "; --resume-step 900 continues from the last healthy checkpoint", or nothing if there is none.
+std::string advice(const TrainingRun& run) {
+    std::vector<int64_t> steps = committed_steps(run.config.run.dir);
+    for (; !steps.empty(); steps.pop_back()) {
+        try {
+            if (read_manifest(step_directory(run.config.run.dir, steps.back())).info.healthy)
+                return format("; --resume-step %ld continues from the last healthy checkpoint", steps.back());
+        } catch (const Error&) {
+            // Not one to continue from.
+        }
+    }
+    return "";
+}
+
+// A digest of the bits that this rank holds of what all ranks must hold alike.
+std::string digest_of_replicas(TrainingRun& run) {
+    constexpr size_t kPartBytes = size_t(4) << 20;
+    std::vector<std::byte> part(kPartBytes);
+    Digest digest;
+    drain(run.comm);
+    for (const NamedTensor& tensor : run.gpt.replicated_tensors()) {
+        const auto* values = static_cast<const std::byte*>(tensor.values.data);
+        const size_t bytes = tensor.count * size_of(tensor.values.dtype);
+        for (size_t done = 0; done < bytes; done += kPartBytes) {
+            const size_t count = std::min(kPartBytes, bytes - done);
+            copy_to_host(part.data(), values + done, count, Stream{});
+            synchronize(Stream{});
+            digest.add(part.data(), count);
+        }
+    }
+    return digest.hex();
+}
+
+}  // namespace
+
+void judge_step(TrainingRun& run, const TrainRecord& record, const std::string& diagnosis) {
+    const Config::Train& train = run.config.train;
+    TrainState::Progress& progress = run.state.progress;
+    const bool is_applied = record.skipped.empty();
+    const bool is_routine = diagnosis.empty() && is_routine_skip(progress.loss_scale, run.config.loss_scale);
+    const auto judgement =
+        progress.divergence.judge(record.step, record.loss, is_applied, is_routine, train.spike_deviations);
+    run.divergence.reset();
+    if (!diagnosis.empty()) {
+        run.divergence =
+            Divergence{false, train.on_nonfinite == OnNonFinite::rollback, diagnosis, record.loss, judgement.limit};
+    } else if (judgement.is_spike) {
+        const std::string sentence = format(
+            "step %d: the loss %.6g is a spike: above %.6g, which is %g deviations above "
+            "the median of the last %zu steps",
+            record.step, record.loss, judgement.limit, train.spike_deviations,
+            progress.divergence.window.losses.size() - 1);
+        if (train.on_spike == OnSpike::warn)
+            run.progress.say("warning: " + sentence);
+        else
+            run.divergence =
+                Divergence{true, train.on_spike == OnSpike::rollback, sentence, record.loss, judgement.limit};
+    }
+}
+
+void end_divergence(TrainingRun& run) {
+    const Divergence divergence = *run.divergence;
+    finish_save(run);  // the checkpoint under way may be the one to go back to
+    std::string reason = divergence.sentence;
+    if (divergence.goes_back) {
+        const bool may_go_back = run.state.progress.divergence.may_roll_back(run.state.step);
+        const std::optional<Checkpoint> checkpoint = may_go_back ? checkpoint_to_go_back_to(run) : std::nullopt;
+        if (checkpoint) {
+            go_back(run, *checkpoint);
+            run.divergence.reset();
+            if (!run.error) check_first_tokens(run);
+            finish_evaluation(run);
+            return;
+        }
+        reason += may_go_back ? "; there is no healthy checkpoint to go back to"
+                              : format("; the run went back %zu times within %d steps already",
+                                       DivergenceState::kMostRollbacks, DivergenceState::kRollbackSteps);
+    }
+    if (divergence.is_spike) save(run, true);  // the state is sound as far as it goes: the user may go on from it
+    reason += run.comm.rank == 0 ? advice(run) : "";
+    end_together(run, std::make_exception_ptr(Error(Exit::non_finite, reason)));
+}
+
+void check_replicas_if_due(TrainingRun& run) {
+    const int every_steps = run.config.train.check_replicas_every;
+    if (run.comm.size == 1 || every_steps == 0 || run.state.step % every_steps != 0) return;
+    if (run.gpt.replicated_tensors().empty()) return;
+    const std::vector<std::string> digests = run.control.all_gather(digest_of_replicas(run), "the replicas' digests");
+    std::map<std::string, std::vector<int>> ranks;  // by digest
+    for (int rank = 0; rank < run.comm.size; rank++) ranks[digests[size_t(rank)]].push_back(rank);
+    if (ranks.size() == 1) return;
+    const auto size_of_group = [](const auto& group) { return group.second.size(); };
+    const auto most = std::ranges::max_element(ranks, {}, size_of_group);
+    const bool is_majority = 2 * most->second.size() > size_t(run.comm.size);
+    std::string named;
+    int count = 0;
+    for (int rank = 0; rank < run.comm.size; rank++)
+        if (!is_majority || digests[size_t(rank)] != most->first)
+            named += (count++ == 0 ? " " : ", ") + std::to_string(rank);
+    const std::string sentence = format(
+        "step %d: %s%s %s not the bits of %s: a silent fault of its hardware is likely; a checkpoint from "
+        "before it may be sound, see --resume-step",
+        run.state.step, count == 1 ? "rank" : "ranks", named.c_str(), count == 1 ? "has" : "have",
+        is_majority ? "the other ranks" : "each other");
+    end_together(run, std::make_exception_ptr(Error(Exit::corruption, sentence)));
+}

@@ -1,0 +1,339 @@
+#include "training/models/hf_config.h"
+
+#include "runtime/io/io.h"
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct Architecture {
+    const char* name;  // in "architectures"
+    const char* type;  // in "model_type"
+    ModelFamily family;
+};
+
+constexpr Architecture kArchitectures[] = {
+    {"GPT2LMHeadModel", "gpt2", ModelFamily::gpt2},
+    {"LlamaForCausalLM", "llama", ModelFamily::llama},
+    {"Qwen2ForCausalLM", "qwen2", ModelFamily::qwen2},
+    {"Qwen3ForCausalLM", "qwen3", ModelFamily::qwen3},
+};
+
+// What keeps other architectures from being computed by this program.
+constexpr std::pair<const char*, const char*> kDifferences[] = {
+    {"bloom", "its positions are ALiBi's"},
+    {"cohere", "its attention and MLP read the same norm side by side"},
+    {"deepseek_v2", "it has latent attention and experts"},
+    {"deepseek_v3", "it has latent attention and experts"},
+    {"falcon", "its attention and MLP read the same norm side by side"},
+    {"gemma", "its embedding is scaled, and its norms multiply with 1 + weight"},
+    {"gemma2", "its embedding is scaled, and its norms multiply with 1 + weight and come behind attention and MLP too"},
+    {"gemma3_text",
+     "its embedding is scaled, and its norms multiply with 1 + weight and come behind attention and MLP"},
+    {"gpt_neo", "its attention is not scaled, and every other layer's is local without a bias"},
+    {"gpt_neox", "its attention and MLP read the residual stream side by side"},
+    {"gptj", "its attention and MLP read the same norm side by side"},
+    {"gpt_oss", "it has experts and attention sinks"},
+    {"granite", "it scales embedding, residual branches and logits"},
+    {"mistral", "its window is not read; a model without one can be saved as LlamaForCausalLM"},
+    {"mixtral", "it has experts"},
+    {"mpt", "its positions are ALiBi's"},
+    {"olmo2", "its norms come behind attention and MLP"},
+    {"opt", "its activation is ReLU, and its positions begin at 2"},
+    {"phi", "its attention and MLP read the same norm side by side"},
+    {"phi3", "its long rotary embedding has a factor for each frequency"},
+    {"qwen2_moe", "it has experts"},
+    {"qwen3_moe", "it has experts"},
+    {"smollm3", "some of its layers have no positions"},
+    {"stablelm", "its norms have biases, or its heads norms of their own"},
+    {"starcoder2", "its norms are LayerNorm beside rotary embedding"},
+};
+
+std::string printed_at(const Json& config, const char* key) {
+    const auto found = config.find(key);
+    return found == config.end() ? "absent" : printed(*found);
+}
+
+// Reads the keys of one object, for errors with its origin.
+class Reader {
+public:
+    Reader(const Json& config, const std::string& origin) : config_(config), origin_(origin) {}
+
+    bool has(const char* key) const {
+        const auto found = config_.find(key);
+        return found != config_.end() && !found->is_null();
+    }
+    int size(const char* key, int largest = 1 << 24) const {
+        const auto found = config_.find(key);
+        if (found == config_.end() || !found->is_number_integer() || *found < 1 || *found > largest)
+            refuse(key, format("but must be from 1 to %d", largest));
+        return found->get<int>();
+    }
+    int size_or(const char* key, int absent) const { return has(key) ? size(key) : absent; }
+    double number_or(const char* key, double absent) const {
+        if (!has(key)) return absent;
+        if (!config_[key].is_number()) refuse(key, "but must be a number");
+        return config_[key];
+    }
+    bool flag_or(const char* key, bool absent) const {
+        if (!has(key)) return absent;
+        if (!config_[key].is_boolean()) refuse(key, "but must be true or false");
+        return config_[key];
+    }
+    // The key has this value, or is absent and means it.
+    void expect(const char* key, const Json& expected) const {
+        if (has(key) && config_[key] != expected) refuse(key, "this program needs " + expected.dump());
+    }
+    ActivationFunction activation(const char* key, ActivationFunction absent) const {
+        if (!has(key)) return absent;
+        // Two names for the tanh form of GELU, and two for SiLU.
+        for (const auto& [name, function] : {std::pair{"gelu_new", ActivationFunction::gelu_new},
+                                             {"gelu_pytorch_tanh", ActivationFunction::gelu_new},
+                                             {"silu", ActivationFunction::silu},
+                                             {"swish", ActivationFunction::silu},
+                                             {"relu2", ActivationFunction::relu2}})
+            if (config_[key] == name) return function;
+        refuse(key, R"(this program needs one of "gelu_new", "gelu_pytorch_tanh", "silu", "relu2")");
+    }
+    [[noreturn]] void refuse(const char* key, const std::string& reason) const {
+        fail(Exit::config, "%s: %s is %s, %s", origin_, key, printed_at(config_, key), reason);
+    }
+    const Json& operator[](const char* key) const { return config_[key]; }
+    const std::string& origin() const { return origin_; }
+
+private:
+    const Json& config_;
+    const std::string& origin_;
+};
+
+[[noreturn]] void refuse_architecture(const Json& config, const std::string& type, const std::string& origin) {
+    std::string known, difference;
+    for (const Architecture& one : kArchitectures) known += (known.empty() ? "" : ", ") + std::string(one.name);
+    for (const auto& [other, text] : kDifferences)
+        if (type == other) difference = std::string(" (") + text + ")";
+    const auto names = config.find("architectures");
+    const bool is_named = names != config.end() && names->is_array() && !names->empty() && (*names)[0].is_string();
+    fail(Exit::config, "%s: %s, model_type %s, is not supported%s; supported are %s", origin,
+         is_named ? printed((*names)[0]) : "a model without architectures", printed_at(config, "model_type"),
+         difference, known);
+}
+
+const Architecture& architecture_of(const Json& config, const std::string& origin) {
+    if (!config.is_object()) fail(Exit::config, "%s: not a JSON object", origin);
+    const std::string type =
+        config.contains("model_type") && config["model_type"].is_string() ? config["model_type"] : Json("");
+    for (const Architecture& one : kArchitectures)
+        if (type == one.type) return one;
+    refuse_architecture(config, type, origin);
+}
+
+void read_gpt2(const Reader& hf, Config::Model& m) {
+    m.n_layer = hf.size("n_layer");
+    m.n_head = hf.size("n_head");
+    m.n_embd = hf.size("n_embd");
+    m.n_positions = hf.size("n_positions");
+    m.hidden_size_mlp = hf.size_or("n_inner", 0);
+    m.activation = hf.activation("activation_function", ActivationFunction::gelu_new);
+    m.norm_eps = hf.number_or("layer_norm_epsilon", 1e-5);
+    m.tie_embeddings = hf.flag_or("tie_word_embeddings", true);
+    hf.expect("scale_attn_weights", true);
+    hf.expect("scale_attn_by_inverse_layer_idx", false);
+    hf.expect("add_cross_attention", false);
+}
+
+// RoPE's settings, which transformers 5 has in rope_parameters, with the base, and transformers 4 in rope_scaling.
+void read_rope(const Reader& hf, Config::Model& m) {
+    m.rope_theta = hf.number_or("rope_theta", 10000);
+    const char* key = hf.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
+    if (!hf.has(key)) return;
+    if (!hf[key].is_object()) hf.refuse(key, "but must be an object");
+    const std::string origin = hf.origin() + ": " + key;
+    const Reader rope(hf[key], origin);
+    m.rope_theta = rope.number_or("rope_theta", m.rope_theta);
+    const char* type_key = rope.has("rope_type") ? "rope_type" : "type";
+    const Json type = rope.has(type_key) ? rope[type_key] : Json("default");
+    if (type == "default") return;
+    const auto scaling = type.is_string() ? choice_named<RopeScaling>(type.get<std::string>()) : std::nullopt;
+    if (!scaling) rope.refuse(type_key, "this program has default, linear, llama3 and yarn");
+    m.rope_scaling = *scaling;
+    m.rope_factor = rope.number_or("factor", 1);
+    m.rope_original_positions = rope.size_or("original_max_position_embeddings", 0);
+    if (*scaling == RopeScaling::llama3) {
+        m.rope_low_freq_factor = rope.number_or("low_freq_factor", 1);
+        m.rope_high_freq_factor = rope.number_or("high_freq_factor", 4);
+    }
+    if (*scaling == RopeScaling::yarn) {
+        m.rope_beta_fast = rope.number_or("beta_fast", 32);
+        m.rope_beta_slow = rope.number_or("beta_slow", 1);
+        m.rope_attention_factor = rope.number_or("attention_factor", 0);
+        for (const char* unread : {"mscale", "mscale_all_dim"})
+            if (rope.has(unread)) rope.refuse(unread, "which this program does not read");
+        rope.expect("truncate", true);
+    }
+}
+
+// Qwen's window, and the layers that have it: a list, or before transformers 4.53 those from max_window_layers on.
+void read_windows(const Reader& hf, Config::Model& m) {
+    if (!hf.flag_or("use_sliding_window", false) || !hf.has("sliding_window")) return;
+    m.sliding_window = hf.size("sliding_window");
+    m.window_pattern.clear();
+    if (hf.has("layer_types")) {
+        if (!hf["layer_types"].is_array() || hf["layer_types"].size() != size_t(m.n_layer))
+            hf.refuse("layer_types", format("but must be a list of num_hidden_layers (%d) types", m.n_layer));
+        for (const Json& type : hf["layer_types"]) {
+            if (type != "sliding_attention" && type != "full_attention")
+                hf.refuse("layer_types", "this program has sliding_attention and full_attention");
+            m.window_pattern += type == "sliding_attention" ? 'S' : 'L';
+        }
+    } else {
+        const int first = int(hf.number_or("max_window_layers", 28));
+        for (int layer = 0; layer < m.n_layer; layer++) m.window_pattern += layer >= first ? 'S' : 'L';
+    }
+    if (m.window_pattern.find('S') == std::string::npos) m.sliding_window = 0, m.window_pattern = "S";
+    if (m.window_pattern.find('L') == std::string::npos) m.window_pattern = "S";
+}
+
+void read_llama_like(const Reader& hf, ModelFamily family, Config::Model& m) {
+    m.n_layer = hf.size("num_hidden_layers");
+    m.n_head = hf.size("num_attention_heads");
+    m.n_kv_head = hf.size_or("num_key_value_heads", family == ModelFamily::llama ? m.n_head : 32);
+    m.n_embd = hf.size("hidden_size");
+    m.head_size = hf.size_or("head_dim", family == ModelFamily::qwen3 ? 128 : 0);
+    m.hidden_size_mlp = hf.size("intermediate_size");
+    m.n_positions = hf.size_or("max_position_embeddings", family == ModelFamily::llama ? 2048 : 32768);
+    m.activation = hf.activation("hidden_act", ActivationFunction::silu);
+    m.norm_eps = hf.number_or("rms_norm_eps", 1e-6);
+    m.tie_embeddings = hf.flag_or("tie_word_embeddings", false);
+    if (family != ModelFamily::qwen2)
+        m.attention_bias = hf.flag_or("attention_bias", false) ? AttentionBias::all : AttentionBias::none;
+    if (family == ModelFamily::llama) m.mlp_bias = hf.flag_or("mlp_bias", false);
+    hf.expect("partial_rotary_factor", 1.0);
+    read_rope(hf, m);
+    if (family != ModelFamily::llama) read_windows(hf, m);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+Json rope_json(const Config::Model& m) {
+    if (m.rope_scaling == RopeScaling::none) return nullptr;
+    Json rope = {{"rope_type", name_of(m.rope_scaling)}, {"factor", m.rope_factor}};
+    if (m.rope_scaling != RopeScaling::linear)
+        rope["original_max_position_embeddings"] = with_sizes(m).rope_original_positions;
+    if (m.rope_scaling == RopeScaling::llama3) {
+        rope["low_freq_factor"] = m.rope_low_freq_factor;
+        rope["high_freq_factor"] = m.rope_high_freq_factor;
+    }
+    if (m.rope_scaling == RopeScaling::yarn) {
+        rope["beta_fast"] = m.rope_beta_fast;
+        rope["beta_slow"] = m.rope_beta_slow;
+        if (m.rope_attention_factor > 0) rope["attention_factor"] = m.rope_attention_factor;
+    }
+    return rope;
+}
+
+Json gpt2_json(const Config::Model& m) {
+    Json json = {{"activation_function", name_of(m.activation)},
+                 {"attn_pdrop", m.dropout},
+                 {"embd_pdrop", m.dropout},
+                 {"resid_pdrop", m.dropout},
+                 {"layer_norm_epsilon", m.norm_eps},
+                 {"n_ctx", m.n_positions},
+                 {"n_embd", m.n_embd},
+                 {"n_head", m.n_head},
+                 {"n_layer", m.n_layer},
+                 {"n_positions", m.n_positions}};
+    if (m.hidden_size_mlp != 4 * m.n_embd) json["n_inner"] = m.hidden_size_mlp;
+    return json;
+}
+
+Json llama_like_json(const Config::Model& m, ModelFamily family) {
+    Json json = {{"attention_dropout", m.dropout},         {"head_dim", m.head_size},
+                 {"hidden_act", name_of(m.activation)},    {"hidden_size", m.n_embd},
+                 {"intermediate_size", m.hidden_size_mlp}, {"max_position_embeddings", m.n_positions},
+                 {"num_attention_heads", m.n_head},        {"num_hidden_layers", m.n_layer},
+                 {"num_key_value_heads", m.n_kv_head},     {"rms_norm_eps", m.norm_eps},
+                 {"rope_scaling", rope_json(m)},           {"rope_theta", m.rope_theta}};
+    if (family != ModelFamily::qwen2) json["attention_bias"] = m.attention_bias == AttentionBias::all;
+    if (family == ModelFamily::llama) {
+        json["mlp_bias"] = m.mlp_bias;
+        return json;
+    }
+    json["use_sliding_window"] = m.sliding_window > 0;
+    json["sliding_window"] = m.sliding_window > 0 ? Json(m.sliding_window) : Json();
+    json["max_window_layers"] = m.n_layer;
+    for (int layer = 0; layer < m.n_layer; layer++)
+        json["layer_types"].push_back(has_window(m, layer) ? "sliding_attention" : "full_attention");
+    return json;
+}
+
+Json config_of(const Architecture& architecture, const Config::Model& m, int eot, Dtype dtype) {
+    const bool is_gpt2 = architecture.family == ModelFamily::gpt2;
+    Json json = {{"architectures", {architecture.name}}, {"model_type", architecture.type}};
+    json.update(is_gpt2 ? gpt2_json(m) : llama_like_json(m, architecture.family));
+    json.update({{"bos_token_id", eot},
+                 {"eos_token_id", eot},
+                 {"initializer_range", 0.02},
+                 {"tie_word_embeddings", m.tie_embeddings},
+                 {"torch_dtype", dtype == Dtype::fp32   ? "float32"
+                                 : dtype == Dtype::bf16 ? "bfloat16"
+                                                        : "float16"},
+                 {"vocab_size", m.vocab_size}});
+    return json;
+}
+
+}  // namespace
+
+Config::Model hf_model(const Json& config, const std::string& origin) {
+    const Architecture& architecture = architecture_of(config, origin);
+    const Reader hf(config, origin);
+    if (hf.has("quantization_config")) hf.refuse("quantization_config", "but quantized weights cannot be trained");
+    Config::Model model;
+    set_family(model, architecture.family);
+    if (architecture.family == ModelFamily::gpt2)
+        read_gpt2(hf, model);
+    else
+        read_llama_like(hf, architecture.family, model);
+    model.vocab_size = hf.size("vocab_size");
+    return model;
+}
+
+void check_hf_model(const Json& config, const Config::Model& model, const std::string& origin) {
+    const std::vector<std::string> differences = model_differences(hf_model(config, origin), model);
+    if (!differences.empty())
+        fail(Exit::config, "%s is another model than this run's: %s", origin, joined(differences));
+}
+
+Json hf_config(const Config::Model& given, int eot, Dtype dtype) {
+    const Config::Model model = with_sizes(given);
+    const char* nearest = nullptr;
+    std::vector<std::string> fewest;
+    for (const Architecture& architecture : kArchitectures) {
+        const Json config = config_of(architecture, model, eot, dtype);
+        const std::vector<std::string> differences = model_differences(hf_model(config, architecture.name), model);
+        if (differences.empty()) return config;
+        if (!nearest || differences.size() < fewest.size()) nearest = architecture.name, fewest = differences;
+    }
+    fail(Exit::config,
+         "none of Hugging Face's architectures that this program writes computes this model, so that its weights can "
+         "be kept as a checkpoint only; the nearest is %s, but for %s",
+         nearest, joined(fewest));
+}
+
+Json hf_tokenizer_config(const Config::Model& model, int eot, const std::string& eot_text) {
+    const Json special = {{"content", eot_text}, {"lstrip", false},      {"normalized", false},
+                          {"rstrip", false},     {"single_word", false}, {"special", true}};
+    return {{"add_bos_token", false},
+            {"add_prefix_space", false},
+            {"added_tokens_decoder", {{std::to_string(eot), special}}},
+            {"bos_token", eot_text},
+            {"clean_up_tokenization_spaces", false},
+            {"eos_token", eot_text},
+            {"errors", "replace"},
+            {"model_max_length", model.n_positions},
+            {"tokenizer_class", model.position == PositionKind::learned ? "GPT2Tokenizer" : "PreTrainedTokenizerFast"},
+            {"unk_token", eot_text}};
+}
+
+Json hf_generation_config(const Config::Model& model, int eot) {
+    return {{"bos_token_id", eot}, {"eos_token_id", eot}, {"max_length", model.n_positions}, {"pad_token_id", eot}};
+}

@@ -1,0 +1,320 @@
+#include "training/models/model_io.h"
+
+#include <CLI/App.hpp>
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "model/huggingface.h"
+#include "model/plan.h"
+#include "runtime/performance/performance.h"
+#include "training/models/hf_config.h"
+#include "training/models/llmc_files.h"
+
+static GptShape shape_of(const Config::Model& given) {
+    const Config::Model m = with_sizes(given);
+    return {.n_layer = m.n_layer,
+            .n_head = m.n_head,
+            .n_kv_head = m.n_kv_head,
+            .n_embd = m.n_embd,
+            .n_positions = m.n_positions,
+            .vocab_size = m.vocab_size,
+            .given_head_size = m.head_size,
+            .given_hidden = m.hidden_size_mlp,
+            .activation = m.activation,
+            .gated_mlp = m.gated_mlp,
+            .norm = m.norm,
+            .norm_weight = m.norm_weight,
+            .norm_bias = m.norm_bias,
+            .norm_eps = float(m.norm_eps),
+            .position = m.position,
+            .rope = {.theta = m.rope_theta,
+                     .fraction = m.rope_fraction,
+                     .scaling = m.rope_scaling,
+                     .factor = m.rope_factor,
+                     .original_positions = m.rope_original_positions,
+                     .low_freq_factor = m.rope_low_freq_factor,
+                     .high_freq_factor = m.rope_high_freq_factor,
+                     .beta_fast = m.rope_beta_fast,
+                     .beta_slow = m.rope_beta_slow,
+                     .attention_factor = m.rope_attention_factor},
+            .attention_bias = m.attention_bias,
+            .mlp_bias = m.mlp_bias,
+            .qk_norm = m.qk_norm,
+            .given_attention_scale = m.attention_scale,
+            .sliding_window = m.sliding_window,
+            .window_pattern = m.window_pattern,
+            .attention_softcap = float(m.attention_softcap),
+            .final_softcap = float(m.final_softcap),
+            .tie_embeddings = m.tie_embeddings,
+            .embedding_norm = m.embedding_norm};
+}
+
+GptOptions gpt_options(const Config& config, int rank, int ranks) {
+    return {.shape = shape_of(config.model),
+            .batch = config.train.batch_size,
+            .seq_len = config.train.seq_len,
+            .precision = config.train.precision,
+            .recompute = config.train.recompute,
+            .optimizer = {.kind = config.optim.name,
+                          .beta1 = config.optim.beta1,
+                          .beta2 = config.optim.beta2,
+                          .eps = float(config.optim.eps),
+                          .weight_decay = float(config.optim.weight_decay),
+                          .momentum = float(config.optim.momentum),
+                          .grad_clip = float(config.optim.grad_clip)},
+            .dropout = config.model.dropout,
+            .dropout_seed = config.run.seed,
+            .z_loss = float(config.model.z_loss),
+            .document_mask = config.data.document_mask,
+            .document_token = config.data.document_token,
+            .head_rows = config.train.head_rows,
+            .micro_steps = micro_steps(config, ranks),
+            .rank = rank,
+            .ranks = ranks,
+            .zero_stage = config.parallel.zero_stage,
+            .deterministic_reduce = config.parallel.deterministic_reduce,
+            .bucket_bytes = size_t(config.parallel.bucket_mb) << 20};
+}
+
+void set_document_token(Config& config, const std::optional<Tokenizer>& tokenizer) {
+    if (config.data.document_mask && config.data.document_token < 0 && tokenizer)
+        config.data.document_token = tokenizer->eot();
+}
+
+LoaderOptions loader_options(const Config& config, const Comm& comm, SampleOrder order) {
+    return {.seq_len = config.train.seq_len,
+            .batch = config.train.batch_size,
+            .seed = config.run.seed,
+            .order = order,
+            .rank = comm.rank,
+            .world = comm.size,
+            .stride = config.eval.stride,
+            .micro_steps = order == SampleOrder::once ? 1 : micro_steps(config, comm.size),
+            .max_windows = uint64_t(config.eval.batches) * uint64_t(config.train.batch_size)};
+}
+
+// Every tensor of the model from a Hugging Face directory.
+static void import_huggingface(Gpt& gpt, const std::string& directory, const Config::Model& model) {
+    const std::string config_path = directory + "/config.json";
+    check_hf_model(parse_json(read_file(config_path), config_path, Exit::data), model, config_path);
+    const Safetensors file(directory);
+    const std::vector<NamedTensor> tensors =
+        hf_tensors(gpt, [&](const std::string& name) { return file.find(name) != nullptr; });
+    file.load(tensors, [&](const Safetensors::Entry& entry) {
+        const Safetensors::Entry& wte = file.at(tensors[0].name);
+        const bool is_tied_head = model.tie_embeddings && entry.name == "lm_head.weight" && entry.bytes == wte.bytes &&
+                                  std::memcmp(entry.data, wte.data, wte.bytes) == 0;
+        if (!is_tied_head && !is_hf_buffer(entry.name))
+            fail(Exit::data, "%s: %s has no place in the model that %s describes", entry.file, entry.name, config_path);
+    });
+}
+
+std::vector<WeightedGlob> training_data(const Config& config) {
+    std::vector<WeightedGlob> parts;
+    for (const DataPart& part : config.data.train) parts.push_back({part.path, part.weight});
+    return parts;
+}
+
+double flops_of_token(const GptOptions& o) {
+    const TokenWork work = token_work(o.shape, o.seq_len);
+    return flops_per_token({work.parameters, work.attended});
+}
+
+// A run has a config.json too, and before that its metrics.jsonl.
+static bool is_huggingface(const std::string& path) {
+    return file_exists(path + "/config.json") && !directory_exists(checkpoints_directory(path)) &&
+           !file_exists(path + "/metrics.jsonl");
+}
+
+void check_source_tokenizer(const Config& config, const std::string& tokenizer_digest) {
+    const std::string& from = config.model.init_from;
+    const bool is_step = file_exists(from + "/MANIFEST.json");
+    std::vector<std::string> steps;  // none that is readable: load_initial_weights() says so
+    if (is_step)
+        steps.push_back(from);
+    else if (!is_huggingface(from))
+        for (const int64_t step : committed_steps(from)) steps.insert(steps.begin(), step_directory(from, step));
+    for (const std::string& step : steps) {
+        int vocab_size = 0;
+        try {
+            vocab_size = parse_config(read_manifest(step).info.config, step).model.vocab_size;
+        } catch (const Error&) {
+            continue;  // an older one is used
+        }
+        if (vocab_size != config.model.vocab_size)
+            fail(Exit::config, "model.init_from: %s has a vocabulary of %d, but model.vocab_size is %d", step,
+                 vocab_size, config.model.vocab_size);
+        break;
+    }
+    const std::string path = (is_step ? run_directory_of(from) : from) + "/tokenizer.json";
+    if (tokenizer_digest.empty() || !file_exists(path)) return;
+    const std::string digest = Tokenizer::load(path).digest();
+    if (digest != tokenizer_digest)
+        fail(Exit::config,
+             "model.init_from: %s (digest %s) is not the tokenizer of this run's data (digest %s): prepare the data "
+             "with --tokenizer %s",
+             path, digest, tokenizer_digest, path);
+}
+
+void check_llmc_parts(const Config::Model& model, const std::string& path) {
+    Config::Model gpt2 = model;
+    set_family(gpt2, ModelFamily::gpt2);
+    gpt2.n_kv_head = gpt2.n_head, gpt2.head_size = gpt2.hidden_size_mlp = 0;
+    const std::vector<std::string> differences = model_differences(model, gpt2);
+    if (!differences.empty())
+        fail(Exit::config, "%s: llm.c's files have GPT-2s only, and this model is none: %s", path, joined(differences));
+}
+
+// The first number of a master weight that is here and not finite, as an error of the file that it comes from.
+static void check_weights_are_finite(const Gpt& gpt, const std::string& path) {
+    constexpr size_t kAtOnce = size_t(1) << 20;
+    std::vector<float> values;
+    for (const NamedTensor& tensor : gpt.master_tensors())
+        for (size_t done = 0; done < tensor.count; done += values.size()) {
+            values.resize(std::min(kAtOnce, tensor.count - done));
+            copy_to_host(values.data(), tensor.values.from(done).data, values.size() * sizeof(float), Stream{});
+            synchronize(Stream{});
+            const auto bad = std::ranges::find_if_not(values, [](float value) { return std::isfinite(value); });
+            if (bad != values.end())
+                fail(Exit::data, "%s: element %zu of %s is %g: weights must be finite", path,
+                     tensor.first + done + size_t(bad - values.begin()), tensor.name.substr(tensor.name.find('.') + 1),
+                     double(*bad));
+        }
+}
+
+void load_initial_weights(Gpt& gpt, const Config::Model& model, const std::string& path) {
+    if (!directory_exists(path)) {
+        check_llmc_parts(model, path);
+        LlmcModel(path).load(gpt);
+    } else if (is_huggingface(path)) {
+        import_huggingface(gpt, path, model);
+    } else {
+        open_checkpoint(path).load(gpt.master_tensors(), OtherTensors::ignore);
+    }
+    check_weights_are_finite(gpt, path);
+}
+
+Config config_of_weights(const std::string& path) {
+    Config config;
+    if (is_huggingface(path)) {
+        const std::string origin = path + "/config.json";
+        config.model = hf_model(parse_json(read_file(origin), origin, Exit::data), origin);
+    } else {
+        const GptShape shape = LlmcModel(path).shape;
+        config.model.n_layer = shape.n_layer;
+        config.model.n_head = shape.n_head;
+        config.model.n_embd = shape.n_embd;
+        config.model.n_positions = shape.n_positions;
+        config.model.vocab_size = shape.vocab_size;
+    }
+    config.train.batch_size = 1;
+    config.train.seq_len = config.model.n_positions;
+    config.train.total_batch_tokens = config.model.n_positions;
+    config.train.precision = Dtype::fp32;
+    config.train.head_rows = default_head_rows(1, config.model.n_positions);
+    config.schedule.warmup_steps = 0;
+    config.eval.stride = 0;
+    check_config(config, path, 1);
+    return config;
+}
+
+static Config config_of(const Checkpoint& checkpoint) {
+    return parse_config(checkpoint.manifest().info.config, checkpoint.directory() + "/MANIFEST.json");
+}
+
+ModelSource::ModelSource(const std::string& from)
+    : path(from),
+      checkpoint(is_huggingface(path) || (file_exists(path) && !directory_exists(path))
+                     ? std::nullopt
+                     : std::make_optional(open_checkpoint(path))),
+      config(checkpoint ? config_of(*checkpoint) : config_of_weights(path)) {}
+
+std::vector<CLI::Option*> add_tokenizer_options(CLI::App& parser, TokenizerChoice& choice) {
+    constexpr const char* kHelp =
+        "gpt2, or a file (default: tokenizer.json, vocab.json or gpt2_tokenizer.bin next to the weights)";
+    return {parser.add_option("--tokenizer", choice.file, kHelp)->type_name("gpt2|FILE"),
+            parser.add_option("--end-of-text", choice.end_of_text, kEndOfTextHelp)->type_name("TOKEN")};
+}
+
+std::optional<Tokenizer> find_tokenizer(const TokenizerChoice& choice, const std::string& weights,
+                                        const Config& config) {
+    const std::string directory = directory_exists(weights) ? weights : directory_of(weights);
+    std::string path = choice.file == "gpt2" ? data_directory("gpt2") + "/vocab.json" : choice.file;
+    for (const char* name : {"tokenizer.json", "vocab.json", "gpt2_tokenizer.bin"})
+        if (path.empty() && file_exists(directory + "/" + name)) path = directory + "/" + name;
+    if (path.empty()) return std::nullopt;
+    Tokenizer tokenizer = Tokenizer::load(path, choice.end_of_text);
+    if (tokenizer.vocab_size() > config.model.vocab_size)
+        fail(Exit::config, "the tokenizer %s has %d tokens, but the model has a vocabulary of %d", path,
+             tokenizer.vocab_size(), config.model.vocab_size);
+    if (const std::string remark = tokenizer.remark(); !remark.empty())
+        std::fprintf(stderr, "train_gpt: %s: %s\n", path.c_str(), remark.c_str());
+    return tokenizer;
+}
+
+LoadedModel load_model(const ModelSource& source, int batch, const Comm& comm, const TokenizerChoice& choice,
+                       int cached_sequences) {
+    const std::string weights = source.checkpoint ? run_directory_of(source.checkpoint->directory()) : source.path;
+    std::optional<Tokenizer> tokenizer = find_tokenizer(choice, weights, source.config);
+    Config config = source.config;
+    if (batch > 0) config.train.batch_size = batch;
+    GptOptions options = gpt_options(config);
+    options.training = false;
+    options.cached_sequences = std::min(cached_sequences, options.batch * options.seq_len);
+    options.micro_steps = 1;
+    options.rank = comm.rank, options.ranks = comm.size;
+    options.zero_stage = 0;
+    Gpt gpt(options, comm);
+    if (source.checkpoint)
+        source.checkpoint->load(gpt.master_tensors(), OtherTensors::ignore);
+    else
+        load_initial_weights(gpt, config.model, source.path);
+    gpt.masters_changed();
+    return {std::move(config), std::move(gpt), std::move(tokenizer)};
+}
+
+std::exception_ptr shared_error(Gpt& gpt, const std::exception_ptr& error) {
+    constexpr size_t kMostBytes = 4096;
+    const int rank = gpt.options().rank, ranks = gpt.options().ranks;
+    std::vector<double> codes(static_cast<size_t>(ranks)), text(kMostBytes);
+    std::string message;
+    try {
+        if (error) std::rethrow_exception(error);
+    } catch (const Error& own) {
+        codes[size_t(rank)] = int(own.code);
+        message = ranks > 1 ? format("rank %d: %s", rank, own.what()) : own.what();
+    }
+    gpt.sum_over_ranks(codes);
+    const auto first = std::ranges::find_if(codes, [](double code) { return code != 0; });
+    if (first == codes.end()) return nullptr;
+    // The first such rank's message, byte by byte: all print it, since a launcher may end the others before they do.
+    if (first - codes.begin() == rank) std::copy_n(message.begin(), std::min(message.size(), kMostBytes), text.begin());
+    gpt.sum_over_ranks(text);
+    message.assign(text.begin(), std::ranges::find(text, 0.0));
+    return std::make_exception_ptr(SharedError(Exit(int(*first)), message));
+}
+
+// A rank that cannot read its tokens goes through the pass with batches of padding, since the ranks may share the
+// parameters.
+Validation evaluate_pass(Gpt& gpt, Loader& loader, const std::optional<Tokenizer>& tokenizer, bool by_position,
+                         const std::function<void()>& between) {
+    std::function<int(int)> token_bytes;
+    if (tokenizer) token_bytes = [&](int token) { return tokenizer->token_bytes(token); };
+    std::exception_ptr error;
+    std::vector<int> no_inputs, no_targets;
+    auto next = [&]() -> Batch {
+        try {
+            if (!error) return loader.next();
+        } catch (const Error&) {
+            error = std::current_exception();
+            no_inputs.assign(size_t(gpt.options().batch) * size_t(gpt.options().seq_len), 0);
+            no_targets.assign(no_inputs.size(), -1);
+        }
+        return {no_inputs.data(), no_targets.data()};
+    };
+    loader.seek(0);
+    const Validation result = evaluate(gpt, loader.batches_per_pass(), next, token_bytes, by_position, between);
+    if (const auto shared = shared_error(gpt, error)) std::rethrow_exception(shared);
+    return result;
+}

@@ -1,0 +1,65 @@
+#include "training/models/questions.h"
+
+#include <algorithm>
+#include <set>
+
+#include "data/shards/shards.h"
+#include "runtime/io/reject_file.h"
+
+std::vector<QuestionSet> questions_of(const Config& config, const std::optional<Tokenizer>& tokenizer) {
+    std::vector<QuestionSet> sets;
+    if (config.eval.questions.empty()) return sets;
+    std::set<std::string> names;
+    QuestionReader reader(tokenizer ? &*tokenizer : nullptr, config.model.vocab_size);
+    for (const std::string& path : find_shards(config.eval.questions, "eval.questions")) {
+        sets.push_back(reader.read(path, size_t(config.eval.max_questions)));
+        check_fits(sets.back(), config.train.seq_len);
+        if (!names.insert(sets.back().name).second)
+            fail(Exit::config, "eval.questions: %s is not the only file whose records would be called %s", path,
+                 sets.back().name);
+    }
+    return sets;
+}
+
+void check_fits(const QuestionSet& set, int seq_len) {
+    if (set.completion_tokens > seq_len)
+        reject_file(set.path, "a completion has %d tokens, but the model reads %d at a time", set.completion_tokens,
+                    seq_len);
+}
+
+// The share of the questions whose right completion has the highest score; `score(completion)` is counted over all.
+template <class Score> static double share_of_right(const std::vector<MultipleChoice>& questions, const Score& score) {
+    size_t right = 0, first = 0;
+    for (const MultipleChoice& question : questions) {
+        size_t best = 0;
+        for (size_t i = 1; i < question.completions.size(); i++)
+            if (score(first + i) > score(first + best)) best = i;
+        right += best == size_t(question.label);
+        first += question.completions.size();
+    }
+    return double(right) / double(questions.size());
+}
+
+Answers answer_questions(Gpt& gpt, const QuestionSet& set, const std::function<void()>& between) {
+    Answers answers;
+    std::vector<Continuation> texts;
+    std::vector<int> characters;
+    for (const MultipleChoice& question : set.questions) {
+        for (const std::vector<int32_t>& completion : question.completions) {
+            texts.push_back({question.context, completion});
+            answers.truncated += texts.back().tokens() - 1 > size_t(gpt.options().seq_len);
+        }
+        std::ranges::copy(question.characters, std::back_inserter(characters));
+    }
+    answers.log_likelihoods = log_likelihoods(gpt, texts, between);
+    const std::vector<double>& scores = answers.log_likelihoods;
+    QuestionsRecord::File& accuracy = answers.accuracy;
+    accuracy.name = set.name;
+    accuracy.questions = set.questions.size();
+    accuracy.acc = share_of_right(set.questions, [&](size_t i) { return scores[i]; });
+    accuracy.acc_per_token =
+        share_of_right(set.questions, [&](size_t i) { return scores[i] / double(texts[i].predicted.size()); });
+    if (!characters.empty())
+        accuracy.acc_norm = share_of_right(set.questions, [&](size_t i) { return scores[i] / double(characters[i]); });
+    return answers;
+}

@@ -1,0 +1,238 @@
+#include "training/profiler.h"
+
+#include <unistd.h>
+
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "runtime/performance/performance.h"
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// The least that an op can take, in milliseconds; 0 where the rates are not known.
+double roof_ms(const Span& span, const DeviceRates& rates) {
+    if (rates.bytes_per_s == 0) return 0;
+    return 1000 * std::max(span.flops / rates.flops_per_s, span.bytes / rates.bytes_per_s);
+}
+
+std::string title_of(const Span& span) { return span.of.empty() ? span.name : span.name + " " + span.of; }
+
+// Nanoseconds as microseconds, without the rounding that would let spans overlap.
+std::string microseconds(int64_t ns) { return format("%lld.%03d", static_cast<long long>(ns / 1000), int(ns % 1000)); }
+
+std::string rate(const char* key, double per_span, double ms) {
+    return per_span > 0 && ms > 0 ? format(",\"%s\":%.4g", key, per_span / ms * 1e-6) : "";
+}
+
+// The arguments that the viewer shows beside a span.
+std::string arguments_of(const Span& span, const DeviceRates& rates) {
+    const double ms = span.end_ms - span.begin_ms;
+    std::string text = format("\"step\":%d", span.step);
+    if (span.layer >= 0) text += format(",\"layer\":%d", span.layer);
+    if (!span.of.empty()) text += ",\"parameter\":\"" + span.of + "\"";
+    if (!span.shape.empty()) text += ",\"shape\":\"" + span.shape + "\"";
+    if (span.lane == Lane::communication)
+        return text + format(",\"bytes_sent\":%.0f", span.bytes) + rate("bus_GB_per_s", span.bytes, ms);
+    if (span.lane == Lane::host || span.shape.empty()) return text;
+    text += format(",\"flops\":%.0f,\"bytes\":%.0f", span.flops, span.bytes);
+    text += rate("GFLOP_per_s", span.flops, ms) + rate("GB_per_s", span.bytes, ms);
+    if (ms > 0) text += format(",\"roofline_share\":%.4g", roof_ms(span, rates) / ms);
+    const bool computes = span.flops / rates.flops_per_s > span.bytes / rates.bytes_per_s;
+    return text + ",\"bound\":\"" + (computes ? "compute" : "memory") + "\"";
+}
+
+Json metadata(int rank, const char* what, const Json& arguments, int lane = -1) {
+    Json event = {{"name", what}, {"ph", "M"}, {"pid", rank}, {"args", arguments}};
+    if (lane >= 0) event["tid"] = lane;
+    return event;
+}
+
+std::string host_name() {
+    char name[256] = "";
+    ::gethostname(name, sizeof(name) - 1);
+    return name;
+}
+
+}  // namespace
+
+void check_profile(const StepRange& steps, const Config& config) {
+    if (config.train.max_steps > 0 && steps.first > config.train.max_steps)
+        fail(Exit::usage, "--profile %d:%d begins after the run's last step, %d (train.max_steps)", steps.first,
+             steps.last, config.train.max_steps);
+}
+
+Profiler::Profiler(const StepRange& steps, TrainingRun& run) : steps_(steps), run_(run) {
+    const int next = run.state.step + 1;
+    if (steps.last == 0 || steps.first >= next) return;
+    if (steps.last < next) {
+        run.progress.say(format("profile  steps %d to %d were done before this start, at step %d: no trace is written",
+                                steps.first, steps.last, next));
+        steps_ = {};
+    } else {
+        run.progress.say(format("profile  begins with step %d, as the steps before were done before this start", next));
+        steps_.first = next;
+    }
+}
+
+// After an error, while collectives may still be under way.
+Profiler::~Profiler() {
+    if (run_.trace) run_.gpt.trace(nullptr, 0);
+}
+
+void Profiler::begin_step() {
+    const int step = run_.state.step + 1;
+    if (steps_.last == 0 || step < steps_.first) return;
+    if (!run_.trace) {
+        const Config& config = run_.config;
+        const std::string device = device_info().name;
+        run_.progress.begin("measuring the device's rates");
+        if (const GpuModel* gpu = gpu_of_device(device)) {
+            rates_ = {::peak_flops_per_s(device, config.train.precision, config.device.tf32), gpu->memory_bytes_per_s};
+            rates_origin_ = format("of the data sheet of %s", gpu->product);
+        } else {
+            try {
+                rates_ = measure_device_rates(config.train.precision);
+                rates_origin_ = "measured before the first step: square matrix products, and copies of 64 MiB";
+            } catch (const Error& error) {
+                rates_origin_ = std::string("not known: ") + error.what();
+            }
+        }
+        barrier(run_.comm);  // as no rank waits for the others while it measures
+        begin_unix_s_ = std::stod(broadcast_text(format("%.6f", unix_time()), run_.comm));
+        unix_minus_steady_s_ = unix_time() - now_ms() / 1000;
+        run_.trace = &trace_;
+    }
+    run_.gpt.trace(&trace_, step);
+}
+
+void Profiler::end_step(const TrainRecord& record, bool is_last) {
+    if (!run_.trace) return;
+    records_.push_back(record);
+    if (record.step < steps_.last && !is_last) return;
+    drain(run_.comm);
+    run_.trace = nullptr;
+    run_.gpt.trace(nullptr, 0);
+    steps_ = {steps_.first, record.step};
+    const std::vector<Span> spans = trace_.take();
+    std::string problem;
+    try {
+        write_file(spans);
+    } catch (const Error& error) {
+        problem = error.what();
+    }
+    const int failed = all_reduce_max(problem.empty() ? 0 : run_.comm.rank + 1, run_.comm);
+    if (failed)
+        run_.progress.say(format("profile  rank %d could not write its trace%s%s", failed - 1,
+                                 problem.empty() ? "" : ": ", problem.c_str()));
+    run_.progress.say(table(spans));
+    steps_ = {};
+}
+
+void Profiler::write_file(const std::vector<Span>& spans) const {
+    const int rank = run_.comm.rank;
+    const Config& config = run_.config;
+    const Json other = {{"program", "train_gpt"},
+                        {"device", device_info().name},
+                        {"first_step", steps_.first},
+                        {"last_step", steps_.last},
+                        {"rank", rank},
+                        {"ranks", run_.comm.size},
+                        {"micro_steps", run_.gpt.options().micro_steps},
+                        {"tokens_per_step", config.train.total_batch_tokens},
+                        {"model_flops_per_token", run_.token_flops},
+                        {"roofline_flops_per_s", rates_.flops_per_s},
+                        {"roofline_bytes_per_s", rates_.bytes_per_s},
+                        {"roofline_is", rates_origin_},
+                        {"begin_unix_s", begin_unix_s_}};
+    std::vector<Json> heads = {metadata(rank, "process_name", {{"name", format("rank %d on ", rank) + host_name()}}),
+                               metadata(rank, "process_sort_index", {{"sort_index", rank}})};
+    const std::pair<Lane, const char*> lanes[] = {{Lane::host, "host"},
+                                                  {Lane::device, "ops and waits for communication"},
+                                                  {Lane::communication, "communication"}};
+    for (const auto& [lane, name] : lanes) {
+        heads.push_back(metadata(rank, "thread_name", {{"name", name}}, int(lane) + 1));
+        heads.push_back(metadata(rank, "thread_sort_index", {{"sort_index", int(lane)}}, int(lane) + 1));
+    }
+
+    std::string text =
+        "{\"displayTimeUnit\":\"ms\",\"otherData\":" + other.dump(-1, ' ', false, Json::error_handler_t::replace) +
+        ",\"traceEvents\":[";
+    for (size_t i = 0; i < heads.size(); i++)
+        text += (i ? ",\n" : "\n") + heads[i].dump(-1, ' ', false, Json::error_handler_t::replace);
+    const double origin_ms = 1000 * (begin_unix_s_ - unix_minus_steady_s_);  // by this rank's steady clock
+    auto ns_of = [&](double steady_ms) { return int64_t(std::max(0.0, std::round((steady_ms - origin_ms) * 1e6))); };
+    for (const Span& span : spans) {
+        const int64_t begin = ns_of(span.begin_ms), end = std::max(begin, ns_of(span.end_ms));
+        text += format(",\n{\"name\":\"%s\",\"ph\":\"X\",\"ts\":%s,\"dur\":%s,\"pid\":%d,\"tid\":%d,\"args\":{%s}}",
+                       title_of(span).c_str(), microseconds(begin).c_str(), microseconds(end - begin).c_str(), rank,
+                       int(span.lane) + 1, arguments_of(span, rates_).c_str());
+    }
+    for (const TrainRecord& record : records_) {
+        const struct {
+            const char *name, *unit;
+            std::optional<double> value;
+        } counters[] = {{"power, all ranks", "W", record.power_w},
+                        {"GPU temperature", "C", record.gpu_temperature_c},
+                        {"SM clock", "MHz", record.sm_clock_mhz},
+                        {"resident memory", "MiB", double(record.resident_bytes) / 0x1p20}};
+        const int64_t at = ns_of(origin_ms + 1000 * (record.time - begin_unix_s_));
+        for (const auto& [name, unit, value] : counters)
+            if (value)
+                text += format(",\n{\"name\":\"%s\",\"ph\":\"C\",\"ts\":%s,\"pid\":%d,\"args\":{\"%s\":%.6g}}", name,
+                               microseconds(at).c_str(), rank, unit, *value);
+    }
+    const std::string dir = config.run.dir + "/profile";
+    make_directories(dir);
+    write_file_atomically(dir + format("/rank_%d.steps_%d-%d.json", rank, steps_.first, steps_.last), text + "\n]}\n");
+}
+
+std::string Profiler::table(const std::vector<Span>& spans) const {
+    struct Row {
+        int calls = 0;
+        double ms = 0, roof_ms = 0;
+    };
+    constexpr size_t kMostRows = 20;
+    std::map<std::string, Row> rows;
+    double step_ms = 0, ops_ms = 0, wait_ms = 0, data_ms = 0;
+    for (const TrainRecord& record : records_) step_ms += record.step_ms, data_ms += record.data_ms;
+    for (const Span& span : spans) {
+        if (span.step == 0 || span.lane != Lane::device) continue;
+        const double ms = span.end_ms - span.begin_ms;
+        if (span.shape.empty()) {
+            wait_ms += ms;
+            continue;
+        }
+        Row& row = rows[title_of(span)];
+        row.calls++, row.ms += ms, row.roof_ms += roof_ms(span, rates_);
+        ops_ms += ms;
+    }
+    std::vector<std::pair<std::string, Row>> sorted(rows.begin(), rows.end());
+    std::ranges::sort(sorted, std::ranges::greater(), [](const auto& row) { return row.second.ms; });
+    if (sorted.size() > kMostRows) {
+        Row others;
+        for (size_t i = kMostRows; i < sorted.size(); i++) {
+            const Row& row = sorted[i].second;
+            others.calls += row.calls, others.ms += row.ms, others.roof_ms += row.roof_ms;
+        }
+        sorted.resize(kMostRows);
+        sorted.push_back({"other ops", others});
+    }
+    const double steps = double(records_.size());
+    auto line = [&](const std::string& name, const std::string& calls, double ms) {
+        return format("\n%-42s %8s %10.3f %8.1f", name.c_str(), calls.c_str(), ms / steps, 100 * ms / step_ms);
+    };
+    std::string text = format("profile  steps %d to %d: %s/profile/rank_*.json, for https://ui.perfetto.dev\n",
+                              steps_.first, steps_.last, run_.config.run.dir.c_str());
+    text += format("rates    %.4g GFLOP/s, %.4g GB/s, %s\n", rates_.flops_per_s * 1e-9, rates_.bytes_per_s * 1e-9,
+                   rates_origin_.c_str());
+    text += format("%-42s %8s %10s %8s %9s", "rank 0, per step", "calls", "ms", "% step", "% roof");
+    for (const auto& [name, row] : sorted)
+        text += line(name, format("%.6g", row.calls / steps), row.ms) + format(" %9.1f", 100 * row.roof_ms / row.ms);
+    text += line("exposed communication", "", wait_ms);
+    text += line("device idle: the host, or waiting for data", "", std::max(0.0, step_ms - ops_ms - wait_ms));
+    text += line("  of the host's time, waiting for data", "", data_ms);
+    return text + line("step", "", step_ms);
+}

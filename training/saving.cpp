@@ -1,0 +1,139 @@
+#include "training/saving.h"
+
+namespace {
+
+constexpr int kMostFailures = 3;        // in a row
+constexpr double kPatience_s = 30;      // for a save, when the next one is due
+constexpr double kMostWaiting_s = 600;  // for one that must succeed; less than the control channel's for a save
+
+// Energy and cost of the run so far, as far as they are known.
+void say_totals(const TrainingRun& run) {
+    const Config::Cost& cost = run.config.cost;
+    const TrainState::Progress::Energy& energy = run.state.progress.energy;
+    if (energy.steps > 0) {
+        const double kwh = energy.joules / 3.6e6;
+        const double tokens = double(energy.steps) * double(run.config.train.total_batch_tokens);
+        std::string text =
+            format("energy   %.4g kJ, %.4g kWh; %.4g J per token", energy.joules / 1000, kwh, energy.joules / tokens);
+        if (cost.co2_g_per_kwh > 0) text += format("; about %.4g g of CO2", kwh * cost.co2_g_per_kwh);
+        run.progress.say(text);
+    }
+    const double hours = run.elapsed_s() / 3600;
+    if (cost.price_per_hour > 0)
+        run.progress.say(
+            format("cost     about %.4g: %.4g hours at %.6g", hours * cost.price_per_hour, hours, cost.price_per_hour));
+}
+
+// What the checkpoint says of the run beside its tensors.
+void complete_state(TrainingRun& run) {
+    TrainState& state = run.state;
+    state.healthy = is_healthy_after(state.progress.divergence, state.step, run.config.checkpoint.every_steps);
+    state.progress.device_choices = device_choices();
+    if (run.config.train.max_minutes > 0 || run.config.cost.price_per_hour > 0)
+        state.progress.trained_s = run.elapsed_s();
+    double joules = run.energy.read().joules.value_or(0);  // of what came after the last step
+    run.gpt.sum_over_ranks({&joules, 1});
+    state.progress.energy.add(joules, 0);
+}
+
+// Shows how a save has ended, on all ranks, or throws its error as save() does.
+void note_save(TrainingRun& run, const BackgroundSave::Result& result, bool must_succeed) {
+    if (!result.error) {
+        run.progress.say(format("step %ld | checkpoint %s, %.1f MiB in %.1f s", result.step,
+                                result.stats.directory.c_str(), double(result.stats.bytes) / 0x1p20,
+                                result.stats.seconds));
+        if (!result.warning.empty())
+            run.progress.say(format("step %ld | warning: %s", result.step, result.warning.c_str()));
+        run.state.parent_step = result.step;
+        run.failed_saves = 0;
+        return;
+    }
+    const Exit code = result.error->code;
+    if (code != Exit::io && code != Exit::cannot_create && code != Exit::permission) throw *result.error;
+    const Error error(Exit::io, result.error->what());  // run.dir could be written to when the run started
+    if (must_succeed && run.error) {  // what the run ends with came first
+        run.progress.say(format("step %ld | the last save failed: %s", result.step, error.what()));
+        end_together(run, run.error);
+    }
+    if (must_succeed || ++run.failed_saves == kMostFailures) end_together(run, std::make_exception_ptr(error));
+    run.progress.say(format("step %ld | save failed %d of %d times: %s", result.step, run.failed_saves, kMostFailures,
+                            error.what()));
+}
+
+BackgroundSave::Result stuck_save(const TrainingRun& run) {
+    const Error error(Exit::io, format("the save of step %ld has been under way for %.0f s", run.background_save.step(),
+                                       run.background_save.elapsed_s()));
+    return {.step = run.state.step, .error = error};
+}
+
+// Waits for the save under way; false if it is stuck.
+bool wait_for_save(TrainingRun& run, double limit_s, bool must_succeed) {
+    if (!run.background_save.is_under_way()) return true;
+    const auto ended = run.background_save.wait(limit_s);
+    if (ended) note_save(run, *ended, must_succeed);
+    return ended.has_value();
+}
+
+// The lines of a committed step are on disk before it is committed.
+void save_in_foreground(const TrainingRun& run, BackgroundSave::Result& result) {
+    const std::string& dir = run.config.run.dir;
+    run_on_rank_0(run.comm, "sync the logs", [&] { run.log->sync(); });
+    result.stats = save_checkpoint(dir, run.comm, run.state, run.gpt.saved_tensors());
+    if (run.comm.rank != 0) return;
+    try {
+        apply_retention(dir, run.state.run_id, retention_of(run.config));
+    } catch (const Error& failure) {  // the checkpoint is committed
+        result.warning = format("older checkpoints could not be deleted: %s", failure.what());
+    }
+}
+
+}  // namespace
+
+Retention retention_of(const Config& config) {
+    return {.keep = config.checkpoint.keep,
+            .keep_best = config.checkpoint.keep_best,
+            .rollback_every = config.train.may_roll_back() ? config.checkpoint.every_steps : 0};
+}
+
+bool checkpoint_is_due(const TrainingRun& run) {
+    const int every_steps = run.config.checkpoint.every_steps;
+    return run.must_keep || run.is_complete() || (every_steps > 0 && run.state.step % every_steps == 0);
+}
+
+void save(TrainingRun& run, bool must_succeed) {
+    const HostSpan span(run.trace, "checkpoint");
+    run.control.note_phase(Phase::save, run.state.step);
+    run.progress.begin(format("step %d | checkpoint", run.state.step));
+    const double waited_s = run.background_save.is_under_way() ? run.background_save.elapsed_s() : 0;
+    if (!wait_for_save(run, must_succeed ? kMostWaiting_s : kPatience_s - waited_s, false))
+        return note_save(run, stuck_save(run), must_succeed);
+    complete_state(run);
+    BackgroundSave::Result result{.step = run.state.step};
+    const bool is_asynchronous = run.config.checkpoint.asynchronous;
+    try {
+        if (is_asynchronous)
+            run.background_save.begin(run.state, run.gpt.saved_tensors(), [log = run.log] { log->sync(); });
+        else
+            save_in_foreground(run, result);
+    } catch (const Error& error) {
+        result.error = error;
+    }
+    if (result.error || !is_asynchronous) note_save(run, result, must_succeed);
+    if (!must_succeed) return;
+    finish_save(run);
+    say_totals(run);
+}
+
+void finish_save(TrainingRun& run) {
+    run.control.note_phase(Phase::save, run.state.step);
+    if (!wait_for_save(run, kMostWaiting_s, true)) note_save(run, stuck_save(run), true);
+}
+
+void follow_save(TrainingRun& run, const BackgroundSave::Progress& sums) {
+    BackgroundSave& save = run.background_save;
+    if (const auto ended = save.advance(sums)) note_save(run, *ended, false);
+    if (!save.is_under_way() || save.elapsed_s() < kPatience_s || run.slow_save == save.step()) return;
+    run.slow_save = save.step();
+    run.progress.say(format("step %d | warning: the save of step %ld has been under way for %.0f s", run.state.step,
+                            save.step(), save.elapsed_s()));
+}
