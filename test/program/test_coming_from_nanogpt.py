@@ -28,8 +28,8 @@ class ComingFromNanoGpt(TrainerTest):
         shutil.copytree(ROOT / "configs", self.dir / "configs")
 
     def commands(self):
-        """Of the page, in its order; training is shortened."""
-        for block in re.findall(r"^```\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL):
+        """Of the page, in its order, but for GPUs; training is shortened."""
+        for block in re.findall(r"^```sh(?! needs=gpu)[^\n]*\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL):
             for line in block.splitlines():
                 program, *words = shlex.split(line)
                 if program == "data/get.sh":
