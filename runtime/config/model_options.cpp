@@ -1,4 +1,4 @@
-// Section "model": its options and their other names, what each family sets, and which parts contradict each other.
+// Section "model": options, aliases, family defaults and consistency checks.
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -10,72 +10,70 @@
 std::vector<Option> model_options(Config& config) {
     Config::Model& m = config.model;
     return {
-        {"model.family", &m.family, kAnything, "what the keys below are by default, from activation to z_loss",
+        {"model.family", &m.family, kAnything, "sets the defaults of the architecture keys, from activation to z_loss",
          Effect::none},
-        {"model.n_layer", &m.n_layer, between(1, 10000), "blocks"},
-        {"model.n_head", &m.n_head, between(1, 65536), "heads of queries per block"},
+        {"model.n_layer", &m.n_layer, between(1, 10000), "number of transformer blocks"},
+        {"model.n_head", &m.n_head, between(1, 65536), "query heads per block"},
         {"model.n_kv_head", &m.n_kv_head, between(0, 65536),
-         "heads of keys and values per block, which groups of query heads share; divides n_head. 0: n_head"},
-        {"model.n_embd", &m.n_embd, between(1, 65536), "width of the model"},
-        {"model.head_size", &m.head_size, between(0, 65536), "width of a head; 0: n_embd / n_head"},
+         "key/value heads per block, each shared by a group of query heads; must divide n_head. 0: n_head"},
+        {"model.n_embd", &m.n_embd, between(1, 65536), "embedding dimension (model width)"},
+        {"model.head_size", &m.head_size, between(0, 65536), "dimension of a head; 0: n_embd / n_head"},
         {"model.hidden_size_mlp", &m.hidden_size_mlp, between(0, 1 << 20),
-         "width inside the MLP; 0: 4 n_embd, or with a gate 8/3 n_embd, rounded up to a multiple of 256"},
-        {"model.n_positions", &m.n_positions, between(1, 1 << 24), "longest sequence that the model can read"},
-        {"model.vocab_size", &m.vocab_size, between(1, 1 << 24), "tokens that the model knows"},
+         "hidden dimension of the MLP; 0: 4 n_embd, or for a gated MLP 8/3 n_embd rounded up to a multiple of 256"},
+        {"model.n_positions", &m.n_positions, between(1, 1 << 24), "maximum sequence length"},
+        {"model.vocab_size", &m.vocab_size, between(1, 1 << 24), "vocabulary size"},
 
-        {"model.activation", &m.activation, kAnything, "the MLP's activation function"},
+        {"model.activation", &m.activation, kAnything, "activation function of the MLP"},
         {"model.gated_mlp", &m.gated_mlp, kAnything,
-         "the MLP is down(activation(gate(x)) * up(x)): with silu SwiGLU. Else down(activation(up(x)))"},
-        {"model.norm", &m.norm, kAnything, "the norm in front of attention, of the MLP and of the head"},
-        {"model.norm_eps", &m.norm_eps, between(1e-12, 1), "added to the variance, or the mean square, under the root"},
-        {"model.norm_weight", &m.norm_weight, kAnything, "norms have a weight for each channel"},
-        {"model.norm_bias", &m.norm_bias, kAnything, "norms have a bias for each channel"},
+         "compute the MLP as down(activation(gate(x)) * up(x)), with silu SwiGLU, instead of down(activation(up(x)))"},
+        {"model.norm", &m.norm, kAnything, "type of norm before attention, the MLP and the head"},
+        {"model.norm_eps", &m.norm_eps, between(1e-12, 1), "added to the variance or mean square under the root"},
+        {"model.norm_weight", &m.norm_weight, kAnything, "norms have a weight per channel"},
+        {"model.norm_bias", &m.norm_bias, kAnything, "norms have a bias per channel"},
         {"model.position", &m.position, kAnything,
-         "learned: an embedding of the position is added to the token's. rope: queries and keys are rotated"},
+         "learned: position embeddings are added to the token embeddings; rope: queries and keys are rotated"},
         {"model.rope_theta", &m.rope_theta, between(1, 1e12), "rope: base of the frequencies"},
-        {"model.rope_fraction", &m.rope_fraction, between(0, 1), "rope: part of a head's elements that are rotated"},
+        {"model.rope_fraction", &m.rope_fraction, between(0, 1), "rope: fraction of each head that is rotated"},
         {"model.rope_scaling", &m.rope_scaling, kAnything,
-         "rope: how frequencies change for sequences longer than rope_original_positions"},
-        {"model.rope_factor", &m.rope_factor, between(1, 1e6), "rope_scaling: how many times longer"},
+         "rope: frequency scaling for sequences longer than rope_original_positions"},
+        {"model.rope_factor", &m.rope_factor, between(1, 1e6), "rope_scaling: factor by which the context is extended"},
         {"model.rope_original_positions", &m.rope_original_positions, between(0, 1 << 24),
-         "llama3, yarn: n_positions before the scaling; 0: n_positions"},
+         "llama3, yarn: n_positions before the extension; 0: n_positions"},
         {"model.rope_low_freq_factor", &m.rope_low_freq_factor, between(1e-6, 1e6),
-         "llama3: frequencies with fewer periods in rope_original_positions are divided by rope_factor"},
+         "llama3: frequencies with fewer periods than this in rope_original_positions are divided by rope_factor"},
         {"model.rope_high_freq_factor", &m.rope_high_freq_factor, between(1e-6, 1e6),
-         "llama3: frequencies with more periods than this stay"},
+         "llama3: frequencies with more periods than this in rope_original_positions are unchanged"},
         {"model.rope_beta_fast", &m.rope_beta_fast, between(1e-6, 1e6),
-         "yarn: frequencies with more periods in rope_original_positions stay"},
+         "yarn: frequencies with more periods than this in rope_original_positions are unchanged"},
         {"model.rope_beta_slow", &m.rope_beta_slow, between(1e-6, 1e6),
-         "yarn: frequencies with fewer periods than this are divided by rope_factor"},
+         "yarn: frequencies with fewer periods than this in rope_original_positions are divided by rope_factor"},
         {"model.rope_attention_factor", &m.rope_attention_factor, between(0, 1e6),
-         "yarn: factor of rotated queries and keys; 0: 0.1 ln(rope_factor) + 1"},
+         "yarn: factor on rotated queries and keys; 0: 0.1 ln(rope_factor) + 1"},
         {"model.attention_bias", &m.attention_bias, kAnything,
-         "which of attention's products have a bias: none, that of queries, keys and values, or the output's too"},
-        {"model.mlp_bias", &m.mlp_bias, kAnything, "the MLP's products have a bias"},
+         "biases of the attention projections. none; qkv: query, key and value; all: also the output projection"},
+        {"model.mlp_bias", &m.mlp_bias, kAnything, "biases in the MLP"},
         {"model.qk_norm", &m.qk_norm, kAnything,
          "RMSNorm of each query and key head before the rotation; unit: without weights"},
         {"model.attention_scale", &m.attention_scale, between(0, 1e6),
-         "factor of query times key; 0: 1 / sqrt(head_size)"},
+         "scale of the attention scores; 0: 1 / sqrt(head_size)"},
         {"model.sliding_window", &m.sliding_window, between(0, 1 << 24),
-         "tokens that a token attends to, itself included, in layers with a window; 0: no windows"},
+         "tokens that each token attends to, itself included, in sliding-window layers; 0: no sliding window"},
         {"model.window_pattern", &m.window_pattern, kSomeText,
-         "which layers have the window, S (short) or not, L (long), from the first on, repeated: \"SSSL\""},
+         "attention of the layers, repeated over the depth. S: sliding window; L: full; e.g. \"SSSL\""},
         {"model.attention_softcap", &m.attention_softcap, between(0, 1e6),
-         "attention's scores are c tanh(score / c); 0: they are as they are"},
-        {"model.final_softcap", &m.final_softcap, between(0, 1e6),
-         "logits are c tanh(logit / c); 0: they are as they are"},
-        {"model.tie_embeddings", &m.tie_embeddings, kAnything, "the head's matrix is that of the token embedding"},
-        {"model.embedding_norm", &m.embedding_norm, kAnything, "one more norm, behind the embedding"},
+         "soft cap c on attention scores, c tanh(score / c); 0: off"},
+        {"model.final_softcap", &m.final_softcap, between(0, 1e6), "soft cap c on logits, c tanh(logit / c); 0: off"},
+        {"model.tie_embeddings", &m.tie_embeddings, kAnything, "the head shares its matrix with the token embedding"},
+        {"model.embedding_norm", &m.embedding_norm, kAnything, "apply a norm after the embedding"},
         {"model.z_loss", &m.z_loss, between(0, 1),
-         "training also minimises this times the square of the log of the softmax's denominator; the loss that is "
-         "reported is without it"},
+         "coefficient of the squared log of the softmax denominator in the loss; excluded from the reported loss"},
 
         {"model.init_from", &m.init_from, kAnything,
-         "checkpoint, Hugging Face directory or llm.c model file to take the weights from; empty: random, as GPT-2's "
-         "are"},
+         "checkpoint, Hugging Face directory or llm.c model file to load the initial weights from; empty: random, as "
+         "in GPT-2"},
         {"model.dropout", &m.dropout, between(0, ops::kLargestDropout),
-         "part that training drops at random of the embeddings, of attention's probabilities, and of what attention "
-         "and MLP add to the residual stream, in steps of 1/65536; 0: no dropout"},
+         "dropout rate of embeddings, attention probabilities and the outputs of attention and MLP, in steps of "
+         "1/65536; 0: no dropout"},
     };
 }
 
@@ -104,7 +102,7 @@ const std::vector<Alias>& model_aliases() {
 }
 
 void set_family(Config::Model& model, ModelFamily family) {
-    Config::Model m;  // GPT-2's parts
+    Config::Model m;  // GPT-2 defaults
     m.family = family;
     const bool is_llama_like =
         family == ModelFamily::llama || family == ModelFamily::qwen2 || family == ModelFamily::qwen3;
@@ -115,7 +113,7 @@ void set_family(Config::Model& model, ModelFamily family) {
         m.norm_bias = m.mlp_bias = m.tie_embeddings = false;
         m.position = PositionKind::rope;
         m.attention_bias = AttentionBias::none;
-        m.rope_theta = 500000;  // Llama 3's
+        m.rope_theta = 500000;  // as in Llama 3
     }
     if (family == ModelFamily::qwen2 || family == ModelFamily::qwen3) m.rope_theta = 1e6, m.norm_eps = 1e-6;
     if (family == ModelFamily::qwen2) m.attention_bias = AttentionBias::qkv;
@@ -148,7 +146,7 @@ namespace {
 
 void check_sizes(const Config::Model& m, const std::string& origin) {
     if (m.head_size == 0 && m.n_embd % m.n_head != 0)
-        fail(Exit::config, "%s: model.n_embd (%d) must be a multiple of model.n_head (%d) where there is no head_size",
+        fail(Exit::config, "%s: model.n_embd (%d) must be a multiple of model.n_head (%d) unless head_size is set",
              origin, m.n_embd, m.n_head);
     if (m.n_kv_head > 0 && m.n_head % m.n_kv_head != 0)
         fail(Exit::config, "%s: model.n_head (%d) must be a multiple of model.n_kv_head (%d)", origin, m.n_head,
@@ -185,7 +183,7 @@ void check_rope(const Config::Model& m, const std::string& origin) {
 void check_windows(const Config::Model& m, const std::string& origin) {
     const std::string& pattern = m.window_pattern;
     if (pattern.find_first_not_of("SL") != std::string::npos)
-        fail(Exit::config, "%s: model.window_pattern must be of the letters S and L, is %s", origin, printed(pattern));
+        fail(Exit::config, "%s: model.window_pattern must consist of S and L, is %s", origin, printed(pattern));
     if (m.sliding_window == 0 && pattern != "S")
         fail(Exit::config, "%s: model.window_pattern \"%s\" needs model.sliding_window, which is 0", origin, pattern);
     if (pattern.size() > size_t(m.n_layer))
@@ -209,7 +207,7 @@ std::vector<bool> windows_of(const Config::Model& m) {
     return layers;
 }
 
-// The model with the defaults wherever a setting has no effect.
+// The model with every setting that has no effect reset to its default.
 Config::Model without_unused(Config::Model m) {
     const Config::Model unused;
     m.init_from = unused.init_from, m.dropout = unused.dropout, m.z_loss = unused.z_loss;

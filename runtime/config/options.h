@@ -1,4 +1,4 @@
-// The table of options: key, address of the value, allowed values, one line of help. Defaults are in Config.
+// The table of options: key, pointer to the value, allowed values, one line of help. Defaults are in Config.
 #pragma once
 
 #include <limits>
@@ -7,8 +7,7 @@
 
 #include "runtime/config/config.h"
 
-// The values that an option may have: numbers from low to high, any text that a path could be, and of an enum every
-// choice.
+// The allowed values of an option: numbers in [low, high]; any text that can be a path; every choice of an enum.
 struct Allowed {
     double low = -std::numeric_limits<double>::infinity();
     double high = std::numeric_limits<double>::infinity();
@@ -22,9 +21,8 @@ inline constexpr size_t kLongestText = 4096;  // bytes of a text
 inline constexpr size_t kMostDataParts = 256;
 inline constexpr double kLargestWeight = 1e6;
 
-// Whether the option affects the weights that a run computes. Options that say where to read and write, how often to
-// look or how to save memory do not: they may differ when a run is resumed. (The content of data files is compared by
-// the checkpoint itself, so their names need not be.)
+// Whether the option affects the trained weights. Options for paths, output intervals and memory savings do not; they
+// may change when a run resumes. (A checkpoint records the content of the data files, so their names do not matter.)
 enum class Effect { result, none };
 
 struct Option {
@@ -38,20 +36,20 @@ struct Option {
     Effect effect = Effect::result;
 };
 
-// One row per option, pointing into `config`, section by section.
+// One row per option, grouped by section, with pointers into `config`.
 std::vector<Option> option_table(Config& config);
 
 // The options of section "model".
 std::vector<Option> model_options(Config& config);
 
-// Another name of an option of section "model": Hugging Face's in config.json.
+// An alias of an option of section "model": its name in Hugging Face's config.json.
 struct Alias {
     const char* name;
     const char* key;  // without the section
 };
 const std::vector<Alias>& model_aliases();
 
-// Fails with Exit::config if parts or sizes of the model contradict each other, naming both keys.
+// Fails with Exit::config, naming both keys, if two settings of the model contradict each other.
 void check_model(const Config::Model& model, const std::string& origin);
 
 // Sets the option, or fails with Exit::config: "ORIGIN: KEY must be ..., is VALUE".
