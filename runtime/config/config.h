@@ -1,12 +1,11 @@
-// The configuration of a run, every option with its default, read from one JSON file and from --set on the command
-// line; and what is computed from it alone: the learning rate of each step and the loss scale.
+// The configuration of a run: every option and its default. It is read from one JSON file and from --set on the command
+// line. Also the parts of a run that depend only on it: learning rate schedule, loss scale and divergence checks.
 //
-// Keys are "section.name"; the table in runtime/config/options.cpp gives each a range and a line of help, and
-// everything else (parsing, checks, help, printing, digest) is derived from it. Paths are relative to the current
-// directory.
+// Keys are "section.name". The table in runtime/config/options.cpp gives each key a range and a line of help; parsing,
+// checks, help, printing and the digest are derived from that table. Paths are relative to the current directory.
 //
-// Errors exit with Exit::config and name the file, the key and the values; Exit::no_input where the file is missing,
-// Exit::data where it is larger than a configuration can be, Exit::usage where --set is not of the form key=value.
+// Fails with Exit::config, naming the file, the key and the values; with Exit::no_input if the file is missing, with
+// Exit::data if it is too large, and with Exit::usage if an argument of --set is not of the form key=value.
 #pragma once
 
 #include <vector>
@@ -15,7 +14,7 @@
 
 inline constexpr int kMostSteps = 1'000'000'000;  // of a run
 
-// The course of the learning rate after the warm-up.
+// The learning rate schedule after the warm-up.
 enum class LrSchedule : int { cosine, linear, wsd, constant, cyclic };
 inline constexpr const char* name_of(LrSchedule schedule) {
     switch (schedule) {
@@ -28,7 +27,7 @@ inline constexpr const char* name_of(LrSchedule schedule) {
     return nullptr;
 }
 
-// What a run does after a step whose loss is a spike, and where gradients stay non-finite: see DivergenceState.
+// The actions after a loss spike and after too many non-finite gradients: see DivergenceState.
 enum class OnSpike : int { warn, rollback, stop };
 inline constexpr const char* name_of(OnSpike action) {
     switch (action) {
@@ -47,7 +46,7 @@ inline constexpr const char* name_of(OnNonFinite action) {
     return nullptr;
 }
 
-// How a run shows its progress on stdout: see TrainingProgress.
+// The progress display on stdout: see TrainingProgress.
 enum class TerminalMode : int { automatic, plain, line, view };
 inline constexpr const char* name_of(TerminalMode mode) {
     switch (mode) {
@@ -59,7 +58,7 @@ inline constexpr const char* name_of(TerminalMode mode) {
     return nullptr;
 }
 
-// What the parts of the model are by default; each part has a key of its own.
+// Sets the defaults of the architecture options.
 enum class ModelFamily : int { gpt2, gpt3, llama, qwen2, qwen3, custom };
 inline constexpr const char* name_of(ModelFamily family) {
     switch (family) {
@@ -73,7 +72,7 @@ inline constexpr const char* name_of(ModelFamily family) {
     return nullptr;
 }
 
-// One part of the training data: a pattern of shards' paths, and its weight among the parts.
+// One part of the training data: a glob pattern of shards, and its weight in the mixture.
 struct DataPart {
     std::string path;
     double weight = 1;
@@ -94,7 +93,7 @@ struct Config {
         int n_kv_head = 0;  // 0: n_head
         int n_embd = 768;
         int head_size = 0;        // 0: n_embd / n_head
-        int hidden_size_mlp = 0;  // 0: 4 n_embd, or with a gate 8/3 n_embd, rounded up to a multiple of 256
+        int hidden_size_mlp = 0;  // 0: 4 n_embd, or for a gated MLP 8/3 n_embd rounded up to a multiple of 256
         int n_positions = 1024;
         int vocab_size = 50257;
         ActivationFunction activation = ActivationFunction::gelu_new;
@@ -123,7 +122,7 @@ struct Config {
         bool tie_embeddings = true;
         bool embedding_norm = false;
         double z_loss = 0;
-        std::string init_from;  // empty: random, as GPT-2's
+        std::string init_from;  // empty: random, as in GPT-2
         double dropout = 0;
     } model;
 
@@ -132,7 +131,7 @@ struct Config {
         std::string val = "datasets/fineweb10B/fineweb_val_*.bin";
         std::string tokenizer;  // empty: none
         bool document_mask = false;
-        int document_token = -1;  // -1: the tokenizer's
+        int document_token = -1;  // -1: the tokenizer's <|endoftext|>
     } data;
 
     struct Train {
@@ -141,7 +140,7 @@ struct Config {
         double max_minutes = 0;  // 0: no limit
         int batch_size = 16;     // sequences per rank and micro-step
         int seq_len = 1024;
-        int64_t total_batch_tokens = 524288;  // per optimizer step, all ranks
+        int64_t total_batch_tokens = 524288;  // per optimizer step, over all ranks
         Dtype precision = Dtype::bf16;
         Recompute recompute = Recompute::none;
         int head_rows = 0;  // 0: default_head_rows(), filled in by load_config()
@@ -167,20 +166,20 @@ struct Config {
         LrSchedule name = LrSchedule::cosine;
         int warmup_steps = 700;
         double final_lr_fraction = 0.1;
-        double cooldown_fraction = 0.2;  // wsd only, of all steps
+        double cooldown_fraction = 0.2;  // wsd only: fraction of all steps
         int cycle_steps = 1000;          // cyclic only
     } schedule;
 
     struct LossScale {
         bool dynamic = false;
-        double fixed = 1.0;        // the scale where dynamic is false
-        double initial = 65536.0;  // the first scale where dynamic is true, like all that follow but the last
+        double fixed = 1.0;        // the scale if dynamic is false
+        double initial = 65536.0;  // this and the following options but the last: if dynamic is true
         int growth_interval = 1000;
         double growth_factor = 2.0;
         double backoff_factor = 0.5;
         int hysteresis = 2;
         double minimum = 1.0;
-        int max_skipped_steps = 20;  // in a row, in every precision
+        int max_skipped_steps = 20;  // consecutive, in any precision
     } loss_scale;
 
     struct Parallel {
@@ -212,7 +211,7 @@ struct Config {
         int every_steps = 0;  // 0: never
         int tokens = 128;
         std::string prompt;
-        double temperature = 1.0;  // 0: always the likeliest token
+        double temperature = 1.0;  // 0: greedy
         int top_k = 0;             // 0: all tokens
         double top_p = 1.0;        // 1: all tokens
         double min_p = 0.0;        // 0: all tokens
@@ -235,198 +234,197 @@ struct Config {
     } device;
 };
 
-// The configuration that the file describes, with `overrides` ("section.key=value") applied in order, defaults that
-// depend on other keys filled in (train.head_rows) and check_config() passed for `world` ranks.
+// Reads the configuration file, applies `overrides` ("section.key=value") in order, fills in the defaults that depend
+// on other keys (train.head_rows), and calls check_config() for `world` ranks.
 Config load_config(const std::string& path, const std::vector<std::string>& overrides, int world);
 
-// The configuration in a JSON text; keys that are absent keep their defaults, which depend on model.family, and of the
-// names of a key one may be given. `family`, if there is one, replaces the text's. `origin` is what errors call the
-// text. Every value is inside its own range, but the values have not been compared with each other: see check_config().
+// Parses a configuration in JSON. Absent keys get their defaults, which depend on model.family. A key and its aliases
+// must not appear together. `family`, if given, overrides model.family. Error messages name `origin` as the source.
+// Checks the range of each value, but not the values against each other: see check_config().
 Config parse_config(std::string_view json_text, const std::string& origin, std::optional<ModelFamily> family = {});
 
-// The model with the sizes that are 0 for "derived" filled in.
+// Returns the model with its derived sizes (given as 0) filled in.
 Config::Model with_sizes(Config::Model model);
 
-// Whether a layer's attention has the window.
+// Whether the layer uses sliding-window attention.
 bool has_window(const Config::Model& model, int layer);
 
-// Gives every part of the model the family's default; sizes stay.
+// Sets every architecture option to the family's default and keeps the sizes.
 void set_family(Config::Model& model, ModelFamily family);
 
-// "model.norm: "layernorm" -> "rmsnorm"" for each size or part that two models for the same weights would not have in
-// common: init_from, dropout, z_loss and the family's name do not count, nor do settings without effect.
+// Returns one text like `model.norm: "layernorm" -> "rmsnorm"` for each setting in which the models differ. Ignores
+// settings that do not change what the weights compute: init_from, dropout, z_loss, family and those without effect.
 std::vector<std::string> model_differences(const Config::Model& from, const Config::Model& to);
-// For a sentence: separated by semicolons.
+// Joins them with semicolons.
 std::string joined(const std::vector<std::string>& differences);
 
-// Applies one "section.key=value". The value is JSON, or else a bare word taken as a string: precision=fp32 is fine.
-// model.family=NAME is set_family().
+// Applies one "section.key=value". The value is JSON or a bare string, as in train.precision=fp32. model.family=NAME
+// calls set_family().
 void override_config(Config& config, const std::string& assignment);
 
-// The checks that need more than one key, for `world` ranks: head sizes, lengths, gradient accumulation, schedules.
+// Checks the keys against each other, for `world` ranks: head sizes, lengths, gradient accumulation, schedules.
 void check_config(const Config& config, const std::string& origin, int world);
 
-// Rows of logits held at a time where train.head_rows is 0: those of a micro-step, at most 8192. More rows make the
-// products of the head larger and its weight gradient's additions fewer; 8192 rows of GPT-2's vocabulary are 0.8 GB in
-// bf16. The order of those additions, and so the bits of a result, depend on it: it looks at the configuration alone.
+// The rows of logits in memory at a time if train.head_rows is 0: one micro-batch, at most 8192. More rows make the
+// head's GEMMs larger and sum its weight gradient in fewer parts; 8192 rows of GPT-2's vocabulary are 0.8 GB in bf16.
+// The value affects the summation order and thus the bits of the result, so it depends on the configuration alone.
 int default_head_rows(int batch_size, int seq_len);
 
-// Micro-steps per optimizer step on each of `world` ranks; exact for a checked configuration.
+// Micro-steps per optimizer step on each of `world` ranks. The division is exact after check_config().
 int micro_steps(const Config& config, int world);
 
-// The configuration as JSON, every option included: itself a configuration file, and parsing it gives the same bits.
+// The configuration as JSON with every option. It is a valid configuration file; parsing it gives exactly equal values.
 std::string config_json(const Config& config);
 
-// Only the options that do not have their defaults, as JSON: a short configuration file that means the same.
+// The options that differ from their defaults as JSON: a short, equivalent configuration file.
 std::string changed_config_json(const Config& config);
 
-// 16 hexadecimal digits, equal for two configurations iff config_differences() of them is empty (hash collisions
-// apart).
+// 16 hexadecimal digits. Barring hash collisions, equal for two configurations iff config_differences() is empty.
 std::string config_digest(const Config& config);
 
-// One sentence part per option that changes a run's result and differs: "optim.learning_rate: 0.0006 -> 0.0003".
-// Options that only say where to read and write, how often to look, or how to save memory do not count.
+// Returns one text like "optim.learning_rate: 0.0006 -> 0.0003" per option that differs and affects the run's result.
+// Ignores options with Effect::none: paths, output intervals, memory savings.
 std::vector<std::string> config_differences(const Config& from, const Config& to);
 
-// "section.key=value" for every option that does not have its default, as --set takes it.
+// "section.key=value", as --set takes it, for every option that differs from its default.
 std::vector<std::string> changed_settings(const Config& config);
 
-// Every option as "key  default  range  meaning" for the terminal, and as the table of docs/configuration.md.
+// Key, default, range and meaning of every option: for the terminal, and as the table of docs/configuration.md.
 std::string config_help();
 std::string config_markdown();
 
-// The same as a JSON schema (draft 2020-12): what every key may be, its default and its help.
+// A JSON schema (draft 2020-12) of the configuration: allowed values, default and help of every key.
 std::string config_schema();
 
-// The known name with the fewest inserted, deleted or changed characters (Levenshtein's distance; the first of equals),
-// or an empty string where none is within half of the name's length: for "did you mean ...?".
+// Returns the known name with the smallest Levenshtein distance to `name` (the first of several), or an empty string if
+// none is within half of the name's length. For "did you mean ...?".
 std::string nearest_name(const std::string& name, const std::vector<std::string>& known);
 
-// ---- the end of a run and the learning rate -------------------------------------------------------------------------
+// ---- run length and learning rate -----------------------------------------------------------------------------------
 
-// Which step is a run's last. Steps and epochs say it before the first step; train.max_minutes says it when the
-// cooldown has to begin, from the measured pace.
+// The length of a run. train.max_steps and train.max_epochs determine it before the first step. train.max_minutes
+// determines it when the cooldown must start, from the measured step time.
 struct Course {
-    int end_step = 0;        // 0: not known yet, the minutes will decide
-    int cooldown_begin = 0;  // wsd: the last step before the cooldown; unknown like end_step
+    int end_step = 0;        // the last step; 0: not known yet, train.max_minutes will determine it
+    int cooldown_begin = 0;  // wsd: the last step before the cooldown; 0 as long as end_step is 0
     bool operator==(const Course&) const = default;
 };
 
-// The course that train.max_steps and train.max_epochs give, whichever ends first, for epochs of `epoch_samples`
-// sequences: the last step completes the last epoch. Fails with Exit::config, with the numbers, if the steps of the
-// epochs are too few for the warm-up and the cooldown.
+// Returns the course for the smaller of train.max_steps and train.max_epochs, with `epoch_samples` sequences per epoch;
+// the last step completes the last epoch. Fails with Exit::config if the epochs have too few steps for the warm-up and
+// the cooldown.
 Course planned_course(const Config& config, uint64_t epoch_samples);
 
-// Whether train.max_minutes ends the run before `planned` does, and must decide after `step` (>= 1) steps that took
-// `elapsed_s` seconds: the cooldown begins after this step and lasts as many steps as the rest of the time has at the
-// mean pace so far, at least one; without a cooldown (constant, cyclic) the run ends with this step or goes on.
+// Returns the course that train.max_minutes imposes after `step` (>= 1) steps that took `elapsed_s` seconds; nothing if
+// `planned` ends earlier or nothing must change yet. wsd: the cooldown starts after this step and fills the remaining
+// time at the mean step time so far, with at least one step. constant, cyclic: this step is the last.
 std::optional<Course> course_by_time(const Config& config, const Course& planned, int step, double elapsed_s);
 
-// The last step if the pace stays as it was in the first `step` steps: for showing. 0 if there is no pace yet.
+// An estimate, for display, of the last step at the mean step time of the first `step` steps. 0 if not known yet.
 int expected_end(const Config& config, const Course& course, int step, double elapsed_s);
 
-// The learning rate of step 1 .. course.end_step. With lr = optim.learning_rate, final = lr *
-// schedule.final_lr_fraction: warm-up (step <= warmup_steps): lr step / warmup_steps; afterwards, with p = (step -
-// warmup) / (end_step - warmup),
+// The learning rate of a step in 1 .. course.end_step. With lr = optim.learning_rate and final = lr *
+// schedule.final_lr_fraction: in the warm-up (step <= warmup_steps) lr step / warmup_steps; afterwards, with p = (step
+// - warmup) / (end_step - warmup),
 //   cosine    final + (lr - final) (1 + cos(pi p)) / 2             (Loshchilov, Hutter, arXiv 1608.03983, eq. 5)
 //   linear    final + (lr - final) (1 - p)
-//   wsd       lr until cooldown_begin, then with q = 0 .. 1 from there to end_step
+//   wsd       lr until cooldown_begin, then, with q rising from 0 to 1 at end_step,
 //             final + (lr - final) (1 - sqrt(q))                   (Haegele et al., arXiv 2405.18392, section 3);
-//             from the warm-up's rate instead of lr where the minutes end during the warm-up
+//             if train.max_minutes ends the warm-up early, the rate reached by then replaces lr
 //   constant  lr
 //   cyclic    a triangle: from lr to final and back to lr every cycle_steps (Smith, arXiv 1506.01186, section 3)
-// cosine, linear and wsd have the rate `final` exactly at the last step, if any step follows the warm-up.
+// With cosine, linear and wsd the last step has exactly the rate `final`, if any step follows the warm-up.
 double learning_rate(const Config& config, const Course& course, int step);
 
-// Steps of wsd's cooldown in a run of `steps`: cooldown_fraction of them, rounded, at least 1.
+// The steps of wsd's cooldown in a run of `steps` steps: cooldown_fraction of them, rounded, at least 1.
 int cooldown_steps(const Config& config, int steps);
 
 // ---- the loss scale -------------------------------------------------------------------------------------------------
 
-// Above this its reciprocal and the scaled gradients would leave float's range for good.
+// Above this, the reciprocal and the scaled gradients leave the range of float.
 inline constexpr float kLargestLossScale = 0x1p100f;
 
-// A factor on the loss that keeps small FP16 gradients from vanishing, and the count of skipped steps; part of the
+// The loss scale, which keeps small FP16 gradients from vanishing, and the counts of skipped steps. Part of the
 // checkpoint.
 //
-// Dynamic scaling follows Megatron-LM's DynamicGradScaler: `growth_interval` finite steps in a row multiply the scale
-// by `growth_factor` and restore the hysteresis; a non-finite step uses up one of `hysteresis`, and from the last one
-// on each multiplies the scale by `backoff_factor`, never below `minimum` (Micikevicius et al., "Mixed precision
-// training", arXiv 1710.03740, section 3.2). Without it the scale is `fixed`. In both cases non-finite steps are
-// counted and limited.
+// Dynamic scaling follows Megatron-LM's DynamicGradScaler. `growth_interval` consecutive finite steps multiply the
+// scale by `growth_factor` and restore the hysteresis. Each non-finite step decrements the hysteresis; once it is 0,
+// each one multiplies the scale by `backoff_factor`, down to `minimum` (Micikevicius et al., "Mixed precision
+// training", arXiv 1710.03740, section 3.2). Without dynamic scaling the scale is `fixed`. In both cases the number of
+// consecutive non-finite steps is limited.
 struct LossScaleState {
     float scale = 1;
-    int good_steps = 0;       // finite in a row since the scale last changed or a step was skipped
-    int hysteresis_left = 0;  // non-finite steps until the scale backs off; 0 and 1: the next one does
+    int good_steps = 0;       // consecutive finite steps since the scale last changed or a step was skipped
+    int hysteresis_left = 0;  // non-finite steps until the scale shrinks; 0 and 1: at the next one
     int skipped_in_a_row = 0;
     int64_t total_skipped = 0;
     int last_good_step = 0;  // 0: none yet
 
-    // The update of `step` was applied.
+    // Records that the update of `step` was applied.
     void step_applied(const Config::LossScale& options, int step);
 
-    // Step `step` was skipped since `tensor` is the first whose gradient is not finite. Returns a diagnosis where the
-    // run cannot go on like this: the scale is at its minimum already, or more than max_skipped_steps were skipped in a
-    // row. Else returns an empty text.
+    // Records that `step` was skipped; `tensor` is the first whose gradient is not finite. Returns a diagnosis if the
+    // run cannot continue: the scale is already at its minimum, or more than max_skipped_steps consecutive steps were
+    // skipped. Otherwise returns an empty string.
     std::string step_skipped(const Config::LossScale& options, int step, const std::string& tensor);
 };
 
 // The state before a run's first step.
 LossScaleState first_loss_scale(const Config::LossScale& options);
 
-// ---- signs of divergence --------------------------------------------------------------------------------------------
+// ---- divergence detection -------------------------------------------------------------------------------------------
 
-// The losses of the last applied steps, against which the next one is judged. They are all finite: NaN cannot enter.
+// The losses of the last applied steps, to which the next loss is compared. All of them are finite.
 struct LossWindow {
     static constexpr size_t kMost = 200;
-    static constexpr size_t kFewest = 50;  // with fewer no loss is a spike: at the beginning of a run it still falls
+    static constexpr size_t kFewest = 50;  // with fewer, no loss is a spike: the loss still falls fast at the start
 
     std::vector<double> losses;  // the oldest first
     bool operator==(const LossWindow&) const = default;
 
-    void add(double loss);  // drops the oldest if there are too many; ignores what is not finite
+    void add(double loss);  // drops the oldest loss of a full window; ignores a non-finite loss
 
-    // Above this a loss is a spike: the median plus `deviations` times the median absolute deviation from it. Infinite
-    // with too few losses. Of a normal distribution the deviation is 0.6745 sigma, so that 8 of them are 5.4 sigma. It
-    // counts as at least 2^-20 of the median, so that the rounding of equal losses is no spike.
+    // A loss above this limit is a spike: the median plus `deviations` times the median absolute deviation (MAD).
+    // Infinite with too few losses. The MAD of a normal distribution is 0.6745 sigma, so 8 of them are 5.4 sigma. It is
+    // taken as at least 2^-20 of the median, so that rounding of equal losses is not a spike.
     double limit(double deviations) const;
 };
 
 // A return to an earlier checkpoint.
 struct Rollback {
-    int from_step = 0, to_step = 0;  // from after one step to after another
-    uint64_t skipped_samples = 0;    // of those steps, which are not seen again
-    bool is_spike = true;            // else gradients stayed non-finite
-    double loss = 0, limit = 0;      // of the spike; above which it is one
+    int from_step = 0, to_step = 0;  // from the state after one step to the state after another
+    uint64_t skipped_samples = 0;    // the samples of those steps, which the run does not see again
+    bool is_spike = true;            // false: non-finite gradients
+    double loss = 0, limit = 0;      // the loss of the spike, and the limit that it exceeded
     bool operator==(const Rollback&) const = default;
 };
 
 struct DivergenceState {
-    static constexpr size_t kMostRollbacks = 3;  // within
+    static constexpr size_t kMostRollbacks = 3;  // within kRollbackSteps
     static constexpr int kRollbackSteps = 1000;
 
     LossWindow window = {};
-    int last_trouble = 0;                  // the last step that was skipped or whose loss was a spike; 0: none
-    std::vector<Rollback> rollbacks = {};  // of the last kRollbackSteps, the oldest first
+    int last_trouble = 0;                  // the last step with a spike or a skipped update; 0: none
+    std::vector<Rollback> rollbacks = {};  // in the last kRollbackSteps, the oldest first
     bool operator==(const DivergenceState&) const = default;
 
-    // Whether the step's loss is a spike; what is not applied enters no window. `is_routine`: the loss scaler skips
-    // such steps in its normal work, so they are no trouble.
+    // Decides whether the step's loss is a spike, and adds the loss to the window if the step was applied. A skipped
+    // step with `is_routine` (see is_routine_skip()) does not count as trouble.
     struct Judgement {
         bool is_spike = false;
-        double limit = 0;  // above which it is one
+        double limit = 0;  // a loss above it is a spike
     };
     Judgement judge(int step, double loss, bool is_applied, bool is_routine, double deviations);
 
-    // Whether the run may go back from this step once more.
+    // Whether the limit of rollbacks permits another one from this step.
     bool may_roll_back(int step) const;
     void note(const Rollback& rollback);
 };
 
-// Whether a checkpoint after `step` is healthy: no trouble since the last step before it that is a multiple of
-// `every_steps`, or with 0 since the run began. A function of the course of the run alone, not of when it was stopped.
+// Whether a checkpoint after `step` is healthy: no trouble since the last multiple of `every_steps` before it, or, if
+// `every_steps` is 0, since the start of the run. Does not depend on when the run was stopped and resumed.
 bool is_healthy_after(const DivergenceState& state, int step, int every_steps);
 
-// Whether a skipped step is in the normal work of the loss scaler, which finds the largest scale by trying: with
-// dynamic scaling, not more than loss_scale.hysteresis in a row.
+// Whether a skipped step is part of normal dynamic loss scaling, which finds the largest scale by trial: at most
+// loss_scale.hysteresis consecutive steps.
 bool is_routine_skip(const LossScaleState& state, const Config::LossScale& options);
