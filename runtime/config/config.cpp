@@ -19,10 +19,10 @@ constexpr std::string_view kFamilyKey = "model.family";
 
 std::string section_of(const std::string& key) { return key.substr(0, key.find('.')); }
 
-// "max_steps" of "train.max_steps"; the whole of a key without a dot.
+// "max_steps" of "train.max_steps"; the whole key if it has no dot.
 std::string name_in_section(const std::string& key) { return key.substr(key.find('.') + 1); }  // npos + 1 is 0
 
-// The keys that `key` may have been meant to be: those of the same name in whatever section, else the nearest.
+// The keys that the user may have meant by `key`: those with the same name in any section, else the nearest ones.
 std::vector<std::string> meant_keys(const std::vector<Option>& table, const std::string& key) {
     auto named = [&](const std::string& name) {
         std::vector<std::string> keys;
@@ -45,7 +45,7 @@ std::vector<std::string> meant_keys(const std::vector<Option>& table, const std:
     return is_name ? named(nearest) : std::vector{nearest};
 }
 
-// `value` is that of a file's outermost level, where sections belong; else null.
+// `value`: the value of `key` if it is at the top level of a file, where only sections are allowed; else null.
 [[noreturn]] void fail_unknown(const std::vector<Option>& table, const std::string& key, const std::string& origin,
                                const Json* value = nullptr) {
     const std::vector<std::string> keys = meant_keys(table, key);
@@ -55,13 +55,13 @@ std::vector<std::string> meant_keys(const std::vector<Option>& table, const std:
     if (!keys.empty()) remedy += "?";
     if (value && keys.size() == 1 && keys[0].find('.') != std::string::npos) {
         const Json nested = {{section_of(keys[0]), {{name_in_section(keys[0]), *value}}}};
-        if (keys[0] == key) remedy = "a file nests keys in sections:";
-        remedy += (keys[0] == key ? " " : " In a file that is ") + printed(nested);
+        if (keys[0] == key) remedy = "in a file, keys are nested in sections:";
+        remedy += (keys[0] == key ? " " : " In a file, write ") + printed(nested);
     }
     fail(Exit::config, "%s: unknown key %s; %s", origin, printed(key), remedy);
 }
 
-// The key that `key` is another name of, or `key`.
+// Resolves an alias to its key; returns any other `key` unchanged.
 std::string canonical(const std::string& key) {
     if (section_of(key) == "model")
         for (const Alias& alias : model_aliases())
@@ -75,7 +75,7 @@ const Option& option_named(const std::vector<Option>& table, const std::string& 
     return *found;
 }
 
-// A value from the command line: JSON, or a bare word for a text, which has not passed through the JSON parser's check.
+// Parses a value from the command line: JSON, or a bare string, whose UTF-8 the JSON parser has not checked.
 Json typed_value(const std::string& text, const Option& option) {
     const Json json = parse_json_or_null(text);
     const bool takes_text =
@@ -89,7 +89,7 @@ Json typed_value(const std::string& text, const Option& option) {
     return text;
 }
 
-// The options that determine a run's result, as "key: value" in the order of the table.
+// The options that affect a run's result, as "key: value" in the order of the table.
 std::vector<std::string> result_lines(const Config& config) {
     Config copy = config;
     std::vector<std::string> lines;
@@ -99,7 +99,7 @@ std::vector<std::string> result_lines(const Config& config) {
     return lines;
 }
 
-// With what follows from other keys, and without what has no effect beside them.
+// Fills in derived values and resets options that have no effect in this configuration.
 Config with_derived(Config config) {
     config.model = with_sizes(config.model);
     if (config.train.on_spike == OnSpike::warn) config.train.spike_deviations = Config().train.spike_deviations;
@@ -111,14 +111,14 @@ Json nested(const std::vector<Option>& options) {
     Json json = Json::object();
     for (const Option& option : options) {
         const std::string section = section_of(option.key);
-        // Not json[section][...]: where memory runs out as null becomes an object, the library aborts.
+        // Not json[section][...]: the library aborts if memory runs out while it converts null to an object.
         Json& members = json.emplace(section, Json::object()).first.value();
         members[option.key + section.size() + 1] = option_value(option);
     }
     return json;
 }
 
-// The options that do not have their defaults, which are those of the model's family.
+// The options that differ from their defaults, which depend on the model's family.
 std::vector<Option> changed_options(Config& config) {
     Config defaults;
     set_family(defaults.model, config.model.family);
@@ -131,17 +131,17 @@ std::vector<Option> changed_options(Config& config) {
     return changed;
 }
 
-// What ends the run must be known, and the learning rate and the validations must follow it.
+// Checks that some limit ends the run, and that the schedule and the validations are compatible with it.
 void check_end(const Config& c, const std::string& origin) {
     if (c.train.max_steps == 0 && c.train.max_epochs == 0 && c.train.max_minutes == 0)
         fail(Exit::config,
-             "%s: train.max_steps, train.max_epochs and train.max_minutes are all 0; one of them must end the run",
+             "%s: train.max_steps, train.max_epochs and train.max_minutes are all 0; set at least one to end the run",
              origin);
     const LrSchedule schedule = c.schedule.name;
     if (c.train.max_minutes > 0 && (schedule == LrSchedule::cosine || schedule == LrSchedule::linear))
         fail(Exit::config,
-             "%s: train.max_minutes (%g) needs schedule.name \"wsd\", \"constant\" or \"cyclic\", is \"%s\", whose "
-             "learning rate depends on the last step from the first one on",
+             "%s: train.max_minutes (%g) needs schedule.name \"wsd\", \"constant\" or \"cyclic\", is \"%s\", which "
+             "depends on the number of steps from the start",
              origin, c.train.max_minutes, name_of(schedule));
     auto needs_validation = [&](bool is_set, const char* key) {
         if (is_set && (c.data.val.empty() || c.eval.every_steps == 0))
@@ -156,7 +156,7 @@ void check_end(const Config& c, const std::string& origin) {
 }  // namespace
 
 Config load_config(const std::string& path, const std::vector<std::string>& overrides, int world) {
-    // The family first, wherever it stands among the overrides: it sets defaults only.
+    // Apply the family first, wherever it is in the overrides, because it only sets defaults.
     Config families;
     std::vector<std::string> others;
     for (const std::string& assignment : overrides)
@@ -176,7 +176,7 @@ Config load_config(const std::string& path, const std::vector<std::string>& over
 
 namespace {
 
-// The members of a section. A key that has several names may be given under one of them.
+// Assigns the members of a section. Fails if a key is given under more than one of its names.
 void assign_members(const std::vector<Option>& table, const std::string& section, const Json& members,
                     const std::string& origin) {
     std::map<std::string, std::string> names;  // by canonical key
@@ -185,12 +185,12 @@ void assign_members(const std::vector<Option>& table, const std::string& section
         const Option& option = option_named(table, key, origin);
         const auto [before, is_new] = names.emplace(option.key, key);
         if (!is_new)
-            fail(Exit::config, "%s: %s and %s are two names of one key; give one of them", origin, before->second, key);
+            fail(Exit::config, "%s: %s and %s are names of the same key; use only one", origin, before->second, key);
         assign_option(option, value, origin);
     }
 }
 
-// The value of model.family in a file, under either of its names, or nothing.
+// The value of model.family or its alias in a file; null if it is absent.
 const Json* family_in(const Json& json) {
     const auto section = json.find("model");
     if (section == json.end() || !section->is_object()) return nullptr;
@@ -210,7 +210,7 @@ Config parse_config(std::string_view json_text, const std::string& origin, std::
         assign_option(option_named(table, std::string(kFamilyKey), origin), *given, origin);
     set_family(config.model, family.value_or(config.model.family));
     for (const auto& [section, members] : json.items()) {
-        if (section == "$schema" && members.is_string()) continue;  // tells an editor where the schema is
+        if (section == "$schema" && members.is_string()) continue;  // for editors
         const auto known =
             std::ranges::find(table, section, [](const Option& option) { return section_of(option.key); });
         if (known == table.end()) fail_unknown(table, section, origin, &members);
@@ -235,7 +235,7 @@ void check_config(const Config& c, const std::string& origin, int world) {
     check_model(c.model, origin);
     if (c.data.document_mask && c.data.document_token < 0 && c.data.tokenizer.empty())
         fail(Exit::config,
-             "%s: data.document_mask needs data.tokenizer or data.document_token, the token that begins a document",
+             "%s: data.document_mask needs data.tokenizer or data.document_token, the token that starts a document",
              origin);
     if (c.data.document_token >= c.model.vocab_size)
         fail(Exit::config, "%s: data.document_token (%d) must be below model.vocab_size (%d)", origin,
@@ -260,28 +260,28 @@ void check_config(const Config& c, const std::string& origin, int world) {
             fail(Exit::config, "%s: %s (%d) must not be larger than %s (%d)", origin, pair.key, pair.value,
                  pair.limit_key, pair.limit);
 
-    // The ranges keep the product far below 2^63, and what divides the total, an int, is an int as well.
+    // The ranges keep the product far below 2^63. A divisor of the total, an int, is an int as well.
     const int64_t tokens = int64_t(c.train.batch_size) * c.train.seq_len * world, total = c.train.total_batch_tokens;
     const int64_t below = total / tokens * tokens;
     if (below != total)
         fail(Exit::config,
              "%s: train.total_batch_tokens (%ld) must be a multiple of train.batch_size (%d) times train.seq_len (%d) "
-             "times the number of ranks (%d), that is of %ld; the nearest are %s%ld",
-             origin, total, c.train.batch_size, c.train.seq_len, world, tokens, below ? format("%ld and ", below) : "",
-             below + tokens);
+             "times the number of ranks (%d), i.e. of %ld; the nearest valid %s%ld",
+             origin, total, c.train.batch_size, c.train.seq_len, world, tokens,
+             below ? format("values are %ld and ", below) : "value is ", below + tokens);
 
     check_end(c, origin);
     const int warmup = c.schedule.warmup_steps, steps = c.train.max_steps;
     if (c.schedule.name == LrSchedule::wsd && steps > 0 && warmup + cooldown_steps(c, steps) > steps)
         fail(Exit::config,
-             "%s: schedule.warmup_steps (%d) and the cooldown (schedule.cooldown_fraction %g of train.max_steps, %d "
-             "steps) must not be longer than train.max_steps (%d) together",
+             "%s: schedule.warmup_steps (%d) plus the cooldown (schedule.cooldown_fraction %g of train.max_steps, %d "
+             "steps) must not exceed train.max_steps (%d)",
              origin, warmup, c.schedule.cooldown_fraction, cooldown_steps(c, steps), steps);
 
     if (c.train.precision == Dtype::fp16 && !c.loss_scale.dynamic && c.loss_scale.fixed <= 1)
         fail(Exit::config,
-             "%s: train.precision \"fp16\" needs loss_scale.dynamic true (or a loss_scale.fixed above 1, is %g): small "
-             "gradients vanish in fp16 without it",
+             "%s: train.precision \"fp16\" needs loss_scale.dynamic true or loss_scale.fixed above 1 (is %g): without "
+             "a loss scale, small gradients vanish in fp16",
              origin, c.loss_scale.fixed);
     if (c.loss_scale.dynamic && c.loss_scale.minimum > c.loss_scale.initial)
         fail(Exit::config, "%s: loss_scale.minimum (%g) must not be larger than loss_scale.initial (%g)", origin,
@@ -318,7 +318,7 @@ std::vector<std::string> config_differences(const Config& from, const Config& to
     const std::vector<std::string> before = result_lines(with_derived(from)), after = result_lines(with_derived(to));
     if (before == after) return differences;
     const std::vector<std::string> given_before = result_lines(from), given_after = result_lines(to);
-    for (size_t i = 0; i < before.size(); i++)  // what is derived in both differs where something else does
+    for (size_t i = 0; i < before.size(); i++)  // skips values derived from another option that is listed itself
         if (before[i] != after[i] && given_before[i] != given_after[i])
             differences.push_back(before[i] + " -> " + after[i].substr(after[i].find(": ") + 2));
     return differences;
@@ -345,7 +345,7 @@ std::string config_markdown() {
     Config defaults;
     std::string text = "| key | default | range | meaning |\n|---|---|---|---|\n";
     for (const Option& option : option_table(defaults)) {
-        // A bar would end a cell of the table.
+        // Escape bars, which separate the cells of the table.
         const std::string allowed = std::regex_replace(allowed_values(option), std::regex("\\|"), "\\|");
         text += format("| `%s` | `%s` | %s | %s |\n", option.key, option_value(option).dump().c_str(), allowed.c_str(),
                        option.help);

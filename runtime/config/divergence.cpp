@@ -6,7 +6,7 @@
 
 namespace {
 
-// Of at least one value; the mean of the two in the middle of an even number.
+// Requires at least one value. For an even number of values, the mean of the middle two.
 double median(std::vector<double> values) {
     const size_t half = values.size() / 2;
     std::ranges::nth_element(values, values.begin() + ptrdiff_t(half));

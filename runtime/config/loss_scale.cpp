@@ -23,8 +23,8 @@ std::string LossScaleState::step_skipped(const Config::LossScale& options, int s
     skipped_in_a_row++;
     if (skipped_in_a_row > options.max_skipped_steps)
         return format(
-            "step %d: the gradient was not finite %d steps in a row, loss_scale.max_skipped_steps is %d (first tensor: "
-            "%s, loss scale %g, last good step %d). Continue from an earlier checkpoint with a lower "
+            "step %d: the gradient was not finite in %d consecutive steps, loss_scale.max_skipped_steps is %d (first "
+            "tensor: %s, loss scale %g, last good step %d). Continue from an earlier checkpoint with a lower "
             "optim.learning_rate, a longer schedule.warmup_steps or a smaller optim.grad_clip",
             step, skipped_in_a_row, options.max_skipped_steps, tensor.c_str(), double(scale), last_good_step);
     if (!options.dynamic) return "";
@@ -34,8 +34,8 @@ std::string LossScaleState::step_skipped(const Config::LossScale& options, int s
     if (scale <= minimum)
         return format(
             "step %d: the gradient of %s is not finite although the loss scale %g is at loss_scale.minimum (%g); the "
-            "last good step was %d. It is not the scale, then: continue from an earlier checkpoint with a lower "
-            "optim.learning_rate or a smaller optim.grad_clip, with train.precision \"bf16\" or \"fp32\", or lower "
+            "last good step was %d. The loss scale is probably not the cause: continue from an earlier checkpoint with "
+            "a lower optim.learning_rate, a smaller optim.grad_clip, train.precision \"bf16\" or \"fp32\", or a lower "
             "loss_scale.minimum",
             step, tensor.c_str(), double(scale), options.minimum, last_good_step);
     scale = std::max(scale * float(options.backoff_factor), minimum);

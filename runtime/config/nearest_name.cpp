@@ -7,7 +7,7 @@ namespace {
 
 // Wagner, Fischer, "The string-to-string correction problem", J. ACM 21 (1974), one row of the table at a time.
 size_t edit_distance(const std::string& a, const std::string& b) {
-    std::vector<size_t> row(b.size() + 1);  // row[j]: from the first i characters of a to the first j of b
+    std::vector<size_t> row(b.size() + 1);  // row[j]: distance of the first i characters of a to the first j of b
     std::iota(row.begin(), row.end(), size_t(0));
     for (size_t i = 1; i <= a.size(); i++) {
         size_t diagonal = row[0];
@@ -24,13 +24,13 @@ size_t edit_distance(const std::string& a, const std::string& b) {
 }  // namespace
 
 std::string nearest_name(const std::string& name, const std::vector<std::string>& known) {
-    constexpr size_t kLongest = 200;  // longer input is no typing error, and the time grows with its length
+    constexpr size_t kLongest = 200;  // longer input is not a typo, and the time grows with its length
     if (name.size() > kLongest) return "";
     const std::string* nearest = nullptr;
-    size_t limit = name.size() / 2;  // what is further away was not meant
+    size_t limit = name.size() / 2;  // names farther away are not suggested
     for (const std::string& candidate : known) {
         const auto [shorter, longer] = std::minmax({name.size(), candidate.size()});
-        if (longer - shorter > limit) continue;  // at least that far away
+        if (longer - shorter > limit) continue;  // a lower bound of the distance
         const size_t distance = edit_distance(name, candidate);
         if (distance > limit || (nearest && distance == limit)) continue;
         nearest = &candidate;

@@ -9,7 +9,7 @@ namespace {
 
 bool has_cooldown(const Config& config) { return config.schedule.name == LrSchedule::wsd; }
 
-// Steps that the whole budget of train.max_minutes has at the mean pace of the first `step`.
+// The number of steps that fit into train.max_minutes at the mean step time of the first `step` steps.
 double steps_in_time(const Config& config, int step, double elapsed_s) {
     return step * (config.train.max_minutes * 60 / elapsed_s);
 }
@@ -30,8 +30,8 @@ Course planned_course(const Config& config, uint64_t epoch_samples) {
         const int needed = config.schedule.warmup_steps + (has_cooldown(config) ? cooldown_steps(config, end) : 0);
         if (needed > end)
             fail(Exit::config,
-                 "train.max_epochs %g of %.1f steps each end the run after %d steps, but schedule.warmup_steps (%d)%s "
-                 "take %d",
+                 "train.max_epochs %g, at %.1f steps per epoch, ends the run after %d steps, but schedule.warmup_steps "
+                 "(%d)%s need %d",
                  train.max_epochs, epoch_steps, end, config.schedule.warmup_steps,
                  has_cooldown(config) ? " and the cooldown" : "", needed);
     }
@@ -62,7 +62,7 @@ double learning_rate(const Config& config, const Course& course, int step) {
     const bool is_cooling = has_cooldown(config) && course.end_step > 0 && step > course.cooldown_begin;
     if (step <= warmup && !is_cooling) return warm(step);
 
-    // From 0 at the final rate to 1 at the highest; std::lerp is exact at both.
+    // `height` is 0 at the final rate and 1 at the highest; std::lerp is exact at both.
     auto rate_at = [&](double height, double highest) { return std::lerp(std::min(final, highest), highest, height); };
     const double progress = double(step - warmup) / (course.end_step - warmup);
     switch (schedule.name) {

@@ -1,4 +1,4 @@
-// The table of options as a JSON schema.
+// Converts the table of options to a JSON schema.
 #include <nlohmann/json.hpp>
 
 #include "runtime/config/options.h"
@@ -7,8 +7,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// What assign_option() accepts. Two things cannot be said: an integer is one without a decimal point here, and a text's
-// length is counted in bytes.
+// The schema of the values that assign_option() accepts, with two differences: assign_option() rejects integers with a
+// decimal point (1.0), and it counts the length of a text in bytes.
 Json value_schema(const Option& option) {
     const Allowed& allowed = option.allowed;
     auto describe = [&]<class T>(const T*) -> Json {
@@ -40,7 +40,7 @@ Json value_schema(const Option& option) {
         } else if constexpr (std::is_same_v<T, double>) {
             return {{"type", "number"}, {"minimum", allowed.low}, {"maximum", allowed.high}};
         } else {
-            using Limits = std::numeric_limits<T>;  // where the table has no range, as of the seed
+            using Limits = std::numeric_limits<T>;  // for options without a range, like the seed
             const T low = allowed.low > double(Limits::min()) ? T(allowed.low) : Limits::min();
             const T high = allowed.high < double(Limits::max()) ? T(allowed.high) : Limits::max();
             return {{"type", "integer"}, {"minimum", low}, {"maximum", high}};
@@ -56,7 +56,7 @@ Json value_schema(const Option& option) {
 
 std::string config_schema() {
     Config defaults;
-    Json sections = {{"$schema", {{"type", "string"}, {"description", "address of this schema, for editors"}}}};
+    Json sections = {{"$schema", {{"type", "string"}, {"description", "URL or path of this schema, for editors"}}}};
     for (const Option& option : option_table(defaults)) {
         const std::string key = option.key, section = key.substr(0, key.find('.'));
         Json& object = sections[section];

@@ -100,7 +100,7 @@ class Arguments(TrainerTest):
         config = self.write_config()
         self.refused(config, "--set", "max_steps=5", words=['did you mean "train.max_steps"?'], code=CONFIG)
         self.refused(config, "--set", "fsdp=5", words=["--help-config lists all keys"], code=CONFIG)
-        for content, words in [({"run.dir": "x"}, ['a file nests keys in sections: {"run":{"dir":"x"}}']),
+        for content, words in [({"run.dir": "x"}, ['in a file, keys are nested in sections: {"run":{"dir":"x"}}']),
                                ({"max_steps": 5}, ['"train.max_steps"', '{"train":{"max_steps":5}}']),
                                ({"model": {"max_steps": 5}}, ['"model.max_steps"; did you mean "train.max_steps"?'])]:
             (self.dir / "wrong.json").write_text(json.dumps(content))

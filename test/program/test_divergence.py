@@ -164,7 +164,7 @@ class Divergence(StrangeData):
                        schedule_name="constant", optim_learning_rate=1000.0,
                        schedule_warmup_steps=15, optim_grad_clip=0.0, optim_name="sgd")
         said = self.train(expect=79, **changes)
-        self.assertRegex(said, r"the gradient was not finite 4 steps in a row")
+        self.assertRegex(said, r"the gradient was not finite in 4 consecutive steps")
         healthy = int(re.search(r"--resume-step (\d+) continues from the last healthy checkpoint", said)[1])
         skipped = [r["step"] for r in self.records(kind="train") if "skipped" in r]
         self.assertLess(healthy, skipped[0])

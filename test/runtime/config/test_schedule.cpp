@@ -341,11 +341,11 @@ TEST_CASE("more than max_skipped_steps in a row end the run, with and without dy
     if (!options.dynamic) CHECK(scaler.scale() == 8);
     CHECK(scaler.state().total_skipped == 16);
     expect_error(Exit::non_finite,
-                 {"step 40", "5 steps in a row", "max_skipped_steps is 4", "wpe", "last good step 25"},
+                 {"step 40", "in 5 consecutive steps", "max_skipped_steps is 4", "wpe", "last good step 25"},
                  [&] { scaler.step_skipped(40, "wpe"); });
 
     options.max_skipped_steps = 0;
-    expect_error(Exit::non_finite, {"1 steps in a row"}, [&] { LossScaler(options).step_skipped(1, "wpe"); });
+    expect_error(Exit::non_finite, {"in 1 consecutive steps"}, [&] { LossScaler(options).step_skipped(1, "wpe"); });
 }
 
 TEST_CASE("a loss scaler that goes through a checkpoint goes on as if nothing had happened", "[loss_scale]") {
