@@ -1,17 +1,17 @@
-// Checkpoints and the directory of a run: a committed step survives killed processes, power cuts and full disks, and
-// damaged bytes are never loaded.
+// Checkpoints and the run directory. A committed checkpoint survives killed processes, power cuts and full disks, and
+// damaged data is never loaded.
 //
-//   RUN/lock                                                                  held by the running process
+//   RUN/lock                                                                  locked by the running process
 //   RUN/checkpoints/step_00000100/shard_0000.bin ... MANIFEST.json COMMIT     committed
 //   RUN/checkpoints/tmp.00000100.1f2e3d4c/                                    being written, or left by a killed save
 //   RUN/checkpoints/deleting.step_00000050/                                   being deleted by retention
 //   RUN/checkpoints/damaged.step_00000090.1/, unhealthy.step_00000090.1/      set aside by find_newest_valid()
-//   RUN/checkpoints/superseded.step_00000090.1/                               of a course that the run has left
+//   RUN/checkpoints/superseded.step_00000090.1/                               not continued from, e.g. after a rollback
 //
-// A checkpoint exists if and only if its COMMIT does, which is one line: size and hash of MANIFEST.json. The order of a
-// save: shard files, sync, read back; all ranks agree; manifest, sync; COMMIT, sync; sync of the directory; rename to
-// step_N; sync of the parent. Nothing committed is ever opened for writing. Saving, find_newest_valid() and
-// apply_retention() require the run directory's lock.
+// A checkpoint exists if and only if its COMMIT file does, which holds the size and hash of MANIFEST.json in one line.
+// A save takes these steps: write, sync and read back the shard files; agree across ranks; write and sync the manifest,
+// then COMMIT, then the directory; rename it to step_N; sync the parent. Committed files are never opened for writing.
+// Saving, find_newest_valid() and apply_retention() require the run directory's lock.
 #pragma once
 
 #include <memory>
@@ -24,95 +24,94 @@
 // ---- saving ---------------------------------------------------------------------------------------------------------
 
 struct SaveStats {
-    size_t bytes = 0;  // of tensors, all ranks
+    size_t bytes = 0;  // tensor bytes over all ranks
     double seconds = 0;
-    std::string directory;  // the committed step
+    std::string directory;  // of the committed step
 };
 
 inline constexpr size_t kStagingBytes = 4 * kBlockBytes;
 
-// Commits one step to `run_dir`, the same existing directory on all ranks. Called by all ranks together with the same
-// `info` and the same tensors in the same order, each with its own part of them. The parts together must hold every
-// element exactly once; of a tensor that all ranks have, one rank stores everything and the others have count 0.
-// Tensors with larger elements come first, so that all are aligned. Takes `staging_bytes` of host memory, however large
-// the model is. If one rank fails, all of them fail, the temporary directory is gone and older checkpoints are
-// untouched: Exit::io (no space: says how much there is and how much is needed) or Exit::cannot_create. What is read
-// back from the disk must be what was written. Checkpoints of this step and of later ones are set aside as superseded:
-// the run has not continued from them (they could not be read, say).
+// Commits one step to `run_dir`, which must exist and be the same directory on all ranks. Collective: all ranks pass
+// the same `info` and the same tensors in the same order, each with its own part. The parts together must cover every
+// element exactly once; for a replicated tensor, one rank stores everything and the others have count 0. Tensors with
+// larger elements must come first, so that all are aligned. Uses `staging_bytes` of host memory, independent of the
+// model's size. Sets aside existing checkpoints of this step and later ones as superseded, since the run did not
+// continue from them. Fails on all ranks if one rank fails: with Exit::io if the disk is full or the data read back
+// differs, or with Exit::cannot_create. The temporary directory is then removed and older checkpoints are unchanged.
 SaveStats save_checkpoint(const std::string& run_dir, const Comm& comm, const TrainState& info,
                           const std::vector<NamedTensor>& tensors, size_t staging_bytes = kStagingBytes);
 
-// Exit::io, with the numbers, if the run directory's disk has less than 1.2 x `bytes` (of one checkpoint) free.
-// save_checkpoint() calls it; a run calls it before its first step too.
+// Fails with Exit::io, with the numbers, if the run directory's disk has less than 1.2 x `bytes` free, where `bytes` is
+// the size of one checkpoint. Called by save_checkpoint() and before a run's first step.
 void check_space(const std::string& run_dir, size_t bytes);
 
-// Which checkpoints of a run stay: the newest `keep` (>= 1) healthy ones and, with `keep_best`, the one with the lowest
-// validation loss according to the newest. With `rollback_every`, so does the newest healthy one whose step is a
-// multiple of it: the one that a run goes back to when it diverges.
+// Which checkpoints of a run to keep: the newest `keep` (>= 1) healthy ones; with `keep_best`, the one with the lowest
+// validation loss as recorded in the newest; with `rollback_every`, the newest healthy one whose step is a multiple of
+// it, which is the target of a rollback.
 struct Retention {
     int keep = 1;
     bool keep_best = false;
     int rollback_every = 0;
 };
 
-// Steps to delete of these valid checkpoints, ascending. Never deleted: the newest `keep`, healthy or not, and any of
-// another run. An unhealthy checkpoint never causes a healthy one to be deleted.
+// Returns the steps to delete among these valid checkpoints, ascending. The newest `keep`, healthy or not, and those of
+// other runs are never deleted. An unhealthy checkpoint never causes the deletion of a healthy one.
 std::vector<int64_t> steps_to_delete(const std::vector<TrainState>& stored, const std::string& run_id,
                                      const Retention& wanted);
 
-// After a commit, on rank 0: deletes what steps_to_delete() names. Whether a checkpoint is valid is read anew: COMMIT,
-// the manifest's hash and content, and the sizes of all shard files; those that are not valid stay, since the user may
-// want to inspect them. Each deletion is first a rename to deleting.step_N, synced. Returns the deleted steps.
+// Deletes the checkpoints selected by steps_to_delete() and returns their steps. Called on rank 0 after a commit.
+// Checks again which checkpoints are valid (COMMIT, hash and content of the manifest, sizes of all shard files) and
+// keeps invalid ones for inspection. Before a deletion, renames the directory to deleting.step_N and syncs the parent.
 std::vector<int64_t> apply_retention(const std::string& run_dir, const std::string& run_id, const Retention& wanted);
 
-// Checkpoints that are written while training goes on.
+// Writes checkpoints in the background while training continues.
 //
 //     BackgroundSave saver(run_dir, comm, retention);
 //     saver.reserve(gpt.saved_tensors());
 //     for each step:
-//         votes = saver.progress()                 // each rank's, added up over the ranks with the step's other votes
-//         if (result = saver.advance(sums)) ...    // all ranks see the same result after the same step
+//         votes = saver.progress()                 // summed over the ranks with the step's other votes
+//         if (result = saver.advance(sums)) ...    // all ranks get the same result after the same step
 //         if (is due) saver.begin(state, gpt.saved_tensors());
 //
-// begin() copies this rank's part of the tensors to host memory, which is all that a step waits for. A thread of rank 0
-// then makes the directory, one of each rank writes its shard file, and one of rank 0 commits. The threads take part in
-// no collective: the ranks learn from the sums how far the others are. One save is under way at most.
+// begin() copies this rank's part of the tensors to host memory; only this copy blocks training. Then a thread of rank
+// 0 makes the directory, a thread of each rank writes its shard file, and a thread of rank 0 commits. The threads call
+// no collectives: the ranks learn each other's progress from the sums. At most one save runs at a time.
 class BackgroundSave {
 public:
     BackgroundSave(std::string run_dir, const Comm& comm, const Retention& retention);
 
-    // Takes the memory of the copy: snapshot_bytes() of these tensors.
+    // Allocates the host memory for the copy: snapshot_bytes() of these tensors.
     void reserve(const std::vector<NamedTensor>& tensors);
     static size_t snapshot_bytes(const std::vector<NamedTensor>& tensors);
 
-    // Begins to save one step; arguments as save_checkpoint()'s. A collective; requires that none is under way. Rank
-    // 0's thread calls `before_commit` when all parts are written; if it fails, so does the save.
+    // Starts to save one step; arguments as in save_checkpoint(). Collective. Requires that no save is running. Rank
+    // 0's thread calls `before_commit` when all parts are written; if that fails, the save fails.
     void begin(const TrainState& info, const std::vector<NamedTensor>& tensors, std::function<void()> before_commit);
 
-    // How far this rank is with the save under way; added up over the ranks for advance(). All 0 if there is none.
+    // This rank's progress with the running save, to be summed over the ranks for advance(). All 0 if there is none.
     struct Progress {
-        double unfinished = 0;  // its thread is at work
+        double unfinished = 0;  // this rank's thread is running
         double failed = 0, committed = 0;
     };
     Progress progress() const;
 
-    // How a save has ended. On all ranks there is an error or on none.
+    // The outcome of a save. Either all ranks have an error or none has.
     struct Result {
         int64_t step = 0;
         SaveStats stats = {};
         std::optional<Error> error = {};
         std::string warning = {};  // on rank 0: the step is committed, but retention failed
     };
-    // What follows from the sums, which are the same on all ranks: the result, or the next phase.
+    // Given the sums, which are the same on all ranks, returns the result of a finished save or starts the next stage.
     std::optional<Result> advance(const Progress& sums);
 
-    // Waits for the save under way, all ranks together, for at most `limit_s` by rank 0's clock; nothing if it is still
-    // not over. Requires that there is one.
+    // Waits at most `limit_s`, by rank 0's clock, for the running save. Returns nothing if it has not finished.
+    // Collective. Requires a running save.
     std::optional<Result> wait(double limit_s);
 
     bool is_under_way() const { return bool(job_); }
-    int64_t step() const;      // of the save under way
-    double elapsed_s() const;  // since it began
+    int64_t step() const;      // of the running save
+    double elapsed_s() const;  // since its start
 
 private:
     struct Job;
@@ -120,9 +119,9 @@ private:
     const std::string run_dir_;
     const Comm comm_;
     const Retention retention_;
-    // Shared with the threads, which may be stuck in the file system when the program ends.
+    // Shared with the threads, which may be stuck in the file system when the program exits.
     std::shared_ptr<std::vector<std::byte>> snapshot_;
-    std::shared_ptr<Job> job_;  // null: none under way
+    std::shared_ptr<Job> job_;  // null: no save is running
 };
 
 // ---- loading --------------------------------------------------------------------------------------------------------
@@ -132,16 +131,17 @@ enum class OtherTensors { refuse, ignore };
 // A verified checkpoint, open for reading.
 class Checkpoint {
 public:
-    // Verifies COMMIT, manifest, sizes, all block CRCs and file hashes. Exit::data names file, offset, expected and
-    // actual; Exit::no_input if a file is missing, Exit::io or Exit::permission if one cannot be read. Changes nothing.
+    // Verifies COMMIT, the manifest, file sizes, all block CRCs and file hashes; changes nothing. Fails with
+    // Exit::data, naming the file, the offset and the expected and actual values, if the checkpoint is damaged; with
+    // Exit::no_input if a file is missing; with Exit::io or Exit::permission if a file cannot be read.
     explicit Checkpoint(const std::string& directory);
 
     const std::string& directory() const { return directory_; }
     const Manifest& manifest() const { return manifest_; }
 
-    // Copies to the device the part of each tensor that is here. Fails before the first byte unless every listed tensor
-    // is there with this type and shape and, unless others are ignored (to load the weights alone), no other is.
-    // Exit::data names the tensor. What is copied is compared with its checksum again: a disk may give other bytes now.
+    // Copies this rank's part of each tensor to the device, and verifies the checksums again while reading. Before the
+    // first copy, fails with Exit::data, naming the tensor, if a listed tensor is missing or has another type or shape,
+    // or, unless others are ignored (to load only the weights), if the checkpoint has other tensors.
     void load(const std::vector<NamedTensor>& tensors, OtherTensors others = OtherTensors::refuse) const;
 
 private:
@@ -150,19 +150,19 @@ private:
     std::vector<InputFile> files_;
 };
 
-// COMMIT and manifest of a step and the sizes of its shard files, but not their content. Same errors as Checkpoint.
+// Reads and verifies COMMIT, the manifest and the shard files' sizes, not their content. Fails as Checkpoint does.
 Manifest read_manifest(const std::string& directory);
-// The last part of a save: MANIFEST.json, then COMMIT, each synced.
+// The last part of a save: writes and syncs MANIFEST.json, then COMMIT.
 void write_manifest(const Manifest& manifest, const std::string& directory);
 
 std::string checkpoints_directory(const std::string& run_dir);
 std::string step_directory(const std::string& run_dir, int64_t step);
 
-// Whether the directory of checkpoints is there. Exit::io or Exit::permission if that cannot be found out, also where
-// it is a link that leads nowhere (an unmounted disk): that is not absence, and nothing may be started over.
+// Whether the directory of checkpoints exists. Fails with Exit::io or Exit::permission if that cannot be determined, or
+// if it is a dangling link (an unmounted disk): the run must not start over then.
 bool has_checkpoints(const std::string& run_dir);
 
-// Steps that have a directory step_N, ascending. Nothing is opened. Fails as has_checkpoints() does.
+// Returns the steps that have a directory step_N, ascending. Opens no files. Fails as has_checkpoints() does.
 std::vector<int64_t> committed_steps(const std::string& run_dir);
 
 // Renames the directory of a committed step to REASON.step_N.1 (or .2, ...), durably. Returns its new path.
@@ -170,56 +170,56 @@ std::string set_aside(const std::string& run_dir, int64_t step, const std::strin
 
 using Report = std::function<void(const std::string& sentence)>;
 
-// For the start of a run that resumes, on rank 0; other ranks then open the directory it found. Removes what killed
-// saves and deletions left, then goes from the newest step to older ones until one verifies and all its values are
-// finite. Damaged ones and those with other values are set aside, and `report` gets a sentence for each. One that
-// cannot be read because of the system (I/O, permission) is reported and left as it is. Returns nothing if none is
-// left; fails with the first such error if there are only those, and as NewerVersion at a checkpoint of a newer
-// program.
+// Finds the checkpoint to resume from, on rank 0; the other ranks then open the directory that it found. Removes
+// leftovers of killed saves and deletions, then tries the checkpoints from the newest to the oldest until one is valid
+// and all its values are finite. Sets aside damaged and non-finite ones, and calls `report` for each. Reports a
+// checkpoint that the system cannot read (I/O, permission) and leaves it unchanged. Returns nothing if no checkpoint is
+// left. Fails with the first read error if the remaining ones cannot be read; throws NewerVersion at a checkpoint of a
+// newer program version.
 std::optional<Checkpoint> find_newest_valid(const std::string& run_dir, const Report& report);
 
-// Likewise the checkpoint of this step, whatever its health; later ones are set aside as superseded. Exit::no_input if
-// there is none.
+// Opens the checkpoint of this step, healthy or not, and sets aside later ones as superseded. Fails with Exit::no_input
+// if it does not exist.
 Checkpoint open_step(const std::string& run_dir, int64_t step, const Report& report);
 
-// `path` is a step directory or a run directory, whose newest sound checkpoint is then meant. Changes nothing.
-// Exit::no_input if there is none; Exit::data if the named step is damaged.
+// Opens the checkpoint in a step directory, or the newest valid one of a run directory. Changes nothing. Fails with
+// Exit::no_input if there is none, with Exit::data if the given step is damaged.
 Checkpoint open_checkpoint(const std::string& path);
 
 // The run that a step directory belongs to: RUN of RUN/checkpoints/step_N.
 std::string run_directory_of(const std::string& step_directory);
 
-// For the command `inspect`: verifies a checkpoint, the checkpoints of a run or a safetensors file and describes it by
-// calling print(line) for each line without newline. Tensors that differ in the layer only share a line, and so do an
-// optimizer's moments, unless `all`. Returns false, with nothing printed, if the path is none of them. Exit::data, with
-// what is wrong, if it is one and damaged.
+// For the command `inspect`: verifies a checkpoint, the checkpoints of a run or a safetensors file, and calls
+// print(line) for each line of its description, without newline. Unless `all`, tensors that differ only in the layer
+// share a line, as do the optimizer's moments. Returns false, without output, for any other path. Fails with Exit::data
+// if the file is damaged.
 bool inspect_runtime_path(const std::string& path, bool all, const std::function<void(const std::string&)>& print);
 
 // ---- the run's directory --------------------------------------------------------------------------------------------
 
-// The flag of the command line: none, --resume, --auto, --fresh.
+// The command line flag: none, --resume, --auto, --fresh.
 enum class StartMode { only_new, resume, automatic, fresh };
 
-// The state of run.dir; a directory that holds nothing but a lock file is empty.
+// The state of run.dir. A directory that contains only a lock file is empty.
 enum class RunDirState { absent, empty, occupied };
 
-// Exit::cannot_create if `run_dir` is something else than a directory.
+// Fails with Exit::cannot_create if `run_dir` exists and is not a directory.
 RunDirState state_of_run_dir(const std::string& run_dir);
 
-// Exit::usage if the directory is occupied and no flag says what to do (the message names the three), Exit::no_input if
-// --resume finds no directory or an empty one.
+// Fails with Exit::usage if the directory is occupied and no flag is given (the message names all three), and with
+// Exit::no_input if --resume finds no directory or an empty one.
 void check_start(StartMode mode, RunDirState state, const std::string& run_dir);
 
-// Checks the start, makes the directory, locks it, and with --fresh moves an older run to run.dir.old-N. A refusal
-// leaves everything untouched. Returns the lock, to be kept for the run's whole life. Called by rank 0 alone.
+// Calls check_start(), makes and locks the directory, and with --fresh moves an older run to run.dir.old-N. If
+// check_start() fails, nothing is changed. Returns the lock, which the caller keeps until the run ends. Rank 0 only.
 DirectoryLock open_run_directory(const std::string& run_dir, StartMode mode);
 
-// The first of prefix + "1", prefix + "2", ... that does not exist.
+// Returns the first path of prefix + "1", prefix + "2", ... that does not exist.
 std::string first_unused(const std::string& prefix);
 
 // ---- the start of a run ---------------------------------------------------------------------------------------------
 
-// What the command line says.
+// The command line's request.
 struct StartRequest {
     StartMode mode = StartMode::only_new;
     std::optional<int64_t> step = {};  // with `resume`: continue from this step's checkpoint instead of the newest
@@ -227,15 +227,15 @@ struct StartRequest {
 };
 
 struct RunStart {
-    DirectoryLock lock;                    // rank 0's, of run.dir
+    DirectoryLock lock;                    // on rank 0: of run.dir
     std::optional<Checkpoint> checkpoint;  // the one to resume from
-    TrainState state;                      // its state, or a new run's, with this run's configuration and data
+    TrainState state;                      // of the checkpoint or a new run, with this run's configuration and data
 };
 
-// Rank 0 opens run.dir and finds the checkpoint to resume from, if any; the others then open it too. If one rank fails,
-// all do: Exit::no_input if the run must resume and has no checkpoint, or if all of them have been set aside, since
-// starting anew would lose them; Exit::io or Exit::permission if it cannot be found out whether there are checkpoints;
-// Exit::config, listing what differs, if configuration or data have changed in a way that changes the run and
-// `accept_changes` is false.
+// Opens run.dir and finds the checkpoint to resume from, if any, on rank 0; the other ranks then open it too. If one
+// rank fails, all do. Fails with Exit::no_input if the run must resume and has no checkpoint, or if all checkpoints
+// have been set aside, since starting over would lose them; with Exit::io or Exit::permission if it cannot be
+// determined whether there are checkpoints; with Exit::config, listing the differences, if a change of the
+// configuration or data affects the result and `accept_changes` is false.
 RunStart start_run(const Config& config, const StartRequest& request, const std::string& dataset_digest,
                    const Comm& comm);
