@@ -1,12 +1,13 @@
-// JSON objects as C++ structs, strictly. A struct lists its members once, in a template that both directions use:
+// Strict conversion between JSON objects and C++ structs. A struct lists its members once, in a template that reading
+// and writing share:
 //
 //   template <class Fields> void describe(Fields& field, Piece& piece) {
 //       field("tensor", piece.tensor);
 //       field("count", piece.count, 1);  // at least 1
 //   }
 //
-// NLOHMANN_DEFINE_TYPE would read 1.5 as the integer 1, wrap negative sizes, ignore unknown keys, and could not say in
-// which file and where in it the mistake is.
+// NLOHMANN_DEFINE_TYPE would read 1.5 as the integer 1, wrap negative sizes and ignore unknown keys, and its errors
+// would not name the file and the place in it.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +23,7 @@ template <class T> T value_of(const nlohmann::ordered_json& json, const std::str
 class FieldWriter {
 public:
     template <class T, class... Range> void operator()(const char* key, const T& value, Range...) { json[key] = value; }
-    // A value that is omitted if it is 0, an empty text, or an object whose members all are.
+    // Omits the value if it equals T{}: 0, an empty string, or an object of such values.
     template <class T> void optional(const char* key, const T& value) {
         if (!(value == T{})) json[key] = value;
     }
@@ -30,18 +31,18 @@ public:
     nlohmann::ordered_json json = nlohmann::ordered_json::object();
 };
 
-// Every failure is an Exit::data that names the place, "FILE: shards[0].bytes", what is expected and what is there.
+// Fails with Exit::data, naming the place ("FILE: shards[0].bytes"), the expected and the actual value.
 class FieldReader {
 public:
     using Json = nlohmann::ordered_json;
 
-    // `separator` stands between `where` and a key.
+    // `separator` separates `where` from a key in error messages.
     FieldReader(const Json& object, std::string where, const char* separator)
         : object_(object), where_(std::move(where)), separator_(separator) {
         if (!object.is_object()) fail(Exit::data, "%s must be an object, is %s", where_, printed(object));
     }
 
-    // The member `key`, which must be there and of the type of `value`; a number must also lie in the range.
+    // Reads the member `key`. Fails if it is missing, has another type than `value`, or is a number outside the range.
     template <class T, class... Range> void operator()(const char* key, T& value, Range... range) {
         const std::string place = where_ + separator_ + key;
         const auto member = object_.find(key);
@@ -53,9 +54,9 @@ public:
         if (object_.contains(key)) (*this)(key, value);
     }
 
-    // Fails if the object has members that have not been read.
+    // Fails if the object has unread members.
     void end() const {
-        if (read_ != object_.size()) fail(Exit::data, "%s has %zu keys, %zu are known", where_, object_.size(), read_);
+        if (read_ != object_.size()) fail(Exit::data, "%s has %zu keys, only %zu known", where_, object_.size(), read_);
     }
 
 private:
@@ -108,7 +109,7 @@ private:
     size_t read_ = 0;
 };
 
-// A described struct as JSON; nlohmann's library finds this function.
+// Converts a described struct to JSON; found by nlohmann's library.
 template <class T>
 requires requires(FieldWriter& field, T& value) { describe(field, value); }
 void to_json(nlohmann::ordered_json& json, const T& value) {
@@ -119,7 +120,7 @@ void to_json(nlohmann::ordered_json& json, const T& value) {
 }
 inline void to_json(nlohmann::ordered_json& json, Dtype dtype) { json = name_of(dtype); }
 
-// A described struct from JSON that has its members and no others. Errors call the object `place`.
+// Reads a described struct from JSON. Fails if a member is missing or unknown; errors name the object `place`.
 template <class T> T value_of(const nlohmann::ordered_json& json, const std::string& place, const char* separator) {
     T value;
     FieldReader reader(json, place, separator);

@@ -1,8 +1,8 @@
-// The description of a checkpoint: MANIFEST.json, as a struct and as text.
+// The manifest of a checkpoint: MANIFEST.json, as a struct and as text.
 //
-// Tensors are stored by name and by the offset of their elements in the whole tensor, so that any number of ranks can
-// read what any number of ranks wrote: a shard file is the concatenation of its pieces, and the pieces of all shard
-// files together hold every element of every tensor exactly once.
+// A shard file is the concatenation of its pieces. Each piece has the name of its tensor and the offset of its elements
+// in the whole tensor, so the number of ranks may differ between writing and reading. The pieces of all shard files
+// together cover every element of every tensor exactly once.
 #pragma once
 
 #include "kernels/base/check.h"
@@ -11,14 +11,14 @@
 
 inline constexpr int kCheckpointVersion = 1;
 inline constexpr size_t kBlockBytes = size_t(1) << 20;  // covered by one CRC32C; the last block of a file is shorter
-inline constexpr size_t kCrcDigits = 8;                 // of a CRC32C in the manifest, hexadecimal
+inline constexpr size_t kCrcDigits = 8;                 // hexadecimal digits of a CRC32C in the manifest
 
-// Elements of a tensor's shape and bytes of the whole tensor. Fails with Exit::data, naming the tensor, if the bytes do
-// not fit into 63 bits.
+// The number of elements and bytes of the whole tensor. Fails with Exit::data, naming the tensor, if the number of
+// bytes does not fit into 63 bits.
 size_t elements_of(const NamedTensor& tensor);
 size_t bytes_of(const NamedTensor& tensor);
 
-// Whether a text can be the name of a tensor or a file: it is not empty and has no control characters.
+// Whether a text is a valid name of a tensor or file: it is not empty and has no control characters.
 bool is_name(const std::string& text);
 
 // "(2, 3)"
@@ -45,36 +45,36 @@ struct ShardFile {
 // The lowest validation loss of a run.
 struct BestValidation {
     double loss = 0;
-    int step = 0;         // after which it was measured; 0: there was no validation yet
-    int worse_since = 0;  // validations after that one
+    int step = 0;         // after which it was measured; 0: no validation yet
+    int worse_since = 0;  // validations since then
     bool operator==(const BestValidation&) const = default;
 
-    // Takes the loss after a step; returns whether it is the lowest so far. A loss that is not a number never is.
+    // Records the loss after a step and returns whether it is the lowest so far. A non-finite loss never is.
     bool note(double new_loss, int new_step);
 };
 
-// The state of a run between two steps besides its tensors, stored with them.
+// The state of a run between two steps, except its tensors; stored with them.
 struct TrainState {
     int step = 0;              // optimizer steps done
-    int64_t parent_step = -1;  // the checkpoint this process was resumed from or saved before; -1 for none
+    int64_t parent_step = -1;  // the checkpoint that this process resumed from or saved before; -1: none
     std::string run_id = {};   // 32 random hexadecimal digits
     std::string config = {};   // the effective configuration, as printed
     std::string config_digest = {};
     std::string dataset_digest = {};  // of the files of data.train
-    bool healthy = true;  // false keeps it from displacing healthy ones; a save clears it when a value is not finite
+    bool healthy = true;  // an unhealthy one never displaces a healthy one; a save with non-finite values clears this
     struct Progress {
         int64_t updates = 0;  // steps whose update was applied: AdamW's t
         uint64_t cursor = 0;  // the next sample, counted over all ranks and epochs
         LossScaleState loss_scale = {};
         std::string device_choices = {};  // device_choices() in the process that saved the run; empty for a new one
-        double trained_s = 0;             // seconds of all steps so far; 0: not kept
-        Course course_by_time = {};       // once train.max_minutes has decided
+        double trained_s = 0;             // seconds of all steps so far; 0: not recorded
+        Course course_by_time = {};       // once train.max_minutes has determined it
         BestValidation best = {};         // with eval.patience or checkpoint.keep_best
         DivergenceState divergence = {};
-        bool evaluation_is_due = false;  // of this step: a request to stop cut it short
+        bool evaluation_is_due = false;  // a stop request interrupted the evaluation of this step
         struct Energy {
-            double joules = 0;  // of all ranks, as far as counters could be read
-            int64_t steps = 0;  // in which they could
+            double joules = 0;  // of all ranks, in the steps whose energy counters could be read
+            int64_t steps = 0;  // the number of those steps
             bool operator==(const Energy&) const = default;
             void add(double more_joules, int more_steps) { joules += more_joules, steps += more_steps; }
         } energy = {};
@@ -91,17 +91,17 @@ struct Manifest {
 
 std::string shard_name(int rank);  // "shard_0003.bin"
 
-// One shard file's record as text and back; ranks pass theirs to rank 0 in this form.
+// Converts a shard file's record to text and back; each rank passes its record to rank 0 in this form.
 std::string shard_to_text(const ShardFile& shard);
 ShardFile shard_from_text(std::string_view text, const std::string& path);
 
-// Only a newer program can read this manifest: a reason to stop, not a sign of damage.
+// The manifest needs a newer version of the program: a reason to stop, not a sign of damage.
 struct NewerVersion : Error {
     using Error::Error;
 };
 
-// The manifest as text and back. Reading checks everything that can be known without the shard files: known version,
-// every key there with the right type and no other, plain file names, pieces that fill each file and each tensor
-// exactly. Fails with Exit::data, naming `path` and the key; as a NewerVersion if the version is higher.
+// Converts the manifest to text and back. Reading checks everything that does not need the shard files: the version,
+// the set of keys and their types, plain file names, and that the pieces fill each file and each tensor exactly. Fails
+// with Exit::data, naming `path` and the key; throws NewerVersion if the version is higher.
 std::string manifest_to_text(const Manifest& manifest);
 Manifest manifest_from_text(std::string_view text, const std::string& path);

@@ -1,31 +1,31 @@
-// A checkpoint on its way to the disk, as the phases that a save in the foreground and one in the background share.
+// The stages of a save, shared by foreground and background saves.
 #pragma once
 
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/checkpoint/shard.h"
 
-// Does this rank's part of a common action. If it fails on one rank, it fails on all: there with its own error, and on
-// the others with Exit::io.
+// Runs this rank's part of a collective action. If it fails on one rank, it fails on all: with the original error on
+// that rank, with Exit::io on the others.
 void on_all_ranks(const Comm& comm, const char* action, const std::function<void()>& part);
 
 struct CheckpointSave {
     std::string run_dir, temporary;
     Manifest manifest;  // without the shards
 
-    // Collective. Draws the temporary directory's name; the disk is not touched.
+    // Collective. Chooses the temporary directory's name; does not access the disk.
     static CheckpointSave plan(const std::string& run_dir, const Comm& comm, const TrainState& info,
                                const std::vector<NamedTensor>& tensors);
 
     size_t bytes() const;           // of all tensors
-    std::string committed() const;  // the directory's name once it is committed
+    std::string committed() const;  // the final path of the directory
 
-    // On rank 0, first: makes the temporary directory if there is room for the checkpoint.
+    // On rank 0, first: makes the temporary directory if the disk has enough space for the checkpoint.
     void make_temporary() const;
-    // On every rank: its shard file and the record of it. Fails as write_shard() does.
+    // On every rank: writes its shard file and the record of it. Fails as write_shard() does.
     void write_part(int rank, size_t staging_bytes, const CopyPart& copy_part) const;
-    // On rank 0, when all parts are written: manifest, COMMIT, rename. Checkpoints of this step or later ones, which
-    // were not resumed from, are set aside as superseded.
+    // On rank 0, when all parts are written: writes the manifest and COMMIT, sets aside existing checkpoints of this
+    // step and later ones as superseded, and renames the directory.
     void commit() const;
-    // On rank 0, after a failure on any rank. A failure to clean up is ignored: the next start removes the remains.
+    // On rank 0, after a failure on any rank: cleans up. Ignores errors, since the next start removes leftovers.
     void abandon() const;
 };

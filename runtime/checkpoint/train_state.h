@@ -1,4 +1,4 @@
-// What the manifest's "state" holds.
+// The fields of "state" in the manifest.
 #pragma once
 
 #include "runtime/checkpoint/fields.h"
