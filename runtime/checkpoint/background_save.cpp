@@ -9,7 +9,7 @@
 #include "kernels/device.h"
 #include "runtime/checkpoint/save.h"
 
-// What the trainer and the thread of one save share.
+// The state of one save, shared by the training thread and the thread of the save.
 struct BackgroundSave::Job {
     CheckpointSave save;
     int rank;
@@ -20,13 +20,13 @@ struct BackgroundSave::Job {
 
     enum class Stage { open, write, commit } stage = Stage::open;
 
-    std::mutex mutex = {};  // guards what follows
+    std::mutex mutex = {};  // guards the members below
     bool is_at_work = false, is_committed = false;
     double end_ms = 0;
     std::optional<Error> error = {};
     std::string warning = {};
 
-    // Lets a thread do this rank's part of a stage. If it cannot be started, the stage has failed.
+    // Starts a thread for this rank's part of a stage. If the thread cannot be started, the stage fails.
     static void run(const std::shared_ptr<Job>& job, Stage stage) {
         job->stage = stage;
         if (stage != Stage::write && job->rank != 0) return;
@@ -34,7 +34,7 @@ struct BackgroundSave::Job {
         try {
             std::thread([job] { job->attempt(); }).detach();
         } catch (const std::system_error& error) {
-            job->end(Error(Exit::os, format("cannot start the thread of a save: %s", error.what())));
+            job->end(Error(Exit::os, format("cannot start the thread that saves a checkpoint: %s", error.what())));
         }
     }
 
@@ -102,7 +102,7 @@ void BackgroundSave::reserve(const std::vector<NamedTensor>& tensors) { snapshot
 
 void BackgroundSave::begin(const TrainState& info, const std::vector<NamedTensor>& tensors,
                            std::function<void()> before_commit) {
-    require(!job_, "checkpoint: a save begins while another is under way");
+    require(!job_, "checkpoint: cannot start a save while another is running");
     reserve(tensors);
     CheckpointSave save = CheckpointSave::plan(run_dir_, comm_, info, tensors);
     size_t offset = 0;
@@ -130,7 +130,7 @@ std::optional<BackgroundSave::Result> BackgroundSave::advance(const Progress& su
     }
     const std::shared_ptr<Job> job = std::move(job_);
     job_ = nullptr;
-    job->before_commit = nullptr;  // what it holds ends here, not with the thread
+    job->before_commit = nullptr;  // destroys its captures here, not when the thread ends
     Result result{job->save.manifest.info.step,
                   {job->save.bytes(), (job->end_ms - job->start_ms) / 1000, job->save.committed()},
                   job->error,
@@ -142,7 +142,7 @@ std::optional<BackgroundSave::Result> BackgroundSave::advance(const Progress& su
 }
 
 std::optional<BackgroundSave::Result> BackgroundSave::wait(double limit_s) {
-    require(bool(job_), "checkpoint: no save is under way");
+    require(bool(job_), "checkpoint: no save is running");
     const double deadline_ms = now_ms() + 1000 * limit_s;
     for (double pause_ms = 1;; pause_ms = std::min(50.0, 1.5 * pause_ms)) {
         const Progress mine = progress();

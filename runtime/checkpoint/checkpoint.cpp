@@ -28,7 +28,7 @@ std::optional<int64_t> step_of_name(const std::string& name) {
     return step;
 }
 
-// Opens all shards. Their sizes are right, their content is not yet verified.
+// Opens all shard files and checks their sizes, not their content.
 std::vector<InputFile> open_shards(const std::string& directory, const Manifest& manifest) {
     std::vector<InputFile> files;
     for (const ShardFile& shard : manifest.shards) {
@@ -43,7 +43,7 @@ std::string type_and_shape(const NamedTensor& tensor) {
     return name_of(tensor.values.dtype) + (" " + shape_text(tensor.shape));
 }
 
-// Requires that a requested tensor has the stored type and shape, and that its part lies within it.
+// Fails unless the requested tensor has the stored type and shape. Requires that its part lies within the tensor.
 void check_wanted(const NamedTensor& wanted, const NamedTensor& stored, const std::string& directory) {
     const char* name = stored.name.c_str();
     if (type_and_shape(wanted) != type_and_shape(stored))
@@ -51,12 +51,11 @@ void check_wanted(const NamedTensor& wanted, const NamedTensor& stored, const st
              type_and_shape(wanted));
     const size_t elements = elements_of(stored);
     require(wanted.first <= elements && wanted.count <= elements - wanted.first,
-            "%s: elements [%zu, %zu + %zu) of tensor %s are wanted, it has %zu", directory, wanted.first, wanted.first,
+            "%s: elements [%zu, %zu + %zu) of tensor %s requested, it has %zu", directory, wanted.first, wanted.first,
             wanted.count, name, elements);
 }
 
-// The part of a wanted tensor that a piece holds, as bytes of the piece's file and as the place on the device where
-// they belong.
+// The part of a requested tensor that a piece contains: its bytes in the file and their destination on the device.
 struct Overlap {
     size_t begin, end;  // offsets in the file
     char* to;
@@ -72,7 +71,7 @@ std::optional<Overlap> overlap_of(const NamedTensor& wanted, const Piece& piece)
                    static_cast<char*>(wanted.values.from(begin - wanted.first).data)};
 }
 
-// Copies bytes of one shard file to the device, block by block, each compared with its checksum.
+// Copies bytes of one shard file to the device block by block, and verifies the checksum of each block.
 class VerifiedCopy {
 public:
     VerifiedCopy(const InputFile& file, const ShardFile& shard) : file_(file), shard_(shard) {}
@@ -95,7 +94,7 @@ private:
     const InputFile& file_;
     const ShardFile& shard_;
     std::vector<std::byte> block_ = std::vector<std::byte>(std::min(kBlockBytes, shard_.bytes));
-    size_t begin_ = 0, end_ = 0;  // of the block, in the file; equal: none has been read
+    size_t begin_ = 0, end_ = 0;  // of the block, in the file; equal: no block has been read yet
 };
 
 }  // namespace
@@ -110,13 +109,13 @@ void Checkpoint::load(const std::vector<NamedTensor>& tensors, OtherTensors othe
     for (const NamedTensor& tensor : manifest_.tensors) stored[tensor.name] = &tensor;
     for (const NamedTensor& tensor : tensors) {
         const char* name = tensor.name.c_str();
-        require(wanted.emplace(tensor.name, &tensor).second, "tensor %s is wanted twice", name);
+        require(wanted.emplace(tensor.name, &tensor).second, "tensor %s is requested twice", name);
         if (!stored.contains(tensor.name)) fail(Exit::data, "%s has no tensor %s", directory_, name);
         check_wanted(tensor, *stored[tensor.name], directory_);
     }
     for (const auto& [name, tensor] : stored)
         if (others == OtherTensors::refuse && !wanted.contains(name))
-            fail(Exit::data, "%s has tensor %s, which this run does not know", directory_, tensor->name);
+            fail(Exit::data, "%s has tensor %s, which this model does not have", directory_, tensor->name);
     for (size_t i = 0; i < files_.size(); i++) {
         VerifiedCopy source(files_[i], manifest_.shards[i]);
         for (const Piece& piece : manifest_.shards[i].pieces) {
@@ -129,7 +128,7 @@ void Checkpoint::load(const std::vector<NamedTensor>& tensors, OtherTensors othe
 
 void write_manifest(const Manifest& manifest, const std::string& directory) {
     const std::string text = manifest_to_text(manifest);
-    // Reads the text back, so that no checkpoint is committed that could not be loaded.
+    // Parse the text, so that a manifest that cannot be loaded is never committed.
     manifest_from_text(text, manifest_path(directory));
     write_file_atomically(manifest_path(directory), text);
     write_file_atomically(commit_path(directory), commit_line(text));
@@ -142,16 +141,16 @@ Manifest read_manifest(const std::string& directory) {
         text = read_file(path);
         return said == commit_line(text);
     };
-    if (!read_both()) {  // once more, from the disk itself
+    if (!read_both()) {  // retry, bypassing the page cache
         for (const std::string& name : {commit_path(directory), path}) InputFile(name).forget_cached();
         if (read_both())
             std::fprintf(stderr,
-                         "train_gpt: warning: %s or COMMIT beside it was read wrongly once: check this machine's "
-                         "memory and disk\n",
+                         "train_gpt: warning: %s or its COMMIT file failed its hash once and passed when read again: "
+                         "check this machine's memory and disk\n",
                          printable_text(path).c_str());
     }
     if (std::string is = commit_line(text); said != is)
-        fail(Exit::data, "%s is not what %s says: size and hash are %s, must be %s", path, commit_path(directory),
+        fail(Exit::data, "%s does not match %s: its size and hash are %s, must be %s", path, commit_path(directory),
              printed(is), printed(said));
     Manifest manifest = manifest_from_text(text, path);
     auto step = step_of_name(std::filesystem::path(directory).filename());
@@ -171,7 +170,7 @@ bool has_checkpoints(const std::string& run_dir) {
     if (directory_exists(path)) return true;
     std::error_code error;
     if (std::filesystem::symlink_status(path, error).type() == std::filesystem::file_type::not_found) return false;
-    fail(Exit::io, "%s is there, but leads to no directory: is what it links to mounted?", path);
+    fail(Exit::io, "%s exists but is not a directory or a link to one; is the target of the link mounted?", path);
 }
 
 std::vector<int64_t> committed_steps(const std::string& run_dir) {
@@ -191,7 +190,7 @@ std::string set_aside(const std::string& run_dir, int64_t step, const std::strin
     return path;
 }
 
-// What killed saves and deletions have left; what cannot be removed stays.
+// Removes leftovers of killed saves and deletions. Reports those that cannot be removed.
 static void remove_leftovers(const std::string& checkpoints, const Report& report) {
     for (const std::string& name : list_directory(checkpoints)) {
         if (!name.starts_with("tmp.") && !name.starts_with("deleting.")) continue;
@@ -210,7 +209,7 @@ std::optional<Checkpoint> find_newest_valid(const std::string& run_dir, const Re
     std::vector<int64_t> steps = committed_steps(run_dir);
     for (; !steps.empty(); steps.pop_back()) {
         const int64_t step = steps.back();
-        std::string kind = "unhealthy", reason = "it has values that are not finite";
+        std::string kind = "unhealthy", reason = "it contains non-finite values";
         try {
             Checkpoint checkpoint(step_directory(run_dir, step));
             if (checkpoint.manifest().is_finite()) return checkpoint;
@@ -220,7 +219,7 @@ std::optional<Checkpoint> find_newest_valid(const std::string& run_dir, const Re
             kind = "damaged", reason = error.what();
             if (error.code != Exit::data && error.code != Exit::no_input) {
                 unreadable = unreadable ? unreadable : error;
-                report(format("checkpoint of step %ld cannot be read and stays as it is: %s", step, error.what()));
+                report(format("checkpoint of step %ld cannot be read and is left unchanged: %s", step, error.what()));
                 continue;
             }
         }
@@ -239,7 +238,7 @@ Checkpoint open_step(const std::string& run_dir, int64_t step, const Report& rep
     if (std::ranges::count(steps, step) == 0) {
         std::string there;
         for (const int64_t other : steps)
-            there += (there.empty() ? "; there are those of steps " : ", ") + std::to_string(other);
+            there += (there.empty() ? "; available steps: " : ", ") + std::to_string(other);
         fail(Exit::no_input, "%s: no checkpoint of step %ld%s", checkpoints_directory(run_dir), step, there);
     }
     Checkpoint checkpoint(directory);

@@ -22,7 +22,7 @@ size_t elements(const Listed& tensor) {
     return count;
 }
 
-// One line each, or one line for the same tensor of all layers ("h.*.ln_1.weight") and one for each moment ("m.*").
+// Prints one line per tensor or, unless `all`, one per tensor of all layers ("h.*.ln_1.weight") and per moment ("m.*").
 void print_tensors(const std::vector<Listed>& tensors, bool all, const Print& print) {
     struct Row {
         std::string name, what;
@@ -56,7 +56,7 @@ void inspect_checkpoint(const std::string& path, bool all, const Print& print) {
     const Manifest& manifest = checkpoint.manifest();
     size_t bytes = 0;
     for (const ShardFile& shard : manifest.shards) bytes += shard.bytes;
-    const char* const state = manifest.info.healthy ? "sound" : "sound, but with values that are not finite";
+    const char* const state = manifest.info.healthy ? "valid" : "valid, but with non-finite values";
     print(format("%s: checkpoint of step %d, run %s, written by %d rank(s), %zu tensors, %.1f MiB, %s", path.c_str(),
                  manifest.info.step, manifest.info.run_id.c_str(), manifest.world_size, manifest.tensors.size(),
                  double(bytes) / 0x1p20, state));
@@ -76,7 +76,7 @@ void inspect_safetensors(const std::string& path, bool all, const Print& print) 
         tensors.push_back({tensor.name, tensor.type, tensor.shape});
         count += elements(tensors.back());
     }
-    print(format("%s: safetensors, %zu tensors, %zu elements, sound", path.c_str(), tensors.size(), count));
+    print(format("%s: safetensors, %zu tensors, %zu elements, valid", path.c_str(), tensors.size(), count));
     print_tensors(tensors, all, print);
 }
 
@@ -93,8 +93,8 @@ Checkpoint open_checkpoint(const std::string& path) {
             problems += std::string("\n  ") + error.what();
         }
     }
-    fail(Exit::no_input, "%s: no sound checkpoint here (it should be a run directory, or RUN/checkpoints/step_N)%s",
-         path, problems);
+    fail(Exit::no_input, "%s: found no valid checkpoint (give a run directory or RUN/checkpoints/step_N)%s", path,
+         problems);
 }
 
 std::string run_directory_of(const std::string& step_directory) {

@@ -17,7 +17,7 @@ constexpr size_t kHashDigits = 32;
 
 }  // namespace
 
-// ---- the members of each object, in the file's order ----------------------------------------------------------------
+// ---- the members of each object, in the order of the file -----------------------------------------------------------
 
 template <class Fields> static void describe(Fields& field, NamedTensor& tensor) {
     field("name", tensor.name);
@@ -66,7 +66,7 @@ bool fits(const NamedTensor& tensor) {
     return true;
 }
 
-// What has been counted in steps is no more than the steps.
+// Checks that no count of steps exceeds the number of steps done.
 void check_counts(const TrainState& state, const std::string& path) {
     const TrainState::Progress& progress = state.progress;
     for (const auto& [key, count] :
@@ -82,7 +82,7 @@ void check_counts(const TrainState& state, const std::string& path) {
             fail(Exit::data, "%s: %s is %lld, but step is %d", path, key, static_cast<long long>(count), state.step);
 }
 
-// The digits themselves are compared with those of the file's content.
+// Checks the number of digits only; their values are verified when the shard file is read.
 void check_digits(const ShardFile& shard, const std::string& path) {
     if (shard.xxh3_128.size() != kHashDigits)
         fail(Exit::data, "%s: xxh3_128 must have %zu hexadecimal digits", path, kHashDigits);
@@ -99,14 +99,14 @@ struct Coverage {
 };
 using Coverages = std::map<std::string_view, Coverage>;
 
-// The file is its pieces one after the other, and nothing else.
+// Checks that the pieces fill the file in order, without gaps.
 void check_file_is_filled(const ShardFile& shard, Coverages& coverages, const std::string& path) {
     const std::string where = path + ": " + shard.name;
     size_t end = 0;
     for (const Piece& piece : shard.pieces) {
         const auto found = coverages.find(piece.tensor);
         if (found == coverages.end())
-            fail(Exit::data, "%s: has a piece of tensor %s, which is not listed", where, printed(piece.tensor));
+            fail(Exit::data, "%s has a piece of tensor %s, which is not listed", where, printed(piece.tensor));
         const NamedTensor& tensor = *found->second.tensor;
         const size_t elements = elements_of(tensor), element = size_of(tensor.values.dtype);
         if (piece.first > elements || piece.count > elements - piece.first)
@@ -124,7 +124,7 @@ void check_file_is_filled(const ShardFile& shard, Coverages& coverages, const st
     if (end != shard.bytes) fail(Exit::data, "%s: pieces end at %zu of %zu bytes", where, end, shard.bytes);
 }
 
-// The pieces of a tensor, over all files, hold every element exactly once.
+// Checks that the pieces of a tensor in all files cover every element exactly once.
 void check_tensor_is_whole(Coverage& coverage, const std::string& path) {
     const char* name = coverage.tensor->name.c_str();
     std::sort(coverage.ranges.begin(), coverage.ranges.end());
@@ -140,12 +140,12 @@ void check_tensor_is_whole(Coverage& coverage, const std::string& path) {
 
 void check_shards(const Manifest& manifest, const std::string& path) {
     if (manifest.shards.size() != size_t(manifest.world_size))
-        fail(Exit::data, "%s: world_size is %d, there are %zu shards", path, manifest.world_size,
+        fail(Exit::data, "%s: world_size is %d, but %zu shards are listed", path, manifest.world_size,
              manifest.shards.size());
     Coverages coverages;
     for (const NamedTensor& tensor : manifest.tensors) {
         const std::string& name = tensor.name;
-        if (!is_name(name)) fail(Exit::data, "%s: %s is not a name", path, printed(name));
+        if (!is_name(name)) fail(Exit::data, "%s: %s is not a valid name", path, printed(name));
         if (!fits(tensor)) fail(Exit::data, "%s: tensor %s has more bytes than fit into 63 bits", path, name);
         if (!coverages.emplace(name, Coverage{&tensor}).second)
             fail(Exit::data, "%s: tensor %s is listed twice", path, name);
@@ -153,7 +153,7 @@ void check_shards(const Manifest& manifest, const std::string& path) {
     for (int rank = 0; rank < manifest.world_size; rank++) {
         const ShardFile& shard = manifest.shards[size_t(rank)];
         if (shard.name != shard_name(rank))
-            fail(Exit::data, "%s: shard %d is called %s, must be %s", path, rank, printed(shard.name),
+            fail(Exit::data, "%s: the name of shard %d is %s, must be %s", path, rank, printed(shard.name),
                  shard_name(rank));
         check_digits(shard, path + ": " + shard.name);
         check_file_is_filled(shard, coverages, path);
@@ -213,7 +213,7 @@ Manifest manifest_from_text(std::string_view text, const std::string& path) {
     int version = 0;
     field("version", version);
     const std::string mismatch =
-        format("%s: is of version %d, this program reads version %d", path.c_str(), version, kCheckpointVersion);
+        format("%s has version %d, this program reads version %d", path.c_str(), version, kCheckpointVersion);
     if (version > kCheckpointVersion) throw NewerVersion(Exit::data, mismatch);
     if (version < kCheckpointVersion) fail(Exit::data, "%s", mismatch);
     Manifest manifest;

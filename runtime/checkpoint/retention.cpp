@@ -38,14 +38,14 @@ std::vector<int64_t> apply_retention(const std::string& run_dir, const std::stri
         try {
             valid.push_back(read_manifest(step_directory(run_dir, step)).info);
         } catch (const Error&) {
-            // Not valid, so it is kept.
+            // Keep an invalid checkpoint.
         }
     }
     const std::vector<int64_t> superfluous = steps_to_delete(valid, run_id, wanted);
     for (int64_t step : superfluous) {
         const std::filesystem::path committed = step_directory(run_dir, step);
         const std::string doomed = committed.parent_path() / ("deleting." + committed.filename().string());
-        remove_tree(doomed);  // an earlier deletion that failed half-way
+        remove_tree(doomed);  // left by a deletion that failed
         rename_path(committed, doomed);
         sync_directory(directory_of(doomed));
         remove_tree(doomed);

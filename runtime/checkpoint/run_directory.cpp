@@ -8,8 +8,8 @@ void check_start(StartMode mode, RunDirState state, const std::string& run_dir) 
     bool is_occupied = state == RunDirState::occupied;
     if (mode == StartMode::only_new && is_occupied)
         fail(Exit::usage,
-             "run.dir %s is not empty: --resume continues it, --auto continues it if it has a checkpoint, --fresh "
-             "moves it aside and starts anew",
+             "run.dir %s is not empty: --resume continues the run, --auto continues it if it has a checkpoint, --fresh "
+             "moves it aside and starts over",
              run_dir);
     if (mode == StartMode::resume && !is_occupied)
         fail(Exit::no_input, "--resume: run.dir %s %s", run_dir,
@@ -17,7 +17,7 @@ void check_start(StartMode mode, RunDirState state, const std::string& run_dir) 
 }
 
 RunDirState state_of_run_dir(const std::string& run_dir) {
-    std::error_code error;  // ENOTDIR is not absence: a file stands where a directory is needed
+    std::error_code error;  // ENOTDIR is not absence: a parent of the path is a file
     const auto type = std::filesystem::symlink_status(run_dir, error).type();
     if (type == std::filesystem::file_type::not_found && error == std::errc::no_such_file_or_directory)
         return RunDirState::absent;
@@ -34,7 +34,7 @@ DirectoryLock open_run_directory(const std::string& path, StartMode mode) {
     make_directories(run_dir);
     sync_directory(directory_of(run_dir));
     DirectoryLock lock(run_dir);
-    // Checked again, for another process may have run here until just now.
+    // Check again: another process may have used the directory before this one got the lock.
     const RunDirState state = state_of_run_dir(run_dir);
     check_start(mode, state, run_dir);
     remove_temporary_files(run_dir);
@@ -42,7 +42,7 @@ DirectoryLock open_run_directory(const std::string& path, StartMode mode) {
         rename_path(run_dir, first_unused(run_dir + ".old-"));
         make_directories(run_dir);
         sync_directory(directory_of(run_dir));
-        lock = DirectoryLock(run_dir);  // the older run's is held until here
+        lock = DirectoryLock(run_dir);  // releases the lock of the older run
     }
     return lock;
 }

@@ -7,7 +7,7 @@
 
 namespace {
 
-constexpr double kSpaceFactor = 1.2;  // room for the manifest, the log and whatever else the run writes meanwhile
+constexpr double kSpaceFactor = 1.2;  // leaves space for the manifest, the log and other files that the run writes
 
 std::string record_path(const std::string& directory, int rank) { return directory + "/" + shard_name(rank) + ".json"; }
 
@@ -17,8 +17,8 @@ std::string temporary_directory(const std::string& run_dir, int64_t step, const 
     return format("%s/tmp.%08ld.%s", checkpoints_directory(run_dir).c_str(), step, drawn.c_str());
 }
 
-// A rank's record of its shard file, behind a hash: a byte that was written or read wrongly must not get into the
-// manifest.
+// Writes a rank's record of its shard file after a hash of the record, so that corruption on the way to rank 0 does not
+// get into the manifest.
 void write_record(const std::string& path, const ShardFile& shard) {
     const std::string text = shard_to_text(shard);
     OutputFile record(path);
@@ -31,7 +31,7 @@ ShardFile read_record(const std::string& path) {
     const size_t line = content.find('\n');
     const std::string text = line == content.npos ? "" : content.substr(line + 1);
     if (content.substr(0, line) != xxh3_128(text))
-        fail(Exit::io, "%s: what was read back is not what was written", path);
+        fail(Exit::io, "%s: the data read back differs from the data written", path);
     return shard_from_text(text, path);
 }
 
@@ -73,7 +73,7 @@ size_t CheckpointSave::bytes() const {
 std::string CheckpointSave::committed() const { return step_directory(run_dir, manifest.info.step); }
 
 void CheckpointSave::make_temporary() const {
-    make_directory(checkpoints_directory(run_dir));  // not run.dir: if that is gone, it was moved away
+    make_directory(checkpoints_directory(run_dir));  // does not create run.dir, which may have been moved away
     sync_directory(run_dir);
     check_space(run_dir, bytes());
     make_directory(temporary);
@@ -95,7 +95,7 @@ void CheckpointSave::commit() const {
     try {
         sync_directory(directory_of(committed()));
     } catch (const Error&) {
-        rename_path(committed(), temporary);  // not known to survive a power cut, so not committed
+        rename_path(committed(), temporary);  // may not survive a power cut, so it must not count as committed
         throw;
     }
 }
@@ -130,6 +130,6 @@ void check_space(const std::string& run_dir, size_t bytes) {
     uint64_t available = free_bytes(place);
     uint64_t needed = uint64_t(kSpaceFactor * double(bytes));
     if (available < needed)
-        fail(Exit::io, "%s: a checkpoint of %zu bytes needs %llu bytes of free space, there are %llu", place, bytes,
+        fail(Exit::io, "%s: a checkpoint of %zu bytes needs %llu bytes of free space, %llu available", place, bytes,
              static_cast<unsigned long long>(needed), static_cast<unsigned long long>(available));
 }

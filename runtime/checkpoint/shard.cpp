@@ -11,7 +11,7 @@
 #include "kernels/device.h"
 
 static_assert(std::endian::native == std::endian::little,
-              "checkpoints hold little-endian numbers as they are in memory");
+              "checkpoints store numbers in the memory's byte order, which must be little-endian");
 
 namespace {
 
@@ -20,7 +20,7 @@ std::string hex_of(XXH128_hash_t hash) {
                   static_cast<unsigned long long>(hash.low64));
 }
 
-// The hash of a file that arrives in parts.
+// Computes the hash of a file incrementally.
 class FileHash {
 public:
     FileHash() { XXH3_128bits_reset(&state_); }
@@ -31,7 +31,7 @@ private:
     XXH3_state_t state_;
 };
 
-// A number is infinite or NaN exactly when its exponent bits are all ones.
+// A number is infinite or NaN if and only if its exponent bits are all ones.
 template <class Word> bool all_finite(const std::byte* numbers, size_t count, Word exponent) {
     bool found = false;
     for (size_t i = 0; i < count; i++) {
@@ -56,17 +56,17 @@ bool all_finite(const std::byte* numbers, size_t count, Dtype dtype) {
 
 std::string xxh3_128(std::string_view text) { return hex_of(XXH3_128bits(text.data(), text.size())); }
 
-// A disk that has written other bytes than it was given has failed.
+// Verifies the file as stored on the disk. A mismatch is an error of the disk, Exit::io.
 static void read_back(const std::string& directory, const ShardFile& shard) {
     try {
         const InputFile file(directory + "/" + shard.name);
         file.forget_cached();
         if (file.size() != shard.bytes)
-            fail(Exit::data, "%s has %zu bytes, %zu were written", file.path(), file.size(), shard.bytes);
+            fail(Exit::data, "%s has %zu bytes, but %zu were written", file.path(), file.size(), shard.bytes);
         verify_shard(file, shard);
     } catch (const Error& error) {
         if (error.code != Exit::data) throw;
-        fail(Exit::io, "what was read back is not what was written: %s", std::string(error.what()));
+        fail(Exit::io, "the data read back differs from the data written: %s", std::string(error.what()));
     }
 }
 
@@ -78,14 +78,14 @@ void copy_part_from_device(std::byte* to, const NamedTensor& tensor, size_t firs
 
 ShardFile write_shard(const std::string& directory, int rank, const std::vector<NamedTensor>& tensors,
                       size_t staging_bytes, const CopyPart& copy_part) {
-    require(staging_bytes > 0 && staging_bytes % kBlockBytes == 0, "checkpoint: a staging buffer of %zu bytes",
+    require(staging_bytes > 0 && staging_bytes % kBlockBytes == 0, "checkpoint: invalid staging buffer of %zu bytes",
             staging_bytes);
     std::vector<std::byte> staging(staging_bytes);
     ShardFile shard{.name = shard_name(rank)};
     for (const NamedTensor& tensor : tensors) shard.bytes += tensor.count * size_of(tensor.values.dtype);
     OutputFile file(directory + "/" + shard.name, shard.bytes);
     FileHash hash;
-    size_t used = 0;  // bytes of the staging buffer, which holds whole blocks except at the end of the file
+    size_t used = 0;  // bytes in the staging buffer, which is flushed in whole blocks except at the end of the file
     auto flush = [&] {
         for (size_t begin = 0; begin < used; begin += kBlockBytes)
             shard.block_crc32cs += format("%08x", crc32c(staging.data() + begin, std::min(kBlockBytes, used - begin)));
@@ -96,8 +96,7 @@ ShardFile write_shard(const std::string& directory, int rank, const std::vector<
     for (const NamedTensor& tensor : tensors) {
         if (tensor.count == 0) continue;
         const size_t element = size_of(tensor.values.dtype), offset = file.size() + used;
-        require(offset % element == 0, "checkpoint: tensor %s would begin at offset %zu, which is not aligned",
-                tensor.name, offset);
+        require(offset % element == 0, "checkpoint: tensor %s at offset %zu would not be aligned", tensor.name, offset);
         shard.pieces.push_back({tensor.name, offset, tensor.first, tensor.count});
         for (size_t done = 0, part; done < tensor.count; done += part) {
             if (used == staging.size()) flush();
@@ -122,8 +121,8 @@ size_t read_verified_block(const InputFile& file, const ShardFile& expected, siz
         uint32_t(std::stoul(expected.block_crc32cs.substr(block * kCrcDigits, kCrcDigits), nullptr, 16));
     const uint32_t crc = file.read_checked(begin, to, bytes, must_be);
     if (crc != must_be)
-        fail(Exit::data, "%s is damaged in the %zu bytes from offset %zu: their CRC32C is %08x, must be %08x",
-             file.path(), bytes, begin, crc, must_be);
+        fail(Exit::data, "%s is damaged: the CRC32C of the %zu bytes at offset %zu is %08x, must be %08x", file.path(),
+             bytes, begin, crc, must_be);
     return bytes;
 }
 

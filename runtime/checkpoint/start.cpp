@@ -6,7 +6,7 @@
 
 namespace {
 
-// The checkpoint to continue, if any; damaged ones are reported on stderr.
+// Returns the checkpoint to resume from, if any. Reports damaged ones on stderr.
 std::optional<Checkpoint> checkpoint_to_resume(const std::string& run_dir, const StartRequest& request) {
     if (request.mode != StartMode::resume && request.mode != StartMode::automatic) return std::nullopt;
     auto report = [](const std::string& sentence) {
@@ -19,7 +19,7 @@ std::optional<Checkpoint> checkpoint_to_resume(const std::string& run_dir, const
         fail(Exit::no_input, "%s: no checkpoint to resume from", directory);
     if (!newest && has_checkpoints(run_dir) && !list_directory(directory).empty())
         fail(Exit::no_input,
-             "%s: every checkpoint has been set aside and none is left to resume from; --fresh starts anew", directory);
+             "%s: every checkpoint has been set aside and none is left to resume from; --fresh starts over", directory);
     return newest;
 }
 
@@ -33,21 +33,22 @@ void refuse_changes(const Checkpoint& checkpoint, const Config& config, const st
     std::string changes;
     for (const std::string& difference : config_differences(saved, config)) changes += "\n  " + difference;
     if (dataset_digest != info.dataset_digest)
-        changes += "\n  data.train: its files or weights are not those that it was trained on";
+        changes += "\n  data.train: the files or weights differ from the ones used for training so far";
     if (!changes.empty())
         fail(Exit::config,
-             "%s: options that change the run's result differ from those of this checkpoint:%s\n"
-             "--accept-changes continues with the new values, --fresh starts anew",
+             "%s: options that affect the run's result differ from this checkpoint:%s\n"
+             "--accept-changes continues with the new values, --fresh starts over",
              checkpoint.directory(), changes);
 }
 
-// A file that is missing now is no missing input: it has been moved, or the file system does not show it here yet.
+// A file that is missing here is an I/O error, not a missing input: it was moved, or a network file system does not
+// show it on this machine yet.
 Checkpoint found_by_rank_0(const std::string& directory) {
     try {
         return Checkpoint(directory);
     } catch (const Error& error) {
         if (error.code != Exit::no_input) throw;
-        throw Error(Exit::io, std::string(error.what()) + " (rank 0 has just read it)");
+        throw Error(Exit::io, std::string(error.what()) + " (but rank 0 has just read it)");
     }
 }
 
@@ -70,7 +71,7 @@ RunStart start_run(const Config& config, const StartRequest& request, const std:
     if (start.checkpoint) {
         state = start.checkpoint->manifest().info;
         state.parent_step = state.step;
-        // Another time is another decision.
+        // A new limit needs a new decision.
         if (saved_config(*start.checkpoint).train.max_minutes != config.train.max_minutes)
             state.progress.course_by_time = {};
     } else {

@@ -62,7 +62,7 @@ TEST_CASE("waiting for a save in the background ends with it") {
     ToyModel model(1, kShapes);
     const auto begin = [&](int64_t step) { saver.begin(toy_info(step), model.tensors(), nothing); };
     begin(1);
-    expect_error(Exit::internal, {"another is under way"}, [&] { begin(2); });
+    expect_error(Exit::internal, {"another is running"}, [&] { begin(2); });
     const auto result = saver.wait(60);
     REQUIRE(result);
     CHECK_FALSE(result->error);

@@ -155,7 +155,7 @@ TEST_CASE("a manifest that contradicts itself is refused though its hash is righ
         {"\"dtype\": \"fp32\"", "\"dtype\": \"fp64\"", "fp64"},
         {"\"dtype\": \"fp32\"", "\"dtype\": \"bf16\"", "offset"},
         {"\"name\": \"tensor/0\"", "\"name\": \"tensor/1\"", "twice"},
-        {"\"name\": \"tensor/0\"", "\"name\": \"\"", "not a name"},
+        {"\"name\": \"tensor/0\"", "\"name\": \"\"", "not a valid name"},
         {"\"name\": \"tensor/0\"", "\"name\": \"other\"", "not listed"},
         {"   61\n", "   62\n", "61 of 62"},
         {"   61\n", "   60\n", "has 60"},

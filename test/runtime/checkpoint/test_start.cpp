@@ -71,7 +71,7 @@ TEST_CASE_METHOD(Start, "start: a resumed run has the checkpoint's state, and th
 TEST_CASE_METHOD(Start, "start: what was changed is refused or taken over, and another time is another decision") {
     run_to_8();
     config.optim.learning_rate *= 2;
-    const std::string refused = "options that change the run's result differ";
+    const std::string refused = "options that affect the run's result differ";
     const auto said = [&](const std::string& digest) {
         try {
             start(kResume, digest);
