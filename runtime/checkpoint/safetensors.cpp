@@ -32,7 +32,7 @@ bool is_object_of_strings(const Json& json) {
            std::all_of(json.begin(), json.end(), [](const Json& value) { return value.is_string(); });
 }
 
-// The entry of a tensor, whose bytes are in `data`, the part of the file behind the header.
+// Parses the header's record of a tensor. `data`: the part of the file after the header.
 Entry parse_record(const std::string& name, const Json& json, std::string_view data, const std::string& path) {
     check_name(name, path);
     const std::string where = path + ": tensor " + name;
@@ -41,14 +41,14 @@ Entry parse_record(const std::string& name, const Json& json, std::string_view d
     FieldReader field(json, where, ": ");
     field("dtype", dtype);
     field("shape", shape);
-    field("data_offsets", offsets);  // begin and end in the data
+    field("data_offsets", offsets);  // begin and end in `data`
     field.end();
     static const std::map<std::string_view, size_t> kElementBytes = {
         {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E5M2", 1}, {"F8_E4M3", 1}, {"F8_E8M0", 1},
         {"I16", 2},  {"U16", 2}, {"F16", 2}, {"BF16", 2},    {"I32", 4},     {"U32", 4},
         {"F32", 4},  {"F64", 8}, {"I64", 8}, {"U64", 8},     {"C64", 8}};
     const auto element_bytes = kElementBytes.find(dtype);
-    if (element_bytes == kElementBytes.end()) fail(Exit::data, "%s: dtype %s is not known", where, printed(dtype));
+    if (element_bytes == kElementBytes.end()) fail(Exit::data, "%s: unknown dtype %s", where, printed(dtype));
     if (offsets.size() != 2) fail(Exit::data, "%s: data_offsets must be two numbers", where);
     size_t bytes = element_bytes->second;
     for (size_t dim : shape)
@@ -59,25 +59,25 @@ Entry parse_record(const std::string& name, const Json& json, std::string_view d
         fail(Exit::data, "%s: %s %s has %zu bytes, data_offsets are [%zu, %zu]", where, dtype, shape_text(shape), bytes,
              begin, end);
     if (end > data.size())
-        fail(Exit::data, "%s ends at offset %zu of the data, behind the end of the file at %zu", where, end,
+        fail(Exit::data, "%s ends at offset %zu of the data, after the end of the file at %zu", where, end,
              data.size());
     return {name, dtype, shape, reinterpret_cast<const std::byte*>(data.data()) + begin, bytes, path};
 }
 
-// The header's text; a file of another kind is recognized by its first bytes.
+// Returns the text of the header. If the file is of another kind, the error describes it by its first bytes.
 std::string_view header_of(const MappedFile& file) {
     uint64_t length = 0;
     if (file.size() > kLengthBytes) std::memcpy(&length, file.data(), kLengthBytes);
     if (length < 2 || length > std::min(kMostHeaderBytes, file.size() - kLengthBytes) ||
         file.text()[kLengthBytes] != '{')
         fail(Exit::data,
-             "%s is not a whole safetensors file: it has %zu bytes, claims a header of %llu and looks like %s",
+             "%s is not a complete safetensors file: it has %zu bytes, claims a header of %llu and looks like %s",
              file.path(), file.size(), static_cast<unsigned long long>(length),
              describe_content(file.text().substr(0, 512), file.size()));
     return file.text().substr(kLengthBytes, length);
 }
 
-// Entries in the order of their bytes, which cover the data without overlap or gap.
+// Returns the entries in the order of their bytes. Fails unless they cover the data without overlap or gap.
 std::vector<Entry> entries_of(const MappedFile& file) {
     const std::string_view header = header_of(file), data = file.text().substr(kLengthBytes + header.size());
     const std::string& path = file.path();
@@ -89,7 +89,7 @@ std::vector<Entry> entries_of(const MappedFile& file) {
         else if (!is_object_of_strings(value))
             fail(Exit::data, "%s: __metadata__ must be an object of strings", path);
     }
-    // Tensors without elements come before the one that begins at the same byte.
+    // A tensor without elements comes before the tensor that starts at the same byte.
     std::ranges::stable_sort(entries, {}, [](const Entry& entry) { return std::pair(entry.data, entry.bytes); });
     const std::byte* const begin = file.data() + (file.size() - data.size());
     size_t end = 0;
@@ -100,12 +100,12 @@ std::vector<Entry> entries_of(const MappedFile& file) {
         end += entry.bytes;
     }
     if (end != data.size())
-        fail(Exit::data, "%s has %zu bytes, its tensors end at %zu", path, file.size(),
+        fail(Exit::data, "%s has %zu bytes, but its tensors end at %zu", path, file.size(),
              file.size() - data.size() + end);
     return entries;
 }
 
-// The path of a file that an index lists. Requires a plain name and a regular file beside the index.
+// Returns the path of a file that an index lists. Fails unless it is a plain name of a regular file next to the index.
 std::string file_beside(const std::string& index, const std::string& name) {
     const bool is_plain = is_name(name) && name.ends_with(".safetensors") && !name.starts_with('.') &&
                           name.find_first_of("/\\") == std::string::npos;
@@ -114,7 +114,7 @@ std::string file_beside(const std::string& index, const std::string& name) {
     std::error_code ignored;
     const auto status = std::filesystem::symlink_status(path, ignored);
     if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
-        fail(Exit::data, "%s: %s is a link or a device, must be a file", index, path);
+        fail(Exit::data, "%s: %s must be a regular file, not a link or a device", index, path);
     return path;
 }
 
@@ -132,12 +132,12 @@ const char* type_name(Dtype type) {
         case Dtype::fp16: return "F16";
         case Dtype::fp64: break;
     }
-    fail(Exit::internal, "safetensors: numbers are written as fp32, bf16 or fp16, not as %s", name_of(type));
+    fail(Exit::internal, "safetensors: can write fp32, bf16 or fp16, not %s", name_of(type));
 }
 
 size_t file_bytes(const NamedTensor& tensor, Dtype type) { return bytes_of(tensor) / sizeof(float) * size_of(type); }
 
-// Length and JSON, padded with spaces to whole words, as the format requires.
+// The header: its length, then JSON padded with spaces to a multiple of 8 bytes, as the format requires.
 std::string make_header(const std::vector<NamedTensor>& tensors, Dtype type) {
     Json json = {{"__metadata__", {{"format", "pt"}}}};
     size_t end = 0;
@@ -186,7 +186,7 @@ std::vector<float> Safetensors::Entry::floats() const {
     if (type == "BF16") return floats_of<bf16>(*this);
     if (type == "F16") return floats_of<fp16>(*this);
     if (type == "F64") return floats_of<double>(*this);
-    fail(Exit::data, "%s: %s is of type %s; F64, F32, BF16 and F16 can be read as numbers", file, name, type);
+    fail(Exit::data, "%s: %s has type %s; only F64, F32, BF16 and F16 can be read as numbers", file, name, type);
 }
 
 Safetensors::Safetensors(const std::string& path) : path_(file_at(path)) {
@@ -200,7 +200,7 @@ void Safetensors::add_file(const std::string& path) {
     files_.emplace_back(path);
     for (Entry& entry : entries_of(files_.back())) {
         if (!by_name_.emplace(entry.name, entries_.size()).second)
-            fail(Exit::data, "%s: tensor %s is in %s too", path, entry.name, at(entry.name).file);
+            fail(Exit::data, "%s: tensor %s is also in %s", path, entry.name, at(entry.name).file);
         entries_.push_back(std::move(entry));
     }
 }
@@ -221,7 +221,7 @@ void Safetensors::add_index(const std::string& path) {
             fail(Exit::data, "%s: tensor %s is in %s, must be in %s", path, tensor, at(tensor).file, file);
     for (const Entry& entry : entries_)
         if (!weight_map.contains(entry.name))
-            fail(Exit::data, "%s: has tensor %s, which %s does not list", entry.file, entry.name, path);
+            fail(Exit::data, "%s has tensor %s, which %s does not list", entry.file, entry.name, path);
 }
 
 const Entry* Safetensors::find(const std::string& name) const {
@@ -309,7 +309,7 @@ std::string bytes_of(const std::vector<float>& values, Dtype type) {
         case Dtype::fp32: store(float()); break;
         case Dtype::bf16: store(bf16()); break;
         case Dtype::fp16: store(fp16()); break;
-        case Dtype::fp64: fail(Exit::internal, "fp64 is no type of weights");
+        case Dtype::fp64: fail(Exit::internal, "weights cannot be fp64");
     }
     return bytes;
 }

@@ -145,14 +145,14 @@ TEST_CASE("hostile safetensors files are refused") {
     const Case cases[] = {
         {"", "has 0 bytes"},
         {"1234567", "has 7 bytes"},
-        {file_of(uint64_t(0), ""), "not a whole"},
-        {file_of(uint64_t(1), "{"), "not a whole"},
+        {file_of(uint64_t(0), ""), "not a complete safetensors file"},
+        {file_of(uint64_t(1), "{"), "not a complete safetensors file"},
         {file_of(uint64_t(3), "{}"), "claims a header of 3"},
         {file_of(~uint64_t(0), "{}"), "18446744073709551615"},
         {"<!DOCTYPE html><html><body>404</body></html>", "an HTML page"},
         {"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "a Git LFS pointer"},
-        {file_of("[]", 0), "not a whole"},
-        {file_of(" {}", 0), "not a whole"},
+        {file_of("[]", 0), "not a complete safetensors file"},
+        {file_of(" {}", 0), "not a complete safetensors file"},
         {file_of("{]", 0), "line 1"},
         {file_of("{}x", 0), "line 1"},
         {file_of("{\"\xff\":1}", 0), "header"},
@@ -264,7 +264,7 @@ TEST_CASE("sharded safetensors are exactly what their index lists") {
     std::filesystem::create_symlink("one.safetensors", directory / "link.safetensors");
     refused(R"({"a":"link.safetensors"})", "/link.safetensors is a link");
     std::filesystem::create_directory(directory / "dir.safetensors");
-    refused(R"({"a":"dir.safetensors"})", "/dir.safetensors is a link or a device");
+    refused(R"({"a":"dir.safetensors"})", "/dir.safetensors must be a regular file");
 
     TemporaryDirectory empty;
     expect_error(Exit::no_input, {empty.path(), "model.safetensors"}, [&] { Safetensors file(empty.path()); });
