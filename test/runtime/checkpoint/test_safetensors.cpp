@@ -260,9 +260,9 @@ TEST_CASE("sharded safetensors are exactly what their index lists") {
 
     write_safetensors(directory / "again.safetensors", {counting("c", {2}, 3)});
     refused(R"({"a":"one.safetensors","b":"one.safetensors","c":"two.safetensors","d":"again.safetensors"})",
-            "tensor c is in");
+            "tensor c is also in");
     std::filesystem::create_symlink("one.safetensors", directory / "link.safetensors");
-    refused(R"({"a":"link.safetensors"})", "/link.safetensors is a link");
+    refused(R"({"a":"link.safetensors"})", "/link.safetensors must be a regular file, not a link");
     std::filesystem::create_directory(directory / "dir.safetensors");
     refused(R"({"a":"dir.safetensors"})", "/dir.safetensors must be a regular file");
 
