@@ -1,13 +1,13 @@
-// A program that was compiled for a newer CPU than it runs on dies of an illegal instruction anywhere, also before
-// main(). This runs before everything else of the program and says what is missing instead. It is compiled without the
-// registers and instructions that it asks for, and calls nothing but the system.
+// A program compiled for a newer CPU dies of an illegal instruction at some point, possibly before main(). This check
+// runs before any other code of the program and names the missing CPU feature instead. It is compiled without the
+// registers and instructions that it checks for, and makes only system calls.
 #include <unistd.h>
 
 #include <cstring>
 
 #include "kernels/base/check.h"
 
-// A macro that the compiler predefines as 1 for a feature that it uses; one that is not defined stays its own name.
+// The compiler predefines the macro of a feature in use as 1; an undefined macro expands to its own name.
 #define TEXT_OF(macro) #macro
 #define IS_USED(macro) (TEXT_OF(macro)[0] == '1')
 #define REQUIRE_FEATURE(macro, name) \
@@ -47,7 +47,7 @@ BASELINE void require_cpu_features(int, char**, char**) {
     REQUIRE_FEATURE(__AVX512BF16__, "avx512bf16");
 }
 
-// Called before constructors; the linker keeps the section of every program that this file is linked into.
+// Called before constructors. `used` and the section keep the linker from dropping it.
 __attribute__((section(".preinit_array"), used)) void (*const before_constructors)(int, char**,
                                                                                    char**) = require_cpu_features;
 

@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The umask takes away from these what the user does not want to share.
+// The user's umask restricts these modes.
 constexpr mode_t kFileMode = 0666;
 constexpr mode_t kDirectoryMode = 0777;
 constexpr int kOutput = O_WRONLY | O_CREAT | O_NOFOLLOW;
@@ -32,7 +32,7 @@ template <class Call> auto uninterrupted(Call call) {
     return result;
 }
 
-// The type of a file or of a link itself; `not_found` only if the path certainly does not exist.
+// The type of a file or of the link itself. Returns `not_found` only if the path certainly does not exist.
 fs::file_type type_of(const std::string& path, bool follows_links = true) {
     std::error_code error;
     const fs::file_type type = (follows_links ? fs::status(path, error) : fs::symlink_status(path, error)).type();
@@ -64,7 +64,7 @@ size_t size_of_regular_file(int descriptor, const std::string& path, Exit otherw
     return size_t(status.st_size);
 }
 
-// O_NONBLOCK keeps the open() of a FIFO from waiting for its other end; it has no effect on regular files.
+// O_NONBLOCK prevents open() from blocking on a FIFO; it has no effect on regular files.
 FileDescriptor open_file(const std::string& path, int flags) {
     const int all_flags = flags | O_CLOEXEC | O_NONBLOCK;
     FileDescriptor file(uninterrupted([&] { return ::open(path.c_str(), all_flags, kFileMode); }));
@@ -75,7 +75,7 @@ FileDescriptor open_file(const std::string& path, int flags) {
 
 std::string describe_text(std::string_view bytes) {
     if (!std::ranges::all_of(bytes, [](unsigned char c) { return c >= ' ' || isspace(c); }))
-        return "binary data of an unknown kind";
+        return "unknown binary data";
     size_t begin = std::min(bytes.find_first_not_of(" \t\r\n\xef\xbb\xbf"), bytes.size());
     std::string start(bytes.substr(begin, 16));
     std::ranges::transform(start, start.begin(), [](unsigned char c) { return char(tolower(c)); });
@@ -131,8 +131,8 @@ uint32_t InputFile::read_checked(size_t offset, void* bytes, size_t count, uint3
     const uint32_t second = crc32c(bytes, count);
     if (second == expected)
         std::fprintf(stderr,
-                     "train_gpt: warning: %s: the %zu bytes from offset %zu were read wrongly (CRC32C %08x) and are "
-                     "right in a second reading (%08x): check this machine's memory and disk\n",
+                     "train_gpt: warning: %s: the %zu bytes at offset %zu failed their CRC32C (%08x) and passed when "
+                     "read again (%08x): check this machine's memory and disk\n",
                      printable_text(path_).c_str(), count, offset, first, second);
     return second;
 }
@@ -152,7 +152,7 @@ void InputFile::check_unchanged() const {
 OutputFile::OutputFile(const std::string& path, size_t reserve_bytes)
     : path_(path), descriptor_(open_file(path, kOutput | O_EXCL)) {
     if (reserve_bytes == 0) return;
-    // The blocks only, not the size, so that a file is never longer than what was written.
+    // Reserve blocks without changing the size, so that the file is never longer than the data written.
     auto reserve = [&] { return ::fallocate(descriptor_, FALLOC_FL_KEEP_SIZE, 0, off_t(reserve_bytes)); };
     if (uninterrupted(reserve) == 0 || errno == EOPNOTSUPP || errno == ENOSYS) return;
     const int error = errno;
@@ -174,13 +174,13 @@ OutputFile OutputFile::open_to_continue(const std::string& path, size_t size) {
     file.descriptor_ = open_file(path, O_WRONLY | O_NOFOLLOW);
     const size_t found = size_of_regular_file(file.descriptor_, path, Exit::data);
     if (found < size) fail(Exit::data, "%s has %zu bytes, but %zu were written", path, found, size);
-    if (::ftruncate(file.descriptor_, off_t(size)) != 0) fail_to(format("cut to %zu bytes", size), path, Exit::io);
+    if (::ftruncate(file.descriptor_, off_t(size)) != 0) fail_to(format("truncate to %zu bytes", size), path, Exit::io);
     file.end_ = size;
     return file;
 }
 
 void OutputFile::write_at(size_t offset, const void* bytes, size_t count) {
-    require(bool(descriptor_), "%s is written to after it was closed", path_);
+    require(bool(descriptor_), "write to %s after it was closed", path_);
     const char* rest = static_cast<const char*>(bytes);
     const size_t end = offset + count;
     while (offset < end) {
@@ -194,7 +194,7 @@ void OutputFile::write_at(size_t offset, const void* bytes, size_t count) {
     end_ = std::max(end_, end);
 }
 
-// After a failed fsync the system may drop the dirty pages and let a second fsync succeed, so there is no second one.
+// Never retries: after a failed fsync the system may drop the dirty pages, and a second fsync would succeed.
 void OutputFile::sync() {
     if (::fsync(descriptor_) == 0) return;
     descriptor_ = {};
@@ -203,26 +203,26 @@ void OutputFile::sync() {
 
 void OutputFile::close() {
     if (!descriptor_) return;
-    // On Linux the descriptor is gone even after EINTR, and a second close() could hit another file's.
+    // On Linux the descriptor is closed even after EINTR; a second close() could close another file.
     if (::close(descriptor_.release()) != 0 && errno != EINTR) fail_to("close", path_, Exit::io);
 }
 
 std::string read_file(const std::string& path, size_t max_bytes) {
     const FileDescriptor file = open_file(path, O_RDONLY);
     const size_t size = size_of_regular_file(file, path, Exit::no_input);
-    if (size > max_bytes) fail(Exit::data, "%s has %zu bytes, at most %zu are allowed here", path, size, max_bytes);
+    if (size > max_bytes) fail(Exit::data, "%s has %zu bytes, at most %zu are allowed", path, size, max_bytes);
     std::string content(size, '\0');
     for (size_t got = 0; got < size;) {
         ssize_t count = uninterrupted([&] { return ::read(file, content.data() + got, size - got); });
         if (count < 0) fail_to("read", path, Exit::io);
-        if (count == 0) fail(Exit::io, "%s became shorter while it was read: %zu of %zu bytes", path, got, size);
+        if (count == 0) fail(Exit::io, "%s was truncated while it was read: %zu of %zu bytes", path, got, size);
         got += size_t(count);
     }
     return content;
 }
 
 void write_file_atomically(const std::string& path, size_t bytes, const std::function<void(OutputFile&)>& write) {
-    // The name is random, since a predictable one could have been planted by an attacker.
+    // The name is random, since an attacker could create a file with a predictable name.
     const std::string temporary = path + ".tmp." + random_hex(8);
     try {
         OutputFile file(temporary, bytes);
@@ -254,11 +254,11 @@ void remove_temporary_files(const std::string& directory) {
 
 void sync_directory(const std::string& path) {
     const FileDescriptor directory = open_file(path, O_RDONLY | O_DIRECTORY);
-    // Some network file systems do not offer it for directories and say so with EINVAL.
+    // Some network file systems do not support this for directories and return EINVAL.
     if (::fsync(directory) != 0 && errno != EINVAL) fail_to("sync the directory", path, Exit::io);
 }
 
-// std::filesystem would create directories that every user may read.
+// Unlike std::filesystem::create_directories(), names the directory that could not be created.
 void make_directories(const std::string& path) {
     for (size_t end = 0; end != std::string::npos;) {
         end = path.find('/', end + 1);
@@ -310,7 +310,7 @@ uint64_t free_bytes(const std::string& path) {
     return space.available;
 }
 
-// glob() passes over a directory whose listing fails.
+// Not glob(), which silently skips directories that it cannot list.
 std::vector<std::string> expand_glob(const std::string& pattern, const std::string& key) {
     std::vector<std::string> paths{""};
     try {
@@ -350,7 +350,7 @@ std::string describe_content(std::string_view first_bytes, size_t size) {
         {"\x80\4", "a Python pickle"},
         {"BIN.TOK\n", "an LLMQ token file"},
     };
-    // The first word of llm.c's files.
+    // The first 32-bit word of llm.c's files.
     static constexpr std::pair<uint32_t, const char*> kMagics[] = {
         {20240520, "an llm.c token shard (GPT-2)"}, {20240801, "an llm.c token shard (Llama 3)"},
         {20240522, "an llm.c evaluation file"},     {20240326, "an llm.c model"},

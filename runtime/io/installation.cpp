@@ -1,4 +1,4 @@
-// Where the program finds its own files, from where it runs.
+// Locates the program's data and cache files, relative to the program.
 #include <pwd.h>
 #include <unistd.h>
 
@@ -6,7 +6,7 @@
 
 namespace {
 
-// The passwd entry's, as no environment variable changes a run's result.
+// From the passwd entry, since environment variables must not change a run's result.
 std::string home_directory() {
     passwd entry{}, *found = nullptr;
     std::vector<char> text(1 << 14);
@@ -32,7 +32,7 @@ std::string cache_file(const std::string& name) {
     const std::string directory = home + "/.cache/train_gpt";
     try {
         make_directories(directory);
-    } catch (const Error&) {  // nothing is kept then, as in a directory that cannot be written
+    } catch (const Error&) {  // then nothing is cached, as with a read-only directory
     }
     return directory + "/" + name;
 }

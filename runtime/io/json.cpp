@@ -7,7 +7,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// "line 2, column 5": the place of the last character of `read`.
+// "line 2, column 5": the position of the last character of `read`.
 std::string place_of_end(std::string_view read) {
     if (!read.empty()) read.remove_suffix(1);
     const auto lines = std::count(read.begin(), read.end(), '\n');
@@ -15,7 +15,7 @@ std::string place_of_end(std::string_view read) {
     return format("line %zu, column %zu", size_t(lines) + 1, column + 1);
 }
 
-// For error messages: the last characters, bytes that are not plain ASCII as '?'.
+// The last characters of a text, for error messages; bytes other than printable ASCII become '?'.
 std::string printable(std::string_view text) {
     constexpr size_t kLongest = 40;
     std::string end =
@@ -25,8 +25,8 @@ std::string printable(std::string_view text) {
     return end;
 }
 
-// The part of "[json.exception.parse_error.101] parse error at line 1, column 2: syntax error while parsing value -
-// REASON; last read: ...; expected ..." that says why, without the place.
+// Extracts REASON and "; expected ..." from the library's message "[json.exception.parse_error.101] parse error at line
+// 1, column 2: syntax error while parsing value - REASON; last read: ...; expected ...".
 std::string reason_of(const std::string& what) {
     const size_t dash = what.find(" - ");
     const size_t begin = dash == std::string::npos ? 0 : dash + 3;
@@ -35,7 +35,7 @@ std::string reason_of(const std::string& what) {
     return expected == std::string::npos || expected < begin + reason.size() ? reason : reason + what.substr(expected);
 }
 
-// Hands the text to the parser byte by byte and notes how far it has come.
+// An iterator that passes the text to the parser and records the position reached.
 struct Cursor {
     using iterator_category = std::input_iterator_tag;
     using value_type = char;
@@ -54,9 +54,9 @@ struct Cursor {
     bool operator==(const Cursor& other) const { return at == other.at; }
 };
 
-// Receives the parser's events. The library's own builder with its callback would search an ordered object from the
-// front for each key, which takes too long for a vocabulary of 50,000 tokens, and does not pass the position to a
-// callback. Members wait until their object ends: an ordered object that grows copies all it has.
+// Builds the value from the parser's events. The library's own builder searches an ordered object linearly for each
+// key, which is too slow for a vocabulary of 50,000 tokens, and does not pass the position to its callback. Members are
+// collected until their object ends, since an ordered object copies all its members when it grows.
 class Builder {
 public:
     Builder(std::string_view text, const std::string& origin, Exit code, JsonLimits limits)
@@ -105,7 +105,7 @@ public:
 private:
     struct Key {
         std::string name;
-        size_t end = 0;  // bytes of the text up to and with it
+        size_t end = 0;  // offset of its end in the text
     };
     struct Member {
         Key key;
@@ -131,7 +131,7 @@ private:
     }
 
     void count() {
-        if (++values_ > limits_.max_values) fail_here("there are more than %zu values", limits_.max_values);
+        if (++values_ > limits_.max_values) fail_here("more than %zu values", limits_.max_values);
     }
 
     bool add(Json value) {
@@ -162,7 +162,7 @@ private:
         return true;
     }
 
-    // Fails at the first key that the object, whose members begin at `first`, has twice.
+    // Fails at the first duplicate key of the object whose members start at `first`.
     void check_keys(size_t first) {
         order_.clear();
         for (size_t i = first; i < members_.size(); i++)
@@ -187,8 +187,8 @@ private:
     const char* reached_;
     size_t values_ = 0;
     Json root_;
-    Key key_;                      // of the value that comes next
-    std::vector<OpenValue> open_;  // each within the one before
+    Key key_;                      // of the next value
+    std::vector<OpenValue> open_;  // nested, the outermost first
     std::vector<Member> members_;  // of all open objects
     std::vector<Hashed> order_;    // of the object that ends
 };
@@ -196,9 +196,8 @@ private:
 }  // namespace
 
 Json parse_json(std::string_view text, const std::string& origin, Exit code, JsonLimits limits) {
-    if (text.find_first_not_of(" \t\r\n") == std::string_view::npos)
-        fail(code, "%s is empty: a JSON text was expected", origin);
-    // The library takes a NUL for the end of the text and would ignore what follows.
+    if (text.find_first_not_of(" \t\r\n") == std::string_view::npos) fail(code, "%s is empty, expected JSON", origin);
+    // The library treats a NUL as the end of the text and would ignore the rest.
     if (size_t nul = text.find('\0'); nul != std::string_view::npos)
         fail(code, "%s, %s: the text contains a NUL byte", origin, place_of_end(text.substr(0, nul + 1)));
     return Builder(text, origin, code, limits).parse();

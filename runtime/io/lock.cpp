@@ -12,8 +12,8 @@
 
 namespace {
 
-constexpr double kRefresh_s = 10;  // between two signs of life in the file
-constexpr double kStale_s = 60;    // without one: the holder on another host is dead
+constexpr double kRefresh_s = 10;  // between updates of the lock file's time stamp
+constexpr double kStale_s = 60;    // without an update, a holder on another host counts as dead
 
 std::string first_line(const std::string& path, const std::string& otherwise) {
     std::string line;
@@ -21,7 +21,7 @@ std::string first_line(const std::string& path, const std::string& otherwise) {
     return line.empty() ? otherwise : line;
 }
 
-// "host NAME, boot ID": the boot id changes with each boot of the machine, and earlier pids are then meaningless.
+// "host NAME, boot ID": the boot id changes with each boot, after which earlier pids are meaningless.
 std::string this_boot() {
     return "host " + first_line("/proc/sys/kernel/hostname", "unknown") + ", boot " +
            first_line("/proc/sys/kernel/random/boot_id", "unknown");
@@ -32,8 +32,8 @@ std::string this_boot() {
          first_line(path, "an unidentified process"), remark);
 }
 
-// Where the file system has no locks (Lustre without the mount option flock, say), the holder that the file names
-// counts as alive if its process is on this host, or if it has shown a sign of life lately.
+// For file systems without locks, such as Lustre without the mount option flock: the holder named in the file counts as
+// alive if its process exists on this host, or if another host has updated the file recently.
 void check_holder(int file, const std::string& directory, const std::string& path) {
     int pid = 0;
     char rest[512] = "";
@@ -47,7 +47,7 @@ void check_holder(int file, const std::string& directory, const std::string& pat
     const double age_s = unix_time() - double(status.st_mtim.tv_sec);
     if (age_s < kStale_s)
         fail_as_in_use(directory, path,
-                       format(", which showed a sign of life %.0f s ago; after %g s without one it counts as dead",
+                       format(", which last updated it %.0f s ago; after %g s without an update it counts as dead",
                               age_s, kStale_s));
 }
 
@@ -64,7 +64,7 @@ DirectoryLock::DirectoryLock(const std::string& directory) : path_(directory + "
         check_holder(file_, directory, path_);
     }
     if (!is_in_place())
-        fail(Exit::cannot_create, "%s is in use: another process moved it or its lock away just now", directory);
+        fail(Exit::cannot_create, "%s is in use: another process has just moved it or its lock", directory);
     if (::ftruncate(file_, 0) != 0 || ::dprintf(file_, "pid %d, %s\n", int(::getpid()), this_boot().c_str()) < 0)
         fail(Exit::io, "cannot write %s: %s", path_, std::strerror(errno));
     refreshed_ms_ = now_ms();
@@ -72,7 +72,7 @@ DirectoryLock::DirectoryLock(const std::string& directory) : path_(directory + "
 
 bool DirectoryLock::is_in_place() {
     struct stat locked, named;
-    if (::fstat(file_, &locked) != 0) return true;  // not known
+    if (::fstat(file_, &locked) != 0) return true;  // cannot be determined
     if (::stat(path_.c_str(), &named) != 0) return errno != ENOENT && errno != ENOTDIR;
     if (!has_locks_ && now_ms() - refreshed_ms_ > 1000 * kRefresh_s) {
         ::futimens(file_, nullptr);
@@ -93,5 +93,5 @@ void DirectoryLock::guard(const std::function<void()>& action) {
 }
 
 Error moved_away(const std::string& directory) {
-    return {Exit::io, directory + " was moved or removed while this run used it: its lock is not there any more"};
+    return {Exit::io, directory + " was moved or removed while this run used it: its lock no longer exists"};
 }

@@ -13,8 +13,8 @@
 
 namespace {
 
-// The files that are mapped now. A signal handler may wait for no lock, so it walks a list that only grows; an entry
-// whose file is unmapped waits for the next one.
+// The currently mapped files. A signal handler must not wait for a lock, so it walks a list that only grows; the entry
+// of an unmapped file is reused.
 class Mappings {
 public:
     void add(const void* begin, size_t bytes, const std::string& path) {
@@ -35,7 +35,7 @@ public:
             if (entry->begin.load() == begin) return entry->begin.store(nullptr);
     }
 
-    // Only what a signal handler may do: says which file the address belongs to and ends the process, or returns.
+    // Async-signal-safe. If the address belongs to a mapped file, prints an error and exits the process; else returns.
     void end_process_for(const void* address) const {
         for (const Entry* entry = first_.load(); entry; entry = entry->next) {
             const std::byte* begin = entry->begin.load();
@@ -47,7 +47,7 @@ public:
             say(entry->path);
             say(" at offset ");
             say({digits, size_t(end - digits)});
-            say(": the disk failed, or the file was cut while it was in use\n");
+            say(": the disk failed, or the file was truncated while it was in use\n");
             ::_exit(int(Exit::io));
         }
     }
@@ -64,7 +64,7 @@ private:
         [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text.data(), text.size());
     }
 
-    std::mutex mutex_;  // of add() and remove()
+    std::mutex mutex_;  // guards add() and remove()
     std::atomic<Entry*> first_ = nullptr;
 };
 
@@ -75,7 +75,7 @@ Mappings& mappings() {
 
 void on_unreadable_page(int signal, siginfo_t* info, void*) {
     mappings().end_process_for(info->si_addr);
-    // Of no mapped file: the instruction is repeated, and the signal ends the process as if there were no handler.
+    // Not in a mapped file: the instruction runs again, and the signal kills the process as if there were no handler.
     std::signal(signal, SIG_DFL);
 }
 

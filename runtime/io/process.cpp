@@ -18,14 +18,14 @@
 
 #include "runtime/io/io.h"
 
-// The variables that the whole program shares: a signal handler can reach nothing else.
+// Global variables, since a signal handler has no other way to pass on state.
 static volatile std::sig_atomic_t first_signal = 0;
 static volatile std::sig_atomic_t continued = 0;
 
-// What the first signal says on stderr; on a terminal after a newline, since a line without an end may stand there.
+// Where the first signal prints its notice; on a terminal it starts with a newline, since a progress line may be open.
 enum class Notice { none, file, terminal };
 
-// Only what a signal handler may do: no lock, no memory, no stream.
+// Async-signal-safe: no locks, no allocation, no streams.
 template <Notice kNotice> static void request_stop(int signal) {
     const bool is_impatient = signal == SIGINT || signal == SIGTERM;
     if (first_signal != 0 && is_impatient) ::_exit(128 + signal);
@@ -46,7 +46,7 @@ void install_signal_handlers(bool notice) {
     const auto handler = !notice                        ? request_stop<Notice::none>
                          : ::isatty(STDERR_FILENO) == 1 ? request_stop<Notice::terminal>
                                                         : request_stop<Notice::file>;
-    // On Linux, std::signal() also restarts the system call that a signal interrupts.
+    // On Linux, std::signal() also restarts interrupted system calls.
     for (int signal : {SIGINT, SIGTERM, SIGUSR1, SIGUSR2}) std::signal(signal, handler);
     std::signal(SIGCONT, note_continued);
     for (int signal : {SIGHUP, SIGPIPE, SIGXFSZ}) std::signal(signal, SIG_IGN);
@@ -56,13 +56,13 @@ int stop_signal() { return first_signal; }
 
 int times_continued() { return continued; }
 
-// What is open besides (libraries, sockets to other ranks, logs) has room in the system's usual limit of 1024.
+// The usual limit of 1024 is enough for all other open files (libraries, sockets to other ranks, logs).
 void allow_open_files(size_t count) {
     constexpr rlim_t kOthers = 1024;
     rlimit limit{};
     if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= count + kOthers) return;
     limit.rlim_cur = std::max(limit.rlim_cur, std::min<rlim_t>(limit.rlim_max, count + kOthers));
-    ::setrlimit(RLIMIT_NOFILE, &limit);  // where it fails, open() says what is wrong
+    ::setrlimit(RLIMIT_NOFILE, &limit);  // if it fails, a later open() reports the error
 }
 
 std::string printable_text(std::string_view message) {
@@ -77,7 +77,7 @@ std::string printable_text(std::string_view message) {
     return text;
 }
 
-// Memory that runs out in a destructor (those of JSON values take some) or in a thread cannot be caught in main().
+// main() cannot catch std::bad_alloc from a destructor (destructors of JSON values allocate) or another thread.
 [[noreturn]] static void end_unhandled() {
     try {
         if (const std::exception_ptr error = std::current_exception()) std::rethrow_exception(error);
@@ -103,9 +103,9 @@ int exit_status(const char* program, const std::function<Exit()>& body) {
         print("", error.what());
     } catch (const std::bad_alloc&) {
         status = Exit::os;
-        std::fprintf(stderr, "%s: out of memory\n", program);  // without memory for it
+        std::fprintf(stderr, "%s: out of memory\n", program);  // does not allocate
     } catch (const std::system_error& error) {
-        // What the C++ library throws where a thread is refused.
+        // The C++ library throws this if the system refuses a thread.
         const bool is_refused =
             error.code() == std::errc::resource_unavailable_try_again || error.code() == std::errc::not_enough_memory;
         if (is_refused) status = Exit::os;
@@ -116,13 +116,13 @@ int exit_status(const char* program, const std::function<Exit()>& body) {
         print("internal error: ", error.what());
     }
     if (status == Exit::ok) return int(status);
-    // After an error other threads may still use objects that the end of main() would destroy.
+    // Skip destructors: after an error, other threads may still use global objects.
     std::fflush(nullptr);
     std::_Exit(int(status));
 }
 
 void flush_output() {
-    // An earlier failure has left no reason: another write meets it again.
+    // The reason of an earlier failure is lost; write again to get it.
     const bool has_failed = std::ferror(stdout) != 0;
     if (has_failed) std::clearerr(stdout), std::fputc('\n', stdout);
     if (std::fflush(stdout) == 0 && !has_failed) return;
@@ -147,7 +147,7 @@ size_t resident_bytes() {
 std::string program_path() {
     std::error_code error;
     const std::filesystem::path path = std::filesystem::read_symlink("/proc/self/exe", error);
-    // Without /proc, as in a bare chroot: the path that the kernel was given.
+    // Without /proc, as in a bare chroot: the path that was passed to execve().
     return error ? std::filesystem::absolute(reinterpret_cast<const char*>(::getauxval(AT_EXECFN)), error) : path;
 }
 
@@ -162,7 +162,7 @@ std::string path_to_type(const std::string& path) {
 }
 
 std::string random_hex(size_t bytes) {
-    if (::sodium_init() < 0) fail(Exit::os, "libsodium finds no random number generator on this system");
+    if (::sodium_init() < 0) fail(Exit::os, "libsodium found no random number generator on this system");
     std::string random(bytes, '\0'), digits(2 * bytes, '\0');
     ::randombytes_buf(random.data(), bytes);
     ::sodium_bin2hex(digits.data(), digits.size() + 1, reinterpret_cast<const unsigned char*>(random.data()), bytes);

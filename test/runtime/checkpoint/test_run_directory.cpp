@@ -112,7 +112,7 @@ TEST_CASE("without locks of the file system the lock's holder is told from its p
         { DirectoryLock lock(run.path()); }
 
         std::ofstream(run / "lock") << "pid 1, host elsewhere, boot 0\n";
-        expect_error(Exit::cannot_create, {run.path(), "in use", "host elsewhere", "sign of life", "60 s"},
+        expect_error(Exit::cannot_create, {run.path(), "in use", "host elsewhere", "last updated it", "60 s"},
                      [&] { DirectoryLock(run.path()); });
         const timespec long_ago[2] = {{::time(nullptr) - 61, 0}, {::time(nullptr) - 61, 0}};
         ::utimensat(AT_FDCWD, (run / "lock").c_str(), long_ago, 0);
