@@ -154,7 +154,7 @@ Manifest read_manifest(const std::string& directory) {
              printed(is), printed(said));
     Manifest manifest = manifest_from_text(text, path);
     auto step = step_of_name(std::filesystem::path(directory).filename());
-    if (step && *step != manifest.info.step) fail(Exit::data, "%s holds step %d", directory, manifest.info.step);
+    if (step && *step != manifest.info.step) fail(Exit::data, "%s contains step %d", directory, manifest.info.step);
     open_shards(directory, manifest);
     return manifest;
 }

@@ -92,7 +92,7 @@ void check_digits(const ShardFile& shard, const std::string& path) {
              kCrcDigits, shard.block_crc32cs.size());
 }
 
-// A tensor and the ranges of its elements, (first, count), that the files hold.
+// A tensor and the ranges (first, count) of its elements in the files.
 struct Coverage {
     const NamedTensor* tensor;
     std::vector<std::pair<size_t, size_t>> ranges = {};

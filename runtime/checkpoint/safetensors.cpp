@@ -318,7 +318,7 @@ std::vector<float> file_values(const NamedTensor& tensor) {
     std::vector<float> values(elements_of(tensor));
     require(tensor.values.dtype == Dtype::fp32, "%s is not FP32", tensor.name);
     require((tensor.values || values.empty()) && tensor.first == 0 && tensor.count >= values.size(),
-            "%s: not whole on this rank", tensor.name);
+            "tensor %s is not completely on this rank", tensor.name);
     copy_to_host(values.data(), tensor.values.data, values.size() * sizeof(float), Stream{});
     synchronize(Stream{});
     return tensor.transposed ? transpose(values, tensor.shape.at(1), tensor.shape.at(0)) : values;

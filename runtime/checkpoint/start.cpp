@@ -36,7 +36,7 @@ void refuse_changes(const Checkpoint& checkpoint, const Config& config, const st
         changes += "\n  data.train: the files or weights differ from the ones used for training so far";
     if (!changes.empty())
         fail(Exit::config,
-             "%s: options that affect the run's result differ from this checkpoint:%s\n"
+             "%s: options that affect the run's result differ from the checkpoint's:%s\n"
              "--accept-changes continues with the new values, --fresh starts over",
              checkpoint.directory(), changes);
 }

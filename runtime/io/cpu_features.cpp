@@ -47,7 +47,7 @@ BASELINE void require_cpu_features(int, char**, char**) {
     REQUIRE_FEATURE(__AVX512BF16__, "avx512bf16");
 }
 
-// Called before constructors. `used` and the section keep the linker from dropping it.
+// Called before constructors; the linker keeps this section although no code refers to it.
 __attribute__((section(".preinit_array"), used)) void (*const before_constructors)(int, char**,
                                                                                    char**) = require_cpu_features;
 

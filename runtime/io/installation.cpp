@@ -32,7 +32,7 @@ std::string cache_file(const std::string& name) {
     const std::string directory = home + "/.cache/train_gpt";
     try {
         make_directories(directory);
-    } catch (const Error&) {  // then nothing is cached, as with a read-only directory
+    } catch (const Error&) {  // then the file cannot be written, as in a read-only directory
     }
     return directory + "/" + name;
 }
