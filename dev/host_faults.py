@@ -158,7 +158,7 @@ FAULTS = [
      "test_cpu: *run directory*,*of several starts*"),
     # ---- ranks
     (REPORTS, "reports of another machine's ranks count", "rank < first_ ||", "rank < 0 ||", "test_cpu: supervisor*"),
-    (REPORTS, "reports of an earlier start count", "    receive(Clock::now());  // what an earlier start has left\n",
+    (REPORTS, "reports of an earlier start count", "    receive(Clock::now());  // drops earlier starts' reports\n",
      "", "test_cpu: supervisor*"),
     (MONITOR, "a rank that waits in a collective is blamed", "!rank.has_left && !rank.request;", "!rank.has_left;",
      "test_cpu: hang detector*,control*"),
@@ -176,7 +176,7 @@ FAULTS = [
     (LAUNCHER, "of equal exit codes the last rank's counts", "informativeness(code) > informativeness(code_)",
      "informativeness(code) >= informativeness(code_)", "test_cpu: local launcher*"),
     (LAUNCHER, "ranks that the launcher ends decide the exit code",
-     "        if (is_terminating_) return;  // it was told to end, so its exit code says nothing\n", "",
+     "        if (is_terminating_) return;  // the launcher ended it, so its exit code carries no information\n", "",
      "test_cpu: local launcher*"),
     # ---- schedules, logs, files
     (LOSS_SCALE, "growth leaves the hysteresis used up", "    hysteresis_left = options.hysteresis;\n    scale =",

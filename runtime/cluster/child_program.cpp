@@ -15,11 +15,11 @@
 namespace {
 
 constexpr int kStopSignals[] = {SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
-constexpr double kRound_s = 0.1;  // at most between two looks at the program
-constexpr double kRepeat_s = 1;   // between two requests to stop
+constexpr double kRound_s = 0.1;  // maximum between two checks of the program
+constexpr double kRepeat_s = 1;   // between two stop requests
 constexpr double kTermination_s = 10;
 
-// The child's code before its program. This process has one thread, so the child may do anything.
+// Runs in the child before exec. This process has one thread, so the child may call any function.
 [[noreturn]] void become(std::vector<std::string>& command, pid_t parent, const StopSignals& signals, int output) {
     ::setpgid(0, 0);
     ::prctl(PR_SET_PDEATHSIG, SIGTERM);
@@ -29,7 +29,7 @@ constexpr double kTermination_s = 10;
     ::dup2(output, STDOUT_FILENO);
     ::sigprocmask(SIG_SETMASK, &signals.mask_before(), nullptr);
     ::execvp(command[0].c_str(), argv_of(command).data());
-    std::fprintf(stderr, "train_gpt: %s could not be started: %s\n", command[0].c_str(), std::strerror(errno));
+    std::fprintf(stderr, "train_gpt: cannot start %s: %s\n", command[0].c_str(), std::strerror(errno));
     ::_exit(int(errno == ENOENT ? Exit::no_input : Exit::os));
 }
 
@@ -55,7 +55,8 @@ bool has_living_child(pid_t pid) {
     return false;
 }
 
-// All descendants: a process whose parent has died becomes this one's child. Those in an uninterruptible call stay.
+// Kills all descendants: a process whose parent has died becomes a child of this one. Processes in an uninterruptible
+// system call may survive.
 void kill_children() {
     for (const TimePoint deadline = Clock::now() + seconds(kTermination_s); Clock::now() < deadline; ::usleep(10'000)) {
         const std::vector<pid_t> left = children();
@@ -65,7 +66,7 @@ void kill_children() {
     }
 }
 
-// The program's exit code if it has ended.
+// Returns the program's exit code if it has ended.
 std::optional<int> code_of_ended(pid_t pid) {
     int status = 0;
     if (::waitpid(pid, &status, WNOHANG) != pid) return std::nullopt;
@@ -138,7 +139,7 @@ std::function<std::optional<std::string>()> find_childless_launcher(const std::s
         const TimePoint now = Clock::now();
         if (std::ranges::any_of(children(), has_living_child)) last_seen = now;
         if (!last_seen || now <= *last_seen + seconds(limit_s)) return std::nullopt;
-        return format("all ranks have ended, but %s has not ended within %g s", name.c_str(), limit_s);
+        return format("all ranks have ended, but %s did not end within %g s", name.c_str(), limit_s);
     };
 }
 

@@ -1,4 +1,4 @@
-// A program that this process starts, owns and waits for: mpirun, or what a supervisor watches over.
+// A program that this process starts, owns and waits for: mpirun, or the run of a supervisor.
 #pragma once
 
 #include <unistd.h>
@@ -9,15 +9,16 @@
 #include <string>
 #include <vector>
 
-// The signals that ask a run to stop (SIGINT, SIGTERM, SIGUSR1, SIGUSR2) and SIGHUP and SIGPIPE are blocked from the
-// construction on, for the rest of the process: none is lost, and a closed terminal or pipe ends nothing. Must be
-// constructed before other threads run.
+// Blocks the signals that ask a run to stop (SIGINT, SIGTERM, SIGUSR1, SIGUSR2), SIGHUP and SIGPIPE from its
+// construction to the end of the process. No stop signal is lost, and a closed terminal or pipe does not end the
+// process. Must be constructed before other threads run.
 class StopSignals {
 public:
     StopSignals();
-    // Waits for one of the four, at most so long; 0 if none came. Returns early when a child has ended.
+    // Waits up to `limit_s` for one of the four stop signals and returns it, or 0 if none came. Returns early when a
+    // child has ended.
     int wait(double limit_s);
-    int received() const { return received_; }               // the first of them, or 0
+    int received() const { return received_; }               // the first stop signal, or 0
     const sigset_t& mask_before() const { return before_; }  // for children
 
 private:
@@ -25,24 +26,26 @@ private:
     int received_ = 0;
 };
 
-// Runs the command to its end, in a process group of its own and without input, and returns its exit code: 128 + signal
-// if a signal killed it, and Exit::hang, with everything it started killed, if `find_hang` returns a sentence, which is
-// printed. Then kills all processes that it has left.
+// Runs the command to its end, in its own process group and without input, and returns its exit code, or 128 + signal
+// if a signal killed it. Calls `find_hang` at least every 0.1 s; if it returns a sentence, prints it, kills the program
+// and everything it started, and returns Exit::hang. At the end kills all remaining descendants.
 //
-// The first signal to this process asks the program to stop, by SIGUSR1 each second until it ends: mpirun kills its
-// ranks 2 s after a SIGTERM or SIGINT, but hands on SIGUSR1, and to the trainer all of them mean the same. A program
-// that does not handle it yet has not begun, so its death by it is Exit::again. A second SIGINT or SIGTERM is passed on
-// as it is; what has not ended 10 s later is killed. If this process dies, the program receives SIGTERM.
+// The first signal to this process asks the program to stop by sending SIGUSR1 each second until it ends. mpirun kills
+// its ranks 2 s after a SIGTERM or SIGINT but forwards SIGUSR1, and the trainer treats all of them alike. A program
+// that dies of SIGUSR1 has not installed its handler yet, so nothing has begun: the result is Exit::again. A second
+// SIGINT or SIGTERM is forwarded unchanged; everything that is still running 10 s later is killed. If this process
+// dies, the program receives SIGTERM.
 //
-// The program's standard output is `output`. Every 0.1 s at least find_hang() is called.
+// The program's standard output goes to `output`.
 //
-// Fails with Exit::os if no process can be started; a command that cannot be executed is named on stderr.
+// Fails with Exit::os if the process cannot be started. If the command cannot be executed, prints its name on stderr.
 int run_child(std::vector<std::string> command, StopSignals& signals,
               const std::function<std::optional<std::string>()>& find_hang = {}, int output = STDOUT_FILENO);
 
-// A find_hang for a launcher that starts ranks as its children: returns a sentence if the last of them ended `limit_s`
-// ago. On busy cores mpirun of Open MPI 4.1 has been seen to wait for a lock in PMIx_server_finalize() forever.
+// Returns a find_hang for a launcher whose children are the ranks: it returns a sentence once the last of them ended
+// more than `limit_s` ago. On busy cores mpirun of Open MPI 4.1 sometimes waits forever for a lock in
+// PMIx_server_finalize().
 std::function<std::optional<std::string>()> find_childless_launcher(const std::string& name, double limit_s);
 
-// The pointers that exec expects, valid as long as `arguments`.
+// Returns the pointers that exec expects, valid as long as `arguments`.
 std::vector<char*> argv_of(std::vector<std::string>& arguments);

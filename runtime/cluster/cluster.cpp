@@ -13,17 +13,18 @@
 
 namespace {
 
-// Longer than any phase may take, because the control channel's message names the late rank.
+// Longer than the timeout of every phase, so that the control channel, whose message names the late rank, reports a
+// hang first.
 constexpr double kCollectiveTimeout_s = 3600;
-constexpr double kLauncherEnds_s = 20;  // after its ranks
+constexpr double kLauncherEnds_s = 20;  // for the launcher to end after its ranks
 
 Exit code_of(const std::exception& error) {
     const auto* known = dynamic_cast<const Error*>(&error);
     return known ? known->code : Exit::internal;
 }
 
-// Returns the result of `join`, or ends the process with Exit::hang after `limit_s`: while MPI starts, the ranks wait
-// without end for one that is stopped or missing.
+// Returns the result of `join`, or ends the process with Exit::hang after `limit_s`. While MPI starts, the ranks wait
+// indefinitely for one that is stopped or missing.
 template <class Join> auto within(double limit_s, int rank, const Join& join) {
     std::jthread watch([=](const std::stop_token& stop) {
         std::mutex mutex;
@@ -32,14 +33,15 @@ template <class Join> auto within(double limit_s, int rank, const Join& join) {
         ended.wait_for(lock, stop, seconds(limit_s), [] { return false; });
         if (stop.stop_requested()) return;
         std::fprintf(stderr,
-                     "train_gpt: %s ends: the ranks have not all met by %s within %g s (parallel.start_timeout_s)\n",
+                     "train_gpt: %s ends: not all ranks joined %s within %g s (parallel.start_timeout_s)\n",
                      this_member(rank).text().c_str(), comm_library().c_str(), limit_s);
         ::_exit(int(Exit::hang));
     });
     return join();
 }
 
-// Beside run.dir, or in the current directory as long as run.dir has no parent: the same on all machines.
+// The token file is next to run.dir, or in the current directory until the parent of run.dir exists: the same path on
+// all machines.
 std::string token_file(const std::string& run_dir, std::string run_id) {
     const std::string trimmed = run_dir.substr(0, run_dir.find_last_not_of('/') + 1);
     const std::string name = trimmed.substr(trimmed.find_last_of('/') + 1);
@@ -53,7 +55,7 @@ bool is_documented(int code) {
     return std::ranges::find(kExitCodes, Exit(code), &ExitCode::code) != std::end(kExitCodes);
 }
 
-// Forwards a program's standard output to this process's: mpirun exits with 0 even if its output is lost.
+// Forwards a program's standard output to this process's, because mpirun exits with 0 even if its output is lost.
 class OutputRelay {
 public:
     OutputRelay() {
@@ -63,7 +65,7 @@ public:
         ::fcntl(from_, F_SETFL, O_NONBLOCK);
     }
     int input() const { return input_; }
-    // Does not wait. flush_output() reports errors.
+    // Does not block. flush_output() reports errors.
     void forward() const {
         char bytes[1 << 16];
         for (ssize_t count; (count = ::read(from_, bytes, sizeof bytes)) > 0;)
@@ -92,7 +94,7 @@ Ranks::Ranks(const RankEnvironment& environment, const Config& config, const std
     : local_rank_(environment.local_rank), reporter_(environment, activity_, ControlSettings().heartbeat_s) {
     if (environment.size > 1 && !environment.has_pmi && !comm_launcher().empty())
         fail(Exit::config,
-             "srun has started rank %d without PMI, which ranks that communicate by %s need to find each other: use "
+             "srun started rank %d without PMI, which ranks that communicate through %s need to find each other; use "
              "srun --mpi=pmix, or mpirun",
              environment.rank, comm_library());
     const CommSettings settings{
@@ -162,8 +164,8 @@ bool is_stop_requested(const Comm& comm) { return all_reduce_max(stop_signal(), 
 void check_node(const LocalNode& node) {
     if (node.nodes > 1 && !comm_launcher().empty())
         fail(Exit::usage,
-             "--node %d/%d: the ranks of this program communicate by %s: start those of several machines "
-             "by %s",
+             "--node %d/%d: the ranks of this program communicate through %s; to use several machines, start them "
+             "with %s",
              node.node, node.nodes, comm_library(), comm_launcher());
 }
 
@@ -171,15 +173,15 @@ Exit launch_ranks(int count, const LocalNode& node, const std::vector<std::strin
     check_node(node);
     const std::string launcher = comm_launcher();
     if (launcher.empty()) return Exit(launch_local_ranks(count, arguments, {.node = node}));
-    // By default, mpirun refuses root and more ranks than cores, and binds ranks to cores; on a single machine the
-    // user's count decides.
+    // By default, mpirun refuses to run as root or with more ranks than cores, and binds ranks to cores. On a single
+    // machine the user's count decides.
     const unsigned threads = std::max(1u, std::thread::hardware_concurrency() / unsigned(count));
     setenv("OMP_NUM_THREADS", std::to_string(threads).c_str(), 0);
-    setenv("PATH", "/usr/local/bin:/usr/bin:/bin", 0);  // without one mpirun does not start
+    setenv("PATH", "/usr/local/bin:/usr/bin:/bin", 0);  // mpirun does not start without PATH
     setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 0);
     setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 0);
-    // Quiet, so that the error of a rank is the last line and not mpirun's banner about it. Without TCP, so that no
-    // rank listens on the network; those that Debian excludes stay excluded.
+    // --quiet, so that the last line is a rank's error and not mpirun's banner about it. No TCP, so that no rank
+    // listens on the network. The transports that Debian excludes by default stay excluded.
     std::vector<std::string> command{
         launcher, "--quiet",     "-np", std::to_string(count), "--oversubscribe", "--bind-to",
         "none",   "--mca",       "btl", "^tcp,uct,openib,ofi", "--mca",           "oob_tcp_if_include",
@@ -194,13 +196,13 @@ Exit launch_ranks(int count, const LocalNode& node, const std::vector<std::strin
     };
     const int code = run_child(command, signals, find_hang, prints_result ? relay.input() : STDOUT_FILENO);
     relay.forward();
-    // Quiet, it keeps the reason to itself.
+    // With --quiet, mpirun does not print the reason.
     if (code < 128 + NSIG && (code > 128 || is_documented(code))) {
         if (code == int(Exit::ok) && prints_result) flush_output();
         return Exit(code);
     }
     fail(Exit::os,
          "%s ended with exit code %d, which no rank returns: it could not start %d ranks, or MPI could not connect "
-         "them. /dev/shm has %.1f MiB free; each rank takes about 4 MiB. \"%s -np %d true\" may say more",
+         "them. /dev/shm has %.1f MiB free; each rank needs about 4 MiB. Try \"%s -np %d true\" for details",
          launcher, code, count, double(free_bytes("/dev/shm")) / 0x1p20, launcher, count);
 }

@@ -5,7 +5,7 @@
 
 bool Connection::receive() {
     char buffer[16384];
-    // Bounded, so that a peer that sends without pause does not delay the others.
+    // Bounded, so that a peer that sends continuously does not delay the others.
     while (!has_ended_ && socket_ && received_.size() < limit_ + sizeof buffer) {
         const ssize_t count = ::recv(socket_, buffer, sizeof buffer, 0);
         if (count < 0 && errno == EAGAIN) break;

@@ -11,23 +11,23 @@
 class Connection {
 public:
     Connection() = default;  // closed
-    // A peer that announces a message with more than `limit` bytes of fields counts as closed.
+    // Treats a peer that announces a message with more than `limit` bytes of fields as closed.
     Connection(FileDescriptor socket, size_t limit) : socket_(std::move(socket)), limit_(limit) {}
-    // Input and, with unsent data, output; nothing if the connection is closed.
+    // Returns the events to poll for: input and, with unsent data, output; none if the connection is closed.
     pollfd events() const { return {socket_, short(POLLIN | (unsent_.empty() ? 0 : POLLOUT)), 0}; }
     bool is_open() const { return bool(socket_); }
     void set_limit(size_t limit) { limit_ = limit; }
 
-    // Reads what has arrived. Returns false once the peer has closed the connection or violated the protocol and next()
-    // has nothing left to return.
+    // Reads the data that has arrived. Returns false once the peer has closed the connection or violated the protocol
+    // and next() has no message left to return.
     bool receive();
-    // Returns the oldest complete message that has arrived.
+    // Returns the oldest complete message that has arrived, if any.
     std::optional<Message> next();
 
-    // Sends as much as the socket takes; the rest waits for flush(). Does nothing on a closed connection.
+    // Sends as much as the socket accepts; flush() sends the rest. Does nothing on a closed connection.
     void send(MessageKind kind, const std::string& fields);
     void flush();
-    void finish_sending();  // flush(); with nothing left to send, the peer will read end of file after it
+    void finish_sending();  // flush(); if no data remains, the peer then reads end of file
     void close() { socket_ = {}; }
 
 private:
@@ -37,5 +37,5 @@ private:
     std::string received_, unsent_;
 };
 
-// Waits for one of the events, until `deadline`, at most 0.1 s.
+// Waits for one of the events until `deadline`, but at most 0.1 s.
 void wait_for_events(std::vector<pollfd> polled, TimePoint deadline);

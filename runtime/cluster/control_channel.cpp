@@ -11,9 +11,9 @@
 namespace {
 
 constexpr size_t kTextLimit = size_t(1) << 16;  // bytes of one rank's text
-constexpr double kRound_s = 0.1;                // at most between two checks of the deadlines
-constexpr double kOwnPause_s = 1;               // a round that took this much longer: the process was stopped
-constexpr double kSettle_s = 0.5;               // an error may follow from a death that is detected a moment later
+constexpr double kRound_s = 0.1;                // maximum between two checks of the deadlines
+constexpr double kOwnPause_s = 1;               // a round longer by this much means that the process was stopped
+constexpr double kSettle_s = 0.5;               // a death that caused the error may be detected a moment later
 constexpr double kDrain_s = 1;                  // for the last messages to arrive
 constexpr double kFailedCollective_s = 20;      // for a rank that is still computing to call the failed collective
 
@@ -52,10 +52,10 @@ std::vector<std::string> ControlChannel::all_gather(const std::string& mine, con
 std::string ControlChannel::collective(const TextRequest& request) {
     activity_->note_progress();
     if (!is_connected()) return pack(request.text);
-    require(request.text.size() <= kTextLimit, "%s: a text of %zu bytes for the control channel, at most %zu",
+    require(request.text.size() <= kTextLimit, "%s: text of %zu bytes for the control channel, limit %zu",
             request.what, request.text.size(), kTextLimit);
     std::unique_lock lock(mutex_);
-    require(!has_finished_, "%s: a collective after this rank has left the control channel", request.what);
+    require(!has_finished_, "%s: collective called after this rank left the control channel", request.what);
     if (!failed_since_) {
         reply_.reset();
         tell_rank_0(MessageKind::request, pack(request.must_be_same, request.what, request.text));
@@ -114,7 +114,8 @@ void ControlChannel::run(const std::stop_token& stop) {
         uint64_t count;
         [[maybe_unused]] const ssize_t got = ::read(wake_, &count, sizeof count);
         const TimePoint now = Clock::now();
-        // While this process was stopped or had no CPU time, it could not receive anything.
+        // While this process was stopped or had no CPU time, it could not receive heartbeats, so that time does not
+        // count.
         const Clock::duration round = now - std::exchange(last_round_, now);
         if (round >= seconds(kRound_s + kOwnPause_s))
             for (MonitoredRank& rank : ranks_) rank.last_heard += round, rank.last_progress += round;
@@ -201,7 +202,7 @@ void ControlChannel::check(TimePoint now) {
         if (now > *failed_since_ + seconds(kFailedCollective_s)) end_here({0, reply_->code, reply_->text});
         return;
     }
-    // Requests, calls of leave() and reported errors have come to rank 0 alone.
+    // Only rank 0 receives requests, calls of leave() and reported errors.
     if (const auto reply = reply_to_requests(ranks_, settings_.collective_timeout_s, now)) {
         // A reply would not reach a rank that has not called the collective.
         if (reply->code == Exit::hang) return end_run({0, Exit::hang, reply->text});
@@ -212,7 +213,7 @@ void ControlChannel::check(TimePoint now) {
     }
     if (std::ranges::all_of(ranks_, &MonitoredRank::has_left)) return end_run({});
     if (error_ && now > error_since_ + seconds(kSettle_s)) return end_run(*error_);
-    // Rank 0 monitors all ranks, the others only whether rank 0 is silent.
+    // Rank 0 monitors all ranks; the others only check that rank 0 is not silent.
     const auto hang =
         rank_ == 0 ? find_hang(ranks_, settings_, now) : find_silent_rank(ranks_, settings_.silence_s, now);
     if (hang) end_run(*hang);
@@ -237,7 +238,7 @@ void ControlChannel::end_run(const EndOfRun& end) {
     end_here(end);
 }
 
-// After an error that this rank has reported itself, it exits with its own code.
+// A rank that has reported an error exits with its own code.
 void ControlChannel::end_here(const EndOfRun& end) {
     if (end.code == Exit::ok || (has_reported_error_ && end.is_reported)) return finish();
     std::string line = format("train_gpt: rank %d ends: %s", rank_, printable_text(end.sentence).c_str());
@@ -247,8 +248,8 @@ void ControlChannel::end_here(const EndOfRun& end) {
     ::_exit(int(end.code));
 }
 
-// Sends what is left and waits until the others, except for one, have closed their ends: closing a connection that has
-// unread data can destroy data that was sent.
+// Sends the remaining data and waits until all other ranks except `except_rank` have closed their ends. Closing a
+// connection with unread data can destroy data in transit.
 void ControlChannel::drain_connections(double limit_s, int except_rank) {
     const TimePoint deadline = Clock::now() + seconds(limit_s);
     bool is_any_open;

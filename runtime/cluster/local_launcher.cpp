@@ -19,12 +19,12 @@ constexpr pid_t kEnded = 0;
 
 class LocalRanks {
 public:
-    // Starts them.
+    // Starts the ranks.
     LocalRanks(int count, std::vector<std::string> command, const LocalLauncherSettings& settings)
         : count_(count), settings_(settings) {
         sigemptyset(&waited_for_);
         for (const int signal : kForwarded) sigaddset(&waited_for_, signal);
-        // SIGHUP and SIGPIPE are ignored: as in the trainer, a closed terminal or pipe ends no run.
+        // SIGHUP and SIGPIPE are ignored, as in the trainer: a closed terminal or pipe does not end a run.
         for (const int signal : {SIGCHLD, SIGHUP, SIGPIPE}) sigaddset(&waited_for_, signal);
         ::sigprocmask(SIG_BLOCK, &waited_for_, &mask_before_);
         std::signal(SIGCHLD, SIG_DFL);  // if it is ignored, the exit codes of children are lost
@@ -42,7 +42,7 @@ public:
         for (int local_rank = 0; local_rank < count_; ++local_rank) {
             const pid_t pid = ::fork();
             if (pid == 0) become_rank(local_rank, parent, listener, token, command);
-            // The ranks that have been started are killed when this process exits.
+            // The ranks started so far are killed when this process exits.
             if (pid < 0) fail(Exit::os, "cannot start rank %d of %d: %s", local_rank, count_, std::strerror(errno));
             ::setpgid(pid, pid);  // also here, so that the group exists before the first signal to it
             pids_.push_back(pid);
@@ -65,7 +65,7 @@ public:
     }
 
 private:
-    // The child's code before its program. This process has one thread, so the child may do anything.
+    // Runs in the child before exec. This process has one thread, so the child may call any function.
     [[noreturn]] void become_rank(int local_rank, pid_t parent, const FileDescriptor& listener,
                                   const std::string& token, std::vector<std::string>& command) const {
         const LocalNode& node = settings_.node;
@@ -109,7 +109,7 @@ private:
         ::kill(-pid, SIGKILL);  // its children, while the number of its process group is still in use
         ::waitpid(pid, nullptr, 0);
         pids_[size_t(local_rank)] = kEnded;
-        if (is_terminating_) return;  // it was told to end, so its exit code says nothing
+        if (is_terminating_) return;  // the launcher ended it, so its exit code carries no information
         const bool was_killed = info.si_code != CLD_EXITED;
         const int code = was_killed ? 128 + info.si_status : info.si_status;
         if (was_killed)
@@ -121,7 +121,7 @@ private:
             stage_ends_ = Clock::now() + seconds(settings_.grace_s);
     }
 
-    // Of an exit code; failures have more than Exit::again.
+    // Ranks exit codes by how much they reveal; failures rank above Exit::again.
     static int informativeness(int code) {
         return code == int(Exit::ok) ? 0 : code == int(Exit::again) ? 1 : code == int(Exit::peer_lost) ? 2 : 3;
     }
@@ -130,9 +130,9 @@ private:
     LocalLauncherSettings settings_;
     sigset_t waited_for_, mask_before_;
     std::vector<pid_t> pids_;   // by local rank
-    int code_ = int(Exit::ok);  // the most informative of the ranks that have ended by themselves, the first of equals
-    std::optional<TimePoint> stage_ends_;  // once a rank has failed: when the others are signalled next
-    bool is_terminating_ = false;          // the others have been signalled
+    int code_ = int(Exit::ok);  // the most informative code of ranks that ended by themselves; the first of equals
+    std::optional<TimePoint> stage_ends_;  // once a rank has failed: when to signal the others next
+    bool is_terminating_ = false;          // the others have been signaled
 };
 
 }  // namespace

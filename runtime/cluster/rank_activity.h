@@ -1,4 +1,4 @@
-// What this rank does now, as the trainer notes it and the hang detectors read it: rank 0's, and a supervisor's.
+// This rank's current activity: written by the trainer, read by rank 0's hang detector and the supervisor's.
 #pragma once
 
 #include <mutex>
@@ -7,27 +7,27 @@
 
 class RankActivity {
 public:
-    // Except for note_step(), these may be called from any thread.
+    // All of these except note_step() may be called from any thread.
     void note_phase(Phase phase, int64_t step) {
         const std::lock_guard lock(mutex_);
         status_.phase = phase;
         status_.step = step;
         ++status_.ticks;
     }
-    // A micro-step of this step. The first step of a process counts as Phase::start, because it loads kernels and
+    // Notes a micro-step of this step. The first step of a process counts as Phase::start, because it loads kernels and
     // autotunes GEMMs.
     void note_step(int64_t step) {
         if (first_step_ < 0) first_step_ = step;
         note_phase(step == first_step_ ? Phase::start : Phase::step, step);
     }
-    // Before the collective with this number (1, 2, ... on every rank) starts.
+    // Call before the collective with this number (1, 2, ... on every rank) starts.
     void note_collective(uint64_t number, const char* name) {
         const std::lock_guard lock(mutex_);
         status_.collective_name = name;
         status_.collective = number;
         ++status_.ticks;
     }
-    // Progress of another kind.
+    // Notes any other progress.
     void note_progress() {
         const std::lock_guard lock(mutex_);
         ++status_.ticks;

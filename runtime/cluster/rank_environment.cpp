@@ -19,7 +19,7 @@ constexpr LauncherVariables kOpenMpi{"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_C
 constexpr LauncherVariables kMpich{"MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"};
 constexpr LauncherVariables kPals{"MPICH", "PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"};  // Cray's
 
-// Job steps that srun did not create (the batch script, salloc's shell, and others) have numbers from here on.
+// Job steps that srun did not create (the batch script, salloc's shell and others) have this number or higher.
 constexpr int64_t kFirstSpecialStep = 0xfffffff0;
 
 struct Reader {
@@ -58,14 +58,14 @@ struct Reader {
 
     std::string text(const char* name) const { return has(name) ? lookup(name) : ""; }
 
-    // The first of several names for one variable that is set, else the last.
+    // Returns the name that is set, if two names stand for one variable; `other` if neither is.
     const char* either(const char* name, const char* other) const { return has(name) ? name : other; }
 
-    // The value of a required variable, in [low, high].
+    // Returns the value of a required variable, in [low, high].
     template <class Number = int> Number number(const char* name, int64_t low, int64_t high) const {
         if (!has(name))
             fail(Exit::usage,
-                 "%s is not set although other variables say that %s started this process, expected a whole number",
+                 "%s is not set although %s started this process, expected a whole number",
                  name, found.launcher);
         const std::optional<int64_t> value = whole_number(text(name));
         if (!value || *value < low || *value > high)
@@ -90,7 +90,7 @@ struct Reader {
         found.launcher = names.launcher;
         found.size = number(names.size, 1, INT_MAX);
         found.rank = number(names.rank, 0, found.size - 1);
-        // A pod of Kubernetes is a host of its own: it has torchrun's variables without those of the host.
+        // A Kubernetes pod counts as one host: it sets torchrun's variables except LOCAL_*.
         const bool is_alone = found.size == 1 || (found.launcher == kTorchrun.launcher && !has(names.local_rank));
         found.local_size = has(names.local_size) ? number(names.local_size, 1, found.size) : is_alone ? 1 : 0;
         if (has(names.local_rank))
@@ -112,7 +112,7 @@ struct Reader {
             for (const LauncherVariables& other : {kOpenMpi, kMpich}) check_same(other);
     }
 
-    // A user's RANK and mpirun's: if they differ, one of them belongs to an outer launcher, and nothing says which.
+    // If a user's RANK and mpirun's differ, one of them belongs to an outer launcher, and it is unknown which.
     void check_same(const LauncherVariables& names) const {
         if (!has(names.rank) || !has(names.local_rank)) return;
         Reader other{lookup};
@@ -135,8 +135,8 @@ struct Reader {
         const auto job_id = number<int64_t>(either("SLURM_JOB_ID", "SLURM_JOBID"), 0, UINT32_MAX);
         const auto step_id = number<int64_t>(step, 0, UINT32_MAX);
         found.run_id = "slurm " + std::to_string(job_id) + "." + std::to_string(step_id);
-        // Below the ports that Linux gives to outgoing connections. Jobs that share a host have numbers near each
-        // other and few steps, which the factor 31 keeps apart.
+        // Below the ports that Linux assigns to outgoing connections. Jobs that share a host have adjacent numbers and
+        // few steps; the factor 31 keeps their ports apart.
         found.master_port = int(15000 + (31 * job_id + step_id) % 15000);
         found.has_pmi = has("PMIX_RANK") || has("PMI_RANK");
     }

@@ -76,7 +76,7 @@ std::optional<EndOfRun> find_hang(const std::vector<MonitoredRank>& all, const C
                                settings.end_s};
     double stalled_s = seconds_between(last->last_progress, now), limit_s = limits_s[int(last->status.phase)];
     if (stalled_s <= limit_s) {
-        // It makes progress, but the others may have waited for it longer than any phase may take.
+        // This rank makes progress, but the others may have waited for it longer than any phase may take.
         const auto stalled = std::ranges::min_element(ranks, {}, &MonitoredRank::last_progress);
         stalled_s = seconds_between(stalled->last_progress, now), limit_s = std::ranges::max(limits_s);
         if (stalled_s <= limit_s) return std::nullopt;
@@ -87,7 +87,7 @@ std::optional<EndOfRun> find_hang(const std::vector<MonitoredRank>& all, const C
         sentence += format("; others have reached collective %llu (%s)", (unsigned long long)collective_of(*ahead),
                            ahead->status.collective_name.c_str());
     else if (ranks.size() > 1)
-        sentence += "; no rank is ahead of it, it has made no progress for longest";
+        sentence += "; no rank is ahead of it, and it has gone longest without progress";
     return EndOfRun{last->member.rank, Exit::hang, sentence};
 }
 

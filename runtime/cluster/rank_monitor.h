@@ -1,5 +1,5 @@
-// What rank 0 decides from what the ranks have reported, as pure functions: which rank is to blame when a run makes no
-// progress, and the reply to a collective of the control channel, which is the same for all ranks.
+// Rank 0's decisions, as pure functions of the ranks' reports: which rank is to blame when a run makes no progress, and
+// the reply to a collective of the control channel, which is the same for all ranks.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,11 @@
 // The activity of a rank. Each phase has its own timeout.
 enum class Phase : int { start, step, evaluation, save, end };
 
-// Seconds. Noting a phase, a step or a collective and calling a collective of the control channel count as progress.
+// All in seconds. Progress means: noting a phase, a step or a collective, or calling a collective of the control
+// channel.
 struct ControlSettings {
     double heartbeat_s = 1;  // between two heartbeats
-    double silence_s = 60;   // without a heartbeat: the process is stopped, or its machine or the network is down
+    double silence_s = 60;   // without a heartbeat: the process is stopped, or the machine or network is down
     double start_s = 300;    // without progress, by phase
     double step_s = 120;
     double evaluation_s = 120;
@@ -28,7 +29,7 @@ struct RankStatus {
     Phase phase = Phase::start;
     int64_t step = -1;        // -1: none yet
     uint64_t ticks = 0;       // increases with all progress
-    uint64_t collective = 0;  // number of the last collective that was started; 0: none yet
+    uint64_t collective = 0;  // number of the last collective started; 0: none yet
     std::string collective_name;
     std::string text() const;  // "in phase step, step 12, last collective 40 (all_reduce of gradients)"
 };
@@ -36,17 +37,17 @@ struct RankStatus {
 struct MonitoredRank {
     Member member;
     RankStatus status;
-    TimePoint last_heard, last_progress;  // when the last heartbeat arrived; when the last one with progress did
-    // A rank that has left, or that waits for the other ranks' part of a collective of the control channel, is never to
-    // blame.
+    TimePoint last_heard, last_progress;  // arrival of the last heartbeat, and of the last with progress
+    // A rank is never to blame if it has left or waits for the other ranks' part of a collective of the control
+    // channel.
     bool has_left = false;
-    std::optional<TextRequest> request = {};  // its part
-    TimePoint requested = {};                 // when it arrived
+    std::optional<TextRequest> request = {};  // its part of a collective
+    TimePoint requested = {};                 // when the request arrived
 };
 
 // Why a run ends.
 struct EndOfRun {
-    int rank = 0;               // to blame
+    int rank = 0;               // the rank to blame
     Exit code = Exit::ok;       // ok: all ranks have left
     std::string sentence = {};  // with the rank's host, pid and status
     bool is_reported = false;   // by the rank itself, with leave_with_error()
@@ -57,10 +58,10 @@ struct EndOfRun {
 // Blames the rank that has been silent for longest, if that is more than silence_s.
 std::optional<EndOfRun> find_silent_rank(const std::vector<MonitoredRank>& ranks, double silence_s, TimePoint now);
 
-// Blames the rank that hangs at `now`, if there is one. A silent rank comes first. When progress stops, most ranks
-// only wait for one that did not start the next collective: the rank with the lowest collective number, and among equal
-// numbers the one without progress for longest. The others may wait while that rank is within its phase's timeout, but
-// no longer than the longest timeout of all phases.
+// Blames the rank that hangs at `now`, if any. A silent rank comes first. When progress stops, most ranks only wait for
+// one that did not start the next collective: the rank with the lowest collective number and, among equal numbers, the
+// longest time without progress. The others may wait while that rank is within its phase's timeout, but no longer than
+// the longest timeout of all phases.
 std::optional<EndOfRun> find_hang(const std::vector<MonitoredRank>& ranks, const ControlSettings& settings,
                                   TimePoint now);
 

@@ -15,10 +15,10 @@
 namespace {
 
 constexpr size_t kLongest = 1024;     // bytes of a report
-constexpr double kOthersFirst_s = 5;  // of several ranks another one notices it first and knows more
-constexpr double kOwnPause_s = 1;     // a round that took this much longer: this process was stopped
+constexpr double kOthersFirst_s = 5;  // lets another rank, which knows more, report a hang first
+constexpr double kOwnPause_s = 1;     // a round longer by this much means that this process was stopped
 
-// An abstract address, which no file stands for.
+// Fills in an abstract address, which has no file.
 socklen_t address_of_name(const std::string& name, sockaddr_un& address) {
     address = {};
     address.sun_family = AF_UNIX;
@@ -32,7 +32,7 @@ FileDescriptor datagram_socket() {
     return socket;
 }
 
-// The process of this user that sent the datagram, or 0.
+// Returns the pid of the datagram's sender, or 0 if it is not a process of this user.
 pid_t sender_of(const msghdr& message) {
     for (cmsghdr* part = CMSG_FIRSTHDR(&message); part; part = CMSG_NXTHDR(const_cast<msghdr*>(&message), part)) {
         if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_CREDENTIALS) continue;
@@ -63,7 +63,7 @@ RankReporter::RankReporter(const RankEnvironment& environment, std::shared_ptr<c
             const RankStatus s = activity->now();
             const std::string text =
                 pack(rank, s.phase, s.step, s.ticks, s.collective, s.collective_name.substr(0, 100));
-            // Not sent if the supervisor has ended or does not read: the ranks do not depend on it.
+            // Lost if the supervisor has ended or does not read: the ranks do not depend on it.
             ::sendto(*socket, text.data(), text.size(), MSG_DONTWAIT | MSG_NOSIGNAL,
                      reinterpret_cast<const sockaddr*>(&address), size);
             ended.wait_for(lock, stop, seconds(every_s), [] { return false; });
@@ -93,7 +93,7 @@ RankReports::RankReports(int first, int count, bool all, const ControlSettings& 
 }
 
 void RankReports::begin() {
-    receive(Clock::now());  // what an earlier start has left
+    receive(Clock::now());  // drops earlier starts' reports
     ranks_.clear();
     begun_ = last_round_ = Clock::now();
     first_end_.reset();
@@ -129,7 +129,7 @@ void RankReports::receive(TimePoint now) {
 
 std::optional<std::string> RankReports::find_hang() {
     const TimePoint now = Clock::now();
-    // While this process was stopped or had no CPU time, it could not receive anything.
+    // While this process was stopped or had no CPU time, it could not receive reports, so that time does not count.
     const Clock::duration round = now - std::exchange(last_round_, now);
     if (round >= seconds(kOwnPause_s)) {
         begun_ += round;
@@ -141,18 +141,18 @@ std::optional<std::string> RankReports::find_hang() {
         std::vector<int> missing;
         for (int rank = first_; rank < first_ + count_; ++rank)
             if (!ranks_.contains(rank)) missing.push_back(rank);
-        return format("%zu of %d ranks have not begun within %g s (parallel.start_timeout_s): missing %s",
+        return format("%zu of %d ranks did not start within %g s (parallel.start_timeout_s): missing %s",
                       missing.size(), count_, settings_.start_s, text_of_ranks(missing).c_str());
     }
     const auto reported = std::views::values(ranks_);
     const auto ended = std::ranges::find_if(
         reported, [](const MonitoredRank& rank) { return ::kill(pid_t(rank.member.pid), 0) != 0 && errno == ESRCH; });
-    if (ended != reported.end()) {  // that is for the launcher to see; mpirun may hang if a rank dies in MPI_Init
+    if (ended != reported.end()) {  // the launcher should notice; mpirun may hang if a rank dies in MPI_Init
         if (!first_end_) first_end_ = now;
         const double since_s = seconds_between(*first_end_, now);
         if (since_s <= 2 * settings_.silence_s) return std::nullopt;
-        return format("%s ended %.1f s ago, but what has started the ranks goes on", (*ended).member.text().c_str(),
-                      since_s);
+        return format("%s ended %.1f s ago, but the launcher of the ranks is still running",
+                      (*ended).member.text().c_str(), since_s);
     }
     if (int(ranks_.size()) < count_) return std::nullopt;
     const std::vector<MonitoredRank> all(reported.begin(), reported.end());

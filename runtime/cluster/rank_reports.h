@@ -1,5 +1,5 @@
-// How the ranks of this machine report to the process that supervises them: a datagram each second over a Unix socket,
-// from before they look for each other until they end. They find its name in TRAIN_GPT_SUPERVISOR.
+// How the ranks of this machine report to their supervisor: a datagram each second over a Unix socket, from before the
+// rendezvous until they end. TRAIN_GPT_SUPERVISOR holds the socket's name.
 #pragma once
 
 #include <map>
@@ -8,7 +8,7 @@
 
 #include "runtime/cluster/rank_activity.h"
 
-// A rank's part: sends until it is destroyed. Does nothing if no process supervises this one.
+// A rank's side: sends reports until it is destroyed. Does nothing without a supervisor.
 class RankReporter {
 public:
     RankReporter(const RankEnvironment& environment, std::shared_ptr<const RankActivity> activity, double every_s);
@@ -17,17 +17,17 @@ private:
     std::jthread thread_;
 };
 
-// The supervisor's part.
+// The supervisor's side.
 class RankReports {
 public:
-    // Expects reports of the ranks first .. first + count - 1. If they are `all` ranks of the run and only one, its
-    // progress is watched too; several watch each other's, and only silence is left to be noticed here.
+    // Expects reports of the ranks first .. first + count - 1; `all` means that the run has no others. A single rank is
+    // monitored for progress too. Several ranks monitor each other's progress, so only silence is detected here.
     RankReports(int first, int count, bool all, const ControlSettings& settings);
 
     const std::string& name() const { return name_; }  // for TRAIN_GPT_SUPERVISOR
-    void begin();                                      // the ranks start now; forgets those of an earlier start
-    // Receives what has arrived. Returns a sentence about a rank that hangs, or about what has started the ranks if it
-    // hangs (goes on twice parallel.silence_s after the end of one), or nothing. To be called several times a second.
+    void begin();                                      // the ranks start now; forgets an earlier start
+    // Receives all pending reports. Returns a sentence if a rank hangs, or if the launcher of the ranks still runs
+    // longer than twice parallel.silence_s after one of them ended; else nothing. Call it several times a second.
     std::optional<std::string> find_hang();
 
 private:
@@ -38,7 +38,7 @@ private:
     const ControlSettings settings_;
     FileDescriptor socket_;
     std::string name_;
-    std::map<int, MonitoredRank> ranks_;  // that have reported
+    std::map<int, MonitoredRank> ranks_;  // the ranks that have reported
     TimePoint begun_, last_round_;
-    std::optional<TimePoint> first_end_;  // of a rank that had reported
+    std::optional<TimePoint> first_end_;  // when the first of them ended
 };

@@ -23,16 +23,16 @@ constexpr double kAuthentication_s = 5;
 
 const unsigned char* bytes_of(std::string_view text) { return reinterpret_cast<const unsigned char*>(text.data()); }
 
-// `nonce` is the receiver's.
+// `nonce` is the receiver's nonce.
 std::string mac_of(const std::string& key, const char* sender, const std::string& nonce, const std::string& text) {
     return hmac_sha256(key, pack(sender, nonce, text));
 }
 
 std::string stop_sentence() {
-    return format("signal %d asked to stop during the rendezvous of the ranks", stop_signal());
+    return format("received signal %d during the rendezvous of the ranks", stop_signal());
 }
 
-// Empty if the launcher does not say.
+// Returns an empty string if the launcher does not provide the host.
 std::string host_of_rank_0(const RankEnvironment& environment) {
     return environment.local_size == environment.size ? "127.0.0.1" : environment.master_host;
 }
@@ -43,7 +43,7 @@ void check_not_stopped() {
 
 // ---- rank 0 ---------------------------------------------------------------------------------------------------------
 
-// The ranks are admitted until none is missing.
+// Admits ranks until none is missing.
 struct Admission {
     // A connection that has not authenticated yet.
     struct Candidate {
@@ -56,8 +56,8 @@ struct Admission {
     const FileDescriptor listener;
     const std::string key;
     const double timeout_s;
-    std::vector<Peer> peers = std::vector<Peer>(size_t(size));  // by rank; those that are missing have no pid
-    std::list<Candidate> candidates = {};                       // the oldest first
+    std::vector<Peer> peers = std::vector<Peer>(size_t(size));  // by rank; missing ranks have no pid
+    std::list<Candidate> candidates = {};                       // oldest first
     int rejected = 0;
     std::string last_rejected = {};
 
@@ -87,7 +87,7 @@ struct Admission {
         SocketAddress from;
         FileDescriptor socket = accept_from(listener, from);
         const bool is_full = socket ? candidates.size() == kMostUnauthenticated : errno == EMFILE || errno == ENFILE;
-        // The oldest candidate makes room; if it is a rank, it connects again.
+        // Drop the oldest candidate to make room; if it is a rank, it connects again.
         if (is_full && !candidates.empty()) candidates.pop_front();
         if (!socket) return;
         candidates.push_back(
@@ -95,7 +95,7 @@ struct Admission {
         candidates.back().connection.send(MessageKind::challenge, pack(kVersion, candidates.back().nonce));
     }
 
-    // Returns true if the candidate has been admitted or rejected, and its connection is to be closed unless admitted.
+    // Returns true once the candidate has been admitted or rejected. Unless admitted, its connection is then closed.
     bool is_decided(Candidate& candidate) {
         Connection& connection = candidate.connection;
         if (!connection.receive() || Clock::now() > candidate.since + seconds(kAuthentication_s)) return true;
@@ -121,7 +121,7 @@ struct Admission {
         const bool is_in_range = size_of_run == size && member.rank >= 0 && member.rank < size;
         const Member& known = peers[is_in_range ? size_t(member.rank) : 0].member;
         if (!is_in_range)
-            error = format("%s was started as one of %lld ranks, but rank 0 on %s as one of %d", member.text().c_str(),
+            error = format("%s was started in a run of %lld ranks, rank 0 on %s in one of %d", member.text().c_str(),
                            (long long)size_of_run, known.host.c_str(), size);
         else if (!is_missing(known))
             error = format("two processes were started as rank %d: pid %lld on %s and pid %lld on %s", member.rank,
@@ -153,7 +153,7 @@ struct Admission {
                                       missing.size(), size, address_of(listener).text().c_str(), timeout_s,
                                       text_of_ranks(missing).c_str(), text_of_members(present).c_str());
         if (rejected > 0)
-            sentence += format("; %d connections without this run's token were rejected, the last from %s", rejected,
+            sentence += format("; rejected %d connections without this run's token, the last from %s", rejected,
                                last_rejected.c_str());
         return sentence;
     }
@@ -169,9 +169,9 @@ FileDescriptor listen_for(const RankEnvironment& environment, int port, double t
         return FileDescriptor(fd);
     }
     const std::string host = host_of_rank_0(environment);
-    // If a loopback address is all that this machine's name resolves to, the other machines cannot reach it.
+    // If this machine's name resolves only to a loopback address, the other machines cannot reach it.
     const bool may_loop = host == "localhost" || host.starts_with("127.") || host == "::1";
-    // The port may be held for a moment by an earlier start of the run that is just exiting.
+    // An earlier start of the run that is still exiting may briefly hold the port.
     for (const TimePoint deadline = Clock::now() + seconds(std::min(10.0, timeout_s));; ::usleep(100'000)) {
         check_not_stopped();
         std::string reason;
@@ -197,7 +197,7 @@ FileDescriptor listen_for(const RankEnvironment& environment, int port, double t
 
 struct Joiner {
     const int rank, size;
-    const std::function<std::string(std::string& reason)> find_key;  // empty, with the reason, if it is not known yet
+    const std::function<std::string(std::string& reason)> find_key;  // empty, with the reason, if not yet known
     const double timeout_s;
     const TimePoint deadline = Clock::now() + seconds(timeout_s);
 
@@ -248,12 +248,12 @@ struct Joiner {
         const std::string my_nonce = random_hex(kNonceBytes);
         const std::string hello = pack(rank, size, me.host, me.pid, my_nonce);
         connection.send(MessageKind::hello, pack(hello, mac_of(key, "rank", nonce, hello)));
-        // No timeout of its own: rank 0 may have admitted this rank already and would report its loss.
+        // No separate timeout: rank 0 may have admitted this rank already and would report it as lost.
         const std::optional<Message> welcome = receive(connection, deadline);
         if (welcome && welcome->kind == MessageKind::welcome &&
             is_same_secret(welcome->fields, mac_of(key, "rank 0", my_nonce, nonce)))
             return true;
-        reason = address + " does not accept this rank's token or has a different one: it belongs to another run";
+        reason = address + " rejected this rank's token or has a different one: it belongs to another run";
         return false;
     }
 
@@ -275,8 +275,8 @@ struct Joiner {
     }
 };
 
-// Listens at environment.master_port, or at a free port without environment.master_host. Returns what the other ranks
-// need to connect or, since they wait for the broadcast in any case, why this rank cannot listen.
+// Listens at environment.master_port, or at a free port if there is no environment.master_host. Returns the connection
+// details for the other ranks. They wait for the broadcast in any case, so an error is returned in the same way.
 std::string listen_and_invite(const RankEnvironment& environment, double timeout_s, FileDescriptor& listener) {
     try {
         const std::string& host = environment.master_host;
@@ -290,12 +290,12 @@ std::string listen_and_invite(const RankEnvironment& environment, double timeout
 
 constexpr size_t kTokenBytes = 16;
 
-// Rank 0's: a file with a fresh token, as long as this object exists.
+// A file with a fresh token, written by rank 0; removed when this object is destroyed.
 class TokenFile {
 public:
     explicit TokenFile(const std::string& path) : path_(path) {
         for (int attempt = 0; !descriptor_ && attempt < 3; ++attempt) {
-            ::unlink(path.c_str());  // of an earlier start that was killed
+            ::unlink(path.c_str());  // left by an earlier start that was killed
             const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
             descriptor_ = FileDescriptor(::open(path.c_str(), flags, S_IRUSR | S_IWUSR));
         }
@@ -303,7 +303,7 @@ public:
             descriptor_ && ::write(descriptor_, token.data(), token.size()) == ssize_t(token.size());
         if (!is_written || ::fsync(descriptor_) != 0)
             fail(Exit::cannot_create,
-                 "%s: the run's token cannot be left for the other ranks: %s; TRAIN_GPT_TOKEN sets one", path,
+                 "%s: cannot write the run's token for the other ranks: %s; set TRAIN_GPT_TOKEN instead", path,
                  std::strerror(errno));
     }
     ~TokenFile() { ::unlink(path_.c_str()); }
@@ -316,7 +316,7 @@ private:
     FileDescriptor descriptor_;
 };
 
-// The token that rank 0 has left, or nothing.
+// Returns the token that rank 0 wrote, or an empty string.
 std::string read_token(const std::string& path) {
     const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
     struct stat status;
@@ -379,15 +379,15 @@ std::vector<Peer> open_group(const RankEnvironment& environment, double timeout_
         Exit code = Exit::ok;
         std::string error;
         if (!unpack(text, code, error, host, port, secret))
-            fail(Exit::internal, "rank 0 broadcast a message that is no address: \"%s\"", text.substr(0, 100));
+            fail(Exit::internal, "rank 0 broadcast a malformed address: \"%s\"", text.substr(0, 100));
         if (code != Exit::ok) throw Error(code, error);
     } else if (host.empty() || port == 0) {
-        fail(Exit::usage, "%s gives no address of rank 0: set MASTER_ADDR and MASTER_PORT", environment.launcher);
+        fail(Exit::usage, "%s provides no address of rank 0: set MASTER_ADDR and MASTER_PORT", environment.launcher);
     } else if (environment.rank == 0) {
         if (environment.token.empty() && !environment.token_file.empty()) token_file.emplace(environment.token_file);
         listener = listen_for(environment, port, timeout_s);
     }
-    // Of the HMACs: what all ranks of this run and no others know.
+    // The key of the HMACs: known to all ranks of this run and to no other process.
     const auto key_with = [&](const std::string& token) { return pack(kVersion, token, environment.run_id, secret); };
     if (environment.rank == 0)
         return Admission{environment.size, std::move(listener),
@@ -396,7 +396,7 @@ std::vector<Peer> open_group(const RankEnvironment& environment, double timeout_
     const bool is_in_file = environment.token.empty() && !environment.token_file.empty() && !is_broadcast;
     const auto find_key = [&](std::string& reason) {
         const std::string token = is_in_file ? read_token(environment.token_file) : environment.token;
-        if (is_in_file && token.empty()) reason = "rank 0 has not left the run's token in " + environment.token_file;
+        if (is_in_file && token.empty()) reason = "rank 0 has not written the run's token to " + environment.token_file;
         return is_in_file && token.empty() ? std::string() : key_with(token);
     };
     return Joiner{environment.rank, environment.size, find_key, timeout_s}.join(host, port);

@@ -15,7 +15,7 @@ namespace fs = std::filesystem;
 constexpr const char* kParent = "/dev/shm";
 constexpr std::string_view kPrefix = "train_gpt.";
 
-// The lock of a directory, if no process holds it and the directory is this user's.
+// Returns the lock of a directory if it belongs to this user and no process holds the lock.
 FileDescriptor lock_of(const fs::path& path) {
     FileDescriptor directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
     struct stat status;
@@ -35,7 +35,7 @@ void remove_abandoned() {
 
 SharedSegments::SharedSegments() {
     remove_abandoned();
-    // It gets its name once it is locked, so that no other process takes it for abandoned.
+    // Lock the directory before it gets its final name, so that no other process considers it abandoned.
     std::string unlocked = fs::path(kParent) / ("." + std::string(kPrefix) + "XXXXXX");
     if (!::mkdtemp(unlocked.data())) return;
     lock_ = lock_of(unlocked);

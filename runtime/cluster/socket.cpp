@@ -81,7 +81,7 @@ FileDescriptor listen_at(const SocketAddress& address) {
     FileDescriptor socket = new_socket(address);
     if (!socket) return socket;
     set_option(socket, SOL_SOCKET, SO_REUSEADDR);
-    // The queue is long because a client that finds it full waits a second before it tries again.
+    // The queue is long because a client that finds it full waits a second before it retries.
     if (::bind(socket, &address.any, address.size) != 0 || ::listen(socket, 4096) != 0) return {};
     return socket;
 }
@@ -112,7 +112,7 @@ FileDescriptor connect_to(const SocketAddress& address, TimePoint deadline, std:
         else if (::getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &size) != 0)
             error = errno;
     }
-    // TCP's simultaneous open can connect a socket to itself if its own port is the one it connects to.
+    // TCP's simultaneous open can connect a socket to itself if its own port equals the port it connects to.
     if (error == 0 && address_of(socket).text() == address.text()) error = ECONNREFUSED;
     if (error != 0) {
         reason = address.text() + ": " + std::strerror(error);

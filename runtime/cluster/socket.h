@@ -8,7 +8,7 @@
 
 #include "runtime/io/io.h"
 
-// Deadlines are measured by this clock, CLOCK_MONOTONIC, so setting the time of day does not affect them.
+// The clock of all deadlines: CLOCK_MONOTONIC, so that setting the time of day does not affect them.
 using Clock = std::chrono::steady_clock;
 using TimePoint = Clock::time_point;
 
@@ -17,7 +17,7 @@ inline Clock::duration seconds(double count) {
 }
 inline double seconds_between(TimePoint from, TimePoint to) { return std::chrono::duration<double>(to - from).count(); }
 
-// IPv4 or IPv6.
+// An IPv4 or IPv6 address.
 struct SocketAddress {
     union {
         sockaddr any;
@@ -32,24 +32,24 @@ struct SocketAddress {
     bool is_loopback() const;
 };
 
-// Returns the addresses of a host name or numeric address. If there are none (at present), returns an empty vector and
-// sets `reason`.
+// Returns the addresses of a host name or numeric address. If it has none at present, returns an empty vector and sets
+// `reason`.
 std::vector<SocketAddress> resolve(const std::string& host, int port, std::string& reason);
 
 // Returns the addresses, with port 0, of this machine's active network interfaces, IPv4 first, without loopback and
 // link-local addresses.
 std::vector<SocketAddress> own_addresses();
 
-// Returns a listening socket; port 0 selects a free port. On failure returns none and sets errno.
+// Returns a listening socket; port 0 selects a free port. On failure returns no socket and sets errno.
 FileDescriptor listen_at(const SocketAddress& address);
 FileDescriptor listen_on_loopback();  // at 127.0.0.1, on a free port
 FileDescriptor listen_on_all_interfaces(int port);
 
-// The local address of a socket.
+// Returns the local address of a socket.
 SocketAddress address_of(const FileDescriptor& socket);
 
 // Connects before `deadline`. On failure returns no socket and sets `reason`.
 FileDescriptor connect_to(const SocketAddress& address, TimePoint deadline, std::string& reason);
 
-// Accepts one pending connection. Returns none and sets errno if there is none.
+// Accepts one pending connection. If there is none, returns no socket and sets errno.
 FileDescriptor accept_from(const FileDescriptor& listener, SocketAddress& from);

@@ -42,7 +42,7 @@ bool may_restart(int code) {
 Restart RestartPolicy::decide(const RunEnd& end) {
     if (end.code == int(Exit::ok) || end.stop_signal != 0) return {};
     const std::string ended = "the run ended with " + text_of(end.code);
-    if (!may_restart(end.code)) return {.sentence = ended + ", which another start would not change: not restarted"};
+    if (!may_restart(end.code)) return {.sentence = ended + ", which a restart would not fix: not restarted"};
     if (end.has_committed) in_vain_ = 0;
     if (in_vain_ == kMostInVain)
         return {.sentence =

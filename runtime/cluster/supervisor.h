@@ -1,24 +1,24 @@
-// `train_gpt --supervise`: starts a run, watches it, and starts it again after failures that another start may mend.
+// `train_gpt --supervise`: starts a run, monitors it, and restarts it after failures that a restart may fix.
 #pragma once
 
 #include "runtime/cluster/child_program.h"
 #include "runtime/cluster/rank_reports.h"
 
-// How one start of the run has ended.
+// How one start of the run ended.
 struct RunEnd {
     int code = 0;
-    int stop_signal = 0;         // that the supervisor has received, or 0
-    bool has_committed = false;  // a checkpoint that was not there before
+    int stop_signal = 0;         // the stop signal that the supervisor received, or 0
+    bool has_committed = false;  // a new checkpoint
 };
 
 struct Restart {
     bool is_due = false;
     double after_s = 0;
-    std::string sentence;  // why, or why not; empty if nothing has to be said
+    std::string sentence;  // the reason for or against a restart; empty: print no message
 };
 
-// Decides whether the run is started again. Remembers how many restarts in a row have committed no checkpoint: the
-// third such is the last.
+// Decides whether to restart the run. Counts the restarts in a row that commit no checkpoint, and gives up after the
+// third.
 class RestartPolicy {
 public:
     Restart decide(const RunEnd& end);
@@ -27,19 +27,19 @@ private:
     int in_vain_ = 0;
 };
 
-// Whether a restart may mend what ended with this exit code: kExitCodes says so, and of 128 + N, death by a signal,
-// every N that is not a user's SIGINT or SIGTERM.
+// Returns whether a restart may fix a failure with this exit code. kExitCodes gives the policy of each code. Of the
+// codes 128 + N (killed by signal N), all may be restarted except those of a user's SIGINT and SIGTERM.
 bool may_restart(int code);
 
 struct Supervised {
-    // The command of the next start.
+    // Returns the command of the next start.
     std::function<std::vector<std::string>()> next_command;
-    // The steps that are committed now.
+    // Returns the steps of the committed checkpoints.
     std::function<std::vector<int64_t>()> committed_steps;
-    RankReports* reports = nullptr;  // null: the ranks are not on this machine, so that only their end is seen
+    RankReports* reports = nullptr;  // null: the ranks are on other machines; only their exit is observed
 };
 
-// Starts the run and starts it again as RestartPolicy says, each time with a sentence on stderr, and returns the last
-// exit code. Signals to this process stop the run as run_child() says, and are the end; between two starts the end is
-// Exit::again.
+// Starts the run, restarts it as RestartPolicy decides, with a sentence on stderr each time, and returns the last exit
+// code. A signal to this process stops the run as described at run_child() and ends the supervision. A signal between
+// two starts returns Exit::again.
 int supervise(const Supervised& run, StopSignals& signals);

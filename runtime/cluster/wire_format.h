@@ -11,13 +11,13 @@
 
 enum class MessageKind : uint8_t {
     challenge = 1,  // rank 0 to each new connection: protocol version, nonce
-    hello,          // the reply: rank, run size, host, pid and nonce, with an HMAC
+    hello,          // the answer to it: rank, run size, host, pid and nonce, with an HMAC
     welcome,        // rank 0: an HMAC over both nonces, which authenticates rank 0
     complete,       // rank 0: its host and pid; the rendezvous is complete
     heartbeat,      // in both directions: a RankStatus
     request,        // to rank 0: a TextRequest
     reply,          // rank 0 to all: a TextReply
-    leave,          // Exit::ok, or exit code and error message with which the sender ends, also the rendezvous
+    leave,          // Exit::ok, or the sender's exit code and error message; also during the rendezvous
     end_of_run,     // rank 0 to all: Exit::ok if every rank has left, or why the run ends: an EndOfRun
 };
 

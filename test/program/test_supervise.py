@@ -221,7 +221,7 @@ class Launchers(Supervised):
     def test_codes_that_are_not_listed_are_final(self):
         starts, said = self.supervise(1, expect=1)
         self.assertEqual(starts, 1)
-        self.assertIn("exit code 1, which another start would not change: not restarted", said)
+        self.assertIn("exit code 1, which a restart would not fix: not restarted", said)
 
     def test_what_a_launcher_leaves_behind_is_killed(self):
         (self.dir / "launcher").write_text("#!/bin/bash\nsetsid sleep 600 &\necho $! > left\nexit 65\n")
@@ -239,12 +239,12 @@ class Launchers(Supervised):
         mpirun.chmod(0o755)
         said = self.run_trainer(self.write_config(), "--nproc", 2, expect=80,
                                 PATH=f"{mpirun.parent}:{os.environ['PATH']}")
-        self.assertIn("all ranks have ended, but mpirun has not ended within 20 s", said)
+        self.assertIn("all ranks have ended, but mpirun did not end within 20 s", said)
         self.assertTrue(is_gone(int((self.dir / "pid").read_text())))
 
     def test_a_launcher_that_is_missing(self):
         said = self.run_trainer(self.write_config(), "--supervise", "--", "./nothing", expect=66)
-        self.assertIn("train_gpt: ./nothing could not be started: No such file or directory", said)
+        self.assertIn("train_gpt: cannot start ./nothing: No such file or directory", said)
         self.assertIn("--", self.run_trainer(self.write_config(), "--supervise", "--", expect=64))
         self.assertIn("--nproc", self.run_trainer(self.write_config(), "--nproc", 2, "--supervise", "--", "mpirun",
                                                   expect=64))
@@ -449,7 +449,7 @@ class Several(Supervised):
         for code in (0, 75, 137):
             self.run_trainer("--nproc", 2, config, expect=code, CODE=str(code), PATH=f"{self.dir}:/usr/bin:/bin")
         said = self.run_trainer("--nproc", 2, config, expect=66, PATH=str(self.dir / "none"))
-        self.assertEqual(said, "train_gpt: mpirun could not be started: No such file or directory\n")
+        self.assertEqual(said, "train_gpt: cannot start mpirun: No such file or directory\n")
 
     def test_ranks_of_one_machine_do_not_listen_on_the_network(self):
         process = self.start("--nproc", 2, **ENDLESS)

@@ -75,7 +75,7 @@ TEST_CASE("hang detector: the sentence names rank, host, pid, limit and status",
     const std::string equal = find_hang({rank_with(0, 0, 130), rank_with(1, 0, 121)}, {}, kNow)->sentence;
     CHECK(equal ==
           "rank 0 on host0 (pid 100) hangs: no progress for 130.0 s (limit 120 s) in phase step, step 9, before "
-          "its first collective; no rank is ahead of it, it has made no progress for longest");
+          "its first collective; no rank is ahead of it, and it has gone longest without progress");
     const std::string quiet = find_hang({rank_with(0, 5, 0), silent(rank_with(1, 5, 0), 61)}, {}, kNow)->sentence;
     CHECK(quiet ==
           "rank 1 on host1 (pid 101) hangs: no heartbeat for 61.0 s (limit 60 s); it was last in phase "

@@ -147,7 +147,7 @@ TEST_CASE("rendezvous: two processes with one rank, or another size of the run, 
                             format("pid %d", int(ranks.pid(2)))});
         else if (process != 1)  // which may connect too late to receive it
             expect_printed(ranks, process, Exit::config,
-                           {format("(pid %d) was started as one of 4 ranks", int(ranks.pid(2))), "as one of 3"});
+                           {format("(pid %d) was started in a run of 4 ranks", int(ranks.pid(2))), "in one of 3"});
     }
 }
 

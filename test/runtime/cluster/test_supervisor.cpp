@@ -40,8 +40,7 @@ TEST_CASE("supervisor: a final end is not restarted, and says why", "[supervisor
     const Restart restart = policy.decide({.code = 78, .has_committed = true});
     CHECK(!restart.is_due);
     CHECK(restart.sentence ==
-          "the run ended with exit code 78 (the configuration is wrong), which another start would not change: not "
-          "restarted");
+          "the run ended with exit code 78 (the configuration is wrong), which a restart would not fix: not restarted");
     CHECK(!policy.decide({.code = 0}).is_due);
     CHECK(policy.decide({.code = 0}).sentence == "");
 }
@@ -126,13 +125,13 @@ TEST_CASE("supervisor: ranks that do not begin are named", "[supervisor]") {
     environment.rank = 9;
     environment.supervisor = reports.name();
     const RankReporter reporter(environment, std::make_shared<RankActivity>(), 0.02);
-    CHECK(hang_of(reports, 20) == "2 of 3 ranks have not begun within 0.2 s (parallel.start_timeout_s): missing 8, 10");
+    CHECK(hang_of(reports, 20) == "2 of 3 ranks did not start within 0.2 s (parallel.start_timeout_s): missing 8, 10");
 }
 
 TEST_CASE("supervisor: reports of other ranks and of an earlier start do not count", "[supervisor]") {
     ControlSettings settings = quick();
     settings.start_s = 0.4;
-    const std::string none = "2 of 2 ranks have not begun within 0.4 s (parallel.start_timeout_s): missing 2, 3";
+    const std::string none = "2 of 2 ranks did not start within 0.4 s (parallel.start_timeout_s): missing 2, 3";
     RankReports reports(2, 2, false, settings);
     RankEnvironment environment;
     environment.supervisor = reports.name();
@@ -173,7 +172,7 @@ TEST_CASE("supervisor: a launcher that goes on long after a rank has ended hangs
     const std::string sentence = hang_of(reports, 20);
     CHECK(contains(sentence, "rank 1 on "));
     CHECK(contains(sentence, "(pid " + std::to_string(other) + ") ended "));
-    CHECK(contains(sentence, "but what has started the ranks goes on"));
+    CHECK(contains(sentence, "but the launcher of the ranks is still running"));
 
     reports.begin();
     CHECK(hang_of(reports, 0.5) == "");
