@@ -182,7 +182,7 @@ FAULTS = [
     (LOSS_SCALE, "growth leaves the hysteresis used up", "    hysteresis_left = options.hysteresis;\n    scale =",
      "    scale =", "test_cpu: [loss_scale]"),
     (LOG_FILE, "lines cut off a log may come back",
-     "    file_.sync();  // no power cut brings back what was cut off\n",
+     "    file_.sync();  // so that a power cut cannot bring back the part that was cut\n",
      "", "test_cpu: what a resumed run cuts off*"),
     (LOG_FILE, "after a failed sync its lines are not written again", "open_to_continue(path_, synced_)",
      "open_to_continue(path_, file_.size())", "test_cpu: a sync that hangs*"),

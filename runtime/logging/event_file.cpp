@@ -10,7 +10,7 @@
 
 namespace {
 
-// CRC32C as a TFRecord has it: rotated and shifted, so that a checksum of text that holds checksums stays a good one.
+// CRC32C as TFRecord stores it: rotated and shifted, because a CRC of data that contains CRCs is weak.
 uint32_t masked_crc(const void* bytes, size_t count) {
     const uint32_t crc = crc32c(bytes, count);
     return ((crc >> 15) | (crc << 17)) + 0xa282ead8u;
@@ -24,7 +24,7 @@ std::string varint(uint64_t value) {
     return bytes + char(value);
 }
 
-// Fields of a message. A negative number is ten bytes long, as of every int64.
+// Fields of a message. A negative number takes ten bytes, as in every int64.
 enum WireType { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
 std::string key(int field, WireType type) { return varint(uint64_t(field) << 3 | type); }
 std::string integer(int field, int64_t value) { return key(field, kVarint) + varint(uint64_t(value)); }
@@ -64,7 +64,7 @@ std::optional<uint64_t> take_varint(std::string_view& bytes) {
     return std::nullopt;
 }
 
-// The step of an event: its second field, 0 if absent.
+// Returns the step of an event, its second field; 0 if absent.
 std::optional<int64_t> step_of(std::string_view event) {
     constexpr size_t kTime = 1 + sizeof(double);
     if (event.size() <= kTime || event[kTime] != char(2 << 3)) return 0;
@@ -72,7 +72,7 @@ std::optional<int64_t> step_of(std::string_view event) {
     return take_varint(event);
 }
 
-// The length of the part of an event file that is whole and belongs to steps that count.
+// Returns the length of the leading part of an event file that is intact and has no event after `committed_step`.
 size_t committed_bytes(const InputFile& file, int committed_step) {
     constexpr size_t kHead = 12, kTail = 4;
     size_t begin = 0;
@@ -95,7 +95,8 @@ size_t committed_bytes(const InputFile& file, int committed_step) {
 
 constexpr std::string_view kPrefix = "events.out.tfevents.";
 
-// A name after all others, since TensorBoard reads the files of a directory in the order of their names.
+// Returns a name that sorts after all others, because TensorBoard reads the files of a directory in the order of their
+// names.
 std::string next_name(const std::vector<std::string>& names) {
     auto seconds = int64_t(unix_time());
     for (const std::string& name : names) {
@@ -109,7 +110,7 @@ std::string next_name(const std::vector<std::string>& names) {
            format("%010lld.%s.%d.0", static_cast<long long>(seconds), host.data(), int(::getpid()));
 }
 
-// Returns the path of the new file, which is empty.
+// Cuts the existing files and returns the path of a new, empty one.
 std::string cut_and_begin(const std::string& directory, int committed_step) {
     make_directories(directory);
     std::vector<std::string> names = list_directory(directory);
@@ -118,7 +119,7 @@ std::string cut_and_begin(const std::string& directory, int committed_step) {
         const std::string path = directory + "/" + name;
         const InputFile file(path);
         const size_t kept = committed_bytes(file, committed_step);
-        if (kept == 0 || kept == file.size()) continue;  // 0: another program's
+        if (kept == 0 || kept == file.size()) continue;  // 0: written by another program
         OutputFile::open_to_continue(path, kept).sync();
     }
     const std::string path = directory + "/" + next_name(names);

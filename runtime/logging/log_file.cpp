@@ -5,10 +5,10 @@
 
 LogFile::LogFile(const std::string& path, size_t bytes)
     : path_(path), file_(OutputFile::open_to_continue(path, bytes)), synced_(bytes) {
-    file_.sync();  // no power cut brings back what was cut off
+    file_.sync();  // so that a power cut cannot bring back the part that was cut
 }
 
-// A write that failed half-way has not moved the file's end, so the next one begins with the same record.
+// A write that failed halfway has not moved the file's end, so the next one begins with the same record.
 void LogFile::write() {
     if (must_reopen_) file_ = OutputFile::open_to_continue(path_, synced_);
     must_reopen_ = false;

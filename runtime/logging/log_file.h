@@ -1,4 +1,4 @@
-// A file that records are appended to while a run goes on, whatever becomes of the disk meanwhile.
+// An append-only file of records that tolerates disk errors during the run.
 #pragma once
 
 #include <mutex>
@@ -6,26 +6,25 @@
 
 #include "runtime/io/io.h"
 
-// What has been appended since the last successful sync() stays in memory until the next one. So a record that the disk
-// refuses is written later, in order and whole; and after an fsync that failed, when the system may have dropped pages
-// that it had taken, the file is opened anew and cut back to what was on disk, and all of these records are written
-// again: only pages that are dirty once more are written by the next fsync. Every 4 MiB are synced, which bounds the
-// memory as long as the disk works. One thread may append while another syncs.
+// Records appended since the last successful sync() stay in memory until the next one. If the disk rejects a record, it
+// is written later, whole and in order. After a failed fsync the system may have dropped pages that it had accepted,
+// and the next fsync writes only pages that are dirty again. So the file is reopened and truncated to its synced
+// length, and all records kept in memory are written again. A sync every 4 MiB bounds the memory as long as the disk
+// works. One thread may append while another syncs.
 class LogFile {
 public:
-    // Continues a file that exists behind its first `bytes` bytes; the rest is cut off.
+    // Continues an existing file after its first `bytes` bytes and cuts the rest.
     LogFile(const std::string& path, size_t bytes);
-    ~LogFile() { write_missing(); }  // what was appended during the last sync
+    ~LogFile() { write_missing(); }  // records appended during the last sync
 
-    // Both return whether the file has everything; why not says error(). append() tries to write the record at once,
-    // behind those that are missing; write_missing() tries to write these. Neither waits for a sync() of another
-    // thread: what is appended meanwhile is written by the next call.
+    // Both return whether the file is complete; if not, error() returns the reason. append() tries to write the record
+    // at once, after any that are still missing; write_missing() tries to write the missing ones. Neither waits for a
+    // sync() in another thread: records appended during it are written by the next call.
     bool append(std::string_view record);
     bool write_missing() { return append({}); }
     const std::string& error() const { return error_; }
 
-    // Everything that was appended before is on disk when this returns. Exit::io, naming the file, if that cannot be
-    // done.
+    // Writes everything appended so far to disk. Fails with Exit::io, naming the file, if this is impossible.
     void sync();
 
 private:
@@ -33,20 +32,20 @@ private:
     void sync_locked();
 
     std::mutex arriving_mutex_;
-    std::string arriving_;  // what append() has been given since the last write()
+    std::string arriving_;  // records passed to append() since the last write()
 
-    std::mutex mutex_;  // guards what follows but error_, which belongs to the thread that appends
+    std::mutex mutex_;  // guards the members below except error_, which only the appending thread uses
     std::string path_;
     OutputFile file_;
     size_t synced_;         // bytes that are on disk
-    std::string unsynced_;  // what follows them, without what is arriving
+    std::string unsynced_;  // the records after them, without arriving_
     bool must_reopen_ = false;
     std::string error_;
 };
 
-// The file; nullopt if there certainly is none. Other errors are those of InputFile.
+// Opens the file; returns nullopt if it certainly does not exist. Fails with the other errors of InputFile.
 std::optional<InputFile> find_input_file(const std::string& path);
 
-// Calls `visit` with each line that ends in a newline, newline included, and its offset. Lines of more than 64 MiB,
-// which no log has, are left out, so the memory is bounded.
+// Calls `visit` with each line that ends in a newline, newline included, and its offset. To bound the memory, skips
+// lines longer than 64 MiB, which no log has.
 void for_each_line(const InputFile& file, const std::function<void(std::string_view line, size_t offset)>& visit);

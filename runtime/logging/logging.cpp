@@ -10,7 +10,7 @@
 
 namespace {
 
-// The shortest digits that restore the number.
+// Returns the shortest digits that restore the number.
 template <class T> std::string number(T value) {
     if (std::isnan(value)) return "\"nan\"";
     if (std::isinf(value)) return value > 0 ? "\"inf\"" : "\"-inf\"";
@@ -25,7 +25,7 @@ std::string quoted(const std::string& text) {
     return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-// The numbers of a record with their keys, in the files' order.
+// Visits the numbers of a record with their keys, in the order of the files.
 template <class Field> void describe(const TrainRecord& record, Field field) {
     field("loss", record.loss);
     field("lr", record.learning_rate);
@@ -86,7 +86,7 @@ std::string norms_object(const std::vector<NormRecord::Value>& values) {
     return "{" + object + "}";
 }
 
-// A scalar per number of the record, tagged "kind/key".
+// Returns a scalar for each number of the record, tagged "kind/key".
 template <class Record> EventSummary scalars_of(const std::string& kind, const Record& record) {
     EventSummary summary;
     describe(record, [&]<class Value>(const std::string& key, const Value& value) {
@@ -99,7 +99,8 @@ template <class Record> EventSummary scalars_of(const std::string& kind, const R
     return summary;
 }
 
-// A histogram over the layers for what each layer has ("h.3.qkv.weight" -> "qkv.weight"), else a scalar.
+// Adds a histogram over the layers for each per-layer value ("h.3.qkv.weight" -> "qkv.weight"), and a scalar for each
+// other value.
 void add_norms(EventSummary& summary, const std::string& prefix, const std::vector<NormRecord::Value>& values) {
     std::map<std::string, std::vector<double>> layers;
     for (const NormRecord::Value& value : values) {
@@ -112,14 +113,14 @@ void add_norms(EventSummary& summary, const std::string& prefix, const std::vect
     for (const auto& [name, all] : layers) summary.add_histogram(prefix + name, all);
 }
 
-// Markdown that shows a text as it is.
+// Returns Markdown that shows a text unchanged.
 std::string verbatim(const std::string& text) {
     std::string indented = "    ";
     for (const char c : text) indented += c == '\n' ? "\n    " : std::string(1, c);
     return indented;
 }
 
-// The step of a line of one of the files.
+// Returns the step of a line from any of the files.
 std::optional<int> step_of(const std::string& line) {
     int step = 0;
     if (std::sscanf(line.c_str(), "s:%d ", &step) == 1) return step;
@@ -128,24 +129,24 @@ std::optional<int> step_of(const std::string& line) {
     return json["step"].get<int>();
 }
 
-// Of one of the files: whether validation, questions or a sample wrote it.
+// Returns whether a line of any of the files was written by validation, questions or a sample.
 bool is_of_evaluation(std::string_view line) {
     for (const char* begin : {"{\"kind\":\"val\",", "{\"kind\":\"questions\",", "{\"step\":"})
         if (line.starts_with(begin)) return true;
     return line.starts_with("s:") && line.find(" trl:") == std::string_view::npos;
 }
 
-// Resolves a link, by which users move a log to another disk.
+// Resolves a symbolic link: users move logs to other disks this way.
 std::string without_links(const std::string& path) {
     std::error_code error;
     if (!std::filesystem::is_symlink(path, error)) return path;
     const std::filesystem::path target = std::filesystem::canonical(path, error);
-    if (error) fail(Exit::io, "%s is a link to a file that cannot be found: %s", path, error.message());
+    if (error) fail(Exit::io, "%s is a symbolic link whose target cannot be found: %s", path, error.message());
     return target;
 }
 
-// Leaves the lines that end in a newline and belong to steps that count. Mostly these are the file's beginning, and the
-// rest is cut off; where a crash has left something else between them, the file is replaced.
+// Keeps the lines that end in a newline and belong to committed steps. Usually these are the beginning of the file, and
+// the rest is cut. If a crash left other data between them, the file is replaced.
 LogFile continue_file(const std::string& name, int committed_step, bool has_evaluation) {
     const std::string path = without_links(name);
     const std::optional<InputFile> file = find_input_file(path);
@@ -235,7 +236,7 @@ void RunLog::write(const ValRecord& record) {
 
 void RunLog::write(const QuestionsRecord& record) {
     append(metrics_, json_line(record) + "\n");
-    // llm.c has one number per step, HellaSwag's.
+    // llm.c logs one number per step: HellaSwag's.
     append(main_log_, format("s:%d eval:%.4f\n", record.step, record.files.front().acc_per_token));
     if (events_) add_event(record.step, record.time, scalars_of("questions", record));
 }
@@ -266,7 +267,7 @@ void RunLog::add_event(int step, double time, const EventSummary& summary) {
 void RunLog::note(bool is_written, const LogFile& file) {
     if (is_written || is_failing_) return;
     is_failing_ = true;
-    news_ = "warning: " + file.error() + "; the records are kept in memory, and every step tries again to write them";
+    news_ = "warning: " + file.error() + "; the records are kept in memory, and each step retries the write";
 }
 
 std::vector<LogFile*> RunLog::files() {
@@ -283,12 +284,12 @@ std::string RunLog::end_step() {
     }
     if (error.empty()) {
         if (is_failing_)
-            news_ += (news_.empty() ? "" : "; ") + std::string("the log is written again, nothing is missing");
+            news_ += (news_.empty() ? "" : "; ") + std::string("writing the log works again; no records were lost");
         is_failing_ = false;
         failed_steps_ = 0;
     } else if (++failed_steps_ == kMostFailedSteps) {
         error_ = std::make_exception_ptr(
-            Error(Exit::io, format("%s; after %d steps of trying the run ends, without the log's last lines",
+            Error(Exit::io, format("%s; giving up after %d steps of retries, the last log lines are lost",
                                    error.c_str(), kMostFailedSteps)));
         has_given_up_ = true;
     }

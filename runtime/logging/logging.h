@@ -1,5 +1,5 @@
 // The logs of a run: metrics.jsonl and samples.jsonl for programs, main.log for llm.c's plotting tools, event files for
-// TensorBoard, and what a person sees on stdout while it goes.
+// TensorBoard, and progress on stdout for users.
 #pragma once
 
 #include <atomic>
@@ -24,72 +24,72 @@ struct TrainRecord {
     double epoch = 0;    // passes over the training data, this step included
     double step_ms = 0;
     double tokens_per_s = 0;
-    std::optional<double> mfu = {};  // absent: the machine's peak is not known
+    std::optional<double> mfu = {};  // absent: the machine's peak is unknown
     double data_ms = 0;              // of step_ms, waiting for tokens
-    double comm_ms = 0;              // of step_ms, waiting for other ranks: what work did not hide
+    double comm_ms = 0;              // of step_ms, waiting for other ranks: exposed communication
     double optimizer_ms = 0;         // of step_ms: norm, clipping and update
-    uint64_t comm_bytes = 0;         // of tensors, sent by this rank
+    uint64_t comm_bytes = 0;         // tensor bytes sent by this rank
     uint64_t resident_bytes = 0;     // host memory of this rank's process
-    std::string skipped = {};        // the first tensor whose gradient was not finite, if the update was not applied
+    std::string skipped = {};        // the first tensor with a non-finite gradient, if the update was skipped
     double time = 0;                 // Unix seconds at the step's end
     std::optional<double> energy_j = {}, power_w = {};                // of all ranks since the last step, if known
     std::optional<double> gpu_temperature_c = {}, sm_clock_mhz = {};  // of rank 0's GPU, if known
-    std::string throttle = {};                                        // what slows that GPU down
+    std::string throttle = {};                                        // what throttles that GPU
     double compute_ms() const { return step_ms - data_ms - comm_ms - optimizer_ms; }  // the rest: forward, backward
 };
 
 struct ValRecord {
     int step = 0;
     double loss = 0;                           // nats per token
-    std::optional<double> bits_per_byte = {};  // absent: the tokens' bytes are not known
+    std::optional<double> bits_per_byte = {};  // absent: the tokens' bytes are unknown
     double time = 0;                           // Unix seconds
 };
 
-// Answers to the multiple-choice questions of some files. A question is answered with the completion that has the
-// highest log-probability, as a whole (acc), per character (acc_norm; both are lm-evaluation-harness's) or per token
-// (acc_per_token, llm.c's).
+// Scores of the multiple-choice questions of some files. The model's answer is the completion with the highest
+// log-probability, as a whole (acc), per character (acc_norm; both as in lm-evaluation-harness) or per token
+// (acc_per_token, as in llm.c).
 struct QuestionsRecord {
     struct File {
         std::string name;  // letters, digits, "_" and "-"
         size_t questions = 0;
-        double acc = 0, acc_per_token = 0;          // the right ones' share
-        std::optional<double> acc_norm = {};        // absent: the completions' text is not known
-        double standard_error(double share) const;  // of such a share; NaN for a single question
+        double acc = 0, acc_per_token = 0;          // shares of correct answers
+        std::optional<double> acc_norm = {};        // absent: the completions' text is unknown
+        double standard_error(double share) const;  // of such a share; NaN for one question
     };
     int step = 0;
     std::vector<File> files = {};
     double time = 0;  // Unix seconds
 };
 
-// A text that the model has written.
+// A text that the model generated.
 struct SampleRecord {
     int step = 0;
     std::string prompt;
-    std::string text;  // the prompt and what follows it
+    std::string text;  // the prompt and its continuation
     double time = 0;   // Unix seconds
 };
 
-// What one step found of each tensor and each layer. Names of a layer begin with "h.LAYER.".
+// Norms of one step, by tensor and by layer. A layer's names begin with "h.LAYER.".
 struct NormRecord {
     struct Value {
         std::string name;
         double value;
     };
     int step = 0;
-    std::vector<Value> gradients = {};    // Euclidean norm by tensor, of which TrainRecord::grad_norm is the whole
+    std::vector<Value> gradients = {};    // Euclidean norm by tensor; TrainRecord::grad_norm combines them
     std::vector<Value> activations = {};  // root mean square of an element
     double time = 0;                      // Unix seconds
 };
 
-// The run has gone back to a checkpoint.
+// A rollback to a checkpoint.
 struct RollbackRecord {
-    int step = 0;  // the first that is done again
+    int step = 0;  // the first step that is repeated
     Rollback rollback = {};
     double time = 0;  // Unix seconds
 };
 
-// The records as one line of JSON, without the newline. Numbers have the digits that restore their bits; "nan", "inf"
-// and "-inf" stand for those, and null for what is absent.
+// Returns a record as one line of JSON, without the newline. Numbers have the digits that restore their bits. "nan",
+// "inf" and "-inf" represent those values, and null an absent one.
 std::string json_line(const TrainRecord& record);
 std::string json_line(const ValRecord& record);
 std::string json_line(const QuestionsRecord& record);
@@ -97,23 +97,25 @@ std::string json_line(const SampleRecord& record);  // of samples.jsonl; bytes t
 std::string json_line(const NormRecord& record);
 std::string json_line(const RollbackRecord& record);
 
-// Text for a terminal: no control characters but newline and tab, and U+FFFD for bytes that are not UTF-8.
+// Returns text that is safe for a terminal: without control characters except newline and tab, and with U+FFFD for
+// bytes that are not UTF-8.
 std::string printable(const std::string& text);
 
-// DIR/metrics.jsonl, DIR/samples.jsonl, DIR/main.log (`s:N trl:%.4f lr:%.6f norm:%.2f`, `s:N tel:%.4f` and
-// `s:N eval:%.4f`) and, if asked for, event files in DIR/tensorboard. A line is one write().
+// The log files of a run: DIR/metrics.jsonl, DIR/samples.jsonl, DIR/main.log (`s:N trl:%.4f lr:%.6f norm:%.2f`, `s:N
+// tel:%.4f` and `s:N eval:%.4f`) and, optionally, event files in DIR/tensorboard. Each line is written by one write().
 class RunLog {
 public:
-    // Continues the files of a run whose steps 1 .. committed_step are committed: lines of later steps are removed, and
-    // so are lines without a step, as a crash may leave them. A file is cut, replaced as a whole, or created if it
-    // certainly is absent; event files are cut, and a new one is begun with `configuration` as a text. Empty: no event
-    // files. Without `has_evaluation` the validation, the answers and the sample of the last step are removed too: they
-    // come again. If a file cannot be read, the error is InputFile's, and it stays as it was.
+    // Continues the files of a run whose steps 1 .. committed_step are committed. Removes lines of later steps and
+    // lines without a step, which a crash can leave. Each file is cut, replaced as a whole, or created if it certainly
+    // is absent. Event files are cut, and a new one begins with `configuration` as a text; an empty `configuration`
+    // disables event files. If `has_evaluation` is false, the last step's validation, answers and sample will be
+    // repeated, so their lines are removed too. If a file cannot be read, fails with InputFile's error and leaves the
+    // file unchanged.
     RunLog(const std::string& dir, int committed_step, const std::string& configuration = "",
            bool has_evaluation = true);
     ~RunLog();
 
-    // What cannot be written is kept and written later, in order: these do not fail.
+    // These do not fail: a record that cannot be written is kept and written later, in order.
     void write(const TrainRecord& record);
     void write(const ValRecord& record);
     void write(const QuestionsRecord& record);
@@ -121,17 +123,16 @@ public:
     void write(const NormRecord& record);
     void write(const RollbackRecord& record);
 
-    // Once per step: tries again to write what is missing. Returns a sentence for the user when writing begins to fail
-    // and when it works again, else "".
+    // Call once per step: retries missing records. Returns a message for the user when writing begins to fail and when
+    // it works again, else "".
     std::string end_step();
-    // Exit::io after kMostFailedSteps steps in a row with something missing at their end, until then null.
+    // Returns an Exit::io error once kMostFailedSteps steps in a row have ended with missing records; null before that.
     std::exception_ptr error() const { return error_; }
     static constexpr int kMostFailedSteps = 100;
 
-    // Everything written is on disk when this returns: call it before a checkpoint is committed, so that no crash
-    // leaves a committed step without its lines. Fails with Exit::io if that cannot be done. Once error() is set it
-    // does nothing: the weights are worth more than the lines. May be called from another thread than the rest, which
-    // does not wait for it.
+    // Writes all records to disk. Call it before a checkpoint is committed, so that no crash leaves a committed step
+    // without its lines. Fails with Exit::io if this is impossible. Once error() is set it does nothing: the weights
+    // are worth more than the lines. Another thread may call it, without blocking the thread that writes.
     void sync();
 
 private:
@@ -143,45 +144,46 @@ private:
     LogFile metrics_;
     LogFile main_log_;
     LogFile samples_;
-    std::unique_ptr<class EventFile> events_;  // null: none are written
-    bool is_failing_ = false;                  // something is missing since some record
+    std::unique_ptr<class EventFile> events_;  // null: no event files
+    bool is_failing_ = false;                  // some records are missing
     int failed_steps_ = 0;                     // in a row
     std::string news_;
     std::exception_ptr error_;
     std::atomic<bool> has_given_up_ = false;  // error_ is set
 };
 
-// When signs of life appear while no step ends.
+// How long to wait before showing progress while no step ends.
 struct Patience {
-    double tick_s = 1;       // between looks at the clock and at the terminal's size
+    double tick_s = 1;       // between checks of the clock and of the terminal's size
     double terminal_s = 2;   // on a terminal
-    double plain_s = 30;     // else; and between any two
-    double redraw_s = 0.05;  // least time between two pictures of the view
+    double plain_s = 30;     // elsewhere, also between any two lines
+    double redraw_s = 0.05;  // minimum time between two redraws of the view
 };
 
-// What a run shows on stdout. On a terminal with space for it, a block that is rewritten: a loss curve and the numbers
-// of the last step (view); on a smaller one a single line that is rewritten (line); elsewhere one plain line every
-// `every_steps` steps, at the first and at the last. While a step or another activity takes long, all three say how far
-// it is. With several `ranks` "auto" means plain: mpirun gives its processes a terminal even where its own output is a
-// file. Prints nothing if `out` is null, on ranks other than 0. Every function may be called from any thread.
+// The progress of a run on stdout. On a large enough terminal it is a block that is rewritten, with a loss curve and
+// the numbers of the last step (view). On a smaller terminal it is a single line that is rewritten (line). Elsewhere it
+// is a plain line every `every_steps` steps, and for the first and last step. All three show progress while a step or
+// another activity takes long. With several `ranks`, "auto" means plain, because mpirun gives its processes a terminal
+// even if its own output is a file. Prints nothing if `out` is null, as on ranks other than 0. Every function may be
+// called from any thread.
 class TrainingProgress {
 public:
     TrainingProgress(std::FILE* out, TerminalMode mode, int ranks, int total_steps, int every_steps,
                      const Patience& patience = {});
-    ~TrainingProgress();  // leaves the last line or block standing
+    ~TrainingProgress();  // keeps the last line or block on the terminal
 
-    // What the process does until the next call of a function other than say(): "loading the checkpoint".
+    // Sets the current activity, "loading the checkpoint", until the next call of a function other than say().
     void begin(const std::string& activity);
-    // Micro-step `index` of `count`, from 1, of a step begins.
+    // Marks the beginning of micro-step `index` of `count`, from 1, in a step.
     void begin_micro_step(int step, int index, int count);
-    // From now on the run is expected to end with this step; 0: it is not known.
+    // Sets the step with which the run is expected to end; 0: unknown.
     void end_at(int total_steps);
     void show(const TrainRecord& record);
-    // Says the validation loss.
+    // Prints the validation loss.
     void show(const ValRecord& record);
     void show(const QuestionsRecord& record);
     void show(const SampleRecord& record);
-    // Prints lines of their own: a checkpoint, a sample, a warning.
+    // Prints separate lines: a checkpoint, a sample, a warning.
     void say(const std::string& line);
 
 private:
@@ -198,7 +200,7 @@ private:
 
     std::FILE* const out_;
     const TerminalMode mode_;  // automatic: depends on the terminal's size
-    int total_steps_;          // 0: not known
+    int total_steps_;          // 0: unknown
     const int every_steps_;
     const Patience patience_;
     const bool is_unicode_;  // braille dots can be printed
@@ -207,9 +209,9 @@ private:
     double since_ms_;        // when the activity or the step began
     double plain_ms_;        // when the last plain line was printed
     double drawn_ms_ = 0;    // when draw() was last called
-    bool is_drawn_ = false;  // a line or a block stands above the cursor or where it is
-    bool is_stale_ = false;  // there is news that it does not show
-    int rows_ = 0;           // of it: 1 is a line
+    bool is_drawn_ = false;  // a line or block is above or at the cursor
+    bool is_stale_ = false;  // newer data than what is drawn
+    int rows_ = 0;           // of the drawn block; 1: a line
     int width_ = 0;          // of the terminal
     int continued_ = 0, stop_signal_ = 0;
     std::mutex mutex_;  // guards all of the above

@@ -1,4 +1,4 @@
-// TrainingProgress: what is drawn where and when. What it looks like is in terminal_view.cpp.
+// TrainingProgress: when and where to draw. The layout is in terminal_view.cpp.
 #include <langinfo.h>
 #include <locale.h>
 #include <sys/ioctl.h>
@@ -19,13 +19,13 @@ winsize terminal_size(std::FILE* out) {
     return size;
 }
 
-// Whether the process may draw on its terminal: a job in the background would write into the shell's work.
+// Returns whether the process may draw on its terminal: a background job would disturb the shell's output.
 bool is_in_foreground(std::FILE* out) {
     const pid_t group = ::tcgetpgrp(::fileno(out));
-    return group == -1 || group == ::getpgrp();  // -1: it is not this session's terminal, and so no shell's
+    return group == -1 || group == ::getpgrp();  // -1: not this session's terminal, so no shell uses it
 }
 
-// Whether the user's locale has UTF-8.
+// Returns whether the user's locale uses UTF-8.
 bool has_unicode() {
     const locale_t locale = ::newlocale(LC_CTYPE_MASK, "", nullptr);
     if (locale == nullptr) return false;
@@ -152,14 +152,14 @@ void TrainingProgress::say(const std::string& line) {
     if (was_drawn) draw();
 }
 
-// The block needs a step, which says most of what it shows.
+// The block needs a finished step, whose numbers are most of its content.
 bool TrainingProgress::is_view() const {
     const winsize size = terminal_size(out_);
     return (mode_ == TerminalMode::automatic || mode_ == TerminalMode::view) && state_->last &&
            fits_view(size.ws_col, size.ws_row);
 }
 
-// The thread: looks every tick whether something that takes long should be shown, and whether the terminal has changed.
+// The thread: checks every tick whether a long activity should be shown and whether the terminal has changed.
 void TrainingProgress::watch(const std::stop_token& stop) {
     std::unique_lock lock(mutex_);
     const auto tick = std::chrono::duration<double>(patience_.tick_s);
@@ -184,7 +184,7 @@ bool TrainingProgress::is_long() const {
 // "step 13/500 | micro-step 3/32 | 12 s"
 std::string TrainingProgress::activity() const { return activity_ + " | " + duration((now_ms() - since_ms_) / 1000); }
 
-// The single line: the last step's, behind what takes long.
+// Returns the single line: a long activity, if any, then the last step.
 std::string TrainingProgress::progress_text() const {
     std::string text = stop_signal() && !activity_.empty() ? "stopping after this step | " : "";
     if (is_long()) text += activity();
@@ -193,8 +193,9 @@ std::string TrainingProgress::progress_text() const {
     return text + (is_long() ? line.substr(line.find(" | ")) : line);
 }
 
-// The line or the block is where it was unless the shell has printed its prompt after a suspension, a signal its
-// notice, or the terminal is narrower now and may have wrapped it. Then the next one begins below.
+// Leaves the line or block if it may no longer be in place and starts the next one below it. This happens if the shell
+// printed its prompt after a suspension, a signal handler printed its notice, or the terminal became narrower and may
+// have wrapped the text.
 void TrainingProgress::leave_if_moved() {
     const winsize size = terminal_size(out_);
     const bool has_company = continued_ != times_continued() || stop_signal_ != stop_signal();
@@ -222,10 +223,10 @@ void TrainingProgress::draw() {
         rows = int(lines.size());
     } else {
         picture = progress_text();
-        // A line that wraps could not be rewritten.
+        // A line that wraps cannot be rewritten.
         picture.resize(std::min(picture.size(), size_t(size.ws_col) - 1));
     }
-    // Old characters give way line by line: a block that is erased first flickers.
+    // Replace the old text line by line: erasing the block first would flicker.
     if (is_drawn_ && rows_ > 1) picture = format("\r\x1b[%dA", rows_ - 1) + picture;
     if (is_drawn_ && rows_ == 1) picture = "\r\x1b[K" + picture;
     std::fwrite(picture.data(), 1, picture.size(), out_);
@@ -233,7 +234,7 @@ void TrainingProgress::draw() {
     is_drawn_ = true, is_stale_ = false, rows_ = rows, drawn_ms_ = now_ms();
 }
 
-// The cursor goes to where the line or the block begins, and nothing is left from there on.
+// Moves the cursor to the start of the line or block and clears everything from there.
 void TrainingProgress::erase() {
     if (is_drawn_ && rows_ > 1) std::fprintf(out_, "\r\x1b[%dA\x1b[J", rows_ - 1);
     if (is_drawn_ && rows_ == 1) std::fputs("\r\x1b[K", out_);

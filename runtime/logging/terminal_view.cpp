@@ -6,15 +6,15 @@
 namespace {
 
 constexpr size_t kMostMeans = 2048;
-constexpr int kLabelColumns = 9;  // of the axis, with its line
-constexpr int kWidest = 120;      // beyond that a line is hard to follow
+constexpr int kLabelColumns = 9;  // of the axis labels and the axis
+constexpr int kWidest = 120;      // wider lines are hard to read
 
-// A code point below U+10000 in UTF-8.
+// Encodes a code point below U+10000 in UTF-8.
 std::string utf8(int code) {
     return {char(0xe0 | code >> 12), char(0x80 | (code >> 6 & 63)), char(0x80 | (code & 63))};
 }
 
-// A grid of dots, kAcross x kDown of them in a character where it is braille.
+// A grid of dots: 2 x 4 of them in each braille character, else one per character.
 class Raster {
 public:
     Raster(int columns, int rows, bool unicode)
@@ -43,7 +43,7 @@ private:
     std::vector<int> cells_;
 };
 
-// The fields side by side, on as many lines as it takes.
+// Appends the fields to the lines, as many per line as fit.
 void append_fields(std::vector<std::string>& lines, const std::vector<std::string>& fields, size_t columns) {
     std::string line;
     for (const std::string& field : fields) {
@@ -138,7 +138,7 @@ std::vector<std::string> curve_lines(const Curve& curve, int columns, int rows, 
     for (int x = 0; x < int(values.size()); x++) {
         const double part = std::clamp((high - values[size_t(x)]) / range, 0.0, 1.0);
         const int y = int(std::lround(part * (raster.down() - 1)));
-        // Dots up to the height of the neighbor's, so that the line has no gaps.
+        // Draw dots up to the previous dot's height, so that the line has no gaps.
         const int from = before < 0 || before == y ? y : before < y ? before + 1 : before - 1;
         for (int dot = std::min(from, y); dot <= std::max(from, y); dot++) raster.set(x, dot);
         before = y;

@@ -1,15 +1,16 @@
-// What the block on the terminal looks like: text from numbers, without a terminal.
+// The layout of the block on the terminal: text from numbers, independent of any terminal.
 #pragma once
 
 #include "runtime/logging/logging.h"
 
-// The course of a number over any number of steps in bounded memory: means of equally many successive steps.
+// A curve of a number over any number of steps in bounded memory: means over groups of successive steps, all of one
+// size.
 class Curve {
 public:
-    // Steps ascend. What is not finite leaves no trace.
+    // Requires ascending steps. Ignores non-finite values.
     void add(int step, double value);
-    // `count` values at equal distances from the first step to the last, interpolated between the means; none without
-    // a step.
+    // Returns `count` values at equal distances from the first step to the last, interpolated between the means; an
+    // empty vector if there is no step.
     std::vector<double> resampled(size_t count) const;
     int first_step() const { return first_step_; }
 
@@ -21,24 +22,24 @@ private:
     std::vector<Mean> means_;
 };
 
-// What is known of the run so far.
+// The run's data so far.
 struct ViewState {
     std::optional<TrainRecord> last;
     std::optional<ValRecord> validation;
     Curve losses;
     double smoothed_ms = 0;                                             // of a step
-    double compute_ms = 0, optimizer_ms = 0, comm_ms = 0, data_ms = 0;  // of it, smoothed in the same way
+    double compute_ms = 0, optimizer_ms = 0, comm_ms = 0, data_ms = 0;  // of smoothed_ms, smoothed alike
 
     void add(const TrainRecord& record);
     double remaining_s(int total_steps) const { return last ? (total_steps - last->step) * smoothed_ms / 1000 : 0; }
 };
 
-// The picture of a curve, `rows` lines of `columns` characters with the range of its values at the left; values above
-// all but the highest 2 % are drawn at the top. Braille dots, or asterisks without `unicode`.
+// Draws a curve in `rows` lines of `columns` characters, with the range of its values at the left. The highest 2 % of
+// the values are drawn at the top. Uses braille dots, or asterisks without `unicode`.
 std::vector<std::string> curve_lines(const Curve& curve, int columns, int rows, bool unicode);
 
-// The block for a terminal of this size: the curve and the numbers of the last step, then `activity`. No line is wider
-// than the terminal, and there are fewer than its rows. Requires fits_view() and a step.
+// Returns the block for a terminal of this size: the curve and the numbers of the last step, then `activity`. Every
+// line fits the terminal's width, and there are fewer lines than rows. Requires fits_view() and a step.
 std::vector<std::string> view_lines(const ViewState& state, int total_steps, const std::string& activity, int columns,
                                     int rows, bool unicode);
 inline bool fits_view(int columns, int rows) { return columns >= 50 && rows >= 13; }
