@@ -32,8 +32,7 @@ template <class Join> auto within(double limit_s, int rank, const Join& join) {
         std::unique_lock lock(mutex);
         ended.wait_for(lock, stop, seconds(limit_s), [] { return false; });
         if (stop.stop_requested()) return;
-        std::fprintf(stderr,
-                     "train_gpt: %s ends: not all ranks joined %s within %g s (parallel.start_timeout_s)\n",
+        std::fprintf(stderr, "train_gpt: %s ends: not all ranks joined %s within %g s (parallel.start_timeout_s)\n",
                      this_member(rank).text().c_str(), comm_library().c_str(), limit_s);
         ::_exit(int(Exit::hang));
     });

@@ -52,8 +52,8 @@ std::vector<std::string> ControlChannel::all_gather(const std::string& mine, con
 std::string ControlChannel::collective(const TextRequest& request) {
     activity_->note_progress();
     if (!is_connected()) return pack(request.text);
-    require(request.text.size() <= kTextLimit, "%s: text of %zu bytes for the control channel, limit %zu",
-            request.what, request.text.size(), kTextLimit);
+    require(request.text.size() <= kTextLimit, "%s: text of %zu bytes for the control channel, limit %zu", request.what,
+            request.text.size(), kTextLimit);
     std::unique_lock lock(mutex_);
     require(!has_finished_, "%s: collective called after this rank left the control channel", request.what);
     if (!failed_since_) {

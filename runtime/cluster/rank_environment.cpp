@@ -64,9 +64,8 @@ struct Reader {
     // Returns the value of a required variable, in [low, high].
     template <class Number = int> Number number(const char* name, int64_t low, int64_t high) const {
         if (!has(name))
-            fail(Exit::usage,
-                 "%s is not set although %s started this process, expected a whole number",
-                 name, found.launcher);
+            fail(Exit::usage, "%s is not set although %s started this process, expected a whole number", name,
+                 found.launcher);
         const std::optional<int64_t> value = whole_number(text(name));
         if (!value || *value < low || *value > high)
             fail(Exit::usage, "%s is \"%s\", expected a whole number from %lld to %lld", name, lookup(name),

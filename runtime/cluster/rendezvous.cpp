@@ -28,9 +28,7 @@ std::string mac_of(const std::string& key, const char* sender, const std::string
     return hmac_sha256(key, pack(sender, nonce, text));
 }
 
-std::string stop_sentence() {
-    return format("received signal %d during the rendezvous of the ranks", stop_signal());
-}
+std::string stop_sentence() { return format("received signal %d during the rendezvous of the ranks", stop_signal()); }
 
 // Returns an empty string if the launcher does not provide the host.
 std::string host_of_rank_0(const RankEnvironment& environment) {

@@ -8,26 +8,26 @@
 
 namespace {
 
-// RAPL's counters of this machine's CPUs, and of their memory where it has its own, as Linux shows them
-// (Documentation/power/powercap/powercap.rst): microjoules that begin at 0 again after max_energy_range_uj.
+// The RAPL counters of this machine's CPUs, and of their memory if it has its own, as Linux provides them
+// (Documentation/power/powercap/powercap.rst): microjoules that wrap to 0 after max_energy_range_uj.
 class CpuCounters {
 public:
     explicit CpuCounters(const std::string& dir) {
         if (dir.empty()) return;
-        problem_ = "there are no RAPL counters in " + dir;
+        problem_ = "no RAPL counters in " + dir;
         if (!directory_exists(dir)) return;
         for (const std::string& entry : list_directory(dir)) {
-            // "intel-rapl:0" and parts of it, "intel-rapl:0:1"; intel-rapl-mmio:* are the same counters once more.
+            // "intel-rapl:0" and its parts, "intel-rapl:0:1"; intel-rapl-mmio:* duplicates the same counters.
             if (!entry.starts_with("intel-rapl:")) continue;
             const std::string path = dir + "/" + entry;
             std::string name;
             std::ifstream(path + "/name") >> name;
-            if (!name.starts_with("package") && name != "dram") continue;  // "core" is in package, "psys" has all
+            if (!name.starts_with("package") && name != "dram") continue;  // package includes "core"; "psys" covers all
             Counter counter{path + "/energy_uj"};
             std::ifstream(path + "/max_energy_range_uj") >> counter.range;
             errno = 0;
             if (!read(counter)) {
-                problem_ = format("the RAPL counters cannot be read (%s: %s)", counter.path.c_str(),
+                problem_ = format("cannot read the RAPL counters (%s: %s)", counter.path.c_str(),
                                   errno ? std::strerror(errno) : "not a number");
                 counters_.clear();
                 return;
@@ -37,7 +37,7 @@ public:
         }
     }
 
-    // Joules since the last call, of all counters that can be read.
+    // Returns the joules since the last call, over all readable counters.
     double take_j() {
         double total = 0;
         for (Counter& counter : counters_) {
@@ -78,7 +78,7 @@ struct EnergyMeter::State {
 
     bool reads_gpu() const { return gpu && gpu->problem().empty(); }
 
-    // Since the last call. Where the GPU counts no energy, as before Volta, power times time.
+    // Returns the joules since the last call. If the GPU has no energy counter (before Volta), integrates its power.
     std::optional<double> take_gpu_j(double seconds) {
         const std::optional<double> before = gpu_energy_j, power_before = gpu_power_w;
         if (before) {
@@ -96,7 +96,7 @@ struct EnergyMeter::State {
     std::optional<double> gpu_energy_j, gpu_power_w;  // when last read
     double read_ms = now_ms();                        // the counters
     double sensed_ms = -1e9;                          // temperature, clock and reasons
-    EnergyReading sensed;                             // what they were
+    EnergyReading sensed;                             // the last sensor values
 };
 
 EnergyMeter::EnergyMeter(const EnergySources& sources) : state_(std::make_unique<State>(sources)) {}
@@ -104,7 +104,7 @@ EnergyMeter::EnergyMeter(EnergyMeter&&) noexcept = default;
 EnergyMeter::~EnergyMeter() = default;
 
 EnergyReading EnergyMeter::read() {
-    constexpr double kSensorMs = 1000;  // between looks at what changes slowly
+    constexpr double kSensorMs = 1000;  // between readings of slowly changing sensors
     State& s = *state_;
     const double now = now_ms(), seconds = (now - std::exchange(s.read_ms, now)) / 1000;
     if (s.reads_gpu() && now - s.sensed_ms >= kSensorMs) {
@@ -129,5 +129,5 @@ std::string EnergyMeter::description() const {
     if (s.gpu && !s.reads_gpu()) add(missing, s.gpu->problem());
     if (!s.cpu.is_readable() && !s.cpu.problem().empty()) add(missing, s.cpu.problem());
     if (measured.empty()) return "not measured: " + missing;
-    return measured + (missing.empty() ? "" : "; not all of it: " + missing);
+    return measured + (missing.empty() ? "" : "; missing: " + missing);
 }

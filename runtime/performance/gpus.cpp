@@ -17,8 +17,8 @@ std::string letters_and_digits(const std::string& name) {
 }  // namespace
 
 const std::vector<GpuModel>& known_gpus() {
-    // 16-bit peaks of a100, h100, h200, rtx3090, rtx4090 and rtxpro6000 are also the ones to which published shares of
-    // peak refer; the rest is found in data sheets and white papers only. NVLink to neighbours in pairs does not count.
+    // Published shares of peak refer to the same 16-bit peaks for a100, h100, h200, rtx3090, rtx4090 and rtxpro6000.
+    // The other values come from data sheets and white papers only. NVLink between pairs of neighbors does not count.
     static const std::vector<const char*> rtx_pro_6000 = {"NVIDIA RTX PRO 6000 Blackwell Workstation Edition",
                                                           "NVIDIA RTX PRO 6000 Blackwell Server Edition"};
     static const std::vector<GpuModel> table = {
@@ -51,8 +51,8 @@ const GpuModel& find_gpu(const std::string& name) {
         all += (all.empty() ? "" : ", ") + names.back();
     }
     const std::string nearest = nearest_name(plain, names);
-    fail(Exit::usage, "--gpu: %s is not in the table; %s", printed(name),
-         nearest.empty() ? "it has " + all : "did you mean " + nearest + "?");
+    fail(Exit::usage, "--gpu: unknown GPU %s; %s", printed(name),
+         nearest.empty() ? "known: " + all : "did you mean " + nearest + "?");
 }
 
 const GpuModel* gpu_of_device(const std::string& device_name) {
@@ -74,9 +74,7 @@ double peak_flops_per_s(const std::string& device_name, Dtype precision, bool tf
     return 0;
 }
 
-double flops_per_token(const FlopsPerToken& model) {
-    return 6.0 * double(model.parameters) + 12.0 * model.attended;
-}
+double flops_per_token(const FlopsPerToken& model) { return 6.0 * double(model.parameters) + 12.0 * model.attended; }
 
 std::optional<double> model_flops_utilisation(double flops_per_token, double tokens_per_s, double peak_flops_per_s) {
     if (peak_flops_per_s <= 0) return std::nullopt;

@@ -6,14 +6,14 @@
 
 namespace {
 
-// As in nvml.h, whose types are int, unsigned, unsigned long long and pointers.
+// Values of the driver's nvml.h, whose types are int, unsigned, unsigned long long and pointers.
 constexpr int kSuccess = 0, kSmClock = 1, kDieSensor = 0;
 
 struct ThrottleReason {
     unsigned long long bit;
     const char* name;
 };
-// Idleness, settings of the user and clocks of a group are no slowdown.
+// Idling, user settings and group clocks do not count as throttling.
 constexpr ThrottleReason kThrottleReasons[] = {
     {0x4, "sw_power_cap"}, {0x8, "hw_slowdown"}, {0x20, "sw_thermal"}, {0x40, "hw_thermal"}, {0x80, "hw_power_brake"}};
 
@@ -41,7 +41,7 @@ struct GpuSensors::Functions {
     int (*power)(void*, unsigned*) = find<int(void*, unsigned*)>(library, "nvmlDeviceGetPowerUsage");
     int (*clock)(void*, int, unsigned*) = find<int(void*, int, unsigned*)>(library, "nvmlDeviceGetClockInfo");
     int (*temperature)(void*, int, unsigned*) = find<int(void*, int, unsigned*)>(library, "nvmlDeviceGetTemperature");
-    // Drivers before 535 have the second name only.
+    // Drivers before 535 have only the second name.
     int (*reasons)(void*, unsigned long long*) =
         find<int(void*, unsigned long long*)>(library, "nvmlDeviceGetCurrentClocksEventReasons");
     int (*old_reasons)(void*, unsigned long long*) =
@@ -53,7 +53,7 @@ struct GpuSensors::Functions {
 GpuSensors::GpuSensors(const std::string& library, const std::string& pci_bus_id) {
     void* const handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);  // stays open until the process ends
     if (!handle) {
-        problem_ = format("NVML cannot be loaded: %s", dlerror());
+        problem_ = format("cannot load NVML: %s", dlerror());
         return;
     }
     const auto close = [](const Functions* functions) {
@@ -62,19 +62,19 @@ GpuSensors::GpuSensors(const std::string& library, const std::string& pci_bus_id
     };
     const Functions functions{handle};
     if (!functions.start || !functions.gpu) {
-        problem_ = library + " lacks functions of NVML";
+        problem_ = library + " lacks NVML functions";
         return;
     }
     if (const int code = functions.start(); code != kSuccess) {
-        problem_ = "NVML cannot be used: " + functions.error_text(code);
+        problem_ = "cannot initialize NVML: " + functions.error_text(code);
         return;
     }
     nvml_ = {new Functions(functions), close};
     if (const int code = nvml_->gpu(pci_bus_id.c_str(), &gpu_); code != kSuccess) {
         gpu_ = nullptr;
-        problem_ = format("NVML does not find the GPU %s: %s", pci_bus_id.c_str(), nvml_->error_text(code).c_str());
+        problem_ = format("NVML cannot find the GPU %s: %s", pci_bus_id.c_str(), nvml_->error_text(code).c_str());
     } else if (!energy_j() && !power_w()) {
-        problem_ = format("NVML tells neither energy nor power of the GPU %s", pci_bus_id.c_str());
+        problem_ = format("NVML reports neither energy nor power for the GPU %s", pci_bus_id.c_str());
     }
 }
 

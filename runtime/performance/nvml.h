@@ -1,5 +1,5 @@
-// NVML, the library of NVIDIA's driver that reads a GPU's sensors. Loaded when it is asked for, and declared here, so
-// that neither its header nor the driver is needed to build, or to train without it.
+// NVML, the library of NVIDIA's driver that reads a GPU's sensors. It is loaded on first use and declared here, so
+// neither its header nor the driver is needed to build, or to train without it.
 #pragma once
 
 #include <memory>
@@ -8,19 +8,20 @@
 
 class GpuSensors {
 public:
-    // `library`: name or path of the file; `pci_bus_id`: the GPU's place, "0000:65:00.0". problem() says if there is
-    // nothing to read.
+    // `library` is the file's name or path; `pci_bus_id` identifies the GPU: "0000:65:00.0". problem() reports whether
+    // the sensors can be read.
     GpuSensors(const std::string& library, const std::string& pci_bus_id);
 
-    // Why nothing can be read, in a sentence's part; empty if something can.
+    // Returns why no sensor can be read, as part of a sentence; empty if at least one can.
     const std::string& problem() const { return problem_; }
 
-    // Nothing where the GPU, the driver or its state does not tell.
+    // These return nullopt if the GPU or its driver does not provide the value.
     std::optional<double> energy_j() const;  // since the driver was loaded
     std::optional<double> power_w() const;
     std::optional<double> sm_clock_mhz() const;
     std::optional<double> temperature_c() const;
-    // What holds the clocks down, of heat and power: "sw_power_cap", "hw_thermal, hw_slowdown"; empty: nothing.
+    // Returns the thermal and power limits that throttle the clocks: "sw_power_cap", "hw_thermal, hw_slowdown"; empty
+    // if there are none.
     std::string throttle() const;
 
 private:

@@ -21,7 +21,7 @@ CommTime operator*(double times, const CommTime& a) {
     return {times * a.nvlink_bytes, times * a.net_bytes, times * a.nvlink_s, times * a.net_s, times * a.seconds};
 }
 
-// The same collective on every bucket, one after the other.
+// The same collective on every bucket, in sequence.
 struct Collectives {
     CommTime outer, layers;
     CommTime all() const { return outer + layers; }
@@ -35,8 +35,8 @@ Collectives collectives(double wire_bytes, const ScalingInputs& in) {
     return result;
 }
 
-// A forward or backward pass: its compute, the communication that it can hide, the communication after it, and how many
-// of them a step has.
+// A forward or backward pass: its compute, the communication that overlaps with it, the exposed communication after it,
+// and how often a step runs it.
 struct Pass {
     double compute_s;
     CommTime behind;
@@ -56,7 +56,7 @@ StagePrediction predict_stage(int stage, const ScalingInputs& in) {
     Pass backward{backward_s, none, none, others}, last_backward{backward_s, reduce.layers, reduce.outer};
     if (stage == 0) last_backward = {backward_s, 2 * reduce.layers, 2 * reduce.outer};
     if (stage >= 1) first_forward = {forward_s, gather.layers, gather.outer};
-    // Between micro-steps the outer bucket has another pass to hide behind.
+    // Between micro-steps the outer bucket can overlap with another pass.
     if (stage >= 2) backward.behind = reduce.all();
     if (stage == 3) {
         forward.behind = gather.all();
@@ -92,14 +92,14 @@ double parse_rate(const std::string& text, const std::string& option) {
     const auto unit = kUnits.find(std::string_view(rest, end).substr(rest != end && *rest == ' '));
     const double rate = unit == kUnits.end() ? 0 : number * unit->second;
     if (error != std::errc() || !(rate > 0) || !std::isfinite(rate))
-        fail(Exit::usage, "%s: %s is no rate; it is bytes or bits per second like 450GB/s, 400Gb/s or 50e9", option,
-             printed(text));
+        fail(Exit::usage, "%s: %s is not a valid rate, expected bytes or bits per second: 450GB/s, 400Gb/s, 50e9",
+             option, printed(text));
     return rate;
 }
 
 void check_nodes(int gpus, int gpus_per_node) {
     if (gpus > gpus_per_node && gpus % gpus_per_node != 0)
-        fail(Exit::usage, "--gpus %d must be a multiple of --gpus-per-node %d, or smaller", gpus, gpus_per_node);
+        fail(Exit::usage, "--gpus %d must be at most --gpus-per-node %d, or a multiple of it", gpus, gpus_per_node);
 }
 
 CommTime collective_time(double bytes, const ScalingInputs& in) {
@@ -119,7 +119,7 @@ CommTime collective_time(double bytes, const ScalingInputs& in) {
 }
 
 std::array<StagePrediction, 4> predict_scaling(const ScalingInputs& in) {
-    require(!in.bucket_elements.empty(), "scaling: there must be an outer bucket");
+    require(!in.bucket_elements.empty(), "scaling: the outer bucket is missing");
     require(in.gpus >= 1 && in.gpus_per_node >= 1 && in.micro_steps >= 1 && in.nvlink_bytes_per_s > 0 &&
                 in.net_bytes_per_s > 0 && in.peak_share > 0 && in.gpu.flops_per_s > 0 && in.flops_per_token > 0 &&
                 in.tokens_per_micro_step > 0,

@@ -100,12 +100,12 @@ class Energy(TrainerTest):
     def test_what_cannot_be_read(self):
         no_energy = GPU + SENSORS
         for name, source, sentence in (
-                ("no library", None, r"NVML cannot be loaded: \S+/libnvidia-ml.so.1: file too short"),
-                ("no function", START % 0, "libnvidia-ml.so.1 lacks functions of NVML"),
-                ("no driver", START % 9 + GPU + ENERGY, "NVML cannot be used: Driver Not Loaded"),
+                ("no library", None, r"cannot load NVML: \S+/libnvidia-ml.so.1: file too short"),
+                ("no function", START % 0, "libnvidia-ml.so.1 lacks NVML functions"),
+                ("no driver", START % 9 + GPU + ENERGY, "cannot initialize NVML: Driver Not Loaded"),
                 ("no GPU", START % 0 + GPU.replace("? 0 : 6", "? 6 : 6") + ENERGY,
-                 "NVML does not find the GPU 0000:[0-9a-fA-F:.]+: Not Found"),
-                ("neither", START % 0 + no_energy, "NVML tells neither energy nor power of the GPU 0000")):
+                 "NVML cannot find the GPU 0000:[0-9a-fA-F:.]+: Not Found"),
+                ("neither", START % 0 + no_energy, "NVML reports neither energy nor power for the GPU 0000")):
             with self.subTest(name):
                 said = self.start(source, "--fresh", train_max_steps=1, checkpoint_every_steps=0)
                 self.assertRegex(said, r"\nenergy   .*" + sentence)

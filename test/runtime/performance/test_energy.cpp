@@ -63,10 +63,9 @@ TEST_CASE("joules of packages and memory since the last reading, across a counte
 
 TEST_CASE("counters that cannot be read", "[energy]") {
     FakeRapl rapl;
-    CHECK(meter_of(rapl.path("nothing")).description() ==
-          "not measured: there are no RAPL counters in " + rapl.path("nothing"));
+    CHECK(meter_of(rapl.path("nothing")).description() == "not measured: no RAPL counters in " + rapl.path("nothing"));
     CHECK(meter_of(rapl.path("intel-rapl")).description() ==
-          "not measured: there are no RAPL counters in " + rapl.path("intel-rapl"));
+          "not measured: no RAPL counters in " + rapl.path("intel-rapl"));
     CHECK(meter_of("").description() == "not measured: ");
     CHECK(!meter_of("").read().joules);
 
@@ -74,11 +73,11 @@ TEST_CASE("counters that cannot be read", "[energy]") {
     make_directories(rapl.path("intel-rapl:1/energy_uj"));  // as root reads what nobody may read
     EnergyMeter meter = meter_of(rapl.dir());
     const std::string path = rapl.path("intel-rapl:1/energy_uj");
-    CHECK(meter.description() == "not measured: the RAPL counters cannot be read (" + path + ": Is a directory)");
+    CHECK(meter.description() == "not measured: cannot read the RAPL counters (" + path + ": Is a directory)");
     CHECK(!meter.read().joules);
 
     EnergyMeter gpu({.gpu = "0000:01:00.0", .rapl = "", .nvml = rapl.path("libnvidia-ml.so.1")});
-    CHECK(gpu.description().starts_with("not measured: NVML cannot be loaded: " + rapl.path("libnvidia-ml.so.1") +
+    CHECK(gpu.description().starts_with("not measured: cannot load NVML: " + rapl.path("libnvidia-ml.so.1") +
                                         ": cannot open shared object file"));
     CHECK(!gpu.read().joules);
 }
