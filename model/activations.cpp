@@ -1,5 +1,5 @@
-// The table of activations. A row has the recompute level from which on backward recomputes the activation. Below that
-// level a per-layer activation is kept, in memory of its own for each layer; from that level on all layers share one
+// The table of activations. Each row has the lowest recompute level at which backward recomputes the activation. Below
+// that level a per-layer activation is kept, in separate memory for each layer. From that level up all layers share one
 // buffer.
 #include "model/activations.h"
 
@@ -42,18 +42,18 @@ struct ActivationSizes {
 enum class Storage { residual, branch, statistic };
 
 struct ActivationRow {
-    const char* name;  // successive rows of one name are one buffer
+    const char* name;  // successive rows with the same name share a buffer
     const char* category;
-    size_t (ActivationSizes::*count)() const;  // elements, of one layer if per layer; 0: the model has no such
+    size_t (ActivationSizes::*count)() const;  // elements, of one layer if per layer; 0: not in this model
     Storage storage;
     Recompute recomputed_from;
-    std::variant<Activation& (*)(GptActivations&), Activation& (*)(BlockActivations&)> place;  // the second: per layer
-    bool is_shared = false;  // by all layers at every level: only the next op reads it
+    std::variant<Activation& (*)(GptActivations&), Activation& (*)(BlockActivations&)> place;  // second: per layer
+    bool is_shared = false;  // among all layers at every level: only the next op reads it
 
     bool per_layer() const { return place.index() == 1; }
 };
 
-// For rows that are kept at every level.
+// For activations that are kept at every level.
 constexpr Recompute kNever = Recompute(int(Recompute::block) + 1);
 
 constexpr const char* kBackward = "backward buffers";  // only training needs them
@@ -101,7 +101,7 @@ const std::vector<ActivationRow>& activation_table() {
     return table;
 }
 
-// The residual stream and the branches have one type so far.
+// The residual stream and the branches currently have the same type.
 Dtype type_of(Storage storage, const GptOptions& options) {
     switch (storage) {
         case Storage::residual: return options.precision;

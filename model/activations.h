@@ -1,5 +1,5 @@
-// Activations: what forward keeps for backward, and the buffers of both. The table in activations.cpp lists which of
-// them each recompute level keeps.
+// Activations: the tensors that forward keeps for backward, and the buffers of both. The table in activations.cpp lists
+// which of them each recompute level keeps.
 #pragma once
 
 #include "model/arena.h"
@@ -8,12 +8,12 @@
 // The output of a layer, in memory.
 struct Activation {
     View view;
-    bool is_kept = true;  // until backward has read it; else backward computes it again
+    bool is_kept = true;  // until backward has read it; else backward recomputes it
 
     operator ConstView() const { return view; }
 };
 
-// What a model does not need is null.
+// Activations that a model does not need are null.
 struct NormActivations {
     Activation out;         // (B, T, C)
     Activation mean, rstd;  // (B, T); no mean with RMSNorm
@@ -28,7 +28,7 @@ struct AttentionActivations {
 
 struct MlpActivations {
     Activation fc;   // (B, T, fc channels), before the activation function
-    Activation act;  // (B, T, hidden), after it, and behind the gate
+    Activation act;  // (B, T, hidden), after it and the gate
     Activation out;  // (B, T, C)
 };
 
@@ -44,7 +44,7 @@ struct BlockActivations {
 };
 
 struct GptActivations {
-    Activation embedding;                 // (B, T, C), where it is normed
+    Activation embedding;                 // (B, T, C), if it is normed
     NormActivations norm_e;               // its out is the first block's residual
     std::vector<BlockActivations> block;  // (L)
     Activation residual_f;                // (B, T, C), the last block's output
@@ -56,5 +56,5 @@ struct GptActivations {
     Activation dwide;      // (B, T, max(fc channels, qkv channels, C)), gradient of fc, then of qkv
 };
 
-// Allocates every activation in the arena, which only counts the bytes if it has no memory.
+// Allocates every activation in the arena; an arena without memory only counts the bytes.
 GptActivations place_activations(const GptOptions& options, Arena& arena);

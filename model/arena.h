@@ -1,5 +1,5 @@
-// One allocation for everything a rank keeps on its device, and the plan of it: the code that assigns memory is run
-// once without memory to compute the sizes, then again over the real allocation.
+// One allocation for all device memory of a rank, and its plan: the code that assigns memory runs once without memory
+// to compute the sizes, then again over the real allocation.
 #pragma once
 
 #include "kernels/device.h"
@@ -13,11 +13,11 @@ struct MemoryRegion {
 
 class Arena {
 public:
-    // Without memory: take() returns null and only counts.
+    // Without memory, take() returns null and only counts.
     Arena() = default;
     explicit Arena(std::byte* memory) : memory_(memory) {}
 
-    // `count` elements for `name`; 256-byte aligned.
+    // Returns `count` elements for `name`, aligned to 256 bytes.
     template <class T> T* take(const char* category, std::string name, size_t count) {
         size_t bytes = (count * sizeof(T) + kAlignment - 1) / kAlignment * kAlignment;
         T* where = memory_ ? reinterpret_cast<T*>(memory_ + used_) : nullptr;
@@ -25,7 +25,7 @@ public:
         used_ += bytes;
         return where;
     }
-    // The same in a storage type that is a value.
+    // The same for a storage type given at run time.
     View take(const char* category, std::string name, size_t count, Dtype dtype) {
         return {take<std::byte>(category, std::move(name), count * size_of(dtype)), dtype};
     }

@@ -1,12 +1,12 @@
-// A block with the norms in front of attention and MLP, as in GPT-2 (Radford et al., "Language Models are Unsupervised
-// Multitask Learners", section 2.3) and Llama. GptShape says which parts there are:
+// A block with norms before attention and MLP, as in GPT-2 (Radford et al., "Language Models are Unsupervised Multitask
+// Learners", section 2.3) and Llama. GptShape defines which parts it has:
 //
 //     residual_mid = residual + attn_proj(attention(heads(qkv(norm1(residual)))))
 //     output = residual_mid + mlp(norm2(residual_mid))
 //
-// Adding a branch to the residual stream is one op with the norm that comes next, so a block begins with the sum that
-// the block before it left open. Dropout, where it is asked for, acts on a branch before the sum, and inside attention.
-// Read backward upwards: each line undoes one of forward.
+// Adding a branch to the residual stream is fused with the next norm, so a block begins with the sum that the previous
+// block left open. Dropout, if enabled, acts inside attention and on each branch before the sum. Read the backward pass
+// from the bottom up: each line is the backward of one line of forward.
 #include "model/block.h"
 
 void block_forward(const LayerContext& x, const BlockWeights& w, ResidualSum in, const BlockActivations& a) {

@@ -1,4 +1,4 @@
-// Generation with kept keys and values: Gpt::prefill() and Gpt::decode().
+// Generation with a KV cache: Gpt::prefill() and Gpt::decode().
 #include <algorithm>
 
 #include "kernels/base/check.h"
@@ -6,7 +6,7 @@
 
 int Gpt::sequence_length(int sequence) const { return state_->cached[size_t(sequence)].position; }
 
-// A forward pass that also leaves keys and values in the sequence's place in the cache.
+// A forward pass that also stores keys and values in the sequence's part of the cache.
 void Gpt::prefill(int sequence, const int* tokens, int count, float* logits) {
     GptState& s = *state_;
     const int batch = s.options.batch, longest = s.options.seq_len;

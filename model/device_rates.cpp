@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kLaps = 4;  // the first warms up
 
-// The shortest of some laps. `call` queues work on the stream.
+// Returns the time of the fastest lap. `call` queues work on the stream.
 double best_ms(const std::function<void()>& call) {
     double best = 0;
     for (int lap = 0; lap < kLaps; lap++) {
@@ -29,12 +29,12 @@ double best_ms(const std::function<void()>& call) {
 
 DeviceRates measure_device_rates(Dtype precision) {
     constexpr size_t kBytes = size_t(64) << 20;  // more than the second-level cache of a CPU core
-    constexpr double kLongMs = 20;               // of a product that is large enough
+    constexpr double kLongMs = 20;               // a GEMM that takes this long is large enough
     const DeviceBuffer from(kBytes), to(kBytes);
     DeviceRates rates;
     rates.bytes_per_s = 2000.0 * double(kBytes) / best_ms([&] { copy_on_device(to.data(), from.data(), kBytes, {}); });
     double ms = 0;
-    // The host's clock, as a simulated GPU's may stand still.
+    // Uses the host's clock, because a simulated GPU's may stand still.
     const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(300);
     for (int size = 256; size <= 2048 && ms < kLongMs && std::chrono::steady_clock::now() < end; size *= 2) {
         const View out(to.data(), precision);

@@ -1,5 +1,4 @@
-// What a device can do at most: the rates that ops are compared with (Williams, Waterman, Patterson, "Roofline", CACM
-// 52(4), 2009).
+// The peak rates of a device, to which ops are compared (Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009).
 #pragma once
 
 #include "kernels/numeric.h"
@@ -9,6 +8,6 @@ struct DeviceRates {
     double bytes_per_s = 0;  // read or written
 };
 
-// Measures this device for about half a second: the fastest of some square products in this precision and of some
-// copies. Takes 128 MiB of the device's memory meanwhile.
+// Measures this device for about half a second: returns the fastest of several square GEMMs in this precision and of
+// several copies. Uses 128 MiB of device memory during the measurement.
 DeviceRates measure_device_rates(Dtype precision);

@@ -8,7 +8,7 @@
 
 namespace {
 
-// Adds a micro-batch of each rank to the sums by position, in the ranks' order.
+// Adds one micro-batch of each rank to the sums by position, in the order of ranks.
 void add_positions(Gpt& gpt, const Batch& batch, const std::vector<float>& losses, Validation& result) {
     const size_t T = size_t(gpt.options().seq_len), ranks = size_t(gpt.options().ranks);
     std::vector<double> sums(2 * T * ranks);
@@ -24,13 +24,13 @@ void add_positions(Gpt& gpt, const Batch& batch, const std::vector<float>& losse
         (i / T % 2 == 0 ? result.position_loss : result.position_targets)[i % T] += sums[i];
 }
 
-// The last T + 1 tokens of the text as a sequence of `targets`, -1 for those of the context.
+// Fills a row with the last T + 1 tokens of the text; `targets` is -1 for tokens of the context.
 void fill_row(const Continuation& text, size_t longest, int* tokens, int* targets) {
     auto token = [&](size_t i) {
         return i < text.context.size() ? text.context[i] : text.predicted[i - text.context.size()];
     };
     require(!text.context.empty() && !text.predicted.empty() && text.predicted.size() <= longest,
-            "log_likelihoods: %zu and %zu tokens for a model of %zu", text.context.size(), text.predicted.size(),
+            "log_likelihoods: text of %zu + %zu tokens, seq_len %zu", text.context.size(), text.predicted.size(),
             longest);
     const size_t count = std::min(text.tokens() - 1, longest), first = text.tokens() - 1 - count;
     for (size_t i = 0; i < count; i++) {
@@ -62,7 +62,7 @@ Validation evaluate(Gpt& gpt, uint64_t batches, const std::function<Batch()>& ne
             targets++;
             if (token_bytes) bytes += token_bytes(batch.targets[row]);
         }
-        // The ranks' batches follow each other in the stream: added in its order, the bits are one rank's.
+        // The ranks' batches are consecutive in the stream. Adding them in this order gives the bits of a single rank.
         gpt.sum_over_ranks(losses);
         for (const double loss : losses) loss_sum += loss;
         if (by_position) add_positions(gpt, batch, row_losses, result);
@@ -81,8 +81,8 @@ std::vector<double> log_likelihoods(Gpt& gpt, const std::vector<Continuation>& t
     std::vector<size_t> order(texts.size());
     std::iota(order.begin(), order.end(), size_t(0));
     std::ranges::stable_sort(order, std::greater<>(), [&](size_t i) { return texts[i].tokens(); });
-    // The longest texts first. A micro-batch of shorter ones has more of them: T is halved as often as they allow. So
-    // where a text is computed does not depend on the number of ranks.
+    // The longest texts come first. For shorter texts T is halved as often as they allow, so that a micro-batch holds
+    // more of them. The position of a text does not depend on the number of ranks.
     struct Part {
         size_t begin, end;  // in `order`
         size_t seq_len;
@@ -98,7 +98,8 @@ std::vector<double> log_likelihoods(Gpt& gpt, const std::vector<Continuation>& t
     std::vector<float> losses(rows);
     for (size_t round = 0; round < parts.size(); round += ranks) {
         between();
-        // Where parameters are sharded, all ranks pass through the model together, the last ones maybe without a text.
+        // If parameters are sharded, all ranks pass through the model together, in the last round possibly without a
+        // text.
         const size_t number = round + size_t(gpt.options().rank), last = std::min(parts.size(), round + ranks) - 1;
         const Part own = number < parts.size() ? parts[number] : Part{0, 0, T};
         std::ranges::fill(tokens, 0), std::ranges::fill(targets, -1);

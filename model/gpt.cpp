@@ -15,13 +15,13 @@ void check_options(const GptOptions& o) {
             "model: every size must be positive");
     require(s.given_head_size > 0 || s.n_embd % s.n_head == 0, "model: n_embd %d must be a multiple of n_head %d",
             s.n_embd, s.n_head);
-    require(s.rotary() % 2 == 0 && s.rotary() <= s.head_size(), "model: %d rotated elements of %d", s.rotary(),
-            s.head_size());
+    require(s.rotary() % 2 == 0 && s.rotary() <= s.head_size(),
+            "model: %d rotated elements per head, expected an even number up to %d", s.rotary(), s.head_size());
     require(s.n_head % s.n_kv_head == 0, "model: n_head %d must be a multiple of n_kv_head %d", s.n_head, s.n_kv_head);
     require(0 <= o.dropout && o.dropout <= ops::kLargestDropout, "model: dropout %g must be in [0, %g]", o.dropout,
             ops::kLargestDropout);
     require(o.cached_sequences >= 0 && o.cached_sequences <= (o.training ? 0 : o.batch * o.seq_len),
-            "model: %d cached sequences; at most as many as a batch has tokens, none in training", o.cached_sequences);
+            "model: %d cached sequences, limit: the tokens of a batch, 0 in training", o.cached_sequences);
     require(o.batch > 0 && o.head_rows > 0, "model: batch %d and head_rows %d must be positive", o.batch, o.head_rows);
     require(o.micro_steps > 0 && 0 <= o.rank && o.rank < o.ranks && 0 <= o.zero_stage && o.zero_stage <= 3,
             "model: %d micro-steps, rank %d of %d, ZeRO stage %d", o.micro_steps, o.rank, o.ranks, o.zero_stage);
@@ -29,20 +29,20 @@ void check_options(const GptOptions& o) {
             o.seq_len, s.n_positions);
 }
 
-// FNV-1a: each tensor's numbers depend on its name alone, not on the other tensors.
+// FNV-1a: each tensor's random numbers depend on its name alone, not on the other tensors.
 uint32_t subsequence_of(const std::string& name) {
     uint32_t hash = 2166136261u;
     for (unsigned char c : name) hash = (hash ^ c) * 16777619u;
     return hash;
 }
 
-// The rows of the vocabulary's padding always stay zero: their logits are never read and their gradients are zero.
+// The vocabulary's padding rows always stay zero: their logits are never read and their gradients are zero.
 size_t initialised_elements(const Tensor& tensor, const GptShape& shape) {
     if (tensor_table()[size_t(tensor.row)].rows != &GptShape::padded_vocab) return tensor.count;
     return size_t(shape.vocab_size) * size_t(tensor.cols);
 }
 
-// Where a tensor, or this rank's part of it, lies in the owned arrays.
+// Returns the place of a tensor, or of this rank's part of it, in the owned arrays.
 TensorPart owned_part(const GptState& s, const Tensor& tensor) {
     if (!s.options.is_sharded()) return {0, tensor.count, tensor.begin};
     return part_of(s.layout, tensor, s.options.rank);
@@ -89,8 +89,9 @@ Gpt::Gpt(const GptOptions& options, const Comm& comm) {
     check_options(options);
     Arena dry;
     place_state(options, dry);
-    require(comm.rank == options.rank && comm.size == options.ranks, "model: rank %d of %d in a world of rank %d of %d",
-            options.rank, options.ranks, comm.rank, comm.size);
+    require(comm.rank == options.rank && comm.size == options.ranks,
+            "model: options have rank %d of %d, the communicator rank %d of %d", options.rank, options.ranks, comm.rank,
+            comm.size);
     check_fits(options);
     DeviceBuffer memory(dry.bytes());
     Arena arena(static_cast<std::byte*>(memory.data()));
@@ -151,7 +152,7 @@ void load_batch(int* to, const int* from, const GptState& s) {
     copy_to_device(to, from, size_t(s.options.batch) * size_t(s.options.seq_len) * sizeof(int), s.stream);
 }
 
-// Where the document of each token begins: at the last document_token so far in its sequence.
+// Finds the start of each token's document: the last document_token so far in its sequence.
 void load_documents(GptState& s, const int* tokens) {
     if (!s.first_key) return;
     const int seq_len = s.options.seq_len, rows = s.options.batch * seq_len;
@@ -163,8 +164,8 @@ void load_documents(GptState& s, const int* tokens) {
     load_batch(s.first_key, s.host_first_key.data(), s);
 }
 
-// The masks of the next micro-step, if forward() drops: they follow from the number of each sample in the run. The keys
-// lie in device memory, so the same launches serve every step.
+// Returns the masks of the next micro-step, if forward() drops. They depend on the number of each sample in the run.
+// The keys are in device memory, so the same launches serve every step.
 ops::DropoutMask next_dropout(GptState& s) {
     if (!s.drops) return {};
     const size_t micro_step = size_t(s.options.rank) * size_t(s.options.micro_steps) + size_t(s.micro_steps_done);
@@ -175,16 +176,16 @@ ops::DropoutMask next_dropout(GptState& s) {
     return {.keys = s.dropout_keys, .threshold = ops::dropout_threshold(s.options.dropout)};
 }
 
-// The input of a block: the output of the block before it, or the embedding, to which nothing is to be added. The last
-// block's successor is the final norm.
+// Returns the input of a block: the output of the previous block, or the embedding without a branch. The final norm
+// follows the last block.
 ResidualSum block_input(const GptState& s, size_t layer) {
     if (layer == 0) return {.residual = s.acts.block[0].residual, .branch = nullptr};
     const BlockActivations& before = s.acts.block[layer - 1];
     return {.residual = before.residual_mid, .branch = before.mlp.out};
 }
 
-// Appends the root mean square of a norm's input. Its rows' mean and rstd are on the device anyway: the mean of the
-// squares of a row is mean^2 + 1 / rstd^2 - eps, for RMSNorm without the mean.
+// Appends the root mean square of a norm's input. Its rows' mean and rstd are already on the device: the mean square of
+// a row is mean^2 + 1 / rstd^2 - eps, for RMSNorm without the mean.
 void measure_residual(GptState& s, const NormActivations& norm) {
     const size_t rows = size_t(s.options.batch) * size_t(s.options.seq_len);
     std::vector<float>& host = s.host_statistics;
@@ -197,10 +198,10 @@ void measure_residual(GptState& s, const NormActivations& norm) {
         const double mean = host[row], rstd = host[rows + row];
         sum += mean * mean + 1 / (rstd * rstd) - double(s.options.shape.norm_eps);
     }
-    s.residual_rms.push_back(std::sqrt(sum < 0 ? 0 : sum / double(rows)));  // rounding can leave less than 0
+    s.residual_rms.push_back(std::sqrt(sum < 0 ? 0 : sum / double(rows)));  // rounding can make it negative
 }
 
-// The norm of each tensor's gradient, from the sums that the update has made of all ranks' chunks.
+// Returns the norm of each tensor's gradient, from the update's sums over all ranks' chunks.
 std::vector<double> tensor_norms(const GptState& s) {
     std::vector<double> sums(s.host_all_chunks.size()), norms(s.layout.tensors.size());
     copy_to_host(sums.data(), s.sums, sums.size() * sizeof(double), s.stream);
@@ -210,7 +211,7 @@ std::vector<double> tensor_norms(const GptState& s) {
     return norms;
 }
 
-// The head on the output of forward(); the sum of the losses goes to this rank's place of micro-step `index`.
+// Runs the head on the output of forward(); writes the sum of the losses to this rank's entry of micro-step `index`.
 void loss_forward_backward(GptState& s, const LayerContext& x, int index, float grad_scale, View dinp) {
     head_forward_backward(x, head_weights(s), s.acts.norm_f.out, s.options.head_rows,
                           {.logits = s.acts.logits.view,
@@ -322,7 +323,7 @@ StepResult Gpt::end_step(const std::array<double, StepResult::kVotes>& votes) {
     share_params(s);
     ops::GradNorm norm;
     copy_to_host(&norm, s.grad_norm, sizeof(norm), s.stream);
-    const size_t first = places.loss(0, 0);  // what comes before concerns the device alone
+    const size_t first = places.loss(0, 0);  // only the device needs the entries before
     copy_to_host(&sums[first], s.sums + first, (sums.size() - first) * sizeof(double), s.stream);
     synchronize(s.stream);
 
@@ -356,7 +357,7 @@ double Gpt::evaluate(const int* tokens, const int* targets, float* losses, int s
     GptState& s = *state_;
     const int batch = s.options.batch, longest = s.options.seq_len;
     if (seq_len > 0) {
-        require(longest % seq_len == 0, "evaluate: sequences of %d in memory for %d", seq_len, longest);
+        require(longest % seq_len == 0, "evaluate: sequence length %d must divide seq_len %d", seq_len, longest);
         s.options.batch = batch * (longest / seq_len), s.options.seq_len = seq_len;
     }
     const bool drops = std::exchange(s.drops, false);
@@ -376,7 +377,7 @@ double Gpt::evaluate(const int* tokens, const int* targets, float* losses, int s
 void Gpt::next_token_logits(const int* tokens, int count, float* logits) {
     const int T = options().seq_len;
     require(count >= 1 && count <= T, "next_token_logits: %d tokens, must be in [1, %d]", count, T);
-    std::vector<int> padded(size_t(options().batch) * size_t(T));  // attention is causal: what follows does not matter
+    std::vector<int> padded(size_t(options().batch) * size_t(T));  // attention is causal: later tokens have no effect
     std::copy_n(tokens, count, padded.begin());
     const bool drops = std::exchange(state_->drops, false);
     forward(padded.data());

@@ -6,19 +6,19 @@
 
 namespace {
 
-// Which rows of our tensor a foreign one has.
+// The rows of our tensor that a Hugging Face tensor holds.
 enum class Part { whole, query, key, value, gate, up };
 
 struct Name {
     std::string_view ours;  // in tensor_table()
-    const char* theirs;     // behind the layer's prefix if per layer
+    const char* theirs;     // after the layer's prefix if per layer
     Part part = Part::whole;
-    bool transposed = false;  // kept (in, out): GPT-2's Conv1D
+    bool transposed = false;  // stored as (in, out): GPT-2's Conv1D
 };
 
 struct Naming {
-    const char* prefix;  // of every name but lm_head's
-    const char* layers;  // behind it, in front of the layer's number
+    const char* prefix;  // of every name except lm_head's
+    const char* layers;  // after it, before the layer's number
     std::vector<Name> names;
     std::vector<Name> joined;  // instead of parts
 };
@@ -99,7 +99,7 @@ Rows rows_of(Part part, const GptShape& shape, int rows) {
     return {0, rows};
 }
 
-// Rows of a tensor as a tensor of its own: what this rank has of them.
+// Returns rows of a tensor as a separate tensor: this rank's part of them.
 NamedTensor select_rows(NamedTensor tensor, const Rows& rows) {
     const size_t row_elements = tensor.shape.size() == 1 ? 1 : tensor.shape[1];
     const size_t begin = size_t(rows.first) * row_elements, end = begin + size_t(rows.count) * row_elements;
@@ -115,7 +115,7 @@ NamedTensor select_rows(NamedTensor tensor, const Rows& rows) {
 std::string prefix_of(const Naming& naming, const GptShape& shape,
                       const std::function<bool(const std::string& name)>& has) {
     const bool is_gpt2 = &naming == &gpt2_naming();
-    // GPT-2 without a head of its own is the same with and without the prefix, and its first files had none.
+    // GPT-2 with a tied head may be stored with or without the prefix; the first files had none.
     if (!has) return is_gpt2 && !shape.has_head() ? "" : naming.prefix;
     return has(std::string(naming.prefix) + naming.names[0].theirs) ? naming.prefix : "";
 }
@@ -157,7 +157,7 @@ std::vector<NamedTensor> hf_tensors(const TensorLayout& layout, const std::vecto
         const size_t before = tensors.size();
         for (const Name& name : naming.names)
             if (is_this(name)) add(name);
-        require(tensors.size() > before, "Hugging Face's files have no name for %s", tensor.name);
+        require(tensors.size() > before, "%s has no Hugging Face name", tensor.name);
     }
     return tensors;
 }

@@ -171,7 +171,7 @@ void heads_backward(const LayerContext& x, const LayerWeights& q_norm, const Lay
          .accumulate = x.accumulate});
 }
 
-// Copies those of all rows, which are one sequence's first positions.
+// Copies the keys and values of all rows, which are the first positions of one sequence.
 static void keep_keys_and_values(const LayerContext& x, ConstView qkv) {
     const size_t element = size_of(qkv.dtype), channels = size_t(x.shape->qkv_channels());
     const size_t kept = size_t(x.shape->kv_channels());
@@ -233,7 +233,7 @@ void attention_backward(const LayerContext& x, ConstView qkv, const AttentionAct
          .dropout = x.dropout_at(DropoutSite::attention)});
 }
 
-// The activation at the end of an MLP's first product; with a gate it is an op of its own.
+// The activation at the end of an MLP's first GEMM; with a gate it is a separate op.
 static LinearActivation activation_of(const LayerContext& x, const MlpActivations& mlp) {
     const ActivationFunction function = x.shape->activation;
     if (x.shape->gated_mlp) return {};
@@ -260,7 +260,7 @@ void mlp_forward(const LayerContext& x, const LayerWeights& fc, const LayerWeigh
 
 void mlp_backward(const LayerContext& x, const LayerWeights& fc, const LayerWeights& proj, ConstView inp,
                   const MlpActivations& mlp, ConstView dout, View dfc, View dinp) {
-    // What the gate's gradient is computed from replaces the activation, which nothing reads any more.
+    // The activation is no longer needed; the gradient of the gated output overwrites it.
     const bool gated = x.shape->gated_mlp;
     linear_backward(x, proj, mlp.act, dout, gated ? mlp.act.view : dfc, activation_of(x, mlp));
     if (gated)

@@ -1,22 +1,22 @@
-// The layers of a GPT as forward/backward pairs: each forward function stands next to the one that undoes it.
+// The layers of a GPT as forward/backward pairs: each backward function follows its forward function.
 //
-// A backward function takes the gradient of the layer's output, writes the gradient of its input and adds to, or
-// overwrites, the gradients of its parameters. Shapes are documented in activations.h and tensors.cpp.
+// A backward function takes the gradient of the layer's output, writes the gradient of its input, and overwrites or
+// accumulates the gradients of its parameters. Shapes are documented in activations.h and tensors.cpp.
 #pragma once
 
 #include "kernels/op_work.h"
 #include "model/activations.h"
 #include "model/tensors.h"
 
-// Where dropout acts: on the sum of the embeddings; and in each block on the probabilities of attention, and on what
-// attention and MLP add to the residual stream. A mask's site is kDropoutsPerBlock * layer + this.
+// The sites of dropout: the sum of the embeddings and, in each block, the attention probabilities and the outputs of
+// attention and MLP before they are added to the residual stream. A mask's site is kDropoutsPerBlock * layer + this.
 enum class DropoutSite : uint32_t { embedding, attention, attn_proj, mlp };
 inline constexpr uint32_t kDropoutsPerBlock = 3;
 
-// Keys and values of sequences that grow, so that later tokens need not compute them again. The channels of a position
-// are its keys, then its values.
+// Keys and values of growing sequences, so that they are computed only once. The channels of a position are its keys,
+// then its values.
 struct KeyValueCache {
-    View memory;  // (L, sequences, capacity, channels); null: nothing is kept
+    View memory;  // (L, sequences, capacity, channels); null: no cache
     int sequences = 0, capacity = 0, channels = 0;
 
     size_t sequence_elements() const { return size_t(capacity) * size_t(channels); }
@@ -27,27 +27,27 @@ struct KeyValueCache {
 
 // A pass over one more token of each of `rows` sequences, whose earlier keys and values are in the cache.
 struct DecodePass {
-    const ops::AttentionDecode::Place* places;  // (rows), in device memory, as positions
-    const int* positions;                       // (rows), those of the places
+    const ops::AttentionDecode::Place* places;  // (rows), in device memory
+    const int* positions;                       // (rows), the positions of `places`, in device memory
 };
 
-// The arguments of every layer besides its parameters and activations.
+// The arguments of every layer other than its parameters and activations.
 struct LayerContext {
     const GptShape* shape;
     int batch, seq_len;  // B, T
     int rows;            // B T, or fewer for the head
     OpStream stream;
-    void* scratch;                      // as large as the largest op needs; null where there is no backward pass
-    bool accumulate;                    // parameter gradients are added to the present values
-    bool is_recomputing;                // forward runs again for backward: what has been kept is not computed
+    void* scratch;                      // as large as the largest op needs; null without a backward pass
+    bool accumulate;                    // add parameter gradients to the current values
+    bool is_recomputing;                // forward runs again for backward and skips kept activations
     const float* rope_table = nullptr;  // (T, rotary / 2, 2)
-    const int* first_key = nullptr;     // (B, T), where each token's document begins; null: it sees all before it
+    const int* first_key = nullptr;     // (B, T), start of each token's document; null: no document mask
     const KeyValueCache* cache = nullptr;
-    int prefilled = -1;                  // the cached sequence whose keys and values this pass leaves there, or none
+    int prefilled = -1;                  // the cached sequence that this pass fills; -1: none
     const DecodePass* decode = nullptr;  // null: a pass over whole sequences
-    ops::DropoutMask dropout = {};       // of this pass, none in evaluation; its site is that of DropoutSite::embedding
+    ops::DropoutMask dropout = {};       // of this pass, none in evaluation; its site is DropoutSite::embedding
 
-    // Of block `layer`.
+    // Returns the context of block `layer`.
     LayerContext of_block(size_t layer) const {
         LayerContext x = *this;
         x.stream.layer = int(layer);
@@ -62,45 +62,45 @@ struct LayerContext {
     bool has(const Activation& activation) const { return is_recomputing && activation.is_kept; }
 };
 
-// The residual stream and what a layer adds to it. No branch: nothing is to be added.
+// The residual stream and the branch to be added to it; a null branch adds nothing.
 struct ResidualSum {
     ConstView residual, branch;
 };
 
-// out = wte[token] + wpe[position], or without learned positions wte[token]
+// out = wte[token] + wpe[position]; wte[token] without learned positions
 void embedding_forward(const LayerContext& x, const LayerWeights& wte, const LayerWeights& wpe, const int* tokens,
                        const Activation& out);
-// With a tied head the gradient of wte already holds the head's part.
+// With a tied head, the gradient of wte already holds the head's part.
 void embedding_backward(const LayerContext& x, const LayerWeights& wte, const LayerWeights& wpe, const int* tokens,
                         ConstView dout);
 
-// residual = in.residual + in.branch, out = norm(residual). Without a branch `residual` is the input.
+// residual = in.residual + in.branch, out = norm(residual). Without a branch, `residual` is the input.
 void residual_norm_forward(const LayerContext& x, const LayerWeights& w, ResidualSum in, const Activation& residual,
                            const NormActivations& norm);
-// dresidual = the gradient of `residual`, added to the stream's own gradient with accumulate_dresidual.
+// dresidual = the gradient of `residual`, added to the stream's gradient with accumulate_dresidual.
 void residual_norm_backward(const LayerContext& x, const LayerWeights& w, ConstView residual,
                             const NormActivations& norm, ConstView dout, View dresidual, bool accumulate_dresidual);
 
-// An activation function at the end of a linear layer, and what its derivative is computed from: the sum before it, or
-// for relu2 its output.
+// An activation function at the end of a linear layer, and the value that its derivative needs: the pre-activation, or
+// for relu2 the output.
 struct LinearActivation {
     ActivationFunction function = ActivationFunction::none;
     View kept = nullptr;
 };
 
-// out = inp weight^T + bias, or the activation of this.
+// out = inp weight^T + bias, then the activation if there is one
 void linear_forward(const LayerContext& x, const LayerWeights& w, ConstView inp, const Activation& out,
                     const LinearActivation& activation = {});
-// With an activation, `inp` is its output, and dinp becomes the gradient of what it was applied to.
+// With an activation, `inp` is the activation's output, and dinp becomes the gradient of its input.
 void linear_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, ConstView dout, View dinp,
                      const LinearActivation& activation = {});
 
-// Drops elements of a layer's output in place, by the pass's mask of the site; does nothing in a pass without dropout.
+// Drops elements of a layer's output in place, by the pass's mask for the site; a no-op without dropout.
 void dropout_forward(const LayerContext& x, DropoutSite site, const Activation& out);
-// Returns the gradient of what was dropped from: in `buffer`, which may be `dout`; `dout` in a pass without dropout.
+// Returns the gradient before dropout, in `buffer`, which may be `dout`. Without dropout returns `dout`.
 ConstView dropout_backward(const LayerContext& x, DropoutSite site, ConstView dout, View buffer);
 
-// QK norm and RoPE on the packed queries and keys, in place, as far as the model has them.
+// QK norm and RoPE on the packed queries and keys, in place, if the model has them.
 void heads_forward(const LayerContext& x, const LayerWeights& q_norm, const LayerWeights& k_norm, const Activation& qkv,
                    const AttentionActivations& attn);
 void heads_backward(const LayerContext& x, const LayerWeights& q_norm, const LayerWeights& k_norm, ConstView qkv,
@@ -118,9 +118,9 @@ void mlp_forward(const LayerContext& x, const LayerWeights& fc, const LayerWeigh
 void mlp_backward(const LayerContext& x, const LayerWeights& fc, const LayerWeights& proj, ConstView inp,
                   const MlpActivations& mlp, ConstView dout, View dfc, View dinp);
 
-// The head's arguments besides the layer's input, and its outputs.
+// The head's arguments other than the layer's input, and its outputs.
 struct HeadPass {
-    View logits;              // (head rows, Vp), buffer: a few rows at a time, overwritten with their gradients
+    View logits;              // (head rows, Vp), buffer for some rows, overwritten with their gradients
     float* loss;              // (B, T)  =
     const int* targets;       // (B, T)
     const float* loss_scale;  // (1)
@@ -129,7 +129,7 @@ struct HeadPass {
     View dinp;                // (B, T, C)  =, or null for the forward pass only
 };
 
-// Logits and losses, and with head.dinp the gradients of the head's weight and of the input, for as many rows at a time
-// as fit into head.logits, so that logits and their gradients never exist for all rows at once.
+// Computes logits and losses and, with head.dinp, the gradients of the head's weight and of the input. Processes as
+// many rows at a time as fit into head.logits, so that logits and their gradients never exist for all rows at once.
 void head_forward_backward(const LayerContext& x, const LayerWeights& w, ConstView inp, int head_rows,
                            const HeadPass& head);

@@ -32,7 +32,7 @@ constexpr Name kOrder[] = {
 
 std::vector<LlmcTensor> llmc_tensors(const TensorLayout& layout, const std::vector<NamedTensor>& tensors,
                                      int padded_vocab) {
-    require(tensors.size() == layout.tensors.size(), "llm.c: %zu tensors of %zu", tensors.size(),
+    require(tensors.size() == layout.tensors.size(), "llm.c: got %zu tensors, expected %zu", tensors.size(),
             layout.tensors.size());
     std::vector<LlmcTensor> ordered;
     for (const Name& name : kOrder)
@@ -47,7 +47,7 @@ std::vector<LlmcTensor> llmc_tensors(const TensorLayout& layout, const std::vect
             }
             ordered.push_back(std::move(entry));
         }
-    require(ordered.size() == tensors.size(), "llm.c: its files have no place for %zu tensors",
+    require(ordered.size() == tensors.size(), "llm.c: the format has no place for %zu of the tensors",
             tensors.size() - ordered.size());
     return ordered;
 }
@@ -58,7 +58,7 @@ size_t llmc_elements(const GptShape& shape, int padded_vocab) {
         some.n_layer = layers;
         return lay_out_tensors(some).parameters;
     };
-    // A header that asks for many layers takes no time.
+    // Extrapolated, so that a header that declares many layers costs no time.
     const size_t one = parameters_with(1), layer = parameters_with(2) - one, width = size_t(shape.n_embd);
     const size_t all = one + size_t(shape.n_layer - 1) * layer;
     return all - size_t(shape.padded_vocab()) * width + size_t(padded_vocab) * width;

@@ -1,19 +1,19 @@
 // The options of one rank's training: the model's shape, the batch, precision, recomputation, the optimizer and the
-// rank's place.
+// rank's place in the run.
 #pragma once
 
 #include "model/shape.h"
 
-// The optimizer and its settings, which stay the same for a whole run; what changes from step to step is StepSettings.
+// The optimizer and its settings, constant for a whole run. StepSettings holds the values that change between steps.
 struct OptimizerSettings {
     OptimizerKind kind = OptimizerKind::adamw;
     double beta1 = 0.9, beta2 = 0.95;  // AdamW's
     float eps = 1e-8f, weight_decay = 0.1f;
     float momentum = 0.9f;   // SGD's
-    float grad_clip = 1.0f;  // largest global norm of the gradients; 0 for no clipping
+    float grad_clip = 1.0f;  // maximum global gradient norm; 0: no clipping
 };
 
-// Everything that determines how much memory one rank needs, and what a step computes.
+// Everything that determines how much memory one rank needs and what a step computes.
 struct GptOptions {
     GptShape shape;
     int batch = 0;    // B, sequences per rank and micro-step
@@ -21,24 +21,25 @@ struct GptOptions {
     Dtype precision = Dtype::fp32;
     Recompute recompute = Recompute::none;
     OptimizerSettings optimizer;
-    double dropout = 0;          // probability that training drops an element, below 1: see DropoutSite
-    uint64_t dropout_seed = 0;   // of its masks
-    float z_loss = 0;            // factor of the squared log-sum-exp in what is minimised
-    bool document_mask = false;  // tokens see none of the documents before theirs, which begins with this token:
+    double dropout = 0;          // probability of dropping an element in training, below 1; see DropoutSite
+    uint64_t dropout_seed = 0;   // seed of the dropout masks
+    float z_loss = 0;            // factor of the squared log-sum-exp in the objective
+    bool document_mask = false;  // tokens do not see earlier documents; document_token starts one
     int document_token = -1;
     int head_rows = 0;         // rows of logits held at a time, at least 1
-    int cached_sequences = 0;  // whose keys and values Gpt::prefill() and decode() keep: at most B T, 0 in training
+    int cached_sequences = 0;  // sequences in the KV cache, for Gpt::prefill() and decode(): at most B T, 0 in training
     bool training = true;      // false: forward only, without gradients, optimizer state and backward's buffers
     int micro_steps = 1;       // per step, on each rank
     int rank = 0, ranks = 1;
-    // ZeRO (Rajbhandari et al., arXiv 1910.02054): what is sharded over ranks. 1: masters and optimizer state; 2:
-    // gradients too, also while they accumulate; 3: parameters too.
+    // ZeRO stage (Rajbhandari et al., arXiv 1910.02054): state sharded over ranks. 1: masters and optimizer state; 2:
+    // gradients too, even while they accumulate; 3: parameters too.
     int zero_stage = 0;
-    bool deterministic_reduce = false;  // gradients add up in the same order for any number of ranks and micro-steps
-    size_t bucket_bytes = 0;            // successive blocks' gradients are reduced together up to this size
+    bool deterministic_reduce = false;  // sum gradients in the same order for any number of ranks and micro-steps
+    size_t bucket_bytes = 0;            // maximum size of successive blocks' gradients that are reduced together
 
     bool is_sharded() const { return zero_stage > 0 && ranks > 1; }
-    // Whole gradients exist until the end of the step; else each block's are reduced as soon as they are complete.
+    // Whether whole gradients exist until the end of the step; if not, each block's are reduced as soon as they are
+    // complete.
     bool keeps_whole_gradients() const { return !is_sharded() || zero_stage == 1 || deterministic_reduce; }
     bool keeps_whole_parameters() const { return !is_sharded() || zero_stage < 3; }
 };

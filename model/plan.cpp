@@ -63,9 +63,9 @@ void check_fits(const GptOptions& options) {
     const size_t needed = planned_bytes(options), free_bytes = device_info().free_bytes;
     if (needed <= free_bytes || free_bytes == 0) return;  // 0: the device cannot be used, and device_alloc() fails
     fail(Exit::os,
-         "not enough memory: %zu bytes are needed, %zu bytes are available\n%sless is needed with a smaller "
-         "train.batch_size (is %d; accumulate more micro-steps), train.recompute norm or block, train.head_rows (is "
-         "%d)%s",
+         "not enough memory: %zu bytes needed, %zu bytes available\n%sto reduce memory, use a smaller "
+         "train.batch_size (now %d) with more micro-steps, train.recompute norm or block, a smaller train.head_rows "
+         "(now %d)%s",
          needed, free_bytes, plan_table(options), options.batch, options.head_rows,
          options.precision == Dtype::fp32 ? " or train.precision bf16" : "");
 }

@@ -1,27 +1,27 @@
-// The memory plan of a rank, made before anything is allocated.
+// The memory plan of a rank, made without allocating anything.
 #pragma once
 
 #include "model/gpt.h"
 
-// Bytes that Gpt allocates on the device: its one allocation.
+// Returns the size of Gpt's single device allocation.
 size_t planned_bytes(const GptOptions& options);
 
-// Bytes of Gpt::saved_tensors(), this rank's part of a checkpoint.
+// Returns the size of Gpt::saved_tensors(), this rank's part of a checkpoint.
 size_t saved_bytes(const GptOptions& options);
 
-// Fails with Exit::os, the plan's table and the keys that would make it smaller, if the device has less memory free
-// than the plan needs.
+// Fails with Exit::os if the device has less free memory than the plan needs. The message has the plan's table and the
+// configuration keys that reduce it.
 void check_fits(const GptOptions& options);
 
-// What the arithmetic of a token is counted from: the parameters that take part in products, to which the learned
-// positions and the vocabulary's padding are counted, but not an embedding that is looked up only; and, summed over
-// layers, the channels of attention times the keys that a query sees on average. These are T / 2, or with a window W
-// below T, W - W^2 / (2 T).
+// The quantities from which a token's arithmetic is computed. `parameters` counts those that take part in GEMMs, plus
+// the learned positions and the vocabulary's padding, but not an embedding that is only looked up. `attended` is the
+// sum over layers of attention channels times the average number of keys per query: T / 2 or, with a window W below T,
+// W - W^2 / (2 T).
 struct TokenWork {
     int64_t parameters;
     double attended;
 };
 TokenWork token_work(const GptShape& shape, int seq_len);
 
-// A table for the terminal: bytes by category and by buffer, the total, the number of parameters.
+// Returns a table for the terminal: bytes by category and by buffer, the total, the number of parameters.
 std::string plan_table(const GptOptions& options);

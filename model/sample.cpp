@@ -10,7 +10,7 @@ namespace {
 
 constexpr float kExcluded = -std::numeric_limits<float>::infinity();
 
-// Whether a token goes before another one in the order of falling logits.
+// Orders tokens by falling logits, ties by id.
 struct Likelier {
     const std::vector<float>& logits;
     bool operator()(int a, int b) const {
@@ -31,7 +31,7 @@ void keep_top_k(std::vector<float>& logits, int k) {
 void keep_top_p(std::vector<float>& logits, const std::vector<double>& weights, double p) {
     if (p >= 1) return;
     const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
-    // All tokens below this sum to less than (1 - p) total, so that the others reach p: only those need sorting.
+    // All tokens below this sum to less than (1 - p) total, so the others reach p and only they need sorting.
     const double least = (1 - p) * total / double(weights.size());
     std::vector<int> order;
     for (size_t id = 0; id < weights.size(); id++) {
@@ -54,7 +54,7 @@ int pick_token(std::vector<float>& logits, const SampleOptions& options, float u
     const size_t best = size_t(std::max_element(logits.begin(), logits.end()) - logits.begin());
     if (options.temperature == 0) return int(best);
     const double largest = logits[best];
-    std::vector<double> weights(logits.size());  // the likeliest token's is 1
+    std::vector<double> weights(logits.size());  // 1 for the most likely token
     auto weigh = [&] {
         for (size_t id = 0; id < logits.size(); id++)
             weights[id] = std::exp((logits[id] - largest) / options.temperature);
@@ -73,23 +73,23 @@ int pick_token(std::vector<float>& logits, const SampleOptions& options, float u
         left -= weights[id];
         if (left < 0) return int(id);
     }
-    // Rounding kept `left` from becoming negative: the last one that is possible.
+    // Rounding kept `left` from becoming negative: return the last possible token.
     const auto last = std::find_if(weights.rbegin(), weights.rend(), [](double weight) { return weight > 0; });
     return std::max(0, int(weights.rend() - last) - 1);  // 0: NaN
 }
 
 namespace {
 
-// One text while it grows.
+// A growing text.
 struct GrowingText {
-    size_t prompt;            // its number
-    std::vector<int> tokens;  // from the prompt's first on
-    int made = 0;             // new ones
-    size_t visible_from = 0;  // what the cached sequence begins with
+    size_t prompt;            // the prompt's number
+    std::vector<int> tokens;  // the prompt and the new tokens
+    int made = 0;             // number of new tokens
+    size_t visible_from = 0;  // index of the first visible token
 };
 
-// Where the part of a text that the model sees begins. A text that is longer than the model's sequences loses half of
-// a sequence at a time, so that the rest, whose positions change, has to be read again only once for so many tokens.
+// Returns the start of the visible part of a text. A text that is longer than the model's sequences loses half a
+// sequence at a time. The positions of the rest change, so it has to be read again, but only once per half sequence.
 size_t visible_begin(size_t length, size_t longest) {
     if (length <= longest) return 0;
     const size_t lost = std::max<size_t>(1, longest / 2);
@@ -107,7 +107,7 @@ void sample(Gpt& gpt, const std::vector<std::vector<int>>& prompts, const Sample
     std::vector<float> logits(texts.size() * vocab), row(vocab);
     size_t next_prompt = 0;
 
-    // Adds the token that `from` leaves to the text, or ends it.
+    // Adds the token that is picked from the logits `from` to the text, or ends the text.
     auto grow = [&](std::optional<GrowingText>& text, const float* from) {
         row.assign(from, from + vocab);
         const Philox random = philox(options.seed, uint64_t(RandomPurpose::sampling) << 32, uint64_t(text->made));
@@ -118,7 +118,7 @@ void sample(Gpt& gpt, const std::vector<std::vector<int>>& prompts, const Sample
         on_end(text->prompt);
         text.reset();
     };
-    // The logits that follow the part of a text that is seen.
+    // Computes the logits that follow the visible part of a text.
     auto read = [&](size_t sequence, GrowingText& text) {
         text.visible_from = visible_begin(text.tokens.size(), longest);
         const int* from = text.tokens.data() + text.visible_from;
@@ -134,7 +134,7 @@ void sample(Gpt& gpt, const std::vector<std::vector<int>>& prompts, const Sample
         next.clear();
         for (size_t i = 0; i < texts.size(); i++) {
             std::optional<GrowingText>& text = texts[i];
-            // A new text, one that has lost its beginning, or without a cache any.
+            // Read a new text, a text that has lost its beginning or, without a cache, any text.
             while (text || next_prompt < prompts.size()) {
                 if (text && is_cached && visible_begin(text->tokens.size(), longest) == text->visible_from) break;
                 if (!text) text = {.prompt = next_prompt, .tokens = prompts[next_prompt]}, next_prompt++;

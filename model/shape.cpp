@@ -23,7 +23,7 @@ double llama3_frequency(double frequency, const RopeSettings& rope) {
     return (1 - unscaled) * frequency / rope.factor + unscaled * frequency;
 }
 
-// The place i, not a whole number, of the frequency that has this many periods in original_positions.
+// Returns the fractional index i of the frequency with this many periods in original_positions.
 double place_of(double periods, int rotary, const RopeSettings& rope) {
     return rotary * std::log(rope.original_positions / (periods * kFullCircle)) / (2 * std::log(rope.theta));
 }

@@ -1,7 +1,7 @@
-// What a GPT is: its sizes, and the parts that its blocks are made of. By default the parts are GPT-2's.
+// The architecture of a GPT: its sizes and the parts of its blocks. The defaults are GPT-2's.
 //
-// The letters are llm.c's: B sequences, T positions, C channels, L layers, V vocabulary, Vp vocabulary padded to 128,
-// P learned positions; NH heads, NKV heads of keys and values, HS their size.
+// The letters follow llm.c: B sequences, T positions, C channels, L layers, V vocabulary, Vp vocabulary padded to 128,
+// P learned positions; NH query heads, NKV key/value heads, HS head size.
 #pragma once
 
 #include <vector>
@@ -11,9 +11,9 @@
 // Rotary position embedding; see rope_table().
 struct RopeSettings {
     double theta = 10000;
-    double fraction = 1;  // of a head's elements, the first ones
+    double fraction = 1;  // fraction of a head's elements, from the first, that is rotated
     RopeScaling scaling = RopeScaling::none;
-    double factor = 1;                                 // linear, llama3, yarn: how many times longer sequences are
+    double factor = 1;                                 // linear, llama3, yarn: ratio by which sequences are extended
     int original_positions = 0;                        // llama3, yarn: positions before the scaling
     double low_freq_factor = 1, high_freq_factor = 4;  // llama3
     double beta_fast = 32, beta_slow = 1;              // yarn
@@ -36,13 +36,13 @@ struct GptShape {
     bool norm_weight = true, norm_bias = true;
     float norm_eps = 1e-5f;
     PositionKind position = PositionKind::learned;
-    RopeSettings rope = {};  // where position is rope
+    RopeSettings rope = {};  // if position is rope
     AttentionBias attention_bias = AttentionBias::all;
     bool mlp_bias = true;
     QkNorm qk_norm = QkNorm::none;
     double given_attention_scale = 0;  // 0: 1 / sqrt(head_size())
     int sliding_window = 0;            // 0: none
-    std::string window_pattern = "S";  // S: the layer has the window, L: it has none; repeated
+    std::string window_pattern = "S";  // per layer, repeated: S uses the window, L does not
     float attention_softcap = 0;       // 0: none
     float final_softcap = 0;           // 0: none
     bool tie_embeddings = true;
@@ -50,13 +50,13 @@ struct GptShape {
 
     int head_size() const { return given_head_size > 0 ? given_head_size : n_embd / n_head; }
     float attention_scale() const;
-    // Of layer `layer`'s attention; 0: none.
+    // Returns the attention window of layer `layer`; 0: none.
     int window(int layer) const;
     int rotary() const { return position == PositionKind::rope ? int(head_size() * rope.fraction) : 0; }
     bool changes_heads() const { return rotary() > 0 || qk_norm != QkNorm::none; }
-    // relu2 without a gate: backward reads what it read anyway.
+    // False for relu2 without a gate: its backward pass needs only the output.
     bool keeps_pre_activation() const { return gated_mlp || activation != ActivationFunction::relu2; }
-    // A multiple of 128, so that every row of logits is aligned and tiles of the head's product are whole.
+    // A multiple of 128, so that every row of logits is aligned and the head's GEMM has whole tiles.
     int padded_vocab() const { return (vocab_size + 127) / 128 * 128; }
 
     // Rows and columns of tensors.
@@ -66,11 +66,11 @@ struct GptShape {
     int head_channels() const { return head_size(); }
     int attention_channels() const { return n_head * head_size(); }
     int qkv_channels() const { return (n_head + 2 * n_kv_head) * head_size(); }
-    int kv_channels() const { return 2 * n_kv_head * head_size(); }  // of keys and values, behind the queries
+    int kv_channels() const { return 2 * n_kv_head * head_size(); }  // keys and values, after the queries
     int hidden() const { return given_hidden > 0 ? given_hidden : 4 * n_embd; }
     int fc_channels() const { return gated_mlp ? 2 * hidden() : hidden(); }  // gate, then up
 
-    // Which tensors there are.
+    // Whether the model has a tensor; used by tensor_table().
     bool always() const { return true; }
     bool has_positions() const { return position == PositionKind::learned; }
     bool has_norm_weight() const { return norm_weight; }
@@ -84,11 +84,11 @@ struct GptShape {
     bool has_head() const { return !tie_embeddings; }
 };
 
-// Cosine and sine of position * frequency_i, times the attention factor of yarn: (positions, rotary / 2, 2), computed
-// in double. frequency_i = theta^(-2 i / rotary), changed by the scaling:
+// Returns the cosine and sine of position * frequency_i, times yarn's attention factor: (positions, rotary / 2, 2),
+// computed in double. frequency_i = theta^(-2 i / rotary), modified by the scaling:
 //   linear  divided by `factor`                                     (Chen et al., arXiv 2306.15595, section 2.3)
 //   llama3  with n = original_positions * frequency / (2 pi) periods: divided by `factor` below low_freq_factor,
 //           unchanged above high_freq_factor, linear in n in between  (Meta's Llama 3.1, apply_scaling in model.py)
 //   yarn    divided by `factor` below beta_slow periods, unchanged above beta_fast, linear in i in between
-//           (Peng et al., arXiv 2309.00071, section 3.2, with whole-numbered bounds as in Hugging Face transformers)
+//           (Peng et al., arXiv 2309.00071, section 3.2, with integer bounds as in Hugging Face transformers)
 std::vector<float> rope_table(const GptShape& shape, int positions);

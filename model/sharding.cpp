@@ -14,7 +14,7 @@ Ticket reduce(GptState& s, const float* inp, float* out, size_t piece) {
     return reduce_scatter_sum({.out = out, .scratch = s.comm_scratch, .inp = inp, .count = piece}, s.comm, s.stream);
 }
 
-// Reduces a bucket of whole gradients into its owners' shards; without shards all ranks gather the sums.
+// Reduces a bucket of whole gradients into its owners' shards. Without shards, all ranks gather the sums.
 void reduce_whole(GptState& s, int number) {
     const Bucket& bucket = bucket_at(s, number);
     float* grad = s.grad + bucket.begin;
@@ -24,7 +24,7 @@ void reduce_whole(GptState& s, int number) {
     if (!sharded) s.grads_ready = all_gather(grad, mine, bucket.piece * sizeof(float), s.comm, s.stream);
 }
 
-// Waits for the slot's sum; if it is not the step's first, adds it to those before it.
+// Waits for the slot's sum and, unless it is the step's first, adds it to the earlier ones.
 void settle(GptState& s, BucketSlot& slot) {
     if (slot.bucket < 0) return;
     wait(slot.ticket, s.comm, s.stream);
@@ -72,12 +72,12 @@ void end_grads(GptState& s, int bucket, const MicroStep& micro) {
     slot.ticket = reduce(s, slot.values.as<float>(), out, b.piece);
 }
 
-// The deterministic sum is a binary counter: before micro-step i it holds a partial sum for each 1 in i's binary
-// digits, the largest at the bottom, and after it equal ones have been added to each other. So the sum of 2^k
-// micro-steps is the same tree whether one rank adds them or several.
+// The deterministic sum is a binary counter. Before micro-step i it holds a partial sum for each 1 in i's binary
+// digits, the largest at the bottom; afterwards equal ones are added to each other. So the sum of 2^k micro-steps is
+// the same tree whether one rank adds them or several.
 MicroStep begin_micro_step(GptState& s) {
     const int index = s.micro_steps_done;
-    require(index < s.options.micro_steps, "micro_step: number %d of %d in a step", index + 1, s.options.micro_steps);
+    require(index < s.options.micro_steps, "micro-step %d in a step of %d", index + 1, s.options.micro_steps);
     const bool counted = s.options.deterministic_reduce;
     if (counted) point_gradients(s, s.levels[size_t(std::popcount(unsigned(index)))]);
     return {.index = index,
@@ -87,7 +87,7 @@ MicroStep begin_micro_step(GptState& s) {
 
 namespace {
 
-// levels[top - 1] += levels[top], `times` times downwards.
+// levels[top - 1] += levels[top], repeated `times` times downward.
 void merge_levels(GptState& s, int top, int times) {
     for (; times > 0; times--, top--)
         run(s.stream, ops::add,

@@ -1,4 +1,4 @@
-// The memory layout of a rank: computed without memory for the plan, and again over the allocation.
+// The memory layout of a rank: computed without memory for the plan, then again over the allocation.
 #include "model/state.h"
 
 #include <algorithm>
@@ -48,7 +48,7 @@ size_t scratch_bytes(const GptOptions& options) {
     return most;
 }
 
-// The largest that a slot has to hold, in elements; 0 of the head's slot where the head is tied.
+// Returns the size of the largest bucket in a slot, in elements; 0 for the head's slot if the head is tied.
 size_t slot_elements(const TensorLayout& layout, int slot) {
     size_t most = 0;
     for (size_t i = 0; i < layout.buckets.size(); i++)
@@ -63,7 +63,7 @@ void place_slots(BucketSlot* slots, Dtype dtype, const TensorLayout& layout, con
             slots[i].values = arena.take(category, format("%s_slot_%d", name, i), elements, dtype);
 }
 
-// The tensor's place in the slot that its bucket uses.
+// Returns the tensor's place in its bucket's slot.
 View in_slot(const TensorLayout& layout, const BucketSlot* slots, const Tensor& tensor) {
     return slots[slot_of(layout, tensor.bucket)].values.from(tensor.begin - layout.bucket_of(tensor).begin);
 }

@@ -8,16 +8,16 @@
 struct MicroStep {
     int index;        // from 0
     bool last;        // of the step
-    bool accumulate;  // gradients are added to those of the micro-step before
+    bool accumulate;  // add gradients to those of the previous micro-steps
 };
 
-// Memory for one bucket at a time. The bucket of no block has the first slot to itself, the head's the last, the others
-// take turns in two.
+// Memory for one bucket at a time. The bucket outside the blocks has the first slot, the head the last; the other
+// buckets alternate between two.
 struct BucketSlot {
     View values;
-    int bucket = -1;  // the one in this slot
+    int bucket = -1;  // the bucket in this slot
     Ticket ticket;    // of the collective that gathers or reduces it
-    // Gradients only: a sum over ranks that is to be added to the step's earlier ones arrives in `reduced`.
+    // Gradients only: receives a sum over ranks that is to be added to the step's earlier ones.
     float* reduced = nullptr;
     bool is_added = false;
 };
@@ -27,22 +27,22 @@ inline int slot_of(const TensorLayout& layout, int bucket) {
     return bucket == layout.bucket_of_head() ? kSlots - 1 : 1 + bucket % 2;
 }
 
-// "Owned" arrays hold what this rank has to itself: with options.is_sharded() its shards, else everything.
+// "Owned" arrays hold this rank's part: its shards with options.is_sharded(), else everything.
 struct GptState {
     GptOptions options;
     TensorLayout layout;
     Comm comm;
     OpStream stream;
-    DeviceBuffer memory;  // the one allocation, in which all device arrays lie
+    DeviceBuffer memory;  // the single allocation of all device arrays
 
     float* master = nullptr;     // owned, flat FP32 parameters
     float* m = nullptr;          // owned, first moment or momentum
     float* v = nullptr;          // owned, second moment; null for SGD
     View own_param;              // owned, compute copy; the master itself in fp32
-    float* own_grad = nullptr;   // owned, what the update reads
-    View param;                  // flat, whole; null where only slots are
-    float* grad = nullptr;       // flat, whole; null where only slots are
-    std::vector<float*> levels;  // grad, and beside it the deterministic sum's partial sums
+    float* own_grad = nullptr;   // owned, read by the update
+    View param;                  // flat, whole; null if slots replace it
+    float* grad = nullptr;       // flat, whole; null if slots replace it
+    std::vector<float*> levels;  // grad, then the deterministic sum's other partial sums
     BucketSlot param_slot[kSlots];
     BucketSlot grad_slot[kSlots];
     std::vector<Ticket> param_ready;  // per bucket: its whole parameters have been gathered
@@ -53,44 +53,45 @@ struct GptState {
     int* tokens = nullptr;            // (B, T)
     int* targets = nullptr;           // (B, T)
     float* rope_table = nullptr;      // (T, rotary / 2, 2); null without RoPE
-    int* first_key = nullptr;         // (B, T), of the last forward pass; null where tokens see all before them
+    int* first_key = nullptr;         // (B, T), of the last forward pass; null without a document mask
     std::vector<int> host_first_key;  // the same
     KeyValueCache cache;
     int prefilled = -1;                               // see LayerContext
-    std::vector<ops::AttentionDecode::Place> cached;  // per cached sequence: its length, where its document begins
+    std::vector<ops::AttentionDecode::Place> cached;  // per cached sequence: its length and its document's start
     ops::AttentionDecode::Place* places = nullptr;    // (cached sequences)
-    int* positions = nullptr;                         // (cached sequences), of the places
+    int* positions = nullptr;                         // (cached sequences), the positions of `places`
     size_t n_all_chunks = 0;
-    // Empty in a plan, which only counts them.
+    // Empty in a plan, which only counts the chunks.
     std::vector<ops::Chunk> host_all_chunks, host_own_chunks;
     ops::Chunk* all_chunks = nullptr;     // the whole grid
-    ops::Chunk* own_chunks = nullptr;     // this rank's part of it, in own_grad
-    double* sums = nullptr;               // what ranks add up once a step: see StepSums
+    ops::Chunk* own_chunks = nullptr;     // this rank's chunks, in own_grad
+    double* sums = nullptr;               // summed over ranks once a step: see StepSums
     std::vector<double> host_sums;        // the host's copy
     std::vector<std::byte> host_logits;   // one row
     ops::GradNorm* grad_norm = nullptr;   // (1)
     ops::StepScalars* scalars = nullptr;  // (1)
-    void* scratch = nullptr;              // the largest that any op needs
+    void* scratch = nullptr;              // as large as the largest op needs
     void* comm_scratch = nullptr;         // the same for collectives
     int micro_steps_done = 0;             // since begin_step()
     float loss_scale = 1;                 // this step's, as in scalars
-    bool measure = false;                 // this step's norms are asked for
-    uint64_t* dropout_keys = nullptr;     // (B), of the micro-step's samples; null if nothing is ever dropped
+    bool measure = false;                 // this step's norms are requested
+    uint64_t* dropout_keys = nullptr;     // (B), of the micro-step's samples; null without dropout
     std::vector<uint64_t> host_dropout_keys;
-    uint64_t first_sample = 0;           // of this step, of all ranks
-    bool drops = false;                  // forward() drops: between begin_step() and end_step()
+    uint64_t first_sample = 0;           // of this step, over all ranks
+    bool drops = false;                  // whether forward() drops: between begin_step() and end_step()
     ops::DropoutMask dropout;            // of the last forward pass, and so of the backward pass
-    std::vector<double> residual_rms;    // of its last micro-step so far
+    std::vector<double> residual_rms;    // of the last micro-step, so far
     std::vector<float> host_statistics;  // mean and rstd of a norm's rows
     Stopwatch update_time;
 };
 
-// The length of owned arrays.
+// Returns the length of owned arrays.
 inline size_t owned_elements(const GptState& s) {
     return s.options.is_sharded() ? s.layout.shard_elements : s.layout.elements;
 }
 
-// The order of GptState::sums: each rank fills in its own places, the others' are 0, and the all-reduce sums them.
+// The layout of GptState::sums: each rank fills in its own entries and leaves the others 0, and the all-reduce sums
+// them.
 struct StepSums {
     size_t chunks;       // squared sums, one per chunk of the grid
     size_t losses;       // then loss sums, one per rank and micro-step: rank * micro_steps + index
@@ -104,18 +105,18 @@ inline StepSums step_sums(const GptState& s) {
     return {s.n_all_chunks, each * size_t(s.options.ranks), each};
 }
 
-// The head's parameters: its own, or the embedding's.
+// Returns the head's parameters: the embedding's if tied.
 inline const LayerWeights& head_weights(const GptState& s) {
     return s.options.shape.tie_embeddings ? s.weights.wte : s.weights.head;
 }
 
-// Lays the state out in the arena: without memory to learn its size, with memory to use it.
+// Lays out the state in the arena: without memory to compute its size, with memory to use it.
 GptState place_state(const GptOptions& options, Arena& arena);
 
 // Makes the backward pass write gradients to a flat array.
 void point_gradients(GptState& s, float* flat);
 
-// The layers' context for a pass over all rows of a batch.
+// Returns the layers' context for a pass over all rows of a batch.
 inline LayerContext layer_context(const GptState& s, bool accumulate) {
     return {.shape = &s.options.shape,
             .batch = s.options.batch,
@@ -132,11 +133,10 @@ inline LayerContext layer_context(const GptState& s, bool accumulate) {
             .dropout = s.dropout};
 }
 
-// The forward pass of s.tokens up to the final norm.
+// Runs the forward pass of s.tokens up to the final norm.
 void forward_pass(GptState& s, const LayerContext& x);
 
-// The logits, in float, that follow `count` rows of what a forward pass computed: (count, V). At most
-// options.head_rows rows.
+// Computes the float logits that follow `count` rows of a forward pass: (count, V). At most options.head_rows rows.
 void logits_of_rows(GptState& s, int first, int count, float* logits);
 
 // Gradient norm over all ranks, clipping, optimizer.

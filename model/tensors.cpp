@@ -72,7 +72,7 @@ void begin_bucket(TensorLayout& layout, int first_layer, int n_layers) {
     layout.buckets.push_back({first_layer, n_layers, layout.elements, 0, layout.shard_elements});
 }
 
-// One rank's piece is the whole bucket; several ranks' are whole multiples of a chunk.
+// With one rank the piece is the whole bucket; with several, each piece is a multiple of a chunk.
 void end_bucket(TensorLayout& layout) {
     Bucket& bucket = layout.buckets.back();
     const size_t ranks = size_t(layout.ranks), elements = layout.elements - bucket.begin;
@@ -163,7 +163,7 @@ std::vector<ops::Chunk> chunk_grid(const TensorLayout& layout) {
     return chunks;
 }
 
-// Chunks that [begin, end) of a bucket touches.
+// Returns the number of chunks that [begin, end) of a bucket touches.
 static size_t chunks_between(size_t begin, size_t end) {
     return begin < end ? (end - 1) / ops::kChunkElements - begin / ops::kChunkElements + 1 : 0;
 }

@@ -1,4 +1,4 @@
-// The table of tensors: every parameter of the model is one row. Sizes, offsets, views, initialization, the decay mask,
+// The table of tensors: every parameter of the model is one row. Sizes, offsets, views, initialization, weight decay,
 // the optimizer's chunks, checkpoint names and the memory plan are derived from it.
 #pragma once
 
@@ -7,7 +7,7 @@
 #include "kernels/ops.h"
 #include "model/shape.h"
 
-// One tensor of the model where the passes use it: its values in the compute type and their gradient.
+// One tensor as the passes use it: its values in the compute type and their gradient.
 struct Parameter {
     View value;             // (rows, cols)
     float* grad = nullptr;  // (rows, cols), FP32
@@ -15,12 +15,12 @@ struct Parameter {
     const char* name = "";  // in the table: "qkv.weight"
 };
 
-// The parameters of a layer. An embedding has a weight only.
+// The parameters of a layer. An embedding has only a weight.
 struct LayerWeights {
     Parameter weight, bias;
 };
 
-// What the model does not have is null.
+// Parameters that the model does not have are null.
 struct BlockWeights {
     LayerWeights norm1, qkv, q_norm, k_norm, attn_proj;
     LayerWeights norm2, fc, fc_proj;  // fc: gate, then up
@@ -28,16 +28,16 @@ struct BlockWeights {
 
 struct GptWeights {
     LayerWeights wte, wpe, norm_e, norm_f;
-    LayerWeights head;                // null where wte is the head too
+    LayerWeights head;                // null if the head is tied to wte
     std::vector<BlockWeights> block;  // (L)
 };
 
-// GPT-2's initialisation: residual projections start smaller by 1 / sqrt(2 L), so that the residual stream's variance
-// does not grow with depth (Radford et al., "Language Models are Unsupervised Multitask Learners", section 2.3).
+// GPT-2's initialization: residual projections are scaled by 1 / sqrt(2 L), so that the residual stream's variance does
+// not grow with depth (Radford et al., "Language Models are Unsupervised Multitask Learners", section 2.3).
 enum class Init { zero, one, normal, normal_residual };
 
 struct TensorRow {
-    std::variant<LayerWeights GptWeights::*, LayerWeights BlockWeights::*> layer;  // the second: one per block
+    std::variant<LayerWeights GptWeights::*, LayerWeights BlockWeights::*> layer;  // second: one per block
     Parameter LayerWeights::*member;
     const char* name;
     int (GptShape::*rows)() const;
@@ -51,7 +51,7 @@ struct TensorRow {
 
 const std::vector<TensorRow>& tensor_table();
 
-// One row of the table for one layer, placed in the flat arrays.
+// One row of the table for one layer, with its place in the flat arrays.
 struct Tensor {
     std::string name;  // "wte", "h.3.qkv.weight"
     int row;           // in tensor_table()
@@ -62,12 +62,12 @@ struct Tensor {
     int bucket;        // in TensorLayout::buckets
 };
 
-// Tensors whose gradients are reduced and whose parameters are gathered together: those of no block, successive
-// blocks', or the head's where it is not the embedding: its gradients are complete before any block's. In a flat array
-// a bucket is one piece for each rank, all of equal length, the last ones padded; in a rank's flat array of shards it
-// is that rank's piece.
+// Tensors whose gradients are reduced together and whose parameters are gathered together. A bucket holds the tensors
+// outside the blocks, those of successive blocks, or an untied head, whose gradients are complete before any block's.
+// In a flat array a bucket has one piece for each rank, all of equal length with padding at the end. In a rank's flat
+// array of shards it has only that rank's piece.
 struct Bucket {
-    int first_layer, n_layers;  // -1, 0: the tensors of no block, or the head
+    int first_layer, n_layers;  // -1, 0: the tensors outside the blocks, or the head
     size_t begin;               // in the flat arrays
     size_t piece;               // elements of each rank
     size_t shard_begin;         // of a rank's piece in its flat arrays of shards
@@ -75,52 +75,54 @@ struct Bucket {
 
 inline constexpr size_t kTensorAlignment = 64;  // elements: 128 bytes in the narrowest type
 
-// Every tensor of a model in the order of the flat arrays: the model's own, layer by layer, then the head if it has a
-// matrix of its own, so that what backward finishes together lies together.
+// Every tensor of a model in the order of the flat arrays: first the tensors outside the blocks, then layer by layer,
+// then an untied head. Tensors whose gradients are complete at the same time are adjacent.
 struct TensorLayout {
     GptShape shape;
     int ranks = 1;
     std::vector<Tensor> tensors;
-    std::vector<Bucket> buckets;  // the tensors of no block first, the head last
+    std::vector<Bucket> buckets;  // tensors outside the blocks first, the head last
     size_t elements = 0;          // length of a flat array, gaps and padding included
     size_t shard_elements = 0;    // length of a rank's flat array of shards
-    size_t parameters = 0;        // without gaps; the padding of the vocabulary counts
+    size_t parameters = 0;        // without gaps, including the vocabulary's padding
 
     const Bucket& bucket_of(const Tensor& tensor) const { return buckets[size_t(tensor.bucket)]; }
     int bucket_of_layer(int layer) const { return 1 + layer / buckets[1].n_layers; }
-    // The tied head's is that of the embedding.
+    // A tied head is in the embedding's bucket.
     int bucket_of_head() const { return shape.tie_embeddings ? 0 : int(buckets.size()) - 1; }
 };
-// Successive blocks share a bucket of at most `bucket_elements`, one block if that is larger.
+// Successive blocks share a bucket of at most `bucket_elements`; a larger block has its own bucket.
 TensorLayout lay_out_tensors(const GptShape& shape, int ranks = 1, size_t bucket_elements = 0);
 
-// A rank's part of a tensor: `count` elements from `first` on, which begin at `shard_begin` in its shards.
+// A rank's part of a tensor: `count` elements from `first`, stored from `shard_begin` in its shards.
 struct TensorPart {
     size_t first, count, shard_begin;
 };
 TensorPart part_of(const TensorLayout& layout, const Tensor& tensor, int rank);
 
-// A tensor of padded_vocab() rows, or a rank's part of it, without the padding: what other programs' files have.
+// Returns a tensor of padded_vocab() rows, or a rank's part of one, without the padding, as other programs' files store
+// it.
 NamedTensor without_padding(NamedTensor tensor, const GptShape& shape);
 
-// The parameters that are the model's: without the vocabulary's padding.
+// Returns the number of parameters without the vocabulary's padding.
 size_t without_vocabulary_padding(const TensorLayout& layout);
 
-// Shape as (rows) for vectors and (rows, cols) for matrices.
+// Returns the shape: (rows) for vectors, (rows, cols) for matrices.
 std::vector<size_t> logical_shape(const Tensor& tensor);
 
-// The grid on which norms are summed and the optimizer works, in flat arrays; see ops::Chunk. A chunk ends where its
-// tensor does and at every multiple of kChunkElements from its bucket's begin, which are the places where pieces of
-// ranks may end: so it is the same grid of the same tensors for any number of ranks, and a chunk has one owner.
+// Returns the grid of chunks in flat arrays for norms and the optimizer; see ops::Chunk. A chunk ends with its tensor
+// and at every multiple of kChunkElements from the start of its bucket, where pieces of ranks may end. So the grid is
+// the same for any number of ranks, and each chunk has one owner.
 std::vector<ops::Chunk> chunk_grid(const TensorLayout& layout);
 
-// How many chunks the grid has, or how many of them a rank owns, without making them.
+// Returns the number of chunks in the grid, or of those that a rank owns, without creating them.
 size_t chunk_count(const TensorLayout& layout);
 size_t owned_chunk_count(const TensorLayout& layout, int rank);
 
-// The chunks of the grid that a rank owns, in its flat arrays of shards; `whole`: where they lie in whole flat arrays.
+// Returns the chunks of the grid that a rank owns, with positions in its flat arrays of shards or, with `whole`, in
+// whole flat arrays.
 std::vector<ops::Chunk> owned_chunks(const TensorLayout& layout, const std::vector<ops::Chunk>& grid, int rank,
                                      bool whole);
 
-// The tensor's place among the weights that the passes use, with its shape set.
+// Returns the tensor's entry in the weights that the passes use, and sets its shape.
 Parameter& parameter_of(GptWeights& weights, const Tensor& tensor);

@@ -3,7 +3,7 @@
 
 namespace {
 
-// For a trace: the elements of all chunks.
+// Counts the elements of all chunks, for a trace.
 OpNote note_of(const std::vector<ops::Chunk>& chunks, const GptState& s) {
     OpNote note;
     for (size_t i = 0; s.stream.trace && i < chunks.size(); i++) note.elements += size_t(chunks[i].count);
@@ -29,7 +29,8 @@ void update(GptState& s) {
          .n_chunks = n_all,
          .clip = s.options.optimizer.grad_clip});
 
-    // Without shards a rank owns a part of the gradients, so that each is measured once, but updates everything.
+    // Without shards, a rank measures only its own part of the gradients, so that each is counted once, but updates all
+    // parameters.
     const bool is_sharded = s.options.is_sharded();
     const ops::UpdateArrays arrays{.master = s.master,
                                    .param = s.options.precision == Dtype::fp32 ? View() : s.own_param,
