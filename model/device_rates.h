@@ -4,7 +4,7 @@
 #include "kernels/numeric.h"
 
 struct DeviceRates {
-    double flops_per_s = 0;  // of matrix products
+    double flops_per_s = 0;  // of GEMMs
     double bytes_per_s = 0;  // read or written
 };
 

@@ -69,7 +69,7 @@ public:
     void trace(Trace* trace, int step);
 
     // tokens: (B, T) in host memory. The caller may reuse it at once, and also `targets` below. Dropout acts only
-    // between begin_step() and end_step(), and never in the functions below end_step().
+    // between begin_step() and end_step(), and never in evaluate() and the functions after it.
     void forward(const int* tokens);
 
     // Computes the loss of the last forward() and its gradients. targets: (B, T), -1 for no target. grad_scale is the

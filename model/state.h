@@ -67,7 +67,7 @@ struct GptState {
     ops::Chunk* own_chunks = nullptr;     // this rank's chunks, in own_grad
     double* sums = nullptr;               // summed over ranks once a step: see StepSums
     std::vector<double> host_sums;        // the host's copy
-    std::vector<std::byte> host_logits;   // one row
+    std::vector<std::byte> host_logits;   // the rows of logits_of_rows()
     ops::GradNorm* grad_norm = nullptr;   // (1)
     ops::StepScalars* scalars = nullptr;  // (1)
     void* scratch = nullptr;              // as large as the largest op needs

@@ -40,7 +40,7 @@ std::vector<pid_t> children() {
     return pids;
 }
 
-// Zombies do not count.
+// Returns whether the process has a child that is not a zombie.
 bool has_living_child(pid_t pid) {
     std::error_code ignored;
     for (const auto& thread : std::filesystem::directory_iterator(format("/proc/%d/task", int(pid)), ignored)) {

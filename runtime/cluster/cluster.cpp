@@ -93,7 +93,7 @@ Ranks::Ranks(const RankEnvironment& environment, const Config& config, const std
     : local_rank_(environment.local_rank), reporter_(environment, activity_, ControlSettings().heartbeat_s) {
     if (environment.size > 1 && !environment.has_pmi && !comm_launcher().empty())
         fail(Exit::config,
-             "srun started rank %d without PMI, which ranks that communicate through %s need to find each other; use "
+             "srun started rank %d without PMI, but %s needs PMI to connect the ranks; use "
              "srun --mpi=pmix, or mpirun",
              environment.rank, comm_library());
     const CommSettings settings{

@@ -49,7 +49,7 @@ public:
     void note_step(int64_t step) { activity_->note_step(step); }
     void note_collective(uint64_t number, const char* name) { activity_->note_collective(number, name); }
 
-    // Ends the run in order: returns when all ranks have called it. Fails with Exit::hang after leave_timeout_s.
+    // Ends the run cleanly: returns when all ranks have called it. Fails with Exit::hang after leave_timeout_s.
     void leave();
     // Reports that this rank exits because of its own error: the others print the message and end with Exit::peer_lost.
     // Takes at most 2 s; then the caller exits with `code`. If another rank died before, which is the likely cause of
@@ -84,7 +84,7 @@ private:
     std::vector<MonitoredRank> ranks_;
     TimePoint last_round_, last_heartbeat_;
     std::optional<TextReply> reply_;         // to the last collective
-    std::optional<TimePoint> failed_since_;  // a collective has failed on all ranks: no rank is monitored any more
+    std::optional<TimePoint> failed_since_;  // a collective has failed on all ranks: monitoring has ended
     std::optional<EndOfRun> error_;          // on rank 0: a reported error, held back in case a death caused it
     TimePoint error_since_;
     bool has_reported_error_ = false, has_left_ = false, has_finished_ = false;
