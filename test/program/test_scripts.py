@@ -385,7 +385,7 @@ class Recipes(Folder):
         self.assertEqual(run.stdout, "trainer --supervise --nproc 8 --node 1/2 --master train-gpt-0.train-gpt:29500 "
                                      "/usr/local/share/train_gpt/configs/gpt2_124M.json --auto\n", run.stderr)
         understood = subprocess.run([TRAINER, *run.stdout.split()[1:]], capture_output=True, text=True, timeout=20)
-        self.assertIn("start those of several machines by mpirun", understood.stderr)
+        self.assertIn("to use several machines, start them with mpirun", understood.stderr)
         final = [int(code) for code in re.search(r"values: \[(.*)\]", text)[1].split(",")]
         self.assertEqual(final, [code for code, (_, policy, _) in exit_codes().items() if code and policy == "final"])
 

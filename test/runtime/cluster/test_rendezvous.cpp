@@ -61,8 +61,8 @@ TEST_CASE("rendezvous: missing ranks and those with another run's token are name
     for (const int process : {3, 4}) expect_printed(ranks, process, Exit::hang, {"could not join rank 0", "token"});
     for (const int process : {0, 1, 2})
         expect_printed(ranks, process, Exit::hang,
-                       {"2 of 5 ranks did not connect", "missing 2, 4", "connected 0, 1, 3 on ",
-                        "without this run's token were rejected, the last from 127.0.0.1"});
+                       {"2 of 5 ranks did not connect", "missing 2, 4", "connected 0, 1, 3 on ", "; rejected ",
+                        "without this run's token, the last from 127.0.0.1"});
 }
 
 TEST_CASE("rendezvous: a stranger who knows the numbers of job and step does not join", "[control]") {
@@ -105,7 +105,7 @@ TEST_CASE("rendezvous: a token file that others can write or read is not believe
     stranger.token = std::string(32, 'a'), rank.token = "", rank.token_file = file;
     ranks.start(stranger, [](const RankEnvironment& environment) { return connect_and_leave(environment, 2); });
     ranks.start(rank, [](const RankEnvironment& environment) { return connect_and_leave(environment, 1); });
-    expect_printed(ranks, 1, Exit::hang, {"rank 0 has not left the run's token in " + file});
+    expect_printed(ranks, 1, Exit::hang, {"rank 0 has not written the run's token to " + file});
     CHECK(ranks.wait(0) == int(Exit::hang));
 }
 
