@@ -5,9 +5,11 @@
 // column are left out.
 #pragma once
 
+#include <algorithm>
+#include <string>
+
 #include "kernels/base/check.h"
 #include "kernels/ops.h"
-#include "kernels/trace.h"
 
 namespace ops {
 
@@ -178,31 +180,3 @@ template <class Op> Work work_of_any(const Op& op, size_t elements) {
 }
 
 }  // namespace ops
-
-// The stream that a model's ops go to, and who wants to know of them.
-struct OpStream : Stream {
-    Trace* trace = nullptr;  // null: nobody
-    int layer = -1;          // whose ops follow, from 0; or -1
-};
-
-// What an op's arguments do not say.
-struct OpNote {
-    const char* parameter = "";  // that it works with
-    size_t elements = 0;         // of all its chunks
-};
-
-// op(arguments, stream), as a span of the stream's trace if it has one.
-template <class Op>
-void run(const OpStream& stream, void (*op)(const Op&, Stream), const std::type_identity_t<Op>& arguments,
-         const OpNote& note = {}) {
-    if (!stream.trace) return op(arguments, stream);
-    const ops::Work work = ops::work_of_any(arguments, note.elements);
-    const Span span{.lane = Lane::device,
-                    .name = work.op,
-                    .of = note.parameter,
-                    .layer = stream.layer,
-                    .shape = work.shape,
-                    .flops = work.flops,
-                    .bytes = work.bytes};
-    stream.trace->record(span, stream, [&] { op(arguments, stream); });
-}

@@ -1,10 +1,12 @@
 #include "model/evaluate.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numeric>
 
 #include "kernels/base/check.h"
+#include "model/inference.h"
 
 namespace {
 
@@ -56,7 +58,7 @@ Validation evaluate(Gpt& gpt, uint64_t batches, const std::function<Batch()>& ne
         between();
         const Batch batch = next();
         std::ranges::fill(losses, 0.0);
-        losses[rank] = gpt.evaluate(batch.inputs, batch.targets, by_position ? row_losses.data() : nullptr);
+        losses[rank] = batch_loss(gpt, batch.inputs, batch.targets, by_position ? row_losses.data() : nullptr);
         for (size_t row = 0; row < rows; row++) {
             if (batch.targets[row] < 0) continue;
             targets++;
@@ -105,7 +107,7 @@ std::vector<double> log_likelihoods(Gpt& gpt, const std::vector<Continuation>& t
         std::ranges::fill(tokens, 0), std::ranges::fill(targets, -1);
         for (size_t i = own.begin, at = 0; i < own.end; i++, at += own.seq_len)
             fill_row(texts[order[i]], T, &tokens[at], &targets[at]);
-        gpt.evaluate(tokens.data(), targets.data(), losses.data(), int(own.seq_len));
+        batch_loss(gpt, tokens.data(), targets.data(), losses.data(), int(own.seq_len));
         const size_t first = parts[round].begin;
         sums.assign(parts[last].end - first, 0.0);
         for (size_t i = own.begin, at = 0; i < own.end; i++)

@@ -148,20 +148,15 @@ void Gpt::begin_step(const StepSettings& settings) {
 
 namespace {
 
-void load_batch(int* to, const int* from, const GptState& s) {
-    copy_to_device(to, from, size_t(s.options.batch) * size_t(s.options.seq_len) * sizeof(int), s.stream);
-}
-
 // Finds the start of each token's document: the last document_token so far in its sequence.
-void load_documents(GptState& s, const int* tokens) {
+void load_documents(GptState& s, PassSizes sizes, const int* tokens) {
     if (!s.first_key) return;
-    const int seq_len = s.options.seq_len, rows = s.options.batch * seq_len;
-    for (int row = 0, first = 0; row < rows; row++) {
-        const int position = row % seq_len;
+    for (int row = 0, first = 0; row < int(sizes.rows()); row++) {
+        const int position = row % sizes.seq_len;
         if (position == 0 || tokens[row] == s.options.document_token) first = position;
         s.host_first_key[size_t(row)] = first;
     }
-    load_batch(s.first_key, s.host_first_key.data(), s);
+    copy_to_device(s.first_key, s.host_first_key.data(), sizes.rows() * sizeof(int), s.stream);
 }
 
 // Returns the masks of the next micro-step, if forward() drops. They depend on the number of each sample in the run.
@@ -187,7 +182,7 @@ ResidualSum block_input(const GptState& s, size_t layer) {
 // Appends the root mean square of a norm's input. Its rows' mean and rstd are already on the device: the mean square of
 // a row is mean^2 + 1 / rstd^2 - eps, for RMSNorm without the mean.
 void measure_residual(GptState& s, const NormActivations& norm) {
-    const size_t rows = size_t(s.options.batch) * size_t(s.options.seq_len);
+    const size_t rows = training_sizes(s).rows();
     std::vector<float>& host = s.host_statistics;
     host.assign(2 * rows, 0.0f);
     if (norm.mean.view) copy_to_host(host.data(), norm.mean.view.data, rows * sizeof(float), s.stream);
@@ -211,8 +206,17 @@ std::vector<double> tensor_norms(const GptState& s) {
     return norms;
 }
 
-// Runs the head on the output of forward(); writes the sum of the losses to this rank's entry of micro-step `index`.
-void loss_forward_backward(GptState& s, const LayerContext& x, int index, float grad_scale, View dinp) {
+}  // namespace
+
+void load_tokens(GptState& s, PassSizes sizes, const int* tokens) {
+    copy_to_device(s.tokens, tokens, sizes.rows() * sizeof(int), s.stream);
+    load_documents(s, sizes, tokens);
+}
+
+void loss_forward_backward(GptState& s, const LayerContext& x, const int* targets, int index, float grad_scale,
+                           View dinp) {
+    copy_to_device(s.targets, targets, size_t(x.rows) * sizeof(int), s.stream);
+    need_params(s, s.layout.bucket_of_head());
     head_forward_backward(x, head_weights(s), s.acts.norm_f.out, s.options.head_rows,
                           {.logits = s.acts.logits.view,
                            .loss = s.acts.loss.view.as<float>(),
@@ -227,8 +231,6 @@ void loss_forward_backward(GptState& s, const LayerContext& x, int index, float 
          .rows = x.rows,
          .accumulate = false});
 }
-
-}  // namespace
 
 void forward_pass(GptState& s, const LayerContext& x) {
     const bool is_measured = s.measure && s.micro_steps_done + 1 == s.options.micro_steps;
@@ -267,26 +269,23 @@ void Gpt::forward(const int* tokens) {
     const HostSpan span(s.stream.trace, "forward");
     s.dropout = next_dropout(s);
     s.residual_rms.clear();
-    load_batch(s.tokens, tokens, s);
-    load_documents(s, tokens);
-    forward_pass(s, layer_context(s, false));
+    load_tokens(s, training_sizes(s), tokens);
+    forward_pass(s, layer_context(s, training_sizes(s), false));
 }
 
 void Gpt::backward(const int* targets, float grad_scale) {
     GptState& s = *state_;
     const HostSpan span(s.stream.trace, "backward");
     const MicroStep micro = begin_micro_step(s);
-    const LayerContext x = layer_context(s, micro.accumulate);
+    const LayerContext x = layer_context(s, training_sizes(s), micro.accumulate);
     LayerContext again = x;
     again.is_recomputing = true;
     const View dresidual = s.acts.dresidual.view, dbranch = s.acts.dbranch.view;
 
-    load_batch(s.targets, targets, s);
     const int head = s.layout.bucket_of_head();
     begin_grads(s, 0);
     if (head > 0) begin_grads(s, head);
-    need_params(s, head);
-    loss_forward_backward(s, x, micro.index, grad_scale, dbranch);
+    loss_forward_backward(s, x, targets, micro.index, grad_scale, dbranch);
     if (head > 0) end_grads(s, head, micro);
     residual_norm_backward(x, s.weights.norm_f, s.acts.residual_f, s.acts.norm_f, dbranch, dresidual, false);
     for (size_t layer = s.acts.block.size(); layer-- > 0;) {
@@ -311,12 +310,14 @@ void Gpt::backward(const int* targets, float grad_scale) {
     end_micro_step(s);
 }
 
-StepResult Gpt::end_step(const std::array<double, StepResult::kVotes>& votes) {
+StepResult Gpt::end_step(std::span<const double> votes) {
     GptState& s = *state_;
+    require(int(votes.size()) == s.options.votes, "end_step: %zu votes, options.votes is %d", votes.size(),
+            s.options.votes);
     const HostSpan span(s.stream.trace, "update");
     const StepSums places = step_sums(s);
     std::vector<double>& sums = s.host_sums;
-    copy_to_device(s.sums + places.vote(0), votes.data(), sizeof(votes), s.stream);
+    if (!votes.empty()) copy_to_device(s.sums + places.first_vote(), votes.data(), votes.size_bytes(), s.stream);
     s.drops = false;
     finish_grads(s);
     update(s);
@@ -329,7 +330,7 @@ StepResult Gpt::end_step(const std::array<double, StepResult::kVotes>& votes) {
 
     StepResult result{};
     for (size_t i = 0; i < places.losses; i++) result.loss_sum += sums[first + i];
-    for (int i = 0; i < StepResult::kVotes; i++) result.votes[i] = sums[places.vote(i)];
+    result.votes.assign(sums.end() - ptrdiff_t(votes.size()), sums.end());
     result.grad_norm = norm.norm;
     result.update_ms = s.update_time.take_ms();
     if (s.measure) {
@@ -351,64 +352,6 @@ void Gpt::sum_over_ranks(std::span<double> values) {
         copy_to_host(some.data(), s.sums, some.size_bytes(), s.stream);
         synchronize(s.stream);
     }
-}
-
-double Gpt::evaluate(const int* tokens, const int* targets, float* losses, int seq_len) {
-    GptState& s = *state_;
-    const int batch = s.options.batch, longest = s.options.seq_len;
-    if (seq_len > 0) {
-        require(longest % seq_len == 0, "evaluate: sequence length %d must divide seq_len %d", seq_len, longest);
-        s.options.batch = batch * (longest / seq_len), s.options.seq_len = seq_len;
-    }
-    const bool drops = std::exchange(s.drops, false);
-    forward(tokens);
-    s.drops = drops;
-    load_batch(s.targets, targets, s);
-    need_params(s, s.layout.bucket_of_head());
-    loss_forward_backward(s, layer_context(s, false), 0, 0.0f, nullptr);
-    s.options.batch = batch, s.options.seq_len = longest;
-    double loss_sum = 0;
-    copy_to_host(&loss_sum, s.sums + step_sums(s).loss(s.options.rank, 0), sizeof(loss_sum), s.stream);
-    if (losses) copy_to_host(losses, s.acts.loss.view.data, size_t(batch) * size_t(longest) * sizeof(float), s.stream);
-    synchronize(s.stream);
-    return loss_sum;
-}
-
-void Gpt::next_token_logits(const int* tokens, int count, float* logits) {
-    const int T = options().seq_len;
-    require(count >= 1 && count <= T, "next_token_logits: %d tokens, must be in [1, %d]", count, T);
-    std::vector<int> padded(size_t(options().batch) * size_t(T));  // attention is causal: later tokens have no effect
-    std::copy_n(tokens, count, padded.begin());
-    const bool drops = std::exchange(state_->drops, false);
-    forward(padded.data());
-    state_->drops = drops;
-    logits_of_row(count - 1, logits);
-}
-
-void Gpt::logits_of_row(int index, float* logits) {
-    const int rows = options().batch * options().seq_len;
-    require(index >= 0 && index < rows, "logits_of_row: row %d of %d", index, rows);
-    logits_of_rows(*state_, index, 1, logits);
-}
-
-void logits_of_rows(GptState& s, int first, int count, float* logits) {
-    LayerContext x = layer_context(s, false);
-    x.rows = count;
-    const ConstView inp = s.acts.norm_f.out.view.from(size_t(first) * size_t(s.options.shape.n_embd));
-    need_params(s, s.layout.bucket_of_head());
-    linear_forward(x, head_weights(s), inp, s.acts.logits);
-    const size_t padded = size_t(s.options.shape.padded_vocab()), vocab = size_t(s.options.shape.vocab_size);
-    std::vector<std::byte>& rows = s.host_logits;
-    rows.resize(size_t(count) * padded * size_of(s.options.precision));
-    copy_to_host(rows.data(), s.acts.logits.view.data, rows.size(), s.stream);
-    synchronize(s.stream);
-    const ConstView values(rows.data(), s.options.precision);
-    const double cap = double(s.options.shape.final_softcap);
-    for (size_t row = 0; row < size_t(count); row++)
-        for (size_t i = 0; i < vocab; i++) {
-            const double logit = element(values, row * padded + i);
-            logits[row * vocab + i] = float(cap > 0 ? cap * std::tanh(logit / cap) : logit);
-        }
 }
 
 std::vector<NamedTensor> Gpt::master_tensors() const { return name_tensors(*state_, "master.", state_->master); }

@@ -9,7 +9,6 @@
 //         StepResult result = gpt.end_step();    // sum over ranks, norm, clipping, optimizer
 #pragma once
 
-#include <array>
 #include <memory>
 #include <span>
 
@@ -30,11 +29,10 @@ struct StepSettings {
 };
 
 struct StepResult {
-    static constexpr int kVotes = 9;
-    double loss_sum;       // over all ranks' targets since begin_step, in nats
-    float grad_norm;       // before clipping, loss scale removed
-    double votes[kVotes];  // end_step()'s votes, summed over all ranks
-    double update_ms;      // time of the norm, clipping and the optimizer, without waiting for other ranks
+    double loss_sum;            // over all ranks' targets since begin_step, in nats
+    float grad_norm;            // before clipping, loss scale removed
+    std::vector<double> votes;  // end_step()'s votes, summed over all ranks
+    double update_ms;           // time of the norm, clipping and the optimizer, without waiting for other ranks
     // The name of the first tensor whose gradient has a NaN or an infinity; empty if all are finite. If it is not
     // empty, the update was skipped.
     std::string non_finite_tensor;
@@ -69,38 +67,17 @@ public:
     void trace(Trace* trace, int step);
 
     // tokens: (B, T) in host memory. The caller may reuse it at once, and also `targets` below. Dropout acts only
-    // between begin_step() and end_step(), and never in evaluate() and the functions after it.
+    // between begin_step() and end_step(). Passes without a backward pass are in model/inference.h.
     void forward(const int* tokens);
 
     // Computes the loss of the last forward() and its gradients. targets: (B, T), -1 for no target. grad_scale is the
     // weight of each target's loss; 1 / (number of the step's targets over all ranks) makes the loss a mean.
     void backward(const int* targets, float grad_scale);
 
-    // Sums gradients over ranks, measures their norm and updates the parameters. Waits for the device. Votes are summed
-    // over all ranks, so that, for example, all ranks see one rank's request to stop at the same step.
-    StepResult end_step(const std::array<double, StepResult::kVotes>& votes = {});
-
-    // Returns the sum of the losses of one batch in nats, forward only. Waits for the device. `losses`, if not null,
-    // receives the loss of each target and 0 elsewhere: (B, T). With `seq_len`, which divides T, sequences are shorter
-    // and there are more of them: all three arrays are (B T / seq_len, seq_len).
-    double evaluate(const int* tokens, const int* targets, float* losses = nullptr, int seq_len = 0);
-
-    // Computes the float logits that follow token `row` (0 to B T - 1) of the last forward(): (V) in `logits`.
-    void logits_of_row(int row, float* logits);
-
-    // Computes the float logits that follow the last of `count` tokens, 1 <= count <= T: (V) in `logits`.
-    void next_token_logits(const int* tokens, int count, float* logits);
-
-    // Generation with a KV cache, for a model with options.cached_sequences. prefill() reads the first `count` tokens
-    // of a sequence, 1 <= count <= T. decode() adds one token to each of several sequences that have room
-    // (sequence_length() below T). Both write the logits that follow each sequence's last token to `logits`: (V), or
-    // for decode() (tokens, V). Other computations in between do not affect the sequences.
-    struct NextToken {
-        int sequence, token;
-    };
-    void prefill(int sequence, const int* tokens, int count, float* logits);
-    void decode(std::span<const NextToken> tokens, float* logits);
-    int sequence_length(int sequence) const;
+    // Sums gradients over ranks, measures their norm and updates the parameters. Waits for the device. The votes, as
+    // many as options().votes, are summed over all ranks, so that, for example, all ranks see one rank's request to
+    // stop at the same step.
+    StepResult end_step(std::span<const double> votes = {});
 
     // Sums the values over all ranks.
     void sum_over_ranks(std::span<double> values);
@@ -117,6 +94,9 @@ public:
     std::vector<NamedTensor> replicated_tensors() const;
     std::vector<NamedTensor> gradient_tensors() const;  // "grad.NAME", as summed by end_step()
     void masters_changed();
+
+    // Only model/ uses it.
+    struct GptState& state() { return *state_; }
 
 private:
     std::unique_ptr<struct GptState> state_;

@@ -4,7 +4,7 @@
 // accumulates the gradients of its parameters. Shapes are documented in activations.h and tensors.cpp.
 #pragma once
 
-#include "kernels/op_work.h"
+#include "kernels/op_stream.h"
 #include "model/activations.h"
 #include "model/tensors.h"
 

@@ -27,9 +27,10 @@ struct GptOptions {
     bool document_mask = false;  // tokens do not see earlier documents; document_token starts one
     int document_token = -1;
     int head_rows = 0;         // rows of logits held at a time, at least 1
-    int cached_sequences = 0;  // sequences in the KV cache, for Gpt::prefill() and decode(): at most B T, 0 in training
+    int cached_sequences = 0;  // sequences in the KV cache, for prefill() and decode(): at most B T, 0 in training
     bool training = true;      // false: forward only, without gradients, optimizer state and backward's buffers
     int micro_steps = 1;       // per step, on each rank
+    int votes = 0;             // numbers that Gpt::end_step() sums over ranks for its caller
     int rank = 0, ranks = 1;
     // ZeRO stage (Rajbhandari et al., arXiv 1910.02054): state sharded over ranks. 1: masters and optimizer state; 2:
     // gradients too, even while they accumulate; 3: parameters too.

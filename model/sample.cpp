@@ -6,6 +6,8 @@
 #include <numeric>
 #include <optional>
 
+#include "model/inference.h"
+
 namespace {
 
 constexpr float kExcluded = -std::numeric_limits<float>::infinity();
@@ -124,12 +126,12 @@ void sample(Gpt& gpt, const std::vector<std::vector<int>>& prompts, const Sample
         const int* from = text.tokens.data() + text.visible_from;
         const int count = int(text.tokens.size() - text.visible_from);
         if (is_cached)
-            gpt.prefill(int(sequence), from, count, logits.data());
+            prefill(gpt, int(sequence), from, count, logits.data());
         else
-            gpt.next_token_logits(from, count, logits.data());
+            next_token_logits(gpt, from, count, logits.data());
     };
 
-    std::vector<Gpt::NextToken> next;
+    std::vector<NextToken> next;
     do {
         next.clear();
         for (size_t i = 0; i < texts.size(); i++) {
@@ -143,7 +145,7 @@ void sample(Gpt& gpt, const std::vector<std::vector<int>>& prompts, const Sample
             }
             if (text) next.push_back({int(i), text->tokens.back()});
         }
-        if (!next.empty()) gpt.decode(next, logits.data());
+        if (!next.empty()) decode(gpt, next, logits.data());
         for (size_t i = 0; i < next.size(); i++) grow(texts[size_t(next[i].sequence)], logits.data() + i * vocab);
     } while (!next.empty());
 }

@@ -56,7 +56,6 @@ struct GptState {
     int* first_key = nullptr;         // (B, T), of the last forward pass; null without a document mask
     std::vector<int> host_first_key;  // the same
     KeyValueCache cache;
-    int prefilled = -1;                               // see LayerContext
     std::vector<ops::AttentionDecode::Place> cached;  // per cached sequence: its length and its document's start
     ops::AttentionDecode::Place* places = nullptr;    // (cached sequences)
     int* positions = nullptr;                         // (cached sequences), the positions of `places`
@@ -96,13 +95,14 @@ struct StepSums {
     size_t chunks;       // squared sums, one per chunk of the grid
     size_t losses;       // then loss sums, one per rank and micro-step: rank * micro_steps + index
     size_t losses_each;  // micro_steps
-    size_t count() const { return chunks + losses + StepResult::kVotes; }
+    size_t votes;        // then the caller's votes
+    size_t count() const { return chunks + losses + votes; }
     size_t loss(int rank, int index) const { return chunks + size_t(rank) * losses_each + size_t(index); }
-    size_t vote(int number) const { return chunks + losses + size_t(number); }
+    size_t first_vote() const { return chunks + losses; }
 };
 inline StepSums step_sums(const GptState& s) {
     const size_t each = size_t(s.options.micro_steps);
-    return {s.n_all_chunks, each * size_t(s.options.ranks), each};
+    return {s.n_all_chunks, each * size_t(s.options.ranks), each, size_t(s.options.votes)};
 }
 
 // Returns the head's parameters: the embedding's if tied.
@@ -116,12 +116,19 @@ GptState place_state(const GptOptions& options, Arena& arena);
 // Makes the backward pass write gradients to a flat array.
 void point_gradients(GptState& s, float* flat);
 
+// The sizes of a pass, at most options.batch * options.seq_len rows.
+struct PassSizes {
+    int batch, seq_len;
+    size_t rows() const { return size_t(batch) * size_t(seq_len); }
+};
+inline PassSizes training_sizes(const GptState& s) { return {s.options.batch, s.options.seq_len}; }
+
 // Returns the layers' context for a pass over all rows of a batch.
-inline LayerContext layer_context(const GptState& s, bool accumulate) {
+inline LayerContext layer_context(const GptState& s, PassSizes sizes, bool accumulate) {
     return {.shape = &s.options.shape,
-            .batch = s.options.batch,
-            .seq_len = s.options.seq_len,
-            .rows = s.options.batch * s.options.seq_len,
+            .batch = sizes.batch,
+            .seq_len = sizes.seq_len,
+            .rows = int(sizes.rows()),
             .stream = s.stream,
             .scratch = s.scratch,
             .accumulate = accumulate,
@@ -129,15 +136,20 @@ inline LayerContext layer_context(const GptState& s, bool accumulate) {
             .rope_table = s.rope_table,
             .first_key = s.first_key,
             .cache = &s.cache,
-            .prefilled = s.prefilled,
             .dropout = s.dropout};
 }
+
+// Copies the tokens of a pass to the device and finds their documents.
+void load_tokens(GptState& s, PassSizes sizes, const int* tokens);
 
 // Runs the forward pass of s.tokens up to the final norm.
 void forward_pass(GptState& s, const LayerContext& x);
 
-// Computes the float logits that follow `count` rows of a forward pass: (count, V). At most options.head_rows rows.
-void logits_of_rows(GptState& s, int first, int count, float* logits);
+// Runs the head on the output of forward_pass(); writes the sum of the losses to this rank's entry of micro-step
+// `index`. targets: (rows), in host memory. With `dinp`, also computes the gradients of the head's weight and of the
+// input.
+void loss_forward_backward(GptState& s, const LayerContext& x, const int* targets, int index, float grad_scale,
+                           View dinp);
 
 // Gradient norm over all ranks, clipping, optimizer.
 void update(GptState& s);

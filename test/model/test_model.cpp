@@ -4,6 +4,7 @@
 #include <set>
 
 #include "model/huggingface.h"
+#include "model/inference.h"
 #include "model/plan.h"
 #include "model/sample.h"
 #include "model/tensors.h"
@@ -161,11 +162,11 @@ TEST_CASE("dropout acts in training only, and costs memory only where it acts", 
     std::vector<float> logits(131), plain_logits(131);
     Gpt gpt(with_dropout(nano_options()), comm_single()), plain(nano_options(), comm_single());
     gpt.initialize(1), plain.initialize(1);
-    const double loss = plain.evaluate(tokens.data(), tokens.data() + 1);
-    plain.next_token_logits(tokens.data(), 9, plain_logits.data());
+    const double loss = batch_loss(plain, tokens.data(), tokens.data() + 1);
+    next_token_logits(plain, tokens.data(), 9, plain_logits.data());
     auto check = [&] {
-        REQUIRE(gpt.evaluate(tokens.data(), tokens.data() + 1) == loss);
-        gpt.next_token_logits(tokens.data(), 9, logits.data());
+        REQUIRE(batch_loss(gpt, tokens.data(), tokens.data() + 1) == loss);
+        next_token_logits(gpt, tokens.data(), 9, logits.data());
         REQUIRE(same_bits(logits, plain_logits));
     };
     check();
@@ -176,7 +177,7 @@ TEST_CASE("dropout acts in training only, and costs memory only where it acts", 
     REQUIRE(std::abs(gpt.end_step().loss_sum - loss) > 1e-3 * loss);  // what came before has not turned it off
     check();
     gpt.forward(tokens.data());  // outside of a step
-    gpt.logits_of_row(8, logits.data());
+    logits_of_row(gpt, 8, logits.data());
     REQUIRE(same_bits(logits, plain_logits));
 
     GptOptions options = with_dropout(nano_options());
@@ -231,7 +232,7 @@ TEST_CASE("training learns a batch by heart", "[model]") {
         REQUIRE(std::abs(first - std::log(131.0)) < 0.2);  // knows nothing yet
         REQUIRE(loss < 0.1);
         // evaluate() sees what training sees: the loss after 150 updates is below that before the last one.
-        REQUIRE(gpt.evaluate(tokens.data(), tokens.data() + 1) / 42 < 1.01 * loss);
+        REQUIRE(batch_loss(gpt, tokens.data(), tokens.data() + 1) / 42 < 1.01 * loss);
     }
 }
 
@@ -269,7 +270,7 @@ TEST_CASE("a step allocates nothing once each of its ops has run", "[model]") {
                 gpt.backward(tokens.data() + 1, 1.0f / 84);
             }
             gpt.end_step();
-            gpt.evaluate(tokens.data(), tokens.data() + 1);
+            batch_loss(gpt, tokens.data(), tokens.data() + 1);
         };
         step(1);
         const long before = allocations();
@@ -284,13 +285,13 @@ TEST_CASE("targets of -1 count for nothing", "[model]") {
     gpt.initialize(1);
     std::vector<int> tokens = nano_tokens(43, 131);
     std::vector<int> targets(tokens.begin() + 1, tokens.end());
-    const double whole = gpt.evaluate(tokens.data(), targets.data());
+    const double whole = batch_loss(gpt, tokens.data(), targets.data());
     double parts = 0;
     for (int half : {0, 1}) {
         std::vector<int> some = targets;
         for (size_t i = 0; i < some.size(); i++)
             if (int(i % 2) == half) some[i] = -1;
-        parts += gpt.evaluate(tokens.data(), some.data());
+        parts += batch_loss(gpt, tokens.data(), some.data());
     }
     REQUIRE(std::abs(whole - parts) <= 1e-6 * whole);
 }
@@ -302,13 +303,13 @@ TEST_CASE("next_token_logits agrees with the loss", "[model]") {
     std::vector<float> logits(131);
     std::vector<int> targets(42, -1);
     for (int count : {1, 2, 13, 21}) {
-        gpt.next_token_logits(tokens.data(), count, logits.data());
+        next_token_logits(gpt, tokens.data(), count, logits.data());
         double total = 0;
         for (float logit : logits) total += std::exp(double(logit));
         const double expected = std::log(total) - double(logits[size_t(tokens[size_t(count)])]);
         targets.assign(42, -1);
         targets[size_t(count - 1)] = tokens[size_t(count)];
-        REQUIRE(std::abs(gpt.evaluate(tokens.data(), targets.data()) - expected) < 1e-5);
+        REQUIRE(std::abs(batch_loss(gpt, tokens.data(), targets.data()) - expected) < 1e-5);
     }
 }
 

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "model/evaluate.h"
+#include "model/inference.h"
 #include "test/support/catch.h"
 #include "test/support/nano_gpt.h"
 
@@ -31,7 +32,7 @@ TEST_CASE("log_likelihoods agrees with the logits of each token", "[model]") {
         const size_t last = texts[i].tokens() - 1, begin = last > 20 ? last - 20 : 0;
         double expected = 0;
         for (size_t at = texts[i].context.size(); at <= last; at++) {
-            gpt.next_token_logits(text + begin, int(at - begin), logits.data());
+            next_token_logits(gpt, text + begin, int(at - begin), logits.data());
             double total = 0;
             for (const float logit : logits) total += std::exp(double(logit));
             expected += double(logits[size_t(text[at])]) - std::log(total);
@@ -60,5 +61,5 @@ TEST_CASE("losses by position add up to the loss", "[model]") {
     std::vector<int> one(42, -1);
     one[25] = targets[25];  // position 4 of the second sequence
     one[4] = targets[4];
-    CHECK(std::abs(result.position_loss[4] - 3 * gpt.evaluate(tokens.data(), one.data())) < 1e-5);
+    CHECK(std::abs(result.position_loss[4] - 3 * batch_loss(gpt, tokens.data(), one.data())) < 1e-5);
 }

@@ -3,6 +3,7 @@
 // and the weights come in through the functions that import them.
 
 #include "model/huggingface.h"
+#include "model/inference.h"
 #include "model/sample.h"
 #include "runtime/checkpoint/safetensors.h"
 #include "test/support/catch.h"
@@ -121,7 +122,7 @@ TEST_CASE("model families: logits and every gradient are transformers'", "[model
         const size_t vocab = size_t(reference.config.model.vocab_size);
         std::vector<float> logits(reference.batch_tokens() * vocab);
         for (size_t row = 0; row < reference.batch_tokens(); row++)
-            gpt.logits_of_row(int(row), logits.data() + row * vocab);
+            logits_of_row(gpt, int(row), logits.data() + row * vocab);
         CHECK(relative_error(logits, reference.outputs.at("logits").floats()) <= kTolerance);
         CHECK(gradient_error(reference, gpt) <= kTolerance);
     }
@@ -240,20 +241,20 @@ TEST_CASE("model families: logits with kept keys and values are those without", 
         std::vector<float> cached(2 * vocab), expected(vocab);
         // One sequence is three tokens ahead of the other, which is the second one in memory but the first in the op.
         auto check = [&](int count, const float* logits) {
-            gpt.next_token_logits(ids.data(), count, expected.data());
+            next_token_logits(gpt, ids.data(), count, expected.data());
             REQUIRE(relative_error({logits, logits + vocab}, expected) < kTolerance);
         };
-        gpt.prefill(0, ids.data(), 4, cached.data());
+        prefill(gpt, 0, ids.data(), 4, cached.data());
         check(4, cached.data());
-        gpt.prefill(1, ids.data(), 1, cached.data());
+        prefill(gpt, 1, ids.data(), 1, cached.data());
         check(1, cached.data());
         for (int t = 1; t + 3 < options.seq_len; t++) {
-            const Gpt::NextToken next[] = {{1, ids[size_t(t)]}, {0, ids[size_t(t) + 3]}};
-            gpt.decode(next, cached.data());
+            const NextToken next[] = {{1, ids[size_t(t)]}, {0, ids[size_t(t) + 3]}};
+            decode(gpt, next, cached.data());
             check(t + 1, cached.data());
             check(t + 4, cached.data() + vocab);
         }
-        REQUIRE(gpt.sequence_length(0) == options.seq_len);
-        REQUIRE(gpt.sequence_length(1) == options.seq_len - 3);
+        REQUIRE(sequence_length(gpt, 0) == options.seq_len);
+        REQUIRE(sequence_length(gpt, 1) == options.seq_len - 3);
     }
 }

@@ -3,6 +3,7 @@
 // importer's own functions.
 
 #include "model/huggingface.h"
+#include "model/inference.h"
 #include "test/support/catch.h"
 #include "test/support/torch_reference.h"
 
@@ -87,7 +88,7 @@ TEST_CASE("the model agrees with PyTorch: logits, loss and every gradient", "[mo
         std::vector<float> logits, row(size_t(torch.vocab_size));
         for (int b = 0; b < torch.batch_size; b++)
             for (int t = 0; t < torch.seq_len; t++) {
-                gpt.next_token_logits(torch.tokens(0, 0) + b * torch.seq_len, t + 1, row.data());
+                next_token_logits(gpt, torch.tokens(0, 0) + b * torch.seq_len, t + 1, row.data());
                 logits.insert(logits.end(), row.begin(), row.end());
             }
         REQUIRE(torch_error(torch, "first", "logits", logits) <= kTolerance);

@@ -1,0 +1,125 @@
+#include "model/inference.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/base/check.h"
+#include "model/sharding.h"
+#include "model/state.h"
+
+namespace {
+
+// Inference never drops, even between begin_step() and end_step().
+LayerContext inference_context(const GptState& s, PassSizes sizes) {
+    LayerContext x = layer_context(s, sizes, false);
+    x.dropout = {};
+    return x;
+}
+
+void forward_tokens(GptState& s, const LayerContext& x, const int* tokens) {
+    const HostSpan span(s.stream.trace, "forward");
+    load_tokens(s, {x.batch, x.seq_len}, tokens);
+    forward_pass(s, x);
+}
+
+// Computes the float logits that follow `count` rows of a forward pass: (count, V). At most options.head_rows rows.
+void logits_of_rows(GptState& s, int first, int count, float* logits) {
+    const LayerContext x = inference_context(s, {count, 1});
+    const ConstView inp = s.acts.norm_f.out.view.from(size_t(first) * size_t(s.options.shape.n_embd));
+    need_params(s, s.layout.bucket_of_head());
+    linear_forward(x, head_weights(s), inp, s.acts.logits);
+    const size_t padded = size_t(s.options.shape.padded_vocab()), vocab = size_t(s.options.shape.vocab_size);
+    std::vector<std::byte>& rows = s.host_logits;
+    rows.resize(size_t(count) * padded * size_of(s.options.precision));
+    copy_to_host(rows.data(), s.acts.logits.view.data, rows.size(), s.stream);
+    synchronize(s.stream);
+    const ConstView values(rows.data(), s.options.precision);
+    const double cap = double(s.options.shape.final_softcap);
+    for (size_t row = 0; row < size_t(count); row++)
+        for (size_t i = 0; i < vocab; i++) {
+            const double logit = element(values, row * padded + i);
+            logits[row * vocab + i] = float(cap > 0 ? cap * std::tanh(logit / cap) : logit);
+        }
+}
+
+}  // namespace
+
+double batch_loss(Gpt& gpt, const int* tokens, const int* targets, float* losses, int seq_len) {
+    GptState& s = gpt.state();
+    PassSizes sizes = training_sizes(s);
+    if (seq_len > 0) {
+        require(sizes.seq_len % seq_len == 0, "batch_loss: sequence length %d must divide seq_len %d", seq_len,
+                sizes.seq_len);
+        sizes = {sizes.batch * (sizes.seq_len / seq_len), seq_len};
+    }
+    const LayerContext x = inference_context(s, sizes);
+    forward_tokens(s, x, tokens);
+    loss_forward_backward(s, x, targets, 0, 0.0f, nullptr);
+    double loss_sum = 0;
+    copy_to_host(&loss_sum, s.sums + step_sums(s).loss(s.options.rank, 0), sizeof(loss_sum), s.stream);
+    if (losses) copy_to_host(losses, s.acts.loss.view.data, sizes.rows() * sizeof(float), s.stream);
+    synchronize(s.stream);
+    return loss_sum;
+}
+
+void next_token_logits(Gpt& gpt, const int* tokens, int count, float* logits) {
+    GptState& s = gpt.state();
+    const PassSizes sizes = training_sizes(s);
+    require(count >= 1 && count <= sizes.seq_len, "next_token_logits: %d tokens, must be in [1, %d]", count,
+            sizes.seq_len);
+    std::vector<int> padded(sizes.rows());  // attention is causal: later tokens have no effect
+    std::copy_n(tokens, count, padded.begin());
+    forward_tokens(s, inference_context(s, sizes), padded.data());
+    logits_of_rows(s, count - 1, 1, logits);
+}
+
+void logits_of_row(Gpt& gpt, int row, float* logits) {
+    const int rows = int(training_sizes(gpt.state()).rows());
+    require(row >= 0 && row < rows, "logits_of_row: row %d of %d", row, rows);
+    logits_of_rows(gpt.state(), row, 1, logits);
+}
+
+int sequence_length(Gpt& gpt, int sequence) { return gpt.state().cached[size_t(sequence)].position; }
+
+void prefill(Gpt& gpt, int sequence, const int* tokens, int count, float* logits) {
+    GptState& s = gpt.state();
+    require(sequence >= 0 && sequence < s.options.cached_sequences, "prefill: sequence %d of %d", sequence,
+            s.options.cached_sequences);
+    require(count >= 1 && count <= s.options.seq_len, "prefill: %d tokens, must be in [1, %d]", count,
+            s.options.seq_len);
+    LayerContext x = inference_context(s, {1, count});
+    x.prefilled = sequence;
+    forward_tokens(s, x, tokens);
+    logits_of_rows(s, count - 1, 1, logits);
+    s.cached[size_t(sequence)] = {sequence, count, s.first_key ? s.host_first_key[size_t(count) - 1] : 0};
+}
+
+void decode(Gpt& gpt, std::span<const NextToken> tokens, float* logits) {
+    GptState& s = gpt.state();
+    const HostSpan span(s.stream.trace, "decode");
+    require(!tokens.empty() && int(tokens.size()) <= s.options.cached_sequences,
+            "decode: %zu sequences, must be in [1, %d]", tokens.size(), s.options.cached_sequences);
+    std::vector<ops::AttentionDecode::Place> places;
+    std::vector<int> ids, positions;
+    for (const NextToken& next : tokens) {
+        ops::AttentionDecode::Place& place = s.cached[size_t(next.sequence)];
+        require(place.position >= 1 && place.position < s.options.seq_len, "decode: sequence %d has %d of %d tokens",
+                next.sequence, place.position, s.options.seq_len);
+        if (s.first_key && next.token == s.options.document_token) place.first_key = place.position;
+        places.push_back(place);
+        positions.push_back(place.position);
+        place.position++;
+        ids.push_back(next.token);
+    }
+    copy_to_device(s.tokens, ids.data(), ids.size() * sizeof(int), s.stream);
+    copy_to_device(s.places, places.data(), places.size() * sizeof(places[0]), s.stream);
+    copy_to_device(s.positions, positions.data(), positions.size() * sizeof(int), s.stream);
+    const DecodePass pass{.places = s.places, .positions = s.positions};
+    LayerContext x = inference_context(s, {int(tokens.size()), 1});
+    x.decode = &pass;
+    forward_pass(s, x);
+    const int head_rows = s.options.head_rows;
+    for (int row = 0; row < x.rows; row += head_rows)
+        logits_of_rows(s, row, std::min(head_rows, x.rows - row),
+                       logits + size_t(row) * size_t(s.options.shape.vocab_size));
+}
