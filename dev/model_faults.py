@@ -50,7 +50,7 @@ FAULTS = [
      "    if (s.options.shape.embedding_norm) {\n        residual_norm_backward",
      "    if (false) {\n        residual_norm_backward"),
     (GPT, "the head's gradients are not reduced", "    if (head > 0) end_grads(s, head, micro);\n", ""),
-    (GPT, "the logits that are read are not capped", "cap > 0 ? cap * std::tanh(logit / cap) : logit", "logit"),
+    ("model/inference.cpp", "the logits that are read are not capped", "cap > 0 ? cap * std::tanh(logit / cap) : logit", "logit"),
     (STATE_HEADER, "the head shares the blocks' slots",
      "bucket == layout.bucket_of_head() ? kSlots - 1 : 1 + bucket % 2", "1 + bucket % 2"),
     (TABLE, "attention's gradient has the width of the residual stream",
