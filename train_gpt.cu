@@ -36,8 +36,8 @@ int main(int argc, char** argv) {
             ranks.control().require_same(digest, "the digest of data.train");
             if (must_stop_early(ranks.comm(), progress)) return Exit::again;
             RunStart start = start_run(config, line->start, digest, ranks.comm());
-            // matmul_choices is a file that stays: the same machine and binary choose the same GEMM algorithms, and so
-            // give the same bits.
+            // matmul_choices outlives the process: the same machine and binary choose the same GEMM algorithms again,
+            // which gives the same bits.
             configure_device({.local_rank = environment.local_rank,
                               .tf32 = config.device.tf32,
                               .debug_sync = config.device.debug_sync,
@@ -56,7 +56,7 @@ int main(int argc, char** argv) {
             Profiler profiler(line->profile, run);
 
             while (!run.is_complete()) {
-                // Forward and backward of each micro-batch add up gradients; then one update.
+                // Forward and backward passes accumulate the gradients of all micro-batches; then one update.
                 profiler.begin_step();
                 StepTimer timer(run);
                 run.gpt.begin_step({.loss_scale = run.state.progress.loss_scale.scale,
@@ -75,11 +75,11 @@ int main(int argc, char** argv) {
                 const StepResult result = run.gpt.end_step(votes.values);
                 const TrainRecord record = finish_step(run, timer, votes.energy, result);
 
-                // A rank that was asked to stop, or cannot read its tokens, has told all others in this step's votes.
+                // If a rank was asked to stop or cannot read its tokens, all ranks know it from this step's votes.
                 bool must_stop = run.error || result.votes[kStop] > 0 || (run.comm.size == 1 && stop_signal());
                 const bool has_diverged = run.divergence.has_value();
                 if (has_diverged) {
-                    end_divergence(run);  // the run is where a checkpoint was saved
+                    end_divergence(run);  // afterwards the run is at a saved checkpoint
                 } else {
                     check_replicas_if_due(run);
                     must_stop |= !evaluate_if_due(run, must_stop);

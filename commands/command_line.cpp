@@ -21,7 +21,9 @@ void read_node(const std::string& text, LocalNode& node) {
     std::smatch match;
     if (!std::regex_match(text, match, std::regex("(\\d{1,6})/(\\d{1,6})")) ||
         std::stoi(match[1]) >= std::stoi(match[2]))
-        fail(Exit::usage, "--node is \"%s\", expected this machine's number from 0 and how many there are, like 0/2",
+        fail(Exit::usage,
+             "--node is \"%s\", expected NUMBER/COUNT: this machine's number, from 0, and the number of "
+             "machines, e.g. 0/2",
              text);
     node.node = std::stoi(match[1]), node.nodes = std::stoi(match[2]);
 }
@@ -30,7 +32,7 @@ void read_master(const std::string& text, LocalNode& node) {
     std::smatch match;
     if (!std::regex_match(text, match, std::regex("(.+):(\\d{1,5})")) || std::stoi(match[2]) < 1 ||
         std::stoi(match[2]) > 65535)
-        fail(Exit::usage, "--master is \"%s\", expected machine 0 and a port there, like node0:29500", text);
+        fail(Exit::usage, "--master is \"%s\", expected HOST:PORT of machine 0, e.g. node0:29500", text);
     node.master_host = match[1], node.master_port = std::stoi(match[2]);
 }
 
@@ -39,24 +41,25 @@ void read_profile(const std::string& text, StepRange& steps) {
     if (std::regex_match(text, match, std::regex("(\\d{1,9}):(\\d{1,9})")))
         steps = {std::stoi(match[1]), std::stoi(match[2])};
     if (steps.first < 1 || steps.last < steps.first)
-        fail(Exit::usage, "--profile is %s, expected the first and the last step to be traced, from 1, like 100:104",
+        fail(Exit::usage,
+             "--profile is %s, expected START:STOP, the first and last step to trace, from 1, e.g. 100:104",
              printed(text));
 }
 
 void add_training(CLI::App& app, CommandLine& line) {
-    app.add_option("CONFIG", line.config, "the run, as JSON; --help-config lists the keys");
+    app.add_option("CONFIG", line.config, "JSON configuration of the run; --help-config lists the keys");
     add_overrides(app, line.overrides);
     auto add_start = [&](const char* flag, StartMode mode, const char* help) {
         return app.add_flag_callback(
             flag, [&line, mode] { line.start.mode = mode; }, help);
     };
     auto* resume =
-        add_start("--resume", StartMode::resume, "continue the newest sound checkpoint in run.dir, or exit 66");
-    auto* automatic = add_start("--auto", StartMode::automatic, "continue if there is a checkpoint, else start");
-    auto* fresh = add_start("--fresh", StartMode::fresh, "move what is in run.dir aside and start anew");
+        add_start("--resume", StartMode::resume, "continue from the newest valid checkpoint; exit 66 if none");
+    auto* automatic = add_start("--auto", StartMode::automatic, "resume if run.dir has a checkpoint, else start");
+    auto* fresh = add_start("--fresh", StartMode::fresh, "move the contents of run.dir aside and start over");
     auto resume_step = [&line](int64_t step) { line.start.mode = StartMode::resume, line.start.step = step; };
     auto* at_step = app.add_option_function<int64_t>("--resume-step", resume_step,
-                                                     "continue from the checkpoint of this step; later ones are set "
+                                                     "continue from the checkpoint of this step; later ones are moved "
                                                      "aside")
                         ->check(integer_in(0, kMostSteps));
     resume->excludes(automatic)->excludes(fresh);
@@ -64,13 +67,13 @@ void add_training(CLI::App& app, CommandLine& line) {
     at_step->excludes(automatic)->excludes(fresh);
     app.add_flag_callback(
         "--debug-sync", [&line] { line.overrides.push_back("device.debug_sync=true"); },
-        "GPU: wait after each kernel, so that an error names the kernel that made it");
+        "GPU: synchronize after each kernel, so that an error names the kernel that caused it");
     app.add_option_function<std::string>(
         "--profile", [&line](const std::string& text) { read_profile(text, line.profile); },
-        "START:STOP: leave a trace of these steps, and show where their time goes");
+        "START:STOP: trace these steps and print a table of where their time goes");
     app.add_flag("--supervise", line.supervise,
-                 "watch over the run and start it again after failures; \"-- mpirun ...\" says what starts its ranks");
-    app.add_flag("--accept-changes", line.start.accept_changes, "resume although configuration or data have changed");
+                 "restart the run after failures; add \"-- mpirun ...\" if a launcher starts its ranks");
+    app.add_flag("--accept-changes", line.start.accept_changes, "resume even if configuration or data have changed");
 }
 
 std::string version(const std::string& revision) {
@@ -92,14 +95,14 @@ std::string suggestion(const std::string& name, const std::vector<std::string>& 
     return nearest.empty() ? "" : "; did you mean " + nearest + "?";
 }
 
-// With --supervise the words behind "--" are the command that starts the ranks. Returns the number of words before.
+// With --supervise, the words after "--" are the command that starts the ranks. Returns the number of words before it.
 int take_launcher(int argc, char** argv, CommandLine& line) {
     const std::vector<std::string> words(argv, argv + argc);
     const auto end = std::ranges::find(words, "--");
     if (end == words.end() || std::find(words.begin(), end, "--supervise") == end) return argc;
     line.launcher.assign(end + 1, words.end());
     if (line.launcher.empty())
-        fail(Exit::usage, "behind -- a command is expected that starts ranks, like mpirun -np 8");
+        fail(Exit::usage, "-- must be followed by the command that starts the ranks, e.g. mpirun -np 8");
     return int(end - words.begin());
 }
 
@@ -109,7 +112,7 @@ std::vector<std::string> names_of_commands(const CLI::App& app) {
     return names;
 }
 
-// A word that is no file and cannot be meant as one is a misspelt command.
+// Fails unless `config` is a file, a directory or looks like a path: otherwise it is a misspelled command.
 void check_is_file(const CLI::App& app, const std::string& config) {
     const bool is_path = config.find_first_of("./") != std::string::npos;
     if (config.empty() || is_path || file_exists(config) || directory_exists(config)) return;
@@ -120,14 +123,13 @@ void check_is_file(const CLI::App& app, const std::string& config) {
 [[noreturn]] void fail_misplaced(const std::string& option, const CLI::App& command) {
     const std::string name = command.get_name();
     if (command.get_option_no_throw(option))
-        fail(Exit::usage, "%s must stand after the command: %s ... %s", option, name, option);
+        fail(Exit::usage, "%s must come after the command: %s ... %s", option, name, option);
     if (is_rank_option(option))
-        fail(Exit::usage, "%s starts the ranks of a training run or of eval, but %s is one process", option, name);
-    fail(Exit::usage, "%s is an option of training, which the command %s does not have (see %s --help)", option, name,
-         name);
+        fail(Exit::usage, "%s starts the ranks of training or eval, but %s runs as a single process", option, name);
+    fail(Exit::usage, "%s is an option of training, not of the command %s (see %s --help)", option, name, name);
 }
 
-// After an argument that has no place: says what it may have been.
+// Fails for an unexpected argument, with a suggestion if there is a similar one.
 [[noreturn]] void fail_unexpected(const CLI::App& app, const CommandLine& line, const std::string& said) {
     const std::vector<CLI::App*> commands = app.get_subcommands();
     if (commands.empty()) check_is_file(app, line.config);
@@ -143,28 +145,28 @@ void check_is_file(const CLI::App& app, const std::string& config) {
     fail(Exit::usage, "%s (see --help)", said);
 }
 
-// Before the command runs: no argument of training may stand before it, and a launcher must not run it several times.
+// Runs before the command: rejects training arguments in front of it, and several ranks of a single-process command.
 void check_command(const CLI::App& app) {
     for (const CLI::App* command : app.get_subcommands()) {
         for (const CLI::Option* option : app.get_options()) {
             const std::string name = option->get_name();
             if (option->count() == 0 || (is_rank_option(name) && command->get_option_no_throw(name))) continue;
             if (!option->get_positional()) fail_misplaced(name, *command);
-            fail(Exit::usage, "\"%s\" stands before the command %s, which would not use it", option->results().front(),
+            fail(Exit::usage, "unexpected \"%s\" before the command %s", option->results().front(),
                  command->get_name());
         }
         if (command->get_option_no_throw("--nproc") || command->get_name() == "help") continue;
         const RankEnvironment ranks = launched_ranks();
         if (ranks.size > 1)
-            fail(Exit::usage, "%s is one process, but %s has started %d: start it without", command->get_name(),
-                 ranks.launcher, ranks.size);
+            fail(Exit::usage, "%s runs as a single process, but %s has started %d: run it without %s",
+                 command->get_name(), ranks.launcher, ranks.size, ranks.launcher);
     }
 }
 
 void add_help(CLI::App& app) {
     auto name = std::make_shared<std::string>();
-    CLI::App* parser = app.add_subcommand("help", "the options of a command, or this overview");
-    parser->add_option("COMMAND", *name, "which command");
+    CLI::App* parser = app.add_subcommand("help", "show the options of a command, or this overview");
+    parser->add_option("COMMAND", *name, "the command");
     parser->callback([&app, name] {
         const std::vector<std::string> names = names_of_commands(app);
         if (!name->empty() && std::ranges::find(names, *name) == names.end())
@@ -186,7 +188,7 @@ CLI::Validator validator(const std::string& range, const std::function<bool(cons
 }  // namespace
 
 void add_overrides(CLI::App& app, std::vector<std::string>& overrides) {
-    app.add_option("--set", overrides, "section.key=value: replaces a value of the configuration; may be repeated")
+    app.add_option("--set", overrides, "section.key=value: override a configuration key; may be repeated")
         ->take_all()
         ->allow_extra_args(false);
 }
@@ -208,14 +210,14 @@ CLI::Validator finite_in(double low, double high) {
 }
 
 void add_ranks(CLI::App& app, CommandLine& line) {
-    auto* nproc = app.add_option("--nproc", line.nproc, "start that many ranks on this machine");
+    auto* nproc = app.add_option("--nproc", line.nproc, "number of ranks to start on this machine");
     nproc->check(integer_in(1, 1024));
     auto add = [&](const char* name, void (*read)(const std::string&, LocalNode&), const char* help) {
         return app.add_option_function<std::string>(
             name, [&line, read](const std::string& text) { read(text, line.node); }, help);
     };
-    auto* node = add("--node", read_node, "with --nproc on each of several machines: its number, like 0/2");
-    auto* master = add("--master", read_master, "machine 0 and a free port there, like node0:29500");
+    auto* node = add("--node", read_node, "NUMBER/COUNT of this machine if --nproc runs on several, e.g. 0/2");
+    auto* master = add("--master", read_master, "HOST:PORT: machine 0 and a free port on it, e.g. node0:29500");
     node->needs(nproc)->needs(master);
     master->needs(node);
 }
@@ -240,18 +242,18 @@ std::optional<CommandLine> run_command_line(int argc, char** argv, const std::st
         app.add_flag_callback(
             flag, [&table, rows] { table = rows; }, help);
     };
-    add_table("--help-config", config_help, "every configuration key");
-    add_table("--markdown-config", config_markdown, "the same as a Markdown table");
-    add_table("--exit-codes", exit_codes, "every exit code: number, name, final|restart, meaning");
-    add_table("--config-schema", config_schema, "the configuration as a JSON schema, for editors");
+    add_table("--help-config", config_help, "list all configuration keys");
+    add_table("--markdown-config", config_markdown, "list all configuration keys as a Markdown table");
+    add_table("--exit-codes", exit_codes, "list all exit codes: number, name, final|restart, meaning");
+    add_table("--config-schema", config_schema, "print the JSON schema of the configuration, for editors");
     add_table(
-        "--man-page", [&] { return man_page(app, revision); }, "the manual page, for man");
+        "--man-page", [&] { return man_page(app, revision); }, "print the man page");
     auto complete = [&](const std::string& shell) { table = [shell] { return completion_script(shell); }; };
-    app.add_option_function<std::string>("--completion", complete, "a script that completes arguments in this shell")
+    app.add_option_function<std::string>("--completion", complete, "print the completion script for this shell")
         ->check(CLI::IsMember(kCompletionShells));
     app.require_subcommand(0, 1);
     app.parse_complete_callback([&] { check_command(app); });
-    CLI::App* const train = app.add_subcommand("train", "the same as without a command");
+    CLI::App* const train = app.add_subcommand("train", "train CONFIG, as without a command");
     for (CLI::App* trainer : {&app, train}) {
         add_training(*trainer, line);
         add_ranks(*trainer, line);
@@ -282,11 +284,11 @@ std::optional<CommandLine> run_command_line(int argc, char** argv, const std::st
     if (trains && line.config.empty()) fail(Exit::usage, "no configuration and no command (see --help)");
     if (trains) check_is_file(app, line.config);
     if (!line.launcher.empty() && line.nproc > 0)
-        fail(Exit::usage, "--nproc starts ranks, and so does %s: one of them is enough", line.launcher.front());
+        fail(Exit::usage, "use either --nproc or %s, not both: each starts the ranks", line.launcher.front());
     return line;
 }
 
-// Without the options for which `is_meant` holds, nor their values, if they have any.
+// The arguments without the options that match `is_meant` and, if `has_value`, without the values of these options.
 template <class Predicate>
 static std::vector<std::string> without(const std::vector<std::string>& arguments, bool has_value,
                                         const Predicate& is_meant) {

@@ -1,4 +1,4 @@
-// The command line: training's options, or another command. One file per command has its options and what it does.
+// The command line: the options of training, or another command. Each command has its own file.
 #pragma once
 
 #include "runtime/checkpoint/checkpoint.h"
@@ -10,36 +10,36 @@ class App;
 class Validator;
 }  // namespace CLI
 
-// Training's options.
+// The options of training.
 struct CommandLine {
     std::string config;                  // the JSON file
     std::vector<std::string> overrides;  // "section.key=value"
     StartRequest start;
-    StepRange profile;                  // steps to be traced
-    int nproc = 0;                      // start that many ranks on this machine; 0: this process is one
-    LocalNode node;                     // this machine, if several start ranks for one run
-    bool supervise = false;             // start the run as a child, and again after failures
-    std::vector<std::string> launcher;  // with that: the command that starts the ranks, behind "--"
+    StepRange profile;                  // steps to trace
+    int nproc = 0;                      // ranks to start on this machine; 0: this process is a rank itself
+    LocalNode node;                     // this machine among those of the run
+    bool supervise = false;             // run training as a child process and restart it after failures
+    std::vector<std::string> launcher;  // with supervise: the command after "--" that starts the ranks
     std::string revision;               // of the program
 };
 
-// Reads the arguments. If they ask for something else than training, does that and returns nullopt, unless several
-// ranks are to do it: then `nproc` is positive. --help and --version print and exit with 0; `revision` is the
-// program's. Fails with Exit::usage if the arguments are wrong, and as the command does.
+// Parses the arguments. Runs any command other than training and returns nullopt; a command that needs several ranks is
+// not run but returned, with a positive `nproc`. --help and --version print and return nullopt. `revision` is the
+// program's. Fails with Exit::usage if the arguments are invalid, and with the error of the command.
 std::optional<CommandLine> run_command_line(int argc, char** argv, const std::string& revision);
 
-// The arguments of a rank that --nproc starts: without that option and those that belong to it.
+// The arguments of a rank that --nproc starts: without --nproc, --node and --master.
 std::vector<std::string> arguments_of_rank(const std::vector<std::string>& arguments);
 
-// The arguments of the run that --supervise starts: without that option and what stands behind "--".
+// The arguments of the run that --supervise starts: without --supervise and the command after "--".
 std::vector<std::string> arguments_of_run(const std::vector<std::string>& arguments);
 
-// The same with the flag of this mode (--auto, say) as the only one that says how the run begins.
+// Replaces all start flags (--resume, --auto, --fresh, --resume-step) by the flag of this mode.
 std::vector<std::string> with_start(const std::vector<std::string>& arguments, StartMode mode);
 
 // ---- for the files of the commands ----------------------------------------------------------------------------------
 
-// Each adds a command with its options, which runs when all arguments have been read and prints to stdout.
+// Each adds a command with its options. The command runs when all arguments have been parsed, and prints to stdout.
 void add_prepare(CLI::App& app);
 void add_sample(CLI::App& app);
 void add_plan(CLI::App& app);
@@ -59,13 +59,13 @@ inline constexpr const char* kModelHelp =
 // --set, as load_config() takes it.
 void add_overrides(CLI::App& app, std::vector<std::string>& overrides);
 
-// For check(): what a number on the command line must be. Bounds are inclusive.
+// Validators of numbers for CLI::Option::check(). Bounds are inclusive.
 CLI::Validator integer_in(uint64_t low, uint64_t high);
 CLI::Validator finite_in(double low, double high);
 
-// --nproc and what belongs to it, for a command that several ranks share.
+// Adds --nproc, --node and --master, for commands that run on several ranks.
 void add_ranks(CLI::App& app, CommandLine& line);
 
-// This process among the ranks that a launcher has started together to run a command. Alone where the variables may be
-// a pod's, which every process in it has, or contradict each other: those concern training.
+// The rank of this process if a launcher has started several to run a command. Returns a single rank if the variables
+// are inconsistent, or may belong to a pod, where every process inherits them: they are meant for training.
 RankEnvironment launched_ranks();

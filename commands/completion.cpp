@@ -11,7 +11,7 @@ using Json = nlohmann::ordered_json;
 constexpr const char* kBash = R"sh(# bash completion of train_gpt, made by `train_gpt --completion bash`
 _train_gpt() {
     local rest=${COMP_LINE:0:COMP_POINT} words=() i trimmed word value prefix='' found=()
-    # bash splits words at = and : too; what no space parts belongs together.
+    # bash also splits words at = and :, so join the parts that no space separates.
     for ((i = 0; i <= COMP_CWORD; i++)); do
         trimmed=${rest#"${rest%%[![:space:]]*}"}
         if ((i < COMP_CWORD)); then word=${COMP_WORDS[i]}; else word=$trimmed; fi
@@ -19,7 +19,7 @@ _train_gpt() {
         rest=${trimmed#"$word"}
     done
     word=${words[-1]}
-    # What it replaces begins after the last of them.
+    # bash replaces only the part after the last = or :.
     if [[ $COMP_WORDBREAKS == *=* ]]; then prefix=${word%"${word##*[=:]}"}; fi
     while IFS=$'\t' read -r value _; do
         if [[ $value == :files* ]]; then
@@ -83,7 +83,7 @@ std::vector<std::string> split(const std::string& text, char separator) {
     return parts;
 }
 
-// The lines of completions() that begin with what has been typed.
+// Collects the lines of completions() that begin with the typed text.
 class Candidates {
 public:
     explicit Candidates(std::string typed) : typed_(std::move(typed)) {}
@@ -98,7 +98,7 @@ private:
     std::string typed_, lines_;
 };
 
-// section.key=, and after that its values, behind `before`.
+// Adds section.key= for every key, or the values of a key that has been typed; each is preceded by `before`.
 void add_assignments(Candidates& candidates, const std::string& before) {
     const Json sections = Json::parse(config_schema())["properties"];
     for (const auto& [section, object] : sections.items()) {
@@ -119,7 +119,7 @@ void add_assignments(Candidates& candidates, const std::string& before) {
     }
 }
 
-// What may follow `before`, "" or "--option=": the words that the option's type lists, as {a,b} or a|b|FILE, or files.
+// Adds what may follow `before` ("" or "--option="): the words in the option's type ({a,b} or a|b|FILE), or files.
 void add_values(Candidates& candidates, const CLI::Option& option, const std::string& before) {
     if (option.check_name("--set")) return add_assignments(candidates, before);
     const std::string type = option.get_type_name();
@@ -138,7 +138,7 @@ void add_values(Candidates& candidates, const CLI::Option& option, const std::st
     }
 }
 
-// The positional argument number `index`, from 0; the last one if it takes any number. Null if there is none.
+// The positional argument number `index`, from 0; the last one if it may be repeated. Null if there is none.
 const CLI::Option* positional(const CLI::App& app, size_t index) {
     const CLI::Option* last = nullptr;
     for (const CLI::Option* option : app.get_options()) {
@@ -157,7 +157,7 @@ std::string completion_script(const std::string& shell) {
 
 std::string completions(const CLI::App& program, const std::vector<std::string>& words) {
     const CLI::App* app = &program;
-    const CLI::Option* pending = nullptr;  // it takes the next word
+    const CLI::Option* pending = nullptr;  // the option that takes the next word as its value
     size_t positionals = 0;
     auto commands = [&] {
         return app->get_subcommands([](const CLI::App* command) { return !command->get_name().empty(); });

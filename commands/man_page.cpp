@@ -7,7 +7,7 @@
 
 namespace {
 
-// Text as roff prints it: a backslash begins an escape, a dot or an apostrophe at a line's beginning a request.
+// Escapes text for roff, where a backslash begins an escape, and a dot or apostrophe at the start of a line a request.
 std::string roff(const std::string& text) {
     std::string escaped;
     for (char c : text) {
@@ -24,12 +24,12 @@ std::string roff(const std::string& text) {
 std::string bold(const std::string& text) { return "\\fB" + roff(text) + "\\fR"; }
 std::string italic(const std::string& text) { return "\\fI" + roff(text) + "\\fR"; }
 
-// A term and what it means.
+// A list entry: a term and its meaning.
 std::string entry(const std::string& term, const std::string& meaning) {
     return ".TP\n" + term + "\n" + meaning + "\n";
 }
 
-// "TEXT", "INT", "bash|zsh|fish": CLI11 says "TEXT:{bash,zsh,fish}" and "INT:INT in [1 - 1024]".
+// "TEXT", "INT", "bash|zsh|fish", from CLI11's "TEXT:{bash,zsh,fish}" and "INT:INT in [1 - 1024]".
 std::string value_name(const CLI::Option& option) {
     const std::string type = option.get_type_name();
     const size_t open = type.find('{'), close = type.find('}');
@@ -52,7 +52,7 @@ std::string entries_of(const CLI::App& app) {
     return text;
 }
 
-// How a command is called: its positional arguments, in brackets those that may be left out, and required options.
+// The usage line of a command: its required options and its positional arguments, with optional ones in brackets.
 std::string synopsis(const CLI::App& app, const std::string& name) {
     std::string line = bold(name);
     for (const CLI::Option* option : app.get_options())
@@ -66,7 +66,7 @@ std::string synopsis(const CLI::App& app, const std::string& name) {
     return line + " [" + italic("options") + "]\n";
 }
 
-// The keys from config_help(), which has two lines for each: "KEY  help" and "  default and range".
+// The keys from config_help(), which prints two lines per key: "KEY  help" and "  default and range".
 std::string configuration_keys() {
     std::istringstream lines(config_help());
     std::string text;
@@ -91,18 +91,18 @@ std::string man_page(const CLI::App& app, const std::string& version) {
     page += synopsis(app, name);
     for (const CLI::App* command : commands) page += ".br\n" + synopsis(*command, name + " " + command->get_name());
     page += ".SH DESCRIPTION\n" + roff(app.get_description()) + "\nOne JSON file describes a run. " +
-            bold("train_gpt_cpu") + " is the same program for machines without a GPU.\n";
+            bold("train_gpt_cpu") + " is the build for machines without a GPU.\n";
     page += ".SH OPTIONS\n" + entries_of(app) + ".SH COMMANDS\n";
     for (const CLI::App* command : commands)
         page += ".SS " + name + " " + command->get_name() + "\n" + roff(command->get_description()) + ".\n" +
                 entries_of(*command);
-    page += ".SH CONFIGURATION\nThe keys of a configuration file, by section, and of " + bold("--set") + ".\n" +
+    page += ".SH CONFIGURATION\nThe keys of a configuration file and of " + bold("--set") + ", by section.\n" +
             configuration_keys();
     page += ".SH EXIT STATUS\n" + bold("retry") + " and " + bold("restart") +
-            " say that another start of the same run may help.\n";
+            " mean that starting the same run again may succeed.\n";
     for (const ExitCode& row : kExitCodes)
         page += entry(bold(std::to_string(int(row.code))), roff(std::string(row.meaning) + " (" + row.policy + ")"));
     page += ".SH FILES\n" + entry(italic("~/.cache/train_gpt/matmul_choices.json"),
-                                  "The fastest GEMM algorithms of this machine's GPU, for an installed program.");
+                                  "The GEMM algorithms that autotuning chose for this machine's GPU.");
     return page;
 }

@@ -60,9 +60,9 @@ class Arguments(TrainerTest):
                      ["--accept-changes"], ["--help-config"]):
             self.refused(*flag, "sample", "run", words=[flag[0], "sample"])
             self.refused("sample", "run", *flag, words=[flag[0], "sample"])
-        self.refused("config.json", "sample", "run", words=['"config.json" stands before the command sample'])
-        self.refused("--set", "run.dir=x", "plan", "config.json", words=["--set must stand after the command: plan"])
-        self.refused("--resume", "train", "config.json", words=["--resume must stand after the command: train"])
+        self.refused("config.json", "sample", "run", words=['unexpected "config.json" before the command sample'])
+        self.refused("--set", "run.dir=x", "plan", "config.json", words=["--set must come after the command: plan"])
+        self.refused("--resume", "train", "config.json", words=["--resume must come after the command: train"])
         self.assertIn("parameters", self.run_trainer("plan", "config.json", "--set", "run.dir=x"))
 
     def test_commands_that_are_one_process(self):
@@ -71,7 +71,7 @@ class Arguments(TrainerTest):
         for command in COMMANDS:
             for args in (["--nproc", "2", command, *paths.get(command, ["run"])],
                          [command, *paths.get(command, ["run"]), "--nproc", "2"]):
-                self.refused(*args, words=["--nproc", f"{command} is one process"])
+                self.refused(*args, words=["--nproc", f"{command} runs as a single process"])
         self.assertFalse((self.dir / "out").exists())
 
     def test_misspelt_commands_and_options(self):
@@ -138,7 +138,7 @@ class Launched(TrainerTest):
             result = self.mpirun(*args)
             self.assertEqual(result.returncode, USAGE)
             self.assertEqual(result.stdout, "")
-            self.assertIn(f"{args[0]} is one process, but Open MPI has started 2", result.stderr)
+            self.assertIn(f"{args[0]} runs as a single process, but Open MPI has started 2", result.stderr)
         self.assertFalse((self.dir / "out").exists())
         # A pod's variables are there for every process in it.
         self.run_trainer("inspect", "run", RANK="0", WORLD_SIZE="2", MASTER_ADDR="pod-0", MASTER_PORT="29500")

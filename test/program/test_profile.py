@@ -234,7 +234,7 @@ class Profile(ProfileTest):
         config = self.write_config(train_max_steps=4)
         for text in ("", "3", "5:3", "0:2", "-1:2", "1:2:3", "a:b", "1:99999999999"):
             said = self.run_trainer(config, f"--profile={text}", expect=64)
-            self.assertIn("expected the first and the last step", said, text) if text else None
+            self.assertIn("expected START:STOP, the first and last step", said, text) if text else None
         said = self.run_trainer(config, "--profile", "5:9", expect=64)
         self.assertIn("--profile 5:9 begins after the run's last step, 4 (train.max_steps)", said)
         self.assertFalse((self.dir / "run").exists())
