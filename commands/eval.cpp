@@ -12,18 +12,18 @@ namespace {
 struct Options {
     std::string model;
     TokenizerChoice tokenizer;
-    std::string data;       // glob of shards; empty: the run's own, unless something else is evaluated
+    std::string data;       // glob of shards; empty: the run's data.val, unless text or questions are given
     int batches = 0;        // micro-batches of `data`; 0: all
     std::string text;       // file or directory; empty: none
-    int stride = -1;        // replaces the run's eval.stride; -1: does not
-    int batch = 0;          // sequences at a time; 0: as many as the run trained on
+    int stride = -1;        // replaces the run's eval.stride; -1: keep it
+    int batch = 0;          // sequences at a time; 0: the run's train.batch_size
     std::string positions;  // file for the loss by position, "-": stdout; empty: none
     std::vector<std::string> questions;
     int limit = 0;        // questions of each file; 0: all
     std::string answers;  // file for the scores of each completion; empty: none
 };
 
-// The means over positions 1, 2, 3 to 4, 5 to 8 and so on.
+// Prints the mean losses over positions 1, 2, 3 to 4, 5 to 8 and so on.
 void print_positions(const Validation& result) {
     const size_t last = result.position_loss.size();
     for (size_t begin = 0, end = 1; begin < last; begin = end, end = std::min(2 * end, last)) {
@@ -46,7 +46,7 @@ void write_positions(const std::string& path, const Validation& result) {
     write_file_atomically(path, csv);
 }
 
-// One line per question.
+// JSON Lines, one per question.
 std::string answer_lines(const QuestionSet& set, const Answers& answers) {
     std::string lines;
     auto score = answers.log_likelihoods.begin();
@@ -65,17 +65,17 @@ std::string answer_lines(const QuestionSet& set, const Answers& answers) {
     return lines;
 }
 
-// The result of `work`. If that takes long, rank 0 says on stderr what it is.
+// Returns the result of `work`. If it takes long, rank 0 shows `what` on stderr.
 template <class Work> auto noticed(const Comm& comm, const std::string& what, const Work& work) {
     TrainingProgress progress(comm.rank == 0 ? stderr : nullptr, TerminalMode::automatic, comm.size, 0, 1);
     progress.begin(what);
     return work();
 }
 
-// A command on all ranks together; rank 0 prints.
+// Runs on all ranks; rank 0 prints.
 class Evaluation {
 public:
-    // All that can be wrong with the options is found before anything is computed.
+    // Checks all options before anything is computed.
     Evaluation(const Options& options, const ModelSource& source, const Comm& comm)
         : options_(options),
           is_first_(comm.rank == 0),
@@ -85,16 +85,16 @@ public:
         config.eval.batches = options.batches;
         if (options.stride >= 0) config.eval.stride = options.stride;
         if (options.stride > config.train.seq_len)
-            fail(Exit::usage, "--stride %d must be at most the model's sequence length, %d", options.stride,
+            fail(Exit::usage, "--stride is %d, but must be at most the model's sequence length, %d", options.stride,
                  config.train.seq_len);
         if (!options.positions.empty() && config.eval.stride % config.train.seq_len != 0)
             fail(Exit::usage, "--per-position needs windows that do not overlap, but the stride is %d: add --stride 0",
                  config.eval.stride);
         for (const std::string& path : {options.positions, options.answers})
             if (!path.empty() && !directory_exists(directory_of(path)))
-                fail(Exit::cannot_create, "there is no directory for %s", path);
+                fail(Exit::cannot_create, "the directory of %s does not exist", path);
         if (!model_.tokenizer && !options.text.empty())
-            fail(Exit::no_input, "%s has no tokenizer; --tokenizer names one", options.model);
+            fail(Exit::no_input, "%s has no tokenizer; specify one with --tokenizer", options.model);
     }
 
     void data(const std::string& glob, const std::string& key) {
@@ -131,7 +131,7 @@ public:
     }
 
     void questions() {
-        std::vector<QuestionSet> sets;  // all of them are read first: an error in the last comes at once
+        std::vector<QuestionSet> sets;  // all are read first, so that an error in any file is reported at once
         std::vector<std::string> paths;
         for (const std::string& pattern : options_.questions)
             std::ranges::copy(find_shards(pattern, "--questions"), std::back_inserter(paths));
@@ -164,9 +164,8 @@ private:
         if (file.acc_norm) print("acc_norm", *file.acc_norm);
         print("acc_per_token", file.acc_per_token);
         if (answers.truncated > 0)
-            std::printf(
-                "  %zu of %zu completions lost the beginning of their context, which is too long for the model\n",
-                answers.truncated, answers.log_likelihoods.size());
+            std::printf("  %zu of %zu completions have a truncated context: it is too long for the model\n",
+                        answers.truncated, answers.log_likelihoods.size());
     }
 
     const Options& options_;
@@ -179,7 +178,7 @@ void evaluate_model(const Options& options, const ModelSource& source, const Com
     const bool has_other = !options.text.empty() || !options.questions.empty();
     const bool has_own = source.checkpoint && !source.config.data.val.empty();
     if (!has_own && options.data.empty() && !has_other)
-        fail(Exit::usage, "%s has no data of its own: add --data, --text or --questions", options.model);
+        fail(Exit::usage, "%s has no data to evaluate: add --data, --text or --questions", options.model);
     Evaluation evaluation(options, source, comm);
     if (!options.data.empty())
         evaluation.data(options.data, "--data");
@@ -191,9 +190,9 @@ void evaluate_model(const Options& options, const ModelSource& source, const Com
 
 void evaluate_on_all_ranks(const Options& options, const std::string& revision) {
     if (!options.positions.empty() && !options.text.empty() && !options.data.empty())
-        fail(Exit::usage, "--per-position is for one of --data and --text");
+        fail(Exit::usage, "--per-position needs either --data or --text, not both");
     if (!options.positions.empty() && options.text.empty() && options.data.empty() && !options.questions.empty())
-        fail(Exit::usage, "--per-position is for --data and --text, not for --questions");
+        fail(Exit::usage, "--per-position needs --data or --text; it does not apply to --questions");
     const RankEnvironment environment = launched_ranks();
     const ModelSource source(options.model);
     if (environment.size == 1) return evaluate_model(options, source, comm_single());
@@ -218,16 +217,18 @@ void evaluate_on_all_ranks(const Options& options, const std::string& revision) 
 void add_eval(CLI::App& app, CommandLine& line) {
     auto options = std::make_shared<Options>();
     CLI::App* parser =
-        app.add_subcommand("eval", "validation loss, perplexity of a text, and multiple-choice questions");
+        app.add_subcommand("eval", "compute validation loss, perplexity of a text, or multiple-choice accuracy");
     parser->add_option("MODEL", options->model, kModelHelp)->required();
     parser->add_option("--data", options->data,
-                       "glob of shards (default without --text and --questions: the run's data.val)");
-    parser->add_option("--batches", options->batches, "micro-batches of --data; 0: all")
+                       "glob of token shards (default: the run's data.val, unless --text or --questions is given)");
+    parser->add_option("--batches", options->batches, "number of micro-batches of --data to evaluate; 0: all")
         ->capture_default_str()
         ->check(integer_in(0, 1'000'000'000));
-    parser->add_option("--text", options->text, "text whose perplexity is wanted, in any format that prepare reads")
+    parser->add_option("--text", options->text, "text to compute the perplexity of, in any format that prepare reads")
         ->type_name("FILE");
-    parser->add_option("--stride", options->stride, "tokens each window adds (default: the run's eval.stride)")
+    parser
+        ->add_option("--stride", options->stride,
+                     "tokens between the starts of successive windows (default: the run's eval.stride)")
         ->check(integer_in(0, 1 << 24));
     auto* questions = parser
                           ->add_option("--questions", options->questions,
@@ -235,18 +236,18 @@ void add_eval(CLI::App& app, CommandLine& line) {
                           ->type_name("FILE")
                           ->take_all()
                           ->allow_extra_args(false);
-    parser->add_option("--limit", options->limit, "only the first questions of each file; 0: all")
+    parser->add_option("--limit", options->limit, "number of questions to ask from each file; 0: all")
         ->capture_default_str()
         ->check(integer_in(0, 1'000'000'000))
         ->needs(questions);
-    parser->add_option("--answers", options->answers, "JSON Lines file for the log-likelihood of each completion")
+    parser->add_option("--answers", options->answers, "write each completion's log-likelihood to this JSON Lines file")
         ->type_name("FILE")
         ->needs(questions);
     parser
         ->add_option("--per-position", options->positions,
-                     "CSV file for the loss by position in the window, of --data or --text; -: print it")
+                     "write the loss by position in the window to this CSV file (-: standard output)")
         ->type_name("FILE");
-    parser->add_option("--batch", options->batch, "sequences at a time (default: the run's train.batch_size, or 1)")
+    parser->add_option("--batch", options->batch, "sequences per batch (default: the run's train.batch_size, or 1)")
         ->check(integer_in(1, 1 << 20));
     add_tokenizer_options(*parser, options->tokenizer);
     add_ranks(*parser, line);

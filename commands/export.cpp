@@ -13,11 +13,11 @@ namespace {
 
 struct Options {
     std::string checkpoint;
-    std::string directory;  // with --llmc the model file
+    std::string directory;  // --llmc: the model file
     bool llmc = false;
     std::string dtype = name_of(Dtype::fp32);
-    uint64_t most_bytes = kMostSafetensorsBytes;  // --hf: of a file of weights
-    std::string tokenizer;                        // with --llmc: its file; empty: none
+    uint64_t most_bytes = kMostSafetensorsBytes;  // --hf: maximum size of a file of weights
+    std::string tokenizer;                        // --llmc: the tokenizer's file; empty: none
 };
 
 // "step 20, loss 3.1" of the last record of a kind; empty if there is none.
@@ -31,7 +31,7 @@ std::string last_result(const RunRecords& records, const char* kind) {
     return text;
 }
 
-// README.md: the model card that Hugging Face's hub shows.
+// README.md, the model card on the Hugging Face Hub.
 std::string model_card(const LoadedModel& model, const std::string& run, const std::string& architecture) {
     const Config& config = model.config;
     const Config::Model m = with_sizes(config.model);
@@ -98,12 +98,12 @@ void export_llmc(const Options& options) {
     std::string tokenizer;
     if (!tokenizer_path.empty()) {
         if (!model.tokenizer) fail(Exit::no_input, "%s: the run has no tokenizer.json", options.checkpoint);
-        if (tokenizer_path == path) fail(Exit::usage, "the model and the tokenizer are both to be %s", path);
+        if (tokenizer_path == path) fail(Exit::usage, "OUT and --tokenizer are the same file, %s", path);
         if (file_exists(tokenizer_path)) fail(Exit::cannot_create, "%s exists; nothing was written", tokenizer_path);
         tokenizer = model.tokenizer->llmc();
     }
     const Dtype dtype = choice_named<Dtype>(options.dtype).value();
-    if (dtype == Dtype::fp16) fail(Exit::usage, "--dtype fp16: llm.c's models are fp32 or bf16");
+    if (dtype == Dtype::fp16) fail(Exit::usage, "--dtype fp16: llm.c models must be fp32 or bf16");
     write_llmc_model(path, model.gpt, dtype);
     std::printf("wrote %s: llm.c model, %s\n", path.c_str(), name_of(dtype));
     if (tokenizer_path.empty()) return;
@@ -115,19 +115,19 @@ void export_llmc(const Options& options) {
 
 void add_export(CLI::App& app) {
     auto options = std::make_shared<Options>();
-    CLI::App* parser = app.add_subcommand("export", "weights for other programs");
+    CLI::App* parser = app.add_subcommand("export", "write a model for transformers or llm.c");
     CLI::App* format = parser->add_option_group("format")->require_option(1);
     format->add_flag("--hf")->description("as a Hugging Face directory");
-    CLI::Option* llmc = format->add_flag("--llmc", options->llmc, "as a model file of llm.c");
+    CLI::Option* llmc = format->add_flag("--llmc", options->llmc, "as an llm.c model file");
     parser->add_option("CHECKPOINT", options->checkpoint, kCheckpointHelp)->required();
-    parser->add_option("OUT", options->directory, "--hf: absent or empty directory; --llmc: the file")->required();
-    parser->add_option("--dtype", options->dtype, "fp32 (exact, the default), bf16, or with --hf fp16")
+    parser->add_option("OUT", options->directory, "--hf: new or empty directory; --llmc: new file")->required();
+    parser->add_option("--dtype", options->dtype, "fp32 (exact, the default), bf16, or fp16 (--hf only)")
         ->check(CLI::IsMember({name_of(Dtype::fp32), name_of(Dtype::bf16), name_of(Dtype::fp16)}));
-    parser->add_option("--max-shard-bytes", options->most_bytes, "--hf: bytes of weights in a file")
+    parser->add_option("--max-shard-bytes", options->most_bytes, "--hf: maximum bytes of weights per file")
         ->capture_default_str()
         ->check(integer_in(1, std::numeric_limits<int64_t>::max()))
         ->excludes(llmc);
-    parser->add_option("--tokenizer", options->tokenizer, "--llmc: file for the tokenizer in llm.c's format")
+    parser->add_option("--tokenizer", options->tokenizer, "--llmc: write the tokenizer in llm.c's format to this file")
         ->type_name("FILE")
         ->needs(llmc);
     parser->callback([options] { options->llmc ? export_llmc(*options) : export_huggingface(*options); });

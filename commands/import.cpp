@@ -11,12 +11,12 @@ struct Options {
     std::string source;
     std::string run;
     TokenizerChoice tokenizer;
-    std::string continued;  // --hf: the directory
+    std::string continued;  // --hf: directory of the model to continue
     std::string config;     // --out
     std::string data = "data";
 };
 
-// Settings to begin with for a model that is trained already: a low learning rate, one pass over the data.
+// Defaults for continuing the training of a pretrained model: a low learning rate, one pass over the data.
 void set_continued_training(Config& config) {
     constexpr int kLongestSequence = 2048, kSequencesPerStep = 64;
     config.train.batch_size = 4;
@@ -32,11 +32,11 @@ void set_continued_training(Config& config) {
     config.eval.every_steps = 50;
 }
 
-// Writes the configuration of a run that continues the training of a Hugging Face directory's model.
+// Writes the configuration of a run that continues the training of the model in a Hugging Face directory.
 void write_configuration(const Options& options) {
     const std::string& directory = options.continued;
     if (!file_exists(directory + "/config.json"))
-        fail(Exit::no_input, "%s has no config.json: it must be a Hugging Face directory", directory);
+        fail(Exit::no_input, "%s is not a Hugging Face directory: it has no config.json", directory);
     if (file_exists(options.config)) fail(Exit::cannot_create, "%s exists; nothing was written", options.config);
     Config config = config_of_weights(directory);
     const std::filesystem::path out = options.config;
@@ -52,17 +52,17 @@ void write_configuration(const Options& options) {
     checked.train.head_rows = default_head_rows(config.train.batch_size, config.train.seq_len);
     check_config(checked, options.config, 1);
     write_file_atomically(options.config, changed_config_json(config));
-    print_line(format("wrote %s: %s, %d layers, %d channels; it continues the training of %s", options.config.c_str(),
+    print_line(format("wrote %s: %s, %d layers, %d channels; continues the training of %s", options.config.c_str(),
                       name_of(config.model.family), config.model.n_layer, config.model.n_embd, directory.c_str()));
     if (config.data.tokenizer.empty())
-        print_line(format("no tokenizer.json is in %s: the tokens of %s must be the model's", directory.c_str(),
-                          options.data.c_str()));
+        print_line(format("%s has no tokenizer.json: %s must have been tokenized with the model's tokenizer",
+                          directory.c_str(), options.data.c_str()));
     else if (!directory_exists(options.data))
         print_line(format("next: train_gpt prepare TEXT --tokenizer %s --minutes 0 --out %s", tokenizer.c_str(),
                           options.data.c_str()));
 }
 
-// A run whose only checkpoint, of step 0, has the weights and no optimizer state.
+// Writes a run whose only checkpoint, of step 0, has the weights and no optimizer state.
 void import_model(const Options& options) {
     if (state_of_run_dir(options.run) == RunDirState::occupied)
         fail(Exit::cannot_create, "%s is not empty; nothing was written", options.run);
@@ -89,26 +89,26 @@ void import_model(const Options& options) {
     print_line(format("wrote %s: %zu parameters of %s", stats.directory.c_str(), gpt.layout().parameters,
                       options.source.c_str()));
     if (!tokenizer)
-        print_line(format("no tokenizer is beside %s: sample needs one, see --tokenizer", options.source.c_str()));
+        print_line(format("no tokenizer found next to %s: sample needs one, see --tokenizer", options.source.c_str()));
 }
 
 }  // namespace
 
 void add_import(CLI::App& app) {
     auto options = std::make_shared<Options>();
-    CLI::App* parser = app.add_subcommand("import", "weights of other programs, as a checkpoint or a configuration");
+    CLI::App* parser = app.add_subcommand("import", "convert a Hugging Face or llm.c model, or continue its training");
     CLI::Option* source = parser->add_option("SOURCE", options->source, "Hugging Face directory or llm.c model file");
-    CLI::Option* run = parser->add_option("RUN", options->run, "absent or empty directory")->needs(source);
+    CLI::Option* run = parser->add_option("RUN", options->run, "new or empty run directory")->needs(source);
     source->needs(run);
     for (CLI::Option* option : add_tokenizer_options(*parser, options->tokenizer)) option->needs(source);
     CLI::Option* hf =
-        parser->add_option("--hf", options->continued, "Hugging Face directory whose training is to go on")
+        parser->add_option("--hf", options->continued, "Hugging Face directory of the model to continue training")
             ->type_name("DIRECTORY")
             ->excludes(source);
     CLI::Option* out =
-        parser->add_option("--out", options->config, "the configuration that is written")->type_name("FILE")->needs(hf);
+        parser->add_option("--out", options->config, "configuration file to write")->type_name("FILE")->needs(hf);
     hf->needs(out);
-    parser->add_option("--data", options->data, "--out: directory of the run's data, as prepare --out makes it")
+    parser->add_option("--data", options->data, "data set directory of the new run, as made by prepare --out")
         ->capture_default_str()
         ->type_name("DIRECTORY")
         ->needs(out);

@@ -8,12 +8,12 @@
 
 namespace {
 
-// The newest checkpoint to go back to, on all ranks; what cannot be used is said.
+// The newest checkpoint to roll back to, opened on all ranks. Warns of each one that cannot be used.
 std::optional<Checkpoint> checkpoint_to_go_back_to(TrainingRun& run) {
     constexpr int kNone = -1;
     int step = kNone;
     std::optional<Checkpoint> checkpoint;
-    run_on_rank_0(run.comm, "find a checkpoint to go back to", [&] {
+    run_on_rank_0(run.comm, "find a checkpoint to roll back to", [&] {
         std::vector<int64_t> steps = committed_steps(run.config.run.dir);
         for (; !steps.empty() && !checkpoint; steps.pop_back()) {
             if (steps.back() % run.config.checkpoint.every_steps != 0 || steps.back() == 0) continue;
@@ -42,7 +42,7 @@ void go_back(TrainingRun& run, const Checkpoint& checkpoint) {
     run.gpt.masters_changed();
     run.state = checkpoint.manifest().info;
     run.state.parent_step = to_step;
-    run.state.config = before.config;  // --accept-changes may have changed them since
+    run.state.config = before.config;  // may have changed since, with --accept-changes
     run.state.config_digest = before.config_digest;
     run.state.dataset_digest = before.dataset_digest;
     TrainState::Progress& progress = run.state.progress;
@@ -62,16 +62,16 @@ void go_back(TrainingRun& run, const Checkpoint& checkpoint) {
     run_on_rank_0(run.comm, "cut the logs", [&] {
         run.log.reset();  // closed before its files are cut
         run.log = run_log(run.config, run.state, run.lock);
-        // Earlier ones that were cut are written again.
+        // Write the earlier rollbacks that were cut off again.
         for (const Rollback& rollback : rollbacks)
             if (rollback.to_step >= to_step)
                 run.log->write(RollbackRecord{rollback.to_step + 1, rollback, unix_time()});
     });
-    run.progress.say(format("step %d | goes back to the checkpoint of step %d and skips %zu samples: %s", from_step,
+    run.progress.say(format("step %d | rolling back to the checkpoint of step %d, skipping %zu samples: %s", from_step,
                             to_step, size_t(rollbacks.back().skipped_samples), divergence.sentence.c_str()));
 }
 
-// "; --resume-step 900 continues from the last healthy checkpoint", or nothing if there is none.
+// "; --resume-step 900 continues from the last healthy checkpoint", or "" if there is none.
 std::string advice(const TrainingRun& run) {
     std::vector<int64_t> steps = committed_steps(run.config.run.dir);
     for (; !steps.empty(); steps.pop_back()) {
@@ -79,13 +79,13 @@ std::string advice(const TrainingRun& run) {
             if (read_manifest(step_directory(run.config.run.dir, steps.back())).info.healthy)
                 return format("; --resume-step %ld continues from the last healthy checkpoint", steps.back());
         } catch (const Error&) {
-            // Not one to continue from.
+            // Damaged: try an older one.
         }
     }
     return "";
 }
 
-// A digest of the bits that this rank holds of what all ranks must hold alike.
+// A digest of this rank's copy of the tensors that must be identical on all ranks.
 std::string digest_of_replicas(TrainingRun& run) {
     constexpr size_t kPartBytes = size_t(4) << 20;
     std::vector<std::byte> part(kPartBytes);
@@ -119,7 +119,7 @@ void judge_step(TrainingRun& run, const TrainRecord& record, const std::string& 
             Divergence{false, train.on_nonfinite == OnNonFinite::rollback, diagnosis, record.loss, judgement.limit};
     } else if (judgement.is_spike) {
         const std::string sentence = format(
-            "step %d: the loss %.6g is a spike: above %.6g, which is %g deviations above "
+            "step %d: loss spike: %.6g is above the limit of %.6g, %g deviations above "
             "the median of the last %zu steps",
             record.step, record.loss, judgement.limit, train.spike_deviations,
             progress.divergence.window.losses.size() - 1);
@@ -133,7 +133,7 @@ void judge_step(TrainingRun& run, const TrainRecord& record, const std::string& 
 
 void end_divergence(TrainingRun& run) {
     const Divergence divergence = *run.divergence;
-    finish_save(run);  // the checkpoint under way may be the one to go back to
+    finish_save(run);  // the save in progress may be the checkpoint to roll back to
     std::string reason = divergence.sentence;
     if (divergence.goes_back) {
         const bool may_go_back = run.state.progress.divergence.may_roll_back(run.state.step);
@@ -145,11 +145,11 @@ void end_divergence(TrainingRun& run) {
             finish_evaluation(run);
             return;
         }
-        reason += may_go_back ? "; there is no healthy checkpoint to go back to"
-                              : format("; the run went back %zu times within %d steps already",
+        reason += may_go_back ? "; there is no healthy checkpoint to roll back to"
+                              : format("; the run has already rolled back %zu times within %d steps",
                                        DivergenceState::kMostRollbacks, DivergenceState::kRollbackSteps);
     }
-    if (divergence.is_spike) save(run, true);  // the state is sound as far as it goes: the user may go on from it
+    if (divergence.is_spike) save(run, true);  // the state is finite: the user may continue from it
     reason += run.comm.rank == 0 ? advice(run) : "";
     end_together(run, std::make_exception_ptr(Error(Exit::non_finite, reason)));
 }
@@ -171,9 +171,9 @@ void check_replicas_if_due(TrainingRun& run) {
         if (!is_majority || digests[size_t(rank)] != most->first)
             named += (count++ == 0 ? " " : ", ") + std::to_string(rank);
     const std::string sentence = format(
-        "step %d: %s%s %s not the bits of %s: a silent fault of its hardware is likely; a checkpoint from "
-        "before it may be sound, see --resume-step",
-        run.state.step, count == 1 ? "rank" : "ranks", named.c_str(), count == 1 ? "has" : "have",
-        is_majority ? "the other ranks" : "each other");
+        "step %d: the weights of %s%s differ from %s: likely silent data corruption by faulty hardware; "
+        "--resume-step can continue from an earlier checkpoint, which may be valid",
+        run.state.step, count == 1 ? "rank" : "ranks", named.c_str(),
+        is_majority ? "those of the other ranks" : "each other");
     end_together(run, std::make_exception_ptr(Error(Exit::corruption, sentence)));
 }

@@ -75,7 +75,7 @@ class Reference(TrainerTest):
                 if accuracy != "acc_per_token":
                     self.assertAlmostEqual(error, expected[accuracy + "_stderr"], delta=5e-5)
         for name, truncated, of in (("hellaswag", 15, 20), ("general", 2, 16)):
-            self.assertIn(f"  {truncated} of {of} completions lost the beginning of their context", said)
+            self.assertIn(f"  {truncated} of {of} completions have a truncated context", said)
 
     def test_the_result_does_not_depend_on_the_batch_or_the_ranks(self):
         args = ("--questions", "hf/hellaswag.jsonl", "--questions", "hf/general.jsonl", "--text", "hf/text.txt",
@@ -142,10 +142,10 @@ class Reference(TrainerTest):
                 ([], 64, "add --data, --text or --questions"),
                 (["--text", "hf/text.txt", "--per-position", "-", "--stride", 7], 64, "the stride is 7"),
                 (["--text", "hf/text.txt", "--stride", 49], 64, "at most the model's sequence length, 48"),
-                (["--questions", "hf/general.jsonl", "--per-position", "-"], 64, "not for --questions"),
+                (["--questions", "hf/general.jsonl", "--per-position", "-"], 64, "does not apply to --questions"),
                 (["--limit", 3], 64, "--questions"), (["--text", "nothing.txt"], 66, "nothing.txt"),
                 (["--tokenizer", "gpt2", "--text", "hf/text.txt"], 78, "50257 tokens"),
-                (["--text", "hf/text.txt", "--per-position", "no/where.csv"], 73, "no directory for no/where.csv"),
+                (["--text", "hf/text.txt", "--per-position", "no/where.csv"], 73, "of no/where.csv does not exist"),
                 (["--questions", "nothing.jsonl"], 66, "nothing.jsonl")):
             with self.subTest(args):
                 self.assertIn(words, self.run_trainer("eval", "hf", *args, expect=code))

@@ -103,7 +103,7 @@ class InAndOut(Llmc):
                 (["inspect", "--model", "nowhere.bin", "debug_state.bin"], 66, "nowhere.bin"),
                 (["export", "--llmc", "imported", "model.bin"], 73, "model.bin exists"),
                 (["export", "--llmc", "imported", "new.bin", "--tokenizer", "new"], 66, "imported", "tokenizer.json"),
-                (["export", "--llmc", "imported_too", "new.bin", "--tokenizer", "new.bin"], 64, "both to be new.bin"),
+                (["export", "--llmc", "imported_too", "new.bin", "--tokenizer", "new.bin"], 64, "are the same file, new.bin"),
                 (["export", "--llmc", "imported", "new.bin", "--dtype", "fp16"], 64, "fp16", "bf16"),
                 (["export", "--llmc", "imported", "new.bin", "--max-shard-bytes", "5"], 64, "--max-shard-bytes"),
                 (["export", "--hf", "--llmc", "imported", "new"], 64, "--hf", "--llmc"),

@@ -5,7 +5,7 @@
 #include "data/tokenizer/encoder.h"
 #include "model/sample.h"
 
-// The library replaces what is not UTF-8 where it writes JSON.
+// Replaces invalid UTF-8 by U+FFFD, as the JSON library does when it writes a string.
 static std::string valid_utf8(const std::string& bytes) {
     using Json = nlohmann::json;
     return Json::parse(Json(bytes).dump(-1, ' ', false, Json::error_handler_t::replace)).get<std::string>();
@@ -39,11 +39,11 @@ std::string StopStrings::finish() { return std::exchange(held_, {}); }
 
 namespace {
 
-// One prompt's text on its way from tokens to pieces.
+// The state of one prompt's text, from tokens to pieces.
 struct Text {
     StreamDecoder decoder;
     StopStrings stops;
-    std::string waiting;  // for the texts before it
+    std::string waiting;  // held back until the texts before it are complete
     bool has_ended = false;
 };
 
@@ -60,7 +60,7 @@ void generate(Gpt& gpt, const Tokenizer& tokenizer, const std::vector<std::strin
         texts.push_back({StreamDecoder(tokenizer, prompt.empty()), StopStrings(options.stops), {}, false});
         texts.back().waiting = texts.back().decoder.add(prompt);
     }
-    size_t shown = 0;  // texts before it are complete; it is shown as it grows
+    size_t shown = 0;  // the text that is shown as it grows; those before it are complete
     auto show = [&] {
         for (; shown < texts.size(); shown++) {
             Text& text = texts[shown];

@@ -19,34 +19,33 @@ constexpr Architecture kArchitectures[] = {
     {"Qwen3ForCausalLM", "qwen3", ModelFamily::qwen3},
 };
 
-// What keeps other architectures from being computed by this program.
+// Why other architectures are not supported.
 constexpr std::pair<const char*, const char*> kDifferences[] = {
-    {"bloom", "its positions are ALiBi's"},
-    {"cohere", "its attention and MLP read the same norm side by side"},
-    {"deepseek_v2", "it has latent attention and experts"},
-    {"deepseek_v3", "it has latent attention and experts"},
-    {"falcon", "its attention and MLP read the same norm side by side"},
-    {"gemma", "its embedding is scaled, and its norms multiply with 1 + weight"},
-    {"gemma2", "its embedding is scaled, and its norms multiply with 1 + weight and come behind attention and MLP too"},
-    {"gemma3_text",
-     "its embedding is scaled, and its norms multiply with 1 + weight and come behind attention and MLP"},
-    {"gpt_neo", "its attention is not scaled, and every other layer's is local without a bias"},
-    {"gpt_neox", "its attention and MLP read the residual stream side by side"},
-    {"gptj", "its attention and MLP read the same norm side by side"},
-    {"gpt_oss", "it has experts and attention sinks"},
+    {"bloom", "it uses ALiBi"},
+    {"cohere", "its attention and MLP are parallel, on one norm"},
+    {"deepseek_v2", "it uses latent attention and experts"},
+    {"deepseek_v3", "it uses latent attention and experts"},
+    {"falcon", "its attention and MLP are parallel, on one norm"},
+    {"gemma", "its embedding is scaled, and its norms multiply by 1 + weight"},
+    {"gemma2", "its embedding is scaled, and its norms multiply by 1 + weight and also follow attention and MLP"},
+    {"gemma3_text", "its embedding is scaled, and its norms multiply by 1 + weight and also follow attention and MLP"},
+    {"gpt_neo", "its attention is not scaled, and every other layer has local attention without biases"},
+    {"gpt_neox", "its attention and MLP are parallel"},
+    {"gptj", "its attention and MLP are parallel, on one norm"},
+    {"gpt_oss", "it uses experts and attention sinks"},
     {"granite", "it scales embedding, residual branches and logits"},
-    {"mistral", "its window is not read; a model without one can be saved as LlamaForCausalLM"},
-    {"mixtral", "it has experts"},
-    {"mpt", "its positions are ALiBi's"},
-    {"olmo2", "its norms come behind attention and MLP"},
+    {"mistral", "its sliding window is not supported; a model without one can be saved as LlamaForCausalLM"},
+    {"mixtral", "it uses experts"},
+    {"mpt", "it uses ALiBi"},
+    {"olmo2", "its norms follow attention and MLP"},
     {"opt", "its activation is ReLU, and its positions begin at 2"},
-    {"phi", "its attention and MLP read the same norm side by side"},
+    {"phi", "its attention and MLP are parallel, on one norm"},
     {"phi3", "its long rotary embedding has a factor for each frequency"},
-    {"qwen2_moe", "it has experts"},
-    {"qwen3_moe", "it has experts"},
-    {"smollm3", "some of its layers have no positions"},
-    {"stablelm", "its norms have biases, or its heads norms of their own"},
-    {"starcoder2", "its norms are LayerNorm beside rotary embedding"},
+    {"qwen2_moe", "it uses experts"},
+    {"qwen3_moe", "it uses experts"},
+    {"smollm3", "some of its layers have no position embedding"},
+    {"stablelm", "its norms have biases, or its heads have separate norms"},
+    {"starcoder2", "it combines LayerNorm with rotary embedding"},
 };
 
 std::string printed_at(const Json& config, const char* key) {
@@ -54,7 +53,7 @@ std::string printed_at(const Json& config, const char* key) {
     return found == config.end() ? "absent" : printed(*found);
 }
 
-// Reads the keys of one object, for errors with its origin.
+// Reads the keys of one object; errors name its origin.
 class Reader {
 public:
     Reader(const Json& config, const std::string& origin) : config_(config), origin_(origin) {}
@@ -93,7 +92,7 @@ public:
                                              {"swish", ActivationFunction::silu},
                                              {"relu2", ActivationFunction::relu2}})
             if (config_[key] == name) return function;
-        refuse(key, R"(this program needs one of "gelu_new", "gelu_pytorch_tanh", "silu", "relu2")");
+        refuse(key, R"(but must be one of "gelu_new", "gelu_pytorch_tanh", "silu", "relu2")");
     }
     [[noreturn]] void refuse(const char* key, const std::string& reason) const {
         fail(Exit::config, "%s: %s is %s, %s", origin_, key, printed_at(config_, key), reason);
@@ -141,7 +140,7 @@ void read_gpt2(const Reader& hf, Config::Model& m) {
     hf.expect("add_cross_attention", false);
 }
 
-// RoPE's settings, which transformers 5 has in rope_parameters, with the base, and transformers 4 in rope_scaling.
+// RoPE settings: rope_parameters of transformers 5, which includes the base, or rope_scaling of transformers 4.
 void read_rope(const Reader& hf, Config::Model& m) {
     m.rope_theta = hf.number_or("rope_theta", 10000);
     const char* key = hf.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
@@ -154,7 +153,7 @@ void read_rope(const Reader& hf, Config::Model& m) {
     const Json type = rope.has(type_key) ? rope[type_key] : Json("default");
     if (type == "default") return;
     const auto scaling = type.is_string() ? choice_named<RopeScaling>(type.get<std::string>()) : std::nullopt;
-    if (!scaling) rope.refuse(type_key, "this program has default, linear, llama3 and yarn");
+    if (!scaling) rope.refuse(type_key, "but must be default, linear, llama3 or yarn");
     m.rope_scaling = *scaling;
     m.rope_factor = rope.number_or("factor", 1);
     m.rope_original_positions = rope.size_or("original_max_position_embeddings", 0);
@@ -167,12 +166,12 @@ void read_rope(const Reader& hf, Config::Model& m) {
         m.rope_beta_slow = rope.number_or("beta_slow", 1);
         m.rope_attention_factor = rope.number_or("attention_factor", 0);
         for (const char* unread : {"mscale", "mscale_all_dim"})
-            if (rope.has(unread)) rope.refuse(unread, "which this program does not read");
+            if (rope.has(unread)) rope.refuse(unread, "which is not supported");
         rope.expect("truncate", true);
     }
 }
 
-// Qwen's window, and the layers that have it: a list, or before transformers 4.53 those from max_window_layers on.
+// Qwen's sliding window and its layers: a list, or before transformers 4.53 all layers from max_window_layers on.
 void read_windows(const Reader& hf, Config::Model& m) {
     if (!hf.flag_or("use_sliding_window", false) || !hf.has("sliding_window")) return;
     m.sliding_window = hf.size("sliding_window");
@@ -182,7 +181,7 @@ void read_windows(const Reader& hf, Config::Model& m) {
             hf.refuse("layer_types", format("but must be a list of num_hidden_layers (%d) types", m.n_layer));
         for (const Json& type : hf["layer_types"]) {
             if (type != "sliding_attention" && type != "full_attention")
-                hf.refuse("layer_types", "this program has sliding_attention and full_attention");
+                hf.refuse("layer_types", "but the types must be sliding_attention or full_attention");
             m.window_pattern += type == "sliding_attention" ? 'S' : 'L';
         }
     } else {
@@ -300,7 +299,7 @@ Config::Model hf_model(const Json& config, const std::string& origin) {
 void check_hf_model(const Json& config, const Config::Model& model, const std::string& origin) {
     const std::vector<std::string> differences = model_differences(hf_model(config, origin), model);
     if (!differences.empty())
-        fail(Exit::config, "%s is another model than this run's: %s", origin, joined(differences));
+        fail(Exit::config, "%s describes a different model than this run: %s", origin, joined(differences));
 }
 
 Json hf_config(const Config::Model& given, int eot, Dtype dtype) {
@@ -314,8 +313,8 @@ Json hf_config(const Config::Model& given, int eot, Dtype dtype) {
         if (!nearest || differences.size() < fewest.size()) nearest = architecture.name, fewest = differences;
     }
     fail(Exit::config,
-         "none of Hugging Face's architectures that this program writes computes this model, so that its weights can "
-         "be kept as a checkpoint only; the nearest is %s, but for %s",
+         "cannot export to Hugging Face: no supported architecture matches this model; the nearest is %s, except for "
+         "%s",
          nearest, joined(fewest));
 }
 
