@@ -26,14 +26,14 @@ constexpr uint64_t kTokensAtOnce = 1 << 16;
 
 void inspect_shard(const std::string& path) {
     constexpr size_t kFirstTokens = 32;
-    // With the checksums of a dataset.json beside it, and without a limit of the ids.
+    // Uses the checksums of a dataset.json in the same directory; accepts any token id.
     const TokenStream stream({path}, INT32_MAX);
     const TokenShard& shard = stream.shards().front();
     const ShardHeader& header = shard.header();
     print_line(format("%s: %s", path.c_str(), header.name));
     print_line(format("%d tokens of %d bytes, %zu bytes with the header", header.token_count, header.token_bytes,
                       header.file_bytes()));
-    if (header.is_masked) print_line("it has a loss mask, which training ignores");
+    if (header.is_masked) print_line("has a loss mask, which training ignores");
     if (shard.token_count() == 0) return;
 
     std::optional<Tokenizer> tokenizer;
@@ -52,11 +52,11 @@ void inspect_shard(const std::string& path) {
             eot_count += tokenizer && ids[i] == uint32_t(tokenizer->eot());
         }
     }
-    if (shard.has_checksums()) print_line("every block of 64 KiB has the CRC32C that dataset.json records");
+    if (shard.has_checksums()) print_line("all blocks of 64 KiB match the CRC32C in dataset.json");
     print_line(format("ids from %u to %u", smallest, largest));
     if (!tokenizer) return;
     if (largest >= uint32_t(tokenizer->vocab_size()))
-        reject_file(path, "token %zu is %u, but tokenizer.json beside it has %d tokens", largest_at, largest,
+        reject_file(path, "token %zu is %u, but tokenizer.json next to it has %d tokens", largest_at, largest,
                     tokenizer->vocab_size());
     print_line(format("%zu x %s", eot_count, tokenizer ? tokenizer->token(tokenizer->eot()).c_str() : kEndOfText));
     print_line("begins with " + quoted(tokenizer->decode(std::vector<int32_t>(first.begin(), first.end())), 200));
@@ -78,26 +78,26 @@ void inspect_tokenizer(const std::string& path) {
 
 Json read_json(const std::string& path) { return parse_json(read_file(path), path, Exit::data); }
 
-// One split of a data set: all its shards are there, whole, within the vocabulary, as recorded.
+// Checks that all shards of a split exist, are complete and match dataset.json, with ids within the vocabulary.
 void inspect_split(const std::string& directory, const DatasetRecord::Split& split, uint64_t vocab_size) {
     std::vector<std::string> shards;
     for (const std::string& name : split.shards) shards.push_back(directory + "/" + name);
     const TokenStream stream(shards, int(vocab_size));
     if (stream.token_count() != split.tokens)
         reject_file(directory + "/" + DatasetRecord::kName,
-                    "the %zu shards of %s have %zu tokens together, %zu are recorded", shards.size(), split.name,
+                    "the %zu shards of %s have %zu tokens in total, but %zu are recorded", shards.size(), split.name,
                     stream.token_count(), split.tokens);
     std::vector<int32_t> block(kTokensAtOnce);
     for (uint64_t i = 0; i < split.tokens; i += block.size())
         stream.read(i, size_t(std::min<uint64_t>(block.size(), split.tokens - i)), block.data());
     print_line(format("  %s: %zu tokens in %zu shard(s), from %zu bytes of text in %zu document(s); %s",
                       split.name.c_str(), split.tokens, shards.size(), split.text_bytes, split.documents,
-                      split.checksums.empty() ? "sound; no checksums are recorded" : "sound"));
+                      split.checksums.empty() ? "valid; no checksums are recorded" : "valid"));
 }
 
 void inspect_dataset(const std::string& directory, const DatasetRecord& record) {
     const std::string path = directory + "/tokenizer.json";
-    std::string digest;  // empty: ids were converted without their tokenizer
+    std::string digest;  // empty: the ids were converted without their tokenizer
     if (!record.tokenizer_digest.empty() || file_exists(path)) digest = Tokenizer::load(path).digest();
     if (digest != record.tokenizer_digest)
         reject_file(path, "its digest is %s, but dataset.json records \"%s\"", digest, record.tokenizer_digest);
@@ -107,15 +107,15 @@ void inspect_dataset(const std::string& directory, const DatasetRecord& record) 
     for (const DatasetRecord::Split& split : record.splits) inspect_split(directory, split, record.vocab_size);
 }
 
-// Whether model.init_from takes the model, or why not.
+// Says whether model.init_from accepts the model, or why not.
 std::string fitness(const Json& config, const std::string& path) {
     try {
         const Config::Model model = hf_model(config, path);
-        return format("%s, %d layers, %d heads, %d channels, %d positions, vocabulary %d; model.init_from takes it",
+        return format("%s, %d layers, %d heads, %d channels, %d positions, vocabulary %d; usable as model.init_from",
                       name_of(model.family), model.n_layer, model.n_head, model.n_embd, model.n_positions,
                       model.vocab_size);
     } catch (const Error& error) {
-        return std::string("model.init_from does not take it: ") + error.what();
+        return std::string("not usable as model.init_from: ") + error.what();
     }
 }
 
@@ -136,7 +136,7 @@ void inspect_huggingface(const Options& options) {
     inspect_tokenizer(tokenizer);
 }
 
-// The last values of metrics.jsonl of one kind, as "step 20, loss 3.1".
+// The last record of a kind in metrics.jsonl, as "step 20, loss 3.1".
 std::string last_record(std::string_view metrics, const std::string& kind) {
     std::string found;
     for (size_t begin = 0, end; (end = metrics.find('\n', begin)) != std::string::npos; begin = end + 1) {
@@ -151,7 +151,7 @@ bool is_run(const std::string& directory) {
     return file_exists(directory + "/metrics.jsonl") || directory_exists(checkpoints_directory(directory));
 }
 
-// "500 steps", "2 epochs or 3 minutes": what ends a run.
+// The limits of a run, as "500 steps" or "2 epochs or 3 minutes".
 std::string limits_text(const Config::Train& train) {
     std::string text;
     for (const auto& [limit, unit] :
@@ -194,7 +194,7 @@ void inspect(const Options& options) {
     if (is_huggingface(path)) return inspect_huggingface(options);
     if (directory_exists(path))
         fail(Exit::no_input,
-             "%s: neither a checkpoint, a run, a data set (dataset.json) nor a Hugging Face directory (config.json)",
+             "%s is not a checkpoint, a run, a data set (dataset.json) or a Hugging Face directory (config.json)",
              path);
     const MappedFile file(path);
     if (shard_header(file.text()))
@@ -204,8 +204,8 @@ void inspect(const Options& options) {
     else if (!inspect_llmc_file(path))
         reject_file(
             path,
-            "neither a checkpoint, a run, a token shard, a tokenizer, a safetensors file nor one of llm.c's; it "
-            "looks like %s",
+            "not a checkpoint, a run, a token shard, a tokenizer, a safetensors file or an llm.c file; it looks like "
+            "%s",
             describe_content(file.text().substr(0, 512), file.size()));
 }
 
@@ -213,16 +213,16 @@ void inspect(const Options& options) {
 
 void add_inspect(CLI::App& app) {
     auto options = std::make_shared<Options>();
-    CLI::App* parser = app.add_subcommand("inspect", "what is this file or directory, and is it sound");
+    CLI::App* parser = app.add_subcommand("inspect", "identify a file or directory and check it");
     parser
         ->add_option("PATH", options->path,
                      "checkpoint, run, data set, token shard, tokenizer, safetensors file, Hugging Face directory or "
-                     "file of llm.c")
+                     "llm.c file")
         ->required();
-    parser->add_flag("--all", options->all, "a line for each tensor, also where layers have the same");
+    parser->add_flag("--all", options->all, "list every tensor, even if all layers have the same ones");
     parser
         ->add_option("--model", options->llmc_model,
-                     "PATH is a debug state of llm.c: compare it with what this model file gives")
+                     "if PATH is an llm.c debug state: run this model file and compare the results")
         ->type_name("MODEL.bin");
     parser->callback([options] {
         options->llmc_model.empty() ? inspect(*options) : compare_with_debug_state(options->llmc_model, options->path);

@@ -31,19 +31,19 @@ void inspect_model(const std::string& path) {
             in_padding += values[i] != 0 && begin + i >= padding_begin && begin + i < padding_end;
         }
     }
-    print_line(format("%s: GPT-2 model of llm.c, version %d (%s), sound", path.c_str(),
-                      header_word(model.file.text(), 1), name_of(model.type)));
+    print_line(format("%s: llm.c GPT-2 model, version %d (%s), valid", path.c_str(), header_word(model.file.text(), 1),
+                      name_of(model.type)));
     print_line(format("%d layers, %d heads, %d channels, %d positions, vocabulary %d padded to %d: %zu parameters",
                       s.n_layer, s.n_head, s.n_embd, s.n_positions, s.vocab_size, model.padded_vocab, elements));
-    if (in_padding > 0) print_line(format("%zu values of the padding are not zero; they are ignored", in_padding));
+    if (in_padding > 0) print_line(format("%zu padding values are not zero; they are ignored", in_padding));
 }
 
 void inspect_debug_state(const std::string& path) {
     const LlmcDebugState state(path);
-    print_line(format("%s: debug state of llm.c: %d sequences of %d tokens, targets, logits, loss and gradients",
+    print_line(format("%s: llm.c debug state: %d sequences of %d tokens, targets, logits, loss and gradients",
                       path.c_str(), state.batch, state.seq_len));
     const auto [smallest, largest] = std::ranges::minmax(state.tokens());
-    print_line(format("tokens from %d to %d; inspect --model MODEL.bin compares it with this program's results",
+    print_line(format("tokens from %d to %d; use inspect --model MODEL.bin to compare it with train_gpt's results",
                       smallest, largest));
 }
 
@@ -67,10 +67,10 @@ void inspect_eval_file(const std::string& path) {
         largest = std::max(largest, std::ranges::max(question.context));
         for (const auto& completion : question.completions) largest = std::max(largest, std::ranges::max(completion));
     }
-    print_line(format("%s: eval file of llm.c, %zu multiple-choice questions, sound", path.c_str(), questions.size()));
+    print_line(format("%s: llm.c eval file, %zu multiple-choice questions, valid", path.c_str(), questions.size()));
     for (size_t n = 0; n < choices.size(); n++)
         if (choices[n] > 0) print_line(format("%zu questions with %zu completions", choices[n], n));
-    print_line("right completions, by number from 0: " + counts_text(labels));
+    print_line("number of questions by label, from 0: " + counts_text(labels));
     print_line(format("ids up to %d; the longest context and completion have %zu tokens", largest,
                       longest_sequence(questions)));
     const std::string beside = std::filesystem::path(path).replace_filename("tokenizer.json");
@@ -78,11 +78,11 @@ void inspect_eval_file(const std::string& path) {
     const Tokenizer tokenizer = Tokenizer::load(beside);
     check_vocabulary(questions, tokenizer.vocab_size(), path);
     const MultipleChoice& first = questions.front();
-    print_line("the first: " + quoted(tokenizer.decode(first.context), 200));
+    print_line("first question: " + quoted(tokenizer.decode(first.context), 200));
     for (const auto& completion : first.completions) print_line("  " + quoted(tokenizer.decode(completion), 200));
 }
 
-// What can be known without the model: the parameters of the rank's part and the places in the data are not in it.
+// Prints what the file itself tells. It does not say which parameters the rank held, or where the data loader was.
 void inspect_optimizer_state(const std::string& path) {
     constexpr size_t kHeaderBytes = 1024, kGeneratorBytes = 2520;
     const MappedFile file(path);
@@ -90,27 +90,26 @@ void inspect_optimizer_state(const std::string& path) {
     const int32_t version = word(1), ranks = word(2), rank = word(3), masters = word(4), shuffled = word(5);
     if (file.size() < kHeaderBytes)
         reject_file(path, "the header has %zu bytes, but the file ends after %zu", kHeaderBytes, file.size());
-    if (version != 1) reject_file(path, "an optimizer state of llm.c of version %d; only version 1 is known", version);
+    if (version != 1) reject_file(path, "llm.c optimizer state of version %d; only version 1 is supported", version);
     if (ranks < 1 || rank < 0 || rank >= ranks)
-        reject_file(path, "words 3 and 2 of the header say rank %d of %d", rank, ranks);
+        reject_file(path, "words 3 and 2 of the header, rank and number of ranks, are %d and %d", rank, ranks);
     if ((masters | shuffled) & ~1)
         reject_file(path,
                     "words 4 and 5 of the header, master weights and shuffling, are %d and %d, but must be 0 or 1",
                     masters, shuffled);
     const size_t data = file.size() - kHeaderBytes, arrays = masters ? 3 : 2;
     if (shuffled ? data < kGeneratorBytes : data % (arrays * sizeof(float)) != 0)
-        reject_file(path, "%zu bytes behind the header are not %zu arrays of equal length: it was cut short", data,
+        reject_file(path, "%zu bytes after the header are not %zu arrays of equal length: the file is truncated", data,
                     arrays);
-    print_line(format("%s: optimizer state of llm.c, step %d, rank %d of %d: AdamW's moments%s%s", path.c_str(),
-                      word(10), rank, ranks, masters ? ", master weights" : "",
-                      shuffled ? ", the order of the data" : ""));
-    if (!shuffled) print_line(format("%zu parameters of this rank", data / arrays / sizeof(float)));
-    print_line("it can not be imported: take the weights from the model file of the same step (model.init_from)");
+    print_line(format("%s: llm.c optimizer state, step %d, rank %d of %d: AdamW's moments%s%s", path.c_str(), word(10),
+                      rank, ranks, masters ? ", master weights" : "", shuffled ? ", the order of the data" : ""));
+    if (!shuffled) print_line(format("%zu parameters on this rank", data / arrays / sizeof(float)));
+    print_line("cannot be imported; use the model file of the same step for the weights (model.init_from)");
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-// How far one array is from the expected one. A NaN in either makes the norms NaN, and so worst().
+// The difference of an array from the expected one. A NaN in either makes the norms NaN, and so worst().
 struct Difference {
     double largest = 0;        // magnitude of an expected value
     double largest_error = 0;  // absolute
@@ -135,13 +134,12 @@ struct Difference {
     }
 };
 
-// The relative error that two computations in FP32 may differ by. On the longest way from a token to a gradient there
-// are about 8 ops in each block, forward and again backward, and a few at the ends. An op whose sums have n terms is
-// off by about sqrt(n) round-offs of its result in whatever order it adds them (Higham, Mary, "A new approach to
-// probabilistic rounding error analysis", SISC 2019); n is at most the longest sum of the model. Roundings are
-// independent, so those of the ops, and of the two computations, add up like a random walk, of which this is 4 standard
-// deviations. Weights in bf16 are off by one more rounding, in each op, if those behind the debug state were not
-// rounded too.
+// The relative error by which two FP32 computations may differ. The longest path from a token to a gradient has about
+// 8 ops per block, forward and again backward, and a few at the ends. The rounding error of a sum of n terms is about
+// sqrt(n) unit round-offs of its result, in any order (Higham, Mary, "A new approach to probabilistic rounding error
+// analysis", SISC 2019); n is at most the longest sum of the model. Rounding errors are independent, so the errors of
+// all ops of both computations accumulate like a random walk; this is 4 standard deviations of it. bf16 weights add one
+// rounding per op if the weights that produced the debug state were not rounded.
 double tolerance(const LlmcModel& model, size_t rows) {
     const GptShape& s = model.shape;
     const double ops = 2 * (8.0 * s.n_layer + 6);
@@ -151,14 +149,14 @@ double tolerance(const LlmcModel& model, size_t rows) {
     return 4 * std::sqrt(ops * (arithmetic + weights));
 }
 
-// The table that is printed, a line for each array or, for one that every layer has, its worst layer.
+// Prints a table with a line per array; for an array that every layer has, the line of the worst layer.
 class Comparison {
 public:
     explicit Comparison(double limit) : limit_(limit) {
         print_line(format("%-21s %5s %10s %10s %9s %9s", "", "layer", "largest", "error", "relative", "in norm"));
     }
 
-    // Arrays of one name follow each other. `layer`: -1 if there is only one.
+    // Arrays of the same name must be added in sequence. `layer`: -1 if there is only one.
     void add(const std::string& name, int layer, const Difference& difference) {
         if (name != name_) print_worst();
         if (name != name_ || difference.is_worse_than(worst_)) worst_ = difference, layer_ = layer;
@@ -178,7 +176,7 @@ public:
 
 private:
     double limit_;
-    std::string name_;  // of what is being added, whose worst layer is `layer_`
+    std::string name_;  // of the arrays being added; `layer_` is their worst layer
     Difference worst_;
     int layer_ = -1;
 };
@@ -231,13 +229,13 @@ void compare_with_debug_state(const std::string& model_path, const std::string& 
     comparison.print_worst();
     if (comparison.differing > 0)
         reject_file(path,
-                    "%zu of %zu arrays differ from what this program computes with %s by more than %.2g of their "
-                    "largest value or norm, which is what FP32 arithmetic explains",
+                    "%zu of %zu arrays differ from train_gpt's results with %s by more than %.2g of their largest "
+                    "value or norm, the bound for FP32 rounding",
                     comparison.differing, comparison.arrays, model_path, limit);
     print_line(
-        format("%s: agrees; all errors are at most %.2g of the largest value and of the norm, which is what FP32 "
-               "arithmetic explains%s",
-               path.c_str(), limit, model.type == Dtype::bf16 ? " where weights have been rounded to bf16" : ""));
+        format("%s: matches; all errors are at most %.2g of the largest value and of the norm, the bound for FP32 "
+               "rounding%s",
+               path.c_str(), limit, model.type == Dtype::bf16 ? " with weights rounded to bf16" : ""));
 }
 
 bool inspect_llmc_file(const std::string& path) {
@@ -250,8 +248,8 @@ bool inspect_llmc_file(const std::string& path) {
         case LlmcKind::optimizer_state: inspect_optimizer_state(path); break;
         case LlmcKind::llama3:
             reject_file(path,
-                        "a model or debug state of llm.c's Llama 3; this program has GPT-2's architecture only, "
-                        "and the header, whose words are integers, has lost the model's fractions (norm_eps)");
+                        "llm.c Llama 3 model or debug state; only llm.c's GPT-2 files are supported, as this header "
+                        "stores the model's fractions (norm_eps) as integers");
     }
     return true;
 }

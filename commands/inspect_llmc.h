@@ -1,13 +1,13 @@
-// The command `inspect` for llm.c's files of models, debug states, optimizer states and multiple-choice questions.
+// The command `inspect` for llm.c models, debug states, optimizer states and eval files.
 #pragma once
 
 #include <string>
 
-// Prints what the file is. Returns false, with nothing printed, if it is none of them. Fails with Exit::data, with what
-// is wrong, if it is one and not sound, or a Llama 3 model, which this program does not have.
+// Describes the file. Returns false and prints nothing if it is not an llm.c file. Fails with Exit::data and the reason
+// if the file is invalid, or a Llama 3 file, which is not supported.
 bool inspect_llmc_file(const std::string& path);
 
-// Runs a model file of llm.c on the tokens of a debug state and prints, for the logits, the loss and the gradient of
-// each tensor, how far this program's result is from the file's. Fails with Exit::data if a difference is larger than
-// FP32 arithmetic explains, or as LlmcModel and LlmcDebugState do.
+// Runs an llm.c model file on the tokens of a debug state and prints the error of the logits, the loss and the gradient
+// of each tensor relative to the file. Fails with Exit::data if an error is larger than FP32 rounding explains, and as
+// LlmcModel and LlmcDebugState do.
 void compare_with_debug_state(const std::string& model_path, const std::string& path);

@@ -3,9 +3,9 @@
 
 #include "training/run.h"
 
-// Checks the loss and gradients of the last step. A non-empty `diagnosis` says that non-finite gradients can no longer
-// be tolerated, and why. Warns of a loss spike; sets run.divergence if train.on_spike or train.on_nonfinite is not
-// warn.
+// Checks the loss and gradients of the last step. A non-empty `diagnosis` says why non-finite gradients can no longer
+// be tolerated. Sets run.divergence if there is one. After a loss spike it warns, or sets run.divergence unless
+// train.on_spike is warn.
 void judge_step(TrainingRun& run, const TrainRecord& record, const std::string& diagnosis);
 
 // Collective, called after a step that set run.divergence. Rolls back to the last healthy checkpoint whose step is a

@@ -269,7 +269,7 @@ class BadInput(TrainerTest):
         (self.dir / "model.bin").write_bytes(model)
         self.write_config(run_dir="new", model_init_from="model.bin")
         for arguments in (["config.json"], ["import", "model.bin", "imported"]):
-            self.refused(arguments, DATA, ["model.bin: element 53 of wte is nan: weights must be finite"])
+            self.refused(arguments, DATA, ["model.bin: element 53 of wte is nan, but weights must be finite"])
 
     def test_hugging_face_directories(self):
         self.train(train_max_steps=1)
@@ -289,8 +289,8 @@ class BadInput(TrainerTest):
             (struct.pack("<Q", 2**62) + weights[8:], "model.safetensors"),
             (renamed(name, name + "s"), "model.safetensors", name),
             (b"<html>", "model.safetensors"),
-            (weights[:-4] + struct.pack("<f", math.nan), "bad: element ", "is nan: weights must be finite"),
-            (weights[:-8] + struct.pack("<2f", -math.inf, 1), "bad: element ", "is -inf: weights must be finite"),
+            (weights[:-4] + struct.pack("<f", math.nan), "bad: element ", "is nan, but weights must be finite"),
+            (weights[:-8] + struct.pack("<2f", -math.inf, 1), "bad: element ", "is -inf, but weights must be finite"),
         ]:
             with self.subTest(words=words, size=len(content)):
                 shutil.copytree(self.dir / "hf", self.dir / "bad", dirs_exist_ok=True)

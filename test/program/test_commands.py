@@ -134,15 +134,15 @@ class FromTextToText(TrainerTest):
             self.assertIn(words, said)
         said = self.run_trainer("inspect", "hf")
         for words in ("hf: Hugging Face directory; gpt2, 2 layers, 3 heads, 48 channels, 24 positions, vocabulary 257; "
-                      "model.init_from takes it", "safetensors, 28 tensors", "F32 (48, 144) x 2", "257 tokens"):
+                      "usable as model.init_from", "safetensors, 28 tensors", "F32 (48, 144) x 2", "257 tokens"):
             self.assertIn(words, said)
         config = json.loads((self.dir / "hf/config.json").read_text())
         (self.dir / "hf/config.json").write_text(json.dumps({**config, "activation_function": "relu"}))
-        self.assertIn('model.init_from does not take it: hf/config.json: activation_function is "relu"',
+        self.assertIn('not usable as model.init_from: hf/config.json: activation_function is "relu"',
                       self.run_trainer("inspect", "hf"))
 
         for path in ("run/checkpoints", "."):
-            self.assertIn("neither a checkpoint, a run, a data set", self.run_trainer("inspect", path, expect=66))
+            self.assertIn("is not a checkpoint, a run, a data set", self.run_trainer("inspect", path, expect=66))
         shard = self.dir / "data/train_000000.bin"
         whole = shard.read_bytes()
         for content, word in ((whole[:-2], "cut short"), (whole[:-1] + b"\x40", "dataset.json records"),

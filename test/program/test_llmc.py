@@ -103,7 +103,7 @@ class InAndOut(Llmc):
                 (["inspect", "--model", "nowhere.bin", "debug_state.bin"], 66, "nowhere.bin"),
                 (["export", "--llmc", "imported", "model.bin"], 73, "model.bin exists"),
                 (["export", "--llmc", "imported", "new.bin", "--tokenizer", "new"], 66, "imported", "tokenizer.json"),
-                (["export", "--llmc", "imported_too", "new.bin", "--tokenizer", "new.bin"], 64, "are the same file, new.bin"),
+                (["export", "--llmc", "imported_too", "new.bin", "--tokenizer", "new.bin"], 64, "same file, new.bin"),
                 (["export", "--llmc", "imported", "new.bin", "--dtype", "fp16"], 64, "fp16", "bf16"),
                 (["export", "--llmc", "imported", "new.bin", "--max-shard-bytes", "5"], 64, "--max-shard-bytes"),
                 (["export", "--hf", "--llmc", "imported", "new"], 64, "--hf", "--llmc"),
@@ -114,7 +114,7 @@ class InAndOut(Llmc):
                     self.assertIn(word, said)
         self.assertEqual(self.contents(), before)
         said = self.train(model_init_from="model.bin", expect=78)
-        self.assertRegex(said, "model.bin: n_embd is 12, this run needs 48")
+        self.assertRegex(said, "model.bin: n_embd is 12, but this run needs 48")
         self.assertFalse((self.dir / "run").exists() and list((self.dir / "run").glob("checkpoints/*")))
 
 
@@ -123,24 +123,24 @@ class Inspect(Llmc):
         state = struct.pack("<256i", 20240527, 1, 8, 3, 1, 0, *[0] * 4, 700, *[0] * 245) + bytes(3 * 4 * 50)
         (self.dir / "state.bin").write_bytes(state)
         for name, *words in [
-                ("model.bin", "GPT-2 model of llm.c, version 3 (fp32), sound", "2 layers, 3 heads, 12 channels, 10 "
+                ("model.bin", "llm.c GPT-2 model, version 3 (fp32), valid", "2 layers, 3 heads, 12 channels, 10 "
                  "positions, vocabulary 269 padded to 384: 8520 parameters"),
-                ("model_bf16.bin", "version 5 (bf16), sound"),
-                ("debug_state.bin", "debug state of llm.c: 2 sequences of 7 tokens"),
+                ("model_bf16.bin", "version 5 (bf16), valid"),
+                ("debug_state.bin", "llm.c debug state: 2 sequences of 7 tokens"),
                 ("tokenizer.bin", "269 tokens, 12 merges, <|endoftext|> is 268"),
-                ("eval.bin", "5 multiple-choice questions, sound", "5 questions with 4 completions", "0, 3, 0, 2",
+                ("eval.bin", "5 multiple-choice questions, valid", "5 questions with 4 completions", "0, 3, 0, 2",
                  "ids up to 167", "10 tokens"),
-                ("state.bin", "optimizer state of llm.c, step 700, rank 3 of 8", "master weights", "50 parameters")]:
+                ("state.bin", "llm.c optimizer state, step 700, rank 3 of 8", "master weights", "50 parameters")]:
             with self.subTest(name):
                 said = self.run_trainer("inspect", name)
                 for word in (name, *words):
                     self.assertIn(word, said)
-        for name, content, *words in [("state.bin", state[:-4], "cut short"),
-                                      ("state.bin", state[:12] + struct.pack("<i", 8) + state[16:], "rank 8 of 8"),
+        for name, content, *words in [("state.bin", state[:-4], "truncated"),
+                                      ("state.bin", state[:12] + struct.pack("<i", 8) + state[16:], "rank and number of ranks, are 8 and 8"),
                                       ("state.bin", state[:600], "1024"),
                                       ("state.bin", state[:4] + struct.pack("<i", 2) + state[8:], "version 2"),
                                       ("eval.bin", (self.dir / "eval.bin").read_bytes()[:-2], "question 4"),
-                                      ("model.bin", (self.dir / "model.bin").read_bytes()[:-4], "cut short")]:
+                                      ("model.bin", (self.dir / "model.bin").read_bytes()[:-4], "truncated")]:
             with self.subTest(words):
                 (self.dir / name).write_bytes(content)
                 said = self.run_trainer("inspect", name, expect=65)
@@ -154,13 +154,13 @@ class Inspect(Llmc):
         def fill(values):
             values[269 * 12:384 * 12] = array.array("f", [1]) * (115 * 12)
         self.assertIn("element 5000 of 8520 is nan", self.run_trainer("inspect", self.write_model(poison), expect=65))
-        self.assertIn("1380 values of the padding", self.run_trainer("inspect", self.write_model(fill)))
+        self.assertIn("1380 padding values are not zero", self.run_trainer("inspect", self.write_model(fill)))
         self.run_trainer("inspect", "--model", "changed.bin", "debug_state.bin")  # makes no difference
 
     def test_the_eval_file_beside_a_tokenizer(self):
         self.run_trainer("import", "model.bin", "run", "--tokenizer", "tokenizer.bin")
         shutil.copy(self.dir / "run/tokenizer.json", self.dir)
-        self.assertIn('the first: "', self.run_trainer("inspect", "eval.bin"))
+        self.assertIn('first question: "', self.run_trainer("inspect", "eval.bin"))
         content = bytearray((self.dir / "eval.bin").read_bytes())
         content[1024 + 12:1024 + 14] = struct.pack("<H", 269)
         (self.dir / "eval.bin").write_bytes(content)
@@ -182,7 +182,7 @@ class Compare(Llmc):
             with self.subTest(model):
                 differing, said = self.compare(model)
                 self.assertEqual(differing, [])
-                self.assertIn("debug_state.bin: agrees", said)
+                self.assertIn("debug_state.bin: matches", said)
 
     def test_wrong_weights(self):
         at = places()

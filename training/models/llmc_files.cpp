@@ -17,7 +17,7 @@ constexpr int32_t kFp32Version = 3, kBf16Version = 5, kDebugStateVersion = 2;
 
 std::string_view header_of(const MappedFile& file, int32_t magic, const char* what) {
     if (header_word(file.text(), 0) != magic)
-        reject_file(file.path(), "not %s of llm.c: it has %zu bytes and looks like %s", what, file.size(),
+        reject_file(file.path(), "not %s of llm.c: the file has %zu bytes and looks like %s", what, file.size(),
                     describe_content(file.text().substr(0, kHeaderBytes), file.size()));
     if (file.size() < kHeaderBytes)
         reject_file(file.path(), "the header of %s has %zu bytes, but the file ends after %zu", what, kHeaderBytes,
@@ -25,7 +25,7 @@ std::string_view header_of(const MappedFile& file, int32_t magic, const char* wh
     return file.text();
 }
 
-// A number of the header that has to be from 1 to `most`.
+// Returns a header word, which must be from 1 to `most`.
 int checked_word(const MappedFile& file, size_t index, const char* name, int most) {
     const int32_t value = header_word(file.text(), index);
     if (value < 1 || value > most)
@@ -37,10 +37,9 @@ int checked_word(const MappedFile& file, size_t index, const char* name, int mos
 void check_size(const MappedFile& file, size_t bytes, const std::string& numbers) {
     if (file.size() != bytes)
         reject_file(file.path(), "%s make %zu bytes, but the file has %zu%s", numbers, bytes, file.size(),
-                    file.size() < bytes ? ": it was cut short" : "");
+                    file.size() < bytes ? ": it is truncated" : "");
 }
 
-// The values as the file has them.
 }  // namespace
 
 std::optional<LlmcKind> llmc_kind(std::string_view first_bytes) {
@@ -56,10 +55,10 @@ std::optional<LlmcKind> llmc_kind(std::string_view first_bytes) {
 
 LlmcModel::LlmcModel(const std::string& path) : file(path) {
     if (llmc_kind(file.text()) == LlmcKind::llama3)
-        reject_file(path, "a Llama 3 model of llm.c; only its GPT-2 models can be read");
+        reject_file(path, "llm.c Llama 3 model; only llm.c's GPT-2 models are supported");
     const int32_t version = header_word(header_of(file, kModelMagic, "a model"), 1);
     if (version != kFp32Version && version != kBf16Version)
-        reject_file(path, "a model of llm.c of version %d; 3 (fp32) and 5 (bf16) can be read", version);
+        reject_file(path, "llm.c model of version %d; only versions 3 (fp32) and 5 (bf16) are supported", version);
     type = version == kFp32Version ? Dtype::fp32 : Dtype::bf16;
     shape.n_positions = checked_word(file, 2, "max_seq_len", 1 << 24);
     shape.vocab_size = checked_word(file, 3, "vocab_size", 1 << 24);
@@ -94,7 +93,7 @@ void LlmcModel::load(const Gpt& gpt) const {
                                            {"n_embd", shape.n_embd, wanted.n_embd},
                                            {"n_positions", shape.n_positions, wanted.n_positions},
                                            {"vocab_size", shape.vocab_size, wanted.vocab_size}})
-        if (has != needs) fail(Exit::config, "%s: %s is %d, this run needs %d", file.path(), name, has, needs);
+        if (has != needs) fail(Exit::config, "%s: %s is %d, but this run needs %d", file.path(), name, has, needs);
     size_t begin = 0;
     for (const LlmcTensor& entry : llmc_tensors(gpt.layout(), gpt.master_tensors(), padded_vocab)) {
         set_file_values(entry.tensor, values(begin, elements_of(entry.tensor)));
@@ -125,15 +124,14 @@ void write_llmc_model(const std::string& path, const Gpt& gpt, Dtype type) {
 LlmcDebugState::LlmcDebugState(const std::string& path) : file(path) {
     const int32_t version = header_word(header_of(file, kDebugStateMagic, "a debug state"), 1);
     if (version != kDebugStateVersion)
-        reject_file(path, "a debug state of llm.c of version %d; only version %d can be read", version,
-                    kDebugStateVersion);
+        reject_file(path, "llm.c debug state of version %d; only version %d is supported", version, kDebugStateVersion);
     batch = checked_word(file, 2, "the batch size", 1 << 20);
     seq_len = checked_word(file, 3, "the sequence length", 1 << 24);
     const size_t least = kHeaderBytes + 2 * rows() * sizeof(int32_t);
     if (file.size() < least)
         reject_file(path,
-                    "%d sequences of %d tokens and their targets end at byte %zu, but the file has %zu: it was "
-                    "cut short",
+                    "%d sequences of %d tokens and their targets end at byte %zu, but the file has %zu: it is "
+                    "truncated",
                     batch, seq_len, least, file.size());
 }
 

@@ -94,7 +94,7 @@ LoaderOptions loader_options(const Config& config, const Comm& comm, SampleOrder
             .max_windows = uint64_t(config.eval.batches) * uint64_t(config.train.batch_size)};
 }
 
-// Every tensor of the model from a Hugging Face directory.
+// Loads all tensors of the model from a Hugging Face directory.
 static void import_huggingface(Gpt& gpt, const std::string& directory, const Config::Model& model) {
     const std::string config_path = directory + "/config.json";
     check_hf_model(parse_json(read_file(config_path), config_path, Exit::data), model, config_path);
@@ -106,7 +106,7 @@ static void import_huggingface(Gpt& gpt, const std::string& directory, const Con
         const bool is_tied_head = model.tie_embeddings && entry.name == "lm_head.weight" && entry.bytes == wte.bytes &&
                                   std::memcmp(entry.data, wte.data, wte.bytes) == 0;
         if (!is_tied_head && !is_hf_buffer(entry.name))
-            fail(Exit::data, "%s: %s has no place in the model that %s describes", entry.file, entry.name, config_path);
+            fail(Exit::data, "%s: %s is not a tensor of the model in %s", entry.file, entry.name, config_path);
     });
 }
 
@@ -121,7 +121,7 @@ double flops_of_token(const GptOptions& o) {
     return flops_per_token({work.parameters, work.attended});
 }
 
-// A run has a config.json too, and before that its metrics.jsonl.
+// A run has a config.json too, but it also has checkpoints or metrics.jsonl.
 static bool is_huggingface(const std::string& path) {
     return file_exists(path + "/config.json") && !directory_exists(checkpoints_directory(path)) &&
            !file_exists(path + "/metrics.jsonl");
@@ -130,7 +130,7 @@ static bool is_huggingface(const std::string& path) {
 void check_source_tokenizer(const Config& config, const std::string& tokenizer_digest) {
     const std::string& from = config.model.init_from;
     const bool is_step = file_exists(from + "/MANIFEST.json");
-    std::vector<std::string> steps;  // none that is readable: load_initial_weights() says so
+    std::vector<std::string> steps;  // if none is readable, load_initial_weights() fails later
     if (is_step)
         steps.push_back(from);
     else if (!is_huggingface(from))
@@ -140,7 +140,7 @@ void check_source_tokenizer(const Config& config, const std::string& tokenizer_d
         try {
             vocab_size = parse_config(read_manifest(step).info.config, step).model.vocab_size;
         } catch (const Error&) {
-            continue;  // an older one is used
+            continue;  // try an older one
         }
         if (vocab_size != config.model.vocab_size)
             fail(Exit::config, "model.init_from: %s has a vocabulary of %d, but model.vocab_size is %d", step,
@@ -163,10 +163,11 @@ void check_llmc_parts(const Config::Model& model, const std::string& path) {
     gpt2.n_kv_head = gpt2.n_head, gpt2.head_size = gpt2.hidden_size_mlp = 0;
     const std::vector<std::string> differences = model_differences(model, gpt2);
     if (!differences.empty())
-        fail(Exit::config, "%s: llm.c's files have GPT-2s only, and this model is none: %s", path, joined(differences));
+        fail(Exit::config, "%s: llm.c files support only GPT-2 models; this one differs in %s", path,
+             joined(differences));
 }
 
-// The first number of a master weight that is here and not finite, as an error of the file that it comes from.
+// Fails with Exit::data, naming file, tensor and element, if a master weight on this rank is not finite.
 static void check_weights_are_finite(const Gpt& gpt, const std::string& path) {
     constexpr size_t kAtOnce = size_t(1) << 20;
     std::vector<float> values;
@@ -177,7 +178,7 @@ static void check_weights_are_finite(const Gpt& gpt, const std::string& path) {
             synchronize(Stream{});
             const auto bad = std::ranges::find_if_not(values, [](float value) { return std::isfinite(value); });
             if (bad != values.end())
-                fail(Exit::data, "%s: element %zu of %s is %g: weights must be finite", path,
+                fail(Exit::data, "%s: element %zu of %s is %g, but weights must be finite", path,
                      tensor.first + done + size_t(bad - values.begin()), tensor.name.substr(tensor.name.find('.') + 1),
                      double(*bad));
         }
@@ -288,15 +289,15 @@ std::exception_ptr shared_error(Gpt& gpt, const std::exception_ptr& error) {
     gpt.sum_over_ranks(codes);
     const auto first = std::ranges::find_if(codes, [](double code) { return code != 0; });
     if (first == codes.end()) return nullptr;
-    // The first such rank's message, byte by byte: all print it, since a launcher may end the others before they do.
+    // Sends the first such rank's message, as a sum of bytes. All ranks print it: a launcher may kill that rank early.
     if (first - codes.begin() == rank) std::copy_n(message.begin(), std::min(message.size(), kMostBytes), text.begin());
     gpt.sum_over_ranks(text);
     message.assign(text.begin(), std::ranges::find(text, 0.0));
     return std::make_exception_ptr(SharedError(Exit(int(*first)), message));
 }
 
-// A rank that cannot read its tokens goes through the pass with batches of padding, since the ranks may share the
-// parameters.
+// A rank that cannot read its tokens completes the pass with batches of padding, since the passes of ZeRO-sharded ranks
+// are collective.
 Validation evaluate_pass(Gpt& gpt, Loader& loader, const std::optional<Tokenizer>& tokenizer, bool by_position,
                          const std::function<void()>& between) {
     std::function<int(int)> token_bytes;
