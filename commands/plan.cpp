@@ -12,7 +12,7 @@ namespace {
 struct Options {
     std::string config;
     std::vector<std::string> overrides;
-    ScalingInputs machine;  // without what it says about the run; no GPUs: memory and FLOPs only
+    ScalingInputs machine;  // the fields about the run are filled in later; 0 GPUs: memory and FLOPs only
 };
 
 void add_run(ScalingInputs& inputs, const GptOptions& run, double flops_per_token) {
@@ -60,8 +60,8 @@ void plan(Options options) {
 void add_plan(CLI::App& app) {
     auto options = std::make_shared<Options>();
     CLI::App* parser =
-        app.add_subcommand("plan", "memory by category and FLOPs, and with --gpus the speed; allocates nothing");
-    parser->add_option("CONFIG", options->config, "the run, as JSON")->required();
+        app.add_subcommand("plan", "estimate memory and FLOPs (speed too with --gpus) without allocating");
+    parser->add_option("CONFIG", options->config, "JSON configuration of the run")->required();
     add_overrides(*parser, options->overrides);
     ScalingInputs& machine = options->machine;
     machine.gpu = find_gpu("h100");
@@ -73,16 +73,16 @@ void add_plan(CLI::App& app) {
         return parser->add_option_function<std::string>(flag, read, help)->needs(gpus);
     };
     auto read_gpu = [&machine](const std::string& name) { machine.gpu = find_gpu(name); };
-    parser->add_option_function<std::string>("--gpu", read_gpu, "which GPU: a100, h100, h200, b200, rtx4090, ...")
+    parser->add_option_function<std::string>("--gpu", read_gpu, "GPU model: a100, h100, h200, b200, rtx4090, ...")
         ->default_str(machine.gpu.name)
         ->needs(gpus);
-    parser->add_option("--gpus-per-node", machine.gpus_per_node, "GPUs that NVLink or PCIe connects")
+    parser->add_option("--gpus-per-node", machine.gpus_per_node, "number of GPUs connected by NVLink or PCIe")
         ->capture_default_str()
         ->check(integer_in(1, 1 << 20))
         ->needs(gpus);
     add_rate("--nvlink", machine.nvlink_bytes_per_s,
-             "its rate per GPU and direction, like 450GB/s (default: the GPU's)");
-    add_rate("--net", machine.net_bytes_per_s, "the network's rate per GPU and direction, like 50GB/s or 400Gb/s")
+             "NVLink or PCIe bandwidth per GPU and direction, e.g. 450GB/s (default: the GPU's)");
+    add_rate("--net", machine.net_bytes_per_s, "network bandwidth per GPU and direction, e.g. 50GB/s or 400Gb/s")
         ->default_str("50GB/s");
     parser->callback([options] { plan(*options); });
 }

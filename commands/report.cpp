@@ -36,7 +36,7 @@ void print_notes(const std::vector<RunRecords>& runs) {
             std::fprintf(stderr, "train_gpt: %s\n", printable_text(note).c_str());
 }
 
-// Reads all that is new; whether there was anything.
+// Reads the new records of all runs; returns whether there were any.
 bool update(std::vector<RunRecords>& runs) {
     bool is_new = false;
     for (RunRecords& run : runs) is_new |= run.update();
@@ -50,12 +50,12 @@ void write_page(const Options& options, const std::vector<RunRecords>& runs, std
     std::fflush(stdout);
 }
 
-// Until a signal asks to stop. What is written last does not load itself again.
+// Updates the page until a stop signal arrives. The last version does not reload itself.
 void watch(const Options& options, std::vector<RunRecords>& runs) {
     using namespace std::chrono_literals;
     install_signal_handlers();
     write_page(options, runs, options.every_s);
-    std::printf("updating it every %d s; Ctrl-C ends\n", options.every_s);
+    std::printf("updating the page every %d s; press Ctrl-C to stop\n", options.every_s);
     std::fflush(stdout);
     for (double next_ms = now_ms() + options.every_s * 1000; !stop_signal(); std::this_thread::sleep_for(50ms)) {
         if (now_ms() < next_ms) continue;
@@ -67,16 +67,16 @@ void watch(const Options& options, std::vector<RunRecords>& runs) {
 }
 
 void report(const Options& options) {
-    if (!options.out.ends_with(".html")) fail(Exit::usage, "--out must end in .html, is %s", options.out);
+    if (!options.out.ends_with(".html")) fail(Exit::usage, "--out must end in .html, but is %s", options.out);
     std::vector<RunRecords> runs;
     for (const std::string& dir : options.runs) {
         RunRecords& run = runs.emplace_back(
             dir.find_last_not_of('/') == std::string::npos ? dir : dir.substr(0, dir.find_last_not_of('/') + 1));
         run.update();
         const std::string metrics = run.dir() + "/metrics.jsonl";
-        if (options.watch) continue;  // the first step may still come
+        if (options.watch) continue;  // the run may not have made its first step yet
         if (!file_exists(metrics)) fail(Exit::no_input, "%s is missing", metrics);
-        if (run.table("train").steps.empty()) fail(Exit::data, "%s has no training step", metrics);
+        if (run.table("train").steps.empty()) fail(Exit::data, "%s has no training steps", metrics);
     }
     print_notes(runs);
     print_table(runs);
@@ -90,11 +90,11 @@ void report(const Options& options) {
 
 void add_report(CLI::App& app) {
     auto options = std::make_shared<Options>();
-    CLI::App* parser = app.add_subcommand("report", "curves and tables of one or several runs as an HTML page");
-    parser->add_option("RUN", options->runs, "run directories, one or several")->required();
-    auto* out = parser->add_option("--out", options->out, "the page")->capture_default_str();
-    auto* watch = parser->add_flag("--watch", options->watch, "write the page again while the runs go, until Ctrl-C");
-    parser->add_option("--every", options->every_s, "seconds between two looks at the runs")
+    CLI::App* parser = app.add_subcommand("report", "write an HTML page with curves and tables of one or more runs");
+    parser->add_option("RUN", options->runs, "one or more run directories")->required();
+    auto* out = parser->add_option("--out", options->out, "HTML file to write")->capture_default_str();
+    auto* watch = parser->add_flag("--watch", options->watch, "keep the page up to date until Ctrl-C");
+    parser->add_option("--every", options->every_s, "seconds between updates")
         ->capture_default_str()
         ->check(CLI::Range(1, 3600))
         ->needs(watch);

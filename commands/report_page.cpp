@@ -8,7 +8,7 @@
 
 #include "runtime/config/config.h"
 
-// The files of commands/report/ as they are when this file is compiled; the Makefile names them as its prerequisites.
+// The files of commands/report/, embedded at compile time; the Makefile lists them as prerequisites.
 asm(R"(
     .pushsection .rodata
 report_html:        .incbin "commands/report/report.html"
@@ -72,7 +72,7 @@ double sum_of_finite(const Values* values) {
     return sum;
 }
 
-// JSON with at most 7 significant digits, which is what a chart can show; null for what is not finite.
+// JSON number with at most 7 significant digits, enough for a chart; null if not finite.
 Json rounded(double value) {
     if (!std::isfinite(value)) return nullptr;
     if (value == std::floor(value) && std::abs(value) < 0x1p53) return int64_t(value);
@@ -86,7 +86,7 @@ Json number_or_null(const std::optional<double>& value) {
     return value && std::isfinite(*value) ? Json(*value) : Json();
 }
 
-// A column as one number where it never changes, as an array of values, or of each group its mean, minimum and maximum.
+// A column as JSON: one number if it is constant, else an array of values, or the mean, minimum and maximum per group.
 Json column_json(const Values& values, size_t group) {
     if (std::isfinite(values[0]) && std::ranges::count(values, values[0]) == ptrdiff_t(values.size())) return values[0];
     Json mean = Json::array(), low = Json::array(), high = Json::array();
@@ -100,7 +100,7 @@ Json column_json(const Values& values, size_t group) {
             smallest = std::min(smallest, values[i]);
             largest = std::max(largest, values[i]);
         }
-        mean.push_back(rounded(sum / count));  // of none: NaN, which becomes null
+        mean.push_back(rounded(sum / count));  // an empty group gives NaN, which becomes null
         low.push_back(rounded(smallest));
         high.push_back(rounded(largest));
     }
@@ -141,7 +141,7 @@ Json summary_json(const RunRecords& run) {
             {"phases", phases}};
 }
 
-// Evenly over the run, the first and the last among them.
+// Samples spread evenly over the run, including the first and the last.
 Json samples_json(const std::vector<Sample>& samples) {
     Json chosen = Json::array();
     const size_t count = std::min(samples.size(), kMostSamples);
@@ -155,7 +155,7 @@ Json samples_json(const std::vector<Sample>& samples) {
     return chosen;
 }
 
-// A JSON file of the run directory; null if it is missing or damaged, with a note if it is damaged.
+// A JSON file of the run directory. Returns null if it is missing or damaged; adds a note if it is damaged.
 Json file_json(const std::string& path, Json& notes) {
     constexpr size_t kLargestFile = 1 << 22;
     if (!file_exists(path)) return nullptr;
@@ -165,7 +165,7 @@ Json file_json(const std::string& path, Json& notes) {
     return nullptr;
 }
 
-// run.json; of a run that an earlier version started, its revision.
+// The starts in run.json; for a run of an earlier version without that file, its revision.
 Json starts_json(const std::string& dir, Json& notes) {
     const Json file = file_json(dir + "/run.json", notes);
     if (file.is_object()) return file.contains("starts") ? file["starts"] : Json();
@@ -196,7 +196,7 @@ Json run_json(const RunRecords& run) {
             {"notes", notes}};
 }
 
-// Inside <script>, where "</script" would end it: "<" only occurs in strings, which have an escape for it.
+// JSON for use inside <script>, which "</script" would end: escapes "<", which occurs only in strings.
 std::string script_safe(const std::string& json) {
     std::string safe;
     for (const char c : json) c == '<' ? safe += "\\u003c" : safe += c;
@@ -247,7 +247,7 @@ std::string report_page(const std::vector<RunRecords>& runs, std::optional<int> 
                                                                    {"{{data}}", json},
                                                                    {"{{uplot.license}}", report_uplot_license}};
 
-    // One pass over the page, so that nothing is replaced inside what was put in.
+    // A single pass, so that placeholders in inserted text are not replaced.
     std::string page;
     std::string_view rest = report_html;
     for (size_t open; (open = rest.find("{{")) != std::string_view::npos;) {

@@ -1,11 +1,11 @@
-// The HTML page of `report`: one file that needs no other and no network.
+// The HTML page of `report`: a single self-contained file that needs no network.
 #pragma once
 
 #include <optional>
 
 #include "commands/run_records.h"
 
-// What a run has come to, from all its records. Absent: the records do not say.
+// Summary of all records of a run. Values that the records do not contain are absent.
 struct RunSummary {
     double step = 0;                                                                         // the last
     size_t steps = 0;                                                                        // records
@@ -17,7 +17,7 @@ struct RunSummary {
 };
 RunSummary summary_of(const RunRecords& run);
 
-// The whole page. Records of long runs are thinned: of `kMostPoints` steps or more, groups of neighbours are kept as
-// mean, minimum and maximum. With `refresh_s` the page loads itself again after so many seconds.
+// Returns the page. Runs of `kMostPoints` steps or more are downsampled: groups of neighboring steps are stored as
+// mean, minimum and maximum. With `refresh_s` the page reloads itself after that many seconds.
 inline constexpr size_t kMostPoints = 4000;
 std::string report_page(const std::vector<RunRecords>& runs, std::optional<int> refresh_s);

@@ -5,11 +5,10 @@
 
 namespace {
 
-// More kinds and columns than a program of any version writes are not read: the file is something else.
+// Limits above what any version writes; a file with more is not metrics.jsonl.
 constexpr size_t kMostKinds = 32, kMostColumns = 128;
 
-// Receives the parser's events for one record: a flat object. Values of other types, nested ones included, are left
-// out.
+// Receives the parser's events for one record, a flat object. Ignores nested values and values of other types.
 struct RecordReader {
     std::string kind, skipped;
     double step = NAN;
@@ -167,10 +166,10 @@ std::vector<std::string> RunRecords::notes() const {
             sentences.push_back(
                 format("line %zu of %s is damaged and was skipped", damage.first_line, file.path().c_str()));
         if (damage.lines > 1)
-            sentences.push_back(format("%zu lines of %s are damaged and were skipped, the first is line %zu",
+            sentences.push_back(format("%zu lines of %s are damaged and were skipped, beginning with line %zu",
                                        damage.lines, file.path().c_str(), damage.first_line));
         if (file.unfinished_bytes() > 0)
-            sentences.push_back(format("the last line of %s has no end and was skipped", file.path().c_str()));
+            sentences.push_back(format("the last line of %s is incomplete and was skipped", file.path().c_str()));
     };
     note(metrics_, damaged_metrics_);
     note(sample_file_, damaged_samples_);

@@ -1,18 +1,18 @@
-// The records of a run, read while the run may still write them: metrics.jsonl and samples.jsonl.
+// Reads the records of a run, metrics.jsonl and samples.jsonl, which may still be growing.
 #pragma once
 
 #include <map>
 
 #include "runtime/io/io.h"
 
-// The lines of a file that grows: each read sees those that were appended since the last.
+// Reads the lines of a growing file: each read() returns the lines that were appended since the last one.
 class GrowingFile {
 public:
     explicit GrowingFile(std::string path) : path_(std::move(path)) {}
 
-    // Calls on_line(line, its number from 1) for each new line, and on_restart() first if the file is not the one that
-    // was read before, as after a resume, which replaces it. An absent file is an empty one. Returns whether anything
-    // was called. A line without its newline waits for the next read.
+    // Calls on_line(line, its number from 1) for each new line. Calls on_restart() first if the file has been replaced
+    // since the last read, as a resume does. A missing file counts as empty. A line without a newline is left for the
+    // next read. Returns whether anything was called.
     bool read(const std::function<void(std::string_view, size_t)>& on_line, const std::function<void()>& on_restart);
 
     const std::string& path() const { return path_; }
@@ -24,13 +24,13 @@ private:
     size_t end_ = 0, lines_ = 0, unfinished_bytes_ = 0;
 };
 
-// The records of one kind, by step, ascending. A value that is absent, null or "nan" is NaN.
+// The records of one kind, in ascending order of steps. A value that is absent, null or "nan" is NaN.
 struct RecordTable {
     using Column = std::pair<std::string, std::vector<double>>;
     std::vector<double> steps;
-    std::vector<Column> columns;  // every number of the records but "step"; as many values as there are steps
+    std::vector<Column> columns;  // all numbers of the records except "step", one value per step
 
-    const std::vector<double>* column(const std::string& name) const;  // null: there is none
+    const std::vector<double>* column(const std::string& name) const;  // null if there is no such column
 };
 
 struct SkippedStep {
@@ -43,13 +43,13 @@ struct Sample {
     std::string prompt, text;
 };
 
-// If a step appears again, as after a crash, the later record counts and those of later steps are dropped.
+// If a step appears again, as after a crash, the new record replaces the old one and the records of all later steps.
 class RunRecords {
 public:
-    // Fails with Exit::no_input if `dir` is no directory.
+    // Fails with Exit::no_input if `dir` is not a directory.
     explicit RunRecords(std::string dir);
 
-    // Reads what is new; returns whether anything is. Lines that are no records are skipped, see notes().
+    // Reads new records; returns whether there are any. Skips invalid lines, see notes().
     bool update();
 
     const std::string& dir() const { return dir_; }
@@ -58,7 +58,7 @@ public:
     const std::map<std::string, RecordTable>& tables() const { return tables_; }
     const std::vector<SkippedStep>& skipped() const { return skipped_; }
     const std::vector<Sample>& samples() const { return samples_; }
-    std::vector<std::string> notes() const;  // sentences about what could not be read
+    std::vector<std::string> notes() const;  // sentences about lines that could not be read
 
 private:
     struct Damage {

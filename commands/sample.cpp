@@ -13,7 +13,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr size_t kMostAtOnce = 16;  // texts that grow together: each has keys and values in memory
+constexpr size_t kMostAtOnce = 16;  // texts generated in one batch: each needs memory for its KV cache
 
 struct Options {
     std::string model;
@@ -23,7 +23,7 @@ struct Options {
     GenerationOptions generation;
 };
 
-// --prompt's, then the lines of --prompts.
+// The prompts of --prompt, then the lines of --prompts.
 std::vector<std::string> all_prompts(const Options& options) {
     std::vector<std::string> prompts = options.prompts;
     if (!options.prompts_file.empty()) {
@@ -32,14 +32,14 @@ std::vector<std::string> all_prompts(const Options& options) {
             if (line.ends_with('\r')) line.pop_back();
             prompts.push_back(line);
         }
-        if (prompts.empty()) fail(Exit::data, "%s has no prompts: it is empty", options.prompts_file);
+        if (prompts.empty()) fail(Exit::data, "%s is empty; expected one prompt per line", options.prompts_file);
     }
     if (prompts.empty()) prompts.emplace_back();
     return prompts;
 }
 
 std::string check_stop(const std::string& text) {
-    return !text.empty() && is_utf8(text) ? "" : "must be UTF-8 and not empty, is " + printed(Json(text));
+    return !text.empty() && is_utf8(text) ? "" : "must be non-empty UTF-8, is " + printed(Json(text));
 }
 
 void print_samples(const Options& options) {
@@ -47,8 +47,8 @@ void print_samples(const Options& options) {
     const int at_once = int(std::min(prompts.size(), kMostAtOnce));
     LoadedModel model = load_model(options.model, 1, options.tokenizer, at_once);
     if (!model.tokenizer)
-        fail(Exit::no_input, "%s has no tokenizer.json; --tokenizer names another tokenizer", options.model);
-    const bool is_terminal = ::isatty(STDOUT_FILENO) == 1;  // it would obey control characters
+        fail(Exit::no_input, "%s has no tokenizer.json; specify a tokenizer with --tokenizer", options.model);
+    const bool is_terminal = ::isatty(STDOUT_FILENO) == 1;  // control characters are escaped on a terminal
     auto print = [&](const std::string& text) {
         std::fwrite(text.data(), 1, text.size(), stdout);
         std::fflush(stdout);
@@ -62,37 +62,37 @@ void print_samples(const Options& options) {
 
 void add_sample(CLI::App& app) {
     auto options = std::make_shared<Options>();
-    CLI::App* parser = app.add_subcommand("sample", "text from a model");
+    CLI::App* parser = app.add_subcommand("sample", "generate text from a model");
     parser->option_defaults()->always_capture_default();
     parser->add_option("MODEL", options->model, kModelHelp)->required();
     Config::Sample& sample = options->generation.sample;
     parser
         ->add_option("--prompt", options->prompts,
-                     "text to continue; the model first reads what begins every document, like <|endoftext|>. May be "
-                     "repeated: the texts follow each other")
+                     "text to continue, preceded by the token that begins every document, e.g. <|endoftext|>; may be "
+                     "repeated")
         ->take_all()
         ->allow_extra_args(false)
         ->default_str("");
-    parser->add_option("--prompts", options->prompts_file, "more prompts, one in each line")->type_name("FILE");
-    parser->add_option("--tokens", sample.tokens, "new tokens")->check(integer_in(1, 1 << 24));
-    parser->add_option("--temperature", sample.temperature, "0: always the likeliest token")->check(finite_in(0, 1000));
-    parser->add_option("--top-k", sample.top_k, "only the k likeliest; 0: all")->check(integer_in(0, 1 << 24));
+    parser->add_option("--prompts", options->prompts_file, "file of prompts, one per line")->type_name("FILE");
+    parser->add_option("--tokens", sample.tokens, "number of tokens to generate")->check(integer_in(1, 1 << 24));
+    parser->add_option("--temperature", sample.temperature, "temperature; 0: greedy decoding")
+        ->check(finite_in(0, 1000));
+    parser->add_option("--top-k", sample.top_k, "sample from the k most likely tokens; 0: all")
+        ->check(integer_in(0, 1 << 24));
     parser
-        ->add_option(
-            "--top-p", sample.top_p,
-            "only the fewest likeliest whose probabilities sum to this, of --top-k's if both are given; 1: all")
+        ->add_option("--top-p", sample.top_p,
+                     "nucleus sampling: the smallest set of tokens with total probability P, after --top-k; 1: all")
         ->check(finite_in(0, 1));
-    parser->add_option("--min-p", sample.min_p, "only those at least this times as likely as the likeliest; 0: all")
+    parser->add_option("--min-p", sample.min_p, "keep tokens at least P times as likely as the most likely one; 0: all")
         ->check(finite_in(0, 1));
     parser
         ->add_option("--stop", options->generation.stops,
-                     "the continuation ends before this text; may be repeated: the first one counts")
+                     "stop before this text; may be repeated: the first match counts")
         ->take_all()
         ->allow_extra_args(false)
         ->check(CLI::Validator(check_stop, ""))
         ->default_str("");
-    parser->add_option("--seed", options->generation.seed, "another seed, another text")
-        ->check(integer_in(0, UINT64_MAX));
+    parser->add_option("--seed", options->generation.seed, "random seed")->check(integer_in(0, UINT64_MAX));
     add_tokenizer_options(*parser, options->tokenizer);
     parser->callback([options] { print_samples(*options); });
 }

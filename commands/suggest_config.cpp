@@ -13,13 +13,13 @@ struct ModelSize {
     int n_layer, n_head, n_embd, seq_len;
 };
 
-// From the quickstart's model to GPT-2's sizes; the head size grows from 32 to 64.
+// From the model of the quickstart to the sizes of GPT-2; the head size grows from 32 to 64.
 constexpr ModelSize kSeries[] = {{2, 2, 64, 64},      {4, 4, 128, 64},      {6, 6, 192, 128},
                                  {6, 6, 384, 256},    {8, 8, 512, 256},     {12, 10, 640, 512},
                                  {12, 12, 768, 1024}, {24, 16, 1024, 1024}, {36, 20, 1280, 1024}};
 
 constexpr double kTokensPerParameter = 10, kParametersPerByte = 1.5, kMostUsefulSteps = 20000;
-constexpr int64_t kLargestBatch = 1 << 19;  // tokens, as GPT-2's
+constexpr int64_t kLargestBatch = 1 << 19;  // tokens, as for GPT-2
 
 Config config_of(const SuggestionInputs& inputs, const ModelSize& size) {
     namespace fs = std::filesystem;
@@ -39,7 +39,7 @@ Config config_of(const SuggestionInputs& inputs, const ModelSize& size) {
     c.train.total_batch_tokens = c.train.batch_size * size.seq_len;
     c.train.max_steps = 0;
     c.train.max_minutes = inputs.minutes;
-    // 0.004 at 128 channels, 0.0007 at GPT-2's 768.
+    // 0.004 at 128 channels, 0.0007 at 768 (GPT-2).
     c.optim.learning_rate = std::min(0.004, 0.004 * 128 / size.n_embd);
     c.optim.beta2 = 0.99;
     c.schedule.name = LrSchedule::wsd;
@@ -49,10 +49,10 @@ Config config_of(const SuggestionInputs& inputs, const ModelSize& size) {
     return c;
 }
 
-// What depends on the number of steps: the batch, and how often to look.
+// Sets the batch size and the intervals, which depend on the number of steps.
 void fit_to_pace(Suggestion& suggestion, const SuggestionInputs& inputs) {
     Config& c = suggestion.config;
-    // More steps than this are better spent on a larger batch.
+    // With more steps than this, a larger batch is more useful.
     while (suggestion.steps() > 2 * kMostUsefulSteps && c.train.total_batch_tokens < kLargestBatch) {
         c.train.total_batch_tokens *= 2;
         suggestion.step_s *= 2;
@@ -76,7 +76,7 @@ void fit_to_pace(Suggestion& suggestion, const SuggestionInputs& inputs) {
 }  // namespace
 
 std::optional<Suggestion> suggest_config(const SuggestionInputs& inputs, const StepTime& step_time) {
-    constexpr uint64_t kBytesPerToken = 4;  // of English with a tokenizer like GPT-2's
+    constexpr uint64_t kBytesPerToken = 4;  // English text with a tokenizer like GPT-2's
     const uint64_t text_bytes = inputs.text_bytes > 0 ? inputs.text_bytes : inputs.train_tokens * kBytesPerToken;
     std::optional<Suggestion> best;
     for (const ModelSize& size : kSeries) {
@@ -111,7 +111,7 @@ double measured_step_s(const Config& config) {
         gpt.forward(tokens.data());
         gpt.backward(tokens.data(), 1.0f / float(tokens.size()));
         gpt.end_step();
-        if (step > 1) times_s.push_back((now_ms() - before_ms) / 1000);  // the first warms up
+        if (step > 1) times_s.push_back((now_ms() - before_ms) / 1000);  // the first step is a warm-up
     }
     std::ranges::nth_element(times_s, times_s.begin() + std::ptrdiff_t(times_s.size() / 2));
     return times_s[times_s.size() / 2];

@@ -6,7 +6,7 @@
 
 namespace {
 
-// What tells a directory from another one of the same name; nothing if there is none.
+// Identifies a directory regardless of its name; nullopt if it does not exist.
 std::optional<std::pair<dev_t, ino_t>> identity_of(const std::string& directory) {
     struct stat status;
     if (::stat(directory.c_str(), &status) != 0) return std::nullopt;
@@ -18,7 +18,8 @@ std::optional<std::pair<dev_t, ino_t>> identity_of(const std::string& directory)
 Exit supervise_training(const CommandLine& line, const std::vector<std::string>& arguments) {
     StopSignals signals;
     if (const RankEnvironment found = launched_ranks(); found.size > 1)
-        fail(Exit::usage, "--supervise starts the ranks, but %s has started %d: train_gpt --supervise ... -- %s ...",
+        fail(Exit::usage,
+             "--supervise must start the ranks itself, but %s has started %d: use train_gpt --supervise ... -- %s ...",
              found.launcher, found.size, found.launcher == "Slurm" ? "srun" : "mpirun");
     check_node(line.node);
     const bool is_local = line.launcher.empty();
@@ -30,13 +31,13 @@ Exit supervise_training(const CommandLine& line, const std::vector<std::string>&
     const bool continues = line.start.mode == StartMode::resume || line.start.mode == StartMode::automatic;
     const bool is_occupied = state_of_run_dir(run_dir) == RunDirState::occupied;
     const auto identity = identity_of(run_dir);
-    // What is in run.dir is no part of this run.
+    // Whether run.dir still holds another run.
     auto is_another_run = [&] { return !continues && is_occupied && identity_of(run_dir) == identity; };
     std::vector<int64_t> steps;
     auto committed = [&] {
         try {
             steps = is_another_run() ? std::vector<int64_t>{} : committed_steps(run_dir);
-        } catch (const Error&) {  // they cannot be seen now: those that were there count
+        } catch (const Error&) {  // run.dir cannot be read now: keep the last known steps
         }
         return steps;
     };
@@ -44,11 +45,11 @@ Exit supervise_training(const CommandLine& line, const std::vector<std::string>&
     bool is_first = true, has_saved = false;
     auto next_command = [&] {
         has_saved |= !steps.empty();
-        // Until the first start has opened run.dir as its flags say, they hold.
+        // The user's start flags apply until the run has opened run.dir.
         const bool is_open = line.start.step ? steps != steps_before : !is_another_run();
         std::vector<std::string> command = line.launcher, own = arguments_of_run(arguments);
         if (!std::exchange(is_first, false) && is_open)
-            // A run that has saved and whose checkpoints are gone must not start from scratch.
+            // A run that has saved checkpoints must not start from scratch if they disappear.
             own = with_start(
                 own, has_saved || line.start.mode == StartMode::resume ? StartMode::resume : StartMode::automatic);
         if (is_local) own[0] = program_path();

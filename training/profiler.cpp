@@ -12,7 +12,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// The least that an op can take, in milliseconds; 0 where the rates are not known.
+// The roofline time of an op in milliseconds; 0 if the device's rates are unknown.
 double roof_ms(const Span& span, const DeviceRates& rates) {
     if (rates.bytes_per_s == 0) return 0;
     return 1000 * std::max(span.flops / rates.flops_per_s, span.bytes / rates.bytes_per_s);
@@ -20,14 +20,14 @@ double roof_ms(const Span& span, const DeviceRates& rates) {
 
 std::string title_of(const Span& span) { return span.of.empty() ? span.name : span.name + " " + span.of; }
 
-// Nanoseconds as microseconds, without the rounding that would let spans overlap.
+// Converts nanoseconds to microseconds exactly: rounding could make spans overlap.
 std::string microseconds(int64_t ns) { return format("%lld.%03d", static_cast<long long>(ns / 1000), int(ns % 1000)); }
 
 std::string rate(const char* key, double per_span, double ms) {
     return per_span > 0 && ms > 0 ? format(",\"%s\":%.4g", key, per_span / ms * 1e-6) : "";
 }
 
-// The arguments that the viewer shows beside a span.
+// The arguments that the viewer shows for a span.
 std::string arguments_of(const Span& span, const DeviceRates& rates) {
     const double ms = span.end_ms - span.begin_ms;
     std::string text = format("\"step\":%d", span.step);
@@ -60,7 +60,7 @@ std::string host_name() {
 
 void check_profile(const StepRange& steps, const Config& config) {
     if (config.train.max_steps > 0 && steps.first > config.train.max_steps)
-        fail(Exit::usage, "--profile %d:%d begins after the run's last step, %d (train.max_steps)", steps.first,
+        fail(Exit::usage, "--profile %d:%d begins after the last step of the run, %d (train.max_steps)", steps.first,
              steps.last, config.train.max_steps);
 }
 
@@ -68,16 +68,16 @@ Profiler::Profiler(const StepRange& steps, TrainingRun& run) : steps_(steps), ru
     const int next = run.state.step + 1;
     if (steps.last == 0 || steps.first >= next) return;
     if (steps.last < next) {
-        run.progress.say(format("profile  steps %d to %d were done before this start, at step %d: no trace is written",
+        run.progress.say(format("profile  no trace: steps %d to %d are already done, the run continues at step %d",
                                 steps.first, steps.last, next));
         steps_ = {};
     } else {
-        run.progress.say(format("profile  begins with step %d, as the steps before were done before this start", next));
+        run.progress.say(format("profile  begins with step %d: the earlier steps are already done", next));
         steps_.first = next;
     }
 }
 
-// After an error, while collectives may still be under way.
+// Also runs after an error, while collectives may still be in progress.
 Profiler::~Profiler() {
     if (run_.trace) run_.gpt.trace(nullptr, 0);
 }
@@ -88,19 +88,19 @@ void Profiler::begin_step() {
     if (!run_.trace) {
         const Config& config = run_.config;
         const std::string device = device_info().name;
-        run_.progress.begin("measuring the device's rates");
+        run_.progress.begin("measuring the device's bandwidth and FLOP rate");
         if (const GpuModel* gpu = gpu_of_device(device)) {
             rates_ = {::peak_flops_per_s(device, config.train.precision, config.device.tf32), gpu->memory_bytes_per_s};
-            rates_origin_ = format("of the data sheet of %s", gpu->product);
+            rates_origin_ = format("from the data sheet of %s", gpu->product);
         } else {
             try {
                 rates_ = measure_device_rates(config.train.precision);
-                rates_origin_ = "measured before the first step: square matrix products, and copies of 64 MiB";
+                rates_origin_ = "measured before the first step with square GEMMs and copies of 64 MiB";
             } catch (const Error& error) {
-                rates_origin_ = std::string("not known: ") + error.what();
+                rates_origin_ = std::string("unknown: ") + error.what();
             }
         }
-        barrier(run_.comm);  // as no rank waits for the others while it measures
+        barrier(run_.comm);  // the measurement does not synchronize the ranks
         begin_unix_s_ = std::stod(broadcast_text(format("%.6f", unix_time()), run_.comm));
         unix_minus_steady_s_ = unix_time() - now_ms() / 1000;
         run_.trace = &trace_;
@@ -224,7 +224,7 @@ std::string Profiler::table(const std::vector<Span>& spans) const {
     auto line = [&](const std::string& name, const std::string& calls, double ms) {
         return format("\n%-42s %8s %10.3f %8.1f", name.c_str(), calls.c_str(), ms / steps, 100 * ms / step_ms);
     };
-    std::string text = format("profile  steps %d to %d: %s/profile/rank_*.json, for https://ui.perfetto.dev\n",
+    std::string text = format("profile  steps %d to %d: %s/profile/rank_*.json, to open at https://ui.perfetto.dev\n",
                               steps_.first, steps_.last, run_.config.run.dir.c_str());
     text += format("rates    %.4g GFLOP/s, %.4g GB/s, %s\n", rates_.flops_per_s * 1e-9, rates_.bytes_per_s * 1e-9,
                    rates_origin_.c_str());
@@ -232,7 +232,7 @@ std::string Profiler::table(const std::vector<Span>& spans) const {
     for (const auto& [name, row] : sorted)
         text += line(name, format("%.6g", row.calls / steps), row.ms) + format(" %9.1f", 100 * row.roof_ms / row.ms);
     text += line("exposed communication", "", wait_ms);
-    text += line("device idle: the host, or waiting for data", "", std::max(0.0, step_ms - ops_ms - wait_ms));
-    text += line("  of the host's time, waiting for data", "", data_ms);
+    text += line("device idle: host work or waiting for data", "", std::max(0.0, step_ms - ops_ms - wait_ms));
+    text += line("  host waiting for data", "", data_ms);
     return text + line("step", "", step_ms);
 }

@@ -1,4 +1,4 @@
-// --profile: a trace of some steps, as a file for Perfetto and as a table.
+// --profile: traces a range of steps; writes files for Perfetto and prints a table.
 #pragma once
 
 #include "model/device_rates.h"
@@ -9,36 +9,37 @@ struct StepRange {
     int first = 0, last = 0;
 };
 
-// Fails with Exit::usage if the run's steps end before `steps` begin.
+// Fails with Exit::usage if `steps` begin after the last step of the run.
 void check_profile(const StepRange& steps, const Config& config);
 
-// Records the steps of a range on every rank. Each rank writes run.dir/profile/rank_R.steps_A-B.json, in Chrome's trace
-// event format: A and B are the first and the last step that it has. Changes no result.
+// Records a range of steps on every rank. Each rank writes run.dir/profile/rank_R.steps_A-B.json in Chrome's trace
+// event format, where A and B are the first and last recorded step. Does not change the run's results.
 class Profiler {
 public:
-    // Says which steps cannot be traced because they are done. `run` must outlive the profiler. No range: does nothing.
+    // Prints a message if some of the steps are already done. Does nothing without a range. `run` must outlive the
+    // profiler.
     Profiler(const StepRange& steps, TrainingRun& run);
     ~Profiler();
     Profiler(const Profiler&) = delete;
     Profiler& operator=(const Profiler&) = delete;
 
-    // Before each step; before the first of the range all ranks together.
+    // Call before each step. Collective before the first step of the range.
     void begin_step();
 
-    // When a step and what follows it are done. After the range's last, or the run's (`is_last`), writes the file and
-    // shows the table; if that fails, says so. Then all ranks together.
+    // Call after each step and its evaluation and checkpoint. After the last step of the range, or of the run
+    // (`is_last`), it is collective: writes the file, or a message if that fails, and prints the table.
     void end_step(const TrainRecord& record, bool is_last);
 
 private:
     void write_file(const std::vector<Span>& spans) const;
     std::string table(const std::vector<Span>& spans) const;
 
-    StepRange steps_;  // last 0: nothing is left to be traced
+    StepRange steps_;  // last 0: no steps left to trace
     TrainingRun& run_;
     Trace trace_;
     DeviceRates rates_;
-    std::string rates_origin_;        // a sentence's part
-    double begin_unix_s_ = 0;         // rank 0's, when it began
-    double unix_minus_steady_s_ = 0;  // of this rank's clocks
+    std::string rates_origin_;        // where the rates come from, for messages
+    double begin_unix_s_ = 0;         // start of the trace by rank 0's clock
+    double unix_minus_steady_s_ = 0;  // offset between this rank's clocks
     std::vector<TrainRecord> records_;
 };

@@ -18,7 +18,7 @@ Gpt initial_model(const Config& config, const Comm& comm, const std::optional<Ch
     return gpt;
 }
 
-// The settings that are not the defaults, in lines of a terminal's width.
+// The settings that differ from the defaults, wrapped to the width of a terminal.
 std::string settings_text(const Config& config) {
     constexpr size_t kWidth = 100;
     Config given = config;
@@ -36,11 +36,11 @@ std::string settings_text(const Config& config) {
     return text;
 }
 
-// "steps 1 to 500", "steps from 1 until 3 minutes are over", or both limits.
+// "steps 1 to 500", "steps from 1, for 3 minutes", or both limits.
 std::string steps_text(const TrainingRun& run) {
     std::string text = format("steps %d to %d", run.state.step + 1, run.course.end_step);
     if (run.course.end_step == 0) text = format("steps from %d", run.state.step + 1);
-    if (run.config.train.max_minutes > 0) text += format(" until %g minutes are over", run.config.train.max_minutes);
+    if (run.config.train.max_minutes > 0) text += format(", for %g minutes", run.config.train.max_minutes);
     if (run.config.train.max_minutes > 0 && run.state.progress.trained_s > 0)
         text += format(" (%.1f so far)", run.state.progress.trained_s / 60);
     return text;
@@ -86,8 +86,8 @@ NormRecord norms_of(const TensorLayout& layout, const StepResult& result, int st
 
 }  // namespace
 
-// In the members' order, errors in the data are found before the model takes memory, and errors in the weights before
-// the log touches run.dir.
+// The order of the members matters: errors in the data are found before the model is allocated, and errors in the
+// weights before the log changes run.dir.
 TrainingRun::TrainingRun(const Config& c, Ranks& ranks, Dataset data, std::vector<QuestionSet> asked, RunStart& start,
                          TrainingProgress& shown_progress)
     : config(c),
@@ -126,7 +126,7 @@ void check_init_from(const Config& config, const std::string& config_path, const
     const std::string& from = config.model.init_from;
     if (from.empty()) return;
     if (!directory_exists(from) && !file_exists(from))
-        fail(Exit::no_input, "%s: model.init_from: there is no file or directory %s", config_path, from);
+        fail(Exit::no_input, "%s: model.init_from: %s does not exist", config_path, from);
     if (directory_exists(from)) check_source_tokenizer(config, tokenizer_digest);
 }
 
@@ -185,22 +185,22 @@ void end_on_error(TrainingRun& run) {
 
 namespace {
 
-// With train.max_minutes.
+// The last step by the clock, if train.max_minutes decides it now; else 0.
 double vote_on_end(const TrainingRun& run) {
     if (run.comm.rank != 0 || run.state.progress.course_by_time.end_step > 0) return 0;
     const auto course = course_by_time(run.config, run.course, run.state.step + 1, run.elapsed_s());
     return course ? course->end_step : 0;
 }
 
-// Once for each combination of reasons.
+// Warns once per combination of reasons.
 void warn_of_slow_gpus(TrainingRun& run, const EnergyReading& energy, double ranks) {
-    const std::string reasons = energy.throttle.empty() ? "" : ", rank 0's because of " + energy.throttle;
+    const std::string reasons = energy.throttle.empty() ? "" : "; reason on rank 0: " + energy.throttle;
     if (ranks == 0 || !run.throttled.insert(reasons).second) return;
-    run.progress.say(format("step %d | warning: %.0f of %d GPUs run below their clock%s", run.state.step + 1, ranks,
+    run.progress.say(format("step %d | warning: %.0f of %d GPUs are throttled%s", run.state.step + 1, ranks,
                             run.comm.size, reasons.c_str()));
 }
 
-// Once: the first step chooses the algorithms of its products, and what was printed before did not know them.
+// Called once: GEMM algorithms are chosen in the first step, after print_summary().
 void note_products(TrainingRun& run) {
     const std::string printed = std::exchange(run.matmul_path, "");
     if (printed.empty()) return;
@@ -261,7 +261,7 @@ TrainRecord finish_step(TrainingRun& run, const StepTimer& timer, const EnergyRe
                              .sm_clock_mhz = energy.sm_clock_mhz,
                              .throttle = energy.throttle};
     TrainState::Progress& progress = run.state.progress;
-    // Without the decision in a checkpoint, a resumed run would make another one.
+    // The decision must be in a checkpoint, or a resumed run would make a different one.
     run.must_keep = result.votes[kEnd] > 0;
     if (run.must_keep) run.course = progress.course_by_time = {int(result.votes[kEnd]), step};
     if (has_energy) progress.energy.add(joules, 1);
@@ -296,10 +296,10 @@ TrainRecord finish_step(TrainingRun& run, const StepTimer& timer, const EnergyRe
 
 namespace {
 
-// Thrown on all ranks where an evaluation ends early.
+// Thrown on all ranks to end an evaluation early.
 struct Stopped {};
 
-// What all ranks do between the parts of an evaluation.
+// Called by all ranks between the parts of an evaluation.
 std::function<void()> progress_or_stop(TrainingRun& run) {
     return [&run] {
         run.control.note_phase(Phase::evaluation, run.state.step);
@@ -323,7 +323,7 @@ void validate(TrainingRun& run) {
     if (run.config.eval.patience > 0 || run.config.checkpoint.keep_best)
         run.must_keep |= run.state.progress.best.note(result.loss, run.state.step) && run.config.checkpoint.keep_best;
     if (run.has_ended_early())
-        run.progress.say(format("step %d | ends early: no lower validation loss since step %d", run.state.step,
+        run.progress.say(format("step %d | stopping early: no lower validation loss since step %d", run.state.step,
                                 run.state.progress.best.step));
 }
 

@@ -3,10 +3,10 @@
 namespace {
 
 constexpr int kMostFailures = 3;        // in a row
-constexpr double kPatience_s = 30;      // for a save, when the next one is due
-constexpr double kMostWaiting_s = 600;  // for one that must succeed; less than the control channel's for a save
+constexpr double kPatience_s = 30;      // time a save may take before a warning, or when the next one is due
+constexpr double kMostWaiting_s = 600;  // limit for a save that must succeed; below the control channel's limit
 
-// Energy and cost of the run so far, as far as they are known.
+// Prints energy and cost of the run so far, if known.
 void say_totals(const TrainingRun& run) {
     const Config::Cost& cost = run.config.cost;
     const TrainState::Progress::Energy& energy = run.state.progress.energy;
@@ -24,19 +24,19 @@ void say_totals(const TrainingRun& run) {
             format("cost     about %.4g: %.4g hours at %.6g", hours * cost.price_per_hour, hours, cost.price_per_hour));
 }
 
-// What the checkpoint says of the run beside its tensors.
+// Completes the part of the checkpoint that is not tensors.
 void complete_state(TrainingRun& run) {
     TrainState& state = run.state;
     state.healthy = is_healthy_after(state.progress.divergence, state.step, run.config.checkpoint.every_steps);
     state.progress.device_choices = device_choices();
     if (run.config.train.max_minutes > 0 || run.config.cost.price_per_hour > 0)
         state.progress.trained_s = run.elapsed_s();
-    double joules = run.energy.read().joules.value_or(0);  // of what came after the last step
+    double joules = run.energy.read().joules.value_or(0);  // since the last step
     run.gpt.sum_over_ranks({&joules, 1});
     state.progress.energy.add(joules, 0);
 }
 
-// Shows how a save has ended, on all ranks, or throws its error as save() does.
+// Prints the result of a save, or throws its error as described at save(). Called on all ranks.
 void note_save(TrainingRun& run, const BackgroundSave::Result& result, bool must_succeed) {
     if (!result.error) {
         run.progress.say(format("step %ld | checkpoint %s, %.1f MiB in %.1f s", result.step,
@@ -51,7 +51,7 @@ void note_save(TrainingRun& run, const BackgroundSave::Result& result, bool must
     const Exit code = result.error->code;
     if (code != Exit::io && code != Exit::cannot_create && code != Exit::permission) throw *result.error;
     const Error error(Exit::io, result.error->what());  // run.dir could be written to when the run started
-    if (must_succeed && run.error) {  // what the run ends with came first
+    if (must_succeed && run.error) {                    // the run ends with its earlier error
         run.progress.say(format("step %ld | the last save failed: %s", result.step, error.what()));
         end_together(run, run.error);
     }
@@ -61,12 +61,12 @@ void note_save(TrainingRun& run, const BackgroundSave::Result& result, bool must
 }
 
 BackgroundSave::Result stuck_save(const TrainingRun& run) {
-    const Error error(Exit::io, format("the save of step %ld has been under way for %.0f s", run.background_save.step(),
+    const Error error(Exit::io, format("the save of step %ld has not finished after %.0f s", run.background_save.step(),
                                        run.background_save.elapsed_s()));
     return {.step = run.state.step, .error = error};
 }
 
-// Waits for the save under way; false if it is stuck.
+// Waits for the save in progress; returns false if it is stuck.
 bool wait_for_save(TrainingRun& run, double limit_s, bool must_succeed) {
     if (!run.background_save.is_under_way()) return true;
     const auto ended = run.background_save.wait(limit_s);
@@ -74,7 +74,7 @@ bool wait_for_save(TrainingRun& run, double limit_s, bool must_succeed) {
     return ended.has_value();
 }
 
-// The lines of a committed step are on disk before it is committed.
+// Syncs the logs first: the records of a step must be on disk before its checkpoint is committed.
 void save_in_foreground(const TrainingRun& run, BackgroundSave::Result& result) {
     const std::string& dir = run.config.run.dir;
     run_on_rank_0(run.comm, "sync the logs", [&] { run.log->sync(); });
@@ -134,6 +134,6 @@ void follow_save(TrainingRun& run, const BackgroundSave::Progress& sums) {
     if (const auto ended = save.advance(sums)) note_save(run, *ended, false);
     if (!save.is_under_way() || save.elapsed_s() < kPatience_s || run.slow_save == save.step()) return;
     run.slow_save = save.step();
-    run.progress.say(format("step %d | warning: the save of step %ld has been under way for %.0f s", run.state.step,
+    run.progress.say(format("step %d | warning: the save of step %ld has not finished after %.0f s", run.state.step,
                             save.step(), save.elapsed_s()));
 }

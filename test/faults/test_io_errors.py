@@ -162,7 +162,7 @@ class IoErrors(Campaign):
         # For the program half a minute passes, as by another clock.
         outcome = self.start("case", faults="call=fsync,path=*/tmp.00000400*/shard_0000.bin,action=late:31")
         self.assertEqual(outcome.code, 0, outcome)
-        self.assertEqual(outcome.out.count("the save of step 400 has been under way for"), 1, outcome)
+        self.assertEqual(outcome.out.count("the save of step 400 has not finished after"), 1, outcome)
 
     def test_the_log_of_a_step_is_on_the_disk_before_its_checkpoint_is_committed(self):
         operations = self.operations("whole", *FOREGROUND)
@@ -231,7 +231,7 @@ class IoErrors(Campaign):
                 times = {record["step"]: record["time"] for record in self.records("case", "train", without=())}
                 during = [step for step, time in times.items() if 0.5 < time - times[every_steps] < hang_s - 0.5]
                 self.assertGreater(len(during), every_steps / 20)
-                self.assertEqual(f"the save of step {every_steps} has been under way for 30 s" in outcome.out,
+                self.assertEqual(f"the save of step {every_steps} has not finished after 30 s" in outcome.out,
                                  OPTIONS["long"], outcome)
 
     def test_a_failed_sync_of_a_log_costs_no_rank(self):

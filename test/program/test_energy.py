@@ -74,7 +74,7 @@ class Energy(TrainerTest):
             self.assertEqual((record["gpu_temperature_c"], record["sm_clock_mhz"]), (64, 1755))
             self.assertEqual(record["throttle"], "sw_power_cap, hw_thermal")
         warnings = [line for line in said.splitlines() if "warning" in line]
-        self.assertEqual(warnings, ["step 1 | warning: 2 of 2 GPUs run below their clock, rank 0's because of "
+        self.assertEqual(warnings, ["step 1 | warning: 2 of 2 GPUs are throttled; reason on rank 0: "
                                     "sw_power_cap, hw_thermal"])
         if cpu:
             return
@@ -118,7 +118,7 @@ class Energy(TrainerTest):
     def test_an_older_gpu_and_driver(self):
         """Power instead of energy, and the older name of the reasons."""
         said = self.start(START % 0 + GPU + POWER + REASONS % ("Throttle", 0x20))
-        self.assertIn("step 1 | warning: 1 of 1 GPUs run below their clock, rank 0's because of sw_thermal\n", said)
+        self.assertIn("step 1 | warning: 1 of 1 GPUs are throttled; reason on rank 0: sw_thermal\n", said)
         for record in self.records(kind="train", without=()):
             self.assertEqual(record["throttle"], "sw_thermal")
             self.assertNotIn("sm_clock_mhz", record)

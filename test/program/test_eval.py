@@ -187,7 +187,7 @@ class Reference(TrainerTest):
         (self.dir / "q.jsonl").write_text("\n \n")
         self.assertIn("no question", self.run_trainer("eval", "hf", "--questions", "q.jsonl", expect=65))
         (self.dir / "q.jsonl").write_text(json.dumps({**good, "choices": ["b", "q" * 60]}))
-        self.assertIn("has 61 tokens, but the model reads 48",
+        self.assertIn("has 61 tokens, but the model's sequences have 48",
                       self.run_trainer("eval", "hf", "--questions", "q.jsonl", expect=65))
 
 
@@ -282,7 +282,7 @@ class Run(TrainerTest):
         for changes, code, words in (
                 ({"eval_questions": "none_*"}, 66, "eval.questions: no file matches"),
                 ({"eval_questions": "bad.jsonl"}, 65, "bad.jsonl: line 1 has no"),
-                ({"eval_questions": "long.jsonl"}, 65, "has 31 tokens, but the model reads 20"),
+                ({"eval_questions": "long.jsonl"}, 65, "has 31 tokens, but the model's sequences have 20"),
                 ({"eval_questions": "small.*"}, 78, "eval.questions"),
                 ({"eval_questions": "small.jsonl", "data_tokenizer": ""}, 66, "small.jsonl is text"),
                 ({"eval_questions": "small.jsonl", "eval_every_steps": 0}, 78, "eval.every_steps")):

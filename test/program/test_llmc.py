@@ -136,7 +136,7 @@ class Inspect(Llmc):
                 for word in (name, *words):
                     self.assertIn(word, said)
         for name, content, *words in [("state.bin", state[:-4], "truncated"),
-                                      ("state.bin", state[:12] + struct.pack("<i", 8) + state[16:], "rank and number of ranks, are 8 and 8"),
+                                      ("state.bin", state[:12] + struct.pack("<i", 8) + state[16:], "are 8 and 8"),
                                       ("state.bin", state[:600], "1024"),
                                       ("state.bin", state[:4] + struct.pack("<i", 2) + state[8:], "version 2"),
                                       ("eval.bin", (self.dir / "eval.bin").read_bytes()[:-2], "question 4"),

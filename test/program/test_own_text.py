@@ -15,7 +15,7 @@ class OwnText(TrainerTest):
     def test_three_commands(self):
         said = self.run_trainer("prepare", "mine.txt", "--out", "sets/mine", "--minutes", "0.05")
         self.assertRegex(said, r"sets/mine/config.json: \d+ layers, \d+ channels")
-        self.assertRegex(said, r"0\.05 minutes on this machine are about \d+ steps of \d+ tokens: [\d.]+ times")
+        self.assertRegex(said, r"0\.05 minutes on this machine: about \d+ steps of \d+ tokens, [\d.]+ passes")
         command = shlex.split(re.search(r"^next: (.*)$", said, re.MULTILINE)[1])
         self.assertEqual(command, [str(TRAINER), "sets/mine/config.json"])
         done = subprocess.run(command, cwd=self.dir, capture_output=True, text=True, timeout=100, env=ENVIRONMENT)
@@ -49,6 +49,6 @@ class OwnText(TrainerTest):
     def test_no_configuration_where_none_can_be(self):
         (self.dir / "short.txt").write_text("A line.\n" * 30)
         said = self.run_trainer("prepare", "short.txt", "--tokenizer", "bytes", "--out", "short")
-        self.assertIn("too short for a batch", said)
+        self.assertIn("shorter than one batch", said)
         self.run_trainer("prepare", "mine.txt", "--out", "none", "--minutes", "0")
         self.assertEqual([*self.dir.glob("*/config.json")], [])

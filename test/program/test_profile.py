@@ -223,7 +223,7 @@ class Profile(ProfileTest):
         self.train(**changes)
         resume = ["--resume", "--accept-changes"]
         said = self.train(*resume, "--profile", "2:3", **{**changes, "train_max_steps": 5})
-        self.assertIn("steps 2 to 3 were done before this start, at step 5: no trace is written", said)
+        self.assertIn("no trace: steps 2 to 3 are already done, the run continues at step 5", said)
         self.assertFalse((self.dir / "run/profile").exists())
         said = self.train(*resume, "--profile", "2:100", **{**changes, "train_max_steps": 7})
         self.assertIn("begins with step 6", said)
@@ -236,7 +236,7 @@ class Profile(ProfileTest):
             said = self.run_trainer(config, f"--profile={text}", expect=64)
             self.assertIn("expected START:STOP, the first and last step", said, text) if text else None
         said = self.run_trainer(config, "--profile", "5:9", expect=64)
-        self.assertIn("--profile 5:9 begins after the run's last step, 4 (train.max_steps)", said)
+        self.assertIn("--profile 5:9 begins after the last step of the run, 4 (train.max_steps)", said)
         self.assertFalse((self.dir / "run").exists())
         said = self.run_trainer("--profile", "1:2", "eval", "run", expect=64)
         self.assertIn("--profile is an option of training", said)

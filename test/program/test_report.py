@@ -200,7 +200,7 @@ class Report(TrainerTest):
         gaps = {after["step"] - before["step"] for before, after in zip(run["samples"], run["samples"][1:])}
         self.assertEqual(gaps, {5, 6})
         self.assertEqual(run["notes"][:2], ["line 501 of run/samples.jsonl is damaged and was skipped",
-                                            "the last line of run/samples.jsonl has no end and was skipped"])
+                                            "the last line of run/samples.jsonl is incomplete and was skipped"])
         page = self.page(self.write_run("run", train(1, 5.0), samples=[samples[1], samples[2], samples[0]]))
         self.assertEqual([sample["step"] for sample in page.runs[0]["samples"]], [1])  # resumed before the others
 
@@ -258,8 +258,8 @@ class Report(TrainerTest):
                 self.assertIn("line 2 of run/metrics.jsonl is damaged and was skipped", self.said)
         page = self.page(self.write_run("run", good, "x\n", "y\n", '{"kind":"train","step":7,"lo'))
         self.assertEqual(page.runs[0]["notes"][:2], [
-            "2 lines of run/metrics.jsonl are damaged and were skipped, the first is line 2",
-            "the last line of run/metrics.jsonl has no end and was skipped"])
+            "2 lines of run/metrics.jsonl are damaged and were skipped, beginning with line 2",
+            "the last line of run/metrics.jsonl is incomplete and was skipped"])
         for file, content in (("config.json", "{"), ("run.json", "3")):
             (self.dir / "run" / file).write_text(content)
             self.assertIn(f"run/{file} is damaged", self.page("run").runs[0]["notes"])

@@ -183,7 +183,7 @@ class One(Supervised):
         slurm = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0",
                  "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "localhost"}
         said = self.run_trainer(self.write_config(), "--supervise", expect=64, **slurm)
-        self.assertIn("--supervise starts the ranks, but Slurm has started 2: train_gpt --supervise ... -- srun", said)
+        self.assertIn("start the ranks itself, but Slurm has started 2: use train_gpt --supervise ... -- srun", said)
 
 
 class Launchers(Supervised):

@@ -15,7 +15,7 @@ std::vector<QuestionSet> questions_of(const Config& config, const std::optional<
         sets.push_back(reader.read(path, size_t(config.eval.max_questions)));
         check_fits(sets.back(), config.train.seq_len);
         if (!names.insert(sets.back().name).second)
-            fail(Exit::config, "eval.questions: %s is not the only file whose records would be called %s", path,
+            fail(Exit::config, "eval.questions: %s and another file would both be recorded as %s; rename one", path,
                  sets.back().name);
     }
     return sets;
@@ -23,11 +23,12 @@ std::vector<QuestionSet> questions_of(const Config& config, const std::optional<
 
 void check_fits(const QuestionSet& set, int seq_len) {
     if (set.completion_tokens > seq_len)
-        reject_file(set.path, "a completion has %d tokens, but the model reads %d at a time", set.completion_tokens,
+        reject_file(set.path, "a completion has %d tokens, but the model's sequences have %d", set.completion_tokens,
                     seq_len);
 }
 
-// The share of the questions whose right completion has the highest score; `score(completion)` is counted over all.
+// The fraction of questions whose correct completion has the highest score. `score(i)` is the score of completion i,
+// counted over all questions.
 template <class Score> static double share_of_right(const std::vector<MultipleChoice>& questions, const Score& score) {
     size_t right = 0, first = 0;
     for (const MultipleChoice& question : questions) {
