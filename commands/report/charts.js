@@ -1,4 +1,4 @@
-// Runs as series, and the charts that draw them. Everything here works on `state`, which the controls change.
+// The runs as data series, and the charts. Everything here depends on `state`, which the controls change.
 
 const state = {x: "step", smoothing: 0, log: false, clip: true, zoom: null, hidden: new Set()};
 const charts = [];
@@ -14,7 +14,7 @@ function compact(value) {
   return Number.isInteger(value) ? group(value) : trim(value, 4);
 }
 
-// At most so many significant digits, without zeros at the end.
+// At most `digits` significant digits, without trailing zeros.
 function trim(value, digits) {
   if (value === 0) return "0";
   const size = Math.abs(value);
@@ -59,7 +59,7 @@ class Table {
 
   names() { return Object.keys(this.raw.columns); }
 
-  // {mean, min, max}, arrays as long as steps; min and max are null where every record is there. Null: no such column.
+  // {mean, min, max}, arrays as long as steps; min and max are null without downsampling. Null: no such column.
   column(name) {
     const values = this.raw.columns[name];
     if (values === undefined) return null;
@@ -67,7 +67,7 @@ class Table {
     return Array.isArray(values) ? {mean: values, min: null, max: null} : values;
   }
 
-  // The place of each point on the x axis that is chosen; null where the run does not have it.
+  // The coordinate of each point on the selected x axis; null if the run does not have it.
   axis(kind) {
     if (this.axes[kind] === undefined) this.axes[kind] = kind === "tokens" ? this.tokens() : this.hours();
     return this.axes[kind];
@@ -102,8 +102,8 @@ class Run {
   get color() { return css(`--run-${this.index % 6}`); }
   get isShown() { return !state.hidden.has(this.index); }
 
-  // The x coordinates of a table's points: of tables other than "train", which have steps only, through the training
-  // records.
+  // The x coordinates of a table's points. Tables other than "train" have only steps; the training records give the
+  // other coordinates.
   xOf(table) {
     if (state.x === "step" || table === this.train) return table.axis(state.x);
     const axis = this.train.axis(state.x), steps = this.train.steps;
@@ -122,8 +122,8 @@ function firstFrom(values, wanted) {
   return low;
 }
 
-// The mean of all values, weighted by exp(-distance / steps): as an exponential moving average, but of both directions,
-// so that the line does not lag behind the values.
+// The mean of all values, weighted by exp(-distance / steps): an exponential moving average in both directions, so that
+// the line has no lag.
 function smooth(at, values, steps) {
   if (!(steps > 0)) return values;
   const sums = new Float64Array(values.length), weights = new Float64Array(values.length);
@@ -139,7 +139,7 @@ function smooth(at, values, steps) {
       weights[i] += weight;
     }
   }
-  // Each value has been counted for itself twice.
+  // Both directions count the value itself: subtract it once.
   return values.map((value, i) => Number.isFinite(value) ? (sums[i] - value) / (weights[i] - 1) : null);
 }
 
@@ -155,9 +155,9 @@ function faded(color, share) {
 // ---- a chart
 
 // A figure with a line of values above the plot and a table of values below. `spec` has: id, title, unit, wide, and
-// lines(), which returns [{name, color, x, y, raw, band: {min, max}, dash, points, fill, ring}] for the present state:
-// `y` is drawn as a line, `raw` and `band` behind it in a faded color. isLog, canLog: log scale always, or if chosen;
-// clip: it has outliers; fromZero: 0 is visible; stacked: `y` are sums, and `own` are the values.
+// lines(), which returns [{name, color, x, y, raw, band: {min, max}, dash, points, fill, ring}] for the current state.
+// `y` is drawn as a line over `raw` and `band` in a faded color. isLog, canLog: log scale always, or optionally; clip:
+// may have outliers; fromZero: always show 0; stacked: `y` are cumulative sums, and `own` are the values.
 class Chart {
   constructor(parent, spec) {
     this.spec = spec;
@@ -232,7 +232,7 @@ class Chart {
     this.fillTable();
   }
 
-  // What is drawn, from back to front: faded values, then lines.
+  // The layers from back to front: faded values, then lines.
   layers() {
     const back = [], front = [];
     for (const line of this.lines) {
@@ -255,7 +255,7 @@ class Chart {
       this.uplot.setSize({width: this.plot.clientWidth, height: this.height()});
   }
 
-  // The visible values, without the outermost ones if those are to be clipped.
+  // The range of the visible values, without outliers if they are clipped.
   yRange(u, min, max, isLog) {
     if (min === null || min === undefined) return [0, 1];
     if (this.spec.stacked) min = 0;
@@ -301,13 +301,13 @@ class Chart {
       const values = (line.own ?? line.y).filter(Number.isFinite), text = this.spec.text ?? (value => trim(value, 5));
       if (values.length === 0) return `${line.name}: no values`;
       const low = values.reduce((a, b) => Math.min(a, b)), high = values.reduce((a, b) => Math.max(a, b));
-      return `${line.name}: from ${text(values[0])} to ${text(values.at(-1))}, between ${text(low)} and ${text(high)}`;
+      return `${line.name}: from ${text(values[0])} to ${text(values.at(-1))}, range ${text(low)} to ${text(high)}`;
     });
     this.plot.setAttribute("aria-label", `${this.spec.title} by ${xAxes[state.x].title}. ${parts.join("; ")}. ` +
-      "Keys: plus and minus zoom, arrows move, 0 shows all.");
+      "Keys: plus and minus to zoom, arrows to pan, 0 to reset.");
   }
 
-  // Twenty rows over what is visible, for those who cannot see or point.
+  // A table of twenty rows over the visible range, for screen readers.
   fillTable() {
     if (!this.details.open || !this.uplot) return;
     const [from, to] = state.zoom ?? xExtent(), rows = [];
@@ -348,7 +348,7 @@ function swatch(line) {
   return mark;
 }
 
-// A finger that moves sideways selects what to zoom into; up and down scrolls the page.
+// Touch: a horizontal swipe selects a range to zoom into; a vertical one scrolls the page.
 function listenForTouch(u) {
   let start = null;
   const left = event => {

@@ -1,4 +1,4 @@
-// The page: sections from the data, and the controls.
+// Helpers to build the page, its state, and the charts.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const runs = data.runs.map((raw, i) => new Run(raw, names()[i], i));
@@ -12,7 +12,7 @@ function make(tag, attributes = {}, ...children) {
   return element;
 }
 
-// A cell is a text, an element, or [text or element, class]. Columns of texts that begin like numbers are on the right.
+// A cell is a text, an element, or [text or element, class]. Columns of numbers are right-aligned.
 function table(head, rows) {
   const cell = (tag, content) => Array.isArray(content) ? make(tag, {class: content[1]}, content[0])
     : make(tag, {class: typeof content === "string" && /^[-+–]?\d|^–$/.test(content) ? "number" : ""}, content);
@@ -30,7 +30,7 @@ function heading(id, text, ...controls) {
   return make("div", {class: "heading"}, make("h2", {id: id + "-title"}, text), ...controls);
 }
 
-// The last part of each path, with as many parts before it as it takes to tell the runs apart.
+// The shortest trailing part of each path that distinguishes the runs.
 function names() {
   const paths = data.runs.map(run => run.dir.split("/"));
   for (let parts = 1; ; parts++) {
@@ -44,7 +44,7 @@ function date(seconds) {
     timeStyle: "short"}) : "–";
 }
 
-// ---- state that outlives a reload
+// ---- state that survives a reload
 
 function remember() {
   try { sessionStorage.setItem("view", JSON.stringify({...state, hidden: [...state.hidden], y: scrollY})); } catch {}
@@ -59,7 +59,7 @@ function recall() {
   } catch {}
 }
 
-// In steps: from a ten-thousandth to a third of the longest run.
+// The smoothing length in steps: from 1/10000 to 1/3 of the longest run.
 function smoothingSteps() {
   const longest = Math.max(1, ...runs.map(run => run.raw.summary.step));
   return state.smoothing === 0 ? 0 : longest * 10 ** (-4 + 3.5 * state.smoothing / 100);
@@ -99,7 +99,7 @@ function setZoom(range) {
 
 // ---- charts
 
-// One line per run of a column, smoothed, with the values behind it.
+// One smoothed line per run for a column, with the raw values faded.
 function linesOf(column, {isSmooth = true, ...more} = {}) {
   return shownRuns().flatMap(run => {
     const values = run.train.column(column), x = run.xOf(run.train);
@@ -122,7 +122,7 @@ function lossLines() {
   return [...training, ...validation];
 }
 
-// Time of a step by part, each on top of those before it; drawn from the highest to the lowest.
+// The time of a step by phase, stacked; drawn from the highest to the lowest.
 const phases = [["compute_ms", "compute"], ["optimizer_ms", "optimizer"], ["comm_ms", "waiting for ranks"],
                 ["data_ms", "waiting for data"]];
 function phaseLines(run) {
@@ -150,7 +150,7 @@ function addQuestions(add, file, percent) {
     const color = isOne ? css(`--run-${accuracies.indexOf(name)}`) : run.color;
     return [{name: isOne ? name : run.name, color, x, y: values.mean, points: x.length <= 60}];
   }).slice(0, isOne ? 3 : 1));
-  const unit = isOne ? "share of right answers" : "acc_norm, or acc";
+  const unit = isOne ? "fraction of correct answers" : "acc_norm, or acc";
   add({id: "questions-" + file, title: "Questions of " + file, unit, text: percent, tick: percent, lines});
 }
 
@@ -182,7 +182,7 @@ function makeCharts() {
   if (runs.some(run => run.raw.skipped.length > 0 || typeof run.train.raw.columns.loss_scale !== "number"))
     add({id: "scale", title: "Loss scale", unit: "log scale", isLog: true, text: compact,
          lines: () => linesOf("loss_scale", {isSmooth: false, stepped: true})});
-  // Whatever else is recorded, under its own name.
+  // All other recorded columns, by name.
   const others = new Set(runs.flatMap(run => run.train.names()).filter(name => !special.has(name)));
   for (const name of others) {
     const [title, unit] = titles[name] ?? [name];
@@ -206,7 +206,7 @@ function makeCharts() {
 
 function drawCharts() {
   for (const chart of charts) chart.draw();
-  // A last chart without a neighbour takes the whole row.
+  // A last chart that is alone in its row gets the full width.
   const small = charts.filter(chart => !chart.figure.hidden && !chart.spec.wide);
   small.forEach((chart, i) => {
     chart.figure.classList.toggle("alone", i === small.length - 1 && i % 2 === 0);

@@ -75,21 +75,21 @@ function fillNotes() {
   const notes = [];
   for (const run of runs) {
     const group_ = run.train.raw.group, count = run.train.raw.count;
-    if (count === 0) notes.push(`${run.name} has no training step yet.`);
+    if (count === 0) notes.push(`${run.name} has no training steps yet.`);
     if (run.train.isThinned) notes.push(`${run.name} has ${group(count)} records: the charts show the mean of every ` +
-      `${group_} as a line, and their minimum and maximum as a band. The figures are of all records.`);
+      `${group_} as a line, and their minimum and maximum as a band. The summary uses all records.`);
     if (run.raw.sample_count > run.raw.samples.length)
-      notes.push(`${run.raw.samples.length} of the ${group(run.raw.sample_count)} samples of ${run.name} are shown.`);
+      notes.push(`Showing ${run.raw.samples.length} of ${group(run.raw.sample_count)} samples of ${run.name}.`);
     if (run.raw.summary.skipped > run.raw.skipped.length)
-      notes.push(`The first ${run.raw.skipped.length} of ${group(run.raw.summary.skipped)} skipped steps are listed.`);
+      notes.push(`Showing the first ${run.raw.skipped.length} of ${group(run.raw.summary.skipped)} skipped steps.`);
   }
   const boxes = [["note warning", warnings], ["note", notes]].filter(([, texts]) => texts.length > 0);
   byId("notes").replaceChildren(...boxes.map(([kind, texts]) =>
     make("div", {class: kind}, ...texts.map(text => make("p", {}, text)))));
 }
 
-// A bar of parts per run, and a table of the same numbers. partsOf: run -> [[name, value]]; `order`: all names there
-// may be, for the colors.
+// A stacked bar per run, and a table of the same numbers. partsOf: run -> [[name, value]]; `order`: known names, which
+// determine the colors.
 function fillBars(id, title, partsOf, text, total, order = []) {
   const section = byId(id), all = runs.map(run => partsOf(run));
   if (all.every(parts => parts.length === 0)) return section.replaceChildren();
@@ -120,7 +120,7 @@ function timeParts(run) {
   const s = run.raw.summary;
   const parts = phases.filter(([column]) => s.phases[column] > 0)
     .map(([column, name]) => [name, s.phases[column] / 1000]);
-  // One process from the first step to the last: what is not in a step was spent beside the steps.
+  // If a single process ran all steps, the time outside the steps went to validation, samples and checkpoints.
   const isWhole = run.raw.starts?.length === 1 && Number.isFinite(s.first_time ?? NaN);
   const beside = isWhole ? s.last_time - s.first_time - s.step_s : 0;
   if (!(beside > 0.001 * s.step_s) || parts.length === 0) return parts;
@@ -142,7 +142,7 @@ function fillSkipped() {
 }
 
 function fillSamples() {
-  // Of each run the last one; of a single run the first, one from the middle, and the last. Each slider shows any.
+  // Shows the last sample of each run, or the first, middle and last sample of a single run; sliders select others.
   const places = last => isOne ? [...new Set([0, Math.floor(last / 2), last])] : [last];
   const shown = runs.filter(run => run.raw.samples.length > 0)
     .flatMap(run => places(run.raw.samples.length - 1).map(place => [run, place]));
@@ -185,7 +185,7 @@ function fillConfiguration() {
   const keys = [...new Set([...defaults.keys(), ...configs.flatMap(config => [...config.keys()])])];
   const isChanged = key => configs.some(config => config.has(key) && config.get(key) !== defaults.get(key));
   const isDifferent = key => new Set(configs.map(config => config.get(key))).size > 1;
-  const filters = [["Not the default", isChanged], ...(isOne ? [] : [["Differs between runs", isDifferent]]),
+  const filters = [["Non-default", isChanged], ...(isOne ? [] : [["Differs between runs", isDifferent]]),
                    ["All", () => true]];
   const content = make("div", {});
   const show = index => {
@@ -271,7 +271,7 @@ function connectControls() {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", showTheme);
 }
 
-// While the program watches the runs, the page loads itself again and keeps its state.
+// With report --watch, the page reloads itself and keeps its state.
 function keepLive() {
   if (!data.refresh_s) return;
   const button = byId("live");

@@ -1,4 +1,4 @@
-// Before anything is drawn: light or dark, as chosen before or as the system has it.
+// Sets the light or dark theme before anything is drawn: the user's choice, or the system's setting.
 function applyTheme(choice) {
   const dark = choice === "auto" ? matchMedia("(prefers-color-scheme: dark)").matches : choice === "dark";
   document.documentElement.dataset.theme = dark ? "dark" : "light";
