@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Fills a folder with the headers and libraries that the build needs besides a compiler and CUDA, from this machine, so
-# that a machine without them (and without a network) can build too, by make DEPS=FOLDER, make gpu-check DEPS=FOLDER.
+# Collects the headers and libraries that the build needs (except the compiler and CUDA) from this machine in a folder.
+# A machine without them, and without a network, can then build with make DEPS=FOLDER or make gpu-check DEPS=FOLDER.
 #
 #   scripts/deps_folder.sh FOLDER
 #
-# The other machine must be x86-64 Linux with a C library and a compiler not older than this one's. The folder holds no
-# links: instead of them a line for the linker names the library's file, so any way of copying will do.
-# Exit codes: 0; 64 wrong arguments; 69 something is not installed here.
+# The other machine must be x86-64 Linux with a C library and a compiler that are not older than this machine's. The
+# folder contains linker scripts instead of symbolic links, so it can be copied in any way.
+# Exit codes: 0; 64 wrong arguments; 69 a header or library is not installed on this machine.
 set -euo pipefail
 
 if [ $# != 1 ] || [ -z "$1" ]; then
@@ -16,7 +16,7 @@ fi
 folder=$1
 cxx=${CXX:-g++}
 
-# The header by which a library is found | what to copy beside it, from the same folder
+# The header that identifies a library | what to copy from the same folder
 headers=(
     'nlohmann/json.hpp|nlohmann'
     'CLI/CLI.hpp|CLI'
@@ -37,7 +37,7 @@ missing() {
     exit 69
 }
 
-# The folder in which the compiler finds a header, or nothing.
+# Prints the folder in which the compiler finds a header, or nothing.
 folder_of() {
     local used
     used=$("$cxx" -E -M -DPCRE2_CODE_UNIT_WIDTH=8 -x c++ - 2> /dev/null <<< "#include <$1>") || return 0
@@ -58,8 +58,7 @@ copy_headers() {
     missing "$signs"
 }
 
-# Copies the file behind lib$1.so under the name that programs will look for, and what it needs of what is not
-# everywhere.
+# Copies the file that lib$1.so points to under its soname, and those of its dependencies that not every system has.
 copy_library() {
     local found soname needed path
     found=$("$cxx" -print-file-name="lib$1.so")

@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# From a fresh Debian to a GPT that was trained on real text, and to text that it wrote, in a few minutes:
+# Quickstart: trains a GPT on real text on a fresh Debian and prints a sample, in a few minutes:
 #
 #   scripts/quickstart.sh [--text FILE]
 #
-# Installs what is missing (setup.sh), builds, takes the King James text (or FILE, UTF-8), trains a tokenizer on it and
-# the model of configs/quickstart.json, and compares the model with xz on the last 5 % of the text, which neither has
-# seen. Everything it makes is in build/ and runs/quickstart/; an earlier run there is moved aside.
-# Exit codes: 0, or those of setup.sh, make and train_gpt.
+# Installs missing packages (setup.sh), builds, trains a tokenizer and the model of configs/quickstart.json on the King
+# James text (or FILE, UTF-8), and compares the model with xz on the last 5 % of the text, which is held out from both.
+# Writes only to build/ and runs/quickstart/, and moves an earlier run there aside.
+# Exit codes: 0, or the exit codes of setup.sh, make and train_gpt.
 set -euo pipefail
 start=$SECONDS
 
 text=''
 if [ $# = 2 ] && [ "$1" = --text ]; then
     if ! text=$(realpath -e -- "$2" 2> /dev/null) || [ ! -f "$text" ]; then
-        echo "quickstart: --text $2: there is no such file" >&2
+        echo "quickstart: --text $2: file not found" >&2
         exit 66
     fi
 elif [ $# != 0 ]; then
@@ -29,10 +29,10 @@ trainer=build/train_gpt_cpu
 
 stage() { echo "quickstart: $*"; }
 
-# The number behind a key in the JSON text on stdin.
+# Prints the number that follows a key in the JSON text on stdin.
 number_of() { sed -n "s/.*\"$1\": *\([-+.0-9e]*\).*/\1/p"; }
 
-# By how many bytes the held-out part makes the compressed text longer, from which follow xz's bits per byte.
+# Prints the number of bytes that the held-out part adds to the compressed text, for xz's bits per byte.
 xz_held_out_bytes() {
     xz -9ec "$text" | wc -c > "$work/xz_all" &
     head -c "$train_bytes" "$text" | xz -9ec | wc -c > "$work/xz_train"
@@ -53,7 +53,7 @@ if [ -z "$text" ]; then
     bible -f 'Gen1:1-Rev22:21' < /dev/null > "$text"
 fi
 
-# A short text is seen many times: 50 MB of copies cut into other tokens each time teach more than the same ones again.
+# The model sees a short text many times: 50 MB of copies with different tokenizations train it better than equal ones.
 copies=$((50000000 / $(wc -c < "$text")))
 augment=()
 if [ "$copies" -gt 1 ]; then augment=(--copies $((copies < 1000 ? copies : 1000)) --bpe-dropout 0.03); fi
@@ -62,20 +62,20 @@ stage "a tokenizer and token shards from $text"
 "$trainer" prepare --tokenizer bpe --vocab-size "$(number_of vocab_size < "$config")" "${augment[@]}" "$text" \
     --out "$work/data" --force
 
-# What follows the training ends within six minutes if it ends 320 s after the start; two minutes are the least.
+# Ending the training 320 s after the start keeps the whole script under six minutes. Train for at least two minutes.
 seconds=$((320 - (SECONDS - start)))
 if [ "$seconds" -lt 120 ]; then seconds=120; fi
 run_command="$trainer $config --set train.max_minutes=$(awk "BEGIN { printf \"%.2f\", $seconds / 60 }")"
 stage "training: $run_command"
 code=0
 $run_command --fresh || code=$?
-if [ "$code" = 75 ]; then stage "stopped, nothing is lost; to go on: $run_command --resume"; fi
+if [ "$code" = 75 ]; then stage "stopped with a checkpoint; to continue: $run_command --resume"; fi
 [ "$code" = 0 ] || exit "$code"
 
 steps=$(grep -c '"kind":"train"' "$run/metrics.jsonl")
 wanted=$(number_of max_steps < "$config")
 if [ "$steps" -lt "$wanted" ]; then
-    stage "this machine had time for $steps of $wanted steps; with all of them the text would be better"
+    stage "trained $steps of $wanted steps in the available time; more steps give better text"
 fi
 
 stage "a sample from the trained model"
@@ -84,12 +84,12 @@ stage "a sample from the trained model"
 train_bytes=$(number_of val_begin < "$work/data/dataset.json")
 held_out_bytes=$(($(wc -c < "$text") - train_bytes))
 result=$(grep '"val"' "$run/metrics.jsonl" | tail -n 1)
-stage "the last 5 % of the text, $held_out_bytes bytes that were not trained on"
+stage "compression of the last 5 % of the text, $held_out_bytes bytes that were held out"
 printf '    train_gpt  %.3f bits per byte (validation loss %.3f)\n' \
     "$(number_of bits_per_byte <<< "$result")" "$(number_of loss <<< "$result")"
 awk -v extra="$(xz_held_out_bytes)" -v bytes="$held_out_bytes" \
     'BEGIN { printf "    xz -9e     %.3f bits per byte\n", 8 * extra / bytes }'
-stage "$((SECONDS - start)) s in all. Go on with"
+stage "done in $((SECONDS - start)) s. Next:"
 echo "    $trainer sample $run --prompt 'In the beginning'"
 echo "    $trainer --help"
 echo "and docs/own_data.md"

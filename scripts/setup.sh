@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that are missing for building and for what is named: the King James text (kjv), the
+# Installs the missing Debian packages for building and for the named purposes: the King James text (kjv), the
 # quickstart's comparison with xz (xz), several ranks (mpi), downloads with data/get.sh (data), the tests (test, which
-# need several ranks too), make fuzz (fuzz).
+# includes mpi), make fuzz (fuzz).
 #
 #   scripts/setup.sh [kjv] [xz] [mpi] [data] [test] [fuzz]
 #
-# What counts is whether the shell finds a command and the compiler a header, not where they came from: libraries built
-# by hand are left alone, and where everything is there nothing is touched. In a bare chroot, test mounts /proc, /sys
-# and /dev/pts. apt-get is called as root or through a sudo that asks for no password. Exit codes: 0 everything is
-# there; 69 apt-get is missing or failed; 77 it may not install (the line to type is printed).
+# A package counts as installed if the shell finds its command or the compiler its header, so libraries built from
+# source are not replaced. If nothing is missing, the script changes nothing. In a bare chroot, test mounts /proc, /sys
+# and /dev/pts. apt-get runs as root or through sudo without a password. Exit codes: 0 everything is installed; 69
+# apt-get is missing or failed; 77 no permission to install (the command to run is printed).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 log=build/setup.log
 
-# package | the command or the header that it is looked for by | its name in the world
+# package | command or header that shows that it is installed | name of the software
 wanted=(
     'make|make|GNU make'
     'g++|g++|GNU C++ compiler, 11 or later, with OpenMP'
@@ -45,23 +45,23 @@ for purpose in "$@"; do
                        "${mpi[@]}" "${download[@]}") ;;
         fuzz) wanted+=('clang|clang++|clang' 'llvm|llvm-symbolizer|llvm-symbolizer'
                        "libclang-rt-dev|$fuzzer|clang's libraries for fuzzing and sanitizers") ;;
-        *) echo "setup: '$purpose' is unknown; usage: scripts/setup.sh [kjv] [xz] [mpi] [data] [test] [fuzz]" >&2
+        *) echo "setup: unknown purpose '$purpose'; usage: scripts/setup.sh [kjv] [xz] [mpi] [data] [test] [fuzz]" >&2
            exit 64 ;;
     esac
 done
 
-# A bare chroot has not what every started system has, and what the tests look at: processes in /proc, devices in /sys
-# (Open MPI waits 15 s where it finds none), terminals, and a name for the machine itself.
+# A bare chroot lacks parts of a running system that the tests need: processes in /proc, devices in /sys (Open MPI waits
+# 15 s without them), terminals, and the machine's own host name.
 complete_chroot() {
     local line='mount -t proc proc /proc && mount -t sysfs sysfs /sys && mount -t devpts devpts /dev/pts'
     [ ! -e /proc/self/exe ] || return 0
     if [ "$(id -u)" != 0 ] || ! eval "$line"; then
-        echo "setup: this chroot has no /proc, /sys and /dev/pts; type this as root, then start again:" >&2
+        echo "setup: this chroot has no /proc, /sys and /dev/pts; run this as root, then start again:" >&2
         echo "  $line" >&2
         exit 77
     fi
     [ -e /etc/hosts ] || printf '127.0.0.1 localhost\n127.0.1.1 %s\n' "$(uname -n)" > /etc/hosts
-    echo "setup: mounted /proc, /sys and /dev/pts, which this chroot had not"
+    echo "setup: mounted /proc, /sys and /dev/pts, which were missing in this chroot"
 }
 
 [[ " $* " != *' test '* ]] || complete_chroot
@@ -84,7 +84,7 @@ has_any() {
     return 1
 }
 
-# Sets `packages` and `names` to what is not there. Without a compiler no header counts as found.
+# Sets `packages` and `names` to the missing packages. Without a compiler all headers count as missing.
 find_missing() {
     local row package signs name
     packages=() names=()
@@ -110,13 +110,13 @@ if [ "$(id -u)" != 0 ]; then
     if ! sudo -n true 2> /dev/null; then
         line="apt-get update && apt-get install -y --no-install-recommends ${packages[*]}"
         echo "setup: missing: ${packages[*]}" >&2
-        echo "setup: installing needs root; type this, then start again:" >&2
+        echo "setup: installing packages needs root; run this, then start again:" >&2
         if command -v sudo > /dev/null; then echo "  sudo sh -c '$line'" >&2; else echo "  su - -c '$line'" >&2; fi
         exit 77
     fi
 fi
 
-# Waits for another package manager to finish (a fresh machine often runs one) and tries each download three times more.
+# Waits for another package manager to finish (a fresh machine often runs one) and retries each download three times.
 apt() {
     "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
         apt-get -y -o DPkg::Lock::Timeout=120 -o Acquire::Retries=3 "$@" < /dev/null >> "$log" 2>&1
@@ -126,7 +126,7 @@ mkdir -p build
 : > "$log"
 start=$SECONDS
 echo "setup: installing ${packages[*]}"
-# The package lists are refreshed only where the ones at hand do not do.
+# Update the package lists only if installing with the present ones fails.
 if ! apt install --no-install-recommends "${packages[@]}" &&
     ! { apt update && apt install --no-install-recommends "${packages[@]}"; }; then
     echo "setup: apt-get failed; the end of $log:" >&2

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Packs what was built into a Debian package: make deb calls it.
+# Packs the build into a Debian package. Called by make deb.
 #
 #   scripts/packaging/deb.sh BUILD VERSION FOLDER
 #
-# writes FOLDER/train-gpt_..._amd64.deb. Needs dpkg-dev and binutils. A commit that has no tag vVERSION makes a package
-# that is older than the release, like 0.1.0~git20261122.f9419f7-1. The maintainer is DEBFULLNAME and DEBEMAIL, or
-# who git says that you are. The same commit gives the same bytes.
-# Exit codes: 0; 64 wrong arguments; 66 nothing was built; those of dpkg.
+# writes FOLDER/train-gpt_..._amd64.deb. Needs dpkg-dev and binutils. A commit without the tag vVERSION gives a package
+# version that sorts before the release, e.g. 0.1.0~git20261122.f9419f7-1. The maintainer is DEBFULLNAME and DEBEMAIL,
+# or the user of git's configuration. The same commit gives the same bytes.
+# Exit codes: 0; 64 wrong arguments; 66 no build; those of dpkg.
 set -euo pipefail
 if [ $# != 3 ]; then
     echo "usage: scripts/packaging/deb.sh BUILD VERSION FOLDER" >&2
@@ -34,7 +34,7 @@ DOCDIR=share/doc/$package ZSHDIR=share/zsh/vendor-completions \
 rm "$root/usr/share/train_gpt/installed_files" "$doc/LICENSE" "$root/usr/share/train_gpt/gpt2/LICENSE"
 strip --strip-unneeded --remove-section=.comment --remove-section=.note "$root"/usr/bin/train_gpt_cpu
 
-# The license of a file in the form of a Debian copyright file: indented, with dots for empty lines.
+# Prints a license in the format of a Debian copyright file: indented, with dots for empty lines.
 license_text() { tail -n +5 "$1" | sed 's/^$/./; s/^/ /'; }
 {
     echo "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/"
@@ -46,7 +46,7 @@ license_text() { tail -n +5 "$1" | sed 's/^$/./; s/^/ /'; }
 } > "$doc/copyright"
 {
     printf '%s (%s) unstable; urgency=medium\n\n' "$package" "$version"
-    printf '  * Packaged by make deb; changelog.gz says what has changed.\n\n'
+    printf '  * Packaged by make deb; see changelog.gz for the changes.\n\n'
     printf ' -- %s  %s\n' "$maintainer" "$(date --utc --rfc-email --date="@$time")"
 } > "$doc/changelog.Debian"
 mv "$doc/CHANGELOG.md" "$doc/changelog"

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Installs the programs that were built with everything that belongs to them, or removes what was installed so.
+# Installs the built programs with their data and documentation, or removes an installation.
 #
 #   scripts/packaging/install.sh install BUILD PREFIX [DESTDIR]         (make install calls it)
 #   scripts/packaging/install.sh uninstall BUILD PREFIX [DESTDIR]
 #
-# DESTDIR is put before PREFIX when files are copied, to make a package. DOCDIR and ZSHDIR (below PREFIX) replace the
-# folders of the documentation and of zsh's completion: distributions have their own. Uninstalling removes the files
-# that are listed in PREFIX/share/train_gpt/installed_files, and nothing else.
-# Exit codes: 0; 64 wrong arguments; 66 nothing has been built or installed; install's own.
+# DESTDIR is put before PREFIX when files are copied, to make a package. DOCDIR and ZSHDIR (below PREFIX) set the
+# folders of the documentation and of zsh's completion, which differ between distributions. Uninstalling removes only
+# the files listed in PREFIX/share/train_gpt/installed_files.
+# Exit codes: 0; 64 wrong arguments; 66 no build or no installation; those of install.
 set -euo pipefail
 if [ $# -lt 3 ] || [[ $1 != install && $1 != uninstall ]] || [[ $3 != /* ]]; then
     echo "usage: scripts/packaging/install.sh install|uninstall BUILD /PREFIX [DESTDIR]" >&2
@@ -21,12 +21,12 @@ list=$shared/installed_files
 
 if [ "$1" = uninstall ]; then
     if [ ! -e "$root/$list" ]; then
-        echo "uninstall: there is no $root/$list, so nothing was installed there" >&2
+        echo "uninstall: $root/$list does not exist: no installation found" >&2
         exit 66
     fi
     mapfile -t files < "$root/$list"
     (cd "$root" && rm -f -- "${files[@]}" "$list")
-    # Folders of the program's own, if nothing else is in them.
+    # Remove the program's own folders if they are empty.
     for folder in "$shared" "$doc"; do
         [ ! -d "$root/$folder" ] || find "$root/$folder" -depth -type d -empty -delete
     done
@@ -38,13 +38,13 @@ for program in train_gpt_cpu train_gpt; do
     [ ! -x "$build/$program" ] || programs+=("$program")
 done
 if [ ${#programs[@]} = 0 ]; then
-    echo "install: $build has no train_gpt_cpu and no train_gpt; build first, with make" >&2
+    echo "install: $build has neither train_gpt_cpu nor train_gpt; run make first" >&2
     exit 66
 fi
 describe=("$build/${programs[0]}")
 
 installed=()
-# copy MODE FOLDER FILE...: into a folder below PREFIX.
+# copy MODE FOLDER FILE...: copies files into a folder below PREFIX.
 copy() {
     local mode=$1 folder=$2 file
     shift 2
@@ -54,13 +54,13 @@ copy() {
         installed+=("$folder/${file##*/}")
     done
 }
-# link NAME TARGET: a symbolic link below PREFIX.
+# link NAME TARGET: makes a symbolic link below PREFIX.
 link() {
     install -d -m 755 "$root/${1%/*}"
     ln -sfn "$2" "$root/$1"
     installed+=("$1")
 }
-# generate NAME OPTION...: what the program prints.
+# generate NAME OPTION...: writes the program's output to a file below PREFIX.
 generate() {
     install -d -m 755 "$root/${1%/*}"
     "${describe[@]}" "${@:2}" > "$root/$1"

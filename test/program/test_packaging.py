@@ -231,10 +231,10 @@ class Installation(TrainerTest):
         self.assertEqual([path for path in top.rglob("*") if not path.is_dir()], [top / "share/train_gpt/mine.txt"])
         self.assertFalse((top / "share/doc/train_gpt").exists())
         result = self.make("uninstall", **where)
-        self.assertIn("nothing was installed there", result.stderr)
+        self.assertIn("does not exist: no installation found", result.stderr)
 
     def test_nothing_was_built(self):
         result = self.make("install", BUILD=self.dir / "empty", DESTDIR=self.dir / "root")
         self.assertNotEqual(result.returncode, 0)
-        self.assertIn("has no train_gpt_cpu", result.stderr)
+        self.assertIn("has neither train_gpt_cpu nor train_gpt", result.stderr)
         self.assertFalse((self.dir / "root").exists())
