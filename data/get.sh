@@ -1,24 +1,24 @@
 #!/usr/bin/env bash
-# Downloads a public data set: token shards, text for `prepare`, or an evaluation. Without a name it lists them.
+# Downloads a public data set: token shards, text for `prepare`, or an evaluation. Without a name, lists the data sets.
 #
 #   data/get.sh [NAME [--shards N] [--out DIR] [--verify] [--tries N] [--endpoint URL]]
 #
-# A file is downloaded as FILE.part, continued where an earlier call stopped, compared with the size and the SHA-256
-# that the server publishes (for files on GitHub: with those below), and renamed. What does not match is kept as
-# FILE.mismatch. DIR/lock keeps a second call out; DIR/.files remembers what the server has published.
-# Needs bash, curl, jq, flock and coreutils; `scripts/setup.sh data` installs what is missing.
+# Each file is downloaded as FILE.part, checked against the size and SHA-256 that the server publishes (GitHub files:
+# against the values below), and renamed. A partial download is resumed. A file that fails the check is kept as
+# FILE.mismatch. DIR/lock prevents concurrent runs; DIR/.files caches the server's file list.
+# Requires bash, curl, jq, flock and coreutils; `scripts/setup.sh data` installs them.
 #
-# Exit codes, as in kernels/base/check.h: 0; 64 wrong arguments; 65 a file is not what was published; 66 the server has
-# no such file, or a command is missing; 73 DIR cannot be used; 74 the network or the disk failed; 75 stopped by a
-# signal. After 74 and 75 the same command continues.
+# Exit codes, as in kernels/base/check.h: 0; 64 invalid arguments; 65 a file does not match its published size or SHA-256;
+# 66 the server does not have the file, or a command is missing; 73 DIR cannot be used; 74 the network or the disk
+# failed; 75 stopped by a signal. After 74 and 75, run the same command again to resume.
 set -euo pipefail
 export LC_ALL=C
 
 names=(tinyshakespeare tinystories openwebtext fineweb10B finewebedu10B hellaswag)
 
-# Sets what is known of a data set. `files`: the paths on Hugging Face, a regular expression; or one file on GitHub,
-# with its bytes and SHA-256. `next`: the commands that follow, with DIR and CONFIGS in them. Size and number of tokens
-# (GPT-2's) are for the list only.
+# Sets the properties of a data set. `files`: a regular expression for the paths on Hugging Face, or one file on GitHub
+# with its size in bytes and SHA-256. `next`: the commands to run next, with the placeholders DIR and CONFIGS. `size`
+# and `tokens` (counted with GPT-2's tokenizer) are only listed.
 look_up() {
     host=huggingface.co folder=datasets/$1 by_hand='' next=() length='' sha256=''
     case $1 in
@@ -70,15 +70,15 @@ list() {
     done
     cat << 'END'
 
---shards N      only the first N training files (a token shard has 100 M tokens), and what else there is
---out DIR       where the files go (datasets/NAME; of texts, datasets/text/NAME)
---verify        compare what is already there with its SHA-256, not only with its size
---tries N       failures in a row, without a byte in between, before it gives up (8)
---endpoint URL  another server with the same paths, a mirror, for example https://hf-mirror.com
+--shards N      download only the first N training files (a token shard has 100 M tokens) and all other files
+--out DIR       output directory (default: datasets/NAME, or datasets/text/NAME for text)
+--verify        check the SHA-256 of existing files, not only their size
+--tries N       give up after N consecutive failures without progress (default: 8)
+--endpoint URL  download from a mirror with the same paths, for example https://hf-mirror.com
 
-Called again, it continues and adds what is missing. At the end it prints the command that comes next: token shards can
-be trained on as they are, text is for `prepare`. tokens: with GPT-2's tokenizer. The license is the one that the
-publisher names; web pages belong to their authors.
+A repeated call resumes partial downloads and fetches missing files. At the end it prints the next command. Token shards
+are ready for training; text needs `prepare`. Tokens are counted with GPT-2's tokenizer. The license is the one that
+the publisher states; web pages belong to their authors.
 END
 }
 
@@ -92,7 +92,7 @@ die() {
     exit "$code"
 }
 
-usage() { die 64 "$1" "$0 without arguments lists the data sets and the options"; }
+usage() { die 64 "$1" "run $0 without arguments to list the data sets and options"; }
 
 [ $# != 0 ] || { list; exit; }
 again=$(printf ' %q' "$0" "$@")
@@ -101,9 +101,9 @@ while [ $# != 0 ]; do
     case $1 in
         -h | --help) list; exit ;;
         --verify) verify=yes; shift; continue ;;
-        --shards | --out | --tries | --endpoint) [ -n "${2-}" ] || usage "$1 needs a value" ;;
-        -*) usage "$1 is not an option" ;;
-        *) [ -z "$name" ] || usage "one data set at a time: $name or $1"
+        --shards | --out | --tries | --endpoint) [ -n "${2-}" ] || usage "$1 requires a value" ;;
+        -*) usage "unknown option $1" ;;
+        *) [ -z "$name" ] || usage "only one data set can be downloaded at a time: $name or $1"
            name=$1; shift; continue ;;
     esac
     case $1 in
@@ -114,14 +114,14 @@ while [ $# != 0 ]; do
     esac
     shift 2
 done
-[ -n "$name" ] || usage 'the name of a data set is missing'
-look_up "$name" || usage "there is no data set '$name'; there are ${names[*]}"
+[ -n "$name" ] || usage 'the name of the data set is missing'
+look_up "$name" || usage "unknown data set '$name'; available: ${names[*]}"
 for number in "${shards:-1}" "$most_tries"; do
-    [[ $number =~ ^[1-9][0-9]{0,5}$ ]] || usage "$number is not a whole number from 1 to 999999"
+    [[ $number =~ ^[1-9][0-9]{0,5}$ ]] || usage "$number is not an integer from 1 to 999999"
 done
-[ -z "$endpoint" ] || [[ $endpoint =~ ^https?://[^/] ]] || usage "--endpoint $endpoint does not begin with https://"
+[ -z "$endpoint" ] || [[ $endpoint =~ ^https?://[^/] ]] || usage "--endpoint $endpoint must begin with https://"
 for command in curl jq flock; do
-    command -v "$command" > /dev/null || die 66 "$command is missing; scripts/setup.sh data (or apt-get) installs it"
+    command -v "$command" > /dev/null || die 66 "$command is not installed; run scripts/setup.sh data (or apt-get)"
 done
 [ -n "$endpoint" ] || endpoint=https://$host
 host=${endpoint#*://}
@@ -131,15 +131,15 @@ out=${out%/}
 human() { numfmt --to=si --round=nearest --format=%.1f "$1" | sed -E 's/[KMGTP]?$/ &B/; s/K/k/'; }
 bytes() { stat -c %s "$1" 2> /dev/null || echo 0; }
 
-# What a file appears to be, for messages.
+# Describes the content of a file for an error message.
 content() {
     local head
     head=$(head -c 300 "$1" | tr -d '\0')
     case ${head,,} in
         '') echo 'is empty' ;;
-        *'<!doctype html'* | *'<html'*) echo 'is an HTML page, of a proxy or a login perhaps' ;;
-        'version https://git-lfs'*) echo 'is a Git LFS pointer, not the file it points to' ;;
-        *) echo 'has other content' ;;
+        *'<!doctype html'* | *'<html'*) echo 'is an HTML page, possibly from a proxy or a login' ;;
+        'version https://git-lfs'*) echo 'is a Git LFS pointer, not the file itself' ;;
+        *) echo 'has different content' ;;
     esac
 }
 
@@ -150,13 +150,13 @@ stop() {
         wait "$child" 2> /dev/null || true
     fi
     [ ! -t 1 ] || echo
-    die 75 "stopped; what has arrived is kept, and the same command continues:" "$again"
+    die 75 'stopped; partial downloads are kept. To resume, run the same command again:' "$again"
 }
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 trap stop INT TERM HUP
 
-# The transfer of a large file as one line, where there is a terminal: bytes, rate, time left.
+# On a terminal, shows the progress of a transfer in one line: bytes, rate, time left.
 show_progress() {
     local file=$1 begin now total=${2:-0} start=$SECONDS rate line
     begin=$(bytes "$file")
@@ -173,8 +173,8 @@ show_progress() {
     [ ! -t 1 ] || printf '\r\033[K'
 }
 
-# request URL FILE OPTION...: one request. Sets `http`, the last status or 000, and `error`, curl's own words; returns
-# curl's exit code. Gives up on a server that is silent for a minute.
+# request URL FILE OPTION...: sends one request. Sets `http` to the last status or 000, and `error` to curl's message.
+# Returns curl's exit code. Times out after a minute without data.
 request() {
     local url=$1 file=$2 code=0
     shift 2
@@ -190,10 +190,10 @@ request() {
     return "$code"
 }
 
-# The last value of a header, also across redirections.
+# Prints the value of a header in the last response after redirects.
 header() { sed -nE "s/^$1:[ \t]*(.*[^ \t\r])[ \t\r]*$/\1/ip" "$work/headers" | tail -n 1; }
 
-# The seconds that the server asks to wait: Retry-After, as a number or a date, or Hugging Face's RateLimit (t=...).
+# Prints the wait in seconds that the server requests: Retry-After (number or date) or Hugging Face's RateLimit (t=...).
 asked_wait() {
     local value
     value=$(header retry-after)
@@ -206,8 +206,8 @@ asked_wait() {
     fi
 }
 
-reached=''  # whether the server has ever answered
-# transfer URL FILE OPTION...: requests until one succeeds. Returns 1, with `error` set, if the network does not let it.
+reached=''  # nonempty once the server has answered
+# transfer URL FILE OPTION...: repeats the request until it succeeds. Sets `error` and returns 1 if the network fails.
 transfer() {
     local url=$1 file=$2 tries=0 wait_s=1 before code asked
     while true; do
@@ -216,29 +216,29 @@ transfer() {
         [ "$http" = 000 ] || reached=yes
         [ "$code" != 0 ] || return 0
         case $code:$http in
-            22:404 | 22:410) die 66 "$host has no $url ($error)" ;;
-            22:401 | 22:403 | 22:451) die 66 "$host refuses $url ($error)" ;;
-            60:*) die 74 "the certificate of $host is not accepted: $error" \
-                      "The package ca-certificates may be missing (scripts/setup.sh data), or a proxy be in between." ;;
+            22:404 | 22:410) die 66 "$host does not have $url ($error)" ;;
+            22:401 | 22:403 | 22:451) die 66 "$host denies access to $url ($error)" ;;
+            60:*) die 74 "cannot verify the certificate of $host: $error" \
+                      'Possible causes: the package ca-certificates is missing (scripts/setup.sh data), or a proxy.' ;;
             23:*) die 74 "cannot write $file: $error; is the disk full?" ;;
             33:* | 22:416)
                 if [[ $(header content-type) = text/html* ]]; then
-                    die 65 "$host answered with an HTML page, of a proxy or a login perhaps, instead of ${file##*/}"
+                    die 65 "$host sent an HTML page instead of ${file##*/}, possibly from a proxy or a login"
                 fi
-                say "    $host cannot continue a transfer: from the beginning again"
+                say "    $host cannot resume a transfer: restarting from byte 0"
                 rm -f "$file" ;;
         esac
         [ "$(bytes "$file")" -le "$before" ] || tries=0 wait_s=1
         tries=$((tries + 1))
-        # Without any sign of the server, waiting does not help.
+        # If the server has never answered, fail after two tries: more waiting does not help.
         [ "$tries" -lt "$most_tries" ] && { [ -n "$reached" ] || [ "$tries" -lt 2 ]; } || return 1
         asked=''
         case $http in 429 | 503) asked=$(asked_wait) ;; esac
         if [ "${asked:-0}" -gt 900 ]; then
-            error+="; the server asks to wait $asked s"
+            error+="; the server requests a wait of $asked s"
             return 1
         fi
-        say "    $error; again in ${asked:-$wait_s} s"
+        say "    $error; retrying in ${asked:-$wait_s} s"
         sleep "${asked:-$wait_s}" &
         child=$!
         wait "$child"
@@ -247,18 +247,18 @@ transfer() {
     done
 }
 
-# The end where the server has never answered.
+# Exits if the server has never answered.
 unreachable() {
     local place=https://huggingface.co/datasets/$repository/tree/main
     [ -z "$sha256" ] || place=https://raw.githubusercontent.com/$repository/$files
     die 74 "cannot reach $host: $error" \
-        'Behind a proxy, set https_proxy=http://HOST:PORT. If there is a mirror, add --endpoint https://MIRROR.' \
-        'Or run the same command on a machine with network and copy the directory:' \
+        'For a proxy, set https_proxy=http://HOST:PORT. For a mirror, add --endpoint https://MIRROR.' \
+        'Or run the same command on a machine with network access and copy the directory:' \
         "  rsync -a OTHER_MACHINE:$out/ $out/" \
-        "The files, $size, are at $place${by_hand:+: $by_hand}"
+        "The files ($size) are at $place${by_hand:+: $by_hand}"
 }
 
-# Writes "SIZE SHA256 PATH" of each file that the server publishes to $1. Returns 1 if the network does not let it.
+# Writes a line "SIZE SHA256 PATH" to $1 for each file that the server publishes. Returns 1 if the network fails.
 published() {
     local list=$1 url page=$work/page
     if [ -n "$sha256" ]; then
@@ -273,17 +273,17 @@ published() {
         # shellcheck disable=SC2016
         jq -r --arg files "^($files)\$" '.[] | select(.type == "file" and (.path | test($files)))
             | "\(.lfs.size // .size) \(.lfs.oid // "-") \(.path)"' "$page" >> "$list" 2> /dev/null ||
-            die 65 "$host did not answer $url with a list of files: what came $(content "$page")"
+            die 65 "$host did not answer $url with a list of files: the response $(content "$page")"
         url=$(header link)  # the next page of a long list
         if [[ $url =~ \<([^\>]+)\>\;\ *rel=\"?next ]]; then url=${BASH_REMATCH[1]}; else url=''; fi
     done
-    [ -s "$list" ] || die 66 "$repository on $host has no file like $files (any more)"
+    [ -s "$list" ] || die 66 "$repository on $host has no file that matches $files (it may have been renamed)"
     if grep -vE '^[0-9]+ [0-9a-f]{64} ' "$list" > "$work/odd"; then
-        die 65 "$host publishes no SHA-256 of $(cut -d ' ' -f 3 "$work/odd" | head -n 1)"
+        die 65 "$host publishes no SHA-256 for $(cut -d ' ' -f 3 "$work/odd" | head -n 1)"
     fi
 }
 
-# Whether a file has this size, and with a third argument this SHA-256; sets `finding`.
+# matches FILE SIZE [SHA256]: returns whether the file has this size and SHA-256. Sets `finding` for the message.
 matches() {
     local sum
     finding="has $(bytes "$1") bytes instead of $2 and $(content "$1")"
@@ -301,18 +301,18 @@ set_aside() {
 
 if ! { mkdir -p -- "$out" && : >> "$out/lock"; } 2> "$work/error"; then die 73 "$(tail -n 1 "$work/error")"; fi
 exec {lock}>> "$out/lock"
-flock -n "$lock" || die 73 "$out is in use: $out/lock is held by $(head -n 1 "$out/lock")"
+flock -n "$lock" || die 73 "$out is in use by another process: $(head -n 1 "$out/lock") holds $out/lock"
 : > "$out/lock"
 echo "pid $$, host $(uname -n)" >&"$lock"
 
 if published "$work/files"; then
     mv -f -- "$work/files" "$out/.files"
 elif [ -s "$out/.files" ]; then
-    say "cannot reach $host ($error); comparing with its list of $(date -r "$out/.files" +%F)"
+    say "cannot reach $host ($error); using its file list of $(date -r "$out/.files" +%F)"
 else
     unreachable
 fi
-# What is not for training first: a few shards can then be trained on and validated while the others are to come.
+# Validation files come first, so that training can start while the remaining shards are downloaded.
 awk -v most="${shards:-999999}" '/(^|[\/_])train[-_]/ { if (++found <= most) train = train $0 "\n"; next }
     { print } END { printf "%s", train }' "$out/.files" > "$work/wanted"
 
@@ -328,12 +328,12 @@ while read -r expected sum path; do
     pending+=("$expected $sum $path")
     missing=$((missing + expected - $(bytes "$file.part")))
 done < "$work/wanted"
-say "$name: $(human "$total") in $count file$([ "$count" = 1 ] || echo s) of $out;" \
-    "$((count - ${#pending[@]})) there already, $(human "$missing") to download"
+say "$name: $(human "$total") in $count file$([ "$count" = 1 ] || echo s);" \
+    "$((count - ${#pending[@]})) already in $out, $(human "$missing") to download"
 free=$(df --output=avail -B1 -- "$out" | tail -n 1)
 [ "$missing" -le "$free" ] ||
-    die 74 "$out has $(human "$free") free, but $(human "$missing") are to come" \
-        'Free some space, take less with --shards N, or another disk with --out DIR.'
+    die 74 "$out has $(human "$free") free, but the download needs $(human "$missing")" \
+        'Free some space, download less with --shards N, or use another disk with --out DIR.'
 
 number=0
 for row in "${pending[@]}"; do
@@ -346,19 +346,18 @@ for row in "${pending[@]}"; do
         [ -z "$sha256" ] || resolve=$endpoint/$repository/$path
         if ! transfer "$resolve" "$part" --continue-at -; then
             [ -n "$reached" ] || unreachable
-            die 74 "$file: $error; $(bytes "$part") of $expected bytes have arrived, and the same command continues:" \
-                "$again"
+            die 74 "$file: $error; $(bytes "$part") of $expected bytes are downloaded. To resume, run again:" "$again"
         fi
     fi
     if ! matches "$part" "$expected" "$sum"; then
         set_aside "$part" "$file"
-        die 65 "$host did not deliver what it publishes; the same command downloads the file anew"
+        die 65 "the file from $host does not match its published SHA-256; run the same command to retry"
     fi
     mv -f -- "$part" "$file"
 done
-if [ -n "$verify" ]; then say "all of it has the SHA-256 that was published"; fi
+if [ -n "$verify" ]; then say 'all files match their published SHA-256'; fi
 
-# The commands that come next, as they are typed here: in the repository, next to it, or installed.
+# Prints the next commands with paths for the current directory: in the repository, outside it, or installed.
 here=$(realpath --relative-base=. -- "$(dirname "$(realpath -- "$0")")")
 configs=$here/configs program=train_gpt_cpu built=''
 if [ -e "$here/../Makefile" ]; then
@@ -369,7 +368,7 @@ fi
 for line in "${next[@]}"; do
     if [[ $line = CONFIGS/* ]]; then
         if command -v "${built}train_gpt" > /dev/null; then program=${built}train_gpt; fi
-        # The configurations have this data set's default place.
+        # The configuration already names the default directory of this data set.
         [ "$name $out" != 'fineweb10B datasets/fineweb10B' ] || line=${line%% *}
     fi
     line=${line//DIR/$out}

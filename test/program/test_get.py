@@ -163,10 +163,10 @@ class Downloads(GetTest):
     def test_a_data_set(self):
         said = self.get("fineweb10B")
         self.check()
-        self.assertIn("600.0 kB in 3 files of datasets/fineweb10B; 0 there already, 600.0 kB to download", said)
+        self.assertIn("600.0 kB in 3 files; 0 already in datasets/fineweb10B, 600.0 kB to download", said)
         self.assertRegex(said, r"\nnext:\n  \S*train_gpt(_cpu)? \S*configs/gpt2_124M.json\n$")
         self.asked_for()
-        self.assertIn("3 there already, 0.0 B to download", self.get("fineweb10B"))
+        self.assertIn("3 already in datasets/fineweb10B, 0.0 B to download", self.get("fineweb10B"))
         self.assertEqual(self.asked_for(), [("main", 0)])  # the list only
         self.assertEqual((self.out / SHARDS[0]).stat().st_mode & 0o777, 0o666 & ~current_umask())
 
@@ -239,7 +239,7 @@ class Downloads(GetTest):
 class Interruptions(GetTest):
     def test_a_transfer_that_breaks_off(self):
         self.fault(SHARDS[0], "break off", "break off")
-        self.assertIn("again in 1 s", self.get("fineweb10B", "--shards", 1))
+        self.assertIn("retrying in 1 s", self.get("fineweb10B", "--shards", 1))
         self.check([SHARDS[0], SHARDS[2]])
         self.assertEqual(self.asked_for()[2:], [(SHARDS[0], 0), (SHARDS[0], 100_000), (SHARDS[0], 150_000)])
 
@@ -252,12 +252,12 @@ class Interruptions(GetTest):
                                        text=True, env={**os.environ, "no_proxy": "*"}, **FROM_TERMINAL)
             wait_until(lambda: part.exists() and part.stat().st_size > 90_000, "half of the shard did not come", 20)
             # Meanwhile another call stays out.
-            self.assertIn(f"is in use: datasets/fineweb10B/lock is held by pid {process.pid}, host ",
+            self.assertIn(f"is in use by another process: pid {process.pid}, host ",
                           self.get("fineweb10B", expect=73))
             kill(process.pid, number)
             said = process.communicate(timeout=20)[0]
             self.assertEqual(process.returncode, 75, said)
-            self.assertIn(f"the same command continues:\nget:  {SCRIPT} fineweb10B --shards 1 --endpoint http", said)
+            self.assertIn(f"run the same command again:\nget:  {SCRIPT} fineweb10B --shards 1 --endpoint http", said)
             self.check([SHARDS[2]], [part.name])
             self.server.go_on.set()  # the thread of this request ends
             self.server.go_on = threading.Event()
@@ -272,15 +272,15 @@ class Interruptions(GetTest):
         self.fault("main", (429, ("RateLimit", '"api";r=0;t=0')))
         said = self.get("fineweb10B")
         self.check()
-        self.assertEqual(re.findall(r"(\d{3}; again in \d) s", said),
-                         ["429; again in 0", "500; again in 1", "429; again in 0", "503; again in 0"])
+        self.assertEqual(re.findall(r"(\d{3}; retrying in \d) s", said),
+                         ["429; retrying in 0", "500; retrying in 1", "429; retrying in 0", "503; retrying in 0"])
         self.fault("main", (429, ("Retry-After", "86400")))
-        self.assertIn("the server asks to wait 86400 s", self.get("fineweb10B", expect=0))  # everything is there
+        self.assertIn("the server requests a wait of 86400 s", self.get("fineweb10B", expect=0))  # everything is there
 
     def test_an_end_of_patience(self):
         self.fault(SHARDS[0], "break off", "break off", *[(502,)] * 5)  # a byte in between resets the count
         said = self.get("fineweb10B", "--tries", 2, expect=74)
-        self.assertIn("502; 150000 of 200000 bytes have arrived, and the same command continues:", said)
+        self.assertIn("502; 150000 of 200000 bytes are downloaded. To resume, run again:", said)
         self.check([SHARDS[2]], [SHARDS[0] + ".part"])
         self.fault(SHARDS[0])
         self.get("fineweb10B", "--tries", 2)
@@ -288,12 +288,12 @@ class Interruptions(GetTest):
 
     def test_a_server_without_ranges(self):
         self.fault(SHARDS[0], "break off", *["no range"] * 9)
-        self.assertIn("cannot continue a transfer", self.get("fineweb10B", "--tries", 3))
+        self.assertIn("cannot resume a transfer", self.get("fineweb10B", "--tries", 3))
         self.check()
 
     def test_a_page_of_a_proxy_spoils_no_part(self):
         self.fault(SHARDS[0], "break off", b"<html>Please log in</html>")
-        self.assertIn("answered with an HTML page", self.get("fineweb10B", expect=65))
+        self.assertIn("sent an HTML page instead of", self.get("fineweb10B", expect=65))
         self.get("fineweb10B")
         self.check()
         self.assertIn((SHARDS[0], 100_000), self.asked_for()[-5:])
@@ -312,7 +312,7 @@ class Interruptions(GetTest):
     def test_without_a_network_later(self):
         self.get("fineweb10B")
         self.server.close()
-        self.assertIn("comparing with its list of 2", self.get("fineweb10B", "--verify"))
+        self.assertIn("using its file list of 2", self.get("fineweb10B", "--verify"))
         (self.out / SHARDS[1]).unlink()
         self.assertIn("cannot reach", self.get("fineweb10B", expect=74))
         self.check([SHARDS[0], SHARDS[2]])
@@ -365,14 +365,15 @@ class WrongContent(GetTest):
         self.check(also=[f"{name}.mismatch" for name in SHARDS[:2]])
 
     def test_a_list_that_is_none(self):
-        for fault, code, words in ((b"<html>Please log in</html>", 65, "what came is an HTML page"),
-                                   (b'{"error": "no"}', 65, "with a list of files"), (b"[]", 66, "has no file like"),
-                                   ((404,), 66, "404"), ((401,), 66, "refuses")):
+        for fault, code, words in ((b"<html>Please log in</html>", 65, "the response is an HTML page"),
+                                   (b'{"error": "no"}', 65, "with a list of files"),
+                                   (b"[]", 66, "has no file that matches"), ((404,), 66, "404"),
+                                   ((401,), 66, "denies access")):
             with self.subTest(words):
                 self.fault("main", fault)
                 self.assertIn(words, self.get("fineweb10B", expect=code))
         self.server.published = {SHARDS[1]: {"oid": None}}
-        self.assertIn(f"publishes no SHA-256 of {SHARDS[1]}", self.get("fineweb10B", expect=65))
+        self.assertIn(f"publishes no SHA-256 for {SHARDS[1]}", self.get("fineweb10B", expect=65))
         self.assertFalse((self.out / ".files").exists())
 
     def test_a_file_that_is_gone(self):
@@ -385,7 +386,7 @@ class Limits(GetTest):
     def test_a_disk_that_is_too_small(self):
         self.server.published = {SHARDS[0]: {"size": 10**15}}
         said = self.get("fineweb10B", expect=74)
-        self.assertRegex(said, r"has [\d.]+ [kMGT]?B free, but 1\.0 PB are to come")
+        self.assertRegex(said, r"has [\d.]+ [kMGT]?B free, but the download needs 1\.0 PB")
         self.check([])
         full = self.get("fineweb10B", "--out", "/dev/full", expect=73)
         self.assertIn("/dev/full", full)
@@ -396,9 +397,10 @@ class Limits(GetTest):
         self.assertEqual(names, "tinyshakespeare tinystories openwebtext fineweb10B finewebedu10B hellaswag".split())
         self.assertEqual(subprocess.run([SCRIPT, "--help"], capture_output=True, text=True).stdout, overview)
         for arguments, words in (
-                ("fineweb10b", "no data set 'fineweb10b'"), ("fineweb10B hellaswag", "one data set"),
-                ("fineweb10B --shards 0", "0 is not"), ("fineweb10B --tries x", "x is not"), ("--verify", "name"),
-                ("fineweb10B --out", "--out needs"), ("fineweb10B --shard 1", "--shard is"),
+                ("fineweb10b", "unknown data set 'fineweb10b'"), ("fineweb10B hellaswag", "only one data set"),
+                ("fineweb10B --shards 0", "0 is not an integer"), ("fineweb10B --tries x", "x is not an integer"),
+                ("--verify", "name"), ("fineweb10B --out", "--out requires"),
+                ("fineweb10B --shard 1", "unknown option --shard"),
                 ("fineweb10B --endpoint /tmp", "https://")):
             with self.subTest(words):
                 result = subprocess.run([SCRIPT, *arguments.split()], cwd=self.dir, capture_output=True, text=True)
@@ -411,7 +413,7 @@ class Limits(GetTest):
         for tool in ("bash", "env", "curl", "flock"):
             (self.dir / "bin" / tool).symlink_to(shutil.which(tool))
         said = self.get("fineweb10B", expect=66, PATH=str(self.dir / "bin"))
-        self.assertIn("jq is missing; scripts/setup.sh data", said)
+        self.assertIn("jq is not installed; run scripts/setup.sh data", said)
 
     def test_the_trainer_names_the_command(self):
         """Of each data set whose default place has no shards, wherever the trainer is started, and of no other."""
