@@ -21,11 +21,11 @@ static bool is_raw(const PrepareOptions& options, const std::vector<std::string>
     if (options.format != "auto") return options.format == kRawFormat;
     const auto count = std::ranges::count_if(files, is_bin);
     if (count > 0 && size_t(count) < files.size())
-        fail(Exit::usage, "prepare: files of token ids (.bin) and of text cannot be in one data set");
+        fail(Exit::usage, "prepare: a data set cannot mix token id files (.bin) and text files");
     return count > 0;
 }
 
-// What a later process must be given too in order to continue: options, and size and time of each input.
+// Returns the options and the size and time of each input. A later process resumes only with an equal plan.
 static Json make_plan(const PrepareOptions& o, const std::vector<std::string>& files) {
     Json inputs = Json::array();
     auto add_file = [&](const std::string& path) {
@@ -50,7 +50,7 @@ static Json make_plan(const PrepareOptions& o, const std::vector<std::string>& f
 
 namespace {
 
-// A part of the input and how it is tokenized.
+// A byte range of the input and its tokenization options.
 struct Split {
     const char* name;
     uint64_t begin, end;
@@ -61,12 +61,12 @@ struct Split {
 struct EncodedBlock {
     std::vector<int32_t> ids;
     size_t source = 0;
-    uint64_t begin = 0, end = 0;  // of the block in the input
+    uint64_t begin = 0, end = 0;  // byte range of the block in the input
     uint64_t text_bytes = 0, documents = 0;
     TextQuality quality;
 };
 
-// Of a split that `writer` has finished, in dataset.json. The tokens are the writer's.
+// Returns the record of a finished split for dataset.json. The token count comes from `writer`.
 Json split_record(const ShardWriter& writer, const PrepareSummary::Split& counts) {
     return {{"tokens", writer.token_count()},
             {"text_bytes", counts.text_bytes},
@@ -92,7 +92,7 @@ std::vector<std::string> shards_of(const Json& splits) {
     return names;
 }
 
-// One prepare of text. Its passes over the input: count what is compressed, learn the tokenizer, write each split.
+// Prepares text in several passes over the input: count compressed files, train the tokenizer, write each split.
 class Preparation {
 public:
     Preparation(const PrepareOptions& options, OutDirectory& out, TextInput input, const ProgressLine& line)
@@ -122,7 +122,7 @@ private:
     const ProgressLine& line_;
     const int threads_;
     uint64_t val_begin_ = 0;
-    // progress.json: "sizes" of the sources, "val_begin", "splits" that are complete, "state" of the one being written.
+    // progress.json: source "sizes", "val_begin", completed "splits", and the "state" of the split being written.
     Json progress_;
     double saved_ms_ = now_ms();
     std::vector<TextQuality> quality_;  // per source
@@ -137,12 +137,11 @@ void Preparation::find_splits() {
     PassProgress pass("reading the input", 0, 0, line_);
     input_.count([&](uint64_t bytes) { pass.advance(bytes); });
     val_begin_ = input_.held_out_begin(options_.val_fraction);
-    if (input_.size() == 0) fail(Exit::data, "prepare: the input has 0 bytes of text");
+    if (input_.size() == 0) fail(Exit::data, "prepare: the input has no text (0 bytes)");
     if (val_begin_ == 0 || (options_.val_fraction > 0 && val_begin_ == input_.size()))
         fail(Exit::data,
-             "prepare: the %zu bytes of input cannot be split at the start of a line or record into text to train on "
-             "and "
-             "%g of it to hold out; --val-fraction 0 holds nothing out",
+             "prepare: the %zu bytes of input cannot be split at a line or record into a train split and a validation "
+             "split of %g; add text, or pass --val-fraction 0 for no validation split",
              size_t(input_.size()), options_.val_fraction);
     std::vector<uint64_t> sizes;
     for (const TextSource& source : input_.sources()) sizes.push_back(source.size);
@@ -156,7 +155,7 @@ void Preparation::find_splits() {
 
 Tokenizer Preparation::learn_tokenizer() {
     BpeTrainer trainer;
-    PassProgress pass("learning the tokenizer", val_begin_, 0, line_);
+    PassProgress pass("training the tokenizer", val_begin_, 0, line_);
     TextReader reader(input_, 0, val_begin_, 0);
     struct Counts {
         WordMap<int64_t> words;
@@ -178,14 +177,14 @@ Tokenizer Preparation::learn_tokenizer() {
     const int wanted = options_.vocab_size ? options_.vocab_size : default_vocab_size(trainer.text_bytes());
     Tokenizer tokenizer = trainer.train(wanted);
     line_(format("trained a tokenizer of %d tokens%s", tokenizer.vocab_size(),
-                 options_.vocab_size ? "" : ", chosen by the amount of text (--vocab-size)"));
+                 options_.vocab_size ? "" : " (default for this amount of text; --vocab-size changes it)"));
     if (tokenizer.vocab_size() < options_.vocab_size)
-        line_(
-            format("that is fewer than the requested %d: no other pair occurs twice in the text", options_.vocab_size));
+        line_(format("fewer tokens than the requested %d: no other pair occurs twice in the text",
+                     options_.vocab_size));
     return tokenizer;
 }
 
-// Of the whole text, as nanoGPT does, so that the held-out part loses none.
+// Collects the characters of the whole text, as nanoGPT does, so that the validation split loses none.
 Tokenizer Preparation::collect_characters() {
     std::set<std::string, std::less<>> characters;
     PassProgress pass("collecting the characters", input_.size(), 0, line_);
@@ -199,14 +198,14 @@ Tokenizer Preparation::collect_characters() {
     });
     Tokenizer tokenizer = Tokenizer::characters(characters);
     check_vocab_size(options_, tokenizer);
-    line_(format("the text has %zu different characters: with %s %d tokens", characters.size(), kEndOfText,
-                 tokenizer.vocab_size()));
+    line_(format("the text has %zu distinct characters; with %s, the vocabulary has %d tokens", characters.size(),
+                 kEndOfText, tokenizer.vocab_size()));
     return tokenizer;
 }
 
 Tokenizer Preparation::make_tokenizer() {
     const std::string path = out_.unfinished("tokenizer.json");
-    if (is_made_from_text(options_.tokenizer) && file_exists(path)) return Tokenizer::load(path);  // made earlier
+    if (is_made_from_text(options_.tokenizer) && file_exists(path)) return Tokenizer::load(path);  // saved earlier
     Tokenizer tokenizer = options_.tokenizer == "bpe"     ? learn_tokenizer()
                           : options_.tokenizer == "chars" ? collect_characters()
                                                           : load_tokenizer(options_);
@@ -229,10 +228,10 @@ void Preparation::report_quality() const {
     };
     for (size_t i = 0; i < quality_.size(); i++) {
         const TextSource& source = input_.sources()[i];
-        if (source.has_mark) say(source.file.path(), "begins with a byte order mark (U+FEFF), which is left out");
+        if (source.has_mark) say(source.file.path(), "begins with a byte order mark (U+FEFF), which is skipped");
         if (const std::string sentence = quality_[i].sentence(); !sentence.empty()) say(source.file.path(), sentence);
     }
-    if (count > kMost) line_(format("and %d more remarks of this kind", count - kMost));
+    if (count > kMost) line_(format("%d more remarks about text quality are not shown", count - kMost));
 }
 
 void Preparation::save(const Json& state) {
@@ -246,7 +245,7 @@ void Preparation::save(const Json& state) {
     saved_ms_ = now_ms();
 }
 
-// Writes the rest of a copy, from state["position"] on.
+// Writes the rest of a copy, starting at state["position"].
 void Preparation::write_copy(const Split& split, const Tokenizer& tokenizer, ShardWriter& writer, Json& state) {
     constexpr uint64_t kSeed = 1;
     const uint64_t start = state["position"], copy = state["copy"];
@@ -290,7 +289,7 @@ void Preparation::write_copy(const Split& split, const Tokenizer& tokenizer, Sha
         });
 }
 
-// Writes the shards of a split, or the rest of them.
+// Writes the remaining shards of a split.
 void Preparation::write_split(const Split& split, const Tokenizer& tokenizer) {
     Json& done = progress_["splits"];
     if (!done.contains(split.name)) {
@@ -336,14 +335,14 @@ std::string Preparation::dataset_json(const Tokenizer& tokenizer) const {
         {"val_fraction", options_.val_fraction},
         {"copies", options_.copies},
         {"bpe_dropout", options_.bpe_dropout},
-        {"val_begin", val_begin_},  // byte of the concatenated sources
+        {"val_begin", val_begin_},  // byte offset in the concatenated sources
         {"splits", progress_["splits"]}};
     return dataset.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
 PrepareSummary Preparation::run() {
     progress_ = out_.progress();
-    if (!progress_.empty()) line_("continuing what was not finished");
+    if (!progress_.empty()) line_("resuming an unfinished prepare");
     if (progress_.value("complete", false)) {
         out_.move_into_place(read_file(out_.unfinished("dataset.json")), shards_of(progress_["splits"]));
         return summary_of(progress_["vocab_size"], progress_["splits"]);
@@ -362,14 +361,14 @@ PrepareSummary Preparation::run() {
     return summary_of(tokenizer.vocab_size(), progress_["splits"]);
 }
 
-// Converts files of token ids. Those called val* are the val split; if there is none, the end of the others is.
+// Converts files of token ids. Files named val* are the val split; without them, the last val_fraction is.
 PrepareSummary convert_tokens(const PrepareOptions& o, const std::vector<std::string>& paths, OutDirectory& out,
                               const ProgressLine& line) {
     const bool has_tokenizer = o.tokenizer != "bpe";
     if (!has_tokenizer && o.vocab_size == 0)
         fail(Exit::usage,
-             "prepare: token ids without a header need their vocabulary: --tokenizer gpt2 (or a tokenizer's file), or "
-             "--vocab-size");
+             "prepare: token ids without a header require a vocabulary: pass --tokenizer gpt2 (or a tokenizer file), "
+             "or --vocab-size");
     const std::optional<Tokenizer> tokenizer = has_tokenizer ? std::optional(load_tokenizer(o)) : std::nullopt;
     const int vocab_size = tokenizer ? tokenizer->vocab_size() : o.vocab_size, eot = tokenizer ? tokenizer->eot() : -1;
     std::vector<MappedFile> files;
@@ -386,7 +385,7 @@ PrepareSummary convert_tokens(const PrepareOptions& o, const std::vector<std::st
     }
     std::ranges::stable_partition(files, [&](const MappedFile& file) { return !is_val(file); });
     if (train_end == all) train_end = uint64_t(std::floor((1 - o.val_fraction) * double(all)));
-    if (train_end == 0) fail(Exit::data, "prepare: no token is left for training of %zu", size_t(all));
+    if (train_end == 0) fail(Exit::data, "prepare: the train split is empty: the input has %zu tokens", size_t(all));
     PrepareSummary summary{.vocab_size = vocab_size, .train = {}, .val = {}};
     auto write = [&](const char* name, uint64_t begin, uint64_t end, PrepareSummary::Split& counts) {
         if (begin == end) return;
@@ -431,7 +430,7 @@ PrepareSummary prepare(const PrepareOptions& options, const ProgressLine& line) 
     check_options(options, raw);
     const Json plan = raw || has_stdin ? Json() : make_plan(options, paths.files);
     for (const std::string& path : paths.files)
-        if (path != "-" && !file_exists(path)) MappedFile{path};  // says what is wrong with it
+        if (path != "-" && !file_exists(path)) MappedFile{path};  // throws the specific error
     OutDirectory out(options.out_dir, options.force);
     try {
         out.begin(plan);
@@ -446,12 +445,12 @@ PrepareSummary prepare(const PrepareOptions& options, const ProgressLine& line) 
         return Preparation(options, out, TextInput(paths.files, text_format(options.format), options.field), line)
             .run();
     } catch (const Error& error) {
-        // What was interrupted, or ended by a full disk, can be continued.
+        // A prepare that was interrupted or failed on a full disk can be resumed.
         const bool is_interrupted = error.code == Exit::again || error.code == Exit::io || error.code == Exit::os;
         const bool can_continue = is_interrupted && !plan.is_null();
         if (can_continue) out.keep_unfinished();
         if (!is_interrupted) throw;
         fail(error.code, "%s; %s", error.what(),
-             can_continue ? "the same command continues" : "the same command starts anew");
+             can_continue ? "run the same command again to resume" : "run the same command again to start over");
     }
 }

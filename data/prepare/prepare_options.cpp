@@ -16,23 +16,21 @@ void check_options(const PrepareOptions& o, bool raw) {
         if (!holds) fail(Exit::usage, pattern, values...);
     };
     auto is_fraction = [](double value) { return value >= 0 && value < 1; };
-    check(is_fraction(o.val_fraction), "prepare: the held-out fraction is %g, but must be in [0, 1)", o.val_fraction);
+    check(is_fraction(o.val_fraction), "prepare: --val-fraction is %g, but must be in [0, 1)", o.val_fraction);
     check(o.shard_tokens >= 1 && o.shard_tokens <= INT32_MAX,
-          "prepare: shards are to have %zu tokens, but must have 1 to %d", o.shard_tokens, INT32_MAX);
-    check(is_fraction(o.bpe_dropout), "prepare: the BPE-dropout is %g, but must be in [0, 1)", o.bpe_dropout);
-    check(o.copies >= 1 && o.copies <= 1000, "prepare: %d copies of the training text, but 1 to 1000 are allowed",
-          o.copies);
+          "prepare: --shard-tokens is %zu, but must be from 1 to %d", o.shard_tokens, INT32_MAX);
+    check(is_fraction(o.bpe_dropout), "prepare: --bpe-dropout is %g, but must be in [0, 1)", o.bpe_dropout);
+    check(o.copies >= 1 && o.copies <= 1000, "prepare: --copies is %d, but must be from 1 to 1000", o.copies);
     check(o.format == "auto" || o.format == kRawFormat || text_format(o.format),
-          "prepare: the format \"%s\" is unknown; there are auto, text, jsonl, json, csv, tsv, parquet and bin",
-          o.format);
-    check(o.threads >= 0 && o.threads <= 1024, "prepare: %d threads, but 1 to 1024 are allowed", o.threads);
+          "prepare: unknown --format \"%s\"; supported: auto, text, jsonl, json, csv, tsv, parquet and bin", o.format);
+    check(o.threads >= 0 && o.threads <= 1024, "prepare: --threads is %d, but must be from 0 to 1024", o.threads);
     check(!raw || o.tokenizer != "chars",
-          "prepare: --tokenizer chars needs the text, but the input is token ids: make a data set of the text and name "
-          "its tokenizer.json");
+          "prepare: --tokenizer chars is built from text, but the input is token ids; prepare the text first and pass "
+          "the resulting tokenizer.json");
     check(o.end_of_text.empty() || (!is_made_from_text(o.tokenizer) && o.tokenizer != "bytes"),
-          "prepare: --end-of-text chooses a token of a tokenizer's file, but the tokenizer is \"%s\"", o.tokenizer);
+          "prepare: --end-of-text requires a tokenizer file, but the tokenizer is \"%s\"", o.tokenizer);
     check(raw || o.tokenizer != "bpe" || o.vocab_size == 0 || (o.vocab_size >= 257 && o.vocab_size <= 1 << 20),
-          "prepare: --vocab-size is %d, but a \"bpe\" tokenizer has 257 to %d tokens", o.vocab_size, 1 << 20);
+          "prepare: --vocab-size is %d, but must be from 257 to %d for the tokenizer \"bpe\"", o.vocab_size, 1 << 20);
 }
 
 int default_vocab_size(uint64_t train_bytes) {
@@ -41,7 +39,7 @@ int default_vocab_size(uint64_t train_bytes) {
 
 void check_vocab_size(const PrepareOptions& options, const Tokenizer& tokenizer) {
     if (options.vocab_size != 0 && options.vocab_size != tokenizer.vocab_size())
-        fail(Exit::usage, "prepare: vocab_size is %d, but the tokenizer \"%s\" has %d tokens", options.vocab_size,
+        fail(Exit::usage, "prepare: --vocab-size is %d, but the tokenizer \"%s\" has %d tokens", options.vocab_size,
              options.tokenizer, tokenizer.vocab_size());
 }
 
@@ -49,8 +47,8 @@ Tokenizer load_tokenizer(const PrepareOptions& options) {
     const std::filesystem::path gpt2 = options.gpt2_directory;
     if (options.tokenizer == "gpt2" && !file_exists(gpt2 / "vocab.json"))
         fail(Exit::no_input,
-             "prepare: the tokenizer \"gpt2\" is read from the folder %s, which has no vocab.json; copy data/gpt2 of "
-             "the source tree there, or pass --tokenizer PATH/vocab.json",
+             "prepare: cannot load the tokenizer \"gpt2\": %s has no vocab.json; copy data/gpt2 from the source tree "
+             "there, or pass --tokenizer PATH/vocab.json",
              gpt2.lexically_normal().string());
     Tokenizer tokenizer = options.tokenizer == "bytes"  ? Tokenizer::bytes()
                           : options.tokenizer == "gpt2" ? Tokenizer::load(gpt2 / "vocab.json")

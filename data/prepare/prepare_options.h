@@ -1,4 +1,4 @@
-// The options of prepare: their checks, and the tokenizers that they name.
+// Checks the options of prepare and loads the tokenizer that they name.
 #pragma once
 
 #include "data/prepare/prepare.h"
@@ -7,16 +7,16 @@
 
 inline constexpr const char* kRawFormat = "bin";
 
-// The text format with this name; nullopt if there is none, as for "auto" and kRawFormat.
+// Returns the text format with this name; nullopt for other names, including "auto" and kRawFormat.
 std::optional<TextFormat> text_format(const std::string& name);
 
-// Fails with Exit::usage. `raw`: the input is token ids.
+// Fails with Exit::usage if an option is invalid. `raw`: the input is token ids.
 void check_options(const PrepareOptions& options, bool raw);
 
-// Whether the input is read to make this tokenizer.
+// Returns whether this tokenizer is built from the input text.
 bool is_made_from_text(const std::string& tokenizer);
 
-// A tokenizer that is not made from text. Fails with Exit::usage if it has another size than the options say, with
-// Exit::no_input if a file is missing, and as Tokenizer::load() does.
+// Loads a tokenizer that is not built from text. Fails with Exit::usage if its size differs from options.vocab_size,
+// with Exit::no_input if a file is missing, and like Tokenizer::load().
 Tokenizer load_tokenizer(const PrepareOptions& options);
 void check_vocab_size(const PrepareOptions& options, const Tokenizer& tokenizer);

@@ -356,11 +356,11 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: options and texts that make no sense"
         options_ = good;
         CHECK_FALSE(directory_exists(out_));
     };
-    expect(Exit::usage, {"1.5"}, [](PrepareOptions& o) { o.val_fraction = 1.5; });
-    expect(Exit::usage, {"nan"}, [](PrepareOptions& o) { o.val_fraction = NAN; });
+    expect(Exit::usage, {"--val-fraction is 1.5"}, [](PrepareOptions& o) { o.val_fraction = 1.5; });
+    expect(Exit::usage, {"--val-fraction is nan"}, [](PrepareOptions& o) { o.val_fraction = NAN; });
     expect(Exit::usage, {"dropout", "1"}, [](PrepareOptions& o) { o.bpe_dropout = 1; });
-    expect(Exit::usage, {"0 copies"}, [](PrepareOptions& o) { o.copies = 0; });
-    expect(Exit::usage, {"0 tokens"}, [](PrepareOptions& o) { o.shard_tokens = 0; });
+    expect(Exit::usage, {"--copies is 0"}, [](PrepareOptions& o) { o.copies = 0; });
+    expect(Exit::usage, {"--shard-tokens is 0"}, [](PrepareOptions& o) { o.shard_tokens = 0; });
     expect(Exit::usage, {"--vocab-size is 256", "257"}, [](PrepareOptions& o) { o.vocab_size = 256; });
     expect(Exit::usage, {"300", "257"}, [](PrepareOptions& o) { o.tokenizer = "bytes"; });
     expect(Exit::no_input, {"none.json"}, [&](PrepareOptions& o) { o.tokenizer = directory_ / "none.json"; });

@@ -442,7 +442,7 @@ class Limits(GetTest):
             seen += os.read(terminal, 4096)
         self.assertRegex(seen, progress)
         os.write(terminal, b"\x03")
-        while b"continues" not in seen and time.monotonic() < deadline:
+        while b"run the same command again" not in seen and time.monotonic() < deadline:
             seen += os.read(terminal, 4096)
         self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), 75, seen)
         os.close(terminal)

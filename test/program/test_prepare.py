@@ -25,7 +25,7 @@ class Prepare(TrainerTest):
         self.addCleanup(process.stdout.close)
         self.addCleanup(process.wait)
         self.addCleanup(process.kill)
-        self.assertRegex(process.stdout.readline(), "trained|continuing")  # the handlers of signals are there
+        self.assertRegex(process.stdout.readline(), "trained|resuming")  # the handlers of signals are there
         shard = self.dir / "out" / "prepare.unfinished" / "train_000000.bin"
         wait_until(lambda: shard.exists() and shard.stat().st_size > 1024, "no shard was begun")
         return process
@@ -37,10 +37,10 @@ class Prepare(TrainerTest):
             process.send_signal(number)
             said = process.communicate(timeout=60)[0]
             self.assertEqual(process.returncode, AGAIN, said)
-            self.assertIn("the same command continues", said)
+            self.assertIn("run the same command again to resume", said)
         said = self.run_trainer(*self.SLOW[:-4], "--vocab-size", "601", "--out", "out", expect=CANNOT_CREATE)
         self.assertIn("--force", said)
-        self.assertIn("continuing", self.run_trainer(*self.SLOW, "--out", "out"))
+        self.assertIn("resuming an unfinished prepare", self.run_trainer(*self.SLOW, "--out", "out"))
         whole, out = self.contents("whole"), self.contents("out")
         self.assertEqual(list(out.values()), list(whole.values()))
 
@@ -63,7 +63,7 @@ class Prepare(TrainerTest):
 
     def test_no_option_is_needed(self):
         said = self.run_trainer("prepare", "book.txt", "--out", "out")
-        self.assertRegex(said, r"tokenizer of \d+ tokens, chosen by the amount of text")
+        self.assertRegex(said, r"tokenizer of \d+ tokens \(default for this amount of text; ")
 
     def test_json_and_csv_are_not_trained_on_as_text(self):
         texts = [f"text number {i}\nwith two lines" for i in range(100)]

@@ -307,7 +307,7 @@ class Quickstart(Folder):
 
     def test_a_text_that_is_too_short(self):
         (self.home / "short.txt").write_text("One line.\n")
-        self.assertIn("holds nothing out", self.quickstart(self.home / "short.txt", expect=65))
+        self.assertIn("--val-fraction 0 for no validation split", self.quickstart(self.home / "short.txt", expect=65))
 
 
 class Recipes(Folder):
