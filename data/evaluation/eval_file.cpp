@@ -9,12 +9,12 @@
 
 static constexpr size_t kHeaderBytes = 1024;
 static constexpr int32_t kEvalMagic = 20240522, kVersion = 1;
-static constexpr int32_t kMostQuestions = 65535;  // they are numbered in 16 bits
+static constexpr int32_t kMostQuestions = 65535;  // question numbers have 16 bits
 static constexpr uint16_t kBegin = 65535;
 
 namespace {
 
-// The 16-bit words of one question, which are read in order.
+// Reads the 16-bit words of one question in order.
 class QuestionReader {
 public:
     // `bytes`: the rest of the file.
@@ -24,7 +24,7 @@ public:
     uint16_t word(const char* field) {
         uint16_t value = 0;
         if (bytes_.size() < 2 * (next_ + 1))
-            reject_file(path_, "cut short: it ends at byte %zu within question %zu, %s", file_.size(), number_, field);
+            reject_file(path_, "cut short: ends at byte %zu within question %zu, %s", file_.size(), number_, field);
         std::memcpy(&value, bytes_.data() + 2 * next_++, 2);
         return value;
     }
@@ -53,20 +53,20 @@ private:
     size_t next_ = 0;
 };
 
-// The question at the beginning of `rest`, which loses its bytes.
+// Reads the question at the beginning of `rest` and removes its bytes.
 MultipleChoice read_question(const MappedFile& file, size_t number, std::string_view& rest) {
     const std::string& path = file.path();
     QuestionReader reader(file, number, rest);
-    reader.expect("the mark of its beginning", kBegin);
-    const uint16_t bytes = reader.word("its length in bytes");
-    reader.expect("its number", number);
+    reader.expect("the start marker", kBegin);
+    const uint16_t bytes = reader.word("the length in bytes");
+    reader.expect("the question number", number);
     MultipleChoice question;
     question.label = reader.word("the label");
     const uint16_t choices = reader.word("the number of completions");
     if (choices < 2 || question.label >= choices)
         reject_file(path,
-                    "question %zu has %u completions and the label %d, but needs two completions and a label "
-                    "below their number",
+                    "question %zu has %u completions and the label %d, but requires two or more completions and a "
+                    "label below their number",
                     number, choices, question.label);
     question.context = reader.tokens("the context");
     for (int i = 0; i < choices; i++) question.completions.push_back(reader.tokens(format("completion %d", i).c_str()));
@@ -93,13 +93,12 @@ std::vector<MultipleChoice> read_eval_file(const std::string& path) {
     const std::string_view bytes = file.text();
     const int32_t version = header_word(bytes, 1), count = header_word(bytes, 2), longest = header_word(bytes, 3);
     if (!is_eval_file(bytes) || bytes.size() < kHeaderBytes)
-        reject_file(path, "not a whole eval file of llm.c: it has %zu bytes and looks like %s", bytes.size(),
+        reject_file(path, "not a complete llm.c eval file: it has %zu bytes and looks like %s", bytes.size(),
                     describe_content(bytes.substr(0, kHeaderBytes), bytes.size()));
     if (version != kVersion)
-        reject_file(path, "an eval file of llm.c of version %d; only version %d can be read", version, kVersion);
+        reject_file(path, "llm.c eval file of version %d; only version %d is supported", version, kVersion);
     if (count < 1 || count > kMostQuestions)
-        reject_file(path, "word 2 of the header, the number of questions, is %d, but must be from 1 to %d", count,
-                    kMostQuestions);
+        reject_file(path, "header word 2 (number of questions) is %d, but must be from 1 to %d", count, kMostQuestions);
     std::vector<MultipleChoice> questions;
     std::string_view rest = bytes.substr(kHeaderBytes);
     size_t most_bytes = 0;
@@ -112,8 +111,8 @@ std::vector<MultipleChoice> read_eval_file(const std::string& path) {
         reject_file(path, "%d questions end at byte %zu, but the file has %zu bytes", count, bytes.size() - rest.size(),
                     bytes.size());
     if (size_t(longest) != most_bytes)
-        reject_file(path, "word 3 of the header, the bytes of the longest question, is %d, but that has %zu", longest,
-                    most_bytes);
+        reject_file(path, "header word 3 (bytes of the longest question) is %d, but the longest question has %zu",
+                    longest, most_bytes);
     return questions;
 }
 

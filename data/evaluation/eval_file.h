@@ -1,4 +1,4 @@
-// llm.c's eval files (hellaswag_val.bin): multiple-choice questions as tokens.
+// Eval files of llm.c (hellaswag_val.bin): tokenized multiple-choice questions.
 #pragma once
 
 #include <cstdint>
@@ -6,25 +6,25 @@
 #include <string_view>
 #include <vector>
 
-// One question. A model answers with the completion whose tokens it finds likeliest behind the context.
+// One question. The model's answer is the completion with the highest probability after the context.
 struct MultipleChoice {
     std::vector<int32_t> context;                   // at least one token
-    std::vector<std::vector<int32_t>> completions;  // at least two, of at least one token each
-    int label = 0;                                  // the right completion
-    std::vector<int> characters = {};               // of each completion as text; empty: not known
+    std::vector<std::vector<int32_t>> completions;  // at least two, with at least one token each
+    int label = 0;                                  // index of the correct completion
+    std::vector<int> characters = {};               // text length of each completion; empty: unknown
 };
 
-// The most tokens of a question's context and one of its completions: a model needs one position fewer, since nothing
-// follows the last token.
+// Returns the maximum number of tokens of a context plus a completion. A model needs one position fewer, because it
+// does not read the last token.
 size_t longest_sequence(const std::vector<MultipleChoice>& questions);
 
-// Whether a file with these first bytes is meant to be an eval file, sound or not.
+// Returns whether the first bytes identify an eval file, valid or not.
 bool is_eval_file(std::string_view first_bytes);
 
-// Reads an eval file of version 1. Fails with Exit::data, naming the file, the number of the question, the field and
-// the numbers, unless everything is sound: the number of questions, the length of the longest and of each, their order,
-// labels, and a file that ends with the last question. Ids are whatever 16 bits hold: see check_vocabulary().
+// Reads an eval file of version 1. Fails with Exit::data, naming the file, question, field and numbers, if the question
+// count, a length, the order, a label or the end of the file is invalid. Does not check token ids: see
+// check_vocabulary().
 std::vector<MultipleChoice> read_eval_file(const std::string& path);
 
-// Fails with Exit::data, naming `path`, the question and the token, if a token is not below `vocab_size`.
+// Fails with Exit::data, naming `path`, the question and the token, if a token is `vocab_size` or larger.
 void check_vocabulary(const std::vector<MultipleChoice>& questions, int vocab_size, const std::string& path);

@@ -1,8 +1,8 @@
-// CRC32C of each 64 KiB of a shard's tokens. prepare records them in dataset.json; training compares each block when it
-// first reads from it.
+// CRC32C checksums of the 64 KiB blocks of a shard's tokens. prepare records them in dataset.json. Training verifies
+// each block on its first read.
 //
-// The size bounds what a random window costs: the first window of a block reads 64 KiB where it needs 2 KiB at 1024
-// tokens, and every block is read once more than without checksums. A shard of 10^8 tokens of 2 bytes has 3052 blocks.
+// The block size bounds the cost of a random window: the first window in a block reads 64 KiB instead of the 2 KiB that
+// 1024 tokens need. Verification reads each block one extra time. A shard of 10^8 2-byte tokens has 3052 blocks.
 #pragma once
 
 #include <cstdint>
@@ -15,17 +15,17 @@ class BlockChecksums {
 public:
     static constexpr size_t kBlockBytes = size_t(64) << 10;
 
-    // Of the bytes added so far, in order; the last block may be partial.
+    // Appends bytes. The last block may be partial.
     void add(std::string_view bytes);
 
     uint64_t bytes() const { return bytes_; }
     size_t blocks() const { return blocks_.size(); }
     uint32_t operator[](size_t block) const { return blocks_[block]; }
 
-    // 8 lower-case hexadecimal digits per block.
+    // Returns the checksums as 8 lower-case hexadecimal digits per block.
     std::string hex() const;
 
-    // What hex() returned after `bytes` bytes; nullopt if it is not that. More can be added.
+    // Parses the result of hex() for `bytes` bytes. Returns nullopt if `hex` is invalid. add() can then continue.
     static std::optional<BlockChecksums> parse(std::string_view hex, uint64_t bytes);
 
 private:

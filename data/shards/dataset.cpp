@@ -7,7 +7,7 @@
 #include "data/shards/dataset_record.h"
 #include "runtime/io/io.h"
 
-// Returns the digest of the tokenizer that made the shards; "" if it is not known.
+// Returns the digest of the tokenizer that produced the shards; "" if unknown.
 static std::string check_tokenizer(const std::optional<Tokenizer>& tokenizer, const std::string& path, int vocab_size,
                                    const std::vector<std::string>& shards) {
     if (tokenizer && tokenizer->vocab_size() > vocab_size)

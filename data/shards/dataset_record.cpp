@@ -10,7 +10,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// The values of dataset.json by pointers like "/splits/train/tokens"; a value of another type is an error.
+// Reads values of dataset.json by JSON pointer, such as "/splits/train/tokens". Rejects a value of the wrong type.
 class Reader {
 public:
     Reader(const std::string& path, const std::string& content)
@@ -47,7 +47,7 @@ public:
 
     uint64_t count(const std::string& pointer) const {
         const Json* value = find(pointer);
-        if (!value || !value->is_number_unsigned()) reject(pointer, "a number of 0 or more");
+        if (!value || !value->is_number_unsigned()) reject(pointer, "a nonnegative integer");
         return value->get<uint64_t>();
     }
 
@@ -76,14 +76,14 @@ DatasetRecord::Split read_split(const Reader& reader, const std::string& name) {
                                 .checksums = {}};
     for (size_t i = 0; i < record.shards.size(); i++)
         if (record.shards[i].find('/') != std::string::npos)
-            reader.reject(split + "/shards/" + std::to_string(i), "the name of a file beside it");
-    if (!reader.find(checksums)) return record;  // of an earlier version
+            reader.reject(split + "/shards/" + std::to_string(i), "the name of a file in the same directory");
+    if (!reader.find(checksums)) return record;  // written by an earlier version
     record.checksums = reader.texts(checksums);
-    if (record.checksums.size() != record.shards.size()) reader.reject(checksums, "a list of one text per shard");
+    if (record.checksums.size() != record.shards.size()) reader.reject(checksums, "a list with one text per shard");
     return record;
 }
 
-// What only people read.
+// Checks the types of the values that no program uses.
 void check_remarks(const Reader& reader) {
     for (const char* key : {"/val_fraction", "/copies", "/bpe_dropout", "/val_begin"})
         if (reader.find(key)) reader.check_number(key);
@@ -124,9 +124,9 @@ std::optional<DatasetRecord> find_dataset_record(const std::string& directory) {
                          .tokenizer_digest = reader.find("/tokenizer/xxh3") ? reader.text("/tokenizer/xxh3") : "",
                          .vocab_size = reader.count("/tokenizer/vocab_size"),
                          .splits = {}};
-    if (record.vocab_size > INT32_MAX) reader.reject("/tokenizer/vocab_size", "a number of 32 bits");
+    if (record.vocab_size > INT32_MAX) reader.reject("/tokenizer/vocab_size", "a 32-bit integer");
     for (const auto& [name, split] : reader.object("/splits").items()) {
-        if (name != "train" && name != "val") reader.reject("/splits", "an object of \"train\" and \"val\"");
+        if (name != "train" && name != "val") reader.reject("/splits", "an object with the keys \"train\" and \"val\"");
         record.splits.push_back(read_split(reader, name));
     }
     check_remarks(reader);

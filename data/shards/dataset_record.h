@@ -1,4 +1,4 @@
-// dataset.json: what prepare records of the data set that it has written.
+// dataset.json, which describes a data set that prepare has written.
 #pragma once
 
 #include <cstdint>
@@ -16,17 +16,17 @@ struct DatasetRecord {
         std::string name;  // "train" or "val"
         uint64_t tokens = 0, text_bytes = 0, documents = 0;
         std::vector<std::string> shards;     // file names
-        std::vector<std::string> checksums;  // BlockChecksums::hex() of each; empty: none were recorded
+        std::vector<std::string> checksums;  // BlockChecksums::hex() of each shard; empty: not recorded
     };
     std::string tokenizer_kind;
-    std::string tokenizer_digest;  // "": the tokenizer is not known
+    std::string tokenizer_digest;  // "": unknown tokenizer
     uint64_t vocab_size = 0;
     std::vector<Split> splits;
 
-    // Of the shard with this file name; "" if none were recorded.
+    // Returns the checksums of the shard with this file name; "" if not recorded.
     const std::string& checksums_of(const std::string& shard) const;
 };
 
-// DIRECTORY/dataset.json; nullopt if there is none. Fails with Exit::data, naming the key and the value, unless every
-// key that prepare writes has the right type.
+// Reads DIRECTORY/dataset.json; returns nullopt if it does not exist. Fails with Exit::data, naming the key and the
+// value, if a key is missing or has the wrong type.
 std::optional<DatasetRecord> find_dataset_record(const std::string& directory);

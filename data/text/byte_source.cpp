@@ -26,7 +26,7 @@ public:
         if (state_.block_state == ISAL_BLOCK_FINISH) {
             rest_.remove_prefix(given_ - state_.avail_in);
             given_ = state_.avail_in = 0;
-            // Tools pad the end of a file with zeros.
+            // Some tools pad the end of a file with zeros.
             if (rest_.find_first_not_of('\0') == std::string_view::npos) return false;
             begin_member();
         }
@@ -52,13 +52,13 @@ public:
 private:
     void begin_member() {
         if (!rest_.starts_with("\x1f\x8b"))
-            reject_file(path_, "%zu bytes behind the end of the gzip data are not gzip", rest_.size());
+            reject_file(path_, "the %zu bytes after the end of the gzip data are not gzip data", rest_.size());
         isal_inflate_init(&state_);
         state_.crc_flag = ISAL_GZIP;  // parses the header and verifies the trailer
     }
 
     std::string path_;
-    std::string_view rest_;  // from the beginning of what state_ was given last
+    std::string_view rest_;  // input, starting with the last chunk given to state_
     size_t given_ = 0;
     inflate_state state_;
 };
@@ -67,7 +67,7 @@ class ZstdDecoder : public ByteSource::Decoder {
 public:
     explicit ZstdDecoder(const MappedFile& file)
         : path_(file.path()), input_{file.data(), file.size(), 0}, stream_(ZSTD_createDStream(), ZSTD_freeDStream) {
-        if (!stream_) fail(Exit::os, "%s: no memory for zstd", path_);
+        if (!stream_) fail(Exit::os, "%s: out of memory for zstd", path_);
     }
 
     bool decode_more(std::string& out) override {

@@ -7,11 +7,11 @@
 #include "data/tokenizer/text_rules.h"
 #include "data/tokenizer/white_space.h"
 
-// Of tokens that begin at the same place the longest is found, as in Hugging Face's tokenizers. Special tokens hide
-// others while they are not looked for themselves.
+// If several tokens match at a position, the longest one wins, as in Hugging Face's tokenizers. A special token hides
+// the tokens inside it even if `finds_special` is false.
 class AddedTokenFinder {
 public:
-    // Takes those of `tokens` whose is_normalized is `normalized`.
+    // Uses only the tokens whose is_normalized equals `normalized`.
     AddedTokenFinder(const std::vector<AddedToken>& tokens, bool normalized, bool finds_special)
         : finds_special_(finds_special) {
         bool has_any = false;
@@ -27,7 +27,7 @@ public:
 
     bool is_empty() const { return tokens_.empty(); }
 
-    // Calls visit(text, id) for each token, and with id -1 for each stretch of text between tokens that is not empty.
+    // Calls visit(text, id) for each token found, and visit(text, -1) for each nonempty stretch of text between tokens.
     template <class Visit> void split(std::string_view text, const Visit& visit) const {
         size_t done = 0;
         for (size_t at = 0; !tokens_.empty() && at < text.size(); at++) {

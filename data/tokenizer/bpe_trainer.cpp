@@ -5,7 +5,7 @@
 #include <queue>
 #include <vector>
 
-// Longer words are counted in parts of this size, which bounds memory; tokens are far shorter.
+// Longer words are counted in parts of this size to bound memory; tokens are far shorter.
 static constexpr size_t kMaxWordBytes = 1024;
 
 void WordCounter::add(std::string_view text) {
@@ -49,7 +49,7 @@ public:
         symbols_.insert(symbols_.end(), ids.begin(), ids.end());
     }
 
-    // The most frequent pair, among equals the one with the smallest key; nullopt if no pair occurs twice.
+    // Removes and returns the most frequent pair. Ties go to the smallest key. Returns nullopt if no pair occurs twice.
     std::optional<Merge> take_most_frequent() {
         for (PairKey key : new_pairs_) queue_.push({pairs_[key].count, ~key});
         new_pairs_.clear();
@@ -59,13 +59,13 @@ public:
             const PairKey key = ~inverted_key;
             const int64_t count = pairs_[key].count;
             if (count == queued_count) return Merge{int32_t(key >> 32), int32_t(key)};
-            queue_.push({count, inverted_key});  // it has shrunk since it was queued
+            queue_.push({count, inverted_key});  // the count has decreased since it was queued
         }
         return std::nullopt;
     }
 
-    // Replaces the pair by token `id` in all words, from left to right. Afterwards the pair occurs nowhere and never
-    // will again, because no later merge results in one of its tokens.
+    // Replaces the pair by token `id` in all words, from left to right. The pair cannot occur again, because no later
+    // merge produces one of its tokens.
     void merge(Merge pair, int32_t id) {
         const std::vector<uint32_t> affected = std::move(pairs_[pair.key()].words);
         for (uint32_t word : affected) merge_in_word(word, pair, id);
@@ -78,11 +78,11 @@ private:
     };
     struct Pair {
         int64_t count = 0;
-        std::vector<uint32_t> words;  // that contain it or did so before a merge
+        std::vector<uint32_t> words;  // words that contain the pair now or did before a merge
     };
 
-    // Adds `delta`, which may be negative, to the count of a pair in a word. A count grows only until the next
-    // take_most_frequent(): from then on, merges make pairs with newer tokens only.
+    // Adds `delta`, which may be negative, to the count of a pair in a word. The count of a pair increases only before
+    // the next take_most_frequent(): later merges only create pairs with newer tokens.
     void add_pair(Merge merge, int64_t delta, uint32_t word) {
         const auto [known, is_new] = pairs_.try_emplace(merge.key());
         if (is_new) new_pairs_.push_back(merge.key());
@@ -117,8 +117,8 @@ private:
     std::vector<int32_t> symbols_;  // of all words, concatenated
     std::vector<Word> words_;
     std::unordered_map<PairKey, Pair> pairs_;
-    std::vector<PairKey> new_pairs_;  // since the last take_most_frequent()
-    // (count, ~key) of all other pairs, where the count may be outdated, then too large.
+    std::vector<PairKey> new_pairs_;  // pairs added since the last take_most_frequent()
+    // (count, ~key) of all other pairs. An outdated count is too large.
     std::priority_queue<std::pair<int64_t, PairKey>> queue_;
 };
 

@@ -13,7 +13,7 @@ static constexpr size_t kMaxKnownWordBytes = 48;
 static constexpr int kShortWordBits = 16;
 static constexpr size_t kFewSymbols = 32;
 
-// Added tokens that are found in normalized text are normalized too.
+// Normalizes the added tokens that are matched in normalized text.
 static std::vector<AddedToken> normalized_tokens(const TextRules& rules) {
     std::vector<AddedToken> tokens = rules.added;
     for (AddedToken& token : tokens) {
@@ -56,7 +56,7 @@ void Encoder::append(std::string_view text, std::vector<int32_t>& ids, uint64_t 
     });
 }
 
-// A stretch between added tokens.
+// Encodes a stretch of text between added tokens.
 void Encoder::append_stretch(std::string_view text, bool is_first, bool begins_text, std::vector<int32_t>& ids) {
     const TextRules& rules = tokenizer_.rules();
     std::string changed;
@@ -169,7 +169,8 @@ void Encoder::find_candidate(uint32_t left, uint32_t right) {
         candidates_.push({merged->rank, left, right, merged->id, left_id, right_id});
 }
 
-// Bytes, or with tokens of bytes the characters that are tokens, and the bytes of others.
+// Starts with the bytes of the word. For a tokenizer with byte tokens, starts with its characters, and with the bytes
+// of characters that are not tokens.
 void Encoder::start_symbols(std::string_view word) {
     symbols_.clear();
     auto push = [&](int32_t id) {
@@ -199,9 +200,9 @@ void Encoder::merge_word(std::string_view word, std::vector<int32_t>& ids) {
         merge_many(ids);
 }
 
-// Merges in arrays: again and again the first of the lowest rank, which is what most words take least time with.
+// Merges in arrays: repeatedly applies the leftmost merge of the lowest rank. Fastest for short words, i.e. most words.
 void Encoder::merge_few(std::vector<int32_t>& ids) {
-    int32_t symbol[kFewSymbols + 1], rank[kFewSymbols + 1], merged[kFewSymbols + 1];  // of a symbol with the next
+    int32_t symbol[kFewSymbols + 1], rank[kFewSymbols + 1], merged[kFewSymbols + 1];  // merge with the next symbol
     size_t count = symbols_.size();
     auto look_up = [&](size_t i) {
         const Tokenizer::Merged* found = i + 1 < count ? tokenizer_.merged(symbol[i], symbol[i + 1]) : nullptr;
@@ -223,9 +224,9 @@ void Encoder::merge_few(std::vector<int32_t>& ids) {
     ids.insert(ids.end(), symbol, symbol + count);
 }
 
-// Merges in a linked list with a heap of candidates: n log n, so that a word of a megabyte does no harm.
+// Merges in a linked list with a heap of candidates. Takes O(n log n), so that long words stay fast.
 void Encoder::merge_many(std::vector<int32_t>& ids) {
-    constexpr int32_t kMerged = -1;  // into its left neighbor
+    constexpr int32_t kMerged = -1;  // merged into its left neighbor
     dropped_.clear();
     for (uint32_t i = 0; i + 1 < symbols_.size(); i++) find_candidate(i, i + 1);
 
@@ -233,7 +234,7 @@ void Encoder::merge_many(std::vector<int32_t>& ids) {
         const Candidate next = candidates_.top();
         candidates_.pop();
         Symbol &left = symbols_[next.left], &right = symbols_[next.right];
-        if (left.id != next.left_id || right.id != next.right_id) continue;  // one of them has been merged meanwhile
+        if (left.id != next.left_id || right.id != next.right_id) continue;  // outdated: one of them was merged
         if (drops_merge()) {
             dropped_.push_back(next);
             continue;

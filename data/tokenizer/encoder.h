@@ -1,4 +1,4 @@
-// Encoding: text to token ids.
+// Encodes text as token ids.
 #pragma once
 
 #include <queue>
@@ -7,37 +7,37 @@
 #include "data/tokenizer/tokenizer.h"
 
 enum class SpecialTokens {
-    are_text,   // their names in text are encoded as other text is
+    are_text,   // the name of a special token is encoded like other text
     are_found,  // the name of a special token becomes its id
 };
 
-// Encodes with a tokenizer, which must outlive it. Caches the ids of words in bounded memory. Not for several threads
-// at once. Any bytes can be encoded, and Tokenizer::decode() restores them exactly, but for what the tokenizer's rules
-// change (NFC, or U+2581) and bytes that have no token, which are dropped as Hugging Face's tokenizers do. Time is n
-// log n; a word of more than kMaxWordBytes is encoded in parts.
+// Encodes text with a tokenizer, which must outlive the encoder. Caches the ids of words in bounded memory. Not
+// thread-safe. Accepts any bytes. Tokenizer::decode() restores them exactly, except for changes by the tokenizer's
+// rules (NFC or U+2581) and bytes without a token, which are dropped as in Hugging Face's tokenizers. Takes
+// O(n log n). Words longer than kMaxWordBytes are encoded in parts.
 class Encoder {
 public:
     static constexpr size_t kMaxWordBytes = size_t(1) << 16;
 
     // BPE-dropout (Provilkov et al., arXiv 1910.13267): each merge is skipped with probability `dropout`, 0 to 1, and
-    // reconsidered after the next one that is made. So the same text gets different tokens each time, which decode to
-    // the same text. The tokens are a function of seed, stream and text, and not of what was encoded before.
+    // reconsidered after the next applied merge. Different streams give different tokens that decode to the same text.
+    // The tokens depend only on seed, stream and text, not on earlier calls.
     explicit Encoder(const Tokenizer& tokenizer, double dropout = 0, uint64_t seed = 0,
                      SpecialTokens special = SpecialTokens::are_text);
 
     // `stream` selects the random numbers of dropout.
     std::vector<int32_t> encode(std::string_view text, uint64_t stream = 0);
 
-    // The same, behind what `ids` has. A text may be encoded in parts that last_safe_cut() makes; `begins_text` says
-    // whether this is the first.
+    // Like encode(), but appends to `ids`. A text may be encoded in parts cut by last_safe_cut(); `begins_text` is true
+    // for the first part.
     void append(std::string_view text, std::vector<int32_t>& ids, uint64_t stream = 0, bool begins_text = true);
 
-    uint64_t dropped_bytes() const { return dropped_bytes_; }  // by all calls
+    uint64_t dropped_bytes() const { return dropped_bytes_; }  // total of all calls
 
 private:
-    struct Candidate {  // in the order of merging: lowest rank first, then leftmost
+    struct Candidate {  // ordered by merging: lowest rank first, then leftmost
         int32_t rank;
-        uint32_t left, right;  // symbols that would become one
+        uint32_t left, right;  // symbols to merge
         int32_t id, left_id, right_id;
         auto operator<=>(const Candidate&) const = default;
     };
@@ -45,10 +45,10 @@ private:
         int32_t id;
         uint32_t previous, next;
     };
-    // A slot of the cache of short words, which holds the last one of those that fall into it.
+    // A slot of the short-word cache. A slot keeps the last word that hashed to it.
     struct ShortWord {
         static constexpr size_t kMaxBytes = 15, kMaxIds = 3;
-        uint64_t low = 0, high = 0;  // bytes of the word, padded with zeros, and its length in the last one
+        uint64_t low = 0, high = 0;  // bytes of the word, zero-padded; the last byte is its length
         int32_t ids[kMaxIds] = {};
         int32_t count = 0;
     };
@@ -74,17 +74,17 @@ private:
     const Tokenizer& tokenizer_;
     const double dropout_;
     const uint64_t seed_;
-    uint64_t stream_ = 0, drawn_ = 0;  // of random numbers
+    uint64_t stream_ = 0, drawn_ = 0;  // random stream, and the number of values drawn from it
     Pretokenizer pretokenizer_;
     const AddedTokenFinder added_, added_normalized_;
-    const bool is_plain_;  // text is split into words and nothing else is done to it
+    const bool is_plain_;  // no normalization and no added tokens: text is only split into words
     std::vector<ShortWord> short_words_;
-    std::vector<KnownWord> known_words_;  // a power of two, at most half of them used
+    std::vector<KnownWord> known_words_;  // size is a power of two; at most half full
     size_t n_known_words_ = 0;
-    uint64_t dropped_bytes_ = 0;  // words that have such bytes are not cached
+    uint64_t dropped_bytes_ = 0;  // words with dropped bytes are not cached
     std::string known_bytes_;
     std::vector<int32_t> known_ids_;
-    std::vector<Symbol> symbols_;  // of the word being merged, a doubly linked list
+    std::vector<Symbol> symbols_;  // doubly linked list of the word being merged
     std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> candidates_;
-    std::vector<Candidate> dropped_;  // until the next merge that is made
+    std::vector<Candidate> dropped_;  // skipped until the next applied merge
 };

@@ -1,7 +1,7 @@
-// XXH3's 128-bit hash of a sequence of parts, to detect changed data. Not cryptographic.
+// 128-bit XXH3 hash of a sequence of parts, to detect changed data. Not cryptographic.
 #pragma once
 
-#define XXH_STATIC_LINKING_ONLY  // for the state's size
+#define XXH_STATIC_LINKING_ONLY  // makes XXH3_state_t a complete type
 #include <xxhash.h>
 
 #include <string_view>

@@ -171,7 +171,7 @@ TEST_CASE("text formats: compressed files may have several members, and must be 
         expect_error(Exit::data, {path}, [&] { read_file_texts(path); });
     }
     write_bytes(path, gzip(text) + "more");
-    expect_error(Exit::data, {path, "4 bytes behind"}, [&] { read_file_texts(path); });
+    expect_error(Exit::data, {path, "the 4 bytes after the end of the gzip data"}, [&] { read_file_texts(path); });
 }
 
 TEST_CASE("text formats: the field is chosen, and its absence explained") {

@@ -195,13 +195,13 @@ TEST_CASE("llm.c: damaged eval files are refused", "[llmc]") {
     Refusals refusals([](const std::string& path) { read_eval_file(path); });
     const std::string good = read_file(kEval);
     auto changed = [&](size_t word, int value) { return with_word(good, kHeaderBytes / 2 + word, uint16_t(value)); };
-    refusals.expect(with_word(good, 0, 20240523), {"not a whole eval file"});
+    refusals.expect(with_word(good, 0, 20240523), {"not a complete llm.c eval file"});
     refusals.expect(with_word(good, 1, 2), {"version 2"});
     for (const int count : {0, -1, 65536}) refusals.expect(with_word(good, 2, count), {std::to_string(count)});
     refusals.expect(with_word(good, 2, 4), {"4 questions", std::to_string(good.size())});
     refusals.expect(with_word(good, 2, 6), {"within question 5"});
     refusals.expect(with_word(good, 3, 58), {"longest question", "58"});
-    refusals.expect(changed(0, 65534), {"question 0", "beginning is 65534", "65535"});
+    refusals.expect(changed(0, 65534), {"question 0", "start marker is 65534", "65535"});
     refusals.expect(changed(1, 12), {"question 0", "header says 12"});
     refusals.expect(changed(2, 1), {"question 0", "number is 1"});
     refusals.expect(changed(3, 4), {"question 0", "4 completions", "label 4"});
