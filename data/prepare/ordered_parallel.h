@@ -1,4 +1,4 @@
-// Work on a sequence of items by several threads, with the results in order.
+// Processes a sequence of items on several threads and delivers the results in order.
 #pragma once
 
 #include <algorithm>
@@ -13,9 +13,9 @@
 
 #include "kernels/base/check.h"
 
-// Calls, until produce() returns false: produce(In&) and consume(Out&) in this thread, in the order of the items, and
-// work(In&, Out&) in `threads` others, of which each has what make_worker() returned. At most a few items per thread
-// are held. The first exception ends everything and is thrown. Fails with Exit::os if a thread cannot be started.
+// Calls produce(In&) and consume(Out&) in this thread, in item order, until produce() returns false. `threads` other
+// threads call work(In&, Out&); each thread gets its own `work` from make_worker(). Holds a few items per thread. The
+// first exception stops all threads and is rethrown. Fails with Exit::os if a thread cannot be started.
 template <class In, class Out, class Produce, class MakeWorker, class Consume>
 void ordered_parallel(int threads, const Produce& produce, const MakeWorker& make_worker, const Consume& consume) {
     struct Job {

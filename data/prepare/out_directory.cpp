@@ -22,7 +22,7 @@ OutDirectory::OutDirectory(const std::string& path, bool force)
     check_content(force);
     make_directories(path);
     lock_ = DirectoryLock(path);
-    check_content(force);  // again, for another process may have had the lock until just now
+    check_content(force);  // again: another process may have held the lock until now
     remove_temporary_files(path);
 }
 
@@ -37,8 +37,8 @@ void OutDirectory::check_content(bool force) const {
     if (names.empty() || directory_exists(unfinished_)) return;
     fail(
         Exit::cannot_create,
-        "%s: has %zu files, the first named %s, but no dataset.json, so it is not from an earlier prepare; nothing was "
-        "written",
+        "%s is not the output of an earlier prepare: it has %zu files (for example %s), but no dataset.json; choose "
+        "another directory",
         path_, names.size(), names.front());
 }
 
@@ -55,19 +55,19 @@ void OutDirectory::begin(const Json& plan) {
         return file_exists(path) ? parse_json(read_file(path), path, Exit::data) : Json();
     };
     const Json before = read("plan.json");
-    // Paths may hold bytes that are not UTF-8, so what is written is compared.
+    // Paths may not be valid UTF-8, so the serialized plans are compared.
     const auto written = [](const Json& json) { return json.dump(2, ' ', true, Json::error_handler_t::replace); };
     if (!before.is_null() && written(before) == written(plan)) {
         if (const Json saved = read("progress.json"); !saved.is_null()) progress_ = saved;
-        // Everything has been moved into place but this folder.
+        // A complete folder without dataset.json has already been moved into place.
         const bool is_over = progress_.value("complete", false) && !file_exists(unfinished_ + kDatasetFile);
         if (!is_over) return;
     } else if (!before.is_null() && !force_) {
         keeps_ = true;
         fail(
             Exit::cannot_create,
-            "%s holds the unfinished work of another prepare, or the inputs have changed since: repeat that command to "
-            "continue it, or pass --force to discard it",
+            "%s holds the unfinished work of another prepare (other options or changed inputs); repeat that command to "
+            "resume it, or pass --force to discard it",
             path_);
     }
     progress_ = Json::object();

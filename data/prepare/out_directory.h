@@ -1,20 +1,19 @@
-// The directory that prepare writes: locked, written in a folder of its own, moved into place as a whole.
+// The output directory of prepare: locked, written to a temporary folder, then moved into place.
 #pragma once
 
 #include <nlohmann/json.hpp>
 
 #include "runtime/io/io.h"
 
-// OUT/prepare.unfinished/ holds everything until it is complete: plan.json (what was asked for, and the state of the
-// inputs), progress.json, tokenizer.json and shards. If prepare is killed, the folder stays, and the next one with the
-// same plan continues. After an error it goes away with this object, and so does OUT if it was created here.
+// OUT/prepare.unfinished/ holds plan.json (options and state of the inputs), progress.json, tokenizer.json and the
+// shards until all files are complete. If prepare is killed, the folder remains, and the next prepare with the same
+// plan resumes. After an error, the destructor removes the folder, and also OUT if the constructor created it.
 class OutDirectory {
 public:
     using Json = nlohmann::ordered_json;
 
-    // Creates and locks OUT. Fails with Exit::cannot_create, and leaves everything as it was, if another process is
-    // writing it, if it holds a data set or the unfinished folder of another plan and `force` is not set, or if it
-    // holds anything else.
+    // Creates and locks OUT. Fails with Exit::cannot_create, without changes, if another process uses OUT, if OUT holds
+    // a data set and `force` is not set, or if it holds other files.
     OutDirectory(const std::string& path, bool force);
     OutDirectory(const OutDirectory&) = delete;
     ~OutDirectory();
@@ -22,20 +21,21 @@ public:
     const std::string& unfinished() const { return unfinished_; }
     std::string unfinished(const std::string& name) const { return unfinished_ + "/" + name; }
 
-    // Takes up the unfinished folder if it has the same plan; otherwise begins a new one. Not called: there is none.
-    // A plan that is null is never taken up again.
+    // Resumes the unfinished folder if its plan equals `plan`; otherwise creates a new folder. A null plan is never
+    // resumed. Fails with Exit::cannot_create if the folder has another plan and `force` is not set.
     void begin(const Json& plan);
 
-    // As saved last, also by the process before; an empty object if there is none.
+    // Returns the last saved progress, possibly from an earlier process; an empty object if there is none.
     Json progress() const { return progress_; }
     void save_progress(const Json& progress);
-    void keep_unfinished() { keeps_ = true; }  // also after an error, to be continued
+    void keep_unfinished() { keeps_ = true; }  // keeps the folder after an error, to resume later
 
-    // `dataset` is the content of dataset.json, and `shards` are the names it lists. dataset.json is removed first and
-    // written last: a data set without it is incomplete. Can be repeated after it was interrupted.
+    // Moves the data set into place. `dataset` is the content of dataset.json, `shards` the names that it lists.
+    // dataset.json is removed first and written last: a data set without it is incomplete. Can be repeated after an
+    // interruption.
     void move_into_place(const std::string& dataset, const std::vector<std::string>& shards);
 
-    // Removes the shards in the unfinished folder that are not named.
+    // Removes the shards in the unfinished folder that are not in `names`.
     void remove_other_shards(const std::vector<std::string>& names) const;
 
 private:

@@ -6,8 +6,8 @@
 
 static uint64_t divide_up(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
 
-// Complete windows of an epoch. For order `once` they cover every target of the stream: seq_len in the first,
-// window_stride() in each that follows.
+// Returns the number of windows per epoch. For order `once` the windows cover every target of the stream: seq_len
+// targets in the first window, window_stride() in each later one.
 static uint64_t count_windows(const TokenStream& stream, const LoaderOptions& options) {
     const uint64_t tokens = stream.token_count(), seq_len = uint64_t(options.seq_len);
     if (tokens < 2) return 0;
@@ -59,7 +59,7 @@ std::exception_ptr Loader::wait_for_step() {
 }
 
 void Loader::seek(uint64_t cursor) {
-    thread_ = std::jthread();  // stops the old one
+    thread_ = std::jthread();  // stops and joins the old thread
     first_cursor_ = cursor;
     filled_ = taken_ = 0;
     thread_ = std::jthread([this](std::stop_token stop) { prefetch(stop); });
@@ -69,7 +69,7 @@ uint64_t Loader::batches_per_pass() const { return divide_up(windows_, options_.
 
 void Loader::prefetch(std::stop_token stop) {
     std::unique_lock lock(mutex_);
-    // The batch that the caller holds keeps its slot.
+    // The slot of the batch that the caller holds is not free.
     auto has_free_slot = [this] { return filled_ + 1 < taken_ + slots_.size(); };
     while (changed_.wait(lock, stop, has_free_slot) && !stop.stop_requested()) {
         const uint64_t number = filled_;
@@ -98,7 +98,7 @@ void Loader::fill(Slot& slot, uint64_t number) {
     check_shards();
 }
 
-// Asked after the tokens were read, so that a shard that changes meanwhile is found too.
+// Called after the tokens are read, to also detect a shard that changes during the read.
 void Loader::check_shards() {
     for (size_t stream = 0; stream < touched_.size(); stream++) {
         std::vector<bool>& touched = touched_[stream];
@@ -121,7 +121,7 @@ void Loader::fill_window(size_t number, uint64_t window, int32_t* inputs, int32_
     const TokenStream& stream = data_.streams()[number];
     const uint64_t seq_len = uint64_t(options_.seq_len);
     const uint64_t stride = options_.order == SampleOrder::once ? options_.window_stride() : seq_len;
-    size_t count = 0;  // targets in the stream
+    size_t count = 0;  // targets before the end of the stream
     if (window < stream_windows_[number]) {
         const uint64_t begin = window * stride;
         count = size_t(std::min(seq_len, stream.token_count() - 1 - begin));
@@ -133,5 +133,5 @@ void Loader::fill_window(size_t number, uint64_t window, int32_t* inputs, int32_
     }
     std::fill(inputs + count, inputs + seq_len, 0);
     std::fill(targets + count, targets + seq_len, -1);
-    if (window > 0) std::fill(targets, targets + (seq_len - stride), -1);  // the previous window has these
+    if (window > 0) std::fill(targets, targets + (seq_len - stride), -1);  // targets of the previous window
 }

@@ -7,7 +7,7 @@
 #include "data/shards/permutation.h"
 #include "runtime/io/digest.h"
 
-static constexpr uint64_t kBlock = 1 << 16;  // samples; at the smallest share 65 of them, so rounding takes none away
+static constexpr uint64_t kBlock = 1 << 16;  // samples; the smallest share has 65 of them, so rounding never gives 0
 
 Mixture::Mixture(std::vector<TokenStream> streams, const std::vector<double>& weights)
     : streams_(std::move(streams)), bounds_{0} {
@@ -16,7 +16,7 @@ Mixture::Mixture(std::vector<TokenStream> streams, const std::vector<double>& we
     require(weights.size() == streams_.size(), "mixture: %zu weights of %zu streams", weights.size(), streams_.size());
     for (size_t i = 0; i < weights.size(); i++) {
         if (!(weights[i] / sum >= kSmallestShare))
-            fail(Exit::config, "data.train: the weight %g of %s is %.3g %% of all; at least %g %% are needed",
+            fail(Exit::config, "data.train: the weight %g of %s is a share of %.3g %%; the minimum share is %g %%",
                  weights[i], streams_[i].description(), 100 * weights[i] / sum, 100 * kSmallestShare);
         bounds_.push_back(bounds_.back() + weights[i] / sum);
     }
@@ -29,7 +29,7 @@ uint64_t Mixture::token_count() const {
     return count;
 }
 
-// Samples before `sample`, the beginning of a block, that come from streams before number `stream`.
+// Returns how many samples before `sample`, the start of a block, come from streams with an index below `stream`.
 uint64_t Mixture::given_before(size_t stream, uint64_t sample) const {
     return stream == streams_.size() ? sample : uint64_t(std::floor(bounds_[stream] * double(sample)));
 }
@@ -38,7 +38,7 @@ SampleSource Mixture::source_of(uint64_t sample, uint64_t seed) const {
     if (streams_.size() == 1) return {0, sample};
     const uint64_t block = sample / kBlock, begin = block * kBlock, end = begin + kBlock;
     const uint64_t place = permuted(sample - begin, kBlock, stream_seed(streams_.size(), seed), uint32_t(block));
-    // The streams' places follow each other: those of stream i end where those of all up to it do.
+    // The places in a block are assigned to the streams in order.
     uint64_t places_before = 0;
     for (size_t i = 0;; i++) {
         const uint64_t places = given_before(i + 1, end) - given_before(i + 1, begin);

@@ -35,11 +35,11 @@ static void expand_directory(const std::string& path, const std::string& out, In
         fail(exit_code_of(error.value(), Exit::no_input), "cannot list the directory %s: %s", path, error.message());
     if (files.empty())
         fail(Exit::no_input,
-             "%s has no file of text (.txt, .md, .jsonl, .json, .csv, .tsv, .parquet, also .gz or .zst)", path);
+             "%s has no text files (.txt, .md, .jsonl, .json, .csv, .tsv, .parquet; also with .gz or .zst)", path);
     std::ranges::sort(files);
     std::ranges::sort(others);
     if (!others.empty())
-        found.remarks.push_back(format("%s: %zu files are read, %zu of other kinds are passed over, as %s",
+        found.remarks.push_back(format("%s: reading %zu files; skipping %zu files of other types, for example %s",
                                        path.c_str(), files.size(), others.size(), others.front().c_str()));
     found.files.insert(found.files.end(), files.begin(), files.end());
 }

@@ -1,16 +1,16 @@
-// The files that the arguments of prepare mean.
+// Expands the input arguments of prepare to files.
 #pragma once
 
 #include "runtime/io/io.h"
 
 struct InputPaths {
     std::vector<std::string> files;
-    std::vector<std::string> remarks;  // about files of directories that were passed over, for the user
+    std::vector<std::string> remarks;  // messages to the user about skipped files
 };
 
-// Replaces directories by the files in them whose names end like those of text, at any depth, sorted by path; hidden
-// ones and what is in `out`, where the data set goes, are passed over. "-" stays. Fails with Exit::no_input for a path
-// that does not exist and a directory without such a file.
+// Replaces each directory with its text files (by name), found recursively and sorted by path. Skips hidden files and
+// the output directory `out`. Keeps "-". Fails with Exit::no_input if a directory cannot be listed or has no text
+// files, and with Exit::usage if "-" occurs twice.
 InputPaths expand_inputs(const std::vector<std::string>& paths, const std::string& out);
 
 // Copies standard input to a new file. Fails with Exit::no_input if it is a terminal.

@@ -14,7 +14,7 @@ struct Free {
     void operator()(utf8proc_uint8_t* bytes) const { std::free(bytes); }
 };
 
-// Appends valid UTF-8 in normalization form C.
+// Appends the NFC of valid UTF-8.
 void append_nfc(std::string_view text, std::string& out) {
     utf8proc_uint8_t* mapped = nullptr;
     const auto* bytes = reinterpret_cast<const utf8proc_uint8_t*>(text.data());
@@ -25,8 +25,8 @@ void append_nfc(std::string_view text, std::string& out) {
     out.append(reinterpret_cast<const char*>(mapped), size_t(count));
 }
 
-// Whether the character may be changed, or may change what stands before it: a mark, the rest of a Hangul syllable, or
-// one that is not its own normalization form.
+// Returns whether NFC may change the character or combine it with the previous one: a mark, a Hangul vowel or tail, or
+// a character that is not its own NFC.
 bool is_unsettled(utf8proc_int32_t character) {
     constexpr utf8proc_int32_t kFirstVowel = 0x1160, kLastTail = 0x11ff;
     const utf8proc_property_t* property = utf8proc_get_property(character);
@@ -49,7 +49,7 @@ bool is_certainly_nfc(std::string_view text) {
         return all;
     }();
     for (size_t at = 0; at < text.size();) {
-        if (uint8_t(text[at]) < 0xcc) {  // below U+0300 all characters are settled; or the rest of one
+        if (uint8_t(text[at]) < 0xcc) {  // a character below U+0300, which NFC does not change, or a continuation byte
             at++;
             continue;
         }
@@ -64,8 +64,8 @@ bool is_certainly_nfc(std::string_view text) {
     return true;
 }
 
-// The length of the valid UTF-8 that a text begins with, to be normalized at once. It ends before U+11A7, which
-// composes with nothing, but which utf8proc 2.8 takes for a Hangul syllable's empty tail and drops.
+// Returns the length of the valid UTF-8 prefix to normalize at once. The prefix ends before U+11A7: the character does
+// not compose, but utf8proc 2.8 treats it as the empty tail of a Hangul syllable and drops it.
 static size_t run_length(std::string_view text) {
     size_t end = 0;
     while (end < text.size() && !(end > 0 && text.substr(end).starts_with("\u11a7"))) {

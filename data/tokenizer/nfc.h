@@ -1,11 +1,12 @@
-// Unicode's normalization form C, which Qwen's tokenizers ask for (Unicode Standard Annex 15).
+// Unicode normalization form C (NFC, Unicode Standard Annex 15), which Qwen's tokenizers require.
 #pragma once
 
 #include <string>
 #include <string_view>
 
-// The text with every run of valid UTF-8 in normalization form C; other bytes stay as they are.
+// Returns the text with all valid UTF-8 in NFC. Other bytes are unchanged.
 std::string to_nfc(std::string_view text);
 
-// Whether to_nfc() gives the text back, as far as a look at each character tells; never true wrongly.
+// Returns true only if to_nfc() does not change the text. A fast check per character, which may return false for text
+// in NFC.
 bool is_certainly_nfc(std::string_view text);
