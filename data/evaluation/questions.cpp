@@ -28,7 +28,7 @@ public:
     }
 
     std::string operator()(const std::string& text) const {
-        std::string out(4 * text.size() + 64, '\0');  // more than any of the replacements below makes of it
+        std::string out(4 * text.size() + 64, '\0');  // more than the result of any replacement below
         size_t length = out.size();
         const int count = pcre2_substitute(pattern_.get(), PCRE2_SPTR(text.data()), text.size(), 0,
                                            PCRE2_SUBSTITUTE_GLOBAL | PCRE2_SUBSTITUTE_EXTENDED, nullptr, nullptr,
@@ -44,7 +44,7 @@ private:
     std::unique_ptr<pcre2_code, void (*)(pcre2_code*)> pattern_;
 };
 
-// The code points of UTF-8 text.
+// Counts the code points of UTF-8 text.
 int characters_of(std::string_view text) {
     return int(std::ranges::count_if(text, [](char c) { return (uint8_t(c) & 0xc0) != 0x80; }));
 }
@@ -56,19 +56,19 @@ struct TextQuestion {
     int label = 0;
 };
 
-// One line of a file. The readers below reject it, naming the field.
+// One line of a file. The accessors fail with Exit::data, naming the file, line and field.
 class Record {
 public:
     Record(const std::string& path, size_t line, std::string_view text)
         : place_(format("line %zu", line)),
           path_(path),
           json_(parse_json(text, format("line %zu of %s", line, path.c_str()), Exit::data)) {
-        if (!json_.is_object()) reject_file(path_, "%s must be an object, is %s", place_, printed(json_));
+        if (!json_.is_object()) reject_file(path_, "%s must be an object, but is %s", place_, printed(json_));
     }
 
     bool has(const char* name) const { return json_.contains(name); }
 
-    // The only one of these fields that is there.
+    // Returns the only one of these fields that exists. Fails if none or several exist.
     const char* name_of(std::initializer_list<const char*> names) const {
         const char* found = nullptr;
         std::string all;
@@ -96,7 +96,7 @@ public:
         return list.get<std::vector<std::string>>();
     }
 
-    // A number, or its digits as text, as the Hugging Face data sets have it.
+    // Returns the label: a number, or a string of digits as in the Hugging Face data sets.
     int label(const char* name, size_t choices) const {
         const Json& value = json_[name];
         for (size_t i = 0; i < choices; i++)
@@ -108,7 +108,7 @@ public:
 
 private:
     [[noreturn]] void reject_field(const char* name, const std::string& expected) const {
-        reject_file(path_, "%s: \"%s\" must be %s, is %s", place_, name, expected, printed(json_[name]));
+        reject_file(path_, "%s: \"%s\" must be %s, but is %s", place_, name, expected, printed(json_[name]));
     }
 
     std::string place_;
@@ -123,7 +123,7 @@ std::string content_of(const MappedFile& file) {
     return content;
 }
 
-// A completion of llm.c's begins with the space that separates it from the context.
+// A completion in an eval file begins with the space after the context, which does not count.
 void count_characters(const Tokenizer& tokenizer, std::vector<MultipleChoice>& questions) {
     for (MultipleChoice& question : questions)
         for (const std::vector<int32_t>& completion : question.completions) {
@@ -134,7 +134,7 @@ void count_characters(const Tokenizer& tokenizer, std::vector<MultipleChoice>& q
 
 }  // namespace
 
-// Text and tokens of questions as lm-evaluation-harness makes them.
+// Formats and tokenizes questions as lm-evaluation-harness does.
 class QuestionReader::TextEncoder {
 public:
     explicit TextEncoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer), encoder_(tokenizer) {}
@@ -162,7 +162,7 @@ public:
         for (size_t i = 0; i < text.choices.size(); i++) {
             const std::vector<int32_t> whole = encoder_.encode(context + space + text.choices[i]);
             if (whole.size() <= begin)
-                record.reject(format("choice %zu has no token of its own behind the context", i));
+                record.reject(format("choice %zu adds no token to the context", i));
             question.completions.emplace_back(whole.begin() + ptrdiff_t(begin), whole.end());
             question.characters.push_back(characters_of(text.choices[i]));
         }
@@ -197,7 +197,7 @@ void QuestionReader::read_json_lines(const MappedFile& file, size_t limit, Quest
         const TextQuestion question = encoder_->text_of(record);
         if (limit == 0 || set.questions.size() < limit) set.questions.push_back(encoder_->encode(question, record));
     }
-    if (set.questions.empty()) reject_file(set.path, "there is no question in it");
+    if (set.questions.empty()) reject_file(set.path, "the file has no questions");
 }
 
 QuestionReader::QuestionReader(const Tokenizer* tokenizer, int vocab_size)
@@ -219,7 +219,7 @@ QuestionSet QuestionReader::read(const std::string& path, size_t limit) {
         if (limit > 0) set.questions.resize(std::min(limit, set.questions.size()));
         if (tokenizer_) count_characters(*tokenizer_, set.questions);
     } else {
-        if (!tokenizer_) fail(Exit::no_input, "%s is text, and there is no tokenizer to encode it with", path);
+        if (!tokenizer_) fail(Exit::no_input, "%s has text, which requires a tokenizer", path);
         read_json_lines(file, limit, set);
     }
     for (const MultipleChoice& question : set.questions)

@@ -1,4 +1,4 @@
-// Files of multiple-choice questions: JSON Lines, with HellaSwag's fields or general ones, and llm.c's eval files.
+// Reads multiple-choice questions from JSON Lines, with HellaSwag's or general fields, and from eval files of llm.c.
 #pragma once
 
 #include "data/evaluation/eval_file.h"
@@ -7,25 +7,27 @@
 
 struct QuestionSet {
     std::string path;
-    std::string name;  // the file's, without directory and endings: letters, digits and "_-" only
+    std::string name;  // the file name without directory and extensions: only letters, digits and "_-"
     std::vector<MultipleChoice> questions;
-    int completion_tokens = 0;  // the most of a completion
+    int completion_tokens = 0;  // tokens of the longest completion
 };
 
-// The first `limit` questions (0: all) of the file, which may be compressed with gzip or zstd; all of it is checked.
+// read() returns the first `limit` questions (0: all) of a file, which may be compressed with gzip or zstd. It
+// validates the whole file.
 //
-// JSON Lines: an object per line. Text is tokenized as lm-evaluation-harness does (lm_eval/api/model.py,
-// TemplateLM._encode_pair): context, a space and a choice as a whole; what the tokens of the context alone do not cover
-// is the completion. White space at the end of a context belongs to the completion; an empty context is kEndOfText.
-//   HellaSwag's fields   activity_label, ctx_a, ctx_b, endings, label; text as in lm_eval/tasks/hellaswag, where
-//                        letters have a simple upper and lower case in Unicode
-//   general ones         context, question or query; choices or endings; label or gold
-// An eval file of llm.c has tokens; with a tokenizer, the characters of its completions are known too.
+// JSON Lines: an object per line. Text is tokenized as in lm-evaluation-harness (lm_eval/api/model.py,
+// TemplateLM._encode_pair): context, a space and a choice are encoded as a whole. If the context alone has n tokens,
+// the completion consists of the tokens after the first n. White space at the end of a context belongs to the
+// completion. An empty context is kEndOfText.
+//   HellaSwag's fields   activity_label, ctx_a, ctx_b, endings, label; text is cleaned as in lm_eval/tasks/hellaswag,
+//                        with Unicode's simple case mapping
+//   general fields       context, question or query; choices or endings; label or gold
+// An eval file of llm.c has tokens. With a tokenizer, the text lengths of its completions are computed too.
 //
-// Fails with Exit::data, naming the file, its line and the field, for anything else, and for tokens that are not below
-// `vocab_size`; with Exit::no_input if text needs a tokenizer and `tokenizer` is null.
+// Fails with Exit::data, naming the file, the line and the field, for other content and for tokens of `vocab_size` or
+// larger. Fails with Exit::no_input if the file has text and `tokenizer` is null.
 //
-// Of several files: what encodes text is made once, when the first text is read.
+// The text encoder is created once, when the first text file is read.
 class QuestionReader {
 public:
     QuestionReader(const Tokenizer* tokenizer, int vocab_size);  // the tokenizer must outlive it

@@ -10,7 +10,7 @@ RollingText::RollingText(TextInput input, const Tokenizer& tokenizer, int seq_le
     input.count();
     input.set_cut(safe_cut_of(tokenizer.rules()));
     Encoder encoder(tokenizer);
-    uint64_t begin = 0;  // of the document in ids_
+    uint64_t begin = 0;  // start of the current document in ids_
     bool is_in_space = false;
     auto end_document = [&] { add_windows(begin); };
     input.read(0, input.size(), [&](std::string_view text, bool starts_document) {
@@ -29,12 +29,12 @@ RollingText::RollingText(TextInput input, const Tokenizer& tokenizer, int seq_le
         }
     });
     end_document();
-    if (tokens_ == 0) fail(Exit::data, "%s: there is no text", input.sources().front().file.path());
+    if (tokens_ == 0) fail(Exit::data, "%s: the input has no text", input.sources().front().file.path());
 }
 
-// Those of the document from `begin` to the end of ids_.
+// Adds the windows of the document that spans from `begin` to the end of ids_.
 void RollingText::add_windows(uint64_t begin) {
-    const uint64_t count = ids_.size() - begin;  // with kEndOfText
+    const uint64_t count = ids_.size() - begin;  // includes kEndOfText
     for (uint64_t done = 0, next; done + 1 < count; done = next) {
         next = std::min(count - 1, done + (done == 0 ? seq_len_ : stride_));
         windows_.push_back(

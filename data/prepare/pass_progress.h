@@ -1,4 +1,4 @@
-// Lines about a long pass over the input, and its end when the user wants that.
+// Progress lines for a long pass over the input, and its interruption by a signal.
 #pragma once
 
 #include "runtime/io/io.h"
@@ -8,11 +8,11 @@ using ProgressLine = std::function<void(const std::string&)>;
 
 class PassProgress {
 public:
-    // `total` bytes, or 0 if that is not known. `done`: in an earlier process.
+    // `total`: bytes of the pass; 0 if unknown. `done`: bytes already processed by an earlier process.
     PassProgress(std::string label, uint64_t total, uint64_t done, const ProgressLine& line)
         : label_(std::move(label)), total_(total), begun_(done), done_(done), line_(line) {}
 
-    // A line after 2 seconds and then every 10. Fails with Exit::again if a signal asked for an end.
+    // Prints a line after 2 seconds, then every 10 seconds. Fails with Exit::again after a stop signal.
     void advance(uint64_t bytes) {
         if (const int signal = stop_signal())
             fail(Exit::again, "prepare: stopped by signal %d", signal);

@@ -7,9 +7,9 @@
 
 uint64_t raw_token_count(const MappedFile& file) {
     if (const auto header = shard_header(file.text()))
-        reject_file(file.path(), "has a header: it is a %s, which data.train can name as it is", header->name);
+        reject_file(file.path(), "has a header: it is a %s, which data.train can use directly", header->name);
     if (file.size() % 2 != 0)
-        reject_file(file.path(), "has %zu bytes, but token ids of 2 bytes make an even number", file.size());
+        reject_file(file.path(), "has %zu bytes, but 2-byte token ids need an even number", file.size());
     return file.size() / 2;
 }
 

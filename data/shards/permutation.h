@@ -1,4 +1,4 @@
-// A keyed permutation of [0, n) without a table: any element is computed on its own.
+// A keyed permutation of [0, n) without a table: each element is computed independently.
 #pragma once
 
 #include <utility>
@@ -6,12 +6,12 @@
 #include "kernels/base/check.h"
 #include "kernels/numeric.h"
 
-// The image of `index` in [0, n), 1 <= n <= 2^62: a permutation that is a pure function of (seed, epoch).
+// Returns the image of `index` in [0, n), 1 <= n <= 2^62. The permutation is a pure function of (seed, epoch).
 //
 // A balanced Feistel network (Luby, Rackoff, "How to construct pseudorandom permutations", SIAM J. Comput. 17, 1988)
-// with Philox as its round function permutes the next even power of two >= n; following its cycle until a value
-// below n appears makes that a permutation of [0, n) (Black, Rogaway, "Ciphers with arbitrary finite domains", CT-RSA
-// 2002, section 4). The power of two is less than 4 n, so that takes less than 4 steps on average.
+// with Philox as its round function permutes [0, p), where p >= n is the smallest even power of two. Walking the cycle
+// until a value below n appears gives a permutation of [0, n) (Black, Rogaway, "Ciphers with arbitrary finite domains",
+// CT-RSA 2002, section 4). Since p < 4 n, this takes fewer than 4 steps on average.
 inline uint64_t permuted(uint64_t index, uint64_t n, uint64_t seed, uint32_t epoch) {
     constexpr uint32_t kRounds = 8;  // four suffice for large halves; small ones mix more slowly
     require(n >= 1 && n <= uint64_t(1) << 62, "permutation: cannot permute %zu elements", n);

@@ -5,7 +5,7 @@
 #include "data/text/byte_source.h"
 #include "data/text/thrift.h"
 
-// Pages have about a megabyte. A larger number is damage, or a file that was made to fill the memory.
+// A typical page has about a megabyte. A much larger size means a damaged or malicious file.
 static constexpr int64_t kMaxPageBytes = int64_t(1) << 29;
 
 namespace {
@@ -52,7 +52,7 @@ SchemaElement read_schema_element(ThriftReader& reader) {
     return element;
 }
 
-// The index among all leaves of a column that stands directly below the root.
+// A column directly below the root: its index among all leaves.
 struct FoundColumn {
     size_t leaf;
     bool is_optional;
@@ -79,22 +79,22 @@ FoundColumn find_column(const std::vector<SchemaElement>& schema, const std::str
         const SchemaElement& element = schema[next++];
         if (element.name == name && !found) {
             if (element.children > 0)
-                reject_file(path, "the column \"%s\" is nested; only flat columns of strings are read", name);
+                reject_file(path, "the column \"%s\" is nested; only flat columns of strings are supported", name);
             if (element.repetition == kRepeated)
-                reject_file(path, "the column \"%s\" is repeated; only flat columns of strings are read", name);
+                reject_file(path, "the column \"%s\" is repeated; only flat columns of strings are supported", name);
             if (element.type != kByteArray)
-                reject_file(path, "the column \"%s\" has the type %s, not strings", name,
+                reject_file(path, "the column \"%s\" has the type %s; only strings (BYTE_ARRAY) are supported", name,
                             name_in(kTypes, element.type));
             found = {leaf, element.repetition == kOptional};
         }
         names += (names.empty() ? "" : ", ") + element.name;
         pass(element);
     }
-    if (!found) reject_file(path, "no column is called \"%s\"; choose one with --field: %s", name, names);
+    if (!found) reject_file(path, "no column is named \"%s\"; choose one with --field: %s", name, names);
     return *found;
 }
 
-// Decodes Parquet's hybrid of run lengths and packed bits: `count` values of `width` bits.
+// Decodes `count` values of `width` bits in Parquet's RLE/bit-packing hybrid encoding.
 void decode_hybrid(BoundedBytes bytes, uint32_t width, uint64_t count, std::vector<uint32_t>& out) {
     out.clear();
     out.reserve(count);
@@ -106,13 +106,13 @@ void decode_hybrid(BoundedBytes bytes, uint32_t width, uint64_t count, std::vect
             uint32_t value = 0;
             for (uint32_t shift = 0; shift < width; shift += 8) value |= uint32_t(bytes.byte()) << shift;
             if (uint64_t(value) >> width != 0)
-                bytes.reject("has a run of %u, which has more than %u bits", value, width);
+                bytes.reject("has a run of the value %u, which has more than %u bits", value, width);
             out.insert(out.end(), std::min(run, left), value);
             continue;
         }
         const uint64_t groups = std::min(header >> 1, (left + 7) / 8), values = std::min(groups * 8, left);
         if (groups == 0) bytes.reject("has a run of no values");
-        // The last group may be cut behind its last value.
+        // The last group may end after its last value.
         const std::string_view packed =
             bytes.take(std::max((values * width + 7) / 8, std::min<uint64_t>(groups * width, bytes.rest().size())));
         uint64_t window = 0;
@@ -138,11 +138,12 @@ ParquetColumn::ParquetColumn(const MappedFile& file, const std::string& column) 
     if (all.ends_with("PARE") && all.size() >= 12)
         reject_file(path, "the Parquet file is encrypted, which is not supported");
     if (!all.ends_with(kParquetMagic) || all.size() < 12)
-        reject_file(path, "the Parquet file does not end with PAR1: it was cut short");
+        reject_file(path, "the Parquet file does not end with PAR1: the file was cut short");
     BoundedBytes end(all.substr(all.size() - 8), path, "the end");
     const uint32_t metadata_bytes = end.uint32();
     if (metadata_bytes > all.size() - 12)
-        reject_file(path, "the Parquet metadata is to have %u bytes, but the file has %zu", metadata_bytes, all.size());
+        reject_file(path, "the footer states %u bytes of metadata, but the file has %zu bytes", metadata_bytes,
+                    all.size());
     read_metadata(all.substr(all.size() - 8 - metadata_bytes, metadata_bytes), column);
 }
 
@@ -163,7 +164,7 @@ void ParquetColumn::read_metadata(std::string_view metadata, const std::string& 
             reader.read_list([&](auto) { read_row_group(reader, found->leaf); });
             return true;
         }
-        if (id == 8) bytes.reject("says that columns are encrypted, which is not supported");
+        if (id == 8) bytes.reject("has encrypted columns, which are not supported");
         return false;
     });
     if (!found) bytes.reject("has no schema");
@@ -177,7 +178,7 @@ void ParquetColumn::read_row_group(ThriftReader& reader, size_t column_index) {
         const bool is_wanted = index++ == column_index;
         reader.read_struct([&](int id, ThriftReader::Type type) {
             if (is_wanted && id == 1)
-                reject_file(file_.path(), "the column is in another file, which is not supported");
+                reject_file(file_.path(), "the column is stored in another file, which is not supported");
             if (is_wanted && (id == 8 || id == 9))
                 reject_file(file_.path(), "the column is encrypted, which is not supported");
             if (!is_wanted || id != 3 || type != ThriftReader::structure) return false;
@@ -193,16 +194,16 @@ void ParquetColumn::read_row_group(ThriftReader& reader, size_t column_index) {
                     default: return false;
                 }
             });
-            // Some writers say 0 where there is no dictionary.
+            // Some writers store 0 if the column has no dictionary.
             const int64_t begin = dictionary > 0 ? std::min(dictionary, data) : data;
             if (begin < 4 || size < 0 || uint64_t(begin) > all.size() ||
                 uint64_t(size) > all.size() - uint64_t(begin) || count < 0)
                 reject_file(file_.path(),
-                            "a row group's column is to have %lld values in %lld bytes from %lld on, but the file has "
-                            "%zu bytes",
+                            "a row group states %lld values of the column in %lld bytes from offset %lld, but the file "
+                            "has %zu bytes",
                             (long long)count, (long long)size, (long long)begin, all.size());
             if (chunk.codec != kUncompressed && chunk.codec != kSnappy && chunk.codec != kGzip && chunk.codec != kZstd)
-                reject_file(file_.path(), "the column is compressed with %s; supported are Snappy, gzip and zstd",
+                reject_file(file_.path(), "the column is compressed with %s; only Snappy, gzip and zstd are supported",
                             name_in(kCodecs, chunk.codec));
             chunk.value_count = uint64_t(count);
             chunk.pages = all.substr(size_t(begin), size_t(size));
@@ -221,7 +222,7 @@ void ParquetColumn::read_row_group(ThriftReader& reader, size_t column_index) {
 ParquetColumn::PageHeader ParquetColumn::read_page_header(BoundedBytes& bytes) const {
     PageHeader header;
     ThriftReader reader(bytes);
-    auto read_data_header = [&](int id, ThriftReader::Type) {  // also a dictionary's
+    auto read_data_header = [&](int id, ThriftReader::Type) {  // of a data or dictionary page
         if (id == 1) header.value_count = reader.integer();
         if (id == 2) header.encoding = reader.integer();
         return id == 1 || id == 2;
@@ -255,7 +256,7 @@ ParquetColumn::PageHeader ParquetColumn::read_page_header(BoundedBytes& bytes) c
         }
     });
     if (header.compressed_bytes < 0 || header.uncompressed_bytes < 0 || header.uncompressed_bytes > kMaxPageBytes)
-        bytes.reject("says %lld bytes, uncompressed %lld; at most %lld are supported",
+        bytes.reject("states %lld bytes, %lld uncompressed; the limit is %lld bytes",
                      (long long)header.compressed_bytes, (long long)header.uncompressed_bytes,
                      (long long)kMaxPageBytes);
     return header;
@@ -265,7 +266,7 @@ std::string_view ParquetColumn::decompressed(std::string_view bytes, int64_t siz
                                              std::string& buffer) const {
     if (codec == kUncompressed) {
         if (int64_t(bytes.size()) != size)
-            reject_file(file_.path(), "a Parquet page that is not compressed has %zu bytes, but is to have %lld",
+            reject_file(file_.path(), "an uncompressed Parquet page has %zu bytes, but its header states %lld",
                         bytes.size(), (long long)size);
         return bytes;
     }
@@ -281,7 +282,7 @@ void ParquetColumn::read_dictionary(const PageHeader& header, std::string_view c
                     name_in(kEncodings, header.encoding));
     BoundedBytes bytes(content, file_.path(), "a Parquet dictionary");
     if (header.value_count < 0 || uint64_t(header.value_count) > content.size() / 4)
-        bytes.reject("is to have %lld values in %zu bytes", (long long)header.value_count, content.size());
+        bytes.reject("states %lld values in %zu bytes", (long long)header.value_count, content.size());
     dictionary_.clear();
     for (int64_t i = 0; i < header.value_count; i++) dictionary_.push_back(bytes.take(bytes.uint32()));
     has_dictionary_ = true;
@@ -291,7 +292,7 @@ void ParquetColumn::open_data_page(const PageHeader& header, std::string_view co
     const Chunk& chunk = chunks_[chunk_];
     BoundedBytes bytes(content, file_.path(), "a Parquet page");
     if (header.value_count < 0 || uint64_t(header.value_count) > chunk.value_count - chunk_values_)
-        bytes.reject("is to have %lld values, but %zu are left in its column chunk", (long long)header.value_count,
+        bytes.reject("states %lld values, but its column chunk has %zu left", (long long)header.value_count,
                      size_t(chunk.value_count - chunk_values_));
     page_values_ = size_t(header.value_count);
     chunk_values_ += page_values_;
@@ -299,31 +300,32 @@ void ParquetColumn::open_data_page(const PageHeader& header, std::string_view co
     size_t present = page_values_;
     if (is_optional_) {
         if (header.type == kDataPage) levels = bytes.take(bytes.uint32());
-        // A run of a few bytes may stand for any number of nulls, but not in a page: its rows are held in memory.
-        if (page_values_ > size_t(kMaxPageBytes) / 4) bytes.reject("has %zu values, which is too many", page_values_);
+        // A run of a few bytes can encode any number of nulls. The limit bounds the memory for the rows of a page.
+        if (page_values_ > size_t(kMaxPageBytes) / 4) bytes.reject("has too many values (%zu)", page_values_);
         decode_hybrid({levels, file_.path(), "a Parquet page's definition levels"}, 1, page_values_, present_);
         present = size_t(std::ranges::count(present_, 1u));
     }
     is_indexed_ = header.encoding == kPlainDictionary || header.encoding == kRleDictionary;
     if (!is_indexed_ && header.encoding != kPlain)
-        bytes.reject("has the encoding %s; supported are PLAIN and dictionaries", name_in(kEncodings, header.encoding));
+        bytes.reject("has the encoding %s; only PLAIN and dictionary encodings are supported",
+                     name_in(kEncodings, header.encoding));
     values_ = bytes.rest();
     if (!is_indexed_) {
         if (present > values_.size() / 4) bytes.reject("has %zu values in %zu bytes", present, values_.size());
         return;
     }
-    if (!has_dictionary_) bytes.reject("refers to a dictionary, but there is none");
+    if (!has_dictionary_) bytes.reject("refers to a dictionary, but the column chunk has none");
     if (present == 0) return indices_.clear();
     const uint32_t width = bytes.byte();
     if (width > 32) bytes.reject("has indices of %u bits", width);
-    if (present > size_t(kMaxPageBytes) / 4) bytes.reject("has %zu values, which is too many", present);
+    if (present > size_t(kMaxPageBytes) / 4) bytes.reject("has too many values (%zu)", present);
     decode_hybrid({bytes.rest(), file_.path(), "a Parquet page's indices"}, width, present, indices_);
     for (uint32_t index : indices_)
         if (index >= dictionary_.size())
-            bytes.reject("refers to value %u of a dictionary of %zu", index, dictionary_.size());
+            bytes.reject("refers to value %u of a dictionary with %zu values", index, dictionary_.size());
 }
 
-// Goes on to the next data page; false at the end of the file.
+// Opens the next data page. Returns false at the end of the file.
 bool ParquetColumn::open_page() {
     while (chunk_ < chunks_.size()) {
         Chunk& chunk = chunks_[chunk_];
@@ -337,7 +339,7 @@ bool ParquetColumn::open_page() {
         chunk.pages = bytes.rest();
         if (header.has_crc && uint32_t(header.crc) !=
                                   crc32_gzip_refl(0, reinterpret_cast<const uint8_t*>(content.data()), content.size()))
-            reject_file(file_.path(), "a Parquet page is damaged: its checksum is wrong");
+            reject_file(file_.path(), "a Parquet page is damaged: its CRC does not match");
         if (header.type == kDictionaryPage) {
             read_dictionary(header, decompressed(content, header.uncompressed_bytes, chunk.codec, dictionary_buffer_));
         } else if (header.type == kDataPage) {
@@ -346,7 +348,7 @@ bool ParquetColumn::open_page() {
         } else if (header.type == kDataPageV2) {
             if (header.definition_bytes < 0 || header.repetition_bytes != 0 ||
                 header.definition_bytes > std::min<int64_t>(int64_t(content.size()), header.uncompressed_bytes))
-                reject_file(file_.path(), "a Parquet page has levels of %lld and %lld bytes",
+                reject_file(file_.path(), "a Parquet page has invalid level lengths: definition %lld, repetition %lld",
                             (long long)header.definition_bytes, (long long)header.repetition_bytes);
             levels = content.substr(0, size_t(header.definition_bytes));
             content.remove_prefix(levels.size());

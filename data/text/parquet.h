@@ -1,4 +1,4 @@
-// Reading a flat column of strings from a Parquet file (https://parquet.apache.org/docs/file-format/).
+// Reads a flat column of strings from a Parquet file (https://parquet.apache.org/docs/file-format/).
 #pragma once
 
 #include <optional>
@@ -7,22 +7,22 @@
 
 inline constexpr std::string_view kParquetMagic = "PAR1";
 
-// Reads the values of a column in order, one page in memory at a time: BYTE_ARRAY columns, required or optional, with
-// PLAIN and dictionary encoding, data pages of version 1 and 2, uncompressed or compressed with Snappy, gzip or zstd.
-// Everything else (nested and repeated columns, other types, encodings and codecs, encryption) is named and refused:
-// every error is Exit::data and names the file. No length in the file is trusted.
+// Reads the values of a column in order, one page in memory at a time. Supports required and optional BYTE_ARRAY
+// columns, PLAIN and dictionary encoding, data pages of versions 1 and 2, and no compression, Snappy, gzip or zstd.
+// Fails with Exit::data, naming the file and the feature, for anything else: nested and repeated columns, other types,
+// encodings and codecs, encryption. Validates every length in the file.
 class ParquetColumn {
 public:
-    // Reads the metadata. If there is no such column, the error lists the columns.
+    // Reads the metadata. If the column does not exist, the error lists the columns.
     ParquetColumn(const MappedFile& file, const std::string& column);
 
-    // The next value that is not null, valid until the next call; nullopt after the last one.
+    // Returns the next non-null value, valid until the next call; nullopt after the last one.
     std::optional<std::string_view> next();
 
-    uint64_t nulls() const { return nulls_; }  // that have been passed over
+    uint64_t nulls() const { return nulls_; }  // null values skipped so far
 
 private:
-    struct Chunk {  // the column's part of a row group
+    struct Chunk {  // the part of the column in a row group
         int32_t codec = 0;
         uint64_t value_count = 0;
         std::string_view pages;
@@ -47,17 +47,17 @@ private:
     MappedFile file_;
     bool is_optional_ = false;
     std::vector<Chunk> chunks_;
-    size_t chunk_ = 0;               // that is being read
-    uint64_t chunk_values_ = 0;      // of it that pages have brought
+    size_t chunk_ = 0;               // the current chunk
+    uint64_t chunk_values_ = 0;      // values of the current chunk in the pages read so far
     std::string dictionary_buffer_;  // decompressed
     std::vector<std::string_view> dictionary_;
     bool has_dictionary_ = false;
 
-    // The data page that is being read.
+    // The current data page.
     std::string page_buffer_;  // decompressed
-    std::string_view values_;  // PLAIN: the rest
+    std::string_view values_;  // PLAIN: the remaining values
     bool is_indexed_ = false;
-    std::vector<uint32_t> present_, indices_;  // 1 or 0 per value, if optional; per value that is present
+    std::vector<uint32_t> present_, indices_;  // 1 or 0 per value of an optional column; an index per present value
     size_t page_values_ = 0, value_ = 0, index_ = 0;
     uint64_t nulls_ = 0;
 };

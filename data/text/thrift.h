@@ -1,4 +1,4 @@
-// Reading Thrift's compact protocol, which Parquet writes its metadata in
+// Reads Thrift's compact protocol, the format of Parquet metadata
 // (https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md).
 #pragma once
 
@@ -6,7 +6,7 @@
 
 #include "runtime/io/reject_file.h"
 
-// Bytes of a file, from which nothing is read beyond the end: that fails with Exit::data, naming file and part.
+// Reads a byte range of a file. Reading past its end fails with Exit::data, naming the file and the part.
 class BoundedBytes {
 public:
     // `path` and `part` must outlive it.
@@ -16,7 +16,7 @@ public:
     std::string_view rest() const { return rest_; }
     std::string_view take(uint64_t count) {
         if (count > rest_.size())
-            reject("ends too early: %zu bytes are needed, but %zu are left", size_t(count), rest_.size());
+            reject("ends too early: needs %zu bytes, but only %zu are left", size_t(count), rest_.size());
         const std::string_view taken = rest_.substr(0, count);
         rest_.remove_prefix(count);
         return taken;
@@ -52,8 +52,8 @@ public:
 
     enum Type : uint8_t { stop, yes, no, int8, int16, int32, int64, real, binary, list, set, map, structure };
 
-    // Reads a struct: calls field(id, type) for each field, which either reads the value and returns true or leaves it
-    // and returns false.
+    // Reads a struct: calls field(id, type) for each field. The callback reads the value and returns true, or returns
+    // false to skip it.
     template <class Field> void read_struct(const Field& field) {
         const Nesting nesting(*this);
         int id = 0;
@@ -64,11 +64,11 @@ public:
             if (!field(id, type)) skip(type);
         }
     }
-    // Reads a list: calls element(type) for each.
+    // Reads a list: calls element(type) for each element.
     template <class Element> void read_list(const Element& element) {
         const uint8_t header = bytes_.byte();
         const uint64_t count = header >> 4 == 15 ? bytes_.varint() : header >> 4;
-        // An element has a byte at least.
+        // Each element has at least one byte.
         if (count > bytes_.rest().size()) bytes_.reject("has a list of %zu elements in too few bytes", size_t(count));
         for (uint64_t i = 0; i < count; i++) element(Type(header & 15));
     }
@@ -105,7 +105,7 @@ private:
         ThriftReader& reader;
     };
     void skip_element(Type type) {
-        // In a list a boolean has a byte of its own.
+        // In a list, a boolean takes one byte.
         if (type == yes || type == no)
             bytes_.take(1);
         else

@@ -1,9 +1,9 @@
-// How invalid content of a file is reported.
+// Reports invalid content of a file.
 #pragma once
 
 #include "kernels/base/check.h"
 
-// Fails with Exit::data and the message "PATH: ..."; `pattern` and `values` as in printf, and %s also takes a
+// Fails with Exit::data and the message "PATH: ...". `pattern` and `values` are as in printf; %s also accepts a
 // std::string.
 template <class... Values>
 [[noreturn]] void reject_file(const std::string& path, const std::string& pattern, const Values&... values) {

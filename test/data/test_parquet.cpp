@@ -69,7 +69,7 @@ TEST_CASE("parquet: a column chunk has only its own dictionary") {
     REQUIRE(page != bytes.npos);
     bytes[page + 1] = 0x02;
     write_bytes(directory / "x.parquet", bytes);
-    expect_error(Exit::data, {"x.parquet", "refers to a dictionary, but there is none"},
+    expect_error(Exit::data, {"x.parquet", "refers to a dictionary, but the column chunk has none"},
                  [&] { read_column(directory / "x.parquet"); });
 }
 

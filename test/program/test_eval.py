@@ -161,7 +161,7 @@ class Reference(TrainerTest):
         swag = {"activity_label": "x", "ctx_a": "a", "ctx_b": "b", "endings": ["c", "d"], "label": 1}
         for line, words in (
                 ("{", "line 2 of q.jsonl"), ("[1]", "line 2 must be an object"),
-                ({**good, "context": None}, '"context" must be text, is null'),
+                ({**good, "context": None}, '"context" must be text, but is null'),
                 ({"choices": ["a", "b"], "label": 0}, 'line 2 has no "context" or "question" or "query"'),
                 ({**good, "query": "a"}, 'both "context" and "query"'),
                 ({**good, "gold": 0}, 'both "label" and "gold"'),
@@ -170,9 +170,9 @@ class Reference(TrainerTest):
                 ({**good, "choices": ["b"]}, "a list of at least two texts"),
                 ({**good, "choices": ["b", 5]}, "a list of at least two texts"),
                 ({**good, "choices": "bc"}, "a list of at least two texts"),
-                ({**good, "label": 2}, '"label" must be an integer from 0 to 1, is 2'),
+                ({**good, "label": 2}, '"label" must be an integer from 0 to 1, but is 2'),
                 ({**good, "label": "A"}, '"label" must be an integer from 0 to 1'), ({**good, "label": -1}, "is -1"),
-                ({**swag, "ctx_b": 5}, '"ctx_b" must be text, is 5'),
+                ({**swag, "ctx_b": 5}, '"ctx_b" must be text, but is 5'),
                 ({key: value for key, value in swag.items() if key != "ctx_b"}, 'has no "ctx_b"'),
                 ({key: value for key, value in swag.items() if key != "activity_label"}, 'has no "activity_label"'),
                 ({key: value for key, value in swag.items() if key != "endings"}, 'has no "endings"'),
