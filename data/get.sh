@@ -8,9 +8,9 @@
 # FILE.mismatch. DIR/lock prevents concurrent runs; DIR/.files caches the server's file list.
 # Requires bash, curl, jq, flock and coreutils; `scripts/setup.sh data` installs them.
 #
-# Exit codes, as in kernels/base/check.h: 0; 64 invalid arguments; 65 a file does not match its published size or SHA-256;
-# 66 the server does not have the file, or a command is missing; 73 DIR cannot be used; 74 the network or the disk
-# failed; 75 stopped by a signal. After 74 and 75, run the same command again to resume.
+# Exit codes, as in kernels/base/check.h: 0; 64 invalid arguments; 65 a file does not match its published size or
+# SHA-256; 66 the server does not have the file, or a command is missing; 73 DIR cannot be used; 74 the network or the
+# disk failed; 75 stopped by a signal. After 74 and 75, run the same command again to resume.
 set -euo pipefail
 export LC_ALL=C
 

@@ -210,7 +210,7 @@ FAULTS = [
      "    rename_path(unfinished_ + kDatasetFile,",
      "faults: test_power_cuts.Prepare"),
     (SHARDS, "a header may precede its tokens",
-     "    file_.sync();  // the tokens are on disk before the header says so\n", "", "faults: test_power_cuts.Prepare"),
+     "    file_.sync();  // the tokens must be on disk before the header\n", "", "faults: test_power_cuts.Prepare"),
     (SHARDS, "a writer that continues takes a full shard for an empty one",
      "written - (names_.size() - 1) * shard_tokens;", "written % shard_tokens;",
      "test_cpu: shards: a writer that goes on*"),

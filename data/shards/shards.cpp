@@ -12,10 +12,10 @@
 #include "runtime/io/reject_file.h"
 
 static constexpr std::string_view kLlmqMagic = "BIN.TOK\n";
-static constexpr size_t kBufferBytes = size_t(1) << 20;  // written at a time
+static constexpr size_t kBufferBytes = size_t(1) << 20;  // bytes per write
 static constexpr int32_t kLlmcGpt2Magic = 20240520, kLlmcLlamaMagic = 20240801, kNemoMagic = 278895051;
 
-// The data sets that data/get.sh downloads; test_get.py compares.
+// The data sets of data/get.sh; test_get.py compares the lists.
 static constexpr const char* kPublicDatasets[] = {"tinyshakespeare", "tinystories",   "openwebtext",
                                                   "fineweb10B",      "finewebedu10B", "hellaswag"};
 
@@ -28,7 +28,7 @@ std::vector<std::string> find_shards(const std::string& pattern, const std::stri
         const bool is_public =
             std::find(std::begin(kPublicDatasets), std::end(kPublicDatasets), name) != std::end(kPublicDatasets);
         if (error.code != Exit::no_input || !is_public || !file_exists(script)) throw;
-        fail(Exit::no_input, "%s; to download this data set: %s %s", std::string(error.what()), path_to_type(script),
+        fail(Exit::no_input, "%s; to download the data set, run %s %s", std::string(error.what()), path_to_type(script),
              name);
     }
 }
@@ -62,11 +62,10 @@ static ShardHeader checked_header(const InputFile& file) {
         reject_file(path, "the header of a token shard has %zu bytes, but the file ends after %zu", kShardHeaderBytes,
                     bytes.size());
     if (header->version != header->supported_version)
-        reject_file(path, "%s of version %d, but only version %d is supported", header->name, header->version,
+        reject_file(path, "%s of version %d; only version %d is supported", header->name, header->version,
                     header->supported_version);
     if (header->token_bytes != 2 && header->token_bytes != 4)
-        reject_file(path, "%s with %d bytes per token, but only 2 and 4 are supported", header->name,
-                    header->token_bytes);
+        reject_file(path, "%s with %d bytes per token; only 2 and 4 are supported", header->name, header->token_bytes);
     if (header->token_count < 0)
         reject_file(path, "the header of this %s says %d tokens", header->name, header->token_count);
     if (file.size() != header->file_bytes())
@@ -82,7 +81,7 @@ TokenShard::TokenShard(const std::string& path, const std::string& checksums)
     std::optional<BlockChecksums> expected =
         BlockChecksums::parse(checksums, token_count() * uint64_t(header_.token_bytes));
     if (!expected)
-        reject_file(path, "has %zu tokens of %d bytes, but dataset.json beside it has %zu digits of checksums",
+        reject_file(path, "has %zu tokens of %d bytes, but dataset.json in its directory has %zu digits of checksums",
                     token_count(), header_.token_bytes, checksums.size());
     const size_t blocks = expected->blocks();
     checks_.reset(new Checks{std::move(*expected), std::vector<std::atomic<bool>>(blocks)});
@@ -105,7 +104,7 @@ void TokenShard::read_bytes(size_t offset, size_t count, void* bytes) const {
     file_.read_at(offset, bytes, count);
 }
 
-// Compares the blocks with bytes from `begin` to `end` of the file that have not been compared yet.
+// Verifies the blocks that overlap bytes [begin, end) of the file and have not been verified yet.
 void TokenShard::verify(size_t begin, size_t end) const {
     constexpr size_t kBlock = BlockChecksums::kBlockBytes;
     const size_t all = kShardHeaderBytes + size_t(checks_->expected.bytes());  // a loss mask may follow
@@ -142,7 +141,7 @@ size_t TokenStream::shard_at(uint64_t position) const {
 }
 
 void TokenStream::read(uint64_t position, size_t count, int32_t* out) const {
-    require(position <= token_count() && count <= token_count() - position, "tokens: no tokens [%zu, %zu) of %zu",
+    require(position <= token_count() && count <= token_count() - position, "tokens: [%zu, %zu) is outside [0, %zu)",
             position, (position + count), token_count());
     for (size_t shard = shard_at(position); count > 0; shard++) {
         const uint64_t first = position - begins_[shard];
@@ -158,7 +157,7 @@ void TokenStream::read(uint64_t position, size_t count, int32_t* out) const {
 
 static std::string base_name(const TokenShard& shard) { return std::filesystem::path(shard.file().path()).filename(); }
 
-// Blocks with checksums are compared before they are hashed, so that no run remembers the digest of damaged data.
+// Verifies checksums before hashing, so that no run stores the digest of damaged data.
 static void add_content(Digest& digest, const TokenShard& shard) {
     constexpr size_t kWholeBytes = size_t(4) << 20, kEndBytes = size_t(1) << 20, kBlockBytes = 4096, kBlocks = 64;
     std::string bytes;
@@ -188,7 +187,7 @@ std::string TokenStream::digest() const {
 }
 
 std::string TokenStream::description() const {
-    if (shards_.empty()) return "no shard";
+    if (shards_.empty()) return "no shards";
     const std::string first = base_name(shards_.front());
     return shards_.size() == 1 ? first : format("%s and %zu more", first.c_str(), shards_.size() - 1);
 }
@@ -207,12 +206,12 @@ ShardWriter::ShardWriter(const std::string& directory, const std::string& split,
     while (names_.size() * shard_tokens < written) add_name();
     shard_fill_ = written - (names_.size() - 1) * shard_tokens;
     if (checksums.size() != names_.size())
-        fail(Exit::data, "%s: %zu shards have been written, but %zu have checksums", directory, names_.size(),
+        fail(Exit::data, "%s: cannot resume: %zu shards were written, but %zu have checksums", directory, names_.size(),
              checksums.size());
     for (size_t i = 0; i < names_.size(); i++) {
         const uint64_t tokens = i + 1 < names_.size() ? shard_tokens : shard_fill_;
         const std::optional<BlockChecksums> parsed = BlockChecksums::parse(checksums[i], tokens * token_bytes_);
-        if (!parsed) reject_file(directory_ + "/" + names_[i], "its checksums are not those of %zu tokens", tokens);
+        if (!parsed) reject_file(directory_ + "/" + names_[i], "the checksums do not match %zu tokens", tokens);
         checksums_.push_back(*parsed);
     }
     file_ = OutputFile::open_to_continue(directory_ + "/" + names_.back(),
@@ -228,10 +227,11 @@ void ShardWriter::append(std::span<const int32_t> ids) {
         uint32_t largest = 0;
         for (const int32_t& id : ids.first(count)) {
             largest = std::max(largest, uint32_t(id));
-            std::memcpy(out, &id, token_bytes_ == 2 ? 2 : 4);  // little-endian: the low bytes are first
+            std::memcpy(out, &id, token_bytes_ == 2 ? 2 : 4);  // little-endian: the low bytes come first
             out += token_bytes_;
         }
-        require(largest < uint32_t(vocab_size_), "shards: token %d in a vocabulary of %d", int(largest), vocab_size_);
+        require(largest < uint32_t(vocab_size_), "shards: token %d is outside the vocabulary of %d", int(largest),
+                vocab_size_);
         if (buffer_.size() >= kBufferBytes) flush();
         shard_fill_ += count, token_count_ += count;
         ids = ids.subspan(count);
@@ -265,7 +265,7 @@ void ShardWriter::flush() {
 void ShardWriter::close_current() {
     if (names_.empty()) return;
     flush();
-    file_.sync();  // the tokens are on disk before the header says so
+    file_.sync();  // the tokens must be on disk before the header
     bool is_wide = token_bytes_ == 4;
     int32_t words[3] = {is_wide ? kLlmcLlamaMagic : kLlmcGpt2Magic, is_wide ? 7 : 1, int32_t(shard_fill_)};
     file_.write_at(0, words, sizeof(words));

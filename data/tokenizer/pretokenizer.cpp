@@ -10,11 +10,11 @@
 #include "kernels/base/check.h"
 #include "runtime/io/utf8.h"
 
-// Unicode's White_Space. Spelled out because \s differs between libraries and versions.
+// Unicode's White_Space, spelled out because \s differs between libraries and versions.
 static const std::string kWhiteSpace =
     "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}";
 
-// The kind of a character is the number of the group that matches it.
+// The number of the matching group is the kind of the character.
 static const std::string kKinds =
     "([\\p{Lu}\\p{Lt}])|(\\p{Ll})|([\\p{Lm}\\p{Lo}])|(\\p{M})|(\\p{N})|([" + kWhiteSpace + "])|(.)";
 static constexpr int kKindGroups = 7;
@@ -27,20 +27,20 @@ static std::shared_ptr<pcre2_code> compile(const std::string& pattern, uint32_t 
     if (!code) {
         PCRE2_UCHAR message[120] = {};
         pcre2_get_error_message(error, message, sizeof(message));
-        fail(Exit::data, "the pattern %s: %s, at character %zu", pattern, reinterpret_cast<const char*>(message),
+        fail(Exit::data, "invalid pattern %s: %s at offset %zu", pattern, reinterpret_cast<const char*>(message),
              offset);
     }
     pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);
     return {code, pcre2_code_free};
 }
 
-// The pattern with \s and \S spelled out. Fails where a match may depend on what stands before it: matching begins anew
-// behind each piece.
+// Returns the pattern with \s and \S spelled out. Fails with Exit::data if a match may depend on the text before it,
+// because matching restarts after each piece.
 static std::string spelled_out(std::string_view pattern) {
     std::string out;
     bool in_class = false;
     auto refuse = [&](std::string_view part) {
-        fail(Exit::data, "the pattern %s has %s, which is not supported", std::string(pattern), std::string(part));
+        fail(Exit::data, "the pattern %s uses %s, which is not supported", std::string(pattern), std::string(part));
     };
     for (size_t i = 0; i < pattern.size(); i++) {
         const std::string_view two = pattern.substr(i, 2);
@@ -75,7 +75,7 @@ static std::string spelled_out(std::string_view pattern) {
 Pretokenizer::Pretokenizer(std::vector<SplitStep> steps)
     : steps_(std::move(steps)),
       match_(pcre2_match_data_create(kKindGroups + 1, nullptr), pcre2_match_data_free) {
-    require(match_ != nullptr, "pre-tokenizer: PCRE2 has no memory for a match");
+    require(match_ != nullptr, "pre-tokenizer: PCRE2 cannot allocate match data");
     for (uint32_t code = 0; code < ascii_.size(); code++) {
         const char character = char(code);
         ascii_[code] = kind_of(code, {&character, 1});
@@ -84,16 +84,16 @@ Pretokenizer::Pretokenizer(std::vector<SplitStep> steps)
         patterns_.push_back(step.rule == SplitRule::pattern ? compile(spelled_out(step.pattern), 0) : nullptr);
 }
 
-// Pretokenizers on several threads may ask for a character at once: they all get and keep the same answer.
+// Several threads may look up a character at the same time; they all store the same kind.
 Pretokenizer::Kind Pretokenizer::kind_of(uint32_t code, std::string_view character) const {
-    static std::array<std::atomic<Kind>, 0x110000> known;  // unknown until it is asked for
+    static std::array<std::atomic<Kind>, 0x110000> known;  // filled on first use of a character
     if (const Kind kind = known[code].load(std::memory_order_relaxed); kind != unknown) return kind;
     static const std::shared_ptr<pcre2_code> kinds = compile(kKinds, PCRE2_ANCHORED | PCRE2_DOTALL);
     const int groups =
         pcre2_match(kinds.get(), PCRE2_SPTR(character.data()), character.size(), 0, 0, match_.get(), nullptr);
     require(groups >= 2 && groups <= kKindGroups + 1, "pre-tokenizer: PCRE2 error %d", groups);
     const bool is_newline = code == '\r' || code == '\n';
-    const Kind kind = is_newline ? newline : Kind(1 << (groups - 2));  // the last group that has matched
+    const Kind kind = is_newline ? newline : Kind(1 << (groups - 2));  // groups - 1 is the matching group
     known[code].store(kind, std::memory_order_relaxed);
     return kind;
 }
@@ -111,7 +111,7 @@ inline Pretokenizer::Character Pretokenizer::character(std::string_view text, si
     return byte < 0x80 ? Character{ascii_[byte], 1} : character_beyond_ascii(text, at);
 }
 
-// The end of the run of characters of some kinds that begins at `at`.
+// Returns the end of the run of characters of these kinds that begins at `at`.
 inline size_t Pretokenizer::run_end(std::string_view text, size_t at, int kinds) {
     while (at < text.size()) {
         const uint8_t byte = uint8_t(text[at]);
@@ -127,8 +127,9 @@ inline size_t Pretokenizer::run_end(std::string_view text, size_t at, int kinds)
     return at;
 }
 
-// White space is a piece but for its last character, if something else follows, which it may belong to. With ends_lines
-// (\s*[\r\n]+) it ends behind its last line end, if it has one. What is not UTF-8 counts as the end of the text.
+// Returns the length of a piece of white space. If other text follows, the piece excludes the last white-space
+// character, which may belong to that text. With ends_lines (\s*[\r\n]+), the piece ends after its last line end, if
+// any. Invalid UTF-8 counts as the end of the text.
 size_t Pretokenizer::space_length(std::string_view text, bool ends_lines) {
     size_t end = 0, last = 0, lines = 0;
     while (end < text.size()) {
@@ -143,7 +144,7 @@ size_t Pretokenizer::space_length(std::string_view text, bool ends_lines) {
     return ends_text || last == 0 ? end : last;
 }
 
-// Bytes of 's, 't, 're, 've, 'm, 'll or 'd at `at`; 0 if there is none.
+// Returns the length of 's, 't, 're, 've, 'm, 'll or 'd at `at`; 0 if none is there.
 static size_t contraction_length(std::string_view text, size_t at, bool any_case) {
     if (at + 1 >= text.size() || text[at] != '\'') return 0;
     auto folded = [&](size_t i) {
@@ -154,14 +155,14 @@ static size_t contraction_length(std::string_view text, size_t at, bool any_case
     if (first == 's' || first == 't' || first == 'm' || first == 'd') return 2;
     if ((first == 'r' || first == 'v') && second == 'e') return 3;
     if (first == 'l' && second == 'l') return 3;
-    return any_case && text.substr(at + 1).starts_with("\u017f") ? 3 : 0;  // a long s, without case an s
+    return any_case && text.substr(at + 1).starts_with("\u017f") ? 3 : 0;  // a long s folds to s
 }
 
 size_t Pretokenizer::gpt2_length(std::string_view text) {
     if (const size_t length = contraction_length(text, 0, false)) return length;
     Character first = character(text, 0);
     size_t at = 0;
-    if (text[0] == ' ' && text.size() > 1) {  // belongs to the word behind it
+    if (text[0] == ' ' && text.size() > 1) {  // belongs to the next word
         const Character second = character(text, 1);
         if (!second.is(space) && second.kind != invalid) first = second, at = 1;
     }
@@ -172,7 +173,7 @@ size_t Pretokenizer::gpt2_length(std::string_view text) {
     return run_end(text, at, other | mark);
 }
 
-// ?[^\s\p{L}\p{N}]+ with a tail of the characters `tail`, white space, or bytes that are not UTF-8.
+// Returns the length of one of: ?[^\s\p{L}\p{N}]+ with a tail of characters in `tail`, white space, or invalid UTF-8.
 size_t Pretokenizer::rest_length(std::string_view text, std::string_view tail) {
     const Character first = character(text, 0);
     size_t at = text[0] == ' ' && text.size() > 1 && character(text, 1).is(other | mark) ? 1 : 0;
@@ -208,8 +209,8 @@ size_t Pretokenizer::llama3_length(std::string_view text, int most_digits) {
     return rest_length(text, "\r\n");
 }
 
-// The end of [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+ or, without needs_lower, of the same with + and
-// *, from `begin` on; 0 if there is none.
+// Returns the end of a match at `begin` of [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+, or, without
+// needs_lower, of the same pattern with + and * swapped; 0 if there is no match.
 size_t Pretokenizer::cased_word_end(std::string_view text, size_t begin, bool needs_lower) {
     size_t at = begin, behind_caseless = 0;
     while (at < text.size()) {
@@ -260,7 +261,7 @@ size_t Pretokenizer::piece_length(SplitRule rule, std::string_view text) {
         }
         case SplitRule::pattern: break;
     }
-    fail(Exit::internal, "pre-tokenizer: a pattern has no rule for its pieces");
+    fail(Exit::internal, "pre-tokenizer: piece_length() does not support SplitRule::pattern");
 }
 
 void Pretokenizer::split_from(size_t step, std::string_view text, const Visit& visit) {
@@ -301,7 +302,7 @@ static bool is_ascii_alphanumeric(char c) {
     return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');
 }
 
-// UTF-8 is self-synchronizing, so comparing the last bytes of the text is enough.
+// UTF-8 is self-synchronizing, so it is enough to compare the last bytes of the text.
 static bool ends_in_space(std::string_view text) {
     if (uint8_t(text.back()) < 0x80) return is_ascii_space(text.back());
     for (std::string_view space : {"\u0085", "\u00a0", "\u1680", "\u2028", "\u2029", "\u202f", "\u205f", "\u3000"})
@@ -310,11 +311,12 @@ static bool ends_in_space(std::string_view text) {
     return is_general_punctuation && uint8_t(text.back()) <= 0x8a;  // U+2000 to U+200A
 }
 
-// Between a character that is not white space and ASCII white space: no piece goes on there, except that line ends
-// belong to the punctuation before them by Llama 3's pattern. Or behind a single line end between characters that are
-// not white space, where no piece goes on except with a / by o200k's pattern. By GPT-2's pattern line ends are as other
-// white space; it does without the second kind, so that BPE-dropout draws the same numbers as ever. By SentencePiece's
-// rules words begin with spaces alone, of which U+2581 is one.
+// There are two kinds of safe cuts:
+// 1. Before ASCII white space that follows another character. Exception: in Llama 3's pattern, line ends belong to the
+//    punctuation before them.
+// 2. After a single line end between characters that are not white space. Exception: a / in o200k's pattern.
+// by_gpt2 treats line ends like other white space and does not use the second kind, so that BPE-dropout draws the same
+// random numbers as in earlier versions. With by_spaces, only spaces start a word; U+2581 counts as a space.
 size_t last_safe_cut(std::string_view text, SafeCut rule) {
     constexpr size_t kLongestCharacter = 4;
     for (size_t cut = text.size(); cut-- > 1;) {
@@ -340,7 +342,7 @@ bool keeps_safe_cuts(const std::vector<SplitStep>& steps) {
                                                "\u0663", "\u00bd", "\u3002", "\U0001f600", "$"};
     static constexpr std::array kSpaces = {" ", "  ", "\t", "\n", "\r\n", "\n ", " \n", "\n\n"};
     Pretokenizer pretokenizer(steps);
-    std::vector<size_t> whole, parts;  // where pieces end
+    std::vector<size_t> whole, parts;  // ends of the pieces
     auto add_ends = [&](std::string_view text, size_t offset, std::vector<size_t>& ends) {
         pretokenizer.split(text, [&](std::string_view piece) { ends.push_back(offset += piece.size()); });
     };

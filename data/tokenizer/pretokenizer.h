@@ -1,5 +1,5 @@
-// Pre-tokenization: text is split into words, numbers, punctuation and white space, and byte pairs are merged within
-// these pieces only (Radford et al., "Language models are unsupervised multitask learners", 2019, section 2.2).
+// Pre-tokenization splits text into words, numbers, punctuation and white space. Byte pairs are merged only within
+// these pieces (Radford et al., "Language models are unsupervised multitask learners", 2019, section 2.2).
 #pragma once
 
 #include <array>
@@ -15,12 +15,12 @@
 struct pcre2_real_code_8;  // PCRE2's
 struct pcre2_real_match_data_8;
 
-// How a step splits. The patterns are those of the tokenizers they are named after:
+// How a step splits text. A pattern is named after the tokenizer that uses it:
 //   gpt2    's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 //   llama3  (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+
-//           |\s+(?!\S)|\s+                                                              also that of cl100k
-//   qwen2   the same with \p{N} instead of \p{N}{1,3}
-//   o200k   words change at lower to upper case and may end in a contraction: kO200kPattern
+//           |\s+(?!\S)|\s+                                                              also used by cl100k
+//   qwen2   like llama3, but \p{N} instead of \p{N}{1,3}
+//   o200k   splits words between lower and upper case; a word may end in a contraction: kO200kPattern
 enum class SplitRule {
     gpt2,
     llama3,
@@ -28,15 +28,15 @@ enum class SplitRule {
     o200k,
     digits,      // each character of \p{N} is a piece
     digit_runs,  // each run of \p{N} is a piece
-    spaces,      // before each space that no space precedes: where words of a SentencePiece vocabulary begin
-    pattern      // another regular expression: its matches, and what lies between them, are pieces
+    spaces,      // splits before each run of spaces: the word boundaries of a SentencePiece vocabulary
+    pattern      // another regular expression: its matches and the text between them are pieces
 };
 struct SplitStep {
     SplitRule rule = SplitRule::gpt2;
-    std::string pattern = {};  // of SplitRule::pattern
+    std::string pattern = {};  // for SplitRule::pattern
 };
 
-// The regular expression, as tokenizer.json files have it.
+// The regular expressions as written in tokenizer.json files.
 inline constexpr std::string_view kGpt2Pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 inline constexpr std::string_view kLlama3Pattern =
@@ -50,13 +50,13 @@ inline constexpr std::string_view kO200kPattern =
     R"(|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
     R"(|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
-// Splits text in steps, each of which splits the pieces of the one before. A run of bytes that are not UTF-8 is a piece
-// of its own, except by SplitRule::spaces, so the concatenation of the pieces is the text for any input. Not for
-// several threads at once. The category of a character is what PCRE2 says; each is asked for once in a process.
+// Splits text in steps; each step splits the pieces of the previous step. Each run of bytes that are not UTF-8 is a
+// separate piece, except with SplitRule::spaces. For any input, the concatenation of the pieces is the text. Not
+// thread-safe. PCRE2 determines the category of each character, once per process.
 class Pretokenizer {
 public:
-    // Fails with Exit::data, saying what is wrong, if a pattern is not one that PCRE2 can match as the tokenizer's
-    // authors meant it.
+    // Fails with Exit::data, naming the reason, if a pattern is invalid or has a construct that PCRE2 would match
+    // differently.
     explicit Pretokenizer(std::vector<SplitStep> steps = {SplitStep()});
 
     // Calls visit(piece) for each piece, in order.
@@ -80,7 +80,7 @@ private:
         space = 32,
         other = 64,
         invalid = 128,
-        newline = space | invalid,  // \r, \n; tested before the flags it is made of
+        newline = space | invalid,  // \r, \n; test for it before its component flags
         letter = upper | lower | caseless,
     };
     struct Character {
@@ -93,7 +93,7 @@ private:
 
     void split_from(size_t step, std::string_view text, const Visit& visit);
     void split_by_pattern(size_t step, std::string_view text, const Visit& visit);
-    size_t piece_length(SplitRule rule, std::string_view text);  // that a text, which is not empty, begins with
+    size_t piece_length(SplitRule rule, std::string_view text);  // length of the first piece; requires nonempty text
     Character character(std::string_view text, size_t at);
     Character character_beyond_ascii(std::string_view text, size_t at);
     Kind kind_of(uint32_t code, std::string_view character) const;
@@ -108,20 +108,20 @@ private:
 
     const std::vector<SplitStep> steps_;
     std::unique_ptr<pcre2_real_match_data_8, void (*)(pcre2_real_match_data_8*)> match_;
-    std::vector<std::shared_ptr<pcre2_real_code_8>> patterns_;  // (steps), null but for SplitRule::pattern
+    std::vector<std::shared_ptr<pcre2_real_code_8>> patterns_;  // (steps), null except for SplitRule::pattern
     std::array<Kind, 128> ascii_;
 };
 
-// The last position in `text`, beyond its first byte, where splitting the text in two leaves its pieces the same,
-// whatever follows. 0 if there is none. GPT-2's pattern has more of them than all patterns have in common, and
-// SplitRule::spaces has others.
+// Returns the last position in `text`, after its first byte, where a cut does not change the pieces, for any text that
+// follows; 0 if there is none. by_all_rules finds the cuts that are safe for all patterns. by_gpt2 finds more cuts, for
+// GPT-2's pattern only; by_spaces is for SplitRule::spaces.
 enum class SafeCut { by_gpt2, by_all_rules, by_spaces };
 size_t last_safe_cut(std::string_view text, SafeCut cut = SafeCut::by_all_rules);
 
-// Whether pieces by these steps stay the same where last_safe_cut() cuts, tried on texts of all kinds of characters.
+// Returns whether cuts by last_safe_cut() keep the pieces of these steps. Tests texts of all kinds of characters.
 bool keeps_safe_cuts(const std::vector<SplitStep>& steps);
 
-// A hash map from words, searched by string_view without a copy.
+// A hash map with words as keys and lookup by string_view without a copy.
 struct WordHash {
     using is_transparent = void;
     size_t operator()(std::string_view word) const { return std::hash<std::string_view>()(word); }
