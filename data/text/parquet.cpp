@@ -90,7 +90,7 @@ FoundColumn find_column(const std::vector<SchemaElement>& schema, const std::str
         names += (names.empty() ? "" : ", ") + element.name;
         pass(element);
     }
-    if (!found) reject_file(path, "no column is named \"%s\"; choose one with --field: %s", name, names);
+    if (!found) reject_file(path, "no column is called \"%s\"; choose one with --field: %s", name, names);
     return *found;
 }
 

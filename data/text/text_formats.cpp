@@ -16,7 +16,7 @@ constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
 constexpr std::string_view kJsonSpace = " \t\r\n";
 constexpr size_t kNone = std::string_view::npos;
 
-// The line of a position, for errors only: reads the file again.
+// Returns the line number of a position. For error messages only: reads the file again.
 size_t line_of(const TextSource& source, uint64_t position) {
     size_t line = 1;
     ByteSource bytes(source.file);
@@ -37,7 +37,7 @@ template <class... Values>
 // ---------------------------------------------------------------------------------------------------------------------
 // JSON
 
-// Bytes of the string, object, array or number that a text begins with; kNone if its end is not there.
+// Returns the size of the JSON value at the beginning of `text`; kNone if the value is incomplete.
 size_t json_value_length(std::string_view text) {
     size_t depth = 0, i = 0;
     do {
@@ -64,7 +64,7 @@ size_t json_value_length(std::string_view text) {
     return i;
 }
 
-// The names of an object's members, for messages.
+// Lists the keys of an object, for messages.
 std::string keys_of(const Json& object) {
     std::string names;
     for (const auto& [key, value] : object.items()) names += (names.empty() ? "" : ", ") + printed(key);
@@ -73,7 +73,7 @@ std::string keys_of(const Json& object) {
 
 void visit_json_value(const TextSource& source, uint64_t position, std::string_view text,
                       const DocumentVisitor& visit) {
-    // The line is looked up when something is wrong.
+    // On failure, parses again to add the line number to the message.
     Json value;
     try {
         value = parse_json(text, source.file.path(), Exit::data);
@@ -85,7 +85,7 @@ void visit_json_value(const TextSource& source, uint64_t position, std::string_v
     const auto member = value.is_object() ? value.find(source.field) : value.end();
     if (member != value.end() && member->is_string()) return visit(member->get_ref<const std::string&>());
     const std::string found = value.is_object() && !value.empty()
-                                  ? format(" (--field chooses another of %s)", keys_of(value).c_str())
+                                  ? format("; choose one with --field: %s", keys_of(value).c_str())
                                   : format(": %s", printed(value).c_str());
     reject_record(source, position, "is not a JSON object with a string \"%s\"%s", source.field, found);
 }
@@ -97,7 +97,8 @@ void visit_json_lines(const TextSource& source, uint64_t position, std::string_v
         const std::string_view line = piece.substr(begin, end - begin);
         if (line.find_first_not_of(" \t\r") == kNone) continue;
         if (line.size() > kMaxRecordBytes)
-            reject_record(source, position + begin, "has %zu bytes; the limit is %zu", line.size(), kMaxRecordBytes);
+            reject_record(source, position + begin, "has %zu bytes; the limit is %zu bytes", line.size(),
+                          kMaxRecordBytes);
         visit_json_value(source, position + begin, line, visit);
     }
 }
@@ -113,14 +114,14 @@ void visit_json_array(const TextSource& source, uint64_t position, std::string_v
     }
 }
 
-// Bytes of the separator and the value that a text begins with: 0 at the end of the array, kNone if the end of the
-// value is not there.
+// Returns the size of the separator and value at the beginning of `text`: 0 at the end of the array, kNone if the value
+// is incomplete.
 size_t json_record_length(const TextSource& source, std::string_view text, uint64_t position) {
     const size_t begin = text.find_first_not_of(" \t\r\n,");
     if (begin == kNone) return kNone;
     if (source.is_array && text[begin] == ']') return 0;
     const size_t length = json_value_length(text.substr(begin));
-    if (length == 0) reject_record(source, position + begin, "has a \"%c\" that closes nothing", text[begin]);
+    if (length == 0) reject_record(source, position + begin, "has an unmatched \"%c\"", text[begin]);
     return length == kNone ? kNone : begin + length;
 }
 
@@ -129,8 +130,9 @@ size_t json_record_length(const TextSource& source, std::string_view text, uint6
 
 char separator_of(const TextSource& source) { return source.format == TextFormat::tsv ? '\t' : ','; }
 
-// Bytes of the row that a text begins with, its end of line included, and field(i, raw) for each field; kNone if the
-// end of the row is not there. `is_all`: no text follows. A field is in quotes if it begins with one, as in RFC 4180.
+// Returns the size of the row at the beginning of `text`, including its line end, and calls field(i, raw) for each
+// field. Returns kNone if the row is incomplete. `is_all`: no text follows. As in RFC 4180, a field is quoted if it
+// begins with a quote.
 template <class Field> size_t csv_row_length(std::string_view text, char separator, bool is_all, const Field& field) {
     size_t i = 0;
     const char ends[] = {separator, '\n'};
@@ -157,7 +159,7 @@ std::string csv_value(std::string_view raw) {
     if (!raw.starts_with('"')) return std::string(raw);
     std::string value;
     for (size_t i = 1; i < raw.size(); i++) {
-        if (raw[i] == '"' && ++i >= raw.size()) break;  // the closing one
+        if (raw[i] == '"' && ++i >= raw.size()) break;  // the closing quote
         value += raw[i];
     }
     return value;
@@ -171,7 +173,7 @@ void visit_csv(const TextSource& source, uint64_t position, std::string_view pie
             fields = number + 1;
             if (number == source.column) wanted = raw;
         });
-        if (length == kNone) reject_record(source, position + begin, "has a quote that is not closed");
+        if (length == kNone) reject_record(source, position + begin, "has an unclosed quote");
         row = row.substr(0, length);
         if (row.find_first_not_of("\r\n") == kNone) continue;
         if (fields != source.columns)
@@ -181,9 +183,9 @@ void visit_csv(const TextSource& source, uint64_t position, std::string_view pie
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Recognition
+// Format detection
 
-// Whether a text begins with a line that is a JSON object.
+// Returns whether the first line of the text is a JSON object.
 bool begins_with_json_line(std::string_view text) {
     const size_t begin = text.find_first_not_of(kJsonSpace);
     if (begin == kNone || text[begin] != '{') return false;
@@ -191,7 +193,7 @@ bool begins_with_json_line(std::string_view text) {
     return Json::accept(line);
 }
 
-// Whether a text begins with an array whose first element is a string or an object, and complete.
+// Returns whether the text begins with a JSON array whose first element is a complete string or object.
 bool begins_with_json_array(std::string_view text) {
     size_t at = text.find_first_not_of(kJsonSpace);
     if (at == kNone || text[at] != '[') return false;
@@ -223,8 +225,8 @@ void open_json(TextSource& source, std::string_view start) {
     source.is_array = start[begin] == '[';
     if (!source.is_array && start[begin] != '{')
         reject_file(source.file.path(),
-                    "neither a JSON array nor JSON objects: it begins with \"%s\"; --format text "
-                    "reads it as text",
+                    "neither a JSON array nor a sequence of JSON objects: begins with \"%s\"; pass --format text to "
+                    "read it as text",
                     std::string(start.substr(begin, 20)));
     source.content = begin + source.is_array;
 }
@@ -257,13 +259,13 @@ TextSource open_text_source(const std::string& path, std::optional<TextFormat> w
     source.is_counted = bytes.is_mapped() && source.format != TextFormat::parquet;
     if (source.is_counted) source.size = source.file.size();
     if (source.format == TextFormat::parquet) {
-        if (!bytes.is_mapped()) reject_file(path, "a compressed Parquet file: decompress it first");
+        if (!bytes.is_mapped()) reject_file(path, "compressed Parquet files are not supported; decompress it first");
         ParquetColumn(source.file, source.field);
         return source;
     }
     if (const size_t nul = start.substr(0, size_t(1) << 16).find('\0'); nul != kNone) {
         const std::string looks = start.starts_with("\xff\xfe") || start.starts_with("\xfe\xff")
-                                      ? "UTF-16 text; iconv -f UTF-16 -t UTF-8 converts it"
+                                      ? "UTF-16 text; convert it with iconv -f UTF-16 -t UTF-8"
                                       : describe_content(start.substr(0, 1024), source.file.size());
         reject_file(path, "not a text file: byte %zu is 0; it looks like %s", nul, looks);
     }
@@ -278,8 +280,8 @@ TextSource open_text_source(const std::string& path, std::optional<TextFormat> w
 
 namespace {
 
-// Bytes of the record that a text begins with, its separator included; 0 where there is no more, kNone if its end is
-// not there.
+// Returns the size of the record at the beginning of `text`, including its separator; 0 if there are no more records,
+// kNone if the record is incomplete.
 size_t record_length(const TextSource& source, std::string_view text, bool is_all, uint64_t position) {
     switch (source.format) {
         case TextFormat::json: return json_record_length(source, text, position);
@@ -299,7 +301,7 @@ size_t text_piece(SafeCut rule, ByteSource& bytes, uint64_t left) {
         if (size_t cut = last_safe_cut(rest.substr(0, length), rule)) return cut;
         if (length < kLongestTextPiece) continue;
         while ((uint8_t(rest[length]) & 0xc0) == 0x80 && length > kLongestTextPiece - 3)
-            length--;  // within a character
+            length--;  // do not cut within a character
         return length;
     }
 }
@@ -310,18 +312,18 @@ size_t lines_piece(const TextSource& source, ByteSource& bytes, uint64_t left) {
         if (rest.size() <= length) return rest.size();
         if (size_t newline = rest.substr(0, length).rfind('\n'); newline != kNone) return newline + 1;
         if (length > kMaxRecordBytes)
-            reject_record(source, bytes.position(), "has more than the limit of %zu bytes", kMaxRecordBytes);
+            reject_record(source, bytes.position(), "exceeds the limit of %zu bytes", kMaxRecordBytes);
     }
 }
 
-// Only white space may follow the last record.
+// Fails unless only white space follows the last record.
 void check_end(const TextSource& source, ByteSource& bytes) {
     const uint64_t position = bytes.position();
     bool is_open = source.is_array;
     for (std::string_view rest; !(rest = bytes.peek(kTextPieceBytes)).empty(); bytes.skip(rest.size())) {
         for (size_t at = 0; (at = rest.find_first_not_of(is_open ? " \t\r\n," : kJsonSpace, at)) != kNone; at++) {
             if (!is_open || rest[at] != ']')
-                reject_record(source, position + at, "has something behind the end of the array");
+                reject_record(source, position + at, "has data after the end of the array");
             is_open = false;
         }
     }
@@ -351,12 +353,12 @@ size_t next_piece(const TextSource& source, ByteSource& bytes, uint64_t limit) {
         if (is_all || record == 0) {
             if (rest.find_first_not_of(source.format == TextFormat::json ? " \t\r\n,]" : "") != kNone &&
                 record == kNone)
-                reject_record(source, bytes.position(), "begins a record that has no end");
+                reject_record(source, bytes.position(), "begins an incomplete record");
             if (source.format == TextFormat::json && limit == source.size) check_end(source, bytes);
             return 0;
         }
         if (length > kMaxRecordBytes)
-            reject_record(source, bytes.position(), "begins a record of more than the limit of %zu bytes",
+            reject_record(source, bytes.position(), "begins a record that exceeds the limit of %zu bytes",
                           kMaxRecordBytes);
     }
 }

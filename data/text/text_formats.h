@@ -1,4 +1,4 @@
-// The kinds of text files: which one a file is, where its records end, and the documents in them.
+// Text file formats: detection, record boundaries and documents.
 #pragma once
 
 #include <optional>
@@ -6,51 +6,51 @@
 #include "data/text/byte_source.h"
 #include "data/tokenizer/pretokenizer.h"
 
-// A record (a JSON value, a CSV row) may be this long.
+// Maximum size of a record (a JSON value or a CSV row).
 inline constexpr size_t kMaxRecordBytes = size_t(64) << 20;
-// Records are read in blocks of about this size; a text file is visited in pieces of about this size, split between
-// pre-tokens. Text without white space for four times that size is split anywhere.
+// Approximate size of a block of records, and of a piece of a text file, which is cut between pre-tokens. Text with no
+// cut for four times this size is cut at any character.
 inline constexpr size_t kTextPieceBytes = size_t(1) << 20;
 
 enum class TextFormat {
     text,        // one document
     json_lines,  // a JSON object per line
-    json,        // an array of strings or objects, or objects one behind the other
+    json,        // an array of strings or objects, or a sequence of objects
     csv,         // RFC 4180 with a header: a document per row
-    tsv,         // the same with tabs
+    tsv,         // like csv, with tabs
     parquet,     // a document per row
 };
 inline constexpr std::array kTextFormats = {"text", "jsonl", "json", "csv", "tsv", "parquet"};  // for the command line
 
-// A file of text and how it is read.
+// A text file and the parameters for reading it.
 struct TextSource {
     MappedFile file;
     TextFormat format = TextFormat::text;
-    std::string field;       // JSON's key, or the name of a column
-    size_t column = 0;       // its index: CSV
-    size_t columns = 0;      // of a row: CSV
-    uint64_t content = 0;    // where the first record begins: behind the byte order mark, the bracket or the header
-    bool has_mark = false;   // begins with the byte order mark U+FEFF, which belongs to no document
-    bool is_array = false;   // JSON, in brackets
-    uint64_t size = 0;       // bytes, decompressed; of Parquet, those of the column's strings
-    bool is_counted = true;  // whether size is known yet
-    SafeCut cut = SafeCut::by_gpt2;  // where a text may be cut into pieces
+    std::string field;       // JSON key, or column name
+    size_t column = 0;       // CSV: index of the column
+    size_t columns = 0;      // CSV: columns per row
+    uint64_t content = 0;    // start of the first record, after the byte order mark, the bracket or the header
+    bool has_mark = false;   // the file begins with the byte order mark U+FEFF, which belongs to no document
+    bool is_array = false;   // JSON: the records form an array
+    uint64_t size = 0;       // bytes after decompression; Parquet: bytes of the column's strings, plus one per string
+    bool is_counted = true;  // whether size is known
+    SafeCut cut = SafeCut::by_gpt2;  // where text may be cut into pieces
 };
 
-// Opens a file and recognizes its format by content and name, unless `format` is given. An empty `field` means "text",
-// or the only column there is. Fails with Exit::data if the file is no text, saying what it looks like, or has no such
-// column, naming those it has.
+// Opens a file and detects its format from content and name, unless `format` is given. An empty `field` means "text",
+// or the only column. Fails with Exit::data if the file is not text (the error describes its content) or does not have
+// the column (the error lists the columns).
 TextSource open_text_source(const std::string& path, std::optional<TextFormat> format, const std::string& field);
 
-// Bytes of the next piece of the source from bytes.position() on: whole records; 0 at its end. `limit` is where a
-// record begins or the input ends. Fails with Exit::data for a record that has no end or is too long.
+// Returns the size of the next piece at bytes.position(): whole records, or 0 at the end. `limit` is the start of a
+// record or the end of the input. Fails with Exit::data if a record has no end or is too long.
 size_t next_piece(const TextSource& source, ByteSource& bytes, uint64_t limit);
 
-// Returns where the first record begins at or behind `position`, or the source's size if there is none. A text's
-// records are its lines; Parquet's positions count the bytes of the column's strings.
+// Returns the start of the first record at or after `position`, or the size of the source if there is none. The records
+// of a text are its lines. Positions in Parquet count bytes like TextSource::size.
 uint64_t next_record(const TextSource& source, uint64_t position);
 
 // Calls visit(document) for each document of a piece that begins at `position` of the source. Fails with Exit::data,
-// naming file and line, for a record without the field.
+// naming the file and the line, if a record does not have the field.
 using DocumentVisitor = std::function<void(std::string_view)>;
 void visit_documents(const TextSource& source, uint64_t position, std::string_view piece, const DocumentVisitor& visit);

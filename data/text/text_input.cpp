@@ -73,7 +73,7 @@ void TextInput::read(uint64_t begin, uint64_t end, const TextVisitor& to_visit) 
 TextReader::TextReader(const TextInput& input, uint64_t begin, uint64_t end, uint64_t start)
     : input_(input), begin_(begin), end_(end), position_(start) {}
 
-// Opens the source that holds position_; false if that is the end.
+// Opens the source that contains position_. Returns false at the end.
 bool TextReader::open_next() {
     bytes_.reset();
     column_.reset();

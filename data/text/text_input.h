@@ -1,55 +1,55 @@
-// Files of text as one stream of documents, in bounded memory.
+// Reads text files as one stream of documents, in bounded memory.
 #pragma once
 
 #include "data/text/text_formats.h"
 
-// A piece of one source, as a TextReader finds it. The documents in it are visited by any thread.
+// A piece of one source, read by a TextReader. Any thread may visit its documents.
 struct TextBlock {
-    size_t source = 0;            // its index
-    uint64_t begin = 0, end = 0;  // in all sources
-    bool starts_document = true;  // false: goes on with that of the block before
-    std::vector<size_t> lengths;  // of the documents, if the format is Parquet
-    std::string_view mapped;      // the bytes, if they are in a mapped file
-    std::string copied;           // otherwise
+    size_t source = 0;            // index of the source
+    uint64_t begin = 0, end = 0;  // positions in the concatenated sources
+    bool starts_document = true;  // false: continues the document of the previous block
+    std::vector<size_t> lengths;  // Parquet: lengths of the documents
+    std::string_view mapped;      // the bytes, if the file is mapped
+    std::string copied;           // the bytes otherwise
     std::string_view bytes() const { return mapped.empty() ? copied : mapped; }
 };
 
 // One piece of a document, valid during the call.
 using TextVisitor = std::function<void(std::string_view text, bool starts_document)>;
 
-// Called while a long pass is made, with the bytes since the last call.
+// Called during a long pass with the number of bytes since the last call.
 using Advance = std::function<void(uint64_t bytes)>;
 
 class TextInput {
 public:
-    // Opens the files, like open_text_source(). Positions are bytes of the concatenated files, decompressed; a Parquet
-    // file counts as the strings of its column and a byte behind each.
+    // Opens the files like open_text_source(). Positions are byte offsets in the concatenation of the decompressed
+    // files; a Parquet file counts as the strings of its column, each followed by one byte.
     explicit TextInput(const std::vector<std::string>& paths, std::optional<TextFormat> format = std::nullopt,
                        const std::string& field = "");
 
-    // Reads the files whose size is not known before: those that are compressed, and Parquet.
+    // Computes the sizes of compressed and Parquet files by reading them.
     void count(const Advance& advance = [](uint64_t) {});
 
-    uint64_t size() const { return begins_.back(); }  // bytes of all files; needs count()
+    uint64_t size() const { return begins_.back(); }  // bytes of all files; requires count()
     const std::vector<TextSource>& sources() const { return sources_; }
     uint64_t source_begin(size_t source) const { return begins_[source]; }
-    void set_sizes(const std::vector<uint64_t>& sizes);  // instead of count()
+    void set_sizes(const std::vector<uint64_t>& sizes);  // replaces count()
 
-    // Where texts are cut into pieces from now on: as GPT-2's pattern allows unless this is called.
+    // Sets where text may be cut into pieces. The default is SafeCut::by_gpt2.
     void set_cut(SafeCut cut) {
         for (TextSource& source : sources_) source.cut = cut;
     }
 
-    // Returns the byte where the held-out part begins: the first record (a line of a text) at or after byte
-    // floor((1 - fraction) * size()), or size() if there is none. The start of a file is a record's. Requires
-    // `fraction` in [0, 1).
+    // Returns the start of the held-out part: the first record (a line of a text) at or after byte
+    // floor((1 - fraction) * size()), or size() if there is none. Each file starts a record. Requires `fraction` in
+    // [0, 1).
     uint64_t held_out_begin(double fraction) const;
 
-    // Visits the documents of a block. Fails with Exit::data, naming file and line, for a record without the field.
+    // Visits the documents of a block. Fails with Exit::data, naming file and line, if a record lacks the field.
     void visit(const TextBlock& block, const TextVisitor& visit) const;
 
-    // Visits the bytes [begin, end), both record starts or size(). The first piece starts a document even if `begin`
-    // lies within one.
+    // Visits the bytes [begin, end); both must be record starts or size(). The first piece starts a document even if
+    // `begin` is within one.
     void read(uint64_t begin, uint64_t end, const TextVisitor& visit) const;
 
 private:
@@ -57,13 +57,13 @@ private:
     std::vector<uint64_t> begins_{0};  // (sources + 1)
 };
 
-// Cuts [begin, end) of an input, both record starts or size(), into blocks. Where one ends depends on where it begins
-// and on the text only, so a reader that starts at the end of a block finds the same blocks as one that has read them.
+// Cuts [begin, end) of an input into blocks; both must be record starts or size(). The end of a block depends only on
+// its start and the text, so a reader that starts at the end of any block finds the same remaining blocks.
 class TextReader {
 public:
     TextReader(const TextInput& input, uint64_t begin, uint64_t end, uint64_t start);
 
-    // Reads the next block; false at the end.
+    // Reads the next block. Returns false at the end.
     bool next(TextBlock& block);
 
 private:
@@ -73,8 +73,8 @@ private:
 
     const TextInput& input_;
     uint64_t begin_, end_, position_;
-    size_t source_ = 0;  // the next to be opened
+    size_t source_ = 0;  // the open source, or the next one to open
     std::optional<ByteSource> bytes_;
     std::shared_ptr<class ParquetColumn> column_;
-    std::optional<std::string> value_;  // of the column, read ahead
+    std::optional<std::string> value_;  // next value of the column, read ahead
 };

@@ -13,7 +13,7 @@ void TextQuality::add(std::string_view text) {
         uint64_t eight;
         if (i + 8 <= text.size()) {
             std::memcpy(&eight, text.data() + i, 8);
-            // Eight bytes of ASCII without a zero.
+            // Fast path: eight nonzero ASCII bytes.
             if (((eight | (eight - kOnes)) & kHighs) == 0) {
                 i += 8;
                 continue;
@@ -35,14 +35,14 @@ void TextQuality::add(const TextQuality& other) {
 std::string TextQuality::sentence() const {
     std::string text;
     auto say = [&](const std::string& finding) { text += (text.empty() ? "" : "; ") + finding; };
-    const char* const kept = dropped > 0 ? "" : " and are kept as they are";
+    const char* const kept = dropped > 0 ? "" : " and are kept";
     if (invalid > 0) {
         text = format("%zu of %zu bytes are not UTF-8%s", size_t(invalid), size_t(bytes), kept);
         if (invalid > multibyte)
-            text += "; it looks like Latin-1 or Windows-1252, which iconv -f WINDOWS-1252 -t UTF-8 converts";
+            text += "; it looks like Latin-1 or Windows-1252; convert it with iconv -f WINDOWS-1252 -t UTF-8";
     }
     if (nul > 0) say(format("%zu bytes are 0%s", size_t(nul), kept));
     if (dropped > 0)
-        say(format("%zu of %zu bytes are dropped: no token stands for them", size_t(dropped), size_t(bytes)));
+        say(format("%zu of %zu bytes have no token and are dropped", size_t(dropped), size_t(bytes)));
     return text;
 }

@@ -1,9 +1,9 @@
-// White space as Python's str.isspace(), str.strip() and re's \s have it, for agreement with Python's programs.
+// White space as defined by Python's str.isspace(), str.strip() and \s of re, to match Python programs.
 #pragma once
 
 #include <string_view>
 
-// Bytes of the white-space character that the UTF-8 text begins with; 0 if it begins with none.
+// Returns the length of the white-space character at the beginning of UTF-8 text; 0 if there is none.
 inline size_t white_space_length(std::string_view text) {
     auto byte = [&](size_t i) { return i < text.size() ? uint8_t(text[i]) : 0; };
     const unsigned first = byte(0), second = byte(1), third = byte(2);
@@ -17,7 +17,7 @@ inline size_t white_space_length(std::string_view text) {
 }
 
 inline std::string_view right_stripped(std::string_view text) {
-    size_t end = 0;  // of the last character that is none
+    size_t end = 0;  // end of the last character that is not white space
     for (size_t at = 0, length; at < text.size(); at += length ? length : 1) {
         length = white_space_length(text.substr(at));
         if (length == 0) end = at + 1;

@@ -199,7 +199,7 @@ TEST_CASE("text formats: the field is chosen, and its absence explained") {
     refuse("a.csv", "a,text\n1,x\n2,\"open\n3,y\n", {"line 3"});
     refuse("a.json", "[\"a\", \"b\"", {"a.json", "cut short"});
     refuse("a.json", "[\"a\", \"b", {"a.json", "line 1"});
-    refuse("a.json", "[\"a\"] \"b\"", {"line 1", "behind the end"});
+    refuse("a.json", "[\"a\"] \"b\"", {"line 1", "after the end of the array"});
     refuse("a.json", "[\"a\",\n 5]", {"line 2", "5"});
     refuse("a.json", "\"text\"", {"a.json", "--format text"});
     refuse("a.json", "{\n\"title\": \"x\", \"body\": []}", {"line 1", "\"text\"", "--field", "\"title\", \"body\""});

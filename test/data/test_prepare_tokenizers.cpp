@@ -132,7 +132,7 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: bytes without a token are counted, on
                                    [&](const std::string& line) { return line.find(words) != std::string::npos; });
     };
     CHECK(reported("of 256 bytes have no token"));
-    CHECK(reported("text.txt: 3 of 24 bytes are dropped: no token stands for them"));
+    CHECK(reported("text.txt: 3 of 24 bytes have no token and are dropped"));
     CHECK(summary_.train.text_bytes == 48);
     write_bytes(directory_ / "text.txt", "In the beginning God\n");
     prepare_quietly();
