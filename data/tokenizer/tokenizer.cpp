@@ -37,7 +37,7 @@ Tokenizer::Tokenizer(std::vector<std::string> tokens, std::vector<Merge> merges,
     }
     auto special_called = [&](std::string_view name) {
         for (int32_t id : special)
-            if (!name.empty() && token(id) == name) return int(id);  // ids that a vocabulary leaves out have no name
+            if (!name.empty() && token(id) == name) return int(id);  // unused ids of a vocabulary have no name
         return -1;
     };
     eot_ = special_called(rules_.document_end);
@@ -47,15 +47,15 @@ Tokenizer::Tokenizer(std::vector<std::string> tokens, std::vector<Merge> merges,
         has_chosen_end_ = std::exchange(eot_, chosen) != chosen;
     if (eot_ < 0)
         reject_file(origin,
-                    "no special token is called %s: name the end of text with --end-of-text TOKEN, or with eos_token "
-                    "in a tokenizer_config.json in the same directory",
+                    "no special token is called %s; set the end of text with --end-of-text TOKEN, or with eos_token in "
+                    "tokenizer_config.json in the same directory",
                     kEndOfText);
     document_start_ = rules_.document_start.empty() ? eot_ : special_called(rules_.document_start);
     if (document_start_ < 0) reject_file(origin, "no special token is called %s", rules_.document_start);
     prefix_ = {eot_};
     if (document_start_ != eot_) prefix_.push_back(document_start_);
 
-    // Those that merges make, and that merging begins with.
+    // Maps bytes to tokens, without special and byte tokens; vocabulary tokens take precedence over added tokens.
     enum Source : char { vocabulary, added, byte };
     std::vector<Source> sources(tokens_.size(), vocabulary);
     for (const AddedToken& one : rules_.added) sources[size_t(one.id)] = added;
@@ -73,7 +73,7 @@ Tokenizer::Tokenizer(std::vector<std::string> tokens, std::vector<Merge> merges,
         const int32_t id = known == ids.end() ? -1 : known->second;
         byte_ids_[value] = rules_.byte_tokens.empty() ? id : rules_.byte_tokens[value];
         if (byte_ids_[value] < 0 && !rules_.drops_bytes)
-            reject_file(origin, "no token stands for the byte 0x%02x", unsigned(value));
+            reject_file(origin, "the byte 0x%02x has no token", unsigned(value));
     }
 
     slot_shift_ = 64 - std::bit_width(2 * merges_.size() + 1);
@@ -81,16 +81,16 @@ Tokenizer::Tokenizer(std::vector<std::string> tokens, std::vector<Merge> merges,
     for (size_t rank = 0; rank < merges_.size(); rank++) {
         auto [left, right] = merges_[rank];
         if (!exists(left) || !exists(right) || is_special(left) || is_special(right))
-            reject_file(origin, "merge %zu joins the tokens %d and %d, of which one does not exist or is special", rank,
+            reject_file(origin, "merge %zu joins the tokens %d and %d, but one does not exist or is special", rank,
                         left, right);
         const std::string both = token(left) + token(right);
         auto known = ids.find(both);
-        if (known == ids.end()) reject_file(origin, "merge %zu makes %s, which is not a token", rank, quoted(both));
+        if (known == ids.end()) reject_file(origin, "merge %zu gives %s, which is not a token", rank, quoted(both));
         check_boundaries(both, rank, origin);
         const uint64_t key = merges_[rank].key();
         size_t at = slot_of(key);
         while (slots_[at].merged.id >= 0 && slots_[at].key != key) at = (at + 1) & (slots_.size() - 1);
-        slots_[at] = {key, {int32_t(rank), known->second}};  // the last one of equal pairs counts
+        slots_[at] = {key, {int32_t(rank), known->second}};  // the last of equal pairs wins
     }
     words_.assign(std::bit_ceil(2 * ids.size() + 1), -1);
     for (const auto& [bytes, id] : ids) {
@@ -100,14 +100,14 @@ Tokenizer::Tokenizer(std::vector<std::string> tokens, std::vector<Merge> merges,
     }
 }
 
-// SentencePiece merges whole texts. They can be cut into words if no merge makes a token that has a space or a line end
-// behind something else.
+// SentencePiece merges whole texts. Text can be cut into words if no merge gives a token with a space or a line end
+// after another character.
 void Tokenizer::check_boundaries(const std::string& merged_bytes, size_t rank, const std::string& origin) const {
     if (rules_.byte_tokens.empty()) return;
     const size_t word = std::min(merged_bytes.find_first_not_of(' '), merged_bytes.size());
     if (merged_bytes.find_first_of(" \r\n", word) != std::string::npos)
         reject_file(origin,
-                    "merge %zu makes %s, which has a space or a line end behind its beginning; that is not "
+                    "merge %zu gives %s, which has a space or a line end after another character; this is not "
                     "supported",
                     rank, quoted(merged_bytes));
 }
@@ -131,20 +131,20 @@ std::string Tokenizer::decode(std::span<const int32_t> ids, bool begins_text) co
 
 std::string Tokenizer::remark() const {
     const auto count = std::ranges::count(byte_ids_, -1);
-    const bool is_of_characters = merges_.empty() && rules_.whole_words_first;  // meant to have few
+    const bool is_of_characters = merges_.empty() && rules_.whole_words_first;  // has few bytes by design
     return count == 0 || is_of_characters ? ""
                                           : format("%d of 256 bytes have no token: encoding drops them", int(count));
 }
 
-// Bytes at the end of the text that begin a character and may become one.
+// Returns the length of an incomplete character at the end of the text.
 static size_t incomplete_length(std::string_view text) {
     for (size_t length = 1; length <= std::min<size_t>(3, text.size()); length++) {
         const std::string_view end = text.substr(text.size() - length);
         const uint8_t first = uint8_t(end[0]);
-        if ((first & 0xc0) == 0x80) continue;  // within a character
+        if ((first & 0xc0) == 0x80) continue;  // a continuation byte
         const size_t whole = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : first >= 0xc2 ? 2 : 1;
         if (first > 0xf4 || whole <= length) return 0;
-        // Any continuation bytes complete it, unless the second byte is out of range.
+        // Any continuation bytes complete the character, unless the second byte is out of range.
         for (const char* rest : {"\x80\x80\x80", "\xbf\xbf\xbf"})
             if (utf8_length(std::string(end).append(rest, whole - length)) > 0) return length;
         return 0;

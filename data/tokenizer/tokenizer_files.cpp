@@ -1,4 +1,4 @@
-// Reading and writing tokenizer files.
+// Reads and writes tokenizer files.
 #include <algorithm>
 #include <charconv>
 #include <map>
@@ -20,8 +20,8 @@ constexpr int kMaxTokens = 1 << 24;
 constexpr const char* kConfigName = "/tokenizer_config.json";
 
 // ---------------------------------------------------------------------------------------------------------------------
-// GPT-2's files write each byte as one printable character: a printable byte as itself, byte number i of the others, in
-// gpt2_byte_order(), as U+0100 + i.
+// GPT-2's files write each byte as one printable character: a printable byte as itself, and byte i of the others (in
+// gpt2_byte_order()) as U+0100 + i.
 
 struct PrintableBytes {
     std::array<std::string, 256> utf8;
@@ -41,7 +41,7 @@ struct PrintableBytes {
 };
 
 const PrintableBytes& printable_bytes() {
-    static const PrintableBytes table;  // made where a file is read or written
+    static const PrintableBytes table;  // created on first use
     return table;
 }
 
@@ -54,7 +54,7 @@ std::string to_printable(std::string_view bytes) {
 // ---------------------------------------------------------------------------------------------------------------------
 // JSON files
 
-// Collects the tokens and merges of a file, printable characters as in the file, and makes a Tokenizer of them.
+// Collects the tokens and merges of a file, in the file's printable form, and builds a Tokenizer.
 class TokenizerBuilder {
 public:
     explicit TokenizerBuilder(const std::string& path, TextRules rules = {}) : path_(path), rules_(std::move(rules)) {}
@@ -63,7 +63,7 @@ public:
 
     void add_token(const std::string& token, const Json& id, bool is_special = false) {
         if (!id.is_number_integer() || id < 0 || id >= kMaxTokens)
-            reject_file(path_, "the id of the token \"%s\" is %s, but must be a whole number from 0 to %d", token,
+            reject_file(path_, "the id of the token \"%s\" is %s, but must be an integer from 0 to %d", token,
                         printed(id), kMaxTokens - 1);
         auto [known, is_new] = ids_.emplace(token, id.get<int32_t>());
         if (known->second != id)
@@ -82,7 +82,7 @@ public:
         added_.insert(token.id);
     }
 
-    // `merge` is "LEFT RIGHT" or ["LEFT", "RIGHT"]; `where` names it in errors.
+    // Adds a merge: "LEFT RIGHT" or ["LEFT", "RIGHT"]. `where` names it in errors.
     void add_merge(const Json& merge, const std::string& where) {
         std::string text;
         if (merge.is_string()) text = merge;
@@ -90,7 +90,7 @@ public:
             text = merge[0].get<std::string>() + " " + merge[1].get<std::string>();
         const size_t space = text.find(' ');
         if (space == std::string::npos)
-            fail(Exit::data, "%s is %s, but must be two tokens and a space between them", where, printed(merge));
+            fail(Exit::data, "%s is %s, but must be two tokens separated by a space", where, printed(merge));
         const std::string left = text.substr(0, space), right = text.substr(space + 1);
         for (const std::string& token : {left, right})
             if (!ids_.contains(token))
@@ -100,19 +100,19 @@ public:
 
     Tokenizer build() {
         constexpr int32_t kMostUnused = 1 << 16;
-        int32_t vocabulary = 0;  // tokens up to the last one that is not added
+        int32_t vocabulary = 0;  // number of ids up to the last token that is not an added token
         for (const auto& [id, text] : tokens_)
             if (!added_.contains(id)) vocabulary = id + 1;
         std::vector<std::string> tokens;
         const std::set<int32_t> special(special_.begin(), special_.end());
         for (const auto& [id, text] : tokens_) {
             const std::string& token = *text;
-            // Published vocabularies leave out ids between added tokens: no text has them.
+            // Published vocabularies have unused ids between added tokens. No text is encoded to them.
             const bool may_skip = id >= vocabulary && int32_t(tokens.size()) >= vocabulary;
             for (; may_skip && int32_t(tokens.size()) < std::min(id, vocabulary + kMostUnused); tokens.emplace_back())
                 special_.push_back(int32_t(tokens.size()));
             if (size_t(id) != tokens.size())
-                reject_file(path_, "the ids of %zu tokens must be 0 to %zu, but \"%s\" has %d", tokens_.size(),
+                reject_file(path_, "the ids of the %zu tokens must be 0 to %zu, but \"%s\" has %d", tokens_.size(),
                             tokens_.size() - 1, *tokens_.rbegin()->second, tokens_.rbegin()->first);
             const bool is_written_out = special.contains(id) || added_.contains(id);
             tokens.push_back(is_written_out                                  ? token
@@ -122,7 +122,7 @@ public:
         if (rules_.normalization == Normalization::spaces)
             for (int value = 0; value < 256; value++)
                 if (value >= int(rules_.byte_tokens.size()) || rules_.byte_tokens[size_t(value)] < 0)
-                    reject_file(path_, "byte_fallback, but no token is called <0x%02X>", unsigned(value));
+                    reject_file(path_, "byte_fallback requires a token called <0x%02X>", unsigned(value));
         return Tokenizer(std::move(tokens), merges_, special_, path_, rules_);
     }
 
@@ -134,13 +134,13 @@ private:
             length = uint8_t(token[i]) < 0x80 ? 1 : 2;
             auto byte = printable_bytes().bytes.find(token.substr(i, length));
             if (byte == printable_bytes().bytes.end())
-                reject_file(path_, "the token \"%s\" (%d) has a character that stands for no byte", token, id);
+                reject_file(path_, "the token \"%s\" (%d) has a character that does not represent a byte", token, id);
             bytes += byte->second;
         }
         return bytes;
     }
 
-    // U+2581 stands for a space, <0x0A> for a byte.
+    // Converts SentencePiece's notation: U+2581 represents a space, <0x0A> a byte.
     std::string from_spaced(const std::string& token, int32_t id) {
         if (token.size() != 6 || !token.starts_with("<0x") || !token.ends_with('>')) return with_spaces(token);
         uint8_t value = 0;
@@ -160,7 +160,7 @@ private:
     std::vector<Merge> merges_;
 };
 
-// The name of eos_token in the tokenizer_config.json in the directory of a tokenizer.json; "" if there is none.
+// Returns the name of eos_token in the tokenizer_config.json next to a tokenizer.json; "" if there is none.
 std::string configured_end(const std::string& tokenizer_path) {
     const std::string path = directory_of(tokenizer_path) + kConfigName;
     if (!file_exists(path)) return "";
@@ -184,7 +184,7 @@ Tokenizer from_tokenizer_json(Json file, std::string_view text, const std::strin
     if (!find(file, "/model/vocab").is_object()) reject_file(path, "/model/vocab must be an object");
     if (!find(file, "/model/merges").is_array()) reject_file(path, "/model/merges must be an array");
     TokenizerBuilder builder(path, std::move(rules));
-    {  // freed when it has been read, as the merges: as JSON values they take many times their bytes
+    {  // freed after reading, like the merges: JSON values take many times the bytes of their text
         const Json vocabulary = std::move(file["model"]["vocab"]);
         for (const auto& [token, id] : vocabulary.items()) builder.add_token(token, id);
     }
@@ -201,7 +201,7 @@ Tokenizer from_tokenizer_json(Json file, std::string_view text, const std::strin
 Tokenizer from_vocabulary_and_merges(const Json& vocabulary, const std::string& path) {
     constexpr std::string_view kVocabName = "vocab.json";
     if (!path.ends_with(kVocabName))
-        reject_file(path, "a vocabulary without merges; name it ...vocab.json and put ...merges.txt beside it");
+        reject_file(path, "a vocabulary without merges; name it ...vocab.json and put ...merges.txt next to it");
     TokenizerBuilder builder(path);
     for (const auto& [token, id] : vocabulary.items()) builder.add_token(token, id, token == kEndOfText);
 
@@ -217,8 +217,8 @@ Tokenizer from_vocabulary_and_merges(const Json& vocabulary, const std::string& 
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// llm.c's gpt2_tokenizer.bin has no merges, but its ids stand in the order in which they were learned. So the merge
-// that made a token is the pair that remains of its bytes after all earlier merges.
+// llm.c's gpt2_tokenizer.bin has no merges, but its ids are in training order. So the merge that produced a token is
+// the pair that remains of its bytes after all earlier merges.
 
 constexpr int32_t kLlmcTokenizerMagic = 20240328, kLlmcTokenizerVersion = 2;
 constexpr size_t kLlmcHeaderBytes = 1024;
@@ -230,7 +230,7 @@ std::vector<std::string> read_llmc_tokens(std::string_view bytes, const std::str
     while (tokens.size() < count) {
         const size_t length = rest.empty() ? 0 : uint8_t(rest[0]);
         if (rest.size() < 1 + length)
-            reject_file(path, "cut short: it ends at byte %zu within token %zu of %u", bytes.size(), tokens.size(),
+            reject_file(path, "cut short: ends at byte %zu within token %zu of %u", bytes.size(), tokens.size(),
                         count);
         if (length == 0) reject_file(path, "token %zu is empty", tokens.size());
         tokens.emplace_back(rest.substr(1, length));
@@ -242,8 +242,8 @@ std::vector<std::string> read_llmc_tokens(std::string_view bytes, const std::str
     return tokens;
 }
 
-// The two tokens that a token is made of: what is left of its bytes when all merges that make earlier tokens have been
-// made, the one with the lowest id first, and of equal ones the leftmost.
+// Returns the two tokens that were merged into a token: the parts that remain of its bytes after all merges into
+// earlier tokens, lowest id first, then leftmost.
 Merge recover_merge(const std::unordered_map<std::string_view, int32_t>& ids, std::string_view token, int32_t id,
                     const std::string& path) {
     struct Pair {  // of adjacent parts, the bytes [begin, middle) and [middle, end)
@@ -256,8 +256,7 @@ Merge recover_merge(const std::unordered_map<std::string_view, int32_t>& ids, st
         const auto known = ids.find(token.substr(begin, end - begin));
         if (known != ids.end() && known->second < id) pairs.push({known->second, begin, middle, end});
     };
-    // Of the part that begins at a byte: its end, 0 if no part begins there any more, and the beginning of the one
-    // before.
+    // For the part that begins at a byte: its end (0: no part begins here) and the beginning of the previous part.
     std::vector<size_t> end_of(token.size()), before(token.size());
     for (size_t i = 0; i < token.size(); i++) {
         end_of[i] = i + 1;
@@ -268,7 +267,7 @@ Merge recover_merge(const std::unordered_map<std::string_view, int32_t>& ids, st
     while (!pairs.empty()) {
         const auto [merged, begin, middle, end] = pairs.top();
         pairs.pop();
-        if (end_of[begin] != middle || end_of[middle] != end) continue;  // one of the two has been merged otherwise
+        if (end_of[begin] != middle || end_of[middle] != end) continue;  // outdated: a part was merged
         parts--;
         end_of[begin] = end;
         end_of[middle] = 0;
@@ -279,18 +278,18 @@ Merge recover_merge(const std::unordered_map<std::string_view, int32_t>& ids, st
     }
     const auto left = ids.find(token.substr(0, end_of[0])), right = ids.find(token.substr(end_of[0]));
     if (parts != 2 || left == ids.end() || right == ids.end())
-        reject_file(path, "token %d is not made of two earlier ones, so the ids are not in the order of merges", id);
+        reject_file(path, "token %d is not a merge of two earlier tokens, so the ids are not in training order", id);
     return {left->second, right->second};
 }
 
 Tokenizer from_llmc(std::string_view bytes, const std::string& path) {
     if (bytes.size() < kLlmcHeaderBytes || header_word(bytes, 1) != kLlmcTokenizerVersion)
-        reject_file(path, "an llm.c tokenizer of version %d with %zu bytes; only version %d is supported",
+        reject_file(path, "llm.c tokenizer of version %d with %zu bytes; only version %d is supported",
                     header_word(bytes, 1), bytes.size(), kLlmcTokenizerVersion);
     std::vector<std::string> tokens = read_llmc_tokens(bytes, path);
     const int32_t count = int32_t(tokens.size()), eot = header_word(bytes, 3);
     if (eot < 0 || eot >= count || tokens[size_t(eot)] != kEndOfText)
-        reject_file(path, "the header names token %d as the end of text, but that is not %s", eot, kEndOfText);
+        reject_file(path, "the header names token %d as the end of text, but its text is not %s", eot, kEndOfText);
 
     std::unordered_map<std::string_view, int32_t> ids;
     for (int32_t id = 0; id < count; id++)
@@ -330,7 +329,7 @@ std::string Tokenizer::json() const {
     auto& vocab = file["model"]["vocab"].get_ref<Json::object_t&>();
     for (int32_t id = 0; id < vocab_size(); id++) {
         const std::string written = is_special(id) ? token(id) : to_printable(token(id));
-        vocab.Json::object_t::Container::emplace_back(written, id);  // without a search for an equal key
+        vocab.Json::object_t::Container::emplace_back(written, id);  // avoids the linear search for an equal key
         if (!is_special(id)) continue;
         added["id"] = id;
         added["content"] = written;
@@ -342,7 +341,7 @@ std::string Tokenizer::json() const {
 }
 
 std::string Tokenizer::llmc() const {
-    if (!rules_.identity.empty()) fail(Exit::data, "llm.c's tokenizer files know GPT-2's pre-tokenization only");
+    if (!rules_.identity.empty()) fail(Exit::data, "llm.c's tokenizer files support only GPT-2's pre-tokenization");
     constexpr size_t kMostBytes = 255;
     const int32_t words[4] = {kLlmcTokenizerMagic, kLlmcTokenizerVersion, vocab_size(), eot()};
     std::string file(reinterpret_cast<const char*>(words), sizeof(words));
@@ -353,8 +352,8 @@ std::string Tokenizer::llmc() const {
             fail(Exit::data, "token %d, %s, has %zu bytes, but llm.c's tokenizer files allow %zu", id, ::quoted(bytes),
                  bytes.size(), kMostBytes);
         if (is_special(id) && id != eot())
-            fail(Exit::data, "token %d, %s, is special, but llm.c's tokenizer files know no special token but %s", id,
-                 ::quoted(bytes), kEndOfText);
+            fail(Exit::data, "token %d, %s, is special, but llm.c's tokenizer files support only the special token %s",
+                 id, ::quoted(bytes), kEndOfText);
         file += char(bytes.size());
         file += bytes;
     }
@@ -371,7 +370,7 @@ Tokenizer Tokenizer::characters(const std::set<std::string, std::less<>>& charac
     file["pre_tokenizer"] = Json::parse(R"({"type": "Sequence", "pretokenizers": [
         {"type": "Split", "pattern": {"Regex": "[\\r\\n]|[^\\r\\n]"}, "behavior": "Isolated", "invert": false},
         {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false}]})");
-    file["model"]["ignore_merges"] = true;  // there are none: each character is a word
+    file["model"]["ignore_merges"] = true;  // there are no merges: each character is a word
     Json& vocab = file["model"]["vocab"] = Json::object();
     for (const std::string& character : characters) vocab[to_printable(character)] = vocab.size();
     file["added_tokens"][0]["id"] = vocab.size();
@@ -387,9 +386,9 @@ void Tokenizer::save(const std::string& directory) const {
 Tokenizer Tokenizer::load(const std::string& path, const std::string& end_of_text) {
     MappedFile file(path);
     if (file.size() > kMaxFileBytes)
-        reject_file(path, "%zu bytes are too many for a tokenizer; the limit is %zu", file.size(), kMaxFileBytes);
+        reject_file(path, "too large for a tokenizer: it has %zu bytes; the limit is %zu", file.size(), kMaxFileBytes);
     auto refuse_end = [&] {
-        if (!end_of_text.empty()) reject_file(path, "--end-of-text is for a tokenizer.json; here it is %s", kEndOfText);
+        if (!end_of_text.empty()) reject_file(path, "--end-of-text requires tokenizer.json; here it is %s", kEndOfText);
     };
     if (header_word(file.text(), 0) == kLlmcTokenizerMagic) {
         refuse_end();

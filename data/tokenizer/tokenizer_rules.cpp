@@ -49,7 +49,8 @@ private:
         const Json& type = find(json_, pointer + "/type");
         return type.is_string() ? type.get<std::string>() : "";
     }
-    // The pointers of the parts of a Sequence, whose list is called `list`, at any depth; of another part its own.
+    // Returns the pointers to all parts of a Sequence, recursively; `list` is the key of its parts. For any other part,
+    // returns its own pointer.
     std::vector<std::string> parts_of(const std::string& pointer, const std::string& list) const {
         if (find(json_, pointer).is_null()) return {};
         if (type_at(pointer) != "Sequence") return {pointer};
@@ -89,7 +90,7 @@ private:
         if (std::ranges::count(rules_.steps, SplitRule::pattern, &SplitStep::rule) > 0) check_patterns();
     }
 
-    // Documents of any length are encoded in parts.
+    // Long documents are encoded in parts, so the patterns must keep the safe cuts.
     void check_patterns() const {
         bool keeps_cuts = false;
         try {
@@ -99,7 +100,7 @@ private:
         }
         if (!keeps_cuts)
             reject_file(path_,
-                        "/pre_tokenizer has a pattern that joins a space to what stands before it, which is not "
+                        "/pre_tokenizer has a pattern that joins a space to the text before it, which is not "
                         "supported");
     }
 
@@ -114,7 +115,7 @@ private:
             if (regex == kO200kPattern) return {SplitRule::o200k};
             return {SplitRule::pattern, regex};
         }();
-        // To remove what a pattern that covers all text does not match is to isolate its matches.
+        // For a pattern that covers all text, "Removed" with "invert" is equivalent to "Isolated".
         const bool removes_rest = find(json_, part + "/behavior") == "Removed" && find(json_, part + "/invert") == true;
         if (removes_rest && known.rule != SplitRule::pattern) return known;
         check(part + "/behavior", {"Isolated"});
@@ -139,7 +140,7 @@ private:
             }
         }
         if (!replaces || !find(json_, "/pre_tokenizer").is_null()) {
-            if (replaces || rules_.prefix != SpacePrefix::none) refuse("/pre_tokenizer", "null beside a normalizer");
+            if (replaces || rules_.prefix != SpacePrefix::none) refuse("/pre_tokenizer", "null with a normalizer");
             check("/pre_tokenizer/type", {"Metaspace"});
             check("/pre_tokenizer/replacement", {kSpaceSymbol});
             check("/pre_tokenizer/split", {false});
@@ -166,7 +167,7 @@ private:
         check(part + "/stop", {0});
     }
 
-    // The tokens that a template puts before and behind a text.
+    // Reads the tokens that a template puts before and after a text.
     void read_post_processor(const std::string& pointer) {
         for (const std::string& part : parts_of(pointer, "processors")) {
             if (type_at(part) == "ByteLevel") continue;
@@ -198,11 +199,11 @@ private:
             check(at + "/single_word", {false, nullptr});
             auto is = [&](const char* name) { return find(token, name) == true; };
             const AddedToken one{-1, content, is("/special"), is("/normalized"), is("/lstrip"), is("/rstrip")};
-            // Long documents are encoded in parts, which begin with white space or behind a line end.
-            if (!one.is_special && one.strips_right) refuse(at, "without \"rstrip\", or special");
+            // Long documents are encoded in parts, which begin with white space or after a line end.
+            if (!one.is_special && one.strips_right) refuse(at, "special, or without \"rstrip\"");
             const size_t word = std::min(one.text.find_first_not_of(" \t\r\n"), one.text.size());
             if (!one.is_special && one.text.find_first_of(" \t\r\n", word) != std::string::npos)
-                refuse(at, "without white space behind other characters, or special");
+                refuse(at, "special, or without white space after other characters");
             rules_.added.push_back(one);
         }
     }

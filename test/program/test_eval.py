@@ -284,7 +284,8 @@ class Run(TrainerTest):
                 ({"eval_questions": "bad.jsonl"}, 65, "bad.jsonl: line 1 has no"),
                 ({"eval_questions": "long.jsonl"}, 65, "has 31 tokens, but the model's sequences have 20"),
                 ({"eval_questions": "small.*"}, 78, "eval.questions"),
-                ({"eval_questions": "small.jsonl", "data_tokenizer": ""}, 66, "small.jsonl is text"),
+                ({"eval_questions": "small.jsonl", "data_tokenizer": ""}, 66,
+                "small.jsonl has text, which requires a tokenizer"),
                 ({"eval_questions": "small.jsonl", "eval_every_steps": 0}, 78, "eval.every_steps")):
             with self.subTest(changes):
                 said = self.train(**{"train_max_steps": 1, "eval_every_steps": 1, **changes}, expect=code)

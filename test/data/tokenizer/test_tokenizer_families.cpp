@@ -164,7 +164,7 @@ TEST_CASE("tokenizer families: bytes without a token are dropped, counted and re
     CHECK(encoder.encode(" the").size() == 1);
 
     json["model"]["unk_token"] = kEndOfText;  // stands for what would be dropped
-    expect_error(Exit::data, {"no token stands for the byte 0x00"}, [&] { load(json); });
+    expect_error(Exit::data, {"the byte 0x00 has no token"}, [&] { load(json); });
 }
 
 TEST_CASE("tokenizer families: any bytes come back") {

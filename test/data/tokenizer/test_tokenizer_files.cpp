@@ -106,21 +106,21 @@ TEST_CASE("tokenizer files: a damaged tokenizer.json is refused with what is wro
     expect_refusal("{\"model\": {", {"line 1"});
     expect_refusal(changed([](Json& j) { j["model"]["vocab"] = 3; }), {"/model/vocab", "object"});
     expect_refusal(changed([](Json& j) { j["model"]["merges"] = 3; }), {"/model/merges", "array"});
-    expect_refusal(changed([](Json& j) { j["model"]["vocab"]["a"] = "b"; }), {"the token \"a\"", "whole number"});
+    expect_refusal(changed([](Json& j) { j["model"]["vocab"]["a"] = "b"; }), {"the token \"a\"", "must be an integer"});
     expect_refusal(changed([](Json& j) { j["model"]["vocab"]["a"] = -1; }), {"the token \"a\"", "-1"});
     expect_refusal(changed([](Json& j) { j["model"]["vocab"]["a"] = 1e300; }), {"the token \"a\"", "1e+300"});
     expect_refusal(changed([](Json& j) { j["model"]["vocab"]["a"] = 9'000'000'000; }),
                    {"the token \"a\"", "9000000000"});
     expect_refusal(changed([](Json& j) { j["model"]["vocab"]["a"] = 5; }), {"both have the id 5"});
     expect_refusal(changed([](Json& j) { j["model"]["vocab"]["zq"] = 280; }), {"must be 0 to 275", "\"zq\" has 280"});
-    expect_refusal(changed([](Json& j) { j["model"]["vocab"]["日"] = 275; }), {"(275)", "no byte"});
+    expect_refusal(changed([](Json& j) { j["model"]["vocab"]["日"] = 275; }), {"(275)", "does not represent a byte"});
     expect_refusal(changed([](Json& j) {
                        j["model"]["vocab"].erase("~"), j["model"]["vocab"]["zq"] = 93;
                        j["model"]["unk_token"] = "zq";
                    }),
                    {"byte 0x7e"});
     expect_refusal(changed([](Json& j) { j["model"]["merges"][2] = "zq x"; }), {"merge 2 joins \"zq\"", "not a token"});
-    expect_refusal(changed([](Json& j) { j["model"]["merges"][2] = "z q"; }), {"merge 2 makes \"zq\"", "not a token"});
+    expect_refusal(changed([](Json& j) { j["model"]["merges"][2] = "z q"; }), {"merge 2 gives \"zq\"", "not a token"});
     expect_refusal(changed([](Json& j) { j["model"]["merges"][2] = "a b c"; }),
                    {"merge 2 joins \"a\" and \"b c\"", "not a token"});
     expect_refusal(changed([](Json& j) { j["model"]["merges"][2] = 7; }), {"merge 2 is 7,", "two tokens"});
@@ -130,7 +130,7 @@ TEST_CASE("tokenizer files: a damaged tokenizer.json is refused with what is wro
     expect_refusal(changed([](Json& j) { j["added_tokens"] = 3; }), {"added_tokens"});
     expect_refusal(changed([](Json& j) { j["added_tokens"][0].erase("content"); }), {"added token", "content"});
     expect_refusal(changed([](Json& j) { j["added_tokens"][0]["id"] = 3; }), {"two ids, 274 and 3"});
-    expect_refusal(changed([](Json& j) { j["added_tokens"][0]["id"] = 3e9; }), {"whole number"});
+    expect_refusal(changed([](Json& j) { j["added_tokens"][0]["id"] = 3e9; }), {"must be an integer"});
 }
 
 TEST_CASE("tokenizer files: a lone vocabulary, a missing or damaged merges.txt") {
@@ -174,7 +174,7 @@ TEST_CASE("tokenizer files: llm.c's file, cut short or damaged") {
     for (int32_t id = 0; id < 257; id++) tokens.push_back(Tokenizer::bytes().token(id));
     tokens.insert(tokens.begin() + 256, "abc");  // made of three bytes, not of two tokens
     Tokenizer odd(tokens, {}, {257}, "odd");
-    expect(llmc_bytes(odd), {"token 256", "two earlier ones"});
+    expect(llmc_bytes(odd), {"token 256", "two earlier tokens"});
     std::string twice = llmc_bytes(Tokenizer::bytes());
     twice[1024 + 2 * 'a' + 1] = 'b';
     expect(twice, {"tokens 97 and 98 are both \"b\""});
