@@ -142,8 +142,7 @@ ParquetColumn::ParquetColumn(const MappedFile& file, const std::string& column) 
     BoundedBytes end(all.substr(all.size() - 8), path, "the end");
     const uint32_t metadata_bytes = end.uint32();
     if (metadata_bytes > all.size() - 12)
-        reject_file(path, "the footer states %u bytes of metadata, but the file has %zu bytes", metadata_bytes,
-                    all.size());
+        reject_file(path, "the footer states %u bytes of metadata, but the file has %zu", metadata_bytes, all.size());
     read_metadata(all.substr(all.size() - 8 - metadata_bytes, metadata_bytes), column);
 }
 
@@ -307,8 +306,7 @@ void ParquetColumn::open_data_page(const PageHeader& header, std::string_view co
     }
     is_indexed_ = header.encoding == kPlainDictionary || header.encoding == kRleDictionary;
     if (!is_indexed_ && header.encoding != kPlain)
-        bytes.reject("has the encoding %s; only PLAIN and dictionary encodings are supported",
-                     name_in(kEncodings, header.encoding));
+        bytes.reject("has the encoding %s, which is not supported", name_in(kEncodings, header.encoding));
     values_ = bytes.rest();
     if (!is_indexed_) {
         if (present > values_.size() / 4) bytes.reject("has %zu values in %zu bytes", present, values_.size());

@@ -97,8 +97,7 @@ void visit_json_lines(const TextSource& source, uint64_t position, std::string_v
         const std::string_view line = piece.substr(begin, end - begin);
         if (line.find_first_not_of(" \t\r") == kNone) continue;
         if (line.size() > kMaxRecordBytes)
-            reject_record(source, position + begin, "has %zu bytes; the limit is %zu bytes", line.size(),
-                          kMaxRecordBytes);
+            reject_record(source, position + begin, "has %zu bytes; the limit is %zu", line.size(), kMaxRecordBytes);
         visit_json_value(source, position + begin, line, visit);
     }
 }
