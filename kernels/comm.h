@@ -1,11 +1,11 @@
 // Communication between ranks. A communicator is an argument, never a global.
 //
-// Collectives run on a queue of their own, concurrently with the compute stream: each begins when the work that the
-// stream held at the call has finished. wait() makes a stream wait for one; until then its buffers must not be touched.
-// Every rank calls the same collectives in the same order with the same sizes. With one rank nothing is sent, and a
-// collective must be in place.
+// Collectives run on a separate queue, concurrently with the compute stream. A collective starts after the work that
+// was on the stream at the call. wait() makes a stream wait for a collective; do not access its buffers before that.
+// Every rank must call the same collectives in the same order with the same sizes. A single rank sends no data, and its
+// collectives must be in place.
 //
-// The linked implementation provides them: comm_single.cpp for one rank, comm_mpi.cpp for CPU ranks (MPI), comm_nccl.cu
+// The linker chooses the implementation: comm_single.cpp for one rank, comm_mpi.cpp for CPU ranks (MPI), comm_nccl.cu
 // for GPUs (NCCL).
 #pragma once
 
@@ -19,67 +19,67 @@ class Trace;
 struct Comm {
     int rank = 0;
     int size = 1;
-    void* handle = nullptr;  // the implementation's own
+    void* handle = nullptr;  // private to the implementation
 };
 
 struct CommSettings {
     int rank = 0, size = 1;
     int local_rank = 0;  // among the ranks of this node: chooses the GPU
-    // Sums in the order that reduce_scatter_sum() describes, also where another is faster.
+    // Always sum in the order documented at reduce_scatter_sum(), even if another order is faster.
     bool deterministic = false;
-    double deadline_s = 120;  // no collective may take longer
-    bool always = false;      // use the library for one rank too, so that it can be tested on one GPU
-    // Gathers one text per rank on all ranks, by rank. Required if comm_needs_gather().
+    double deadline_s = 120;  // time limit of a collective
+    bool always = false;      // use the library for a single rank too, to test it on one GPU
+    // Gathers one text per rank on all ranks, in rank order. Required if comm_needs_gather().
     std::function<std::vector<std::string>(const std::string& mine)> gather = {};
-    // Called before each collective, on the thread that starts it, so that a hang can be reported by name.
+    // Called before each collective, on the thread that starts it, so that a hang report can name the collective.
     std::function<void(uint64_t number, const char* name)> note = [](uint64_t, const char*) {};
 };
 
-// Joins the ranks. Fails with Exit::config if this binary was built without the library that it takes, and with
+// Connects the ranks. Fails with Exit::config if the binary was built without the required library, and with
 // Exit::peer_lost or Exit::hang if the other ranks do not join.
 Comm open_comm(const CommSettings& settings);
 void close_comm(Comm& comm);
 
-// The communicator of a run of one rank.
+// The communicator of a single-rank run.
 inline Comm comm_single() { return {}; }
 
-// Whether open_comm() needs CommSettings::gather, a channel between ranks that exists before it (NCCL), or opens its
-// own (MPI).
+// Whether open_comm() needs CommSettings::gather, an existing channel between ranks. True for NCCL; MPI opens its own
+// channel.
 bool comm_needs_gather();
 
-// The program that must start this binary's ranks, "mpirun", or empty if any program may.
+// The launcher that this binary requires ("mpirun"), or empty if any launcher works.
 std::string comm_launcher();
 
-// Broadcasts rank 0's text to every rank through the launcher that started them, mpirun. Every rank calls it once at
-// most. Empty if this binary does not support that.
+// Returns a function that broadcasts rank 0's text to all ranks through the launcher, mpirun. Each rank may call it at
+// most once. Empty if this binary does not support it.
 std::function<std::string(const std::string& mine)> launcher_share();
 
 // The library that launcher_share() uses: "Open MPI 4.1.4", or empty.
 std::string launcher_library();
 
-// The library that carries out collectives between ranks in this binary: "Open MPI 4.1.4", "NCCL 2.28.9, started by any
-// launcher", or why there is none. Does not access the device.
+// The library that this binary uses for collectives: "Open MPI 4.1.4", "NCCL 2.28.9, started by any launcher", or why
+// there is none. Does not access the device.
 std::string comm_library();
 
-// A collective that has been started. A default-constructed one has always finished.
+// A started collective. A default-constructed ticket counts as finished.
 struct Ticket {
     uint64_t number = 0;
 };
 
-// Makes the stream wait for the collective and for all that were started before it.
+// Makes the stream wait for this collective and all earlier ones.
 void wait(Ticket ticket, const Comm& comm, Stream stream);
 
-// Waits until every collective has finished or failed. Required before buffers are freed, also after an error.
+// Waits until every collective has finished or failed. Required before freeing buffers, even after an error.
 void drain(const Comm& comm) noexcept;
 
-// Sums in place. The order of the ranks is not specified, so it is meant for small integers and for values of which all
-// but one are 0.
+// Sums in place. The order of the ranks is unspecified: use it for small integers, or if only one rank's value is not
+// 0.
 Ticket all_reduce_sum(double* values, size_t count, const Comm& comm, Stream stream);
 
-// out (count) = the sum over ranks of their piece number comm.rank of inp (size * count). May be in place: out = inp +
-// rank * count. MPI always, and NCCL if CommSettings::deterministic is set, adds in the order of a binary tree over the
-// ranks: the sum of n is the sum of the first 2^k < n, k as large as can be, and the sum of the rest. So ranks that
-// each hold the sum of an aligned block of leaves give the same bits as one that has added all leaves by this rule.
+// out (count) = the sum over ranks of piece comm.rank of inp (size * count). May be in place: out = inp + rank * count.
+// MPI always adds in the order of a binary tree over the ranks; NCCL does if CommSettings::deterministic is set. The
+// sum of n terms is the sum of the first 2^k plus the sum of the rest, with the largest k such that 2^k < n. So ranks
+// that each hold the sum of an aligned block of leaves give the same bits as one rank that adds all leaves this way.
 struct ReduceScatter {
     float* out;        // (count)  =
     void* scratch;     // reduce_scatter_scratch_bytes()
@@ -89,27 +89,27 @@ struct ReduceScatter {
 Ticket reduce_scatter_sum(const ReduceScatter& op, const Comm& comm, Stream stream);
 size_t reduce_scatter_scratch_bytes(size_t count, int size, bool deterministic);
 
-// out (size * bytes) = every rank's inp (bytes), in the order of ranks. May be in place: inp = out + rank * bytes.
+// out (size * bytes) = every rank's inp (bytes), in rank order. May be in place: inp = out + rank * bytes.
 Ticket all_gather(void* out, const void* inp, size_t bytes, const Comm& comm, Stream stream);
 
-// The maximum of all ranks' values, so that all of them act on a fault of one. Waits for the result.
+// Returns the maximum over ranks, so that all ranks act on an error of one. Waits for the result.
 int all_reduce_max(int value, const Comm& comm);
 
-// Rank 0's text, on all ranks. Waits for it.
+// Returns rank 0's text on all ranks. Waits for it.
 std::string broadcast_text(const std::string& mine, const Comm& comm);
 
-// Waits until every rank is here.
+// Waits until every rank has called barrier().
 void barrier(const Comm& comm);
 
-// From now on `trace` gets a span for each collective, with the bytes that this rank sends, and for each wait; null: no
-// trace does. Those under way may still go to the trace before.
+// Records later collectives, with the bytes that this rank sends, and waits as spans of `trace`; null stops recording.
+// Collectives in progress may still be recorded in the previous trace.
 void observe(const Comm& comm, Trace* trace);
 
-// Totals of this rank since it joined.
+// Totals of this rank since open_comm().
 struct CommTotals {
-    uint64_t bytes_sent = 0;  // of tensors: (size - 1) pieces for each reduce_scatter_sum() and all_gather(), the least
-    // Exposed communication: time in wait(), all_reduce_max(), broadcast_text() and barrier(); the host's or, where
-    // wait() makes a stream wait and not the host, the stream's up to its last synchronize().
+    uint64_t bytes_sent = 0;  // tensors only: (size - 1) pieces per reduce_scatter_sum() and all_gather(), the minimum
+    // Exposed communication: host time in wait(), all_reduce_max(), broadcast_text() and barrier(). If wait() blocks
+    // the stream and not the host: the stream's time up to its last synchronize().
     double waited_ms = 0;
 };
 CommTotals comm_totals(const Comm& comm);

@@ -1,8 +1,7 @@
-// Memory and order of execution on the device that the linked implementation drives.
+// Memory and streams of the device: a CPU or a GPU, depending on the linked implementation.
 //
-// On the CPU the device's memory is the host's and every call has finished when it returns; on a GPU calls on one
-// stream run in order and the host continues at once. Code above the seam is written for a GPU and so is correct for
-// both.
+// On the CPU, device memory is host memory and every call is synchronous. On a GPU, calls on one stream run in order
+// and the host does not wait. Code above the seam assumes a GPU, so it is correct for both.
 #pragma once
 
 #include <cstddef>
@@ -18,87 +17,87 @@ struct Stream {
 
 struct DeviceInfo {
     std::string name;          // "AMD EPYC 9B14, 2 threads" or "NVIDIA H200"
-    std::string matmul_path;   // what carries out matrix products, by precision: one line for the log
+    std::string matmul_path;   // GEMM implementation of each precision: one line for the log
     size_t memory_bytes = 0;   // installed, of the whole device
-    size_t free_bytes = 0;     // of that, what could be allocated now; 0 where the device cannot be used
-    std::string build;         // what this binary holds for the device: one line for --version
-    size_t working_bytes = 0;  // host memory that ops may take for themselves, all threads together
+    size_t free_bytes = 0;     // the part that is free now; 0 if the device is unusable
+    std::string build;         // how this binary was built for the device: one line for --version
+    size_t working_bytes = 0;  // host memory that ops may allocate internally, over all threads
     int threads = 0;           // CPU threads that ops use (0 on a GPU)
-    std::string pci_bus_id;    // a GPU's place, "0000:65:00.0"; empty for a CPU
+    std::string pci_bus_id;    // of a GPU, "0000:65:00.0"; empty for a CPU
 };
 
-// Facts about the device that this process uses. Never changes during a run.
+// Describes the device that this process uses. The result never changes during a run.
 DeviceInfo device_info();
 
 // Settings of the device; the CPU ignores them.
 struct DeviceSettings {
-    int local_rank = 0;            // among the ranks of this machine: which of its GPUs this process uses
+    int local_rank = 0;            // index among the ranks of this machine: chooses the GPU
     bool tf32 = false;             // fp32 products may round their operands to TF32
-    bool debug_sync = false;       // wait after each kernel, so that an error names the kernel that made it
-    std::string matmul_choices{};  // file that keeps the fastest algorithm of each product, so that every run on this
-                                   // machine uses the same; empty: no timing, the library's first proposal
-    std::string known_choices{};   // device_choices() of an earlier process of this run: override that file's
+    bool debug_sync = false;       // wait after each kernel, so that an error names the failing kernel
+    std::string matmul_choices{};  // file with the fastest algorithm of each GEMM, so that all runs on this machine
+                                   // use the same; empty: no autotuning, use the library's first suggestion
+    std::string known_choices{};   // device_choices() of an earlier process of this run; overrides the file
 };
 
-// To be called once, before anything is allocated. Fails with Exit::os where the device cannot be used at all.
+// Call once, before any allocation. Fails with Exit::os if the device cannot be used.
 void configure_device(const DeviceSettings& settings);
 
-// This process's autotuning choices, which affect the bits of results: text of a few kilobytes, to be kept where a run
-// must continue bit for bit; empty if nothing was timed. Valid on a device of the same name only; others ignore it, and
-// device_info().matmul_path says so.
+// Returns this process's autotuning choices as a text of a few kilobytes, or empty without autotuning. The choices
+// affect the bits of results, so save them if a run must resume bit for bit. They are valid only on a device with the
+// same name; other devices ignore them, and device_info().matmul_path reports that.
 std::string device_choices();
 
-// `bytes` of device memory, 256-byte aligned, huge pages where the system has them, every byte zero and touched, so
-// that running out of memory fails here and not later. Fails with Exit::os and the number of bytes when there is not
-// enough.
+// Returns `bytes` of zeroed device memory, aligned to 256 bytes, in huge pages if available. Touches every page, so
+// that running out of memory fails here and not later. Fails with Exit::os and the number of bytes if memory is
+// insufficient.
 void* device_alloc(size_t bytes);
 void device_free(void* memory, size_t bytes);
 
-// Copies in stream order. copy_to_device() has read the host's memory when it returns, so a loop may fill it again
-// without waiting; copy_to_host() has written it after synchronize().
+// Copies in stream order. copy_to_device() has read the host memory when it returns, so a loop may refill it without
+// waiting. The data of copy_to_host() is valid after synchronize().
 void copy_to_device(void* device, const void* host, size_t bytes, Stream stream);
 void copy_to_host(void* host, const void* device, size_t bytes, Stream stream);
 
-// The same within device memory, without overlap; used to measure a device's copy bandwidth.
+// Copies within device memory; the ranges must not overlap. Used to measure the device's copy bandwidth.
 void copy_on_device(void* to, const void* from, size_t bytes, Stream stream);
 
-// `rows` pieces of `bytes` each, which lie side by side at `to` and from_step bytes apart at `from`.
+// Copies `rows` pieces of `bytes` each from a stride of from_step bytes at `from` to contiguous memory at `to`.
 void gather_on_device(void* to, const void* from, size_t from_step, size_t bytes, size_t rows, Stream stream);
 
-// Waits until everything on the stream has finished.
+// Waits until all work on the stream has finished.
 void synchronize(Stream stream);
 
-// Measures a stream's time between start() and stop(), by the device's clock: from the end of all work queued before
-// start() to the end of all work queued before stop(). The host does not wait.
+// Measures the time of a stream between start() and stop() with the device's clock: from the end of all work queued
+// before start() to the end of all work queued before stop(). The host does not wait.
 class Stopwatch {
 public:
     Stopwatch();
     void start(Stream stream);
     void stop(Stream stream);
-    // Milliseconds of all laps that have finished since the last call: those before the stream's last synchronize().
+    // Returns the milliseconds of all laps that finished since the last call, up to the stream's last synchronize().
     double take_ms();
 
 private:
     struct Laps;
-    std::shared_ptr<Laps> laps_;  // of the implementation's type; copies share it
+    std::shared_ptr<Laps> laps_;  // type defined by the implementation; shared by copies
 };
 
-// Tells when streams came to marks: by the device's clock, on the axis of the host's steady clock.
+// Records when streams reach marks, with the device's clock converted to the host's steady clock.
 class Timeline {
 public:
     Timeline();
-    // Waits for the stream, and measures the marks that follow from now on, so that the clocks drift apart only from
-    // one call to the next. Required before the first mark.
+    // Waits for the stream and synchronizes the two clocks for the marks that follow, so that drift does not accumulate
+    // across calls. Required before the first mark.
     void anchor(Stream stream);
-    // Marks the moment at which all work that the stream holds now has finished. Returns the mark's number, from 0.
+    // Marks the end of all work now queued on the stream. Returns the mark's number, from 0.
     size_t mark(Stream stream);
-    // The moments of all marks, in milliseconds of std::chrono::steady_clock, and forgets them: the next is number 0
-    // again. Waits for them.
+    // Waits for all marks, returns their times in milliseconds of std::chrono::steady_clock and clears them: the next
+    // mark is number 0 again.
     std::vector<double> take_ms();
 
 private:
     struct Marks;
-    std::shared_ptr<Marks> marks_;  // of the implementation's type
+    std::shared_ptr<Marks> marks_;  // type defined by the implementation
 };
 
 // Owns device memory.

@@ -1,7 +1,7 @@
 // Number types and counter-based random numbers, the same on host and device.
 //
-// Storage types hold numbers, arithmetic is done in float: load with to_float(), store with from_float<T>().
-// Conversions round to nearest even, keep NaN and infinity, and have no branches, so loops over them vectorise.
+// Storage types only hold numbers; arithmetic uses float. Load with to_float(), store with from_float<T>(). Conversions
+// round to nearest even, preserve NaN and infinity, and have no branches, so loops over them vectorize.
 #pragma once
 
 #include <bit>
@@ -15,7 +15,7 @@
 #define HOST_DEVICE
 #endif
 
-// Whether the CPU that this file is compiled for has AVX512-BF16. Not inline: CUDA's sources are compiled for any CPU.
+// Whether the target CPU of this file has AVX512-BF16. Not inline, because CUDA sources are compiled for any CPU.
 #ifdef __AVX512BF16__
 constexpr bool kTargetMultipliesBf16 = true;
 #else
@@ -29,7 +29,7 @@ struct fp16 {  // IEEE binary16: 1 sign, 5 exponent, 10 fraction bits
     uint16_t bits;
 };
 
-// Storage types. No op computes in fp64: files have it, and the reference that ops are tested against.
+// Storage types. fp64 occurs only in files and in the reference implementation of the tests; no op supports it.
 enum class Dtype : int { fp32, bf16, fp16, fp64 };
 
 template <class T> inline constexpr Dtype dtype_of = T::not_a_storage_type;
@@ -68,7 +68,7 @@ HOST_DEVICE inline float to_float(bf16 x) { return std::bit_cast<float>(uint32_t
 
 HOST_DEVICE inline float to_float(fp16 x) {
     uint32_t magnitude = uint32_t(x.bits & 0x7fffu) << 13;
-    // Scaling by 2^112 moves the exponent's bias from 15 to 127 and also makes subnormals right.
+    // Scaling by 2^112 changes the exponent bias from 15 to 127 and also converts subnormals.
     uint32_t finite = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) * 0x1p112f);
     uint32_t infinite_or_nan = magnitude | 0x7f800000u;
     uint32_t sign = uint32_t(x.bits & 0x8000u) << 16;
@@ -89,17 +89,17 @@ template <> HOST_DEVICE inline bf16 from_float<bf16>(float x) {
 template <> HOST_DEVICE inline fp16 from_float<fp16>(float x) {
     uint32_t bits = std::bit_cast<uint32_t>(x);
     uint32_t magnitude = bits & 0x7fffffffu;
-    // Below 2^-14 the result is subnormal: adding 1/2 puts the result's bits, rounded, at the bottom of the sum.
+    // Below 2^-14 the result is subnormal: adding 1/2 leaves its rounded bits in the low bits of the sum.
     uint32_t subnormal = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
     uint32_t normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
     uint32_t result = magnitude < 0x38800000u ? subnormal : normal;
-    result = magnitude >= 0x477ff000u ? 0x7c00u : result;  // from 65520 on everything rounds to infinity
+    result = magnitude >= 0x477ff000u ? 0x7c00u : result;  // 65520 and above round to infinity
     result = magnitude > 0x7f800000u ? 0x7e00u : result;
     return {uint16_t(result | ((bits >> 16) & 0x8000u))};
 }
 
 // Philox4x32-10: ten rounds of a keyed bijection on 128-bit counters (Salmon et al., "Parallel random numbers: as easy
-// as 1, 2, 3", SC 2011). The caller passes the counter: there is no state, so the order of calls does not matter.
+// as 1, 2, 3", SC 2011). Stateless: the caller passes the counter, so the order of calls does not matter.
 struct Philox {
     uint32_t word[4];
 };
@@ -117,8 +117,8 @@ HOST_DEVICE inline Philox philox(uint64_t key, uint64_t counter_high, uint64_t c
     return {{c0, c1, c2, c3}};
 }
 
-// The purpose of a random number: the high half of the Philox counter, so that no two purposes ever share a number.
+// The purpose of a random number. It is the high half of the Philox counter, so purposes never share numbers.
 enum class RandomPurpose : uint64_t { init = 1, permutation = 2, sampling = 3, bpe_dropout = 4, dropout = 5 };
 
-// A uniform number in (0, 1) from 32 random bits; never 0 nor 1.
+// A uniform number in (0, 1) from 32 random bits; never 0 or 1.
 HOST_DEVICE inline float uniform_from_bits(uint32_t bits) { return (float(bits >> 9) + 0.5f) * 0x1p-23f; }

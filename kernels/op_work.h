@@ -1,8 +1,7 @@
-// The work of each op, by its arguments: what benchmarks and traces compare with a device's rates.
+// The FLOPs and bytes of each op, from its arguments. Benchmarks and traces compare them with the device's rates.
 //
-// FLOPs are those of matrix products, two for each multiply-add; elementwise arithmetic is not counted, as memory
-// bounds it. Bytes are those of every operand once, also where a cache would hold it; arrays of one number per row or
-// column are left out.
+// FLOPs count only GEMMs, two per multiply-add; elementwise arithmetic is memory-bound and not counted. Bytes count
+// every operand once, even if a cache would hold it; arrays with one number per row or column are omitted.
 #pragma once
 
 #include <algorithm>
@@ -21,14 +20,14 @@ struct Work {
 
 inline double bytes_of(ConstView array, double count) { return array ? count * double(size_of(array.dtype)) : 0; }
 
-// A row of wte is counted for each token.
+// Counts one row of wte per token.
 inline Work work_of(const EmbeddingForward& op) {
     const double tokens = double(op.batch) * op.seq_len;
     return {"embedding_forward", 0, bytes_of(op.out, (2 * tokens + (op.wpe ? op.seq_len : 0)) * op.channels),
             format("batch %d, seq_len %d, channels %d", op.batch, op.seq_len, op.channels)};
 }
 
-// As if no token were there twice; where dwte is overwritten, each of its rows once.
+// Assumes that no token repeats. If dwte is overwritten, counts each of its rows once.
 inline Work work_of(const EmbeddingBackward& op) {
     const double tokens = double(op.batch) * op.seq_len, touched = std::min<double>(tokens, op.vocab);
     const double positions = op.dwpe ? double(op.accumulate ? 2 : 1) * op.n_positions : 0;
@@ -50,7 +49,7 @@ inline Work work_of(const NormBackward& op) {
             rows_and_cols(op.rows, op.cols)};
 }
 
-// Of out (rows, n), inp (rows, k) and weight (n, k).
+// The GEMM of out (rows, n), inp (rows, k) and weight (n, k).
 inline Work product(const char* name, double bytes, int rows, int n, int k) {
     return {name, 2.0 * rows * n * k, bytes, format("rows %d, n %d, k %d", rows, n, k)};
 }
@@ -87,7 +86,7 @@ inline Work work_of(const GatedActivationBackward& op) {
             format("rows %d, hidden %d", op.rows, op.hidden)};
 }
 
-// `passes` over the query and key heads.
+// Counts `passes` passes over the query and key heads.
 template <class Op> Work qk_norm_rope(const char* name, View qkv, int passes, const Op& op) {
     const double heads = op.n_head + op.n_kv_head, tokens = double(op.batch) * op.seq_len;
     return {name, 0, bytes_of(qkv, passes * tokens * heads * op.head_size),
@@ -106,8 +105,8 @@ inline Work work_of(const Dropout& op) {
             format("batch %d, count %zu", op.batch, op.count)};
 }
 
-// Pairs of a query and a key that it sees, for all heads; without first_key, which only the device knows. Causality
-// needs half of them, not counting that a query sees itself; of a window's keys the first queries have not all.
+// The number of pairs of a query and a visible key, over all heads. Ignores first_key, which is in device memory.
+// Approximates the causal half by seq_len^2 / 2, and counts the smaller windows of the first queries.
 template <class Op> double attention_pairs(const Op& op) {
     const double length = op.seq_len, window = op.window > 0 ? std::min<double>(op.window, length) : length;
     return double(op.batch) * op.n_head * window * (length - window / 2);
@@ -119,7 +118,7 @@ template <class Op> std::string attention_shape(const Op& op) {
            (op.window > 0 ? format(", window %d", op.window) : std::string());
 }
 
-// Two products; backward five, as usually counted, whatever is computed twice.
+// Two GEMMs; the backward pass has five by convention, not counting recomputation.
 inline Work work_of(const AttentionForward& op) {
     const double tokens = double(op.batch) * op.seq_len, heads = op.n_head, kv_heads = op.n_kv_head;
     return {"attention_forward", 4 * attention_pairs(op) * op.head_size,
@@ -132,7 +131,7 @@ inline Work work_of(const AttentionBackward& op) {
             bytes_of(op.dqkv, tokens * op.head_size * (4 * heads + 4 * kv_heads)), attention_shape(op)};
 }
 
-// How long the sequences are only the device knows: counted as if they were full.
+// Counts full sequences, because their lengths are in device memory.
 inline Work work_of(const AttentionDecode& op) {
     const double keys = double(op.rows) * (op.window > 0 ? std::min(op.window, op.capacity) : op.capacity);
     return {"attention_decode", 4 * keys * op.n_head * op.head_size,
@@ -158,12 +157,12 @@ inline Work work_of(const GradNormFinish& op) {
     return {"grad_norm_finish", 0, double(op.n_chunks) * sizeof(double), format("chunks %d", op.n_chunks)};
 }
 
-// The ops that work on chunks do not know how many elements these have.
+// The arguments of ops on chunks do not contain the number of elements, so the caller passes it.
 inline Work work_of(const SquaredSums&, size_t elements) {
     return {"squared_sums", 0, double(elements) * sizeof(float), format("elements %zu", elements)};
 }
 
-// `arrays` FP32 arrays are read, all but the gradient are written.
+// Reads `arrays` FP32 arrays and writes all of them except the gradient.
 inline Work update(const char* name, const UpdateArrays& op, int arrays, size_t elements) {
     return {name, 0, double(elements) * (2 * arrays - 1) * sizeof(float) + bytes_of(op.param, double(elements)),
             format("elements %zu", elements)};
@@ -171,7 +170,7 @@ inline Work update(const char* name, const UpdateArrays& op, int arrays, size_t 
 inline Work work_of(const AdamwUpdate& op, size_t elements) { return update("adamw_update", op, 4, elements); }
 inline Work work_of(const SgdUpdate& op, size_t elements) { return update("sgd_update", op, 3, elements); }
 
-// Of any op; `elements`: those of all its chunks, if it works on chunks.
+// The work of any op. `elements`: the elements of all chunks, for ops on chunks.
 template <class Op> Work work_of_any(const Op& op, size_t elements) {
     if constexpr (requires { work_of(op, elements); })
         return work_of(op, elements);

@@ -1,15 +1,15 @@
-// The seam between model and backends: every operation that the model is made of. The linker chooses the backend.
+// The seam between model and backends: all operations of the model. The linker chooses the backend.
 //
-// An op is a struct of named arguments and one function of the same name. A View or ConstView is an array of
-// activations or compute weights whose storage type (fp32, bf16 or fp16) is a value: the launcher dispatches on it
-// once, and fails with Exit::internal and the op's name for a combination of types that it does not support; today all
-// views of an op have one type. Outputs come first, then inputs, then sizes. Beside a member: its shape, outermost
-// dimension first, and for outputs `=` (overwritten) or `+=` (added to). All memory is device memory, all arithmetic is
-// float or wider, a value is rounded to its storage type once, when it is stored. Outputs never alias inputs unless
-// stated. Every op gives the same bits for the same arguments, whatever the number of threads.
+// An op is a struct of named arguments and a function with the same name. A View or ConstView is an array of
+// activations or compute weights with a runtime storage type (fp32, bf16 or fp16). The launcher dispatches on it once,
+// and fails with Exit::internal and the op's name for an unsupported combination of types; currently all views of an op
+// must have the same type. Outputs come first, then inputs, then sizes. The comment at a member gives its shape,
+// outermost dimension first, and for outputs `=` (overwritten) or `+=` (added to). All memory is device memory. All
+// arithmetic is float or wider; a value is rounded to its storage type once, when stored. Outputs never alias inputs
+// unless stated. Every op gives the same bits for the same arguments, regardless of the number of threads.
 //
-// `scratch` is memory that the op may overwrite and whose content is of no use afterwards; *_scratch_bytes(op) returns
-// how much is needed for given sizes (it reads no pointer), so that memory can be planned before it is allocated.
+// `scratch` is memory that the op may overwrite; its content is not used afterwards. *_scratch_bytes(op) returns the
+// required size. It reads no pointers, so memory can be planned before it is allocated.
 #pragma once
 
 #include "kernels/base/choices.h"
@@ -32,35 +32,35 @@ struct EmbeddingForward {
 };
 void embedding_forward(const EmbeddingForward& op, Stream stream);
 
-// Deterministic although tokens repeat: each row of dwte is summed by one worker in the order of positions.
+// Deterministic even if tokens repeat: one worker sums each row of dwte in the order of positions.
 struct EmbeddingBackward {
-    float* dwte;        // (vocab, channels)  = or += by `accumulate_dwte`; with = rows of absent tokens are set to 0
-    float* dwpe;        // (n_positions, channels)  = or += by `accumulate`; rows from seq_len on are set to 0 or kept;
-                        // or null
+    float* dwte;        // (vocab, channels)  = or += by `accumulate_dwte`; = sets the rows of absent tokens to 0
+    float* dwpe;        // (n_positions, channels)  = or += by `accumulate`, or null; rows from seq_len on are set to 0
+                        // or kept
     void* scratch;      // embedding_backward_scratch_bytes
     ConstView dout;     // (batch, seq_len, channels)
     const int* tokens;  // (batch, seq_len)
     int batch, seq_len, channels, vocab, n_positions;
     bool accumulate;
-    bool accumulate_dwte = true;  // a tied head wrote its part first, or an earlier micro-step its own
+    bool accumulate_dwte = true;  // dwte already holds the gradient of a tied head or an earlier micro-step
 };
 void embedding_backward(const EmbeddingBackward& op, Stream stream);
 size_t embedding_backward_scratch_bytes(const EmbeddingBackward& op);
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Normalisation over the last dimension.
+// Normalization over the last dimension.
 // LayerNorm: out = (inp - mean) rstd weight + bias, rstd = 1 / sqrt(variance + eps) (Ba, Kiros, Hinton, "Layer
-// Normalization", arXiv 1607.06450, eq. 4; the variance is the biased one).
-// RMSNorm, where `mean` is null: out = inp rstd weight + bias, rstd = 1 / sqrt(mean of inp^2 + eps) (Zhang, Sennrich,
+// Normalization", arXiv 1607.06450, eq. 4; biased variance).
+// RMSNorm, if `mean` is null: out = inp rstd weight + bias, rstd = 1 / sqrt(mean of inp^2 + eps) (Zhang, Sennrich,
 // "Root Mean Square Layer Normalization", arXiv 1910.07467, eq. 4).
-// Both do without a weight (1) or a bias (0) that is null.
+// In both, a null weight counts as 1 and a null bias as 0.
 
-// With a branch, residual = inp + branch and out = norm(residual), in one pass; without one, out = norm(inp). The norm
-// reads the residual as rounded to the storage type, so the norm of the stored residual has the same bits.
+// With a branch: residual = inp + branch and out = norm(residual), in one pass. Without: out = norm(inp). It reads the
+// residual after rounding to the storage type, so recomputing it from the stored residual gives the same bits.
 struct ResidualNormForward {
-    View residual;     // (rows, cols)  =, or null without a branch
+    View residual;     // (rows, cols)  =; null without a branch
     View out;          // (rows, cols)  =
-    float* mean;       // (rows)  =, or null for RMSNorm
+    float* mean;       // (rows)  =; null for RMSNorm
     float* rstd;       // (rows)  =
     ConstView inp;     // (rows, cols)
     ConstView branch;  // (rows, cols), or null
@@ -77,7 +77,7 @@ struct NormBackward {
     float* dbias;       // (cols)  = or += by `accumulate`; null without a bias
     void* scratch;      // norm_backward_scratch_bytes
     ConstView dout;     // (rows, cols)
-    ConstView inp;      // (rows, cols), what the forward op normalised
+    ConstView inp;      // (rows, cols), the tensor that the forward op normalized
     ConstView weight;   // (cols), or null
     const float* mean;  // (rows), or null for RMSNorm
     const float* rstd;  // (rows)
@@ -89,18 +89,18 @@ void norm_backward(const NormBackward& op, Stream stream);
 size_t norm_backward_scratch_bytes(const NormBackward& op);
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Matrix products. Weights are (out features, in features) like torch.nn.Linear's.
-// A product may end in an activation f (ActivationFunction):
+// GEMMs. Weights are (out features, in features), as in torch.nn.Linear.
+// A GEMM may apply an activation f to its result (ActivationFunction):
 //   gelu_new  0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))    (Hendrycks, Gimpel, arXiv 1606.08415)
 //   silu      x / (1 + exp(-x))                                  (ibid.; Ramachandran et al., arXiv 1710.05941)
-//   relu2     max(x, 0)^2; its derivative is 2 sqrt(f), so that backward needs nothing but the output
+//   relu2     max(x, 0)^2; its derivative is 2 sqrt(f), so the backward pass needs only the output
 //                                                                (So et al., "Primer", arXiv 2109.08668, section 4)
 
-// out = inp weight^T + bias. With an activation: pre_activation = inp weight^T + bias, out = f(pre_activation as
-// stored); relu2 has no pre_activation and takes the sum as it is before it would be stored.
+// out = inp weight^T + bias. With an activation: pre_activation = inp weight^T + bias, out = f(pre_activation), after
+// rounding pre_activation to the storage type. relu2 has no pre_activation and uses the unrounded sum.
 struct MatmulForward {
     View out;             // (rows, n)  =
-    View pre_activation;  // (rows, n)  =, null without an activation and for relu2
+    View pre_activation;  // (rows, n)  =; null without an activation and for relu2
     ConstView inp;        // (rows, k)
     ConstView weight;     // (n, k)
     ConstView bias;       // (n), or null
@@ -114,13 +114,13 @@ struct MatmulBackwardInput {
     View dinp;         // (rows, k)  =
     ConstView dout;    // (rows, n)
     ConstView weight;  // (n, k)
-    ConstView kept;    // (rows, k), forward's pre_activation, or for relu2 forward's out; null without an activation
+    ConstView kept;    // (rows, k), forward's pre_activation, or its out for relu2; null without an activation
     int rows, n, k;
     ActivationFunction activation = ActivationFunction::none;
 };
 void matmul_backward_input(const MatmulBackwardInput& op, Stream stream);
 
-// dweight = dout^T inp, dbias = the column sums of dout; in FP32.
+// dweight = dout^T inp, dbias = column sums of dout; both FP32.
 struct MatmulBackwardWeight {
     float* dweight;  // (n, k)  = or += by `accumulate`
     float* dbias;    // (n)  = or += by `accumulate`, or null
@@ -133,8 +133,8 @@ struct MatmulBackwardWeight {
 void matmul_backward_weight(const MatmulBackwardWeight& op, Stream stream);
 size_t matmul_backward_weight_scratch_bytes(const MatmulBackwardWeight& op);
 
-// The activation alone, to recompute an output that was not kept: the same bits as matmul_forward's epilogue. Not for
-// relu2, whose output is always kept.
+// Applies only the activation, to recompute an output that was not stored. Gives the same bits as matmul_forward's
+// epilogue. Not for relu2, whose output is always stored.
 struct ActivationForward {
     View out;       // (count)  =
     ConstView inp;  // (count)
@@ -143,8 +143,8 @@ struct ActivationForward {
 };
 void activation_forward(const ActivationForward& op, Stream stream);
 
-// A gated linear unit on one product's output: out = f(gate) up (Shazeer, "GLU Variants Improve Transformer", arXiv
-// 2002.05202, eq. 5 and 6: SwiGLU has f = silu, GEGLU gelu).
+// A gated linear unit on the output of one GEMM: out = f(gate) up (Shazeer, "GLU Variants Improve Transformer", arXiv
+// 2002.05202, eq. 5 and 6: f is silu in SwiGLU and gelu in GEGLU).
 struct GatedActivationForward {
     View out;       // (rows, hidden)  =
     ConstView inp;  // (rows, 2 hidden): gate, then up
@@ -164,34 +164,34 @@ struct GatedActivationBackward {
 void gated_activation_backward(const GatedActivationBackward& op, Stream stream);
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Between the product that makes queries, keys and values, and attention: QK norm, then rotary position embedding, in
-// one pass over the query and key heads. Either may be absent.
+// Between the QKV projection and attention: QK norm, then rotary position embedding (RoPE), in one pass over the query
+// and key heads. Either may be absent.
 //
 // QK norm is RMSNorm over each head's elements (Henry et al., "Query-Key Normalization", arXiv 2010.04245, with RMSNorm
 // in place of the Euclidean norm, as in Qwen3): x = head rstd weight, rstd = 1 / sqrt(mean of head^2 + eps).
 // RoPE rotates the pairs (x_i, x_{i + rotary / 2}), i < rotary / 2, of a head's first `rotary` elements by the angle
-// position * frequency_i (Su et al., "RoFormer", arXiv 2104.09864, eq. 34; the pairing is that of GPT-NeoX, Llama and
-// Qwen): (x_i cos - x_j sin, x_j cos + x_i sin) with j = i + rotary / 2.
+// position * frequency_i (Su et al., "RoFormer", arXiv 2104.09864, eq. 34; elements are paired as in GPT-NeoX, Llama
+// and Qwen): (x_i cos - x_j sin, x_j cos + x_i sin) with j = i + rotary / 2.
 struct QkNormRopeForward {
-    View qkv;     // (batch, seq_len, (n_head + 2 n_kv_head) head_size): queries and keys are changed in place
-    View raw;     // (batch, seq_len, (n_head + n_kv_head) head_size)  =, queries and keys as they were, which backward
-                  // needs where norms have weights: dividing them out again would divide by numbers near 0; or null
-    float* rstd;  // (batch, seq_len, n_head + n_kv_head)  =, or null for no norm
-    ConstView q_weight, k_weight;  // (head_size), or null: the norm has no weights
-    const float* table;            // (positions, rotary / 2, 2): cosine and sine, possibly scaled; null without RoPE
+    View qkv;     // (batch, seq_len, (n_head + 2 n_kv_head) head_size): updates queries and keys in place
+    View raw;     // (batch, seq_len, (n_head + n_kv_head) head_size)  =, the original queries and keys, or null.
+                  // Required by backward if the norms have weights: recovering them would divide by weights near 0
+    float* rstd;  // (batch, seq_len, n_head + n_kv_head)  =; null without norm
+    ConstView q_weight, k_weight;  // (head_size); null if the norm has no weights
+    const float* table;            // (positions, rotary / 2, 2): cosine and sine, optionally scaled; null without RoPE
     int batch, seq_len, n_head, n_kv_head, head_size;
     int rotary;  // even, at most head_size; 0 without RoPE
     float eps = 0;
-    const int* positions = nullptr;  // (batch, seq_len), below the table's; null: 0 to seq_len - 1
+    const int* positions = nullptr;  // (batch, seq_len), rows of `table`; null: 0 to seq_len - 1
 };
 void qk_norm_rope_forward(const QkNormRopeForward& op, Stream stream);
 
-// Without norm weights the normalised heads are recovered from the forward op's output, by rotating back.
+// Without norm weights, recovers the normalized heads by rotating the forward op's output back.
 struct QkNormRopeBackward {
-    View dqkv;                     // as qkv: the gradients of queries and keys are changed in place
+    View dqkv;                     // shaped like qkv: updates the gradients of queries and keys in place
     float *dq_weight, *dk_weight;  // (head_size)  = or += by `accumulate`, or null
     void* scratch;                 // qk_norm_rope_backward_scratch_bytes
-    ConstView qkv;                 // the forward op's result
+    ConstView qkv;                 // the forward op's output
     ConstView raw;                 // the forward op's
     const float* rstd;             // the forward op's
     ConstView q_weight, k_weight;
@@ -203,26 +203,26 @@ void qk_norm_rope_backward(const QkNormRopeBackward& op, Stream stream);
 size_t qk_norm_rope_backward_scratch_bytes(const QkNormRopeBackward& op);
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Causal self-attention, flash style: online softmax over key blocks, no (seq_len, seq_len) matrix, blocks above the
-// diagonal skipped (Dao, "FlashAttention-2", arXiv 2307.08691, algorithms 1 and 2). Query head h reads key-value head
-// h / (n_head / n_kv_head). qkv packs, per position, all query heads, then all key heads, then all value heads.
-// A query sees the keys of its own and earlier positions, with a window the last `window` of them, and none before
-// first_key, which keeps the documents of a sequence apart; tiles of keys that no query sees are skipped. A key tile is
-// read once for all query heads of its key-value head. With a soft cap, scores are softcap tanh(scale q . k / softcap)
-// (Gemma Team, "Gemma 2", arXiv 2408.00118, section 2).
-// Dropout acts on the probabilities, behind the softmax: out = dropout(P) V, and lse is as without it (Dao et al.,
+// Causal self-attention in the style of FlashAttention: online softmax over key blocks, no (seq_len, seq_len) matrix,
+// blocks above the diagonal skipped (Dao, "FlashAttention-2", arXiv 2307.08691, algorithms 1 and 2). Query head h reads
+// key-value head h / (n_head / n_kv_head). Per position, qkv holds all query heads, then all key heads, then all value
+// heads. A query sees the keys of its own and earlier positions; with a window, only the last `window` of them. It sees
+// no key before first_key, which separates the documents of a sequence. Key tiles that no query sees are skipped. A key
+// tile is read once for all query heads of its key-value head. With a soft cap, scores are
+// softcap tanh(scale q . k / softcap) (Gemma Team, "Gemma 2", arXiv 2408.00118, section 2).
+// Dropout is applied to the probabilities after the softmax: out = dropout(P) V; it does not change lse (Dao et al.,
 // "FlashAttention", arXiv 2205.14135, appendix B.3 and B.4, algorithms 2 and 4).
 
 struct AttentionForward {
     View out;       // (batch, seq_len, n_head * head_size)  =
-    float* lse;     // (batch, n_head, seq_len)  =, log of the sum of exp of the scaled scores
+    float* lse;     // (batch, n_head, seq_len)  =, log-sum-exp of the scaled scores
     ConstView qkv;  // (batch, seq_len, (n_head + 2 n_kv_head) * head_size)
     int batch, seq_len, n_head, n_kv_head, head_size;
     float scale;                     // multiplies query . key, 1 / sqrt(head_size) in GPT-2
     int window = 0;                  // 0: all keys
     float softcap = 0;               // 0: none
-    const int* first_key = nullptr;  // (batch, seq_len), the first key that each query sees, by position in its
-                                     // sequence: at most its own, never falling from one query to the next; or null
+    const int* first_key = nullptr;  // (batch, seq_len), the position of the first key that each query sees: at most
+                                     // the query's, non-decreasing within a sequence; or null
     DropoutMask dropout = {};
 };
 void attention_forward(const AttentionForward& op, Stream stream);
@@ -244,17 +244,17 @@ struct AttentionBackward {
 void attention_backward(const AttentionBackward& op, Stream stream);
 size_t attention_backward_scratch_bytes(const AttentionBackward& op);
 
-// What the next token of each sequence needs, where the keys and values of all tokens before it have been kept: the
-// queries of one position instead of all. `places` says which sequence each row belongs to and where in it; sequences
-// of different lengths are rows of one op. Otherwise as attention_forward without dropout.
+// Attention with a KV cache, for generation: the query of one position per sequence. `places` gives the sequence and
+// position of each row, so one op may process sequences of different lengths. Otherwise like attention_forward without
+// dropout.
 struct AttentionDecode {
     struct Place {
-        int sequence, position;  // below `sequences` and `capacity`; no sequence twice
+        int sequence, position;  // below `sequences` and `capacity`; at most one row per sequence
         int first_key;           // the first key that the query sees, at most `position`; 0: all
     };
     View out;             // (rows, n_head * head_size)  =
-    View cache;           // (sequences, capacity, 2 n_kv_head * head_size), the keys, then the values of each position:
-                          // those of the rows' positions  =; those before are read
+    View cache;           // (sequences, capacity, 2 n_kv_head * head_size), the keys, then the values of each position.
+                          // Writes the positions of the rows  =  and reads all earlier ones
     ConstView qkv;        // (rows, (n_head + 2 n_kv_head) * head_size)
     const Place* places;  // (rows)
     int rows, capacity, n_head, n_kv_head, head_size;
@@ -265,7 +265,7 @@ struct AttentionDecode {
 void attention_decode(const AttentionDecode& op, Stream stream);
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Elementwise dropout: out = inp mask.factor where the mask keeps the element, else 0. Its own backward op.
+// Elementwise dropout: out = inp mask.factor if the mask keeps the element, else 0. The backward op is the same.
 
 struct Dropout {
     View out;       // (batch, count)  =; may be inp
@@ -278,9 +278,9 @@ void dropout(const Dropout& op, Stream stream);
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Softmax, cross-entropy and the gradient with respect to the logits in one pass; probabilities are never stored.
-// With a soft cap the softmax is that of softcap tanh(logit / softcap). The z-loss adds z_loss * lse^2 to what is
-// minimised, lse being the log of the sum of exp of the (capped) logits (Chowdhery et al., "PaLM", arXiv 2204.02311,
-// section 5): its gradient is in dlogits, `loss` is the cross-entropy alone.
+// With a soft cap, applies softmax to softcap tanh(logit / softcap). The z-loss adds z_loss * lse^2 to the objective,
+// where lse is the log-sum-exp of the (capped) logits (Chowdhery et al., "PaLM", arXiv 2204.02311, section 5). dlogits
+// includes its gradient; `loss` is only the cross-entropy.
 
 struct CrossEntropy {
     View logits;              // (rows, padded_vocab); overwritten with dlogits if `write_dlogits`: the gradient times
@@ -288,7 +288,7 @@ struct CrossEntropy {
     float* loss;              // (rows)  =, in nats; 0 in rows without a target
     const int* targets;       // (rows), in [0, vocab), or -1 for no target
     const float* loss_scale;  // (1), or null for 1
-    int rows, vocab, padded_vocab;  // columns from vocab on are padding, never read
+    int rows, vocab, padded_vocab;  // columns from vocab on are padding and never read
     float grad_scale;
     bool write_dlogits;
     float softcap = 0;  // 0: none
@@ -296,7 +296,7 @@ struct CrossEntropy {
 };
 void cross_entropy(const CrossEntropy& op, Stream stream);
 
-// *out (+)= the sum of the losses, in a fixed order.
+// *out (+)= sum of the losses, in a fixed order.
 struct LossSum {
     double* out;        // (1)  = or += by `accumulate`
     const float* loss;  // (rows)
@@ -306,9 +306,9 @@ struct LossSum {
 void loss_sum(const LossSum& op, Stream stream);
 
 // ---------------------------------------------------------------------------------------------------------------------
-// The update. Parameters, gradients and moments are flat FP32 arrays cut into chunks; a chunk lies inside one tensor
-// and the cutting depends on nothing but the tensors, so sums over chunks have the same order on any number of ranks.
-// A rank's flat arrays hold the chunks that it owns.
+// The update. Parameters, gradients and moments are flat FP32 arrays, split into chunks. Each chunk is within one
+// tensor, and the split depends only on the tensors, so sums over chunks have the same order for any number of ranks.
+// The flat arrays of a rank hold only the chunks that it owns.
 
 inline constexpr int kChunkElements = 1 << 14;
 
@@ -317,22 +317,22 @@ struct Chunk {
     int count;     // elements, at most kChunkElements
     int tensor;    // row in the table of tensors
     int decayed;   // 1 if weight decay applies
-    int index;     // its place among the chunks of all ranks
+    int index;     // among the chunks of all ranks
 };
 
-// Norm, scale and finiteness of one step's gradients, in device memory, where the update reads them.
+// Norm, scale and finiteness of the gradients of one step. In device memory, for the update.
 struct GradNorm {
-    float norm;             // Euclidean, over all gradients, loss scale removed, before clipping
-    float scale;            // the update multiplies gradients with this: clipping coefficient / loss scale
-    int non_finite_tensor;  // the first tensor that has a NaN or infinity, or -1; if not -1 updates do nothing
+    float norm;             // Euclidean norm of all gradients without the loss scale, before clipping
+    float scale;            // factor on the gradients in the update: clipping coefficient / loss scale
+    int non_finite_tensor;  // the first tensor with a NaN or infinity, or -1; if not -1, updates do nothing
     int reserved;
 };
 
-// Sum of squares of each chunk, in double so that a finite gradient never overflows: not finite iff an element is not.
+// Sum of squares of each chunk. In double, so that it is non-finite if and only if an element is.
 struct SquaredSums {
-    double* out;          // (chunks of all ranks)  =, at each chunk's index
+    double* out;          // (chunks of all ranks)  =, at the index of each chunk
     const float* values;  // flat
-    const Chunk* chunks;  // (n_chunks), any of them, in any order
+    const Chunk* chunks;  // (n_chunks), any subset, in any order
     int n_chunks;
 };
 void squared_sums(const SquaredSums& op, Stream stream);
@@ -341,10 +341,10 @@ void squared_sums(const SquaredSums& op, Stream stream);
 struct GradNormFinish {
     GradNorm* out;            // (1)  =
     const double* sums;       // (n_chunks), from squared_sums
-    const Chunk* chunks;      // (n_chunks), all of them in the order of their index
+    const Chunk* chunks;      // (n_chunks), all chunks in the order of their index
     const float* loss_scale;  // (1)
     int n_chunks;
-    float clip;  // 0 for no clipping
+    float clip;  // 0: no clipping
 };
 void grad_norm_finish(const GradNormFinish& op, Stream stream);
 
@@ -352,14 +352,14 @@ void grad_norm_finish(const GradNormFinish& op, Stream stream);
 struct StepScalars {
     float loss_scale;
     float learning_rate;
-    float bias_correction1;  // 1 - beta1^t, t counting applied updates from 1; computed in double
+    float bias_correction1;  // 1 - beta1^t, where t counts applied updates from 1; computed in double
     float bias_correction2;  // 1 - beta2^t
 };
 
-// What every optimizer's update works on. Gradients are scaled by grad_norm->scale first.
+// The arrays of every optimizer's update. Gradients are multiplied by grad_norm->scale first.
 struct UpdateArrays {
     float* master;  // flat  +=
-    View param;     // flat  =, the master rounded to the storage type; null in fp32, where the master is the parameter
+    View param;     // flat  =, the master weights rounded to the storage type; null in fp32, which has no separate copy
     float* m;       // flat, first moment or momentum, updated; starts at 0
     const float* grad;
     const Chunk* chunks;
@@ -368,16 +368,16 @@ struct UpdateArrays {
     int n_chunks;
 };
 
-// AdamW as in torch.optim.AdamW: decoupled decay, bias-corrected moments, eps outside the root
+// AdamW as in torch.optim.AdamW: decoupled weight decay, bias-corrected moments, eps outside the root
 // (Loshchilov, Hutter, arXiv 1711.05101, algorithm 2).
 struct AdamwUpdate : UpdateArrays {
     float* v;             // flat, second moment, updated
-    double beta1, beta2;  // as torch, 1 - beta is taken in double and then rounded to float
+    double beta1, beta2;  // like torch, computes 1 - beta in double and then rounds to float
     float eps, weight_decay;
 };
 void adamw_update(const AdamwUpdate& op, Stream stream);
 
-// SGD with momentum as in torch.optim.SGD (dampening 0, no Nesterov), decay decoupled like AdamW's:
+// SGD with momentum as in torch.optim.SGD (dampening 0, no Nesterov), with decoupled weight decay like AdamW:
 // m = momentum m + g; master -= lr (m + weight_decay master).
 struct SgdUpdate : UpdateArrays {
     float momentum, weight_decay;
@@ -387,8 +387,9 @@ void sgd_update(const SgdUpdate& op, Stream stream);
 // ---------------------------------------------------------------------------------------------------------------------
 // Filling and casting.
 
-// out[i - first] = mean 0 normal number with the given deviation, a pure function of (seed, subsequence, i): Box-Muller
-// on philox(seed, (RandomPurpose::init << 32) + subsequence, i / 4) in double, so the same on every device.
+// out[i - first] = normal number with mean 0 and the given deviation, a pure function of (seed, subsequence, i).
+// Applies Box-Muller to philox(seed, (RandomPurpose::init << 32) + subsequence, i / 4) in double; every device gives
+// the same bits.
 struct NormalFill {
     float* out;  // (count)  =
     size_t count;

@@ -1,5 +1,5 @@
-// Arrays in device memory whose storage type is a value: what ops take, so that code above the launchers is written
-// once for all types. Templates over the storage type begin inside kernels/, where a launcher calls dispatch().
+// Arrays in device memory with a runtime storage type. Ops take them as arguments, so code above the launchers needs no
+// templates over the type. Such templates start inside kernels/, where a launcher calls dispatch().
 #pragma once
 
 #include <string>
@@ -7,10 +7,10 @@
 
 #include "kernels/numeric.h"
 
-// An array that an op writes. A view is a few words and is passed by value; the shape is documented at the op's member.
-// An 8-bit type needs a third member, the address of its scale; so views are made from pointers here and nowhere else.
+// An array that an op writes. A view is small and passed by value. The op's member documents the shape. An 8-bit type
+// would need a third member, the address of its scale, so only this file makes views from raw pointers.
 struct View {
-    void* data = nullptr;  // device memory; null where an op's optional array is absent
+    void* data = nullptr;  // device memory; null for an absent optional array
     Dtype dtype = Dtype::fp32;
 
     View() = default;
@@ -18,9 +18,9 @@ struct View {
     HOST_DEVICE View(std::nullptr_t) {}
     template <class T> HOST_DEVICE View(T* values) : data(values), dtype(dtype_of<T>) {}
 
-    // The elements as their type: the caller has dispatched on `dtype`.
+    // The elements with their type. The caller must have dispatched on `dtype`.
     template <class T> HOST_DEVICE T* as() const { return static_cast<T*>(data); }
-    // The array from its element `first` on; an absent one stays absent.
+    // The array starting at element `first`. An absent array stays absent.
     HOST_DEVICE View from(size_t first) const {
         return {data ? static_cast<std::byte*>(data) + first * size_of(dtype) : nullptr, dtype};
     }
@@ -56,13 +56,13 @@ inline double element(ConstView array, size_t i) {
     return 0;
 }
 
-// A tensor with its name in files, and the part of its elements that is in this process's memory. The model lists its
-// state in this form; checkpoints, safetensors files and Hugging Face directories store and restore it.
+// A tensor with its name in files and the part of it in this process's memory. The model lists its state in this form;
+// checkpoints, safetensors files and Hugging Face directories save and load it.
 struct NamedTensor {
     std::string name;           // unique in a list: "master.h.0.qkv.weight", "m.wte"
-    std::vector<size_t> shape;  // of the whole tensor as the file has it, outermost first; empty for a single number
-    View values = {};           // device memory of the elements that are here; a null pointer if there are none
-    size_t first = 0;  // these are elements [first, first + count) of the flattened tensor, in the device's order
+    std::vector<size_t> shape;  // of the whole tensor in the file, outermost first; empty for a scalar
+    View values = {};           // device memory of the local elements; null if there are none
+    size_t first = 0;           // local elements: [first, first + count) of the flattened tensor, in the device's order
     size_t count = 0;
-    bool transposed = false;  // the device has the two dimensions in the opposite order (safetensors files only)
+    bool transposed = false;  // the device stores the two dimensions in reverse order (safetensors files only)
 };

@@ -1,4 +1,4 @@
-// A batch as the data loader passes it to the model.
+// The batch that the data loader passes to the model.
 #pragma once
 
 #include <cstdint>
@@ -6,5 +6,5 @@
 // One micro-batch of one rank in host memory.
 struct Batch {
     const int32_t* inputs;   // (batch, seq_len)
-    const int32_t* targets;  // (batch, seq_len), the token that follows, or -1 for none (its input is then 0)
+    const int32_t* targets;  // (batch, seq_len), the next token, or -1 for no target (the input is then 0)
 };

@@ -1,4 +1,4 @@
-// Error reporting of the whole program: one exception that carries an exit code and a message.
+// Error reporting for the whole program: one exception with an exit code and a message.
 //
 // main() prints the message on stderr and exits with the code; nothing else prints errors or calls exit().
 #pragma once
@@ -9,7 +9,7 @@
 #include <string>
 #include <type_traits>
 
-// Exit codes of the program, from sysexits.h where it has a fitting one. kExitCodes says what they mean.
+// Exit codes of the program, taken from sysexits.h if it has a suitable one. kExitCodes gives their meaning.
 enum class Exit : int {
     ok = 0,
     usage = 64,
@@ -28,14 +28,13 @@ enum class Exit : int {
     corruption = 81,
 };
 
-// What an exit code means, and whether the run is started again after it. kExitCodes is the only list of this:
-// RestartPolicy and `train_gpt --exit-codes` read it, and tests compare scripts/train.kubernetes.yaml and the
-// documentation with it. 128 + N, the death of a rank by signal N, is as `restart`, but for a user's SIGINT and SIGTERM
-// (130 and 143).
+// The meaning of an exit code and whether the run is restarted after it. kExitCodes is the only list: RestartPolicy and
+// `train_gpt --exit-codes` read it, and tests compare scripts/train.kubernetes.yaml and the documentation with it.
+// 128 + N (signal N killed a rank) counts as `restart`, except for SIGINT and SIGTERM from the user (130 and 143).
 struct ExitCode {
     Exit code;
     const char* name;
-    // final: no, the next start would end the same way; restart: yes, until three restarts in a row commit no
+    // final: no restart, because it would fail again; restart: restart until three restarts in a row commit no
     // checkpoint.
     const char* policy;
     const char* meaning;
@@ -91,8 +90,8 @@ template <class... Args> [[noreturn]] void fail(Exit code, const char* pattern, 
         throw Error(code, format(pattern, printf_argument(args)...));
 }
 
-// An internal contract: `require(cols % 8 == 0, "norm: cols must be a multiple of 8, is %d", cols)`. Errors of the user
-// are reported with fail() and the fitting exit code instead.
+// Checks an internal contract: `require(cols % 8 == 0, "norm: cols must be a multiple of 8, is %d", cols)`. Report user
+// errors with fail() and the matching exit code instead.
 template <class... Args> void require(bool condition, const char* pattern, const Args&... args) {
     if (!condition) fail(Exit::internal, pattern, args...);
 }

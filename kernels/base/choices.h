@@ -1,4 +1,4 @@
-// Configuration choices that the model implements: an enum per choice, and its names in one exhaustive switch.
+// Configuration choices that the model implements: one enum per choice, with its names in an exhaustive switch.
 #pragma once
 
 #include <optional>
@@ -7,12 +7,12 @@
 
 #include "kernels/numeric.h"
 
-// Which activations backward recomputes instead of forward keeping them; each level includes the ones before it.
+// Activations that the backward pass recomputes instead of reading stored ones. Each level includes the previous ones.
 enum class Recompute : int {
     none,
-    gelu,   // the MLP's activation, GELU or another that can be computed again
+    gelu,   // the MLP's activation function, if it can be recomputed (not relu2)
     norm,   // the outputs of the two norms
-    block,  // everything inside a block but its input
+    block,  // everything inside a block except its input
 };
 inline constexpr const char* name_of(Recompute level) {
     switch (level) {
@@ -24,9 +24,9 @@ inline constexpr const char* name_of(Recompute level) {
     return nullptr;
 }
 
-// What an MLP applies between its two matrices.
+// The activation function between an MLP's two matrices.
 enum class ActivationFunction : int {
-    none = -1,  // no choice of the configuration: a product without an activation
+    none = -1,  // not a configuration choice: a GEMM without an activation
     gelu_new,   // GELU's tanh form
     silu,       // x sigmoid(x)
     relu2,      // max(x, 0)^2
@@ -50,8 +50,8 @@ inline constexpr const char* name_of(NormKind norm) {
     return nullptr;
 }
 
-// How the model knows where a token is: a learned embedding of each position is added to its input, or queries and keys
-// are rotated.
+// How the model encodes positions. learned: adds an embedding of each position to the input; rope: rotates queries and
+// keys.
 enum class PositionKind : int { learned, rope };
 inline constexpr const char* name_of(PositionKind position) {
     switch (position) {
@@ -61,7 +61,7 @@ inline constexpr const char* name_of(PositionKind position) {
     return nullptr;
 }
 
-// How RoPE's frequencies are changed for longer sequences than the model was first trained on.
+// How RoPE's frequencies are scaled for sequences longer than those of the original training.
 enum class RopeScaling : int { none, linear, llama3, yarn };
 inline constexpr const char* name_of(RopeScaling scaling) {
     switch (scaling) {
@@ -73,7 +73,7 @@ inline constexpr const char* name_of(RopeScaling scaling) {
     return nullptr;
 }
 
-// Which of attention's products have a bias: that of queries, keys and values, or the output projection too.
+// The attention projections with a bias: none, the QKV projection, or the QKV and output projections.
 enum class AttentionBias : int { none, qkv, all };
 inline constexpr const char* name_of(AttentionBias bias) {
     switch (bias) {
@@ -104,7 +104,7 @@ inline constexpr const char* name_of(OptimizerKind optimizer) {
     return nullptr;
 }
 
-// The name of a choice; null for every other value. Of types, those that the model's tensors may have: not fp64.
+// The name of a choice, or null for any other value. Dtype: only the types of model tensors, so not fp64.
 template <class Choice> constexpr const char* choice_name(Choice choice) { return name_of(choice); }
 constexpr const char* choice_name(Dtype dtype) {
     switch (dtype) {
@@ -116,7 +116,7 @@ constexpr const char* choice_name(Dtype dtype) {
     return nullptr;
 }
 
-// The choice of this name; nothing if there is none. Enumerators count from 0 without gaps.
+// Returns the choice with this name, or nullopt. Enumerators count from 0 without gaps.
 template <class Choice> constexpr std::optional<Choice> choice_named(std::string_view name) {
     for (int i = 0; choice_name(Choice(i)); i++)
         if (name == choice_name(Choice(i))) return Choice(i);

@@ -1,4 +1,4 @@
-// For binaries without a library for collectives: one rank, for which every collective is already done.
+// For binaries without a library for collectives: a single rank, so every collective is a no-op.
 #include "kernels/base/check.h"
 #include "kernels/comm.h"
 
@@ -13,7 +13,7 @@ Comm open_comm(const CommSettings& settings) {
 
 void close_comm(Comm& comm) { comm = comm_single(); }
 
-// The Makefile defines COMM_MISSING as the header that it did not find, or did not search for (NCCL=0).
+// The Makefile defines COMM_MISSING as the header that it did not find or did not look for (NCCL=0).
 std::string comm_library() { return "none: " COMM_MISSING " not found when this was built"; }
 
 std::string comm_launcher() { return {}; }

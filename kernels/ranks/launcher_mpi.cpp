@@ -1,5 +1,5 @@
-// mpirun does not pass rank 0's address, so GPU ranks that it has started get it by MPI, once: MPI is initialized,
-// broadcasts one message and is finalized, and nothing later depends on it.
+// mpirun does not pass rank 0's address, so GPU ranks started by it receive the address through MPI: initialize MPI,
+// broadcast one message, finalize MPI. Nothing later depends on MPI.
 
 #include "kernels/base/check.h"
 #include "kernels/comm.h"

@@ -1,4 +1,4 @@
-// For binaries without a launcher's own channel: ranks need a rendezvous address, or what comm.h's library provides.
+// For binaries without a channel through the launcher. Ranks need a rendezvous address or the library of comm.h.
 #include "kernels/comm.h"
 
 std::function<std::string(const std::string& mine)> launcher_share() { return {}; }

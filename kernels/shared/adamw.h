@@ -1,14 +1,14 @@
-// The scalars of an AdamW update, the same bits on every device.
+// The scalars of an AdamW update. They have the same bits on every device.
 #pragma once
 
 #include "kernels/ops.h"
 
 namespace ops {
 
-// What one chunk's update needs besides the arrays, as torch rounds it: Python's doubles become float at the kernel.
+// Scalar arguments of the update of one chunk. Like torch, computes in double and rounds to float for the kernel.
 struct AdamwScalars {
     float grad_scale, beta1, beta2, one_minus_beta1, one_minus_beta2;
-    float keep;  // 1 - learning rate * weight decay, 1 where nothing decays
+    float keep;  // 1 - learning rate * weight decay; 1 without decay
     float step_size, root_bias_correction2, eps;
 };
 

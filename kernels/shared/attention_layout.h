@@ -27,11 +27,11 @@ struct AttentionLayout {
     HOST_DEVICE size_t lse(int b, int head, int t) const { return (size_t(b) * n_head + head) * seq_len + t; }
 };
 
-// The keys that a query sees: [first(query), query]. first() never falls from one query to the next, so the queries
-// that see a key are neighbours too.
+// The keys that a query sees: [first(query), query]. first() never decreases with the query, so the queries that see a
+// key are contiguous too.
 struct VisibleKeys {
-    const int* first_key = nullptr;  // of the sequence, or null
-    int window = 0;                  // or 0
+    const int* first_key = nullptr;  // (seq_len), or null
+    int window = 0;                  // 0: no window
 
     VisibleKeys() = default;
     template <class Op>
@@ -43,7 +43,7 @@ struct VisibleKeys {
         const int of_document = first_key ? first_key[query] : 0;
         return of_window > of_document ? of_window : of_document;
     }
-    // The first of the queries [key, end) that no longer sees the key, or end.
+    // The first query in [key, end) that no longer sees the key, or `end`.
     HOST_DEVICE int end_of_queries(int key, int end) const {
         int seeing = key;
         while (seeing + 1 < end) {

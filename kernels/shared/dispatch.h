@@ -1,4 +1,4 @@
-// From a storage type or an activation function as a value to one as a template argument: the first line of a launcher.
+// Turns a runtime storage type or activation function into a template argument: the first line of a launcher.
 #pragma once
 
 #include <initializer_list>
@@ -9,8 +9,8 @@
 
 namespace ops {
 
-// The storage type that all of `arrays` have; absent ones have none. Fails with Exit::internal and the op's name where
-// two differ: an op that supports a combination of types dispatches on each of them.
+// Returns the common storage type of `arrays`, skipping absent ones. Fails with Exit::internal and the op's name if two
+// differ. An op that supports mixed types must dispatch on each of them.
 inline Dtype storage_type(const char* op, std::initializer_list<ConstView> arrays) {
     const ConstView* first = nullptr;
     for (const ConstView& array : arrays) {
@@ -23,8 +23,8 @@ inline Dtype storage_type(const char* op, std::initializer_list<ConstView> array
     return first->dtype;
 }
 
-// Calls body.operator()<T>() where T is the storage type. Fails with Exit::internal and the op's name where no kernel
-// has been written for it.
+// Calls body.operator()<T>() for the storage type T. Fails with Exit::internal and the op's name if there is no kernel
+// for it.
 template <class Body> void dispatch(const char* op, Dtype dtype, Body&& body) {
     switch (dtype) {
         case Dtype::fp32: return body.template operator()<float>();
@@ -39,7 +39,7 @@ template <class Body> void dispatch(const char* op, std::initializer_list<ConstV
     dispatch(op, storage_type(op, arrays), body);
 }
 
-// Calls body.operator()<function>(). Fails with Exit::internal and the op's name without a function.
+// Calls body.operator()<function>(). Fails with Exit::internal and the op's name if function is `none`.
 template <class Body> void dispatch(const char* op, ActivationFunction function, Body&& body) {
     switch (function) {
         case ActivationFunction::gelu_new: return body.template operator()<ActivationFunction::gelu_new>();
@@ -50,8 +50,8 @@ template <class Body> void dispatch(const char* op, ActivationFunction function,
     fail(Exit::internal, "%s without an activation function", op);
 }
 
-// What a product must be given with each activation: forward's pre_activation for all but relu2, backward's `kept` for
-// all. Fails with Exit::internal and the op's name.
+// Checks that a GEMM has the array that its activation needs: forward's pre_activation for all but relu2, backward's
+// `kept` for all. Fails with Exit::internal and the op's name.
 inline void require_activation_array(const char* op, ActivationFunction function, bool is_needed, ConstView array) {
     const char* name = function == ActivationFunction::none ? "none" : name_of(function);
     require(bool(array) == is_needed, "%s: activation %s %s an array of numbers before it or of its output", op, name,

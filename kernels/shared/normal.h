@@ -1,8 +1,8 @@
 // Normal random numbers with the same bits on every device.
 //
-// Libraries' log, sin and cos differ from one another in the last place, and where a double is rounded to float that
-// shows about once in 10^8 numbers: in every large model. So these are written out, in operations that IEEE 754 defines
-// to the bit (+ - * / sqrt and fma; no product feeds a sum except in an fma, so contraction has no effect).
+// log, sin and cos of different libraries differ in the last place. After rounding to float, about one number in 10^8
+// differs, so every large model would. These implementations use only operations that IEEE 754 defines to the bit
+// (+ - * / sqrt and fma; no product feeds a sum except in an fma, so contraction has no effect).
 #pragma once
 
 #include "kernels/numeric.h"
@@ -26,7 +26,7 @@ struct CosSin {
     double cos, sin;
 };
 
-// Of 2 pi turns, for turns in [0, 1]: the quarter turn nearest to it, and Taylor's series in the remainder.
+// cos and sin of 2 pi turns, for turns in [0, 1]: the nearest quarter turn, and a Taylor series of the remainder.
 HOST_DEVICE inline CosSin cos_sin_of_turns(double turns) {
     const int quarter = int(std::fma(4.0, turns, 0.5));
     const double x = std::fma(4.0, turns, -double(quarter)) * 1.5707963267948966, square = x * x;
@@ -44,7 +44,7 @@ HOST_DEVICE inline CosSin cos_sin_of_turns(double turns) {
     }
 }
 
-// Box-Muller on four random words: words 0 and 1 give the numbers 0 (cosine) and 1 (sine), words 2 and 3 the others
+// Box-Muller on four random words: words 0 and 1 give numbers 0 (cosine) and 1 (sine), words 2 and 3 the other two
 // (Box, Muller, "A note on the generation of random normal deviates", Annals of Mathematical Statistics 29, 1958).
 struct NormalQuad {
     double value[4];

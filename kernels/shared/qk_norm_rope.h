@@ -1,4 +1,4 @@
-// What both backends require of QK norm and RoPE. Fails with Exit::internal, naming the op.
+// Checks the arguments of QK norm and RoPE, for both backends. Fails with Exit::internal and the op's name.
 #pragma once
 
 #include "kernels/base/check.h"

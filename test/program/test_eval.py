@@ -1,4 +1,4 @@
-"""`eval` and eval.questions, against what test/make_lm_eval_reference.py has recorded of lm-evaluation-harness."""
+"""`eval` and eval.questions against the outputs of lm-evaluation-harness in test/recorded/lm_eval."""
 import csv
 import gzip
 import json
