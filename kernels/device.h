@@ -35,7 +35,7 @@ struct DeviceSettings {
     bool tf32 = false;             // fp32 products may round their operands to TF32
     bool debug_sync = false;       // wait after each kernel, so that an error names the failing kernel
     std::string matmul_choices{};  // file with the fastest algorithm of each GEMM, so that all runs on this machine
-                                   // use the same; empty: no autotuning, use the library's first suggestion
+                                   // use the same; empty: no autotuning, use the library's first proposal
     std::string known_choices{};   // device_choices() of an earlier process of this run; overrides the file
 };
 

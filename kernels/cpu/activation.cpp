@@ -1,4 +1,4 @@
-// Activations alone, for recomputation, for the products that end in one, and gated.
+// Activation functions: standalone (for recomputation and GEMMs with an activation) and gated.
 #include "kernels/cpu/activation.h"
 
 #include "kernels/cpu/parallel.h"
@@ -45,7 +45,7 @@ template <ActivationFunction function, class T>
 
 void activation_forward(const ActivationForward& op, Stream) {
     constexpr const char* kName = "activation_forward";
-    require(op.activation != ActivationFunction::relu2, "%s: relu2's output is kept, never recomputed", kName);
+    require(op.activation != ActivationFunction::relu2, "%s: relu2's output is stored, never recomputed", kName);
     dispatch(kName, {op.out, op.inp}, [&]<class T>() {
         dispatch(kName, op.activation, [&]<ActivationFunction function>() {
             if constexpr (function != ActivationFunction::relu2) {

@@ -1,13 +1,13 @@
 // Causal self-attention over tiles of kQueries x kKeys scores.
 //
-// Scores are computed transposed, keys by queries: the queries of a tile lie across the lanes of vectors. So maxima and
-// sums of the softmax need no sums across lanes, keys and values are used as they lie in memory, and only the queries
-// (and dout) have to be transposed, once per query block. Tiles are float whatever the storage type.
+// Scores are computed transposed, keys by queries, with one query per vector lane. So the softmax needs no reductions
+// across lanes, keys and values are used in their memory order, and only the queries (and dout) are transposed, once
+// per query block. Tiles are float for all storage types.
 //
-// Forward: one task per (batch, heads, query block), running over the key blocks that the queries see. Backward: one
-// task per (batch, key-value head), since dkey and dvalue are sums over queries; these lie in `scratch`, dquery in a
-// tile. A key tile is loaded once for several query heads of its key-value head, whose own tiles then lie in the
-// second-level cache; what a head computes does not depend on which others are beside it.
+// Forward: one task per (batch, heads, query block), which loops over the visible key blocks. Backward: one task per
+// (batch, key-value head), because dkey and dvalue are sums over queries; they are accumulated in `scratch`, dquery in
+// a tile. A key tile is loaded once for several query heads of its key-value head; the tiles of these heads stay in the
+// L2 cache. The results of a head do not depend on the other heads of its task.
 #include <array>
 #include <cmath>
 #include <limits>
@@ -24,15 +24,15 @@ namespace ops {
 
 namespace {
 
-// 64 queries make a query block's share of loading keys and values small, and fit the products' operands into a first-
-// level cache of 32 KB for heads of 64. Few keys, so that on the diagonal little is computed that the mask discards.
+// 64 queries amortize the loading of keys and values, and the operands still fit into an L1 cache of 32 KB for heads of
+// 64. Few keys, so that little of the diagonal is computed and then masked.
 constexpr int kQueries = 64;
 constexpr int kKeys = 32;
-constexpr int kHeadsOfTask = 4;  // that share a key tile
-static_assert(kQueries % kTileCols == 0, "tile_product wants whole vectors of queries");
-static_assert(kTileCols % 16 == 0 && kKeys % 16 == 0, "dropout's mask comes in squares of 16");
+constexpr int kHeadsOfTask = 4;  // query heads that share a key tile
+static_assert(kQueries % kTileCols == 0, "tile_product needs whole vectors of queries");
+static_assert(kTileCols % 16 == 0 && kKeys % 16 == 0, "the dropout mask consists of squares of 16");
 
-// Allocates parts of one piece of memory; every part begins on a cache line.
+// Splits one piece of memory into parts, each aligned to a cache line.
 class Carver {
 public:
     explicit Carver(float* memory) : next_(memory) {}
@@ -42,7 +42,7 @@ private:
     float* next_;
 };
 
-// Copies `count` rows into the tile and fills it up with zeros, to `rows` rows and on the right.
+// Copies `count` rows into the tile and pads it with zeros, below to `rows` rows and on the right.
 template <class T> void load_tile(float* tile, int step, int rows, const T* inp, size_t inp_step, int count, int cols) {
     for (int row = 0; row < count; row++) {
         float* out = tile + row * step;
@@ -54,28 +54,28 @@ template <class T> void load_tile(float* tile, int step, int rows, const T* inp,
     std::fill(tile + count * step, tile + rows * step, 0.0f);
 }
 
-// Not inlined: inside the loop over rows the compiler does not vectorise it for fp16.
+// Not inlined: inside the loop over rows the compiler does not vectorize it for fp16.
 template <class T> [[gnu::noinline]] void store_row(T* out, const float* row, int cols, float factor) {
 #pragma omp simd
     for (int c = 0; c < cols; c++) out[c] = from_float<T>(row[c] * factor);
 }
 
-// The scores of a block of queries (lanes) with a block of keys (rows).
+// The position of a score tile: a block of queries (lanes) and a block of keys (rows).
 struct ScoreTile {
     int query_begin, n_queries, key_begin;
-    int n_seeing;  // queries of the block up to the last one that sees any of these keys
+    int n_seeing;  // number of queries up to the last one that sees any of these keys
 
     int n_keys() const { return std::min(kKeys, query_begin + n_queries - key_begin); }
-    // Lanes in whole tiles, from the first query that sees any of these keys.
+    // The first lane, rounded down to a tile, of the queries that see any of these keys.
     int first_lane() const { return round_down_to_tile(std::max(0, key_begin - query_begin)); }
     int end_lane() const { return round_up_to_tile(n_seeing); }
     int n_lanes() const { return end_lane() - first_lane(); }
     int rows_from_first_lane() const { return n_seeing - first_lane(); }
-    // The lane of the query at the key's position: the first one that attends to it.
+    // The lane of the query at the key's position: the first query that sees it.
     int diagonal_lane(int key) const { return std::min(key_begin + key - query_begin, end_lane()); }
 };
 
-// The first key that each query of a block sees, never falling from lane to lane.
+// The first key that each query of a block sees, non-decreasing over the lanes.
 class FirstKeys {
 public:
     template <class Op>
@@ -85,7 +85,7 @@ public:
             lanes[lane] = visible.first(query_begin + std::min(lane, n_queries - 1));
     }
 
-    // The tiles of keys that the block sees begin at multiples of kKeys from first_tile() on. Some query sees each.
+    // Visible key tiles start at multiples of kKeys from first_tile() on. At least one query sees each tile.
     int first_tile() const { return lanes[0] / kKeys * kKeys; }
     int end() const { return query_begin_ + n_queries_; }
     ScoreTile tile(int key_begin) const {
@@ -144,7 +144,7 @@ void add_over_queries(float* out, const float* scores, const float* right, int s
                   .accumulate = true});
 }
 
-// Sets scores of keys that the query does not see to a value whose exp is 0.
+// Sets the scores of keys that the query does not see to a value whose exp is 0.
 void mask(float* scores, const ScoreTile& tile, const FirstKeys& first) {
     constexpr float kMasked = -std::numeric_limits<float>::infinity();
     for (int key = 0; key < tile.n_keys(); key++)
@@ -159,7 +159,7 @@ void mask(float* scores, const ScoreTile& tile, const FirstKeys& first) {
     }
 }
 
-// scores = factor tanh(scores), of which tanh is left if the factor is 1.
+// scores = factor tanh(scores).
 void cap_scores(float* scores, float factor, const ScoreTile& tile) {
     for (int key = 0; key < tile.n_keys(); key++) {
 #pragma omp simd
@@ -168,20 +168,20 @@ void cap_scores(float* scores, float factor, const ScoreTile& tile) {
     }
 }
 
-// What the queries are multiplied with before the products: scores are in units of the soft cap if there is one.
+// The factor on the queries before the GEMMs. With a soft cap, scores are in units of the cap.
 template <class Op> float query_factor(const Op& op) { return op.softcap > 0 ? op.scale / op.softcap : op.scale; }
 
-// The running softmax of every query of a block.
+// The online softmax of every query of a block.
 struct OnlineSoftmax {
     float max[kQueries], sum[kQueries];
-    float rescale[kQueries];  // what sums made with the maximum before have to be multiplied with
+    float rescale[kQueries];  // factor on sums that used the previous maximum
 
     OnlineSoftmax() {
         std::fill(max, max + kQueries, std::numeric_limits<float>::lowest());
         std::fill(sum, sum + kQueries, 0.0f);
     }
 
-    // Adds a tile of scores to maxima and sums and replaces it with exp(score - max).
+    // Updates maxima and sums with a tile of scores and replaces the scores with exp(score - max).
     void add(float* scores, const ScoreTile& tile) {
         float before[kQueries];
         std::copy(max, max + kQueries, before);
@@ -206,7 +206,7 @@ struct OnlineSoftmax {
     }
 };
 
-// What dropout multiplies the scores of a tile with. Two keys of four rows of eight come from one call of philox().
+// Computes the dropout factors of a score tile. One call of philox() covers two keys of four rows of eight.
 void fill_factors(float* factors, const DropoutMask& mask, int b, int head, const ScoreTile& tile) {
     const uint64_t sample_key = mask.keys[b];
     const float factor = mask.factor;
@@ -247,7 +247,7 @@ void rescale_rows(float* out, int step, const float* factor, const ScoreTile& ti
     }
 }
 
-// Forward for one block of queries of neighbouring heads that share their keys (FlashAttention-2, algorithm 1).
+// Forward for one block of queries of adjacent heads with the same keys (FlashAttention-2, algorithm 1).
 template <class T> void attend(const AttentionForward& op, int b, int first_head, int n_heads, int query_begin) {
     const AttentionLayout at(op);
     const int step = round_up_to_tile(at.head_size), size = at.head_size, kv_head = first_head / at.group();
@@ -270,7 +270,7 @@ template <class T> void attend(const AttentionForward& op, int b, int first_head
                        query_factor(op));
     }
     for (int key_begin = first.first_tile(); key_begin < first.end(); key_begin += kKeys) {
-        const bool is_first = key_begin == first.first_tile();  // which writes out for every query
+        const bool is_first = key_begin == first.first_tile();  // which overwrites `out` for every query
         const ScoreTile tile = is_first ? first.tile_of_all_queries(key_begin) : first.tile(key_begin);
         load_tile(keys, step, tile.n_keys(), op.qkv.as<T>() + at.key(b, kv_head, key_begin), at.qkv_step(),
                   tile.n_keys(), size);
@@ -299,12 +299,12 @@ template <class T> void attend(const AttentionForward& op, int b, int first_head
         }
 }
 
-// The tiles of the backward op for the queries of one head.
+// The query tiles of one head in the backward op.
 struct QueryTiles {
     float *queries, *queries_t;  // (kQueries, step), transposed and scaled
     float *dout, *dout_t;        // (kQueries, step), transposed
     float* dqueries;             // (kQueries, step)
-    float *lse, *dout_out;       // (kQueries), dout_out is dout . out of each query
+    float *lse, *dout_out;       // (kQueries); dout_out is dout . out of each query
 
     static size_t elements(int step) { return size_t(5 * kQueries) * step + 2 * kQueries; }
     QueryTiles(Carver& memory, int step) {
@@ -313,7 +313,7 @@ struct QueryTiles {
     }
 };
 
-// Of the keys, and their scores with the queries of one head.
+// The key tiles, and the scores with the queries of one head.
 struct KeyTiles {
     float *keys, *values;     // (kKeys, step)
     float *scores, *dscores;  // (kKeys, kQueries)
@@ -349,9 +349,9 @@ void load_queries(const QueryTiles& tiles, const AttentionBackward& op, int b, i
     }
 }
 
-// scores = p = exp(score - lse); dscores = scale p (dp - dout . out), where dscores holds dp before, the gradient of p.
-// With dropout that is the gradient of the dropped p times its factor, and dout . out is still the sum of p dp. With a
-// soft cap, scores hold the tanh before, whose derivative is 1 - tanh^2.
+// scores = p = exp(score - lse); dscores = scale p (dp - dout . out). On entry, dscores holds dp, the gradient of p.
+// With dropout, dp is the gradient of the dropped p times its factor; dout . out is still the sum of p dp. With a soft
+// cap, scores hold the tanh on entry, and its derivative is 1 - tanh^2.
 void scores_to_gradients(const KeyTiles& tiles, const QueryTiles& queries, const ScoreTile& tile, float scale,
                          float softcap) {
     for (int key = 0; key < tile.n_keys(); key++) {
@@ -361,7 +361,7 @@ void scores_to_gradients(const KeyTiles& tiles, const QueryTiles& queries, const
         if (softcap > 0) {
 #pragma omp simd
             for (int q = tile.first_lane(); q < tile.end_lane(); q++) {
-                const float tanh = p[q] < -1.0f ? -1.0f : p[q];  // what is masked is -infinity
+                const float tanh = p[q] < -1.0f ? -1.0f : p[q];  // masked scores are -infinity
                 p[q] = exp_approx(softcap * p[q] - lse[q]);
                 dscores[q] = scale * p[q] * (1.0f - tanh * tanh) * (dscores[q] - dout_out[q]);
             }
@@ -375,7 +375,7 @@ void scores_to_gradients(const KeyTiles& tiles, const QueryTiles& queries, const
     }
 }
 
-// Adds to dkeys and dvalues (kKeys, step), and to the head's dqueries, what the keys in `tiles` have to do with them.
+// Adds the contribution of the keys in `tiles` to dkeys and dvalues (kKeys, step) and to the head's dqueries.
 void backward_of_tile(const AttentionBackward& op, int b, int head, const QueryTiles& queries, const KeyTiles& tiles,
                       const ScoreTile& tile, const FirstKeys& first, float* dkeys, float* dvalues) {
     const int step = round_up_to_tile(op.head_size), size = op.head_size;
@@ -395,7 +395,7 @@ void backward_of_tile(const AttentionBackward& op, int b, int head, const QueryT
     add_over_keys(queries.dqueries, tiles.dscores, tiles.keys, step, tile, true);
 }
 
-// Backward for neighbouring heads that share their keys (FlashAttention-2, algorithm 2, with the two loops exchanged).
+// Backward for adjacent heads with the same keys (FlashAttention-2, algorithm 2, with the two loops exchanged).
 // dkeys and dvalues are (seq_len, head_size rounded up to tiles) in float.
 template <class T>
 void backward_of_heads(const AttentionBackward& op, int b, int first_head, int n_heads, float* dkeys, float* dvalues) {
@@ -428,7 +428,7 @@ void backward_of_heads(const AttentionBackward& op, int b, int first_head, int n
     }
 }
 
-// Backward for one key-value head with all its queries.
+// Backward for one key-value head and all of its queries.
 template <class T>
 void backward_of_kv_head(const AttentionBackward& op, int b, int kv_head, float* dkeys, float* dvalues) {
     const AttentionLayout at(op);
@@ -446,7 +446,7 @@ void backward_of_kv_head(const AttentionBackward& op, int b, int kv_head, float*
 template <class Op> void require_sizes(const Op& op) {
     require(op.n_head % op.n_kv_head == 0, "attention: n_head %d is not a multiple of n_kv_head %d", op.n_head,
             op.n_kv_head);
-    require(op.window >= 0 && op.softcap >= 0, "attention: window %d, softcap %g; 0 is none", op.window,
+    require(op.window >= 0 && op.softcap >= 0, "attention: window %d and softcap %g must not be negative", op.window,
             double(op.softcap));
 }
 
@@ -459,7 +459,7 @@ void attention_forward(const AttentionForward& op, Stream) {
         const int group = op.n_head / op.n_kv_head, parts = (group + kHeadsOfTask - 1) / kHeadsOfTask;
         parallel_blocks(size_t(op.batch) * op.n_kv_head * parts * n_blocks, 1, [&](size_t task, size_t) {
             const int block = int(task % n_blocks), part = int(task / n_blocks % parts);
-            const size_t kv_head = task / n_blocks / parts;  // of all samples
+            const size_t kv_head = task / n_blocks / parts;  // over all samples
             const int first = part * group / parts, n_heads = (part + 1) * group / parts - first;
             attend<T>(op, int(kv_head / op.n_kv_head), int(kv_head % op.n_kv_head) * group + first, n_heads,
                       block * kQueries);

@@ -1,8 +1,8 @@
-// Attention of one query per sequence over keys and values that were kept: bound by reading them.
+// Attention of one query per sequence with a KV cache; bound by the bandwidth of reading the cache.
 //
-// One task per row and key-value head, which first appends the row's own key and value; then per query head of the
-// group the scores of all keys, their softmax, and the sum of the values. Whatever the storage type, arithmetic is
-// float; dot products are summed over the lanes of vectors, the same for any number of threads.
+// One task per row and key-value head. It appends the row's key and value to the cache. Then it computes, for each
+// query head of the group, the scores of all keys, their softmax and the sum of the values. Arithmetic is float for all
+// storage types. Dot products are summed over vector lanes, so the bits do not depend on the number of threads.
 #include <cmath>
 
 #include "kernels/cpu/parallel.h"
@@ -25,9 +25,9 @@ template <class T> void add_scaled(float* __restrict__ out, const T* __restrict_
     for (int c = 0; c < size; c++) out[c] += factor * to_float(value[c]);
 }
 
-// Where a row's keys and values lie. The same for all of its heads.
+// The keys and values of a row. The same for all query heads.
 template <class T> struct Sequence {
-    T* keys;  // of one key-value head, `step` apart
+    T* keys;  // of one key-value head, with stride `step`
     T* values;
     size_t step;
     int first, position;

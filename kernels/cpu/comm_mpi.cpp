@@ -1,9 +1,9 @@
-// Collectives between CPU ranks, by MPI.
+// Collectives between CPU ranks with MPI.
 //
-// One thread makes all calls of MPI, in the order of the requests, each to completion, and polls: so a collective makes
-// progress while the trainer's threads compute, and its order is the same on every rank. The sums are computed here
-// (each rank gets all ranks' pieces of what it owns and adds them in the order of a tree), because the order in which
-// an MPI library adds depends on its version and on the size of the message.
+// A separate thread makes all MPI calls. It completes the requests one at a time, in order, by polling. So collectives
+// make progress while other threads compute, and have the same order on every rank. Sums are computed here and not by
+// MPI, because an MPI library's order of addition depends on its version and the message size: each rank receives all
+// pieces of its share and adds them in the order of a tree.
 #include <unistd.h>
 
 #include <climits>
@@ -25,22 +25,22 @@ using Clock = std::chrono::steady_clock;
 
 void check_mpi(int code, const char* what) {
     if (code == MPI_SUCCESS) return;
-    fail(Exit::peer_lost, "%s failed between ranks: %s", what, mpi_error(code));
+    fail(Exit::peer_lost, "MPI error in %s: %s", what, mpi_error(code));
 }
 
 int checked_count(size_t count, const char* what) {
     if (count > size_t(INT_MAX))
-        fail(Exit::config, "%s of %zu elements a rank: MPI takes at most %d", what, count, INT_MAX);
+        fail(Exit::config, "%s with %zu elements per rank; MPI supports at most %d", what, count, INT_MAX);
     return int(count);
 }
 
-// A request to the communication thread: the call that begins it, which returns MPI's code, and what follows when MPI
-// has finished.
+// A request to the communication thread: `begin` starts the MPI operation and returns MPI's error code, `finish` runs
+// after its completion.
 struct Request {
     const char* name;
     std::function<int(MPI_Request*)> begin;
     std::function<void()> finish;
-    double bytes = 0;  // that this rank sends
+    double bytes = 0;  // sent by this rank
 };
 
 class Queue {
@@ -50,7 +50,7 @@ public:
         wait(enqueue({"join", nullptr, nullptr}));
     }
 
-    // After a failure MPI is not finalized, since that would wait for ranks that are lost.
+    // Does not finalize MPI after a failure, because that would wait for lost ranks.
     ~Queue() {
         const std::lock_guard lock(mutex_);
         stop_ = true;
@@ -64,7 +64,7 @@ public:
 
     void ask_and_wait(Request request) { wait(ask(std::move(request))); }
 
-    // Waits until the request with this number, and so every earlier one, has finished. Rethrows the thread's error.
+    // Waits until this request and all earlier ones have finished. Rethrows the thread's error.
     void wait(uint64_t number) {
         const double start_ms = steady_ms();
         std::unique_lock lock(mutex_);
@@ -85,7 +85,7 @@ public:
         trace_ = trace;
     }
 
-    CommTotals totals;  // the asking thread's
+    CommTotals totals;  // used only by the calling thread
 
 private:
     uint64_t enqueue(Request request) {
@@ -112,7 +112,7 @@ private:
                 finished_++;
                 changed_.notify_all();
             }
-            check_mpi(MPI_Finalize(), "leaving");
+            check_mpi(MPI_Finalize(), "MPI_Finalize");
         } catch (...) {
             const std::lock_guard lock(mutex_);
             error_ = std::current_exception();
@@ -127,14 +127,13 @@ private:
         check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &rank), "MPI_Comm_rank");
         check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size");
         if (rank != settings_.rank || size != settings_.size)
-            fail(
-                Exit::config,
-                "this process is rank %d of %d, but MPI says rank %d of %d: start it by the mpirun of the library that "
-                "it was built with (%s)",
-                settings_.rank, settings_.size, rank, size, comm_library());
+            fail(Exit::config,
+                 "this process is rank %d of %d, but MPI says rank %d of %d: start it with the mpirun of the MPI "
+                 "library that it was built with (%s)",
+                 settings_.rank, settings_.size, rank, size, comm_library());
     }
 
-    // Waits for a request; false when none is left and none will come.
+    // Waits for a request. Returns false if the queue is empty and stopped.
     bool next(Request& request) {
         std::unique_lock lock(mutex_);
         changed_.wait(lock, [&] { return stop_ || !waiting_.empty(); });
@@ -166,9 +165,9 @@ private:
     }
 
     const CommSettings settings_;
-    uint64_t asked_ = 0;  // the asking thread's
+    uint64_t asked_ = 0;  // used only by the calling thread
 
-    // Shared with the thread, under the mutex.
+    // Shared with the communication thread, guarded by the mutex.
     std::mutex mutex_;
     std::condition_variable changed_;
     std::deque<Request> waiting_;
@@ -177,7 +176,7 @@ private:
     std::exception_ptr error_;
     Trace* trace_ = nullptr;
 
-    std::jthread thread_;  // last: joined while all members that it uses exist, also if the constructor throws
+    std::jthread thread_;  // last member, so that it is joined before the members that it uses are destroyed
 };
 
 Queue& queue_of(const Comm& comm) { return *static_cast<Queue*>(comm.handle); }
@@ -227,7 +226,7 @@ size_t reduce_scatter_scratch_bytes(size_t count, int size, bool) {
 
 Ticket reduce_scatter_sum(const ReduceScatter& op, const Comm& comm, Stream) {
     if (comm.size == 1) {
-        require(op.out == op.inp, "reduce_scatter_sum: one rank, and not in place");
+        require(op.out == op.inp, "reduce_scatter_sum: must be in place with one rank");
         return {};
     }
     const int elements = checked_count(op.count, "reduce_scatter_sum");
@@ -244,7 +243,7 @@ Ticket reduce_scatter_sum(const ReduceScatter& op, const Comm& comm, Stream) {
 
 Ticket all_gather(void* out, const void* inp, size_t bytes, const Comm& comm, Stream) {
     if (comm.size == 1) {
-        require(out == inp, "all_gather: one rank, and not in place");
+        require(out == inp, "all_gather: must be in place with one rank");
         return {};
     }
     const int count = checked_count(bytes, "all_gather");

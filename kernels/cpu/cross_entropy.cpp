@@ -1,6 +1,6 @@
-// Softmax, cross-entropy and gradient, one thread per row: the row is read once for the maximum and the sum, which are
-// kept online (Milakov, Gimelshein, "Online normalizer calculation for softmax", arXiv 1805.02867, algorithm 3), and a
-// second time, out of the cache, when the gradient overwrites it.
+// Softmax, cross-entropy and gradient, one thread per row. The first pass over the row computes the maximum and the sum
+// online (Milakov, Gimelshein, "Online normalizer calculation for softmax", arXiv 1805.02867, algorithm 3). The second
+// pass reads it from the cache and overwrites it with the gradient.
 #include <cmath>
 #include <limits>
 
@@ -13,7 +13,7 @@ namespace ops {
 
 namespace {
 
-constexpr int kBlock = 1024;  // columns whose floats stay in the innermost cache between maximum and sum
+constexpr int kBlock = 1024;  // columns; their floats stay in the L1 cache between maximum and sum
 
 struct Softmax {
     float max;
@@ -31,13 +31,13 @@ void add_block(Softmax& softmax, const float* x, int count) {
     softmax = {max, softmax.sum * exp_approx(softmax.max - max) + sum};
 }
 
-// A logit as the softmax takes it, and the derivative of that.
+// A logit after the soft cap, and its derivative.
 struct Capped {
     float value, slope;
 };
 
-// cap tanh(x / cap). Errors: of the value below cap 2^-21, of the derivative, which does not cancel where tanh is near
-// 1, below 2^-21.
+// cap tanh(x / cap). Error of the value: below cap 2^-21; of the derivative: below 2^-21, without cancellation if tanh
+// is near 1.
 struct SoftCap {
     float cap, scale;  // scale = -2 / cap
 
@@ -47,7 +47,7 @@ struct SoftCap {
     }
 };
 
-// Without a soft cap.
+// No soft cap.
 struct NoCap {
     Capped operator()(float x) const { return {x, 1.0f}; }
 };
@@ -90,7 +90,7 @@ template <class Cap, class T> void cross_entropy_of_rows(const CrossEntropy& op,
             const Softmax softmax = softmax_of_row(cap, logits, op.vocab);
             const double log_sum = std::log(softmax.sum);
             op.loss[row] = float(log_sum - (double(cap(to_float(logits[target])).value) - softmax.max));
-            // The z-loss makes each probability's part of the gradient this much larger.
+            // The z-loss multiplies the probability's part of the gradient by this factor.
             const double boost = op.z_loss != 0 ? 1.0 + 2.0 * op.z_loss * (log_sum + softmax.max) : 1.0;
             if (op.write_dlogits) write_gradient(cap, logits, op.vocab, target, softmax, scale, boost);
             written = op.vocab;

@@ -1,4 +1,4 @@
-// The CPU as a device: its memory is the host's and its one stream is always finished.
+// The CPU as a device: device memory is host memory, and the only stream is always idle.
 #include <omp.h>
 #include <sys/mman.h>
 
@@ -20,7 +20,7 @@ constexpr size_t kHugePageBytes = size_t(1) << 21;
 
 size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
-// The text after "key" and the colon in a file like /proc/meminfo; empty if the key is not there.
+// Returns the text after `key` and a colon in a file like /proc/meminfo, or an empty string without the key.
 std::string proc_value(const char* path, const std::string& key) {
     std::ifstream file(path);
     for (std::string line; std::getline(file, line);) {
@@ -37,14 +37,14 @@ size_t meminfo_bytes(const std::string& key) {
     return kibibytes.empty() ? 0 : std::stoull(kibibytes) * 1024;
 }
 
-// The system overcommits memory and kills the process when the pages are touched: check first.
+// Linux overcommits memory and kills the process when it touches the pages, so check first.
 void require_available(size_t bytes) {
     const size_t available = meminfo_bytes("MemAvailable") + meminfo_bytes("SwapFree");
     if (available > 0 && bytes > available)
         fail(Exit::os, "not enough memory: %zu bytes are needed, %zu bytes are available", bytes, available);
 }
 
-// Fresh anonymous memory that begins on a huge page's boundary, so that every full huge page of it can be one.
+// Maps anonymous memory aligned to a huge page, so that all of it can use huge pages.
 std::byte* map_aligned(size_t bytes) {
     const size_t mapped_bytes = bytes + kHugePageBytes;
     void* mapped = mmap(nullptr, mapped_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -59,7 +59,7 @@ std::byte* map_aligned(size_t bytes) {
     return begin + before;
 }
 
-// Touches each page from the threads that will work on it.
+// Touches each page on the thread that will use it.
 void touch(std::byte* memory, size_t bytes) {
     parallel_for(bytes / kPageBytes,
                  [&](size_t page) { *const_cast<volatile std::byte*>(memory + page * kPageBytes) = std::byte(0); });
@@ -67,7 +67,7 @@ void touch(std::byte* memory, size_t bytes) {
 
 }  // namespace
 
-// The most that thread_memory() returns, and what else a thread keeps, rounded up.
+// Upper bound on thread_memory() plus other memory of a thread.
 static constexpr size_t kThreadBytes = size_t(2) << 20;
 
 DeviceInfo device_info() {
@@ -93,7 +93,7 @@ void* device_alloc(size_t bytes) {
     require_available(bytes);
     const size_t mapped_bytes = round_up(bytes, kPageBytes);
     std::byte* memory = map_aligned(mapped_bytes);
-    madvise(memory, mapped_bytes, MADV_HUGEPAGE);  // only a hint: without huge pages it is slower
+    madvise(memory, mapped_bytes, MADV_HUGEPAGE);  // only a hint: the program also runs without huge pages, more slowly
     touch(memory, mapped_bytes);
     return memory;
 }
@@ -120,7 +120,7 @@ void gather_on_device(void* to, const void* from, size_t from_step, size_t bytes
 
 void synchronize(Stream) {}
 
-// Every call has finished when it returns: the host's clock is the device's.
+// Every call is synchronous, so the host's clock is the device's.
 struct Stopwatch::Laps {
     std::chrono::steady_clock::time_point started;
     double ms = 0;

@@ -6,10 +6,10 @@ namespace ops {
 
 namespace {
 
-constexpr size_t kCalls = 64;  // of philox() at a time, so that the loop over them vectorises
+constexpr size_t kCalls = 64;  // calls of philox() at a time, so that the loop over them vectorizes
 constexpr size_t kPiece = kCalls * kDropoutGroup;
 
-// Elements [begin, begin + count) of a sample, at most kPiece of them; `begin` is a multiple of it.
+// Elements [begin, begin + count) of a sample; count is at most kPiece, begin is a multiple of it.
 template <class T>
 void drop_piece(T* out, const T* inp, const DropoutMask& mask, uint64_t key, size_t begin, size_t count) {
     uint32_t word[4][kCalls];

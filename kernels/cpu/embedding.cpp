@@ -1,5 +1,5 @@
-// Token and position embedding. Forward is a gather; backward gathers too: every row of a gradient is summed by one
-// thread in the order of positions, after a counting sort has put the positions of each token side by side.
+// Token and position embedding. Forward is a gather. Backward is a gather too: a counting sort groups the positions by
+// token, then one thread sums each row of a gradient in the order of positions.
 #include <utility>
 
 #include "kernels/cpu/parallel.h"
@@ -15,7 +15,7 @@ template <class T> void add_row(float* sum, const T* row, int channels) {
     for (int c = 0; c < channels; c++) sum[c] += to_float(row[c]);
 }
 
-// Not inlined: inside the loop over positions the compiler does not vectorise it for fp16.
+// Not inlined: inside the loop over positions the compiler does not vectorize it for fp16.
 template <class T> [[gnu::noinline]] void store_sum(T* out, const T* a, const T* b, int channels) {
 #pragma omp simd
     for (int c = 0; c < channels; c++) out[c] = from_float<T>(to_float(a[c]) + to_float(b[c]));
@@ -23,7 +23,7 @@ template <class T> [[gnu::noinline]] void store_sum(T* out, const T* a, const T*
 
 // The positions of each token.
 struct PositionsByToken {
-    int* end;       // (vocab), end of the token's positions in `order`; they begin where the token before ends
+    int* end;       // (vocab), end of the token's positions in `order`; they start at the previous token's end
     int* order;     // (batch * seq_len), positions sorted by token, ascending within a token
     int* distinct;  // (n_distinct), the tokens that occur
     int n_distinct = 0;
@@ -57,7 +57,7 @@ template <class T> void token_gradients(const EmbeddingBackward& op) {
     };
     if (op.accumulate_dwte)
         return parallel_blocks(positions.n_distinct, 1, [&](size_t i, size_t) { add_rows_of(positions.distinct[i]); });
-    constexpr size_t kTokens = 16;  // most do not occur
+    constexpr size_t kTokens = 16;  // per task; most tokens do not occur
     parallel_blocks(size_t(op.vocab), kTokens, [&](size_t begin, size_t end) {
         std::fill(op.dwte + begin * op.channels, op.dwte + end * op.channels, 0.0f);
         for (size_t token = begin; token < end; token++) add_rows_of(int(token));

@@ -1,4 +1,4 @@
-// Matrix products: the tiling, and which implementation computes the tiles.
+// GEMM: the tiling and the choice of implementation.
 
 #include <atomic>
 
@@ -12,12 +12,12 @@ namespace {
 constexpr int kMaxTileRows = 768, kMaxTileCols = kPanelCols;
 constexpr int kMinTileRows = 48, kMinTileCols = 96;
 
-// The extent in the fewest equal pieces of at most `largest`: their size in whole units.
+// Splits the extent into the fewest equal pieces of at most `largest`. Returns their size, a multiple of `unit`.
 int even_piece(int extent, int largest, int unit) {
     return divide_up(divide_up(extent, divide_up(extent, largest)), unit) * unit;
 }
 
-// The tiling of a result: tiles of equal size, but for the last of each row and column of tiles.
+// The tiling of a result: equal tiles, except for the last in each row and column of tiles.
 class Tiling {
 public:
     Tiling(int rows, int cols, int enough_tiles);
@@ -33,7 +33,7 @@ private:
     int tiles_down_ = 0, tiles_across_ = 0;
 };
 
-// Tiles are as large as they may be, unless there are too few of them.
+// Uses the largest tiles, unless that gives too few of them.
 Tiling::Tiling(int rows, int cols, int enough_tiles) : rows_(rows), cols_(cols) {
     cut(kMaxTileRows, kMaxTileCols);
     while (count() < enough_tiles && (tile_rows_ > kMinTileRows || tile_cols_ > kMinTileCols)) {
@@ -51,7 +51,7 @@ void Tiling::cut(int largest_rows, int largest_cols) {
     tiles_across_ = divide_up(cols_, tile_cols_);
 }
 
-// Successive tiles run along the shorter side, so that they share a part of the larger operand.
+// Consecutive tiles run along the shorter side, so that they share a part of the larger operand.
 Tile Tiling::tile(int index, float* data) const {
     const bool run_down = rows_ < cols_;
     const int row = (run_down ? index % tiles_down_ : index / tiles_across_) * tile_rows_;
@@ -84,8 +84,8 @@ void multiply_tile(const Product<T>& product, const Tile& tile, const Panels<Ele
     }
 }
 
-// How an element is summed does not depend on the tile it lies in, so here the tiling may depend on the number of
-// threads: large tiles are copied fewer times, and three for each thread let all of them finish at about the same time.
+// The order of an element's sum does not depend on its tile, so this tiling may depend on the number of threads. Large
+// tiles need fewer copies, and three tiles per thread balance the load.
 template <class Element, class T> void multiply_in_panels(const Product<T>& product, const Finish& finish) {
     const Tiling tiling(product.rows, product.cols, 3 * loop_threads());
     parallel_blocks(size_t(tiling.count()), 1, [&](size_t i, size_t) {
@@ -95,8 +95,7 @@ template <class Element, class T> void multiply_in_panels(const Product<T>& prod
     });
 }
 
-// The library may sum the elements of different tiles in different orders, so here the tiling depends on the shape
-// alone.
+// The library may sum elements of different tiles in different orders, so this tiling depends only on the shape.
 template <class T> void multiply_library(const Product<T>& product, const Finish& finish) {
     constexpr int kEnoughTiles = 24;
     const Tiling tiling(product.rows, product.cols, kEnoughTiles);
@@ -111,15 +110,15 @@ template <class T> void multiply_library(const Product<T>& product, const Finish
         finish(tile);
     });
     if (has_failed)
-        fail(Exit::os, "not enough memory: oneDNN refused to multiply (%d, %d) by (%d, %d)", product.rows,
-             product.depth, product.depth, product.cols);
+        fail(Exit::os, "not enough memory: oneDNN could not multiply (%d, %d) by (%d, %d)", product.rows, product.depth,
+             product.depth, product.cols);
 }
 
 }  // namespace
 
 template <class T>
 void multiply(const Product<T>& product, ProductPath path, const std::function<void(const Tile&)>& finish) {
-    require(path != ProductPath::bf16_panels || dtype_of<T> == Dtype::bf16, "bf16 panels of %s", name_of(dtype_of<T>));
+    require(path != ProductPath::bf16_panels || dtype_of<T> == Dtype::bf16, "bf16 panels for %s", name_of(dtype_of<T>));
     if (path == ProductPath::library)
         multiply_library(product, finish);
     else if (path == ProductPath::float_panels)

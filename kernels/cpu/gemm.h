@@ -1,8 +1,7 @@
-// Matrix products cut into tiles of the result, each computed by one thread.
+// GEMM, split into tiles of the result. One thread computes each tile.
 //
-// The tiling depends on the shape alone and no sum is shared between threads, so the bits do not depend on their
-// number. A tile is computed in float, in memory of its thread; then the caller's function reads it, still in the
-// cache, and stores the result, rounded once.
+// Threads never share a sum, so the bits do not depend on their number. A tile is computed in float in thread-local
+// memory. Then the caller's function reads it from the cache and stores the result, rounded once.
 #pragma once
 
 #include <functional>
@@ -10,44 +9,43 @@
 
 #include "kernels/numeric.h"
 
-// A matrix that lies in memory row by row, or whose transpose does.
+// A row-major matrix, or the transpose of one.
 template <class T> struct Matrix {
     const T* data;
     size_t step;      // elements from one stored row to the next
-    bool transposed;  // what is stored is the transpose
+    bool transposed;  // memory holds the transpose
 
     Matrix block(int row, int col) const {
         return {data + (transposed ? col * step + row : row * step + col), step, transposed};
     }
 };
 
-// left right.
+// The product left right.
 template <class T> struct Product {
     Matrix<T> left;   // (rows, depth)
     Matrix<T> right;  // (depth, cols)
     int rows, cols, depth;
 };
 
-// The implementation of products. `float_panels`: our own kernel, on panels of the operands that become float as they
-// are copied. `bf16_panels`: the same on panels of bf16, for operands of bf16 only. `library`: oneDNN, in the type of
-// the operands.
+// The GEMM implementation. `float_panels`: our kernel, which copies the operands into float panels. `bf16_panels`: the
+// same with bf16 panels, only for bf16 operands. `library`: oneDNN, in the type of the operands.
 enum class ProductPath { float_panels, bf16_panels, library };
 
-// The fastest on this machine for operands of this type.
+// Returns the fastest implementation on this machine for operands of this type.
 ProductPath fastest_product_path(Dtype dtype);
 
-// One line for the log: what carries out products, by precision.
+// Returns one line for the log: the implementation for each precision.
 std::string matmul_path();
 
 // A part of the result.
 struct Tile {
     float* data;   // (rows, cols)
     size_t step;   // elements from row to row
-    int row, col;  // its place in the result
+    int row, col;  // position in the result
     int rows, cols;
 };
 
-// Computes the product and calls finish(tile) from many threads, for tiles that cover the result once.
-// Fails with Exit::os if the library fails, for which lack of memory is the one reason.
+// Computes the product. Calls finish(tile) on many threads, for tiles that cover the result exactly once.
+// Fails with Exit::os if the library fails, which happens only if memory is insufficient.
 template <class T>
 void multiply(const Product<T>& product, ProductPath path, const std::function<void(const Tile&)>& finish);

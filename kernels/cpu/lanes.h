@@ -1,5 +1,4 @@
-// Vectors of the widest kind that the target has, and the multiply-adds that products are made of: of floats, and of
-// pairs of bf16.
+// The widest vectors of the target CPU, and the multiply-adds of GEMMs, for floats and for pairs of bf16.
 #pragma once
 
 #include "kernels/numeric.h"
@@ -11,20 +10,20 @@ using FourLanes [[gnu::vector_size(16), gnu::may_alias]] = float;
 
 inline constexpr int kLanes = sizeof(Lanes) / sizeof(float);
 
-// Two neighbours along the depth of a product, the first in the low half.
+// Two adjacent elements along the depth of a GEMM, the first in the low half.
 struct Bf16Pair {
     uint32_t bits;
 };
 
-// A vector of elements from memory, aligned to its size.
+// Loads a vector of elements from memory aligned to its size.
 inline Lanes load_lanes(const float* elements) { return *reinterpret_cast<const Lanes*>(elements); }
 inline PairLanes load_lanes(const Bf16Pair* elements) { return *reinterpret_cast<const PairLanes*>(elements); }
 
 // sum + left right, in every lane.
 inline Lanes add_product(Lanes sum, float left, Lanes right) { return sum + left * right; }
 
-// sum + left.first right.first + left.second right.second, in every lane, rounded as two multiply-adds are: a product
-// of two bf16 is exact in float. The instruction takes subnormal numbers for 0 and gives 0 for them.
+// sum + left.first right.first + left.second right.second, in every lane, rounded like two multiply-adds: the product
+// of two bf16 is exact in float. The instruction flushes subnormal inputs and results to 0.
 inline Lanes add_product(Lanes sum, Bf16Pair left, PairLanes right) {
     const PairLanes left_lanes = PairLanes{} + left.bits;
     if constexpr (kTargetMultipliesBf16) {

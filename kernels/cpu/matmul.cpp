@@ -1,4 +1,4 @@
-// The three products of a linear layer, finished tile by tile while the tile is in the cache.
+// The three GEMMs of a linear layer. Each tile is finished while it is in the cache.
 #include "kernels/cpu/matmul.h"
 
 #include "kernels/cpu/activation.h"
@@ -8,7 +8,7 @@
 
 namespace {
 
-// Calls store(row of the tile's numbers, offset in the whole result, number of columns) for each row of a tile.
+// Calls store(row of the tile, offset in the whole result, number of columns) for each row of a tile.
 template <class Store> void for_each_row(const Tile& tile, int result_cols, Store&& store) {
     for (int row = 0; row < tile.rows; row++)
         store(tile.data + row * tile.step, size_t(tile.row + row) * result_cols + tile.col, tile.cols);
@@ -27,7 +27,7 @@ template <class T> void store_rounded(T* out, const float* values, int count) {
     for (int i = 0; i < count; i++) out[i] = from_float<T>(values[i]);
 }
 
-// The end of a forward product: relu2 takes the sums as they are, the others what is stored of them.
+// Finishes a forward GEMM. relu2 uses the unrounded sums, other activations the stored (rounded) ones.
 template <ActivationFunction function, class T>
 void store_activation(T* out, T* pre_activation, const float* values, int count) {
     if constexpr (function == ActivationFunction::relu2) {
@@ -54,7 +54,7 @@ void store_sum(float* out, const float* values, int count, bool accumulate) {
     for (int i = 0; i < count; i++) out[i] += values[i];
 }
 
-// out = or += the column sums of values (rows, cols). Rows are summed in groups first, which keeps the error small.
+// out = or += column sums of values (rows, cols). Sums rows in groups first, to keep the error small.
 template <class T> void column_sums(float* out, const T* values, int rows, int cols, bool accumulate) {
     constexpr int kColumns = 128, kGroup = 64;
     parallel_blocks(cols, kColumns, [&](size_t begin, size_t end) {
@@ -74,7 +74,7 @@ template <class T> void column_sums(float* out, const T* values, int rows, int c
 }
 
 void require_sizes(const char* op, int rows, int n, int k) {
-    require(rows > 0 && n > 0 && k > 0, "%s: rows, n and k must be positive, are %d, %d and %d", op, rows, n, k);
+    require(rows > 0 && n > 0 && k > 0, "%s: rows, n and k are %d, %d and %d, but must be positive", op, rows, n, k);
 }
 
 }  // namespace
@@ -160,7 +160,7 @@ void matmul_backward_weight(const MatmulBackwardWeight& op, Stream) {
     matmul_backward_weight_by(fastest_product_path(op.dout.dtype), op);
 }
 
-// None: scratch memory is per thread.
+// The CPU uses thread-local memory instead of scratch.
 size_t matmul_backward_weight_scratch_bytes(const MatmulBackwardWeight&) { return 0; }
 
 }  // namespace ops

@@ -1,5 +1,5 @@
-// The matrix products of ops.h with an explicit choice of implementation, for tests and benchmarks. ops::matmul_forward
-// and its siblings are these with fastest_product_path().
+// The GEMMs of ops.h with an explicit choice of implementation, for tests and benchmarks. ops::matmul_forward and its
+// siblings call them with fastest_product_path().
 #pragma once
 
 #include "kernels/cpu/gemm.h"

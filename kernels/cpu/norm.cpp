@@ -1,5 +1,5 @@
-// LayerNorm and RMSNorm. A row is read from memory once and then again out of the innermost cache. The gradients of
-// weight and bias are summed over fixed blocks of rows, then over the blocks in order.
+// LayerNorm and RMSNorm. A row is read once from memory and then from the L1 cache. The gradients of weight and bias
+// are summed over fixed blocks of rows, then over the blocks in order.
 #include <cmath>
 
 #include "kernels/cpu/parallel.h"
@@ -10,7 +10,7 @@ namespace ops {
 
 namespace {
 
-// Which parts a norm has, as template arguments: what it lacks costs nothing.
+// The parts of a norm, as template arguments, so that absent parts cost nothing.
 template <bool kHasMean, bool kHasWeight, bool kHasBias> struct NormParts {
     static constexpr bool has_mean = kHasMean, has_weight = kHasWeight, has_bias = kHasBias;
 
@@ -47,7 +47,7 @@ template <class Parts, class T> RowStatistics row_statistics(const T* x, int col
     return {mean, 1.0f / std::sqrt(squares / cols + eps)};
 }
 
-// For row `row` of `inp`, the tensor to normalise.
+// Normalizes row `row` of `inp`.
 template <class Parts, class T> void normalize_row(const ResidualNormForward& op, const T* inp, size_t row) {
     const T* x = inp + row * op.cols;
     T* out = op.out.as<T>() + row * op.cols;
@@ -76,14 +76,14 @@ template <class Parts, class T> void normalize_rows(const ResidualNormForward& o
     });
 }
 
-// Few enough blocks that their sums cost little beside the rows, enough of them for many threads.
+// Few enough blocks that adding their sums is cheap, enough for many threads.
 constexpr int kMaxBlocks = 128;
 constexpr int kMinBlockRows = 16;
 
 int rows_per_block(int rows) { return std::max(kMinBlockRows, (rows + kMaxBlocks - 1) / kMaxBlocks); }
 int n_blocks(int rows) { return (rows + rows_per_block(rows) - 1) / rows_per_block(rows); }
 
-// Adds the row's part to dweight and dbias, and returns the means over the row that its dinp needs.
+// The means over a row that its dinp needs.
 struct RowMeans {
     float dnorm, dnorm_norm;
 };
@@ -109,7 +109,7 @@ RowMeans add_parameter_gradients(float* dweight, float* dbias, const NormBackwar
     return {dnorm_sum / cols, dnorm_norm_sum / cols};
 }
 
-// Not inlined: inside the loop over rows the compiler does not vectorise it for fp16.
+// Not inlined: inside the loop over rows the compiler does not vectorize it for fp16.
 template <class Parts, class T, bool accumulate>
 [[gnu::noinline]] void store_input_gradient(const NormBackward& op, size_t row, RowMeans means) {
     T* dinp = op.dinp.as<T>() + row * op.cols;
@@ -127,7 +127,7 @@ template <class Parts, class T, bool accumulate>
     }
 }
 
-// dinp, and the sums of dweight and dbias over each block of rows.
+// Computes dinp, and the sums of dweight and dbias over each block of rows.
 template <class Parts, class T> void differentiate_rows(const NormBackward& op) {
     float* partials = static_cast<float*>(op.scratch);  // (n_blocks, 2, cols)
     const size_t block = rows_per_block(op.rows);
@@ -143,7 +143,7 @@ template <class Parts, class T> void differentiate_rows(const NormBackward& op) 
     });
 }
 
-// out (+)= the column sums of partials (blocks, 2, cols) over blocks, for one of the two.
+// out (+)= sums of partials (blocks, 2, cols) over the blocks, for one of the two.
 void sum_blocks(float* out, const float* partials, int blocks, int cols, int begin, int end, bool accumulate) {
     if (!accumulate) std::fill(out + begin, out + end, 0.0f);
     for (int b = 0; b < blocks; b++) {
@@ -163,7 +163,7 @@ void residual_norm_forward(const ResidualNormForward& op, Stream) {
 
 void norm_backward(const NormBackward& op, Stream) {
     dispatch("norm_backward", {op.dinp, op.dout, op.inp, op.weight}, [&]<class T>() {
-        require(bool(op.weight) == bool(op.dweight), "norm_backward: a weight without its gradient, or reverse");
+        require(bool(op.weight) == bool(op.dweight), "norm_backward: weight requires dweight and vice versa");
         with_parts([&]<class Parts>() { differentiate_rows<Parts, T>(op); }, op.mean, bool(op.weight), op.dbias);
         const float* partials = static_cast<const float*>(op.scratch);
         constexpr size_t kColumns = 256;

@@ -1,7 +1,7 @@
-// Matrix products by oneDNN, which uses the matrix instructions of CPUs that have them.
+// GEMM with oneDNN, which uses matrix instructions if the CPU has them.
 //
-// Each call computes one tile, on the calling thread. The library chooses its blocking when a primitive is made, by the
-// number of threads, so primitives are made for one thread: their bits depend on the shape alone.
+// Each call computes one tile on the calling thread. The library chooses its blocking when it creates a primitive,
+// depending on the number of threads. Primitives are created for one thread, so the bits depend only on the shape.
 #include "kernels/cpu/onednn.h"
 
 #include <omp.h>
@@ -51,7 +51,7 @@ memory::desc describe(Dtype dtype, int rows, int cols, size_t step, bool transpo
     return {{rows, cols}, type, transposed ? memory::dims{1, along} : memory::dims{along, 1}};
 }
 
-// out = left x right, described in two steps by oneDNN 2 and in one by later ones.
+// out = left x right. oneDNN 2 describes it in two steps, later versions in one.
 template <class Matmul>
 typename Matmul::primitive_desc describe_product(const memory::desc& left, const memory::desc& right,
                                                  const memory::desc& out, const dnnl::primitive_attr& attributes) {
@@ -76,14 +76,14 @@ struct Primitive {
     }
 };
 
-// For its lifetime, the library runs the calling thread's calls on that thread alone.
+// During its lifetime, oneDNN runs calls of this thread only on this thread.
 struct OneThread {
     int before = omp_get_max_threads();
     OneThread() { omp_set_num_threads(1); }
     ~OneThread() { omp_set_num_threads(before); }
 };
 
-// Primitives are made once and kept; finding one allocates nothing.
+// Creates each primitive once and caches it; a lookup allocates nothing.
 const Primitive& primitive(const Key& key) {
     static std::mutex mutex;
     static std::map<Key, Primitive> primitives;
@@ -94,7 +94,7 @@ const Primitive& primitive(const Key& key) {
     return primitives.emplace(key, Primitive(key)).first->second;
 }
 
-// The library's view of a matrix; it takes inputs without const, but only reads them.
+// The library's view of a matrix. Its API has no const, but it only reads inputs.
 template <class T> memory view(const memory::desc& description, const T* data) {
     return memory(description, engine(), const_cast<T*>(data));
 }
@@ -109,8 +109,8 @@ template <class T> size_t library_scratch_bytes(const Product<T>& product, const
     try {
         return primitive(key_of(product, tile)).description.scratchpad_desc().get_size();
     } catch (const dnnl::error& error) {
-        fail(Exit::internal, "oneDNN has no product of (%d, %d) by (%d, %d) in %s: %s", tile.rows, product.depth,
-             product.depth, tile.cols, name_of(dtype_of<T>), error.what());
+        fail(Exit::internal, "oneDNN does not support the GEMM (%d, %d) by (%d, %d) in %s: %s", tile.rows,
+             product.depth, product.depth, tile.cols, name_of(dtype_of<T>), error.what());
     }
 }
 

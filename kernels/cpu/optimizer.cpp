@@ -1,4 +1,4 @@
-// The update: gradient norm, AdamW and SGD over chunks of flat arrays, each element read and written once.
+// Gradient norm, AdamW and SGD over chunks of flat arrays. Reads and writes each element once.
 
 #include "kernels/cpu/parallel.h"
 #include "kernels/shared/adamw.h"
@@ -8,7 +8,7 @@ namespace ops {
 
 namespace {
 
-// Rounds a chunk of the masters into the compute weights, while they are still in the cache.
+// Rounds a chunk of the master weights to the compute weights, while it is in the cache.
 template <class T> void store_param(T* param, const float* master, const Chunk& chunk) {
     if (!param) return;
 #pragma omp simd

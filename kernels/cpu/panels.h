@@ -1,14 +1,14 @@
-// Our own matrix multiplication: panels of both operands, copied into the order in which they are read.
+// Our GEMM: copies panels of both operands into the order in which the innermost loop reads them.
 //
-// A tile of the result is computed in slices of the depth. Of each slice the right operand's part is copied into
-// strips, (depth, kTileCols) each, and the left operand's part, kPanelRows rows at a time, into an order in which the
-// innermost loop reads it forward; rows of floats are read where they are. The strips stay in the second-level cache,
-// the one in use in the first (Goto, van de Geijn, "Anatomy of high-performance matrix multiplication", ACM TOMS 34(3),
-// 2008). A copied element is used hundreds of times.
+// A tile of the result is computed in slices of the depth. For each slice, the right operand is copied into strips of
+// (depth, kTileCols). The left operand is copied kPanelRows rows at a time into an order that the innermost loop reads
+// sequentially; rows of floats are not copied. The strips stay in the L2 cache, the current one in L1 (Goto, van de
+// Geijn, "Anatomy of high-performance matrix multiplication", ACM TOMS 34(3), 2008). A copied element is used hundreds
+// of times.
 //
-// A panel's elements are floats, converted from any type as they are copied, or pairs of bf16 along the depth, where
-// bf16 are not converted. Both have 4 bytes, so that all sizes are the same, and a slice of pairs is twice as deep. An
-// odd depth ends in a pair whose second half is 0 in both operands.
+// Elements of a panel are floats, converted from any type during the copy, or pairs of unconverted bf16 along the
+// depth. Both have 4 bytes, so all sizes are the same, and a slice of pairs is twice as deep. An odd depth ends with a
+// pair whose second half is 0 in both operands.
 #pragma once
 
 #include <algorithm>
@@ -20,41 +20,41 @@
 
 inline int divide_up(int count, int piece) { return (count + piece - 1) / piece; }
 
-// Values of the depth in an element.
+// The number of values along the depth in an element.
 template <class Element> inline constexpr int values_in = 1;
 template <> inline constexpr int values_in<Bf16Pair> = 2;
 
-inline constexpr int kSlice = 256;            // elements of the depth
-inline constexpr int kPanelRows = 96;         // of the left operand that are copied at a time
-inline constexpr int kPanelCols = 384;        // of the right operand
-inline constexpr int kRowStep = kSlice + 16;  // of a copied row: not a multiple of 4096 bytes
+inline constexpr int kSlice = 256;            // elements along the depth
+inline constexpr int kPanelRows = 96;         // rows of the left operand copied at a time
+inline constexpr int kPanelCols = 384;        // columns of the right operand copied at a time
+inline constexpr int kRowStep = kSlice + 16;  // stride of copied rows, not a multiple of 4096 bytes
 
 inline constexpr size_t kLeftElements = size_t(kPanelRows) * kRowStep;
 inline constexpr size_t kRightElements = size_t(kPanelCols) * kRowStep;
 inline constexpr size_t kStagingElements = size_t(kTileCols) * kRowStep;
 inline constexpr size_t kPanelBytes = (kRightElements + kLeftElements + kStagingElements) * sizeof(float);
 
-static_assert(kPanelRows % kTileRows == 0, "a copied part of the left operand is whole groups of rows");
-static_assert(kPanelCols % kTileCols == 0, "a copied part of the right operand is whole strips");
+static_assert(kPanelRows % kTileRows == 0, "a left panel consists of whole groups of rows");
+static_assert(kPanelCols % kTileCols == 0, "a right panel consists of whole strips");
 static_assert(kPanelCols <= int(kStagingElements) && kPanelRows <= int(kStagingElements) && kSlice % 4 == 0,
               "the staging area holds a row of either operand, or kTileCols rows of whole transposed squares");
-static_assert(sizeof(Bf16Pair) == sizeof(float), "panels of both have one size");
+static_assert(sizeof(Bf16Pair) == sizeof(float), "panels of both types have the same size");
 
-// Distance of two strips or groups. The 16 beyond the depth keep them from falling into the same sets of the cache.
+// Stride of strips and groups. The 16 extra elements of depth avoid conflicts in the cache sets.
 inline constexpr size_t kStripStep = size_t(kSlice + 16) * kTileCols;
 inline constexpr size_t kGroupStep = size_t(kSlice + 16) * kTileRows;
 
-// Memory of one thread.
+// Panel memory of one thread.
 template <class Element> struct Panels {
     Element* right;    // strips of (depth, kTileCols)
-    Element* left;     // (rows, kRowStep); of a transposed operand groups of (depth, kTileRows)
+    Element* left;     // (rows, kRowStep); for a transposed operand, groups of (depth, kTileRows)
     Element* staging;  // (kTileCols, kRowStep)
 
     explicit Panels(std::byte* memory)  // kPanelBytes, aligned to 64
         : right(reinterpret_cast<Element*>(memory)), left(right + kRightElements), staging(left + kLeftElements) {}
 };
 
-// Elements of `count` values that follow each other along the depth.
+// Copies `count` consecutive values along the depth into elements.
 template <class T> void copy_along_depth(float* out, const T* inp, int count) {
 #pragma omp simd
     for (int i = 0; i < count; i++) out[i] = to_float(inp[i]);
@@ -64,8 +64,8 @@ inline void copy_along_depth(Bf16Pair* out, const bf16* inp, int count) {
     std::memcpy(out, inp, size_t(count / 2) * sizeof(Bf16Pair));
 }
 
-// The first element along the depth for each of `count` neighbours across it: in `staging`, or floats where they are.
-// The neighbours' next values lie `step` behind, if more than one value of the depth is left.
+// Returns the first element along the depth for each of `count` adjacent columns: in `staging`, or in place for floats.
+// The next value of a column is at `step`, if more than one value of the depth is left.
 inline const float* elements_across(const float* inp, size_t, int, int, float*) { return inp; }
 template <class T> const float* elements_across(const T* inp, size_t, int, int count, float* staging) {
     copy_along_depth(staging, inp, count);
@@ -82,7 +82,7 @@ inline const Bf16Pair* elements_across(const bf16* inp, size_t step, int depth, 
     return staging;
 }
 
-// Row by row from (depth, count) into strips of (depth, width). The last strip is filled up with 0.
+// Copies (depth, count) row by row into strips of (depth, width). Pads the last strip with 0.
 template <int width, class Element, class T>
 void deal(Element* out, size_t out_step, const T* inp, size_t inp_step, int depth, int count, Element* staging) {
     for (int k = 0; k < depth; k += values_in<Element>, out += width) {
@@ -94,7 +94,7 @@ void deal(Element* out, size_t out_step, const T* inp, size_t inp_step, int dept
     }
 }
 
-// Columns from `cols` up to a whole strip become 0.
+// Pads the columns from `cols` to a whole strip with 0.
 template <class Element, class T>
 void copy_right(const Panels<Element>& panels, const Matrix<T>& right, int depth, int cols) {
     if (!right.transposed) {
@@ -117,8 +117,8 @@ void copy_right(const Panels<Element>& panels, const Matrix<T>& right, int depth
     }
 }
 
-// The left operand's rows as the innermost loop reads them: `group_step` elements from one group of kTileRows rows to
-// the next, `step` from row to row, or, transposed, from column to column.
+// The rows of the left operand for the innermost loop. `group_step`: elements between groups of kTileRows rows; `step`:
+// elements between rows, or between columns if transposed.
 template <class Element> struct Left {
     const Element* data;
     int step;
@@ -138,7 +138,7 @@ Left<Element> copy_left(const Panels<Element>& panels, const Matrix<T>& left, in
     return {panels.left, kRowStep, size_t(kTileRows) * kRowStep, false};
 }
 
-// out (rows, kTileCols) = or += the left rows times one strip, a group of rows at a time.
+// out (rows, kTileCols) = or += left rows times one strip, one group of rows at a time.
 template <class Element> void multiply_strip(const Left<Element>& left, TileProductOf<Element> product) {
     const int rows = product.rows;
     for (int row = 0; row < rows; row += kTileRows) {
@@ -153,7 +153,7 @@ template <class Element> void multiply_strip(const Left<Element>& left, TileProd
     }
 }
 
-// part = or += the left operand's slice times the right operand's, which has been copied.
+// part = or += slice of the left operand times the copied slice of the right operand.
 template <class Element, class T>
 void multiply_panels(const Panels<Element>& panels, const Matrix<T>& left_slice, int depth, const Tile& part,
                      bool accumulate) {

@@ -23,19 +23,19 @@ using std::chrono::microseconds;
 
 constexpr size_t kCacheLine = 64;
 
-// How long a thread spins before it sleeps. A step is a hundred loops and more, with microseconds between them, and
-// waking up takes tens of microseconds: on cores of its own, a thread that waits for the next loop hardly ever sleeps.
-// A longer wait means that the awaited thread has lost its core to another program, and it pays to give up this one.
+// Time that a thread spins before it sleeps. A step has more than a hundred loops with microseconds between them, and
+// waking up takes tens of microseconds, so a thread with a dedicated core rarely sleeps between loops. A longer wait
+// means that the other thread lost its core to another program; then it helps to yield this core.
 constexpr microseconds kSpin{1000};
 
-// The indices of a part that no thread has taken yet.
+// The indices of a part that no thread has taken.
 struct alignas(kCacheLine) Part {
     std::atomic<size_t> next;
     size_t end;
 };
 
-// OpenMP's places are sets of cores. It has bound the calling thread to the first one, which the others would inherit:
-// the place of thread `id` of `threads`, or -1 if threads are not bound.
+// Returns the OpenMP place (a set of cores) for thread `id` of `threads`, or -1 if threads are not bound. OpenMP has
+// bound the calling thread to the first place, and new threads would inherit it.
 int place_of(int id, int threads) {
     const int places = omp_get_num_places();
     if (places == 0 || omp_get_proc_bind() == omp_proc_bind_false) return -1;
@@ -43,7 +43,7 @@ int place_of(int id, int threads) {
     return (std::max(0, omp_get_place_num()) + (is_spread ? int(int64_t(id) * places / threads) : id)) % places;
 }
 
-// Binds the calling thread. If the system call fails, the thread keeps its affinity, as OpenMP's do.
+// Binds the calling thread. If the system call fails, the thread keeps its affinity, as in OpenMP.
 void bind_to_place(int place) {
     std::vector<int> cores(size_t(omp_get_place_num_procs(place)));
     omp_get_place_proc_ids(place, cores.data());
@@ -61,7 +61,7 @@ struct Task {
 
 class Pool {
 public:
-    // One loop at a time has the pool's threads. Not a mutex: a nested loop tries it on the thread that holds it.
+    // Only one loop at a time uses the pool. Not a mutex, because a nested loop tries it on the owning thread.
     bool try_claim() { return !is_claimed_.exchange(true, std::memory_order_acquire); }
     void release() { is_claimed_.store(false, std::memory_order_release); }
 
@@ -70,7 +70,7 @@ public:
         task_ = task;
         threads_ = threads;
         n_parts_ = task.loop.in_order ? 1 : size_t(threads);
-        const size_t share = task.loop.n / n_parts_, left = task.loop.n % n_parts_;  // the first `left` have one more
+        const size_t share = task.loop.n / n_parts_, left = task.loop.n % n_parts_;  // the first `left` get one more
         for (size_t i = 0, begin = 0; i < n_parts_; begin = parts_[i++].end) {
             parts_[i].next.store(begin, std::memory_order_relaxed);
             parts_[i].end = begin + share + (i < left);
@@ -83,7 +83,7 @@ public:
     }
 
 private:
-    // The gate: whether threads may enter the loop, whether the caller sleeps, and how many threads are inside.
+    // Bits of the gate: threads may enter the loop; the caller sleeps; the count of threads inside.
     static constexpr uint32_t kOpen = 1, kCallerSleeps = 2, kInside = 4;
 
     void start_threads(int threads) {
@@ -152,27 +152,27 @@ private:
         }
     }
 
-    // False: the condition does not hold yet, and it is time to sleep. Reading the clock is the pause between two
-    // looks.
+    // Returns false if the condition still does not hold and the thread should sleep. Reading the clock is the pause
+    // between checks.
     template <class Condition> bool spin_until(const Condition& holds) {
         for (const Clock::time_point end = Clock::now() + kSpin; Clock::now() < end;)
             if (holds()) return true;
         return false;
     }
 
-    // Written by the caller before it opens the gate, read by threads that have entered.
+    // Written by the caller before it opens the gate; read by threads that have entered.
     Task task_{};
-    int threads_ = 1;  // that share it
+    int threads_ = 1;  // that share the loop
     std::unique_ptr<Part[]> parts_;
     size_t n_parts_ = 0;
-    int started_ = 1;  // threads, the caller included
+    int started_ = 1;  // threads, including the caller
 
-    alignas(kCacheLine) std::atomic<uint32_t> loops_ = 0;  // that have begun: what threads wait for
+    alignas(kCacheLine) std::atomic<uint32_t> loops_ = 0;  // number of loops started; threads wait for it to change
     alignas(kCacheLine) std::atomic<uint32_t> gate_ = 0;
     alignas(kCacheLine) std::atomic<bool> is_claimed_ = false;
 };
 
-// Never destroyed: its threads wait in it until the process has ended.
+// Never destroyed, because its threads wait on it until the process ends.
 Pool& pool() {
     static Pool& pool = *new Pool;
     return pool;

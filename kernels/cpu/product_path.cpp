@@ -1,5 +1,5 @@
-// Which implementation computes matrix products on this machine: decided by the CPU's features, never by timing, so
-// that equal machines give equal bits.
+// The choice of the GEMM implementation. It depends on the CPU's features and not on timings, so that equal machines
+// give equal bits.
 #include "kernels/base/check.h"
 #include "kernels/cpu/lanes.h"
 #include "kernels/cpu/onednn.h"
@@ -13,9 +13,9 @@ static const char* name_of(ProductPath path) {
     return "fp32 panels";
 }
 
-// Panels of bf16 have AVX512-BF16's dot product of two in the place of a multiply-add. Where that runs at the same rate
-// (Zen 5: 1000 for 500 GFLOP/s on two cores) products take little more than half the time; where it runs at half the
-// rate nothing is lost. Without the instruction they take more operations than panels of float.
+// bf16 panels use the pairwise dot product of AVX512-BF16 instead of multiply-adds. If it runs at the same rate (Zen 5:
+// 1000 instead of 500 GFLOP/s on two cores), GEMMs take little more than half the time; at half the rate they are not
+// slower. Without the instruction, bf16 panels need more operations than float panels.
 ProductPath fastest_product_path(Dtype dtype) {
     if (dtype != Dtype::bf16) return ProductPath::float_panels;
     if (library_has_matrix_instructions()) return ProductPath::library;

@@ -1,6 +1,6 @@
-// QK norm and rotary position embedding. A head is read into a row of floats, worked on there and written back; the
-// cosines and sines of a position are set apart once for all its heads, so that every loop vectorises. The gradients of
-// the norms' weights are summed over fixed blocks of positions, then over the blocks in order.
+// QK norm and RoPE. A head is loaded into a row of floats, processed there and written back. The cosines and sines of a
+// position are deinterleaved once for all of its heads, so that every loop vectorizes. The gradients of the norm
+// weights are summed over fixed blocks of positions, then over the blocks in order.
 #include "kernels/shared/qk_norm_rope.h"
 
 #include <cmath>
@@ -13,7 +13,7 @@ namespace ops {
 
 namespace {
 
-// Rows of a thread: `kRows` of a head's floats, and the position's angles.
+// Thread-local rows: `kRows` rows for the floats of a head, and the angles of the position.
 template <int kRows> struct Work {
     float *head[kRows], *cosine, *sine;
 
@@ -47,7 +47,7 @@ void rotate(float* __restrict__ x, const float* __restrict__ cosine, const float
     }
 }
 
-// The transpose.
+// The transposed rotation.
 void rotate_back(float* __restrict__ x, const float* __restrict__ cosine, const float* __restrict__ sine, int half) {
 #pragma omp simd
     for (int i = 0; i < half; i++) {
@@ -57,7 +57,7 @@ void rotate_back(float* __restrict__ x, const float* __restrict__ cosine, const 
     }
 }
 
-// A scaled rotation's inverse is its transpose divided by cos^2 + sin^2.
+// The inverse of a scaled rotation is its transpose divided by cos^2 + sin^2.
 void divide_by_squares(float* __restrict__ x, const float* __restrict__ cosine, const float* __restrict__ sine,
                        int half) {
 #pragma omp simd
@@ -127,7 +127,7 @@ void norm_gradient(float* __restrict__ d, float* __restrict__ dweight, const flo
     for (int c = 0; c < size; c++) d[c] = (d[c] - normed[c] * average) * rstd;
 }
 
-// dweights are (2, head_size), of queries and of keys: the block's sums.
+// dweights (2, head_size): the block's sums for queries and keys.
 template <class T> void backward_position(const QkNormRopeBackward& op, size_t row, float* dweights) {
     const int heads = op.n_head + op.n_kv_head, size = op.head_size, half = op.rotary / 2;
     const Work<2> work(size, half);
@@ -163,7 +163,7 @@ size_t rows_of(const QkNormRopeBackward& op) { return size_t(op.batch) * op.seq_
 size_t rows_per_block(size_t rows) { return std::max<size_t>(kMinBlockRows, (rows + kMaxBlocks - 1) / kMaxBlocks); }
 size_t n_blocks(size_t rows) { return (rows + rows_per_block(rows) - 1) / rows_per_block(rows); }
 
-// out (+)= the sum of `partials`, which are 2 head_size floats apart.
+// out (+)= sum of `partials`, with a stride of 2 head_size floats.
 void sum_blocks(float* out, const float* partials, size_t blocks, int size, bool accumulate) {
     if (!out) return;
     if (!accumulate) std::fill(out, out + size, 0.0f);

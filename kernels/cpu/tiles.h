@@ -1,13 +1,14 @@
-// Products and transposes of small matrices that lie in the innermost caches: of floats, and of pairs of bf16.
+// Products and transposes of small matrices in the L1 and L2 caches: of floats, and of pairs of bf16.
 //
-// "Step" is the distance of two rows in elements. Rows are aligned to whole vectors: base pointers to 64 bytes, steps
-// and numbers of columns to kTileCols, so that no loop over columns has a remainder.
+// A step is the distance between rows, in elements. Rows are aligned to whole vectors: base pointers to 64 bytes, steps
+// and numbers of columns to kTileCols, so that loops over columns have no remainder.
 #pragma once
 
 #include "kernels/cpu/lanes.h"
 
-// The part of a product that stays in registers while the depth is run through: as many sums as fit beside the
-// operands, 6 x 2 in the 16 registers of AVX2, 12 x 2 in the 32 of AVX-512. Both hide two multiply-add units' latency.
+// The part of a product that stays in registers during the loop over the depth: as many sums as the registers can hold
+// in addition to the operands, 6 x 2 of 16 with AVX2, 12 x 2 of 32 with AVX-512. Both hide the latency of two FMA
+// units.
 inline constexpr int kTileRows = kLanes == 16 ? 12 : 6;
 inline constexpr int kTileCols = 2 * kLanes;
 
@@ -18,7 +19,7 @@ inline constexpr int round_down_to_tile(int cols) { return cols / kTileCols * kT
 template <class Element> struct TileProductOf {
     float* out;  // (rows, cols)  = or += by `accumulate`
     int out_step;
-    const Element* left;  // (rows, depth), or its transpose (depth, rows) where the function says so
+    const Element* left;  // (rows, depth), or (depth, rows) for functions with a transposed left operand
     int left_step;
     const Element* right;  // (depth, cols)
     int right_step;
@@ -34,7 +35,7 @@ inline void product_in_registers(const TileProductOf<Element>& op, int row, int 
     const Element* left = op.left + row * row_step;
     const Element* right = op.right + col;
     float* out = op.out + row * op.out_step + col;
-    // Unrolled by order: only then are the sums registers and not an array in memory.
+    // Unrolled explicitly, so that the sums are registers and not an array in memory.
     Lanes sum[rows][2];
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++) sum[r][0] = sum[r][1] = Lanes{};
@@ -54,7 +55,7 @@ inline void product_in_registers(const TileProductOf<Element>& op, int row, int 
     }
 }
 
-// The last rows, of which there are fewer than kTileRows.
+// The remaining rows, fewer than kTileRows.
 template <int rows, bool left_transposed, class Element>
 inline void last_product_in_registers(const TileProductOf<Element>& op, int row, int col) {
     if constexpr (rows > 0) {
@@ -77,7 +78,7 @@ template <bool left_transposed, class Element> inline void run_tile_product(cons
 inline void tile_product(const TileProduct& op) { run_tile_product<false>(op); }
 inline void tile_product_of_transposed(const TileProduct& op) { run_tile_product<true>(op); }
 
-// out (cols, rows) = the transpose of inp (rows, cols); both sizes are multiples of 4.
+// out (cols, rows) = transpose of inp (rows, cols); both sizes are multiples of 4.
 template <class Element> struct TileTransposeOf {
     Element* out;
     int out_step;
@@ -111,7 +112,7 @@ inline void run_tile_transpose(const TileTransposeOf<Element>& op, Change&& chan
     }
 }
 
-// Elements are moved as they are: no arithmetic may take a pair of bf16 for a float.
+// Moves elements unchanged, because arithmetic would interpret a pair of bf16 as a float.
 template <class Element> inline void tile_transpose(const TileTransposeOf<Element>& op) {
     run_tile_transpose(op, [](FourLanes row) { return row; });
 }

@@ -5,9 +5,9 @@
 #include <bit>
 #include <cstddef>
 
-inline constexpr size_t kTreeSumBlock = 2048;  // elements that stay in the innermost cache, at every level of the tree
+inline constexpr size_t kTreeSumBlock = 2048;  // elements; stay in the L1 cache at every level of the tree
 
-// out (count) = the sum of `n` arrays, `step` elements from one to the next; count is at most kTreeSumBlock.
+// out (count) = sum of `n` arrays with stride `step`, in elements; count is at most kTreeSumBlock.
 inline void tree_sum_block(float* out, const float* parts, size_t step, int n, size_t count) {
     if (n == 1) {
         std::copy_n(parts, count, out);

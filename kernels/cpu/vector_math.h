@@ -1,8 +1,7 @@
-// exp, tanh and the activation functions for loops that the compiler vectorises: inline, without branches, tables and
-// calls.
+// exp, tanh and the activation functions for vectorized loops: inline, without branches, tables or calls.
 //
-// The bits of a result depend on the argument alone, not on whether the element fell into the vectorised body of a loop
-// or into its remainder: each product feeds one sum, so that contraction to fused multiply-add has one choice.
+// The bits of a result depend only on the argument, not on whether the element is in the vectorized body of a loop or
+// in its remainder: each product feeds one sum, so there is only one way to contract it to a fused multiply-add.
 #pragma once
 
 #include <bit>
@@ -10,8 +9,8 @@
 
 #include "kernels/base/choices.h"
 
-// e^x with a relative error below 1.5 units in the last place, subnormal results included. Overflows to infinity, is 0
-// from -104 down and for -infinity, and keeps NaN.
+// e^x with a relative error below 1.5 units in the last place, including subnormal results. Overflows to infinity, is 0
+// for -104 and below, and preserves NaN.
 inline float exp_approx(float x) {
     x = x < -104.0f ? -104.0f : x;
     x = x > 89.0f ? 89.0f : x;
@@ -23,7 +22,7 @@ inline float exp_approx(float x) {
     float r = x - n * 0.693359375f;  // ln 2 in two parts, the first short enough for an exact product
     r = r + n * 2.12194440e-4f;
 
-    // The Taylor polynomial of degree 7: the first term left out is below 2^-27.
+    // Taylor polynomial of degree 7; the first omitted term is below 2^-27.
     float p = 1.0f / 5040;
     p = p * r + 1.0f / 720;
     p = p * r + 1.0f / 120;
@@ -33,7 +32,7 @@ inline float exp_approx(float x) {
     p = p * r * r + r;
     p = p + 1.0f;
 
-    // 2^n in two factors: one alone would overflow or lose bits where the result is subnormal.
+    // 2^n as two factors, because one factor would overflow, or lose bits of a subnormal result.
     int exponent = std::bit_cast<int32_t>(shifted) - std::bit_cast<int32_t>(kRound);
     int half = exponent >> 1;
     float first = std::bit_cast<float>(uint32_t(half + 127) << 23);
@@ -41,8 +40,8 @@ inline float exp_approx(float x) {
     return p * first * second;
 }
 
-// tanh with a relative error below 4 units in the last place: up to 0.75 Lambert's continued fraction to x^8, beyond
-// (1 - e) / (1 + e) with e = e^(-2 |x|), where 1 - e no longer cancels. One division for both.
+// tanh with a relative error below 4 units in the last place. Up to 0.75: Lambert's continued fraction to x^8. Beyond:
+// (1 - e) / (1 + e) with e = e^(-2 |x|), because 1 - e no longer cancels. One division serves both.
 inline float tanh_approx(float x) {
     float size = x < 0 ? -x : x;
     float square = x * x;
@@ -55,7 +54,7 @@ inline float tanh_approx(float x) {
 }
 
 // GELU, tanh form: 0.5 x (1 + tanh(u)) with u = sqrt(2/pi) (x + 0.044715 x^3), which is x / (1 + e^(-2u)). The second
-// way of writing it does not cancel where tanh(u) is near -1. Absolute error below 4e-7 max(1, |x|).
+// form does not cancel if tanh(u) is near -1. Absolute error below 4e-7 max(1, |x|).
 inline constexpr float kGeluLinear = -1.5957691216f;  // -2 sqrt(2/pi)
 inline constexpr float kGeluCubic = kGeluLinear * 0.044715f;
 
@@ -63,7 +62,7 @@ inline float gelu(float x) { return x / (1.0f + exp_approx(x * (kGeluCubic * (x 
 
 // d gelu / dx = s (1 + x (1 - s) d(2u)/dx) with s = 1 / (1 + e^(-2u)). Absolute error below 5e-7.
 inline float gelu_gradient(float x) {
-    // Beyond 10 the result is 0 or 1 to within 1e-34; clamped, neither e^(-2u) nor a power of x overflows.
+    // Beyond 10 the result is within 1e-34 of 0 or 1. Clamping keeps e^(-2u) and powers of x from overflowing.
     x = x < -10.0f ? -10.0f : x;
     x = x > 10.0f ? 10.0f : x;
     float square = x * x;
@@ -78,7 +77,7 @@ inline float silu(float x) { return x / (1.0f + exp_approx(-x)); }
 
 // d silu / dx = s (1 + x (1 - s)) with s = 1 / (1 + e^-x). Absolute error below 5e-7.
 inline float silu_gradient(float x) {
-    // Beyond 80 the result is 0 or 1 to within 1e-32; clamped, e^-x does not overflow.
+    // Beyond 80 the result is within 1e-32 of 0 or 1. Clamping keeps e^-x from overflowing.
     x = x < -80.0f ? -80.0f : x;
     x = x > 80.0f ? 80.0f : x;
     float e = exp_approx(-x);
@@ -86,7 +85,7 @@ inline float silu_gradient(float x) {
     return s * (x * (e * s) + 1.0f);  // e s is 1 - s without cancellation
 }
 
-// max(x, 0)^2; NaN stays.
+// max(x, 0)^2; preserves NaN.
 inline float relu2(float x) {
     x = x < 0.0f ? 0.0f : x;
     return x * x;
@@ -105,7 +104,7 @@ template <ActivationFunction function> float activation_gradient(float x) {
     if constexpr (function == ActivationFunction::relu2) return relu2_gradient(x);
 }
 
-// Both at once, from one exponential.
+// Value and derivative from one exponential.
 struct ActivationPair {
     float value, gradient;
 };
@@ -114,7 +113,7 @@ template <ActivationFunction function> ActivationPair activation_pair(float x) {
     if constexpr (function == ActivationFunction::relu2) {
         return {relu2(x), relu2_gradient(x)};
     } else {
-        // As in the gradients alone; above, x itself is still the value.
+        // Clamped as in the gradients; `value` still uses the original x.
         constexpr bool is_gelu = function == ActivationFunction::gelu_new;
         constexpr float kLimit = is_gelu ? 10.0f : 80.0f;
         x = x < -kLimit ? -kLimit : x;
@@ -126,7 +125,7 @@ template <ActivationFunction function> ActivationPair activation_pair(float x) {
     }
 }
 
-// The derivative from what a product keeps for it: the number before the activation, or relu2's result.
+// The derivative from the stored number: the input of the activation, or the output for relu2.
 template <ActivationFunction function> float gradient_from_kept(float kept) {
     if constexpr (function == ActivationFunction::relu2)
         return 2.0f * __builtin_sqrtf(kept);

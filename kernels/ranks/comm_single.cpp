@@ -5,8 +5,8 @@
 Comm open_comm(const CommSettings& settings) {
     if (settings.size > 1)
         fail(Exit::config,
-             "this program was started as rank %d of %d but built without the library that connects ranks: "
-             "train_gpt --version says why",
+             "this program was started as rank %d of %d, but was built without a library for collectives: "
+             "train_gpt --version shows why",
              settings.rank, settings.size);
     return comm_single();
 }
@@ -14,7 +14,7 @@ Comm open_comm(const CommSettings& settings) {
 void close_comm(Comm& comm) { comm = comm_single(); }
 
 // The Makefile defines COMM_MISSING as the header that it did not find or did not look for (NCCL=0).
-std::string comm_library() { return "none: " COMM_MISSING " not found when this was built"; }
+std::string comm_library() { return "none: " COMM_MISSING " was not found at build time"; }
 
 std::string comm_launcher() { return {}; }
 
@@ -29,14 +29,14 @@ void drain(const Comm&) noexcept {}
 Ticket all_reduce_sum(double*, size_t, const Comm&, Stream) { return {}; }
 
 Ticket reduce_scatter_sum(const ReduceScatter& op, const Comm&, Stream) {
-    require(op.out == op.inp, "reduce_scatter_sum: one rank, and not in place");
+    require(op.out == op.inp, "reduce_scatter_sum: must be in place with one rank");
     return {};
 }
 
 size_t reduce_scatter_scratch_bytes(size_t, int, bool) { return 0; }
 
 Ticket all_gather(void* out, const void* inp, size_t, const Comm&, Stream) {
-    require(out == inp, "all_gather: one rank, and not in place");
+    require(out == inp, "all_gather: must be in place with one rank");
     return {};
 }
 

@@ -9,7 +9,7 @@ namespace {
 
 void check_mpi(int code, const char* call) {
     if (code == MPI_SUCCESS) return;
-    fail(Exit::peer_lost, "%s failed while the ranks that mpirun started were to meet: %s", call, mpi_error(code));
+    fail(Exit::peer_lost, "%s failed in the rendezvous of the ranks started by mpirun: %s", call, mpi_error(code));
 }
 
 std::string share(const std::string& mine) {
@@ -19,8 +19,8 @@ std::string share(const std::string& mine) {
     check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size");
     if (size == 1)
         fail(Exit::config,
-             "the launcher started several ranks, but MPI knows one: start them by the mpirun of the library that this "
-             "program was built with (%s), or set MASTER_ADDR and MASTER_PORT",
+             "the launcher started several ranks, but MPI sees only one: start them with the mpirun of the MPI library "
+             "that this program was built with (%s), or set MASTER_ADDR and MASTER_PORT",
              launcher_library());
     unsigned long long length = mine.size();
     check_mpi(MPI_Bcast(&length, 1, MPI_UNSIGNED_LONG_LONG, 0, MPI_COMM_WORLD), "MPI_Bcast");

@@ -16,10 +16,10 @@ inline Dtype storage_type(const char* op, std::initializer_list<ConstView> array
     for (const ConstView& array : arrays) {
         if (!array) continue;
         if (!first) first = &array;
-        require(array.dtype == first->dtype, "%s: arrays of %s and %s; the op supports one storage type at a time", op,
+        require(array.dtype == first->dtype, "%s: arrays of type %s and %s; all arrays must have the same type", op,
                 name_of(first->dtype), name_of(array.dtype));
     }
-    require(first, "%s: no array", op);
+    require(first, "%s: all arrays are null", op);
     return first->dtype;
 }
 
@@ -54,8 +54,8 @@ template <class Body> void dispatch(const char* op, ActivationFunction function,
 // `kept` for all. Fails with Exit::internal and the op's name.
 inline void require_activation_array(const char* op, ActivationFunction function, bool is_needed, ConstView array) {
     const char* name = function == ActivationFunction::none ? "none" : name_of(function);
-    require(bool(array) == is_needed, "%s: activation %s %s an array of numbers before it or of its output", op, name,
-            is_needed ? "needs" : "takes no");
+    require(bool(array) == is_needed, "%s: activation %s %s an array of its input or output", op, name,
+            is_needed ? "requires" : "does not take");
 }
 
 }  // namespace ops

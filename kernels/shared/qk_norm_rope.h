@@ -10,19 +10,19 @@ template <class Op> void require_heads(const char* name, const Op& op) {
     require(op.n_head > 0 && op.n_kv_head > 0 && op.head_size > 0, "%s: %d and %d heads of %d elements", name,
             op.n_head, op.n_kv_head, op.head_size);
     require(op.rotary >= 0 && op.rotary <= op.head_size && op.rotary % 2 == 0,
-            "%s: rotary is %d, but must be even and at most the head size, %d", name, op.rotary, op.head_size);
-    require((op.rotary > 0) == (op.table != nullptr), "%s: rotary is %d %s a table", name, op.rotary,
-            op.table ? "with" : "without");
-    require(op.rstd || (!op.q_weight && !op.k_weight), "%s: weights of a norm, but no rstd", name);
+            "%s: rotary is %d, but must be even and at most the head size %d", name, op.rotary, op.head_size);
+    require((op.rotary > 0) == (op.table != nullptr), "%s: rotary is %d, but table is %s", name, op.rotary,
+            op.table ? "not null" : "null");
+    require(op.rstd || (!op.q_weight && !op.k_weight), "%s: norm weights require rstd", name);
 }
 
 inline void require_valid(const QkNormRopeForward& op) { require_heads("qk_norm_rope_forward", op); }
 
 inline void require_valid(const QkNormRopeBackward& op) {
     require_heads("qk_norm_rope_backward", op);
-    require(op.raw || (!op.q_weight && !op.k_weight), "qk_norm_rope_backward: weights of a norm, but no raw");
-    require(op.raw || op.qkv || !op.rstd, "qk_norm_rope_backward: a norm, but neither raw nor qkv");
-    require(op.rstd || (!op.dq_weight && !op.dk_weight), "qk_norm_rope_backward: gradients of weights, but no rstd");
+    require(op.raw || (!op.q_weight && !op.k_weight), "qk_norm_rope_backward: norm weights require raw");
+    require(op.raw || op.qkv || !op.rstd, "qk_norm_rope_backward: a norm requires raw or qkv");
+    require(op.rstd || (!op.dq_weight && !op.dk_weight), "qk_norm_rope_backward: weight gradients require rstd");
 }
 
 }  // namespace ops

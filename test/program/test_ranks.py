@@ -230,7 +230,7 @@ class Ranks(TrainerTest):
                 "SLURM_NODEID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2",
                 "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "localhost"}
         config = self.write_config()
-        for variables, expected in ((torchrun, "this process is rank 0 of 2, but MPI says rank 0 of 1: start it by"),
+        for variables, expected in ((torchrun, "this process is rank 0 of 2, but MPI says rank 0 of 1: start it with"),
                                     (srun, "srun started rank 1 without PMI, .*; use srun --mpi=pmix, or mpirun")):
             with self.subTest(expected):
                 result = subprocess.run([TRAINER, config], cwd=self.dir, capture_output=True, text=True, timeout=60,
