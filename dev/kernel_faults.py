@@ -22,13 +22,14 @@ DECODE, CPU_DECODE = CUDA + "attention/attention_decode.cu", CPU + "attention_de
 FAULTS = [
     # ---- attention, forward
     (FORWARD, "no barrier before the queries are read",
-     "    __syncthreads();  // the queries are there\n", ""),
+     "    __syncthreads();  // wait for the queries\n", ""),
     (FORWARD, "no barrier between a tile's arrival and its use",
-     "        __syncthreads();  // the tile has arrived, and all warps have finished reading the other stage\n", ""),
+     "        __syncthreads();  // wait for the tile, and until all warps have read the other stage\n", ""),
     (FORWARD, "the wait for a tile leaves one copy in flight",
      "        ptx::cp_async_wait<0>();", "        ptx::cp_async_wait<1>();"),
     (FORWARD, "the wait for the queries is missing",
-     "    ptx::cp_async_wait<1>();\n    __syncthreads();  // the queries", "    __syncthreads();  // the queries"),
+     "    ptx::cp_async_wait<1>();\n    __syncthreads();  // wait for the queries",
+     "    __syncthreads();  // wait for the queries"),
     (TILES, "the copy of keys and values is never committed", "    ptx::cp_async_commit();\n", ""),
     (FORWARD, "a query sees one key too many", "if (key > query + distance)", "if (key > query + distance + 1)"),
     (FORWARD, "a query does not see itself", "if (key > query + distance)", "if (key >= query + distance)"),
@@ -70,11 +71,11 @@ FAULTS = [
     (BACKWARD, "the gradient of the scores without dout . out",
      "dp = score * (dp - query.dout_out);", "dp = score * dp;"),
     (BACKWARD, "no barrier between tiles of queries",
-     "        __syncthreads();  // the tile has arrived; all warps have read the other stage and the stationary rows\n"
-     "        if (tile + 1 < n_tiles)\n            load_queries", "        if (tile + 1 < n_tiles)\n"
+     "        __syncthreads();  // wait for the tile, and until all warps have read the other stage and the stationary "
+     "rows\n        if (tile + 1 < n_tiles)\n            load_queries", "        if (tile + 1 < n_tiles)\n"
      "            load_queries"),
     (BACKWARD, "statistics are read before the warp has written them",
-     "    __syncwarp();  // a query's statistics are read by four lanes of this warp\n", ""),
+     "    __syncwarp();  // four lanes of this warp read a query's statistics\n", ""),
     (BACKWARD, "the log-sum-exp is read beyond the sequence, where its value is not used",
      "exists ? op.lse[at.lse(b, head, position)] : 0.0f;", "op.lse[at.lse(b, head, position)];"),
     (BACKWARD, "the gradient of the keys lacks the scale",
@@ -190,7 +191,7 @@ FAULTS = [
     (NORM_BACKWARD, "the ring is read before the copy has landed",
      "        ptx::cp_async_wait<kStages - 1>();", "        ptx::cp_async_wait<kStages>();"),
     (NORM_BACKWARD, "no barrier between the ring and the sums that lie in its place",
-     "    __syncthreads();  // the sums lie where the ring was\n", ""),
+     "    __syncthreads();  // the sums reuse the memory of the ring\n", ""),
     (NORM_BACKWARD, "sums of rows of both parities in one place",
      "s.row_sums[iteration % 2];", "s.row_sums[iteration % 1];"),
     (NORM_BACKWARD, "a group loses its last row",
@@ -350,7 +351,7 @@ FAULTS = [
      "const bool has_epilogue = dtype"),
     # ---- around the products
     (EPILOGUE, "no barrier before the warps' sums are added",
-     "    __syncthreads();  // all warps' sums are there\n", ""),
+     "    __syncthreads();  // wait for the sums of all warps\n", ""),
     (EPILOGUE, "column sums drop the last group's tail",
      "end_row = min(op.rows, first_row + kGroupRows);", "end_row = min(op.rows / 2 * 2, first_row + kGroupRows);"),
     (PRODUCTS, "a weight gradient adds to what was there on the first micro-step",
@@ -386,7 +387,7 @@ FAULTS = [
      "std::fill_n(op.dwte + t * op.channels, op.channels, 0.0f);"),
     # ---- attention of one more position
     (DECODE, "no barrier before the warps' sums are read",
-     "    __syncthreads();  // every warp reads the sums of all\n", ""),
+     "    __syncthreads();  // every warp reads the sums of all warps\n", ""),
     (DECODE, "a query does not see itself", "kDecodeWarps > place.position) break;",
      "kDecodeWarps >= place.position) break;"),
     (DECODE, "the last key counts several times", "if (begin + j * kDecodeWarps > place.position) break;", ""),

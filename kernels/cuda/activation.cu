@@ -1,8 +1,8 @@
-// Activations alone, out = f(inp), and gated, out = f(gate) up: a thread takes a pack of 128 bits of each array. Every
-// element is read and written once: activation_forward moves 4 count bytes in 16 bits, gated_activation_forward
-// 6 rows hidden, gated_activation_backward 10 rows hidden. Gate and up are the halves of a row, so their packs are
-// aligned where `hidden` is a multiple of a pack; else elements are moved one by one.
-// Numerics: activation.cuh's, the same that the matrix products' epilogue uses; a result is rounded once.
+// Activation functions, standalone (out = f(inp)) and gated (out = f(gate) up). A thread processes a pack of 128 bits
+// of each array. Every element is read and written once: with 16-bit types, activation_forward moves 4 count bytes,
+// gated_activation_forward 6 rows hidden, gated_activation_backward 10 rows hidden. Gate and up are the halves of a
+// row, so their packs are aligned if `hidden` is a multiple of a pack; otherwise elements are moved one by one.
+// Numerics: as in activation.cuh, which the GEMM epilogues use too; a result is rounded once.
 #include "kernels/cuda/activation.cuh"
 #include "kernels/cuda/vector.cuh"
 #include "kernels/ops.h"
@@ -31,9 +31,9 @@ __global__ void __launch_bounds__(kThreads) activation_forward_kernel(Activation
         store_pack<false>(out + i, pack_floats(x), available);
 }
 
-// Where a thread's pack lies: in a row of `hidden` numbers, and in one of gate and up. A row's last pack may be short.
+// Offsets of a thread's pack in a row of `hidden` numbers and in a row of gate and up. A row's last pack may be short.
 template <class T> struct GatedPlace {
-    int available;  // elements, 0 or fewer for a thread without work
+    int available;  // number of elements; 0 or less for a thread without work
     size_t one, gate, up;
 
     __device__ GatedPlace(int rows, int hidden) {
@@ -90,7 +90,7 @@ void dispatch_both(const char* op, std::initializer_list<ConstView> arrays, Acti
 
 template <class T> dim3 gated_blocks(int rows, int hidden) {
     const size_t packs = size_t(rows) * ((size_t(hidden) + kPackSize<T> - 1) / kPackSize<T>);
-    require(packs < size_t(1) << 31, "a gated activation of %d rows of %d: at most 2^31 packs", rows, hidden);
+    require(packs < size_t(1) << 31, "gated activation: %d rows of %d need 2^31 packs or more", rows, hidden);
     return blocks_for(packs, kThreads);
 }
 
@@ -98,7 +98,7 @@ template <class T> dim3 gated_blocks(int rows, int hidden) {
 
 void activation_forward(const ActivationForward& op, Stream stream) {
     constexpr const char* kName = "activation_forward";
-    require(op.activation != ActivationFunction::relu2, "%s: relu2's output is kept, never recomputed", kName);
+    require(op.activation != ActivationFunction::relu2, "%s: relu2's output is stored, never recomputed", kName);
     dispatch_both(kName, {op.out, op.inp}, op.activation, [&]<class T, ActivationFunction function>() {
         if constexpr (function != ActivationFunction::relu2) {
             if (op.count == 0) return;

@@ -1,13 +1,13 @@
 // Activation functions and their derivatives, in float.
 //
 // GELU, tanh form: 0.5 x (1 + tanh(u)) with u = sqrt(2/pi) (x + 0.044715 x^3), which is x / (1 + e^(-2u)). The second
-// way of writing it has no tanh and does not cancel where tanh(u) is near -1. SiLU: x / (1 + e^-x). relu2: max(x, 0)^2.
+// form has no tanh and does not cancel if tanh(u) is near -1. SiLU: x / (1 + e^-x). relu2: max(x, 0)^2.
 //
-// Intrinsics: exp2f (2 units in the last place by NVIDIA's table, subnormal results included) and __fdividef (2 units
-// for divisors up to 2^126; beyond, its result is 0 where the exact one is below 1e-36 |x|). Products and sums are
-// written as fmaf, so contraction changes nothing and a value has the same bits in every kernel that includes this.
-// Absolute error of gelu and silu below 4e-7 max(1, |x|), of their derivatives below 5e-7; relu2 is rounded once, its
-// derivative from the kept output twice.
+// Intrinsics: exp2f (2 units in the last place according to NVIDIA's table, including subnormal results) and __fdividef
+// (2 units for divisors up to 2^126; beyond, its result is 0 and the exact one is below 1e-36 |x|). Multiply-adds are
+// written as fmaf, so contraction changes nothing and a value has the same bits in every kernel that includes this
+// file. Absolute errors: below 4e-7 max(1, |x|) for gelu and silu, below 5e-7 for their derivatives. relu2 is rounded
+// once, its derivative from the stored output twice.
 #pragma once
 
 #include "kernels/base/choices.h"
@@ -25,7 +25,7 @@ __device__ inline float gelu(float x) {
 
 // d gelu / dx = s (1 + x (1 - s) d(2u)/dx) with s = 1 / (1 + e^(-2u)).
 __device__ inline float gelu_gradient(float x) {
-    // Beyond 10 the result is 0 or 1 to within 1e-34; clamped, neither e^(-2u) nor a power of x overflows. NaN stays.
+    // Beyond 10 the result is within 1e-34 of 0 or 1. Clamping avoids overflow of e^(-2u) and powers of x; keeps NaN.
     x = x < -10.0f ? -10.0f : x;
     x = x > 10.0f ? 10.0f : x;
     const float square = x * x;
@@ -41,7 +41,7 @@ __device__ inline float silu(float x) { return __fdividef(x, 1.0f + exp2f(-kLog2
 
 // d silu / dx = s (1 + x (1 - s)) with s = 1 / (1 + e^-x).
 __device__ inline float silu_gradient(float x) {
-    // Beyond 80 the result is 0 or 1 to within 1e-32; clamped, e^-x does not overflow. NaN stays.
+    // Beyond 80 the result is within 1e-32 of 0 or 1. Clamping keeps e^-x from overflowing, and preserves NaN.
     x = x < -80.0f ? -80.0f : x;
     x = x > 80.0f ? 80.0f : x;
     const float e = exp2f(-kLog2E * x);
@@ -49,7 +49,7 @@ __device__ inline float silu_gradient(float x) {
     return s * fmaf(x, e * s, 1.0f);  // e s is 1 - s without cancellation
 }
 
-// NaN stays.
+// Preserves NaN.
 __device__ inline float relu(float x) { return x < 0.0f ? 0.0f : x; }
 
 template <ActivationFunction function> __device__ inline float activation(float x) {
@@ -64,7 +64,7 @@ template <ActivationFunction function> __device__ inline float activation_gradie
     if constexpr (function == ActivationFunction::relu2) return 2.0f * relu(x);
 }
 
-// Both at once, from one exponential.
+// Value and derivative from one exponential.
 struct ActivationPair {
     float value, gradient;
 };
@@ -73,7 +73,7 @@ template <ActivationFunction function> __device__ inline ActivationPair activati
     if constexpr (function == ActivationFunction::relu2) {
         return {relu(x) * relu(x), 2.0f * relu(x)};
     } else {
-        // As in the gradients alone; above, x itself is still the value.
+        // Clamped as in the gradients; `value` still uses the original x.
         constexpr bool kIsGelu = function == ActivationFunction::gelu_new;
         constexpr float kLimit = kIsGelu ? 10.0f : 80.0f;
         x = x < -kLimit ? -kLimit : x;
@@ -85,7 +85,7 @@ template <ActivationFunction function> __device__ inline ActivationPair activati
     }
 }
 
-// The derivative from what a product keeps for it: the number before the activation, or relu2's result.
+// The derivative from the stored number: the input of the activation, or the output for relu2.
 template <ActivationFunction function> __device__ inline float gradient_from_kept(float kept) {
     if constexpr (function == ActivationFunction::relu2)
         return 2.0f * sqrtf(kept);

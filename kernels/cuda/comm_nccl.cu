@@ -1,9 +1,9 @@
-// Collectives between GPUs, by NCCL.
+// Collectives between GPUs with NCCL.
 //
-// They run on a stream of their own. Each waits for an event that is recorded on the caller's stream at the call, and
-// records an event of its own for those that wait for it. The host blocks only where it needs a result, and then it
-// polls. The communicator is non-blocking: after a call its state is polled until NCCL has accepted the call. So every
-// wait has a deadline, and any failure aborts the communicator and becomes an error message.
+// Collectives run on a separate stream. Each one waits for an event recorded on the caller's stream at the call, and
+// records an event when it finishes. The host blocks only if it needs a result, and then it polls. The communicator is
+// non-blocking: after each call, the host polls its state until NCCL has accepted the call. So every wait has a
+// deadline. Any failure aborts the communicator and becomes an error message.
 #include <nccl.h>
 #include <unistd.h>
 
@@ -23,12 +23,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr size_t kSmallBytes = 64 << 10;  // of host data, copied at a time
-// A wait for a ticket that so many later ones have followed waits for one of those: correct, as they finish in order.
+constexpr size_t kSmallBytes = 64 << 10;  // staging buffer for host data
+// After kEvents later collectives, a wait uses the event of one of them. This is correct: they finish in order.
 constexpr size_t kEvents = 256;
-constexpr double kPartingSeconds = 60;  // deadline at the end, without the hang detector
+constexpr double kPartingSeconds = 60;  // deadline in close_comm(), when the hang detector no longer runs
 
-// Polls, without sleeping at first, as most waits are short. False if the time is over before `is_done`.
+// Polls until `is_done`, at first without sleeping because most waits are short. Returns false on timeout.
 template <class Condition> bool poll_until(double limit_s, Condition is_done) {
     constexpr int kEagerPolls = 1000;
     const auto end = Clock::now() + std::chrono::duration<double>(limit_s);
@@ -47,19 +47,19 @@ Exit exit_of(ncclResult_t code) {
         case ncclRemoteError: return Exit::peer_lost;
         case ncclUnhandledCudaError:
         case ncclSystemError:
-        case ncclInvalidUsage: return Exit::os;  // the last: of the machine, which has no network interface
+        case ncclInvalidUsage: return Exit::os;  // ncclInvalidUsage: the machine has no network interface
         default: return Exit::internal;
     }
 }
 
-// What NCCL says about a failed call, and what to set where it finds no network interface. It looks for one also where
-// all ranks are on one machine.
+// Returns NCCL's message for a failed call. If NCCL found no network interface, adds what to set; NCCL needs one even
+// if all ranks are on one machine.
 std::string nccl_words(ncclResult_t code, ncclComm_t comm) {
     const char* last = ncclGetLastError(comm);
     std::string words = ncclGetErrorString(code);
     if (last && *last) words += format(" (%s)", last);
     if (last && std::strstr(last, "no socket interface found"))
-        words += "; NCCL_SOCKET_IFNAME names the network interface to use: lo if all ranks are on this machine";
+        words += "; set NCCL_SOCKET_IFNAME to the network interface to use, lo if all ranks are on this machine";
     return words;
 }
 
@@ -77,7 +77,7 @@ public:
         check_cuda(cudaMallocHost(&pinned_, kSmallBytes), "pinning host memory");
     }
 
-    // Also runs after a failure, when every CUDA call may fail: its errors are ignored.
+    // Also runs after a failure, when every CUDA call may fail, so it ignores errors.
     ~Nccl() {
         give_up();
         cudaFree(device_);
@@ -87,7 +87,7 @@ public:
     Nccl(const Nccl&) = delete;
     Nccl& operator=(const Nccl&) = delete;
 
-    // Starts `calls`, which send so many bytes, on our stream, after the work that the caller's stream holds now.
+    // Runs `calls`, which send `bytes` bytes, on our stream, after the work now queued on the caller's stream.
     template <class Calls> Ticket ask(const char* name, double bytes, Stream stream, Calls calls) {
         begin(name);
         check_cuda(cudaEventRecord(called_.get(), cuda_stream(stream)), "cudaEventRecord");
@@ -97,7 +97,7 @@ public:
         return end();
     }
 
-    // Copies the host's bytes to the device, runs `calls` on them in place, copies them back and waits.
+    // Copies host data to the device, runs `calls` on it in place, copies it back and waits.
     template <class Calls> void exchange(const char* name, void* data, size_t bytes, Calls calls) {
         begin(name);
         std::memcpy(pinned_, data, bytes);
@@ -109,10 +109,10 @@ public:
         std::memcpy(data, pinned_, bytes);
     }
 
-    // Waits until NCCL has accepted the call: before that neither the communicator nor the stream may be used.
+    // Waits until NCCL has accepted the call. Before that, neither the communicator nor the stream may be used.
     void settle(ncclResult_t code, const char* call) { settle(code, call, settings_.deadline_s); }
 
-    // Sends all pieces to their owners and sums them here: NCCL's order depends on its version and the network.
+    // Sends all pieces to their owners and sums them here, because NCCL's order depends on its version and the network.
     void reduce_scatter_as_tree(const ReduceScatter& op) {
         auto* others = static_cast<float*>(op.scratch);
         const size_t rank = size_t(settings_.rank), size = size_t(settings_.size);
@@ -127,7 +127,7 @@ public:
             note(ncclSend(op.inp + peer * op.count, op.count, ncclFloat32, int(peer), comm_, stream_), "ncclSend");
             note(ncclRecv(others + peer * op.count, op.count, ncclFloat32, int(peer), comm_, stream_), "ncclRecv");
         }
-        // Also after a failure: an open group would hold back even ncclCommAbort().
+        // Required even after a failure: an open group would block ncclCommAbort().
         const ncclResult_t ended = ncclGroupEnd();
         settle(failed ? failure : ended, failed ? failed : "ncclGroupEnd");
         tree_sum({.out = op.out,
@@ -160,7 +160,7 @@ public:
         try {
             if (comm_ && asked_ > 0) wait_on_host(settings_.deadline_s);
         } catch (const std::exception&) {
-            give_up();  // the error before this one, or the one that follows, is reported
+            give_up();  // ignored: an earlier or later error is reported
         }
     }
 
@@ -178,7 +178,8 @@ public:
 
 private:
     void begin(const char* name) {
-        if (!comm_) fail(Exit::peer_lost, "rank %d: %s after the ranks' connection was given up", settings_.rank, name);
+        if (!comm_)
+            fail(Exit::peer_lost, "rank %d: %s called after the communicator was aborted", settings_.rank, name);
         name_ = name;
         settings_.note(++asked_, name);
     }
@@ -188,16 +189,16 @@ private:
         return {asked_};
     }
 
-    // Waits until the last collective that was started has finished.
+    // Waits until the last started collective has finished.
     void wait_on_host(double limit_s) {
         const double start_ms = steady_ms();
         auto has_ended = [&] {
             if (has_happened(finished_[asked_ % kEvents].get(), name_)) return true;
             const ncclResult_t code = async_error();
-            if (code != ncclSuccess && code != ncclInProgress) report(code, "what NCCL does on the GPU");
+            if (code != ncclSuccess && code != ncclInProgress) report(code, "NCCL's work on the GPU");
             return false;
         };
-        if (!poll_until(limit_s, has_ended)) report_hang("its end", limit_s);
+        if (!poll_until(limit_s, has_ended)) report_hang("it", limit_s);
         const double end_ms = steady_ms();
         totals_.waited_ms += end_ms - start_ms;
         if (trace_)
@@ -228,47 +229,47 @@ private:
 
     [[noreturn]] void report_hang(const char* call, double limit_s) {
         give_up();
-        fail(Exit::hang, "rank %d waited %.0f s for the other ranks in %s (collective %llu), for %s", settings_.rank,
-             limit_s, name_, static_cast<unsigned long long>(asked_), call);
+        fail(Exit::hang, "rank %d waited %.0f s for the other ranks in %s (collective %llu): %s did not finish",
+             settings_.rank, limit_s, name_, static_cast<unsigned long long>(asked_), call);
     }
 
-    // Removes collectives that will never end from the GPU. An error here would add nothing to the one before it.
+    // Removes hanging collectives from the GPU. Ignores errors, because an earlier error is already reported.
     void give_up() noexcept {
         if (comm_) ncclCommAbort(std::exchange(comm_, nullptr));
     }
 
     const CommSettings settings_;
-    ncclComm_t comm_ = nullptr;  // null once it is aborted
+    ncclComm_t comm_ = nullptr;  // null after an abort
     cudaStream_t stream_ = nullptr;
     Event called_;
     std::array<Event, kEvents> finished_;
     char *device_ = nullptr, *pinned_ = nullptr;
     uint64_t asked_ = 0;
-    CommTotals totals_;  // without the laps that are still in stream_waits_
+    CommTotals totals_;  // excluding laps still in stream_waits_
     Stopwatch stream_waits_;
     Trace* trace_ = nullptr;
-    const char* name_;  // of the last collective that was started
+    const char* name_;  // of the last started collective
 };
 
 Nccl& nccl_of(const Comm& comm) { return *static_cast<Nccl*>(comm.handle); }
 
 // ---- hosts and GPUs of the ranks ------------------------------------------------------------------------------------
 
-// Each rank's record, which all ranks receive before they join.
+// Information about a rank. All ranks receive all records before they connect.
 struct Seat {
-    std::string host, machine, gpu;  // machine: distinguishes hosts of one name; gpu: its address on the PCI bus
-    std::string problem;             // what it lacks, a GPU or NCCL, and why; or empty
+    std::string host, machine, gpu;  // machine: boot id, distinguishes hosts with the same name; gpu: PCI bus id
+    std::string problem;             // why the rank has no GPU or no NCCL; or empty
     std::array<char, NCCL_UNIQUE_ID_BYTES> id{};  // rank 0's ncclUniqueId
     NLOHMANN_DEFINE_TYPE_INTRUSIVE(Seat, host, machine, gpu, problem, id)
 };
 
-// Selects this process's GPU: number 0 on all ranks where the launcher makes only its own visible to each.
+// Selects this process's GPU and returns its PCI bus id. GPU 0 if the launcher makes only one GPU visible per rank.
 std::string take_gpu(int local_rank) {
     int count = 0;
     if (cudaGetDeviceCount(&count) == cudaSuccess && count > 1) {
         if (local_rank >= count)
-            fail(Exit::config, "it is number %d (from 0) of its host's ranks, and CUDA counts %d GPUs there",
-                 local_rank, count);
+            fail(Exit::config, "its local rank is %d (from 0), but CUDA finds only %d GPUs on this host", local_rank,
+                 count);
         check_cuda(cudaSetDevice(local_rank), "cudaSetDevice");
     }
     require_usable_device();
@@ -301,7 +302,7 @@ Seat take_seat(const CommSettings& settings) {
     return seat;
 }
 
-// Fails with the same error on every rank.
+// Checks the records of all ranks. Fails with the same error on every rank.
 void check_seats(const std::vector<Seat>& seats) {
     for (size_t rank = 0; rank < seats.size(); rank++) {
         const Seat& seat = seats[rank];
@@ -309,7 +310,7 @@ void check_seats(const std::vector<Seat>& seats) {
         for (size_t other = 0; other < rank; other++)
             if (seats[other].machine == seat.machine && seats[other].host == seat.host && seats[other].gpu == seat.gpu)
                 fail(Exit::config,
-                     "ranks %zu and %zu on %s have the same GPU (%s): start as many ranks on a host as it has GPUs",
+                     "ranks %zu and %zu on %s have the same GPU (%s): start at most one rank per GPU on each host",
                      other, rank, seat.host, seat.gpu);
     }
 }
@@ -340,8 +341,8 @@ std::string comm_library() {
     const bool known = ncclGetVersion(&version) == ncclSuccess;
     const std::string mpi = launcher_library();
     return (known ? format("NCCL %d.%d.%d", version / 10000, version / 100 % 100, version % 100)
-                  : format("NCCL, which cannot be used here: %s", ncclGetLastError(nullptr))) +
-           ", started by any launcher" + (mpi.empty() ? "" : "; " + mpi + " for mpirun's");
+                  : format("NCCL, not usable here: %s", ncclGetLastError(nullptr))) +
+           ", started by any launcher" + (mpi.empty() ? "" : "; " + mpi + " for mpirun");
 }
 
 std::string comm_launcher() { return {}; }
@@ -375,7 +376,7 @@ size_t reduce_scatter_scratch_bytes(size_t count, int size, bool deterministic) 
 
 Ticket reduce_scatter_sum(const ReduceScatter& op, const Comm& comm, Stream stream) {
     if (!comm.handle) {
-        require(op.out == op.inp, "reduce_scatter_sum: one rank, and not in place");
+        require(op.out == op.inp, "reduce_scatter_sum: must be in place with one rank");
         return {};
     }
     Nccl& nccl = nccl_of(comm);
@@ -392,7 +393,7 @@ Ticket reduce_scatter_sum(const ReduceScatter& op, const Comm& comm, Stream stre
 
 Ticket all_gather(void* out, const void* inp, size_t bytes, const Comm& comm, Stream stream) {
     if (!comm.handle) {
-        require(out == inp, "all_gather: one rank, and not in place");
+        require(out == inp, "all_gather: must be in place with one rank");
         return {};
     }
     Nccl& nccl = nccl_of(comm);

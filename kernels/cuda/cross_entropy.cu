@@ -1,14 +1,14 @@
 // Softmax, cross-entropy and the gradient with respect to the logits, in place: one block per row.
 //
-// Each thread takes the packs t, t + 512, ... of the row. The first pass keeps maximum and sum online (Milakov,
-// Gimelshein, arXiv 1805.02867, algorithm 3), a rescaling per pack and not per element, and leaves the packs in shared
-// memory; the second makes dlogits from there, so 50304 columns of 16 bits are read once and written once: 4 bytes per
-// element, two blocks a processor. A row of over 99 KiB, what every GPU from sm_80 on can give a block, is read again
-// through the L2 cache instead: 132 processors keep 264 such rows of the same order as its size in flight.
-// Numerics: float. With L = log2(e) and a row's maximum M, exp(x - M) is 2^(x L - M L) with M L rounded once for the
-// row, so that the rounding cancels between numerator and sum; the loss undoes it in double.
-// A soft cap is an instance of its own: cap tanh(x / cap) from one exp2f and one division (absolute error below
-// cap 2^-21), taken again in the second pass, where the derivative comes from the same exponential without cancelling.
+// Thread t processes the packs t, t + 512, ... of the row. The first pass computes maximum and sum online (Milakov,
+// Gimelshein, arXiv 1805.02867, algorithm 3), with one rescaling per pack, and stores the packs in shared memory. The
+// second pass computes dlogits from shared memory. So 50304 columns of 16 bits are read once and written once: 4 bytes
+// per element, two blocks per SM. A row of more than 99 KiB, the shared memory that every GPU since sm_80 offers per
+// block, is read a second time through the L2 cache: 132 SMs have 264 such rows in flight, about the size of the cache.
+// Numerics: float. With L = log2(e) and a row's maximum M, exp(x - M) is 2^(x L - M L) with M L rounded once per row,
+// so that the rounding cancels between numerator and sum; the loss undoes it in double. A soft cap has a separate
+// instance: cap tanh(x / cap) from one exp2f and one division (absolute error below cap 2^-21), recomputed in the
+// second pass; the derivative uses the same exponential and does not cancel.
 #include <cmath>
 
 #include "kernels/cuda/reduce.cuh"
@@ -22,12 +22,12 @@ namespace {
 
 constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / kWarpSize;
-constexpr int kBatch = 4;  // packs of a thread in flight at a time
+constexpr int kBatch = 4;  // packs in flight per thread
 constexpr float kLog2E = 1.44269504f;
 constexpr double kLn2 = 0.69314718055994531;
-constexpr float kLowest = -3.40282347e38f;  // where a maximum starts: with an infinity, inf - inf would be NaN
+constexpr float kLowest = -3.40282347e38f;  // initial maximum: with an infinity, inf - inf would be NaN
 
-// What fits into a block's shared memory on every GPU from sm_80 on, beside the parts of maximum and sum.
+// The packs that fit into a block's shared memory on every GPU since sm_80, in addition to the partial results.
 template <class T> inline constexpr int kMaxStagedPacks = (99 * 1024 - 2 * kWarps * 4) / int(sizeof(Pack<T>));
 
 template <class T, bool kStaged> struct CrossEntropyShared {
@@ -35,12 +35,12 @@ template <class T, bool kStaged> struct CrossEntropyShared {
     Pack<T> staged[kStaged ? kMaxStagedPacks<T> : 1];
 };
 
-// Packs that hold the first `columns` columns.
+// The number of packs for `columns` columns.
 template <class T> __host__ __device__ constexpr int packs_of(int columns) {
     return (columns + kPackSize<T> - 1) / kPackSize<T>;
 }
 
-// A logit as the softmax takes it, and the derivative of that.
+// A logit after the soft cap, and its derivative.
 struct Capped {
     float value, slope;
 };
@@ -56,7 +56,7 @@ struct SoftCap {
     }
 };
 
-// Without a soft cap.
+// No soft cap.
 struct NoCap {
     __device__ explicit NoCap(float) {}
     __device__ Capped operator()(float x) const { return {x, 1.0f}; }
@@ -85,7 +85,7 @@ template <class Cap, class T> __device__ void add_pack(Cap cap, Softmax& softmax
     softmax = {max, sum};
 }
 
-// One thread's part of a row. With kStaged its packs are then in `staged`.
+// Computes one thread's part of a row. With kStaged, also stores its packs in `staged`.
 template <bool kAligned, bool kStaged, class Cap, class T>
 __device__ Softmax softmax_of_packs(Cap cap, const T* logits, int vocab, Pack<T>* staged) {
     Softmax softmax{kLowest, 0};
@@ -108,7 +108,7 @@ __device__ Softmax softmax_of_packs(Cap cap, const T* logits, int vocab, Pack<T>
     return softmax;
 }
 
-// The whole row's, from the threads' parts.
+// Combines the threads' parts into the softmax of the row.
 template <class Shared> __device__ Softmax block_softmax(Softmax part, Shared& s) {
     const float max = block_reduce(part.max, s.max, Max());
     return {max, block_sum(part.sum * exp_below(part.max, max * kLog2E), s.sum)};
@@ -120,13 +120,13 @@ template <bool kAligned, class T> __device__ void zero_packs(T* logits, int firs
         store_pack<kAligned>(logits + p * kPackSize<T>, zeros, columns - p * kPackSize<T>);
 }
 
-// The natural logarithm of the sum of exp(x), of which scaled_max is what was rounded.
+// The natural logarithm of the sum of exp(x). Undoes the rounding of scaled_max.
 __device__ double log_sum_exp(Softmax softmax) {
     return log(double(softmax.sum)) + double(softmax.max * kLog2E) * kLn2;
 }
 
 // logits = scale (boost softmax - one_hot(target)) times the soft cap's derivative; 0 in the padding. The boost is 1,
-// or with a z-loss 1 + 2 z_loss lse. A thread reads only elements that it then overwrites.
+// or 1 + 2 z_loss lse with a z-loss. A thread reads only elements that it overwrites afterwards.
 template <bool kAligned, bool kStaged, class Cap, class T>
 __device__ void write_gradient(Cap cap, const CrossEntropy& op, T* logits, int target, Softmax softmax,
                                const Pack<T>* staged) {
@@ -143,7 +143,7 @@ __device__ void write_gradient(Cap cap, const CrossEntropy& op, T* logits, int t
             const auto [value, slope] = cap(x.value[i]);
             const float e = exp_below(value, scaled_max);
             x.value[i] = column + i < op.vocab ? e * factor * slope : 0.0f;
-            if (column + i == target)  // in double: where the model is sure, probability - 1 cancels
+            if (column + i == target)  // in double: probability - 1 cancels if the probability is near 1
                 x.value[i] = float(double(scale) * (double(e) / double(softmax.sum) * boost - 1.0) * double(slope));
         }
         store_pack<kAligned>(logits + column, pack_floats(x), op.padded_vocab - column);
@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(kThreads, 2) cross_entropy_kernel(CrossEntropy
         if (op.write_dlogits) zero_packs<kAligned>(logits, int(threadIdx.x), op.padded_vocab);
         return;
     }
-    // Read before the barriers of block_softmax, after which the thread that holds it overwrites it.
+    // Must be read before the barriers of block_softmax; after them, another thread overwrites it.
     const float target_logit = cap(to_float(logits[target])).value;
     const Softmax softmax = block_softmax(softmax_of_packs<kAligned, kStaged>(cap, logits, op.vocab, s.staged), s);
     if (op.write_dlogits) write_gradient<kAligned, kStaged>(cap, op, logits, target, softmax, s.staged);
@@ -188,7 +188,7 @@ constexpr int kSumWarps = kSumThreads / kWarpSize;
 
 using LossSumShared = double[kSumWarps];
 
-// One block: thread t adds rows t, t + 1024, ...
+// One block; thread t adds rows t, t + 1024, ...
 __global__ void __launch_bounds__(kSumThreads) loss_sum_kernel(LossSum op) {
     LossSumShared& s_sum = shared_memory<LossSumShared>();
     const float* __restrict__ loss = op.loss;

@@ -1,8 +1,9 @@
-// device.h on CUDA: memory, copies in stream order, synchronization, and checks at the start.
+// device.h for CUDA: memory, copies in stream order, synchronization, and startup checks.
 //
-// Copies to and from pageable host memory go through a ring of pinned pieces: this thread copies on the host's side,
-// the copy engine on the device's, and the driver never has to stop a stream for its own staging. A copy to the device
-// has read the caller's memory when the call returns, a copy to the host has written it after synchronize().
+// Copies to and from pageable host memory go through a ring of pinned buffers: this thread copies between host memory
+// and the buffer, the copy engine between the buffer and the device. So the driver never blocks a stream for its own
+// staging. A copy to the device has read the caller's memory when the call returns. A copy to the host has written it
+// after synchronize().
 #include <array>
 #include <cstring>
 
@@ -15,18 +16,18 @@ namespace {
 constexpr size_t kPieceBytes = size_t(4) << 20;  // large enough for the copy engine's full rate
 constexpr int kPieces = 4;
 
-// A piece of pinned memory and the copy that last went through it.
+// A pinned buffer and the last copy through it.
 struct Piece {
     std::byte* memory = nullptr;
     Event copied;
     cudaStream_t stream = nullptr;
     bool busy = false;
-    void* host = nullptr;  // where its content goes once it is copied; null if the copy went to the device
+    void* host = nullptr;  // destination of a copy to the host; null for a copy to the device
     size_t bytes = 0;
 };
 
-// Pieces are taken in turn, so the one to be taken next is the one that has been in flight longest. Only the thread
-// that drives the device copies.
+// Buffers are used in turn, so the next one has been in flight for the longest time. Only the thread that drives the
+// device copies.
 class StagingRing {
 public:
     void to_device(std::byte* device, const std::byte* host, size_t bytes, cudaStream_t stream) {
@@ -50,8 +51,8 @@ public:
         }
     }
 
-    // Completes copies to the host on a stream that has been synchronized, oldest first: a later copy to the same place
-    // must win.
+    // Completes copies to the host on a synchronized stream, oldest first, so that a later copy to the same address
+    // wins.
     void deliver(cudaStream_t stream) {
         for (int i = 0; i < kPieces; i++) {
             Piece& piece = pieces_[size_t(next_ + i) % kPieces];
@@ -60,7 +61,7 @@ public:
     }
 
 private:
-    // Returns the next piece, free to use.
+    // Returns the next buffer, ready for use.
     Piece& take() {
         Piece& piece = pieces_[size_t(next_)];
         next_ = (next_ + 1) % kPieces;
@@ -87,7 +88,7 @@ private:
     int next_ = 0;
 };
 
-// Never destroyed: at the process's end the driver may be gone before it.
+// Never destroyed, because the driver may be unloaded first at process exit.
 StagingRing& staging_ring() {
     static StagingRing& ring = *new StagingRing;
     return ring;
@@ -97,7 +98,7 @@ struct Probe {
     int* out;
 };
 
-// Never launched: querying its attributes shows whether the binary has code for this GPU.
+// Never launched: its attributes show whether the binary has code for this GPU.
 __global__ void probe_kernel(Probe op) { *op.out = 1; }
 
 cudaDeviceProp current_device() {
@@ -120,20 +121,20 @@ void check_startup(const StartupFacts& facts) {
     auto text = [](int version) { return format("%d.%d", version / 1000, version % 1000 / 10); };
     if (facts.driver_version == 0)
         fail(Exit::os, "no NVIDIA driver is loaded: install one, or use build/train_gpt_cpu");
-    // Within a major version an older driver runs a newer toolkit's programs, if they hold code for the GPU.
+    // Within a major version, an older driver runs programs of a newer toolkit if they contain code for the GPU.
     if (major(facts.driver_version) < major(facts.toolkit_version))
         fail(Exit::os,
-             "the NVIDIA driver supports CUDA %s, this program was built with CUDA %s: install a newer driver, or "
-             "build with a toolkit of CUDA %d",
+             "the NVIDIA driver supports CUDA %s, but this program was built with CUDA %s: install a newer driver, or "
+             "build with a CUDA %d toolkit",
              text(facts.driver_version), text(facts.toolkit_version), major(facts.driver_version));
     if (facts.device_count == 0)
         fail(Exit::os,
-             "no GPU can be used (%s): see what nvidia-smi says and whether CUDA_VISIBLE_DEVICES hides it, or use "
+             "no usable GPU (%s): check the output of nvidia-smi and the variable CUDA_VISIBLE_DEVICES, or use "
              "build/train_gpt_cpu",
-             facts.count_error.empty() ? "CUDA counts none" : facts.count_error);
+             facts.count_error.empty() ? "CUDA finds none" : facts.count_error);
     if (!facts.code_error.empty())
         fail(Exit::os,
-             "this program holds no code for %s, compute capability %d.%d (%s): build it for this GPU with make "
+             "this program contains no code for %s, compute capability %d.%d (%s): build it for this GPU with make "
              "ARCH=%d%d",
              facts.device_name, facts.major, facts.minor, facts.code_error, facts.major, facts.minor);
 }
@@ -159,7 +160,7 @@ void require_usable_device() {
     check_startup(facts);
 }
 
-// Also works where no GPU can be used: plans and versions are printed on any machine.
+// Also works without a usable GPU, so that plans and versions can be printed on any machine.
 DeviceInfo device_info() {
     DeviceInfo info;
     info.build = format("CUDA %d.%d, compute capabilities %s", CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10,
@@ -179,7 +180,7 @@ DeviceInfo device_info() {
     check_cuda(cudaDeviceGetPCIBusId(bus_id, int(sizeof(bus_id)), number), "cudaDeviceGetPCIBusId");
     info.pci_bus_id = bus_id;
     check_cuda(cudaMemGetInfo(&info.free_bytes, &info.memory_bytes), "cudaMemGetInfo");
-    info.free_bytes -= std::min(info.free_bytes, kMatmulWorkspaceBytes + kMatmulSumsBytes);  // what products will take
+    info.free_bytes -= std::min(info.free_bytes, kMatmulWorkspaceBytes + kMatmulSumsBytes);  // used by GEMMs
     return info;
 }
 
@@ -208,13 +209,13 @@ void* device_alloc(size_t bytes) {
     }
     check_cuda(error, "cudaMalloc");
     require(reinterpret_cast<uintptr_t>(memory) % 256 == 0, "device_alloc: cudaMalloc gave %p", memory);
-    // Synchronized, so that work on any stream finds the zeros.
+    // Synchronizes, so that work on any stream sees the zeros.
     check_cuda(cudaMemsetAsync(memory, 0, bytes, nullptr), "clearing GPU memory");
     check_cuda(cudaStreamSynchronize(nullptr), "clearing GPU memory");
     return memory;
 }
 
-// Also called during stack unwinding, when every call to CUDA may fail: a second exception would end the process
+// Ignores errors: during stack unwinding every CUDA call may fail, and a second exception would terminate the process
 // without reporting the first.
 void device_free(void* memory, size_t) { cudaFree(memory); }
 

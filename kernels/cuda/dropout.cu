@@ -1,5 +1,6 @@
-// dropout: a thread takes the 8 elements of one call of philox(), in packs of 128 bits where the samples begin on their
-// boundaries. Reads and writes each element once; in 16 bits 4 bytes for an eighth of a call's about 70 instructions.
+// dropout: a thread processes the 8 elements of one call of philox(), in packs of 128 bits if samples are aligned to
+// them. Reads and writes each element once: with 16-bit types, 4 bytes and an eighth of philox()'s roughly 70
+// instructions per element.
 #include "kernels/cuda/vector.cuh"
 #include "kernels/ops.h"
 #include "kernels/shared/dispatch.h"
@@ -13,7 +14,7 @@ constexpr int kThreads = 256;
 template <class T, bool kAligned> __global__ void __launch_bounds__(kThreads) dropout_kernel(Dropout op) {
     const size_t call = size_t(blockIdx.x) * kThreads + threadIdx.x, begin = call * kDropoutGroup;
     if (begin >= op.count) return;
-    const T* inp = op.inp.as<T>() + blockIdx.y * op.count;  // may be out
+    const T* inp = op.inp.as<T>() + blockIdx.y * op.count;  // may alias `out`
     T* out = op.out.as<T>() + blockIdx.y * op.count;
     const Philox random = op.mask.words(op.mask.keys[blockIdx.y], call);
     const float factor = op.mask.factor;
@@ -40,7 +41,7 @@ template <class T, bool kAligned> __global__ void __launch_bounds__(kThreads) dr
 void dropout(const Dropout& op, Stream stream) {
     dispatch("dropout", {op.out, op.inp}, [&]<class T>() {
         constexpr int kLargest = 65535;
-        require(op.batch <= kLargest, "dropout: batch %d; a grid holds %d", op.batch, kLargest);
+        require(op.batch <= kLargest, "dropout: batch is %d, but must be at most %d", op.batch, kLargest);
         if (op.count == 0 || op.batch == 0) return;
         const bool aligned = are_aligned(16, {op.out, op.inp}) && op.count % kPackSize<T> == 0;
         dim3 blocks = blocks_for(op.count, size_t(kThreads) * kDropoutGroup);

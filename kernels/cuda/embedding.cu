@@ -1,13 +1,12 @@
 // Token and position embedding.
 //
-// Forward: a warp per position, packs of 128 bits; 6 bytes per element of 16 bits, 4 without positions.
-// Backward, for each row of a gradient one worker, in the order of positions, no atomics on floats: the positions are
-// sorted by token, stably, with a radix sort (integers, in scratch); then a warp takes 32 sorted positions and 64
-// columns and, wherever a token begins among its positions, sums all of that token's rows of dout, 32 loads in flight.
-// dwpe is a sum over the batch per thread. Reads dout twice and adds to the rows of dwte that occur: 4 bytes per
-// element of 16 bits and 8 per element of those rows. Numerics: float sums in the order of positions, starting from
-// what stood in the gradient, as on the CPU; a dwte that is to be overwritten is set to 0 first, 4 bytes per element of
-// it.
+// Forward: one warp per position, packs of 128 bits; 6 bytes per 16-bit element, 4 without positions.
+// Backward: one worker sums each row of a gradient in the order of positions, without float atomics. A stable radix
+// sort (of integers, in scratch) sorts the positions by token. Then a warp processes 32 sorted positions and 64
+// columns: for each token whose first position is among its own, it sums all rows of dout of that token, with 32 loads
+// in flight. For dwpe, a thread sums over the batch. Reads dout twice and updates the rows of dwte that occur: 4 bytes
+// per 16-bit element and 8 per element of those rows. Numerics: float sums in the order of positions, starting from the
+// previous gradient, as on the CPU. A dwte that is overwritten is set to 0 first, 4 bytes per element.
 #include <algorithm>
 
 #include "kernels/cuda/reduce.cuh"
@@ -49,15 +48,15 @@ __global__ void __launch_bounds__(kForwardThreads) embedding_forward_kernel(Embe
 
 constexpr int kDigitBits = 8;
 constexpr int kDigits = 1 << kDigitBits;
-constexpr int kTile = 1024;  // positions of a block, a thread each
+constexpr int kTile = 1024;  // positions per block, one per thread
 constexpr int kTileWarps = kTile / kWarpSize;
 
-// One pass: from order `from` to order `to`, by one digit of the tokens.
+// One pass of the sort: from order `from` to order `to`, by one digit of the tokens.
 struct SortPass {
     const int* tokens;
     const int* from;  // (n_positions), or null for the identity
     int* to;          // (n_positions)
-    int* counts;      // (kDigits, n_tiles): how many, then where the first one goes
+    int* counts;      // (kDigits, n_tiles): the counts, then the destination of the first position
     int n_positions, n_tiles, shift;
 
     __device__ int position(int i) const { return from ? from[i] : i; }
@@ -66,7 +65,7 @@ struct SortPass {
 
 using CountShared = int[kDigits];
 
-// Counts the digits of a tile. Atomics on integers: the order in which they arrive does not matter.
+// Counts the digits of a tile. Integer atomics, so the order does not matter.
 __global__ void __launch_bounds__(kTile) embedding_backward_count_kernel(SortPass pass) {
     CountShared& s_count = shared_memory<CountShared>();
     const int i = int(blockIdx.x) * kTile + int(threadIdx.x);
@@ -79,7 +78,7 @@ __global__ void __launch_bounds__(kTile) embedding_backward_count_kernel(SortPas
 
 using ScanShared = int[kTileWarps];
 
-// counts[i] = the sum of the counts before i. One block: a thread takes consecutive counts.
+// counts[i] = sum of the counts before i. One block; a thread processes consecutive counts.
 __global__ void __launch_bounds__(kTile) embedding_backward_scan_kernel(SortPass pass) {
     ScanShared& s_warp_sum = shared_memory<ScanShared>();
     const int n = kDigits * pass.n_tiles, per_thread = (n + kTile - 1) / kTile;
@@ -87,7 +86,7 @@ __global__ void __launch_bounds__(kTile) embedding_backward_scan_kernel(SortPass
     const int begin = min(n, int(threadIdx.x) * per_thread), end = min(n, begin + per_thread);
     int sum = 0;
     for (int i = begin; i < end; i++) sum += pass.counts[i];
-    int upto = sum;  // over the lanes up to and with this one
+    int upto = sum;  // over the lanes up to and including this one
 #pragma unroll
     for (int distance = 1; distance < kWarpSize; distance *= 2) {
         const int before = __shfl_up_sync(kAllLanes, upto, distance);
@@ -104,9 +103,9 @@ __global__ void __launch_bounds__(kTile) embedding_backward_scan_kernel(SortPass
     }
 }
 
-using ScatterShared = int[kTileWarps][kDigits];  // how many of the digit a warp has, then where its first one goes
+using ScatterShared = int[kTileWarps][kDigits];  // a warp's counts, then the destinations of its first positions
 
-// Which lanes of the warp have the same digit as this one. A lane without a position has the digit -1, like no other.
+// Returns the lanes of the warp with the same digit as this one. Lanes without a position have the digit -1.
 __device__ unsigned lanes_with_same_digit(int digit) {
     unsigned same = kAllLanes;
 #pragma unroll
@@ -146,7 +145,7 @@ __global__ void __launch_bounds__(kTile) embedding_backward_scatter_kernel(SortP
 
 constexpr int kSumThreads = 256;
 constexpr int kLaneColumns = 2;
-constexpr int kWarpColumns = kWarpSize * kLaneColumns;  // 128 bytes of a row in 16 bits
+constexpr int kWarpColumns = kWarpSize * kLaneColumns;  // 128 bytes of a row of a 16-bit type
 
 template <class T> struct TokenSums {
     EmbeddingBackward op;
@@ -154,10 +153,10 @@ template <class T> struct TokenSums {
     int n_positions, n_groups, n_slabs;
 };
 
-// 32 consecutive sorted positions of a warp, one per lane.
+// The 32 consecutive sorted positions of a warp, one per lane.
 struct PositionGroup {
-    int position;  // -1 beyond the last
-    int token;     // -1 beyond the last
+    int position;  // -1 after the end
+    int token;     // -1 after the end
 };
 
 template <class T> __device__ PositionGroup load_group(const TokenSums<T>& sums, int first) {
@@ -177,8 +176,8 @@ template <bool kAligned, class T> struct LaneColumns {
     }
 };
 
-// Adds the rows of dout of `count` lanes from `first` on, in this order. kBatch of them are in flight before the first
-// sum: a frequent token's rows come one after the other, and each would cost a memory latency.
+// Adds the rows of dout of `count` lanes in order, starting at lane `first`. kBatch loads are in flight before the
+// first sum, because otherwise each row of a frequent token would cost a memory latency.
 template <int kBatch, bool kAligned, class T>
 __device__ void add_rows(Floats<T, kLaneColumns>& sum, const LaneColumns<kAligned, T>& columns,
                          const PositionGroup& group, int first, int count) {
@@ -198,7 +197,7 @@ __device__ void add_rows(Floats<T, kLaneColumns>& sum, const LaneColumns<kAligne
     }
 }
 
-// A warp takes the group (warp / slabs) and the columns (warp % slabs). All lanes of a warp stay together.
+// A warp processes group (warp / slabs) and columns (warp % slabs). The lanes of a warp do not diverge.
 template <class T, bool kAligned>
 __global__ void __launch_bounds__(kSumThreads) embedding_backward_tokens_kernel(TokenSums<T> sums) {
     const size_t warp = (size_t(blockIdx.x) * kSumThreads + threadIdx.x) / kWarpSize;
@@ -238,9 +237,9 @@ __global__ void __launch_bounds__(kSumThreads) embedding_backward_tokens_kernel(
     }
 }
 
-constexpr int kPositionBatch = 8;  // rows of dout in flight at a time
+constexpr int kPositionBatch = 8;  // rows of dout in flight
 
-// A thread takes a pack of columns of one position's row.
+// A thread processes a pack of columns of one position's row.
 template <class T, bool kAligned>
 __global__ void __launch_bounds__(kSumThreads) embedding_backward_positions_kernel(EmbeddingBackward op) {
     const T* __restrict__ dout = op.dout.as<T>();
@@ -280,7 +279,7 @@ int n_passes(int vocab) {
     return std::max(1, (int(std::bit_width(unsigned(vocab - 1))) + kDigitBits - 1) / kDigitBits);
 }
 
-// Scratch: two orders that the passes go to in turn, and the counts.
+// Sorts positions by token. Scratch holds two orders, which the passes write alternately, and the counts.
 const int* sort_positions(const EmbeddingBackward& op, Stream stream) {
     const int n = op.batch * op.seq_len;
     int* orders[2] = {static_cast<int*>(op.scratch), static_cast<int*>(op.scratch) + n};

@@ -1,7 +1,6 @@
-// Filling, adding and casting flat arrays: a thread takes a pack. normal_fill and fill write 4 bytes per element, add
-// moves 12, cast 6.
-// Numerics: normal_fill in double in operations whose bits are defined (kernels/shared/normal.h), so that the CPU's and
-// the GPU's weights are the same; cast rounds to nearest even.
+// Filling, adding and casting flat arrays, one pack per thread. normal_fill and fill write 4 bytes per element, add
+// moves 12, cast 6. Numerics: normal_fill uses double and only operations with defined bits (kernels/shared/normal.h), so that
+// initial weights are the same on CPU and GPU; cast rounds to nearest even.
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/vector.cuh"
 #include "kernels/ops.h"
@@ -13,12 +12,12 @@ namespace ops {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kSize = kPackSize<float>;  // elements of a thread
-static_assert(kSize == 4, "a thread's pack is one Philox number's four");
+constexpr int kSize = kPackSize<float>;  // elements per thread
+static_assert(kSize == 4, "a pack holds the four numbers of one call of philox()");
 
 __device__ size_t first_element() { return (size_t(blockIdx.x) * kThreads + threadIdx.x) * kSize; }
 
-// Up to the end of the array.
+// Stores four elements, or fewer at the end of the array.
 template <bool kAligned, class T>
 __device__ void store_four(T* out, size_t i, size_t count, const Pack<T, kSize>& pack) {
     if (kAligned && count - i >= kSize)

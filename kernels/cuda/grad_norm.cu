@@ -1,8 +1,8 @@
 // The Euclidean norm of all gradients, and whether they are finite.
 //
-// squared_sums: a block per chunk, packs of 4 floats, sums in double (the square of no float overflows it, so a sum is
-// finite iff its elements are): 4 bytes per element. grad_norm_finish: one block over the sums of the chunks.
-// The order of both sums depends on the chunks alone, not on where they lie in memory nor on the GPU.
+// squared_sums: one block per chunk, packs of 4 floats, sums in double; 4 bytes per element. The square of a float
+// never overflows a double, so a sum is finite if and only if its elements are. grad_norm_finish: one block over the
+// chunks' sums. The order of both sums depends only on the chunks, not on their place in memory or on the GPU.
 #include <cmath>
 
 #include "kernels/cuda/reduce.cuh"
@@ -15,11 +15,11 @@ namespace {
 
 constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / kWarpSize;
-constexpr int kBatch = 4;  // packs of a thread in flight at a time
+constexpr int kBatch = 4;  // packs in flight per thread
 
 using SquaredSumsShared = double[kWarps];
 
-// One thread's part of a chunk: packs t, t + 512, ...; a last pack that is not whole counts as one, filled with 0.
+// One thread's part of a chunk: packs t, t + 512, ...; a partial last pack is padded with 0.
 template <bool kAligned> __device__ double sum_of_squares(const float* __restrict__ values, int count) {
     double sum = 0;
     constexpr int kStep = kThreads * kPackSize<float>;

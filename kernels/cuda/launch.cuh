@@ -1,7 +1,7 @@
-// The one way to start a kernel, and the check of every call to CUDA.
+// Launches kernels and checks CUDA calls. All kernel launches go through this file.
 //
-// A launch that CUDA rejects fails with the kernel's name, the caller's line and CUDA's error text. After
-// set_debug_sync(true) each launch is waited for, so that the kernel that made a memory error is the one that is named.
+// A rejected launch fails with the kernel's name, the caller's line and CUDA's error text. After set_debug_sync(true),
+// each launch is followed by a wait, so that a memory error names the kernel that caused it.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,8 +10,8 @@
 #include "kernels/base/check.h"
 #include "kernels/device.h"
 
-// The source location of a call: taken by default arguments, so that it is the caller's line. (A constructor, because
-// nvcc 13.0 aborts at default member values that are taken in a default argument.)
+// The source location of a call. Default arguments capture it, so that it is the caller's line. (A constructor, because
+// nvcc 13.0 aborts on default member values in a default argument.)
 struct Caller {
     const char* file;
     int line;
@@ -29,39 +29,39 @@ struct EventDestroy {
 };
 using Event = std::unique_ptr<std::remove_pointer_t<cudaEvent_t>, EventDestroy>;
 
-// Makes an event; cudaEventDisableTiming: one that is only waited for.
+// Creates an event. Use cudaEventDisableTiming if it is only waited for.
 inline Event make_event(unsigned flags = cudaEventDefault) {
     cudaEvent_t event = nullptr;
     check_cuda(cudaEventCreateWithFlags(&event, flags), "cudaEventCreate");
     return Event(event);
 }
 
-// Whether what was on the event's stream has finished.
+// Whether the work before the event has finished.
 inline bool has_happened(cudaEvent_t event, const char* what, Caller caller = Caller()) {
     const cudaError_t state = cudaEventQuery(event);
     if (state != cudaErrorNotReady) check_cuda(state, what, caller);
-    if (state == cudaErrorNotReady) cudaGetLastError();  // not an error: no later check may report it
+    if (state == cudaErrorNotReady) cudaGetLastError();  // not an error, so no later check may report it
     return state == cudaSuccess;
 }
 
-// In the order of CUDA's execution configuration.
+// Members are in the order of CUDA's execution configuration.
 struct Launch {
-    const char* name;  // of the op, for errors and for the profiler's ranges
+    const char* name;  // of the op, for errors and profiler ranges
     dim3 blocks;
-    int threads;              // in a block
-    size_t shared_bytes = 0;  // dynamic shared memory of a block
-    int cluster = 1;          // blocks in a cluster (sm_90 and newer)
+    int threads;              // per block
+    size_t shared_bytes = 0;  // dynamic shared memory per block
+    int cluster = 1;          // blocks per cluster (sm_90 and newer)
 };
 
 inline cudaStream_t cuda_stream(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
 
-// Whether every launch is waited for. Set once, before the first launch.
+// Whether to wait after every launch. Set it once, before the first launch.
 inline bool& debug_sync() {
     static bool on = false;
     return on;
 }
 
-// A range in the profiler's timeline, named after the op.
+// A range with the op's name in the profiler's timeline.
 class ProfilerRange {
 public:
     explicit ProfilerRange(const char* name) { nvtxRangePushA(name); }
@@ -70,7 +70,7 @@ public:
     ProfilerRange& operator=(const ProfilerRange&) = delete;
 };
 
-// Starts kernel(op) on the stream.
+// Launches kernel(op) on the stream.
 template <class Op>
 void launch(void (*kernel)(Op), const Launch& config, Stream stream, const Op& op, Caller caller = Caller()) {
     const auto blocks = config.blocks;
@@ -105,8 +105,8 @@ void launch(void (*kernel)(Op), const Launch& config, Stream stream, const Op& o
     if (debug_sync()) check(cudaStreamSynchronize(cuda_stream(stream)));
 }
 
-// The block's dynamic shared memory as one struct; Launch::shared_bytes must be its size. Aligned to 1024 bytes, which
-// is what the widest swizzle of tensor copies repeats after.
+// The block's dynamic shared memory as a struct; Launch::shared_bytes must be its size. Aligned to 1024 bytes, the
+// period of the widest swizzle of tensor copies.
 template <class Shared> __device__ __forceinline__ Shared& shared_memory() {
 #ifdef SIMT
     return *reinterpret_cast<Shared*>(simt::dynamic_shared(sizeof(Shared)));

@@ -1,7 +1,7 @@
-// NCCL's functions, each of which forwards to the library's own. It is loaded when the first of them is called, so a
-// program starts, and trains on one GPU, on a machine without NCCL, and needs only nccl.h to be built.
+// Wrappers that forward to NCCL's functions. The first call loads the library. So the program starts and trains on one
+// GPU without NCCL, and its build needs only nccl.h.
 //
-// Where the library cannot be used every call returns ncclSystemError, and ncclGetLastError() says why in a sentence.
+// If the library cannot be used, every call returns ncclSystemError, and ncclGetLastError() returns the reason.
 #include <dlfcn.h>
 #include <link.h>
 #include <nccl.h>
@@ -12,23 +12,23 @@
 
 namespace {
 
-constexpr const char* kFile = "libnccl.so.2";  // the name carries the major version
-constexpr int kOldest = 21400;                 // the first with ncclCommInitRankConfig: 2.14.0
+constexpr const char* kFile = "libnccl.so.2";  // the name contains the major version
+constexpr int kOldest = 21400;                 // 2.14.0, the first version with ncclCommInitRankConfig
 
 struct Library {
     void* handle = nullptr;
-    std::string problem;  // why it cannot be used, or empty
+    std::string problem;  // why the library cannot be used, or empty
 };
 
-// The folders in which the loader looks for what this program names: LD_LIBRARY_PATH, its rpath, the system's.
+// The directories that the loader searches: LD_LIBRARY_PATH, the program's rpath and the system's directories.
 std::string searched_folders() {
     void* const program = dlopen(nullptr, RTLD_LAZY);
     Dl_serinfo size{};
-    if (!program || dlinfo(program, RTLD_DI_SERINFOSIZE, &size) != 0) return "the loader's folders";
+    if (!program || dlinfo(program, RTLD_DI_SERINFOSIZE, &size) != 0) return "the loader's directories";
     std::vector<char> memory(size.dls_size);
     auto* const found = reinterpret_cast<Dl_serinfo*>(memory.data());
     *found = size;
-    if (dlinfo(program, RTLD_DI_SERINFO, found) != 0) return "the loader's folders";
+    if (dlinfo(program, RTLD_DI_SERINFO, found) != 0) return "the loader's directories";
     std::string text;
     for (unsigned i = 0; i < found->dls_cnt; i++) text += std::string(i ? ", " : "") + found->dls_serpath[i].dls_name;
     return text;
@@ -39,10 +39,10 @@ std::string text_of(int version) { return format("%d.%d.%d", version / 10000, ve
 Library load() {
     Library library{dlopen(kFile, RTLD_NOW | RTLD_LOCAL), ""};
     if (!library.handle) {
-        const std::string error = dlerror();  // before the next call of the loader clears it
+        const std::string error = dlerror();  // before the next loader call clears it
         library.problem = format(
-            "%s; it was looked for in %s and in the system's library cache: install NCCL %d (NVIDIA's package "
-            "libnccl2, or python3 -m pip install nvidia-nccl-cu%d) and name its folder in LD_LIBRARY_PATH",
+            "%s; searched %s and the system's library cache: install NCCL %d (NVIDIA's package libnccl2, or "
+            "python3 -m pip install nvidia-nccl-cu%d) and add its directory to LD_LIBRARY_PATH",
             error.c_str(), searched_folders().c_str(), NCCL_MAJOR, CUDART_VERSION / 1000);
         return library;
     }
@@ -51,10 +51,10 @@ Library load() {
     const char* path = dlinfo(library.handle, RTLD_DI_LINKMAP, &file) == 0 ? file->l_name : kFile;
     int version = 0;
     if (!get_version || get_version(&version) != ncclSuccess)
-        library.problem = format("%s does not tell its version, so it is not NCCL's", path);
-    else if (version / 10000 != NCCL_MAJOR || version < kOldest)  // before 2.9 the factor was 1000: too old as well
+        library.problem = format("%s does not report a version, so it is not NCCL", path);
+    else if (version / 10000 != NCCL_MAJOR || version < kOldest)  // before 2.9, the factor was 1000: also too old
         library.problem =
-            format("%s has version code %d, and this program, built with NCCL %s, needs %s or a later %d.x", path,
+            format("%s has version code %d, but this program, built with NCCL %s, needs %s or a later %d.x", path,
                    version, text_of(NCCL_VERSION_CODE).c_str(), text_of(kOldest).c_str(), NCCL_MAJOR);
     return library;
 }
@@ -64,13 +64,13 @@ const Library& library() {
     return loaded;
 }
 
-// The library's own function of a type and name, or null.
+// Returns NCCL's function with this type and name, or null.
 template <class Function> Function* find(const char* name) {
     if (!library().problem.empty()) return nullptr;
     return reinterpret_cast<Function*>(dlsym(library().handle, name));
 }
 
-// Calls the library's own `function`, which is looked up once.
+// Calls NCCL's `function`, which is looked up once.
 template <auto function, class... Args> ncclResult_t forward(const char* name, Args... args) {
     static const auto found = find<std::remove_pointer_t<decltype(function)>>(name);
     return found ? found(args...) : ncclSystemError;

@@ -1,11 +1,11 @@
-// LayerNorm and RMSNorm, forward: mean, rstd, out = (inp - mean) rstd weight + bias, with or without a sum before it.
-// RMSNorm has a mean of 0; an absent weight is 1, an absent bias 0 (norm_parts.cuh).
+// LayerNorm and RMSNorm, forward: mean, rstd, out = (inp - mean) rstd weight + bias, optionally after adding a branch.
+// RMSNorm uses a mean of 0; an absent weight counts as 1, an absent bias as 0 (norm_parts.cuh).
 //
-// One warp per row, the row kept in registers as it was stored, so it is read once: lane l holds the packs at columns
-// (32 p + l) kPackSize. Rows beyond 2048 columns take a block each and are read three times, out of the cache after the
-// first. Moved per element of 16 bits: 4 bytes, 8 with a branch.
-// Numerics: sums in float, the variance from the centered row (two passes over registers). How many packs a warp keeps
-// and whether accesses are whole changes no order, so the same row gives the same bits, summed here or before.
+// One warp per row. The row is read once and stays in registers in the storage type: lane l holds the packs at columns
+// (32 p + l) kPackSize. Rows of more than 2048 columns use a block each and are read three times, the second and third
+// time from the cache. Moved per 16-bit element: 4 bytes, 8 with a branch.
+// Numerics: float sums; the variance is computed from the centered row (two passes over registers). The order of sums
+// does not depend on the packs per warp or on alignment, so a row gives the same bits with and without a branch.
 #include "kernels/cuda/norm_parts.cuh"
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/ops.h"
@@ -21,7 +21,7 @@ constexpr int kMaxRegisterCols = 2048;  // 32 registers of a 16-bit row, 64 of a
 constexpr int kWideThreads = 512;
 constexpr int kWideWarps = kWideThreads / kWarpSize;
 
-// Blocks on a processor, which bound the registers of a thread: 80 for up to 1024 columns of 16 bits, 128 of 32 bits.
+// Blocks per SM, which limit the registers per thread: 80 for up to 1024 columns of 16 bits, 128 for 32 bits.
 template <class T, int kPacks>
 inline constexpr int kMinBlocks = kPacks <= 4                     ? 3
                                   : sizeof(T) == 4 && kPacks <= 8 ? 2
@@ -37,7 +37,7 @@ template <class T> __device__ int column_of(int pack) {
     return (pack * kWarpSize + int(threadIdx.x) % kWarpSize) * kPackSize<T>;
 }
 
-// Elements beyond the row are 0.
+// Elements after the end of the row are 0.
 template <bool kAligned, class T, int kPacks> __device__ Row<T, kPacks> load_row(const T* from, int cols) {
     Row<T, kPacks> row{};
 #pragma unroll
@@ -67,7 +67,7 @@ template <class T> __device__ float pack_sum(const Pack<T>& pack) {
     return sum;
 }
 
-// Of the first `available` elements.
+// Sum of squared differences from the mean over the first `available` elements.
 template <class T> __device__ float pack_squares(const Pack<T>& pack, float mean, int available) {
     auto x = unpack(pack);
     float squares = 0;
@@ -79,7 +79,7 @@ template <class T> __device__ float pack_squares(const Pack<T>& pack, float mean
     return squares;
 }
 
-// A pack of a weight or bias at column `col`; of an absent one `absent` everywhere.
+// Loads a pack of a weight or bias at column `col`. If it is absent, all elements are `absent`.
 template <NormParts parts, bool kAligned, class T>
 __device__ Pack<T> load_parameter(const T* parameter, int col, int cols, float absent) {
     if (!has<parts>(parameter)) return repeated<T>(absent);
@@ -98,7 +98,7 @@ __device__ float rstd_of(float squares, int cols, float eps) { return 1.0f / sqr
 
 // ---- one warp per row -----------------------------------------------------------------------------------------------
 
-// With kHasBranch the row is the sum of two, which is stored.
+// With kHasBranch, the row is the sum of two rows and is stored.
 template <class T, int kPacks, bool kAligned, bool kHasBranch, NormParts parts>
 __global__ void __launch_bounds__(kThreads, kMinBlocks<T, kPacks>)
     residual_norm_forward_kernel(ResidualNormForward op) {
@@ -153,7 +153,7 @@ struct WideShared {
     float squares[kWideWarps];
 };
 
-// The same; a thread reads no columns but those that it has read or written before.
+// The same. A thread only reads columns that it has read or written before.
 template <class T, bool kAligned, bool kHasBranch, NormParts parts>
 __global__ void __launch_bounds__(kWideThreads) residual_norm_forward_wide_kernel(ResidualNormForward op) {
     WideShared& s = shared_memory<WideShared>();
@@ -211,7 +211,7 @@ void launch_narrow(const ResidualNormForward& op, Stream stream) {
            {"residual_norm_forward", blocks_for(size_t(op.rows), kRowsPerBlock), kThreads}, stream, op);
 }
 
-// The smallest of the instances in which the row fits.
+// Launches the smallest instance that the row fits into.
 template <class T, bool kHasBranch, NormParts parts> void launch_rows(const ResidualNormForward& op, Stream stream) {
     if (op.cols > kMaxRegisterCols) return launch_wide<T, kHasBranch, true, parts>(op, stream);
     if (op.cols > 1024) return launch_narrow<T, kHasBranch, 2048, true, parts>(op, stream);
@@ -219,7 +219,7 @@ template <class T, bool kHasBranch, NormParts parts> void launch_rows(const Resi
     launch_narrow<T, kHasBranch, 768, true, parts>(op, stream);
 }
 
-// Rows that are moved element by element, and LayerNorms that lack a weight or a bias, have two instances only.
+// Unaligned rows, and LayerNorms without weight or bias, have only two instances.
 template <class T, bool kHasBranch> void launch_rows(const ResidualNormForward& op, Stream stream) {
     constexpr auto kAny = NormParts::any;
     const bool aligned =
@@ -238,8 +238,8 @@ template <class T, bool kHasBranch> void launch_rows(const ResidualNormForward& 
 
 void residual_norm_forward(const ResidualNormForward& op, Stream stream) {
     dispatch("residual_norm_forward", {op.residual, op.out, op.inp, op.branch, op.weight, op.bias}, [&]<class T>() {
-        require(op.cols > 0, "residual_norm_forward: cols must be positive, is %d", op.cols);
-        require(bool(op.residual) == bool(op.branch), "residual_norm_forward: a branch without a residual, or reverse");
+        require(op.cols > 0, "residual_norm_forward: cols is %d, but must be positive", op.cols);
+        require(bool(op.residual) == bool(op.branch), "residual_norm_forward: branch requires residual and vice versa");
         if (op.rows <= 0) return;
         op.branch ? launch_rows<T, true>(op, stream) : launch_rows<T, false>(op, stream);
     });

@@ -1,13 +1,13 @@
 // LayerNorm and RMSNorm, backward. With norm = (inp - mean) rstd and dnorm = dout weight, row by row:
 //   dinp (+)= rstd (dnorm - average(dnorm) - norm average(dnorm norm));  dweight (+)= sum of dout norm over the rows;
 //   dbias (+)= sum of dout over the rows.
-// RMSNorm has a mean of 0 and no average(dnorm); an absent weight is 1 (norm_parts.cuh), and sums for an absent dweight
-// or dbias are not stored.
-// A block takes a group of consecutive rows, 8 / warps_per_row of them at a time. A lane keeps the same columns
-// throughout and sums its dweight and dbias in registers; rows come through a ring in shared memory in which each
-// thread reads only what it copied itself. The block's sums go to scratch, and a second kernel adds the groups in
-// order. Moved per element of 16 bits: 6 bytes, 8 with accumulate_dinp, and 2 float sums of each column per group.
-// Numerics: float sums. Groups, rows of a lane and columns of a lane depend on rows and cols alone, and so do the bits.
+// RMSNorm uses a mean of 0 and has no average(dnorm). An absent weight counts as 1 (norm_parts.cuh). Sums for an absent
+// dweight or dbias are not stored.
+// A block processes a group of consecutive rows, 8 / warps_per_row of them at a time. A lane always has the same
+// columns and sums its dweight and dbias in registers. Rows pass through a ring in shared memory, and each thread reads
+// only the data that it copied. The block's sums go to scratch, and a second kernel adds the groups in order. Moved per
+// 16-bit element: 6 bytes, 8 with accumulate_dinp, plus 2 float sums per column and group. Numerics: float sums.
+// Groups, and the rows and columns of a lane, depend only on rows and cols, and so do the bits.
 #include <algorithm>
 
 #include "kernels/cuda/norm_parts.cuh"
@@ -21,11 +21,11 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarpSize;
-constexpr int kStages = 2;       // rows of a warp in flight: one is awaited while the next is in flight
-constexpr int kMaxPacks = 3;     // of a row in a lane: 2 * 3 * 8 sums in 16 bits leave registers for two blocks of 256
-constexpr int kMinRows = 16;     // of a group: fewer would make the sums of groups a large part of the traffic
-constexpr int kMaxGroups = 512;  // two blocks on each of 132 processors, nearly twice; more sums of groups cost more
-constexpr int kFinalRows = 32;   // warps of the final kernel, each adding every 32nd group
+constexpr int kStages = 2;    // rows in flight per warp: wait for one while the next is loading
+constexpr int kMaxPacks = 3;  // per row and lane: 2 * 3 * 8 sums (16-bit types) leave registers for two blocks of 256
+constexpr int kMinRows = 16;  // per group; with fewer, the sums of groups would be a large part of the traffic
+constexpr int kMaxGroups = 512;  // nearly two waves of two blocks on each of 132 SMs; more groups cost more
+constexpr int kFinalRows = 32;   // warps of the final kernel; each adds every 32nd group
 
 int rows_per_group(int rows) { return std::max(kMinRows, (rows + kMaxGroups - 1) / kMaxGroups); }
 int n_groups(int rows) { return (rows + rows_per_group(rows) - 1) / rows_per_group(rows); }
@@ -41,10 +41,10 @@ template <class T> struct NormBackwardGroups {
 enum RingPart { kDout, kInp, kDinp, kRingParts };
 
 template <class T, int kPacks> struct GroupShared {
-    float row_sums[2][kWarps][2];  // of dnorm and of dnorm * norm, by parity of the iteration and by warp
+    float row_sums[2][kWarps][2];  // of dnorm and of dnorm * norm; by parity of the iteration, by warp
     union {
         Pack<T> ring[kStages][kRingParts][kWarps][kPacks][kWarpSize];
-        float columns[2][kWarps * kPacks * kWarpSize * kPackSize<T>];  // dweight, dbias: by slot of rows, by column
+        float columns[2][kWarps * kPacks * kWarpSize * kPackSize<T>];  // dweight, dbias; by slot of rows, by column
     };
 };
 
@@ -54,13 +54,13 @@ template <class T, int kPacks, bool kAligned> struct GroupWorker {
     Shared& s;
     int warps_per_row;
     int warp = int(threadIdx.x) / kWarpSize, lane = int(threadIdx.x) % kWarpSize;
-    int part = warp % warps_per_row;  // which part of the row's columns
+    int part = warp % warps_per_row;  // part of the row's columns
 
     __device__ int column_of(int pack) const {
         return ((pack * warps_per_row + part) * kWarpSize + lane) * kPackSize<T>;
     }
 
-    // Starts the copy of a row's packs to the thread's own places in the ring.
+    // Starts the copy of a row's packs to this thread's places in the ring.
     __device__ void fetch(int stage, int row) const {
         const size_t begin = size_t(row) * op.cols;
         fetch(stage, kDout, op.dout.as<T>() + begin);
@@ -88,8 +88,8 @@ struct RowAverages {
     float dnorm, dnorm_norm;
 };
 
-// Sums over the warps that share a row. All threads of the block call it equally often: with several warps it holds a
-// barrier. The next iteration writes the other parity, the one after that comes behind the next barrier.
+// Sums over the warps that share a row. With several warps it has a barrier, so all threads of the block must call it
+// equally often. The next iteration writes the other parity, and the one after that follows the next barrier.
 template <class Shared>
 __device__ RowAverages row_averages(Shared& s, RowAverages sums, bool with_mean, int warps_per_row, int iteration,
                                     int cols) {
@@ -111,10 +111,10 @@ __device__ RowAverages row_averages(Shared& s, RowAverages sums, bool with_mean,
     return {sums.dnorm / float(cols), sums.dnorm_norm / float(cols)};
 }
 
-// A lane's sums of columns over its rows.
+// A lane's column sums over its rows.
 template <class T, int kPacks> struct ColumnSums { Floats<T, kPackSize<T>> dweight[kPacks], dbias[kPacks]; };
 
-// Adds the row's part to the sums of columns, and returns the row's sums over this lane's columns.
+// Adds the row to the column sums and returns the row's sums over this lane's columns.
 template <NormParts parts, class Worker, class T, int kPacks>
 __device__ RowAverages add_row(const Worker& worker, ColumnSums<T, kPacks>& sums, const Pack<T> (&weight)[kPacks],
                                int stage, float mean, float rstd) {
@@ -127,7 +127,7 @@ __device__ RowAverages add_row(const Worker& worker, ColumnSums<T, kPacks>& sums
 #pragma unroll
         for (int i = 0; i < kPackSize<T>; i++) {
             const float norm = (inp.value[i] - mean) * rstd;
-            const float dnorm = dout.value[i] * w.value[i];  // 0 beyond the row: dout is 0 there
+            const float dnorm = dout.value[i] * w.value[i];  // 0 after the end of the row, because dout is 0 there
             if (with_bias) sums.dbias[p].value[i] += dout.value[i];
             sums.dweight[p].value[i] = fmaf(dout.value[i], norm, sums.dweight[p].value[i]);
             if (with_mean) row.dnorm += dnorm;
@@ -158,13 +158,13 @@ __device__ void store_input_gradient(const Worker& worker, const Pack<T> (&weigh
     }
 }
 
-// The block's sums of columns, over its slots of rows in order, to the group's place in scratch.
+// Writes the block's column sums, over its slots of rows in order, to the group's place in scratch.
 template <class Worker, class T, int kPacks>
 __device__ void store_column_sums(const Worker& worker, const ColumnSums<T, kPacks>& sums, int group) {
     const int slots = kWarps / worker.warps_per_row, cols = worker.op.cols;
     const int stride = worker.warps_per_row * kPacks * kWarpSize * kPackSize<T>;  // of a slot
     const int slot = worker.warp / worker.warps_per_row;
-    __syncthreads();  // the sums lie where the ring was
+    __syncthreads();  // the sums reuse the memory of the ring
 #pragma unroll
     for (int p = 0; p < kPacks; p++)
 #pragma unroll
@@ -260,7 +260,7 @@ template <class T> __global__ void __launch_bounds__(kThreads) norm_backward_wid
     }
 }
 
-// Blocks are (blocks of columns, groups); a thread sums one column over the group's rows.
+// The grid is (blocks of columns, groups). A thread sums one column over the group's rows.
 template <class T>
 __global__ void __launch_bounds__(kThreads) norm_backward_wide_columns_kernel(NormBackwardGroups<T> groups) {
     const NormBackward& op = groups.op;
@@ -286,8 +286,8 @@ __global__ void __launch_bounds__(kThreads) norm_backward_wide_columns_kernel(No
 
 using FinalShared = float[kFinalRows][kWarpSize];
 
-// A block takes 32 of the 2 cols sums, or of the half that is wanted, a lane each; warp w adds groups w, w + 32, ...
-// and warp 0 adds the warps.
+// A block computes 32 of the 2 cols sums, or of the required half, one per lane. Warp w adds groups w, w + 32, ...,
+// then warp 0 adds the warps.
 template <class T>
 __global__ void __launch_bounds__(kFinalRows* kWarpSize) norm_backward_final_kernel(NormBackwardGroups<T> groups) {
     FinalShared& s_part = shared_memory<FinalShared>();
@@ -344,8 +344,9 @@ template <class T> void launch_wide(const NormBackwardGroups<T>& groups, Stream 
 
 void norm_backward(const NormBackward& op, Stream stream) {
     dispatch("norm_backward", {op.dinp, op.dout, op.inp, op.weight}, [&]<class T>() {
-        require(op.rows > 0 && op.cols > 0, "norm_backward: %d rows of %d columns", op.rows, op.cols);
-        require(bool(op.weight) == bool(op.dweight), "norm_backward: a weight without its gradient, or reverse");
+        require(op.rows > 0 && op.cols > 0, "norm_backward: rows and cols are %d and %d, but must be positive", op.rows,
+                op.cols);
+        require(bool(op.weight) == bool(op.dweight), "norm_backward: weight requires dweight and vice versa");
         NormBackwardGroups<T> groups{op, rows_per_group(op.rows), n_groups(op.rows), 1};
         while (groups.warps_per_row < kWarps && op.cols > groups.warps_per_row * columns_per_warp<T>(kMaxPacks))
             groups.warps_per_row *= 2;

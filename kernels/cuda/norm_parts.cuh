@@ -1,13 +1,13 @@
-// Which parts of a norm a kernel knows of at compile time: LayerNorm with all of them and RMSNorm have instances of
-// their own, so that neither pays for the other.
+// The parts of a norm that are known at compile time. LayerNorm with all parts and RMSNorm have separate instances, so
+// that neither pays for the other.
 #pragma once
 
 #include "kernels/cuda/vector.cuh"
 
 enum class NormParts {
-    all,      // mean, weight and bias are there
-    no_mean,  // RMSNorm; a weight and a bias are looked for
-    any,      // all three are looked for
+    all,      // mean, weight and bias exist
+    no_mean,  // RMSNorm; checks for weight and bias at run time
+    any,      // checks for all three at run time
 };
 
 inline NormParts norm_parts(bool has_mean, bool has_weight, bool has_bias) {

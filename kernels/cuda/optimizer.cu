@@ -1,7 +1,8 @@
 // AdamW and SGD over all chunks in one launch: 2 blocks per chunk, packs of 4 elements, each array read and written
-// once. Moved per element: AdamW 28 bytes (master, m, v both ways, grad once), SGD 20, and the parameter's 2 in 16
-// bits. Numerics: float, rounded where the CPU rounds, with IEEE division and root; the step's scalars are made in
-// double, by one thread of a block. If a gradient is not finite every block sees so in grad_norm and leaves.
+// once. Moved per element: AdamW 28 bytes (master, m and v both ways, grad once), SGD 20, plus 2 for a 16-bit
+// parameter. Numerics: float, with the same roundings as on the CPU and IEEE division and square root. One thread per
+// block computes the step's scalars in double. If a gradient is not finite, every block reads that from grad_norm and
+// returns.
 
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/vector.cuh"
@@ -13,13 +14,14 @@ namespace ops {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kBlocksPerChunk = 2;  // small enough pieces that the last ones do not leave processors idle for long
+constexpr int kBlocksPerChunk = 2;  // small pieces, so that SMs are not idle for long at the end
 constexpr int kBlockElements = kChunkElements / kBlocksPerChunk;
 constexpr int kSize = kPackSize<float>;
 
 using Four = Floats<float, kSize>;
 
-// The packs of a block's part of a chunk: body.template operator()<whole>(place in the flat arrays, available).
+// Calls body.template operator()<whole>(place in the flat arrays, available) for the packs of a block's part of a
+// chunk.
 template <class Body> __device__ void for_packs(const Chunk& chunk, bool aligned, Body body) {
     const int begin = int(blockIdx.x) % kBlocksPerChunk * kBlockElements;
     const int end = min(chunk.count, begin + kBlockElements);
@@ -31,7 +33,7 @@ template <class Body> __device__ void for_packs(const Chunk& chunk, bool aligned
     }
 }
 
-// A block of a chunk that has no elements left for it.
+// Whether the chunk has no elements for this block.
 __device__ bool is_beyond(const Chunk& chunk) {
     return int(blockIdx.x) % kBlocksPerChunk * kBlockElements >= chunk.count;
 }
@@ -40,7 +42,7 @@ template <class T> __device__ bool is_aligned(const T* flat, const Chunk& chunk)
     return reinterpret_cast<uintptr_t>(flat + chunk.begin) % (kSize * sizeof(T)) == 0;
 }
 
-// Stores the masters and, where there are any, the parameters: the masters rounded to T.
+// Stores the master weights and, if present, the parameters: master weights rounded to T.
 template <class T, bool kWhole, class Op>
 __device__ void store_masters(const Op& op, size_t place, const Four& master, int available) {
     store_pack<kWhole>(op.master + place, pack_floats(master), available);

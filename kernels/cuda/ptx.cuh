@@ -1,12 +1,12 @@
-// Instructions of sm_80 without an equivalent in C++: tensor cores, their loads, asynchronous copies, conversions.
+// sm_80 instructions without a C++ equivalent: tensor cores, their loads, asynchronous copies, conversions.
 //
-// Shared memory is addressed by the 32-bit address that shared_address() gives. A fragment is a plain local array in
-// registers: index it with constants only. Lane l holds, with g = l / 4 and q = l % 4 (PTX ISA, "Matrix fragments for
-// mma.m16n8k16"), two 16-bit elements to a register, the lower index in the low half:
+// Shared memory addresses are the 32-bit addresses of shared_address(). A fragment is a local array in registers: index
+// it only with constants. Lane l holds, with g = l / 4 and q = l % 4 (PTX ISA, "Matrix fragments for mma.m16n8k16"),
+// two 16-bit elements per register, the lower index in the low half:
 //   A (16, 16): a[r/8 + 2*(k/8)] holds rows g, g + 8 and columns 2q, 2q + 1 (+ 8)
 //   B (16, 8):  b[k/8] holds rows 2q, 2q + 1 (+ 8) of column g
 //   C (16, 8):  c[2*(r/8) + n%2] holds rows g, g + 8 and columns 2q, 2q + 1
-// So C of two neighbouring products is A of the next.
+// So C of two adjacent MMAs is A of the next.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -23,7 +23,7 @@ PTX uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta
 // ---- products on tensor cores: d = a b + c, accumulated in float ----
 
 template <class T> PTX void mma_m16n8k16(float* d, const uint32_t* a, const uint32_t* b, const float* c) {
-    static_assert(dtype_of<T> != Dtype::fp32, "tensor cores take bf16 or fp16");
+    static_assert(dtype_of<T> != Dtype::fp32, "tensor cores need bf16 or fp16");
     if constexpr (dtype_of<T> == Dtype::bf16)
         asm volatile(
             "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
@@ -41,8 +41,8 @@ template <class T> PTX void mma_m16n8k16(float* d, const uint32_t* a, const uint
 }
 
 // ---- 8x8 matrices of 16-bit elements between shared memory and fragments ----
-// Lanes 8i .. 8i + 7 give the addresses of the rows of matrix i, 16-byte aligned. Lane l receives row g, columns 2q and
-// 2q + 1; with kTranspose rows 2q and 2q + 1 of column g. Synchronizes the warp, but is no memory fence.
+// Lanes 8i .. 8i + 7 pass the addresses of the rows of matrix i, aligned to 16 bytes. Lane l receives row g, columns 2q
+// and 2q + 1; with kTranspose, rows 2q and 2q + 1 of column g. Synchronizes the warp, but is not a memory fence.
 
 template <int kMatrices, bool kTranspose = false> PTX void ldmatrix(uint32_t* r, uint32_t address) {
     static_assert(kMatrices == 1 || kMatrices == 2 || kMatrices == 4);
@@ -76,8 +76,8 @@ template <int kMatrices, bool kTranspose = false> PTX void ldmatrix(uint32_t* r,
 }
 
 // ---- asynchronous copies from global to shared memory ----
-// kBytes of 4, 8 or 16, both addresses aligned to it; bytes behind `used` become 0 and are not read. The copy lands at
-// the wait of the thread that made it; other threads need a barrier after that.
+// kBytes is 4, 8 or 16; both addresses must be aligned to it. Bytes from `used` on become 0 and are not read. The copy
+// is complete after the issuing thread's wait; other threads need a barrier after that.
 
 template <int kBytes = 16> PTX void cp_async(uint32_t to, const void* from, int used = kBytes) {
     static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
@@ -88,11 +88,11 @@ template <int kBytes = 16> PTX void cp_async(uint32_t to, const void* from, int 
                      : "memory");
 }
 PTX void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits until at most the kKeep newest groups are under way.
+// Waits until at most the kKeep newest groups are in flight.
 template <int kKeep> PTX void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(kKeep) : "memory"); }
 PTX void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// ---- barriers 1 .. 15 of a block, for `threads` threads, whole warps ----
+// ---- barriers 1 .. 15 of a block, for `threads` threads in whole warps ----
 
 PTX void bar_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 PTX void bar_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
@@ -126,7 +126,7 @@ PTX float exp2_approx(float x) {
 
 namespace ptx {
 
-// The pack of the storage type T.
+// Packs two floats as the storage type T.
 template <class T> __device__ __forceinline__ uint32_t pack(float low, float high) {
     static_assert(dtype_of<T> != Dtype::fp32, "floats need no packing");
     if constexpr (dtype_of<T> == Dtype::bf16)

@@ -3,14 +3,13 @@
 //   backward  d = the transposed rotation of the gradient; dhead = rstd (d weight - normed average(d weight normed));
 //             dweight (+)= sum of d normed over positions and heads
 //
-// A team of 1 to 32 neighboring lanes takes a head. A lane holds units of two packs: pack u of the first half of the
-// rotated elements and pack u of the second half, so that the rotation needs no other lane; what lies beyond `rotary`
-// makes units of two neighboring packs. Moved per element of 16 bits: forward 4 bytes, 6 with raw; backward 4, 6 with a
-// norm; the table, read once per position and then out of the cache, adds 4 rotary bytes per position. A handful of
-// FLOPs per element: bound by memory.
-// Numerics: float sums over a lane's units, then over the team. Where the norm has weights a block takes a range of
-// heads, its lanes sum the gradients of their own columns over its heads, then warps and blocks are added in order. All
-// of this depends on shapes and type alone, and so do the bits.
+// A team of 1 to 32 adjacent lanes processes a head. A lane holds units of two packs: pack u of the first half of the
+// rotated elements and pack u of the second half, so that the rotation needs no other lane. Elements after `rotary`
+// form units of two adjacent packs. Moved per 16-bit element: forward 4 bytes, 6 with raw; backward 4, 6 with a norm.
+// The table, read once per position and then from the cache, adds 4 rotary bytes per position. There are only a few
+// FLOPs per element, so the op is memory-bound. Numerics: float sums over a lane's units, then over the team. If the
+// norm has weights, a block processes a range of heads. Its lanes sum the gradients of their columns over these heads,
+// then warps and blocks are added in order. The order, and so the bits, depend only on shapes and types.
 #include <algorithm>
 
 #include "kernels/cuda/reduce.cuh"
@@ -24,29 +23,29 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarpSize;
-constexpr int kMinHeads = 256;  // of a group: its sums, 8 bytes per column, are 1 % of the 6 bytes per element it moves
-constexpr int kMaxGroups = 792;  // six on each of 132 processors
-constexpr int kFinalWarps = 32;  // of the final kernel, each adding every 32nd group
-constexpr int kMaxUnits = 2;     // of a lane: heads of up to 512 floats, or 1024 elements of 16 bits
+constexpr int kMinHeads = 256;  // per group: its sums, 8 bytes per column, are 1% of its traffic of 6 bytes per element
+constexpr int kMaxGroups = 792;  // six on each of 132 SMs
+constexpr int kFinalWarps = 32;  // of the final kernel; each adds every 32nd group
+constexpr int kMaxUnits = 2;     // per lane: heads of up to 512 floats or 1024 16-bit elements
 
 template <class Op> __device__ __host__ int heads_of(const Op& op) { return op.n_head + op.n_kv_head; }
 template <class Op> size_t all_heads(const Op& op) { return size_t(op.batch) * op.seq_len * size_t(heads_of(op)); }
 
-// ---- who holds what -------------------------------------------------------------------------------------------------
+// ---- layout of a head in a team -------------------------------------------------------------------------------------
 
 template <class T> constexpr int rotated_units(int rotary) { return (rotary / 2 + kPackSize<T> - 1) / kPackSize<T>; }
 template <class T> constexpr int units_of(int head_size, int rotary) {
     return rotated_units<T>(rotary) + (head_size - rotary + 2 * kPackSize<T> - 1) / (2 * kPackSize<T>);
 }
 
-// The smallest power of two that gives a lane no more than one unit, at most a warp.
+// The smallest power of two with at most one unit per lane, limited to a warp.
 template <class T> int team_size(int head_size, int rotary) {
     int lanes = 1;
     while (lanes < kWarpSize && lanes < units_of<T>(head_size, rotary)) lanes *= 2;
     return lanes;
 }
 
-// The columns of a unit: `counts` of them from `begins` on, at most a pack; none beyond the head.
+// The columns of a unit: `counts` columns starting at `begins`, at most a pack each; none after the end of the head.
 struct Unit {
     int begins[2], counts[2];
     bool rotates;
@@ -81,7 +80,7 @@ template <bool kAligned, class T> __device__ void store_unit(T* head, const Unit
             store_pack<kAligned>(head + unit.begins[part], pack_floats(values.half[part]), unit.counts[part]);
 }
 
-// Cosines and sines of a unit's pairs; 0 beyond them.
+// Cosines and sines of a unit's pairs; 0 after the last pair.
 template <class T> struct Angles { float cosine[kPackSize<T>], sine[kPackSize<T>]; };
 
 template <bool kAligned, class T>
@@ -107,7 +106,7 @@ template <class T> __device__ void rotate(Values<T>& x, const Angles<T>& angles)
     }
 }
 
-// The transpose.
+// The transposed rotation.
 template <class T> __device__ void rotate_back(Values<T>& x, const Angles<T>& angles) {
 #pragma unroll
     for (int i = 0; i < kPackSize<T>; i++) {
@@ -118,7 +117,7 @@ template <class T> __device__ void rotate_back(Values<T>& x, const Angles<T>& an
     }
 }
 
-// A scaled rotation's inverse is its transpose divided by cos^2 + sin^2. Elements beyond the unit stay 0.
+// The inverse of a scaled rotation is its transpose divided by cos^2 + sin^2. Elements after the unit's end stay 0.
 template <class T> __device__ void divide_by_squares(Values<T>& x, const Angles<T>& angles, const Unit& unit) {
 #pragma unroll
     for (int i = 0; i < kPackSize<T>; i++) {
@@ -151,18 +150,18 @@ template <class T> __device__ void multiply(Values<T>& x, float by) {
         for (int i = 0; i < kPackSize<T>; i++) x.half[part].value[i] *= by;
 }
 
-// Over the lanes of a team; all lanes of the warp call it.
+// Sums over the lanes of a team. All lanes of the warp must call it.
 __device__ float team_sum(float value, int lanes) {
     for (int step = lanes / 2; step > 0; step /= 2) value += __shfl_xor_sync(kAllLanes, value, step);
     return value;
 }
 
-// A head by its number among all query and key heads of the batch.
+// A head, from its number among all query and key heads of the batch.
 struct Head {
     size_t row;    // the position in the batch
     int position;  // in the table
     bool is_query;
-    size_t in_qkv, alone;  // where it begins in qkv and in raw
+    size_t in_qkv, alone;  // its offsets in qkv and in raw
 };
 
 template <class Op> __device__ Head head_at(const Op& op, unsigned index) {
@@ -178,8 +177,8 @@ template <class Op> __device__ Head head_at(const Op& op, unsigned index) {
 
 template <class Op> struct Teams {
     Op op;
-    unsigned n_heads;  // of the whole batch
-    int lanes;         // of a team
+    unsigned n_heads;  // in the whole batch
+    int lanes;         // per team
     unsigned per_group;
     int n_groups;
 };
@@ -190,7 +189,7 @@ __global__ void __launch_bounds__(kThreads) qk_norm_rope_forward_kernel(Teams<Qk
     const float* __restrict__ table = op.table;
     const int lane = int(threadIdx.x) % teams.lanes, size = op.head_size;
     const unsigned index = blockIdx.x * unsigned(kThreads / teams.lanes) + threadIdx.x / unsigned(teams.lanes);
-    const bool exists = index < teams.n_heads;  // a team beyond the last head takes part in sums
+    const bool exists = index < teams.n_heads;  // teams after the last head still take part in sums
     const Head at = head_at(op, exists ? index : 0);
     T* head = op.qkv.as<T>() + at.in_qkv;
 
@@ -246,7 +245,7 @@ __device__ HeadGradient<T, kUnits> load_gradient(const QkNormRopeBackward& op, c
     return head;
 }
 
-// Of the weights of queries and keys, over a lane's heads.
+// Gradient sums of the query and key weights over a lane's heads.
 template <class T, int kUnits> struct WeightSums { Values<T> query[kUnits], key[kUnits]; };
 
 template <class T> __device__ void add_products(Values<T>& sums, const Values<T>& a, const Values<T>& b) {
@@ -257,8 +256,8 @@ template <class T> __device__ void add_products(Values<T>& sums, const Values<T>
             sums.half[part].value[i] = fmaf(a.half[part].value[i], b.half[part].value[i], sums.half[part].value[i]);
 }
 
-// The block's sums to the group's place in scratch: over the teams of a warp by shuffles, over the warps in order.
-// s_sums is (kWarps, 2, head_size).
+// Writes the block's sums to the group's place in scratch: sums over the teams of a warp with shuffles, then over the
+// warps in order. s_sums is (kWarps, 2, head_size).
 template <class T, int kUnits>
 __device__ void store_weight_sums(const Teams<QkNormRopeBackward>& teams, const Unit (&unit)[kUnits],
                                   const WeightSums<T, kUnits>& sums, float* s_sums) {
@@ -286,7 +285,7 @@ __device__ void store_weight_sums(const Teams<QkNormRopeBackward>& teams, const 
     }
 }
 
-// A block takes the heads of a group, a team at a time each. With kSums it sums the gradients of the weights.
+// A block processes the heads of a group, one head per team at a time. With kSums, sums the gradients of the weights.
 template <class T, int kUnits, bool kAligned, bool kSums>
 __global__ void __launch_bounds__(kThreads, 1) qk_norm_rope_backward_kernel(Teams<QkNormRopeBackward> teams) {
     const QkNormRopeBackward& op = teams.op;
@@ -300,7 +299,7 @@ __global__ void __launch_bounds__(kThreads, 1) qk_norm_rope_backward_kernel(Team
 
     WeightSums<T, kUnits> sums{};
     for (unsigned first = begin; first < end; first += per_pass) {
-        const bool exists = first + team < end;  // a team beyond the last head takes part in sums
+        const bool exists = first + team < end;  // teams after the last head still take part in sums
         const unsigned index = exists ? first + team : begin;
         const Head at = head_at(op, index);
         const float rstd = op.rstd ? rstds[index] : 1.0f;
@@ -311,7 +310,7 @@ __global__ void __launch_bounds__(kThreads, 1) qk_norm_rope_backward_kernel(Team
             float sum = 0;
 #pragma unroll
             for (int u = 0; u < kUnits; u++) {
-                if constexpr (kSums) {  // two calls: a reference to either would put the sums in local memory
+                if constexpr (kSums) {  // two calls, because a reference to either would put the sums in local memory
                     if (at.is_query)
                         add_products(sums.query[u], head.d[u], head.normed[u]);
                     else
@@ -340,7 +339,7 @@ __global__ void __launch_bounds__(kThreads, 1) qk_norm_rope_backward_kernel(Team
 
 using FinalShared = float[kFinalWarps][kWarpSize];
 
-// A block takes 32 of the 2 head_size sums, a lane each; warp w adds groups w, w + 32, ... and warp 0 adds the warps.
+// A block computes 32 of the 2 head_size sums, one per lane. Warp w adds groups w, w + 32, ..., then warp 0 the warps.
 template <class T>
 __global__ void __launch_bounds__(kFinalWarps* kWarpSize) qk_norm_rope_final_kernel(Teams<QkNormRopeBackward> teams) {
     FinalShared& s_part = shared_memory<FinalShared>();
@@ -372,13 +371,14 @@ int n_groups(size_t heads) { return int((heads + heads_per_group(heads) - 1) / h
 
 template <class T, class Op> Teams<Op> make_teams(const char* name, const Op& op) {
     require_valid(op);
-    require(all_heads(op) < (size_t(1) << 31), "%s: %zu heads in a batch; at most 2147483647", name, all_heads(op));
+    require(all_heads(op) < (size_t(1) << 31), "%s: %zu heads per batch, but at most 2147483647 are possible", name,
+            all_heads(op));
     require(units_of<T>(op.head_size, op.rotary) <= kMaxUnits * kWarpSize, "%s: heads of %d elements are too large",
             name, op.head_size);
     return {op, unsigned(all_heads(op)), team_size<T>(op.head_size, op.rotary), 0, 0};
 }
 
-// Whether all units are whole packs at whole addresses.
+// Whether all units are whole, aligned packs.
 template <class T, class Op> bool is_whole(const Op& op, std::initializer_list<ConstView> arrays) {
     return op.rotary / 2 % kPackSize<T> == 0 && op.head_size % kPackSize<T> == 0 && are_aligned(16, arrays);
 }

@@ -1,4 +1,4 @@
-// Sums and maxima over a warp and over a block. The order is fixed, and every thread gets the same bits.
+// Sums and maxima over a warp and over a block, in a fixed order. Every thread gets the same bits.
 #pragma once
 
 #include "kernels/cuda/launch.cuh"
@@ -6,7 +6,7 @@
 inline constexpr int kWarpSize = 32;
 inline constexpr unsigned kAllLanes = 0xffffffffu;
 
-// Butterflies: a + b and b + a have the same bits, so all lanes end with the same value. `combine` is commutative.
+// Butterfly reduction. `combine` must be commutative; then all lanes get the same bits.
 template <class V, class Combine> __device__ inline V warp_reduce(V value, Combine combine) {
 #pragma unroll
     for (int lanes = kWarpSize / 2; lanes > 0; lanes /= 2)
@@ -14,8 +14,8 @@ template <class V, class Combine> __device__ inline V warp_reduce(V value, Combi
     return value;
 }
 
-// Over a block of kWarps full warps. One barrier, between the writing and the reading of `s_part`; a caller that uses
-// the same array twice needs a barrier of its own in between. All threads of the block must call.
+// Reduces over a block of kWarps full warps. Has one barrier, between writing and reading `s_part`; a caller that uses
+// the same array twice must add a barrier in between. All threads of the block must call it.
 template <int kWarps, class V, class Combine>
 __device__ inline V block_reduce(V value, V (&s_part)[kWarps], Combine combine) {
     value = warp_reduce(value, combine);

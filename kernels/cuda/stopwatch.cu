@@ -1,4 +1,4 @@
-// Stopwatch and Timeline on a GPU: events in the stream, made once and used again in later steps.
+// Stopwatch and Timeline on a GPU: events in the stream, created once and reused in later steps.
 #include "kernels/cuda/launch.cuh"
 #include "kernels/trace.h"
 
@@ -23,7 +23,7 @@ void wait_for(const Event& event) { check_cuda(cudaEventSynchronize(event.get())
 }  // namespace
 
 struct Stopwatch::Laps {
-    std::vector<Lap> laps;  // the first `used` have been stopped but not reported
+    std::vector<Lap> laps;  // the first `used` are stopped but not yet reported
     size_t used = 0;
 };
 
@@ -49,14 +49,14 @@ double Stopwatch::take_ms() {
 struct Timeline::Marks {
     struct Anchor {
         Event event = make_event();
-        double ms = 0;  // by the host's clock
+        double ms = 0;  // on the host's clock
     };
     struct Mark {
         Event event = make_event();
         size_t anchor = 0;
     };
-    std::vector<Anchor> anchors;  // the first n_anchors are used
-    std::vector<Mark> marks;      // the first n_marks have not been taken
+    std::vector<Anchor> anchors;  // the first n_anchors are in use
+    std::vector<Mark> marks;      // the first n_marks are not yet taken
     size_t n_anchors = 0, n_marks = 0;
 };
 
@@ -74,7 +74,7 @@ void Timeline::anchor(Stream stream) {
 
 size_t Timeline::mark(Stream stream) {
     Marks& m = *marks_;
-    require(m.n_anchors > 0, "Timeline: a mark before the first anchor");
+    require(m.n_anchors > 0, "Timeline: mark() before the first anchor()");
     if (m.n_marks == m.marks.size()) m.marks.emplace_back();
     Marks::Mark& mark = m.marks[m.n_marks];
     mark.anchor = m.n_anchors - 1;
@@ -90,7 +90,8 @@ std::vector<double> Timeline::take_ms() {
         wait_for(m.marks[i].event);
         moments.push_back(anchor.ms + ms_between(anchor.event, m.marks[i].event));
     }
-    if (m.n_anchors > 0) std::swap(m.anchors[0], m.anchors[m.n_anchors - 1]);  // later marks are measured from it
+    if (m.n_anchors > 0)
+        std::swap(m.anchors[0], m.anchors[m.n_anchors - 1]);  // later marks are measured relative to it
     m.n_anchors = std::min(m.n_anchors, size_t(1));
     m.n_marks = 0;
     return moments;

@@ -1,19 +1,19 @@
-// The sum of one array per rank in the order of a binary tree: a thread adds one pack, reading 4 bytes per element and
-// part. The sums wait in registers like the digits of a binary counter: after i parts there is one of 2^k parts for
-// each digit k of i that is 1.
+// Sums one array per rank in the order of a binary tree. A thread adds one pack and reads 4 bytes per element and part.
+// Partial sums stay in registers like the digits of a binary counter: after i parts, there is a sum of 2^k parts for
+// each binary digit k of i that is 1.
 #include "kernels/cuda/tree_sum.h"
 #include "kernels/cuda/vector.cuh"
 
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kSize = kPackSize<float>;  // elements of a thread
+constexpr int kSize = kPackSize<float>;  // elements per thread
 constexpr int kDigits = 13;
 static_assert(kMostTreeParts < 1 << kDigits);
 
 using Values = Floats<float, kSize>;
 
-// Unrolled over the digits, so that no index of `waiting` is a variable and all of it stays in registers.
+// Unrolled over the digits, so that all indices of `waiting` are constants and it stays in registers.
 template <bool kAligned> __global__ void __launch_bounds__(kThreads) tree_sum_kernel(TreeSum op) {
     const size_t i = (size_t(blockIdx.x) * kThreads + threadIdx.x) * kSize;
     if (i >= op.count) return;
@@ -50,7 +50,7 @@ template <bool kAligned> __global__ void __launch_bounds__(kThreads) tree_sum_ke
 void tree_sum(const TreeSum& op, Stream stream) {
     require(op.parts >= 1 && op.parts <= kMostTreeParts, "tree_sum: %d parts; at most %d", op.parts, kMostTreeParts);
     if (op.count == 0) return;
-    // A pack that is cut short at the end of the array would be moved whole.
+    // Aligned access would move a partial pack at the end of the array as a whole pack.
     const bool aligned = are_aligned(16, {op.out, op.own, op.others}) && op.count % kSize == 0;
     launch(aligned ? tree_sum_kernel<true> : tree_sum_kernel<false>,
            {"tree_sum", blocks_for(op.count, size_t(kThreads) * kSize), kThreads}, stream, op);

@@ -1,16 +1,16 @@
-// The sum of comm_nccl.cu's deterministic reduce-scatter, with the same bits as on CPU ranks.
+// The sum in comm_nccl.cu's deterministic reduce-scatter. Gives the same bits as CPU ranks.
 #pragma once
 
 #include "kernels/device.h"
 
 inline constexpr int kMostTreeParts = 4096;
 
-// out (count) = the sum of `parts` arrays in the order of kernels/comm.h's reduce_scatter_sum(). Number `own_part` is
-// `own` and may be `out`; the others stand in `others`, each at its number times count.
+// out (count) = sum of `parts` arrays in the order of reduce_scatter_sum() in kernels/comm.h. Part own_part is `own`,
+// which may be `out`; part i of the other parts is at others + i * count.
 struct TreeSum {
     float* out;           // (count)  =
     const float* own;     // (count)
-    const float* others;  // (parts * count), of which number own_part is not read
+    const float* others;  // (parts * count); part own_part is not read
     int own_part, parts;  // at most kMostTreeParts
     size_t count;
 };

@@ -1,7 +1,8 @@
-// Packs: neighbouring elements moved by one access of up to 128 bits, and kept in registers as they were stored.
+// Packs: adjacent elements moved by one access of up to 128 bits and kept in registers in the storage type.
 //
-// A kernel is written once, in packs. Where addresses allow it, it is instantiated with kAligned; else the very same
-// elements are moved one by one, so the order of a sum, and its bits, depend on the shape alone and never on addresses.
+// Kernels are written in terms of packs. If the addresses allow it, a kernel is instantiated with kAligned; otherwise
+// it moves the same elements one by one. So the order of a sum, and its bits, depend on the shape and never on
+// addresses.
 #pragma once
 
 #include <bit>
@@ -11,7 +12,7 @@
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/tensor.h"
 
-// Elements of T in 128 bits.
+// The number of elements of T in 128 bits.
 template <class T> inline constexpr int kPackSize = 16 / int(sizeof(T));
 
 template <class T, int kSize = kPackSize<T>> struct Pack {
@@ -20,7 +21,7 @@ template <class T, int kSize = kPackSize<T>> struct Pack {
     uint32_t word[kWords];
 };
 
-// The type of an access of kWords words of 32 bits.
+// The type for an access of kWords words of 32 bits.
 template <int kWords> struct Access;
 template <> struct Access<1> { using Type = unsigned; };
 template <> struct Access<2> { using Type = uint2; };
@@ -28,7 +29,7 @@ template <> struct Access<4> { using Type = uint4; };
 
 template <int kWords> using AccessType = typename Access<kWords>::Type;
 
-// The first `available` elements from `from` on; the others are 0. With kAligned all of them must be there.
+// Loads the first `available` elements at `from`; the others are 0. With kAligned, all of them must exist.
 template <bool kAligned, class T, int kSize = kPackSize<T>>
 __device__ inline Pack<T, kSize> load_pack(const T* from, int available = kSize) {
     using P = Pack<T, kSize>;
@@ -51,7 +52,7 @@ __device__ inline Pack<T, kSize> load_pack(const T* from, int available = kSize)
     }
 }
 
-// Stores the first `available` elements. With kAligned it stores all of them.
+// Stores the first `available` elements. With kAligned, stores all of them.
 template <bool kAligned, class T, int kSize>
 __device__ inline void store_pack(T* to, const Pack<T, kSize>& pack, int available = kSize) {
     using P = Pack<T, kSize>;
@@ -71,11 +72,11 @@ __device__ inline void store_pack(T* to, const Pack<T, kSize>& pack, int availab
     }
 }
 
-// The numbers in a pack.
+// The elements of a pack as floats.
 template <class T, int kSize> struct Floats {
     float value[kSize];
 
-    // The same numbers, to be packed as another type.
+    // The same numbers, for packing as another type.
     template <class To> __device__ Floats<To, kSize> as() const { return std::bit_cast<Floats<To, kSize>>(*this); }
 };
 
@@ -119,16 +120,16 @@ template <class T, int kSize> __device__ inline Pack<T, kSize> pack_floats(const
 
 // ---- for launchers --------------------------------------------------------------------------------------------------
 
-// Whether every array allows accesses of `bytes` bytes at its beginning. An absent one does.
+// Whether every array is aligned to `bytes` bytes. An absent array counts as aligned.
 inline bool are_aligned(size_t bytes, std::initializer_list<ConstView> arrays) {
     for (const ConstView& array : arrays)
         if (reinterpret_cast<uintptr_t>(array.data) % bytes != 0) return false;
     return true;
 }
 
-// How many blocks it takes for `count` pieces of work, `per_block` of them each.
+// The number of blocks for `count` pieces of work with `per_block` pieces per block.
 inline dim3 blocks_for(size_t count, size_t per_block) {
     const size_t blocks = (count + per_block - 1) / per_block;
-    require(blocks < (size_t(1) << 31), "a launch of %zu blocks: at most 2147483647", blocks);
+    require(blocks < (size_t(1) << 31), "a launch of %zu blocks; the maximum is 2147483647", blocks);
     return dim3(unsigned(blocks));
 }

@@ -49,7 +49,7 @@ class NcclLibrary(TrainerTest):
         code, said = self.start(1, text)
         self.assertEqual(code, 0, said)
         self.assertEqual(len(self.losses("run_1")), FOUR["train_max_steps"])
-        self.check_refused(text, rf"{text}/libnccl.so.2: file too short; it was looked for in {text}, \S*/lib.* and in "
+        self.check_refused(text, rf"{text}/libnccl.so.2: file too short; searched {text}, \S*/lib.* and "
                                  r"the system's library cache: install NCCL 2 \(.*pip install nvidia-nccl-cu13\)")
 
     def test_where_there_is_no_library_the_version_says_so(self):
@@ -57,8 +57,8 @@ class NcclLibrary(TrainerTest):
             self.skipTest("NCCL is in one of the system's library folders")
         said = subprocess.run(["/lib64/ld-linux-x86-64.so.2", "--inhibit-cache", TRAINER, "--version"],
                               capture_output=True, text=True, check=True, env=WITHOUT).stdout
-        self.assertIn("NCCL, which cannot be used here: libnccl.so.2: cannot open shared object file: No such file or "
-                      "directory; it was looked for in /lib/", said)
+        self.assertIn("NCCL, not usable here: libnccl.so.2: cannot open shared object file: No such file or "
+                      "directory; searched /lib/", said)
 
     def test_with_the_library_two_ranks_train(self):
         for ranks in (1, 2):
@@ -69,11 +69,11 @@ class NcclLibrary(TrainerTest):
 
     def test_a_library_that_cannot_be_used(self):
         for name, source, sentence in [
-            ("another major version", VERSION % 30100, r"\S+/wrong/libnccl.so.2 has version code 30100, and this "
+            ("another major version", VERSION % 30100, r"\S+/wrong/libnccl.so.2 has version code 30100, but this "
              r"program, built with NCCL 2\.28\.9, needs 2\.14\.0 or a later 2\.x"),
             ("too old", VERSION % 21300, "has version code 21300"),
             ("before 2.9", VERSION % 2804, "has version code 2804"),
-            ("another library", "int other;", r"\S+/wrong/libnccl.so.2 does not tell its version"),
+            ("another library", "int other;", r"\S+/wrong/libnccl.so.2 does not report a version"),
         ]:
             with self.subTest(name):
                 self.check_refused(self.library_of(source), sentence if sentence[0] == "\\" else rf"\S+ {sentence}")

@@ -242,7 +242,7 @@ TEST_CASE("the host does not wait for ever for what stalls on the device", "[sim
     {
         OneRank one(false, 20);
         plan("break");
-        expect_error(Exit::peer_lost, {"what NCCL does on the GPU failed in all_reduce_max"},
+        expect_error(Exit::peer_lost, {"NCCL's work on the GPU failed in all_reduce_max"},
                      [&] { all_reduce_max(1, one.comm); });
     }
     OneRank one(false, 1);

@@ -1,51 +1,52 @@
 // attention_backward: dV = P^T dOut, dS = P (dOut V^T - dOut . out), dQ = scale dS K, dK = scale dS^T Q, where
-// P = exp(scale Q K^T - lse) is computed again (FlashAttention-2, algorithm 2, cut into two kernels).
+// P = exp(scale Q K^T - lse) is recomputed (FlashAttention-2, algorithm 2, split into two kernels).
 //
-// First over blocks of 128 queries: dQ, and (lse, dOut . out) of each query into scratch; then over blocks of 128 keys:
-// dK and dV, summed over the query heads of a kv head in order. The block's rows are A fragments in registers, as are
-// the sums; 64 rows of the other kind at a time pass through two stages of shared memory. Below: why two kernels.
-// Bytes from memory: qkv and dOut twice, out, lse and dqkv once, scratch (8 bytes a query and head) written and read.
-// FLOPs: 7 products, 7 batch n_head head_size seq_len^2. Expected of an H200, not measured: 270 TFLOP/s of these at
-// 1024 positions and heads of 64, that is 190 counted as the usual 5 products, where other implementations reach 200.
-// With dropout dV = dropout(P)^T dOut, and dOut V^T is masked and scaled likewise; dOut . out remains the sum of P
-// times that. Under a soft cap dS has the factor 1 - tanh^2. Of windows and documents: a block of queries begins with
-// the tile of its first query's first key; a block of keys ends with the last query that sees its last one. Heads of
-// 256 have blocks of 64 rows and one kernel each for dV and dK, with 8 products together.
-// Numerics: as in the forward op; P and dS (before scale) are rounded to T before they multiply, all sums are float.
+// The first kernel processes blocks of 128 queries: it computes dQ, and writes (lse, dOut . out) of each query to
+// scratch. The second processes blocks of 128 keys: dK and dV, summed over the query heads of a kv head in order. The
+// block's rows are A fragments in registers, and so are the sums; tiles of 64 rows of the other operand pass through
+// two stages of shared memory. The comment below explains the two kernels. Memory traffic: qkv and dOut twice, out, lse
+// and dqkv once, scratch (8 bytes per query and head) written and read. FLOPs: 7 GEMMs, 7 batch n_head head_size
+// seq_len^2. Expected on an H200, not measured: 270 TFLOP/s with 1024 positions and heads of 64. Counted as the usual 5
+// GEMMs, that is 190; other implementations reach 200. With dropout, dV = dropout(P)^T dOut, and dOut V^T is masked and
+// scaled in the same way; dOut . out is still the sum of P times that. With a soft cap, dS has the factor 1 - tanh^2.
+// With windows and documents, a block of queries starts at the tile of its first query's first key, and a block of keys
+// ends at the last query that sees its last key. Heads of 256 use blocks of 64 rows and separate kernels for dV and dK,
+// with 8 GEMMs in total. Numerics: as in the forward op. P and dS (before scale) are rounded to T before
+// multiplication; all sums are float.
 #include <bit>
 
 #include "kernels/cuda/attention/attention_general_backward.cuh"
 #include "kernels/cuda/attention/attention_masks.cuh"
 #include "kernels/shared/dispatch.h"
 
-// Why two kernels. Five products would do, but then dQ is summed over blocks of keys: with atomics, not the same twice;
-// through partial sums in scratch, at GPT-2 124M with 64 x 1024 tokens 0.9 GB written and read per layer, 0.42 ms at
-// 4.3 TB/s; adding to one float dQ in turn, 1.8 GB through the L2 cache, waits for the turn, and a rounding pass. The
-// two products done twice are 103 GFLOP, 0.26 ms at 400 TFLOP/s, and need no float dQ, no waiting and no traffic
-// between warps: each product's A operand is what the warp itself holds in registers.
+// Why two kernels: five GEMMs would be enough, but then dQ is a sum over blocks of keys. Atomics are not deterministic.
+// Partial sums in scratch take 0.9 GB written and read per layer for GPT-2 124M with 64 x 1024 tokens, 0.42 ms at
+// 4.3 TB/s. Adding to one float dQ in turn takes 1.8 GB through the L2 cache, waits, and a rounding pass. Computing two
+// GEMMs twice takes 103 GFLOP, 0.26 ms at 400 TFLOP/s, and needs no float dQ, no waits and no traffic between warps:
+// the A operand of each GEMM is in the warp's own registers.
 
 namespace ops {
 
 namespace {
 
-// Heads of 64: four warps of 32 rows, so that a B fragment from shared memory serves two products. Heads of 96 and 128:
-// the sums of 32 rows alone would fill the registers, so eight warps of 16. Heads of 256: tiles half as long.
+// Heads of 64: four warps of 32 rows, so that two MMAs share a B fragment from shared memory. Heads of 96 and 128:
+// eight warps of 16 rows, because the sums of 32 rows would fill the registers. Heads of 256: tiles half as long.
 template <int kHeadSize, AttentionKind kKind> struct Shape {
-    static constexpr int kM = kHeadSize == 64 ? 2 : 1;  // sixteens of rows of a warp
+    static constexpr int kM = kHeadSize == 64 ? 2 : 1;  // groups of 16 rows per warp
     static constexpr int kWarps = kHeadSize == 64 || kHeadSize == 256 ? 4 : 8;
     static constexpr int kThreads = 32 * kWarps;
     static constexpr int kBlocksPerMultiprocessor = kHeadSize == 64 || kHeadSize == 256 ? 2 : 1;
     static constexpr int kWarpRows = 16 * kM;
     static constexpr int kRows = kWarps * kWarpRows;  // stationary: queries in the first kernel, keys in the second
-    // Whether the first stationary rows, with all of their fragments in registers, share memory with a streamed tile.
-    // `any` needs some of those registers, so that its streamed tiles are half as long in as much memory.
+    // Whether the first stationary rows, with all their fragments in registers, share memory with a streamed tile.
+    // `any` needs some of those registers, so its streamed tiles are half as long in the same memory.
     static constexpr bool kShares = kKind != AttentionKind::any;
     static constexpr int kOthers = kShares ? kRows / 2 : kRows / 4;  // rows of a streamed tile
-    static constexpr int kPart = 16;                                 // of them, whose scores are in registers at a time
+    static constexpr int kPart = 16;                                 // rows whose scores are in registers at a time
 };
 
-// Kernels that know neither windows nor documents nor soft caps are not told of them: with the longer argument ptxas of
-// CUDA 13.0 spills registers that it does not spill with this one.
+// Arguments of kernels without windows, documents and soft caps. With the full argument struct, ptxas of CUDA 13.0
+// spills registers that it does not spill with this one.
 struct UnmaskedBackward {
     View dqkv;
     void* scratch;
@@ -72,18 +73,18 @@ template <class T, int kHeadSize, class S> struct Shared {
     alignas(kTileAlignment<kHeadSize>) T rows[kRowsOfTiles][kHeadSize];
     alignas(16) QueryStatistics statistics[2][S::kRows / 2];  // of the block's queries, or of two tiles of queries
     int first_key[2][S::kOthers];                             // of two tiles of queries
-    uint64_t sample_key;                                      // of dropout, where no register is left for it
+    uint64_t sample_key;                                      // for dropout; no register is left for it
 
     __device__ T* passing(int stage, int which) { return rows[(2 * stage + which) * S::kOthers]; }
-    // The stationary rows. The first may share memory with stage 1: their fragments are in registers before it is
-    // filled. The second stay until the end, when the warps' output rows pass through the same memory.
+    // The stationary rows. The first may share memory with stage 1, because their fragments are in registers before it
+    // is filled. The second stay until the end, when the warps' output rows pass through the same memory.
     __device__ T* staying(int which) { return rows[kRowsOfTiles - (2 - which) * S::kRows]; }
     __device__ T* outgoing() { return staying(1); }
 };
 
 template <class S> using Scores = float[S::kM][S::kPart / 8][4];
 template <class S, int kHeadSize> using Sums = float[S::kM][kHeadSize / 8][4];
-template <class S, int kHeadSize, int kSpared>  // steps that are not kept in registers
+template <class S, int kHeadSize, int kSpared>  // steps that are not in registers
 using Staying = StationaryRows<kHeadSize, S::kM, kHeadSize / 16 - kSpared>;
 
 // scores += rows first^T, dp += other_rows second^T for kPart rows of the two tiles.
@@ -96,8 +97,8 @@ __device__ __forceinline__ void both_dot_products(Scores<S>& scores, const Rows&
     for (int k = 0; k < kHeadSize / 16; k++) add_dot_products<T>(dp, other_rows, ptx::shared_address(second), 0, k);
 }
 
-// From scores to p, from dp to dscore, before scale. A masked score is -infinity and gives 0 for both. scale_log2 turns
-// a score into a power of 2.
+// Computes p from scores, and dscore (before scale) from dp. A masked score is -infinity and gives 0 for both.
+// scale_log2 converts a score to an exponent of 2.
 struct ToGradient {
     __device__ void operator()(float& score, float& dp, const QueryStatistics& query, float scale_log2) const {
         score = ptx::exp2_approx(fmaf(score, scale_log2, -query.lse_log2));
@@ -105,16 +106,16 @@ struct ToGradient {
     }
 };
 
-// The same where a score is the tanh of a soft cap.
+// The same if a score is the tanh of a soft cap.
 struct ToCappedGradient {
     __device__ void operator()(float& score, float& dp, const QueryStatistics& query, float scale_log2) const {
-        const float tanh = fmaxf(score, -1.0f);  // what is masked is -infinity
+        const float tanh = fmaxf(score, -1.0f);  // masked scores are -infinity
         ToGradient()(score, dp, query, scale_log2);
         dp *= fmaf(-tanh, tanh, 1.0f);
     }
 };
 
-// The sum of the products of 8 pairs of numbers.
+// The dot product of 8 pairs of numbers.
 template <class T> __device__ __forceinline__ float dot_of_packs(const uint4& x, const uint4& y) {
     const uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
     float sum = 0;
@@ -126,12 +127,12 @@ template <class T> __device__ __forceinline__ float dot_of_packs(const uint4& x,
     return sum;
 }
 
-// The statistics of the warp's queries, into shared memory and scratch; dout is the tile of the block's queries.
+// Writes the statistics of the warp's queries to shared memory and scratch; dout is the tile of the block's queries.
 template <class T, int kHeadSize, class S, class Op, class Rows>
 __device__ __forceinline__ void query_statistics(QueryStatistics* shared, const T* dout, const Op& op, int b,
                                                  const Rows& rows) {
     constexpr int kPacks = kHeadSize / kPackNumbers, kWarpRows = S::kWarpRows;
-    constexpr int kLanes = int(std::bit_ceil(unsigned(kPacks)));  // that work on one row
+    constexpr int kLanes = int(std::bit_ceil(unsigned(kPacks)));  // lanes per row
     const AttentionLayout at(op);
     const int lane = threadIdx.x % 32, pack = lane % kLanes;
     for (int r = lane / kLanes; r < kWarpRows; r += 32 / kLanes) {
@@ -150,7 +151,7 @@ __device__ __forceinline__ void query_statistics(QueryStatistics* shared, const 
         shared[row] = {lse * kLog2E, sum};
         if (exists) static_cast<QueryStatistics*>(op.scratch)[at.lse(b, head, position)] = shared[row];
     }
-    __syncwarp();  // a query's statistics are read by four lanes of this warp
+    __syncwarp();  // four lanes of this warp read a query's statistics
 }
 
 template <class T, int kHeadSize, AttentionKind kKind>
@@ -196,7 +197,7 @@ __global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHead
     };
     load_keys(tiles.begin);
     ptx::cp_async_wait<1>();
-    __syncthreads();  // query and dout are there
+    __syncthreads();  // wait for query and dout
     constexpr int kSpared = kHeadSize == 256 ? 16 : 0;
     const Staying<S, kHeadSize, kSpared> query(ptx::shared_address(s.staying(0)), warp_row);
     const Staying<S, kHeadSize, kSpared> dout(ptx::shared_address(s.staying(1)), warp_row);
@@ -213,7 +214,7 @@ __global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHead
     Sums<S, kHeadSize> dquery = {};
     for (int tile = tiles.begin; tile < tiles.end; tile++) {
         ptx::cp_async_wait<0>();
-        __syncthreads();  // the tile has arrived; all warps have read the other stage and the stationary rows
+        __syncthreads();  // wait for the tile, and until all warps have read the other stage and the stationary rows
         if (tile + 1 < tiles.end) load_keys(tile + 1);
         const int stage = (tile - tiles.begin) % 2;
 #pragma unroll
@@ -264,9 +265,9 @@ __global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHead
                                  at.seq_len - begin - warp_row, s.outgoing(), warp_row, dquery, scale_of_row);
 }
 
-// The tiles of queries for a block of keys: of each head of the group in order, from the block's first key to the last
-// query that sees any of its keys.
-// Everything about a tile follows from its number, since no register is left to store more.
+// The tiles of queries for a block of keys: for each head of the group in order, from the block's first key to the last
+// query that sees any of its keys. Everything about a tile is derived from its number, because no register is left to
+// store more.
 template <int kOthers> class QueryTiles {
 public:
     __device__ __forceinline__ QueryTiles(const AttentionLayout& at, int kv_head, int begin, int end)
@@ -295,15 +296,15 @@ __device__ __forceinline__ void load_queries_async(Shared<T, kHeadSize, S>& s, i
         const bool inside = row < count;
         const QueryStatistics* from = static_cast<const QueryStatistics*>(op.scratch) + at.lse(b, head, begin);
         ptx::cp_async<8>(ptx::shared_address(&s.statistics[stage][row]), from + (inside ? row : 0), inside ? 8 : 0);
-        // Behind the last query as of the last query, so that the numbers never fall.
+        // Repeats the last query's value after the end, so that the numbers never decrease.
         if (const int* first_key = visible_keys(op, b).first_key)
             ptx::cp_async<4>(ptx::shared_address(&s.first_key[stage][row]), first_key + begin + min(row, count - 1));
     }
     ptx::cp_async_commit();
 }
 
-// Which gradients a launch of the kernel makes. With heads of 256 the sums of one alone fill half of the registers, so
-// there each gets a launch, and of the seven products one is made twice.
+// The gradients that a launch of the kernel computes. With heads of 256, the sums of one gradient fill half of the
+// registers, so each gets a launch, and one of the seven GEMMs is computed twice.
 enum class Gradient { both, keys, values };
 
 template <class T, int kHeadSize, AttentionKind kKind, Gradient kGradient>
@@ -331,9 +332,9 @@ __global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHead
     const QueryTiles<S::kOthers> tiles(at, kv_head, begin, query_end);
     load_queries_async(s, 0, op, b, tiles.head(0), begin);
     ptx::cp_async_wait<1>();
-    __syncthreads();  // key and value are there
-    // Beside 128 registers of sums, heads of 64 have no room for the last step of the keys, with philox() beside them
-    // for none of them.
+    __syncthreads();  // wait for key and value
+    // With 128 registers of sums, heads of 64 have no registers for the last step of the keys, and with philox() for
+    // none of the steps.
     constexpr int kSparedOfKeys = kHeadSize == 64 ? (kKind == AttentionKind::plain ? 1 : 4) : kHeadSize == 256 ? 16 : 0;
     constexpr int kSparedOfValues = kHeadSize == 256                                 ? 16
                                     : kKind != AttentionKind::any || kHeadSize == 96 ? 0
@@ -342,14 +343,14 @@ __global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHead
     const Staying<S, kHeadSize, kSparedOfKeys> key(ptx::shared_address(s.staying(1)), warp_row);
     const Staying<S, kHeadSize, kSparedOfValues> value(ptx::shared_address(s.staying(0)), warp_row);
 
-    // Of the last query that sees any of the warp's keys, behind the first key.
+    // End of the queries that see any of the warp's keys, relative to the first key.
     const int warp_end = min(begin + warp_row + S::kWarpRows, at.seq_len);
     const int reach = kAny ? visible.end_of_queries(warp_end - 1, at.seq_len) - (begin + warp_row) : 0;
     Sums<S, kHeadSize> dkey = {}, dvalue = {};
     const int n_tiles = tiles.count(at);
     for (int tile = 0; tile < n_tiles; tile++) {
         ptx::cp_async_wait<0>();
-        __syncthreads();  // the tile has arrived; all warps have read the other stage and the stationary rows
+        __syncthreads();  // wait for the tile, and until all warps have read the other stage and the stationary rows
         if (tile + 1 < n_tiles)
             load_queries_async(s, (tile + 1) % 2, op, b, tiles.head(tile + 1), tiles.begin(tile + 1));
         const int first_distance = tiles.begin(tile) - (begin + warp_row);
@@ -358,11 +359,11 @@ __global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHead
 #pragma unroll
         for (int part = 0; part < S::kOthers; part += S::kPart) {
             const int distance = first_distance + part;
-            if (distance + S::kPart <= 0) continue;   // all these queries come before the warp's keys
-            if (kAny && distance >= reach) continue;  // none of them sees the warp's keys any more
+            if (distance + S::kPart <= 0) continue;   // all these queries precede the warp's keys
+            if (kAny && distance >= reach) continue;  // none of them sees the warp's keys anymore
             const T* query = s.passing(tile % 2, 0) + part * kHeadSize;
             const T* dout = s.passing(tile % 2, 1) + part * kHeadSize;
-            uint32_t dropped = 0;  // a bit for each of the lane's scores, found while no register holds a score
+            uint32_t dropped = 0;  // one bit per score of the lane, computed while no register holds a score
             if (drops<kKind>(op))
                 for_each_decision_of_transposed<S::kM>(
                     op.dropout, kAny ? s.sample_key : op.dropout.keys[b], tiles.head(tile), tiles.begin(tile) + part,

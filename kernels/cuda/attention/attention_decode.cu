@@ -1,13 +1,13 @@
-// Attention of one query per sequence over keys and values that were kept.
+// Attention of one query per sequence with a KV cache.
 //
-// Grid (query heads, rows): a block per query of a head. A warp takes every kWarps-th key; its lanes hold the columns
-// lane + 32 i of the query, the key and the sum of values. It loads kKeysAtOnce keys and their values before it uses
-// the first, so that the loads overlap. Each warp keeps an online softmax, and the block adds the warps' sums in their
-// order. Queries of a group read the same keys, from the L2 cache but for the first one.
-// Bytes: the keys and values that are seen, 4 head_size per key and key-value head in 16 bits. FLOPs: 4 head_size per
-// key and query head, so memory is the bound. Numerics: float throughout, sums in an order that depends on the
-// position alone. The block of a group's first head writes the row's key and value into the cache; all blocks read
-// those from qkv, so that no block waits for another one.
+// Grid (query heads, rows): one block per query of a head. A warp processes every kWarps-th key; its lanes hold the
+// columns lane + 32 i of the query, the key and the sum of values. It loads kKeysAtOnce keys and their values before it
+// uses the first, so that the loads overlap. Each warp has an online softmax, and the block adds the warps' sums in
+// order. The queries of a group read the same keys, all but the first from the L2 cache.
+// Bytes: the visible keys and values, 4 head_size per key and key-value head in 16 bits. FLOPs: 4 head_size per key and
+// query head, so the op is memory-bound. Numerics: all arithmetic is float; the order of sums depends only on the
+// position. The block of a group's first head writes the row's key and value to the cache; all blocks read them from
+// qkv, so that no block waits for another.
 #include <limits>
 
 #include "kernels/cuda/reduce.cuh"
@@ -20,8 +20,8 @@ namespace {
 
 constexpr int kDecodeWarps = 8;
 constexpr int kDecodeThreads = kDecodeWarps * kWarpSize;
-constexpr int kKeysAtOnce = 4;  // of a warp
-// 0: the compiler chooses, which for heads of 256 columns spills registers on compute capability 10.0 and 12.0.
+constexpr int kKeysAtOnce = 4;  // per warp
+// 0: the compiler chooses. For heads of 256 columns, its choice spills registers on compute capability 10.0 and 12.0.
 template <int kMaxHeadSize> constexpr int kMinDecodeBlocks = kMaxHeadSize > 128 ? 1 : 0;
 
 template <int kMaxHeadSize> struct DecodeShared {
@@ -29,7 +29,7 @@ template <int kMaxHeadSize> struct DecodeShared {
     float out[kDecodeWarps][kMaxHeadSize];
 };
 
-// The columns of a head that a lane holds.
+// The columns of a head in one lane.
 template <int kMaxHeadSize> struct LaneColumns {
     static constexpr int kCount = kMaxHeadSize / kWarpSize;
     float value[kCount];
@@ -96,9 +96,9 @@ __global__ void __launch_bounds__(kDecodeThreads, kMinDecodeBlocks<kMaxHeadSize>
     if (lane == 0) s.largest[warp] = largest, s.sum[warp] = sum;
 #pragma unroll
     for (int i = 0; i < Columns::kCount; i++) s.out[warp][lane + kWarpSize * i] = out.value[i];
-    __syncthreads();  // every warp reads the sums of all
+    __syncthreads();  // every warp reads the sums of all warps
 
-    // A warp without a key has the lowest number and sums of 0.
+    // A warp without a key has the lowest maximum and sums of 0.
     float total = 0;
     for (int w = 0; w < kDecodeWarps; w++) largest = fmaxf(largest, s.largest[w]);
     for (int w = 0; w < kDecodeWarps; w++) total += s.sum[w] * expf(s.largest[w] - largest);
@@ -117,7 +117,8 @@ void attention_decode(const AttentionDecode& op, Stream stream) {
     require(op.n_kv_head > 0 && op.n_head % op.n_kv_head == 0,
             "attention_decode: n_head %d is not a multiple of n_kv_head %d", op.n_head, op.n_kv_head);
     require(op.head_size <= 256 && op.rows <= kLargestGrid,
-            "attention_decode: head_size %d, at most 256; %d rows, at most %d", op.head_size, op.rows, kLargestGrid);
+            "attention_decode: head_size is %d, at most 256; rows is %d, at most %d", op.head_size, op.rows,
+            kLargestGrid);
     dispatch("attention_decode", {op.out, op.cache, op.qkv}, [&]<class T>() {
         auto start = [&]<int kMaxHeadSize>() {
             launch(attention_decode_kernel<T, kMaxHeadSize>,

@@ -1,17 +1,17 @@
 // attention_forward: out = softmax(scale Q K^T, causal) V with the online softmax (FlashAttention-2, algorithm 1).
 //
-// Grid: 128 queries of one key-value head a block (heads of 256: 64). Four warps, 32 queries each (16), whose output
-// stays in registers; 64 keys and values (other heads than of 64: 32) at a time pass through two stages of shared
-// memory (cp.async). Tiles right of the diagonal are never loaded, nor those left of the window and the document of the
-// block's first query; a warp skips those that its own rows do not see; only tiles that some row sees in part are
-// masked. With grouped heads a block's rows are sixteens of positions of the group's heads in turn (QueryRows), so that
-// a key tile is read once for the heads of the group and the rows see nearly the same keys. Bytes: qkv once from memory
-// (a head's keys again from the L2 cache), out and lse once. FLOPs: 2 batch n_head head_size seq_len^2. Expected of an
-// H200, not measured: 250 TFLOP/s at 1024 positions and heads of 64, where mma.sync peaks at about 620 and cuDNN
-// reaches 290. 32 rows a warp, so that a B fragment read from shared memory (128 bytes a product, 256 with 16 rows)
-// does not limit. Numerics: scores, maxima, sums and out are float; exp(score - max), at most 1, is rounded to T before
-// it multiplies the values; lse comes from the unrounded ones. A soft cap's tanh is float, within 2^-21. Other head
-// sizes, float and unaligned memory: attention_general_forward.cuh.
+// Grid: blocks of 128 queries of one key-value head (heads of 256: 64). A block has four warps of 32 queries (16),
+// whose output stays in registers. Tiles of 64 keys and values (heads of other sizes than 64: 32) pass through two
+// stages of shared memory (cp.async). The kernel never loads tiles right of the diagonal, or left of the window and the
+// document of the block's first query. A warp skips tiles that its rows do not see, and masks only tiles that some row
+// sees in part. With grouped heads, the rows of a block are groups of 16 positions of the group's heads in turn
+// (QueryRows), so that a key tile is read once for all heads of the group and the rows see nearly the same keys. Bytes:
+// qkv once from memory (a head's keys again from the L2 cache), out and lse once. FLOPs: 2 batch n_head head_size
+// seq_len^2. Expected on an H200, not measured: 250 TFLOP/s with 1024 positions and heads of 64; mma.sync peaks at
+// about 620 and cuDNN reaches 290. A warp has 32 rows so that reads of B fragments from shared memory (128 bytes per
+// MMA, 256 with 16 rows) are not the bottleneck. Numerics: scores, maxima, sums and out are float. exp(score - max), at
+// most 1, is rounded to T before it multiplies the values; lse uses the unrounded numbers. A soft cap's tanh is float,
+// within 2^-21. For other head sizes, float and unaligned memory: attention_general_forward.cuh.
 #include "kernels/cuda/attention/attention_general_forward.cuh"
 #include "kernels/cuda/attention/attention_masks.cuh"
 #include "kernels/shared/dispatch.h"
@@ -20,27 +20,27 @@ namespace ops {
 
 namespace {
 
-// How the work is cut. A warp has 16 kM queries; kHeld of their fragments, 16 columns each, stay in registers, as far
-// as out and the scores leave room.
+// Tile sizes. A warp has 16 kM queries. kHeld of their fragments, 16 columns each, stay in registers, as many as fit in
+// addition to out and the scores.
 template <int kHeadSize, AttentionKind kKind> struct Shape {
     static constexpr int kM = kHeadSize == 256 ? 1 : 2;
     static constexpr int kWarps = 4, kThreads = 32 * kWarps;
     static constexpr int kBlocksPerMultiprocessor = 2;
     static constexpr int kWarpQueries = 16 * kM, kQueries = kWarps * kWarpQueries;
-    static constexpr int kKeys = kHeadSize == 64 ? 64 : 32;  // of a tile
+    static constexpr int kKeys = kHeadSize == 64 ? 64 : 32;  // per tile
     static constexpr int kHeld = kHeadSize == 64 ? 4 : 0;
 };
 
 // 48 KiB for heads of 64 and 96, 64 KiB for heads of 128, 96 KiB for heads of 256.
 template <class T, int kHeadSize, class S> struct Shared {
-    alignas(kTileAlignment<kHeadSize>) T query[S::kQueries][kHeadSize];  // in the end out
+    alignas(kTileAlignment<kHeadSize>) T query[S::kQueries][kHeadSize];  // out at the end
     T key[2][S::kKeys][kHeadSize];
     T value[2][S::kKeys][kHeadSize];
-    uint64_t sample_key;  // of dropout, where no register is left for it
+    uint64_t sample_key;  // for dropout; no register is left for it
 };
 
-// The running softmax of the rows of a warp, in units of scores before scaling. A lane has rows 16 m + 8 half + g; the
-// four lanes of a row hold the same maximum, but each its own part of the sum.
+// The online softmax of the rows of a warp, in units of unscaled scores. A lane has rows 16 m + 8 half + g; the four
+// lanes of a row hold the same maximum, but different parts of the sum.
 template <int kM> struct OnlineSoftmax {
     float max[kM][2], sum[kM][2];
 
@@ -62,16 +62,15 @@ __device__ __forceinline__ float sum_over_row(float x) {
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-// Scores of keys after the query become -infinity; `distance` is the first query's place minus the first key's.
+// Sets scores of keys after the query to -infinity; `distance` is the first query's position minus the first key's.
 template <int kM, int kN> __device__ __forceinline__ void mask_future(float (&scores)[kM][kN][4], int distance) {
     for_each_element<kM, kN>([&](int m, int n, int i, int query, int key) {
         if (key > query + distance) scores[m][n][i] = kMasked;
     });
 }
 
-// Adds a tile of scores to maxima and sums and replaces it with exp(scale (score - max)); what was summed into out with
-// the maximum before is rescaled. As long as a query has seen no key its maximum is the finite number that it began
-// with, so that its masked scores give 0.
+// Updates maxima and sums with a tile of scores, replaces the scores with exp(scale (score - max)), and rescales out to
+// the new maximum. Until a query has seen a key, its maximum is the finite initial value, so that masked scores give 0.
 template <int kHeadSize, int kKeys, int kM>
 __device__ __forceinline__ void add_to_softmax(OnlineSoftmax<kM>& softmax, float (&out)[kM][kHeadSize / 8][4],
                                                float (&scores)[kM][kKeys / 8][4], float scale_log2) {
@@ -138,16 +137,16 @@ __global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHead
     const KeyTiles tiles = tiles_of_block<kAny>(rows, S::kQueries, kKeys, visible, at.seq_len);
     load_keys(tiles.begin);
     ptx::cp_async_wait<1>();
-    __syncthreads();  // the queries are there
+    __syncthreads();  // wait for the queries
     const StationaryRows<kHeadSize, kM, S::kHeld> queries(ptx::shared_address(s.query), warp_row);
     const WarpKeys<kAny, S::kWarpQueries, QueryRows<16, kAny>> warp(rows, warp_row, visible, at.seq_len);
 
     float out[kM][kHeadSize / 8][4] = {};
-    // lowest() is too low where a query sees nothing of its first tiles: scaled, it could become infinite.
+    // lowest() is too low for a query that sees no key of its first tiles: after scaling, it could become infinite.
     OnlineSoftmax<kM> softmax(kAny ? -0x1p100f : std::numeric_limits<float>::lowest());
     for (int tile = tiles.begin; tile < tiles.end; tile++) {
         ptx::cp_async_wait<0>();
-        __syncthreads();  // the tile has arrived, and all warps have finished reading the other stage
+        __syncthreads();  // wait for the tile, and until all warps have read the other stage
         if (tile + 1 < tiles.end) load_keys(tile + 1);
         if (warp.is_before(tile * kKeys) || warp.is_past(tile * kKeys, kKeys)) continue;
 

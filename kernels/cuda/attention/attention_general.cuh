@@ -1,8 +1,8 @@
-// Shared by the attention kernels for any head size up to 256 and any storage type: tiles of float in shared memory.
+// Shared by the attention kernels for any head size up to 256 and any storage type: float tiles in shared memory.
 //
-// Eight neighbouring lanes work on one row (a query, or in the backward op a key): each on every eighth of the
-// scores and on every eighth column. So sums over a row need three shuffles and a row never leaves its warp.
-// About one shared read per multiplication: a quarter of the rate of plain FP32 at best.
+// Eight adjacent lanes process one row (a query, or a key in the backward op): each lane every eighth score and every
+// eighth column. So sums over a row need three shuffles, and a row never leaves its warp. There is about one shared
+// memory read per multiplication: at best a quarter of the FP32 rate.
 #pragma once
 
 #include "kernels/cuda/attention/attention_layout.cuh"
@@ -13,21 +13,21 @@ namespace ops {
 
 inline constexpr int kRowLanes = 8;
 
-// The row and the place in it of this thread.
+// This thread's row and lane in the row.
 struct RowLane {
     int row = threadIdx.x / kRowLanes, lane = threadIdx.x % kRowLanes;
 };
 
 template <int kMaxHeadSize> struct GeneralTile {
-    static constexpr int kRows = kMaxHeadSize > 128 ? 16 : 32;  // four tiles fit into the 99 KiB of every device
+    static constexpr int kRows = kMaxHeadSize > 128 ? 16 : 32;  // four tiles fit into 99 KiB, available on every device
     static constexpr int kThreads = kRows * kRowLanes;
     static constexpr int kScores = kRows / kRowLanes;
     static constexpr int kColumns = kMaxHeadSize / kRowLanes;
-    using Rows = float[kRows][kMaxHeadSize + 1];  // the same column of neighbouring rows lies in different banks
+    using Rows = float[kRows][kMaxHeadSize + 1];  // adjacent rows have a column in different banks
     using Scores = float[kRows][kRows + 1];
 
-    // Copies the thread's row of head_size numbers, or zeros if there is none; so become the columns behind them, up to
-    // a multiple of eight.
+    // Copies the thread's row of head_size numbers, or zeros if the row does not exist. Pads the row with zeros to a
+    // multiple of eight columns.
     template <class T> static __device__ void load_row(Rows& tile, const T* inp, bool exists, int head_size) {
         const auto [row, lane] = RowLane();
         for (int begin = 0; begin < head_size; begin += kRowLanes) {
@@ -36,7 +36,7 @@ template <int kMaxHeadSize> struct GeneralTile {
         }
     }
 
-    // The same for `count` rows, `step` apart.
+    // The same for `count` rows with stride `step`.
     template <class T>
     static __device__ void load_rows(Rows& tile, const T* inp, size_t step, int count, int head_size) {
         const int row = RowLane().row;
@@ -88,14 +88,14 @@ __device__ void store_row(T* out, const float (&sums)[kColumns], float factor, i
     }
 }
 
-// What dropout multiplies the probability of a query and a key with. One call of philox() for each: these kernels are
-// not made for speed.
+// The dropout factor of one probability. Calls philox() once per element, because these kernels are not optimized for
+// speed.
 __device__ inline float dropout_factor(const DropoutMask& mask, int b, int head, int query, int key) {
     if (!mask) return 1.0f;
     return mask.is_kept(mask.keys[b], head, query, key) ? mask.factor : 0.0f;
 }
 
-// Score and derivative of a soft cap, or the score itself and 1.
+// The capped score and the derivative of the cap; without a cap, the score and 1.
 struct CappedScore {
     float score, derivative;
 };
@@ -105,14 +105,14 @@ __device__ inline CappedScore capped_score(float score, float softcap) {
     return {softcap * tanh, 1 - tanh * tanh};
 }
 
-// The keys that a block of queries sees, cut into tiles.
+// The key tiles that a block of queries sees.
 template <int kTile, class Rows> __device__ int first_tile_begin(const Rows& rows, const VisibleKeys& visible) {
     return visible.first(rows.position(0)) / kTile * kTile;
 }
 
 // Calls start.template operator()<kMaxHeadSize>() with the smallest size that holds head_size.
 template <class Start> void for_head_size(int head_size, Start start) {
-    require(head_size <= 256, "attention: head_size %d; the kernels go up to 256", head_size);
+    require(head_size <= 256, "attention: head_size is %d, but must be at most 256", head_size);
     if (head_size <= 64)
         start.template operator()<64>();
     else if (head_size <= 128)

@@ -1,7 +1,7 @@
 // attention_backward for any head size up to 256, any storage type and any alignment, in plain FP32.
 //
-// Two kernels like the tensor-core ones: over blocks of queries (dquery, and QueryStatistics into scratch), then over
-// blocks of keys (dkey, dvalue), which reads them. Eight lanes work on one row.
+// Two kernels, like the tensor-core ones. The first processes blocks of queries: dquery, and QueryStatistics to
+// scratch. The second reads them and processes blocks of keys: dkey and dvalue. Eight lanes process one row.
 #pragma once
 
 #include "kernels/cuda/attention/attention_general.cuh"
@@ -10,11 +10,11 @@ namespace ops {
 
 template <int kMaxHeadSize> struct GeneralBackwardShared {
     typename GeneralTile<kMaxHeadSize>::Rows query, dout, key, value;
-    typename GeneralTile<kMaxHeadSize>::Scores p, dscore;  // by the row that the lanes work on, then by the other
+    typename GeneralTile<kMaxHeadSize>::Scores p, dscore;  // indexed by the lanes' row, then by the other row
     QueryStatistics statistics[GeneralTile<kMaxHeadSize>::kRows];
 };
 
-// dscore before it is multiplied with scale.
+// dscore before the multiplication by scale.
 struct ProbabilityGradient {
     float p, dscore;
 };
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(GeneralTile<kMaxHeadSize>::kThreads, 2)
 
     Tile::load_row(s.query, qkv + at.query(b, head, position), exists, at.head_size);
     Tile::load_row(s.dout, op.dout.as<T>() + at.out(b, head, position), exists, at.head_size);
-    __syncwarp();  // a row is read by the lanes that loaded it
+    __syncwarp();  // the lanes that loaded a row read it
     QueryStatistics query = {0, 0};
     if (exists) {
         query.lse_log2 = op.lse[at.lse(b, head, position)] * kLog2E;
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(GeneralTile<kMaxHeadSize>::kThreads, 2)
     float dquery[Tile::kColumns] = {};
     for (int key_begin = first_tile_begin<Tile::kRows>(rows, visible); key_begin <= last_position;
          key_begin += Tile::kRows) {
-        __syncthreads();  // the tiles before are no longer read
+        __syncthreads();  // the previous tiles have been read
         const int count = at.seq_len - key_begin;
         Tile::load_rows(s.key, qkv + at.key(b, kv_head, key_begin), at.qkv_step(), count, at.head_size);
         Tile::load_rows(s.value, qkv + at.value(b, kv_head, key_begin), at.qkv_step(), count, at.head_size);
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(GeneralTile<kMaxHeadSize>::kThreads, 2)
     float dkey[Tile::kColumns] = {}, dvalue[Tile::kColumns] = {};
     for (int head = kv_head * at.group(); head < (kv_head + 1) * at.group(); head++)
         for (int query_begin = begin; query_begin < query_end; query_begin += Tile::kRows) {
-            __syncthreads();  // the tiles before are no longer read
+            __syncthreads();  // the previous tiles have been read
             const int count = at.seq_len - query_begin;
             Tile::load_rows(s.query, qkv + at.query(b, head, query_begin), at.qkv_step(), count, at.head_size);
             Tile::load_rows(s.dout, dout + at.out(b, head, query_begin), at.out_step(), count, at.head_size);

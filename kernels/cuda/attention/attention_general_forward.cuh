@@ -1,7 +1,7 @@
 // attention_forward for any head size up to 256, any storage type and any alignment, in plain FP32.
 //
-// Grid: kRows pairs of a position and a head of a group a block, eight lanes each; kRows keys and values at a time in
-// shared memory.
+// Grid: a block has kRows pairs of a position and a head of the group, with eight lanes per pair. Shared memory holds
+// kRows keys and values at a time.
 #pragma once
 
 #include "kernels/cuda/attention/attention_general.cuh"
@@ -31,10 +31,10 @@ __global__ void __launch_bounds__(GeneralTile<kMaxHeadSize>::kThreads, 2)
 
     Tile::load_row(s.query, qkv + at.query(b, head, position), exists, at.head_size);
     float out[Tile::kColumns] = {};
-    float largest = std::numeric_limits<float>::lowest(), sum = 0;  // of scaled scores; the sum is this lane's part
+    float largest = std::numeric_limits<float>::lowest(), sum = 0;  // of scaled scores; `sum` is this lane's part
     for (int key_begin = first_tile_begin<Tile::kRows>(rows, visible); key_begin <= last_position;
          key_begin += Tile::kRows) {
-        __syncthreads();  // the tiles before are no longer read
+        __syncthreads();  // the previous tiles have been read
         const int count = at.seq_len - key_begin;
         Tile::load_rows(s.key, qkv + at.key(b, kv_head, key_begin), at.qkv_step(), count, at.head_size);
         Tile::load_rows(s.value, qkv + at.value(b, kv_head, key_begin), at.qkv_step(), count, at.head_size);

@@ -1,13 +1,13 @@
-// What of the keys the queries of a block and of a warp see, and soft caps, for the kernels on tensor cores.
+// Visible keys of a block's and a warp's queries, and soft caps, for the tensor-core kernels.
 //
-// With kMasks (AttentionKind::any) windows and documents count; without it, causality alone.
+// With kMasks (AttentionKind::any), windows and documents apply; without it, only causality.
 #pragma once
 
 #include "kernels/cuda/attention/attention_tiles.cuh"
 
 namespace ops {
 
-// The tiles of keys that a block of n_rows queries sees.
+// The key tiles that a block of n_rows queries sees.
 struct KeyTiles {
     int begin, end;
 };
@@ -18,7 +18,7 @@ __device__ __forceinline__ KeyTiles tiles_of_block(const Rows& rows, int n_rows,
     return {kMasks ? visible.first(rows.position(0)) / tile_keys : 0, (end + tile_keys - 1) / tile_keys};
 }
 
-// The queries of a warp, kCount rows of the block from `row` on.
+// The queries of a warp: kCount rows of the block, starting at `row`.
 template <bool kMasks, int kCount, class Rows> class WarpKeys {
 public:
     __device__ __forceinline__ WarpKeys(const Rows& rows, int row, const VisibleKeys& visible, int seq_len)
@@ -27,11 +27,11 @@ public:
         first_key_ = visible.first(min(first_query_, seq_len - 1));
         last_first_key_ = visible.first(min(last_query_, seq_len - 1));
     }
-    // All of them come before the key. (Without masks written so that no register holds the last one.)
+    // Whether all of them precede the key. (Without masks, written so that no register holds the last one.)
     __device__ __forceinline__ bool is_before(int key) const {
         return kMasks ? last_query_ < key : distance(key) + kCount <= 0;
     }
-    // None of them sees the keys [key, key + count) any more.
+    // Whether none of them sees the keys [key, key + count) anymore.
     __device__ __forceinline__ bool is_past(int key, int count) const { return kMasks && key + count <= first_key_; }
     __device__ __forceinline__ bool see_all(int key, int count) const {
         return key + count - 1 <= first_query_ && (!kMasks || last_first_key_ <= key);
@@ -42,11 +42,11 @@ private:
     int first_query_, last_query_, first_key_ = 0, last_first_key_ = 0;
 };
 
-// What is masked.
+// The value of masked scores.
 inline constexpr float kMasked = -std::numeric_limits<float>::infinity();
 
-// Masks scores (16 kM queries, keys [key, key + 8 kN)) of keys that the query does not see; the queries are rows of the
-// block from `row` on.
+// Masks scores (16 kM queries, keys [key, key + 8 kN)) of keys that the query does not see. The queries are rows of the
+// block, starting at `row`.
 template <int kM, int kN, class Rows>
 __device__ __forceinline__ void mask_unseen(float (&scores)[kM][kN][4], const Rows& rows, int row, int key,
                                             const VisibleKeys& visible, int seq_len) {
@@ -79,7 +79,7 @@ struct TileFirstKeys {
     }
 };
 
-// Masks scores (16 kM keys from `key` on, 16 queries of the tile from `row` on) of keys that the query does not see.
+// Masks scores (16 kM keys from `key`, 16 queries of the tile from `row`) of keys that the query does not see.
 template <int kM>
 __device__ __forceinline__ void mask_unseeing(float (&scores)[kM][2][4], int key, int row, const TileFirstKeys& first) {
     const int lane = threadIdx.x % 32;
@@ -99,8 +99,8 @@ __device__ __forceinline__ void mask_unseeing(float (&scores)[kM][2][4], int key
         }
 }
 
-// tanh: up to 0.75 Lambert's continued fraction to x^8, beyond (1 - e) / (1 + e) with e = e^(-2 |x|), where 1 - e no
-// longer cancels. Relative error below 2^-21.
+// tanh. Up to 0.75: Lambert's continued fraction to x^8. Beyond: (1 - e) / (1 + e) with e = e^(-2 |x|), because 1 - e
+// no longer cancels. Relative error below 2^-21.
 __device__ __forceinline__ float tanh_of(float x) {
     const float size = fabsf(x), square = x * x, e = ptx::exp2_approx(size * (-2 * kLog2E));
     const bool is_small = size < 0.75f;
@@ -109,7 +109,7 @@ __device__ __forceinline__ float tanh_of(float x) {
     return copysignf(__fdividef(over, under), x);
 }
 
-// Scores become the tanh of a soft cap.
+// Replaces scores with the tanh of a soft cap.
 template <int kM, int kN> __device__ __forceinline__ void cap_scores(float (&scores)[kM][kN][4], float scale_over_cap) {
 #pragma unroll
     for (int m = 0; m < kM; m++)

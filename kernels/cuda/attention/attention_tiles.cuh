@@ -1,12 +1,12 @@
-// Tiles of 16-bit numbers in shared memory, and the fragments that mma.m16n8k16 takes from them.
+// Tiles of 16-bit numbers in shared memory, and the fragments of mma.m16n8k16.
 //
-// A tile has rows of kHeadSize numbers in packs of 16 bytes. Pack p of row r lies at place p ^ (r % 8) of the row:
-// the same pack of eight rows, which ldmatrix reads at once, then lies in eight different groups of banks, and so do
-// the packs of a row. Every row number below starts at a multiple of 8, so r % 8 depends on the lane alone. Rows of 96
-// numbers, 12 packs, begin half-way through the banks every other time, so there p ^ (r / 2 % 4) does the same.
+// A tile has rows of kHeadSize numbers in packs of 16 bytes. Pack p of row r is stored at place p ^ (r % 8) of the row.
+// So the same pack of eight rows, which ldmatrix reads at once, is in eight different groups of banks, and so are the
+// packs of a row. All row numbers below start at a multiple of 8, so r % 8 depends only on the lane. Every other row of
+// 96 numbers (12 packs) starts halfway through the banks, so p ^ (r / 2 % 4) has the same effect.
 //
-// Fragments as PTX's manual has them, lane l, g = l / 4, q = l % 4: an accumulator (16, 8) holds columns 2q, 2q + 1 of
-// row g, then of row g + 8. So two neighbouring accumulators, rounded, are the A fragment (16, 16) of the next product.
+// Fragments are as in the PTX manual, with lane l, g = l / 4, q = l % 4: an accumulator (16, 8) holds columns 2q, 2q +
+// 1 of row g, then of row g + 8. So two adjacent accumulators, rounded, are the A fragment (16, 16) of the next MMA.
 #pragma once
 
 #include "kernels/cuda/attention/attention_layout.cuh"
@@ -23,7 +23,7 @@ template <int kHeadSize> __device__ __forceinline__ uint32_t tile_offset(int row
     return uint32_t(row * kHeadSize * 2 + ((pack ^ (kWholeBanks ? row & 7 : row >> 1 & 3)) << 4));
 }
 
-// Where a tile may begin.
+// The alignment of a tile.
 template <int kHeadSize> inline constexpr int kTileAlignment = kHeadSize % 64 == 0 ? std::max(kHeadSize * 2, 256) : 256;
 
 // Calls visit(row, pack) for this thread's share of a tile's packs.
@@ -42,8 +42,8 @@ __device__ __forceinline__ void for_each_pack(Visit visit) {
     }
 }
 
-// Starts copying `count` rows of kHeadSize numbers, `step` apart, into a tile of kRows rows; the other rows become 0.
-// The threads must wait for their copies and then pass a barrier.
+// Starts copying `count` rows of kHeadSize numbers with stride `step` into a tile of kRows rows; the other rows become
+// 0. The threads must wait for their copies and then pass a barrier.
 template <int kHeadSize, int kRows, int kThreads, class T>
 __device__ __forceinline__ void load_tile_async(T* tile, const T* inp, size_t step, int count) {
     const uint32_t to = ptx::shared_address(tile);
@@ -54,7 +54,7 @@ __device__ __forceinline__ void load_tile_async(T* tile, const T* inp, size_t st
     });
 }
 
-// The same for rows of which number r lies at place(r) from inp, or is negative there and becomes 0.
+// The same with row r at inp + place(r); if place(r) is negative, the row becomes 0.
 template <int kHeadSize, int kRows, int kThreads, class T, class Place>
 __device__ __forceinline__ void gather_tile_async(T* tile, const T* inp, Place place) {
     const uint32_t to = ptx::shared_address(tile);
@@ -65,8 +65,8 @@ __device__ __forceinline__ void gather_tile_async(T* tile, const T* inp, Place p
     });
 }
 
-// Starts copying tile number `tile` of a head's keys and of its values, kRows rows each; `keys` and `values` are its
-// first rows.
+// Starts copying tile `tile` of a head's keys and values, kRows rows each; `keys` and `values` are the first rows of
+// the head.
 template <int kHeadSize, int kRows, int kThreads, class T>
 __device__ __forceinline__ void load_keys_async(T* key_tile, T* value_tile, int tile, const T* keys, const T* values,
                                                 const AttentionLayout& at) {
@@ -76,10 +76,10 @@ __device__ __forceinline__ void load_keys_async(T* key_tile, T* value_tile, int 
     ptx::cp_async_commit();
 }
 
-// The shared address of pack 2 k + lane_pack of tile row `row` + lane_row, for ldmatrix. The tile begins at a
-// multiple of its rows' size and `row` is a multiple of 8, so the swizzle of k is one exclusive or on the address of k
-// = 0: there is no address for each k that the compiler could keep in a register. (With 96 numbers in a row only four
-// packs are exchanged with each other.)
+// The shared address of pack 2 k + lane_pack of tile row `row` + lane_row, for ldmatrix. The tile is aligned to the
+// size of its rows and `row` is a multiple of 8, so the swizzle of k is one XOR on the address of k = 0. So the
+// compiler does not keep an address in a register for each k. (With 96 numbers per row, only groups of four packs are
+// permuted.)
 template <int kHeadSize>
 __device__ __forceinline__ uint32_t pack_address(uint32_t tile, int row, int lane_row, int k, int lane_pack) {
     const uint32_t first = tile + tile_offset<kHeadSize>(lane_row, lane_pack);
@@ -95,7 +95,7 @@ template <int kHeadSize> __device__ __forceinline__ void load_a(uint32_t (&a)[4]
     ptx::ldmatrix<4>(a, pack_address<kHeadSize>(tile, row, lane % 16, k, lane / 16));
 }
 
-// Two B fragments for A tile^T: columns of the product are tile rows [row, row + 16), summed over are columns
+// Two B fragments for A tile^T: tile rows [row, row + 16) are columns of the result; sums are over tile columns
 // [16 k, 16 k + 16).
 template <int kHeadSize>
 __device__ __forceinline__ void load_b_of_transposed(uint32_t (&b)[4], uint32_t tile, int row, int k) {
@@ -103,14 +103,14 @@ __device__ __forceinline__ void load_b_of_transposed(uint32_t (&b)[4], uint32_t 
     ptx::ldmatrix<4>(b, pack_address<kHeadSize>(tile, row, lane / 16 * 8 + lane % 8, k, lane / 8 % 2));
 }
 
-// Two B fragments for A tile: summed over are tile rows [row, row + 16), columns of the product [16 n, 16 n + 16).
+// Two B fragments for A tile: sums are over tile rows [row, row + 16); columns [16 n, 16 n + 16) of the result.
 template <int kHeadSize> __device__ __forceinline__ void load_b(uint32_t (&b)[4], uint32_t tile, int row, int n) {
     const int lane = threadIdx.x % 32;
     ptx::ldmatrix<4, true>(b, pack_address<kHeadSize>(tile, row, lane % 16, n, lane / 16));
 }
 
-// The rows of a warp that stay the A operand of every product: (16 kM, kHeadSize). The fragments of the first kHeld
-// steps of 16 columns are kept in registers, the others are read from the tile each time.
+// The rows of a warp that are the A operand of every MMA: (16 kM, kHeadSize). The fragments of the first kHeld steps of
+// 16 columns stay in registers; the others are read from the tile each time.
 template <int kHeadSize, int kM, int kHeld> class StationaryRows {
 public:
     __device__ __forceinline__ StationaryRows(uint32_t tile, int row) : tile_(tile), row_(row) {
@@ -183,7 +183,7 @@ __device__ __forceinline__ void add_weighted_rows(float (&acc)[kM][kHeadSize / 8
     }
 }
 
-// Calls visit(m, n, i, row, column) for every element that this lane holds of an accumulator (16 kM, 8 kN).
+// Calls visit(m, n, i, row, column) for every element of an accumulator (16 kM, 8 kN) in this lane.
 template <int kM, int kN, class Visit> __device__ __forceinline__ void for_each_element(Visit visit) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -194,8 +194,8 @@ template <int kM, int kN, class Visit> __device__ __forceinline__ void for_each_
             for (int i = 0; i < 4; i++) visit(m, n, i, 16 * m + i / 2 * 8 + lane / 4, 8 * n + lane % 4 * 2 + i % 2);
 }
 
-// Calls visit(m, n, i, kept) for every element of scores (16 kM queries, 8 kN keys) whose first row in the block and
-// first key are these numbers, multiples of 16. The lane's elements of a square of 16 are the decisions of one call.
+// Calls visit(m, n, i, kept) for every element of scores (16 kM queries, 8 kN keys). The first row in the block and the
+// first key are multiples of 16. One call of philox() decides on the lane's elements of a square of 16.
 template <int kM, int kN, class Rows, class Visit>
 __device__ __forceinline__ void for_each_decision(const DropoutMask& mask, uint64_t sample_key, const Rows& rows,
                                                   int row, int key, Visit visit) {
@@ -214,8 +214,8 @@ __device__ __forceinline__ void for_each_decision(const DropoutMask& mask, uint6
         }
 }
 
-// The same for scores (16 kM keys, 16 queries), of which a lane has half of the decisions of two calls. m and i are no
-// constants: several calls at a time need more registers than the kernel has left.
+// The same for scores (16 kM keys, 16 queries). A lane needs half of the decisions of two calls. m and i are not
+// constants, because several calls at a time need more registers than are available.
 template <int kM, class Visit>
 __device__ __forceinline__ void for_each_decision_of_transposed(const DropoutMask& mask, uint64_t sample_key, int head,
                                                                 int query, int key, Visit visit) {
@@ -234,16 +234,16 @@ __device__ __forceinline__ void for_each_decision_of_transposed(const DropoutMas
         }
 }
 
-// out[place(r)] = acc[r] * factor for the warp's rows r with a place that is not negative, 16 bytes a lane, where
-// factor(m, half) belongs to row 16 m + 8 half + g. To regroup, the warp uses its own rows, from `row` on, of a tile
-// that no other warp reads any more.
+// out[place(r)] = acc[r] * factor for the warp's rows r with place(r) >= 0, 16 bytes per lane. factor(m, half) is the
+// factor of row 16 m + 8 half + g. To rearrange the rows, the warp uses its own rows, starting at `row`, of a tile that
+// no other warp reads anymore.
 template <class T, int kHeadSize, int kM, class Place, class Factor>
 __device__ __forceinline__ void scatter_rows(T* out, T* tile, int row, const float (&acc)[kM][kHeadSize / 8][4],
                                              Place place, Factor factor) {
     constexpr int kPacks = kHeadSize / kPackNumbers;
     const int lane = threadIdx.x % 32;
     char* bytes = reinterpret_cast<char*>(tile);
-    __syncwarp();  // other lanes have read these rows
+    __syncwarp();  // wait until other lanes have read these rows
 #pragma unroll
     for (int m = 0; m < kM; m++)
 #pragma unroll
@@ -266,7 +266,7 @@ __device__ __forceinline__ void scatter_rows(T* out, T* tile, int row, const flo
     }
 }
 
-// The same for `count` rows, `step` apart.
+// The same for `count` rows with stride `step`.
 template <class T, int kHeadSize, int kM, class Factor>
 __device__ __forceinline__ void store_rows(T* out, size_t step, int count, T* tile, int row,
                                            const float (&acc)[kM][kHeadSize / 8][4], Factor factor) {

@@ -1,14 +1,14 @@
-// The three products of a linear layer: cuBLASLt's GEMMs (matmul_products.h) with its epilogues where they meet the
-// contract of ops.h.
+// The three GEMMs of a linear layer: cuBLASLt (matmul_products.h), with its epilogues if they meet the contract of
+// ops.h.
 //
-// GELU and SiLU forward: ops.h requires f of the sum as rounded to T, bit for bit what activation_forward computes from
-// the stored sum, so that recomputing it changes nothing. The library applies it to the unrounded sum (that differs by
-// up to 1.13 units of T's round-off of the sum) with a tanh of its own, so its GELU is not used: the GEMM stores the
-// sum, activation_forward follows. It reads and writes 8 rows C elements a layer (8u): 2.2 ms of a 97 ms step of GPT-2
-// 124M at 4.3 TB/s, of which the fused epilogue would still need the 4u of its second output. dGELU: nothing recomputes
-// it, and a bf16 or fp16 sum must not be rounded before the factor: the library's (DGELU). Float, and what the library
-// lacks (the other activations, leading dimensions of aux that are no multiple of 8, one-element sums): float sums,
-// kMatmulSumsBytes at a time, finished by a kernel of ours. A value is rounded to T once in both cases.
+// GELU and SiLU forward: ops.h requires f of the sum rounded to T, with the same bits as activation_forward on the
+// stored sum, so that recomputation changes nothing. The library's GELU uses the unrounded sum (a difference of up
+// to 1.13 units of T's round-off of the sum) and a different tanh, so it is not used: the GEMM stores the sum, then
+// activation_forward runs. That reads and writes 8 rows C elements per layer (8u): 2.2 ms of a 97 ms step of GPT-2 124M
+// at 4.3 TB/s. The fused epilogue would still need 4u for its second output. dGELU: it is never recomputed, and a bf16
+// or fp16 sum must not be rounded before the multiplication, so it uses the library's DGELU. Float, and cases that the
+// library does not support (other activations, leading dimensions of aux that are not a multiple of 8, one-element
+// sums): one of our kernels finishes float sums, kMatmulSumsBytes at a time. Either way, a value is rounded to T once.
 #include <algorithm>
 
 #include "kernels/cuda/matmul/matmul.h"
@@ -19,11 +19,11 @@
 namespace {
 
 void require_sizes(const char* op, int rows, int n, int k) {
-    require(rows > 0 && n > 0 && k > 0, "%s: rows, n and k must be positive, are %d, %d and %d", op, rows, n, k);
+    require(rows > 0 && n > 0 && k > 0, "%s: rows, n and k are %d, %d and %d, but must be positive", op, rows, n, k);
 }
 
-// Float sums of product.d (m, n), so many columns at a time that they fit into memory kept for them, or where `out` is
-// float right there; finish(sums, first column, columns) computes the result from them.
+// Computes float sums of product.d (m, n) in place if `out` is float, otherwise in as many columns at a time as the
+// sums buffer holds. finish(sums, first column, columns) computes the result from them.
 template <class Finish> void multiply_and_finish(Product product, Stream stream, Finish finish) {
     product.epilogue = Epilogue::none;
     if (product.out == Dtype::fp32) {
@@ -31,8 +31,9 @@ template <class Finish> void multiply_and_finish(Product product, Stream stream,
         return finish(static_cast<const float*>(product.d), size_t(0), size_t(product.n));
     }
     const size_t column_bytes = size_t(product.m) * sizeof(float);
-    require(column_bytes <= kMatmulSumsBytes, "matmul: %d output features need %zu bytes a row, there are %zu",
-            product.m, column_bytes, kMatmulSumsBytes);
+    require(column_bytes <= kMatmulSumsBytes,
+            "matmul: %d output features need %zu bytes per row, but the buffer has %zu", product.m, column_bytes,
+            kMatmulSumsBytes);
     float* sums = matmul_sums(stream);
     const ConstView b(product.b, product.in);
     const int all = product.n, at_once = int(std::min(kMatmulSumsBytes / column_bytes, size_t(all)));
@@ -46,7 +47,7 @@ template <class Finish> void multiply_and_finish(Product product, Stream stream,
     }
 }
 
-// finish({out, sums, bias, ...}, stream), of add_bias' kind, on all sums.
+// Calls finish({out, sums, bias, ...}, stream), add_bias or a similar function, on all sums.
 void multiply_and_add_bias(void (*finish)(const AddBias&, Stream), const Product& product, Stream stream) {
     const View out(product.d, product.out);
     const ConstView bias(product.bias, product.out);

@@ -1,39 +1,41 @@
-// Settings and state of CUDA's matrix products, for the host. No CUDA include. One host thread drives the products.
+// Settings and state of the CUDA GEMMs, for the host. Includes no CUDA header. One host thread issues the GEMMs.
 //
-// Which algorithm cuBLASLt uses for a product decides its bits. It is chosen once per product (types, sizes, layout,
-// epilogue, = or +=, alignment) and kept: without tuning the library's first proposal, with tuning the fastest of its
-// proposals on this GPU. Timings differ from run to run, so a tuned run gives the bits of another only if both use the
-// same choices: by the same cache file, or, which also survives a lost cache, by the text of matmul_choices() in the
-// checkpoint and load_matmul_choices() before a resumed run's first product. Choices hold for one GPU name and one
-// version of cuBLASLt. Algorithms that add parts of a sum in an order of their own are never used.
+// The cuBLASLt algorithm of a GEMM determines its bits. It is chosen once per GEMM (types, sizes, layout, epilogue, =
+// or
+// +=, alignment): without autotuning the library's first proposal, with autotuning the fastest of its proposals on this
+// GPU. Timings vary, so two autotuned runs give the same bits only if both use the same choices. They do if they share
+// a cache file, or if the checkpoint stores the text of matmul_choices() and the resumed run calls
+// load_matmul_choices() before its first GEMM, which also works after the loss of the cache. Choices are valid for one
+// GPU name and one version of cuBLASLt. Algorithms without a fixed order of sums are used only if a plain GEMM has no
+// other.
 #pragma once
 
 #include <cstddef>
 #include <string>
 
-// Products of float storage round their factors to TF32 (10 fraction bits). Off by default; the sum stays float.
+// Makes GEMMs of float storage round their operands to TF32 (10 fraction bits). Off by default; sums stay float.
 void set_tf32(bool on);
 
-// Whether proposals are timed (once, at a product's first use, on random numbers in memory of the tuner's own) or the
-// first one is taken. Off by default.
+// Enables autotuning: at a GEMM's first use, time the proposals on random numbers in separate memory. Otherwise use the
+// first proposal. Off by default.
 void set_matmul_tuning(bool on);
 
-// The file that keeps timed choices: read now, added to whenever a product is timed, replaced as a whole. Processes on
-// one machine may share it: one of them times a product, the others wait and take its choice. "" for no file, the
-// default. A file that is damaged or of another GPU or version is ignored and replaced; cuda_matmul_path() says so.
+// Sets the file for timed choices and reads it. The file is replaced atomically whenever a GEMM is timed. Processes on
+// one machine may share it: one process times a GEMM, the others wait and use its choice. "", the default, means no
+// file. A file that is damaged or from another GPU or version is ignored and replaced; cuda_matmul_path() reports it.
 void set_matmul_cache(const std::string& path);
 
-// All choices made so far, as text of a few kilobytes.
+// Returns all choices made so far, as a text of a few kilobytes.
 std::string matmul_choices();
 
-// Adopts choices, also for products that were used before. Returns why they are ignored, or an empty string.
+// Uses these choices, even for GEMMs that have already run. Returns why they are ignored, or an empty string.
 std::string load_matmul_choices(const std::string& text);
 
-// What carries out products and how, and why choices were ignored or the file could not be written: one line for the
-// log.
+// Returns one line for the log: the GEMM implementation and settings, and why choices were ignored or the file could
+// not be written.
 std::string cuda_matmul_path();
 
-// Device memory that products take for themselves, for each stream: the library's workspace, and where sums stay in
-// float until they are finished because the library lacks an epilogue. Allocated at first use, for good.
+// Internal device memory of GEMMs per stream: the library's workspace, and float sums for kernels that replace a
+// missing epilogue of the library. Allocated at first use and never freed.
 inline constexpr size_t kMatmulWorkspaceBytes = size_t(64) << 20;
 inline constexpr size_t kMatmulSumsBytes = size_t(16) << 20;

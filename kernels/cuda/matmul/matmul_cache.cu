@@ -1,4 +1,4 @@
-// Choices of algorithms as text and in a file. Host code only.
+// Reads and writes algorithm choices as text and in a file. Host code only.
 #include <fcntl.h>
 #include <sys/file.h>
 #include <unistd.h>
@@ -20,7 +20,7 @@ namespace {
 constexpr const char* kHeader = "train_gpt matmul choices, format 1";
 constexpr const char* kNoAlgorithm = "apart";
 
-// FNV-1a, 64 bits (Fowler, Noll, Vo): enough against a torn or edited file.
+// FNV-1a, 64 bits (Fowler, Noll, Vo): sufficient to detect a truncated or edited file.
 uint64_t checksum(std::string_view text) {
     uint64_t hash = 0xcbf29ce484222325u;
     for (char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
@@ -70,20 +70,20 @@ std::string choices_to_text(const MatmulChoices& choices, const MatmulOwner& own
 std::string choices_from_text(MatmulChoices& choices, const std::string& text, const MatmulOwner& owner) {
     std::istringstream lines(text);
     std::string header, made_by, line;
-    if (!std::getline(lines, header) || header != kHeader) return "it is not a list of choices, or of another format";
+    if (!std::getline(lines, header) || header != kHeader) return "it is not a list of choices or has another format";
     std::getline(lines, made_by);
     const size_t last = text.rfind("checksum ");
     if (last == std::string::npos || text[last - 1] != '\n' ||
         text.substr(last) != format("checksum %016" PRIx64 "\n", checksum(std::string_view(text).substr(0, last))))
         return "it is damaged: its checksum is missing or wrong";
     if (made_by != owner_line(owner))
-        return format("it was made by \"%s\", this is \"%s\"", made_by.c_str(), owner_line(owner).c_str());
+        return format("it was made with \"%s\", but this machine has \"%s\"", made_by.c_str(),
+                      owner_line(owner).c_str());
     MatmulChoices found;
     while (std::getline(lines, line) && line.compare(0, 9, "checksum ") != 0) {
         std::string product;
         MatmulChoice choice;
-        if (!parse_choice(line, product, choice))
-            return format("it has a line that means nothing: \"%s\"", line.c_str());
+        if (!parse_choice(line, product, choice)) return format("it has an invalid line: \"%s\"", line.c_str());
         found[product] = choice;
     }
     for (const auto& [product, choice] : found) choices[product] = choice;
@@ -124,5 +124,5 @@ MatmulLock::MatmulLock(const std::string& path, int patience_s) {
 }
 
 MatmulLock::~MatmulLock() {
-    if (descriptor_ >= 0) ::close(descriptor_);  // which releases the lock
+    if (descriptor_ >= 0) ::close(descriptor_);  // releases the lock
 }

@@ -1,7 +1,8 @@
-// Which algorithm was chosen for which product: as a map, as text, and in a file that several processes share.
+// The chosen algorithm of each GEMM: as a map, as text, and in a file that processes can share.
 //
-// The text is made of lines: a header with the GPU and the library's version, one line a choice, and a last line with
-// a checksum of all before it. A product is named by its words, an algorithm by the library's eight numbers.
+// The text consists of a header with the GPU and the library's version, one line per choice, and a last line with the
+// checksum of the previous lines. A GEMM is identified by words_of() its key, an algorithm by the library's eight
+// numbers.
 #pragma once
 
 #include <array>
@@ -10,16 +11,16 @@
 #include <map>
 #include <string>
 
-// A cublasLtMatmulAlgo_t, which may be stored for use by the same version of the library.
+// A cublasLtMatmulAlgo_t. It may be stored and reused with the same version of the library.
 using MatmulAlgorithm = std::array<uint64_t, 8>;
 
 struct MatmulChoice {
-    bool by_library = false;  // false: the library has no such product, or separate kernels are faster
+    bool by_library = false;  // false: the library does not support the GEMM, or separate kernels are faster
     MatmulAlgorithm algorithm{};
-    float ms = -1;  // as timed; negative: taken untimed
+    float ms = -1;  // measured time; negative: not timed
 };
 
-// By the product's words.
+// Keyed by words_of() the product.
 using MatmulChoices = std::map<std::string, MatmulChoice>;
 
 struct MatmulOwner {
@@ -29,17 +30,17 @@ struct MatmulOwner {
 
 std::string choices_to_text(const MatmulChoices& choices, const MatmulOwner& owner);
 
-// Adds the text's choices to `choices`; returns an empty string. Or adds nothing and returns why: damaged, or made by
-// another GPU or version.
+// Adds the choices in the text to `choices` and returns an empty string. If the text is damaged or comes from another
+// GPU or version, adds nothing and returns the reason.
 std::string choices_from_text(MatmulChoices& choices, const std::string& text, const MatmulOwner& owner);
 
-// The same for a file. A missing file is no error.
+// The same for a file. A missing file is not an error.
 std::string read_choices(MatmulChoices& choices, const std::string& path, const MatmulOwner& owner);
 
-// Replaces the file as a whole. Returns an empty string, or why it failed; then the old file is unchanged.
+// Replaces the file atomically. Returns an empty string, or the reason of a failure; then the old file is unchanged.
 std::string write_choices(const MatmulChoices& choices, const std::string& path, const MatmulOwner& owner);
 
-// Excludes other processes for its lifetime. Waits at most `patience_s` for the lock.
+// Locks out other processes during its lifetime. Waits at most `patience_s` seconds for the lock.
 class MatmulLock {
 public:
     MatmulLock(const std::string& path, int patience_s);

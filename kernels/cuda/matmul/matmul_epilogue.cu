@@ -1,13 +1,13 @@
-// Kernels around the library's products.
+// Kernels around the library's GEMMs.
 //
-// add_bias: a thread an element, in grid strides; 4 bytes read and sizeof(T) moved an element. It runs only where the
-// library has no epilogue, so it is plain.
-// add_bias_relu2, times_activation_gradient: a thread takes 4 elements, in grid strides; 4 bytes read and sizeof(T), or
-// twice that, moved an element, the sums out of the L2 cache in which the product has left them.
-// column_sums: a block has 256 rows and 32 lanes' worth of columns (16 bytes a lane where the rows are aligned), a warp
-// every eighth of those rows; its row of sums goes to `out`. More than 256 rows leave a matrix of sums, which is summed
-// the same way until one row is left. Reads the values once: rows cols sizeof(T) bytes, 1/128 of that for the sums.
-// Sums are float; with at most 32 + 8 terms one after the other at each level their error grows with the logarithm.
+// add_bias: one thread per element, with grid strides; reads 4 bytes and moves sizeof(T) bytes per element. It runs
+// only if the library has no epilogue, so it is not optimized. add_bias_relu2, times_activation_gradient: 4 elements
+// per thread, with grid strides. Reads 4 bytes and moves sizeof(T) bytes, or twice that, per element; the GEMM has left
+// the sums in the L2 cache. column_sums: a block sums 256 rows of 32 lanes' columns (16 bytes per lane if rows are
+// aligned), a warp every eighth row; its row of sums goes to `out`. If there are more than 256 rows, the resulting
+// matrix is summed the same way until one row is left. Reads the values once: rows cols sizeof(T) bytes, plus 1/128 of
+// that for the sums. Sums are float. Each level adds at most 32 + 8 terms sequentially, so the error grows with the
+// logarithm of the rows.
 #include <algorithm>
 
 #include "kernels/cuda/activation.cuh"
@@ -19,14 +19,14 @@
 namespace {
 
 constexpr int kThreads = 256;
-constexpr size_t kMostBlocks = 8192;  // enough for any GPU; the rest in strides
+constexpr size_t kMostBlocks = 8192;  // enough for any GPU; threads loop over the rest
 
 dim3 strided_blocks(size_t count) { return dim3(unsigned(std::min(kMostBlocks, (count + kThreads - 1) / kThreads))); }
 
 __device__ inline size_t first_element() { return size_t(blockIdx.x) * blockDim.x + threadIdx.x; }
 __device__ inline size_t element_stride() { return size_t(gridDim.x) * blockDim.x; }
 
-// The sums are not __restrict__ in these three: they may be the output.
+// In these three kernels the sums are not __restrict__, because they may alias the output.
 template <class T> __global__ void __launch_bounds__(kThreads) add_bias_kernel(AddBias op) {
     T* out = op.out.as<T>();
     const float* sums = op.sums;
@@ -38,7 +38,7 @@ template <class T> __global__ void __launch_bounds__(kThreads) add_bias_kernel(A
     }
 }
 
-constexpr int kQuad = 4;  // elements of a thread at a time
+constexpr int kQuad = 4;  // elements per thread and iteration
 
 template <class T, bool kAligned> __global__ void __launch_bounds__(kThreads) add_bias_relu2_kernel(AddBias op) {
     T* out = op.out.as<T>();
@@ -73,13 +73,13 @@ __global__ void __launch_bounds__(kThreads) times_activation_gradient_kernel(Tim
     }
 }
 
-// Four bytes of a random word each: the sum of four uniform numbers is near enough to a normal one.
+// Sums the four bytes of a random word: the sum of four uniform numbers is close enough to normal.
 template <class T> __global__ void __launch_bounds__(kThreads) random_fill_kernel(RandomFill op) {
     T* __restrict__ out = op.out.as<T>();
     for (size_t i = first_element(); i < op.count; i += element_stride()) {
         const uint32_t word = philox(op.seed, 0, i).word[0];
         const int sum = int(word & 255) + int(word >> 8 & 255) + int(word >> 16 & 255) + int(word >> 24);
-        out[i] = from_float<T>(float(sum - 510) * (1.0f / 148));  // four bytes have a deviation of 147.8
+        out[i] = from_float<T>(float(sum - 510) * (1.0f / 148));  // the sum of four bytes has a deviation of 147.8
     }
 }
 
@@ -92,10 +92,10 @@ template <class T> struct GroupSums {
     bool accumulate;
 };
 
-// The width is that of T's packs where rows are aligned, or 1: the order of a column's sum is the same.
+// The width is a pack of T if rows are aligned, otherwise 1. The order of a column's sum is the same.
 template <int kWidth> struct GroupShared { float sums[kWarps][kLanes * kWidth]; };
 
-// A lane's columns of one row.
+// Adds a lane's columns of one row.
 template <class T, int kWidth> __device__ inline void add_row(float (&sums)[kWidth], const T* __restrict__ row) {
     if constexpr (kWidth == 1) {
         sums[0] += to_float(*row);
@@ -122,7 +122,7 @@ template <class T, int kWidth> __global__ void __launch_bounds__(kThreads) group
     }
 #pragma unroll
     for (int i = 0; i < kWidth; i++) shared.sums[warp][lane * kWidth + i] = sums[i];
-    __syncthreads();  // all warps' sums are there
+    __syncthreads();  // wait for the sums of all warps
 
     for (int i = int(threadIdx.x); i < kLanes * kWidth && block_col + i < op.cols; i += kThreads) {
         float sum = 0;
@@ -158,7 +158,7 @@ void add_bias(const AddBias& op, Stream stream) {
     });
 }
 
-// Whether all of a quad's accesses are whole.
+// Whether all accesses of a quad are vector accesses.
 template <class T> bool has_whole_quads(View out, const float* sums, ConstView other, size_t count) {
     return count % kQuad == 0 && are_aligned(kQuad * sizeof(T), {out, other}) && are_aligned(16, {sums});
 }
@@ -192,7 +192,7 @@ void random_fill(const RandomFill& op, Stream stream) {
 
 void column_sums(const ColumnSums& op, Stream stream) {
     require(op.rows > 0 && op.cols > 0 && groups_of(op.rows) <= 65535,
-            "column_sums: rows must be in [1, 65535 * 256] and cols positive, are %d and %d", op.rows, op.cols);
+            "column_sums: %d rows and %d cols; rows must be in [1, 65535 * 256], cols positive", op.rows, op.cols);
     int rows = groups_of(op.rows);
     float* sums = rows == 1 ? op.out : op.scratch;
     ops::dispatch("column_sums", {op.values}, [&]<class T>() {

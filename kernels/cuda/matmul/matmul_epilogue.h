@@ -1,11 +1,11 @@
-// Small kernels that finish a GEMM's sums where the library has no epilogue for it, or not one with the promised bits.
+// Small kernels that finish a GEMM's sums if the library has no epilogue with the required bits.
 #pragma once
 
 #include "kernels/base/choices.h"
 #include "kernels/device.h"
 #include "kernels/tensor.h"
 
-// out = sums + bias, rounded to its type. `out` may be `sums` where it is float.
+// out = sums + bias, rounded to out's type. If out is float, it may be `sums`.
 struct AddBias {
     View out;           // (rows, cols)  =
     const float* sums;  // (rows, cols)
@@ -15,20 +15,20 @@ struct AddBias {
 };
 void add_bias(const AddBias& op, Stream stream);
 
-// out = relu2(sums + bias), rounded to its type. `out` may be `sums` where it is float.
+// out = relu2(sums + bias), rounded to out's type. If out is float, it may be `sums`.
 void add_bias_relu2(const AddBias& op, Stream stream);
 
-// out = sums f'(kept), rounded to its type. `out` may be `sums` where it is float.
+// out = sums f'(kept), rounded to out's type. If out is float, it may be `sums`.
 struct TimesGradient {
     View out;           // (count)  =
     const float* sums;  // (count)
-    ConstView kept;     // (count), as ops::MatmulBackwardInput has it
+    ConstView kept;     // (count), as in ops::MatmulBackwardInput
     size_t count;
     ActivationFunction activation;
 };
 void times_activation_gradient(const TimesGradient& op, Stream stream);
 
-// The sums of each column, in an order that depends on the sizes alone.
+// Sums each column, in an order that depends only on the sizes.
 struct ColumnSums {
     float* out;        // (cols)  = or += by `accumulate`
     float* scratch;    // column_sums_scratch_bytes
@@ -39,8 +39,8 @@ struct ColumnSums {
 void column_sums(const ColumnSums& op, Stream stream);
 size_t column_sums_scratch_bytes(int rows, int cols);
 
-// Numbers near the normal distribution, mean 0, deviation 1: what products are timed on, since zeros would draw less
-// power and so run at a higher clock than real data.
+// Fills with approximately normal numbers, mean 0, deviation 1, for autotuning. Zeros would draw less power and so run
+// at a higher clock than real data.
 struct RandomFill {
     View out;  // (count)  =
     size_t count;

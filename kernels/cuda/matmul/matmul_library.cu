@@ -1,4 +1,4 @@
-// The calls to cuBLASLt. Host code; no kernel.
+// Calls to cuBLASLt. Host code; no kernel.
 #include <algorithm>
 #include <bit>
 
@@ -45,7 +45,7 @@ template <class Value> void set(cublasLtMatmulDesc_t operation, cublasLtMatmulDe
                  "cublasLtMatmulDescSetAttribute");
 }
 
-// A matrix without gaps.
+// The layout of a matrix without gaps.
 cublasLtMatrixLayout_t layout(Dtype dtype, int rows, int cols) {
     cublasLtMatrixLayout_t made = nullptr;
     check_cublas(cublasLtMatrixLayoutCreate(&made, library_type(dtype), uint64_t(rows), uint64_t(cols), rows),
@@ -53,7 +53,7 @@ cublasLtMatrixLayout_t layout(Dtype dtype, int rows, int cols) {
     return made;
 }
 
-// The constraints on the proposals.
+// Constraints on the proposals.
 class Preference {
 public:
     Preference(const ProductKey& key, size_t workspace_bytes, uint32_t reduction_schemes) {
@@ -78,7 +78,7 @@ private:
     cublasLtMatmulPreference_t handle_ = nullptr;
 };
 
-// Parts of a sum are added up in one order, and as float: not in place in order of arrival, nor rounded to d's type.
+// Whether partial sums are added in a fixed order and in float: not in place in order of arrival, not in d's type.
 bool is_deterministic(const cublasLtMatmulAlgo_t& algorithm) {
     uint32_t scheme = CUBLASLT_REDUCTION_SCHEME_MASK;
     size_t bytes = 0;
@@ -130,8 +130,8 @@ std::string words_of(const ProductKey& key) {
                   key.bias_alignment, key.aux_alignment);
 }
 
-// aux's leading dimension must be a multiple of 8 (cublasLt.h); gelu' and the bias gradient are refused or wrong where
-// k is 1 (nvmath-python refuses them), the bias gradient also where m is 1 (its tests leave that out).
+// aux's leading dimension must be a multiple of 8 (cublasLt.h). gelu' and the bias gradient fail or are wrong if k is 1
+// (nvmath-python rejects them), the bias gradient also if m is 1 (nvmath-python's tests omit it).
 bool library_lacks(const ProductKey& key) {
     if (has_aux(key.epilogue) && key.m % 8 != 0) return true;
     if (key.epilogue == Epilogue::dgelu && key.k == 1) return true;
@@ -166,7 +166,7 @@ std::vector<ProductDescription::Proposal> ProductDescription::ask_heuristic(cubl
                                                                             size_t workspace_bytes,
                                                                             uint32_t reduction_schemes) {
     const Preference preference(key_, workspace_bytes, reduction_schemes);
-    set_pointers(product);  // the heuristic reads their alignment
+    set_pointers(product);  // the heuristic reads their alignments
     cublasLtMatmulHeuristicResult_t results[kProposals];
     int found = 0;
     std::vector<Proposal> proposals;
@@ -192,7 +192,7 @@ std::vector<MatmulAlgorithm> ProductDescription::proposals(cublasLtHandle_t hand
     return algorithms;
 }
 
-// Two queries, since each returns a limited number of algorithms, most of which proposals() has as well.
+// Two queries, because each returns a limited number of algorithms and proposals() already has most of them.
 std::vector<MatmulAlgorithm> ProductDescription::excluded_proposals(cublasLtHandle_t handle, const Product& product,
                                                                     size_t workspace_bytes) {
     constexpr uint32_t kSchemes[] = {CUBLASLT_REDUCTION_SCHEME_INPLACE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE,

@@ -1,4 +1,4 @@
-// cuBLASLt for the plans: its description of a product, the algorithms that it proposes, and the call.
+// cuBLASLt interface for matmul_plan.cu: description of a GEMM, proposed algorithms, and the call.
 #pragma once
 
 #include <cublasLt.h>
@@ -9,8 +9,8 @@
 #include "kernels/cuda/matmul/matmul_cache.h"
 #include "kernels/cuda/matmul/matmul_plan.h"
 
-// What decides whether the library has a product, by which algorithms and how fast. Alignments are in bytes, at most
-// 16, the most that any kernel of the library requires; 0 where there is no pointer.
+// The properties of a GEMM that determine whether the library supports it, its algorithms and its speed. Alignments are
+// in bytes, at most 16, the largest that any kernel of the library requires; 0 for a null pointer.
 struct ProductKey {
     Dtype in, out;
     bool transpose_a, transpose_b;
@@ -26,19 +26,19 @@ ProductKey key_of(const Product& product, bool tf32);
 // "plain", "bias", "dgelu", "gelu", "bias_gradient".
 const char* name_of(Epilogue epilogue);
 
-// The key in one line of text; different keys have different words.
+// Returns the key as one line of text, unique for each key.
 std::string words_of(const ProductKey& key);
 
-// Whether the library's documentation or its users report a product as unsupported that its heuristic may accept.
+// Whether documentation or users report the GEMM as unsupported, although the library's heuristic may accept it.
 bool library_lacks(const ProductKey& key);
 
-// Memory that an algorithm may use while it runs.
+// Memory for an algorithm while it runs.
 struct MatmulWorkspace {
     void* memory;
     size_t bytes;
 };
 
-// The library's descriptions of one product, made once.
+// The library's descriptors of one GEMM, created once.
 class ProductDescription {
 public:
     explicit ProductDescription(const ProductKey& key);
@@ -46,20 +46,21 @@ public:
     ProductDescription& operator=(const ProductDescription&) = delete;
     ~ProductDescription();
 
-    // Up to 64 algorithms for the product's addresses, in the library's order, fastest first; none if there is none.
-    // All fit into kMatmulWorkspaceBytes. With Order::fixed all give the same bits each time.
+    // Returns up to 64 algorithms for the product's addresses, in the library's order, fastest first. All fit into
+    // kMatmulWorkspaceBytes. With Order::fixed, all are deterministic.
     enum class Order { fixed, unknown };
     std::vector<MatmulAlgorithm> proposals(cublasLtHandle_t handle, const Product& product, Order order = Order::fixed);
 
-    // The library's proposals that proposals() leaves out, for measurements: they add parts of a sum in an order of
-    // their own or round them to d's type, or they need more than kMatmulWorkspaceBytes, up to `workspace_bytes`.
+    // Returns the library's proposals that proposals() omits, for benchmarks and as a last resort: those that add
+    // partial sums in no fixed order, round them to d's type, or need more than kMatmulWorkspaceBytes, up to
+    // `workspace_bytes`.
     std::vector<MatmulAlgorithm> excluded_proposals(cublasLtHandle_t handle, const Product& product,
                                                     size_t workspace_bytes);
 
-    // Whether an algorithm from elsewhere could have been among the proposals.
+    // Whether an algorithm from another source could be one of the proposals.
     bool accepts(cublasLtHandle_t handle, const Product& product, const MatmulAlgorithm& algorithm);
 
-    // Queues the product; anything but CUBLAS_STATUS_SUCCESS means that nothing was queued.
+    // Queues the GEMM. If the result is not CUBLAS_STATUS_SUCCESS, it queued nothing.
     cublasStatus_t run(cublasLtHandle_t handle, const MatmulAlgorithm& algorithm, const Product& product,
                        const MatmulWorkspace& workspace, Stream stream);
 
@@ -67,7 +68,7 @@ private:
     void set_pointers(const Product& product);
     struct Proposal {
         MatmulAlgorithm algorithm;
-        bool is_admitted;  // the same bits each time, and no more workspace than kMatmulWorkspaceBytes
+        bool is_admitted;  // deterministic, and a workspace of at most kMatmulWorkspaceBytes
     };
     std::vector<Proposal> ask_heuristic(cublasLtHandle_t handle, const Product& product, size_t workspace_bytes,
                                         uint32_t reduction_schemes);
@@ -79,7 +80,7 @@ private:
 
 void check_cublas(cublasStatus_t status, const char* call);
 
-// Whether the library reports that it has no such product or algorithm; any other failure is the machine's.
+// Whether the status means that the library does not support the GEMM or algorithm. Other errors are machine errors.
 inline bool is_refusal(cublasStatus_t status) {
     return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE ||
            status == CUBLAS_STATUS_ARCH_MISMATCH;

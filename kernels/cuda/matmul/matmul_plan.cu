@@ -1,10 +1,10 @@
-// Which algorithm carries out a product: chosen once, then looked up. Host code; no kernel.
+// Chooses the algorithm of each GEMM once, then looks it up. Host code; no kernel.
 //
-// Where a choice comes from, the first that has one: this process or a checkpoint's text, the file on disk, timing if
-// it is on, the library's first proposal. While a process times a product it holds the file's lock and has read the
-// file under it, so that of several processes one times and the others take its choice. The holder must not depend on
-// other processes: its GPU may have a collective pending with ranks that wait for the lock, and cudaFree waits for all
-// pending work, so that is finished before the lock is taken.
+// Sources of a choice, in this order: this process or a checkpoint's text, the file on disk, autotuning if enabled, the
+// library's first proposal. A process takes the file's lock, reads the file and only then times a GEMM, so one process
+// times it and the others use its choice. The lock holder must not wait for other processes. Its GPU may have a pending
+// collective with ranks that wait for the lock, and cudaFree waits for all pending work, so it finishes pending work
+// before it takes the lock.
 #include <set>
 #include <utility>
 
@@ -14,12 +14,12 @@
 
 namespace {
 
-constexpr int kLockPatienceSeconds = 300;  // far longer than the timing of one product takes
+constexpr int kLockPatienceSeconds = 300;  // much longer than timing one GEMM takes
 
 struct Settings {
     bool tf32 = false, tuning = false;
     std::string cache, note;
-    std::set<std::string> untimed, unordered;  // words of products: memory was short; their bits may differ
+    std::set<std::string> untimed, unordered;  // words of GEMMs: memory was insufficient; bits may differ
 };
 
 Settings& settings() {
@@ -30,7 +30,7 @@ Settings& settings() {
 struct Plan {
     std::unique_ptr<ProductDescription> description;
     MatmulChoice choice;
-    std::vector<MatmulAlgorithm> others;  // to be tried if the choice fails; empty once it has run
+    std::vector<MatmulAlgorithm> others;  // fallbacks if the choice fails; empty after its first run
 };
 
 struct StreamMemory {
@@ -42,7 +42,7 @@ struct Library {
     MatmulOwner owner;
     MatmulChoices choices;
     std::map<ProductKey, Plan> plans;
-    std::map<void*, StreamMemory> memory;  // by the stream's handle
+    std::map<void*, StreamMemory> memory;  // keyed by the stream's handle
 
     Library() {
         check_cublas(cublasLtCreate(&handle), "cublasLtCreate");
@@ -50,7 +50,7 @@ struct Library {
     }
 };
 
-// Never destroyed: when the program ends, CUDA may have ended before.
+// Never destroyed, because CUDA may be unloaded first at process exit.
 Library& library() {
     static Library& the_library = *new Library;
     return the_library;
@@ -66,7 +66,7 @@ MatmulWorkspace workspace_of(Library& lib, Stream stream) {
     return {.memory = workspace.data(), .bytes = workspace.bytes()};
 }
 
-// A choice from elsewhere holds if the library still has the algorithm.
+// Uses a known choice if the library still accepts the algorithm.
 bool find_choice(const Library& lib, const std::string& words, const Plan& plan, const Product& product,
                  MatmulChoice& choice) {
     const auto known = lib.choices.find(words);
@@ -77,14 +77,14 @@ bool find_choice(const Library& lib, const std::string& words, const Plan& plan,
     return true;
 }
 
-// Adds choices that other processes have written to the file since; existing ones stay.
+// Adds choices that other processes have written to the file; existing ones take precedence.
 void look_into_cache(Library& lib) {
     MatmulChoices on_disk;
     settings().note = read_choices(on_disk, settings().cache, lib.owner);
     lib.choices.merge(on_disk);
 }
 
-// Only timed choices: the library would propose the others again.
+// Writes only timed choices, because the library would propose the others again.
 void write_cache(const Library& lib) {
     MatmulChoices timed;
     for (const auto& [words, choice] : lib.choices)
@@ -95,7 +95,7 @@ void write_cache(const Library& lib) {
 
 Plan& plan_for(Library& lib, const Product& product, Stream stream);
 
-// Those that give the same bits each time. Of a plain product, for which there is no substitute, any if none does.
+// Returns deterministic proposals. A plain GEMM has no substitute, so if it has none, returns any proposals.
 std::vector<MatmulAlgorithm> proposals_of(const Library& lib, const Plan& plan, const std::string& words,
                                           const Product& product) {
     std::vector<MatmulAlgorithm> found = plan.description->proposals(lib.handle, product);
@@ -106,7 +106,7 @@ std::vector<MatmulAlgorithm> proposals_of(const Library& lib, const Plan& plan, 
     return found;
 }
 
-// The fastest of the proposals, or separate kernels if the library's bias gradient costs more than our pass over dout.
+// Chooses the fastest proposal, or separate kernels if the library's bias gradient is slower than our pass over dout.
 MatmulChoice time_proposals(Library& lib, Plan& plan, const std::string& words, const Product& product, float plain_ms,
                             Stream stream) {
     const TimedAlgorithm best =
@@ -132,7 +132,7 @@ MatmulChoice choose(Library& lib, Plan& plan, const std::string& words, const Pr
         plain_ms = plan_for(lib, plain, stream).choice.ms;
     }
     if (settings().cache.empty()) return time_proposals(lib, plan, words, product, plain_ms, stream);
-    check_cuda(cudaDeviceSynchronize(), "before products are timed");
+    check_cuda(cudaDeviceSynchronize(), "waiting before autotuning");
     const MatmulLock lock(settings().cache + ".lock", kLockPatienceSeconds);
     look_into_cache(lib);
     if (find_choice(lib, words, plan, product, choice)) return choice;
@@ -156,7 +156,7 @@ Plan& plan_for(Library& lib, const Product& product, Stream stream) {
     return lib.plans.emplace(key, std::move(plan)).first->second;
 }
 
-// After the chosen algorithm has failed: takes the next of the proposals, or none.
+// Chooses the next proposal after the chosen algorithm failed, or none.
 void choose_next(Library& lib, Plan& plan, const Product& product) {
     const std::string words = words_of(key_of(product, settings().tf32));
     if (plan.others.empty()) plan.others = proposals_of(lib, plan, words, product);
@@ -185,7 +185,7 @@ bool multiply(const Product& product, Stream stream) {
 
 void multiply_plain(const Product& product, Stream stream) {
     if (!multiply(product, stream))
-        fail(Exit::os, "cuBLASLt has no algorithm for the product %s", words_of(key_of(product, settings().tf32)));
+        fail(Exit::os, "cuBLASLt has no algorithm for the GEMM %s", words_of(key_of(product, settings().tf32)));
 }
 
 float* matmul_sums(Stream stream) {
@@ -209,7 +209,7 @@ std::string load_matmul_choices(const std::string& text) {
     Library& lib = library();
     MatmulChoices loaded;
     const std::string reason = choices_from_text(loaded, text, lib.owner);
-    if (!reason.empty()) return settings().note = "the choices of matrix products are ignored: " + reason;
+    if (!reason.empty()) return settings().note = "the GEMM algorithm choices are ignored: " + reason;
     loaded.merge(lib.choices);
     lib.choices = std::move(loaded);
     lib.plans.clear();
@@ -221,12 +221,12 @@ std::string cuda_matmul_path() {
     const size_t version = cublasLtGetVersion();
     std::string path = format("cuBLASLt %zu.%zu.%zu, float sums; fp32 %s; %s", version / 10000, version / 100 % 100,
                               version % 100, set.tf32 ? "as TF32" : "without TF32",
-                              set.tuning ? "algorithms timed once" : "the library's first proposals");
-    if (!set.cache.empty()) path += ", kept in " + set.cache;
+                              set.tuning ? "autotuned algorithms" : "the library's first proposals");
+    if (!set.cache.empty()) path += ", saved in " + set.cache;
     if (!set.note.empty()) path += " (" + set.note + ")";
-    if (!set.untimed.empty()) path += format("; %zu not timed for lack of memory", set.untimed.size());
+    if (!set.untimed.empty()) path += format("; %zu GEMMs not timed for lack of memory", set.untimed.size());
     if (!set.unordered.empty())
-        path += format("; the bits of %zu may differ from run to run, as no algorithm has a fixed order of sums",
+        path += format("; the bits of %zu GEMMs may differ from run to run, because no algorithm sums in a fixed order",
                        set.unordered.size());
     return path;
 }

@@ -1,21 +1,21 @@
-// Matrix products by cuBLASLt: each product that the model has is described once, its algorithm chosen once, and both
-// kept. matmul.h describes the effect on the bits of results.
+// GEMMs with cuBLASLt. Each GEMM of the model is described once and its algorithm is chosen once; both are cached.
+// matmul.h describes the effect on the bits of results.
 //
-// The library reads memory column by column, so what is a row-major (rows, cols) matrix to us is a (cols, rows) matrix
-// with leading dimension cols to it. This header uses the library's convention: d (m, n) = op(a) (m, k) op(b)
-// (k, n), all matrices without gaps, op a transposition or nothing, sums in float.
+// The library is column-major: our row-major (rows, cols) matrix is its (cols, rows) matrix with leading dimension
+// cols. This header uses the library's convention: d (m, n) = op(a) (m, k) op(b) (k, n). Matrices have no gaps, op
+// transposes or does nothing, sums are float.
 #pragma once
 
 #include "kernels/device.h"
 #include "kernels/numeric.h"
 
-// The library's operation on the sums before it stores them. Bias and aux are read along m.
+// The library's operation on the sums before it stores them. Reads bias and aux along m.
 enum class Epilogue : int {
     none,
     bias,           // d = sums + bias (m)
     dgelu,          // d = sums gelu'(aux)
-    gelu,           // d = gelu(sums + bias (m)), aux = sums + bias; measured only: not activation_forward's bits
-    bias_gradient,  // besides d: bias (n) = the sums of op(b) along k, of d's type
+    gelu,           // d = gelu(sums + bias (m)), aux = sums + bias; for benchmarks: bits differ from activation_forward
+    bias_gradient,  // also bias (n) = sums of op(b) along k, in d's type
 };
 
 struct Product {
@@ -31,12 +31,12 @@ struct Product {
     bool accumulate = false;
 };
 
-// Queues the product on the stream. False, and nothing queued, if the library has no such product for these types,
-// sizes and addresses, or if it was timed to be slower than a plain product and a separate kernel for the epilogue.
+// Queues the GEMM on the stream. Returns false and queues nothing if the library does not support it for these types,
+// sizes and addresses, or if timing showed that a plain GEMM and a separate kernel for the epilogue are faster.
 bool multiply(const Product& product, Stream stream);
 
-// The same for a product without an epilogue. Fails with Exit::os if the library has no such product.
+// The same for a GEMM without an epilogue. Fails with Exit::os if the library does not support it.
 void multiply_plain(const Product& product, Stream stream);
 
-// kMatmulSumsBytes of float numbers on the stream, for sums that are finished by a kernel of ours.
+// Returns a float buffer of kMatmulSumsBytes for the stream, for sums that one of our kernels finishes.
 float* matmul_sums(Stream stream);

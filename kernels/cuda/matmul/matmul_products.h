@@ -1,11 +1,11 @@
-// The three products of a linear layer as GEMMs of the library, each with the epilogue that is tried first.
+// The three GEMMs of a linear layer for the library, each with its preferred epilogue.
 #pragma once
 
 #include "kernels/cuda/matmul/matmul_plan.h"
 #include "kernels/ops.h"
 
 //     out (rows, n) = inp weight^T + bias      the library's d (n, rows) = weight^T (n, k) inp (k, rows)
-// With pre_activation the sum, which is what the activation is then applied to.
+// With pre_activation, d is the sum, to which the activation is applied later.
 inline Product product_of(const ops::MatmulForward& op) {
     return {.d = op.pre_activation ? op.pre_activation.data : op.out.data,
             .a = op.weight.data,
@@ -22,7 +22,7 @@ inline Product product_of(const ops::MatmulForward& op) {
 }
 
 //     dinp (rows, k) = dout weight             d (k, rows) = weight (k, n) dout (n, rows)
-// The library has gelu_new's gradient.
+// The library has an epilogue for gelu_new's gradient.
 inline Product product_of(const ops::MatmulBackwardInput& op) {
     const bool has_gelu = op.activation == ActivationFunction::gelu_new;
     return {.d = op.dinp.data,
@@ -39,9 +39,9 @@ inline Product product_of(const ops::MatmulBackwardInput& op) {
             .epilogue = has_gelu ? Epilogue::dgelu : Epilogue::none};
 }
 
-//     dweight (n, k) = dout^T inp              d (k, n) = inp (k, rows) dout^T (rows, n), d float; dbias: the sums of
+//     dweight (n, k) = dout^T inp              d (k, n) = inp (k, rows) dout^T (rows, n), d float; dbias: sums of
 //                                              dout along rows, in the same pass over dout (BGRADB)
-// The library overwrites the bias gradient, whatever it does to d: where it is to be added to, its sums go to scratch.
+// The library always overwrites the bias gradient. If it must be added to, the sums go to scratch.
 inline Product product_of(const ops::MatmulBackwardWeight& op) {
     return {.d = op.dweight,
             .a = op.inp.data,

@@ -1,13 +1,13 @@
-// Timing of algorithms, in two passes.
+// Times the algorithms of a GEMM in two passes.
 //
-// First every proposal a few runs. Then the finalists in steady state: they take turns (A B C A B C ...), several
-// products a turn, all turns queued before anything is waited for, so that the GPU never idles and what changes with
-// time (clocks, temperature, the power limit) meets all of them alike. Medians are compared; where the middle halves of
-// two finalists' times overlap, the one that the library ranks higher is taken.
+// The first pass runs every proposal a few times. The second pass times the finalists in steady state. They alternate
+// (A B C A B C ...), several GEMMs per turn. All turns are queued before the first wait, so the GPU never idles, and
+// changes of clocks, temperature and the power limit affect all finalists alike. The fastest median wins; if the middle
+// halves of two finalists' times overlap, the one that the library ranks higher wins.
 //
-// An idle GPU runs at low clocks, and for a moment at higher ones than it can hold. So products run for a while before
-// the first one is timed, and again where none has been timed for kStaysWarm. All of it is bounded: a product takes at
-// most kFirstMs + kFinalMs and a few runs more, the warm-up kWarmUp once.
+// An idle GPU runs at low clocks, then briefly at clocks that it cannot sustain. So there is a warm-up before the first
+// timing, and again if the last timing is older than kStaysWarm. All times are bounded: a GEMM takes at most
+// kFirstMs + kFinalMs plus a few runs, a warm-up takes kWarmUp.
 #include <algorithm>
 #include <chrono>
 #include <optional>
@@ -20,17 +20,17 @@
 namespace {
 
 constexpr int kFirstRuns = 3;
-constexpr float kFirstMs = 300;  // no more proposals are tried after these: the library ranks the rest lower
+constexpr float kFirstMs = 300;  // time limit of the first pass; the library ranks the remaining proposals lower
 constexpr size_t kFinalists = 6;
-constexpr float kTurnMs = 2;                       // about as long is a turn
-constexpr int kMostRunsOfTurn = 8;                 // where launches, not products, take the time
-constexpr int kTurns = 9, kLeastTurns = 3;         // of each finalist
-constexpr float kFinalMs = 110;                    // about as long are all turns together
-constexpr int kWarmUpRuns = 256, kWarmUpLap = 16;  // at most so many, since small products do not warm a GPU
+constexpr float kTurnMs = 2;                       // approximate length of a turn
+constexpr int kMostRunsOfTurn = 8;                 // for GEMMs so small that launches dominate
+constexpr int kTurns = 9, kLeastTurns = 3;         // per finalist
+constexpr float kFinalMs = 110;                    // approximate length of all turns
+constexpr int kWarmUpRuns = 256, kWarmUpLap = 16;  // upper bound, because small GEMMs do not warm up a GPU
 constexpr std::chrono::milliseconds kWarmUp{300}, kStaysWarm{500};
 
-// The product's matrices once more, in memory that goes when this goes; their elements are random numbers. Fails with
-// Exit::os where memory is short.
+// Copies of the GEMM's matrices with random elements, in memory that the destructor frees. Fails with Exit::os if
+// memory is insufficient.
 class Stage {
 public:
     Stage(const Product& product, Stream stream) : product_(product), stream_(stream) {
@@ -69,7 +69,7 @@ private:
     DeviceBuffer sums_;
 };
 
-// Times between marks on a stream. Setting one waits for nothing; read() waits for the last.
+// Measures times between marks on a stream. set() does not wait; read() waits for the last mark.
 class Marks {
 public:
     explicit Marks(Stream stream) : stream_(stream) {}
@@ -79,9 +79,9 @@ public:
         check_cuda(cudaEventRecord(events_[used_++].get(), cuda_stream(stream_)), "cudaEventRecord");
     }
 
-    // Milliseconds from each mark to the next one; forgets the marks.
+    // Returns the milliseconds between successive marks and clears the marks.
     std::vector<float> read() {
-        check_cuda(cudaEventSynchronize(events_[used_ - 1].get()), "timing a product");
+        check_cuda(cudaEventSynchronize(events_[used_ - 1].get()), "timing a GEMM");
         std::vector<float> times(used_ - 1);
         for (size_t i = 0; i + 1 < used_; i++)
             check_cuda(cudaEventElapsedTime(&times[i], events_[i].get(), events_[i + 1].get()), "cudaEventElapsedTime");
@@ -89,7 +89,7 @@ public:
         return times;
     }
 
-    // The times of `laps` laps of `runs` runs each, without a wait between them.
+    // Returns the times of `laps` laps of `runs` runs each, without waits in between.
     template <class Work> std::vector<float> laps_of(int laps, int runs, Work work) {
         set();
         for (int lap = 0; lap < laps; lap++) {
@@ -105,7 +105,7 @@ private:
     size_t used_ = 0;
 };
 
-// The values below which a quarter, half and three quarters of the times lie.
+// The quartiles of the times.
 struct Quartiles {
     float low, median, high;
 };
@@ -122,7 +122,7 @@ int runs_of_turn(float ms) { return std::clamp(int(kTurnMs / std::max(ms, 1e-3f)
 
 using Clock = std::chrono::steady_clock;
 
-// When this process last timed something.
+// The time of this process's last measurement.
 Clock::time_point& last_timing() {
     static Clock::time_point when;
     return when;
@@ -136,12 +136,12 @@ template <class Run> void warm_up(Marks& marks, Run run) {
 }
 
 struct Contender {
-    int index;  // in the proposals
+    int index;  // of the proposal
     float first_ms;
-    std::vector<float> turns;  // milliseconds of a run
+    std::vector<float> turns;  // milliseconds per run
 };
 
-// Proposals that run, with their first times, in the library's order.
+// Returns the proposals that run, with their first times, in the library's order.
 template <class Run> std::vector<Contender> first_pass(size_t proposals, Marks& marks, Run run) {
     std::vector<Contender> contenders;
     float spent_ms = 0;
@@ -157,7 +157,7 @@ template <class Run> std::vector<Contender> first_pass(size_t proposals, Marks& 
     return contenders;
 }
 
-// The fastest of them, still in the library's order.
+// Returns the fastest contenders, in the library's order.
 std::vector<Contender> finalists_of(std::vector<Contender> contenders) {
     auto is_faster = [](const Contender& left, const Contender& right) { return left.first_ms < right.first_ms; };
     auto is_earlier = [](const Contender& left, const Contender& right) { return left.index < right.index; };
@@ -184,7 +184,7 @@ template <class Run> void take_turns(std::vector<Contender>& finalists, Marks& m
     }
 }
 
-// The first in the library's order of those that are not slower than the fastest one.
+// Returns the first finalist, in the library's order, that is not measurably slower than the fastest.
 TimedAlgorithm winner_of(const std::vector<Contender>& finalists) {
     Quartiles best = quartiles_of(finalists.front().turns);
     for (const Contender& finalist : finalists)
