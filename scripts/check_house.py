@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""The rules of the house that a machine can hold: `make check` runs this, every finding is one line.
+"""Checks the code rules of the project (`make check`); prints one line per finding.
 
-C++ is read as clang-format leaves it: what begins in the first column is at namespace scope, a block ends with a brace
-in the column of the line that opened it. test/program/test_house.py plants a violation of each rule.
+Expects C++ formatted by clang-format: code in the first column is at namespace scope, and a block ends with a brace in
+the column of the line that opened it. test/program/test_house.py plants a violation of each rule.
 """
 import re
 import sys
@@ -12,19 +12,18 @@ MAX_COLUMNS, MAX_FILE_LINES, MAX_FUNCTION_LINES = 120, 500, 120
 MAX_LINES = {"README.md": 150, "Makefile": 150}  # other files: MAX_FILE_LINES
 CPP = {".h", ".cpp", ".cu", ".cuh"}
 SOURCES = CPP | {".py", ".sh", ".js", ".css", ".html"}
-BUNDLED = "commands/report/uplot"  # another project's files, as they were published
+BUNDLED = "commands/report/uplot"  # unmodified files of another project
 MAY_USE_IF = {"kernels/numeric.h", "kernels/cuda/launch.cuh", "kernels/cuda/ptx.cuh", "test/ptx_probe/ptx_hopper.cuh",
               "test/simt/include/cuda_runtime.h", "test/support/catch.h"}
-# A launcher tells a rank its place there, and the place is no result; a test says which call of a stand-in fails, what
-# it hides, and what the simulated GPU is called, or which faults are to be injected.
+# Launchers give ranks their number in environment variables, which does not affect results; tests use them to control
+# stand-ins, the simulated GPU and injected faults.
 MAY_READ_ENVIRONMENT = {"runtime/cluster/rank_environment.cpp", "test/simt/nccl_stand_in.cpp", "test/simt/runtime.cpp",
                         "test/simt/cublas_lt.cpp", "test/program/file_faults.cpp", "test/program/refuse.cpp",
                         "test/faults/inject.cpp"}
 
-# Who may include whom: files of a folder -> folders and files. None: anything. A deeper folder follows its top folder.
-BASICS = ["kernels/device.h", "kernels/comm.h", "kernels/base/check.h", "kernels/numeric.h", "kernels/tensor.h",
-          "kernels/base/choices.h", "kernels/base/batch.h", "kernels/trace.h", "kernels/base/dropout.h"]
-# What other folders may include of runtime/: one public header of each of its folders.
+# Allowed includes: folder -> folders and files. None: anything. Subfolders follow the folder above them.
+BASICS = ["kernels/base", *(f"kernels/{name}.h" for name in ("device", "comm", "numeric", "tensor", "trace"))]
+# Other folders may include only the public header of each folder of runtime/, and all of runtime/io.
 RUNTIME_FOLDERS = ["config", "checkpoint", "cluster", "logging", "io", "performance"]
 RUNTIME = ["runtime/io", *(f"runtime/{folder}/{folder}.h" for folder in RUNTIME_FOLDERS)]
 DATA = [f"data/{room}" for room in ("tokenizer", "text", "shards", "prepare", "evaluation")]
@@ -65,7 +64,7 @@ FORBIDDEN = [(re.compile(r"<<<"), "a kernel is started by launch() only"),
 
 
 def blank(literal):
-    """A comment becomes nothing and a string an empty one, on the same lines."""
+    """Removes comments and the contents of strings; keeps the line numbers."""
     return ("" if literal[0][0] == "/" else '""') + "\n" * literal[0].count("\n")
 
 
@@ -124,7 +123,7 @@ def findings(name, text):
 
 
 def op_findings(texts):
-    """Each op of the seam has an implementation, a textbook and a test."""
+    """Each op has an implementation in both backends, a reference (textbook) and a test."""
     def is_in(files, pattern):
         return any(re.search(pattern, text) for name, text in texts.items() if name.startswith(files))
     seam = texts["kernels/ops.h"]
@@ -140,14 +139,14 @@ def op_findings(texts):
 
 
 def storage_template_findings(name, text):
-    """In model/ a storage type is a value (kernels/tensor.h). The arena hands out elements of any type."""
+    """In model/, a storage type is a value (kernels/tensor.h), except in the arena, which allocates any type."""
     for number, line in enumerate(LITERAL.sub(blank, text).splitlines(), 1):
         if name != "model/arena.h" and re.search(r"\btemplate\b|\bstd::visit\b|(?<!::)\b(bf16|fp16)\b", line):
             yield number, "model/ has no templates over the storage type; take a View"
 
 
 def cycle_findings(texts):
-    """Files that include each other, directly or through others: the include that closes a circle."""
+    """Include cycles: reports the include that closes the cycle."""
     done, path = set(), []
 
     def visit(name):
@@ -166,7 +165,7 @@ def cycle_findings(texts):
 
 
 def program_findings(texts):
-    """Each program that can be linked is in PROGRAMS, which the tests build."""
+    """Each program that the Makefiles link is in PROGRAMS, which the tests build."""
     makefiles = {name: texts[name] for name in ("Makefile", "test.mk")}
     lists = re.findall(r"^(?:CPU|GPU)_PROGRAMS\s*:=((?:.*\\\n)*.*)", "".join(makefiles.values()), re.M)
     listed = set(re.findall(r"\w+", " ".join(lists)))
@@ -178,7 +177,7 @@ def program_findings(texts):
 
 
 def doc_findings(root):
-    """README.md is short and links every page of docs/; no link in a page is dead."""
+    """README.md is short and links to every page of docs/; no page has a dead link."""
     def anchors(text):
         titles = re.findall(r"^#+ (.*)", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)
         return [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Reads what nvcc and `ptxas -v` say about one source and holds its kernels to the rules of the house.
+"""Reads the output of nvcc and `ptxas -v` for one source file and checks its kernels against the code rules.
 
     nvcc ... -Xptxas -v ... 2>&1 | scripts/check_ptxas.py [--werror] TABLE.tsv
 
-Warns where a kernel spills registers, has a stack frame (arrays in local memory), or where ptxas serialises wgmma
-(C7512, C7519) or ignores setmaxnreg (C7508); with --werror these are errors, and the exit code is 1. Writes one line
-per kernel and architecture to the table: kernel, architecture, registers, stack bytes, spilled bytes, static shared
-bytes. Everything else passes through to stderr.
+Warns if a kernel spills registers or has a stack frame (arrays in local memory), or if ptxas serializes wgmma (C7512,
+C7519) or ignores setmaxnreg (C7508). With --werror these are errors, and the exit code is 1. Writes one line per kernel
+and architecture to the table: kernel, architecture, registers, stack bytes, spilled bytes, static shared bytes.
+Everything else passes through to stderr.
 """
 import re
 import subprocess
@@ -22,7 +22,7 @@ NOISE = re.compile(r"^ptxas info|^\s*\d+ bytes stack frame|^\s*$")
 
 
 def demangled(names):
-    """Mangled -> readable, without the arguments: activation_forward_kernel<bf16>."""
+    """Demangles names and removes the arguments: activation_forward_kernel<bf16>."""
     result = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True)
     readable = (re.sub(r"\(anonymous namespace\)::|^void |\(ops::\w+\)", "", line)  # also the casts of enumerators
                 for line in result.stdout.splitlines())
@@ -30,7 +30,7 @@ def demangled(names):
 
 
 def read(lines):
-    """The kernels' rows, and what must be said: findings and lines to pass on."""
+    """Returns a row per kernel, the findings, and the lines to pass through."""
     rows, losses, others, row = [], [], [], None
     for line in lines:
         line = line.rstrip("\n")
@@ -61,7 +61,7 @@ def main():
         if row["spills"]:
             findings.append(f"{where} spills {row['spills']} bytes of registers")
         elif row["stack"]:
-            findings.append(f"{where} has a stack frame of {row['stack']} bytes: arrays that are not in registers")
+            findings.append(f"{where} has a stack frame of {row['stack']} bytes: its arrays are not in registers")
     table.parent.mkdir(parents=True, exist_ok=True)
     table.write_text("".join("\t".join(str(value) for value in row.values()) + "\n" for row in rows))
     kind = "error" if errors else "warning"

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Finds the CUDA libraries that the programs load: cuBLASLt, the CUDA runtime, and NCCL for several ranks.
 
-    scripts/cuda_libraries.py [PROGRAM]     (default: build/train_gpt, where it exists)
+    scripts/cuda_libraries.py [PROGRAM]     (default: build/train_gpt, if it exists)
 
-Prints where each library is and the LD_LIBRARY_PATH with which the programs start. It looks, in this order, in the
-folders of LD_LIBRARY_PATH, in CUDA toolkits (CUDA_HOME, CUDA_PATH, the nvcc on PATH, /usr/local/cuda*), in the system's
-library cache (ldconfig -p), and where pip installs NVIDIA's packages: nvidia/*/lib in the site-packages of this
-interpreter and of every python3 on PATH. Exit codes: 0; 69 a library without which nothing runs is missing.
+Prints the path of each library and the LD_LIBRARY_PATH that the programs need. Searches, in this order, the folders of
+LD_LIBRARY_PATH, CUDA toolkits (CUDA_HOME, CUDA_PATH, the nvcc on PATH, /usr/local/cuda*), the system's library cache
+(ldconfig -p), and NVIDIA's pip packages: nvidia/*/lib in the site-packages of this interpreter and of every python3 on
+PATH. Exit codes: 0; 69 a required library is missing.
 
-As a module: find(). Python 3.9 or later, the standard library only.
+As a module: find(). Requires Python 3.9 or later and only the standard library.
 """
 import glob
 import json
@@ -27,7 +27,7 @@ EXIT_UNAVAILABLE = 69
 
 LOCAL_TOOLKITS = "/usr/local/cuda*"
 TOOLKIT_FOLDERS = ("lib64", "targets/x86_64-linux/lib")
-# soname without its version -> what people call it, pip's package
+# soname without its version -> common name, pip package
 NAMES = {
     "libcudart": ("the CUDA runtime", "nvidia-cuda-runtime"),
     "libcublasLt": ("cuBLASLt", "nvidia-cublas"),
@@ -39,23 +39,23 @@ ASK_INTERPRETER = ("import json, site, sys; print(json.dumps(sys.path + "
 
 @dataclass
 class Libraries:
-    """What find() found. A program that is started with `ld_library_path` loads the files of `paths`."""
+    """Result of find(). A program that is started with `ld_library_path` loads the files in `paths`."""
     paths: dict = field(default_factory=dict)  # soname -> path of the file
-    missing: list = field(default_factory=list)  # a sentence for each needed library that is missing
-    optional_missing: list = field(default_factory=list)  # a sentence for each optional one
+    missing: list = field(default_factory=list)  # a sentence for each missing required library
+    optional_missing: list = field(default_factory=list)  # a sentence for each missing optional library
     ld_library_path: str = ""
 
 
 # ---- ELF files ------------------------------------------------------------------------------------------------------
 
 def dynamic_section(path):
-    """(soname or None, [DT_NEEDED]) of an x86-64 ELF file. ValueError says why a file is not one."""
+    """Returns (soname or None, [DT_NEEDED]) of an x86-64 ELF file. Raises ValueError with the reason if invalid."""
     with open(path, "rb") as file:
         head = file.read(64)
         if len(head) < 64 or head[:4] != b"\x7fELF":
             raise ValueError("is not an ELF file")
         if head[4:6] != b"\x02\x01" or struct.unpack_from("<H", head, 18)[0] != 62:
-            raise ValueError("is not for x86-64")
+            raise ValueError("is not an x86-64 file")
         offset, size, count = struct.unpack_from("<Q", head, 32) + struct.unpack_from("<HH", head, 54)
         segments = []  # (type, offset in the file, address, bytes in the file)
         for i in range(count):
@@ -89,7 +89,7 @@ def dynamic_section(path):
 
 
 def needed_by(program):
-    """The CUDA libraries, by soname, that a program and the libraries in lib/ next to it were linked with."""
+    """The sonames of the CUDA libraries that a program and the libraries in lib/ next to it are linked with."""
     found, files = [], [Path(program)]
     for file in files:
         for name in dynamic_section(file)[1]:
@@ -102,7 +102,7 @@ def needed_by(program):
 
 
 def problem_of(path, soname):
-    """Why the loader must not get this file for `soname`, or None."""
+    """Why this file is unusable as `soname`, or None."""
     if "stubs" in Path(path).resolve().parts:
         return "is a stub for the linker"
     try:
@@ -125,7 +125,7 @@ def toolkit_roots():
 
 
 def library_cache():
-    """soname -> paths, as ldconfig -p prints them for x86-64."""
+    """soname -> paths, from ldconfig -p, for x86-64."""
     search = os.pathsep.join([os.environ.get("PATH", ""), "/sbin", "/usr/sbin"])
     command = shutil.which("ldconfig", path=search)
     if not command:
@@ -148,7 +148,7 @@ def interpreters():
 
 
 def site_packages():
-    """Folders in which this interpreter and every python3 on PATH look for packages."""
+    """The package folders of this interpreter and of every python3 on PATH."""
     found = [path for path in sys.path if path]
     for python in [sys.executable, *interpreters()]:
         try:
@@ -156,17 +156,17 @@ def site_packages():
                                     check=True, cwd="/").stdout
             found += [path for path in json.loads(answer) if path]
         except (OSError, ValueError, subprocess.SubprocessError):
-            pass  # what cannot start has no packages for us
+            pass  # an interpreter that cannot start is ignored
     return [path for path in dict.fromkeys(found) if os.path.isdir(path)]
 
 
 def package_folders():
-    """nvidia/cublas/lib, nvidia/cu13/lib (which CUDA 13's packages share) and so on."""
+    """nvidia/cublas/lib, nvidia/cu13/lib (shared by the packages of CUDA 13) and so on."""
     return [folder for site in site_packages() for folder in sorted(glob.glob(os.path.join(site, "nvidia/*/lib")))]
 
 
 def advice(soname):
-    """(name, what pip installs): of CUDA 13 on, packages of the toolkit have its version, not its name in theirs."""
+    """(name, pip requirement). From CUDA 13 on, package names do not contain the CUDA version; the version does."""
     stem, version = soname.split(".so.")
     name, package = NAMES.get(stem, (stem, None))
     if package is None:
@@ -177,7 +177,7 @@ def advice(soname):
 
 
 def sentence(soname, rejected):
-    """What is missing, where it was looked for, and what to do."""
+    """An error message: the missing library, where it was searched, and what to do."""
     name, package = advice(soname)
     where = [
         f"LD_LIBRARY_PATH ({os.environ.get('LD_LIBRARY_PATH') or 'not set'})",
@@ -194,7 +194,7 @@ def sentence(soname, rejected):
 
 
 def candidates(soname, folders, cache, packages):
-    """Paths at which the library may be, best first."""
+    """Candidate paths of the library, best first."""
     yield from (os.path.join(folder, soname) for folder in folders)
     yield from cache.get(soname, [])
     yield from (os.path.join(folder, soname) for folder in packages)

@@ -1,27 +1,27 @@
 #!/usr/bin/env python3
-"""What only a GPU can show: measures and proves the programs of this repository, or of an unpacked kit, on a GPU.
+"""Benchmarks and tests the programs of this repository, or of an unpacked kit, on a GPU.
 
     scripts/gpu_check.py [measure] [prove] [sanitize] [--out FOLDER] [--programs FOLDER] [--limit SECONDS]
                          [--stages NAME,NAME ...] [--list]
 
-Needs the driver (nvidia-smi), bash, python3 and the CUDA libraries that scripts/cuda_libraries.py looks for. It builds
-nothing: make gpu-check builds the programs for this machine's GPU first, a kit has them. Without a GPU it checks what
-can be checked: that the programs start and that nothing else is missing.
+Needs the driver (nvidia-smi), bash, python3 and the CUDA libraries that scripts/cuda_libraries.py finds. It builds
+nothing: make gpu-check builds the programs for this machine's GPU first; a kit contains them. Without a GPU it only
+checks that the programs start and that nothing else is missing.
 
     measure    wgmma and tensor maps against their twins; memory bandwidth and peak GEMM rate; ops, steps, GEMMs and the
-               trainer at GPT-2's sizes, a Llama's step; six kernels in Nsight Compute; PyTorch's step
+               trainer at GPT-2's sizes, a step of Llama; six kernels in Nsight Compute; PyTorch's step
     prove      every other instruction against its twin, the model against PyTorch's outputs, loss curves against the
                CPU's, repeated and resumed runs bit by bit, NCCL with one rank
     sanitize   memcheck and racecheck of compute-sanitizer over the op tests
 
-Without a part all three run, each for at most --limit seconds (540). The stages of a part run in turn (--list), the
-most valuable first; each has a process group and a bound of time of its own and may use what earlier ones left over.
---stages takes names or beginnings of names: "probe" stands for every probe_GROUP.
+By default all three parts run, each for at most --limit seconds (540). The stages of a part run in order (--list), the
+most valuable first. Each stage has its own process group and time limit, and may also use the time that earlier stages
+left. --stages takes names or prefixes: "probe" selects every probe_GROUP.
 
-Results are in FOLDER/PART (build/gpu_check/PART), up to date after each stage: check.json (everything), check.txt (the
-table, at most 8000 characters, which is printed last) and logs.tgz (what the programs printed).
+The results in FOLDER/PART (build/gpu_check/PART) are updated after each stage: check.json (everything), check.txt (the
+table, at most 8000 characters, also printed at the end) and logs.tgz (the programs' output).
 
-Exit codes: 0 everything that could run has passed (PyTorch's stages do not count); 1 something has not; 64 wrong
+Exit codes: 0 every stage that could run has passed (PyTorch's stages do not count); 1 a stage failed; 64 wrong
 arguments; 69 no GPU or no CUDA libraries; 130 and 143 interrupted by Ctrl-C or SIGTERM, with the results so far.
 """
 import argparse
@@ -61,12 +61,13 @@ def parse_arguments():
     parser = Parser(prog="gpu_check.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help="measure, prove, sanitize; default: all")
     parser.add_argument("--out", type=Path, metavar="FOLDER", default=ROOT / "build/gpu_check",
-                        help="gets a folder per part (default: build/gpu_check)")
-    parser.add_argument("--programs", type=Path, metavar="FOLDER", default=ROOT / "build", help="default: build")
+                        help="folder for the results, one subfolder per part (default: build/gpu_check)")
+    parser.add_argument("--programs", type=Path, metavar="FOLDER", default=ROOT / "build",
+                        help="folder of the programs (default: build)")
     parser.add_argument("--limit", type=seconds, metavar="SECONDS", default=DEFAULT_LIMIT_S,
-                        help=f"for each part, 1 to {MAX_LIMIT_S} (default: {DEFAULT_LIMIT_S})")
-    parser.add_argument("--stages", metavar="NAMES", help="only these, separated by commas")
-    parser.add_argument("--list", action="store_true", help="print the stages and their seconds of the default limit")
+                        help=f"time limit per part, 1 to {MAX_LIMIT_S} (default: {DEFAULT_LIMIT_S})")
+    parser.add_argument("--stages", metavar="NAMES", help="run only these stages, separated by commas")
+    parser.add_argument("--list", action="store_true", help="list the stages and their share of the default limit")
     # For tests on the simulator, which cannot run a real model.
     parser.add_argument("--workloads", default=",".join(gpu_stages.GPU_WORKLOADS), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -81,7 +82,7 @@ def parse_arguments():
 
 
 def choose(parser, options, place):
-    """part -> its stages that were named."""
+    """part -> the selected stages."""
     parts = [part for part in gpu_stages.PARTS if part in options.parts or not options.parts]
     chosen = {part: gpu_stages.stages_of(part, place, options.workloads) for part in parts}
     if options.stages is None:
@@ -89,7 +90,7 @@ def choose(parser, options, place):
     names = options.stages.split(",")
     for name in names:
         if not any(matches(stage, name) for stages in chosen.values() for stage in stages):
-            parser.error(f"--stages: '{name}' is not a stage of {', '.join(parts)}; --list prints them")
+            parser.error(f"--stages: '{name}' is not a stage of {', '.join(parts)}; see --list")
     chosen = {part: [stage for stage in stages if any(matches(stage, name) for name in names)]
               for part, stages in chosen.items()}
     return {part: stages for part, stages in chosen.items() if stages}
@@ -106,22 +107,22 @@ def print_list(chosen):
 
 
 def report_without_gpu(place, why):
-    """Everything that can be checked without a GPU."""
+    """Checks everything that can be checked without a GPU."""
     found = gpu_machine.problems(place)
     notes = list(place.libraries.optional_missing)
     if importlib.util.find_spec("torch") is None:
-        notes.append("this python3 has no PyTorch, so there is nothing to compare with")
+        notes.append("this python3 has no PyTorch; the comparison is skipped")
     for text in notes:
         print(f"gpu_check: optional: {text}")
     for text in found:
-        print(f"gpu_check: not in order: {text}")
+        print(f"gpu_check: problem: {text}")
     print(f"gpu_check: no GPU ({why}); "
-          + (f"{len(found)} other things are not in order" if found else "everything else in order"))
+          + (f"{len(found)} other problems" if found else "no other problems"))
     return EXIT_UNAVAILABLE
 
 
 def run_parts(options, place, chosen, gpu, begin, stop):
-    """Runs the parts, the first of which began at `begin`; whether everything that counts has passed."""
+    """Runs the parts; the first began at `begin`. Returns whether everything that counts has passed."""
     head = gpu_machine.describe(place, gpu)
     passed = True
     for part, stages in chosen.items():

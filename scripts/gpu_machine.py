@@ -1,4 +1,4 @@
-"""What gpu_check.py needs to know about the machine: its GPU, the versions of the CUDA libraries, the programs."""
+"""Queries the machine for gpu_check.py: its GPU, the versions of the CUDA libraries, the programs."""
 import os
 import platform
 import re
@@ -10,9 +10,9 @@ import cuda_libraries
 import gpu_process
 
 QUERY = "name,driver_version,memory.total,compute_cap,power.limit"
-QUERY_S = 30  # the driver takes seconds to wake the GPU up
+QUERY_S = 30  # the driver may take seconds to wake the GPU
 START_S = 60  # for a program to start and to print its help
-# Program -> arguments with which it starts, does nothing and succeeds, also without a GPU.
+# Program -> arguments with which it only starts and succeeds, even without a GPU.
 PROGRAMS = {
     "train_gpt": ["--version"],
     "train_gpt_cpu": ["--version"],
@@ -33,22 +33,22 @@ print("cublas_lt", lt())
 
 
 def output_of(command, seconds, environment=None):
-    """(exit code or None, what it printed); None also if it takes longer."""
+    """Returns (exit code, output); the exit code is None if the program cannot start or takes too long."""
     log = gpu_process.Log(1 << 16)
     outcome = gpu_process.run(command, seconds, log, environment=environment)
     return (None if outcome.timed_out else outcome.code), outcome.error or log.text().strip()
 
 
 def query_gpu():
-    """GPU 0's properties by name. LookupError says why there is none."""
+    """The properties of GPU 0 by name. Raises LookupError with the reason if there is no GPU."""
     if not shutil.which("nvidia-smi"):
-        raise LookupError("nvidia-smi is not there")
+        raise LookupError("nvidia-smi is not installed")
     code, text = output_of(["nvidia-smi", "-i", "0", f"--query-gpu={QUERY}", "--format=csv,noheader"], QUERY_S)
     if code is None:
-        raise LookupError(f"nvidia-smi does not answer within {QUERY_S} s")
+        raise LookupError(f"nvidia-smi did not respond within {QUERY_S} s")
     values = [value.strip() for value in text.split("\n")[0].split(",")]
     if code != 0 or len(values) != len(QUERY.split(",")):
-        raise LookupError(f"nvidia-smi finds none: {' '.join(text.split())[:200]}")
+        raise LookupError(f"nvidia-smi found no GPU: {' '.join(text.split())[:200]}")
     return dict(zip(("name", "driver", "memory", "capability", "power_limit"), values))
 
 
@@ -69,7 +69,7 @@ def dotted(name, number):
 
 
 def library_versions(libraries):
-    """Versions of the CUDA runtime and of cuBLASLt, as far as they can be loaded; in a process of its own."""
+    """Versions of the CUDA runtime and cuBLASLt, if they can be loaded. Loads them in a separate process."""
     paths = [libraries.paths.get(name, "") for name in cuda_libraries.NEEDED]
     environment = {**os.environ, "LD_LIBRARY_PATH": libraries.ld_library_path}
     _, text = output_of([sys.executable, "-c", VERSIONS, *paths], QUERY_S, environment)
@@ -77,7 +77,7 @@ def library_versions(libraries):
 
 
 def revision(place):
-    """Of the trainer, as it says itself."""
+    """The revision of the trainer, from its output."""
     _, text = output_of([place.program("train_gpt"), "--version"], START_S, place.environment())
     found = re.search(r"^train_gpt (.+)$", text, re.M)
     return found[1] if found else "unknown"
@@ -91,7 +91,7 @@ def describe(place, gpu):
 
 
 def program_problem(place, name):
-    """Why a program does not start, or None."""
+    """Why a program does not start; None if it does."""
     path = Path(place.program(name))
     if not os.access(path, os.X_OK):
         return f"{name} is not in {place.programs}"
@@ -99,12 +99,12 @@ def program_problem(place, name):
     if code == 0:
         return None
     if code is None:
-        return f"{name} does not start within {START_S} s"
+        return f"{name} did not start within {START_S} s"
     return f"{name} does not start: {' '.join(text.split())[-300:] or f'exit code {code}'}"
 
 
 def problems(place):
-    """What else than the GPU is not in order, a sentence each."""
+    """Problems other than a missing GPU, a sentence each."""
     found = list(place.libraries.missing)
     found += [problem for problem in (program_problem(place, name) for name in PROGRAMS) if problem]
     needed = ["test/program/gpu_trainer.py", "test/recorded/torch/heads_2x64/config.json", "configs/gpt2_124M.json",

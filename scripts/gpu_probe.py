@@ -3,9 +3,9 @@
 
     scripts/gpu_probe.py --expected build/ptx_probe_simt --actual build/ptx_probe_cuda --json FILE GROUP
 
-Prints a line per probe as soon as it has run and the first differing words; FILE has the same, rewritten after each
-probe. Exit codes: 0 all words are equal; 1 some differ, or probes are missing; 3 the simulator failed. If the GPU's
-program is ended by a signal, this ends by the same one; if it fails, with its exit code.
+Prints a line per probe with the first differing words as soon as it has run; FILE contains the same and is rewritten
+after each probe. Exit codes: 0 all words are equal; 1 words differ or probes are missing; 3 the simulator failed; that
+of the GPU program if it fails. If a signal ends the GPU program, the same signal ends this one.
 """
 import argparse
 import json
@@ -20,7 +20,7 @@ MAX_DIFFERENCES = 200  # lines
 
 
 def parse(line):
-    """(name, words) of "WRAPPER COUNT WORDS". ValueError if it is cut off."""
+    """Parses "WRAPPER COUNT WORDS" into (name, words). Raises ValueError if the line is truncated."""
     name, count, words = line.split()
     if len(words) != 8 * int(count):
         raise ValueError(f"{name}: {len(words)} digits for {count} words")
@@ -28,7 +28,7 @@ def parse(line):
 
 
 def expected_words(program, group):
-    """name -> words of the simulator's probes, in their order."""
+    """name -> words of the simulator's probes, in order."""
     result = subprocess.run([program, group], stdout=subprocess.PIPE, text=True, check=False)
     if result.returncode != 0:
         print(f"{program} {group} failed with {result.returncode}")
@@ -37,7 +37,7 @@ def expected_words(program, group):
 
 
 def differences(expected, actual):
-    """(index, expected, actual) where the words differ, None for one that is not there."""
+    """(index, expected, actual) of each differing word; None for a missing word."""
     pairs = [(expected[i] if i < len(expected) else None, actual[i] if i < len(actual) else None)
              for i in range(max(len(expected), len(actual)))]
     return [(i, a, b) for i, (a, b) in enumerate(pairs) if a != b]

@@ -1,5 +1,5 @@
-"""Bounded processes for gpu_check.py: one program in a process group of its own, within a bound of time and of memory
-for its output, ended with everything that it started; and a thread that samples the GPU's clocks.
+"""Processes for gpu_check.py: runs a program in its own process group, with limits on time and on stored output, and
+ends it with all its children. A thread samples the GPU's clocks.
 """
 import contextlib
 import os
@@ -14,7 +14,7 @@ from pathlib import Path
 
 GRACE_S = 5  # from SIGTERM to SIGKILL
 
-# nvidia-smi's clocks_event_reasons.active, of which being idle and clocks set by the user are no news.
+# Bits of nvidia-smi's clocks_event_reasons.active, without idle and clocks set by the user.
 SLOWDOWNS = {0x4: "power cap", 0x8: "hardware slowdown", 0x20: "thermal", 0x40: "hardware thermal", 0x80: "power brake"}
 CLOCK_FIELDS = "clocks.sm,clocks.mem,power.draw,temperature.gpu"
 REASON_FIELDS = (",clocks_event_reasons.active", ",clocks_throttle_reasons.active", "")  # newer and older drivers
@@ -22,7 +22,7 @@ MAX_FAILED_SAMPLES = 3
 
 
 class Log:
-    """The first and the last `half` bytes of a program's output."""
+    """Keeps the first and the last `half` bytes of a program's output."""
 
     def __init__(self, half):
         self.half, self.head, self.tail, self.dropped = half, bytearray(), bytearray(), 0
@@ -50,7 +50,7 @@ class Log:
 
 @dataclass
 class Outcome:
-    """How a process ended. `code` is subprocess's returncode, None if it could not be started or never ended."""
+    """How a process ended. `code` is subprocess's returncode; None if it could not start or did not end."""
     code: object
     seconds: float
     timed_out: bool = False
@@ -59,13 +59,13 @@ class Outcome:
 
 
 def send(group, number):
-    """Sends a signal to a process group; one that is gone is fine."""
+    """Sends a signal to a process group; ignores a group that no longer exists."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
 
 
 def kill_marked(mark):
-    """Kills every process with this entry in its environment: also those that left the process group."""
+    """Kills every process with this entry in its environment, even outside the process group."""
     for environ in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
             if mark.encode() in environ.read_bytes().split(b"\0"):
@@ -73,15 +73,15 @@ def kill_marked(mark):
 
 
 def wait(process, seconds):
-    """Whether the process ended within so many seconds."""
+    """Returns whether the process ended within `seconds`."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(max(0, seconds))
     return process.returncode is not None
 
 
 def read_into(log, pipe, done):
-    """Copies a pipe into a log until its end, or until nothing more comes once `done` is set: a process that escaped
-    may keep the pipe open forever."""
+    """Copies a pipe into a log until its end, or until it is empty once `done` is set: an escaped process may keep the
+    pipe open forever."""
     while True:
         ready = select.select([pipe], [], [], 0 if done.is_set() else 0.2)[0]
         data = os.read(pipe, 1 << 16) if ready else b""
@@ -91,9 +91,9 @@ def read_into(log, pipe, done):
 
 
 def run(command, seconds, log, stop=None, environment=None, folder=None, search=True):
-    """Runs a command for at most `seconds`, output to `log`, then ends its process group (SIGTERM, SIGKILL after
-    GRACE_S) and, with `search`, what else it started. `stop`: an event upon which it is ended early. Never raises for
-    what the command does."""
+    """Runs a command for at most `seconds` with output to `log`, then ends its process group (SIGTERM, SIGKILL after
+    GRACE_S) and, with `search`, all other processes that it started. Setting the event `stop` ends it early. Never
+    raises because of the command."""
     start = time.monotonic()
     mark = f"GPU_CHECK_PROCESS={os.getpid()}.{threading.get_ident()}.{start}"
     variables = dict(os.environ if environment is None else environment)
@@ -120,7 +120,7 @@ def run(command, seconds, log, stop=None, environment=None, folder=None, search=
     send(process.pid, signal.SIGKILL)
     if search:
         kill_marked(mark)
-    wait(process, GRACE_S)  # not for ever: a process can be stuck in the driver
+    wait(process, GRACE_S)  # bounded: a process can be stuck in the driver
     done.set()
     reader.join()
     os.close(read_end)
@@ -129,7 +129,7 @@ def run(command, seconds, log, stop=None, environment=None, folder=None, search=
 
 
 def number(text):
-    """A field of nvidia-smi, None for N/A."""
+    """The number in a field of nvidia-smi; None for N/A."""
     try:
         return float(int(text, 16)) if text.startswith("0x") else float(text)
     except ValueError:
@@ -137,7 +137,7 @@ def number(text):
 
 
 class Sampler(threading.Thread):
-    """Samples clocks, power and temperature of GPU 0 once a second until stop(). Gives up after several failures."""
+    """Samples clocks, power and temperature of GPU 0 every second until stop(). Gives up after several failures."""
 
     def __init__(self, every_s=1.0):
         super().__init__(daemon=True)
@@ -169,8 +169,8 @@ class Sampler(threading.Thread):
         self.join(2 * GRACE_S)
 
     def between(self, start, end):
-        """What the clocks did between two times: min, median, max of the SM clock in MHz; median, max of the power in
-        W; the highest temperature in C; slowdowns. Without what nvidia-smi did not tell."""
+        """Summary between two times: min, median and max of the SM clock in MHz; median and max of the power in W; the
+        highest temperature in C; slowdowns. Omits values that nvidia-smi did not report."""
         samples = [sample for sample in list(self.samples) if start <= sample[0] <= end]
         if not samples:
             return {}

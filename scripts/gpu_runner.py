@@ -1,5 +1,5 @@
-"""Runs a part of gpu_check.py: its stages one after the other, each within its share of the time, and the results on
-disk after each of them.
+"""Runs the stages of a part of gpu_check.py in turn, each within its share of the time, and writes the results after
+each stage.
 """
 import contextlib
 import datetime
@@ -18,18 +18,18 @@ import gpu_process
 import gpu_stage
 import gpu_table
 
-MARGIN_S = 12  # of the limit, for ending the last stage and for writing the results
-MAX_OF_SHARE = 2  # a stage gets at most so many shares of its own, or one that hangs takes all that was left over
-LEAST_OF_SHARE = 0.25  # with less a stage is not started
-LOGS_BYTES = 10_000_000  # of all logs together before compression
-LOG_END_LINES = 15  # printed of a stage that did not pass
+MARGIN_S = 12  # part of the limit reserved for ending the last stage and writing the results
+MAX_OF_SHARE = 2  # a stage gets at most this multiple of its share, so that one that hangs does not use all spare time
+LEAST_OF_SHARE = 0.25  # a stage is not started with less than this fraction of its share
+LOGS_BYTES = 10_000_000  # size of all logs before compression
+LOG_END_LINES = 15  # lines printed of the log of a stage that did not pass
 MAX_DETAIL = 300
-# Verdicts with which a stage is none that could run and did not pass.
+# Verdicts that do not count as a failure.
 FINE = ("passed", "not run")
 
 
 def say(text):
-    """Prints a line; goes on where nothing reads it any more."""
+    """Prints a line; ignores a closed pipe."""
     with contextlib.suppress(OSError):
         print(text.encode("ascii", "replace").decode(), flush=True)
 
@@ -60,14 +60,14 @@ def last_line(text):
 
 
 def replace(path, data):
-    """Writes a file so that it has the old or the new content at any time."""
+    """Writes a file atomically: it has either the old or the new content at any time."""
     new = path.with_name(path.name + ".new")
     new.write_bytes(data)
     os.replace(new, path)
 
 
 class Results:
-    """check.json, check.txt and logs.tgz of a part, which are rewritten after each stage."""
+    """check.json, check.txt and logs.tgz of a part; rewritten after each stage."""
 
     def __init__(self, folder, head, stages):
         self.folder = folder
@@ -103,21 +103,21 @@ class Results:
         return content.getvalue()
 
     def save(self):
-        """A disk that is full loses the files, not the run: the table is also printed."""
+        """Writes the files. A full disk does not end the run, as the table is also printed."""
         self.check["seconds"] = round(time.monotonic() - self.start, 1)
         try:
             replace(self.folder / "check.json", (json.dumps(self.check, indent=1, default=str) + "\n").encode())
             replace(self.folder / "check.txt", self.table().encode())
             replace(self.folder / "logs.tgz", self.archive())
         except OSError as error:
-            say(f"gpu_check: the results cannot be written: {error}")
+            say(f"gpu_check: cannot write the results: {error}")
 
     def table(self):
         return gpu_table.table(self.check)
 
 
 class Part:
-    """One part on this machine. `stop`: an event upon which the running stage is ended and no other one started."""
+    """One part on this machine. Setting the event `stop` ends the running stage; no other one is started."""
 
     def __init__(self, place, stages, limit, results, sampler, stop):
         self.place, self.stages, self.limit, self.results = place, stages, limit, results
@@ -125,8 +125,8 @@ class Part:
         self.gpu_is_suspect = False
 
     def run(self, spent=0.0):
-        """Runs all stages within the limit, of which `spent` seconds are gone. Each has until the end of its own share
-        counted from the start, so that it may use what earlier ones left over but nothing of later ones."""
+        """Runs all stages within the limit, of which `spent` seconds have passed. The deadline of each stage is the sum
+        of the shares up to its own, so it may use the time that earlier stages left but not that of later ones."""
         start, total, due = time.monotonic(), sum(stage.share for stage in self.stages), 0.0
         usable = self.limit - spent - min(MARGIN_S, self.limit / 4)
         for stage in self.stages:
@@ -153,7 +153,7 @@ class Part:
                 self.carry_out(stage, seconds, log, row)
         except gpu_stage.NotRun as reason:
             row["verdict"], row["detail"] = "not run", str(reason)
-        except Exception as error:  # a mistake in one stage is no reason to lose the others
+        except Exception as error:  # an error in one stage must not stop the others
             row["verdict"], row["detail"] = "failed", f"{type(error).__name__}: {error}"
         end = time.monotonic()
         row["seconds"], row["clocks"] = round(end - begin, 1), self.sampler.between(begin, end)
@@ -188,7 +188,7 @@ class Part:
             self.read(stage, log.text(), row)
 
     def read(self, stage, output, row):
-        """What the output says. Of a program that did not end well, the figures until then are worth having."""
+        """Reads the output. If the program failed, keeps the figures that it wrote before."""
         with contextlib.suppress(Exception):
             row["figures"] = gpu_stage.load_figures(self.place, stage)
         passed = row["verdict"] == "passed"
@@ -202,14 +202,14 @@ class Part:
         except Exception as error:
             if passed:
                 row["verdict"] = "failed"
-                row["detail"] = f"the result cannot be read: {type(error).__name__}: {error}"
+                row["detail"] = f"cannot read the result: {type(error).__name__}: {error}"
             else:
                 row["detail"] = last_line(output)
 
 
 @contextlib.contextmanager
 def work_folder():
-    """A temporary folder, removed afterwards as far as that is possible."""
+    """A temporary folder, removed afterwards if possible."""
     folder = Path(tempfile.mkdtemp(prefix="gpu_check_"))
     try:
         yield folder

@@ -1,7 +1,7 @@
 """A stage of gpu_check.py: what it runs, its share of the part's time, and how its result is read.
 
-A stage's program leaves its figures in Place.figures(stage), where it rewrites them after each measurement, so that
-they can be read also when it did not end well.
+A stage's program writes its figures to Place.figures(stage) after each measurement, so that they can be read even if
+the program fails.
 """
 import json
 import math
@@ -17,12 +17,12 @@ MAX_FIGURES_BYTES = 1_000_000
 
 
 class NotRun(Exception):
-    """The stage cannot run on this machine, which is no failure; says why."""
+    """The stage cannot run on this machine, with the reason. Not a failure."""
 
 
 @dataclass
 class Place:
-    """The folders, libraries and GPU of the machine that the stages run on."""
+    """The folders, libraries and GPU that the stages use."""
     root: Path  # of the repository or of the unpacked kit
     programs: Path
     work: Path  # a temporary folder
@@ -36,7 +36,7 @@ class Place:
         return self.work / f"{stage.name}.json"
 
     def environment(self, stage=None):
-        """For our programs; PyTorch brings its own CUDA libraries."""
+        """The environment of our programs; PyTorch brings its own CUDA libraries."""
         if stage and stage.is_peer:
             return dict(os.environ)
         variables = stage.variables if stage else {}
@@ -45,7 +45,7 @@ class Place:
 
 @dataclass
 class Reading:
-    """What a stage's output says: a line for the table, its figures, and whether they are as they must be."""
+    """The result of a stage: a line for the table, its figures, and whether they are correct."""
     detail: str
     figures: dict = field(default_factory=dict)
     good: bool = True
@@ -54,18 +54,18 @@ class Reading:
 @dataclass
 class Stage:
     name: str
-    share: float  # seconds of the default limit; other limits are divided in the same proportion
+    share: float  # seconds of the default limit; other limits are divided proportionally
     programs: tuple  # of Place.programs
     command: Callable  # (place, stage, seconds) -> [program, argument, ...]; may raise NotRun
-    read: Callable  # (place, stage, output) -> Reading; any exception means that the stage failed
+    read: Callable  # (place, stage, output) -> Reading; an exception means that the stage failed
     variables: dict = field(default_factory=dict)
-    is_peer: bool = False  # the verdict does not count, and it may take all the time that earlier stages left
+    is_peer: bool = False  # the verdict does not count, and the stage may use all the time that earlier stages left
     workload: str = ""
     batch: int = 0  # sequences; 0: the workload's
 
 
 def finite(value):
-    """A value of JSON without infinities and NaN, which Python reads and writes but JSON does not have."""
+    """Replaces infinities and NaN, which Python reads and writes but JSON does not allow."""
     if isinstance(value, dict):
         return {str(key): finite(one) for key, one in value.items()}
     if isinstance(value, list):
@@ -74,7 +74,7 @@ def finite(value):
 
 
 def load_figures(place, stage):
-    """What the stage's program measured. Raises what is wrong with the file."""
+    """The figures of the stage's program. Raises an exception if the file is invalid."""
     path = place.figures(stage)
     if path.stat().st_size > MAX_FIGURES_BYTES:
         raise ValueError(f"the figures have {path.stat().st_size} bytes, more than {MAX_FIGURES_BYTES}")
@@ -84,7 +84,7 @@ def load_figures(place, stage):
     return figures
 
 
-# ---- tests in Catch2's words ----------------------------------------------------------------------------------------
+# ---- the output of Catch2 -------------------------------------------------------------------------------------------
 
 def read_tests(place, stage, output):
     """The summary of a test program, and which test cases failed."""

@@ -31,7 +31,7 @@ WORKLOADS = {
     "124M": Workload("124M", "configs/gpt2_124M.json", batches=(32, 128), peer="measure"),
     "1558M": Workload("1558M", batches=(32,), peer="prove"),
     "llama-1.1B": Workload("llama-1.1B", has_ops=False),
-    # For machines without a GPU, where the simulator's programs stand in for the GPU's.
+    # For machines without a GPU, with the simulator's programs in place of the GPU programs.
     "tiny": Workload("tiny", "configs/gpt2_124M.json", {
         "model": {"n_layer": 2, "n_head": 2, "n_embd": 64, "n_positions": 32, "vocab_size": 256},
         "train": {"batch_size": 2, "seq_len": 32, "total_batch_tokens": 64}}, 4, (4,), peer="measure"),
@@ -42,7 +42,7 @@ GPU_WORKLOADS = ["124M", "llama-1.1B", "1558M"]
 # ---- measure --------------------------------------------------------------------------------------------------------
 
 def choices(place):
-    """Each program chooses algorithms once, in a file that no earlier run left behind."""
+    """The program chooses GEMM algorithms anew, in a new file."""
     return ["--choices", place.work / "choices.json"]
 
 
@@ -57,7 +57,7 @@ def read_roofs(place, stage, output):
 
 
 def bench(place, stage, seconds):
-    """Every op, or the whole step, of a workload."""
+    """Measures every op, or the whole step, of a workload."""
     figures, measured = place.figures(stage), place.work / "roofs.json"
     command = [place.program("bench_cuda"), "bf16", "--workload", stage.workload, "--json", figures, *choices(place)]
     if stage.name.startswith("step_"):
@@ -89,7 +89,7 @@ def read_step(place, stage, output):
 
 
 def peer(place, stage, seconds):
-    """PyTorch's step, and before and after it ours, which alone gets the CUDA libraries that were found."""
+    """Runs PyTorch's step, and ours before and after it. Only ours gets the CUDA libraries that were found."""
     if importlib.util.find_spec("torch") is None:
         raise NotRun("this python3 has no PyTorch")
     ours = place.work / "bench_cuda"
@@ -109,7 +109,7 @@ def read_peer(place, stage, output):
 
 
 def write_shards(folder, tokens, vocab_size):
-    """Training tokens without a pattern, as one of llm.c's shards."""
+    """Random training tokens, as a shard in llm.c's format."""
     ids = array("H", random.Random(1).getrandbits(16 * tokens).to_bytes(2 * tokens, "little"))
     header = array("i", [20240520, 1, tokens] + [0] * 253)
     folder.mkdir(parents=True, exist_ok=True)
@@ -118,8 +118,8 @@ def write_shards(folder, tokens, vocab_size):
 
 
 def trainer(place, stage, seconds):
-    """The trainer with a configuration of the repository as it is, on synthetic tokens, without evaluation. The last
-    two steps are traced."""
+    """Runs the trainer with an unchanged configuration of the repository, on synthetic tokens, without evaluation.
+    Traces the last two steps."""
     work, workload = place.work / stage.name, WORKLOADS[stage.workload]
     config = json.loads((place.root / workload.config).read_text())
     for section, changes in workload.changes.items():
@@ -136,7 +136,7 @@ def trainer(place, stage, seconds):
 
 
 def traced_ops(path):
-    """Per step of a trace of --profile: calls, milliseconds and share of the roofline by op, the slowest first."""
+    """Reads a trace of --profile: calls, milliseconds and roofline share per step of each op, slowest first."""
     trace = json.loads(path.read_text())
     steps = trace["otherData"]["last_step"] - trace["otherData"]["first_step"] + 1
     ops = {}
@@ -150,7 +150,7 @@ def traced_ops(path):
 
 
 def read_trainer(place, stage, output):
-    """From metrics.jsonl, a line per step; the first steps choose algorithms and warm the GPU up."""
+    """Reads metrics.jsonl; skips the first steps, which choose algorithms and warm up the GPU."""
     path = place.work / stage.name / "run/metrics.jsonl"
     lines = [line for line in path.read_text().split("\n")[:-1]]
     records = [record for record in map(json.loads, lines) if record["kind"] == "train"]
@@ -194,13 +194,13 @@ def read_matmul(place, stage, output):
     without = [one for one in products if not one["chosen"]]
     if without:
         detail += f", no algorithm for {len(without)}"
-    # Where the library has no fused epilogue, training adds it to the plain product.
+    # If the library has no fused epilogue, training computes it after the plain GEMM.
     good = bool(products) and mismatches == 0 and all(one["epilogue"] != "plain" for one in without)
     return Reading(detail, figures, good)
 
 
 def measure(workloads):
-    """Most valuable results first: had the machine only N minutes, they are those of the first N. All but
+    """The most valuable stages come first, in case the machine is available only for a few minutes. All except
     PyTorch's steps end within 480 s."""
     first, rest = workloads[:1], workloads[1:]
 
@@ -242,13 +242,13 @@ def peers(part, share, workloads):
 
 # ---- prove ----------------------------------------------------------------------------------------------------------
 
-# Of test/ptx_probe, as ptx_probe_simt --list prints them.
+# The groups of test/ptx_probe, as printed by ptx_probe_simt --list.
 PROBE_GROUPS = {
     "sm_80": ["fragments", "copies", "barriers", "conversions"],
     "sm_90a": ["stmatrix", "mbarrier", "bulk", "cluster", "registers", "wgmma_sizes", "wgmma_layouts",
                "wgmma_registers", "tensor_copies", "tensor_multicast", "tensor_swizzle"],
 }
-# Kernels with wgmma would depend on these: they run first.
+# Run first, as kernels with wgmma would depend on them.
 FIRST_PROBES = [group for group in PROBE_GROUPS["sm_90a"] if group.startswith(("wgmma", "tensor"))]
 
 
@@ -260,7 +260,7 @@ def probe_stage(group, share):
 def probe(architecture, group):
     def command(place, stage, seconds):
         if architecture == "sm_90a" and not place.capability.startswith("9."):
-            raise NotRun(f"instructions of sm_90a; this GPU's compute capability is {place.capability}")
+            raise NotRun(f"needs sm_90a; this GPU's compute capability is {place.capability}")
         return [sys.executable, place.root / "scripts/gpu_probe.py", "--expected", place.program("ptx_probe_simt"),
                 "--actual", place.program("ptx_probe_cuda"), "--json", place.figures(stage), group]
     return command
@@ -312,7 +312,7 @@ def prove(place, workloads):
                   trainer_variables(place)),
             Stage("resume", 90, trainers, gpu_trainer("test_two_runs_and_a_resumed_one_give_the_same_bits"),
                   read_gpu_trainer, trainer_variables(place)),
-            # A machine that is lent for minutes may have no other network interface, and NCCL wants one.
+            # NCCL needs a network interface, and a rented machine may have only the loopback interface.
             Stage("comm", 40, ("test_cuda",), comm, read_tests, {"NCCL_SOCKET_IFNAME": "lo"}),
             *peers("prove", 65, workloads)]
 

@@ -1,4 +1,4 @@
-"""The table of a part of gpu_check.py, made from what check.json has: plain ASCII of at most MAX_CHARACTERS."""
+"""Makes the table of a part of gpu_check.py from check.json: plain ASCII of at most MAX_CHARACTERS."""
 import math
 from dataclasses import dataclass, field
 
@@ -8,8 +8,8 @@ COLUMNS = 140
 
 @dataclass
 class Section:
-    """Lines under a head. Where the table is too long, sections of the highest `rank` lose rows first, and of a
-    section's rows the least important ones, the last first."""
+    """Rows below a head. If the table is too long, rows are dropped first from the sections with the highest `rank`; in
+    a section, the least important rows first, from the end."""
     head: list
     rank: int
     rows: list = field(default_factory=list)  # (importance, line)
@@ -33,7 +33,7 @@ def text_of(sections):
 
 
 def fit(sections, limit):
-    """The text of the sections, without as many rows as it takes to stay within the limit."""
+    """The text of the sections, with rows dropped until it fits the limit."""
     while len(text_of(sections)) > limit:
         droppable = [section for section in sections if section.rows]
         if not droppable:
@@ -43,7 +43,7 @@ def fit(sections, limit):
 
 
 def show(value, pattern="{:.1f}", factor=1):
-    """A number for a column, "-" for one that is not there."""
+    """A number for a column, or "-" if it is missing."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return "-"
     return pattern.format(value * factor)
@@ -54,7 +54,7 @@ def percent(value):
 
 
 def part_of(value, *keys):
-    """value[key][key]...; None as soon as one is not there."""
+    """value[key][key]...; None if a key is missing."""
     for key in keys:
         try:
             value = value[key]
@@ -64,7 +64,7 @@ def part_of(value, *keys):
 
 
 def named(check, name):
-    """A stage's figures; {} if it has none."""
+    """The figures of a stage; {} if it has none."""
     for stage in check["stages"]:
         if stage["name"] == name:
             return stage["figures"] or {}
@@ -102,7 +102,7 @@ def step_row(key, program, result):
 
 
 def peer_row(key, row, ours):
-    """PyTorch's row, for the same tokens as ours. Of a run that got no further the eager step counts."""
+    """PyTorch's row, for the same tokens as ours. Uses the eager step if there is no compiled one."""
     compiled = part_of(row, "torch", "step_ms")
     step_ms = compiled or part_of(row, "torch", "eager_ms")
     tokens = (row.get("batch") or 0) * (row.get("seq_len") or 0)
@@ -117,7 +117,7 @@ def peer_row(key, row, ours):
 
 
 def steps(check):
-    """Ours, the trainer's and PyTorch's figures of each workload."""
+    """The figures of the benchmark, the trainer and PyTorch for each workload."""
     rows = []
     for key in workloads(check):
         ours = part_of(named(check, f"step_{key}"), "results", 0) or {}
@@ -146,7 +146,7 @@ def ops(check, key):
 
 
 def matmuls(check, key):
-    """Chosen against the best excluded algorithm: a ratio over 1 says that the excluded one is faster."""
+    """The chosen against the best excluded algorithm; a ratio above 1 means that the excluded one is faster."""
     rows, extra = [], []
     for one in named(check, f"matmul_{key}").get("products") or []:
         chosen, excluded = one.get("chosen") or {}, one.get("excluded") or {}
@@ -170,7 +170,7 @@ def matmuls(check, key):
 
 
 def profiled(check, key):
-    """What Nsight Compute says of kernels: shares of the peak in percent."""
+    """Nsight Compute's figures of kernels, in percent of the peak."""
     rows = [(1, f"  {kernel['name'][:34]:<34} {show(kernel['us']):>9} {show(kernel['tensor']):>9} "
                 f"{show(kernel['issue']):>9} {show(kernel['dram']):>9} {show(kernel['conflicts'], '{:.0f}'):>11}")
             for kernel in named(check, f"ncu_{key}").get("kernels") or []]
@@ -210,7 +210,7 @@ def counts(check):
 
 
 def guarded(make, *arguments):
-    """A section, or a line that says why the figures cannot be shown: they come from other programs."""
+    """Returns a section, or a line with the error if the figures of another program are invalid."""
     try:
         return make(*arguments)
     except Exception as error:
@@ -219,7 +219,7 @@ def guarded(make, *arguments):
 
 
 def table(check, limit=MAX_CHARACTERS):
-    """The whole table. It never fails for what the figures are, and never exceeds the limit."""
+    """The whole table. Never fails because of invalid figures, and never exceeds the limit."""
     sections = [guarded(machine, check), guarded(roofs, check), guarded(steps, check)]
     sections += [guarded(make, check, key) for make in (profiled, ops, matmuls) for key in workloads(check)]
     sections += [guarded(stages, check), guarded(counts, check)]

@@ -10,7 +10,7 @@ from gpu_stage import NotRun, Reading, Stage, read_tests
 
 
 def tool_program(name):
-    """A tool of PATH or of a toolkit."""
+    """The path of a tool, on PATH or in a CUDA toolkit."""
     for root in ["", *cuda_libraries.toolkit_roots()]:
         for folder in ("bin", name) if root else ("",):
             found = shutil.which(os.path.join(root, folder, name))
@@ -25,7 +25,7 @@ def tool_program(name):
 PROFILED = ["attention_forward", "attention_backward_query", "attention_backward_key", "norm_backward", "cross_entropy",
             "activation_forward"]
 SECTIONS = ["SpeedOfLight", "ComputeWorkloadAnalysis", "MemoryWorkloadAnalysis_Tables", "SchedulerStats", "LaunchStats"]
-# Columns of the table -> the metrics that have them on some GPU; of several the largest counts.
+# Columns of the table -> their metrics, which depend on the GPU; the largest one counts.
 METRICS = {
     "us": r"gpu__time_duration\.sum",
     "tensor": r"sm__(inst_executed_)?pipe_tensor.*\.pct_of_peak_sustained_(active|elapsed)",
@@ -36,7 +36,7 @@ METRICS = {
 
 
 def ncu(place):
-    """The words before a program's for Nsight Compute to profile it, at the clocks that training has."""
+    """The command prefix that profiles a program with Nsight Compute, at the clocks of training."""
     sections = [word for section in SECTIONS for word in ("--section", section)]
     return [tool_program("ncu"), "--clock-control", "none", *sections,
             "--kernel-id", f"::regex:^({'|'.join(PROFILED)})_kernel$:2",
@@ -49,10 +49,10 @@ def number(text):
 
 
 def read_ncu(place, stage, output):
-    """Of raw CSV: names of metrics, their units, and a row for each kernel."""
+    """Parses raw CSV with the names of metrics, their units, and a row per kernel."""
     said = (place.work / "ncu.csv").read_text(errors="replace")
     if "ERR_NVGPUCTRPERM" in said + output:
-        raise NotRun("the driver lets only root read the counters (ERR_NVGPUCTRPERM)")
+        raise NotRun("only root may read the performance counters (ERR_NVGPUCTRPERM)")
     rows = list(csv.DictReader(line for line in said.splitlines() if line.startswith('"')))
     kernels = []
     for row in rows[1:]:
@@ -71,8 +71,8 @@ def read_ncu(place, stage, output):
 
 # ---- sanitize -------------------------------------------------------------------------------------------------------
 
-# The names of op tests, by group. Not the products of the library, whose kernels are not ours and take the tools
-# minutes; and one precision.
+# The names of op tests, by group, in one precision. Without the library's GEMMs, which are not our kernels and take
+# minutes under the tools.
 OP_GROUPS = {
     "attention": ["attention*"],
     "norm": ["norm_backward*", "residual_norm*"],
@@ -91,7 +91,7 @@ ERROR_FOUND = 9
 
 
 def test_spec(group):
-    """A test specification of Catch2 for a group: every pattern but the other precisions."""
+    """The Catch2 test specification of a group: its patterns without the other precisions."""
     without = "".join(f'~"{pattern}"' for pattern in OTHER_PRECISIONS)
     return ",".join(f'[ops]"{pattern}"{without}' for pattern in OP_GROUPS[group])
 
@@ -104,7 +104,7 @@ def sanitizer(tool, more, group):
 
 
 def read_sanitizer(place, stage, output):
-    """The tool's own summary, the different findings, and that the tests passed under it."""
+    """Reads the tool's summary, its distinct findings, and whether the tests passed."""
     summary = re.findall(r"^=+ (ERROR SUMMARY: \d+ errors?|RACECHECK SUMMARY: .*)", output, re.M)
     found = re.findall(r"^=+ ((?:Error|Warning|Invalid|Uninitialized|Race|Program hit|Internal|Out-of-range).*)",
                        output, re.M)

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Packs the kit: prebuilt programs and what gpu_check.py reads, for a GPU machine without compiler, make and network.
+"""Packs the GPU kit: prebuilt programs and the files of gpu_check.py, for a machine without compiler, make and network.
 
     scripts/pack_gpu_kit.py BUILD ARCHIVE.tgz PROGRAM...     (make gpu-kit calls it)
 
 The archive mirrors the repository: gpu_kit/build/PROGRAM, stripped; gpu_kit/build/lib with every library that they need
-except glibc's, CUDA's and the driver's; the files of FILES; REVISION. Refused are programs with an rpath other than
-$ORIGIN/lib, and a kit that needs a newer glibc than Debian 12's or is larger than 40 MB. (Kernels keep their line
+except those of glibc, CUDA and the driver; the files of FILES; REVISION. Fails if a program has an rpath other than
+$ORIGIN/lib, or if the kit needs a newer glibc than that of Debian 12 or is larger than 40 MB. (Kernels keep their line
 tables, for compute-sanitizer, and with them the names of the folders where they were compiled.)
-Exit codes: 0; 1 refused, with a sentence; 64 wrong arguments; 66 a file is missing.
+Exit codes: 0; 1 one of these checks failed, with a message; 64 wrong arguments; 66 a file is missing.
 """
 import os
 import re
@@ -21,11 +21,11 @@ from pathlib import Path
 from cuda_libraries import dynamic_section
 
 ROOT = Path(__file__).resolve().parents[1]
-# What the kit holds besides programs and libraries.
+# The other files of the kit.
 FILES = ["LICENSE", "configs/*.json", "dev/peer_torch*.py", "scripts/cuda_libraries.py", "scripts/gpu_*.py",
          "test/program/__main__.py", "test/program/gpu_trainer.py", "test/program/trainer.py",
          "test/recorded/torch/**/*"]
-# Libraries that a machine with a GPU has, or that cuda_libraries.py finds there.
+# Libraries that a GPU machine has, or that cuda_libraries.py finds there.
 NOT_BUNDLED = re.compile(r"(ld-linux-x86-64|lib(c|m|mvec|dl|rt|pthread|cudart|cublasLt|nccl|cuda))\.so\.\d+")
 RPATH = "$ORIGIN/lib"
 MAX_BYTES = 40_000_000
@@ -33,16 +33,16 @@ NEWEST_GLIBC = (2, 36)
 
 
 class Refused(Exception):
-    """Why the kit is not packed, in a sentence."""
+    """The reason why the kit cannot be packed, as a sentence."""
 
 
 def files_of(root):
-    """The files of FILES, relative to the root. FileNotFoundError names a pattern without any."""
+    """The files of FILES, relative to the root. Raises FileNotFoundError for a pattern that matches nothing."""
     found = []
     for pattern in FILES:
         matches = sorted(path.relative_to(root) for path in root.glob(pattern) if path.is_file())
         if not matches:
-            raise FileNotFoundError(f"{root / pattern} is missing, which belongs to the kit")
+            raise FileNotFoundError(f"{root / pattern}, a part of the kit, is missing")
         found += matches
     return found
 
@@ -52,7 +52,7 @@ def lines_of(*command):
 
 
 def bundled_libraries(program):
-    """name -> path of the libraries that a program needs, directly or not, and that the kit must bring."""
+    """name -> path of the libraries that the kit must contain for a program, including indirect dependencies."""
     loaded = dict(re.findall(r"(\S+) => (/\S+)", "\n".join(lines_of("ldd", program))))
     found, names = {}, list(dynamic_section(program)[1])
     while names:
@@ -60,18 +60,18 @@ def bundled_libraries(program):
         if name in found or NOT_BUNDLED.fullmatch(name):
             continue
         if name not in loaded:
-            raise Refused(f"{program} needs {name}, which this machine does not have")
+            raise Refused(f"{program} needs {name}, which is not installed on this machine")
         found[name] = loaded[name]
         names += dynamic_section(loaded[name])[1]
     return found
 
 
 def check_binary(path, rpath):
-    """The newest glibc that a file needs. Refused: another rpath, or a glibc too new."""
+    """The newest glibc version that a file needs. Raises Refused if the rpath is wrong or the glibc too new."""
     found = [re.search(r"\[(.*)\]", line)[1] for line in lines_of("readelf", "-dW", path)
              if "(RPATH)" in line or "(RUNPATH)" in line]
     if found != rpath:
-        raise Refused(f"{path.name} looks for libraries in {found or 'no rpath'}, not in {rpath or 'none'}")
+        raise Refused(f"{path.name} has the rpath {found or 'none'}, expected {rpath or 'none'}")
     versions = re.findall(r"GLIBC_(\d+)\.(\d+)", "\n".join(lines_of("objdump", "-T", path)))
     newest = max(((int(major), int(minor)) for major, minor in versions), default=(0, 0))
     if newest > NEWEST_GLIBC:
@@ -81,7 +81,7 @@ def check_binary(path, rpath):
 
 
 def gather(folder, build, programs, revision):
-    """Fills a folder with the kit; prints what it holds."""
+    """Copies the kit into a folder; prints its contents."""
     for name in files_of(ROOT):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
@@ -104,7 +104,7 @@ def gather(folder, build, programs, revision):
 
 
 def pack(build, archive, programs, revision, max_bytes=MAX_BYTES):
-    """Writes the archive, whose one folder is gpu_kit. Refused says why not."""
+    """Writes the archive, with the single folder gpu_kit. Raises Refused if a check fails."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary, "gpu_kit")
         folder.mkdir()

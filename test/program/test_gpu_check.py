@@ -253,10 +253,10 @@ class StandIns(Kit):
     def test_no_gpu(self):
         self.tool("nvidia-smi", '#!/usr/bin/env bash\necho "No devices were found"\nexit 6\n')
         self.assertTrue(self.run_script(expect=69).endswith(
-            "gpu_check: no GPU (nvidia-smi finds none: No devices were found); everything else in order\n"))
+            "gpu_check: no GPU (nvidia-smi found no GPU: No devices were found); no other problems\n"))
         (self.home / "bin/nvidia-smi").unlink()
         self.assertTrue(self.run_script(expect=69).endswith(
-            "gpu_check: no GPU (nvidia-smi is not there); everything else in order\n"))
+            "gpu_check: no GPU (nvidia-smi is not installed); no other problems\n"))
         self.assertFalse((self.kit / "build/gpu_check").exists())
 
     def test_no_gpu_and_what_else_is_not_in_order(self):
@@ -268,7 +268,7 @@ class StandIns(Kit):
         said = self.run_script(expect=69)
         for text in (f"test_cuda is not in {self.kit}/build", f"dev/peer_torch.py is not in {self.kit}",
                      "bench_cuda does not start: libx.so: cannot open shared object",
-                     "no GPU (nvidia-smi is not there); 3 other things are not in order"):
+                     "no GPU (nvidia-smi is not installed); 3 other problems"):
             self.assertIn(text, said)
         self.assertIn("optional: this python3 has no PyTorch", said)
 
@@ -279,7 +279,7 @@ class StandIns(Kit):
                           + "        self.optional_missing, self.paths, self.ld_library_path = [], {}, ''\n")
         self.assertEqual(self.run_script(expect=69), "gpu_check: libcublasLt.so.13 was not found\n")
         (self.home / "bin/nvidia-smi").unlink()
-        self.assertIn("not in order: libcublasLt.so.13 was not found\n", self.run_script(expect=69))
+        self.assertIn("problem: libcublasLt.so.13 was not found\n", self.run_script(expect=69))
 
     def test_wrong_arguments(self):
         for args, words in ((["nonsense"], "'nonsense' is not a part: measure, prove, sanitize"),

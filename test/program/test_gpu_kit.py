@@ -119,7 +119,7 @@ class Libraries(unittest.TestCase):
         machine[18] = 183  # AArch64
         stub = self.place("toolkit/lib64/stubs", LT)
         for why, content in [("is not an ELF file", b""), ("is not an ELF file", b"INPUT(libcublasLt.so)\n" * 9),
-                             ("is not for x86-64", bytes(machine)), ("has no dynamic section", bytes(machine[:18]) +
+                             ("is not an x86-64 file", bytes(machine)), ("has no dynamic section", bytes(machine[:18]) +
                               b"\x3e" + bytes(machine[19:54]) + bytes(10)),
                              (f"is {RUNTIME}, not {LT}", Path(self.made.name, RUNTIME).read_bytes()),
                              ("is a stub for the linker", None)]:
@@ -189,9 +189,9 @@ class Kit(unittest.TestCase):
 
     def test_what_would_not_run_elsewhere_is_refused(self):
         for flags, options, words in [
-            ([], {}, "program looks for libraries in no rpath"),
-            (["-Wl,-rpath,/opt/cuda/lib64"], {}, "looks for libraries in ['/opt/cuda/lib64']"),
-            (["-Wl,-rpath,$ORIGIN/lib:/opt/lib"], {}, "looks for libraries in ['$ORIGIN/lib:/opt/lib']"),
+            ([], {}, "program has the rpath none"),
+            (["-Wl,-rpath,/opt/cuda/lib64"], {}, "has the rpath ['/opt/cuda/lib64']"),
+            (["-Wl,-rpath,$ORIGIN/lib:/opt/lib"], {}, "has the rpath ['$ORIGIN/lib:/opt/lib']"),
             (["-Wl,-rpath,$ORIGIN/lib"], {"max_bytes": 1000}, "more than 1,000"),
         ]:
             with self.subTest(words):

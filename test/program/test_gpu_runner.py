@@ -143,7 +143,7 @@ class Stages(Folder):
                          [{"ms": 7}, {"ms": 8}, {"ms": None}])
         self.assertEqual(rows["fails"]["detail"], 'the "reason" is 3')
         self.assertIn("   | first\n", said)
-        self.assertEqual(rows["unreadable"]["detail"], "the result cannot be read: KeyError: 'figures'")
+        self.assertEqual(rows["unreadable"]["detail"], "cannot read the result: KeyError: 'figures'")
         self.assertEqual(rows["not_here"]["detail"], "no such library")
         self.assertIn("nothing", rows["not_a_program"]["detail"])
         earlier = json.loads((self.dir / "earlier.json").read_text())
@@ -214,7 +214,7 @@ class Stages(Folder):
         said = io.StringIO()
         with contextlib.redirect_stdout(said):
             self.results.save()
-        self.assertIn("the results cannot be written", said.getvalue())
+        self.assertIn("cannot write the results", said.getvalue())
         self.assertIn("NVIDIA H200", self.results.table())
 
     def test_variables_of_a_peer_and_of_ours(self):
