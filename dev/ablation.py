@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""What each part is worth between GPT-2 and Llama: the same training with one part after the other exchanged.
+"""Ablation between GPT-2 and Llama: trains the same model while replacing one part at a time.
 
     dev/ablation.py --text TEXT --out DIR [--steps 1200] [--seeds 3] [--learning-rates 0.001,0.002,0.004,0.008]
 
-A model of 6 layers and 256 channels (5 million parameters) is trained on TEXT, of whose last 5 % the bits per byte are
-measured. Each row keeps the parts of the rows above it, except that squared ReLU takes SwiGLU's place. MLPs have the
-same number of weights. First the rates are measured, in rounds in which all rows take turns: they say how many steps
-each row makes in the minutes that GPT-2 needs for --steps, so that what follows may run on busy cores. Then one seed
-tries the learning rates on the first and the last row; every row is trained with the one that is best for GPT-2, for an
-equal number of tokens and for equal minutes. Prints Markdown tables. What is in DIR already is not done again.
+Trains a model of 6 layers and 256 channels (5 million parameters) on TEXT and measures bits per byte on its last 5 %.
+Each row keeps the parts of the rows above it, except that squared ReLU replaces SwiGLU. All MLPs have the same number
+of weights. First measures the throughput of all rows in turn, in several rounds: it gives the number of steps that each
+row makes in the time that GPT-2 needs for --steps, so that the trainings themselves may run on busy cores. Then tries
+the learning rates on the first and the last row with one seed. Trains every row with the best rate of GPT-2, for an
+equal number of tokens and for equal time. Prints Markdown tables. Reuses the runs that exist in DIR.
 """
 import argparse
 import json
@@ -44,7 +44,7 @@ class Ablation:
         subprocess.run([self.options.program, *map(str, arguments)], check=True, stdout=subprocess.DEVNULL)
 
     def records(self, row, steps, learning_rate, seed, take="", **changes):
-        """The records of one run, which is made unless it is there."""
+        """The records of one run; trains it if it does not exist."""
         run = self.out / f"{ROWS.index(row)}_{steps}_{learning_rate:g}_{seed}{take}"
         path, metrics = Path(f"{run}.json"), Path(f"{run}.jsonl")
         if not metrics.exists():
@@ -74,7 +74,7 @@ class Ablation:
             "bits_per_byte"]
 
     def rates(self):
-        """Tokens per second of each row: the median of the rounds, of each of which the median step counts."""
+        """Tokens per second of each row: the median over the rounds, each by its median step."""
         found = {row: [] for row in ROWS}
         for take in range(self.options.rounds):
             for row in ROWS:
@@ -88,7 +88,7 @@ class Ablation:
         return {row: statistics.median(values) for row, values in found.items()}
 
     def learning_rate(self):
-        """The best of --learning-rates for GPT-2 by one seed, printed beside the last row's."""
+        """The best of --learning-rates for GPT-2 with one seed; also prints those of the last row."""
         choices = [float(text) for text in self.options.learning_rates.split(",")]
         print("\n| parts | " + " | ".join(f"{choice:g}" for choice in choices) + " |\n|---|" + "---:|" * len(choices))
         best = {}

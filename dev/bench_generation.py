@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Tokens per second of `sample` with kept keys and values and without.
+"""Tokens per second of `sample` with and without a KV cache.
 
     dev/bench_generation.py --without OLDER/build/train_gpt_cpu --text TEXT [--with build/train_gpt_cpu] [--rounds 5]
 
---without is a program from before `sample` kept any (commit 45084c9). Both take turns on the same models: 6 layers, 384
-channels, 6 heads, vocabulary 4096, 256 positions, trained for a few steps. The time of loading is that of a short text
-and is subtracted. Prints a Markdown table of medians; eight prompts at once count with all their tokens.
+--without is a program without the KV cache (commit 45084c9 or earlier). Both run in turn on the same models: 6 layers,
+384 channels, 6 heads, vocabulary 4096, 256 positions, trained for a few steps. The loading time, measured with a short
+text, is subtracted. Prints a Markdown table of medians; for eight prompts at once, counts the tokens of all prompts.
 """
 import argparse
 import json
@@ -34,7 +34,7 @@ def train(program, place, name, model, precision):
 
 
 def measured(program, run, prompts):
-    """Tokens per second, and the longer text."""
+    """Returns tokens per second and the longer text."""
     seconds = []
     for tokens in (FEW, MANY):
         flags = [flag for prompt in prompts for flag in ("--prompt", prompt)]

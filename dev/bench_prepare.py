@@ -3,10 +3,10 @@
 
     dev/bench_prepare.py [--text FILE] [--times N] [--trainer PROGRAM]     (pip install tiktoken)
 
-Without --text: the King James text (Debian's bible-kjv), ten times. What is compared is processor time, since other
-programs may run: of `prepare --threads 1` as a whole, from reading the text to shards on disk, without what the same
-command takes for a text of one line (it reads the vocabulary); and of tiktoken's encode_ordinary() on texts of a
-megabyte that are in memory. The two take turns, and both must give the same tokens. The median of the ratios counts.
+The default text is ten copies of the King James text (Debian's bible-kjv). Compares processor time, as other programs
+may run: of the whole command `prepare --threads 1`, from reading the text to shards on disk, minus the time of the same
+command for a text of one line (it reads the vocabulary); and of tiktoken's encode_ordinary() on texts of a megabyte in
+memory. The two run in turn and must give the same tokens. The result is the median of the ratios.
 """
 import argparse
 import json
@@ -44,7 +44,7 @@ def default_text(folder):
 
 
 def pieces(text):
-    """The text in parts of about a megabyte, cut at line ends where no white space meets another."""
+    """The text in parts of about a megabyte, cut at line ends without adjacent white space."""
     begin = 0
     for cut in re.finditer(r"(?<=\S\n)(?=\S)", text):
         if cut.start() - begin >= 1 << 20:

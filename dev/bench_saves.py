@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What checkpoints cost: mean step time with one every 100 steps, in interleaved pairs with runs that save none.
+"""The cost of checkpoints: mean step time with one every 100 steps, in interleaved pairs with runs that save none.
 
     dev/bench_saves.py --data DIR [--pairs 10] [--steps 300] [--foreground] [--program build/train_gpt_cpu]
 
-DIR is what `train_gpt prepare` has written. The model is the quickstart's. The time is that from the end of the first
-step to the end of the last but one, so that what a save does in the background counts, and the start and the last
-checkpoint, for which a run waits, do not. Prints saving / not saving of each pair, and their median; and, since one run
-may be a tenth slower than the next, what the steps after each save take longer than the other steps of the same run.
+DIR is a data set of `train_gpt prepare`. The model is the one of the quickstart. Measures from the end of the first
+step to the end of the last but one: this includes background work of saves, but not the start and the last checkpoint,
+for which a run waits. Prints the ratio of each pair (saving / not saving) and the median. As a run may be a tenth
+slower than the next, it also prints how much longer the steps after a save take than other steps of the same run.
 """
 import argparse
 import json
@@ -16,12 +16,12 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SAVE_STEPS = 15  # during which a save may still go on
+SAVE_STEPS = 15  # steps during which a save may be in progress
 
 
 def excess_ms(times):
-    """What the steps in which a save is copied and written take longer than the rest, of each save; `times` are of the
-    ends of steps from the first on, with a checkpoint every 100 steps."""
+    """The extra time of the steps during which a save is copied and written, for each save. `times` are the ends of all
+    steps, with a checkpoint every 100 steps."""
     steps = {step: 1000 * (after - before) for step, (before, after) in enumerate(zip(times, times[1:]), 2)}
     # The time of a step's record is taken before the step's own save.
     rest = statistics.mean(ms for step, ms in steps.items() if not 1 <= step % 100 <= SAVE_STEPS)
@@ -50,10 +50,10 @@ def mean_step_ms(times):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--disk", type=Path, help="where the runs are written")
+    parser.add_argument("--disk", type=Path, help="folder for the runs")
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--foreground", action="store_true", help="checkpoint.asynchronous=false")
+    parser.add_argument("--foreground", action="store_true", help="set checkpoint.asynchronous=false")
     parser.add_argument("--program", default=ROOT / "build/train_gpt_cpu")
     options = parser.parse_args()
     options.data = options.data.resolve()

@@ -3,12 +3,12 @@
 
     dev/bench_tokenizers.py [--rounds N] [--threads N] [--trainer PROGRAM]     (pip install tokenizers tiktoken)
 
-Vocabularies: GPT-2's (data/gpt2), and one of 32,000 tokens with Llama 3's pattern that is trained here, on a part of
-the texts. Texts: English prose (Debian's bible-kjv), source code (Python's standard library), and manual pages in 20
-languages (/usr/share/man), each once. Compared are `prepare --threads N` as a whole, from reading a file to shards on
-disk, without what the same command takes for a text of one line, and encode_batch() and encode_ordinary_batch() with N
-threads on the same text, in memory, in parts of about 8 KiB. The three take turns and must give the same tokens. Each
-has a wall time and a processor time, which other programs on the same cores disturb less; medians count.
+Vocabularies: GPT-2's (data/gpt2), and one of 32,000 tokens with Llama 3's pattern, trained on a part of the texts.
+Texts: English prose (Debian's bible-kjv), source code (Python's standard library), and man pages in 20 languages
+(/usr/share/man). Compares the whole command `prepare --threads N`, from reading a file to shards on disk, minus the
+time of the same command for a text of one line, with encode_batch() and encode_ordinary_batch() with N threads on the
+same text in memory, in parts of about 8 KiB. The three run in turn and must give the same tokens. Prints medians of the
+wall time and of the processor time, which depends less on other programs on the same cores.
 """
 import argparse
 import array
@@ -61,7 +61,7 @@ def join(files):
 
 
 def parts_of(text):
-    """Parts of about 8 KiB, cut before a space between characters that are not white space."""
+    """The text in parts of about 8 KiB, cut before a single space."""
     parts, begin = [], 0
     for cut in re.finditer(r"(?<=\w)(?= \w)", text):
         if cut.start() - begin >= 1 << 13:
@@ -89,7 +89,7 @@ def train_llama3(parts):
 
 
 def tiktoken_of(tokenizer):
-    """tiktoken with the same vocabulary; ids are ranks, which they are in a vocabulary as trained."""
+    """tiktoken with the same vocabulary. Uses ids as merge ranks, which holds for a vocabulary as trained."""
     vocabulary = tokenizer.get_vocab(with_added_tokens=False)
     alphabet = [*range(33, 127), *range(161, 173), *range(174, 256)]
     alphabet += [byte for byte in range(256) if byte not in alphabet]
@@ -99,7 +99,7 @@ def tiktoken_of(tokenizer):
 
 
 def timed(work):
-    """Wall and processor seconds, of this process and of its children, and the result."""
+    """Returns wall and processor seconds, of this process and its children, and the result."""
     def processor():
         return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     begin, busy = time.perf_counter(), processor()

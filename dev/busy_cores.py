@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Milliseconds a training step takes next to other programs: `make busy-cores`.
+"""Milliseconds of a training step while other programs use the same cores: `make busy-cores`.
 
     dev/busy_cores.py [TRAINER ...] [--torch PYTHON] [--loops 0 2 4] [--steps 150] [--rounds 3]
     dev/busy_cores.py --pairs 20 OLD NEW                                      old and new in turn, on quiet cores
-    dev/busy_cores.py --pairs 20 OLD_BENCH NEW_BENCH --workload small-4 ...   the same of two build/bench_cpu
+    dev/busy_cores.py --pairs 20 OLD_BENCH NEW_BENCH --workload small-4 ...   the same for two build/bench_cpu
 
-The step: 4 layers, 128 wide, 12 sequences of 64 tokens, fp32. Programs run in turn, next to as many processes that do
-nothing but count, all on the same cores. Printed are the mean over all steps but the first ten, its ratio to the
-program's own next to 0 loops, and the fair share: next to l loops a program of n threads gets n of n + l parts of n
-cores, so a step takes 1 + l / n times as long. PYTHON is one that has PyTorch; it runs dev/peer_torch_step.py's model.
+The step: 4 layers, 128 channels, 12 sequences of 64 tokens, fp32. The programs run in turn while --loops busy loops run
+on the same cores. Prints the mean over all steps except the first ten, its ratio to the same program's mean next to 0
+loops, and the fair share: next to l loops, a program of n threads gets n / (n + l) of n cores, so a step takes
+1 + l / n times as long. PYTHON is an interpreter with PyTorch; it runs the model of dev/peer_torch_step.py.
 
-Cores are quiet if nothing else uses them: what other processes took of the cores during a run is printed, too.
+Cores are quiet if nothing else uses them; the share of the cores that other processes used during a run is printed too.
 """
 import argparse
 import json
@@ -76,7 +76,7 @@ def bench_ms(bench, workload):
 
 
 class Others:
-    """Which part of the cores other processes used, those of this session not counted."""
+    """The share of the cores that other processes used, without those of this session."""
 
     def __enter__(self):
         self.before = self.read()
@@ -96,7 +96,7 @@ class Others:
 
 
 class Loops:
-    """So many processes that count, until this one ends."""
+    """Starts `count` busy loops, which run until this process ends."""
 
     COUNT = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: sum(range(10**6))"
 
@@ -138,7 +138,7 @@ def compare_next_to_loops(folder, options):
 
 
 def compare_pairs(folder, options):
-    """Medians of old and new in turn; which is first alternates."""
+    """Prints medians of old and new, measured in turn in alternating order."""
     for workload in options.workload or ["trainer"]:
         def measure(program):
             if options.workload:

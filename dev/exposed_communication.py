@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""How long ranks wait for each other in a step, by ZeRO stage: what the backward and forward passes did not hide.
+"""Exposed communication by ZeRO stage: how long ranks wait for each other in a step.
 
     dev/exposed_communication.py [--ranks 2] [--steps 12] [--bucket-mb 0 32] [--threads 1]
 
-Trains 6 layers, 384 wide, vocabulary 4096, B=4, T=256 on CPU ranks of this machine, and prints medians of metrics.jsonl
-beside one rank's step with as many sequences. Ranks that share a machine compete for its cores and its memory: compare
-stages within one run.
+Trains 6 layers, 384 channels, vocabulary 4096, B=4, T=256 on CPU ranks of this machine, and prints medians of
+metrics.jsonl next to those of a single rank with as many sequences. Ranks on one machine compete for its cores and
+memory: compare stages only within one run.
 """
 import argparse
 import json
@@ -22,7 +22,7 @@ MODEL = {"n_layer": 6, "n_head": 6, "n_embd": 384, "n_positions": 256, "vocab_si
 
 
 def write_tokens(path, count):
-    """A shard of llm.c's form: 256 numbers of 32 bits, of which three count, then tokens of 16 bits."""
+    """A shard in llm.c's format: a header of 256 32-bit words, three of them used, then 16-bit tokens."""
     tokens = random.Random(1)
     header = struct.pack("<3i", 20240520, 1, count) + bytes(1024 - 12)
     path.write_bytes(header + struct.pack(f"<{count}H", *(tokens.randrange(4096) for _ in range(count))))

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Fuzzes parsers under AddressSanitizer and UBSan, resumably, and prints a table of what was executed.
+"""Fuzzes the parsers under AddressSanitizer and UBSan, resumably, and prints a table of executions.
 
     dev/fuzz.py build/fuzzed/fuzzer [--runs N] [--minutes M] [--jobs N] [--revision R] [--minimize] [PARSER...]
 
-Each parser is executed N times in all (default: 10,000,000), in slices of ten minutes at most, --jobs parsers at a
-time. test/fuzz/executions.json holds how often each was executed, by the revision that the fuzzer was built from; the
-inputs that reach new code stay in build/fuzz/. Another call goes on from there until every parser has had its N;
---minutes ends it before that, and divides the time among the parsers, those that have been fastest first, so that what
-they leave goes to the others. Ctrl-C ends it at once; what was executed until then counts. --minimize then merges the
-inputs into test/fuzz/corpus/: a few that reach different code. Parsers: those that have a folder there. Exit code 1
-after a finding, whose input is kept as build/fuzz/PARSER-crash-...: once it is mended, put the input into the corpus.
+Executes each parser N times in total (default: 10,000,000), in slices of at most ten minutes, --jobs parsers at a time.
+test/fuzz/executions.json counts the executions by the revision that the fuzzer was built from; inputs that reach new
+code are kept in build/fuzz/. Another call continues until every parser has had N executions. --minutes limits the time
+and divides it among the parsers, fastest first, so that the time they leave goes to the others. Ctrl-C ends it at once
+and keeps the count. --minimize then merges a few inputs that reach different code into test/fuzz/corpus/. PARSER is a
+folder there. Exit code 1 after a finding. Its input is kept as build/fuzz/PARSER-crash-...; after fixing the bug, add
+the input to the corpus.
 """
 import argparse
 import json
@@ -28,21 +28,21 @@ CORPUS, WORK = ROOT / "test/fuzz/corpus", ROOT / "build/fuzz"
 EXECUTIONS = ROOT / "test/fuzz/executions.json"
 SLICE_S = 600
 LONGEST_BYTES = 4096
-MOST_INPUTS = 40  # of a corpus, besides its seeds
-# Inputs that are longer than that even when small: a tokenizer has a token for each byte.
+MOST_INPUTS = 40  # inputs of a corpus, in addition to its seeds
+# Parsers whose smallest inputs are longer than the default: a tokenizer has a token for each byte.
 LONGER = {"tokenizer": 8192}
-MEMORY = "/dev/shm"  # where directories of inputs are made, if there is one
+MEMORY = "/dev/shm"  # for the directories of inputs, if it exists
 SEEDS = re.compile(r"seed_\w+|found_\w+")
-# Without the stacks of allocations, which a finding's input shows when it is replayed; with less freed memory held back
-# than is usual, so that it stays in the cache, but with several executions' worth.
+# No allocation stacks: replaying a finding shows them. A quarantine that is small enough for the cache, but holds the
+# freed memory of several executions.
 SANITIZERS = {"ASAN_OPTIONS": "malloc_context_size=0:quarantine_size_mb=1:thread_local_quarantine_size_kb=16"}
-# What JSON documents have besides the words of the seeds.
+# Words of JSON documents in addition to those of the seeds.
 JSON_WORDS = ["null", "true", "false", "[]", "{}", '""', "-1", "0", "1e308", "1e999", "18446744073709551615",
               "9223372036854775808", "2147483648", '"nan"', "\\u0000", "\\ud800", "\\udc00", "0.1", "-0.0", '":', ","]
 
 
 def revision():
-    """The commit that is checked out, and whether there are changes besides the counts."""
+    """The current commit, and whether there are changes other than the counts."""
     def git(*words):
         return subprocess.run(["git", *words], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
     changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", f":!{EXECUTIONS.relative_to(ROOT)}")
@@ -50,7 +50,7 @@ def revision():
 
 
 def dictionary(parser):
-    """The file of words that libFuzzer puts into inputs: the strings of the seeds that are text."""
+    """Writes libFuzzer's dictionary: the strings of the text seeds."""
     words = set(JSON_WORDS)
     for seed in (CORPUS / parser).glob("seed_*"):
         content = seed.read_bytes()
@@ -62,8 +62,8 @@ def dictionary(parser):
 
 
 def command(fuzzer, parser, *options):
-    # Leaks are looked for when a slice ends: libFuzzer's thousand attempts before that take half a minute each time.
-    # Inputs that take less time are mutated more often.
+    # Check for leaks only at the end of a slice: libFuzzer's thousand attempts during it take half a minute each time.
+    # Faster inputs are mutated more often.
     return [fuzzer, f"-max_len={LONGER.get(parser, LONGEST_BYTES)}", "-timeout=25", "-rss_limit_mb=2560",
             "-detect_leaks=0", "-entropic_scale_per_exec_time=1", f"-artifact_prefix={WORK}/{parser}-", *options,
             "-ignore_remaining_args=1", parser]
@@ -83,7 +83,7 @@ def run(line):
 
 
 class Campaign:
-    """What all calls have executed, this one included."""
+    """The executions of all calls, including this one."""
 
     def __init__(self, args):
         self.args = args
@@ -114,7 +114,7 @@ class Campaign:
                   f"{self.executions(parser):,} in all", flush=True)
 
     def slice(self, parser, seconds):
-        """One slice. Returns what libFuzzer said if there is a finding."""
+        """Runs one slice. Returns libFuzzer's output if there is a finding."""
         found = WORK / parser
         found.mkdir(parents=True, exist_ok=True)
         code, said, used = run(command(
@@ -146,11 +146,11 @@ class Campaign:
                     break
 
     def stop(self, *_):
-        """For Ctrl-C, which the fuzzers get too, and say what they have executed."""
+        """Handles Ctrl-C. The fuzzers get it too and print their executions."""
         self.end = 0
 
     def table(self):
-        """What all revisions have executed, and what the last has reached."""
+        """The table: executions of all revisions, and the coverage of the last one."""
         rows = ["| parser | executions | executions/s | edges | features | inputs |", "|---|---|---|---|---|---|"]
         for parser in sorted({name for revision in self.revisions.values() for name in revision["parsers"]}):
             done = [revision["parsers"][parser] for revision in self.revisions.values()
@@ -176,9 +176,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("fuzzer", type=Path)
     parser.add_argument("--runs", type=int, default=10_000_000)
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="for all parsers together")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="parsers at a time")
-    parser.add_argument("--revision", help="that the fuzzer was built from; default: the commit that is checked out")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="time limit for all parsers together")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="number of parsers to fuzz at a time")
+    parser.add_argument("--revision", help="revision that the fuzzer was built from (default: the current commit)")
     parser.add_argument("--minimize", action="store_true")
     parser.add_argument("parsers", nargs="*")
     args = parser.parse_intermixed_args()

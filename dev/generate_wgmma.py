@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes test/ptx_probe/ptx_wgmma.cuh: each width of wgmma needs an asm statement with as many operands.
+"""Generates test/ptx_probe/ptx_wgmma.cuh: each width of wgmma needs an asm statement with its number of operands.
 
     python3 dev/generate_wgmma.py > test/ptx_probe/ptx_wgmma.cuh
 """

@@ -1,5 +1,5 @@
-"""Faults that do no harm on a simulated GPU and break a real one, for dev/plant_faults.py: as in host_faults.py, with
-the witnesses "test_simt: NAMES" with options, and "ptx_text"."""
+"""Faults that are harmless on a simulated GPU but break a real one, for dev/plant_faults.py. The same form as
+host_faults.py, with the tests "test_simt: NAMES" with options, and "ptx_text"."""
 CUDA, PROBE = "kernels/cuda/", "test/ptx_probe/"
 PTX, HOPPER, WGMMA = CUDA + "ptx.cuh", PROBE + "ptx_hopper.cuh", PROBE + "ptx_wgmma.cuh"
 NORM, NORM_BACKWARD, LOSS, EMBEDDING = (CUDA + name for name in ("norm.cu", "norm_backward.cu", "cross_entropy.cu",

@@ -1,5 +1,5 @@
-"""Faults in what runs on the host, for dev/plant_faults.py: as in kernel_faults.py, and behind each its witnesses, the
-tests that it is shown to: "test_cpu: NAMES", "program: NAMES" of test/program, "faults: NAMES" of test/faults."""
+"""Faults in host code, for dev/plant_faults.py: the same form as kernel_faults.py, followed by the tests to run:
+"test_cpu: NAMES", "program: NAMES" of test/program, "faults: NAMES" of test/faults."""
 LOADER, MIXTURE, SHARDS, DATASET = (f"data/shards/{name}.cpp" for name in ("loader", "mixture", "shards", "dataset"))
 PARQUET, PREPARE = "data/text/parquet.cpp", "data/prepare/prepare.cpp"
 TOKENIZER_FILES = "data/tokenizer/tokenizer_files.cpp"

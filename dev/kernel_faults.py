@@ -1,6 +1,6 @@
-"""Faults for dev/plant_faults.py: (file, what is wrong, the code as it is, the code with the fault).
+"""Faults for dev/plant_faults.py: (file, description, original code, code with the fault).
 
-The code must stand in the file exactly once. Each fault is of a kind that hardware or a kind schedule may hide: a
+The original code must occur exactly once in the file. The faults are ones that hardware or a lucky schedule may hide: a
 missing barrier or wait, a comparison off by one, a wrong lane, a dropped tail, a missing scale, a wrong order.
 """
 CUDA = "kernels/cuda/"

@@ -1,4 +1,4 @@
-"""Faults in what models are made of, for dev/plant_faults.py: the same form as kernel_faults.py."""
+"""Faults in model/ and its options, for dev/plant_faults.py: the same form as kernel_faults.py."""
 LAYERS, GPT, SHAPE = "model/layers.cpp", "model/gpt.cpp", "model/shape.cpp"
 TABLE, HF, BLOCK = "model/activations.cpp", "model/huggingface.cpp", "model/block.cpp"
 STATE_HEADER = "model/state.h"

@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""The same training step in PyTorch: what build/bench_cpu and build/bench_cuda are measured against.
+"""The same training step in PyTorch, to compare with build/bench_cpu and build/bench_cuda.
 
     dev/peer_torch.py [fp32|bf16 ...] [--workload KEY ...] [--json FILE]                    on the CPU
     dev/peer_torch.py --device cuda --against build/bench_cuda [--seconds N] [--json FILE]  on a GPU
 
-For each workload of dev/bench_workloads.cpp: our step, PyTorch's (eager, then on a GPU compiled), ours again, so that
-all meet the same machine. FILE is replaced after every figure: {"torch", "device", "rows": [{"workload", "precision",
+For each workload of dev/bench_workloads.cpp: our step, PyTorch's (eager; on a GPU also compiled), then ours again, to
+see changes of the machine. FILE is replaced after every figure: {"torch", "device", "rows": [{"workload", "precision",
 "batch", "seq_len", "ours_ms": [before, after], "torch": {"step_ms", "eager_ms", "compiled_ms", "compiled", "attention",
-"attention_ms", "steps", "memory_bytes"}, "ratio"}]}. step_ms is compiled_ms or, where there is none, eager_ms; ratio is
-step_ms over the mean of ours_ms. What failed is named in "error", "eager_error", "compiled_error" or "ours_error".
+"attention_ms", "steps", "memory_bytes"}, "ratio"}]}. step_ms is compiled_ms or, if missing, eager_ms; ratio is step_ms
+over the mean of ours_ms. Failures are in "error", "eager_error", "compiled_error" or "ours_error".
 
-PyTorch runs in a process of its own (dev/peer_torch_step.py), by the interpreter that --python names, and is ended
-where it takes too long: torch.compile may take minutes. Ends after --seconds, with what was measured until then.
-Exit codes: 0 PyTorch's step was measured for some row, 1 for none.
+PyTorch runs in a separate process (dev/peer_torch_step.py) of the interpreter --python, which is ended if it takes too
+long: torch.compile may take minutes. Ends after --seconds with the figures so far.
+Exit codes: 0 PyTorch's step was measured for at least one row, 1 for none.
 """
 import argparse
 import ctypes
@@ -54,11 +54,11 @@ GPU_WORKLOADS = {
     "llama-1.1B": ("Llama 1.1B, 4 of 32 heads for keys", llama(22, 32, 4, 2048, 5632, 32000), 8, 2048),
 }
 GPU = "cuda"
-TINY = {"tiny": ("2 layers, 64 wide, vocabulary 256", gpt(2, 1, 64, 32, 256), 2, 16)}  # to try this
+TINY = {"tiny": ("2 layers, 64 wide, vocabulary 256", gpt(2, 1, 64, 32, 256), 2, 16)}  # for tests
 
 
 class Report:
-    """The JSON file, replaced as a whole."""
+    """The JSON file, which is replaced atomically."""
 
     def __init__(self, path):
         self.path = path
@@ -73,19 +73,19 @@ class Report:
 
 
 def end_with_parent():
-    """Called in a child: a killed parent leaves nothing on the GPU."""
+    """Called in the child: ends it if the parent is killed, so that it does not keep the GPU busy."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def start(command):
-    """A process in a group of its own, with its output as bytes."""
+    """A process in its own process group, with its output as bytes."""
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                             start_new_session=True, preexec_fn=end_with_parent)
 
 
 def lines_of(command, seconds):
-    """What a process prints, line by line as it comes; it is ended after `seconds`. The last item is its exit code, or
-    None where it was ended. Raises OSError where it cannot be started."""
+    """Yields the output of a process line by line, and ends it after `seconds`. The last item is its exit code, or None
+    if it was ended. Raises OSError if it cannot start."""
     deadline = time.monotonic() + seconds
     process = start(command)
     try:
@@ -105,7 +105,7 @@ def lines_of(command, seconds):
         yield code
     finally:
         try:
-            os.killpg(process.pid, signal.SIGKILL)  # also what the compiler has started
+            os.killpg(process.pid, signal.SIGKILL)  # includes the compiler's processes
         except ProcessLookupError:
             pass
         process.stdout.close()
@@ -113,7 +113,7 @@ def lines_of(command, seconds):
 
 
 def our_step(program, key, precision, step_seconds, seconds):
-    """The result of our bench for one workload, or a reason why there is none."""
+    """The result of our benchmark for one workload, or the reason why there is none."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "bench.json")
         said = []
@@ -160,7 +160,7 @@ class Row:
         self.ours_took = time.monotonic() - begin
         if result:
             self.row["ours_ms"].append(result["step_ms"])
-            self.row["batch"] = result["batch"]  # what the GPU has memory for
+            self.row["batch"] = result["batch"]  # the largest batch that fits in GPU memory
         else:
             self.row["ours_error"] = f"{self.options.against}: {reason}"
             print(f"{self.name}, {self.precision}: {self.row['ours_error']}", flush=True)
@@ -169,7 +169,7 @@ class Row:
     def measure_torch(self):
         seconds = self.left()
         if self.row["ours_ms"]:
-            seconds -= 1.5 * self.ours_took + 2  # kept for ours again
+            seconds -= 1.5 * self.ours_took + 2  # reserved for the second run of ours
         if seconds <= 0:
             return
         job = dict(device=self.options.device, precision=self.precision, batch=self.row["batch"],
@@ -192,7 +192,7 @@ class Row:
         self.update()
 
     def take(self, line):
-        """A line of dev/peer_torch_step.py: a figure, or something for people."""
+        """Handles a line of dev/peer_torch_step.py: a figure, or a note to print."""
         try:
             figures = json.loads(line)
             assert isinstance(figures, dict)
@@ -232,11 +232,11 @@ def main():
     parser.add_argument("precisions", nargs="*", metavar="PRECISION")
     parser.add_argument("--device", choices=["cpu", GPU], default="cpu")
     parser.add_argument("--workload", action="append")
-    parser.add_argument("--against", metavar="BENCH", help="our bench, run before and after PyTorch")
+    parser.add_argument("--against", metavar="BENCH", help="our benchmark, run before and after PyTorch")
     parser.add_argument("--json", metavar="FILE")
-    parser.add_argument("--seconds", type=float, default=1e6, help="end after so long, with what there is")
-    parser.add_argument("--step-seconds", type=float, default=4, help="how long each step is measured")
-    parser.add_argument("--python", metavar="PYTHON", default=sys.executable, help="the interpreter that has PyTorch")
+    parser.add_argument("--seconds", type=float, default=1e6, help="total time limit")
+    parser.add_argument("--step-seconds", type=float, default=4, help="measuring time per step")
+    parser.add_argument("--python", metavar="PYTHON", default=sys.executable, help="interpreter with PyTorch")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction,
                         help="measure the compiled step too (default: on a GPU)")
     options = parser.parse_args()
@@ -252,10 +252,10 @@ def main():
     report.write()
     for key in options.workload or default:
         if key not in known:
-            parser.error(f"--workload {key} is not known; there are {', '.join(known)}")
+            parser.error(f"unknown workload {key}; choose from {', '.join(known)}")
         for precision in options.precisions or (["bf16"] if on_gpu else ["fp32", "bf16"]):
             if time.monotonic() >= deadline:
-                print(f"{known[key][0]}, {precision}: not measured, no time is left", flush=True)
+                print(f"{known[key][0]}, {precision}: not measured, no time left", flush=True)
                 continue
             Row(options, report, key, known[key], precision, deadline).measure()
     sys.exit(not any("step_ms" in row["torch"] for row in report.content["rows"]))

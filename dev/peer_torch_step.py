@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""The training step of dev/bench_workloads.cpp in PyTorch: dev/peer_torch.py starts this, a process for each row.
+"""The training step of dev/bench_workloads.cpp in PyTorch; dev/peer_torch.py runs one process per row.
 
     dev/peer_torch_step.py '{"device": "cuda", "precision": "bf16", "batch": 64, "seq_len": 1024, "shape": {...},
                              "compile": true, "seconds": 100, "step_seconds": 4}'
 
-Prints each figure as one line of JSON as soon as it has it, and notes for people on stderr. First the step as PyTorch
-carries it out op by op (eager), then compiled. bf16 is autocast with FP32 masters, as in nanoGPT; the optimizer is
-AdamW with clipping at 1. On a GPU: fused AdamW, the attention backend that is fastest at the shape, vocabulary padded
-as ours; nothing in a step waits for the GPU.
+Prints each figure as one line of JSON as soon as it is measured, and notes on stderr. Measures the eager step first,
+then the compiled one. bf16 is autocast with FP32 master weights, as in nanoGPT; the optimizer is AdamW with clipping at
+1. On a GPU: fused AdamW, the fastest attention backend for the shape, the vocabulary padded as in ours; no step
+synchronizes with the GPU.
 """
 import contextlib
 import gc
@@ -137,7 +137,7 @@ def make_model(shape):
 
 
 def make_step(model, device, precision, shape, batch, length, compiled=False):
-    """A function that does one step. The GPU's is waited for by nobody."""
+    """Returns a function that runs one step. It does not synchronize with the GPU."""
     settings = dict(fused=True) if device == GPU else dict(foreach=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, **settings)
     tokens = torch.randint(shape["vocab"], (batch, length + 1), device=device)
@@ -167,7 +167,7 @@ def cpu_times(call, warm_up, seconds):
 
 
 def gpu_times(call, warm_up, seconds):
-    """Milliseconds of each call: events around it, waited for at the end, so that the GPU never idles."""
+    """Milliseconds of each call, by events that are synchronized at the end, so that the GPU never idles."""
     for _ in range(warm_up):
         call()
     torch.cuda.synchronize()
@@ -185,7 +185,7 @@ def gpu_times(call, warm_up, seconds):
 
 
 def attention_times(job, seconds):
-    """Milliseconds of attention, forward and backward, by each backend that is here. None begins after `seconds`."""
+    """Milliseconds of attention, forward and backward, by available backend. Starts none after `seconds`."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
     start, shape, took = time.perf_counter(), job["shape"], {}
     size = (job["batch"], job["seq_len"], shape["heads"], shape["width"] // shape["heads"])
@@ -244,7 +244,7 @@ def measure(job):
         except OUT_OF_MEMORY:
             note(f"{kind}: out of memory")
             tell(**{f"{kind}_error": "out of memory"})
-        except Exception as error:  # the compiler needs a C compiler and Python's headers, say
+        except Exception as error:  # for example, no C compiler or no Python headers
             note(f"{kind}: {first_line(error)}")
             tell(**{f"{kind}_error": first_line(error)})
         else:

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Proof that the tests find faults: plants each fault of kernel_faults.py, model_faults.py, rank_faults.py,
-tokenizer_faults.py, host_faults.py and gpu_faults.py in a copy of the tree.
+"""Mutation testing: plants each fault of kernel_faults.py, model_faults.py, rank_faults.py, tokenizer_faults.py,
+host_faults.py and gpu_faults.py in a copy of the tree and checks that a test fails.
 
     dev/plant_faults.py [--only TEXT] [--skip N] [--out FILE.md]
 
-For each fault it lets the witnesses of its file testify, one after the other until one fails: for a kernel the tests of
-its op's family in the modes of build/test_simt (the default order, three seeds, the strict proxy, ThreadSanitizer,
-AddressSanitizer), for a CPU kernel, the textbook, a model's parts and tokenizers build/test_cpu, for what ranks do
-together the trainer on CPU ranks and on simulated GPUs, for the host and for what only a GPU would show the tests that
-are named with the fault. A witness counts only if it is silent without the fault. Exit code 0 if every fault is caught.
-Takes a minute or two per fault.
+For each fault it runs the tests of the file ("witnesses") in turn until one fails. Kernels: the tests of the op's
+family in the modes of build/test_simt (the default order, three seeds, the strict proxy, ThreadSanitizer,
+AddressSanitizer). CPU kernels, the textbook, model parts and tokenizers: build/test_cpu. Code that involves several
+ranks: the trainer on CPU ranks and on simulated GPUs. Host code and faults that only a GPU would show: the tests named
+with the fault. A test counts only if it passes without the fault. Exit code 0 if every fault is caught. Takes a minute
+or two per fault.
 """
 import argparse
 import os
@@ -35,7 +35,7 @@ MODES = [("default order", "test_simt", []), ("seed 1", "test_simt", ["--seed", 
          ("seed 2", "test_simt", ["--seed", "2"]), ("seed 3", "test_simt", ["--seed", "3"]),
          ("strict proxy", "test_simt", ["--strict-proxy"]), ("ThreadSanitizer", "test_simt_tsan", []),
          ("AddressSanitizer", "test_simt_asan", [])]
-# Which tests exercise a file; reduce.cuh and vector.cuh are under everything that is not a product.
+# The tests that exercise a file; reduce.cuh and vector.cuh are used by everything except GEMMs.
 FAMILIES = [("attention", "*attention*"), ("norm", "*norm*"), ("cross_entropy", "*cross_entropy*"),
             ("embedding", "*embedding*"), ("optimizer", "*update*"), ("grad_norm", "*norm_finish*"),
             ("matmul", "*matmul*"), ("fill", "*fill*,*cast*,add"), ("dropout", "dropout*"),

@@ -1,4 +1,4 @@
-"""Faults in what ranks do together, for dev/plant_faults.py: the same form as kernel_faults.py."""
+"""Faults in the cooperation of ranks, for dev/plant_faults.py: the same form as kernel_faults.py."""
 SHARDING, TENSORS = "model/sharding.cpp", "model/tensors.cpp"
 MPI, TREE = "kernels/cpu/comm_mpi.cpp", "kernels/cpu/tree_sum.h"
 NCCL, TREE_SUM = "kernels/cuda/comm_nccl.cu", "kernels/cuda/tree_sum.cu"

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Runs a command of tests again and again next to busy loops, and keeps what the runs that fail print.
+"""Runs a test command repeatedly while busy loops run, and keeps the output of the runs that fail.
 
     dev/repeat_tests.py [--times 200] [--at-once 2] [--loops 2] [--seconds S] [--out FOLDER] COMMAND...
 
---at-once commands run at a time, next to --loops processes that never sleep. After --seconds no more are started. Ends
-with a line of how many passed, how many failed and how long they took; the exit code is 0 only if all --times passed.
-`make flakiness` runs what has failed now and then before.
+Runs --at-once commands at a time next to --loops busy loops, and starts no more after --seconds. The last line has the
+number of runs that passed and failed, and their times. Exit code 0 only if all --times runs passed. `make flakiness`
+runs tests that have been flaky before.
 """
 import argparse
 import collections
@@ -25,12 +25,12 @@ def main():
     parser.add_argument("--times", type=int, default=200)
     parser.add_argument("--at-once", type=int, default=2)
     parser.add_argument("--loops", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="after these no more are started")
-    parser.add_argument("--out", type=Path, help="where what failed is kept (default: a new temporary folder)")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no more runs after this time")
+    parser.add_argument("--out", type=Path, help="folder for the output of failed runs (default: a temporary folder)")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     args = parser.parse_args()
     if not args.command:
-        parser.error("which command?")
+        parser.error("no command given")
     folder = args.out or Path(tempfile.mkdtemp(prefix="repeat_tests_"))
     folder.mkdir(parents=True, exist_ok=True)
     begin, verdicts, seconds = time.monotonic(), collections.Counter(), []

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Two builds of the trainer side by side, for changes that must not change results: `bits` or `time`.
+"""Compares two builds of the trainer, for changes that must not affect results: `bits` or `time`.
 
     dev/side_by_side.py bits OLD/build/train_gpt_cpu build/train_gpt_cpu
     dev/side_by_side.py bits OLD/build/train_gpt_simt build/train_gpt_simt --simulated
     dev/side_by_side.py time OLD/build/train_gpt_cpu build/train_gpt_cpu
 
-bits: 20 steps in each precision, at each recompute level, on one rank and on two at each ZeRO stage. Losses and
-gradient norms of each step, weights and optimizer state of the last checkpoint must be the same to the last bit.
-time: median step time of interleaved pairs of runs, for three sizes of model in bf16; prints new / old.
+bits: trains 20 steps in each precision, at each recompute level, on one rank and on two at each ZeRO stage. The losses
+and gradient norms of each step, and the weights and optimizer state of the last checkpoint, must have the same bits.
+time: median step time of interleaved pairs of runs, for three model sizes in bf16; prints new / old.
 """
 import argparse
 import itertools
@@ -27,7 +27,7 @@ SIZES = {"1 layer, 128 channels": (1, 2, 128, 128), "4 layers, 256 channels": (4
 
 
 def configuration(simulated):
-    """Odd sizes; on the simulator so few tokens that a step takes a tenth of a second."""
+    """A configuration with odd sizes; small enough for the simulator to take a tenth of a second per step."""
     layers, length, batch = (1, 10, 1) if simulated else (2, 20, 3)
     return {"model": {"n_layer": layers, "n_head": 3, "n_embd": 48, "n_positions": 24, "vocab_size": 257},
             "data": {"train": "data/train_*.bin", "val": "data/val_*.bin", "tokenizer": "data/tokenizer.json"},
@@ -38,7 +38,7 @@ def configuration(simulated):
 
 
 def train(program, folder, run, config, changes, ranks=1):
-    """Trains from the start; the records of its steps and the bytes of its last checkpoint's shards."""
+    """Trains from the start. Returns the records of the steps and the bytes of the last checkpoint's shards."""
     config = {**config, "run": {**config.get("run", {}), "dir": str(run)}}
     (folder / "config.json").write_text(json.dumps(config))
     command = [program, *(["--nproc", str(ranks)] if ranks > 1 else []), "config.json", "--fresh",
@@ -98,7 +98,7 @@ def main():
     parser.add_argument("part", choices=["bits", "time"])
     parser.add_argument("old", type=Path)
     parser.add_argument("new", type=Path)
-    parser.add_argument("--simulated", action="store_true", help="a smaller model, for the simulated GPU")
+    parser.add_argument("--simulated", action="store_true", help="use a smaller model, for the simulated GPU")
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--precisions", nargs="*", default=PRECISIONS)
     parser.add_argument("--levels", nargs="*", default=LEVELS)

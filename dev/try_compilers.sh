@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Builds the host code with the compilers of the next Debian release, warnings as errors, and runs the tests of the CPU
-# and of the simulated GPU: once with g++ and once with clang, each in a clone of the last commit.
+# Builds the host code with the compilers of the next Debian release, with warnings as errors, and runs the tests of the
+# CPU and of the simulated GPU: once with g++ and once with clang, each in a clone of the last commit.
 #
 #   sudo dev/try_compilers.sh PROGRAM...     (make portability: every program without nvcc and without sanitizers)
 #
-# Needs root, debootstrap and 6 GB in TMPDIR. Ends with a table of compilers, libraries and results; the exit code is 0
+# Needs root, debootstrap and 6 GB in TMPDIR. Prints a table of compilers, libraries and results at the end. Exit code 0
 # only if all passed.
 set -euo pipefail
 . "$(dirname "$0")/chroot.sh"

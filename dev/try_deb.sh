@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Tries the package of make deb where nothing of the project is: in a fresh Debian 12, apt installs it, a user without
-# privileges prepares a text, trains, stops, resumes and samples, and after apt has removed it nothing of it is left.
+# Tests the package of make deb in a fresh Debian 12: apt installs it, an unprivileged user prepares a text, trains,
+# stops, resumes and samples, and removing the package with apt leaves no files.
 #
 #   sudo dev/try_deb.sh [FOLDER]          (default: build; the newest train-gpt_*.deb in it)
 #
-# Needs root, debootstrap and 2 GB in TMPDIR. The exit code is 0 only if all was as it must be.
+# Needs root, debootstrap and 2 GB in TMPDIR. Exit code 0 only if all checks passed.
 set -euo pipefail
 . "$(dirname "$0")/chroot.sh"
 cd "$(dirname "$0")/.."
@@ -23,7 +23,7 @@ expect() {
         worst=1
     fi
 }
-# Every file of the system but what apt, dpkg and running programs keep for themselves.
+# Lists every file of the system, except the state of apt, dpkg and running programs.
 files_of_chroot() {
     (cd "$folder/root" && find etc usr opt root srv var ! -path 'var/lib/apt/*' ! -path 'var/lib/dpkg/*' \
         ! -path 'var/cache/*' ! -path 'var/log/*' | sort)
@@ -49,7 +49,7 @@ cat > "$folder/root/home/user/config.json" << 'CONFIG'
 CONFIG
 in_chroot root chown -R user:user /home/user
 in_chroot root apt-get -qq update
-# The libraries stay when the package goes: what is compared is the package's own.
+# Install the dependencies first: they stay when the package is removed.
 depends=$(dpkg-deb --field "$package" Depends | sed 's/ ([^)]*)//g; s/ |[^,]*//g; s/,//g')
 # shellcheck disable=SC2086
 in_chroot root env DEBIAN_FRONTEND=noninteractive apt-get -qq -y install --no-install-recommends $depends \
@@ -71,6 +71,6 @@ expect 0 'OK' user 'cd / && md5sum --check --quiet /var/lib/dpkg/info/train-gpt.
 expect 0 'Removing train-gpt' root 'apt-get -y purge train-gpt'
 expect 127 'not found' user 'train_gpt_cpu --version'
 files_of_chroot > "$folder/after"
-if diff "$folder/before" "$folder/after"; then echo "== nothing is left"; else worst=1; fi
-echo "== $([ "$worst" = 0 ] && echo all as expected || echo SOMETHING IS WRONG)"
+if diff "$folder/before" "$folder/after"; then echo "== no files left"; else worst=1; fi
+echo "== $([ "$worst" = 0 ] && echo all checks passed || echo A CHECK FAILED)"
 exit "$worst"

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Tries the kit of make gpu-kit where nothing but python3 is installed: a fresh Debian 12 without compiler, make and
-# development packages, first without CUDA's libraries and then with this machine's, placed as pip places them. There is
-# no GPU: this shows that the programs start, that the CPU's work, and what gpu_check.py says.
+# Tests the kit of make gpu-kit in a fresh Debian 12 with only python3, without compiler, make and development packages:
+# first without the CUDA libraries, then with this machine's, placed as pip places them. Without a GPU, it checks that
+# the programs start, that the CPU programs work, and the output of gpu_check.py.
 #
 #   sudo dev/try_gpu_kit.sh [build/gpu_kit.tgz] [BUILT]
 #
-# BUILT is a folder with the simulator's programs, like build. With it they take the place of the GPU's, and all parts
-# of gpu_check.py run. Needs root, debootstrap, the CUDA toolkit, and 5 GB in TMPDIR. The exit code is 0 only if every
-# check has passed.
+# BUILT is a folder with the simulator's programs, e.g. build. They then replace the GPU programs, and all parts of
+# gpu_check.py run. Needs root, debootstrap, the CUDA toolkit, and 5 GB in TMPDIR. Exit code 0 only if every check has
+# passed.
 set -euo pipefail
 . "$(dirname "$0")/chroot.sh"
 cd "$(dirname "$0")/.."
@@ -68,7 +68,7 @@ done
 expect 0 . build/ptx_probe_simt
 expect 69 'no GPU \(.*\); no other problems' 'scripts/gpu_check.py measure'
 
-# The test of the dry run, with the kit's scripts and the simulator's programs, which get their libraries.
+# The dry-run test, with the kit's scripts and the simulator's programs with their libraries.
 if [ -n "$built" ]; then
     programs=("$built"/{test_simt,test_cpu,train_gpt_simt,bench_simt,bench_matmul_simt})
     cp "${programs[@]}" "$folder/kit/gpu_kit/build/"

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Tries the README's two commands where nothing is installed: each in a fresh Debian 12 as debootstrap leaves it.
+# Tests the README's two commands, each in a fresh minimal Debian 12 made by debootstrap.
 #
 #   sudo dev/try_minimal_debian.sh [--times N] [quickstart.sh] [test.sh]     (default: both, once)
 #
-# Needs root, debootstrap and 3 GB in TMPDIR. A clone of the last commit is tried, not the working tree. Packages come
-# from this machine's apt sources. The exit code is 0, or the code with which the last failing command ended.
+# Needs root, debootstrap and 3 GB in TMPDIR. Tests a clone of the last commit, not the working tree. Packages come from
+# this machine's apt sources. Exit code 0, or that of the last command that failed.
 set -euo pipefail
 . "$(dirname "$0")/chroot.sh"
 cd "$(dirname "$0")/.."

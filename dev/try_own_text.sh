@@ -1,12 +1,11 @@
 #!/usr/bin/env bash
-# Tries the README's recipe for own text where nothing is installed: in a fresh Debian 12 as debootstrap leaves it, the
-# lines of that recipe as they stand in the README, up to the sample, on one text file.
+# Tests the README's recipe for your own text: runs its lines up to the sample, as they are in the README, on one text
+# file in a fresh minimal Debian 12 made by debootstrap.
 #
 #   sudo dev/try_own_text.sh FILE.txt
 #
-# Needs root, debootstrap and 2 GB in TMPDIR. A clone of the last commit is tried, not the working tree. Packages come
-# from where this machine's apt gets its own. Prints how long each command took; the exit code is that of the first
-# that failed.
+# Needs root, debootstrap and 2 GB in TMPDIR. Tests a clone of the last commit, not the working tree. Packages come from
+# this machine's apt sources. Prints the time of each command. The exit code is that of the first command that failed.
 set -euo pipefail
 text=$(realpath -e -- "$1")
 . "$(dirname "$0")/chroot.sh"
@@ -18,7 +17,7 @@ in_chroot root mount -t proc proc /proc
 mkdir "$folder/root/train_gpt/mytext"
 cp "$text" "$folder/root/train_gpt/mytext/"
 
-# The lines of the block behind "Your own text", without comments, up to the first that samples.
+# The lines of the block after "Your own text", without comments, up to the first that samples.
 mapfile -t commands < <(sed -n '/^Your own text/,$p' README.md | sed '1,/^```/d; /^```/,$d; s/ *#.*//; / sample /q')
 start=$SECONDS
 for command in "${commands[@]}"; do
