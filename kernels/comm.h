@@ -43,8 +43,7 @@ void close_comm(Comm& comm);
 // The communicator of a single-rank run.
 inline Comm comm_single() { return {}; }
 
-// Whether open_comm() needs CommSettings::gather, an existing channel between ranks. True for NCCL; MPI opens its own
-// channel.
+// Whether open_comm() needs CommSettings::gather, an existing channel between ranks. True for NCCL, false for MPI.
 bool comm_needs_gather();
 
 // The launcher that this binary requires ("mpirun"), or empty if any launcher works.
@@ -72,8 +71,8 @@ void wait(Ticket ticket, const Comm& comm, Stream stream);
 // Waits until every collective has finished or failed. Required before freeing buffers, even after an error.
 void drain(const Comm& comm) noexcept;
 
-// Sums in place. The order of the ranks is unspecified: use it for small integers, or if only one rank's value is not
-// 0.
+// Sums in place. The order of the ranks is unspecified: use it for small integers, or if at most
+// one rank's value is not 0.
 Ticket all_reduce_sum(double* values, size_t count, const Comm& comm, Stream stream);
 
 // out (count) = the sum over ranks of piece comm.rank of inp (size * count). May be in place: out = inp + rank * count.

@@ -48,8 +48,8 @@ void configure_device(const DeviceSettings& settings);
 std::string device_choices();
 
 // Returns `bytes` of zeroed device memory, aligned to 256 bytes, in huge pages if available. Touches every page, so
-// that running out of memory fails here and not later. Fails with Exit::os and the number of bytes if memory is
-// insufficient.
+// that running out of memory fails here and not later. Fails with Exit::os and the number of bytes if there is not
+// enough memory.
 void* device_alloc(size_t bytes);
 void device_free(void* memory, size_t bytes);
 

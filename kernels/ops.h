@@ -245,8 +245,7 @@ void attention_backward(const AttentionBackward& op, Stream stream);
 size_t attention_backward_scratch_bytes(const AttentionBackward& op);
 
 // Attention with a KV cache, for generation: the query of one position per sequence. `places` gives the sequence and
-// position of each row, so one op may process sequences of different lengths. Otherwise like attention_forward without
-// dropout.
+// position of each row, so one op may process sequences of different lengths. Like attention_forward without dropout.
 struct AttentionDecode {
     struct Place {
         int sequence, position;  // below `sequences` and `capacity`; at most one row per sequence
@@ -388,8 +387,7 @@ void sgd_update(const SgdUpdate& op, Stream stream);
 // Filling and casting.
 
 // out[i - first] = normal number with mean 0 and the given deviation, a pure function of (seed, subsequence, i).
-// Applies Box-Muller to philox(seed, (RandomPurpose::init << 32) + subsequence, i / 4) in double; every device gives
-// the same bits.
+// Box-Muller on philox(seed, (RandomPurpose::init << 32) + subsequence, i / 4) in double: same bits on every device.
 struct NormalFill {
     float* out;  // (count)  =
     size_t count;

@@ -34,8 +34,7 @@ enum class Exit : int {
 struct ExitCode {
     Exit code;
     const char* name;
-    // final: no restart, because it would fail again; restart: restart until three restarts in a row commit no
-    // checkpoint.
+    // final: no restart, it would fail again; restart: until three restarts in a row commit no checkpoint.
     const char* policy;
     const char* meaning;
 };

@@ -50,8 +50,7 @@ inline constexpr const char* name_of(NormKind norm) {
     return nullptr;
 }
 
-// How the model encodes positions. learned: adds an embedding of each position to the input; rope: rotates queries and
-// keys.
+// How the model encodes positions. learned: adds position embeddings to the input; rope: rotates queries and keys.
 enum class PositionKind : int { learned, rope };
 inline constexpr const char* name_of(PositionKind position) {
     switch (position) {
@@ -61,7 +60,7 @@ inline constexpr const char* name_of(PositionKind position) {
     return nullptr;
 }
 
-// How RoPE's frequencies are scaled for sequences longer than those of the original training.
+// How RoPE's frequencies are scaled for sequences longer than in the original training.
 enum class RopeScaling : int { none, linear, llama3, yarn };
 inline constexpr const char* name_of(RopeScaling scaling) {
     switch (scaling) {

@@ -36,8 +36,7 @@ struct Capped {
     float value, slope;
 };
 
-// cap tanh(x / cap). Error of the value: below cap 2^-21; of the derivative: below 2^-21, without cancellation if tanh
-// is near 1.
+// cap tanh(x / cap). Error of the value: below cap 2^-21; of the derivative: below 2^-21, even if tanh is near 1.
 struct SoftCap {
     float cap, scale;  // scale = -2 / cap
 

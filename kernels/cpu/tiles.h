@@ -6,9 +6,8 @@
 
 #include "kernels/cpu/lanes.h"
 
-// The part of a product that stays in registers during the loop over the depth: as many sums as the registers can hold
-// in addition to the operands, 6 x 2 of 16 with AVX2, 12 x 2 of 32 with AVX-512. Both hide the latency of two FMA
-// units.
+// The part of a product that stays in registers during the loop over the depth: as many sums as fit in addition to the
+// operands: 6 x 2 of 16 registers with AVX2, 12 x 2 of 32 with AVX-512. Both hide the latency of two FMA units.
 inline constexpr int kTileRows = kLanes == 16 ? 12 : 6;
 inline constexpr int kTileCols = 2 * kLanes;
 

@@ -6,9 +6,9 @@
 // per element, two blocks per SM. A row of more than 99 KiB, the shared memory that every GPU since sm_80 offers per
 // block, is read a second time through the L2 cache: 132 SMs have 264 such rows in flight, about the size of the cache.
 // Numerics: float. With L = log2(e) and a row's maximum M, exp(x - M) is 2^(x L - M L) with M L rounded once per row,
-// so that the rounding cancels between numerator and sum; the loss undoes it in double. A soft cap has a separate
-// instance: cap tanh(x / cap) from one exp2f and one division (absolute error below cap 2^-21), recomputed in the
-// second pass; the derivative uses the same exponential and does not cancel.
+// so that the rounding cancels between numerator and sum; the loss undoes it in double.
+// A soft cap has a separate instance: cap tanh(x / cap) from one exp2f and one division (absolute error below
+// cap 2^-21), recomputed in the second pass; the derivative uses the same exponential and does not cancel.
 #include <cmath>
 
 #include "kernels/cuda/reduce.cuh"

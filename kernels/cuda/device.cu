@@ -26,8 +26,7 @@ struct Piece {
     size_t bytes = 0;
 };
 
-// Buffers are used in turn, so the next one has been in flight for the longest time. Only the thread that drives the
-// device copies.
+// Buffers are used in turn, so the next one has been in flight longest. Only the thread that drives the device copies.
 class StagingRing {
 public:
     void to_device(std::byte* device, const std::byte* host, size_t bytes, cudaStream_t stream) {
@@ -51,8 +50,7 @@ public:
         }
     }
 
-    // Completes copies to the host on a synchronized stream, oldest first, so that a later copy to the same address
-    // wins.
+    // Completes copies to the host on a synchronized stream, in order, so that a later copy to an address wins.
     void deliver(cudaStream_t stream) {
         for (int i = 0; i < kPieces; i++) {
             Piece& piece = pieces_[size_t(next_ + i) % kPieces];

@@ -1,6 +1,5 @@
-// dropout: a thread processes the 8 elements of one call of philox(), in packs of 128 bits if samples are aligned to
-// them. Reads and writes each element once: with 16-bit types, 4 bytes and an eighth of philox()'s roughly 70
-// instructions per element.
+// dropout: a thread processes the 8 elements of one call of philox(), in packs of 128 bits if samples are aligned.
+// Reads and writes each element once: with 16-bit types, 4 bytes and 1/8 of philox()'s about 70 instructions each.
 #include "kernels/cuda/vector.cuh"
 #include "kernels/ops.h"
 #include "kernels/shared/dispatch.h"

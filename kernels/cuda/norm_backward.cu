@@ -6,8 +6,8 @@
 // A block processes a group of consecutive rows, 8 / warps_per_row of them at a time. A lane always has the same
 // columns and sums its dweight and dbias in registers. Rows pass through a ring in shared memory, and each thread reads
 // only the data that it copied. The block's sums go to scratch, and a second kernel adds the groups in order. Moved per
-// 16-bit element: 6 bytes, 8 with accumulate_dinp, plus 2 float sums per column and group. Numerics: float sums.
-// Groups, and the rows and columns of a lane, depend only on rows and cols, and so do the bits.
+// 16-bit element: 6 bytes, 8 with accumulate_dinp, plus 2 float sums per column and group.
+// Numerics: float sums. Groups, and the rows and columns of a lane, depend only on rows and cols, and so do the bits.
 #include <algorithm>
 
 #include "kernels/cuda/norm_parts.cuh"

@@ -1,8 +1,7 @@
 // AdamW and SGD over all chunks in one launch: 2 blocks per chunk, packs of 4 elements, each array read and written
 // once. Moved per element: AdamW 28 bytes (master, m and v both ways, grad once), SGD 20, plus 2 for a 16-bit
 // parameter. Numerics: float, with the same roundings as on the CPU and IEEE division and square root. One thread per
-// block computes the step's scalars in double. If a gradient is not finite, every block reads that from grad_norm and
-// returns.
+// block computes the step's scalars in double. If a gradient is not finite (grad_norm), every block returns.
 
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/vector.cuh"
@@ -20,8 +19,7 @@ constexpr int kSize = kPackSize<float>;
 
 using Four = Floats<float, kSize>;
 
-// Calls body.template operator()<whole>(place in the flat arrays, available) for the packs of a block's part of a
-// chunk.
+// Calls body.template operator()<whole>(offset in the flat arrays, available) for the packs of this block's part.
 template <class Body> __device__ void for_packs(const Chunk& chunk, bool aligned, Body body) {
     const int begin = int(blockIdx.x) % kBlocksPerChunk * kBlockElements;
     const int end = min(chunk.count, begin + kBlockElements);

@@ -6,10 +6,11 @@
 // A team of 1 to 32 adjacent lanes processes a head. A lane holds units of two packs: pack u of the first half of the
 // rotated elements and pack u of the second half, so that the rotation needs no other lane. Elements after `rotary`
 // form units of two adjacent packs. Moved per 16-bit element: forward 4 bytes, 6 with raw; backward 4, 6 with a norm.
-// The table, read once per position and then from the cache, adds 4 rotary bytes per position. There are only a few
-// FLOPs per element, so the op is memory-bound. Numerics: float sums over a lane's units, then over the team. If the
-// norm has weights, a block processes a range of heads. Its lanes sum the gradients of their columns over these heads,
-// then warps and blocks are added in order. The order, and so the bits, depend only on shapes and types.
+// The table, read once per position and then from the cache, adds 4 rotary bytes per position. The op is
+// memory-bound, with only a few FLOPs per element.
+// Numerics: float sums over a lane's units, then over the team. If the norm has weights, a block processes a range of
+// heads: its lanes sum the gradients of their columns over these heads, then warps and blocks are added in order. The
+// order, and so the bits, depend only on shapes and types.
 #include <algorithm>
 
 #include "kernels/cuda/reduce.cuh"

@@ -1,8 +1,7 @@
 // Packs: adjacent elements moved by one access of up to 128 bits and kept in registers in the storage type.
 //
 // Kernels are written in terms of packs. If the addresses allow it, a kernel is instantiated with kAligned; otherwise
-// it moves the same elements one by one. So the order of a sum, and its bits, depend on the shape and never on
-// addresses.
+// it moves the same elements one by one. So the order of sums, and the bits, do not depend on addresses.
 #pragma once
 
 #include <bit>

@@ -23,8 +23,7 @@ inline Dtype storage_type(const char* op, std::initializer_list<ConstView> array
     return first->dtype;
 }
 
-// Calls body.operator()<T>() for the storage type T. Fails with Exit::internal and the op's name if there is no kernel
-// for it.
+// Calls body.operator()<T>() for the storage type T. Fails with Exit::internal and the op's name if T has no kernel.
 template <class Body> void dispatch(const char* op, Dtype dtype, Body&& body) {
     switch (dtype) {
         case Dtype::fp32: return body.template operator()<float>();

@@ -4,15 +4,15 @@
 // The first kernel processes blocks of 128 queries: it computes dQ, and writes (lse, dOut . out) of each query to
 // scratch. The second processes blocks of 128 keys: dK and dV, summed over the query heads of a kv head in order. The
 // block's rows are A fragments in registers, and so are the sums; tiles of 64 rows of the other operand pass through
-// two stages of shared memory. The comment below explains the two kernels. Memory traffic: qkv and dOut twice, out, lse
-// and dqkv once, scratch (8 bytes per query and head) written and read. FLOPs: 7 GEMMs, 7 batch n_head head_size
-// seq_len^2. Expected on an H200, not measured: 270 TFLOP/s with 1024 positions and heads of 64. Counted as the usual 5
-// GEMMs, that is 190; other implementations reach 200. With dropout, dV = dropout(P)^T dOut, and dOut V^T is masked and
-// scaled in the same way; dOut . out is still the sum of P times that. With a soft cap, dS has the factor 1 - tanh^2.
-// With windows and documents, a block of queries starts at the tile of its first query's first key, and a block of keys
-// ends at the last query that sees its last key. Heads of 256 use blocks of 64 rows and separate kernels for dV and dK,
-// with 8 GEMMs in total. Numerics: as in the forward op. P and dS (before scale) are rounded to T before
-// multiplication; all sums are float.
+// two stages of shared memory. The comment below explains why there are two kernels.
+// Memory traffic: qkv and dOut twice, out, lse and dqkv once, scratch (8 bytes per query and head) written and read.
+// FLOPs: 7 GEMMs, 7 batch n_head head_size seq_len^2. Expected on an H200, not measured: 270 TFLOP/s with 1024
+// positions and heads of 64; counted as the usual 5 GEMMs, 190, where other implementations reach 200.
+// With dropout, dV = dropout(P)^T dOut, and dOut V^T is masked and scaled in the same way; dOut . out is still the sum
+// of P times that. With a soft cap, dS has the factor 1 - tanh^2. With windows and documents, a block of queries starts
+// at the tile of its first query's first key, and a block of keys ends at the last query that sees its last key. Heads
+// of 256 use blocks of 64 rows and separate kernels for dV and dK, with 8 GEMMs in total.
+// Numerics: as in the forward op. P and dS (before scale) are rounded to T before multiplication; all sums are float.
 #include <bit>
 
 #include "kernels/cuda/attention/attention_general_backward.cuh"
@@ -266,8 +266,7 @@ __global__ void __launch_bounds__(Shape<kHeadSize, kKind>::kThreads, Shape<kHead
 }
 
 // The tiles of queries for a block of keys: for each head of the group in order, from the block's first key to the last
-// query that sees any of its keys. Everything about a tile is derived from its number, because no register is left to
-// store more.
+// query that sees any of its keys. All properties of a tile are derived from its number, to save registers.
 template <int kOthers> class QueryTiles {
 public:
     __device__ __forceinline__ QueryTiles(const AttentionLayout& at, int kv_head, int begin, int end)

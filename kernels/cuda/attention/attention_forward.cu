@@ -5,13 +5,14 @@
 // stages of shared memory (cp.async). The kernel never loads tiles right of the diagonal, or left of the window and the
 // document of the block's first query. A warp skips tiles that its rows do not see, and masks only tiles that some row
 // sees in part. With grouped heads, the rows of a block are groups of 16 positions of the group's heads in turn
-// (QueryRows), so that a key tile is read once for all heads of the group and the rows see nearly the same keys. Bytes:
-// qkv once from memory (a head's keys again from the L2 cache), out and lse once. FLOPs: 2 batch n_head head_size
+// (QueryRows), so that a key tile is read once for all heads of the group and the rows see nearly the same keys.
+// Bytes: qkv once from memory (a head's keys again from L2 cache), out and lse once. FLOPs: 2 batch n_head head_size
 // seq_len^2. Expected on an H200, not measured: 250 TFLOP/s with 1024 positions and heads of 64; mma.sync peaks at
 // about 620 and cuDNN reaches 290. A warp has 32 rows so that reads of B fragments from shared memory (128 bytes per
-// MMA, 256 with 16 rows) are not the bottleneck. Numerics: scores, maxima, sums and out are float. exp(score - max), at
-// most 1, is rounded to T before it multiplies the values; lse uses the unrounded numbers. A soft cap's tanh is float,
-// within 2^-21. For other head sizes, float and unaligned memory: attention_general_forward.cuh.
+// MMA, 256 with 16 rows) are not the bottleneck.
+// Numerics: scores, maxima, sums and out are float. exp(score - max), at most 1, is rounded to T before it multiplies
+// the values; lse uses the unrounded numbers. A soft cap's tanh is float, within 2^-21.
+// Other head sizes, float and unaligned memory: attention_general_forward.cuh.
 #include "kernels/cuda/attention/attention_general_forward.cuh"
 #include "kernels/cuda/attention/attention_masks.cuh"
 #include "kernels/shared/dispatch.h"

@@ -88,8 +88,7 @@ __device__ void store_row(T* out, const float (&sums)[kColumns], float factor, i
     }
 }
 
-// The dropout factor of one probability. Calls philox() once per element, because these kernels are not optimized for
-// speed.
+// The dropout factor of one probability. Calls philox() per element: these kernels are not optimized.
 __device__ inline float dropout_factor(const DropoutMask& mask, int b, int head, int query, int key) {
     if (!mask) return 1.0f;
     return mask.is_kept(mask.keys[b], head, query, key) ? mask.factor : 0.0f;

@@ -5,8 +5,8 @@
 // packs of a row. All row numbers below start at a multiple of 8, so r % 8 depends only on the lane. Every other row of
 // 96 numbers (12 packs) starts halfway through the banks, so p ^ (r / 2 % 4) has the same effect.
 //
-// Fragments are as in the PTX manual, with lane l, g = l / 4, q = l % 4: an accumulator (16, 8) holds columns 2q, 2q +
-// 1 of row g, then of row g + 8. So two adjacent accumulators, rounded, are the A fragment (16, 16) of the next MMA.
+// Fragments are as in the PTX manual, with lane l, g = l / 4, q = l % 4: an accumulator (16, 8) holds columns
+// 2q, 2q + 1 of row g, then of row g + 8. So two adjacent accumulators, rounded, are the A fragment of the next MMA.
 #pragma once
 
 #include "kernels/cuda/attention/attention_layout.cuh"
@@ -65,8 +65,7 @@ __device__ __forceinline__ void gather_tile_async(T* tile, const T* inp, Place p
     });
 }
 
-// Starts copying tile `tile` of a head's keys and values, kRows rows each; `keys` and `values` are the first rows of
-// the head.
+// Starts copying tile `tile` of a head's keys and values, kRows rows each; `keys` and `values` are its first rows.
 template <int kHeadSize, int kRows, int kThreads, class T>
 __device__ __forceinline__ void load_keys_async(T* key_tile, T* value_tile, int tile, const T* keys, const T* values,
                                                 const AttentionLayout& at) {

@@ -1,13 +1,11 @@
 // Settings and state of the CUDA GEMMs, for the host. Includes no CUDA header. One host thread issues the GEMMs.
 //
-// The cuBLASLt algorithm of a GEMM determines its bits. It is chosen once per GEMM (types, sizes, layout, epilogue, =
-// or
-// +=, alignment): without autotuning the library's first proposal, with autotuning the fastest of its proposals on this
-// GPU. Timings vary, so two autotuned runs give the same bits only if both use the same choices. They do if they share
-// a cache file, or if the checkpoint stores the text of matmul_choices() and the resumed run calls
-// load_matmul_choices() before its first GEMM, which also works after the loss of the cache. Choices are valid for one
-// GPU name and one version of cuBLASLt. Algorithms without a fixed order of sums are used only if a plain GEMM has no
-// other.
+// The cuBLASLt algorithm of a GEMM determines its bits. It is chosen once per GEMM (types, sizes, layout, epilogue,
+// accumulation, alignment): the library's first proposal, or with autotuning the fastest of its proposals on this GPU.
+// Timings vary, so two autotuned runs give the same bits only if they use the same choices, from a shared cache file or
+// from the checkpoint (text of matmul_choices(), passed to load_matmul_choices() before a resumed run's first GEMM),
+// which also works after the loss of the cache. Choices are valid for one GPU name and one version of cuBLASLt.
+// Algorithms without a fixed order of sums are used only if a plain GEMM has no other.
 #pragma once
 
 #include <cstddef>

@@ -1,8 +1,7 @@
 // The chosen algorithm of each GEMM: as a map, as text, and in a file that processes can share.
 //
 // The text consists of a header with the GPU and the library's version, one line per choice, and a last line with the
-// checksum of the previous lines. A GEMM is identified by words_of() its key, an algorithm by the library's eight
-// numbers.
+// checksum of the previous lines. words_of(key) identifies a GEMM, the library's eight numbers an algorithm.
 #pragma once
 
 #include <array>

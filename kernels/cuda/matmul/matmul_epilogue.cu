@@ -1,13 +1,13 @@
 // Kernels around the library's GEMMs.
 //
 // add_bias: one thread per element, with grid strides; reads 4 bytes and moves sizeof(T) bytes per element. It runs
-// only if the library has no epilogue, so it is not optimized. add_bias_relu2, times_activation_gradient: 4 elements
-// per thread, with grid strides. Reads 4 bytes and moves sizeof(T) bytes, or twice that, per element; the GEMM has left
-// the sums in the L2 cache. column_sums: a block sums 256 rows of 32 lanes' columns (16 bytes per lane if rows are
-// aligned), a warp every eighth row; its row of sums goes to `out`. If there are more than 256 rows, the resulting
-// matrix is summed the same way until one row is left. Reads the values once: rows cols sizeof(T) bytes, plus 1/128 of
-// that for the sums. Sums are float. Each level adds at most 32 + 8 terms sequentially, so the error grows with the
-// logarithm of the rows.
+// only if the library has no epilogue, so it is not optimized.
+// add_bias_relu2, times_activation_gradient: 4 elements per thread, with grid strides. Reads 4 bytes and moves 1 or 2
+// sizeof(T) bytes per element; the GEMM has left the sums in the L2 cache.
+// column_sums: a block sums 256 rows of 32 lanes' columns (16 bytes per lane if rows are aligned), a warp every eighth
+// row; its row of sums goes to `out`. With more than 256 rows, the matrix of sums is summed the same way until one row
+// is left. Reads the values once: rows cols sizeof(T) bytes, plus 1/128 of that for the sums. Sums are float. A level
+// adds at most 32 + 8 terms sequentially, so the error grows with the logarithm of the number of rows.
 #include <algorithm>
 
 #include "kernels/cuda/activation.cuh"
