@@ -1,22 +1,23 @@
-// Milliseconds of a whole training step, and of every op in it at the same shapes: where the time goes.
+// Benchmark of a whole training step, and of every op in it at the same shapes: shows where the time goes.
 //
 //     build/bench_cpu or build/bench_cuda [fp32|bf16|fp16 ...] [--workload KEY ...] [--json FILE]
-//     build/bench_cuda --roofs                                what this machine can do at most, and nothing else
-//     build/bench_cuda --ops-only [--roofs-from FILE] ...     ops, against roofs that were measured before
-//     build/bench_cuda --steps-only ...                       whole steps
+//     build/bench_cuda --roofs                                only the machine's peak rates
+//     build/bench_cuda --ops-only [--roofs-from FILE] ...     only ops, with peak rates measured before
+//     build/bench_cuda --steps-only ...                       only whole steps
 //
-// Per op: calls in a step, median of repeated calls and their range, its share of the step, and the rate counted from
-// the shapes. On a GPU also the share of the roofline: the time that its FLOPs or, if longer, its bytes (every operand
-// once) would take at the rates of the fastest large product and of a device-to-device copy, over the time taken; and
-// the milliseconds of the step above it. Below an op stand variants of it, which are no part of the step.
+// Per op: calls per step, median and range of repeated calls, share of the step, and the rate computed from the shapes.
+// On a GPU also the share of the roofline, which is the time that the op's FLOPs or, if longer, its bytes (every
+// operand once) would take at the rates of the fastest large GEMM and of a device-to-device copy, divided by the
+// measured time; and the milliseconds of the step above the roofline. Variants listed below an op are not part of the
+// step.
 //
 // FILE is rewritten after every figure: {"device", "matmul_path", "roofs": {"copy_gb_per_s", "bf16_tflops"},
 // "results": [{"workload", "name", "precision", "batch", "seq_len", "head_rows", "planned_bytes", "step_ms",
 // "step_ms_min", "step_ms_max", "steps", "tokens_per_s", "tflops", "mfu", "ops": [{"name", "calls", "ms", "ms_min",
 // "ms_max", "total_ms", "share", "flops", "bytes", "roof_share", "ms_above_roof"}], "variants": [the same and "of"]}]}.
-// Keys of what was not measured are absent, "mfu" also where the GPU is not known.
+// Keys of values that were not measured are absent, and "mfu" if the GPU is unknown.
 //
-// Figures of a shared machine are only worth comparing within one run.
+// On a shared machine, compare figures only within one run.
 #include <CLI/CLI.hpp>
 #include <random>
 
@@ -44,7 +45,7 @@ Dtype precision_named(const std::string& name) {
     return name == "bf16" ? Dtype::bf16 : name == "fp16" ? Dtype::fp16 : Dtype::fp32;
 }
 
-// An op that was measured.
+// A measured op.
 struct TimedCase {
     Case one;
     Times ms;
@@ -55,7 +56,7 @@ class Bench {
 public:
     explicit Bench(const Settings& settings)
         : settings_(settings), device_(device_info()), on_gpu_(device_.threads == 0), report_(settings.json) {
-        // What is queued hides the cost of a launch on a GPU; the CPU runs each call alone.
+        // On a GPU, queued work hides the cost of a launch; the CPU runs each call alone.
         ops_ = on_gpu_ ? Timing{2, 5, 100, 3} : Timing{1, 0, 300, 5};
         if (settings.seconds) ops_.total_ms = std::min(ops_.total_ms, 1000 * *settings.seconds);
         std::printf("%s; %s\n", device_.name.c_str(), device_.matmul_path.c_str());
@@ -93,13 +94,13 @@ private:
         return picked;
     }
 
-    // Without the file the roofs are measured, so that a step before this one that failed does not cost the ops.
+    // If the file cannot be used, measure the roofs again, so that a failure to write it does not prevent this run.
     void take_roofs() {
         try {
             roofs_ = read_roofs(settings_.roofs_from);
             report_.json()["roofs"] = json_of(roofs_);
         } catch (const Error& error) {
-            std::printf("roofs are measured again: %s\n", error.what());
+            std::printf("measuring the roofs again: %s\n", error.what());
         }
     }
 
@@ -112,7 +113,7 @@ private:
         });
     }
 
-    // The largest batch up to the workload's that the device has memory for; 0 if not even one sequence fits.
+    // The largest batch, up to the workload's, that fits in memory; 0 if not even one sequence fits.
     int batch_that_fits(Workload work, Dtype precision) const {
         while (work.batch && double(planned_bytes(options_of(work, precision))) > 0.95 * double(device_.free_bytes))
             work.batch /= 2;
@@ -197,7 +198,7 @@ private:
         if (mfu) result["mfu"] = *mfu;
     }
 
-    // `step_ms`: the whole step's, 0 if it was not measured.
+    // `step_ms`: time of the whole step; 0 if it was not measured.
     template <class T> void measure_ops(Json& result, const Workload& work, double step_ms) {
         std::vector<TimedCase> timed;
         for (const MakeGroup& make : op_groups<T>(work)) {
@@ -221,7 +222,7 @@ private:
         return sum;
     }
 
-    // Shares are of the step or, where it was not measured, of the ops so far.
+    // Shares are relative to the step or, if it was not measured, to the ops so far.
     void put_ops(Json& result, const std::vector<TimedCase>& timed, double step_ms, Dtype precision) const {
         const double whole = step_ms > 0 ? step_ms : sum_of(timed);
         result["ops"] = Json::array(), result["variants"] = Json::array();
@@ -279,22 +280,22 @@ private:
 int main(int argc, char** argv) {
     Settings settings;
     CLI::App app("Times the ops of a training step, and the whole step.");
-    app.add_option("PRECISION", settings.precisions, "fp32, bf16, fp16 (CPU: fp32 bf16; GPU: bf16)")
+    app.add_option("PRECISION", settings.precisions, "fp32, bf16, fp16 (default on CPU: fp32 bf16; on GPU: bf16)")
         ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
     app.add_option("--workload", settings.workloads, "124M, 350M, 774M, 1558M (GPU), small-4, small-8 (CPU), tiny")
         ->allow_extra_args(false);
-    app.add_option("--json", settings.json, "file that gets the figures, rewritten after each");
-    app.add_option("--choices", settings.choices, "GPU: file that keeps the fastest algorithm of each product");
+    app.add_option("--json", settings.json, "JSON file for the figures, rewritten after each");
+    app.add_option("--choices", settings.choices, "GPU: file of the fastest algorithm of each GEMM");
     app.add_option("--seconds", settings.seconds,
-                   "how long each step is measured (CPU 0.3, GPU 3) and each roof (1.5); at most as long each op");
+                   "measuring time per step (default: CPU 0.3, GPU 3) and roof (1.5), and maximum per op");
     app.add_option("--head-rows", settings.head_rows, "rows of logits at a time; 0: the trainer's default");
-    app.add_option("--batch", settings.batch, "sequences in a micro-step; 0: the workload's");
-    auto* roofs = app.add_flag("--roofs", settings.roofs_only, "measure this machine's copy and product rates only");
-    auto* ops = app.add_flag("--ops-only", settings.ops_only, "ops, no whole steps");
-    auto* steps = app.add_flag("--steps-only", settings.steps_only, "whole steps, no ops");
+    app.add_option("--batch", settings.batch, "sequences per micro-step; 0: the workload's");
+    auto* roofs = app.add_flag("--roofs", settings.roofs_only, "measure only this machine's copy and GEMM rates");
+    auto* ops = app.add_flag("--ops-only", settings.ops_only, "measure only ops");
+    auto* steps = app.add_flag("--steps-only", settings.steps_only, "measure only whole steps");
     roofs->excludes(ops)->excludes(steps);
     ops->excludes(steps);
-    app.add_option("--roofs-from", settings.roofs_from, "file of --roofs --json; measured again where it has none");
+    app.add_option("--roofs-from", settings.roofs_from, "file of --roofs --json; missing roofs are measured");
     app.add_flag("--tf32", settings.tf32, "GPU: fp32 products may round their operands to TF32");
     CLI11_PARSE(app, argc, argv);
     try {

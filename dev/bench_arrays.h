@@ -1,4 +1,4 @@
-// Device arrays with random content, as training has it: zeros are multiplied faster.
+// Device arrays with random content, as in training: GEMMs of zeros are faster.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 
 #include "kernels/ops.h"
 
-// Freed together.
+// Arrays that are freed together.
 class Arrays {
 public:
     template <class T> T* make(size_t count, float deviation = 1.0f) {
@@ -18,7 +18,7 @@ public:
         repeat(values, fresh, count);
         return values;
     }
-    // Squares of random numbers, half of them 0: what relu2 gives.
+    // Squares of random numbers, half of them 0, like the output of relu2.
     template <class T> T* make_relu2(size_t count) {
         std::mt19937 random(7);
         std::normal_distribution<float> normal;

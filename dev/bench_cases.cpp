@@ -20,7 +20,7 @@ MakeGroup group(std::function<void(std::vector<Case>&, Arrays&)> add) {
     };
 }
 
-// `calls` of an op in a step. `elements`: of all its chunks, if it works on chunks.
+// `calls`: of the op per step. `elements`: of all its chunks, if it works on chunks.
 template <class Op>
 Case case_of(const std::string& name, double calls, void (*op)(const Op&, Stream),
              const std::type_identity_t<Op>& arguments, size_t elements = 0) {
@@ -42,7 +42,7 @@ struct Linear {
     bool gelu_behind = false, gelu_before = false;  // of the product, forward
 };
 
-// What all three products of a layer read and write.
+// The operands of the three GEMMs of a layer.
 template <class T> struct LinearArrays {
     LinearArrays(Arrays& arrays, const Linear& linear) {
         const size_t R = size_t(linear.rows), N = size_t(linear.n), K = size_t(linear.k);
@@ -102,7 +102,7 @@ template <class T> void add_linear(std::vector<Case>& cases, Arrays& arrays, con
     add(" backward weight without bias", ops::matmul_backward_weight, grad, " backward weight");
 }
 
-// The head's products take some rows at a time; the first writes its weight's gradient, the others add to it.
+// The head's GEMMs process some rows at a time; the first writes the gradient of the weight, the others accumulate.
 template <class T> void add_head(std::vector<Case>& cases, Arrays& arrays, const Workload& work) {
     const Linear head{"head", 1, work.rows_of_head(), work.shape.padded_vocab(), work.shape.n_embd};
     const double calls = double(work.tokens()) / head.rows;
@@ -121,7 +121,7 @@ template <class T> void add_head(std::vector<Case>& cases, Arrays& arrays, const
         cases.push_back(case_of("head backward weight, adding", calls - 1, ops::matmul_backward_weight, adding));
 }
 
-// Adds a case that is no part of the step but a variant of one.
+// Adds a variant of a case, which is not part of the step.
 template <class Op>
 void add_variant(std::vector<Case>& cases, const char* of, const char* name, double calls,
                  void (*op)(const Op&, Stream), const std::type_identity_t<Op>& arguments) {
@@ -137,7 +137,7 @@ template <class T> void add_activations(std::vector<Case>& cases, Arrays& arrays
     add_variant(cases, "fc forward", "gelu forward alone", calls, ops::activation_forward, gelu);
 }
 
-// A gate of two thirds of the hidden size, which leaves the number of parameters as it is.
+// A gated MLP with two thirds of the hidden size, and so the same number of parameters.
 template <class T> void add_swiglu(std::vector<Case>& cases, Arrays& arrays, const Workload& work) {
     const int rows = work.tokens(), hidden = std::max(1, work.shape.hidden() * 2 / 3 / 64) * 64;
     const size_t count = size_t(rows) * size_t(hidden);
@@ -149,7 +149,7 @@ template <class T> void add_swiglu(std::vector<Case>& cases, Arrays& arrays, con
     add_variant(cases, "fc_proj backward input", "swiglu backward", calls, ops::gated_activation_backward, backward);
 }
 
-// Query heads that share a key-value head in the benchmark of grouped queries: at least 3, if that divides.
+// Query heads per key-value head in the benchmark of grouped-query attention: the smallest divisor from 3 on.
 int bench_group(int n_head) {
     int group = std::min(3, n_head);
     while (n_head % group) group++;
@@ -261,7 +261,7 @@ template <class T> void add_embedding(std::vector<Case>& cases, Arrays& arrays, 
     backward.scratch = arrays.make_scratch(ops::embedding_backward_scratch_bytes(backward));
     cases.push_back(case_of("embedding forward", 1, ops::embedding_forward, forward));
     cases.push_back(case_of("embedding backward", 1, ops::embedding_backward, backward));
-    // Here it is known how many tokens are different.
+    // The number of distinct tokens is known here.
     const double width = s.n_embd, used = double(std::set<int>(tokens.begin(), tokens.end()).size());
     cases.end()[-2].bytes = (double(rows) + used + work.seq_len) * width * sizeof(T);
     cases.back().bytes = double(rows) * width * sizeof(T) + (2 * used + s.n_positions) * width * sizeof(float);

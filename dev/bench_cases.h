@@ -1,5 +1,5 @@
-// The ops of a training step at the step's shapes, as calls to be timed: with its calls each op is everything that
-// model/ launches in a step of one micro-step on one rank.
+// The ops of a training step at the step's shapes, as calls to time: all ops that model/ launches in a step of one
+// micro-step on one rank, with their number of calls.
 #pragma once
 
 #include <functional>
@@ -9,19 +9,19 @@
 
 struct Case {
     std::string name;
-    double calls;  // in one step
+    double calls;  // per step
     std::function<void()> call;
     double flops, bytes;  // of one call; bytes: every operand once
-    // Not in a step itself, but an op of it without one of its parts, or as later micro-steps have it: that op's name.
+    // The name of the op that this case is a variant of: without one of its parts, or as in later micro-steps.
     std::string variant_of = {};
 };
 
-// Cases over the same arrays, which live as long as they do.
+// Cases that share arrays; the group owns the arrays.
 struct CaseGroup {
     std::vector<Case> cases;
     std::shared_ptr<void> arrays;
 };
 
-// Makes a group: one after the other, so that not all arrays of a step have to fit at once.
+// Makes a group. Groups are made in turn, so that the arrays of a step need not all fit in memory.
 using MakeGroup = std::function<CaseGroup()>;
 template <class T> std::vector<MakeGroup> op_groups(const Workload& work);

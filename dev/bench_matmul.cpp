@@ -1,16 +1,15 @@
-// Per matrix product of a training step: the algorithm that is chosen, and the fastest of those that are excluded
-// because their bits may differ from run to run or because they need a larger workspace, with how often the bits did
-// differ.
+// For each GEMM of a training step: times the chosen algorithm and the fastest excluded one, and counts the runs with
+// different bits. Algorithms are excluded because their bits may differ between runs or their workspace is too large.
 //
 //     build/bench_matmul_cuda [--workload KEY] [--json FILE] [--seconds S] [--repeats N]
 //
 // FILE is rewritten after every product: {"device", "library", "products": [{"workload", "name", "m", "n", "k",
 // "epilogue", "in", "out", "accumulate", "calls", "candidates", "excluded_candidates", "chosen": null or {"algorithm",
 // "ms", "tflops", "repeats", "mismatches"}, "excluded": the same, "plain_ms", "column_sums_ms", "aligned_ms",
-// "gelu_ms", "gelu_pass_ms"}]}. With the bias gradient as epilogue: plain_ms is the product without it, column_sums_ms
-// our kernel for it. Where GELU follows: gelu_ms is the product with the library's, gelu_pass_ms our pass after the
-// chosen one. aligned_ms: told of 256-byte alignment; absent if the library then proposes the same algorithms. Products
-// with the most arithmetic come first, and none begins after S seconds.
+// "gelu_ms", "gelu_pass_ms"}]}. With the bias gradient as epilogue: plain_ms is the GEMM without it, column_sums_ms our
+// kernel for it. If GELU follows: gelu_ms is the GEMM with the library's GELU, gelu_pass_ms our pass after the chosen
+// one. aligned_ms: assuming 256-byte alignment; absent if the library then proposes the same algorithms. The GEMMs with
+// the most arithmetic come first; none is started after S seconds.
 #include "dev/bench_matmul.h"
 
 #include <CLI/CLI.hpp>
@@ -80,9 +79,9 @@ void print(const ProductResult& result) {
     if (result.plain_ms && result.column_sums_ms)
         std::printf("    apart    %9.4f ms: plain %.4f and sums of columns %.4f\n",
                     *result.plain_ms + *result.column_sums_ms, *result.plain_ms, *result.column_sums_ms);
-    if (result.aligned_ms) std::printf("    aligned  %9.4f ms, told of 256 bytes\n", *result.aligned_ms);
-    if (result.gelu_ms) std::printf("    gelu     %9.4f ms, the library's\n", *result.gelu_ms);
-    if (result.gelu_pass_ms) std::printf("    pass     %9.4f ms, our GELU after it\n", *result.gelu_pass_ms);
+    if (result.aligned_ms) std::printf("    aligned  %9.4f ms, assuming 256-byte alignment\n", *result.aligned_ms);
+    if (result.gelu_ms) std::printf("    gelu     %9.4f ms, with the library's GELU\n", *result.gelu_ms);
+    if (result.gelu_pass_ms) std::printf("    pass     %9.4f ms, our GELU after the GEMM\n", *result.gelu_pass_ms);
     std::fflush(stdout);
 }
 
@@ -104,7 +103,7 @@ void run(const Settings& settings) {
             report.write();
             done++;
         }
-        if (done < cases.size()) std::printf("  %zu more products: no time is left\n", cases.size() - done);
+        if (done < cases.size()) std::printf("  no time left for %zu more GEMMs\n", cases.size() - done);
     }
 }
 
@@ -112,12 +111,12 @@ void run(const Settings& settings) {
 
 int main(int argc, char** argv) {
     Settings settings;
-    CLI::App app("Times the algorithms of a training step's matrix products on a GPU.");
+    CLI::App app("Times the algorithms of the GEMMs of a training step on a GPU.");
     app.add_option("--workload", settings.workloads, "124M (the default), 350M, 774M, 1558M, tiny")
         ->allow_extra_args(false);
-    app.add_option("--json", settings.json, "file that gets the figures, rewritten after each product");
-    app.add_option("--seconds", settings.seconds, "no product begins after so long");
-    app.add_option("--repeats", settings.repeats, "runs of each algorithm that are compared bit by bit (100)")
+    app.add_option("--json", settings.json, "JSON file for the figures, rewritten after each GEMM");
+    app.add_option("--seconds", settings.seconds, "start no GEMM after this time");
+    app.add_option("--repeats", settings.repeats, "runs of each algorithm to compare bit by bit (100)")
         ->check(CLI::Range(2, 100000));
     CLI11_PARSE(app, argc, argv);
     if (settings.workloads.empty()) settings.workloads = {"124M"};

@@ -1,4 +1,4 @@
-// Measures products one by one, with the tuner that training uses (kernels/cuda/matmul/matmul_tune.h).
+// Measures GEMMs one at a time, with the tuner that training uses (kernels/cuda/matmul/matmul_tune.h).
 #include <bit>
 
 #include "dev/bench_arrays.h"
@@ -11,7 +11,7 @@
 
 namespace {
 
-// What an algorithm may ask for that is excluded for the size of its workspace alone.
+// The largest workspace for algorithms that are excluded only for the size of their workspace.
 constexpr size_t kLargeWorkspaceBytes = size_t(512) << 20;
 
 // ---- comparing bits -------------------------------------------------------------------------------------------------
@@ -22,7 +22,7 @@ struct CountDifferences {
     size_t words;
 };
 
-// Reads 8 bytes a word. Results are nearly always alike, so that atomics hardly occur.
+// Reads 8 bytes per word. Results are nearly always equal, so atomics are rare.
 __global__ void count_differences_kernel(CountDifferences op) {
     const uint32_t* __restrict__ left = op.left;
     const uint32_t* __restrict__ right = op.right;
@@ -37,7 +37,7 @@ struct Bytes {
     size_t count = 0;
 };
 
-// What a product writes, and what it was before.
+// The output of a GEMM, and its content before.
 class Outputs {
 public:
     Outputs(const Product& product, Arrays& arrays) : accumulate_(product.accumulate) {
@@ -46,7 +46,7 @@ public:
         if (product.epilogue == Epilogue::bias_gradient)
             outputs_.push_back({product.bias, size_t(product.n) * element});
         for (const Bytes& output : outputs_) {
-            require(output.count % sizeof(uint32_t) == 0, "bench_matmul: %zu bytes are no whole words", output.count);
+            require(output.count % sizeof(uint32_t) == 0, "bench_matmul: %zu bytes are not whole words", output.count);
             first_.push_back({arrays.make_scratch(output.count), output.count});
         }
         if (!accumulate_) return;
@@ -82,7 +82,7 @@ private:
     Bytes before_;
 };
 
-// How many of the runs after the first give other bits.
+// The number of runs after the first that give different bits.
 template <class Run> int mismatches_of(int repeats, const Product& product, Run run) {
     Arrays arrays;
     const Outputs outputs(product, arrays);
@@ -109,13 +109,13 @@ cublasLtHandle_t library() {
     return handle;
 }
 
-// Never freed: when the program ends, CUDA may have ended before.
+// Never freed: CUDA may shut down before the destructor would run.
 MatmulWorkspace workspace() {
     static const DeviceBuffer& memory = *new DeviceBuffer(kLargeWorkspaceBytes);
     return {.memory = memory.data(), .bytes = memory.bytes()};
 }
 
-// An attribute of an algorithm, of the library's type for it; -1 where the library has no answer.
+// An attribute of an algorithm, of the library's type for it; -1 if the library does not know it.
 template <class Value>
 long attribute(const cublasLtMatmulAlgo_t& algorithm, cublasLtMatmulAlgoConfigAttributes_t which) {
     Value value{};
@@ -161,7 +161,7 @@ public:
 
     std::vector<MatmulAlgorithm> candidates() { return description_.proposals(library(), product_); }
 
-    // Both kinds are timed by the same tuner in one go, the kinds one after the other.
+    // The same tuner times both kinds in one pass, one kind after the other.
     void measure(ProductResult& result, int repeats) {
         const std::vector<MatmulAlgorithm> candidates = this->candidates();
         const auto excluded = description_.excluded_proposals(library(), product_, kLargeWorkspaceBytes);
@@ -174,7 +174,7 @@ public:
         result.excluded = result_of(excluded, fastest(excluded), repeats);
     }
 
-    // Milliseconds of the fastest algorithm that is admitted.
+    // Milliseconds of the fastest admissible algorithm.
     std::optional<double> fastest_ms() {
         const TimedAlgorithm timed = fastest(candidates());
         return timed.index < 0 ? std::nullopt : std::optional<double>(timed.ms);
@@ -203,7 +203,7 @@ private:
     ProductDescription description_;
 };
 
-// Under the assumption that addresses are aligned to 256 bytes, as the trainer's are.
+// Assumes that addresses are aligned to 256 bytes, as in the trainer.
 std::optional<double> aligned_ms(const Product& product) {
     constexpr int kAlignment = 256;
     ProductKey key = key_of(product, false);
@@ -213,7 +213,7 @@ std::optional<double> aligned_ms(const Product& product) {
     return aligned.fastest_ms();
 }
 
-// `product` with the library's GELU, and our pass over what it leaves without one.
+// `product` with the library's GELU, and our GELU pass after the product without it.
 void measure_gelu(ProductResult& result, Product product) {
     Arrays arrays;
     const size_t count = size_t(product.m) * size_t(product.n);
@@ -253,10 +253,10 @@ ProductResult measure_product(const std::string& name, double calls, const Produ
 
 struct Linear {
     std::string name;
-    double calls;  // of each product in a micro-step
+    double calls;  // of each GEMM per micro-step
     int rows, n, k;
     bool has_bias = true, gelu_behind = false, gelu_before = false;
-    bool adds_at_once = false;  // in several parts, of which all but the first add to the weight's gradient
+    bool adds_at_once = false;  // in several parts; all except the first accumulate into the weight's gradient
 };
 
 void add_case(std::vector<ProductCase>& cases, const std::string& name, double calls, const Linear& l,

@@ -1,5 +1,5 @@
-// The matrix products of a training step on a GPU: which of the library's algorithms is chosen for each, what those
-// that are never chosen would reach, and whether both give the same bits each time.
+// The GEMMs of a training step on a GPU: the chosen algorithm of the library, the speed of excluded algorithms, and
+// whether each gives the same bits every time.
 #pragma once
 
 #include <functional>
@@ -10,7 +10,7 @@
 struct AlgorithmResult {
     std::string algorithm;  // its configuration, in one line
     double ms, tflops;
-    int repeats, mismatches;  // runs on the same numbers; those of them whose result is not the first one's, bit by bit
+    int repeats, mismatches;  // runs on the same numbers; runs whose bits differ from those of the first run
 };
 
 struct ProductResult {
@@ -20,26 +20,26 @@ struct ProductResult {
     bool accumulate;
     double calls;
     int candidates = 0, excluded_candidates = 0;
-    std::optional<AlgorithmResult> chosen{}, excluded{};  // the fastest of each; none where no candidate runs
-    // With the bias gradient as epilogue: the product without it, and our sums of columns, which together replace it.
+    std::optional<AlgorithmResult> chosen{}, excluded{};  // the fastest of each; empty if no candidate runs
+    // With the bias gradient as epilogue: the GEMM without it and our column sums, which together replace it.
     std::optional<double> plain_ms{}, column_sums_ms{};
-    // The fastest algorithm under the assumption that addresses are aligned to 256 bytes, not 16; none if the library
-    // then proposes the same ones.
+    // The fastest algorithm assuming an alignment of 256 bytes instead of 16; empty if the library then proposes the
+    // same algorithms.
     std::optional<double> aligned_ms{};
-    // Where GELU follows: the product with the library's GELU, and our pass over the chosen one's result.
+    // If GELU follows: the GEMM with the library's GELU, and our pass over the result of the chosen one.
     std::optional<double> gelu_ms{}, gelu_pass_ms{};
 };
 
-// A product of a training step in bf16. In a micro-step after the first, weight gradients are added to.
+// A GEMM of a training step in bf16. Micro-steps after the first accumulate weight gradients.
 struct ProductCase {
     std::string name;
-    double calls;  // in a micro-step
-    double flops;  // of one call
-    // Allocates what it needs. `repeats`: of the chosen and the excluded algorithm each, for the comparison of bits.
+    double calls;  // per micro-step
+    double flops;  // per call
+    // Allocates its arrays. `repeats`: runs of the chosen and of the excluded algorithm, to compare their bits.
     std::function<ProductResult(int repeats)> measure;
 };
 
-// All products that a step of the workload launches, those with the most arithmetic in a micro-step first.
+// All GEMMs that a step of the workload launches; those with the most arithmetic per micro-step first.
 std::vector<ProductCase> product_cases(const Workload& work);
 
 // "cuBLASLt 13.1.0".

@@ -1,4 +1,4 @@
-// A benchmark's JSON file, replaced as a whole after every figure: what was measured before a program is killed stays.
+// A benchmark's JSON file, replaced atomically after every figure, so that figures survive if the program is killed.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -14,7 +14,7 @@ public:
     Json& json() { return json_; }
     // Fails as write_file_atomically() does.
     void write();
-    // The same at most once a second, for figures that come faster.
+    // The same, but at most once a second, for frequent figures.
     void write_now_and_then();
 
 private:

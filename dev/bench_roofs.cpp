@@ -11,12 +11,12 @@ namespace {
 
 constexpr Dtype kPrecisions[] = {Dtype::fp32, Dtype::bf16, Dtype::fp16};
 
-// Clocks and power settle before most of the median's batches.
+// Long enough for clocks and power to settle before most batches of the median.
 Timing steady(double seconds) { return {.warm_up = 2, .batch_ms = 10, .total_ms = 1000 * seconds, .least = 3}; }
 
 std::string tflops_key(Dtype precision) { return std::string(name_of(precision)) + "_tflops"; }
 
-// Far more than the second-level cache holds, where there is so much memory.
+// Much larger than the L2 cache, if there is enough memory.
 double copy_bytes_per_s(double seconds) {
     const size_t bytes = std::min(size_t(2) << 30, device_info().free_bytes / 64 / 4096 * 4096);
     Arrays arrays;
@@ -25,8 +25,8 @@ double copy_bytes_per_s(double seconds) {
     return 2.0 * double(bytes) / times.median * 1000;
 }
 
-// Of squares that grow until a product takes some milliseconds, by the host's clock, without those that take so little
-// that launches count.
+// Uses squares of growing size, until a GEMM takes some milliseconds by the host's clock; skips those so small that the
+// launch time matters.
 template <class T> double best_product_flops_per_s(double seconds) {
     constexpr double kLeastMs = 0.1, kMostMs = 5;
     constexpr int kLeast = 128, kLargest = 16384;
@@ -37,7 +37,7 @@ template <class T> double best_product_flops_per_s(double seconds) {
         T *out = arrays.make<T>(count), *inp = arrays.make<T>(count), *weight = arrays.make<T>(count);
         const ops::MatmulForward product{out, nullptr, inp, weight, nullptr, size, size, size};
         auto multiply = [=] { ops::matmul_forward(product, Stream{}); };
-        multiply();  // on a GPU chooses the algorithm
+        multiply();  // on a GPU this chooses the algorithm
         synchronize(Stream{});
         const double start = host_ms();
         multiply();
@@ -70,7 +70,7 @@ void measure_roofs(Roofs& roofs, Dtype precision, double seconds, const std::fun
                   : precision == Dtype::fp16 ? best_product_flops_per_s<fp16>(seconds)
                                              : best_product_flops_per_s<float>(seconds);
     const double sheet = peak_flops_per_s(device, precision, false);
-    std::printf("square product, %s: %.4g TFLOP/s%s\n", name_of(precision), flops_per_s * 1e-12,
+    std::printf("square GEMM, %s: %.4g TFLOP/s%s\n", name_of(precision), flops_per_s * 1e-12,
                 sheet > 0 ? promised(flops_per_s, sheet).c_str() : "");
     measured();
 }
@@ -94,6 +94,6 @@ Roofs read_roofs(const std::string& path) {
     for (const Dtype precision : kPrecisions)
         if (const double tflops = rate(tflops_key(precision)); tflops > 0) roofs.flops_per_s[precision] = tflops * 1e12;
     if (roofs.copy_bytes_per_s <= 0 && roofs.flops_per_s.empty())
-        fail(Exit::data, "%s has no roofs: it is not what --roofs --json wrote", path.c_str());
+        fail(Exit::data, "%s has no roofs: expected a file of --roofs --json", path.c_str());
     return roofs;
 }

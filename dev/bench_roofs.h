@@ -1,5 +1,5 @@
-// What this machine can do at most, measured: the rates that ops are compared with (Williams, Waterman, Patterson,
-// "Roofline", CACM 52(4), 2009).
+// Measured peak rates of this machine, which ops are compared with (Williams, Waterman, Patterson, "Roofline", CACM
+// 52(4), 2009).
 #pragma once
 
 #include <functional>
@@ -10,19 +10,19 @@
 #include "kernels/numeric.h"
 
 struct Roofs {
-    double copy_bytes_per_s = 0;          // device-to-device copy, bytes read plus bytes written; 0: not known
-    std::map<Dtype, double> flops_per_s;  // the fastest of some large square products
+    double copy_bytes_per_s = 0;          // device-to-device copy, bytes read plus bytes written; 0: unknown
+    std::map<Dtype, double> flops_per_s;  // the fastest of several large square GEMMs
 
     bool has(Dtype precision) const { return copy_bytes_per_s > 0 && flops_per_s.count(precision); }
-    // The least that an op can take.
+    // The roofline time of an op.
     double ms(double flops, double bytes, Dtype precision) const;
 };
 
-// Adds the roofs of a precision, each measured for `seconds`; measured() is called after each.
+// Adds the roofs of a precision, each measured for `seconds`; calls measured() after each.
 void measure_roofs(Roofs& roofs, Dtype precision, double seconds, const std::function<void()>& measured);
 
-// {"copy_gb_per_s", "bf16_tflops", ...}; keys of what is not known are absent.
+// {"copy_gb_per_s", "bf16_tflops", ...}; keys of unknown roofs are absent.
 nlohmann::ordered_json json_of(const Roofs& roofs);
 
-// The roofs in a benchmark's JSON file. Fails with Exit::no_input or Exit::data where it has none.
+// Reads the roofs from a benchmark's JSON file. Fails with Exit::no_input or Exit::data if it has none.
 Roofs read_roofs(const std::string& path);

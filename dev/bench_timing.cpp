@@ -20,7 +20,7 @@ Times times_of(std::vector<double> milliseconds) {
 
 Times time_calls(const std::function<void()>& call, const Timing& timing) {
     constexpr int kMostBatches = 200, kMostCalls = 1000;
-    double once = 0;  // by the host's clock, which is what bounds the measurement
+    double once = 0;  // by the host's clock, which limits the measurement
     for (int i = 0; i < timing.warm_up; i++) {
         const double start = host_ms();
         call();

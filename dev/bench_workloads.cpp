@@ -11,7 +11,7 @@ const GptShape kGpt2Small{12, 12, 12, 768, 1024, 50257}, kGpt2Medium{24, 16, 16,
     kGpt2Large{36, 20, 20, 1280, 1024, 50257}, kGpt2Xl{48, 25, 25, 1600, 1024, 50257};
 const GptShape kSixLayers{6, 6, 6, 384, 256, 4096};
 
-// A Llama: grouped heads, SwiGLU, RMSNorm, RoPE, no biases, a head of its own.
+// A Llama model: grouped-query attention, SwiGLU, RMSNorm, RoPE, no biases, untied head.
 GptShape llama(GptShape sizes, int hidden) {
     sizes.given_hidden = hidden;
     sizes.activation = ActivationFunction::silu, sizes.gated_mlp = true;
@@ -24,7 +24,7 @@ GptShape llama(GptShape sizes, int hidden) {
 const GptShape kSmallLlama = llama({6, 6, 2, 384, 256, 4096}, 1024);
 const GptShape kTinyLlama = llama({22, 32, 4, 2048, 2048, 32000}, 5632);  // TinyLlama 1.1B
 
-// To try the benchmarks themselves, on the simulated GPU too.
+// For tests of the benchmarks, also on the simulated GPU.
 const Workload kTiny{"tiny", "2 layers, 64 wide, vocabulary 256", {2, 1, 1, 64, 32, 256}, 2, 16};
 
 }  // namespace
@@ -60,7 +60,7 @@ Workload find_workload(const std::string& key, bool on_gpu) {
         if (work.key == key) return work;
         keys += (keys.empty() ? "" : ", ") + work.key;
     }
-    fail(Exit::usage, "--workload %s is not known; there are %s", key.c_str(), keys.c_str());
+    fail(Exit::usage, "unknown workload %s; choose from %s", key.c_str(), keys.c_str());
 }
 
 GptOptions options_of(const Workload& work, Dtype precision) {

@@ -1,4 +1,4 @@
-// The models and batches that the benchmarks measure. dev/peer_torch.py has the same.
+// The models and batches of the benchmarks; the same as in dev/peer_torch.py.
 #pragma once
 
 #include <string>
@@ -8,23 +8,23 @@
 
 struct Workload {
     std::string key;   // on the command line
-    std::string name;  // for people, without batch and length
+    std::string name;  // readable, without batch and sequence length
     GptShape shape;
     int batch, seq_len;
     int head_rows = 0;  // as train.head_rows; 0: the trainer's default for the batch
 
     int tokens() const { return batch * seq_len; }
-    // The cases of single ops are GPT-2's, with other parts as variants; of another model the step is measured.
+    // The cases of single ops are those of GPT-2, with other parts as variants. Other models have only the step.
     bool has_op_cases() const { return shape.has_positions(); }
     int rows_of_head() const;  // rows of logits at a time, at most tokens()
     std::string title() const;
 };
 
-// What is measured where no --workload is given.
+// The workloads that are measured without --workload.
 std::vector<Workload> default_workloads(bool on_gpu);
 
-// The workload of this key. Fails with Exit::usage where there is none.
+// The workload with this key. Fails with Exit::usage if there is none.
 Workload find_workload(const std::string& key, bool on_gpu);
 
-// A training step of the workload, everything else at the trainer's defaults.
+// The options of a training step of the workload, with the trainer's defaults for everything else.
 GptOptions options_of(const Workload& work, Dtype precision);

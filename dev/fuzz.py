@@ -162,7 +162,7 @@ class Campaign:
 
 
 def minimize(fuzzer, parser):
-    """Seeds and inputs of findings stay; of the others some of those that reach other code, named by their hashes."""
+    """Keeps the seeds and the inputs of findings, and some others that reach different code, named by their hashes."""
     folder = CORPUS / parser
     for old in folder.iterdir():
         if not SEEDS.fullmatch(old.name):

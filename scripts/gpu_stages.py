@@ -190,7 +190,7 @@ def read_matmul(place, stage, output):
               f"an excluded one faster for {len(faster)}")
     gains = [one["chosen"]["ms"] / one["aligned_ms"] for one in chosen if one.get("aligned_ms")]
     if gains:
-        detail += f"; told of 256 bytes, other proposals for {len(gains)}, at best {max(gains):.3f} times as fast"
+        detail += f"; assuming 256 bytes, other proposals for {len(gains)}, at best {max(gains):.3f} times as fast"
     without = [one for one in products if not one["chosen"]]
     if without:
         detail += f", no algorithm for {len(without)}"
