@@ -1,9 +1,11 @@
 // main(): the training recipe. Other commands are in commands/.
 #include "commands/supervision.h"
 #include "runtime/io/io.h"
-#include "training/divergence.h"
+#include "training/evaluation.h"
 #include "training/profiler.h"
+#include "training/run_files.h"
 #include "training/saving.h"
+#include "training/step.h"
 
 int main(int argc, char** argv) {
     return exit_status("train_gpt", [&] {
@@ -46,11 +48,15 @@ int main(int argc, char** argv) {
             progress.begin(start.checkpoint ? "loading the checkpoint" : "preparing the model");
             TrainingRun run(config, ranks, std::move(dataset), std::move(questions), start, progress);
             start.checkpoint.reset();
+            if (run.is_complete()) {
+                progress.say(format("%s is complete: %d steps are done", config.run.dir.c_str(), run.state.step));
+                return Exit::ok;
+            }
             check_first_tokens(run);
             write_run_files(run, PROGRAM_VERSION);
             if (must_stop_early(run.comm, progress)) return Exit::again;
             if (!finish_evaluation(run)) {
-                end_on_error(run);
+                end_if(run, run.error);
                 return Exit::again;
             }
             Profiler profiler(line->profile, run);
@@ -73,20 +79,19 @@ int main(int argc, char** argv) {
                 }
                 const StepVotes votes = votes_of(run, timer);
                 const StepResult result = run.gpt.end_step(votes.values);
-                const TrainRecord record = finish_step(run, timer, votes.energy, result);
+                const StepEnd step = finish_step(run, timer, votes.energy, result);
 
                 // If a rank was asked to stop or cannot read its tokens, all ranks know it from this step's votes.
                 bool must_stop = run.error || result.votes[kStop] > 0 || (run.comm.size == 1 && stop_signal());
-                const bool has_diverged = run.divergence.has_value();
-                if (has_diverged) {
-                    end_divergence(run);  // afterwards the run is at a saved checkpoint
+                if (step.divergence) {
+                    recover(run, *step.divergence);  // afterwards the run is at a saved checkpoint
                 } else {
-                    check_replicas_if_due(run);
+                    end_if(run, check_replicas_if_due(run));
                     must_stop |= !evaluate_if_due(run, must_stop);
+                    if (must_stop || checkpoint_is_due(run)) end_if(run, save(run, must_stop || run.is_complete()));
                 }
-                if (!has_diverged && (must_stop || checkpoint_is_due(run))) save(run, must_stop || run.is_complete());
-                profiler.end_step(record, must_stop || run.is_complete());
-                end_on_error(run);
+                profiler.end_step(step.record, must_stop || run.is_complete());
+                end_if(run, run.error);
                 if (must_stop && !run.is_complete()) {
                     run.progress.say(
                         format("step %d | stopped by signal %d; --resume continues", run.state.step, stop_signal()));

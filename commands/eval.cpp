@@ -76,11 +76,12 @@ template <class Work> auto noticed(const Comm& comm, const std::string& what, co
 class Evaluation {
 public:
     // Checks all options before anything is computed.
-    Evaluation(const Options& options, const ModelSource& source, const Comm& comm)
+    Evaluation(const Options& options, const ModelSource& source, Ranks& ranks)
         : options_(options),
-          is_first_(comm.rank == 0),
-          comm_(comm),
-          model_(load_model(source, options.batch, comm, options.tokenizer)) {
+          is_first_(ranks.comm().rank == 0),
+          comm_(ranks.comm()),
+          control_(ranks.control()),
+          model_(load_model(source, options.batch, ranks.comm(), options.tokenizer)) {
         Config& config = model_.config;
         config.eval.batches = options.batches;
         if (options.stride >= 0) config.eval.stride = options.stride;
@@ -102,7 +103,7 @@ public:
         const TokenStream stream(find_shards(glob, key), config.model.vocab_size);
         Loader loader(stream, loader_options(config, comm_, SampleOrder::once));
         const Validation result = noticed(comm_, "loss of " + glob, [&] {
-            return evaluate_pass(model_.gpt, loader, model_.tokenizer, !options_.positions.empty());
+            return evaluate_pass(model_.gpt, control_, loader, model_.tokenizer, !options_.positions.empty());
         });
         if (!is_first_) return;
         std::printf("%s: loss %.6f", glob.c_str(), result.loss);
@@ -171,15 +172,16 @@ private:
     const Options& options_;
     const bool is_first_;
     const Comm comm_;
+    ControlChannel& control_;
     LoadedModel model_;
 };
 
-void evaluate_model(const Options& options, const ModelSource& source, const Comm& comm) {
+void evaluate_model(const Options& options, const ModelSource& source, Ranks& ranks) {
     const bool has_other = !options.text.empty() || !options.questions.empty();
     const bool has_own = source.checkpoint && !source.config.data.val.empty();
     if (!has_own && options.data.empty() && !has_other)
         fail(Exit::usage, "%s has no data to evaluate: add --data, --text or --questions", options.model);
-    Evaluation evaluation(options, source, comm);
+    Evaluation evaluation(options, source, ranks);
     if (!options.data.empty())
         evaluation.data(options.data, "--data");
     else if (!has_other)
@@ -195,7 +197,6 @@ void evaluate_on_all_ranks(const Options& options, const std::string& revision) 
         fail(Exit::usage, "--per-position needs --data or --text; it does not apply to --questions");
     const RankEnvironment environment = launched_ranks();
     const ModelSource source(options.model);
-    if (environment.size == 1) return evaluate_model(options, source, comm_single());
     Ranks ranks(environment, source.config, revision);
     ranks.run([&] {
         int64_t step = 0;
@@ -207,7 +208,7 @@ void evaluate_on_all_ranks(const Options& options, const std::string& revision) 
         }
         ranks.control().note_phase(Phase::evaluation, step);
         configure_device({.local_rank = environment.local_rank});
-        evaluate_model(options, source, ranks.comm());
+        evaluate_model(options, source, ranks);
         return Exit::ok;
     });
 }

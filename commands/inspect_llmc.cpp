@@ -7,6 +7,7 @@
 #include "data/evaluation/eval_file.h"
 #include "data/shards/shards.h"
 #include "data/tokenizer/tokenizer.h"
+#include "model/inference.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/io/header_word.h"
 #include "runtime/io/reject_file.h"
@@ -209,7 +210,7 @@ void compare_with_debug_state(const std::string& model_path, const std::string& 
     gpt.begin_step({});
     gpt.forward(state.tokens().data());
     for (size_t i = 0; i < state.rows(); i++) {
-        gpt.logits_of_row(int(i), row.data());
+        logits_of_row(gpt, int(i), row.data());
         for (size_t id = 0; id < row.size(); id++) of_logits.add(row[id], logits[i * row.size() + id]);
     }
     comparison.add("logits", -1, of_logits);

@@ -4,8 +4,8 @@ LOADER, MIXTURE, SHARDS, DATASET = (f"data/shards/{name}.cpp" for name in ("load
 PARQUET, PREPARE = "data/text/parquet.cpp", "data/prepare/prepare.cpp"
 TOKENIZER_FILES = "data/tokenizer/tokenizer_files.cpp"
 OUT_DIRECTORY, ORDERED = "data/prepare/out_directory.cpp", "data/prepare/ordered_parallel.h"
-MAIN, RUN, SAVING, DIVERGENCE = ("train_gpt.cu", "training/run.cpp", "training/saving.cpp",
-                                 "training/divergence.cpp")
+MAIN, RUN, STEP, SAVING, DIVERGENCE, EVALUATION = ("train_gpt.cu", *(f"training/{name}.cpp" for name in (
+    "run", "step", "saving", "divergence", "evaluation")))
 HF_CONFIG, SUPERVISION, EVAL = "training/models/hf_config.cpp", "commands/supervision.cpp", "commands/eval.cpp"
 RETENTION, START, SAVE, SHARD = ("runtime/checkpoint/retention.cpp", "runtime/checkpoint/start.cpp",
                                  "runtime/checkpoint/save.cpp", "runtime/checkpoint/shard.cpp")
@@ -74,22 +74,22 @@ FAULTS = [
     (DROPOUT, "a dropped infinity is a NaN", "keep[i] > 0 ? to_float(inp[i]) * keep[i] : 0.0f",
      "to_float(inp[i]) * keep[i]", "test_cpu: dropout*"),
     # ---- the second half: a run, its saves, and the way back
-    (RUN, "tokens beyond the last step end the run", "    if (!is_last) run.error =", "    run.error =",
+    (STEP, "tokens beyond the last step end the run", "    if (!is_last) run.error =", "    run.error =",
      "program: test_data_faults.DataFaults.test_tokens_that_no_step_needs_may_fail"),
-    (RUN, "a record has the rate of the step before", "learning_rate(config, run.course, step),",
+    (STEP, "a record has the rate of the step before", "learning_rate(config, run.course, step),",
      "learning_rate(config, run.course, run.state.step),",
      "program: test_properties.Numbers.test_a_step_moves_the_weights_by_its_rate_times_its_gradient"),
-    (RUN, "tokens are counted in 32 bits", "int64_t(step) * config.train.total_batch_tokens",
+    (STEP, "tokens are counted in 32 bits", "int64_t(step) * config.train.total_batch_tokens",
      "int(step * config.train.total_batch_tokens)",
      "program: test_resume.Resume.test_a_run_of_a_hundred_million_steps_counts_on"),
-    (RUN, "a skipped step counts as an update",
+    (STEP, "a skipped step counts as an update",
      "    if (result.non_finite_tensor.empty()) {\n        progress.updates++;\n",
      "    progress.updates++;\n    if (result.non_finite_tensor.empty()) {\n",
      "program: test_resume.Resume.test_resume_with_a_moving_loss_scale"),
-    (RUN, "a validation counts although its evaluation was interrupted", "        progress.best = best_before;\n", "",
+    (EVALUATION, "a validation counts although its evaluation was interrupted", "        progress.best = best_before;\n", "",
      "program: test_supervise.Evaluation."
      "test_a_signal_ends_a_sample_and_the_validation_before_it_counts_once"),
-    (RUN, "every step after a lower validation loss is saved",
+    (STEP, "every step after a lower validation loss is saved",
      "run.must_keep = result.votes[kEnd] > 0;\n    if (run.must_keep) run.course",
      "run.must_keep |= result.votes[kEnd] > 0;\n    if (result.votes[kEnd] > 0) run.course",
      "program: test_end.End.test_a_loss_that_no_longer_falls_ends_a_run"),
@@ -108,7 +108,7 @@ FAULTS = [
     (SAVING, "the parent of a checkpoint is the step at which its parent's save ended",
      "run.state.parent_step = result.step;", "run.state.parent_step = run.state.step;",
      "program: test_resume.Resume.test_resume_at_each_step"),
-    (SAVING, "the checkpoint to go back to is deleted",
+    (RUN, "the checkpoint to go back to is deleted",
      "config.train.may_roll_back() ? config.checkpoint.every_steps : 0",
      "0", "program: test_divergence.Divergence.test_checkpoints_of_a_stop_are_not_gone_back_to"),
     (DIVERGENCE, "a rollback takes another run's checkpoint", "info.healthy && info.run_id == run.state.run_id && ",

@@ -4,12 +4,11 @@
 #include <map>
 
 #include "runtime/io/digest.h"
-#include "training/saving.h"
 
 namespace {
 
 // The newest checkpoint to roll back to, opened on all ranks. Warns of each one that cannot be used.
-std::optional<Checkpoint> checkpoint_to_go_back_to(TrainingRun& run) {
+std::optional<Checkpoint> find_healthy_checkpoint(TrainingRun& run) {
     constexpr int kNone = -1;
     int step = kNone;
     std::optional<Checkpoint> checkpoint;
@@ -33,8 +32,7 @@ std::optional<Checkpoint> checkpoint_to_go_back_to(TrainingRun& run) {
     return checkpoint;
 }
 
-void go_back(TrainingRun& run, const Checkpoint& checkpoint) {
-    const Divergence divergence = *run.divergence;
+void load(TrainingRun& run, const Checkpoint& checkpoint, const Divergence& divergence) {
     const TrainState before = run.state;
     const int from_step = run.state.step, to_step = checkpoint.manifest().info.step;
     const auto samples_per_step = run.config.train.total_batch_tokens / run.config.train.seq_len;
@@ -72,7 +70,7 @@ void go_back(TrainingRun& run, const Checkpoint& checkpoint) {
 }
 
 // "; --resume-step 900 continues from the last healthy checkpoint", or "" if there is none.
-std::string advice(const TrainingRun& run) {
+std::string resume_advice(const TrainingRun& run) {
     std::vector<int64_t> steps = committed_steps(run.config.run.dir);
     for (; !steps.empty(); steps.pop_back()) {
         try {
@@ -106,62 +104,53 @@ std::string digest_of_replicas(TrainingRun& run) {
 
 }  // namespace
 
-void judge_step(TrainingRun& run, const TrainRecord& record, const std::string& diagnosis) {
+std::optional<Divergence> check_divergence(TrainingRun& run, const TrainRecord& record, const std::string& diagnosis) {
     const Config::Train& train = run.config.train;
     TrainState::Progress& progress = run.state.progress;
     const bool is_applied = record.skipped.empty();
     const bool is_routine = diagnosis.empty() && is_routine_skip(progress.loss_scale, run.config.loss_scale);
     const auto judgement =
         progress.divergence.judge(record.step, record.loss, is_applied, is_routine, train.spike_deviations);
-    run.divergence.reset();
-    if (!diagnosis.empty()) {
-        run.divergence =
-            Divergence{false, train.on_nonfinite == OnNonFinite::rollback, diagnosis, record.loss, judgement.limit};
-    } else if (judgement.is_spike) {
-        const std::string sentence = format(
-            "step %d: loss spike: %.6g is above the limit of %.6g, %g deviations above "
-            "the median of the last %zu steps",
-            record.step, record.loss, judgement.limit, train.spike_deviations,
-            progress.divergence.window.losses.size() - 1);
-        if (train.on_spike == OnSpike::warn)
-            run.progress.say("warning: " + sentence);
-        else
-            run.divergence =
-                Divergence{true, train.on_spike == OnSpike::rollback, sentence, record.loss, judgement.limit};
-    }
+    if (!diagnosis.empty())
+        return Divergence{false, train.on_nonfinite == OnNonFinite::rollback, diagnosis, record.loss, judgement.limit};
+    if (!judgement.is_spike) return std::nullopt;
+    const std::string sentence = format(
+        "step %d: loss spike: %.6g is above the limit of %.6g, %g deviations above "
+        "the median of the last %zu steps",
+        record.step, record.loss, judgement.limit, train.spike_deviations,
+        progress.divergence.window.losses.size() - 1);
+    if (train.on_spike != OnSpike::warn)
+        return Divergence{true, train.on_spike == OnSpike::rollback, sentence, record.loss, judgement.limit};
+    run.progress.say("warning: " + sentence);
+    return std::nullopt;
 }
 
-void end_divergence(TrainingRun& run) {
-    const Divergence divergence = *run.divergence;
-    finish_save(run);  // the save in progress may be the checkpoint to roll back to
-    std::string reason = divergence.sentence;
-    if (divergence.goes_back) {
-        const bool may_go_back = run.state.progress.divergence.may_roll_back(run.state.step);
-        const std::optional<Checkpoint> checkpoint = may_go_back ? checkpoint_to_go_back_to(run) : std::nullopt;
-        if (checkpoint) {
-            go_back(run, *checkpoint);
-            run.divergence.reset();
-            if (!run.error) check_first_tokens(run);
-            finish_evaluation(run);
-            return;
-        }
-        reason += may_go_back ? "; there is no healthy checkpoint to roll back to"
-                              : format("; the run has already rolled back %zu times within %d steps",
-                                       DivergenceState::kMostRollbacks, DivergenceState::kRollbackSteps);
+bool roll_back(TrainingRun& run, Divergence& divergence) {
+    const bool is_allowed = run.state.progress.divergence.may_roll_back(run.state.step);
+    const std::optional<Checkpoint> checkpoint = is_allowed ? find_healthy_checkpoint(run) : std::nullopt;
+    if (checkpoint) {
+        load(run, *checkpoint, divergence);
+        return true;
     }
-    if (divergence.is_spike) save(run, true);  // the state is finite: the user may continue from it
-    reason += run.comm.rank == 0 ? advice(run) : "";
-    end_together(run, std::make_exception_ptr(Error(Exit::non_finite, reason)));
+    divergence.sentence += is_allowed ? "; there is no healthy checkpoint to roll back to"
+                                      : format("; the run has already rolled back %zu times within %d steps",
+                                               DivergenceState::kMostRollbacks, DivergenceState::kRollbackSteps);
+    return false;
 }
 
-void check_replicas_if_due(TrainingRun& run) {
+std::exception_ptr divergence_error(const TrainingRun& run, const Divergence& divergence) {
+    const std::string advice = run.comm.rank == 0 ? resume_advice(run) : "";
+    return std::make_exception_ptr(Error(Exit::non_finite, divergence.sentence + advice));
+}
+
+std::exception_ptr check_replicas_if_due(TrainingRun& run) {
     const int every_steps = run.config.train.check_replicas_every;
-    if (run.comm.size == 1 || every_steps == 0 || run.state.step % every_steps != 0) return;
-    if (run.gpt.replicated_tensors().empty()) return;
+    if (run.comm.size == 1 || every_steps == 0 || run.state.step % every_steps != 0) return nullptr;
+    if (run.gpt.replicated_tensors().empty()) return nullptr;
     const std::vector<std::string> digests = run.control.all_gather(digest_of_replicas(run), "the replicas' digests");
     std::map<std::string, std::vector<int>> ranks;  // by digest
     for (int rank = 0; rank < run.comm.size; rank++) ranks[digests[size_t(rank)]].push_back(rank);
-    if (ranks.size() == 1) return;
+    if (ranks.size() == 1) return nullptr;
     const auto size_of_group = [](const auto& group) { return group.second.size(); };
     const auto most = std::ranges::max_element(ranks, {}, size_of_group);
     const bool is_majority = 2 * most->second.size() > size_t(run.comm.size);
@@ -175,5 +164,5 @@ void check_replicas_if_due(TrainingRun& run) {
         "--resume-step can continue from an earlier checkpoint, which may be valid",
         run.state.step, count == 1 ? "rank" : "ranks", named.c_str(),
         is_majority ? "those of the other ranks" : "each other");
-    end_together(run, std::make_exception_ptr(Error(Exit::corruption, sentence)));
+    return std::make_exception_ptr(Error(Exit::corruption, sentence));
 }

@@ -1,5 +1,6 @@
-// The state of a training run, and the work around its steps: records, validation, samples, checkpoints. The steps
-// themselves are in main() (train_gpt.cu).
+// The state of a training run. main() (train_gpt.cu) has its loop; the other files of training/ are the work around the
+// steps: step.h, evaluation.h, saving.h, divergence.h and profiler.h. They change the state and return decisions;
+// main() acts on them.
 #pragma once
 
 #include <set>
@@ -9,14 +10,6 @@
 #include "runtime/cluster/cluster.h"
 #include "runtime/performance/performance.h"
 #include "training/models/questions.h"
-
-// Why a run rolls back or ends after a step.
-struct Divergence {
-    bool is_spike;   // false: gradients stayed non-finite
-    bool goes_back;  // false: the run ends
-    std::string sentence;
-    double loss, limit;  // loss of the step; a loss above the limit is a spike
-};
 
 struct TrainingRun {
     const Config& config;
@@ -39,7 +32,6 @@ struct TrainingRun {
     int failed_saves = 0;    // in a row
     int64_t slow_save = -1;  // step of the last save that was reported as slow
     BackgroundSave background_save;
-    std::optional<Divergence> divergence;  // of the last step
     EnergyMeter energy;
     std::set<std::string> throttled;  // warnings about throttled GPUs that have been printed
     std::string matmul_path;          // as printed by rank 0; empty after the first step
@@ -68,61 +60,19 @@ struct TrainingRun {
 // check_source_tokenizer() does.
 void check_init_from(const Config& config, const std::string& config_path, const std::string& tokenizer_digest);
 
-// Collective. Rank 0 prints a summary of the run and writes the effective configuration, the program's revision and the
-// tokenizer to run.dir. All ranks fail if that fails.
-void write_run_files(TrainingRun& run, const char* revision);
-
 // Collective. Returns whether the run must stop before its first step; rank 0 prints why.
 bool must_stop_early(const Comm& comm, TrainingProgress& progress);
-
-// Measures where the time of a step goes.
-struct StepTimer {
-    double start_ms = now_ms();
-    double data_ms = 0;  // time spent waiting for tokens
-    Trace* trace;
-    CommTotals comm_before;
-
-    explicit StepTimer(const TrainingRun& run) : trace(run.trace), comm_before(comm_totals(run.comm)) {}
-    Batch next_batch(Loader& loader);
-    std::exception_ptr wait_for_step(Loader& loader);  // see Loader
-};
-
-// Values that end_step() sums over the ranks. kStop > 0: a rank was asked to stop. kEnd: the last step according to
-// train.max_minutes and rank 0's clock, 0 while undecided. kJoules: energy since the last step; rank 0's sum counts.
-// kThrottled: ranks with GPUs throttled by heat or power. kLost > 0: run.dir was moved or removed. kSave...: the state
-// of the save in progress. kFailed: ranks that cannot continue after this step.
-enum Vote { kStop, kEnd, kJoules, kThrottled, kLost, kSaveUnfinished, kSaveFailed, kSaveCommitted, kFailed };
-struct StepVotes {
-    EnergyReading energy;  // of this rank
-    std::array<double, StepResult::kVotes> values;
-};
-// Waits for the tokens of the next step. If they cannot be read, sets run.error on this rank only.
-StepVotes votes_of(TrainingRun& run, StepTimer& timer);
 
 // Collective, called at the start of the run and after a rollback. Fails on all ranks if one cannot read the tokens of
 // the next step.
 void check_first_tokens(TrainingRun& run);
 
-// Call after end_step(). Writes, prints and returns the record of the step, and advances run.state. Sets run.error on
-// all ranks if one cannot continue, and run.divergence if the run must roll back or end. Fails with Exit::io on all
-// ranks if run.dir was moved or removed.
-TrainRecord finish_step(TrainingRun& run, const StepTimer& timer, const EnergyReading& energy,
-                        const StepResult& result);
+// Collective. Without an error, does nothing. Otherwise throws the error, which all ranks have, once all have arrived:
+// each exits with the error's code, and none with Exit::peer_lost because a faster rank has already exited.
+void end_if(TrainingRun& run, const std::exception_ptr& error);
 
-// Whether the norms of the next step are to be recorded.
-bool norms_are_due(const TrainingRun& run);
-
-// Collective. Runs the evaluations that are due after the last step (validation loss, questions, a text sample), logs
-// and prints them. Returns false if the run must stop before they are complete: because of `must_stop`, a signal on any
-// rank, or tokens that cannot be read (which sets run.error on all ranks). The next checkpoint then records that they
-// are due, and finish_evaluation() in the resumed run repeats them; it returns false in the same cases.
-bool evaluate_if_due(TrainingRun& run, bool must_stop);
-bool finish_evaluation(TrainingRun& run);
-
-// Collective. Throws an error that all ranks have, once all have arrived: each exits with the error's code, and none
-// with Exit::peer_lost because a faster rank has already exited.
-[[noreturn]] void end_together(TrainingRun& run, const std::exception_ptr& error);
-void end_on_error(TrainingRun& run);  // run.error, if it is set
+// Which checkpoints are kept.
+Retention retention_of(const Config& config);
 
 // Opens the logs in run.dir for a run that continues from `state`; `lock` is the lock on run.dir.
 std::shared_ptr<RunLog> run_log(const Config& config, const TrainState& state, DirectoryLock& lock);

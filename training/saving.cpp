@@ -36,8 +36,9 @@ void complete_state(TrainingRun& run) {
     state.progress.energy.add(joules, 0);
 }
 
-// Prints the result of a save, or throws its error as described at save(). Called on all ranks.
-void note_save(TrainingRun& run, const BackgroundSave::Result& result, bool must_succeed) {
+// Prints the result of a save, or returns its error as described at save(). Called on all ranks. Throws errors that are
+// not the disk's.
+std::exception_ptr record_save(TrainingRun& run, const BackgroundSave::Result& result, bool must_succeed) {
     if (!result.error) {
         run.progress.say(format("step %ld | checkpoint %s, %.1f MiB in %.1f s", result.step,
                                 result.stats.directory.c_str(), double(result.stats.bytes) / 0x1p20,
@@ -46,32 +47,25 @@ void note_save(TrainingRun& run, const BackgroundSave::Result& result, bool must
             run.progress.say(format("step %ld | warning: %s", result.step, result.warning.c_str()));
         run.state.parent_step = result.step;
         run.failed_saves = 0;
-        return;
+        return nullptr;
     }
     const Exit code = result.error->code;
     if (code != Exit::io && code != Exit::cannot_create && code != Exit::permission) throw *result.error;
     const Error error(Exit::io, result.error->what());  // run.dir could be written to when the run started
     if (must_succeed && run.error) {                    // the run ends with its earlier error
         run.progress.say(format("step %ld | the last save failed: %s", result.step, error.what()));
-        end_together(run, run.error);
+        return run.error;
     }
-    if (must_succeed || ++run.failed_saves == kMostFailures) end_together(run, std::make_exception_ptr(error));
+    if (must_succeed || ++run.failed_saves == kMostFailures) return std::make_exception_ptr(error);
     run.progress.say(format("step %ld | save failed %d of %d times: %s", result.step, run.failed_saves, kMostFailures,
                             error.what()));
+    return nullptr;
 }
 
 BackgroundSave::Result stuck_save(const TrainingRun& run) {
     const Error error(Exit::io, format("the save of step %ld has not finished after %.0f s", run.background_save.step(),
                                        run.background_save.elapsed_s()));
     return {.step = run.state.step, .error = error};
-}
-
-// Waits for the save in progress; returns false if it is stuck.
-bool wait_for_save(TrainingRun& run, double limit_s, bool must_succeed) {
-    if (!run.background_save.is_under_way()) return true;
-    const auto ended = run.background_save.wait(limit_s);
-    if (ended) note_save(run, *ended, must_succeed);
-    return ended.has_value();
 }
 
 // Syncs the logs first: the records of a step must be on disk before its checkpoint is committed.
@@ -89,24 +83,21 @@ void save_in_foreground(const TrainingRun& run, BackgroundSave::Result& result) 
 
 }  // namespace
 
-Retention retention_of(const Config& config) {
-    return {.keep = config.checkpoint.keep,
-            .keep_best = config.checkpoint.keep_best,
-            .rollback_every = config.train.may_roll_back() ? config.checkpoint.every_steps : 0};
-}
-
 bool checkpoint_is_due(const TrainingRun& run) {
     const int every_steps = run.config.checkpoint.every_steps;
     return run.must_keep || run.is_complete() || (every_steps > 0 && run.state.step % every_steps == 0);
 }
 
-void save(TrainingRun& run, bool must_succeed) {
+std::exception_ptr save(TrainingRun& run, bool must_succeed) {
     const HostSpan span(run.trace, "checkpoint");
     run.control.note_phase(Phase::save, run.state.step);
     run.progress.begin(format("step %d | checkpoint", run.state.step));
-    const double waited_s = run.background_save.is_under_way() ? run.background_save.elapsed_s() : 0;
-    if (!wait_for_save(run, must_succeed ? kMostWaiting_s : kPatience_s - waited_s, false))
-        return note_save(run, stuck_save(run), must_succeed);
+    if (run.background_save.is_under_way()) {
+        const double limit_s = must_succeed ? kMostWaiting_s : kPatience_s - run.background_save.elapsed_s();
+        const auto ended = run.background_save.wait(limit_s);
+        if (!ended) return record_save(run, stuck_save(run), must_succeed);
+        if (const auto error = record_save(run, *ended, false)) return error;
+    }
     complete_state(run);
     BackgroundSave::Result result{.step = run.state.step};
     const bool is_asynchronous = run.config.checkpoint.asynchronous;
@@ -118,22 +109,27 @@ void save(TrainingRun& run, bool must_succeed) {
     } catch (const Error& error) {
         result.error = error;
     }
-    if (result.error || !is_asynchronous) note_save(run, result, must_succeed);
-    if (!must_succeed) return;
-    finish_save(run);
+    if (result.error || !is_asynchronous)
+        if (const auto error = record_save(run, result, must_succeed)) return error;
+    if (!must_succeed) return nullptr;
+    if (const auto error = finish_save(run)) return error;
     say_totals(run);
+    return nullptr;
 }
 
-void finish_save(TrainingRun& run) {
+std::exception_ptr finish_save(TrainingRun& run) {
     run.control.note_phase(Phase::save, run.state.step);
-    if (!wait_for_save(run, kMostWaiting_s, true)) note_save(run, stuck_save(run), true);
+    if (!run.background_save.is_under_way()) return nullptr;
+    const auto ended = run.background_save.wait(kMostWaiting_s);
+    return record_save(run, ended ? *ended : stuck_save(run), true);
 }
 
-void follow_save(TrainingRun& run, const BackgroundSave::Progress& sums) {
+std::exception_ptr follow_save(TrainingRun& run, const BackgroundSave::Progress& sums) {
     BackgroundSave& save = run.background_save;
-    if (const auto ended = save.advance(sums)) note_save(run, *ended, false);
-    if (!save.is_under_way() || save.elapsed_s() < kPatience_s || run.slow_save == save.step()) return;
+    if (const auto ended = save.advance(sums)) return record_save(run, *ended, false);
+    if (!save.is_under_way() || save.elapsed_s() < kPatience_s || run.slow_save == save.step()) return nullptr;
     run.slow_save = save.step();
     run.progress.say(format("step %d | warning: the save of step %ld has not finished after %.0f s", run.state.step,
                             save.step(), save.elapsed_s()));
+    return nullptr;
 }

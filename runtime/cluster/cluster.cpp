@@ -158,6 +158,21 @@ void run_on_rank_0(const Comm& comm, const char* action, const std::function<voi
     if (code != Exit::ok) fail(code, "rank %d ends because rank 0 could not %s", comm.rank, action);
 }
 
+std::exception_ptr shared_error(ControlChannel& control, const std::exception_ptr& error) {
+    std::string mine;  // the code and the message
+    try {
+        if (error) std::rethrow_exception(error);
+    } catch (const Error& own) {
+        mine = format("%d %s", int(own.code), own.what());
+    }
+    const std::vector<std::string> errors = control.all_gather(mine, "the errors of the ranks");
+    const auto first = std::ranges::find_if(errors, [](const std::string& text) { return !text.empty(); });
+    if (first == errors.end()) return nullptr;
+    std::string message = first->substr(first->find(' ') + 1);
+    if (errors.size() > 1) message = format("rank %d: ", int(first - errors.begin())) + message;
+    return std::make_exception_ptr(SharedError(Exit(std::stoi(*first)), message));
+}
+
 bool is_stop_requested(const Comm& comm) { return all_reduce_max(stop_signal(), comm) != 0; }
 
 void check_node(const LocalNode& node) {

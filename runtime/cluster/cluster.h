@@ -40,6 +40,15 @@ private:
 // rank 0 rethrows the original error, the others report that rank 0 could not `action` ("open run.dir").
 void run_on_rank_0(const Comm& comm, const char* action, const std::function<void()>& part);
 
+// An error that all ranks throw together, with the same code, after the same step.
+struct SharedError : Error {
+    using Error::Error;
+};
+
+// Collective. If a rank has an error (null: none), returns on all ranks a SharedError with the error of the first such
+// rank; its number precedes the message if there are several ranks. Returns null if no rank has an error.
+std::exception_ptr shared_error(ControlChannel& control, const std::exception_ptr& error);
+
 // Returns whether any rank has received a signal to stop. A collective.
 bool is_stop_requested(const Comm& comm);
 

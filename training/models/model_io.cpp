@@ -70,6 +70,7 @@ GptOptions gpt_options(const Config& config, int rank, int ranks) {
             .document_token = config.data.document_token,
             .head_rows = config.train.head_rows,
             .micro_steps = micro_steps(config, ranks),
+            .votes = kVotes,
             .rank = rank,
             .ranks = ranks,
             .zero_stage = config.parallel.zero_stage,
@@ -275,31 +276,10 @@ LoadedModel load_model(const ModelSource& source, int batch, const Comm& comm, c
     return {std::move(config), std::move(gpt), std::move(tokenizer)};
 }
 
-std::exception_ptr shared_error(Gpt& gpt, const std::exception_ptr& error) {
-    constexpr size_t kMostBytes = 4096;
-    const int rank = gpt.options().rank, ranks = gpt.options().ranks;
-    std::vector<double> codes(static_cast<size_t>(ranks)), text(kMostBytes);
-    std::string message;
-    try {
-        if (error) std::rethrow_exception(error);
-    } catch (const Error& own) {
-        codes[size_t(rank)] = int(own.code);
-        message = ranks > 1 ? format("rank %d: %s", rank, own.what()) : own.what();
-    }
-    gpt.sum_over_ranks(codes);
-    const auto first = std::ranges::find_if(codes, [](double code) { return code != 0; });
-    if (first == codes.end()) return nullptr;
-    // Sends the first such rank's message, as a sum of bytes. All ranks print it: a launcher may kill that rank early.
-    if (first - codes.begin() == rank) std::copy_n(message.begin(), std::min(message.size(), kMostBytes), text.begin());
-    gpt.sum_over_ranks(text);
-    message.assign(text.begin(), std::ranges::find(text, 0.0));
-    return std::make_exception_ptr(SharedError(Exit(int(*first)), message));
-}
-
 // A rank that cannot read its tokens completes the pass with batches of padding, since the passes of ZeRO-sharded ranks
 // are collective.
-Validation evaluate_pass(Gpt& gpt, Loader& loader, const std::optional<Tokenizer>& tokenizer, bool by_position,
-                         const std::function<void()>& between) {
+Validation evaluate_pass(Gpt& gpt, ControlChannel& control, Loader& loader, const std::optional<Tokenizer>& tokenizer,
+                         bool by_position, const std::function<void()>& between) {
     std::function<int(int)> token_bytes;
     if (tokenizer) token_bytes = [&](int token) { return tokenizer->token_bytes(token); };
     std::exception_ptr error;
@@ -316,6 +296,6 @@ Validation evaluate_pass(Gpt& gpt, Loader& loader, const std::optional<Tokenizer
     };
     loader.seek(0);
     const Validation result = evaluate(gpt, loader.batches_per_pass(), next, token_bytes, by_position, between);
-    if (const auto shared = shared_error(gpt, error)) std::rethrow_exception(shared);
+    if (const auto shared = shared_error(control, error)) std::rethrow_exception(shared);
     return result;
 }

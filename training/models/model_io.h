@@ -6,7 +6,9 @@
 #include "data/shards/loader.h"
 #include "model/evaluate.h"
 #include "runtime/checkpoint/checkpoint.h"
+#include "runtime/cluster/cluster.h"
 #include "runtime/config/config.h"
+#include "training/models/votes.h"
 
 namespace CLI {
 class App;
@@ -87,17 +89,8 @@ std::vector<CLI::Option*> add_tokenizer_options(CLI::App& parser, TokenizerChoic
 inline constexpr const char* kEndOfTextHelp =
     "end-of-text token (default: eos_token of tokenizer_config.json, or a common one like <|endoftext|>)";
 
-// An error that all ranks throw together, with the same code, after the same step.
-struct SharedError : Error {
-    using Error::Error;
-};
-
-// Collective. If a rank has an error (null: none), returns on all ranks a SharedError with the error of the first such
-// rank; its number precedes the message if there are several ranks. Returns null if no rank has an error.
-std::exception_ptr shared_error(Gpt& gpt, const std::exception_ptr& error);
-
 // Collective. Returns the loss over one pass of a loader with order `once`, and bits per byte if there is a tokenizer.
 // `between` as in evaluate(). Fails with SharedError if a rank cannot read its tokens.
 Validation evaluate_pass(
-    Gpt& gpt, Loader& loader, const std::optional<Tokenizer>& tokenizer, bool by_position = false,
-    const std::function<void()>& between = [] {});
+    Gpt& gpt, ControlChannel& control, Loader& loader, const std::optional<Tokenizer>& tokenizer,
+    bool by_position = false, const std::function<void()>& between = [] {});

@@ -1,0 +1,106 @@
+#include "training/run_files.h"
+
+#include <unistd.h>
+
+#include <ctime>
+#include <nlohmann/json.hpp>
+
+#include "model/plan.h"
+
+namespace {
+
+// The settings that differ from the defaults, wrapped to the width of a terminal.
+std::string settings_text(const Config& config) {
+    constexpr size_t kWidth = 100;
+    Config given = config;
+    if (given.train.head_rows == default_head_rows(given.train.batch_size, given.train.seq_len))
+        given.train.head_rows = 0;
+    std::string text = "settings";
+    size_t line_begin = 0;
+    for (const std::string& setting : changed_settings(given)) {
+        if (text.size() - line_begin + 1 + setting.size() > kWidth) {
+            line_begin = text.size() + 1;
+            text += "\n        ";
+        }
+        text += " " + setting;
+    }
+    return text;
+}
+
+// "steps 1 to 500", "steps from 1, for 3 minutes", or both limits.
+std::string steps_text(const TrainingRun& run) {
+    std::string text = format("steps %d to %d", run.state.step + 1, run.course.end_step);
+    if (run.course.end_step == 0) text = format("steps from %d", run.state.step + 1);
+    if (run.config.train.max_minutes > 0) text += format(", for %g minutes", run.config.train.max_minutes);
+    if (run.config.train.max_minutes > 0 && run.state.progress.trained_s > 0)
+        text += format(" (%.1f so far)", run.state.progress.trained_s / 60);
+    return text;
+}
+
+void print_summary(TrainingRun& run) {
+    const Config& c = run.config;
+    const DeviceInfo device = device_info();
+    run.matmul_path = device.matmul_path;
+    const size_t bytes = planned_bytes(run.gpt.options());
+    run.progress.say(format("device   %s; %s", device.name.c_str(), device.matmul_path.c_str()));
+    if (run.comm.size > 1) run.progress.say(format("ranks    %d by %s", run.comm.size, comm_library().c_str()));
+    run.progress.say(format("model    %d layers, %d heads, %d channels, vocabulary %d: %.2f M parameters, %s, %.1f MiB",
+                            c.model.n_layer, c.model.n_head, c.model.n_embd, c.model.vocab_size,
+                            double(run.gpt.layout().parameters) * 1e-6, name_of(c.train.precision),
+                            double(bytes) / 0x1p20));
+    run.progress.say(format("data     %s: %zu tokens, %zu windows of %d", run.dataset.train.description().c_str(),
+                            run.dataset.train.token_count(), run.train_loader.windows(), c.train.seq_len));
+    run.progress.say(format("run      %s: %s, %zu tokens each", c.run.dir.c_str(), steps_text(run).c_str(),
+                            size_t(c.train.total_batch_tokens)));
+    run.progress.say("energy   " + run.energy.description());
+    run.progress.say(settings_text(c));
+}
+
+// Adds this start to run.json in run.dir; replaces an invalid file. {"starts": [{"step": steps done before, "time":
+// Unix seconds, "revision", "host", "device", "ranks", "threads", "parameters", "flops_per_token", "memory_bytes":
+// {category: bytes of rank 0's plan}}, ...]}, at most the last 100 starts.
+void add_start(const TrainingRun& run, const char* revision) {
+    using Json = nlohmann::ordered_json;
+    constexpr size_t kMostStarts = 100;
+    const std::string path = run.config.run.dir + "/run.json";
+    const Json before = file_exists(path) ? parse_json_or_null(read_file(path)) : Json();
+    Json starts = before.is_object() && before.contains("starts") ? before["starts"] : Json();
+    if (!starts.is_array()) starts = Json::array();
+    while (starts.size() >= kMostStarts) starts.erase(starts.begin());
+
+    char host[256] = "";
+    ::gethostname(host, sizeof(host) - 1);
+    const DeviceInfo device = device_info();
+    Json memory = Json::object();
+    for (const MemoryRegion& region : plan_memory(run.gpt.options()))
+        memory[region.category] = memory.value(region.category, size_t(0)) + region.bytes;
+    starts.push_back({{"step", run.state.step},
+                      {"time", int64_t(std::time(nullptr))},
+                      {"revision", revision},
+                      {"host", host},
+                      {"device", device.name},
+                      {"ranks", run.comm.size},
+                      {"threads", device.threads},
+                      {"parameters", run.gpt.layout().parameters},
+                      {"flops_per_token", run.token_flops},
+                      {"memory_bytes", memory}});
+    write_file_atomically(path, Json{{"starts", starts}}.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
+}
+
+void write_descriptions(const TrainingRun& run, const char* revision) {
+    const std::string& dir = run.config.run.dir;
+    check_space(dir, run.gpt.layout().parameters * sizeof(float) * 3);
+    write_file_atomically(dir + "/config.json", config_json(run.config));
+    write_file_atomically(dir + "/revision.txt", std::string(revision) + "\n");
+    add_start(run, revision);
+    if (run.dataset.tokenizer) run.dataset.tokenizer->save(dir);
+}
+
+}  // namespace
+
+void write_run_files(TrainingRun& run, const char* revision) {
+    run_on_rank_0(run.comm, "write to run.dir", [&] {
+        run.lock.guard([&] { write_descriptions(run, revision); });
+        print_summary(run);
+    });
+}

@@ -1,0 +1,159 @@
+#include "training/step.h"
+
+#include "training/evaluation.h"
+#include "training/saving.h"
+
+Batch StepTimer::next_batch(Loader& loader) {
+    const HostSpan span(trace, "data");
+    const double before_ms = now_ms();
+    const Batch batch = loader.next();
+    data_ms += now_ms() - before_ms;
+    return batch;
+}
+
+std::exception_ptr StepTimer::wait_for_step(Loader& loader) {
+    const HostSpan span(trace, "data");
+    const double before_ms = now_ms();
+    const std::exception_ptr error = loader.wait_for_step();
+    data_ms += now_ms() - before_ms;
+    return error;
+}
+
+namespace {
+
+// The last step by the clock, if train.max_minutes decides it now; else 0.
+double vote_on_end(const TrainingRun& run) {
+    if (run.comm.rank != 0 || run.state.progress.course_by_time.end_step > 0) return 0;
+    const auto course = course_by_time(run.config, run.course, run.state.step + 1, run.elapsed_s());
+    return course ? course->end_step : 0;
+}
+
+// Warns once per combination of reasons.
+void warn_of_slow_gpus(TrainingRun& run, const EnergyReading& energy, double ranks) {
+    const std::string reasons = energy.throttle.empty() ? "" : "; reason on rank 0: " + energy.throttle;
+    if (ranks == 0 || !run.throttled.insert(reasons).second) return;
+    run.progress.say(format("step %d | warning: %.0f of %d GPUs are throttled%s", run.state.step + 1, ranks,
+                            run.comm.size, reasons.c_str()));
+}
+
+// Called once: GEMM algorithms are chosen in the first step, after print_summary().
+void note_products(TrainingRun& run) {
+    const std::string printed = std::exchange(run.matmul_path, "");
+    if (printed.empty()) return;
+    if (const std::string path = device_info().matmul_path; path != printed)
+        run.progress.say(format("step %d | GEMM by %s", run.state.step + 1, path.c_str()));
+}
+
+NormRecord norms_of(const TensorLayout& layout, const StepResult& result, int step, double time) {
+    NormRecord record{.step = step, .time = time};
+    for (size_t i = 0; i < layout.tensors.size(); i++)
+        record.gradients.push_back({layout.tensors[i].name, result.tensor_norms[i]});
+    const std::vector<double>& rms = result.residual_rms;
+    for (size_t i = 0; i + 1 < rms.size(); i++)
+        record.activations.push_back({format("h.%zu.residual%s", i / 2, i % 2 == 0 ? "" : "_mid"), rms[i]});
+    record.activations.push_back({"residual_f", rms.back()});
+    return record;
+}
+
+}  // namespace
+
+StepVotes votes_of(TrainingRun& run, StepTimer& timer) {
+    const bool is_last = run.state.step + 1 == run.course.end_step;
+    if (!is_last) run.error = timer.wait_for_step(run.train_loader);
+    if (run.log && run.log->error()) run.error = run.log->error();
+    StepVotes votes{run.energy.read(), {}};
+    votes.values[kFailed] = run.error ? 1 : 0;
+    votes.values[kStop] = stop_signal() ? 1 : 0;
+    votes.values[kEnd] = vote_on_end(run);
+    votes.values[kJoules] = votes.energy.joules.value_or(0);
+    votes.values[kThrottled] = votes.energy.throttle.empty() ? 0 : 1;
+    votes.values[kLost] = run.comm.rank == 0 && !run.lock.is_in_place() ? 1 : 0;
+    const BackgroundSave::Progress save = run.background_save.progress();
+    votes.values[kSaveUnfinished] = save.unfinished;
+    votes.values[kSaveFailed] = save.failed;
+    votes.values[kSaveCommitted] = save.committed;
+    return votes;
+}
+
+StepEnd finish_step(TrainingRun& run, const StepTimer& timer, const EnergyReading& energy, const StepResult& result) {
+    const Config& config = run.config;
+    if (result.votes[kLost] > 0) end_if(run, std::make_exception_ptr(moved_away(config.run.dir)));
+    const CommTotals comm = comm_totals(run.comm) - timer.comm_before;
+    const int step = run.state.step + 1;
+    const double tokens = double(config.train.total_batch_tokens), step_ms = now_ms() - timer.start_ms;
+    const double tokens_per_s = tokens / step_ms * 1000.0;
+    const double joules = result.votes[kJoules];
+    const bool has_energy = energy.joules || joules > 0;
+    const TrainRecord record{.step = step,
+                             .loss = result.loss_sum / tokens,
+                             .learning_rate = learning_rate(config, run.course, step),
+                             .grad_norm = result.grad_norm,
+                             .loss_scale = run.state.progress.loss_scale.scale,
+                             .tokens = int64_t(step) * config.train.total_batch_tokens,
+                             .epoch = double(run.train_loader.cursor()) / double(run.train_loader.windows()),
+                             .step_ms = step_ms,
+                             .tokens_per_s = tokens_per_s,
+                             .mfu = model_flops_utilisation(run.token_flops, tokens_per_s, run.peak_flops_per_s),
+                             .data_ms = timer.data_ms,
+                             .comm_ms = comm.waited_ms,
+                             .optimizer_ms = result.update_ms,
+                             .comm_bytes = comm.bytes_sent,
+                             .resident_bytes = resident_bytes(),
+                             .skipped = result.non_finite_tensor,
+                             .time = unix_time(),
+                             .energy_j = has_energy ? std::optional(joules) : std::nullopt,
+                             .power_w = has_energy ? std::optional(joules / energy.seconds) : std::nullopt,
+                             .gpu_temperature_c = energy.gpu_temperature_c,
+                             .sm_clock_mhz = energy.sm_clock_mhz,
+                             .throttle = energy.throttle};
+    TrainState::Progress& progress = run.state.progress;
+    // The decision must be in a checkpoint, or a resumed run would make a different one.
+    run.must_keep = result.votes[kEnd] > 0;
+    if (run.must_keep) run.course = progress.course_by_time = {int(result.votes[kEnd]), step};
+    if (has_energy) progress.energy.add(joules, 1);
+    if (run.log) run.log->write(record);
+    if (run.log && norms_are_due(run)) run.log->write(norms_of(run.gpt.layout(), result, step, record.time));
+    if (run.log)
+        if (const std::string news = run.log->end_step(); !news.empty())
+            run.progress.say(format("step %d | %s", step, news.c_str()));
+    if (result.votes[kFailed] > 0) run.error = shared_error(run.control, run.error);
+    run.progress.end_at(expected_end(config, run.course, step, run.elapsed_s()));
+    warn_of_slow_gpus(run, energy, result.votes[kThrottled]);
+    note_products(run);
+    run.progress.show(record);
+
+    run.state.step = step;
+    progress.cursor = run.train_loader.cursor();
+    std::string diagnosis;
+    if (result.non_finite_tensor.empty()) {
+        progress.updates++;
+        progress.loss_scale.step_applied(config.loss_scale, step);
+    } else {
+        diagnosis = progress.loss_scale.step_skipped(config.loss_scale, step, result.non_finite_tensor);
+    }
+    std::optional<Divergence> divergence = check_divergence(run, record, diagnosis);
+    const std::exception_ptr failure =
+        follow_save(run, {result.votes[kSaveUnfinished], result.votes[kSaveFailed], result.votes[kSaveCommitted]});
+    if (run.trace) {
+        run.trace->add({.lane = Lane::host, .name = "step", .begin_ms = timer.start_ms, .end_ms = now_ms()});
+        run.gpt.trace(run.trace, 0);
+    }
+    end_if(run, failure);
+    return {record, std::move(divergence)};
+}
+
+bool norms_are_due(const TrainingRun& run) {
+    const int every_steps = run.config.log.norms_every_steps;
+    return every_steps > 0 && (run.state.step + 1) % every_steps == 0;
+}
+
+void recover(TrainingRun& run, Divergence divergence) {
+    end_if(run, finish_save(run));  // the save in progress may be the checkpoint to roll back to
+    if (divergence.rolls_back && roll_back(run, divergence)) {
+        if (!run.error) check_first_tokens(run);
+        finish_evaluation(run);
+        return;
+    }
+    if (divergence.is_spike) end_if(run, save(run, true));  // the state is finite: the user may continue from it
+    end_if(run, divergence_error(run, divergence));
+}
