@@ -43,8 +43,8 @@ FAMILIES = [("attention", "*attention*"), ("norm", "*norm*"), ("cross_entropy", 
             ("tree_sum.cu", "[comm]")]
 PROGRAM = [sys.executable, "test/program", "--failfast"]
 CPU_RANKS = [("CPU ranks", ["train_gpt_cpu"], [*PROGRAM, *(f"test_ranks.Ranks.{name}" for name in (
-    "test_losses_are_those_of_one_rank", "test_the_same_bits_for_any_number_of_ranks_and_micro_steps",
-    "test_ranks_hold_shares_and_send_what_zero_says", "test_a_checkpoint_of_3_ranks_loads_on_2_or_4_and_back",
+    "test_losses_match_one_rank", "test_the_same_bits_for_any_number_of_ranks_and_micro_steps",
+    "test_memory_and_traffic_follow_the_zero_stage", "test_a_checkpoint_of_3_ranks_loads_on_2_or_4_and_back",
     "test_16_bits_loss_scale_and_recomputation"))])]
 SIMULATED_RANKS = [("simulated ranks", ["train_gpt_simt", "train_gpt_cpu"], [*PROGRAM, "test_simulated_ranks"])]
 OBJECTS = ("commands", "training", "kernels", "model", "runtime", "data", "test")  # folders in build/

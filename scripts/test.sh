@@ -67,8 +67,8 @@ one_test make -s -j"$(nproc)" WERROR=1 all programs || finish
 
 if [ "${1:-}" = --quick ]; then
     program=(test_house test_scripts.Setup test_bad_input.BadInput.test_settings test_commands.FromTextToText
-        test_resume.Resume.test_a_killed_run_resumes test_ranks.Ranks.test_losses_are_those_of_one_rank
-        test_supervise.One.test_a_killed_rank_is_started_again_and_the_run_is_the_same
+        test_resume.Resume.test_a_killed_run_resumes test_ranks.Ranks.test_losses_match_one_rank
+        test_supervise.One.test_a_killed_rank_is_restarted_and_the_run_is_the_same
         test_simulated.Simulated.test_bf16_with_head_size_64_and_recomputation
         test_simulated_ranks.SimulatedRanks.test_two_ranks_on_one_gpu
         test_terminal.Terminal.test_the_view test_monitoring.EventFiles test_full_disk

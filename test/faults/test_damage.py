@@ -50,7 +50,7 @@ DAMAGES = [flip_a_bit, flip_a_bit, cut, extend, wipe_a_block, remove, take_the_o
 
 
 class Damage(Campaign):
-    def test_damage_of_any_kind_gives_way_to_the_older_checkpoint(self):
+    def test_a_damaged_checkpoint_of_any_kind_falls_back_to_the_older_one(self):
         self.start("whole")
         whole = self.result("whole")
         rules = f"call=pwrite,path={self.dir}/half/metrics.jsonl,nth=10,action=kill"

@@ -66,10 +66,10 @@ class FaultyDisk(Campaign):
                     self.assertIn("train_000000.bin", outcome.error)
                 self.recover("run", outcome, self.whole, f"read {nth}")
 
-    def test_a_token_shard_that_is_cut_while_it_is_trained_on(self):
+    def test_a_token_shard_truncated_during_training(self):
         self.check_changed_data(lambda shard: shard.open("r+b").truncate(shard.stat().st_size // 2))
 
-    def test_a_token_shard_that_is_overwritten_while_it_is_trained_on(self):
+    def test_a_token_shard_overwritten_during_training(self):
         def overwrite(shard):
             with shard.open("r+b") as file:
                 file.seek(1100)
@@ -100,7 +100,7 @@ class FaultyDisk(Campaign):
         self.assertIn("train_000000.bin", outcome.out)
         self.assertEqual(len(list(self.dir.glob("run/checkpoints/step_*"))), 1, outcome)
 
-    def test_a_flipped_write_costs_no_good_checkpoint(self):
+    def test_a_bit_flipped_on_write_keeps_the_valid_checkpoint(self):
         """With checkpoint.keep=1: before the older one is deleted the newer one is read again."""
         for name in ("shard_0000.bin", "shard_0000.bin.json", "MANIFEST.json*", "COMMIT*"):
             with self.subTest(name):
@@ -115,7 +115,7 @@ class FaultyDisk(Campaign):
                 self.assertIn(again.first_step(), (4, 7), f"{outcome}\n{again}")
                 self.check_same("run", self.whole, name)
 
-    def test_flipped_reads_never_reach_a_weight(self):
+    def test_bits_flipped_on_read_never_reach_the_weights(self):
         for path in ("*/step_*/shard_*", "*/step_*/MANIFEST.json", "*/step_*/COMMIT", "/data/train_*"):
             with self.subTest(path):
                 self.drop("run")
@@ -132,7 +132,7 @@ class FaultyDisk(Campaign):
                     self.assertEqual(outcome.code, 0, outcome)
                 self.check_same("run", self.whole, path)
 
-    def test_a_stalled_disk_delays_the_run_and_changes_nothing(self):
+    def test_a_stalled_disk_only_delays_the_run(self):
         for call, path in (("read", "/data/*"), ("write", "*/shard_*"), ("fsync", "*/run/checkpoints"),
                            ("read", "*/step_*")):
             with self.subTest(call, path=path):
@@ -141,7 +141,7 @@ class FaultyDisk(Campaign):
                 self.assertEqual(outcome.code, 0, outcome)
                 self.check_same("run", self.whole, path)
 
-    def test_a_run_directory_that_is_moved_away_is_not_made_anew(self):
+    def test_a_moved_run_directory_is_not_recreated(self):
         self.write_config(**{**NANO, "train_max_steps": 10**6, "checkpoint_every_steps": 50})
         process = subprocess.Popen(self.command("run"), cwd=self.disk.at, stdout=subprocess.DEVNULL,
                                    stderr=subprocess.PIPE, text=True, env=self.environment())
@@ -158,7 +158,7 @@ class FaultyDisk(Campaign):
         self.assertIn("run", said)
         self.assertTrue(list(self.dir.glob("elsewhere/checkpoints/step_*")))
 
-    def test_a_run_directory_that_is_moved_away_while_a_run_starts(self):
+    def test_a_run_directory_moved_while_a_run_starts(self):
         """It is not taken for one without checkpoints or logs, and goes on where it was once it is back."""
         self.half_a_run()
         for call, path in (("open", "*/step_00000006/MANIFEST.json"), ("open", "*/run/metrics.jsonl"),

@@ -31,7 +31,7 @@ class IoErrors(Campaign):
         end = max(i for i, other in enumerate(operations) if other.call == "pwrite" and "metrics" in other.path)
         return begin <= operations.index(operation) <= end
 
-    def test_an_error_at_any_operation_costs_at_most_the_save_it_meets(self):
+    def test_an_error_at_any_operation_fails_at_most_one_save(self):
         operations = self.operations("whole")
         whole = self.result("whole")
         for operation, times, rules in self.cases(operations, 10):
@@ -70,7 +70,7 @@ class IoErrors(Campaign):
                          ["step_00000003", "step_00000006"])
         return self.result("whole"), "half"
 
-    def test_an_unreadable_file_of_the_newest_checkpoint_gives_way_to_the_older_one(self):
+    def test_an_unreadable_checkpoint_falls_back_to_the_older_one(self):
         whole, half = self.half_a_run()
         names = ("COMMIT", "MANIFEST.json", "shard_0000.bin")
         for name, call, error in itertools.product(names, ("read|pread", "open"), ("EIO", "ESTALE")):
@@ -84,7 +84,7 @@ class IoErrors(Campaign):
                 self.assertIn("step_00000006", outcome.error)
                 self.check_same("case", whole, rules)
 
-    def test_a_run_that_cannot_see_its_checkpoints_does_not_start_anew(self):
+    def test_a_run_that_cannot_list_its_checkpoints_does_not_start_over(self):
         whole, half = self.half_a_run()
         before = self.contents(half)
         for call, path, error in itertools.product(("stat", "opendir|open", "readdir"), ("checkpoints", ""),
@@ -102,7 +102,7 @@ class IoErrors(Campaign):
                                       self.contents("case").items()}, before, f"changed with {rules}")
                 self.recover("case", outcome, whole, rules)
 
-    def test_a_dangling_link_for_checkpoints_is_not_an_empty_run(self):
+    def test_a_dangling_checkpoints_link_is_not_an_empty_run(self):
         _, half = self.half_a_run()
         (self.dir / half / "checkpoints").rename(self.dir / "elsewhere")
         (self.dir / half / "checkpoints").symlink_to(self.dir / "absent")
@@ -120,7 +120,7 @@ class IoErrors(Campaign):
                 outcome = self.start("case", "--auto", faults=f"call=stat,path=*/case/{name},action=EIO")
                 self.recover("case", outcome, whole, name)
 
-    def test_a_failed_append_to_a_log_costs_no_line(self):
+    def test_a_failed_append_to_a_log_loses_no_line(self):
         self.start("whole")
         whole = self.result("whole")
         places = [("metrics.jsonl", 1), ("metrics.jsonl", 7), ("main.log", 1), ("main.log", 7), ("samples.jsonl", 1)]
@@ -133,7 +133,7 @@ class IoErrors(Campaign):
                 self.check_same("case", whole, rules)
                 self.assertEqual((self.dir / "case/main.log").read_text(), (self.dir / "whole/main.log").read_text())
 
-    def test_an_error_of_the_data_is_told_when_the_last_save_fails_too(self):
+    def test_a_data_error_is_reported_even_if_the_last_save_fails(self):
         for ranks in (1, 2):
             with self.subTest(ranks=ranks):
                 self.drop("case")
@@ -156,7 +156,7 @@ class IoErrors(Campaign):
         self.assertEqual(outcome.code, 74, outcome)
         self.assertEqual(len(self.records("case", "train")), 6)
 
-    def test_a_save_that_takes_long_is_warned_of_once(self):
+    def test_a_slow_save_is_reported_once(self):
         self.write_config(**{**NANO, "train_max_steps": 600, "checkpoint_every_steps": 400, "checkpoint_keep": 1,
                              "eval_every_steps": 0, "sample_every_steps": 0})
         # For the program half a minute passes, as by another clock.
@@ -174,7 +174,7 @@ class IoErrors(Campaign):
                 calls = [operation.call for operation in operations[:commit] if operation.path.endswith("/" + name)]
                 self.assertEqual(calls[-1], "fsync", name)
 
-    def test_a_commit_that_could_not_be_synced_is_taken_back(self):
+    def test_a_commit_that_could_not_be_synced_is_undone(self):
         self.write_config(**{**NANO, "checkpoint_keep": 9})
         outcome = self.start("case", *FOREGROUND, faults="call=fsync,path=*/checkpoints,action=EIO")
         self.assertEqual(outcome.code, 0, outcome)
@@ -182,7 +182,7 @@ class IoErrors(Campaign):
         steps = sorted(path.name for path in self.dir.glob("case/checkpoints/*"))
         self.assertEqual(steps, [f"step_{step:08}" for step in range(6, LAST_STEP + 1, 3)])
 
-    def test_checkpoints_that_cannot_be_deleted_cost_no_save(self):
+    def test_checkpoints_that_cannot_be_deleted_fail_no_save(self):
         self.write_config(**{**NANO, "checkpoint_keep": 1})
         self.start("whole")
         for flags in ([], FOREGROUND):
@@ -195,7 +195,7 @@ class IoErrors(Campaign):
                                  LAST_STEP // 3 - 1, outcome)
                 self.check_same("case", self.result("whole"), flags)
 
-    def test_a_run_on_a_disk_without_locks_shows_signs_of_life(self):
+    def test_a_run_on_a_disk_without_locks_refreshes_its_lock_file(self):
         self.write_config(**{**NANO, "train_max_steps": 10**6, "checkpoint_every_steps": 200, "eval_every_steps": 0,
                              "sample_every_steps": 0})
         # During each save 11 seconds pass, as by another clock: the signs are 10 apart.
@@ -209,7 +209,7 @@ class IoErrors(Campaign):
         os.utime(lock, (0, 0))
         wait_until(lambda: lock.stat().st_mtime > 0, "no sign of life", 20)
 
-    def test_training_goes_on_beside_a_save_that_hangs(self):
+    def test_training_continues_while_a_save_hangs(self):
         """With --long for so long that the run warns of it."""
         hang_s = 40 if OPTIONS["long"] else 2
         self.write_config(**{**NANO, "train_max_steps": 2000, "checkpoint_every_steps": 0})
@@ -234,7 +234,7 @@ class IoErrors(Campaign):
                 self.assertEqual(f"the save of step {every_steps} has not finished after 30 s" in outcome.out,
                                  OPTIONS["long"], outcome)
 
-    def test_a_failed_sync_of_a_log_costs_no_rank(self):
+    def test_a_failed_sync_of_a_log_ends_no_rank(self):
         self.start("whole", ranks=3)
         whole = self.result("whole")
         for ranks in (1, 3):

@@ -49,7 +49,7 @@ class Kills(Campaign):
         self.assertGreater(len(operations), 100)
         self.check_kills(self.places(operations, 40), "--auto", before="half")
 
-    def test_a_run_may_be_killed_again_and_again(self):
+    def test_a_run_may_be_killed_repeatedly(self):
         """Each start at one of its first operations after the resume, so that little progress is made between."""
         self.start("whole")
         whole = self.result("whole")

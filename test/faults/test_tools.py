@@ -59,7 +59,7 @@ class Injector(Folder):
         self.copy(f"call=fsync,path={self.dir}/to,action=hang:0.5")
         self.assertGreaterEqual(time.monotonic() - begin, 0.5)
 
-    def test_a_rule_that_is_not_understood(self):
+    def test_an_invalid_rule(self):
         self.copy("call=read,action=ENOTHING", code=99)
         self.assertIn("unknown action ENOTHING", self.said)
 

@@ -59,7 +59,7 @@ class Export(TrainerTest):
         ours = self.run_trainer("sample", "run", "--prompt", "The", "--temperature", 0, "--tokens", 12)
         self.assertEqual(tokenizer.decode(made[0], skip_special_tokens=True), ours.removesuffix("\n"))
 
-    def test_what_transformers_saves_comes_back(self):
+    def test_models_saved_by_transformers_are_accepted(self):
         import torch
         from transformers import GPT2LMHeadModel
         steps = dict(self.book, train_max_steps=1, optim_learning_rate=0)

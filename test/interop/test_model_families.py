@@ -15,7 +15,7 @@ class Families(TrainerTest):
         super().setUp()
         warnings.simplefilter("ignore")
 
-    def test_there_and_back(self):
+    def test_round_trip(self):
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
         for name, kind in CLASSES.items():

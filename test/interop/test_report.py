@@ -226,7 +226,7 @@ class ReportInChromium(unittest.TestCase):
             return [figure.id, painted / pixels.length * 4];
         }))""")
 
-    def test_every_section_in_each_look(self):
+    def test_every_section_in_each_theme_and_size(self):
         for page, charts in (("one.html", 11), ("three.html", 13), ("long.html", 11)):
             for size, dark, touch in ((DESKTOP, False, False), (DESKTOP, True, False), (PHONE, False, True),
                                       (PHONE, True, True)):
@@ -368,7 +368,7 @@ class ReportInChromium(unittest.TestCase):
         self.assertEqual(self.browser.value("[...document.querySelectorAll('table')].filter(table => "
                                             "!table.tHead || !table.querySelector('tbody th[scope=row]')).length"), 0)
 
-    def test_a_watched_page_keeps_its_zoom_when_it_loads_itself_again(self):
+    def test_a_watched_page_keeps_its_zoom_when_it_reloads(self):
         browser = self.browser
         write_run(self.dir / "growing", 200)
         watcher = subprocess.Popen([TRAINER, "report", "growing", "--out", "growing.html", "--watch", "--every", "1"],

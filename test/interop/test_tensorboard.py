@@ -79,7 +79,7 @@ class TensorBoard(TrainerTest):
         self.assertEqual(len(list((self.dir / "run/tensorboard").iterdir())), 2)
         self.check_accumulator()
 
-    def test_a_reader_that_has_seen_the_steps_that_are_repeated(self):
+    def test_a_reader_that_has_already_read_the_repeated_steps(self):
         self.train(**MONITORED)
         accumulator = EventAccumulator(str(self.dir / "run/tensorboard"), size_guidance=EVERYTHING).Reload()
         self.assertEqual(len(accumulator.Scalars("train/loss")), 12)

@@ -102,7 +102,7 @@ class BadInput(TrainerTest):
             with self.subTest(setting):
                 self.refused(["config.json", "--set", setting], code, words)
 
-    def test_settings_leave_an_earlier_run_where_it_is(self):
+    def test_refused_settings_do_not_move_an_earlier_run(self):
         self.train(train_max_steps=1)
         self.write_config()
         for setting, code, *words in SETTINGS[1:-2]:
@@ -241,7 +241,7 @@ class BadInput(TrainerTest):
                 self.refused(args, code, words)
                 self.assertFalse((self.dir / "out" / "tokenizer.json").exists())
 
-    def test_json_that_is_nested_without_end(self):
+    def test_deeply_nested_json(self):
         self.train(train_max_steps=1)
         for name, text in (("config.json", '{"a":%s}'), ("run.json", '{"starts":%s}')):
             (self.dir / "run" / name).write_text(text % ("[" * 200_000 + "]" * 200_000))

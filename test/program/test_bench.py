@@ -90,13 +90,13 @@ class Bench(BenchTest):
     def test_the_ops_are_all_that_a_step_launches_with_logits_in_parts(self):
         self.check_ops_are_a_step("--head-rows", "8", chunks=4)
 
-    def test_roofs_that_are_not_there_are_measured(self):
+    def test_missing_roofs_are_measured(self):
         said, report = self.run_bench("bf16", "--workload", "tiny", "--ops-only", "--seconds", "0.01", "--roofs-from",
                                       self.dir / "absent.json")
         self.assertIn("measured again", said)
         self.assertIn("copy_gb_per_s", report["roofs"])
 
-    def test_what_was_measured_before_a_kill_stays(self):
+    def test_measurements_before_a_kill_are_kept(self):
         path = self.dir / "bench.json"
         process = subprocess.Popen([ROOT / "build/bench_simt", "--workload", "tiny", "--steps-only", "--seconds", "1e6",
                                     "--json", path, "--choices", ""], stdout=subprocess.DEVNULL, env=ENVIRONMENT)
@@ -124,7 +124,7 @@ class Matmul(BenchTest):
     def run_matmul(self, *args, **environment):
         return self.run_bench("--workload", "tiny", *args, program="bench_matmul_simt", **environment)
 
-    def test_every_product_and_its_algorithms(self):
+    def test_every_gemm_and_its_algorithms(self):
         said, report = self.run_matmul("--repeats", self.REPEATS)
         products = {product["name"]: product for product in report["products"]}
         flops = [product["calls"] * product["m"] * product["n"] * product["k"] for product in report["products"]]
@@ -153,7 +153,7 @@ class Matmul(BenchTest):
             self.assertNotIn("aligned_ms", product)  # the same proposals
         self.assertIn("3 of 6 runs differ", said)
 
-    def test_the_most_arithmetic_comes_first_and_time_ends_it(self):
+    def test_the_largest_gemms_come_first_until_time_runs_out(self):
         said, report = self.run_matmul("--repeats", 2, "--seconds", 0.3)
         products = report["products"]
         self.assertEqual(products[0]["name"], "fc forward")
@@ -161,7 +161,7 @@ class Matmul(BenchTest):
         said, _ = self.run_matmul("--repeats", 2, "--seconds", 0)
         self.assertIn("no time left for 20 more GEMMs", said)
 
-    def test_a_library_that_is_told_of_256_bytes(self):
+    def test_a_library_that_prefers_256_byte_alignment(self):
         _, report = self.run_matmul("--repeats", 2, "--seconds", 0.3, STAND_IN_CUBLASLT="prefers_256")
         product = report["products"][0]
         self.assertEqual(product["candidates"], 3)

@@ -48,11 +48,11 @@ class CheckPtxas(unittest.TestCase):
                 self.assertRegex(said, "^ptxas error: ")
                 self.assertIn(words, said)
 
-    def test_nothing_is_said_of_what_is_in_order(self):
+    def test_kernels_without_findings_print_nothing(self):
         text = compiled("_Z4goodv")
         self.assertEqual(self.check(text, "--werror"), (0, "", "good\tsm_90\t40\t0\t0\t1024\n"))
 
-    def test_what_the_compiler_says_passes_through(self):
+    def test_compiler_output_passes_through(self):
         self.assertEqual(self.check("norm.cu(3): warning: something\n", "--werror"),
                          (0, "norm.cu(3): warning: something\n", ""))
 

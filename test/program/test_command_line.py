@@ -54,7 +54,7 @@ class Arguments(TrainerTest):
         largest = self.run_trainer("sample", "run", "--seed", 2**64 - 1, "--tokens", 1)
         self.assertNotEqual(largest, self.run_trainer("sample", "run", "--seed", 1, "--tokens", 1, "--prompt", "x"))
 
-    def test_options_of_training_beside_another_command(self):
+    def test_training_options_with_another_command(self):
         self.train(train_max_steps=1)
         for flag in (["--set", "run.dir=x"], ["--resume"], ["--auto"], ["--fresh"], ["--debug-sync"],
                      ["--accept-changes"], ["--help-config"]):
@@ -65,7 +65,7 @@ class Arguments(TrainerTest):
         self.refused("--resume", "train", "config.json", words=["--resume must come after the command: train"])
         self.assertIn("parameters", self.run_trainer("plan", "config.json", "--set", "run.dir=x"))
 
-    def test_commands_that_are_one_process(self):
+    def test_commands_that_run_as_one_process(self):
         self.write_config()
         paths = {"prepare": ["text.txt", "--out", "out"], "export": ["--hf", "run", "out"], "plan": ["config.json"]}
         for command in COMMANDS:
@@ -74,7 +74,7 @@ class Arguments(TrainerTest):
                 self.refused(*args, words=["--nproc", f"{command} runs as a single process"])
         self.assertFalse((self.dir / "out").exists())
 
-    def test_misspelt_commands_and_options(self):
+    def test_misspelled_commands_and_options(self):
         self.refused("sampel", "run", words=['"sampel"', "did you mean sample?"])
         self.refused("sampel", "run", "--prompt", "x", words=["did you mean sample?"])
         self.refused("trian", words=["did you mean train?"])
@@ -123,7 +123,7 @@ class Launched(TrainerTest):
             self.assertEqual(self.run_trainer("--nproc", 2, "eval", "run", *args), alone)
             self.assertEqual(self.mpirun("eval", "run", *args).stdout, alone)
 
-    def test_ranks_add_up_a_validation_in_the_order_of_one(self):
+    def test_ranks_sum_a_validation_in_the_order_of_one_rank(self):
         self.train(train_max_steps=3)
         config = self.write_config(train_max_steps=1, model_init_from="run", optim_learning_rate=0, eval_every_steps=1,
                                    train_total_batch_tokens=360)
@@ -132,7 +132,7 @@ class Launched(TrainerTest):
             self.run_trainer("--nproc", ranks, config, "--set", f"run.dir=on_{ranks}")
             self.assertEqual(self.records(f"on_{ranks}", "val"), self.records("on_1", "val"))
 
-    def test_a_launcher_cannot_run_the_others_twice(self):
+    def test_single_process_commands_refuse_a_launcher(self):
         self.train(train_max_steps=1)
         for args in (["sample", "run"], ["export", "--hf", "run", "out"]):
             result = self.mpirun(*args)

@@ -11,7 +11,7 @@ from trainer import ROOT, TRAINER, TrainerTest, generated_text
 
 
 class FromTextToText(TrainerTest):
-    def test_the_quickstart_in_small(self):
+    def test_the_quickstart_with_a_small_model(self):
         (self.dir / "book.txt").write_text(generated_text(1500))
         said = self.run_trainer("prepare", "--tokenizer", "bpe", "--vocab-size", "400", "book.txt", "--out", "book")
         self.assertIn("400", said)
@@ -156,7 +156,7 @@ class FromTextToText(TrainerTest):
         shutil.copy(self.dir / "bpe/tokenizer.json", self.dir / "data")
         self.assertIn("dataset.json records", self.run_trainer("inspect", "data", expect=65))
 
-    def test_export_tells_other_programs_the_limits(self):
+    def test_export_records_the_limits_for_other_programs(self):
         self.train(train_max_steps=1)
         self.run_trainer("export", "--hf", "run", "hf")
         read = lambda name: json.loads((self.dir / "hf" / name).read_text())
@@ -167,7 +167,7 @@ class FromTextToText(TrainerTest):
         self.assertEqual((tokenizer["clean_up_tokenization_spaces"], tokenizer["add_prefix_space"]), (False, False))
         self.assertEqual((generation["eos_token_id"], generation["max_length"]), (256, 24))
 
-    def test_import_takes_both_names_of_gelu_and_doubles(self):
+    def test_import_accepts_both_names_of_gelu_and_doubles(self):
         self.train(train_max_steps=3)
         self.run_trainer("export", "--hf", "run", "hf")
         content = (self.dir / "hf/model.safetensors").read_bytes()
@@ -275,7 +275,7 @@ class FromTextToText(TrainerTest):
         c, padded_vocab = 48, 384
         self.assertIn(str((padded_vocab + 24) * c + 2 * (12 * c * c + 13 * c) + 2 * c), said.replace(",", ""))
 
-    def test_plan_predicts_the_speed_of_the_machine_that_it_is_given(self):
+    def test_plan_predicts_the_speed_of_the_given_machine(self):
         config = self.write_config(train_total_batch_tokens=16 * 60)
         self.assertNotIn("predicted", self.run_trainer("plan", config))
         for options, words in (
@@ -315,7 +315,7 @@ class Documentation(unittest.TestCase):
             with self.subTest(path.name):
                 self.assertIn("total", self.printed("plan", path))
 
-    def test_what_it_names_exists(self):
+    def test_all_names_exist(self):
         folders = "scripts|configs|commands|kernels|model|runtime|data|docs|test|dev"
         for page in self.pages:
             for name in re.findall(rf"`((?:{folders})/[\w./*]*)`", page.read_text("utf-8")):

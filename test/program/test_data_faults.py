@@ -39,7 +39,7 @@ class DataFaults(TrainerTest):
         self.assertEqual(result.returncode, expect, result.stdout + result.stderr)
         return result.stdout + result.stderr
 
-    def test_a_shard_that_changes_or_fails_ends_the_run_with_a_checkpoint_from_which_it_goes_on(self):
+    def test_a_run_saves_when_a_shard_changes_or_fails_and_can_be_resumed(self):
         shard = self.dir / self.SHARD
         whole = shard.read_bytes()
         cases = [("read truncates", 65, "it has 1100 bytes, it had"),
@@ -73,7 +73,7 @@ class DataFaults(TrainerTest):
                     shutil.rmtree(self.dir / "run")
             shutil.rmtree(self.dir / "whole")
 
-    def test_validation_tokens_that_fail_on_one_rank_end_the_run_on_all_with_a_checkpoint(self):
+    def test_a_validation_read_error_on_one_rank_ends_all_with_a_checkpoint(self):
         changes = {"eval_every_steps": 4, "parallel_zero_stage": 3, **self.EVERY}
         for ranks in [1] + [3] * bool(shutil.which("mpirun")):
             with self.subTest(ranks=ranks):
@@ -91,7 +91,7 @@ class DataFaults(TrainerTest):
             for run in ("run", "whole"):
                 shutil.rmtree(self.dir / run, ignore_errors=True)
 
-    def test_tokens_that_no_step_needs_may_fail(self):
+    def test_read_errors_in_unused_tokens_are_harmless(self):
         config = self.write_config(**self.EVERY)
         # The header, a block, the digest and the windows of 12 steps; what is read ahead of them fails.
         self.run_ranks(1, config, **with_fault("read fails", self.SHARD, call=3 + 12 * 18 + 1, count=1000))

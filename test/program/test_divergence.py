@@ -42,7 +42,7 @@ class StrangeData(TrainerTest):
 
 
 class Divergence(StrangeData):
-    def test_a_spike_is_warned_of_and_its_checkpoint_is_not_healthy(self):
+    def test_a_spike_is_reported_and_its_checkpoint_is_not_healthy(self):
         self.prepare(2)
         said = self.train(**SHORT)
         spikes = [int(step) for step in re.findall(r"warning: step (\d+): loss spike: [\d.]+ is above", said)]
@@ -53,7 +53,7 @@ class Divergence(StrangeData):
         self.train(run_dir="blind", train_spike_deviations=1e6, **SHORT)
         self.assertEqual(self.records("blind"), self.records())
 
-    def test_a_run_that_stops_at_a_spike_may_go_on_from_it(self):
+    def test_a_run_that_stops_at_a_spike_can_continue_from_it(self):
         self.prepare(2)
         said = self.train(expect=79, train_on_spike="stop", **SHORT)
         step = int(re.search(r"train_gpt: step (\d+): loss spike: ", said)[1])
@@ -63,7 +63,7 @@ class Divergence(StrangeData):
         self.train(run_dir="warned", **SHORT)
         self.assertEqual(self.records(), self.records("warned"))
 
-    def test_a_run_goes_back_and_skips_the_data_and_does_so_again_when_it_is_resumed(self):
+    def test_a_rollback_skips_data_and_a_resume_repeats_it(self):
         self.prepare(2)
         changes = dict(SHORT, train_on_spike="rollback")
         said = self.train(**changes)
@@ -90,7 +90,7 @@ class Divergence(StrangeData):
                 self.assertEqual(self.records(f"cut_{step}"), records)
                 self.assertEqual(self.weights(160, f"cut_{step}"), self.weights(160))
 
-    def test_a_run_that_goes_back_continues_as_if_started_from_that_checkpoint_at_later_data(self):
+    def test_a_rollback_equals_a_start_from_that_checkpoint_at_later_data(self):
         self.prepare(2)
         changes = dict(SHORT, train_on_spike="rollback", train_precision="bf16", optim_learning_rate=1e-2)
         self.train(**changes)
@@ -104,7 +104,7 @@ class Divergence(StrangeData):
         self.assertEqual(self.records("started", "train"), self.records("run", "train"))
         self.assertEqual(self.weights(160, "started"), self.weights(160))
 
-    def test_a_run_that_goes_back_keeps_the_configuration_and_the_time_of_its_last_start(self):
+    def test_a_rollback_keeps_the_configuration_and_time_of_the_last_start(self):
         self.prepare(2)
         changes = dict(SHORT, train_on_spike="rollback", train_max_minutes=100)
         said = self.train(run_dir="first", **changes)
@@ -125,7 +125,7 @@ class Divergence(StrangeData):
         self.assertEqual(end["state"]["trained_s"], before["state"]["trained_s"])
         self.train("--resume", **changes)  # the digest matches the configuration
 
-    def test_a_checkpoint_of_another_run_is_not_gone_back_to(self):
+    def test_a_rollback_ignores_a_checkpoint_of_another_run(self):
         self.prepare(2)
         changes = dict(SHORT, train_on_spike="rollback")
         said = self.train(run_dir="first", **changes)
@@ -138,7 +138,7 @@ class Divergence(StrangeData):
         said = self.train("--resume", "--accept-changes", **changes)
         self.assertIn(f"step {from_step} | rolling back to the checkpoint of step {to_step - 20}, ", said)
 
-    def test_checkpoints_of_a_stop_are_not_gone_back_to(self):
+    def test_a_rollback_ignores_checkpoints_saved_by_a_stop(self):
         """So that the course does not depend on when a run was stopped."""
         self.prepare(2)
         changes = dict(SHORT, train_on_spike="rollback", checkpoint_keep=1)
@@ -152,7 +152,7 @@ class Divergence(StrangeData):
         self.assertEqual(self.records("stopped"), self.records())
         self.assertEqual(self.weights(160, "stopped"), self.weights(160))
 
-    def test_a_fourth_return_within_1000_steps_ends_the_run(self):
+    def test_a_fourth_rollback_within_1000_steps_ends_the_run(self):
         self.prepare(14)
         said = self.train(expect=79, train_on_spike="rollback", train_spike_deviations=3, **dict(
             SHORT, train_max_steps=400))
@@ -177,7 +177,7 @@ class Divergence(StrangeData):
         self.assertEqual(len(re.findall("rolling back to the checkpoint", said)), 3)
         self.assertIn("the run has already rolled back 3 times within 1000 steps", said)
 
-    def test_going_back_needs_checkpoints(self):
+    def test_a_rollback_needs_checkpoints(self):
         for key in ("train_on_spike", "train_on_nonfinite"):
             self.assertIn("checkpoint.every_steps is 0", self.train(expect=78, **{key: "rollback"}))
         said = self.train(expect=79, train_on_nonfinite="rollback", checkpoint_every_steps=10, optim_name="sgd",
@@ -187,7 +187,7 @@ class Divergence(StrangeData):
 
 @unittest.skipUnless(shutil.which("mpirun"), "there is no mpirun")
 class Ranks(StrangeData):
-    def test_several_ranks_go_back_together(self):
+    def test_several_ranks_roll_back_together(self):
         self.prepare(2)
         changes = dict(SHORT, train_on_spike="rollback", train_total_batch_tokens=40, train_max_steps=120,
                        parallel_deterministic_reduce=True, train_spike_deviations=4, log_norms_every_steps=0)
@@ -222,7 +222,7 @@ class Ranks(StrangeData):
                     at = content.find(needle, at + 1)
         return found
 
-    def test_a_rank_whose_weights_have_changed_is_named(self):
+    def test_a_rank_whose_weights_have_changed_is_reported(self):
         # The last bytes of the positions, of 5.8 MB, and the first of the tokens.
         for size, precision, tensor, named in (
                 (3, "fp32", "wpe", "the weights of rank 1 differ from those of the other ranks"),

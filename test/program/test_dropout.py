@@ -5,7 +5,7 @@ from trainer import TrainerTest
 
 
 class Dropout(TrainerTest):
-    def test_every_step_has_masks_of_its_own_and_validation_none(self):
+    def test_each_step_has_its_own_masks_and_validation_has_none(self):
         """With equal windows and no learning, nothing but masks can make the steps' losses differ."""
         (self.dir / "text.txt").write_text("a" * 4000)
         self.run_trainer("prepare", "--tokenizer", "bytes", "--minutes", "0", "--val-fraction", "0", "text.txt",
@@ -21,13 +21,13 @@ class Dropout(TrainerTest):
         val_loss = self.records("dropped", "val")[-1]["loss"]
         self.assertIn(f"{val_loss:.6f}"[:6], self.run_trainer("eval", "dropped"))
 
-    def test_a_rate_outside_of_its_range_is_refused(self):
+    def test_a_rate_out_of_range_is_refused(self):
         for rate in (-0.1, 1, 1.5, "nan", 1e999):
             with self.subTest(rate=rate):
                 said = self.run_trainer(self.write_config(), "--set", f"model.dropout={rate}", expect=78)
                 self.assertIn("model.dropout must be a number in [0, 0.9999]", said)
 
-    def test_exports_name_the_rate_and_imports_do_not_take_it(self):
+    def test_exports_record_the_rate_and_imports_ignore_it(self):
         self.train(train_max_steps=1, model_dropout=0.25)
         self.run_trainer("export", "--hf", "run", "hf")
         path = self.dir / "hf/config.json"

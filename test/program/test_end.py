@@ -44,7 +44,7 @@ class End(TrainerTest):
         self.assertEqual(self.records("cut"), self.records("run"))
         self.assertEqual(self.weights(end, "cut"), self.weights(end, "run"))
 
-    def test_another_time_limit_is_another_decision(self):
+    def test_a_new_time_limit_changes_the_decision(self):
         self.train(**SECONDS)
         end = self.committed()[-1]
         self.train("--resume", "--accept-changes", **{**SECONDS, "train_max_minutes": 0.06})

@@ -97,7 +97,7 @@ class Energy(TrainerTest):
         self.assertNotIn("CO2", said)
         self.assertNotIn("cost ", said)
 
-    def test_what_cannot_be_read(self):
+    def test_unreadable_counters(self):
         no_energy = GPU + SENSORS
         for name, source, sentence in (
                 ("no library", None, r"cannot load NVML: \S+/libnvidia-ml.so.1: file too short"),

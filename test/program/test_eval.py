@@ -109,7 +109,7 @@ class Reference(TrainerTest):
             self.assertAlmostEqual(words / EXPECTED["text"]["word_perplexity"], 1, delta=1e-4)
             self.assertAlmostEqual(perplexity / math.exp(loss), 1, delta=1e-5)
 
-    def test_windows_that_overlap(self):
+    def test_overlapping_windows(self):
         for stride, expected in EXPECTED["text"]["loss_with_stride"].items():
             said = self.run_trainer("eval", "hf", "--text", "hf/text.txt", "--stride", stride)
             self.assertAlmostEqual(float(re.search(r"370 tokens, loss (\S+),", said)[1]), expected, delta=2e-6)
@@ -137,7 +137,7 @@ class Reference(TrainerTest):
         part = [float(row["loss"]) * int(row["tokens"]) for row in rows[4:8]]
         self.assertAlmostEqual(float(lines[3][2]), sum(part) / sum(tokens[4:8]), delta=2e-6)
 
-    def test_what_cannot_be(self):
+    def test_invalid_options(self):
         for args, code, words in (
                 ([], 64, "add --data, --text or --questions"),
                 (["--text", "hf/text.txt", "--per-position", "-", "--stride", 7], 64, "the stride is 7"),

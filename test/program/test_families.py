@@ -56,7 +56,7 @@ class Families(TrainerTest):
                 self.run_trainer("config.json", "--resume")
                 self.assertEqual((self.weights(6, name), self.records(name)), expected)
 
-    def test_the_plan_has_no_place_for_what_a_model_does_not_have(self):
+    def test_the_plan_omits_parts_that_a_model_lacks(self):
         gpt2 = regions_of(self.run_trainer("plan", self.write_config()))
         llama = regions_of(self.run_trainer("plan", self.write_config(**LLAMA)))
         speedrun = regions_of(self.run_trainer("plan", self.write_config(**SPEEDRUN)))
@@ -156,7 +156,7 @@ class Families(TrainerTest):
         self.train(run_dir="two", model_init_from="hf", **still)
         self.assertEqual(self.weights(1, "one"), self.weights(1, "two"))
 
-    def test_what_no_file_has_room_for_is_refused(self):
+    def test_models_that_no_file_format_can_describe_are_refused(self):
         self.train(train_max_steps=1, **SPEEDRUN)
         said = self.run_trainer("export", "--hf", "run", "hf", expect=78)
         self.assertIn("model.", said)
@@ -170,7 +170,7 @@ class Families(TrainerTest):
             said = self.train(run_dir="other", model_init_from="hf", expect=78, **changes)
             self.assertIn(words, said)
 
-    def test_three_lines_continue_the_training_of_a_directory(self):
+    def test_three_commands_continue_training_from_a_directory(self):
         self.train(train_max_steps=8, **LLAMA)
         self.run_trainer("export", "--hf", "run", "hf")
         said = self.run_trainer("import", "--hf", "hf", "--out", "mine.json", "--data", "own")
@@ -220,7 +220,7 @@ class Families(TrainerTest):
                     self.assertEqual(self.logical_state(8, run), self.logical_state(8, name))
 
     @unittest.skipUnless(shutil.which("mpirun"), "there is no mpirun")
-    def test_a_head_of_its_own_has_a_bucket_of_its_own(self):
+    def test_an_untied_head_has_its_own_bucket(self):
         """Without the deterministic sum, which is made at the end, gradients are reduced bucket by bucket."""
         changes = dict(EIGHT, train_max_steps=12, parallel_bucket_mb=0, **LLAMA)
         self.train_on(1, run_dir="one", **changes)

@@ -48,7 +48,7 @@ class FullOutput(TrainerTest):
             self.assertTrue(result.stderr.endswith(self.SENTENCE), result.stderr)
             self.assertEqual(result.stderr.count(self.SENTENCE), 1)
 
-    def test_what_every_command_prints(self):
+    def test_the_output_of_every_command(self):
         self.train(train_max_steps=2)
         for option in ("--help", "--version", "--help-config", "--markdown-config", "--config-schema", "--exit-codes",
                        "--man-page", "--completion=bash", "--complete", "help"):
@@ -61,13 +61,13 @@ class FullOutput(TrainerTest):
             self.check_lost(*command)
 
     @unittest.skipUnless(shutil.which("mpirun"), "mpirun is not installed")
-    def test_what_several_ranks_print(self):
+    def test_the_output_of_several_ranks(self):
         self.train(train_max_steps=2)
         self.check_lost("--nproc", "2", "eval", "run")
         self.check_lost("eval", "run", "--nproc", "2")
         self.assertEqual(self.run_trainer("eval", "run", "--nproc", "2"), self.run_trainer("eval", "run"))
 
-    def test_a_run_does_not_depend_on_it(self):
+    def test_a_run_ignores_lost_output(self):
         with open("/dev/full", "w", encoding="utf-8") as full:
             subprocess.run([TRAINER, self.write_config()], cwd=self.dir, stdout=full, check=True, timeout=120,
                            env=ENVIRONMENT)

@@ -229,7 +229,7 @@ class Downloads(GetTest):
                 self.assertIn(f"instead of {sha256(content)}", self.get(name, script=script, expect=65))
                 self.assertFalse(file.exists())
 
-    def test_a_list_in_pages(self):
+    def test_a_listing_in_pages(self):
         self.server.page = 2
         self.get("fineweb10B")
         self.check()
@@ -277,7 +277,7 @@ class Interruptions(GetTest):
         self.fault("main", (429, ("Retry-After", "86400")))
         self.assertIn("the server requests a wait of 86400 s", self.get("fineweb10B", expect=0))  # everything is there
 
-    def test_an_end_of_patience(self):
+    def test_retries_run_out(self):
         self.fault(SHARDS[0], "break off", "break off", *[(502,)] * 5)  # a byte in between resets the count
         said = self.get("fineweb10B", "--tries", 2, expect=74)
         self.assertIn("502; 150000 of 200000 bytes are downloaded. To resume, run again:", said)
@@ -291,7 +291,7 @@ class Interruptions(GetTest):
         self.assertIn("cannot resume a transfer", self.get("fineweb10B", "--tries", 3))
         self.check()
 
-    def test_a_page_of_a_proxy_spoils_no_part(self):
+    def test_a_proxys_page_does_not_damage_a_partial_download(self):
         self.fault(SHARDS[0], "break off", b"<html>Please log in</html>")
         self.assertIn("sent an HTML page instead of", self.get("fineweb10B", expect=65))
         self.get("fineweb10B")
@@ -309,7 +309,7 @@ class Interruptions(GetTest):
         said = self.get("tinyshakespeare", expect=74)
         self.assertIn("/data/tinyshakespeare/input.txt\n", said)
 
-    def test_without_a_network_later(self):
+    def test_a_later_call_without_a_network(self):
         self.get("fineweb10B")
         self.server.close()
         self.assertIn("using its file list of 2", self.get("fineweb10B", "--verify"))
@@ -343,7 +343,7 @@ class WrongContent(GetTest):
         (self.out / SHARDS[2]).unlink()
         self.refuse(SHARDS[2], "has 0 bytes instead of 200000 and is empty")
 
-    def test_other_things_than_the_file(self):
+    def test_other_content_instead_of_the_file(self):
         self.fault(SHARDS[2], b"<!DOCTYPE html><title>Sign in</title>")
         self.refuse(SHARDS[2], "has 37 bytes instead of 200000 and is an HTML page")
         pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 200000\n"
@@ -364,7 +364,7 @@ class WrongContent(GetTest):
         self.assertIn(f"{SHARDS[1]} has the SHA-256 ", said)
         self.check(also=[f"{name}.mismatch" for name in SHARDS[:2]])
 
-    def test_a_list_that_is_none(self):
+    def test_invalid_listings(self):
         for fault, code, words in ((b"<html>Please log in</html>", 65, "the response is an HTML page"),
                                    (b'{"error": "no"}', 65, "with a list of files"),
                                    (b"[]", 66, "has no file that matches"), ((404,), 66, "404"),
@@ -376,7 +376,7 @@ class WrongContent(GetTest):
         self.assertIn(f"publishes no SHA-256 for {SHARDS[1]}", self.get("fineweb10B", expect=65))
         self.assertFalse((self.out / ".files").exists())
 
-    def test_a_file_that_is_gone(self):
+    def test_a_file_that_was_removed(self):
         self.fault(SHARDS[1], (404,))
         self.assertIn(f"resolve/main/{SHARDS[1]} (curl: (22)", self.get("fineweb10B", expect=66))
         self.check([SHARDS[0], SHARDS[2]])

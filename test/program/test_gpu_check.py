@@ -183,7 +183,7 @@ class StandIns(Kit):
         self.assertLessEqual(share["ncu_124M"], 60)
         self.assertEqual(gpu_stages.WORKLOADS["124M"].steps, 15)
 
-    def test_some_stages_elsewhere(self):
+    def test_selected_stages_with_other_folders(self):
         shutil.move(self.kit / "build", self.home / "programs")
         self.run_script("--out", "results", "--programs", "programs", "--stages", "probe,comm,roofs")
         _, verdicts = self.results("prove", self.home / "results")
@@ -192,7 +192,7 @@ class StandIns(Kit):
         self.assertEqual(verdicts, dict.fromkeys(FIRST_PROBES + ["roofs"], "passed"))
         self.assertFalse((self.home / "results/sanitize").exists())
 
-    def test_what_is_not_there_is_not_run(self):
+    def test_stages_without_their_tools_are_not_run(self):
         """Without PyTorch, NVIDIA's tools, NCCL and instructions of sm_90a, on a GPU that has none."""
         self.hide_torch()
         (self.home / "bin/compute-sanitizer").unlink()
@@ -226,7 +226,7 @@ class StandIns(Kit):
         self.assertEqual(verdicts, {"ncu_tiny": "not run"})
         self.assertIn("ERR_NVGPUCTRPERM", rows["ncu_tiny"]["detail"])
 
-    def test_failures_in_what_programs_print(self):
+    def test_failures_in_program_output(self):
         self.program("test_cuda", '#!/usr/bin/env bash\ncase $1 in "[comm]") echo "No tests ran" ;;\n'
                      '*) echo "-------------------------------------------------------------------------------"\n'
                      'echo "norm_forward - bf16"; echo "  deeper"\n'
@@ -259,7 +259,7 @@ class StandIns(Kit):
             "gpu_check: no GPU (nvidia-smi is not installed); no other problems\n"))
         self.assertFalse((self.kit / "build/gpu_check").exists())
 
-    def test_no_gpu_and_what_else_is_not_in_order(self):
+    def test_no_gpu_and_other_problems(self):
         (self.home / "bin/nvidia-smi").unlink()
         self.hide_torch()
         (self.kit / "build/test_cuda").unlink()

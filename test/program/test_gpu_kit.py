@@ -99,7 +99,7 @@ class Libraries(unittest.TestCase):
         found = self.check_found("chosen")
         self.assertEqual(found.ld_library_path, f"{self.dir}/chosen:{self.dir}/empty")
 
-    def test_what_is_missing_is_said_with_the_places_and_the_package(self):
+    def test_a_missing_library_is_reported_with_places_and_package(self):
         os.environ["LD_LIBRARY_PATH"] = "/here:/there"
         self.place("local/cuda-13.0/lib64", RUNTIME)
         self.write_command("python3", "exit 1")
@@ -112,7 +112,7 @@ class Libraries(unittest.TestCase):
         self.assertEqual(len(libraries.optional_missing), 1)
         self.assertRegex(libraries.optional_missing[0], r"^libnccl.so.2 \(NCCL\) .* pip install nvidia-nccl-cu13$")
 
-    def test_files_that_are_not_the_library_are_passed_over(self):
+    def test_files_that_are_not_the_library_are_skipped(self):
         self.place("local/cuda-13.0/lib64", RUNTIME, LT, NCCL)
         wrong = self.dir / "wrong"
         machine = bytearray(Path(self.made.name, LT).read_bytes())
@@ -141,7 +141,7 @@ class Libraries(unittest.TestCase):
             make_library(self.dir / "kit/program", None, "-Wl,--no-as-needed", own)
         return self.dir / "kit/program"
 
-    def test_the_command_ends_with_69_where_nothing_can_run(self):
+    def test_the_command_exits_with_69_if_nothing_can_run(self):
         program = self.dir / "program"
         with mock.patch.dict(os.environ, PATH=os.defpath):
             make_library(program, None, "-Wl,--no-as-needed", self.place("lib", RUNTIME) + "/" + RUNTIME)
@@ -171,7 +171,7 @@ class Kit(unittest.TestCase):
         with mock.patch("builtins.print"):
             pack_gpu_kit.pack(self.dir / "build", self.dir / "kit.tgz", ["program"], "abc123", **options)
 
-    def test_the_archive_brings_the_libraries_and_mirrors_the_repository(self):
+    def test_the_archive_has_the_libraries_and_mirrors_the_repository(self):
         self.make_program("-Wl,-rpath,$ORIGIN/lib")
         self.pack()
         with tarfile.open(self.dir / "kit.tgz") as kit:
@@ -187,7 +187,7 @@ class Kit(unittest.TestCase):
             self.assertEqual((kit / name).read_bytes(), (ROOT / name).read_bytes())
         self.assertNotIn(b"debug_info", (kit / "build/program").read_bytes())
 
-    def test_what_would_not_run_elsewhere_is_refused(self):
+    def test_programs_that_would_not_run_elsewhere_are_refused(self):
         for flags, options, words in [
             ([], {}, "program has the rpath none"),
             (["-Wl,-rpath,/opt/cuda/lib64"], {}, "has the rpath ['/opt/cuda/lib64']"),
@@ -205,12 +205,12 @@ class Kit(unittest.TestCase):
                 self.assertRaisesRegex(pack_gpu_kit.Refused, "the kit promises 2.1"):
             self.pack()
 
-    def test_a_file_that_is_missing_is_named(self):
+    def test_a_missing_file_is_reported(self):
         with mock.patch.object(pack_gpu_kit, "FILES", ["LICENSE", "no/such/*"]), \
                 self.assertRaisesRegex(FileNotFoundError, "no/such/.* is missing"):
             pack_gpu_kit.files_of(ROOT)
 
-    def test_all_that_its_scripts_import_is_in_it(self):
+    def test_it_has_everything_that_its_scripts_import(self):
         """Modules of the repository that are imported, and files of it that are named, by the kit's Python files."""
         kit = set(map(str, pack_gpu_kit.files_of(ROOT)))
         folders = ("scripts", "dev", "test/program")
@@ -226,7 +226,7 @@ class Kit(unittest.TestCase):
                     if path.startswith(folders) and path.endswith(".py") and (ROOT / path).is_file():
                         self.assertIn(path, kit, f"{name} needs it")
 
-    def test_what_the_model_tests_read_is_in_it(self):
+    def test_it_has_everything_that_the_model_tests_read(self):
         kit = set(map(str, pack_gpu_kit.files_of(ROOT)))
         recorded = ROOT / "test/recorded/torch"
         references = {str(path.relative_to(ROOT)) for path in recorded.rglob("*") if path.is_file()}

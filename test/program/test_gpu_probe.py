@@ -37,7 +37,7 @@ class Completeness(unittest.TestCase):
         self.assertIn("mma_m16n8k16", self.headers)
         self.assertEqual(wrappers_without_probe(self.headers, self.probes), [])
 
-    def test_a_wrapper_or_a_kernel_that_nobody_runs_is_found(self):
+    def test_an_unused_wrapper_or_kernel_is_found(self):
         self.assertEqual(wrappers_without_probe(self.headers + "template <int k> PTX uint32_t fresh(int x) {}\n",
                                                 self.probes + "__global__ void idle_kernel(ProbeArgs op) {}\n"),
                          ["fresh", "idle_kernel"])

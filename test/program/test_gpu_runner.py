@@ -97,7 +97,7 @@ class Stages(Folder):
         with tarfile.open(self.out / "logs.tgz") as tar:
             return {name: tar.extractfile(name).read() for name in tar.getnames()}
 
-    def test_each_kind_of_end_costs_only_its_own_stage(self):
+    def test_a_failure_of_any_kind_affects_only_its_own_stage(self):
         """Shares make the bound of what hangs short, and that of everything else minutes."""
         def broken(*_):
             raise KeyError("figures")
@@ -173,7 +173,7 @@ class Stages(Folder):
         self.assertEqual(verdicts, {"hangs": "timed out", "next": "no time"})
         self.assertFalse(self.check["passed"])
 
-    def test_time_that_is_left_over_goes_to_later_stages(self):
+    def test_unused_time_goes_to_later_stages(self):
         given = {}
 
         def note(place, stage, seconds):
@@ -190,12 +190,12 @@ class Stages(Folder):
         rows, _, _ = self.run_part(self.stage("only", "true"), limit=1000, spent=400)
         self.assertTrue(580 <= rows["only"]["bound_s"] <= 588, rows["only"]["bound_s"])
 
-    def test_what_a_stage_may_not_take_from_later_ones(self):
+    def test_a_stage_may_not_use_the_time_of_later_stages(self):
         rows, verdicts, _ = self.run_part(self.stage("hangs", "sleep 1000", share=2), self.stage("next", "true", 98))
         self.assertEqual(verdicts, {"hangs": "timed out", "next": "passed"})
         self.assertGreater(rows["next"]["bound_s"], 500)
 
-    def test_a_gpu_that_is_gone_after_a_crash(self):
+    def test_a_gpu_that_is_lost_after_a_crash(self):
         self.script("bin/nvidia-smi", '#!/usr/bin/env bash\necho "Unable to determine the device handle"\nexit 15\n')
         _, verdicts, _ = self.run_part(self.stage("first", "true"), self.stage("crashes", "kill -ABRT $$"),
                                        self.stage("next", "true"))
@@ -217,7 +217,7 @@ class Stages(Folder):
         self.assertIn("cannot write the results", said.getvalue())
         self.assertIn("NVIDIA H200", self.results.table())
 
-    def test_variables_of_a_peer_and_of_ours(self):
+    def test_library_paths_of_a_peer_and_of_our_programs(self):
         self.place.libraries.ld_library_path = "/libraries"
         with mock.patch.dict(os.environ, LD_LIBRARY_PATH="/inherited"):
             self.run_part(self.stage("ours", "echo $LD_LIBRARY_PATH"),

@@ -80,7 +80,7 @@ class Table(unittest.TestCase):
         self.assertEqual(places, sorted(places))
         self.assertRegex(text, r"(?m)^  large +12 +6.000 +75.0% +4.500$")
 
-    def test_a_peer_that_came_no_further_than_eager(self):
+    def test_a_peer_with_an_eager_result_only(self):
         peer = {"rows": [{"workload": "124M", "batch": 64, "seq_len": 1024, "torch": {"eager_ms": 100.0}}]}
         text = gpu_table.table(check(MEASURED[2], stage("peer_124M", peer, "124M", "timed out")))
         self.assertRegex(text, r"(?m)^  124M +PyTorch +64 +1024 +100.00 +655360 +27.5%  eager, -, - times our ms$")
@@ -110,7 +110,7 @@ class Table(unittest.TestCase):
         rows = [line for line in text.splitlines() if line.startswith("  probe_")]
         self.assertTrue(rows and all("crashed" in row for row in rows))
 
-    def test_figures_that_are_not_what_they_should_be(self):
+    def test_invalid_figures(self):
         """Whatever stands in the place of a figure, the other stages' rows are there."""
         values = [None, "text", [], {}, -1, 1e400, True, [[]], {"a": 1}, "\u2028\x00" * 5]
         chooser = random.Random(1)

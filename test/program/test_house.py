@@ -114,7 +114,7 @@ class House(unittest.TestCase):
                 here = [line for line in lines if any(line.startswith(f"{name}:{number}: ") for number in numbers)]
                 self.assertTrue(any(words in line for line in here), here)
 
-    def test_what_is_allowed_is_not_found(self):
+    def test_allowed_code_has_no_findings(self):
         _, lines, planted = self.check_with([("model/gpt.h", INNOCENT)])
         found = [line for line in lines for number in planted[0] if line.startswith(f"model/gpt.h:{number}:")]
         self.assertEqual(found, [])
@@ -127,7 +127,7 @@ class House(unittest.TestCase):
         self.assertEqual([(name, fault) for name, fault, code, faulty, *_ in FAULTS
                           if (ROOT / name).read_text().count(code) != 1 or code == faulty], [])
 
-    def test_the_tree_keeps_the_rules(self):
+    def test_the_tree_follows_the_rules(self):
         code, lines = self.check(ROOT)
         self.assertEqual(code, 0, "\n".join(lines))
 

@@ -45,7 +45,7 @@ class Llmc(TrainerTest):
 
 
 class InAndOut(Llmc):
-    def test_the_weights_of_a_run_come_back(self):
+    def test_the_weights_of_a_run_survive_a_round_trip(self):
         self.train(train_max_steps=3)
         said = self.run_trainer("export", "--llmc", "run", "out.bin", "--tokenizer", "out_tokenizer.bin")
         self.assertIn("wrote out.bin: llm.c model, fp32", said)
@@ -71,7 +71,7 @@ class InAndOut(Llmc):
         self.run_trainer("export", "--llmc", "from_hf", "from_hf.bin")
         self.same("out.bin", "from_hf.bin")
 
-    def test_a_foreign_model_comes_in_and_goes_out(self):
+    def test_a_foreign_model_is_imported_and_exported(self):
         shutil.copy(self.dir / "tokenizer.bin", self.dir / "gpt2_tokenizer.bin")
         for dtype, name in (("fp32", "model.bin"), ("bf16", "model_bf16.bin")):
             with self.subTest(dtype):
@@ -119,7 +119,7 @@ class InAndOut(Llmc):
 
 
 class Inspect(Llmc):
-    def test_what_a_file_is(self):
+    def test_file_types(self):
         state = struct.pack("<256i", 20240527, 1, 8, 3, 1, 0, *[0] * 4, 700, *[0] * 245) + bytes(3 * 4 * 50)
         (self.dir / "state.bin").write_bytes(state)
         for name, *words in [
@@ -157,7 +157,7 @@ class Inspect(Llmc):
         self.assertIn("1380 padding values are not zero", self.run_trainer("inspect", self.write_model(fill)))
         self.run_trainer("inspect", "--model", "changed.bin", "debug_state.bin")  # makes no difference
 
-    def test_the_eval_file_beside_a_tokenizer(self):
+    def test_the_eval_file_with_a_tokenizer(self):
         self.run_trainer("import", "model.bin", "run", "--tokenizer", "tokenizer.bin")
         shutil.copy(self.dir / "run/tokenizer.json", self.dir)
         self.assertIn('first question: "', self.run_trainer("inspect", "eval.bin"))

@@ -4,7 +4,7 @@ from trainer import TrainerTest
 
 
 class LogFaults(TrainerTest):
-    def test_a_record_that_was_refused_is_written_later(self):
+    def test_a_record_that_could_not_be_written_is_written_later(self):
         self.train(run_dir="whole")
         for name, count in (("metrics.jsonl", 1), ("metrics.jsonl", 9), ("main.log", 5), ("samples.jsonl", 3)):
             with self.subTest(name=name, count=count):
@@ -18,7 +18,7 @@ class LogFaults(TrainerTest):
                 self.assertEqual(self.weights(), self.weights(run="whole"))
                 self.assertEqual((self.dir / "run/main.log").read_text(), (self.dir / "whole/main.log").read_text())
 
-    def test_a_failed_sync_costs_a_save_but_no_line(self):
+    def test_a_failed_sync_fails_a_save_but_loses_no_line(self):
         self.train(run_dir="whole", checkpoint_every_steps=5)
         config = self.write_config(checkpoint_every_steps=5)
         # The first sync is that of the empty file.
@@ -37,7 +37,7 @@ class LogFaults(TrainerTest):
                 steps = sorted(int(path.name[5:]) for path in (self.dir / "run/checkpoints").glob("step_*"))
                 self.assertTrue(steps and 110 < steps[-1] < 130, said)
 
-    def test_a_log_whose_state_is_unknown_is_not_begun_anew(self):
+    def test_a_log_in_an_unknown_state_is_not_replaced(self):
         self.train(train_max_steps=20, checkpoint_every_steps=10)
         before = {name: (self.dir / "run" / name).read_text() for name in ("metrics.jsonl", "main.log")}
         for name in before:

@@ -56,7 +56,7 @@ class Mixture(TrainerTest):
         said = self.train(expect=78, data_train=parts(1, 1), model_vocab_size=300)
         self.assertIn("is not the tokenizer that more/train_000000.bin was made with", said)
 
-    def test_what_is_no_mixture_is_refused(self):
+    def test_invalid_mixtures_are_refused(self):
         for value in ([], [{"path": "data/train_*.bin"}], [{"path": "", "weight": 1}],
                       [{"path": "data/train_*.bin", "weight": 0}], [{"path": "data/train_*.bin", "weight": "1"}],
                       [{"path": "data/train_*.bin", "weight": 1, "name": "x"}], {"path": "x", "weight": 1}, 7):

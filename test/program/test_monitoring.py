@@ -21,7 +21,7 @@ MONITORED = {"train_max_steps": 10, "eval_every_steps": 5, "eval_batches": 1, "s
 
 
 class EventFiles(TrainerTest):
-    def test_the_reader_reads_what_tensorboard_has_written(self):
+    def test_the_reader_reads_files_of_tensorboard(self):
         expected = json.loads((DATA / "tensorboard.json").read_text())
         values, starts = event_file.read(DATA / "tensorboard.events")
         scalars = {value.tag: repr(value.value) for value in values if value.step == 3}
@@ -60,7 +60,7 @@ class EventFiles(TrainerTest):
         for value in values:
             self.assertLess(abs(value.time - time.time()), 600)
 
-    def test_event_files_hold_what_the_other_files_hold(self):
+    def test_event_files_match_the_other_files(self):
         self.train(**MONITORED)
         values, starts = self.events()
         self.assertEqual(starts, [1])

@@ -43,7 +43,7 @@ class NcclLibrary(TrainerTest):
         self.assertRegex(said, r"rank 0 on \S+ cannot use NCCL: " + sentence)
         self.assertFalse((self.dir / "run_2").exists())
 
-    def test_one_rank_trains_where_the_library_cannot_be_loaded(self):
+    def test_one_rank_trains_if_the_library_cannot_be_loaded(self):
         text = self.library_of("")
         (text / "libnccl.so.2").write_text("INPUT(libnccl.so.2)\n")
         code, said = self.start(1, text)
@@ -52,7 +52,7 @@ class NcclLibrary(TrainerTest):
         self.check_refused(text, rf"{text}/libnccl.so.2: file too short; searched {text}, \S*/lib.* and "
                                  r"the system's library cache: install NCCL 2 \(.*pip install nvidia-nccl-cu13\)")
 
-    def test_where_there_is_no_library_the_version_says_so(self):
+    def test_the_version_reports_a_missing_library(self):
         if any(Path(folder, "libnccl.so.2").exists() for folder in SYSTEM_FOLDERS):
             self.skipTest("NCCL is in one of the system's library folders")
         said = subprocess.run(["/lib64/ld-linux-x86-64.so.2", "--inhibit-cache", TRAINER, "--version"],
@@ -60,14 +60,14 @@ class NcclLibrary(TrainerTest):
         self.assertIn("NCCL, not usable here: libnccl.so.2: cannot open shared object file: No such file or "
                       "directory; searched /lib/", said)
 
-    def test_with_the_library_two_ranks_train(self):
+    def test_two_ranks_train_with_the_library(self):
         for ranks in (1, 2):
             code, said = self.start(ranks, STAND_IN, parallel_deterministic_reduce=True, parallel_zero_stage=2)
             self.assertEqual(code, 0, said)
         self.assertIn("ranks    2 by NCCL 2.28.9", said)
         self.assertEqual(self.records("run_2"), self.records("run_1"))
 
-    def test_a_library_that_cannot_be_used(self):
+    def test_an_unusable_library(self):
         for name, source, sentence in [
             ("another major version", VERSION % 30100, r"\S+/wrong/libnccl.so.2 has version code 30100, but this "
              r"program, built with NCCL 2\.28\.9, needs 2\.14\.0 or a later 2\.x"),

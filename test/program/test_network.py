@@ -72,7 +72,7 @@ class TwoNodes(TrainerTest):
                 self.assertEqual(self.records(f"two_{stage}"), self.records("one"))
                 self.assertEqual(self.logical_state(20, f"two_{stage}"), self.logical_state(20, "one"))
 
-    def test_a_cut_cable_ends_both_sides_in_time(self):
+    def test_a_cut_cable_ends_both_nodes_in_time(self):
         process = self.start(train_max_steps=100000, train_total_batch_tokens=120, parallel_silence_s=3)
         self.wait_for_steps()
         ranks = trainers_in(self.dir)

@@ -27,7 +27,7 @@ class OwnText(TrainerTest):
         self.assertLess(min(losses), losses[0] - 1)
         self.assertIn("The king", self.run_trainer("sample", "runs/mine", "--prompt", "The king", "--tokens", "5"))
 
-    def test_the_program_is_named_as_one_would_type_it(self):
+    def test_the_program_is_named_as_the_user_types_it(self):
         (self.dir / "bin").mkdir()
         (self.dir / "bin/train").write_bytes(TRAINER.read_bytes())
         (self.dir / "bin/train").chmod(0o755)
@@ -46,7 +46,7 @@ class OwnText(TrainerTest):
         self.assertEqual(json.loads((self.dir / "mine/config.json.old-1").read_text()), edited)
         self.assertEqual(json.loads(config.read_text())["train"]["batch_size"], 8)
 
-    def test_no_configuration_where_none_can_be(self):
+    def test_no_configuration_for_a_text_that_is_too_short(self):
         (self.dir / "short.txt").write_text("A line.\n" * 30)
         said = self.run_trainer("prepare", "short.txt", "--tokenizer", "bytes", "--out", "short")
         self.assertIn("shorter than one batch", said)

@@ -60,7 +60,7 @@ class Schema(TrainerTest):
         self.assertEqual([(key, json.loads(default), help) for key, default, help in table],
                          [(key, row["default"], row["description"]) for key, row in self.keys.items()])
 
-    def test_the_configurations_that_come_along(self):
+    def test_the_included_configurations(self):
         for path in sorted((ROOT / "configs").glob("*.json")):
             with self.subTest(path.name):
                 self.validator.validate(json.loads(path.read_text()))
@@ -74,7 +74,7 @@ class Schema(TrainerTest):
                 config.setdefault(section, {})[name] = value
             self.both(config, True)
 
-    def test_what_is_outside(self):
+    def test_values_out_of_range(self):
         for key, row in self.keys.items():
             wrong = [row["minimum"] - 1, row["maximum"] + max(1, 1e-3 * row["maximum"])] if "minimum" in row else \
                 ["x" * (row["maxLength"] + 1)] if "maxLength" in row else ["no such choice"]
@@ -170,7 +170,7 @@ class Completion(TrainerTest):
 
 
 class ManPage(unittest.TestCase):
-    def test_it_has_everything_and_no_errors_of_form(self):
+    def test_it_is_complete_and_well_formed(self):
         page = printed("--man-page")
         checked = subprocess.run(["mandoc", "-T", "lint", "-W", "warning"], input=page, capture_output=True, text=True)
         self.assertEqual((checked.returncode, checked.stdout), (0, ""))
@@ -193,7 +193,7 @@ class Installation(TrainerTest):
         settings = [f"{name}={value}" for name, value in variables.items()]
         return subprocess.run(["make", "-s", target, *settings], cwd=ROOT, capture_output=True, text=True)
 
-    def test_installed_used_and_uninstalled(self):
+    def test_install_use_and_uninstall(self):
         (self.dir / "build").mkdir()
         (self.dir / "build/train_gpt_cpu").symlink_to(TRAINER)
         where = {"BUILD": self.dir / "build", "PREFIX": "/opt/gpt", "DESTDIR": self.dir / "root"}

@@ -66,7 +66,7 @@ class Peer(unittest.TestCase):
         job = json.loads((self.dir / "calls").read_text().splitlines()[1].split(" ", 1)[1])
         self.assertEqual((job["batch"], job["seq_len"], job["precision"]), (1, 16, "bf16"))  # the batch that ours had
 
-    def test_a_compiler_that_takes_too_long_leaves_the_eager_step(self):
+    def test_a_slow_compiler_keeps_the_eager_result(self):
         self.torch(VERSION, EAGER, 'sleep 1000 & echo $! > "$(dirname "$0")/pid"; wait')
         row, _ = self.run_peer("--seconds", 12)
         self.assertEqual((row["torch"]["step_ms"], row["torch"]["compiled"], row["ratio"]), (40.0, False, 4.0))
@@ -74,13 +74,13 @@ class Peer(unittest.TestCase):
         self.assertEqual(len(row["ours_ms"]), 2)
         self.assert_is_gone()
 
-    def test_a_compiler_that_fails_leaves_the_eager_step(self):
+    def test_a_failing_compiler_keeps_the_eager_result(self):
         self.torch(VERSION, EAGER, """echo '{"compiled_error": "no compiler"}'""")
         row, _ = self.run_peer()
         self.assertEqual((row["torch"]["step_ms"], row["torch"]["compiled"]), (40.0, False))
         self.assertEqual(row["torch"]["compiled_error"], "no compiler")
 
-    def test_a_crash_is_named(self):
+    def test_a_crash_is_reported(self):
         self.torch(VERSION, EAGER, "echo out of luck", "exit 7")
         row, said = self.run_peer()
         self.assertEqual(row["torch"]["step_ms"], 40.0)
@@ -112,7 +112,7 @@ class Peer(unittest.TestCase):
                 self.assertEqual((row["ours_ms"], row["torch"]["step_ms"]), ([], 20.0))
                 self.assertIn(reason, row["ours_error"])
 
-    def test_a_kill_leaves_what_was_measured_and_nothing_running(self):
+    def test_a_kill_keeps_measurements_and_leaves_no_process(self):
         for number in (signal.SIGTERM, signal.SIGKILL):
             with self.subTest(number):
                 (self.dir / "peer.json").unlink(missing_ok=True)

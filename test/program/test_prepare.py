@@ -44,7 +44,7 @@ class Prepare(TrainerTest):
         whole, out = self.contents("whole"), self.contents("out")
         self.assertEqual(list(out.values()), list(whole.values()))
 
-    def test_two_at_once_and_one_after_the_other(self):
+    def test_simultaneous_and_successive_calls(self):
         process = self.start("--out", "out")
         said = self.run_trainer("prepare", "text.txt", "--out", "out", expect=CANNOT_CREATE)
         self.assertIn("in use", said)

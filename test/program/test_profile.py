@@ -241,7 +241,7 @@ class Profile(ProfileTest):
         said = self.run_trainer("--profile", "1:2", "eval", "run", expect=64)
         self.assertIn("--profile is an option of training", said)
 
-    def test_a_trace_that_cannot_be_written_ends_no_run(self):
+    def test_a_trace_that_cannot_be_written_does_not_end_a_run(self):
         self.train(train_max_steps=1)
         (self.dir / "run/profile").write_text("a file")
         said = self.train("--resume", "--accept-changes", "--profile", "2:2", train_max_steps=3)

@@ -26,13 +26,13 @@ class SameBits(TrainerTest):
                     self.assertEqual(self.losses(run), self.losses(precision))
                     self.assertEqual(self.weights(20, run), self.weights(20, precision))
 
-    def test_again_and_with_other_numbers_of_threads(self):
+    def test_repeated_runs_and_other_thread_counts(self):
         self.check_same_bits(PRECISIONS, {f"{threads}_threads": {"threads": threads} for threads in (1, 2, 4)})
 
     def test_recomputation(self):
         self.check_same_bits(PRECISIONS, {level: {"train_recompute": level} for level in ("gelu", "norm", "block")})
 
-    def test_looking_at_it(self):
+    def test_evaluation_saving_and_logging(self):
         self.check_same_bits(["fp32"], {
             "evaluated": {"eval_every_steps": 1},
             "saved": {"checkpoint_every_steps": 1, "checkpoint_keep": 1},
@@ -41,7 +41,7 @@ class SameBits(TrainerTest):
             "silent": {"data_val": "", "data_tokenizer": ""},
         })
 
-    def test_another_seed_is_another_run(self):
+    def test_another_seed_gives_another_run(self):
         self.train()
         self.train(run_dir="other", run_seed=8)
         self.assertNotEqual(self.losses("run")[0], self.losses("other")[0])
@@ -109,7 +109,7 @@ class Weights(TrainerTest):
 class Threads(TrainerTest):
     @unittest.skipUnless(len(os.sched_getaffinity(0)) > 1, "one core: all threads are on it")
     @unittest.skipUnless(TRAINER.name == "train_gpt_cpu", "the GPU's trainer has no threads that compute")
-    def test_bound_as_openmp_binds_its_own(self):
+    def test_binding_follows_openmp(self):
         """OpenMP binds the first thread to one core. The threads that it starts must not inherit that."""
         config = self.write_config(train_max_steps=10**6)
         process = subprocess.Popen([TRAINER, config], cwd=self.dir, stdout=subprocess.DEVNULL,

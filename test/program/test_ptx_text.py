@@ -29,7 +29,7 @@ def careless(source):
 
 
 class Text(unittest.TestCase):
-    def test_the_text_of_each_wrapper_does_what_its_twin_does(self):
+    def test_the_text_of_each_wrapper_agrees_with_its_twin(self):
         code, words, said = words_of("ptx_probe_text")
         expected_code, expected, _ = words_of("ptx_probe_simt")
         self.assertEqual((code, expected_code), (0, 0), said)
@@ -37,7 +37,7 @@ class Text(unittest.TestCase):
         self.assertEqual([name for name in expected if words.get(name) != expected[name]], [])
         self.assertEqual(words.keys(), expected.keys())
 
-    def test_what_touches_memory_says_so(self):
+    def test_memory_accesses_are_declared(self):
         for header in HEADERS:
             source = translate_ptx.device_part(header)
             self.assertGreater(len(list(translate_ptx.asm_statements(source))), 15)
@@ -45,7 +45,7 @@ class Text(unittest.TestCase):
         self.assertEqual(list(careless('asm("cp.async.commit_group;");')),
                          ["cp.async.commit_group: memory is not clobbered", "cp.async.commit_group: not volatile"])
 
-    def test_operands_stand_in_the_order_of_the_text(self):
+    def test_operands_keep_the_order_of_the_text(self):
         self.assertEqual(
             translate_ptx.translated('x; asm("cvt.rn.bf16x2.f32 %0, %2, %1;" '
                                      ': "=r"(d[0]) : "f"(low), "f"(g(a, b))); y;'),

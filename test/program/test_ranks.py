@@ -44,7 +44,7 @@ class Ranks(TrainerTest):
         self.assertEqual(result.returncode, expect, f"{command}\n{result.stdout}{result.stderr}")
         return result.stdout + result.stderr
 
-    def test_losses_are_those_of_one_rank(self):
+    def test_losses_match_one_rank(self):
         changes = dict(TWELVE, train_max_steps=50, optim_learning_rate=1e-3)
         self.train_on(1, run_dir="one", **changes)
         expected = self.losses("one")
@@ -127,7 +127,7 @@ class Ranks(TrainerTest):
                     self.assertEqual(self.continued(f"from_{source}_{from_stage}", target, to_stage, **changes),
                                      expected)
 
-    def test_ranks_hold_shares_and_send_what_zero_says(self):
+    def test_memory_and_traffic_follow_the_zero_stage(self):
         """2 (W - 1) / W of everything for stages 0 to 2, for 3 what is gathered again; the plan is what is there."""
         layers, cell = 4, 1 << 14
         for ranks, stage in itertools.product((2, 3), STAGES):
@@ -167,7 +167,7 @@ class Ranks(TrainerTest):
         self.assertEqual(process.returncode, 75, said)
         self.assertTrue(self.step_dir(len(self.records(kind="train"))).exists())
 
-    def test_mpirun_hands_on_the_wish_to_stop(self):
+    def test_mpirun_forwards_a_stop_signal(self):
         process, _ = self.start(2)
         process.send_signal(signal.SIGUSR1)
         said = process.communicate(timeout=60)[1]
@@ -186,7 +186,7 @@ class Ranks(TrainerTest):
             wait_until(lambda: is_gone(pid), f"{pid} is left", 10)
         self.assertIn(process.returncode, code, said)
 
-    def test_a_rank_that_is_killed_ends_the_others_who_name_it(self):
+    def test_a_killed_rank_ends_the_others_and_is_reported(self):
         for stage in (0, 3):
             with self.subTest(stage=stage):
                 shutil.rmtree(self.dir / "run", ignore_errors=True)
@@ -194,12 +194,12 @@ class Ranks(TrainerTest):
                 os.kill(pids[stage % 2], signal.SIGKILL)
                 self.check_end(process, pids, pids[stage % 2], 15, (76, 128 + 9), "died")
 
-    def test_a_rank_that_hangs_ends_the_others_who_name_it(self):
+    def test_a_hanging_rank_ends_the_others_and_is_reported(self):
         process, pids = self.start(3, parallel_silence_s=3)
         os.kill(pids[1], signal.SIGSTOP)
         self.check_end(process, pids, pids[1], 30, (76, 80, 128 + 9), "rank 1")
 
-    def test_ranks_that_differ_are_named(self):
+    def test_ranks_with_different_configurations_are_reported(self):
         """Two applications in one MPI world, which differ in the seed."""
         config = self.write_config()
         other = self.write_config("other.json", run_seed=8)
@@ -209,7 +209,7 @@ class Ranks(TrainerTest):
         self.assertRegex(result.stderr, "rank 1 .*configuration|configuration.* rank 1")
         self.assertFalse((self.dir / "run").exists())
 
-    def test_ranks_with_different_data_are_named(self):
+    def test_ranks_with_different_data_are_reported(self):
         shutil.copytree(self.dir / "data", self.dir / "elsewhere/data")
         config = self.write_config()
         shutil.copy(self.dir / config, self.dir / "elsewhere")
@@ -223,7 +223,7 @@ class Ranks(TrainerTest):
         self.assertIn("the digest of data.train differs between ranks", result.stderr)
         self.assertFalse((self.dir / "run").exists())
 
-    def test_ranks_that_mpi_takes_for_single_processes(self):
+    def test_ranks_that_mpi_treats_as_single_processes(self):
         """Started by torchrun, by srun without PMI: what must be done instead."""
         torchrun = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
         srun = {"SLURM_JOB_ID": "1000", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_LOCALID": "1",

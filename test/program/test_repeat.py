@@ -17,7 +17,7 @@ sys.exit(mine == 2)
 
 
 class Repeat(unittest.TestCase):
-    def test_what_fails_is_counted_and_kept(self):
+    def test_failures_are_counted_and_kept(self):
         with tempfile.TemporaryDirectory() as folder:
             done = subprocess.run([ROOT / "dev/repeat_tests.py", "--times", "4", "--at-once", "1", "--loops", "1",
                                    "--out", Path(folder, "out"), sys.executable, "-c", FLAKY, folder],
@@ -28,7 +28,7 @@ class Repeat(unittest.TestCase):
             self.assertEqual([path.name for path in Path(folder, "out").iterdir()], ["run_3.txt"])
             self.assertEqual(Path(folder, "out/run_3.txt").read_text(), "the run with number 2\n")
 
-    def test_runs_that_were_not_started_are_no_success(self):
+    def test_runs_that_were_not_started_are_not_a_success(self):
         for seconds, started in (("2", 1), ("0", 0)):
             with self.subTest(seconds=seconds):
                 done = subprocess.run([ROOT / "dev/repeat_tests.py", "--times", "3", "--at-once", "1", "--loops", "0",

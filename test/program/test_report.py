@@ -129,7 +129,7 @@ class Report(TrainerTest):
                           if name not in ("program and buffers", "copy for checkpoints")})
         self.assertEqual(second["parameters"], int(re.search(r"^parameters +(\d+)", plan, re.M)[1]))
 
-    def test_a_damaged_run_file_stops_no_run(self):
+    def test_a_damaged_run_file_does_not_stop_a_run(self):
         (self.dir / "run").mkdir()
         for content in ("{", "[]", '{"starts": 3}', '{"starts": [1]}'):
             (self.dir / "run/run.json").write_text(content)
@@ -218,7 +218,7 @@ class Report(TrainerTest):
         self.assertNotIn("{{", (self.dir / "page.html").read_text("utf-8").replace(page.scripts[1], ""))
         self.assertIn("Permission is hereby granted", "".join(page.scripts))  # uPlot's license travels with it
 
-    def test_what_files_say_is_no_markup(self):
+    def test_text_from_files_is_not_markup(self):
         harmless = self.page(self.write_run("run", train(1, 5.0)))
         name = HOSTILE.replace("/", "")
         sample = {"step": 1, "time": 1, "prompt": HOSTILE, "text": HOSTILE + "\u2028\u2029\x01 {{data}} é"}

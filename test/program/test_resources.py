@@ -62,7 +62,7 @@ class RefusedCalls(TrainerTest):
             if code == OS:
                 self.assertRegex(said, r"(?m)^train_gpt\w*: [^\n]{10,}$")
 
-    def test_memory_that_is_refused_once_or_from_then_on_ends_the_run_with_a_sentence(self):
+    def test_failing_allocations_end_the_run_with_a_message(self):
         code, said = self.train_refused("allocation:0")
         self.assertEqual(code, OK, said)
         calls = int(re.search(r"(\d+) calls", said)[1])
@@ -72,7 +72,7 @@ class RefusedCalls(TrainerTest):
             refuse = f"allocation:{point}{'+' if number % 2 else ''}"
             self.check_end(*self.train_refused(refuse), refuse)
 
-    def test_a_thread_that_is_refused_ends_the_run_with_a_sentence(self):
+    def test_a_thread_that_cannot_start_ends_the_run_with_a_message(self):
         code, said = self.train_refused("thread:0")
         self.assertEqual(code, OK, said)
         calls = int(re.search(r"(\d+) calls", said)[1])
@@ -95,7 +95,7 @@ class LargeInputs(TrainerTest):
         peak, seconds = result.stderr.split()[-2:]
         return int(peak), float(seconds)
 
-    def test_a_tokenizer_file_takes_memory_in_proportion_to_its_bytes(self):
+    def test_memory_for_a_tokenizer_file_is_proportional_to_its_size(self):
         vocabulary = json.loads((ROOT / "data/gpt2/vocab.json").read_text("utf-8"))
         merges = (ROOT / "data/gpt2/merges.txt").read_text("utf-8").splitlines()[1:]
         self.run_trainer("prepare", "--tokenizer", "bytes", "--minutes", "0", "text.txt", "--out", "empty")
@@ -108,7 +108,7 @@ class LargeInputs(TrainerTest):
         peak, _ = self.resources_of("inspect", path)
         self.assertLess((peak - beside) / path.stat().st_size, 13)
 
-    def test_long_tokens_of_llmc_load_in_time_in_proportion_to_their_bytes(self):
+    def test_long_llmc_tokens_load_in_linear_time(self):
         tokens = long_llmc_tokens(2_000_000)
         header = struct.pack("<4i", 20240328, 2, len(tokens), len(tokens) - 1).ljust(1024, b"\0")
         path = self.dir / "gpt2_tokenizer.bin"

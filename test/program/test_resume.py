@@ -58,7 +58,7 @@ class Resume(TrainerTest):
         process.communicate(timeout=120)
         return process.returncode
 
-    def test_a_signal_saves_and_says_requeue(self):
+    def test_a_signal_saves_and_requests_a_requeue(self):
         for number in (signal.SIGTERM, signal.SIGINT):
             with self.subTest(number):
                 shutil.rmtree(self.dir / "run", ignore_errors=True)
@@ -81,7 +81,7 @@ class Resume(TrainerTest):
     def test_a_closed_terminal_does_not_stop_a_run(self):
         self.assertEqual(self.stop_with([signal.SIGHUP, signal.SIGTERM]), 75)
 
-    def test_a_signal_during_the_last_step_is_no_reason_to_start_again(self):
+    def test_a_signal_during_the_last_step_requests_no_restart(self):
         config = self.write_config(train_max_steps=2, train_total_batch_tokens=60 * 8000)
         process = subprocess.Popen([TRAINER, config], cwd=self.dir, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                                    env=ENVIRONMENT)
@@ -93,7 +93,7 @@ class Resume(TrainerTest):
         self.assertEqual(process.returncode, 0, said)
         self.assertTrue(self.step_dir(2).exists())
 
-    def test_a_run_of_a_hundred_million_steps_counts_on(self):
+    def test_a_run_resumes_after_a_hundred_million_steps(self):
         changes = {"schedule_name": "constant"}
         self.train(train_max_steps=4, **changes)
         many = 10**8
@@ -110,7 +110,7 @@ class Resume(TrainerTest):
         self.train("--resume")
         self.assertEqual(self.records(), before)
 
-    def test_a_damaged_checkpoint_gives_way_to_the_older_one(self):
+    def test_a_damaged_checkpoint_falls_back_to_the_older_one(self):
         self.train(checkpoint_every_steps=8, checkpoint_keep=5)
         whole = self.records()
         for step in (16, 20):
@@ -129,7 +129,7 @@ class Resume(TrainerTest):
         for _ in range(2):  # the second time they have been set aside already
             self.assertIn("checkpoints", self.train("--auto", expect=66, train_max_steps=4))
 
-    def test_what_would_change_the_run_is_refused(self):
+    def test_settings_that_would_change_the_run_are_refused(self):
         self.train(train_max_steps=5)
         before = self.contents("run")
         said = self.train("--resume", expect=78, train_max_steps=5, optim_learning_rate=3e-3)

@@ -92,7 +92,7 @@ class Setup(Folder):
         self.assertEqual(self.calls(), [])
         self.assertFalse((self.repository / "build").exists())
 
-    def test_only_what_is_missing(self):
+    def test_only_missing_packages_are_installed(self):
         (self.home / "lists").touch()
         self.tool("apt-get", APT_GET)
         for name in ("make", "g++", "xz"):
@@ -101,7 +101,7 @@ class Setup(Folder):
         (install,) = self.calls()
         self.assertTrue(install.endswith("--no-install-recommends bible-kjv"), install)
 
-    def test_a_user_who_may_not_install_gets_the_line_to_type(self):
+    def test_without_permission_the_command_is_printed(self):
         self.become(1000)
         self.tool("apt-get", APT_GET)
         line = f"apt-get update && apt-get install -y --no-install-recommends {PACKAGES}"
@@ -132,19 +132,19 @@ class Setup(Folder):
         self.assertIn("build/setup.log", said)
         self.assertIn("E: broken", said)
 
-    def test_a_compiler_that_does_not_see_what_was_installed(self):
+    def test_a_compiler_that_does_not_find_the_packages(self):
         (self.home / "lists").touch()
         self.tool("apt-get", APT_GET)
         self.tool("g++", "#!/bin/bash\nread -r line\n[[ $line != *dnnl.hpp* ]]\n", "done")
         said = self.run_script("setup.sh", expect=69)
         self.assertIn(f"{self.home}/bin/g++ does not find libdnnl-dev\n", said)
 
-    def test_what_downloads_need(self):
+    def test_packages_for_downloads(self):
         said = self.run_script("setup.sh", "data", expect=69)
         self.assertIn("\n  curl\n  jq\n", said)
         self.assertEqual("CA certificates" in said, not Path("/etc/ssl/certs/ca-certificates.crt").exists())
 
-    def test_what_fuzzing_needs(self):
+    def test_packages_for_fuzzing(self):
         said = self.run_script("setup.sh", "fuzz", expect=69)
         self.assertIn("\n  clang\n  llvm-symbolizer\n", said)
         has_fuzzer = any(Path("/usr/lib").glob("llvm-*/lib/clang/*/lib/linux/libclang_rt.fuzzer-*.a"))
@@ -211,7 +211,7 @@ class Sums(Folder):
 
 
 class Quick(Folder):
-    def test_what_it_names_exists(self):
+    def test_all_names_exist(self):
         note = ('#!/bin/bash\nprintf "%s|" "${0##*/}" "$@" >> "$HOME/commands"; echo >> "$HOME/commands"\n'
                 'echo "All tests passed (1 assertion in 1 test case)"\n')
         (self.repository / "build").mkdir()
@@ -357,7 +357,7 @@ class Recipes(Folder):
         for host, call in zip(("node1", "node2"), calls):
             self.assertIn(f"--host {host} -np 1 ", call)
 
-    def test_machines_that_cannot_take_part(self):
+    def test_unsuitable_machines(self):
         said = self.train_hosts("node1:8,other:8", "build/train_gpt", "config.json", expect=69)
         self.assertIn("other has a different build/train_gpt or config.json in", said)
         self.assertIn("no route", self.train_hosts("broken:8", "build/train_gpt", "config.json", expect=69))

@@ -17,7 +17,7 @@ class SideBySide(TrainerTest):
     def test_the_same_program(self):
         self.assertEqual(self.compare(TRAINER), (0, "1 runs of 20 steps compared, 0 differ\n"))
 
-    def test_a_program_that_rounds_once_more(self):
+    def test_a_program_with_different_rounding(self):
         """One operation differs: an epsilon of AdamW."""
         other = self.dir / "train_gpt_cpu"
         other.write_text(f'#!/bin/sh\nexec {TRAINER} "$@" --set optim.eps=1.0000001e-8\n')

@@ -23,7 +23,7 @@ def tolerance(precision, step):
 
 
 class Simulated(TrainerTest):
-    def test_a_resumed_run_keeps_the_choices_of_products(self):
+    def test_a_resumed_run_keeps_its_gemm_algorithms(self):
         """Also where the file of choices is gone: they come from the checkpoint, and are not timed again."""
         def train(folder, *flags):
             (self.dir / folder).mkdir(exist_ok=True)
@@ -39,7 +39,7 @@ class Simulated(TrainerTest):
         self.assertEqual(choices, [(self.dir / "first/matmul_choices.json").read_text()] * 2)
         self.assertFalse((self.dir / "second/matmul_choices.json").exists())
 
-    def test_products_without_a_fixed_order_of_sums_are_noted(self):
+    def test_gemms_without_a_fixed_summation_order_are_reported(self):
         """Where cuBLASLt does not say in which order an algorithm adds, the run trains all the same."""
         config = self.write_config(train_max_steps=2, model_n_layer=1)
         for hidden, notes in (("", []), ("hides_reductions", ["step 1"])):
@@ -48,7 +48,7 @@ class Simulated(TrainerTest):
             expected = r"(step \d+) \| GEMM by .*; the bits of \d+ GEMMs may differ from run to run"
             self.assertEqual(re.findall(expected, said), notes, said)
 
-    def test_the_utilisation_counts_the_peak_of_a_known_gpu(self):
+    def test_mfu_uses_the_peak_of_a_known_gpu(self):
         """llm.c's convention: 6 N + 6 layers channels length FLOPs per token, of the data sheet's dense 16-bit rate."""
         layers, length = 1, 10
         config = self.write_config(train_max_steps=1, train_precision="bf16", model_n_layer=layers,
@@ -108,7 +108,7 @@ class Simulated(TrainerTest):
     def test_qwen3_with_recomputation(self):
         self.train_both("fp32", train_recompute="block", **QWEN3)
 
-    def test_the_parts_of_a_speedrun(self):
+    def test_a_speedrun_model(self):
         self.train_both("bf16", **SPEEDRUN)
 
     def test_fp16_with_a_dynamic_loss_scale(self):

@@ -46,7 +46,7 @@ class SimulatedRanks(TrainerTest):
                 self.assertIn("ranks    2 by NCCL 2.28.9", said)
                 self.assertEqual(self.records(run), self.records("one"))
 
-    def test_products_are_timed_once_while_parameters_are_gathered(self):
+    def test_gemms_are_timed_once_while_parameters_are_gathered(self):
         """A rank that times a product keeps the others from timing, and so must not wait for them in its stream."""
         program = self.dir / "trainer_without_choices"
         shutil.copy(SIMULATED, program)  # choices lie beside the program
@@ -55,7 +55,7 @@ class SimulatedRanks(TrainerTest):
         self.assertEqual(code, 0, said)
         self.assertTrue((self.dir / "matmul_choices.json").exists(), said)
 
-    def test_bf16_by_the_librarys_own_sum(self):
+    def test_bf16_with_the_librarys_own_sum(self):
         self.train_on(1, "one", train_precision="bf16")
         self.train_on(2, "two", train_precision="bf16", parallel_zero_stage=2)
         for step, (one, two) in enumerate(zip(self.losses("one"), self.losses("two"), strict=True), 1):
@@ -75,7 +75,7 @@ class SimulatedRanks(TrainerTest):
         self.assertIn(code, codes, said)
         return said, planted[1]
 
-    def test_every_call_that_fails_is_named(self):
+    def test_every_failed_call_is_reported(self):
         functions = set()
         for call, rank, deterministic, action in [
                 (1, 0, True, "fail"), (1, 1, True, "fail"), (2, 1, True, "late"), (2, 0, False, "remote"),
@@ -89,14 +89,14 @@ class SimulatedRanks(TrainerTest):
         self.assertIn("ncclSend", functions)
         self.assertGreater(len(functions), 6, functions)
 
-    def test_a_hang_ends_with_the_rank_and_the_collective(self):
+    def test_a_hang_reports_the_rank_and_the_collective(self):
         # The third step or a later one: the first has the patience of a start.
         for action, call in (("hang", 35), ("stall", 36)):
             with self.subTest(action=action):
                 said, _ = self.check_planned(action, call, 1, False, (76, 80), parallel_step_timeout_s=15)
                 self.assertRegex(said, r"rank \d on \S+ \(pid \d+\).* collective \d+ \(\w+\)")
 
-    def test_ranks_that_ask_for_different_things(self):
+    def test_ranks_that_call_different_collectives(self):
         said, function = self.check_planned("mismatch", 10, 1, False, range(1, 128))
         self.assertRegex(said, rf"NCCL: operation \d+ is {function} of \d+ .* on rank \d and {function} of \d+ ")
 
@@ -140,7 +140,7 @@ class SupervisedRanks(Supervised):
     """Ranks that the program starts itself, without mpirun, under its own supervisor."""
     program = SIMULATED
 
-    def test_a_killed_rank_is_started_again_and_the_run_is_the_same(self):
+    def test_a_killed_rank_is_restarted_and_the_run_is_the_same(self):
         changes = dict(FOUR, train_max_steps=12, checkpoint_every_steps=2, parallel_deterministic_reduce=True,
                        parallel_zero_stage=2)
         self.ended(self.start(run_dir="one", **changes), 0)

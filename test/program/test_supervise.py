@@ -88,7 +88,7 @@ class Supervised(TrainerTest):
 class One(Supervised):
     """A run of one rank."""
 
-    def test_a_killed_rank_is_started_again_and_the_run_is_the_same(self):
+    def test_a_killed_rank_is_restarted_and_the_run_is_the_same(self):
         changes = dict(ENDLESS, checkpoint_every_steps=20, model_dropout=0.1)
         process = self.start("--supervise", "--fresh", **changes)
         self.wait_for_commit(0)
@@ -106,7 +106,7 @@ class One(Supervised):
         self.assertFalse((self.dir / "run.old-1").exists())
         self.check_whole(**{**changes, "checkpoint_every_steps": 0})
 
-    def test_a_stopped_rank_is_found_and_started_again(self):
+    def test_a_stopped_rank_is_detected_and_restarted(self):
         process = self.start("--supervise", **ENDLESS, checkpoint_every_steps=20, parallel_silence_s=4)
         self.wait_for_commit(0)
         ranks = self.wait_for_ranks(1)
@@ -118,7 +118,7 @@ class One(Supervised):
         self.assertRegex(said, rf"rank 0 on \S+ \(pid {ranks[0]}\) hangs: no heartbeat for")
         self.assertIn("exit code 80", said)
 
-    def test_data_that_cannot_be_listed_now_is_tried_again(self):
+    def test_data_that_cannot_be_listed_temporarily_is_retried(self):
         for number in range(60):
             shutil.copytree(self.dir / "data", self.dir / f"part{number}")
         parts = [{"path": f"part{number}/train_*.bin", "weight": 1} for number in range(60)]
@@ -132,7 +132,7 @@ class One(Supervised):
         process.send_signal(signal.SIGTERM)
         self.ended(process, 75)
 
-    def test_a_signal_that_only_the_rank_gets_does_not_end_the_run(self):
+    def test_a_signal_to_the_rank_alone_does_not_end_the_run(self):
         process = self.start("--supervise", **ENDLESS)
         self.wait_for_steps()
         ranks = self.wait_for_ranks(1)
@@ -164,7 +164,7 @@ class One(Supervised):
         self.ended(process, 130, seconds=30)
         self.assertEqual(self.committed(), [])
 
-    def test_what_is_final_is_not_started_again(self):
+    def test_final_errors_are_not_restarted(self):
         said = self.run_trainer(self.write_config(data_train="nothing_*.bin"), "--supervise", expect=66)
         self.assertEqual(said.count("nothing_"), 1, said)
         self.assertIn("not restarted", said)
@@ -213,7 +213,7 @@ class Launchers(Supervised):
         self.assertEqual(re.findall(r"restarting in (\d+) s", said), ["1", "2", "4"])
         self.assertIn("exit code 74 (reading or writing failed, disk full included); giving up after 3 restarts", said)
 
-    def test_it_goes_on_as_long_as_checkpoints_are_committed(self):
+    def test_it_continues_as_long_as_checkpoints_are_committed(self):
         starts, said = self.supervise(76, 76, 71, 139, 76, 0, expect=0, commits=True)
         self.assertEqual(starts, 6)
         self.assertEqual(re.findall(r"restarting in (\d+) s", said), ["1"] * 5)
@@ -223,7 +223,7 @@ class Launchers(Supervised):
         self.assertEqual(starts, 1)
         self.assertIn("exit code 1, which a restart would not fix: not restarted", said)
 
-    def test_what_a_launcher_leaves_behind_is_killed(self):
+    def test_processes_that_a_launcher_leaves_are_killed(self):
         (self.dir / "launcher").write_text("#!/bin/bash\nsetsid sleep 600 &\necho $! > left\nexit 65\n")
         (self.dir / "launcher").chmod(0o755)
         self.run_trainer(self.write_config(), "--supervise", "--", "./launcher", expect=65)
@@ -283,16 +283,16 @@ class Evaluation(Supervised):
         samples = [(self.dir / run / "samples.jsonl").read_text().count("\n") for run in ("run", "whole")]
         self.assertEqual(samples, [4, 4])
 
-    def test_a_signal_ends_a_validation_and_the_resumed_run_makes_up_for_it(self):
+    def test_a_resumed_run_repeats_an_interrupted_validation(self):
         self.check()
 
-    def test_a_signal_ends_questions_and_the_resumed_run_makes_up_for_them(self):
+    def test_a_resumed_run_repeats_interrupted_questions(self):
         question = {"context": "once", "choices": [" upon a", " time"], "label": 0}
         (self.dir / "many.jsonl").write_text((json.dumps(question) + "\n") * 5000)
         self.check(data_val="", eval_questions="many.jsonl", eval_max_questions=5000, eval_patience=0,
                    checkpoint_keep_best=False)
 
-    def test_a_signal_ends_a_sample_and_the_validation_before_it_counts_once(self):
+    def test_a_validation_before_an_interrupted_sample_counts_once(self):
         self.check(after='"kind":"val","step":2', kinds=("train", "train", "val"), data_val="data/val_*.bin",
                    eval_stride=0, sample_tokens=2000, optim_learning_rate=0)
         self.assertEqual(self.manifest(8)["state"]["best_validation"],
@@ -312,7 +312,7 @@ class Several(Supervised):
         maps = Path(f"/proc/{self.ranks()[0]}/maps").read_text()
         return os.listdir(re.search(r" (/\S*)/(?:vader|sm)_segment", maps)[1])
 
-    def test_ranks_that_are_killed_are_started_again_and_the_run_is_the_same(self):
+    def test_killed_ranks_are_restarted_and_the_run_is_the_same(self):
         changes = dict(ENDLESS, checkpoint_every_steps=20, parallel_deterministic_reduce=True, log_norms_every_steps=0)
         process = self.start("--supervise", "--nproc", 2, **changes)
         self.wait_for_commit(0)
@@ -353,7 +353,7 @@ class Several(Supervised):
                 process.send_signal(signal.SIGTERM)
                 self.ended(process, 75)
 
-    def test_ranks_that_stop_before_they_have_met_are_found(self):
+    def test_ranks_that_stop_before_the_rendezvous_are_detected(self):
         for supervised in (True, False):
             with self.subTest(supervised=supervised):
                 shutil.rmtree(self.dir / "run", ignore_errors=True)
@@ -439,7 +439,7 @@ class Several(Supervised):
                                 text=True, timeout=120, env=environment, capture_output=True)
         self.assertEqual(result.returncode, 0, result.stderr)
 
-    def test_a_launcher_that_starts_no_rank_is_an_error_with_a_sentence(self):
+    def test_a_launcher_that_starts_no_rank_is_reported(self):
         (self.dir / "mpirun").write_text("#!/bin/sh\nexit ${CODE}\n")
         (self.dir / "mpirun").chmod(0o755)
         config = self.write_config()

@@ -62,7 +62,7 @@ class Terminal(TrainerTest):
         self.assertNotIn("\x1b", terminal.raw)
         self.assertEqual(re.findall(r"^step (\d+)/200", terminal.screen.text(), re.M), ["1", "50", "100", "150", "200"])
 
-    def test_sizes_and_suspensions_leave_whole_blocks(self):
+    def test_resizing_and_suspending_leave_whole_blocks(self):
         terminal = self.start(**dict(OFTEN, train_max_steps=1_000_000, checkpoint_every_steps=0, eval_every_steps=0,
                                      sample_every_steps=0))
         terminal.wait_for(r"step \d+/1000000 \(")
