@@ -1,8 +1,8 @@
-"""Campaigns: faults are injected into runs of the trainer; python3 test/faults [--long] [--seed N] [NAME...]
+"""Fault-injection campaigns on training runs: python3 test/faults [--long] [--seed N] [NAME...]
 
-Without --long a sample of each campaign in a few minutes; with it every case, for hours, and a campaign that is not
-possible here counts as failed. A NAME is like test_kills.Kills.test_a_start. Sums up in Catch2's words, which
-scripts/test.sh reads.
+By default, runs a sample of each campaign in a few minutes. --long runs every case, which takes hours, and counts a
+campaign that cannot run on this machine as failed. A NAME is, for example, test_kills.Kills.test_a_start. The last line
+is a summary in Catch2's format, which scripts/test.sh parses.
 """
 import argparse
 import shutil
@@ -15,13 +15,13 @@ from campaign import OPTIONS, have_private_mounts
 
 parser = argparse.ArgumentParser(prog="python3 test/faults")
 parser.add_argument("--long", action="store_true", help="every case instead of a sample")
-parser.add_argument("--seed", type=int, default=1, help="of the samples and of random faults")
-parser.add_argument("names", nargs="*", metavar="NAME", help="file, class or test")
+parser.add_argument("--seed", type=int, default=1, help="seed for the samples and random faults")
+parser.add_argument("names", nargs="*", metavar="NAME", help="file, class or test to run")
 arguments = parser.parse_args()
 OPTIONS.update(long=arguments.long, seed=arguments.seed)
 print(f"seed {arguments.seed}", flush=True)
 have_private_mounts()
-memory = Path("/dev/shm")  # where fsync takes no time
+memory = Path("/dev/shm")  # fsync takes no time there
 if memory.is_dir() and shutil.disk_usage(memory).free > 2**30:
     tempfile.tempdir = str(memory)
 

@@ -1,4 +1,4 @@
-"""build/faulty_fs, mounted: a directory whose operations fail as they are told to."""
+"""build/faulty_fs, mounted: a directory whose operations fail according to rules."""
 import os
 import shutil
 import subprocess
@@ -11,7 +11,7 @@ PROGRAM = BUILD / "faulty_fs"
 
 
 def why_not():
-    """The reason why the file system cannot be mounted here, or nothing."""
+    """Returns the reason why the file system cannot be mounted here, or an empty string."""
     if not PROGRAM.exists():
         return "build/faulty_fs was not built: libfuse3 is missing"
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
@@ -22,7 +22,7 @@ def why_not():
 
 
 class FaultyFs:
-    """Mounted below `folder`: the files are in `backing`, without faults, and seen at `at`."""
+    """The file system, mounted at `at` below `folder`; `backing` has the same files without faults."""
 
     def __init__(self, folder):
         self.backing, self.at = Path(folder, "backing"), Path(folder, "faulty")
@@ -33,12 +33,12 @@ class FaultyFs:
         wait_until(lambda: (self.at / ".faults").exists(), "the file system was not mounted")
 
     def inject(self, rules=""):
-        """These rules instead of the ones so far."""
+        """Replaces the rules."""
         with open(self.at / ".faults", "wb", buffering=0) as control:
             control.write(rules.encode() or b" ")
 
     def injected(self):
-        """How many faults the rules have caused."""
+        """Returns the number of faults that the rules have caused."""
         return sum(int(line.split()[1]) for line in (self.at / ".faults").read_text().splitlines())
 
     def unmount(self):

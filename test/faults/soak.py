@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Three ranks on a file system with faults, and every few seconds a random fault: python3 test/faults/soak.py
+"""Soak test: three ranks on a faulty file system, with a random fault every few seconds: python3 test/faults/soak.py
 
-Whatever happens, a new checkpoint must follow each fault within two minutes, the run must end, and its log and weights
-must be those of a run without faults, bit for bit; then another run with another seed begins, until the minutes are
-over. The run is started again as `--supervise` does it, or by this program if the trainer was killed as a whole. A
-final exit code that the last fault does not explain fails the soak. Prints a table of the faults, as markdown.
+A new checkpoint must follow each fault within two minutes, and the run must end with the same log and weights, bit for
+bit, as a run without faults. Then another run with another seed begins, until the time is up. --supervise restarts the
+run; this program does so if the whole trainer was killed. A final exit code that the last fault does not explain fails
+the soak. Prints a table of the faults in Markdown.
 """
 import argparse
 import collections
@@ -27,28 +27,28 @@ from test_scripts import exit_codes
 from trainer import TRAINER, small_data, trainers_in
 
 RANKS = 3
-# Without norms, which are those of rank 0's own samples.
+# No norms: they depend on which samples rank 0 has.
 RUN = {**NANO, "model_n_layer": 2, "model_n_embd": 32, "checkpoint_every_steps": 40, "checkpoint_keep": 3,
        "eval_every_steps": 500, "sample_every_steps": 500, "log_norms_every_steps": 0, "parallel_silence_s": 4,
        "parallel_step_timeout_s": 20, "parallel_start_timeout_s": 40}  # mpirun may hang if a rank dies in MPI_Init
 RESTART = {code for code, (_, policy, _) in exit_codes().items() if policy != "final"}
-EXPLAINED = {"flipped byte": {65, 78}, "signal": {130, 143}}  # ends that are final: 78, other data than before
+EXPLAINED = {"flipped byte": {65, 78}, "signal": {130, 143}}  # final exit codes; 78: the data changed
 CRASHES = {128 + number for number in (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV)}
 PROGRESS_S = 120
 LEAST_AN_HOUR = 50  # faults of each class
 
 
 class Failure(Exception):
-    """A promise that was broken."""
+    """A requirement was violated."""
 
 
 def listening_ports(pids):
-    """The TCP ports that the processes listen at."""
+    """Returns the TCP ports on which the processes listen."""
     sockets = set()
     for pid in pids:
         try:
             sockets |= {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()}
-        except OSError:  # it has ended
+        except OSError:  # it has exited
             pass
     tables = [Path("/proc/net", name).read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
     return {int(place.rpartition(":")[2], 16) for table in tables for _, place, _, state, *_, inode in
@@ -61,13 +61,13 @@ class Soak:
         self.draws = random.Random(seed)
         self.steps = steps
         self.disk = FaultyFs(folder)
-        self.results = Campaign()  # for what runs left
+        self.results = Campaign()  # reads the files of runs
         self.results.dir = self.disk.backing
         shutil.copytree(small_data().name, self.disk.backing, dirs_exist_ok=True)
         keys = subprocess.run([TRAINER, "--help-config"], capture_output=True, text=True, check=True).stdout
         start_up = {"parallel_start_timeout_s": 20} if "parallel.start_timeout_s" in keys else {}
         self.results.write_config(**{**RUN, **start_up, "train_max_steps": steps})
-        self.segments = self.folder / "segments"  # of shared memory, which killed ranks leave behind
+        self.segments = self.folder / "segments"  # shared memory that killed ranks leave
         self.segments.mkdir()
         self.environment = {**MPI_ENVIRONMENT, "OMPI_MCA_btl_vader_backing_directory": str(self.segments)}
         self.seed = 0
@@ -75,7 +75,7 @@ class Soak:
         self.faults = collections.Counter()  # by class
         self.ends = collections.defaultdict(collections.Counter)  # class -> exit codes that followed
         self.went_on = collections.Counter()
-        self.said = {}  # class -> a sentence that followed
+        self.said = {}  # class -> a message that followed
         self.runs = self.missed = 0
         self.fault = self.fault_before = "none"
         self.classes = {"kill": self.kill, "stop": self.stop, "EIO": self.fail_with_eio, "ENOSPC": self.fill_disk,
@@ -89,7 +89,7 @@ class Soak:
         return f"run_{self.seed}"
 
     def begin_run(self):
-        """The next seed: first without faults and on one rank, whose bits are the same."""
+        """Starts a run with the next seed, after a reference run on one rank without faults, which has the same bits."""
         self.seed += 1
         command = [TRAINER, "config.json", *self.settings(f"whole_{self.seed}")]
         subprocess.run(command, cwd=self.disk.backing, check=True, stdout=subprocess.DEVNULL, env=MPI_ENVIRONMENT)
@@ -102,7 +102,7 @@ class Soak:
 
     def start(self):
         command = [*supervised(RANKS), "config.json", "--auto", *self.settings(self.run)]
-        self.sentences = []  # of the trainer, since this start
+        self.sentences = []  # messages of the trainer since this start
         self.process = subprocess.Popen(command, cwd=self.disk.at, stdout=self.log, stderr=self.log,
                                         env=self.environment, start_new_session=True)
 
@@ -119,7 +119,7 @@ class Soak:
         return ranks
 
     def look_after(self):
-        """Starts the run again if it has ended and its code allows that; true if it was complete."""
+        """Restarts the run if it has ended with a code that allows it. Returns true if the run was complete."""
         code = self.process.poll()
         said = self.said_so_far.read()
         new = [line for line in said.splitlines() if line.startswith("train_gpt: ")]
@@ -128,11 +128,11 @@ class Soak:
             self.said.setdefault(self.fault, new[0])
         if "internal error" in said:
             raise Failure(f"an internal error after {self.fault}: {self.sentences}")
-        # The supervisor says how the runs ended that it starts again.
+        # The supervisor logs the exit codes of the runs that it restarts.
         codes = list(map(int, re.findall(r"ended with exit code (\d+).*restarting", said)))
         codes += [] if code is None else [code]
         self.ends[self.fault].update(codes)
-        if CRASHES & set(codes) and self.fault not in ("kill", "stop"):  # MPI may abort where ranks die
+        if CRASHES & set(codes) and self.fault not in ("kill", "stop"):  # MPI may abort if ranks die
             raise Failure(f"the trainer crashed with exit code {codes} after {self.fault}")
         if code is None:
             return False
@@ -140,15 +140,15 @@ class Soak:
             self.check_result()
             return True
         was_killed = code < 0 or (code > 128 and code not in (130, 143))
-        # Tokens that were read wrongly may have been read ahead: then the next fault is there when they are used.
+        # Damaged tokens may have been prefetched, so that the next fault has begun when they are used.
         explained = EXPLAINED.get(self.fault, set()) | EXPLAINED.get(self.fault_before, set())
         if not was_killed and code not in RESTART | explained:
             raise Failure(f"exit code {code} after {self.fault}: {self.sentences}")
-        if code == 65 and not any("data/" in sentence for sentence in self.sentences):  # tokens are read once
+        if code == 65 and not any("data/" in sentence for sentence in self.sentences):  # tokens are read only once
             raise Failure(f"exit code 65 after {self.fault}: {self.sentences}")
         if not was_killed and not self.sentences and code not in (75, 130, 143):
-            raise Failure(f"exit code {code} without a sentence after {self.fault}")
-        self.wait_until_gone(self.ranks())  # of a launcher that was killed
+            raise Failure(f"exit code {code} without a message after {self.fault}")
+        self.wait_until_gone(self.ranks())  # ranks of a killed launcher
         self.start()
         return False
 
@@ -162,9 +162,9 @@ class Soak:
     def check_result(self):
         whole = f"whole_{self.seed}"
         if self.results.records(self.run) != self.results.records(whole):
-            raise Failure(f"the log of {self.run} differs from that of the run without faults")
+            raise Failure(f"the log of {self.run} differs from the log of the run without faults")
         if self.results.logical_state(self.steps, self.run) != self.results.logical_state(self.steps, whole):
-            raise Failure(f"the weights of {self.run} differ from those of the run without faults")
+            raise Failure(f"the weights of {self.run} differ from the weights of the run without faults")
         self.runs += 1
         print(f"so far {self.summary()}", flush=True)
         for run in (self.run, whole):
@@ -173,7 +173,7 @@ class Soak:
 
     # ---- the faults -------------------------------------------------------------------------------------------------
 
-    # Each takes the ranks and returns those that must end because of it.
+    # Each function takes the ranks and returns the ranks that must end because of the fault.
 
     def kill(self, ranks):
         victims = self.draws.choice([[self.draws.choice(ranks)], [self.draws.choice(ranks)], ranks, [self.process.pid]])
@@ -187,14 +187,14 @@ class Soak:
 
     def send_signal(self, ranks):
         number = self.draws.choice([signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
-        victim = self.process.pid if number == signal.SIGUSR1 else self.draws.choice(ranks)  # mpirun passes that one on
+        victim = self.process.pid if number == signal.SIGUSR1 else self.draws.choice(ranks)  # mpirun forwards SIGUSR1
         self.send(victim, number)
         return ranks if number != signal.SIGHUP else []
 
     def send(self, pid, number):
         try:
             os.kill(pid, number)
-        except ProcessLookupError:  # it has ended meanwhile
+        except ProcessLookupError:  # it has exited meanwhile
             pass
 
     def send_junk(self, ranks):
@@ -209,7 +209,7 @@ class Soak:
                         pass
 
     def has_begun(self):
-        """Whether a rank holds the run's lock: a start that finds no directory begins anew, as it should."""
+        """Returns whether a rank holds the run's lock. A start without a directory correctly begins a new run."""
         try:
             lock = (self.disk.backing / self.run / "lock").read_text()
         except OSError:
@@ -227,11 +227,11 @@ class Soak:
         run.rename(elsewhere)
         time.sleep(0.3)
         if run.exists():
-            raise Failure(f"{self.run} was made anew while it was moved away")
+            raise Failure(f"{self.run} was recreated while it was moved away")
         elsewhere.rename(run)
 
     def inject(self, action, calls, paths, times=1):
-        """On one of the calls and paths, soon."""
+        """Makes one of the calls on one of the paths fail soon."""
         self.disk.inject(f"call={self.draws.choice(calls)},path={self.draws.choice(paths)},"
                          f"nth={self.draws.randint(1, 3)},times={times},action={action}")
 
@@ -250,13 +250,13 @@ class Soak:
         self.inject(f"hang:{self.draws.uniform(0.2, 3):.2f}", ["read"], ["/run_*", "*", "/data/*"])
 
     def flip(self, _):
-        """Where a hash tells: not in the logs."""
+        """Flips a bit in a file that a hash protects; logs have none."""
         kind = self.draws.choice([("write", "*/tmp.*/shard_*"), ("write", "*/tmp.*/MANIFEST*"),
                                   ("read", "*/step_*/*"), ("read", "/data/*.bin")])
         self.inject("flip", [kind[0]], [kind[1]])
 
     def newest_commit(self):
-        """When the newest checkpoint was committed."""
+        """Returns when the newest checkpoint was committed."""
         times = [0]
         for path in self.disk.backing.glob("run_*/checkpoints/step_*/COMMIT"):
             try:
@@ -266,7 +266,7 @@ class Soak:
         return max(times)
 
     def inject_one(self, name):
-        """One fault, and what must follow: a new checkpoint, and the end of the fault."""
+        """Injects one fault, ends it, and requires a new checkpoint."""
         ranks = self.wait_for_ranks()
         for segment in self.segments.iterdir():
             if time.time() - segment.stat().st_mtime > 60:  # all ranks that need it have opened it
@@ -305,7 +305,7 @@ class Soak:
         for name in self.classes:
             if most > len(self.classes) and self.faults[name] < int(LEAST_AN_HOUR * minutes / 60):
                 raise Failure(f"only {self.faults[name]} faults of class {name}")
-        # The last run to its end.
+        # Let the last run finish.
         self.fault_before, self.fault = self.fault, "none"
         run, deadline = self.seed, time.monotonic() + 600
         while self.seed == run:
@@ -323,11 +323,11 @@ class Soak:
 
     def summary(self):
         how = "--supervise" if "--supervise" in supervised(RANKS) else "started again by the soak"
-        return f"{sum(self.faults.values())} faults, {self.missed} more that met no operation, {self.runs} runs of " \
-               f"{self.steps} steps by {RANKS} ranks ({how}) that ended with the bits of runs without faults"
+        return f"{sum(self.faults.values())} faults, {self.missed} not triggered, {self.runs} runs of " \
+               f"{self.steps} steps by {RANKS} ranks ({how}) with the same bits as without faults"
 
     def table(self):
-        lines = ["| class | faults | the run went on | exit codes | said, for example |", "|---|---|---|---|---|"]
+        lines = ["| class | faults | run continued | exit codes | example message |", "|---|---|---|---|---|"]
         for name in [*self.classes, "none"]:
             codes = ", ".join(f"{code}: {count}" for code, count in sorted(self.ends[name].items()))
             said = self.said.get(name, "").replace("|", "\\|").removeprefix("train_gpt: ")
@@ -339,12 +339,12 @@ class Soak:
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--minutes", type=float, default=60)
-    parser.add_argument("--faults", type=int, default=10**9, metavar="N", help="at most so many")
+    parser.add_argument("--faults", type=int, default=10**9, metavar="N", help="maximum number of faults")
     parser.add_argument("--steps", type=int, default=6000, help="of a run")
-    parser.add_argument("--every", type=float, default=2, metavar="S", help="seconds from one fault to the next")
+    parser.add_argument("--every", type=float, default=2, metavar="S", help="seconds between faults")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", action="append", metavar="CLASS", help="of faults, as the table names it; repeatable")
-    parser.add_argument("--out", type=Path, help="a file for the table")
+    parser.add_argument("--only", action="append", metavar="CLASS", help="only this class of faults; repeatable")
+    parser.add_argument("--out", type=Path, help="file for the table")
     arguments = parser.parse_args()
     have_private_mounts()
     if why_not():

@@ -1,7 +1,7 @@
-"""Damaged files of the newest checkpoint: the older one is used, and the run ends as if nothing had happened.
+"""Damaged files in the newest checkpoint: the run falls back to the older checkpoint and ends with the same result.
 
-test/runtime/checkpoint/test_checkpoint_damage.cpp damages every bit of a small checkpoint in one process; here the
-trainer meets damage of every kind when it starts.
+test/runtime/checkpoint/test_checkpoint_damage.cpp damages every bit of a small checkpoint in one process. These tests
+start the trainer on checkpoints with each kind of damage.
 """
 import random
 import shutil

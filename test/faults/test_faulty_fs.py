@@ -1,4 +1,4 @@
-"""Disks that cannot read, lose room, stall or flip bits, played by a file system of our own (faulty_fs.cpp)."""
+"""Disks that fail to read, fill up, stall or flip bits, simulated by a FUSE file system (faulty_fs.cpp)."""
 import shutil
 import signal
 import subprocess
@@ -25,7 +25,7 @@ class FaultyDisk(Campaign):
         self.dir = self.disk.backing
 
     def start_on_disk(self, run, *flags, rules="", **more):
-        """As start(), with the file system's faults."""
+        """Like start(), with faults of the file system."""
         self.disk.inject(rules)
         before, self.dir = self.dir, self.disk.at
         try:
@@ -35,13 +35,13 @@ class FaultyDisk(Campaign):
             self.disk.inject()
 
     def half_a_run(self, **changes):
-        """Killed after step 8, with checkpoints 3 and 6, of which the newer is then damaged by its disk."""
+        """Leaves a run killed after step 8, with checkpoints 3 and 6. The disk then damages the newer one."""
         self.write_config(**{**NANO, **changes})
         outcome = self.start("run", *FOREGROUND, faults="call=pwrite,path=*/run/metrics.jsonl,nth=10,action=kill")
         self.assertEqual(outcome.code, -signal.SIGKILL, outcome)
 
     def test_an_unreadable_sector_of_the_newest_checkpoint(self):
-        """The older one is used, and nothing is renamed: the disk may be readable again later."""
+        """The run uses the older checkpoint and renames nothing, as the disk may become readable again."""
         for name in ("shard_0000.bin", "MANIFEST.json", "COMMIT"):
             with self.subTest(name):
                 self.drop("run")
@@ -55,13 +55,13 @@ class FaultyDisk(Campaign):
                 self.check_same("run", self.whole, name)
 
     def test_an_unreadable_token_shard(self):
-        """From its middle on, at the start or while training: a message, and nothing but the input is to blame."""
+        """Reads fail from the middle of the shard, at startup or during training: the message blames the input only."""
         for nth in (1, 2, 3, 5):
             with self.subTest(nth=nth):
                 self.drop("run")
                 rules = f"call=read,path=/data/train_*,nth={nth},times=all,action=EIO"
                 outcome = self.start_on_disk("run", rules=rules)
-                if outcome.code != 0:  # it had read everything
+                if outcome.code != 0:  # otherwise it had read everything
                     self.check_sentence(outcome, f"read {nth}")
                     self.assertIn("train_000000.bin", outcome.error)
                 self.recover("run", outcome, self.whole, f"read {nth}")
@@ -77,8 +77,8 @@ class FaultyDisk(Campaign):
         self.check_changed_data(overwrite)
 
     def check_changed_data(self, change):
-        """A long run ends with a message about the file and a checkpoint, from which it goes on once the file is
-        back."""
+        """A long run reports the changed file, saves a checkpoint and exits; it continues once the file is
+        restored."""
         self.write_config(**{**NANO, "train_max_steps": 10**6, "checkpoint_every_steps": 10**5,
                              "eval_every_steps": 0, "sample_every_steps": 0})
         shard = self.dir / "data/train_000000.bin"
@@ -92,7 +92,7 @@ class FaultyDisk(Campaign):
             try:
                 code = process.wait(60)
             except subprocess.TimeoutExpired:
-                self.fail("it is trained on as if nothing had happened")
+                self.fail("training continues on the changed data")
             said.seek(0)
             outcome = Outcome(code, said.read(), "")
         shard.write_bytes(kept)
@@ -101,7 +101,7 @@ class FaultyDisk(Campaign):
         self.assertEqual(len(list(self.dir.glob("run/checkpoints/step_*"))), 1, outcome)
 
     def test_a_bit_flipped_on_write_keeps_the_valid_checkpoint(self):
-        """With checkpoint.keep=1: before the older one is deleted the newer one is read again."""
+        """With checkpoint.keep=1, the newer checkpoint is read back before the older one is deleted."""
         for name in ("shard_0000.bin", "shard_0000.bin.json", "MANIFEST.json*", "COMMIT*"):
             with self.subTest(name):
                 self.drop("run")
@@ -126,7 +126,7 @@ class FaultyDisk(Campaign):
                     self.assertIn("check this machine's memory and disk", outcome.error)
                     self.assertFalse(list(self.dir.glob("run/checkpoints/damaged*")))
                 elif outcome.code != 0:
-                    self.assertIn(outcome.code, (65, 66, 78), outcome)  # 78: other data than before
+                    self.assertIn(outcome.code, (65, 66, 78), outcome)  # 78: the data changed
                     self.assertIn("train_gpt: ", outcome.error)
                     outcome = self.start("run", "--auto")
                     self.assertEqual(outcome.code, 0, outcome)
@@ -159,7 +159,7 @@ class FaultyDisk(Campaign):
         self.assertTrue(list(self.dir.glob("elsewhere/checkpoints/step_*")))
 
     def test_a_run_directory_moved_while_a_run_starts(self):
-        """It is not taken for one without checkpoints or logs, and goes on where it was once it is back."""
+        """The directory is not mistaken for an empty one, and the run continues once it is back."""
         self.half_a_run()
         for call, path in (("open", "*/step_00000006/MANIFEST.json"), ("open", "*/run/metrics.jsonl"),
                            ("rename", "*/run/config.json*")):

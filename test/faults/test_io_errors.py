@@ -1,4 +1,4 @@
-"""Errors of the file system at every operation of a run: no committed step is lost, and the run continues."""
+"""File system errors at every operation of a run: no committed step is lost, and the run continues."""
 import itertools
 import os
 import re
@@ -11,13 +11,13 @@ from trainer import wait_until
 
 class IoErrors(Campaign):
     def cases(self, operations, count):
-        """(operation, its number, rules): each error of each operation, once and from then on."""
+        """Yields (operation, number, rules) for each error of each operation, both once and persistent."""
         numbered, seen = [], {}
         for operation in operations:
             seen[operation.call] = seen.get(operation.call, 0) + 1
             numbered.append((operation, seen[operation.call]))
         chosen = []
-        for call in sorted(seen):  # a sample has operations of each kind
+        for call in sorted(seen):  # a sample includes every kind of operation
             of_call = [entry for entry in numbered if entry[0].call == call]
             chosen += sample(itertools.product(of_call, ERRORS, ("1", "all")), count)
         self.say(f"{len(chosen)} errors")
@@ -26,7 +26,7 @@ class IoErrors(Campaign):
                 for (operation, nth), error, times in chosen]
 
     def is_during_training(self, operations, operation):
-        """After the start and before the last save, so that the run must go on."""
+        """Returns whether the operation is after startup and before the last save, so that the run must continue."""
         begin = next(i for i, other in enumerate(operations) if other.call == "pwrite" and "metrics" in other.path)
         end = max(i for i, other in enumerate(operations) if other.call == "pwrite" and "metrics" in other.path)
         return begin <= operations.index(operation) <= end
@@ -61,7 +61,7 @@ class IoErrors(Campaign):
                 self.recover("case", outcome, whole, rules)
 
     def half_a_run(self):
-        """The result of a whole run, and a run that was killed after step 8, with checkpoints 3 and 6."""
+        """Returns the result of a complete run, and leaves a run killed after step 8 with checkpoints 3 and 6."""
         self.start("whole")
         rules = f"call=pwrite,path={self.dir}/half/metrics.jsonl,nth=10,action=kill"
         outcome = self.start("half", *FOREGROUND, faults=rules)
@@ -159,7 +159,7 @@ class IoErrors(Campaign):
     def test_a_slow_save_is_reported_once(self):
         self.write_config(**{**NANO, "train_max_steps": 600, "checkpoint_every_steps": 400, "checkpoint_keep": 1,
                              "eval_every_steps": 0, "sample_every_steps": 0})
-        # For the program half a minute passes, as by another clock.
+        # The program's clock advances by half a minute.
         outcome = self.start("case", faults="call=fsync,path=*/tmp.00000400*/shard_0000.bin,action=late:31")
         self.assertEqual(outcome.code, 0, outcome)
         self.assertEqual(outcome.out.count("the save of step 400 has not finished after"), 1, outcome)
@@ -198,7 +198,7 @@ class IoErrors(Campaign):
     def test_a_run_on_a_disk_without_locks_refreshes_its_lock_file(self):
         self.write_config(**{**NANO, "train_max_steps": 10**6, "checkpoint_every_steps": 200, "eval_every_steps": 0,
                              "sample_every_steps": 0})
-        # During each save 11 seconds pass, as by another clock: the signs are 10 apart.
+        # The program's clock advances by 11 s during each save; the lock file is refreshed every 10 s.
         faults = "call=flock,times=all,action=ENOSYS;call=fsync,path=*/tmp.*/shard_0000.bin,times=all,action=late:11"
         process = subprocess.Popen(self.command("case"), cwd=self.dir, stdout=subprocess.DEVNULL,
                                    env=self.environment(faults))
@@ -207,21 +207,21 @@ class IoErrors(Campaign):
         wait_until(lambda: list(self.dir.glob("case/checkpoints/step_*")), "no checkpoint")
         lock = self.dir / "case/lock"
         os.utime(lock, (0, 0))
-        wait_until(lambda: lock.stat().st_mtime > 0, "no sign of life", 20)
+        wait_until(lambda: lock.stat().st_mtime > 0, "the lock file was not refreshed", 20)
 
     def test_training_continues_while_a_save_hangs(self):
-        """With --long for so long that the run warns of it."""
+        """With --long, the save hangs long enough for a warning."""
         hang_s = 40 if OPTIONS["long"] else 2
         self.write_config(**{**NANO, "train_max_steps": 2000, "checkpoint_every_steps": 0})
         self.start("case")
         times = {record["step"]: record["time"] for record in self.records("case", "train", without=())}
         every_steps = int((hang_s + 2) * 1999 / (times[2000] - times[1]))
-        # A log of more than 4 MiB, as here after so long, is synced by the steps themselves.
+        # Steps sync a log of more than 4 MiB themselves; this log grows that large.
         for file in ("shard_0000.bin",) if OPTIONS["long"] else ("metrics.jsonl", "shard_0000.bin"):
             with self.subTest(file):
                 self.drop("case")
                 self.write_config(**{**NANO, "train_max_steps": 2 * every_steps, "checkpoint_every_steps": every_steps})
-                nth = 2 if file == "metrics.jsonl" else 1  # behind the one when the file is opened
+                nth = 2 if file == "metrics.jsonl" else 1  # the first sync is at opening
                 outcome = self.start("case", faults=f"call=fsync,path=*/{file},nth={nth},action=hang:{hang_s}",
                                      seconds=6 * hang_s + 60)
                 self.assertEqual(outcome.code, 0, outcome)
@@ -247,7 +247,7 @@ class IoErrors(Campaign):
                 self.assertEqual(self.records("case"), whole["records"])
 
     def test_a_checkpoint_whose_directory_could_not_be_synced_is_not_committed(self):
-        """Its name would not survive a power cut."""
+        """A power cut could lose its name."""
         operations = self.operations("whole")
         whole = self.result("whole")
         syncs = [operation for operation in operations

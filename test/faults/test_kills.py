@@ -1,4 +1,4 @@
-"""SIGKILL at every operation on files, and at random times: the run continues from its newest committed step."""
+"""SIGKILL at every file operation and at random times: the run continues from its newest committed step."""
 import itertools
 import os
 import random
@@ -15,7 +15,7 @@ from trainer import trainers_in, wait_until
 
 class Kills(Campaign):
     def places(self, operations, count):
-        """Before each of the operations, and after each that changed something."""
+        """Returns the places to kill: before each operation, and after each one that changed something."""
         kinds = [(nth, "kill") for nth in range(1, len(operations) + 1)]
         changing = ("write", "pwrite", "fallocate", "ftruncate", "fsync", "rename", "unlink", "mkdir", "rmdir")
         kinds += [(nth, "kill_after") for nth, operation in enumerate(operations, 1) if operation.call in changing]
@@ -50,7 +50,7 @@ class Kills(Campaign):
         self.check_kills(self.places(operations, 40), "--auto", before="half")
 
     def test_a_run_may_be_killed_repeatedly(self):
-        """Each start at one of its first operations after the resume, so that little progress is made between."""
+        """Kills each start at one of its first operations after the resume, so that it makes little progress."""
         self.start("whole")
         whole = self.result("whole")
         draws = random.Random(OPTIONS["seed"])
@@ -99,18 +99,18 @@ class KilledRanks(Campaign):
             process.wait(60)
             deadline = time.monotonic() + 60
             while trainers_in(self.dir):
-                self.assertLess(time.monotonic(), deadline, "a rank is left")
+                self.assertLess(time.monotonic(), deadline, "a rank is still running")
                 time.sleep(0.05)
 
     def send(self, pids, number):
         for pid in pids:
             try:
                 os.kill(pid, number)
-            except ProcessLookupError:  # it has just ended
+            except ProcessLookupError:  # it has just exited
                 pass
 
     def test_a_rank_that_is_stopped_at_the_end_is_noticed(self):
-        """After the last checkpoint, while the ranks leave the run, which they do together."""
+        """The rank is stopped after the last checkpoint, while all ranks shut down together."""
         self.write_config(**{**self.changes, "parallel_silence_s": 3, "parallel_step_timeout_s": 10,
                              "train_max_steps": 300, "checkpoint_every_steps": 0})
         command = [*supervised(self.ranks), "config.json", "--auto", "--set", "run.dir=case"]
@@ -126,13 +126,13 @@ class KilledRanks(Campaign):
             process.communicate(timeout=60)
         except subprocess.TimeoutExpired:
             self.send(ranks, signal.SIGKILL)
-            self.fail("nothing has ended 60 s after a rank was stopped")
+            self.fail("the run did not end within 60 s after a rank was stopped")
 
     def test_a_rank_may_be_killed_at_any_operation_of_a_save(self):
         operations = self.operations("whole", ranks=self.ranks)
         whole = self.result("whole")
         saving = sum("/checkpoints" in operation.path for operation in operations)
-        of_rank_1 = sum("/shard_0001" in operation.path for operation in operations) // 2  # rank 0 opens its files too
+        of_rank_1 = sum("/shard_0001" in operation.path for operation in operations) // 2  # rank 0 opens them too
         places = [(nth, 0) for nth in range(1, saving - of_rank_1)] + [(nth, 1) for nth in range(1, of_rank_1)]
         places = sample(places, 6)
         self.say(f"{len(places)} kills")
@@ -146,7 +146,7 @@ class KilledRanks(Campaign):
 
 class Signals(Campaign):
     def test_a_signal_during_a_save_ends_with_a_checkpoint(self):
-        """While the save's thread or, in the foreground, the trainer waits for the disk."""
+        """The signal comes while the save's thread or, for a foreground save, the trainer waits for the disk."""
         self.start("whole")
         whole = self.result("whole")
         cases = [([], "metrics.jsonl"), ([], "shard_0000.bin"), ([], "COMMIT*"), (FOREGROUND, "shard_0000.bin"),
@@ -154,7 +154,7 @@ class Signals(Campaign):
         for (flags, file), number in itertools.product(cases, (signal.SIGTERM, signal.SIGINT)):
             with self.subTest(flags, file=file, signal=number):
                 self.drop("case")
-                nth = 2 if file == "metrics.jsonl" else 1  # behind the one when the file is opened
+                nth = 2 if file == "metrics.jsonl" else 1  # the first sync is at opening
                 rules = f"call=fsync,path=*/{file},nth={nth},action=hang:0.7"
                 process = subprocess.Popen(self.command("case", *flags), cwd=self.dir, text=True,
                                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

@@ -1,4 +1,4 @@
-"""A long run takes no more files, threads and memory at its end than near its beginning."""
+"""A long run uses no more files, threads and memory at its end than near its beginning."""
 import os
 import re
 import subprocess
@@ -9,18 +9,18 @@ from campaign import NANO, OPTIONS, Campaign
 
 
 def usage(pid):
-    """Open files, threads, and resident KiB of a process; None if it has ended."""
+    """Returns open files, threads and resident KiB of a process, or None if it has exited."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
         return len(os.listdir(f"/proc/{pid}/fd")), *(int(re.search(rf"^{key}:\s+(\d+)", status, re.M)[1])
                                                      for key in ("Threads", "VmRSS"))
-    except (OSError, TypeError):  # the latter: without memory any more
+    except (OSError, TypeError):  # TypeError: it has released its memory
         return None
 
 
 class LongRuns(Campaign):
     def test_files_threads_and_memory_do_not_grow(self):
-        """With --long for 1,000 checkpoints and 100,000 steps."""
+        """With --long: 1,000 checkpoints and 100,000 steps."""
         steps = 100_000 if OPTIONS["long"] else 4_000
         self.write_config(**{**NANO, "train_max_steps": steps, "checkpoint_every_steps": 100,
                              "eval_every_steps": 1000, "sample_every_steps": 1000})
@@ -38,7 +38,7 @@ class LongRuns(Campaign):
         early, late = ([max(values) for values in zip(*part)] for part in
                        (samples[quarter:2 * quarter], samples[-quarter:]))
         print(f"{steps} steps, {steps // 100} checkpoints: files, threads, KiB {early}, at the end {late}", flush=True)
-        self.assertLessEqual(late[0], early[0] + 1)  # a file may happen to be open at a sample
+        self.assertLessEqual(late[0], early[0] + 1)  # a file may be open at the time of a sample
         self.assertLessEqual(late[1], early[1] + 1)
-        # The first few thousand steps fill what is then reused.
+        # The first few thousand steps fill buffers that are then reused.
         self.assertLessEqual(late[2], early[2] + (1024 if OPTIONS["long"] else 4096))

@@ -1,4 +1,4 @@
-"""Power cuts: a step that was reported as committed is on the disk, whatever else is not."""
+"""Power cuts: every step that was reported as committed is on the disk."""
 import random
 import re
 import shutil
@@ -15,17 +15,17 @@ IMAGE_MIB = 48
 
 
 class CrashStates(Campaign):
-    """What the file system may have kept of the operations that the trainer made (crash_states.cpp)."""
+    """Disk states that are possible after a power cut during the trainer's operations (crash_states.cpp)."""
 
     changes = {**Campaign.changes, "checkpoint_every_steps": 1}
 
     def record(self, ranks=1, **changes):
-        """The log of a run's operations, in lines; what it printed is in `said`."""
+        """Returns the log of a run's operations as lines; the file `said` has its output."""
         self.write_config(**{**self.changes, **changes})
         log = self.dir / "log"
         faults = f"path={self.dir},action=log;path={self.dir}/run*,action=log;call=fflush,action=log"
         trainer = self.command("run")
-        command = ["sh", "-c", 'exec "$0" "$@" > said', *trainer]  # a file, whose size says what was printed by when
+        command = ["sh", "-c", 'exec "$0" "$@" > said', *trainer]  # the file's size shows what was printed when
         if ranks > 1:
             command = ["mpirun", "-np", "1", *command, ":", "-np", str(ranks - 1), *trainer]
         subprocess.run(command, cwd=self.dir, check=True, timeout=120, stdout=subprocess.DEVNULL,
@@ -33,7 +33,7 @@ class CrashStates(Campaign):
         return log.read_text().splitlines(keepends=True)
 
     def crash(self, log, states):
-        """Tries so many states of the disk; the result of crash_states."""
+        """Checks `states` disk states; returns the result of crash_states."""
         (self.dir / "log").write_text("".join(log))
         command = [BUILD / "crash_states", "log", "said", self.dir / "run", "scratch", states, OPTIONS["seed"]]
         return subprocess.run(list(map(str, command)), cwd=self.dir, capture_output=True, text=True)
@@ -47,7 +47,7 @@ class CrashStates(Campaign):
         self.say(result.stdout.strip())
 
     def test_each_sync_of_a_save_is_needed(self):
-        """A protocol that lacks one of them loses a reported step: shown by the log of a run, without those lines."""
+        """Without any one of the syncs, a reported step can be lost: checked by deleting its lines from a run's log."""
         log = self.record(checkpoint_keep=1)
         after_commit = [i + next(k for k, line in enumerate(log[i:]) if line.startswith("fsync"))
                         for i, line in enumerate(log) if line.startswith("rename") and "/COMMIT\t" in line]
@@ -74,10 +74,10 @@ class CrashStates(Campaign):
 
 
 class Prepare(Campaign):
-    """What prepare names is on the disk, as the order of its operations shows."""
+    """The order of prepare's operations shows that everything it names is on the disk."""
 
     def prepare(self, lines):
-        """The operations of a prepare that replaces an older data set."""
+        """Returns the operations of a prepare that replaces an older data set."""
         (self.dir / "new.txt").write_text(generated_text(lines))
         log = self.dir / "log"
         log.unlink(missing_ok=True)
@@ -90,7 +90,7 @@ class Prepare(Campaign):
     def test_shards_are_on_the_disk_before_they_are_named(self):
         out, record = self.dir / "out", self.dir / "out/dataset.json"
         for lines in (200, 300):
-            unsynced = set()  # files whose bytes and directories whose names a power cut may take
+            unsynced = set()  # files and directories whose bytes or names a power cut may lose
             begun, removed, moved = set(), set(), 0
             old_record_may_stand = record.exists()
             self.assertEqual(old_record_may_stand, lines == 300)
@@ -110,7 +110,7 @@ class Prepare(Campaign):
                     self.assertNotIn(path, unsynced, "a name precedes the bytes")
                     if target == record:
                         self.assertNotIn(out, unsynced, "the record precedes the shards' names")
-                        unsynced.add(record)  # until its name is on the disk
+                        unsynced.add(record)  # until its name is synced
                     elif target.parent == out and path.suffix == ".bin":
                         self.assertFalse(old_record_may_stand, "new shards next to the older record")
                         moved += 1
@@ -120,7 +120,7 @@ class Prepare(Campaign):
 
 
 def may_mount_loop_devices():
-    """A reason why not, or nothing."""
+    """Returns a reason why not, or an empty string."""
     if not shutil.which("mkfs.ext4"):
         return "there is no mkfs.ext4"
     if not have_private_mounts():
@@ -130,7 +130,7 @@ def may_mount_loop_devices():
 
 @unittest.skipIf(may_mount_loop_devices(), may_mount_loop_devices())
 class LoopDevice(Campaign):
-    """ext4 on an image whose bytes are copied while the trainer is stopped: dirty pages are lost in the copy."""
+    """ext4 on an image that is copied while the trainer is stopped; the copy lacks dirty pages."""
     changes = {**Campaign.changes, "train_max_steps": 60, "checkpoint_every_steps": 3, "checkpoint_keep": 2}
 
     def mount(self, image, folder):
@@ -145,7 +145,7 @@ class LoopDevice(Campaign):
         (self.dir / folder).rmdir()
 
     def copy_of_disk(self):
-        """Twice, until nothing was written in between: the disk as it was at one moment."""
+        """Copies the disk until nothing was written during the copy, so that the copy is a state of one moment."""
         while True:
             shutil.copy(self.dir / "disk", self.dir / "copy")
             if digest(self.dir / "copy") == digest(self.dir / "disk"):

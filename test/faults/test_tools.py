@@ -1,4 +1,4 @@
-"""The injector and the faulty file system do what their rules say, so that no campaign passes for want of faults."""
+"""The injector and the faulty file system follow their rules, so that no campaign passes for lack of faults."""
 import os
 import subprocess
 import tempfile
@@ -22,7 +22,7 @@ class Folder(unittest.TestCase):
 
 class Injector(Folder):
     def copy(self, faults, code=0):
-        """Copies a file by dd, whose reads and writes are 1000 bytes; the copy."""
+        """Copies a file with dd in blocks of 1000 bytes; returns the copy."""
         (self.dir / "from").write_bytes(CONTENT)
         (self.dir / "to").unlink(missing_ok=True)
         environment = {"LC_ALL": "C", "LD_PRELOAD": INJECTOR, "FAULTS": faults, "FAULTS_LOG": self.dir / "log"}

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the seeds of test/fuzz/corpus/: a few small sound inputs per parser, from which the fuzzer starts.
+"""Writes the seeds in test/fuzz/corpus/: a few small valid inputs per parser, from which the fuzzer starts.
 
     test/fuzz/make_seeds.py
 """
@@ -33,7 +33,7 @@ def crc32c(data):
 
 
 def manifest():
-    """A checkpoint of a matrix and a vector in one shard file of 28 bytes."""
+    """Returns the manifest of a checkpoint with a matrix and a vector in one shard file of 28 bytes."""
     state = {"updates": 2, "cursor": 24, "loss_scale": {
         "scale": 0.5, "good_steps": 2, "hysteresis_left": 1, "skipped_in_a_row": 0, "total_skipped": 1,
         "last_good_step": 3}, "device_choices": "x", "trained_s": 1.5,
@@ -98,7 +98,7 @@ def varint(number):
 
 
 def thrift(fields):
-    """A struct in Thrift's compact protocol of {id: value}: numbers (as int64), texts, lists of one type, structs."""
+    """Encodes {id: value} in Thrift's compact protocol. Values: int64, text, lists of one type, structs."""
     def value_of(value):
         if isinstance(value, int):
             return 6, varint(value << 1)
@@ -117,11 +117,11 @@ def thrift(fields):
 
 
 def uncompressed_parquet():
-    """A row group with a plain page and one with a dictionary: pages that mutations change without damaging them."""
+    """Returns a Parquet file with a plain and a dictionary page, uncompressed so that mutations leave them readable."""
     texts = b"".join(struct.pack("<I", len(text)) + text for text in (b"one", b"two two"))
-    levels = struct.pack("<I", 2) + bytes([3, 0b101])  # a group of packed bits: a value, a null, a value
+    levels = struct.pack("<I", 2) + bytes([3, 0b101])  # bit-packed group: value, null, value
     plain = thrift({1: 0, 2: len(levels + texts), 3: len(levels + texts), 5: {1: 3, 2: 0, 3: 3, 4: 3}}) + levels + texts
-    indices = bytes([1, 3, 0b10])  # of one bit: 0 and 1
+    indices = bytes([1, 3, 0b10])  # 1 bit each: 0 and 1
     dictionary = thrift({1: 2, 2: len(texts), 3: len(texts), 7: {1: 2, 2: 0}}) + texts
     indexed = thrift({1: 0, 2: len(levels + indices), 3: len(levels + indices), 5: {1: 3, 2: 8, 3: 3, 4: 3}})
     indexed += levels + indices
@@ -175,7 +175,7 @@ def data_seeds():
 
 
 def printable_bytes():
-    """GPT-2's character for each byte."""
+    """Returns GPT-2's character for each byte."""
     prints = [*range(33, 127), *range(0xa1, 0xad), *range(0xae, 256)]
     others = [byte for byte in range(256) if byte not in prints]
     return {**{byte: chr(byte) for byte in prints}, **{byte: chr(256 + i) for i, byte in enumerate(others)}}
