@@ -89,7 +89,7 @@ class Soak:
         return f"run_{self.seed}"
 
     def begin_run(self):
-        """Starts a run with the next seed, after a reference run on one rank without faults, which has the same bits."""
+        """Starts a run with the next seed, after a reference run on one rank without faults, which has equal bits."""
         self.seed += 1
         command = [TRAINER, "config.json", *self.settings(f"whole_{self.seed}")]
         subprocess.run(command, cwd=self.disk.backing, check=True, stdout=subprocess.DEVNULL, env=MPI_ENVIRONMENT)

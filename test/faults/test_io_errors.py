@@ -95,7 +95,7 @@ class IoErrors(Campaign):
                 rules = f"call={call},path={self.dir}/case{'/' * bool(path)}{path},times=all,action={error}"
                 outcome = self.start("case", "--auto", faults=rules)
                 if outcome.code == 0:
-                    self.assertGreater(outcome.first_step(), 6, f"started anew with {rules}\n{outcome}")
+                    self.assertGreater(outcome.first_step(), 6, f"started over with {rules}\n{outcome}")
                 else:
                     self.check_sentence(outcome, rules)
                     self.assertEqual({name.replace("case", "half"): digest for name, digest in

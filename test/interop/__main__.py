@@ -1,13 +1,13 @@
-"""Runs the tests of this folder, which compare train_gpt with real programs and libraries from PyPI: make interop
+"""Tests that compare train_gpt with real programs and libraries from PyPI: make interop
 
     python3 test/interop [NAME ...]        (python3 test/interop test_transformers: only that file)
 
-By hand, as it downloads. A file test_*.py has a list REQUIREMENTS: each element is a list of arguments of pip install,
-like [["transformers==4.*", "torch"], ["transformers==5.*", "torch"]], and the file's tests run once with each, in a
-virtual environment of its own. Environments are kept in build/interop/ and made again if their list changes. What was
-installed in each is written to build/interop/versions.txt, to be recorded with the result.
+Not part of `make test`, as they download packages. Each file test_*.py has a list REQUIREMENTS of argument lists for
+pip install, such as [["transformers==4.*", "torch"], ["transformers==5.*", "torch"]]. Its tests run once per element,
+in a separate virtual environment. Environments are kept in build/interop/ and rebuilt when their list changes. The
+installed versions are written to build/interop/versions.txt, to be recorded with the result.
 
-Exit codes: 0 every test passed; 1 one failed or an environment could not be made; 64 there is no such file.
+Exit codes: 0 all tests passed; 1 a test failed or an environment could not be created; 64 no such file.
 """
 import ast
 import hashlib
@@ -23,7 +23,7 @@ PLACE = ROOT / "build/interop"
 
 
 def requirements_of(file):
-    """The value of REQUIREMENTS, without running the file: what it imports may not be here."""
+    """Returns REQUIREMENTS without running the file, whose imports may not be installed here."""
     for node in ast.parse(file.read_text("utf-8")).body:
         if isinstance(node, ast.Assign) and [getattr(target, "id", "") for target in node.targets] == ["REQUIREMENTS"]:
             return ast.literal_eval(node.value)
@@ -31,7 +31,7 @@ def requirements_of(file):
 
 
 def environment(requirements):
-    """The Python of a virtual environment with these requirements; it is made if it is not there. None: pip failed."""
+    """Returns the Python of a virtual environment with these requirements, created if needed; None if pip failed."""
     folder = PLACE / hashlib.sha256(repr(requirements).encode()).hexdigest()[:12]
     python, complete = folder / "bin/python", folder / "complete"
     if not complete.exists():

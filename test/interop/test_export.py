@@ -1,4 +1,4 @@
-"""An exported directory in transformers: the tokenizer, its limits, generation, and the way back."""
+"""An exported directory in transformers: the tokenizer, its limits, generation, and importing it again."""
 import json
 import unittest
 import warnings
@@ -46,7 +46,7 @@ class Export(TrainerTest):
         made = AutoModelForCausalLM.from_pretrained(self.dir / "hf").generate(
             **tokenizer("The", return_tensors="pt"), eos_token_id=None)
         self.assertEqual(made.shape[1], POSITIONS)
-        # Longer than the model can read: the pipeline drops the beginning, and what is new fits.
+        # Longer than the model can read: the pipeline drops the beginning, so that new tokens fit.
         made = generate(self.text, handle_long_generation="hole", max_new_tokens=8, return_full_text=False)
         self.assertLessEqual(len(tokenizer(made[0]["generated_text"])["input_ids"]), 8)
 

@@ -1,4 +1,4 @@
-"""The recipes, as programs, send a run's numbers through the real packages of MLflow and Weights & Biases."""
+"""The recipes, run as programs, log a run's metrics with the real packages of MLflow and Weights & Biases."""
 import json
 import os
 import signal
@@ -17,7 +17,7 @@ SHORT = {"train_max_steps": 12, "eval_every_steps": 3, "eval_batches": 1, "log_n
 
 
 def wandb_records(data):
-    """Of an offline run's file: LevelDB's log format (blocks of 32 KiB; checksum, length, kind) behind 7 bytes."""
+    """Yields an offline run's records: LevelDB's log format (32 KiB blocks; checksum, length, kind) after 7 bytes."""
     place, pieces = 7, b""
     while place + 7 <= len(data):
         if 32768 - place % 32768 < 7:
@@ -26,7 +26,7 @@ def wandb_records(data):
         _, size, kind = struct.unpack_from("<IHB", data, place)
         pieces += data[place + 7:place + 7 + size]
         place += 7 + size
-        if kind in (1, 4):  # whole, or the last of several
+        if kind in (1, 4):  # a whole record or its last fragment
             record = wandb_internal_pb2.Record()
             record.ParseFromString(pieces)
             yield record
@@ -37,7 +37,7 @@ class Followers(TrainerTest):
     def follow(self, script, until, **environment):
         follower = subprocess.Popen([sys.executable, ROOT / "scripts" / script, "run"], cwd=self.dir,
                                     env={**ENVIRONMENT, **environment}, stdout=subprocess.DEVNULL,
-                                    # As in a terminal: a program in a shell's background ignores Ctrl-C.
+                                    # As on a terminal: background programs of a shell ignore Ctrl-C.
                                     preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
         begin = time.monotonic()
         while not until():
@@ -50,7 +50,7 @@ class Followers(TrainerTest):
     def test_mlflow_in_a_file_store(self):
         self.train(**SHORT)
         store = f"file://{self.dir}/mlruns"
-        os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"  # from version 3.7 on
+        os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"  # required since version 3.7
 
         def history():
             runs = MlflowClient(store).search_runs(["0"]) if (self.dir / "mlruns").exists() else []

@@ -1,4 +1,4 @@
-"""An exported model in lm-evaluation-harness: the figures of `eval` are the same, and so is each log-likelihood."""
+"""lm-evaluation-harness on an exported model gives the metrics and each log-likelihood of `eval`."""
 import json
 import math
 import sys

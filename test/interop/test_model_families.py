@@ -1,5 +1,5 @@
-"""Models of each family in transformers: what is exported opens there and computes the same, and what transformers
-saves comes back with the same bits."""
+"""Models of each family in transformers: an exported model opens there and computes the same; a model that
+transformers saves is imported with the same bits."""
 import unittest
 import warnings
 

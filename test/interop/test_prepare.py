@@ -1,4 +1,4 @@
-"""prepare against pyarrow and tiktoken, with the same data"""
+"""prepare compared with pyarrow and tiktoken on the same data"""
 import array
 import json
 import random
@@ -26,7 +26,7 @@ class Prepare(unittest.TestCase):
         self.dir = Path(temporary.name)
 
     def tokens(self, path, tokenizer, *options):
-        """The tokens of the only shard that prepare makes of a file."""
+        """Returns the tokens of the single shard that prepare makes from a file."""
         subprocess.run([TRAINER, "prepare", "--tokenizer", tokenizer, "--val-fraction", "0", "--force", *options, path,
                         "--out", self.dir / "out"], check=True, stdout=subprocess.DEVNULL)
         ids = array.array("H")
@@ -40,7 +40,7 @@ class Prepare(unittest.TestCase):
             texts = ["".join(choose.choices(alphabet, k=choose.choice([0, 1, 7, 300])))
                      for _ in range(choose.choice([1, 9, 50]))]
             rows = [choose.choice([None, *texts]) if choose.random() < 0.3 else choose.choice(texts)
-                    for _ in range(choose.choice([1, 8, 9, 1000, 5000]))] + ["end"]  # not all of them null
+                    for _ in range(choose.choice([1, 8, 9, 1000, 5000]))] + ["end"]  # not all null
             kind = choose.choice([pyarrow.string(), pyarrow.large_string()])
             table = pyarrow.table({"n": list(range(len(rows))), "body": pyarrow.array(rows, kind)})
             options = {"compression": choose.choice(["none", "snappy", "gzip", "zstd"]),

@@ -1,4 +1,4 @@
-"""The view on a real terminal emulator, pyte: what it draws is one whole block after whatever happens to the screen."""
+"""The progress view in the terminal emulator pyte: it stays one whole block, whatever happens to the screen."""
 import re
 
 import pyte
@@ -25,7 +25,7 @@ class Emulated(TrainerTest):
                 shown = [line.rstrip() for line in screen.display]
                 while shown and not shown[-1]:
                     shown.pop()
-                # Our own emulator, with which the other tests look, sees the same lines.
+                # The emulator of the other tests shows the same lines.
                 own = [line.rstrip() for line in terminal.screen.lines]
                 while own and not own[-1]:
                     own.pop()

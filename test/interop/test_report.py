@@ -1,7 +1,7 @@
-"""The page of `train_gpt report` in a real browser: headless Chromium (apt-get install chromium), driven over its
-DevTools protocol with a mouse and a finger. Every error on the console is a failure.
+"""The page of `train_gpt report` in headless Chromium (apt-get install chromium), driven over its DevTools protocol
+with mouse and touch input. Every error on the console is a failure.
 
-    REPORT_SCREENSHOTS=folder python3 test/interop test_report      also leaves screenshots there
+    REPORT_SCREENSHOTS=folder python3 test/interop test_report      also saves screenshots
 """
 import base64
 import json
@@ -31,7 +31,7 @@ DESKTOP, PHONE = (1320, 900), (390, 844)
 
 
 class Browser:
-    """A page of headless Chromium. Keeps what the console says."""
+    """A page in headless Chromium. Records console messages."""
 
     def __init__(self, profile):
         if shutil.which("chromium") is None:
@@ -79,7 +79,7 @@ class Browser:
             try:
                 result = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
                 break
-            except AssertionError as error:  # a watched page may load itself again at any moment
+            except AssertionError as error:  # a watched page may reload at any moment
                 if attempt == 9 or not re.search("navigated|context", str(error)):
                     raise
         assert "exceptionDetails" not in result, result
@@ -100,7 +100,7 @@ class Browser:
         self.value("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def box(self, selector):
-        """The element, scrolled into view: left, top, width, height in the window."""
+        """Scrolls the element into view; returns its left, top, width and height in the window."""
         return self.value(f"""(() => {{ const element = document.querySelector({json.dumps(selector)});
             element.scrollIntoView({{block: "center", behavior: "instant"}});
             const b = element.getBoundingClientRect(); return [b.left, b.top, b.width, b.height]; }})()""")
@@ -110,7 +110,7 @@ class Browser:
                   **more)
 
     def drag(self, selector, begin, end):
-        """The mouse across an element, from one share of its width to another."""
+        """Drags the mouse across an element; `begin` and `end` are fractions of its width."""
         left, top, width, height = self.box(selector)
         y = top + height / 2
         self.mouse("mouseMoved", left + begin * width, y)
@@ -137,7 +137,7 @@ class Browser:
         Path(path).write_bytes(base64.b64decode(picture["data"]))
 
     def visible(self, chart="loss"):
-        """[first, last] step of the rows below a chart, which are those that it shows."""
+        """Returns [first, last] step of the table below a chart, which lists the visible steps."""
         return self.value(f"""(() => {{ const details = document.querySelector("#{chart} details");
             details.open = true;
             return new Promise(done => setTimeout(() => {{
@@ -147,7 +147,7 @@ class Browser:
 
 
 def write_run(folder, steps, level=2.0, seed=1):
-    """A run as a program leaves it, with every kind of record."""
+    """Writes the files of a run, with every kind of record."""
     noise, start = random.Random(seed), 1.79e9
     folder.mkdir()
     with open(folder / "metrics.jsonl", "w") as file:
@@ -209,14 +209,14 @@ class ReportInChromium(unittest.TestCase):
         self.browser.open(self.dir / name, **how)
 
     def check_quiet(self):
-        """Nothing on the console, nothing loaded but the page, no markup from files."""
+        """Requires an empty console, no requests but the page, and no markup from files."""
         self.assertEqual(self.browser.errors, [])
         self.assertEqual(set(self.browser.requests), {self.browser.value("location.href")})
         self.assertNotEqual(self.browser.value("document.title"), "taken")
         self.assertEqual(self.browser.value("document.querySelectorAll('img').length"), 0)
 
     def drawn(self):
-        """The share of each visible chart's canvas that is painted."""
+        """Returns the painted fraction of each visible chart's canvas."""
         return self.browser.value("""Object.fromEntries(
           [...document.querySelectorAll("figure:not([hidden])")].map(figure => {
             const canvas = figure.querySelector("canvas");
@@ -236,26 +236,26 @@ class ReportInChromium(unittest.TestCase):
                     drawn = self.drawn()
                     self.assertEqual(len(drawn), charts, drawn)
                     self.assertGreater(min(drawn.values()), 0.005, drawn)
-                    # One chart of all accuracies that are known: of several runs one accuracy each.
+                    # A chart has all recorded accuracies of one run, or one accuracy of each of several runs.
                     legend = self.browser.value("document.querySelector('#questions-quiz .readout').textContent")
                     for name in ("acc", "acc_per_token") if page != "three.html" else ("short", "longer"):
                         self.assertIn(name, legend)
                     self.assertNotIn("acc_norm", legend)
                     self.assertEqual(self.browser.value("document.documentElement.dataset.theme"),
                                      "dark" if dark else "light")
-                    # No sideways scrolling of the page, at any width.
+                    # The page does not scroll sideways at any width.
                     self.assertLessEqual(self.browser.value("document.documentElement.scrollWidth"), size[0])
                     empty = self.browser.value("[...document.querySelectorAll('main > section')].filter("
                                                "section => !section.firstChild).map(section => section.id)")
                     self.assertLessEqual(set(empty), {"notes"})
-                    if page == "long.html":  # whose last group has its point before the last step
+                    if page == "long.html":  # the last group's point lies before the last step
                         self.assertEqual(self.browser.visible()[1], 30000)
                     if self.pictures:
                         look = f"{page[:-5]}_{size[0]}_{'dark' if dark else 'light'}.png"
                         self.browser.screenshot(Path(self.pictures, look))
 
     def test_energy_and_cost(self):
-        """1000 steps of 18 J and 90 ms, at 36 an hour and 300 g of CO2 per kWh."""
+        """1000 steps of 18 J and 90 ms, at a price of 36 per hour and 300 g of CO2 per kWh."""
         self.open("one.html")
         figures = self.browser.value("Object.fromEntries([...document.querySelectorAll('#overview dl > div')].map("
                                      "figure => [...figure.children].map(part => part.innerText)))")
@@ -271,7 +271,7 @@ class ReportInChromium(unittest.TestCase):
             first, last = browser.visible(chart)
             self.assertAlmostEqual(first, 250, delta=8, msg=chart)
             self.assertAlmostEqual(last, 500, delta=8, msg=chart)
-        browser.drag("#norm .u-over", 0.5, 1)  # inside what is visible
+        browser.drag("#norm .u-over", 0.5, 1)  # within the visible range
         self.assertAlmostEqual(browser.visible("loss")[0], 375, delta=10)
         left, top, width, height = browser.box("#loss .u-over")
         for count in (1, 2):
@@ -356,7 +356,7 @@ class ReportInChromium(unittest.TestCase):
         self.assertEqual(self.browser.value("document.querySelectorAll('#configuration tbody tr.differs').length"), 2)
 
     def test_accessibility_tree(self):
-        """Every control has a name, each chart says what it shows, and every table has headers."""
+        """Every control has a name, every chart a description, and every table headers."""
         self.open("three.html")
         unnamed = [node for node in self.browser.call("Accessibility.getFullAXTree")["nodes"]
                    if node.get("role", {}).get("value") in ("button", "checkbox", "combobox", "slider", "image")

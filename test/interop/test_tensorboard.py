@@ -1,4 +1,4 @@
-"""The real TensorBoard shows what is in metrics.jsonl and samples.jsonl: through its readers and over HTTP."""
+"""The real TensorBoard shows the contents of metrics.jsonl and samples.jsonl, by its readers and over HTTP."""
 import json
 import re
 import struct
@@ -26,7 +26,7 @@ def float32(value):
 
 class TensorBoard(TrainerTest):
     def scalars(self, run="run"):
-        """Tag -> [(step, value)], as metrics.jsonl has them."""
+        """Returns tag -> [(step, value)] of metrics.jsonl."""
         expected = {}
         for record in self.records(run, without=("time",)):
             for key, value in record.items():
@@ -61,7 +61,7 @@ class TensorBoard(TrainerTest):
             self.assertEqual((buckets[0, 0], buckets[-1, 1], buckets[:, 2].sum()), (min(values), max(values), 2))
 
     def back_to(self, step):
-        """As if the run had been killed just before a later checkpoint."""
+        """Restores the state of a run that was killed just before a later checkpoint."""
         for directory in (self.dir / "run/checkpoints").iterdir():
             if int(directory.name.removeprefix("step_")) > step:
                 for path in directory.iterdir():

@@ -1,4 +1,4 @@
-"""prepare with tokenizers of the model families, against Hugging Face's tokenizers, on random and on long texts"""
+"""prepare with the tokenizers of model families, compared with Hugging Face's library on random and long texts"""
 import array
 import json
 import random
