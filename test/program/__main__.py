@@ -1,7 +1,7 @@
-"""Runs every test of this folder, and sums up in Catch2's words, which scripts/test.sh reads: python3 test/program
+"""Runs every test of this folder: python3 test/program
 
-With arguments, only the tests named so: python3 test/program test_house.House.test_each_rule_fires
-With --failfast none after the first that fails.
+With arguments, runs only the named tests: python3 test/program test_house.House.test_each_rule_fires
+--failfast stops after the first failure. The last line is a summary in Catch2's format, which scripts/test.sh parses.
 """
 import sys
 import unittest

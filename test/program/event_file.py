@@ -26,7 +26,7 @@ def masked_crc32c(data):
 
 
 def records(data):
-    """The payloads; fails where a length, a checksum or the end is wrong."""
+    """Yields the payloads; fails if a length, a checksum or the end is wrong."""
     while data:
         size, size_crc = struct.unpack_from("<QI", data)
         assert size_crc == masked_crc32c(data[:8]), "the length's checksum"
@@ -47,7 +47,7 @@ def varint(data, place):
 
 
 def fields(message):
-    """(number, value) of each field: integers, and bytes of the fixed and the nested ones."""
+    """Yields (number, value) of each field: an integer, or the bytes of a fixed-size or nested field."""
     place = 0
     while place < len(message):
         key, place = varint(message, place)
@@ -64,7 +64,7 @@ def fields(message):
 
 
 class Value(NamedTuple):
-    """A number of a step: a float, a text or a histogram's (from, to, count)."""
+    """A value of a step: a float, a text or a histogram's (from, to, count)."""
     step: int
     tag: str
     plugin: str
@@ -87,7 +87,7 @@ def tensor_value(tensor):
 
 
 def read(path):
-    """The values of a file, and the steps at which it says that a run has (re)started."""
+    """Returns a file's values, and the steps at which it records a start or restart of the run."""
     values, starts, version = [], [], None
     for event in records(path.read_bytes()):
         time, = struct.unpack("<d", one(event, 1))

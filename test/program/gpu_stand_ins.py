@@ -1,4 +1,4 @@
-"""Programs and libraries in the place of NVIDIA's and ours, for test_gpu_check."""
+"""Stand-ins for NVIDIA's and the project's programs and libraries, for test_gpu_check."""
 NVIDIA_SMI = """#!/usr/bin/env bash
 case $* in
     *name,driver*) echo "NVIDIA H200, 580.95, 143771 MiB, 9.0, 700.00 W" ;;
@@ -18,7 +18,7 @@ case $tool in
 esac
 exit $code
 """
-# Raw CSV as Nsight Compute writes it, and the program itself, which it runs.
+# Raw CSV as Nsight Compute writes it, and the output of the program that it runs.
 NCU = """#!/usr/bin/env bash
 while [[ $1 == --* ]]; do
     [ "$1" != --log-file ] || log=$2
@@ -47,7 +47,7 @@ row = {"workload": words["--workload"], "precision": "bf16", "batch": 2, "seq_le
        "torch": {"step_ms": 2.0, "compiled": True, "attention": "FLASH", "steps": 9, "eager_ms": 3.0}}
 open(words["--json"], "w").write(json.dumps({"torch": "2.9", "device": "H200", "rows": [row]}))
 """
-# The figures of dev/bench*.cpp, for tests of the script alone.
+# Figures as dev/bench*.cpp write them, for tests of the script alone.
 BENCH = """#!/usr/bin/env bash
 words=$*; json=${words##*--json }; json=${json%% *}
 case $* in
@@ -69,7 +69,7 @@ echo '{"device": "x", "library": "y", "products": [{"workload": "tiny", "name": 
 """
 PASSING = '#!/usr/bin/env bash\necho "test_cuda $*" >> "$HOME/calls"\n' \
           'echo "All tests passed (22 assertions in 6 test cases)"\n'
-# The trainers of tests with stand-ins: metrics of four steps, and what gpu_trainer.py asks of them is not run.
+# The trainer in tests with stand-ins writes metrics of four steps; gpu_trainer.py does not run.
 TRAINER = """#!/usr/bin/env bash
 [ "$1" != --version ] || { echo "train_gpt 0.1.0 (0123456789ab, 2026-11-22)"; exit; }
 mkdir -p "${1%/*}/run/profile"

@@ -1,6 +1,6 @@
-"""A trainer on a GPU: its runs repeat and resume bit by bit, and learn as the CPU's trainer does.
+"""The trainer on a GPU: its runs are reproducible and resume bit for bit, and its loss follows the CPU trainer's.
 
-Not part of `make test`, which has no GPU; scripts/gpu_check.py runs each test as a stage of its own:
+Not part of `make test`, which needs no GPU. scripts/gpu_check.py runs each test as a separate stage:
 TRAINER=build/train_gpt python3 test/program gpu_trainer
 """
 import os
@@ -11,7 +11,7 @@ from trainer import ENVIRONMENT, ROOT, TRAINER, TrainerTest
 
 CPU_TRAINER = ROOT / os.environ.get("CPU_TRAINER", "build/train_gpt_cpu")
 STEPS = 30
-# Heads of 64, for which the kernels are made, and odd sizes, for which they must be right.
+# Head size 64, which the kernels are optimized for, and odd sizes, for which they must be correct.
 MODELS = {
     "aligned": dict(model_n_head=2, model_n_embd=128, model_n_positions=64, train_seq_len=64, train_batch_size=4,
                     train_total_batch_tokens=512),
@@ -34,7 +34,7 @@ def settings_of(model, precision):
 
 class GpuTrainer(TrainerTest):
     def curve(self, trainer, run, **changes):
-        """The losses of a run of the trainer given."""
+        """Returns the losses of a run of the given trainer."""
         config = self.write_config(run_dir=run, train_max_steps=STEPS, optim_learning_rate=1e-3, **changes)
         result = subprocess.run([trainer, config, "--fresh"], cwd=self.dir, capture_output=True, text=True, timeout=60,
                                 errors="replace", env=ENVIRONMENT)
@@ -51,7 +51,7 @@ class GpuTrainer(TrainerTest):
                 self.train(run_dir="second", **settings)
                 self.assertEqual(self.records("first"), self.records("second"))
                 self.assertEqual(self.weights(20, "first"), self.weights(20, "second"))
-                # What a run leaves that dies after step 10.
+                # The state that a run leaves if it dies after step 10.
                 shutil.copytree(self.dir / "first", self.dir / "resumed")
                 shutil.rmtree(self.step_dir(20, "resumed"))
                 self.train("--resume", run_dir="resumed", **settings)
@@ -62,9 +62,9 @@ class GpuTrainer(TrainerTest):
         for name in MODELS:
             cpu = {precision: self.curve(CPU_TRAINER, f"cpu_{precision}", **settings_of(name, precision))
                    for precision in UNIT_ROUNDOFF}
-            # How far bf16's roundings move the losses is what this model makes of roundings of 2^-8; those of another
-            # unit move them in proportion. Factor 2: two curves, each with its own. In fp32 what the halves' roundings
-            # hide counts too: instructions that give exp and tanh within 2^-22, and the order of sums: 64.
+            # The distance between the bf16 and fp32 curves measures the effect of roundings of 2^-8; it scales with the
+            # unit roundoff. Factor 2: both curves have such errors. In fp32, errors count that 16-bit roundings hide:
+            # exp and tanh are accurate to 2^-22 only, and sums have another order; hence factor 64.
             moved = max(abs(a - b) for a, b in zip(cpu["bf16"], cpu["fp32"]))
             self.assertGreater(cpu["fp32"][0] - cpu["fp32"][-1], 0.5, "the model does not learn")
             for precision, unit in UNIT_ROUNDOFF.items():

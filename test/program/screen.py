@@ -1,4 +1,4 @@
-"""A trainer on a pseudo-terminal, and what a person sees there."""
+"""A trainer on a pseudo-terminal, and the screen that a user sees."""
 import fcntl
 import os
 import pty
@@ -13,7 +13,7 @@ ESCAPE = re.compile(r"\x1b\[(\d*)([A-Za-z])")
 
 
 class Screen:
-    """The lines that a terminal has shown. Knows what TrainingProgress sends; anything else is an error."""
+    """The lines of a terminal. Supports the escapes that TrainingProgress sends; any other one is an error."""
 
     def __init__(self, columns, rows):
         self.columns, self.rows = columns, rows
@@ -22,7 +22,7 @@ class Screen:
 
     @property
     def top(self):
-        """The first line that the cursor can reach: what is above has left the screen."""
+        """Returns the first line that the cursor can reach; earlier lines have scrolled off the screen."""
         return max(0, len(self.lines) - self.rows)
 
     def put(self, character):
@@ -68,7 +68,7 @@ class Screen:
 
 
 class OnTerminal:
-    """A program as the foreground of a terminal of its own."""
+    """A program in the foreground of its own terminal."""
 
     def __init__(self, command, folder, environment, columns=90, rows=24):
         self.screen, self.raw, self.pending = Screen(columns, rows), "", b""
@@ -88,14 +88,14 @@ class OnTerminal:
         os.write(self.master, text.encode())
 
     def read(self, seconds):
-        """What arrives within so many seconds; False at the end of the program."""
+        """Reads output for up to `seconds`; returns False once the program has ended."""
         if not select.select([self.master], [], [], seconds)[0]:
             return True
         try:
             self.pending += os.read(self.master, 65536)
         except OSError:
             return False
-        # A character or an escape may have arrived in part. The echo of ^C can split a character for good.
+        # A character or an escape may be incomplete. The echo of ^C can split a character permanently.
         cut = re.search(rb"(\x1b(\[\d*)?|[\xc0-\xff][\x80-\xbf]{0,2})$", self.pending)
         end = len(self.pending)
         if cut and not re.fullmatch(rb"[\xc0-\xdf].|[\xe0-\xef]..", cut[0], re.S):
@@ -106,15 +106,15 @@ class OnTerminal:
         return True
 
     def wait_for(self, pattern, seconds=60):
-        """Until the screen shows the pattern; how long that took."""
+        """Waits until the screen shows the pattern; returns the seconds it took."""
         begin = time.monotonic()
         while not re.search(pattern, self.screen.text()):
             assert time.monotonic() - begin < seconds, f"no {pattern!r} after {seconds} s:\n{self.screen.text()}"
-            assert self.read(0.1), f"no {pattern!r} until the end:\n{self.screen.text()}"
+            assert self.read(0.1), f"no {pattern!r} before the end:\n{self.screen.text()}"
         return time.monotonic() - begin
 
     def finish(self):
-        """Reads until the program ends; its exit code, or minus its signal."""
+        """Reads until the program ends; returns its exit code, or minus its signal."""
         while self.read(60):
             pass
         return self.reap()
@@ -126,7 +126,7 @@ class OnTerminal:
         return os.waitstatus_to_exitcode(status)
 
     def end(self):
-        """Whatever a failed test has left."""
+        """Cleans up after a failed test."""
         if self.pid:
             os.kill(self.pid, signal.SIGKILL)
             self.reap()

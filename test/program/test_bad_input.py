@@ -1,5 +1,5 @@
-"""Whatever is wrong with what a user gives: the documented exit code, one sentence that names file, key and numbers,
-within a second, and nothing touched."""
+"""Invalid user input: the program exits within a second with the documented exit code and one message that names
+file, key and numbers, and changes no file."""
 import json
 import math
 import os
@@ -14,7 +14,7 @@ from trainer import ENVIRONMENT, TRAINER, TrainerTest
 
 USAGE, DATA, NO_INPUT, CANNOT_CREATE, PERMISSION, CONFIG = 64, 65, 66, 73, 77, 78
 
-CONFIG_TEXTS = [  # what config.json holds, exit code, words of the sentence
+CONFIG_TEXTS = [  # content of config.json, exit code, parts of the message
     ("", CONFIG, "config.json", "empty"),
     ("{", CONFIG, "config.json", "line 1"),
     ('{"run": {"dir": "a",\n  "dir": "b"}}', CONFIG, "config.json", "line 2", "dir"),
@@ -27,7 +27,7 @@ CONFIG_TEXTS = [  # what config.json holds, exit code, words of the sentence
     ('{"run": {"dir": "a\\u0000b"}}', CONFIG, "config.json", "run.dir"),
     ('{"run": {"dir": "\xff"}}'.encode("latin-1"), CONFIG, "config.json"),
 ]
-SETTINGS = [  # --set, exit code, words of the sentence
+SETTINGS = [  # --set, exit code, parts of the message
     ("nonsense", USAGE, "nonsense", "section.key=value"),
     ("train.max_step=5", CONFIG, "train.max_step", "train.max_steps"),
     ("train.max_steps=many", CONFIG, "train.max_steps", "many"),
@@ -63,7 +63,7 @@ def shard(tokens, magic=20240520, version=1, count=None):
     return struct.pack("<256i", *header, *[0] * 253) + struct.pack(f"<{len(tokens)}H", *tokens)
 
 
-SHARDS = [  # bytes of data.train, exit code, words of the sentence
+SHARDS = [  # bytes of data.train, exit code, parts of the message
     (b"", DATA, "empty"),
     (b"<!DOCTYPE html><html>", DATA, "HTML"),
     (b"version https://git-lfs.github.com/spec/v1\n", DATA, "Git LFS"),
@@ -80,7 +80,7 @@ SHARDS = [  # bytes of data.train, exit code, words of the sentence
 
 class BadInput(TrainerTest):
     def refused(self, args, code, words):
-        """The trainer refuses, says why, takes little of the processor's time, and leaves every file as it is."""
+        """The trainer exits with `code` and a message with these parts, uses little CPU time, and changes no file."""
         before, children = self.contents(), resource.getrusage(resource.RUSAGE_CHILDREN)
         said = self.run_trainer(*args, expect=code)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -1,7 +1,7 @@
-"""The benchmarks on the simulated GPU: what they write, when, and that the ops they time are those of a step.
+"""The benchmarks on the simulated GPU: their reports, when they are written, and that they time every op of a step.
 
-The simulated clock gives each piece of queued work a microsecond, so that times count launches and nothing depends on
-how fast this machine is.
+The simulated clock advances by a microsecond per queued operation, so that times count launches and do not depend on
+this machine's speed.
 """
 import json
 import subprocess
@@ -12,8 +12,8 @@ from pathlib import Path
 
 from trainer import ENVIRONMENT, ROOT
 
-WORK_MS = 1e-3  # of a kernel, a copy or a product
-# Copies of a step: its scalars, tokens and targets, votes; the norm, and losses with votes.
+WORK_MS = 1e-3  # per kernel, copy or GEMM
+# Copies per step: scalars, tokens and targets, votes; then the norm, and losses with votes.
 COPIES = 6
 
 
@@ -24,8 +24,8 @@ class BenchTest(unittest.TestCase):
         self.dir = Path(temporary.name)
 
     def run_bench(self, *args, program="bench_simt", expect=0, **environment):
-        """What the program said, and the JSON that it left."""
-        options = ["--choices", ""] if program == "bench_simt" else []  # nothing is tuned, which takes seconds here
+        """Returns the program's output and the JSON report that it wrote."""
+        options = ["--choices", ""] if program == "bench_simt" else []  # no autotuning, which takes seconds here
         command = [ROOT / "build" / program, *args, "--json", self.dir / "bench.json", *options]
         result = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300,
                                 env={**ENVIRONMENT, **environment})
@@ -67,7 +67,7 @@ class Bench(BenchTest):
         self.assertEqual(ops["fc backward weight"]["flops"], 2 * rows * width * 4 * width)
         self.assertEqual(ops["fc backward weight"]["bytes"], half * (rows * width + rows * 4 * width)
                          + 4 * width * 4 * width)
-        # Two products of (length, width) and (width, length), half of them below the diagonal; five backward.
+        # Two GEMMs of (length, width) and (width, length), half of it below the diagonal; five in the backward pass.
         self.assertEqual(ops["attention forward"]["flops"], 2 * 2 * rows * length * width / 2)
         self.assertEqual(ops["attention backward"]["flops"], 5 * 2 * rows * length * width / 2)
         self.assertEqual(ops["norm backward"]["bytes"], half * 4 * rows * width)
@@ -84,7 +84,7 @@ class Bench(BenchTest):
     def test_the_ops_are_all_that_a_step_launches(self):
         result = self.check_ops_are_a_step(chunks=1)
         self.assertGreaterEqual(result["steps"], 3)
-        self.assertNotIn("mfu", result)  # nobody knows the peak of this GPU
+        self.assertNotIn("mfu", result)  # the peak of this GPU is unknown
         self.assertAlmostEqual(result["tokens_per_s"], 32 / result["step_ms"] * 1000)
 
     def test_the_ops_are_all_that_a_step_launches_with_logits_in_parts(self):
@@ -145,12 +145,12 @@ class Matmul(BenchTest):
             self.assertIn("reduction in place", product["excluded"]["algorithm"])
             flops = 2 * product["m"] * product["n"] * product["k"]
             self.assertAlmostEqual(product["chosen"]["tflops"], flops / product["chosen"]["ms"] * 1e-9)
-            if product["out"] == "fp32":  # this algorithm gives other bits every second time, below bf16's precision
+            if product["out"] == "fp32":  # this algorithm's bits alternate, below the precision of bf16
                 self.assertEqual(product["excluded"]["mismatches"], self.REPEATS // 2, name)
             self.assertEqual("plain_ms" in product, product["epilogue"] == "bias_gradient")
             self.assertEqual("column_sums_ms" in product, product["epilogue"] == "bias_gradient")
             self.assertEqual([key in product for key in ("gelu_ms", "gelu_pass_ms")], [name == "fc forward"] * 2, name)
-            self.assertNotIn("aligned_ms", product)  # the same proposals
+            self.assertNotIn("aligned_ms", product)  # the same candidates
         self.assertIn("3 of 6 runs differ", said)
 
     def test_the_largest_gemms_come_first_until_time_runs_out(self):

@@ -1,4 +1,4 @@
-"""scripts/check_ptxas.py reads what ptxas says of each kernel: a warning for a user, an error in our own builds."""
+"""scripts/check_ptxas.py parses ptxas's report on each kernel: warnings for users, errors in the project's builds."""
 import subprocess
 import tempfile
 import unittest
@@ -8,7 +8,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def compiled(kernel, stack=0, stores=0, loads=0):
-    """ptxas -v's lines about one kernel."""
+    """Returns the lines of ptxas -v about one kernel."""
     return (f"ptxas info    : Compiling entry function '{kernel}' for 'sm_90'\n"
             f"ptxas info    : Function properties for {kernel}\n"
             f"    {stack} bytes stack frame, {stores} bytes spill stores, {loads} bytes spill loads\n"
@@ -17,7 +17,7 @@ def compiled(kernel, stack=0, stores=0, loads=0):
 
 SERIALISED = ("ptxas info    : (C7512) Potential Performance Loss: wgmma.mma_async instructions are serialized due to "
               "insufficient register resources for the wgmma pipeline in the function 'one'")
-FINDINGS = [  # what ptxas says, words of the finding
+FINDINGS = [  # output of ptxas, part of the finding
     (compiled("_Z4goodv") + compiled("_Z3badv", stack=24, stores=16, loads=20),
      "bad for sm_90 spills 36 bytes of registers"),
     (compiled("_Z3badv", stack=32), "bad for sm_90 has a stack frame of 32 bytes"),
@@ -27,7 +27,7 @@ FINDINGS = [  # what ptxas says, words of the finding
 
 class CheckPtxas(unittest.TestCase):
     def check(self, text, *flags):
-        """(exit code, stderr, table) for ptxas's output."""
+        """Returns (exit code, stderr, table) for an output of ptxas."""
         with tempfile.TemporaryDirectory() as folder:
             table = Path(folder, "ptxas/table.tsv")
             result = subprocess.run([ROOT / "scripts/check_ptxas.py", *flags, table], input=text, capture_output=True,

@@ -1,4 +1,4 @@
-"""docs/coming_from_nanogpt.md: its commands run as they stand, and its options exist."""
+"""docs/coming_from_nanogpt.md: its commands run unchanged, and its options exist."""
 import array
 import json
 import re
@@ -13,7 +13,7 @@ PAGE = (ROOT / "docs/coming_from_nanogpt.md").read_text("utf-8")
 class ComingFromNanoGpt(TrainerTest):
     def setUp(self):
         super().setUp()
-        # The files of data/get.sh, and those that nanoGPT's prepare.py makes: characters in the order of their codes.
+        # The files of data/get.sh and of nanoGPT's prepare.py, whose ids number the characters in order of their codes.
         text = generated_text(700)
         self.characters = sorted(set(text))
         ids = array.array("H", map(self.characters.index, text))
@@ -28,7 +28,7 @@ class ComingFromNanoGpt(TrainerTest):
         shutil.copytree(ROOT / "configs", self.dir / "configs")
 
     def commands(self):
-        """Of the page, in its order, but for GPUs; training is shortened."""
+        """Returns the page's commands in order, without those for GPUs, with shortened training."""
         for block in re.findall(r"^```sh(?! needs=gpu)[^\n]*\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL):
             for line in block.splitlines():
                 program, *words = shlex.split(line)
@@ -57,7 +57,7 @@ class ComingFromNanoGpt(TrainerTest):
         made = json.loads((self.dir / "datasets/shakespeare_char/dataset.json").read_text())
         self.assertEqual(made["tokenizer"]["vocab_size"], len(self.characters) + 1)
         self.assertTrue(said["sample"].startswith("ROMEO:"))
-        # nanoGPT's ids, whichever way they came.
+        # Both ways give nanoGPT's ids.
         theirs = array.array("H", (self.dir / "data/shakespeare_char/train.bin").read_bytes()).tolist()
         self.assertEqual(self.ids("ids", "train"), theirs)
         self.assertEqual(self.ids("char", "train"), theirs)
@@ -91,7 +91,7 @@ class ComingFromNanoGpt(TrainerTest):
             self.assertIn(name, keys)
         help_of = {command: self.run_trainer(command, "--help") for command in ("sample", "prepare", "eval", "export")}
         everything = self.run_trainer("--help") + "".join(help_of.values())
-        ours = re.sub(r"^\| [^|]* \|", "", PAGE, flags=re.MULTILINE)  # without the column of nanoGPT's
+        ours = re.sub(r"^\| [^|]* \|", "", PAGE, flags=re.MULTILINE)  # without nanoGPT's column
         options = [option for code in re.findall(r"`([^`\n]+)`", ours) for option in re.findall(r"--[a-z-]+", code)]
         self.assertGreater(len(options), 10)
         for option in options:

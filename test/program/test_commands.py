@@ -1,4 +1,4 @@
-"""Every command does what --help and the documentation say, from text to text."""
+"""The commands follow --help and the documentation, from preparing text to generating it."""
 import array
 import json
 import re
@@ -62,7 +62,7 @@ class FromTextToText(TrainerTest):
         self.assertEqual(sample("--prompt", "And", "--prompts", "prompts.txt"), "".join(alone))
         self.assertEqual(sample("--prompt", "And", "--prompt", "The"), alone[0] + alone[3])
 
-        # A text stops before a string that its tokens spell in any way; the prompt itself does not count.
+        # A stop string ends the text however its tokens spell it; the prompt itself does not count.
         rest = alone[1][len(prompts[1]):-1]
         for begin, length in ((10, 1), (12, 5), (4, 9)):
             stop = rest[begin:begin + length]
@@ -70,7 +70,7 @@ class FromTextToText(TrainerTest):
                              prompts[1] + rest[:rest.index(stop)] + "\n")
         self.assertEqual(sample("--prompt", "And", "--stop", "never\x01"), alone[0])
 
-        # With only the likeliest token left every seed says the same.
+        # If only the most probable token is kept, all seeds generate the same text.
         greedy = sample("--temperature", "0", "--prompt", "The")
         self.assertNotEqual(greedy, alone[3])
         for options in (("--top-p", 0), ("--min-p", 1), ("--top-k", 1)):
@@ -177,7 +177,7 @@ class FromTextToText(TrainerTest):
             if "dtype" in tensor:
                 tensor.update(dtype="F64", data_offsets=[2 * offset for offset in tensor["data_offsets"]])
         text = json.dumps(header).encode()
-        # A quarter of the distance to the next float away: rounding once restores it.
+        # Offset by a quarter of the distance to the next float: rounding once restores the value.
         doubles = array.array("d", (value * (1 + 2.0**-26) for value in data))
         (self.dir / "hf/model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + doubles.tobytes())
         config = json.loads((self.dir / "hf/config.json").read_text())
@@ -232,7 +232,7 @@ class FromTextToText(TrainerTest):
                 self.assertIn(word, said)
         refused("cut.bin", shard[:-1], "cut short")
         refused("out/val_000000.bin", shard[:-1] + b"\x20", "dataset.json records")
-        (self.dir / "out/dataset.json").unlink()  # has the checksums
+        (self.dir / "out/dataset.json").unlink()  # it has the checksums
         refused("out/val_000000.bin", shard[:-1] + b"\x20", "tokenizer.json", "300 tokens")
         refused("tokenizer.json", tokenizer[:3000], "line")
 
@@ -271,7 +271,7 @@ class FromTextToText(TrainerTest):
     def test_plan_needs_no_data(self):
         said = self.run_trainer("plan", self.write_config(data_train="nothing"))
         self.assertIn("total", said)
-        # wte + wpe + 2 blocks of (norms 4 C, attention 4 C^2 + 4 C, MLP 8 C^2 + 5 C) + the last norm, C = 48
+        # wte + wpe + 2 blocks of (norms 4 C, attention 4 C^2 + 4 C, MLP 8 C^2 + 5 C) + the final norm, C = 48
         c, padded_vocab = 48, 384
         self.assertIn(str((padded_vocab + 24) * c + 2 * (12 * c * c + 13 * c) + 2 * c), said.replace(",", ""))
 
@@ -320,5 +320,5 @@ class Documentation(unittest.TestCase):
         for page in self.pages:
             for name in re.findall(rf"`((?:{folders})/[\w./*]*)`", page.read_text("utf-8")):
                 with self.subTest(f"{page.name}: {name}"):
-                    if name != "configs/mine.json":  # an example's
+                    if name != "configs/mine.json":  # used in an example
                         self.assertTrue((ROOT / name).exists() or list(ROOT.glob(name)))

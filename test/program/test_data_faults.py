@@ -1,4 +1,4 @@
-"""Token shards that change or fail during a run: it ends with a message and a checkpoint, and goes on bit for bit."""
+"""Token shards that change or fail during a run: it saves, exits with a message and resumes bit for bit."""
 import functools
 import json
 import os
@@ -14,15 +14,15 @@ from trainer import ENVIRONMENT, ROOT, TRAINER, TrainerTest, generated_text
 
 @functools.lru_cache(maxsize=None)
 def fault_library():
-    """file_faults.cpp, compiled."""
+    """Compiles file_faults.cpp; returns the folder."""
     folder = tempfile.TemporaryDirectory()
     subprocess.run(["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-o", f"{folder.name}/file_faults.so",
                     ROOT / "test/program/file_faults.cpp"], check=True)
-    return folder  # lives as long as the cache
+    return folder  # is kept while the cache exists
 
 
 def with_fault(kind, file, call=1, count=1, rank=""):
-    """The environment in which this happens; see file_faults.cpp."""
+    """Returns the environment variables that inject this fault; see file_faults.cpp."""
     return {"LD_PRELOAD": f"{fault_library().name}/file_faults.so", "FAULT_KIND": kind, "FAULT_FILE": file,
             "FAULT_CALL": str(call), "FAULT_COUNT": str(count), "FAULT_RANK": str(rank)}
 
@@ -32,7 +32,7 @@ class DataFaults(TrainerTest):
     EVERY = {"train_max_steps": 12, "train_total_batch_tokens": 360, "checkpoint_every_steps": 0}
 
     def run_ranks(self, ranks, *args, expect=0, **environment):
-        """The trainer on one rank, or on several under mpirun; what was printed."""
+        """Runs the trainer on one rank, or on several under mpirun; returns its output."""
         command = [TRAINER, *args] if ranks == 1 else mpirun(ranks, *args)
         result = subprocess.run(command, cwd=self.dir, capture_output=True, text=True, timeout=120,
                                 env={**(ENVIRONMENT if ranks == 1 else MPI_ENVIRONMENT), **environment})
@@ -54,13 +54,13 @@ class DataFaults(TrainerTest):
                 with self.subTest(kind=kind, ranks=ranks):
                     shutil.copy(shard, f"{shard}.new")
                     config = self.write_config(**self.EVERY)
-                    # The header, a block, the digest, then the windows: 6 of each step with three ranks, 18 with one.
+                    # Reads: header, block, digest, then the windows, 6 per step with three ranks and 18 with one.
                     fault = with_fault(kind, self.SHARD, call=2 + 54 // ranks + 1, rank=ranks - 1)
                     try:
                         said = self.run_ranks(ranks, config, expect=code, **fault)
                     finally:
                         shard.write_bytes(whole)
-                    # The first rank that has found it; a read fails on one alone.
+                    # The first rank that detected it; a read fails on one rank only.
                     rank = "" if ranks == 1 else "rank 2: " if kind == "read fails" else "rank .: "
                     self.assertRegex(said, f"train_gpt: {rank}.*{self.SHARD}")
                     self.assertRegex(said, message + "|ends at offset")
@@ -79,7 +79,7 @@ class DataFaults(TrainerTest):
             with self.subTest(ranks=ranks):
                 self.run_ranks(ranks, self.write_config(run_dir="whole", **changes))
                 config = self.write_config(**changes)
-                # A rank reads the header, a block and its 5 or 3 windows, and then, at step 4, these once more.
+                # A rank reads the header, a block and its 5 or 3 windows, and at step 4 these again.
                 fault = with_fault("read fails", "data/val_000000.bin", 10 if ranks == 1 else 7, count=1000, rank=0)
                 said = self.run_ranks(ranks, config, expect=74, **fault)
                 self.assertIn("Input/output error", said)
@@ -93,7 +93,7 @@ class DataFaults(TrainerTest):
 
     def test_read_errors_in_unused_tokens_are_harmless(self):
         config = self.write_config(**self.EVERY)
-        # The header, a block, the digest and the windows of 12 steps; what is read ahead of them fails.
+        # The header, a block, the digest and the windows of 12 steps succeed; the prefetch after them fails.
         self.run_ranks(1, config, **with_fault("read fails", self.SHARD, call=3 + 12 * 18 + 1, count=1000))
         self.assertEqual(len(self.records(kind="train")), 12)
         shutil.rmtree(self.dir / "run")
@@ -106,7 +106,7 @@ class DataFaults(TrainerTest):
 
 
 class Checksums(TrainerTest):
-    """A shard of 8 MiB, of whose middle the digest reads every other block of 64 KiB."""
+    """A shard of 8 MiB; in its middle, the digest reads every other block of 64 KiB."""
 
     def setUp(self):
         super().setUp()
@@ -133,7 +133,7 @@ class Checksums(TrainerTest):
             result = subprocess.run([TRAINER, config], cwd=self.dir, capture_output=True, text=True, timeout=120,
                                     env=ENVIRONMENT)
             self.flip(offset + 777)
-            if result.returncode == 0:  # no step has a window of this block
+            if result.returncode == 0:  # no step reads this block
                 self.assertEqual(self.records(), self.records("whole"))
             else:
                 self.assertEqual(result.returncode, 65, result.stderr)

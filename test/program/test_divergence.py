@@ -1,4 +1,4 @@
-"""Spikes of the loss, gradients that stay non-finite, and ranks that compute something else."""
+"""Loss spikes, gradients that stay non-finite, and ranks whose weights differ."""
 import json
 import os
 import random
@@ -12,21 +12,21 @@ from pathlib import Path
 from test_ranks import MPI_ENVIRONMENT, mpirun
 from trainer import TrainerTest, generated_text, trainers_in, wait_until
 
-# One sequence per step, so that a strange one is a spike.
+# One sequence per step, so that an unusual one is a spike.
 SHORT = {"train_max_steps": 160, "train_batch_size": 1, "train_seq_len": 20, "train_total_batch_tokens": 20,
          "schedule_name": "constant", "checkpoint_every_steps": 20, "checkpoint_keep": 30,
          "optim_learning_rate": 3e-3, "data_val": ""}
 
 
 def strange_text(count, seed=3):
-    """Characters that the other text does not have."""
+    """Returns text whose characters do not occur in the other text."""
     draw = random.Random(seed)
     return "".join(draw.choices("#%&*@{}[]<>~^|\\", k=count))
 
 
 class StrangeData(TrainerTest):
     def prepare(self, strange_windows):
-        """Data of which so many windows, at places of their own, are of another kind."""
+        """Prepares data with `strange_windows` evenly spaced windows of another kind of text."""
         lines = generated_text(150).splitlines(keepends=True)
         for i in range(strange_windows):
             lines.insert((i + 1) * len(lines) // (strange_windows + 1), strange_text(40) + "\n")
@@ -82,7 +82,7 @@ class Divergence(StrangeData):
         self.assertEqual(end["cursor"], 160 + sum(samples for _, _, samples in back))
         self.assertEqual([(r["from_step"], r["to_step"], r["skipped_samples"]) for r in end["divergence"]["rollbacks"]],
                          back)
-        # Resumed before and after the run went back.
+        # Resume before and after the rollback.
         for step in sorted({back[0][1], back[-1][1] + 20, 140}):
             with self.subTest(step=step):
                 self.cut(f"cut_{step}", step)
@@ -110,11 +110,11 @@ class Divergence(StrangeData):
         said = self.train(run_dir="first", **changes)
         from_step, to_step = map(int, re.search(r"step (\d+) \| rolling back to the checkpoint of step (\d+)",
                                                 said).groups())
-        stop = (to_step + from_step) // 2  # not gone back to
+        stop = (to_step + from_step) // 2  # a rollback ignores it
         self.assertNotEqual(stop % 20, 0)
         self.train("--auto", **dict(changes, train_max_steps=stop))
         before = self.manifest(stop)
-        # The time trained before the change stays.
+        # The time trained before the change is kept.
         changes.update(train_max_minutes=0, optim_grad_clip=0.9)
         said = self.train("--resume", "--accept-changes", **changes)
         self.assertIn(f"rolling back to the checkpoint of step {to_step}", said)
@@ -139,13 +139,13 @@ class Divergence(StrangeData):
         self.assertIn(f"step {from_step} | rolling back to the checkpoint of step {to_step - 20}, ", said)
 
     def test_a_rollback_ignores_checkpoints_saved_by_a_stop(self):
-        """So that the course does not depend on when a run was stopped."""
+        """So the result does not depend on when a run was stopped."""
         self.prepare(2)
         changes = dict(SHORT, train_on_spike="rollback", checkpoint_keep=1)
         said = self.train(**changes)
         from_step, to_step = map(int, re.search(r"step (\d+) \| rolling back to the checkpoint of step (\d+)",
                                                 said).groups())
-        # Healthy checkpoints between the one to go back to and the spike, as stops leave them.
+        # Healthy checkpoints between the rollback's target and the spike, as stops leave them.
         for step in range(to_step + 1, from_step, max(1, (from_step - to_step) // 3)):
             self.train("--auto", "--accept-changes", run_dir="stopped", **dict(changes, train_max_steps=step))
         self.train("--resume", "--accept-changes", run_dir="stopped", **changes)
@@ -201,7 +201,7 @@ class Ranks(StrangeData):
             self.assertEqual(self.records(f"two_{stage}"), expected)
 
     def flip_in_memory(self, pid, needle):
-        """Flips a bit wherever these bytes are in a process's memory; how often they were there."""
+        """Flips a bit in each occurrence of these bytes in a process's memory; returns the number of occurrences."""
         found = 0
         with open(f"/proc/{pid}/mem", "r+b", buffering=0) as memory:
             for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
@@ -223,14 +223,14 @@ class Ranks(StrangeData):
         return found
 
     def test_a_rank_whose_weights_have_changed_is_reported(self):
-        # The last bytes of the positions, of 5.8 MB, and the first of the tokens.
+        # The last bytes of the position embedding (5.8 MB) and the first of the token embedding.
         for size, precision, tensor, named in (
                 (3, "fp32", "wpe", "the weights of rank 1 differ from those of the other ranks"),
                 (3, "bf16", "wte", "the weights of rank 1 differ from those of the other ranks"),
                 (2, "fp32", "wte", "the weights of ranks 0, 1 differ from each other")):
             with self.subTest(size=size, precision=precision):
                 shutil.rmtree(self.dir / "run", ignore_errors=True)
-                # Weights that stay as they are, so that their bytes are known.
+                # The weights do not change, so that their bytes are known.
                 config = self.write_config(
                     train_max_steps=100000, train_total_batch_tokens=60 * size, train_check_replicas_every=10,
                     optim_learning_rate=0.0, train_precision=precision, checkpoint_every_steps=5,

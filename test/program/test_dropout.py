@@ -1,4 +1,4 @@
-"""model.dropout in the program: other masks in every step, none in validation, and what exports and imports say."""
+"""model.dropout in the program: new masks in every step, none in validation; exports and imports."""
 import json
 
 from trainer import TrainerTest
@@ -6,7 +6,7 @@ from trainer import TrainerTest
 
 class Dropout(TrainerTest):
     def test_each_step_has_its_own_masks_and_validation_has_none(self):
-        """With equal windows and no learning, nothing but masks can make the steps' losses differ."""
+        """With equal windows and a learning rate of 0, only masks can make the losses of steps differ."""
         (self.dir / "text.txt").write_text("a" * 4000)
         self.run_trainer("prepare", "--tokenizer", "bytes", "--minutes", "0", "--val-fraction", "0", "text.txt",
                          "--out", "same")
@@ -15,7 +15,7 @@ class Dropout(TrainerTest):
         self.train(**changes)
         self.train(run_dir="dropped", model_dropout=0.2, **changes)
         plain, dropped = self.losses("run"), self.losses("dropped")
-        self.assertLessEqual(len(set(plain)), 2, plain)  # the window with the end-of-text token is another one
+        self.assertLessEqual(len(set(plain)), 2, plain)  # the window with the end-of-text token differs
         self.assertEqual(len(set(dropped)), 12, dropped)
         self.assertEqual(self.records("dropped", "val"), self.records("run", "val"))
         val_loss = self.records("dropped", "val")[-1]["loss"]

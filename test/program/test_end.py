@@ -1,4 +1,4 @@
-"""What ends a run: steps, epochs, minutes, or a validation loss that no longer falls."""
+"""Conditions that end a run: steps, epochs, minutes, or a validation loss that no longer falls."""
 import json
 import math
 import shutil
@@ -26,8 +26,8 @@ class End(TrainerTest):
         self.assertEqual(set(rates[5:decision]), {0.01})
         self.assertLess(rates[decision], 0.01)
         self.assertEqual(rates[-1], 0)
-        # A save after the decision and busy cores move the end; what must not happen is a run that ends at once or
-        # that takes no notice of the time.
+        # A save after the decision and busy cores move the end. The test must only detect a run that ends at once or
+        # ignores the time limit.
         trained_s = sum(step["step_ms"] for step in steps) / 1000
         self.assertGreater(trained_s, 0.8)
         self.assertLess(trained_s, 15)
@@ -59,7 +59,7 @@ class End(TrainerTest):
         self.assertEqual(len(self.losses()), math.ceil(2.5 * windows * 20 / 120))
 
     def test_a_loss_that_no_longer_falls_ends_a_run(self):
-        # Without learning the first validation stays the best.
+        # With a learning rate of 0, the first validation stays the best.
         still = {"optim_learning_rate": 0, "eval_every_steps": 2, "eval_patience": 2, "checkpoint_keep": 1,
                  "checkpoint_keep_best": True}
         said = self.train(**still)

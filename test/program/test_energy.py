@@ -1,5 +1,5 @@
-"""Energy of a run, by a stand-in for NVML that the trainer loads like the driver's: records, sums over ranks and
-resumes, and what is said where the library or a function is missing. Simulated GPUs."""
+"""The energy of a run, read from a stand-in for NVML that the trainer loads like the driver's library: records, sums
+over ranks, resumes, and the messages if the library or a function is missing. Uses simulated GPUs."""
 import json
 import re
 import subprocess
@@ -21,7 +21,7 @@ int nvmlDeviceGetHandleByPciBusId_v2(const char* id, void** gpu) {
     return id[0] == '0' && id[4] == ':' ? 0 : 6;
 }
 """
-# A quarter of a joule from one call to the next.
+# A quarter of a joule per call.
 ENERGY = """
 int nvmlDeviceGetTotalEnergyConsumption(void*, unsigned long long* mj) {
     static unsigned long long calls;
@@ -40,7 +40,7 @@ JOULES = 0.25
 
 class Energy(TrainerTest):
     def start(self, source, *flags, ranks=1, **changes):
-        """What a run said, on GPUs whose NVML is made of this C++ text; None: that is no library."""
+        """Returns the output of a run with an NVML compiled from this C++ text; None: with an invalid library."""
         folder = self.dir / "nvml"
         folder.mkdir(exist_ok=True)
         library = folder / "libnvidia-ml.so.1"
@@ -65,7 +65,7 @@ class Energy(TrainerTest):
         prices = ["--set", "cost.price_per_hour=3600", "--set", "cost.co2_g_per_kwh=360000"]
         said = self.start(nvml, *prices, ranks=2)
         self.assertRegex(said, r"\nenergy   GPU by NVML")
-        cpu = "RAPL (" in said  # whose joules nobody here knows
+        cpu = "RAPL (" in said  # its joules are unknown
         for record in self.records(kind="train", without=()):
             if not cpu:
                 self.assertEqual(record["energy_j"], 2 * JOULES)
@@ -78,7 +78,7 @@ class Energy(TrainerTest):
                                     "sw_power_cap, hw_thermal"])
         if cpu:
             return
-        # Two steps, and what comes before the checkpoint.
+        # Two steps, and the time before the checkpoint.
         total = 3 * 2 * JOULES
         self.assertEqual(self.energy(2), {"joules": total, "steps": 2})
         self.assertIn(f"energy   0.0015 kJ, {total / 3.6e6:.4g} kWh; {total / (2 * 80):.4g} J per token; about "
@@ -116,7 +116,7 @@ class Energy(TrainerTest):
                     self.assertIsNone(self.energy(1))
 
     def test_an_older_gpu_and_driver(self):
-        """Power instead of energy, and the older name of the reasons."""
+        """The library reports power instead of energy, and uses the older name of the throttle reasons."""
         said = self.start(START % 0 + GPU + POWER + REASONS % ("Throttle", 0x20))
         self.assertIn("step 1 | warning: 1 of 1 GPUs are throttled; reason on rank 0: sw_thermal\n", said)
         for record in self.records(kind="train", without=()):

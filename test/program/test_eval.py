@@ -1,4 +1,4 @@
-"""`eval` and eval.questions against the outputs of lm-evaluation-harness in test/recorded/lm_eval."""
+"""`eval` and eval.questions compared with results of lm-evaluation-harness in test/recorded/lm_eval."""
 import csv
 import gzip
 import json
@@ -21,7 +21,7 @@ QUESTIONS = [{"context": "etaoin shr", "choices": ["dlu", "eta oin", "x"], "labe
 
 
 def accuracies_in(said):
-    """{name: (share, standard error)} of each file, in order."""
+    """Returns {name: (accuracy, standard error)} of each file, in order."""
     files = re.split(r"^.* questions\n", said, flags=re.MULTILINE)[1:]
     number = r" +([\d.]+) \+/- ([\d.]+)"
     return [{name: (float(share), float(error)) for name, share, error in re.findall(r"  (\w+)" + number, file)}
@@ -33,7 +33,7 @@ def as_lines(records):
 
 
 def eval_file(questions):
-    """llm.c's eval file of questions in general fields, for the tokenizer of bytes, as llm.c renders them."""
+    """Returns llm.c's eval file of questions in the general format, for the bytes tokenizer."""
     parts = []
     for index, question in enumerate(questions):
         context = next(question[name] for name in ("context", "question", "query") if name in question)
@@ -48,14 +48,14 @@ def eval_file(questions):
 
 
 class Reference(TrainerTest):
-    """The recorded model, which is a Hugging Face directory."""
+    """The recorded model, a Hugging Face directory."""
 
     def setUp(self):
         super().setUp()
         shutil.copytree(REFERENCE, self.dir / "hf")
 
     def answers(self, *args):
-        """What was said, and the log-likelihoods of each file's questions."""
+        """Returns the output and the log-likelihoods of each file's questions."""
         said = self.run_trainer("eval", "hf", "--answers", "answers.jsonl", *args)
         lines = [json.loads(line) for line in (self.dir / "answers.jsonl").read_text().splitlines()]
         return said, {name: [line for line in lines if line["file"] == name] for name in ("hellaswag", "general")}
@@ -93,7 +93,7 @@ class Reference(TrainerTest):
     def test_a_part_of_the_questions(self):
         said, files = self.answers("--questions", "hf/general.jsonl", "--limit", 1)
         self.assertEqual(len(files["general"]), 1)
-        self.assertRegex(said, r"hf/general.jsonl: 1 questions\n  acc +[01]\.0000\n")  # one has no standard error
+        self.assertRegex(said, r"hf/general.jsonl: 1 questions\n  acc +[01]\.0000\n")  # no standard error for one
 
     def test_text(self):
         for name in ("text.txt", "text.txt.gz", "text.jsonl"):
@@ -115,7 +115,7 @@ class Reference(TrainerTest):
             self.assertAlmostEqual(float(re.search(r"370 tokens, loss (\S+),", said)[1]), expected, delta=2e-6)
 
     def test_several_documents(self):
-        """Each begins anew, so two of the same have the loss of one."""
+        """Each document starts with an empty context, so two equal ones have the loss of one."""
         line = json.dumps({"text": (self.dir / "hf/text.txt").read_bytes().decode()}) + "\n"
         (self.dir / "twice.jsonl").write_text(line * 2)
         once, twice = (self.run_trainer("eval", "hf", "--text", name).partition(": ")[2]
@@ -127,7 +127,7 @@ class Reference(TrainerTest):
         rows = list(csv.DictReader((self.dir / "positions.csv").read_text().splitlines()))
         self.assertEqual([int(row["position"]) for row in rows], list(range(1, 49)))
         tokens = [int(row["tokens"]) for row in rows]
-        # 370 = 7 * 48 + 34: the last window predicts its last 34 only.
+        # 370 = 7 * 48 + 34: the last window predicts only its last 34 tokens.
         self.assertEqual(tokens, [7] * 14 + [8] * 34)
         mean = sum(float(row["loss"]) * count for row, count in zip(rows, tokens)) / sum(tokens)
         self.assertAlmostEqual(mean, float(re.search(r"loss (\S+),", said)[1]), delta=2e-6)
@@ -192,7 +192,7 @@ class Reference(TrainerTest):
 
 
 class Run(TrainerTest):
-    """A run with the tokenizer of bytes, and questions for it."""
+    """A run with the bytes tokenizer, and questions for it."""
 
     def setUp(self):
         super().setUp()
@@ -204,7 +204,7 @@ class Run(TrainerTest):
         self.run_trainer("export", "--hf", "run", "hf")
         self.run_trainer("export", "--llmc", "run", "model.bin")
         args = ("--questions", "small.jsonl", "--text", "text.txt", "--data", "data/val_*.bin", "--batch", 3)
-        # The run reads 20 tokens at a time; what has no configuration reads all positions.
+        # The run uses windows of 20 tokens; a model without a configuration uses all positions.
         self.run_trainer("import", "hf", "again")
         of_hf = self.run_trainer("eval", "hf", *args)
         self.assertEqual(self.run_trainer("eval", "again", *args), of_hf)
@@ -218,7 +218,7 @@ class Run(TrainerTest):
         self.assertIn("--tokenizer", self.run_trainer("sample", "model.bin", expect=66))
 
     def test_questions_as_tokens(self):
-        """llm.c's file of the same tokens has the same answers; the space at the end of "The " is the exception."""
+        """llm.c's file of the same tokens gives the same answers, except for the space at the end of "The "."""
         self.train(train_max_steps=3)
         same = [question for question in QUESTIONS if question.get("question") != "The "]
         (self.dir / "same.jsonl").write_text(as_lines(same))
@@ -227,7 +227,7 @@ class Run(TrainerTest):
             self.run_trainer("eval", "run", "--questions", args, "--answers", f"{args}.answers")
         text, tokens = ((self.dir / f"{name}.answers").read_text() for name in ("same.jsonl", "same_c.bin"))
         self.assertEqual(tokens.replace("same_c", "same"), text)
-        (self.dir / "run/tokenizer.json").unlink()  # then the length of the text is not known
+        (self.dir / "run/tokenizer.json").unlink()  # without it, the length of the text is unknown
         said = self.run_trainer("eval", "run", "--questions", "same_c.bin")
         self.assertEqual(list(accuracies_in(said)[0]), ["acc", "acc_per_token"])
 
@@ -242,7 +242,7 @@ class Run(TrainerTest):
         records = self.records(kind="questions")
         self.assertEqual([record["step"] for record in records], [4, 8, 10])
         last = records[-1]
-        self.assertEqual(len({last[f"small/{accuracy}"] for accuracy in ACCURACIES}), 3)  # so that none can be another
+        self.assertEqual(len({last[f"small/{accuracy}"] for accuracy in ACCURACIES}), 3)  # distinguishable
         shares = accuracies_in(self.run_trainer("eval", "run", "--questions", "small.jsonl", "--questions",
                                                 "small_c.bin"))
         for name, of in zip(("small", "small_c"), shares):
@@ -256,7 +256,7 @@ class Run(TrainerTest):
         tags = {value.tag: value.value for value in values if value.step == 10}
         self.assertAlmostEqual(tags["questions/small/acc_norm"], last["small/acc_norm"], places=6)
 
-        # Resumed, and on more ranks, with sharded parameters too.
+        # Resume, also on more ranks and with sharded parameters.
         whole = self.records()
         shutil.rmtree(self.step_dir(10))
         self.train("--resume", **asked)

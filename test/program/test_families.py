@@ -1,5 +1,5 @@
-"""Models of other families than GPT-2 in the program: ranks, stages, resumed runs, Hugging Face directories there and
-back, and what the plan says of the parts that a model does not have."""
+"""Models of families other than GPT-2 in the program: ranks, ZeRO stages, resumed runs, exporting to and importing from
+Hugging Face directories, and plans, which omit parts that a model lacks."""
 import itertools
 import json
 import re
@@ -11,7 +11,7 @@ import unittest
 from test_ranks import EIGHT, MPI_ENVIRONMENT, mpirun
 from trainer import ROOT, TRAINER, TrainerTest
 
-# One key-value head for three query heads, heads wider than n_embd / n_head.
+# One key-value head per three query heads; heads wider than n_embd / n_head.
 LLAMA = dict(model_family="llama", model_n_kv_head=1, model_head_size=18, model_hidden_size_mlp=70)
 QWEN2 = dict(model_family="qwen2", model_tie_embeddings=True, model_sliding_window=5, model_window_pattern="LS")
 QWEN3 = dict(model_family="qwen3", model_n_kv_head=1, model_head_size=20, model_rope_scaling="yarn",
@@ -21,13 +21,13 @@ SPEEDRUN = dict(model_family="custom", model_activation="relu2", model_norm="rms
                 model_qk_norm="unit", model_final_softcap=15, model_tie_embeddings=False, model_embedding_norm=True,
                 model_z_loss=1e-4, model_sliding_window=7, model_window_pattern="SL", model_attention_softcap=20,
                 data_document_mask=True)
-# Parameters as the models' publishers count them; of two there is no publication, but arithmetic.
+# Parameter counts as published; those of two models are computed, as none are published.
 PUBLISHED = {"smollm2_135M": 134_515_008, "qwen3_0.6B": 596_049_920, "tinyllama_1.1B": 1_100_048_384,
              "llama3_8B": 8_030_261_248,
              "llama_125M": 50304 * 768 + 12 * (4 * 768**2 + 3 * 768 * 2048 + 2 * 768) + 768,
              "speedrun_124M": 2 * 50304 * 768 + 12 * 12 * 768**2}
-# torchtitan's formula, 6 (parameters - embedding) + 12 layers heads head_size T, but causality needs half of the rest:
-# layers, heads * head_size, T and the parameters of the embedding that is only looked up.
+# FLOPs by torchtitan's formula, 6 (parameters - embedding) + 12 layers heads head_size T, with half of the second term
+# because of causality. Values: layers, heads * head_size, T, and the parameters of the embedding (if only looked up).
 ARITHMETIC = {"tinyllama_1.1B": (22, 2048, 2048, 32000 * 2048), "llama3_8B": (32, 4096, 8192, 128256 * 4096),
               "qwen3_0.6B": (28, 2048, 4096, 0)}
 FAMILIES = {"llama": LLAMA, "qwen2": QWEN2, "qwen3": QWEN3, "speedrun": SPEEDRUN}
@@ -43,7 +43,7 @@ class Families(TrainerTest):
             with self.subTest(name):
                 self.train(run_dir=name, train_max_steps=60, train_precision="bf16", **changes)
                 losses = self.losses(name)
-                self.assertAlmostEqual(losses[0], 5.55, delta=0.1)  # ln 257: no token is preferred
+                self.assertAlmostEqual(losses[0], 5.55, delta=0.1)  # ln 257: uniform probabilities
                 self.assertLess(losses[-1], 3.2)
 
     def test_a_resumed_run_has_the_same_bits(self):
@@ -66,23 +66,23 @@ class Families(TrainerTest):
         self.assertNotIn("qk_rstd", llama)
         self.assertIn("qk_rstd", speedrun)
         self.assertIn("qk_raw", regions_of(self.run_trainer("plan", self.write_config(**QWEN3))))
-        self.assertNotIn("qk_raw", speedrun)  # a norm without weights can be undone
+        self.assertNotIn("qk_raw", speedrun)  # a norm without weights can be inverted
         self.assertIn("fc", llama)
-        self.assertNotIn("fc", speedrun)  # relu2's output is all that backward needs
+        self.assertNotIn("fc", speedrun)  # backward needs only the output of relu2
         self.assertIn("first_key", speedrun)
         self.assertNotIn("first_key", llama)
         self.assertNotIn("rope_table", gpt2)
-        # Embedding and head, 2 blocks of (2 norms, q k v, output, gate and up, down), the last norm.
+        # Embedding and head, 2 blocks of (2 norms, q k v, output, gate and up, down), the final norm.
         c, heads, kv, size, hidden, vocab = 48, 3, 1, 18, 70, 384
         parameters = 2 * vocab * c + 2 * (2 * c + (heads + 2 * kv) * size * c + heads * size * c + 3 * hidden * c) + c
         said = self.run_trainer("plan", self.write_config(**LLAMA))
         self.assertRegex(said, rf"parameters +{parameters}\n")
-        # 6 for each parameter but the embedding, 12 for each channel of attention and key that a query sees: T / 2.
+        # 6 per parameter except the embedding, 12 per channel of attention and visible key, on average T / 2.
         flops = 6 * (parameters - vocab * c) + 12 * 2 * heads * size * 20 / 2
         self.assertAlmostEqual(float(re.search(r"FLOPs per token +(\S+),", said)[1]) / flops, 1, delta=1e-4)
         windowed = self.run_trainer("plan", self.write_config(**QWEN2))
         whole = self.run_trainer("plan", self.write_config(**{**QWEN2, "model_window_pattern": "LL"}))
-        saved = 12 * 48 * (20 / 2 - (5 - 25 / 40))  # one layer's
+        saved = 12 * 48 * (20 / 2 - (5 - 25 / 40))  # of one layer
         self.assertAlmostEqual(self.flops(whole) - self.flops(windowed), saved, delta=30)
 
     def test_configurations_have_the_published_sizes(self):
@@ -99,7 +99,7 @@ class Families(TrainerTest):
         return float(re.search(r"FLOPs per token +(\S+),", plan)[1])
 
     def test_exports_are_read_with_the_same_bits(self):
-        """By import, by model.init_from, and with files of bf16 and of several parts."""
+        """With import and model.init_from, also from bf16 files and sharded files."""
         for name, changes in FAMILIES.items():
             if name == "speedrun":
                 continue
@@ -128,7 +128,7 @@ class Families(TrainerTest):
                     self.assertIn(words, card)
 
     def test_joined_tensors_are_read(self):
-        """qkv_proj and gate_up_proj in place of their parts, as other programs save them."""
+        """Other programs save qkv_proj and gate_up_proj instead of separate tensors."""
         self.train(train_max_steps=2, **LLAMA)
         self.run_trainer("export", "--hf", "run", "hf")
         path = self.dir / "hf/model.safetensors"
@@ -179,7 +179,7 @@ class Families(TrainerTest):
         config = json.loads((self.dir / "mine.json").read_text())
         self.assertEqual(config["model"]["family"], "llama")
         self.assertEqual(config["model"]["init_from"], "hf")
-        # The text is short: smaller steps than the file begins with.
+        # The text is short, so steps are smaller than in the file.
         said = self.run_trainer("mine.json", "--set", "train.total_batch_tokens=96", "--set", "schedule.warmup_steps=1",
                                 "--set", "eval.every_steps=0", "--set", "checkpoint.every_steps=0",
                                 "--set", "train.precision=fp32", "--set", "train.max_steps=6")
@@ -221,7 +221,7 @@ class Families(TrainerTest):
 
     @unittest.skipUnless(shutil.which("mpirun"), "there is no mpirun")
     def test_an_untied_head_has_its_own_bucket(self):
-        """Without the deterministic sum, which is made at the end, gradients are reduced bucket by bucket."""
+        """Gradients are reduced per bucket unless the sum is deterministic, which is computed at the end."""
         changes = dict(EIGHT, train_max_steps=12, parallel_bucket_mb=0, **LLAMA)
         self.train_on(1, run_dir="one", **changes)
         for ranks, stage in [*itertools.product((2, 3), range(4))]:

@@ -1,5 +1,5 @@
-"""Disks that are full or read-only: a run ends with 74 and the reason, what was committed stays whole, and with room
-again it goes on. Output that cannot be written."""
+"""Full and read-only disks: the run exits with 74 and the reason, committed checkpoints stay intact, and the run
+continues once there is room. Also: output that cannot be written."""
 import shutil
 import subprocess
 import unittest
@@ -8,7 +8,7 @@ from trainer import ENVIRONMENT, TRAINER, TrainerTest
 
 MAY_MOUNT = shutil.which("unshare") and subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "tmpfs", "/mnt"],
                                                        capture_output=True).returncode == 0
-# Mounts are seen by this shell alone and end with it.
+# Mounts are private to this shell and end with it.
 SCRIPT = """
 mkdir disk
 mount -t tmpfs -o size=$1k tmpfs disk || exit 99
@@ -21,8 +21,8 @@ cp -r disk/run run
 """
 
 
-# Once the run has made a few steps, the directory that it uses is read-only; what is open stays writable. The run must
-# not see the mount before it is read-only: a file that it opened there would keep it writable.
+# After the run has trained a few steps, its directory becomes read-only; open files stay writable. The run must not see
+# the mount before it is read-only, because a file opened in it would keep it writable.
 READ_ONLY = """
 "$0" config.json & run=$!
 until ls run/checkpoints/step_* > files 2> errors; do kill -0 $run || exit 99; sleep 0.05; done
@@ -76,7 +76,7 @@ class FullOutput(TrainerTest):
 @unittest.skipUnless(MAY_MOUNT, "mounting a small file system is not permitted here")
 class Mounted(TrainerTest):
     def run_script(self, script):
-        """What was said; mounts are seen by this shell alone."""
+        """Runs the script with private mounts; returns its output."""
         result = subprocess.run(["unshare", "-m", "bash", "-c", script, TRAINER], cwd=self.dir, capture_output=True,
                                 text=True, timeout=120, env=ENVIRONMENT)
         self.assertNotEqual(result.returncode, 99, result.stderr)
@@ -93,7 +93,7 @@ class Mounted(TrainerTest):
                 self.assertRegex(said, r"save failed 2 of 3 times: .*Read-only file system")
                 self.assertRegex(said, r"train_gpt: .*run/checkpoints/.*: Read-only file system\n")
                 self.assertIn("\nexit 74", said)
-                self.assertIn("second exit 74", said)  # which --supervise tries again, too
+                self.assertIn("second exit 74", said)  # --supervise retries it, too
 
     @unittest.skipUnless(shutil.which("mpirun"), "mpirun is not installed")
     def test_shared_memory_that_is_too_small_for_two_ranks(self):

@@ -1,7 +1,8 @@
-"""data/get.sh against a server on this machine that has Hugging Face's API, and that breaks off, lies or is gone.
+"""data/get.sh with a local server that implements Hugging Face's API and that can interrupt transfers, send wrong
+content or be down.
 
-The names of repositories, paths and headers are those that huggingface.co and raw.githubusercontent.com use; the
-listing has the form of https://huggingface.co/docs/huggingface.js/hub/interfaces/ListFileEntry.
+Repositories, paths and headers have the names used on huggingface.co and raw.githubusercontent.com. The listing has the
+format of https://huggingface.co/docs/huggingface.js/hub/interfaces/ListFileEntry.
 """
 import hashlib
 import http.server
@@ -37,9 +38,9 @@ def noise(size, seed):
 class Server(socketserver.ThreadingTCPServer):
     """Serves `repositories`: name -> {path: content}.
 
-    `faults`: the end of a path -> what happens to its next requests: a tuple of status and headers, bytes in place of
-    the file, "break off", "stall", "no range", or None. `published` replaces what the listing says of a file. `seen`:
-    names of files with the byte at which the range begins.
+    `faults`: end of a path -> what happens to its next requests: a tuple of status and headers, bytes instead of the
+    file, "break off", "stall", "no range", or None. `published` overrides the listing's entry of a file. `seen`: the
+    names of requested files, each with the first byte of its range.
     """
     daemon_threads = True
 
@@ -52,7 +53,7 @@ class Server(socketserver.ThreadingTCPServer):
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
 
     def handle_error(self, request, address):
-        pass  # a client that was killed
+        pass  # the client was killed
 
     def close(self):
         self.go_on.set()
@@ -82,12 +83,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.server.seen.append((path.rsplit("/", 1)[-1], begin))
         faults = next((each for end, each in self.server.faults.items() if path.endswith(end) and each), [None])
         resolve = re.fullmatch(r"/datasets/([^/]+/[^/]+)/resolve/main/(.*)", path)
-        # The address of a file only redirects, as the Hub does with large ones; what is odd with it comes after that.
+        # A file's address only redirects, as on the Hub for large files; faults occur at the redirect's target.
         fault = None if resolve and not isinstance(faults[0], tuple) else faults.pop(0)
         if isinstance(fault, tuple):  # (status, headers...)
             return self.answer(fault[0], b"an explanation", **dict(fault[1:]))
         listing = re.fullmatch(r"/api/datasets/([^/]+/[^/]+)/tree/main", path)
-        if isinstance(fault, bytes):  # in place of the file
+        if isinstance(fault, bytes):  # instead of the file
             return self.answer(200, fault, Content_Type="text/html")
         if listing and listing[1] in self.server.repositories:
             return self.list_files(listing[1], query)
@@ -148,12 +149,12 @@ class GetTest(unittest.TestCase):
         self.server.faults["/" + name] = list(faults)
 
     def asked_for(self):
-        """What the server was asked for since the last call: files with the byte at which the range begins."""
+        """Returns the requests since the last call: files, each with the first byte of its range."""
         seen, self.server.seen[:] = list(dict.fromkeys(self.server.seen)), []
         return seen
 
     def check(self, names=SHARDS, also=()):
-        """That exactly these files are there, as the server has them."""
+        """Requires exactly these files, with the server's content."""
         self.assertEqual(sorted(path.name for path in self.out.iterdir()), sorted([*names, *also, "lock", ".files"]))
         for name in names:
             self.assertEqual(sha256((self.out / name).read_bytes()), sha256(self.files[name]), name)
@@ -174,7 +175,7 @@ class Downloads(GetTest):
         self.get("fineweb10B", "--shards", 1, "--out", "a/b")
         self.out = self.dir / "a/b"
         self.check([SHARDS[0], SHARDS[2]])
-        # Validation first; an address per file, whose redirection is followed.
+        # Validation first; one request per file, which follows the redirect.
         self.assertEqual(self.asked_for(), [("main", 0), (SHARDS[2], 0), (SHARDS[0], 0)])
         said = self.get("fineweb10B", "--out", "a/b")
         self.check()
@@ -182,7 +183,7 @@ class Downloads(GetTest):
         self.assertIn("--set data.train='a/b/fineweb_train_*.bin' --set data.val='a/b/fineweb_val_*.bin'", said)
 
     def test_the_paths_of_each_data_set(self):
-        """The names are those of the publishers; the pattern takes these and no other file."""
+        """The names are the publishers'; the pattern matches these files only."""
         tinystories = ["train-00000-of-00004-2d5a1467fff1081b", "train-00001-of-00004-5852b56a2bd28fd9",
                        "validation-00000-of-00001-869c898b519ad725"]
         for name, repository, taken, left, following in (
@@ -207,7 +208,7 @@ class Downloads(GetTest):
                 self.assertEqual(there, {path.rsplit("/", 1)[-1]: path for path in expected})
 
     def test_a_file_on_github(self):
-        """With the checksum of a small file in place of the real one's."""
+        """Uses a small file and its checksum instead of the real ones."""
         content = b"First Citizen:\nBefore we proceed any further, hear me speak.\n"
         script, text = self.dir / "get.sh", SCRIPT.read_text()
         for name, owner, revision, path, length in (
@@ -278,7 +279,7 @@ class Interruptions(GetTest):
         self.assertIn("the server requests a wait of 86400 s", self.get("fineweb10B", expect=0))  # everything is there
 
     def test_retries_run_out(self):
-        self.fault(SHARDS[0], "break off", "break off", *[(502,)] * 5)  # a byte in between resets the count
+        self.fault(SHARDS[0], "break off", "break off", *[(502,)] * 5)  # received bytes reset the count
         said = self.get("fineweb10B", "--tries", 2, expect=74)
         self.assertIn("502; 150000 of 200000 bytes are downloaded. To resume, run again:", said)
         self.check([SHARDS[2]], [SHARDS[0] + ".part"])
@@ -320,7 +321,7 @@ class Interruptions(GetTest):
 
 class WrongContent(GetTest):
     def refuse(self, name, *words):
-        """The download of `name` ends with 65 and these words; the file is kept aside; the next call gets it right."""
+        """Downloading `name` exits with 65 and these words and sets the file aside; the next call succeeds."""
         said = self.get("fineweb10B", expect=65)
         for word in words:
             self.assertIn(word, said)
@@ -359,7 +360,7 @@ class WrongContent(GetTest):
         said = self.get("fineweb10B")
         self.assertIn(f"{SHARDS[0]} has 199999 bytes instead of 200000", said)
         self.assertEqual(short.read_bytes(), self.files[SHARDS[0]])
-        self.assertEqual(changed.read_bytes()[:1], b"?")  # the size says nothing of that
+        self.assertEqual(changed.read_bytes()[:1], b"?")  # the size is unchanged
         said = self.get("fineweb10B", "--verify")
         self.assertIn(f"{SHARDS[1]} has the SHA-256 ", said)
         self.check(also=[f"{name}.mismatch" for name in SHARDS[:2]])
@@ -416,7 +417,7 @@ class Limits(GetTest):
         self.assertIn("jq is not installed; run scripts/setup.sh data", said)
 
     def test_the_trainer_names_the_command(self):
-        """Of each data set whose default place has no shards, wherever the trainer is started, and of no other."""
+        """For each data set without shards in its default folder, from any working directory, and for no other."""
         overview = subprocess.run([SCRIPT], capture_output=True, text=True, check=True).stdout
         for name in [*re.findall(r"^(\w+) +(?:[\d.]+ [MG]B)", overview, re.M), "mine"]:
             for cwd, script in ((ROOT, "data/get.sh"), (self.dir, SCRIPT)):
@@ -432,7 +433,7 @@ class Limits(GetTest):
         self.fault(SHARDS[2], "stall")
         pid, terminal = pty.fork()
         if pid == 0:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # what was started in the background may ignore it
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # background processes may ignore it
             os.chdir(self.dir)
             os.environ["no_proxy"] = "*"
             os.execv(SCRIPT, [SCRIPT, "fineweb10B", "--endpoint", self.server.url])

@@ -1,5 +1,5 @@
-"""scripts/gpu_check.py from an unpacked kit, on a GPU that a stand-in for nvidia-smi plays: once with stand-ins for all
-programs, once with the simulator's programs in the place of the GPU's."""
+"""scripts/gpu_check.py from an unpacked kit, with a stand-in for nvidia-smi: once with stand-ins for all programs, once
+with the simulator's programs instead of the GPU's."""
 import json
 import os
 import re
@@ -37,7 +37,7 @@ SANITIZE = [f"{tool}_{group}" for tool in ("memcheck", "racecheck") for group in
 
 
 class Kit(unittest.TestCase):
-    """An unpacked kit in a temporary folder, and a PATH that has only what the script may need."""
+    """An unpacked kit in a temporary folder, and a PATH with only the tools that the script may need."""
 
     @classmethod
     def setUpClass(cls):
@@ -73,7 +73,7 @@ class Kit(unittest.TestCase):
         self.tool("torch.py", "", self.home / "packages")
 
     def tool(self, name, text, folder=None):
-        """An executable; without text, the machine's own."""
+        """Creates an executable; without text, links the machine's own."""
         path = (folder or self.home / "bin") / name
         path.parent.mkdir(parents=True, exist_ok=True)
         if text is None:
@@ -83,7 +83,7 @@ class Kit(unittest.TestCase):
         return path.chmod(0o755)
 
     def hide_torch(self):
-        """Also where this machine's python3 has it."""
+        """Hides PyTorch even if this machine's python3 has it."""
         (self.home / "packages/sitecustomize.py").write_text('import sys\nsys.modules["torch"] = None\n')
 
     def program(self, name, text):
@@ -100,7 +100,7 @@ class Kit(unittest.TestCase):
         return result.stdout + result.stderr
 
     def results(self, part, folder=None):
-        """Rows by name and verdicts of a part, after looking at its files."""
+        """Checks the files of a part; returns its rows by name and its verdicts."""
         folder = (folder or self.kit / "build/gpu_check") / part
         self.assertEqual(sorted(path.name for path in folder.iterdir()), ["check.json", "check.txt", "logs.tgz"])
         self.assertLess((folder / "logs.tgz").stat().st_size, 12_000_000)
@@ -114,7 +114,7 @@ class Kit(unittest.TestCase):
 
 
 class StandIns(Kit):
-    """The script alone: every program is a stand-in that does nothing."""
+    """Tests the script alone: every program is a stand-in without function."""
 
     def setUp(self):
         super().setUp()
@@ -170,12 +170,12 @@ class StandIns(Kit):
         self.assertEqual([name for part, name, *_ in listed if part == "prove"], PROVE + ["peer_1558M"])
 
     def test_the_first_eight_minutes(self):
-        """No stage may run longer than until its place in the plan. PyTorch has the time after it, and what others
-        leave."""
+        """No stage may run beyond its planned end. PyTorch gets the time after the plan and what other stages do
+        not use."""
         plans = {part: gpu_stages.stages_of(part, PLACE, gpu_stages.GPU_WORKLOADS) for part in gpu_stages.PARTS}
         usable = gpu_check.DEFAULT_LIMIT_S - gpu_runner.MARGIN_S
         for part, stages in plans.items():
-            self.assertGreaterEqual(sum(stage.share for stage in stages), usable, part)  # no share is stretched
+            self.assertGreaterEqual(sum(stage.share for stage in stages), usable, part)  # no share is increased
             self.assertLessEqual(sum(stage.share for stage in stages), gpu_check.DEFAULT_LIMIT_S, part)
             self.assertFalse(any(stage.is_peer for stage in stages[:-1]), part)
         self.assertLessEqual(sum(stage.share for stage in plans["measure"][:-1]), 480)
@@ -193,14 +193,14 @@ class StandIns(Kit):
         self.assertFalse((self.home / "results/sanitize").exists())
 
     def test_stages_without_their_tools_are_not_run(self):
-        """Without PyTorch, NVIDIA's tools, NCCL and instructions of sm_90a, on a GPU that has none."""
+        """No PyTorch, NVIDIA tools or NCCL, and a GPU without the instructions of sm_90a."""
         self.hide_torch()
         (self.home / "bin/compute-sanitizer").unlink()
         (self.home / "bin/ncu").unlink()
         only = self.home / "libraries"
         shutil.copytree(self.libraries, only)
         (only / "libnccl.so.2").unlink()
-        with open(self.kit / "scripts/cuda_libraries.py", "a") as finder:  # nor what this machine happens to have
+        with open(self.kit / "scripts/cuda_libraries.py", "a") as finder:  # nor this machine's libraries
             finder.write("\n\nlibrary_cache, package_folders = dict, list\n")
         self.tool("nvidia-smi", NVIDIA_SMI.replace("9.0", "12.0"))
         self.run_script("--workloads", "tiny", "--stages", "roofs,ncu,peer,probe,comm,memcheck",
@@ -317,7 +317,7 @@ class StandIns(Kit):
         self.interrupt(signal.SIGTERM)
 
     def test_make(self):
-        """make gpu-check builds for this GPU and passes its variables on."""
+        """make gpu-check builds for this GPU and forwards its variables."""
         said = subprocess.run(["make", "-n", "gpu-check", "PART=measure prove", "OUT=a b", "LIMIT=300", "STAGES=ops",
                                "BUILD=" + str(self.home / "build")], cwd=ROOT, capture_output=True, text=True,
                               check=False).stdout
@@ -331,12 +331,12 @@ class StandIns(Kit):
 
 
 class DryRun(Kit):
-    """The simulator's programs in the place of the GPU's, with a tiny workload. What takes it minutes is left out: most
-    op tests, and loss curves, for which the CPU's trainer stands in."""
+    """The simulator's programs instead of the GPU's, with a tiny workload. Slow parts are left out: most op tests, and
+    loss curves, for which the CPU trainer stands in."""
 
     @classmethod
     def setUpClass(cls):
-        """With the CUDA libraries of this machine if it has all: a machine without a compiler needs them."""
+        """Uses the CUDA libraries of this machine if it has all of them; a machine without a compiler needs them."""
         found = gpu_stages.cuda_libraries.find()
         if found.missing or found.optional_missing:
             super().setUpClass()
@@ -359,13 +359,13 @@ class DryRun(Kit):
         for name, target in (("train_gpt_cpu", "train_gpt_cpu"), ("ptx_probe_cuda", "ptx_probe_simt"),
                              ("ptx_probe_simt", "ptx_probe_simt")):
             (self.kit / "build" / name).symlink_to(build / target)
-        # A simulated GEMM takes long: little time for each figure, and few repeats.
+        # A simulated GEMM is slow, so use little time per figure and few repeats.
         for name, less in (("bench", "--seconds 0.02"), ("bench_matmul", "--repeats 2")):
             self.program(f"{name}_cuda", f'#!/usr/bin/env bash\n[[ $* = *{less[:9]}* ]] || set -- "$@" {less}\n'
                          f'exec {build}/{name}_simt "$@"\n')
 
     def test_everything_passes(self):
-        def run(part):  # with time for busy cores
+        def run(part):  # the limit allows for busy cores
             self.run_script(part, "--workloads", "tiny", "--limit", "3000")
         with ThreadPoolExecutor() as pool:  # at the same time, since only verdicts count here
             list(pool.map(run, gpu_stages.PARTS))
@@ -414,7 +414,7 @@ class DryRun(Kit):
 
 class OpGroups(unittest.TestCase):
     def test_the_sanitizer_sees_every_op_test_once(self):
-        """All cases of one precision but those of GEMMs, which are the library's."""
+        """All cases of one precision except GEMMs, which the library computes."""
         def cases(*spec):
             said = subprocess.run([ROOT / "build/test_simt", *spec, "--list-test-names-only"], capture_output=True,
                                   text=True, check=False).stdout

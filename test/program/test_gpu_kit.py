@@ -1,4 +1,4 @@
-"""The kit for a GPU machine: where its CUDA libraries are found, what it holds, and what is refused."""
+"""The kit for a GPU machine: how it finds CUDA libraries, its contents, and what it refuses to pack."""
 import ast
 import os
 import shutil
@@ -26,7 +26,7 @@ def make_library(path, soname, *flags):
 
 
 class Libraries(unittest.TestCase):
-    """cuda_libraries.find() on a machine made of folders: PATH, LD_LIBRARY_PATH and /usr/local lie in self.dir."""
+    """cuda_libraries.find() on a simulated machine: PATH, LD_LIBRARY_PATH and /usr/local lie in self.dir."""
 
     @classmethod
     def setUpClass(cls):
@@ -42,7 +42,7 @@ class Libraries(unittest.TestCase):
         self.bin = self.dir / "bin"
         self.bin.mkdir()
         self.write_command("ldconfig", "echo '1 libs found in cache'")
-        # This interpreter's own packages are no part of the machine.
+        # This interpreter's packages are not part of the simulated machine.
         for change in (mock.patch.dict(os.environ, {"PATH": str(self.bin)}, clear=True),
                        mock.patch.object(cuda_libraries, "LOCAL_TOOLKITS", str(self.dir / "local/cuda*")),
                        mock.patch.object(sys, "path", []), mock.patch.object(sys, "executable", "/nonexistent/python")):
@@ -67,7 +67,7 @@ class Libraries(unittest.TestCase):
         return libraries
 
     def test_each_place_and_their_order(self):
-        """From the last place to the first: each is used as soon as it has the libraries."""
+        """Adds libraries from the last place to the first; each new place takes precedence."""
         site = self.dir / "venv/lib/python3/site-packages"
         self.write_command("python3", f"""echo '["{site}"]'""")
         self.place("venv/lib/python3/site-packages/nvidia/cu13/lib", RUNTIME, LT)
@@ -134,7 +134,7 @@ class Libraries(unittest.TestCase):
                     self.assertIn(f"{LT} {why}", cuda_libraries.find((LT,), ()).missing[0])
 
     def program_with_own_library(self):
-        """A program that needs the CUDA runtime only through a library in lib/ next to it, as the kit's do."""
+        """Builds a program that needs the CUDA runtime only through a library in lib/ next to it, as in the kit."""
         own = self.dir / "kit/lib/libown.so"
         with mock.patch.dict(os.environ, PATH=os.defpath):
             make_library(own, own.name, "-Wl,--no-as-needed", f"{self.made.name}/{RUNTIME}")
@@ -178,7 +178,7 @@ class Kit(unittest.TestCase):
             kit.extractall(self.dir / "unpacked")
         kit = self.dir / "unpacked/gpu_kit"
         loaded = subprocess.run(["ldd", kit / "build/program"], capture_output=True, text=True, check=True).stdout
-        for name in ("libgomp.so.1", "libstdc++.so.6", "libgcc_s.so.1"):  # the last is a library's need only
+        for name in ("libgomp.so.1", "libstdc++.so.6", "libgcc_s.so.1"):  # only a library needs the last one
             self.assertIn(f"{name} => {kit}/build/lib/{name} ", loaded)
         self.assertFalse((kit / "build/lib/libc.so.6").exists())
         subprocess.run([kit / "build/program"], check=True)
@@ -211,7 +211,7 @@ class Kit(unittest.TestCase):
             pack_gpu_kit.files_of(ROOT)
 
     def test_it_has_everything_that_its_scripts_import(self):
-        """Modules of the repository that are imported, and files of it that are named, by the kit's Python files."""
+        """Covers the repository's modules and files that the kit's Python files import or name."""
         kit = set(map(str, pack_gpu_kit.files_of(ROOT)))
         folders = ("scripts", "dev", "test/program")
         for name in sorted(kit):

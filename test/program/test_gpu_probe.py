@@ -1,4 +1,4 @@
-"""The instruction probes: that every wrapper has one, that every group is run, and how the words are compared."""
+"""The instruction probes: every wrapper has one, every group runs, and results are compared word by word."""
 import json
 import re
 import subprocess
@@ -56,7 +56,7 @@ class Completeness(unittest.TestCase):
         self.assertEqual("".join(parts), whole)
         wrappers = [line.split()[0] for line in whole.splitlines()]
         self.assertEqual(len(wrappers), len(set(wrappers)))
-        self.assertGreaterEqual(len(wrappers), 60)  # so many there were when probes were put into groups
+        self.assertGreaterEqual(len(wrappers), 60)  # the number when groups were introduced
 
     def test_an_unknown_group(self):
         result = subprocess.run([SIMULATED, "nothing"], capture_output=True, text=True, check=False)
@@ -73,7 +73,7 @@ class Comparison(unittest.TestCase):
         self.dir = Path(temporary.name)
 
     def compare(self, script, expect, group="fragments"):
-        """What gpu_probe.py prints and its figures, where the GPU's program is a shell script."""
+        """Returns the output and figures of gpu_probe.py, with a shell script as the GPU's program."""
         actual = self.dir / "ptx_probe_cuda"
         actual.write_text(f"#!/usr/bin/env bash\nsimulated={SIMULATED}\n{script}\n")
         actual.chmod(0o755)

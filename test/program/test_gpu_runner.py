@@ -1,5 +1,5 @@
-"""scripts/gpu_runner.py and gpu_process.py: stages that hang, crash, flood, lie or leave processes behind cost only
-themselves. The programs are shell scripts."""
+"""scripts/gpu_runner.py and gpu_process.py: stages that hang, crash, flood the log, write wrong results or leave
+processes affect no other stage. The programs are shell scripts."""
 import contextlib
 import io
 import json
@@ -32,7 +32,7 @@ echo "%s"
 
 
 def gone(process):
-    """Waits until a process has ended; whether it has."""
+    """Waits for a process to end; returns whether it has."""
     for _ in range(300):
         try:
             if open(f"/proc/{process}/stat").read().split(")")[1].split()[0] == "Z":
@@ -70,13 +70,13 @@ class Stages(Folder):
         self.out = self.dir / "out"
 
     def stage(self, name, script, share=100.0, read=lambda *_: Reading("fine"), **more):
-        """A stage that runs a shell script, in which $FIGURES is the file for its figures."""
+        """Returns a stage that runs a shell script; $FIGURES is the file for its figures."""
         command = more.pop("command", lambda place, stage, seconds: ["bash", "-c", script])
         return Stage(name, share, more.pop("programs", ()), command, read,
                      {"FIGURES": str(self.dir / f"work/{name}.json")}, **more)
 
     def run_part(self, *stages, limit=600, spent=0.0):
-        """check.json after the stages, by name; what was printed."""
+        """Runs the stages; returns check.json's rows by name, its verdicts and the output."""
         self.results = gpu_runner.Results(self.out, HEAD, stages)
         self.results.begin()
         sampler = gpu_process.Sampler()  # not started
@@ -98,7 +98,7 @@ class Stages(Folder):
             return {name: tar.extractfile(name).read() for name in tar.getnames()}
 
     def test_a_failure_of_any_kind_affects_only_its_own_stage(self):
-        """Shares make the bound of what hangs short, and that of everything else minutes."""
+        """Shares give hanging stages a short time limit and all others minutes."""
         def broken(*_):
             raise KeyError("figures")
 
@@ -138,7 +138,7 @@ class Stages(Folder):
         self.assertLess(rows["hangs"]["seconds"], 30)
         for name in ("pid", "grandchild", "session", "left"):
             self.assertTrue(gone(int((self.dir / name).read_text())), f"{name} is still there")
-        # Partial results, reasons, and results that were on disk while later stages ran.
+        # Partial results, reasons, and results that were on disk before later stages ran.
         self.assertEqual([rows[name]["figures"] for name in ("hangs", "crashes", "nan")],
                          [{"ms": 7}, {"ms": 8}, {"ms": None}])
         self.assertEqual(rows["fails"]["detail"], 'the "reason" is 3')
@@ -167,7 +167,7 @@ class Stages(Folder):
         self.assertIn("passed: 1 passed, 1 not run, 1 failed;", (self.out / "check.txt").read_text())
 
     def test_no_time_is_left(self):
-        """A stage that cannot be ended within its share takes that of the next."""
+        """A stage that cannot be ended within its share uses up the next stage's."""
         _, verdicts, _ = self.run_part(self.stage("hangs", 'trap "" TERM; while true; do sleep 1; done'),
                                        self.stage("next", "true", share=1), limit=4)
         self.assertEqual(verdicts, {"hangs": "timed out", "next": "no time"})
@@ -186,7 +186,7 @@ class Stages(Folder):
             self.assertTrue(least <= given[name] <= most, given)
 
     def test_time_that_was_spent_before(self):
-        """What it took to look at the machine counts against the limit."""
+        """The time to inspect the machine counts against the limit."""
         rows, _, _ = self.run_part(self.stage("only", "true"), limit=1000, spent=400)
         self.assertTrue(580 <= rows["only"]["bound_s"] <= 588, rows["only"]["bound_s"])
 
@@ -209,7 +209,7 @@ class Stages(Folder):
         self.assertEqual((self.check["passed"], self.check["complete"]), (False, False))
 
     def test_a_folder_that_cannot_be_written(self):
-        """The table is printed all the same."""
+        """The table is still printed."""
         self.results = gpu_runner.Results(self.out, HEAD, [])
         said = io.StringIO()
         with contextlib.redirect_stdout(said):
@@ -253,7 +253,7 @@ class Matmuls(Folder):
 
 class Clocks(Folder):
     def sample(self, until, text=None, refused="nothing"):
-        """A sampler after `until` of its samples or failures."""
+        """Runs a sampler until `until(sampler)` holds; returns its clocks and the sampler."""
         if text is not None:
             self.script("bin/nvidia-smi", SMI % (refused, text))
         sampler = gpu_process.Sampler(every_s=0.01)

@@ -1,4 +1,4 @@
-"""scripts/gpu_table.py: the table shows what matters, and stays within its limit whatever the figures are."""
+"""scripts/gpu_table.py: the table shows the main results and stays within its size limit for any figures."""
 import random
 import re
 import sys
@@ -64,7 +64,7 @@ class Table(unittest.TestCase):
                 r"roofs: device-to-device copy 4012 GB/s, bf16 GEMM 812.3 TFLOP/s",
                 r"  124M +bench +64 +1024 +60.25 +1087734 +45.7%",
                 r"  124M +bench +32 +1024 +31.50 +1040254 +-$",
-                # 65536 tokens in 80 ms; its MFU is ours times 60.25 / 80.
+                # 65536 tokens in 80 ms; the MFU is train_gpt's times 60.25 / 80.
                 r"  124M +PyTorch +64 +1024 +80.00 +819200 +34.4%  compiled, FLASH, 1.328 times our ms",
                 r"  124M +train_gpt +64 +1024 +490.50 +1068886 +44.9%  30 steps",
                 r"  qkv +2304x65536x768 +2800.0 +3500.0 +1.250 +0 +3  of 100",
@@ -86,7 +86,7 @@ class Table(unittest.TestCase):
         self.assertRegex(text, r"(?m)^  124M +PyTorch +64 +1024 +100.00 +655360 +27.5%  eager, -, - times our ms$")
 
     def test_the_limit(self):
-        """The least important rows are left out: small ops, GEMMs that take little; never the figures of steps."""
+        """The least important rows are left out: small ops and short GEMMs, never the figures of steps."""
         ops = [op(f"op_{i}", i) for i in range(300)]
         products = [product(f"gemm_{i}", i + 1.0) for i in range(299)] + [product("unstable", 0.1, None, 5)]
         text = gpu_table.table(check(*MEASURED[:1], stage("ops_124M", bench(ops=ops), "124M"), *MEASURED[2:6],
@@ -111,7 +111,7 @@ class Table(unittest.TestCase):
         self.assertTrue(rows and all("crashed" in row for row in rows))
 
     def test_invalid_figures(self):
-        """Whatever stands in the place of a figure, the other stages' rows are there."""
+        """An invalid figure of any kind does not affect the rows of other stages."""
         values = [None, "text", [], {}, -1, 1e400, True, [[]], {"a": 1}, "\u2028\x00" * 5]
         chooser = random.Random(1)
 

@@ -1,4 +1,4 @@
-"""scripts/check_house.py finds a planted violation of each of its rules, and nothing in the tree as it is."""
+"""scripts/check_house.py finds a planted violation of each rule, and none in the unchanged tree."""
 import shutil
 import subprocess
 import sys
@@ -11,7 +11,7 @@ FOLDERS = ["commands", "configs", "data", "dev", "docs", "kernels", "model", "ru
 
 LONG_FUNCTION = "void long_one() {\n" + "    step();\n" * 119 + "}\n"
 WRAPPED_FUNCTION = "void wrapped(int a,\n             int b) {\n    for (;;) {\n    }\n" + "    step();\n" * 116 + "}\n"
-VIOLATIONS = [  # rule, file, text that is appended to it, words of the finding
+VIOLATIONS = [  # rule, file, text appended to it, part of the finding
     ("model -> runtime", "model/gpt.h", '#include "runtime/io/io.h"', "model may not include runtime/io/io.h"),
     ("runtime -> model", "runtime/io/io.h", '#include "model/gpt.h"', "runtime/io may not include model/gpt.h"),
     ("runtime -> ops", "runtime/io/io.h", '#include "kernels/ops.h"', "runtime/io may not include kernels/ops.h"),
@@ -92,7 +92,7 @@ class House(unittest.TestCase):
         return result.returncode, result.stdout.splitlines()
 
     def check_with(self, additions):
-        """The findings in a copy of the tree with (file, text) appended, and the lines that each text covers."""
+        """Returns the findings in a copy of the tree with (file, text) appended, and each text's range of lines."""
         with tempfile.TemporaryDirectory() as copy:
             for folder in FOLDERS:
                 shutil.copytree(ROOT / folder, Path(copy, folder))
@@ -120,7 +120,7 @@ class House(unittest.TestCase):
         self.assertEqual(found, [])
 
     def test_each_fault_of_the_mutation_tests_can_be_planted(self):
-        """Its code stands in its file exactly once: a fault that a change leaves behind tests nothing."""
+        """Each fault's code occurs exactly once in its file; otherwise the fault tests nothing."""
         sys.path.insert(0, str(ROOT / "dev"))
         from plant_faults import FAULTS
         self.assertGreater(len(FAULTS), 250)
