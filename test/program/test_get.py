@@ -168,7 +168,7 @@ class Downloads(GetTest):
         self.assertRegex(said, r"\nnext:\n  \S*train_gpt(_cpu)? \S*configs/gpt2_124M.json\n$")
         self.asked_for()
         self.assertIn("3 already in datasets/fineweb10B, 0.0 B to download", self.get("fineweb10B"))
-        self.assertEqual(self.asked_for(), [("main", 0)])  # the list only
+        self.assertEqual(self.asked_for(), [("main", 0)])  # only the listing
         self.assertEqual((self.out / SHARDS[0]).stat().st_mode & 0o777, 0o666 & ~current_umask())
 
     def test_the_first_shards(self):
@@ -251,8 +251,8 @@ class Interruptions(GetTest):
             self.fault(SHARDS[0], "stall")
             process = subprocess.Popen(command, cwd=self.dir, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                        text=True, env={**os.environ, "no_proxy": "*"}, **FROM_TERMINAL)
-            wait_until(lambda: part.exists() and part.stat().st_size > 90_000, "half of the shard did not come", 20)
-            # Meanwhile another call stays out.
+            wait_until(lambda: part.exists() and part.stat().st_size > 90_000, "half of the shard did not arrive", 20)
+            # Meanwhile another call is refused.
             self.assertIn(f"is in use by another process: pid {process.pid}, host ",
                           self.get("fineweb10B", expect=73))
             kill(process.pid, number)
@@ -276,7 +276,7 @@ class Interruptions(GetTest):
         self.assertEqual(re.findall(r"(\d{3}; retrying in \d) s", said),
                          ["429; retrying in 0", "500; retrying in 1", "429; retrying in 0", "503; retrying in 0"])
         self.fault("main", (429, ("Retry-After", "86400")))
-        self.assertIn("the server requests a wait of 86400 s", self.get("fineweb10B", expect=0))  # everything is there
+        self.assertIn("the server requests a wait of 86400 s", self.get("fineweb10B", expect=0))  # all files are complete
 
     def test_retries_run_out(self):
         self.fault(SHARDS[0], "break off", "break off", *[(502,)] * 5)  # received bytes reset the count

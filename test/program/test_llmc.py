@@ -1,4 +1,4 @@
-"""llm.c's files: export, import, model.init_from and inspect, with the files in test/recorded/llmc."""
+"""llm.c's file formats: export, import, model.init_from and inspect, with the files in test/recorded/llmc."""
 import array
 import re
 import shutil
@@ -11,7 +11,7 @@ VOCAB, PADDED, LAYERS, CHANNELS, POSITIONS = 269, 384, 2, 12, 10
 SIZES = {"model_n_layer": LAYERS, "model_n_head": 3, "model_n_embd": CHANNELS, "model_n_positions": POSITIONS,
          "model_vocab_size": VOCAB, "train_seq_len": 10}
 STAND_STILL = {"optim_learning_rate": 0, "optim_weight_decay": 0, "train_max_steps": 1}
-# Where each tensor begins, in elements, and how many elements a layer has.
+# The first element of each tensor, and its number of elements per layer.
 COUNTS = {"wte": PADDED * 12, "wpe": 120, "ln1w": 12, "ln1b": 12, "qkvw": 432, "qkvb": 36, "attprojw": 144,
           "attprojb": 12, "ln2w": 12, "ln2b": 12, "fcw": 576, "fcb": 48, "fcprojw": 576, "fcprojb": 12, "lnfw": 12,
           "lnfb": 12}
@@ -36,7 +36,7 @@ class Llmc(TrainerTest):
         self.assertTrue((self.dir / first).read_bytes() == (self.dir / second).read_bytes(), f"{first} {second}")
 
     def write_model(self, change, name="changed.bin"):
-        """model.bin with its elements changed."""
+        """Writes model.bin with its elements changed; returns the file's name."""
         content = (self.dir / "model.bin").read_bytes()
         values = array.array("f", content[1024:])
         change(values)
@@ -75,7 +75,7 @@ class InAndOut(Llmc):
         shutil.copy(self.dir / "tokenizer.bin", self.dir / "gpt2_tokenizer.bin")
         for dtype, name in (("fp32", "model.bin"), ("bf16", "model_bf16.bin")):
             with self.subTest(dtype):
-                self.run_trainer("import", name, dtype)  # finds gpt2_tokenizer.bin
+                self.run_trainer("import", name, dtype)  # it finds gpt2_tokenizer.bin
                 self.run_trainer("export", "--llmc", dtype, f"{dtype}.bin", "--dtype", dtype, "--tokenizer",
                                  f"{dtype}_tokenizer.bin")
                 self.same(name, f"{dtype}.bin")
@@ -168,10 +168,10 @@ class Inspect(Llmc):
 
 
 class Compare(Llmc):
-    """Our logits, loss and gradients against those of PyTorch in debug_state.bin."""
+    """Compares logits, loss and gradients with PyTorch's in debug_state.bin."""
 
     def compare(self, model="model.bin", state="debug_state.bin", expect=0):
-        """The arrays that differ, like "qkvw 1" for layer 1, and everything that was printed."""
+        """Returns the arrays that differ, such as "qkvw 1" for layer 1, and the output."""
         said = self.run_trainer("inspect", "--model", model, state, expect=expect)
         rows = re.findall(r"^(?:gradient of )?(\w+) +(\d?) +(?:\S+ +){4}(ok|differs)$", said, re.M)
         self.assertEqual([name for name, _, _ in rows], ["logits", "loss", *COUNTS], said)
@@ -204,7 +204,7 @@ class Compare(Llmc):
                     values[begin[1]:begin[1] + count], values[begin[0]:begin[0] + count])
 
         def pad_in_front(values):
-            """As if the padding came before the vocabulary."""
+            """Puts the padding before the vocabulary."""
             values[:PADDED * 12] = values[VOCAB * 12:PADDED * 12] + values[:VOCAB * 12]
 
         def change_one(values):

@@ -1,4 +1,4 @@
-"""Logs on a disk that fails now and then: the run goes on, and its records are those of a run without a fault."""
+"""Logs on a disk with temporary faults: the run continues, with the records of a run without faults."""
 from test_data_faults import with_fault
 from trainer import TrainerTest
 
@@ -21,7 +21,7 @@ class LogFaults(TrainerTest):
     def test_a_failed_sync_fails_a_save_but_loses_no_line(self):
         self.train(run_dir="whole", checkpoint_every_steps=5)
         config = self.write_config(checkpoint_every_steps=5)
-        # The first sync is that of the empty file.
+        # The first sync is of the empty file.
         said = self.run_trainer(config, **with_fault("sync loses", "run/metrics.jsonl", 2))
         self.assertRegex(said, r"step 5 \| save failed 1 of 3 times: cannot sync .*metrics.jsonl")
         self.assertNotIn("\0", (self.dir / "run/metrics.jsonl").read_text())

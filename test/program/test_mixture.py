@@ -24,9 +24,9 @@ class Mixture(TrainerTest):
         self.train("--resume", run_dir="cut", **mixed)
         self.assertEqual(self.records("cut"), self.records("run"))
         self.assertEqual(self.weights(20, "cut"), self.weights(20, "run"))
-        # The effective configuration is a configuration.
+        # The effective configuration is valid input.
         self.assertEqual(json.loads((self.dir / "run/config.json").read_text())["data"]["train"], parts(3, 1))
-        # Sums of two ranks differ in the last bits, the samples do not.
+        # On two ranks, sums differ in the last bits; the samples are the same.
         self.train("--nproc", "2", run_dir="two", **mixed)
         for one, two in zip(self.losses(), self.losses("two"), strict=True):
             self.assertAlmostEqual(one, two, delta=1e-4)
@@ -36,7 +36,7 @@ class Mixture(TrainerTest):
         self.train("--resume", **{**mixed, "data_train": parts(6, 2)})  # the same shares
 
     def test_a_weight_moves_the_loss(self):
-        # Digits are easier to predict than text: the more of them, the lower the loss.
+        # Digits are easier to predict than text, so more digits lower the loss.
         last = []
         for name, weights in (("text", parts(99, 1)), ("digits", parts(1, 99))):
             self.train(run_dir=name, data_train=weights)

@@ -1,4 +1,4 @@
-"""What a run leaves for those who watch it: times, samples and norms in files, and event files for TensorBoard."""
+"""Monitoring files of a run: times, samples and norms, and event files for TensorBoard."""
 import contextlib
 import io
 import json
@@ -42,12 +42,12 @@ class EventFiles(TrainerTest):
             damaged[place] ^= 1
 
     def events(self, run="run"):
-        """The values of all files together, in the order of their names, and where each begins."""
+        """Returns the values of all event files, in order of their names, and the start of each file."""
         read = [event_file.read(path) for path in sorted((self.dir / run / "tensorboard").iterdir())]
         return [value for values, _ in read for value in values], [start for _, starts in read for start in starts]
 
     def check_scalars(self, values):
-        """Each number of metrics.jsonl is there once, with its time."""
+        """Requires each number of metrics.jsonl exactly once, with its time."""
         expected = {}
         for record in self.records(without=("time",)):
             for key, value in record.items():
@@ -69,7 +69,7 @@ class EventFiles(TrainerTest):
         for key in ("loss", "lr", "grad_norm", "loss_scale", "tokens_per_s", "compute_ms", "optimizer_ms", "comm_ms",
                     "data_ms", "epoch", "resident_bytes"):
             self.assertIn(f"train/{key}", tags)
-        self.assertNotIn("train/mfu", tags)  # not known on a CPU
+        self.assertNotIn("train/mfu", tags)  # unknown on a CPU
         samples = [json.loads(line) for line in (self.dir / "run/samples.jsonl").read_text().splitlines()]
         self.assertEqual([value.step for value in values if value.tag == "sample"], [s["step"] for s in samples])
         configuration, = [value for value in values if value.tag == "configuration"]
@@ -105,7 +105,7 @@ class EventFiles(TrainerTest):
         samples = (self.dir / "run/samples.jsonl").read_text().splitlines()
         first, = (self.dir / "run/tensorboard").iterdir()
         with first.open("ab") as file:
-            file.write(first.read_bytes()[:50])  # as a crash may leave it
+            file.write(first.read_bytes()[:50])  # a crash may leave such a file
         other = first.with_name("events.out.tfevents.0.other")
         other.write_text("no event file at all")
         for path in self.step_dir(10).iterdir():
@@ -155,14 +155,14 @@ class EventFiles(TrainerTest):
 
 class Recipes(TrainerTest):
     def follow(self, script, module, *arguments):
-        """Runs a recipe in this process, with a stand-in for the package that it reports to."""
+        """Runs a recipe in this process, with a stand-in for the package that it logs to."""
         name = script.removeprefix("follow_").removesuffix(".py")
         with mock.patch.dict(sys.modules, {name: module}), contextlib.redirect_stdout(io.StringIO()), \
                 mock.patch.object(sys, "argv", [script, *map(str, arguments)]), mock.patch("time.sleep", self.asleep):
             runpy.run_path(str(ROOT / "scripts" / script), run_name="__main__")
 
     def asleep(self, _):
-        """What happens in the run while the recipe sleeps."""
+        """Advances the run while the recipe sleeps."""
         if self.happenings:
             self.happenings.pop(0)()
         else:
@@ -186,7 +186,7 @@ class Recipes(TrainerTest):
         return happen
 
     def live(self):
-        """The run again, as a follower sees it: half a line, the rest, then a resume from step 5, then the end."""
+        """Replays the run for a follower: half a line, the rest, a resume from step 5, and the end."""
         early = [line for line in self.lines if json.loads(line)["step"] <= 5]
         later = self.lines[len(early):]
         (self.run / "metrics.jsonl").write_text("".join(self.lines[:2]) + self.lines[2][:30])
@@ -195,7 +195,7 @@ class Recipes(TrainerTest):
                            self.grow(later[0][5:] + "".join(later[1:]))]
 
     def expected(self):
-        """(step, key) of every number."""
+        """Returns (step, key) of every number."""
         return sorted((record["step"], f"{record['kind']}/{key}") for record in map(json.loads, self.lines)
                       for key, value in record.items()
                       if isinstance(value, (int, float)) and key not in ("step", "time"))
@@ -209,7 +209,7 @@ class Recipes(TrainerTest):
         with contextlib.suppress(KeyboardInterrupt):
             self.follow("follow_wandb.py", module, self.run)
         self.assertEqual(sorted(logged), self.expected())
-        self.assertEqual([step for step, _ in logged], sorted(step for step, _ in logged))  # wandb drops earlier ones
+        self.assertEqual([step for step, _ in logged], sorted(step for step, _ in logged))  # wandb drops earlier steps
         self.assertEqual(started["config"]["train"]["max_steps"], 10)
 
     def test_mlflow(self):

@@ -1,5 +1,5 @@
-"""The trainer loads NCCL when ranks need it: one rank trains without the library, several say what is missing, and with
-a library they call its functions. Simulated GPUs; the library is the stand-in, or one made here to be wrong."""
+"""The trainer loads NCCL only when ranks need it. One rank trains without the library; several report what is missing.
+Uses simulated GPUs; the library is the stand-in, or an invalid one built here."""
 import os
 import shutil
 import subprocess
@@ -19,7 +19,7 @@ VERSION = 'extern "C" int ncclGetVersion(int* version) { *version = %d; return 0
 
 class NcclLibrary(TrainerTest):
     def start(self, ranks, library=None, **changes):
-        """(exit code, output) of a run whose LD_LIBRARY_PATH is the folder `library`."""
+        """Returns (exit code, output) of a run whose LD_LIBRARY_PATH is the folder `library`."""
         config = self.write_config(run_dir=f"run_{ranks}", **{**FOUR, **changes})
         path = {"LD_LIBRARY_PATH": str(library)} if library else {}
         result = subprocess.run([TRAINER, *(["--nproc", str(ranks)] if ranks > 1 else []), config], cwd=self.dir,
@@ -28,7 +28,7 @@ class NcclLibrary(TrainerTest):
         return result.returncode, result.stdout + result.stderr
 
     def library_of(self, source):
-        """A folder with a libnccl.so.2 made of this C++ text."""
+        """Returns a folder with a libnccl.so.2 compiled from this C++ text."""
         folder = self.dir / "wrong"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
@@ -37,7 +37,7 @@ class NcclLibrary(TrainerTest):
         return folder
 
     def check_refused(self, folder, sentence):
-        """Two ranks end with 71 and this sentence about rank 0, before there is a run directory."""
+        """Requires that two ranks exit with 71 and this message about rank 0, before creating a run directory."""
         code, said = self.start(2, folder)
         self.assertEqual(code, 71, said)
         self.assertRegex(said, r"rank 0 on \S+ cannot use NCCL: " + sentence)

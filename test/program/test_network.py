@@ -1,4 +1,4 @@
-"""Two "nodes": network namespaces joined by a virtual cable, a rank on each, everything between them over TCP."""
+"""Two "nodes": network namespaces joined by a virtual cable, with one rank each, which communicate over TCP."""
 import os
 import shutil
 import signal
@@ -9,7 +9,7 @@ import unittest
 from test_ranks import EIGHT, MPI_ENVIRONMENT, is_gone
 from trainer import TRAINER, TrainerTest, trainers_in
 
-# What mpirun takes for ssh: HOST COMMAND...
+# Replaces ssh for mpirun: HOST COMMAND...
 AGENT = """#!/bin/sh
 host=$1; shift
 exec ip netns exec "PREFIX_${host##*.}" sh -c "$*"
@@ -80,10 +80,10 @@ class TwoNodes(TrainerTest):
         ip(*self.cable, "down")
         deadline = time.monotonic() + 20
         while not all(map(is_gone, ranks)):
-            self.assertLess(time.monotonic(), deadline, "a rank is left")
+            self.assertLess(time.monotonic(), deadline, "a rank is still running")
             time.sleep(0.05)
         ip(*self.cable, "up")
-        process.send_signal(signal.SIGTERM)  # mpirun itself waits for the other node's daemon for ever
+        process.send_signal(signal.SIGTERM)  # mpirun waits forever for the other node's daemon
         said = process.communicate(timeout=60)[1]
         self.assertIn("rank 1", said)
         self.assertIn("no heartbeat", said)

@@ -1,4 +1,4 @@
-"""Own text in three commands: what prepare prints is what is typed next, and no file is edited."""
+"""Training on own text in three commands: prepare prints the next command, and no file is edited."""
 import json
 import re
 import shlex
@@ -23,7 +23,7 @@ class OwnText(TrainerTest):
         self.assertIn('settings run.dir="runs/mine"', done.stdout)
         self.assertNotIn("head_rows", done.stdout)
         self.assertGreater(len(self.records("runs/mine", "val")), 1)
-        losses = [record["loss"] for record in self.records("runs/mine", "train")]  # a fast machine learns it by heart
+        losses = [record["loss"] for record in self.records("runs/mine", "train")]  # a fast machine memorizes it
         self.assertLess(min(losses), losses[0] - 1)
         self.assertIn("The king", self.run_trainer("sample", "runs/mine", "--prompt", "The king", "--tokens", "5"))
 

@@ -1,4 +1,4 @@
-"""What makes the program at home on a machine: versions, installation, completion, the manual page, the schema."""
+"""Packaging: versions, installation, completion, the manual page and the schema."""
 import json
 import os
 import pty
@@ -25,7 +25,7 @@ class Version(unittest.TestCase):
         self.assertRegex(revision, r"^([0-9a-f]{7,}|unknown)$")
 
     def test_a_new_revision_compiles_one_file(self):
-        """What make would do after a commit, for a build of which all objects exist."""
+        """Checks what make would do after a commit if all objects exist."""
         build = os.path.relpath(TRAINER.parent, ROOT)
         said = subprocess.run(["make", "-n", f"BUILD={build}", "REVISION=0123456789ab", f"{build}/train_gpt_cpu"],
                               cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -39,13 +39,13 @@ class Schema(TrainerTest):
             for key, value in rows.get("properties", {}).items()}
 
     def refused(self, config, name="config.json"):
-        """What the program says about a file's values, before it compares them; empty if it accepts each."""
+        """Returns the program's message about the file's values, or an empty string if it accepts each of them."""
         (self.dir / name).write_text(json.dumps(config))
         said = self.run_trainer("plan", name, "--set", "no.such=key", expect=78)
         return "" if 'unknown key "no.such"' in said else said
 
     def both(self, config, accept):
-        """The schema and the program agree with the test."""
+        """Requires that the schema and the program both accept or both refuse the configuration."""
         said = self.refused(config)
         self.assertEqual(not said, accept, f"the program: {config}: {said}")
         self.assertEqual(self.validator.is_valid(config), accept, f"the schema: {config}")
@@ -163,7 +163,7 @@ class Completion(TrainerTest):
                 ("train_gpt_cpu made.json --set run.dir=nes", "train_gpt_cpu made.json --set run.dir=nested/"),
                 ("train_gpt_cpu sample --prompt 'a b' --temp", "train_gpt_cpu sample --prompt a b --temperature")):
             with self.subTest(typed):
-                # Then "echo" to the line's beginning, and to its end what the screen shows only when it is printed.
+                # Insert "echo" at the line's beginning, and append text that appears only in echo's output.
                 os.write(terminal, f"{typed}\t\x01echo \x05 $((6 * 7))\n".encode())
                 self.assertIn(f"\n{expected} 42\r", read_until(" 42\r").replace("  42", " 42"))
         os.write(terminal, b"exit\n")
@@ -209,7 +209,7 @@ class Installation(TrainerTest):
             executable = path.is_dir() or path.parent.name == "bin" or path.suffix in (".sh", ".slurm")
             self.assertEqual(path.stat().st_mode & 0o777, 0o755 if executable else 0o644, path)
 
-        # As a user who has only what is installed.
+        # As a user who has only the installed files.
         def run(*command, expect=0):
             result = subprocess.run(list(map(str, command)), cwd=self.dir, capture_output=True, text=True, timeout=60,
                                     env={**ENVIRONMENT, "OMP_NUM_THREADS": "2"})
@@ -226,7 +226,7 @@ class Installation(TrainerTest):
         self.assertIn(f": {top.relative_to(self.dir)}/share/train_gpt/get.sh fineweb10B\n",
                       run(program, top / "share/train_gpt/configs/gpt2_124M.json", "--set", "run.dir=other", expect=66))
 
-        (top / "share/train_gpt/mine.txt").touch()  # is kept
+        (top / "share/train_gpt/mine.txt").touch()  # must be kept
         self.assertEqual(self.make("uninstall", **where).returncode, 0)
         self.assertEqual([path for path in top.rglob("*") if not path.is_dir()], [top / "share/train_gpt/mine.txt"])
         self.assertFalse((top / "share/doc/train_gpt").exists())

@@ -1,4 +1,4 @@
-"""dev/peer_torch.py with stand-ins for PyTorch's process and our benchmark: what it keeps when one of them fails."""
+"""dev/peer_torch.py with stand-ins for PyTorch and train_gpt's benchmark: it keeps results if one of them fails."""
 import json
 import os
 import signal
@@ -33,7 +33,7 @@ class Peer(unittest.TestCase):
         (self.dir / name).chmod(0o755)
 
     def torch(self, *lines):
-        """What stands for PyTorch's process."""
+        """Writes the stand-in for PyTorch's process."""
         self.tool("python", "\n".join(['echo "torch $2" >> "$(dirname "$0")/calls"', *lines]))
 
     def command(self, *args):
@@ -41,7 +41,7 @@ class Peer(unittest.TestCase):
                 self.dir / "python", "--json", self.dir / "peer.json", *map(str, args)]
 
     def run_peer(self, *args, expect=0):
-        """The row, and what was said."""
+        """Returns the row and the output."""
         result = subprocess.run(self.command(*args), capture_output=True, text=True, timeout=120)
         said = result.stdout + result.stderr
         self.assertNotIn("Traceback", said)
@@ -64,7 +64,7 @@ class Peer(unittest.TestCase):
                                          "steps": 9}})
         self.assertIn("PyTorch eager 40.0, compiled 20.0 ms a step: 2.000 times as long", said)
         job = json.loads((self.dir / "calls").read_text().splitlines()[1].split(" ", 1)[1])
-        self.assertEqual((job["batch"], job["seq_len"], job["precision"]), (1, 16, "bf16"))  # the batch that ours had
+        self.assertEqual((job["batch"], job["seq_len"], job["precision"]), (1, 16, "bf16"))  # train_gpt's batch
 
     def test_a_slow_compiler_keeps_the_eager_result(self):
         self.torch(VERSION, EAGER, 'sleep 1000 & echo $! > "$(dirname "$0")/pid"; wait')
@@ -130,7 +130,7 @@ class Peer(unittest.TestCase):
     def wait_until(self, condition):
         deadline = time.monotonic() + 60
         while not condition():
-            self.assertLess(time.monotonic(), deadline, "it did not come")
+            self.assertLess(time.monotonic(), deadline, "the condition did not become true")
             time.sleep(0.05)
 
     def assert_is_gone(self):

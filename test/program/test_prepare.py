@@ -1,4 +1,4 @@
-"""prepare as a user runs it: interrupted and repeated, two at once, from standard input, with files in JSON and CSV."""
+"""prepare as users run it: interrupted and repeated, twice at once, from standard input, with JSON and CSV files."""
 import json
 import os
 import re
@@ -15,7 +15,7 @@ class Prepare(TrainerTest):
         super().setUp()
         (self.dir / "book.txt").write_text(generated_text(8000))
 
-    # BPE-dropout and copies make a few seconds of work of half a megabyte.
+    # BPE-dropout and copies turn half a megabyte into a few seconds of work.
     SLOW = ["prepare", "book.txt", "--minutes", "0", "--copies", "8", "--bpe-dropout", "0.1", "--vocab-size", "600",
             "--threads", "2"]
 
@@ -25,7 +25,7 @@ class Prepare(TrainerTest):
         self.addCleanup(process.stdout.close)
         self.addCleanup(process.wait)
         self.addCleanup(process.kill)
-        self.assertRegex(process.stdout.readline(), "trained|resuming")  # the handlers of signals are there
+        self.assertRegex(process.stdout.readline(), "trained|resuming")  # signal handlers are installed
         shard = self.dir / "out" / "prepare.unfinished" / "train_000000.bin"
         wait_until(lambda: shard.exists() and shard.stat().st_size > 1024, "no shard was begun")
         return process

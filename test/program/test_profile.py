@@ -1,4 +1,4 @@
-"""--profile: the trace against the format's description, the model's shapes and the run's records; no bit changes."""
+"""--profile: the trace matches the format, the model's shapes and the run's records, and changes no bit of the run."""
 import json
 import os
 import shutil
@@ -13,9 +13,9 @@ from trainer import ENVIRONMENT, ROOT, TINY, TRAINER, TrainerTest
 
 HOST, DEVICE, COMMUNICATION = 1, 2, 3
 LAYERS, WIDTH, LENGTH = TINY["model"]["n_layer"], TINY["model"]["n_embd"], TINY["train"]["seq_len"]
-ROWS = -(-TINY["model"]["vocab_size"] // 128) * 128  # of the embedding as stored
+ROWS = -(-TINY["model"]["vocab_size"] // 128) * 128  # of the padded embedding
 MATRICES = 12 * LAYERS * WIDTH ** 2 + ROWS * WIDTH
-# Launches of a micro-step, and of a step beside them.
+# Launches per micro-step, and additional ones per step.
 LINEAR = 4 * LAYERS + 1
 MICRO_STEP = {"embedding_forward": 1, "residual_norm_forward": 2 * LAYERS + 1, "matmul_forward": LINEAR,
               "attention_forward": LAYERS, "cross_entropy": 1, "loss_sum": 1, "norm_backward": 2 * LAYERS + 1,
@@ -37,8 +37,8 @@ class Event:
 
 class ProfileTest(TrainerTest):
     def trace(self, steps, rank=0, run="run"):
-        """The spans of a rank's file, and its "otherData", after a comparison with the description of the
-        format (docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU, "JSON Object Format")."""
+        """Returns the spans of a rank's file and its "otherData", after checking the file against the format's
+        description (docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU, "JSON Object Format")."""
         path = self.dir / run / "profile" / f"rank_{rank}.steps_{steps}.json"
         trace = json.loads(path.read_text())
         self.assertIn(trace["displayTimeUnit"], ("ms", "ns"))
@@ -63,7 +63,7 @@ class ProfileTest(TrainerTest):
                 lanes.setdefault(fields["tid"], []).append(Event(fields))
         self.assertLessEqual(set(lanes), named)
         for lane, events in lanes.items():
-            open_events = []  # a span lies in another of its lane, or beside it
+            open_events = []  # spans of a lane are nested or disjoint
             for event in sorted(events, key=lambda e: (e.begin, -e.end)):
                 while open_events and open_events[-1].end <= event.begin:
                     open_events.pop()
@@ -73,7 +73,7 @@ class ProfileTest(TrainerTest):
         return lanes, trace["otherData"]
 
     def check_ops(self, lanes, other, steps, micro_steps, tokens):
-        """Each op as often as the model has it; FLOPs and shares of the roofline from the shapes."""
+        """Requires each op as often as in the model, with FLOPs and roofline fractions that follow from the shapes."""
         ops = [e for e in lanes[DEVICE] if e.args["step"] > 0 and "shape" in e.args]
         expected = Counter({name: count * micro_steps for name, count in MICRO_STEP.items()}) + Counter(UPDATE)
         self.assertEqual(Counter((e.args["step"], e.name.split()[0]) for e in ops),
@@ -89,8 +89,8 @@ class ProfileTest(TrainerTest):
                          {"embedding_forward", "residual_norm_forward norm_f.weight", "matmul_forward wte",
                           "cross_entropy", "loss_sum", "matmul_backward_weight wte", "matmul_backward_input wte",
                           "norm_backward norm_f.weight", "embedding_backward", *UPDATE})
-        # As docs/profiling.md says: of the convention's 6 N only matrices are products; attention's backward pass
-        # computes five products where the convention counts four.
+        # See docs/profiling.md: of the convention's 6 N, only matrices are GEMMs. Attention's backward pass computes
+        # five GEMMs where the convention counts four.
         flops = sum(e.args["flops"] for e in ops) / (tokens * len(steps))
         self.assertEqual(flops, 6 * MATRICES + 7 * LAYERS * WIDTH * LENGTH)
         vectors = LAYERS * 13 * WIDTH + 2 * WIDTH + TINY["model"]["n_positions"] * WIDTH
@@ -109,9 +109,9 @@ class ProfileTest(TrainerTest):
     accumulating = set()
 
     def check_steps(self, lanes, steps, micro_steps, last=None):
-        """The host's steps hold their phases, and, where host and device have one clock, their ops.
+        """Requires that steps contain their phases and, if host and device have one clock, their ops.
 
-        Every step but the run's `last` also waits for the data of the next one."""
+        Each step except the run's `last` also waits for the next step's data."""
         spans = {e.args["step"]: e for e in lanes[HOST] if e.name == "step"}
         self.assertEqual(sorted(spans), list(steps))
         for step, span in spans.items():
@@ -124,9 +124,9 @@ class ProfileTest(TrainerTest):
 
 class Profile(ProfileTest):
     def test_one_rank(self):
-        """The trace of steps 3 to 5 of 6, with a validation and a checkpoint after step 4; the same bits as without."""
+        """Traces steps 3 to 5 of 6, with a validation and a checkpoint after step 4; the run's bits do not change."""
         self.train(**PHASES, run_dir="without")
-        rows, half = 3 * LENGTH, 4  # bytes of fp32
+        rows, half = 3 * LENGTH, 4  # bytes per fp32 value
         self.accumulating = {half * (rows * WIDTH + rows * 4 * WIDTH + 2 * 4 * WIDTH * WIDTH)}
         said = self.train("--profile", "3:5", **PHASES)
         self.assertEqual(self.records(), self.records("without"))
@@ -141,7 +141,7 @@ class Profile(ProfileTest):
         for step, span in spans.items():
             own = [e for e in ops if e.args["step"] == step]
             self.assertTrue(all(span.holds(e) for e in own))
-            # Not much shorter than their work takes at the measured rate, which is too low where cores are busy.
+            # Spans are not much shorter than their work at the measured rate, which is too low if cores are busy.
             least = sum(e.args["flops"] for e in own) / other["roofline_flops_per_s"]
             self.assertGreater(sum(e.ns for e in own), 0.1 * least * 1e9)
         self.assertGreater(other["roofline_flops_per_s"], 1e8)
@@ -158,7 +158,7 @@ class Profile(ProfileTest):
         self.assertEqual(Counter(e.name.split()[0] for e in validated),
                          {name: count for name, count in MICRO_STEP.items() if "backward" not in name})
 
-        # The table has the same sums.
+        # The table has the same totals.
         table = said[said.index("profile  steps 3 to 5"):].splitlines()
         line, = [line for line in table if line.startswith("matmul_forward wte ")]
         calls, ms, share, roof = map(float, line.split()[2:])
@@ -169,7 +169,7 @@ class Profile(ProfileTest):
         step_ms = [record["step_ms"] for record in self.records(kind="train", without=()) if 3 <= record["step"] <= 5]
         total = float(next(line for line in table if line.startswith("step ")).split()[1])
         self.assertAlmostEqual(total, sum(step_ms) / 3, delta=2e-3)
-        for (step, span), recorded in zip(spans.items(), step_ms):  # from the same begin; the span ends a little later
+        for (step, span), recorded in zip(spans.items(), step_ms):  # same start; the span ends a little later
             self.assertLessEqual(sum(e.ns for e in ops if e.args["step"] == step) / 1e6, recorded + 1e-3)
             self.assertLessEqual(recorded, span.ns / 1e6 + 1e-3)
         self.assertAlmostEqual(share, 100 * head_ms / total, delta=0.1)
@@ -205,12 +205,12 @@ class Profile(ProfileTest):
             self.assertEqual(reduced % 8, 0)
             self.assertTrue(any(e.name == "wait" for e in lanes[DEVICE]))
             collectives.append(tensors)
-        # One axis: none can end on a rank before it has begun on the other.
+        # One time axis: no collective ends on one rank before it begins on the other.
         for one, other in zip(*collectives):
             self.assertEqual(one.name, other.name)
             self.assertGreater(min(one.end, other.end) + 1e6, max(one.begin, other.begin))
 
-        # As docs/profiling.md puts several into one.
+        # docs/profiling.md merges several traces with this command.
         recipe = ("import json, sys; print(json.dumps({'traceEvents': [event for path in sys.argv[1:] "
                   "for event in json.load(open(path))['traceEvents']]}))")
         self.assertIn(recipe, (ROOT / "docs/profiling.md").read_text())
@@ -227,7 +227,7 @@ class Profile(ProfileTest):
         self.assertFalse((self.dir / "run/profile").exists())
         said = self.train(*resume, "--profile", "2:100", **{**changes, "train_max_steps": 7})
         self.assertIn("begins with step 6", said)
-        lanes, _ = self.trace("6-7")  # to the run's end
+        lanes, _ = self.trace("6-7")  # until the run's end
         self.check_steps(lanes, (6, 7), micro_steps=2, last=7)
 
     def test_wrong_arguments(self):
@@ -250,7 +250,7 @@ class Profile(ProfileTest):
 
 
 class SimulatedGpu(ProfileTest):
-    """The same by CUDA events and NCCL's stream. A kernel takes a microsecond by the simulated clock."""
+    """The same with CUDA events and NCCL's stream. A kernel takes a microsecond of simulated time."""
 
     def test_two_ranks(self):
         changes = dict(train_max_steps=2, model_n_layer=LAYERS, train_total_batch_tokens=120)

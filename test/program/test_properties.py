@@ -1,4 +1,4 @@
-"""What must not change a single bit of a run, and weights that go out and come back."""
+"""Settings that must not change a single bit of a run, numbers in the logs, and round trips of weights."""
 import array
 import math
 import os
@@ -15,7 +15,7 @@ PRECISIONS = {"fp32": {}, "bf16": {}, "fp16": {"loss_scale_fixed": 1024.0}}
 
 class SameBits(TrainerTest):
     def check_same_bits(self, precisions, variants):
-        """Each variant (name -> changes) of a run has the losses and the final tensors of the run without changes."""
+        """Requires that each variant (name -> changes) has the losses and final tensors of the unchanged run."""
         for precision in precisions:
             base = {"train_precision": precision, **PRECISIONS[precision]}
             self.train(run_dir=precision, **base)
@@ -49,15 +49,15 @@ class SameBits(TrainerTest):
     def test_it_learns(self):
         self.train(train_max_steps=60)
         losses = self.losses()
-        self.assertAlmostEqual(losses[0], 5.55, delta=0.15)  # ln 257, the loss of knowing nothing
+        self.assertAlmostEqual(losses[0], 5.55, delta=0.15)  # ln 257, the loss of uniform probabilities
         self.assertLess(losses[-1], 3.3)
 
 
 class Numbers(TrainerTest):
-    """What the log says against what can be counted or is in the checkpoints."""
+    """Compares the log with counts and with the checkpoints."""
 
     def masters(self, step):
-        """Every weight of a checkpoint of one rank, in the file's order."""
+        """Returns every weight of a single-rank checkpoint, in the file's order."""
         content = (self.step_dir(step) / "shard_0000.bin").read_bytes()
         values = array.array("f")
         for piece in self.manifest(step)["shards"][0]["pieces"]:
@@ -110,7 +110,7 @@ class Threads(TrainerTest):
     @unittest.skipUnless(len(os.sched_getaffinity(0)) > 1, "one core: all threads are on it")
     @unittest.skipUnless(TRAINER.name == "train_gpt_cpu", "the GPU's trainer has no threads that compute")
     def test_binding_follows_openmp(self):
-        """OpenMP binds the first thread to one core. The threads that it starts must not inherit that."""
+        """OpenMP binds the first thread to one core. Threads started by it must not inherit that."""
         config = self.write_config(train_max_steps=10**6)
         process = subprocess.Popen([TRAINER, config], cwd=self.dir, stdout=subprocess.DEVNULL,
                                    env={**ENVIRONMENT, "OMP_PROC_BIND": "true", "OMP_NUM_THREADS": "2"})

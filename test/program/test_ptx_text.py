@@ -1,4 +1,4 @@
-"""The inline PTX of the wrappers, carried out by statements of what the PTX ISA says of each instruction."""
+"""The inline PTX of the wrappers, executed by C++ functions that implement the PTX ISA's instructions."""
 import subprocess
 import sys
 import unittest
@@ -17,8 +17,8 @@ def words_of(program):
 
 
 def careless(source):
-    """Instructions that the compiler may move across accesses to memory, drop or make one. Products of warpgroups stand
-    between wgmma.fence and wgmma.commit_group, which it may not."""
+    """Yields instructions that the compiler may move across memory accesses, drop or merge. GEMMs of warpgroups are
+    exempt: they lie between wgmma.fence and wgmma.commit_group, which may not move."""
     for _, _, is_volatile, (text, _, _, clobbers, *_) in translate_ptx.asm_statements(source):
         names = [name for name, _ in translate_ptx.instructions(text) if name != ".reg"]
         in_registers = (*translate_ptx.REGISTERS_ONLY, "wgmma.mma_async.")

@@ -1,4 +1,4 @@
-"""Several ranks of the CPU trainer under mpirun: the same run as one rank's, whatever each keeps its share of."""
+"""Several ranks of the CPU trainer under mpirun: the same run as on one rank, at every ZeRO stage."""
 import itertools
 import json
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 from trainer import ENVIRONMENT, TRAINER, TrainerTest, trainers_in, wait_until
 
 STAGES = range(4)
-# Open MPI refuses root, and more ranks than cores, unless told; ranks that share cores must not spin.
+# By default, Open MPI refuses root and more ranks than cores. Ranks that share cores must not spin.
 MPI_ENVIRONMENT = {**ENVIRONMENT, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                    "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_hwloc_base_binding_policy": "none",
                    "OMPI_MCA_mpi_yield_when_idle": "1", "OMP_NUM_THREADS": "1"}
@@ -22,10 +22,10 @@ TWELVE = {"train_batch_size": 1, "train_seq_len": 20, "train_total_batch_tokens"
 
 
 def is_gone(pid):
-    """No such process, or a dead one that nobody has asked about."""
+    """Returns whether a process does not exist or is a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):  # the latter: it ended between open and read
+    except (FileNotFoundError, ProcessLookupError):  # the second: it ended between open and read
         return True
 
 
@@ -36,7 +36,7 @@ def mpirun(ranks, *args):
 @unittest.skipUnless(shutil.which("mpirun"), "there is no mpirun")
 class Ranks(TrainerTest):
     def train_on(self, ranks, *flags, expect=0, stage=0, **changes):
-        """Trains TINY with changes on that many ranks; what the trainer printed."""
+        """Trains TINY with changes on that many ranks; returns the output."""
         config = self.write_config(parallel_zero_stage=stage, **changes)
         command = mpirun(ranks, config, *flags) if ranks > 1 else [TRAINER, config, *flags]
         result = subprocess.run(command, cwd=self.dir, capture_output=True, text=True, timeout=120,
@@ -83,14 +83,14 @@ class Ranks(TrainerTest):
     HALF_WAY = dict(parallel_deterministic_reduce=True, train_max_steps=6, checkpoint_every_steps=3, checkpoint_keep=9)
 
     def continued(self, run, ranks, stage, **changes):
-        """What the last three steps of a run become on another layout: the state at their end, and all records."""
+        """Repeats the last three steps of a run on another layout; returns the final state and all records."""
         shutil.rmtree(self.dir / "to", ignore_errors=True)
         shutil.copytree(self.dir / run, self.dir / "to")
         self.train_on(ranks, "--resume", stage=stage, run_dir="to", **changes)
         return self.logical_state(6, "to"), self.records("to")
 
     def check_reshards(self, layouts, **changes):
-        """From each layout to each: what three steps on one left, three on the other continue as one rank does."""
+        """From each layout to each other: three more steps after three steps give the same result as on one rank."""
         changes |= self.HALF_WAY
         self.train_on(1, run_dir="one", **changes)
         expected = self.logical_state(6, "one"), self.records("one")
@@ -110,7 +110,7 @@ class Ranks(TrainerTest):
         self.check_reshards([(1, 0), *itertools.product((3,), STAGES)], **TWELVE)
 
     def test_a_checkpoint_of_3_ranks_loads_on_2_or_4_and_back(self):
-        """No tree gives 3 ranks the bits of 2 or 4, but each pair of them has bits of its own, whatever the stages."""
+        """3 ranks cannot have the bits of 2 or 4, but each pair of rank counts has the same bits at any stage."""
         changes = TWELVE | self.HALF_WAY
         self.train_on(1, run_dir="one", **changes)
         for ranks, stage in itertools.product((2, 3, 4), STAGES):
@@ -128,7 +128,7 @@ class Ranks(TrainerTest):
                                      expected)
 
     def test_memory_and_traffic_follow_the_zero_stage(self):
-        """2 (W - 1) / W of everything for stages 0 to 2, for 3 what is gathered again; the plan is what is there."""
+        """Traffic: 2 (W - 1) / W of all parameters at stages 0 to 2, plus repeated gathers at 3. Memory: as planned."""
         layers, cell = 4, 1 << 14
         for ranks, stage in itertools.product((2, 3), STAGES):
             with self.subTest(ranks=ranks, stage=stage):
@@ -139,7 +139,7 @@ class Ranks(TrainerTest):
                 regions = {name: int(size) for name, size in re.findall(r"^ +(\w+) +(\d+) bytes", plan, re.M)}
                 total = int(re.search(r"^total +(\d+) bytes", plan, re.M)[1])
                 self.assertIn(f"{total / 2**20:.1f} MiB", said)
-                # Elements of the tensors of no block and of a block, in whole cells for each rank.
+                # Elements of the tensors outside blocks and of one block, padded to whole cells per rank.
                 outer, block = (-(-count // (ranks * cell)) * ranks * cell for count in
                                 (384 * 96 + 24 * 96 + 2 * 128, 12 * 96 * 96 + 13 * 96 + 7 * 32))
                 whole = 4 * (outer + layers * block)
@@ -150,7 +150,7 @@ class Ranks(TrainerTest):
                 self.assertEqual(sent[1], (whole + gathers) * (ranks - 1) // ranks)
 
     def start(self, ranks, **changes):
-        """A run without an end on that many ranks; returns mpirun's process and the ranks' pids once steps are made."""
+        """Starts an endless run on that many ranks; returns mpirun's process and the ranks' pids after some steps."""
         config = self.write_config(train_max_steps=100000, train_total_batch_tokens=60 * ranks, **changes)
         process = subprocess.Popen(mpirun(ranks, config), cwd=self.dir, stdout=subprocess.DEVNULL,
                                    stderr=subprocess.PIPE, text=True, env=MPI_ENVIRONMENT)
@@ -175,7 +175,7 @@ class Ranks(TrainerTest):
         self.assertTrue(self.step_dir(len(self.records(kind="train"))).exists())
 
     def check_end(self, process, pids, victim, limit_s, code, words):
-        """The others end in time with the code and sentences of these words, and nothing is left."""
+        """Requires that the other ranks exit in time with this code and these words, and that no process is left."""
         started = time.monotonic()
         said = process.communicate(timeout=60)[1]
         self.assertLess(time.monotonic() - started, limit_s, said)
@@ -200,7 +200,7 @@ class Ranks(TrainerTest):
         self.check_end(process, pids, pids[1], 30, (76, 80, 128 + 9), "rank 1")
 
     def test_ranks_with_different_configurations_are_reported(self):
-        """Two applications in one MPI world, which differ in the seed."""
+        """Starts two applications with different seeds in one MPI world."""
         config = self.write_config()
         other = self.write_config("other.json", run_seed=8)
         command = ["mpirun", "-np", "1", TRAINER, config, ":", "-np", "1", TRAINER, other]
@@ -224,7 +224,7 @@ class Ranks(TrainerTest):
         self.assertFalse((self.dir / "run").exists())
 
     def test_ranks_that_mpi_treats_as_single_processes(self):
-        """Started by torchrun, by srun without PMI: what must be done instead."""
+        """Ranks started by torchrun, or by srun without PMI, report the correct way to start them."""
         torchrun = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
         srun = {"SLURM_JOB_ID": "1000", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_LOCALID": "1",
                 "SLURM_NODEID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2",

@@ -1,4 +1,4 @@
-"""dev/repeat_tests.py: the one run of four that fails is counted and kept."""
+"""dev/repeat_tests.py counts the one failure in four runs and keeps its output."""
 import subprocess
 import sys
 import tempfile

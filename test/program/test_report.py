@@ -1,4 +1,4 @@
-"""train_gpt report: the table and the page say what the files of a run say, and the page needs nothing else."""
+"""train_gpt report: the table and the page agree with a run's files, and the page is self-contained."""
 import json
 import os
 import re
@@ -27,7 +27,7 @@ def seven_digits(value):
 
 
 class Page(HTMLParser):
-    """What a browser would find in the page: its elements, its texts, and the data."""
+    """Parses the page: its elements, its text and the data."""
 
     def __init__(self, text):
         super().__init__()
@@ -52,7 +52,7 @@ class Page(HTMLParser):
             self.inside[-1] += text
 
     def column(self, name, kind="train", run=0):
-        """[(step, value)] of a column that is not thinned; a column of equal values is one number."""
+        """Returns [(step, value)] of a column that is not thinned. A column of equal values is stored as one number."""
         table = self.runs[run]["tables"][kind]
         values = table["columns"][name]
         values = values if isinstance(values, list) else [values] * len(table["steps"])
@@ -62,7 +62,7 @@ class Page(HTMLParser):
 
 class Report(TrainerTest):
     def write_run(self, name, *records, samples=()):
-        """A run directory whose metrics have these records; a string stands as it is."""
+        """Writes a run directory whose metrics have these records; a string is written as it is."""
         (self.dir / name).mkdir(exist_ok=True)
         for file, lines in (("metrics.jsonl", records), ("samples.jsonl", samples)):
             if lines or file == "metrics.jsonl":
@@ -116,7 +116,7 @@ class Report(TrainerTest):
         self.assertEqual(run["config"], json.loads((self.dir / "run/config.json").read_text()))
         self.assertEqual((run["config"]["train"]["max_steps"], page.data["defaults"]["train"]["max_steps"]), (9, 19073))
 
-        # Where it ran: run.json has each start.
+        # run.json records the machine of each start.
         first, second = run["starts"]
         self.assertEqual((first["step"], second["step"], second["ranks"]), (0, 6, 1))
         self.assertEqual(second["host"], os.uname().nodename)
@@ -157,7 +157,7 @@ class Report(TrainerTest):
             self.assertIn(step - 1, place)
             for value, expected in zip(values, (statistics.fmean(finite), min(finite), max(finite))):
                 self.assertAlmostEqual(value, expected, delta=1e-6 * abs(expected))
-        self.assertEqual(table["columns"]["lr"], 0.5)  # what never changes is one number
+        self.assertEqual(table["columns"]["lr"], 0.5)  # a constant column is one number
         self.assertEqual(page.runs[0]["summary"]["steps"], count)
         self.assertLess((self.dir / "page.html").stat().st_size, 1_000_000)
 
@@ -264,7 +264,7 @@ class Report(TrainerTest):
             (self.dir / "run" / file).write_text(content)
             self.assertIn(f"run/{file} is damaged", self.page("run").runs[0]["notes"])
             (self.dir / "run" / file).unlink()
-        (self.dir / "run/revision.txt").write_text("0123abc\n")  # of an earlier version, which wrote no run.json
+        (self.dir / "run/revision.txt").write_text("0123abc\n")  # an earlier version wrote no run.json
         self.assertEqual(self.page("run").runs[0]["starts"], [{"revision": "0123abc"}])
 
     def test_missing_and_empty_input(self):
@@ -302,7 +302,7 @@ class Report(TrainerTest):
         with open(metrics, "a") as file:  # the rest of the line
             file.write(second[20:])
         wait_until(lambda: table() == [1, 2], "the second step is not in the page")
-        # As after a resume: another file, longer than what was read.
+        # As after a resume: a new file, longer than the part already read.
         (self.dir / "run/new").write_text("".join(json.dumps(train(step, 3.0)) + "\n" for step in (1, 5, 6, 7)))
         os.replace(self.dir / "run/new", metrics)
         wait_until(lambda: table() == [1, 5, 6, 7], "the resumed run is not in the page")

@@ -1,4 +1,4 @@
-"""Memory and threads: what happens when the system refuses them, and how much of them is needed for large inputs."""
+"""Memory and threads: failing allocations and thread creation, and resource usage for large inputs."""
 import json
 import random
 import re
@@ -12,7 +12,7 @@ from pathlib import Path
 from trainer import ENVIRONMENT, ROOT, TRAINER, TrainerTest
 
 OS, OK = 71, 0
-# A process's peak counts what its parent had in memory when it was started, and this one has more than the trainer.
+# A process's peak includes its parent's memory at the start, and this process has more than the trainer.
 MEASURE = """import os, sys
 _, status, usage = os.wait4(os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ), 0)
 print(usage.ru_maxrss * 1024, usage.ru_utime + usage.ru_stime, file=sys.stderr)
@@ -20,13 +20,13 @@ sys.exit(os.waitstatus_to_exitcode(status))"""
 
 
 def printable_bytes():
-    """GPT-2's order of the bytes."""
+    """Returns the bytes in GPT-2's order."""
     prints = [*range(33, 127), *range(0xa1, 0xad), *range(0xae, 256)]
     return prints + [byte for byte in range(256) if byte not in prints]
 
 
 def long_llmc_tokens(least_bytes):
-    """Tokens of up to 255 bytes, each an earlier one and a letter."""
+    """Returns tokens of up to 255 bytes; each is an earlier token and a letter."""
     letters, chains = random.Random(1), []
     for first in range(128, 256):
         for second in range(97, 123):
@@ -48,7 +48,7 @@ class RefusedCalls(TrainerTest):
                         ROOT / "test/program/refuse.cpp", "-ldl"], check=True)
 
     def train_refused(self, refuse, *arguments):
-        """Exit code and stderr of a short run."""
+        """Returns the exit code and stderr of a short run with refused calls."""
         config = self.write_config(train_max_steps=2, checkpoint_every_steps=1, log_tensorboard=True)
         result = subprocess.run([TRAINER, config, "--fresh", *arguments], cwd=self.dir, capture_output=True, text=True,
                                 errors="replace", timeout=120, env={**ENVIRONMENT, "OMP_NUM_THREADS": "3",
@@ -56,7 +56,7 @@ class RefusedCalls(TrainerTest):
         return result.returncode, result.stderr
 
     def check_end(self, code, said, refuse):
-        """The run ends with a sentence and the code of refused resources; it may also do without."""
+        """The run exits with a message and the code for refused resources, or succeeds without the resource."""
         with self.subTest(refuse):
             self.assertIn(code, (OK, OS), said)
             if code == OS:
@@ -67,7 +67,7 @@ class RefusedCalls(TrainerTest):
         self.assertEqual(code, OK, said)
         calls = int(re.search(r"(\d+) calls", said)[1])
         self.assertGreater(calls, 10_000)
-        points = random.Random(7).sample(range(1_000, calls), 30)  # behind what the libraries do before main()
+        points = random.Random(7).sample(range(1_000, calls), 30)  # after the libraries' calls before main()
         for number, point in enumerate(points):
             refuse = f"allocation:{point}{'+' if number % 2 else ''}"
             self.check_end(*self.train_refused(refuse), refuse)
@@ -76,7 +76,7 @@ class RefusedCalls(TrainerTest):
         code, said = self.train_refused("thread:0")
         self.assertEqual(code, OK, said)
         calls = int(re.search(r"(\d+) calls", said)[1])
-        self.assertGreaterEqual(calls, 4)  # progress, prefetching, and two of the pool
+        self.assertGreaterEqual(calls, 4)  # progress, prefetching, two in the pool
         refused = 0
         for call in range(1, calls + 1):
             for refuse in (f"thread:{call}", f"thread:{call}+"):
@@ -88,7 +88,7 @@ class RefusedCalls(TrainerTest):
 
 class LargeInputs(TrainerTest):
     def resources_of(self, *arguments):
-        """Peak resident bytes and seconds of the processor's time of a command that succeeds."""
+        """Runs a command that must succeed; returns its peak resident bytes and CPU seconds."""
         result = subprocess.run([sys.executable, "-S", "-E", "-c", MEASURE, TRAINER, *map(str, arguments)],
                                 cwd=self.dir, env=ENVIRONMENT, capture_output=True, text=True, check=False)
         self.assertEqual(result.returncode, OK, result.stderr)

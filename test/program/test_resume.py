@@ -1,4 +1,4 @@
-"""A run that was stopped and resumed is bit for bit the run that was not."""
+"""A run that was stopped and resumed equals an uninterrupted run, bit for bit."""
 import shutil
 import signal
 import subprocess
@@ -11,7 +11,7 @@ FP16 = {"train_precision": "fp16", "loss_scale_dynamic": True, "loss_scale_growt
 
 class Resume(TrainerTest):
     def cut(self, to, step):
-        """A copy of run/ as a death after `step` may leave it: later lines in the logs, no later checkpoints."""
+        """Copies run/ in the state after a crash past `step`: logs with later lines, but no later checkpoints."""
         shutil.copytree(self.dir / "run", self.dir / to)
         for later in range(step + 1, 21):
             shutil.rmtree(self.step_dir(later, to))
@@ -46,7 +46,7 @@ class Resume(TrainerTest):
                              model_dropout=0.2)
 
     def stop_with(self, signals, until_saved=False, **changes):
-        """Starts a long run, sends the signals after its first steps or checkpoint, and returns how it ended."""
+        """Starts a long run and sends the signals after its first steps or checkpoint; returns the ended process."""
         config = self.write_config(train_max_steps=100000, **changes)
         process = subprocess.Popen([TRAINER, config], cwd=self.dir, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                                    env=ENVIRONMENT)
@@ -126,7 +126,7 @@ class Resume(TrainerTest):
         self.train(train_max_steps=4)
         for shard in self.dir.glob("run/checkpoints/step_*/shard_*.bin"):
             shard.write_bytes(shard.read_bytes()[:-1])
-        for _ in range(2):  # the second time they have been set aside already
+        for _ in range(2):  # the second time, they are already set aside
             self.assertIn("checkpoints", self.train("--auto", expect=66, train_max_steps=4))
 
     def test_settings_that_would_change_the_run_are_refused(self):

@@ -1,4 +1,4 @@
-"""The shell scripts, on machines that are played by a PATH with stand-ins in it."""
+"""The shell scripts, on machines simulated by a PATH with stand-ins."""
 import os
 import re
 import shutil
@@ -15,7 +15,7 @@ TOOLS = ["bash", "cp", "dirname", "env", "mkdir", "tail", "touch"]
 PACKAGES = "make g++ libdnnl-dev libpcre2-dev libxxhash-dev libisal-dev libzstd-dev libsnappy-dev libsodium-dev " \
            "libutf8proc-dev nlohmann-json3-dev libcli11-dev"
 
-# An apt-get that notes how it was called, and installs what it was asked for where the stand-in for g++ looks.
+# An apt-get that records its calls and installs the packages where the stand-in for g++ looks.
 APT_GET = """#!/bin/bash
 echo "apt-get $*" >> "$HOME/calls"
 [[ $* != *update ]] || { touch "$HOME/lists"; exit 0; }
@@ -26,13 +26,13 @@ for name in make g++ bible xz python3; do cp "$HOME/done/$name" "$HOME/bin/"; do
 
 
 def exit_codes():
-    """The trainer's table: code -> (name, policy, meaning)."""
+    """Returns the trainer's table: code -> (name, policy, meaning)."""
     lines = subprocess.run([TRAINER, "--exit-codes"], check=True, capture_output=True, text=True).stdout.splitlines()
     return {int(code): tuple(cells) for code, *cells in (line.split(" ", 3) for line in lines)}
 
 
 class Folder(unittest.TestCase):
-    """A test in a temporary directory that stands for the repository, with a PATH of its own."""
+    """A test in a temporary directory that represents the repository, with its own PATH."""
 
     def setUp(self):
         temporary = tempfile.TemporaryDirectory()
@@ -155,7 +155,7 @@ class Setup(Folder):
 
 
 class Sums(Folder):
-    """test.sh adds up what the programs of tests say, and trusts no program that says nothing."""
+    """test.sh sums the results of the test programs, and counts a program without results as failed."""
 
     def last_line(self, catch, python, expect, check=0, build=0, seed_1=":"):
         faults = 'if [ "$1" = test/faults ]; then echo "test cases: 1 | 1 passed | 0 failed"; exit; fi\n'
@@ -184,7 +184,7 @@ class Sums(Folder):
         self.assertEqual(self.last_line(good + "; exit 1", one, 1), "19 passed, 1 failed")
         self.assertEqual(self.last_line(good, one, 1, check=1), "18 passed, 1 failed")
         self.assertEqual(self.last_line(good, one, 1, build=2), "2 passed, 1 failed")
-        # Of those that run at the same time.
+        # Failures of a program that runs in parallel with others.
         self.assertEqual(self.last_line(good, one, 1, seed_1="exit 139"), "18 passed, 1 failed")
         self.assertEqual(self.last_line(good, one, 1, seed_1=bad), "22 passed, 2 failed")
         self.assertEqual(self.last_line(good, one, 1, seed_1=one + "; exit 1"), "19 passed, 1 failed")
@@ -239,7 +239,7 @@ class Quick(Folder):
 
 @unittest.skipUnless(shutil.which("xz"), "xz is not installed")
 class Quickstart(Folder):
-    """quickstart.sh with a built trainer and a model that is done in a second."""
+    """quickstart.sh with a built trainer and a model that trains in a second."""
 
     def setUp(self):
         super().setUp()
@@ -274,7 +274,7 @@ class Quickstart(Folder):
         self.assertAlmostEqual(xz_bits, 8 * (compressed[0] - compressed[1]) / (len(text) - begin), delta=0.001)
         self.assertIn(f"{len(text) - begin} bytes", said)
 
-        # Nobody has time for a billion steps. Here the time is up at once, or it would be minutes.
+        # A billion steps exceed any time limit. The limit here ends the run at once instead of after minutes.
         self.assertNotIn("in the available time", said)
         script = self.repository / "scripts/quickstart.sh"
         script.write_text(re.sub(r"seconds=120", "seconds=3", script.read_text()).replace("$((320 - ", "$((0 - "))
@@ -294,10 +294,10 @@ class Quickstart(Folder):
         deadline = time.monotonic() + 120
         while not (metrics.exists() and metrics.stat().st_size > 0) and time.monotonic() < deadline:
             time.sleep(0.01)
-        os.killpg(process.pid, signal.SIGINT)  # what a terminal does: to the shell and to the trainer
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to both the shell and the trainer
         said = process.communicate(timeout=60)[0].decode(errors="replace")
         self.assertEqual(process.returncode, 75, said)
-        # The line to type has the time limit of the run that was stopped.
+        # The printed command has the time limit of the stopped run.
         self.assertRegex(said, r"build/train_gpt_cpu configs/quickstart.json --set train.max_minutes=[\d.]+ --resume")
         self.assertTrue(list((self.repository / "runs/quickstart/checkpoints").glob("step_*/COMMIT")))
 
@@ -311,7 +311,7 @@ class Quickstart(Folder):
 
 
 class Recipes(Folder):
-    """What starts runs on several machines, with machines that are played."""
+    """Scripts that start runs on several machines, with simulated machines."""
 
     def setUp(self):
         super().setUp()
@@ -323,7 +323,7 @@ class Recipes(Folder):
             exit "${{CODE:-0}}"
         """, folder="train_gpt/build")
         (self.repository / "config.json").write_text("{}")
-        # mpirun on machines that differ in what they hold; `broken` cannot be reached.
+        # mpirun on machines with different files; `broken` is unreachable.
         self.tool("mpirun", """#!/bin/bash
             echo "mpirun $*" >> "$HOME/calls"
             while [ $# != 0 ]; do
@@ -370,7 +370,7 @@ class Recipes(Folder):
         self.assertIn("usage", self.train_hosts("node1:8", expect=64))
 
     def test_the_job_of_kubernetes(self):
-        """Its numbers agree, the trainer understands its command, and what is final elsewhere is final there."""
+        """Its numbers are consistent, the trainer accepts its command, and it uses the same final exit codes."""
         text = (ROOT / "scripts/train.kubernetes.yaml").read_text()
 
         def number(pattern):
@@ -395,7 +395,7 @@ class Recipes(Folder):
                                cwd=self.repository, SLURM_JOB_ID="17", **environment)
 
     def test_the_job_of_slurm(self):
-        """It goes back into the queue if it was stopped with a checkpoint: every other end is the supervisor's last."""
+        """The job is requeued if it was stopped with a checkpoint; every other exit code is final."""
         for code in (0, 75, 76, 78, 137):
             said = self.slurm(code, CODE=str(code))
             self.assertIn("trainer --supervise config.json --auto -- srun --kill-on-bad-exit=0\n", said)
@@ -406,7 +406,7 @@ class Recipes(Folder):
             self.assertRegex(token, "^token [0-9a-f]{32}$")
 
     def test_slurms_signal_reaches_the_supervisor_at_any_moment(self):
-        """A second passes at one place of the script or another, while the signal comes."""
+        """Delays each place of the script in turn by a second, during which the signal arrives."""
         path = self.repository / "scripts/train.slurm"
         lines = path.read_text().splitlines(keepends=True)
         begin = next(place for place, line in enumerate(lines) if line.startswith("trap ")) + 1
@@ -437,7 +437,7 @@ class Recipes(Folder):
 
 
 class ExitCodes(unittest.TestCase):
-    """One table, in kernels/base/check.h: what the program prints, the enumeration and the documentation agree."""
+    """The table in kernels/base/check.h: the program's output, the enumeration and the documentation agree."""
 
     def test_the_table_has_every_code(self):
         header = (ROOT / "kernels/base/check.h").read_text()

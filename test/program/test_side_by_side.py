@@ -1,4 +1,4 @@
-"""dev/side_by_side.py finds two builds that compute different bits, and only those."""
+"""dev/side_by_side.py detects builds that compute different bits, without false alarms."""
 import subprocess
 import sys
 
@@ -18,7 +18,7 @@ class SideBySide(TrainerTest):
         self.assertEqual(self.compare(TRAINER), (0, "1 runs of 20 steps compared, 0 differ\n"))
 
     def test_a_program_with_different_rounding(self):
-        """One operation differs: an epsilon of AdamW."""
+        """The other program uses a different epsilon in AdamW."""
         other = self.dir / "train_gpt_cpu"
         other.write_text(f'#!/bin/sh\nexec {TRAINER} "$@" --set optim.eps=1.0000001e-8\n')
         other.chmod(0o755)

@@ -1,4 +1,4 @@
-"""The whole trainer on the simulated GPU: the CUDA kernels against the CPU's, step by step."""
+"""The whole trainer on the simulated GPU: the CUDA kernels compared with the CPU backend, step by step."""
 import json
 import math
 import os
@@ -15,19 +15,19 @@ STEPS, LAYERS, ROWS = 10, 2, 120
 
 
 def tolerance(precision, step):
-    """How far the losses may be apart: both round at the same places, but sums run in another order, so that any
-    stored number may round the other way. A rounding is off by 0.35 round-offs in the root mean square; about 12 per
-    layer and 4 outside add up as independent errors in each row's loss, and those of all rows average out. Eight
-    standard deviations, as in tolerance.h. The weights differ by as much again after each update."""
+    """Returns the allowed difference of the losses. Both backends round at the same places, but sums run in another
+    order, so that any stored number may round differently. A rounding has an RMS error of 0.35 unit roundoffs. About 12
+    per layer and 4 outside add as independent errors in each row's loss, and the rows' errors average out. The bound is
+    eight standard deviations, as in tolerance.h. Each update adds the same difference of the weights again."""
     return step * 8 * 0.35 * UNIT_ROUNDOFF[precision] * math.sqrt(12 * LAYERS + 4) / math.sqrt(ROWS)
 
 
 class Simulated(TrainerTest):
     def test_a_resumed_run_keeps_its_gemm_algorithms(self):
-        """Also where the file of choices is gone: they come from the checkpoint, and are not timed again."""
+        """Even if the tuning file is deleted, the algorithms come from the checkpoint and are not timed again."""
         def train(folder, *flags):
             (self.dir / folder).mkdir(exist_ok=True)
-            shutil.copy(SIMULATED, self.dir / folder)  # choices lie beside the program
+            shutil.copy(SIMULATED, self.dir / folder)  # its folder has the tuning file
             subprocess.run([self.dir / folder / SIMULATED.name, config, *flags], cwd=self.dir, check=True, timeout=100,
                            stdout=subprocess.DEVNULL, env=ENVIRONMENT)
 
@@ -40,7 +40,7 @@ class Simulated(TrainerTest):
         self.assertFalse((self.dir / "second/matmul_choices.json").exists())
 
     def test_gemms_without_a_fixed_summation_order_are_reported(self):
-        """Where cuBLASLt does not say in which order an algorithm adds, the run trains all the same."""
+        """If cuBLASLt does not report an algorithm's summation order, the run still trains."""
         config = self.write_config(train_max_steps=2, model_n_layer=1)
         for hidden, notes in (("", []), ("hides_reductions", ["step 1"])):
             said = subprocess.run([SIMULATED, config, "--fresh"], cwd=self.dir, check=True, timeout=100, text=True,
@@ -49,7 +49,7 @@ class Simulated(TrainerTest):
             self.assertEqual(re.findall(expected, said), notes, said)
 
     def test_mfu_uses_the_peak_of_a_known_gpu(self):
-        """llm.c's convention: 6 N + 6 layers channels length FLOPs per token, of the data sheet's dense 16-bit rate."""
+        """MFU by llm.c's convention: 6 N + 6 layers channels length FLOPs per token; peak: the dense 16-bit rate."""
         layers, length = 1, 10
         config = self.write_config(train_max_steps=1, train_precision="bf16", model_n_layer=layers,
                                    train_seq_len=length, train_batch_size=1, train_total_batch_tokens=length)
@@ -78,12 +78,12 @@ class Simulated(TrainerTest):
                             f"{precision}, step {step}: {loss} instead of {expected}, off by {loss - expected:.2e}, "
                             f"allowed {tolerance(precision, step):.2e}")
         self.assertLess(cuda[-1], cuda[0] - 0.5)
-        # Each kernel takes a microsecond by the simulator's clock: squared sums, norm, update.
+        # Each kernel takes a microsecond of simulated time: squared sums, norm, update.
         spent = [record["optimizer_ms"] for record in self.records("cuda", "train", without=())]
         self.assertGreater(min(spent), 0.0029)
 
     def test_questions_and_a_text(self):
-        """Against lm-evaluation-harness; short questions are computed in sequences of a half and a quarter."""
+        """Compares with lm-evaluation-harness; short questions use sequences of half and a quarter of the length."""
         model = ROOT / "test/recorded/lm_eval"
         expected = json.loads((model / "expected.json").read_text())
         said = subprocess.run([SIMULATED, "eval", model, "--questions", model / "general.jsonl", "--text",

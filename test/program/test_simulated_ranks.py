@@ -1,5 +1,5 @@
-"""Several ranks of the trainer on simulated GPUs, which talk by comm_nccl.cu and a stand-in for NCCL: the same run as
-one rank's, and an end in time that names what happened when a call of the library fails, hangs or differs."""
+"""Several ranks of the trainer on simulated GPUs, with comm_nccl.cu and a stand-in for NCCL: the same run as on one
+rank. If a call of the library fails, hangs or differs between ranks, the run ends in time and reports the cause."""
 import os
 import re
 import shutil
@@ -14,8 +14,8 @@ from trainer import ENVIRONMENT, TrainerTest
 
 FOUR = dict(train_batch_size=1, train_seq_len=20, train_total_batch_tokens=20 * 4, train_max_steps=5,
             model_n_layer=1, checkpoint_every_steps=0)
-PORT = 20000 + os.getpid() % 10000  # for ranks that nobody gives one
-LIMIT = 60  # seconds, on a busy machine, for a run of a few steps to start, fail and end
+PORT = 20000 + os.getpid() % 10000  # for ranks started without one
+LIMIT = 60  # seconds for a run of a few steps to start, fail and end on a busy machine
 
 
 def host_names_are_allowed():
@@ -25,7 +25,7 @@ def host_names_are_allowed():
 
 class SimulatedRanks(TrainerTest):
     def start(self, ranks, config, *flags, program=SIMULATED, **environment):
-        """A run's exit code and what it said."""
+        """Returns the exit code and output of a run."""
         many = ["--nproc", str(ranks)] if ranks > 1 else []
         result = subprocess.run([program, *many, config, *flags], cwd=self.dir, capture_output=True, text=True,
                                 timeout=170, env={**ENVIRONMENT, "OMP_NUM_THREADS": "1", **environment})
@@ -47,9 +47,9 @@ class SimulatedRanks(TrainerTest):
                 self.assertEqual(self.records(run), self.records("one"))
 
     def test_gemms_are_timed_once_while_parameters_are_gathered(self):
-        """A rank that times a product keeps the others from timing, and so must not wait for them in its stream."""
+        """A rank that times a GEMM keeps others from timing, so its stream must not wait for them."""
         program = self.dir / "trainer_without_choices"
-        shutil.copy(SIMULATED, program)  # choices lie beside the program
+        shutil.copy(SIMULATED, program)  # its folder has the tuning file
         config = self.write_config(**FOUR, parallel_zero_stage=3, parallel_step_timeout_s=30)
         code, said = self.start(2, config, program=program)
         self.assertEqual(code, 0, said)
@@ -62,7 +62,7 @@ class SimulatedRanks(TrainerTest):
             self.assertTrue(abs(one - two) <= tolerance("bf16", step), f"step {step}: {two} instead of {one}")
 
     def check_planned(self, action, call, rank, deterministic, codes, **changes):
-        """The run ends in time, with one of these codes; what it said, and the library's function that was called."""
+        """Requires an end in time with one of these codes; returns the output and the called library function."""
         shutil.rmtree(self.dir / "run", ignore_errors=True)
         config = self.write_config(**{**FOUR, **changes}, parallel_deterministic_reduce=deterministic,
                                    parallel_zero_stage=2 + call % 2)
@@ -90,7 +90,7 @@ class SimulatedRanks(TrainerTest):
         self.assertGreater(len(functions), 6, functions)
 
     def test_a_hang_reports_the_rank_and_the_collective(self):
-        # The third step or a later one: the first has the patience of a start.
+        # In the third step or later: the first step has the longer timeout of a start.
         for action, call in (("hang", 35), ("stall", 36)):
             with self.subTest(action=action):
                 said, _ = self.check_planned(action, call, 1, False, (76, 80), parallel_step_timeout_s=15)
@@ -101,7 +101,7 @@ class SimulatedRanks(TrainerTest):
         self.assertRegex(said, rf"NCCL: operation \d+ is {function} of \d+ .* on rank \d and {function} of \d+ ")
 
     def test_two_ranks_on_one_gpu(self):
-        """Two ranks that somebody has started by hand as the same one of their host."""
+        """Two ranks were started by hand with the same local rank on one host."""
         config = self.write_config(**FOUR)
         ranks = []
         for rank in range(2):
@@ -137,7 +137,7 @@ class SimulatedRanks(TrainerTest):
 
 
 class SupervisedRanks(Supervised):
-    """Ranks that the program starts itself, without mpirun, under its own supervisor."""
+    """Ranks that the program starts without mpirun, under its own supervisor."""
     program = SIMULATED
 
     def test_a_killed_rank_is_restarted_and_the_run_is_the_same(self):

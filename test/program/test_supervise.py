@@ -1,4 +1,4 @@
-"""--supervise and --nproc: a run is started again after what another start can mend, and stopped with a checkpoint."""
+"""--supervise and --nproc: a run restarts after errors that a restart can fix, and stops with a checkpoint."""
 import json
 import os
 import re
@@ -15,12 +15,12 @@ from trainer import ENVIRONMENT, FROM_TERMINAL, TRAINER, TrainerTest, trainers_i
 
 ENDLESS = {"train_max_steps": 100000, "schedule_name": "constant", "schedule_warmup_steps": 2}
 HAS_MPIRUN = bool(shutil.which("mpirun"))
-# Steps of seconds, also on a fast machine: mpirun would have killed the ranks before the end of one.
+# Steps take seconds even on a fast machine, longer than mpirun waits before it kills the ranks.
 LONG_STEPS = {"train_total_batch_tokens": 60 * 20000, "train_max_steps": 1000}
 
 
 def tree(pid):
-    """The processes that this one has started, directly or not."""
+    """Returns all descendants of a process."""
     parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -40,7 +40,7 @@ class Supervised(TrainerTest):
     program = TRAINER
 
     def start(self, *args, **changes):
-        """The trainer with a configuration, in the background, as from a terminal."""
+        """Starts the trainer with a configuration in the background, as from a terminal."""
         config = self.write_config(**changes)
         process = subprocess.Popen([self.program, config, *map(str, args)], cwd=self.dir, text=True, **FROM_TERMINAL,
                                    stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
@@ -56,15 +56,15 @@ class Supervised(TrainerTest):
                 pass
 
     def ended(self, process, code, seconds=120):
-        """What it said until it ended with this code; nothing that it has started is left."""
+        """Requires this exit code and that no started process is left; returns the output."""
         started = tree(process.pid)
         said = process.communicate(timeout=seconds)[1]
         self.assertEqual(process.returncode, code, said)
-        wait_until(lambda: all(map(is_gone, started)) and not self.ranks(), "a process is left")
+        wait_until(lambda: all(map(is_gone, started)) and not self.ranks(), "a process is still running")
         return said
 
     def ranks(self):
-        """Their pids."""
+        """Returns the pids of the ranks."""
         return trainers_in(self.dir, self.program)
 
     def committed(self, run="run"):
@@ -78,7 +78,7 @@ class Supervised(TrainerTest):
         wait_until(lambda: max(self.committed(), default=0) > after, "no checkpoint was committed")
 
     def check_whole(self, *flags, **changes):
-        """The run is the one that nothing has interrupted."""
+        """Requires the result of an uninterrupted run."""
         steps = len(self.records(kind="train"))
         self.train(*flags, run_dir="whole", threads=1, **{**changes, "train_max_steps": steps})
         self.assertEqual(self.records("run"), self.records("whole"))
@@ -150,7 +150,7 @@ class One(Supervised):
                 time.sleep(delay_s)
                 process.send_signal(signal.SIGTERM)
                 process.communicate(timeout=60)
-                # -15: the system had not begun the program.
+                # -15: the program had not started yet.
                 self.assertIn(process.returncode, (75, -signal.SIGTERM) if delay_s < 0.1 else (75,))
                 self.assertLessEqual(len(self.committed()), 1)
 
@@ -176,7 +176,7 @@ class One(Supervised):
         process = self.start("--supervise", **ENDLESS)
         self.wait_for_steps()
         process.kill()
-        wait_until(lambda: not self.ranks(), "the rank is left")
+        wait_until(lambda: not self.ranks(), "the rank is still running")
         self.assertEqual(self.committed(), [len(self.records(kind="train"))])
 
     def test_a_launcher_starts_it_without_a_second_supervisor(self):
@@ -187,7 +187,7 @@ class One(Supervised):
 
 
 class Launchers(Supervised):
-    """A command that stands for a launcher: it ends with one code after the other."""
+    """A stand-in for a launcher, which exits with the given codes in turn."""
 
     def supervise(self, *codes, expect, commits=False):
         (self.dir / "launcher").write_text(f"""#!/bin/bash
@@ -201,7 +201,7 @@ class Launchers(Supervised):
         said = self.run_trainer(self.write_config(), "--supervise", "--auto", "--", "./launcher", "-np", 3,
                                 expect=expect)
         calls = (self.dir / "calls").read_text().splitlines()
-        # Once there was a checkpoint, it may not start from scratch.
+        # After the first checkpoint, it may not start from scratch.
         later = "--resume" if commits else "--auto"
         flags = ["--auto", *[later] * (len(calls) - 1)]
         self.assertEqual(calls, [f"-np 3 {TRAINER} config.json {flag}" for flag in flags])
@@ -251,14 +251,14 @@ class Launchers(Supervised):
 
 
 class Evaluation(Supervised):
-    """Validation of some seconds, questions or samples that a signal cuts short."""
+    """Validations of a few seconds, questions and samples that a signal interrupts."""
 
     CHANGES = {"train_max_steps": 8, "eval_every_steps": 2, "sample_every_steps": 2, "eval_patience": 50,
                "checkpoint_keep_best": True, "checkpoint_keep": 9, "data_val": "data/train_*.bin", "eval_stride": 1,
                "sample_tokens": 5, "checkpoint_every_steps": 0}
 
     def check(self, *flags, after='"step":2', kinds=("train", "train"), **changes):
-        """The signal comes when `after` is in the log, which then has these kinds of records."""
+        """Sends the signal when `after` is in the log, and requires these kinds of records in it."""
         changes = {**self.CHANGES, **changes}
         self.train(*flags, run_dir="whole", **changes)
         process = self.start(*flags, **changes)
@@ -269,9 +269,9 @@ class Evaluation(Supervised):
         self.assertEqual(process.returncode, 75, said)
         self.assertEqual([record["kind"] for record in self.records()], list(kinds))
         self.assertEqual(self.committed(), [2])
-        # Resumed, killed before it can save anything, and resumed again: what comes twice is written once.
+        # Resume, kill before it saves anything, and resume again: repeated records are written once.
         process = self.start(*flags, "--resume", **changes)
-        wait_until(lambda: len(self.records()) > 2, "the validation was not made up for")
+        wait_until(lambda: len(self.records()) > 2, "the validation was not repeated")
         self.end(process)
         process.communicate()
         for step in self.committed():
@@ -305,10 +305,10 @@ class Evaluation(Supervised):
 
 @unittest.skipUnless(HAS_MPIRUN, "there is no mpirun")
 class Several(Supervised):
-    """A run of several ranks, which mpirun starts."""
+    """A run of several ranks started by mpirun."""
 
     def segments(self):
-        """The files in the folder of the ranks' shared memory, which Open MPI has named."""
+        """Returns the files in the folder of the ranks' shared memory, as named by Open MPI."""
         maps = Path(f"/proc/{self.ranks()[0]}/maps").read_text()
         return os.listdir(re.search(r" (/\S*)/(?:vader|sm)_segment", maps)[1])
 
@@ -325,7 +325,7 @@ class Several(Supervised):
                 os.kill(pid, signal.SIGKILL)
             self.wait_for_ranks(2, without=ranks)
             self.wait_for_commit(max(self.committed()))
-            self.assertEqual(len(self.segments()), len(segments))  # none is left of those that were killed
+            self.assertEqual(len(self.segments()), len(segments))  # killed ranks left no segment
         os.killpg(process.pid, signal.SIGINT)
         said = self.ended(process, 75)
         self.assertEqual(said.count("restarting in 1 s"), 4, said)
@@ -387,7 +387,7 @@ class Several(Supervised):
                 victim = process.pid if name == "train_gpt" else next(
                     pid for pid in started if Path(f"/proc/{pid}/comm").read_text() == "mpirun\n")
                 os.kill(victim, signal.SIGKILL)
-                wait_until(lambda: all(map(is_gone, ranks)), "a rank is left")
+                wait_until(lambda: all(map(is_gone, ranks)), "a rank is still running")
                 if name == "mpirun":
                     self.wait_for_ranks(2, without=ranks)
                     process.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""What a person sees on a terminal while the trainer runs: the view, the line, signs of life, Ctrl-C."""
+"""The trainer on a terminal: the view, the status line, progress within a step, and Ctrl-C."""
 import os
 import re
 import signal
@@ -9,7 +9,7 @@ from trainer import ENVIRONMENT, TRAINER, TrainerTest
 BRAILLE = re.compile("[\u2801-\u28ff]")
 OFTEN = {"train_max_steps": 200, "eval_every_steps": 50, "eval_batches": 1, "sample_every_steps": 100,
          "sample_tokens": 5, "sample_prompt": "The "}
-# A step of many micro-steps, which takes far longer than any test waits.
+# A step with so many micro-steps that it outlasts every test.
 ENDLESS = {"train_total_batch_tokens": 60 * 1_000_000, "schedule_warmup_steps": 0}
 
 
@@ -21,7 +21,7 @@ class Terminal(TrainerTest):
         return terminal
 
     def said_once(self, text):
-        """Lines of their own: in order, none lost, none twice."""
+        """Requires the separate lines in order, with none lost or repeated."""
         for step in (50, 100, 150, 200):
             self.assertEqual(len(re.findall(rf"^step {step} \| validation loss \d", text, re.M)), 1, text)
         self.assertEqual(re.findall(r"^step (\d+) \| sample\nThe ", text, re.M), ["100", "200"])
@@ -81,7 +81,7 @@ class Terminal(TrainerTest):
         os.kill(terminal.pid, signal.SIGSTOP)
         while terminal.screen.text() != (terminal.read(0.3), terminal.screen.text())[1]:
             pass
-        terminal.screen.feed("\r\n[1]+  Stopped\r\n$ fg\r\n")  # as the shell says there
+        terminal.screen.feed("\r\n[1]+  Stopped\r\n$ fg\r\n")  # as a shell prints
         before = terminal.screen.text()
         os.kill(terminal.pid, signal.SIGCONT)
         for _ in range(20):

@@ -1,4 +1,4 @@
-"""What the tests of this folder share: the trainer as a program, a small data set, configurations, what a run left."""
+"""Common code of these tests: running the trainer, a small data set, configurations, and the files of a run."""
 import copy
 import ctypes
 import functools
@@ -15,9 +15,9 @@ import unittest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-TRAINER = ROOT / os.environ.get("TRAINER", "build/train_gpt_cpu")  # another binary to test: TRAINER=build/train_gpt
+TRAINER = ROOT / os.environ.get("TRAINER", "build/train_gpt_cpu")  # tests another binary: TRAINER=build/train_gpt
 
-# Two layers, odd sizes, two micro-steps per step; 20 steps read the training text more than once.
+# Two layers, odd sizes, two micro-steps per step; 20 steps are more than one epoch.
 TINY = {
     "run": {"dir": "run", "seed": 7},
     "model": {"n_layer": 2, "n_head": 3, "n_embd": 48, "n_positions": 24, "vocab_size": 257},
@@ -29,8 +29,8 @@ TINY = {
     "eval": {"every_steps": 0, "batches": 0},
 }
 OTHER_SECTIONS = ["sample", "log", "loss_scale", "parallel"]
-ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "passive"}  # faster where other programs run too; changes no bit
-# For Popen: the leader of a process group, which Ctrl-C reaches; what is started in the background may ignore SIGINT.
+ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "passive"}  # faster if other programs run; changes no bit
+# For Popen: a process group leader, which Ctrl-C reaches; background processes may ignore SIGINT.
 FROM_TERMINAL = {"start_new_session": True, "preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
 TIMES = ("time", "resident_bytes", "step_ms", "tokens_per_s", "mfu", "compute_ms", "comm_ms", "data_ms",
          "optimizer_ms", "comm_bytes", "energy_j", "power_w", "gpu_temperature_c", "sm_clock_mhz", "throttle")
@@ -45,7 +45,7 @@ class Hash(ctypes.Structure):
 
 
 def xxh3_128(text):
-    """Hexadecimal digits of the hash that COMMIT has."""
+    """Returns the hash in COMMIT as hexadecimal digits."""
     library = ctypes.CDLL("libxxhash.so.0")
     library.XXH3_128bits.restype, library.XXH3_128bits.argtypes = Hash, [ctypes.c_char_p, ctypes.c_size_t]
     value = library.XXH3_128bits(text, len(text))
@@ -53,14 +53,14 @@ def xxh3_128(text):
 
 
 def generated_text(lines, seed=1):
-    """English-like lines, always the same."""
+    """Returns English-like lines, the same for every call."""
     words = random.Random(seed)
     vocabulary = ["".join(words.choices("etaoinshrdlu", k=words.randint(1, 8))) for _ in range(300)]
     return "".join(" ".join(words.choices(vocabulary, k=8)).capitalize() + ".\n" for _ in range(lines))
 
 
 def wait_until(holds, what, seconds=120):
-    """Until holds() does; fails with a sentence after so many seconds."""
+    """Waits until holds() is true; fails with the message `what` after `seconds`."""
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, f"{what} after {seconds} s"
@@ -69,16 +69,16 @@ def wait_until(holds, what, seconds=120):
 
 @functools.lru_cache(maxsize=None)
 def small_data():
-    """A folder with text.txt and data/, as prepare makes it from 2 kB of text with the bytes tokenizer."""
+    """Returns a folder with text.txt and data/, which prepare made from 2 kB of text with the bytes tokenizer."""
     folder = tempfile.TemporaryDirectory()
     Path(folder.name, "text.txt").write_text(generated_text(50))
     subprocess.run([TRAINER, "prepare", "--tokenizer", "bytes", "--minutes", "0", "text.txt", "--out",
                     "data"], cwd=folder.name, check=True, stdout=subprocess.DEVNULL, env=ENVIRONMENT)
-    return folder  # lives as long as the cache
+    return folder  # is kept while the cache exists
 
 
 def trainers_in(folder, program=TRAINER):
-    """The pids of the ranks that run in a folder, in whichever namespace, without what has started them."""
+    """Returns the pids of the ranks that run in a folder, in any namespace, without their launchers."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -87,13 +87,13 @@ def trainers_in(folder, program=TRAINER):
             is_here = os.path.samefile(process / "cwd", folder)  # names differ between mount namespaces
             if command[0] == bytes(program) and is_here and not starts_ranks:
                 found.append(int(process.name))
-        except OSError:  # it has ended meanwhile
+        except OSError:  # it has exited meanwhile
             pass
     return sorted(found)
 
 
 class TrainerTest(unittest.TestCase):
-    """A test in a temporary directory of its own, which has the small data set."""
+    """A test in its own temporary directory with the small data set."""
 
     def setUp(self):
         temporary = tempfile.TemporaryDirectory()
@@ -102,7 +102,7 @@ class TrainerTest(unittest.TestCase):
         shutil.copytree(small_data().name, self.dir, dirs_exist_ok=True)
 
     def run_trainer(self, *args, expect=0, **environment):
-        """Runs the trainer here and checks its exit code; returns what it printed."""
+        """Runs the trainer in the test's directory and checks its exit code; returns its output."""
         result = subprocess.run([TRAINER, *map(str, args)], cwd=self.dir, capture_output=True, text=True, timeout=120,
                                 errors="replace", env={**ENVIRONMENT, **environment})
         said = f"{' '.join(map(str, args))}\n{result.stdout}{result.stderr}"
@@ -110,7 +110,7 @@ class TrainerTest(unittest.TestCase):
         return result.stdout + result.stderr
 
     def write_config(self, name="config.json", **changes):
-        """TINY with changes like run_dir="x" or train_max_steps=5, as a file; its name. Short runs warm up less."""
+        """Writes TINY with changes such as run_dir="x"; returns the file's name. Short runs have a shorter warm-up."""
         config = copy.deepcopy(TINY)
         for key, value in changes.items():
             section = max((s for s in [*TINY, *OTHER_SECTIONS] if key.startswith(s + "_")), key=len)
@@ -120,16 +120,16 @@ class TrainerTest(unittest.TestCase):
         return name
 
     def train(self, *flags, expect=0, threads=2, **changes):
-        """Trains TINY with changes; what the trainer printed."""
+        """Trains TINY with changes; returns the output."""
         return self.run_trainer(self.write_config(**changes), *flags, expect=expect, OMP_NUM_THREADS=str(threads))
 
     def wait_for_steps(self):
-        """Until a run that was started in the background has made a few."""
+        """Waits until a background run has logged a few steps."""
         metrics = self.dir / "run" / "metrics.jsonl"
         wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > 3, "no step was made")
 
     def records(self, run="run", kind=None, without=TIMES):
-        """The lines of metrics.jsonl without what depends on the clock."""
+        """Returns the records of metrics.jsonl without fields that depend on the clock."""
         lines = [json.loads(line) for line in (self.dir / run / "metrics.jsonl").read_text().splitlines()]
         return [{key: value for key, value in line.items() if key not in without} for line in lines
                 if kind in (None, line["kind"])]
@@ -144,7 +144,7 @@ class TrainerTest(unittest.TestCase):
         return json.loads((self.step_dir(step, run) / "MANIFEST.json").read_text())
 
     def change_manifest(self, step, change, run="run"):
-        """Lets change(manifest) make another checkpoint of one; it is as valid as before."""
+        """Applies change(manifest) to a checkpoint and keeps it valid."""
         manifest = self.manifest(step, run)
         change(manifest)
         text = json.dumps(manifest).encode()
@@ -152,13 +152,13 @@ class TrainerTest(unittest.TestCase):
         (self.step_dir(step, run) / "COMMIT").write_text(f"{len(text)} {xxh3_128(text)}\n")
 
     def weights(self, step=20, run="run"):
-        """A digest of the tensors of a checkpoint: weights and the optimizer's state."""
+        """Returns a digest of a checkpoint's tensors: weights and optimizer state."""
         shards = sorted(self.step_dir(step, run).glob("shard_*.bin"))
         self.assertTrue(shards, f"{run} has no step {step}")
         return [digest(shard) for shard in shards]
 
     def logical_state(self, step, run):
-        """A digest of every tensor, put together from the shards by the manifest's places."""
+        """Returns a digest of every tensor, assembled from the shards by the manifest's offsets."""
         directory, manifest = self.step_dir(step, run), self.manifest(step, run)
         shards = {shard["name"]: (directory / shard["name"]).read_bytes() for shard in manifest["shards"]}
         tensors = {}
@@ -166,11 +166,11 @@ class TrainerTest(unittest.TestCase):
             for piece in shard["pieces"]:
                 begin, size = piece["file_offset"], piece["count"] * 4
                 tensors.setdefault(piece["tensor"], {})[piece["first"]] = shards[shard["name"]][begin:begin + size]
-        # Digests: where they differ, the difference of the bytes would take minutes to print.
+        # Digests, because printing a difference of the bytes would take minutes.
         return {name: hashlib.sha256(b"".join(pieces[first] for first in sorted(pieces))).hexdigest()
                 for name, pieces in tensors.items()}
 
     def contents(self, path="."):
-        """Every file below with a digest: to see that nothing has been touched. The lock does not count."""
+        """Returns a digest of every file below `path` except the lock, to check that no file changed."""
         return {str(file.relative_to(self.dir)): digest(file) for file in sorted((self.dir / path).rglob("*"))
                 if file.is_file() and file.name != "lock"}
