@@ -21,7 +21,7 @@ SPEEDRUN = dict(model_family="custom", model_activation="relu2", model_norm="rms
                 model_qk_norm="unit", model_final_softcap=15, model_tie_embeddings=False, model_embedding_norm=True,
                 model_z_loss=1e-4, model_sliding_window=7, model_window_pattern="SL", model_attention_softcap=20,
                 data_document_mask=True)
-# Parameter counts as published; those of two models are computed, as none are published.
+# Parameter counts as published; for two models none are published, so they are computed.
 PUBLISHED = {"smollm2_135M": 134_515_008, "qwen3_0.6B": 596_049_920, "tinyllama_1.1B": 1_100_048_384,
              "llama3_8B": 8_030_261_248,
              "llama_125M": 50304 * 768 + 12 * (4 * 768**2 + 3 * 768 * 2048 + 2 * 768) + 768,

@@ -46,7 +46,7 @@ class Resume(TrainerTest):
                              model_dropout=0.2)
 
     def stop_with(self, signals, until_saved=False, **changes):
-        """Starts a long run and sends the signals after its first steps or checkpoint; returns the ended process."""
+        """Starts a long run and sends the signals after its first steps or checkpoint; returns its exit code."""
         config = self.write_config(train_max_steps=100000, **changes)
         process = subprocess.Popen([TRAINER, config], cwd=self.dir, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                                    env=ENVIRONMENT)

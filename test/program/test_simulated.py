@@ -27,7 +27,7 @@ class Simulated(TrainerTest):
         """Even if the tuning file is deleted, the algorithms come from the checkpoint and are not timed again."""
         def train(folder, *flags):
             (self.dir / folder).mkdir(exist_ok=True)
-            shutil.copy(SIMULATED, self.dir / folder)  # its folder has the tuning file
+            shutil.copy(SIMULATED, self.dir / folder)  # the tuning file is next to it
             subprocess.run([self.dir / folder / SIMULATED.name, config, *flags], cwd=self.dir, check=True, timeout=100,
                            stdout=subprocess.DEVNULL, env=ENVIRONMENT)
 

@@ -49,7 +49,7 @@ class SimulatedRanks(TrainerTest):
     def test_gemms_are_timed_once_while_parameters_are_gathered(self):
         """A rank that times a GEMM keeps others from timing, so its stream must not wait for them."""
         program = self.dir / "trainer_without_choices"
-        shutil.copy(SIMULATED, program)  # its folder has the tuning file
+        shutil.copy(SIMULATED, program)  # the tuning file is next to it
         config = self.write_config(**FOUR, parallel_zero_stage=3, parallel_step_timeout_s=30)
         code, said = self.start(2, config, program=program)
         self.assertEqual(code, 0, said)
@@ -115,7 +115,7 @@ class SimulatedRanks(TrainerTest):
         self.assertEqual([rank.returncode for rank in ranks], [78, 78], said)
         self.assertFalse((self.dir / "run").exists())
 
-    @unittest.skipUnless(host_names_are_allowed(), "a host name of its own is not permitted here")
+    @unittest.skipUnless(host_names_are_allowed(), "changing the host name is not permitted here")
     def test_two_machines_without_a_launcher(self):
         changes = dict(parallel_deterministic_reduce=True, parallel_zero_stage=2)
         self.train_on(1, "one", **changes)

@@ -3,10 +3,10 @@
 
     test/ptx_probe/translate_ptx.py IN.cuh OUT.h
 
-Each instruction of an asm statement becomes a call of the function of its name in test/ptx_probe/ptx_isa.h or
-ptx_isa_hopper.h, which has its semantics according to the PTX ISA. The operands keep the order of the text. An
-instruction without such a function does not compile, nor does an operand of another type than its constraint's. Outputs
-("=") are filled with garbage first.
+Each instruction of an asm statement becomes a call of the function of the same name in test/ptx_probe/ptx_isa.h or
+ptx_isa_hopper.h, which implements the PTX ISA. Operands keep the order of the text. An instruction without such a
+function, or an operand whose type does not match its constraint, fails to compile. Outputs ("=") are first filled with
+garbage.
 """
 import re
 import sys
@@ -15,14 +15,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 # A size in the name of an instruction is a template argument.
 SIZE = re.compile(r"(?<=m64n)\d+(?=k16)|(?<=\.x)\d(?=\.)|(?<=tensor\.)\d(?=d\.)")
-# These read and write registers only: the compiler may move the others across memory accesses unless told not to.
+# These access only registers. Others need a memory clobber, or the compiler may move them across accesses.
 REGISTERS_ONLY = ("cvt.", "ex2.", "mma.", "setp.", "selp.", "mov.", "mapa.", "elect.", "setmaxnreg.")
-# And two of these with the same operands may be made one.
+# The compiler may also merge two of these with the same operands.
 REPEATABLE = ("cvt.", "ex2.")
 
 
 def split(text, separator):
-    """At the separators outside of brackets and strings."""
+    """Splits text at the separators outside of brackets and strings."""
     parts, depth, quoted = [""], 0, False
     for i, c in enumerate(text):
         quoted ^= c == '"' and text[i - 1:i] != "\\"
@@ -36,13 +36,13 @@ def split(text, separator):
 
 
 def asm_statements(source):
-    """(begin, end, is volatile, sections) of each."""
+    """Yields (begin, end, is volatile, sections) of each asm statement."""
     for match in re.finditer(r'\basm( volatile)?\(((?:"[^"]*"|[^"])*?)\);', source):
         yield match.start(), match.end(), bool(match[1]), split(match[2], ":") + [""] * 3
 
 
 def instructions(text):
-    """(name, operands) of each in the string literals."""
+    """Yields (name, operands) of each instruction in the string literals."""
     code = "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', text)).strip()
     code = code[1:-1] if code.startswith("{") else code
     for line in filter(None, split(code, ";")):
@@ -83,7 +83,7 @@ def statement_in_cpp(sections):
 
 
 def device_part(path):
-    """The lines of a header for nvcc, with the parts that it includes."""
+    """Returns the device code of a header, with the parts that it includes."""
     text = (ROOT / path).read_text("utf-8")
     text = text.split("#ifdef __CUDACC__\n")[-1].split("#else\n")[0].replace("#pragma once\n", "")
     return re.sub(r'#include "(test/ptx_probe/[^"]*)"', lambda part: device_part(part[1]), text)

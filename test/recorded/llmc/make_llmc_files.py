@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Writes small files in llm.c's formats, with a model and results by PyTorch: what test_llmc_files.cpp and
-program/test_llmc.py read. Nothing of train_gpt takes part.
+"""Writes small files in llm.c's formats, with a model and results computed by PyTorch. test_llmc_files.cpp and
+program/test_llmc.py read them. Uses no code of train_gpt.
 
     pip install torch transformers && python3 test/recorded/llmc/make_llmc_files.py [FOLDER]
 
-test/recorded/llmc/model.bin         a GPT-2 of transformers with random weights, version 3 (fp32)
+test/recorded/llmc/model.bin         a GPT-2 model of transformers with random weights, version 3 (fp32)
 test/recorded/llmc/model_bf16.bin    the same weights, rounded by PyTorch, version 5
 test/recorded/llmc/debug_state.bin   two sequences, their targets, and the fp32 model's logits, loss and gradients
 test/recorded/llmc/tokenizer.bin     269 tokens: the bytes in GPT-2's order, 12 merges, <|endoftext|>
 test/recorded/llmc/eval.bin          five multiple-choice questions
 
-The weights are larger than GPT-2's initial ones, and norms and biases are random too, so that no mistake is hidden by
-small or equal numbers: attention is far from uniform, and GELU far from linear.
+The weights are larger than GPT-2's initial weights, and norms and biases are random too, so that small or equal numbers
+hide no mistake: attention is far from uniform, and GELU far from linear.
 """
 import struct
 import sys
@@ -22,7 +22,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 VOCAB, PADDED, LAYERS, HEADS, CHANNELS, POSITIONS = 269, 384, 2, 3, 12, 10
 BATCH, LENGTH = 2, 7
-# llm.c's order and names in transformers; True: transformers keeps it (in, out), llm.c (out, in).
+# llm.c's order, with names of transformers. True: the layout is (in, out) in transformers, (out, in) in llm.c.
 TENSORS = [
     ("wte.weight", False), ("wpe.weight", False),
     ("h.{}.ln_1.weight", False), ("h.{}.ln_1.bias", False),
@@ -54,7 +54,7 @@ def random_model():
 
 
 def tensor_bytes(values, dtype):
-    """All tensors, one after the other: all layers of one, then the next."""
+    """Returns all tensors in turn, each with all its layers."""
     data = b""
     for name, is_transposed in TENSORS:
         for layer in range(LAYERS if "{}" in name else 1):
@@ -94,7 +94,7 @@ def tokenizer_file():
 
 
 def eval_file():
-    """Numbers by formula, which the test computes again."""
+    """Numbers follow a formula, which the test recomputes."""
     examples = []
     for i in range(5):
         words = [65535, 0, i, (2 * i + 1) % 4, 4, 3 + i, *((31 * i + 7 * j + 1) % VOCAB for j in range(3 + i))]

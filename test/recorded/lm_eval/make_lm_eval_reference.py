@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Writes a tiny Hugging Face model with its tokenizer, questions and a text into this folder, and the results of
-lm-evaluation-harness into expected.json. test/program/test_eval.py compares `eval` with it;
+lm-evaluation-harness into expected.json. test/program/test_eval.py compares them with `eval`.
 test/interop/test_lm_eval.py runs the same tasks on an exported model.
 
     pip install lm-eval==0.4.13 torch transformers datasets
@@ -13,8 +13,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 POSITIONS, VOCABULARY = 48, 300
 
-# HellaSwag's fields, with what its preprocessing changes: titles and other brackets, double spaces, capitals of ctx_b,
-# white space at the ends; labels as numbers and as text; letters beyond ASCII; contexts longer than the model reads.
+# HellaSwag's fields, with everything that its preprocessing changes: titles and other brackets, double spaces, capitals
+# of ctx_b, white space at the ends; labels as numbers and text; non-ASCII letters; contexts that exceed the model's.
 HELLASWAG = [
     {"ind": 4, "activity_label": "Making tea", "ctx_a": "A woman fills a kettle with water.", "ctx_b": "she",
      "ctx": "A woman fills a kettle with water. she", "split": "val", "source_id": "activitynet~v_1", "label": 1,
@@ -32,7 +32,7 @@ HELLASWAG = [
     {"ind": 8, "activity_label": "x", "ctx_a": "A\nnew [line\nhere] ends.", "ctx_b": "the", "ctx": "",
      "source_id": "made~8", "label": 0, "endings": ["end", "end of the story", "e", "[x][y] end"]},
 ]
-# General fields; a different number of choices, an empty context, and white space at the end of a context.
+# The general format: varying numbers of choices, an empty context, and white space at the end of a context.
 GENERAL = [
     {"context": "The sky is", "choices": ["blue", "a kind of cheese"], "label": 0},
     {"question": "Two and two make ", "choices": ["four", "five", "a lot of trouble for everyone"], "gold": 1},
@@ -52,7 +52,7 @@ def read_lines(path):
 
 
 def general_document(doc):
-    """The record as {context, choices, gold}."""
+    """Returns the record as {context, choices, gold}."""
     def only(*names):
         return next(doc[name] for name in names if name in doc)
     return {"query": only("context", "question", "query"), "choices": only("choices", "endings"),
@@ -60,7 +60,7 @@ def general_document(doc):
 
 
 def tasks(general, hellaswag, text):
-    """The configurations of the three tasks, over documents in memory."""
+    """Returns the configurations of the three tasks, with documents in memory."""
     import datasets
     from lm_eval.tasks.hellaswag.utils import process_docs
 
@@ -81,7 +81,7 @@ def tasks(general, hellaswag, text):
 
 
 def evaluate(directory, general, hellaswag, text, **model_args):
-    """What lm-evaluation-harness says of a Hugging Face directory, in the words of `eval`."""
+    """Returns lm-evaluation-harness's results for a Hugging Face directory, with the names that `eval` uses."""
     import lm_eval
     from lm_eval.models.huggingface import HFLM
     model = HFLM(pretrained=str(directory), device="cpu", dtype="float32", batch_size=2, **model_args)
@@ -109,7 +109,7 @@ def evaluate(directory, general, hellaswag, text, **model_args):
 
 
 def strided_loss(directory, text, stride):
-    """Nats per token where windows overlap: each is as long as the model reads and predicts `stride` tokens more."""
+    """Returns nats per token with overlapping windows of the model's length; each predicts `stride` more tokens."""
     import torch
     from transformers import AutoTokenizer, GPT2LMHeadModel
     model, tokenizer = GPT2LMHeadModel.from_pretrained(directory).eval(), AutoTokenizer.from_pretrained(directory)

@@ -3,8 +3,8 @@
 
     pip install pyarrow && python3 test/recorded/parquet/make_parquet.py        (made with 26.0.1)
 
-Each file has the column `text` of parquet_texts.json, which this script also writes, in another encoding. The files
-whose names begin with refused_ have something that the reader does not support.
+Each file has the column `text` of parquet_texts.json, which this script also writes, in a different encoding. Files
+named refused_* use features that the reader does not support.
 """
 import json
 import random
@@ -15,7 +15,7 @@ import pyarrow.parquet
 
 DATA = Path(__file__).parent
 words = random.Random(5)
-# Repeated and empty texts, nulls in runs and alone, characters of several bytes, one text larger than a page.
+# Repeated and empty texts, single nulls and runs of nulls, multi-byte characters, one text larger than a page.
 TEXTS = [words.choice(["", "one", "two\nlines", "drei äöü", "四 \U0001f600", None, None]) for _ in range(300)]
 TEXTS += [f"text number {i} of some" for i in range(200)] + [None] * 40 + ["x" * 3000, "end"]
 
@@ -37,7 +37,7 @@ def main():
     write("plain_v2", use_dictionary=False, data_page_version="2.0")
     write("dictionary")
     write("dictionary_v2_zstd", data_page_version="2.0", compression="zstd")
-    # The dictionary is full after a few values, so PLAIN pages follow those with indices.
+    # The dictionary is full after a few values, so PLAIN pages follow the pages with indices.
     write("fallback_snappy", compression="snappy", dictionary_pagesize_limit=200)
     write("required_gzip", nullable=False, compression="gzip", write_page_checksum=True)
     write("snappy_v2", use_dictionary=False, data_page_version="2.0", compression="snappy", version="1.0")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes from_python.safetensors, which test_safetensors.cpp reads, with the format's own library.
+"""Writes from_python.safetensors with the safetensors library. test_safetensors.cpp reads the file.
 
     pip install ml_dtypes numpy safetensors && python3 test/recorded/safetensors/make_safetensors.py
 """

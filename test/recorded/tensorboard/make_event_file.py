@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes tensorboard.events with TensorBoard's own writer, and its content as tensorboard.json.
+"""Writes tensorboard.events with TensorBoard's writer, and the same content as tensorboard.json.
 
     pip install tensorboard==2.21.0 numpy && python3 test/recorded/tensorboard/make_event_file.py
 """

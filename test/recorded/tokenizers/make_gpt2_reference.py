@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Writes the ids that Hugging Face's tokenizers gives texts with GPT-2's vocabulary, read from data/gpt2: what
-test/data/tokenizer/test_tokenizer.cpp and test/program/test_commands.py expect.
+"""Writes texts and their ids by Hugging Face's tokenizers library with GPT-2's vocabulary from data/gpt2.
+test/data/tokenizer/test_tokenizer.cpp and test/program/test_commands.py expect these ids.
 
     pip install tokenizers tiktoken && python3 test/recorded/tokenizers/make_gpt2_reference.py [TEXT...]
 
 data/gpt2_reference.json    texts and their ids
 
-tiktoken, an independent implementation, must give the same ids; otherwise the script fails and writes nothing. So must
-the two for the files TEXT, of which nothing is written: for each the number of ids and the SHA-256 of the ids as
-little-endian uint16 is printed, which equals that of a shard of `train_gpt prepare --tokenizer gpt2 --val-fraction 0`
-without its header and its first token.
+tiktoken, an independent implementation, must give the same ids; otherwise the script fails and writes nothing. For each
+file TEXT, both libraries must also agree. The script does not store these ids but prints their number and the SHA-256
+of the ids as little-endian uint16. A shard of `train_gpt prepare --tokenizer gpt2 --val-fraction 0`, without its header
+and first token, has the same SHA-256.
 """
 import array
 import hashlib

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Writes small tokenizers of each family and what Hugging Face's tokenizers make of texts with them.
+"""Writes small tokenizers of each family, and the results of Hugging Face's tokenizers library for some texts.
 
     pip install tokenizers && python3 test/recorded/tokenizers/make_tokenizer_families.py
 
 tokenizer_families.json    {"texts": [...], "families": {name: {"tokenizer": a tokenizer.json, "ids": [...] of the
                            texts, "pieces": bytes of their pre-tokens, "decoded": [...] (null: the text itself),
                            "special_ids": of the last text with special tokens found}}}
-test/data/tokenizer/test_tokenizer_families.cpp compares with it. test/interop/test_tokenizers.py compares other texts
-with the library itself.
+test/data/tokenizer/test_tokenizer_families.cpp compares with this file. test/interop/test_tokenizers.py compares other
+texts with the library.
 """
 import json
 import pathlib
@@ -40,7 +40,7 @@ SCRIPTS = [
 
 
 def random_text(length, seed):
-    """White space, ASCII, contractions, and characters of every category of Unicode 3.2, which all libraries know."""
+    """Returns white space, ASCII, contractions, and all categories of Unicode 3.2, which all libraries support."""
     rng = random.Random(seed)
     categories = {}
     for code in range(0x30000):
@@ -98,14 +98,14 @@ def digits(individual):
 
 
 def sentencepiece(size, corpus, metaspace):
-    """As Llama 2's tokenizer.json: merges of characters, U+2581 for spaces, and a token for each byte."""
+    """Like Llama 2's tokenizer.json: merges of characters, U+2581 for spaces, and a token for each byte."""
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=True)
     trainer = trainers.BpeTrainer(vocab_size=size, min_frequency=2, show_progress=False, limit_alphabet=130)
     trained.train_from_iterator(corpus, trainer)
     model = json.loads(trained.to_str())["model"]
     words = sorted(model["vocab"], key=model["vocab"].get)
-    # Runs of spaces, as Llama 2 has them.
+    # Tokens for runs of spaces, as in Llama 2.
     merges = [*model["merges"], ["▁", "▁"], ["▁▁", "▁▁"]]
     names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words, "▁▁", "▁▁▁▁"]
     names = dict.fromkeys(name for name in names if not {"\r", "\n"} & set(name))
@@ -126,13 +126,13 @@ def sentencepiece(size, corpus, metaspace):
 
 
 def families(corpus, size=420):
-    """`size` tokens, without special ones."""
+    """Returns tokenizers with `size` tokens plus special tokens."""
     end, im = "<|endoftext|>", ["<|im_start|>", "<|im_end|>"]
-    # As in SmolLM2's vocabulary no token stands for some bytes: here for controls and what Cyrillic lacks.
+    # As in SmolLM2's vocabulary, some bytes have no token: here control characters and bytes missing in Cyrillic.
     plain = [re.sub("[^\n -~а-я]", "", text) for text in corpus]
     isolating = splits(LLAMA3, behavior="removed", invert=True)
     gap = json.loads(byte_level(size, isolating, corpus, [end, "<|pad|>"]).to_str())
-    for token, distance in zip(gap["added_tokens"], (1, 6)):  # cl100k leaves out ids before its special tokens
+    for token, distance in zip(gap["added_tokens"], (1, 6)):  # cl100k skips ids before its special tokens
         token["id"] += distance
         gap["model"]["vocab"][token["content"]] = token["id"]
     return {
@@ -161,7 +161,7 @@ def ids_of(tokenizer, text, finds_special):
 
 
 def pieces_of(tokenizer, text):
-    """The bytes of each piece, where pre-tokenization splits."""
+    """Returns the bytes of each pre-token."""
     if tokenizer.pre_tokenizer is None or tokenizer.normalizer or tokenizer.get_vocab().get("<0x00>"):
         return None
     offsets = [end for _, (_, end) in tokenizer.pre_tokenizer.pre_tokenize_str(text)]

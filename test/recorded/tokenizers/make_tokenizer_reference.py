@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the token ids that Hugging Face's tokenizers produce; test/data/tokenizer/test_tokenizer.cpp expects them.
+"""Writes token ids by Hugging Face's tokenizers library. test/data/tokenizer/test_tokenizer.cpp expects them.
 
     pip install tokenizers && python3 test/recorded/tokenizers/make_tokenizer_reference.py
 
@@ -30,7 +30,7 @@ def train(corpus):
 
 
 def random_text(length):
-    """White space, ASCII, contractions, and characters of every category of Unicode 3.2, which all libraries know."""
+    """Returns white space, ASCII, contractions, and all categories of Unicode 3.2, which all libraries support."""
     rng = random.Random(1)
     categories = {}
     for code in range(0x30000):

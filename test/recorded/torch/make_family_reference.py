@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
 """Writes families/*: the outputs of Hugging Face's transformers for small random models of each family, and PyTorch's
-for models of parts that no family has together.
+outputs for models that combine features of several families.
 
     pip install torch transformers==5.* && python3 test/recorded/torch/make_family_reference.py
     pip install torch transformers==4.* && python3 test/recorded/torch/make_family_reference.py --check
 
-For each model a directory:
-    config.json          as transformers 5 writes it; config_4.json as version 4 does. Of the others ("custom_*"), which
-                         have no transformers class, the section "model" of a configuration of train_gpt
+A directory per model:
+    config.json          as transformers 5 writes it; config_4.json: as version 4 does. Models "custom_*" have no
+                         transformers class; their config.json is the section "model" of a train_gpt configuration
     model.safetensors    the initial weights; "custom_*": under train_gpt's names
     outputs.safetensors  see outputs()
 
-Models compute in double precision but where transformers' own code casts to float; what is written is FP32. Everything
-follows from the seeds. --check writes config_4.json alone and fails if the outputs are not those of version 5.
+Models compute in double precision except where transformers' code casts to float; outputs are written in FP32. The
+seeds determine everything. --check writes only config_4.json and fails if the outputs differ from version 5's.
 """
 import argparse
 import json
@@ -26,7 +26,7 @@ HERE = pathlib.Path(__file__).resolve().parent / "families"
 STEPS, BATCH = 5, 2
 ADAMW = dict(lr=1e-3, betas=(0.9, 0.95), eps=1e-8)
 WEIGHT_DECAY, GRAD_CLIP = 0.1, 1.0
-GRADIENT_STRIDE = 5  # which elements of gradients are kept, so that files stay small
+GRADIENT_STRIDE = 5  # keeps every fifth gradient element, for small files
 DOCUMENT_TOKEN = 3
 
 LLAMA3 = dict(rope_type="llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0,
@@ -34,9 +34,9 @@ LLAMA3 = dict(rope_type="llama3", factor=4.0, low_freq_factor=1.0, high_freq_fac
 YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16, rope_theta=1000.0)
 LINEAR = dict(rope_type="linear", factor=2.0, rope_theta=10000.0)
 
-# class, seq_len, arguments of its configuration
+# class, seq_len, arguments of the configuration
 MODELS = {
-    # 3 query heads for each key head, heads wider than n_embd / n_head, odd sizes
+    # 3 query heads per key head, heads wider than n_embd / n_head, odd sizes
     "llama_3to1": ("Llama", 37, dict(vocab_size=131, hidden_size=42, intermediate_size=74, num_hidden_layers=3,
                                      num_attention_heads=6, num_key_value_heads=2, head_dim=12, rope=LLAMA3,
                                      max_position_embeddings=64, rms_norm_eps=1e-5, tie_word_embeddings=False)),
@@ -74,7 +74,7 @@ CUSTOM = {"custom_speedrun": (SPEEDRUN, 31, True), "custom_mixed": (MIXED, 27, F
 # ---- the custom models, in plain PyTorch ----------------------------------------------------------------------------
 
 class Custom:
-    """A model of train_gpt's configuration, written from the meaning of its keys; weights are a dict by name."""
+    """A model with train_gpt's configuration, implemented from the keys' definitions; weights: name -> tensor."""
 
     def __init__(self, config, has_documents):
         self.c, self.has_documents = config, has_documents
@@ -180,10 +180,10 @@ class Custom:
         return cap * torch.tanh(x / cap) if cap else x
 
 
-# ---- what is written ------------------------------------------------------------------------------------------------
+# ---- the files ------------------------------------------------------------------------------------------------------
 
 def save(path, tensors):
-    """A safetensors file whose bytes depend on the tensors alone."""
+    """Writes a safetensors file whose bytes depend only on the tensors."""
     header, data = {}, b""
     for name, tensor in tensors.items():
         kind = "I32" if not tensor.is_floating_point() else "F32"
@@ -196,7 +196,7 @@ def save(path, tensors):
 
 
 def random_weights(named_shapes, seed):
-    """Larger than models begin with, and with no bias or norm that does nothing, so that every term matters."""
+    """Returns larger weights than usual initial ones, with nontrivial biases and norms, so that every term matters."""
     generator = torch.Generator().manual_seed(seed)
     weights = {}
     for name, shape in named_shapes:
@@ -207,9 +207,9 @@ def random_weights(named_shapes, seed):
 
 
 def outputs(logits_of, parameters, vocab_size, seq_len, seed, z_loss):
-    """tokens, targets (STEPS, BATCH, seq_len); logits (BATCH, seq_len, vocab_size) and every gradient
-    (gradient/NAME, each GRADIENT_STRIDE-th element, and its norm) of the first step; loss and grad_norm (before
-    clipping) of each step of AdamW."""
+    """Returns tokens, targets (STEPS, BATCH, seq_len); of the first step, logits (BATCH, seq_len, vocab_size) and
+    gradients (gradient/NAME, every GRADIENT_STRIDE-th element, and their norms); of each AdamW step, loss and grad_norm
+    (before clipping)."""
     generator = torch.Generator().manual_seed(seed + 1000)
     text = torch.randint(0, vocab_size, (STEPS, BATCH, seq_len + 1), generator=generator)
     text[torch.rand(text.shape, generator=generator) < 0.12] = DOCUMENT_TOKEN
@@ -252,7 +252,7 @@ def make_family(name, number):
             arguments["rope_scaling"] = {key: value for key, value in rope.items() if key != "rope_theta"}
     config = getattr(transformers, kind + "Config")(**arguments, attn_implementation="eager")
     model = getattr(transformers, kind + ("LMHeadModel" if kind == "GPT2" else "ForCausalLM"))(config)
-    own = dict(model.named_parameters())  # a tied head once
+    own = dict(model.named_parameters())  # a tied head occurs once
     weights = random_weights([(key, tuple(value.shape)) for key, value in own.items()], number)
     with torch.no_grad():
         for key, value in own.items():
@@ -270,7 +270,7 @@ def make_custom(name, number):
     config, seq_len, has_documents = CUSTOM[name]
     model = Custom(config, has_documents)
     weights = random_weights(model.shapes().items(), number)
-    for key in ("wte", "head.weight"):  # the vocabulary's padding
+    for key in ("wte", "head.weight"):  # pad the vocabulary
         if key in weights:
             weights[key][config["vocab_size"]:] = 0
     parameters = {key: value.double().requires_grad_() for key, value in weights.items()}

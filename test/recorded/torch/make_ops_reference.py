@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Writes ops.json: PyTorch's results, in double precision, of the ops that GPT-2 does not use.
+"""Writes ops.json: PyTorch's double-precision results of the ops that GPT-2 does not use.
 
-    python3 test/recorded/torch/make_ops_reference.py            (torch 2.4 or newer, which has rms_norm)
+    python3 test/recorded/torch/make_ops_reference.py            (needs torch 2.4 or newer for rms_norm)
 
-A list of cases for each of "rms_norm", "gated", "product" and "cross_entropy": the inputs, the output, and by autograd
-the gradients of the sum of dout times out. Everything follows from one seed.
+The file has a list of cases for each of "rms_norm", "gated", "product" and "cross_entropy": the inputs, the output, and
+the gradients of the sum of dout * out by autograd. One seed determines everything.
 """
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ def flat(tensors):
 
 
 def case(out, inputs, **rest):
-    """`inputs` by name; those that are None stay None, of the others the gradients are added."""
+    """Returns a case with `inputs` by name and their gradients; inputs may be None."""
     dout = torch.randn(*out.shape, generator=GENERATOR)
     (out * dout).sum().backward()
     gradients = {"d" + name: tensor.grad for name, tensor in inputs.items() if tensor is not None}
@@ -47,7 +47,7 @@ def gated(activation, rows, hidden):
 
 
 def product(activation, rows, k, hidden, n):
-    """An MLP without its gate: out = f(inp first^T) second^T."""
+    """An MLP without a gate: out = f(inp first^T) second^T."""
     inp, first, second = random(rows, k), random(hidden, k), random(n, hidden)
     out = functional.linear(ACTIVATIONS[activation](functional.linear(inp, first)), second)
     return case(out, {"inp": inp, "first": first, "second": second}, activation=activation, rows=rows, k=k,

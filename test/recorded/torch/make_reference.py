@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Writes test/recorded/torch/*: what PyTorch says about three small GPT-2 models.
+"""Writes test/recorded/torch/*: PyTorch's results for three small GPT-2 models.
 
     python3 test/recorded/torch/make_reference.py            (Debian 12: apt install python3-torch python3-numpy)
 
-For each shape a directory:
+A directory per shape:
     config.json, model.safetensors  the initial weights as Hugging Face stores GPT-2: Conv1D weights are (in, out)
-    outputs.safetensors             everything else, see the function outputs()
+    outputs.safetensors             everything else, see outputs()
 
-The model is written out here, in double precision, so that what is committed is the exact result rounded to FP32.
-Everything follows from the seeds: running the script again changes no file.
+The model is implemented here in double precision, so that the committed files are the exact results rounded to FP32.
+The seeds determine everything: running the script again changes no file.
 """
 import json
 import math
@@ -21,10 +21,10 @@ import torch
 
 STEPS = 5
 GRAD_CLIP = 1.0
-WEIGHT_DECAY = 0.1  # of matrices
+WEIGHT_DECAY = 0.1  # for matrices only
 ADAMW = dict(lr=1e-3, betas=(0.9, 0.95), eps=1e-8)
 SGD = dict(lr=0.05, momentum=0.9)
-DROPOUT_RATE, DROPOUT_SEED, DROPOUT_STEP = 0.2, 5, 1  # of the group "dropout"; steps count from 0
+DROPOUT_RATE, DROPOUT_SEED, DROPOUT_STEP = 0.2, 5, 1  # for the group "dropout"; steps count from 0
 
 
 @dataclass
@@ -38,8 +38,8 @@ class Shape:
     seq_len: int
     batch_size: int
     micro_steps: int
-    gradient_stride: int  # which elements of logits and gradients are kept, so that files stay small: see outputs()
-    other_stride: int  # the same of parameters after training
+    gradient_stride: int  # of the kept elements of logits and gradients, see outputs()
+    other_stride: int  # of the kept elements of trained parameters
     seed: int
 
 
@@ -51,7 +51,7 @@ SHAPES = [
 
 
 def initial_weights(s):
-    """Larger than GPT-2's own initialisation and with no zero bias, so that every term matters in every output."""
+    """Returns weights larger than GPT-2's initialization, with nonzero biases, so that every term affects outputs."""
     generator = torch.Generator().manual_seed(s.seed)
 
     def normal(*shape, mean=0.0, deviation):
@@ -83,7 +83,7 @@ def initial_weights(s):
 
 
 def philox(key, counter_high, counter_low):
-    """Philox4x32-10 as published (Salmon et al., SC 2011): four arrays of 32-bit words."""
+    """Philox4x32-10 (Salmon et al., SC 2011). Returns four arrays of 32-bit words."""
     low = np.asarray(counter_low, dtype=np.uint64)
     high = np.full_like(low, counter_high)
     c = [low & 0xFFFFFFFF, low >> 32, high & 0xFFFFFFFF, high >> 32]
@@ -96,7 +96,7 @@ def philox(key, counter_high, counter_low):
 
 
 class Dropout:
-    """The masks that docs/numerics.md describes, for the samples from number first_sample on."""
+    """The masks described in docs/numerics.md, for samples starting with number first_sample."""
 
     PURPOSE = 5 << 32
     THRESHOLD = round(DROPOUT_RATE * 65536)
@@ -108,7 +108,7 @@ class Dropout:
             self.keys.append(int(words[1][0]) << 32 | int(words[0][0]))
 
     def factors(self, words, word, half):
-        """0 or 1 / (1 - rate), from the halves of chosen words."""
+        """Returns 0 or 1 / (1 - rate), computed from the chosen halves of words."""
         bits = np.choose(word, words) >> (16 * half).astype(np.uint64) & 0xFFFF
         return torch.from_numpy((bits >= self.THRESHOLD) / (1 - self.THRESHOLD / 65536))
 
@@ -135,7 +135,7 @@ class NoDropout:
 
 
 def gpt2(s, w, tokens, dropout=NoDropout()):
-    """Logits (batch, seq_len, vocab_size): GPT-2 with pre-norm blocks, tanh GELU and the head tied to wte."""
+    """Returns logits (batch, seq_len, vocab_size) of GPT-2: pre-norm blocks, tanh GELU, the head tied to wte."""
     batch, seq_len = tokens.shape
     future = torch.triu(torch.ones(seq_len, seq_len, dtype=torch.bool), diagonal=1)
 
@@ -172,7 +172,7 @@ def mean_loss(logits, targets):
 
 
 def accumulate_gradients(s, parameters, tokens, targets, dropouts=None):
-    """Gradients of the mean loss over all micro-steps; returns that loss."""
+    """Adds gradients of the mean loss over all micro-steps; returns that loss."""
     total = 0.0
     for micro_tokens, micro_targets, dropout in zip(tokens, targets, dropouts or [NoDropout()] * s.micro_steps):
         loss = mean_loss(gpt2(s, parameters, micro_tokens, dropout), micro_targets) / s.micro_steps
@@ -182,7 +182,7 @@ def accumulate_gradients(s, parameters, tokens, targets, dropouts=None):
 
 
 def train(s, weights, tokens, targets, make_optimizer, decay_by_hand):
-    """STEPS optimizer steps. Returns losses, gradient norms before clipping, and the parameters at the end."""
+    """Runs STEPS optimizer steps. Returns losses, gradient norms before clipping, and the final parameters."""
     parameters = {name: weight.double().requires_grad_() for name, weight in weights.items()}
     matrices = [p for p in parameters.values() if p.dim() == 2]
     vectors = [p for p in parameters.values() if p.dim() == 1]
@@ -208,7 +208,7 @@ def train_adamw(s, weights, tokens, targets):
 
 
 def train_sgd(s, weights, tokens, targets):
-    """torch.optim.SGD's own decay goes through the momentum; ours is decoupled like AdamW's."""
+    """Decays by hand: torch.optim.SGD's decay goes through the momentum, train_gpt's is decoupled as in AdamW."""
 
     def make(matrices, vectors):
         return torch.optim.SGD(matrices + vectors, **SGD)
@@ -217,16 +217,16 @@ def train_sgd(s, weights, tokens, targets):
 
 
 def outputs(s, weights):
-    """
+    """Returns the arrays of outputs.safetensors:
     tokens, targets     (STEPS, micro_steps, batch_size, seq_len), I32
-    GROUP/stride        (1), I32: the group's tensors are flattened, and of n elements 0, stride, 2 stride ... are kept
+    GROUP/stride        (1), I32: of each flattened tensor of the group, elements 0, stride, 2 stride ... are kept
     first/logits        of the first micro-batch with the initial weights; first/loss (1): of the first step
     gradient/NAME       after the first step's micro-steps, before clipping; norm/gradient/NAME (1): of the whole tensor
     adamw/loss, adamw/grad_norm     (STEPS): the loss before each update, the gradient's norm before clipping
     adamw/NAME          after STEPS updates; norm/adamw/NAME (1): of the whole tensor
-    sgd/...             the same, of the first shape only
-    dropout/loss (1), dropout/NAME  of the shape with several micro-steps: the loss and the gradients of step
-                        DROPOUT_STEP with the initial weights; sample numbers go through steps, micro-steps and rows
+    sgd/...             the same, for the first shape only
+    dropout/loss (1), dropout/NAME  for the shape with several micro-steps: loss and gradients of step DROPOUT_STEP
+                        with the initial weights; sample numbers count over steps, micro-steps and rows
     """
     generator = torch.Generator().manual_seed(1000 + s.seed)
     windows = torch.randint(
@@ -265,7 +265,7 @@ def outputs(s, weights):
 
 
 def write_safetensors(path, tensors):
-    """Eight bytes of header length, a JSON header padded with spaces to a multiple of 8, the tensors' bytes."""
+    """Writes 8 bytes of header length, a JSON header padded with spaces to a multiple of 8, and the tensors' bytes."""
     header, blobs, offset = {"__metadata__": {"format": "pt"}}, [], 0
     for name, tensor in tensors.items():
         dtype = "F32" if tensor.is_floating_point() else "I32"
