@@ -86,7 +86,8 @@ FAULTS = [
      "    if (result.non_finite_tensor.empty()) {\n        progress.updates++;\n",
      "    progress.updates++;\n    if (result.non_finite_tensor.empty()) {\n",
      "program: test_resume.Resume.test_resume_with_a_moving_loss_scale"),
-    (EVALUATION, "a validation counts although its evaluation was interrupted", "        progress.best = best_before;\n", "",
+    (EVALUATION, "a validation counts although its evaluation was interrupted",
+     "        progress.best = best_before;\n", "",
      "program: test_supervise.Evaluation."
      "test_a_validation_before_an_interrupted_sample_counts_once"),
     (STEP, "every step after a lower validation loss is saved",

@@ -1,4 +1,4 @@
-// The configuration that prepare suggests, on machines of any speed.
+// The configuration that prepare suggests, for machines of any speed.
 #include "commands/suggest_config.h"
 
 #include "test/support/catch.h"
@@ -15,7 +15,7 @@ SuggestionInputs shakespeare(double minutes = 3) {
             .minutes = minutes};
 }
 
-// A machine that does nothing but floating-point operations.
+// A machine whose time is spent in floating-point operations only.
 StepTime machine(double flops_per_s) {
     return [=](const Config& config) {
         return flops_of_token(gpt_options(config)) * double(config.train.total_batch_tokens) / flops_per_s;
@@ -42,15 +42,15 @@ TEST_CASE("every suggested configuration can be run", "[suggest]") {
                 const Suggestion suggestion = suggested(inputs, flops_per_s);
                 CHECK_NOTHROW(check_config(suggestion.config, "suggested", 1));
                 CHECK(suggestion.config.run.dir == "runs/mine");
-                // The file that is written says the same.
+                // The written file contains the same values.
                 const std::string json = changed_config_json(suggestion.config);
                 CHECK(config_json(parse_config(json, "json")) == config_json(suggestion.config));
-                // The measured time, which the batch changes in proportion.
+                // The measured time, which is proportional to the batch.
                 CHECK(std::abs(suggestion.step_s / machine(flops_per_s)(suggestion.config) - 1) < 1e-9);
             }
 }
 
-TEST_CASE("a faster machine or more time gives a larger model, and a short text none that is too large for it",
+TEST_CASE("a faster machine or more time gives a larger model, and a short text limits the model's size",
           "[suggest]") {
     SuggestionInputs long_text = shakespeare();
     long_text.text_bytes = long_text.train_tokens = uint64_t(1) << 40;
@@ -66,14 +66,14 @@ TEST_CASE("a faster machine or more time gives a larger model, and a short text 
     CHECK(suggested(long_text, 1e11).parameters > suggested(shakespeare(), 1e11).parameters);
 }
 
-TEST_CASE("a larger batch takes the place of steps beyond some ten thousand", "[suggest]") {
+TEST_CASE("beyond about ten thousand steps the batch grows instead", "[suggest]") {
     const Suggestion suggestion = suggested(shakespeare(), 1e12);
     CHECK(suggestion.steps() < 50'000);
     CHECK(suggestion.config.train.total_batch_tokens > 512);
     CHECK(suggestion.config.train.batch_size == 8);
 }
 
-TEST_CASE("what a data set lacks is not asked of it", "[suggest]") {
+TEST_CASE("the suggestion uses no split or tokenizer that the data set lacks", "[suggest]") {
     SuggestionInputs inputs = shakespeare();
     inputs.val_tokens = 0;
     const Suggestion suggestion = suggested(inputs, 1e11);

@@ -1,11 +1,11 @@
-// Every collective with one rank, by what this binary's library makes of it: NCCL's own on a GPU, where this is the way
-// to see the library work without a second GPU, nothing at all elsewhere.
+// Every collective with a single rank. On a GPU this runs NCCL itself, so NCCL can be checked without a second GPU;
+// elsewhere the collectives do nothing.
 #include <numeric>
 
 #include "kernels/comm.h"
 #include "test/support/device_array.h"
 
-TEST_CASE("one rank's collectives leave its values and texts as they are", "[comm]") {
+TEST_CASE("one rank's collectives leave its values and texts unchanged", "[comm]") {
     for (bool deterministic : {false, true}) {
         Comm comm = open_comm({.deterministic = deterministic, .deadline_s = 60, .always = true});
         constexpr size_t kCount = 100003;
@@ -16,7 +16,7 @@ TEST_CASE("one rank's collectives leave its values and texts as they are", "[com
         float* const data = array.on(OnDevice<float>());
         double* const sum = sums.on(OnDevice<double>());
 
-        // Once with all, and then more often than tickets are kept, with less.
+        // Once with all elements, then with fewer elements but more often than tickets are kept.
         for (int round = 0; round < 300; round++) {
             const size_t count = round == 0 ? kCount : 1003;
             wait(reduce_scatter_sum({.out = data, .scratch = nullptr, .inp = data, .count = count}, comm, {}), comm,
@@ -25,7 +25,7 @@ TEST_CASE("one rank's collectives leave its values and texts as they are", "[com
             wait(all_reduce_sum(sum, 3, comm, {}), comm, {});
             wait(gathered, comm, {});
         }
-        // Nothing but waits stands on the stream.
+        // The stream holds only waits.
         synchronize({});
         const double waited_ms = comm_totals(comm).waited_ms;
         CHECK((waited_ms > 0) == (comm.handle != nullptr));

@@ -1,4 +1,4 @@
-// What the CPU ops stand on: number conversions, exp and GELU, and that no bit depends on the number of threads.
+// The basis of the CPU ops: number conversions, exp, GELU, and results that do not depend on the number of threads.
 #include <omp.h>
 
 #include <functional>
@@ -15,8 +15,8 @@ namespace {
 // ---------------------------------------------------------------------------------------------------------------------
 // Conversions.
 
-// What the bits of a half mean, by the definition of the format: `fraction_bits`, exponent bias 2^(exponent bits-1)
-// - 1.
+// The value of a half's bits by the definition of the format: `fraction_bits`, exponent bias
+// 2^(exponent bits - 1) - 1.
 double value_of_bits(uint16_t bits, int fraction_bits) {
     const int exponent_bits = 15 - fraction_bits, bias = (1 << (exponent_bits - 1)) - 1;
     const int fraction = bits & ((1 << fraction_bits) - 1), exponent = (bits & 0x7fff) >> fraction_bits;
@@ -48,7 +48,7 @@ template <class T> bool converts_like_the_definition(float x) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("every half means what its format says and survives the round trip", "[numeric]", bf16, fp16) {
+TEMPLATE_TEST_CASE("every half has its format's value and survives the round trip", "[numeric]", bf16, fp16) {
     int wrong = 0;
     for (int bits = 0; bits < 0x10000; bits++) {
         const TestType half{uint16_t(bits)};
@@ -64,14 +64,14 @@ TEMPLATE_TEST_CASE("from_float rounds to nearest even", "[numeric]", bf16, fp16)
     for (uint64_t i = 0; i < 500'000; i++)
         for (uint32_t word : philox(1, 2, i).word)
             if (!converts_like_the_definition<TestType>(std::bit_cast<float>(word))) wrong++;
-    // Every half, the middle between it and the next one, and the floats on both sides of each.
+    // Every half, the midpoint between it and the next one, and the floats on both sides of each.
     for (uint32_t bits = 0; bits < 0x10000; bits++) {
         const uint32_t half = std::bit_cast<uint32_t>(to_float(TestType{uint16_t(bits)}));
         for (uint32_t middle : {0u, 0x1000u, 0x8000u})
             for (uint32_t offset : {~0u, 0u, 1u})
                 if (!converts_like_the_definition<TestType>(std::bit_cast<float>(half + middle + offset))) wrong++;
     }
-    // Subnormal fp16 are spaced differently from floats: their middles.
+    // Subnormal fp16 are spaced differently from floats: their midpoints.
     for (int i = 0; i <= 2048; i++)
         if (!converts_like_the_definition<TestType>(float(std::ldexp(i + 0.5, -24)))) wrong++;
     CHECK(wrong == 0);
@@ -94,7 +94,7 @@ double worst_over_floats(float limit, const std::function<double(float)>& error)
     return worst;
 }
 
-// Units in the last place of float at |x|, subnormal numbers included.
+// Unit in the last place of a float at |x|, subnormal numbers included.
 double ulp(double x) { return std::max(std::ldexp(1.0, std::ilogb(x) - 23), 0x1p-149); }
 
 }  // namespace
@@ -131,7 +131,7 @@ TEST_CASE("tanh_approx is within 4 units in the last place", "[vector_math]") {
     CHECK(std::isnan(tanh_approx(NAN)));
 }
 
-TEST_CASE("gelu and gelu_gradient are as near as promised", "[vector_math]") {
+TEST_CASE("gelu and gelu_gradient are within their documented error", "[vector_math]") {
     const double worst = worst_over_floats(
         1e4f, [](float x) { return std::abs(gelu(x) - ref::gelu(x)) / std::max(1.0, std::abs(double(x))); });
     CHECK(worst <= 4e-7);
@@ -148,7 +148,7 @@ TEST_CASE("gelu and gelu_gradient are as near as promised", "[vector_math]") {
     CHECK(std::isnan(gelu_gradient(NAN)));
 }
 
-TEST_CASE("silu and silu_gradient are as near as promised", "[vector_math]") {
+TEST_CASE("silu and silu_gradient are within their documented error", "[vector_math]") {
     constexpr auto kSilu = ActivationFunction::silu;
     const double worst = worst_over_floats(1e4f, [](float x) {
         return std::abs(silu(x) - ref::activation(kSilu, x)) / std::max(1.0, std::abs(double(x)));
@@ -168,9 +168,9 @@ TEST_CASE("silu and silu_gradient are as near as promised", "[vector_math]") {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Softmax over more columns than the CPU op takes at a time.
+// Softmax over more columns than the CPU op processes at a time.
 
-TEST_CASE("cross_entropy: the largest logit stands early, in the middle and late", "[cross_entropy]") {
+TEST_CASE("cross_entropy: the largest logit is near the beginning, middle or end", "[cross_entropy]") {
     constexpr int kRows = 3, kVocab = 2500, kPadded = 2560;
     std::vector<double> values = random_values(size_t(kRows) * kPadded, 1);
     values[0 * kPadded + 3] = values[1 * kPadded + 1500] = values[2 * kPadded + 2499] = 9;
@@ -190,7 +190,7 @@ TEST_CASE("cross_entropy: the largest logit stands early, in the middle and late
     };
     ops::cross_entropy(op(OnDevice<float>()), Stream());
     ref::cross_entropy(op(OnHost()));
-    // A loss near 9 is half a unit, 5e-7, off when it is stored; logits of size 9 are off by as much before exp.
+    // Storing a loss near 9 rounds it by up to half a unit, 5e-7; logits of size 9 have as large an error before exp.
     check_close(loss, [](size_t) { return 2e-6; });
     check_close(logits, [&](size_t i) { return 1e-6 * std::abs(logits.host[i]) + 1e-7; });
 }
@@ -205,8 +205,8 @@ template <class T> Stored<T> input(size_t count, uint64_t seed) {
 }
 template <class T> Stored<T> output(size_t count) { return {"output", Role::output, random_values(count, 99)}; }
 
-// Runs the op with 1 to 4 threads from the same start and compares the bits of its outputs with those of one thread.
-// `run` makes its arrays, launches the op and appends the bytes of each output.
+// Runs the op with 1 to 4 threads from the same start and compares its outputs bit for bit with the outputs of one
+// thread. `run` makes its arrays, launches the op and appends the bytes of each output.
 using Bytes = std::vector<unsigned char>;
 void check_any_number_of_threads(const std::function<void(Bytes&)>& run) {
     const int threads_before = omp_get_max_threads();
@@ -377,7 +377,7 @@ TEMPLATE_TEST_CASE("cross_entropy: any number of threads gives the same bits", "
 
 TEMPLATE_TEST_CASE("update: any number of threads gives the same bits", "[threads]", float, bf16, fp16) {
     using T = TestType;
-    // The second chunk starts at an odd place, so its vectors are cut differently from the first one's.
+    // The second chunk starts at an odd offset, so it is divided into vectors differently from the first one.
     const std::vector<ops::Chunk> cut{{0, 1001, 0, 1, 0}, {1001, 517, 1, 0, 1}, {1600, 4093, 2, 1, 2}};
     constexpr size_t kCount = 6000;
     const OnDevice<T> device;

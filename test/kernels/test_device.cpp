@@ -1,4 +1,4 @@
-// device.h as its users may rely on it, whatever the device.
+// The guarantees of device.h, on every device.
 #include <numeric>
 
 #include "kernels/ops.h"
@@ -25,16 +25,16 @@ TEST_CASE("device memory is aligned and zero", "[device]") {
     }
 }
 
-TEST_CASE("more device memory than there is ends in one sentence with the number of bytes", "[device]") {
+TEST_CASE("running out of device memory is reported in one sentence with the number of bytes", "[device]") {
     for (size_t bytes : {size_t(1) << 46, SIZE_MAX - 5}) {
         expect_error(Exit::os, {"memory", std::to_string(bytes)}, [&] { device_alloc(bytes); });
-        DeviceBuffer after(1000);  // and the device can be used as before
+        DeviceBuffer after(1000);  // the device remains usable
         CHECK(after.data() != nullptr);
     }
 }
 
-// Larger than any piece of staging memory, odd in size, from and to odd addresses.
-TEST_CASE("what is copied to the device comes back", "[device]") {
+// Larger than any staging buffer, odd in size, from and to odd addresses.
+TEST_CASE("data copied to the device and back is unchanged", "[device]") {
     for (size_t count : {size_t(1), size_t(255), (size_t(1) << 20) + 3, (size_t(21) << 20) + 5}) {
         const std::vector<unsigned char> sent = bytes_of_pattern(count + 1, unsigned(count));
         std::vector<unsigned char> received(count + 2, 7);
@@ -49,8 +49,8 @@ TEST_CASE("what is copied to the device comes back", "[device]") {
     }
 }
 
-// In blocks of the CPU's and beyond them, between odd addresses, in the order of the stream.
-TEST_CASE("what is copied on the device is there, and nothing beside it", "[device]") {
+// Sizes up to and beyond the CPU's block size, odd addresses, in stream order.
+TEST_CASE("a copy on the device writes its destination and nothing else", "[device]") {
     for (size_t count : {size_t(1), size_t(4099), (size_t(3) << 20) + 5}) {
         const std::vector<unsigned char> sent = bytes_of_pattern(count, unsigned(count));
         std::vector<unsigned char> received(count + 6);
@@ -85,8 +85,8 @@ TEST_CASE("pieces are gathered", "[device]") {
     }
 }
 
-// More copies than are under way at a time, with work in between: each takes effect in its place in the stream, and
-// what is sent may be overwritten at once.
+// More copies than can be in flight at a time, with work in between: each takes effect at its position in the stream,
+// and its source may be overwritten at once.
 TEST_CASE("copies and ops on a stream happen in order", "[device]") {
     constexpr size_t kCount = 1000;
     DeviceBuffer buffer(kCount * sizeof(float));
@@ -99,7 +99,7 @@ TEST_CASE("copies and ops on a stream happen in order", "[device]") {
         copy_to_host(&before[i], device + i, sizeof(float), Stream());
         ops::fill({.out = device, .count = kCount, .value = float(100 + i)}, Stream());
         copy_to_host(&after[i], device + kCount - 1, sizeof(float), Stream());
-        copy_to_host(&last[0], device, sizeof(float), Stream());  // the same place again and again: the last one counts
+        copy_to_host(&last[0], device, sizeof(float), Stream());  // all copies have the same target: the last one wins
     }
     synchronize(Stream());
     for (size_t i = 0; i < before.size(); i++) {

@@ -1,4 +1,4 @@
-// The CPU as a device: what it says of itself, and its memory.
+// The CPU as a device: its description and its memory.
 #include <algorithm>
 
 #include "kernels/comm.h"
@@ -17,12 +17,12 @@ TEST_CASE("device memory is aligned, zero and writable to its last byte", "[cpu]
     }
 }
 
-TEST_CASE("more memory than there is ends in one sentence with the number of bytes", "[cpu]") {
+TEST_CASE("running out of memory is reported in one sentence with the number of bytes", "[cpu]") {
     for (size_t bytes : {size_t(1) << 46, SIZE_MAX - 5})
         expect_error(Exit::os, {"memory", std::to_string(bytes)}, [&] { device_alloc(bytes); });
 }
 
-TEST_CASE("the device says what it is", "[cpu]") {
+TEST_CASE("the device describes itself", "[cpu]") {
     const DeviceInfo info = device_info();
     CHECK(info.threads >= 1);
     CHECK(info.memory_bytes > size_t(1) << 28);
@@ -32,7 +32,7 @@ TEST_CASE("the device says what it is", "[cpu]") {
         CHECK(info.matmul_path.find(precision) != std::string::npos);
 }
 
-TEST_CASE("a rank that is alone has nobody to wait for", "[cpu]") {
+TEST_CASE("a single rank never waits", "[cpu]") {
     const Comm comm = comm_single();
     CHECK(comm.rank == 0);
     CHECK(comm.size == 1);

@@ -1,5 +1,5 @@
-// Dropout's masks: how often they keep, and that they are independent of each other. What they are is compared with
-// another implementation in test_model_torch.cpp.
+// Dropout's masks: how often they keep an element, and that they are independent of each other. test_model_torch.cpp
+// compares their values with another implementation.
 #include <functional>
 #include <set>
 #include <tuple>
@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t kSize = 1 << 15;  // decisions of a mask in the statistics below
 
-// Two masks of kSize elements, as they differ in one coordinate.
+// Two masks of kSize elements whose keys differ in one coordinate.
 struct Pair {
     const char* differs_in;
     std::function<bool(size_t)> first, second;
@@ -54,7 +54,7 @@ std::vector<Pair> neighbouring_masks(uint32_t threshold) {
 
 }  // namespace
 
-TEST_CASE("dropout keeps as often as its rate says", "[dropout]") {
+TEST_CASE("dropout keeps elements at its rate", "[dropout]") {
     CHECK(ops::dropout_threshold(0.1) == 6554);
     CHECK(ops::dropout_threshold(ops::kLargestDropout) < ops::kDropoutRange);
     for (double rate : {0.0, 0.001, 0.1, 0.2, 0.5, 0.9, 0.9999}) {
@@ -74,8 +74,8 @@ TEST_CASE("dropout keeps as often as its rate says", "[dropout]") {
     }
 }
 
-// Two masks of one rate that know nothing of each other agree in kSize (p^2 + (1 - p)^2) places: so do masks that
-// differ in one coordinate. Equal ones would agree everywhere. The numbers are the same in every run.
+// Two independent masks of rate p agree in kSize (p^2 + (1 - p)^2) places; masks that differ in one coordinate must do
+// the same. Equal masks would agree everywhere. The numbers are the same in every run.
 TEST_CASE("dropout's masks of other samples, sites, heads and places are independent", "[dropout]") {
     for (double rate : {0.1, 0.5}) {
         for (const Pair& pair : neighbouring_masks(ops::dropout_threshold(rate))) {
@@ -83,15 +83,15 @@ TEST_CASE("dropout's masks of other samples, sites, heads and places are indepen
             double agreements = 0;
             for (size_t i = 0; i < kSize; i++) agreements += pair.first(i) == pair.second(i);
             const double expected = rate * rate + (1 - rate) * (1 - rate);
-            // A shifted mask's agreements are correlated among themselves: 5 standard deviations.
+            // The agreements of a mask with a shifted copy are correlated: 5 standard deviations.
             CHECK(std::abs(agreements - kSize * expected) <= 5 * std::sqrt(kSize * expected * (1 - expected)));
         }
     }
 }
 
-// Each element of attention has a decision of its own: no two of a 48 x 48 corner share one, which a fault in the
-// layout of words and halves would make them do.
-TEST_CASE("dropout's decisions of attention are each used once", "[dropout]") {
+// Each element of attention has its own decision: no two elements of a 48 x 48 corner share one. A fault in the layout
+// of words and halves would make them share.
+TEST_CASE("dropout uses each of attention's decisions once", "[dropout]") {
     std::set<std::tuple<uint32_t, uint32_t, int, int>> used;
     for (int query = 0; query < 48; query++)
         for (int key = 0; key < 48; key++)

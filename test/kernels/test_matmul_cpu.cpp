@@ -1,6 +1,6 @@
-// What only the CPU's matrix products promise: the bits do not depend on the number of threads, whoever multiplies;
-// all who can multiply agree; nothing of one product reaches the next; and the steady state allocates nothing. That the
-// results are right is test_ops_matmul.cpp's, for the one who multiplies on this machine.
+// Guarantees of the CPU's GEMMs only: results do not depend on the number of threads on any path, all paths agree, no
+// product affects the next one, and the steady state allocates nothing. test_ops_matmul.cpp checks the results
+// themselves, for the path that this machine uses.
 #include <omp.h>
 
 #include "kernels/cpu/matmul.h"
@@ -14,20 +14,19 @@ namespace {
 struct Shape {
     int rows, n, k;
 };
-// Several tiles each way with edges on all sides and more than one slice of the depth for each of the three products;
-// fewer rows than a tile has, fewer columns, and depths of both that do not come in pairs, in the first slice and
-// later.
+// Several tiles in each direction with edges on all sides and more than one slice of the depth for each of the three
+// products; fewer rows than a tile, fewer columns, and odd depths, in the first slice and in later ones.
 constexpr Shape kShapes[] = {{530, 810, 522}, {7, 1001, 300}, {1001, 5, 33}, {30, 40, 513}};
 
 enum class Values { random, integers, infinite };
 
-// Who of our own can multiply this type.
+// The panel kernels that can multiply this type.
 template <class T> std::vector<ProductPath> panels_of() {
     if (dtype_of<T> == Dtype::bf16) return {ProductPath::float_panels, ProductPath::bf16_panels};
     return {ProductPath::float_panels};
 }
 
-// The three products of one layer. What they write, one after the other, is `results()`.
+// The three products of one layer. `results()` returns their outputs in order.
 template <class T> class Layer {
 public:
     Layer(const Shape& s, Values kind)
@@ -113,8 +112,8 @@ TEST_CASE("a product of the library has the same bits on any number of threads",
     check_threads<float>(ProductPath::library);
     if (fastest_product_path(Dtype::bf16) == ProductPath::library) check_threads<bf16>(ProductPath::library);
 }
-
-// Eight bits, all that bf16 has; of both signs, so that sums of products stay below 2^24 and are exact in any order.
+// Integers of up to eight bits, the precision of bf16, of both signs: sums stay below 2^24 and are exact in any order.
+// Integers of up to eight bits, the precision of bf16, of both signs: sums stay below 2^24 and are exact in any order.
 template <class T> static void check_agreement(ProductPath one, ProductPath other) {
     for (const Shape& s : kShapes) {
         INFO(s.rows << " rows, n " << s.n << ", k " << s.k);
@@ -134,7 +133,7 @@ TEST_CASE("panels of bf16 and of float agree", "[cpu]") {
     check_agreement<bf16>(ProductPath::bf16_panels, ProductPath::float_panels);
 }
 
-// Panels are filled up to whole vectors and pairs; what a larger product has left there is no number.
+// Panels are padded to whole vectors and pairs; the padding still holds NaN from a larger product.
 TEMPLATE_TEST_CASE("a product does not depend on the product before", "[cpu]", float, bf16, fp16) {
     const int threads = omp_get_max_threads();
     omp_set_num_threads(1);
@@ -152,9 +151,8 @@ TEMPLATE_TEST_CASE("a product does not depend on the product before", "[cpu]", f
     omp_set_num_threads(threads);
 }
 
-// A diverging run is noticed by its infinities: none may get lost, become NaN or reach another column. Two bf16 that
-// are moved as one word must not be taken for a float, as which the first weight of the pair below would be a
-// signalling NaN.
+// Infinities reveal a diverging run: none may get lost, become NaN or reach another column. Two bf16 values that are
+// moved as one word must not pass through a float: the first pair of weights below would be a signaling NaN.
 TEMPLATE_TEST_CASE("infinite weights give infinite sums where they belong", "[cpu]", float, bf16, fp16) {
     using T = TestType;
     constexpr int kRows = 2, kColumns = 5, kDepth = 5;
@@ -188,7 +186,7 @@ TEMPLATE_TEST_CASE("a product of panels allocates nothing once its shape was see
     }
 }
 
-TEST_CASE("who multiplies is decided by the type and the CPU, and the log says who", "[cpu]") {
+TEST_CASE("the type and the CPU determine the GEMM path, and the log names it", "[cpu]") {
     for (Dtype dtype : {Dtype::fp32, Dtype::fp16}) CHECK(fastest_product_path(dtype) == ProductPath::float_panels);
     const ProductPath path = fastest_product_path(Dtype::bf16);
     CHECK((path == ProductPath::float_panels) == !(kTargetMultipliesBf16 || library_has_matrix_instructions()));

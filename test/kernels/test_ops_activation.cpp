@@ -1,5 +1,5 @@
-// activation_forward and gated activations against ref::; that activation_forward gives the bits of matmul_forward's
-// epilogue is tested with the products.
+// activation_forward and gated activations against ref::. test_ops_matmul.cpp checks that activation_forward gives the
+// same bits as matmul_forward's epilogue.
 #include "test/support/device_array.h"
 #include "test/support/expect_error.h"
 #include "test/support/random_values.h"
@@ -7,7 +7,7 @@
 
 namespace {
 
-// Ordinary numbers, and those where a careless form cancels, overflows or loses its sign.
+// Ordinary numbers, and numbers for which a careless formula cancels, overflows or loses the sign.
 std::vector<double> numbers(size_t count) {
     std::vector<double> values = {0,   -0.0, 1,    -1,    -3,     3,       -5,       5,       -8,    8,
                                   -12, 12,   -100, 30000, -30000, 0x1p-20, -0x1p-14, 0x1p-14, -0.75, 0.5};
@@ -21,7 +21,7 @@ constexpr double kActivationError = kFunctionError + 8 * kRoundoff;
 
 }  // namespace
 
-// As for the products: a tanh or an exp, whose argument is a polynomial, and a few roundings, all times x.
+// As for the GEMMs: a tanh or an exp whose argument is a polynomial, a few roundings, and a factor x.
 TEMPLATE_TEST_CASE("activation_forward: parts of packs and odd addresses", "[ops]", float, bf16, fp16) {
     using T = TestType;
     for (ActivationFunction activation : {ActivationFunction::gelu_new, ActivationFunction::silu})
@@ -74,12 +74,12 @@ struct GatedShape {
     int rows, hidden;
     int shift = 0;  // of the arrays, in elements
 };
-// One element; a row shorter than a pack; packs that end with the row and packs that do not; odd addresses.
+// One element; a row shorter than a pack; rows that end on and off a pack's border; odd addresses.
 constexpr GatedShape kGatedShapes[] = {{1, 1}, {3, 7}, {5, 64}, {37, 132}, {4, 1027}, {9, 384}, {6, 72, 1}};
 constexpr ActivationFunction kGates[] = {ActivationFunction::gelu_new, ActivationFunction::silu,
                                          ActivationFunction::relu2};
 
-// Errors of f and f' as float functions of an exact x; those of gelu' and silu' as in test_ops_matmul.cpp.
+// Errors of f and f' as float functions of an exact x; for gelu' and silu' as in test_ops_matmul.cpp.
 double error_of(ActivationFunction f, double x) {
     return f == ActivationFunction::relu2 ? kRoundoff * x * x : kActivationError * std::abs(x);
 }
@@ -149,7 +149,7 @@ TEMPLATE_TEST_CASE("gated_activation_backward", "[ops]", float, bf16, fp16) {
         }
 }
 
-// Where gates are beyond every exponential the product is 0 or the other factor, never NaN; NaN itself stays.
+// For gates beyond the range of exp the product is 0 or the other factor, never NaN; NaN itself is preserved.
 TEMPLATE_TEST_CASE("gated_activation: ends of the range", "[ops]", float, bf16, fp16) {
     using T = TestType;
     const float largest = std::is_same_v<T, fp16> ? 65504.0f : 0x1.fep127f;

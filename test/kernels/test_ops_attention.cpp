@@ -7,10 +7,10 @@ namespace {
 
 struct Shape {
     int batch, seq_len, n_head, n_kv_head, head_size;
-    double sharpness;  // scale is sharpness / sqrt(head_size): 1 is GPT-2's, 16 makes a few keys dominate
+    double sharpness;  // scale is sharpness / sqrt(head_size): 1 is GPT-2's, 16 lets a few keys dominate
     int window = 0;
     float softcap = 0;
-    int document = 0;  // length of the documents that do not see each other; 0: first_key is null
+    int document = 0;  // length of the documents, which are masked from each other; 0: first_key is null
     double dropout = 0;
 
     float scale() const { return float(sharpness / std::sqrt(head_size)); }
@@ -18,7 +18,7 @@ struct Shape {
     size_t out_count() const { return size_t(batch) * seq_len * n_head * head_size; }
     size_t qkv_count() const { return size_t(batch) * seq_len * (n_head + 2 * n_kv_head) * head_size; }
     size_t lse_count() const { return size_t(batch) * n_head * seq_len; }
-    // Every sequence begins in the middle of another document.
+    // Every sequence begins in the middle of a different document.
     int first_of_document(int b, int t) const {
         const int skipped = 3 * b % std::max(document, 1);
         return document ? std::max(0, (t + skipped) / document * document - skipped) : 0;
@@ -30,7 +30,7 @@ constexpr Shape kShapes[] = {{1, 1, 1, 1, 16, 1},    {2, 5, 3, 3, 64, 1},    {1,
                              {3, 37, 1, 1, 128, 16}, {1, 200, 4, 2, 64, 1},  {2, 161, 2, 1, 128, 16},
                              {1, 261, 1, 1, 64, 1},  {1, 40, 2, 1, 200, 1},  {1, 70, 3, 1, 9, 1}};
 
-// Heads of each size that has kernels of its own, and of others; shared keys; sequences that end inside a tile.
+// Every head size that has its own kernel, and others; shared keys; sequences that end inside a tile.
 constexpr Shape kDropoutShapes[] = {
     {.batch = 2, .seq_len = 5, .n_head = 3, .n_kv_head = 3, .head_size = 64, .sharpness = 1, .dropout = 0.6},
     {.batch = 1, .seq_len = 70, .n_head = 2, .n_kv_head = 1, .head_size = 16, .sharpness = 1, .dropout = 0.2},
@@ -42,7 +42,7 @@ constexpr Shape kDropoutShapes[] = {
     {.batch = 1, .seq_len = 40, .n_head = 1, .n_kv_head = 1, .head_size = 200, .sharpness = 1, .dropout = 0.2},
     {.batch = 1, .seq_len = 50, .n_head = 1, .n_kv_head = 1, .head_size = 256, .sharpness = 1, .dropout = 0.2}};
 
-// Groups that do and do not divide a tile, more heads than a tile has sixteens, and head sizes of every kernel.
+// Group sizes that do and do not divide a tile, more than 16 heads per tile, and head sizes of every kernel.
 constexpr Shape kGroupShapes[] = {{2, 45, 3, 1, 64, 1},   {1, 75, 10, 2, 64, 1}, {1, 150, 7, 1, 64, 1},
                                   {1, 20, 19, 1, 64, 16}, {1, 90, 6, 2, 128, 1}, {1, 40, 5, 1, 128, 16},
                                   {1, 30, 6, 2, 16, 1}};
@@ -50,8 +50,8 @@ constexpr Shape kGroupShapes[] = {{2, 45, 3, 1, 64, 1},   {1, 75, 10, 2, 64, 1},
 constexpr Shape kHeadSizeShapes[] = {
     {1, 150, 2, 2, 96, 1}, {2, 70, 3, 1, 96, 16}, {1, 1, 1, 1, 96, 1}, {1, 90, 2, 2, 256, 1}, {1, 35, 5, 1, 256, 16}};
 
-// Windows of one key, smaller and larger than a tile, and as long as the sequence; documents that end at and off a
-// tile's border; all of it together.
+// Windows of one key, smaller and larger than a tile, and as long as the sequence; documents that end on and off a
+// tile's border; combinations of these.
 constexpr Shape kMaskShapes[] = {
     {.batch = 2, .seq_len = 70, .n_head = 2, .n_kv_head = 2, .head_size = 64, .sharpness = 1, .window = 1},
     {.batch = 1, .seq_len = 200, .n_head = 1, .n_kv_head = 1, .head_size = 64, .sharpness = 1, .window = 17},
@@ -83,7 +83,7 @@ std::string describe(const Shape& s) {
         s.dropout);
 }
 
-// What dropout multiplies the probability of a query and a key with; 1 without it.
+// The factor that dropout applies to the probability of a query and a key; 1 without dropout.
 double dropout_factor(const ops::DropoutMask& mask, int b, int head, int query, int key) {
     if (!mask) return 1;
     return mask.is_kept(mask.keys[b], head, query, key) ? mask.factor : 0;
@@ -96,13 +96,13 @@ struct RowError {
     double probability;  // largest relative error of a probability
 };
 
-// One score, exact and with the bounds of its errors. The derivative is that of the soft cap at the score before.
+// One score, exact, with its error bounds. The derivative is the soft cap's, at the score before the cap.
 struct Score {
     double value, error, derivative = 1, derivative_error = 0;
 };
 
-// A score is a float dot product, scaled. The tanh of a soft cap passes its argument's error on undiminished at most,
-// and its derivative 1 - tanh^2 changes by twice the tanh's error.
+// A score is a scaled float dot product. The tanh of a soft cap does not increase its argument's error, and the
+// derivative 1 - tanh^2 changes by twice the tanh's error.
 Score score_of(const Shape& s, const double* qkv, int b, int h, int t, int j) {
     const double *query = qkv + s.layout().query(b, h, t), *key = qkv + s.layout().key(b, h, j);
     double sizes = 0;
@@ -115,8 +115,8 @@ Score score_of(const Shape& s, const double* qkv, int b, int h, int t, int j) {
     return {s.softcap * tanh, s.softcap * tanh_error, derivative, 2 * std::abs(tanh) * tanh_error + 2 * kRoundoff};
 }
 
-// A probability is exp(score - largest) / sum, or exp(score - lse): both of its terms carry the score's error, the
-// subtraction rounds relative to its terms, exp and the sum add theirs.
+// A probability is exp(score - largest) / sum, or exp(score - lse): both terms of the difference carry the score's
+// error, the subtraction rounds relative to its terms, and exp and the sum add their own errors.
 RowError row_error(const Shape& s, const double* qkv, int b, int h, int t) {
     double score_error = 0, largest = 0;
     std::vector<double> scores;
@@ -174,10 +174,10 @@ template <class T> struct AttentionArrays {
     }
 };
 
-// What a tensor core does to a probability before it multiplies it: rounds it to T.
+// The rounding of a probability to T before a tensor core multiplies it.
 template <class T> double probability_rounding(double probability) { return stored_error<T>(probability); }
 
-// Bounds of out (batch, seq_len, n_head, head_size) and lse, arithmetic only.
+// Bounds of out (batch, seq_len, n_head, head_size) and lse, arithmetic errors only.
 template <class T>
 std::vector<double> out_bounds(const Shape& s, const double* qkv, const ops::DropoutMask& mask = {}) {
     std::vector<double> bounds(s.out_count());
@@ -200,7 +200,7 @@ std::vector<double> out_bounds(const Shape& s, const double* qkv, const ops::Dro
     return bounds;
 }
 
-// The terms of ref::attention_backward with absolute values, each times the relative error of its factors: a
+// The terms of ref::attention_backward with absolute values, each times the relative error of its factors. A
 // probability and dscore have p's error and may be rounded to T before a product; dp and dout . out are sums over
 // head_size.
 template <class T> std::vector<double> dqkv_bounds(const Shape& s, const ops::AttentionBackward& op) {
@@ -250,7 +250,7 @@ template <class T> struct BackwardArrays {
     explicit BackwardArrays(const Shape& shape)
         : s(shape), out("out", Role::input, forward_results()), lse("lse", Role::input, forward.lse.host) {}
 
-    // Runs the forward op of ref::, whose lse is then in forward.lse.
+    // Runs ref::'s forward op, which stores lse in forward.lse.
     const std::vector<double>& forward_results() {
         ref::attention_forward(forward.forward_op(OnHost()));
         return forward.out.host;
@@ -297,8 +297,8 @@ template <class T> void check_forward(const Shape& s) {
     });
 }
 
-// `s` describes the cache: sequences, capacity. The op's rows are the sequences but the first one, in falling order.
-// Where nothing may be read is NaN; afterwards only the rows' keys and values may have changed.
+// `s` describes the cache: sequences, capacity. The op's rows are all sequences except the first, in descending order.
+// Elements that must not be read are NaN; afterwards only the rows' keys and values may have changed.
 template <class T> void check_decode(const Shape& s) {
     INFO(describe(s));
     const ref::QkvLayout at = s.layout();
@@ -397,8 +397,8 @@ TEMPLATE_TEST_CASE("attention with windows, documents and soft caps", "[ops]", f
     }
 }
 
-// A window over the whole sequence and a document as long as it mask nothing: the bits of the kernels without masks.
-// Shared and own keys, every size of the kernels, sequences of one key and of more than all warps take at a time.
+// A window over the whole sequence and a document of its length mask nothing: same bits as the kernels without masks.
+// Shared and separate keys, every kernel size, sequences of one key and of more than all warps process at a time.
 TEMPLATE_TEST_CASE("attention_decode", "[ops]", float, bf16, fp16) {
     for (const Shape& shape :
          {Shape{4, 37, 2, 2, 64, 1}, Shape{3, 9, 3, 1, 80, 16}, Shape{2, 1, 1, 1, 16, 1}, Shape{3, 50, 6, 2, 9, 1},
@@ -425,7 +425,7 @@ TEMPLATE_TEST_CASE("attention with masks that mask nothing gives the same bits",
     }
 }
 
-// The first op leaves other things in shared memory, scratch and outputs than the second finds there.
+// The first op leaves shared memory, scratch and outputs in a different state for the second one.
 TEMPLATE_TEST_CASE("attention gives the same bits twice", "[ops]", float, bf16, fp16) {
     using T = TestType;
     for (const Shape& s : {Shape{1, 150, 2, 1, 64, 1}, Shape{1, 70, 2, 1, 128, 1}}) {
@@ -442,8 +442,8 @@ TEMPLATE_TEST_CASE("attention gives the same bits twice", "[ops]", float, bf16, 
     }
 }
 
-// Nothing but the elements is aligned.
-TEMPLATE_TEST_CASE("attention_forward of memory between 16-byte boundaries", "[ops]", bf16, fp16) {
+// Aligned only to its elements.
+TEMPLATE_TEST_CASE("attention_forward of memory off 16-byte boundaries", "[ops]", bf16, fp16) {
     using T = TestType;
     const Shape s = {1, 40, 2, 1, 64, 1};
     AttentionArrays<T> arrays{s};

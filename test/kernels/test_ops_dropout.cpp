@@ -1,5 +1,4 @@
-// The elementwise op against ref::. The masks themselves are tested in test_dropout_masks.cpp, attention's dropout in
-// test_ops_attention.cpp.
+// The elementwise op against ref::. test_dropout_masks.cpp tests the masks, test_ops_attention.cpp attention's dropout.
 #include <tuple>
 
 #include "test/support/device_array.h"
@@ -51,7 +50,7 @@ TEMPLATE_TEST_CASE("dropout: parts of packs, odd addresses, in place", "[ops]", 
     }
 }
 
-TEMPLATE_TEST_CASE("dropout: what is dropped is 0, whatever it was", "[ops]", float, bf16, fp16) {
+TEMPLATE_TEST_CASE("dropout: dropped elements are 0, also if they were not finite", "[ops]", float, bf16, fp16) {
     using T = TestType;
     constexpr size_t kCount = 264;
     Array<uint64_t> keys = keys_of(1);

@@ -9,8 +9,8 @@ struct Shape {
     int batch, seq_len, channels, vocab, n_positions;
     int shift = 0;  // of the arrays, in elements
 };
-// One element; more rows than tokens differ; nothing a multiple of anything; a wide row; a token with hundreds of
-// positions in a vocabulary of more than 16 bits; odd addresses; a vocabulary of one.
+// One element; more rows than distinct tokens; sizes that are multiples of nothing; a wide row; a token with hundreds
+// of positions in a vocabulary of more than 16 bits; odd addresses; a vocabulary of one.
 constexpr Shape kShapes[] = {{1, 1, 1, 5, 1},         {2, 5, 7, 5, 9},         {3, 33, 64, 257, 40},
                              {1, 64, 132, 1000, 64},  {2, 129, 768, 257, 130}, {3, 700, 6, 70000, 701},
                              {2, 33, 64, 257, 33, 1}, {2, 40, 3, 1, 41}};
@@ -27,7 +27,7 @@ std::vector<int> repeating_tokens(const Shape& s) {
     return tokens;
 }
 
-// What float sums in the order of positions give. `op` is the host's, its dout rounded to T.
+// Float sums in the order of positions. `op` is the host's, with its dout rounded to T.
 std::vector<float> dwte_in_order(const ops::EmbeddingBackward& op) {
     std::vector<float> dwte(op.dwte, op.dwte + size_t(op.vocab) * op.channels);
     if (!op.accumulate_dwte) std::fill(dwte.begin(), dwte.end(), 0.0f);
@@ -76,7 +76,7 @@ TEMPLATE_TEST_CASE("embedding_forward", "[ops]", float, bf16, fp16) {
         }
 }
 
-// Without position embeddings a row is the token's, bit for bit.
+// Without position embeddings an output row is the token's row, bit for bit.
 TEMPLATE_TEST_CASE("embedding_forward without wpe", "[ops]", float, bf16, fp16) {
     using T = TestType;
     for (const Shape& s : kShapes) {
@@ -123,7 +123,7 @@ static void test_embedding_backward(const Shape& s, bool accumulate, bool accumu
                                       .accumulate = accumulate,
                                       .accumulate_dwte = accumulate_dwte};
     };
-    // The sums of absolute values: what the rounding errors of the sums are relative to.
+    // Sums of absolute values: the sums' rounding errors are relative to them.
     std::vector<float> dwte_size = absolute(dwte.host), dwpe_size = absolute(dwpe.host);
     std::vector<double> dout_size = absolute(dout.host);
     const std::vector<float> expected_dwte = dwte_in_order(op(OnHost())),
@@ -154,7 +154,7 @@ TEMPLATE_TEST_CASE("embedding_backward", "[ops]", float, bf16, fp16) {
         for (bool accumulate : {false, true}) test_embedding_backward<TestType>(s, accumulate, true, true);
 }
 
-// An untied head leaves dwte to the embedding alone; the first micro-step overwrites what the last step left there.
+// With an untied head only the embedding writes dwte; the first micro-step overwrites the last step's values.
 TEMPLATE_TEST_CASE("embedding_backward: dwte overwritten, no dwpe", "[ops]", float, bf16, fp16) {
     for (const Shape& s : kShapes) {
         if (s.vocab > 1000 && s.channels > 6) continue;

@@ -24,7 +24,7 @@ TEST_CASE("normal_fill", "[ops]") {
         }
 }
 
-// A run's first weights are the same on every device, to the bit: a hash of 100,000 numbers as one CPU had them.
+// A run's initial weights are bit for bit the same on every device: a hash of 100,000 numbers computed on one CPU.
 TEST_CASE("normal_fill: the same bits everywhere", "[ops]") {
     const size_t count = 100000;
     Array<float> out("out", Role::output, nans(count));
@@ -40,7 +40,7 @@ TEST_CASE("normal_fill: the same bits everywhere", "[ops]") {
     CHECK(sum == 0x2cbe64f4e387397d);
 }
 
-// One rounding, so the same bits. Aligned and not, sums that overflow and numbers that are none.
+// One rounding, so the same bits. Aligned and unaligned, sums that overflow, and NaN.
 TEST_CASE("add", "[ops]") {
     for (size_t count : {1, 37, 1000, 5003}) {
         INFO("count " << count);
@@ -71,7 +71,7 @@ TEST_CASE("fill", "[ops]") {
 
 namespace {
 
-// Halves between neighbours of bf16 and fp16, edges of their ranges, subnormals, and ordinary numbers.
+// Midpoints between neighbors of bf16 and fp16, edges of their ranges, subnormals, and ordinary numbers.
 std::vector<float> numbers_to_cast(size_t count) {
     std::vector<float> numbers = {0.0f,         -0.0f,     1.0f,         1 + 0x1p-8f, 1 + 0x3p-8f, 1 + 0x1p-11f,
                                   1 + 0x3p-11f, 65504.0f,  65519.996f,   65520.0f,    -65520.0f,   3.4e38f,
@@ -85,7 +85,7 @@ std::vector<float> numbers_to_cast(size_t count) {
 
 }  // namespace
 
-// Whatever rounding the CPU or GPU has built in must give the bits of numeric.h's.
+// The CPU's or GPU's built-in rounding must give the same bits as numeric.h.
 TEMPLATE_TEST_CASE("cast", "[ops]", float, bf16, fp16) {
     using T = TestType;
     for (auto [count, shift] : {std::pair<size_t, int>{1, 0}, {37, 1}, {1000, 0}, {5003, 0}}) {
@@ -102,7 +102,7 @@ TEMPLATE_TEST_CASE("cast", "[ops]", float, bf16, fp16) {
 
 TEMPLATE_TEST_CASE("cast: NaN stays NaN", "[ops]", float, bf16, fp16) {
     using T = TestType;
-    // The smallest payload is lost when the low bits are cut off: a careless cast makes it infinity.
+    // Cutting off the low bits loses the smallest payload: a careless cast would turn this NaN into infinity.
     Array<float> inp("inp", Role::input, std::vector<float>{NAN, -NAN, std::bit_cast<float>(0x7f800001u)});
     Stored<T> out("out", Role::output, std::vector<double>(3));
     OnDevice<T> device;

@@ -7,16 +7,16 @@ namespace {
 
 struct Shape {
     int rows, vocab, padded_vocab;
-    double width;   // logits lie in (-width, width); 200 overflows exp without the largest taken out
+    double width;   // logits lie in (-width, width); 200 overflows exp unless the largest is subtracted
     int shift = 0;  // of the logits, in elements
 };
 constexpr Shape kShapes[] = {{1, 5, 5, 1},       {37, 5, 128, 200},    {37, 257, 384, 4},
                              {130, 257, 257, 4}, {37, 1000, 1024, 4},  {3, 1000, 1001, 200},
                              {5, 3000, 3072, 4}, {3, 3000, 3072, 200}, {2, 3001, 3072, 4, 1}};
-// Longer than all threads of a block take at once, and longer than a GPU's shared memory in each of the types.
+// Longer than one pass of a block's threads, and longer than a GPU's shared memory in each type.
 constexpr Shape kLongShapes[] = {{2, 20001, 20096, 20}, {2, 50257, 50304, 20}, {1, 60001, 60003, 20}};
 
-// Padding is NaN: who reads it shows.
+// The padding is NaN, so any read of it shows.
 std::vector<double> padded_logits(const Shape& s) {
     std::vector<double> logits = random_values(size_t(s.rows) * s.padded_vocab, 1, s.width);
     for (size_t i = 0; i < logits.size(); i++)
@@ -61,8 +61,8 @@ static void test_cross_entropy(const Shape& s, bool write_dlogits, bool with_los
     ops::cross_entropy(op(OnDevice<T>()), Stream());
     ref::cross_entropy(op(OnHost()));
 
-    // Differences of logits round relative to their terms; exp and log add theirs, the sum over the vocabulary its own.
-    // A capped logit is at most the cap and has the error of a tanh of it.
+    // Differences of logits round relative to their terms; exp, log and the sum over the vocabulary add their errors.
+    // A capped logit is at most the cap and has a tanh's error relative to it.
     const double width = softcap > 0 ? std::min<double>(s.width, softcap) : s.width;
     double argument_error = 4 * kRoundoff * (width + std::log(s.vocab)) + 2 * kFunctionError * softcap;
     double sum_error = summation_error(s.vocab) + 2 * kFunctionError;
@@ -77,7 +77,7 @@ static void test_cross_entropy(const Shape& s, bool write_dlogits, bool with_los
     check_close(logits, [&](size_t i) {
         bool is_target = targets.host[i / s.padded_vocab] == int(i % s.padded_vocab);
         const double tanh = softcap > 0 ? std::tanh(logits_before[i] / softcap) : 0, slope = 1 - tanh * tanh;
-        const double boosted = slope > 0 ? logits.host[i] / scale / slope + is_target : 1;  // the probability's part
+        const double boosted = slope > 0 ? logits.host[i] / scale / slope + is_target : 1;  // the probability term
         const double difference_error = std::abs(boosted) * 2 * (argument_error + sum_error) +
                                         2 * z_loss * (argument_error + sum_error) +
                                         3 * kRoundoff * std::abs(logits.host[i]) / scale;
@@ -104,7 +104,7 @@ TEMPLATE_TEST_CASE("cross_entropy", "[ops]", float, bf16, fp16) {
     for (const Shape& s : kLongShapes) test(s, true, false);
 }
 
-// Caps below, near and above the logits, and a z-loss that is a visible part of the gradient.
+// Caps below, near and above the logits, and a z-loss that contributes visibly to the gradient.
 TEMPLATE_TEST_CASE("cross_entropy: soft cap and z-loss", "[ops]", float, bf16, fp16) {
     for (const Shape& s : kShapes)
         for (auto [softcap, z_loss] : {std::pair(2.5f, 0.0f), {15.0f, 0.0f}, {0.0f, 0.01f}, {30.0f, 0.02f}})
@@ -113,7 +113,7 @@ TEMPLATE_TEST_CASE("cross_entropy: soft cap and z-loss", "[ops]", float, bf16, f
     test_cross_entropy<TestType>(kLongShapes[2], true, false, 15, 0.02f);
 }
 
-// The bits of the loss are the same whether the gradient is wanted or not: training and evaluation agree.
+// The loss has the same bits with and without gradients: training and evaluation agree.
 TEMPLATE_TEST_CASE("cross_entropy: the loss does not depend on write_dlogits", "[ops]", float, bf16, fp16) {
     using T = TestType;
     const Shape s{3, 3000, 3072, 20};
@@ -138,7 +138,7 @@ TEMPLATE_TEST_CASE("cross_entropy: the loss does not depend on write_dlogits", "
     CHECK(losses[0] == losses[1]);
 }
 
-// A logit that is not a number, or infinite, must show in the loss and in the gradients: no maximum may swallow it.
+// A NaN or infinite logit must show in the loss and in the gradients; taking a maximum must not hide it.
 TEST_CASE("cross_entropy: logits that are not finite", "[ops]") {
     for (float bad : {NAN, INFINITY})
         for (int place : {0, 100, 256}) {
@@ -164,7 +164,7 @@ TEST_CASE("cross_entropy: logits that are not finite", "[ops]") {
         }
 }
 
-// A loss scale beyond FP16's range makes infinite gradients, which the gradient norm then finds; the loss stays right.
+// A loss scale beyond FP16's range gives infinite gradients, which the gradient norm detects; the loss stays correct.
 TEST_CASE("cross_entropy: fp16 overflow is infinity", "[ops]") {
     Stored<fp16> logits("logits", Role::output, std::vector<double>{0, 0});
     Array<float> loss("loss", Role::output, nans(1));

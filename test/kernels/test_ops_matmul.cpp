@@ -26,15 +26,15 @@ std::string describe(ActivationFunction f) {
 }
 
 // gelu and gelu' as float functions of an exact x: a cubic polynomial a(x), a tanh (whose argument's error matters only
-// where it is small) and a few products. In gelu' an error of the tanh is multiplied by |x a'(x)| <= |x| + |x|^3 / 9.
-// silu has an exp in place of the tanh, its derivative multiplies the error by |x|. relu2 has no function.
+// for small arguments) and a few products. In gelu', |x a'(x)| <= |x| + |x|^3 / 9 multiplies the tanh's error. silu has
+// an exp instead of the tanh, and in its derivative |x| multiplies the error. relu2 has no such function.
 constexpr double kTanhError = kFunctionError + 8 * kRoundoff;
 double activation_error(ActivationFunction f, double x) {
     return f == ActivationFunction::none    ? 0
            : f == ActivationFunction::relu2 ? 2 * kRoundoff * x * x
                                             : kTanhError * std::abs(x);
 }
-// Of the derivative, from what the product keeps.
+// Error of the derivative computed from what the product keeps.
 double slope_error(ActivationFunction f, double kept) {
     switch (f) {
         case ActivationFunction::none: return 0;
@@ -80,7 +80,7 @@ template <class T> static void test_matmul_forward(const Shape& s, bool with_bia
     ops::matmul_forward(op(OnDevice<T>()), Stream());
     ref::matmul_forward(op(OnHost()));
     auto sum_error = [&](size_t i) { return summation_error(s.k + 1) * size[i]; };
-    // What the activation is applied to: the sum as stored, or the sum.
+    // The activation's argument: the sum as stored, or the exact sum.
     auto before_error = [&](size_t i) {
         return sum_error(i) + (keeps_sum(activation) ? stored_error<T>(pre_activation.host[i]) : 0);
     };
@@ -91,7 +91,7 @@ template <class T> static void test_matmul_forward(const Shape& s, bool with_bia
     if (!keeps_sum(activation)) return;
     check_close(pre_activation, [&](size_t i) { return stored_error<T>(pre_activation.host[i]) + sum_error(i); });
 
-    // activation_forward on what was stored promises the bits of this epilogue.
+    // activation_forward on the stored sum must give the bits of this epilogue.
     std::vector<T> epilogue = out.fetch();
     Stored<T> stored("stored pre_activation", Role::input, pre_activation.fetch());
     Stored<T> again("activation_forward's out", Role::output, nans(count));
@@ -122,7 +122,7 @@ TEMPLATE_TEST_CASE("matmul_backward_input", "[ops]", float, bf16, fp16) {
             Stored<T> dout("dout", Role::input, random_values(size_t(s.rows) * s.n, 1));
             Stored<T> weight("weight", Role::input, random_values(size_t(s.n) * s.k, 2));
             std::vector<double> numbers = random_values(count, 3, 4);
-            if (activation == ActivationFunction::relu2)  // an output, of which half are 0
+            if (activation == ActivationFunction::relu2)  // an output: half of the elements are 0
                 for (double& x : numbers) x = std::max(x, 0.0);
             Stored<T> kept("kept", Role::input, numbers);
             auto op = [&]<class Side>(Side side) {
@@ -155,7 +155,7 @@ TEMPLATE_TEST_CASE("matmul_backward_input", "[ops]", float, bf16, fp16) {
         }
 }
 
-// What an activation must be given, and must not.
+// Arrays that an activation requires, and arrays that it must not have.
 TEST_CASE("matmul_forward and matmul_backward_input: arrays of the activation", "[ops]") {
     Stored<float> inp("inp", Role::input, std::vector<double>{1}),
         weight("weight", Role::input, std::vector<double>{2});
@@ -226,8 +226,8 @@ TEMPLATE_TEST_CASE("matmul_backward_weight", "[ops]", float, bf16, fp16) {
             }
 }
 
-// FP16 ends at 65504: a larger sum is stored as infinity of its sign (dynamic loss scaling looks for it), and a sum
-// whose partial sums alone are beyond the range is right, because sums are float.
+// FP16 ends at 65504: a larger sum is stored as infinity of its sign, which dynamic loss scaling detects. A sum with
+// only partial sums beyond the range is correct, because sums are float.
 TEST_CASE("matmul_forward: fp16 overflow is infinity", "[ops]") {
     Stored<fp16> out("out", Role::output, nans(4));
     Stored<fp16> inp("inp", Role::input, std::vector<double>{256, 256, 256});

@@ -18,8 +18,8 @@ std::vector<Shape> small_shapes() {
     return shapes;
 }
 
-// Where a GPU's kernels change: rows that a warp shares with others, that no register holds, in part of a pack, and
-// that begin at odd addresses; more groups of rows than one warp adds, and groups of more rows than the smallest.
+// Borders between a GPU's kernels: rows that share a warp, rows that do not fit in registers, rows that end in part of
+// a pack or begin at odd addresses; more groups of rows than one warp adds, and groups larger than the smallest.
 std::vector<Shape> all_shapes() {
     std::vector<Shape> shapes = small_shapes();
     for (Shape shape : {Shape{3, 1024},
@@ -36,13 +36,13 @@ std::vector<Shape> all_shapes() {
     return shapes;
 }
 
-// What a norm has: LayerNorm a mean, RMSNorm none.
+// The parts of a norm: LayerNorm has a mean, RMSNorm none.
 struct Parts {
     bool mean = true, weight = true, bias = true;
 };
 constexpr Parts kOtherParts[] = {{true, true, false},  {true, false, true},  {true, false, false}, {false, true, true},
                                  {false, true, false}, {false, false, true}, {false, false, false}};
-// Those for which a GPU has kernels of its own.
+// Shapes for which a GPU has separate kernels.
 constexpr Shape kShapesOfParts[] = {{1, 1},    {37, 7},   {9, 132},  {3, 768},    {3, 1024},
                                     {2, 2048}, {3, 2051}, {2, 2056}, {17, 64, 1}, {2, 2056, 1}};
 
@@ -51,12 +51,12 @@ std::string describe(const Parts& parts) {
 }
 std::string describe(const Shape& s) { return format("rows %d, cols %d, shift %d", s.rows, s.cols, s.shift); }
 
-// Rows whose mean is three times their deviation or more: a variance computed as E[x^2] - E[x]^2 shows.
+// Rows whose mean is at least three times their deviation: computing the variance as E[x^2] - E[x]^2 would show.
 std::vector<double> random_rows(int rows, int cols, uint64_t seed) {
     return random_values(size_t(rows) * cols, seed, 1, 2);
 }
 
-// The forward op's arrays, without those of the residual stream.
+// The forward op's arrays except the residual stream.
 template <class T> struct NormArrays {
     int rows, cols, shift;
     size_t count = size_t(rows) * cols;
@@ -89,8 +89,8 @@ template <class T> struct NormArrays {
     }
 
     // A float mean is off by mean_error, so x - mean by mean_error and one rounding. In the sum of squares around the
-    // computed mean that error is of second order, so the variance has the relative error of a sum of squares, the
-    // square root halves it, and rstd adds those of a root and a division.
+    // computed mean that error is of second order, so the variance has the relative error of a sum of squares. The
+    // square root halves it, and rstd adds the errors of a root and a division.
     void check_against(const Stored<T>& inp) {
         double rstd_error = summation_error(cols) + kFunctionError;
         std::vector<double> mean_error(rows);
@@ -143,8 +143,8 @@ template <class T> static void test_residual_norm_forward(const Shape& s, const 
     check_close(residual,
                 [&](size_t i) { return stored_error<T>(residual.host[i]) + kRoundoff * std::abs(residual.host[i]); });
 
-    // The norm reads the residual as stored, so it must agree with the norm of that: in value with ref::, in
-    // bits with the op without a branch.
+    // The norm reads the residual as stored, so it must equal the norm of the stored residual: in value as ref::, in
+    // bits as the op without a branch.
     std::vector<T> out_bits = arrays.out.fetch();
     std::vector<float> mean_bits = arrays.mean.fetch(), rstd_bits = arrays.rstd.fetch();
     Stored<T> stored("stored residual", Role::input, residual.fetch());
@@ -165,11 +165,11 @@ TEMPLATE_TEST_CASE("residual_norm_forward", "[ops]", float, bf16, fp16) {
 namespace {
 
 struct NormBackwardBounds {
-    std::vector<double> dinp, dweight, dbias;  // without the rounding of what is stored
+    std::vector<double> dinp, dweight, dbias;  // without the rounding of stored values
 };
 
 // `op` is the host's. The averages over a row are sums of `cols` products of two or three factors; everything else is a
-// handful of roundings per term. Sums over rows start from what stood there.
+// few roundings per term. Sums over rows start from the values already stored.
 NormBackwardBounds norm_backward_bounds(const ops::NormBackward& op) {
     NormBackwardBounds bounds{std::vector<double>(size_t(op.rows) * op.cols), std::vector<double>(op.cols),
                               std::vector<double>(op.cols)};
@@ -258,7 +258,7 @@ TEMPLATE_TEST_CASE("norm_backward", "[ops]", float, bf16, fp16) {
     for (const Shape& s : all_shapes()) test(s, true, false);
     for (const Parts& parts : kOtherParts)
         for (const Shape& s : kShapesOfParts) test(s, s.rows % 2 == 0, s.rows > 2, parts);
-    const int wide = sizeof(TestType) == 4 ? 3080 : 6152;  // a pack more than the registers of a block hold
+    const int wide = sizeof(TestType) == 4 ? 3080 : 6152;  // one pack more than a block's registers hold
     for (const Shape& s : {Shape{2, wide}, {2, wide, 1}, {8200, 8}}) {
         test(s, true, true);
         if (s.rows > 2) continue;

@@ -12,17 +12,17 @@ struct Shape {
     int heads() const { return n_head + n_kv_head; }
 };
 
-// What is done: RoPE, a norm, and which of the norm's weights there are.
+// The parts of the op: RoPE, a norm, and the norm's weights that exist.
 struct Parts {
     bool rope, norm, q_weight, k_weight;
     bool keeps_raw = q_weight || k_weight;
 };
 constexpr float kEps = 0.0625f;  // large enough to show in every type
 
-// Where a GPU's kernels change: whole packs and parts of one in the rotated halves and behind them, teams of 1 to 32
-// lanes, several units in a lane, odd addresses, several groups of heads and more of them than a warp adds.
+// Borders between a GPU's kernels: whole and partial packs in the rotated halves and after them, teams of 1 to 32
+// lanes, several units per lane, odd addresses, several groups of heads and more groups than a warp adds.
 template <class T> std::vector<Shape> all_shapes() {
-    constexpr int kWide = sizeof(T) == 4 ? 410 : 900;  // more than one unit in a lane
+    constexpr int kWide = sizeof(T) == 4 ? 410 : 900;  // more than one unit per lane
     return {{2, 5, 4, 2, 64, 64}, {1, 3, 3, 1, 96, 96},    {2, 3, 2, 2, 7, 6},     {1, 9, 6, 2, 20, 8},
             {2, 3, 3, 1, 64, 16}, {3, 5, 5, 1, 128, 128},  {1, 3, 2, 1, 256, 256}, {1, 2, 2, 1, kWide, kWide - 82},
             {1, 3, 1, 1, 1, 0},   {2, 3, 3, 1, 64, 64, 1}, {2, 97, 4, 2, 8, 4}};
@@ -41,7 +41,7 @@ std::string describe(const Shape& s, const Parts& p) {
 
 constexpr int kMorePositions = 7;  // in the table than in a sequence
 
-// Cosines and sines of angles that have nothing to do with each other, scaled so that cos^2 + sin^2 is not 1.
+// Cosines and sines of unrelated angles, scaled so that cos^2 + sin^2 is not 1.
 std::vector<double> random_table(int positions, int half) {
     const std::vector<double> angles = random_values(size_t(positions) * half, 9, 4);
     std::vector<double> table;
@@ -94,7 +94,7 @@ template <class T> struct Arrays {
         return {int(i % s.head_size), int(head % heads), position, row};
     }
     bool is_value(size_t i) const { return place_of(i).head >= s.heads(); }
-    // The other element of the pair, or i.
+    // The other element of the pair, or i itself.
     size_t partner(size_t i) const {
         const int c = place_of(i).column, half = rotary / 2;
         return c >= rotary ? i : c < half ? i + half : i - half;
@@ -107,7 +107,7 @@ template <class T> struct Arrays {
         const size_t pair = size_t(at.position) * (rotary / 2) + at.column % (rotary / 2);
         return std::abs(table.host[2 * pair + which]);
     }
-    // The sum of absolute values of which element i of the rotated array x is made.
+    // The sum of the absolute values that make up element i of the rotated array x.
     double turned(const std::vector<double>& x, size_t i) const {
         return std::abs(x[i]) * cosine(i) + std::abs(x[partner(i)]) * sine(i);
     }
@@ -159,7 +159,7 @@ template <class T> void test_backward(const Shape& s, const Parts& parts, bool a
                                        .accumulate = accumulate};
     };
 
-    // Bounds. Everything before the sums is a dozen roundings of `d`, the rotated gradient, and of `normed`.
+    // Bounds. All values before the sums are a dozen roundings of `d`, the rotated gradient, and of `normed`.
     constexpr double kRoundings = 16 * kRoundoff;
     std::vector<double> bound(forward.count), dq_bound(s.head_size), dk_bound(s.head_size);
     const double sum_error = summation_error(double(s.rows()) * s.heads() + 1) + kRoundings;
@@ -226,7 +226,7 @@ TEMPLATE_TEST_CASE("qk_norm_rope_backward", "[ops]", float, bf16, fp16) {
     test_backward<TestType>(many_groups, {true, true, true, true}, true);
 }
 
-// A quarter turn of the first pair and none of the second, by hand.
+// A quarter turn of the first pair and no turn of the second, computed by hand.
 TEST_CASE("qk_norm_rope_forward pairs the halves of a head", "[ops]") {
     Array<float> qkv("qkv", Role::output, std::vector<float>{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12});
     Array<float> table("table", Role::input, std::vector<float>{0, 1, 1, 0});

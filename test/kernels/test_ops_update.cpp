@@ -7,8 +7,8 @@
 
 namespace {
 
-// Sizes of tensors: one element, odd, a whole chunk, a chunk and a bit, and three chunks. The whole chunk and the one
-// after it begin at addresses of whole packs, others do not.
+// Sizes of tensors: one element, odd, a whole chunk, slightly more than a chunk, and three chunks. The whole chunk and
+// the one after it begin at addresses of whole packs, others do not.
 constexpr size_t kTensorSizes[] = {
     1, 39, ops::kChunkElements, ops::kChunkElements + 7, 1000, 2 * ops::kChunkElements + 130};
 constexpr int kTensors = int(std::size(kTensorSizes));
@@ -32,14 +32,14 @@ size_t element_count() {
     return count;
 }
 
-// First element of each tensor.
+// Index of each tensor's first element.
 size_t begin_of(int tensor) {
     size_t begin = 0;
     for (int t = 0; t < tensor; t++) begin += kTensorSizes[t];
     return begin;
 }
 
-// A rank owns some chunks only: every third is left out, and what lies in it must stay as it is.
+// A rank owns only some chunks: every third is left out, and its elements must not change.
 std::vector<ops::Chunk> chunks_of_one_rank() {
     std::vector<ops::Chunk> some;
     for (const ops::Chunk& chunk : chunks_of_all_tensors())
@@ -66,7 +66,7 @@ ops::GradNorm grad_norm_of(const std::vector<float>& gradients, float loss_scale
     ops::GradNorm got = out.fetch()[0];
     CHECK(got.non_finite_tensor == out.host[0].non_finite_tensor);
     if (out.host[0].non_finite_tensor < 0) {
-        // Sums in double have no error to speak of; a root, two divisions and a minimum in float or wider.
+        // Sums in double have negligible errors; a root, two divisions and a minimum in float or wider.
         CHECK(std::abs(got.norm - out.host[0].norm) <= 4 * kRoundoff * out.host[0].norm);
         CHECK(std::abs(got.scale - out.host[0].scale) <= 8 * kRoundoff * out.host[0].scale);
         check_close(sums, [&](size_t i) { return 2 * (chunks.host[i].count + 1) * 0x1p-53 * sums.host[i]; });
@@ -81,7 +81,7 @@ std::vector<float> random_gradients(double width) {
 
 }  // namespace
 
-// Squares of 1e30 and of 1e-30 are beyond float's range on either side; beside a norm of 3e-6 the 1e-6 that torch adds
+// Squares of 1e30 and of 1e-30 are beyond float's range on either side; for a norm of 3e-6 the 1e-6 that torch adds
 // to it matters.
 TEST_CASE("squared_sums and grad_norm_finish", "[ops]") {
     for (double width : {1.0, 1e30, 1e-30, 1e-8})
@@ -97,7 +97,7 @@ TEST_CASE("squared_sums and grad_norm_finish", "[ops]") {
             }
 }
 
-// The sums do not know where the gradients lie: a shard begins at another address than the whole.
+// The sums do not depend on the gradients' address: a shard begins at another address than the whole.
 TEST_CASE("squared_sums: the same bits at every address", "[ops]") {
     std::vector<double> sums[2];
     for (int shift : {0, 1}) {
@@ -118,7 +118,7 @@ TEST_CASE("grad_norm_finish: gradients that are all zero", "[ops]") {
     CHECK(norm.non_finite_tensor == -1);
 }
 
-TEST_CASE("grad_norm_finish: names the first tensor that is not finite", "[ops]") {
+TEST_CASE("grad_norm_finish: reports the first tensor that is not finite", "[ops]") {
     for (float bad : {NAN, INFINITY, -INFINITY})
         for (int tensor = 0; tensor < kTensors; tensor++) {
             INFO("a gradient of " << bad << " in tensor " << tensor);
@@ -132,7 +132,7 @@ TEST_CASE("grad_norm_finish: names the first tensor that is not finite", "[ops]"
 
 namespace {
 
-// The state that an update works on. `param` is null where T is float.
+// The state that an update changes. `param` is null if T is float.
 template <class T> struct UpdateArrays {
     size_t count = element_count();
     Array<float> master{"master", Role::output, random_values(count, 1)};
@@ -171,7 +171,7 @@ template <class T> struct UpdateArrays {
     }
     template <class Side> auto sgd(Side side) { return ops::SgdUpdate{arrays(side), 0.9f, 0.1f}; }
 
-    // Chunks that the update was not given hold what they held.
+    // Chunks outside the update are unchanged.
     void check_others_untouched(const std::vector<float>& master_before, const std::vector<T>& param_before) {
         std::vector<float> expected_master = master.fetch();
         std::vector<T> expected_param = param_before;
@@ -191,7 +191,7 @@ template <class T> struct UpdateArrays {
 }  // namespace
 
 // The new first moment may cancel, so its error is relative to its terms; the second is a sum of positive numbers. The
-// step inherits half the second moment's relative error through the root.
+// square root passes half of the second moment's relative error on to the step.
 TEMPLATE_TEST_CASE("adamw_update", "[ops]", float, bf16, fp16) {
     using T = TestType;
     UpdateArrays<T> arrays;
@@ -261,8 +261,8 @@ TEMPLATE_TEST_CASE("adamw_update and sgd_update do nothing when a gradient is no
 
 namespace {
 
-// A place in the flat arrays that takes more than 32 bits. Only the part of such long arrays that the chunks cover
-// exists: an op gets their addresses less this many elements.
+// An offset into the flat arrays that needs more than 32 bits. Only the part of such long arrays that the chunks cover
+// exists: an op gets that part's addresses minus this many elements.
 constexpr size_t kFar = size_t(3) << 31;
 
 std::vector<ops::Chunk> far(std::vector<ops::Chunk> chunks) {

@@ -1,5 +1,5 @@
-// The threads behind parallel_for and parallel_blocks. Nothing here depends on how fast the machine is: a thread that
-// must wait for another does so for a minute, and what fails then is a check.
+// The thread pool of parallel_for and parallel_blocks. No result depends on the machine's speed: a thread that must
+// wait for another waits up to a minute, and then a check fails.
 #include <omp.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -24,7 +24,7 @@ private:
     int before_ = omp_get_max_threads();
 };
 
-// How often each index was run. Not atomic: that run_loop orders its threads' writes is under test, too.
+// How often each index ran. Not atomic: the tests also check that run_loop orders its threads' writes.
 using Counts = std::vector<int>;
 
 bool all_are(const Counts& counts, int expected) {
@@ -42,7 +42,7 @@ template <class Condition> bool holds_within_a_minute(const Condition& holds) {
     return true;
 }
 
-// Loops until another thread than the caller has taken part in one.
+// Runs loops until a thread other than the caller has taken part in one.
 bool another_thread_helps() {
     const auto caller = std::this_thread::get_id();
     std::atomic<bool> helped = false;
@@ -114,7 +114,7 @@ TEST_CASE("a loop within a loop runs on the thread that calls it", "[cpu]") {
     CHECK(elsewhere == 0);
 }
 
-// A thread that loses its core holds up what it has in hand and nothing else.
+// A thread that loses its core delays only the indices that it has taken.
 TEST_CASE("a thread that is stuck delays a loop by no more than its own grain", "[cpu]") {
     const Threads set(2);
     for (bool in_order : {false, true}) {
@@ -124,7 +124,7 @@ TEST_CASE("a thread that is stuck delays a loop by no more than its own grain", 
         std::atomic<size_t> others = 0;
         run_loop({.n = kN, .grain = kGrain, .in_order = in_order}, [&](size_t begin, size_t end) {
             const bool is_caller = std::this_thread::get_id() == caller;
-            // The caller waits for the other thread to have a grain, which then waits for the rest of the loop.
+            // The caller waits for the other thread to take a grain; that thread then waits for the rest of the loop.
             const bool got_it = is_caller
                                     ? holds_within_a_minute([&] { return bool(is_stuck); })
                                     : (is_stuck = true, holds_within_a_minute([&] { return others == kN - kGrain; }));
@@ -160,7 +160,7 @@ TEST_CASE("threads that sleep are woken up by the next loop", "[cpu]") {
     }
 }
 
-TEST_CASE("loops that two threads begin at a time do not disturb each other", "[cpu]") {
+TEST_CASE("loops that two threads start at the same time do not affect each other", "[cpu]") {
     std::atomic<int> wrong = 0;
     std::vector<std::thread> callers;
     for (int caller = 0; caller < 2; caller++)
@@ -185,7 +185,7 @@ TEST_CASE("many more threads than cores run thousands of short loops", "[cpu]") 
     CHECK(all_are(counts, 3000));
 }
 
-// None of the parent's threads exists in the child. A loop that waited for one would hang.
+// The child has none of the parent's threads. A loop that waited for one would hang.
 TEST_CASE("loops run in a child process", "[cpu]") {
     const Threads set(3);
     REQUIRE(another_thread_helps());

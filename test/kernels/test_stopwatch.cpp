@@ -1,4 +1,4 @@
-// What a stopwatch tells of a stream, on every device: bounded by the host's clock, and by what lies outside a lap.
+// A stopwatch's times of a stream, on every device: bounded by the host's clock and by the time outside a lap.
 #include "kernels/ops.h"
 #include "kernels/trace.h"
 #include "test/support/device_array.h"
@@ -18,7 +18,7 @@ void work(DeviceBuffer& buffer, int times) {
 
 }  // namespace
 
-TEST_CASE("a stopwatch adds up laps that have finished, each once", "[stopwatch]") {
+TEST_CASE("a stopwatch sums finished laps, each once", "[stopwatch]") {
     DeviceBuffer buffer(size_t(256) << 10);
     Stopwatch watch;
     CHECK(watch.take_ms() == 0);
@@ -29,7 +29,7 @@ TEST_CASE("a stopwatch adds up laps that have finished, each once", "[stopwatch]
             work(buffer, 2);
             watch.stop({});
         }
-        double ms = watch.take_ms();  // of those that have finished by now, if any
+        double ms = watch.take_ms();  // of the laps that have finished so far
         synchronize({});
         ms += watch.take_ms();
         CHECK(ms > 0);
@@ -41,7 +41,7 @@ TEST_CASE("a stopwatch adds up laps that have finished, each once", "[stopwatch]
 TEST_CASE("a stopwatch leaves out what a stream does between laps", "[stopwatch]") {
     DeviceBuffer buffer(size_t(64) << 10);
     Stopwatch watch;
-    double inside = 1e9, outside = 1e9;  // the best of some, as others use the machine too
+    double inside = 1e9, outside = 1e9;  // minima over trials, as other programs use the machine too
     for (int trial = 0; trial < 5; trial++) {
         for (bool is_inside : {false, true}) {
             watch.start({});
@@ -72,7 +72,7 @@ TEST_CASE("a timeline's marks are as far apart as a stopwatch says, on the host'
     Timeline timeline;
     Stopwatch watch;
     auto host_ms = [] { return ms_since(Clock::time_point()); };
-    for (int round = 0; round < 2; round++) {  // the second uses the first one's marks again
+    for (int round = 0; round < 2; round++) {  // the second reuses the first one's marks
         const double before = host_ms();
         timeline.anchor({});
         const double anchored = host_ms();
@@ -97,7 +97,7 @@ TEST_CASE("a timeline's marks are as far apart as a stopwatch says, on the host'
     }
 }
 
-TEST_CASE("a trace has the spans of streams and of the host, by their begin", "[timeline]") {
+TEST_CASE("a trace has the spans of streams and of the host, sorted by start", "[timeline]") {
     DeviceBuffer buffer(size_t(64) << 10);
     Trace trace;
     {

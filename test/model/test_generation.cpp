@@ -1,10 +1,10 @@
-// Stop strings: where a text ends must not depend on the parts that it comes in.
+// Stop strings: how a text is divided into parts must not affect where it ends.
 #include "test/support/catch.h"
 #include "training/models/generation.h"
 
 namespace {
 
-// What remains of the text that arrives `step` bytes at a time.
+// The text up to its stop string, fed `step` bytes at a time.
 std::string ended(const std::vector<std::string>& stops, const std::string& text, size_t step) {
     StopStrings ending(stops);
     std::string out;
@@ -15,19 +15,19 @@ std::string ended(const std::vector<std::string>& stops, const std::string& text
 
 }  // namespace
 
-TEST_CASE("a text ends before its first stop string, whatever its parts", "[generation]") {
+TEST_CASE("a text ends before its first stop string, however it is divided into parts", "[generation]") {
     const struct {
         std::vector<std::string> stops;
         const char *text, *remains;
     } cases[] = {{{}, "all of it", "all of it"},
                  {{"zz"}, "all of it z", "all of it z"},
                  {{"\n\n"}, "one\ntwo\n\nthree", "one\ntwo"},
-                 {{"END"}, "ENEND", "EN"},  // a stop string begins within what began like one
+                 {{"END"}, "ENEND", "EN"},  // a stop string begins inside a partial match
                  {{"aab"}, "aaaab aab", "aa"},
                  {{"START", "END"}, "to the END START", "to the "},
                  {{"END"}, "END", ""},
-                 {{"abcd", "c"}, "xabcd", "xab"},  // complete before the longer one is
-                 {{"c", "abc"}, "xabcd", "x"},     // both at once: the longer one
+                 {{"abcd", "c"}, "xabcd", "xab"},  // completed before the longer one
+                 {{"c", "abc"}, "xabcd", "x"},     // both completed at once: the longer one wins
                  {{"long stop", "op"}, "a long stops", "a "},
                  {{"é"}, "caf\xc3", "caf\xc3"}};
     for (const auto& c : cases)
@@ -37,7 +37,7 @@ TEST_CASE("a text ends before its first stop string, whatever its parts", "[gene
         }
 }
 
-TEST_CASE("only what may begin a stop string is held back", "[generation]") {
+TEST_CASE("only text that may begin a stop string is held back", "[generation]") {
     StopStrings ending({"\nQ:", "END"});
     REQUIRE(ending.add("answer") == "answer");
     REQUIRE(ending.add(" E") == " ");

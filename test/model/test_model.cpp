@@ -1,4 +1,4 @@
-// Properties of the model that must hold bit for bit, and the plan that must be the truth.
+// Properties of the model that must hold bit for bit, and the exactness of the memory plan.
 #include <cmath>
 #include <map>
 #include <set>
@@ -29,7 +29,7 @@ GptOptions with_dropout(GptOptions options, double rate = 0.2) {
     return options;
 }
 
-// What must hold bit for bit is tried in every precision without dropout, and in two with it.
+// Bitwise properties are tested in every precision without dropout, and in two precisions with it.
 std::vector<GptOptions> variants() {
     std::vector<GptOptions> all = {with_dropout(nano_options()), with_dropout(nano_options(Dtype::bf16))};
     for (Dtype precision : kPrecisions) all.push_back(nano_options(precision));
@@ -57,7 +57,7 @@ TEST_CASE("the table of tensors covers the flat array once", "[model]") {
     REQUIRE(layout.tensors.size() == 4 + 12 * size_t(shape.n_layer));
 }
 
-TEST_CASE("GPT-2's published sizes", "[model]") {
+TEST_CASE("GPT-2 has its published sizes", "[model]") {
     // Stored parameters of the 124M model with the vocabulary padded to 50304: llm.c's gpt2_124M.bin.
     REQUIRE(lay_out_tensors({12, 12, 12, 768, 1024, 50257}).parameters == 124475904);
     REQUIRE(lay_out_tensors({48, 25, 25, 1600, 1024, 50257}).parameters == 1557686400);
@@ -82,7 +82,7 @@ TEST_CASE("chunks cover every element of every tensor once, in order", "[model]"
     REQUIRE(next == chunks.size());
 }
 
-TEST_CASE("chunks are counted as they are made, for any number of ranks", "[model]") {
+TEST_CASE("the count of chunks matches the chunks, for any number of ranks", "[model]") {
     for (const int ranks : {1, 2, 3, 8})
         for (const size_t bucket_elements : {size_t(1), size_t(100'000), size_t(1) << 24}) {
             const TensorLayout layout = lay_out_tensors({2, 4, 4, 300, 64, 700}, ranks, bucket_elements);
@@ -123,7 +123,7 @@ TEST_CASE("the number of threads does not change a bit", "[model]") {
     omp_set_num_threads(threads);
 }
 
-// With dropout too: the masks belong to the samples, however they are distributed.
+// With dropout too: masks depend on the samples, not on how they are distributed.
 TEST_CASE("one batch and k micro-steps agree", "[model]") {
     for (GptOptions options : {nano_options(), with_dropout(nano_options())}) {
         options.batch = 6;
@@ -137,7 +137,7 @@ TEST_CASE("one batch and k micro-steps agree", "[model]") {
     }
 }
 
-TEST_CASE("dropout's masks follow from the seed and the number of the sample", "[model]") {
+TEST_CASE("dropout's masks depend on the seed and the sample's number", "[model]") {
     const std::vector<int> tokens = nano_tokens(43, 131);
     Gpt gpt(with_dropout(nano_options()), comm_single());
     GptOptions other_seed = with_dropout(nano_options());
@@ -150,14 +150,14 @@ TEST_CASE("dropout's masks follow from the seed and the number of the sample", "
         model.backward(tokens.data() + 1, 1.0f / 42);
         return model.end_step().loss_sum;
     };
-    // A rate of 0.2 moves the loss by a few percent; rounding by less than one part in a million.
+    // A rate of 0.2 changes the loss by a few percent; rounding changes it by less than one part in a million.
     const double first = loss(gpt, 0), next = loss(gpt, 2), far = loss(gpt, uint64_t(1) << 40);
     REQUIRE(loss(gpt, 0) == first);
     for (double different : {next, far, loss(other, 0)}) REQUIRE(std::abs(different - first) > 1e-4 * first);
     REQUIRE(std::abs(far - next) > 1e-4 * first);
 }
 
-TEST_CASE("dropout acts in training only, and costs memory only where it acts", "[model]") {
+TEST_CASE("dropout applies to training only, and needs memory only if it is on", "[model]") {
     const std::vector<int> tokens = nano_tokens(43, 131);
     std::vector<float> logits(131), plain_logits(131);
     Gpt gpt(with_dropout(nano_options()), comm_single()), plain(nano_options(), comm_single());
@@ -174,9 +174,9 @@ TEST_CASE("dropout acts in training only, and costs memory only where it acts", 
     check();
     gpt.forward(tokens.data());
     gpt.backward(tokens.data() + 1, 1.0f / 42);
-    REQUIRE(std::abs(gpt.end_step().loss_sum - loss) > 1e-3 * loss);  // what came before has not turned it off
+    REQUIRE(std::abs(gpt.end_step().loss_sum - loss) > 1e-3 * loss);  // evaluation has not turned it off
     check();
-    gpt.forward(tokens.data());  // outside of a step
+    gpt.forward(tokens.data());  // outside a step
     logits_of_row(gpt, 8, logits.data());
     REQUIRE(same_bits(logits, plain_logits));
 
@@ -188,26 +188,26 @@ TEST_CASE("dropout acts in training only, and costs memory only where it acts", 
     REQUIRE(planned_bytes(options) == planned_bytes(forward_only));
 }
 
-TEST_CASE("the head in slices of rows gives the same loss, the last slice being shorter", "[model]") {
+TEST_CASE("computing the head in slices of rows gives the same loss, also with a shorter last slice", "[model]") {
     GptOptions options = nano_options();
     const NanoRun whole = train_nano(options, 3);
     options.head_rows = 16;  // 42 rows: 16, 16, 10
     const NanoRun sliced = train_nano(options, 3);
-    REQUIRE(whole.losses[0] == sliced.losses[0]);  // before the first update even bit for bit
+    REQUIRE(whole.losses[0] == sliced.losses[0]);  // bit for bit before the first update
     for (size_t step = 0; step < whole.losses.size(); step++)
         REQUIRE(std::abs(whole.losses[step] - sliced.losses[step]) <= 1e-5 * whole.losses[step]);
 }
 
-TEST_CASE("a loss scale that is a power of two leaves no trace in fp32", "[model]") {
+TEST_CASE("a loss scale that is a power of two does not change fp32 results", "[model]") {
     const GptOptions options = nano_options();
     require_same(train_nano(options, 4, 2, 1.0f), train_nano(options, 4, 2, 1024.0f));
 }
 
-TEST_CASE("half precisions follow fp32's losses", "[model]") {
+TEST_CASE("half precisions have fp32's losses within rounding", "[model]") {
     const NanoRun exact = train_nano(nano_options(), 5);
     for (Dtype precision : {Dtype::bf16, Dtype::fp16}) {
         const NanoRun rounded = train_nano(nano_options(precision), 5, 1, precision == Dtype::fp16 ? 1024.0f : 1.0f);
-        // Each of the about 6 L + 3 tensors on the way to the logits is rounded once; errors add up as a random walk.
+        // Each of the about 6 L + 3 tensors before the logits is rounded once; errors accumulate as a random walk.
         const double unit = precision == Dtype::bf16 ? 0x1p-8 : 0x1p-11;
         const double bound = unit * std::sqrt(6.0 * 3 + 3);
         for (size_t step = 0; step < exact.losses.size(); step++)
@@ -215,7 +215,7 @@ TEST_CASE("half precisions follow fp32's losses", "[model]") {
     }
 }
 
-TEST_CASE("training learns a batch by heart", "[model]") {
+TEST_CASE("training memorizes a batch", "[model]") {
     for (Dtype precision : kPrecisions) {
         const GptOptions options = nano_options(precision);
         Gpt gpt(options, comm_single());
@@ -229,14 +229,14 @@ TEST_CASE("training learns a batch by heart", "[model]") {
             loss = gpt.end_step().loss_sum / 42;
             if (step == 1) first = loss;
         }
-        REQUIRE(std::abs(first - std::log(131.0)) < 0.2);  // knows nothing yet
+        REQUIRE(std::abs(first - std::log(131.0)) < 0.2);  // untrained: a uniform distribution
         REQUIRE(loss < 0.1);
-        // evaluate() sees what training sees: the loss after 150 updates is below that before the last one.
+        // batch_loss() matches training: the loss after 150 updates is below the loss before the last one.
         REQUIRE(batch_loss(gpt, tokens.data(), tokens.data() + 1) / 42 < 1.01 * loss);
     }
 }
 
-TEST_CASE("a gradient that is not finite is named and updates nothing", "[model]") {
+TEST_CASE("a gradient that is not finite is reported and updates nothing", "[model]") {
     for (float poison : {NAN, INFINITY, -INFINITY}) {
         Gpt gpt(nano_options(), comm_single());
         gpt.initialize(1);
@@ -254,7 +254,7 @@ TEST_CASE("a gradient that is not finite is named and updates nothing", "[model]
 }
 
 TEST_CASE("a step allocates nothing once each of its ops has run", "[model]") {
-    // With several threads one may come to its first piece of an op, and so to its working memory, many steps later.
+    // With several threads, one may run its first part of an op, and allocate its workspace, many steps later.
     const int threads = omp_get_max_threads();
     omp_set_num_threads(1);
     for (GptOptions options : variants()) {
@@ -280,7 +280,7 @@ TEST_CASE("a step allocates nothing once each of its ops has run", "[model]") {
     omp_set_num_threads(threads);
 }
 
-TEST_CASE("targets of -1 count for nothing", "[model]") {
+TEST_CASE("targets of -1 are ignored", "[model]") {
     Gpt gpt(nano_options(), comm_single());
     gpt.initialize(1);
     std::vector<int> tokens = nano_tokens(43, 131);
@@ -313,7 +313,7 @@ TEST_CASE("next_token_logits agrees with the loss", "[model]") {
     }
 }
 
-TEST_CASE("initialisation follows the table", "[model]") {
+TEST_CASE("initialization follows the table", "[model]") {
     const GptOptions options = nano_options();
     Gpt gpt(options, comm_single());
     gpt.initialize(5);
@@ -337,7 +337,7 @@ TEST_CASE("initialisation follows the table", "[model]") {
     }
 }
 
-TEST_CASE("a sampled token is what its uniform number says", "[model]") {
+TEST_CASE("the uniform number determines the sampled token", "[model]") {
     const std::vector<float> logits = {0.0f, std::log(2.0f), std::log(5.0f), -INFINITY};
     auto pick = [&](double temperature, int top_k, float uniform) {
         std::vector<float> copy = logits;
@@ -354,11 +354,11 @@ TEST_CASE("a sampled token is what its uniform number says", "[model]") {
     REQUIRE(pick(1, 1, 0.001f) == 2);
 }
 
-TEST_CASE("top-p and min-p leave what their definitions leave", "[model]") {
+TEST_CASE("top-p and min-p keep the tokens of their definitions", "[model]") {
     // Probabilities 1/20, 8/20, 4/20, 2/20, 4/20, 1/20, 0.
     std::vector<float> logits;
     for (float weight : {1.0f, 8.0f, 4.0f, 2.0f, 4.0f, 1.0f, 0.0f}) logits.push_back(std::log(weight));
-    // The tokens that can follow, and their probabilities in 1000ths, from evenly spread uniform numbers.
+    // The tokens that remain, and their probabilities in 1000ths, from evenly spaced uniform numbers.
     using Shares = std::map<int, int>;
     auto shares = [&](const SampleOptions& options) {
         Shares counts;
@@ -371,23 +371,23 @@ TEST_CASE("top-p and min-p leave what their definitions leave", "[model]") {
     const Shares all = {{0, 50}, {1, 400}, {2, 200}, {3, 100}, {4, 200}, {5, 50}};
     REQUIRE(shares({}) == all);
     REQUIRE(shares({.top_p = 0.9999}) == all);
-    REQUIRE(shares({.top_p = 0}) == Shares{{1, 1000}});  // the likeliest always remains
+    REQUIRE(shares({.top_p = 0}) == Shares{{1, 1000}});  // the most likely token always remains
     REQUIRE(shares({.top_p = 0.39}) == Shares{{1, 1000}});
-    REQUIRE(shares({.top_p = 0.41}) == Shares{{1, 667}, {2, 333}});  // of the equal ones the first
+    REQUIRE(shares({.top_p = 0.41}) == Shares{{1, 667}, {2, 333}});  // the first of equal tokens
     REQUIRE(shares({.top_p = 0.61}) == Shares{{1, 500}, {2, 250}, {4, 250}});
     REQUIRE(shares({.top_p = 0.81}) == Shares{{1, 444}, {2, 223}, {3, 111}, {4, 222}});
     REQUIRE(shares({.top_p = 0.91}) == Shares{{0, 53}, {1, 421}, {2, 210}, {3, 105}, {4, 211}});
 
-    REQUIRE(shares({.min_p = 0.12}) == all);  // 1/8 of the likeliest is 0.125
+    REQUIRE(shares({.min_p = 0.12}) == all);  // 1/8 of the largest probability is 0.125
     REQUIRE(shares({.min_p = 0.13}) == Shares{{1, 444}, {2, 223}, {3, 111}, {4, 222}});
     REQUIRE(shares({.min_p = 0.26}) == Shares{{1, 500}, {2, 250}, {4, 250}});
     REQUIRE(shares({.min_p = 1}) == Shares{{1, 1000}});
 
-    // The order: the temperature first (here weights become their roots), then top-k, of whose rest top-p is a part.
+    // Order: first the temperature (here weights become their roots), then top-k, then top-p of the remaining tokens.
     REQUIRE(shares({.temperature = 2, .min_p = 0.36}).size() == 4);
     REQUIRE(shares({.temperature = 2, .min_p = 0.35}).size() == 6);
-    REQUIRE(shares({.temperature = 2, .top_p = 0.53}).size() == 3);     // 2.83 + 2 of 10.24 are 0.47 of it
-    REQUIRE(shares({.top_k = 2, .top_p = 0.66}) == Shares{{1, 1000}});  // 2/3 of two, 0.4 of all
+    REQUIRE(shares({.temperature = 2, .top_p = 0.53}).size() == 3);     // (2.83 + 2) / 10.24 is 0.47
+    REQUIRE(shares({.top_k = 2, .top_p = 0.66}) == Shares{{1, 1000}});  // 2/3 of the two, 0.4 of all
     REQUIRE(shares({.top_k = 3, .top_p = 0.6, .min_p = 0.6}) == Shares{{1, 1000}});
     REQUIRE(shares({.temperature = 0, .top_p = 0.99}) == Shares{{1, 1000}});
 }

@@ -1,4 +1,4 @@
-// How likely the model finds texts, against its logits one token at a time.
+// Log-likelihoods of texts, compared with the logits of one token at a time.
 #include <cmath>
 
 #include "model/evaluate.h"
@@ -16,7 +16,7 @@ TEST_CASE("log_likelihoods agrees with the logits of each token", "[model]") {
     struct Case {
         size_t context, predicted;
     };
-    // The shortest there is, lengths around 5, 10 and 20, and texts that are longer than the model reads.
+    // The shortest possible, lengths around 5, 10 and 20, and texts longer than the model's context.
     const std::vector<Case> cases = {{1, 1},  {3, 2},  {3, 3},  {4, 2},  {8, 3},   {1, 10}, {10, 2},
                                      {1, 20}, {20, 1}, {19, 2}, {20, 2}, {39, 20}, {50, 1}, {2, 1}};
     std::vector<Continuation> texts;
@@ -28,7 +28,7 @@ TEST_CASE("log_likelihoods agrees with the logits of each token", "[model]") {
     std::vector<float> logits(131);
     for (size_t i = 0; i < texts.size(); i++) {
         const int* const text = texts[i].context.data();
-        // The model reads the last 20 tokens in front of the last one.
+        // The model reads the last 20 tokens before the last one.
         const size_t last = texts[i].tokens() - 1, begin = last > 20 ? last - 20 : 0;
         double expected = 0;
         for (size_t at = texts[i].context.size(); at <= last; at++) {
@@ -43,7 +43,7 @@ TEST_CASE("log_likelihoods agrees with the logits of each token", "[model]") {
     CHECK(log_likelihoods(gpt, {}).empty());
 }
 
-TEST_CASE("losses by position add up to the loss", "[model]") {
+TEST_CASE("losses by position sum to the loss", "[model]") {
     Gpt gpt(nano_options(), comm_single());
     gpt.initialize(3);
     const std::vector<int> tokens = nano_tokens(43, 131);

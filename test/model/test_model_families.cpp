@@ -1,6 +1,6 @@
-// Models of each family, and of parts that no family has together, against transformers' and PyTorch's outputs
-// (test/recorded/torch/families, made by make_family_reference.py, which says what the files hold): the configuration
-// and the weights come in through the functions that import them.
+// Models of each family, and of combinations of parts that no family has, against transformers' and PyTorch's outputs
+// (test/recorded/torch/families; make_family_reference.py, which made them, describes the files). The import functions
+// read the configuration and the weights.
 
 #include "model/huggingface.h"
 #include "model/inference.h"
@@ -27,7 +27,7 @@ struct FamilyReference {
 
     bool is_custom() const { return name.starts_with("custom"); }
 
-    // The model that the file describes, with the sizes of the recorded batches.
+    // The model that the file describes, with the recorded batches' sizes.
     Config configuration(const std::string& file) const {
         const std::string path = directory + "/" + file, text = read_file(path);
         Config read = is_custom() ? parse_config(text, path) : Config{};
@@ -36,7 +36,7 @@ struct FamilyReference {
         read.train.batch_size = int(shape[1]), read.train.seq_len = int(shape[2]);
         read.train.total_batch_tokens = int64_t(shape[1] * shape[2]);
         read.train.precision = Dtype::fp32;
-        read.train.head_rows = 40;  // fewer than the rows, and no divisor of them
+        read.train.head_rows = 40;  // less than the number of rows, and not a divisor of it
         check_config(read, path, 1);
         return read;
     }
@@ -49,7 +49,7 @@ struct FamilyReference {
         return ids;
     }
 
-    // Tensors under the names of the files.
+    // Tensors by the files' names.
     std::vector<NamedTensor> named(const Gpt& gpt, const std::vector<NamedTensor>& ours, const char* prefix) const {
         if (!is_custom())
             return hf_tensors(gpt.layout(), ours, [&](const std::string& tensor) { return weights.find(tensor); });
@@ -94,7 +94,7 @@ double relative_error(const std::vector<float>& ours, const std::vector<float>& 
     return std::sqrt(difference / size);
 }
 
-// The largest error of any gradient, in the elements that are kept and in its norm.
+// The largest error of any gradient, in its recorded elements and in its norm.
 double gradient_error(const FamilyReference& reference, const Gpt& gpt, float scale = 1) {
     double worst = 0;
     for (const NamedTensor& tensor : reference.named(gpt, gpt.gradient_tensors(), "grad.")) {
@@ -106,14 +106,14 @@ double gradient_error(const FamilyReference& reference, const Gpt& gpt, float sc
             relative_error(values, reference.outputs.at("gradient/" + tensor.name).floats(), kGradientStride) +
             std::abs(std::sqrt(squares) - norm) / norm;
         UNSCOPED_INFO("gradient of " << tensor.name << " " << error);
-        if (!(error <= worst)) worst = error;  // a NaN stays
+        if (!(error <= worst)) worst = error;  // keeps a NaN
     }
     return worst;
 }
 
 }  // namespace
 
-TEST_CASE("model families: logits and every gradient are transformers'", "[model][families]") {
+TEST_CASE("model families: logits and every gradient equal transformers'", "[model][families]") {
     for (const std::string& name : kModels) {
         INFO(name);
         const FamilyReference reference{name};
@@ -174,7 +174,7 @@ TEST_CASE("model families: transformers 4 and 5 describe the same model", "[mode
 
 using Texts = std::vector<std::vector<int>>;
 
-// What sample() makes of the prompts, some of which end early.
+// The texts that sample() generates from the prompts; some end early.
 static Texts continued(Gpt& gpt, const Texts& prompts, const SampleOptions& options) {
     Texts texts(prompts.size());
     std::vector<int> ends(prompts.size());
@@ -190,7 +190,7 @@ static Texts continued(Gpt& gpt, const Texts& prompts, const SampleOptions& opti
     return texts;
 }
 
-TEST_CASE("model families: text with kept keys and values is the text without", "[model][families]") {
+TEST_CASE("model families: generation with and without a KV cache gives the same text", "[model][families]") {
     for (const std::string& name : kModels)
         for (const bool document_mask : {false, true}) {
             INFO(name << ", document_mask " << document_mask);
@@ -206,7 +206,7 @@ TEST_CASE("model families: text with kept keys and values is the text without", 
             options.head_rows = 2;
             Gpt cached = reference.load(options);
 
-            // Of many lengths; one begins longer than a sequence, and all texts become so.
+            // Texts of many lengths; one starts longer than a sequence, and all of them grow longer than one.
             const auto length = size_t(options.seq_len);
             Texts prompts;
             for (const size_t size : {size_t(1), size_t(6), size_t(3), length - 1, length + 3, length, size_t(4)})
@@ -222,7 +222,7 @@ TEST_CASE("model families: text with kept keys and values is the text without", 
         }
 }
 
-TEST_CASE("model families: logits with kept keys and values are those without", "[model][families]") {
+TEST_CASE("model families: logits with and without a KV cache are equal", "[model][families]") {
     for (const std::string& name : kModels) {
         INFO(name);
         const FamilyReference reference{name};
@@ -239,7 +239,7 @@ TEST_CASE("model families: logits with kept keys and values are those without", 
         const std::vector<int> ids = reference.batch("tokens", 1);
         const auto vocab = size_t(options.shape.vocab_size);
         std::vector<float> cached(2 * vocab), expected(vocab);
-        // One sequence is three tokens ahead of the other, which is the second one in memory but the first in the op.
+        // One sequence is three tokens ahead of the other: it is second in memory but first in the op.
         auto check = [&](int count, const float* logits) {
             next_token_logits(gpt, ids.data(), count, expected.data());
             REQUIRE(relative_error({logits, logits + vocab}, expected) < kTolerance);

@@ -1,4 +1,4 @@
-// What a step measures when it is asked to: norms of gradients by tensor, and the residual stream.
+// Optional measurements of a step: gradient norms by tensor, and the residual stream.
 #include <cmath>
 
 #include "kernels/base/check.h"
@@ -42,7 +42,7 @@ void set_values(const Gpt& gpt, const std::string& name, float value) {
 
 }  // namespace
 
-TEST_CASE("a step that is asked to gives the norm of each tensor's gradient", "[model]") {
+TEST_CASE("a measured step returns the norm of each tensor's gradient", "[model]") {
     for (Dtype precision : {Dtype::fp32, Dtype::bf16})
         for (float loss_scale : {1.0f, 1024.0f}) {
             Gpt gpt(two_micro_steps(precision), comm_single());
@@ -63,14 +63,14 @@ TEST_CASE("a step that is asked to gives the norm of each tensor's gradient", "[
         }
 }
 
-// Projections of zero leave the residual stream to the embeddings and the biases, which differ from place to place.
-TEST_CASE("a step that is asked to measures the residual stream of its last micro-step", "[model]") {
+// With projections of zero, only embeddings and biases contribute to the residual stream; they differ between places.
+TEST_CASE("a measured step returns the residual stream of its last micro-step", "[model]") {
     for (Recompute recompute : {Recompute::none, Recompute::block}) {
         GptOptions options = two_micro_steps(Dtype::fp32);
         options.recompute = recompute;
         Gpt gpt(options, comm_single());
         gpt.initialize(42);
-        std::vector<float> offset(1);  // of the stream from the embedding's, by place
+        std::vector<float> offset(1);  // of the stream from the embedding, by place
         for (int layer = 0; layer < options.shape.n_layer; layer++)
             for (const char* projection : {"attn_proj", "fc_proj"}) {
                 const std::string name = format("h.%d.%s", layer, projection);
@@ -99,7 +99,7 @@ TEST_CASE("a step that is asked to measures the residual stream of its last micr
     }
 }
 
-TEST_CASE("measuring changes no bit, and other steps measure nothing", "[model]") {
+TEST_CASE("measuring does not change a bit, and other steps measure nothing", "[model]") {
     std::vector<float> states[2];
     for (const bool measure : {false, true}) {
         Gpt gpt(two_micro_steps(Dtype::bf16), comm_single());

@@ -1,6 +1,6 @@
 // The trainer's model against PyTorch's outputs (test/recorded/torch, made by make_reference.py): logits, losses, every
-// gradient, and the parameters after steps of AdamW and SGD, from weights that come in through the Hugging Face
-// importer's own functions.
+// gradient, and the parameters after steps of AdamW and SGD. The weights are read by the functions of the Hugging Face
+// importer.
 
 #include "model/huggingface.h"
 #include "model/inference.h"
@@ -19,7 +19,7 @@ GptOptions options_of(const TorchReference& torch, Dtype precision, OptimizerKin
     options.seq_len = torch.seq_len;
     options.precision = precision;
     options.optimizer.kind = optimizer;
-    options.head_rows = 40;  // fewer than the rows, and no divisor of them
+    options.head_rows = 40;  // less than the number of rows, and not a divisor of it
     return options;
 }
 
@@ -34,7 +34,7 @@ Gpt load(const TorchReference& torch, Dtype precision = Dtype::fp32, OptimizerKi
     return load(torch, options_of(torch, precision, optimizer));
 }
 
-// Forward and backward of one step's micro-batches; the step's mean loss comes with end_step().
+// Forward and backward passes of one step's micro-batches; end_step() returns the step's mean loss.
 void accumulate_gradients(Gpt& gpt, const TorchReference& torch, int step, const StepSettings& settings) {
     const float targets = float(torch.batch_size * torch.seq_len * torch.micro_steps);
     gpt.begin_step(settings);
@@ -44,7 +44,7 @@ void accumulate_gradients(Gpt& gpt, const TorchReference& torch, int step, const
     }
 }
 
-// The largest error of any tensor of the group, with the loss scale divided out of gradients.
+// The largest error of any tensor of the group, after dividing gradients by the loss scale.
 double worst_error(const Gpt& gpt, const TorchReference& torch, const std::string& group, float scale = 1.0f) {
     double worst = 0;
     const bool is_gradient = group == "gradient" || group == "dropout";
@@ -54,7 +54,7 @@ double worst_error(const Gpt& gpt, const TorchReference& torch, const std::strin
         for (float& value : values) value /= scale;
         const double error = torch_error(torch, group, tensor.name, values);
         UNSCOPED_INFO(group << " " << tensor.name << " " << error);
-        if (!(error <= worst)) worst = error;  // a NaN stays
+        if (!(error <= worst)) worst = error;  // keeps a NaN
     }
     return worst;
 }
@@ -97,8 +97,8 @@ TEST_CASE("the model agrees with PyTorch: logits, loss and every gradient", "[mo
     }
 }
 
-// PyTorch was given masks from make_reference.py's own Philox: each of the four places, other micro-steps' samples, and
-// the scaling must be the same. The step is not the run's first.
+// PyTorch used masks from make_reference.py's own Philox: all four sites, the samples of all micro-steps, and the
+// scaling must match. The step is not the run's first one.
 TEST_CASE("the model agrees with PyTorch: dropout", "[model]") {
     const TorchReference torch = load_torch_reference("micro_steps_3");
     const int step = 1;
@@ -133,9 +133,9 @@ TEST_CASE("gradients in half precisions stay near PyTorch's", "[model]") {
             Gpt gpt = load(torch, precision);
             const float loss_scale = 256;
             accumulate_gradients(gpt, torch, 0, {.loss_scale = loss_scale});
-            // On the longest way a value is rounded about 8 times in each block, forward and again backward, and a few
-            // times at the ends. Roundings are independent, so they add up like a random walk; 4 standard deviations of
-            // it, each at most a unit round-off (weights are rounded too, which doubles the variance).
+            // On the longest path a value is rounded about 8 times in each block, forward and again backward, and a few
+            // times at the ends. Roundings are independent, so they accumulate as a random walk. The bound is 4 standard
+            // deviations, each rounding at most a unit round-off (weights are rounded too, which doubles the variance).
             const double roundings = 2 * (8.0 * torch.n_layer + 6);
             const double unit = precision == Dtype::bf16 ? unit_roundoff<bf16> : unit_roundoff<fp16>;
             REQUIRE(worst_error(gpt, torch, "gradient", loss_scale) <= 4 * unit * std::sqrt(2 * roundings));

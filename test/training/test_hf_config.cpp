@@ -1,4 +1,4 @@
-// config.json of Hugging Face's transformers and the model it describes.
+// The config.json of Hugging Face's transformers and the model that it describes.
 
 #include "runtime/io/io.h"
 #include "test/support/expect_error.h"
@@ -8,7 +8,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Every part is the family's default; the sizes are odd ones.
+// Every setting is the family's default; the sizes are unusual.
 Config::Model small(ModelFamily family) {
     Config::Model model;
     model.n_layer = 3, model.n_head = 6, model.n_kv_head = family == ModelFamily::gpt2 ? 6 : 2, model.n_embd = 48;
@@ -23,7 +23,7 @@ constexpr ModelFamily kFamilies[] = {ModelFamily::gpt2, ModelFamily::llama, Mode
 
 }  // namespace
 
-TEST_CASE("a family's model survives config.json", "[config]") {
+TEST_CASE("each family's model survives a round trip through config.json", "[config]") {
     for (const ModelFamily family : kFamilies) {
         INFO(name_of(family));
         const Json config = example(family);
@@ -34,7 +34,7 @@ TEST_CASE("a family's model survives config.json", "[config]") {
     }
 }
 
-TEST_CASE("a config.json that describes another model is refused by key", "[config]") {
+TEST_CASE("a config.json of another model is rejected with the key that differs", "[config]") {
     Config::Model gpt2 = small(ModelFamily::gpt2);
     gpt2.dropout = 0.1;
     const Json good = hf_config(gpt2, 130, Dtype::fp32);
@@ -85,7 +85,7 @@ TEST_CASE("a config.json that describes another model is refused by key", "[conf
 }
 
 // The defaults of transformers' LlamaConfig, Qwen2Config and Qwen3Config.
-TEST_CASE("what a config.json leaves out is the architecture's default", "[config]") {
+TEST_CASE("keys missing in a config.json have the architecture's defaults", "[config]") {
     for (const auto& [family, head_size, kv_heads, positions] :
          {std::tuple{ModelFamily::llama, 0, 6, 2048}, {ModelFamily::qwen2, 0, 32, 32768},
           {ModelFamily::qwen3, 128, 32, 32768}}) {
@@ -99,7 +99,7 @@ TEST_CASE("what a config.json leaves out is the architecture's default", "[confi
     }
 }
 
-TEST_CASE("rotary embedding's settings are read from both places that transformers has for them", "[config]") {
+TEST_CASE("rotary embedding settings are read from both places where transformers stores them", "[config]") {
     const Json parameters = {
         {"rope_type", "llama3"},  {"factor", 8.0},           {"original_max_position_embeddings", 16},
         {"low_freq_factor", 1.5}, {"high_freq_factor", 3.5}, {"rope_theta", 1000.0}};
@@ -117,7 +117,7 @@ TEST_CASE("rotary embedding's settings are read from both places that transforme
     CHECK(model_differences(hf_model(hf_config(expected, 1, Dtype::fp32), ""), expected).empty());
 }
 
-TEST_CASE("windows are read and written by layer", "[config]") {
+TEST_CASE("windows are read and written per layer", "[config]") {
     Config::Model model = small(ModelFamily::qwen2);
     model.sliding_window = 7, model.window_pattern = "SL";
     Json config = hf_config(model, 1, Dtype::fp32);
@@ -128,12 +128,12 @@ TEST_CASE("windows are read and written by layer", "[config]") {
     CHECK(hf_model(config, "").window_pattern == "LLS");
     config["use_sliding_window"] = false;
     CHECK(hf_model(config, "").sliding_window == 0);
-    // Llama has no windows: the model is nearest to Qwen2 still.
+    // Llama has no windows: Qwen2 remains the nearest family.
     model.attention_bias = AttentionBias::none;
     expect_error(Exit::config, {"model.attention_bias", "checkpoint"}, [&] { hf_config(model, 1, Dtype::fp32); });
 }
 
-TEST_CASE("a model that no architecture computes is refused with its part", "[config]") {
+TEST_CASE("a model that no architecture computes is rejected with the setting", "[config]") {
     for (const auto& [change, said] : std::initializer_list<std::pair<void (*)(Config::Model&), const char*>>{
              {[](Config::Model& m) { m.qk_norm = QkNorm::unit; }, "model.qk_norm"},
              {[](Config::Model& m) { m.norm_weight = false; }, "model.norm_weight: true -> false"},

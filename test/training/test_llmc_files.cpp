@@ -1,5 +1,5 @@
-// llm.c's files against those that test/recorded/llmc/make_llmc_files.py wrote with PyTorch and transformers, and
-// damaged ones.
+// llm.c's files compared with the files that test/recorded/llmc/make_llmc_files.py wrote with PyTorch and
+// transformers, and damaged files.
 
 #include <cstring>
 
@@ -44,7 +44,7 @@ template <class Word = int32_t> std::string with_word(std::string bytes, size_t 
     return bytes;
 }
 
-// The file with these bytes must be refused with these words, and one cut at any place or with a byte more, too.
+// The file with these bytes must fail with these words, and so must the file cut at any place or with a byte added.
 template <class Read> class Refusals {
 public:
     explicit Refusals(Read read) : read_(read) {}
@@ -68,10 +68,10 @@ private:
 
 }  // namespace
 
-TEST_CASE("llm.c: a model comes in and goes out with the same bits", "[llmc]") {
+TEST_CASE("llm.c: importing and exporting a model gives the same bits", "[llmc]") {
     const Gpt gpt = loaded(kModel), rounded = loaded(kModelBf16);
     CHECK((written(gpt, Dtype::fp32) == read_file(kModel)));
-    CHECK((written(gpt, Dtype::bf16) == read_file(kModelBf16)));  // PyTorch's rounding
+    CHECK((written(gpt, Dtype::bf16) == read_file(kModelBf16)));  // rounded by PyTorch
     CHECK((written(rounded, Dtype::bf16) == read_file(kModelBf16)));
     CHECK((written(rounded, Dtype::fp32) != read_file(kModel)));
 }
@@ -104,13 +104,13 @@ TEST_CASE("llm.c: the padding of the vocabulary is ignored and written as zeros"
     std::fill(filled.begin() + std::ptrdiff_t(begin), filled.begin() + std::ptrdiff_t(end), '\x3f');
     write_bytes(path, filled);
     CHECK((written(loaded(path), Dtype::fp32) == good));
-    // Other programs may pad to another number of rows, or not at all.
+    // Other programs may pad to a different number of rows, or not at all.
     write_bytes(path, with_word(good.substr(0, begin) + good.substr(end), 7, kVocab));
     CHECK(LlmcModel(path).padded_vocab == kVocab);
     CHECK((written(loaded(path), Dtype::fp32) == good));
 }
 
-TEST_CASE("llm.c: a model of other sizes is refused, and a file that exists is kept", "[llmc]") {
+TEST_CASE("llm.c: a model of other sizes is rejected, and an existing file is kept", "[llmc]") {
     const LlmcModel model(kModel);
     const Gpt gpt = loaded(kModel);
     for (int GptShape::*size :
@@ -126,7 +126,7 @@ TEST_CASE("llm.c: a model of other sizes is refused, and a file that exists is k
     expect_error(Exit::cannot_create, {"test/recorded"}, [&] { write_llmc_model("test/recorded", gpt, Dtype::fp32); });
 }
 
-TEST_CASE("llm.c: damaged models are refused", "[llmc]") {
+TEST_CASE("llm.c: damaged models are rejected", "[llmc]") {
     Refusals refusals([](const std::string& path) { LlmcModel model(path); });
     for (const char* path : {kModel, kModelBf16}) {
         const std::string good = read_file(path);
@@ -151,7 +151,7 @@ TEST_CASE("llm.c: damaged models are refused", "[llmc]") {
     }
 }
 
-TEST_CASE("llm.c: damaged debug states are refused", "[llmc]") {
+TEST_CASE("llm.c: damaged debug states are rejected", "[llmc]") {
     const LlmcModel model(kModel);
     Refusals refusals([&](const std::string& path) { LlmcDebugState(path).check(model); });
     const std::string good = read_file(kDebugState);
@@ -191,7 +191,7 @@ TEST_CASE("llm.c: eval files are read", "[llmc]") {
                  [&] { check_vocabulary(questions, 167, kEval); });
 }
 
-TEST_CASE("llm.c: damaged eval files are refused", "[llmc]") {
+TEST_CASE("llm.c: damaged eval files are rejected", "[llmc]") {
     Refusals refusals([](const std::string& path) { read_eval_file(path); });
     const std::string good = read_file(kEval);
     auto changed = [&](size_t word, int value) { return with_word(good, kHeaderBytes / 2 + word, uint16_t(value)); };
@@ -213,7 +213,7 @@ TEST_CASE("llm.c: damaged eval files are refused", "[llmc]") {
     refusals.expect_cut(good);
 }
 
-TEST_CASE("llm.c: tokenizers are written as PyTorch's script wrote them", "[llmc]") {
+TEST_CASE("llm.c: tokenizers equal the files of llm.c's PyTorch script", "[llmc]") {
     const Tokenizer tokenizer = Tokenizer::load(kTokenizer);
     CHECK(tokenizer.vocab_size() == kVocab);
     CHECK(tokenizer.merges().size() == 12);
@@ -234,7 +234,7 @@ TEST_CASE("llm.c: tokenizers are written as PyTorch's script wrote them", "[llmc
     expect_error(Exit::data, {"token 257", "<|pad|>", "special"}, [&] { with_token("<|pad|>", true).llmc(); });
 }
 
-TEST_CASE("llm.c: the elements of a model are those of its layout, whatever the number of layers") {
+TEST_CASE("llm.c: a model has its layout's number of elements, for any number of layers") {
     constexpr int kPaddedRows = 128;
     for (const int layers : {1, 2, 3, 7, 48})
         for (const int width : {2, 64, 768}) {
