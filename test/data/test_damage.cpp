@@ -1,4 +1,4 @@
-// Token shards that are damaged or change while they are read, and what dataset.json records to find it.
+// Damaged token shards, shards that change while they are read, and the checksums in dataset.json that reveal it.
 #include <fcntl.h>
 #include <sys/stat.h>
 
@@ -46,7 +46,7 @@ protected:
     void write_record() const { write_bytes(directory_ / "dataset.json", record_.dump()); }
     TokenStream stream() const { return TokenStream({shard_}, 60'000); }
 
-    // Changes a byte in place, and leaves the time of the last modification as it was.
+    // Changes a byte in place and keeps the file's modification time.
     void flip(size_t offset) const {
         const auto time = std::filesystem::last_write_time(shard_);
         std::fstream file(shard_, std::ios::in | std::ios::out | std::ios::binary);
@@ -66,7 +66,7 @@ protected:
 
 }  // namespace
 
-TEST_CASE_METHOD(DamageFixture, "shards: a flipped byte is found where it is when its block is first read") {
+TEST_CASE_METHOD(DamageFixture, "shards: the first read of a block finds a flipped byte and reports its place") {
     for (const size_t block : {0, 1, 3, 4}) {
         const size_t begin = kShardHeaderBytes + block * 65536, bytes = block == 4 ? 200 : 65536;
         for (const size_t place : {size_t(0), bytes / 2 + 1, bytes - 1}) {
@@ -75,13 +75,13 @@ TEST_CASE_METHOD(DamageFixture, "shards: a flipped byte is found where it is whe
             std::vector<int32_t> ids(3 * 32768);
             flip(begin + place);
             const uint64_t other = (block + 2) % 4 * 32768;
-            tokens.read(other, 100, ids.data());  // of another block, whose neighbour does not matter
+            tokens.read(other, 100, ids.data());  // in another block, which the damage does not affect
             for (int again = 0; again < 2; again++)
                 expect_error(Exit::data,
                              {shard_, format("damaged in the %zu bytes from offset %zu: their CRC32C", bytes, begin),
                               "dataset.json records"},
                              [&] { tokens.read(block * 32768 + bytes / 2 - 2, 2, ids.data()); });
-            if (block > 0 && place == 0)  // at the end of what is read, which begins in the block before
+            if (block > 0 && place == 0)  // at the end of a range that begins in the previous block
                 expect_error(Exit::data, {shard_}, [&] { tokens.read(block * 32768 - 50, 51, ids.data()); });
             if (block == 1)  // within a read of several blocks
                 expect_error(Exit::data, {shard_}, [&] { tokens.read(100, 2 * 32768, ids.data()); });
@@ -91,7 +91,7 @@ TEST_CASE_METHOD(DamageFixture, "shards: a flipped byte is found where it is whe
     }
 }
 
-TEST_CASE_METHOD(DamageFixture, "shards: checksums of another length than the shard are refused") {
+TEST_CASE_METHOD(DamageFixture, "shards: checksums that do not cover the shard's length are rejected") {
     Json& checksums = record_["splits"]["train"][DatasetRecord::kChecksums][0];
     const std::string good = checksums;
     CHECK(good.size() == 8 * 5);
@@ -102,7 +102,7 @@ TEST_CASE_METHOD(DamageFixture, "shards: checksums of another length than the sh
     }
 }
 
-TEST_CASE_METHOD(DamageFixture, "shards: a writer that goes on has the checksums of one that never stopped") {
+TEST_CASE_METHOD(DamageFixture, "shards: a writer that resumes writes the checksums of an uninterrupted one") {
     std::vector<int32_t> ids(1000);
     std::iota(ids.begin(), ids.end(), 0);
     const std::span<const int32_t> all(ids);
@@ -131,7 +131,7 @@ TEST_CASE_METHOD(DamageFixture, "shards: a writer that goes on has the checksums
     }
 }
 
-TEST_CASE_METHOD(DamageFixture, "dataset.json: a value of another type is named, whichever it is") {
+TEST_CASE_METHOD(DamageFixture, "dataset.json: any value of the wrong type is reported by name") {
     CHECK(find_dataset_record(directory_.path())->checksums_of("train_000000.bin").size() == 40);
     CHECK(find_dataset_record(directory_.path())->checksums_of("other.bin").empty());
     CHECK_FALSE(find_dataset_record(directory_ / "none"));
@@ -196,7 +196,7 @@ TEST_CASE_METHOD(DamageFixture, "loader: a shard that changes is found before it
     for (const Change& change : changes) {
         INFO(change.message);
         const TokenStream tokens = stream();
-        // Three steps at most are read ahead of what is taken, so the change meets a read.
+        // The loader reads at most three steps ahead, so a later read meets the change.
         Loader loader(tokens, {.seq_len = 100, .batch = 2, .seed = 5, .micro_steps = 2});
         CHECK_FALSE(loader.wait_for_step());
         change.make();
@@ -225,7 +225,7 @@ TEST_CASE_METHOD(DamageFixture, "loader: a shard that changes is found before it
     }
 }
 
-TEST_CASE_METHOD(DamageFixture, "loader: a shard that changes is found too where a window only begins in it") {
+TEST_CASE_METHOD(DamageFixture, "loader: a shard that changes is found even if a window only begins in it") {
     const std::string next = directory_ / "next.bin";
     std::filesystem::copy_file(shard_, next);
     const TokenStream tokens({shard_, next}, 60'000);
@@ -237,7 +237,7 @@ TEST_CASE_METHOD(DamageFixture, "loader: a shard that changes is found too where
     });
 }
 
-TEST_CASE_METHOD(DamageFixture, "loader: a step of many micro-batches is waited for as a whole") {
+TEST_CASE_METHOD(DamageFixture, "loader: wait_for_step waits for all micro-batches of a step") {
     const TokenStream tokens = stream();
     const LoaderOptions options{.seq_len = 100, .batch = 2, .seed = 5, .micro_steps = 50};
     Loader loader(tokens, options), reference(tokens, options);

@@ -1,4 +1,4 @@
-// The formats of text that prepare reads: recognition, documents, compression, and what is refused.
+// The text formats that prepare reads: detection, documents, compression, and errors.
 #include <isa-l.h>
 #include <zstd.h>
 
@@ -62,7 +62,7 @@ static std::string quoted_csv(const std::string& text) {
     return out + "\"";
 }
 
-// The same documents in every format, with all that a format has to escape.
+// The same documents in every format, with everything that a format must escape.
 struct Corpus {
     Texts texts;
     std::map<std::string, std::string> files;
@@ -117,7 +117,7 @@ TEST_CASE("text formats: the same documents from every format, however they are 
     }
 }
 
-TEST_CASE("text formats: blocks are the same from wherever the reading goes on") {
+TEST_CASE("text formats: reading from any block's start gives the same blocks") {
     TemporaryDirectory directory;
     const Corpus corpus(20'000);  // several blocks each
     std::vector<std::string> paths;
@@ -174,7 +174,7 @@ TEST_CASE("text formats: compressed files may have several members, and must be 
     expect_error(Exit::data, {path, "the 4 bytes after the end of the gzip data"}, [&] { read_file_texts(path); });
 }
 
-TEST_CASE("text formats: the field is chosen, and its absence explained") {
+TEST_CASE("text formats: the field can be chosen, and a missing field is explained") {
     TemporaryDirectory directory;
     auto expect = [&](const std::string& name, const std::string& content, const std::string& field,
                       const Texts& texts) {
@@ -226,7 +226,7 @@ TEST_CASE("text formats: directories are read in the order of their paths") {
     expect_error(Exit::no_input, {"empty", ".jsonl"}, [&] { expand_inputs({directory / "empty"}, "out"); });
 }
 
-TEST_CASE("text quality: bytes that are no characters are counted") {
+TEST_CASE("text quality: bytes that are not characters are counted") {
     auto quality = [](const std::string& text) {
         TextQuality found;
         found.add(text);

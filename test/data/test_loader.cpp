@@ -36,7 +36,7 @@ static std::vector<int32_t> copy_rows(const Batch& batch, const LoaderOptions& o
     return values;
 }
 
-// The window that stands in a row, found by its first token.
+// The window in a row, identified by its first token.
 static uint64_t window_in_row(const Batch& batch, const LoaderOptions& options, int row) {
     const int32_t* inputs = batch.inputs + size_t(row) * size_t(options.seq_len);
     const int32_t* targets = batch.targets + size_t(row) * size_t(options.seq_len);
@@ -73,7 +73,7 @@ TEST_CASE_METHOD(LoaderFixture, "loader: the order of samples is the same for an
     }
 }
 
-TEST_CASE_METHOD(LoaderFixture, "loader: evaluation reads the windows as they stand") {
+TEST_CASE_METHOD(LoaderFixture, "loader: evaluation reads the windows in order") {
     TokenStream tokens = stream();
     LoaderOptions options = {.seq_len = 5, .batch = 3, .order = SampleOrder::once};
     Loader loader(tokens, options);
@@ -83,7 +83,7 @@ TEST_CASE_METHOD(LoaderFixture, "loader: evaluation reads the windows as they st
     }
 }
 
-TEST_CASE_METHOD(LoaderFixture, "loader: starting or seeking anywhere gives what reading on would have given") {
+TEST_CASE_METHOD(LoaderFixture, "loader: starting or seeking anywhere gives the same samples as reading up to there") {
     TokenStream tokens = stream();
     LoaderOptions options = {.seq_len = 4, .batch = 2, .seed = 3, .rank = 1, .world = 2};
     std::map<uint64_t, std::vector<int32_t>> expected;
@@ -102,15 +102,15 @@ TEST_CASE_METHOD(LoaderFixture, "loader: starting or seeking anywhere gives what
         }
         CHECK(seeking.cursor() == 108 - cursor + 12);
     }
-    Loader odd(tokens, options, 5);  // a cursor need not be a multiple of anything
+    Loader odd(tokens, options, 5);  // a cursor that is not a multiple of any size
     Loader even(tokens, {.seq_len = 4, .batch = 1, .seed = 3}, 7);
     Batch first_row = odd.next();
     Batch same = even.next();
     CHECK(std::equal(same.inputs, same.inputs + 4, first_row.inputs));
 }
 
-// The pauses between the two seeks let the thread be anywhere in its work for the first when the second comes.
-TEST_CASE_METHOD(LoaderFixture, "loader: what was read ahead for an older seek is dropped") {
+// The pauses between the two seeks let the second seek occur at any point of the thread's work for the first one.
+TEST_CASE_METHOD(LoaderFixture, "loader: rows read ahead for an older seek are dropped") {
     TokenStream tokens = stream();
     LoaderOptions options = {.seq_len = 1, .batch = 100, .seed = 4};
     std::vector<std::vector<int32_t>> expected;
@@ -129,7 +129,7 @@ TEST_CASE_METHOD(LoaderFixture, "loader: what was read ahead for an older seek i
     }
 }
 
-TEST_CASE_METHOD(LoaderFixture, "loader: the rows in hand stay while the thread reads ahead") {
+TEST_CASE_METHOD(LoaderFixture, "loader: the rows in hand stay valid while the thread reads ahead") {
     TokenStream tokens = stream();
     LoaderOptions options = {.seq_len = 4, .batch = 3, .seed = 8};
     Loader reference(tokens, options), held(tokens, options);
@@ -172,7 +172,7 @@ TEST_CASE_METHOD(LoaderFixture, "loader: evaluation gives every target exactly o
     }
 }
 
-TEST_CASE_METHOD(LoaderFixture, "loader: overlapping evaluation gives every target once, with context before it") {
+TEST_CASE_METHOD(LoaderFixture, "loader: overlapping evaluation gives every target once, with preceding context") {
     TokenStream tokens = stream();
     for (auto [seq_len, stride, batch] :
          {std::tuple{8, 4, 3}, {17, 1, 2}, {16, 5, 4}, {102, 7, 1}, {60, 59, 3}, {9, 9, 2}}) {
@@ -186,7 +186,7 @@ TEST_CASE_METHOD(LoaderFixture, "loader: overlapping evaluation gives every targ
                 if (target == -1) continue;
                 times[size_t(target)]++;
                 CHECK(target == rows.inputs[t] + 1);
-                // Context: everything from the start of the stream, or at least seq_len - stride tokens.
+                // Context: all tokens since the start of the stream, or at least seq_len - stride tokens.
                 CHECK(position + 1 >= std::min(target, seq_len - stride));
                 CHECK(rows.inputs[t - position] == target - 1 - position);
             }
@@ -196,8 +196,8 @@ TEST_CASE_METHOD(LoaderFixture, "loader: overlapping evaluation gives every targ
     }
 }
 
-TEST_CASE_METHOD(LoaderFixture, "loader: a bad token is reported when its batch is asked for, and only then") {
-    TokenStream tokens = stream(50);  // tokens from 50 on are too large: window 12 of length 4 is the first with one
+TEST_CASE_METHOD(LoaderFixture, "loader: a bad token is reported when its batch is requested, and only then") {
+    TokenStream tokens = stream(50);  // tokens of 50 or more are too large: window 12 of length 4 has the first one
     LoaderOptions options = {.seq_len = 4, .batch = 1, .order = SampleOrder::once};
     Loader loader(tokens, options);
     for (int i = 0; i < 12; i++) loader.next();
@@ -209,8 +209,8 @@ TEST_CASE_METHOD(LoaderFixture, "loader: a bad token is reported when its batch 
     CHECK(window_in_row(loader.next(), options, 0) == 3);
 }
 
-TEST_CASE_METHOD(LoaderFixture, "loader: each shard of a window that spans several is watched") {
-    // Of length 45, window 0 has the tokens 0 to 45, and the shards end at 41, 48 and 103.
+TEST_CASE_METHOD(LoaderFixture, "loader: each shard of a window that spans several is checked for changes") {
+    // With length 45, window 0 has tokens 0 to 45, and the shards end at 41, 48 and 103.
     const LoaderOptions options = {.seq_len = 45, .batch = 1, .order = SampleOrder::once};
     for (size_t changed = 0; changed < 3; changed++) {
         const TokenStream tokens = stream();

@@ -1,4 +1,4 @@
-// Mixtures of token streams: which sample comes from where, and that each stream has its own exact epochs.
+// Mixtures of token streams: the stream of each sample, and each stream's own exact epochs.
 #include <map>
 #include <set>
 
@@ -26,7 +26,7 @@ protected:
 
 constexpr uint64_t kSeed = 17;
 
-// The first token of each of the samples [begin, end) as `world` ranks with `batch` rows read them.
+// The first token of each sample in [begin, end) as `world` ranks with `batch` rows read them.
 std::vector<int> first_tokens(const Mixture& data, uint64_t begin, uint64_t end, int world, int batch) {
     std::vector<int> first(end - begin);
     for (int rank = 0; rank < world; rank++) {
@@ -38,7 +38,7 @@ std::vector<int> first_tokens(const Mixture& data, uint64_t begin, uint64_t end,
             for (int row = 0; row < batch; row++) {
                 if (at + uint64_t(row) < first.size()) first[at + uint64_t(row)] = read.inputs[row * 4];
                 for (int t = 0; t < 4; t++)
-                    CHECKED_ELSE(read.targets[row * 4 + t] == read.inputs[row * 4] + t + 1) FAIL("another target");
+                    CHECKED_ELSE(read.targets[row * 4 + t] == read.inputs[row * 4] + t + 1) FAIL("wrong target");
             }
         }
     }
@@ -61,16 +61,16 @@ TEST_CASE_METHOD(MixtureFixture, "mixture: every stream's samples are counted wi
         }
         for (size_t i = 0; i < 3; i++)
             CHECK(std::abs(double(counts[i]) - data.share(i) * double(kBlock)) <= 1);
-        // No stream runs ahead: after each block all have had their share, and no index is left out.
+        // No stream runs ahead: after each block each stream has had its share, and no index is skipped.
         for (const auto& [stream, indices] : seen) CHECK(*indices.rbegin() + 1 == indices.size());
     }
-    // Also early in a block, as far as chance allows: 1,000 draws have a deviation of 14.
+    // Early in a block the shares also hold within chance: 1,000 draws have a standard deviation of 14.
     int first = 0;
     for (uint64_t sample = 0; sample < 1000; sample++) first += data.source_of(sample, kSeed).stream == 0;
     CHECK(std::abs(first - 700) < 80);
 }
 
-TEST_CASE_METHOD(MixtureFixture, "mixture: a sample far into a run is found at once, and the seed decides", "[data]") {
+TEST_CASE_METHOD(MixtureFixture, "mixture: finding a sample far into a run is fast and depends on the seed", "[data]") {
     const Mixture data = mixture();
     const uint64_t far = uint64_t(1) << 40;
     const SampleSource source = data.source_of(far + 12345, kSeed);
@@ -78,7 +78,7 @@ TEST_CASE_METHOD(MixtureFixture, "mixture: a sample far into a run is found at o
     int same = 0;
     for (uint64_t sample = 0; sample < 1000; sample++)
         same += data.source_of(sample, kSeed).stream == data.source_of(sample, kSeed + 1).stream;
-    CHECK(same < 600);  // 0.5^2 + 0.3^2 + 0.2^2 of them by chance
+    CHECK(same < 600);  // 0.5^2 + 0.3^2 + 0.2^2 are equal by chance
 }
 
 TEST_CASE_METHOD(MixtureFixture, "mixture: each epoch of each stream has every window once, each in a different order",
@@ -87,7 +87,7 @@ TEST_CASE_METHOD(MixtureFixture, "mixture: each epoch of each stream has every w
     // The first two have 25 windows each.
     const Mixture data({stream(0, 103), stream(1, 103), stream(2, 7)}, {5, 3, 2});
     const std::vector<int> first = first_tokens(data, 0, kBlock, 1, 32);
-    std::map<size_t, std::map<uint64_t, int>> windows;  // by stream and the sample's index in it
+    std::map<size_t, std::map<uint64_t, int>> windows;  // by stream and index of the sample in the stream
     for (uint64_t sample = 0; sample < kBlock; sample++) {
         const SampleSource source = data.source_of(sample, kSeed);
         windows[source.stream][source.index] = first[sample] % 10'000;
@@ -122,7 +122,7 @@ TEST_CASE_METHOD(MixtureFixture, "mixture: the samples are the same on any numbe
     CHECK(rest == std::vector<int>(whole.begin() + 96, whole.end()));
 }
 
-TEST_CASE_METHOD(MixtureFixture, "mixture: one stream is what it was before there were mixtures", "[data]") {
+TEST_CASE_METHOD(MixtureFixture, "mixture: a mixture of one stream equals the stream", "[data]") {
     const TokenStream stream = this->stream(0, 103);
     const Mixture data(stream);
     CHECK(data.digest() == stream.digest());
@@ -131,7 +131,7 @@ TEST_CASE_METHOD(MixtureFixture, "mixture: one stream is what it was before ther
     for (uint64_t sample : {uint64_t(0), uint64_t(99'999)}) CHECK(data.source_of(sample, kSeed).index == sample);
 }
 
-TEST_CASE_METHOD(MixtureFixture, "mixture: the digest tells weights and order apart, but not their scale", "[data]") {
+TEST_CASE_METHOD(MixtureFixture, "mixture: the digest depends on weights and order, but not on their scale", "[data]") {
     const TokenStream a = stream(0, 103), b = stream(1, 42);
     const std::string digest = Mixture({a, b}, {1, 3}).digest();
     CHECK(Mixture({a, b}, {0.25, 0.75}).digest() == digest);
@@ -141,7 +141,7 @@ TEST_CASE_METHOD(MixtureFixture, "mixture: the digest tells weights and order ap
     CHECK(Mixture({a, b}, {1, 3}).token_count() == 145);
 }
 
-TEST_CASE_METHOD(MixtureFixture, "mixture: shares and streams that are too small are refused", "[data]") {
+TEST_CASE_METHOD(MixtureFixture, "mixture: weights and streams that are too small are rejected", "[data]") {
     const TokenStream a = stream(0, 103), tiny = stream(1, 4);
     expect_error(Exit::config, {"the weight 1 of part0_103_000000.bin", "0.0999 %"},
                  [&] { Mixture({a, a}, {1, 1000}); });

@@ -19,7 +19,7 @@ static std::vector<std::string> read_column(const std::string& path, const std::
     return values;
 }
 
-TEST_CASE("parquet: what pyarrow wrote is read in every encoding and codec") {
+TEST_CASE("parquet: files by pyarrow are read in every encoding and codec") {
     const auto expected =
         nlohmann::json::parse(read_file("test/recorded/parquet/parquet_texts.json")).get<std::vector<std::string>>();
     REQUIRE(expected.size() > 300);
@@ -29,7 +29,7 @@ TEST_CASE("parquet: what pyarrow wrote is read in every encoding and codec") {
     }
 }
 
-TEST_CASE("parquet: what is not supported is named") {
+TEST_CASE("parquet: unsupported features are reported by name") {
     auto refuse = [](const std::string& name, const std::string& column, std::initializer_list<std::string> words) {
         expect_error(Exit::data, words, [&] { read_column(recorded(name), column); });
     };
@@ -54,9 +54,9 @@ TEST_CASE("parquet: what is not supported is named") {
     refuse_bytes("PAR1" + whole.substr(whole.size() - 8), {"metadata", "12"});
 }
 
-// Found by the fuzzer: a level of 117 was not counted as a value that is there, but taken for one; an index of another
-// page was used.
-TEST_CASE("parquet: a run's value has no more bits than its width says") {
+// Found by fuzzing: a level of 117 was not counted as a present value but treated as one, so an index of another page
+// was used.
+TEST_CASE("parquet: a run's value may not exceed its bit width") {
     expect_error(Exit::data, {"found_wide_level", "definition levels", "more than 1 bits"},
                  [] { read_column("test/fuzz/corpus/parquet/found_wide_level"); });
 }
@@ -64,7 +64,7 @@ TEST_CASE("parquet: a run's value has no more bits than its width says") {
 TEST_CASE("parquet: a column chunk has only its own dictionary") {
     TemporaryDirectory directory;
     std::string bytes = read_file(recorded("dictionary"));
-    // The type of the third chunk's dictionary page becomes INDEX_PAGE, which is skipped.
+    // The type of the third chunk's dictionary page is changed to INDEX_PAGE, which is skipped.
     const size_t page = bytes.rfind("\x15\x04\x15\x86");
     REQUIRE(page != bytes.npos);
     bytes[page + 1] = 0x02;
@@ -73,15 +73,15 @@ TEST_CASE("parquet: a column chunk has only its own dictionary") {
                  [&] { read_column(directory / "x.parquet"); });
 }
 
-TEST_CASE("parquet: a page of nulls alone needs no width of indices after its levels") {
+TEST_CASE("parquet: a page with only nulls needs no index width after its levels") {
     using namespace std::string_literals;
-    const std::string dictionary = "\x15\x04\x15\x00\x15\x00\x4c\x15\x00\x15\x00\x00\x00"s;  // of no values
-    const std::string levels = "\x02\x00\x00\x00\x06\x00"s;                                 // a run of three times 0
+    const std::string dictionary = "\x15\x04\x15\x00\x15\x00\x4c\x15\x00\x15\x00\x00\x00"s;  // without values
+    const std::string levels = "\x02\x00\x00\x00\x06\x00"s;                                 // a run of three zeros
     const std::string page = "\x15\x00\x15\x0c\x15\x0c\x2c\x15\x06\x15\x10\x15\x06\x15\x06\x00\x00"s + levels;
     REQUIRE(dictionary.size() == 13);
     REQUIRE(page.size() == 23);
     const std::string schema = "\x19\x2c\x48\x04root\x15\x02\x00\x15\x0c\x25\x02\x18\x04text\x00"s;
-    // Not compressed, 3 values, 36 bytes, the page at 17, the dictionary at 4.
+    // Uncompressed, 3 values, 36 bytes, the page at 17, the dictionary at 4.
     const std::string chunk = "\x26\x08\x1c\x45\x00\x16\x06\x26\x48\x26\x22\x26\x08\x00\x00"s;
     const std::string metadata = "\x15\x02"s + schema + "\x16\x06\x19\x1c\x19\x1c"s + chunk + "\x00\x00"s;
     TemporaryDirectory directory;
@@ -89,14 +89,14 @@ TEST_CASE("parquet: a page of nulls alone needs no width of indices after its le
     CHECK(read_column(directory / "x.parquet").empty());
 }
 
-TEST_CASE("parquet: damaged files are refused or read, and never do harm") {
+TEST_CASE("parquet: damaged files are read or rejected, and nothing else happens") {
     TemporaryDirectory directory;
     const std::string path = directory / "x.parquet";
     size_t refused = 0, read = 0;
     for (const char* name : kFiles) {
         const std::string whole = read_file(recorded(name));
         for (uint64_t round = 0; round < 400; round++) {
-            // Most damage goes where the lengths are: in the metadata and at the beginnings of pages.
+            // Most of the damage hits the lengths: in the metadata and at the beginnings of pages.
             const std::vector<int> random = random_integers(8, round, 1 << 30);
             std::string bytes = whole;
             for (int i = 0; i < 1 + random[0] % 3; i++) {
@@ -117,5 +117,5 @@ TEST_CASE("parquet: damaged files are refused or read, and never do harm") {
         }
     }
     CHECK(refused > 500);
-    CHECK(read > 100);  // damage within a text, or in another column
+    CHECK(read > 100);  // the damage is inside a text or in another column
 }

@@ -39,7 +39,7 @@ TEST_CASE("permutation: large sizes stay in range and do not collide") {
     CHECK_THROWS_AS(permuted(0, (uint64_t(1) << 62) + 1, 1, 1), Error);
 }
 
-TEST_CASE("permutation: a pure function of seed and epoch, and another one for each of them") {
+TEST_CASE("permutation: a pure function of seed and epoch that differs between them") {
     CHECK(images(1000, 1, 0) == images(1000, 1, 0));
     CHECK(images(1000, 1, 0) != images(1000, 1, 1));
     CHECK(images(1000, 1, 0) != images(1000, 2, 0));
@@ -47,7 +47,7 @@ TEST_CASE("permutation: a pure function of seed and epoch, and another one for e
     CHECK(images(1000, 1ull << 32, 0) != images(1000, 0, 0));
 }
 
-// Chi-square over `epochs` permutations of where element i goes: mean (n - 1) and deviation sqrt(2 (n - 1)) per
+// Chi-square over `epochs` permutations of the position of element i: mean (n - 1), deviation sqrt(2 (n - 1)) per
 // element.
 TEST_CASE("permutation: every place is equally likely") {
     constexpr int kEpochs = 8000;
@@ -69,8 +69,8 @@ TEST_CASE("permutation: every place is equally likely") {
     }
 }
 
-// Neighbours must not stay neighbours: the mean distance of images of i and i + 1 is n / 3 for random places.
-TEST_CASE("permutation: neighbours are torn apart") {
+// Neighbors must not stay neighbors: the mean distance of the images of i and i + 1 is n / 3 for random positions.
+TEST_CASE("permutation: neighbors are separated") {
     for (uint64_t n : {100'000, 70'000}) {
         std::vector<uint64_t> values = images(n, 5, 5);
         double sum = 0;

@@ -10,7 +10,7 @@
 #include "test/support/prepare_fixture.h"
 #include "test/support/random_values.h"
 
-TEST_CASE_METHOD(PrepareFixture, "prepare: the shards hold the text, cut where it says") {
+TEST_CASE_METHOD(PrepareFixture, "prepare: the shards hold the text, split where prepare reports") {
     prepare_quietly();
     std::string text = text_with_other_end();
     size_t position = size_t(std::floor((1 - 0.1) * double(text.size())));
@@ -18,7 +18,7 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: the shards hold the text, cut where i
     Tokenizer tokenizer = Tokenizer::load(out_ + "/tokenizer.json");
     BpeTrainer trainer;
     trainer.add(text.substr(0, cut));
-    CHECK(tokenizer.digest() == trainer.train(300).digest());  // the held-out part has not been seen
+    CHECK(tokenizer.digest() == trainer.train(300).digest());  // the tokenizer was trained without the held-out part
 
     std::vector<int32_t> train = tokens("train"), val = tokens("val");
     CHECK(tokenizer.decode(train) == kEndOfText + text.substr(0, cut));
@@ -62,7 +62,7 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: every document begins with the end of
     CHECK_FALSE(file_exists(out_ + "/val_000000.bin"));
 }
 
-TEST_CASE_METHOD(PrepareFixture, "prepare: copies of the training text in other tokens") {
+TEST_CASE_METHOD(PrepareFixture, "prepare: copies of the training text have other tokens") {
     prepare_quietly();
     const std::vector<int32_t> once = tokens("train"), val = tokens("val");
     options_.copies = 3;
@@ -86,7 +86,7 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: copies of the training text in other 
     CHECK(dataset()["bpe_dropout"] == 0.1);
 }
 
-TEST_CASE_METHOD(PrepareFixture, "prepare: with a tokenizer that exists") {
+TEST_CASE_METHOD(PrepareFixture, "prepare: with an existing tokenizer") {
     prepare_quietly();
     auto before = out_files();
     write_file_atomically(directory_ / "mine.json", before["tokenizer.json"]);
@@ -120,13 +120,13 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: with GPT-2's vocabulary") {
     expect_error(Exit::no_input, {"gpt2", directory_ / "nowhere", "vocab.json"}, [&] { prepare_quietly(); });
 }
 
-TEST_CASE_METHOD(PrepareFixture, "prepare: a second run replaces what the first made, and nothing else") {
+TEST_CASE_METHOD(PrepareFixture, "prepare: a second run replaces the first run's files and nothing else") {
     prepare_quietly();
     auto first = out_files();
     prepare_quietly();
     CHECK(out_files() == first);
     write_bytes(out_ + "/notes.txt", "mine");
-    options_.shard_tokens = 100'000;  // fewer shards: the others must go
+    options_.shard_tokens = 100'000;  // fewer shards: the old ones must be deleted
     prepare_quietly();
     auto second = out_files();
     CHECK(second.count("notes.txt") == 1);
@@ -135,7 +135,7 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: a second run replaces what the first 
     CHECK(second.count("prepare.unfinished") == 0);
 }
 
-TEST_CASE_METHOD(PrepareFixture, "prepare: a data set is replaced only if that is asked for") {
+TEST_CASE_METHOD(PrepareFixture, "prepare: a data set is replaced only with --force") {
     options_.force = false;
     prepare_quietly();
     const auto first = out_files();
@@ -145,8 +145,8 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: a data set is replaced only if that i
     CHECK_FALSE(file_exists(out_ + "/lock"));
 }
 
-// The files that prepare makes when it is killed again and again, and started again each time.
-TEST_CASE_METHOD(PrepareFixture, "prepare: a killed process is continued, and the files are the same") {
+// The files of a prepare that is killed and restarted many times.
+TEST_CASE_METHOD(PrepareFixture, "prepare: a killed process can be continued and writes the same files") {
     std::string json;
     for (int i = 0; i < 4000; i++) json += format("{\"text\": \"document %d of many, and %d\"}\n", i, i * i);
     write_bytes(directory_ / "x.jsonl", json);
@@ -176,7 +176,7 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: a killed process is continued, and th
                 ::_exit(1);
             }
         }
-        // Killed after a number of saves, somewhere in what follows them.
+        // Killed after a number of saves, at an arbitrary later point.
         std::string last;
         for (size_t seen = 0; seen < saves && ::waitpid(child, &status, WNOHANG) == 0; ::usleep(200)) {
             const std::string path = out_ + "/prepare.unfinished/progress.json";
@@ -197,7 +197,7 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: a killed process is continued, and th
     CHECK(out_files() == expected);
     CHECK(file_exists(directory_ / "said"));
 
-    // Another command line does not take up what is there, and does not discard it either.
+    // A different command line neither continues nor discards the unfinished data.
     make_directories(out_ + "2/prepare.unfinished");
     write_bytes(out_ + "2/prepare.unfinished/plan.json", "{}");
     options_.out_dir = out_ = out_ + "2";
@@ -223,7 +223,7 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: the files do not depend on the number
     }
 }
 
-TEST_CASE_METHOD(PrepareFixture, "prepare: what is not clean text is counted and said") {
+TEST_CASE_METHOD(PrepareFixture, "prepare: bytes that are not clean text are counted and reported") {
     std::string latin;
     for (int i = 0; i < 50; i++) latin += "\xc4pfel und \xd6l\n";
     const std::string nul = std::string(70'000, 'x') + "\n" + std::string("\0", 1) + "\n";
@@ -235,7 +235,7 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: what is not clean text is counted and
     options_.vocab_size = 0;
     options_.val_fraction = 0;
     options_.shard_tokens = 1'000'000;
-    options_.copies = 2;  // only the first counts
+    options_.copies = 2;  // only the first one counts
     prepare_quietly();
     std::string said;
     for (const std::string& line : progress_) said += line + "\n";
@@ -250,7 +250,7 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: what is not clean text is counted and
     CHECK(Tokenizer::bytes().decode(ids) == copy + copy);
 }
 
-TEST_CASE_METHOD(PrepareFixture, "prepare: nanoGPT's files of token ids") {
+TEST_CASE_METHOD(PrepareFixture, "prepare: imports nanoGPT's files of token ids") {
     auto raw = [](const std::vector<uint16_t>& ids) { return std::string((const char*)ids.data(), 2 * ids.size()); };
     write_bytes(directory_ / "train.bin", raw({50256, 1370, 657, 286, 777}));
     write_bytes(directory_ / "val.bin", raw({50256, 198}));
@@ -286,21 +286,21 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: nanoGPT's files of token ids") {
     expect_error(Exit::data, {"train_000000.bin", "header"}, [&] { prepare_quietly(); });
 }
 
-TEST_CASE_METHOD(PrepareFixture, "prepare: one process at a time writes a data set") {
+TEST_CASE_METHOD(PrepareFixture, "prepare: only one process at a time writes a data set") {
     make_directories(out_);
     const DirectoryLock other(out_);
     expect_error(Exit::cannot_create, {out_, "in use", format("pid %d", int(::getpid()))}, [&] { prepare_quietly(); });
     CHECK(list_directory(out_) == std::vector<std::string>{"lock"});
 }
 
-TEST_CASE_METHOD(PrepareFixture, "prepare: an OUT that cannot be written is found before the text is read") {
+TEST_CASE_METHOD(PrepareFixture, "prepare: an OUT that cannot be written is reported before the text is read") {
     write_bytes(directory_ / "file", "");
     options_.out_dir = directory_ / "file/out";
     expect_error(Exit::cannot_create, {directory_ / "file"}, [&] { prepare_quietly(); });
     CHECK(progress_.empty());
 }
 
-TEST_CASE_METHOD(PrepareFixture, "prepare: the size of a tokenizer follows from the text") {
+TEST_CASE_METHOD(PrepareFixture, "prepare: the tokenizer's default size depends on the text") {
     CHECK(default_vocab_size(0) == 512);
     CHECK(default_vocab_size(1'060'000) == 1024);
     CHECK(default_vocab_size(4'200'000) == 2048);
@@ -318,7 +318,7 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: the size of a tokenizer follows from 
     CHECK(summary_.vocab_size == 257);  // no pair occurs twice
 }
 
-TEST_CASE_METHOD(PrepareFixture, "prepare: a run that fails leaves the data set as it was") {
+TEST_CASE_METHOD(PrepareFixture, "prepare: a failed run leaves the data set unchanged") {
     prepare_quietly();
     auto before = out_files();
     write_bytes(directory_ / "bad.jsonl", lines(3));
@@ -329,7 +329,7 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: a run that fails leaves the data set 
     CHECK(out_files() == before);
 }
 
-TEST_CASE_METHOD(PrepareFixture, "prepare: goes on after a crash") {
+TEST_CASE_METHOD(PrepareFixture, "prepare: continues after a crash") {
     make_directories(out_ + "/prepare.unfinished");
     write_bytes(out_ + "/prepare.unfinished/train_000000.bin", "half a shard");
     write_bytes(out_ + "/train_000007.bin", "moved before the crash");
@@ -339,7 +339,7 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: goes on after a crash") {
     CHECK(tokens("train").size() == dataset()["splits"]["train"]["tokens"]);
 }
 
-TEST_CASE_METHOD(PrepareFixture, "prepare: a directory that holds something else is left alone") {
+TEST_CASE_METHOD(PrepareFixture, "prepare: a directory with other contents is left unchanged") {
     make_directories(out_);
     write_bytes(out_ + "/thesis.tex", "precious");
     write_bytes(out_ + "/train_000000.bin", "from elsewhere");
@@ -348,7 +348,7 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: a directory that holds something else
     CHECK(out_files() == before);
 }
 
-TEST_CASE_METHOD(PrepareFixture, "prepare: options and texts that make no sense") {
+TEST_CASE_METHOD(PrepareFixture, "prepare: invalid options and texts are rejected") {
     auto expect = [&](Exit code, std::initializer_list<std::string> words, auto change) {
         PrepareOptions good = options_;
         change(options_);

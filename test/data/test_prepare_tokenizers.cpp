@@ -1,4 +1,4 @@
-// prepare with tokenizers that are given, and with a vocabulary of characters.
+// prepare with existing tokenizers and with a vocabulary of characters.
 #include <set>
 
 #include "data/tokenizer/encoder.h"
@@ -44,7 +44,7 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: with a vocabulary of characters") {
         characters.insert(text.substr(at, length));
     }
     REQUIRE(summary_.vocab_size == int(characters.size()) + 1);
-    int32_t id = 0;  // in the order of code points, as nanoGPT's prepare.py has them
+    int32_t id = 0;  // in the order of code points, as in nanoGPT's prepare.py
     for (const std::string& character : characters) CHECK(tokenizer.token(id++) == character);
     CHECK(tokenizer.token(id) == kEndOfText);
     std::vector<int32_t> ids = tokens("train");
@@ -55,7 +55,7 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: with a vocabulary of characters") {
     CHECK(tokenizer.remark().empty());
     CHECK(Encoder(tokenizer).encode("q\u00eaa") == Encoder(tokenizer).encode("a"));  // they do not occur
 
-    // Dropout has no merges to leave out; a wrong size is refused.
+    // Dropout needs merges to skip; a wrong size is rejected.
     options_.bpe_dropout = 0.5;
     prepare_quietly();
     CHECK(tokens("train") == std::vector<int32_t>(ids.begin(), ids.end() - ptrdiff_t(val.size()) + 1));
@@ -63,7 +63,7 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: with a vocabulary of characters") {
     expect_error(Exit::usage, {"257", "\"chars\""}, [&] { prepare_quietly(); });
 }
 
-TEST_CASE("prepare: the ids that nanoGPT has for the characters of tinyshakespeare") {
+TEST_CASE("prepare: the characters of tinyshakespeare have nanoGPT's ids") {
     std::set<std::string, std::less<>> characters;
     for (const char character : std::string("\n !$&',-.3:;?")) characters.emplace(1, character);
     for (char letter = 'A'; letter <= 'Z'; letter++)
@@ -76,7 +76,7 @@ TEST_CASE("prepare: the ids that nanoGPT has for the characters of tinyshakespea
                                52, 10, 0,  14, 43, 44, 53, 56, 43, 1,  61, 43});
 }
 
-TEST_CASE_METHOD(PrepareFixture, "prepare: nanoGPT's ids of characters") {
+TEST_CASE_METHOD(PrepareFixture, "prepare: imports nanoGPT's ids of characters") {
     std::string ids;
     for (int i = 0; i < 300; i++) ids += {char(i % 65), '\0'};
     write_bytes(directory_ / "train.bin", ids);
@@ -96,7 +96,7 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: nanoGPT's ids of characters") {
     expect_error(Exit::usage, {"64", "257 to"}, [&] { prepare_quietly(); });
 }
 
-TEST_CASE_METHOD(PrepareFixture, "prepare: the end of text that was chosen stays with the data") {
+TEST_CASE_METHOD(PrepareFixture, "prepare: the chosen end-of-text token is saved with the data") {
     nlohmann::ordered_json tokenizer = nlohmann::ordered_json::parse(
         read_file("test/recorded/tokenizers/tokenizer_families.json"))["families"]["deepseek"]["tokenizer"];
     tokenizer["added_tokens"][0]["content"] = "<|finis|>";
@@ -109,7 +109,7 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: the end of text that was chosen stays
     const Tokenizer saved = Tokenizer::load(out_ + "/tokenizer.json");
     CHECK(saved.token(saved.eot()) == "<|finis|>");
     CHECK(saved.digest() == dataset()["tokenizer"]["xxh3"]);
-    // A data set that replaces it has its own.
+    // A data set that replaces it has its own end-of-text token.
     options_.tokenizer = "bytes";
     expect_error(Exit::usage, {"--end-of-text", "\"bytes\""}, [&] { prepare_quietly(); });
     options_.end_of_text = "";

@@ -1,4 +1,4 @@
-// Windows of a text whose perplexity is wanted, questions as tokens, and white space as Python has it.
+// Windows of a text for its perplexity, questions as tokens, and Python's definition of white space.
 #include "data/evaluation/questions.h"
 #include "data/evaluation/rolling_text.h"
 #include "data/tokenizer/white_space.h"
@@ -6,7 +6,7 @@
 #include "test/support/expect_error.h"
 #include "test/support/temporary_directory.h"
 
-TEST_CASE("rolling text: each token is predicted once, with as much before it as the stride promises", "[data]") {
+TEST_CASE("rolling text: each token is predicted once, with the context that the stride guarantees", "[data]") {
     TemporaryDirectory directory;
     const Tokenizer bytes = Tokenizer::bytes();
     const std::vector<std::string> documents = {"one", "", "a longer document, of more than one window", "0123456789"};
@@ -22,7 +22,7 @@ TEST_CASE("rolling text: each token is predicted once, with as much before it as
             CHECK(text.words() == 1 + 1 + 8 + 1);
             const int rows = 3;
             std::string predicted;
-            std::string before(1, '\n');  // kEndOfText, and the document so far
+            std::string before(1, '\n');  // kEndOfText and the document so far
             for (uint64_t number = 0; number * rows < text.windows(); number++) {
                 const Batch batch = text.batch(number, rows);
                 for (int row = 0; row < rows; row++) {
@@ -32,7 +32,7 @@ TEST_CASE("rolling text: each token is predicted once, with as much before it as
                         if (batch.inputs[i] == 256) before = read = "\n";
                         if (batch.inputs[i] != 256) read += char(batch.inputs[i]);
                         if (batch.targets[i] < 0) continue;
-                        // The context is the text up to here, and at least as long as promised.
+                        // The context is the text so far, at least as long as guaranteed.
                         CHECK(before.ends_with(read));
                         const size_t least = size_t(T - (stride > 0 ? stride : T)) + 1;
                         CHECK(read.size() >= std::min(before.size(), least));
@@ -46,11 +46,11 @@ TEST_CASE("rolling text: each token is predicted once, with as much before it as
             }
             CHECK(predicted == "onea longer document, of more than one window0123456789");
         }
-    // Behind the last window there is nothing.
+    // The last window ends the text.
     RollingText text(TextInput({directory / "text.jsonl"}), bytes, 7, 0);
     const Batch batch = text.batch(text.windows(), 1);
     CHECK(std::all_of(batch.targets, batch.targets + 7, [](int target) { return target == -1; }));
-    // The last window of the document of 10: the targets 7 to 9 with 4 inputs before theirs.
+    // The last window of the document of 10 bytes: targets 7 to 9, with 4 inputs before them.
     const Batch last = text.batch(text.windows() - 1, 1);
     CHECK(std::vector(last.inputs, last.inputs + 7) == std::vector<int>{'2', '3', '4', '5', '6', '7', '8'});
     CHECK(std::vector(last.targets, last.targets + 7) == std::vector<int>{-1, -1, -1, -1, '7', '8', '9'});
@@ -80,7 +80,7 @@ TEST_CASE("white space is Python's", "[data]") {
     CHECK(stripped(" \n").empty());
 }
 
-TEST_CASE("questions: text becomes the tokens of lm-evaluation-harness", "[data]") {
+TEST_CASE("questions: texts have the tokens of lm-evaluation-harness", "[data]") {
     TemporaryDirectory directory;
     const Tokenizer bytes = Tokenizer::bytes();
     auto read = [&](const std::string& name, const std::string& content, const Tokenizer* tokenizer, size_t limit) {
@@ -110,7 +110,7 @@ TEST_CASE("questions: text becomes the tokens of lm-evaluation-harness", "[data]
     const QuestionSet swag = read("swag.jsonl", hellaswag + hellaswag + hellaswag, &bytes, 2);
     REQUIRE(swag.questions.size() == 2);
     CHECK(text(swag.questions[0].context) == "A: x . Y[a\n] z \u00c9cole is");
-    CHECK(text(swag.questions[0].completions[0]) == "  a b  c");  // of three spaces two are left
+    CHECK(text(swag.questions[0].completions[0]) == "  a b  c");  // two of three spaces remain
     CHECK(swag.questions[0].label == 1);
     expect_error(Exit::no_input, {"swag.jsonl", "tokenizer"}, [&] { read("swag.jsonl", hellaswag, nullptr, 0); });
 }

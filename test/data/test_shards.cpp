@@ -6,7 +6,7 @@
 #include "test/support/expect_error.h"
 #include "test/support/temporary_directory.h"
 
-// A header of these words and then ids of `width` bytes each.
+// A header of these words, followed by ids of `width` bytes each.
 static std::string shard_bytes(std::vector<int32_t> words, const std::vector<int32_t>& ids, size_t width) {
     std::string bytes(kShardHeaderBytes, '\0');
     std::memcpy(bytes.data(), words.data(), words.size() * 4);
@@ -36,7 +36,7 @@ static void write_shard(const std::string& path, const std::vector<int32_t>& ids
     write_bytes(path, shard_bytes({20240520, 1, int32_t(ids.size())}, ids, 2));
 }
 
-TEST_CASE("shards: every known kind is read") {
+TEST_CASE("shards: every known format is read") {
     TemporaryDirectory directory;
     std::string path = directory / "x.bin";
     std::vector<int32_t> ids = {0, 1, 50256, 65535, 7};
@@ -58,7 +58,7 @@ TEST_CASE("shards: every known kind is read") {
     CHECK(TokenShard(path).token_count() == 0);
 }
 
-TEST_CASE("shards: a file that is something else is called what it is") {
+TEST_CASE("shards: a file of another kind is identified") {
     TemporaryDirectory directory;
     std::string path = directory / "x.bin";
     auto open = [&] { TokenShard shard(path); };
@@ -82,7 +82,7 @@ TEST_CASE("shards: a file that is something else is called what it is") {
     expect_error(Exit::no_input, {directory.path(), "directory"}, [&] { TokenShard shard(directory.path()); });
 }
 
-TEST_CASE("shards: refused at every length but the right one") {
+TEST_CASE("shards: rejected at every length but the right one") {
     TemporaryDirectory directory;
     std::string path = directory / "x.bin";
     std::string whole = shard_bytes({20240520, 1, 40}, counting(40), 2);
@@ -96,14 +96,14 @@ TEST_CASE("shards: refused at every length but the right one") {
     }
 }
 
-TEST_CASE("shards: a flipped bit of the header is refused or changes no token") {
+TEST_CASE("shards: a flipped bit of the header is rejected or changes no token") {
     TemporaryDirectory directory;
     std::string path = directory / "x.bin";
     for (const std::string& whole :
          {shard_bytes({20240520, 1, 8}, counting(8), 2), shard_bytes({20240801, 7, 8}, counting(8), 4),
           shard_bytes({278895051, 1, 8, 2}, counting(8), 2)}) {
         int refused = 0;
-        for (size_t bit = 0; bit < 8 * 32; bit++) {  // the words behind are not read
+        for (size_t bit = 0; bit < 8 * 32; bit++) {  // later words are not read
             std::string flipped = whole;
             flipped[bit / 8] = char(flipped[bit / 8] ^ 1 << bit % 8);
             write_bytes(path, flipped);
@@ -119,7 +119,7 @@ TEST_CASE("shards: a flipped bit of the header is refused or changes no token") 
     }
 }
 
-TEST_CASE("shards: what is written is read again") {
+TEST_CASE("shards: written tokens can be read back") {
     TemporaryDirectory directory;
     struct Case {
         int vocab_size;
@@ -161,19 +161,19 @@ TEST_CASE("shards: what is written is read again") {
     expect_error(Exit::internal, {"-1"}, [&] { writer.append(negative); });
 }
 
-TEST_CASE("shards: a shard that was not finished is no shard") {
+TEST_CASE("shards: an unfinished shard is rejected") {
     TemporaryDirectory directory;
     {
         ShardWriter writer(directory.path(), "train", 100, 1'000'000);
         writer.append(counting(100));
         std::vector<int32_t> many(600'000, 5);
-        writer.append(many);  // more than is buffered
+        writer.append(many);  // more than the buffer holds
     }
     REQUIRE(list_directory(directory.path()).size() == 1);
     expect_error(Exit::data, {"not a token shard"}, [&] { TokenShard shard(directory / "train_000000.bin"); });
 }
 
-TEST_CASE("token stream: any range, across the borders of shards") {
+TEST_CASE("token stream: any range, across shards") {
     TemporaryDirectory directory;
     std::vector<std::string> paths;
     int next = 0;
@@ -197,7 +197,7 @@ TEST_CASE("token stream: any range, across the borders of shards") {
     expect_error(Exit::internal, {"11"}, [&] { stream.read(11, 1, &id); });
 }
 
-TEST_CASE("token stream: a token beyond the vocabulary is named with its file and place") {
+TEST_CASE("token stream: a token beyond the vocabulary is reported with file and position") {
     TemporaryDirectory directory;
     std::string first = directory / "first.bin", second = directory / "second.bin";
     write_shard(first, {1, 2, 3});
@@ -212,7 +212,7 @@ TEST_CASE("token stream: a token beyond the vocabulary is named with its file an
     expect_error(Exit::data, {second, "token 1 ", "4294967295"}, [&] { wide.read(0, 5, ids.data()); });
 }
 
-TEST_CASE("token stream: the digest tells data sets apart") {
+TEST_CASE("token stream: different data sets have different digests") {
     TemporaryDirectory directory;
     std::string a = directory / "a.bin", b = directory / "b.bin", c = directory / "c.bin";
     write_shard(a, counting(100));
@@ -236,7 +236,7 @@ TEST_CASE("token stream: the digest tells data sets apart") {
     }
 }
 
-TEST_CASE("token stream: the digest of a big shard covers its ends and samples of the rest") {
+TEST_CASE("token stream: a large shard's digest covers its ends and samples in between") {
     TemporaryDirectory directory;
     std::string path = directory / "big.bin";
     std::string bytes = shard_bytes({20240520, 1, 4'000'000}, {}, 2) + std::string(8'000'000, '\0');
@@ -250,5 +250,5 @@ TEST_CASE("token stream: the digest of a big shard covers its ends and samples o
     CHECK(digest(kShardHeaderBytes, 1) != original);
     CHECK(digest(1'000'000, 1) != original);
     CHECK(digest(bytes.size() - 1, 1) != original);
-    CHECK(digest(4'000'000, 100'000) != original);  // longer than the distance of two samples
+    CHECK(digest(4'000'000, 100'000) != original);  // longer than the distance between samples
 }

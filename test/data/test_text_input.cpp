@@ -27,7 +27,7 @@ static std::vector<std::string> texts(const std::vector<Document>& documents) {
     return result;
 }
 
-TEST_CASE("text input: the held-out part begins at the first line start from its fraction on") {
+TEST_CASE("text input: the held-out part begins at the first line start at or after its fraction") {
     TemporaryDirectory directory;
     std::vector<std::string> contents = {"one\ntwo\n\nthree", "", "four\n", "five, which has no end of line"};
     std::vector<std::string> paths;
@@ -54,7 +54,7 @@ TEST_CASE("text input: the held-out part begins at the first line start from its
     CHECK(seen.size() == line_starts.size());
 }
 
-TEST_CASE("text input: files are documents, wherever they are cut") {
+TEST_CASE("text input: files are documents, wherever they are split") {
     TemporaryDirectory directory;
     write_bytes(directory / "a.txt", "alpha\nbeta\n");
     write_bytes(directory / "b.txt", "gamma");
@@ -68,7 +68,7 @@ TEST_CASE("text input: files are documents, wherever they are cut") {
     CHECK(texts(read_documents(input, 16, 16)).empty());
 }
 
-TEST_CASE("text input: large documents come in pieces that change no token") {
+TEST_CASE("text input: reading large documents in pieces changes no token") {
     TemporaryDirectory directory;
     std::string text = lines(150'000);
     write_bytes(directory / "large.txt", text);
@@ -113,7 +113,7 @@ TEST_CASE("text input: JSON lines are documents") {
                     {path, "line 5", std::to_string(kMaxRecordBytes)});
 }
 
-TEST_CASE("text input: what is no text is refused") {
+TEST_CASE("text input: files that are not text are rejected") {
     TemporaryDirectory directory;
     write_bytes(directory / "x.txt", std::string("\x1f\x8b\x08\x00\x00\x00", 6));
     expect_error(Exit::data, {"x.txt", "gzip"}, [&] { TextInput input({directory / "x.txt"}); });

@@ -112,7 +112,7 @@ TEST_CASE("a product of the library has the same bits on any number of threads",
     check_threads<float>(ProductPath::library);
     if (fastest_product_path(Dtype::bf16) == ProductPath::library) check_threads<bf16>(ProductPath::library);
 }
-// Integers of up to eight bits, the precision of bf16, of both signs: sums stay below 2^24 and are exact in any order.
+
 // Integers of up to eight bits, the precision of bf16, of both signs: sums stay below 2^24 and are exact in any order.
 template <class T> static void check_agreement(ProductPath one, ProductPath other) {
     for (const Shape& s : kShapes) {

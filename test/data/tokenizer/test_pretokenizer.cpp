@@ -1,4 +1,4 @@
-// The splitter against GPT-2's pattern as PCRE2 matches it.
+// The splitter compared with PCRE2's matches of GPT-2's pattern.
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
@@ -8,13 +8,13 @@
 
 namespace {
 
-// PCRE2's own definition of white space differs from Unicode's in a character.
+// PCRE2's definition of white space differs from Unicode's in one character.
 constexpr const char* kPattern =
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\h\\v\\p{L}\\p{N}]+|[\\h\\v]+(?![^\\h\\v])|[\\h\\v]+";
 
 using Pieces = std::vector<std::string>;
 
-// The pieces of valid UTF-8 without U+180E, which \h has and White_Space has not.
+// The pieces of valid UTF-8 without U+180E, which is in \h but not White_Space.
 Pieces split_by_pattern(std::string_view text) {
     static const auto pattern = [] {
         int error;
@@ -51,7 +51,7 @@ std::string utf8(uint32_t c) {
 
 }  // namespace
 
-TEST_CASE("pretokenizer: every character is split as the pattern does") {
+TEST_CASE("pretokenizer: every character is split like the pattern") {
     for (uint32_t c = 0; c < 0x110000; c += c < 0x3100 ? 1 : 61) {
         if ((c >= 0xd800 && c < 0xe000) || c == 0x180e) continue;
         const std::string text = "a" + utf8(c) + "1 " + utf8(c) + utf8(c) + "'s";
@@ -59,7 +59,7 @@ TEST_CASE("pretokenizer: every character is split as the pattern does") {
     }
 }
 
-TEST_CASE("pretokenizer: random and unkind texts are split as the pattern does") {
+TEST_CASE("pretokenizer: random and difficult texts are split like the pattern") {
     const Pieces parts = {" ",      "  ",     "\n",     "\t",         "\r\n",   "'",      "'s",     "'S",      "'ll",
                           "'l",     "'ve",    "'re",    "'r",         "a",      "Word",   "1",      "42",      ".",
                           "!?",     "-",      "_",      "\u00a0",     "\u3000", "\u2028", "\u00e9", "e\u0301", "\u4e2d",
@@ -71,15 +71,15 @@ TEST_CASE("pretokenizer: random and unkind texts are split as the pattern does")
     }
 }
 
-TEST_CASE("pretokenizer: bytes that are not UTF-8 are pieces of their own") {
+TEST_CASE("pretokenizer: bytes that are not UTF-8 are separate pieces") {
     using P = Pieces;
     CHECK(split("a\xff\xfe b") == P{"a", "\xff\xfe", " b"});
     CHECK(split("a  \xff") == P{"a", "  ", "\xff"});  // as at the end of a text
     CHECK(split("a  b") == P{"a", " ", " b"});
     CHECK(split(" \xff") == P{" ", "\xff"});
-    CHECK(split("\xe2\x82") == P{"\xe2\x82"});                // cut short
+    CHECK(split("\xe2\x82") == P{"\xe2\x82"});                // truncated
     CHECK(split("\xed\xa0\x80z") == P{"\xed\xa0\x80", "z"});  // a surrogate
-    CHECK(split("\xc0\x80'") == P{"\xc0\x80", "'"});          // longer than need be
+    CHECK(split("\xc0\x80'") == P{"\xc0\x80", "'"});          // overlong
     CHECK(split("\xf4\x90\x80\x80") == P{"\xf4\x90\x80\x80"});
     for (uint64_t seed = 0; seed < 2000; seed++) {
         std::string text, joined;

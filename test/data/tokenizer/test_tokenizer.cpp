@@ -18,7 +18,7 @@ static Tokenizer train(std::string_view text, int vocab_size) {
     return trainer.train(vocab_size);
 }
 
-// Merges as bytes: ids differ between tokenizers that put kEndOfText first or last.
+// Merges as bytes, because ids differ between tokenizers with kEndOfText first and last.
 static std::vector<std::pair<std::string, std::string>> merge_bytes(const Tokenizer& tokenizer) {
     std::vector<std::pair<std::string, std::string>> merges;
     for (auto [left, right] : tokenizer.merges()) merges.emplace_back(tokenizer.token(left), tokenizer.token(right));
@@ -37,7 +37,7 @@ static std::string random_bytes(uint64_t seed, size_t count) {
     return text;
 }
 
-// Characters, white space of all kinds, and bytes that are no UTF-8 (cut, overlong, surrogate, beyond U+10FFFF).
+// Characters, white space of all kinds, and bytes that are not UTF-8 (truncated, overlong, surrogate, beyond U+10FFFF).
 static const std::vector<std::string> kDifficult = {"a",
                                                     "b",
                                                     "'s",
@@ -73,7 +73,7 @@ static const std::vector<std::string> kDifficult = {"a",
                                                     "\xf4\x90\x80\x80",
                                                     "\xf0\x9f\x98"};
 
-// The texts of `path` must become the ids that stand there, and come back from them.
+// The texts in `path` must be encoded to the ids recorded there, and decoded from them.
 static void check_reference_ids(const Tokenizer& tokenizer, const std::string& path) {
     Encoder encoder(tokenizer);
     auto cases = parse_json(read_file(path), path, Exit::data);
@@ -86,7 +86,7 @@ static void check_reference_ids(const Tokenizer& tokenizer, const std::string& p
     }
 }
 
-TEST_CASE("tokenizer: Hugging Face's ids, text by text") {
+TEST_CASE("tokenizer: every text has Hugging Face's ids") {
     check_reference_ids(hugging_face_tokenizer(), "test/recorded/tokenizers/tokenizer_reference.json");
 }
 
@@ -107,7 +107,7 @@ TEST_CASE("tokenizer: training gives Hugging Face's merges") {
     CHECK(merge_bytes(trained) == merge_bytes(reference));
 }
 
-TEST_CASE("tokenizer: any bytes come back from their ids") {
+TEST_CASE("tokenizer: decoding the ids of any bytes gives the bytes") {
     Tokenizer byte_tokenizer = Tokenizer::bytes(), bpe = hugging_face_tokenizer();
     REQUIRE(byte_tokenizer.vocab_size() == 257);
     REQUIRE(byte_tokenizer.eot() == 256);
@@ -126,7 +126,7 @@ TEST_CASE("tokenizer: any bytes come back from their ids") {
             CHECK(comes_back(random_bytes(seed, seed)));
             CHECK(comes_back(random_text(seed, 100, kDifficult)));
         }
-        CHECK(comes_back("text that says <|endoftext|> is no end of text"));
+        CHECK(comes_back("text containing <|endoftext|> is not an end of text"));
         CHECK(tokenizer->token_bytes(tokenizer->eot()) == 0);
         CHECK(tokenizer->decode(std::vector<int32_t>{tokenizer->eot()}) == kEndOfText);
         CHECK(encoder.encode("").empty());
@@ -145,7 +145,7 @@ static std::vector<std::string> pieces(std::string_view text) {
     return result;
 }
 
-TEST_CASE("tokenizer: the pieces of GPT-2's pattern, and of what is no UTF-8") {
+TEST_CASE("tokenizer: the pieces of GPT-2's pattern, and of bytes that are not UTF-8") {
     using Pieces = std::vector<std::string>;
     CHECK(pieces("").empty());
     CHECK(pieces("It's  12 o'clock,\n\n they'll say!?  ") ==
@@ -180,7 +180,7 @@ TEST_CASE("tokenizer: white space is Unicode's") {
     }
 }
 
-TEST_CASE("tokenizer: text may be cut where last_safe_cut says") {
+TEST_CASE("tokenizer: text may be split where last_safe_cut says") {
     int cuts = 0;
     for (uint64_t seed = 0; seed < 1000; seed++) {
         std::string text = random_text(seed, 24, kDifficult);
@@ -207,7 +207,7 @@ TEST_CASE("tokenizer: text may be cut where last_safe_cut says") {
     CHECK(last_safe_cut("a b\u3000 c") == 1);
 }
 
-// The definition: again and again the pair of the lowest rank, of equals the leftmost.
+// The definition: repeatedly merge the pair of the lowest rank, the leftmost one of equal pairs.
 static std::vector<int32_t> encode_by_definition(const Tokenizer& tokenizer, std::string_view word) {
     std::vector<int32_t> ids;
     for (char byte : word) ids.push_back(tokenizer.byte_id(uint8_t(byte)));
@@ -223,7 +223,7 @@ static std::vector<int32_t> encode_by_definition(const Tokenizer& tokenizer, std
     }
 }
 
-TEST_CASE("tokenizer: merging in a heap is merging by the definition") {
+TEST_CASE("tokenizer: merging with a heap follows the definition") {
     std::string text = random_text(1, 20'000, {"a", "a", "b", "c", " "});
     for (int vocab_size : {260, 280, 400, 900}) {
         Tokenizer tokenizer = train(text, vocab_size);
@@ -243,19 +243,19 @@ TEST_CASE("tokenizer: a word of a quarter megabyte takes no longer than other te
     CHECK(tokenizer.decode(Encoder(tokenizer).encode(word)) == word);
 }
 
-TEST_CASE("tokenizer: words that were met before are encoded as at first") {
+TEST_CASE("tokenizer: cached words have the same ids") {
     Tokenizer tokenizer = hugging_face_tokenizer();
     Encoder encoder(tokenizer);
     std::string text;
     for (int i = 0; i < 150'000; i++)
-        text += format(" %x", unsigned(i) * 2654435761u);  // more words than are remembered
+        text += format(" %x", unsigned(i) * 2654435761u);  // more words than the cache holds
     std::vector<int32_t> first = encoder.encode(text);
     CHECK(encoder.encode(text) == first);
     CHECK(tokenizer.decode(first) == text);
     CHECK(encoder.encode(corpus()) == Encoder(tokenizer).encode(corpus()));
 }
 
-// The shares of the ways in which `word` is cut, by 20,000 tries.
+// Each way to split `word` with its frequency in 20,000 trials.
 static std::map<std::string, double> shares_of_cuts(const Tokenizer& tokenizer, const std::string& word, double p) {
     constexpr int kTries = 20'000;
     Encoder encoder(tokenizer, p, 7);
@@ -268,7 +268,7 @@ static std::map<std::string, double> shares_of_cuts(const Tokenizer& tokenizer, 
     return shares;
 }
 
-TEST_CASE("tokenizer: BPE-dropout leaves merges out as often as it says") {
+TEST_CASE("tokenizer: BPE-dropout skips merges at its rate") {
     Tokenizer bytes = Tokenizer::bytes();
     std::vector<std::string> tokens;
     for (int id = 0; id < 256; id++) tokens.push_back(bytes.token(id));
@@ -281,7 +281,7 @@ TEST_CASE("tokenizer: BPE-dropout leaves merges out as often as it says") {
     CHECK(near(one_after_the_other["a|b|c"], p));
     CHECK(near(one_after_the_other["ab|c"], q * p));
     CHECK(near(one_after_the_other["abc"], q * q));
-    // A merge that was left out is tried again after another one has been made.
+    // A skipped merge is tried again after another merge.
     auto side_by_side = shares_of_cuts(tokenizer, "abxy", p);
     CHECK(near(side_by_side["ab|xy"], q * q + p * q * q));
     CHECK(near(side_by_side["ab|x|y"], q * p));
@@ -290,7 +290,7 @@ TEST_CASE("tokenizer: BPE-dropout leaves merges out as often as it says") {
     CHECK(shares_of_cuts(tokenizer, "abcxy", 0).at("abc|xy") > 0.999);
 }
 
-TEST_CASE("tokenizer: BPE-dropout gives the text back, the same for the same seed and stream") {
+TEST_CASE("tokenizer: BPE-dropout preserves the text and depends only on seed and stream") {
     Tokenizer tokenizer = hugging_face_tokenizer();
     Encoder encoder(tokenizer, 0.1, 1), twin(tokenizer, 0.1, 1), other(tokenizer, 0.1, 2);
     const std::vector<int32_t> first = encoder.encode(corpus()), second = encoder.encode(corpus(), 1);
@@ -302,7 +302,7 @@ TEST_CASE("tokenizer: BPE-dropout gives the text back, the same for the same see
     CHECK(first.size() > Encoder(tokenizer).encode(corpus()).size());
 }
 
-// Counts all pairs anew before each merge.
+// Counts all pairs again before each merge.
 static std::vector<std::pair<std::string, std::string>> train_by_definition(std::string_view text, size_t n_tokens) {
     std::vector<std::pair<std::vector<std::string>, int>> words;
     std::map<std::string, int> counts;
@@ -311,7 +311,7 @@ static std::vector<std::pair<std::string, std::string>> train_by_definition(std:
         words.emplace_back(std::vector<std::string>(), count);
         for (char byte : word) words.back().first.emplace_back(1, byte);
     }
-    std::map<std::string, int> age;  // what ids stand for: the order in which tokens came to be
+    std::map<std::string, int> age;  // an id's meaning: the order in which tokens were created
     for (uint8_t byte : gpt2_byte_order()) age.emplace(std::string(1, char(byte)), int(age.size()));
     std::vector<std::pair<std::string, std::string>> merges;
     while (age.size() < n_tokens) {
@@ -326,7 +326,7 @@ static std::vector<std::pair<std::string, std::string>> train_by_definition(std:
         if (best == pairs.end() || best->second < 2) break;
         std::pair<std::string, std::string> merge = {token[best->first.first], token[best->first.second]};
         merges.push_back(merge);
-        if (!age.emplace(merge.first + merge.second, int(age.size())).second) FAIL("a token that two merges make");
+        if (!age.emplace(merge.first + merge.second, int(age.size())).second) FAIL("two merges give the same token");
         for (auto& [symbols, count] : words)
             for (size_t i = 0; i + 1 < symbols.size(); i++)
                 if (symbols[i] == merge.first && symbols[i + 1] == merge.second) {
@@ -337,7 +337,7 @@ static std::vector<std::pair<std::string, std::string>> train_by_definition(std:
     return merges;
 }
 
-TEST_CASE("tokenizer: training with running counts is training by the definition") {
+TEST_CASE("tokenizer: training with running counts follows the definition") {
     for (uint64_t seed = 0; seed < 40; seed++) {
         size_t letters = 1 + seed % 4;
         std::vector<std::string> alphabet = {"a", "b", "c", "d"};
@@ -349,13 +349,13 @@ TEST_CASE("tokenizer: training with running counts is training by the definition
     }
 }
 
-TEST_CASE("tokenizer: training ends when no pair occurs twice") {
+TEST_CASE("tokenizer: training stops when no pair occurs twice") {
     CHECK(train("", 300).vocab_size() == 257);
     CHECK(train("a bc def", 300).vocab_size() == 257);
     CHECK(train("ab ab", 300).vocab_size() == 258);
 }
 
-TEST_CASE("tokenizer: training on pieces is training on the whole, whatever the order") {
+TEST_CASE("tokenizer: training on pieces in any order equals training on the whole") {
     std::string text = corpus();
     size_t cut = last_safe_cut(std::string_view(text).substr(0, text.size() / 2));
     REQUIRE(cut > 1000);

@@ -1,5 +1,5 @@
-// Tokenizers of the model families against what Hugging Face's tokenizers make of the same texts, as
-// test/recorded/tokenizers/make_tokenizer_families.py has recorded it.
+// The model families' tokenizers compared with Hugging Face's tokenizers on the same texts, as recorded by
+// test/recorded/tokenizers/make_tokenizer_families.py.
 #include <nlohmann/json.hpp>
 
 #include "data/tokenizer/encoder.h"
@@ -43,7 +43,7 @@ TEST_CASE("tokenizer families: Hugging Face's ids and texts") {
             const Ids ids = encoder.encode(texts[i]);
             CHECK(ids == reference["ids"][i].get<Ids>());
             const Json& decoded = reference["decoded"][i];
-            // If bytes of a character are dropped, Hugging Face replaces the others.
+            // If some bytes of a character are dropped, Hugging Face replaces the others.
             if (!tokenizer.remark().empty() && decoded.is_string() &&
                 decoded.get<std::string>().find("\ufffd") != std::string::npos)
                 continue;
@@ -73,7 +73,7 @@ TEST_CASE("tokenizer families: Hugging Face's pieces") {
     CHECK(compared > 200);
 }
 
-TEST_CASE("tokenizer families: the scanners split as their patterns do") {
+TEST_CASE("tokenizer families: the scanners split like their patterns") {
     const std::vector<std::pair<SplitRule, std::string_view>> rules = {
         {SplitRule::gpt2, kGpt2Pattern},   {SplitRule::llama3, kLlama3Pattern},  {SplitRule::qwen2, kQwen2Pattern},
         {SplitRule::o200k, kO200kPattern}, {SplitRule::digit_runs, R"(\p{N}+)"}, {SplitRule::digits, R"(\p{N})"}};
@@ -99,7 +99,7 @@ TEST_CASE("tokenizer families: the scanners split as their patterns do") {
     }
 }
 
-TEST_CASE("tokenizer families: text may be cut where last_safe_cut says, by every rule") {
+TEST_CASE("tokenizer families: text may be split where last_safe_cut says, for every rule") {
     const std::vector<std::string> parts = {" ",      "  ",     "\n", "\n\n", "\r\n", "\t", "\u3000", "'s", "a", "Bc",
                                             "\u0301", "\u4e2d", "12", ".",    "!",    "/",  "\u3002", "-",  "'"};
     for (const auto& [name, reference] : recorded()["families"].items()) {
@@ -130,7 +130,7 @@ TEST_CASE("tokenizer families: text may be cut where last_safe_cut says, by ever
 
 TEST_CASE("tokenizer families: with ignore_merges a word that is a token needs no merges") {
     Json json = family("llama3")["tokenizer"];
-    json["model"]["vocab"]["zqx"] = 422;  // no merge makes it
+    json["model"]["vocab"]["zqx"] = 422;  // no merge produces it
     const Tokenizer whole = load(json);
     CHECK(Encoder(whole).encode("zqx") == Ids{422});
     CHECK(Encoder(whole).encode("zqxz").size() > 1);
@@ -153,27 +153,27 @@ TEST_CASE("tokenizer families: bytes without a token are dropped, counted and re
         "\x04In \x04\x05 the\x01 beginning\xff of words of \x04 any length" + std::string(70, '\x01');
     std::string rest = text;
     std::erase_if(rest, [&](char byte) { return tokenizer.byte_id(uint8_t(byte)) < 0; });
-    for (uint64_t pass = 1; pass <= 2; pass++) {  // the second time words may be known
+    for (uint64_t pass = 1; pass <= 2; pass++) {  // words may be cached in the second pass
         CHECK(tokenizer.decode(encoder.encode(text)) == rest);
         CHECK(encoder.dropped_bytes() == pass * (text.size() - rest.size()));
     }
     CHECK(encoder.encode("\x04").empty());
     CHECK(Encoder(tokenizer, 0.5, 1).encode("\x04\x05").empty());
-    // Merging passes over them.
+    // Merges skip them.
     CHECK(encoder.encode(" thße") == encoder.encode(" the"));
     CHECK(encoder.encode(" the").size() == 1);
 
-    json["model"]["unk_token"] = kEndOfText;  // stands for what would be dropped
+    json["model"]["unk_token"] = kEndOfText;  // represents bytes that would be dropped
     expect_error(Exit::data, {"the byte 0x00 has no token"}, [&] { load(json); });
 }
 
-TEST_CASE("tokenizer families: any bytes come back") {
+TEST_CASE("tokenizer families: decoding the ids of any bytes gives the bytes") {
     for (const auto& [name, reference] : recorded()["families"].items()) {
         const Tokenizer tokenizer = load(reference["tokenizer"]);
-        if (!tokenizer.remark().empty()) continue;  // it drops bytes
+        if (!tokenizer.remark().empty()) continue;  // drops bytes
         Encoder encoder(tokenizer);
         const bool is_nfc = tokenizer.rules().normalization == Normalization::nfc;
-        // Metaspace puts no space before a text that begins with one, and its decoder takes that away.
+        // Metaspace adds no space to a text that begins with one, and its decoder removes that space.
         const bool keeps_space = tokenizer.rules().prefix != SpacePrefix::first_unless_space;
         for (uint64_t seed = 0; seed < 300; seed++) {
             std::string text;
@@ -185,7 +185,7 @@ TEST_CASE("tokenizer families: any bytes come back") {
     }
 }
 
-TEST_CASE("tokenizer families: what a document begins and ends with") {
+TEST_CASE("tokenizer families: the tokens at a document's beginning and end") {
     auto check = [](const char* name, std::string start, std::string end) {
         const Tokenizer tokenizer = load_family(name);
         CHECK(tokenizer.token(tokenizer.document_start()) == start);
@@ -197,12 +197,12 @@ TEST_CASE("tokenizer families: what a document begins and ends with") {
     };
     check("gpt2", kEndOfText, kEndOfText);
     check("qwen2", kEndOfText, kEndOfText);
-    check("cl100k", kEndOfText, kEndOfText);  // after an id that it leaves out
+    check("cl100k", kEndOfText, kEndOfText);  // after an unused id
     check("llama3", "<|begin_of_text|>", "<|end_of_text|>");
     check("llama2", "<s>", "</s>");
 }
 
-TEST_CASE("tokenizer families: the end of text is chosen by name or by tokenizer_config.json") {
+TEST_CASE("tokenizer families: the end-of-text token is set by name or by tokenizer_config.json") {
     TemporaryDirectory directory;
     const std::string path = directory / "tokenizer.json", config = directory / "tokenizer_config.json";
     const std::string deepseek = "<\uff5cend\u2581of\u2581sentence\uff5c>";
@@ -228,7 +228,7 @@ TEST_CASE("tokenizer families: the end of text is chosen by name or by tokenizer
             : expect_error(Exit::data, {"no special token"}, [&] { Tokenizer::load(path); });
     }
 
-    // It goes before the usual names, unless it is no special token, and is kept.
+    // eos_token takes precedence over the usual names if it is a special token, and is saved.
     write_bytes(path, family("qwen2")["tokenizer"].dump());
     write_bytes(config, R"({"eos_token": "<tool_call>"})");
     const Tokenizer usual = Tokenizer::load(path);
@@ -247,7 +247,7 @@ TEST_CASE("tokenizer families: the end of text is chosen by name or by tokenizer
                  [&] { Tokenizer::load("data/gpt2/vocab.json", "<|im_end|>"); });
 }
 
-TEST_CASE("tokenizer families: files are kept as they are, and rules count in the digest") {
+TEST_CASE("tokenizer families: files are saved unchanged, and rules affect the digest") {
     TemporaryDirectory directory;
     const std::string path = directory / "tokenizer.json";
     std::vector<std::string> digests;
@@ -268,7 +268,7 @@ TEST_CASE("tokenizer families: files are kept as they are, and rules count in th
     expect_error(Exit::data, {"GPT-2"}, [&] { qwen.llmc(); });
 }
 
-TEST_CASE("tokenizer families: what is not supported is refused with its name") {
+TEST_CASE("tokenizer families: unsupported features are rejected by name") {
     auto expect_refusal = [](Json json, const char* pointer, Json value, std::initializer_list<std::string> words) {
         json[Json::json_pointer(pointer)] = std::move(value);
         expect_error(Exit::data, words, [&] { load(json); });
@@ -284,7 +284,7 @@ TEST_CASE("tokenizer families: what is not supported is refused with its name") 
     expect_refusal(llama3, pattern, R"(\bb)", {R"(\b)"});
     expect_refusal(llama3, pattern, R"(\p{L}+ \p{L}+)", {"joins a space"});
     expect_refusal(llama3, "/pre_tokenizer/pretokenizers/0/behavior", "MergedWithNext", {"behavior", "MergedWithNext"});
-    // What the known pattern matches would be removed: all text.
+    // The known pattern's matches, all text, would be removed.
     expect_refusal(llama3, "/pre_tokenizer/pretokenizers/0/behavior", "Removed", {"behavior", "Removed"});
     expect_refusal(llama3, "/pre_tokenizer/pretokenizers/1/add_prefix_space", true, {"add_prefix_space"});
     expect_refusal(llama3, "/post_processor/processors/0/type", "BertProcessing",
@@ -343,12 +343,12 @@ TEST_CASE("tokenizer families: NFC") {
     CHECK(to_nfc("q\u0307\u0323") == "q\u0323\u0307");
     CHECK(to_nfc("\uac00\u11a7") == "\uac00\u11a7");
     CHECK(to_nfc("\uac00\u11c2") == "\uac1b");
-    CHECK(to_nfc("a\u0363\u0301") == "a\u0363\u0301");  // a mark of the same class is in the way
+    CHECK(to_nfc("a\u0363\u0301") == "a\u0363\u0301");  // blocked by a mark of the same class
     CHECK(to_nfc("e\xff\u0301\u0301") == "e\xff\u0301\u0301");
     CHECK(is_certainly_nfc("\u00e9 \u65e5\u672c \ud55c"));
     CHECK(!is_certainly_nfc("e\u0301"));
     CHECK(!is_certainly_nfc("\u09c7\u09be"));
-    CHECK(!is_certainly_nfc("\u1100\u1161"));  // Hangul: neither is a mark, each is its own normalization form
+    CHECK(!is_certainly_nfc("\u1100\u1161"));  // Hangul: neither is a mark, and each is in NFC by itself
     CHECK(!is_certainly_nfc("\uac00\u11a8"));
     CHECK(!is_certainly_nfc("\u212b"));  // alone
     CHECK(to_nfc("\u09c7\u09be") == "\u09cb");

@@ -27,7 +27,7 @@ static std::string llmc_bytes(const Tokenizer& tokenizer) {
     return bytes;
 }
 
-TEST_CASE("tokenizer files: what is saved is loaded again") {
+TEST_CASE("tokenizer files: saved files can be loaded") {
     TemporaryDirectory directory;
     std::string path = directory / "tokenizer.json";
     for (const Tokenizer& tokenizer : {Tokenizer::bytes(), small_tokenizer(),
@@ -41,7 +41,7 @@ TEST_CASE("tokenizer files: what is saved is loaded again") {
     }
 }
 
-TEST_CASE("tokenizer files: tokenizer.json, vocab.json with merges.txt, and llm.c's file say the same") {
+TEST_CASE("tokenizer files: tokenizer.json, vocab.json with merges.txt, and llm.c's file are equivalent") {
     TemporaryDirectory directory;
     Tokenizer tokenizer = small_tokenizer();
     REQUIRE(tokenizer.merges().size() == 18);
@@ -64,7 +64,7 @@ TEST_CASE("tokenizer files: tokenizer.json, vocab.json with merges.txt, and llm.
     CHECK(Tokenizer::load(directory / "pairs.json").digest() == tokenizer.digest());
 }
 
-// The tokenizer.json with one change must be refused with these words.
+// Requires that the tokenizer.json with one change is rejected with these words.
 static void expect_refusal(const std::string& json, std::initializer_list<std::string> words) {
     TemporaryDirectory directory;
     std::string path = directory / "tokenizer.json";
@@ -73,7 +73,7 @@ static void expect_refusal(const std::string& json, std::initializer_list<std::s
     CHECK_THAT(sentence, ContainsSubstring("tokenizer.json"));
 }
 
-TEST_CASE("tokenizer files: a tokenizer.json that would give other ids is refused") {
+TEST_CASE("tokenizer files: a tokenizer.json that would give other ids is rejected") {
     const Json good = Json::parse(small_tokenizer().json());
     auto changed = [&](const char* pointer, Json value) {
         Json json = good;
@@ -94,7 +94,7 @@ TEST_CASE("tokenizer files: a tokenizer.json that would give other ids is refuse
     expect_refusal(changed("/model/ignore_merges", 1), {"ignore_merges"});
 }
 
-TEST_CASE("tokenizer files: a damaged tokenizer.json is refused with what is wrong") {
+TEST_CASE("tokenizer files: a damaged tokenizer.json is rejected with the reason") {
     const Json good = Json::parse(small_tokenizer().json());
     auto changed = [&](auto change) {
         Json json = good;
@@ -146,7 +146,7 @@ TEST_CASE("tokenizer files: a lone vocabulary, a missing or damaged merges.txt")
     CHECK(Tokenizer::load(directory / "vocab.json").merges().size() == 1);
 }
 
-TEST_CASE("tokenizer files: llm.c's file, cut short or damaged") {
+TEST_CASE("tokenizer files: llm.c's file, truncated or damaged") {
     TemporaryDirectory directory;
     std::string path = directory / "tokenizer.bin", whole = llmc_bytes(small_tokenizer());
     auto expect = [&](const std::string& bytes, std::initializer_list<std::string> words) {
@@ -172,7 +172,7 @@ TEST_CASE("tokenizer files: llm.c's file, cut short or damaged") {
 
     std::vector<std::string> tokens;
     for (int32_t id = 0; id < 257; id++) tokens.push_back(Tokenizer::bytes().token(id));
-    tokens.insert(tokens.begin() + 256, "abc");  // made of three bytes, not of two tokens
+    tokens.insert(tokens.begin() + 256, "abc");  // consists of three bytes, not of two tokens
     Tokenizer odd(tokens, {}, {257}, "odd");
     expect(llmc_bytes(odd), {"token 256", "two earlier tokens"});
     std::string twice = llmc_bytes(Tokenizer::bytes());
@@ -180,11 +180,11 @@ TEST_CASE("tokenizer files: llm.c's file, cut short or damaged") {
     expect(twice, {"tokens 97 and 98 are both \"b\""});
 }
 
-TEST_CASE("tokenizer files: llm.c's merges are found in tokens of merged tokens") {
+TEST_CASE("tokenizer files: llm.c's merges are found in tokens made of merged tokens") {
     TemporaryDirectory directory;
     std::vector<std::string> tokens;
     for (int32_t id = 0; id < 256; id++) tokens.push_back(Tokenizer::bytes().token(id));
-    // "ab" and "cd" are merged within "abcd" before they are merged with each other.
+    // In "abcd", "ab" and "cd" are merged before they are merged with each other.
     for (const char* token : {"ab", "cd", "abcd", "abcde", "<|endoftext|>"}) tokens.push_back(token);
     write_bytes(directory / "tokenizer.bin", llmc_bytes(Tokenizer(tokens, {}, {260}, "made")));
     const Tokenizer tokenizer = Tokenizer::load(directory / "tokenizer.bin");
@@ -194,7 +194,7 @@ TEST_CASE("tokenizer files: llm.c's merges are found in tokens of merged tokens"
     CHECK(merges[3].key() == Merge{258, 'e'}.key());
 }
 
-TEST_CASE("tokenizer files: no flipped byte does more harm than an error") {
+TEST_CASE("tokenizer files: a flipped byte causes at most an error") {
     TemporaryDirectory directory;
     std::string path = directory / "tokenizer.json";
     int refused = 0;
