@@ -134,8 +134,8 @@ TEST_CASE("gradients in half precisions stay near PyTorch's", "[model]") {
             const float loss_scale = 256;
             accumulate_gradients(gpt, torch, 0, {.loss_scale = loss_scale});
             // On the longest path a value is rounded about 8 times in each block, forward and again backward, and a few
-            // times at the ends. Roundings are independent, so they accumulate as a random walk: 4 standard deviations, each
-            // rounding at most a unit round-off (weights are rounded too, which doubles the variance).
+            // times at the ends. Roundings are independent, so they accumulate as a random walk: 4 standard deviations,
+            // each rounding at most a unit round-off (weights are rounded too, which doubles the variance).
             const double roundings = 2 * (8.0 * torch.n_layer + 6);
             const double unit = precision == Dtype::bf16 ? unit_roundoff<bf16> : unit_roundoff<fp16>;
             REQUIRE(worst_error(gpt, torch, "gradient", loss_scale) <= 4 * unit * std::sqrt(2 * roundings));

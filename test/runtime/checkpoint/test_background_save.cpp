@@ -10,7 +10,7 @@ namespace {
 
 const std::vector<std::vector<size_t>> kShapes = {{1031, 509}, {}, {0, 7}, {3, 5, 7}};
 
-// As the trainer does after each of its steps, until the save is over.
+// Like the trainer, calls advance() after each step until the save is over.
 BackgroundSave::Result steps_until_it_ends(BackgroundSave& saver, const std::function<void()>& step) {
     for (;;) {
         step();
@@ -28,7 +28,7 @@ bool has_leftovers(const std::string& run_dir) {
 
 }  // namespace
 
-TEST_CASE("a save in the background has the state at its beginning, whatever training does meanwhile") {
+TEST_CASE("a background save has the state at its start, whatever training changes in the meantime") {
     TemporaryDirectory run;
     BackgroundSave saver(run.path(), comm_single(), {.keep = 2});
     CHECK(saver.progress().unfinished == 0);
@@ -56,7 +56,7 @@ TEST_CASE("a save in the background has the state at its beginning, whatever tra
     }
 }
 
-TEST_CASE("waiting for a save in the background ends with it") {
+TEST_CASE("waiting for a background save returns when the save is complete") {
     TemporaryDirectory run;
     BackgroundSave saver(run.path(), comm_single(), {});
     ToyModel model(1, kShapes);
@@ -70,13 +70,13 @@ TEST_CASE("waiting for a save in the background ends with it") {
     CHECK_FALSE(saver.is_under_way());
 }
 
-TEST_CASE("a save that fails in the background is told and leaves nothing, and the next one may succeed") {
+TEST_CASE("a save that fails in the background is reported and leaves no files, and the next one can succeed") {
     TemporaryDirectory run;
     BackgroundSave saver(run.path(), comm_single(), {});
     ToyModel model(1, kShapes);
     save_toy(run.path(), 1, model);
     auto without_values = model.tensors();
-    without_values[0].count--;  // the manifest is not whole
+    without_values[0].count--;  // the manifest is incomplete
     saver.begin(toy_info(2), without_values, nothing);
     const auto failed = saver.wait(60);
     REQUIRE(failed);
@@ -90,7 +90,7 @@ TEST_CASE("a save that fails in the background is told and leaves nothing, and t
     CHECK(committed_steps(run.path()) == std::vector<int64_t>{3});
 }
 
-TEST_CASE("a rank takes part in the failure of another one's save") {
+TEST_CASE("a save that fails on one rank fails on all ranks") {
     TemporaryDirectory run;
     BackgroundSave saver(run.path(), comm_single(), {});
     ToyModel model(1, kShapes);
@@ -106,7 +106,7 @@ TEST_CASE("a rank takes part in the failure of another one's save") {
     CHECK(committed_steps(run.path()).empty());
 }
 
-TEST_CASE("what must precede the commit is done after the parts are written, and its failure is the save's") {
+TEST_CASE("the action before the commit runs after the parts are written, and its failure fails the save") {
     TemporaryDirectory run;
     BackgroundSave saver(run.path(), comm_single(), {});
     ToyModel model(1, kShapes);
@@ -130,7 +130,7 @@ TEST_CASE("what must precede the commit is done after the parts are written, and
     CHECK(committed_steps(run.path()) == std::vector<int64_t>{1});
 }
 
-TEST_CASE("a save that hangs holds up no step, and is over when the disk works again") {
+TEST_CASE("a save that hangs delays no step, and completes when the disk works again") {
     TemporaryDirectory run;
     BackgroundSave saver(run.path(), comm_single(), {});
     ToyModel model(1, kShapes);
@@ -149,7 +149,7 @@ TEST_CASE("a save that hangs holds up no step, and is over when the disk works a
     CHECK(committed_steps(run.path()) == std::vector<int64_t>{1});
 }
 
-TEST_CASE("a save whose directory cannot be made fails behind its beginning") {
+TEST_CASE("a save whose directory cannot be created fails after its start") {
     TemporaryDirectory run;
     BackgroundSave saver(run / "moved away", comm_single(), {});
     ToyModel model(1, kShapes);

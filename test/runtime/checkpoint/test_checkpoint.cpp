@@ -10,15 +10,15 @@
 
 namespace {
 
-// Larger than the smallest staging buffer, with ends that are no multiple of a block; a single number; a tensor without
-// elements.
+// Larger than the smallest staging buffer, not a multiple of a block; a single number; a tensor without elements; a
+// small tensor.
 const std::vector<std::vector<size_t>> kShapes = {{1031, 509}, {}, {0, 7}, {3, 5, 7}};
 
 bool has_only(const std::string& directory, std::vector<std::string> names) {
     return list_directory(directory) == names;
 }
 
-// A checkpoint as several ranks write it, put together by hand the way the format says.
+// A checkpoint as several ranks write it, assembled by hand according to the format.
 std::string save_with_ranks(const std::string& run_dir, int64_t step, ToyModel& model, int ranks) {
     std::string directory = step_directory(run_dir, step);
     make_directories(directory);
@@ -40,7 +40,7 @@ TEST_CASE("checksums have their published values") {
     CHECK(xxh3_128("") == "99aa06d3014798d86001c324468d497f");
 }
 
-TEST_CASE("a checkpoint gives back every bit and everything that was said about it") {
+TEST_CASE("loading a checkpoint restores every bit and all of its metadata") {
     size_t staging_bytes = GENERATE(kBlockBytes, kStagingBytes);
     TemporaryDirectory run;
     ToyModel saved(1, kShapes), loaded(2, kShapes);
@@ -81,7 +81,7 @@ TEST_CASE("a checkpoint gives back every bit and everything that was said about 
     CHECK(read.progress.best == info.progress.best);
 }
 
-TEST_CASE("any number of ranks can load what any number of ranks wrote") {
+TEST_CASE("any number of ranks can load a checkpoint from any number of ranks") {
     TemporaryDirectory run;
     ToyModel saved(3, kShapes);
     for (int writers : {1, 2, 3, 8}) {
@@ -95,7 +95,7 @@ TEST_CASE("any number of ranks can load what any number of ranks wrote") {
     }
 }
 
-TEST_CASE("a load hands over nothing unless all tensors fit") {
+TEST_CASE("a load changes no tensor unless all tensors match") {
     TemporaryDirectory run;
     ToyModel model(1, {{4, 3}, {5}}), untouched(2, {{4, 3}, {5}}), target(2, {{4, 3}, {5}});
     Checkpoint checkpoint(save_toy(run.path(), 1, model).directory);
@@ -140,7 +140,7 @@ TEST_CASE("a value that is not finite makes a checkpoint unhealthy") {
     CHECK(read_manifest(save_toy(run.path(), 1, model).directory).info.healthy);
 }
 
-TEST_CASE("what could not be loaded is not committed") {
+TEST_CASE("a checkpoint that could not be loaded is not committed") {
     TemporaryDirectory run;
     ToyModel model(1, {{4, 3}, {5}});
     auto save = [&](const TrainState& info, const std::vector<NamedTensor>& tensors) {
@@ -161,7 +161,7 @@ TEST_CASE("what could not be loaded is not committed") {
     expect_error(Exit::data, {"state.loss_scale.scale", "is null"}, [&] { save(info, model.tensors()); });
     expect_nothing_left();
     auto failing = model.tensors();
-    failing[1].values.data = nullptr;  // found out when tensor 0 has been written
+    failing[1].values.data = nullptr;  // detected after tensor 0 has been written
     expect_error(Exit::internal, {"tensor/1", "no values"}, [&] { save(toy_info(1), failing); });
     expect_nothing_left();
 
@@ -169,7 +169,7 @@ TEST_CASE("what could not be loaded is not committed") {
     CHECK(has_only(checkpoints_directory(run.path()), {"step_00000001"}));
 }
 
-TEST_CASE("a commit sets aside the checkpoints of a course that the run has left") {
+TEST_CASE("a commit sets aside the checkpoints after the step that the run continued from") {
     TemporaryDirectory run;
     auto model = [](int64_t step) { return ToyModel(uint64_t(step), {{5}}); };
     for (int64_t step : {10, 20, 30}) save_toy(run.path(), step, model(step));
@@ -192,7 +192,7 @@ TEST_CASE("a run can continue from the checkpoint of any step") {
     expect_error(Exit::no_input, {"step 15", "steps 10, 20, 30"}, [&] { open(15); });
     overwrite(step_directory(run.path(), 10) + "/COMMIT", "");
     expect_error(Exit::data, {"step_00000010"}, [&] { open(10); });
-    CHECK(reports.empty());  // whatever fails leaves everything as it is
+    CHECK(reports.empty());  // a failed attempt changes nothing
     CHECK(committed_steps(run.path()).size() == 3);
     CHECK(open(20).manifest().info.step == 20);
     CHECK(reports.size() == 1);
@@ -200,7 +200,7 @@ TEST_CASE("a run can continue from the checkpoint of any step") {
         has_only(checkpoints_directory(run.path()), {"step_00000010", "step_00000020", "superseded.step_00000030.1"}));
 }
 
-TEST_CASE("a checkpoint that is set aside stays so after a power cut") {
+TEST_CASE("a checkpoint that is set aside stays aside after a power cut") {
     TemporaryDirectory run;
     save_toy(run.path(), 1, ToyModel(1, kShapes));
     bool is_over = false;
@@ -214,7 +214,7 @@ TEST_CASE("a checkpoint that is set aside stays so after a power cut") {
     }));
 }
 
-TEST_CASE("a checkpoint that cannot be read gives way to the older one and stays as it is") {
+TEST_CASE("an older checkpoint replaces one that cannot be read, which stays unchanged") {
     for (const auto& [file, error, code] : {std::tuple{"shard_0000.bin", EIO, Exit::io},
                                             {"MANIFEST.json", EIO, Exit::io},
                                             {"COMMIT", EACCES, Exit::permission}}) {
@@ -244,7 +244,7 @@ TEST_CASE("a checkpoint that cannot be read gives way to the older one and stays
     }
 }
 
-TEST_CASE("a disk that fails while a checkpoint is loaded, or gives other bytes then, is told") {
+TEST_CASE("a disk that fails or returns other bytes while a checkpoint is loaded is reported") {
     TemporaryDirectory run;
     ToyModel model(1, {{300'000}, {3}}), target(2, {{300'000}, {3}});
     const Checkpoint checkpoint(save_toy(run.path(), 1, model).directory);
@@ -261,7 +261,7 @@ TEST_CASE("a disk that fails while a checkpoint is loaded, or gives other bytes 
     CHECK(target == model);
 }
 
-TEST_CASE("checkpoints that cannot be seen are not absent") {
+TEST_CASE("checkpoints that cannot be listed are not treated as absent") {
     TemporaryDirectory run;
     auto find = [&] { return find_newest_valid(run.path(), [](const std::string&) {}); };
     CHECK_FALSE(has_checkpoints(run.path()));
@@ -282,14 +282,14 @@ TEST_CASE("checkpoints that cannot be seen are not absent") {
     CHECK(find());
 }
 
-TEST_CASE("a checkpoint asks for space before it begins") {
+TEST_CASE("a save reserves disk space before it begins") {
     TemporaryDirectory run;
     check_space(run.path(), 1000);
     size_t available = free_bytes(run.path());
     expect_error(Exit::io, {run.path(), std::to_string(available)}, [&] { check_space(run.path(), available); });
 }
 
-TEST_CASE("the newest sound and healthy checkpoint is found, and what is in its way set aside") {
+TEST_CASE("the newest valid and healthy checkpoint is found, and newer ones are set aside") {
     TemporaryDirectory run;
     std::vector<std::string> reports;
     auto find = [&] {
@@ -305,7 +305,7 @@ TEST_CASE("the newest sound and healthy checkpoint is found, and what is in its 
     std::string checkpoints = checkpoints_directory(run.path());
     make_directories(checkpoints + "/tmp.00000050.0badcafe");
     make_directories(checkpoints + "/deleting.step_00000001/left");
-    make_directories(checkpoints + "/step_1");  // not a name we give
+    make_directories(checkpoints + "/step_1");  // not a name that the program uses
     std::string shard = step_directory(run.path(), 30) + "/shard_0000.bin";
     overwrite(shard, with_flipped_bit(read_file(shard), 4321));
 
@@ -331,7 +331,7 @@ TEST_CASE("the newest sound and healthy checkpoint is found, and what is in its 
     CHECK(directory_exists(checkpoints + "/damaged.step_00000030.2"));
 }
 
-TEST_CASE("a checkpoint of a newer program stops the search and stays where it is") {
+TEST_CASE("a checkpoint of a newer program version stops the search and is not moved") {
     TemporaryDirectory run;
     for (int64_t step : {1, 2}) save_toy(run.path(), step, ToyModel(1, {{3}}));
     std::string directory = step_directory(run.path(), 2);
@@ -344,14 +344,14 @@ TEST_CASE("a checkpoint of a newer program stops the search and stays where it i
     CHECK(committed_steps(run.path()) == std::vector<int64_t>{1, 2});
 }
 
-TEST_CASE("retention on disk keeps the newest, other runs and what it cannot read") {
+TEST_CASE("retention on disk keeps the newest, other runs' and unreadable checkpoints") {
     TemporaryDirectory run;
     ToyModel model(1, {{9}});
     save_toy(run.path(), 5, model, "run-b");
     for (int64_t step : {10, 20, 30, 40, 50}) save_toy(run.path(), step, model);
     overwrite(step_directory(run.path(), 20) + "/MANIFEST.json", "{}");
     std::string shard = step_directory(run.path(), 50) + "/shard_0000.bin";
-    overwrite(shard, read_file(shard).substr(1));  // so 50 does not count as a newer one
+    overwrite(shard, read_file(shard).substr(1));  // so 50 does not count as newer
 
     make_directories(checkpoints_directory(run.path()) + "/deleting.step_00000010/left");
     CHECK(apply_retention(run.path(), "run-a", {.keep = 2}) == std::vector<int64_t>{10});

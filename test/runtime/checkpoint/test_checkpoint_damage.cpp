@@ -8,7 +8,7 @@ namespace {
 
 const std::vector<std::vector<size_t>> kShapes = {{61}, {7, 3}};
 
-// Whether opening refuses, for damage or a missing file and not for another reason.
+// Whether opening fails because of damage or a missing file, not for another reason.
 bool is_refused(const std::string& directory) {
     try {
         Checkpoint checkpoint(directory);
@@ -18,7 +18,7 @@ bool is_refused(const std::string& directory) {
     }
 }
 
-// How many of `cases` damaged versions of a file are taken for sound. The file is restored.
+// The number of damaged versions of a file, out of `cases`, that are accepted as valid. Restores the file.
 template <class Damage> size_t count_accepted(const std::string& path, size_t cases, Damage damage) {
     std::string content = read_file(path), directory = path.substr(0, path.rfind('/'));
     size_t accepted = 0;
@@ -34,12 +34,12 @@ struct Saved {
     TemporaryDirectory run;
     std::string directory = save_toy(run.path(), 100, ToyModel(1, kShapes)).directory;
     std::string path(const std::string& name) const { return directory + "/" + name; }
-    ~Saved() { CHECK(!is_refused(directory)); }  // the damage was what was refused
+    ~Saved() { CHECK(!is_refused(directory)); }  // only the damage was rejected
 };
 
 const std::vector<std::string> kFiles = {"COMMIT", "MANIFEST.json", "shard_0000.bin"};
 
-// A manifest that its COMMIT vouches for, so that only its content can be refused.
+// Commits a manifest with a matching COMMIT, so that only its content can be rejected.
 void commit_text(const std::string& directory, const std::string& text) {
     overwrite(directory + "/MANIFEST.json", text);
     overwrite(directory + "/COMMIT", std::to_string(text.size()) + " " + xxh3_128(text) + "\n");
@@ -62,11 +62,11 @@ TEST_CASE("every flipped bit of a checkpoint's files is found") {
     }
 }
 
-TEST_CASE("flipped bits in several blocks are found and their place is told") {
+TEST_CASE("flipped bits in several blocks are found and reported with their offset") {
     TemporaryDirectory run;
     std::string directory = save_toy(run.path(), 100, ToyModel(1, {{600'000}})).directory;
     std::string path = directory + "/shard_0000.bin", content = read_file(path);
-    CHECK(read_manifest(directory).shards[0].xxh3_128 == xxh3_128(content));  // in parts as at once
+    CHECK(read_manifest(directory).shards[0].xxh3_128 == xxh3_128(content));  // computed in parts, the same hash
     for (uint64_t i = 0; i < 40; i++) {
         size_t bit = (uint64_t(philox(5, 0, i).word[0]) << 32 | philox(5, 0, i).word[1]) % (8 * content.size());
         overwrite(path, with_flipped_bit(content, bit));
@@ -75,7 +75,7 @@ TEST_CASE("flipped bits in several blocks are found and their place is told") {
     }
 }
 
-TEST_CASE("a checkpoint's file cut at any length, extended, or missing is refused") {
+TEST_CASE("a checkpoint's file cut at any length, extended, or missing is rejected") {
     Saved saved;
     for (const std::string& name : kFiles) {
         INFO(name);
@@ -92,7 +92,7 @@ TEST_CASE("a checkpoint's file cut at any length, extended, or missing is refuse
     }
 }
 
-TEST_CASE("files of another step, run or place are refused") {
+TEST_CASE("files of another step, run or position are rejected") {
     Saved saved;
     std::string other_step = save_toy(saved.run.path(), 200, ToyModel(2, kShapes)).directory;
     TemporaryDirectory other;
@@ -108,7 +108,7 @@ TEST_CASE("files of another step, run or place are refused") {
     expect_error(Exit::data, {"step_00000300", "step 200"}, [&] { Checkpoint checkpoint(renamed); });
 }
 
-TEST_CASE("shards of two ranks that were exchanged are refused") {
+TEST_CASE("swapped shards of two ranks are rejected") {
     TemporaryDirectory run;
     ToyModel model(1, {{64}});
     Manifest manifest{.info = toy_info(1), .world_size = 2, .tensors = model.tensors(), .shards = {}};
@@ -122,7 +122,7 @@ TEST_CASE("shards of two ranks that were exchanged are refused") {
     CHECK(is_refused(run.path()));
 }
 
-TEST_CASE("a manifest that contradicts itself is refused though its hash is right") {
+TEST_CASE("a manifest that contradicts itself is rejected even if its hash is correct") {
     Saved saved;
     std::string text = read_file(saved.path("MANIFEST.json"));
     struct Case {

@@ -16,7 +16,7 @@
 
 namespace {
 
-// No file of this process may grow beyond `bytes`: writes give EFBIG, as a full disk gives ENOSPC.
+// Limits this process's files to `bytes`: writes fail with EFBIG, as they fail with ENOSPC on a full disk.
 class FileSizeLimit {
 public:
     explicit FileSizeLimit(size_t bytes) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
@@ -45,7 +45,7 @@ bool holds_its_step(const Checkpoint& checkpoint) {
     return loaded == model_of_step(checkpoint.manifest().info.step);
 }
 
-// Tries to save `step`; true if it was committed. A failure must be told as one of writing, and leave nothing.
+// Tries to save `step`; true if it was committed. A failure must have code Exit::io and leave no files.
 bool try_tensors(const std::string& run_dir, int64_t step) {
     auto before = list_directory(checkpoints_directory(run_dir));
     try {
@@ -58,7 +58,7 @@ bool try_tensors(const std::string& run_dir, int64_t step) {
     }
 }
 
-constexpr int kMayNot = 77;  // exit status of a child that the system does not let do what is tested
+constexpr int kMayNot = 77;  // exit status of a child that lacks the permission for the test
 
 void stay_quiet(const std::string&) {}
 
@@ -70,8 +70,8 @@ void stay_quiet(const std::string&) {}
     }
 }
 
-// Lets a child save from `step` on until it has told of `commits` and some time more, kills it, and returns the last
-// step it told of.
+// Starts a child that saves from `step` until it has reported `commits`, kills it a little later (`more`), and returns
+// the last step that it reported.
 int64_t save_and_kill(const std::string& run_dir, int64_t step, int commits, std::chrono::nanoseconds more) {
     int reports[2];
     REQUIRE(::pipe2(reports, O_CLOEXEC) == 0);
@@ -98,8 +98,8 @@ int64_t save_and_kill(const std::string& run_dir, int64_t step, int commits, std
     return committed;
 }
 
-// Lets a child save one step and retire the older one, and kills it at its `stop`-th entry to or return from the
-// system. False if it ended before; nothing if this process may not trace.
+// Starts a child that saves one step and deletes an older one, and kills it at its `stop`-th system call entry or
+// exit. False if it ended before; empty if this process may not use ptrace.
 std::optional<bool> save_and_kill_at(const std::string& run_dir, int64_t step, int stop) {
     pid_t child = ::fork();
     if (child == 0) {
@@ -127,7 +127,7 @@ std::optional<bool> save_and_kill_at(const std::string& run_dir, int64_t step, i
     return true;
 }
 
-// Saves on a file system of `bytes` and compares with what is expected; 0, or 1 if it is not, or kMayNot.
+// Saves on a file system of `bytes` and checks the result: 0 if it is as expected, 1 if it is not, or kMayNot.
 int save_on_full_disk(const std::string& directory, size_t bytes) {
     if (::unshare(CLONE_NEWNS) != 0 || ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
         ::mount("none", directory.c_str(), "tmpfs", 0, ("size=" + std::to_string(bytes)).c_str()) != 0)
@@ -135,7 +135,7 @@ int save_on_full_disk(const std::string& directory, size_t bytes) {
     try {
         save_toy(directory, 1, model_of_step(1));
     } catch (const Error&) {
-        return 0;  // not even one fits
+        return 0;  // not even one checkpoint fits
     }
     int64_t step = 2;
     while (try_tensors(directory, step)) step++;
@@ -145,7 +145,7 @@ int save_on_full_disk(const std::string& directory, size_t bytes) {
 
 }  // namespace
 
-TEST_CASE("a save that fails at any byte of any file leaves the older checkpoint and nothing else") {
+TEST_CASE("a save that fails at any byte of any file leaves only the older checkpoint") {
     TemporaryDirectory run;
     save_toy(run.path(), 1, model_of_step(1));
     size_t failed = 0;
@@ -165,7 +165,7 @@ TEST_CASE("a save that fails at any byte of any file leaves the older checkpoint
     CHECK(failed > 60);  // in the shard, in its record and in the manifest
 }
 
-TEST_CASE("a disk that fills up costs the checkpoint that does not fit and no other") {
+TEST_CASE("a full disk loses only the checkpoint that does not fit") {
     TemporaryDirectory place;
     for (size_t pages = 1; pages <= 24; pages++) {
         pid_t child = ::fork();
@@ -182,7 +182,7 @@ TEST_CASE("a disk that fills up costs the checkpoint that does not fit and no ot
         ::waitpid(child, &status, 0);
         REQUIRE(WIFEXITED(status));
         if (WEXITSTATUS(status) == kMayNot) {
-            WARN("not tried: this process may not mount a file system");
+            WARN("skipped: this process may not mount a file system");
             return;
         }
         INFO(pages << " pages");
@@ -190,7 +190,7 @@ TEST_CASE("a disk that fills up costs the checkpoint that does not fit and no ot
     }
 }
 
-TEST_CASE("whenever a process is killed, the newest checkpoint it committed is there") {
+TEST_CASE("whenever a process is killed, the newest checkpoint that it committed exists") {
     TemporaryDirectory run;
     std::chrono::duration<double> save_time(save_toy(run.path(), 1, model_of_step(1)).seconds);
     int64_t next = 2;
@@ -205,11 +205,11 @@ TEST_CASE("whenever a process is killed, the newest checkpoint it committed is t
         REQUIRE(found);
         int64_t step = found->manifest().info.step;
         CHECK(step >= committed);
-        CHECK(step <= committed + 1);  // committed, but killed before it could say so
+        CHECK(step <= committed + 1);  // committed, but killed before reporting it
         CHECK(holds_its_step(*found));
-        CHECK(committed_steps(run.path()).size() <= 3);  // killed before its retention: one more than kept
+        CHECK(committed_steps(run.path()).size() <= 3);  // killed before retention: one more than kept
         apply_retention(run.path(), found->manifest().info.run_id,
-                        {.keep = 2});  // as the next process' first save would
+                        {.keep = 2});  // like the next process's first save
         CHECK(committed_steps(run.path()).size() <= 2);
         next = step + 1;
     }
@@ -223,7 +223,7 @@ TEST_CASE("a save and a deletion may be killed at any system call") {
     for (bool was_killed = true; was_killed; stop++) {
         auto result = save_and_kill_at(run.path(), newest + 1, stop);
         if (!result) {
-            WARN("not tried: this process may not trace another");
+            WARN("skipped: this process may not trace another one");
             return;
         }
         was_killed = *result;
@@ -237,7 +237,7 @@ TEST_CASE("a save and a deletion may be killed at any system call") {
         REQUIRE(step <= newest + 1);
         CHECK(holds_its_step(*found));
         newest = step;
-        apply_retention(run.path(), "run-a", {.keep = 1});  // so that the next child has as much to do as this one
+        apply_retention(run.path(), "run-a", {.keep = 1});  // the next child starts from the same state
         REQUIRE(stop < 2000);
     }
     CHECK(stop > 100);

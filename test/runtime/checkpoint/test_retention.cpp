@@ -8,12 +8,12 @@ namespace {
 struct StoredCheckpoint {
     int64_t step;
     std::string run_id;
-    bool valid;  // it can be read
+    bool valid;  // can be read
     bool healthy;
 };
 using Stored = std::vector<StoredCheckpoint>;
 
-// The decision about what can be read, as apply_retention() asks for it.
+// The decision for checkpoints whose validity is known, as apply_retention() computes it.
 std::vector<int64_t> decide(const Stored& stored, const std::string& run_id, int keep) {
     std::vector<TrainState> valid;
     for (const StoredCheckpoint& c : stored)
@@ -21,7 +21,7 @@ std::vector<int64_t> decide(const Stored& stored, const std::string& run_id, int
     return steps_to_delete(valid, run_id, {.keep = keep});
 }
 
-// Random numbers of one sequence, one after the other.
+// Successive random numbers of one sequence.
 class Dice {
 public:
     explicit Dice(uint64_t seed) : seed_(seed) {}
@@ -53,33 +53,34 @@ Stored without(const Stored& stored, const std::vector<int64_t>& steps) {
     return rest;
 }
 
-// What must hold of one decision; empty if it does.
+// The rule that a decision violates; empty if none.
 std::string objection(const Stored& stored, int keep, const std::vector<int64_t>& deleted) {
     Stored rest = without(stored, deleted);
-    if (rest.size() + deleted.size() != stored.size()) return "deletes what is not there, or twice";
+    if (rest.size() + deleted.size() != stored.size()) return "deletes a checkpoint that does not exist, or one twice";
     if (!std::is_sorted(deleted.begin(), deleted.end())) return "not ascending";
     auto is_foreign = [](const StoredCheckpoint& c) { return !is_own(c); };
     if (std::count_if(rest.begin(), rest.end(), is_foreign) != std::count_if(stored.begin(), stored.end(), is_foreign))
         return "deletes a checkpoint of another run or one that is not valid";
-    if (newest_own(rest) != newest_own(stored)) return "deletes the newest valid one";
+    if (newest_own(rest) != newest_own(stored)) return "deletes the newest valid checkpoint";
     size_t healthy = count_own_healthy(stored);
-    if (count_own_healthy(rest) != std::min(healthy, size_t(keep))) return "wrong number of healthy ones";
+    if (count_own_healthy(rest) != std::min(healthy, size_t(keep))) return "wrong number of healthy checkpoints";
     auto is_deleted = [&](int64_t step) { return std::binary_search(deleted.begin(), deleted.end(), step); };
     for (const StoredCheckpoint& gone : stored)
         for (const StoredCheckpoint& kept : rest)
             if (is_own_healthy(gone) && is_deleted(gone.step) && is_own_healthy(kept) && kept.step < gone.step)
-                return "keeps an older healthy one instead of a newer";
+                return "keeps an older healthy checkpoint instead of a newer one";
     for (const StoredCheckpoint& own : stored) {
         if (!is_own(own) || own.healthy) continue;
         const auto newer = std::ranges::count_if(
             stored, [&](const StoredCheckpoint& other) { return is_own(other) && other.step > own.step; });
-        if ((newer >= keep) != is_deleted(own.step)) return "an unhealthy one does not stay as long as it is new";
+        if ((newer >= keep) != is_deleted(own.step)) return "an unhealthy checkpoint is not kept while it is new";
     }
     if (std::count_if(rest.begin(), rest.end(), is_own) > 2 * keep) return "keeps too many";
     return {};
 }
 
-// One life of a run directory: saves that are healthy or not, strangers, damage, resumes, and a decision after each.
+// One random history of a run directory: healthy and unhealthy saves, other runs' checkpoints, damage, resumes, and a
+// decision after each event.
 std::string live_through(uint64_t seed) {
     Dice dice(seed);
     int keep = 1 + dice.below(4);
@@ -102,7 +103,7 @@ std::string live_through(uint64_t seed) {
 
 }  // namespace
 
-TEST_CASE("retention keeps its promises in 100,000 random lives of a run directory") {
+TEST_CASE("retention follows its rules in 100,000 random histories of a run directory") {
     std::string wrong;
     for (uint64_t seed = 0; seed < 100'000 && wrong.empty(); seed++) wrong = live_through(seed);
     CHECK(wrong == "");
@@ -121,7 +122,7 @@ TEST_CASE("retention by example") {
     expect_error(Exit::internal, {"at least one"}, [&] { decide({own(1, true)}, "own", 0); });
 }
 
-TEST_CASE("retention keeps the checkpoint with the lowest validation loss if it is to") {
+TEST_CASE("retention keeps the checkpoint with the lowest validation loss on request") {
     auto saved = [](int step, int best_step) {
         TrainState state{.step = step, .run_id = "own"};
         state.progress.best = {.loss = 1, .step = best_step};
@@ -130,7 +131,7 @@ TEST_CASE("retention keeps the checkpoint with the lowest validation loss if it 
     const std::vector<TrainState> stored = {saved(10, 10), saved(20, 20), saved(30, 20), saved(40, 20)};
     CHECK(steps_to_delete(stored, "own", {.keep = 1, .keep_best = true}) == std::vector<int64_t>{10, 30});
     CHECK(steps_to_delete(stored, "own", {.keep = 1}) == std::vector<int64_t>{10, 20, 30});
-    // What the newest says counts, in whatever order they are listed.
+    // The newest checkpoint's loss record counts, in any order of the list.
     const std::vector<TrainState> moved_on = {saved(50, 50), saved(20, 20), saved(40, 20)};
     CHECK(steps_to_delete(moved_on, "own", {.keep = 1, .keep_best = true}) == std::vector<int64_t>{20, 40});
     TrainState foreign = saved(60, 30);
@@ -139,12 +140,12 @@ TEST_CASE("retention keeps the checkpoint with the lowest validation loss if it 
     CHECK(steps_to_delete(shared, "own", {.keep = 1, .keep_best = true}) == std::vector<int64_t>{30});
 }
 
-TEST_CASE("retention keeps the checkpoint that a run that diverges goes back to") {
+TEST_CASE("retention keeps the checkpoint that a diverging run rolls back to") {
     auto saved = [](int step, bool healthy = true) {
         return TrainState{.step = step, .run_id = "own", .healthy = healthy};
     };
     const Retention wanted{.keep = 1, .rollback_every = 10};
-    // 25 and 27 were saved when the run was stopped; 30 is not healthy.
+    // 25 and 27 were saved because the run was stopped; 30 is not healthy.
     CHECK(steps_to_delete({saved(10), saved(20), saved(25), saved(27)}, "own", wanted) == std::vector<int64_t>{10, 25});
     CHECK(steps_to_delete({saved(10), saved(20), saved(27), saved(30, false)}, "own", wanted) ==
           std::vector<int64_t>{10});
@@ -164,7 +165,7 @@ TEST_CASE("a checkpoint's new name is on the disk before its files are deleted")
     CHECK_FALSE(directory_exists(doomed));
 }
 
-TEST_CASE("the lowest validation loss is the first of equals, and never one that is not a number") {
+TEST_CASE("the lowest validation loss is the first of equal ones, and never NaN") {
     BestValidation best;
     CHECK_FALSE(best.note(std::nan(""), 10));
     CHECK(best == BestValidation{0, 0, 1});

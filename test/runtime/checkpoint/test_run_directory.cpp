@@ -15,7 +15,7 @@
 
 namespace {
 
-// Does something in another process, which does not outlive this one. Its exit status is 1 for an Error.
+// Runs an action in a child process that dies with this one. Its exit status is 1 if an Error is thrown.
 template <class Action> pid_t in_child(Action action) {
     pid_t child = ::fork();
     if (child != 0) return child;
@@ -51,7 +51,7 @@ TEST_CASE("a run directory has one user at a time") {
     expect_error(Exit::cannot_create, {"absent"}, [&] { DirectoryLock(run / "absent"); });
 }
 
-TEST_CASE("a lock says when its directory has been moved or removed") {
+TEST_CASE("a lock reports that its directory has been moved or removed") {
     TemporaryDirectory parent;
     const std::string run = parent / "run";
     make_directories(run);
@@ -61,7 +61,7 @@ TEST_CASE("a lock says when its directory has been moved or removed") {
     CHECK_FALSE(lock.is_in_place());
     make_directories(run);
     CHECK_FALSE(lock.is_in_place());
-    DirectoryLock second(run);  // another run has begun there
+    DirectoryLock second(run);  // another run has started there
     CHECK_FALSE(lock.is_in_place());
     CHECK(second.is_in_place());
     std::filesystem::remove_all(run);
@@ -71,7 +71,7 @@ TEST_CASE("a lock says when its directory has been moved or removed") {
     CHECK_FALSE(lock.is_in_place());
 }
 
-TEST_CASE("what is not found in a directory that has been moved is no missing input") {
+TEST_CASE("a file missing in a directory that has been moved is not reported as a missing input") {
     TemporaryDirectory parent;
     const std::string run = parent / "run";
     make_directories(run);
@@ -93,7 +93,7 @@ TEST_CASE("what is not found in a directory that has been moved is no missing in
     expect_error(Exit::no_input, {"absent"}, [&] { none.guard(look); });
 }
 
-TEST_CASE("without locks of the file system the lock's holder is told from its process and its signs of life") {
+TEST_CASE("without file system locks the lock's holder is known by its process and its updates") {
     for (const int error : {ENOSYS, EOPNOTSUPP, ENOLCK}) {
         const SystemFault fault(SystemCall::lock, "/lock", error);
         TemporaryDirectory run;
@@ -142,7 +142,7 @@ TEST_CASE("a killed process holds no lock") {
     ::close(ready[0]), ::close(ready[1]);
 }
 
-TEST_CASE("of several starts at once exactly one gets the directory") {
+TEST_CASE("exactly one of several starts at once gets the directory") {
     for (int round = 0; round < 25; round++) {
         TemporaryDirectory parent;
         int start[2], release[2];
@@ -155,7 +155,7 @@ TEST_CASE("of several starts at once exactly one gets the directory") {
             children.push_back(in_child([&] {
                 ::close(start[1]), ::close(release[1]);
                 char byte = 'w';
-                while (::read(start[0], &byte, 1) > 0) continue;  // all begin when the parent closes its end
+                while (::read(start[0], &byte, 1) > 0) continue;  // all start when the parent closes its end
                 DirectoryLock lock;
                 try {
                     lock = open_run_directory(parent / "run", StartMode::automatic);
@@ -180,7 +180,7 @@ TEST_CASE("of several starts at once exactly one gets the directory") {
     }
 }
 
-TEST_CASE("whether a start is refused follows from the flag and from what is there") {
+TEST_CASE("the flag and the directory's contents decide whether a start is rejected") {
     using enum StartMode;
     using enum RunDirState;
     auto check = [](StartMode mode, RunDirState state) { check_start(mode, state, "runs/x"); };
@@ -192,7 +192,7 @@ TEST_CASE("whether a start is refused follows from the flag and from what is the
     for (StartMode mode : {resume, automatic, fresh}) CHECK_NOTHROW(check(mode, occupied));
 }
 
-TEST_CASE("opening a run directory moves an older run aside only if asked to, and deletes nothing") {
+TEST_CASE("opening a run directory moves an older run aside only on request, and deletes nothing") {
     TemporaryDirectory parent;
     std::string dir = parent / "deep/er/run";
     expect_error(Exit::no_input, {"does not exist"}, [&] { open_run_directory(dir, StartMode::resume); });

@@ -16,7 +16,7 @@ template <class T> std::vector<T> values_of(const Safetensors::Entry& tensor) {
     return values;
 }
 
-// An FP32 tensor whose bytes count up from `start`, in memory that lives until the end of the tests.
+// An FP32 tensor whose bytes count up from `start`, in memory that lives until the tests end.
 NamedTensor counting(const std::string& name, std::vector<size_t> shape, unsigned start) {
     static std::deque<std::vector<unsigned char>> memory;
     NamedTensor tensor{name, std::move(shape)};
@@ -74,7 +74,7 @@ TEST_CASE("safetensors written by Python are read") {
     });
 }
 
-TEST_CASE("a number of an FP64 tensor that FP32 cannot hold is an error, an infinity is not") {
+TEST_CASE("an FP64 value that FP32 cannot represent is an error, an infinity is not") {
     TemporaryDirectory directory;
     const std::string path = directory / "wide.safetensors", wide = header("\"F64\"", "[2]", "[0,16]");
     auto read = [&](double second) {
@@ -88,7 +88,7 @@ TEST_CASE("a number of an FP64 tensor that FP32 cannot hold is an error, an infi
     expect_error(Exit::data, {"wide.safetensors", "element 1 of w", "1e+39", "FP32"}, [&] { read(1e39); });
 }
 
-TEST_CASE("safetensors come back as they were written, whatever their size") {
+TEST_CASE("safetensors of any size are read back unchanged") {
     TemporaryDirectory directory;
     std::string path = directory / "model.safetensors";
     write_safetensors(path, {counting("odd", {3}, 1), counting("large", {1'500'007}, 2), counting("scalar", {}, 3),
@@ -112,13 +112,13 @@ TEST_CASE("safetensors come back as they were written, whatever their size") {
     CHECK(list_directory(directory.path()) == std::vector<std::string>{"model.safetensors"});
 }
 
-TEST_CASE("a safetensors file that cannot be finished leaves the older one") {
+TEST_CASE("a safetensors file that cannot be completed leaves the older file") {
     TemporaryDirectory directory;
     std::string path = directory / "model.safetensors";
     write_safetensors(path, {counting("w", {4}, 1)});
     std::string before = read_file(path);
     NamedTensor failing = counting("w", {3}, 2);
-    failing.values.data = nullptr;  // found out when the tensor before it has been written
+    failing.values.data = nullptr;  // detected after the previous tensor has been written
     expect_error(Exit::internal, {"w", "not whole"}, [&] {
         write_safetensors(path, {counting("v", {3'000'000}, 2), failing});
     });
@@ -136,10 +136,10 @@ TEST_CASE("a safetensors file that cannot be finished leaves the older one") {
     CHECK(list_directory(directory.path()) == std::vector<std::string>{"model.safetensors"});
 }
 
-TEST_CASE("hostile safetensors files are refused") {
+TEST_CASE("hostile safetensors files are rejected") {
     struct Case {
         std::string content;
-        const char* words;  // in the error sentence
+        const char* words;  // in the error message
     };
     const std::string deep = "{\"w\":" + std::string(100'000, '[') + std::string(100'000, ']') + "}";
     const Case cases[] = {
@@ -204,14 +204,14 @@ TEST_CASE("hostile safetensors files are refused") {
         expect_error(Exit::data, {path, c.words}, [&] { Safetensors file(path); });
     }
     overwrite(path, file_of(uint64_t(100'000'001), "{}"));
-    std::filesystem::resize_file(path, 200'000'000);  // long enough, but no header is that long
+    std::filesystem::resize_file(path, 200'000'000);  // large enough, but the header exceeds the limit
     expect_error(Exit::data, {path, "claims a header of 100000001"}, [&] { Safetensors file(path); });
-    overwrite(path, file_of(two("[4,8]", "[0,4]") + "   ", 8));  // in another order than their bytes, padded: sound
+    overwrite(path, file_of(two("[4,8]", "[0,4]") + "   ", 8));  // padded and in another order than the data: valid
     Safetensors file(path);
     CHECK(file.entries()[0].name == "b");
 }
 
-TEST_CASE("a safetensors file cut at any length is refused") {
+TEST_CASE("a safetensors file truncated to any length is rejected") {
     TemporaryDirectory directory;
     std::string path = directory / "cut.safetensors",
                 content = read_file("test/recorded/safetensors/from_python.safetensors");
@@ -228,7 +228,7 @@ TEST_CASE("a safetensors file cut at any length is refused") {
     CHECK(accepted == 0);
 }
 
-TEST_CASE("sharded safetensors are exactly what their index lists") {
+TEST_CASE("sharded safetensors contain exactly the tensors of their index") {
     TemporaryDirectory directory;
     std::string index = directory / "model.safetensors.index.json";
     write_safetensors(directory / "one.safetensors", {counting("a", {2}, 1), counting("b", {2}, 2)});

@@ -13,7 +13,7 @@ protected:
     RunStart start(const StartRequest& request, const std::string& digest = "da7a") {
         return start_run(config, request, digest, comm_single());
     }
-    // Commits a checkpoint of a run that continues a start.
+    // Commits a checkpoint of a run that continues from a start.
     void save(TrainState state, int step) {
         state.step = step;
         ToyModel model(1, {{3}});
@@ -36,7 +36,7 @@ const StartRequest kResume{.mode = StartMode::resume}, kAuto{.mode = StartMode::
 
 }  // namespace
 
-TEST_CASE_METHOD(Start, "start: a new run has an identity, the first loss scale and this configuration") {
+TEST_CASE_METHOD(Start, "start: a new run has a run id, the initial loss scale and this configuration") {
     config.loss_scale.dynamic = true;
     config.loss_scale.initial = 64;
     const RunStart first = start({});
@@ -48,7 +48,7 @@ TEST_CASE_METHOD(Start, "start: a new run has an identity, the first loss scale 
     CHECK(first.state.config == config_json(config));
     CHECK(first.state.config_digest == config_digest(config));
     CHECK(first.state.dataset_digest == "da7a");
-    expect_error(Exit::cannot_create, {"in use"}, [&] { start(kAuto); });  // as long as the first has its lock
+    expect_error(Exit::cannot_create, {"in use"}, [&] { start(kAuto); });  // while the first one holds the lock
 }
 
 TEST_CASE_METHOD(Start, "start: a resumed run has the checkpoint's state, and the checkpoint is its parent") {
@@ -68,7 +68,7 @@ TEST_CASE_METHOD(Start, "start: a resumed run has the checkpoint's state, and th
     CHECK(fresh.state.run_id != state.run_id);
 }
 
-TEST_CASE_METHOD(Start, "start: what was changed is refused or taken over, and another time is another decision") {
+TEST_CASE_METHOD(Start, "start: a changed option is rejected or accepted, and the time limit is decided again") {
     run_to_8();
     config.optim.learning_rate *= 2;
     const std::string refused = "options that affect the run's result differ";
@@ -104,7 +104,7 @@ TEST_CASE_METHOD(Start, "start: a dynamic loss scale is the checkpoint's") {
     CHECK(start({.mode = StartMode::resume, .accept_changes = true}).state.progress.loss_scale.scale == 4);
 }
 
-TEST_CASE_METHOD(Start, "start: a step that is named is continued from, and none is started over") {
+TEST_CASE_METHOD(Start, "start: a given step is continued from, and a run is never restarted silently") {
     TrainState state = run_to_8();
     save(state, 9);
     CHECK(start({.mode = StartMode::resume, .step = 8}).state.step == 8);

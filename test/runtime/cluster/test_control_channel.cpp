@@ -9,7 +9,7 @@
 
 namespace {
 
-// Short timeouts. No test depends on a fast machine: only for events that must not occur is the time short.
+// Short timeouts. No test depends on a fast machine: only events that must not occur have short times.
 ControlSettings quick() {
     ControlSettings settings;
     settings.heartbeat_s = 0.1;
@@ -26,7 +26,7 @@ bool contains(const std::string& text, const std::string& word) { return text.fi
 
 size_t lines(const std::string& text) { return size_t(std::count(text.begin(), text.end(), '\n')); }
 
-// Every rank but `except` ends with `code`, after one sentence that holds all the words.
+// Every rank except `except` must exit with `code`, after one error message with all the words.
 void expect_end(RankProcesses& ranks, int size, int except, Exit code, const std::vector<std::string>& words) {
     for (int rank = 0; rank < size; ++rank) {
         if (rank == except) continue;
@@ -71,7 +71,7 @@ TEST_CASE("control: ranks exchange texts and leave together", "[control]") {
                     return 1;
             control.require_same("equal\0bytes", "digest");
         }
-        if (environment.rank == 2) ::usleep(300'000);  // while the others wait
+        if (environment.rank == 2) ::usleep(300'000);  // the others wait meanwhile
         control.leave();
         control.leave_with_error(Exit::data, "too late to matter");
         return 0;
@@ -90,7 +90,7 @@ TEST_CASE("control: a difference between ranks fails on all of them", "[control]
         try {
             control.require_same(environment.rank == 2 ? "seed 2" : "seed 1", "configuration");
         } catch (const Error& error) {
-            // The error that all ranks have does not end those that leave later.
+            // A common error does not stop the ranks that leave later.
             if (environment.rank == 1) ::usleep(200'000);
             control.leave_with_error(error.code, error.what());
             throw;
@@ -114,7 +114,7 @@ TEST_CASE("control: different collectives fail on all ranks", "[control]") {
     expect_end(ranks, 3, -1, Exit::internal, {"rank 1", "require_same of \"tokenizer\"", "all_gather of \"losses\""});
 }
 
-TEST_CASE("control: a rank that does not call a collective is named", "[control]") {
+TEST_CASE("control: a rank that does not call a collective is reported", "[control]") {
     RankProcesses ranks(3);
     ranks.start_all([](const RankEnvironment& environment) {
         ControlSettings settings = quick();
@@ -142,7 +142,7 @@ static void start_training(RankProcesses& ranks, const ControlSettings& settings
     });
 }
 
-TEST_CASE("control: a rank that is killed is named by all others", "[control]") {
+TEST_CASE("control: all others report a rank that is killed", "[control]") {
     RankProcesses runs[2]{RankProcesses(4), RankProcesses(4)};
     const int victims[] = {2, 0};
     for (RankProcesses& ranks : runs) start_training(ranks, quick(), [](const RankEnvironment&, ControlChannel&) {});
@@ -156,7 +156,7 @@ TEST_CASE("control: a rank that is killed is named by all others", "[control]") 
     }
 }
 
-TEST_CASE("control: a stopped rank is detected by its silence", "[control]") {
+TEST_CASE("control: a stopped rank is detected by its missing heartbeats", "[control]") {
     ControlSettings settings = quick();
     settings.silence_s = 1.5;
     RankProcesses runs[2]{RankProcesses(3), RankProcesses(3)};
@@ -169,13 +169,13 @@ TEST_CASE("control: a stopped rank is detected by its silence", "[control]") {
     for (int run = 0; run < 2; ++run) {
         expect_end(runs[run], 3, victims[run], Exit::hang,
                    {rank_and_pid(runs[run], victims[run]) + " hangs", "no heartbeat", "step 7"});
-        // If it continues, it ends.
+        // If it is continued, it exits.
         runs[run].kill(victims[run], SIGCONT);
         CHECK(runs[run].wait(victims[run]) > 0);
     }
 }
 
-TEST_CASE("control: a rank in an endless loop is named, not those that wait for it", "[control]") {
+TEST_CASE("control: a rank in an endless loop is reported, not the ranks that wait for it", "[control]") {
     ControlSettings settings = quick();
     settings.step_s = 1;
     RankProcesses ranks(3);
@@ -189,7 +189,7 @@ TEST_CASE("control: a rank in an endless loop is named, not those that wait for 
                 "others have reached collective 32"});
 }
 
-TEST_CASE("control: each phase has its timeout, and progress is no hang", "[control]") {
+TEST_CASE("control: each phase has its own timeout, and progress is not a hang", "[control]") {
     ControlSettings settings = quick();
     settings.step_s = 0.8;
     RankProcesses ranks(3);
@@ -220,7 +220,7 @@ TEST_CASE("control: each phase has its timeout, and progress is no hang", "[cont
     }
 }
 
-TEST_CASE("control: an error of one rank is quoted by the others", "[control]") {
+TEST_CASE("control: the other ranks quote an error of one rank", "[control]") {
     RankProcesses runs[2]{RankProcesses(3), RankProcesses(3)};
     const int tellers[] = {2, 0};
     for (int run = 0; run < 2; ++run)
@@ -239,7 +239,7 @@ TEST_CASE("control: an error of one rank is quoted by the others", "[control]") 
     }
 }
 
-TEST_CASE("control: of two errors the first is quoted", "[control]") {
+TEST_CASE("control: the first of two errors is quoted", "[control]") {
     RankProcesses ranks(4);
     start_training(ranks, quick(), [](const RankEnvironment& environment, ControlChannel& control) {
         control.all_gather("", "the beginning");
@@ -255,7 +255,7 @@ TEST_CASE("control: of two errors the first is quoted", "[control]") {
     }
 }
 
-TEST_CASE("control: an error that follows from a death does not hide the death", "[control]") {
+TEST_CASE("control: an error caused by a rank's death does not hide the death", "[control]") {
     RankProcesses ranks(3);
     start_training(ranks, quick(), [](const RankEnvironment& environment, ControlChannel& control) {
         const pid_t victim = std::stoi(control.all_gather(std::to_string(::getpid()), "pids")[1]);
@@ -267,7 +267,7 @@ TEST_CASE("control: an error that follows from a death does not hide the death",
     expect_end(ranks, 3, 1, Exit::peer_lost, {rank_and_pid(ranks, 1) + " died"});
 }
 
-TEST_CASE("control: a rank that exits without leaving is dead for the others", "[control]") {
+TEST_CASE("control: a rank that exits without leaving counts as dead", "[control]") {
     RankProcesses ranks(2);
     ranks.start_all([](const RankEnvironment& environment) {
         {
@@ -280,7 +280,7 @@ TEST_CASE("control: a rank that exits without leaving is dead for the others", "
     expect_end(ranks, 2, 1, Exit::peer_lost, {"rank 1", "died"});
 }
 
-TEST_CASE("control: a rank that does not leave is named", "[control]") {
+TEST_CASE("control: a rank that does not leave is reported", "[control]") {
     RankProcesses ranks(3);
     ranks.start_all([](const RankEnvironment& environment) {
         ControlSettings settings = quick();
@@ -296,7 +296,7 @@ TEST_CASE("control: a rank that does not leave is named", "[control]") {
     CHECK(ranks.wait(2) == int(Exit::peer_lost));
 }
 
-TEST_CASE("control: a signal that asks to stop is no death, and SIGSTOP to all ranks blames none", "[control]") {
+TEST_CASE("control: a stop signal is not a death, and SIGSTOP to all ranks blames none", "[control]") {
     ControlSettings settings = quick();
     settings.silence_s = settings.step_s = 1.5;
     RankProcesses ranks(3);

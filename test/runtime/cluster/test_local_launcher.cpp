@@ -12,8 +12,8 @@
 #include "test/support/catch.h"
 #include "test/support/rank_processes.h"
 
-// The cases whose names begin with "child:" are not tests: the ranks that launch_local_ranks() starts from this program
-// run them, and they end by _exit.
+// The cases whose names begin with "child:" are not tests. The ranks that launch_local_ranks() starts from this program
+// run them and terminate with _exit.
 namespace {
 
 ControlSettings quick() {
@@ -23,17 +23,17 @@ ControlSettings quick() {
 }
 
 [[noreturn]] void sleep_for_ever() {
-    ::alarm(60);  // in case a failed test leaves the process behind
+    ::alarm(60);  // in case a failed test leaves the process running
     for (;;) ::pause();
 }
 
-// Stands in the command line of every process that this run of the tests starts for `child`, and in no other.
+// Appears in the command line of every process that this test run starts for `child`, and in no other.
 std::string mark_of(const std::string& child) {
     static const pid_t test = ::getpid();
     return child + " for " + std::to_string(test);
 }
 
-// Starts a process that calls launch_local_ranks(), whose ranks run a case, and exits with the result.
+// Starts a process that calls launch_local_ranks(), whose ranks run a case, and that exits with the result.
 int start(RankProcesses& launchers, const std::string& child, int count = 3, const LocalNode& node = {}) {
     return launchers.start({}, [=, mark = mark_of(child)](const RankEnvironment&) {
         return launch_local_ranks(count, {"test", "child: " + child, "-o", "/dev/null", "-n", mark},
@@ -103,7 +103,7 @@ TEST_CASE("child: one dies", "[.child]") {
     sleep_for_ever();
 }
 
-TEST_CASE("child: one ends with 65", "[.child]") {
+TEST_CASE("child: one exits with code 65", "[.child]") {
     const RankEnvironment environment = find_rank_environment();
     ControlChannel control(environment, quick());
     control.require_same("", "start");
@@ -124,7 +124,7 @@ TEST_CASE("child: one is stopped", "[.child]") {
 
 TEST_CASE("child: one fails and nobody listens", "[.child]") {
     for (const int signal : {SIGTERM, SIGINT}) std::signal(signal, SIG_IGN);
-    // A code that says less than a signal.
+    // An exit code that is less informative than a signal.
     if (find_rank_environment().rank == 0) ::_exit(int(Exit::peer_lost));
     if (::fork() == 0) sleep_for_ever();  // a child of the rank must be killed, too
     sleep_for_ever();
@@ -133,12 +133,12 @@ TEST_CASE("child: one fails and nobody listens", "[.child]") {
 TEST_CASE("child: each ends after the one before", "[.child]") {
     const int rank = find_rank_environment().rank;
     const std::string children = format("/proc/%d/task/%d/children", ::getppid(), ::getppid());
-    // The first that is left is this one.
+    // The first of the remaining ranks is this one.
     for (pid_t first = 0; first != ::getpid(); ::usleep(5000)) std::ifstream(children) >> first;
     ::_exit(rank == 0 ? 65 : 74);
 }
 
-TEST_CASE("child: all end with 75 when asked", "[.child]") {
+TEST_CASE("child: all exit with code 75 on a signal", "[.child]") {
     ControlChannel control(find_rank_environment(), quick());
     std::signal(SIGUSR1, [](int) { *seen_signals() = *seen_signals() + 1; });
     std::signal(SIGTERM, [](int) { *seen_signals() = *seen_signals() + 10; });
@@ -150,14 +150,14 @@ TEST_CASE("child: all end with 75 when asked", "[.child]") {
     }
     for (const TimePoint deadline = Clock::now() + seconds(10); *seen_signals() < 11 && Clock::now() < deadline;)
         ::usleep(10'000);
-    ::usleep(100'000);  // for a signal that should not come
+    ::usleep(100'000);  // a further signal must not arrive
     control.leave();
     ::_exit(*seen_signals() == 11 ? 75 : 1);
 }
 
 TEST_CASE("child: waits for ever", "[.child]") { sleep_for_ever(); }
 
-TEST_CASE("local launcher: ranks find each other and have a rank, a token and an empty input", "[control]") {
+TEST_CASE("local launcher: ranks connect and have a rank, a token and an empty stdin", "[control]") {
     CHECK(code_of("meets and leaves") == 0);
 }
 
@@ -180,7 +180,7 @@ TEST_CASE("local launcher: returns the most informative exit code and leaves no 
     };
     const std::vector<Case> cases = {
         {"one dies", 128 + SIGKILL, {"rank 0 ends: rank 1 on ", "rank 2 ends: rank 1 on ", "was killed by signal 9"}},
-        {"one ends with 65", 65, {"rank 0 ends: rank 2 on ", "bad shard"}},
+        {"one exits with code 65", 65, {"rank 0 ends: rank 2 on ", "bad shard"}},
         {"one is stopped", 80, {"rank 0 ends: rank 1 on ", "no heartbeat"}},
         {"one fails and nobody listens", 76, {}},
         {"each ends after the one before", 65, {}}};
@@ -197,7 +197,7 @@ TEST_CASE("local launcher: returns the most informative exit code and leaves no 
 }
 
 TEST_CASE("local launcher: signals reach every rank once", "[control]") {
-    CHECK(code_of("all end with 75 when asked") == 75);
+    CHECK(code_of("all exit with code 75 on a signal") == 75);
 }
 
 TEST_CASE("local launcher: ranks do not outlive it", "[control]") {

@@ -38,7 +38,7 @@ const Variables kOpenMpi{{"OMPI_COMM_WORLD_RANK", "3"},
                          {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
                          {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}};
 const Variables kMpich{{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "2"}};
-// What a process in an allocation has, whoever started it.
+// The variables of every process in an allocation, however it was started.
 const Variables kAllocation{{"SLURM_JOB_ID", "1000"},
                             {"SLURM_NTASKS", "16"},
                             {"SLURM_JOB_NODELIST", "big[1-4]"},
@@ -85,15 +85,15 @@ TEST_CASE("rank environment: jobs on Kubernetes set no local ranks, older Slurm 
     CHECK(summary(environment_of({{"RANK", "0"}, {"WORLD_SIZE", "1"}})) == "torchrun 0/1 0/1 :0");
 }
 
-TEST_CASE("rank environment: in an allocation without srun a process is alone", "[rank_environment]") {
+TEST_CASE("rank environment: in an allocation without srun a process is a single rank", "[rank_environment]") {
     CHECK(summary(environment_of(kAllocation)) == "alone 0/1 0/1 :0");
     CHECK(summary(environment_of(kBatchScript)) == "alone 0/1 0/1 :0");
     CHECK(summary(environment_of(with(kBatchScript, {{"SLURM_STEP_ID", "4294967291"}}))) == "alone 0/1 0/1 :0");
     CHECK(summary(environment_of(with(kBatchScript, {{"SLURM_STEP_ID", "4294967290"}}))) == "alone 0/1 0/1 :0");
 }
 
-TEST_CASE("rank environment: of nested launchers the inner one counts", "[rank_environment]") {
-    // mpirun in a batch script; mpirun, whose daemons are a step of Slurm with one task a node
+TEST_CASE("rank environment: the inner one of nested launchers counts", "[rank_environment]") {
+    // mpirun in a batch script; mpirun whose daemons are a Slurm step with one task per node
     CHECK(summary(environment_of(with(kBatchScript, kOpenMpi))) == "Open MPI 3/4 1/2 :0");
     CHECK(summary(environment_of(with(kStep, kOpenMpi))) == "Open MPI 3/4 1/2 :0");
     CHECK(summary(environment_of(with(kStep, kMpich))) == "MPICH 1/2 1/2 :0");
@@ -102,7 +102,7 @@ TEST_CASE("rank environment: of nested launchers the inner one counts", "[rank_e
     CHECK(environment_of(with(kStep, {{"PMI_RANK", "6"}, {"PMI_SIZE", "7"}})).has_pmi);
     CHECK(environment_of(with(kStep, {{"PMIX_RANK", "6"}})).has_pmi);
     CHECK(!environment_of(kStep).has_pmi);
-    // torchrun under srun and under mpirun, and our own local ranks
+    // torchrun under srun and under mpirun, and the program's own local ranks
     CHECK(summary(environment_of(with(kStep, kTorchrun))) == "torchrun 5/8 1/4 a:29500");
     CHECK(summary(environment_of(with(with(kOpenMpi, kTorchrun), {{"TORCHELASTIC_RUN_ID", "x"}}))) ==
           "torchrun 5/8 1/4 a:29500");
@@ -110,7 +110,7 @@ TEST_CASE("rank environment: of nested launchers the inner one counts", "[rank_e
     const RankEnvironment own = environment_of(with(with(kMpich, kTorchrun), {{"TRAIN_GPT_TOKEN", token}}));
     CHECK(summary(own) == "torchrun 5/8 1/4 a:29500");
     CHECK(own.token == token);
-    // A wrapper that repeats what mpirun says, and one that says something else
+    // A wrapper that repeats mpirun's values, and one with different values
     CHECK(environment_of(with(with(kOpenMpi, kTorchrun), {{"RANK", "3"}, {"WORLD_SIZE", "4"}})).launcher == "torchrun");
     expect_error(Exit::usage, {"RANK is 5", "OMPI_COMM_WORLD_RANK is 3"},
                  [] { environment_of(with(kOpenMpi, kTorchrun)); });
@@ -126,7 +126,7 @@ TEST_CASE("rank environment: torchrun's agent, restarts and an inherited socket"
     CHECK(environment_of(with(inherited, {{"RANK", "0"}, {"LOCAL_RANK", "0"}})).listen_fd == 7);
 }
 
-TEST_CASE("rank environment: what is missing, unreadable or contradictory is named with its value",
+TEST_CASE("rank environment: missing, unreadable and contradictory variables are reported with their values",
           "[rank_environment]") {
     const auto fails = [](const Variables& variables, std::initializer_list<std::string> words) {
         expect_error(Exit::usage, words, [&] { environment_of(variables); });

@@ -43,23 +43,23 @@ std::vector<MonitoredRank> three_ranks() {
 
 }  // namespace
 
-TEST_CASE("hang detector: blames by silence, by collective, by phase", "[control]") {
-    // Healthy, and just within the limits of 60 s silence and 120 s step.
+TEST_CASE("hang detector: blames by missing heartbeats, by collective, by phase", "[control]") {
+    // Healthy, and just within the limits of 60 s without a heartbeat and 120 s per step.
     CHECK(blamed({rank_with(0, 5, 0), rank_with(1, 5, 119), silent(rank_with(2, 5, 1), 59)}) == -1);
-    // Silence comes first; of several silent ranks, the longest.
+    // Missing heartbeats come first; of several silent ranks, the one silent for longest is blamed.
     CHECK(blamed({rank_with(0, 4, 130), silent(rank_with(1, 5, 1), 61), silent(rank_with(2, 5, 1), 62)}) == 2);
-    // No progress anywhere: the rank that did not start the collective, although others have waited for longer.
+    // No progress anywhere: blames the rank that did not start the collective, although others have waited longer.
     CHECK(blamed({rank_with(0, 6, 130), rank_with(1, 5, 121), rank_with(2, 6, 140)}) == 1);
-    // The same collective everywhere: the rank without progress for longest.
+    // The same collective everywhere: blames the rank without progress for longest.
     CHECK(blamed({rank_with(0, 6, 130), rank_with(1, 6, 131), rank_with(2, 6, 129)}) == 1);
-    // The others wait beyond their own limit for a rank that saves, or that makes progress: no hang yet.
+    // The others exceed their own limit waiting for a rank that saves or makes progress: not yet a hang.
     CHECK(blamed({rank_with(0, 5, 500, Phase::save), rank_with(1, 6, 490)}) == -1);
     CHECK(blamed({rank_with(0, 5, 901, Phase::save), rank_with(1, 6, 899)}) == 0);
     CHECK(blamed({rank_with(0, 5, 1), rank_with(1, 6, 899)}) == -1);
     CHECK(blamed({rank_with(0, 5, 1), rank_with(1, 6, 901)}) == 0);
     CHECK(blamed({rank_with(0, 0, 299, Phase::start), rank_with(1, 0, 1)}) == -1);
     CHECK(blamed({rank_with(0, 0, 301, Phase::start), rank_with(1, 0, 1)}) == 0);
-    // A rank that has left, or waits for the others in a collective of the control channel, is never to blame.
+    // A rank that has left, or waits for others in a collective of the control channel, is never blamed.
     for (const auto& excused : {left, waiting}) {
         CHECK(blamed({excused(silent(rank_with(0, 1, 999), 999)), rank_with(1, 5, 1)}) == -1);
         CHECK(blamed({excused(rank_with(0, 1, 999)), rank_with(1, 5, 121)}) == 1);
@@ -67,7 +67,7 @@ TEST_CASE("hang detector: blames by silence, by collective, by phase", "[control
     }
 }
 
-TEST_CASE("hang detector: the sentence names rank, host, pid, limit and status", "[control]") {
+TEST_CASE("hang detector: the message names rank, host, pid, limit and status", "[control]") {
     const std::string late = find_hang({rank_with(0, 6, 130), rank_with(1, 5, 121)}, {}, kNow)->sentence;
     CHECK(late ==
           "rank 1 on host1 (pid 101) hangs: no progress for 121.0 s (limit 120 s) in phase step, step 9, last "

@@ -22,7 +22,7 @@ ControlSettings within(double timeout_s) {
     return settings;
 }
 
-// Connects and leaves.
+// Connects and leaves the run.
 int connect_and_leave(const RankEnvironment& environment, double timeout_s) {
     ControlChannel control(environment, within(timeout_s));
     control.leave();
@@ -47,7 +47,7 @@ SocketAddress loopback(int port) {
 
 }  // namespace
 
-TEST_CASE("rendezvous: missing ranks and those with another run's token are named on all connected ranks",
+TEST_CASE("rendezvous: all connected ranks report missing ranks and ranks with another run's token",
           "[control]") {
     RankProcesses ranks(5);
     for (const int rank : {0, 1, 3})
@@ -65,7 +65,7 @@ TEST_CASE("rendezvous: missing ranks and those with another run's token are name
                         "without this run's token, the last from 127.0.0.1"});
 }
 
-TEST_CASE("rendezvous: a stranger who knows the numbers of job and step does not join", "[control]") {
+TEST_CASE("rendezvous: a process that knows only the job and step numbers cannot join", "[control]") {
     const TemporaryDirectory directory;
     const std::string file = directory.path() + "/run.token.slurm_17.0";
     RankProcesses ranks(3);
@@ -74,7 +74,7 @@ TEST_CASE("rendezvous: a stranger who knows the numbers of job and step does not
         environment.token = "", environment.run_id = "slurm 17.0", environment.token_file = file;
         return environment;
     };
-    // Left by an earlier start that was killed, and one that others could have written or read.
+    // Left by an earlier start that was killed, and one that other users could have written or read.
     const int mode = GENERATE(0600, 0640);
     std::ofstream(file) << std::string(32, 'a');
     REQUIRE(::chmod(file.c_str(), mode_t(mode)) == 0);
@@ -95,7 +95,7 @@ TEST_CASE("rendezvous: a stranger who knows the numbers of job and step does not
     CHECK(!file_exists(file));
 }
 
-TEST_CASE("rendezvous: a token file that others can write or read is not believed", "[control]") {
+TEST_CASE("rendezvous: a token file that others can write or read is rejected", "[control]") {
     const TemporaryDirectory directory;
     const std::string file = directory / "run.token";
     std::ofstream(file) << std::string(32, 'a');
@@ -109,7 +109,7 @@ TEST_CASE("rendezvous: a token file that others can write or read is not believe
     CHECK(ranks.wait(0) == int(Exit::hang));
 }
 
-TEST_CASE("rendezvous: a rank without the token file says where it should be", "[control]") {
+TEST_CASE("rendezvous: a rank without the token file reports its expected path", "[control]") {
     RankProcesses ranks(2);
     RankEnvironment first = ranks.environment_of(0), second = ranks.environment_of(1);
     first.token = second.token = "", second.token_file = "/nowhere/run.token";
@@ -151,7 +151,7 @@ TEST_CASE("rendezvous: two processes with one rank, or another size of the run, 
     }
 }
 
-TEST_CASE("rendezvous: a rank that dies while others are missing ends it", "[control]") {
+TEST_CASE("rendezvous: a rank that dies while others are missing aborts the rendezvous", "[control]") {
     RankProcesses runs[2]{RankProcesses(4), RankProcesses(4)};
     for (RankProcesses& ranks : runs)
         for (const int rank : {0, 1, 2})
@@ -191,15 +191,15 @@ TEST_CASE("rendezvous: 2,000 junk connections neither join nor block", "[control
         if (i % 5 == 0) held.push_back(std::move(connection));
     }
     CHECK(reached == 2000);
-    // More silent connections than rank 0 keeps.
+    // More silent connections than rank 0 keeps open.
     for (int i = 0; i < 300; ++i) held.emplace_back(connect_to(loopback(port), Clock::now() + seconds(5), why), 1000);
-    // Within less time than a silent connection is kept.
+    // In less time than a silent connection is kept open.
     ranks.start(ranks.environment_of(2),
                 [](const RankEnvironment& environment) { return connect_and_leave(environment, 4); });
     for (const int process : {0, 1, 2}) expect_printed(ranks, process, Exit::ok, {});
 }
 
-// The next message, or nothing if the peer closes the connection.
+// The next message, or empty if the peer closes the connection.
 static std::optional<Message> receive(Connection& connection) {
     for (const TimePoint deadline = Clock::now() + seconds(10); Clock::now() < deadline;) {
         const bool is_open = connection.receive();
@@ -234,7 +234,7 @@ TEST_CASE("rendezvous: rank 0 rejects a recorded reply and authenticates itself"
     expect_printed(ranks, 0, Exit::peer_lost, {"rank 1 on elsewhere (pid 4242) died"});
 }
 
-TEST_CASE("rendezvous: a rank outside the run is refused", "[control]") {
+TEST_CASE("rendezvous: a rank outside the run is rejected", "[control]") {
     for (const int rank : {2, -1}) {
         RankProcesses ranks(2);
         const RankEnvironment environment = ranks.environment_of(1);
@@ -283,7 +283,7 @@ TEST_CASE("rendezvous: rank 0 stops listening once all ranks are connected", "[c
     for (const int process : {0, 1}) CHECK(ranks.wait(process) == 0);
 }
 
-TEST_CASE("rendezvous: with a broadcast, rank 0 gives its address itself", "[control]") {
+TEST_CASE("rendezvous: with a broadcast, rank 0 publishes its own address", "[control]") {
     TemporaryDirectory directory;
     const std::string fifo = directory / "fifo";
     REQUIRE(::mkfifo(fifo.c_str(), 0600) == 0);

@@ -14,7 +14,7 @@ ControlSettings quick() {
     return settings;
 }
 
-// The first sentence, or "" after so many seconds without one.
+// The first hang report, or "" after `limit_s` seconds without one.
 std::string hang_of(RankReports& reports, double limit_s) {
     for (const TimePoint end = Clock::now() + seconds(limit_s); Clock::now() < end; ::usleep(10'000))
         if (const auto sentence = reports.find_hang()) return *sentence;
@@ -23,7 +23,7 @@ std::string hang_of(RankReports& reports, double limit_s) {
 
 }  // namespace
 
-TEST_CASE("supervisor: what may be restarted", "[supervisor]") {
+TEST_CASE("supervisor: exit codes that may be restarted", "[supervisor]") {
     for (const int code :
          {71, 74, 75, 76, 80, 128 + SIGKILL, 128 + SIGSEGV, 128 + SIGBUS, 128 + SIGABRT, 128 + SIGHUP}) {
         INFO("exit code " << code);
@@ -35,7 +35,7 @@ TEST_CASE("supervisor: what may be restarted", "[supervisor]") {
     }
 }
 
-TEST_CASE("supervisor: a final end is not restarted, and says why", "[supervisor]") {
+TEST_CASE("supervisor: a final exit is not restarted, with the reason", "[supervisor]") {
     RestartPolicy policy;
     const Restart restart = policy.decide({.code = 78, .has_committed = true});
     CHECK(!restart.is_due);
@@ -45,7 +45,7 @@ TEST_CASE("supervisor: a final end is not restarted, and says why", "[supervisor
     CHECK(policy.decide({.code = 0}).sentence == "");
 }
 
-TEST_CASE("supervisor: the wait doubles, and the third restart in vain is the last", "[supervisor]") {
+TEST_CASE("supervisor: the back-off doubles, and the third unsuccessful restart is the last", "[supervisor]") {
     RestartPolicy policy;
     const RunEnd in_vain{.code = 137};
     CHECK(policy.decide(in_vain).after_s == 1);
@@ -57,7 +57,7 @@ TEST_CASE("supervisor: the wait doubles, and the third restart in vain is the la
     CHECK(contains(last.sentence, "giving up after 3 restarts in a row that committed no checkpoint"));
 }
 
-TEST_CASE("supervisor: a new checkpoint starts the count again", "[supervisor]") {
+TEST_CASE("supervisor: a new checkpoint resets the count", "[supervisor]") {
     RestartPolicy policy;
     for (int round = 0; round < 50; round++) {
         CHECK(policy.decide({.code = 76, .has_committed = true}).after_s == 1);
@@ -67,7 +67,7 @@ TEST_CASE("supervisor: a new checkpoint starts the count again", "[supervisor]")
     CHECK(!policy.decide({.code = 74}).is_due);
 }
 
-TEST_CASE("supervisor: a stop that it was asked for is the end", "[supervisor]") {
+TEST_CASE("supervisor: a requested stop is final", "[supervisor]") {
     RestartPolicy policy;
     for (const int code : {75, 76, 137, 0}) {
         const Restart restart = policy.decide({.code = code, .stop_signal = SIGTERM, .has_committed = true});
@@ -76,7 +76,7 @@ TEST_CASE("supervisor: a stop that it was asked for is the end", "[supervisor]")
     }
 }
 
-TEST_CASE("supervisor: a rank that reports is healthy until it is silent", "[supervisor]") {
+TEST_CASE("supervisor: a rank is healthy until its heartbeats stop", "[supervisor]") {
     ControlSettings settings = quick();
     RankReports reports(0, 1, true, settings);
     RankEnvironment environment;
@@ -102,7 +102,7 @@ TEST_CASE("supervisor: a rank that reports is healthy until it is silent", "[sup
     CHECK(contains(sentence, std::to_string(::getpid())));
 }
 
-TEST_CASE("supervisor: a single rank without progress hangs, one of several has others who notice", "[supervisor]") {
+TEST_CASE("supervisor: only a single rank is checked for progress; several check each other", "[supervisor]") {
     ControlSettings settings = quick();
     settings.step_s = 0.2;
     for (const bool is_alone : {true, false}) {
@@ -117,7 +117,7 @@ TEST_CASE("supervisor: a single rank without progress hangs, one of several has 
     }
 }
 
-TEST_CASE("supervisor: ranks that do not begin are named", "[supervisor]") {
+TEST_CASE("supervisor: ranks that do not start are reported", "[supervisor]") {
     ControlSettings settings = quick();
     settings.start_s = 0.2;
     RankReports reports(8, 3, false, settings);
@@ -152,7 +152,7 @@ TEST_CASE("supervisor: reports of other ranks and of an earlier start do not cou
     CHECK(hang_of(reports, 20) == none);
 }
 
-TEST_CASE("supervisor: a launcher that goes on long after a rank has ended hangs", "[supervisor]") {
+TEST_CASE("supervisor: a launcher still running long after a rank has ended is hanging", "[supervisor]") {
     ControlSettings settings = quick();
     settings.silence_s = 1.5;
     RankReports reports(0, 2, false, settings);

@@ -1,5 +1,5 @@
-// The configuration: every bad one is refused in a sentence that names the file and the key, and what is derived from
-// the table of options agrees with it.
+// The configuration: every invalid one is rejected with a message that names the file and the key, and everything
+// derived from the table of options agrees with it.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -23,7 +23,7 @@ Config parse_and_check(const std::string& text) {
 
 struct BadText {
     std::string text;
-    std::vector<std::string> words;  // in the sentence, besides the file's name
+    std::vector<std::string> words;  // in the message, in addition to the file's name
 };
 
 const std::vector<BadText> kBadTexts = {
@@ -75,7 +75,7 @@ const std::vector<BadText> kBadTexts = {
     {"{\"\":{}}", {"\"\""}},
     {"{\"model\":{\"n_layer.\":1}}", {"\"model.n_layer.\"", "did you mean \"model.n_layer\""}},
     {"{\"model\":{\"N_LAYER\":1}}", {"\"model.N_LAYER\""}},
-    // Of another type.
+    // Values of the wrong type.
     {"{\"model\":{\"n_layer\":\"12\"}}", {"model.n_layer", "an integer in [1, 10000]", "\"12\""}},
     {"{\"model\":{\"n_layer\":12.0}}", {"model.n_layer", "integer", "12.0"}},
     {"{\"model\":{\"n_layer\":null}}", {"model.n_layer", "integer", "null"}},
@@ -125,7 +125,7 @@ const std::vector<BadText> kBadTexts = {
     {"{\"run\":{\"dir\":\"a\\u0000b\"}}", {"run.dir", "without NUL"}},
     {"{\"data\":{\"train\":\"" + std::string(4097, 'x') + "\"}}", {"data.train", "4096"}},
     {"{\"data\":{\"train\":\"\"}}", {"data.train"}},
-    // Keys that do not fit together.
+    // Keys that contradict each other.
     {"{\"model\":{\"n_head\":7}}", {"model.n_embd (768)", "model.n_head (7)"}},
     {"{\"model\":{\"n_positions\":512}}", {"train.seq_len (1024)", "model.n_positions (512)"}},
     {"{\"eval\":{\"stride\":1025}}", {"eval.stride (1025)", "train.seq_len (1024)"}},
@@ -151,19 +151,19 @@ const std::vector<BadText> kBadTexts = {
 
 }  // namespace
 
-TEST_CASE("a bad configuration is refused in a sentence with the file, the key and the value", "[config]") {
+TEST_CASE("a bad configuration is rejected with the file, the key and the value", "[config]") {
     for (const BadText& bad : kBadTexts) {
         INFO(bad.text.substr(0, 100));
         const std::string sentence = expect_error(Exit::config, {"bad.json"}, [&] { parse_and_check(bad.text); });
         for (const std::string& word : bad.words) {
-            INFO(sentence << "\nexpected in it: " << word);
+            INFO(sentence << "\nexpected words: " << word);
             CHECK(sentence.find(word) != std::string::npos);
         }
         CHECK(sentence.size() < 400);
     }
 }
 
-TEST_CASE("--set takes JSON or bare words and refuses what a file may not hold", "[config]") {
+TEST_CASE("--set takes JSON or bare words and rejects what a file may not contain", "[config]") {
     Config config;
     for (const char* assignment : {"optim.learning_rate=3e-4", "train.precision=fp32", "run.dir=runs/a=b",
                                    "model.init_from=\"gpt2\"", "loss_scale.dynamic=true", "data.val=",
@@ -206,7 +206,7 @@ TEST_CASE("--set takes JSON or bare words and refuses what a file may not hold",
     }
 }
 
-TEST_CASE("a configuration file is read, overridden and checked, and nothing else happens to it", "[config]") {
+TEST_CASE("a configuration file is read, overridden and checked without further changes", "[config]") {
     TemporaryDirectory directory;
     const std::string path = directory / "run.json";
     std::ofstream(path) << R"({"train": {"batch_size": 4, "seq_len": 64, "total_batch_tokens": 1536}})";
@@ -215,7 +215,7 @@ TEST_CASE("a configuration file is read, overridden and checked, and nothing els
     CHECK(config.train.max_steps == 800);
     CHECK(micro_steps(config, 3) == 4);
     CHECK(config.model.n_layer == Config().model.n_layer);
-    CHECK(config.train.head_rows == 128);  // filled in, and not from the file's batch
+    CHECK(config.train.head_rows == 128);  // resolved, and not from the file's batch
     CHECK(load_config(path, {"train.batch_size=2", "train.head_rows=7"}, 3).train.head_rows == 7);
 
     expect_error(Exit::config, {path, "ranks (5)", "640", "1280 and 1920"},
@@ -226,12 +226,12 @@ TEST_CASE("a configuration file is read, overridden and checked, and nothing els
     expect_error(Exit::data, {"huge.json", "2097152"}, [&] { load_config(directory / "huge.json", {}, 1); });
 }
 
-TEST_CASE("rows of logits are those of a micro-step, at most 8192", "[config]") {
+TEST_CASE("head_rows defaults to the rows of a micro-step, at most 8192", "[config]") {
     CHECK(default_head_rows(4, 64) == 256);
     CHECK(default_head_rows(8, 1024) == 8192);
     CHECK(default_head_rows(64, 1024) == 8192);
-    CHECK(default_head_rows(1 << 20, 1 << 24) == 8192);  // the product is more than an int holds
-    // What a run keeps, in its directory and its checkpoints, is resolved: no 0 for a later default to change.
+    CHECK(default_head_rows(1 << 20, 1 << 24) == 8192);  // the product exceeds the range of int
+    // A run's directory and checkpoints contain resolved values: no 0 whose default could change later.
     TemporaryDirectory directory;
     std::ofstream(directory / "run.json") << "{}";
     const Config config = load_config(directory / "run.json", {}, 1);
@@ -276,7 +276,7 @@ TEST_CASE("every option has a unique key, help, and a default that is allowed", 
     CHECK_NOTHROW(check_config(config, "defaults", 1));
 }
 
-TEST_CASE("the ends of every range are allowed and what lies beyond is not", "[config]") {
+TEST_CASE("the ends of every range are allowed, and values beyond them are not", "[config]") {
     Config config;
     for (const Option& option : option_table(config)) {
         INFO(option.key);
@@ -297,11 +297,11 @@ TEST_CASE("the ends of every range are allowed and what lies beyond is not", "[c
     }
 }
 
-TEST_CASE("digest and differences see exactly the options that change a run's result", "[config]") {
+TEST_CASE("digest and differences cover exactly the options that change a run's result", "[config]") {
     Config before, after;
     for (const Option& option : option_table(after)) {
         INFO(option.key);
-        // Which spikes are found, and where a run would go back to, changes nothing as long as it never does.
+        // The spike threshold and the rollback settings change nothing as long as there is no rollback.
         const bool matters_after_spikes =
             option.key == "train.spike_deviations"s || option.key == "checkpoint.every_steps"s;
         before.train.on_spike = matters_after_spikes ? OnSpike::rollback : OnSpike::warn;
@@ -338,7 +338,7 @@ TEST_CASE("digest and differences see exactly the options that change a run's re
     CHECK(config_digest(before).size() == 16);
 }
 
-TEST_CASE("what must not change a resumed run's result is not in the digest", "[config]") {
+TEST_CASE("options that do not change a resumed run's result are not in the digest", "[config]") {
     Config config;
     for (const Option& option : option_table(config)) {
         INFO(option.key);

@@ -1,4 +1,4 @@
-// Section "model" of a configuration: families, Hugging Face's names, and parts that contradict each other.
+// Section "model" of a configuration: families, Hugging Face's names, and contradictory settings.
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -13,7 +13,7 @@ Config::Model model_of(const std::string& members) {
     return parse_config("{\"model\":{" + members + "}}", "c.json").model;
 }
 
-// The configuration in a file, with a run of one short step and with overrides.
+// The configuration of a file with a run of one short step and these model keys, with overrides.
 Config load(const std::string& members, const std::vector<std::string>& overrides) {
     const TemporaryDirectory directory;
     const std::string path = directory / "c.json";
@@ -23,10 +23,10 @@ Config load(const std::string& members, const std::vector<std::string>& override
 
 }  // namespace
 
-TEST_CASE("a family sets the defaults of the parts", "[config]") {
+TEST_CASE("a family sets the defaults of the architecture keys", "[config]") {
     const Config::Model llama = model_of(R"("n_layer":2,"norm_eps":0.5,"family":"llama")");
     CHECK(llama.n_layer == 2);
-    CHECK(llama.norm_eps == 0.5);  // what is given stays, wherever the family is written
+    CHECK(llama.norm_eps == 0.5);  // explicit keys take precedence, wherever the family appears
     CHECK(llama.activation == ActivationFunction::silu);
     CHECK(llama.gated_mlp);
     CHECK(llama.norm == NormKind::rmsnorm);
@@ -44,7 +44,7 @@ TEST_CASE("a family sets the defaults of the parts", "[config]") {
     CHECK(qwen3.attention_bias == AttentionBias::none);
     CHECK(qwen3.qk_norm == QkNorm::weight);
     CHECK(qwen3.norm_eps == 1e-6);
-    // GPT-3 and a model that is called custom begin with GPT-2's parts.
+    // GPT-3 and custom models start from GPT-2's defaults.
     for (const char* family : {"gpt2", "gpt3", "custom"})
         CHECK(model_differences(model_of("\"family\":\"" + std::string(family) + "\""), Config().model).empty());
 }
@@ -59,12 +59,12 @@ TEST_CASE("a family from the command line is applied before the file's keys", "[
         CHECK(model.gated_mlp);
         CHECK(model.mlp_bias);
     }
-    // One in the file is replaced.
+    // It replaces a family in the file.
     CHECK(load(R"("family":"qwen3")", {"model.family=gpt2"}).model.qk_norm == QkNorm::none);
     CHECK(load(R"("family":"qwen3")", {"model.num_key_value_heads=2"}).model.n_kv_head == 2);
 }
 
-TEST_CASE("a printed configuration is short where it follows its family, and means the same", "[config]") {
+TEST_CASE("a printed configuration omits its family's defaults and is equivalent", "[config]") {
     Config config = parse_config(R"({"model":{"family":"qwen3","norm_eps":1e-5}})", "c.json");
     const std::string changed = changed_config_json(config);
     CHECK(nlohmann::json::parse(changed) == nlohmann::json{{"model", {{"family", "qwen3"}, {"norm_eps", 1e-5}}}});
@@ -72,7 +72,7 @@ TEST_CASE("a printed configuration is short where it follows its family, and mea
     CHECK(config_json(parse_config(config_json(config), "printed")) == config_json(config));
 }
 
-TEST_CASE("Hugging Face's names are accepted, one name at a time", "[config]") {
+TEST_CASE("Hugging Face's names are accepted, but not two names of one key", "[config]") {
     const Config::Model model = model_of(
         R"("model_type":"llama","num_hidden_layers":3,"num_attention_heads":6,"num_key_value_heads":2,"hidden_size":48,
            "head_dim":10,"intermediate_size":70,"max_position_embeddings":50,"hidden_act":"relu2","rms_norm_eps":1e-3,
@@ -111,7 +111,7 @@ TEST_CASE("Hugging Face's names are accepted, one name at a time", "[config]") {
     }
 }
 
-TEST_CASE("sizes that are not given are derived, and equal those that are", "[config]") {
+TEST_CASE("derived sizes equal the same sizes given explicitly", "[config]") {
     Config::Model model = with_sizes(model_of(R"("n_head":4,"n_embd":64)"));
     CHECK(model.n_kv_head == 4);
     CHECK(model.head_size == 16);
@@ -131,7 +131,7 @@ TEST_CASE("sizes that are not given are derived, and equal those that are", "[co
     CHECK(config_differences(Config(), derived) == std::vector<std::string>{"model.n_head: 12 -> 6"});
 }
 
-TEST_CASE("parts that contradict each other are refused with both keys", "[config]") {
+TEST_CASE("contradictory settings are rejected with both keys", "[config]") {
     for (const auto& [members, words] : std::initializer_list<std::pair<const char*, std::vector<std::string>>>{
              {R"("n_kv_head":5)", {"model.n_head (12)", "model.n_kv_head (5)"}},
              {R"("n_head":5)", {"model.n_embd (768)", "model.n_head (5)", "head_size"}},

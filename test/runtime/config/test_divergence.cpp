@@ -4,7 +4,7 @@
 
 namespace {
 
-// Normally distributed around 3 with a standard deviation of 0.1, by Box and Muller.
+// Normally distributed around 3 with a standard deviation of 0.1, by the Box-Muller transform.
 double loss_of_step(int step) {
     const Philox drawn = philox(17, 3, uint64_t(step));
     const double u = (double(drawn.word[0]) + 1) / 4294967297.0, v = double(drawn.word[1]) / 4294967296.0;
@@ -19,24 +19,24 @@ DivergenceState state_after(int steps) {
 
 }  // namespace
 
-TEST_CASE("a spike is a loss above the median and so many median absolute deviations of the last 200 losses") {
+TEST_CASE("a spike is a loss a number of median absolute deviations above the median of the last 200 losses") {
     LossWindow window;
     for (int i = 1; i <= 49; i++) window.add(i);
     CHECK(window.limit(8) == std::numeric_limits<double>::infinity());
     for (int i = 50; i <= 101; i++) window.add(i);
-    // Of 1 .. 101: the median is 51, and the distances are 0 and twice each of 1 .. 50, with the median 25.
+    // Of 1 .. 101: the median is 51; the distances are 0 and each of 1 .. 50 twice, with the median 25.
     CHECK(window.limit(8) == 51 + 8 * 25);
     CHECK(window.limit(2) == 51 + 2 * 25);
     window.add(102);
-    // Of 1 .. 102: the median is 51.5, and the distances are twice each of 0.5 .. 50.5.
+    // Of 1 .. 102: the median is 51.5; the distances are each of 0.5 .. 50.5 twice.
     CHECK(window.limit(2) == 51.5 + 2 * 25.5);
     for (int i = 0; i < 200; i++) window.add(7);
     CHECK(window.losses == std::vector<double>(200, 7.0));
-    CHECK(window.limit(8) > 7);  // the same loss again is no spike
+    CHECK(window.limit(8) > 7);  // the same loss again is not a spike
     CHECK(window.limit(8) < 7.0001);
 }
 
-TEST_CASE("what is not finite enters no window") {
+TEST_CASE("non-finite losses are not added to the window") {
     DivergenceState state = state_after(300);
     const LossWindow before = state.window;
     for (const double loss : {std::nan(""), double(INFINITY)}) state.judge(301, loss, false, false, 8);
@@ -48,7 +48,7 @@ TEST_CASE("what is not finite enters no window") {
     CHECK(window.losses.empty());
 }
 
-TEST_CASE("a spike is found at its step, and no step of a steady run is one") {
+TEST_CASE("a spike is found at its step, and a steady run has none") {
     DivergenceState state;
     int spikes = 0;
     for (int step = 1; step <= 100'000; step++)
@@ -63,17 +63,17 @@ TEST_CASE("a spike is found at its step, and no step of a steady run is one") {
         CHECK(copy.last_trouble == 100'001);
         CHECK_FALSE(copy.judge(100'002, 3.1, true, false, 8).is_spike);
     }
-    // An applied step whose loss is NaN cannot be; if it is, it is a spike.
+    // An applied step cannot have a NaN loss; if it has one, it counts as a spike.
     CHECK(state.judge(100'001, std::nan(""), true, false, 8).is_spike);
 }
 
-TEST_CASE("a checkpoint is healthy without trouble since the last step at which one was due") {
+TEST_CASE("a checkpoint is healthy if there was no trouble since the last step at which one was due") {
     DivergenceState state;
     CHECK(is_healthy_after(state, 1, 10));
     state.judge(20, std::nan(""), false, false, 8);
     for (const auto& [step, healthy] : {std::pair(20, false), {21, true}, {25, true}, {30, true}})
         CHECK(is_healthy_after(state, step, 10) == healthy);
-    state.judge(25, std::nan(""), false, true, 8);  // the loss scaler's normal work
+    state.judge(25, std::nan(""), false, true, 8);  // normal operation of the loss scaler
     CHECK(is_healthy_after(state, 30, 10));
     state.judge(26, std::nan(""), false, false, 8);
     for (const auto& [step, healthy] : {std::pair(27, false), {30, false}, {31, true}, {40, true}})
@@ -89,7 +89,7 @@ TEST_CASE("a checkpoint is healthy without trouble since the last step at which 
     }
 }
 
-TEST_CASE("a run goes back at most three times within 1,000 steps") {
+TEST_CASE("a run rolls back at most three times within 1,000 steps") {
     DivergenceState state;
     for (const int step : {100, 90, 600}) {
         CHECK(state.may_roll_back(step));

@@ -1,4 +1,4 @@
-// Learning rate, loss scale and FLOPs at their corner points.
+// Learning rate, loss scale and FLOPs at their edge cases.
 #include <cmath>
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -12,7 +12,7 @@ namespace {
 
 Config schedule_of(const std::string& name, int warmup_steps, int max_steps) {
     Config config;
-    config.optim.learning_rate = 0.3;  // not a binary fraction, so that an inexact end shows
+    config.optim.learning_rate = 0.3;  // not a binary fraction, so that an inexact final rate shows
     config.schedule.name = choice_named<LrSchedule>(name).value();
     config.schedule.warmup_steps = warmup_steps;
     config.schedule.final_lr_fraction = 0.1;
@@ -20,7 +20,7 @@ Config schedule_of(const std::string& name, int warmup_steps, int max_steps) {
     return config;
 }
 
-// The rate of a step in the course that the steps alone give.
+// The learning rate of a step if only the number of steps limits the run.
 double learning_rate(const Config& config, int step) { return learning_rate(config, planned_course(config, 1), step); }
 
 bool is_near(double x, double expected) { return std::abs(x - expected) <= 1e-15; }
@@ -54,11 +54,11 @@ TEST_CASE("the last step has the final rate exactly", "[schedule]") {
     CHECK(learning_rate(schedule_of("constant", 7, 100), 100) == kPeak);
 }
 
-TEST_CASE("schedules without a warm-up, of one step, and of nothing but warm-up", "[schedule]") {
+TEST_CASE("schedules without a warm-up, of one step, and of warm-up only", "[schedule]") {
     for (const char* name : {"cosine", "linear", "wsd"}) {
         INFO(name);
         CHECK(learning_rate(schedule_of(name, 0, 1), 1) == kFinal);
-        // With wsd a cooldown of at least one step follows the warm-up: check_config() sees to that.
+        // With wsd a cooldown of at least one step follows the warm-up; check_config() requires it.
         const int rest = std::string(name) == "wsd" ? 1 : 0;
         CHECK(learning_rate(schedule_of(name, 1, 1 + rest), 1) == kPeak);
         CHECK(learning_rate(schedule_of(name, 10, 10 + 2 * rest), 10) == kPeak);
@@ -70,7 +70,7 @@ TEST_CASE("schedules without a warm-up, of one step, and of nothing but warm-up"
 }
 
 TEST_CASE("cosine, linear and wsd follow their formulas in between", "[schedule]") {
-    // Half-way from the end of the warm-up at 20 to step 100.
+    // Halfway from the end of the warm-up at 20 to step 100.
     CHECK(is_near(learning_rate(schedule_of("cosine", 20, 100), 60), (kPeak + kFinal) / 2));
     CHECK(is_near(learning_rate(schedule_of("linear", 20, 100), 60), (kPeak + kFinal) / 2));
     // A quarter: cos(pi/4) = sqrt(1/2).
@@ -102,7 +102,7 @@ TEST_CASE("the cyclic schedule is a triangle that begins at the peak after the w
     }
 }
 
-TEST_CASE("no schedule leaves the interval from 0 to lr, and decay never rises", "[schedule]") {
+TEST_CASE("every schedule stays between 0 and lr, and never rises while it decays", "[schedule]") {
     for (const char* name : {"cosine", "linear", "wsd", "constant", "cyclic"}) {
         Config config = schedule_of(name, 13, 517);
         config.schedule.final_lr_fraction = 0;
@@ -127,7 +127,7 @@ Config wsd_of_minutes(double minutes, int warmup_steps = 10, int max_steps = 0) 
     return config;
 }
 
-// Runs with `step_s` seconds for each step, as a trainer does. Returns the last step; `course` is then the decision.
+// Simulates a trainer whose steps take `step_s` seconds. Returns the last step; `course` is the decision at that point.
 int run_until_end(const Config& config, Course& course, const std::function<double(int step)>& step_s,
                   double* elapsed_s = nullptr) {
     bool is_decided = false;
@@ -144,7 +144,7 @@ int run_until_end(const Config& config, Course& course, const std::function<doub
 
 }  // namespace
 
-TEST_CASE("the first of steps and epochs ends a run", "[schedule]") {
+TEST_CASE("the first limit of steps and epochs ends a run", "[schedule]") {
     Config config = schedule_of("constant", 0, 1000);
     config.train.seq_len = 64;
     config.train.total_batch_tokens = 512;  // 8 samples per step
@@ -165,7 +165,7 @@ TEST_CASE("the first of steps and epochs ends a run", "[schedule]") {
                  [&] { planned_course(config, 50); });
 }
 
-TEST_CASE("the cooldown of a run with a time limit begins so that it ends on time", "[schedule]") {
+TEST_CASE("the cooldown of a run with a time limit begins early enough to end on time", "[schedule]") {
     const Config config = wsd_of_minutes(10);
     for (double pace_s : {0.01, 0.37, 1.0, 7.0}) {
         INFO(pace_s << " s per step");
@@ -185,30 +185,30 @@ TEST_CASE("the cooldown of a run with a time limit begins so that it ends on tim
 TEST_CASE("a busy start does not shorten a run with a time limit", "[schedule]") {
     Course course;
     double elapsed_s = 0;
-    // The first second takes ten times as long; 0.1 s per step afterwards.
+    // The first second runs at a tenth of the speed; 0.1 s per step afterwards.
     const int end = run_until_end(
         wsd_of_minutes(5), course, [](int step) { return step <= 10 ? 1.0 : 0.1; }, &elapsed_s);
     CHECK(end > 2850);
     CHECK(elapsed_s <= 301);
 }
 
-TEST_CASE("steps that come before the time limit keep their own cooldown", "[schedule]") {
+TEST_CASE("a step limit reached before the time limit keeps its own cooldown", "[schedule]") {
     const Config config = wsd_of_minutes(10, 10, 500);
     const Course planned = planned_course(config, 1);
     CHECK(planned == Course{500, 400});
     Course course = planned;
     CHECK(run_until_end(config, course, [](int) { return 1.0; }) == 500);
     CHECK(course == planned);
-    // A cooldown that has begun is never changed, however slow the machine becomes.
+    // A cooldown that has begun never changes, even if the machine slows down.
     course = planned;
     CHECK(run_until_end(config, course, [](int step) { return step <= 401 ? 1.0 : 50.0; }) == 500);
-    // The time comes first.
+    // The time limit is reached first.
     course = planned;
     CHECK(run_until_end(config, course, [](int) { return 2.0; }) == 300);
     CHECK(course == Course{300, 240});
 }
 
-TEST_CASE("a time limit within the warm-up or a step still gives a cooldown, from the rate reached", "[schedule]") {
+TEST_CASE("a time limit within the warm-up or a step still has a cooldown from the rate reached", "[schedule]") {
     const Config config = wsd_of_minutes(1, 100);
     Course course;
     CHECK(run_until_end(config, course, [](int) { return 1.0; }) == 60);
@@ -222,7 +222,7 @@ TEST_CASE("a time limit within the warm-up or a step still gives a cooldown, fro
     CHECK(one.cooldown_begin == 1);
 }
 
-TEST_CASE("a constant rate runs until the next step would be too late", "[schedule]") {
+TEST_CASE("a constant rate runs until the next step would exceed the time limit", "[schedule]") {
     Config config = wsd_of_minutes(1, 0);
     config.schedule.name = LrSchedule::constant;
     Course course;
@@ -235,7 +235,7 @@ TEST_CASE("a constant rate runs until the next step would be too late", "[schedu
     CHECK(run_until_end(config, course, [](int) { return 0.7; }) == 50);
 }
 
-TEST_CASE("the expected end is that of the pace so far", "[schedule]") {
+TEST_CASE("the expected end follows from the pace so far", "[schedule]") {
     const Config config = wsd_of_minutes(10);
     CHECK(expected_end(config, {}, 0, 0) == 0);
     CHECK(expected_end(config, {}, 100, 60) == 1000);
@@ -295,7 +295,7 @@ TEST_CASE("the loss scale grows after growth_interval finite steps in a row", "[
     CHECK(scaler.scale() == 0x1p100f);
 }
 
-TEST_CASE("the loss scale backs off once the hysteresis is used up, which only growth restores", "[loss_scale]") {
+TEST_CASE("the loss scale is reduced once the hysteresis is used up, which only growth restores", "[loss_scale]") {
     LossScaler scaler(dynamic_scale());
     scaler.step_skipped(1, "wte");
     CHECK(scaler.scale() == 1024);
@@ -326,7 +326,7 @@ TEST_CASE("a non-finite step at the smallest loss scale is explained", "[loss_sc
                  [&] { scaler.step_skipped(5, "blocks.3.mlp.weight"); });
 }
 
-TEST_CASE("more than max_skipped_steps in a row end the run, with and without dynamic scaling", "[loss_scale]") {
+TEST_CASE("more than max_skipped_steps skips in a row end the run, with and without dynamic scaling", "[loss_scale]") {
     Config::LossScale options = dynamic_scale();
     options.dynamic = GENERATE(false, true);
     options.fixed = 8;
@@ -348,7 +348,7 @@ TEST_CASE("more than max_skipped_steps in a row end the run, with and without dy
     expect_error(Exit::non_finite, {"in 1 consecutive steps"}, [&] { LossScaler(options).step_skipped(1, "wpe"); });
 }
 
-TEST_CASE("a loss scaler that goes through a checkpoint goes on as if nothing had happened", "[loss_scale]") {
+TEST_CASE("a loss scaler restored from a checkpoint continues unchanged", "[loss_scale]") {
     Config::LossScale options = dynamic_scale();
     options.growth_factor = 1.7;
     options.backoff_factor = 0.3;
@@ -374,7 +374,7 @@ TEST_CASE("a loss scaler that goes through a checkpoint goes on as if nothing ha
     }
 }
 
-TEST_CASE("a damaged loss-scale state is refused with file and field", "[loss_scale]") {
+TEST_CASE("a damaged loss-scale state is rejected with file and field", "[loss_scale]") {
     const nlohmann::ordered_json good = LossScaler(dynamic_scale()).state();
     CHECK_NOTHROW(state_of(good));
     for (const auto& [key, value] : good.items())
@@ -393,7 +393,7 @@ TEST_CASE("a damaged loss-scale state is refused with file and field", "[loss_sc
 }
 
 // Published for llm.c's convention: GPT-2 with T = 1024 and a vocabulary padded to 50304.
-TEST_CASE("FLOPs per token are llm.c's for the GPT-2 family", "[flops]") {
+TEST_CASE("FLOPs per token equal llm.c's for the GPT-2 family", "[flops]") {
     struct Case {
         FlopsPerToken model;
         double giga;

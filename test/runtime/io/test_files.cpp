@@ -1,4 +1,4 @@
-// Files: what is read is a regular file, what is written is complete or absent, nothing is written through a link.
+// Files: inputs are regular files, outputs are complete or absent, and no write goes through a link.
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -26,8 +26,8 @@ mode_t mode_of(const std::string& path) {
     return status.st_mode & 0777;
 }
 
-// Runs the action in a child whose files may have at most `bytes`, as on a full disk. The exit code that main() would
-// have given, or 0.
+// Runs the action in a child process whose files may have at most `bytes`, as on a full disk. Returns the exit code
+// that main() would return, or 0.
 template <class Action> int with_file_size_limit(size_t bytes, Action action) {
     const pid_t child = ::fork();
     if (child == 0) {
@@ -49,7 +49,7 @@ template <class Action> int with_file_size_limit(size_t bytes, Action action) {
 
 }  // namespace
 
-TEST_CASE("read_file and MappedFile give a file's bytes", "[files]") {
+TEST_CASE("read_file and MappedFile return a file's bytes", "[files]") {
     TemporaryDirectory directory;
     for (const std::string& content : {""s, "x"s, "a\0b\n"s, std::string(1 << 20, 'y')}) {
         put(directory / "file", content);
@@ -67,7 +67,7 @@ TEST_CASE("read_file and MappedFile give a file's bytes", "[files]") {
     CHECK(MappedFile(directory / "link").size() == 1 << 20);
 }
 
-TEST_CASE("an input file is read by position and says what has become of it", "[files]") {
+TEST_CASE("an input file is read by position and reports changes", "[files]") {
     TemporaryDirectory directory;
     const std::string path = directory / "file";
     put(path, "0123456789");
@@ -78,7 +78,7 @@ TEST_CASE("an input file is read by position and says what has become of it", "[
     CHECK(part == "3456");
     CHECK(file.size() == 10);
     copy.read_at(10, part.data(), 0);
-    CHECK_THROWS_AS(file.read_at(7, part.data(), 4), Error);  // a mistake of the caller's
+    CHECK_THROWS_AS(file.read_at(7, part.data(), 4), Error);  // an error of the caller
     file.check_unchanged();
 
     SECTION("cut") {
@@ -104,7 +104,7 @@ TEST_CASE("an input file is read by position and says what has become of it", "[
     }
 }
 
-TEST_CASE("a page of a mapped file that cannot be read ends the process with a sentence", "[files]") {
+TEST_CASE("a page of a mapped file that cannot be read ends the process with an error message", "[files]") {
     TemporaryDirectory directory;
     const std::string path = directory / "file", said = directory / "said";
     put(path, std::string(100'000, 'x'));
@@ -123,7 +123,7 @@ TEST_CASE("a page of a mapped file that cannot be read ends the process with a s
     CHECK_THAT(read_file(said), ContainsSubstring("cannot read " + path + " at offset 70000"));
 }
 
-TEST_CASE("what a killed process left of files that are replaced as a whole is removed", "[files]") {
+TEST_CASE("temporary files of a killed process are removed", "[files]") {
     TemporaryDirectory directory;
     for (const char* name : {"a.json.tmp.0123456789abcdef", "a.json", "a.tmp.0123456789abcdeF", ".tmp.0123456789abcdef",
                              "a.tmp.0123456789abcde", "tmp.0123456789abcdef"})
@@ -134,7 +134,7 @@ TEST_CASE("what a killed process left of files that are replaced as a whole is r
     CHECK(std::ranges::count(left, "a.json.tmp.0123456789abcdef") == 0);
 }
 
-TEST_CASE("what is not a regular file is refused at once, by name", "[files]") {
+TEST_CASE("anything but a regular file is rejected at once, by name", "[files]") {
     TemporaryDirectory directory;
     const std::string fifo = directory / "fifo", loop = directory / "loop", dangling = directory / "dangling";
     ::mkfifo(fifo.c_str(), 0600);
@@ -160,7 +160,7 @@ TEST_CASE("what is not a regular file is refused at once, by name", "[files]") {
     expect_error(Exit::data, {"file", "5 bytes", "at most 4"}, [&] { read_file(directory / "file", 4); });
 }
 
-TEST_CASE("an output file is new, private, never a link, and as long as what was written", "[files]") {
+TEST_CASE("an output file is new, private, never a link, and exactly as long as the data written", "[files]") {
     TemporaryDirectory directory;
     const std::string path = directory / "out";
     {
@@ -188,7 +188,7 @@ TEST_CASE("an output file is new, private, never a link, and as long as what was
     expect_error(Exit::cannot_create, {directory / "no/such"}, [&] { OutputFile{directory / "no/such"}; });
 }
 
-TEST_CASE("open_to_append goes on behind the end", "[files]") {
+TEST_CASE("open_to_append continues at the end", "[files]") {
     TemporaryDirectory directory;
     const std::string path = directory / "log";
     OutputFile::open_to_append(path).append("one\n");
@@ -205,7 +205,7 @@ TEST_CASE("open_to_append goes on behind the end", "[files]") {
     expect_error(Exit::cannot_create, {"/dev/null", "a device"}, [] { OutputFile::open_to_append("/dev/null"); });
 }
 
-TEST_CASE("write_file_atomically replaces the file as a whole or leaves it and no litter", "[files]") {
+TEST_CASE("write_file_atomically replaces the whole file or leaves it unchanged, without temporary files", "[files]") {
     TemporaryDirectory directory;
     const std::string path = directory / "file";
     write_file_atomically(path, "first");
@@ -221,14 +221,14 @@ TEST_CASE("write_file_atomically replaces the file as a whole or leaves it and n
     expect_error(Exit::cannot_create, {directory / "sub"}, [&] { write_file_atomically(directory / "sub", "x"); });
     CHECK(list_directory(directory.path()) == std::vector<std::string>{"file", "sub"});
 
-    // A link is replaced, what it points to is not touched.
+    // Replaces a link but does not change its target.
     ::symlink("file", (directory / "link").c_str());
     write_file_atomically(directory / "link", "third");
     CHECK(read_file(path) == "second, longer");
     CHECK(read_file(directory / "link") == "third");
 }
 
-TEST_CASE("the umask decides who may read what is written", "[files]") {
+TEST_CASE("the umask determines the permissions of written files", "[files]") {
     const mode_t before = ::umask(0);
     for (const mode_t mask : {0022, 0002, 0077}) {
         INFO("umask " << std::oct << mask);
@@ -245,12 +245,12 @@ TEST_CASE("the umask decides who may read what is written", "[files]") {
     }
 }
 
-TEST_CASE("a disk that fills up is an error with the numbers, and reserving finds out first", "[files]") {
+TEST_CASE("a full disk is an error with the sizes, and reserving space detects it early", "[files]") {
     TemporaryDirectory directory;
     CHECK(with_file_size_limit(1000, [&] { OutputFile(directory / "a").append(std::string(1000, 'x')); }) == 0);
     CHECK(with_file_size_limit(1000, [&] { OutputFile(directory / "b").append(std::string(1001, 'x')); }) ==
           int(Exit::io));
-    CHECK(read_file(directory / "b") == std::string(1000, 'x'));  // the short write was followed by the error
+    CHECK(read_file(directory / "b") == std::string(1000, 'x'));  // the error follows a short write
     expect_error(Exit::io, {"reserve", "4611686018427387904 bytes", directory / "c"},
                  [&] { OutputFile(directory / "c", size_t(1) << 62); });
     CHECK_FALSE(file_exists(directory / "c"));
@@ -285,7 +285,7 @@ TEST_CASE("directories are made, listed in order, renamed and removed", "[files]
     expect_error(Exit::no_input, {directory / "none"}, [&] { free_bytes(directory / "none"); });
 }
 
-TEST_CASE("globs expand in the order of names, and to nothing is an error with the key", "[files]") {
+TEST_CASE("globs expand in the order of names, and a glob without matches is an error with the key", "[files]") {
     TemporaryDirectory directory;
     for (const char* name : {"train_2.bin", "train_10.bin", "train_1.bin", "val_1.bin", "[x].bin"})
         put(directory / name, "");
@@ -300,7 +300,7 @@ TEST_CASE("globs expand in the order of names, and to nothing is an error with t
         make_directory(directory / folder);
         put(directory / (folder + "/x.bin"s), "");
     }
-    ::symlink("absent", (directory / "link.bin").c_str());  // opening it says that its file is missing
+    ::symlink("absent", (directory / "link.bin").c_str());  // opening it reports the missing target
     const auto found = [&](const char* pattern) {
         std::string names;
         for (const std::string& path : expand_glob(directory / pattern, "data.train"))
@@ -317,7 +317,7 @@ TEST_CASE("globs expand in the order of names, and to nothing is an error with t
         expect_error(Exit::no_input, {"no file matches"}, [&] { found(absent); });
 }
 
-TEST_CASE("a folder that cannot be listed is no folder without files", "[files]") {
+TEST_CASE("a folder that cannot be listed is not treated as empty", "[files]") {
     TemporaryDirectory directory;
     make_directory(directory / "data");
     put(directory / "data/train_1.bin", "");
@@ -336,7 +336,7 @@ TEST_CASE("a folder that cannot be listed is no folder without files", "[files]"
     }
 }
 
-TEST_CASE("what a file looks like is told from its first bytes", "[files]") {
+TEST_CASE("a file's format is identified by its first bytes", "[files]") {
     struct Case {
         std::string bytes;
         const char* meaning;
@@ -359,14 +359,14 @@ TEST_CASE("what a file looks like is told from its first bytes", "[files]") {
     CHECK(describe_content("", 0) == "an empty file");
 }
 
-TEST_CASE("a message for a terminal has no control characters but line ends and tabs", "[files]") {
+TEST_CASE("a message for a terminal has no control characters except line ends and tabs", "[files]") {
     CHECK(printable_text("a\tb\nnaïve €") == "a\tb\nnaïve €");
     CHECK(printable_text("\x1b[31mred\x07\r\x7f") == "\\x1b[31mred\\x07\\x0d\\x7f");
     CHECK(printable_text("\xc2\x9b\x33\x31m \xc2\xa0") == "\\x9b31m \xc2\xa0");  // CSI in one character; a space
     CHECK(printable_text(std::string_view("\0", 1)) == "\\x00");
 }
 
-TEST_CASE("parse_json_or_null refuses what parse_json refuses, such as a nesting that uses up the stack", "[files]") {
+TEST_CASE("parse_json_or_null rejects what parse_json rejects, such as nesting that exhausts the stack", "[files]") {
     CHECK(parse_json_or_null("[1]").dump() == "[1]");
     CHECK(parse_json_or_null("[1").is_null());
     CHECK(parse_json_or_null(std::string(1 << 20, '[') + std::string(1 << 20, ']')).is_null());
@@ -375,7 +375,7 @@ TEST_CASE("parse_json_or_null refuses what parse_json refuses, such as a nesting
 TEST_CASE("parse_json keeps order and values and stops at its limits", "[files]") {
     const std::string text = R"({"z":1,"a":[true,null,-2,18446744073709551615,0.1,"\u00e9\n"],"m":{"b":{},"a":[]}})";
     CHECK(parse_json(text, "f", Exit::data).dump() == nlohmann::ordered_json::parse(text).dump());
-    CHECK(parse_json("\xef\xbb\xbf[]", "f", Exit::data).is_array());  // a byte order mark is let pass
+    CHECK(parse_json("\xef\xbb\xbf[]", "f", Exit::data).is_array());  // a byte order mark is skipped
     CHECK(parse_json("[[[]]]", "f", Exit::data, {.max_depth = 3}).dump() == "[[[]]]");
     expect_error(Exit::data, {"f, line 1, column 4", "3 deep"},
                  [] { parse_json("[[[[]]]]", "f", Exit::data, {.max_depth = 3}); });
@@ -383,17 +383,17 @@ TEST_CASE("parse_json keeps order and values and stops at its limits", "[files]"
     expect_error(Exit::data, {"more than 4 values"},
                  [] { parse_json("[1,2,3,4]", "f", Exit::data, {.max_values = 4}); });
 
-    // No prefix of a text is a text, whatever it ends in.
+    // A prefix of a valid text is never valid.
     for (size_t length = 0; length < text.size(); length++)
         expect_error(Exit::config, {"f"}, [&] { parse_json(text.substr(0, length), "f", Exit::config); });
 
-    // One object has a key once; the first that is repeated is told. Others may have it too.
+    // A key may occur once per object; the first repeated key is reported. Other objects may have the same key.
     const std::string nested = R"({"a":{"a":1,"b":[{"a":{"c":{}}},{"a":2}]},"b":{"b":[]},"c":3})";
     CHECK(parse_json(nested, "f", Exit::data).dump() == nested);
     expect_error(Exit::data, {"f, line 2, column 4", "duplicate key \"b\""},
                  [] { parse_json("{\"c\":{\"b\":0},\"b\":1,\"a\":2,\n \"b\":3,\"a\":4,\n\"b\":5}", "f", Exit::data); });
 
-    // A large object takes time in proportion: 100,000 keys, as in a tokenizer's vocabulary.
+    // The time of a large object is linear in its size: 100,000 keys, as in a tokenizer's vocabulary.
     std::string large = "{";
     for (int i = 0; i < 100000; i++) large += (i ? ",\"k" : "\"k") + std::to_string(i) + "\":" + std::to_string(i);
     CHECK(parse_json(large + "}", "f", Exit::data).size() == 100000);

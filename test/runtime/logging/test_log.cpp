@@ -1,4 +1,4 @@
-// The records of a run: digits that restore the bits, no step twice after a resume, lines for people, signals.
+// The records of a run: digits that restore the bits, no repeated step after a resume, progress lines, signals.
 #include <fcntl.h>
 #include <stdlib.h>
 #include <sys/wait.h>
@@ -41,7 +41,7 @@ void write_steps(const std::string& dir, int committed_step, int last_step) {
     log.sync();
 }
 
-// What `action` prints on a stream that is a file, or the terminal end of a pseudo-terminal.
+// The output of `action` on a stream that is a file or the terminal end of a pseudo-terminal.
 template <class Action> std::string printed_on_file(Action action) {
     std::FILE* file = std::tmpfile();
     action(file);
@@ -59,8 +59,8 @@ template <class Action> std::string printed_on_terminal(Action action) {
     REQUIRE(::unlockpt(master) == 0);
     std::FILE* terminal = std::fopen(::ptsname(master), "w");
     REQUIRE(terminal);
-    // Read while it is written, since a full terminal makes the writer wait. The system hands the text over in pieces,
-    // and ends with an error when nobody holds the other side any more.
+    // Reads while the terminal is written, because a full terminal blocks the writer. Reads return the text in pieces,
+    // and fail once the other side is closed.
     std::string text;
     std::jthread reader([&] {
         char piece[256];
@@ -118,7 +118,7 @@ TEST_CASE("a sample is valid JSON whatever the model writes", "[log]") {
     CHECK(printable("A \xc3\xa9\n\x1b[2J\t\x7f\r\xc2\x9b\x31\xc2\xa0\xe2\x82") == "A \u00e9\n[2J\t1\u00a0\ufffd");
 }
 
-TEST_CASE("what is not a finite number is still valid JSON", "[log]") {
+TEST_CASE("numbers that are not finite are written as valid JSON", "[log]") {
     TrainRecord record = record_of(1);
     record.loss = std::nan("");
     record.grad_norm = std::numeric_limits<float>::infinity();
@@ -142,7 +142,7 @@ TEST_CASE("main.log has llm.c's form", "[log]") {
     CHECK(read_file(directory / "main.log") == "s:12 trl:3.1416 lr:0.000600 norm:1.00\ns:12 tel:2.7183\n");
 }
 
-TEST_CASE("after a resume from any step the files are those of a run that never stopped", "[log]") {
+TEST_CASE("after a resume from any step the files equal those of an uninterrupted run", "[log]") {
     TemporaryDirectory straight;
     write_steps(straight.path(), 0, 20);
     const std::vector<std::string> litters = {
@@ -162,7 +162,7 @@ TEST_CASE("after a resume from any step the files are those of a run that never 
         }
 }
 
-TEST_CASE("a log that is a link stays one, and its target continues", "[log]") {
+TEST_CASE("a log that is a link stays a link, and its target is continued", "[log]") {
     TemporaryDirectory directory;
     for (const char* name : {"whole", "run", "disk"}) std::filesystem::create_directory(directory / name);
     write_steps(directory / "whole", 0, 12);
@@ -172,7 +172,7 @@ TEST_CASE("a log that is a link stays one, and its target continues", "[log]") {
         std::filesystem::rename(directory / ("run/" + name), directory / ("disk/" + name));
         std::filesystem::create_symlink("../disk/" + name, directory / ("run/" + name));
     }
-    for (const bool has_gap : {false, true}) {  // the files are cut, or replaced
+    for (const bool has_gap : {false, true}) {  // the files are truncated or replaced
         if (has_gap) std::ofstream(directory / "disk/metrics.jsonl", std::ios::app) << "{\"kind\"\n{\"step\":9}\n";
         write_steps(directory / "run", has_gap ? 8 : 5, has_gap ? 12 : 8);
         for (const std::string& name : kNames) CHECK(std::filesystem::is_symlink(directory / ("run/" + name)));
@@ -186,7 +186,7 @@ TEST_CASE("a log that is a link stays one, and its target continues", "[log]") {
     CHECK(std::filesystem::is_symlink(directory / "run/main.log"));
 }
 
-TEST_CASE("lines appear in the files at once and whole", "[log]") {
+TEST_CASE("lines appear in the files immediately and complete", "[log]") {
     TemporaryDirectory directory;
     RunLog log(directory.path(), 0);
     for (int step = 1; step <= 3; step++) {
@@ -196,7 +196,7 @@ TEST_CASE("lines appear in the files at once and whole", "[log]") {
     expect_error(Exit::cannot_create, {"no/such"}, [&] { RunLog(directory / "no/such", 0); });
 }
 
-TEST_CASE("the progress line says step, loss, rate, speed and the time left", "[log]") {
+TEST_CASE("the progress line shows step, loss, rate, speed and the time left", "[log]") {
     TrainRecord record{.step = 12,
                        .loss = 3.14159,
                        .learning_rate = 6e-4,
@@ -212,7 +212,7 @@ TEST_CASE("the progress line says step, loss, rate, speed and the time left", "[
     CHECK(progress_line(record, 500, 0).ends_with(" 999 tokens/s | 166 ms | 0 s left | skipped: wte is not finite"));
 }
 
-TEST_CASE("without a terminal, or with several ranks, progress is a plain line every so many steps", "[log]") {
+TEST_CASE("without a terminal, or with several ranks, progress is a plain line every N steps", "[log]") {
     auto train = [](std::FILE* out, int ranks) {
         TrainingProgress progress(out, TerminalMode::automatic, ranks, 25, 10);
         for (int step = 3; step <= 25; step++) progress.show(record_of(step));
@@ -221,7 +221,7 @@ TEST_CASE("without a terminal, or with several ranks, progress is a plain line e
     const std::string text = printed_on_file([&](std::FILE* out) { train(out, 1); });
     CHECK(text.find_first_of("\r\x1b") == std::string::npos);
     std::string on_terminal = printed_on_terminal([&](std::FILE* out) { train(out, 2); });
-    std::erase(on_terminal, '\r');  // the terminal's own, before each newline
+    std::erase(on_terminal, '\r');  // added by the terminal before each newline
     CHECK(on_terminal == text);
     std::vector<std::string> lines;
     for (size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1)
@@ -243,7 +243,7 @@ TEST_CASE("on a terminal progress rewrites one line that is never wider than the
     const std::string line1 = progress_line(record_of(1), 3, 0).substr(0, 40);
     CHECK(text.starts_with(line1));
     CHECK(text.find("\r\x1b[Kstep 2/3") != std::string::npos);
-    // Below a line of its own the last step's comes again, so that its loss stays in sight.
+    // After another line is printed, the last step's line is printed again, so that its loss remains visible.
     CHECK(text.find("\r\x1b[Kstep 2 | validation loss 4.2500\r\nstep 2/3 | loss 2.5000 ") != std::string::npos);
     CHECK(text.find("\r\x1b[Kstep 3/3") != std::string::npos);
     CHECK(text.ends_with("\n"));
@@ -251,7 +251,7 @@ TEST_CASE("on a terminal progress rewrites one line that is never wider than the
         CHECK(end - begin <= 79 + std::strlen("[K\r"));
 }
 
-TEST_CASE("what takes long is said, on a terminal soon and elsewhere now and then", "[log]") {
+TEST_CASE("long operations show progress, soon on a terminal and occasionally elsewhere", "[log]") {
     const Patience patience{.tick_s = 0.01, .terminal_s = 0.05, .plain_s = 0.2};
     auto train = [&](std::FILE* out) {
         TrainingProgress progress(out, TerminalMode::line, 1, 9, 1, patience);
@@ -274,7 +274,7 @@ TEST_CASE("what takes long is said, on a terminal soon and elsewhere now and the
     CHECK(std::count(file.begin(), file.end(), '\n') < 8);
 }
 
-TEST_CASE("a curve keeps its shape in bounded memory, over gaps and what is not finite", "[log]") {
+TEST_CASE("a curve keeps its shape in bounded memory, also with gaps and non-finite values", "[log]") {
     Curve curve;
     CHECK(curve.resampled(3).empty());
     curve.add(1001, 4);
@@ -293,7 +293,7 @@ TEST_CASE("the curve on the terminal falls from left to right between the labels
     for (int step = 1; step <= 100; step++) curve.add(step, 10.0 - 0.05 * step);
     std::vector<std::string> lines = curve_lines(curve, 29, 5, false);
     REQUIRE(lines.size() == 5);
-    CHECK(lines[0].starts_with("  9.689 |*"));  // the second of 20 values: the highest 2 % are above
+    CHECK(lines[0].starts_with("  9.689 |*"));  // the second of 20 values: the highest 2 % are cut off
     CHECK(lines[4].starts_with("      5 |"));
     for (size_t row = 0; row < 5; row++) {
         CHECK(lines[row].size() == 29);
@@ -301,7 +301,7 @@ TEST_CASE("the curve on the terminal falls from left to right between the labels
         CHECK(first / 4 >= row - (row > 0));
         CHECK(last / 4 <= row + (row < 4));
     }
-    // Braille has two dots by four in a character: the same curve rises and falls by quarters of a line.
+    // Braille characters have two by four dots: the same curve rises and falls by quarters of a line.
     lines = curve_lines(curve, 29, 5, true);
     CHECK(lines[0].starts_with("  9.823 \u2502\u2809"));
     CHECK(lines[4].ends_with("\u28c0"));
@@ -329,8 +329,8 @@ TEST_CASE("the view shows every number, and fits every terminal that it accepts"
         CHECK_THAT(text, ContainsSubstring(part));
 }
 
-TEST_CASE("the first signal asks to stop, the second ends, hang-ups are ignored", "[log]") {
-    // In a child, since the flag cannot be taken back. Its exit code tells how far it came.
+TEST_CASE("the first signal requests a stop, the second exits, SIGHUP is ignored", "[log]") {
+    // In a child process, because the flag cannot be reset. Its exit code shows how far it got.
     auto exit_code = [](auto action) {
         const pid_t child = ::fork();
         if (child == 0) {

@@ -1,4 +1,4 @@
-// The logs of a run on a disk that refuses to write, and after crashes that left more than lines.
+// A run's logs on a disk that rejects writes, and after crashes that left incomplete lines.
 #include <sys/resource.h>
 
 #include <csignal>
@@ -15,7 +15,7 @@ TrainRecord record_of(int step) {
     return {.step = step, .loss = 1.0 / step, .learning_rate = 1e-3, .time = 1e9 + step};
 }
 
-// Files of this process can have at most so many bytes while this lives: a write stops half-way at the limit.
+// While this object lives, files of this process can have at most N bytes: a write stops partway at the limit.
 class FileSizeLimit {
 public:
     explicit FileSizeLimit(size_t bytes) {
@@ -34,7 +34,7 @@ private:
     void (*handler_)(int);
 };
 
-// The steps first .. last, and what was said.
+// Writes the steps first .. last and returns the printed messages.
 std::string write_steps(RunLog& log, int first, int last) {
     std::string said;
     for (int step = first; step <= last; step++) {
@@ -52,14 +52,14 @@ std::vector<std::string> contents(const std::string& directory) {
         all.push_back(read_file(directory + "/" + name));
     for (const std::string& name : list_directory(directory + "/tensorboard")) {
         const std::string events = read_file(directory + "/tensorboard/" + name);
-        all.push_back(events.substr(std::min<size_t>(events.size(), 200)));  // behind the time of its beginning
+        all.push_back(events.substr(std::min<size_t>(events.size(), 200)));  // after the start time
     }
     return all;
 }
 
 }  // namespace
 
-TEST_CASE("a log that could not be written for some steps has every record once, in order", "[log]") {
+TEST_CASE("a log with failed writes for some steps has every record once, in order", "[log]") {
     TemporaryDirectory straight;
     {
         RunLog log(straight.path(), 0, "{}");
@@ -79,14 +79,14 @@ TEST_CASE("a log that could not be written for some steps has every record once,
         CHECK_THAT(said, ContainsSubstring("warning: cannot write "));
         CHECK_THAT(said, ContainsSubstring(": File too large; the records are kept in memory"));
         CHECK(std::count(said.begin(), said.end(), '\n') == 1);
-        if (limit % 2 == 0) log.sync();  // writes what is missing first
+        if (limit % 2 == 0) log.sync();  // writes the missing records first
         said = write_steps(log, 10, 12);
         CHECK(said == "writing the log works again; no records were lost\n");
         CHECK(contents(faulty.path()) == contents(straight.path()));
     }
 }
 
-TEST_CASE("a log that cannot be written for 100 steps ends the run, and no checkpoint waits for it", "[log]") {
+TEST_CASE("a log that cannot be written for 100 steps ends the run, and delays no checkpoint", "[log]") {
     TemporaryDirectory directory;
     {
         RunLog log(directory.path(), 0);
@@ -112,7 +112,7 @@ TEST_CASE("a log that cannot be written for 100 steps ends the run, and no check
     log.sync();
 }
 
-TEST_CASE("a log keeps little in memory, however long no checkpoint is saved", "[log]") {
+TEST_CASE("a log uses little memory, however long no checkpoint is saved", "[log]") {
     TemporaryDirectory directory;
     const std::string path = directory / "x";
     OutputFile{path};
@@ -124,7 +124,7 @@ TEST_CASE("a log keeps little in memory, however long no checkpoint is saved", "
     CHECK(std::filesystem::file_size(path) == 100u << 20);
 }
 
-TEST_CASE("a log is written while another thread syncs it, and has every record once, in order", "[log]") {
+TEST_CASE("a log written while another thread syncs it has every record once, in order", "[log]") {
     TemporaryDirectory straight, synced;
     constexpr int kSteps = 3000;
     {
@@ -143,7 +143,7 @@ TEST_CASE("a log is written while another thread syncs it, and has every record 
     CHECK(contents(synced.path()) == contents(straight.path()));
 }
 
-TEST_CASE("a sync that hangs holds up no record, and one that fails loses none", "[log]") {
+TEST_CASE("a sync that hangs delays no record, and one that fails loses none", "[log]") {
     for (const int error : {0, EIO}) {
         INFO(error);
         TemporaryDirectory straight, faulty;
@@ -164,10 +164,10 @@ TEST_CASE("a sync that hangs holds up no record, and one that fails loses none",
         });
         fault->wait_until_met();
         CHECK(write_steps(log, 6, 19).empty());
-        fault.reset();  // the disk answers
+        fault.reset();  // the disk responds again
         saver.join();
         CHECK(bool(failure) == (error != 0));
-        // The system may drop pages after a failed fsync.
+        // The system may discard pages after a failed fsync.
         if (error != 0) std::filesystem::resize_file(faulty / "metrics.jsonl", 0);
         write_steps(log, 20, 20);
         log.sync();
@@ -175,12 +175,12 @@ TEST_CASE("a sync that hangs holds up no record, and one that fails loses none",
     }
 }
 
-TEST_CASE("a log of more than a GiB is cut in little memory, and keeps its lines", "[log]") {
+TEST_CASE("truncating a log of more than a GiB uses little memory and keeps its lines", "[log]") {
     TemporaryDirectory directory;
     const std::string path = directory / "metrics.jsonl";
     const std::string first = json_line(record_of(1)) + "\n", second = json_line(record_of(2)) + "\n";
     std::ofstream(path) << first;
-    std::filesystem::resize_file(path, size_t(1100) << 20);  // a hole, as a power cut may leave it
+    std::filesystem::resize_file(path, size_t(1100) << 20);  // a hole, as after a power cut
     std::ofstream(path, std::ios::app) << "\n" << second << json_line(record_of(3)) << "\n";
     const size_t before = resident_bytes();
     RunLog log(directory.path(), 2);
@@ -188,12 +188,12 @@ TEST_CASE("a log of more than a GiB is cut in little memory, and keeps its lines
     CHECK(read_file(path) == first + second);
 }
 
-TEST_CASE("a log is cut in place where the lines that count are its beginning", "[log]") {
+TEST_CASE("a log is truncated in place if the lines to keep are its beginning", "[log]") {
     TemporaryDirectory directory;
     const std::string path = directory / "metrics.jsonl";
     auto inode_after = [&](const std::string& content) {
         std::ofstream(path) << content;
-        const std::string link = directory / "link";  // keeps the file alive, so that no other has its number
+        const std::string link = directory / "link";  // keeps the file alive, so that its inode number is not reused
         std::filesystem::remove(link);
         std::filesystem::create_hard_link(path, link);
         RunLog log(directory.path(), 2);
@@ -207,7 +207,7 @@ TEST_CASE("a log is cut in place where the lines that count are its beginning", 
     CHECK_FALSE(inode_after(json_line(record_of(1)) + "\n\n" + json_line(record_of(2)) + "\n"));
 }
 
-TEST_CASE("what a resumed run cuts off its logs does not come back after a power cut", "[log]") {
+TEST_CASE("lines that a resumed run removes from its logs do not return after a power cut", "[log]") {
     TemporaryDirectory directory;
     {
         RunLog log(directory.path(), 0);
@@ -223,7 +223,7 @@ TEST_CASE("what a resumed run cuts off its logs does not come back after a power
     }
 }
 
-TEST_CASE("a log that cannot be read is left as it is", "[log]") {
+TEST_CASE("a log that cannot be read is left unchanged", "[log]") {
     TemporaryDirectory directory;
     std::filesystem::create_directories(directory / "metrics.jsonl");
     CHECK_THROWS_AS(RunLog(directory.path(), 0), Error);

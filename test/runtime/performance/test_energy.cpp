@@ -1,4 +1,4 @@
-// The energy meter on files like those that Linux shows for RAPL. NVML: test/program/test_energy.py.
+// The energy meter with files like Linux's RAPL files. NVML: test/program/test_energy.py.
 #include <fstream>
 
 #include "runtime/io/io.h"
@@ -38,7 +38,7 @@ EnergyMeter meter_of(const std::string& dir) { return EnergyMeter({.gpu = "", .r
 
 }  // namespace
 
-TEST_CASE("joules of packages and memory since the last reading, across a counter's end", "[energy]") {
+TEST_CASE("joules of packages and memory since the last reading, across a counter's overflow", "[energy]") {
     FakeRapl rapl;
     EnergyMeter meter = meter_of(rapl.dir());
     CHECK(meter.description() == "CPU by RAPL (package-0, dram, package-1)");
@@ -46,9 +46,9 @@ TEST_CASE("joules of packages and memory since the last reading, across a counte
     rapl.set("intel-rapl:0", 8e6);         // + 3
     rapl.set("intel-rapl:0:0", 900e6);     // in package-0
     rapl.set("intel-rapl:0:1", 2.5e6);     // + 0.5
-    rapl.set("intel-rapl:1", 4e6);         // + 5, through 1000 J
-    rapl.set("intel-rapl:2", 500e6);       // everything once more
-    rapl.set("intel-rapl-mmio:0", 500e6);  // package-0 once more
+    rapl.set("intel-rapl:1", 4e6);         // + 5, across the overflow at 1000 J
+    rapl.set("intel-rapl:2", 500e6);       // everything again
+    rapl.set("intel-rapl-mmio:0", 500e6);  // package-0 again
     const EnergyReading reading = meter.read();
     REQUIRE(reading.joules);
     CHECK(*reading.joules == Approx(8.5));
@@ -57,7 +57,7 @@ TEST_CASE("joules of packages and memory since the last reading, across a counte
     CHECK(!reading.gpu_temperature_c);
     CHECK(reading.throttle.empty());
     CHECK(meter.read().joules == 0.0);
-    rapl.set("intel-rapl:0:1", 1e6);  // + 498.5, through 500 J
+    rapl.set("intel-rapl:0:1", 1e6);  // + 498.5, across the overflow at 500 J
     CHECK(*meter.read().joules == Approx(498.5));
 }
 
@@ -70,7 +70,7 @@ TEST_CASE("counters that cannot be read", "[energy]") {
     CHECK(!meter_of("").read().joules);
 
     remove_tree(rapl.path("intel-rapl:1/energy_uj"));
-    make_directories(rapl.path("intel-rapl:1/energy_uj"));  // as root reads what nobody may read
+    make_directories(rapl.path("intel-rapl:1/energy_uj"));  // because root can read files without read permission
     EnergyMeter meter = meter_of(rapl.dir());
     const std::string path = rapl.path("intel-rapl:1/energy_uj");
     CHECK(meter.description() == "not measured: cannot read the RAPL counters (" + path + ": Is a directory)");
@@ -82,7 +82,7 @@ TEST_CASE("counters that cannot be read", "[energy]") {
     CHECK(!gpu.read().joules);
 }
 
-TEST_CASE("a counter that disappears while it is read counts no further", "[energy]") {
+TEST_CASE("a counter that disappears stops counting", "[energy]") {
     FakeRapl rapl;
     EnergyMeter meter = meter_of(rapl.dir());
     remove_tree(rapl.path("intel-rapl:1/energy_uj"));

@@ -1,4 +1,4 @@
-// The scaling model against worked examples, its limits, and hand-made steps; plan's options for it.
+// The scaling model compared with worked examples, limiting cases and steps computed by hand; plan's scaling options.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
@@ -34,13 +34,13 @@ ScalingInputs on_gpus(int gpus, const Gpt2& model, double tokens_per_rank) {
     return in;
 }
 
-// The examples that are bytes over bandwidth and nothing else.
+// For the examples that consist of bytes over bandwidth only.
 ScalingInputs without_latency(ScalingInputs in) {
     in.start_s = in.nvlink_hop_s = in.pcie_hop_s = in.net_level_s = 0;
     return in;
 }
 
-// Everything can hide: the examples do not tell embeddings from layers.
+// All communication can overlap: the examples do not separate embeddings from layers.
 ScalingInputs in_one_layer(ScalingInputs in) {
     in.bucket_elements = {0, std::accumulate(in.bucket_elements.begin(), in.bucket_elements.end(), 0.0)};
     return in;
@@ -64,7 +64,7 @@ bool is_near(double x, double expected) { return std::abs(x - expected) <= 1e-12
 // "ZeRO overlap, 8 GPUs, NVLink 450 GB/s/dir (measured RS/AG busbw 363/361)": "RS or AG time = 2N (7/8) / 363 GB/s:
 // 124M 0.60, 350M 1.71, 774M 3.73, 1558M 7.51 ... Compute per optimizer step at 57% MFU and 524,288 tokens: 93 / 265 /
 // 573 / 1,141 ms. So (RS+AG)/compute = 1.3% for every model".
-TEST_CASE("scaling: collectives and compute of GPT-2 on 8 GPUs are the worked example's", "[scaling]") {
+TEST_CASE("scaling: collectives and compute of GPT-2 on 8 GPUs match the worked example", "[scaling]") {
     struct Row {
         Gpt2 model;
         const char *collective_ms, *compute_ms;
@@ -94,9 +94,9 @@ TEST_CASE("scaling: collectives and compute of GPT-2 on 8 GPUs are the worked ex
 }
 
 // The same section: "ZeRO-2/3 per micro-step: 1558M, 16,384 tok micro-batch = 290 ms compute vs 7.5 (RS) or 22.5 ms
-// (AG+AG+RS) = 2.6% / 7.8%, hideable." 16,384 tokens at the section's 57 % are 285 ms; the shares are of its 290.
+// (AG+AG+RS) = 2.6% / 7.8%, hideable." 16,384 tokens at the section's 57 % take 285 ms; its fractions refer to 290.
 // "SM contention when overlapped (~35% slowdown of concurrent GEMMs): cost ~0.35 7.5 = 2.6 ms (0.2%)."
-TEST_CASE("scaling: micro-steps of ZeRO-2 and 3 and the contention are the worked example's", "[scaling]") {
+TEST_CASE("scaling: micro-steps of ZeRO-2 and 3 and the contention match the worked example", "[scaling]") {
     ScalingInputs in = without_latency(on_gpus(8, k1558M, 16384));
     const auto one = predict_scaling(in);
     in.micro_steps = 2;
@@ -107,7 +107,7 @@ TEST_CASE("scaling: micro-steps of ZeRO-2 and 3 and the contention are the worke
     CHECK(ms(gathered, 1) == "22.5");
     CHECK(percent(reduced / 0.290, 1) == "2.6");
     CHECK(percent(gathered / 0.290, 1) == "7.8");
-    CHECK(std::abs(one[2].compute_s - 0.290) <= 0.005);  // two digits of it are meant
+    CHECK(std::abs(one[2].compute_s - 0.290) <= 0.005);  // the example gives two digits
     CHECK(two[1].communication.seconds == one[1].communication.seconds);
 
     in = in_one_layer(without_latency(on_gpus(8, k1558M, 524288 / 8)));
@@ -120,7 +120,7 @@ TEST_CASE("scaling: micro-steps of ZeRO-2 and 3 and the contention are the worke
 
 // "64 nodes x 8, 400 Gb/s (50 GB/s) per GPU": "intra RS 2N 7/8/363; inter (63/64) (2N/8)/45 GB/s. 1558M: 7.5 ms NVLink,
 // 8.5 ms IB (... serial 16)."
-TEST_CASE("scaling: the links' times on 64 nodes are the worked example's", "[scaling]") {
+TEST_CASE("scaling: the links' times on 64 nodes match the worked example", "[scaling]") {
     const ScalingInputs in = without_latency(on_gpus(512, k1558M, 2048));
     const CommTime time = collective_time(2 * psi(in), in);
     CHECK(ms(time.nvlink_s, 1) == "7.5");
@@ -129,7 +129,7 @@ TEST_CASE("scaling: the links' times on 64 nodes are the worked example's", "[sc
     CHECK(time.seconds == time.net_s);
 }
 
-// The NCCL section: all-reduce on 64 nodes of 8 H100 by message size, from two sources; the model is to lie between.
+// The NCCL section: all-reduce on 64 nodes of 8 H100 by message size, from two sources; the model must lie between.
 // "at 61 MB per-layer buckets ~140 -> 22 ms; at 14 MB (124M layers) ~40-50 -> 5-6 ms for 249 MB", "with >= 512 MB
 // messages busbw ~290-310".
 TEST_CASE("scaling: bus bandwidth by message size lies between two published measurements", "[scaling]") {
@@ -143,7 +143,7 @@ TEST_CASE("scaling: bus bandwidth by message size lies between two published mea
         CHECK(bus_bandwidth(p.mebibytes * kMiB, in) / 1e9 >= p.least);
         CHECK(bus_bandwidth(p.mebibytes * kMiB, in) / 1e9 <= p.most);
     }
-    // The example's 140 GB/s are the published point at 64 MiB.
+    // The example's 140 GB/s is the published point at 64 MiB.
     CHECK(ms(2 * psi(in) * 511 / 512 / bus_bandwidth(64 * kMiB, in), 0) == "22");
     const double small = bus_bandwidth(14.2e6, in);
     CHECK((small >= 40e9 && small <= 50e9));
@@ -157,7 +157,7 @@ TEST_CASE("scaling: bus bandwidth by message size lies between two published mea
 // The table of "64 nodes x 8" for 1558M at a bus bandwidth of 300 GB/s, "10.4 ms each for RS and AG": tokens per GPU
 // and step 2,048: 58 % of the compute, "RS 10.4 of 23.8 ms yes; AG 10.4 of 11.9 ms barely"; 8,192: 15 %; 16,384: 7 %;
 // 1,024 does not fit. "RS+AG = compute at 2 2N/300e9 = 6N t/564e12 -> t ~ 1,250".
-TEST_CASE("scaling: what fits behind forward and backward on 64 nodes is the worked example's", "[scaling]") {
+TEST_CASE("scaling: overlapped communication on 64 nodes matches the worked example", "[scaling]") {
     ScalingInputs in = in_one_layer(without_latency(on_gpus(512, k1558M, 2048)));
     in.net_share = 300e9 * (63.0 / 64) / (511.0 / 512) / 8 / in.net_bytes_per_s;
     in.overlap_slowdown = 0;
@@ -186,8 +186,9 @@ TEST_CASE("scaling: what fits behind forward and backward on 64 nodes is the wor
     CHECK(std::abs(1024 * even.communication.seconds / even.compute_s - 1250) <= 5);
 }
 
-// Forward computes 1 s, backward 2; a collective on the layers takes 1.5 s, on the outer bucket 0.1. Two micro-steps.
-TEST_CASE("scaling: the steps of all stages by hand", "[scaling]") {
+// Forward computes for 1 s, backward for 2; a collective takes 1.5 s for the layers, 0.1 for the outer bucket. Two
+// micro-steps.
+TEST_CASE("scaling: the steps of all stages match a calculation by hand", "[scaling]") {
     ScalingInputs in;
     in.gpu = find_gpu("h100");
     in.gpu.flops_per_s = 1;
@@ -204,10 +205,10 @@ TEST_CASE("scaling: the steps of all stages by hand", "[scaling]") {
     struct Row {
         double communication, exposed, slowdown;
     };
-    const Row rows[] = {{3.2, 1.0 + 0.2, 0},                  // 3.0 behind the last backward, 0.2 after it
-                        {3.2, 0.5 + 0.1 + 0.1, 0.15},         // 1.5 behind forward, 1.5 behind backward
-                        {4.8, 0.5 + 0.1 + 0.1, 0.15 + 0.16},  // and 1.6 behind the other backward
-                        {9.6, 0.6 + 0.6 + (3.2 - 2) + (3.1 - 2) + 0.1, 0}};  // 3.2 and 3.1 behind the backwards
+    const Row rows[] = {{3.2, 1.0 + 0.2, 0},                  // 3.0 during the last backward, 0.2 after it
+                        {3.2, 0.5 + 0.1 + 0.1, 0.15},         // 1.5 during forward, 1.5 during backward
+                        {4.8, 0.5 + 0.1 + 0.1, 0.15 + 0.16},  // and 1.6 during the other backward
+                        {9.6, 0.6 + 0.6 + (3.2 - 2) + (3.1 - 2) + 0.1, 0}};  // 3.2 and 3.1 during the two backwards
     const auto stages = predict_scaling(in);
     for (size_t stage = 0; stage < 4; stage++) {
         INFO("ZeRO " << stage);
@@ -222,7 +223,7 @@ TEST_CASE("scaling: the steps of all stages by hand", "[scaling]") {
     }
 }
 
-TEST_CASE("scaling: latencies add up per collective, and a PCIe hop is not an NVLink hop", "[scaling]") {
+TEST_CASE("scaling: latencies are added per collective, and a PCIe hop is not an NVLink hop", "[scaling]") {
     ScalingInputs in = on_gpus(32, k124M, 2048);
     CHECK(is_near(collective_time(0, in).seconds, 8.4e-6 + 7 * 3.4e-6 + 2 * 44.5e-6));
     CHECK(is_near(collective_time(0, in).nvlink_s, 7 * 3.4e-6));
@@ -232,7 +233,7 @@ TEST_CASE("scaling: latencies add up per collective, and a PCIe hop is not an NV
     CHECK(is_near(collective_time(0, in).seconds, 8.4e-6 + 3 * 5.7e-6));
 }
 
-TEST_CASE("scaling: one GPU talks to nobody; infinite bandwidth costs nothing", "[scaling]") {
+TEST_CASE("scaling: one GPU needs no communication; infinite bandwidth costs nothing", "[scaling]") {
     for (const StagePrediction& s : predict_scaling(on_gpus(1, k124M, 65536))) {
         CHECK(s.communication.seconds == 0);
         CHECK(s.communication.nvlink_bytes + s.communication.net_bytes == 0);
@@ -260,7 +261,7 @@ TEST_CASE("scaling: a rank sends 2 Psi (W-1)/W elements in stages 0 to 2 and 3 P
             CHECK((sent.net_bytes > 0) == (gpus > 8));
         }
     }
-    // By default gradients travel as fp32 and parameters as bf16.
+    // By default gradients are sent as fp32 and parameters as bf16.
     ScalingInputs in = on_gpus(8, k350M, 2048);
     in.grad_wire_bytes = ScalingInputs().grad_wire_bytes;
     in.param_wire_bytes = ScalingInputs().param_wire_bytes;
@@ -294,7 +295,7 @@ TEST_CASE("scaling: more bandwidth is never slower, more GPUs are never more eff
                     in.gpus = gpus;
                     const StagePrediction s = predict_scaling(in)[stage];
                     CHECK(s.efficiency <= efficiency);
-                    CHECK((s.tokens_per_s > tokens_per_s || gpus == 16));  // the second node may cost more than it adds
+                    CHECK((s.tokens_per_s > tokens_per_s || gpus == 16));  // a 2nd node can cost more than it adds
                     efficiency = s.efficiency;
                     tokens_per_s = s.tokens_per_s;
                 }
@@ -328,7 +329,7 @@ TEST_CASE("scaling: GPUs by name, with a guess for a wrong one", "[scaling]") {
     for (const GpuModel& gpu : known_gpus()) {
         INFO(gpu.name);
         CHECK(&find_gpu(gpu.name) == &gpu);
-        // Magnitudes of today: a slip of a power of ten, or of bits for bytes.
+        // Today's magnitudes: finds a wrong power of ten, or bits instead of bytes.
         CHECK((gpu.flops_per_s > 5e13 && gpu.flops_per_s < 3e15));
         CHECK((gpu.fp32_flops_per_s > gpu.flops_per_s / 40 && gpu.fp32_flops_per_s < gpu.flops_per_s / 1.9));
         CHECK(!gpu.device_names.empty());
@@ -338,10 +339,10 @@ TEST_CASE("scaling: GPUs by name, with a guess for a wrong one", "[scaling]") {
     }
 }
 
-TEST_CASE("scaling: a GPU by the name that its driver gives it", "[scaling]") {
+TEST_CASE("scaling: a GPU is found by its driver's name", "[scaling]") {
     CHECK(gpu_of_device("NVIDIA H200") == &find_gpu("h200"));
     CHECK(gpu_of_device("NVIDIA A100-SXM4-40GB") == &find_gpu("a100-40gb"));
-    // Parts of the chip, its laptop version and machines without a GPU have another peak, or none.
+    // MIG slices, laptop versions and CPUs have another peak, or none.
     for (const char* name : {"NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA GeForce RTX 4090 Laptop GPU",
                              "NVIDIA H200 NVL", "AMD EPYC 9B14, 2 threads", ""})
         CHECK(gpu_of_device(name) == nullptr);
@@ -351,11 +352,11 @@ TEST_CASE("scaling: a GPU by the name that its driver gives it", "[scaling]") {
     CHECK(peak_flops_per_s("NVIDIA H200", Dtype::bf16, false) == 989.4e12);
     CHECK(peak_flops_per_s("NVIDIA H200", Dtype::fp16, true) == 989.4e12);
     CHECK(peak_flops_per_s("NVIDIA H200", Dtype::fp32, false) == 66.9e12);
-    CHECK(peak_flops_per_s("NVIDIA A100-SXM4-80GB", Dtype::fp32, true) == 156e12);  // as its data sheet says
+    CHECK(peak_flops_per_s("NVIDIA A100-SXM4-80GB", Dtype::fp32, true) == 156e12);  // from its data sheet
     CHECK(peak_flops_per_s("AMD EPYC 9B14, 2 threads", Dtype::bf16, false) == 0);
 }
 
-TEST_CASE("scaling: what cannot be predicted is refused", "[scaling]") {
+TEST_CASE("scaling: inputs that cannot be predicted are rejected", "[scaling]") {
     ScalingInputs in = on_gpus(12, k124M, 2048);
     expect_error(Exit::usage, {"--gpus 12", "--gpus-per-node 8"}, [&] { predict_scaling(in); });
     in.gpus = 7;
@@ -366,7 +367,7 @@ TEST_CASE("scaling: what cannot be predicted is refused", "[scaling]") {
     expect_error(Exit::internal, {"must be positive"}, [&] { predict_scaling(in); });
 }
 
-TEST_CASE("scaling: the table says what was assumed and has a row per stage", "[scaling]") {
+TEST_CASE("scaling: the table shows its assumptions and a row per stage", "[scaling]") {
     ScalingInputs in = on_gpus(512, k1558M, 4096);
     in.micro_steps = 2;
     in.memory_bytes_per_rank = {200 * 0x1p30, 20 * 0x1p30, 15.5 * 0x1p30, 0};
@@ -404,7 +405,7 @@ void run_command(std::vector<std::string> words) {
 }  // namespace
 
 TEST_CASE("scaling: plan's options are checked before the configuration is opened", "[scaling]") {
-    // There is no c.json.
+    // c.json does not exist.
     expect_error(Exit::usage, {"--gpus", "--net"}, [] { run_command({"plan", "c.json", "--net", "50GB/s"}); });
     expect_error(Exit::usage, {"--nvlink", "450GB/s"}, [] {
         run_command({"plan", "c.json", "--gpus", "8", "--nvlink", ""});
