@@ -1,16 +1,16 @@
-// Restores the directory of a run as a power cut at any moment may leave it, and looks for its newest checkpoint there.
+// Restores a run's directory as a power cut at any moment may leave it, and searches it for the newest checkpoint.
 //
 //   crash_states LOG SAID RUN SCRATCH MOST SEED
 //
-// LOG is inject.cpp's, of a whole run in RUN; SAID is what the run printed; SCRATCH is where states are put together.
-// The model is POSIX's, which is stricter than that of any common file system: what was written to a file is durable
-// once the file has been synced, a name in a directory once the directory has been synced. After a power cut whatever
-// was not durable is there or not, each operation independently of the others; a write may also have left zeros, or its
-// first half.
+// LOG is inject.cpp's log of a whole run in RUN; SAID is the run's output; states are created in SCRATCH. The model
+// is POSIX's, which is stricter than any common file system: data written to a file is durable once the file has been
+// synced, a name in a directory once the directory has been synced. After a power cut each operation that was not
+// durable may or may not have taken effect, independently of the others; a write may also have left zeros or its first
+// half.
 //
 // In every state find_newest_valid() must find the newest step that the run had reported by then, or a newer one, and
-// nothing damaged. Tries MOST different states, spread over all moments. Prints how many there were; exit code 1 after
-// the first that violates this.
+// nothing damaged. Tries MOST different states, spread over all moments, and prints their number. Exits with code 1 at
+// the first violation.
 #include <fcntl.h>
 
 #include <filesystem>
@@ -33,20 +33,20 @@ struct Inode {
 };
 using InodePtr = std::shared_ptr<Inode>;
 
-// A change of names in a directory, or of a file's bytes.
+// A change of names in a directory, or of a file's content.
 struct Change {
     InodePtr inode;                         // the directory, or the file
     std::map<std::string, InodePtr> names;  // null: the name is gone
     size_t offset = 0;
     std::string bytes;
-    size_t time = 0;               // the line of the log that made it
-    size_t durable_from = kNever;  // the line of the log that made it durable
+    size_t time = 0;               // the log line of the change
+    size_t durable_from = kNever;  // the log line that makes it durable
     bool is_of_names() const { return inode->is_directory; }
 };
 
 struct Report {
     size_t time;
-    int64_t step;  // newest that has been reported
+    int64_t step;  // the newest reported step
 };
 
 struct History {
@@ -62,7 +62,7 @@ std::string bytes_of(const std::string& digits) {
     return bytes;
 }
 
-// Replays the log of operations on files, and remembers which later fsync makes each change durable.
+// Replays the log of file operations, and records which later fsync makes each change durable.
 class Recorder {
 public:
     Recorder(std::string said, std::string run, History& history)
@@ -91,7 +91,7 @@ public:
     }
 
 private:
-    // RUN, its parent, and what is in RUN/checkpoints; the logs are cut back by every start.
+    // RUN, its parent, and RUN/checkpoints; every start truncates the logs.
     bool is_of_checkpoints(const std::string& path) const {
         return path == directory_of(run_) || path == run_ || path.starts_with(checkpoints_directory(run_));
     }
@@ -106,7 +106,7 @@ private:
         if (!inode) paths_.erase(path);
     }
 
-    // Within one directory this is a single change, which happens as a whole.
+    // Within one directory a rename is a single atomic change.
     void rename(const std::string& from, const std::string& to) {
         require(directory_of(from) == directory_of(to), "%s moves to another directory", from);
         const InodePtr inode = paths_.at(from);
@@ -143,7 +143,7 @@ constexpr const char* kChoiceNames[] = {"dropped", "kept", "zeros", "half"};
 
 struct State {
     std::map<InodePtr, std::map<std::string, InodePtr>> directories;
-    std::map<InodePtr, std::vector<std::pair<const Change*, Choice>>> files;  // what was written to them
+    std::map<InodePtr, std::vector<std::pair<const Change*, Choice>>> files;  // their writes
 };
 
 State state_of(const std::vector<const Change*>& happened, const std::map<const Change*, Choice>& choices) {
@@ -179,7 +179,7 @@ std::string content_of(const State& state, const InodePtr& file) {
     return content;
 }
 
-// Calls visit(path relative to the root, inode) for everything that has a name; parents come first.
+// Calls visit(path relative to the root, inode) for everything with a name; parents come first.
 template <class Visit> void visit_names(State& state, const InodePtr& directory, const std::string& path, Visit visit) {
     for (const auto& [name, inode] : state.directories[directory]) {
         visit(path + "/" + name, inode);
@@ -207,14 +207,14 @@ void put_together(State& state, const InodePtr& root, const std::string& place) 
     });
 }
 
-// What is wrong with what is found in `run`, or nothing.
+// Describes what is wrong with the checkpoints found in `run`; empty if they are correct.
 std::string violation(const std::string& run, int64_t reported) {
     std::string reports;
     try {
         const auto found = find_newest_valid(run, [&](const std::string& sentence) { reports += sentence + "\n"; });
         const int64_t step = found ? found->manifest().info.step : 0;
         if (step < reported)
-            return format("step %ld was reported, but step %ld is the newest there\n", reported, step) + reports;
+            return format("step %ld was reported, but the newest valid step is %ld\n", reported, step) + reports;
     } catch (const Error& error) {
         return error.what();
     }
@@ -226,8 +226,8 @@ public:
     Campaign(const History& history, std::string run_name, std::string scratch, size_t most, uint64_t seed)
         : history_(history), run_name_(std::move(run_name)), scratch_(std::move(scratch)), most_(most), random_(seed) {}
 
-    // At each moment: everything or nothing of what was not durable, all but one, only one; then random choices, as
-    // many at each moment as are left of `most`.
+    // At each moment: all or none of the changes that are not durable, all but one, only one; then random choices, an
+    // equal part of the remaining `most` at each moment.
     bool passes() {
         for (size_t time = 1; time <= history_.end; time++)
             if (changes_at(time) && !(try_all_and_none(time) && try_one_by_one(time))) return false;
@@ -236,7 +236,7 @@ public:
             for (size_t time = 1; time <= history_.end; time++)
                 for (int i = 0; i < 4 && changes_at(time); i++)
                     if (!try_random(time)) return false;
-            if (seen_.size() == before) break;  // these are all
+            if (seen_.size() == before) break;  // no further states
         }
         return true;
     }

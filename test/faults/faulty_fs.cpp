@@ -1,11 +1,11 @@
-// A file system that passes everything on to a directory, apart from the faults that it is told to inject.
+// A file system that forwards all operations to a directory, except for injected faults.
 //
 //   faulty_fs BACKING MOUNT_POINT
 //
-// It stays in the foreground, unmounts on SIGTERM or SIGINT, and ends with the process that started it. What is written
-// to MOUNT_POINT/.faults are the rules (rules.h) from then on; reading it gives a line per rule with the operations it
-// matched and the faults it caused. The operations are those of rules.h's users: open, read, write, fsync and so on;
-// paths begin at the mount point. Nothing is cached, so that every read and write of a program arrives here.
+// Runs in the foreground, unmounts on SIGTERM or SIGINT, and exits when the process that started it does. Writing to
+// MOUNT_POINT/.faults replaces the rules (rules.h); reading it returns a line per rule with the number of operations
+// that it matched and of faults that it caused. The operations have the names in rules.h: open, read, write, fsync and
+// so on; paths begin at the mount point. Nothing is cached, so every read and write of a program arrives here.
 #include <dirent.h>
 #include <fcntl.h>
 #include <fuse3/fuse.h>
@@ -45,7 +45,7 @@ OpenFile& opened(fuse_file_info* info) { return *reinterpret_cast<OpenFile*>(inf
 
 int result_of(int result) { return result == -1 ? -errno : result; }
 
-// Makes the operation `run`, which returns 0 or more, or a negative errno; or what a rule says instead.
+// Performs the operation `run`, which returns 0 or more, or a negative errno; or the fault of a rule instead.
 template <class Run> int faulty(const char* call, const std::string& path, Run run) {
     const Fault fault = file_system().rules.next(call, path);
     if (fault.kind == Fault::hang) sleep_for(fault.seconds);
@@ -164,8 +164,8 @@ fuse_operations operations() {
     fuse_operations calls{};
     calls.init = [](fuse_conn_info*, fuse_config* config) -> void* {
         config->use_ino = 1;      // a lock compares inodes
-        config->hard_remove = 1;  // an open file may be removed
-        config->nullpath_ok = 1;  // so then it has no path
+        config->hard_remove = 1;  // open files can be removed
+        config->nullpath_ok = 1;  // and then have no path
         config->entry_timeout = config->attr_timeout = config->negative_timeout = 0;
         return fuse_get_context()->private_data;
     };

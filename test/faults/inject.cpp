@@ -1,11 +1,11 @@
-// A library for LD_PRELOAD that lets file operations of a program fail: FAULTS has the rules (rules.h), FAULTS_LOG
-// names the file that the action `log` appends to, one line per operation with tabs between
+// A library for LD_PRELOAD that injects faults into a program's file operations. FAULTS has the rules (rules.h);
+// FAULTS_LOG names the file that the action `log` appends to, one line per operation with tabs between
 //
 //   call, path, result, detail, bytes
 //
 // where detail is the flags of open, the offset of pwrite, the length of ftruncate and the new path of rename, and
-// bytes are what was written, in hexadecimal digits. For fflush, which only standard output has here, detail is how
-// much has been printed.
+// bytes is the written data in hexadecimal digits. For fflush, used here only for standard output, detail is the
+// number of bytes printed so far.
 #include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -80,7 +80,7 @@ std::string path_of(const char* name) { return path_of(AT_FDCWD, name); }
     for (;;) ::kill(::getpid(), SIGKILL);
 }
 
-// How far the monotonic clock is ahead.
+// The number of seconds by which the monotonic clock has been advanced.
 std::atomic<time_t>& seconds_ahead() {
     static std::atomic<time_t> seconds = 0;
     return seconds;
@@ -108,7 +108,7 @@ void write_log(const char* call, const std::string& path, long result, const std
 template <class Result> long result_number(Result result) { return long(result); }
 template <class Result> long result_number(Result* result) { return result ? 0 : -1; }
 
-// Makes the operation `run`, or what a rule says instead; `failed` is what it returns with an error.
+// Performs the operation `run`, or the fault of a rule instead; `failed` is the return value of an error.
 template <class Result, class Run>
 Result faulty(const char* call, const std::string& path, Result failed, Run run, const std::string& detail = "") {
     const int before = errno;
@@ -125,7 +125,7 @@ Result faulty(const char* call, const std::string& path, Result failed, Run run,
     return result;
 }
 
-// A read or a write of `count` bytes by run(bytes, count).
+// A read or write of `count` bytes by run(bytes, count).
 template <class Byte, class Run>
 ssize_t faulty_transfer(const char* call, int file, Byte* bytes, size_t count, const std::string& detail, Run run) {
     constexpr bool kWrites = std::is_const_v<Byte>;

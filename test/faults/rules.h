@@ -1,18 +1,18 @@
-// Which file operations fail and how, as the tests tell inject.cpp and faulty_fs.cpp:
+// Rules for injected faults of file operations, used by inject.cpp and faulty_fs.cpp:
 //
 //   call=fsync|fdatasync,path=*/checkpoints,nth=2,action=EIO; call=read,rate=0.01,seed=7,action=hang:2.5
 //
-//   call     names of operations, separated by |; without it all of them
-//   path     fnmatch() pattern of the absolute path, in which * matches / too; without it all of them
-//   nth      the first operation concerned, counted per rule from 1; 1 if it is not given
-//   times    how many are concerned from there on: 1 if it is not given, `all` for a fault that stays
-//   rate     each operation is concerned with this probability, drawn from `seed`; then nth and times do not apply
+//   call     names of operations, separated by |; default: all
+//   path     fnmatch() pattern of the absolute path, in which * also matches /; default: all
+//   nth      the first operation that fails, counted per rule from 1; default 1
+//   times    how many operations fail from there; default 1; `all` for a permanent fault
+//   rate     each operation fails with this probability, drawn from `seed`; nth and times are ignored
 //   rank     only in the process of this rank
 //   action   an errno's name, short (half of the bytes are moved), flip (one bit of the bytes changes), kill and
 //            kill_after (SIGKILL before and after the operation), hang:SECONDS, late:SECONDS (hangs for one second,
 //            and the monotonic clock advances by SECONDS; inject.cpp only), log (of all; inject.cpp only)
 //
-// Of several rules that concern an operation the first one decides; all of them count it.
+// If several rules apply to an operation, the first one decides; all of them count it.
 #pragma once
 
 #include <mutex>
@@ -40,16 +40,16 @@ struct FaultRule {
 
 class FaultRules {
 public:
-    // Throws std::invalid_argument that names the part which is not understood.
+    // Throws std::invalid_argument naming the part that cannot be parsed.
     explicit FaultRules(const std::string& text = "");
 
-    // Of the first rule that concerns this operation. Counts the operation; threads may call this at the same time.
+    // The fault of the first rule that applies to this operation. Counts the operation. Thread-safe.
     Fault next(const std::string& call, const std::string& path, int rank = -1);
 
-    // A line per rule: how many operations it matched, how many faults it caused, and its text.
+    // A line per rule: the number of operations that it matched, of faults that it caused, and its text.
     std::string report();
 
-    // Instead of the rules so far.
+    // Replaces all rules.
     void replace(const std::string& text);
 
 private:
@@ -60,5 +60,5 @@ private:
 // Sleeps for the seconds of a hang.
 void sleep_for(double seconds);
 
-// A copy of the bytes in which the lowest bit of the middle one differs.
+// A copy of the bytes with the lowest bit of the middle byte flipped.
 std::string with_flip(const void* bytes, size_t count);

@@ -1,4 +1,4 @@
-// The fuzzer: one program for all parsers.
+// The fuzzer: one program with all parsers.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -15,7 +15,7 @@ static const Parser*& chosen() {
     return parser;
 }
 
-// Inputs that are read without an error. libFuzzer mutates such inputs ever less often, the more it finds.
+// Inputs that are read without an error. libFuzzer mutates such inputs less often the more it finds.
 static const std::vector<std::string>& seeds() {
     static const std::vector<std::string> list = [] {
         const std::string directory = std::string("test/fuzz/corpus/") + chosen()->name;
@@ -28,7 +28,7 @@ static const std::vector<std::string>& seeds() {
     return list;
 }
 
-// The parser's name is the last argument, and stays: libFuzzer starts itself again with its arguments when it merges.
+// The parser's name is the last argument and is kept: libFuzzer restarts itself with its arguments when it merges.
 extern "C" int LLVMFuzzerInitialize(int* argc, char*** argv) {
     chosen() = find_parser((*argv)[*argc - 1]);
     if (chosen()) return 0;
@@ -48,7 +48,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     return 0;
 }
 
-// Three of eight mutations are libFuzzer's own, and of what is no JSON six.
+// libFuzzer makes three of eight mutations itself, and six of eight for inputs that are not JSON.
 extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size, unsigned seed) {
     Random random(seed);
     if (!seeds().empty() && random() % 8 == 0) {

@@ -1,7 +1,6 @@
-// mmap() and munmap() of the programs of test/fuzz (ld --wrap): a file that is mapped for reading becomes memory that
-// ends where a page ends which cannot be read, so that a read behind the file's end is seen, also one by a library. The
-// system would map a whole last page. Areas are used again, which saves most of the time that an execution's mappings
-// take; meanwhile all of an area is poisoned.
+// mmap() and munmap() of the programs of test/fuzz (ld --wrap). A file mapped for reading becomes memory that ends at
+// an unreadable page, so that any read past the file's end is detected, also in a library; the system would map a whole
+// last page. Areas are reused, which saves most of the time for mapping; unused areas are poisoned.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -23,7 +22,7 @@ namespace {
 constexpr size_t kPageBytes = 4096, kAlignment = 4;  // of the numbers in files
 constexpr size_t kMostKeptBytes = 64 * kPageBytes;
 
-// Readable pages and one that is not.
+// Readable pages followed by an unreadable one.
 struct Pages {
     std::byte* begin;
     size_t readable;
@@ -41,7 +40,7 @@ Files& files() {
 
 size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
-// nullptr if the system has none.
+// nullptr if the system has no memory.
 std::byte* new_pages(size_t readable) {
     const size_t whole = readable + kPageBytes;
     void* const mapped = __real_mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

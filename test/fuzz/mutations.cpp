@@ -17,7 +17,7 @@ struct Range {
     size_t begin, end;
 };
 
-// One of the stretches between separators.
+// A random one of the ranges between separators.
 Range any_stretch(std::string_view text, Range in, char separator, Random& random) {
     std::vector<Range> stretches;
     for (size_t begin = in.begin; begin <= in.end;) {
@@ -28,8 +28,8 @@ Range any_stretch(std::string_view text, Range in, char separator, Random& rando
     return any_of(stretches, random);
 }
 
-// What begins like a list or an object, and is not nested so deeply that the stack does not last: the rest is left to
-// other mutations, since an attempt to parse it takes as long as many parsers.
+// Text that begins like a list or an object and is not nested deeply enough to exhaust the stack. Other mutations
+// handle the rest, because attempting to parse it takes as long as many parsers.
 bool may_be_document(std::string_view text) {
     return (text.starts_with('{') || text.starts_with('[')) &&
            std::ranges::count_if(text, [](char c) { return c == '[' || c == '{'; }) < 500;
@@ -116,7 +116,7 @@ size_t element_bytes(const Json& dtype) {
     return name.ends_with("64") ? 8 : name.ends_with("32") ? 4 : name.ends_with("16") ? 2 : 1;
 }
 
-// Gives each tensor of a safetensors header as many bytes as its type and shape take; returns how many all have.
+// Gives each tensor of a safetensors header the size of its type and shape. Returns the total size.
 size_t lay_out(Json& header) {
     size_t end = 0;
     if (!header.is_object()) return end;

@@ -34,7 +34,7 @@ std::string finding(const Parser& parser, std::string_view input) {
             return format("exit code %d: %s", int(error.code), error.what());
         if (std::string_view(error.what()).empty()) return "an error without a sentence";
     } catch (const std::exception& error) {
-        return format("an exception that is no Error: %s", error.what());
+        return format("an exception that is not an Error: %s", error.what());
     }
     return "";
 }

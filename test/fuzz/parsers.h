@@ -1,6 +1,6 @@
-// What reads files and messages of other origin, each as a function of some bytes: for the fuzzer, which makes the
-// bytes, and for the replay of the corpora. A parser returns or fails with a documented exit code; everything else (a
-// crash, another exception, Exit::internal, a result that does not survive being written and read again) is a finding.
+// The parsers of files and messages from other sources, each as a function of bytes: for the fuzzer, which creates
+// the bytes, and for the replay of the corpora. A parser returns or fails with a documented exit code. Anything else (a
+// crash, another exception, Exit::internal, a result that changes when it is written and read again) is a finding.
 #pragma once
 
 #include <string>
@@ -16,22 +16,22 @@ const std::vector<Parser>& parsers();
 // The parser with this name; nullptr if there is none.
 const Parser* find_parser(std::string_view name);
 
-// Lets the parser read the input. Returns what is wrong, or "" if it behaved as documented.
+// Runs the parser on the input. Returns the finding, or "" if the parser behaved as documented.
 std::string finding(const Parser& parser, std::string_view input);
 
-// ---- the parsers; an input of several files has a NUL between them --------------------------------------------------
+// ---- the parsers; NUL separates the files of an input ---------------------------------------------------------------
 
 void read_config_file(std::string_view input);        // configuration, then a line for each --set
 void read_manifest_text(std::string_view input);      // MANIFEST.json
 void read_shard_record(std::string_view input);       // a shard file's record
-void read_checkpoint(std::string_view input);         // MANIFEST.json and the shard file; checksums are made right
+void read_checkpoint(std::string_view input);         // MANIFEST.json and the shard file; checksums are corrected
 void read_safetensors(std::string_view input);        // model.safetensors
-void read_safetensors_index(std::string_view input);  // model.safetensors.index.json beside a sound file
-void read_event_file(std::string_view input);         // TensorBoard's; checksums are made right
+void read_safetensors_index(std::string_view input);  // model.safetensors.index.json next to a valid file
+void read_event_file(std::string_view input);         // TensorBoard's; checksums are corrected
 void read_messages(std::string_view input);           // of the control channel and the rendezvous
 
 void read_token_shard(std::string_view input);     // train_000000.bin
-void read_dataset_record(std::string_view input);  // dataset.json beside a sound shard
+void read_dataset_record(std::string_view input);  // dataset.json next to a valid shard
 void read_tokenizer(std::string_view input);       // tokenizer.json or llm.c's tokenizer
 void read_vocabulary(std::string_view input);      // vocab.json and merges.txt
 void read_parquet(std::string_view input);         // Parquet with a column "text"

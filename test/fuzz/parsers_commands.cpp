@@ -1,4 +1,4 @@
-// The parsers of commands/: other programs' model files, and a run's records as `report` reads them.
+// The parsers of commands/: other programs' model files, and a run's records as read by `report`.
 #include <filesystem>
 
 #include "commands/report_page.h"
@@ -50,5 +50,5 @@ void read_run_records(std::string_view input) {
     runs[0].update();
     run.notes();
     summary_of(run);
-    if (input.size() % 64 == 0) report_page(runs, std::nullopt);  // takes many times as long as the rest
+    if (input.size() % 64 == 0) report_page(runs, std::nullopt);  // takes many times longer than the rest
 }

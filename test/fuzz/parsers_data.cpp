@@ -13,9 +13,9 @@
 namespace {
 
 constexpr int kVocabulary = 50257;
-constexpr size_t kLongText = 128 << 10;  // bytes; two pieces of what a decoder appends
+constexpr size_t kLongText = 128 << 10;  // bytes; two blocks of decoder output
 
-// What a run does with a tokenizer. An encoder's tables take many times as long as the rest.
+// Uses a tokenizer like a run. An encoder's tables take many times longer than the rest.
 void use(const Tokenizer& tokenizer, size_t input_bytes) {
     tokenizer.digest();
     tokenizer.json();
@@ -73,7 +73,7 @@ void read_texts(std::string_view input) {
     const size_t choice = uint8_t(input[0]) % (std::size(kFormats) + 1);
     const auto format = choice < std::size(kFormats) ? std::make_optional(kFormats[choice]) : std::nullopt;
     const std::string path = path_of(input.substr(1));
-    // Compressed bytes may stand for megabytes, which take as long as a thousand other inputs.
+    // A few compressed bytes may expand to megabytes, which take as long as a thousand other inputs.
     if (input.size() % 64 != 0 && ByteSource(MappedFile(path)).peek(kLongText).size() >= kLongText) return;
     TextInput texts({path}, format);
     texts.count();
@@ -90,7 +90,7 @@ void read_texts(std::string_view input) {
 void read_question_file(std::string_view input) {
     static const Tokenizer tokenizer = Tokenizer::bytes();
     static QuestionReader reader(&tokenizer,
-                                 tokenizer.vocab_size());  // its encoder takes many times as long as the rest
+                                 tokenizer.vocab_size());  // its encoder takes many times longer than the rest
     for (const MultipleChoice& question : reader.read(path_of(input), 0).questions)
         require(question.label >= 0 && size_t(question.label) < question.completions.size(), "label %d of %zu choices",
                 question.label, question.completions.size());

@@ -20,7 +20,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr size_t kMostLoadedBytes = size_t(1) << 20;
 
-// Checksums of the shard file's content where the manifest has others, so that what comes behind them is reached.
+// Corrects the shard file's checksums in the manifest, so that the checks after them are reached.
 std::string with_right_checksums(std::string_view manifest, std::string_view shard) {
     Json json = Json::parse(manifest, nullptr, false);
     if (!json.is_object() || !json.contains("shards") || !json["shards"].is_array() || json["shards"].empty())
@@ -37,7 +37,7 @@ std::string with_right_checksums(std::string_view manifest, std::string_view sha
     return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-// Loads all of a checkpoint's tensors, as a run does that has the same ones.
+// Loads all of a checkpoint's tensors, like a run with the same tensors.
 void load_all(const Checkpoint& checkpoint) {
     std::vector<std::vector<std::byte>> memory;
     std::vector<NamedTensor> tensors = checkpoint.manifest().tensors;
@@ -63,7 +63,7 @@ void put_crc(std::string& file, size_t at, std::string_view of) {
     std::memcpy(file.data() + at, &crc, sizeof(crc));
 }
 
-// The event file with the checksums that its records should have, as far as their lengths are sound.
+// The event file with correct checksums for its records, up to the first invalid length.
 std::string with_right_event_checksums(std::string_view input) {
     constexpr size_t kHead = 12, kTail = 4;
     std::string file(input);
@@ -78,7 +78,7 @@ std::string with_right_event_checksums(std::string_view input) {
     return file;
 }
 
-// What a received message's fields may be, as control_channel.cpp and rendezvous.cpp read them.
+// Reads a received message's fields like control_channel.cpp and rendezvous.cpp.
 void unpack_all_kinds(const std::string& fields) {
     RankStatus status;
     TextRequest request;
@@ -172,7 +172,7 @@ void read_messages(std::string_view input) {
     require(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0, "fuzz: no socket pair");
     Connection connection(FileDescriptor(ends[0]), kLimit);
     FileDescriptor peer(ends[1]);
-    // In two parts, so that messages are also received in pieces.
+    // In two parts, so that messages also arrive in pieces.
     for (const std::string_view part : {input.substr(0, input.size() / 2), input.substr(input.size() / 2)}) {
         [[maybe_unused]] const ssize_t sent = ::send(peer, part.data(), part.size(), MSG_NOSIGNAL);
         connection.receive();

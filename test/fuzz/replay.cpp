@@ -1,4 +1,4 @@
-// Replays the corpora: each input, and what is left of it when it is cut.
+// Replays the corpora: each input, whole and truncated.
 #include <filesystem>
 
 #include "runtime/io/io.h"
@@ -8,7 +8,7 @@
 
 static const std::string kCorpora = "test/fuzz/corpus/";
 
-TEST_CASE("corpora: every parser has one, and no other folder is there", "[fuzz]") {
+TEST_CASE("corpora: every parser has one, and there is no other folder", "[fuzz]") {
     for (const Parser& parser : parsers()) {
         INFO(parser.name);
         CHECK((directory_exists(kCorpora + parser.name) && !list_directory(kCorpora + parser.name).empty()));
@@ -16,8 +16,8 @@ TEST_CASE("corpora: every parser has one, and no other folder is there", "[fuzz]
     CHECK(list_directory(kCorpora).size() == parsers().size());
 }
 
-// Seeds of an earlier format would be refused at their first key, and what comes behind it never be reached.
-TEST_CASE("corpora: every parser reads its seeds, but for those of what is not supported", "[fuzz]") {
+// Seeds of an earlier format would be rejected at their first key, and the code after this check never be reached.
+TEST_CASE("corpora: every parser reads its seeds, except unsupported formats", "[fuzz]") {
     for (const Parser& parser : parsers()) {
         const std::string directory = kCorpora + parser.name;
         for (const std::string& name : list_directory(directory)) {
@@ -28,7 +28,7 @@ TEST_CASE("corpora: every parser reads its seeds, but for those of what is not s
     }
 }
 
-TEST_CASE("corpora: each input, whole and cut, is read or refused as documented", "[fuzz]") {
+TEST_CASE("corpora: each input, whole and cut, is read or rejected as documented", "[fuzz]") {
     constexpr size_t kCuts = 16;
     for (const Parser& parser : parsers()) {
         const std::string directory = kCorpora + parser.name;
@@ -39,14 +39,14 @@ TEST_CASE("corpora: each input, whole and cut, is read or refused as documented"
             CHECK(finding(parser, input) == "");
             for (size_t i = 0; i < kCuts; i++)
                 for (const size_t size : {input.size() * i / kCuts, input.size() - std::min(i + 1, input.size())}) {
-                    INFO("cut to " << size << " of " << input.size() << " bytes");
+                    INFO("truncated to " << size << " of " << input.size() << " bytes");
                     CHECK(finding(parser, std::string_view(input).substr(0, size)) == "");
                 }
         }
     }
 }
 
-// Otherwise no mutation of a header would get past the comparison of its length, or of the offsets with the file's
+// Otherwise no mutation of a header would pass the check of its length or the check of the offsets against the file's
 // size.
 TEST_CASE("mutations: many changed safetensors headers and manifests are still read, and many are not", "[fuzz]") {
     constexpr int kChanges = 1000, kFew = kChanges / 50;

@@ -1,9 +1,9 @@
-// A library for LD_PRELOAD: something happens to one file when a program reads, writes or syncs it for the n-th time.
+// A library for LD_PRELOAD: injects a fault when a program reads, writes or syncs one file for the n-th time.
 //
 //     FAULT_FILE    end of the file's path
-//     FAULT_KIND    what happens, see below
-//     FAULT_CALL    at which call, from 1 (default 1)
-//     FAULT_COUNT   at so many calls from there (default 1)
+//     FAULT_KIND    the fault, see below
+//     FAULT_CALL    number of the call, from 1 (default 1)
+//     FAULT_COUNT   number of successive calls (default 1)
 //     FAULT_RANK    on this rank only (default: on all)
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -86,7 +86,7 @@ ssize_t pwrite64(int file, const void* bytes, size_t count, off_t offset) {
     return faulty_write(file, bytes, count, offset);
 }
 
-// "sync loses" the last 100 bytes, as a disk that fails while the system writes its pages back.
+// "sync loses" the last 100 bytes, like a disk that fails during write-back.
 int fsync(int file) {
     if (!is_due(file, "sync")) return next<int (*)(int)>("fsync")(file);
     const off_t end = ::lseek(file, 0, SEEK_END);
@@ -95,7 +95,7 @@ int fsync(int file) {
     return failed(EIO);
 }
 
-// "look fails": the file's state cannot be found out.
+// "look fails": the file's status cannot be read.
 int fstat(int file, struct stat* status) noexcept {
     if (is_due(file, "look")) return failed(EIO);
     return next<int (*)(int, struct stat*)>("fstat")(file, status);

@@ -1,6 +1,6 @@
-// A library for LD_PRELOAD: REFUSE=allocation:N or thread:N refuses the N-th call of the process that asks for memory
-// or for a thread, and with "+" behind the number all that follow too. At the end the process says on stderr how many
-// such calls it made, if it is asked with COUNT_CALLS.
+// A library for LD_PRELOAD: REFUSE=allocation:N or thread:N makes the process's N-th allocation or thread creation
+// fail, and with a "+" after the number all later ones too. With COUNT_CALLS set, the process prints on stderr how many
+// such calls it made when it exits.
 #include <dlfcn.h>
 #include <pthread.h>
 
@@ -10,7 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 
-// The C library's own, under the names by which it calls them itself.
+// The C library's functions, under the names that it uses internally.
 extern "C" {
 void* __libc_malloc(size_t bytes);
 void* __libc_calloc(size_t count, size_t bytes);

@@ -5,7 +5,7 @@ namespace ref {
 // ---------------------------------------------------------------------------------------------------------------------
 // Embedding.
 
-// out[b, t, c] = wte[tokens[b, t], c] + wpe[t, c], without wpe the first alone
+// out[b, t, c] = wte[tokens[b, t], c] + wpe[t, c], or without wpe wte[tokens[b, t], c]
 void embedding_forward(const ops::EmbeddingForward& op) {
     by_storage(op.out, [&]<class T>(T) {
         T* out = op.out.as<T>();
@@ -43,7 +43,7 @@ void embedding_backward(const ops::EmbeddingBackward& op) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Normalisation. Absent weights are 1, absent biases 0.
+// Normalization. Missing weights are 1, missing biases 0.
 
 // residual = inp + branch;  x = residual as stored, or inp without a branch
 // mean = sum(x) / cols;  rstd = 1 / sqrt(sum((x - mean)^2) / cols + eps);  out = (x - mean) rstd weight + bias
@@ -72,7 +72,7 @@ void residual_norm_forward(const ops::ResidualNormForward& op) {
 
 // With normed = (inp - mean) rstd and dnormed = dout weight, row by row:
 //   dinp (+)= rstd (dnormed - average(dnormed) - normed average(dnormed normed))
-// RMSNorm, with a mean of 0 that depends on nothing:
+// RMSNorm, with a constant mean of 0:
 //   dinp (+)= rstd (dnormed - normed average(dnormed normed))
 //   dweight (+)= sum over rows of dout normed;  dbias (+)= sum over rows of dout
 void norm_backward(const ops::NormBackward& op) {
@@ -120,7 +120,7 @@ template <class Op> int first_visible_key(const Op& op, int b, int t) {
     return first_visible_key(op.window, op.first_key ? op.first_key + size_t(b) * op.seq_len : nullptr, t);
 }
 
-// softcap tanh(score / softcap) and its derivative; without a cap the score itself and 1.
+// softcap tanh(score / softcap) and its derivative; without a cap the score and 1.
 double capped(double score, double softcap) { return softcap > 0 ? softcap * std::tanh(score / softcap) : score; }
 double cap_derivative(double score, double softcap) {
     if (!(softcap > 0)) return 1;
@@ -128,7 +128,7 @@ double cap_derivative(double score, double softcap) {
     return 1 - tanh * tanh;
 }
 
-// What dropout multiplies a probability with: 1 without it.
+// The factor that dropout applies to a probability; 1 without dropout.
 double dropout_factor(const ops::DropoutMask& mask, int b, int head, int query, int key) {
     if (!mask) return 1;
     return mask.is_kept(mask.keys[b], head, query, key) ? 65536.0 / (65536.0 - mask.threshold) : 0;
@@ -162,7 +162,7 @@ void attention_forward(const ops::AttentionForward& op) {
     });
 }
 
-// The row's keys and values become those of its position; then as in the forward op, for that position alone.
+// Stores the row's keys and values at its position; then like the forward op, for this position alone.
 void attention_decode(const ops::AttentionDecode& op) {
     by_storage(op.out, [&]<class T>(T) {
         const int size = op.head_size, group = op.n_head / op.n_kv_head;
@@ -241,7 +241,7 @@ void dropout(const ops::Dropout& op) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Loss.
 
-// With x[v] = softcap tanh(logits[v] / softcap), or without a soft cap the logits, and p[v] = exp(x[v] - lse):
+// With x[v] = softcap tanh(logits[v] / softcap), or without a soft cap logits[v], and p[v] = exp(x[v] - lse):
 //   loss = lse - x[target]
 //   dlogits[v] = (p[v] - (v is target) + 2 z_loss lse p[v]) x'[v] grad_scale loss_scale,  x' = 1 - tanh^2
 void cross_entropy(const ops::CrossEntropy& op) {
@@ -315,7 +315,7 @@ void sgd_update(const ops::SgdUpdate& op) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Filling and casting.
+// Filling, casting and sums.
 
 // out[i] = inp[i], rounded to nearest even
 void cast(const ops::Cast& op) {
@@ -361,9 +361,9 @@ void grad_norm_finish(const ops::GradNormFinish& op) {
                .reserved = 0};
 }
 
-// Element i comes from the words of philox number i / 4: of words 0 and 1 as uniform numbers u, v elements 0 and 1 are
-// sqrt(-2 log u) cos(2 pi v) and sqrt(-2 log u) sin(2 pi v), of words 2 and 3 elements 2 and 3 (Box, Muller, "A note on
-// the generation of random normal deviates", Annals of Mathematical Statistics 29, 1958).
+// Element i comes from the words of philox number i / 4. With words 0 and 1 as uniform numbers u, v, elements 0 and 1
+// are sqrt(-2 log u) cos(2 pi v) and sqrt(-2 log u) sin(2 pi v); words 2 and 3 give elements 2 and 3 (Box, Muller, "A
+// note on the generation of random normal deviates", Annals of Mathematical Statistics 29, 1958).
 void normal_fill(const ops::NormalFill& op) {
     for (size_t i = op.first; i < op.first + op.count; i++) {
         Philox random = philox(op.seed, (uint64_t(RandomPurpose::init) << 32) + op.subsequence, i / 4);

@@ -1,9 +1,9 @@
-// The specification in code: every op of kernels/ops.h as a textbook loop over host memory.
+// The executable specification: every op of kernels/ops.h as plain loops over host memory.
 //
-// ref::x takes the struct that ops::x takes. All arithmetic is double; a value is rounded only where ops.h says that it
-// is stored, to the type in which it is stored. The storage type may also be double, which rounds nothing: then an
-// output is the exact result as far as anybody else is concerned, and finite differences are clean. `scratch` is not
-// used. The formulas stand in reference.cpp and reference_mlp.cpp.
+// ref::x takes the same struct as ops::x. All arithmetic is double; a value is rounded only where ops.h documents that
+// it is stored, to its storage type. The storage type may also be double, which does not round: then an output is
+// the exact result for all practical purposes, and finite differences are accurate. `scratch` is not used. The formulas
+// are in reference.cpp and reference_mlp.cpp.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +27,7 @@ template <class T> T store(double x) {
         return from_float<T>(float(x));
 }
 
-// Calls body(T()) where T is the array's storage type.
+// Calls body(T()), where T is the array's storage type.
 template <class Body> void by_storage(ConstView array, Body body) {
     switch (array.dtype) {
         case Dtype::fp32: return body(float());
@@ -37,7 +37,7 @@ template <class Body> void by_storage(ConstView array, Body body) {
     }
 }
 
-// Stores `value`, or adds it to what stands there.
+// Stores `value`, or adds it to the stored value.
 template <class T> void put(T& place, double value, bool accumulate) {
     place = store<T>(accumulate ? load(place) + value : value);
 }
@@ -79,7 +79,7 @@ inline double activation_slope(ActivationFunction function, double x) {
     return NAN;
 }
 
-// Where the parts of one head lie in qkv, counted in elements.
+// The offsets of the parts of one head in qkv, in elements.
 struct QkvLayout {
     int seq_len, n_head, n_kv_head, head_size;
 
@@ -92,7 +92,7 @@ struct QkvLayout {
     size_t lse(int b, int h, int t) const { return (size_t(b) * n_head + h) * seq_len + t; }
 };
 
-// The first key that query t of a sequence sees; first_key of the sequence, or null.
+// The first key that query t of a sequence attends to; first_key belongs to the sequence, or is null.
 int first_visible_key(int window, const int* first_key, int t);
 
 template <class T, class U> double dot(const T* a, const U* b, int count) {
@@ -101,7 +101,7 @@ template <class T, class U> double dot(const T* a, const U* b, int count) {
     return sum;
 }
 
-// log(exp(x[0]) + ... + exp(x[count - 1])), with the largest taken out so that nothing overflows.
+// log(exp(x[0]) + ... + exp(x[count - 1])), computed relative to the largest x to avoid overflow.
 template <class T> double log_sum_exp(const T* x, int count) {
     double largest = -INFINITY, sum = 0;
     for (int i = 0; i < count; i++) largest = std::max(largest, load(x[i]));

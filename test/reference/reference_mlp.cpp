@@ -1,4 +1,4 @@
-// Matrix products and activations.
+// GEMMs and activations.
 #include "test/reference/reference.h"
 
 namespace ref {
@@ -12,8 +12,8 @@ void activation_forward(const ops::ActivationForward& op) {
     });
 }
 
-// out[r, j] = sum over i of inp[r, i] weight[j, i], plus bias[j]; with an activation out = f(pre_activation), and
-// pre_activation that sum as stored, or for relu2 the sum itself
+// out[r, j] = sum over i of inp[r, i] weight[j, i], plus bias[j]. With an activation out = f(pre_activation), where
+// pre_activation is this sum as stored, or for relu2 the unrounded sum.
 void matmul_forward(const ops::MatmulForward& op) {
     by_storage(op.out, [&]<class T>(T) {
         T* out = op.out.as<T>();
@@ -36,8 +36,8 @@ void matmul_forward(const ops::MatmulForward& op) {
     });
 }
 
-// dinp[r, i] = sum over j of dout[r, j] weight[j, i]; with an activation, times f'(kept[r, i]), for relu2, of which
-// the output is kept, 2 sqrt(kept[r, i])
+// dinp[r, i] = sum over j of dout[r, j] weight[j, i]. With an activation times f'(kept[r, i]); for relu2, which keeps
+// its output, times 2 sqrt(kept[r, i]).
 void matmul_backward_input(const ops::MatmulBackwardInput& op) {
     by_storage(op.dinp, [&]<class T>(T) {
         T* dinp = op.dinp.as<T>();

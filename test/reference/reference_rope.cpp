@@ -1,11 +1,11 @@
-// The textbook of QK norm and rotary position embedding.
+// Reference of QK norm and rotary position embedding.
 #include "test/reference/reference.h"
 
 namespace ref {
 
 namespace {
 
-// Where the query and key heads of a position lie: head h of qkv, which holds values too, and of arrays without them.
+// Offsets of the query and key heads of a position: head h of qkv, which also holds values, and of arrays without them.
 template <class Op> struct Heads {
     const Op& op;
     int heads = op.n_head + op.n_kv_head;
@@ -63,7 +63,7 @@ void qk_norm_rope_forward(const ops::QkNormRopeForward& op) {
     });
 }
 
-// The gradient before the rotation, d, is the rotation's transpose times that behind it. With normed = raw rstd, or
+// The gradient before the rotation, d, is the transposed rotation of the gradient after it. With normed = raw rstd, or
 // without raw the forward op's result rotated back and divided by cos^2 + sin^2, and dnormed = d weight:
 //   dhead = rstd (dnormed - normed average(dnormed normed));  dweight (+)= sum of d normed over positions and heads
 void qk_norm_rope_backward(const ops::QkNormRopeBackward& op) {

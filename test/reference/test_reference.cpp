@@ -1,14 +1,14 @@
-// The specification against mathematics: every backward op of ref:: is the derivative of its forward op.
+// The specification checked by mathematics: every backward op of ref:: is the derivative of its forward op.
 //
-// On double storage nothing is rounded but the fp32 statistics and gradients, so central differences are clean. The
-// objective is always the sum of dout times out, whose gradient the backward op must give.
+// With double storage only the fp32 statistics and gradients are rounded, so central differences are accurate. The
+// objective is always the sum of dout times out, whose gradient the backward op must return.
 #include "test/support/finite_differences.h"
 
 TEST_CASE("ref::embedding_backward is the derivative of ref::embedding_forward", "[reference]") {
     const int batch = 2, seq_len = 4, channels = 3, vocab = 5, n_positions = 6;
     for (auto [accumulate, accumulate_dwte, with_wpe] :
          {std::tuple(false, true, true), {true, true, true}, {true, false, true}, {false, false, false}}) {
-        std::vector<int> tokens = {3, 1, 3, 3, 0, 1, 4, 3};  // 2 does not occur
+        std::vector<int> tokens = {3, 1, 3, 3, 0, 1, 4, 3};  // without token 2
         std::vector<double> wte = random_values(vocab * channels, 1), wpe = random_values(n_positions * channels, 2);
         std::vector<double> out(tokens.size() * channels), dout = random_values(out.size(), 3);
         std::vector<double> dwte_before = random_values(wte.size(), 4), dwpe_before = random_values(wpe.size(), 5);
@@ -43,7 +43,7 @@ TEST_CASE("ref::embedding_backward is the derivative of ref::embedding_forward",
 
 namespace {
 
-// LayerNorm or, without a mean, RMSNorm, with or without a weight and a bias.
+// LayerNorm, or RMSNorm without a mean, with or without a weight and a bias.
 void check_norm_gradients(int rows, int cols, bool accumulate_dinp, bool accumulate, bool has_mean, bool has_weight,
                           bool has_bias) {
     INFO("rows " << rows << ", cols " << cols << ", mean " << has_mean << ", weight " << has_weight << ", bias "
@@ -99,7 +99,7 @@ TEST_CASE("ref::norm_backward is the derivative of ref::residual_norm_forward", 
                         check_norm_gradients(rows, cols, accumulate_dinp, accumulate, parts & 1, parts & 2, parts & 4);
 }
 
-// By hand: (3, 4) has a mean square of 12.5, and with an eps of 12.5 a root mean square of 5.
+// By hand: (3, 4) has a mean square of 12.5; with an eps of 12.5 the root mean square is 5.
 TEST_CASE("ref::residual_norm_forward without a mean is RMSNorm", "[reference]") {
     std::vector<double> inp = {3, 4}, weight = {2, -1}, out(2);
     float rstd = 0;
@@ -120,8 +120,8 @@ TEST_CASE("ref::residual_norm_forward without a mean is RMSNorm", "[reference]")
     CHECK(rstd == 0.2f);
 }
 
-// A residual block: the gradient of the sum inp + branch is that of either, and the norm's is added to it.
-TEST_CASE("ref::norm_backward added to the residual's gradient is that of ref::residual_norm_forward", "[reference]") {
+// A residual block: the gradient of the sum inp + branch equals the gradient of both terms, and the norm's is added.
+TEST_CASE("ref::norm_backward plus the residual's gradient is residual_norm_forward's derivative", "[reference]") {
     const int rows = 3, cols = 5;
     std::vector<double> inp = random_values(rows * cols, 1), branch = random_values(inp.size(), 2);
     std::vector<double> weight = random_values(cols, 3), bias = random_values(cols, 4);
@@ -175,7 +175,7 @@ struct AttentionResults {
     std::vector<double> out, dqkv;
 };
 
-// Both ops of ref:: on random values, or the forward op on given ones.
+// Both ops of ref:: on random values, or the forward op on given values.
 class ReferenceAttention {
 public:
     explicit ReferenceAttention(const AttentionCase& attention) : s(attention) {
@@ -231,7 +231,7 @@ private:
     ops::DropoutMask mask;
 };
 
-// Every number of `a` within `error` of the same one of `b`.
+// Requires that every number of `a` is within `error` of the corresponding number of `b`.
 void check_near(const std::vector<double>& a, const std::vector<double>& b, double error) {
     REQUIRE(a.size() == b.size());
     double largest = 0;
@@ -268,9 +268,9 @@ TEST_CASE("ref::attention_backward is the derivative of ref::attention_forward",
     }
 }
 
-// Of a sequence cut into documents, each gives what it gives as a sequence of its own. lse, a float, is the only
-// rounding on the way back.
-TEST_CASE("ref::attention keeps documents apart", "[reference]") {
+// In a sequence split into documents, each document has the results that it has as a separate sequence. lse, a float,
+// is the only value rounded in the backward pass.
+TEST_CASE("ref::attention separates documents", "[reference]") {
     const std::vector<int> ends = {3, 4, 9};
     ReferenceAttention whole({1, 9, 3, 1, 2, 0, 2, 1.5f, {0, 0, 0, 3, 4, 4, 4, 4, 4}});
     whole.forward();
@@ -293,8 +293,8 @@ TEST_CASE("ref::attention keeps documents apart", "[reference]") {
     }
 }
 
-// A window of w keys is the sum over the keys t - w + 1 .. t: with one key the output is the value, with as many as
-// positions it is attention without a window. A soft cap far above the scores caps nothing, to second order in
+// A window of w keys is the sum over the keys t - w + 1 .. t: with one key the output is the value; a window of all
+// positions is attention without a window. A soft cap far above the scores changes nothing, to second order in
 // score / softcap.
 TEST_CASE("ref::attention with the widest and the narrowest window, and with a high soft cap", "[reference]") {
     ReferenceAttention plain({2, 6, 3, 3, 2}), wide({2, 6, 3, 3, 2, 0, 6}), short_of_one({2, 6, 3, 3, 2, 0, 5});
@@ -314,8 +314,8 @@ TEST_CASE("ref::attention with the widest and the narrowest window, and with a h
     CHECK(narrow.out == values);
 }
 
-// The objective is written out, so that the op's terms are compared with their definitions: the capped logits, and the
-// square of their log-sum-exp.
+// The objective is written out to compare the op's terms with their definitions: the capped logits, and the square of
+// their log-sum-exp.
 TEST_CASE("ref::cross_entropy writes the derivative of its loss", "[reference]") {
     const int rows = 4, vocab = 5, padded_vocab = 7;
     const float loss_scale = 3, grad_scale = 0.5f;
@@ -358,9 +358,9 @@ TEST_CASE("ref::cross_entropy writes the derivative of its loss", "[reference]")
     }
 }
 
-// clip_grad_norm_ by hand: the norm of (3, 4) 1e-6 is 5e-6, 1e-6 is added, and 1e-6 is allowed. Gradients carry a loss
-// scale of 2.
-TEST_CASE("ref::grad_norm_finish clips as torch does", "[reference]") {
+// clip_grad_norm_ by hand: the norm of (3, 4) 1e-6 is 5e-6, 1e-6 is added, and the limit is 1e-6. Gradients have a
+// loss scale of 2.
+TEST_CASE("ref::grad_norm_finish clips like PyTorch", "[reference]") {
     std::vector<float> gradients = {6e-6f, 8e-6f};
     std::vector<ops::Chunk> chunks = {{.begin = 0, .count = 1, .tensor = 0, .decayed = 0, .index = 0},
                                       {.begin = 1, .count = 1, .tensor = 1, .decayed = 0, .index = 1}};
@@ -382,10 +382,10 @@ TEST_CASE("ref::grad_norm_finish clips as torch does", "[reference]") {
     }
 }
 
-// The first four moments of N(0, 1), and no correlation between neighbours. A sum of 2^16 independent numbers of
-// variance s^2 stays within 6 s / 2^8 of its expectation but for once in 10^9; the numbers are the same in every run
-// anyway.
-TEST_CASE("ref::normal_fill gives normal numbers", "[reference]") {
+// The first four moments of N(0, 1), and no correlation between neighbors. A sum of 2^16 independent numbers of
+// variance s^2 stays within 6 s / 2^8 of its expectation except with a probability of 10^-9; the numbers are the same
+// in every run anyway.
+TEST_CASE("ref::normal_fill gives normally distributed numbers", "[reference]") {
     const size_t count = 1 << 16;
     std::vector<float> numbers(count), others(count);
     ref::normal_fill({.out = numbers.data(), .count = count, .seed = 42, .subsequence = 3, .deviation = 1, .first = 0});

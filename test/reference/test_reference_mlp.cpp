@@ -1,4 +1,4 @@
-// ref::'s products and activations against mathematics.
+// ref::'s GEMMs and activations checked by mathematics.
 #include "test/support/finite_differences.h"
 
 namespace {
@@ -8,8 +8,8 @@ constexpr ActivationFunction kActivations[] = {ActivationFunction::none, Activat
 
 }  // namespace
 
-// The backward ops take the gradient of the product's output; with an activation it is the following product's dinp
-// that ends before the activation, so the chain activation -> matmul is differentiated as it stands in the model.
+// The backward ops take the gradient of the GEMM's output. With an activation, the next GEMM's dinp includes the
+// activation's derivative, so the test differentiates the chain activation -> GEMM as in the model.
 TEST_CASE("ref::matmul_backward_* are the derivatives of ref::matmul_forward", "[reference]") {
     for (int rows : {1, 4})
         for (ActivationFunction activation : kActivations)
@@ -104,7 +104,7 @@ TEST_CASE("ref::gated_activation_backward is the derivative of ref::gated_activa
     }
 }
 
-// The definitions by hand: silu(2) = 2 / (1 + e^-2), and the gate is a row's first half.
+// The definitions by hand: silu(2) = 2 / (1 + e^-2), and the gate is the first half of a row.
 TEST_CASE("ref::gated_activation_forward: the gate comes first", "[reference]") {
     std::vector<double> inp = {2, 3, /**/ -1, 5}, out(2);
     ref::gated_activation_forward({out.data(), inp.data(), 2, 1, ActivationFunction::silu});

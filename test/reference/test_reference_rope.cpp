@@ -1,4 +1,4 @@
-// The textbook of QK norm and RoPE against mathematics: the backward op is the derivative of the forward op.
+// The reference of QK norm and RoPE checked by mathematics: the backward op is the derivative of the forward op.
 #include "test/reference/reference.h"
 #include "test/support/catch.h"
 #include "test/support/random_values.h"
@@ -8,7 +8,7 @@ namespace {
 constexpr int kBatch = 2, kSeqLen = 3, kHeads = 2, kKvHeads = 1, kHeadSize = 5, kRotary = 4;
 constexpr double kStep = 0x1p-13;
 
-// As in test_reference.cpp: a few dozen roundings to float on either side.
+// As in test_reference.cpp: a few dozen roundings to float on each side.
 double tolerance(double gradient) { return 64 * 0x1p-24 * (1 + std::abs(gradient)); }
 
 struct Inputs {

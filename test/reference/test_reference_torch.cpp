@@ -1,4 +1,4 @@
-// The specification against PyTorch: a GPT-2 made of ref:: ops, with fp32 storage, forward, backward and update.
+// The specification compared with PyTorch: a GPT-2 of ref:: ops, with fp32 storage, forward, backward and update.
 
 #include "test/reference/reference.h"
 #include "test/support/catch.h"
@@ -6,12 +6,12 @@
 
 namespace {
 
-// fp32 storage: each op rounds its results to 2^-24 = 6e-8, and a few dozen ops lie between tokens and gradients.
+// fp32 storage: each op rounds its results to 2^-24 = 6e-8, with a few dozen ops between tokens and gradients.
 constexpr double kTolerance = 1e-5;
 
 using Floats = std::vector<float>;
 
-// The parameters in flat arrays, one chunk (or more) per tensor, under Hugging Face's names; linear weights (out, in).
+// The parameters in flat arrays, one or more chunks per tensor, by Hugging Face's names; linear weights are (out, in).
 struct Parameters {
     struct Place {
         size_t begin, count, rows, cols;
@@ -79,7 +79,7 @@ public:
                                                      .batch = r_.batch_size,
                                                      .seq_len = r_.seq_len,
                                                      .channels = channels_});
-        const Floats* branch = nullptr;  // what the next norm adds to the residual
+        const Floats* branch = nullptr;  // the next norm adds it to the residual
         for (int l = 0; l < r_.n_layer; l++) {
             Block& block = blocks_[l];
             std::string h = "h." + std::to_string(l) + ".";
@@ -113,7 +113,7 @@ public:
         return sum / (rows_ * r_.micro_steps);
     }
 
-    // forward's list upwards.
+    // The ops of forward() in reverse order.
     void backward(const int* tokens, bool accumulate) {
         accumulate_ = accumulate;
         Floats dresidual(size_t(rows_) * channels_), dnorm, dattn, dqkv, dfc;
@@ -143,7 +143,7 @@ public:
                                                        .accumulate = accumulate});
     }
 
-    // All micro-steps of a step (counted from 0); returns the step's loss.
+    // All micro-steps of a step (counted from 0). Returns the step's loss.
     double accumulate_gradients(int step) {
         double sum = 0;
         for (int micro_step = 0; micro_step < r_.micro_steps; micro_step++) {
@@ -155,7 +155,7 @@ public:
     }
 
 private:
-    // branch null: out = norm(residual), otherwise inp = residual + branch, out = norm(inp).
+    // branch null: out = norm(residual); otherwise inp = residual + branch, out = norm(inp).
     void norm_forward(Norm& norm, const std::string& name, const Floats& residual, const Floats* branch) {
         norm.inp = residual, norm.out.resize(residual.size()), norm.mean.resize(rows_), norm.rstd.resize(rows_);
         const float *weight = parameters.weight(name + ".weight"), *bias = parameters.weight(name + ".bias");
@@ -281,7 +281,7 @@ void check_tensors(const ReferenceGpt& gpt, const TorchReference& torch, const s
 
 bool agrees(double ours, double theirs) { return std::abs(ours - theirs) <= kTolerance * std::abs(theirs); }
 
-// make_reference.py's constants.
+// Constants of make_reference.py.
 constexpr float kClip = 1, kWeightDecay = 0.1f;
 
 ops::GradNorm grad_norm(const Parameters& p) {

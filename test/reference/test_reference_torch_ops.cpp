@@ -1,8 +1,8 @@
-// The ops beside GPT-2's against PyTorch: test/recorded/torch/ops.json, made by
+// Ops that GPT-2 does not use, compared with PyTorch: test/recorded/torch/ops.json, made by
 // test/recorded/torch/make_ops_reference.py.
 //
-// Both sides compute in double, so they differ by a few dozen roundings of 2^-53, and by one of 2^-24 where ref::
-// stores float.
+// Both sides compute in double, so they differ by a few dozen roundings of 2^-53, and by one rounding of 2^-24 where
+// ref:: stores float.
 #include <nlohmann/json.hpp>
 
 #include "runtime/io/io.h"
@@ -20,7 +20,7 @@ const Json& cases_of(const char* op) {
     return all.at(op);
 }
 
-// An array of a case; nothing for one that is null.
+// An array of a case; empty if it is null.
 Doubles doubles(const Json& one, const char* name) {
     if (one.at(name).is_null()) return {};
     return one.at(name).get<Doubles>();
@@ -41,7 +41,7 @@ ActivationFunction activation_of(const Json& one) {
 
 }  // namespace
 
-TEST_CASE("ref::residual_norm_forward and norm_backward are PyTorch's rms_norm", "[reference]") {
+TEST_CASE("ref::residual_norm_forward and norm_backward equal PyTorch's rms_norm", "[reference]") {
     for (const Json& one : cases_of("rms_norm")) {
         const int rows = one.at("rows"), cols = one.at("cols");
         const Doubles inp = doubles(one, "inp"), weight = doubles(one, "weight"), dout = doubles(one, "dout");
@@ -73,13 +73,13 @@ TEST_CASE("ref::residual_norm_forward and norm_backward are PyTorch's rms_norm",
                             .cols = cols,
                             .accumulate_dinp = false,
                             .accumulate = false});
-        // rstd was stored as float.
+        // rstd is stored as float.
         check_near("dinp", std::vector<float>(dinp.begin(), dinp.end()), doubles(one, "dinp"));
         if (weights) check_near("dweight", dweight, doubles(one, "dweight"));
     }
 }
 
-TEST_CASE("ref::gated_activation_forward and backward are PyTorch's", "[reference]") {
+TEST_CASE("ref::gated_activation_forward and backward equal PyTorch's", "[reference]") {
     for (const Json& one : cases_of("gated")) {
         const int rows = one.at("rows"), hidden = one.at("hidden");
         const Doubles inp = doubles(one, "inp"), dout = doubles(one, "dout");
@@ -91,7 +91,7 @@ TEST_CASE("ref::gated_activation_forward and backward are PyTorch's", "[referenc
     }
 }
 
-TEST_CASE("ref::matmul_* with an activation are PyTorch's", "[reference]") {
+TEST_CASE("ref::matmul_* with an activation equal PyTorch's", "[reference]") {
     for (const Json& one : cases_of("product")) {
         const int rows = one.at("rows"), k = one.at("k"), hidden = one.at("hidden"), n = one.at("n");
         const ActivationFunction activation = activation_of(one);
@@ -144,7 +144,7 @@ TEST_CASE("ref::matmul_* with an activation are PyTorch's", "[reference]") {
     }
 }
 
-TEST_CASE("ref::cross_entropy with a soft cap and z-loss is PyTorch's", "[reference]") {
+TEST_CASE("ref::cross_entropy with a soft cap and z-loss equals PyTorch's", "[reference]") {
     for (const Json& one : cases_of("cross_entropy")) {
         const int rows = one.at("rows"), vocab = one.at("vocab");
         Doubles logits = doubles(one, "logits");

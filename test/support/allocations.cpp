@@ -17,7 +17,7 @@ static void* counted(void* memory) {
     return memory;
 }
 
-// Replace the library's for the whole test program.
+// Replace the library's operators for the whole test program.
 void* operator new(size_t bytes) { return counted(std::malloc(bytes)); }
 void* operator new(size_t bytes, std::align_val_t alignment) {
     const size_t unit = size_t(alignment);

@@ -1,4 +1,4 @@
-// How often the program has called operator new, so that a test can show that something allocates nothing.
+// The number of operator new calls of the program, to test that code does not allocate.
 #pragma once
 
 long allocations();

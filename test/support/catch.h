@@ -1,4 +1,4 @@
-// Catch2, whichever version is installed: 2 is one header, 3 a library. Tests include this file and nothing else of it.
+// Catch2, version 2 (one header) or 3 (a library), whichever is installed. Tests include only this file of Catch2.
 #pragma once
 
 #if __has_include(<catch2/catch_all.hpp>)

@@ -1,6 +1,6 @@
-// Arrays for tests of ops: device memory between guards, and the host twin that ref:: works on.
+// Arrays for tests of ops: device memory between guards, and the host twin for ref::.
 //
-// A test makes its arrays, describes the op once as a function of the side, and runs it on both:
+// A test creates its arrays, describes the op once as a function of the side, and runs it on both sides:
 //
 //     Stored<T> out("out", Role::output, nans(count));
 //     auto op = [&]<class Side>(Side side) { return ops::Cast{.out = out.on(side), ...}; };
@@ -17,21 +17,21 @@
 #include "test/simt/sanitizers.h"
 #include "test/support/catch.h"
 
-// On the host activations and weights are double, so that ref:: gives them unrounded.
+// On the host, activations and weights are double, so that ref:: does not round them.
 struct OnHost {
     using Storage = double;
 };
 template <class T> struct OnDevice { using Storage = T; };
 
-// What stands around an array. Reading over the edge of an input gives NaN (an index of -1); writing or adding over the
-// edge of an output changes the guard, which must be small and finite, since NaN + 1 has the bits of NaN. Where device
-// memory is host memory, AddressSanitizer also finds a read whose value is not used: the guards are poisoned but while
-// their bytes are set or compared.
+// The guard bytes around an array. Reading past the edge of an input gives NaN (an index of -1). Writing or adding past
+// the edge of an output changes the guard, which must be small and finite, since NaN + 1 has the bits of NaN. Where
+// device memory is host memory, AddressSanitizer also finds a read whose value is not used: the guards are poisoned
+// except while their bytes are set or compared.
 enum class Role : unsigned char { input = 0xff, output = 0xa5 };
 
-// T on the device, Host on the host. Values that are given are rounded to T on both sides. `shift` elements stand
-// between an address of device_alloc's alignment and the array: 0 is how the trainer's large arrays lie, 1 how the
-// second layer of an odd-sized one does.
+// T on the device, Host on the host. Given values are rounded to T on both sides. The array begins `shift` elements
+// after an address of device_alloc's alignment: 0 for the trainer's large arrays, 1 for example for the second layer of
+// an odd-sized array.
 template <class T, class Host = T> class Array {
 public:
     std::vector<Host> host;
@@ -67,7 +67,7 @@ public:
         return reinterpret_cast<T*>(static_cast<char*>(memory_.data()) + begin_);
     }
 
-    // What stands on the device. Fails the test if something was written outside the array.
+    // The device's values. Fails the test if the guards around the array have changed.
     std::vector<T> fetch() const {
         std::vector<unsigned char> image(memory_.bytes());
         synchronize(Stream());
@@ -121,12 +121,12 @@ template <class T> using Stored = Array<T, double>;
 
 inline std::vector<double> nans(size_t count) { return std::vector<double>(count, NAN); }
 
-// Scratch is full of NaN before the op uses it.
+// Scratch is filled with NaN before the op uses it.
 inline Array<unsigned char> scratch_of(size_t bytes) {
     return {"scratch", Role::output, std::vector<unsigned char>(bytes, 0xff)};
 }
 
-// Every element on the device must lie within bound(i) of its host twin. NaN never does; equal infinities do.
+// Every element on the device must be within bound(i) of its host twin. NaN never is; equal infinities are.
 template <class T, class Host, class Bound> void check_close(const Array<T, Host>& array, Bound bound) {
     std::vector<T> values = array.fetch();
     size_t i = 0;
@@ -142,7 +142,7 @@ template <class T, class Host, class Bound> void check_close(const Array<T, Host
     CHECK(difference.empty());
 }
 
-// The device must hold these bits.
+// The array on the device must have exactly these bits.
 template <class T, class Host> void check_same_bits(const Array<T, Host>& array, const std::vector<T>& expected) {
     std::vector<T> values = array.fetch();
     REQUIRE(values.size() == expected.size());

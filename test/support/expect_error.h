@@ -1,11 +1,11 @@
-// Runs an action that must fail, and says what is wrong with the way in which it fails.
+// Runs an action that must fail, and checks its error.
 #pragma once
 
 
 #include "kernels/base/check.h"
 #include "test/support/catch.h"
 
-// The error's sentence. Checks the exit code, that the sentence is one line and that it holds all the `words`.
+// Returns the error message. Checks the exit code, that the message is one line and that it contains all `words`.
 template <class Action> std::string expect_error(Exit code, const std::vector<std::string>& words, Action action) {
     try {
         action();
@@ -15,7 +15,7 @@ template <class Action> std::string expect_error(Exit code, const std::vector<st
         CHECK(int(error.code) == int(code));
         CHECK(sentence.find('\n') == std::string::npos);
         for (const std::string& word : words) {
-            INFO("expected in the sentence: " << word);
+            INFO("expected in the message: " << word);
             CHECK(sentence.find(word) != std::string::npos);
         }
         return sentence;

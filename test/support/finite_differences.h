@@ -1,7 +1,7 @@
-// Backward ops of ref:: against difference quotients of their forward ops.
+// Backward ops of ref:: compared with difference quotients of their forward ops.
 //
-// On double storage nothing is rounded but the fp32 statistics and gradients, so central differences are clean. The
-// objective is always the sum of dout times out, whose gradient the backward op must give.
+// With double storage only the fp32 statistics and gradients are rounded, so central differences are accurate. The
+// objective is always the sum of dout times out, whose gradient the backward op must return.
 #pragma once
 
 #include <functional>
@@ -12,14 +12,14 @@
 
 inline constexpr double kStep = 0x1p-13;
 
-// A few dozen roundings to float on either side of the gradient. The difference quotient itself is off by
-// kStep^2 / 6 = 2.5e-9 of the third derivative and by 2^-53 / kStep = 1e-12 of the objective, both far below.
+// A few dozen roundings to float on each side of the gradient. The difference quotient itself is off by kStep^2 / 6 =
+// 2.5e-9 of the third derivative and by 2^-53 / kStep = 1e-12 of the objective, both far below the tolerance.
 inline double tolerance(double gradient) { return 64 * 0x1p-24 * (1 + std::abs(gradient)); }
 
 using Objective = std::function<double()>;
 
-// Every element of `gradient` must be the derivative of `objective` to the same element of `input`, plus what stood in
-// the gradient before the backward op (nothing where it was overwritten).
+// Every element of `gradient` must be the derivative of `objective` with respect to the same element of `input`, plus
+// the gradient's value before the backward op (0 if it was overwritten).
 template <class Gradient>
 void check_gradient(const char* name, std::vector<double>& input, const std::vector<Gradient>& gradient,
                     const std::vector<double>& before, const Objective& objective) {
@@ -44,7 +44,7 @@ inline double sum_of_products(const std::vector<double>& a, const std::vector<do
     return sum;
 }
 
-// Values that a gradient holds before a backward op: something to add to, or NaN to overwrite.
+// A gradient's values before a backward op: numbers to add to, or NaN to overwrite.
 template <class Gradient> std::vector<Gradient> held_before(const std::vector<double>& values, bool accumulate) {
     if (!accumulate) return std::vector<Gradient>(values.size(), Gradient(NAN));
     return {values.begin(), values.end()};

@@ -1,4 +1,4 @@
-// A model so small that a test can train it in milliseconds, with sizes that divide nothing.
+// A model small enough to train in milliseconds, with sizes that are not multiples of anything.
 #pragma once
 
 #include <omp.h>
@@ -26,7 +26,7 @@ inline std::vector<int> nano_tokens(size_t count, int vocab, unsigned seed = 1) 
     return tokens;
 }
 
-// The bytes of tensors, one after the other: equal iff every bit is.
+// The concatenated values of tensors: equal iff every bit is.
 inline std::vector<float> values_of(const std::vector<NamedTensor>& tensors) {
     std::vector<float> all;
     for (const NamedTensor& tensor : tensors) {
@@ -43,7 +43,7 @@ inline bool same_bits(const std::vector<float>& a, const std::vector<float>& b) 
 }
 
 struct NanoRun {
-    std::vector<double> losses;  // per step, mean over targets
+    std::vector<double> losses;  // per step, averaged over targets
     std::vector<float> norms;
     std::vector<float> state;  // masters and moments at the end
 };

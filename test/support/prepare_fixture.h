@@ -1,4 +1,4 @@
-// A text and the options to prepare it with, for tests.
+// A text and the options to prepare it, for tests.
 #pragma once
 
 #include <map>
@@ -8,7 +8,7 @@
 #include "test/support/data_files.h"
 #include "test/support/temporary_directory.h"
 
-// The last tenth has other words than the rest.
+// The words of the last tenth do not occur in the rest.
 inline std::string text_with_other_end() {
     std::string text = lines(400);
     for (int i = 0; i < 40; i++) text += "zyx wvu tsr qpo\n";

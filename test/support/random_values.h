@@ -5,7 +5,7 @@
 
 #include "kernels/numeric.h"
 
-// `count` uniform numbers in (centre - width, centre + width).
+// `count` uniform numbers in (center - width, center + width).
 inline std::vector<double> random_values(size_t count, uint64_t seed, double width = 1, double centre = 0) {
     std::vector<double> values(count);
     for (size_t i = 0; i < count; i++)
@@ -13,7 +13,7 @@ inline std::vector<double> random_values(size_t count, uint64_t seed, double wid
     return values;
 }
 
-// `count` whole numbers in [0, limit).
+// `count` integers in [0, limit).
 inline std::vector<int> random_integers(size_t count, uint64_t seed, int limit) {
     std::vector<int> values(count);
     for (size_t i = 0; i < count; i++) values[i] = int(philox(seed, 1, i).word[0] % uint32_t(limit));

@@ -70,7 +70,7 @@ int RankProcesses::start(const RankEnvironment& environment, const Body& body) {
         ::_exit(run(body, environment));
     }
     if (pid < 0) throw std::runtime_error("cannot fork");
-    if (environment.listen_fd >= 0) listener_ = {};  // from now on it belongs to rank 0 alone
+    if (environment.listen_fd >= 0) listener_ = {};  // rank 0's process owns it now
     pids_.push_back(pid);
     codes_.push_back(-1);
     return process;

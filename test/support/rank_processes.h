@@ -1,4 +1,4 @@
-// Real processes as ranks of a run, forked from the test. The stderr of each is kept in a file; those that still run
+// Processes as ranks of a run, forked from the test. Each process's stderr is kept in a file; processes that still run
 // when the test ends are killed.
 #pragma once
 
@@ -10,14 +10,14 @@
 
 class RankProcesses {
 public:
-    // Returns the rank's exit code. An Error is printed and ends the rank with its code, as in main().
+    // Returns the rank's exit code. An Error is printed and the process exits with its code, as in main().
     using Body = std::function<int(const RankEnvironment&)>;
 
-    // Creates a token and a listening socket for `size` ranks on this machine; starts none.
+    // Creates a token and a listening socket for `size` ranks on this machine; starts no process.
     explicit RankProcesses(int size);
     ~RankProcesses();
 
-    // As the launcher would set it for this rank.
+    // The environment that the launcher would set for this rank.
     RankEnvironment environment_of(int rank) const;
 
     int start(const RankEnvironment& environment, const Body& body);  // the process's number, from 0
@@ -29,7 +29,7 @@ public:
     int wait(int process, double limit_s = 20);
     std::string printed(int process) const;  // on stderr so far
 
-    // Called in a rank's process: wait_until_ready() in the test counts the calls.
+    // Called in a rank's process; wait_until_ready() in the test counts the calls.
     void ready() const;
     void wait_until_ready(int count) const;
 
@@ -40,5 +40,5 @@ private:
     int ready_pipe_[2];
     TemporaryDirectory directory_;
     std::vector<pid_t> pids_;
-    std::vector<int> codes_;  // -1: not ended
+    std::vector<int> codes_;  // -1: still running
 };

@@ -1,5 +1,5 @@
-// Catch2's runner. Version 2 is compiled with it, in half a minute: once, for all test programs.
+// Catch2's runner. Version 2 takes half a minute to compile, so all test programs share this file.
 #pragma once
 
-// Runs the program's cases as its command line tells Catch2. Returns main()'s exit code: 0 if all passed.
+// Runs the test cases selected on the command line. Returns main()'s exit code: 0 if all passed.
 int run_tests(int argc, char** argv);

@@ -17,7 +17,7 @@ std::atomic<const SystemFault*>& active() {
     return fault;
 }
 
-// Whether this call must fail; then errno says why.
+// Whether this call must fail; if so, sets errno.
 bool fails(SystemCall call, const std::string& path) {
     const SystemFault* fault = active().load();
     if (!fault || fault->call != call || path.find(fault->path_part) == std::string::npos) return false;
@@ -65,7 +65,7 @@ bool stop_at_sync(const std::string& path_part, const std::function<void()>& act
     return is_met;
 }
 
-// These take the place of the C library's functions in the program that they are linked into.
+// These functions replace the C library's in the program that they are linked into.
 extern "C" {
 
 ssize_t read(int file, void* buffer, size_t count) {

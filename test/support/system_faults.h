@@ -1,5 +1,5 @@
-// System calls that fail or hang in this process for files whose path contains a text, as a failing disk or a lost file
-// server makes them.
+// System calls that fail or hang in this process for files whose path contains a text, as on a failing disk or a lost
+// file server.
 #pragma once
 
 #include <atomic>
@@ -11,10 +11,10 @@ enum class SystemCall {
     examine,  // stat() and lstat() fail
     list,     // fdopendir(), of std::filesystem, fails
     lock,     // flock() fails
-    sync      // fsync() hangs as long as the fault lasts, then fails; succeeds if the error's number is 0
+    sync      // fsync() hangs as long as the fault lasts, then fails with the error, or succeeds if it is 0
 };
 
-// As long as the object lives; one at a time.
+// Active during the object's lifetime; one at a time.
 class SystemFault {
 public:
     SystemFault(SystemCall call, std::string path_part, int error_number);
@@ -25,11 +25,11 @@ public:
     const std::string path_part;
     const int error_number;
 
-    void wait_until_met() const;  // until some call hangs
+    void wait_until_met() const;  // until a call hangs
     mutable std::atomic<bool> is_met = false;
 };
 
 // Runs an action in a thread until it syncs a file or directory whose path contains `path_part`, calls at_sync() and
-// lets it continue to its end, with its exception. Returns false if it ended without such a sync.
+// lets the action finish; rethrows its exception. Returns false if it ended without such a sync.
 bool stop_at_sync(const std::string& path_part, const std::function<void()>& action,
                   const std::function<void()>& at_sync);

@@ -1,4 +1,4 @@
-// A directory of its own for a test, gone when the test ends.
+// A temporary directory for one test, deleted when the test ends.
 #pragma once
 
 #include <cstdlib>

@@ -1,9 +1,9 @@
-// How far an op may be from the exact result: computed from unit round-offs and the number of terms, never tuned.
+// Error bounds of an op: computed from unit round-offs and the number of terms, never tuned.
 //
-// ref:: on double storage gives the exact result of an op on the rounded inputs. An op computes in float (unit
-// round-off 2^-24) and rounds once more when it stores to T. So a bound is always stored_error<T>(result) plus the
-// error of the arithmetic: each rounding costs kRoundoff relative to what was rounded, a sum of n terms costs
-// summation_error(n) relative to the sum of the absolute values.
+// ref:: with double storage gives the exact result of an op on the rounded inputs. An op computes in float (unit
+// round-off 2^-24) and rounds again when it stores to T. So a bound is always stored_error<T>(result) plus the
+// arithmetic error: each rounding costs kRoundoff relative to the rounded value, a sum of n terms costs
+// summation_error(n) relative to the sum of absolute values.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 
 inline constexpr double kRoundoff = 0x1p-24;
 
-// exp, log, tanh and rsqrt of any decent library are within 4 units in the last place, 8 round-offs.
+// exp, log, tanh and rsqrt of any good library are within 4 units in the last place, i.e. 8 round-offs.
 inline constexpr double kFunctionError = 8 * kRoundoff;
 
 // Rounding `result` to T: half a unit in the last place, or half the smallest subnormal of fp16. A float or bf16 result
@@ -24,16 +24,15 @@ template <class T> double stored_error(double result) {
     return std::max(unit_roundoff<T> * std::abs(result), smallest);
 }
 
-// An fp32 output is rounded by ref:: as well as by ops::.
+// Both ref:: and ops:: round an fp32 output.
 inline double stored_error_fp32(double result) { return 2 * stored_error<float>(result); }
 
 // n float products summed in float, in any order, relative to the sum of the absolute products. The worst case is
-// n kRoundoff; roundings are as good as independent, so that 8 sqrt(n) kRoundoff is exceeded with a probability of at
+// n kRoundoff. Roundings are practically independent, so 8 sqrt(n) kRoundoff is exceeded with a probability of at
 // most 2 exp(-32) n (Higham, Mary, "A new approach to probabilistic rounding error analysis", SISC 2019, theorem 2.4).
 inline double summation_error(double n) { return std::min(n + 1, 8 * std::sqrt(n)) * kRoundoff; }
 
-// The same numbers without their signs: an op on these gives the sums of absolute values that the bounds are relative
-// to.
+// The absolute values: an op applied to them gives the sums of absolute values that bounds are relative to.
 template <class Value> std::vector<Value> absolute(std::vector<Value> values) {
     for (Value& value : values) value = std::abs(value);
     return values;

@@ -1,6 +1,6 @@
-// What PyTorch says about three small models: the files in test/recorded/torch, made by
-// test/recorded/torch/make_reference.py (which says what they hold). Paths are relative to the repository's root, where
-// the tests run.
+// PyTorch's results for three small models: the files in test/recorded/torch, described in
+// test/recorded/torch/make_reference.py, which made them. Paths are relative to the repository's root, where the tests
+// run.
 #pragma once
 
 #include <cmath>
@@ -10,7 +10,7 @@
 
 #include "runtime/checkpoint/safetensors.h"
 
-// Head sizes 16, 64 and 16, 3 micro-steps in the last, and no dimension that is a multiple of a tile.
+// Head sizes 16, 64 and 16, 3 micro-steps in the last model, and no dimension that is a multiple of a tile.
 inline const std::vector<std::string> kTorchReferences = {"heads_4x16", "heads_2x64", "micro_steps_3"};
 
 struct TorchTensor {
@@ -78,7 +78,7 @@ inline bool ends_with(const std::string& name, const std::string& end) {
     return name.size() >= end.size() && name.compare(name.size() - end.size(), end.size(), end) == 0;
 }
 
-// Linear weights, which Hugging Face's GPT-2 keeps as (in, out) and kernels/ops.h as (out, in).
+// Linear weights: (in, out) in Hugging Face's GPT-2, (out, in) in kernels/ops.h.
 inline bool is_linear_weight(const std::string& name) {
     return ends_with(name, "c_attn.weight") || ends_with(name, "c_proj.weight") || ends_with(name, "c_fc.weight");
 }
@@ -92,14 +92,14 @@ inline std::vector<float> transposed(const std::vector<float>& values, size_t ro
     return result;
 }
 
-// Softmax ignores what is the same for all keys, so the gradient of the key bias is 0 but for rounding noise; beside
-// AdamW's eps of 1e-8 the noise moves the parameter by a good part of the learning rate: not comparable.
+// Softmax ignores terms that all keys share, so the gradient of the key bias is 0 apart from rounding noise. With
+// AdamW's eps of 1e-8 this noise moves the parameter by a large part of the learning rate, so it is not comparable.
 inline bool is_noise(const std::string& group, const std::string& name, size_t element, size_t count) {
     return group == "adamw" && ends_with(name, "c_attn.bias") && element / (count / 3) == 1;
 }
 
-// How far `ours`, in Hugging Face's layout, is from PyTorch's tensor GROUP/NAME, relative in norm, over the elements
-// that the file keeps; plus how far the norm of the whole tensor is off. NaN if something is NaN.
+// The distance of `ours`, in Hugging Face's layout, from PyTorch's tensor GROUP/NAME, relative in norm, over the
+// elements that the file contains; plus the error of the whole tensor's norm. NaN if any value is NaN.
 inline double torch_error(const TorchReference& reference, const std::string& group, const std::string& name,
                           const std::vector<float>& ours) {
     const std::vector<float>& kept = reference.output(group + "/" + name).values;

@@ -1,4 +1,4 @@
-// A model of a few tensors whose values follow from a seed, and ways to damage the files it was saved in.
+// A model of a few tensors whose values depend on a seed, and ways to damage its saved files.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ public:
 
     std::vector<std::vector<float>>& values() { return values_; }
 
-    // Everything as one of `ranks` has it: part `rank` of each tensor, the parts of unequal size.
+    // The tensors of one of `ranks`: part `rank` of each tensor, in parts of unequal size.
     std::vector<NamedTensor> tensors(int rank = 0, int ranks = 1) {
         std::vector<NamedTensor> list;
         for (size_t t = 0; t < shapes_.size(); t++) {
@@ -62,7 +62,7 @@ inline SaveStats save_toy(const std::string& run_dir, int64_t step, ToyModel mod
     return save_checkpoint(run_dir, comm_single(), toy_info(step, run_id), model.tensors(), kBlockBytes);
 }
 
-// Makes a file's content another one, in place. Not by truncation to nothing, after which ext4 waits for the disk.
+// Overwrites a file's content in place, without truncating it to zero first, after which ext4 waits for the disk.
 inline void overwrite(const std::string& path, const std::string& content) {
     std::ofstream(path, std::ios::app).close();  // creates it
     std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
