@@ -1,4 +1,4 @@
-// Probes of test/ptx_probe/ptx_hopper.cuh but for tensor copies.
+// Probes of test/ptx_probe/ptx_hopper.cuh, except tensor copies.
 #include "kernels/cuda/launch.cuh"
 #include "test/ptx_probe/probe.h"
 #include "test/ptx_probe/ptx_hopper.cuh"
@@ -7,7 +7,7 @@ namespace {
 
 __device__ uint32_t canonical(float x) { return x != x ? 0x7fc00000u : __float_as_uint(x + 0.0f); }
 
-// A small integer, of -8 .. 7.
+// A small integer in -8 .. 7.
 template <class T> __device__ T small_integer(uint32_t noise) {
     return from_float<T>(float(int(noise >> 13 & 15u) - 8));
 }
@@ -54,7 +54,7 @@ __global__ void mbarrier_kernel(ProbeArgs op) {
     ptx::mbarrier_inval(bar);
 }
 
-// 512 bytes from global to shared memory, both ways to announce them, and back from another place.
+// Copies 512 bytes from global to shared memory, announced in both ways, and back to another place.
 __global__ void bulk_kernel(ProbeArgs op) {
     struct Shared {
         alignas(16) uint32_t words[2][128], back[128];
@@ -94,7 +94,7 @@ __global__ void bulk_kernel(ProbeArgs op) {
     __syncthreads();
 }
 
-// Blocks of a cluster tell each other that they are there.
+// Blocks of a cluster signal each other.
 __global__ void cluster_kernel(ProbeArgs op) {
     struct Shared {
         uint64_t bar;
@@ -119,7 +119,7 @@ __global__ void cluster_kernel(ProbeArgs op) {
 
 __global__ void elect_one_kernel(ProbeArgs op) { op.out[threadIdx.x] = __popc(__ballot_sync(~0u, ptx::elect_one())); }
 
-// One warpgroup gives registers away, two take them.
+// One warpgroup releases registers, two acquire them.
 __global__ void __launch_bounds__(384, 1) registers_kernel(ProbeArgs op) {
     if (threadIdx.x < 128)
         ptx::setmaxnreg_dec<40>();
@@ -134,7 +134,7 @@ __global__ void descriptor_kernel(ProbeArgs op) {
     op.out[1] = uint32_t(descriptor >> 32);
 }
 
-// Where an element of a tile of kRows (of M or N) times 64 (of K) lies, before the swizzle and after it.
+// Offset of an element in a tile of kRows (of M or N) times 64 (of K), before and after the swizzle.
 template <int kRows, int kMode, bool kIsTransposed> struct Tile {
     static constexpr int kSpan = 256 >> kMode, kElements = kSpan / 2, kDepth = 64;
     static constexpr int kSpans = kIsTransposed ? (kRows + kElements - 1) / kElements : kDepth / kElements;
@@ -159,7 +159,7 @@ template <int kRows, int kMode, bool kIsTransposed> struct Tile {
     }
 };
 
-// Products of (64, 64) and (64, kN)^T: added to integers, then in place of them.
+// Products of (64, 64) and (64, kN)^T: added to integers, then overwriting them.
 template <class T, int kN, int kMode, int kTransposeA, int kTransposeB>
 __global__ void __launch_bounds__(128) wgmma_kernel(ProbeArgs op) {
     using A = Tile<64, kMode, kTransposeA != 0>;

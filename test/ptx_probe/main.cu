@@ -1,9 +1,9 @@
-// Prints "WRAPPER COUNT WORDS" for each probe as soon as it has run: how many words it stored, and them in hexadecimal.
+// Prints "WRAPPER COUNT WORDS" for each probe as soon as it has run: the number of stored words, and the words in hex.
 //
 //     build/ptx_probe_cuda or build/ptx_probe_simt [GROUP ...]     default: all groups that the device can run
 //     build/ptx_probe_simt --list                                  "GROUP ARCHITECTURE" for each group; needs no GPU
 //
-// sm_80's groups run on every later GPU, sm_90a's on GPUs of compute capability 9 only. Exit codes: those of Exit.
+// sm_80's groups run on every later GPU, sm_90a's on GPUs of compute capability 9 only. Exit codes are Exit's.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>

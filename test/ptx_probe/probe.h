@@ -2,9 +2,9 @@
 // store every result as a word. The same source runs on a GPU (build/ptx_probe_cuda) and, with the wrappers' twins, on
 // the simulator (build/ptx_probe_simt); both must print the same, which scripts/gpu_probe.py compares.
 //
-// Inputs are chosen so that there is one right answer: sums of products of small integers, which are exact in any
-// order; where an instruction may differ within bounds, the word says whether it kept them. The sign of a zero sum and
-// the bits of a NaN, which mean nothing to anyone, are made equal by canonical().
+// Inputs are chosen to have a single correct result: sums of products of small integers, which are exact in any order.
+// If an instruction may differ within bounds, the word tells whether it kept them. canonical() unifies the sign of a
+// zero sum and the bits of a NaN, which have no meaning.
 #pragma once
 
 #include <cudaTypedefs.h>
@@ -14,14 +14,14 @@
 #include <string>
 #include <vector>
 
-// A tensor of FP32 of up to five dimensions, the innermost first, and the box of it that one copy moves.
+// An FP32 tensor of up to five dimensions, the innermost first, and the box that one copy moves.
 struct TensorShape {
     int rank = 0;
     uint64_t size[5] = {};
     uint32_t box[5] = {};
     int swizzle = 0;  // ptx::Swizzle
 
-    // In bytes, of the dimensions from the second on.
+    // In bytes; of all dimensions except the first.
     std::array<uint64_t, 4> strides() const {
         std::array<uint64_t, 4> all{};
         uint64_t bytes = sizeof(float);
@@ -40,7 +40,7 @@ struct TensorShape {
     }
 };
 
-// Of a tensor at `base` (device memory, 16-byte aligned).
+// The map of a tensor at `base` (device memory, 16-byte aligned).
 CUtensorMap make_tensor_map(const TensorShape& shape, void* base);
 
 struct ProbeArgs {
@@ -62,7 +62,7 @@ struct Probe {
     TensorShape tensor{};  // in the input and at the beginning of the output
 };
 
-// Probes that run in one process: one that hangs or crashes takes only the rest of its group with it.
+// Probes that run in one process: a probe that hangs or crashes only stops the rest of its group.
 struct ProbeGroup {
     std::string name;
     std::vector<Probe> probes;
@@ -74,7 +74,7 @@ std::vector<ProbeGroup> ptx_probes();
 std::vector<ProbeGroup> hopper_probes();
 std::vector<ProbeGroup> tensor_copy_probes();
 
-// Numbers without a pattern.
+// Pseudorandom words.
 inline std::vector<uint32_t> noise_words(int count, uint32_t seed) {
     std::vector<uint32_t> words;
     for (int i = 0; i < count; i++) words.push_back(seed = seed * 1664525u + 1013904223u);

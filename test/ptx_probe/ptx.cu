@@ -7,7 +7,7 @@ namespace {
 
 __device__ uint32_t canonical(float x) { return x != x ? 0x7fc00000u : __float_as_uint(x + 0.0f); }
 
-// Two small integers, of -8 .. 8, in one register.
+// Two small integers in -8 .. 8, in one register.
 template <class T> __device__ uint32_t integer_pair(uint32_t noise) {
     const float low = float(int(noise >> 8 & 15u) - 8), high = float(int(noise >> 20 & 15u) - 7);
     return uint32_t(from_float<T>(low).bits) | uint32_t(from_float<T>(high).bits) << 16;
@@ -22,8 +22,8 @@ __global__ void shared_address_kernel(ProbeArgs op) {
     op.out[32 + threadIdx.x] = ptx::shared_address(&s) % 1024;
 }
 
-// Ten words of noise for each lane: a (4), b (2), c (4). Fragments are filled without regard to rows and columns: any
-// mistake in a map shows.
+// Ten words of noise for each lane: a (4), b (2), c (4). Fragments are filled without regard to rows and columns, so
+// any error in a mapping shows.
 template <class T> __global__ void mma_kernel(ProbeArgs op) {
     const uint32_t* in = op.in + 10 * threadIdx.x;
     uint32_t a[4], b[2];
@@ -35,7 +35,7 @@ template <class T> __global__ void mma_kernel(ProbeArgs op) {
     for (int i = 0; i < 4; i++) op.out[4 * threadIdx.x + i] = canonical(d[i]);
     ptx::mma_m16n8k16<T>(d, a, b, d);  // in place
     for (int i = 0; i < 4; i++) op.out[128 + 4 * threadIdx.x + i] = canonical(d[i]);
-    // Infinity and NaN: 0 times infinity in some rows, infinities of one sign in others.
+    // Infinity and NaN: 0 times infinity in some rows, infinities of one sign in other rows.
     if (threadIdx.x == 5) a[0] = uint32_t(from_float<T>(INFINITY).bits) << 16;
     if (threadIdx.x == 9) a[3] = from_float<T>(-INFINITY).bits;
     if (threadIdx.x == 14) b[1] = from_float<T>(NAN).bits;
@@ -47,7 +47,7 @@ struct Rows {
     uint32_t words[32][4];  // 32 rows of 8 16-bit elements
 };
 
-// Rows in an order of their own, so that it is the addresses that count.
+// Rows in a permuted order, to check that the addresses are used.
 template <int kMatrices, bool kTranspose> __global__ void ldmatrix_kernel(ProbeArgs op) {
     Rows& s = shared_memory<Rows>();
     for (int i = 0; i < 4; i++) s.words[threadIdx.x][i] = op.in[4 * threadIdx.x + i];
@@ -57,7 +57,7 @@ template <int kMatrices, bool kTranspose> __global__ void ldmatrix_kernel(ProbeA
     for (int i = 0; i < kMatrices; i++) op.out[kMatrices * threadIdx.x + i] = r[i];
 }
 
-// Whole pieces, then pieces that are used in part, none included.
+// Whole pieces, then pieces that are used partly or not at all.
 template <int kBytes> __global__ void cp_async_kernel(ProbeArgs op) {
     struct Shared {
         uint32_t whole[32][kBytes / 4], part[32][kBytes / 4];
@@ -78,7 +78,7 @@ template <int kBytes> __global__ void cp_async_kernel(ProbeArgs op) {
     }
 }
 
-// Three groups, waited for one after the other; then one copy that was never put into a group.
+// Three groups, waited for in turn; then one copy that is not in any group.
 __global__ void cp_async_groups_kernel(ProbeArgs op) {
     Rows& s = shared_memory<Rows>();
     uint32_t* mine = s.words[threadIdx.x];
@@ -97,7 +97,7 @@ __global__ void cp_async_groups_kernel(ProbeArgs op) {
     op.out[4 * threadIdx.x + 3] = mine[3];
 }
 
-// Three warps hand a number on: the first to the second by bar_arrive, the second to the third by bar_sync.
+// Three warps pass a number on: the first to the second by bar_arrive, the second to the third by bar_sync.
 __global__ void barriers_kernel(ProbeArgs op) {
     struct Shared {
         uint32_t first[32], second[32];
@@ -121,7 +121,7 @@ using Conversion = uint32_t (*)(float, float);
 __device__ uint32_t convert_bf16x2(float low, float high) { return ptx::to_bf16x2(low, high); }
 __device__ uint32_t convert_fp16x2(float low, float high) { return ptx::to_fp16x2(low, high); }
 
-// Each input once in the low half and once, beside another, in the high one.
+// Each input once in the low half and once in the high half, next to another one.
 template <Conversion convert> __global__ void conversion_kernel(ProbeArgs op) {
     const int i = int(blockIdx.x * blockDim.x + threadIdx.x);
     if (i < op.count) op.out[i] = convert(__uint_as_float(op.in[i]), __uint_as_float(op.in[(i + 137) % op.count]));
@@ -131,7 +131,7 @@ template <class T> __global__ void pack_kernel(ProbeArgs op) {
     if (i < op.count) op.out[i] = ptx::pack<T>(__uint_as_float(op.in[i]), __uint_as_float(op.in[(i + 137) % op.count]));
 }
 
-// At integers, infinities and NaN the result itself; else whether it is within 2^-22, or 0 below the normal numbers.
+// For integers, infinities and NaN the result; otherwise whether it is within 2^-22, or 0 for subnormal results.
 __global__ void exp2_kernel(ProbeArgs op) {
     const int i = int(blockIdx.x * blockDim.x + threadIdx.x);
     if (i >= op.count) return;
@@ -144,7 +144,7 @@ __global__ void exp2_kernel(ProbeArgs op) {
     op.out[i] = exact ? canonical(y) : uint32_t(close);
 }
 
-// Every sign and exponent with fractions around what halves can hold: ties of both kinds and their neighbours, the
+// Every sign and exponent with fractions around the precision of halves: ties of both kinds and their neighbors, the
 // smallest and largest, NaN with payloads, infinity.
 std::vector<uint32_t> interesting_floats() {
     std::vector<uint32_t> floats;

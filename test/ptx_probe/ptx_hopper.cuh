@@ -1,21 +1,19 @@
-// Wrappers that kernels for Hopper will use, proven here until one does. Instructions of sm_90a: mbarriers, tensor
-// copies (TMA), products of warpgroups (wgmma), clusters. Including this file costs nothing for other architectures;
-// using it does not compile there.
+// Wrappers for future kernels for Hopper, tested here until a kernel uses them. Instructions of sm_90a: mbarriers,
+// tensor copies (TMA), warpgroup products (wgmma), clusters. Including this file has no effect on other
+// architectures; using it there does not compile.
 //
-// The exact rules that the simulator holds these to:
-//   mbarrier   init(count) starts phase 0. A phase ends when no arrival is pending and as many bytes have landed as
-//   were
-//              expected; then the parity flips. wait(parity) returns when the phase of that parity is over: consumers
-//              of the first fill wait for 0; waiting for 1 on a fresh barrier returns at once.
+// The exact rules that the simulator checks:
+//   mbarrier   init(count) starts phase 0. A phase ends when no arrival is pending and all expected bytes have landed;
+//              then the parity flips. wait(parity) returns when the phase of that parity is over: consumers of the
+//              first fill wait for 0; waiting for 1 on a fresh barrier returns at once.
 //   TMA        a box is laid out innermost dimension first; the swizzle XORs bits 4 to 6 of the shared address with
-//   bits
-//              7 to 9 (128 B), 4 to 5 with 7 to 8 (64 B), 4 with 7 (32 B). Outside the tensor: 0 is loaded, but
-//              counted; nothing is stored. Each block of a multicast expects all bytes itself.
-//   wgmma      fence before the first of a batch, commit, wait: until then accumulators and registers of A stay
-//              untouched and operands in shared memory stay as they are. D (64, N): warp w has rows 16w + g (+ 8),
+//              bits 7 to 9 (128 B), 4 to 5 with 7 to 8 (64 B), 4 with 7 (32 B). Outside the tensor, loads give 0 but
+//              count, and stores are dropped. Each block of a multicast expects all bytes itself.
+//   wgmma      fence before the first of a batch, commit, wait: until then neither the accumulators, the registers of
+//              A nor the operands in shared memory may change. D (64, N): warp w has rows 16w + g (+ 8),
 //              d[4j + i] is row 16w + g + 8(i/2), column 8j + 2q + i%2, with g = lane/4, q = lane%4.
-//   proxies    generic writes reach TMA stores and wgmma only through fence_proxy_async; what TMA has loaded is ordered
-//              by the mbarrier alone.
+//   proxies    generic writes reach TMA stores and wgmma only through fence_proxy_async; the mbarrier alone orders
+//              data loaded by TMA.
 #pragma once
 
 #include "kernels/cuda/ptx.cuh"
@@ -69,7 +67,7 @@ PTX void mbarrier_arrive_expect_tx(uint32_t bar, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
                  : "memory");
 }
-// The address of the same place in another block of the cluster.
+// The same address in another block of the cluster.
 PTX uint32_t mapa(uint32_t address, uint32_t rank) {
     uint32_t there;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
@@ -99,7 +97,7 @@ PTX void mbarrier_wait(uint32_t bar, uint32_t parity) {
     while (!mbarrier_try_wait(bar, parity)) {}
 }
 
-// ---- tensor copies: coordinates innermost first; loads tell the mbarrier, stores are waited for in groups ----
+// ---- tensor copies: coordinates innermost first; loads signal the mbarrier, stores are waited for in groups ----
 
 PTX void tma_load(uint32_t to, const void* map, uint32_t bar, int c0, int c1) {
     asm volatile(
@@ -216,12 +214,12 @@ PTX void bulk_store(void* to, uint32_t from, uint32_t bytes) {
 }
 PTX void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 template <int kKeep> PTX void bulk_wait() { asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kKeep) : "memory"); }
-// Until the sources have been read, not until the destinations are written.
+// Waits until the sources have been read, not until the destinations are written.
 template <int kKeep> PTX void bulk_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kKeep) : "memory");
 }
 
-// ---- products of warpgroups: 64 rows, kN columns, 16 deep ----
+// ---- warpgroup products: 64 rows, kN columns, 16 deep ----
 
 // An operand in shared memory. K-major: element (row, k) of a span of S = 128, 64 or 32 bytes lies at row%8 S +
 // row/8 stride + 2k; MN-major: (mn, k) at k%8 S + k/8 stride + mn/(S/2) leading + mn%(S/2) 2; all swizzled afterwards.

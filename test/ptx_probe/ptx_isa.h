@@ -1,6 +1,6 @@
 // The semantics of the instructions in kernels/cuda/ptx.cuh: a function per instruction, with its operands in the order
-// of the text. Written from the PTX ISA's description, not from the twins. build/ptx_probe_text carries out the text of
-// the wrappers with these functions (translate_ptx.py) and must store the words of build/ptx_probe_simt.
+// of the text. Written from the PTX ISA's description, not from the twins. build/ptx_probe_text executes the text of
+// the wrappers with these functions (translate_ptx.py) and must store the same words as build/ptx_probe_simt.
 #pragma once
 
 #include <cudaTypedefs.h>
@@ -23,7 +23,7 @@ struct Sink {};                                  // _
 template <class T> Address<T> at(T value) { return {value}; }
 template <class... T> auto all(T&... each) { return std::array{&each...}; }  // {a, b}
 
-// Whether nvcc takes an expression of this type for a constraint.
+// Whether nvcc accepts an expression of this type for a constraint.
 template <char kLetter, class T> constexpr bool fits() {
     if (kLetter == 'f') return std::is_same_v<T, float>;
     const bool is_whole = std::is_integral_v<T> || std::is_pointer_v<T>;
@@ -111,7 +111,7 @@ void ldmatrix_sync_aligned_m8n8_xN_trans_shared_b16(std::array<uint32_t*, kMatri
         }
 }
 
-// ---- cp.async [dst], [src], cp-size, src-size: the rest of cp-size becomes 0, at the wait ----
+// ---- cp.async [dst], [src], cp-size, src-size: at the wait, the rest of cp-size becomes 0 ----
 
 struct Copy {
     char* to;
@@ -162,7 +162,7 @@ inline void bar_arrive(int barrier, int threads) {
     simt::arrive_at_barrier(barrier, threads, simt::Await::no, "bar.arrive");
 }
 
-// ---- cvt.x2 d, a, b: a becomes the upper half of d, b the lower; ex2.ftz takes and gives no subnormal numbers ----
+// ---- cvt.x2 d, a, b: a becomes the upper half of d, b the lower; ex2.ftz flushes subnormal inputs and results ----
 
 inline uint32_t nearest_bf16(float x) {
     if (x != x) return 0x7fff;

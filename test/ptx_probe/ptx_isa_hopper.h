@@ -1,5 +1,5 @@
-// The same as ptx_isa.h for the instructions in ptx_hopper.cuh. The simulator's asynchronous units carry them out; the
-// functions here state the meaning of each operand.
+// Like ptx_isa.h for the instructions in ptx_hopper.cuh. The simulator's asynchronous units execute them; the functions
+// here define the meaning of each operand.
 #pragma once
 
 #include "test/ptx_probe/ptx_isa.h"
@@ -81,7 +81,7 @@ inline void elect_sync(Sink, bool& p, uint32_t mask) {
 inline uint32_t cluster_ctarank() { return uint32_t(simt::me().block->rank); }
 inline uint32_t clusterid_x() { return simt::me().block->index.x / uint32_t(simt::machine().cluster); }
 
-// ---- cp.async.bulk: loads tell the mbarrier that stands last or before the mask, stores stand in groups ----
+// ---- cp.async.bulk: loads signal the mbarrier, the last operand or the one before the mask; stores use groups ----
 
 template <size_t kRank>
 void cp_async_bulk_tensor_Nd_shared_cluster_global_mbarrier_complete_tx_bytes(Address<uint32_t> to,

@@ -1,5 +1,5 @@
-// Probes of the tensor copies in test/ptx_probe/ptx_hopper.cuh: a box of a tensor of two to five dimensions that lies
-// partly outside it, to shared memory, from there to another tensor, and added to it.
+// Probes of the tensor copies in test/ptx_probe/ptx_hopper.cuh: a box of a tensor of two to five dimensions, partly
+// outside the tensor, to shared memory, from there to another tensor, and added to it.
 #include <bit>
 
 #include "kernels/cuda/launch.cuh"
@@ -15,7 +15,7 @@ struct Shared {
     uint64_t bar;
 };
 
-// Where the box begins in the first tensor, and in the second.
+// Start of the box in the first tensor and in the second.
 template <int kRank> struct Places;
 template <> struct Places<2> {
     static __device__ void load(uint32_t to, const void* map, uint32_t bar) { ptx::tma_load(to, map, bar, -4, 3); }
@@ -58,7 +58,7 @@ template <> struct Places<5> {
     }
 };
 
-// Behind the second tensor, what came into shared memory, from each block of a multicast.
+// After the second tensor, stores the data received in shared memory, from each block of a multicast.
 template <int kRank, bool kMulticast> __global__ void tensor_copy_kernel(const __grid_constant__ ProbeArgs op) {
     Shared& s = shared_memory<Shared>();
     const uint32_t box = ptx::shared_address(s.box), bar = ptx::shared_address(&s.bar);

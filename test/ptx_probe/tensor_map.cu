@@ -1,4 +1,4 @@
-// Tensor maps for the probes of tensor copies, made by the driver.
+// Tensor maps for the probes of tensor copies, created by the driver.
 #include "kernels/cuda/launch.cuh"
 #include "test/ptx_probe/probe.h"
 

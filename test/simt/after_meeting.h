@@ -5,7 +5,7 @@
 
 namespace simt {
 
-// Called whenever all lanes of a warp have come to a shuffle, before the first of them continues.
+// Called when all lanes of a warp have arrived at a shuffle, before the first of them continues.
 std::function<void()>& after_meeting();
 
 }  // namespace simt

@@ -1,10 +1,10 @@
-// Kernels are compiled with -fsanitize=alignment, also where the sanitizer's library is not linked: its calls end here.
+// Handles the sanitizer's calls, because kernels are compiled with -fsanitize=alignment even without its library.
 
 #include "test/simt/machine.h"
 
 namespace {
 
-// As GCC and Clang lay them out for the call.
+// The layout that GCC and Clang use for the call.
 struct SourceLocation {
     const char* file;
     uint32_t line, column;

@@ -43,7 +43,7 @@ void sync_block() {
     arrive_at_barrier(0, block.alive, Await::yes, "__syncthreads");
 }
 
-// The running lane comes to its warp's meeting.
+// Adds the running lane to its warp's meeting.
 static Meeting& join(uint32_t mask, bool may_end, const char* what) {
     Fiber& fiber = me();
     if (!(mask >> fiber.lane() & 1))

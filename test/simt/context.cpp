@@ -9,8 +9,8 @@
 
 #include "test/simt/sanitizers.h"
 
-// The registers that a call must preserve, and the two control words of floating point stay as they are: no kernel
-// changes them.
+// Saves the registers that a call must preserve. The two floating-point control words are not saved: no kernel changes
+// them.
 asm(R"(
 .text
 .globl simt_switch_stack
@@ -38,7 +38,7 @@ namespace simt {
 
 static constexpr size_t kGuardBytes = 4096;
 
-// System calls past the C library: ThreadSanitizer would clear its shadow of each stack at once, which is slow.
+// Bypasses the C library: ThreadSanitizer would immediately clear its shadow of each stack, which is slow.
 char* allocate_stack() {
     const long mapped = syscall(SYS_mmap, nullptr, kGuardBytes + kStackBytes, PROT_READ | PROT_WRITE,
                                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -54,7 +54,7 @@ void free_stack(char* stack) {
 
 void* first_frame(char* stack, void (*entry)()) {
     void** top = reinterpret_cast<void**>(stack + kStackBytes);
-    *--top = nullptr;  // where entry() would return to; also aligns the stack as a call does
+    *--top = nullptr;  // the return address of entry(); also aligns the stack like a call
     *--top = reinterpret_cast<void*>(entry);
     for (int saved = 0; saved < 6; saved++) *--top = nullptr;
     return top;

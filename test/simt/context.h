@@ -11,10 +11,10 @@ inline constexpr size_t kStackBytes = 256 * 1024;
 char* allocate_stack();
 void free_stack(char* stack);
 
-// The stack pointer with which switch_stack() enters `entry` on a fresh stack.
+// The stack pointer with which switch_stack() enters `entry` on a new stack.
 void* first_frame(char* stack, void (*entry)());
 
-// Saves where we are in *from and goes on where `to` was saved.
+// Saves the current context in *from and continues where `to` was saved.
 extern "C" void simt_switch_stack(void** from, void* to);
 
 }  // namespace simt

@@ -1,9 +1,9 @@
-// cuBLASLt's stand-in: the documented rules, then a plain product on the CPU, queued on the simulator's stream.
+// Stand-in for cuBLASLt: checks the documented rules, then queues a plain CPU product on the simulator's stream.
 //
-// Rules and where they stand: types, layouts and attributes in cublasLt.h and cuBLAS's documentation of cublasLtMatmul;
-// aux's leading dimension a multiple of 8 (cublasLt.h); the bias gradient wants op(b) transposed, m > 1 and k > 1, and
-// gelu' wants k > 1 (what nvmath-python refuses or leaves out of its tests). The library's GELU works on the sum before
-// it is rounded, and so does this.
+// Sources of the rules: types, layouts and attributes from cublasLt.h and the documentation of cublasLtMatmul; aux's
+// leading dimension a multiple of 8 from cublasLt.h; op(b) transposed, m > 1 and k > 1 for the bias gradient, and k > 1
+// for gelu', from what nvmath-python rejects or does not test. Like the library's, GELU applies to the sum before
+// rounding.
 
 #include <algorithm>
 #include <cstdlib>
@@ -33,7 +33,7 @@ constexpr uint64_t kMagic = 0x7472616e73706f73;
 
 constexpr int kProposalOrder[simt::kCublasLtAlgorithms] = {1, 0, 2, 3, 4, 5, 6};
 
-// A product as the caller described it, without addresses.
+// A product as described by the caller, without addresses.
 struct Problem {
     const cublasLtMatmulDescOpaque_t& operation;
     const cublasLtMatrixLayoutOpaque_t &a, &b, &c, &d;
@@ -53,7 +53,7 @@ bool layouts_fit(const Problem& p) {
            fits(p.c, p.m(), p.n()) && fits(p.d, p.m(), p.n());
 }
 
-// The table of types in the documentation of cublasLtMatmul, as far as we use it.
+// The table of types in the documentation of cublasLtMatmul, limited to the types used here.
 bool types_are_supported(const Problem& p) {
     const auto& op = p.operation;
     if (op.scale != CUDA_R_32F || p.a.type != p.b.type || p.c.type != p.d.type) return false;
@@ -62,7 +62,7 @@ bool types_are_supported(const Problem& p) {
     return p.d.type == CUDA_R_32F || p.d.type == p.a.type;
 }
 
-// What the documentation or users say that an epilogue cannot do.
+// Documented and reported limits of the epilogues.
 bool is_within_limits(const Problem& p) {
     const auto& op = p.operation;
     if (has_aux(op.epilogue) && op.aux_ld % 8 != 0) return false;
@@ -90,14 +90,14 @@ cublasStatus_t status_of(const Problem& p) {
     return types_are_supported(p) && epilogue_is_supported(p) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
-// Whether all columns of a matrix are aligned when its address is.
+// Whether all columns of a matrix are aligned if its address is.
 bool columns_are_aligned(const cublasLtMatrixLayoutOpaque_t& matrix, size_t alignment) {
     return size_t(matrix.ld) * bytes_of(matrix.type) % alignment == 0;
 }
 
 bool is_aligned(const void* address, size_t alignment) { return reinterpret_cast<uintptr_t>(address) % alignment == 0; }
 
-// An algorithm is made for types and an epilogue; the library's own are, too.
+// An algorithm belongs to types and an epilogue, as in the library.
 uint64_t purpose_of(const Problem& p) {
     return uint64_t(p.a.type) << 32 | uint64_t(p.d.type) << 16 | uint64_t(p.operation.epilogue) |
            uint64_t(p.operation.compute) << 48;
@@ -178,7 +178,7 @@ cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t operation) {
 
 namespace {
 
-// As the library: the number of bytes must be that of the attribute.
+// Like the library, requires the attribute's exact size.
 template <class Value> cublasStatus_t take(Value& attribute, const void* value, size_t bytes) {
     if (!value || bytes != sizeof(Value)) return CUBLAS_STATUS_INVALID_VALUE;
     std::memcpy(&attribute, value, bytes);
@@ -291,7 +291,7 @@ cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t* 
     return CUBLAS_STATUS_INVALID_VALUE;
 }
 
-// How long the next product by this algorithm takes.
+// The time of the next product by this algorithm.
 static float take_ms(int id, cublasLtEpilogue_t epilogue) {
     simt::CublasLt& lt = cublas_lt();
     const float ms = lt.runs[id]++ < lt.quick_runs[id] ? 0 : lt.ms[id];

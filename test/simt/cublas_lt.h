@@ -1,5 +1,5 @@
-// What a test may ask of the stand-in for cuBLASLt, and tell it: which epilogues and algorithms it has, how long they
-// take, who refuses when. A test of a whole program says it by the environment: STAND_IN_CUBLASLT=hides_reductions or
+// Settings and counters of the stand-in for cuBLASLt, for tests: its epilogues and algorithms, their times, and calls
+// that are rejected. Tests of a whole program use the environment: STAND_IN_CUBLASLT=hides_reductions or
 // prefers_256.
 #pragma once
 
@@ -9,13 +9,13 @@
 
 namespace simt {
 
-// The algorithms, in the order in which they are proposed. Each adds in an order of its own, so that their bits differ.
+// The algorithms, in the order in which they are proposed. Each has its own order of additions, so their bits differ.
 //   0       for any alignment, one sum
-//   1       factors and d aligned to 16 bytes, one sum: proposed first where it fits
-//   2, 3    the sum in 2 or 4 parts, which wait as float in the workspace
-//   4       the sum in 2 parts, added in place by whoever comes first: other bits each time
-//   5       the sum in 2 parts, which wait in d's type
-//   6       as 2, but wants 256 MiB of workspace
+//   1       factors and d aligned to 16 bytes, one sum: proposed first if it fits
+//   2, 3    the sum in 2 or 4 parts, kept as float in the workspace
+//   4       the sum in 2 parts, added in place in any order: different bits each time
+//   5       the sum in 2 parts, kept in d's type
+//   6       as 2, but requires 256 MiB of workspace
 inline constexpr int kCublasLtAlgorithms = 7;
 
 struct CublasLtProduct {
@@ -30,18 +30,18 @@ struct CublasLtProduct {
 struct CublasLt {
     size_t version = 130100;
     unsigned lacking_epilogues = 0;                  // bits of cublasLtEpilogue_t that no algorithm has
-    bool lacks_float_output = false;                 // for 16-bit factors and an epilogue
-    bool is_careless = false;                        // takes what it cannot do by its documentation, and gives NaN
+    bool lacks_float_output = false;                 // for 16-bit factors with an epilogue
+    bool is_careless = false;                        // accepts undocumented products, and returns NaN
     bool ignores_mask = false;                       // proposes algorithms that the preference forbids
-    bool hides_reductions = false;                   // does not say which reduction scheme an algorithm has
+    bool hides_reductions = false;                   // does not report an algorithm's reduction scheme
     bool prefers_256 = false;                        // proposes 1 only for matrices aligned to 256 bytes
-    bool refuses_in_call[kCublasLtAlgorithms] = {};  // proposed, but cublasLtMatmul says NOT_SUPPORTED
+    bool refuses_in_call[kCublasLtAlgorithms] = {};  // proposed, but cublasLtMatmul returns NOT_SUPPORTED
     bool gone[kCublasLtAlgorithms] = {};             // neither proposed nor accepted by AlgoCheck
-    float ms[kCublasLtAlgorithms] = {};              // how long a product takes, besides the simulation itself
-    int quick_runs[kCublasLtAlgorithms] = {};        // so many of an algorithm's first products take no time
-    float bias_gradient_ms = 0;                      // what that epilogue adds
+    float ms[kCublasLtAlgorithms] = {};              // duration of a product, in addition to the simulation
+    int quick_runs[kCublasLtAlgorithms] = {};        // number of an algorithm's first products that take no time
+    float bias_gradient_ms = 0;                      // additional time of that epilogue
 
-    // What was asked of it.
+    // Recorded calls.
     std::vector<CublasLtProduct> products;            // carried out
     int runs[kCublasLtAlgorithms] = {};               // of each algorithm
     int heuristics = 0, descriptions = 0, alive = 0;  // calls; made; not destroyed yet
@@ -49,7 +49,7 @@ struct CublasLt {
 
 CublasLt& cublas_lt();
 
-// Everything as at first, for a scope.
+// Resets everything, for a scope.
 class WithCublasLt {
 public:
     WithCublasLt() : saved_(cublas_lt()) {

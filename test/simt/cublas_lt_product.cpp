@@ -66,7 +66,7 @@ float sum_of(const CublasLtCall& call, const float* a, const float* b) {
     uint64_t begin = 0;
     for (int part = 0; part < facts.parts; part++) {
         const uint64_t end = call.k * uint64_t(part + 1) / uint64_t(facts.parts);
-        // Algorithm 1 goes through the sum backwards, so that its bits are not those of 0.
+        // Algorithm 1 sums backwards, so that its bits differ from algorithm 0's.
         if (call.id == 1) {
             for (uint64_t i = end; i-- > begin;) parts[part] += a[i] * b[i];
         } else {
@@ -79,7 +79,7 @@ float sum_of(const CublasLtCall& call, const float* a, const float* b) {
         for (float& part : parts) part = rounded_to(call.d_layout.type, part);
     float sum = 0;
     for (int part = 0; part < facts.parts; part++) sum += parts[call.swapped ? facts.parts - 1 - part : part];
-    // A rounding more, as an order that cannot be foreseen may have it.
+    // One more rounding, as an unpredictable order may have.
     return call.swapped ? std::nextafter(sum, INFINITY) : sum;
 }
 
@@ -97,7 +97,7 @@ void finish_element(const CublasLtCall& call, uint64_t row, uint64_t col, float 
     store(type, call.d, at, value);
 }
 
-// What the product touches, for the race detector. False, and a fault, if it is not the device's.
+// Reports the product's accesses to the race detector. False, after a fault, if they are not to device memory.
 bool accesses_are_legal(const CublasLtCall& call) {
     auto bytes = [](const cublasLtMatrixLayoutOpaque_t& matrix) {
         return (uint64_t(matrix.ld) * (matrix.cols - 1) + matrix.rows) * bytes_of(matrix.type);
@@ -147,7 +147,7 @@ void carry_out(const CublasLtCall& by_host_addresses) {
             finish_element(call, row, col, sum_of(call, &a[row * call.k], b.data()));
         if (call.op.epilogue == CUBLASLT_EPILOGUE_BGRADB) store(call.d_layout.type, call.op.bias, col, sum_of_b);
     }
-    // Whoever keeps something in the workspace loses it.
+    // Overwrites the workspace, so that nothing can be kept in it.
     constexpr size_t kSpoiled = 4096;
     if (const size_t bytes = kCublasLtFacts[call.id].workspace_bytes)
         std::memset(call.workspace, 0xff, std::min(bytes, kSpoiled));

@@ -43,7 +43,7 @@ inline bool has_bias(cublasLtEpilogue_t epilogue) {
 }
 inline bool has_aux(cublasLtEpilogue_t epilogue) { return epilogue & 128; }
 
-// Everything that a call hands over, copied, since the descriptions may change before the work is done.
+// A copy of a call's arguments, since the descriptions may change before the work is done.
 struct CublasLtCall {
     cublasLtMatmulDescOpaque_t op;
     cublasLtMatrixLayoutOpaque_t a_layout, b_layout, d_layout;
@@ -53,10 +53,10 @@ struct CublasLtCall {
     int id;
     uint64_t m, n, k;
     bool within_limits;
-    bool swapped;  // the parts of this sum come in the other order
+    bool swapped;  // the parts of this sum are added in the other order
 };
 
-// Does what the call asks for, or records a fault where it touches what is not the device's.
+// Executes the call, or records a fault if it accesses memory that is not the device's.
 void carry_out(const CublasLtCall& call);
 
 }  // namespace simt

@@ -17,18 +17,18 @@ namespace simt {
 namespace {
 
 constexpr size_t kPageBytes = 4096, kAlignment = 256;
-constexpr size_t kReservedBytes = size_t(256) << 30;  // of addresses; a process that uses them up starts over
-constexpr size_t kBytesBefore = size_t(32) << 30;     // of these: an op may take an array's address less an offset
+constexpr size_t kReservedBytes = size_t(256) << 30;  // of addresses; allocations fail when they are used up
+constexpr size_t kBytesBefore = size_t(32) << 30;     // of these: an op may take an array's address minus an offset
 constexpr char kFresh = char(0xff);                   // NaN in every format
 
-// An allocation lies at the end of its pages, where the device accesses them; what the alignment leaves on either side
-// is watched.
+// An allocation ends at the end of its pages, where the device accesses them. The gaps that alignment leaves on either
+// side are checked for writes.
 struct Allocation {
     size_t bytes;
     char *pages, *end;
 };
 
-// By the host's addresses. Where the device accesses the memory is kReservedBytes further on.
+// Maps by host addresses. The device accesses the memory kReservedBytes above them.
 struct Memory {
     char* reserved = nullptr;
     size_t used_addresses = 0, used_bytes = 0, most_bytes = kDeviceBytes;
@@ -44,7 +44,7 @@ Memory& memory() {
 
 size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
-// System calls past the C library: the race detector would clear its shadow of all the reserved addresses.
+// Bypasses the C library: the race detector would clear its shadow of all reserved addresses.
 char* map_at(char* address, size_t bytes, int protection) {
     const int fixed = address ? MAP_FIXED : 0;
     const long mapped =
@@ -55,14 +55,14 @@ char* map_at(char* address, size_t bytes, int protection) {
 bool is_changed(char byte) { return byte != kFresh; }
 
 void check_surroundings(const char* of_host, const Allocation& allocation) {
-    if (asan()) return;  // it has seen the access itself
+    if (asan()) return;  // it detects the access itself
     char* begin = on_device(of_host);
     const size_t before = size_t(std::count_if(allocation.pages, begin, is_changed));
     const size_t after = size_t(std::count_if(begin + allocation.bytes, allocation.end, is_changed));
     if (before + after == 0) return;
     note_fault(format("%zu bytes before and %zu bytes after an allocation of %zu bytes were written", before, after,
                       allocation.bytes));
-    std::fill(allocation.pages, begin, kFresh);  // told once
+    std::fill(allocation.pages, begin, kFresh);  // reported once
     std::fill(begin + allocation.bytes, allocation.end, kFresh);
 }
 
@@ -130,7 +130,7 @@ void allow_on_device(const void* memory_of_host, size_t bytes) {
 void forbid_on_device(const void* memory_of_host) { memory().pinned.erase(static_cast<const char*>(memory_of_host)); }
 
 uintptr_t give_to_device(void* argument, size_t bytes) {
-    // Programs, heaps, libraries and stacks lie above; the sanitizers' shadows and pairs of small integers do not.
+    // Programs, heaps, libraries and stacks are above; the sanitizers' shadows and pairs of small integers are not.
     constexpr uintptr_t kLowest = uintptr_t(0x55) << 40, kEnd = uintptr_t(1) << 47;
     const auto& pinned = memory().pinned;
     uintptr_t found = 0;
@@ -146,7 +146,7 @@ uintptr_t give_to_device(void* argument, size_t bytes) {
         auto next = pinned.upper_bound(address);
         if (next != pinned.begin() && address < std::prev(next)->first + std::prev(next)->second) continue;
         unsigned char resident;
-        const Quiet quiet;  // the detector sees no order between the owners of this place on the stack
+        const Quiet quiet;  // the detector has no order between the users of this stack slot
         if (mincore(reinterpret_cast<void*>(word & ~(kPageBytes - 1)), kPageBytes, &resident) == 0) found = word;
     }
     return found;

@@ -1,9 +1,9 @@
-// Simulated device memory: each allocation ends at a page that cannot be touched, and addresses are never used again,
-// so that reading or writing past it, before it, or after it was freed is a fault. Fresh memory is full of NaN.
+// Simulated device memory: each allocation ends at an inaccessible page, and addresses are never reused, so that any
+// access past it, before it, or after it was freed is a fault. Fresh memory is full of NaN.
 //
-// Host code can never access the addresses that cudaMalloc() gives. Kernels and copies access the memory at on_device()
-// of them, a second range of addresses. A launch puts these into the kernel's argument, and refuses an argument that
-// holds an address of host memory.
+// Host code cannot access the addresses that cudaMalloc() returns. Kernels and copies access the memory through a
+// second range of addresses, on_device() of the first. A launch translates the kernel's argument to it, and rejects an
+// argument that holds an address of host memory.
 #pragma once
 
 #include <cstddef>
@@ -12,33 +12,33 @@
 
 namespace simt {
 
-// What the simulated device has.
+// Capacity of the simulated device.
 inline constexpr size_t kDeviceBytes = size_t(16) << 30;
 
 // Null if there is not enough. Aligned to 256 bytes.
 void* allocate_device(size_t bytes);
-// False if it is not the address of an allocation.
+// False if the address is not an allocation's.
 bool free_device(void* memory);
 size_t used_device_bytes();
 
-// Allocations fail where more would be in use; kDeviceBytes at first.
+// Allocations fail if more bytes would be in use; initially kDeviceBytes.
 void limit_device_bytes(size_t bytes);
 
-// Whether all of it lies in one allocation, by the host's address.
+// Whether the whole range lies in one allocation, by the host's address.
 bool is_device_memory(const void* address, size_t bytes);
 
-// Where the device accesses it; an address that is none of device memory stays.
+// The device's address of it; an address outside device memory is returned unchanged.
 char* on_device(const void* address);
-// Replaces the addresses of device memory in the bytes of a kernel's argument by those where the device accesses it.
-// Returns an address of host memory that stands there and that allow_on_device() does not name, 0 if there is none.
+// Replaces host addresses of device memory in the bytes of a kernel's argument by device addresses. Returns an address
+// of host memory in it that allow_on_device() does not allow, or 0 if there is none.
 uintptr_t give_to_device(void* argument, size_t bytes);
 void allow_on_device(const void* memory, size_t bytes);
 void forbid_on_device(const void* memory);
 
-// What is known of an address that could not be accessed.
+// Describes an address that could not be accessed.
 std::string describe_address(uintptr_t address);
 
-// Records a fault for each allocation whose surroundings were written.
+// Records a fault for each allocation with writes around it.
 void check_device_memory();
 
 }  // namespace simt

@@ -22,7 +22,7 @@ std::vector<Fault>& pending_faults() {
 }
 
 void note_fault(const std::string& what) {
-    constexpr size_t kMostFaults = 100;  // the first ones tell; a fault in every thread shall not fill the memory
+    constexpr size_t kMostFaults = 100;  // the first ones suffice; faults in every thread must not fill the memory
     const Machine& m = machine();
     Fault fault;
     fault.what = what;

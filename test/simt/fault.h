@@ -1,7 +1,7 @@
-// What the simulator finds wrong. A fault is recorded with kernel, block and thread; most of them end the launch.
+// Faults found by the simulator. A fault is recorded with kernel, block and thread; most faults end the launch.
 //
-// The next call that waits for the device returns cudaErrorLaunchFailure with the first fault's sentence as its text,
-// so check_cuda() fails the test. A test that plants a fault asks for it with take_faults() instead.
+// The next call that waits for the device returns cudaErrorLaunchFailure with the first fault's message, so
+// check_cuda() fails the test. A test that plants a fault calls take_faults() instead.
 #pragma once
 
 #include <string>
@@ -17,16 +17,16 @@ struct Fault {
     std::string sentence() const;
 };
 
-// Carries out all work that waits on any stream; returns the faults since the last time and forgets them.
+// Performs all work that waits on any stream; returns and clears the faults since the last call.
 std::vector<Fault> take_faults();
 
-// Records a fault at the running thread (if one runs) and goes on.
+// Records a fault at the running thread (if one runs) and continues.
 void note_fault(const std::string& what);
 
 // Records a fault and ends the launch: all its threads are unwound.
 [[noreturn]] void fault(const std::string& what);
 
-// Faults that nobody has asked for yet.
+// Faults that have not been taken yet.
 std::vector<Fault>& pending_faults();
 
 }  // namespace simt

@@ -1,9 +1,9 @@
-// What the wrappers of test/ptx_probe/ptx_hopper.cuh do, in plain C++ for the simulator: mbarrier, tensor copies (TMA),
-// products of warpgroups (wgmma), clusters; the names and contracts stand there.
+// Twins of the wrappers in test/ptx_probe/ptx_hopper.cuh in plain C++ for the simulator: mbarrier, tensor copies (TMA),
+// warpgroup products (wgmma), clusters. That file documents names and contracts.
 //
-// Late and poisoned: what an asynchronous unit will write is NaN from the issue on. Tensor copies land only when no
-// thread can run (or at random with a seed), bulk stores read their source when they are waited for, products read
-// shared memory and write accumulators when they are waited for.
+// Late and poisoned: memory that an asynchronous unit will write is NaN as soon as the operation is issued. Tensor
+// copies land only when no thread can run (or at random with a seed), bulk stores read their source when they are
+// waited for, products read shared memory and write accumulators when they are waited for.
 #pragma once
 
 #include "test/simt/ptx_twins.h"
@@ -14,7 +14,7 @@ namespace ptx {
 // ---- proxies ----
 
 void fence_proxy_async();
-inline void fence_mbarrier_init() {}  // visibility in the whole cluster; not modelled
+inline void fence_mbarrier_init() {}  // visibility in the whole cluster; not modeled
 
 // ---- mbarrier ----
 
@@ -25,7 +25,7 @@ void mbarrier_arrive(uint32_t bar, uint32_t count = 1);
 void mbarrier_arrive_expect_tx(uint32_t bar, uint32_t bytes);
 bool mbarrier_test_wait(uint32_t bar, uint32_t parity);
 void mbarrier_wait(uint32_t bar, uint32_t parity);
-inline bool mbarrier_try_wait(uint32_t bar, uint32_t parity) {  // may suspend the thread: here to the end
+inline bool mbarrier_try_wait(uint32_t bar, uint32_t parity) {  // may suspend the thread: here until the phase ends
     mbarrier_wait(bar, parity);
     return true;
 }
@@ -62,7 +62,7 @@ void bulk_wait_for(int keep, bool reads_only);
 template <int kKeep> void bulk_wait() { bulk_wait_for(kKeep, false); }
 template <int kKeep> void bulk_wait_read() { bulk_wait_for(kKeep, true); }
 
-// ---- products of warpgroups ----
+// ---- warpgroup products ----
 
 struct Wgmma {
     float* d;

@@ -2,7 +2,7 @@
 
 namespace simt {
 
-// Two counts in turn: a fast thread's next vote must not disturb a slow thread's reading. A vote has two barriers.
+// Two alternating counters: a fast thread's next vote must not disturb a slow thread's read. A vote has two barriers.
 int votes_of_block(bool vote, const char*) {
     int count = 0;
     {
@@ -23,8 +23,8 @@ int votes_of_block(bool vote, const char*) {
     return count;
 }
 
-// The race detector is told of an order only where a fence makes one. The atomic operation itself is included: who has
-// seen it last may go on with plain stores to the same place.
+// The race detector gets an order only where a fence establishes one. The atomic operation itself is included: the last
+// thread to observe it may continue with plain stores to the same address.
 static void release_if_fenced(const void* address) {
     if (me().fenced) release_order(const_cast<void*>(address));
 }

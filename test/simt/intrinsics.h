@@ -10,7 +10,7 @@
 #include "test/simt/collectives.h"
 #include "test/simt/vector_types.h"
 
-// Variables and not macros: their names are also names of members.
+// Variables, not macros, because their names are also names of members.
 inline const uint3& threadIdx = simt::machine().thread_index;
 inline const uint3& blockIdx = simt::machine().block_index;
 inline const dim3& blockDim = simt::machine().block_dim;
@@ -38,7 +38,7 @@ template <class T> T from_slot(uint64_t slot) {
     return value;
 }
 
-// Every lane receives what lane `from` of its own gives. That lane must take part.
+// Every lane receives the value of lane `from` in its own segment. That lane must participate.
 template <class T> T shuffle(uint32_t mask, T value, int from, int width, const char* what) {
     if (width < 1 || width > kWarpLanes || (width & (width - 1))) fault(format("%s: width %d", what, width));
     if (from >= 0 && !(mask >> from & 1))
@@ -61,7 +61,7 @@ template <class T> T shuffle(uint32_t mask, T value, int from, int width, const 
 
 inline int lane() { return me().lane(); }
 
-// What all lanes of the mask give, combined in the order of lanes.
+// The values of all lanes of the mask, combined in the order of lanes.
 template <class T, class Operation> T reduce_lanes(uint32_t mask, T value, Operation operation, const char* what) {
     const uint64_t slot = meet(
         mask, to_slot(value),
@@ -104,7 +104,7 @@ inline int __all_sync(unsigned mask, int vote) {
     return simt::reduce_lanes<int>(
         mask, vote != 0, [](int a, int b) { return a & b; }, "__all_sync");
 }
-// Which lanes run together is nobody's promise: only the calling lane is certain.
+// Which lanes run together is not guaranteed: only the calling lane is certain.
 inline unsigned __activemask() { return 1u << simt::lane(); }
 
 template <class T> unsigned __match_any_sync(unsigned mask, T value) {
@@ -168,7 +168,7 @@ inline size_t __cvta_generic_to_shared(const void* p) { return simt::shared_addr
 
 namespace simt {
 
-// Atomics order nothing but themselves, unless a fence stands before (release) or behind them (acquire).
+// Atomics order only themselves, unless a fence comes before (release) or after them (acquire).
 void before_atomic(const void* address);
 void after_atomic(const void* address);
 void thread_fence();
@@ -279,7 +279,7 @@ inline unsigned __brev(unsigned x) {
     for (int bit = 0; bit < 32; bit++) reversed |= (x >> bit & 1) << (31 - bit);
     return reversed;
 }
-// Byte i of the result is the one of y:x that nibble i of the selector names.
+// Byte i of the result is the byte of y:x that nibble i of the selector selects.
 inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
     const uint64_t bytes = uint64_t(y) << 32 | x;
     unsigned result = 0;

@@ -1,5 +1,5 @@
-// Stands in for NVIDIA's header when the CUDA sources are compiled as C++: the part of cuBLASLt that this project uses,
-// carried out by test/simt/cublas_lt.cpp. Names and numbers are the library's.
+// Replaces NVIDIA's header when the CUDA sources are compiled as C++: the part of cuBLASLt that this project uses,
+// implemented by test/simt/cublas_lt.cpp. Names and numbers are the library's.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,4 +1,4 @@
-// Stands in for the CUDA toolkit's header: the driver's function that makes tensor maps, as the runtime hands it out.
+// Replaces the CUDA toolkit's header: the driver's function that creates tensor maps, as returned by the runtime.
 #pragma once
 
 #include "cuda_runtime.h"

@@ -1,5 +1,5 @@
-// Stands in for the CUDA toolkit's header when kernels are compiled as C++: the part of the runtime that this project
-// uses, carried out by the simulator in test/simt.
+// Replaces the CUDA toolkit's header when kernels are compiled as C++: the part of the runtime that this project uses,
+// implemented by the simulator in test/simt.
 #pragma once
 
 #include "test/simt/device_memory.h"
@@ -17,9 +17,9 @@
 #define __align__(bytes) alignas(bytes)
 #define __grid_constant__
 #define __cluster_dims__(...)
-// launch_bound() counts the no-operations in front of a kernel, one per thread of its bound. give_to_device() returns a
-// host address that an argument holds; padding, where old addresses may stand, is cleared. clang can do neither: its
-// attribute takes no expression of template parameters.
+// launch_bound() counts the no-operations before a kernel, one per thread of its bound. give_to_device() returns a host
+// address in an argument; padding, which may contain old addresses, is cleared. clang supports neither: its attribute
+// accepts no expression of template parameters.
 #ifdef __clang__
 #define __launch_bounds__(...)
 namespace simt {
@@ -175,7 +175,7 @@ struct cudaLaunchConfig_t {
 };
 
 namespace simt {
-// Checks the configuration as a driver would and queues the grid, under the name of the innermost NVTX range. Refuses a
+// Checks the configuration like a driver and queues the grid, under the name of the innermost NVTX range. Rejects a
 // kernel with a `host_address` in its argument.
 cudaError_t queue_kernel(const cudaLaunchConfig_t& config, const void* kernel, uintptr_t host_address,
                          std::function<void()> body);
@@ -189,7 +189,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
                               [kernel, args...] { kernel(args...); });
 }
 
-// All host memory counts as pageable: what has to be tested is the way through our own pinned pieces.
+// All host memory counts as pageable, so that the program's own pinned buffers are tested.
 enum cudaMemoryType { cudaMemoryTypeUnregistered, cudaMemoryTypeHost, cudaMemoryTypeDevice, cudaMemoryTypeManaged };
 struct cudaPointerAttributes {
     cudaMemoryType type;

@@ -1,5 +1,5 @@
-// Stands in for NVIDIA's header when the CUDA sources are compiled as C++: the part of NCCL that this project uses,
-// carried out between processes by test/simt/nccl_stand_in.cpp. Names and numbers are the library's.
+// Replaces NVIDIA's header when the CUDA sources are compiled as C++: the part of NCCL that this project uses,
+// implemented between processes by test/simt/nccl_stand_in.cpp. Names and numbers are the library's.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,4 +1,4 @@
-// Stands in for NVTX: the innermost range names the kernels that are launched inside it.
+// Replaces NVTX: the innermost range names the kernels that are launched inside it.
 #pragma once
 
 int nvtxRangePushA(const char* name);

@@ -1,4 +1,4 @@
-// Where kernels/cuda finds the twins of its inline PTX for sm_90: on the include path of the simulated build only.
+// Includes the twins of kernels/cuda's inline PTX for sm_90: on the include path of the simulated build only.
 #pragma once
 
 #include "test/simt/hopper_twins.h"
