@@ -4,7 +4,7 @@
 
 #include "test/simt/machine.h"
 
-// The linker's list of the places where the attribute of __launch_bounds__ has put no-operations.
+// The linker's list of the places of the no-operations that __launch_bounds__'s attribute inserts.
 extern "C" {
 [[gnu::weak]] extern const unsigned char* const __start___patchable_function_entries[];
 [[gnu::weak]] extern const unsigned char* const __stop___patchable_function_entries[];

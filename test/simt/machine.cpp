@@ -1,4 +1,4 @@
-// The scheduler: which thread runs next, and what happens when none can.
+// The scheduler: selects the next thread, and handles deadlocks.
 #include "test/simt/machine.h"
 
 #include <algorithm>
@@ -18,8 +18,9 @@ namespace {
 // Unwinds a thread of a launch that has ended with a fault.
 struct Abandoned {};
 
-// Under the race detector, blocks that follow each other run on different strands: the same strand would order them.
-// It takes time in proportion to all strands that there are, at each barrier of each thread: large blocks take turns on
+// Under the race detector, successive blocks run on different strands, since the same strand would order them. Its time
+// is proportional to the number of strands, at each barrier of each thread: large blocks alternate between two sets,
+// small ones between three.
 // two sets, small ones on three.
 constexpr int kStrandSets = 3;
 constexpr uint32_t kSmallBlock = 256;
@@ -32,12 +33,12 @@ struct Scheduler {
     size_t stack_bytes = 0;
     Fiber* came_from = nullptr;
     int current_warp = 0;
-    bool only_askers = false;                 // every thread that runs only asks whether something has happened
+    bool only_askers = false;                 // every thread that runs only polls
     char started = 0, finished = 0;           // orders: before the grid's first instruction, after its last
     std::deque<Strand> strands[kStrandSets];  // of a set, by the thread's number in the cluster
     int set = 0;
-    bool used_sets[kStrandSets] = {};     // by this grid
-    std::set<std::string> async_kernels;  // those that have used asynchronous units
+    bool used_sets[kStrandSets] = {};     // used by this grid
+    std::set<std::string> async_kernels;  // kernels that have used asynchronous units
     bool async_orders = false;            // this launch has orders for them
 };
 
@@ -52,7 +53,7 @@ void set_indices(const Fiber& fiber) {
     m.block_index = fiber.block->index;
 }
 
-// Goes from the running context (null: the scheduler) to another (null: the scheduler).
+// Switches from the running context (null: the scheduler) to another one (null: the scheduler).
 void switch_to(Fiber* from, Fiber* to) {
     Scheduler& s = scheduler();
     machine().me = to;
@@ -66,7 +67,7 @@ void switch_to(Fiber* from, Fiber* to) {
     if (tsan()) __tsan_switch_to_fiber(to ? to->strand->tsan[0] : s.tsan, 1);
     s.came_from = from;
     simt_switch_stack(from ? &from->strand->sp : &s.sp, to ? to->strand->sp : s.sp);
-    // Here again, later.
+    // Resumed here, later.
     if (asan()) {
         const bool from_host = s.came_from == nullptr;
         __sanitizer_finish_switch_fiber(from ? from->strand->fake_stack : s.fake_stack,
@@ -99,7 +100,7 @@ void set_runnable(const Fiber& fiber, bool runnable) {
     lanes = runnable ? lanes | bit : lanes & ~bit;
 }
 
-// Hands over to whoever can run; comes back when this thread runs again.
+// Switches to a thread that can run; returns when this thread runs again.
 void suspend() {
     Machine& m = machine();
     Fiber* self = m.me;
@@ -109,7 +110,7 @@ void suspend() {
     if (m.abandoning) throw Abandoned();
 }
 
-// A thread has ended, by its last instruction or by unwinding.
+// A thread has ended, after its last instruction or by unwinding.
 void end_of_thread(Fiber& fiber) {
     Machine& m = machine();
     fiber.done = true;
@@ -144,7 +145,7 @@ void end_of_thread(Fiber& fiber) {
     }
 }
 
-// Each thread of the machine runs block after block on the same stack.
+// Each thread of the machine runs the blocks in turn on the same stack.
 [[noreturn]] void thread_main() {
     Scheduler& s = scheduler();
     if (asan()) {
@@ -158,7 +159,7 @@ void end_of_thread(Fiber& fiber) {
             acquire_order(&s.started);
             if (!machine().abandoning) machine().grid->body();
         } catch (const Abandoned&) {
-            // Whoever caused it has recorded the fault.
+            // The cause has already been recorded as a fault.
         }
         Fiber* next = nullptr;
         {
@@ -177,7 +178,7 @@ void retire(Strand& strand) {
     strand = {};
 }
 
-// Creating a fiber of the race detector takes a millisecond: strands are kept.
+// Creating a fiber of the race detector takes a millisecond, so strands are kept.
 void prepare_strand(Fiber& fiber) {
     Scheduler& s = scheduler();
     auto& strands = s.strands[s.set];
@@ -250,7 +251,7 @@ void prepare_cluster(const Grid& grid, uint32_t first_block) {
     }
 }
 
-// Wakes those whose question has a new answer.
+// Wakes the polling threads whose condition now holds.
 bool poll() {
     Machine& m = machine();
     bool woke = false;
@@ -268,7 +269,7 @@ bool finish_something() {
     try {
         for (const Hooks& hook : hooks())
             if (hook.on_idle && hook.on_idle()) return true;
-    } catch (const Abandoned&) {  // a fault of what was in flight
+    } catch (const Abandoned&) {  // a fault of an asynchronous operation in flight
         machine().me = nullptr;
         return true;
     }
@@ -297,10 +298,10 @@ void report_deadlock() {
     note_fault(text);
 }
 
-// Runs the resident cluster to its end.
+// Runs the resident cluster until it ends.
 void run_cluster() {
     Machine& m = machine();
-    constexpr int kPatience = 100000;  // turns of threads that ask in vain: nothing will happen any more
+    constexpr int kPatience = 100000;  // unsuccessful polls after which nothing more can happen
     for (int in_vain = 0; m.alive > 0 && !m.abandoning;) {
         if (scheduler().only_askers) {
             scheduler().only_askers = false;
@@ -320,7 +321,7 @@ void run_cluster() {
             m.abandoning = true;
         }
     }
-    // After a fault: every thread that still stands somewhere is unwound from there.
+    // After a fault: unwinds every thread that is still suspended.
     for (int id = 0; id < m.fiber_count; id++) {
         Fiber& fiber = m.fibers[id];
         if (!fiber.done) switch_to(nullptr, &fiber);
@@ -345,8 +346,8 @@ std::vector<Hooks>& hooks() {
     return instance;
 }
 
-// What the threads of the grid did happened before what the host does next. Once a grid: under the race detector an
-// order takes some microseconds for each of the thousands of strands.
+// The work of the grid's threads happens before the host's next action. Once per grid: under the race detector an order
+// takes some microseconds for each of the thousands of strands.
 static void join_strands() {
     if (!tsan()) return;
     Scheduler& s = scheduler();
@@ -371,7 +372,7 @@ void run_grid(const Grid& grid) {
     const uint32_t resident = grid.threads.x * grid.threads.y * grid.threads.z * uint32_t(grid.cluster);
     const int sets = resident <= kSmallBlock ? kStrandSets : 2;
     std::vector<uint32_t> order(grid.blocks.x * grid.blocks.y * grid.blocks.z / uint32_t(grid.cluster));
-    std::iota(order.rbegin(), order.rend(), 0u);  // the last block first: nobody may count on the first
+    std::iota(order.rbegin(), order.rend(), 0u);  // the last block first: code must not rely on the first
     if (options().seed)
         for (size_t i = order.size(); i > 1; i--) std::swap(order[i - 1], order[random_below(uint32_t(i))]);
     for (uint32_t cluster : order) {
@@ -429,7 +430,7 @@ void yield() {
     Fiber* next = pick();
     set_runnable(fiber, true);
     if (machine().abandoning) throw Abandoned();
-    scheduler().only_askers = next == nullptr;  // then the scheduler lets asynchronous work go on
+    scheduler().only_askers = next == nullptr;  // then the scheduler advances asynchronous work
     switch_to(&fiber, next);
     if (machine().abandoning) throw Abandoned();
 }
@@ -448,8 +449,8 @@ void stop_broken_thread() {
     switch_to(&fiber, nullptr);
 }
 
-// The first use of asynchronous units by a kernel comes when barriers have been passed that their orders would have to
-// know of. They get all that has happened so far, which may hide a race in this block; the next block is exact.
+// A kernel's first use of asynchronous units may come after barriers that their orders should include. The orders start
+// with everything that has happened so far, which may hide a race in this block; the next block is exact.
 void* async_order(Fiber& fiber) {
     if (!tsan()) return nullptr;
     Scheduler& s = scheduler();

@@ -1,8 +1,8 @@
 // The simulated streaming multiprocessor: CUDA threads are fibers, one cluster of blocks is resident at a time.
 //
-// Threads run until they wait. The default order is unkind: the last warp goes first, each warp as far as it can; with
-// a seed, warps and lanes are taken at random. Each CUDA thread has two orders in the race detector: the generic one,
-// and the one that its asynchronous units (TMA, wgmma) see; only fence.proxy.async carries the first into the second.
+// Threads run until they wait. The default order is adversarial: the last warp first, each warp as far as possible;
+// with a seed, warps and lanes are chosen at random. Each CUDA thread has two orders in the race detector: the generic
+// one, and the one of its asynchronous units (TMA, wgmma); only fence.proxy.async carries the first into the second.
 #pragma once
 
 #include <functional>
@@ -15,7 +15,7 @@
 
 namespace simt {
 
-// What a block of sm_90 may have.
+// Limits of a block on sm_90.
 inline constexpr int kMaxThreads = 1024, kMaxCluster = 8, kNamedBarriers = 16;
 
 // A shared address is (rank in the cluster) << kRankShift | offset.
@@ -23,8 +23,8 @@ inline constexpr uint32_t kRankShift = 24, kOffsetMask = (1u << kRankShift) - 1,
 
 inline constexpr int kWarpLanes = 32, kMaxWarps = kMaxThreads / kWarpLanes * kMaxCluster;
 
-// The order of a meeting point: two addresses in turn for each of the two orders of a thread. With one, a fast warp's
-// next arrival would order a slow warp's reads, and the race would be hidden.
+// The order of a meeting point: two alternating addresses for each of a thread's two orders. With one address, a fast
+// warp's next arrival would order a slow warp's reads and hide the race.
 using Order = char*;
 
 struct Barrier {
@@ -33,31 +33,31 @@ struct Barrier {
     int expected = 0;  // of the generation that is gathering
 };
 
-// Lanes of a warp that do something together. The last to arrive does it for all.
+// Lanes of a warp that perform an operation together. The last to arrive performs it for all.
 struct Meeting {
     uint32_t mask = 0, arrived = 0;
     unsigned generation = 0;
     const char* what = nullptr;
-    bool may_end = false;  // lanes that end need not come
+    bool may_end = false;  // lanes that have ended are not needed
     uint64_t in[kWarpLanes], out[kWarpLanes];
 };
 
 struct Block {
     char* arena = nullptr;              // its shared memory
-    uint32_t used_bytes = kArenaBytes;  // behind these the arena is as a fresh one
+    uint32_t used_bytes = kArenaBytes;  // the rest of the arena is unused
     uint3 index{};
     int rank = 0, alive = 0, exited = 0;
     Barrier named[kNamedBarriers];
     int votes[2] = {};
 };
 
-// A stack and what the sanitizers know of it. Kept from block to block.
+// A stack and the sanitizers' state for it. Reused from block to block.
 struct Strand {
     void* sp = nullptr;
     char* stack = nullptr;
     void* fake_stack = nullptr;  // AddressSanitizer's
     void* tsan[2] = {};          // ThreadSanitizer's fibers: the running order, the asynchronous order
-    bool broken = false;         // stopped amid an instruction: cannot be unwound, must be made anew
+    bool broken = false;         // stopped inside an instruction: cannot be unwound, must be recreated
 };
 
 struct Fiber {
@@ -68,9 +68,9 @@ struct Fiber {
     int id = 0;     // in the cluster, whole warps: id / 32 is the warp, id % 32 the lane
     int local = 0;  // in its block
     bool done = true;
-    const char* waits = nullptr;     // for what
+    const char* waits = nullptr;     // what it waits for
     const void* key = nullptr;       // the meeting point that will wake it
-    bool (*ready)(void*) = nullptr;  // asked instead of a key, where nobody wakes
+    bool (*ready)(void*) = nullptr;  // polled instead of a key, if no thread wakes it
     void* ready_argument = nullptr;
     bool fenced = false;  // __threadfence was called in this block
     const void* last_atomic = nullptr;
@@ -85,28 +85,28 @@ struct Grid {
     dim3 blocks, threads;
     uint32_t shared_bytes = 0;
     int cluster = 1;
-    std::function<void()> body;  // what each thread does
+    std::function<void()> body;  // the work of each thread
 };
 
 struct Machine {
     const Grid* grid = nullptr;
     Fiber* me = nullptr;  // the running thread
     Block blocks[kMaxCluster];
-    Fiber fibers[kMaxThreads * kMaxCluster];  // suspended threads point at theirs
+    Fiber fibers[kMaxThreads * kMaxCluster];  // suspended threads keep pointers to them
     int cluster = 1, fiber_count = 0, alive = 0;
     uint32_t runnable[kMaxWarps] = {}, lanes_alive[kMaxWarps] = {};
     Meeting meetings[kMaxWarps][kWarpLanes];  // by the lowest lane of the mask
     Barrier cluster_barrier;
     bool abandoning = false;
 
-    // What threadIdx and its like refer to.
+    // The values of threadIdx and similar variables.
     uint3 thread_index{}, block_index{};
     dim3 block_dim, grid_dim;
 };
 
 [[gnu::const]] Machine& machine();
 
-// The running thread; a fault where none runs.
+// The running thread; a fault if none runs.
 Fiber& me();
 
 // The lanes of a warp that have not ended.
@@ -120,12 +120,12 @@ void run_grid(const Grid& grid);
 // Suspends the running thread until wake(key) or wake_warp(key).
 void wait_for_key(const void* key, const char* what);
 void wake(const void* key);
-// Where all who may wait are threads of one warp.
+// For waiting threads that all belong to one warp.
 void wake_warp(int warp, const void* key);
 
 void wait_until(bool (*ready)(void*), void* argument, const char* what);
 
-// Suspends until ready() holds.
+// Suspends until ready() is true.
 template <class Ready> void wait_until(Ready ready, const char* what) {
     if (ready()) return;
     wait_until([](void* argument) { return (*static_cast<Ready*>(argument))(); }, &ready, what);
@@ -133,15 +133,15 @@ template <class Ready> void wait_until(Ready ready, const char* what) {
 
 // Ends the launch: unwinds the running thread, then all others.
 [[noreturn]] void abandon_launch();
-// The same for a thread that stopped amid an instruction and cannot be unwound.
+// The same for a thread that stopped inside an instruction and cannot be unwound.
 void stop_broken_thread();
 
-// Lets others go first: a thread that asks again and again must not keep the machine to itself.
+// Lets other threads run first: a polling thread must not block the machine.
 void yield();
 
 // ---- shared memory ----
 
-// Before and after a block: fresh memory, and whether something was written behind it.
+// Before and after a block: initializes its shared memory, and checks for writes after its end.
 void prepare_arena(Block& block, uint32_t shared_bytes);
 void check_arena(Block& block, uint32_t shared_bytes);
 
@@ -151,7 +151,7 @@ char* shared_pointer(uint32_t address);
 
 // ---- orders for the race detector ----
 
-// Addresses for the orders of meeting points; forgotten between blocks, so that blocks of a launch stay unordered.
+// Addresses for the orders of meeting points; cleared between blocks, so that blocks of a launch stay unordered.
 enum class Place { named_barrier, warp, cluster, warpgroup, thread, handover, mbarrier };
 Order order_of(Place place, uint32_t index);
 void forget_orders(int cluster);
@@ -159,7 +159,7 @@ void forget_orders(int cluster);
 void release_both(Order order);
 void acquire_both(Order order);
 
-// Runs `work` in the given order of the race detector, unseen by it.
+// Runs `work` in the given order of the race detector, without being checked.
 template <class Work> void on_order(void* order, Work work) {
     if (!tsan()) return work();
     struct Visit {
@@ -175,7 +175,7 @@ template <class Work> void on_order(void* order, Work work) {
     } visit(order);
     work();
 }
-// The asynchronous order of a thread, made when it is first wanted.
+// The asynchronous order of a thread, created on first use.
 void* async_order(Fiber& fiber);
 template <class Work> void as_async(Fiber& fiber, Work work) {
     if (!tsan()) return work();
@@ -185,9 +185,9 @@ template <class Work> void as_async(Fiber& fiber, Work work) {
 // ---- hooks of the asynchronous twins ----
 
 struct Hooks {
-    void (*on_start)() = nullptr;   // of a cluster
-    bool (*on_idle)() = nullptr;    // nobody can run: finish something that is in flight; false if there is nothing
-    void (*on_finish)() = nullptr;  // of a cluster, all its threads have ended
+    void (*on_start)() = nullptr;   // start of a cluster
+    bool (*on_idle)() = nullptr;    // no thread can run: finish an operation in flight; false if there is none
+    void (*on_finish)() = nullptr;  // end of a cluster, after all its threads
 };
 std::vector<Hooks>& hooks();
 

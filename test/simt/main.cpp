@@ -1,6 +1,6 @@
-// The test program's main(): takes the simulator's options from the command line and leaves the rest to Catch2.
+// The test program's main(): takes the simulator's options from the command line and passes the others to Catch2.
 //
-//   --seed N          orders from a seed instead of the unkind fixed one
+//   --seed N          random orders from a seed instead of the fixed adversarial order
 //   --strict-proxy    asynchronous units see shared memory as of the last fence.proxy.async
 //   --shared-kib N    shared memory of a block, 227 by default
 #include <cstdio>
@@ -26,7 +26,7 @@ int main(int argc, char** argv) {
     }
     simt::count_sanitizer_reports();
     int failed = run_tests(int(others.size()), others.data());
-    for (const simt::Fault& fault : simt::take_faults()) {  // of work that nobody waited for
+    for (const simt::Fault& fault : simt::take_faults()) {  // of work that was never waited for
         std::fprintf(stderr, "%s\n", fault.sentence().c_str());
         failed++;
     }

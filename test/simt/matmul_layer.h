@@ -1,4 +1,4 @@
-// One linear layer's three products on simulated CUDA against ref::, for tests of how they are carried out.
+// One linear layer's three GEMMs on simulated CUDA compared with ref::, for tests of their execution.
 #pragma once
 
 #include "kernels/cuda/matmul/matmul.h"
@@ -8,7 +8,7 @@
 #include "test/support/random_values.h"
 #include "test/support/tolerance.h"
 
-// Settings of products as at first, when the scope ends.
+// Resets the GEMM settings when the scope ends.
 struct WithDefaults {
     simt::WithCublasLt library;
     ~WithDefaults() {
@@ -22,7 +22,7 @@ struct LayerShape {
     int rows, n, k;
 };
 
-// With a shift every array begins that many elements behind an aligned address.
+// With a shift every array begins that many elements after an aligned address.
 template <class T> class Layer {
 public:
     explicit Layer(const LayerShape& s, size_t shift = 0)
@@ -34,7 +34,7 @@ public:
           dout_("dout", Role::input, random_values(shift + size_t(s.rows) * s.n, 4)),
           before_("before", Role::input, random_values(shift + size_t(s.rows) * s.k, 5, 3)) {}
 
-    // out, and pre_activation if wanted.
+    // out, and optionally pre_activation.
     void check_forward(bool with_bias, bool with_gelu, Stream stream = {}) {
         const size_t count = size_t(s_.rows) * s_.n;
         Stored<T> out("out", Role::output, unwritten(count)),
@@ -53,7 +53,7 @@ public:
         ops::matmul_forward(op(OnDevice<T>()), stream);
         synchronize(stream);
         ref::matmul_forward(op(OnHost()));
-        // GELU's slope is below 1.13; a library may apply it before the sum is rounded, which then moves it by as much.
+        // GELU's slope is below 1.13; a library may apply it to the unrounded sum, which changes it by as much.
         const double slope = with_gelu ? 2 * 1.13 : 1;
         auto bound = [&](const Stored<T>& sums, size_t i) {
             return stored_error<T>(sums.host[i]) + sum_error(s_.k) + stored_error<T>(out.host[i]);
@@ -125,7 +125,7 @@ public:
         }
     }
 
-    // The bits that the last check saw.
+    // The bits that the last check compared.
     const std::string& result() const { return result_; }
 
 private:
@@ -134,11 +134,11 @@ private:
     }
     std::vector<double> unwritten(size_t count) const {
         std::vector<double> values(shift_ + count, NAN);
-        std::fill_n(values.begin(), shift_, 0.0);  // nobody is to write these
+        std::fill_n(values.begin(), shift_, 0.0);  // must not be written
         return values;
     }
     template <class Side> auto* at(Stored<T>& array, Side side) { return array.on(side) + shift_; }
-    // Values lie in (-1, 1): an absolute bound.
+    // Values are in (-1, 1), so the bound is absolute.
     double sum_error(int terms) const { return summation_error(terms + 1) * (terms + 1); }
     template <class Kind> static std::string bytes_of(const Kind& array) {
         const auto values = array.fetch();

@@ -59,7 +59,7 @@ void mbarrier_arrive_expect_tx(uint32_t bar, uint32_t bytes) {
     mbarrier_arrive(bar);
 }
 
-// True when the phase of that parity is over: when the phase under way has the other one. A new barrier is in phase 0.
+// True if the phase of that parity is over, i.e. the current phase has the other parity. A new barrier is in phase 0.
 bool mbarrier_test_wait(uint32_t bar, uint32_t parity) {
     simt::Quiet quiet;
     simt::yield();

@@ -10,9 +10,9 @@ struct Mbarrier {
     int64_t bytes : 23;  // expected minus landed
 };
 
-// A fault where there is none.
+// A fault if there is no mbarrier.
 Mbarrier* mbarrier_at(uint32_t bar);
-// Ends the phase if nothing is missing.
+// Ends the phase if it is complete.
 void check_phase(Mbarrier& barrier);
 
 }  // namespace ptx

@@ -11,7 +11,7 @@ namespace simt {
 
 namespace {
 
-// Below a stack pointer the compiler may keep values for 128 bytes.
+// The compiler may keep values in the 128 bytes below a stack pointer.
 constexpr uintptr_t kRedZoneBytes = 128;
 constexpr size_t kSignalStackBytes = 64 * 1024;
 
@@ -20,7 +20,7 @@ uintptr_t& bad_address() {
     return address;
 }
 
-// Goes on here on the thread's own stack after the signal handler has returned.
+// Execution continues here on the thread's own stack after the signal handler has returned.
 void landing() {
     {
         Quiet quiet;
@@ -32,7 +32,7 @@ void landing() {
 
 void handler(int signal, siginfo_t* info, void* context) {
     Machine& m = machine();
-    if (!m.me) {  // the host's own fault: die of it as usual
+    if (!m.me) {  // the host's own fault: handled as usual
         struct sigaction usual = {};
         usual.sa_handler = SIG_DFL;
         sigaction(signal, &usual, nullptr);
@@ -50,7 +50,7 @@ void handler(int signal, siginfo_t* info, void* context) {
 static constexpr int kSignals[] = {SIGSEGV, SIGBUS};
 
 MemoryFaultHandler::MemoryFaultHandler() {
-    // An overflowing stack cannot carry its own signal.
+    // The handler needs its own stack, because an overflowing stack has no room for it.
     static char* const own_stack = static_cast<char*>(std::malloc(kSignalStackBytes));
     stack_t stack = {};
     sigaltstack(nullptr, &stack);

@@ -1,11 +1,11 @@
-// Accesses to memory that is not there become faults of the thread that made them.
+// Turns accesses to unmapped memory into faults of the thread that made them.
 #pragma once
 
 #include <signal.h>
 
 namespace simt {
 
-// While it lives. Catch2 has handlers of its own for the time of a test.
+// Active during its lifetime. Catch2 has its own handlers while a test runs.
 class MemoryFaultHandler {
 public:
     MemoryFaultHandler();

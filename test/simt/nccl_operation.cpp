@@ -59,7 +59,7 @@ void receive_messages(ncclComm& comm, const Operation& op) {
     }
 }
 
-// The same on all ranks; what rank r owns of a sum begins with what rank r + 1 has, as in a ring.
+// The order is the same on all ranks: rank r's part of a sum begins with rank r + 1's values, as in a ring.
 void receive(ncclComm& comm, const Operation& op) {
     const size_t bytes = op.description.count * bytes_of(op.description.type);
     switch (op.description.kind) {

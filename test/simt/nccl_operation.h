@@ -1,8 +1,8 @@
-// An operation of the stand-in for NCCL, carried out between processes of one machine through memory that they share.
+// An operation of the stand-in for NCCL, performed between processes of one machine through shared memory.
 //
-// It takes two steps on each rank. When every rank has read what was there before, it describes the operation in its
-// slot and copies what it sends into its area; when every rank has done that, it compares the descriptions and computes
-// what it receives.
+// Each rank performs it in two steps. After every rank has read the previous data, the rank describes the operation in
+// its slot and copies the data to send into its area; after every rank has done this, it compares the descriptions and
+// computes the data to receive.
 #pragma once
 
 #include <nccl.h>
@@ -16,7 +16,7 @@
 namespace simt::nccl {
 
 inline constexpr int kMostRanks = 8;
-inline constexpr size_t kAreaBytes = size_t(256) << 20;  // of a rank; memory only where it is touched
+inline constexpr size_t kAreaBytes = size_t(256) << 20;  // per rank; uses memory only for touched pages
 
 enum class Kind : int { all_reduce, reduce_scatter, all_gather, broadcast, messages };
 inline const char* name_of(Kind kind) {
@@ -34,7 +34,7 @@ inline size_t bytes_of(ncclDataType_t type) {
     }
 }
 
-// What all ranks must say alike.
+// The values that must be equal on all ranks.
 struct Description {
     Kind kind = Kind::messages;
     ncclDataType_t type = ncclUint8;
@@ -52,7 +52,7 @@ struct Message {
     bool is_send = false;
     int peer = 0;
     ncclDataType_t type = ncclUint8;
-    size_t count = 0, offset = 0;  // of a sent one's bytes in the sender's area
+    size_t count = 0, offset = 0;  // of sent bytes in the sender's area
 };
 
 struct Slot {
@@ -75,7 +75,7 @@ struct Operation {
     const char* from = nullptr;
     char* to = nullptr;
     size_t sent_bytes = 0, received_bytes = 0;
-    std::vector<std::pair<Message, char*>> messages;  // of a group, and their memory here
+    std::vector<std::pair<Message, char*>> messages;  // of a group, with their memory on this rank
     cudaStream_t stream = nullptr;
     bool never_ends = false;
     uint64_t number = 0;
@@ -87,7 +87,7 @@ struct Operation {
 struct ncclComm {
     simt::nccl::Meeting* meeting = nullptr;
     int rank = 0, size = 0;
-    int polls = 0;  // left until the last call has been taken in
+    int polls = 0;  // remaining until the last call has been accepted
     bool is_joining = true, is_aborted = false, is_finalized = false;
     std::vector<simt::nccl::Operation> on_their_way;
     uint64_t operations = 0;
@@ -107,13 +107,13 @@ struct ncclComm {
 
 namespace simt::nccl {
 
-// Whether all of its memory is there, on the device.
+// Whether all of its memory is valid device memory.
 bool has_memory(const Operation& op);
 
-// Carries the operation on when its stream has come to it. False where it waits for another rank.
+// Advances the operation when its stream has reached it. False if it waits for another rank.
 bool go_on(ncclComm& comm, Operation& op);
 
-// Notes a fault in words that ncclGetLastError() repeats; the code.
+// Notes a fault with a text that ncclGetLastError() repeats; returns the code.
 ncclResult_t refuse(ncclComm_t comm, ncclResult_t code, const std::string& words);
 
 }  // namespace simt::nccl

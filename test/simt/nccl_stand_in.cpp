@@ -1,6 +1,6 @@
-// NCCL's stand-in: what its calls do before their operations stand on a stream. Rank 0 makes a file in memory, and the
-// unique id says where it is. Calls stay in progress until they have been asked about a few times, and nothing reaches
-// the stream before.
+// Stand-in for NCCL: its calls up to the time when their operations are queued on a stream. Rank 0 creates an in-memory
+// file, and the unique id identifies it. Calls stay in progress until they have been polled a few times; only then do
+// they reach the stream.
 #include "test/simt/nccl_stand_in.h"
 
 #include <fcntl.h>
@@ -19,7 +19,7 @@ using namespace simt::nccl;
 
 namespace {
 
-constexpr int kPolls = 3;  // how often a call is asked about before it has been taken in
+constexpr int kPolls = 3;  // how often a call is polled before it has been accepted
 constexpr int kForEver = INT_MAX;
 
 struct Library {
@@ -46,7 +46,7 @@ Library& library() {
     return instance;
 }
 
-// Counts a call; the action that the plan has for it, or nothing.
+// Counts a call. Returns the action planned for it, or "".
 std::string planned(const char* name, int rank) {
     Library& all = library();
     if (++all.calls != all.plan.call || rank != all.plan.rank || all.plan.action.empty()) return "";
@@ -72,7 +72,7 @@ std::shared_ptr<ncclComm> shared(ncclComm_t comm) {
 
 // ---- calls ----------------------------------------------------------------------------------------------------------
 
-// The call has been taken in: its operations stand on their streams.
+// The call has been accepted: its operations are queued on their streams.
 void take_in(ncclComm_t comm) {
     comm->error = comm->error == ncclSuccess ? std::exchange(comm->late_error, ncclSuccess) : comm->error;
     for (Operation& op : comm->on_their_way) {
@@ -124,7 +124,7 @@ ncclResult_t message(const char* call, bool is_send, void* memory, size_t count,
     return ask(call, comm, std::move(op));
 }
 
-// How many times `count` a rank sends and receives.
+// A rank sends `sent` times and receives `received` times `count` elements.
 ncclResult_t collective(const Description& description, const void* from, void* to, int sent, int received,
                         ncclComm_t comm, cudaStream_t stream) {
     const size_t bytes = description.count * bytes_of(description.type);
@@ -151,7 +151,7 @@ ncclResult_t ncclGetVersion(int* version) {
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
     if (const ncclResult_t result = result_of(planned("ncclGetUniqueId", 0)); result != ncclSuccess) return result;
-    const int file = memfd_create("stand-in for NCCL", 0);  // stays open: the others open it by this process
+    const int file = memfd_create("stand-in for NCCL", 0);  // stays open: the other ranks open it through this process
     if (file < 0 || ftruncate(file, off_t(kSharedBytes))) return ncclSystemError;
     *id = {};
     std::snprintf(id->internal, sizeof(id->internal), "/proc/%d/fd/%d", int(getpid()), file);
@@ -190,7 +190,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
     comm->is_joining = false;
     take_in(comm);
     *error = comm->error;
-    if (*error == ncclSuccess) comm->error = std::exchange(comm->later_error, ncclSuccess);  // for who asks again
+    if (*error == ncclSuccess) comm->error = std::exchange(comm->later_error, ncclSuccess);  // for the next call
     if (*error == ncclSuccess && !comm->all([](const Slot& slot) { return !slot.has_aborted; }))
         *error = ncclRemoteError;
     return ncclSuccess;
@@ -216,7 +216,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
 
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
     if (!shared(comm)) return refuse(nullptr, ncclInvalidArgument, "ncclCommAbort of no communicator");
-    if (library().group_depth) {  // told loudly: nobody looks at what this returns
+    if (library().group_depth) {  // printed, because callers ignore the return value
         std::fprintf(stderr, "stand-in for NCCL: ncclCommAbort in an open group\n");
         return refuse(comm, ncclInvalidUsage, "ncclCommAbort in an open group");
     }

@@ -1,4 +1,4 @@
-// Addresses that stand for orders in the race detector.
+// Addresses that represent orders in the race detector.
 #include <sys/mman.h>
 
 #include <array>
@@ -13,7 +13,7 @@ constexpr int kPlaces = 7;
 constexpr size_t kMbarrierBytes = kArenaBytes / 2;  // of a block
 constexpr size_t kHandovers = 1024;
 
-// Bytes of each place, in the order of the enumeration. The mbarriers, which need most, come last.
+// Bytes of each place, in the order of the enumeration. The mbarriers, which need the most, come last.
 constexpr std::array<size_t, kPlaces> kBytes = {kMaxCluster * kNamedBarriers * 4,
                                                 kMaxWarps*(kWarpLanes + 1) * 4,
                                                 4096,
@@ -38,7 +38,7 @@ char* addresses() {
 
 Order order_of(Place place, uint32_t index) { return addresses() + begin_of(int(place)) + index; }
 
-// Mapped anew, the addresses have no history in the race detector.
+// After being mapped again, the addresses have no history in the race detector.
 void forget_orders(int cluster) {
     if (!tsan()) return;
     const size_t used = begin_of(int(Place::mbarrier)) + size_t(cluster) * kMbarrierBytes;

@@ -6,13 +6,13 @@
 #include "test/simt/fault.h"
 #include "test/support/catch.h"
 
-// What most of these kernels take.
+// The argument of most of these kernels.
 struct Planted {
     float* out;
     bool fault;
 };
 
-// Its kernels are known less well: test/simt/include/cuda_runtime.h.
+// clang gives less information about its kernels: test/simt/include/cuda_runtime.h.
 inline bool is_clang() { return std::string(__VERSION__).find("Clang") != std::string::npos; }
 
 // Device memory of a test.
@@ -51,7 +51,7 @@ inline std::string sentences(const std::vector<simt::Fault>& faults) {
     return text;
 }
 
-// The kernel with its fault must be reported, in words that contain `expected`; without it there must be no report.
+// Requires that the kernel with its fault is reported with text that contains `expected`, and without it is not.
 inline void check_planted(void (*kernel)(Planted), const Launch& config, const std::string& expected) {
     DeviceArray<float> out(std::vector<float>(4096));
     const std::string clean = sentences(faults_of(kernel, config, {out.data(), false}));
@@ -59,7 +59,7 @@ inline void check_planted(void (*kernel)(Planted), const Launch& config, const s
     const std::string found = sentences(faults_of(kernel, config, {out.data(), true}));
     INFO("expected: " << expected << "\nreported: " << found);
     CHECK(found.find(expected) != std::string::npos);
-    // The machine is as good as before.
+    // The machine still works.
     const std::string afterwards = sentences(faults_of(kernel, config, {out.data(), false}));
     CHECK(afterwards == "");
 }

@@ -34,7 +34,7 @@ char* async_pointer(uint32_t address) {
     return proxy().view[address >> simt::kRankShift].data() + (address & simt::kOffsetMask);
 }
 
-// Over-kind: publishes the writes of all threads of the block.
+// More permissive than hardware: publishes the writes of all threads of the block.
 void fence_proxy_async() {
     simt::Fiber& fiber = simt::me();
     if (simt::tsan()) {

@@ -1,21 +1,21 @@
-// Shared memory as the asynchronous units see it, and what the race detector is told of them.
+// The asynchronous units' view of shared memory, and what is reported to the race detector about it.
 #pragma once
 
 #include "test/simt/machine.h"
 
 namespace ptx {
 
-// With options().strict_proxy a copy that is brought up to date at fence.proxy.async only.
+// With options().strict_proxy, a copy that is updated only at fence.proxy.async.
 char* async_pointer(uint32_t address);
-// Writes to both views; from == nullptr poisons.
+// Writes to both views; from == nullptr poisons them.
 void async_write(uint32_t address, const void* from, size_t bytes);
-// Tells the race detector of an access, from inside on_order(), which is quiet.
+// Reports an access to the race detector, from inside on_order(), which does not check accesses.
 void async_access(const void* address, size_t bytes, bool write);
-// The running thread knows now that its asynchronous work is over.
+// Orders the running thread after its asynchronous work.
 void join_async();
 
-// A race detector's order of its own for one copy in flight: it knows what its issuer's asynchronous order held at the
-// issue, and nothing later. Null without the race detector.
+// A separate order of the race detector for one copy in flight: it includes the state of its issuer's asynchronous
+// order at the issue, and nothing later. Null without the race detector.
 void* take_unit();
 void give_back_unit(void* unit);
 template <class Work> void on_unit(void* unit, Work work) {
@@ -25,7 +25,7 @@ template <class Work> void on_unit(void* unit, Work work) {
         work();
 }
 
-// Where to say which order a phase of an mbarrier carries.
+// The order that a phase of an mbarrier carries, to be set by the caller.
 simt::Order order_of_mbarrier(uint32_t bar, unsigned parity);
 
 }  // namespace ptx

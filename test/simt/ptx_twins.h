@@ -1,5 +1,5 @@
-// What the wrappers of kernels/cuda/ptx.cuh do, in plain C++ for the simulator; the names and contracts stand there.
-// Asynchronous work is done as late as its rules allow, and what it will write is poisoned (NaN) until then.
+// Twins of the wrappers in kernels/cuda/ptx.cuh in plain C++ for the simulator; ptx.cuh documents names and contracts.
+// Asynchronous work is done as late as its rules allow, and memory that it will write is poisoned (NaN) until then.
 #pragma once
 
 #include "kernels/numeric.h"
@@ -18,7 +18,7 @@ struct MmaOperands {
     float* d;
 };
 
-// Products are exact in float, sums are taken in the order of k. Hardware truncates in its own way: compare within a
+// Products are exact in float, and sums are taken in the order of k. Hardware truncates differently: compare within a
 // tolerance.
 template <class T> void mma_m16n8k16(float* d, const uint32_t* a, const uint32_t* b, const float* c) {
     static_assert(dtype_of<T> != Dtype::fp32, "tensor cores take bf16 or fp16");
@@ -51,13 +51,13 @@ template <class T> void mma_m16n8k16(float* d, const uint32_t* a, const uint32_t
 struct MatrixRow {
     uint16_t element[8];
 };
-// What a lane brings to ldmatrix and stmatrix: its row, if it has one, and its registers.
+// A lane's operands of ldmatrix and stmatrix: its row, if it has one, and its registers.
 struct MatrixLane {
     MatrixRow row;
     uint32_t* r;
 };
 
-// Calls f(register, half, element) for each element of the matrices that the lane's registers hold.
+// Calls f(register, half, element) for each element of the matrices in the lane's registers.
 template <int kMatrices, bool kTranspose, class F> void each_element(simt::Meeting& meeting, F f) {
     auto of = [&](int lane) -> MatrixLane& { return *reinterpret_cast<MatrixLane*>(meeting.in[lane]); };
     for (int lane = 0; lane < 32; lane++)
@@ -95,7 +95,7 @@ template <int kMatrices, bool kTranspose = false> void ldmatrix(uint32_t* r, uin
         "ldmatrix");
 }
 
-// sm_90 and newer.
+// sm_90 and later.
 template <int kMatrices, bool kTranspose = false> void stmatrix(uint32_t address, const uint32_t* r) {
     static_assert(kMatrices == 1 || kMatrices == 2 || kMatrices == 4);
     MatrixLane mine{{}, const_cast<uint32_t*>(r)};
@@ -118,7 +118,7 @@ template <int kMatrices, bool kTranspose = false> void stmatrix(uint32_t address
     if (has_row) simt::saw_write(row, sizeof mine.row);
 }
 
-// Compiled once, in tensor_cores.cpp: a sanitizer, which has nothing to find in them, makes them ten times slower.
+// Compiled once, in tensor_cores.cpp: a sanitizer would make them ten times slower without finding anything.
 extern template void mma_m16n8k16<bf16>(float*, const uint32_t*, const uint32_t*, const float*);
 extern template void mma_m16n8k16<fp16>(float*, const uint32_t*, const uint32_t*, const float*);
 extern template void ldmatrix<1, false>(uint32_t*, uint32_t);
@@ -146,7 +146,7 @@ void cp_async_wait_all();
 inline void bar_sync(int id, int threads) { simt::arrive_at_barrier(id, threads, simt::Await::yes, "bar.sync"); }
 inline void bar_arrive(int id, int threads) { simt::arrive_at_barrier(id, threads, simt::Await::no, "bar.arrive"); }
 
-// cvt gives one NaN, whatever NaN it gets.
+// cvt returns the same NaN for every NaN.
 inline uint32_t to_bf16x2(float low, float high) {
     auto half = [](float x) { return uint32_t(std::isnan(x) ? 0x7fff : from_float<bf16>(x).bits); };
     return half(low) | half(high) << 16;

@@ -22,8 +22,8 @@ extern "C" void __tsan_on_report(const void*) {
     simt::note_fault("data race, see ThreadSanitizer's report");
 }
 
-// Reports are told apart by their stacks only: shared memory has the same addresses in every kernel. The exit code is
-// main()'s, which counts the faults: races that a test plants are none.
+// Reports are distinguished only by their stacks, because shared memory has the same addresses in every kernel. The
+// exit code is main()'s, which counts faults: races that a test plants are not failures.
 extern "C" const char* __tsan_default_options() {
     return "suppress_equal_addresses=0:report_signal_unsafe=0:history_size=1:halt_on_error=0:exitcode=0";
 }

@@ -1,5 +1,5 @@
-// What ThreadSanitizer and AddressSanitizer find becomes faults like the others; their reports on stderr tell the
-// lines.
+// Turns the findings of ThreadSanitizer and AddressSanitizer into faults like the others; their reports on stderr have
+// the source lines.
 #pragma once
 
 namespace simt {

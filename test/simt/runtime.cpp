@@ -31,13 +31,13 @@ cudaError_t result(cudaError_t error) {
     return error;
 }
 
-// A launch that would fail on a GPU with less to say.
+// Rejects a launch that would fail on a GPU with a less specific error.
 cudaError_t refused(const std::string& why) {
     runtime().failure = why;
     return result(cudaErrorLaunchFailure);
 }
 
-// After work was carried out: faults become the error that a device gives after a failed kernel.
+// After work was executed: turns faults into the error that a device returns after a failed kernel.
 cudaError_t result_of_work() {
     simt::check_device_memory();
     auto& faults = simt::pending_faults();
@@ -50,7 +50,7 @@ cudaError_t result_of_work() {
 
 cudaStream_t or_default(cudaStream_t stream) { return stream ? stream : simt::default_stream(); }
 
-// Memory may be freed between a copy's queueing and its turn.
+// Memory may be freed between the queueing of a copy and its execution.
 bool is_copyable(const void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
     const bool to_device = simt::is_device_memory(to, bytes), from_device = simt::is_device_memory(from, bytes);
     switch (kind) {
@@ -109,7 +109,7 @@ cudaError_t cudaMalloc(void** memory, size_t bytes) {
     return result(*memory || bytes == 0 ? cudaSuccess : cudaErrorMemoryAllocation);
 }
 
-// Waits for the device, as the real one does.
+// Waits for the device, like the real one.
 cudaError_t cudaFree(void* memory) {
     simt::run_all_streams();
     return result(!memory || simt::free_device(memory) ? cudaSuccess : cudaErrorInvalidDevicePointer);
@@ -208,7 +208,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
 cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, 0); }
 
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
-    simt::run_all_streams();  // queued work may still name it
+    simt::run_all_streams();  // queued work may still use it
     delete event;
     return cudaSuccess;
 }
@@ -223,7 +223,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     return result_of_work();
 }
 
-// A device goes on while the host asks again and again.
+// The device advances while the host polls.
 cudaError_t cudaEventQuery(cudaEvent_t event) {
     if (event->completed == event->recorded) {
         simt::acquire_order(&event->order);
@@ -247,7 +247,7 @@ cudaError_t cudaDeviceSynchronize() {
 
 static size_t shared_bytes_per_block() { return size_t(simt::options().shared_kib) * 1024; }
 
-// The machine's GPUs are alike, and each process has memory and streams on one of them.
+// The machine's GPUs are identical, and each process has memory and streams on one of them.
 static constexpr int kDevices = 8;
 
 cudaError_t cudaGetDeviceCount(int* count) {
@@ -274,7 +274,7 @@ cudaError_t cudaDeviceGetPCIBusId(char* text, int bytes, int device) {
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
     if (device < 0 || device >= kDevices) return result(cudaErrorInvalidDevice);
-    // Another GPU's name, for what depends on it.
+    // Sets another GPU's name, for code that depends on it.
     const char* name = std::getenv("SIMULATED_GPU");
     *properties = {.name = "",
                    .totalGlobalMem = simt::kDeviceBytes,
@@ -307,7 +307,7 @@ cudaError_t cudaDriverGetVersion(int* version) {
 }
 cudaError_t cudaRuntimeGetVersion(int* version) { return cudaDriverGetVersion(version); }
 
-// A kernel may have 48 KiB of dynamic shared memory unless it is allowed more.
+// A kernel may have 48 KiB of dynamic shared memory unless more is requested.
 static constexpr int kDefaultSharedBytes = 48 * 1024;
 
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {

@@ -1,4 +1,4 @@
-// The sanitizers' interfaces, present or not: weak symbols are null in a program that is built without the sanitizer.
+// The sanitizers' interfaces as weak symbols, which are null in a program built without the sanitizer.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ extern "C" {
 [[gnu::weak]] void __asan_poison_memory_region(const volatile void* address, size_t bytes);
 [[gnu::weak]] void __asan_unpoison_memory_region(const volatile void* address, size_t bytes);
 [[gnu::weak]] void __asan_set_error_report_callback(void (*callback)(const char*));
-// Where the simulated device accesses device memory; null in a program without one.
+// The device's address of device memory; null in a program without a simulated device.
 [[gnu::weak]] const void* simt_on_device(const void* address);
 }
 
@@ -28,7 +28,7 @@ namespace simt {
 inline bool tsan() { return __tsan_create_fiber != nullptr; }
 inline bool asan() { return __asan_poison_memory_region != nullptr; }
 
-// The simulator's own reads and writes are not under test.
+// Excludes the simulator's own reads and writes from checking.
 class Quiet {
 public:
     Quiet() {
@@ -41,7 +41,7 @@ public:
     Quiet& operator=(const Quiet&) = delete;
 };
 
-// What happened before release(x) happened before what follows acquire(x).
+// Everything before release(x) happens before everything after acquire(x).
 inline void acquire_order(void* address) {
     if (tsan()) __tsan_acquire(address);
 }
@@ -49,7 +49,7 @@ inline void release_order(void* address) {
     if (tsan()) __tsan_release(address);
 }
 
-// Accesses that the race detector shall see, made by code that it does not look into. Call them outside Quiet.
+// Reports accesses by uninstrumented code to the race detector. Call them outside Quiet.
 inline void saw_read(const void* address, size_t bytes) {
     if (tsan()) __tsan_read_range(const_cast<void*>(address), bytes);
 }

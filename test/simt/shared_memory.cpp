@@ -11,7 +11,7 @@
 namespace simt {
 
 // As on the device, the low bits of a pointer to shared memory are its shared address: the window begins at a multiple
-// of 4 GiB and block r of a cluster lies at r << kRankShift.
+// of 4 GiB, and block r of a cluster is at r << kRankShift.
 static char* window() {
     static char* const begin = [] {
         constexpr size_t kAlignment = size_t(4) << 30;
@@ -22,7 +22,7 @@ static char* window() {
     return begin;
 }
 
-// Fresh shared memory is full of NaN; what lies behind the launch's bytes is watched.
+// Fresh shared memory is full of NaN; the memory after the launch's bytes is checked for writes.
 void prepare_arena(Block& block, uint32_t shared_bytes) {
     if (!block.arena) block.arena = window() + (size_t(block.rank) << kRankShift);
     const uint32_t page = 4096, old = (std::max(block.used_bytes, shared_bytes) + page - 1) / page * page;
@@ -35,7 +35,7 @@ void prepare_arena(Block& block, uint32_t shared_bytes) {
 }
 
 void check_arena(Block& block, uint32_t shared_bytes) {
-    if (asan()) return;  // it has seen the write
+    if (asan()) return;  // it detects the write itself
     const char* begin = block.arena + shared_bytes;
     const char* end = block.arena + kArenaBytes;
     if (*begin == char(0xff) && std::memcmp(begin, begin + 1, size_t(end - begin) - 1) == 0) return;

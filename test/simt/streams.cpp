@@ -29,7 +29,7 @@ Stream* add_stream() {
     return streams().back().get();
 }
 
-// Does `work` in the order of the stream, seen by the race detector.
+// Runs `work` in the stream's order of the race detector, with checking.
 template <class Action> void in_order_of(Stream& stream, Action work) {
     if (!tsan()) return work();
     if (!stream.tsan) stream.tsan = __tsan_create_fiber(0);
@@ -49,7 +49,7 @@ void queue(Stream* stream, Work work) {
     stream->queue.push_back(std::move(work));
 }
 
-// The stream that must go on before this one can; null if there is none.
+// The stream that must advance before this one can; null if there is none.
 Stream* blocked_by(const Stream& stream) {
     const Work& work = stream.queue.front();
     if (work.awaited && work.awaited->completed < work.version) return work.awaited->stream;
@@ -58,7 +58,7 @@ Stream* blocked_by(const Stream& stream) {
     return nullptr;
 }
 
-// False where the work waits for another process.
+// False if the work waits for another process.
 bool run_front(Stream& stream) {
     if (Work& front = stream.queue.front(); front.poll) {
         bool is_done = false;
@@ -96,8 +96,8 @@ bool run_front(Stream& stream) {
     return true;
 }
 
-// One step towards the end of the stream: its first work, or the first of what that waits for. False where that waits
-// for another process.
+// One step towards the end of the stream: its first work, or the first work of a stream that it waits for. False if
+// that waits for another process.
 bool step(Stream& stream) {
     Stream* next = &stream;
     for (size_t hops = 0; Stream* other = blocked_by(*next); hops++) {
@@ -107,12 +107,12 @@ bool step(Stream& stream) {
     return run_front(*next);
 }
 
-// The host stands still until the step can be made.
+// Blocks the host until the step can be made.
 void step_at_last(Stream& stream) {
     while (!step(stream)) std::this_thread::sleep_for(std::chrono::microseconds(50));
 }
 
-// With a seed, other streams get ahead by chance.
+// With a seed, other streams advance by chance.
 void step_of_another() {
     if (!options().seed || random_below(2)) return;
     Stream& other = *streams()[random_below(uint32_t(streams().size()))];

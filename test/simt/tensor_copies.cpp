@@ -15,7 +15,7 @@ struct Load {
     int at[5];
     uint32_t to, bar, bytes;
     int mask;          // of blocks, for a multicast; or -1
-    const char* flat;  // the source of a bulk copy, which has no map
+    const char* flat;  // the source of a bulk copy without a map
     simt::Fiber* issuer;
     void* unit;
 };
@@ -55,7 +55,7 @@ TensorMap map_of(const void* map, int rank) {
     return copy;
 }
 
-// A multicast goes to the same offsets in every block of the mask.
+// A multicast writes to the same offsets in every block of the mask.
 template <class F> void each_target(const Load& load, F f) {
     if (load.mask < 0) return f(load.to, load.bar);
     for (int rank = 0; rank < simt::machine().cluster; rank++)
@@ -71,7 +71,7 @@ void land_piece(const Load& load, uint32_t to, uint32_t offset, const char* from
 }
 
 void land(const Load& load) {
-    simt::machine().me = load.issuer;  // whose fault it is
+    simt::machine().me = load.issuer;  // faults are reported for it
     each_target(load, [&](uint32_t to, uint32_t bar) {
         on_unit(load.unit, [&] {
             async_access(simt::shared_pointer(to), load.bytes, true);
@@ -108,7 +108,7 @@ void issue(Load load) {
     in_flight().loads.push_back(load);
 }
 
-// Reads shared memory, as late as the wait allows.
+// Reads shared memory as late as the wait allows.
 void read_source(Store& store) {
     if (store.is_read) return;
     store.is_read = true;

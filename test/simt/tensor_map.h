@@ -1,4 +1,4 @@
-// Tensor maps and swizzles as the asynchronous units see them.
+// Tensor maps and swizzles in the view of the asynchronous units.
 #pragma once
 
 #include <cstddef>
@@ -9,14 +9,14 @@ namespace ptx {
 
 enum Swizzle { SWIZZLE_NONE = 0, SWIZZLE_128 = 1, SWIZZLE_64 = 2, SWIZZLE_32 = 3 };  // as in a wgmma descriptor
 
-// The XOR acts on bits of the shared address itself, for TMA and wgmma alike: the 16-byte chunk (bits 4 to 6) with the
-// number of the 128-byte row (bits 7 to 9).
+// The XOR acts on bits of the shared address itself, for TMA and wgmma alike: the 16-byte chunk (bits 4 to 6) is XORed
+// with the number of the 128-byte row (bits 7 to 9).
 inline uint32_t swizzled(uint32_t address, int mode) {
     const uint32_t rows = mode == SWIZZLE_128 ? 7 : mode == SWIZZLE_64 ? 3 : mode == SWIZZLE_32 ? 1 : 0;
     return address ^ (address >> 7 & rows) << 4;
 }
 
-// Up to five dimensions, the innermost first. Kept in the bytes of a CUtensorMap.
+// Up to five dimensions, the innermost first. Stored in the bytes of a CUtensorMap.
 struct TensorMap {
     static constexpr uint8_t kMagic = 0x5a;
 
@@ -25,7 +25,7 @@ struct TensorMap {
     uint32_t size[5];    // in elements
     uint16_t box[5];     // in elements, what one copy moves
     uint8_t rank, element_bytes, swizzle, magic;
-    uint8_t zeros[6];  // and no padding, where old addresses may stand
+    uint8_t zeros[6];  // no padding, which could contain old addresses
 
     size_t box_bytes() const {
         size_t bytes = element_bytes;
@@ -34,7 +34,7 @@ struct TensorMap {
     }
 };
 
-// False for what cuTensorMapEncodeTiled refuses. strides are those of the dimensions from the second on.
+// False for arguments that cuTensorMapEncodeTiled rejects. `strides` excludes the first dimension.
 inline bool make_tensor_map(void* out, int element_bytes, int rank, void* base, const uint64_t* size,
                             const uint64_t* strides, const uint32_t* box, int swizzle) {
     TensorMap map{};
@@ -60,8 +60,8 @@ inline bool make_tensor_map(void* out, int element_bytes, int rank, void* base, 
     return good;
 }
 
-// Calls piece(offset, address, valid) for every 16 bytes of the box at the given coordinates: where it lies in the box
-// without swizzle, where in global memory, and which of its elements lie inside the tensor.
+// Calls piece(offset, address, valid) for every 16 bytes of the box at the given coordinates: the offset in the box
+// without swizzle, the address in global memory, and which of its elements are inside the tensor.
 template <class Piece> void each_piece(const TensorMap& map, const int* at, Piece piece) {
     const int row_bytes = map.box[0] * map.element_bytes, elements = 16 / map.element_bytes;
     uint32_t offset = 0;

@@ -1,5 +1,5 @@
-// attention_decode loads keys and values before it computes with them, so that the loads overlap: what changes in
-// memory after the first exchange of a warp is not seen.
+// attention_decode loads keys and values before it computes with them, so that the loads overlap: changes in memory
+// after a warp's first exchange have no effect.
 #include <cmath>
 #include <utility>
 
@@ -11,7 +11,7 @@
 
 TEST_CASE("attention_decode: a warp loads four keys and their values before it uses the first", "[simt]") {
     if (simt::tsan()) return;  // the change is a race
-    // One head. Each warp has four of the kept keys.
+    // One head. Each warp has four of the cached keys.
     constexpr int kSize = 32, kKeys = 33, kWarps = 8;
     std::vector<float> kept(kKeys * 2 * kSize), row(3 * kSize);
     for (size_t i = 0; i < kept.size(); i++) kept[i] = std::sin(float(i));

@@ -1,5 +1,5 @@
-// The GPU's collectives with one rank: their streams and events, what fails, and the kernel that adds as a tree.
-// Several ranks are several processes: test/program/test_simulated_ranks.py.
+// The GPU's collectives with one rank: streams and events, failures, and the kernel that adds as a tree. Several ranks
+// are several processes: test/program/test_simulated_ranks.py.
 #include <nccl.h>
 
 #include <cstring>
@@ -18,7 +18,7 @@ namespace {
 constexpr int kThreads = 32;
 constexpr size_t kCount = 100;
 
-// Writes a value after which nothing else was there before: whoever reads early reads NaN.
+// Writes a value over NaN, so that an early read gives NaN.
 struct Set {
     float* out;
     float value;
@@ -56,7 +56,7 @@ public:
     Comm comm;
 };
 
-// The next but `skipped` call of the library takes that action.
+// The next call of the library, after `skipped` calls, takes that action.
 void plan(const char* action, int skipped = 0) { simt::nccl_plan() = {action, simt::nccl_calls() + 1 + skipped, 0}; }
 
 bool all_are(const DeviceArray<float>& array, float value) {
@@ -67,14 +67,14 @@ bool all_are(const DeviceArray<float>& array, float value) {
 
 }  // namespace
 
-TEST_CASE("tree_sum adds with the bits of the CPU's", "[simt][comm]") {
+TEST_CASE("tree_sum gives the same bits as the CPU's", "[simt][comm]") {
     for (int parts : {1, 2, 3, 4, 5, 7, 8, 13, 64, 100})
         for (size_t count : {size_t(1), size_t(64), size_t(1027), size_t(2052)}) {
             std::vector<float> values(size_t(parts) * count), expected(count);
             for (size_t i = 0; i < values.size(); i++) values[i] = std::ldexp(1.0f, int(i * 7919 % 23)) / 3;
             tree_sum(expected.data(), values.data(), count, parts, count);
             for (int own : {0, parts / 2, parts - 1}) {
-                // The own part's place among the others is not to be read.
+                // The rank's own part among the others must not be read.
                 std::vector<float> others = values,
                                    mine(&values[size_t(own) * count], &values[size_t(own + 1) * count]);
                 std::fill_n(&others[size_t(own) * count], count, NAN);
@@ -103,14 +103,14 @@ TEST_CASE("a collective begins after the stream's work and its ticket waits for 
         launch_set({inp.data(), 3});
         const Ticket reduced = reduce_scatter_sum(
             {.out = out.data(), .scratch = nullptr, .inp = inp.data(), .count = kCount}, one.comm, {});
-        // Our stream comes first: what it does must have waited for the caller's kernel.
+        // The program's stream comes first: its work must have waited for the caller's kernel.
         barrier(one.comm);
         wait(reduced, one.comm, {});
         launch_copy({copy.data(), out.data()});
         const Ticket ticket = all_gather(gathered.data(), copy.data(), kCount * sizeof(float), one.comm, {});
         wait(ticket, one.comm, {});
         launch_copy({second.data(), gathered.data()});
-        // The caller's stream comes first: its copy must wait for ours.
+        // The caller's stream comes first: its copy must wait for the program's stream.
         check_cuda(cudaStreamSynchronize(nullptr), "synchronize");
         CHECK(all_are(copy, 3));
         CHECK(all_are(second, 3));
@@ -118,7 +118,7 @@ TEST_CASE("a collective begins after the stream's work and its ticket waits for 
     }
 }
 
-TEST_CASE("a collective that waits for other ranks does not hold up the caller's stream", "[simt][comm]") {
+TEST_CASE("a collective that waits for other ranks does not block the caller's stream", "[simt][comm]") {
     OneRank one(false, 1);
     DeviceArray<float> values(kCount), other(kCount);
     plan("stall");
@@ -129,12 +129,12 @@ TEST_CASE("a collective that waits for other ranks does not hold up the caller's
     int asked = 0;
     while (asked < 100 && !has_happened(done.get(), "the caller's kernel")) asked++;
     CHECK(asked < 100);
-    drain(one.comm);  // gives up after the deadline
+    drain(one.comm);  // returns after the deadline
     CHECK(all_are(other, 2));
 }
 
-TEST_CASE("a stream that waits for no ticket reads too early", "[simt][comm]") {
-    if (simt::options().seed || simt::tsan()) return;  // chance decides; the race is reported
+TEST_CASE("a stream that does not wait for its ticket reads too early", "[simt][comm]") {
+    if (simt::options().seed || simt::tsan()) return;  // depends on chance; the race is reported
     OneRank one;
     DeviceArray<float> inp(kCount), out(kCount), copy(kCount);
     launch_set({inp.data(), 3});
@@ -146,7 +146,7 @@ TEST_CASE("a stream that waits for no ticket reads too early", "[simt][comm]") {
     CHECK(all_are(out, 3));
 }
 
-TEST_CASE("tickets that are older than the ring of events", "[simt][comm]") {
+TEST_CASE("tickets older than the ring of events", "[simt][comm]") {
     OneRank one;
     DeviceArray<float> values(kCount), copy(kCount);
     DeviceArray<double> sum(std::vector<double>{1.5});
@@ -160,10 +160,10 @@ TEST_CASE("tickets that are older than the ring of events", "[simt][comm]") {
     wait({}, one.comm, {});  // the default ticket has always finished
     wait(last, one.comm, {});
     CHECK(sum.fetch()[0] == 1.5);
-    CHECK(comm_totals(one.comm).bytes_sent == 0);  // to nobody
+    CHECK(comm_totals(one.comm).bytes_sent == 0);  // a single rank sends nothing
 }
 
-TEST_CASE("small values of the host, and what is counted", "[simt][comm]") {
+TEST_CASE("small host values, and counters", "[simt][comm]") {
     OneRank one;
     CHECK(all_reduce_max(-7, one.comm) == -7);
     const std::string text(200000, 'x');
@@ -178,7 +178,7 @@ TEST_CASE("small values of the host, and what is counted", "[simt][comm]") {
     CHECK(comm_library().starts_with("NCCL 2.28.9, started by any launcher"));
 }
 
-TEST_CASE("each call of the library that fails is named", "[simt][comm]") {
+TEST_CASE("each library call that fails is reported by name", "[simt][comm]") {
     DeviceArray<float> values(kCount);
     auto gather = [&](const Comm& comm) {
         wait(all_gather(values.data(), values.data(), kCount * sizeof(float), comm, {}), comm, {});
@@ -232,7 +232,7 @@ TEST_CASE("each call of the library that fails is named", "[simt][comm]") {
     CHECK(sentences(simt::take_faults()) == "");
 }
 
-TEST_CASE("the host does not wait for ever for what stalls on the device", "[simt][comm]") {
+TEST_CASE("the host does not wait forever for work that stalls on the device", "[simt][comm]") {
     {
         OneRank one(false, 1);
         plan("stall");
@@ -250,7 +250,7 @@ TEST_CASE("the host does not wait for ever for what stalls on the device", "[sim
     plan("stall");
     const Ticket ticket = all_gather(values.data(), values.data(), kCount * sizeof(float), one.comm, {});
     wait(ticket, one.comm, {});
-    drain(one.comm);  // gives up after the deadline, so that what waits for the ticket goes on
+    drain(one.comm);  // returns after the deadline, so that work waiting for the ticket continues
     CHECK(simt::nccl_comms() == 0);
     check_cuda(cudaStreamSynchronize(nullptr), "synchronize");
 }

@@ -1,4 +1,4 @@
-// Each fault of threads that must meet: planted in a small kernel and reported; its clean twin is not.
+// Faults of threads that must meet: each is planted in a small kernel and reported; its correct twin is not.
 #include "test/simt/planted.h"
 
 namespace {
@@ -45,7 +45,7 @@ void lanes_that_never_come_kernel(Planted op) {
 }
 
 void different_masks_kernel(Planted op) {
-    // All lanes come, each with a mask that holds it: a lane that ended first would be another fault.
+    // All lanes arrive, each with a mask that includes it: a lane that ended first would be a different fault.
     const unsigned mask = op.fault && threadIdx.x % 2 && threadIdx.x != 31 ? 0x7fffffffu : ~0u;
     op.out[threadIdx.x] = float(__ballot_sync(mask, 1));
 }
@@ -80,14 +80,14 @@ TEST_CASE("a barrier that not all threads reach", "[simt]") {
                   "no number of whole warps");
 }
 
-TEST_CASE("a deadlock names who waits for what", "[simt]") {
+TEST_CASE("a deadlock report lists the waiting threads", "[simt]") {
     check_planted(barrier_in_half_a_warp_kernel, {.name = "half", .blocks = dim3(1), .threads = 64},
                   "__syncwarp with mask 0xffffffff");
     check_planted(lanes_that_never_come_kernel, {.name = "never", .blocks = dim3(1), .threads = 32},
                   "deadlock: no thread can run; 16 threads wait in __shfl_xor_sync with mask 0xffffffff");
 }
 
-TEST_CASE("a shuffle or vote that names an inactive lane", "[simt]") {
+TEST_CASE("a shuffle or vote with an inactive lane", "[simt]") {
     check_planted(shuffle_with_ended_lanes_kernel, {.name = "ended", .blocks = dim3(1), .threads = 32},
                   "__shfl_xor_sync with mask 0xffffffff");
     check_planted(vote_of_missing_lanes_kernel, {.name = "missing", .blocks = dim3(1), .threads = 48},
@@ -100,7 +100,7 @@ TEST_CASE("a shuffle or vote that names an inactive lane", "[simt]") {
     check_planted(different_collectives_kernel, {.name = "kinds", .blocks = dim3(1), .threads = 32}, "in one warp");
 }
 
-TEST_CASE("a fault says kernel, block and thread, and fails the call that waits", "[simt]") {
+TEST_CASE("a fault reports kernel, block and thread, and fails the call that waits", "[simt]") {
     launch(trap_kernel, {.name = "trapped", .blocks = dim3(1), .threads = 32}, Stream(), Planted{nullptr, true});
     REQUIRE(cudaStreamSynchronize(nullptr) == cudaErrorLaunchFailure);
     CHECK(std::string(cudaGetErrorString(cudaErrorLaunchFailure)) ==
@@ -132,7 +132,7 @@ std::string launch_error(const Launch& config, void (*kernel)(Nothing) = nothing
 
 }  // namespace
 
-TEST_CASE("a launch within and beyond what sm_90 allows", "[simt]") {
+TEST_CASE("a launch within and beyond the limits of sm_90", "[simt]") {
     const simt::WithOptions sm_90(simt::with_shared(227));
     CHECK(launch_error({.name = "n", .blocks = dim3(1), .threads = 1024}) == "");
     CHECK(launch_error({.name = "n", .blocks = dim3(1), .threads = 1025}).find("invalid configuration") !=
@@ -147,14 +147,14 @@ TEST_CASE("a launch within and beyond what sm_90 allows", "[simt]") {
     CHECK(launch_error({.name = "n", .blocks = dim3(6), .threads = 32, .cluster = 2}) == "");
     CHECK(launch_error({.name = "n", .blocks = dim3(5), .threads = 32, .cluster = 2}).find("invalid configuration") !=
           std::string::npos);
-    // The error names the kernel and this line's file.
+    // The error has the kernel's name and this line's file.
     CHECK(launch_error({.name = "n", .blocks = dim3(1), .threads = 1025}).find("kernel n failed") == 0);
     CHECK(launch_error({.name = "n", .blocks = dim3(1), .threads = 1025}).find("test_faults.cpp:") !=
           std::string::npos);
-    // More than 48 KiB of shared memory must be asked for.
+    // More than 48 KiB of shared memory must be requested.
     cudaLaunchConfig_t config{.gridDim = 1, .blockDim = 32, .dynamicSmemBytes = 49 * 1024};
     CHECK(cudaLaunchKernelEx(&config, big_kernel, Nothing{}) == cudaErrorInvalidValue);
-    // A kernel that uses more than it was given.
+    // A kernel that uses more than its launch provides.
     CHECK(sentences(faults_of(big_kernel, {.name = "b", .blocks = dim3(1), .threads = 32, .shared_bytes = 4000},
                               Nothing{})) == "");
     CHECK(sentences(
@@ -163,7 +163,7 @@ TEST_CASE("a launch within and beyond what sm_90 allows", "[simt]") {
 }
 
 TEST_CASE("a launch with more threads than the kernel's bound", "[simt]") {
-    if (is_clang()) return;  // which cannot know it
+    if (is_clang()) return;  // clang does not record it
     CHECK(launch_error({.name = "n", .blocks = dim3(1), .threads = 96}, bounded_kernel<96>) == "");
     CHECK(launch_error({.name = "n", .blocks = dim3(1), .threads = 97}, bounded_kernel<96>)
               .find("kernel n failed: 97 threads in a block, the kernel's launch bound is 96") == 0);
@@ -172,7 +172,7 @@ TEST_CASE("a launch with more threads than the kernel's bound", "[simt]") {
           std::string::npos);
 }
 
-TEST_CASE("a block has the shared memory of the GPU that is simulated", "[simt]") {
+TEST_CASE("a block has the shared memory of the simulated GPU", "[simt]") {
     const simt::WithOptions sm_89(simt::with_shared(99));
     CHECK(launch_error({.name = "n", .blocks = dim3(1), .threads = 32, .shared_bytes = 99 * 1024}) == "");
     CHECK(launch_error({.name = "n", .blocks = dim3(1), .threads = 32, .shared_bytes = 99 * 1024 + 1})

@@ -1,5 +1,5 @@
-// The twins of sm_90's instructions: every wrapper once in one kernel, layouts of wgmma operands against plain loops,
-// and planted faults of asynchronous work.
+// The twins of sm_90's instructions: every wrapper once in one kernel, layouts of wgmma operands compared with plain
+// loops, and planted faults of asynchronous work.
 #include <cmath>
 #include <random>
 
@@ -26,7 +26,7 @@ Map map_of(void* base, uint64_t columns, uint64_t rows, uint32_t box_columns, ui
     return map;
 }
 
-// ---- one warpgroup's product of tiles that TMA brought, in each swizzle and major ----
+// ---- one warpgroup's product of tiles loaded by TMA, in each swizzle and major ----
 
 struct LayoutShared {
     alignas(1024) char a[65536], b[65536];
@@ -65,7 +65,7 @@ template <int kN, int kMode, int kTransposeA, int kTransposeB> void layout_kerne
         auto descriptor = [&](uint32_t base, bool transposed, int rows) {
             const auto mode = static_cast<ptx::Swizzle>(kMode);
             const uint32_t column = uint32_t(rows * kSpan), eight = 8 * kSpan, depth = kDepth * kSpan;
-            if (transposed)  // without swizzle the two offsets change places
+            if (transposed)  // without swizzle the two offsets are exchanged
                 return ptx::wgmma_descriptor(base + uint32_t(k * kSpan), kMode ? depth : eight, kMode ? eight : depth,
                                              mode);
             if (kMode)
@@ -132,7 +132,7 @@ TEST_CASE("wgmma reads tiles as TMA writes them", "[simt]") {
     check_layouts<256>();
 }
 
-TEST_CASE("an mbarrier that expects other bytes than land", "[simt]") {
+TEST_CASE("an mbarrier that expects another number of bytes than land", "[simt]") {
     const simt::WithOptions sm_90(simt::with_shared(227));
     const auto a = random_bf16(64 * 64, 1);
     DeviceArray<bf16> device(a);
@@ -145,7 +145,7 @@ TEST_CASE("an mbarrier that expects other bytes than land", "[simt]") {
     CHECK(found.find("128 threads wait in mbarrier wait") != std::string::npos);
 }
 
-// ---- faults of the ring that later kernels are made of: load by TMA, store by TMA ----
+// ---- faults of the ring on which later kernels are based: load by TMA, store by TMA ----
 
 namespace {
 
@@ -209,13 +209,13 @@ RingResult run_ring(Plant plant, bool strict_proxy = false) {
 
 }  // namespace
 
-TEST_CASE("a tile through TMA and back, and what goes wrong on the way", "[simt]") {
+TEST_CASE("a tile through TMA and back, and its planted faults", "[simt]") {
     for (bool strict : {false, true}) {
         const RingResult good = run_ring(Plant::none, strict);
         CHECK(good.faults == "");
         CHECK(good.wrong == 0);
     }
-    // ThreadSanitizer tells of a race once, the first time.
+    // ThreadSanitizer reports a race only once, the first time.
     const RingResult no_fence = run_ring(Plant::no_fence, true);
     CHECK(no_fence.wrong > 0);
     CHECK((no_fence.faults.find("data race") != std::string::npos) == simt::tsan());
@@ -228,7 +228,7 @@ TEST_CASE("a tile through TMA and back, and what goes wrong on the way", "[simt]
     CHECK(run_ring(Plant::none).faults == "");
 }
 
-// ---- clusters: each block hands its number to the next by an arrival at that block's mbarrier ----
+// ---- clusters: each block passes its number to the next by an arrival at that block's mbarrier ----
 
 namespace {
 

@@ -1,4 +1,4 @@
-// What kernels are given, against plain formulas: shuffles of every kind and width, votes, reductions, atomics, partial
+// CUDA's built-ins compared with plain formulas: shuffles of every kind and width, votes, reductions, atomics, partial
 // warps, indices.
 #include <algorithm>
 #include <bit>
@@ -43,7 +43,7 @@ void votes_kernel(Results op) {
 
 }  // namespace
 
-TEST_CASE("shuffles give what the lanes hold", "[simt]") {
+TEST_CASE("shuffles return the lanes' values", "[simt]") {
     for (int width : {32, 16, 8, 4}) {
         DeviceArray<int> out(6 * 32);
         CHECK(sentences(faults_of(shuffles_kernel, {.name = "shuffles", .blocks = dim3(1), .threads = 32},
@@ -94,7 +94,7 @@ void indices_kernel(Grid3 op) {
     const unsigned block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
     op.seen[block * blockDim.x + threadIdx.x] = int(block * 1000 + threadIdx.x);
     atomicAdd(op.count, 1u);
-    if (threadIdx.x >= 40) return;  // a partial warp goes early, nobody waits for it
+    if (threadIdx.x >= 40) return;  // a partial warp ends early and is not waited for
     const unsigned mask = threadIdx.x < 32 ? kAll : 0xffu;
     if (__all_sync(mask, 1)) atomicMax(op.count + 1, block);
     __syncwarp(mask);
@@ -120,7 +120,7 @@ void atomics_kernel(Atomics op) {
 
 }  // namespace
 
-TEST_CASE("every thread of a grid runs once, in partial warps too", "[simt]") {
+TEST_CASE("every thread of a grid runs once, also in partial warps", "[simt]") {
     const dim3 blocks(3, 2, 2);
     const int threads = 45, block_count = 12;
     DeviceArray<unsigned> count(std::vector<unsigned>(2));
@@ -138,7 +138,7 @@ TEST_CASE("integer atomics of many blocks", "[simt]") {
     const int threads = 48, blocks = 5, n = threads * blocks;
     launch(atomics_kernel, {.name = "atomics", .blocks = dim3(blocks), .threads = threads}, Stream(),
            Atomics{out.data(), wrapped.data()});
-    simt::take_faults();  // reading out[7] plainly is a race on purpose: the CAS repairs it
+    simt::take_faults();  // the plain read of out[7] is a deliberate race: the CAS corrects it
     int all = 0;
     for (int t = 0; t < n; t++) all ^= t;
     CHECK(out.fetch() == std::vector<int>{n * (n - 1) / 2, -n * (n - 1) / 2, n - 1, 1 - n, 0xffff, all, 0, 2 * n});

@@ -1,4 +1,4 @@
-// The choices of algorithms as text, in a file, and between processes.
+// The chosen algorithms as text, in a file, and between processes.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -47,10 +47,10 @@ size_t files_in(const TemporaryDirectory& directory) {
     return files;
 }
 
-// ThreadSanitizer's fibers do not survive fork(); races are looked for in the other tests.
+// ThreadSanitizer's fibers do not survive fork(); other tests look for races.
 bool can_start_processes() { return !simt::tsan(); }
 
-// What `work` returns in a process that has planned nothing of what this one will plan.
+// Runs `work` in a process without this process's plans; its exit code is the result.
 template <class Work> pid_t start_process(Work work) {
     const pid_t child = fork();
     if (child == 0) _exit(work());
@@ -62,7 +62,7 @@ int result_of(pid_t child) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-// One product, its first use in this process, timed if need be; the algorithm that the caller's data saw.
+// One GEMM, used for the first time in this process and timed if necessary; returns the algorithm that ran last.
 int algorithm_for(const LayerShape& s, const std::string& cache, std::initializer_list<float> ms) {
     std::copy(ms.begin(), ms.end(), cublas_lt().ms);
     cublas_lt().products.clear();
@@ -73,7 +73,7 @@ int algorithm_for(const LayerShape& s, const std::string& cache, std::initialize
 }
 bool was_timed() { return cublas_lt().products.size() > 1; }
 
-constexpr int kTimed = 100;  // added to the algorithm where a process says both
+constexpr int kTimed = 100;  // added to the algorithm if the process timed it
 
 int algorithm_and_timed(const LayerShape& s, const std::string& cache, std::initializer_list<float> ms) {
     const int algorithm = algorithm_for(s, cache, ms);
@@ -94,7 +94,7 @@ TEST_CASE("matmul cache: text and back", "[matmul]") {
     CHECK(none.empty());
 }
 
-TEST_CASE("matmul cache: every damage is seen", "[matmul]") {
+TEST_CASE("matmul cache: all damage is detected", "[matmul]") {
     const std::string text = choices_to_text(some_choices(), kOwner);
     MatmulChoices read;
     size_t taken = 0;
@@ -111,7 +111,7 @@ TEST_CASE("matmul cache: every damage is seen", "[matmul]") {
     CHECK(read.empty());
 }
 
-TEST_CASE("matmul cache: another GPU's or version's is ignored, with a reason", "[matmul]") {
+TEST_CASE("matmul cache: a cache of another GPU or version is ignored, with a reason", "[matmul]") {
     const std::string text = choices_to_text(some_choices(), kOwner);
     MatmulChoices read;
     const std::string version = choices_from_text(read, text, {.gpu = kOwner.gpu, .version = 130101});
@@ -123,11 +123,11 @@ TEST_CASE("matmul cache: another GPU's or version's is ignored, with a reason", 
     CHECK(read.empty());
 }
 
-TEST_CASE("matmul cache: the file is replaced as a whole", "[matmul]") {
+TEST_CASE("matmul cache: the file is replaced atomically", "[matmul]") {
     const TemporaryDirectory directory;
     const std::string path = directory / "choices.txt";
     MatmulChoices read;
-    CHECK(read_choices(read, path, kOwner).empty());  // none is no reason
+    CHECK(read_choices(read, path, kOwner).empty());  // no file needs no reason
     CHECK(read.empty());
     CHECK(write_choices({}, path, kOwner).empty());
     CHECK(write_choices(some_choices(), path, kOwner).empty());
@@ -135,7 +135,7 @@ TEST_CASE("matmul cache: the file is replaced as a whole", "[matmul]") {
     CHECK(are_equal(read, some_choices()));
     CHECK(files_in(directory) == 1);
 
-    // Where it cannot be written: no directory, a file as directory, a directory as file.
+    // Places that cannot be written: a missing directory, a file as directory, a directory as file.
     CHECK(write_choices({}, directory / "absent/choices.txt", kOwner).find("No such file") != std::string::npos);
     CHECK(write_choices({}, path + "/choices.txt", kOwner).find("Not a directory") != std::string::npos);
     std::filesystem::create_directories(directory / "folder/inside");
@@ -157,7 +157,7 @@ TEST_CASE("matmul cache: a lock has one holder and gives up in time", "[matmul]"
     CHECK_FALSE(MatmulLock(directory / "absent/choices.lock", 0).held());
 }
 
-TEST_CASE("matmul cache: a second process takes the choice of the first, whatever it would measure", "[matmul]") {
+TEST_CASE("matmul cache: a second process uses the first one's choice instead of its own timing", "[matmul]") {
     if (!can_start_processes()) return;
     const WithDefaults defaults;
     const TemporaryDirectory directory;
@@ -167,7 +167,7 @@ TEST_CASE("matmul cache: a second process takes the choice of the first, whateve
     CHECK(result_of(start_process([&] { return algorithm_and_timed(s, cache, {1, 9, 9, 9}); })) == 2);
     CHECK(content_of(cache).find("m 24 n 16 k 1008 plain =") != std::string::npos);
 
-    // The same product with another epilogue has a choice of its own, and it is found again.
+    // The same GEMM with another epilogue has its own choice, which is found again.
     auto with_bias = [&] {
         set_matmul_tuning(true);
         set_matmul_cache(cache);
@@ -179,7 +179,7 @@ TEST_CASE("matmul cache: a second process takes the choice of the first, whateve
     CHECK(result_of(start_process(with_bias)) == 0);
 }
 
-// Both start with an empty file and opposite opinions about which algorithm is fastest.
+// Both start with an empty file and opposite timings of the algorithms.
 TEST_CASE("matmul cache: two processes at once use the same choices", "[matmul]") {
     if (!can_start_processes()) return;
     const WithDefaults defaults;
@@ -202,10 +202,10 @@ TEST_CASE("matmul cache: two processes at once use the same choices", "[matmul]"
     MatmulChoices read;
     CHECK(read_choices(read, cache, {.gpu = device_info().name, .version = cublasLtGetVersion()}).empty());
     CHECK(read.size() == std::size(shapes));
-    CHECK(files_in(directory) == 2);  // and the lock
+    CHECK(files_in(directory) == 2);  // the cache and the lock
 }
 
-TEST_CASE("matmul cache: a damaged file or another version's is replaced", "[matmul]") {
+TEST_CASE("matmul cache: a file that is damaged or of another version is replaced", "[matmul]") {
     if (!can_start_processes()) return;
     const WithDefaults defaults;
     const TemporaryDirectory directory;
@@ -224,7 +224,7 @@ TEST_CASE("matmul cache: a damaged file or another version's is replaced", "[mat
     }
     const std::string before = content_of(cache);
     CHECK(result_of(start_process([&] {
-              cublas_lt().version = 130200;  // asked for at the first use of the library in a process
+              cublas_lt().version = 130200;  // read at a process's first use of the library
               MatmulChoices read;
               const MatmulOwner owner{.gpu = device_info().name, .version = cublasLtGetVersion()};
               return int(read_choices(read, cache, owner).find("is ignored") != std::string::npos && read.empty());
@@ -232,7 +232,7 @@ TEST_CASE("matmul cache: a damaged file or another version's is replaced", "[mat
     CHECK(content_of(cache) == before);
 }
 
-TEST_CASE("matmul cache: an algorithm that the library has no more is chosen anew", "[matmul]") {
+TEST_CASE("matmul cache: a choice that the library no longer has is replaced", "[matmul]") {
     if (!can_start_processes()) return;
     const WithDefaults defaults;
     const TemporaryDirectory directory;
@@ -246,7 +246,7 @@ TEST_CASE("matmul cache: an algorithm that the library has no more is chosen ane
     CHECK(result_of(start_process([&] { return algorithm_and_timed(s, cache, {1, 9, 9, 9}); })) == 3);
 }
 
-TEST_CASE("matmul cache: a directory that cannot be written costs the timing, not the run", "[matmul]") {
+TEST_CASE("matmul cache: a directory that cannot be written costs only the timing", "[matmul]") {
     if (!can_start_processes()) return;
     const WithDefaults defaults;
     const TemporaryDirectory directory;
@@ -259,7 +259,7 @@ TEST_CASE("matmul cache: a directory that cannot be written costs the timing, no
     CHECK(files_in(directory) == 0);
 }
 
-TEST_CASE("matmul choices: carried in a checkpoint they decide, without a file", "[matmul]") {
+TEST_CASE("matmul choices: choices in a checkpoint take precedence, without a file", "[matmul]") {
     if (!can_start_processes()) return;
     const WithDefaults defaults;
     const TemporaryDirectory directory;
@@ -270,7 +270,7 @@ TEST_CASE("matmul choices: carried in a checkpoint they decide, without a file",
               write_content(checkpoint, matmul_choices());
               return answer;
           })) == 2);
-    // Against a cache that says otherwise, and after the product was planned otherwise.
+    // Against a cache with other choices, and after the GEMM was planned differently.
     CHECK(result_of(start_process([&] { return algorithm_for(s, cache, {1, 9, 9, 9}); })) == 0);
     CHECK(result_of(start_process([&] {
               if (!load_matmul_choices(content_of(checkpoint)).empty()) return -1;

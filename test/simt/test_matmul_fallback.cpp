@@ -1,5 +1,5 @@
-// Products for which the library has no algorithm with a fixed order of sums, and products that cannot be timed: they
-// are carried out, and cuda_matmul_path() has a note.
+// GEMMs for which the library has no algorithm with a fixed order of sums, and GEMMs that cannot be timed: they run,
+// and cuda_matmul_path() has a note.
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/matmul/matmul_plan.h"
@@ -15,7 +15,7 @@ bool is_noted(const char* words) { return cuda_matmul_path().find(words) != std:
 
 int last_algorithm() { return cublas_lt().products.back().algorithm; }
 
-// 64 KiB of device memory, and a plain product of it whose result nobody reads.
+// 64 KiB of device memory, and a plain GEMM on it with an unused result.
 class Scratch {
 public:
     Scratch() { REQUIRE(cudaMalloc(&memory_, 65536) == cudaSuccess); }
@@ -51,13 +51,13 @@ TEST_CASE("products: no algorithm with a known order of sums", "[matmul]") {
     CHECK_FALSE(is_noted(note));
     cublas_lt().hides_reductions = true;
     Layer<bf16> layer({40, 72, 208});
-    layer.check_all();  // plain products, whose epilogues are ours
+    layer.check_all();  // plain products with the program's own epilogues
     for (const simt::CublasLtProduct& product : cublas_lt().products) {
         CHECK(product.epilogue == CUBLASLT_EPILOGUE_DEFAULT);
         CHECK(product.algorithm == 1);
     }
     CHECK(is_noted(note));
-    // Timing cannot tell which of them gives the same bits each time.
+    // Timing cannot tell which algorithm gives the same bits each time.
     cublas_lt().products.clear();
     set_matmul_tuning(true);
     Layer<bf16>({40, 72, 216}).check_forward(true, false);
@@ -74,7 +74,7 @@ TEST_CASE("products: no algorithm with a known order of sums", "[matmul]") {
     CHECK(last_algorithm() == 5);
 }
 
-TEST_CASE("tuning: no memory for a product's matrices a second time", "[matmul]") {
+TEST_CASE("tuning: no memory for copies of a product's matrices", "[matmul]") {
     const WithDefaults defaults;
     const char* note = "not timed for lack of memory";
     const Scratch scratch;

@@ -1,6 +1,5 @@
-// How products are carried out: which algorithm, whose epilogue, on which stream, and what happens where the library
-// says no. That the results are right everywhere is checked on the way; the shapes are all different, since a product
-// that was planned once stays as it is.
+// How GEMMs are executed: which algorithm, which epilogue, on which stream, and what happens if the library rejects
+// them. The tests also check all results. All shapes differ, because the plan of a GEMM is final.
 #include <cuda_runtime.h>
 
 #include <bit>
@@ -38,7 +37,7 @@ Stream stream_of(cudaStream_t stream) { return {.handle = stream}; }
 
 }  // namespace
 
-TEST_CASE("products: described and chosen once, and nothing is allocated from then on", "[matmul]") {
+TEST_CASE("products: described and chosen once, without later allocations", "[matmul]") {
     const WithDefaults defaults;
     Layer<bf16> layer({24, 40, 56});
     layer.check_all();
@@ -52,7 +51,7 @@ TEST_CASE("products: described and chosen once, and nothing is allocated from th
     CHECK(simt::used_device_bytes() == bytes);
 }
 
-TEMPLATE_TEST_CASE("products: the library's epilogues where it has them", "[matmul]", bf16, fp16) {
+TEMPLATE_TEST_CASE("products: the library's epilogues if it has them", "[matmul]", bf16, fp16) {
     const WithDefaults defaults;
     const int n = std::is_same_v<TestType, bf16> ? 48 : 40;
     Layer<TestType> layer({32, n, 64});
@@ -68,7 +67,7 @@ TEMPLATE_TEST_CASE("products: the library's epilogues where it has them", "[matm
 }
 
 // Each epilogue that the library may lack, alone and together with all others.
-TEMPLATE_TEST_CASE("products: kernels of ours where the library has no epilogue", "[matmul]", float, bf16, fp16) {
+TEMPLATE_TEST_CASE("products: the program's kernels if the library has no epilogue", "[matmul]", float, bf16, fp16) {
     const cublasLtEpilogue_t epilogues[] = {CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_DGELU, CUBLASLT_EPILOGUE_BGRADB};
     int k = 64 + int(sizeof(TestType)) * 16 + (std::is_same_v<TestType, bf16> ? 8 : 0);
     for (cublasLtEpilogue_t epilogue : epilogues) {
@@ -92,14 +91,14 @@ TEST_CASE("products: no float sums with an epilogue", "[matmul]") {
     CHECK(uses_of(CUBLASLT_EPILOGUE_DGELU) == 1);
 }
 
-// Sizes that the library's documentation refuses, and the smallest of all.
+// Sizes that the library's documentation excludes, and the smallest size.
 TEMPLATE_TEST_CASE("products: odd sizes", "[matmul]", float, bf16, fp16) {
     const WithDefaults defaults;
     for (const LayerShape& s : {LayerShape{1, 1, 1}, {1, 8, 9}, {9, 1, 8}, {8, 9, 1}, {5, 7, 3}, {257, 9, 31}}) {
         INFO("rows " << s.rows << ", n " << s.n << ", k " << s.k);
         Layer<TestType>(s).check_all();
     }
-    cublas_lt().is_careless = true;  // its heuristic need not know its documentation
+    cublas_lt().is_careless = true;  // its heuristic may contradict its documentation
     for (const LayerShape& s : {LayerShape{1, 4, 5}, {1, 8, 7}, {6, 1, 8}, {6, 1, 16}, {8, 3, 1}, {3, 5, 12}}) {
         INFO("rows " << s.rows << ", n " << s.n << ", k " << s.k);
         Layer<TestType>(s).check_all();
@@ -121,7 +120,7 @@ TEMPLATE_TEST_CASE("products: addresses that are only aligned to elements", "[ma
     CHECK(algorithms_used().count(1));
 }
 
-// More float sums than the memory for them holds at once: 4 of these rows.
+// More float sums than their memory can hold at once: 4 of these rows.
 TEST_CASE("products: sums finished in several pieces", "[matmul]") {
     if (simt::tsan() || simt::asan()) return;  // fifteen million elements
     const WithDefaults defaults;
@@ -134,7 +133,7 @@ TEST_CASE("products: sums finished in several pieces", "[matmul]") {
     CHECK(cublas_lt().products.size() == 3);
 }
 
-TEST_CASE("products: an algorithm that refuses in the call is passed over", "[matmul]") {
+TEST_CASE("products: an algorithm that fails in the call is skipped", "[matmul]") {
     const WithDefaults defaults;
     cublas_lt().refuses_in_call[1] = true;
     Layer<bf16> layer({32, 64, 72});
@@ -145,7 +144,7 @@ TEST_CASE("products: an algorithm that refuses in the call is passed over", "[ma
     CHECK(last_algorithm() == 0);
     CHECK(cublas_lt().heuristics == heuristics);
 
-    // Without any, an epilogue becomes ours, and a plain product fails with a sentence.
+    // If all fail, an epilogue is computed by the program's kernel, and a plain GEMM fails with an error message.
     for (bool& refuses : cublas_lt().refuses_in_call) refuses = true;
     Layer<bf16> other({32, 64, 104});
     expect_error(Exit::os, {"cuBLASLt", "m 64 n 32 k 104", "fp32"}, [&] { other.check_forward(true, false); });
@@ -176,7 +175,7 @@ TEST_CASE("products: fp32 is TF32 only on request", "[matmul]") {
     CHECK(layer.result() == exact);
 }
 
-TEST_CASE("products: the library's GELU is not used: its bits are not activation_forward's", "[matmul]") {
+TEST_CASE("products: the library's GELU is not used, because its bits differ from activation_forward's", "[matmul]") {
     const WithDefaults defaults;
     Layer<bf16> layer({40, 64, 96});
     layer.check_forward(true, true);
@@ -184,7 +183,7 @@ TEST_CASE("products: the library's GELU is not used: its bits are not activation
     CHECK(uses_of(CUBLASLT_EPILOGUE_GELU_AUX_BIAS) + uses_of(CUBLASLT_EPILOGUE_GELU_AUX) == 0);
 }
 
-TEST_CASE("products: streams have workspaces of their own", "[matmul]") {
+TEST_CASE("products: each stream has its own workspace", "[matmul]") {
     const WithDefaults defaults;
     Layer<bf16> layer({32, 40, 112});
     layer.check_forward(true, false);
@@ -198,9 +197,9 @@ TEST_CASE("products: streams have workspaces of their own", "[matmul]") {
     CHECK(simt::used_device_bytes() == with_workspace);
 }
 
-// With times that are far from what the library expects. 4, 5 and 6 would be the fastest and must not be used: they
+// The times differ much from the library's expectation. 4, 5 and 6 would be the fastest and must not be used: they
 // are not even timed.
-TEST_CASE("tuning: the fastest algorithm that is allowed", "[matmul]") {
+TEST_CASE("tuning: the fastest allowed algorithm wins", "[matmul]") {
     const WithDefaults defaults;
     set_matmul_tuning(true);
     cublas_lt().ignores_mask = true;
@@ -221,7 +220,7 @@ TEST_CASE("tuning: the fastest algorithm that is allowed", "[matmul]") {
     CHECK(matmul_choices().find("m 120 n 32 k 24 plain +=") != std::string::npos);
 }
 
-TEST_CASE("tuning: of equally fast algorithms the one that was proposed first", "[matmul]") {
+TEST_CASE("tuning: the first proposal wins among equally fast algorithms", "[matmul]") {
     const WithDefaults defaults;
     set_matmul_tuning(true);
     for (float& ms : cublas_lt().ms) ms = 2;
@@ -232,20 +231,20 @@ TEST_CASE("tuning: of equally fast algorithms the one that was proposed first", 
     CHECK(last_algorithm() == 0);
 }
 
-// Fast at first, as on a cool GPU, and not in steady state.
-TEST_CASE("tuning: an algorithm that is fast in its first runs only", "[matmul]") {
+// Fast at first, as on a cool GPU, but not in steady state.
+TEST_CASE("tuning: an algorithm that is fast only in its first runs", "[matmul]") {
     const WithDefaults defaults;
     set_matmul_tuning(true);
     for (float& one : cublas_lt().ms) one = 2;
     cublas_lt().ms[3] = 2.4f;
-    cublas_lt().quick_runs[3] = 4 + 2;  // those of the first pass, and some
+    cublas_lt().quick_runs[3] = 4 + 2;  // the first pass, and some more
     Layer<bf16>({24, 32, 184}).check_forward(true, false);
     CHECK(last_algorithm() == 1);
 }
 
-// Algorithm 0 is slower than 3, but some of its turns are quick: two of nine are outside of the middle half, three
-// reach into it.
-TEST_CASE("tuning: where the times of two overlap, the one that was proposed first", "[matmul]") {
+// Algorithm 0 is slower than 3, but some of its runs are quick: two of nine are outside the middle half, three reach
+// into it.
+TEST_CASE("tuning: the first proposal wins if the times of two overlap", "[matmul]") {
     constexpr int kRunsOfFirstPass = 4, kRunsOfTurn = 8;
     for (const int quick_turns : {2, 3}) {
         const WithDefaults defaults;
@@ -265,10 +264,10 @@ TEST_CASE("tuning: products run before the first one is timed after a pause", "[
     Layer<bf16>({24, 32, 192}).check_forward(true, false);
     const auto& products = cublas_lt().products;
     const auto other = std::find_if(products.begin(), products.end(), [](auto& one) { return one.algorithm != 1; });
-    CHECK(other - products.begin() >= 16);  // more where the machine is quick enough
+    CHECK(other - products.begin() >= 16);  // more if the machine is fast enough
 }
 
-TEST_CASE("tuning: an algorithm that refuses is not timed", "[matmul]") {
+TEST_CASE("tuning: an algorithm that fails is not timed", "[matmul]") {
     const WithDefaults defaults;
     set_matmul_tuning(true);
     cublas_lt().refuses_in_call[0] = cublas_lt().refuses_in_call[2] = true;
@@ -277,7 +276,7 @@ TEST_CASE("tuning: an algorithm that refuses is not timed", "[matmul]") {
     CHECK(last_algorithm() == 3);
 }
 
-TEST_CASE("tuning: off, the first proposal", "[matmul]") {
+TEST_CASE("tuning: if off, the first proposal is used", "[matmul]") {
     const WithDefaults defaults;
     cublas_lt().ms[1] = 20;
     Layer<bf16>({24, 32, 136}).check_forward(true, false);
@@ -285,7 +284,7 @@ TEST_CASE("tuning: off, the first proposal", "[matmul]") {
     CHECK(last_algorithm() == 1);
 }
 
-TEST_CASE("tuning: a bias gradient that costs more than a pass of ours", "[matmul]") {
+TEST_CASE("tuning: a bias gradient that is slower than the program's kernel", "[matmul]") {
     const WithDefaults defaults;
     set_matmul_tuning(true);
     cublas_lt().bias_gradient_ms = 60;
@@ -302,7 +301,7 @@ TEST_CASE("tuning: a bias gradient that costs more than a pass of ours", "[matmu
     CHECK(cublas_lt().products.back().epilogue == CUBLASLT_EPILOGUE_BGRADB);
 }
 
-TEST_CASE("products: what is proposed and what is excluded", "[matmul]") {
+TEST_CASE("products: proposed and excluded algorithms", "[matmul]") {
     const WithDefaults defaults;
     void* memory = nullptr;
     REQUIRE(cudaMalloc(&memory, 4096) == cudaSuccess);
@@ -340,7 +339,7 @@ TEST_CASE("products: what is proposed and what is excluded", "[matmul]") {
     REQUIRE(cudaFree(memory) == cudaSuccess);
 }
 
-// Where one field is all that differs, the products, their order and their words differ.
+// Products that differ in a single field have different keys, order and texts.
 TEST_CASE("product keys: every field counts", "[matmul]") {
     const ProductKey base{.in = Dtype::bf16,
                           .out = Dtype::bf16,
@@ -373,7 +372,7 @@ TEST_CASE("product keys: every field counts", "[matmul]") {
     }
 }
 
-TEST_CASE("product keys: the alignment of every address that is used", "[matmul]") {
+TEST_CASE("product keys: the alignment of every used address", "[matmul]") {
     alignas(64) char memory[64];
     const Product base{.d = memory,
                        .a = memory,
@@ -405,7 +404,7 @@ TEST_CASE("product keys: the alignment of every address that is used", "[matmul]
     CHECK_FALSE(differs([&](Product& p) { p.d = memory + 32, p.bias = memory + 16; }, Epilogue::bias));
 }
 
-// The stand-in itself: what a library refuses, it refuses.
+// The stand-in itself rejects what the library rejects.
 TEST_CASE("cuBLASLt's stand-in: rules", "[matmul]") {
     const WithDefaults defaults;
     void* memory = nullptr;

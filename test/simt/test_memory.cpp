@@ -1,5 +1,5 @@
-// Faults of memory and of order: out of bounds, after free, misaligned, of the host, races. Planted, and their clean
-// twins.
+// Faults of memory and of order: out of bounds, after free, misaligned, by the host, races. Each is planted, with a
+// correct twin.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -11,7 +11,7 @@
 
 namespace {
 
-constexpr int kCount = 1000;  // 4000 bytes: the allocator's alignment leaves 96 behind it
+constexpr int kCount = 1000;  // 4000 bytes: the allocator's alignment leaves 96 after it
 
 struct Access {
     float* out;
@@ -38,7 +38,7 @@ struct Shared {
     float values[256];
 };
 
-// Of the running thread in the whole grid.
+// The running thread's index in the grid.
 unsigned place() { return blockIdx.x * blockDim.x + threadIdx.x; }
 
 void misaligned_kernel(Planted op) {
@@ -66,7 +66,7 @@ void missing_syncwarp_kernel(Planted op) {
     op.out[place()] = s.values[threadIdx.x ^ 1];
 }
 
-// A shuffle makes lanes meet but orders no memory.
+// A shuffle lets lanes meet but does not order memory.
 void shuffle_is_no_fence_kernel(Planted op) {
     Shared& s = shared_memory<Shared>();
     s.values[threadIdx.x] = 1;
@@ -97,7 +97,7 @@ void block_reads_its_neighbour_kernel(Planted op) {
     }
 }
 
-// The last block to finish adds up what all have written: right only with fences around the counter.
+// The last block to finish sums the values of all blocks: correct only with fences around the counter.
 void last_block_kernel(Planted op) {
     Shared& s = shared_memory<Shared>();
     unsigned* count = reinterpret_cast<unsigned*>(op.out + 200);
@@ -116,7 +116,7 @@ void last_block_kernel(Planted op) {
     }
 }
 
-// A race is seen by ThreadSanitizer only; elsewhere the kernel must merely run.
+// Only ThreadSanitizer detects a race; otherwise the kernel must merely run.
 void check_race(void (*kernel)(Planted), const Launch& config) {
     if (simt::tsan()) return check_planted(kernel, config, "data race");
     DeviceArray<float> out(std::vector<float>(4096));
@@ -132,14 +132,14 @@ TEST_CASE("accesses outside device memory", "[simt]") {
     CHECK(access_faults(kCount + 1024, 0).find("outside device memory") != std::string::npos);
     CHECK(access_faults(-1024, 0).find("outside device memory") != std::string::npos);
     CHECK(access_faults(0, -1024).find("thread (5, 0, 0)") != std::string::npos);
-    // One element over the end or before the beginning of the odd-sized array: a write is always seen.
+    // One element past the end or before the beginning of the odd-sized array: a write is always detected.
     CHECK(access_faults(kCount, 0) != "");
     CHECK(access_faults(-1, 0) != "");
     if (simt::asan()) CHECK(access_faults(0, kCount) != "");
     CHECK(access_faults(0, 0, true).find("that was freed") != std::string::npos);
 }
 
-TEST_CASE("reading one element over the end gives NaN where no sanitizer looks", "[simt]") {
+TEST_CASE("reading one element past the end gives NaN without a sanitizer", "[simt]") {
     if (simt::asan()) return;
     DeviceArray<float> out(kCount), inp(kCount);
     launch(access_kernel, {.name = "access", .blocks = dim3(1), .threads = 32}, Stream(),
@@ -161,7 +161,7 @@ bool host_can_read(const volatile float* memory) {
     return WIFEXITED(status) && WEXITSTATUS(status) != 1;
 }
 
-// The error of a launch whose kernel writes there.
+// The error of a launch whose kernel writes to this address.
 std::string refusal(float* out) {
     try {
         launch(access_kernel, {.name = "access", .blocks = dim3(1), .threads = 32}, Stream(), Access{out, out, 0, 1});
@@ -184,7 +184,7 @@ TEST_CASE("the host cannot access device memory", "[simt]") {
     CHECK(host_can_read(&of_host));
 }
 
-// The limit of the translation: docs/testing.md.
+// A limit of the address translation: docs/testing.md.
 TEST_CASE("a kernel's addresses of device memory come with its argument", "[simt]") {
     DeviceArray<float> x(std::vector<float>{1, 2});
     DeviceArray<float*> address(std::vector<float*>{x.data()});
@@ -193,8 +193,8 @@ TEST_CASE("a kernel's addresses of device memory come with its argument", "[simt
     CHECK(sentences(simt::take_faults()).find("did not come with the kernel's argument") != std::string::npos);
 }
 
-TEST_CASE("a kernel is refused addresses of the host", "[simt]") {
-    if (is_clang()) return;  // which cannot look for them
+TEST_CASE("a kernel with host addresses is rejected", "[simt]") {
+    if (is_clang()) return;  // clang cannot check for them
     static float of_program[2];
     float of_stack[2];
     const auto of_heap = std::make_unique<float[]>(2);
@@ -228,7 +228,7 @@ TEST_CASE("a misaligned vector", "[simt]") {
                   is_clang() ? "(0: also a misaligned vector)" : "needs an alignment of 16");
 }
 
-TEST_CASE("a write behind the block's shared memory", "[simt]") {
+TEST_CASE("a write past the block's shared memory", "[simt]") {
     check_planted(
         shared_overrun_kernel, {.name = "overrun", .blocks = dim3(2), .threads = 32, .shared_bytes = sizeof(Shared)},
         simt::asan() ? "AddressSanitizer" : "wrote to offset 1024 of its shared memory, which has 1024 bytes");

@@ -1,4 +1,4 @@
-// Streams and events: what is not waited for has not happened.
+// Streams and events: work that is not waited for has not happened.
 #include "test/simt/planted.h"
 #include "test/simt/sanitizers.h"
 
@@ -42,7 +42,7 @@ TEST_CASE("work is carried out late, in the order of its stream", "[simt]") {
     float host = 5;
     check_cuda(cudaMemcpyAsync(x.data(), &host, 4, cudaMemcpyHostToDevice), "copy");
     launch_add({x.data(), x.data(), 1}, nullptr);
-    host = 7;  // too early: the copy has not been carried out
+    host = 7;  // too early: the copy has not run
     const std::string faults = sentences(simt::take_faults());
     CHECK((faults != "") == simt::tsan());
     CHECK(x.fetch()[0] == 8);
@@ -62,19 +62,19 @@ TEST_CASE("a stream sees another's work after an event, and not before", "[simt]
         simt::run_stream(streams.second);
         const std::string faults = sentences(simt::take_faults());
         if (waits) CHECK(host == 12);
-        if (!waits && !simt::options().seed) CHECK(host == 11);  // with a seed chance decides
-        if (waits) CHECK(faults == "");  // without, ThreadSanitizer may tell of it or not: the value shows it always
+        if (!waits && !simt::options().seed) CHECK(host == 11);  // with a seed it depends on chance
+        if (waits) CHECK(faults == "");  // without waiting, ThreadSanitizer may not report it, but the value shows it
     }
 }
 
-// CUDA's legacy stream, which launch() uses by default, and streams made without cudaStreamNonBlocking.
+// CUDA's legacy stream, which launch() uses by default, and streams created without cudaStreamNonBlocking.
 TEST_CASE("the legacy stream waits for blocking streams, and they for it", "[simt]") {
     cudaStream_t blocking = nullptr;
     check_cuda(cudaStreamCreate(&blocking), "create");
     TwoStreams streams;
     for (cudaStream_t other : {blocking, streams.first})
         for (bool legacy_first : {true, false}) {
-            if (other != blocking && (simt::options().seed || simt::tsan())) continue;  // chance decides
+            if (other != blocking && (simt::options().seed || simt::tsan())) continue;  // depends on chance
             DeviceArray<float> x(std::vector<float>{1}), y(std::vector<float>{1});
             const cudaStream_t first = legacy_first ? nullptr : other, second = legacy_first ? other : nullptr;
             launch_add({x.data(), x.data(), 1}, first);
@@ -83,7 +83,7 @@ TEST_CASE("the legacy stream waits for blocking streams, and they for it", "[sim
             CHECK(sentences(simt::take_faults()) == "");
             CHECK(y.fetch()[0] == (other == blocking ? 12 : 11));
         }
-    // What is destroyed holds nothing up.
+    // Destroyed streams and events block nothing.
     DeviceArray<float> x(std::vector<float>{1});
     launch_add({x.data(), x.data(), 1}, blocking);
     launch_add({x.data(), x.data(), 1}, nullptr);
@@ -91,12 +91,12 @@ TEST_CASE("the legacy stream waits for blocking streams, and they for it", "[sim
     CHECK(x.fetch()[0] == 3);
 }
 
-TEST_CASE("an event completes with its stream, and tells the host", "[simt]") {
+TEST_CASE("an event completes with its stream, visibly to the host", "[simt]") {
     TwoStreams streams;
     DeviceArray<float> x(std::vector<float>{1});
     launch_add({x.data(), x.data(), 1}, streams.first);
     check_cuda(cudaEventRecord(streams.event, streams.first), "record");
-    if (!simt::options().seed) {  // with a seed a stream may be ahead of who asks
+    if (!simt::options().seed) {  // with a seed a stream may be ahead of the query
         CHECK(cudaEventQuery(streams.event) == cudaErrorNotReady);
         CHECK(cudaStreamQuery(streams.first) == cudaErrorNotReady);
     }

@@ -1,5 +1,5 @@
-// The twins of the tensor cores' instructions against plain loops over matrices. Where an element stands in a fragment
-// is written here a second time, the other way round: from the lane's registers to rows and columns.
+// The twins of the tensor cores' instructions compared with plain loops over matrices. The positions of elements in
+// fragments are written here independently, in the other direction: from the lane's registers to rows and columns.
 #include <cmath>
 #include <random>
 
@@ -130,7 +130,7 @@ void padded_copy_kernel(Zeros op) {
 
 }  // namespace
 
-TEST_CASE("asynchronous copies that are not waited for, not aligned, in flight at the end", "[simt]") {
+TEST_CASE("asynchronous copies that are not waited for, misaligned, or in flight at the end", "[simt]") {
     const Launch config{
         .name = "copies", .blocks = dim3(1), .threads = 32, .shared_bytes = sizeof(ProductShared<float>)};
     check_planted(missing_wait_kernel, config, "32 copies by cp.async are in flight when the block ends");
@@ -160,7 +160,7 @@ TEST_CASE("the unused bytes of an asynchronous copy become zeros", "[simt]") {
     for (size_t i = 0; i < 128; i++) CHECK(got[i] == (i % 4 < i / 4 % 5 ? 2 : 0));
 }
 
-TEST_CASE("packs round as from_float does", "[simt]") {
+TEST_CASE("packs round like from_float", "[simt]") {
     for (float low : {0.0f, -0.0f, 1.0f, 1.00390625f, 1e-40f, 65504.0f, 65520.0f, 3e38f, INFINITY})
         for (float high : {-1.5f, 6e-8f, 3.0078125f}) {
             CHECK(ptx::pack<bf16>(low, high) ==

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kGroupLanes = 128;
 
-// Accumulators under way: their true values, and how many products are still to come.
+// Accumulators in flight: their true values, and the number of pending products.
 struct Accumulator {
     std::vector<float> values;
     int products = 0;
@@ -80,7 +80,7 @@ template <class F> void each_chunk(uint64_t descriptor, bool mn_major, int first
         for (int y = mn_major ? first / 8 : 0; y < ys; y++) f(operand_address(descriptor, mn_major, x, y), x, y);
 }
 
-// The race detector sees the reads of this warp, for its first and last lane.
+// Reports this warp's reads to the race detector, for its first and last lane.
 void show_reads(const Wgmma& product) {
     const simt::Fiber& fiber = simt::me();
     if (!simt::tsan() || fiber.lane() % 31) return;
@@ -199,7 +199,7 @@ void wgmma_commit() {
     mine().open.clear();
 }
 
-// Completion is known to the whole warpgroup: one thread may then release the buffers for all four warps.
+// The whole warpgroup learns of the completion: one thread may then release the buffers for all four warps.
 void wgmma_wait_for(int keep) {
     simt::Quiet quiet;
     for (const auto& group : mine().groups)
