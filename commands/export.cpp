@@ -34,7 +34,7 @@ std::string last_result(const RunRecords& records, const char* kind) {
 // README.md, the model card on the Hugging Face Hub.
 std::string model_card(const LoadedModel& model, const std::string& run, const std::string& architecture) {
     const Config& config = model.config;
-    const Config::Model m = with_sizes(config.model);
+    const Config::Model& m = config.model;
     std::string card = "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- train_gpt\n---\n\n";
     card += format("# %s\n\nTrained with train_gpt. Loads as `%s`.\n\n| | |\n|---|---|\n",
                    std::filesystem::path(run).filename().c_str(), architecture.c_str());
@@ -43,7 +43,7 @@ std::string model_card(const LoadedModel& model, const std::string& run, const s
     };
     row("parameters", std::to_string(without_vocabulary_padding(model.gpt.layout())));
     row("model", format("%d layers, %d heads (%d of keys and values) of %d, %d channels, %d inside the MLP", m.n_layer,
-                        m.n_head, m.n_kv_head, m.head_size, m.n_embd, m.hidden_size_mlp));
+                        m.n_head, m.kv_heads(), m.head_size(), m.n_embd, m.hidden()));
     row("longest sequence", format("%d tokens", m.n_positions));
     row("vocabulary", format("%d tokens", m.vocab_size));
     if (!file_exists(run + "/metrics.jsonl")) return card;

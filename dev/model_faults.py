@@ -10,9 +10,9 @@ FAULTS = [
      ".accumulate_dwte = x.accumulate"),
     (LAYERS, "an embedding of its own keeps the gradient of the step before",
      ".accumulate_dwte = x.shape->tie_embeddings || x.accumulate", ".accumulate_dwte = true"),
-    (LAYERS, "the norms' epsilon is GPT-2's", "         .eps = x.shape->norm_eps},\n        {w.weight.name});",
+    (LAYERS, "the norms' epsilon is GPT-2's", "         .eps = float(x.shape->norm_eps)},\n        {w.weight.name});",
      "         .eps = 1e-5f},\n        {w.weight.name});"),
-    (LAYERS, "QK norm's epsilon is GPT-2's", ".eps = x.shape->norm_eps,\n         .positions",
+    (LAYERS, "QK norm's epsilon is GPT-2's", ".eps = float(x.shape->norm_eps),\n         .positions",
      ".eps = 1e-5f,\n         .positions"),
     (BLOCK, "heads are not changed back in the backward pass",
      "    heads_backward(x, w.q_norm, w.k_norm, a.qkv, a.attn, d.dwide);\n", ""),
@@ -20,24 +20,24 @@ FAULTS = [
      "if (!x.shape->changes_heads() || x.has(qkv)) return;", "if (!x.shape->changes_heads()) return;"),
     (LAYERS, "the backward pass of attention sees all keys",
      "         .lse = attn.lse.view.as<float>(),\n         .batch = x.batch,\n         .seq_len = x.seq_len,\n"
-     "         .n_head = x.shape->n_head,\n         .n_kv_head = x.shape->n_kv_head,\n"
-     "         .head_size = x.shape->head_size(),\n         .scale = x.shape->attention_scale(),\n"
+     "         .n_head = x.shape->n_head,\n         .n_kv_head = x.shape->kv_heads(),\n"
+     "         .head_size = x.shape->head_size(),\n         .scale = float(x.shape->attention_scale()),\n"
      "         .window = x.shape->window(x.stream.layer),",
      "         .lse = attn.lse.view.as<float>(),\n         .batch = x.batch,\n         .seq_len = x.seq_len,\n"
-     "         .n_head = x.shape->n_head,\n         .n_kv_head = x.shape->n_kv_head,\n"
-     "         .head_size = x.shape->head_size(),\n         .scale = x.shape->attention_scale(),\n"
+     "         .n_head = x.shape->n_head,\n         .n_kv_head = x.shape->kv_heads(),\n"
+     "         .head_size = x.shape->head_size(),\n         .scale = float(x.shape->attention_scale()),\n"
      "         .window = 0,"),
     (LAYERS, "queries are kept instead of keys", "qkv.from(channels - kept).data", "qkv.data"),
     (LAYERS, "all tokens are decoded at position 0",
      ".channels = wte.weight.cols,\n         .positions = x.decode ? x.decode->positions : nullptr",
      ".channels = wte.weight.cols,\n         .positions = nullptr"),
     (LAYERS, "all tokens are rotated as at position 0",
-     ".eps = x.shape->norm_eps,\n         .positions = x.decode ? x.decode->positions : nullptr",
-     ".eps = x.shape->norm_eps,\n         .positions = nullptr"),
+     ".eps = float(x.shape->norm_eps),\n         .positions = x.decode ? x.decode->positions : nullptr",
+     ".eps = float(x.shape->norm_eps),\n         .positions = nullptr"),
     (LAYERS, "the first sequence's cache is filled", "x.cache->sequence(x.stream.layer, x.prefilled)",
      "x.cache->sequence(x.stream.layer, 0)"),
     (LAYERS, "the z-loss is forgotten", ".z_loss = head.z_loss});", ".z_loss = 0});"),
-    (LAYERS, "logits are not capped", ".softcap = x.shape->final_softcap,", ".softcap = 0,"),
+    (LAYERS, "logits are not capped", ".softcap = float(x.shape->final_softcap),", ".softcap = 0,"),
     (LAYERS, "relu2's derivative is taken from what is not there",
      "function == ActivationFunction::relu2 ? mlp.act.view : mlp.fc.view}", "mlp.fc.view}"),
     (LAYERS, "a gate's gradient is computed in place of attention's", "gated ? mlp.act.view : dfc", "dfc"),

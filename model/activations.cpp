@@ -23,9 +23,9 @@ struct ActivationSizes {
     size_t per_embedding_rstd() const { return if_any(shape.embedding_norm, 1); }
     size_t per_qkv() const { return tokens * size_t(shape.qkv_channels()); }
     size_t per_raw() const {
-        return if_any(shape.has_qk_norm_weight(), (shape.n_head + shape.n_kv_head) * shape.head_size());
+        return if_any(shape.has_qk_norm_weight(), (shape.n_head + shape.kv_heads()) * shape.head_size());
     }
-    size_t per_normed_head() const { return if_any(shape.qk_norm != QkNorm::none, shape.n_head + shape.n_kv_head); }
+    size_t per_normed_head() const { return if_any(shape.qk_norm != QkNorm::none, shape.n_head + shape.kv_heads()); }
     size_t per_attention() const { return tokens * size_t(shape.attention_channels()); }
     size_t per_fc() const { return if_any(shape.keeps_pre_activation(), shape.fc_channels()); }
     size_t per_hidden() const { return if_any(shape.keeps_pre_activation(), shape.hidden()); }

@@ -11,13 +11,10 @@ namespace {
 
 void check_options(const GptOptions& o) {
     const GptShape& s = o.shape;
-    require(s.n_layer > 0 && s.n_head > 0 && s.n_kv_head > 0 && s.n_embd > 0 && s.n_positions > 0 && s.vocab_size > 0,
+    require(s.n_layer > 0 && s.n_head > 0 && s.kv_heads() > 0 && s.n_embd > 0 && s.n_positions > 0 && s.vocab_size > 0,
             "model: every size must be positive");
-    require(s.given_head_size > 0 || s.n_embd % s.n_head == 0, "model: n_embd %d must be a multiple of n_head %d",
-            s.n_embd, s.n_head);
-    require(s.rotary() % 2 == 0 && s.rotary() <= s.head_size(),
-            "model: %d rotated elements per head, expected an even number up to %d", s.rotary(), s.head_size());
-    require(s.n_head % s.n_kv_head == 0, "model: n_head %d must be a multiple of n_kv_head %d", s.n_head, s.n_kv_head);
+    const std::string problem = s.problem();
+    require(problem.empty(), "%s", problem.c_str());
     require(0 <= o.dropout && o.dropout <= ops::kLargestDropout, "model: dropout %g must be in [0, %g]", o.dropout,
             ops::kLargestDropout);
     require(o.cached_sequences >= 0 && o.cached_sequences <= (o.training ? 0 : o.batch * o.seq_len),
@@ -191,7 +188,7 @@ void measure_residual(GptState& s, const NormActivations& norm) {
     double sum = 0;
     for (size_t row = 0; row < rows; row++) {
         const double mean = host[row], rstd = host[rows + row];
-        sum += mean * mean + 1 / (rstd * rstd) - double(s.options.shape.norm_eps);
+        sum += mean * mean + 1 / (rstd * rstd) - double(float(s.options.shape.norm_eps));
     }
     s.residual_rms.push_back(std::sqrt(sum < 0 ? 0 : sum / double(rows)));  // rounding can make it negative
 }

@@ -87,7 +87,7 @@ struct Rows {
 };
 
 Rows rows_of(Part part, const GptShape& shape, int rows) {
-    const int queries = shape.attention_channels(), keys = shape.n_kv_head * shape.head_size();
+    const int queries = shape.attention_channels(), keys = shape.kv_heads() * shape.head_size();
     switch (part) {
         case Part::whole: return {0, rows};
         case Part::query: return {0, queries};

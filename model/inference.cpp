@@ -34,7 +34,7 @@ void logits_of_rows(GptState& s, int first, int count, float* logits) {
     copy_to_host(rows.data(), s.acts.logits.view.data, rows.size(), s.stream);
     synchronize(s.stream);
     const ConstView values(rows.data(), s.options.precision);
-    const double cap = double(s.options.shape.final_softcap);
+    const double cap = double(float(s.options.shape.final_softcap));
     for (size_t row = 0; row < size_t(count); row++)
         for (size_t i = 0; i < vocab; i++) {
             const double logit = element(values, row * padded + i);

@@ -45,7 +45,7 @@ void residual_norm_forward(const LayerContext& x, const LayerWeights& w, Residua
          .bias = w.bias.value,
          .rows = x.rows,
          .cols = x.shape->n_embd,
-         .eps = x.shape->norm_eps},
+         .eps = float(x.shape->norm_eps)},
         {w.weight.name});
 }
 
@@ -141,10 +141,10 @@ void heads_forward(const LayerContext& x, const LayerWeights& q_norm, const Laye
          .batch = x.batch,
          .seq_len = x.seq_len,
          .n_head = x.shape->n_head,
-         .n_kv_head = x.shape->n_kv_head,
+         .n_kv_head = x.shape->kv_heads(),
          .head_size = x.shape->head_size(),
          .rotary = x.shape->rotary(),
-         .eps = x.shape->norm_eps,
+         .eps = float(x.shape->norm_eps),
          .positions = x.decode ? x.decode->positions : nullptr});
 }
 
@@ -165,7 +165,7 @@ void heads_backward(const LayerContext& x, const LayerWeights& q_norm, const Lay
          .batch = x.batch,
          .seq_len = x.seq_len,
          .n_head = x.shape->n_head,
-         .n_kv_head = x.shape->n_kv_head,
+         .n_kv_head = x.shape->kv_heads(),
          .head_size = x.shape->head_size(),
          .rotary = x.shape->rotary(),
          .accumulate = x.accumulate});
@@ -189,11 +189,11 @@ void attention_forward(const LayerContext& x, ConstView qkv, const AttentionActi
                     .rows = x.rows,
                     .capacity = x.cache->capacity,
                     .n_head = x.shape->n_head,
-                    .n_kv_head = x.shape->n_kv_head,
+                    .n_kv_head = x.shape->kv_heads(),
                     .head_size = x.shape->head_size(),
-                    .scale = x.shape->attention_scale(),
+                    .scale = float(x.shape->attention_scale()),
                     .window = x.shape->window(x.stream.layer),
-                    .softcap = x.shape->attention_softcap});
+                    .softcap = float(x.shape->attention_softcap)});
     if (x.has(attn.out)) return;
     run(x.stream, ops::attention_forward,
         {.out = attn.out.view,
@@ -202,11 +202,11 @@ void attention_forward(const LayerContext& x, ConstView qkv, const AttentionActi
          .batch = x.batch,
          .seq_len = x.seq_len,
          .n_head = x.shape->n_head,
-         .n_kv_head = x.shape->n_kv_head,
+         .n_kv_head = x.shape->kv_heads(),
          .head_size = x.shape->head_size(),
-         .scale = x.shape->attention_scale(),
+         .scale = float(x.shape->attention_scale()),
          .window = x.shape->window(x.stream.layer),
-         .softcap = x.shape->attention_softcap,
+         .softcap = float(x.shape->attention_softcap),
          .first_key = x.first_key,
          .dropout = x.dropout_at(DropoutSite::attention)});
     if (x.prefilled >= 0) keep_keys_and_values(x, qkv);
@@ -224,11 +224,11 @@ void attention_backward(const LayerContext& x, ConstView qkv, const AttentionAct
          .batch = x.batch,
          .seq_len = x.seq_len,
          .n_head = x.shape->n_head,
-         .n_kv_head = x.shape->n_kv_head,
+         .n_kv_head = x.shape->kv_heads(),
          .head_size = x.shape->head_size(),
-         .scale = x.shape->attention_scale(),
+         .scale = float(x.shape->attention_scale()),
          .window = x.shape->window(x.stream.layer),
-         .softcap = x.shape->attention_softcap,
+         .softcap = float(x.shape->attention_softcap),
          .first_key = x.first_key,
          .dropout = x.dropout_at(DropoutSite::attention)});
 }
@@ -294,7 +294,7 @@ void head_forward_backward(const LayerContext& x, const LayerWeights& w, ConstVi
              .padded_vocab = w.weight.rows,
              .grad_scale = head.grad_scale,
              .write_dlogits = is_training,
-             .softcap = x.shape->final_softcap,
+             .softcap = float(x.shape->final_softcap),
              .z_loss = head.z_loss});
         if (is_training) linear_backward(part, w, rows, head.logits, head.dinp.from(size_t(row) * C));
     }

@@ -4,12 +4,85 @@
 #include <cmath>
 #include <numbers>
 
-float GptShape::attention_scale() const {
-    return given_attention_scale > 0 ? float(given_attention_scale) : 1.0f / std::sqrt(float(head_size()));
+#include "kernels/base/check.h"
+
+int GptShape::hidden() const {
+    constexpr int kMultiple = 256;
+    if (given_hidden > 0) return given_hidden;
+    return gated_mlp ? (8 * n_embd / 3 + kMultiple - 1) / kMultiple * kMultiple : 4 * n_embd;
+}
+
+double GptShape::attention_scale() const {
+    return given_attention_scale > 0 ? given_attention_scale : double(1.0f / std::sqrt(float(head_size())));
+}
+
+void GptShape::fill_in_sizes() {
+    given_kv_heads = kv_heads();
+    given_head_size = head_size();
+    given_hidden = hidden();
+    rope.original_positions = original_positions();
 }
 
 int GptShape::window(int layer) const {
     return window_pattern[size_t(layer) % window_pattern.size()] == 'S' ? sliding_window : 0;
+}
+
+namespace {
+
+std::string sizes_problem(const GptShape& s) {
+    if (s.given_head_size == 0 && s.n_embd % s.n_head != 0)
+        return format("model.n_embd (%d) must be a multiple of model.n_head (%d) unless head_size is set", s.n_embd,
+                      s.n_head);
+    if (s.n_head % s.kv_heads() != 0)
+        return format("model.n_head (%d) must be a multiple of model.n_kv_head (%d)", s.n_head, s.kv_heads());
+    return "";
+}
+
+std::string rope_problem(const GptShape& s) {
+    const RopeSettings& rope = s.rope;
+    const char* scaling = name_of(rope.scaling);
+    if (s.position != PositionKind::rope) {
+        const char* position = name_of(s.position);
+        if (rope.scaling != RopeScaling::none)
+            return format("model.rope_scaling \"%s\" needs model.position \"rope\", is \"%s\"", scaling, position);
+        if (rope.fraction != 1)
+            return format("model.rope_fraction (%g) needs model.position \"rope\", is \"%s\"", rope.fraction, position);
+        return "";
+    }
+    const double rotated = s.head_size() * rope.fraction;
+    if (rotated < 2 || std::fmod(rotated, 2) != 0)
+        return format("model.rope_fraction (%g) of model.head_size (%d) must be an even number of elements, is %g",
+                      rope.fraction, s.head_size(), rotated);
+    if (rope.scaling == RopeScaling::none && rope.factor != 1)
+        return format("model.rope_factor (%g) needs model.rope_scaling \"linear\", \"llama3\" or \"yarn\"",
+                      rope.factor);
+    if (rope.scaling == RopeScaling::llama3 && rope.high_freq_factor <= rope.low_freq_factor)
+        return format("model.rope_high_freq_factor (%g) must be larger than model.rope_low_freq_factor (%g)",
+                      rope.high_freq_factor, rope.low_freq_factor);
+    if (rope.scaling == RopeScaling::yarn && rope.beta_fast <= rope.beta_slow)
+        return format("model.rope_beta_fast (%g) must be larger than model.rope_beta_slow (%g)", rope.beta_fast,
+                      rope.beta_slow);
+    return "";
+}
+
+std::string windows_problem(const GptShape& s) {
+    const std::string& pattern = s.window_pattern;
+    if (pattern.empty() || pattern.find_first_not_of("SL") != std::string::npos)
+        return "model.window_pattern must consist of S and L, is \"" + pattern + "\"";
+    if (s.sliding_window == 0 && pattern != "S")
+        return format("model.window_pattern \"%s\" needs model.sliding_window, which is 0", pattern.c_str());
+    if (pattern.size() > size_t(s.n_layer))
+        return format("model.window_pattern (%zu letters) must not be longer than model.n_layer (%d)", pattern.size(),
+                      s.n_layer);
+    return "";
+}
+
+}  // namespace
+
+std::string GptShape::problem() const {
+    for (const auto& check : {sizes_problem, rope_problem, windows_problem})
+        if (std::string problem = check(*this); !problem.empty()) return problem;
+    return "";
 }
 
 namespace {
@@ -55,10 +128,12 @@ double attention_factor(const RopeSettings& rope) {
 
 std::vector<float> rope_table(const GptShape& shape, int positions) {
     const int rotary = shape.rotary();
-    const double factor = attention_factor(shape.rope);
+    RopeSettings rope = shape.rope;
+    rope.original_positions = shape.original_positions();
+    const double factor = attention_factor(rope);
     std::vector<double> frequencies;
     for (int i = 0; i < rotary / 2; i++)
-        frequencies.push_back(scaled_frequency(std::pow(shape.rope.theta, -2.0 * i / rotary), i, rotary, shape.rope));
+        frequencies.push_back(scaled_frequency(std::pow(rope.theta, -2.0 * i / rotary), i, rotary, rope));
     std::vector<float> table;
     table.reserve(size_t(positions) * size_t(rotary));
     for (int position = 0; position < positions; position++)

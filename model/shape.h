@@ -1,9 +1,11 @@
-// The architecture of a GPT: its sizes and the parts of its blocks. The defaults are GPT-2's.
+// The architecture of a GPT: its sizes and the parts of its blocks. The section "model" of a configuration is one; the
+// model is built from it. The defaults are GPT-2 124M's.
 //
 // The letters follow llm.c: B sequences, T positions, C channels, L layers, V vocabulary, Vp vocabulary padded to 128,
 // P learned positions; NH query heads, NKV key/value heads, HS head size.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "kernels/base/choices.h"
@@ -14,42 +16,53 @@ struct RopeSettings {
     double fraction = 1;  // fraction of a head's elements, from the first, that is rotated
     RopeScaling scaling = RopeScaling::none;
     double factor = 1;                                 // linear, llama3, yarn: ratio by which sequences are extended
-    int original_positions = 0;                        // llama3, yarn: positions before the scaling
+    int original_positions = 0;                        // llama3, yarn: positions before the scaling; 0: n_positions
     double low_freq_factor = 1, high_freq_factor = 4;  // llama3
     double beta_fast = 32, beta_slow = 1;              // yarn
     double attention_factor = 0;                       // yarn; 0: 0.1 ln(factor) + 1
 };
 
+// Sizes that are given as 0 follow from others; read them by the functions below.
 struct GptShape {
-    int n_layer = 0;
-    int n_head = 0;
-    int n_kv_head = 0;  // divides n_head
-    int n_embd = 0;
-    int n_positions = 0;
-    int vocab_size = 0;
-    int given_head_size = 0;  // 0: n_embd / n_head
-    int given_hidden = 0;     // 0: 4 n_embd
+    int n_layer = 12;
+    int n_head = 12;
+    int given_kv_heads = 0;
+    int n_embd = 768;
+    int n_positions = 1024;
+    int vocab_size = 50257;
+    int given_head_size = 0;
+    int given_hidden = 0;
 
     ActivationFunction activation = ActivationFunction::gelu_new;
     bool gated_mlp = false;
     NormKind norm = NormKind::layernorm;
     bool norm_weight = true, norm_bias = true;
-    float norm_eps = 1e-5f;
+    double norm_eps = 1e-5;
     PositionKind position = PositionKind::learned;
     RopeSettings rope = {};  // if position is rope
     AttentionBias attention_bias = AttentionBias::all;
     bool mlp_bias = true;
     QkNorm qk_norm = QkNorm::none;
-    double given_attention_scale = 0;  // 0: 1 / sqrt(head_size())
+    double given_attention_scale = 0;
     int sliding_window = 0;            // 0: none
     std::string window_pattern = "S";  // per layer, repeated: S uses the window, L does not
-    float attention_softcap = 0;       // 0: none
-    float final_softcap = 0;           // 0: none
+    double attention_softcap = 0;      // 0: none
+    double final_softcap = 0;          // 0: none
     bool tie_embeddings = true;
     bool embedding_norm = false;
 
+    int kv_heads() const { return given_kv_heads > 0 ? given_kv_heads : n_head; }
     int head_size() const { return given_head_size > 0 ? given_head_size : n_embd / n_head; }
-    float attention_scale() const;
+    // 4 n_embd, or for a gated MLP 8/3 n_embd rounded up to a multiple of 256.
+    int hidden() const;
+    double attention_scale() const;  // 1 / sqrt(head_size()), rounded to float
+    int original_positions() const { return rope.original_positions > 0 ? rope.original_positions : n_positions; }
+    // Replaces given sizes of 0, other than the attention scale, by their values.
+    void fill_in_sizes();
+
+    // Returns what is wrong with the sizes and parts, naming configuration keys; empty if nothing is.
+    std::string problem() const;
+
     // Returns the attention window of layer `layer`; 0: none.
     int window(int layer) const;
     int rotary() const { return position == PositionKind::rope ? int(head_size() * rope.fraction) : 0; }
@@ -65,9 +78,8 @@ struct GptShape {
     int positions() const { return n_positions; }
     int head_channels() const { return head_size(); }
     int attention_channels() const { return n_head * head_size(); }
-    int qkv_channels() const { return (n_head + 2 * n_kv_head) * head_size(); }
-    int kv_channels() const { return 2 * n_kv_head * head_size(); }  // keys and values, after the queries
-    int hidden() const { return given_hidden > 0 ? given_hidden : 4 * n_embd; }
+    int qkv_channels() const { return (n_head + 2 * kv_heads()) * head_size(); }
+    int kv_channels() const { return 2 * kv_heads() * head_size(); }  // keys and values, after the queries
     int fc_channels() const { return gated_mlp ? 2 * hidden() : hidden(); }  // gate, then up
 
     // Whether the model has a tensor; used by tensor_table().

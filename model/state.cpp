@@ -36,13 +36,13 @@ size_t scratch_bytes(const GptOptions& options) {
 
     ops::AttentionBackward attention{};
     attention.batch = options.batch, attention.seq_len = options.seq_len, attention.n_head = shape.n_head;
-    attention.n_kv_head = shape.n_kv_head, attention.head_size = shape.head_size();
+    attention.n_kv_head = shape.kv_heads(), attention.head_size = shape.head_size();
     need(ops::attention_backward_scratch_bytes(attention));
 
     if (shape.changes_heads()) {
         ops::QkNormRopeBackward heads{};
         heads.batch = options.batch, heads.seq_len = options.seq_len, heads.n_head = shape.n_head;
-        heads.n_kv_head = shape.n_kv_head, heads.head_size = shape.head_size(), heads.rotary = shape.rotary();
+        heads.n_kv_head = shape.kv_heads(), heads.head_size = shape.head_size(), heads.rotary = shape.rotary();
         need(ops::qk_norm_rope_backward_scratch_bytes(heads));
     }
     return most;

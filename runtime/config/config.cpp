@@ -101,7 +101,7 @@ std::vector<std::string> result_lines(const Config& config) {
 
 // Fills in derived values and resets options that have no effect in this configuration.
 Config with_derived(Config config) {
-    config.model = with_sizes(config.model);
+    config.model.fill_in_sizes();
     if (config.train.on_spike == OnSpike::warn) config.train.spike_deviations = Config().train.spike_deviations;
     if (!config.train.may_roll_back()) config.checkpoint.every_steps = Config().checkpoint.every_steps;
     return config;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels/base/choices.h"
+#include "model/shape.h"
 
 inline constexpr int kMostSteps = 1'000'000'000;  // of a run
 
@@ -86,41 +87,8 @@ struct Config {
         uint64_t seed = 1337;
     } run;
 
-    struct Model {
+    struct Model : GptShape {
         ModelFamily family = ModelFamily::gpt2;
-        int n_layer = 12;
-        int n_head = 12;
-        int n_kv_head = 0;  // 0: n_head
-        int n_embd = 768;
-        int head_size = 0;        // 0: n_embd / n_head
-        int hidden_size_mlp = 0;  // 0: 4 n_embd, or for a gated MLP 8/3 n_embd rounded up to a multiple of 256
-        int n_positions = 1024;
-        int vocab_size = 50257;
-        ActivationFunction activation = ActivationFunction::gelu_new;
-        bool gated_mlp = false;
-        NormKind norm = NormKind::layernorm;
-        double norm_eps = 1e-5;
-        bool norm_weight = true;
-        bool norm_bias = true;
-        PositionKind position = PositionKind::learned;
-        double rope_theta = 10000;
-        double rope_fraction = 1;
-        RopeScaling rope_scaling = RopeScaling::none;
-        double rope_factor = 1;
-        int rope_original_positions = 0;                             // 0: n_positions
-        double rope_low_freq_factor = 1, rope_high_freq_factor = 4;  // llama3 only
-        double rope_beta_fast = 32, rope_beta_slow = 1;              // yarn only
-        double rope_attention_factor = 0;                            // yarn only; 0: 0.1 ln(rope_factor) + 1
-        AttentionBias attention_bias = AttentionBias::all;
-        bool mlp_bias = true;
-        QkNorm qk_norm = QkNorm::none;
-        double attention_scale = 0;  // 0: 1 / sqrt(head_size)
-        int sliding_window = 0;      // 0: none
-        std::string window_pattern = "S";
-        double attention_softcap = 0;  // 0: none
-        double final_softcap = 0;      // 0: none
-        bool tie_embeddings = true;
-        bool embedding_norm = false;
         double z_loss = 0;
         std::string init_from;  // empty: random, as in GPT-2
         double dropout = 0;
@@ -242,12 +210,6 @@ Config load_config(const std::string& path, const std::vector<std::string>& over
 // must not appear together. `family`, if given, overrides model.family. Error messages name `origin` as the source.
 // Checks the range of each value, but not the values against each other: see check_config().
 Config parse_config(std::string_view json_text, const std::string& origin, std::optional<ModelFamily> family = {});
-
-// Returns the model with its derived sizes (given as 0) filled in.
-Config::Model with_sizes(Config::Model model);
-
-// Whether the layer uses sliding-window attention.
-bool has_window(const Config::Model& model, int layer);
 
 // Sets every architecture option to the family's default and keeps the sizes.
 void set_family(Config::Model& model, ModelFamily family);

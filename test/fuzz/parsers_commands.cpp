@@ -11,7 +11,7 @@
 static std::string small_llmc_model() {
     const int32_t words[8] = {20240326, 3, 4, 2, 1, 1, 2, 128};
     std::string file(reinterpret_cast<const char*>(words), sizeof(words));
-    const GptShape shape{.n_layer = 1, .n_head = 1, .n_kv_head = 1, .n_embd = 2, .n_positions = 4, .vocab_size = 2};
+    const GptShape shape{.n_layer = 1, .n_head = 1, .n_embd = 2, .n_positions = 4, .vocab_size = 2};
     file.resize(1024 + llmc_elements(shape, 128) * sizeof(float));
     return file;
 }

@@ -234,7 +234,7 @@ TEST_CASE("model families: logits with and without a KV cache are equal", "[mode
         for (const MemoryRegion& region : plan_memory(options))
             if (region.category == std::string("KV cache")) planned += region.bytes;
         const size_t head_bytes = size_t(options.shape.head_size()) * sizeof(float);  // 2 sequences, keys and values
-        const size_t layer = 2 * size_t(options.seq_len) * 2 * size_t(options.shape.n_kv_head) * head_bytes;
+        const size_t layer = 2 * size_t(options.seq_len) * 2 * size_t(options.shape.kv_heads()) * head_bytes;
         REQUIRE(planned / 256 == (size_t(options.shape.n_layer) * layer + 255) / 256);
         const std::vector<int> ids = reference.batch("tokens", 1);
         const auto vocab = size_t(options.shape.vocab_size);

@@ -10,7 +10,7 @@
 
 inline GptOptions nano_options(Dtype precision = Dtype::fp32) {
     GptOptions options;
-    options.shape = {.n_layer = 3, .n_head = 3, .n_kv_head = 3, .n_embd = 48, .n_positions = 24, .vocab_size = 131};
+    options.shape = {.n_layer = 3, .n_head = 3, .n_embd = 48, .n_positions = 24, .vocab_size = 131};
     options.batch = 2;
     options.seq_len = 21;
     options.precision = precision;

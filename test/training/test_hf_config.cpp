@@ -11,7 +11,7 @@ using Json = nlohmann::ordered_json;
 // Every setting is the family's default; the sizes are unusual.
 Config::Model small(ModelFamily family) {
     Config::Model model;
-    model.n_layer = 3, model.n_head = 6, model.n_kv_head = family == ModelFamily::gpt2 ? 6 : 2, model.n_embd = 48;
+    model.n_layer = 3, model.n_head = 6, model.given_kv_heads = family == ModelFamily::gpt2 ? 6 : 2, model.n_embd = 48;
     model.n_positions = 40, model.vocab_size = 131;
     set_family(model, family);
     return model;
@@ -93,8 +93,8 @@ TEST_CASE("keys missing in a config.json have the architecture's defaults", "[co
         Json config = example(family);
         for (const char* key : {"head_dim", "num_key_value_heads", "max_position_embeddings"}) config.erase(key);
         const Config::Model model = hf_model(config, "config.json");
-        CHECK(model.head_size == head_size);
-        CHECK(model.n_kv_head == kv_heads);
+        CHECK(model.given_head_size == head_size);
+        CHECK(model.given_kv_heads == kv_heads);
         CHECK(model.n_positions == positions);
     }
 }
@@ -110,8 +110,8 @@ TEST_CASE("rotary embedding settings are read from both places where transformer
     five.erase("rope_theta"), five.erase("rope_scaling");
     five["rope_parameters"] = parameters;
     Config::Model expected = small(ModelFamily::llama);
-    expected.rope_theta = 1000, expected.rope_scaling = RopeScaling::llama3, expected.rope_factor = 8;
-    expected.rope_original_positions = 16, expected.rope_low_freq_factor = 1.5, expected.rope_high_freq_factor = 3.5;
+    expected.rope.theta = 1000, expected.rope.scaling = RopeScaling::llama3, expected.rope.factor = 8;
+    expected.rope.original_positions = 16, expected.rope.low_freq_factor = 1.5, expected.rope.high_freq_factor = 3.5;
     CHECK(model_differences(hf_model(four, ""), expected).empty());
     CHECK(model_differences(hf_model(five, ""), expected).empty());
     CHECK(model_differences(hf_model(hf_config(expected, 1, Dtype::fp32), ""), expected).empty());
@@ -141,8 +141,8 @@ TEST_CASE("a model that no architecture computes is rejected with the setting", 
               "model.gated_mlp"},
              {[](Config::Model& m) { m.final_softcap = 15; }, "model.final_softcap"},
              {[](Config::Model& m) { m.embedding_norm = true; }, "model.embedding_norm"},
-             {[](Config::Model& m) { m.rope_fraction = 0.5; }, "model.rope_fraction"},
-             {[](Config::Model& m) { m.attention_scale = 0.1; }, "model.attention_scale"}}) {
+             {[](Config::Model& m) { m.rope.fraction = 0.5; }, "model.rope_fraction"},
+             {[](Config::Model& m) { m.given_attention_scale = 0.1; }, "model.attention_scale"}}) {
         Config::Model model = small(ModelFamily::llama);
         change(model);
         INFO(said);

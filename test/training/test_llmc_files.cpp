@@ -117,7 +117,7 @@ TEST_CASE("llm.c: a model of other sizes is rejected, and an existing file is ke
          {&GptShape::n_layer, &GptShape::n_head, &GptShape::n_embd, &GptShape::n_positions, &GptShape::vocab_size}) {
         GptShape other = model.shape;
         other.*size = size == &GptShape::n_head ? 1 : 2 * (other.*size);
-        if (size == &GptShape::n_head) other.n_kv_head = 1;
+        if (size == &GptShape::n_head) other.given_kv_heads = 1;
         const Gpt wrong = model_of(other);
         expect_error(Exit::config, {kModel, std::to_string(model.shape.*size), std::to_string(other.*size)},
                      [&] { model.load(wrong); });
@@ -239,7 +239,7 @@ TEST_CASE("llm.c: a model has its layout's number of elements, for any number of
     for (const int layers : {1, 2, 3, 7, 48})
         for (const int width : {2, 64, 768}) {
             const GptShape shape{
-                .n_layer = layers, .n_head = 2, .n_kv_head = 2, .n_embd = width, .n_positions = 16, .vocab_size = 100};
+                .n_layer = layers, .n_head = 2, .n_embd = width, .n_positions = 16, .vocab_size = 100};
             const size_t rows = size_t(shape.padded_vocab()), all = lay_out_tensors(shape).parameters;
             CHECK(llmc_elements(shape, kPaddedRows) == all + (kPaddedRows - rows) * size_t(width));
         }

@@ -131,7 +131,7 @@ void read_gpt2(const Reader& hf, Config::Model& m) {
     m.n_head = hf.size("n_head");
     m.n_embd = hf.size("n_embd");
     m.n_positions = hf.size("n_positions");
-    m.hidden_size_mlp = hf.size_or("n_inner", 0);
+    m.given_hidden = hf.size_or("n_inner", 0);
     m.activation = hf.activation("activation_function", ActivationFunction::gelu_new);
     m.norm_eps = hf.number_or("layer_norm_epsilon", 1e-5);
     m.tie_embeddings = hf.flag_or("tie_word_embeddings", true);
@@ -142,29 +142,29 @@ void read_gpt2(const Reader& hf, Config::Model& m) {
 
 // RoPE settings: rope_parameters of transformers 5, which includes the base, or rope_scaling of transformers 4.
 void read_rope(const Reader& hf, Config::Model& m) {
-    m.rope_theta = hf.number_or("rope_theta", 10000);
+    m.rope.theta = hf.number_or("rope_theta", 10000);
     const char* key = hf.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
     if (!hf.has(key)) return;
     if (!hf[key].is_object()) hf.refuse(key, "but must be an object");
     const std::string origin = hf.origin() + ": " + key;
     const Reader rope(hf[key], origin);
-    m.rope_theta = rope.number_or("rope_theta", m.rope_theta);
+    m.rope.theta = rope.number_or("rope_theta", m.rope.theta);
     const char* type_key = rope.has("rope_type") ? "rope_type" : "type";
     const Json type = rope.has(type_key) ? rope[type_key] : Json("default");
     if (type == "default") return;
     const auto scaling = type.is_string() ? choice_named<RopeScaling>(type.get<std::string>()) : std::nullopt;
     if (!scaling) rope.refuse(type_key, "but must be default, linear, llama3 or yarn");
-    m.rope_scaling = *scaling;
-    m.rope_factor = rope.number_or("factor", 1);
-    m.rope_original_positions = rope.size_or("original_max_position_embeddings", 0);
+    m.rope.scaling = *scaling;
+    m.rope.factor = rope.number_or("factor", 1);
+    m.rope.original_positions = rope.size_or("original_max_position_embeddings", 0);
     if (*scaling == RopeScaling::llama3) {
-        m.rope_low_freq_factor = rope.number_or("low_freq_factor", 1);
-        m.rope_high_freq_factor = rope.number_or("high_freq_factor", 4);
+        m.rope.low_freq_factor = rope.number_or("low_freq_factor", 1);
+        m.rope.high_freq_factor = rope.number_or("high_freq_factor", 4);
     }
     if (*scaling == RopeScaling::yarn) {
-        m.rope_beta_fast = rope.number_or("beta_fast", 32);
-        m.rope_beta_slow = rope.number_or("beta_slow", 1);
-        m.rope_attention_factor = rope.number_or("attention_factor", 0);
+        m.rope.beta_fast = rope.number_or("beta_fast", 32);
+        m.rope.beta_slow = rope.number_or("beta_slow", 1);
+        m.rope.attention_factor = rope.number_or("attention_factor", 0);
         for (const char* unread : {"mscale", "mscale_all_dim"})
             if (rope.has(unread)) rope.refuse(unread, "which is not supported");
         rope.expect("truncate", true);
@@ -195,10 +195,10 @@ void read_windows(const Reader& hf, Config::Model& m) {
 void read_llama_like(const Reader& hf, ModelFamily family, Config::Model& m) {
     m.n_layer = hf.size("num_hidden_layers");
     m.n_head = hf.size("num_attention_heads");
-    m.n_kv_head = hf.size_or("num_key_value_heads", family == ModelFamily::llama ? m.n_head : 32);
+    m.given_kv_heads = hf.size_or("num_key_value_heads", family == ModelFamily::llama ? m.n_head : 32);
     m.n_embd = hf.size("hidden_size");
-    m.head_size = hf.size_or("head_dim", family == ModelFamily::qwen3 ? 128 : 0);
-    m.hidden_size_mlp = hf.size("intermediate_size");
+    m.given_head_size = hf.size_or("head_dim", family == ModelFamily::qwen3 ? 128 : 0);
+    m.given_hidden = hf.size("intermediate_size");
     m.n_positions = hf.size_or("max_position_embeddings", family == ModelFamily::llama ? 2048 : 32768);
     m.activation = hf.activation("hidden_act", ActivationFunction::silu);
     m.norm_eps = hf.number_or("rms_norm_eps", 1e-6);
@@ -214,18 +214,18 @@ void read_llama_like(const Reader& hf, ModelFamily family, Config::Model& m) {
 // ---------------------------------------------------------------------------------------------------------------------
 
 Json rope_json(const Config::Model& m) {
-    if (m.rope_scaling == RopeScaling::none) return nullptr;
-    Json rope = {{"rope_type", name_of(m.rope_scaling)}, {"factor", m.rope_factor}};
-    if (m.rope_scaling != RopeScaling::linear)
-        rope["original_max_position_embeddings"] = with_sizes(m).rope_original_positions;
-    if (m.rope_scaling == RopeScaling::llama3) {
-        rope["low_freq_factor"] = m.rope_low_freq_factor;
-        rope["high_freq_factor"] = m.rope_high_freq_factor;
+    if (m.rope.scaling == RopeScaling::none) return nullptr;
+    Json rope = {{"rope_type", name_of(m.rope.scaling)}, {"factor", m.rope.factor}};
+    if (m.rope.scaling != RopeScaling::linear)
+        rope["original_max_position_embeddings"] = m.original_positions();
+    if (m.rope.scaling == RopeScaling::llama3) {
+        rope["low_freq_factor"] = m.rope.low_freq_factor;
+        rope["high_freq_factor"] = m.rope.high_freq_factor;
     }
-    if (m.rope_scaling == RopeScaling::yarn) {
-        rope["beta_fast"] = m.rope_beta_fast;
-        rope["beta_slow"] = m.rope_beta_slow;
-        if (m.rope_attention_factor > 0) rope["attention_factor"] = m.rope_attention_factor;
+    if (m.rope.scaling == RopeScaling::yarn) {
+        rope["beta_fast"] = m.rope.beta_fast;
+        rope["beta_slow"] = m.rope.beta_slow;
+        if (m.rope.attention_factor > 0) rope["attention_factor"] = m.rope.attention_factor;
     }
     return rope;
 }
@@ -241,17 +241,17 @@ Json gpt2_json(const Config::Model& m) {
                  {"n_head", m.n_head},
                  {"n_layer", m.n_layer},
                  {"n_positions", m.n_positions}};
-    if (m.hidden_size_mlp != 4 * m.n_embd) json["n_inner"] = m.hidden_size_mlp;
+    if (m.hidden() != 4 * m.n_embd) json["n_inner"] = m.hidden();
     return json;
 }
 
 Json llama_like_json(const Config::Model& m, ModelFamily family) {
-    Json json = {{"attention_dropout", m.dropout},         {"head_dim", m.head_size},
+    Json json = {{"attention_dropout", m.dropout},         {"head_dim", m.head_size()},
                  {"hidden_act", name_of(m.activation)},    {"hidden_size", m.n_embd},
-                 {"intermediate_size", m.hidden_size_mlp}, {"max_position_embeddings", m.n_positions},
+                 {"intermediate_size", m.hidden()}, {"max_position_embeddings", m.n_positions},
                  {"num_attention_heads", m.n_head},        {"num_hidden_layers", m.n_layer},
-                 {"num_key_value_heads", m.n_kv_head},     {"rms_norm_eps", m.norm_eps},
-                 {"rope_scaling", rope_json(m)},           {"rope_theta", m.rope_theta}};
+                 {"num_key_value_heads", m.kv_heads()},     {"rms_norm_eps", m.norm_eps},
+                 {"rope_scaling", rope_json(m)},           {"rope_theta", m.rope.theta}};
     if (family != ModelFamily::qwen2) json["attention_bias"] = m.attention_bias == AttentionBias::all;
     if (family == ModelFamily::llama) {
         json["mlp_bias"] = m.mlp_bias;
@@ -261,7 +261,7 @@ Json llama_like_json(const Config::Model& m, ModelFamily family) {
     json["sliding_window"] = m.sliding_window > 0 ? Json(m.sliding_window) : Json();
     json["max_window_layers"] = m.n_layer;
     for (int layer = 0; layer < m.n_layer; layer++)
-        json["layer_types"].push_back(has_window(m, layer) ? "sliding_attention" : "full_attention");
+        json["layer_types"].push_back(m.window(layer) > 0 ? "sliding_attention" : "full_attention");
     return json;
 }
 
@@ -302,8 +302,7 @@ void check_hf_model(const Json& config, const Config::Model& model, const std::s
         fail(Exit::config, "%s describes a different model than this run: %s", origin, joined(differences));
 }
 
-Json hf_config(const Config::Model& given, int eot, Dtype dtype) {
-    const Config::Model model = with_sizes(given);
+Json hf_config(const Config::Model& model, int eot, Dtype dtype) {
     const char* nearest = nullptr;
     std::vector<std::string> fewest;
     for (const Architecture& architecture : kArchitectures) {

@@ -63,7 +63,7 @@ LlmcModel::LlmcModel(const std::string& path) : file(path) {
     shape.n_positions = checked_word(file, 2, "max_seq_len", 1 << 24);
     shape.vocab_size = checked_word(file, 3, "vocab_size", 1 << 24);
     shape.n_layer = checked_word(file, 4, "num_layers", 10000);
-    shape.n_head = shape.n_kv_head = checked_word(file, 5, "num_heads", 65536);
+    shape.n_head = checked_word(file, 5, "num_heads", 65536);
     shape.n_embd = checked_word(file, 6, "channels", 65536);
     padded_vocab = checked_word(file, 7, "padded_vocab_size", 1 << 25);
     if (shape.n_embd % shape.n_head != 0)

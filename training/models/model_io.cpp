@@ -11,47 +11,8 @@
 #include "training/models/hf_config.h"
 #include "training/models/llmc_files.h"
 
-static GptShape shape_of(const Config::Model& given) {
-    const Config::Model m = with_sizes(given);
-    return {.n_layer = m.n_layer,
-            .n_head = m.n_head,
-            .n_kv_head = m.n_kv_head,
-            .n_embd = m.n_embd,
-            .n_positions = m.n_positions,
-            .vocab_size = m.vocab_size,
-            .given_head_size = m.head_size,
-            .given_hidden = m.hidden_size_mlp,
-            .activation = m.activation,
-            .gated_mlp = m.gated_mlp,
-            .norm = m.norm,
-            .norm_weight = m.norm_weight,
-            .norm_bias = m.norm_bias,
-            .norm_eps = float(m.norm_eps),
-            .position = m.position,
-            .rope = {.theta = m.rope_theta,
-                     .fraction = m.rope_fraction,
-                     .scaling = m.rope_scaling,
-                     .factor = m.rope_factor,
-                     .original_positions = m.rope_original_positions,
-                     .low_freq_factor = m.rope_low_freq_factor,
-                     .high_freq_factor = m.rope_high_freq_factor,
-                     .beta_fast = m.rope_beta_fast,
-                     .beta_slow = m.rope_beta_slow,
-                     .attention_factor = m.rope_attention_factor},
-            .attention_bias = m.attention_bias,
-            .mlp_bias = m.mlp_bias,
-            .qk_norm = m.qk_norm,
-            .given_attention_scale = m.attention_scale,
-            .sliding_window = m.sliding_window,
-            .window_pattern = m.window_pattern,
-            .attention_softcap = float(m.attention_softcap),
-            .final_softcap = float(m.final_softcap),
-            .tie_embeddings = m.tie_embeddings,
-            .embedding_norm = m.embedding_norm};
-}
-
 GptOptions gpt_options(const Config& config, int rank, int ranks) {
-    return {.shape = shape_of(config.model),
+    return {.shape = config.model,
             .batch = config.train.batch_size,
             .seq_len = config.train.seq_len,
             .precision = config.train.precision,
@@ -161,7 +122,7 @@ void check_source_tokenizer(const Config& config, const std::string& tokenizer_d
 void check_llmc_parts(const Config::Model& model, const std::string& path) {
     Config::Model gpt2 = model;
     set_family(gpt2, ModelFamily::gpt2);
-    gpt2.n_kv_head = gpt2.n_head, gpt2.head_size = gpt2.hidden_size_mlp = 0;
+    gpt2.given_kv_heads = gpt2.given_head_size = gpt2.given_hidden = 0;
     const std::vector<std::string> differences = model_differences(model, gpt2);
     if (!differences.empty())
         fail(Exit::config, "%s: llm.c files support only GPT-2 models; this one differs in %s", path,

@@ -33,14 +33,14 @@ TEST_CASE("a family sets the defaults of the architecture keys", "[config]") {
     CHECK_FALSE(llama.norm_bias);
     CHECK(llama.norm_weight);
     CHECK(llama.position == PositionKind::rope);
-    CHECK(llama.rope_theta == 500000);
+    CHECK(llama.rope.theta == 500000);
     CHECK(llama.attention_bias == AttentionBias::none);
     CHECK_FALSE(llama.mlp_bias);
     CHECK_FALSE(llama.tie_embeddings);
     CHECK(llama.qk_norm == QkNorm::none);
     const Config::Model qwen2 = model_of(R"("model_type":"qwen2")"), qwen3 = model_of(R"("family":"qwen3")");
     CHECK(qwen2.attention_bias == AttentionBias::qkv);
-    CHECK(qwen2.rope_theta == 1e6);
+    CHECK(qwen2.rope.theta == 1e6);
     CHECK(qwen3.attention_bias == AttentionBias::none);
     CHECK(qwen3.qk_norm == QkNorm::weight);
     CHECK(qwen3.norm_eps == 1e-6);
@@ -61,7 +61,7 @@ TEST_CASE("a family from the command line is applied before the file's keys", "[
     }
     // It replaces a family in the file.
     CHECK(load(R"("family":"qwen3")", {"model.family=gpt2"}).model.qk_norm == QkNorm::none);
-    CHECK(load(R"("family":"qwen3")", {"model.num_key_value_heads=2"}).model.n_kv_head == 2);
+    CHECK(load(R"("family":"qwen3")", {"model.num_key_value_heads=2"}).model.given_kv_heads == 2);
 }
 
 TEST_CASE("a printed configuration omits its family's defaults and is equivalent", "[config]") {
@@ -80,22 +80,22 @@ TEST_CASE("Hugging Face's names are accepted, but not two names of one key", "[c
            "attn_logit_softcapping":50,"final_logit_softcapping":30,"original_max_position_embeddings":7)");
     CHECK(model.n_layer == 3);
     CHECK(model.n_head == 6);
-    CHECK(model.n_kv_head == 2);
+    CHECK(model.given_kv_heads == 2);
     CHECK(model.n_embd == 48);
-    CHECK(model.head_size == 10);
-    CHECK(model.hidden_size_mlp == 70);
+    CHECK(model.given_head_size == 10);
+    CHECK(model.given_hidden == 70);
     CHECK(model.n_positions == 50);
     CHECK(model.activation == ActivationFunction::relu2);
     CHECK(model.norm_eps == 1e-3);
     CHECK(model.tie_embeddings);
     CHECK(model.attention_bias == AttentionBias::all);
-    CHECK(model.rope_fraction == 0.6);
+    CHECK(model.rope.fraction == 0.6);
     CHECK(model.attention_softcap == 50);
     CHECK(model.final_softcap == 30);
-    CHECK(model.rope_original_positions == 7);
+    CHECK(model.rope.original_positions == 7);
     const Config::Model gpt2 =
         model_of(R"("n_inner":70,"activation_function":"silu","layer_norm_epsilon":1e-3,"attention_bias":false)");
-    CHECK(gpt2.hidden_size_mlp == 70);
+    CHECK(gpt2.given_hidden == 70);
     CHECK(gpt2.activation == ActivationFunction::silu);
     CHECK(gpt2.norm_eps == 1e-3);
     CHECK(gpt2.attention_bias == AttentionBias::none);
@@ -112,20 +112,21 @@ TEST_CASE("Hugging Face's names are accepted, but not two names of one key", "[c
 }
 
 TEST_CASE("derived sizes equal the same sizes given explicitly", "[config]") {
-    Config::Model model = with_sizes(model_of(R"("n_head":4,"n_embd":64)"));
-    CHECK(model.n_kv_head == 4);
-    CHECK(model.head_size == 16);
-    CHECK(model.hidden_size_mlp == 256);
-    CHECK(model.rope_original_positions == 1024);
+    Config::Model model = model_of(R"("n_head":4,"n_embd":64)");
+    model.fill_in_sizes();
+    CHECK(model.given_kv_heads == 4);
+    CHECK(model.given_head_size == 16);
+    CHECK(model.given_hidden == 256);
+    CHECK(model.rope.original_positions == 1024);
     // Llama 2's sizes: 7B, 13B.
-    CHECK(with_sizes(model_of(R"("family":"llama","n_head":32,"n_embd":4096)")).hidden_size_mlp == 11008);
-    CHECK(with_sizes(model_of(R"("family":"llama","n_head":40,"n_embd":5120)")).hidden_size_mlp == 13824);
+    CHECK(model_of(R"("family":"llama","n_head":32,"n_embd":4096)").hidden() == 11008);
+    CHECK(model_of(R"("family":"llama","n_head":40,"n_embd":5120)").hidden() == 13824);
 
     Config derived, given;
-    given.model = with_sizes(derived.model);
+    given.model.fill_in_sizes();
     CHECK(config_digest(derived) == config_digest(given));
     CHECK(config_differences(derived, given).empty());
-    given.model.n_kv_head = 4;
+    given.model.given_kv_heads = 4;
     CHECK(config_differences(derived, given) == std::vector<std::string>{"model.n_kv_head: 12 -> 4"});
     derived.model.n_head = 6;  // its n_kv_head and head_size follow
     CHECK(config_differences(Config(), derived) == std::vector<std::string>{"model.n_head: 12 -> 6"});
