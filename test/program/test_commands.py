@@ -223,7 +223,7 @@ class FromTextToText(TrainerTest):
         tokenizer = (self.dir / "out/tokenizer.json").read_bytes()
         self.assertIn("300 tokens, 43 merges, <|endoftext|> is 299", self.run_trainer("inspect", "out/tokenizer.json"))
         for path in ("out/dataset.json", "lines.txt"):
-            self.assertIn("neither a checkpoint", self.run_trainer("inspect", path, expect=65))
+            self.assertIn("not a checkpoint, a run, a token shard", self.run_trainer("inspect", path, expect=65))
 
         def refused(path, content, *words):
             (self.dir / path).write_bytes(content)

@@ -182,7 +182,7 @@ class Divergence(StrangeData):
             self.assertIn("checkpoint.every_steps is 0", self.train(expect=78, **{key: "rollback"}))
         said = self.train(expect=79, train_on_nonfinite="rollback", checkpoint_every_steps=10, optim_name="sgd",
                           optim_learning_rate=1000.0, loss_scale_max_skipped_steps=2, optim_grad_clip=0.0)
-        self.assertIn("there is no healthy checkpoint to go back to", said)
+        self.assertIn("there is no healthy checkpoint to roll back to", said)
 
 
 @unittest.skipUnless(shutil.which("mpirun"), "there is no mpirun")
