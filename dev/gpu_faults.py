@@ -29,7 +29,7 @@ FAULTS = [
      "    static const float kNoScale = 1;\n    GradNormFinish unscaled = op;\n    unscaled.loss_scale = &kNoScale;\n"
      '    launch(grad_norm_finish_kernel, {"grad_norm_finish", dim3(1), kThreads, sizeof(FinishShared)}, stream, '
      "unscaled);", "test_simt: *norm_finish*"),
-    (OPTIMIZER, "the place of a pack has 32 bits", "(chunk.begin + i, kSize)",
+    (OPTIMIZER, "the index of a pack has 32 bits", "(chunk.begin + i, kSize)",
      "(unsigned(chunk.begin + size_t(i)), kSize)", "test_simt: *update beyond*"),
     (COMM, "collectives run on a blocking stream", "cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)",
      "cudaStreamCreate(&stream_)", "test_simt: a collective that waits for other ranks*"),
@@ -48,11 +48,11 @@ FAULTS = [
      'dispatch("sgd_update", op.param.dtype, [&]<class T>() {\n        if (op.n_chunks <= 0) return;',
      'dispatch("sgd_update", op.param.dtype, [&]<class T>() {\n'
      "        if (op.n_chunks <= 0 || op.grad_norm->non_finite_tensor >= 0) return;", "test_simt: *update*"),
-    (DEVICE, "a copy to the host is made by the host",
+    (DEVICE, "the host itself makes a copy to the host",
      "            check_cuda(cudaMemcpyAsync(piece.memory, device + done, count, cudaMemcpyDeviceToHost, stream),\n"
      '                       "copy from the GPU");', "            std::memcpy(piece.memory, device + done, count);",
      "test_simt: *update*"),
-    (OPTIMIZER, "scalars of a step are given from the host's stack",
+    (OPTIMIZER, "a step's scalars are passed from the host's stack",
      "        launch(sgd_update_kernel<T>, {\"sgd_update\", blocks_of(op.n_chunks), kThreads}, stream, op);",
      "        const StepScalars scalars{};\n        SgdUpdate copy = op;\n        copy.scalars = &scalars;\n"
      "        launch(sgd_update_kernel<T>, {\"sgd_update\", blocks_of(op.n_chunks), kThreads}, stream, copy);",
@@ -63,7 +63,7 @@ FAULTS = [
     # ---- 32-bit indices
     (GRAD_NORM, "the first element of a chunk has 32 bits", "op.values + chunk.begin;", "op.values + int(chunk.begin);",
      "test_simt: squared_sums beyond*"),
-    (OPTIMIZER, "the place of masters and parameters has 32 bits",
+    (OPTIMIZER, "the index of master weights and parameters has 32 bits",
      "store_masters(const Op& op, size_t place,", "store_masters(const Op& op, uint32_t place,",
      "test_simt: *update beyond*"),
     # ---- PTX text
@@ -82,7 +82,7 @@ FAULTS = [
     (PTX, "a commit may be moved across other copies",
      'asm volatile("cp.async.commit_group;" ::: "memory");', 'asm volatile("cp.async.commit_group;");', "ptx_text"),
     (PTX, "bar.arrive has number and threads exchanged", '"bar.arrive %0, %1;"', '"bar.arrive %1, %0;"', "ptx_text"),
-    (HOPPER, "coordinates of a tensor copy are exchanged",
+    (HOPPER, "the coordinates of a tensor copy are exchanged",
      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];",
      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%4, %3}], [%2];",
      "ptx_text"),
