@@ -145,7 +145,7 @@ void check_is_file(const CLI::App& app, const std::string& config) {
     fail(Exit::usage, "%s (see --help)", said);
 }
 
-// Runs before the command: rejects training arguments in front of it, and several ranks of a single-process command.
+// Runs before the command: rejects training arguments before it, and several ranks of a single-process command.
 void check_command(const CLI::App& app) {
     for (const CLI::App* command : app.get_subcommands()) {
         for (const CLI::Option* option : app.get_options()) {

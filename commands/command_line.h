@@ -17,7 +17,7 @@ struct CommandLine {
     StartRequest start;
     StepRange profile;                  // steps to trace
     int nproc = 0;                      // ranks to start on this machine; 0: this process is a rank itself
-    LocalNode node;                     // this machine among those of the run
+    LocalNode node;                     // this machine, if the run uses several
     bool supervise = false;             // run training as a child process and restart it after failures
     std::vector<std::string> launcher;  // with supervise: the command after "--" that starts the ranks
     std::string revision;               // of the program

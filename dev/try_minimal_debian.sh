@@ -4,7 +4,7 @@
 #   sudo dev/try_minimal_debian.sh [--times N] [quickstart.sh] [test.sh]     (default: both, once)
 #
 # Needs root, debootstrap and 3 GB in TMPDIR. Tests a clone of the last commit, not the working tree. Packages come from
-# this machine's apt sources. Exit code 0, or that of the last command that failed.
+# this machine's apt sources. Exits with 0, or with the code of the last command that failed.
 set -euo pipefail
 . "$(dirname "$0")/chroot.sh"
 cd "$(dirname "$0")/.."

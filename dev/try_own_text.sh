@@ -5,7 +5,7 @@
 #   sudo dev/try_own_text.sh FILE.txt
 #
 # Needs root, debootstrap and 2 GB in TMPDIR. Tests a clone of the last commit, not the working tree. Packages come from
-# this machine's apt sources. Prints the time of each command. The exit code is that of the first command that failed.
+# this machine's apt sources. Prints the time of each command. Exits with the code of the first command that failed.
 set -euo pipefail
 text=$(realpath -e -- "$1")
 . "$(dirname "$0")/chroot.sh"

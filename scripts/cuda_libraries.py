@@ -177,7 +177,7 @@ def advice(soname):
 
 
 def sentence(soname, rejected):
-    """An error message: the missing library, where it was searched, and what to do."""
+    """An error message: the missing library, the searched places, and what to do."""
     name, package = advice(soname)
     where = [
         f"LD_LIBRARY_PATH ({os.environ.get('LD_LIBRARY_PATH') or 'not set'})",

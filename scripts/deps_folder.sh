@@ -58,7 +58,7 @@ copy_headers() {
     missing "$signs"
 }
 
-# Copies the file that lib$1.so points to under its soname, and those of its dependencies that not every system has.
+# Copies the file that lib$1.so points to under its soname, and its dependencies except the ones that every system has.
 copy_library() {
     local found soname needed path
     found=$("$cxx" -print-file-name="lib$1.so")

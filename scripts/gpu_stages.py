@@ -42,7 +42,7 @@ GPU_WORKLOADS = ["124M", "llama-1.1B", "1558M"]
 # ---- measure --------------------------------------------------------------------------------------------------------
 
 def choices(place):
-    """The program chooses GEMM algorithms anew, in a new file."""
+    """A new file, so that the program chooses its GEMM algorithms again."""
     return ["--choices", place.work / "choices.json"]
 
 

@@ -6,7 +6,7 @@
 #   scripts/setup.sh [kjv] [xz] [mpi] [data] [test] [fuzz]
 #
 # A package counts as installed if the shell finds its command or the compiler its header, so libraries built from
-# source are not replaced. If nothing is missing, the script changes nothing. In a bare chroot, test mounts /proc, /sys
+# source are not replaced. If all are installed, the script changes nothing. In a bare chroot, test mounts /proc, /sys
 # and /dev/pts. apt-get runs as root or through sudo without a password. Exit codes: 0 everything is installed; 69
 # apt-get is missing or failed; 77 no permission to install (the command to run is printed).
 set -euo pipefail

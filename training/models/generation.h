@@ -30,10 +30,10 @@ struct GenerationOptions {
     uint64_t seed = 1;
 };
 
-// Generates the continuation of each prompt and returns the texts (prompt and continuation) in order. A continuation
-// depends only on the weights, its prompt and the options. The model reads Tokenizer::document_start() before the
-// prompt. on_text gets whole UTF-8 characters as soon as they are known; invalid UTF-8 becomes U+FFFD, as with Python's
-// errors="replace". on_end is called after the last piece of each text.
+// Generates the continuation of each prompt. Passes the texts (prompt and continuation) to on_text in order, in pieces
+// of whole UTF-8 characters as soon as they are known, and calls on_end after each text. Invalid UTF-8 becomes U+FFFD,
+// as with Python's errors="replace". A continuation depends only on the weights, its prompt and the options. The model
+// reads Tokenizer::document_start() before the prompt.
 void generate(Gpt& gpt, const Tokenizer& tokenizer, const std::vector<std::string>& prompts,
               const GenerationOptions& options, const std::function<void(const std::string& piece)>& on_text,
               const std::function<void()>& on_end);
