@@ -63,6 +63,7 @@ def program_options(program):
 
 
 def check_trainer(args):
+    """Yields what the trainer does not know of its arguments."""
     command = args[0] if args and args[0] in trainer_options() else ""
     if command == "" and args and not re.fullmatch(r"-.*|\.+|.*\.json|CONFIG", args[0]):
         yield f"train_gpt has no command {args[0]}"
@@ -81,6 +82,7 @@ def check_trainer(args):
 
 
 def check_make(words):
+    """Yields the targets and variables that the Makefiles do not have."""
     for word in words:
         name = re.escape(word.split("=")[0])
         source = re.sub(r"^build\w*/|\.o$", "", word)
@@ -92,7 +94,7 @@ def check_make(words):
 
 
 def check_command(words, options):
-    """The problems of a command; adds the options that its program has to options."""
+    """Yields the problems of a command; adds the options that its program has to options."""
     words = words[next((i for i, word in enumerate(words) if not re.match(r"\w+=|sudo$", word)), len(words)):]
     place = max((i for i, word in enumerate(words) if PROGRAM.fullmatch(word)), default=None)
     if place is not None:
@@ -115,7 +117,7 @@ def check_command(words, options):
 
 
 def commands_of(script):
-    """The commands of a script as lists of words, without redirections' meaning, loops and quotes in quotes."""
+    """The simple commands of a script as lists of words. Redirections stay in them; loops are not understood."""
     script = re.sub(r"\$\([^)]*\)", "N", script).replace("\\\n", " ")
     for line in script.splitlines():
         words = shlex.shlex(line, posix=True, punctuation_chars=";&|<>")
@@ -129,6 +131,7 @@ def commands_of(script):
 
 
 def check_span(span, options):
+    """Yields the problems of a code span that is a command, a key or a file; see check_command()."""
     text = re.sub(r"[\[\]|\\]", " ", span)
     try:
         words = shlex.split(text) or [""]
@@ -173,6 +176,7 @@ class Page:
                       for span in re.findall(r"`([^`]+)`", part)]
 
     def check_block(self, block, options):
+        """Yields the problems of a block's fence and, unless its commands run, of its contents."""
         fence = re.fullmatch(r"(\w+)(?: needs=(\S+))?", block.fence)
         if not fence or fence[1] not in LANGUAGES:
             yield f"an unknown fence: {block.fence!r}"
@@ -195,5 +199,8 @@ class Page:
         found = [f"{self.name}:{block.line}: {problem}" for block in self.blocks
                  for problem in self.check_block(block, options)]
         found += [f"{self.name}: `{span}`: {problem}" for span in self.spans for problem in check_span(span, options)]
-        return found + [f"{self.name}: `{span}`: no program has this option" for span in self.spans
-                        if (option := OPTION.match(span)) and option[0] not in options]
+        alone = [span for span in self.spans if span.startswith("--")]
+        alone += [comment for block in self.blocks
+                  for comment in re.findall(r"^(?:.*\s)?# (.*)", block.text, re.MULTILINE)]
+        return found + [f"{self.name}: `{text}`: no program has {option}" for text in alone
+                        for option in OPTION.findall(text) if option not in options]

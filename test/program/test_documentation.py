@@ -31,7 +31,7 @@ from pages import Page
 from trainer import ENVIRONMENT, ROOT, TRAINER, generated_text
 
 NAMES = ["README.md", "CONTRIBUTING.md", *(f"docs/{page.name}" for page in sorted(ROOT.glob("docs/*.md")))]
-SECONDS = 300  # for a block, on busy cores
+SECONDS = 600  # for a block, on busy cores
 
 
 @functools.lru_cache(maxsize=None)
@@ -142,7 +142,7 @@ $ grep -E '^ *(ZeRO|[0-3]) ' plan.txt
 
 ```sh needs=gpu
 make ARCH=native && make gpu-check PART=measure
-scripts/gpu_check.py --list; build/test_simt '*norm*' --seed 7   # comment --with-words
+scripts/gpu_check.py --list; build/test_simt '*norm*' --seed 7   # or --min-p
 mpirun -np 8 build/train_gpt configs/gpt2_124M.json \\
     --set train.max_steps=5 --auto
 ```
@@ -171,7 +171,8 @@ PLANTED = [  # a text of GOOD, its replacement, words of the problem
     ("[--out ", "[--html ", "train_gpt report has no option --html"),
     ("train_gpt report", "report", None),
     ("train_gpt report RUN... [--out ", "report [--html ", "train_gpt report has no option --html"),
-    ("`--top-k`", "`--top-q`", "`--top-q`: no program has this option"),
+    ("`--top-k`", "`--top-q`", "`--top-q`: no program has --top-q"),
+    ("--min-p", "--mini-p", "no program has --mini-p"),
     ("model.n_layer", "model.layers", "there is no key model.layers"),
     ("configs/*.json", "configs/*.yaml", "there is no configs/*.yaml"),
     ("mpirun -np", "mprun -np", "there is no program mprun"),
