@@ -142,7 +142,7 @@ TEST_CASE("main.log has llm.c's form", "[log]") {
     CHECK(read_file(directory / "main.log") == "s:12 trl:3.1416 lr:0.000600 norm:1.00\ns:12 tel:2.7183\n");
 }
 
-TEST_CASE("after a resume from any step the files equal those of an uninterrupted run", "[log]") {
+TEST_CASE("after a resume from any step the files equal an uninterrupted run's", "[log]") {
     TemporaryDirectory straight;
     write_steps(straight.path(), 0, 20);
     const std::vector<std::string> litters = {

@@ -59,7 +59,7 @@ std::vector<std::string> contents(const std::string& directory) {
 
 }  // namespace
 
-TEST_CASE("a log with failed writes for some steps has every record once, in order", "[log]") {
+TEST_CASE("a log that cannot be written for some steps has every record once, in order", "[log]") {
     TemporaryDirectory straight;
     {
         RunLog log(straight.path(), 0, "{}");
