@@ -93,7 +93,7 @@ TEST_CASE("a file missing in a directory that has been moved is not reported as 
     expect_error(Exit::no_input, {"absent"}, [&] { none.guard(look); });
 }
 
-TEST_CASE("without file system locks the lock's holder is known by its process and its heartbeat") {
+TEST_CASE("without file system locks the lock's holder is known by its process and its timestamps") {
     for (const int error : {ENOSYS, EOPNOTSUPP, ENOLCK}) {
         const SystemFault fault(SystemCall::lock, "/lock", error);
         TemporaryDirectory run;
