@@ -208,8 +208,7 @@ TEST_CASE("whenever a process is killed, the newest checkpoint that it committed
         CHECK(step <= committed + 1);  // committed, but killed before reporting it
         CHECK(holds_its_step(*found));
         CHECK(committed_steps(run.path()).size() <= 3);  // killed before retention: one more than kept
-        apply_retention(run.path(), found->manifest().info.run_id,
-                        {.keep = 2});  // like the next process's first save
+        apply_retention(run.path(), found->manifest().info.run_id, {.keep = 2});  // like the next process's first save
         CHECK(committed_steps(run.path()).size() <= 2);
         next = step + 1;
     }

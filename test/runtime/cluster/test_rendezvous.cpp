@@ -47,8 +47,7 @@ SocketAddress loopback(int port) {
 
 }  // namespace
 
-TEST_CASE("rendezvous: all connected ranks report missing ranks and ranks with another run's token",
-          "[control]") {
+TEST_CASE("rendezvous: all connected ranks report missing ranks and ranks with another run's token", "[control]") {
     RankProcesses ranks(5);
     for (const int rank : {0, 1, 3})
         ranks.start(ranks.environment_of(rank),
