@@ -50,8 +50,7 @@ TEST_CASE("every suggested configuration can be run", "[suggest]") {
             }
 }
 
-TEST_CASE("a faster machine or more time gives a larger model, and a short text limits the model's size",
-          "[suggest]") {
+TEST_CASE("a faster machine or more time gives a larger model, and a short text limits the model's size", "[suggest]") {
     SuggestionInputs long_text = shakespeare();
     long_text.text_bytes = long_text.train_tokens = uint64_t(1) << 40;
     int64_t before = 0;

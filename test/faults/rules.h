@@ -4,9 +4,9 @@
 //
 //   call     names of operations, separated by |; default: all
 //   path     fnmatch() pattern of the absolute path, in which * also matches /; default: all
-//   nth      the first operation that fails, counted per rule from 1; default 1
-//   times    how many operations fail from there; default 1; `all` for a permanent fault
-//   rate     each operation fails with this probability, drawn from `seed`; nth and times are ignored
+//   nth      the first affected operation, counted per rule from 1; default 1
+//   times    how many operations are affected from there; default 1; `all` for a permanent fault
+//   rate     each operation is affected with this probability, drawn from `seed`; nth and times are ignored
 //   rank     only in the process of this rank
 //   action   an errno's name, short (half of the bytes are moved), flip (one bit of the bytes changes), kill and
 //            kill_after (SIGKILL before and after the operation), hang:SECONDS, late:SECONDS (hangs for one second,
