@@ -15,8 +15,11 @@ int main(int argc, char** argv) {
             return Exit::ok;
         }
         if (line->supervise) return supervise_training(*line, {argv, argv + argc});
-        if (line->nproc > 0)
+        if (line->nproc > 0) {
+            // An invalid configuration is reported once, before the ranks start.
+            if (!line->config.empty()) load_config(line->config, line->overrides, line->nproc * line->node.nodes);
             return launch_ranks(line->nproc, line->node, arguments_of_rank({argv, argv + argc}), line->config.empty());
+        }
 
         // All ranks run this with the same configuration, on their own share of each batch.
         const RankEnvironment environment = find_rank_environment();

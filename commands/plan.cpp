@@ -2,9 +2,11 @@
 
 #include <CLI/App.hpp>
 #include <cstdio>
+#include <nlohmann/json.hpp>
 
 #include "commands/command_line.h"
 #include "runtime/performance/performance.h"
+#include "training/models/hf_config.h"
 #include "training/models/model_io.h"
 
 namespace {
@@ -25,6 +27,15 @@ void add_run(ScalingInputs& inputs, const GptOptions& run, double flops_per_toke
     GptOptions staged = run;
     for (staged.zero_stage = 0; staged.zero_stage <= 3; staged.zero_stage++)
         inputs.memory_bytes_per_rank[size_t(staged.zero_stage)] = double(planned_bytes(staged));
+}
+
+// Returns the architecture that `export --hf` writes, or why it cannot.
+std::string export_text(const Config::Model& model) {
+    try {
+        return hf_config(model, 0, Dtype::fp32)["architectures"][0].get<std::string>();
+    } catch (const Error& error) {
+        return error.what();
+    }
 }
 
 void plan(Options options) {
@@ -49,6 +60,7 @@ void plan(Options options) {
     std::printf("micro-steps        %14d per step of %.0f tokens\n", run.micro_steps,
                 double(config.train.total_batch_tokens));
     std::printf("FLOPs per token    %14.4e, per step %.4e\n", flops, flops * double(config.train.total_batch_tokens));
+    std::printf("Hugging Face       %s\n", export_text(config.model).c_str());
     if (machine.gpus > 0) {
         add_run(machine, run, flops);
         std::printf("\n%s", scaling_table(machine).c_str());

@@ -35,7 +35,7 @@ Config config_of(const SuggestionInputs& inputs, const ModelSize& size) {
     c.data.val = inputs.val_tokens > 1 ? directory + "/val_*.bin" : "";
     if (inputs.has_tokenizer) c.data.tokenizer = directory + "/tokenizer.json";
     c.train.seq_len = size.seq_len;
-    c.train.batch_size = 8;
+    c.train.batch_size = kMaxDefaultBatch;
     c.train.total_batch_tokens = c.train.batch_size * size.seq_len;
     c.train.max_steps = 0;
     c.train.max_minutes = inputs.minutes;
@@ -71,6 +71,7 @@ void fit_to_pace(Suggestion& suggestion, const SuggestionInputs& inputs) {
     const double affordable = std::max(64.0, 0.01 * suggestion.tokens() / batch_tokens);
     c.eval.batches = double(inputs.val_tokens) <= affordable * batch_tokens ? 0 : int(std::min(affordable, 1e6));
     c.schedule.warmup_steps = std::min(c.schedule.warmup_steps, every(10));
+    c.train.batch_size = 0;  // so that any number of ranks can share a step's tokens
 }
 
 }  // namespace

@@ -177,6 +177,27 @@ def program_findings(texts):
                     f"{match[1]} is in neither CPU_PROGRAMS nor GPU_PROGRAMS, so no test builds it"
 
 
+def code_lines(name, text):
+    """Lines that are neither blank nor comment."""
+    if Path(name).suffix in CPP:
+        text = LITERAL.sub(lambda literal: literal[0] if literal[0][0] != "/" else "", text)
+    return sum(bool(line.strip()) for line in text.splitlines())
+
+
+def budget_findings(texts, root):
+    """The product's lines per folder, at most the sum of the folder's rows in dev/results/lines.md."""
+    page, budget = "dev/results/lines.md", {}  # folder: (lines, number of its last row)
+    for number, line in enumerate((root / page).read_text("utf-8").splitlines(), 1):
+        if row := re.match(r"\| `([^`]*)` \| ([\d,]+) \|", line):
+            budget[row[1]] = budget.get(row[1], (0, 0))[0] + int(row[2].replace(",", "")), number
+    for folder, (most, number) in budget.items():
+        is_page = folder == "commands/report"
+        lines = sum(code_lines(name, text) for name, text in texts.items()
+                    if (name == folder or name.startswith(folder + "/")) and (Path(name).suffix in CPP) != is_page)
+        if lines > most:
+            yield page, number, f"{folder} has {lines} lines; at most {most}"
+
+
 def doc_findings(root):
     """README.md is short and links to every page of docs/; no page has a dead link."""
     def anchors(text):
@@ -212,6 +233,7 @@ def main(root):
     found += cycle_findings(texts)
     found += [(name, *finding) for name, text in texts.items() if name.startswith("model/")
               for finding in storage_template_findings(name, text)]
+    found += budget_findings(texts, root)
     found += doc_findings(root.resolve())
     for name, number, sentence in found:
         print(f"{name}:{number}: {sentence}")

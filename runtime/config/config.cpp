@@ -131,29 +131,18 @@ std::vector<Option> changed_options(Config& config) {
     return changed;
 }
 
-// Checks that some limit ends the run, and that the schedule and the validations are compatible with it.
-void check_end(const Config& c, const std::string& origin) {
-    if (c.train.max_steps == 0 && c.train.max_epochs == 0 && c.train.max_minutes == 0)
-        fail(Exit::config,
-             "%s: train.max_steps, train.max_epochs and train.max_minutes are all 0; set at least one to end the run",
-             origin);
-    const LrSchedule schedule = c.schedule.name;
-    if (c.train.max_minutes > 0 && (schedule == LrSchedule::cosine || schedule == LrSchedule::linear))
-        fail(Exit::config,
-             "%s: train.max_minutes (%g) needs schedule.name \"wsd\", \"constant\" or \"cyclic\", is \"%s\", which "
-             "depends on the number of steps from the start",
-             origin, c.train.max_minutes, name_of(schedule));
-    auto needs_validation = [&](bool is_set, const char* key) {
-        if (is_set && (c.data.val.empty() || c.eval.every_steps == 0))
-            fail(Exit::config, "%s: %s needs validations: data.val and eval.every_steps must be set", origin, key);
-    };
-    needs_validation(c.eval.patience > 0, "eval.patience");
-    needs_validation(c.checkpoint.keep_best, "checkpoint.keep_best");
-    if (!c.eval.questions.empty() && c.eval.every_steps == 0)
-        fail(Exit::config, "%s: eval.questions needs eval.every_steps, which is 0", origin);
-}
-
 }  // namespace
+
+// Fills in the settings that depend on others: a batch size of 0, head rows of 0, and a warm-up too long for the run,
+// which becomes a tenth of the run.
+static void fill_in_defaults(Config& config, int world) {
+    Config::Train& train = config.train;
+    if (train.batch_size == 0) train.batch_size = std::max(1, largest_batch_size(config, world, kMaxDefaultBatch));
+    if (train.head_rows == 0) train.head_rows = default_head_rows(train.batch_size, train.seq_len);
+    int& warmup = config.schedule.warmup_steps;
+    const int cooldown = config.schedule.name == LrSchedule::wsd ? cooldown_steps(config, train.max_steps) : 0;
+    if (train.max_steps > 0 && warmup + cooldown > train.max_steps) warmup = train.max_steps / 10;
+}
 
 Config load_config(const std::string& path, const std::vector<std::string>& overrides, int world) {
     // Apply the family first, wherever it is in the overrides, because it only sets defaults.
@@ -168,8 +157,7 @@ Config load_config(const std::string& path, const std::vector<std::string>& over
     Config config = parse_config(read_file(path, kLargestFile), path,
                                  is_given ? std::make_optional(families.model.family) : std::nullopt);
     for (const std::string& assignment : others) override_config(config, assignment);
-    if (config.train.head_rows == 0)
-        config.train.head_rows = default_head_rows(config.train.batch_size, config.train.seq_len);
+    fill_in_defaults(config, world);
     check_config(config, path, world);
     return config;
 }
@@ -229,63 +217,6 @@ void override_config(Config& config, const std::string& assignment) {
     const Option& option = option_named(table, assignment.substr(0, equals), "--set");
     assign_option(option, typed_value(assignment.substr(equals + 1), option), "--set");
     if (option.key == kFamilyKey) set_family(config.model, config.model.family);
-}
-
-void check_config(const Config& c, const std::string& origin, int world) {
-    check_model(c.model, origin);
-    if (c.data.document_mask && c.data.document_token < 0 && c.data.tokenizer.empty())
-        fail(Exit::config,
-             "%s: data.document_mask needs data.tokenizer or data.document_token, the token that starts a document",
-             origin);
-    if (c.data.document_token >= c.model.vocab_size)
-        fail(Exit::config, "%s: data.document_token (%d) must be below model.vocab_size (%d)", origin,
-             c.data.document_token, c.model.vocab_size);
-
-    if (c.train.may_roll_back() && c.checkpoint.every_steps == 0)
-        fail(Exit::config, "%s: train.on_spike or train.on_nonfinite is \"rollback\", but checkpoint.every_steps is 0",
-             origin);
-
-    struct AtMost {
-        const char* key;
-        int value;
-        const char* limit_key;
-        int limit;
-    };
-    for (const AtMost& pair : {AtMost{"train.seq_len", c.train.seq_len, "model.n_positions", c.model.n_positions},
-                               AtMost{"eval.stride", c.eval.stride, "train.seq_len", c.train.seq_len},
-                               AtMost{"sample.top_k", c.sample.top_k, "model.vocab_size", c.model.vocab_size},
-                               AtMost{"schedule.warmup_steps", c.schedule.warmup_steps, "train.max_steps",
-                                      c.train.max_steps > 0 ? c.train.max_steps : kMostSteps}})
-        if (pair.value > pair.limit)
-            fail(Exit::config, "%s: %s (%d) must not be larger than %s (%d)", origin, pair.key, pair.value,
-                 pair.limit_key, pair.limit);
-
-    // The ranges keep the product far below 2^63. A divisor of the total, an int, is an int as well.
-    const int64_t tokens = int64_t(c.train.batch_size) * c.train.seq_len * world, total = c.train.total_batch_tokens;
-    const int64_t below = total / tokens * tokens;
-    if (below != total)
-        fail(Exit::config,
-             "%s: train.total_batch_tokens (%ld) must be a multiple of train.batch_size (%d) times train.seq_len (%d) "
-             "times the number of ranks (%d), i.e. of %ld; the nearest valid %s%ld",
-             origin, total, c.train.batch_size, c.train.seq_len, world, tokens,
-             below ? format("values are %ld and ", below) : "value is ", below + tokens);
-
-    check_end(c, origin);
-    const int warmup = c.schedule.warmup_steps, steps = c.train.max_steps;
-    if (c.schedule.name == LrSchedule::wsd && steps > 0 && warmup + cooldown_steps(c, steps) > steps)
-        fail(Exit::config,
-             "%s: schedule.warmup_steps (%d) plus the cooldown (schedule.cooldown_fraction %g of train.max_steps, %d "
-             "steps) must not exceed train.max_steps (%d)",
-             origin, warmup, c.schedule.cooldown_fraction, cooldown_steps(c, steps), steps);
-
-    if (c.train.precision == Dtype::fp16 && !c.loss_scale.dynamic && c.loss_scale.fixed <= 1)
-        fail(Exit::config,
-             "%s: train.precision \"fp16\" needs loss_scale.dynamic true or loss_scale.fixed above 1 (is %g): without "
-             "a loss scale, small gradients vanish in fp16",
-             origin, c.loss_scale.fixed);
-    if (c.loss_scale.dynamic && c.loss_scale.minimum > c.loss_scale.initial)
-        fail(Exit::config, "%s: loss_scale.minimum (%g) must not be larger than loss_scale.initial (%g)", origin,
-             c.loss_scale.minimum, c.loss_scale.initial);
 }
 
 int default_head_rows(int batch_size, int seq_len) {

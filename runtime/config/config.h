@@ -106,7 +106,7 @@ struct Config {
         int max_steps = 19073;   // 0: no limit
         double max_epochs = 0;   // 0: no limit
         double max_minutes = 0;  // 0: no limit
-        int batch_size = 16;     // sequences per rank and micro-step
+        int batch_size = 16;     // sequences per rank and micro-step; 0: largest_batch_size(), at most kMaxDefaultBatch
         int seq_len = 1024;
         int64_t total_batch_tokens = 524288;  // per optimizer step, over all ranks
         Dtype precision = Dtype::bf16;
@@ -203,7 +203,7 @@ struct Config {
 };
 
 // Reads the configuration file, applies `overrides` ("section.key=value") in order, fills in the defaults that depend
-// on other keys (train.head_rows), and calls check_config() for `world` ranks.
+// on other keys (train.batch_size, train.head_rows, too long a warm-up), and calls check_config() for `world` ranks.
 Config load_config(const std::string& path, const std::vector<std::string>& overrides, int world);
 
 // Parses a configuration in JSON. Absent keys get their defaults, which depend on model.family. A key and its aliases
@@ -224,7 +224,14 @@ std::string joined(const std::vector<std::string>& differences);
 // calls set_family().
 void override_config(Config& config, const std::string& assignment);
 
-// Checks the keys against each other, for `world` ranks: head sizes, lengths, gradient accumulation, schedules.
+// The largest number of sequences per micro-batch, at most `most`, with which train.total_batch_tokens is a multiple of
+// the tokens of `world` ranks' micro-batches; 0 if there is none.
+int largest_batch_size(const Config& config, int world, int most);
+// The limit if train.batch_size is 0.
+inline constexpr int kMaxDefaultBatch = 8;
+
+// Checks the keys against each other, for `world` ranks: head sizes, lengths, gradient accumulation, schedules. Fails
+// with Exit::config and all problems.
 void check_config(const Config& config, const std::string& origin, int world);
 
 // The rows of logits in memory at a time if train.head_rows is 0: one micro-batch, at most 8192. More rows make the

@@ -127,10 +127,6 @@ void set_family(Config::Model& model, ModelFamily family) {
     model = std::move(m);
 }
 
-void check_model(const Config::Model& model, const std::string& origin) {
-    if (const std::string problem = model.problem(); !problem.empty()) fail(Exit::config, "%s: %s", origin, problem);
-}
-
 namespace {
 
 std::vector<bool> windows_of(const Config::Model& m) {

@@ -85,7 +85,8 @@ std::vector<Option> training_options(Config& c) {
         {"train.max_minutes", &c.train.max_minutes, between(0, 1e6),
          "training time in minutes, summed over all resumes; 0: no limit. wsd: the cooldown starts early enough to "
          "finish in time"},
-        {"train.batch_size", &c.train.batch_size, between(1, 1 << 20), "sequences per micro-batch and rank"},
+        {"train.batch_size", &c.train.batch_size, between(0, 1 << 20),
+         "sequences per micro-batch and rank; 0: the largest number up to 8 that divides total_batch_tokens"},
         {"train.seq_len", &c.train.seq_len, between(1, 1 << 24), "tokens per sequence; at most model.n_positions"},
         {"train.total_batch_tokens", &c.train.total_batch_tokens, between(1, kMaxInt),
          "tokens per optimizer step over all ranks; determines the number of gradient accumulation steps"},

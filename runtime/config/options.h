@@ -49,9 +49,6 @@ struct Alias {
 };
 const std::vector<Alias>& model_aliases();
 
-// Fails with Exit::config, naming both keys, if two settings of the model contradict each other.
-void check_model(const Config::Model& model, const std::string& origin);
-
 // Sets the option, or fails with Exit::config: "ORIGIN: KEY must be ..., is VALUE".
 void assign_option(const Option& option, const nlohmann::ordered_json& value, const std::string& origin);
 

@@ -271,6 +271,9 @@ class FromTextToText(TrainerTest):
     def test_plan_needs_no_data(self):
         said = self.run_trainer("plan", self.write_config(data_train="nothing"))
         self.assertIn("total", said)
+        self.assertIn("Hugging Face       GPT2LMHeadModel\n", said)
+        self.assertIn("Hugging Face       cannot export to Hugging Face: no supported architecture",
+                      self.run_trainer("plan", self.write_config(model_norm="rmsnorm")))
         # wte + wpe + 2 blocks of (norms 4 C, attention 4 C^2 + 4 C, MLP 8 C^2 + 5 C) + the final norm, C = 48
         c, padded_vocab = 48, 384
         self.assertIn(str((padded_vocab + 24) * c + 2 * (12 * c * c + 13 * c) + 2 * c), said.replace(",", ""))

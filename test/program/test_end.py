@@ -32,6 +32,12 @@ class End(TrainerTest):
         self.assertGreater(trained_s, 0.8)
         self.assertLess(trained_s, 15)
 
+    def test_a_complete_run_that_is_started_again_says_so(self):
+        self.train(train_max_steps=4)
+        said = self.train("--resume", train_max_steps=4)
+        self.assertIn("run is complete: 4 steps are done\n", said)
+        self.assertNotIn("steps 5", said)
+
     def test_minutes_end_a_run_after_its_cooldown(self):
         self.check_time_limit()
 

@@ -2,7 +2,9 @@
 import json
 import re
 import shlex
+import shutil
 import subprocess
+import unittest
 
 from trainer import ENVIRONMENT, TRAINER, TrainerTest, generated_text
 
@@ -27,6 +29,17 @@ class OwnText(TrainerTest):
         self.assertLess(min(losses), losses[0] - 1)
         self.assertIn("The king", self.run_trainer("sample", "runs/mine", "--prompt", "The king", "--tokens", "5"))
 
+    @unittest.skipUnless(shutil.which("mpirun"), "there is no mpirun")
+    def test_the_configuration_also_runs_on_two_ranks_and_for_few_steps(self):
+        self.run_trainer("prepare", "mine.txt", "--out", "mine", "--minutes", "0.05")
+        run = ["mine/config.json", "--set", "train.max_steps=8", "--set", "run.dir=two"]
+        self.run_trainer(*run, "--nproc", "2")
+        config = json.loads((self.dir / "two/config.json").read_text())
+        tokens = config["train"]["batch_size"] * config["train"]["seq_len"] * 2
+        self.assertEqual(config["train"]["total_batch_tokens"] % tokens, 0)
+        self.assertEqual(config["schedule"]["warmup_steps"], 0)
+        self.assertEqual(len(self.records("two", "train")), 8)
+
     def test_the_program_is_named_as_the_user_types_it(self):
         (self.dir / "bin").mkdir()
         (self.dir / "bin/train").write_bytes(TRAINER.read_bytes())
@@ -44,7 +57,7 @@ class OwnText(TrainerTest):
         config.write_text(json.dumps(edited))
         self.run_trainer(*prepare, "--force")
         self.assertEqual(json.loads((self.dir / "mine/config.json.old-1").read_text()), edited)
-        self.assertEqual(json.loads(config.read_text())["train"]["batch_size"], 8)
+        self.assertEqual(json.loads(config.read_text())["train"]["batch_size"], 0)
 
     def test_no_configuration_for_a_text_that_is_too_short(self):
         (self.dir / "short.txt").write_text("A line.\n" * 30)

@@ -371,3 +371,28 @@ TEST_CASE("the nearest name is the one with the fewest changes", "[config]") {
     CHECK(nearest_name("", {"train"}).empty());
     CHECK(nearest_name(std::string(100000, 'a'), {"train"}).empty());
 }
+
+TEST_CASE("all contradictions of a configuration are reported at once", "[config]") {
+    Config config;
+    config.train.seq_len = 2048;
+    config.train.precision = Dtype::fp16;
+    config.checkpoint.keep_best = true;
+    config.eval.every_steps = 0;
+    expect_error(Exit::config,
+                 {"x.json: train.seq_len (2048) must not be larger than model.n_positions (1024)\n    train.precision",
+                  "\n    checkpoint.keep_best needs validations"},
+                 [&] { check_config(config, "x.json", 1); });
+}
+
+TEST_CASE("a batch size of 0 divides the tokens of a step among the ranks", "[config]") {
+    Config config;
+    config.train.seq_len = 64;
+    config.train.total_batch_tokens = 64 * 24;
+    CHECK(largest_batch_size(config, 1, kMaxDefaultBatch) == 8);
+    CHECK(largest_batch_size(config, 2, kMaxDefaultBatch) == 6);
+    CHECK(largest_batch_size(config, 4, kMaxDefaultBatch) == 6);
+    CHECK(largest_batch_size(config, 12, kMaxDefaultBatch) == 2);
+    CHECK(largest_batch_size(config, 5, kMaxDefaultBatch) == 0);
+    config.train.batch_size = 16;
+    expect_error(Exit::config, {"or set train.batch_size to 12"}, [&] { check_config(config, "x.json", 1); });
+}
