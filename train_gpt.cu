@@ -1,6 +1,8 @@
 // main(): the training recipe. Other commands are in commands/.
 #include "commands/supervision.h"
-#include "runtime/io/io.h"
+#include "runtime/config/schedule.h"
+#include "runtime/io/installation.h"
+#include "runtime/io/process.h"
 #include "training/evaluation.h"
 #include "training/profiler.h"
 #include "training/run_files.h"

@@ -10,6 +10,8 @@
 #include "commands/app_description.h"
 #include "kernels/base/check.h"
 #include "kernels/comm.h"
+#include "runtime/io/files.h"
+#include "runtime/io/json.h"
 
 namespace {
 

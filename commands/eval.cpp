@@ -5,6 +5,7 @@
 
 #include "commands/command_line.h"
 #include "data/evaluation/rolling_text.h"
+#include "runtime/io/files.h"
 #include "training/models/questions.h"
 
 namespace {

@@ -5,6 +5,7 @@
 #include "commands/command_line.h"
 #include "commands/run_records.h"
 #include "model/huggingface.h"
+#include "runtime/io/files.h"
 #include "training/models/hf_config.h"
 #include "training/models/llmc_files.h"
 #include "training/models/model_io.h"

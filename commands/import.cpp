@@ -2,6 +2,10 @@
 #include <filesystem>
 
 #include "commands/command_line.h"
+#include "runtime/config/loss_scale.h"
+#include "runtime/io/files.h"
+#include "runtime/io/lock.h"
+#include "runtime/io/process.h"
 #include "runtime/logging/logging.h"
 #include "training/models/model_io.h"
 

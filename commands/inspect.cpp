@@ -8,6 +8,8 @@
 #include "data/shards/dataset_record.h"
 #include "data/shards/shards.h"
 #include "data/tokenizer/tokenizer.h"
+#include "runtime/io/files.h"
+#include "runtime/io/json.h"
 #include "runtime/io/reject_file.h"
 #include "runtime/logging/logging.h"
 #include "training/models/hf_config.h"

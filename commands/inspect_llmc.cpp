@@ -9,6 +9,7 @@
 #include "data/tokenizer/tokenizer.h"
 #include "model/inference.h"
 #include "runtime/checkpoint/checkpoint.h"
+#include "runtime/io/files.h"
 #include "runtime/io/header_word.h"
 #include "runtime/io/reject_file.h"
 #include "runtime/logging/logging.h"

@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "commands/command_line.h"
+#include "runtime/io/files.h"
+#include "runtime/io/process.h"
 #include "runtime/performance/performance.h"
 #include "training/models/hf_config.h"
 #include "training/models/model_io.h"

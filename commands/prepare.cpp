@@ -4,6 +4,9 @@
 
 #include "commands/command_line.h"
 #include "commands/suggest_config.h"
+#include "runtime/io/files.h"
+#include "runtime/io/installation.h"
+#include "runtime/io/process.h"
 #include "runtime/logging/logging.h"
 #include "training/models/model_io.h"
 

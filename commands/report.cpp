@@ -4,6 +4,8 @@
 
 #include "commands/command_line.h"
 #include "commands/report_page.h"
+#include "runtime/io/files.h"
+#include "runtime/io/process.h"
 
 namespace {
 

@@ -7,6 +7,8 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/config/config.h"
+#include "runtime/io/files.h"
+#include "runtime/io/json.h"
 
 // The files of commands/report/, embedded at compile time; the Makefile lists them as prerequisites.
 asm(R"(

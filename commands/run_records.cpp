@@ -1,4 +1,5 @@
 #include "commands/run_records.h"
+#include "runtime/io/files.h"
 
 #include <cmath>
 #include <nlohmann/json.hpp>

@@ -3,7 +3,6 @@
 
 #include <map>
 
-#include "runtime/io/io.h"
 
 // Reads the lines of a growing file: each read() returns the lines that were appended since the last one.
 class GrowingFile {

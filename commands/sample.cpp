@@ -6,6 +6,8 @@
 #include <sstream>
 
 #include "commands/command_line.h"
+#include "runtime/io/files.h"
+#include "runtime/io/json.h"
 #include "runtime/logging/logging.h"
 #include "training/models/generation.h"
 

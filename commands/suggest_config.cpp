@@ -4,7 +4,7 @@
 #include <cmath>
 #include <filesystem>
 
-#include "runtime/io/io.h"
+#include "runtime/io/process.h"
 #include "training/models/model_io.h"
 
 namespace {

@@ -1,7 +1,7 @@
 #include "dev/bench_report.h"
 
 #include "dev/bench_timing.h"
-#include "runtime/io/io.h"
+#include "runtime/io/files.h"
 
 void Report::write() {
     if (!path_.empty()) write_file_atomically(path_, json_.dump(1) + "\n");

@@ -4,7 +4,8 @@
 
 #include "dev/bench_arrays.h"
 #include "dev/bench_timing.h"
-#include "runtime/io/io.h"
+#include "runtime/io/files.h"
+#include "runtime/io/json.h"
 #include "runtime/performance/performance.h"
 
 namespace {

@@ -23,9 +23,10 @@ MAY_READ_ENVIRONMENT = {"runtime/cluster/rank_environment.cpp", "test/simt/nccl_
 
 # Allowed includes: folder -> folders and files. None: anything. Subfolders follow the folder above them.
 BASICS = ["kernels/base", *(f"kernels/{name}.h" for name in ("device", "comm", "numeric", "tensor", "trace"))]
-# Other folders may include only the public header of each folder of runtime/, and all of runtime/io.
+# Other folders may include all of runtime/io and the public headers of the other folders of runtime/.
 RUNTIME_FOLDERS = ["config", "checkpoint", "cluster", "logging", "io", "performance"]
-RUNTIME = ["runtime/io", *(f"runtime/{folder}/{folder}.h" for folder in RUNTIME_FOLDERS)]
+RUNTIME = ["runtime/io", *(f"runtime/{folder}/{folder}.h" for folder in RUNTIME_FOLDERS),
+           *(f"runtime/config/{name}.h" for name in ("schedule", "loss_scale", "divergence"))]
 DATA = [f"data/{room}" for room in ("tokenizer", "text", "shards", "prepare", "evaluation")]
 SEAM = ["kernels", "kernels/base"]
 BACKEND = [*SEAM, "kernels/shared"]

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <map>
 
+#include "runtime/config/divergence.h"
 #include "runtime/io/digest.h"
+#include "runtime/io/process.h"
 
 namespace {
 

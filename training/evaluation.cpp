@@ -1,5 +1,6 @@
 #include "training/evaluation.h"
 
+#include "runtime/io/process.h"
 #include "training/models/generation.h"
 
 namespace {

@@ -6,6 +6,8 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "runtime/io/files.h"
+#include "runtime/io/process.h"
 #include "runtime/performance/performance.h"
 
 namespace {

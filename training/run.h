@@ -8,6 +8,9 @@
 
 #include "kernels/trace.h"
 #include "runtime/cluster/cluster.h"
+#include "runtime/config/schedule.h"
+#include "runtime/io/lock.h"
+#include "runtime/io/process.h"
 #include "runtime/performance/performance.h"
 #include "training/models/questions.h"
 

@@ -6,6 +6,8 @@
 #include <nlohmann/json.hpp>
 
 #include "model/plan.h"
+#include "runtime/io/files.h"
+#include "runtime/io/json.h"
 
 namespace {
 

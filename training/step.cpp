@@ -1,5 +1,9 @@
 #include "training/step.h"
 
+#include "runtime/config/schedule.h"
+#include "runtime/io/json.h"
+#include "runtime/io/lock.h"
+#include "runtime/io/process.h"
 #include "training/evaluation.h"
 #include "training/saving.h"
 

@@ -1,6 +1,7 @@
 // The work around a step: its timer, the ranks' votes and its record.
 #pragma once
 
+#include "runtime/io/process.h"
 #include "training/divergence.h"
 #include "training/models/votes.h"
 #include "training/run.h"

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "data/shards/shards.h"
+#include "runtime/io/files.h"
 #include "runtime/io/header_word.h"
 #include "runtime/io/reject_file.h"
 

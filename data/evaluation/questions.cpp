@@ -10,6 +10,8 @@
 #include "data/text/byte_source.h"
 #include "data/tokenizer/encoder.h"
 #include "data/tokenizer/white_space.h"
+#include "runtime/io/files.h"
+#include "runtime/io/json.h"
 #include "runtime/io/reject_file.h"
 
 namespace {

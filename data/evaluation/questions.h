@@ -3,7 +3,7 @@
 
 #include "data/evaluation/eval_file.h"
 #include "data/tokenizer/tokenizer.h"
-#include "runtime/io/io.h"
+#include "runtime/io/files.h"
 
 struct QuestionSet {
     std::string path;

@@ -1,4 +1,7 @@
 #include "data/prepare/out_directory.h"
+#include "runtime/io/files.h"
+#include "runtime/io/json.h"
+#include "runtime/io/lock.h"
 
 #include <algorithm>
 #include <filesystem>

@@ -3,7 +3,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "runtime/io/io.h"
+#include "runtime/io/lock.h"
+
 
 // OUT/prepare.unfinished/ holds plan.json (options and state of the inputs), progress.json, tokenizer.json and the
 // shards until all files are complete. If prepare is killed, the folder remains, and the next prepare with the same

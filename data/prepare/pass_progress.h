@@ -1,7 +1,8 @@
 // Progress lines for a long pass over the input, and its interruption by a signal.
 #pragma once
 
-#include "runtime/io/io.h"
+#include "runtime/io/process.h"
+
 
 // One line of progress, without a newline.
 using ProgressLine = std::function<void(const std::string&)>;

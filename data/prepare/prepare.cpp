@@ -12,6 +12,8 @@
 #include "data/text/text_quality.h"
 #include "data/tokenizer/bpe_trainer.h"
 #include "data/tokenizer/encoder.h"
+#include "runtime/io/files.h"
+#include "runtime/io/process.h"
 #include "runtime/io/utf8.h"
 
 using Json = nlohmann::ordered_json;

@@ -1,4 +1,5 @@
 #include "data/prepare/prepare_options.h"
+#include "runtime/io/files.h"
 
 #include <algorithm>
 #include <cmath>

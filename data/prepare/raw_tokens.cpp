@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "runtime/io/files.h"
 #include "runtime/io/reject_file.h"
 
 uint64_t raw_token_count(const MappedFile& file) {

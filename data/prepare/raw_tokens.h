@@ -3,6 +3,7 @@
 
 #include "data/shards/shards.h"
 #include "data/tokenizer/tokenizer.h"
+#include "runtime/io/files.h"
 
 // Appends the tokens [begin, end) of the file to the shards. Calls advance(ids) for each part. Returns the number of
 // `eot` tokens. Fails with Exit::data if an id is outside the vocabulary.

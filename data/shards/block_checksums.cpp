@@ -1,9 +1,9 @@
 #include "data/shards/block_checksums.h"
+#include "runtime/io/crc32c.h"
 
 #include <algorithm>
 #include <charconv>
 
-#include "runtime/io/io.h"
 
 void BlockChecksums::add(std::string_view bytes) {
     while (!bytes.empty()) {

@@ -5,7 +5,7 @@
 #include <set>
 
 #include "data/shards/dataset_record.h"
-#include "runtime/io/io.h"
+#include "runtime/io/files.h"
 
 // Returns the digest of the tokenizer that produced the shards; "" if unknown.
 static std::string check_tokenizer(const std::optional<Tokenizer>& tokenizer, const std::string& path, int vocab_size,

@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "runtime/io/io.h"
+#include "runtime/io/files.h"
+#include "runtime/io/json.h"
 #include "runtime/io/reject_file.h"
 
 namespace {

@@ -12,7 +12,7 @@
 #include <span>
 
 #include "data/shards/block_checksums.h"
-#include "runtime/io/io.h"
+#include "runtime/io/files.h"
 
 // Returns the paths that match `pattern`, like expand_glob(). If no file matches and the directory has the name of a
 // public data set, the error names the command that downloads it.

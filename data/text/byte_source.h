@@ -1,7 +1,8 @@
 // Sequential reading of a file, with decompression.
 #pragma once
 
-#include "runtime/io/io.h"
+#include "runtime/io/files.h"
+
 
 enum class Compression { none, gzip, zstd };
 

@@ -1,4 +1,5 @@
 #include "data/text/input_paths.h"
+#include "runtime/io/files.h"
 
 #include <unistd.h>
 

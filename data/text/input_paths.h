@@ -1,7 +1,6 @@
 // Expands the input arguments of prepare to files.
 #pragma once
 
-#include "runtime/io/io.h"
 
 struct InputPaths {
     std::vector<std::string> files;

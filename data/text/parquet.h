@@ -3,7 +3,8 @@
 
 #include <optional>
 
-#include "runtime/io/io.h"
+#include "runtime/io/files.h"
+
 
 inline constexpr std::string_view kParquetMagic = "PAR1";
 

@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "data/text/parquet.h"
+#include "runtime/io/files.h"
+#include "runtime/io/json.h"
 #include "runtime/io/reject_file.h"
 
 namespace {

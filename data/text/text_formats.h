@@ -5,6 +5,7 @@
 
 #include "data/text/byte_source.h"
 #include "data/tokenizer/pretokenizer.h"
+#include "runtime/io/files.h"
 
 // Maximum size of a record (a JSON value or a CSV row).
 inline constexpr size_t kMaxRecordBytes = size_t(64) << 20;

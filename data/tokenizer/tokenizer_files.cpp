@@ -7,8 +7,9 @@
 
 #include "data/tokenizer/tokenizer.h"
 #include "data/tokenizer/tokenizer_rules.h"
+#include "runtime/io/files.h"
 #include "runtime/io/header_word.h"
-#include "runtime/io/io.h"
+#include "runtime/io/json.h"
 #include "runtime/io/reject_file.h"
 
 namespace {

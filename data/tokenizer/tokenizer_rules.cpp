@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "runtime/io/io.h"
+#include "runtime/io/json.h"
 #include "runtime/io/reject_file.h"
 
 using Json = nlohmann::ordered_json;

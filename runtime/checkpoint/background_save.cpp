@@ -8,6 +8,7 @@
 
 #include "kernels/device.h"
 #include "runtime/checkpoint/save.h"
+#include "runtime/io/process.h"
 
 // The state of one save, shared by the training thread and the thread of the save.
 struct BackgroundSave::Job {

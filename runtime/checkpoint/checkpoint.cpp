@@ -9,6 +9,9 @@
 #include "kernels/base/check.h"
 #include "kernels/device.h"
 #include "runtime/checkpoint/shard.h"
+#include "runtime/io/files.h"
+#include "runtime/io/json.h"
+#include "runtime/io/process.h"
 
 namespace {
 

@@ -20,6 +20,8 @@
 #include "kernels/comm.h"
 #include "runtime/checkpoint/manifest.h"
 #include "runtime/checkpoint/safetensors.h"
+#include "runtime/io/files.h"
+#include "runtime/io/lock.h"
 
 // ---- saving ---------------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@
 #include <type_traits>
 
 #include "kernels/base/choices.h"
-#include "runtime/io/io.h"
+#include "runtime/io/json.h"
 
 template <class T> T value_of(const nlohmann::ordered_json& json, const std::string& place, const char* separator);
 

@@ -4,6 +4,7 @@
 #include "kernels/base/check.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/checkpoint/train_state.h"
+#include "runtime/io/files.h"
 
 namespace {
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "runtime/checkpoint/train_state.h"
+#include "runtime/io/json.h"
 
 namespace {
 

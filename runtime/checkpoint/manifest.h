@@ -8,6 +8,9 @@
 #include "kernels/base/check.h"
 #include "kernels/tensor.h"
 #include "runtime/config/config.h"
+#include "runtime/config/divergence.h"
+#include "runtime/config/loss_scale.h"
+#include "runtime/config/schedule.h"
 
 inline constexpr int kCheckpointVersion = 1;
 inline constexpr size_t kBlockBytes = size_t(1) << 20;  // covered by one CRC32C; the last block of a file is shorter

@@ -3,6 +3,7 @@
 
 #include "kernels/base/check.h"
 #include "runtime/checkpoint/checkpoint.h"
+#include "runtime/io/files.h"
 
 std::vector<int64_t> steps_to_delete(const std::vector<TrainState>& stored, const std::string& run_id,
                                      const Retention& wanted) {

@@ -3,6 +3,8 @@
 
 #include "kernels/base/check.h"
 #include "runtime/checkpoint/checkpoint.h"
+#include "runtime/io/files.h"
+#include "runtime/io/lock.h"
 
 void check_start(StartMode mode, RunDirState state, const std::string& run_dir) {
     bool is_occupied = state == RunDirState::occupied;

@@ -5,7 +5,7 @@
 #include <unordered_map>
 
 #include "kernels/tensor.h"
-#include "runtime/io/io.h"
+#include "runtime/io/files.h"
 
 // The tensors of one model, memory-mapped. Files are untrusted input: fails with Exit::data, naming the file and the
 // tensor, for a bad header length, JSON that is too deep or too large, duplicate names, shapes that overflow, and

@@ -4,6 +4,8 @@
 #include <filesystem>
 
 #include "kernels/base/check.h"
+#include "runtime/io/files.h"
+#include "runtime/io/process.h"
 
 namespace {
 

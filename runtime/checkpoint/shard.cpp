@@ -9,6 +9,8 @@
 
 #include "kernels/base/check.h"
 #include "kernels/device.h"
+#include "runtime/io/crc32c.h"
+#include "runtime/io/files.h"
 
 static_assert(std::endian::native == std::endian::little,
               "checkpoints store numbers in the memory's byte order, which must be little-endian");

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "runtime/checkpoint/manifest.h"
-#include "runtime/io/io.h"
+#include "runtime/io/files.h"
 
 // The 128-bit XXH3 hash of a text as 32 lower-case hexadecimal digits, as printed by `xxhsum -H128`.
 std::string xxh3_128(std::string_view text);

@@ -3,6 +3,9 @@
 #include "kernels/device.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/cluster/cluster.h"
+#include "runtime/config/loss_scale.h"
+#include "runtime/io/files.h"
+#include "runtime/io/process.h"
 
 namespace {
 

@@ -3,6 +3,9 @@
 
 #include "runtime/checkpoint/fields.h"
 #include "runtime/checkpoint/manifest.h"
+#include "runtime/config/divergence.h"
+#include "runtime/config/loss_scale.h"
+#include "runtime/config/schedule.h"
 
 template <class Fields> void describe(Fields& field, LossScaleState& state) {
     field("scale", state.scale, 1e-30f, kLargestLossScale);

@@ -10,6 +10,9 @@
 
 #include "runtime/cluster/child_program.h"
 #include "runtime/cluster/shared_segments.h"
+#include "runtime/io/files.h"
+#include "runtime/io/installation.h"
+#include "runtime/io/process.h"
 
 namespace {
 

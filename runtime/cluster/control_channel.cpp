@@ -1,4 +1,6 @@
 #include "runtime/cluster/control_channel.h"
+#include "runtime/io/files.h"
+#include "runtime/io/process.h"
 
 #include <signal.h>
 #include <sys/eventfd.h>

@@ -11,6 +11,8 @@
 
 #include "runtime/cluster/child_program.h"
 #include "runtime/cluster/socket.h"
+#include "runtime/io/files.h"
+#include "runtime/io/process.h"
 
 namespace {
 

@@ -1,4 +1,6 @@
 #include "runtime/cluster/rank_reports.h"
+#include "runtime/io/files.h"
+#include "runtime/io/process.h"
 
 #include <sys/un.h>
 #include <unistd.h>
@@ -10,7 +12,6 @@
 #include <ranges>
 #include <system_error>
 
-#include "runtime/io/io.h"
 
 namespace {
 

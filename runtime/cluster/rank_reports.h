@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "runtime/cluster/rank_activity.h"
+#include "runtime/io/files.h"
 
 // A rank's side: sends reports until it is destroyed. Does nothing without a supervisor.
 class RankReporter {

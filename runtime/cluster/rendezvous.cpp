@@ -1,4 +1,6 @@
 #include "runtime/cluster/rendezvous.h"
+#include "runtime/io/files.h"
+#include "runtime/io/process.h"
 
 #include <fcntl.h>
 #include <sodium.h>
@@ -11,7 +13,6 @@
 #include <list>
 #include <map>
 
-#include "runtime/io/io.h"
 
 namespace {
 

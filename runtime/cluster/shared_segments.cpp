@@ -1,4 +1,5 @@
 #include "runtime/cluster/shared_segments.h"
+#include "runtime/io/files.h"
 
 #include <fcntl.h>
 #include <sys/file.h>

@@ -1,7 +1,8 @@
 // The shared memory of Open MPI's ranks on one machine, which killed ranks do not remove.
 #pragma once
 
-#include "runtime/io/io.h"
+#include "runtime/io/files.h"
+
 
 // Creates a directory in /dev/shm for the segments of ranks that are started while this object exists, and removes it
 // at the end. If the directory cannot be created, or the user has chosen another one

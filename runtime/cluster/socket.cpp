@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "kernels/base/check.h"
+#include "runtime/io/files.h"
 
 namespace {
 

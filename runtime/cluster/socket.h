@@ -6,7 +6,8 @@
 
 #include <chrono>
 
-#include "runtime/io/io.h"
+#include "runtime/io/files.h"
+
 
 // The clock of all deadlines: CLOCK_MONOTONIC, so that setting the time of day does not affect them.
 using Clock = std::chrono::steady_clock;

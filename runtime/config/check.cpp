@@ -3,6 +3,7 @@
 
 #include "kernels/base/check.h"
 #include "runtime/config/config.h"
+#include "runtime/config/schedule.h"
 
 int largest_batch_size(const Config& config, int world, int most) {
     const int64_t sequences = config.train.total_batch_tokens / (int64_t(config.train.seq_len) * world);

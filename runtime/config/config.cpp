@@ -7,7 +7,9 @@
 #include <regex>
 
 #include "runtime/config/options.h"
-#include "runtime/io/io.h"
+#include "runtime/config/schedule.h"
+#include "runtime/io/files.h"
+#include "runtime/io/json.h"
 
 namespace {
 

@@ -1,5 +1,5 @@
 // The configuration of a run: every option and its default. It is read from one JSON file and from --set on the command
-// line. Also the parts of a run that depend only on it: learning rate schedule, loss scale and divergence checks.
+// line.
 //
 // Keys are "section.name". The table in runtime/config/options.cpp gives each key a range and a line of help; parsing,
 // checks, help, printing and the digest are derived from that table. Paths are relative to the current directory.
@@ -8,6 +8,10 @@
 // Exit::data if it is too large, and with Exit::usage if an argument of --set is not of the form key=value.
 #pragma once
 
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "kernels/base/choices.h"
@@ -268,132 +272,3 @@ std::string config_schema();
 // Returns the known name with the smallest Levenshtein distance to `name` (the first of several), or an empty string if
 // none is within half of the name's length. For "did you mean ...?".
 std::string nearest_name(const std::string& name, const std::vector<std::string>& known);
-
-// ---- run length and learning rate -----------------------------------------------------------------------------------
-
-// The length of a run. train.max_steps and train.max_epochs determine it before the first step. train.max_minutes
-// determines it when the cooldown must start, from the measured step time.
-struct Course {
-    int end_step = 0;        // the last step; 0: not known yet, train.max_minutes will determine it
-    int cooldown_begin = 0;  // wsd: the last step before the cooldown; 0 as long as end_step is 0
-    bool operator==(const Course&) const = default;
-};
-
-// Returns the course for the smaller of train.max_steps and train.max_epochs, with `epoch_samples` sequences per epoch;
-// the last step completes the last epoch. Fails with Exit::config if the epochs have too few steps for the warm-up and
-// the cooldown.
-Course planned_course(const Config& config, uint64_t epoch_samples);
-
-// Returns the course that train.max_minutes imposes after `step` (>= 1) steps that took `elapsed_s` seconds; nothing if
-// `planned` ends earlier or nothing must change yet. wsd: the cooldown starts after this step and fills the remaining
-// time at the mean step time so far, with at least one step. constant, cyclic: this step is the last.
-std::optional<Course> course_by_time(const Config& config, const Course& planned, int step, double elapsed_s);
-
-// An estimate, for display, of the last step at the mean step time of the first `step` steps. 0 if not known yet.
-int expected_end(const Config& config, const Course& course, int step, double elapsed_s);
-
-// The learning rate of a step in 1 .. course.end_step. With lr = optim.learning_rate and final = lr *
-// schedule.final_lr_fraction: in the warm-up (step <= warmup_steps) lr step / warmup_steps; afterwards, with p = (step
-// - warmup) / (end_step - warmup),
-//   cosine    final + (lr - final) (1 + cos(pi p)) / 2             (Loshchilov, Hutter, arXiv 1608.03983, eq. 5)
-//   linear    final + (lr - final) (1 - p)
-//   wsd       lr until cooldown_begin, then, with q rising from 0 to 1 at end_step,
-//             final + (lr - final) (1 - sqrt(q))                   (Haegele et al., arXiv 2405.18392, section 3);
-//             if train.max_minutes ends the warm-up early, the rate reached by then replaces lr
-//   constant  lr
-//   cyclic    a triangle: from lr to final and back to lr every cycle_steps (Smith, arXiv 1506.01186, section 3)
-// With cosine, linear and wsd the last step has exactly the rate `final`, if any step follows the warm-up.
-double learning_rate(const Config& config, const Course& course, int step);
-
-// The steps of wsd's cooldown in a run of `steps` steps: cooldown_fraction of them, rounded, at least 1.
-int cooldown_steps(const Config& config, int steps);
-
-// ---- the loss scale -------------------------------------------------------------------------------------------------
-
-// Above this, the reciprocal and the scaled gradients leave the range of float.
-inline constexpr float kLargestLossScale = 0x1p100f;
-
-// The loss scale, which keeps small FP16 gradients from vanishing, and the counts of skipped steps. Part of the
-// checkpoint.
-//
-// Dynamic scaling follows Megatron-LM's DynamicGradScaler. `growth_interval` consecutive finite steps multiply the
-// scale by `growth_factor` and restore the hysteresis. Each non-finite step decrements the hysteresis; once it is 0,
-// each one multiplies the scale by `backoff_factor`, down to `minimum` (Micikevicius et al., "Mixed precision
-// training", arXiv 1710.03740, section 3.2). Without dynamic scaling the scale is `fixed`. In both cases the number of
-// consecutive non-finite steps is limited.
-struct LossScaleState {
-    float scale = 1;
-    int good_steps = 0;       // consecutive finite steps since the scale last changed or a step was skipped
-    int hysteresis_left = 0;  // non-finite steps until the scale shrinks; 0 and 1: at the next one
-    int skipped_in_a_row = 0;
-    int64_t total_skipped = 0;
-    int last_good_step = 0;  // 0: none yet
-
-    // Records that the update of `step` was applied.
-    void step_applied(const Config::LossScale& options, int step);
-
-    // Records that `step` was skipped; `tensor` is the first whose gradient is not finite. Returns a diagnosis if the
-    // run cannot continue: the scale is already at its minimum, or more than max_skipped_steps consecutive steps were
-    // skipped. Otherwise returns an empty string.
-    std::string step_skipped(const Config::LossScale& options, int step, const std::string& tensor);
-};
-
-// The state before a run's first step.
-LossScaleState first_loss_scale(const Config::LossScale& options);
-
-// ---- divergence detection -------------------------------------------------------------------------------------------
-
-// The losses of the last applied steps, to which the next loss is compared. All of them are finite.
-struct LossWindow {
-    static constexpr size_t kMost = 200;
-    static constexpr size_t kFewest = 50;  // with fewer, no loss is a spike: the loss still falls fast at the start
-
-    std::vector<double> losses;  // the oldest first
-    bool operator==(const LossWindow&) const = default;
-
-    void add(double loss);  // drops the oldest loss of a full window; ignores a non-finite loss
-
-    // A loss above this limit is a spike: the median plus `deviations` times the median absolute deviation (MAD).
-    // Infinite with too few losses. The MAD of a normal distribution is 0.6745 sigma, so 8 of them are 5.4 sigma. It is
-    // taken as at least 2^-20 of the median, so that rounding of equal losses is not a spike.
-    double limit(double deviations) const;
-};
-
-// A return to an earlier checkpoint.
-struct Rollback {
-    int from_step = 0, to_step = 0;  // from the state after one step to the state after another
-    uint64_t skipped_samples = 0;    // the samples of those steps, which the run does not see again
-    bool is_spike = true;            // false: non-finite gradients
-    double loss = 0, limit = 0;      // the loss of the spike, and the limit that it exceeded
-    bool operator==(const Rollback&) const = default;
-};
-
-struct DivergenceState {
-    static constexpr size_t kMostRollbacks = 3;  // within kRollbackSteps
-    static constexpr int kRollbackSteps = 1000;
-
-    LossWindow window = {};
-    int last_trouble = 0;                  // the last step with a spike or a skipped update; 0: none
-    std::vector<Rollback> rollbacks = {};  // in the last kRollbackSteps, the oldest first
-    bool operator==(const DivergenceState&) const = default;
-
-    // Decides whether the step's loss is a spike, and adds the loss to the window if the step was applied. A skipped
-    // step with `is_routine` (see is_routine_skip()) does not count as trouble.
-    struct Judgement {
-        bool is_spike = false;
-        double limit = 0;  // a loss above it is a spike
-    };
-    Judgement judge(int step, double loss, bool is_applied, bool is_routine, double deviations);
-
-    // Whether the limit of rollbacks permits another one from this step.
-    bool may_roll_back(int step) const;
-    void note(const Rollback& rollback);
-};
-
-// Whether a checkpoint after `step` is healthy: no trouble since the last multiple of `every_steps` before it, or, if
-// `every_steps` is 0, since the start of the run. Does not depend on when the run was stopped and resumed.
-bool is_healthy_after(const DivergenceState& state, int step, int every_steps);
-
-// Whether a skipped step is part of normal dynamic loss scaling, which finds the largest scale by trial: at most
-// loss_scale.hysteresis consecutive steps.
-bool is_routine_skip(const LossScaleState& state, const Config::LossScale& options);

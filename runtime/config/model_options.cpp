@@ -4,7 +4,6 @@
 
 #include "kernels/base/dropout.h"
 #include "runtime/config/options.h"
-#include "runtime/io/io.h"
 
 std::vector<Option> model_options(Config& config) {
     Config::Model& m = config.model;

@@ -1,6 +1,5 @@
 #include <isa-l/crc.h>
 
-#include "runtime/io/io.h"
 
 uint32_t crc32c(const void* bytes, size_t count, uint32_t before) {
     auto* data = const_cast<unsigned char*>(static_cast<const unsigned char*>(bytes));  // the library only reads it

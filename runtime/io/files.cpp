@@ -10,7 +10,9 @@
 #include <cstring>
 #include <filesystem>
 
-#include "runtime/io/io.h"
+#include "runtime/io/crc32c.h"
+#include "runtime/io/process.h"
+
 
 namespace {
 

@@ -2,7 +2,8 @@
 #include <pwd.h>
 #include <unistd.h>
 
-#include "runtime/io/io.h"
+#include "runtime/io/files.h"
+
 
 namespace {
 

@@ -8,7 +8,8 @@
 #include <cstring>
 #include <fstream>
 
-#include "runtime/io/io.h"
+#include "runtime/io/process.h"
+
 
 namespace {
 

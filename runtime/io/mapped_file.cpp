@@ -9,7 +9,8 @@
 #include <cstring>
 #include <mutex>
 
-#include "runtime/io/io.h"
+#include "runtime/io/files.h"
+
 
 namespace {
 

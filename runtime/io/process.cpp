@@ -16,7 +16,8 @@
 #include <new>
 #include <system_error>
 
-#include "runtime/io/io.h"
+#include "runtime/io/files.h"
+
 
 // Global variables, since a signal handler has no other way to pass on state.
 static volatile std::sig_atomic_t first_signal = 0;

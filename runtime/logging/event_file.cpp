@@ -1,4 +1,7 @@
 #include "runtime/logging/event_file.h"
+#include "runtime/io/crc32c.h"
+#include "runtime/io/files.h"
+#include "runtime/io/process.h"
 
 #include <unistd.h>
 

@@ -7,6 +7,7 @@
 // (tensorflow/core/util/event.proto, tensorflow/core/framework/summary.proto, tensorboard's plugins.)
 #pragma once
 
+#include "runtime/io/process.h"
 #include "runtime/logging/log_file.h"
 
 // The content of one event: values by tag.

@@ -1,4 +1,5 @@
 #include "runtime/logging/log_file.h"
+#include "runtime/io/files.h"
 
 #include <algorithm>
 #include <utility>

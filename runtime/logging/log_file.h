@@ -4,7 +4,8 @@
 #include <mutex>
 #include <optional>
 
-#include "runtime/io/io.h"
+#include "runtime/io/files.h"
+
 
 // Records appended since the last successful sync() stay in memory until the next one. If the disk rejects a record, it
 // is written later, whole and in order. After a failed fsync the system may have dropped pages that it had accepted,

@@ -6,6 +6,9 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "runtime/config/divergence.h"
+#include "runtime/io/files.h"
+#include "runtime/io/process.h"
 #include "runtime/logging/event_file.h"
 
 namespace {

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "runtime/config/config.h"
+#include "runtime/config/divergence.h"
 #include "runtime/logging/log_file.h"
 
 // Prints a line on stdout.

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "runtime/io/process.h"
 #include "runtime/logging/terminal_view.h"
 
 namespace {

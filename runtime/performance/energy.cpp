@@ -2,7 +2,8 @@
 #include <cstring>
 #include <fstream>
 
-#include "runtime/io/io.h"
+#include "runtime/io/files.h"
+#include "runtime/io/process.h"
 #include "runtime/performance/nvml.h"
 #include "runtime/performance/performance.h"
 

@@ -2,7 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/config/config.h"
-#include "runtime/io/io.h"
+#include "runtime/io/json.h"
 #include "runtime/performance/performance.h"
 
 namespace {

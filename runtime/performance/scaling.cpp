@@ -4,7 +4,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "runtime/io/io.h"
+#include "runtime/io/json.h"
 #include "runtime/performance/performance.h"
 
 namespace {

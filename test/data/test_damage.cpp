@@ -7,6 +7,7 @@
 
 #include "data/shards/dataset_record.h"
 #include "data/shards/loader.h"
+#include "runtime/io/files.h"
 #include "test/support/data_files.h"
 #include "test/support/expect_error.h"
 #include "test/support/temporary_directory.h"

@@ -8,6 +8,7 @@
 #include "data/text/input_paths.h"
 #include "data/text/text_input.h"
 #include "data/text/text_quality.h"
+#include "runtime/io/files.h"
 #include "test/support/data_files.h"
 #include "test/support/expect_error.h"
 #include "test/support/random_values.h"

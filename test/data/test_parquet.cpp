@@ -1,6 +1,7 @@
 #include <nlohmann/json.hpp>
 
 #include "data/text/parquet.h"
+#include "runtime/io/files.h"
 #include "test/support/data_files.h"
 #include "test/support/expect_error.h"
 #include "test/support/random_values.h"

@@ -6,6 +6,8 @@
 
 #include "data/tokenizer/bpe_trainer.h"
 #include "data/tokenizer/encoder.h"
+#include "runtime/io/files.h"
+#include "runtime/io/lock.h"
 #include "test/support/expect_error.h"
 #include "test/support/prepare_fixture.h"
 #include "test/support/random_values.h"

@@ -2,6 +2,7 @@
 #include <set>
 
 #include "data/tokenizer/encoder.h"
+#include "runtime/io/files.h"
 #include "runtime/io/utf8.h"
 #include "test/support/expect_error.h"
 #include "test/support/prepare_fixture.h"

@@ -2,6 +2,7 @@
 #include <numeric>
 
 #include "data/shards/shards.h"
+#include "runtime/io/files.h"
 #include "test/support/data_files.h"
 #include "test/support/expect_error.h"
 #include "test/support/temporary_directory.h"

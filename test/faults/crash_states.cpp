@@ -21,7 +21,9 @@
 #include <unordered_set>
 
 #include "runtime/checkpoint/checkpoint.h"
-#include "runtime/io/io.h"
+#include "runtime/io/files.h"
+#include "runtime/io/json.h"
+#include "runtime/io/process.h"
 
 namespace {
 

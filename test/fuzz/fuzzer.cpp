@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "runtime/io/io.h"
+#include "runtime/io/files.h"
 #include "test/fuzz/mutations.h"
 #include "test/fuzz/parsers.h"
 

@@ -1,4 +1,5 @@
 #include "test/fuzz/inputs.h"
+#include "runtime/io/files.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -6,7 +7,6 @@
 
 #include <algorithm>
 
-#include "runtime/io/io.h"
 
 static void write_whole(int file, std::string_view content) {
     const bool is_written = ::ftruncate(file, off_t(content.size())) == 0 &&

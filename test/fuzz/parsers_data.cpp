@@ -7,6 +7,7 @@
 #include "data/text/parquet.h"
 #include "data/text/text_input.h"
 #include "data/tokenizer/encoder.h"
+#include "runtime/io/files.h"
 #include "test/fuzz/inputs.h"
 #include "test/fuzz/parsers.h"
 

@@ -10,6 +10,8 @@
 #include "runtime/checkpoint/shard.h"
 #include "runtime/cluster/rank_monitor.h"
 #include "runtime/config/config.h"
+#include "runtime/io/crc32c.h"
+#include "runtime/io/files.h"
 #include "runtime/logging/event_file.h"
 #include "test/fuzz/inputs.h"
 #include "test/fuzz/parsers.h"

@@ -1,7 +1,7 @@
 // Replays the corpora: each input, whole and truncated.
 #include <filesystem>
 
-#include "runtime/io/io.h"
+#include "runtime/io/files.h"
 #include "test/fuzz/mutations.h"
 #include "test/fuzz/parsers.h"
 #include "test/support/catch.h"

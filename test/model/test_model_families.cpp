@@ -6,6 +6,8 @@
 #include "model/inference.h"
 #include "model/sample.h"
 #include "runtime/checkpoint/safetensors.h"
+#include "runtime/io/files.h"
+#include "runtime/io/json.h"
 #include "test/support/catch.h"
 #include "training/models/hf_config.h"
 #include "training/models/model_io.h"

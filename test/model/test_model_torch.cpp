@@ -4,6 +4,7 @@
 
 #include "model/huggingface.h"
 #include "model/inference.h"
+#include "runtime/config/schedule.h"
 #include "test/support/catch.h"
 #include "test/support/torch_reference.h"
 

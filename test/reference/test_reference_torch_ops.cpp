@@ -5,7 +5,8 @@
 // ref:: stores float.
 #include <nlohmann/json.hpp>
 
-#include "runtime/io/io.h"
+#include "runtime/io/files.h"
+#include "runtime/io/json.h"
 #include "test/reference/reference.h"
 #include "test/support/catch.h"
 

@@ -8,6 +8,7 @@
 #include <map>
 #include <utility>
 
+#include "runtime/io/files.h"
 #include "test/simt/device_memory.h"
 
 namespace {

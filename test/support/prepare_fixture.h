@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "data/prepare/prepare.h"
+#include "runtime/io/files.h"
 #include "test/support/data_files.h"
 #include "test/support/temporary_directory.h"
 

@@ -1,4 +1,6 @@
 #include "test/support/rank_processes.h"
+#include "runtime/io/json.h"
+#include "runtime/io/process.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -10,7 +12,6 @@
 #include <fstream>
 #include <iterator>
 
-#include "runtime/io/io.h"
 
 namespace {
 

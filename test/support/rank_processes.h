@@ -6,6 +6,8 @@
 
 #include "runtime/cluster/rank_environment.h"
 #include "runtime/cluster/socket.h"
+#include "runtime/io/files.h"
+#include "runtime/io/json.h"
 #include "test/support/temporary_directory.h"
 
 class RankProcesses {

@@ -9,6 +9,8 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/checkpoint/safetensors.h"
+#include "runtime/io/files.h"
+#include "runtime/io/json.h"
 
 // Head sizes 16, 64 and 16, 3 micro-steps in the last model, and no dimension that is a multiple of a tile.
 inline const std::vector<std::string> kTorchReferences = {"heads_4x16", "heads_2x64", "micro_steps_3"};

@@ -1,6 +1,5 @@
 // The config.json of Hugging Face's transformers and the model that it describes.
 
-#include "runtime/io/io.h"
 #include "test/support/expect_error.h"
 #include "training/models/hf_config.h"
 

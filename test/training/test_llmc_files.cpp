@@ -5,6 +5,7 @@
 
 #include "data/evaluation/eval_file.h"
 #include "data/tokenizer/tokenizer.h"
+#include "runtime/io/files.h"
 #include "test/support/data_files.h"
 #include "test/support/expect_error.h"
 #include "test/support/temporary_directory.h"

@@ -1,6 +1,6 @@
 #include "training/models/hf_config.h"
+#include "runtime/io/json.h"
 
-#include "runtime/io/io.h"
 
 namespace {
 

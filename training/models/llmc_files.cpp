@@ -5,6 +5,7 @@
 
 #include "data/shards/shards.h"
 #include "runtime/checkpoint/checkpoint.h"
+#include "runtime/io/files.h"
 #include "runtime/io/header_word.h"
 #include "runtime/io/reject_file.h"
 

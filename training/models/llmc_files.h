@@ -5,7 +5,7 @@
 #include <span>
 
 #include "model/llmc.h"
-#include "runtime/io/io.h"
+#include "runtime/io/files.h"
 
 // The kinds of llm.c files by their first word, except token shards and tokenizers (see data/).
 enum class LlmcKind { model, debug_state, eval, optimizer_state, llama3 };

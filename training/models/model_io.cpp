@@ -7,6 +7,9 @@
 
 #include "model/huggingface.h"
 #include "model/plan.h"
+#include "runtime/io/files.h"
+#include "runtime/io/installation.h"
+#include "runtime/io/json.h"
 #include "runtime/performance/performance.h"
 #include "training/models/hf_config.h"
 #include "training/models/llmc_files.h"

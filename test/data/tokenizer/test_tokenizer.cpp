@@ -3,7 +3,8 @@
 
 #include "data/tokenizer/bpe_trainer.h"
 #include "data/tokenizer/encoder.h"
-#include "runtime/io/io.h"
+#include "runtime/io/files.h"
+#include "runtime/io/json.h"
 #include "test/support/expect_error.h"
 #include "test/support/random_values.h"
 

@@ -4,7 +4,7 @@
 
 #include "data/tokenizer/encoder.h"
 #include "data/tokenizer/nfc.h"
-#include "runtime/io/io.h"
+#include "runtime/io/files.h"
 #include "runtime/io/utf8.h"
 #include "test/support/data_files.h"
 #include "test/support/expect_error.h"

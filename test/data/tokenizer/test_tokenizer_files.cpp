@@ -2,7 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "data/tokenizer/bpe_trainer.h"
-#include "runtime/io/io.h"
+#include "runtime/io/files.h"
 #include "test/support/data_files.h"
 #include "test/support/expect_error.h"
 #include "test/support/random_values.h"

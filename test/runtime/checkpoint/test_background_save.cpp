@@ -2,6 +2,7 @@
 #include <chrono>
 #include <thread>
 
+#include "runtime/io/files.h"
 #include "test/support/expect_error.h"
 #include "test/support/temporary_directory.h"
 #include "test/support/toy_checkpoint.h"

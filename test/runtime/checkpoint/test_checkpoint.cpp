@@ -3,6 +3,8 @@
 #include <limits>
 
 #include "runtime/checkpoint/shard.h"
+#include "runtime/io/crc32c.h"
+#include "runtime/io/files.h"
 #include "test/support/expect_error.h"
 #include "test/support/system_faults.h"
 #include "test/support/temporary_directory.h"

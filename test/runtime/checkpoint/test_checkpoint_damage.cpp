@@ -1,5 +1,6 @@
 
 #include "runtime/checkpoint/shard.h"
+#include "runtime/io/files.h"
 #include "test/support/expect_error.h"
 #include "test/support/temporary_directory.h"
 #include "test/support/toy_checkpoint.h"

@@ -10,6 +10,7 @@
 #include <csignal>
 #include <thread>
 
+#include "runtime/io/files.h"
 #include "test/support/expect_error.h"
 #include "test/support/temporary_directory.h"
 #include "test/support/toy_checkpoint.h"

@@ -1,3 +1,4 @@
+#include "runtime/io/files.h"
 #include "test/support/expect_error.h"
 #include "test/support/system_faults.h"
 #include "test/support/temporary_directory.h"

@@ -8,6 +8,9 @@
 #include <csignal>
 #include <set>
 
+#include "runtime/io/files.h"
+#include "runtime/io/lock.h"
+#include "runtime/io/process.h"
 #include "test/support/expect_error.h"
 #include "test/support/system_faults.h"
 #include "test/support/temporary_directory.h"

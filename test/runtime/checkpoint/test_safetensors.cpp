@@ -4,6 +4,7 @@
 
 #include "runtime/checkpoint/manifest.h"
 #include "runtime/checkpoint/safetensors.h"
+#include "runtime/io/files.h"
 #include "test/support/expect_error.h"
 #include "test/support/temporary_directory.h"
 #include "test/support/toy_checkpoint.h"

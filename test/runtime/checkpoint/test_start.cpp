@@ -1,5 +1,6 @@
 // How a run starts: from step 0 or from a checkpoint.
 #include "kernels/comm.h"
+#include "runtime/config/schedule.h"
 #include "test/support/expect_error.h"
 #include "test/support/temporary_directory.h"
 #include "test/support/toy_checkpoint.h"

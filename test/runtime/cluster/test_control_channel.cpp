@@ -4,6 +4,7 @@
 #include <csignal>
 
 #include "runtime/cluster/control_channel.h"
+#include "runtime/io/json.h"
 #include "test/support/catch.h"
 #include "test/support/rank_processes.h"
 

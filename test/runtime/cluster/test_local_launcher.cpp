@@ -9,6 +9,7 @@
 
 #include "runtime/cluster/control_channel.h"
 #include "runtime/cluster/local_launcher.h"
+#include "runtime/io/json.h"
 #include "test/support/catch.h"
 #include "test/support/rank_processes.h"
 

@@ -9,7 +9,9 @@
 #include "kernels/numeric.h"
 #include "runtime/cluster/control_channel.h"
 #include "runtime/cluster/wire_format.h"
-#include "runtime/io/io.h"
+#include "runtime/io/files.h"
+#include "runtime/io/json.h"
+#include "runtime/io/process.h"
 #include "test/support/expect_error.h"
 #include "test/support/rank_processes.h"
 

@@ -3,7 +3,6 @@
 #include <nlohmann/json.hpp>
 
 #include "runtime/config/config.h"
-#include "runtime/io/io.h"
 #include "test/support/expect_error.h"
 #include "test/support/temporary_directory.h"
 

@@ -1,5 +1,6 @@
 #include "kernels/numeric.h"
 #include "runtime/config/config.h"
+#include "runtime/config/divergence.h"
 #include "test/support/catch.h"
 
 namespace {

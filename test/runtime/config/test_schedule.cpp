@@ -5,6 +5,8 @@
 
 #include "runtime/checkpoint/train_state.h"
 #include "runtime/config/config.h"
+#include "runtime/config/loss_scale.h"
+#include "runtime/config/schedule.h"
 #include "runtime/performance/performance.h"
 #include "test/support/expect_error.h"
 

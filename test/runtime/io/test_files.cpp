@@ -9,7 +9,9 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "runtime/io/io.h"
+#include "runtime/io/files.h"
+#include "runtime/io/json.h"
+#include "runtime/io/process.h"
 #include "test/support/expect_error.h"
 #include "test/support/system_faults.h"
 #include "test/support/temporary_directory.h"

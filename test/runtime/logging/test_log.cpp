@@ -11,6 +11,8 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "runtime/io/files.h"
+#include "runtime/io/process.h"
 #include "runtime/logging/terminal_view.h"
 #include "test/support/expect_error.h"
 #include "test/support/temporary_directory.h"

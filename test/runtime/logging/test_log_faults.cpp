@@ -4,6 +4,8 @@
 #include <csignal>
 #include <fstream>
 
+#include "runtime/io/files.h"
+#include "runtime/io/process.h"
 #include "runtime/logging/logging.h"
 #include "test/support/expect_error.h"
 #include "test/support/system_faults.h"

@@ -1,7 +1,7 @@
 // The energy meter with files like Linux's RAPL files. NVML: test/program/test_energy.py.
 #include <fstream>
 
-#include "runtime/io/io.h"
+#include "runtime/io/files.h"
 #include "runtime/performance/performance.h"
 #include "test/support/catch.h"
 #include "test/support/temporary_directory.h"

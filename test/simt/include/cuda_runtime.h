@@ -2,6 +2,7 @@
 // implemented by the simulator in test/simt.
 #pragma once
 
+#include "runtime/io/files.h"
 #include "test/simt/device_memory.h"
 #include "test/simt/intrinsics.h"
 #include "test/simt/launch_bounds.h"

@@ -1,4 +1,4 @@
-// Files, JSON, signals and the process: everything that runtime/ and data/ need from the operating system.
+// Files and directories.
 //
 // File operations fail with an Error that names the operation, the path and the system's error text: Exit::no_input for
 // a missing input, Exit::permission, Exit::cannot_create, or Exit::io for everything else (including a full disk).
@@ -8,14 +8,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <nlohmann/json_fwd.hpp>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "kernels/base/check.h"
-
-// ---- files ----------------------------------------------------------------------------------------------------------
 
 // Owns a descriptor of a file or socket; -1: none. The destructor closes it and preserves errno.
 class FileDescriptor {
@@ -137,122 +135,12 @@ std::string directory_of(const std::string& path);                 // the parent
 void rename_path(const std::string& from, const std::string& to);
 void remove_tree(const std::string& path);
 
-inline constexpr const char* kLockName = "lock";
-
-// The lock of a directory, DIRECTORY/lock (flock), held for the lifetime of the object. The system releases the lock
-// when the process dies, so a leftover lock file does not block. The file identifies the holder: pid, host, boot id. On
-// a file system without locks, the holder counts as alive while its process exists on this host or, for another host,
-// if it has called is_in_place() in the last minute. The holder may remove the file.
-class DirectoryLock {
-public:
-    DirectoryLock() = default;  // no lock
-    // Locks an existing directory without waiting. Fails with Exit::cannot_create, naming the holder, if another
-    // process has the lock.
-    explicit DirectoryLock(const std::string& directory);
-    explicit operator bool() const { return bool(file_); }
-    // Whether the path still refers to the lock, or that cannot be determined. False after the directory or the lock
-    // was moved or removed.
-    bool is_in_place();
-    // Runs `action`, which uses the directory. Then fails with moved_away() if the lock is no longer in place, since
-    // `action` may have seen another directory. Without a lock, just runs `action`.
-    void guard(const std::function<void()>& action);
-
-private:
-    std::string path_;
-    FileDescriptor file_;
-    bool has_locks_ = true;    // whether the file system supports locks
-    double refreshed_ms_ = 0;  // without locks: when the lock file's time stamp was last updated
-};
-
-// The error of a run whose directory or lock was moved or removed.
-Error moved_away(const std::string& directory);
-
 uint64_t free_bytes(const std::string& path);  // available to the calling user on the path's file system
 
 // Returns the matching paths, sorted by name. Fails with Exit::no_input, naming `key` and the pattern, if none matches;
 // with Exit::permission or Exit::io if a directory cannot be listed.
 std::vector<std::string> expand_glob(const std::string& pattern, const std::string& key);
 
-// CRC-32C (Castagnoli, reflected polynomial 0x82f63b78, RFC 3720 appendix B.4): crc32c("123456789") is 0xe3069283.
-// `count` must be below 2^31. `before`: the CRC of the preceding bytes, to continue it.
-uint32_t crc32c(const void* bytes, size_t count, uint32_t before = 0);
-
 // Describes a file, for error messages, by its first bytes and its size: "an HTML page", "a Git LFS pointer", "a zip
 // archive", "a gzip file", "text", "an empty file" ...
 std::string describe_content(std::string_view first_bytes, size_t size);
-
-// ---- JSON -----------------------------------------------------------------------------------------------------------
-
-struct JsonLimits {
-    size_t max_depth = 64;
-    size_t max_values = 50'000'000;
-};
-
-// Parses one JSON text strictly. Fails with `code`, naming `origin` (such as a file path), line and column, for syntax
-// errors, duplicate keys, invalid UTF-8, numbers outside double's range (1e400) and exceeded limits.
-nlohmann::ordered_json parse_json(std::string_view text, const std::string& origin, Exit code, JsonLimits limits = {});
-
-// Like parse_json(), but returns null if the text is invalid. The library's own parser does not limit the depth, so
-// copying or printing its result can overflow the stack.
-nlohmann::ordered_json parse_json_or_null(std::string_view text);
-
-// A value for error messages: JSON in plain ASCII, truncated if it is long.
-std::string printed(const nlohmann::ordered_json& value);
-
-// ---- this process ---------------------------------------------------------------------------------------------------
-
-// Escapes control characters for the terminal, like \x1b; keeps newlines and tabs. Names of files, arguments and keys
-// may contain control characters that move the cursor or change colors.
-std::string printable_text(std::string_view message);
-
-// Returns the exit status for main(): the result of `body`, or the exit code of an exception, whose message is printed
-// on stderr after the program's name.
-int exit_status(const char* program, const std::function<Exit()>& body);
-
-// Flushes standard output. Fails with Exit::io, giving the reason, if any output could not be written.
-void flush_output();
-
-// Installs the signal handlers. The first SIGINT, SIGTERM, SIGUSR1 or SIGUSR2 only sets a flag, which the trainer reads
-// between steps to save and exit with Exit::again. (mpirun forwards SIGUSR1 and SIGUSR2 to the ranks; on SIGTERM it
-// soon kills them.) A second signal, if it is SIGINT or SIGTERM, exits immediately with 128 + its number, as shells
-// report it; this is safe, since committed files are never open for writing. SIGHUP, SIGPIPE and SIGXFSZ are ignored,
-// so that a closed terminal, a closed pipe and a file size limit are write errors and do not kill the process. With
-// `notice`, the first signal prints on stderr that the run stops after this step, and how to stop it immediately.
-void install_signal_handlers(bool notice = false);
-
-// The first signal received that requests a stop, or 0.
-int stop_signal();
-
-// How many times this process has been continued after a suspension (Ctrl-Z, fg) since install_signal_handlers().
-int times_continued();
-
-// Raises the limit of open files, up to the hard limit, so that `count` more can be open. Never lowers it.
-void allow_open_files(size_t count);
-
-// Seconds since 1970 (UTC), including the fraction.
-double unix_time();
-
-// Milliseconds of a monotonic clock with an arbitrary origin, for time differences.
-double now_ms();
-
-// Resident bytes of this process, including the program and its libraries; 0 if unknown.
-size_t resident_bytes();
-
-// The path of the running program, or "" if unknown, and its directory, or ".".
-std::string program_path();
-std::string program_directory();
-
-// The path as a user would type it: relative if it is below the current directory, else absolute.
-std::string path_to_type(const std::string& path);
-
-// A directory of data files of the program: PREFIX/share/train_gpt/NAME if `make install` put the program in
-// PREFIX/bin, else data/NAME of the repository that contains the build directory.
-std::string data_directory(const std::string& name);
-
-// A file that the program caches for later runs: ~/.cache/train_gpt/NAME for an installed program, else NAME next to
-// the program. The home directory comes from the password database, not from HOME. Makes the directory if possible.
-std::string cache_file(const std::string& name);
-
-// Returns `bytes` random bytes from the system's cryptographic generator as 2 * `bytes` lower-case hexadecimal digits.
-// Fails with Exit::os if the system has none.
-std::string random_hex(size_t bytes);

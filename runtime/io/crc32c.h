@@ -1,0 +1,8 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+// CRC-32C (Castagnoli, reflected polynomial 0x82f63b78, RFC 3720 appendix B.4): crc32c("123456789") is 0xe3069283.
+// `count` must be below 2^31. `before`: the CRC of the preceding bytes, to continue it.
+uint32_t crc32c(const void* bytes, size_t count, uint32_t before = 0);

@@ -1,0 +1,19 @@
+// Where the program and its files are.
+#pragma once
+
+#include <string>
+
+// The path of the running program, or "" if unknown, and its directory, or ".".
+std::string program_path();
+std::string program_directory();
+
+// The path as a user would type it: relative if it is below the current directory, else absolute.
+std::string path_to_type(const std::string& path);
+
+// A directory of data files of the program: PREFIX/share/train_gpt/NAME if `make install` put the program in
+// PREFIX/bin, else data/NAME of the repository that contains the build directory.
+std::string data_directory(const std::string& name);
+
+// A file that the program caches for later runs: ~/.cache/train_gpt/NAME for an installed program, else NAME next to
+// the program. The home directory comes from the password database, not from HOME. Makes the directory if possible.
+std::string cache_file(const std::string& name);

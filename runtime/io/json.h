@@ -1,0 +1,25 @@
+// Parsing of JSON within limits.
+#pragma once
+
+#include <cstddef>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <string_view>
+
+#include "kernels/base/check.h"
+
+struct JsonLimits {
+    size_t max_depth = 64;
+    size_t max_values = 50'000'000;
+};
+
+// Parses one JSON text strictly. Fails with `code`, naming `origin` (such as a file path), line and column, for syntax
+// errors, duplicate keys, invalid UTF-8, numbers outside double's range (1e400) and exceeded limits.
+nlohmann::ordered_json parse_json(std::string_view text, const std::string& origin, Exit code, JsonLimits limits = {});
+
+// Like parse_json(), but returns null if the text is invalid. The library's own parser does not limit the depth, so
+// copying or printing its result can overflow the stack.
+nlohmann::ordered_json parse_json_or_null(std::string_view text);
+
+// A value for error messages: JSON in plain ASCII, truncated if it is long.
+std::string printed(const nlohmann::ordered_json& value);
