@@ -1,7 +1,11 @@
 // Reads the records of a run, metrics.jsonl and samples.jsonl, which may still be growing.
 #pragma once
 
+#include <functional>
 #include <map>
+#include <string>
+#include <string_view>
+#include <vector>
 
 
 // Reads the lines of a growing file: each read() returns the lines that were appended since the last one.

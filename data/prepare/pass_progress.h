@@ -1,6 +1,8 @@
 // Progress lines for a long pass over the input, and its interruption by a signal.
 #pragma once
 
+#include <cstdint>
+
 #include "runtime/io/process.h"
 
 

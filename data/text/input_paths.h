@@ -1,6 +1,11 @@
 // Expands the input arguments of prepare to files.
 #pragma once
 
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
 
 struct InputPaths {
     std::vector<std::string> files;

@@ -1,5 +1,6 @@
 #include "data/tokenizer/nfc.h"
 
+#include <algorithm>
 #include <utf8proc.h>
 
 #include <cstdlib>

@@ -1,6 +1,7 @@
 // White space as defined by Python's str.isspace(), str.strip() and \s of re, to match Python programs.
 #pragma once
 
+#include <cstdint>
 #include <string_view>
 
 // Returns the length of the white-space character at the beginning of UTF-8 text; 0 if there is none.

@@ -4,6 +4,7 @@
 // query head of the group, the scores of all keys, their softmax and the sum of the values. Arithmetic is float for all
 // storage types. Dot products are summed over vector lanes, so the bits do not depend on the number of threads.
 #include <cmath>
+#include <limits>
 
 #include "kernels/cpu/parallel.h"
 #include "kernels/ops.h"

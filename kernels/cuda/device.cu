@@ -4,6 +4,7 @@
 // and the buffer, the copy engine between the buffer and the device. So the driver never blocks a stream for its own
 // staging. A copy to the device has read the caller's memory when the call returns. A copy to the host has written it
 // after synchronize().
+#include <algorithm>
 #include <array>
 #include <cstring>
 

@@ -2,6 +2,8 @@
 // folders include only this header.
 #pragma once
 
+#include <exception>
+
 #include "kernels/comm.h"
 #include "runtime/cluster/control_channel.h"
 #include "runtime/cluster/local_launcher.h"

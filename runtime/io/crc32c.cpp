@@ -1,3 +1,5 @@
+#include <cstddef>
+#include <cstdint>
 #include <isa-l/crc.h>
 
 

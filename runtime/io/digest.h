@@ -2,6 +2,7 @@
 #pragma once
 
 #define XXH_STATIC_LINKING_ONLY  // makes XXH3_state_t a complete type
+#include <cstdint>
 #include <xxhash.h>
 
 #include <string_view>

@@ -3,6 +3,7 @@
 #include <fnmatch.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <vector>
 
 #include <algorithm>
 #include <cctype>

@@ -1,6 +1,8 @@
+#include <algorithm>
 #include <chrono>
 #include <map>
 #include <set>
+#include <tuple>
 
 #include "data/shards/loader.h"
 #include "data/shards/permutation.h"

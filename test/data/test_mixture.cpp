@@ -1,4 +1,5 @@
 // Mixtures of token streams: the stream of each sample, and each stream's own exact epochs.
+#include <cmath>
 #include <map>
 #include <set>
 

@@ -1,4 +1,6 @@
 // Windows of a text for its perplexity, questions as tokens, and Python's definition of white space.
+#include <algorithm>
+
 #include "data/evaluation/questions.h"
 #include "data/evaluation/rolling_text.h"
 #include "data/tokenizer/white_space.h"

@@ -11,6 +11,7 @@
 // In every state find_newest_valid() must find the newest step that the run had reported by then, or a newer one, and
 // nothing damaged. Tries MOST different states, spread over all moments, and prints their number. Exits with code 1 at
 // the first violation.
+#include <algorithm>
 #include <fcntl.h>
 
 #include <filesystem>

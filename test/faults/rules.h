@@ -15,6 +15,7 @@
 // If several rules apply to an operation, the first one decides; all of them count it.
 #pragma once
 
+#include <cstdint>
 #include <mutex>
 #include <random>
 #include <string>

@@ -1,4 +1,5 @@
 // Replays the corpora: each input, whole and truncated.
+#include <algorithm>
 #include <filesystem>
 
 #include "runtime/io/files.h"

@@ -1,4 +1,5 @@
 // The guarantees of device.h, on every device.
+#include <array>
 #include <numeric>
 
 #include "kernels/ops.h"

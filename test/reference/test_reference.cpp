@@ -2,6 +2,8 @@
 //
 // With double storage only the fp32 statistics and gradients are rounded, so central differences are accurate. The
 // objective is always the sum of dout times out, whose gradient the backward op must return.
+#include <tuple>
+
 #include "test/support/finite_differences.h"
 
 TEST_CASE("ref::embedding_backward is the derivative of ref::embedding_forward", "[reference]") {

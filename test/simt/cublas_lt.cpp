@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
+#include <string_view>
 
 #include "test/simt/cublas_lt_product.h"
 #include "test/simt/streams.h"

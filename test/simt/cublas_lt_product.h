@@ -1,6 +1,8 @@
 // A product of cuBLASLt's stand-in: its description, its algorithm, and the arithmetic.
 #pragma once
 
+#include <cstdint>
+
 #include "test/simt/cublas_lt.h"
 
 struct cublasLtMatmulDescOpaque_t {

@@ -5,6 +5,7 @@
 // computes the data to receive.
 #pragma once
 
+#include <cstdint>
 #include <nccl.h>
 
 #include <atomic>

@@ -1,4 +1,5 @@
 // TMA: tensor and bulk copies between global and shared memory.
+#include <algorithm>
 #include <deque>
 #include <vector>
 

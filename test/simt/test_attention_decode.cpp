@@ -1,5 +1,6 @@
 // attention_decode loads keys and values before it computes with them, so that the loads overlap: changes in memory
 // after a warp's first exchange have no effect.
+#include <algorithm>
 #include <cmath>
 #include <utility>
 

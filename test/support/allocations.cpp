@@ -1,6 +1,7 @@
 #include "test/support/allocations.h"
 
 #include <atomic>
+#include <cstddef>
 #include <cstdlib>
 #include <new>
 

@@ -3,6 +3,7 @@
 
 #if __has_include(<catch2/catch_all.hpp>)
 #include <catch2/catch_all.hpp>
+#include <string>
 using Catch::Matchers::ContainsSubstring;
 #else
 #include <catch2/catch.hpp>

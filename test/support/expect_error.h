@@ -2,6 +2,8 @@
 #pragma once
 
 
+#include <vector>
+
 #include "kernels/base/check.h"
 #include "test/support/catch.h"
 

@@ -1,5 +1,6 @@
 #include "test/support/system_faults.h"
 
+#include <chrono>
 #include <dirent.h>
 #include <dlfcn.h>
 #include <sys/file.h>

@@ -1,5 +1,7 @@
 // The config.json of Hugging Face's transformers and the model that it describes.
 
+#include <tuple>
+
 #include "test/support/expect_error.h"
 #include "training/models/hf_config.h"
 

@@ -1,7 +1,9 @@
 // llm.c's files compared with the files that test/recorded/llmc/make_llmc_files.py wrote with PyTorch and
 // transformers, and damaged files.
 
+#include <algorithm>
 #include <cstring>
+#include <iterator>
 
 #include "data/evaluation/eval_file.h"
 #include "data/tokenizer/tokenizer.h"

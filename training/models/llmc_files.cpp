@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <tuple>
 
 #include "data/shards/shards.h"
 #include "runtime/checkpoint/checkpoint.h"

@@ -1,6 +1,7 @@
 #include <cerrno>
 #include <cmath>
 #include <limits>
+#include <tuple>
 
 #include "runtime/checkpoint/shard.h"
 #include "runtime/io/crc32c.h"

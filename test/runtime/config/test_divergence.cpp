@@ -1,3 +1,5 @@
+#include <limits>
+
 #include "kernels/numeric.h"
 #include "runtime/config/config.h"
 #include "runtime/config/divergence.h"

@@ -1,4 +1,5 @@
 // A run's logs on a disk that rejects writes, and after crashes that left incomplete lines.
+#include <algorithm>
 #include <sys/resource.h>
 
 #include <csignal>
