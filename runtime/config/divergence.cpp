@@ -1,4 +1,4 @@
-#include "runtime/config/config.h"
+#include "runtime/config/divergence.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,7 +1,8 @@
+#include "runtime/config/loss_scale.h"
+
 #include <algorithm>
 
 #include "kernels/base/check.h"
-#include "runtime/config/config.h"
 
 LossScaleState first_loss_scale(const Config::LossScale& options) {
     return {.scale = float(options.dynamic ? options.initial : options.fixed), .hysteresis_left = options.hysteresis};

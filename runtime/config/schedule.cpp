@@ -1,9 +1,10 @@
+#include "runtime/config/schedule.h"
+
 #include <algorithm>
 #include <cmath>
 #include <numbers>
 
 #include "kernels/base/check.h"
-#include "runtime/config/config.h"
 
 namespace {
 

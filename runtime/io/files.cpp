@@ -1,3 +1,5 @@
+#include "runtime/io/files.h"
+
 #include <dirent.h>
 #include <fcntl.h>
 #include <fnmatch.h>
@@ -13,7 +15,6 @@
 
 #include "runtime/io/crc32c.h"
 #include "runtime/io/process.h"
-
 
 namespace {
 

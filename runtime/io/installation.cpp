@@ -1,9 +1,10 @@
 // Locates the program's data and cache files, relative to the program.
+#include "runtime/io/installation.h"
+
 #include <pwd.h>
 #include <unistd.h>
 
 #include "runtime/io/files.h"
-
 
 namespace {
 

@@ -1,6 +1,7 @@
+#include "runtime/io/json.h"
+
 #include <algorithm>
 #include <nlohmann/json.hpp>
-
 
 namespace {
 

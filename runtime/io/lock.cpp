@@ -1,4 +1,5 @@
-#include <exception>
+#include "runtime/io/lock.h"
+
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -7,10 +8,10 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <exception>
 #include <fstream>
 
 #include "runtime/io/process.h"
-
 
 namespace {
 

@@ -1,3 +1,5 @@
+#include "runtime/io/files.h"
+
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -8,8 +10,6 @@
 #include <csignal>
 #include <cstring>
 #include <mutex>
-
-#include "runtime/io/files.h"
 
 
 namespace {

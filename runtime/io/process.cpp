@@ -1,3 +1,5 @@
+#include "runtime/io/process.h"
+
 #include <sodium.h>
 #include <sys/auxv.h>
 #include <sys/resource.h>
@@ -17,7 +19,6 @@
 #include <system_error>
 
 #include "runtime/io/files.h"
-
 
 // Global variables, since a signal handler has no other way to pass on state.
 static volatile std::sig_atomic_t first_signal = 0;
