@@ -1,4 +1,5 @@
 #include "data/shards/block_checksums.h"
+#include "kernels/base/check.h"
 #include "runtime/io/crc32c.h"
 
 #include <algorithm>
