@@ -58,9 +58,9 @@ std::string answer_lines(const QuestionSet& set, const Answers& answers) {
                                        {"question", i},
                                        {"label", question.label},
                                        {"log_likelihoods", std::vector<double>(first, score)},
-                                       {"tokens", nlohmann::json::array()}};
+                                       {"tokens", nlohmann::json::array()},
+                                       {"characters", question.characters}};
         for (const std::vector<int32_t>& completion : question.completions) line["tokens"].push_back(completion.size());
-        if (!question.characters.empty()) line["characters"] = question.characters;
         lines += line.dump() + "\n";
     }
     return lines;
@@ -137,7 +137,7 @@ public:
         std::vector<std::string> paths;
         for (const std::string& pattern : options_.questions)
             std::ranges::copy(find_shards(pattern, "--questions"), std::back_inserter(paths));
-        QuestionReader reader(model_.tokenizer ? &*model_.tokenizer : nullptr, model_.config.model.vocab_size);
+        QuestionReader reader(model_.tokenizer ? &*model_.tokenizer : nullptr);
         for (const std::string& path : paths) {
             sets.push_back(reader.read(path, size_t(options_.limit)));
             check_fits(sets.back(), model_.config.train.seq_len);
@@ -163,7 +163,7 @@ private:
         };
         std::printf("%s: %zu questions\n", set.path.c_str(), file.questions);
         print("acc", file.acc);
-        if (file.acc_norm) print("acc_norm", *file.acc_norm);
+        print("acc_norm", file.acc_norm);
         print("acc_per_token", file.acc_per_token);
         if (answers.truncated > 0)
             std::printf("  %zu of %zu completions have a truncated context: it is too long for the model\n",
@@ -232,12 +232,12 @@ void add_eval(CLI::App& app, CommandLine& line) {
         ->add_option("--stride", options->stride,
                      "tokens between the starts of successive windows (default: the run's eval.stride)")
         ->check(integer_in(0, 1 << 24));
-    auto* questions = parser
-                          ->add_option("--questions", options->questions,
-                                       "multiple-choice questions, JSON Lines or llm.c's .bin; may be repeated")
-                          ->type_name("FILE")
-                          ->take_all()
-                          ->allow_extra_args(false);
+    auto* questions =
+        parser
+            ->add_option("--questions", options->questions, "multiple-choice questions as JSON Lines; may be repeated")
+            ->type_name("FILE")
+            ->take_all()
+            ->allow_extra_args(false);
     parser->add_option("--limit", options->limit, "number of questions to ask from each file; 0: all")
         ->capture_default_str()
         ->check(integer_in(0, 1'000'000'000))

@@ -7,18 +7,15 @@
 #include "model/huggingface.h"
 #include "runtime/io/files.h"
 #include "training/models/hf_config.h"
-#include "training/models/llmc_files.h"
 #include "training/models/model_io.h"
 
 namespace {
 
 struct Options {
     std::string checkpoint;
-    std::string directory;  // --llmc: the model file
-    bool llmc = false;
+    std::string directory;
     std::string dtype = name_of(Dtype::fp32);
-    uint64_t most_bytes = kMostSafetensorsBytes;  // --hf: maximum size of a file of weights
-    std::string tokenizer;                        // --llmc: the tokenizer's file; empty: none
+    uint64_t most_bytes = kMostSafetensorsBytes;  // maximum size of a file of weights
 };
 
 // "step 20, loss 3.1" of the last record of a kind; empty if there is none.
@@ -92,44 +89,18 @@ void export_huggingface(const Options& options) {
     std::printf("wrote %s: %s (%zu tensors)\n", directory.c_str(), written.c_str(), tensors.size());
 }
 
-void export_llmc(const Options& options) {
-    const LoadedModel model = load_model(options.checkpoint, 1);
-    check_llmc_parts(model.config.model, options.checkpoint);
-    const std::string &path = options.directory, &tokenizer_path = options.tokenizer;
-    std::string tokenizer;
-    if (!tokenizer_path.empty()) {
-        if (!model.tokenizer) fail(Exit::no_input, "%s: the run has no tokenizer.json", options.checkpoint);
-        if (tokenizer_path == path) fail(Exit::usage, "OUT and --tokenizer are the same file, %s", path);
-        if (file_exists(tokenizer_path)) fail(Exit::cannot_create, "%s exists; nothing was written", tokenizer_path);
-        tokenizer = model.tokenizer->llmc();
-    }
-    const Dtype dtype = choice_named<Dtype>(options.dtype).value();
-    if (dtype == Dtype::fp16) fail(Exit::usage, "--dtype fp16: llm.c models must be fp32 or bf16");
-    write_llmc_model(path, model.gpt, dtype);
-    std::printf("wrote %s: llm.c model, %s\n", path.c_str(), name_of(dtype));
-    if (tokenizer_path.empty()) return;
-    write_file_atomically(tokenizer_path, tokenizer);
-    std::printf("wrote %s: llm.c tokenizer, %d tokens\n", tokenizer_path.c_str(), model.tokenizer->vocab_size());
-}
-
 }  // namespace
 
 void add_export(CLI::App& app) {
     auto options = std::make_shared<Options>();
-    CLI::App* parser = app.add_subcommand("export", "write a model for transformers or llm.c");
-    CLI::App* format = parser->add_option_group("format")->require_option(1);
-    format->add_flag("--hf")->description("as a Hugging Face directory");
-    CLI::Option* llmc = format->add_flag("--llmc", options->llmc, "as an llm.c model file");
+    CLI::App* parser = app.add_subcommand("export", "write a model for transformers");
+    parser->add_flag("--hf")->description("as a Hugging Face directory")->required();
     parser->add_option("CHECKPOINT", options->checkpoint, kCheckpointHelp)->required();
-    parser->add_option("OUT", options->directory, "--hf: new or empty directory; --llmc: new file")->required();
-    parser->add_option("--dtype", options->dtype, "fp32 (exact, the default), bf16, or fp16 (--hf only)")
+    parser->add_option("OUT", options->directory, "new or empty directory")->required();
+    parser->add_option("--dtype", options->dtype, "fp32 (exact, the default), bf16 or fp16")
         ->check(CLI::IsMember({name_of(Dtype::fp32), name_of(Dtype::bf16), name_of(Dtype::fp16)}));
-    parser->add_option("--max-shard-bytes", options->most_bytes, "--hf: maximum bytes of weights per file")
+    parser->add_option("--max-shard-bytes", options->most_bytes, "maximum bytes of weights per file")
         ->capture_default_str()
-        ->check(integer_in(1, std::numeric_limits<int64_t>::max()))
-        ->excludes(llmc);
-    parser->add_option("--tokenizer", options->tokenizer, "--llmc: write the tokenizer in llm.c's format to this file")
-        ->type_name("FILE")
-        ->needs(llmc);
-    parser->callback([options] { options->llmc ? export_llmc(*options) : export_huggingface(*options); });
+        ->check(integer_in(1, std::numeric_limits<int64_t>::max()));
+    parser->callback([options] { export_huggingface(*options); });
 }

@@ -4,30 +4,24 @@
 #include <memory>
 
 #include "commands/command_line.h"
-#include "commands/inspect_llmc.h"
 #include "data/shards/dataset_record.h"
 #include "data/shards/shards.h"
 #include "data/tokenizer/tokenizer.h"
 #include "runtime/io/files.h"
 #include "runtime/io/json.h"
+#include "runtime/checkpoint/checkpoint.h"
 #include "runtime/io/reject_file.h"
 #include "runtime/logging/logging.h"
 #include "training/models/hf_config.h"
+#include "training/models/llmc_files.h"
 
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-struct Options {
-    std::string path;
-    bool all = false;
-    std::string llmc_model;  // empty: describe the path
-};
-
 constexpr uint64_t kTokensAtOnce = 1 << 16;
 
 void inspect_shard(const std::string& path) {
-    constexpr size_t kFirstTokens = 32;
     // Uses the checksums of a dataset.json in the same directory; accepts any token id.
     const TokenStream stream({path}, INT32_MAX);
     const TokenShard& shard = stream.shards().front();
@@ -43,11 +37,10 @@ void inspect_shard(const std::string& path) {
     if (file_exists(beside)) tokenizer = Tokenizer::load(beside);
     uint32_t smallest = UINT32_MAX, largest = 0;
     uint64_t largest_at = 0, eot_count = 0;
-    std::vector<uint32_t> first, ids;
+    std::vector<uint32_t> ids;
     for (uint64_t begin = 0; begin < shard.token_count(); begin += ids.size()) {
         ids.resize(size_t(std::min(kTokensAtOnce, shard.token_count() - begin)));
         shard.read(begin, ids.size(), ids.data());
-        if (begin == 0) first.assign(ids.begin(), ids.begin() + ptrdiff_t(std::min(kFirstTokens, ids.size())));
         for (size_t i = 0; i < ids.size(); i++) {
             smallest = std::min(smallest, ids[i]);
             if (ids[i] > largest) largest = ids[i], largest_at = begin + i;
@@ -60,20 +53,15 @@ void inspect_shard(const std::string& path) {
     if (largest >= uint32_t(tokenizer->vocab_size()))
         reject_file(path, "token %zu is %u, but tokenizer.json next to it has %d tokens", largest_at, largest,
                     tokenizer->vocab_size());
-    print_line(format("%zu x %s", eot_count, tokenizer ? tokenizer->token(tokenizer->eot()).c_str() : kEndOfText));
-    print_line("begins with " + quoted(tokenizer->decode(std::vector<int32_t>(first.begin(), first.end())), 200));
+    print_line(format("%zu x %s", eot_count, tokenizer->token(tokenizer->eot()).c_str()));
 }
 
 void inspect_tokenizer(const std::string& path) {
-    Tokenizer tokenizer = Tokenizer::load(path);
-    int32_t longest = 0;
-    for (int32_t id = 0; id < tokenizer.vocab_size(); id++)
-        if (tokenizer.token(id).size() > tokenizer.token(longest).size()) longest = id;
+    const Tokenizer tokenizer = Tokenizer::load(path);
     print_line(format("%s: %s BPE tokenizer", path.c_str(),
                       tokenizer.rules().byte_tokens.empty() ? "byte-level" : "character-level"));
     print_line(format("%d tokens, %zu merges, %s is %d", tokenizer.vocab_size(), tokenizer.merges().size(),
                       tokenizer.token(tokenizer.eot()).c_str(), tokenizer.eot()));
-    print_line(format("the longest token is %d, %s", longest, quoted(tokenizer.token(longest), 80).c_str()));
     if (const std::string remark = tokenizer.remark(); !remark.empty()) print_line(remark);
     print_line("xxh3 " + tokenizer.digest());
 }
@@ -109,6 +97,43 @@ void inspect_dataset(const std::string& directory, const DatasetRecord& record) 
     for (const DatasetRecord::Split& split : record.splits) inspect_split(directory, split, record.vocab_size);
 }
 
+void inspect_checkpoint(const std::string& path) {
+    const Checkpoint checkpoint(path);
+    const Manifest& manifest = checkpoint.manifest();
+    size_t bytes = 0;
+    for (const ShardFile& shard : manifest.shards) bytes += shard.bytes;
+    const char* const state = manifest.info.healthy ? "valid" : "valid, but with non-finite values";
+    print_line(format("%s: checkpoint of step %d, run %s, written by %d rank(s), %zu tensors, %.1f MiB, %s",
+                      path.c_str(), manifest.info.step, manifest.info.run_id.c_str(), manifest.world_size,
+                      manifest.tensors.size(), double(bytes) / 0x1p20, state));
+    print_line("configuration " + manifest.info.config_digest + ", data " + manifest.info.dataset_digest);
+}
+
+bool is_run(const std::string& directory) {
+    return file_exists(directory + "/metrics.jsonl") || directory_exists(checkpoints_directory(directory));
+}
+
+void inspect_run(const std::string& run) {
+    const std::vector<int64_t> steps = committed_steps(run);
+    const std::string config_path = run + "/config.json", tokenizer = run + "/tokenizer.json";
+    print_line(format("%s: run, %zu checkpoint(s)", run.c_str(), steps.size()));
+    if (file_exists(config_path)) {
+        const Config config = parse_config(read_file(config_path), config_path);
+        print_line(format("%d layers, %d heads, %d channels, vocabulary %d, %s, %zu tokens per step",
+                          config.model.n_layer, config.model.n_head, config.model.n_embd, config.model.vocab_size,
+                          name_of(config.train.precision), size_t(config.train.total_batch_tokens)));
+    }
+    if (file_exists(tokenizer)) inspect_tokenizer(tokenizer);
+    for (const int64_t step : steps) inspect_checkpoint(step_directory(run, step));
+}
+
+void inspect_safetensors(const std::string& path) {
+    const Safetensors file(path);
+    print_line(format("%s: safetensors, %zu tensors, valid", path.c_str(), file.entries().size()));
+    for (const Safetensors::Entry& tensor : file.entries())
+        print_line(format("  %-36s %s %s", tensor.name.c_str(), tensor.type.c_str(), shape_text(tensor.shape).c_str()));
+}
+
 // Says whether model.init_from accepts the model, or why not.
 std::string fitness(const Json& config, const std::string& path) {
     try {
@@ -126,74 +151,27 @@ bool is_huggingface(const std::string& directory) {
     return file_exists(config) && read_json(config).contains("model_type");
 }
 
-void inspect_huggingface(const Options& options) {
-    const std::string &directory = options.path, config_path = directory + "/config.json";
-    const Json config = read_json(config_path);
-    print_line(format("%s: Hugging Face directory; %s", directory.c_str(), fitness(config, config_path).c_str()));
-    const bool is_split = file_exists(directory + "/model.safetensors.index.json");
-    inspect_runtime_path(directory + (is_split ? "/model.safetensors.index.json" : "/model.safetensors"), options.all,
-                         print_line);
-    const std::string tokenizer = directory + "/tokenizer.json";
-    if (!file_exists(tokenizer)) return print_line("no tokenizer.json");
-    inspect_tokenizer(tokenizer);
+void inspect_huggingface(const std::string& directory) {
+    const std::string config = directory + "/config.json", tokenizer = directory + "/tokenizer.json";
+    print_line(format("%s: Hugging Face directory; %s", directory.c_str(), fitness(read_json(config), config).c_str()));
+    inspect_safetensors(directory);
+    file_exists(tokenizer) ? inspect_tokenizer(tokenizer) : print_line("no tokenizer.json");
 }
 
-// The last record of a kind in metrics.jsonl, as "step 20, loss 3.1".
-std::string last_record(std::string_view metrics, const std::string& kind) {
-    std::string found;
-    for (size_t begin = 0, end; (end = metrics.find('\n', begin)) != std::string::npos; begin = end + 1) {
-        const Json line = parse_json_or_null(metrics.substr(begin, end - begin));
-        if (line.is_object() && line.value("kind", Json()) == kind && line.contains("step") && line.contains("loss"))
-            found = "step " + printed(line["step"]) + ", loss " + printed(line["loss"]);
-    }
-    return found.empty() ? "none" : found;
+void inspect_llmc_model(const std::string& path) {
+    const LlmcModel model(path);
+    const GptShape& s = model.shape;
+    print_line(format("%s: llm.c GPT-2 model, %s, valid", path.c_str(), name_of(model.type)));
+    print_line(format("%d layers, %d heads, %d channels, %d positions, vocabulary %d padded to %d", s.n_layer, s.n_head,
+                      s.n_embd, s.n_positions, s.vocab_size, model.padded_vocab));
 }
 
-bool is_run(const std::string& directory) {
-    return file_exists(directory + "/metrics.jsonl") || directory_exists(checkpoints_directory(directory));
-}
-
-// The limits of a run, as "500 steps" or "2 epochs or 3 minutes".
-std::string limits_text(const Config::Train& train) {
-    std::string text;
-    for (const auto& [limit, unit] :
-         {std::pair{double(train.max_steps), "steps"}, {train.max_epochs, "epochs"}, {train.max_minutes, "minutes"}})
-        if (limit > 0) text += (text.empty() ? "" : " or ") + format("%g %s", limit, unit);
-    return text;
-}
-
-std::string paths_text(const DataParts& parts) {
-    std::string text;
-    for (const DataPart& part : parts) text += (text.empty() ? "" : ", ") + part.path;
-    return text;
-}
-
-void inspect_run(const Options& options) {
-    const std::string& run = options.path;
-    const std::string config_path = run + "/config.json", metrics = run + "/metrics.jsonl";
-    print_line(format("%s: run, %zu checkpoint(s)", run.c_str(), committed_steps(run).size()));
-    if (file_exists(config_path)) {
-        const Config config = parse_config(read_file(config_path), config_path);
-        print_line(format("%d layers, %d heads, %d channels, vocabulary %d, %s; %s, %zu tokens per step, from %s",
-                          config.model.n_layer, config.model.n_head, config.model.n_embd, config.model.vocab_size,
-                          name_of(config.train.precision), limits_text(config.train).c_str(),
-                          size_t(config.train.total_batch_tokens), paths_text(config.data.train).c_str()));
-    }
-    if (file_exists(metrics)) {
-        const MappedFile file(metrics);
-        print_line("last training record: " + last_record(file.text(), "train"));
-        print_line("last validation: " + last_record(file.text(), "val"));
-    }
-    if (file_exists(run + "/tokenizer.json")) inspect_tokenizer(run + "/tokenizer.json");
-    inspect_runtime_path(run, options.all, print_line);
-}
-
-void inspect(const Options& options) {
-    const std::string& path = options.path;
-    if (is_run(path)) return inspect_run(options);
-    if (inspect_runtime_path(path, options.all, print_line)) return;
+void inspect(const std::string& path) {
+    if (is_run(path)) return inspect_run(path);
+    if (file_exists(path + "/MANIFEST.json")) return inspect_checkpoint(path);
+    if (path.ends_with(".safetensors") || path.ends_with(".safetensors.index.json")) return inspect_safetensors(path);
     if (const auto dataset = find_dataset_record(path)) return inspect_dataset(path, *dataset);
-    if (is_huggingface(path)) return inspect_huggingface(options);
+    if (is_huggingface(path)) return inspect_huggingface(path);
     if (directory_exists(path))
         fail(Exit::no_input,
              "%s is not a checkpoint, a run, a data set (dataset.json) or a Hugging Face directory (config.json)",
@@ -203,30 +181,25 @@ void inspect(const Options& options) {
         inspect_shard(path);
     else if (is_tokenizer_file(file.text()) || path.ends_with("vocab.json"))
         inspect_tokenizer(path);
-    else if (!inspect_llmc_file(path))
+    else if (is_llmc_model(file.text()))
+        inspect_llmc_model(path);
+    else
         reject_file(
             path,
-            "not a checkpoint, a run, a token shard, a tokenizer, a safetensors file or an llm.c file; it looks like "
-            "%s",
+            "not a checkpoint, a run, a token shard, a tokenizer, a safetensors file or a model of llm.c; it looks "
+            "like %s",
             describe_content(file.text().substr(0, 512), file.size()));
 }
 
 }  // namespace
 
 void add_inspect(CLI::App& app) {
-    auto options = std::make_shared<Options>();
+    auto path = std::make_shared<std::string>();
     CLI::App* parser = app.add_subcommand("inspect", "identify a file or directory and check it");
     parser
-        ->add_option("PATH", options->path,
+        ->add_option("PATH", *path,
                      "checkpoint, run, data set, token shard, tokenizer, safetensors file, Hugging Face directory or "
-                     "llm.c file")
+                     "llm.c model file")
         ->required();
-    parser->add_flag("--all", options->all, "list every tensor, even if all layers have the same ones");
-    parser
-        ->add_option("--model", options->llmc_model,
-                     "if PATH is an llm.c debug state: run this model file and compare the results")
-        ->type_name("MODEL.bin");
-    parser->callback([options] {
-        options->llmc_model.empty() ? inspect(*options) : compare_with_debug_state(options->llmc_model, options->path);
-    });
+    parser->callback([path] { inspect(*path); });
 }

@@ -4,28 +4,24 @@
 
 namespace {
 
-struct Name {
-    const char* llmc;
-    std::string_view ours;  // in tensor_table()
-};
-
-constexpr Name kOrder[] = {
-    {"wte", "wte"},
-    {"wpe", "wpe"},
-    {"ln1w", "norm1.weight"},
-    {"ln1b", "norm1.bias"},
-    {"qkvw", "qkv.weight"},
-    {"qkvb", "qkv.bias"},
-    {"attprojw", "attn_proj.weight"},
-    {"attprojb", "attn_proj.bias"},
-    {"ln2w", "norm2.weight"},
-    {"ln2b", "norm2.bias"},
-    {"fcw", "fc.weight"},
-    {"fcb", "fc.bias"},
-    {"fcprojw", "fc_proj.weight"},
-    {"fcprojb", "fc_proj.bias"},
-    {"lnfw", "norm_f.weight"},
-    {"lnfb", "norm_f.bias"},
+// Names in tensor_table().
+constexpr std::string_view kOrder[] = {
+    "wte",
+    "wpe",
+    "norm1.weight",
+    "norm1.bias",
+    "qkv.weight",
+    "qkv.bias",
+    "attn_proj.weight",
+    "attn_proj.bias",
+    "norm2.weight",
+    "norm2.bias",
+    "fc.weight",
+    "fc.bias",
+    "fc_proj.weight",
+    "fc_proj.bias",
+    "norm_f.weight",
+    "norm_f.bias",
 };
 
 }  // namespace
@@ -35,12 +31,12 @@ std::vector<LlmcTensor> llmc_tensors(const TensorLayout& layout, const std::vect
     require(tensors.size() == layout.tensors.size(), "llm.c: got %zu tensors, expected %zu", tensors.size(),
             layout.tensors.size());
     std::vector<LlmcTensor> ordered;
-    for (const Name& name : kOrder)
+    for (const std::string_view name : kOrder)
         for (size_t i = 0; i < tensors.size(); i++) {
             const TensorRow& row = tensor_table()[size_t(layout.tensors[i].row)];
-            if (row.name != name.ours) continue;
+            if (row.name != name) continue;
             const bool is_padded = row.rows == &GptShape::padded_vocab;
-            LlmcTensor entry{name.llmc, layout.tensors[i].layer, tensors[i], layout.tensors[i].count};
+            LlmcTensor entry{tensors[i], layout.tensors[i].count};
             if (is_padded) {
                 entry.tensor = without_padding(tensors[i], layout.shape);
                 entry.file_elements = size_t(padded_vocab) * entry.tensor.shape[1];

@@ -6,8 +6,6 @@
 
 // One tensor of one layer. In a file its elements follow those of the previous tensor.
 struct LlmcTensor {
-    const char* name;      // llm.c's, the same for all layers: "qkvw"
-    int layer;             // -1 if not per layer
     NamedTensor tensor;    // under our name, without the vocabulary's padding
     size_t file_elements;  // including the padding, which follows the tensor's own elements
 };

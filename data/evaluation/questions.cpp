@@ -125,15 +125,6 @@ std::string content_of(const MappedFile& file) {
     return content;
 }
 
-// A completion in an eval file begins with the space after the context, which does not count.
-void count_characters(const Tokenizer& tokenizer, std::vector<MultipleChoice>& questions) {
-    for (MultipleChoice& question : questions)
-        for (const std::vector<int32_t>& completion : question.completions) {
-            const std::string text = tokenizer.decode(completion);
-            question.characters.push_back(characters_of(text) - (text.starts_with(' ') ? 1 : 0));
-        }
-}
-
 }  // namespace
 
 // Formats and tokenizes questions as lm-evaluation-harness does.
@@ -159,7 +150,8 @@ public:
     MultipleChoice encode(const TextQuestion& text, const Record& record) {
         const std::string context(right_stripped(text.context));
         const std::string space = text.context.substr(context.size()) + " ";
-        MultipleChoice question{.context = encoder_.encode(context), .completions = {}, .label = text.label};
+        MultipleChoice question{
+            .context = encoder_.encode(context), .completions = {}, .label = text.label, .characters = {}};
         const size_t begin = question.context.size();
         for (size_t i = 0; i < text.choices.size(); i++) {
             const std::vector<int32_t> whole = encoder_.encode(context + space + text.choices[i]);
@@ -202,8 +194,7 @@ void QuestionReader::read_json_lines(const MappedFile& file, size_t limit, Quest
     if (set.questions.empty()) reject_file(set.path, "the file has no questions");
 }
 
-QuestionReader::QuestionReader(const Tokenizer* tokenizer, int vocab_size)
-    : tokenizer_(tokenizer), vocab_size_(vocab_size) {}
+QuestionReader::QuestionReader(const Tokenizer* tokenizer) : tokenizer_(tokenizer) {}
 QuestionReader::~QuestionReader() = default;
 
 QuestionSet QuestionReader::read(const std::string& path, size_t limit) {
@@ -214,16 +205,8 @@ QuestionSet QuestionReader::read(const std::string& path, size_t limit) {
     std::ranges::replace_if(
         set.name, [](char c) { return !std::isalnum(uint8_t(c)) && c != '-'; }, '_');
     const MappedFile file(path);
-    if (is_eval_file(file.text())) {
-        set.questions = read_eval_file(path);
-        check_vocabulary(set.questions, tokenizer_ ? std::min(vocab_size_, tokenizer_->vocab_size()) : vocab_size_,
-                         path);
-        if (limit > 0) set.questions.resize(std::min(limit, set.questions.size()));
-        if (tokenizer_) count_characters(*tokenizer_, set.questions);
-    } else {
-        if (!tokenizer_) fail(Exit::no_input, "%s has text, which requires a tokenizer", path);
-        read_json_lines(file, limit, set);
-    }
+    if (!tokenizer_) fail(Exit::no_input, "%s has text, which requires a tokenizer", path);
+    read_json_lines(file, limit, set);
     for (const MultipleChoice& question : set.questions)
         for (const std::vector<int32_t>& completion : question.completions)
             set.completion_tokens = std::max(set.completion_tokens, int(completion.size()));

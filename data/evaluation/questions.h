@@ -1,9 +1,16 @@
-// Reads multiple-choice questions from JSON Lines, with HellaSwag's or general fields, and from eval files of llm.c.
+// Reads multiple-choice questions from JSON Lines, with HellaSwag's or general fields.
 #pragma once
 
-#include "data/evaluation/eval_file.h"
 #include "data/tokenizer/tokenizer.h"
 #include "runtime/io/files.h"
+
+// One question. The model's answer is the completion with the highest probability after the context.
+struct MultipleChoice {
+    std::vector<int32_t> context;                   // at least one token
+    std::vector<std::vector<int32_t>> completions;  // at least two, with at least one token each
+    int label = 0;                                  // index of the correct completion
+    std::vector<int> characters;                    // text length of each completion
+};
 
 struct QuestionSet {
     std::string path;
@@ -15,22 +22,21 @@ struct QuestionSet {
 // read() returns the first `limit` questions (0: all) of a file, which may be compressed with gzip or zstd. It
 // validates the whole file.
 //
-// JSON Lines: an object per line. Text is tokenized as in lm-evaluation-harness (lm_eval/api/model.py,
+// Each line is a JSON object. Text is tokenized as in lm-evaluation-harness (lm_eval/api/model.py,
 // TemplateLM._encode_pair): context, a space and a choice are encoded as a whole. If the context alone has n tokens,
 // the completion consists of the tokens after the first n. White space at the end of a context belongs to the
 // completion. An empty context is kEndOfText.
 //   HellaSwag's fields   activity_label, ctx_a, ctx_b, endings, label; text is cleaned as in lm_eval/tasks/hellaswag,
 //                        with Unicode's simple case mapping
 //   general fields       context, question or query; choices or endings; label or gold
-// An eval file of llm.c has tokens. With a tokenizer, the text lengths of its completions are computed too.
 //
-// Fails with Exit::data, naming the file, the line and the field, for other content and for tokens of `vocab_size` or
-// larger. Fails with Exit::no_input if the file has text and `tokenizer` is null.
+// Fails with Exit::data, naming the file, the line and the field, for other content. Fails with Exit::no_input if
+// `tokenizer` is null.
 //
-// The text encoder is created once, when the first text file is read.
+// The text encoder is created once, when the first file is read.
 class QuestionReader {
 public:
-    QuestionReader(const Tokenizer* tokenizer, int vocab_size);  // the tokenizer must outlive it
+    explicit QuestionReader(const Tokenizer* tokenizer);  // the tokenizer must outlive it
     ~QuestionReader();
     QuestionSet read(const std::string& path, size_t limit);
 
@@ -39,6 +45,5 @@ private:
     void read_json_lines(const MappedFile& file, size_t limit, QuestionSet& set);
 
     const Tokenizer* tokenizer_;
-    int vocab_size_;
     std::unique_ptr<TextEncoder> encoder_;
 };

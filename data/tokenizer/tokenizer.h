@@ -103,11 +103,7 @@ public:
             if (words_[at] < 0 || token(words_[at]) == bytes) return words_[at];
     }
 
-    std::string json() const;  // a tokenizer.json for Hugging Face's tokenizers: the file that was read, or a new one
-    // Returns llm.c's gpt2_tokenizer.bin, version 2. It has only the tokens, enough to decode; load() recovers the
-    // merges from their order. Fails with Exit::data, naming the token, if a token is longer than 255 bytes or is
-    // special but not the end of text. Fails with Exit::data if the rules are not GPT-2's.
-    std::string llmc() const;
+    std::string json() const;    // a tokenizer.json for Hugging Face's tokenizers: the file that was read, or a new one
     std::string digest() const;  // 32 hex digits: a hash of tokens, merges, special tokens and rules
 
 private:

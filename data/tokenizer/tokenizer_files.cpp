@@ -341,26 +341,6 @@ std::string Tokenizer::json() const {
     return file.dump(2) + "\n";
 }
 
-std::string Tokenizer::llmc() const {
-    if (!rules_.identity.empty()) fail(Exit::data, "llm.c's tokenizer files support only GPT-2's pre-tokenization");
-    constexpr size_t kMostBytes = 255;
-    const int32_t words[4] = {kLlmcTokenizerMagic, kLlmcTokenizerVersion, vocab_size(), eot()};
-    std::string file(reinterpret_cast<const char*>(words), sizeof(words));
-    file.resize(kLlmcHeaderBytes);
-    for (int32_t id = 0; id < vocab_size(); id++) {
-        const std::string& bytes = token(id);
-        if (bytes.size() > kMostBytes)
-            fail(Exit::data, "token %d, %s, has %zu bytes, but llm.c's tokenizer files allow %zu", id, ::quoted(bytes),
-                 bytes.size(), kMostBytes);
-        if (is_special(id) && id != eot())
-            fail(Exit::data, "token %d, %s, is special, but llm.c's tokenizer files support only the special token %s",
-                 id, ::quoted(bytes), kEndOfText);
-        file += char(bytes.size());
-        file += bytes;
-    }
-    return file;
-}
-
 bool is_tokenizer_file(std::string_view bytes) {
     return header_word(bytes, 0) == kLlmcTokenizerMagic ||
            (begins_json_object(bytes) && bytes.find("\"added_tokens\"") != std::string_view::npos);

@@ -253,3 +253,22 @@ Checkpoint open_step(const std::string& run_dir, int64_t step, const Report& rep
     }
     return checkpoint;
 }
+
+Checkpoint open_checkpoint(const std::string& path) {
+    if (file_exists(manifest_path(path))) return Checkpoint(path);
+    std::string problems;
+    const std::vector<int64_t> steps = committed_steps(path);
+    for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
+        try {
+            return Checkpoint(step_directory(path, *step));
+        } catch (const Error& error) {
+            problems += std::string("\n  ") + error.what();
+        }
+    }
+    fail(Exit::no_input, "%s: found no valid checkpoint (give a run directory or RUN/checkpoints/step_N)%s", path,
+         problems);
+}
+
+std::string run_directory_of(const std::string& step_directory) {
+    return std::filesystem::absolute(step_directory).lexically_normal().parent_path().parent_path().string();
+}

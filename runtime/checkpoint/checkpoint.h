@@ -191,12 +191,6 @@ Checkpoint open_checkpoint(const std::string& path);
 // The run that a step directory belongs to: RUN of RUN/checkpoints/step_N.
 std::string run_directory_of(const std::string& step_directory);
 
-// For the command `inspect`: verifies a checkpoint, the checkpoints of a run or a safetensors file, and calls
-// print(line) for each line of its description, without newline. Unless `all`, tensors that differ only in the layer
-// share a line, as do the optimizer's moments. Returns false, without output, for any other path. Fails with Exit::data
-// if the file is damaged.
-bool inspect_runtime_path(const std::string& path, bool all, const std::function<void(const std::string&)>& print);
-
 // ---- the run's directory --------------------------------------------------------------------------------------------
 
 // The command line flag: none, --resume, --auto, --fresh.

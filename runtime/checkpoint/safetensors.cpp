@@ -137,6 +137,24 @@ const char* type_name(Dtype type) {
     fail(Exit::internal, "safetensors: can write fp32, bf16 or fp16, not %s", name_of(type));
 }
 
+// The values as `type`, rounded to nearest even, in the byte order of a file.
+std::string bytes_as(Dtype type, const std::vector<float>& values) {
+    std::string bytes(values.size() * size_of(type), '\0');
+    auto store = [&]<class T>(T) {
+        for (size_t i = 0; i < values.size(); i++) {
+            const T value = from_float<T>(values[i]);
+            std::memcpy(bytes.data() + i * sizeof(T), &value, sizeof(T));
+        }
+    };
+    switch (type) {
+        case Dtype::fp32: store(float()); break;
+        case Dtype::bf16: store(bf16()); break;
+        case Dtype::fp16: store(fp16()); break;
+        case Dtype::fp64: fail(Exit::internal, "weights cannot be fp64");
+    }
+    return bytes;
+}
+
 size_t file_bytes(const NamedTensor& tensor, Dtype type) { return bytes_of(tensor) / sizeof(float) * size_of(type); }
 
 // The header: its length, then JSON padded with spaces to a multiple of 8 bytes, as the format requires.
@@ -267,7 +285,7 @@ void write_safetensors(const std::string& path, const std::vector<NamedTensor>& 
                 for (const float value : values)
                     if (std::isfinite(value) && std::isinf(to_float(from_float<fp16>(value))))
                         fail(Exit::data, "%s: %g in %s is beyond fp16's range", path, double(value), tensor.name);
-            file.append(bytes_of(values, type));
+            file.append(bytes_as(type, values));
         }
     });
 }
@@ -297,23 +315,6 @@ std::vector<std::string> write_safetensors_directory(const std::string& director
     names.push_back(kIndexFile);
     write_file_atomically(directory + "/" + kIndexFile, index.dump(2) + "\n");
     return names;
-}
-
-std::string bytes_of(const std::vector<float>& values, Dtype type) {
-    std::string bytes(values.size() * size_of(type), '\0');
-    auto store = [&]<class T>(T) {
-        for (size_t i = 0; i < values.size(); i++) {
-            const T value = from_float<T>(values[i]);
-            std::memcpy(bytes.data() + i * sizeof(T), &value, sizeof(T));
-        }
-    };
-    switch (type) {
-        case Dtype::fp32: store(float()); break;
-        case Dtype::bf16: store(bf16()); break;
-        case Dtype::fp16: store(fp16()); break;
-        case Dtype::fp64: fail(Exit::internal, "weights cannot be fp64");
-    }
-    return bytes;
 }
 
 std::vector<float> file_values(const NamedTensor& tensor) {

@@ -63,9 +63,6 @@ std::vector<std::string> write_safetensors_directory(const std::string& director
                                                      const std::vector<NamedTensor>& tensors, Dtype type = Dtype::fp32,
                                                      size_t most_bytes = kMostSafetensorsBytes);
 
-// The values as `type`, rounded to nearest even, in the byte order of a file.
-std::string bytes_of(const std::vector<float>& values, Dtype type);
-
 // Reads and writes the values of an FP32 tensor on the device, in the element order of a file. Reading requires the
 // whole tensor on this rank; writing takes the whole tensor and copies this rank's part.
 std::vector<float> file_values(const NamedTensor& tensor);

@@ -178,8 +178,7 @@ std::vector<Option> surrounding_options(Config& c) {
         {"eval.patience", &c.eval.patience, kStepsOr0,
          "stop after this many consecutive validations without a new lowest loss; 0: no early stopping"},
         {"eval.questions", &c.eval.questions, kAnything,
-         "glob pattern of multiple-choice question files (JSON Lines or llm.c's .bin) to evaluate with each "
-         "validation; empty: none",
+         "glob pattern of multiple-choice question files (JSON Lines) to evaluate with each validation; empty: none",
          kNone},
         {"eval.max_questions", &c.eval.max_questions, between(0, kMostSteps),
          "questions per file, taken from its start; 0: all", kNone},

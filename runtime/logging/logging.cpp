@@ -62,10 +62,10 @@ template <class Field> void describe(const ValRecord& record, Field field) {
 // Keys like "hellaswag_val/acc".
 template <class Field> void describe(const QuestionsRecord& record, Field field) {
     for (const QuestionsRecord::File& file : record.files) {
-        auto share = [&](const char* name, const std::optional<double>& value) {
+        auto share = [&](const char* name, double value) {
             const std::string key = file.name + "/" + name;
             field(key.c_str(), value);
-            field((key + "_stderr").c_str(), value ? std::optional(file.standard_error(*value)) : std::nullopt);
+            field((key + "_stderr").c_str(), file.standard_error(value));
         };
         field((file.name + "/questions").c_str(), uint64_t(file.questions));
         share("acc", file.acc);

@@ -54,9 +54,8 @@ struct QuestionsRecord {
     struct File {
         std::string name;  // letters, digits, "_" and "-"
         size_t questions = 0;
-        double acc = 0, acc_per_token = 0;          // shares of correct answers
-        std::optional<double> acc_norm = {};        // absent: the completions' text is unknown
-        double standard_error(double share) const;  // of such a share; NaN for one question
+        double acc = 0, acc_norm = 0, acc_per_token = 0;  // shares of correct answers
+        double standard_error(double share) const;        // of such a share; NaN for one question
     };
     int step = 0;
     std::vector<File> files = {};

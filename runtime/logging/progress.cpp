@@ -132,11 +132,9 @@ void TrainingProgress::show(const ValRecord& record) {
 }
 
 void TrainingProgress::show(const QuestionsRecord& record) {
-    for (const QuestionsRecord::File& file : record.files) {
-        const std::string norm = file.acc_norm ? format(" | acc_norm %.4f", *file.acc_norm) : "";
-        say(format("step %d | %s, %zu questions | acc %.4f%s | acc_per_token %.4f", record.step, file.name.c_str(),
-                   file.questions, file.acc, norm.c_str(), file.acc_per_token));
-    }
+    for (const QuestionsRecord::File& file : record.files)
+        say(format("step %d | %s, %zu questions | acc %.4f | acc_norm %.4f | acc_per_token %.4f", record.step,
+                   file.name.c_str(), file.questions, file.acc, file.acc_norm, file.acc_per_token));
 }
 
 void TrainingProgress::show(const SampleRecord& record) {

@@ -87,7 +87,7 @@ TEST_CASE("questions: texts have the tokens of lm-evaluation-harness", "[data]")
     const Tokenizer bytes = Tokenizer::bytes();
     auto read = [&](const std::string& name, const std::string& content, const Tokenizer* tokenizer, size_t limit) {
         write_bytes(directory / name, content);
-        return QuestionReader(tokenizer, 257).read(directory / name, limit);
+        return QuestionReader(tokenizer).read(directory / name, limit);
     };
     auto text = [&](const std::vector<int32_t>& ids) { return bytes.decode(ids); };
     const QuestionSet general =

@@ -167,11 +167,6 @@ def data_seeds():
           '"gold":"0"}\n')
     write("questions", "hellaswag", compact({"activity_label": "Run", "ctx_a": "A man runs.", "ctx_b": "he",
                                              "endings": ["stops.", "[title] goes on."], "label": "1"}) + "\n")
-    write("questions", "eval_file", (RECORDED / "llmc/eval.bin").read_bytes())
-    words = (65535, 28, 0, 1, 2, 1, 7, 1, 8, 2, 9, 10)
-    example = struct.pack("<12H", 65535, 24, *words[2:])
-    write("eval_file", "small", struct.pack("<4i", 20240522, 1, 1, 24).ljust(1024, b"\0") + example)
-    write("eval_file", "llmc", (RECORDED / "llmc/eval.bin").read_bytes())
 
 
 def printable_bytes():
@@ -226,8 +221,6 @@ def command_seeds():
     elements = padded * c + positions * c + layers * (12 * c * c + 13 * c) + 2 * c
     write("llmc_model", "fp32", struct.pack("<8i", 20240326, 3, *sizes).ljust(1024, b"\0") + bytes(4 * elements))
     write("llmc_model", "bf16", struct.pack("<8i", 20240326, 5, *sizes).ljust(1024, b"\0") + bytes(2 * elements))
-    arrays = struct.pack("<4i", 0, 1, 1, 0) + bytes(4 * (2 * 2 + 1 + elements))
-    write("llmc_debug_state", "small", struct.pack("<4i", 20240327, 2, 1, 2).ljust(1024, b"\0") + arrays)
     gpt2 = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 8,
             "n_positions": 16, "vocab_size": 100, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5}
     write("hf_config", "gpt2", compact(gpt2))

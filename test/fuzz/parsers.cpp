@@ -13,8 +13,7 @@ const std::vector<Parser>& parsers() {
         {"token_shard", read_token_shard},   {"dataset", read_dataset_record},
         {"tokenizer", read_tokenizer},       {"vocabulary", read_vocabulary},
         {"parquet", read_parquet},           {"texts", read_texts},
-        {"questions", read_question_file},   {"eval_file", read_llmc_eval_file},
-        {"llmc_model", read_llmc_model},     {"llmc_debug_state", read_llmc_debug_state},
+        {"questions", read_question_file},   {"llmc_model", read_llmc_model},
         {"hf_config", read_hf_config},       {"run_records", read_run_records},
     };
     return list;

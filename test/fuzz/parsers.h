@@ -37,9 +37,7 @@ void read_vocabulary(std::string_view input);      // vocab.json and merges.txt
 void read_parquet(std::string_view input);         // Parquet with a column "text"
 void read_texts(std::string_view input);           // a byte that chooses the format, then the file, also compressed
 void read_question_file(std::string_view input);   // JSON Lines of questions
-void read_llmc_eval_file(std::string_view input);  // llm.c's eval file
 
-void read_llmc_model(std::string_view input);        // llm.c's model file
-void read_llmc_debug_state(std::string_view input);  // llm.c's debug state of a fixed model
-void read_hf_config(std::string_view input);         // config.json of Hugging Face
-void read_run_records(std::string_view input);       // metrics.jsonl, samples.jsonl, run.json, config.json
+void read_llmc_model(std::string_view input);   // llm.c's model file
+void read_hf_config(std::string_view input);    // config.json of Hugging Face
+void read_run_records(std::string_view input);  // metrics.jsonl, samples.jsonl, run.json, config.json

@@ -53,8 +53,6 @@ void load_all(const Checkpoint& checkpoint) {
     checkpoint.load(tensors);
 }
 
-void ignore_line(const std::string&) {}
-
 uint32_t masked_crc(std::string_view bytes) {
     const uint32_t crc = crc32c(bytes.data(), bytes.size());
     return ((crc >> 15) | (crc << 17)) + 0xa282ead8u;
@@ -136,17 +134,13 @@ void read_checkpoint(std::string_view input) {
     scratch_file("checkpoint/MANIFEST.json", manifest);
     scratch_file("checkpoint/shard_0000.bin", parts[1]);
     scratch_file("checkpoint/COMMIT", format("%zu %s\n", manifest.size(), xxh3_128(manifest).c_str()));
-    const std::string directory = scratch_directory() / "checkpoint";
-    load_all(Checkpoint(directory));
-    inspect_runtime_path(directory, true, ignore_line);
+    load_all(Checkpoint(scratch_directory() / "checkpoint"));
 }
 
 void read_safetensors(std::string_view input) {
-    const std::string path = scratch_file("model.safetensors", input);
-    const Safetensors file(path);
+    const Safetensors file(scratch_file("model.safetensors", input));
     for (const Safetensors::Entry& entry : file.entries())
         if (entry.type == "F32" || entry.type == "F16" || entry.type == "BF16" || entry.type == "F64") entry.floats();
-    inspect_runtime_path(path, true, ignore_line);
 }
 
 void read_safetensors_index(std::string_view input) {

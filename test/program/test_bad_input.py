@@ -10,6 +10,7 @@ import subprocess
 import time
 import unittest
 
+import llmc_file
 from trainer import ENVIRONMENT, TRAINER, TrainerTest
 
 USAGE, DATA, NO_INPUT, CANNOT_CREATE, PERMISSION, CONFIG = 64, 65, 66, 73, 77, 78
@@ -263,7 +264,8 @@ class BadInput(TrainerTest):
 
     def test_initial_weights_that_are_not_finite(self):
         self.train(train_max_steps=1)
-        self.run_trainer("export", "--llmc", "run", "model.bin")
+        self.run_trainer("export", "--hf", "run", "hf")
+        llmc_file.write_model(self.dir / "hf", self.dir / "model.bin")
         model = bytearray((self.dir / "model.bin").read_bytes())
         struct.pack_into("<f", model, 1024 + 4 * (48 + 5), math.nan)  # row 1, column 5 of wte
         (self.dir / "model.bin").write_bytes(model)

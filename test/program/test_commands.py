@@ -105,21 +105,8 @@ class FromTextToText(TrainerTest):
         weights.write_bytes(weights.read_bytes()[:-1])
         self.assertIn(weights.name, self.run_trainer("inspect", self.step_dir(20), expect=65))
 
-    def test_inspect_summarizes_tensors(self):
-        self.train(train_max_steps=1)
-        said = self.run_trainer("inspect", self.step_dir(1))
-        self.assertRegex(said, r"h\.\*\.\S+ +fp32 \(\d+, 48\) x 2\n")
-        elements = (384 + 24) * 48 + 2 * (12 * 48 * 48 + 13 * 48) + 2 * 48
-        for moment in "mv":
-            self.assertRegex(said, rf"{moment}\.\* +fp32, 28 tensors, {elements} elements\n")
-        self.assertEqual(said.count("\n"), 2 + 4 + 12 + 2)
-        everything = self.run_trainer("inspect", self.step_dir(1), "--all")
-        self.assertEqual(everything.count("\n"), 2 + 3 * 28)
-        self.assertIn("  v.h.1.", everything)
-        self.assertIn("28 tensors", said)
-
     def test_inspect_directories(self):
-        self.train(train_max_steps=2, eval_every_steps=1)
+        self.train(train_max_steps=2)
         self.run_trainer("export", "--hf", "run", "hf")
         dataset = json.loads((self.dir / "data/dataset.json").read_text())
         said = self.run_trainer("inspect", "data")
@@ -128,13 +115,13 @@ class FromTextToText(TrainerTest):
                         for name, split in dataset["splits"].items())):
             self.assertIn(words, said)
         said = self.run_trainer("inspect", "run")
-        for words in ("run: run, 1 checkpoint(s)", "2 layers, 3 heads, 48 channels, vocabulary 257, fp32; 2 steps",
-                      "last training record: step 2, loss ", "last validation: step 2, loss ", "257 tokens, 0 merges",
+        for words in ("run: run, 1 checkpoint(s)", "2 layers, 3 heads, 48 channels, vocabulary 257, fp32, ",
+                      "257 tokens, 0 merges",
                       "checkpoint of step 2, run "):
             self.assertIn(words, said)
         said = self.run_trainer("inspect", "hf")
         for words in ("hf: Hugging Face directory; gpt2, 2 layers, 3 heads, 48 channels, 24 positions, vocabulary 257; "
-                      "usable as model.init_from", "safetensors, 28 tensors", "F32 (48, 144) x 2", "257 tokens"):
+                      "usable as model.init_from", "safetensors, 28 tensors", "F32 (48, 144)\n", "257 tokens"):
             self.assertIn(words, said)
         config = json.loads((self.dir / "hf/config.json").read_text())
         (self.dir / "hf/config.json").write_text(json.dumps({**config, "activation_function": "relu"}))
@@ -217,8 +204,8 @@ class FromTextToText(TrainerTest):
                          "1000", "--out", "out")
         shard = (self.dir / "out/val_000000.bin").read_bytes()
         said = self.run_trainer("inspect", "out/val_000000.bin")
-        for words in ("llm.c token shard (GPT-2)", f"{(len(shard) - 1024) // 2} tokens of 2 bytes", "1 x <|endoftext|>",
-                      'begins with "<|endoftext|>line 3'):
+        for words in ("llm.c token shard (GPT-2)", f"{(len(shard) - 1024) // 2} tokens of 2 bytes",
+                      "1 x <|endoftext|>"):
             self.assertIn(words, said)
         tokenizer = (self.dir / "out/tokenizer.json").read_bytes()
         self.assertIn("300 tokens, 43 merges, <|endoftext|> is 299", self.run_trainer("inspect", "out/tokenizer.json"))

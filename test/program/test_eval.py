@@ -5,10 +5,10 @@ import json
 import math
 import re
 import shutil
-import struct
 import unittest
 
 import event_file
+import llmc_file
 from trainer import ROOT, TrainerTest
 
 REFERENCE = ROOT / "test/data/lm_eval"
@@ -30,21 +30,6 @@ def accuracies_in(said):
 
 def as_lines(records):
     return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-
-
-def eval_file(questions):
-    """Returns llm.c's eval file of questions in the general format, for the bytes tokenizer."""
-    parts = []
-    for index, question in enumerate(questions):
-        context = next(question[name] for name in ("context", "question", "query") if name in question)
-        choices = question.get("choices") or question["endings"]
-        label = int(question.get("label", question.get("gold")))
-        words = [label, len(choices)]
-        for tokens in ([*context.encode()] or [256], *([*(" " + choice).encode()] for choice in choices)):
-            words += [len(tokens), *tokens]
-        parts.append(struct.pack(f"<{len(words) + 3}H", 65535, 2 * len(words) + 6, index, *words))
-    header = struct.pack("<4i", 20240522, 1, len(parts), max(map(len, parts)))
-    return header.ljust(1024, b"\0") + b"".join(parts)
 
 
 class Reference(TrainerTest):
@@ -197,12 +182,12 @@ class Run(TrainerTest):
     def setUp(self):
         super().setUp()
         (self.dir / "small.jsonl").write_text(as_lines(QUESTIONS))
-        (self.dir / "small_c.bin").write_bytes(eval_file(QUESTIONS))
+        (self.dir / "small_c.jsonl").write_text(as_lines(QUESTIONS))
 
     def test_one_model_in_three_formats(self):
         self.train(train_max_steps=3)
         self.run_trainer("export", "--hf", "run", "hf")
-        self.run_trainer("export", "--llmc", "run", "model.bin")
+        llmc_file.write_model(self.dir / "hf", self.dir / "model.bin")
         args = ("--questions", "small.jsonl", "--text", "text.txt", "--data", "data/val_*.bin", "--batch", 3)
         # The run uses windows of 20 tokens; a model without a configuration uses all positions.
         self.run_trainer("import", "hf", "again")
@@ -217,20 +202,6 @@ class Run(TrainerTest):
             self.assertEqual(self.run_trainer("sample", *source, *prompt), said)
         self.assertIn("--tokenizer", self.run_trainer("sample", "model.bin", expect=66))
 
-    def test_questions_as_tokens(self):
-        """llm.c's file of the same tokens gives the same answers, except for the space at the end of "The "."""
-        self.train(train_max_steps=3)
-        same = [question for question in QUESTIONS if question.get("question") != "The "]
-        (self.dir / "same.jsonl").write_text(as_lines(same))
-        (self.dir / "same_c.bin").write_bytes(eval_file(same))
-        for args in ("same.jsonl", "same_c.bin"):
-            self.run_trainer("eval", "run", "--questions", args, "--answers", f"{args}.answers")
-        text, tokens = ((self.dir / f"{name}.answers").read_text() for name in ("same.jsonl", "same_c.bin"))
-        self.assertEqual(tokens.replace("same_c", "same"), text)
-        (self.dir / "run/tokenizer.json").unlink()  # without it, the length of the text is unknown
-        said = self.run_trainer("eval", "run", "--questions", "same_c.bin")
-        self.assertEqual(list(accuracies_in(said)[0]), ["acc", "acc_per_token"])
-
     def test_questions_during_training(self):
         changes = dict(eval_every_steps=4, train_max_steps=10, checkpoint_every_steps=4, checkpoint_keep=9)
         self.train(run_dir="without", **changes)
@@ -244,7 +215,7 @@ class Run(TrainerTest):
         last = records[-1]
         self.assertEqual(len({last[f"small/{accuracy}"] for accuracy in ACCURACIES}), 3)  # distinguishable
         shares = accuracies_in(self.run_trainer("eval", "run", "--questions", "small.jsonl", "--questions",
-                                                "small_c.bin"))
+                                                "small_c.jsonl"))
         for name, of in zip(("small", "small_c"), shares):
             self.assertEqual(last[f"{name}/questions"], 4)
             for accuracy in ACCURACIES:

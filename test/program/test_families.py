@@ -161,7 +161,8 @@ class Families(TrainerTest):
         said = self.run_trainer("export", "--hf", "run", "hf", expect=78)
         self.assertIn("model.", said)
         self.assertFalse((self.dir / "hf").exists())
-        self.assertIn("GPT-2s only", self.run_trainer("export", "--llmc", "run", "model.bin", expect=78))
+        said = self.train(run_dir="other", model_init_from="text.txt", train_max_steps=1, expect=78, **SPEEDRUN)
+        self.assertIn("text.txt: llm.c files support only GPT-2 models", said)
         self.train(run_dir="llama", train_max_steps=1, **LLAMA)
         self.run_trainer("export", "--hf", "llama", "hf")
         for changes, words in ((dict(LLAMA, model_n_kv_head=3), "model.n_kv_head: 1 -> 3"),

@@ -122,7 +122,9 @@ void check_source_tokenizer(const Config& config, const std::string& tokenizer_d
              path, digest, tokenizer_digest, path);
 }
 
-void check_llmc_parts(const Config::Model& model, const std::string& path) {
+// Fails with Exit::config, naming `path` and the differences, unless the model is a GPT-2, the only kind of model in
+// the llm.c files that train_gpt reads.
+static void check_llmc_parts(const Config::Model& model, const std::string& path) {
     Config::Model gpt2 = model;
     set_family(gpt2, ModelFamily::gpt2);
     gpt2.given_kv_heads = gpt2.given_head_size = gpt2.given_hidden = 0;

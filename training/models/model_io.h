@@ -35,10 +35,6 @@ double flops_of_token(const GptOptions& options);
 // exactly this model's weights and all are finite; with Exit::config if its sizes or parts differ.
 void load_initial_weights(Gpt& gpt, const Config::Model& model, const std::string& path);
 
-// Fails with Exit::config, naming `path` and the differences, unless the model is a GPT-2, the only kind of model in
-// the llm.c files that train_gpt reads and writes.
-void check_llmc_parts(const Config::Model& model, const std::string& path);
-
 // Fails with Exit::config if the vocabulary or tokenizer of model.init_from differs from the data's, as the weights
 // would then get other tokens than they were trained on. `tokenizer_digest` is the data's; "": unknown.
 void check_source_tokenizer(const Config& config, const std::string& tokenizer_digest);

@@ -10,7 +10,7 @@ std::vector<QuestionSet> questions_of(const Config& config, const std::optional<
     std::vector<QuestionSet> sets;
     if (config.eval.questions.empty()) return sets;
     std::set<std::string> names;
-    QuestionReader reader(tokenizer ? &*tokenizer : nullptr, config.model.vocab_size);
+    QuestionReader reader(tokenizer ? &*tokenizer : nullptr);
     for (const std::string& path : find_shards(config.eval.questions, "eval.questions")) {
         sets.push_back(reader.read(path, size_t(config.eval.max_questions)));
         check_fits(sets.back(), config.train.seq_len);
@@ -60,7 +60,6 @@ Answers answer_questions(Gpt& gpt, const QuestionSet& set, const std::function<v
     accuracy.acc = share_of_right(set.questions, [&](size_t i) { return scores[i]; });
     accuracy.acc_per_token =
         share_of_right(set.questions, [&](size_t i) { return scores[i] / double(texts[i].predicted.size()); });
-    if (!characters.empty())
-        accuracy.acc_norm = share_of_right(set.questions, [&](size_t i) { return scores[i] / double(characters[i]); });
+    accuracy.acc_norm = share_of_right(set.questions, [&](size_t i) { return scores[i] / double(characters[i]); });
     return answers;
 }

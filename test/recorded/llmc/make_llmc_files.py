@@ -8,7 +8,6 @@ test/recorded/llmc/model.bin         a GPT-2 model of transformers with random w
 test/recorded/llmc/model_bf16.bin    the same weights, rounded by PyTorch, version 5
 test/recorded/llmc/debug_state.bin   two sequences, their targets, and the fp32 model's logits, loss and gradients
 test/recorded/llmc/tokenizer.bin     269 tokens: the bytes in GPT-2's order, 12 merges, <|endoftext|>
-test/recorded/llmc/eval.bin          five multiple-choice questions
 
 The weights are larger than GPT-2's initial weights, and norms and biases are random too, so that small or equal numbers
 hide no mistake: attention is far from uniform, and GELU far from linear.
@@ -93,25 +92,12 @@ def tokenizer_file():
     return header(20240328, 2, VOCAB, VOCAB - 1) + b"".join(bytes([len(token)]) + token for token in tokens)
 
 
-def eval_file():
-    """Numbers follow a formula, which the test recomputes."""
-    examples = []
-    for i in range(5):
-        words = [65535, 0, i, (2 * i + 1) % 4, 4, 3 + i, *((31 * i + 7 * j + 1) % VOCAB for j in range(3 + i))]
-        for c in range(4):
-            length = 1 + (c + i) % 3
-            words += [length, *((17 * i + 5 * c + 3 * j + 2) % VOCAB for j in range(length))]
-        words[1] = 2 * len(words)
-        examples.append(struct.pack(f"<{len(words)}H", *words))
-    return header(20240522, 1, len(examples), max(map(len, examples))) + b"".join(examples)
-
-
 def main():
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).resolve().parent)
     folder.mkdir(parents=True, exist_ok=True)
     model = random_model()
     files = {"model.bin": model_file(model, 3, torch.float32), "model_bf16.bin": model_file(model, 5, torch.bfloat16),
-             "debug_state.bin": debug_state_file(model), "tokenizer.bin": tokenizer_file(), "eval.bin": eval_file()}
+             "debug_state.bin": debug_state_file(model), "tokenizer.bin": tokenizer_file()}
     for name, content in files.items():
         (folder / name).write_bytes(content)
         print(f"{folder / name}: {len(content)} bytes")

@@ -113,6 +113,19 @@ TEST_CASE("safetensors of any size are read back unchanged") {
     CHECK(list_directory(directory.path()) == std::vector<std::string>{"model.safetensors"});
 }
 
+TEST_CASE("safetensors in bf16 are rounded to nearest even") {
+    TemporaryDirectory directory;
+    std::vector<uint32_t> bits = {0x3f808000, 0x3f818000, 0x3f808001, 0x3f80ffff,
+                                  0xbf818000, 0x7f7fffff, 0x80000001, 0x00018000};
+    NamedTensor tensor{"w", {bits.size()}};
+    tensor.count = bits.size();
+    tensor.values.data = reinterpret_cast<std::byte*>(bits.data());
+    write_safetensors(directory / "m.safetensors", {tensor}, Dtype::bf16);
+    const Safetensors file(directory / "m.safetensors");
+    CHECK(values_of<uint16_t>(file.at("w")) ==
+          std::vector<uint16_t>{0x3f80, 0x3f82, 0x3f81, 0x3f81, 0xbf82, 0x7f80, 0x8000, 0x0002});
+}
+
 TEST_CASE("a safetensors file that cannot be completed leaves the older file") {
     TemporaryDirectory directory;
     std::string path = directory / "model.safetensors";
