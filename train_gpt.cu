@@ -84,7 +84,7 @@ int main(int argc, char** argv) {
                 }
                 const StepVotes votes = votes_of(run, timer);
                 const StepResult result = run.gpt.end_step(votes.values);
-                const StepEnd step = finish_step(run, timer, votes.energy, result);
+                const StepEnd step = finish_step(run, timer, votes.gpu, result);
 
                 // If a rank was asked to stop or cannot read its tokens, all ranks know it from this step's votes.
                 bool must_stop = run.error || result.votes[kStop] > 0 || (run.comm.size == 1 && stop_signal());

@@ -139,7 +139,6 @@ Json summary_json(const RunRecords& run) {
             {"last_time", number_or_null(summary.last_time)},
             {"step_s", summary.step_s},
             {"skipped", summary.skipped},
-            {"energy_j", train.column("energy_j") ? Json(sum_of_finite(train.column("energy_j"))) : Json()},
             {"phases", phases}};
 }
 

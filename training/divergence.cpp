@@ -55,7 +55,6 @@ void load(TrainingRun& run, const Checkpoint& checkpoint, const Divergence& dive
                               .loss = divergence.is_spike ? divergence.loss : 0,
                               .limit = divergence.is_spike ? divergence.limit : 0});
     progress.trained_s = before.progress.trained_s;
-    progress.energy = before.progress.energy;
     progress.course_by_time = before.progress.course_by_time;
     run.train_loader.seek(progress.cursor);
     const std::vector<Rollback>& rollbacks = progress.divergence.rollbacks;

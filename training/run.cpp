@@ -20,12 +20,6 @@ Gpt initial_model(const Config& config, const Comm& comm, const std::optional<Ch
     return gpt;
 }
 
-EnergySources energy_sources(int local_rank) {
-    EnergySources sources{.gpu = device_info().pci_bus_id};
-    if (local_rank > 0) sources.rapl.clear();
-    return sources;
-}
-
 }  // namespace
 
 // The order of the members matters: errors in the data are found before the model is allocated, and errors in the
@@ -50,7 +44,7 @@ TrainingRun::TrainingRun(const Config& c, Ranks& ranks, Dataset data, std::vecto
       course(planned_course(c, train_loader.windows())),
       start_ms(now_ms() - 1000 * state.progress.trained_s),
       background_save(c.run.dir, comm, retention_of(c)),
-      energy(energy_sources(ranks.local_rank())) {
+      sensors(device_info().pci_bus_id) {
     if (state.progress.course_by_time.end_step > 0) course = state.progress.course_by_time;
     if (c.checkpoint.asynchronous) background_save.reserve(gpt.saved_tensors());
 }

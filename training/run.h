@@ -35,7 +35,7 @@ struct TrainingRun {
     int failed_saves = 0;    // in a row
     int64_t slow_save = -1;  // step of the last save that was reported as slow
     BackgroundSave background_save;
-    EnergyMeter energy;
+    GpuSensors sensors;
     std::set<std::string> throttled;  // warnings about throttled GPUs that have been printed
     std::string matmul_path;          // as printed by rank 0; empty after the first step
     Trace* trace = nullptr;           // of the current steps; null: none

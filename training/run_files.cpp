@@ -54,7 +54,7 @@ void print_summary(TrainingRun& run) {
                             run.dataset.train.token_count(), run.train_loader.windows(), c.train.seq_len));
     run.progress.say(format("run      %s: %s, %zu tokens each", c.run.dir.c_str(), steps_text(run).c_str(),
                             size_t(c.train.total_batch_tokens)));
-    run.progress.say("energy   " + run.energy.description());
+    if (!run.sensors.problem().empty()) run.progress.say("sensors  not read: " + run.sensors.problem());
     run.progress.say(settings_text(c));
 }
 

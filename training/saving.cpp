@@ -7,34 +7,12 @@ constexpr int kMostFailures = 3;        // in a row
 constexpr double kPatience_s = 30;      // time a save may take before a warning, or when the next one is due
 constexpr double kMostWaiting_s = 600;  // limit for a save that must succeed; below the control channel's limit
 
-// Prints energy and cost of the run so far, if known.
-void say_totals(const TrainingRun& run) {
-    const Config::Cost& cost = run.config.cost;
-    const TrainState::Progress::Energy& energy = run.state.progress.energy;
-    if (energy.steps > 0) {
-        const double kwh = energy.joules / 3.6e6;
-        const double tokens = double(energy.steps) * double(run.config.train.total_batch_tokens);
-        std::string text =
-            format("energy   %.4g kJ, %.4g kWh; %.4g J per token", energy.joules / 1000, kwh, energy.joules / tokens);
-        if (cost.co2_g_per_kwh > 0) text += format("; about %.4g g of CO2", kwh * cost.co2_g_per_kwh);
-        run.progress.say(text);
-    }
-    const double hours = run.elapsed_s() / 3600;
-    if (cost.price_per_hour > 0)
-        run.progress.say(
-            format("cost     about %.4g: %.4g hours at %.6g", hours * cost.price_per_hour, hours, cost.price_per_hour));
-}
-
 // Completes the part of the checkpoint that is not tensors.
 void complete_state(TrainingRun& run) {
     TrainState& state = run.state;
     state.healthy = is_healthy_after(state.progress.divergence, state.step, run.config.checkpoint.every_steps);
     state.progress.device_choices = device_choices();
-    if (run.config.train.max_minutes > 0 || run.config.cost.price_per_hour > 0)
-        state.progress.trained_s = run.elapsed_s();
-    double joules = run.energy.read().joules.value_or(0);  // since the last step
-    run.gpt.sum_over_ranks({&joules, 1});
-    state.progress.energy.add(joules, 0);
+    if (run.config.train.max_minutes > 0) state.progress.trained_s = run.elapsed_s();
 }
 
 // Prints the result of a save, or returns its error as described at save(). Called on all ranks. Throws errors that are
@@ -113,9 +91,7 @@ std::exception_ptr save(TrainingRun& run, bool must_succeed) {
     if (result.error || !is_asynchronous)
         if (const auto error = record_save(run, result, must_succeed)) return error;
     if (!must_succeed) return nullptr;
-    if (const auto error = finish_save(run)) return error;
-    say_totals(run);
-    return nullptr;
+    return finish_save(run);
 }
 
 std::exception_ptr finish_save(TrainingRun& run) {

@@ -33,8 +33,8 @@ double vote_on_end(const TrainingRun& run) {
 }
 
 // Warns once per combination of reasons.
-void warn_of_slow_gpus(TrainingRun& run, const EnergyReading& energy, double ranks) {
-    const std::string reasons = energy.throttle.empty() ? "" : "; reason on rank 0: " + energy.throttle;
+void warn_of_slow_gpus(TrainingRun& run, const GpuReading& gpu, double ranks) {
+    const std::string reasons = gpu.throttle.empty() ? "" : "; reason on rank 0: " + gpu.throttle;
     if (ranks == 0 || !run.throttled.insert(reasons).second) return;
     run.progress.say(format("step %d | warning: %.0f of %d GPUs are throttled%s", run.state.step + 1, ranks,
                             run.comm.size, reasons.c_str()));
@@ -65,12 +65,12 @@ StepVotes votes_of(TrainingRun& run, StepTimer& timer) {
     const bool is_last = run.state.step + 1 == run.course.end_step;
     if (!is_last) run.error = timer.wait_for_step(run.train_loader);
     if (run.log && run.log->error()) run.error = run.log->error();
-    StepVotes votes{run.energy.read(), {}};
+    StepVotes votes{run.sensors.read(), {}};
     votes.values[kFailed] = run.error ? 1 : 0;
     votes.values[kStop] = stop_signal() ? 1 : 0;
     votes.values[kEnd] = vote_on_end(run);
-    votes.values[kJoules] = votes.energy.joules.value_or(0);
-    votes.values[kThrottled] = votes.energy.throttle.empty() ? 0 : 1;
+    votes.values[kPower] = votes.gpu.power_w.value_or(0);
+    votes.values[kThrottled] = votes.gpu.throttle.empty() ? 0 : 1;
     votes.values[kLost] = run.comm.rank == 0 && !run.lock.is_in_place() ? 1 : 0;
     const BackgroundSave::Progress save = run.background_save.progress();
     votes.values[kSaveUnfinished] = save.unfinished;
@@ -79,15 +79,14 @@ StepVotes votes_of(TrainingRun& run, StepTimer& timer) {
     return votes;
 }
 
-StepEnd finish_step(TrainingRun& run, const StepTimer& timer, const EnergyReading& energy, const StepResult& result) {
+StepEnd finish_step(TrainingRun& run, const StepTimer& timer, const GpuReading& gpu, const StepResult& result) {
     const Config& config = run.config;
     if (result.votes[kLost] > 0) end_if(run, std::make_exception_ptr(moved_away(config.run.dir)));
     const CommTotals comm = comm_totals(run.comm) - timer.comm_before;
     const int step = run.state.step + 1;
     const double tokens = double(config.train.total_batch_tokens), step_ms = now_ms() - timer.start_ms;
     const double tokens_per_s = tokens / step_ms * 1000.0;
-    const double joules = result.votes[kJoules];
-    const bool has_energy = energy.joules || joules > 0;
+    const double power_w = result.votes[kPower];
     const TrainRecord record{.step = step,
                              .loss = result.loss_sum / tokens,
                              .learning_rate = learning_rate(config, run.course, step),
@@ -105,16 +104,14 @@ StepEnd finish_step(TrainingRun& run, const StepTimer& timer, const EnergyReadin
                              .resident_bytes = resident_bytes(),
                              .skipped = result.non_finite_tensor,
                              .time = unix_time(),
-                             .energy_j = has_energy ? std::optional(joules) : std::nullopt,
-                             .power_w = has_energy ? std::optional(joules / energy.seconds) : std::nullopt,
-                             .gpu_temperature_c = energy.gpu_temperature_c,
-                             .sm_clock_mhz = energy.sm_clock_mhz,
-                             .throttle = energy.throttle};
+                             .power_w = power_w > 0 ? std::optional(power_w) : std::nullopt,
+                             .gpu_temperature_c = gpu.temperature_c,
+                             .sm_clock_mhz = gpu.sm_clock_mhz,
+                             .throttle = gpu.throttle};
     TrainState::Progress& progress = run.state.progress;
     // The decision must be in a checkpoint, or a resumed run would make a different one.
     run.must_keep = result.votes[kEnd] > 0;
     if (run.must_keep) run.course = progress.course_by_time = {int(result.votes[kEnd]), step};
-    if (has_energy) progress.energy.add(joules, 1);
     if (run.log) run.log->write(record);
     if (run.log && norms_are_due(run)) run.log->write(norms_of(run.gpt.layout(), result, step, record.time));
     if (run.log)
@@ -122,7 +119,7 @@ StepEnd finish_step(TrainingRun& run, const StepTimer& timer, const EnergyReadin
             run.progress.say(format("step %d | %s", step, news.c_str()));
     if (result.votes[kFailed] > 0) run.error = shared_error(run.control, run.error);
     run.progress.end_at(expected_end(config, run.course, step, run.elapsed_s()));
-    warn_of_slow_gpus(run, energy, result.votes[kThrottled]);
+    warn_of_slow_gpus(run, gpu, result.votes[kThrottled]);
     note_products(run);
     run.progress.show(record);
 

@@ -19,7 +19,7 @@ struct StepTimer {
 };
 
 struct StepVotes {
-    EnergyReading energy;  // of this rank
+    GpuReading gpu;  // of this rank
     std::array<double, kVotes> values;
 };
 // Waits for the tokens of the next step. If they cannot be read, sets run.error on this rank only.
@@ -31,7 +31,7 @@ struct StepEnd {
 };
 // Call after end_step(). Writes, prints and returns the record of the step, and advances run.state. Sets run.error on
 // all ranks if one cannot continue. Fails with Exit::io on all ranks if run.dir was moved or removed.
-StepEnd finish_step(TrainingRun& run, const StepTimer& timer, const EnergyReading& energy, const StepResult& result);
+StepEnd finish_step(TrainingRun& run, const StepTimer& timer, const GpuReading& gpu, const StepResult& result);
 
 // Whether the norms of the next step are to be recorded.
 bool norms_are_due(const TrainingRun& run);

@@ -157,8 +157,8 @@ function addQuestions(add, file, percent) {
 const special = new Set(["loss", "lr", "grad_norm", "loss_scale", "tokens", "step_ms", "tokens_per_s", "mfu",
                          "comm_bytes", "time", ...phases.map(([column]) => column)]);
 
-const titles = {energy_j: ["Energy of a step", "J, all ranks"], power_w: ["Power", "W, all ranks"],
-                gpu_temperature_c: ["GPU temperature", "°C"], sm_clock_mhz: ["SM clock", "MHz"]};
+const titles = {power_w: ["Power", "W, all ranks"], gpu_temperature_c: ["GPU temperature", "°C"],
+                sm_clock_mhz: ["SM clock", "MHz"]};
 
 function makeCharts() {
   const parent = byId("charts"), percent = value => trim(value * 100, 4) + " %";

@@ -19,14 +19,6 @@ function fillHeader() {
     runs.map(run => run.raw.dir).join(", ") + ".";
 }
 
-// NaN: no price is configured.
-function cost(run) { return (run.raw.config?.cost?.price_per_hour || NaN) * run.raw.summary.step_s / 3600; }
-
-function emissions(run) {
-  const grams = (run.raw.config?.cost?.co2_g_per_kwh ?? 0) * (run.raw.summary.energy_j ?? 0) / 3.6e6;
-  return grams > 0 ? `in steps, about ${trim(grams, 3)} g of CO2` : "in steps";
-}
-
 function fillOverview() {
   const overview = byId("overview");
   if (isOne) {
@@ -41,8 +33,6 @@ function fillOverview() {
       ["Tokens", known(s.tokens, compact), `in ${duration(s.step_s)}`],
       ["Tokens per second", known(s.tokens_per_s, compact), "median"],
       ["MFU", known(s.mfu, value => trim(value * 100, 3) + " %"), "median"],
-      ["Energy", known(s.energy_j, value => trim(value / 3.6e6, 3) + " kWh"), emissions(run)],
-      ["Cost", known(cost(run), value => trim(value, 3)), "about, for the time in steps"],
       ["Skipped steps", group(s.skipped), s.skipped ? "gradients not finite" : "all updates applied"],
     ].filter(([title, value]) => value !== "–" || title.includes("validation"));
     const figures = items.map(([title, value, more]) => make("div", {}, make("dt", {}, title),

@@ -27,6 +27,7 @@ public:
     template <class T> void optional(const char* key, const T& value) {
         if (!(value == T{})) json[key] = value;
     }
+    void ignored(const char*) {}
 
     nlohmann::ordered_json json = nlohmann::ordered_json::object();
 };
@@ -53,6 +54,8 @@ public:
     template <class T> void optional(const char* key, T& value) {
         if (object_.contains(key)) (*this)(key, value);
     }
+    // Accepts a member that this version does not need.
+    void ignored(const char* key) { read_ += object_.count(key); }
 
     // Fails if the object has unread members.
     void end() const {

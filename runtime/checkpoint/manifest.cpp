@@ -77,8 +77,7 @@ void check_counts(const TrainState& state, const std::string& path) {
           {"state.loss_scale.skipped_in_a_row", int64_t(progress.loss_scale.skipped_in_a_row)},
           {"state.loss_scale.total_skipped", progress.loss_scale.total_skipped},
           {"state.loss_scale.last_good_step", int64_t(progress.loss_scale.last_good_step)},
-          {"state.best_validation.step", int64_t(progress.best.step)},
-          {"state.energy.steps", progress.energy.steps}})
+          {"state.best_validation.step", int64_t(progress.best.step)}})
         if (count > state.step)
             fail(Exit::data, "%s: %s is %lld, but step is %d", path, key, static_cast<long long>(count), state.step);
 }

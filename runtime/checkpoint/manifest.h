@@ -75,12 +75,6 @@ struct TrainState {
         BestValidation best = {};         // with eval.patience or checkpoint.keep_best
         DivergenceState divergence = {};
         bool evaluation_is_due = false;  // a stop request interrupted the evaluation of this step
-        struct Energy {
-            double joules = 0;  // of all ranks, in the steps whose energy counters could be read
-            int64_t steps = 0;  // the number of those steps
-            bool operator==(const Energy&) const = default;
-            void add(double more_joules, int more_steps) { joules += more_joules, steps += more_steps; }
-        } energy = {};
     } progress = {};
 };
 

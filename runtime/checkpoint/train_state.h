@@ -27,11 +27,6 @@ template <class Fields> void describe(Fields& field, BestValidation& best) {
     field("worse_since", best.worse_since, 0, kMostSteps);
 }
 
-template <class Fields> void describe(Fields& field, TrainState::Progress::Energy& energy) {
-    field("joules", energy.joules);
-    field("steps", energy.steps, 0, kMostSteps);
-}
-
 template <class Fields> void describe(Fields& field, Rollback& rollback) {
     field("from_step", rollback.from_step, 1, kMostSteps);
     field("to_step", rollback.to_step, 1, kMostSteps);
@@ -57,5 +52,5 @@ template <class Fields> void describe(Fields& field, TrainState::Progress& progr
     field.optional("best_validation", progress.best);
     field.optional("divergence", progress.divergence);
     field.optional("evaluation_is_due", progress.evaluation_is_due);
-    field.optional("energy", progress.energy);
+    field.ignored("energy");  // written by earlier versions
 }

@@ -93,7 +93,7 @@ ControlSettings control_settings(const Config& config) {
 }
 
 Ranks::Ranks(const RankEnvironment& environment, const Config& config, const std::string& revision)
-    : local_rank_(environment.local_rank), reporter_(environment, activity_, ControlSettings().heartbeat_s) {
+    : reporter_(environment, activity_, ControlSettings().heartbeat_s) {
     if (environment.size > 1 && !environment.has_pmi && !comm_launcher().empty())
         fail(Exit::config,
              "srun started rank %d without PMI, but %s needs PMI to connect the ranks; use "

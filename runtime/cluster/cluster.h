@@ -22,7 +22,6 @@ public:
 
     const Comm& comm() const { return comm_; }
     ControlChannel& control() { return *control_; }
-    int local_rank() const { return local_rank_; }  // among the ranks of this machine
 
     // Runs `body` and returns its result once all ranks have finished theirs. If it throws, reports the error to the
     // other ranks, which end with Exit::peer_lost, and rethrows it.
@@ -31,7 +30,6 @@ public:
 private:
     void report_errors_of(const std::function<void()>& action);
 
-    const int local_rank_;
     const std::shared_ptr<RankActivity> activity_ = std::make_shared<RankActivity>();
     const RankReporter reporter_;
     Comm comm_;

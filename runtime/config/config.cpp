@@ -201,6 +201,7 @@ Config parse_config(std::string_view json_text, const std::string& origin, std::
     set_family(config.model, family.value_or(config.model.family));
     for (const auto& [section, members] : json.items()) {
         if (section == "$schema" && members.is_string()) continue;  // for editors
+        if (section == "cost") continue;                            // of earlier versions
         const auto known =
             std::ranges::find(table, section, [](const Option& option) { return section_of(option.key); });
         if (known == table.end()) fail_unknown(table, section, origin, &members);

@@ -196,10 +196,6 @@ struct Config {
         int norms_every_steps = 100;  // 0: never
     } log;
 
-    struct Cost {
-        double price_per_hour = 0, co2_g_per_kwh = 0;
-    } cost;
-
     struct Device {
         bool tf32 = false;
         bool debug_sync = false;
@@ -212,6 +208,7 @@ Config load_config(const std::string& path, const std::vector<std::string>& over
 
 // Parses a configuration in JSON. Absent keys get their defaults, which depend on model.family. A key and its aliases
 // must not appear together. `family`, if given, overrides model.family. Error messages name `origin` as the source.
+// Ignores section "cost" of earlier versions.
 // Checks the range of each value, but not the values against each other: see check_config().
 Config parse_config(std::string_view json_text, const std::string& origin, std::optional<ModelFamily> family = {});
 

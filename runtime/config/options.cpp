@@ -204,11 +204,6 @@ std::vector<Option> surrounding_options(Config& c) {
         {"log.norms_every_steps", &c.log.norms_every_steps, kStepsOr0,
          "steps between records of each tensor's gradient norm and each layer's activation RMS; 0: none", kNone},
 
-        {"cost.price_per_hour", &c.cost.price_per_hour, between(0, 1e9),
-         "price per hour of all machines of the run, in any currency; 0: no estimate", kNone},
-        {"cost.co2_g_per_kwh", &c.cost.co2_g_per_kwh, between(0, 1e6),
-         "grams of CO2 per kWh of electricity; 0: no estimate", kNone},
-
         {"device.tf32", &c.device.tf32, kAnything,
          "GPU: round the operands of fp32 GEMMs to TF32: faster, 10 instead of 23 mantissa bits"},
         {"device.debug_sync", &c.device.debug_sync, kAnything,

@@ -34,9 +34,9 @@ struct TrainRecord {
     uint64_t resident_bytes = 0;     // host memory of this rank's process
     std::string skipped = {};        // the first tensor with a non-finite gradient, if the update was skipped
     double time = 0;                 // Unix seconds at the step's end
-    std::optional<double> energy_j = {}, power_w = {};                // of all ranks since the last step, if known
-    std::optional<double> gpu_temperature_c = {}, sm_clock_mhz = {};  // of rank 0's GPU, if known
-    std::string throttle = {};                                        // what throttles that GPU
+    // If known: the power of all ranks' GPUs, the other sensors of rank 0's GPU, and what throttles it.
+    std::optional<double> power_w = {}, gpu_temperature_c = {}, sm_clock_mhz = {};
+    std::string throttle = {};
     double compute_ms() const { return step_ms - data_ms - comm_ms - optimizer_ms; }  // the rest: forward, backward
 };
 

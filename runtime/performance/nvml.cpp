@@ -1,8 +1,8 @@
-#include "runtime/performance/nvml.h"
-
 #include <dlfcn.h>
 
 #include "kernels/base/check.h"
+#include "runtime/performance/performance.h"
+#include "runtime/io/process.h"
 
 namespace {
 
@@ -21,12 +21,6 @@ template <class Function> Function* find(void* library, const char* name) {
     return library ? reinterpret_cast<Function*>(dlsym(library, name)) : nullptr;
 }
 
-template <class Number> std::optional<double> value_of(int (*function)(void*, Number*), void* gpu, double unit) {
-    Number value = 0;
-    if (!gpu || !function || function(gpu, &value) != kSuccess) return std::nullopt;
-    return double(value) * unit;
-}
-
 }  // namespace
 
 struct GpuSensors::Functions {
@@ -35,9 +29,6 @@ struct GpuSensors::Functions {
     int (*stop)() = find<int()>(library, "nvmlShutdown");
     const char* (*error)(int) = find<const char*(int)>(library, "nvmlErrorString");
     int (*gpu)(const char*, void**) = find<int(const char*, void**)>(library, "nvmlDeviceGetHandleByPciBusId_v2");
-    int (*energy)(void*,
-                  unsigned long long*) = find<int(void*, unsigned long long*)>(library,
-                                                                               "nvmlDeviceGetTotalEnergyConsumption");
     int (*power)(void*, unsigned*) = find<int(void*, unsigned*)>(library, "nvmlDeviceGetPowerUsage");
     int (*clock)(void*, int, unsigned*) = find<int(void*, int, unsigned*)>(library, "nvmlDeviceGetClockInfo");
     int (*temperature)(void*, int, unsigned*) = find<int(void*, int, unsigned*)>(library, "nvmlDeviceGetTemperature");
@@ -50,7 +41,8 @@ struct GpuSensors::Functions {
     std::string error_text(int code) const { return error ? error(code) : format("code %d", code); }
 };
 
-GpuSensors::GpuSensors(const std::string& library, const std::string& pci_bus_id) {
+GpuSensors::GpuSensors(const std::string& pci_bus_id, const std::string& library) {
+    if (pci_bus_id.empty()) return;
     void* const handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);  // stays open until the process ends
     if (!handle) {
         problem_ = format("cannot load NVML: %s", dlerror());
@@ -73,35 +65,29 @@ GpuSensors::GpuSensors(const std::string& library, const std::string& pci_bus_id
     if (const int code = nvml_->gpu(pci_bus_id.c_str(), &gpu_); code != kSuccess) {
         gpu_ = nullptr;
         problem_ = format("NVML cannot find the GPU %s: %s", pci_bus_id.c_str(), nvml_->error_text(code).c_str());
-    } else if (!energy_j() && !power_w()) {
-        problem_ = format("NVML reports neither energy nor power for the GPU %s", pci_bus_id.c_str());
     }
 }
 
-std::optional<double> GpuSensors::energy_j() const {
-    return nvml_ ? value_of(nvml_->energy, gpu_, 1e-3) : std::nullopt;
-}
-
-std::optional<double> GpuSensors::power_w() const { return nvml_ ? value_of(nvml_->power, gpu_, 1e-3) : std::nullopt; }
-
-std::optional<double> GpuSensors::sm_clock_mhz() const {
-    unsigned mhz = 0;
-    if (!gpu_ || !nvml_->clock || nvml_->clock(gpu_, kSmClock, &mhz) != kSuccess) return std::nullopt;
-    return mhz;
-}
-
-std::optional<double> GpuSensors::temperature_c() const {
-    unsigned degrees = 0;
-    if (!gpu_ || !nvml_->temperature || nvml_->temperature(gpu_, kDieSensor, &degrees) != kSuccess) return std::nullopt;
-    return degrees;
+const GpuReading& GpuSensors::read() {
+    constexpr double kIntervalMs = 1000;
+    const double now = now_ms();
+    if (!gpu_ || now - read_ms_ < kIntervalMs) return reading_;
+    read_ms_ = now;
+    reading_ = {};
+    unsigned value = 0;
+    if (nvml_->power && nvml_->power(gpu_, &value) == kSuccess) reading_.power_w = value * 1e-3;
+    if (nvml_->temperature && nvml_->temperature(gpu_, kDieSensor, &value) == kSuccess) reading_.temperature_c = value;
+    if (nvml_->clock && nvml_->clock(gpu_, kSmClock, &value) == kSuccess) reading_.sm_clock_mhz = value;
+    reading_.throttle = throttle();
+    return reading_;
 }
 
 std::string GpuSensors::throttle() const {
-    if (!gpu_) return {};
-    const auto bits = value_of(nvml_->reasons ? nvml_->reasons : nvml_->old_reasons, gpu_, 1);
+    const auto read_reasons = nvml_->reasons ? nvml_->reasons : nvml_->old_reasons;
+    unsigned long long bits = 0;
+    if (!read_reasons || read_reasons(gpu_, &bits) != kSuccess) return {};
     std::string names;
     for (const ThrottleReason& reason : kThrottleReasons)
-        if (bits && static_cast<unsigned long long>(*bits) & reason.bit)
-            names += (names.empty() ? "" : ", ") + std::string(reason.name);
+        if (bits & reason.bit) names += (names.empty() ? "" : ", ") + std::string(reason.name);
     return names;
 }

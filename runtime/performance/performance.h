@@ -1,5 +1,4 @@
-// Speed and energy: FLOPs per token, the table of GPUs, a model of scaling to many GPUs, and the energy counters of
-// this machine.
+// Speed and sensors: FLOPs per token, the table of GPUs, a model of scaling to many GPUs, and the sensors of a GPU.
 #pragma once
 
 #include <array>
@@ -155,37 +154,34 @@ std::array<StagePrediction, 4> predict_scaling(const ScalingInputs& in);
 // Returns the inputs in a few lines and a row per stage, for the terminal.
 std::string scaling_table(const ScalingInputs& in);
 
-// ---- energy ---------------------------------------------------------------------------------------------------------
+// ---- GPU sensors ----------------------------------------------------------------------------------------------------
 
-// The energy that a rank counts: its GPU's and, on one rank of each machine, the CPUs'.
-struct EnergySources {
-    std::string gpu;                           // DeviceInfo::pci_bus_id; empty: no GPU
-    std::string rapl = "/sys/class/powercap";  // Linux's CPU counters; empty: another rank reads them
-    std::string nvml = "libnvidia-ml.so.1";    // the driver's library
+// Values that the GPU or its driver does not provide are absent.
+struct GpuReading {
+    std::optional<double> power_w = {}, temperature_c = {}, sm_clock_mhz = {};
+    std::string throttle = {};  // what limits the clocks: "sw_power_cap", "hw_thermal, hw_slowdown"; empty: nothing
 };
 
-struct EnergyReading {
-    std::optional<double> joules = {};                                // of all sources since the last reading
-    double seconds = 0;                                               // since the last reading
-    std::optional<double> gpu_temperature_c = {}, sm_clock_mhz = {};  // at most a second old
-    std::string throttle = {};                                        // likewise, GpuSensors::throttle()
-};
-
-// Reads the available sources and never fails; unavailable values are absent. A machine's CPUs and GPUs are counted as
-// a whole, including other programs' use.
-class EnergyMeter {
+// Reads a GPU's sensors with NVML, the library of NVIDIA's driver. It is loaded when an object is created and declared
+// in nvml.cpp, so neither its header nor the driver is needed to build, or to train without it.
+class GpuSensors {
 public:
-    explicit EnergyMeter(const EnergySources& sources);
-    EnergyMeter(EnergyMeter&&) noexcept;
-    ~EnergyMeter();
+    // `pci_bus_id` identifies the GPU: "0000:65:00.0"; empty: there is none. `library` is the file's name or path.
+    explicit GpuSensors(const std::string& pci_bus_id, const std::string& library = "libnvidia-ml.so.1");
 
-    // The first reading covers the time since construction.
-    EnergyReading read();
+    // Returns why the GPU's sensors cannot be read, as part of a sentence; empty if they can or there is no GPU.
+    const std::string& problem() const { return problem_; }
 
-    // Returns "GPU by NVML; CPU by RAPL (package-0, dram)", or what is missing and why.
-    std::string description() const;
+    // Returns values that are at most a second old. Never fails.
+    const GpuReading& read();
 
 private:
-    struct State;
-    std::unique_ptr<State> state_;
+    struct Functions;
+    std::string throttle() const;
+
+    std::shared_ptr<const Functions> nvml_;  // null: the library cannot be used
+    void* gpu_ = nullptr;                    // null: its sensors cannot be read
+    std::string problem_;
+    GpuReading reading_;
+    double read_ms_ = -1e9;  // when reading_ was read
 };

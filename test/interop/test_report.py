@@ -157,7 +157,7 @@ def write_run(folder, steps, level=2.0, seed=1):
                       "lr": 1e-3 * (1 - step / steps), "grad_norm": abs(noise.gauss(1, 0.1)), "loss_scale": 65536.0,
                       "tokens": step * 512, "step_ms": 90.0, "tokens_per_s": noise.gauss(5000, 200), "mfu": 0.4,
                       "compute_ms": 80.0, "comm_ms": 1.0, "data_ms": 2.0, "optimizer_ms": 7.0, "comm_bytes": 0,
-                      "energy_j": 18.0, "power_w": noise.gauss(200, 5)}
+                      "power_w": noise.gauss(200, 5)}
             if step == 7:
                 record.update(skipped="h.0.attn.c_attn.weight", loss="nan")
             file.write(json.dumps(record) + "\n")
@@ -172,8 +172,7 @@ def write_run(folder, steps, level=2.0, seed=1):
         for step in (steps // 3, steps // 2, steps):
             sample = {"step": step, "time": start, "prompt": HOSTILE, "text": f"{HOSTILE} of {step}"}
             file.write(json.dumps(sample) + "\n")
-    config = {"train": {"max_steps": steps * 2}, "optim": {"learning_rate": level},
-              "cost": {"price_per_hour": 36.0, "co2_g_per_kwh": 300.0}}
+    config = {"train": {"max_steps": steps * 2}, "optim": {"learning_rate": level}}
     (folder / "config.json").write_text(json.dumps(config))
     began = {"step": 0, "time": start, "revision": "abc", "host": HOSTILE, "device": "a CPU", "ranks": 1, "threads": 2,
              "parameters": 1234567, "flops_per_token": 7e6,
@@ -253,14 +252,6 @@ class ReportInChromium(unittest.TestCase):
                     if self.pictures:
                         look = f"{page[:-5]}_{size[0]}_{'dark' if dark else 'light'}.png"
                         self.browser.screenshot(Path(self.pictures, look))
-
-    def test_energy_and_cost(self):
-        """1000 steps of 18 J and 90 ms, at a price of 36 per hour and 300 g of CO2 per kWh."""
-        self.open("one.html")
-        figures = self.browser.value("Object.fromEntries([...document.querySelectorAll('#overview dl > div')].map("
-                                     "figure => [...figure.children].map(part => part.innerText)))")
-        self.assertEqual(figures["Energy"], "0.005 kWh\nin steps, about 1.5 g of CO2")
-        self.assertEqual(figures["Cost"], "0.9\nabout, for the time in steps")
 
     def test_a_drag_zooms_all_charts_and_a_double_click_resets(self):
         browser = self.browser
@@ -349,8 +340,7 @@ class ReportInChromium(unittest.TestCase):
         self.assertEqual(self.browser.value("document.querySelector('.sample-text').textContent"), f"{HOSTILE} of 500")
         rows = self.browser.value("[...document.querySelectorAll('#configuration tbody tr')].map(row => "
                                   "[...row.children].map(cell => cell.textContent))")
-        self.assertEqual(rows, [["train.max_steps", "19073", "2000"], ["optim.learning_rate", "0.0006", "2"],
-                                ["cost.price_per_hour", "0", "36"], ["cost.co2_g_per_kwh", "0", "300"]])
+        self.assertEqual(rows, [["train.max_steps", "19073", "2000"], ["optim.learning_rate", "0.0006", "2"]])
         self.open("three.html")
         self.browser.value("document.querySelectorAll('#configuration button')[1].click()")
         self.assertEqual(self.browser.value("document.querySelectorAll('#configuration tbody tr.differs').length"), 2)

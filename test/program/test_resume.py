@@ -1,4 +1,5 @@
 """A run that was stopped and resumed equals an uninterrupted run, bit for bit."""
+import json
 import shutil
 import signal
 import subprocess
@@ -103,6 +104,27 @@ class Resume(TrainerTest):
         last = self.records(kind="train")[-1]
         self.assertEqual((last["step"], last["tokens"]), (many + 2, 120 * (many + 2)))
         self.assertTrue(self.step_dir(many + 2).exists())
+
+    def test_a_checkpoint_with_energy_and_cost(self):
+        """Earlier versions stored the joules of a run, and its configuration had prices."""
+        def add_cost(config):
+            return json.dumps({**json.loads(config), "cost": {"price_per_hour": 2.5, "co2_g_per_kwh": 300.0}})
+
+        def make_old(manifest):
+            manifest["state"]["energy"] = {"joules": 1.5, "steps": 8}
+            manifest["config"] = add_cost(manifest["config"])
+
+        self.train(checkpoint_every_steps=8, checkpoint_keep=5)
+        self.cut("old", 8)
+        self.change_manifest(8, make_old, "old")
+        for name in (self.write_config("old.json", run_dir="old"), "old/config.json"):
+            (self.dir / name).write_text(add_cost((self.dir / name).read_text()))
+        self.run_trainer("inspect", "old")
+        self.run_trainer("old.json", "--resume")
+        self.assertEqual(self.records("old"), self.records())
+        self.assertEqual(self.weights(20, "old"), self.weights())
+        self.assertNotIn("energy", self.manifest(20, "old")["state"])
+        self.assertNotIn("cost", json.loads(self.manifest(20, "old")["config"]))
 
     def test_a_finished_run_has_nothing_to_do(self):
         self.train()

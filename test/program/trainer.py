@@ -33,7 +33,7 @@ ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "passive"}  # faster if other pr
 # For Popen: a process group leader, which Ctrl-C reaches; background processes may ignore SIGINT.
 FROM_TERMINAL = {"start_new_session": True, "preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
 TIMES = ("time", "resident_bytes", "step_ms", "tokens_per_s", "mfu", "compute_ms", "comm_ms", "data_ms",
-         "optimizer_ms", "comm_bytes", "energy_j", "power_w", "gpu_temperature_c", "sm_clock_mhz", "throttle")
+         "optimizer_ms", "comm_bytes", "power_w", "gpu_temperature_c", "sm_clock_mhz", "throttle")
 
 
 def digest(path):

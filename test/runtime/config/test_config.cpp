@@ -258,6 +258,15 @@ TEST_CASE("printing a configuration and parsing it gives the same text", "[confi
     CHECK(config_json(parse_config("{}", "empty object")) == config_json(Config()));
 }
 
+TEST_CASE("section cost of earlier versions is ignored", "[config]") {
+    const std::string text = R"({"cost":{"price_per_hour":2.5,"co2_g_per_kwh":300},"run":{"seed":7}})";
+    CHECK(parse_config(text, "old").run.seed == 7);
+    expect_error(Exit::config, {"--set", "\"cost.price_per_hour\""}, [] {
+        Config config;
+        override_config(config, "cost.price_per_hour=2.5");
+    });
+}
+
 TEST_CASE("every option has a unique key, help, and a default that is allowed", "[config]") {
     Config config;
     std::set<std::string> keys;
@@ -343,7 +352,7 @@ TEST_CASE("options that do not change a resumed run's result are not in the dige
     for (const Option& option : option_table(config)) {
         INFO(option.key);
         const std::string section = std::string(option.key).substr(0, std::string(option.key).find('.'));
-        static const std::set<std::string> kObservers = {"data", "checkpoint", "eval", "sample", "log", "cost"};
+        static const std::set<std::string> kObservers = {"data", "checkpoint", "eval", "sample", "log"};
         static const std::set<std::string> kKeys = {"run.dir",
                                                     "model.family",
                                                     "train.recompute",
