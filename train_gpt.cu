@@ -43,13 +43,9 @@ int main(int argc, char** argv) {
             ranks.control().require_same(digest, "the digest of data.train");
             if (must_stop_early(ranks.comm(), progress)) return Exit::again;
             RunStart start = start_run(config, line->start, digest, ranks.comm());
-            // matmul_choices outlives the process: the same machine and binary choose the same GEMM algorithms again,
-            // which gives the same bits.
             configure_device({.local_rank = environment.local_rank,
                               .tf32 = config.device.tf32,
-                              .debug_sync = config.device.debug_sync,
-                              .matmul_choices = cache_file("matmul_choices.json"),
-                              .known_choices = start.state.progress.device_choices});
+                              .debug_sync = config.device.debug_sync});
             progress.begin(start.checkpoint ? "loading the checkpoint" : "preparing the model");
             TrainingRun run(config, ranks, std::move(dataset), std::move(questions), start, progress);
             start.checkpoint.reset();

@@ -102,7 +102,5 @@ std::string man_page(const CLI::App& app, const std::string& version) {
             " mean that starting the same run again may succeed.\n";
     for (const ExitCode& row : kExitCodes)
         page += entry(bold(std::to_string(int(row.code))), roff(std::string(row.meaning) + " (" + row.policy + ")"));
-    page += ".SH FILES\n" + entry(italic("~/.cache/train_gpt/matmul_choices.json"),
-                                  "The GEMM algorithms that autotuning chose for this machine's GPU.");
     return page;
 }

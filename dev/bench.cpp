@@ -35,7 +35,7 @@ using Json = Report::Json;
 
 struct Settings {
     std::vector<std::string> precisions, workloads;
-    std::string json, roofs_from, choices = "build/bench_choices.json";
+    std::string json, roofs_from;
     bool roofs_only = false, ops_only = false, steps_only = false, tf32 = false;
     std::optional<double> seconds;
     int head_rows = 0, batch = 0;
@@ -285,7 +285,6 @@ int main(int argc, char** argv) {
     app.add_option("--workload", settings.workloads, "124M, 350M, 774M, 1558M (GPU), small-4, small-8 (CPU), tiny")
         ->allow_extra_args(false);
     app.add_option("--json", settings.json, "JSON file for the figures, rewritten after each");
-    app.add_option("--choices", settings.choices, "GPU: file of the fastest algorithm of each GEMM");
     app.add_option("--seconds", settings.seconds,
                    "measuring time per step (default: CPU 0.3, GPU 3) and roof (1.5), and maximum per op");
     app.add_option("--head-rows", settings.head_rows, "rows of logits at a time; 0: the trainer's default");
@@ -299,7 +298,7 @@ int main(int argc, char** argv) {
     app.add_flag("--tf32", settings.tf32, "GPU: fp32 products may round their operands to TF32");
     CLI11_PARSE(app, argc, argv);
     try {
-        configure_device({.tf32 = settings.tf32, .matmul_choices = settings.choices});
+        configure_device({.tf32 = settings.tf32});
         Bench(settings).run();
     } catch (const Error& error) {
         std::fprintf(stderr, "bench: %s\n", error.what());

@@ -1,15 +1,17 @@
-// For each GEMM of a training step: times the chosen algorithm and the fastest excluded one, and counts the runs with
-// different bits. Algorithms are excluded because their bits may differ between runs or their workspace is too large.
+// For each GEMM of a training step: times the chosen algorithm, which is the library's first proposal as in training,
+// the fastest one and the fastest excluded one, and counts the runs with different bits. "fastest" against "chosen"
+// shows what autotuning would gain. Algorithms are excluded because their bits may differ between runs or their
+// workspace is too large.
 //
 //     build/bench_matmul_cuda [--workload KEY] [--json FILE] [--seconds S] [--repeats N]
 //
 // FILE is rewritten after every product: {"device", "library", "products": [{"workload", "name", "m", "n", "k",
 // "epilogue", "in", "out", "accumulate", "calls", "candidates", "excluded_candidates", "chosen": null or {"algorithm",
-// "ms", "tflops", "repeats", "mismatches"}, "excluded": the same, "plain_ms", "column_sums_ms", "aligned_ms",
-// "gelu_ms", "gelu_pass_ms"}]}. With the bias gradient as epilogue: plain_ms is the GEMM without it, column_sums_ms our
-// kernel for it. If GELU follows: gelu_ms is the GEMM with the library's GELU, gelu_pass_ms our pass after the chosen
-// one. aligned_ms: assuming 256-byte alignment; absent if the library then proposes the same algorithms. The GEMMs with
-// the most arithmetic come first; none is started after S seconds.
+// "ms", "tflops", "repeats", "mismatches"}, "fastest" and "excluded": the same, "plain_ms", "column_sums_ms",
+// "aligned_ms", "gelu_ms", "gelu_pass_ms"}]}. With the bias gradient as epilogue: plain_ms is the GEMM without it,
+// column_sums_ms our kernel for it. If GELU follows: gelu_ms is the GEMM with the library's GELU, gelu_pass_ms our pass
+// after the chosen one. aligned_ms: assuming 256-byte alignment; absent if the library then proposes the same
+// algorithm. The GEMMs with the most arithmetic come first; none is started after S seconds.
 #include "dev/bench_matmul.h"
 
 #include <CLI/CLI.hpp>
@@ -53,6 +55,7 @@ Json json_of(const std::string& workload, const ProductResult& result) {
               {"candidates", result.candidates},
               {"excluded_candidates", result.excluded_candidates},
               {"chosen", json_of(result.chosen)},
+              {"fastest", json_of(result.fastest)},
               {"excluded", json_of(result.excluded)}};
     if (result.plain_ms) json["plain_ms"] = *result.plain_ms;
     if (result.column_sums_ms) json["column_sums_ms"] = *result.column_sums_ms;
@@ -75,6 +78,7 @@ void print(const ProductResult& result) {
                 result.k, result.in.c_str(), result.out.c_str(), result.accumulate ? ", adding" : "",
                 result.epilogue.c_str(), result.calls);
     print("chosen", result.candidates, result.chosen);
+    print("fastest", result.candidates, result.fastest);
     print("excluded", result.excluded_candidates, result.excluded);
     if (result.plain_ms && result.column_sums_ms)
         std::printf("    apart    %9.4f ms: plain %.4f and sums of columns %.4f\n",

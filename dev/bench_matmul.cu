@@ -1,4 +1,4 @@
-// Measures GEMMs one at a time, with the tuner that training uses (kernels/cuda/matmul/matmul_tune.h).
+// Measures GEMMs one at a time, on random numbers: zeros would draw less power and so run at a higher clock.
 #include <bit>
 
 #include "dev/bench_arrays.h"
@@ -6,8 +6,9 @@
 #include "dev/bench_timing.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/matmul/matmul.h"
+#include "kernels/cuda/matmul/matmul_epilogue.h"
+#include "kernels/cuda/matmul/matmul_library.h"
 #include "kernels/cuda/matmul/matmul_products.h"
-#include "kernels/cuda/matmul/matmul_tune.h"
 
 namespace {
 
@@ -154,6 +155,35 @@ std::string words_of(const MatmulAlgorithm& stored) {
 
 double flops_of(const Product& product) { return 2.0 * product.m * product.n * product.k; }
 
+// Times are medians of turns: the algorithms of a GEMM alternate (A B C A B C ...), several runs per turn. All turns
+// are queued before the first wait, so the GPU never idles, and changes of clocks, temperature and the power limit
+// affect all algorithms alike.
+constexpr int kFirstRuns = 3;
+constexpr double kFirstMs = 300;  // time limit of the choice of finalists; the library ranks the others lower
+constexpr size_t kFinalists = 6;
+constexpr double kTurnMs = 2, kFinalMs = 110;      // approximate length of a turn, and of all turns
+constexpr int kMostRunsOfTurn = 8;                 // for GEMMs so small that launches dominate
+constexpr int kTurns = 9, kLeastTurns = 3;         // per finalist
+constexpr int kWarmUpRuns = 256, kWarmUpLap = 16;  // an idle GPU runs at low clocks
+constexpr double kWarmUpMs = 100;
+
+struct TimedAlgorithm {
+    size_t rank;  // among the library's proposals
+    MatmulAlgorithm algorithm;
+    double ms;
+};
+
+int runs_of_turn(const TimedAlgorithm& timed) {
+    return std::clamp(int(kTurnMs / std::max(timed.ms, 1e-3)), 1, kMostRunsOfTurn);
+}
+
+bool is_faster(const TimedAlgorithm& left, const TimedAlgorithm& right) { return left.ms < right.ms; }
+
+std::optional<TimedAlgorithm> fastest_of(const std::vector<TimedAlgorithm>& timed) {
+    if (timed.empty()) return {};
+    return *std::min_element(timed.begin(), timed.end(), is_faster);
+}
+
 class Measurement {
 public:
     explicit Measurement(const Product& product) : Measurement(product, key_of(product, false)) {}
@@ -161,42 +191,93 @@ public:
 
     std::vector<MatmulAlgorithm> candidates() { return description_.proposals(library(), product_); }
 
-    // The same tuner times both kinds in one pass, one kind after the other.
+    // Times both kinds, one after the other.
     void measure(ProductResult& result, int repeats) {
         const std::vector<MatmulAlgorithm> candidates = this->candidates();
         const auto excluded = description_.excluded_proposals(library(), product_, kLargeWorkspaceBytes);
         result.candidates = int(candidates.size());
         result.excluded_candidates = int(excluded.size());
-        const TimedAlgorithm chosen = fastest(candidates);
-        if (product_.epilogue == Epilogue::bias_gradient && chosen.apart_ms >= 0)
-            result.column_sums_ms = chosen.apart_ms;
-        result.chosen = result_of(candidates, chosen, repeats);
-        result.excluded = result_of(excluded, fastest(excluded), repeats);
+        const std::vector<TimedAlgorithm> timed = finalists_of(candidates);
+        if (!timed.empty()) result.chosen = result_of(timed.front(), repeats);
+        if (const auto fastest = fastest_of(timed)) result.fastest = result_of(*fastest, repeats);
+        if (const auto fastest = fastest_of(finalists_of(excluded))) result.excluded = result_of(*fastest, repeats);
     }
 
-    // Milliseconds of the fastest admissible algorithm.
-    std::optional<double> fastest_ms() {
-        const TimedAlgorithm timed = fastest(candidates());
-        return timed.index < 0 ? std::nullopt : std::optional<double>(timed.ms);
+    // Milliseconds of the algorithm that training uses.
+    std::optional<double> chosen_ms() {
+        const std::vector<TimedAlgorithm> timed = finalists_of(candidates(), 1);
+        return timed.empty() ? std::nullopt : std::optional<double>(timed.front().ms);
     }
 
 private:
-    TimedAlgorithm fastest(const std::vector<MatmulAlgorithm>& algorithms) {
-        return fastest_of(algorithms, description_, product_, library(), workspace(), Stream{});
+    cublasStatus_t run(const MatmulAlgorithm& algorithm) {
+        return description_.run(library(), algorithm, product_, workspace(), Stream{});
+    }
+    void must_run(const MatmulAlgorithm& algorithm) { check_cublas(run(algorithm), "cublasLtMatmul"); }
+
+    void warm_up(const MatmulAlgorithm& algorithm) {
+        const double begin_ms = host_ms();
+        for (int runs = 0; runs < kWarmUpRuns && host_ms() - begin_ms < kWarmUpMs; runs += kWarmUpLap) {
+            for (int i = 0; i < kWarmUpLap; i++) must_run(algorithm);
+            synchronize(Stream{});
+        }
     }
 
-    std::optional<AlgorithmResult> result_of(const std::vector<MatmulAlgorithm>& algorithms,
-                                             const TimedAlgorithm& timed, int repeats) {
-        if (timed.index < 0) return {};
-        const MatmulAlgorithm& algorithm = algorithms[size_t(timed.index)];
-        const int mismatches = mismatches_of(repeats, product_, [&] {
-            check_cublas(description_.run(library(), algorithm, product_, workspace(), Stream{}), "cublasLtMatmul");
-        });
-        return AlgorithmResult{.algorithm = words_of(algorithm),
-                               .ms = timed.ms,
-                               .tflops = flops_of(product_) / timed.ms * 1e-9,
-                               .repeats = repeats,
-                               .mismatches = mismatches};
+    // Returns at most `most` algorithms that run, in the library's order, with the times of a few runs.
+    std::vector<TimedAlgorithm> contenders_of(const std::vector<MatmulAlgorithm>& algorithms, size_t most) {
+        std::vector<TimedAlgorithm> contenders;
+        double spent_ms = 0;
+        for (size_t i = 0; i < algorithms.size() && contenders.size() < most && spent_ms < kFirstMs; i++) {
+            const cublasStatus_t status = run(algorithms[i]);
+            if (is_refusal(status)) continue;
+            check_cublas(status, "cublasLtMatmul");
+            if (contenders.empty()) warm_up(algorithms[i]);
+            const Times times = time_calls([&] { must_run(algorithms[i]); }, {1, 0, 0, kFirstRuns});
+            contenders.push_back({i, algorithms[i], times.median});
+            spent_ms += (kFirstRuns + 2) * times.median;
+        }
+        return contenders;
+    }
+
+    // Returns the first algorithm that runs, then the fastest ones among the first `most` others, in the library's
+    // order.
+    std::vector<TimedAlgorithm> finalists_of(const std::vector<MatmulAlgorithm>& algorithms, size_t most = SIZE_MAX) {
+        std::vector<TimedAlgorithm> finalists = contenders_of(algorithms, most);
+        if (finalists.empty()) return finalists;
+        std::stable_sort(finalists.begin() + 1, finalists.end(), is_faster);
+        finalists.resize(std::min(finalists.size(), kFinalists));
+        std::sort(finalists.begin() + 1, finalists.end(),
+                  [](const TimedAlgorithm& left, const TimedAlgorithm& right) { return left.rank < right.rank; });
+        take_turns(finalists);
+        return finalists;
+    }
+
+    // Replaces the times by those in steady state.
+    void take_turns(std::vector<TimedAlgorithm>& finalists) {
+        double round_ms = 0;
+        for (const TimedAlgorithm& finalist : finalists) round_ms += runs_of_turn(finalist) * finalist.ms;
+        const int turns = std::clamp(int(kFinalMs / std::max(round_ms, 1e-3)), kLeastTurns, kTurns);
+        std::vector<Stopwatch> watches(size_t(turns) * finalists.size());
+        for (size_t i = 0; i < watches.size(); i++) {
+            const TimedAlgorithm& finalist = finalists[i % finalists.size()];
+            watches[i].start(Stream{});
+            for (int n = 0; n < runs_of_turn(finalist); n++) must_run(finalist.algorithm);
+            watches[i].stop(Stream{});
+        }
+        synchronize(Stream{});
+        std::vector<std::vector<double>> times(finalists.size());
+        for (size_t i = 0; i < watches.size(); i++) times[i % times.size()].push_back(watches[i].take_ms());
+        for (size_t i = 0; i < finalists.size(); i++)
+            finalists[i].ms = times_of(times[i]).median / runs_of_turn(finalists[i]);
+    }
+
+    AlgorithmResult result_of(const TimedAlgorithm& timed, int repeats) {
+        const int mismatches = mismatches_of(repeats, product_, [&] { must_run(timed.algorithm); });
+        return {.algorithm = words_of(timed.algorithm),
+                .ms = timed.ms,
+                .tflops = flops_of(product_) / timed.ms * 1e-9,
+                .repeats = repeats,
+                .mismatches = mismatches};
     }
 
     Product product_;
@@ -209,9 +290,12 @@ std::optional<double> aligned_ms(const Product& product) {
     ProductKey key = key_of(product, false);
     key.a_alignment = key.b_alignment = key.d_alignment = kAlignment;
     Measurement aligned(product, key);
-    if (aligned.candidates() == Measurement(product).candidates()) return {};
-    return aligned.fastest_ms();
+    const std::vector<MatmulAlgorithm> usual = Measurement(product).candidates(), others = aligned.candidates();
+    if (others.empty() || (!usual.empty() && usual.front() == others.front())) return {};
+    return aligned.chosen_ms();
 }
+
+constexpr Timing kPass{.warm_up = 2, .batch_ms = 5, .total_ms = 50, .least = 3};
 
 // `product` with the library's GELU, and our GELU pass after the product without it.
 void measure_gelu(ProductResult& result, Product product) {
@@ -220,10 +304,26 @@ void measure_gelu(ProductResult& result, Product product) {
     const ops::ActivationForward pass{.out = View(arrays.make_scratch(count * size_of(product.out)), product.out),
                                       .inp = ConstView(product.d, product.out),
                                       .count = count};
-    result.gelu_pass_ms = time_calls([&] { ops::activation_forward(pass, Stream{}); }, {2, 5, 50, 3}).median;
+    result.gelu_pass_ms = time_calls([&] { ops::activation_forward(pass, Stream{}); }, kPass).median;
     product.epilogue = Epilogue::gelu;
-    product.aux = product.d;  // the tuner allocates its own arrays
-    result.gelu_ms = Measurement(product).fastest_ms();
+    product.aux = arrays.make_scratch(count * size_of(product.out));
+    result.gelu_ms = Measurement(product).chosen_ms();
+}
+
+// The product without its bias gradient, and our column sums.
+void measure_apart(ProductResult& result, Product product) {
+    Arrays arrays;
+    const ColumnSums sums{
+        .out = static_cast<float*>(product.bias),
+        .scratch = static_cast<float*>(arrays.make_scratch(column_sums_scratch_bytes(product.k, product.n))),
+        .values = ConstView(product.b, product.in),
+        .rows = product.k,
+        .cols = product.n,
+        .accumulate = false};
+    result.column_sums_ms = time_calls([&] { column_sums(sums, Stream{}); }, kPass).median;
+    product.epilogue = Epilogue::none;
+    product.bias = nullptr;
+    result.plain_ms = Measurement(product).chosen_ms();
 }
 
 ProductResult measure_product(const std::string& name, double calls, const Product& product, bool has_gelu,
@@ -238,12 +338,7 @@ ProductResult measure_product(const std::string& name, double calls, const Produ
                          .accumulate = product.accumulate,
                          .calls = calls};
     Measurement(product).measure(result, repeats);
-    if (product.epilogue == Epilogue::bias_gradient) {
-        Product plain = product;
-        plain.epilogue = Epilogue::none;
-        plain.bias = nullptr;
-        result.plain_ms = Measurement(plain).fastest_ms();
-    }
+    if (product.epilogue == Epilogue::bias_gradient) measure_apart(result, product);
     if (has_gelu) measure_gelu(result, product);
     result.aligned_ms = aligned_ms(product);
     return result;

@@ -1,4 +1,4 @@
-// The GEMMs of a training step on a GPU: the chosen algorithm of the library, the speed of excluded algorithms, and
+// The GEMMs of a training step on a GPU: the chosen algorithm of the library, the speed of other algorithms, and
 // whether each gives the same bits every time.
 #pragma once
 
@@ -20,11 +20,11 @@ struct ProductResult {
     bool accumulate;
     double calls;
     int candidates = 0, excluded_candidates = 0;
-    std::optional<AlgorithmResult> chosen{}, excluded{};  // the fastest of each; empty if no candidate runs
+    // The first candidate that runs, as in training; the fastest one; the fastest excluded one. Empty if none runs.
+    std::optional<AlgorithmResult> chosen{}, fastest{}, excluded{};
     // With the bias gradient as epilogue: the GEMM without it and our column sums, which together replace it.
     std::optional<double> plain_ms{}, column_sums_ms{};
-    // The fastest algorithm assuming an alignment of 256 bytes instead of 16; empty if the library then proposes the
-    // same algorithms.
+    // The chosen algorithm assuming an alignment of 256 bytes instead of 16; empty if it is the same.
     std::optional<double> aligned_ms{};
     // If GELU follows: the GEMM with the library's GELU, and our pass over the result of the chosen one.
     std::optional<double> gelu_ms{}, gelu_pass_ms{};
@@ -35,7 +35,7 @@ struct ProductCase {
     std::string name;
     double calls;  // per micro-step
     double flops;  // per call
-    // Allocates its arrays. `repeats`: runs of the chosen and of the excluded algorithm, to compare their bits.
+    // Allocates its arrays. `repeats`: runs of each reported algorithm, to compare their bits.
     std::function<ProductResult(int repeats)> measure;
 };
 

@@ -31,21 +31,13 @@ DeviceInfo device_info();
 
 // Settings of the device; the CPU ignores them.
 struct DeviceSettings {
-    int local_rank = 0;            // index among the ranks of this machine: chooses the GPU
-    bool tf32 = false;             // fp32 products may round their operands to TF32
-    bool debug_sync = false;       // wait after each kernel, so that an error names the failing kernel
-    std::string matmul_choices{};  // file with the fastest algorithm of each GEMM, so that all runs on this machine
-                                   // use the same; empty: no autotuning, use the library's first proposal
-    std::string known_choices{};   // device_choices() of an earlier process of this run; overrides the file
+    int local_rank = 0;       // index among the ranks of this machine: chooses the GPU
+    bool tf32 = false;        // fp32 products may round their operands to TF32
+    bool debug_sync = false;  // wait after each kernel, so that an error names the failing kernel
 };
 
 // Call once, before any allocation. Fails with Exit::os if the device cannot be used.
 void configure_device(const DeviceSettings& settings);
-
-// Returns this process's autotuning choices as a text of a few kilobytes, or empty without autotuning. The choices
-// affect the bits of results, so save them if a run must resume bit for bit. They are valid only on a device with the
-// same name; other devices ignore them, and device_info().matmul_path reports that.
-std::string device_choices();
 
 // Returns `bytes` of zeroed device memory, aligned to 256 bytes, in huge pages if available. Touches every page, so
 // that running out of memory fails here and not later. Fails with Exit::os and the number of bytes if there is not

@@ -41,11 +41,6 @@ GPU_WORKLOADS = ["124M", "llama-1.1B", "1558M"]
 
 # ---- measure --------------------------------------------------------------------------------------------------------
 
-def choices(place):
-    """A new file, so that the program chooses its GEMM algorithms again."""
-    return ["--choices", place.work / "choices.json"]
-
-
 def roofs(place, stage, seconds):
     return [place.program("bench_cuda"), "--roofs", "--json", place.figures(stage)]
 
@@ -59,7 +54,7 @@ def read_roofs(place, stage, output):
 def bench(place, stage, seconds):
     """Measures every op, or the whole step, of a workload."""
     figures, measured = place.figures(stage), place.work / "roofs.json"
-    command = [place.program("bench_cuda"), "bf16", "--workload", stage.workload, "--json", figures, *choices(place)]
+    command = [place.program("bench_cuda"), "bf16", "--workload", stage.workload, "--json", figures]
     if stage.name.startswith("step_"):
         return [*command, "--steps-only", "--batch", str(stage.batch)]
     return [*command, "--ops-only"] + (["--roofs-from", measured] if measured.exists() else [])
@@ -188,6 +183,9 @@ def read_matmul(place, stage, output):
     faster = [one for one in chosen if one["excluded"] and one["excluded"]["ms"] < one["chosen"]["ms"]]
     detail = (f"{len(products)} GEMMs, {mismatches} repeats of the chosen algorithms with other bits, "
               f"an excluded one faster for {len(faster)}")
+    if chosen:
+        ms, least_ms = (sum(one["calls"] * one[kind]["ms"] for one in chosen) for kind in ("chosen", "fastest"))
+        detail += f", the fastest ones {ms / least_ms:.3f} times as fast"
     gains = [one["chosen"]["ms"] / one["aligned_ms"] for one in chosen if one.get("aligned_ms")]
     if gains:
         detail += f"; assuming 256 bytes, other proposals for {len(gains)}, at best {max(gains):.3f} times as fast"

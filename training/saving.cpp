@@ -11,7 +11,6 @@ constexpr double kMostWaiting_s = 600;  // limit for a save that must succeed; b
 void complete_state(TrainingRun& run) {
     TrainState& state = run.state;
     state.healthy = is_healthy_after(state.progress.divergence, state.step, run.config.checkpoint.every_steps);
-    state.progress.device_choices = device_choices();
     if (run.config.train.max_minutes > 0) state.progress.trained_s = run.elapsed_s();
 }
 

@@ -86,8 +86,6 @@ DeviceInfo device_info() {
 
 void configure_device(const DeviceSettings&) {}
 
-std::string device_choices() { return {}; }
-
 void* device_alloc(size_t bytes) {
     require(bytes > 0, "device_alloc: 0 bytes");
     require_available(bytes);

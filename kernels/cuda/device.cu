@@ -187,12 +187,7 @@ void configure_device(const DeviceSettings& settings) {
     require_usable_device_once();
     debug_sync() = settings.debug_sync;
     set_tf32(settings.tf32);
-    set_matmul_tuning(!settings.matmul_choices.empty());
-    set_matmul_cache(settings.matmul_choices);
-    if (!settings.known_choices.empty()) load_matmul_choices(settings.known_choices);
 }
-
-std::string device_choices() { return matmul_choices(); }
 
 void* device_alloc(size_t bytes) {
     require(bytes > 0, "device_alloc: 0 bytes");

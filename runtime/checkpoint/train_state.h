@@ -46,7 +46,7 @@ template <class Fields> void describe(Fields& field, TrainState::Progress& progr
     field("updates", progress.updates, 0, kMostSteps);
     field("cursor", progress.cursor);
     field("loss_scale", progress.loss_scale);
-    field.optional("device_choices", progress.device_choices);
+    field.ignored("device_choices");  // GEMM algorithms, in checkpoints of earlier versions
     field.optional("trained_s", progress.trained_s);
     field.optional("course_by_time", progress.course_by_time);
     field.optional("best_validation", progress.best);

@@ -14,8 +14,7 @@ public:
         status_.step = step;
         ++status_.ticks;
     }
-    // Notes a micro-step of this step. The first step of a process counts as Phase::start, because it loads kernels and
-    // autotunes GEMMs.
+    // Notes a micro-step of this step. The first step of a process counts as Phase::start, because it loads kernels.
     void note_step(int64_t step) {
         if (first_step_ < 0) first_step_ = step;
         note_phase(step == first_step_ ? Phase::start : Phase::step, step);

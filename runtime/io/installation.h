@@ -14,6 +14,3 @@ std::string path_to_type(const std::string& path);
 // PREFIX/bin, else data/NAME of the repository that contains the build directory.
 std::string data_directory(const std::string& name);
 
-// A file that the program caches for later runs: ~/.cache/train_gpt/NAME for an installed program, else NAME next to
-// the program. The home directory comes from the password database, not from HOME. Makes the directory if possible.
-std::string cache_file(const std::string& name);

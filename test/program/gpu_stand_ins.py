@@ -64,6 +64,7 @@ MATMUL = """#!/usr/bin/env bash
 words=$*; json=${words##*--json }; json=${json%% *}
 echo '{"device": "x", "library": "y", "products": [{"workload": "tiny", "name": "qkv", "m": 64, "n": 64, "k": 64,
     "calls": 2, "chosen": {"algorithm": "a", "ms": 2, "tflops": 500, "repeats": 100, "mismatches": 0},
+    "fastest": {"algorithm": "c", "ms": 1.6, "tflops": 625, "repeats": 100, "mismatches": 0},
     "excluded": {"algorithm": "b", "ms": 1, "tflops": 1000, "repeats": 100, "mismatches": 7},
     "candidates": 3, "excluded_candidates": 1}]}' > "$json"
 """

@@ -25,8 +25,7 @@ class BenchTest(unittest.TestCase):
 
     def run_bench(self, *args, program="bench_simt", expect=0, **environment):
         """Returns the program's output and the JSON report that it wrote."""
-        options = ["--choices", ""] if program == "bench_simt" else []  # no autotuning, which takes seconds here
-        command = [ROOT / "build" / program, *args, "--json", self.dir / "bench.json", *options]
+        command = [ROOT / "build" / program, *args, "--json", self.dir / "bench.json"]
         result = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=300,
                                 env={**ENVIRONMENT, **environment})
         self.assertEqual(result.returncode, expect, result.stdout + result.stderr)
@@ -99,7 +98,7 @@ class Bench(BenchTest):
     def test_measurements_before_a_kill_are_kept(self):
         path = self.dir / "bench.json"
         process = subprocess.Popen([ROOT / "build/bench_simt", "--workload", "tiny", "--steps-only", "--seconds", "1e6",
-                                    "--json", path, "--choices", ""], stdout=subprocess.DEVNULL, env=ENVIRONMENT)
+                                    "--json", path], stdout=subprocess.DEVNULL, env=ENVIRONMENT)
         self.addCleanup(process.wait)
         self.addCleanup(process.kill)
         deadline = time.monotonic() + 120
@@ -141,7 +140,9 @@ class Matmul(BenchTest):
             self.assertEqual((product["in"], product["out"]), ("bf16", "fp32" if "weight" in name else "bf16"))
             self.assertEqual((product["candidates"], product["excluded_candidates"]), (4, 3), name)
             self.assertEqual((product["chosen"]["repeats"], product["chosen"]["mismatches"]), (self.REPEATS, 0), name)
-            self.assertNotIn("in place", product["chosen"]["algorithm"])
+            self.assertEqual(product["fastest"]["mismatches"], 0, name)
+            for kind in ("chosen", "fastest"):
+                self.assertNotIn("in place", product[kind]["algorithm"])
             self.assertIn("reduction in place", product["excluded"]["algorithm"])
             flops = 2 * product["m"] * product["n"] * product["k"]
             self.assertAlmostEqual(product["chosen"]["tflops"], flops / product["chosen"]["ms"] * 1e-9)
@@ -160,6 +161,15 @@ class Matmul(BenchTest):
         self.assertIn(f"no time left for {20 - len(products)} more GEMMs", said)
         said, _ = self.run_matmul("--repeats", 2, "--seconds", 0)
         self.assertIn("no time left for 20 more GEMMs", said)
+
+    def test_a_first_proposal_that_is_slow(self):
+        said, report = self.run_matmul("--repeats", 2, "--seconds", 0.3, STAND_IN_CUBLASLT="slow_first")
+        product = report["products"][0]
+        self.assertIn("id 1 ", product["chosen"]["algorithm"])
+        self.assertIn("id 0 ", product["fastest"]["algorithm"])
+        self.assertAlmostEqual(product["chosen"]["ms"], 1 + WORK_MS)
+        self.assertAlmostEqual(product["fastest"]["ms"], WORK_MS)
+        self.assertRegex(said, r"fastest +0.0010 ms")
 
     def test_a_library_that_prefers_256_byte_alignment(self):
         _, report = self.run_matmul("--repeats", 2, "--seconds", 0.3, STAND_IN_CUBLASLT="prefers_256")

@@ -150,7 +150,7 @@ class StandIns(Kit):
                          ["attention_backward_key", 1.234, 61.5, 40.5, 25.5, 77])
         self.assertRegex(self.table, r"(?m)^  attention_backward_key +1.2 +61.5 +40.5 +25.5 +77$")
         self.assertEqual(rows["matmul_tiny"]["detail"], "1 GEMMs, 0 repeats of the chosen algorithms with other bits, "
-                         "an excluded one faster for 1")
+                         "an excluded one faster for 1, the fastest ones 1.250 times as fast")
         for line in ("copy 4000 GB/s, bf16 GEMM 800.2 TFLOP/s", "  tiny       PyTorch", "SM clock"):
             self.assertIn(line, self.table)
         self.assertRegex(self.logs["clocks.csv"], r"\n0,1980,3201,690.25,66,4\n")

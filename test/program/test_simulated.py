@@ -3,7 +3,6 @@ import json
 import math
 import os
 import re
-import shutil
 import subprocess
 
 from test_families import LLAMA, QWEN3, SPEEDRUN
@@ -23,22 +22,6 @@ def tolerance(precision, step):
 
 
 class Simulated(TrainerTest):
-    def test_a_resumed_run_keeps_its_gemm_algorithms(self):
-        """Even if the tuning file is deleted, the algorithms come from the checkpoint and are not timed again."""
-        def train(folder, *flags):
-            (self.dir / folder).mkdir(exist_ok=True)
-            shutil.copy(SIMULATED, self.dir / folder)  # the tuning file is next to it
-            subprocess.run([self.dir / folder / SIMULATED.name, config, *flags], cwd=self.dir, check=True, timeout=100,
-                           stdout=subprocess.DEVNULL, env=ENVIRONMENT)
-
-        config = self.write_config(train_max_steps=1, model_n_layer=1)
-        train("first")
-        train("second", "--resume", "--accept-changes", "--set", "train.max_steps=2")
-        choices = [json.loads((self.step_dir(step) / "MANIFEST.json").read_text())["state"]["device_choices"]
-                   for step in (1, 2)]
-        self.assertEqual(choices, [(self.dir / "first/matmul_choices.json").read_text()] * 2)
-        self.assertFalse((self.dir / "second/matmul_choices.json").exists())
-
     def test_gemms_without_a_fixed_summation_order_are_reported(self):
         """If cuBLASLt does not report an algorithm's summation order, the run still trains."""
         config = self.write_config(train_max_steps=2, model_n_layer=1)

@@ -1,6 +1,6 @@
 // Settings and counters of the stand-in for cuBLASLt, for tests: its epilogues and algorithms, their times, and calls
-// that are rejected. Tests of a whole program use the environment: STAND_IN_CUBLASLT=hides_reductions or
-// prefers_256.
+// that are rejected. Tests of a whole program use the environment: STAND_IN_CUBLASLT=hides_reductions,
+// prefers_256 or slow_first, with which 1 takes a millisecond.
 #pragma once
 
 #include <cublasLt.h>
@@ -28,7 +28,6 @@ struct CublasLtProduct {
 };
 
 struct CublasLt {
-    size_t version = 130100;
     unsigned lacking_epilogues = 0;                  // bits of cublasLtEpilogue_t that no algorithm has
     bool lacks_float_output = false;                 // for 16-bit factors with an epilogue
     bool is_careless = false;                        // accepts undocumented products, and returns NaN
@@ -36,14 +35,11 @@ struct CublasLt {
     bool hides_reductions = false;                   // does not report an algorithm's reduction scheme
     bool prefers_256 = false;                        // proposes 1 only for matrices aligned to 256 bytes
     bool refuses_in_call[kCublasLtAlgorithms] = {};  // proposed, but cublasLtMatmul returns NOT_SUPPORTED
-    bool gone[kCublasLtAlgorithms] = {};             // neither proposed nor accepted by AlgoCheck
+    bool gone[kCublasLtAlgorithms] = {};             // not proposed
     float ms[kCublasLtAlgorithms] = {};              // duration of a product, in addition to the simulation
-    int quick_runs[kCublasLtAlgorithms] = {};        // number of an algorithm's first products that take no time
-    float bias_gradient_ms = 0;                      // additional time of that epilogue
 
     // Recorded calls.
     std::vector<CublasLtProduct> products;            // carried out
-    int runs[kCublasLtAlgorithms] = {};               // of each algorithm
     int heuristics = 0, descriptions = 0, alive = 0;  // calls; made; not destroyed yet
 };
 

@@ -31,7 +31,7 @@ struct Allocation {
 // Maps by host addresses. The device accesses the memory kReservedBytes above them.
 struct Memory {
     char* reserved = nullptr;
-    size_t used_addresses = 0, used_bytes = 0, most_bytes = kDeviceBytes;
+    size_t used_addresses = 0, used_bytes = 0;
     std::map<char*, Allocation> live;
     std::map<char*, size_t> freed;
     std::map<const char*, size_t> pinned;  // the host's, which kernels may access
@@ -70,7 +70,7 @@ void check_surroundings(const char* of_host, const Allocation& allocation) {
 
 void* allocate_device(size_t bytes) {
     Memory& m = memory();
-    if (bytes == 0 || m.used_bytes + bytes > m.most_bytes) return nullptr;
+    if (bytes == 0 || m.used_bytes + bytes > kDeviceBytes) return nullptr;
     const size_t page_bytes = round_up(bytes, kPageBytes), with_guard = page_bytes + kPageBytes;
     if (!m.reserved) {
         m.reserved = map_at(nullptr, 2 * kReservedBytes, PROT_NONE);
@@ -107,8 +107,6 @@ bool free_device(void* address) {
 }
 
 size_t used_device_bytes() { return memory().used_bytes; }
-
-void limit_device_bytes(size_t bytes) { memory().most_bytes = bytes; }
 
 bool is_device_memory(const void* address, size_t bytes) {
     char* p = const_cast<char*>(static_cast<const char*>(address));

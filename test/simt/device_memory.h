@@ -21,9 +21,6 @@ void* allocate_device(size_t bytes);
 bool free_device(void* memory);
 size_t used_device_bytes();
 
-// Allocations fail if more bytes would be in use; initially kDeviceBytes.
-void limit_device_bytes(size_t bytes);
-
 // Whether the whole range lies in one allocation, by the host's address.
 bool is_device_memory(const void* address, size_t bytes);
 

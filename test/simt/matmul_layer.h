@@ -11,11 +11,7 @@
 // Resets the GEMM settings when the scope ends.
 struct WithDefaults {
     simt::WithCublasLt library;
-    ~WithDefaults() {
-        set_tf32(false);
-        set_matmul_tuning(false);
-        set_matmul_cache("");
-    }
+    ~WithDefaults() { set_tf32(false); }
 };
 
 struct LayerShape {

@@ -3,12 +3,9 @@
 #include <cuda_runtime.h>
 
 #include <bit>
-#include <chrono>
-#include <filesystem>
 #include <set>
-#include <thread>
 
-#include "kernels/cuda/matmul/matmul_tune.h"
+#include "kernels/cuda/matmul/matmul_library.h"
 #include "test/simt/device_memory.h"
 #include "test/simt/fault.h"
 #include "test/simt/matmul_layer.h"
@@ -197,108 +194,12 @@ TEST_CASE("products: each stream has its own workspace", "[matmul]") {
     CHECK(simt::used_device_bytes() == with_workspace);
 }
 
-// The times differ much from the library's expectation. 4, 5 and 6 would be the fastest and must not be used: they
-// are not even timed.
-TEST_CASE("tuning: the fastest allowed algorithm wins", "[matmul]") {
-    const WithDefaults defaults;
-    set_matmul_tuning(true);
-    cublas_lt().ignores_mask = true;
-    const float ms[] = {20, 30, 2, 10, 0, 0, 0};
-    std::copy_n(ms, simt::kCublasLtAlgorithms, cublas_lt().ms);
-    Layer<bf16> layer({24, 32, 120});
-    const size_t bytes = simt::used_device_bytes();
-    layer.check_backward_weight(false, true);  // += : timing on the caller's output would show
-    CHECK(last_algorithm() == 2);
-    CHECK(algorithms_used() == std::set<int>{0, 1, 2, 3});
-    CHECK(simt::used_device_bytes() <= bytes + 2 * kMatmulWorkspaceBytes);
-    const std::string first = layer.result();
-    cublas_lt().products.clear();
-    layer.check_backward_weight(false, true);
-    CHECK(cublas_lt().products.size() == 1);
-    CHECK(last_algorithm() == 2);
-    CHECK(layer.result() == first);
-    CHECK(matmul_choices().find("m 120 n 32 k 24 plain +=") != std::string::npos);
-}
-
-TEST_CASE("tuning: the first proposal wins among equally fast algorithms", "[matmul]") {
-    const WithDefaults defaults;
-    set_matmul_tuning(true);
-    for (float& ms : cublas_lt().ms) ms = 2;
-    Layer<bf16>({24, 32, 160}).check_forward(true, false);
-    CHECK(last_algorithm() == 1);
-    cublas_lt().ms[1] = 2.5f;
-    Layer<bf16>({24, 32, 168}).check_forward(true, false);
-    CHECK(last_algorithm() == 0);
-}
-
-// Fast at first, as on a cool GPU, but not in steady state.
-TEST_CASE("tuning: an algorithm that is fast only in its first runs", "[matmul]") {
-    const WithDefaults defaults;
-    set_matmul_tuning(true);
-    for (float& one : cublas_lt().ms) one = 2;
-    cublas_lt().ms[3] = 2.4f;
-    cublas_lt().quick_runs[3] = 4 + 2;  // the first pass, and some more
-    Layer<bf16>({24, 32, 184}).check_forward(true, false);
-    CHECK(last_algorithm() == 1);
-}
-
-// Algorithm 0 is slower than 3, but some of its runs are quick: two of nine are outside the middle half, three reach
-// into it.
-TEST_CASE("tuning: the first proposal wins if the times of two overlap", "[matmul]") {
-    constexpr int kRunsOfFirstPass = 4, kRunsOfTurn = 8;
-    for (const int quick_turns : {2, 3}) {
-        const WithDefaults defaults;
-        set_matmul_tuning(true);
-        const float ms[] = {2.2f, 5, 5, 2, 0, 0, 0};
-        std::copy_n(ms, simt::kCublasLtAlgorithms, cublas_lt().ms);
-        cublas_lt().quick_runs[0] = kRunsOfFirstPass + quick_turns * kRunsOfTurn;
-        Layer<bf16>({24, 32, 192 + 8 * quick_turns}).check_forward(true, false);
-        CHECK(last_algorithm() == (quick_turns == 2 ? 3 : 0));
-    }
-}
-
-TEST_CASE("tuning: products run before the first one is timed after a pause", "[matmul]") {
-    const WithDefaults defaults;
-    set_matmul_tuning(true);
-    std::this_thread::sleep_for(std::chrono::milliseconds(600));
-    Layer<bf16>({24, 32, 192}).check_forward(true, false);
-    const auto& products = cublas_lt().products;
-    const auto other = std::find_if(products.begin(), products.end(), [](auto& one) { return one.algorithm != 1; });
-    CHECK(other - products.begin() >= 16);  // more if the machine is fast enough
-}
-
-TEST_CASE("tuning: an algorithm that fails is not timed", "[matmul]") {
-    const WithDefaults defaults;
-    set_matmul_tuning(true);
-    cublas_lt().refuses_in_call[0] = cublas_lt().refuses_in_call[2] = true;
-    cublas_lt().ms[1] = 6;
-    Layer<bf16>({24, 32, 128}).check_forward(true, false);
-    CHECK(last_algorithm() == 3);
-}
-
-TEST_CASE("tuning: if off, the first proposal is used", "[matmul]") {
+TEST_CASE("products: the first proposal is used, even if it is slow", "[matmul]") {
     const WithDefaults defaults;
     cublas_lt().ms[1] = 20;
     Layer<bf16>({24, 32, 136}).check_forward(true, false);
     CHECK(cublas_lt().products.size() == 1);
     CHECK(last_algorithm() == 1);
-}
-
-TEST_CASE("tuning: a bias gradient that is slower than the program's kernel", "[matmul]") {
-    const WithDefaults defaults;
-    set_matmul_tuning(true);
-    cublas_lt().bias_gradient_ms = 60;
-    Layer<bf16> slow({24, 32, 144});
-    slow.check_backward_weight(true, true);
-    CHECK(cublas_lt().products.back().epilogue == CUBLASLT_EPILOGUE_DEFAULT);
-    cublas_lt().products.clear();
-    slow.check_backward_weight(true, true);
-    CHECK(uses_of(CUBLASLT_EPILOGUE_BGRADB) == 0);
-
-    cublas_lt().bias_gradient_ms = 0;
-    for (float& ms : cublas_lt().ms) ms = 1;
-    Layer<bf16>({24, 32, 152}).check_backward_weight(true, false);
-    CHECK(cublas_lt().products.back().epilogue == CUBLASLT_EPILOGUE_BGRADB);
 }
 
 TEST_CASE("products: proposed and excluded algorithms", "[matmul]") {

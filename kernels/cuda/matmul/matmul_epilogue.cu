@@ -73,16 +73,6 @@ __global__ void __launch_bounds__(kThreads) times_activation_gradient_kernel(Tim
     }
 }
 
-// Sums the four bytes of a random word: the sum of four uniform numbers is close enough to normal.
-template <class T> __global__ void __launch_bounds__(kThreads) random_fill_kernel(RandomFill op) {
-    T* __restrict__ out = op.out.as<T>();
-    for (size_t i = first_element(); i < op.count; i += element_stride()) {
-        const uint32_t word = philox(op.seed, 0, i).word[0];
-        const int sum = int(word & 255) + int(word >> 8 & 255) + int(word >> 16 & 255) + int(word >> 24);
-        out[i] = from_float<T>(float(sum - 510) * (1.0f / 148));  // the sum of four bytes has a deviation of 147.8
-    }
-}
-
 constexpr int kGroupRows = 256, kLanes = 32, kWarps = kThreads / kLanes;
 
 template <class T> struct GroupSums {
@@ -181,12 +171,6 @@ void times_activation_gradient(const TimesGradient& op, Stream stream) {
                          : times_activation_gradient_kernel<T, function, false>,
                    {kName, strided_blocks((op.count + kQuad - 1) / kQuad), kThreads}, stream, op);
         });
-    });
-}
-
-void random_fill(const RandomFill& op, Stream stream) {
-    ops::dispatch("random_fill", {op.out}, [&]<class T>() {
-        launch(random_fill_kernel<T>, {"random_fill", strided_blocks(op.count), kThreads}, stream, op);
     });
 }
 

@@ -38,12 +38,3 @@ struct ColumnSums {
 };
 void column_sums(const ColumnSums& op, Stream stream);
 size_t column_sums_scratch_bytes(int rows, int cols);
-
-// Fills with approximately normal numbers, mean 0, deviation 1, for autotuning. Zeros would draw less power and so run
-// at a higher clock than real data.
-struct RandomFill {
-    View out;  // (count)  =
-    size_t count;
-    unsigned seed;
-};
-void random_fill(const RandomFill& op, Stream stream);

@@ -3,11 +3,15 @@
 
 #include <cublasLt.h>
 
+#include <array>
 #include <compare>
+#include <string>
 #include <vector>
 
-#include "kernels/cuda/matmul/matmul_cache.h"
 #include "kernels/cuda/matmul/matmul_plan.h"
+
+// A cublasLtMatmulAlgo_t that can be compared.
+using MatmulAlgorithm = std::array<uint64_t, 8>;
 
 // The properties of a GEMM that determine whether the library supports it, its algorithms and its speed. Alignments are
 // in bytes, at most 16, the largest that any kernel of the library requires; 0 for a null pointer.
@@ -56,9 +60,6 @@ public:
     // `workspace_bytes`.
     std::vector<MatmulAlgorithm> excluded_proposals(cublasLtHandle_t handle, const Product& product,
                                                     size_t workspace_bytes);
-
-    // Whether an algorithm from another source could be one of the proposals.
-    bool accepts(cublasLtHandle_t handle, const Product& product, const MatmulAlgorithm& algorithm);
 
     // Queues the GEMM. If the result is not CUBLAS_STATUS_SUCCESS, it queued nothing.
     cublasStatus_t run(cublasLtHandle_t handle, const MatmulAlgorithm& algorithm, const Product& product,

@@ -1,4 +1,4 @@
-// GEMMs with cuBLASLt. Each GEMM of the model is described once and its algorithm is chosen once; both are cached.
+// GEMMs with cuBLASLt. Each GEMM of the model is described once and its algorithms are proposed once; both are cached.
 // matmul.h describes the effect on the bits of results.
 //
 // The library is column-major: our row-major (rows, cols) matrix is its (cols, rows) matrix with leading dimension
@@ -32,7 +32,7 @@ struct Product {
 };
 
 // Queues the GEMM on the stream. Returns false and queues nothing if the library does not support it for these types,
-// sizes and addresses, or if timing showed that a plain GEMM and a separate kernel for the epilogue are faster.
+// sizes and addresses.
 bool multiply(const Product& product, Stream stream);
 
 // The same for a GEMM without an epilogue. Fails with Exit::os if the library does not support it.
