@@ -52,13 +52,12 @@ inline constexpr const char* name_of(OnNonFinite action) {
 }
 
 // The progress display on stdout: see TrainingProgress.
-enum class TerminalMode : int { automatic, plain, line, view };
+enum class TerminalMode : int { automatic, plain, live };
 inline constexpr const char* name_of(TerminalMode mode) {
     switch (mode) {
         case TerminalMode::automatic: return "auto";
         case TerminalMode::plain: return "plain";
-        case TerminalMode::line: return "line";
-        case TerminalMode::view: return "view";
+        case TerminalMode::live: return "live";
     }
     return nullptr;
 }

@@ -20,9 +20,8 @@
 
 #include "runtime/io/files.h"
 
-// Global variables, since a signal handler has no other way to pass on state.
+// A global variable, since a signal handler has no other way to pass on state.
 static volatile std::sig_atomic_t first_signal = 0;
-static volatile std::sig_atomic_t continued = 0;
 
 // Where the first signal prints its notice; on a terminal it starts with a newline, since a progress line may be open.
 enum class Notice { none, file, terminal };
@@ -42,21 +41,16 @@ template <Notice kNotice> static void request_stop(int signal) {
     errno = saved_errno;
 }
 
-static void note_continued(int) { continued = continued + 1; }
-
 void install_signal_handlers(bool notice) {
     const auto handler = !notice                        ? request_stop<Notice::none>
                          : ::isatty(STDERR_FILENO) == 1 ? request_stop<Notice::terminal>
                                                         : request_stop<Notice::file>;
     // On Linux, std::signal() also restarts interrupted system calls.
     for (int signal : {SIGINT, SIGTERM, SIGUSR1, SIGUSR2}) std::signal(signal, handler);
-    std::signal(SIGCONT, note_continued);
     for (int signal : {SIGHUP, SIGPIPE, SIGXFSZ}) std::signal(signal, SIG_IGN);
 }
 
 int stop_signal() { return first_signal; }
-
-int times_continued() { return continued; }
 
 // The usual limit of 1024 is enough for all other open files (libraries, sockets to other ranks, logs).
 void allow_open_files(size_t count) {

@@ -30,9 +30,6 @@ void install_signal_handlers(bool notice = false);
 // The first signal received that requests a stop, or 0.
 int stop_signal();
 
-// How many times this process has been continued after a suspension (Ctrl-Z, fg) since install_signal_handlers().
-int times_continued();
-
 // Raises the limit of open files, up to the hard limit, so that `count` more can be open. Never lowers it.
 void allow_open_files(size_t count);
 

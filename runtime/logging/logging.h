@@ -102,6 +102,10 @@ std::string json_line(const RollbackRecord& record);
 // bytes that are not UTF-8.
 std::string printable(const std::string& text);
 
+// "12,345" and "1 min 21 s"
+std::string with_commas(double value);
+std::string duration(double seconds);
+
 // The log files of a run: DIR/metrics.jsonl, DIR/samples.jsonl, DIR/main.log (`s:N trl:%.4f lr:%.6f norm:%.2f`, `s:N
 // tel:%.4f` and `s:N eval:%.4f`) and, optionally, event files in DIR/tensorboard. Each line is written by one write().
 class RunLog {
@@ -155,23 +159,21 @@ private:
 
 // How long to wait before showing progress while no step ends.
 struct Patience {
-    double tick_s = 1;       // between checks of the clock and of the terminal's size
-    double terminal_s = 2;   // on a terminal
-    double plain_s = 30;     // elsewhere, also between any two lines
-    double redraw_s = 0.05;  // minimum time between two redraws of the view
+    double tick_s = 1;      // between checks of the clock
+    double terminal_s = 2;  // on a terminal
+    double plain_s = 30;    // elsewhere, also between any two lines
 };
 
-// The progress of a run on stdout. On a large enough terminal it is a block that is rewritten, with a loss curve and
-// the numbers of the last step (view). On a smaller terminal it is a single line that is rewritten (line). Elsewhere it
-// is a plain line every `every_steps` steps, and for the first and last step. All three show progress while a step or
-// another activity takes long. With several `ranks`, "auto" means plain, because mpirun gives its processes a terminal
-// even if its own output is a file. Prints nothing if `out` is null, as on ranks other than 0. Every function may be
-// called from any thread.
+// The progress of a run on stdout. On a terminal it is a single line that is rewritten (live). Elsewhere it is a plain
+// line every `every_steps` steps, and for the first and last step. Both show progress while a step or another activity
+// takes long. With several `ranks`, "auto" means plain, because mpirun gives its processes a terminal even if its own
+// output is a file. Prints nothing if `out` is null, as on ranks other than 0. Every function may be called from any
+// thread.
 class TrainingProgress {
 public:
     TrainingProgress(std::FILE* out, TerminalMode mode, int ranks, int total_steps, int every_steps,
                      const Patience& patience = {});
-    ~TrainingProgress();  // keeps the last line or block on the terminal
+    ~TrainingProgress();  // keeps the live line on the terminal
 
     // Sets the current activity, "loading the checkpoint", until the next call of a function other than say().
     void begin(const std::string& activity);
@@ -188,7 +190,6 @@ public:
     void say(const std::string& line);
 
 private:
-    bool is_view() const;
     bool is_long() const;
     void watch(const std::stop_token& stop);
     void look();
@@ -196,29 +197,24 @@ private:
     std::string progress_text() const;
     void draw();
     void erase();
-    void leave_if_moved();
     void print_lines(const std::string& text);
 
     std::FILE* const out_;
-    const TerminalMode mode_;  // automatic: depends on the terminal's size
-    int total_steps_;          // 0: unknown
+    const bool is_live_;
+    int total_steps_;  // 0: unknown
     const int every_steps_;
     const Patience patience_;
-    const bool is_unicode_;  // braille dots can be printed
-    const std::unique_ptr<struct ViewState> state_;
-    std::string activity_;   // now
-    double since_ms_;        // when the activity or the step began
-    double plain_ms_;        // when the last plain line was printed
-    double drawn_ms_ = 0;    // when draw() was last called
-    bool is_drawn_ = false;  // a line or block is above or at the cursor
-    bool is_stale_ = false;  // newer data than what is drawn
-    int rows_ = 0;           // of the drawn block; 1: a line
-    int width_ = 0;          // of the terminal
-    int continued_ = 0, stop_signal_ = 0;
-    std::mutex mutex_;  // guards all of the above
+    std::optional<TrainRecord> last_;
+    double mean_steps_ = 0, mean_ms_ = 0;  // the weights of the steps in the mean step time, and their weighted time
+    std::string activity_;                 // now
+    double since_ms_;                      // when the activity or the step began
+    double plain_ms_;                      // when the last plain line was printed
+    bool is_drawn_ = false;                // the live line is at the cursor
+    std::mutex mutex_;                     // guards all of the above
     std::condition_variable_any wake_;
     std::jthread watcher_;
 };
 
-// "step 12/500 | loss 3.1416 | lr 6.00e-04 | norm 1.23 | 12,345 tokens/s | 166 ms | 1 min 21 s left"
-std::string progress_line(const TrainRecord& record, int total_steps, double remaining_s);
+// "step 12/500 | loss 3.1416 | lr 6.00e-04 | norm 1.23 | 12,345 tokens/s | 166 ms | 1 min 21 s left". Speed and time
+// left are those of steps that take `step_ms` each.
+std::string progress_line(const TrainRecord& record, int total_steps, double step_ms);

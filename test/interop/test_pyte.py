@@ -1,4 +1,4 @@
-"""The progress view in the terminal emulator pyte: it stays one whole block, whatever happens to the screen."""
+"""The live line in the terminal emulator pyte: it stays one whole line, whatever happens to the screen."""
 import re
 
 import pyte
@@ -9,10 +9,10 @@ REQUIREMENTS = [["pyte"]]
 
 
 class Emulated(TrainerTest):
-    def test_the_view(self):
+    def test_the_live_line(self):
         changes = {"train_max_steps": 150, "eval_every_steps": 50, "eval_batches": 1, "sample_every_steps": 75,
                    "sample_tokens": 5}
-        environment = {**ENVIRONMENT, "LC_ALL": "C.UTF-8", "TERM": "xterm"}
+        environment = {**ENVIRONMENT, "TERM": "xterm"}
         for columns, rows in ((90, 24), (50, 13), (140, 50)):
             with self.subTest(size=(columns, rows)):
                 config = self.write_config(run_dir=f"run_{columns}", **changes)
@@ -30,5 +30,4 @@ class Emulated(TrainerTest):
                 while own and not own[-1]:
                     own.pop()
                 self.assertEqual(above + shown, own)
-                self.assertEqual(len(re.findall(r"step 150/150", "\n".join(shown))), 1)
-                self.assertTrue(any("\u2801" <= character <= "\u28ff" for character in "".join(shown)))
+                self.assertEqual(len(re.findall(r"step \d+/150", "\n".join(own))), 1)

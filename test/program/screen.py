@@ -9,55 +9,37 @@ import struct
 import termios
 import time
 
-ESCAPE = re.compile(r"\x1b\[(\d*)([A-Za-z])")
+ERASE = "\x1b[K"  # from the cursor to the end of the line
 
 
 class Screen:
-    """The lines of a terminal. Supports the escapes that TrainingProgress sends; any other one is an error."""
+    """The lines of a terminal. Supports the one escape that TrainingProgress sends; any other one is an error."""
 
-    def __init__(self, columns, rows):
-        self.columns, self.rows = columns, rows
-        self.lines, self.row, self.column = [""], 0, 0
+    def __init__(self, columns):
+        self.columns = columns
+        self.lines, self.column = [""], 0
         self.widest = 0
-
-    @property
-    def top(self):
-        """Returns the first line that the cursor can reach; earlier lines have scrolled off the screen."""
-        return max(0, len(self.lines) - self.rows)
 
     def put(self, character):
         if self.column >= self.columns:
             self.feed("\r\n")
-        line = self.lines[self.row].ljust(self.column)
-        self.lines[self.row] = line[:self.column] + character + line[self.column + 1:]
+        line = self.lines[-1].ljust(self.column)
+        self.lines[-1] = line[:self.column] + character + line[self.column + 1:]
         self.column += 1
         self.widest = max(self.widest, self.column)
-
-    def escape(self, count, letter):
-        line = self.lines[self.row]
-        if letter == "A":
-            self.row = max(self.top, self.row - int(count or 1))
-        elif letter == "K" and not count:
-            self.lines[self.row] = line[:self.column]
-        elif letter == "J" and not count:
-            self.lines[self.row:] = [line[:self.column]]
-        else:
-            raise AssertionError(f"ESC [ {count} {letter}")
 
     def feed(self, text):
         place = 0
         while place < len(text):
-            if match := ESCAPE.match(text, place):
-                self.escape(*match.groups())
-                place = match.end()
+            if text.startswith(ERASE, place):
+                self.lines[-1] = self.lines[-1][:self.column]
+                place += len(ERASE)
                 continue
             character = text[place]
             if character == "\r":
                 self.column = 0
             elif character == "\n":
-                self.row += 1
-                if self.row == len(self.lines):
-                    self.lines.append("")
+                self.lines.append("")
             else:
                 assert character.isprintable(), repr(character)
                 self.put(character)
@@ -71,7 +53,7 @@ class OnTerminal:
     """A program in the foreground of its own terminal."""
 
     def __init__(self, command, folder, environment, columns=90, rows=24):
-        self.screen, self.raw, self.pending = Screen(columns, rows), "", b""
+        self.screen, self.raw, self.pending = Screen(columns), "", b""
         self.pid, self.master = pty.fork()
         if self.pid == 0:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -80,9 +62,9 @@ class OnTerminal:
             os.execve(command[0], [str(part) for part in command], environment)
         self.resize(columns, rows)
 
-    def resize(self, columns, rows):
+    def resize(self, columns, rows=24):
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        self.screen.columns, self.screen.rows, self.screen.widest = columns, rows, 0
+        self.screen.columns, self.screen.widest = columns, 0
 
     def type(self, text):
         os.write(self.master, text.encode())

@@ -267,6 +267,17 @@ TEST_CASE("section cost of earlier versions is ignored", "[config]") {
     });
 }
 
+TEST_CASE("values of earlier versions are read as the values that replaced them", "[config]") {
+    for (const char* name : {"live", "line", "view"}) {
+        INFO(name);
+        const std::string text = format(R"({"log":{"terminal":"%s"}})", name);
+        CHECK(changed_config_json(parse_config(text, "old")) ==
+              changed_config_json(parse_config(R"({"log":{"terminal":"live"}})", "new")));
+    }
+    expect_error(Exit::config, {"log.terminal", "auto|plain|live", "lines"},
+                 [] { parse_config(R"({"log":{"terminal":"lines"}})", "bad"); });
+}
+
 TEST_CASE("every option has a unique key, help, and a default that is allowed", "[config]") {
     Config config;
     std::set<std::string> keys;
