@@ -8,6 +8,7 @@
 #include "training/run_files.h"
 #include "training/saving.h"
 #include "training/step.h"
+#include "training/summary.h"
 
 int main(int argc, char** argv) {
     return exit_status("train_gpt", [&] {
@@ -99,6 +100,7 @@ int main(int argc, char** argv) {
                     return Exit::again;
                 }
             }
+            say_summary(run);
             return Exit::ok;
         });
     });

@@ -173,7 +173,7 @@ class TrainingProgress {
 public:
     TrainingProgress(std::FILE* out, TerminalMode mode, int ranks, int total_steps, int every_steps,
                      const Patience& patience = {});
-    ~TrainingProgress();  // keeps the live line on the terminal
+    ~TrainingProgress();  // calls finish()
 
     // Sets the current activity, "loading the checkpoint", until the next call of a function other than say().
     void begin(const std::string& activity);
@@ -188,6 +188,8 @@ public:
     void show(const SampleRecord& record);
     // Prints separate lines: a checkpoint, a sample, a warning.
     void say(const std::string& line);
+    // Keeps the live line on the terminal: what is said afterwards appears below it.
+    void finish();
 
 private:
     bool is_long() const;

@@ -83,9 +83,16 @@ TrainingProgress::~TrainingProgress() {
     if (!out_) return;
     watcher_.request_stop();
     watcher_.join();
+    finish();
+}
+
+void TrainingProgress::finish() {
+    if (!out_) return;
+    const std::lock_guard lock(mutex_);
     activity_.clear();
     if (is_drawn_) draw();
     if (is_drawn_) std::fputc('\n', out_);
+    is_drawn_ = false;
     std::fflush(out_);
 }
 

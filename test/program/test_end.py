@@ -1,9 +1,13 @@
 """Conditions that end a run: steps, epochs, minutes, or a validation loss that no longer falls."""
 import json
 import math
+import re
 import shutil
+import signal
+import subprocess
+from pathlib import Path
 
-from trainer import TrainerTest
+from trainer import TRAINER, TrainerTest
 
 SECONDS = {"train_max_steps": 0, "train_max_minutes": 0.04, "schedule_name": "wsd", "schedule_cooldown_fraction": 0.5,
            "schedule_final_lr_fraction": 0, "checkpoint_keep": 9}
@@ -84,3 +88,58 @@ class End(TrainerTest):
         self.train(optim_learning_rate=0, eval_every_steps=2, eval_patience=2, checkpoint_keep=1,
                    checkpoint_every_steps=1)
         self.assertEqual(self.committed(), [6])
+
+    def summary(self, said):
+        """Returns the lines from "trained" to the end."""
+        lines = said.splitlines()
+        starts = [number for number, line in enumerate(lines) if line.startswith("trained ")]
+        self.assertEqual(len(starts), 1, said)
+        return lines[starts[0]:]
+
+    def check_speed(self, line, steps):
+        """Requires the tokens, time and speed of all steps in metrics.jsonl."""
+        match = re.fullmatch(rf"trained  {steps} steps, {120 * steps:,} tokens in (\d+) s, ([\d,]+) tokens/s", line)
+        self.assertTrue(match, line)
+        seconds = sum(record["step_ms"] for record in self.records(kind="train", without=())) / 1000
+        self.assertAlmostEqual(int(match[1]), seconds, delta=0.51)
+        self.assertAlmostEqual(int(match[2].replace(",", "")), 120 * steps / seconds, delta=1)
+
+    def test_a_complete_run_ends_with_a_summary(self):
+        said = self.train(train_max_steps=6)
+        speed, loss, command = self.summary(said)
+        self.check_speed(speed, 6)
+        self.assertEqual(loss, f"loss     training {self.losses()[-1]:.4f} at step 6")
+        self.assertRegex(command, r"^next: \S*train_gpt\S* sample run$")
+        program, *args = command.removeprefix("next: ").split()
+        self.assertEqual(Path(program).resolve(), TRAINER.resolve())
+        self.run_trainer(*args, "--tokens", 3)
+
+    def test_the_summary_has_the_lowest_validation_of_all_starts(self):
+        # A high learning rate after the resume raises the loss.
+        changes = {"train_max_steps": 4, "eval_every_steps": 2}
+        self.train(**changes)
+        said = self.train("--resume", "--accept-changes", "--nproc", "2",
+                          **{**changes, "train_max_steps": 8, "optim_learning_rate": 10})
+        speed, loss, _ = self.summary(said)
+        self.check_speed(speed, 8)
+        validations = {record["step"]: record["loss"] for record in self.records(kind="val")}
+        lowest = min(validations, key=validations.get)
+        self.assertLessEqual(lowest, 4)
+        self.assertEqual(loss, f"loss     validation {validations[8]:.4f} at step 8, "
+                               f"lowest {validations[lowest]:.4f} at step {lowest}")
+
+    def test_the_summary_without_a_tokenizer_suggests_a_report(self):
+        speed, loss, command = self.summary(self.train(train_max_steps=2, eval_every_steps=1, data_tokenizer=""))
+        self.check_speed(speed, 2)
+        self.assertRegex(loss, r"^loss     validation \d\.\d{4} at step 2, the lowest$")
+        self.assertTrue(command.endswith(" report run"), command)
+
+    def test_only_a_complete_run_has_a_summary(self):
+        config = self.write_config(train_max_steps=1_000_000)
+        run = subprocess.Popen([TRAINER, config], cwd=self.dir, stdout=subprocess.PIPE, text=True)
+        self.wait_for_steps()
+        run.send_signal(signal.SIGTERM)
+        said = run.communicate(timeout=60)[0]
+        self.assertEqual(run.returncode, 75, said)
+        self.assertNotIn("trained ", said)
+        self.assertNotIn("next: ", said)

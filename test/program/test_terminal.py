@@ -38,6 +38,8 @@ class Terminal(TrainerTest):
                 line = (rf"step 200/200 \| loss {self.losses(f'run_{columns}')[-1]:.4f} \| lr \S+ \| norm \S+ "
                         r"\| [\d,]+ tokens/s \| \d+ ms \| 0 s left")
                 self.assertRegex(steps[0], line + "$" if columns == 120 else line[:30])
+                # What the run says at its end is below the line.
+                self.assertRegex(text[text.index(steps[0]):], r"^.*\ntrained  200 steps, [\s\S]*\nnext: [\s\S]*\n$")
                 self.assertTrue(terminal.raw.endswith("\r\n"))
 
     def test_plain_lines_on_a_terminal(self):

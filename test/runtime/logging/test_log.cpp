@@ -237,6 +237,19 @@ TEST_CASE("speed and time left are means: of the steps since the last plain line
     CHECK_THAT(live, ContainsSubstring(format(" tokens/s | %.0f ms |", ms / weights)));
 }
 
+TEST_CASE("after finish() the live line stays above what is said", "[log]") {
+    const std::string text = printed_on_terminal([](std::FILE* out) {
+        TrainingProgress progress(out, TerminalMode::live, 1, 1, 10);
+        progress.show(record_of(1));
+        progress.begin("step 1 | checkpoint");
+        progress.finish();
+        progress.say("trained");
+        progress.say("next");
+    });
+    CHECK_THAT(text, ContainsSubstring("\r\x1b[Kstep 1/1 | loss 3.3333 "));
+    CHECK(text.substr(text.find('\n')) == "\ntrained\r\nnext\r\n");
+}
+
 TEST_CASE("without a terminal, or with several ranks, progress is a plain line every N steps", "[log]") {
     auto train = [](std::FILE* out, int ranks) {
         TrainingProgress progress(out, TerminalMode::automatic, ranks, 25, 10);

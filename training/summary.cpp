@@ -1,0 +1,81 @@
+#include "training/summary.h"
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "runtime/io/installation.h"
+#include "runtime/io/json.h"
+
+namespace {
+
+struct Validation {
+    double step, loss;
+};
+
+// The contents of metrics.jsonl, which has the steps of all starts of the run.
+struct History {
+    double tokens = 0, ms = 0;   // of all steps
+    std::optional<double> loss;  // of the last step
+    std::optional<Validation> last, lowest;
+
+    void add_step(double loss_now, double tokens_per_s, double step_ms) {
+        loss = loss_now;
+        tokens += tokens_per_s * step_ms / 1000;
+        ms += step_ms;
+    }
+    void add_validation(const Validation& validation) {
+        last = validation;
+        if (std::isfinite(validation.loss) && (!lowest || validation.loss < lowest->loss)) lowest = validation;
+    }
+};
+
+History read_history(const std::string& path) {
+    History history;
+    for_each_line(InputFile(path), [&](std::string_view line, size_t) {
+        const bool is_step = line.starts_with("{\"kind\":\"train\",");
+        const bool is_validation = line.starts_with("{\"kind\":\"val\",");
+        if (!is_step && !is_validation) return;
+        const auto json = parse_json_or_null(line);
+        auto number = [&](const char* key) {
+            const bool is_number = json.is_object() && json.contains(key) && json[key].is_number();
+            return is_number ? json[key].get<double>() : NAN;
+        };
+        if (is_step) history.add_step(number("loss"), number("tokens_per_s"), number("step_ms"));
+        if (is_validation) history.add_validation({.step = number("step"), .loss = number("loss")});
+    });
+    return history;
+}
+
+// "validation 2.4186 at step 2000, lowest 2.4102 at step 1250"
+std::string validations_text(const Validation& last, const std::optional<Validation>& lowest) {
+    const std::string text = format("validation %.4f at step %.0f", last.loss, last.step);
+    if (!lowest) return text;
+    if (lowest->step == last.step) return text + ", the lowest";
+    return text + format(", lowest %.4f at step %.0f", lowest->loss, lowest->step);
+}
+
+}  // namespace
+
+void say_summary(const TrainingRun& run) {
+    if (!run.log) return;
+    const Config& config = run.config;
+    History history;
+    try {
+        history = read_history(config.run.dir + "/metrics.jsonl");
+    } catch (const Error&) {  // the checkpoint is committed: the run is complete without these numbers
+    }
+    std::string trained = format("trained  %d steps, %s tokens", run.state.step,
+                                 with_commas(double(run.state.step) * double(config.train.total_batch_tokens)).c_str());
+    if (history.ms > 0)
+        trained += format(" in %s, %s tokens/s", duration(history.ms / 1000).c_str(),
+                          with_commas(history.tokens / history.ms * 1000).c_str());
+    run.progress.finish();
+    run.progress.say(trained);
+    if (history.last)
+        run.progress.say("loss     " + validations_text(*history.last, history.lowest));
+    else if (history.loss)
+        run.progress.say(format("loss     training %.4f at step %d", *history.loss, run.state.step));
+    // sample needs a tokenizer.
+    run.progress.say(format("next: %s %s %s", path_to_type(program_path()).c_str(),
+                            run.dataset.tokenizer ? "sample" : "report", config.run.dir.c_str()));
+}
