@@ -45,8 +45,7 @@ std::string model_card(const LoadedModel& model, const std::string& run, const s
     row("longest sequence", format("%d tokens", m.n_positions));
     row("vocabulary", format("%d tokens", m.vocab_size));
     if (!file_exists(run + "/metrics.jsonl")) return card;
-    RunRecords records(run);
-    records.update();
+    const RunRecords records(run);
     const RecordTable& steps = records.table("train");
     const double tokens = steps.steps.empty() ? 0 : steps.steps.back() * double(config.train.total_batch_tokens);
     row("training", tokens > 0 ? format("%.4g tokens, %zu per step, %s", tokens,

@@ -5,6 +5,7 @@
 
 #include "runtime/io/installation.h"
 #include "runtime/io/json.h"
+#include "runtime/io/files.h"
 
 namespace {
 

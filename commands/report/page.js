@@ -1,216 +1,327 @@
-// Helpers to build the page, its state, and the charts.
+"use strict";
+// The tables and charts of the page. The element #data contains the runs.
 
 const data = JSON.parse(document.getElementById("data").textContent);
-const runs = data.runs.map((raw, i) => new Run(raw, names()[i], i));
-const isOne = runs.length === 1;
-const byId = id => document.getElementById(id);
+const runs = data.runs;
+const colors = ["#3b82f6", "#ea6a12", "#22a06b", "#c04bd0", "#b7860b", "#0e9aa7"];  // visible on white and on black
+const charts = [];
+const hidden = new Set();  // labels of lines that are switched off in the legends
 
-function make(tag, attributes = {}, ...children) {
+function byId(id) {
+  return document.getElementById(id);
+}
+
+function make(tag, attributes, ...children) {
   const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) if (value !== "") element.setAttribute(name, value);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
   element.append(...children);
   return element;
 }
 
-// A cell is a text, an element, or [text or element, class]. Columns of numbers are right-aligned.
-function table(head, rows) {
-  const cell = (tag, content) => Array.isArray(content) ? make(tag, {class: content[1]}, content[0])
-    : make(tag, {class: typeof content === "string" && /^[-+–]?\d|^–$/.test(content) ? "number" : ""}, content);
-  const body = rows.map(([first, ...rest]) =>
-    make("tr", {}, Object.assign(cell("th", first), {scope: "row"}), ...rest.map(content => cell("td", content))));
-  const isNumber = i => body.length > 0 && body.every(row => row.children[i]?.classList.contains("number"));
-  const heads = head.map((text, i) => make("th", {scope: "col", class: isNumber(i) ? "number" : ""},
-                                           make("span", {class: "name", title: text}, text)));
+// ---- numbers as text; an unknown value is an empty text
+
+const compact = new Intl.NumberFormat("en", {notation: "compact", maximumSignificantDigits: 4});
+
+function number(value, digits = 5) {
+  if (!Number.isFinite(value)) return "";
+  return Math.abs(value) >= 1e5 ? compact.format(value) : String(Number(value.toPrecision(digits)));
+}
+
+function whole(value) {
+  return Number.isFinite(value) ? value.toLocaleString("en") : "";
+}
+
+function withUnit(value, unit, digits = 3) {
+  return Number.isFinite(value) ? `${number(value, digits)} ${unit}` : "";
+}
+
+function duration(seconds) {
+  const units = [[86400, "days"], [3600, "hours"], [60, "minutes"]];
+  const [size, name] = units.find(([size]) => seconds >= 2 * size) ?? [1, "seconds"];
+  return withUnit(seconds / size, name);
+}
+
+// ---- tables
+
+// A row is a name and texts. Rows for which isMarked(texts) are highlighted.
+function table(head, rows, isMarked = () => false) {
+  const body = rows.map(([name, ...texts]) => make(
+    "tr", isMarked(texts) ? {class: "differs"} : {},
+    make("th", {scope: "row"}, name), ...texts.map(text => make("td", {}, text || "–"))));
+  const heads = head.map(text => make("th", {scope: "col"}, text));
   return make("table", {}, make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...body));
 }
 
-function scrolled(content) { return make("div", {class: "table", tabindex: "0"}, content); }
-
-function heading(id, text, ...controls) {
-  return make("div", {class: "heading"}, make("h2", {id: id + "-title"}, text), ...controls);
+// The names of the facts that any run has.
+function namesOf(facts) {
+  return Object.keys(facts[0]).filter(name => facts.some(texts => texts[name]));
 }
 
-// The shortest trailing part of each path that distinguishes the runs.
-function names() {
-  const paths = data.runs.map(run => run.dir.split("/"));
-  for (let parts = 1; ; parts++) {
-    const short = paths.map(path => path.slice(-parts).join("/"));
-    if (new Set(short).size === new Set(data.runs.map(run => run.dir)).size || parts > 20) return short;
+function results({summary, config}) {
+  const best = number(summary.best_val_loss);
+  const steps = config.train?.max_steps;
+  return {
+    "step": whole(summary.step) + (steps ? ` of ${whole(steps)}` : ""),
+    "training loss": number(summary.loss),
+    "validation loss": number(summary.val_loss),
+    "best validation loss": best && `${best} (step ${whole(summary.best_val_step)})`,
+    "best bits per byte": number(summary.best_bits_per_byte),
+    "tokens": number(summary.tokens),
+    "tokens/s (median)": number(summary.tokens_per_s),
+    "MFU (median)": withUnit(summary.mfu * 100, "%"),
+    "time in steps": duration(summary.step_s),
+  };
+}
+
+function environment(run) {
+  const start = run.starts?.at?.(-1) ?? {};
+  const memory = Object.values(start.memory_bytes ?? {}).reduce((sum, bytes) => sum + bytes, 0);
+  return {
+    "skipped updates": run.skipped.length > 0 ? skippedText(run) : "",
+    "rollbacks": rollbacks(run).map(([from, to]) => `from step ${whole(from)} to ${whole(to - 1)}`).join(", "),
+    "parameters": number(start.parameters),
+    "planned memory of a rank": withUnit(memory / 2 ** 20 || NaN, "MiB"),
+    "device": String(start.device ?? ""),
+    "ranks": whole(start.ranks),
+    "host": String(start.host ?? ""),
+    "program revision": String(start.revision ?? ""),
+  };
+}
+
+function skippedText(run) {
+  const first = run.skipped.slice(0, 5).map(([step, tensor]) => `${whole(step)} (${tensor})`).join(", ");
+  const more = run.summary.skipped > 5 ? ", ..." : "";
+  return `${whole(run.summary.skipped)}: at step ${first}${more}`;
+}
+
+// [last step before the rollback, first repeated step] of each rollback.
+function rollbacks(run) {
+  const from = column(run, "rollback", "from_step")?.mean ?? [];
+  return from.map((step, i) => [step, run.tables.rollback.steps[i]]);
+}
+
+function fillResults() {
+  const facts = runs.map(results);
+  const names = namesOf(facts);
+  const rows = runs.map((run, i) => [run.dir, ...names.map(name => facts[i][name])]);
+  byId("results").append(table(["run", ...names], rows));
+}
+
+function fillEnvironment() {
+  const facts = runs.map(environment);
+  const rows = namesOf(facts).map(name => [name, ...facts.map(texts => texts[name])]);
+  if (rows.length === 0) return;
+  byId("environment").append(make("h2", {}, "Environment"), table(["", ...runs.map(run => run.dir)], rows));
+}
+
+// The keys that differ from their default in any run.
+function fillConfiguration() {
+  const flat = config => new Map(Object.entries(config).flatMap(([section, members]) =>
+    Object.entries(members ?? {}).map(([key, value]) => [`${section}.${key}`, JSON.stringify(value)])));
+  const configs = runs.map(run => flat(run.config));
+  const defaults = flat(data.defaults);
+  const keys = [...new Set(configs.flatMap(config => [...config.keys()]))];
+  const rows = keys.map(key => [key, defaults.get(key), ...configs.map(config => config.get(key))])
+    .filter(([key, ...texts]) => texts.some(text => text && text !== texts[0]));
+  if (rows.length === 0) return;
+  const isMarked = ([, ...texts]) => new Set(texts).size > 1;
+  byId("configuration").append(make("h2", {}, "Configuration"),
+                               table(["", "default", ...runs.map(run => run.dir)], rows, isMarked));
+}
+
+function fillSamples() {
+  for (const run of runs.filter(run => run.samples.length > 0)) {
+    const samples = run.samples.map(({step, text}) =>
+      make("details", {}, make("summary", {}, `step ${whole(step)}`), make("pre", {}, text)));
+    samples.at(-1).open = true;
+    byId("samples").append(make("details", {}, make("summary", {}, `Samples of ${run.dir}`), ...samples));
   }
 }
 
-function date(seconds) {
-  return Number.isFinite(seconds ?? NaN) ? new Date(seconds * 1000).toLocaleString([], {dateStyle: "medium",
-    timeStyle: "short"}) : "–";
+function fillNotes() {
+  const notes = runs.flatMap(run => run.notes);
+  const merged = runs.filter(run => run.tables.train.group > 1).map(run => make("p", {class: "quiet"},
+    `${run.dir} has ${whole(run.tables.train.count)} records: the charts show the mean of every ` +
+    `${run.tables.train.group} as a line, and their minimum and maximum as a band.`));
+  byId("notes").append(...notes.map(note => make("p", {class: "note"}, note)), ...merged);
 }
 
-// ---- state that survives a reload
+// ---- the lines of the charts
 
-function remember() {
-  try { sessionStorage.setItem("view", JSON.stringify({...state, hidden: [...state.hidden], y: scrollY})); } catch {}
+// The values of a column as {mean, min, max}; min and max only if neighboring records are merged.
+function column(run, kind, name) {
+  const table = run.tables[kind];
+  const values = table?.columns[name];
+  if (typeof values === "number") return {mean: table.steps.map(() => values)};
+  return Array.isArray(values) ? {mean: values} : values;
 }
 
-function recall() {
-  const longest = Math.max(...runs.map(run => run.raw.summary.steps));
-  state.smoothing = longest >= 200 ? 55 : 0;
-  try {
-    const saved = JSON.parse(sessionStorage.getItem("view"));
-    if (saved) Object.assign(state, saved, {hidden: new Set(saved.hidden)});
-  } catch {}
+function hours(run) {
+  const {count, group} = run.tables.train;
+  let sum = 0;
+  return (column(run, "train", "step_ms")?.mean ?? []).map((ms, i) => {
+    sum += ms * Math.min(group, count - i * group);
+    return sum / 3.6e6;
+  });
 }
 
-// The smoothing length in steps: from 1/10000 to 1/3 of the longest run.
-function smoothingSteps() {
-  const longest = Math.max(1, ...runs.map(run => run.raw.summary.step));
-  return state.smoothing === 0 ? 0 : longest * 10 ** (-4 + 3.5 * state.smoothing / 100);
+// The positions of steps on the selected x axis. Only training records have tokens and times.
+function positions(run, steps) {
+  const axis = byId("x-axis").value;
+  if (axis === "step") return steps;
+  const axes = axis === "hours" ? hours(run) : column(run, "train", "tokens")?.mean ?? [];
+  const trained = run.tables.train.steps;
+  if (steps === trained) return axes;
+  return steps.map(step => axes[trained.findIndex(other => other >= step)] ?? axes.at(-1));
 }
 
-function shownRuns() { return runs.filter(run => run.isShown); }
-
-function xExtent() {
-  let low = Infinity, high = -Infinity;
-  for (const run of shownRuns()) for (const records of Object.values(run.tables)) {
-    const x = run.xOf(records);
-    if (x?.length) [low, high] = [Math.min(low, x[0]), Math.max(high, x.at(-1))];
-  }
-  return low < high ? [low, high] : Number.isFinite(low) ? [low - 1, low + 1] : [0, 1];
-}
-
-function setZoom(range) {
-  const [from, to] = xExtent();
-  if (range) {
-    const size = Math.min(range[1] - range[0], to - from), low = Math.max(from, Math.min(range[0], to - size));
-    range = size < (to - from) * 0.999 && size > 0 ? [low, low + size] : null;
-  }
-  state.zoom = range;
-  for (const chart of charts) {
-    const [min, max] = range ?? [from, to];
-    chart.uplot?.setScale("x", {min, max});
-    chart.fillTable();
-  }
-  for (const button of document.querySelectorAll("[data-zoom]")) {
-    const share = Number(button.dataset.zoom);
-    const isOn = range ? Math.abs(range[1] - to) < 1e-9 * to && Math.abs((to - range[0]) / (to - from) - share) < 1e-6
-      : share === 1;
-    button.setAttribute("aria-pressed", isOn);
-  }
-  remember();
-}
-
-// ---- charts
-
-// One smoothed line per run for a column, with the raw values faded.
-function linesOf(column, {isSmooth = true, ...more} = {}) {
-  return shownRuns().flatMap(run => {
-    const values = run.train.column(column), x = run.xOf(run.train);
-    if (!values || !x) return [];
-    const y = isSmooth ? smooth(run.train.steps, values.mean, smoothingSteps()) : values.mean;
-    return [{name: isOne ? "" : run.name, color: run.color, x, y, raw: y === values.mean ? null : values.mean,
-             band: values.min && isSmooth ? values : null, ...more}];
+// A line per run that has the column.
+function linesOf(kind, name) {
+  return runs.flatMap((run, i) => {
+    const values = column(run, kind, name);
+    const x = values ? positions(run, run.tables[kind].steps) : [];
+    if (x.length === 0 || !x.every(Number.isFinite)) return [];
+    return [{run, kind, label: run.dir, color: colors[i % colors.length], x, ...values}];
   });
 }
 
 function lossLines() {
-  const training = linesOf("loss").map(line => ({...line, name: isOne ? "training" : line.name}));
-  const validation = shownRuns().flatMap(run => {
-    const values = run.tables.val?.column("loss"), x = values && run.xOf(run.tables.val);
-    if (!x) return [];
-    const color = isOne ? css("--run-1") : run.color, ring = true;
-    return [{name: isOne ? "validation" : run.name + ", validation", color, x, y: values.mean, ring,
-             points: x.length <= 60, dash: isOne ? undefined : [6, 4]}];
-  });
-  return [...training, ...validation];
+  const validation = linesOf("val", "loss").map(line => ({...line, label: line.label + ", validation"}));
+  const look = runs.length === 1 ? {color: colors[1]} : {dash: [6, 4]};
+  return [...linesOf("train", "loss"), ...validation.map(line => ({...line, ...look}))];
 }
 
-// The time of a step by phase, stacked; drawn from the highest to the lowest.
-const phases = [["compute_ms", "compute"], ["optimizer_ms", "optimizer"], ["comm_ms", "waiting for ranks"],
-                ["data_ms", "waiting for data"]];
-function phaseLines(run) {
-  const x = run.xOf(run.train);
-  if (!x || !run.isShown) return [];
-  let below = null;
-  const lines = [];
-  phases.forEach(([column, name], i) => {
-    const values = run.train.column(column);
-    if (!values || values.mean.every(value => !value)) return;
-    const own = smooth(run.train.steps, values.mean, smoothingSteps());
-    const y = own.map((value, k) => (value ?? 0) + (below ? below[k] : 0)), color = css(`--part-${i}`);
-    lines.push({name, color, x, y, own, width: 1, fill: color});
-    below = y;
+// The exponential moving average over about 1 % of the training records.
+function smooth(line) {
+  if (!byId("smooth").checked || line.kind !== "train") return line.mean;
+  const share = Math.min(1, 100 / line.mean.length);
+  let average = NaN;
+  return line.mean.map(value => {
+    if (!Number.isFinite(value)) return null;
+    average = Number.isNaN(average) ? value : average + share * (value - average);
+    return average;
   });
-  return lines.reverse();
 }
 
-// The accuracies of one file of questions.
-const accuracies = ["acc", "acc_norm", "acc_per_token"];
-function addQuestions(add, file, percent) {
-  const lines = () => shownRuns().flatMap(run => (isOne ? accuracies : ["acc_norm", "acc"]).flatMap(name => {
-    const records = run.tables.questions, values = records?.column(`${file}/${name}`), x = values && run.xOf(records);
-    if (!x || !values.mean.some(Number.isFinite)) return [];
-    const color = isOne ? css(`--run-${accuracies.indexOf(name)}`) : run.color;
-    return [{name: isOne ? name : run.name, color, x, y: values.mean, points: x.length <= 60}];
-  }).slice(0, isOne ? 3 : 1));
-  const unit = isOne ? "fraction of correct answers" : "acc_norm, or acc";
-  add({id: "questions-" + file, title: "Questions of " + file, unit, text: percent, tick: percent, lines});
-}
+// ---- charts
 
-const special = new Set(["loss", "lr", "grad_norm", "loss_scale", "tokens", "step_ms", "tokens_per_s", "mfu",
-                         "comm_bytes", "time", ...phases.map(([column]) => column)]);
-
-const titles = {power_w: ["Power", "W, all ranks"], gpu_temperature_c: ["GPU temperature", "°C"],
-                sm_clock_mhz: ["SM clock", "MHz"]};
-
-function makeCharts() {
-  const parent = byId("charts"), percent = value => trim(value * 100, 4) + " %";
-  const add = spec => new Chart(parent, spec);
-  add({id: "loss", title: "Loss", unit: "nats per token", wide: true, clip: true, canLog: true, lines: lossLines});
-  const bits = () => shownRuns().flatMap(run => {
-    const values = run.tables.val?.column("bits_per_byte"), x = values && run.xOf(run.tables.val);
-    return x ? [{name: isOne ? "" : run.name, color: run.color, x, y: values.mean, points: x.length <= 60}] : [];
-  });
-  add({id: "bits", title: "Validation", unit: "bits per byte", clip: true, canLog: true, lines: bits});
-  add({id: "norm", title: "Gradient norm", unit: "before clipping", clip: true, canLog: true, fromZero: true,
-       lines: () => linesOf("grad_norm")});
-  add({id: "rate", title: "Learning rate", fromZero: true, lines: () => linesOf("lr", {isSmooth: false})});
-  add({id: "speed", title: "Throughput", unit: "tokens per second", clip: true, fromZero: true, text: compact,
-       lines: () => linesOf("tokens_per_s")});
-  add({id: "mfu", title: "Model FLOPs utilization", unit: "share of the GPU's peak", clip: true, fromZero: true,
-       text: percent, tick: percent, lines: () => linesOf("mfu")});
-  for (const run of runs)
-    add({id: "phases-" + run.index, title: isOne ? "Time of a step" : "Time of a step, " + run.name,
-         unit: "ms, by phase", stacked: true, clip: true, lines: () => phaseLines(run)});
-  if (runs.some(run => run.raw.skipped.length > 0 || typeof run.train.raw.columns.loss_scale !== "number"))
-    add({id: "scale", title: "Loss scale", unit: "log scale", isLog: true, text: compact,
-         lines: () => linesOf("loss_scale", {isSmooth: false, stepped: true})});
-  // All other recorded columns, by name.
-  const others = new Set(runs.flatMap(run => run.train.names()).filter(name => !special.has(name)));
-  for (const name of others) {
-    const [title, unit] = titles[name] ?? [name];
-    add({id: "other-" + name, title, unit, clip: true, lines: () => linesOf(name)});
-  }
-  const kinds = runs.flatMap(run => Object.entries(run.tables).filter(([kind]) => kind !== "train").flatMap(
-    ([kind, records]) => records.names().filter(name => name !== "time" && !(kind === "val" && name in {loss: 1,
-      bits_per_byte: 1})).map(name => JSON.stringify([kind, name]))));
-  for (const pair of new Set(kinds)) {
-    const [kind, name] = JSON.parse(pair);
-    if (kind === "questions") {
-      if (name.endsWith("/acc")) addQuestions(add, name.slice(0, -4), percent);
-      continue;
+// Vertical lines: dotted where an update was skipped, dashed where a rollback returned to.
+function drawMarks(chart, lines) {
+  const {ctx, bbox} = chart;
+  ctx.save();
+  for (const {run, color} of lines.filter(line => line.kind === "train" && !hidden.has(line.label))) {
+    ctx.strokeStyle = color;
+    const marks = [[[2, 4], run.skipped.map(([step]) => step)], [[8, 4], rollbacks(run).map(([, to]) => to)]];
+    for (const [dash, steps] of marks) {
+      ctx.setLineDash(dash);
+      for (const x of positions(run, steps)) {
+        const left = chart.valToPos(x, "x", true);
+        if (left < bbox.left || left > bbox.left + bbox.width) continue;
+        ctx.beginPath();
+        ctx.moveTo(left, bbox.top);
+        ctx.lineTo(left, bbox.top + bbox.height);
+        ctx.stroke();
+      }
     }
-    add({id: `other-${kind}-${name}`, title: `${kind}: ${name}`, clip: true, lines: () => shownRuns().flatMap(run => {
-      const values = run.tables[kind]?.column(name), x = values && run.xOf(run.tables[kind]);
-      return x ? [{name: isOne ? "" : run.name, color: run.color, x, y: values.mean, points: x.length <= 60}] : [];
-    })});
   }
+  ctx.restore();
+}
+
+// The series, their values and bands. The invisible maximum and minimum of a band precede their line.
+function seriesOf(lines) {
+  const series = [{label: byId("x-axis").value, value: (u, value) => number(value) || "–"}];
+  const tables = [];
+  const bands = [];
+  const text = (u, value) => number(value) || "–";
+  for (const line of lines) {
+    const show = !hidden.has(line.label);
+    const edge = {label: "", class: "band", stroke: "transparent", points: {show: false}, show};
+    if (line.min) {
+      bands.push({series: [series.length, series.length + 1], fill: line.color + "40"});
+      series.push({...edge}, {...edge});
+      tables.push([line.x, line.max, line.min]);
+    }
+    series.push({label: line.label, stroke: line.color, width: 1.5, dash: line.dash, value: text, show});
+    tables.push([line.x, smooth(line)]);
+  }
+  return {series, bands, data: uPlot.join(tables)};
+}
+
+// Called when a legend switches a line on or off, in this chart or in another one.
+function toggle(chart, i, {show}) {
+  const {label, class: kind} = chart.series[i];
+  if (show === undefined || kind === "band") return;
+  if (show) hidden.delete(label);
+  else hidden.add(label);
+  if (chart.series[i - 1].class !== "band") return;
+  chart.setSeries(i - 1, {show});
+  chart.setSeries(i - 2, {show});
+}
+
+function widthOf(figure) {
+  const {paddingLeft, paddingRight} = getComputedStyle(figure);
+  return figure.clientWidth - parseFloat(paddingLeft) - parseFloat(paddingRight);
+}
+
+function addChart(title, unit, lines, height) {
+  if (lines.length === 0) return;
+  const figure = make("figure", {"aria-label": title, class: height > 250 ? "wide" : ""},
+                      make("h2", {}, title), " ", make("span", {class: "quiet"}, unit));
+  byId("charts").append(figure);
+  const {data, ...series} = seriesOf(lines);
+  const axis = {stroke: "#808790", grid: {stroke: "#80808030", width: 1}, ticks: {show: false},
+                values: (u, ticks) => ticks.map(tick => number(tick))};
+  const sameLabel = (own, other, i) => own.series.findIndex(line => line.label === other.series[i].label);
+  const same = (own, other) => own === other;
+  charts.push(new uPlot({
+    ...series,
+    width: widthOf(figure),
+    height,
+    scales: {x: {time: false}, y: {distr: byId("log").checked ? 3 : 1}},
+    axes: [{...axis, size: 30}, {...axis, size: 60}],
+    cursor: {y: false, sync: {key: "charts", setSeries: true, scales: ["x", null], match: [same, same, sameLabel]}},
+    hooks: {draw: [chart => drawMarks(chart, lines)], setSeries: [toggle]},
+  }, data, figure));
+}
+
+const known = [
+  ["Validation", "bits per byte", "val", "bits_per_byte"],
+  ["Gradient norm", "before clipping", "train", "grad_norm"],
+  ["Learning rate", "", "train", "lr"],
+  ["Throughput", "tokens per second", "train", "tokens_per_s"],
+  ["Model FLOPs utilization", "share of the GPUs' peak", "train", "mfu"],
+];
+
+// All other columns, except those that never change and are the same in all runs.
+function otherColumns() {
+  const all = runs.flatMap(run => Object.entries(run.tables).flatMap(([kind, table]) =>
+    Object.keys(table.columns).map(name => JSON.stringify([kind, name]))));
+  const omitted = ["loss", "tokens", "time", "epoch", ...known.map(([, , , name]) => name)];
+  return [...new Set(all)].map(text => JSON.parse(text)).filter(([kind, name]) => {
+    const values = runs.map(run => run.tables[kind]?.columns[name]).filter(value => value !== undefined);
+    const isConstant = values.every(value => value === values[0]) && typeof values[0] === "number";
+    return !isConstant && kind !== "rollback" && !omitted.includes(name) && !name.endsWith("_stderr");
+  });
 }
 
 function drawCharts() {
-  for (const chart of charts) chart.draw();
-  // A last chart that is alone in its row gets the full width.
-  const small = charts.filter(chart => !chart.figure.hidden && !chart.spec.wide);
-  small.forEach((chart, i) => {
-    chart.figure.classList.toggle("alone", i === small.length - 1 && i % 2 === 0);
-    chart.resize();
-  });
-  setZoom(state.zoom);
+  for (const chart of charts.splice(0)) chart.destroy();
+  byId("charts").replaceChildren();
+  addChart("Loss", "nats per token", lossLines(), 340);
+  for (const [title, unit, kind, name] of known) addChart(title, unit, linesOf(kind, name), 220);
+  for (const [kind, name] of otherColumns())
+    addChart(kind === "train" ? name : `${kind}: ${name}`, "", linesOf(kind, name), 220);
 }
+
+document.title = runs.map(run => run.dir).join(", ") + " – training report";
+byId("made").textContent = "Written by train_gpt report, " + new Date(data.generated * 1000).toLocaleString() + ".";
+fillNotes();
+fillResults();
+fillSamples();
+fillConfiguration();
+fillEnvironment();
+drawCharts();
+byId("toolbar").addEventListener("change", drawCharts);
+addEventListener("resize", () => {
+  for (const chart of charts) chart.setSize({width: widthOf(chart.root.parentElement), height: chart.height});
+});

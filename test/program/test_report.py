@@ -1,14 +1,13 @@
-"""train_gpt report: the table and the page agree with a run's files, and the page is self-contained."""
+"""train_gpt report: the table and the page say what the files of a run say, and the page needs nothing else."""
 import json
 import os
 import re
-import signal
 import statistics
 import subprocess
 import unittest
 from html.parser import HTMLParser
 
-from trainer import ENVIRONMENT, FROM_TERMINAL, TRAINER, TrainerTest, wait_until
+from trainer import ENVIRONMENT, TRAINER, TrainerTest
 
 MOST_POINTS = 4000  # a longer run is thinned
 HOSTILE = "</script><script>document.title = 'taken'</script><!--<img src=x onerror=alert(1)> & \"'"
@@ -27,7 +26,7 @@ def seven_digits(value):
 
 
 class Page(HTMLParser):
-    """Parses the page: its elements, its text and the data."""
+    """What a browser would find in the page: its elements, its texts, and the data."""
 
     def __init__(self, text):
         super().__init__()
@@ -52,7 +51,7 @@ class Page(HTMLParser):
             self.inside[-1] += text
 
     def column(self, name, kind="train", run=0):
-        """Returns [(step, value)] of a column that is not thinned. A column of equal values is stored as one number."""
+        """[(step, value)] of a column that is not thinned; a column of equal values is one number."""
         table = self.runs[run]["tables"][kind]
         values = table["columns"][name]
         values = values if isinstance(values, list) else [values] * len(table["steps"])
@@ -62,7 +61,7 @@ class Page(HTMLParser):
 
 class Report(TrainerTest):
     def write_run(self, name, *records, samples=()):
-        """Writes a run directory whose metrics have these records; a string is written as it is."""
+        """A run directory whose metrics have these records; a string stands as it is."""
         (self.dir / name).mkdir(exist_ok=True)
         for file, lines in (("metrics.jsonl", records), ("samples.jsonl", samples)):
             if lines or file == "metrics.jsonl":
@@ -83,11 +82,8 @@ class Report(TrainerTest):
         self.assertEqual(page.column("loss", "val"), [(17, 3.75), (42, 3.25)])
         self.assertNotIn("bits_per_byte", page.runs[0]["tables"]["val"]["columns"])
         summary = page.runs[0]["summary"]
-        self.assertEqual({key: summary[key] for key in ("step", "steps", "loss", "val_loss", "best_val_loss",
-                                                        "best_val_step", "first_time", "last_time", "skipped")},
-                         {"step": 42, "steps": 5, "loss": 3.125, "val_loss": 3.25, "best_val_loss": 3.25,
-                          "best_val_step": 42, "first_time": 1.7e9 + 1, "last_time": 1.7e9 + 42, "skipped": 0})
-        self.assertIsNone(page.data["refresh_s"])
+        self.assertEqual(summary, {"step": 42, "loss": 3.125, "val_loss": 3.25, "best_val_loss": 3.25,
+                                   "best_val_step": 42, "tokens_per_s": 1003, "skipped": 0})
 
     def test_power(self):
         run = self.write_run("run", train(1, 3.0), train(2, 2.5, power_w=100, throttle="hw_thermal"),
@@ -105,15 +101,13 @@ class Report(TrainerTest):
                     expected = [(r["step"], seven_digits(r[name])) for r in records]
                     self.assertEqual(page.column(name, kind), expected, name)
         run, records = page.runs[0], self.records(kind="train", without=())
-        self.assertEqual((run["dir"], run["notes"], run["checkpoints"][-1]), ("run", [], 9))
+        self.assertEqual((run["dir"], run["notes"]), ("run", []))
         self.assertAlmostEqual(run["summary"]["step_s"], sum(r["step_ms"] for r in records) / 1000)
-        for phase, total in run["summary"]["phases"].items():
-            self.assertAlmostEqual(total, sum(r[phase] for r in records), msg=phase)
         self.assertEqual(run["summary"]["tokens_per_s"], sorted(r["tokens_per_s"] for r in records)[len(records) // 2])
         self.assertEqual(run["config"], json.loads((self.dir / "run/config.json").read_text()))
         self.assertEqual((run["config"]["train"]["max_steps"], page.data["defaults"]["train"]["max_steps"]), (9, 19073))
 
-        # run.json records the machine of each start.
+        # Where it ran: run.json has each start.
         first, second = run["starts"]
         self.assertEqual((first["step"], second["step"], second["ranks"]), (0, 6, 1))
         self.assertEqual(second["host"], os.uname().nodename)
@@ -126,7 +120,7 @@ class Report(TrainerTest):
                           if name not in ("program and buffers", "copy for checkpoints")})
         self.assertEqual(second["parameters"], int(re.search(r"^parameters +(\d+)", plan, re.M)[1]))
 
-    def test_a_damaged_run_file_does_not_stop_a_run(self):
+    def test_a_damaged_run_file_stops_no_run(self):
         (self.dir / "run").mkdir()
         for content in ("{", "[]", '{"starts": 3}', '{"starts": [1]}'):
             (self.dir / "run/run.json").write_text(content)
@@ -154,8 +148,8 @@ class Report(TrainerTest):
             self.assertIn(step - 1, place)
             for value, expected in zip(values, (statistics.fmean(finite), min(finite), max(finite))):
                 self.assertAlmostEqual(value, expected, delta=1e-6 * abs(expected))
-        self.assertEqual(table["columns"]["lr"], 0.5)  # a constant column is one number
-        self.assertEqual(page.runs[0]["summary"]["steps"], count)
+        self.assertEqual(table["columns"]["lr"], 0.5)  # what never changes is one number
+        self.assertEqual(page.runs[0]["summary"]["step"], count)
         self.assertLess((self.dir / "page.html").stat().st_size, 1_000_000)
 
     def test_several_runs_and_the_table(self):
@@ -192,8 +186,9 @@ class Report(TrainerTest):
                    for step in range(1, 501)]
         page = self.page(self.write_run("run", train(1, 5.0), samples=[*samples, {"step": 500}, '{"step":501,"te']))
         run, = page.runs
-        self.assertEqual((len(run["samples"]), run["sample_count"]), (100, 500))
-        self.assertEqual([run["samples"][0], run["samples"][-1]], [samples[0], samples[-1]])
+        self.assertEqual(len(run["samples"]), 100)
+        self.assertEqual([run["samples"][0], run["samples"][-1]],
+                         [{"step": 1, "text": "And 1"}, {"step": 500, "text": "And 500"}])
         gaps = {after["step"] - before["step"] for before, after in zip(run["samples"], run["samples"][1:])}
         self.assertEqual(gaps, {5, 6})
         self.assertEqual(run["notes"][:2], ["line 501 of run/samples.jsonl is damaged and was skipped",
@@ -212,10 +207,10 @@ class Report(TrainerTest):
         self.assertIn("default-src 'none'", policy)
         self.assertFalse(re.search(r"url\(|@import", "".join(page.styles)))
         self.assertFalse(re.search(r"\b(fetch|XMLHttpRequest|WebSocket|import)\b *\(", "".join(page.scripts)))
-        self.assertNotIn("{{", (self.dir / "page.html").read_text("utf-8").replace(page.scripts[1], ""))
+        self.assertNotIn("{{", (self.dir / "page.html").read_text("utf-8").replace(page.scripts[0], ""))
         self.assertIn("Permission is hereby granted", "".join(page.scripts))  # uPlot's license travels with it
 
-    def test_text_from_files_is_not_markup(self):
+    def test_what_files_say_is_no_markup(self):
         harmless = self.page(self.write_run("run", train(1, 5.0)))
         name = HOSTILE.replace("/", "")
         sample = {"step": 1, "time": 1, "prompt": HOSTILE, "text": HOSTILE + "\u2028\u2029\x01 {{data}} é"}
@@ -226,6 +221,7 @@ class Report(TrainerTest):
         page = self.page(name)
         self.assertEqual(page.elements, harmless.elements)
         run, = page.runs
+        del sample["time"], sample["prompt"]
         self.assertEqual((run["dir"], run["samples"], run["skipped"]), (name, [sample], [[1, HOSTILE]]))
         self.assertEqual((run["config"], run["starts"][0]["host"]), ({"run": {HOSTILE: HOSTILE}}, HOSTILE))
         self.assertEqual(run["tables"]["train"]["columns"][HOSTILE], 3)
@@ -261,8 +257,6 @@ class Report(TrainerTest):
             (self.dir / "run" / file).write_text(content)
             self.assertIn(f"run/{file} is damaged", self.page("run").runs[0]["notes"])
             (self.dir / "run" / file).unlink()
-        (self.dir / "run/revision.txt").write_text("0123abc\n")  # an earlier version wrote no run.json
-        self.assertEqual(self.page("run").runs[0]["starts"], [{"revision": "0123abc"}])
 
     def test_missing_and_empty_input(self):
         good = json.dumps(train(1, 5.0)) + "\n"
@@ -272,41 +266,12 @@ class Report(TrainerTest):
         (self.dir / "bare").mkdir()
         self.assertIn("bare/metrics.jsonl is missing", self.run_trainer("report", "bare", expect=66))
         self.assertIn("nothing is not a run directory", self.run_trainer("report", "nothing", expect=66))
-        self.run_trainer("report", "nothing", "--watch", expect=66)
         self.run_trainer("report", expect=64)
         self.assertIn("must end in .html", self.run_trainer("report", self.write_run("run", good), "--out", "x.svg",
                                                             expect=64))
         self.run_trainer("report", "run", "--text", "--out", "page.html", expect=64)
-        self.run_trainer("report", "run", "--every", "2", expect=64)
         self.run_trainer("report", "run", "--out", "no/folder.html", expect=73)
         self.assertEqual(list(self.dir.glob("*.html")), [])
-
-    def test_watch_follows_the_run_until_ctrl_c(self):
-        (self.dir / "run").mkdir()
-        out = self.dir / "page.html"
-        watcher = subprocess.Popen([TRAINER, "report", "run", "--out", "page.html", "--watch", "--every", "1"],
-                                   cwd=self.dir, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                                   env=ENVIRONMENT, **FROM_TERMINAL)
-        self.addCleanup(lambda: (watcher.kill(), watcher.wait(), watcher.stdout.close()))
-        table = lambda: Page(out.read_text("utf-8")).runs[0]["tables"].get("train", {}).get("steps")
-        wait_until(out.exists, "no page")
-        self.assertIsNone(table())
-        metrics = self.dir / "run/metrics.jsonl"
-        second = json.dumps(train(2, 4.0)) + "\n"
-        metrics.write_text(json.dumps(train(1, 5.0)) + "\n" + second[:20])
-        wait_until(lambda: table() == [1], "the first step is not in the page")
-        self.assertEqual(Page(out.read_text("utf-8")).data["refresh_s"], 1)
-        with open(metrics, "a") as file:  # the rest of the line
-            file.write(second[20:])
-        wait_until(lambda: table() == [1, 2], "the second step is not in the page")
-        # As after a resume: a new file, longer than the part already read.
-        (self.dir / "run/new").write_text("".join(json.dumps(train(step, 3.0)) + "\n" for step in (1, 5, 6, 7)))
-        os.replace(self.dir / "run/new", metrics)
-        wait_until(lambda: table() == [1, 5, 6, 7], "the resumed run is not in the page")
-        watcher.send_signal(signal.SIGINT)
-        self.assertEqual(watcher.wait(timeout=20), 0)
-        self.assertIn("Ctrl-C ends", watcher.stdout.read())
-        self.assertIsNone(Page(out.read_text("utf-8")).data["refresh_s"])
 
 
 if __name__ == "__main__":
