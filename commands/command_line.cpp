@@ -7,7 +7,6 @@
 #include <nlohmann/json.hpp>
 #include <regex>
 
-#include "commands/app_description.h"
 #include "kernels/base/check.h"
 #include "kernels/comm.h"
 #include "runtime/io/files.h"
@@ -239,20 +238,14 @@ std::optional<CommandLine> run_command_line(int argc, char** argv, const std::st
     line.revision = revision;
     CLI::App app("Pretrains GPT-class language models. Without a command: trains CONFIG.", "train_gpt");
     app.set_version_flag("--version", [&] { return version(revision); });
-    std::function<std::string()> table;
-    auto add_table = [&](const char* flag, std::function<std::string()> rows, const char* help) {
+    std::string (*table)() = nullptr;
+    auto add_table = [&](const char* flag, std::string (*rows)(), const char* help) {
         app.add_flag_callback(
             flag, [&table, rows] { table = rows; }, help);
     };
     add_table("--help-config", config_help, "list all configuration keys");
     add_table("--markdown-config", config_markdown, "list all configuration keys as a Markdown table");
     add_table("--exit-codes", exit_codes, "list all exit codes: number, name, final|restart, meaning");
-    add_table("--config-schema", config_schema, "print the JSON schema of the configuration, for editors");
-    add_table(
-        "--man-page", [&] { return man_page(app, revision); }, "print the man page");
-    auto complete = [&](const std::string& shell) { table = [shell] { return completion_script(shell); }; };
-    app.add_option_function<std::string>("--completion", complete, "print the completion script for this shell")
-        ->check(CLI::IsMember(kCompletionShells));
     app.require_subcommand(0, 1);
     app.parse_complete_callback([&] { check_command(app); });
     CLI::App* const train = app.add_subcommand("train", "train CONFIG, as without a command");
@@ -263,10 +256,6 @@ std::optional<CommandLine> run_command_line(int argc, char** argv, const std::st
     for (auto* add : {add_prepare, add_sample, add_plan, add_inspect, add_import, add_export, add_report}) add(app);
     add_eval(app, line);
     add_help(app);
-    if (argc > 1 && std::string(argv[1]) == "--complete") {
-        std::fputs(completions(app, {argv + 2, argv + argc}).c_str(), stdout);
-        return std::nullopt;
-    }
     argc = take_launcher(argc, argv, line);
     try {
         app.parse(argc, argv);

@@ -39,7 +39,6 @@ python3 -c "print('\n'.join(f'{n} times {n} is {n * n}, and one more is {n * n +
     > "$folder/root/home/user/text.txt"
 cat > "$folder/root/home/user/config.json" << 'CONFIG'
 {
-  "$schema": "/usr/share/train_gpt/config.schema.json",
   "run": {"dir": "run"},
   "model": {"n_layer": 2, "n_head": 2, "n_embd": 64, "n_positions": 64, "vocab_size": 400},
   "data": {"train": "data/train_*.bin", "val": "data/val_*.bin", "tokenizer": "data/tokenizer.json"},
@@ -66,7 +65,6 @@ expect 0 'step 5/5' user 'train_gpt_cpu config.json'
 expect 0 'step 8/8' user 'train_gpt_cpu --supervise config.json --auto --accept-changes --set train.max_steps=8'
 expect 0 '^3 times' user 'train_gpt_cpu sample run --prompt "3 times" --tokens 20'
 expect 0 'total' user 'train_gpt_cpu plan /usr/share/train_gpt/configs/gpt2_124M.json'
-expect 0 '\.TH TRAIN_GPT' user 'zcat /usr/share/man/man1/train_gpt_cpu.1.gz'
 expect 0 'OK' user 'cd / && md5sum --check --quiet /var/lib/dpkg/info/train-gpt.md5sums && echo OK'
 expect 0 'Removing train-gpt' root 'apt-get -y purge train-gpt'
 expect 127 'not found' user 'train_gpt_cpu --version'

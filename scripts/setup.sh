@@ -39,7 +39,6 @@ for purpose in "$@"; do
         data) wanted+=("${download[@]}"
                        'ca-certificates|/etc/ssl/certs/ca-certificates.crt|CA certificates, for HTTPS') ;;
         test) wanted+=('catch2|catch2/catch.hpp catch2/catch_all.hpp|Catch2, 2 or 3' 'python3|python3|Python 3'
-                       'python3-jsonschema|jsonschema|python3-jsonschema' 'mandoc|mandoc|mandoc'
                        'libfuse3-dev|fuse3/fuse.h|libfuse, 3' 'fuse3|fusermount3|fusermount3, of libfuse'
                        'iproute2|ip|iproute2, for network namespaces' 'parallel|parallel|GNU parallel'
                        "${mpi[@]}" "${download[@]}") ;;

@@ -262,9 +262,6 @@ std::vector<std::string> changed_settings(const Config& config);
 std::string config_help();
 std::string config_markdown();
 
-// A JSON schema (draft 2020-12) of the configuration: allowed values, default and help of every key.
-std::string config_schema();
-
 // Returns the known name with the smallest Levenshtein distance to `name` (the first of several), or an empty string if
 // none is within half of the name's length. For "did you mean ...?".
 std::string nearest_name(const std::string& name, const std::vector<std::string>& known);

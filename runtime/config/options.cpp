@@ -12,6 +12,9 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr double kMaxInt = std::numeric_limits<int>::max();
+constexpr size_t kLongestText = 4096;  // bytes of a text
+constexpr size_t kMostDataParts = 256;
+constexpr double kLargestWeight = 1e6;
 constexpr double kAlmost1 = 0.999999;  // also below 1 as a float: at 1 a moving average would never change
 
 // System calls end a path at the first NUL.

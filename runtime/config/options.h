@@ -17,10 +17,6 @@ struct Allowed {
 constexpr Allowed between(double low, double high) { return {.low = low, .high = high}; }
 inline constexpr Allowed kAnything, kSomeText{.may_be_empty = false};
 
-inline constexpr size_t kLongestText = 4096;  // bytes of a text
-inline constexpr size_t kMostDataParts = 256;
-inline constexpr double kLargestWeight = 1e6;
-
 // Whether the option affects the trained weights. Options for paths, output intervals and memory savings do not; they
 // may change when a run resumes. (A checkpoint records the content of the data files, so their names do not matter.)
 enum class Effect { result, none };

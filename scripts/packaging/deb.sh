@@ -29,8 +29,7 @@ trap 'rm -rf "$work"' EXIT
 root=$work/debian/$package
 doc=$root/usr/share/doc/$package
 install -d -m 755 "$root/DEBIAN"
-DOCDIR=share/doc/$package ZSHDIR=share/zsh/vendor-completions \
-    scripts/packaging/install.sh install "$build" /usr "$root"
+DOCDIR=share/doc/$package scripts/packaging/install.sh install "$build" /usr "$root"
 rm "$root/usr/share/train_gpt/installed_files" "$doc/LICENSE" "$root/usr/share/train_gpt/gpt2/LICENSE"
 strip --strip-unneeded --remove-section=.comment --remove-section=.note "$root"/usr/bin/train_gpt_cpu
 
@@ -50,13 +49,8 @@ license_text() { tail -n +5 "$1" | sed 's/^$/./; s/^/ /'; }
     printf ' -- %s  %s\n' "$maintainer" "$(date --utc --rfc-email --date="@$time")"
 } > "$doc/changelog.Debian"
 mv "$doc/CHANGELOG.md" "$doc/changelog"
-gzip -9n "$doc/changelog" "$doc/changelog.Debian" "$root/usr/share/man/man1/train_gpt.1"
-rm "$root/usr/share/man/man1/train_gpt_cpu.1"
-ln -s train_gpt.1.gz "$root/usr/share/man/man1/train_gpt_cpu.1.gz"
-for command in hosts get; do
-    ln -s train_gpt.1.gz "$root/usr/share/man/man1/train_gpt-$command.1.gz"
-done
-chmod 644 "$doc"/*.gz "$doc/copyright" "$root"/usr/share/man/man1/*.gz
+gzip -9n "$doc/changelog" "$doc/changelog.Debian"
+chmod 644 "$doc"/*.gz "$doc/copyright"
 
 printf 'Source: %s\nMaintainer: %s\n\nPackage: %s\nArchitecture: amd64\n' \
     "$package" "$maintainer" "$package" > "$work/debian/control"

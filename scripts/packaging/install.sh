@@ -4,9 +4,9 @@
 #   scripts/packaging/install.sh install BUILD PREFIX [DESTDIR]         (make install calls it)
 #   scripts/packaging/install.sh uninstall BUILD PREFIX [DESTDIR]
 #
-# DESTDIR is put before PREFIX when files are copied, to make a package. DOCDIR and ZSHDIR (below PREFIX) set the
-# folders of the documentation and of zsh's completion, which differ between distributions. Uninstalling removes only
-# the files listed in PREFIX/share/train_gpt/installed_files.
+# DESTDIR is put before PREFIX when files are copied, to make a package. DOCDIR (below PREFIX) sets the folder of the
+# documentation, which differs between distributions. Uninstalling removes only the files listed in
+# PREFIX/share/train_gpt/installed_files.
 # Exit codes: 0; 64 wrong arguments; 66 no build or no installation; those of install.
 set -euo pipefail
 if [ $# -lt 3 ] || [[ $1 != install && $1 != uninstall ]] || [[ $3 != /* ]]; then
@@ -41,7 +41,6 @@ if [ ${#programs[@]} = 0 ]; then
     echo "install: $build has neither train_gpt_cpu nor train_gpt; run make first" >&2
     exit 66
 fi
-describe=("$build/${programs[0]}")
 
 installed=()
 # copy MODE FOLDER FILE...: copies files into a folder below PREFIX.
@@ -60,17 +59,10 @@ link() {
     ln -sfn "$2" "$root/$1"
     installed+=("$1")
 }
-# generate NAME OPTION...: writes the program's output to a file below PREFIX.
-generate() {
-    install -d -m 755 "$root/${1%/*}"
-    "${describe[@]}" "${@:2}" > "$root/$1"
-    chmod 644 "$root/$1"
-    installed+=("$1")
-}
 
 copy 755 bin "${programs[@]/#/$build/}"
 copy 755 $shared/scripts scripts/train_hosts.sh scripts/train.slurm
-copy 644 $shared/scripts scripts/train.kubernetes.yaml
+copy 644 $shared/scripts scripts/train.kubernetes.yaml scripts/completion.bash
 link bin/train_gpt-hosts ../$shared/scripts/train_hosts.sh
 copy 755 $shared data/get.sh
 link bin/train_gpt-get ../$shared/get.sh
@@ -78,13 +70,8 @@ copy 644 $shared/gpt2 data/gpt2/*
 copy 644 $shared/configs configs/*.json
 copy 644 "$doc" README.md CHANGELOG.md LICENSE
 copy 644 "$doc/docs" docs/*
-generate $shared/config.schema.json --config-schema
-generate share/man/man1/train_gpt.1 --man-page
-link share/man/man1/train_gpt_cpu.1 train_gpt.1
-generate share/bash-completion/completions/train_gpt --completion bash
-link share/bash-completion/completions/train_gpt_cpu train_gpt
-generate "${ZSHDIR:-share/zsh/site-functions}/_train_gpt" --completion zsh
-generate share/fish/vendor_completions.d/train_gpt.fish --completion fish
-link share/fish/vendor_completions.d/train_gpt_cpu.fish train_gpt.fish
+for program in train_gpt train_gpt_cpu; do
+    link share/bash-completion/completions/$program ../../train_gpt/scripts/completion.bash
+done
 printf '%s\n' "${installed[@]}" > "$root/$list"
 chmod 644 "$root/$list"

@@ -86,6 +86,9 @@ const std::vector<BadText> kBadTexts = {
     {"{\"run\":{\"seed\":1.5}}", {"run.seed", "integer from 0", "1.5"}},
     {"{\"run\":{\"seed\":18446744073709551616}}", {"run.seed", "18446744073709551615"}},
     {"{\"run\":{\"dir\":7}}", {"run.dir", "text", "7"}},
+    {"{\"run\":{\"dir\":[\"runs\"]}}", {"run.dir", "text", "[\"runs\"]"}},
+    {"{\"$schema\":5}", {"\"$schema\""}},
+    {"{\"run\":{\"$schema\":\"x\"}}", {"\"run.$schema\""}},
     {"{\"optim\":{\"learning_rate\":\"6e-4\"}}", {"optim.learning_rate", "number", "\"6e-4\""}},
     {"{\"optim\":{\"learning_rate\":false}}", {"optim.learning_rate", "a number in [0, 1000]", "false"}},
     {"{\"loss_scale\":{\"dynamic\":1}}", {"loss_scale.dynamic", "true or false", "1"}},
@@ -256,6 +259,7 @@ TEST_CASE("printing a configuration and parsing it gives the same text", "[confi
     }
     CHECK(parse_config(config_json(config), "printed").optim.learning_rate == 0.1 + 0.2);
     CHECK(config_json(parse_config("{}", "empty object")) == config_json(Config()));
+    CHECK(config_json(parse_config(R"({"$schema": "train_gpt.schema.json"})", "editor's")) == config_json(Config()));
 }
 
 TEST_CASE("section cost of earlier versions is ignored", "[config]") {
