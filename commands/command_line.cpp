@@ -3,7 +3,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <regex>
 
@@ -303,14 +302,12 @@ std::vector<std::string> arguments_of_run(const std::vector<std::string>& argume
                    [](const std::string& name) { return name == "--supervise"; });
 }
 
-std::vector<std::string> with_start(const std::vector<std::string>& arguments, StartMode mode) {
-    const std::map<StartMode, std::string> flags{
-        {StartMode::resume, "--resume"}, {StartMode::automatic, "--auto"}, {StartMode::fresh, "--fresh"}};
-    const auto is_start = [&](const std::string& name) {
-        return std::ranges::count(flags, name, &decltype(flags)::value_type::second) > 0;
+std::vector<std::string> with_start(const std::vector<std::string>& arguments, const std::string& flag) {
+    const auto is_start = [](const std::string& name) {
+        return name == "--resume" || name == "--auto" || name == "--fresh";
     };
     const auto is_step = [](const std::string& name) { return name == "--resume-step"; };
     std::vector<std::string> changed = without(without(arguments, false, is_start), true, is_step);
-    if (flags.contains(mode)) changed.push_back(flags.at(mode));
+    changed.push_back(flag);
     return changed;
 }

@@ -34,8 +34,8 @@ std::vector<std::string> arguments_of_rank(const std::vector<std::string>& argum
 // The arguments of the run that --supervise starts: without --supervise and the command after "--".
 std::vector<std::string> arguments_of_run(const std::vector<std::string>& arguments);
 
-// Replaces all start flags (--resume, --auto, --fresh, --resume-step) by the flag of this mode.
-std::vector<std::string> with_start(const std::vector<std::string>& arguments, StartMode mode);
+// Replaces all start flags (--resume, --auto, --fresh, --resume-step) by `flag`.
+std::vector<std::string> with_start(const std::vector<std::string>& arguments, const std::string& flag);
 
 // ---- for the files of the commands ----------------------------------------------------------------------------------
 

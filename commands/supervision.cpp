@@ -50,8 +50,7 @@ Exit supervise_training(const CommandLine& line, const std::vector<std::string>&
         std::vector<std::string> command = line.launcher, own = arguments_of_run(arguments);
         if (!std::exchange(is_first, false) && is_open)
             // A run that has saved checkpoints must not start from scratch if they disappear.
-            own = with_start(
-                own, has_saved || line.start.mode == StartMode::resume ? StartMode::resume : StartMode::automatic);
+            own = with_start(own, has_saved || line.start.mode == StartMode::resume ? "--resume" : "--auto");
         if (is_local) own[0] = program_path();
         command.insert(command.end(), own.begin(), own.end());
         return command;
