@@ -36,7 +36,9 @@ void write_config(const Options& options, const PrepareSummary& data) {
                                                                  .minutes = options.minutes},
                                                                 measured_step_s);
     if (!suggestion) return print_line("no config.json was written: the text is shorter than one batch");
-    const std::string path = out + "/config.json", text = changed_config_json(suggestion->config);
+    Config written = suggestion->config;
+    written.train.batch_size = 0;  // so that any number of ranks can share the tokens of a step
+    const std::string path = out + "/config.json", text = changed_config_json(written);
     if (file_exists(path) && read_file(path) != text) rename_path(path, first_unused(path + ".old-"));
     write_file_atomically(path, text);
 

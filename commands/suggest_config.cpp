@@ -71,7 +71,6 @@ void fit_to_pace(Suggestion& suggestion, const SuggestionInputs& inputs) {
     const double affordable = std::max(64.0, 0.01 * suggestion.tokens() / batch_tokens);
     c.eval.batches = double(inputs.val_tokens) <= affordable * batch_tokens ? 0 : int(std::min(affordable, 1e6));
     c.schedule.warmup_steps = std::min(c.schedule.warmup_steps, every(10));
-    c.train.batch_size = 0;  // so that any number of ranks can share a step's tokens
 }
 
 }  // namespace

@@ -74,8 +74,8 @@ public:
     // weight of each target's loss; 1 / (number of the step's targets over all ranks) makes the loss a mean.
     void backward(const int* targets, float grad_scale);
 
-    // Sums gradients over ranks, measures their norm and updates the parameters. Waits for the device. The votes, as
-    // many as options().votes, are summed over all ranks, so that, for example, all ranks see one rank's request to
+    // Sums gradients over ranks, measures their norm and updates the parameters. Waits for the device. The votes, at
+    // most options().votes, are summed over all ranks, so that, for example, all ranks see one rank's request to
     // stop at the same step.
     StepResult end_step(std::span<const double> votes = {});
 

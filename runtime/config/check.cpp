@@ -104,6 +104,6 @@ void check_config(const Config& c, const std::string& origin, int world) {
     if (std::string problem = batch_problem(c, world); !problem.empty()) problems.push_back(std::move(problem));
     if (problems.empty()) return;
     std::string text = problems[0];
-    for (size_t i = 1; i < problems.size(); i++) text += "\n    " + problems[i];
+    for (size_t i = 1; i < problems.size(); i++) text += "; " + problems[i];
     fail(Exit::config, "%s: %s", origin, text);
 }

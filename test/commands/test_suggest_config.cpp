@@ -69,7 +69,7 @@ TEST_CASE("beyond about ten thousand steps the batch grows instead", "[suggest]"
     const Suggestion suggestion = suggested(shakespeare(), 1e12);
     CHECK(suggestion.steps() < 50'000);
     CHECK(suggestion.config.train.total_batch_tokens > 512);
-    CHECK(suggestion.config.train.batch_size == 0);
+    CHECK(suggestion.config.train.batch_size == 8);
 }
 
 TEST_CASE("the suggestion uses no split or tokenizer that the data set lacks", "[suggest]") {

@@ -312,7 +312,7 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: the tokenizer's default size depends 
     prepare_quietly();
     CHECK(summary_.vocab_size > 257);
     CHECK(summary_.vocab_size <= 512);
-    CHECK_THAT(progress_.at(0), ContainsSubstring(format("%d tokens, chosen", summary_.vocab_size)));
+    CHECK_THAT(progress_.at(0), ContainsSubstring(format("%d tokens (default", summary_.vocab_size)));
     write_bytes(directory_ / "tiny.txt", "a bee\n");
     options_.inputs = {directory_ / "tiny.txt"};
     options_.val_fraction = 0;

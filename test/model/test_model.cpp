@@ -257,7 +257,10 @@ TEST_CASE("a step allocates nothing once each of its ops has run", "[model]") {
     // With several threads, one may run its first part of an op, and allocate its workspace, many steps later.
     const int threads = omp_get_max_threads();
     omp_set_num_threads(1);
+    // oneDNN's kernels for matrix instructions (AMX) allocate in every call.
+    const bool uses_onednn = device_info().matmul_path.find("oneDNN") != std::string::npos;
     for (GptOptions options : variants()) {
+        if (uses_onednn && options.precision != Dtype::fp32) continue;
         options.recompute = Recompute::norm;
         options.micro_steps = 2;
         Gpt gpt(options, comm_single());

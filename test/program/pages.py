@@ -15,7 +15,7 @@ from typing import NamedTuple
 from trainer import ENVIRONMENT, ROOT, TRAINER
 
 LANGUAGES = ["sh", "console", "json", "python", "text"]
-REASONS = ["gpu", "cluster", "network", "root", "hours", "llm.c", "packages", "fish"]
+REASONS = ["gpu", "cluster", "network", "root", "hours", "llm.c", "packages"]
 FOREIGN = ["apt", "cd", "debootstrap", "kubectl", "lm_eval", "man", "mpirun", "nvidia-smi", "pip", "podman", "salloc",
            "sbatch", "scancel", "source", "srun", "tail", "tar", "tensorboard", "torchrun", "./train_gpt2cu"]
 OTHER_OPTIONS = {  # in code spans without a program

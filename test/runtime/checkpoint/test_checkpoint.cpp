@@ -206,7 +206,7 @@ TEST_CASE("a run can continue from the checkpoint of any step") {
     };
     expect_error(Exit::no_input, {run.path(), "step 10"}, [&] { open(10); });
     for (int64_t step : {10, 20, 30}) save_toy(run.path(), step, ToyModel(uint64_t(step), {{5}}));
-    expect_error(Exit::no_input, {"step 15", "steps 10, 20, 30"}, [&] { open(15); });
+    expect_error(Exit::no_input, {"step 15", "available steps: 10, 20, 30"}, [&] { open(15); });
     overwrite(step_directory(run.path(), 10) + "/COMMIT", "");
     expect_error(Exit::data, {"step_00000010"}, [&] { open(10); });
     CHECK(reports.empty());  // a failed attempt changes nothing
@@ -294,7 +294,7 @@ TEST_CASE("checkpoints that cannot be listed are not treated as absent") {
     std::filesystem::create_symlink("elsewhere", run / "checkpoints");
     CHECK(find());
     std::filesystem::rename(run / "elsewhere", run / "unmounted");
-    expect_error(Exit::io, {run.path() + "/checkpoints", "links to"}, find);
+    expect_error(Exit::io, {run.path() + "/checkpoints", "is the target of the link mounted"}, find);
     std::filesystem::rename(run / "unmounted", run / "elsewhere");
     CHECK(find());
 }
@@ -334,7 +334,7 @@ TEST_CASE("the newest valid and healthy checkpoint is found, and newer ones are 
     CHECK(loaded == ToyModel(20, shapes));
     REQUIRE(reports.size() == 2);
     CHECK_THAT(reports[0], ContainsSubstring("step 40") && ContainsSubstring("unhealthy.step_00000040.1") &&
-                               ContainsSubstring("not finite"));
+                               ContainsSubstring("non-finite values"));
     CHECK_THAT(reports[1], ContainsSubstring("step 30") && ContainsSubstring("shard_0000.bin") &&
                                ContainsSubstring("offset 0") && ContainsSubstring("CRC32C"));
     CHECK(has_only(checkpoints, {"damaged.step_00000030.1", "step_00000010", "step_00000020", "step_1",

@@ -133,12 +133,12 @@ TEST_CASE("a safetensors file that cannot be completed leaves the older file") {
     std::string before = read_file(path);
     NamedTensor failing = counting("w", {3}, 2);
     failing.values.data = nullptr;  // detected after the previous tensor has been written
-    expect_error(Exit::internal, {"w", "not whole"}, [&] {
+    expect_error(Exit::internal, {"tensor w is not completely on this rank"}, [&] {
         write_safetensors(path, {counting("v", {3'000'000}, 2), failing});
     });
     failing = counting("w", {3}, 2);
     failing.count = 2;
-    expect_error(Exit::internal, {"w", "not whole"}, [&] { write_safetensors(path, {failing}); });
+    expect_error(Exit::internal, {"tensor w is not completely on this rank"}, [&] { write_safetensors(path, {failing}); });
     expect_error(Exit::internal, {"w", "twice"}, [&] {
         write_safetensors(path, {counting("w", {4}, 1), counting("w", {4}, 1)});
     });

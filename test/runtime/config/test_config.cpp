@@ -101,7 +101,7 @@ const std::vector<BadText> kBadTexts = {
     {"{\"model\":{\"vocab_size\":0}}", {"model.vocab_size", "0"}},
     {"{\"train\":{\"max_steps\":2147483648}}", {"train.max_steps", "2147483648"}},
     {"{\"train\":{\"max_steps\":18446744073709551615}}", {"train.max_steps", "18446744073709551615"}},
-    {"{\"train\":{\"batch_size\":0}}", {"train.batch_size", "[1, 1048576]"}},
+    {"{\"train\":{\"batch_size\":-1}}", {"train.batch_size", "[0, 1048576]"}},
     {"{\"train\":{\"head_rows\":-1}}", {"train.head_rows", "[0, 2147483647]"}},
     {"{\"train\":{\"precision\":\"fp8\"}}", {"train.precision", "fp32|bf16|fp16", "\"fp8\""}},
     {"{\"train\":{\"recompute\":\"all\"}}", {"train.recompute", "none|gelu|norm|block", "\"all\""}},
@@ -403,8 +403,8 @@ TEST_CASE("all contradictions of a configuration are reported at once", "[config
     config.checkpoint.keep_best = true;
     config.eval.every_steps = 0;
     expect_error(Exit::config,
-                 {"x.json: train.seq_len (2048) must not be larger than model.n_positions (1024)\n    train.precision",
-                  "\n    checkpoint.keep_best needs validations"},
+                 {"x.json: train.seq_len (2048) must not be larger than model.n_positions (1024); train.precision",
+                  "; checkpoint.keep_best needs validations"},
                  [&] { check_config(config, "x.json", 1); });
 }
 

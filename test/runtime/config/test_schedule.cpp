@@ -163,7 +163,7 @@ TEST_CASE("the first limit of steps and epochs ends a run", "[schedule]") {
     config.train.max_epochs = 3;
     config.schedule.warmup_steps = 29;
     CHECK(planned_course(config, 100).end_step == 30);
-    expect_error(Exit::config, {"train.max_epochs 3 of 6.2 steps", "19 steps", "schedule.warmup_steps (29)"},
+    expect_error(Exit::config, {"train.max_epochs 3, at 6.2 steps per epoch", "19 steps", "schedule.warmup_steps (29)"},
                  [&] { planned_course(config, 50); });
 }
 
