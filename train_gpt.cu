@@ -19,6 +19,7 @@ int main(int argc, char** argv) {
         }
         if (line->supervise) return supervise_training(*line, {argv, argv + argc});
         if (line->nproc > 0) {
+            check_node(line->node);
             // An invalid configuration is reported once, before the ranks start.
             if (!line->config.empty()) load_config(line->config, line->overrides, line->nproc * line->node.nodes);
             return launch_ranks(line->nproc, line->node, arguments_of_rank({argv, argv + argc}), line->config.empty());

@@ -1,8 +1,9 @@
 #include "commands/run_records.h"
-#include "runtime/io/files.h"
 
 #include <cmath>
 #include <nlohmann/json.hpp>
+
+#include "runtime/io/files.h"
 
 namespace {
 

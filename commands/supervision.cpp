@@ -1,8 +1,8 @@
 #include "commands/supervision.h"
-#include "runtime/io/installation.h"
 
 #include <sys/stat.h>
 
+#include "runtime/io/installation.h"
 
 namespace {
 

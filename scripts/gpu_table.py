@@ -157,7 +157,7 @@ def matmuls(check, key):
             extra.append(f"  {one['name'][:26]}: with the library's GELU {one['gelu_ms']:.4f} ms; "
                          f"with bias {ms:.4f} ms and our pass {one['gelu_pass_ms']:.4f} ms")
         aligned = one.get("aligned_ms")
-        told = f", {ms / aligned:.3f}x as fast assuming 256 bytes" if aligned and isinstance(ms, (int, float)) else ""
+        told = f", {ms / aligned:.3f}x as fast at 256 bytes" if aligned and isinstance(ms, (int, float)) else ""
         bad = bool(chosen.get("mismatches"))
         shape = f"{one.get('m')}x{one.get('n')}x{one.get('k')}"
         rows.append(((1e9 if bad else 0) + (one.get("calls") or 1) * (ms or 0),

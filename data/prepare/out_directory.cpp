@@ -1,11 +1,12 @@
 #include "data/prepare/out_directory.h"
-#include "runtime/io/files.h"
-#include "runtime/io/json.h"
-#include "runtime/io/lock.h"
 
 #include <algorithm>
 #include <filesystem>
 #include <regex>
+
+#include "runtime/io/files.h"
+#include "runtime/io/json.h"
+#include "runtime/io/lock.h"
 
 static const char* const kUnfinished = "/prepare.unfinished";
 static const char* const kDatasetFile = "/dataset.json";

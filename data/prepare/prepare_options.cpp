@@ -1,9 +1,10 @@
 #include "data/prepare/prepare_options.h"
-#include "runtime/io/files.h"
 
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+
+#include "runtime/io/files.h"
 
 std::optional<TextFormat> text_format(const std::string& name) {
     const auto found = std::ranges::find(kTextFormats, name);

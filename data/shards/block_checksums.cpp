@@ -1,10 +1,10 @@
 #include "data/shards/block_checksums.h"
-#include "kernels/base/check.h"
-#include "runtime/io/crc32c.h"
 
 #include <algorithm>
 #include <charconv>
 
+#include "kernels/base/check.h"
+#include "runtime/io/crc32c.h"
 
 void BlockChecksums::add(std::string_view bytes) {
     while (!bytes.empty()) {

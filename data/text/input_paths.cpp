@@ -1,5 +1,4 @@
 #include "data/text/input_paths.h"
-#include "runtime/io/files.h"
 
 #include <unistd.h>
 
@@ -7,6 +6,8 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+
+#include "runtime/io/files.h"
 
 namespace fs = std::filesystem;
 

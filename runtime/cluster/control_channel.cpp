@@ -1,6 +1,4 @@
 #include "runtime/cluster/control_channel.h"
-#include "runtime/io/files.h"
-#include "runtime/io/process.h"
 
 #include <signal.h>
 #include <sys/eventfd.h>
@@ -9,6 +7,9 @@
 #include <algorithm>
 #include <cstring>
 #include <system_error>
+
+#include "runtime/io/files.h"
+#include "runtime/io/process.h"
 
 namespace {
 

@@ -1,6 +1,4 @@
 #include "runtime/cluster/rank_reports.h"
-#include "runtime/io/files.h"
-#include "runtime/io/process.h"
 
 #include <sys/un.h>
 #include <unistd.h>
@@ -12,6 +10,8 @@
 #include <ranges>
 #include <system_error>
 
+#include "runtime/io/files.h"
+#include "runtime/io/process.h"
 
 namespace {
 

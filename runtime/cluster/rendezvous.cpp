@@ -1,6 +1,4 @@
 #include "runtime/cluster/rendezvous.h"
-#include "runtime/io/files.h"
-#include "runtime/io/process.h"
 
 #include <fcntl.h>
 #include <sodium.h>
@@ -13,6 +11,8 @@
 #include <list>
 #include <map>
 
+#include "runtime/io/files.h"
+#include "runtime/io/process.h"
 
 namespace {
 

@@ -1,5 +1,4 @@
 #include "runtime/cluster/shared_segments.h"
-#include "runtime/io/files.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -8,6 +7,8 @@
 
 #include <cstdlib>
 #include <filesystem>
+
+#include "runtime/io/files.h"
 
 namespace {
 

@@ -1,11 +1,11 @@
 #include "runtime/config/options.h"
-#include "runtime/io/json.h"
 
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <type_traits>
 
+#include "runtime/io/json.h"
 
 namespace {
 

@@ -11,7 +11,6 @@
 #include <cstring>
 #include <mutex>
 
-
 namespace {
 
 // The currently mapped files. A signal handler must not wait for a lock, so it walks a list that only grows; the entry

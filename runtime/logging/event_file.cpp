@@ -1,7 +1,4 @@
 #include "runtime/logging/event_file.h"
-#include "runtime/io/crc32c.h"
-#include "runtime/io/files.h"
-#include "runtime/io/process.h"
 
 #include <unistd.h>
 
@@ -10,6 +7,10 @@
 #include <cmath>
 #include <cstring>
 #include <optional>
+
+#include "runtime/io/crc32c.h"
+#include "runtime/io/files.h"
+#include "runtime/io/process.h"
 
 namespace {
 

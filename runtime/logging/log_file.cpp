@@ -1,8 +1,9 @@
 #include "runtime/logging/log_file.h"
-#include "runtime/io/files.h"
 
 #include <algorithm>
 #include <utility>
+
+#include "runtime/io/files.h"
 
 LogFile::LogFile(const std::string& path, size_t bytes)
     : path_(path), file_(OutputFile::open_to_continue(path, bytes)), synced_(bytes) {

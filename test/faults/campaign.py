@@ -74,7 +74,9 @@ class Outcome:
         return max(map(int, re.findall(r"\| checkpoint \S*/step_(\d+)", self.out)), default=0)
 
     def first_step(self):
-        """Returns the first step that was trained."""
+        """Returns the first step that was trained, or that would be the next of a complete run."""
+        if complete := re.search(r"is complete: (\d+) steps are done", self.out):
+            return int(complete[1]) + 1
         found = re.search(r"^run .*: steps? (?:from )?(\d+)", self.out, re.M)
         return int(found[1]) if found else None
 

@@ -1,5 +1,4 @@
 #include "test/fuzz/inputs.h"
-#include "runtime/io/files.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -7,6 +6,7 @@
 
 #include <algorithm>
 
+#include "runtime/io/files.h"
 
 static void write_whole(int file, std::string_view content) {
     const bool is_written = ::ftruncate(file, off_t(content.size())) == 0 &&

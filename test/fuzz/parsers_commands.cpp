@@ -1,36 +1,17 @@
-// The parsers of commands/: other programs' model files, and a run's records as `report` reads them.
+// The parsers of commands/: other programs' model files, and a run's records as read by `report`.
 #include <filesystem>
 
 #include "commands/report_page.h"
+#include "runtime/io/json.h"
 #include "test/fuzz/inputs.h"
 #include "test/fuzz/parsers.h"
 #include "training/models/hf_config.h"
 #include "training/models/llmc_files.h"
-#include "runtime/io/json.h"
-
-// A model file of two tokens, one layer and two channels.
-static std::string small_llmc_model() {
-    const int32_t words[8] = {20240326, 3, 4, 2, 1, 1, 2, 128};
-    std::string file(reinterpret_cast<const char*>(words), sizeof(words));
-    const GptShape shape{.n_layer = 1, .n_head = 1, .n_kv_head = 1, .n_embd = 2, .n_positions = 4, .vocab_size = 2};
-    file.resize(1024 + llmc_elements(shape, 128) * sizeof(float));
-    return file;
-}
 
 void read_llmc_model(std::string_view input) {
     constexpr size_t kMostElements = 1 << 16;
     const LlmcModel model(path_of(input));
     model.values(0, std::min(kMostElements, llmc_elements(model.shape, model.padded_vocab)));
-}
-
-void read_llmc_debug_state(std::string_view input) {
-    static const LlmcModel model(scratch_file("model.bin", small_llmc_model()));
-    const LlmcDebugState state(path_of(input));
-    state.check(model);
-    double sum = state.loss(model);
-    for (const float value : state.logits(model)) sum += value;
-    for (const float value : state.gradients(model)) sum += value;
-    if (sum == 0) return;  // the sum is used
 }
 
 void read_hf_config(std::string_view input) {
@@ -49,5 +30,5 @@ void read_run_records(std::string_view input) {
     std::vector<RunRecords> runs;
     const RunRecords& run = runs.emplace_back(directory);
     summary_of(run);
-    if (input.size() % 64 == 0) report_page(runs);  // takes many times as long as the rest
+    if (input.size() % 64 == 0) report_page(runs);  // takes many times longer than the rest
 }

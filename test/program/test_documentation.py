@@ -95,6 +95,7 @@ def run_page(page):
         shutil.copytree(user_files().name, folder, dirs_exist_ok=True)
         Path(folder, "test").mkdir()
         Path(folder, "test/recorded").symlink_to(ROOT / "test/recorded")
+        Path(folder, "scripts").symlink_to(ROOT / "scripts")
         Path(folder, "build/train_gpt_cpu").symlink_to(TRAINER)
         for block in page.blocks:
             if block.fence == "sh":

@@ -11,7 +11,7 @@ import event_file
 import llmc_file
 from trainer import ROOT, TrainerTest
 
-REFERENCE = ROOT / "test/data/lm_eval"
+REFERENCE = ROOT / "test/recorded/lm_eval"
 EXPECTED = json.loads((REFERENCE / "expected.json").read_text())
 ACCURACIES = ("acc", "acc_norm", "acc_per_token")
 QUESTIONS = [{"context": "etaoin shr", "choices": ["dlu", "eta oin", "x"], "label": 0},
@@ -60,7 +60,7 @@ class Reference(TrainerTest):
                 if accuracy != "acc_per_token":
                     self.assertAlmostEqual(error, expected[accuracy + "_stderr"], delta=5e-5)
         for name, truncated, of in (("hellaswag", 15, 20), ("general", 2, 16)):
-            self.assertIn(f"  {truncated} of {of} completions lost the beginning of their context", said)
+            self.assertIn(f"  {truncated} of {of} completions have a truncated context", said)
 
     def test_the_result_does_not_depend_on_the_batch_or_the_ranks(self):
         args = ("--questions", "hf/hellaswag.jsonl", "--questions", "hf/general.jsonl", "--text", "hf/text.txt",
@@ -127,10 +127,11 @@ class Reference(TrainerTest):
                 ([], 64, "add --data, --text or --questions"),
                 (["--text", "hf/text.txt", "--per-position", "-", "--stride", 7], 64, "the stride is 7"),
                 (["--text", "hf/text.txt", "--stride", 49], 64, "at most the model's sequence length, 48"),
-                (["--questions", "hf/general.jsonl", "--per-position", "-"], 64, "not for --questions"),
+                (["--questions", "hf/general.jsonl", "--per-position", "-"], 64, "does not apply to --questions"),
                 (["--limit", 3], 64, "--questions"), (["--text", "nothing.txt"], 66, "nothing.txt"),
                 (["--tokenizer", "gpt2", "--text", "hf/text.txt"], 78, "50257 tokens"),
-                (["--text", "hf/text.txt", "--per-position", "no/where.csv"], 73, "no directory for no/where.csv"),
+                (["--text", "hf/text.txt", "--per-position", "no/where.csv"], 73,
+                 "the directory of no/where.csv does not exist"),
                 (["--questions", "nothing.jsonl"], 66, "nothing.jsonl")):
             with self.subTest(args):
                 self.assertIn(words, self.run_trainer("eval", "hf", *args, expect=code))
@@ -172,7 +173,7 @@ class Reference(TrainerTest):
         (self.dir / "q.jsonl").write_text("\n \n")
         self.assertIn("no question", self.run_trainer("eval", "hf", "--questions", "q.jsonl", expect=65))
         (self.dir / "q.jsonl").write_text(json.dumps({**good, "choices": ["b", "q" * 60]}))
-        self.assertIn("has 61 tokens, but the model reads 48",
+        self.assertIn("has 61 tokens, but the model's sequences have 48",
                       self.run_trainer("eval", "hf", "--questions", "q.jsonl", expect=65))
 
 
@@ -253,7 +254,7 @@ class Run(TrainerTest):
         for changes, code, words in (
                 ({"eval_questions": "none_*"}, 66, "eval.questions: no file matches"),
                 ({"eval_questions": "bad.jsonl"}, 65, "bad.jsonl: line 1 has no"),
-                ({"eval_questions": "long.jsonl"}, 65, "has 31 tokens, but the model reads 20"),
+                ({"eval_questions": "long.jsonl"}, 65, "has 31 tokens, but the model's sequences have 20"),
                 ({"eval_questions": "small.*"}, 78, "eval.questions"),
                 ({"eval_questions": "small.jsonl", "data_tokenizer": ""}, 66,
                 "small.jsonl has text, which requires"),

@@ -59,6 +59,7 @@ class Kit(unittest.TestCase):
                 target = self.kit / path.relative_to(ROOT)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(path, target)
+        (self.kit / "test/recorded").mkdir()
         (self.kit / "test/recorded/torch").symlink_to(ROOT / "test/recorded/torch")
         finder = self.kit / "scripts/cuda_libraries.py"
         self.assertIn('"/usr/local/cuda*"', finder.read_text())

@@ -71,7 +71,7 @@ class Table(unittest.TestCase):
                 r"  qkv +2304x65536x768 +2800.0 +3500.0 +3500.0 +1.250 +0 +3  of 100",
                 r"  head +2304x65536x768 +350.0 +437.5 +- +- +2 +-  of 100",
                 r"  fc: with the library's GELU 0.6250 ms; with bias 0.5000 ms and our pass 0.3750 ms$",
-                r"  fc +2304x65536x768 +1400.0 .* of 100, 1.250x as fast assuming 256 bytes$",
+                r"  fc +2304x65536x768 +1400.0 .* of 100, 1.250x as fast at 256 bytes$",
                 r"  roofs +passed +12 +345/1755/1980 +690/700 +70 +\[power cap\]",
                 r"  matmul_124M +failed +12 +- +- +- +2 repeats",
                 r"gpu_check measure: NOT passed: 6 passed, 1 failed; 77 s"):

@@ -32,7 +32,7 @@ class Mixture(TrainerTest):
             self.assertAlmostEqual(one, two, delta=1e-4)
 
         refused = self.train("--resume", expect=78, **{**mixed, "data_train": parts(1, 1)})
-        self.assertIn("data.train: its files or weights", refused)
+        self.assertIn("data.train: the files or weights differ", refused)
         self.train("--resume", **{**mixed, "data_train": parts(6, 2)})  # the same shares
 
     def test_a_weight_moves_the_loss(self):

@@ -148,7 +148,7 @@ class Installation(TrainerTest):
         self.assertEqual(len(self.records()), 20)
         self.assertIn("usage", run(top / "bin/train_gpt-hosts", expect=64))
         self.assertIn("fineweb10B", run(top / "bin/train_gpt-get"))
-        self.assertIn(f": {top.relative_to(self.dir)}/share/train_gpt/get.sh fineweb10B\n",
+        self.assertIn(f"run {top.relative_to(self.dir)}/share/train_gpt/get.sh fineweb10B\n",
                       run(program, top / "share/train_gpt/configs/gpt2_124M.json", "--set", "run.dir=other", expect=66))
 
         (top / "share/train_gpt/mine.txt").touch()  # must be kept

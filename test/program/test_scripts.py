@@ -265,7 +265,7 @@ class Quickstart(Folder):
         loss, bits, xz_bits = (float(re.search(pattern, said)[1]) for pattern in (
             r"validation loss ([\d.]+)", r"train_gpt +([\d.]+) bits per byte", r"xz -9e +([\d.]+) bits per byte"))
         self.assertTrue(1 < loss < 6 and 1 < bits < 6 and 0.5 < xz_bits < 6, said)
-        self.assertRegex(said, r"quickstart: \d+ s in all")
+        self.assertRegex(said, r"quickstart: done in \d+ s")
 
         text = (self.home / "text.txt").read_bytes()
         begin = text.index(b"\n", len(text) * 95 // 100 - 1) + 1

@@ -196,7 +196,7 @@ TEST_CASE("each library call that fails is reported by name", "[simt][comm]") {
         plan(each.action);
         expect_error(each.code, {each.words}, [&] { gather(one.comm); });
         CHECK(simt::nccl_comms() == 0);
-        expect_error(Exit::peer_lost, {"given up"}, [&] { gather(one.comm); });
+        expect_error(Exit::peer_lost, {"aborted"}, [&] { gather(one.comm); });
         drain(one.comm);
     }
     for (const char* action : {"fail", "late", "hang"}) {

@@ -1,6 +1,4 @@
 #include "test/support/rank_processes.h"
-#include "runtime/io/json.h"
-#include "runtime/io/process.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -12,6 +10,8 @@
 #include <fstream>
 #include <iterator>
 
+#include "runtime/io/json.h"
+#include "runtime/io/process.h"
 
 namespace {
 

@@ -131,7 +131,8 @@ TEST_CASE("windows are read and written per layer", "[config]") {
     CHECK(hf_model(config, "").sliding_window == 0);
     // Llama has no windows: Qwen2 remains the nearest family.
     model.attention_bias = AttentionBias::none;
-    expect_error(Exit::config, {"the nearest is Qwen2ForCausalLM", "model.attention_bias"}, [&] { hf_config(model, 1, Dtype::fp32); });
+    expect_error(Exit::config, {"the nearest is Qwen2ForCausalLM", "model.attention_bias"},
+                 [&] { hf_config(model, 1, Dtype::fp32); });
 }
 
 TEST_CASE("a model that no architecture computes is rejected with the setting", "[config]") {

@@ -138,7 +138,8 @@ TEST_CASE("a safetensors file that cannot be completed leaves the older file") {
     });
     failing = counting("w", {3}, 2);
     failing.count = 2;
-    expect_error(Exit::internal, {"tensor w is not completely on this rank"}, [&] { write_safetensors(path, {failing}); });
+    expect_error(Exit::internal, {"tensor w is not completely on this rank"},
+                 [&] { write_safetensors(path, {failing}); });
     expect_error(Exit::internal, {"w", "twice"}, [&] {
         write_safetensors(path, {counting("w", {4}, 1), counting("w", {4}, 1)});
     });

@@ -354,7 +354,8 @@ TEST_CASE("a file's format is identified by its first bytes", "[files]") {
                "ELF\2",
                "a program"},
           Case{"\x50\0\0\0\0\0\0\0{\"wte\":"s, "a safetensors file"}, Case{std::string(64, '\0'), "zero bytes"},
-          Case{"\x01\x02\x03\x04", "unknown binary data"}, Case{"PK", "plain text"}, Case{"\x80\2}q", "a Python pickle"}}) {
+          Case{"\x01\x02\x03\x04", "unknown binary data"}, Case{"PK", "plain text"},
+          Case{"\x80\2}q", "a Python pickle"}}) {
         INFO(c.meaning);
         CHECK(describe_content(c.bytes, c.bytes.size()).starts_with(c.meaning));
     }
