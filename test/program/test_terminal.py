@@ -51,10 +51,11 @@ class Terminal(TrainerTest):
     def test_resizing_and_suspending_leave_whole_lines(self):
         terminal = self.start(**dict(OFTEN, train_max_steps=1_000_000, checkpoint_every_steps=0, eval_every_steps=0,
                                      sample_every_steps=0))
+        terminal.wait_for(r"step \d+/1000000")  # the child has set the size of its terminal
         for columns in (60, 120, 30):
             terminal.resize(columns)
             before = len(terminal.raw)
-            while not re.search(r"step \d+/1000000", terminal.raw[before + 4000:]):
+            while not re.search(r"step \d+/1000000", terminal.raw[before + 20_000:]):
                 terminal.read(1)
             terminal.screen.widest = 0
             terminal.wait_for(r"step \d+/1000000")
