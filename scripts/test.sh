@@ -52,8 +52,8 @@ count() {
 test_programs() {
     local number code
     SHELL=/bin/bash parallel --will-cite --keep-order --line-buffer --timeout 3600 \
-        --termseq INT,5000,TERM,1000,KILL,25 --joblog "$folder/log" --results "$folder/{#}" \
-        'echo "== "{}; eval {} 2>&1' ::: "$@" < /dev/null
+        --termseq INT,5000,TERM,1000,KILL,25 --joblog "$folder/log" \
+        'set -o pipefail; { echo "== "{}; eval {}; } 2>&1 | tee '"$folder"'/{#}' ::: "$@" < /dev/null
     for number in $(seq $#); do
         code=$(awk -v number="$number" '$1 == number { print $7 + $8 }' "$folder/log")
         touch "$folder/$number"
