@@ -1,4 +1,5 @@
 #include "training/saving.h"
+
 #include "runtime/config/divergence.h"
 
 namespace {

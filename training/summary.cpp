@@ -3,9 +3,9 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "runtime/io/files.h"
 #include "runtime/io/installation.h"
 #include "runtime/io/json.h"
-#include "runtime/io/files.h"
 
 namespace {
 

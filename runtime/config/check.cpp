@@ -1,7 +1,8 @@
 // Checks the keys of a configuration against each other.
+#include "kernels/base/check.h"
+
 #include <algorithm>
 
-#include "kernels/base/check.h"
 #include "runtime/config/config.h"
 #include "runtime/config/schedule.h"
 
@@ -15,8 +16,17 @@ int largest_batch_size(const Config& config, int world, int most) {
 
 namespace {
 
-// Adds a problem for each pair of keys of which the first must not be larger.
-void check_limits(const Config& c, std::vector<std::string>& problems) {
+// Collects the problems of a configuration.
+struct Check {
+    std::vector<std::string> problems;
+
+    void that(bool holds, std::string problem) {
+        if (!holds) problems.push_back(std::move(problem));
+    }
+};
+
+// Adds a problem for each pair of keys in which the first is larger than the second.
+void check_limits(const Config& c, Check& check) {
     struct AtMost {
         const char* key;
         int value;
@@ -28,82 +38,76 @@ void check_limits(const Config& c, std::vector<std::string>& problems) {
                                AtMost{"sample.top_k", c.sample.top_k, "model.vocab_size", c.model.vocab_size},
                                AtMost{"schedule.warmup_steps", c.schedule.warmup_steps, "train.max_steps",
                                       c.train.max_steps > 0 ? c.train.max_steps : kMostSteps}})
-        if (pair.value > pair.limit)
-            problems.push_back(format("%s (%d) must not be larger than %s (%d)", pair.key, pair.value, pair.limit_key,
-                                      pair.limit));
-    if (c.loss_scale.dynamic && c.loss_scale.minimum > c.loss_scale.initial)
-        problems.push_back(format("loss_scale.minimum (%g) must not be larger than loss_scale.initial (%g)",
-                                  c.loss_scale.minimum, c.loss_scale.initial));
+        check.that(pair.value <= pair.limit,
+                   format("%s (%d) must not be larger than %s (%d)", pair.key, pair.value, pair.limit_key, pair.limit));
+    check.that(!c.loss_scale.dynamic || c.loss_scale.minimum <= c.loss_scale.initial,
+               format("loss_scale.minimum (%g) must not be larger than loss_scale.initial (%g)", c.loss_scale.minimum,
+                      c.loss_scale.initial));
 }
 
 // Adds the problems of parts that need others.
-void check_parts(const Config& c, std::vector<std::string>& problems) {
-    auto check = [&](bool holds, std::string problem) {
-        if (!holds) problems.push_back(std::move(problem));
-    };
-    check(!c.data.document_mask || c.data.document_token >= 0 || !c.data.tokenizer.empty(),
-          "data.document_mask needs data.tokenizer or data.document_token, the token that starts a document");
-    check(c.data.document_token < c.model.vocab_size,
-          format("data.document_token (%d) must be below model.vocab_size (%d)", c.data.document_token,
-                 c.model.vocab_size));
-    check(!c.train.may_roll_back() || c.checkpoint.every_steps > 0,
-          "train.on_spike or train.on_nonfinite is \"rollback\", but checkpoint.every_steps is 0");
-    check_limits(c, problems);
-    check(c.train.precision != Dtype::fp16 || c.loss_scale.dynamic || c.loss_scale.fixed > 1,
-          format("train.precision \"fp16\" needs loss_scale.dynamic true or loss_scale.fixed above 1 (is %g): without "
-                 "a loss scale, small gradients vanish in fp16",
-                 c.loss_scale.fixed));
+void check_parts(const Config& c, Check& check) {
+    check.that(!c.data.document_mask || c.data.document_token >= 0 || !c.data.tokenizer.empty(),
+               "data.document_mask needs data.tokenizer or data.document_token, the token that starts a document");
+    check.that(c.data.document_token < c.model.vocab_size,
+               format("data.document_token (%d) must be below model.vocab_size (%d)", c.data.document_token,
+                      c.model.vocab_size));
+    check.that(!c.train.may_roll_back() || c.checkpoint.every_steps > 0,
+               "train.on_spike or train.on_nonfinite is \"rollback\", but checkpoint.every_steps is 0");
+    check_limits(c, check);
+    check.that(
+        c.train.precision != Dtype::fp16 || c.loss_scale.dynamic || c.loss_scale.fixed > 1,
+        format("train.precision \"fp16\" needs loss_scale.dynamic true or loss_scale.fixed above 1 (is %g): without "
+               "a loss scale, small gradients vanish in fp16",
+               c.loss_scale.fixed));
 }
 
 // Checks that some limit ends the run, and that the schedule and the validations are compatible with it.
-void check_end(const Config& c, std::vector<std::string>& problems) {
+void check_end(const Config& c, Check& check) {
     const int warmup = c.schedule.warmup_steps, steps = c.train.max_steps, cooldown = cooldown_steps(c, steps);
     const LrSchedule schedule = c.schedule.name;
-    auto check = [&](bool holds, std::string problem) {
-        if (!holds) problems.push_back(std::move(problem));
-    };
-    check(steps > 0 || c.train.max_epochs > 0 || c.train.max_minutes > 0,
-          "train.max_steps, train.max_epochs and train.max_minutes are all 0; set at least one to end the run");
-    check(c.train.max_minutes == 0 || (schedule != LrSchedule::cosine && schedule != LrSchedule::linear),
-          format("train.max_minutes (%g) needs schedule.name \"wsd\", \"constant\" or \"cyclic\", is \"%s\", which "
-                 "depends on the number of steps from the start",
-                 c.train.max_minutes, name_of(schedule)));
-    check(schedule != LrSchedule::wsd || steps == 0 || warmup > steps || warmup + cooldown <= steps,
-          format("schedule.warmup_steps (%d) plus the cooldown (schedule.cooldown_fraction %g of train.max_steps, %d "
-                 "steps) must not exceed train.max_steps (%d)",
-                 warmup, c.schedule.cooldown_fraction, cooldown, steps));
+    check.that(steps > 0 || c.train.max_epochs > 0 || c.train.max_minutes > 0,
+               "train.max_steps, train.max_epochs and train.max_minutes are all 0; set at least one to end the run");
+    check.that(
+        c.train.max_minutes == 0 || (schedule != LrSchedule::cosine && schedule != LrSchedule::linear),
+        format("train.max_minutes (%g) needs schedule.name \"wsd\", \"constant\" or \"cyclic\", is \"%s\", which "
+               "depends on the number of steps from the start",
+               c.train.max_minutes, name_of(schedule)));
+    check.that(
+        schedule != LrSchedule::wsd || steps == 0 || warmup > steps || warmup + cooldown <= steps,
+        format("schedule.warmup_steps (%d) plus the cooldown (schedule.cooldown_fraction %g of train.max_steps, %d "
+               "steps) must not exceed train.max_steps (%d)",
+               warmup, c.schedule.cooldown_fraction, cooldown, steps));
     const bool validates = !c.data.val.empty() && c.eval.every_steps > 0;
-    for (const auto& [is_set, key] : {std::pair(c.eval.patience > 0, "eval.patience"),
-                                      std::pair(c.checkpoint.keep_best, "checkpoint.keep_best")})
-        check(!is_set || validates, format("%s needs validations: data.val and eval.every_steps must be set", key));
-    check(c.eval.questions.empty() || c.eval.every_steps > 0, "eval.questions needs eval.every_steps, which is 0");
+    for (const auto& [is_set, key] :
+         {std::pair(c.eval.patience > 0, "eval.patience"), std::pair(c.checkpoint.keep_best, "checkpoint.keep_best")})
+        check.that(!is_set || validates,
+                   format("%s needs validations: data.val and eval.every_steps must be set", key));
+    check.that(c.eval.questions.empty() || c.eval.every_steps > 0, "eval.questions needs eval.every_steps, which is 0");
 }
 
-std::string batch_problem(const Config& c, int world) {
+void check_batch(const Config& c, int world, Check& check) {
     // The ranges keep the product far below 2^63. A divisor of the total, an int, is an int as well.
     const int batch_size = std::max(1, c.train.batch_size);  // 0 becomes at least 1
     const int64_t tokens = int64_t(batch_size) * c.train.seq_len * world, total = c.train.total_batch_tokens;
     const int64_t below = total / tokens * tokens;
-    if (below == total) return "";
     const int smaller = largest_batch_size(c, world, batch_size);
-    return format(
-        "train.total_batch_tokens (%ld) must be a multiple of train.batch_size (%d) times train.seq_len (%d) times the "
-        "number of ranks (%d), i.e. of %ld; the nearest valid %s%ld%s",
-        total, batch_size, c.train.seq_len, world, tokens,
-        below ? format("values are %ld and ", below).c_str() : "value is ", below + tokens,
-        smaller > 0 ? format("; or set train.batch_size to %d", smaller).c_str() : "");
+    check.that(below == total,
+               format("train.total_batch_tokens (%ld) must be a multiple of train.batch_size (%d) times train.seq_len "
+                      "(%d) times the number of ranks (%d), i.e. of %ld; the nearest valid %s%ld%s",
+                      total, batch_size, c.train.seq_len, world, tokens,
+                      below ? format("values are %ld and ", below).c_str() : "value is ", below + tokens,
+                      smaller > 0 ? format("; or set train.batch_size to %d", smaller).c_str() : ""));
 }
 
 }  // namespace
 
 void check_config(const Config& c, const std::string& origin, int world) {
-    std::vector<std::string> problems;
-    if (std::string problem = c.model.problem(); !problem.empty()) problems.push_back(std::move(problem));
-    check_parts(c, problems);
-    check_end(c, problems);
-    if (std::string problem = batch_problem(c, world); !problem.empty()) problems.push_back(std::move(problem));
-    if (problems.empty()) return;
-    std::string text = problems[0];
-    for (size_t i = 1; i < problems.size(); i++) text += "; " + problems[i];
-    fail(Exit::config, "%s: %s", origin, text);
+    Check check;
+    const std::string model = c.model.problem();
+    check.that(model.empty(), model);
+    check_parts(c, check);
+    check_end(c, check);
+    check_batch(c, world, check);
+    if (!check.problems.empty()) fail(Exit::config, "%s: %s", origin, joined(check.problems));
 }

@@ -1,8 +1,8 @@
 #include <dlfcn.h>
 
 #include "kernels/base/check.h"
-#include "runtime/performance/performance.h"
 #include "runtime/io/process.h"
+#include "runtime/performance/performance.h"
 
 namespace {
 

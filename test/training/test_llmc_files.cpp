@@ -7,9 +7,9 @@
 #include <iterator>
 
 #include "data/tokenizer/tokenizer.h"
-#include "runtime/io/files.h"
 #include "model/inference.h"
 #include "runtime/checkpoint/checkpoint.h"
+#include "runtime/io/files.h"
 #include "test/support/data_files.h"
 #include "test/support/expect_error.h"
 #include "test/support/temporary_directory.h"

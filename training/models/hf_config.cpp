@@ -1,4 +1,5 @@
 #include "training/models/hf_config.h"
+
 #include "runtime/io/json.h"
 
 
