@@ -114,7 +114,7 @@ class Resume(TrainerTest):
             manifest["state"]["energy"] = {"joules": 1.5, "steps": 8}
             manifest["config"] = add_cost(manifest["config"])
 
-        self.train(checkpoint_every_steps=8, checkpoint_keep=5)
+        self.train(checkpoint_every_steps=1, checkpoint_keep=30)
         self.cut("old", 8)
         self.change_manifest(8, make_old, "old")
         for name in (self.write_config("old.json", run_dir="old"), "old/config.json"):
