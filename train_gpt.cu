@@ -51,10 +51,6 @@ int main(int argc, char** argv) {
             progress.begin(start.checkpoint ? "loading the checkpoint" : "preparing the model");
             TrainingRun run(config, ranks, std::move(dataset), std::move(questions), start, progress);
             start.checkpoint.reset();
-            if (run.is_complete()) {
-                progress.say(format("%s is complete: %d steps are done", config.run.dir.c_str(), run.state.step));
-                return Exit::ok;
-            }
             check_first_tokens(run);
             write_run_files(run, PROGRAM_VERSION);
             if (must_stop_early(run.comm, progress)) return Exit::again;

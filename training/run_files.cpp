@@ -29,14 +29,17 @@ std::string settings_text(const Config& config) {
     return text;
 }
 
-// "steps 1 to 500", "steps from 1, for 3 minutes", or both limits.
+// "runs/nano: steps 1 to 500, 4096 tokens each", "runs/nano: steps from 1, for 3 minutes, 4096 tokens each", both
+// limits, or "runs/nano is complete: 500 steps are done".
 std::string steps_text(const TrainingRun& run) {
+    const std::string& dir = run.config.run.dir;
+    if (run.is_complete()) return format("%s is complete: %d steps are done", dir.c_str(), run.state.step);
     std::string text = format("steps %d to %d", run.state.step + 1, run.course.end_step);
     if (run.course.end_step == 0) text = format("steps from %d", run.state.step + 1);
     if (run.config.train.max_minutes > 0) text += format(", for %g minutes", run.config.train.max_minutes);
     if (run.config.train.max_minutes > 0 && run.state.progress.trained_s > 0)
         text += format(" (%.1f so far)", run.state.progress.trained_s / 60);
-    return text;
+    return dir + ": " + text + format(", %zu tokens each", size_t(run.config.train.total_batch_tokens));
 }
 
 void print_summary(TrainingRun& run) {
@@ -52,8 +55,7 @@ void print_summary(TrainingRun& run) {
                             double(bytes) / 0x1p20));
     run.progress.say(format("data     %s: %zu tokens, %zu windows of %d", run.dataset.train.description().c_str(),
                             run.dataset.train.token_count(), run.train_loader.windows(), c.train.seq_len));
-    run.progress.say(format("run      %s: %s, %zu tokens each", c.run.dir.c_str(), steps_text(run).c_str(),
-                            size_t(c.train.total_batch_tokens)));
+    run.progress.say("run      " + steps_text(run));
     if (!run.sensors.problem().empty()) run.progress.say("sensors  not read: " + run.sensors.problem());
     run.progress.say(settings_text(c));
 }

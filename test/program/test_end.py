@@ -40,6 +40,7 @@ class End(TrainerTest):
         self.train(train_max_steps=4)
         said = self.train("--resume", train_max_steps=4)
         self.assertIn("run is complete: 4 steps are done\n", said)
+        self.assertIn("trained  4 steps", said)
         self.assertNotIn("steps 5", said)
 
     def test_minutes_end_a_run_after_its_cooldown(self):
