@@ -1,8 +1,7 @@
 """Faults in host code, for dev/plant_faults.py: the same form as kernel_faults.py, followed by the tests to run:
 "test_cpu: NAMES", "program: NAMES" of test/program, "faults: NAMES" of test/faults."""
 LOADER, MIXTURE, SHARDS, DATASET = (f"data/shards/{name}.cpp" for name in ("loader", "mixture", "shards", "dataset"))
-PARQUET, PREPARE = "data/text/parquet.cpp", "data/prepare/prepare.cpp"
-TOKENIZER_FILES = "data/tokenizer/tokenizer_files.cpp"
+PARQUET, TOKENIZER_FILES = "data/text/parquet.cpp", "data/tokenizer/tokenizer_files.cpp"
 OUT_DIRECTORY, ORDERED = "data/prepare/out_directory.cpp", "data/prepare/ordered_parallel.h"
 MAIN, RUN, STEP, SAVING, DIVERGENCE, EVALUATION = ("train_gpt.cu", *(f"training/{name}.cpp" for name in (
     "run", "step", "saving", "divergence", "evaluation")))
@@ -215,13 +214,6 @@ FAULTS = [
     (SHARDS, "a writer that continues takes a full shard for an empty one",
      "written - (names_.size() - 1) * shard_tokens;", "written % shard_tokens;",
      "test_cpu: shards: a writer that resumes*"),
-    (PREPARE, "remarks on the text count each copy", "if (copy == 0) encoded.quality.add(text);",
-     "encoded.quality.add(text);", "test_cpu: prepare: bytes that are not clean*"),
-    (PREPARE, "an interrupted prepare forgets its remarks on the text",
-     "{row[1], row[2], row[3], row[4], row[5]};", "{};",
-     "test_cpu: prepare: a killed*"),
-    (PREPARE, "an interrupted prepare forgets files without remarks so far", "q.bytes > 0)", "q.invalid > 0)",
-     "test_cpu: prepare: a killed*"),
     (DATASET, "only the first data set is compared with the tokenizer",
      "insert(directory_of(shard)).second) continue;",
      "insert(directory_of(shard)).second || directories.size() > 1) continue;",

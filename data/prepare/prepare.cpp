@@ -9,7 +9,6 @@
 #include "data/prepare/raw_tokens.h"
 #include "data/shards/dataset_record.h"
 #include "data/text/input_paths.h"
-#include "data/text/text_quality.h"
 #include "data/tokenizer/bpe_trainer.h"
 #include "data/tokenizer/encoder.h"
 #include "runtime/io/files.h"
@@ -62,10 +61,8 @@ struct Split {
 
 struct EncodedBlock {
     std::vector<int32_t> ids;
-    size_t source = 0;
     uint64_t begin = 0, end = 0;  // byte range of the block in the input
     uint64_t text_bytes = 0, documents = 0;
-    TextQuality quality;
 };
 
 // Returns the record of a finished split for dataset.json. The token count comes from `writer`.
@@ -114,8 +111,6 @@ private:
     void write_split(const Split& split, const Tokenizer& tokenizer);
     void write_copy(const Split& split, const Tokenizer& tokenizer, ShardWriter& writer, Json& state);
     void save(const Json& state);
-    void note_quality(const EncodedBlock& block);
-    void report_quality() const;
     std::string dataset_json(const Tokenizer& tokenizer) const;
 
     const PrepareOptions& options_;
@@ -127,7 +122,6 @@ private:
     // progress.json: source "sizes", "val_begin", completed "splits", and the "state" of the split being written.
     Json progress_;
     double saved_ms_ = now_ms();
-    std::vector<TextQuality> quality_;  // per source
 };
 
 void Preparation::find_splits() {
@@ -147,11 +141,7 @@ void Preparation::find_splits() {
              size_t(input_.size()), options_.val_fraction);
     std::vector<uint64_t> sizes;
     for (const TextSource& source : input_.sources()) sizes.push_back(source.size);
-    progress_ = {{"sizes", sizes},
-                 {"val_begin", val_begin_},
-                 {"splits", Json::object()},
-                 {"state", nullptr},
-                 {"quality", Json::array()}};
+    progress_ = {{"sizes", sizes}, {"val_begin", val_begin_}, {"splits", Json::object()}, {"state", nullptr}};
     out_.save_progress(progress_);
 }
 
@@ -217,32 +207,8 @@ Tokenizer Preparation::make_tokenizer() {
     return tokenizer;
 }
 
-void Preparation::note_quality(const EncodedBlock& block) {
-    quality_.resize(input_.sources().size());
-    quality_[block.source].add(block.quality);
-}
-
-void Preparation::report_quality() const {
-    constexpr int kMost = 10;
-    int count = 0;
-    auto say = [&](const std::string& path, const std::string& sentence) {
-        if (count++ < kMost) line_(path + ": " + sentence);
-    };
-    for (size_t i = 0; i < quality_.size(); i++) {
-        const TextSource& source = input_.sources()[i];
-        if (source.has_mark) say(source.file.path(), "begins with a byte order mark (U+FEFF), which is skipped");
-        if (const std::string sentence = quality_[i].sentence(); !sentence.empty()) say(source.file.path(), sentence);
-    }
-    if (count > kMost) line_(format("%d more remarks about text quality are not shown", count - kMost));
-}
-
 void Preparation::save(const Json& state) {
     progress_["state"] = state;
-    Json quality = Json::array();
-    for (size_t i = 0; i < quality_.size(); i++)
-        if (const TextQuality& q = quality_[i]; q.bytes > 0)
-            quality.push_back({i, q.bytes, q.invalid, q.multibyte, q.nul, q.dropped});
-    progress_["quality"] = quality;
     out_.save_progress(progress_);
     saved_ms_ = now_ms();
 }
@@ -260,8 +226,7 @@ void Preparation::write_copy(const Split& split, const Tokenizer& tokenizer, Sha
         [&] {
             auto encoder = std::make_shared<Encoder>(tokenizer, split.bpe_dropout, kSeed);
             return [&, encoder](const TextBlock& block, EncodedBlock& encoded) {
-                const uint64_t dropped = encoder->dropped_bytes();
-                encoded.source = block.source, encoded.begin = block.begin, encoded.end = block.end;
+                encoded.begin = block.begin, encoded.end = block.end;
                 encoded.ids.reserve(block.bytes().size() / 3);
                 input_.visit(block, [&](std::string_view text, bool starts_document) {
                     const std::span<const int32_t> prefix = tokenizer.document_prefix();
@@ -270,9 +235,7 @@ void Preparation::write_copy(const Split& split, const Tokenizer& tokenizer, Sha
                                     starts_document);
                     encoded.text_bytes += text.size();
                     encoded.documents += starts_document;
-                    if (copy == 0) encoded.quality.add(text);
                 });
-                if (copy == 0) encoded.quality.dropped = encoder->dropped_bytes() - dropped;
             };
         },
         [&](const EncodedBlock& encoded) {
@@ -280,7 +243,6 @@ void Preparation::write_copy(const Split& split, const Tokenizer& tokenizer, Sha
             state["position"] = encoded.end;
             state["text_bytes"] = state["text_bytes"].get<uint64_t>() + encoded.text_bytes;
             state["documents"] = state["documents"].get<uint64_t>() + encoded.documents;
-            note_quality(encoded);
             if (stop_signal() || now_ms() - saved_ms_ >= 1000 * options_.save_seconds) {
                 writer.sync();
                 state["tokens"] = writer.token_count();
@@ -349,16 +311,11 @@ PrepareSummary Preparation::run() {
         out_.move_into_place(read_file(out_.unfinished("dataset.json")), shards_of(progress_["splits"]));
         return summary_of(progress_["vocab_size"], progress_["splits"]);
     }
-    for (const Json& row : progress_.value("quality", Json::array())) {
-        quality_.resize(input_.sources().size());
-        quality_.at(row[0]) = {row[1], row[2], row[3], row[4], row[5]};
-    }
     find_splits();
     const Tokenizer tokenizer = make_tokenizer();
     progress_["vocab_size"] = tokenizer.vocab_size();
     write_split({"train", 0, val_begin_, options_.copies, options_.bpe_dropout}, tokenizer);
     if (val_begin_ < input_.size()) write_split({"val", val_begin_, input_.size(), 1, 0}, tokenizer);
-    report_quality();
     out_.move_into_place(dataset_json(tokenizer), shards_of(progress_["splits"]));
     return summary_of(tokenizer.vocab_size(), progress_["splits"]);
 }

@@ -104,9 +104,8 @@ void Encoder::append_short_word(std::string_view word, std::vector<int32_t>& ids
         ids.insert(ids.end(), slot.ids, slot.ids + slot.count);
         return;
     }
-    const uint64_t dropped = dropped_bytes_;
     const size_t before = ids.size(), count = (append_long_word(word, ids), ids.size() - before);
-    if (count > ShortWord::kMaxIds || dropped_bytes_ > dropped) return;
+    if (count > ShortWord::kMaxIds) return;
     slot.low = low, slot.high = high, slot.count = int32_t(count);
     std::copy(ids.begin() + ptrdiff_t(before), ids.end(), slot.ids);
 }
@@ -147,9 +146,7 @@ void Encoder::append_long_word(std::string_view word, std::vector<int32_t>& ids)
         return;
     }
     const size_t before = ids.size();
-    const uint64_t dropped = dropped_bytes_;
     merge_word(word, ids);
-    if (dropped_bytes_ > dropped) return;
     known = {hash, known_bytes_.size(), known_ids_.size(), uint32_t(word.size()), uint32_t(ids.size() - before)};
     known_bytes_.append(word);
     known_ids_.insert(known_ids_.end(), ids.begin() + ptrdiff_t(before), ids.end());
@@ -174,8 +171,7 @@ void Encoder::find_candidate(uint32_t left, uint32_t right) {
 void Encoder::start_symbols(std::string_view word) {
     symbols_.clear();
     auto push = [&](int32_t id) {
-        if (id < 0) return void(dropped_bytes_++);
-        symbols_.push_back({id, uint32_t(symbols_.size()) - 1, uint32_t(symbols_.size()) + 1});
+        if (id >= 0) symbols_.push_back({id, uint32_t(symbols_.size()) - 1, uint32_t(symbols_.size()) + 1});
     };
     if (tokenizer_.rules().byte_tokens.empty()) {
         for (const char byte : word) push(tokenizer_.byte_id(uint8_t(byte)));

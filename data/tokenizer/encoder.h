@@ -32,8 +32,6 @@ public:
     // for the first part.
     void append(std::string_view text, std::vector<int32_t>& ids, uint64_t stream = 0, bool begins_text = true);
 
-    uint64_t dropped_bytes() const { return dropped_bytes_; }  // total of all calls
-
 private:
     struct Candidate {  // ordered by merging: lowest rank first, then leftmost
         int32_t rank;
@@ -81,7 +79,6 @@ private:
     std::vector<ShortWord> short_words_;
     std::vector<KnownWord> known_words_;  // size is a power of two; at most half full
     size_t n_known_words_ = 0;
-    uint64_t dropped_bytes_ = 0;  // words with dropped bytes are not cached
     std::string known_bytes_;
     std::vector<int32_t> known_ids_;
     std::vector<Symbol> symbols_;  // doubly linked list of the word being merged

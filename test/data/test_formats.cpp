@@ -7,7 +7,6 @@
 
 #include "data/text/input_paths.h"
 #include "data/text/text_input.h"
-#include "data/text/text_quality.h"
 #include "runtime/io/files.h"
 #include "test/support/data_files.h"
 #include "test/support/expect_error.h"
@@ -225,26 +224,4 @@ TEST_CASE("text formats: directories are read in the order of their paths") {
     CHECK_THAT(found.remarks[0], ContainsSubstring("4 files") && ContainsSubstring("logo.png"));
     make_directories(directory / "empty");
     expect_error(Exit::no_input, {"empty", ".jsonl"}, [&] { expand_inputs({directory / "empty"}, "out"); });
-}
-
-TEST_CASE("text quality: bytes that are not characters are counted") {
-    auto quality = [](const std::string& text) {
-        TextQuality found;
-        found.add(text);
-        return found;
-    };
-    const std::string good = "plain text, caf\u00e9, \u4e2d\u6587, \U0001f600 and much more of it";
-    CHECK(quality(good).sentence().empty());
-    CHECK(quality(good).multibyte == 4);
-    for (const char* bad : {"\xff", "\xc0\x80", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xe2\x82", "\xe0\x9f\xbf"}) {
-        const std::string text = good + bad + good;
-        CHECK(quality(text).invalid == std::string(bad).size());
-        CHECK(quality(text).multibyte == 8);
-    }
-    for (size_t at = 0; at < good.size(); at++)
-        if ((uint8_t(good[at]) & 0x80) == 0) {
-            std::string text = good;
-            text[at] = '\0';
-            CHECK(quality(text).nul == 1);
-        }
 }

@@ -152,7 +152,7 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: a killed process can be continued and
     std::string json;
     for (int i = 0; i < 4000; i++) json += format("{\"text\": \"document %d of many, and %d\"}\n", i, i * i);
     write_bytes(directory_ / "x.jsonl", json);
-    write_bytes(directory_ / "large.txt", lines(120'000) + "\xc4pfel\n");
+    write_bytes(directory_ / "large.txt", lines(120'000));
     options_.inputs = {directory_ / "large.txt", directory_ / "x.jsonl"};
     options_.copies = 2;
     options_.bpe_dropout = 0.1;
@@ -160,9 +160,6 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: a killed process can be continued and
     options_.save_seconds = 0;
     prepare_quietly();
     const auto expected = out_files();
-    const auto remark = std::ranges::find_if(
-        progress_, [](const std::string& line) { return line.find("large.txt: 1 of ") != std::string::npos; });
-    REQUIRE(remark != progress_.end());
     options_.force = false;
     options_.out_dir = out_ = directory_ / "killed";
     int kills = 0, status = 1, continued = 0;
@@ -170,9 +167,7 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: a killed process can be continued and
         const pid_t child = ::fork();
         if (child == 0) {
             try {
-                prepare(options_, [&](const std::string& line) {
-                    if (line == *remark) write_bytes(directory_ / "said", line);
-                });
+                prepare_quietly();
                 ::_exit(0);
             } catch (...) {
                 ::_exit(1);
@@ -197,7 +192,6 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: a killed process can be continued and
     CHECK(WEXITSTATUS(status) == 0);
     CHECK(continued > 0);
     CHECK(out_files() == expected);
-    CHECK(file_exists(directory_ / "said"));
 
     // A different command line neither continues nor discards the unfinished data.
     make_directories(out_ + "2/prepare.unfinished");
@@ -225,7 +219,7 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: the files do not depend on the number
     }
 }
 
-TEST_CASE_METHOD(PrepareFixture, "prepare: bytes that are not clean text are counted and reported") {
+TEST_CASE_METHOD(PrepareFixture, "prepare: bytes that are not clean text are kept, except a byte order mark") {
     std::string latin;
     for (int i = 0; i < 50; i++) latin += "\xc4pfel und \xd6l\n";
     const std::string nul = std::string(70'000, 'x') + "\n" + std::string("\0", 1) + "\n";
@@ -237,19 +231,12 @@ TEST_CASE_METHOD(PrepareFixture, "prepare: bytes that are not clean text are cou
     options_.vocab_size = 0;
     options_.val_fraction = 0;
     options_.shard_tokens = 1'000'000;
-    options_.copies = 2;  // only the first one counts
     prepare_quietly();
-    std::string said;
-    for (const std::string& line : progress_) said += line + "\n";
-    CHECK_THAT(said, ContainsSubstring("latin.txt: 100 of 650 bytes are not UTF-8"));
-    CHECK_THAT(said, ContainsSubstring("Latin-1"));
-    CHECK_THAT(said, ContainsSubstring("mark.txt: begins with a byte order mark"));
-    CHECK_THAT(said, ContainsSubstring("nul.txt: 1 bytes are 0"));
     TokenStream stream({out_ + "/train_000000.bin"}, 257);
     std::vector<int32_t> ids(size_t(stream.token_count()));
     stream.read(0, ids.size(), ids.data());
-    const std::string eot = kEndOfText, copy = eot + latin + eot + "marked\n" + eot + nul;
-    CHECK(Tokenizer::bytes().decode(ids) == copy + copy);
+    const std::string eot = kEndOfText;
+    CHECK(Tokenizer::bytes().decode(ids) == eot + latin + eot + "marked\n" + eot + nul);
 }
 
 TEST_CASE_METHOD(PrepareFixture, "prepare: imports nanoGPT's files of token ids") {

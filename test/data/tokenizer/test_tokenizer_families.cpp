@@ -139,7 +139,7 @@ TEST_CASE("tokenizer families: with ignore_merges a word that is a token needs n
     CHECK(Encoder(merging).encode("zqx").size() > 1);
 }
 
-TEST_CASE("tokenizer families: bytes without a token are dropped, counted and reported") {
+TEST_CASE("tokenizer families: bytes without a token are dropped and reported") {
     Json json = family("smollm2_missing_bytes")["tokenizer"];
     const Tokenizer tokenizer = load(json);
     int missing = 0;
@@ -153,10 +153,8 @@ TEST_CASE("tokenizer families: bytes without a token are dropped, counted and re
         "\x04In \x04\x05 the\x01 beginning\xff of words of \x04 any length" + std::string(70, '\x01');
     std::string rest = text;
     std::erase_if(rest, [&](char byte) { return tokenizer.byte_id(uint8_t(byte)) < 0; });
-    for (uint64_t pass = 1; pass <= 2; pass++) {  // words may be cached in the second pass
+    for (int pass = 1; pass <= 2; pass++)  // the second pass finds the words in the cache
         CHECK(tokenizer.decode(encoder.encode(text)) == rest);
-        CHECK(encoder.dropped_bytes() == pass * (text.size() - rest.size()));
-    }
     CHECK(encoder.encode("\x04").empty());
     CHECK(Encoder(tokenizer, 0.5, 1).encode("\x04\x05").empty());
     // Merges skip them.
