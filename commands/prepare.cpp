@@ -60,7 +60,7 @@ void add_prepare(CLI::App& app) {
     CLI::App* parser = app.add_subcommand("prepare", "tokenize text into shards and write a configuration");
     parser
         ->add_option("INPUT", options->inputs,
-                     "text, JSONL, JSON, CSV, TSV or Parquet files, also as .gz or .zst; nanoGPT's .bin; "
+                     "text, JSONL or Parquet files, text and JSONL also as .gz or .zst; nanoGPT's .bin; "
                      "directories; -: standard input")
         ->required();
     parser->add_option("--out", options->out_dir, "directory for tokenizer.json and the shards")->required();
@@ -83,8 +83,8 @@ void add_prepare(CLI::App& app) {
     parser->add_option("--copies", options->copies, "number of copies of the training split, for short texts");
     parser->add_option("--bpe-dropout", options->bpe_dropout,
                        "probability of skipping a merge in the training split, so that its copies differ");
-    parser->add_option("--format", options->format, "input format: text, jsonl, json, csv, tsv, parquet or bin");
-    parser->add_option("--field", options->field, "JSON key, or CSV or Parquet column, of the text; default: text");
+    parser->add_option("--format", options->format, "input format: text, jsonl, parquet or bin");
+    parser->add_option("--field", options->field, "JSON key, or Parquet column, of the text; default: text");
     parser->add_option("--threads", options->threads, "number of threads; 0: one per core. Does not affect the result");
     parser->add_flag("--force", options->force, "replace the data set in the output directory");
     parser->callback([command] {

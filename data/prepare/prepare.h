@@ -13,7 +13,7 @@ struct PrepareOptions {
     std::vector<std::string> inputs;  // files, directories, and "-" for standard input
     // One of kTextFormats; "bin": 2-byte token ids without a header, as written by nanoGPT; "auto": detect per file.
     std::string format = "auto";
-    std::string field;  // key of JSON objects, or column of CSV and Parquet; "": "text"
+    std::string field;  // key of JSON objects, or column of Parquet files; "": "text"
     std::string out_dir;
     double val_fraction = 0.05;  // fraction of the input bytes, taken from the end; in [0, 1)
     uint64_t shard_tokens = kDefaultShardTokens;

@@ -24,7 +24,7 @@ void check_options(const PrepareOptions& o, bool raw) {
     check(is_fraction(o.bpe_dropout), "prepare: --bpe-dropout is %g, but must be in [0, 1)", o.bpe_dropout);
     check(o.copies >= 1 && o.copies <= 1000, "prepare: --copies is %d, but must be from 1 to 1000", o.copies);
     check(o.format == "auto" || o.format == kRawFormat || text_format(o.format),
-          "prepare: unknown --format \"%s\"; supported: auto, text, jsonl, json, csv, tsv, parquet and bin", o.format);
+          "prepare: unknown --format \"%s\"; supported: auto, text, jsonl, parquet and bin", o.format);
     check(o.threads >= 0 && o.threads <= 1024, "prepare: --threads is %d, but must be from 0 to 1024", o.threads);
     check(!raw || o.tokenizer != "chars",
           "prepare: --tokenizer chars is built from text, but the input is token ids; prepare the text first and pass "

@@ -10,12 +10,7 @@
 #include "runtime/io/reject_file.h"
 
 static constexpr size_t kDecodedAtOnce = size_t(1) << 16;
-
-Compression compression_of(std::string_view first_bytes) {
-    if (first_bytes.starts_with("\x1f\x8b")) return Compression::gzip;
-    if (first_bytes.starts_with("\x28\xb5\x2f\xfd")) return Compression::zstd;
-    return Compression::none;
-}
+static constexpr std::string_view kGzipMagic = "\x1f\x8b", kZstdMagic = "\x28\xb5\x2f\xfd";
 
 namespace {
 
@@ -52,7 +47,7 @@ public:
 
 private:
     void begin_member() {
-        if (!rest_.starts_with("\x1f\x8b"))
+        if (!rest_.starts_with(kGzipMagic))
             reject_file(path_, "the %zu bytes after the end of the gzip data are not gzip data", rest_.size());
         isal_inflate_init(&state_);
         state_.crc_flag = ISAL_GZIP;  // parses the header and verifies the trailer
@@ -95,11 +90,8 @@ private:
 }  // namespace
 
 ByteSource::ByteSource(const MappedFile& file) : file_(file) {
-    switch (compression_of(file.text())) {
-        case Compression::gzip: decoder_ = std::make_shared<GzipDecoder>(file); break;
-        case Compression::zstd: decoder_ = std::make_shared<ZstdDecoder>(file); break;
-        case Compression::none: break;
-    }
+    if (file.text().starts_with(kGzipMagic)) decoder_ = std::make_shared<GzipDecoder>(file);
+    if (file.text().starts_with(kZstdMagic)) decoder_ = std::make_shared<ZstdDecoder>(file);
 }
 
 std::string_view ByteSource::peek(size_t count) {

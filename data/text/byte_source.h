@@ -3,15 +3,9 @@
 
 #include "runtime/io/files.h"
 
-
-enum class Compression { none, gzip, zstd };
-
-// Detects the compression from the first bytes of a file; ignores its name.
-Compression compression_of(std::string_view first_bytes);
-
 // Reads gzip (including multiple members, as written by bgzip and pigz), zstd (including multiple frames) or
-// uncompressed files. Memory use does not depend on the file size. Fails with Exit::data, naming the file, if the data
-// is damaged or truncated.
+// uncompressed files, which it tells apart by their first bytes, not by their names. Memory use does not depend on the
+// file size. Fails with Exit::data, naming the file, if the data is damaged or truncated.
 class ByteSource {
 public:
     explicit ByteSource(const MappedFile& file);

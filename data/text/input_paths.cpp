@@ -12,8 +12,7 @@
 namespace fs = std::filesystem;
 
 static bool is_text_name(fs::path name) {
-    static constexpr const char* kSuffixes[] = {".txt",  ".text", ".md",  ".jsonl",  ".ndjson",
-                                                ".json", ".csv",  ".tsv", ".parquet"};
+    static constexpr const char* kSuffixes[] = {".txt", ".text", ".md", ".jsonl", ".ndjson", ".json", ".parquet"};
     if (name.extension() == ".gz" || name.extension() == ".zst") name = name.stem();
     return std::ranges::find(kSuffixes, name.extension()) != std::end(kSuffixes);
 }
@@ -36,8 +35,7 @@ static void expand_directory(const std::string& path, const std::string& out, In
     if (error)
         fail(exit_code_of(error.value(), Exit::no_input), "cannot list the directory %s: %s", path, error.message());
     if (files.empty())
-        fail(Exit::no_input,
-             "%s has no text files (.txt, .md, .jsonl, .json, .csv, .tsv, .parquet; also with .gz or .zst)", path);
+        fail(Exit::no_input, "%s has no text files (.txt, .md, .jsonl, .json, .parquet; also with .gz or .zst)", path);
     std::ranges::sort(files);
     std::ranges::sort(others);
     if (!others.empty())

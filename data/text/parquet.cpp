@@ -378,9 +378,6 @@ std::optional<std::string_view> ParquetColumn::next() {
             if (!open_page()) return std::nullopt;
         const bool is_present = !is_optional_ || present_[value_] != 0;
         value_++;
-        if (!is_present)
-            nulls_++;
-        else
-            return is_indexed_ ? dictionary_[indices_[index_++]] : plain_value();
+        if (is_present) return is_indexed_ ? dictionary_[indices_[index_++]] : plain_value();
     }
 }

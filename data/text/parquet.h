@@ -5,7 +5,6 @@
 
 #include "runtime/io/files.h"
 
-
 inline constexpr std::string_view kParquetMagic = "PAR1";
 
 // Reads the values of a column in order, one page in memory at a time. Supports required and optional BYTE_ARRAY
@@ -19,8 +18,6 @@ public:
 
     // Returns the next non-null value, valid until the next call; nullopt after the last one.
     std::optional<std::string_view> next();
-
-    uint64_t nulls() const { return nulls_; }  // null values skipped so far
 
 private:
     struct Chunk {  // the part of the column in a row group
@@ -60,5 +57,4 @@ private:
     bool is_indexed_ = false;
     std::vector<uint32_t> present_, indices_;  // 1 or 0 per value of an optional column; an index per present value
     size_t page_values_ = 0, value_ = 0, index_ = 0;
-    uint64_t nulls_ = 0;
 };

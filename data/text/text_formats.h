@@ -7,7 +7,7 @@
 #include "data/tokenizer/pretokenizer.h"
 #include "runtime/io/files.h"
 
-// Maximum size of a record (a JSON value or a CSV row).
+// Maximum size of a JSON value.
 inline constexpr size_t kMaxRecordBytes = size_t(64) << 20;
 // Approximate size of a block of records, and of a piece of a text file, which is cut between pre-tokens. Text with no
 // cut for four times this size is cut at any character.
@@ -16,42 +16,43 @@ inline constexpr size_t kTextPieceBytes = size_t(1) << 20;
 enum class TextFormat {
     text,        // one document
     json_lines,  // a JSON object per line
-    json,        // an array of strings or objects, or a sequence of objects
-    csv,         // RFC 4180 with a header: a document per row
-    tsv,         // like csv, with tabs
     parquet,     // a document per row
 };
-inline constexpr std::array kTextFormats = {"text", "jsonl", "json", "csv", "tsv", "parquet"};  // for the command line
+inline constexpr std::array kTextFormats = {"text", "jsonl", "parquet"};  // for the command line
 
 // A text file and the parameters for reading it.
 struct TextSource {
     MappedFile file;
     TextFormat format = TextFormat::text;
     std::string field;       // JSON key, or column name
-    size_t column = 0;       // CSV: index of the column
-    size_t columns = 0;      // CSV: columns per row
-    uint64_t content = 0;    // start of the first record, after the byte order mark, the bracket or the header
-    bool has_mark = false;   // the file begins with the byte order mark U+FEFF, which belongs to no document
-    bool is_array = false;   // JSON: the records form an array
+    uint64_t content = 0;    // start of the first record, after the byte order mark, which belongs to no document
     uint64_t size = 0;       // bytes after decompression; Parquet: bytes of the column's strings, plus one per string
     bool is_counted = true;  // whether size is known
     SafeCut cut = SafeCut::by_gpt2;  // where text may be cut into pieces
 };
 
-// Opens a file and detects its format from content and name, unless `format` is given. An empty `field` means "text",
-// or the only column. Fails with Exit::data if the file is not text (the error describes its content) or does not have
-// the column (the error lists the columns).
+// Opens a file and detects its format from content and name, unless `format` is given. An empty `field` means "text".
+// Fails with Exit::data if the file is not text (the error describes its content), is CSV, TSV or other JSON, or does
+// not have the column (the error lists the columns).
 TextSource open_text_source(const std::string& path, std::optional<TextFormat> format, const std::string& field);
 
-// Returns the size of the next piece at bytes.position(): whole records, or 0 at the end. `limit` is the start of a
-// record or the end of the input. Fails with Exit::data if a record has no end or is too long.
+// Returns the size of the next piece at bytes.position(): a part of a text, or whole lines of JSON; 0 at the end.
+// `limit` is the start of a record or the end of the input. Fails with Exit::data if a line is too long.
 size_t next_piece(const TextSource& source, ByteSource& bytes, uint64_t limit);
 
+// Called during a long pass with the number of bytes since the last call.
+using Advance = std::function<void(uint64_t bytes)>;
+
+// Skips the values of a column that begin before `position`, and returns the position after them. Positions count bytes
+// like TextSource::size.
+uint64_t skip_values(class ParquetColumn& column, uint64_t position, const Advance& advance);
+
 // Returns the start of the first record at or after `position`, or the size of the source if there is none. The records
-// of a text are its lines. Positions in Parquet count bytes like TextSource::size.
+// of a text are its lines.
 uint64_t next_record(const TextSource& source, uint64_t position);
 
-// Calls visit(document) for each document of a piece that begins at `position` of the source. Fails with Exit::data,
-// naming the file and the line, if a record does not have the field.
+// Calls visit(document) for each line of a piece that begins at `position` of the source. Fails with Exit::data, naming
+// the file and the line, if a line is not an object with the field.
 using DocumentVisitor = std::function<void(std::string_view)>;
-void visit_documents(const TextSource& source, uint64_t position, std::string_view piece, const DocumentVisitor& visit);
+void visit_json_lines(const TextSource& source, uint64_t position, std::string_view piece,
+                      const DocumentVisitor& visit);

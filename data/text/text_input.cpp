@@ -28,10 +28,7 @@ void TextInput::count(const Advance& advance) {
         if (source.is_counted) continue;
         if (source.format == TextFormat::parquet) {
             ParquetColumn column(source.file, source.field);
-            while (const auto value = column.next()) {
-                size += value->size() + 1;
-                advance(value->size() + 1);
-            }
+            size = skip_values(column, UINT64_MAX, advance);
             continue;
         }
         ByteSource bytes(source.file);
@@ -59,8 +56,8 @@ void TextInput::visit(const TextBlock& block, const TextVisitor& visit) const {
         }
         return;
     }
-    visit_documents(source, block.begin - begins_[block.source], block.bytes(),
-                    [&](std::string_view document) { visit(document, true); });
+    visit_json_lines(source, block.begin - begins_[block.source], block.bytes(),
+                     [&](std::string_view document) { visit(document, true); });
 }
 
 void TextInput::read(uint64_t begin, uint64_t end, const TextVisitor& to_visit) const {
@@ -88,10 +85,9 @@ bool TextReader::open_next() {
         return true;
     }
     column_ = std::make_shared<ParquetColumn>(source.file, source.field);
-    for (uint64_t at = 0;; at += value_->size() + 1) {
-        value_ = column_->next();
-        if (!value_ || at >= from) return true;
-    }
+    skip_values(*column_, from, [](uint64_t) {});
+    value_ = column_->next();
+    return true;
 }
 
 bool TextReader::next(TextBlock& block) {

@@ -17,9 +17,6 @@ struct TextBlock {
 // One piece of a document, valid during the call.
 using TextVisitor = std::function<void(std::string_view text, bool starts_document)>;
 
-// Called during a long pass with the number of bytes since the last call.
-using Advance = std::function<void(uint64_t bytes)>;
-
 class TextInput {
 public:
     // Opens the files like open_text_source(). Positions are byte offsets in the concatenation of the decompressed

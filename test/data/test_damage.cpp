@@ -29,7 +29,7 @@ protected:
         shard_ = directory_ / "train_000000.bin";
         record_ = {{"format", DatasetRecord::kFormat},
                    {"tokenizer", {{"kind", "bytes"}, {"vocab_size", 60'000}, {"xxh3", "0123"}}},
-                   {"sources", {{{"path", "a.txt"}, {"bytes", 5}, {"format", "csv"}, {"field", "text"}}}},
+                   {"sources", {{{"path", "a.jsonl"}, {"bytes", 5}, {"format", "jsonl"}, {"field", "text"}}}},
                    {"val_fraction", 0.1},
                    {"copies", 1},
                    {"bpe_dropout", 0},

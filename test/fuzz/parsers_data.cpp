@@ -68,8 +68,7 @@ void read_parquet(std::string_view input) {
 }
 
 void read_texts(std::string_view input) {
-    constexpr TextFormat kFormats[] = {TextFormat::text, TextFormat::json_lines, TextFormat::json,
-                                       TextFormat::csv,  TextFormat::tsv,        TextFormat::parquet};
+    constexpr TextFormat kFormats[] = {TextFormat::text, TextFormat::json_lines, TextFormat::parquet};
     if (input.empty()) return;
     const size_t choice = uint8_t(input[0]) % (std::size(kFormats) + 1);
     const auto format = choice < std::size(kFormats) ? std::make_optional(kFormats[choice]) : std::nullopt;

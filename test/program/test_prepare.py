@@ -7,7 +7,7 @@ import subprocess
 
 from trainer import ENVIRONMENT, FROM_TERMINAL, TRAINER, TrainerTest, generated_text, wait_until
 
-AGAIN, CANNOT_CREATE = 75, 73
+AGAIN, CANNOT_CREATE, DATA = 75, 73, 65
 
 
 class Prepare(TrainerTest):
@@ -68,15 +68,15 @@ class Prepare(TrainerTest):
     def test_json_and_csv_are_not_trained_on_as_text(self):
         texts = [f"text number {i}\nwith two lines" for i in range(100)]
         (self.dir / "array.json").write_text(json.dumps(texts))
-        (self.dir / "lines.json").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        (self.dir / "lines.json").write_text("".join(json.dumps({"body": text}) + "\n" for text in texts))
         (self.dir / "rows.csv").write_text("id,body\n" + "".join(f'{i},"{text}"\n' for i, text in enumerate(texts)))
         size = sum(map(len, texts))
         command = ["prepare", "--tokenizer", "bytes", "--val-fraction", "0", "--force", "--out", "out"]
-        expected = f"train: {size} bytes of text in 100 documents, {size + 100} tokens"
-        for name in ("array.json", "lines.json"):
-            self.assertIn(expected, self.run_trainer(*command, name))
-        self.assertIn("id, body", self.run_trainer(*command, "rows.csv", expect=65))
-        self.assertIn(expected, self.run_trainer(*command, "rows.csv", "--field", "body"))
+        for name in ("array.json", "rows.csv"):
+            self.assertIn("convert the file to JSONL or Parquet", self.run_trainer(*command, name, expect=DATA))
+        self.assertIn('choose one with --field: "body"', self.run_trainer(*command, "lines.json", expect=DATA))
+        self.assertIn(f"train: {size} bytes of text in 100 documents, {size + 100} tokens",
+                      self.run_trainer(*command, "lines.json", "--field", "body"))
 
     def test_standard_input(self):
         command = [TRAINER, "prepare", "--tokenizer", "bytes", "--val-fraction", "0", "-", "--out", "piped"]
