@@ -2,7 +2,7 @@
 "test_cpu: NAMES", "program: NAMES" of test/program, "faults: NAMES" of test/faults."""
 LOADER, MIXTURE, SHARDS, DATASET = (f"data/shards/{name}.cpp" for name in ("loader", "mixture", "shards", "dataset"))
 PARQUET, TOKENIZER_FILES = "data/text/parquet.cpp", "data/tokenizer/tokenizer_files.cpp"
-OUT_DIRECTORY, ORDERED = "data/prepare/out_directory.cpp", "data/prepare/ordered_parallel.h"
+OUT_DIRECTORY = "data/prepare/out_directory.cpp"
 MAIN, RUN, STEP, SAVING, DIVERGENCE, EVALUATION = ("train_gpt.cu", *(f"training/{name}.cpp" for name in (
     "run", "step", "saving", "divergence", "evaluation")))
 HF_CONFIG, SUPERVISION, EVAL = "training/models/hf_config.cpp", "commands/supervision.cpp", "commands/eval.cpp"

@@ -1,11 +1,11 @@
 // Processes a sequence of items on several threads and delivers the results in order.
 #pragma once
 
-#include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <exception>
-#include <memory>
+#include <future>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -13,59 +13,38 @@
 
 #include "kernels/base/check.h"
 
-// Calls produce(In&) and consume(Out&) in this thread, in item order, until produce() returns false. `threads` other
-// threads call work(In&, Out&); each thread gets its own `work` from make_worker(). Holds a few items per thread. The
-// first exception stops all threads and is rethrown. Fails with Exit::os if a thread cannot be started.
-template <class In, class Out, class Produce, class MakeWorker, class Consume>
+// Calls produce(In&) and consume(result) in this thread, in item order, until produce() returns false. `threads` other
+// threads call work(const In&), which returns the result; each thread gets its own `work` from make_worker(). Holds a
+// few items per thread. The first exception stops all threads and is rethrown. Fails with Exit::os if a thread cannot
+// be started.
+template <class In, class Produce, class MakeWorker, class Consume>
 void ordered_parallel(int threads, const Produce& produce, const MakeWorker& make_worker, const Consume& consume) {
-    struct Job {
-        In in;
-        Out out;
-        std::exception_ptr error;
-        bool is_done = false;
-    };
+    using Worker = std::invoke_result_t<MakeWorker>;
+    using Out = std::invoke_result_t<Worker&, const In&>;
     std::mutex mutex;
-    std::condition_variable work_is_there, job_is_done;
-    std::deque<std::shared_ptr<Job>> waiting, in_order;
+    std::condition_variable work_is_there;
+    std::deque<std::packaged_task<Out(Worker&)>> waiting;
+    std::deque<std::future<Out>> in_order;
     bool is_over = false;
 
     auto run_worker = [&] {
-        auto work = make_worker();
+        Worker work = make_worker();
         for (;;) {
-            std::shared_ptr<Job> job;
-            {
-                std::unique_lock lock(mutex);
-                work_is_there.wait(lock, [&] { return is_over || !waiting.empty(); });
-                if (waiting.empty()) return;
-                job = std::move(waiting.front());
-                waiting.pop_front();
-            }
-            try {
-                work(job->in, job->out);
-            } catch (...) {
-                job->error = std::current_exception();
-            }
-            {
-                const std::lock_guard lock(mutex);
-                job->is_done = true;
-            }
-            job_is_done.notify_one();
+            std::unique_lock lock(mutex);
+            work_is_there.wait(lock, [&] { return is_over || !waiting.empty(); });
+            if (waiting.empty()) return;
+            auto job = std::move(waiting.front());
+            waiting.pop_front();
+            lock.unlock();
+            job(work);
         }
     };
     auto consume_first = [&] {
-        const std::shared_ptr<Job> job = std::move(in_order.front());
+        std::future<Out> first = std::move(in_order.front());
         in_order.pop_front();
-        {
-            std::unique_lock lock(mutex);
-            job_is_done.wait(lock, [&] { return job->is_done; });
-        }
-        if (job->error) std::rethrow_exception(job->error);
-        consume(job->out);
+        consume(first.get());
     };
-    auto first_is_done = [&] {
-        const std::lock_guard lock(mutex);
-        return in_order.front()->is_done;
-    };
+    auto first_is_done = [&] { return in_order.front().wait_for(std::chrono::seconds(0)) == std::future_status::ready; };
 
     std::vector<std::thread> workers;
     auto end = [&] {
@@ -88,12 +67,13 @@ void ordered_parallel(int threads, const Produce& produce, const MakeWorker& mak
         fail(Exit::os, "cannot start %d threads: %s", threads, error.what());
     }
     const size_t most = size_t(threads) * 3 + 1;
-    for (auto job = std::make_shared<Job>(); produce(job->in); job = std::make_shared<Job>()) {
+    for (In item; produce(item); item = In()) {
+        std::packaged_task<Out(Worker&)> job([in = std::move(item)](Worker& work) { return work(in); });
+        in_order.push_back(job.get_future());
         {
             const std::lock_guard lock(mutex);
-            waiting.push_back(job);
+            waiting.push_back(std::move(job));
         }
-        in_order.push_back(std::move(job));
         work_is_there.notify_one();
         while (in_order.size() >= most || (!in_order.empty() && first_is_done())) consume_first();
     }

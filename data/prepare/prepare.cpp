@@ -153,13 +153,14 @@ Tokenizer Preparation::learn_tokenizer() {
         WordMap<int64_t> words;
         uint64_t text_bytes = 0, input_bytes = 0;
     };
-    ordered_parallel<TextBlock, Counts>(
+    ordered_parallel<TextBlock>(
         threads_, [&](TextBlock& block) { return reader.next(block); },
         [&] {
-            return [&, counter = std::make_shared<WordCounter>()](const TextBlock& block, Counts& counts) {
+            return [&, counter = std::make_shared<WordCounter>()](const TextBlock& block) {
                 input_.visit(block, [&](std::string_view text, bool) { counter->add(text); });
-                counts = {counter->counts(), counter->text_bytes(), block.end - block.begin};
+                Counts counts{counter->counts(), counter->text_bytes(), block.end - block.begin};
                 counter->clear();
+                return counts;
             };
         },
         [&](const Counts& counts) {
@@ -221,12 +222,12 @@ void Preparation::write_copy(const Split& split, const Tokenizer& tokenizer, Sha
     PassProgress pass(
         split.copies > 1 ? format("%s, copy %d of %d", split.name, int(copy) + 1, split.copies) : split.name,
         split.end - split.begin, start - split.begin, line_);
-    ordered_parallel<TextBlock, EncodedBlock>(
+    ordered_parallel<TextBlock>(
         threads_, [&](TextBlock& block) { return reader.next(block); },
         [&] {
             auto encoder = std::make_shared<Encoder>(tokenizer, split.bpe_dropout, kSeed);
-            return [&, encoder](const TextBlock& block, EncodedBlock& encoded) {
-                encoded.begin = block.begin, encoded.end = block.end;
+            return [&, encoder](const TextBlock& block) {
+                EncodedBlock encoded{.ids = {}, .begin = block.begin, .end = block.end};
                 encoded.ids.reserve(block.bytes().size() / 3);
                 input_.visit(block, [&](std::string_view text, bool starts_document) {
                     const std::span<const int32_t> prefix = tokenizer.document_prefix();
@@ -236,6 +237,7 @@ void Preparation::write_copy(const Split& split, const Tokenizer& tokenizer, Sha
                     encoded.text_bytes += text.size();
                     encoded.documents += starts_document;
                 });
+                return encoded;
             };
         },
         [&](const EncodedBlock& encoded) {

@@ -108,13 +108,12 @@ TextSource open_text_source(const std::string& path, std::optional<TextFormat> w
     ByteSource bytes(source.file);
     const std::string_view start = bytes.peek(kTextPieceBytes).substr(0, kTextPieceBytes);
     source.format = wanted ? *wanted : recognize(path, start);
-    source.is_counted = bytes.is_mapped() && source.format != TextFormat::parquet;
-    if (source.is_counted) source.size = source.file.size();
     if (source.format == TextFormat::parquet) {
         if (!bytes.is_mapped()) reject_file(path, "compressed Parquet files are not supported; decompress it first");
         ParquetColumn(source.file, source.field);
         return source;
     }
+    if (bytes.is_mapped()) source.size = source.file.size();
     if (const size_t nul = start.substr(0, size_t(1) << 16).find('\0'); nul != kNone) {
         const std::string looks = start.starts_with("\xff\xfe") || start.starts_with("\xfe\xff")
                                       ? "UTF-16 text; convert it with iconv -f UTF-16 -t UTF-8"

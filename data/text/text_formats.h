@@ -24,10 +24,10 @@ inline constexpr std::array kTextFormats = {"text", "jsonl", "parquet"};  // for
 struct TextSource {
     MappedFile file;
     TextFormat format = TextFormat::text;
-    std::string field;       // JSON key, or column name
-    uint64_t content = 0;    // start of the first record, after the byte order mark, which belongs to no document
-    uint64_t size = 0;       // bytes after decompression; Parquet: bytes of the column's strings, plus one per string
-    bool is_counted = true;  // whether size is known
+    std::string field;     // JSON key, or column name
+    uint64_t content = 0;  // start of the first record, after the byte order mark, which belongs to no document
+    // Bytes after decompression, or of the column's strings, plus one per string. 0 until they have been counted.
+    uint64_t size = 0;
     SafeCut cut = SafeCut::by_gpt2;  // where text may be cut into pieces
 };
 

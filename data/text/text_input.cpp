@@ -25,7 +25,7 @@ void TextInput::count(const Advance& advance) {
     std::vector<uint64_t> sizes;
     for (const TextSource& source : sources_) {
         uint64_t& size = sizes.emplace_back(source.size);
-        if (source.is_counted) continue;
+        if (size > 0) continue;
         if (source.format == TextFormat::parquet) {
             ParquetColumn column(source.file, source.field);
             size = skip_values(column, UINT64_MAX, advance);
@@ -72,8 +72,6 @@ TextReader::TextReader(const TextInput& input, uint64_t begin, uint64_t end, uin
 
 // Opens the source that contains position_. Returns false at the end.
 bool TextReader::open_next() {
-    bytes_.reset();
-    column_.reset();
     const std::vector<TextSource>& sources = input_.sources();
     while (source_ < sources.size() && position_ >= input_.source_begin(source_) + sources[source_].size) source_++;
     if (position_ >= end_ || source_ == sources.size()) return false;
