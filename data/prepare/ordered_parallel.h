@@ -44,7 +44,9 @@ void ordered_parallel(int threads, const Produce& produce, const MakeWorker& mak
         in_order.pop_front();
         consume(first.get());
     };
-    auto first_is_done = [&] { return in_order.front().wait_for(std::chrono::seconds(0)) == std::future_status::ready; };
+    auto first_is_done = [&] {
+        return in_order.front().wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+    };
 
     std::vector<std::thread> workers;
     auto end = [&] {

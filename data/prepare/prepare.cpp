@@ -347,9 +347,9 @@ PrepareSummary convert_tokens(const PrepareOptions& o, const std::vector<std::st
     std::ranges::stable_partition(files, [&](const MappedFile& file) { return !is_val(file); });
     if (train_end == all) train_end = uint64_t(std::floor((1 - o.val_fraction) * double(all)));
     if (train_end == 0) fail(Exit::data, "prepare: the train split is empty: the input has %zu tokens", size_t(all));
-    PrepareSummary summary{.vocab_size = vocab_size, .train = {}, .val = {}};
-    auto write = [&](const char* name, uint64_t begin, uint64_t end, PrepareSummary::Split& counts) {
+    auto write = [&](const char* name, uint64_t begin, uint64_t end) {
         if (begin == end) return;
+        PrepareSummary::Split counts;
         ShardWriter writer(out.unfinished(""), name, vocab_size, o.shard_tokens);
         PassProgress pass(name, 2 * (end - begin), 0, line);
         uint64_t position = 0;
@@ -366,12 +366,11 @@ PrepareSummary convert_tokens(const PrepareOptions& o, const std::vector<std::st
             position += count;
         }
         writer.finish();
-        counts.tokens = writer.token_count();
         splits[name] = split_record(writer, counts);
-        line(format("%s: %zu tokens in %zu shards", name, size_t(counts.tokens), writer.names().size()));
+        line(format("%s: %zu tokens in %zu shards", name, size_t(writer.token_count()), writer.names().size()));
     };
-    write("train", 0, train_end, summary.train);
-    write("val", train_end, all, summary.val);
+    write("train", 0, train_end);
+    write("val", train_end, all);
     Json kind = {{"kind", has_tokenizer ? o.tokenizer : "unknown"}, {"vocab_size", vocab_size}};
     if (tokenizer) {
         kind["xxh3"] = tokenizer->digest();
@@ -380,7 +379,7 @@ PrepareSummary convert_tokens(const PrepareOptions& o, const std::vector<std::st
     const Json dataset = {
         {"format", DatasetRecord::kFormat}, {"tokenizer", kind}, {"sources", sources}, {"splits", splits}};
     out.move_into_place(dataset.dump(2, ' ', false, Json::error_handler_t::replace) + "\n", shards_of(splits));
-    return summary;
+    return summary_of(vocab_size, splits);
 }
 
 }  // namespace

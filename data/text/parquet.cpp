@@ -80,10 +80,9 @@ FoundColumn find_column(const std::vector<SchemaElement>& schema, const std::str
         if (next >= schema.size()) reject_file(path, "the Parquet schema ends too early");
         const SchemaElement& element = schema[next++];
         if (element.name == name && !found) {
-            if (element.children > 0)
-                reject_file(path, "the column \"%s\" is nested; only flat columns of strings are supported", name);
-            if (element.repetition == kRepeated)
-                reject_file(path, "the column \"%s\" is repeated; only flat columns of strings are supported", name);
+            if (element.children > 0 || element.repetition == kRepeated)
+                reject_file(path, "the column \"%s\" is %s; only flat columns of strings are supported", name,
+                            element.children > 0 ? "nested" : "repeated");
             if (element.type != kByteArray)
                 reject_file(path, "the column \"%s\" has the type %s; only strings (BYTE_ARRAY) are supported", name,
                             name_in(kTypes, element.type));
@@ -243,7 +242,7 @@ ParquetColumn::PageHeader ParquetColumn::read_page_header(BoundedBytes& bytes) c
             case 1: header.type = reader.integer(); return true;
             case 2: header.uncompressed_bytes = reader.integer(); return true;
             case 3: header.compressed_bytes = reader.integer(); return true;
-            case 4: header.crc = reader.integer(), header.has_crc = true; return true;
+            case 4: header.crc = reader.integer(); return true;
             case 5:
             case 7:
                 if (type != ThriftReader::structure) return false;
@@ -337,8 +336,8 @@ bool ParquetColumn::open_page() {
         const PageHeader header = read_page_header(bytes);
         std::string_view content = bytes.take(uint64_t(header.compressed_bytes)), levels;
         chunk.pages = bytes.rest();
-        if (header.has_crc && uint32_t(header.crc) !=
-                                  crc32_gzip_refl(0, reinterpret_cast<const uint8_t*>(content.data()), content.size()))
+        if (header.crc && uint32_t(*header.crc) !=
+                              crc32_gzip_refl(0, reinterpret_cast<const uint8_t*>(content.data()), content.size()))
             reject_file(file_.path(), "a Parquet page is damaged: its CRC does not match");
         if (header.type == kDictionaryPage) {
             read_dictionary(header, decompressed(content, header.uncompressed_bytes, chunk.codec, dictionary_buffer_));

@@ -28,8 +28,8 @@ private:
     struct PageHeader {
         int64_t type = -1, uncompressed_bytes = -1, compressed_bytes = -1, value_count = -1, encoding = -1;
         int64_t definition_bytes = -1, repetition_bytes = 0;
-        int64_t crc = 0;
-        bool has_crc = false, is_compressed = true;
+        std::optional<int64_t> crc;
+        bool is_compressed = true;
     };
 
     void read_metadata(std::string_view metadata, const std::string& column);

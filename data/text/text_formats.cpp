@@ -53,9 +53,8 @@ void visit_json_line(const TextSource& source, uint64_t position, std::string_vi
                            Exit::data);
     const auto member = value.is_object() ? value.find(source.field) : value.end();
     if (member != value.end() && member->is_string()) return visit(member->get_ref<const std::string&>());
-    const std::string found = value.is_object() && !value.empty()
-                                  ? format("; choose one with --field: %s", keys_of(value).c_str())
-                                  : format(": %s", printed(value).c_str());
+    std::string found = ": " + printed(value);
+    if (value.is_object() && !value.empty()) found = "; choose one with --field: " + keys_of(value);
     reject_record(source, position, "is not a JSON object with a string \"%s\"%s", source.field, found);
 }
 
