@@ -13,39 +13,15 @@ namespace {
 struct Options {
     std::string model;
     TokenizerChoice tokenizer;
-    std::string data;       // glob of shards; empty: the run's data.val, unless text or questions are given
-    int batches = 0;        // micro-batches of `data`; 0: all
-    std::string text;       // file or directory; empty: none
-    int stride = -1;        // replaces the run's eval.stride; -1: keep it
-    int batch = 0;          // sequences at a time; 0: the run's train.batch_size
-    std::string positions;  // file for the loss by position, "-": stdout; empty: none
+    std::string data;  // glob of shards; empty: the run's data.val, unless text or questions are given
+    int batches = 0;   // micro-batches of `data`; 0: all
+    std::string text;  // file or directory; empty: none
+    int stride = -1;   // replaces the run's eval.stride; -1: keep it
+    int batch = 0;     // sequences at a time; 0: the run's train.batch_size
     std::vector<std::string> questions;
     int limit = 0;        // questions of each file; 0: all
     std::string answers;  // file for the scores of each completion; empty: none
 };
-
-// Prints the mean losses over positions 1, 2, 3 to 4, 5 to 8 and so on.
-void print_positions(const Validation& result) {
-    const size_t last = result.position_loss.size();
-    for (size_t begin = 0, end = 1; begin < last; begin = end, end = std::min(2 * end, last)) {
-        double sum = 0, targets = 0;
-        for (size_t i = begin; i < end; i++) sum += result.position_loss[i], targets += result.position_targets[i];
-        const std::string range = end == begin + 1 ? format("%zu", end) : format("%zu to %zu", begin + 1, end);
-        if (targets > 0) std::printf("  position %-14s loss %.6f\n", range.c_str(), sum / targets);
-    }
-}
-
-void write_positions(const std::string& path, const Validation& result) {
-    if (path.empty()) return;
-    std::string csv = "position,loss,tokens\n";
-    for (size_t i = 0; i < result.position_loss.size(); i++)
-        if (result.position_targets[i] > 0)
-            csv += format("%zu,%.9g,%.0f\n", i + 1, result.position_loss[i] / result.position_targets[i],
-                          result.position_targets[i]);
-    if (path == "-") return print_line(csv.substr(0, csv.size() - 1));
-    print_positions(result);
-    write_file_atomically(path, csv);
-}
 
 // JSON Lines, one per question.
 std::string answer_lines(const QuestionSet& set, const Answers& answers) {
@@ -89,12 +65,8 @@ public:
         if (options.stride > config.train.seq_len)
             fail(Exit::usage, "--stride is %d, but must be at most the model's sequence length, %d", options.stride,
                  config.train.seq_len);
-        if (!options.positions.empty() && config.eval.stride % config.train.seq_len != 0)
-            fail(Exit::usage, "--per-position needs windows that do not overlap, but the stride is %d: add --stride 0",
-                 config.eval.stride);
-        for (const std::string& path : {options.positions, options.answers})
-            if (!path.empty() && !directory_exists(directory_of(path)))
-                fail(Exit::cannot_create, "the directory of %s does not exist", path);
+        if (!options.answers.empty() && !directory_exists(directory_of(options.answers)))
+            fail(Exit::cannot_create, "the directory of %s does not exist", options.answers);
         if (!model_.tokenizer && !options.text.empty())
             fail(Exit::no_input, "%s has no tokenizer; specify one with --tokenizer", options.model);
     }
@@ -103,14 +75,12 @@ public:
         const Config& config = model_.config;
         const TokenStream stream(find_shards(glob, key), config.model.vocab_size);
         Loader loader(stream, loader_options(config, comm_, SampleOrder::once));
-        const Validation result = noticed(comm_, "loss of " + glob, [&] {
-            return evaluate_pass(model_.gpt, control_, loader, model_.tokenizer, !options_.positions.empty());
-        });
+        const Validation result = noticed(
+            comm_, "loss of " + glob, [&] { return evaluate_pass(model_.gpt, control_, loader, model_.tokenizer); });
         if (!is_first_) return;
         std::printf("%s: loss %.6f", glob.c_str(), result.loss);
         if (result.bits_per_byte) std::printf(", %.4f bits per byte", *result.bits_per_byte);
         std::printf("\n");
-        write_positions(options_.positions, result);
     }
 
     void text() {
@@ -122,14 +92,12 @@ public:
         auto next = [&] { return text.batch(std::exchange(number, number + uint64_t(comm_.size)), rows); };
         const auto token_bytes = [&](int token) { return model_.tokenizer->token_bytes(token); };
         const uint64_t batches = (text.windows() + rows_of_all - 1) / rows_of_all;
-        const Validation result = noticed(comm_, "loss of " + options_.text, [&] {
-            return evaluate(model_.gpt, batches, next, token_bytes, !options_.positions.empty());
-        });
+        const Validation result = noticed(
+            comm_, "loss of " + options_.text, [&] { return evaluate(model_.gpt, batches, next, token_bytes); });
         if (!is_first_) return;
         std::printf("%s: %zu tokens, loss %.6f, perplexity %.6g, %.6f bits per byte, word perplexity %.6g\n",
                     options_.text.c_str(), text.tokens(), result.loss, std::exp(result.loss), *result.bits_per_byte,
                     std::exp(result.loss * double(text.tokens()) / double(text.words())));
-        write_positions(options_.positions, result);
     }
 
     void questions() {
@@ -192,10 +160,6 @@ void evaluate_model(const Options& options, const ModelSource& source, Ranks& ra
 }
 
 void evaluate_on_all_ranks(const Options& options, const std::string& revision) {
-    if (!options.positions.empty() && !options.text.empty() && !options.data.empty())
-        fail(Exit::usage, "--per-position needs either --data or --text, not both");
-    if (!options.positions.empty() && options.text.empty() && options.data.empty() && !options.questions.empty())
-        fail(Exit::usage, "--per-position needs --data or --text; it does not apply to --questions");
     const RankEnvironment environment = launched_ranks();
     const ModelSource source(options.model);
     Ranks ranks(environment, source.config, revision);
@@ -245,10 +209,6 @@ void add_eval(CLI::App& app, CommandLine& line) {
     parser->add_option("--answers", options->answers, "write each completion's log-likelihood to this JSON Lines file")
         ->type_name("FILE")
         ->needs(questions);
-    parser
-        ->add_option("--per-position", options->positions,
-                     "write the loss by position in the window to this CSV file (-: standard output)")
-        ->type_name("FILE");
     parser->add_option("--batch", options->batch, "sequences per batch (default: the run's train.batch_size, or 1)")
         ->check(integer_in(1, 1 << 20));
     add_tokenizer_options(*parser, options->tokenizer);

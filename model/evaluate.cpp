@@ -10,22 +10,6 @@
 
 namespace {
 
-// Adds one micro-batch of each rank to the sums by position, in the order of ranks.
-void add_positions(Gpt& gpt, const Batch& batch, const std::vector<float>& losses, Validation& result) {
-    const size_t T = size_t(gpt.options().seq_len), ranks = size_t(gpt.options().ranks);
-    std::vector<double> sums(2 * T * ranks);
-    double* const own = sums.data() + 2 * T * size_t(gpt.options().rank);
-    for (size_t row = 0; row < losses.size(); row++) {
-        if (batch.targets[row] < 0) continue;
-        own[row % T] += double(losses[row]);
-        own[T + row % T]++;
-    }
-    gpt.sum_over_ranks(sums);
-    result.position_loss.resize(T), result.position_targets.resize(T);
-    for (size_t i = 0; i < sums.size(); i++)
-        (i / T % 2 == 0 ? result.position_loss : result.position_targets)[i % T] += sums[i];
-}
-
 // Fills a row with the last T + 1 tokens of the text; `targets` is -1 for tokens of the context.
 void fill_row(const Continuation& text, size_t longest, int* tokens, int* targets) {
     auto token = [&](size_t i) {
@@ -44,21 +28,18 @@ void fill_row(const Continuation& text, size_t longest, int* tokens, int* target
 }  // namespace
 
 Validation evaluate(Gpt& gpt, uint64_t batches, const std::function<Batch()>& next,
-                    const std::function<int(int token)>& token_bytes, bool by_position,
-                    const std::function<void()>& between) {
+                    const std::function<int(int token)>& token_bytes, const std::function<void()>& between) {
     const size_t rows = size_t(gpt.options().batch) * size_t(gpt.options().seq_len);
     const size_t ranks = size_t(gpt.options().ranks), rank = size_t(gpt.options().rank);
     std::vector<double> losses(ranks);
-    std::vector<float> row_losses(by_position ? rows : 0);
     std::array<double, 2> counts{};
     auto& [targets, bytes] = counts;
     double loss_sum = 0;
-    Validation result;
     for (uint64_t i = 0; i < batches; i++) {
         between();
         const Batch batch = next();
         std::ranges::fill(losses, 0.0);
-        losses[rank] = batch_loss(gpt, batch.inputs, batch.targets, by_position ? row_losses.data() : nullptr);
+        losses[rank] = batch_loss(gpt, batch.inputs, batch.targets);
         for (size_t row = 0; row < rows; row++) {
             if (batch.targets[row] < 0) continue;
             targets++;
@@ -67,11 +48,10 @@ Validation evaluate(Gpt& gpt, uint64_t batches, const std::function<Batch()>& ne
         // The ranks' batches are consecutive in the stream. Adding them in this order gives the bits of a single rank.
         gpt.sum_over_ranks(losses);
         for (const double loss : losses) loss_sum += loss;
-        if (by_position) add_positions(gpt, batch, row_losses, result);
     }
     gpt.sum_over_ranks(counts);
+    Validation result;
     result.loss = loss_sum / targets;
-    result.targets = targets;
     if (bytes > 0) result.bits_per_byte = loss_sum / std::log(2.0) / bytes;
     return result;
 }

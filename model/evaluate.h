@@ -10,10 +10,6 @@
 struct Validation {
     double loss = 0;                      // nats per token
     std::optional<double> bits_per_byte;  // if the lengths of tokens are given
-    double targets = 0;                   // number of predicted tokens
-    // If requested: the sum of the losses and the number of targets, by the number of tokens before the target in its
-    // window, minus 1. (T)
-    std::vector<double> position_loss, position_targets;
 };
 
 // Returns the mean loss over all ranks' `batches` micro-batches from next(), each target counted once. `token_bytes`,
@@ -22,7 +18,7 @@ struct Validation {
 // evaluation.
 Validation evaluate(
     Gpt& gpt, uint64_t batches, const std::function<Batch()>& next, const std::function<int(int token)>& token_bytes,
-    bool by_position = false, const std::function<void()>& between = [] {});
+    const std::function<void()>& between = [] {});
 
 // A text in two parts, neither of them empty. `predicted` has at most T tokens.
 struct Continuation {

@@ -23,8 +23,7 @@ void validate(TrainingRun& run) {
     run.progress.begin(format("step %d | validation", run.state.step));
     Validation result;
     try {
-        result =
-            evaluate_pass(run.gpt, run.control, *run.val_loader, run.dataset.tokenizer, false, progress_or_stop(run));
+        result = evaluate_pass(run.gpt, run.control, *run.val_loader, run.dataset.tokenizer, progress_or_stop(run));
     } catch (const SharedError&) {
         run.error = std::current_exception();
         throw Stopped();

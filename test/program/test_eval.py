@@ -1,5 +1,4 @@
 """`eval` and eval.questions compared with results of lm-evaluation-harness in test/recorded/lm_eval."""
-import csv
 import gzip
 import json
 import math
@@ -63,8 +62,7 @@ class Reference(TrainerTest):
             self.assertIn(f"  {truncated} of {of} completions have a truncated context", said)
 
     def test_the_result_does_not_depend_on_the_batch_or_the_ranks(self):
-        args = ("--questions", "hf/hellaswag.jsonl", "--questions", "hf/general.jsonl", "--text", "hf/text.txt",
-                "--per-position", "-")
+        args = ("--questions", "hf/hellaswag.jsonl", "--questions", "hf/general.jsonl", "--text", "hf/text.txt")
         alone = self.answers(*args)
         for more in (["--batch", 2], ["--batch", 5], ["--batch", 64], ["--nproc", 2], ["--nproc", 3, "--batch", 2]):
             with self.subTest(more):
@@ -107,31 +105,14 @@ class Reference(TrainerTest):
                        for name in ("hf/text.txt", "twice.jsonl"))
         self.assertEqual(twice.replace("740 tokens", "370 tokens"), once)
 
-    def test_loss_by_position(self):
-        said = self.run_trainer("eval", "hf", "--text", "hf/text.txt", "--per-position", "positions.csv")
-        rows = list(csv.DictReader((self.dir / "positions.csv").read_text().splitlines()))
-        self.assertEqual([int(row["position"]) for row in rows], list(range(1, 49)))
-        tokens = [int(row["tokens"]) for row in rows]
-        # 370 = 7 * 48 + 34: the last window predicts only its last 34 tokens.
-        self.assertEqual(tokens, [7] * 14 + [8] * 34)
-        mean = sum(float(row["loss"]) * count for row, count in zip(rows, tokens)) / sum(tokens)
-        self.assertAlmostEqual(mean, float(re.search(r"loss (\S+),", said)[1]), delta=2e-6)
-        lines = re.findall(r"  position (\d+)(?: to (\d+))? +loss (\S+)", said)
-        self.assertEqual([(first, last) for first, last, _ in lines],
-                         [("1", ""), ("2", ""), ("3", "4"), ("5", "8"), ("9", "16"), ("17", "32"), ("33", "48")])
-        part = [float(row["loss"]) * int(row["tokens"]) for row in rows[4:8]]
-        self.assertAlmostEqual(float(lines[3][2]), sum(part) / sum(tokens[4:8]), delta=2e-6)
-
     def test_invalid_options(self):
         for args, code, words in (
                 ([], 64, "add --data, --text or --questions"),
-                (["--text", "hf/text.txt", "--per-position", "-", "--stride", 7], 64, "the stride is 7"),
                 (["--text", "hf/text.txt", "--stride", 49], 64, "at most the model's sequence length, 48"),
-                (["--questions", "hf/general.jsonl", "--per-position", "-"], 64, "does not apply to --questions"),
                 (["--limit", 3], 64, "--questions"), (["--text", "nothing.txt"], 66, "nothing.txt"),
                 (["--tokenizer", "gpt2", "--text", "hf/text.txt"], 78, "50257 tokens"),
-                (["--text", "hf/text.txt", "--per-position", "no/where.csv"], 73,
-                 "the directory of no/where.csv does not exist"),
+                (["--questions", "hf/general.jsonl", "--answers", "no/where.jsonl"], 73,
+                 "the directory of no/where.jsonl does not exist"),
                 (["--questions", "nothing.jsonl"], 66, "nothing.jsonl")):
             with self.subTest(args):
                 self.assertIn(words, self.run_trainer("eval", "hf", *args, expect=code))

@@ -245,7 +245,7 @@ LoadedModel load_model(const ModelSource& source, int batch, const Comm& comm, c
 // A rank that cannot read its tokens completes the pass with batches of padding, since the passes of ZeRO-sharded ranks
 // are collective.
 Validation evaluate_pass(Gpt& gpt, ControlChannel& control, Loader& loader, const std::optional<Tokenizer>& tokenizer,
-                         bool by_position, const std::function<void()>& between) {
+                         const std::function<void()>& between) {
     std::function<int(int)> token_bytes;
     if (tokenizer) token_bytes = [&](int token) { return tokenizer->token_bytes(token); };
     std::exception_ptr error;
@@ -261,7 +261,7 @@ Validation evaluate_pass(Gpt& gpt, ControlChannel& control, Loader& loader, cons
         return {no_inputs.data(), no_targets.data()};
     };
     loader.seek(0);
-    const Validation result = evaluate(gpt, loader.batches_per_pass(), next, token_bytes, by_position, between);
+    const Validation result = evaluate(gpt, loader.batches_per_pass(), next, token_bytes, between);
     if (const auto shared = shared_error(control, error)) std::rethrow_exception(shared);
     return result;
 }

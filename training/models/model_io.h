@@ -89,4 +89,4 @@ inline constexpr const char* kEndOfTextHelp =
 // `between` as in evaluate(). Fails with SharedError if a rank cannot read its tokens.
 Validation evaluate_pass(
     Gpt& gpt, ControlChannel& control, Loader& loader, const std::optional<Tokenizer>& tokenizer,
-    bool by_position = false, const std::function<void()>& between = [] {});
+    const std::function<void()>& between = [] {});
