@@ -1,7 +1,6 @@
 #include <CLI/App.hpp>
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
 
 #include "commands/command_line.h"
 #include "data/evaluation/rolling_text.h"
@@ -19,28 +18,8 @@ struct Options {
     int stride = -1;   // replaces the run's eval.stride; -1: keep it
     int batch = 0;     // sequences at a time; 0: the run's train.batch_size
     std::vector<std::string> questions;
-    int limit = 0;        // questions of each file; 0: all
-    std::string answers;  // file for the scores of each completion; empty: none
+    int limit = 0;  // questions of each file; 0: all
 };
-
-// JSON Lines, one per question.
-std::string answer_lines(const QuestionSet& set, const Answers& answers) {
-    std::string lines;
-    auto score = answers.log_likelihoods.begin();
-    for (size_t i = 0; i < set.questions.size(); i++) {
-        const MultipleChoice& question = set.questions[i];
-        const auto first = std::exchange(score, score + ptrdiff_t(question.completions.size()));
-        nlohmann::ordered_json line = {{"file", set.name},
-                                       {"question", i},
-                                       {"label", question.label},
-                                       {"log_likelihoods", std::vector<double>(first, score)},
-                                       {"tokens", nlohmann::json::array()},
-                                       {"characters", question.characters}};
-        for (const std::vector<int32_t>& completion : question.completions) line["tokens"].push_back(completion.size());
-        lines += line.dump() + "\n";
-    }
-    return lines;
-}
 
 // Returns the result of `work`. If it takes long, rank 0 shows `what` on stderr.
 template <class Work> auto noticed(const Comm& comm, const std::string& what, const Work& work) {
@@ -65,8 +44,6 @@ public:
         if (options.stride > config.train.seq_len)
             fail(Exit::usage, "--stride is %d, but must be at most the model's sequence length, %d", options.stride,
                  config.train.seq_len);
-        if (!options.answers.empty() && !directory_exists(directory_of(options.answers)))
-            fail(Exit::cannot_create, "the directory of %s does not exist", options.answers);
         if (!model_.tokenizer && !options.text.empty())
             fail(Exit::no_input, "%s has no tokenizer; specify one with --tokenizer", options.model);
     }
@@ -110,15 +87,11 @@ public:
             sets.push_back(reader.read(path, size_t(options_.limit)));
             check_fits(sets.back(), model_.config.train.seq_len);
         }
-        std::string lines;
         for (const QuestionSet& set : sets) {
             const Answers answers =
                 noticed(comm_, "questions of " + set.path, [&] { return answer_questions(model_.gpt, set); });
-            if (!is_first_) continue;
-            print_answers(set, answers);
-            if (!options_.answers.empty()) lines += answer_lines(set, answers);
+            if (is_first_) print_answers(set, answers);
         }
-        if (is_first_ && !options_.answers.empty()) write_file_atomically(options_.answers, lines);
     }
 
 private:
@@ -135,7 +108,7 @@ private:
         print("acc_per_token", file.acc_per_token);
         if (answers.truncated > 0)
             std::printf("  %zu of %zu completions have a truncated context: it is too long for the model\n",
-                        answers.truncated, answers.log_likelihoods.size());
+                        answers.truncated, answers.completions);
     }
 
     const Options& options_;
@@ -205,9 +178,6 @@ void add_eval(CLI::App& app, CommandLine& line) {
     parser->add_option("--limit", options->limit, "number of questions to ask from each file; 0: all")
         ->capture_default_str()
         ->check(integer_in(0, 1'000'000'000))
-        ->needs(questions);
-    parser->add_option("--answers", options->answers, "write each completion's log-likelihood to this JSON Lines file")
-        ->type_name("FILE")
         ->needs(questions);
     parser->add_option("--batch", options->batch, "sequences per batch (default: the run's train.batch_size, or 1)")
         ->check(integer_in(1, 1 << 20));

@@ -8,6 +8,7 @@ import unittest
 
 import event_file
 import llmc_file
+from ordered_pairs import as_lines, ordered_pairs
 from trainer import ROOT, TrainerTest
 
 REFERENCE = ROOT / "test/recorded/lm_eval"
@@ -27,10 +28,6 @@ def accuracies_in(said):
             for file in files]
 
 
-def as_lines(records):
-    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-
-
 class Reference(TrainerTest):
     """The recorded model, a Hugging Face directory."""
 
@@ -38,44 +35,39 @@ class Reference(TrainerTest):
         super().setUp()
         shutil.copytree(REFERENCE, self.dir / "hf")
 
-    def answers(self, *args):
-        """Returns the output and the log-likelihoods of each file's questions."""
-        said = self.run_trainer("eval", "hf", "--answers", "answers.jsonl", *args)
-        lines = [json.loads(line) for line in (self.dir / "answers.jsonl").read_text().splitlines()]
-        return said, {name: [line for line in lines if line["file"] == name] for name in ("hellaswag", "general")}
+        self.pairs = [pair for name in ("hellaswag", "general")
+                      for line, scores in zip((self.dir / f"hf/{name}.jsonl").read_text().splitlines(),
+                                              EXPECTED[name]["log_likelihoods"], strict=True)
+                      for pair in ordered_pairs(json.loads(line), scores)]
+        (self.dir / "pairs.jsonl").write_text(as_lines(self.pairs))
 
     def test_questions(self):
-        said, files = self.answers("--questions", "hf/hellaswag.jsonl", "--questions", "hf/general.jsonl")
-        for name, shares in zip(files, accuracies_in(said)):
-            expected = EXPECTED[name]
-            for number in ("tokens", "characters"):
-                self.assertEqual([line[number] for line in files[name]], expected[number])
-            for line, scores in zip(files[name], expected["log_likelihoods"], strict=True):
-                for ours, theirs in zip(line["log_likelihoods"], scores, strict=True):
-                    self.assertLess(abs(ours - theirs), 1e-4, f"{name} {line}")
+        """test/training/test_answers.cpp compares each log-likelihood."""
+        said = self.run_trainer("eval", "hf", "--questions", "hf/hellaswag.jsonl", "--questions", "hf/general.jsonl")
+        for name, shares in zip(("hellaswag", "general"), accuracies_in(said), strict=True):
             for accuracy in ACCURACIES:
                 share, error = shares[accuracy]
-                self.assertAlmostEqual(share, expected[accuracy], delta=5e-5)
+                self.assertAlmostEqual(share, EXPECTED[name][accuracy], delta=5e-5)
                 if accuracy != "acc_per_token":
-                    self.assertAlmostEqual(error, expected[accuracy + "_stderr"], delta=5e-5)
+                    self.assertAlmostEqual(error, EXPECTED[name][accuracy + "_stderr"], delta=5e-5)
         for name, truncated, of in (("hellaswag", 15, 20), ("general", 2, 16)):
             self.assertIn(f"  {truncated} of {of} completions have a truncated context", said)
 
     def test_the_result_does_not_depend_on_the_batch_or_the_ranks(self):
-        args = ("--questions", "hf/hellaswag.jsonl", "--questions", "hf/general.jsonl", "--text", "hf/text.txt")
-        alone = self.answers(*args)
+        args = ("eval", "hf", "--questions", "hf/hellaswag.jsonl", "--questions", "hf/general.jsonl", "--questions",
+                "pairs.jsonl", "--text", "hf/text.txt")
+        alone = self.run_trainer(*args)
+        self.assertRegex(alone, rf"pairs.jsonl: {len(self.pairs)} questions\n  acc +1\.0000 ")
         for more in (["--batch", 2], ["--batch", 5], ["--batch", 64], ["--nproc", 2], ["--nproc", 3, "--batch", 2]):
             with self.subTest(more):
-                said, files = self.answers(*args, *more)
-                self.assertEqual(files, alone[1])
+                said = self.run_trainer(*args, *more)
                 # Sums over batches differ in the last bits.
-                self.assertEqual(re.sub(r"(\d\.\d{4})\d+", r"\1", said), re.sub(r"(\d\.\d{4})\d+", r"\1", alone[0]))
+                self.assertEqual(re.sub(r"(\d\.\d{4})\d+", r"\1", said), re.sub(r"(\d\.\d{4})\d+", r"\1", alone))
                 if "--batch" not in more:
-                    self.assertEqual(said, alone[0])
+                    self.assertEqual(said, alone)
 
     def test_a_part_of_the_questions(self):
-        said, files = self.answers("--questions", "hf/general.jsonl", "--limit", 1)
-        self.assertEqual(len(files["general"]), 1)
+        said = self.run_trainer("eval", "hf", "--questions", "hf/general.jsonl", "--limit", 1)
         self.assertRegex(said, r"hf/general.jsonl: 1 questions\n  acc +[01]\.0000\n")  # no standard error for one
 
     def test_text(self):
@@ -111,8 +103,6 @@ class Reference(TrainerTest):
                 (["--text", "hf/text.txt", "--stride", 49], 64, "at most the model's sequence length, 48"),
                 (["--limit", 3], 64, "--questions"), (["--text", "nothing.txt"], 66, "nothing.txt"),
                 (["--tokenizer", "gpt2", "--text", "hf/text.txt"], 78, "50257 tokens"),
-                (["--questions", "hf/general.jsonl", "--answers", "no/where.jsonl"], 73,
-                 "the directory of no/where.jsonl does not exist"),
                 (["--questions", "nothing.jsonl"], 66, "nothing.jsonl")):
             with self.subTest(args):
                 self.assertIn(words, self.run_trainer("eval", "hf", *args, expect=code))

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 
+from ordered_pairs import as_lines, ordered_pairs
 from test_families import LLAMA, QWEN3, SPEEDRUN
 from trainer import ENVIRONMENT, ROOT, TINY, TrainerTest
 
@@ -69,13 +70,14 @@ class Simulated(TrainerTest):
         """Compares with lm-evaluation-harness; short questions use sequences of half and a quarter of the length."""
         model = ROOT / "test/recorded/lm_eval"
         expected = json.loads((model / "expected.json").read_text())
-        said = subprocess.run([SIMULATED, "eval", model, "--questions", model / "general.jsonl", "--text",
-                               model / "text.txt", "--answers", "answers.jsonl", "--batch", "2"], cwd=self.dir,
-                              check=True, timeout=100, capture_output=True, text=True, env=ENVIRONMENT).stdout
-        answers = [json.loads(line) for line in (self.dir / "answers.jsonl").read_text().splitlines()]
-        for answer, scores in zip(answers, expected["general"]["log_likelihoods"], strict=True):
-            for ours, theirs in zip(answer["log_likelihoods"], scores, strict=True):
-                self.assertLess(abs(ours - theirs), 1e-4)
+        pairs = [pair for line, scores in zip((model / "general.jsonl").read_text().splitlines(),
+                                              expected["general"]["log_likelihoods"], strict=True)
+                 for pair in ordered_pairs(json.loads(line), scores)]
+        (self.dir / "pairs.jsonl").write_text(as_lines(pairs))
+        said = subprocess.run([SIMULATED, "eval", model, "--questions", "pairs.jsonl", "--text", model / "text.txt",
+                               "--batch", "2"], cwd=self.dir, check=True, timeout=100, capture_output=True, text=True,
+                              env=ENVIRONMENT).stdout
+        self.assertRegex(said, rf"pairs.jsonl: {len(pairs)} questions\n  acc +1\.0000 ")
         bits = float(said.split(" bits per byte")[0].split()[-1])
         self.assertAlmostEqual(bits, expected["text"]["bits_per_byte"], delta=2e-6)
 

@@ -52,8 +52,8 @@ Answers answer_questions(Gpt& gpt, const QuestionSet& set, const std::function<v
         }
         std::ranges::copy(question.characters, std::back_inserter(characters));
     }
-    answers.log_likelihoods = log_likelihoods(gpt, texts, between);
-    const std::vector<double>& scores = answers.log_likelihoods;
+    answers.completions = texts.size();
+    const std::vector<double> scores = log_likelihoods(gpt, texts, between);
     QuestionsRecord::File& accuracy = answers.accuracy;
     accuracy.name = set.name;
     accuracy.questions = set.questions.size();

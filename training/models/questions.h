@@ -14,8 +14,8 @@ void check_fits(const QuestionSet& set, int seq_len);
 
 struct Answers {
     QuestionsRecord::File accuracy;
-    size_t truncated = 0;                 // completions whose context was cut at its beginning to fit the model
-    std::vector<double> log_likelihoods;  // of each completion in order, in nats
+    size_t completions = 0;
+    size_t truncated = 0;  // completions whose context was cut at its beginning to fit the model
 };
 
 // Collective; returns the result on all ranks, with the same bits for any number of ranks. `between` as in evaluate().

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Writes a tiny Hugging Face model with its tokenizer, questions and a text into this folder, and the results of
-lm-evaluation-harness into expected.json. test/program/test_eval.py compares them with `eval`.
-test/interop/test_lm_eval.py runs the same tasks on an exported model.
+lm-evaluation-harness into expected.json. test/program/test_eval.py compares them with `eval`, and
+test/training/test_answers.cpp each log-likelihood. test/interop/test_lm_eval.py runs the same tasks on an exported
+model.
 
     pip install lm-eval==0.4.13 torch transformers datasets
     python3 test/recorded/lm_eval/make_lm_eval_reference.py
