@@ -98,14 +98,13 @@ private:
     static void print_answers(const QuestionSet& set, const Answers& answers) {
         const QuestionsRecord::File& file = answers.accuracy;
         auto print = [&](const char* name, double share) {
-            std::printf("  %-14s %.4f", name, share);
+            std::printf("  %-8s %.4f", name, share);
             if (file.questions > 1) std::printf(" +/- %.4f", file.standard_error(share));
             std::printf("\n");
         };
         std::printf("%s: %zu questions\n", set.path.c_str(), file.questions);
         print("acc", file.acc);
         print("acc_norm", file.acc_norm);
-        print("acc_per_token", file.acc_per_token);
         if (answers.truncated > 0)
             std::printf("  %zu of %zu completions have a truncated context: it is too long for the model\n",
                         answers.truncated, answers.completions);

@@ -69,7 +69,6 @@ template <class Field> void describe(const QuestionsRecord& record, Field field)
         field((file.name + "/questions").c_str(), uint64_t(file.questions));
         share("acc", file.acc);
         share("acc_norm", file.acc_norm);
-        share("acc_per_token", file.acc_per_token);
     }
 }
 
@@ -239,7 +238,7 @@ void RunLog::write(const ValRecord& record) {
 void RunLog::write(const QuestionsRecord& record) {
     append(metrics_, json_line(record) + "\n");
     // llm.c logs one number per step: HellaSwag's.
-    append(main_log_, format("s:%d eval:%.4f\n", record.step, record.files.front().acc_per_token));
+    append(main_log_, format("s:%d eval:%.4f\n", record.step, record.files.front().acc_norm));
     if (events_) add_event(record.step, record.time, scalars_of("questions", record));
 }
 

@@ -48,14 +48,13 @@ struct ValRecord {
 };
 
 // Scores of the multiple-choice questions of some files. The model's answer is the completion with the highest
-// log-probability, as a whole (acc), per character (acc_norm; both as in lm-evaluation-harness) or per token
-// (acc_per_token, as in llm.c).
+// log-probability, as a whole (acc) or per character (acc_norm), as in lm-evaluation-harness.
 struct QuestionsRecord {
     struct File {
         std::string name;  // letters, digits, "_" and "-"
         size_t questions = 0;
-        double acc = 0, acc_norm = 0, acc_per_token = 0;  // shares of correct answers
-        double standard_error(double share) const;        // of such a share; NaN for one question
+        double acc = 0, acc_norm = 0;               // shares of correct answers
+        double standard_error(double share) const;  // of such a share; NaN for one question
     };
     int step = 0;
     std::vector<File> files = {};

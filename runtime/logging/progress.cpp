@@ -140,8 +140,8 @@ void TrainingProgress::show(const ValRecord& record) {
 
 void TrainingProgress::show(const QuestionsRecord& record) {
     for (const QuestionsRecord::File& file : record.files)
-        say(format("step %d | %s, %zu questions | acc %.4f | acc_norm %.4f | acc_per_token %.4f", record.step,
-                   file.name.c_str(), file.questions, file.acc, file.acc_norm, file.acc_per_token));
+        say(format("step %d | %s, %zu questions | acc %.4f | acc_norm %.4f", record.step, file.name.c_str(),
+                   file.questions, file.acc, file.acc_norm));
 }
 
 void TrainingProgress::show(const SampleRecord& record) {

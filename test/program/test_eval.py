@@ -13,7 +13,7 @@ from trainer import ROOT, TrainerTest
 
 REFERENCE = ROOT / "test/recorded/lm_eval"
 EXPECTED = json.loads((REFERENCE / "expected.json").read_text())
-ACCURACIES = ("acc", "acc_norm", "acc_per_token")
+ACCURACIES = ("acc", "acc_norm")
 QUESTIONS = [{"context": "etaoin shr", "choices": ["dlu", "eta oin", "x"], "label": 0},
              {"question": "The ", "choices": ["shrdlu", "et"], "gold": 1},
              {"query": "", "endings": ["Oin.", "aaaa", "Lu dlu eat"], "label": "2"},
@@ -45,11 +45,10 @@ class Reference(TrainerTest):
         """test/training/test_answers.cpp compares each log-likelihood."""
         said = self.run_trainer("eval", "hf", "--questions", "hf/hellaswag.jsonl", "--questions", "hf/general.jsonl")
         for name, shares in zip(("hellaswag", "general"), accuracies_in(said), strict=True):
-            for accuracy in ACCURACIES:
-                share, error = shares[accuracy]
+            self.assertEqual(tuple(shares), ACCURACIES)
+            for accuracy, (share, error) in shares.items():
                 self.assertAlmostEqual(share, EXPECTED[name][accuracy], delta=5e-5)
-                if accuracy != "acc_per_token":
-                    self.assertAlmostEqual(error, EXPECTED[name][accuracy + "_stderr"], delta=5e-5)
+                self.assertAlmostEqual(error, EXPECTED[name][accuracy + "_stderr"], delta=5e-5)
         for name, truncated, of in (("hellaswag", 15, 20), ("general", 2, 16)):
             self.assertIn(f"  {truncated} of {of} completions have a truncated context", said)
 
@@ -185,7 +184,7 @@ class Run(TrainerTest):
         records = self.records(kind="questions")
         self.assertEqual([record["step"] for record in records], [4, 8, 10])
         last = records[-1]
-        self.assertEqual(len({last[f"small/{accuracy}"] for accuracy in ACCURACIES}), 3)  # distinguishable
+        self.assertEqual(len({last[f"small/{accuracy}"] for accuracy in ACCURACIES}), 2)  # distinguishable
         shares = accuracies_in(self.run_trainer("eval", "run", "--questions", "small.jsonl", "--questions",
                                                 "small_c.jsonl"))
         for name, of in zip(("small", "small_c"), shares):
@@ -194,7 +193,7 @@ class Run(TrainerTest):
                 self.assertAlmostEqual(last[f"{name}/{accuracy}"], of[accuracy][0], delta=5e-5)
                 self.assertAlmostEqual(last[f"{name}/{accuracy}_stderr"], of[accuracy][1], delta=5e-5)
         self.assertIn(f"step 10 | small, 4 questions | acc {last['small/acc']:.4f} | acc_norm", said)
-        self.assertIn(f"s:10 eval:{last['small/acc_per_token']:.4f}\n", (self.dir / "run/main.log").read_text())
+        self.assertIn(f"s:10 eval:{last['small/acc_norm']:.4f}\n", (self.dir / "run/main.log").read_text())
         values, _ = event_file.read(next((self.dir / "run/tensorboard").iterdir()))
         tags = {value.tag: value.value for value in values if value.step == 10}
         self.assertAlmostEqual(tags["questions/small/acc_norm"], last["small/acc_norm"], places=6)

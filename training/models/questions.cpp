@@ -58,8 +58,6 @@ Answers answer_questions(Gpt& gpt, const QuestionSet& set, const std::function<v
     accuracy.name = set.name;
     accuracy.questions = set.questions.size();
     accuracy.acc = share_of_right(set.questions, [&](size_t i) { return scores[i]; });
-    accuracy.acc_per_token =
-        share_of_right(set.questions, [&](size_t i) { return scores[i] / double(texts[i].predicted.size()); });
     accuracy.acc_norm = share_of_right(set.questions, [&](size_t i) { return scores[i] / double(characters[i]); });
     return answers;
 }

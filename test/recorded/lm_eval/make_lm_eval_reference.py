@@ -98,11 +98,9 @@ def evaluate(directory, general, hellaswag, text, **model_args):
                                    else sample["arguments"])] for sample in samples]
         tokens = [[len(model._encode_pair(context, text)[1] if context else model.tok_encode(text))
                    for context, text in pair] for pair in pairs]
-        right = [max(range(len(of)), key=lambda i: of[i] / count[i]) == int(sample["target"])
-                 for of, count, sample in zip(scores, tokens, samples)]
         found[name] = {"acc": numbers["acc,none"], "acc_stderr": numbers["acc_stderr,none"],
                        "acc_norm": numbers["acc_norm,none"], "acc_norm_stderr": numbers["acc_norm_stderr,none"],
-                       "acc_per_token": sum(right) / len(right), "log_likelihoods": scores, "tokens": tokens,
+                       "log_likelihoods": scores, "tokens": tokens,
                        "characters": [[len(choice) for choice in sample["doc"]["choices"]] for sample in samples]}
     numbers = results["results"]["text"]
     found["text"] = {name: numbers[f"{name},none"] for name in ("word_perplexity", "byte_perplexity", "bits_per_byte")}
