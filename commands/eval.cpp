@@ -72,9 +72,8 @@ public:
         const Validation result = noticed(
             comm_, "loss of " + options_.text, [&] { return evaluate(model_.gpt, batches, next, token_bytes); });
         if (!is_first_) return;
-        std::printf("%s: %zu tokens, loss %.6f, perplexity %.6g, %.6f bits per byte, word perplexity %.6g\n",
-                    options_.text.c_str(), text.tokens(), result.loss, std::exp(result.loss), *result.bits_per_byte,
-                    std::exp(result.loss * double(text.tokens()) / double(text.words())));
+        std::printf("%s: %zu tokens, loss %.6f, perplexity %.6g, %.6f bits per byte\n", options_.text.c_str(),
+                    text.tokens(), result.loss, std::exp(result.loss), *result.bits_per_byte);
     }
 
     void questions() {

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "data/tokenizer/encoder.h"
-#include "data/tokenizer/white_space.h"
 
 RollingText::RollingText(TextInput input, const Tokenizer& tokenizer, int seq_len, int stride)
     : seq_len_(uint64_t(seq_len)), stride_(uint64_t(stride > 0 ? stride : seq_len)) {
@@ -11,24 +10,15 @@ RollingText::RollingText(TextInput input, const Tokenizer& tokenizer, int seq_le
     input.set_cut(safe_cut_of(tokenizer.rules()));
     Encoder encoder(tokenizer);
     uint64_t begin = 0;  // start of the current document in ids_
-    bool is_in_space = false;
-    auto end_document = [&] { add_windows(begin); };
     input.read(0, input.size(), [&](std::string_view text, bool starts_document) {
         if (starts_document) {
-            end_document();
+            add_windows(begin);
             begin = ids_.size();
             ids_.push_back(tokenizer.document_start());
-            words_++;
-            is_in_space = false;
         }
         encoder.append(text, ids_, 0, starts_document);
-        for (size_t at = 0, length; at < text.size(); at += std::max<size_t>(length, 1)) {
-            length = white_space_length(text.substr(at));
-            words_ += length > 0 && !is_in_space;
-            is_in_space = length > 0;
-        }
     });
-    end_document();
+    add_windows(begin);
     if (tokens_ == 0) fail(Exit::data, "%s: the input has no text", input.sources().front().file.path());
 }
 

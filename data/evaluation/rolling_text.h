@@ -16,8 +16,6 @@ public:
 
     uint64_t windows() const { return windows_.size(); }
     uint64_t tokens() const { return tokens_; }  // predicted tokens
-    // Words as counted by lm-evaluation-harness: len(re.split(r"\s+", document)), summed over the documents.
-    uint64_t words() const { return words_; }
 
     // Returns batch `number` of `rows` windows, padded with target -1 after the last window. Valid until the next call.
     Batch batch(uint64_t number, int rows);
@@ -32,6 +30,6 @@ private:
     const uint64_t seq_len_, stride_;
     std::vector<int32_t> ids_;  // the documents, each after kEndOfText
     std::vector<Window> windows_;
-    uint64_t tokens_ = 0, words_ = 0;
+    uint64_t tokens_ = 0;
     std::vector<int32_t> inputs_, targets_;
 };

@@ -1,5 +1,4 @@
 """lm-evaluation-harness on an exported model gives the metrics and the order of log-likelihoods of `eval`."""
-import math
 import sys
 import unittest
 
@@ -54,8 +53,6 @@ class Export(TrainerTest):
                 self.assertAlmostEqual(float(words[at + 3]), theirs[name][accuracy + "_stderr"], delta=5e-5)
         words = said[said.index("text.txt"):].replace(",", "").split()
         self.assertAlmostEqual(float(words[words.index("bits") - 1]), theirs["text"]["bits_per_byte"], delta=2e-6)
-        ours = float(words[words.index("word") + 2])
-        self.assertAlmostEqual(math.log(ours), math.log(theirs["text"]["word_perplexity"]), delta=1e-5)
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ def tasks(general, hellaswag, text):
                               for name in ("acc", "acc_norm")]}
     rolling = {"output_type": "loglikelihood_rolling", "test_split": "test", "doc_to_text": "",
                "doc_to_target": lambda doc: doc["page"],
-               "metric_list": [{"metric": name} for name in ("word_perplexity", "byte_perplexity", "bits_per_byte")]}
+               "metric_list": [{"metric": name} for name in ("byte_perplexity", "bits_per_byte")]}
     fields = ("activity_label", "ctx_a", "ctx_b", "endings")
     hellaswag = [{key: doc[key] for key in fields} | {"label": str(doc["label"])} for doc in hellaswag]
     return [{"task": "general", "custom_dataset": rows([general_document(doc) for doc in general]), **choice},
@@ -103,7 +103,7 @@ def evaluate(directory, general, hellaswag, text, **model_args):
                        "log_likelihoods": scores, "tokens": tokens,
                        "characters": [[len(choice) for choice in sample["doc"]["choices"]] for sample in samples]}
     numbers = results["results"]["text"]
-    found["text"] = {name: numbers[f"{name},none"] for name in ("word_perplexity", "byte_perplexity", "bits_per_byte")}
+    found["text"] = {name: numbers[f"{name},none"] for name in ("byte_perplexity", "bits_per_byte")}
     return found
 
 
