@@ -1,10 +1,8 @@
 #include <CLI/App.hpp>
-#include <algorithm>
 #include <cmath>
 
 #include "commands/command_line.h"
 #include "data/evaluation/rolling_text.h"
-#include "runtime/io/files.h"
 #include "training/models/questions.h"
 
 namespace {
@@ -21,25 +19,15 @@ struct Options {
     int limit = 0;  // questions of each file; 0: all
 };
 
-// Returns the result of `work`. If it takes long, rank 0 shows `what` on stderr.
-template <class Work> auto noticed(const Comm& comm, const std::string& what, const Work& work) {
-    TrainingProgress progress(comm.rank == 0 ? stderr : nullptr, TerminalMode::automatic, comm.size, 0, 1);
-    progress.begin(what);
-    return work();
-}
-
 // Runs on all ranks; rank 0 prints.
 class Evaluation {
 public:
     // Checks all options before anything is computed.
     Evaluation(const Options& options, const ModelSource& source, Ranks& ranks)
-        : options_(options),
-          is_first_(ranks.comm().rank == 0),
-          comm_(ranks.comm()),
-          control_(ranks.control()),
-          model_(load_model(source, options.batch, ranks.comm(), options.tokenizer)) {
+        : options_(options), ranks_(ranks), model_(load_model(source, options.batch, ranks.comm(), options.tokenizer)) {
         Config& config = model_.config;
         config.eval.batches = options.batches;
+        config.eval.max_questions = options.limit;
         if (options.stride >= 0) config.eval.stride = options.stride;
         if (options.stride > config.train.seq_len)
             fail(Exit::usage, "--stride is %d, but must be at most the model's sequence length, %d", options.stride,
@@ -51,10 +39,10 @@ public:
     void data(const std::string& glob, const std::string& key) {
         const Config& config = model_.config;
         const TokenStream stream(find_shards(glob, key), config.model.vocab_size);
-        Loader loader(stream, loader_options(config, comm_, SampleOrder::once));
+        Loader loader(stream, loader_options(config, ranks_.comm(), SampleOrder::once));
         const Validation result = noticed(
-            comm_, "loss of " + glob, [&] { return evaluate_pass(model_.gpt, control_, loader, model_.tokenizer); });
-        if (!is_first_) return;
+            "loss of " + glob, [&] { return evaluate_pass(model_.gpt, ranks_.control(), loader, model_.tokenizer); });
+        if (!is_first()) return;
         std::printf("%s: loss %.6f", glob.c_str(), result.loss);
         if (result.bits_per_byte) std::printf(", %.4f bits per byte", *result.bits_per_byte);
         std::printf("\n");
@@ -64,38 +52,39 @@ public:
         const Config& config = model_.config;
         RollingText text(TextInput({options_.text}), *model_.tokenizer, config.train.seq_len, config.eval.stride);
         const int rows = config.train.batch_size;
-        const uint64_t rows_of_all = uint64_t(rows) * uint64_t(comm_.size);
-        uint64_t number = uint64_t(comm_.rank);
-        auto next = [&] { return text.batch(std::exchange(number, number + uint64_t(comm_.size)), rows); };
+        const uint64_t size = uint64_t(ranks_.comm().size), rows_of_all = uint64_t(rows) * size;
+        uint64_t number = uint64_t(ranks_.comm().rank);
+        auto next = [&] { return text.batch(std::exchange(number, number + size), rows); };
         const auto token_bytes = [&](int token) { return model_.tokenizer->token_bytes(token); };
         const uint64_t batches = (text.windows() + rows_of_all - 1) / rows_of_all;
-        const Validation result = noticed(
-            comm_, "loss of " + options_.text, [&] { return evaluate(model_.gpt, batches, next, token_bytes); });
-        if (!is_first_) return;
+        const Validation result =
+            noticed("loss of " + options_.text, [&] { return evaluate(model_.gpt, batches, next, token_bytes); });
+        if (!is_first()) return;
         std::printf("%s: %zu tokens, loss %.6f, perplexity %.6g, %.6f bits per byte\n", options_.text.c_str(),
                     text.tokens(), result.loss, std::exp(result.loss), *result.bits_per_byte);
     }
 
     void questions() {
-        std::vector<QuestionSet> sets;  // all are read first, so that an error in any file is reported at once
-        std::vector<std::string> paths;
-        for (const std::string& pattern : options_.questions)
-            std::ranges::copy(find_shards(pattern, "--questions"), std::back_inserter(paths));
-        QuestionReader reader(model_.tokenizer ? &*model_.tokenizer : nullptr);
-        for (const std::string& path : paths) {
-            sets.push_back(reader.read(path, size_t(options_.limit)));
-            check_fits(sets.back(), model_.config.train.seq_len);
-        }
-        for (const QuestionSet& set : sets) {
-            const Answers answers =
-                noticed(comm_, "questions of " + set.path, [&] { return answer_questions(model_.gpt, set); });
-            if (is_first_) print_answers(set, answers);
+        // All files are read first, so that an error in any of them is reported at once.
+        for (const QuestionSet& set :
+             read_questions(options_.questions, "--questions", model_.config, model_.tokenizer)) {
+            const QuestionsRecord::File accuracy =
+                noticed("questions of " + set.path, [&] { return answer_questions(model_.gpt, set); });
+            if (is_first()) print_accuracy(set, accuracy);
         }
     }
 
 private:
-    static void print_answers(const QuestionSet& set, const Answers& answers) {
-        const QuestionsRecord::File& file = answers.accuracy;
+    bool is_first() const { return ranks_.comm().rank == 0; }
+
+    // Returns the result of `work`. If it takes long, rank 0 shows `what` on stderr.
+    template <class Work> std::invoke_result_t<Work> noticed(const std::string& what, const Work& work) const {
+        TrainingProgress progress(is_first() ? stderr : nullptr, TerminalMode::automatic, ranks_.comm().size, 0, 1);
+        progress.begin(what);
+        return work();
+    }
+
+    void print_accuracy(const QuestionSet& set, const QuestionsRecord::File& file) const {
         auto print = [&](const char* name, double share) {
             std::printf("  %-8s %.4f", name, share);
             if (file.questions > 1) std::printf(" +/- %.4f", file.standard_error(share));
@@ -104,15 +93,20 @@ private:
         std::printf("%s: %zu questions\n", set.path.c_str(), file.questions);
         print("acc", file.acc);
         print("acc_norm", file.acc_norm);
-        if (answers.truncated > 0)
-            std::printf("  %zu of %zu completions have a truncated context: it is too long for the model\n",
-                        answers.truncated, answers.completions);
+        const size_t longest = size_t(model_.config.train.seq_len) + 1;
+        size_t completions = 0, truncated = 0;
+        for (const MultipleChoice& question : set.questions)
+            for (const std::vector<int32_t>& completion : question.completions) {
+                completions++;
+                truncated += question.context.size() + completion.size() > longest;
+            }
+        if (truncated > 0)
+            std::printf("  %zu of %zu completions have a truncated context: it is too long for the model\n", truncated,
+                        completions);
     }
 
     const Options& options_;
-    const bool is_first_;
-    const Comm comm_;
-    ControlChannel& control_;
+    Ranks& ranks_;
     LoadedModel model_;
 };
 

@@ -43,7 +43,7 @@ void ask_questions(TrainingRun& run) {
     QuestionsRecord record{.step = run.state.step};
     for (const QuestionSet& set : run.questions) {
         run.progress.begin(format("step %d | questions of %s", run.state.step, set.name.c_str()));
-        record.files.push_back(answer_questions(run.gpt, set, progress_or_stop(run)).accuracy);
+        record.files.push_back(answer_questions(run.gpt, set, progress_or_stop(run)));
     }
     record.time = unix_time();
     if (run.log) run.log->write(record);

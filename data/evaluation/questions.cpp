@@ -8,7 +8,6 @@
 #include <nlohmann/json.hpp>
 
 #include "data/text/byte_source.h"
-#include "data/tokenizer/encoder.h"
 #include "data/tokenizer/white_space.h"
 #include "runtime/io/files.h"
 #include "runtime/io/json.h"
@@ -19,32 +18,29 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 // Replaces every match of a pattern in UTF-8 text. \U and \L in the replacement change the case.
-class Substitution {
-public:
-    Substitution(const std::string& pattern, std::string replacement)
-        : replacement_(std::move(replacement)), pattern_(nullptr, pcre2_code_free) {
-        int error = 0;
-        size_t offset = 0;
-        pattern_.reset(pcre2_compile(PCRE2_SPTR(pattern.data()), pattern.size(), PCRE2_UTF, &error, &offset, nullptr));
-        require(pattern_ != nullptr, "PCRE2 error %d at character %zu of %s", error, offset, pattern);
-    }
+std::string replaced(const std::string& text, const char* pattern, const char* replacement) {
+    int error = 0;
+    size_t offset = 0;
+    const std::unique_ptr<pcre2_code, void (*)(pcre2_code*)> code(
+        pcre2_compile(PCRE2_SPTR(pattern), PCRE2_ZERO_TERMINATED, PCRE2_UTF, &error, &offset, nullptr),
+        pcre2_code_free);
+    require(code != nullptr, "PCRE2 error %d at character %zu of %s", error, offset, pattern);
+    std::string out(4 * text.size() + 64, '\0');  // more than the result of any replacement below
+    size_t length = out.size();
+    const int count =
+        pcre2_substitute(code.get(), PCRE2_SPTR(text.data()), text.size(), 0,
+                         PCRE2_SUBSTITUTE_GLOBAL | PCRE2_SUBSTITUTE_EXTENDED, nullptr, nullptr, PCRE2_SPTR(replacement),
+                         PCRE2_ZERO_TERMINATED, reinterpret_cast<PCRE2_UCHAR*>(out.data()), &length);
+    require(count >= 0, "PCRE2 error %d", count);
+    out.resize(length);
+    return out;
+}
 
-    std::string operator()(const std::string& text) const {
-        std::string out(4 * text.size() + 64, '\0');  // more than the result of any replacement below
-        size_t length = out.size();
-        const int count = pcre2_substitute(pattern_.get(), PCRE2_SPTR(text.data()), text.size(), 0,
-                                           PCRE2_SUBSTITUTE_GLOBAL | PCRE2_SUBSTITUTE_EXTENDED, nullptr, nullptr,
-                                           PCRE2_SPTR(replacement_.data()), replacement_.size(),
-                                           reinterpret_cast<PCRE2_UCHAR*>(out.data()), &length);
-        require(count >= 0, "PCRE2 error %d", count);
-        out.resize(length);
-        return out;
-    }
-
-private:
-    std::string replacement_;
-    std::unique_ptr<pcre2_code, void (*)(pcre2_code*)> pattern_;
-};
+// Returns a text of HellaSwag without its markup.
+std::string cleaned(const std::string& text) {
+    const std::string titled = replaced(std::string(stripped(text)), " \\[title\\]", ". ");
+    return replaced(replaced(titled, "\\[[^\\]\\n]*\\]", ""), "  ", " ");
+}
 
 // Counts the code points of UTF-8 text.
 int characters_of(std::string_view text) {
@@ -58,7 +54,7 @@ struct TextQuestion {
     int label = 0;
 };
 
-// One line of a file. The accessors fail with Exit::data, naming the file, line and field.
+// One line of a file. The functions fail with Exit::data, naming the file, line and field.
 class Record {
 public:
     Record(const std::string& path, size_t line, std::string_view text)
@@ -68,15 +64,49 @@ public:
         if (!json_.is_object()) reject_file(path_, "%s must be an object, but is %s", place_, printed(json_));
     }
 
-    bool has(const char* name) const { return json_.contains(name); }
+    TextQuestion question() const {
+        if (!json_.contains("ctx_a") && !json_.contains("activity_label"))
+            return question_of({"context", "question", "query"}, {"choices", "endings"}, {"label", "gold"});
+        TextQuestion question = question_of({"ctx_a"}, {"endings"}, {"label"});
+        const std::string end = replaced(text({"ctx_b"}), "(?s)\\A(.)(.*)", "\\U$1\\L$2");
+        question.context = cleaned(text({"activity_label"}) + ": " + question.context + " " + end);
+        for (std::string& choice : question.choices) choice = cleaned(choice);
+        return question;
+    }
 
-    // Returns the only one of these fields that exists. Fails if none or several exist.
-    const char* name_of(std::initializer_list<const char*> names) const {
+    // Encodes context, a space and a choice as a whole.
+    MultipleChoice encoded(const TextQuestion& text, Encoder& encoder, int document_start) const {
+        const std::string context(right_stripped(text.context));
+        const std::string space = text.context.substr(context.size()) + " ";
+        MultipleChoice question{
+            .context = encoder.encode(context), .completions = {}, .label = text.label, .characters = {}};
+        const size_t begin = question.context.size();
+        for (size_t i = 0; i < text.choices.size(); i++) {
+            const std::vector<int32_t> whole = encoder.encode(context + space + text.choices[i]);
+            if (whole.size() <= begin) reject_file(path_, "%s: choice %zu adds no token to the context", place_, i);
+            question.completions.emplace_back(whole.begin() + ptrdiff_t(begin), whole.end());
+            question.characters.push_back(characters_of(text.choices[i]));
+        }
+        if (begin == 0) question.context = {document_start};
+        return question;
+    }
+
+private:
+    using Names = std::initializer_list<const char*>;  // of the same field
+
+    TextQuestion question_of(Names context, Names choices, Names label) const {
+        TextQuestion question{text(context), texts(choices), 0};
+        question.label = index(label, question.choices.size());
+        return question;
+    }
+
+    // Returns the only one of these names that exists. Fails if none or several exist.
+    const char* name_of(Names names) const {
         const char* found = nullptr;
         std::string all;
         for (const char* name : names) {
             all += (all.empty() ? "\"" : " or \"") + std::string(name) + "\"";
-            if (!has(name)) continue;
+            if (!json_.contains(name)) continue;
             if (found) reject_file(path_, "%s has both \"%s\" and \"%s\"", place_, found, name);
             found = name;
         }
@@ -84,13 +114,14 @@ public:
         return found;
     }
 
-    std::string text(const char* name) const {
-        if (!has(name)) reject_file(path_, "%s has no \"%s\"", place_, name);
+    std::string text(Names names) const {
+        const char* const name = name_of(names);
         if (!json_[name].is_string()) reject_field(name, "text");
         return json_[name];
     }
 
-    std::vector<std::string> choices(const char* name) const {
+    std::vector<std::string> texts(Names names) const {
+        const char* const name = name_of(names);
         const Json& list = json_[name];
         const bool are_texts =
             list.is_array() && std::ranges::all_of(list, [](auto& text) { return text.is_string(); });
@@ -98,17 +129,14 @@ public:
         return list.get<std::vector<std::string>>();
     }
 
-    // Returns the label: a number, or a string of digits as in the Hugging Face data sets.
-    int label(const char* name, size_t choices) const {
-        const Json& value = json_[name];
-        for (size_t i = 0; i < choices; i++)
-            if (value == i || value == std::to_string(i)) return int(i);
-        reject_field(name, format("an integer from 0 to %zu", choices - 1));
+    // Returns an index below `count`: a number, or a string of digits as in the Hugging Face data sets.
+    int index(Names names, size_t count) const {
+        const char* const name = name_of(names);
+        for (size_t i = 0; i < count; i++)
+            if (json_[name] == i || json_[name] == std::to_string(i)) return int(i);
+        reject_field(name, format("an integer from 0 to %zu", count - 1));
     }
 
-    [[noreturn]] void reject(const std::string& sentence) const { reject_file(path_, "%s: %s", place_, sentence); }
-
-private:
     [[noreturn]] void reject_field(const char* name, const std::string& expected) const {
         reject_file(path_, "%s: \"%s\" must be %s, but is %s", place_, name, expected, printed(json_[name]));
     }
@@ -118,84 +146,14 @@ private:
     Json json_;
 };
 
-std::string content_of(const MappedFile& file) {
-    ByteSource bytes(file);
+std::string content_of(const std::string& path) {
+    ByteSource bytes{MappedFile(path)};
     std::string content;
     for (std::string_view some; !(some = bytes.peek(1)).empty(); bytes.skip(some.size())) content += some;
     return content;
 }
 
 }  // namespace
-
-// Formats and tokenizes questions as lm-evaluation-harness does.
-class QuestionReader::TextEncoder {
-public:
-    explicit TextEncoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer), encoder_(tokenizer) {}
-
-    TextQuestion text_of(const Record& record) const {
-        const bool is_hellaswag = record.has("ctx_a") || record.has("activity_label");
-        const char* const context = is_hellaswag ? "ctx_a" : record.name_of({"context", "question", "query"});
-        const char* const choices = is_hellaswag ? "endings" : record.name_of({"choices", "endings"});
-        const char* const label = is_hellaswag ? "label" : record.name_of({"label", "gold"});
-        for (const char* name : {choices, label}) record.name_of({name});
-        TextQuestion question{record.text(context), record.choices(choices), 0};
-        question.label = record.label(label, question.choices.size());
-        if (!is_hellaswag) return question;
-        question.context = clean(record.text("activity_label") + ": " + question.context + " " +
-                                 lowered_(capitalized_(record.text("ctx_b"))));
-        for (std::string& choice : question.choices) choice = clean(choice);
-        return question;
-    }
-
-    MultipleChoice encode(const TextQuestion& text, const Record& record) {
-        const std::string context(right_stripped(text.context));
-        const std::string space = text.context.substr(context.size()) + " ";
-        MultipleChoice question{
-            .context = encoder_.encode(context), .completions = {}, .label = text.label, .characters = {}};
-        const size_t begin = question.context.size();
-        for (size_t i = 0; i < text.choices.size(); i++) {
-            const std::vector<int32_t> whole = encoder_.encode(context + space + text.choices[i]);
-            if (whole.size() <= begin)
-                record.reject(format("choice %zu adds no token to the context", i));
-            question.completions.emplace_back(whole.begin() + ptrdiff_t(begin), whole.end());
-            question.characters.push_back(characters_of(text.choices[i]));
-        }
-        if (begin == 0) question.context = {tokenizer_.document_start()};
-        return question;
-    }
-
-private:
-    std::string clean(const std::string& text) const {
-        return single_spaced_(unbracketed_(titled_(std::string(stripped(text)))));
-    }
-
-    const Tokenizer& tokenizer_;
-    Encoder encoder_;
-    const Substitution titled_{" \\[title\\]", ". "};
-    const Substitution unbracketed_{"\\[[^\\]\\n]*\\]", ""};
-    const Substitution single_spaced_{"  ", " "};
-    const Substitution capitalized_{"(?s)\\A.", "\\U$0"};
-    const Substitution lowered_{"(?s)(?<=.).+", "\\L$0"};  // all but the first character
-};
-
-void QuestionReader::read_json_lines(const MappedFile& file, size_t limit, QuestionSet& set) {
-    const std::string content = content_of(file);
-    size_t number = 0;
-    for (size_t begin = 0, end; begin < content.size(); begin = end + 1) {
-        end = std::min(content.find('\n', begin), content.size());
-        const std::string_view line = std::string_view(content).substr(begin, end - begin);
-        number++;
-        if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
-        const Record record(set.path, number, line);
-        if (!encoder_) encoder_ = std::make_unique<TextEncoder>(*tokenizer_);
-        const TextQuestion question = encoder_->text_of(record);
-        if (limit == 0 || set.questions.size() < limit) set.questions.push_back(encoder_->encode(question, record));
-    }
-    if (set.questions.empty()) reject_file(set.path, "the file has no questions");
-}
-
-QuestionReader::QuestionReader(const Tokenizer* tokenizer) : tokenizer_(tokenizer) {}
-QuestionReader::~QuestionReader() = default;
 
 QuestionSet QuestionReader::read(const std::string& path, size_t limit) {
     QuestionSet set;
@@ -204,11 +162,20 @@ QuestionSet QuestionReader::read(const std::string& path, size_t limit) {
     set.name = set.name.substr(0, set.name.find('.', 1));
     std::ranges::replace_if(
         set.name, [](char c) { return !std::isalnum(uint8_t(c)) && c != '-'; }, '_');
-    const MappedFile file(path);
-    if (!tokenizer_) fail(Exit::no_input, "%s has text, which requires a tokenizer", path);
-    read_json_lines(file, limit, set);
-    for (const MultipleChoice& question : set.questions)
-        for (const std::vector<int32_t>& completion : question.completions)
+    const std::string content = content_of(path);
+    size_t number = 0;
+    for (size_t begin = 0, end; begin < content.size(); begin = end + 1) {
+        end = std::min(content.find('\n', begin), content.size());
+        const std::string_view line = std::string_view(content).substr(begin, end - begin);
+        number++;
+        if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+        const Record record(path, number, line);
+        const TextQuestion text = record.question();
+        if (limit > 0 && set.questions.size() == limit) continue;
+        set.questions.push_back(record.encoded(text, encoder_, document_start_));
+        for (const std::vector<int32_t>& completion : set.questions.back().completions)
             set.completion_tokens = std::max(set.completion_tokens, int(completion.size()));
+    }
+    if (set.questions.empty()) reject_file(path, "the file has no questions");
     return set;
 }

@@ -1,8 +1,7 @@
 // Reads multiple-choice questions from JSON Lines, with HellaSwag's or general fields.
 #pragma once
 
-#include "data/tokenizer/tokenizer.h"
-#include "runtime/io/files.h"
+#include "data/tokenizer/encoder.h"
 
 // One question. The model's answer is the completion with the highest probability after the context.
 struct MultipleChoice {
@@ -30,20 +29,14 @@ struct QuestionSet {
 //                        with Unicode's simple case mapping
 //   general fields       context, question or query; choices or endings; label or gold
 //
-// Fails with Exit::data, naming the file, the line and the field, for other content. Fails with Exit::no_input if
-// `tokenizer` is null.
-//
-// The text encoder is created once, when the first file is read.
+// Fails with Exit::data, naming the file, the line and the field, for other content.
 class QuestionReader {
 public:
-    explicit QuestionReader(const Tokenizer* tokenizer);  // the tokenizer must outlive it
-    ~QuestionReader();
+    explicit QuestionReader(const Tokenizer& tokenizer)  // the tokenizer must outlive it
+        : document_start_(tokenizer.document_start()), encoder_(tokenizer) {}
     QuestionSet read(const std::string& path, size_t limit);
 
 private:
-    class TextEncoder;
-    void read_json_lines(const MappedFile& file, size_t limit, QuestionSet& set);
-
-    const Tokenizer* tokenizer_;
-    std::unique_ptr<TextEncoder> encoder_;
+    const int document_start_;
+    Encoder encoder_;
 };

@@ -4,8 +4,8 @@
 #include "data/evaluation/questions.h"
 #include "data/evaluation/rolling_text.h"
 #include "data/tokenizer/white_space.h"
+#include "test/support/catch.h"
 #include "test/support/data_files.h"
-#include "test/support/expect_error.h"
 #include "test/support/temporary_directory.h"
 
 TEST_CASE("rolling text: each token is predicted once, with the context that the stride guarantees", "[data]") {
@@ -84,16 +84,16 @@ TEST_CASE("white space is Python's", "[data]") {
 TEST_CASE("questions: texts have the tokens of lm-evaluation-harness", "[data]") {
     TemporaryDirectory directory;
     const Tokenizer bytes = Tokenizer::bytes();
-    auto read = [&](const std::string& name, const std::string& content, const Tokenizer* tokenizer, size_t limit) {
+    auto read = [&](const std::string& name, const std::string& content, size_t limit) {
         write_bytes(directory / name, content);
-        return QuestionReader(tokenizer).read(directory / name, limit);
+        return QuestionReader(bytes).read(directory / name, limit);
     };
     auto text = [&](const std::vector<int32_t>& ids) { return bytes.decode(ids); };
     const QuestionSet general =
         read("a b.x.jsonl",
              "{\"query\":\"Is it?\\t\\u3000 \",\"choices\":[\"y\\u00e9s\",\"\"],\"gold\":1}\r\n\n"
              "{\"query\":\" \\n\",\"choices\":[\"a\",\"b\"],\"gold\":0}",
-             &bytes, 0);
+             0);
     CHECK(general.name == "a_b");
     REQUIRE(general.questions.size() == 2);
     CHECK(text(general.questions[0].context) == "Is it?");
@@ -108,10 +108,9 @@ TEST_CASE("questions: texts have the tokens of lm-evaluation-harness", "[data]")
     const std::string hellaswag =
         "{\"activity_label\":\" A\",\"ctx_a\":\"x  [head er] [title]Y[a\\n] [] z\",\"ctx_b\":\"\\u00e9COLE Is\","
         "\"endings\":[\" [x] a  b   c \",\"d\"],\"label\":\"1\"}\n";
-    const QuestionSet swag = read("swag.jsonl", hellaswag + hellaswag + hellaswag, &bytes, 2);
+    const QuestionSet swag = read("swag.jsonl", hellaswag + hellaswag + hellaswag, 2);
     REQUIRE(swag.questions.size() == 2);
     CHECK(text(swag.questions[0].context) == "A: x . Y[a\n] z \u00c9cole is");
     CHECK(text(swag.questions[0].completions[0]) == "  a b  c");  // two of three spaces remain
     CHECK(swag.questions[0].label == 1);
-    expect_error(Exit::no_input, {"swag.jsonl", "tokenizer"}, [&] { read("swag.jsonl", hellaswag, nullptr, 0); });
 }

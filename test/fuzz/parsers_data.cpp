@@ -89,7 +89,7 @@ void read_texts(std::string_view input) {
 
 void read_question_file(std::string_view input) {
     static const Tokenizer tokenizer = Tokenizer::bytes();
-    static QuestionReader reader(&tokenizer);  // its encoder takes many times longer than the rest
+    static QuestionReader reader(tokenizer);  // its encoder takes many times longer than the rest
     for (const MultipleChoice& question : reader.read(path_of(input), 0).questions)
         require(question.label >= 0 && size_t(question.label) < question.completions.size(), "label %d of %zu choices",
                 question.label, question.completions.size());

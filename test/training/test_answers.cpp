@@ -13,7 +13,7 @@ TEST_CASE("answers: tokens, characters and log-likelihoods are those of lm-evalu
         LoadedModel model = load_model(directory, batch);
         for (const std::string name : {"general", "hellaswag"}) {
             INFO(name << ", batch " << batch);
-            const QuestionSet set = QuestionReader(&*model.tokenizer).read(directory + "/" + name + ".jsonl", 0);
+            const QuestionSet set = QuestionReader(*model.tokenizer).read(directory + "/" + name + ".jsonl", 0);
             const auto& expected = recorded[name];
             REQUIRE(set.questions.size() == expected["tokens"].size());
             std::vector<Continuation> texts;
@@ -32,7 +32,7 @@ TEST_CASE("answers: tokens, characters and log-likelihoods are those of lm-evalu
             const std::vector<double> scores = log_likelihoods(model.gpt, texts);
             REQUIRE(scores.size() == expected_scores.size());
             for (size_t i = 0; i < scores.size(); i++) CHECK(std::abs(scores[i] - expected_scores[i]) < 1e-4);
-            const QuestionsRecord::File accuracy = answer_questions(model.gpt, set).accuracy;
+            const QuestionsRecord::File accuracy = answer_questions(model.gpt, set);
             CHECK(std::abs(accuracy.acc - expected["acc"].get<double>()) < 1e-12);
             CHECK(std::abs(accuracy.acc_norm - expected["acc_norm"].get<double>()) < 1e-12);
         }

@@ -6,58 +6,54 @@
 #include "data/shards/shards.h"
 #include "runtime/io/reject_file.h"
 
-std::vector<QuestionSet> questions_of(const Config& config, const std::optional<Tokenizer>& tokenizer) {
+std::vector<QuestionSet> read_questions(const std::vector<std::string>& patterns, const std::string& key,
+                                        const Config& config, const std::optional<Tokenizer>& tokenizer) {
+    std::vector<std::string> paths;
+    for (const std::string& pattern : patterns) std::ranges::copy(find_shards(pattern, key), std::back_inserter(paths));
+    if (!tokenizer) fail(Exit::no_input, "%s has text, which requires a tokenizer", paths.front());
+    QuestionReader reader(*tokenizer);
     std::vector<QuestionSet> sets;
-    if (config.eval.questions.empty()) return sets;
-    std::set<std::string> names;
-    QuestionReader reader(tokenizer ? &*tokenizer : nullptr);
-    for (const std::string& path : find_shards(config.eval.questions, "eval.questions")) {
-        sets.push_back(reader.read(path, size_t(config.eval.max_questions)));
-        check_fits(sets.back(), config.train.seq_len);
-        if (!names.insert(sets.back().name).second)
-            fail(Exit::config, "eval.questions: %s and another file would both be recorded as %s; rename one", path,
-                 sets.back().name);
+    for (const std::string& path : paths) {
+        const QuestionSet& set = sets.emplace_back(reader.read(path, size_t(config.eval.max_questions)));
+        if (set.completion_tokens > config.train.seq_len)
+            reject_file(path, "a completion has %d tokens, but the model's sequences have %d", set.completion_tokens,
+                        config.train.seq_len);
     }
     return sets;
 }
 
-void check_fits(const QuestionSet& set, int seq_len) {
-    if (set.completion_tokens > seq_len)
-        reject_file(set.path, "a completion has %d tokens, but the model's sequences have %d", set.completion_tokens,
-                    seq_len);
+std::vector<QuestionSet> questions_of(const Config& config, const std::optional<Tokenizer>& tokenizer) {
+    if (config.eval.questions.empty()) return {};
+    const std::string key = "eval.questions";
+    std::vector<QuestionSet> sets = read_questions({config.eval.questions}, key, config, tokenizer);
+    std::set<std::string> names;
+    for (const QuestionSet& set : sets)
+        if (!names.insert(set.name).second)
+            fail(Exit::config, "%s: %s and another file would both be recorded as %s; rename one", key, set.path,
+                 set.name);
+    return sets;
 }
 
-// The fraction of questions whose correct completion has the highest score. `score(i)` is the score of completion i,
-// counted over all questions.
-template <class Score> static double share_of_right(const std::vector<MultipleChoice>& questions, const Score& score) {
-    size_t right = 0, first = 0;
-    for (const MultipleChoice& question : questions) {
-        size_t best = 0;
-        for (size_t i = 1; i < question.completions.size(); i++)
-            if (score(first + i) > score(first + best)) best = i;
-        right += best == size_t(question.label);
-        first += question.completions.size();
-    }
-    return double(right) / double(questions.size());
+static int index_of_largest(const std::vector<double>& scores) {
+    return int(std::ranges::max_element(scores) - scores.begin());
 }
 
-Answers answer_questions(Gpt& gpt, const QuestionSet& set, const std::function<void()>& between) {
-    Answers answers;
+QuestionsRecord::File answer_questions(Gpt& gpt, const QuestionSet& set, const std::function<void()>& between) {
     std::vector<Continuation> texts;
-    std::vector<int> characters;
-    for (const MultipleChoice& question : set.questions) {
-        for (const std::vector<int32_t>& completion : question.completions) {
+    for (const MultipleChoice& question : set.questions)
+        for (const std::vector<int32_t>& completion : question.completions)
             texts.push_back({question.context, completion});
-            answers.truncated += texts.back().tokens() - 1 > size_t(gpt.options().seq_len);
-        }
-        std::ranges::copy(question.characters, std::back_inserter(characters));
-    }
-    answers.completions = texts.size();
     const std::vector<double> scores = log_likelihoods(gpt, texts, between);
-    QuestionsRecord::File& accuracy = answers.accuracy;
-    accuracy.name = set.name;
-    accuracy.questions = set.questions.size();
-    accuracy.acc = share_of_right(set.questions, [&](size_t i) { return scores[i]; });
-    accuracy.acc_norm = share_of_right(set.questions, [&](size_t i) { return scores[i] / double(characters[i]); });
-    return answers;
+    size_t right = 0, right_norm = 0, first = 0;
+    for (const MultipleChoice& question : set.questions) {
+        std::vector<double> sums, means;  // per completion: log-likelihood, and the same per character
+        for (const int characters : question.characters) {
+            sums.push_back(scores[first++]);
+            means.push_back(sums.back() / double(characters));
+        }
+        right += index_of_largest(sums) == question.label;
+        right_norm += index_of_largest(means) == question.label;
+    }
+    const double count = double(set.questions.size());
+    return {set.name, set.questions.size(), double(right) / count, double(right_norm) / count};
 }

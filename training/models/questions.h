@@ -5,19 +5,15 @@
 #include "runtime/logging/logging.h"
 #include "training/models/model_io.h"
 
-// Reads the first eval.max_questions of each file of eval.questions. Fails as QuestionReader and check_fits() do, and
-// with Exit::config if two files would have the same name in the records.
+// Reads the first eval.max_questions of each file of the patterns, of which there is at least one; `key` is the option
+// that has them. Fails as QuestionReader does, with Exit::no_input if there is no tokenizer, and with Exit::data if a
+// completion has more than train.seq_len tokens.
+std::vector<QuestionSet> read_questions(const std::vector<std::string>& patterns, const std::string& key,
+                                        const Config& config, const std::optional<Tokenizer>& tokenizer);
+
+// The questions of eval.questions. Also fails with Exit::config if two files would have the same name in the records.
 std::vector<QuestionSet> questions_of(const Config& config, const std::optional<Tokenizer>& tokenizer);
 
-// Fails with Exit::data if a completion has more than `seq_len` tokens.
-void check_fits(const QuestionSet& set, int seq_len);
-
-struct Answers {
-    QuestionsRecord::File accuracy;
-    size_t completions = 0;
-    size_t truncated = 0;  // completions whose context was cut at its beginning to fit the model
-};
-
 // Collective; returns the result on all ranks, with the same bits for any number of ranks. `between` as in evaluate().
-Answers answer_questions(
+QuestionsRecord::File answer_questions(
     Gpt& gpt, const QuestionSet& set, const std::function<void()>& between = [] {});
