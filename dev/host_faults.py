@@ -14,6 +14,7 @@ SUPERVISOR, RENDEZVOUS, CONTROL = ("runtime/cluster/supervisor.cpp", "runtime/cl
                                    "runtime/cluster/control_channel.cpp")
 REPORTS, LAUNCHER, MONITOR = ("runtime/cluster/rank_reports.cpp", "runtime/cluster/local_launcher.cpp",
                               "runtime/cluster/rank_monitor.cpp")
+SEGMENTS = "runtime/cluster/shared_segments.cpp"
 LOSS_SCALE = "runtime/config/loss_scale.cpp"
 LOG_FILE, LOGGING, EVENT_FILE, PROGRESS = ("runtime/logging/log_file.cpp", "runtime/logging/logging.cpp",
                                            "runtime/logging/event_file.cpp", "runtime/logging/progress.cpp")
@@ -61,8 +62,10 @@ FAULTS = [
      "    if (!config.loss_scale.dynamic) state.progress.loss_scale.scale = float(config.loss_scale.fixed);\n", "",
      "test_cpu: start*"),
     # ---- ranks
-    (SUPERVISOR, "shared memory of killed ranks stays", "        if (segments) segments->clear();\n", "",
-     "program: test_supervise.Several.test_killed_ranks_are_restarted_and_the_run_is_the_same"),
+    (SEGMENTS, "shared memory of killed ranks stays", "    if (!path_.empty()) fs::remove_all(path_, ignored);\n", "",
+     "program: test_supervise.Several.test_killed_ranks_leave_no_shared_memory"),
+    (SUPERVISOR, "shared memory of a killed launcher stays", "        remove_abandoned_segments();\n", "",
+     "program: test_supervise.Several.test_killed_ranks_leave_no_shared_memory"),
     (RENDEZVOUS, "the number of ranks is a rank", "member.rank < size;", "member.rank <= size;",
      "test_cpu: rendezvous: a rank outside*"),
     (CONTROL, "the last error is reported instead of the first", "code != Exit::ok && !error_ && !failed_since_",

@@ -42,7 +42,7 @@ FAULTS = [
     # ---- MPI
     (MPI, "a sum reaches the wrong rank", "tree_sum(op.out, static_cast<const float*>(op.scratch), op.count, size,",
      "tree_sum(op.out, static_cast<const float*>(op.scratch) + op.count, op.count, size - 1,"),
-    (MPI, "a request counts as finished when it starts", "            if (done) break;\n", "            break;\n"),
+    (MPI, "a request counts as finished when it starts", "return done != 0;", "return true;"),
     (MPI, "the largest of all values is their sum", "MPI_INT, MPI_MAX,", "MPI_INT, MPI_SUM,"),
     (TREE, "the tree is cut in the middle", "int(std::bit_floor(unsigned(n - 1)))", "n / 2"),
     # ---- NCCL
@@ -57,8 +57,8 @@ FAULTS = [
      "return true || (code"),
     (NCCL, "later errors are not polled", "const ncclResult_t code = async_error();",
      "const ncclResult_t code = ncclSuccess;"),
-    (NCCL, "a wait on the host never ends", "if (!poll_until(limit_s, has_ended)) report_hang(",
-     "while (!poll_until(limit_s, has_ended)) {}\n        if (false) report_hang("),
+    (NCCL, "a wait on the host never ends", "if (!poll_until(limit_s, kEagerPolls, has_ended)) report_hang(",
+     "while (!poll_until(limit_s, kEagerPolls, has_ended)) {}\n        if (false) report_hang("),
     (NCCL, "a failed communicator is not aborted",
      "if (comm_) ncclCommAbort(std::exchange(comm_, nullptr));", "comm_ = nullptr;"),
     (NCCL, "the piece of the next peer is sent",
@@ -68,7 +68,7 @@ FAULTS = [
     (NCCL, "two ranks may share a GPU", "seats[other].gpu == seat.gpu)", "false)"),
     (NCCL, "a rank without a GPU continues", "        if (!seat.problem.empty()) fail(", "        if (false) fail("),
     (NCCL, "the host's bytes are read before they have arrived",
-     "        wait_on_host(settings_.deadline_s);\n        std::memcpy(data,", "        std::memcpy(data,"),
+     "        wait_on_host(settings_.deadline_s);\n        return *pinned_;", "        return *pinned_;"),
     (TREE_SUM, "a digit's sum is not carried", "            sum += waiting[digit];\n        }\n    }",
      "            sum = waiting[digit];\n        }\n    }"),
     (TREE_SUM, "the rank's own part is replaced by the others'", "part == op.own_part ? op.own", "false ? op.own"),

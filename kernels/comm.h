@@ -49,9 +49,9 @@ bool comm_needs_gather();
 // The launcher that this binary requires ("mpirun"), or empty if any launcher works.
 std::string comm_launcher();
 
-// Returns a function that broadcasts rank 0's text to all ranks through the launcher, mpirun. Each rank may call it at
-// most once. Empty if this binary does not support it.
-std::function<std::string(const std::string& mine)> launcher_share();
+// Returns a function that broadcasts rank 0's text to all ranks through MPI. Each rank may call it at most once. Empty
+// if this binary does not support it. Unless comm_needs_gather(), `comm` must be open.
+std::function<std::string(const std::string& mine)> launcher_share(const Comm& comm);
 
 // The library that launcher_share() uses: "Open MPI 4.1.4", or empty.
 std::string launcher_library();
@@ -91,14 +91,8 @@ size_t reduce_scatter_scratch_bytes(size_t count, int size, bool deterministic);
 // out (size * bytes) = every rank's inp (bytes), in rank order. May be in place: inp = out + rank * bytes.
 Ticket all_gather(void* out, const void* inp, size_t bytes, const Comm& comm, Stream stream);
 
-// Returns the maximum over ranks, so that all ranks act on an error of one. Waits for the result.
+// Returns the maximum over ranks, so that all ranks act on an error of one. Waits for the result, and so for all ranks.
 int all_reduce_max(int value, const Comm& comm);
-
-// Returns rank 0's text on all ranks. Waits for it.
-std::string broadcast_text(const std::string& mine, const Comm& comm);
-
-// Waits until every rank has called barrier().
-void barrier(const Comm& comm);
 
 // Records later collectives, with the bytes that this rank sends, and waits as spans of `trace`; null stops recording.
 // Collectives in progress may still be recorded in the previous trace.
@@ -107,8 +101,8 @@ void observe(const Comm& comm, Trace* trace);
 // Totals of this rank since open_comm().
 struct CommTotals {
     uint64_t bytes_sent = 0;  // tensors only: (size - 1) pieces per reduce_scatter_sum() and all_gather(), the minimum
-    // Exposed communication: host time in wait(), all_reduce_max(), broadcast_text() and barrier(). If wait() blocks
-    // the stream and not the host: the stream's time up to its last synchronize().
+    // Exposed communication: host time in wait() and all_reduce_max(). If wait() blocks the stream and not the host:
+    // the stream's time up to its last synchronize().
     double waited_ms = 0;
 };
 CommTotals comm_totals(const Comm& comm);

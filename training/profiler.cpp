@@ -102,8 +102,8 @@ void Profiler::begin_step() {
                 rates_origin_ = std::string("unknown: ") + error.what();
             }
         }
-        barrier(run_.comm);  // the measurement does not synchronize the ranks
-        begin_unix_s_ = std::stod(broadcast_text(format("%.6f", unix_time()), run_.comm));
+        all_reduce_max(0, run_.comm);  // the measurement does not synchronize the ranks
+        begin_unix_s_ = std::stod(run_.control.all_gather(format("%.6f", unix_time()), "the profile's start")[0]);
         unix_minus_steady_s_ = unix_time() - now_ms() / 1000;
         run_.trace = &trace_;
     }

@@ -8,7 +8,6 @@
 
 #include <climits>
 #include <condition_variable>
-#include <cstring>
 #include <deque>
 #include <exception>
 #include <thread>
@@ -17,11 +16,10 @@
 #include "kernels/comm.h"
 #include "kernels/cpu/tree_sum.h"
 #include "kernels/ranks/mpi_text.h"
+#include "kernels/base/poll.h"
 #include "kernels/trace.h"
 
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 void check_mpi(int code, const char* what) {
     if (code == MPI_SUCCESS) return;
@@ -147,20 +145,15 @@ private:
         if (!request.begin) return;
         MPI_Request mpi = MPI_REQUEST_NULL;
         check_mpi(request.begin(&mpi), request.name);
-        const Clock::time_point deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                                              std::chrono::duration<double>(settings_.deadline_s));
-        constexpr int kPollsBeforeSleep = 100;
-        for (int polls = 0, done = 0;; polls++) {
+        constexpr int kEagerPolls = 100;
+        auto is_done = [&] {
+            int done = 0;
             check_mpi(MPI_Test(&mpi, &done, MPI_STATUS_IGNORE), request.name);
-            if (done) break;
-            if (polls < kPollsBeforeSleep)
-                std::this_thread::yield();
-            else
-                std::this_thread::sleep_for(std::chrono::microseconds(20));
-            if (Clock::now() > deadline)
-                fail(Exit::hang, "rank %d waited %.0f s for the other ranks in %s (collective %llu)", settings_.rank,
-                     settings_.deadline_s, request.name, static_cast<unsigned long long>(finished_ + 1));
-        }
+            return done != 0;
+        };
+        if (!poll_until(settings_.deadline_s, kEagerPolls, is_done))
+            fail(Exit::hang, "rank %d waited %.0f s for the other ranks in %s (collective %llu)", settings_.rank,
+                 settings_.deadline_s, request.name, static_cast<unsigned long long>(finished_ + 1));
         if (request.finish) request.finish();
     }
 
@@ -266,26 +259,21 @@ int all_reduce_max(int value, const Comm& comm) {
     return value;
 }
 
-std::string broadcast_text(const std::string& mine, const Comm& comm) {
-    if (comm.size == 1) return mine;
-    auto broadcast = [&](void* data, int count) {
-        auto begin = [=](MPI_Request* request) {
-            return MPI_Ibcast(data, count, MPI_BYTE, 0, MPI_COMM_WORLD, request);
+std::function<std::string(const std::string& mine)> launcher_share(const Comm& comm) {
+    return [comm](const std::string& mine) {
+        auto broadcast = [&](void* data, int count) {
+            auto begin = [=](MPI_Request* request) {
+                return MPI_Ibcast(data, count, MPI_BYTE, 0, MPI_COMM_WORLD, request);
+            };
+            queue_of(comm).ask_and_wait({"broadcast", begin, nullptr});
         };
-        queue_of(comm).ask_and_wait({"broadcast_text", begin, nullptr});
+        size_t length = mine.size();
+        broadcast(&length, int(sizeof(length)));
+        std::string text = mine;
+        text.resize(length);
+        broadcast(text.data(), checked_count(length, "broadcast"));
+        return text;
     };
-    size_t length = mine.size();
-    broadcast(&length, int(sizeof(length)));
-    std::string text = mine;
-    text.resize(length);
-    broadcast(text.data(), checked_count(length, "broadcast_text"));
-    return text;
-}
-
-void barrier(const Comm& comm) {
-    if (comm.size == 1) return;
-    auto begin = [](MPI_Request* request) { return MPI_Ibarrier(MPI_COMM_WORLD, request); };
-    queue_of(comm).ask_and_wait({"barrier", begin, nullptr});
 }
 
 CommTotals comm_totals(const Comm& comm) { return comm.size == 1 ? CommTotals() : queue_of(comm).totals; }

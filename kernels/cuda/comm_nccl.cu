@@ -11,36 +11,20 @@
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <thread>
 
 #include "kernels/comm.h"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/startup.h"
 #include "kernels/cuda/tree_sum.h"
+#include "kernels/base/poll.h"
 #include "kernels/trace.h"
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-constexpr size_t kSmallBytes = 64 << 10;  // staging buffer for host data
 // After kEvents later collectives, a wait uses the event of one of them. This is correct: they finish in order.
 constexpr size_t kEvents = 256;
+constexpr int kEagerPolls = 1000;
 constexpr double kPartingSeconds = 60;  // deadline in close_comm(), when the hang detector no longer runs
-
-// Polls until `is_done`, at first without sleeping because most waits are short. Returns false on timeout.
-template <class Condition> bool poll_until(double limit_s, Condition is_done) {
-    constexpr int kEagerPolls = 1000;
-    const auto end = Clock::now() + std::chrono::duration<double>(limit_s);
-    for (int polls = 0; !is_done(); polls++) {
-        if (Clock::now() >= end) return false;
-        if (polls < kEagerPolls)
-            std::this_thread::yield();
-        else
-            std::this_thread::sleep_for(std::chrono::microseconds(20));
-    }
-    return true;
-}
 
 Exit exit_of(ncclResult_t code) {
     switch (code) {
@@ -73,8 +57,8 @@ public:
         check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
         called_ = make_event(cudaEventDisableTiming);
         for (Event& event : finished_) event = make_event(cudaEventDisableTiming);
-        check_cuda(cudaMalloc(&device_, kSmallBytes), "cudaMalloc");
-        check_cuda(cudaMallocHost(&pinned_, kSmallBytes), "pinning host memory");
+        check_cuda(cudaMalloc(&device_, sizeof(int)), "cudaMalloc");
+        check_cuda(cudaMallocHost(&pinned_, sizeof(int)), "pinning host memory");
     }
 
     // Also runs after a failure, when every CUDA call may fail, so it ignores errors.
@@ -97,16 +81,16 @@ public:
         return end();
     }
 
-    // Copies host data to the device, runs `calls` on it in place, copies it back and waits.
-    template <class Calls> void exchange(const char* name, void* data, size_t bytes, Calls calls) {
-        begin(name);
-        std::memcpy(pinned_, data, bytes);
-        check_cuda(cudaMemcpyAsync(device_, pinned_, bytes, cudaMemcpyHostToDevice, stream_), "copy to the GPU");
-        calls(comm_, stream_, device_);
-        check_cuda(cudaMemcpyAsync(pinned_, device_, bytes, cudaMemcpyDeviceToHost, stream_), "copy from the GPU");
+    int all_reduce_max(int value) {
+        begin("all_reduce_max");
+        *pinned_ = value;
+        check_cuda(cudaMemcpyAsync(device_, pinned_, sizeof(int), cudaMemcpyHostToDevice, stream_), "copy to the GPU");
+        settle(ncclAllReduce(device_, device_, 1, ncclInt32, ncclMax, comm_, stream_), "ncclAllReduce");
+        check_cuda(cudaMemcpyAsync(pinned_, device_, sizeof(int), cudaMemcpyDeviceToHost, stream_),
+                   "copy from the GPU");
         end();
         wait_on_host(settings_.deadline_s);
-        std::memcpy(data, pinned_, bytes);
+        return *pinned_;
     }
 
     // Waits until NCCL has accepted the call. Before that, neither the communicator nor the stream may be used.
@@ -198,7 +182,7 @@ private:
             if (code != ncclSuccess && code != ncclInProgress) report(code, "NCCL's work on the GPU");
             return false;
         };
-        if (!poll_until(limit_s, has_ended)) report_hang("it", limit_s);
+        if (!poll_until(limit_s, kEagerPolls, has_ended)) report_hang("it", limit_s);
         const double end_ms = steady_ms();
         totals_.waited_ms += end_ms - start_ms;
         if (trace_)
@@ -216,7 +200,7 @@ private:
 
     void settle(ncclResult_t code, const char* call, double limit_s) {
         auto is_accepted = [&] { return code != ncclInProgress || (code = async_error()) != ncclInProgress; };
-        if (!poll_until(limit_s, is_accepted)) report_hang(call, limit_s);
+        if (!poll_until(limit_s, kEagerPolls, is_accepted)) report_hang(call, limit_s);
         if (code != ncclSuccess) report(code, call);
     }
 
@@ -243,7 +227,7 @@ private:
     cudaStream_t stream_ = nullptr;
     Event called_;
     std::array<Event, kEvents> finished_;
-    char *device_ = nullptr, *pinned_ = nullptr;
+    int *device_ = nullptr, *pinned_ = nullptr;  // staging for a value of the host
     uint64_t asked_ = 0;
     CommTotals totals_;  // excluding laps still in stream_waits_
     Stopwatch stream_waits_;
@@ -404,38 +388,6 @@ Ticket all_gather(void* out, const void* inp, size_t bytes, const Comm& comm, St
     });
 }
 
-namespace {
-
-int max_of_all(int value, const Comm& comm, const char* name) {
-    if (!comm.handle) return value;
-    Nccl& nccl = nccl_of(comm);
-    nccl.exchange(name, &value, sizeof(value), [&](ncclComm_t handle, cudaStream_t ours, void* data) {
-        nccl.settle(ncclAllReduce(data, data, 1, ncclInt32, ncclMax, handle, ours), "ncclAllReduce");
-    });
-    return value;
-}
-
-}  // namespace
-
-int all_reduce_max(int value, const Comm& comm) { return max_of_all(value, comm, "all_reduce_max"); }
-
-void barrier(const Comm& comm) { max_of_all(0, comm, "barrier"); }
-
-std::string broadcast_text(const std::string& mine, const Comm& comm) {
-    if (!comm.handle) return mine;
-    Nccl& nccl = nccl_of(comm);
-    auto broadcast = [&](void* data, size_t bytes) {
-        nccl.exchange("broadcast_text", data, bytes, [&](ncclComm_t handle, cudaStream_t ours, void* there) {
-            nccl.settle(ncclBroadcast(there, there, bytes, ncclUint8, 0, handle, ours), "ncclBroadcast");
-        });
-    };
-    uint64_t length = mine.size();
-    broadcast(&length, sizeof(length));
-    std::string text = mine;
-    text.resize(length);
-    for (size_t done = 0; done < length; done += kSmallBytes)
-        broadcast(text.data() + done, std::min(kSmallBytes, size_t(length - done)));
-    return text;
-}
+int all_reduce_max(int value, const Comm& comm) { return comm.handle ? nccl_of(comm).all_reduce_max(value) : value; }
 
 CommTotals comm_totals(const Comm& comm) { return comm.handle ? nccl_of(comm).totals() : CommTotals(); }

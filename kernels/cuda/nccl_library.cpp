@@ -133,8 +133,3 @@ ncclResult_t ncclAllGather(const void* from, void* to, size_t count, ncclDataTyp
                            cudaStream_t stream) {
     return forward<ncclAllGather>("ncclAllGather", from, to, count, type, comm, stream);
 }
-
-ncclResult_t ncclBroadcast(const void* from, void* to, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
-                           cudaStream_t stream) {
-    return forward<ncclBroadcast>("ncclBroadcast", from, to, count, type, root, comm, stream);
-}

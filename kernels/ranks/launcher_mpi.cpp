@@ -33,6 +33,6 @@ std::string share(const std::string& mine) {
 
 }  // namespace
 
-std::function<std::string(const std::string& mine)> launcher_share() { return share; }
+std::function<std::string(const std::string& mine)> launcher_share(const Comm&) { return share; }
 
 std::string launcher_library() { return mpi_library(); }

@@ -15,8 +15,8 @@ std::string record_path(const std::string& directory, int rank) { return directo
 
 // tmp.STEP.RANDOM, the same on all ranks.
 std::string temporary_directory(const std::string& run_dir, int64_t step, const Comm& comm) {
-    const std::string drawn = broadcast_text(random_hex(4), comm);
-    return format("%s/tmp.%08ld.%s", checkpoints_directory(run_dir).c_str(), step, drawn.c_str());
+    const int drawn = all_reduce_max(comm.rank == 0 ? int(std::stoul(random_hex(4), nullptr, 16) >> 1) : 0, comm);
+    return format("%s/tmp.%08ld.%08x", checkpoints_directory(run_dir).c_str(), step, unsigned(drawn));
 }
 
 // Writes a rank's record of its shard file after a hash of the record, so that corruption on the way to rank 0 does not

@@ -19,20 +19,6 @@ constexpr double kRound_s = 0.1;  // maximum between two checks of the program
 constexpr double kRepeat_s = 1;   // between two stop requests
 constexpr double kTermination_s = 10;
 
-// Runs in the child before exec. This process has one thread, so the child may call any function.
-[[noreturn]] void become(std::vector<std::string>& command, pid_t parent, const StopSignals& signals, int output) {
-    ::setpgid(0, 0);
-    ::prctl(PR_SET_PDEATHSIG, SIGTERM);
-    if (::getppid() != parent) ::_exit(128 + SIGTERM);  // it was killed before the line above
-    const int null = ::open("/dev/null", O_RDONLY);
-    if (null > STDIN_FILENO) ::dup2(null, STDIN_FILENO), ::close(null);
-    ::dup2(output, STDOUT_FILENO);
-    ::sigprocmask(SIG_SETMASK, &signals.mask_before(), nullptr);
-    ::execvp(command[0].c_str(), argv_of(command).data());
-    std::fprintf(stderr, "train_gpt: cannot start %s: %s\n", command[0].c_str(), std::strerror(errno));
-    ::_exit(int(errno == ENOENT ? Exit::no_input : Exit::os));
-}
-
 std::vector<pid_t> children() {
     std::vector<pid_t> pids;
     std::ifstream file("/proc/thread-self/children");
@@ -98,13 +84,33 @@ int StopSignals::wait(double limit_s) {
     }
 }
 
+pid_t start_child(const std::string& name, int last_signal, const StopSignals& signals,
+                  const std::function<void()>& execute) {
+    const pid_t parent = ::getpid(), pid = ::fork();
+    if (pid < 0) fail(Exit::os, "cannot start %s: %s", name, std::strerror(errno));
+    if (pid > 0) {
+        ::setpgid(pid, pid);  // also here, so that the group exists before the first signal to it
+        return pid;
+    }
+    ::setpgid(0, 0);
+    ::prctl(PR_SET_PDEATHSIG, last_signal);
+    if (::getppid() != parent) ::_exit(128 + last_signal);  // it was killed before the line above
+    const int null = ::open("/dev/null", O_RDONLY);
+    if (null > STDIN_FILENO) ::dup2(null, STDIN_FILENO), ::close(null);
+    ::sigprocmask(SIG_SETMASK, &signals.mask_before(), nullptr);
+    execute();
+    ::_exit(int(Exit::os));
+}
+
 int run_child(std::vector<std::string> command, StopSignals& signals,
               const std::function<std::optional<std::string>()>& find_hang, int output) {
     ::prctl(PR_SET_CHILD_SUBREAPER, 1);
-    const pid_t parent = ::getpid(), pid = ::fork();
-    if (pid == 0) become(command, parent, signals, output);
-    if (pid < 0) fail(Exit::os, "cannot start %s: %s", command[0], std::strerror(errno));
-    ::setpgid(pid, pid);  // also here, so that the group exists before the first signal to it
+    const pid_t pid = start_child(command[0], SIGTERM, signals, [&] {
+        ::dup2(output, STDOUT_FILENO);
+        ::execvp(command[0].c_str(), argv_of(command).data());
+        std::fprintf(stderr, "train_gpt: cannot start %s: %s\n", command[0].c_str(), std::strerror(errno));
+        if (errno == ENOENT) ::_exit(int(Exit::no_input));
+    });
     std::optional<int> code;
     std::optional<TimePoint> next_request, killed_at;
     while (!(code = code_of_ended(pid))) {

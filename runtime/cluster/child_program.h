@@ -26,6 +26,12 @@ private:
     int received_ = 0;
 };
 
+// Starts a process in its own process group, without input and with the signals that were blocked before `signals`. It
+// receives `last_signal` when this process dies. There `execute` calls exec; if it returns, the exit code is Exit::os.
+// This process has one thread, so `execute` may call any function. Fails with Exit::os, naming `name`, if fork fails.
+pid_t start_child(const std::string& name, int last_signal, const StopSignals& signals,
+                  const std::function<void()>& execute);
+
 // Runs the command to its end, in its own process group and without input, and returns its exit code, or 128 + signal
 // if a signal killed it. Calls `find_hang` at least every 0.1 s; if it returns a sentence, prints it, kills the program
 // and everything it started, and returns Exit::hang. At the end kills all remaining descendants.

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <exception>
 
+#include "runtime/cluster/background_thread.h"
 #include "runtime/cluster/child_program.h"
 #include "runtime/cluster/shared_segments.h"
 #include "runtime/io/files.h"
@@ -28,13 +29,10 @@ Exit code_of(const std::exception& error) {
 
 // Returns the result of `join`, or ends the process with Exit::hang after `limit_s`. While MPI starts, the ranks wait
 // indefinitely for one that is stopped or missing.
-template <class Join> auto within(double limit_s, int rank, const Join& join) {
-    std::jthread watch([=](const std::stop_token& stop) {
-        std::mutex mutex;
-        std::condition_variable_any ended;
-        std::unique_lock lock(mutex);
-        ended.wait_for(lock, stop, seconds(limit_s), [] { return false; });
-        if (stop.stop_requested()) return;
+template <class Join> auto within(double limit_s, const RankEnvironment& environment, const Join& join) {
+    if (environment.size == 1) return join();
+    const std::jthread watch = start_thread([limit_s, rank = environment.rank](const std::stop_token& stop) {
+        if (stops_within(stop, limit_s)) return;
         std::fprintf(stderr, "train_gpt: %s ends: not all ranks joined %s within %g s (parallel.start_timeout_s)\n",
                      this_member(rank).text().c_str(), comm_library().c_str(), limit_s);
         ::_exit(int(Exit::hang));
@@ -51,10 +49,6 @@ std::string token_file(const std::string& run_dir, std::string run_id) {
         run_id, [](unsigned char c) { return !std::isalnum(c) && c != '.'; }, '_');
     const std::string parent = directory_of(trimmed);
     return (directory_exists(parent) ? parent : ".") + "/" + name + ".token" + (run_id.empty() ? "" : "." + run_id);
-}
-
-bool is_documented(int code) {
-    return std::ranges::find(kExitCodes, Exit(code), &ExitCode::code) != std::end(kExitCodes);
 }
 
 // Forwards a program's standard output to this process's, because mpirun exits with 0 even if its output is lost.
@@ -87,7 +81,6 @@ ControlSettings control_settings(const Config& config) {
     return {.silence_s = parallel.silence_s,
             .start_s = start_s,
             .step_s = step_s,
-            .evaluation_s = step_s,
             .rendezvous_s = start_s,
             .collective_timeout_s = start_s};
 }
@@ -110,20 +103,15 @@ Ranks::Ranks(const RankEnvironment& environment, const Config& config, const std
     const ControlSettings timeouts = control_settings(config);
     RankEnvironment place = environment;
     place.token_file = token_file(config.run.dir, environment.run_id);
-    const auto connect = [&](const TextBroadcast& broadcast) {
-        const TextBroadcast bounded = [&](const std::string& mine) {
-            return within(timeouts.start_s, environment.rank, [&] { return broadcast(mine); });
+    const auto open = [&] { comm_ = open_comm(settings); };
+    if (!comm_needs_gather()) within(timeouts.start_s, environment, open);
+    TextBroadcast broadcast;
+    if (const TextBroadcast share = launcher_share(comm_); share && (!comm_needs_gather() || place.master_host.empty()))
+        broadcast = [=](const std::string& mine) {
+            return within(timeouts.start_s, place, [&] { return share(mine); });
         };
-        control_ = std::make_unique<ControlChannel>(place, timeouts, broadcast ? bounded : broadcast, activity_);
-    };
-    if (comm_needs_gather()) {
-        connect(environment.master_host.empty() ? launcher_share() : TextBroadcast());
-        report_errors_of([&] { comm_ = open_comm(settings); });
-    } else {
-        const auto open = [&] { return open_comm(settings); };
-        comm_ = environment.size == 1 ? open() : within(timeouts.start_s, environment.rank, open);
-        connect([this](const std::string& mine) { return broadcast_text(mine, comm_); });
-    }
+    control_ = std::make_unique<ControlChannel>(place, timeouts, broadcast, activity_);
+    if (comm_needs_gather()) report_errors_of(open);
     control_->require_same(revision, "the program's revision");
     control_->require_same(config_digest(config), "the configuration's digest");
 }
@@ -187,7 +175,6 @@ void check_node(const LocalNode& node) {
 }
 
 Exit launch_ranks(int count, const LocalNode& node, const std::vector<std::string>& arguments, bool prints_result) {
-    check_node(node);
     const std::string launcher = comm_launcher();
     if (launcher.empty()) return Exit(launch_local_ranks(count, arguments, {.node = node}));
     // By default, mpirun refuses to run as root or with more ranks than cores, and binds ranks to cores. On a single
@@ -214,7 +201,7 @@ Exit launch_ranks(int count, const LocalNode& node, const std::vector<std::strin
     const int code = run_child(command, signals, find_hang, prints_result ? relay.input() : STDOUT_FILENO);
     relay.forward();
     // With --quiet, mpirun does not print the reason.
-    if (code < 128 + NSIG && (code > 128 || is_documented(code))) {
+    if (code < 128 + NSIG && (code > 128 || row_of(code))) {
         if (code == int(Exit::ok) && prints_result) flush_output();
         return Exit(code);
     }

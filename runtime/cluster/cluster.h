@@ -58,6 +58,5 @@ void check_node(const LocalNode& node);
 // `train_gpt --nproc COUNT ...`: starts COUNT ranks of this program on this machine and returns their exit code.
 // `arguments` begins with the program's name. Uses the launcher that comm_launcher() names, which run_child() starts
 // and owns, or else launch_local_ranks(). Returns Exit::io if the ranks print a result and it cannot be written. Fails
-// with Exit::usage for several nodes with an external launcher, and with Exit::os if the launcher does not start the
-// ranks.
+// with Exit::os if the launcher does not start the ranks. Call check_node() first.
 Exit launch_ranks(int count, const LocalNode& node, const std::vector<std::string>& arguments, bool prints_result);

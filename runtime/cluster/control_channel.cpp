@@ -1,13 +1,12 @@
 #include "runtime/cluster/control_channel.h"
 
-#include <signal.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
-#include <system_error>
 
+#include "runtime/cluster/background_thread.h"
 #include "runtime/io/files.h"
 #include "runtime/io/process.h"
 
@@ -35,11 +34,7 @@ ControlChannel::ControlChannel(const RankEnvironment& environment, const Control
         connections_.push_back(std::move(peer.connection));
         connections_.back().set_limit(size_t(environment.size) * (kTextLimit + 8) + 8192);
     }
-    try {
-        thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
-    } catch (const std::system_error& error) {
-        fail(Exit::os, "cannot start the control channel's thread: %s", error.what());
-    }
+    thread_ = start_thread([this](const std::stop_token& stop) { run(stop); });
 }
 
 // ---- called by the trainer ------------------------------------------------------------------------------------------
@@ -74,14 +69,8 @@ void ControlChannel::leave() {
     std::unique_lock lock(mutex_);
     has_left_ = true;
     tell_rank_0(MessageKind::leave, pack(Exit::ok, ""));
-    const double limit_s = settings_.leave_timeout_s;
-    if (changed_.wait_until(lock, Clock::now() + seconds(limit_s), [this] { return has_finished_; })) return;
-    std::vector<int> remaining;  // known to rank 0
-    for (const MonitoredRank& rank : ranks_)
-        if (!rank.has_left) remaining.push_back(rank.member.rank);
-    const std::string who =
-        rank_ == 0 ? (remaining.size() == 1 ? "rank " : "ranks ") + text_of_ranks(remaining) : "other ranks";
-    fail(Exit::hang, "%s did not leave the run within %g s of rank %d", who, limit_s, rank_);
+    // No timeout: if a rank does not leave, the thread ends the process.
+    changed_.wait(lock, [this] { return has_finished_; });
 }
 
 void ControlChannel::leave_with_error(Exit code, const std::string& sentence) {
@@ -104,9 +93,6 @@ void ControlChannel::tell_rank_0(MessageKind kind, const std::string& fields) {
 // ---- the thread -----------------------------------------------------------------------------------------------------
 
 void ControlChannel::run(const std::stop_token& stop) {
-    sigset_t all;
-    sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, nullptr);  // the trainer's threads handle signals
     std::unique_lock lock(mutex_);
     while (!has_finished_) {
         std::vector<pollfd> polled{{wake_, POLLIN, 0}};
@@ -130,9 +116,7 @@ void ControlChannel::run(const std::stop_token& stop) {
         receive_all(now);
         if (now >= last_heartbeat_ + seconds(settings_.heartbeat_s)) {
             last_heartbeat_ = now;
-            const RankStatus s = activity_->now();
-            const Message heartbeat{MessageKind::heartbeat,
-                                    pack(s.phase, s.step, s.ticks, s.collective, s.collective_name.substr(0, 100))};
+            const Message heartbeat{MessageKind::heartbeat, activity_->now().packed()};
             send_to_all(heartbeat.kind, heartbeat.fields);
             if (rank_ == 0) handle(0, heartbeat, now);
         }
@@ -165,13 +149,7 @@ void ControlChannel::handle(int rank, const Message& message, TimePoint now) {
     const auto& [kind, fields] = message;
     MonitoredRank& sender = ranks_[size_t(rank)];
     RankStatus status;
-    if (kind == MessageKind::heartbeat &&
-        unpack(fields, status.phase, status.step, status.ticks, status.collective, status.collective_name) &&
-        status.phase >= Phase::start && status.phase <= Phase::end) {
-        if (status.ticks != sender.status.ticks) sender.last_progress = now;
-        sender.last_heard = now;
-        sender.status = status;
-    }
+    if (kind == MessageKind::heartbeat && status.unpack_from(fields)) sender.note(status, now);
     if (rank_ == 0) {
         TextRequest request;
         if (kind == MessageKind::request && unpack(fields, request.must_be_same, request.what, request.text)) {

@@ -50,7 +50,7 @@ public:
     void note_step(int64_t step) { activity_->note_step(step); }
     void note_collective(uint64_t number, const char* name) { activity_->note_collective(number, name); }
 
-    // Ends the run cleanly: returns when all ranks have called it. Fails with Exit::hang after leave_timeout_s.
+    // Ends the run cleanly: returns when all ranks have called it.
     void leave();
     // Reports that this rank exits because of its own error: the others print the message and end with Exit::peer_lost.
     // Takes at most 2 s; then the caller exits with `code`. If another rank died before, which is the likely cause of

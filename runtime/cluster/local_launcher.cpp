@@ -1,7 +1,6 @@
 #include "runtime/cluster/local_launcher.h"
 
 #include <fcntl.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 
 #include <algorithm>
@@ -16,21 +15,14 @@
 
 namespace {
 
-constexpr int kForwarded[] = {SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 constexpr pid_t kEnded = 0;
+constexpr double kRound_s = 0.1;  // maximum between two checks of the ranks
 
 class LocalRanks {
 public:
     // Starts the ranks.
     LocalRanks(int count, std::vector<std::string> command, const LocalLauncherSettings& settings)
         : count_(count), settings_(settings) {
-        sigemptyset(&waited_for_);
-        for (const int signal : kForwarded) sigaddset(&waited_for_, signal);
-        // SIGHUP and SIGPIPE are ignored, as in the trainer: a closed terminal or pipe does not end a run.
-        for (const int signal : {SIGCHLD, SIGHUP, SIGPIPE}) sigaddset(&waited_for_, signal);
-        ::sigprocmask(SIG_BLOCK, &waited_for_, &mask_before_);
-        std::signal(SIGCHLD, SIG_DFL);  // if it is ignored, the exit codes of children are lost
-
         LocalNode& node = settings_.node;
         FileDescriptor listener;
         std::string token;
@@ -40,23 +32,16 @@ public:
             node.master_host = "127.0.0.1", node.master_port = address_of(listener).port();
             token = random_hex(16);
         }
-        const pid_t parent = ::getpid();
-        for (int local_rank = 0; local_rank < count_; ++local_rank) {
-            const pid_t pid = ::fork();
-            if (pid == 0) become_rank(local_rank, parent, listener, token, command);
-            // The ranks started so far are killed when this process exits.
-            if (pid < 0) fail(Exit::os, "cannot start rank %d of %d: %s", local_rank, count_, std::strerror(errno));
-            ::setpgid(pid, pid);  // also here, so that the group exists before the first signal to it
-            pids_.push_back(pid);
-        }
+        // If one cannot be started, the others are killed when this process exits.
+        for (int local_rank = 0; local_rank < count_; ++local_rank)
+            pids_.push_back(start_child(format("rank %d of %d", local_rank, count_), SIGKILL, signals_,
+                                        [&] { become_rank(local_rank, listener, token, command); }));
     }
 
     // Returns the exit code of launch_local_ranks().
     int wait() {
         while (std::ranges::count(pids_, kEnded) < count_) {
-            const timespec round{0, 100'000'000};
-            const int signal = ::sigtimedwait(&waited_for_, nullptr, &round);
-            if (std::ranges::count(kForwarded, signal)) signal_all(signal);
+            if (const int signal = signals_.wait(kRound_s)) signal_all(signal);
             for (int local_rank = 0; local_rank < count_; ++local_rank) collect(local_rank);
             if (!stage_ends_ || Clock::now() < *stage_ends_) continue;
             signal_all(is_terminating_ ? SIGKILL : SIGTERM);
@@ -67,13 +52,9 @@ public:
     }
 
 private:
-    // Runs in the child before exec. This process has one thread, so the child may call any function.
-    [[noreturn]] void become_rank(int local_rank, pid_t parent, const FileDescriptor& listener,
-                                  const std::string& token, std::vector<std::string>& command) const {
+    void become_rank(int local_rank, const FileDescriptor& listener, const std::string& token,
+                     std::vector<std::string>& command) const {
         const LocalNode& node = settings_.node;
-        ::setpgid(0, 0);
-        ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-        if (::getppid() != parent) ::_exit(128 + SIGKILL);  // it was killed before the line above
         const auto set = [](const char* name, const std::string& value) { ::setenv(name, value.c_str(), 1); };
         set("RANK", std::to_string(node.node * count_ + local_rank));
         set("WORLD_SIZE", std::to_string(node.nodes * count_));
@@ -90,11 +71,7 @@ private:
             set("TRAIN_GPT_LISTEN_FD", std::to_string(listener));
             ::fcntl(listener, F_SETFD, 0);
         }
-        const int null = ::open("/dev/null", O_RDONLY);
-        if (null > STDIN_FILENO) ::dup2(null, STDIN_FILENO), ::close(null);
-        ::sigprocmask(SIG_SETMASK, &mask_before_, nullptr);
         ::execv("/proc/self/exe", argv_of(command).data());
-        ::_exit(int(Exit::os));
     }
 
     void signal_all(int signal) const {
@@ -130,7 +107,7 @@ private:
 
     const int count_;
     LocalLauncherSettings settings_;
-    sigset_t waited_for_, mask_before_;
+    StopSignals signals_;
     std::vector<pid_t> pids_;   // by local rank
     int code_ = int(Exit::ok);  // the most informative code of ranks that ended by themselves; the first of equals
     std::optional<TimePoint> stage_ends_;  // once a rank has failed: when to signal the others next

@@ -7,7 +7,7 @@
 
 namespace {
 
-constexpr const char* kPhaseNames[] = {"start", "step", "evaluation", "save", "end"};
+constexpr const char* kPhaseNames[] = {"start", "step", "evaluation", "save"};
 
 std::vector<MonitoredRank> suspects(const std::vector<MonitoredRank>& ranks) {
     std::vector<MonitoredRank> result;
@@ -49,6 +49,21 @@ std::string RankStatus::text() const {
     return text + format(", last collective %llu (%s)", (unsigned long long)collective, collective_name.c_str());
 }
 
+std::string RankStatus::packed() const {
+    return pack(phase, step, ticks, collective, collective_name.substr(0, 100));
+}
+
+bool RankStatus::unpack_from(std::string_view fields) {
+    return unpack(fields, phase, step, ticks, collective, collective_name) && phase >= Phase::start &&
+           phase <= Phase::save;
+}
+
+void MonitoredRank::note(const RankStatus& heartbeat, TimePoint now) {
+    if (heartbeat.ticks != status.ticks) last_progress = now;
+    last_heard = now;
+    status = heartbeat;
+}
+
 std::optional<EndOfRun> find_silent_rank(const std::vector<MonitoredRank>& all, double silence_s, TimePoint now) {
     const std::vector<MonitoredRank> ranks = suspects(all);
     const auto silent = std::ranges::min_element(ranks, {}, &MonitoredRank::last_heard);
@@ -72,8 +87,7 @@ std::optional<EndOfRun> find_hang(const std::vector<MonitoredRank>& all, const C
     };
     const auto last = std::ranges::min_element(ranks, {}, position_of);
     const auto ahead = std::ranges::max_element(ranks, {}, collective_of);
-    const double limits_s[] = {settings.start_s, settings.step_s, settings.evaluation_s, settings.save_s,
-                               settings.end_s};
+    const double limits_s[] = {settings.start_s, settings.step_s, settings.step_s, settings.save_s};
     double stalled_s = seconds_between(last->last_progress, now), limit_s = limits_s[int(last->status.phase)];
     if (stalled_s <= limit_s) {
         // This rank makes progress, but the others may have waited for it longer than any phase may take.

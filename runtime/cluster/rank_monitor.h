@@ -8,7 +8,7 @@
 #include "runtime/cluster/rendezvous.h"
 
 // The activity of a rank. Each phase has its own timeout.
-enum class Phase : int { start, step, evaluation, save, end };
+enum class Phase : int { start, step, evaluation, save };
 
 // All in seconds. Progress means: noting a phase, a step or a collective, or calling a collective of the control
 // channel.
@@ -16,13 +16,10 @@ struct ControlSettings {
     double heartbeat_s = 1;  // between two heartbeats
     double silence_s = 60;   // without a heartbeat: the process is stopped, or the machine or network is down
     double start_s = 300;    // without progress, by phase
-    double step_s = 120;
-    double evaluation_s = 120;
+    double step_s = 120;     // also in an evaluation
     double save_s = 900;
-    double end_s = 300;
     double rendezvous_s = 300;          // for all ranks to connect
     double collective_timeout_s = 300;  // from the first to the last rank's call of all_gather() or require_same()
-    double leave_timeout_s = 1800;      // for all ranks to call leave()
 };
 
 struct RankStatus {
@@ -32,6 +29,8 @@ struct RankStatus {
     uint64_t collective = 0;  // number of the last collective started; 0: none yet
     std::string collective_name;
     std::string text() const;  // "in phase step, step 12, last collective 40 (all_reduce of gradients)"
+    std::string packed() const;                  // the fields of a heartbeat
+    bool unpack_from(std::string_view fields);  // returns false if they are malformed
 };
 
 struct MonitoredRank {
@@ -43,6 +42,7 @@ struct MonitoredRank {
     bool has_left = false;
     std::optional<TextRequest> request = {};  // its part of a collective
     TimePoint requested = {};                 // when the request arrived
+    void note(const RankStatus& heartbeat, TimePoint now);
 };
 
 // Why a run ends.

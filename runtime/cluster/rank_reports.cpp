@@ -5,11 +5,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <condition_variable>
 #include <csignal>
+#include <cstring>
 #include <ranges>
-#include <system_error>
 
+#include "runtime/cluster/background_thread.h"
 #include "runtime/io/files.h"
 #include "runtime/io/process.h"
 
@@ -52,29 +52,16 @@ RankReporter::RankReporter(const RankEnvironment& environment, std::shared_ptr<c
     auto report = [socket = std::make_shared<FileDescriptor>(datagram_socket()), rank = environment.rank,
                    name = environment.supervisor, activity = std::move(activity),
                    every_s](const std::stop_token& stop) {
-        sigset_t all;
-        sigfillset(&all);
-        ::pthread_sigmask(SIG_SETMASK, &all, nullptr);  // the trainer's threads handle signals
         sockaddr_un address;
         const socklen_t size = address_of_name(name, address);
-        std::mutex mutex;
-        std::condition_variable_any ended;
-        std::unique_lock lock(mutex);
-        while (!stop.stop_requested()) {
-            const RankStatus s = activity->now();
-            const std::string text =
-                pack(rank, s.phase, s.step, s.ticks, s.collective, s.collective_name.substr(0, 100));
+        do {
+            const std::string text = pack(rank) + activity->now().packed();
             // Lost if the supervisor has ended or does not read: the ranks do not depend on it.
             ::sendto(*socket, text.data(), text.size(), MSG_DONTWAIT | MSG_NOSIGNAL,
                      reinterpret_cast<const sockaddr*>(&address), size);
-            ended.wait_for(lock, stop, seconds(every_s), [] { return false; });
-        }
+        } while (!stops_within(stop, every_s));
     };
-    try {
-        thread_ = std::jthread(std::move(report));
-    } catch (const std::system_error& error) {
-        fail(Exit::os, "cannot start the thread that reports to the supervisor: %s", error.what());
-    }
+    thread_ = start_thread(std::move(report));
 }
 
 RankReports::RankReports(int first, int count, bool all, const ControlSettings& settings)
@@ -114,17 +101,12 @@ void RankReports::receive(TimePoint now) {
         RankStatus status;
         int rank = 0;
         const pid_t pid = sender_of(message);
-        if (pid == 0 || !unpack(std::string_view(bytes, size_t(count)), rank, status.phase, status.step, status.ticks,
-                                status.collective, status.collective_name))
-            continue;
-        if (rank < first_ || rank >= first_ + count_ || status.phase < Phase::start || status.phase > Phase::end)
-            continue;
-        const auto [known, is_new] = ranks_.try_emplace(rank, MonitoredRank{this_member(rank), {}, now, now});
-        MonitoredRank& reported = known->second;
-        if (is_new || status.ticks != reported.status.ticks) reported.last_progress = now;
-        reported.member.pid = pid;
-        reported.last_heard = now;
-        reported.status = status;
+        std::string_view fields(bytes, size_t(count));
+        if (pid == 0 || !take_field(fields, rank) || !status.unpack_from(fields)) continue;
+        if (rank < first_ || rank >= first_ + count_) continue;
+        const auto known = ranks_.try_emplace(rank, MonitoredRank{this_member(rank), {}, now, now}).first;
+        known->second.member.pid = pid;
+        known->second.note(status, now);
     }
 }
 

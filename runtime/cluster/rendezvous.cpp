@@ -292,15 +292,12 @@ constexpr size_t kTokenBytes = 16;
 // A file with a fresh token, written by rank 0; removed when this object is destroyed.
 class TokenFile {
 public:
+    // Replaces a file left by an earlier start that was killed.
     explicit TokenFile(const std::string& path) : path_(path) {
-        for (int attempt = 0; !descriptor_ && attempt < 3; ++attempt) {
-            ::unlink(path.c_str());  // left by an earlier start that was killed
-            const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
-            descriptor_ = FileDescriptor(::open(path.c_str(), flags, S_IRUSR | S_IWUSR));
-        }
-        const bool is_written =
-            descriptor_ && ::write(descriptor_, token.data(), token.size()) == ssize_t(token.size());
-        if (!is_written || ::fsync(descriptor_) != 0)
+        std::string temporary = path + ".XXXXXX";
+        const FileDescriptor file(::mkostemp(temporary.data(), O_CLOEXEC));  // readable for this user only
+        if (!file || ::write(file, token.data(), token.size()) != ssize_t(token.size()) || ::fsync(file) != 0 ||
+            ::rename(temporary.c_str(), path.c_str()) != 0)
             fail(Exit::cannot_create,
                  "%s: cannot write the run's token for the other ranks: %s; set TRAIN_GPT_TOKEN instead", path,
                  std::strerror(errno));
@@ -312,7 +309,6 @@ public:
 
 private:
     const std::string path_;
-    FileDescriptor descriptor_;
 };
 
 // Returns the token that rank 0 wrote, or an empty string.

@@ -25,7 +25,9 @@ FileDescriptor lock_of(const fs::path& path) {
     return is_mine && ::flock(directory, LOCK_EX | LOCK_NB) == 0 ? std::move(directory) : FileDescriptor();
 }
 
-void remove_abandoned() {
+}  // namespace
+
+void remove_abandoned_segments() {
     std::error_code ignored;
     for (const fs::directory_entry& entry : fs::directory_iterator(kParent, ignored)) {
         if (!entry.path().filename().string().starts_with(kPrefix)) continue;
@@ -33,10 +35,8 @@ void remove_abandoned() {
     }
 }
 
-}  // namespace
-
 SharedSegments::SharedSegments() {
-    remove_abandoned();
+    remove_abandoned_segments();
     // Lock the directory before it gets its final name, so that no other process considers it abandoned.
     std::string unlocked = fs::path(kParent) / ("." + std::string(kPrefix) + "XXXXXX");
     if (!::mkdtemp(unlocked.data())) return;
@@ -52,10 +52,4 @@ SharedSegments::SharedSegments() {
 SharedSegments::~SharedSegments() {
     std::error_code ignored;
     if (!path_.empty()) fs::remove_all(path_, ignored);
-}
-
-void SharedSegments::clear() const {
-    std::error_code ignored;
-    if (path_.empty()) return;
-    for (const auto& segment : fs::directory_iterator(path_, ignored)) fs::remove_all(segment.path(), ignored);
 }

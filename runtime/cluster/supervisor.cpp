@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
 
 #include "kernels/base/check.h"
 #include "runtime/cluster/shared_segments.h"
@@ -13,11 +12,6 @@ namespace {
 
 constexpr int kMostInVain = 3;
 constexpr double kLongestWait_s = 60;
-
-const ExitCode* row_of(int code) {
-    const auto row = std::ranges::find(kExitCodes, Exit(code), &ExitCode::code);
-    return row == std::end(kExitCodes) ? nullptr : row;
-}
 
 int signal_of(int code) { return code > 128 && code < 128 + NSIG ? code - 128 : 0; }
 
@@ -31,6 +25,11 @@ std::string text_of(int code) {
 }
 
 }  // namespace
+
+const ExitCode* row_of(int code) {
+    const auto row = std::ranges::find(kExitCodes, Exit(code), &ExitCode::code);
+    return row == std::end(kExitCodes) ? nullptr : row;
+}
 
 bool may_restart(int code) {
     const ExitCode* const row = row_of(code);
@@ -63,14 +62,13 @@ int supervise(const Supervised& run, StopSignals& signals) {
         ::setenv("TRAIN_GPT_SUPERVISOR", run.reports->name().c_str(), 1);
     else
         ::unsetenv("TRAIN_GPT_SUPERVISOR");
-    const std::unique_ptr<SharedSegments> segments = run.reports ? std::make_unique<SharedSegments>() : nullptr;
     RestartPolicy policy;
     for (;;) {
         const std::vector<int64_t> before = run.committed_steps();
         if (run.reports) run.reports->begin();
         const auto find_hang = [&] { return run.reports ? run.reports->find_hang() : std::nullopt; };
         const int code = run_child(run.next_command(), signals, find_hang);
-        if (segments) segments->clear();
+        remove_abandoned_segments();
         const std::vector<int64_t> after = run.committed_steps();
         const bool has_committed =
             std::ranges::any_of(after, [&](int64_t step) { return !std::ranges::count(before, step); });

@@ -27,6 +27,9 @@ private:
     int in_vain_ = 0;
 };
 
+// Returns the row of kExitCodes for an exit code, or null.
+const ExitCode* row_of(int code);
+
 // Returns whether a restart may fix a failure with this exit code. kExitCodes gives the policy of each code. Of the
 // codes 128 + N (killed by signal N), all may be restarted except those of a user's SIGINT and SIGTERM.
 bool may_restart(int code);

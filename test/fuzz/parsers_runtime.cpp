@@ -88,9 +88,7 @@ void unpack_all_kinds(const std::string& fields) {
     Exit code = Exit::ok;
     std::string text, mac, nonce;
     uint64_t number = 0;
-    if (unpack(fields, status.phase, status.step, status.ticks, status.collective, status.collective_name) &&
-        status.phase >= Phase::start && status.phase <= Phase::end)
-        status.text();
+    if (status.unpack_from(fields)) status.text();
     unpack(fields, request.must_be_same, request.what, request.text);
     unpack(fields, code, text);
     unpack(fields, reply.code, reply.text);

@@ -5,7 +5,7 @@
 #include "kernels/comm.h"
 #include "test/support/device_array.h"
 
-TEST_CASE("one rank's collectives leave its values and texts unchanged", "[comm]") {
+TEST_CASE("one rank's collectives leave its values unchanged", "[comm]") {
     for (bool deterministic : {false, true}) {
         Comm comm = open_comm({.deterministic = deterministic, .deadline_s = 60, .always = true});
         constexpr size_t kCount = 100003;
@@ -30,9 +30,6 @@ TEST_CASE("one rank's collectives leave its values and texts unchanged", "[comm]
         const double waited_ms = comm_totals(comm).waited_ms;
         CHECK((waited_ms > 0) == (comm.handle != nullptr));
         CHECK(all_reduce_max(-3, comm) == -3);
-        const std::string text(100000, 't');
-        CHECK(broadcast_text(text, comm) == text);
-        barrier(comm);
         drain(comm);
         check_same_bits(array, std::vector<float>(values.begin(), values.end()));
         check_same_bits(sums, {1.5, -2.5, 1e300});

@@ -403,12 +403,12 @@ class Several(Supervised):
                 maps = "".join(Path(f"/proc/{pid}/maps").read_text() for pid in ranks)
                 folders = set(re.findall(r"/dev/shm/train_gpt\.\w+", maps))
                 self.assertEqual(len(folders), 1, maps)
-                os.kill(ranks[0], signal.SIGKILL)
                 if flags:
-                    self.wait_for_ranks(2, without=ranks)
-                    process.send_signal(signal.SIGTERM)
-                    self.ended(process, 75)
+                    process.send_signal(signal.SIGTERM)  # so that no later start removes the folder
+                    os.kill(tree(process.pid)[0], signal.SIGKILL)
+                    self.ended(process, 137)
                 else:
+                    os.kill(ranks[0], signal.SIGKILL)
                     process.communicate(timeout=60)
                 self.assertFalse(any(map(os.path.exists, folders)))
 

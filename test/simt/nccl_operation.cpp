@@ -68,7 +68,6 @@ void receive(ncclComm& comm, const Operation& op) {
         case Kind::all_gather:
             for (int i = 0; i < comm.size; i++) std::memcpy(op.to + size_t(i) * bytes, comm.area(i), bytes);
             return;
-        case Kind::broadcast: std::memcpy(op.to, comm.area(op.description.root), bytes); return;
         case Kind::messages: return receive_messages(comm, op);
     }
 }

@@ -19,9 +19,9 @@ namespace simt::nccl {
 inline constexpr int kMostRanks = 8;
 inline constexpr size_t kAreaBytes = size_t(256) << 20;  // per rank; uses memory only for touched pages
 
-enum class Kind : int { all_reduce, reduce_scatter, all_gather, broadcast, messages };
+enum class Kind : int { all_reduce, reduce_scatter, all_gather, messages };
 inline const char* name_of(Kind kind) {
-    const char* const names[] = {"ncclAllReduce", "ncclReduceScatter", "ncclAllGather", "ncclBroadcast",
+    const char* const names[] = {"ncclAllReduce", "ncclReduceScatter", "ncclAllGather",
                                  "a group of ncclSend and ncclRecv"};
     return names[int(kind)];
 }
@@ -40,12 +40,11 @@ struct Description {
     Kind kind = Kind::messages;
     ncclDataType_t type = ncclUint8;
     ncclRedOp_t reduction = ncclSum;
-    int root = 0;
     size_t count = 0;
     bool operator==(const Description&) const = default;
     std::string text() const {
-        return format("%s of %zu elements of type %d, reduction %d, root %d", name_of(kind), count, int(type),
-                      int(reduction), root);
+        return format("%s of %zu elements of type %d, reduction %d", name_of(kind), count, int(type),
+                      int(reduction));
     }
 };
 

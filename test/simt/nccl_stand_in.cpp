@@ -282,20 +282,15 @@ ncclResult_t ncclRecv(void* to, size_t count, ncclDataType_t type, int peer, ncc
 
 ncclResult_t ncclAllReduce(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t op,
                            ncclComm_t comm, cudaStream_t stream) {
-    return collective({Kind::all_reduce, type, op, 0, count}, from, to, 1, 1, comm, stream);
+    return collective({Kind::all_reduce, type, op, count}, from, to, 1, 1, comm, stream);
 }
 
 ncclResult_t ncclReduceScatter(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t op,
                                ncclComm_t comm, cudaStream_t stream) {
-    return collective({Kind::reduce_scatter, type, op, 0, count}, from, to, comm ? comm->size : 1, 1, comm, stream);
+    return collective({Kind::reduce_scatter, type, op, count}, from, to, comm ? comm->size : 1, 1, comm, stream);
 }
 
 ncclResult_t ncclAllGather(const void* from, void* to, size_t count, ncclDataType_t type, ncclComm_t comm,
                            cudaStream_t stream) {
-    return collective({Kind::all_gather, type, ncclSum, 0, count}, from, to, 1, comm ? comm->size : 1, comm, stream);
-}
-
-ncclResult_t ncclBroadcast(const void* from, void* to, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
-                           cudaStream_t stream) {
-    return collective({Kind::broadcast, type, ncclSum, root, count}, from, to, 1, 1, comm, stream);
+    return collective({Kind::all_gather, type, ncclSum, count}, from, to, 1, comm ? comm->size : 1, comm, stream);
 }

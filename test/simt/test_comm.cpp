@@ -104,7 +104,7 @@ TEST_CASE("a collective begins after the stream's work and its ticket waits for 
         const Ticket reduced = reduce_scatter_sum(
             {.out = out.data(), .scratch = nullptr, .inp = inp.data(), .count = kCount}, one.comm, {});
         // The program's stream comes first: its work must have waited for the caller's kernel.
-        barrier(one.comm);
+        all_reduce_max(0, one.comm);
         wait(reduced, one.comm, {});
         launch_copy({copy.data(), out.data()});
         const Ticket ticket = all_gather(gathered.data(), copy.data(), kCount * sizeof(float), one.comm, {});
@@ -166,9 +166,6 @@ TEST_CASE("tickets older than the ring of events", "[simt][comm]") {
 TEST_CASE("small host values, and counters", "[simt][comm]") {
     OneRank one;
     CHECK(all_reduce_max(-7, one.comm) == -7);
-    const std::string text(200000, 'x');
-    CHECK(broadcast_text(text, one.comm) == text);
-    CHECK(broadcast_text("", one.comm) == "");
     CHECK(comm_totals(one.comm).waited_ms > 0);
     CHECK(reduce_scatter_scratch_bytes(10, 4, true) == 160);
     CHECK(reduce_scatter_scratch_bytes(10, 4, false) == 0);

@@ -63,6 +63,4 @@ ncclResult_t ncclReduceScatter(const void* from, void* to, size_t count, ncclDat
                                ncclComm_t comm, cudaStream_t stream);
 ncclResult_t ncclAllGather(const void* from, void* to, size_t count, ncclDataType_t type, ncclComm_t comm,
                            cudaStream_t stream);
-ncclResult_t ncclBroadcast(const void* from, void* to, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
-                           cudaStream_t stream);
 }  // extern "C"
