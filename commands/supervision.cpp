@@ -25,7 +25,8 @@ Exit supervise_training(const CommandLine& line, const std::vector<std::string>&
     const bool is_local = line.launcher.empty();
     const int count = std::max(1, line.nproc), first = count * line.node.node;
     const Config config = load_config(line.config, line.overrides, count * line.node.nodes);
-    RankReports reports(first, count, line.node.nodes == 1, control_settings(config));
+    // The user's launcher may start the ranks on other machines: only its exit is observed.
+    RankReports reports(first, is_local ? count : 0, line.node.nodes == 1, control_settings(config));
 
     const std::string& run_dir = config.run.dir;
     const bool continues = line.start.mode == StartMode::resume || line.start.mode == StartMode::automatic;
@@ -55,5 +56,5 @@ Exit supervise_training(const CommandLine& line, const std::vector<std::string>&
         command.insert(command.end(), own.begin(), own.end());
         return command;
     };
-    return Exit(supervise({next_command, committed, is_local ? &reports : nullptr}, signals));
+    return Exit(supervise(next_command, committed, reports, signals));
 }

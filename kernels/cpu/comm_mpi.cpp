@@ -21,11 +21,6 @@
 
 namespace {
 
-void check_mpi(int code, const char* what) {
-    if (code == MPI_SUCCESS) return;
-    fail(Exit::peer_lost, "MPI error in %s: %s", what, mpi_error(code));
-}
-
 int checked_count(size_t count, const char* what) {
     if (count > size_t(INT_MAX))
         fail(Exit::config, "%s with %zu elements per rank; MPI supports at most %d", what, count, INT_MAX);
@@ -218,10 +213,7 @@ size_t reduce_scatter_scratch_bytes(size_t count, int size, bool) {
 }
 
 Ticket reduce_scatter_sum(const ReduceScatter& op, const Comm& comm, Stream) {
-    if (comm.size == 1) {
-        require(op.out == op.inp, "reduce_scatter_sum: must be in place with one rank");
-        return {};
-    }
+    if (comm.size == 1) return finished_in_place(op.out, op.inp, "reduce_scatter_sum");
     const int elements = checked_count(op.count, "reduce_scatter_sum");
     const size_t sent = size_t(comm.size - 1) * op.count * sizeof(float);
     queue_of(comm).totals.bytes_sent += sent;
@@ -235,10 +227,7 @@ Ticket reduce_scatter_sum(const ReduceScatter& op, const Comm& comm, Stream) {
 }
 
 Ticket all_gather(void* out, const void* inp, size_t bytes, const Comm& comm, Stream) {
-    if (comm.size == 1) {
-        require(out == inp, "all_gather: must be in place with one rank");
-        return {};
-    }
+    if (comm.size == 1) return finished_in_place(out, inp, "all_gather");
     const int count = checked_count(bytes, "all_gather");
     const bool in_place = inp == static_cast<const std::byte*>(out) + size_t(comm.rank) * bytes;
     const size_t sent = size_t(comm.size - 1) * bytes;
@@ -261,18 +250,13 @@ int all_reduce_max(int value, const Comm& comm) {
 
 std::function<std::string(const std::string& mine)> launcher_share(const Comm& comm) {
     return [comm](const std::string& mine) {
-        auto broadcast = [&](void* data, int count) {
+        return share_text(mine, [&](void* data, size_t bytes) {
+            const int count = checked_count(bytes, "broadcast");
             auto begin = [=](MPI_Request* request) {
                 return MPI_Ibcast(data, count, MPI_BYTE, 0, MPI_COMM_WORLD, request);
             };
             queue_of(comm).ask_and_wait({"broadcast", begin, nullptr});
-        };
-        size_t length = mine.size();
-        broadcast(&length, int(sizeof(length)));
-        std::string text = mine;
-        text.resize(length);
-        broadcast(text.data(), checked_count(length, "broadcast"));
-        return text;
+        });
     };
 }
 

@@ -1,16 +1,9 @@
 // mpirun does not pass rank 0's address, so GPU ranks started by it receive the address through MPI: initialize MPI,
 // broadcast one message, finalize MPI. Nothing later depends on MPI.
-
-#include "kernels/base/check.h"
 #include "kernels/comm.h"
 #include "kernels/ranks/mpi_text.h"
 
 namespace {
-
-void check_mpi(int code, const char* call) {
-    if (code == MPI_SUCCESS) return;
-    fail(Exit::peer_lost, "%s failed in the rendezvous of the ranks started by mpirun: %s", call, mpi_error(code));
-}
 
 std::string share(const std::string& mine) {
     int size = 0;
@@ -22,11 +15,9 @@ std::string share(const std::string& mine) {
              "the launcher started several ranks, but MPI sees only one: start them with the mpirun of the MPI library "
              "that this program was built with (%s), or set MASTER_ADDR and MASTER_PORT",
              launcher_library());
-    unsigned long long length = mine.size();
-    check_mpi(MPI_Bcast(&length, 1, MPI_UNSIGNED_LONG_LONG, 0, MPI_COMM_WORLD), "MPI_Bcast");
-    std::string text = mine;
-    text.resize(length);
-    check_mpi(MPI_Bcast(text.data(), int(length), MPI_BYTE, 0, MPI_COMM_WORLD), "MPI_Bcast");
+    const std::string text = share_text(mine, [](void* data, size_t bytes) {
+        check_mpi(MPI_Bcast(data, int(bytes), MPI_BYTE, 0, MPI_COMM_WORLD), "MPI_Bcast");
+    });
     check_mpi(MPI_Finalize(), "MPI_Finalize");
     return text;
 }

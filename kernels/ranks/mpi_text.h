@@ -1,15 +1,26 @@
-// MPI's version and error messages as text.
+// MPI's version, its error messages, and the broadcast of a text.
 #pragma once
 
 #include <mpi.h>
 
-#include <string>
+#include "kernels/base/check.h"
 
-inline std::string mpi_error(int code) {
+inline void check_mpi(int code, const char* what) {
+    if (code == MPI_SUCCESS) return;
     char text[MPI_MAX_ERROR_STRING] = "";
     int length = 0;
     MPI_Error_string(code, text, &length);
-    return {text, size_t(length)};
+    fail(Exit::peer_lost, "MPI error in %s: %s", what, text);
+}
+
+// Returns rank 0's text on every rank. `broadcast(data, bytes)` broadcasts rank 0's bytes.
+template <class Broadcast> std::string share_text(const std::string& mine, Broadcast broadcast) {
+    size_t length = mine.size();
+    broadcast(&length, sizeof length);
+    std::string text = mine;
+    text.resize(length);
+    broadcast(text.data(), length);
+    return text;
 }
 
 // "Open MPI v4.1.4". Needs no MPI_Init.

@@ -19,33 +19,29 @@ constexpr double kRound_s = 0.1;  // maximum between two checks of the program
 constexpr double kRepeat_s = 1;   // between two stop requests
 constexpr double kTermination_s = 10;
 
-std::vector<pid_t> children() {
+std::vector<pid_t> children_of(pid_t pid) {
     std::vector<pid_t> pids;
-    std::ifstream file("/proc/thread-self/children");
-    for (pid_t pid; file >> pid;) pids.push_back(pid);
-    return pids;
-}
-
-// Returns whether the process has a child that is not a zombie.
-bool has_living_child(pid_t pid) {
     std::error_code ignored;
     for (const auto& thread : std::filesystem::directory_iterator(format("/proc/%d/task", int(pid)), ignored)) {
         std::ifstream file(thread.path() / "children");
-        for (pid_t child; file >> child;) {
-            std::string stat;
-            std::getline(std::ifstream(format("/proc/%d/stat", int(child))), stat);
-            const size_t name_end = stat.rfind(") ");
-            if (name_end != std::string::npos && stat[name_end + 2] != 'Z') return true;
-        }
+        for (pid_t child; file >> child;) pids.push_back(child);
     }
-    return false;
+    return pids;
+}
+
+// Returns whether the process exists and is not a zombie.
+bool is_alive(pid_t pid) {
+    std::string stat;
+    std::getline(std::ifstream(format("/proc/%d/stat", int(pid))), stat);
+    const size_t name_end = stat.rfind(") ");
+    return name_end != std::string::npos && stat[name_end + 2] != 'Z';
 }
 
 // Kills all descendants: a process whose parent has died becomes a child of this one. Processes in an uninterruptible
 // system call may survive.
 void kill_children() {
     for (const TimePoint deadline = Clock::now() + seconds(kTermination_s); Clock::now() < deadline; ::usleep(10'000)) {
-        const std::vector<pid_t> left = children();
+        const std::vector<pid_t> left = children_of(::getpid());
         if (left.empty()) return;
         for (const pid_t pid : left) ::kill(pid, SIGKILL);
         while (::waitpid(-1, nullptr, WNOHANG) > 0) {}
@@ -143,7 +139,8 @@ int run_child(std::vector<std::string> command, StopSignals& signals,
 std::function<std::optional<std::string>()> find_childless_launcher(const std::string& name, double limit_s) {
     return [name, limit_s, last_seen = std::optional<TimePoint>()]() mutable -> std::optional<std::string> {
         const TimePoint now = Clock::now();
-        if (std::ranges::any_of(children(), has_living_child)) last_seen = now;
+        for (const pid_t launcher : children_of(::getpid()))
+            if (std::ranges::any_of(children_of(launcher), is_alive)) last_seen = now;
         if (!last_seen || now <= *last_seen + seconds(limit_s)) return std::nullopt;
         return format("all ranks have ended, but %s did not end within %g s", name.c_str(), limit_s);
     };

@@ -6,12 +6,10 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <exception>
 
 #include "runtime/cluster/background_thread.h"
 #include "runtime/cluster/child_program.h"
 #include "runtime/cluster/shared_segments.h"
-#include "runtime/io/files.h"
 #include "runtime/io/installation.h"
 #include "runtime/io/process.h"
 

@@ -7,7 +7,6 @@
 #include <cstring>
 
 #include "runtime/cluster/background_thread.h"
-#include "runtime/io/files.h"
 #include "runtime/io/process.h"
 
 namespace {

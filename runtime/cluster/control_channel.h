@@ -20,9 +20,7 @@
 #include <memory>
 #include <thread>
 
-#include "kernels/base/check.h"
 #include "runtime/cluster/rank_activity.h"
-#include "runtime/io/files.h"
 
 // With one rank all calls are no-ops: no socket, no thread. If a channel is destroyed before leave() is called, the
 // other ranks treat this one as dead.

@@ -10,7 +10,6 @@
 
 #include "runtime/cluster/child_program.h"
 #include "runtime/cluster/socket.h"
-#include "runtime/io/files.h"
 #include "runtime/io/process.h"
 
 namespace {

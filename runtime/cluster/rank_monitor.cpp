@@ -9,11 +9,9 @@ namespace {
 
 constexpr const char* kPhaseNames[] = {"start", "step", "evaluation", "save"};
 
-std::vector<MonitoredRank> suspects(const std::vector<MonitoredRank>& ranks) {
-    std::vector<MonitoredRank> result;
-    const auto may_be_to_blame = [](const MonitoredRank& rank) { return !rank.has_left && !rank.request; };
-    std::ranges::copy_if(ranks, std::back_inserter(result), may_be_to_blame);
-    return result;
+std::vector<MonitoredRank> suspects(std::vector<MonitoredRank> ranks) {
+    std::erase_if(ranks, [](const MonitoredRank& rank) { return rank.has_left || rank.request; });
+    return ranks;
 }
 
 constexpr size_t kMostNamed = 4;  // ranks or texts in an error message

@@ -10,7 +10,6 @@
 #include <ranges>
 
 #include "runtime/cluster/background_thread.h"
-#include "runtime/io/files.h"
 #include "runtime/io/process.h"
 
 namespace {

@@ -7,7 +7,6 @@
 #include <thread>
 
 #include "runtime/cluster/rank_activity.h"
-#include "runtime/io/files.h"
 
 // A rank's side: sends reports until it is destroyed. Does nothing without a supervisor.
 class RankReporter {
@@ -21,9 +20,9 @@ private:
 // The supervisor's side.
 class RankReports {
 public:
-    // Expects reports of the ranks first .. first + count - 1; `all` means that the run has no others. If the run has a
-    // single rank, its progress is monitored too. Several ranks monitor each other's progress, so only silence is
-    // detected here.
+    // Expects reports of the ranks first .. first + count - 1, of none if `count` is 0; `all` means that the run has no
+    // others. If the run has a single rank, its progress is monitored too. Several ranks monitor each other's progress,
+    // so only silence is detected here.
     RankReports(int first, int count, bool all, const ControlSettings& settings);
 
     const std::string& name() const { return name_; }  // for TRAIN_GPT_SUPERVISOR

@@ -11,7 +11,6 @@
 #include <list>
 #include <map>
 
-#include "runtime/io/files.h"
 #include "runtime/io/process.h"
 
 namespace {

@@ -8,7 +8,6 @@
 #include <cstdlib>
 #include <filesystem>
 
-#include "runtime/io/files.h"
 
 namespace {
 

@@ -10,8 +10,6 @@
 #include <cerrno>
 #include <cstring>
 
-#include "kernels/base/check.h"
-#include "runtime/io/files.h"
 
 namespace {
 

@@ -5,7 +5,6 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "kernels/base/check.h"
 #include "runtime/cluster/shared_segments.h"
 
 namespace {
@@ -47,29 +46,23 @@ Restart RestartPolicy::decide(const RunEnd& end) {
         return {.sentence =
                     ended + format("; giving up after %d restarts in a row that committed no checkpoint", in_vain_)};
     const double wait_s = std::min(kLongestWait_s, std::ldexp(1.0, in_vain_++));
-    return {
-        true, wait_s,
-        ended +
-            format(
-                "; restarting in %g s%s", wait_s,
-                end.has_committed || in_vain_ == 1
-                    ? ""
-                    : format(" (%d of at most %d restarts without a new checkpoint)", in_vain_, kMostInVain).c_str())};
+    std::string sentence = ended + format("; restarting in %g s", wait_s);
+    if (!end.has_committed && in_vain_ > 1)
+        sentence += format(" (%d of at most %d restarts without a new checkpoint)", in_vain_, kMostInVain);
+    return {true, wait_s, sentence};
 }
 
-int supervise(const Supervised& run, StopSignals& signals) {
-    if (run.reports)
-        ::setenv("TRAIN_GPT_SUPERVISOR", run.reports->name().c_str(), 1);
-    else
-        ::unsetenv("TRAIN_GPT_SUPERVISOR");
+int supervise(const std::function<std::vector<std::string>()>& next_command,
+              const std::function<std::vector<int64_t>()>& committed_steps, RankReports& reports,
+              StopSignals& signals) {
+    ::setenv("TRAIN_GPT_SUPERVISOR", reports.name().c_str(), 1);
     RestartPolicy policy;
     for (;;) {
-        const std::vector<int64_t> before = run.committed_steps();
-        if (run.reports) run.reports->begin();
-        const auto find_hang = [&] { return run.reports ? run.reports->find_hang() : std::nullopt; };
-        const int code = run_child(run.next_command(), signals, find_hang);
+        const std::vector<int64_t> before = committed_steps();
+        reports.begin();
+        const int code = run_child(next_command(), signals, [&] { return reports.find_hang(); });
         remove_abandoned_segments();
-        const std::vector<int64_t> after = run.committed_steps();
+        const std::vector<int64_t> after = committed_steps();
         const bool has_committed =
             std::ranges::any_of(after, [&](int64_t step) { return !std::ranges::count(before, step); });
         const Restart restart = policy.decide({code, signals.received(), has_committed});

@@ -34,15 +34,10 @@ const ExitCode* row_of(int code);
 // codes 128 + N (killed by signal N), all may be restarted except those of a user's SIGINT and SIGTERM.
 bool may_restart(int code);
 
-struct Supervised {
-    // Returns the command of the next start.
-    std::function<std::vector<std::string>()> next_command;
-    // Returns the steps of the committed checkpoints.
-    std::function<std::vector<int64_t>()> committed_steps;
-    RankReports* reports = nullptr;  // null: the ranks are on other machines; only their exit is observed
-};
-
 // Starts the run, restarts it as RestartPolicy decides, with a sentence on stderr each time, and returns the last exit
-// code. A signal to this process stops the run as described at run_child() and ends the supervision. A signal between
-// two starts returns Exit::again.
-int supervise(const Supervised& run, StopSignals& signals);
+// code. `next_command` returns the command of each start, `committed_steps` the steps of the committed checkpoints. A
+// signal to this process stops the run as described at run_child() and ends the supervision. A signal between two
+// starts returns Exit::again.
+int supervise(const std::function<std::vector<std::string>()>& next_command,
+              const std::function<std::vector<int64_t>()>& committed_steps, RankReports& reports,
+              StopSignals& signals);
