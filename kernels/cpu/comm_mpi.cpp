@@ -4,15 +4,12 @@
 // make progress while other threads compute, and have the same order on every rank. Sums are computed here and not by
 // MPI, because an MPI library's order of addition depends on its version and the message size: each rank receives all
 // pieces of its share and adds them in the order of a tree.
-#include <unistd.h>
-
 #include <climits>
 #include <condition_variable>
 #include <deque>
 #include <exception>
 #include <thread>
 
-#include "kernels/base/check.h"
 #include "kernels/comm.h"
 #include "kernels/cpu/tree_sum.h"
 #include "kernels/ranks/mpi_text.h"

@@ -79,12 +79,11 @@ ControlSettings control_settings(const Config& config) {
     return {.silence_s = parallel.silence_s,
             .start_s = start_s,
             .step_s = step_s,
-            .rendezvous_s = start_s,
             .collective_timeout_s = start_s};
 }
 
 Ranks::Ranks(const RankEnvironment& environment, const Config& config, const std::string& revision)
-    : reporter_(environment, activity_, ControlSettings().heartbeat_s) {
+    : reports_(start_reports(environment, activity_, ControlSettings().heartbeat_s)) {
     if (environment.size > 1 && !environment.has_pmi && !comm_launcher().empty())
         fail(Exit::config,
              "srun started rank %d without PMI, but %s needs PMI to connect the ranks; use "

@@ -31,7 +31,7 @@ private:
     void report_errors_of(const std::function<void()>& action);
 
     const std::shared_ptr<RankActivity> activity_ = std::make_shared<RankActivity>();
-    const RankReporter reporter_;
+    const std::jthread reports_;
     Comm comm_;
     std::unique_ptr<ControlChannel> control_;
 };

@@ -24,7 +24,7 @@ ControlChannel::ControlChannel(const RankEnvironment& environment, const Control
                                const TextBroadcast& broadcast, std::shared_ptr<RankActivity> activity)
     : rank_(environment.rank), settings_(settings), activity_(std::move(activity)) {
     if (environment.size == 1) return;
-    std::vector<Peer> peers = open_group(environment, settings.rendezvous_s, broadcast);
+    std::vector<Peer> peers = open_group(environment, settings.start_s, broadcast);
     wake_ = FileDescriptor(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
     if (!wake_) fail(Exit::os, "cannot create an eventfd: %s", std::strerror(errno));
     last_round_ = last_heartbeat_ = Clock::now();

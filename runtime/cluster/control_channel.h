@@ -20,14 +20,14 @@
 #include <memory>
 #include <thread>
 
-#include "runtime/cluster/rank_activity.h"
+#include "runtime/cluster/rank_monitor.h"
 
 // With one rank all calls are no-ops: no socket, no thread. If a channel is destroyed before leave() is called, the
 // other ranks treat this one as dead.
 class ControlChannel {
 public:
     // Connects the ranks; see open_group() for addresses and errors. Every rank calls it once, before it allocates
-    // memory or writes files. `activity` is shared with other readers, such as RankReporter.
+    // memory or writes files. `activity` is shared with other readers, such as start_reports().
     explicit ControlChannel(const RankEnvironment& environment, const ControlSettings& settings = {},
                             const TextBroadcast& broadcast = {},
                             std::shared_ptr<RankActivity> activity = std::make_shared<RankActivity>());

@@ -24,12 +24,11 @@ public:
         : count_(count), settings_(settings) {
         LocalNode& node = settings_.node;
         FileDescriptor listener;
-        std::string token;
+        const std::string token = random_hex(16);
         if (node.nodes == 1) {
             listener = listen_on_loopback();
             if (!listener) fail(Exit::os, "cannot listen at 127.0.0.1: %s", std::strerror(errno));
             node.master_host = "127.0.0.1", node.master_port = address_of(listener).port();
-            token = random_hex(16);
         }
         // If one cannot be started, the others are killed when this process exits.
         for (int local_rank = 0; local_rank < count_; ++local_rank)

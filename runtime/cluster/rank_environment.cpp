@@ -58,9 +58,6 @@ struct Reader {
 
     std::string text(const char* name) const { return has(name) ? lookup(name) : ""; }
 
-    // Returns the name that is set, if two names stand for one variable; `other` if neither is.
-    const char* either(const char* name, const char* other) const { return has(name) ? name : other; }
-
     // Returns the value of a required variable, in [low, high].
     template <class Number = int> Number number(const char* name, int64_t low, int64_t high) const {
         if (!has(name))
@@ -76,13 +73,12 @@ struct Reader {
     void read_launcher() {
         if (has(kTorchrun)) return read_torchrun();
         if (has(kOpenMpi)) return read_variables(kOpenMpi);
-        const char* step = either("SLURM_STEP_ID", "SLURM_STEPID");
         const bool is_step =
-            has("SLURM_PROCID") && has(step) && number<int64_t>(step, 0, UINT32_MAX) < kFirstSpecialStep;
+            has("SLURM_PROCID") && has("SLURM_STEP_ID") && slurm_number("SLURM_STEP_ID") < kFirstSpecialStep;
         if (has(kMpich) && (!is_step || has(kMpich.local_rank)))
             read_variables(has(kPals.local_rank) && !has(kMpich.local_rank) ? kPals : kMpich);
         else if (is_step)
-            read_slurm(step);
+            read_slurm();
     }
 
     void read_variables(const LauncherVariables& names) {
@@ -122,17 +118,18 @@ struct Reader {
                  found.rank, found.size, names.rank, other.found.rank, names.size, other.found.size);
     }
 
-    void read_slurm(const char* step) {
+    int64_t slurm_number(const char* name) const { return number<int64_t>(name, 0, UINT32_MAX); }
+
+    void read_slurm() {
         found.launcher = "Slurm";
-        found.size = number(either("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), 1, INT_MAX);
+        found.size = number("SLURM_STEP_NUM_TASKS", 1, INT_MAX);
         found.rank = number("SLURM_PROCID", 0, found.size - 1);
-        const char* nodes = either("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST");
-        if (found.size > 1) found.master_host = first_host(text(nodes), nodes);
-        const bool is_single_host = found.size == 1 || found.master_host == text(nodes);
+        const std::string nodes = text("SLURM_STEP_NODELIST");
+        if (found.size > 1) found.master_host = first_host(nodes, "SLURM_STEP_NODELIST");
+        const bool is_single_host = found.size == 1 || found.master_host == nodes;
         found.local_size = is_single_host ? found.size : 0;
         read_local_rank("SLURM_LOCALID");
-        const auto job_id = number<int64_t>(either("SLURM_JOB_ID", "SLURM_JOBID"), 0, UINT32_MAX);
-        const auto step_id = number<int64_t>(step, 0, UINT32_MAX);
+        const int64_t job_id = slurm_number("SLURM_JOB_ID"), step_id = slurm_number("SLURM_STEP_ID");
         found.run_id = "slurm " + std::to_string(job_id) + "." + std::to_string(step_id);
         // Below the ports that Linux assigns to outgoing connections. Jobs that share a host have adjacent numbers and
         // few steps; the factor 31 keeps their ports apart.

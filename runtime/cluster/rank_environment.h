@@ -34,9 +34,9 @@ using Lookup = std::function<const char*(const char* name)>;
 //   2. Open MPI     OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE
 //   3. MPICH        PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS (Intel MPI sets the same), unless srun itself
 //                   set PMI_*, in which case MPI_LOCALRANKID is missing
-//   4. Slurm        SLURM_PROCID, SLURM_STEP_NUM_TASKS or SLURM_NTASKS, SLURM_LOCALID, SLURM_STEP_NODELIST or
-//                   SLURM_JOB_NODELIST; only in a step that srun created: a batch script's process and a shell of
-//                   salloc are alone, whatever the size of the allocation
+//   4. Slurm        SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID, SLURM_STEP_NODELIST; only in a step that srun
+//                   created: a batch script's process and a shell of salloc are alone, whatever the size of the
+//                   allocation
 //   5. alone
 // Variables of 1 may be set by a user or a pod, without TORCHELASTIC_RUN_ID and TRAIN_GPT_TOKEN. If these contradict
 // the variables of 2 or 3, the inner launcher is unknown, which is an error. MASTER_ADDR and MASTER_PORT apply with

@@ -1,8 +1,9 @@
-// Rank 0's decisions, as pure functions of the ranks' reports: which rank is to blame when a run makes no progress, and
-// the reply to a collective of the control channel, which is the same for all ranks.
+// What the ranks report, and rank 0's decisions, as pure functions of the reports: which rank is to blame when a run
+// makes no progress, and the reply to a collective of the control channel, which is the same for all ranks.
 #pragma once
 
 #include <cstdint>
+#include <mutex>
 #include <optional>
 
 #include "runtime/cluster/rendezvous.h"
@@ -15,10 +16,9 @@ enum class Phase : int { start, step, evaluation, save };
 struct ControlSettings {
     double heartbeat_s = 1;  // between two heartbeats
     double silence_s = 60;   // without a heartbeat: the process is stopped, or the machine or network is down
-    double start_s = 300;    // without progress, by phase
+    double start_s = 300;    // for all ranks to connect; without progress, by phase
     double step_s = 120;     // also in an evaluation
     double save_s = 900;
-    double rendezvous_s = 300;          // for all ranks to connect
     double collective_timeout_s = 300;  // from the first to the last rank's call of all_gather() or require_same()
 };
 
@@ -31,6 +31,44 @@ struct RankStatus {
     std::string text() const;  // "in phase step, step 12, last collective 40 (all_reduce of gradients)"
     std::string packed() const;                  // the fields of a heartbeat
     bool unpack_from(std::string_view fields);  // returns false if they are malformed
+};
+
+// This rank's current activity: written by the trainer, read by rank 0's hang detector and the supervisor's.
+class RankActivity {
+public:
+    // All of these except note_step() may be called from any thread.
+    void note_phase(Phase phase, int64_t step) {
+        const std::lock_guard lock(mutex_);
+        status_.phase = phase;
+        status_.step = step;
+        ++status_.ticks;
+    }
+    // Notes a micro-step of this step. The first step of a process counts as Phase::start, because it loads kernels.
+    void note_step(int64_t step) {
+        if (first_step_ < 0) first_step_ = step;
+        note_phase(step == first_step_ ? Phase::start : Phase::step, step);
+    }
+    // Call before the collective with this number (1, 2, ... on every rank) starts.
+    void note_collective(uint64_t number, const char* name) {
+        const std::lock_guard lock(mutex_);
+        status_.collective_name = name;
+        status_.collective = number;
+        ++status_.ticks;
+    }
+    // Notes any other progress.
+    void note_progress() {
+        const std::lock_guard lock(mutex_);
+        ++status_.ticks;
+    }
+    RankStatus now() const {
+        const std::lock_guard lock(mutex_);
+        return status_;
+    }
+
+private:
+    mutable std::mutex mutex_;  // never held for longer than a copy
+    RankStatus status_;
+    int64_t first_step_ = -1;
 };
 
 struct MonitoredRank {

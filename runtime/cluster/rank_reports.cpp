@@ -45,22 +45,20 @@ pid_t sender_of(const msghdr& message) {
 
 }  // namespace
 
-RankReporter::RankReporter(const RankEnvironment& environment, std::shared_ptr<const RankActivity> activity,
+std::jthread start_reports(const RankEnvironment& environment, std::shared_ptr<const RankActivity> activity,
                            double every_s) {
-    if (environment.supervisor.empty()) return;
-    auto report = [socket = std::make_shared<FileDescriptor>(datagram_socket()), rank = environment.rank,
-                   name = environment.supervisor, activity = std::move(activity),
-                   every_s](const std::stop_token& stop) {
+    if (environment.supervisor.empty()) return {};
+    return start_thread([socket = datagram_socket(), rank = environment.rank, name = environment.supervisor,
+                         activity = std::move(activity), every_s](const std::stop_token& stop) {
         sockaddr_un address;
         const socklen_t size = address_of_name(name, address);
         do {
             const std::string text = pack(rank) + activity->now().packed();
             // Lost if the supervisor has ended or does not read: the ranks do not depend on it.
-            ::sendto(*socket, text.data(), text.size(), MSG_DONTWAIT | MSG_NOSIGNAL,
+            ::sendto(socket, text.data(), text.size(), MSG_DONTWAIT | MSG_NOSIGNAL,
                      reinterpret_cast<const sockaddr*>(&address), size);
         } while (!stops_within(stop, every_s));
-    };
-    thread_ = start_thread(std::move(report));
+    });
 }
 
 RankReports::RankReports(int first, int count, bool all, const ControlSettings& settings)

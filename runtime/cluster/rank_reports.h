@@ -6,16 +6,11 @@
 #include <memory>
 #include <thread>
 
-#include "runtime/cluster/rank_activity.h"
+#include "runtime/cluster/rank_monitor.h"
 
-// A rank's side: sends reports until it is destroyed. Does nothing without a supervisor.
-class RankReporter {
-public:
-    RankReporter(const RankEnvironment& environment, std::shared_ptr<const RankActivity> activity, double every_s);
-
-private:
-    std::jthread thread_;
-};
+// A rank's side: returns a thread that sends reports until it is stopped; none without a supervisor.
+std::jthread start_reports(const RankEnvironment& environment, std::shared_ptr<const RankActivity> activity,
+                           double every_s);
 
 // The supervisor's side.
 class RankReports {

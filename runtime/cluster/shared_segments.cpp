@@ -40,10 +40,8 @@ SharedSegments::SharedSegments() {
     std::string unlocked = fs::path(kParent) / ("." + std::string(kPrefix) + "XXXXXX");
     if (!::mkdtemp(unlocked.data())) return;
     lock_ = lock_of(unlocked);
-    std::error_code error;
     path_ = fs::path(kParent) / fs::path(unlocked).filename().string().substr(1);
-    fs::rename(unlocked, path_, error);
-    if (error) path_ = unlocked;
+    if (::rename(unlocked.c_str(), path_.c_str()) != 0) path_ = unlocked;
     ::setenv("OMPI_MCA_btl_vader_backing_directory", path_.c_str(), 0);
     ::setenv("OMPI_MCA_btl_sm_backing_directory", path_.c_str(), 0);
 }

@@ -1,7 +1,6 @@
 #include "runtime/cluster/supervisor.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdlib>
 #include <cstring>
 
@@ -10,7 +9,6 @@
 namespace {
 
 constexpr int kMostInVain = 3;
-constexpr double kLongestWait_s = 60;
 
 int signal_of(int code) { return code > 128 && code < 128 + NSIG ? code - 128 : 0; }
 
@@ -45,7 +43,7 @@ Restart RestartPolicy::decide(const RunEnd& end) {
     if (in_vain_ == kMostInVain)
         return {.sentence =
                     ended + format("; giving up after %d restarts in a row that committed no checkpoint", in_vain_)};
-    const double wait_s = std::min(kLongestWait_s, std::ldexp(1.0, in_vain_++));
+    const double wait_s = double(1 << in_vain_++);
     std::string sentence = ended + format("; restarting in %g s", wait_s);
     if (!end.has_committed && in_vain_ > 1)
         sentence += format(" (%d of at most %d restarts without a new checkpoint)", in_vain_, kMostInVain);

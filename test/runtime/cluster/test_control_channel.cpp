@@ -15,7 +15,7 @@ ControlSettings quick() {
     ControlSettings settings;
     settings.heartbeat_s = 0.1;
     settings.silence_s = settings.start_s = settings.step_s = settings.save_s = 20;
-    settings.rendezvous_s = settings.collective_timeout_s = 15;
+    settings.collective_timeout_s = 15;
     return settings;
 }
 

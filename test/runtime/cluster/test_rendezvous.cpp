@@ -19,7 +19,7 @@ namespace {
 
 ControlSettings within(double timeout_s) {
     ControlSettings settings;
-    settings.rendezvous_s = timeout_s;
+    settings.start_s = timeout_s;
     settings.heartbeat_s = 0.1;
     return settings;
 }

@@ -83,14 +83,14 @@ TEST_CASE("supervisor: a rank is healthy until its heartbeats stop", "[superviso
     environment.supervisor = reports.name();
     auto activity = std::make_shared<RankActivity>();
     {
-        const RankReporter reporter(environment, activity, 0.02);
+        const std::jthread reporter = start_reports(environment, activity, 0.02);
         CHECK(hang_of(reports, 0.3) == "");
     }
     settings.silence_s = 0.2;
     RankReports strict(0, 1, true, settings);
     environment.supervisor = strict.name();
     {
-        const RankReporter reporter(environment, activity, 0.02);
+        const std::jthread reporter = start_reports(environment, activity, 0.02);
         CHECK(hang_of(strict, 0.1) == "");
         activity->note_step(1);
         activity->note_step(2);
@@ -112,7 +112,7 @@ TEST_CASE("supervisor: only a single rank is checked for progress; several check
         auto activity = std::make_shared<RankActivity>();
         activity->note_step(1);
         activity->note_step(2);
-        const RankReporter reporter(environment, activity, 0.02);
+        const std::jthread reporter = start_reports(environment, activity, 0.02);
         CHECK(contains(hang_of(reports, is_alone ? 20 : 1), "hangs: no progress") == is_alone);
     }
 }
@@ -124,7 +124,7 @@ TEST_CASE("supervisor: ranks that do not start are reported", "[supervisor]") {
     RankEnvironment environment;
     environment.rank = 9;
     environment.supervisor = reports.name();
-    const RankReporter reporter(environment, std::make_shared<RankActivity>(), 0.02);
+    const std::jthread reporter = start_reports(environment, std::make_shared<RankActivity>(), 0.02);
     CHECK(hang_of(reports, 20) == "2 of 3 ranks did not start within 0.2 s (parallel.start_timeout_s): missing 8, 10");
 }
 
@@ -137,15 +137,15 @@ TEST_CASE("supervisor: reports of other ranks and of an earlier start do not cou
     environment.supervisor = reports.name();
     for (const int rank : {0, 4}) {
         environment.rank = rank;
-        const RankReporter reporter(environment, std::make_shared<RankActivity>(), 0.02);
+        const std::jthread reporter = start_reports(environment, std::make_shared<RankActivity>(), 0.02);
         environment.rank = rank + 1;
-        const RankReporter other(environment, std::make_shared<RankActivity>(), 0.02);
+        const std::jthread other = start_reports(environment, std::make_shared<RankActivity>(), 0.02);
         CHECK(hang_of(reports, 20) == none);
         reports.begin();
     }
     environment.rank = 2;
     {
-        const RankReporter reporter(environment, std::make_shared<RankActivity>(), 0.02);
+        const std::jthread reporter = start_reports(environment, std::make_shared<RankActivity>(), 0.02);
         ::usleep(100'000);
     }
     reports.begin();
@@ -158,11 +158,11 @@ TEST_CASE("supervisor: a launcher still running long after a rank has ended is h
     RankReports reports(0, 2, false, settings);
     RankEnvironment environment;
     environment.supervisor = reports.name();
-    const RankReporter reporter(environment, std::make_shared<RankActivity>(), 0.02);
+    const std::jthread reporter = start_reports(environment, std::make_shared<RankActivity>(), 0.02);
     const pid_t other = ::fork();
     if (other == 0) {
         environment.rank = 1;
-        const RankReporter short_lived(environment, std::make_shared<RankActivity>(), 0.02);
+        const std::jthread short_lived = start_reports(environment, std::make_shared<RankActivity>(), 0.02);
         ::usleep(300'000);
         ::_exit(0);
     }
