@@ -95,6 +95,16 @@ std::string suggestion(const std::string& name, const std::vector<std::string>& 
     return nearest.empty() ? "" : "; did you mean " + nearest + "?";
 }
 
+// "; use --set train.batch_size=4" for "batch_size=4" or "train.batch_size=4"; empty if no key has this name.
+std::string setting_hint(const std::string& setting) {
+    const size_t equals = std::min(setting.find('='), setting.size());
+    const std::string value = equals < setting.size() ? setting.substr(equals) : "=VALUE";
+    std::string hint;
+    for (const std::string& key : keys_with_name(setting.substr(0, equals)))
+        hint += (hint.empty() ? "; use --set " : " or --set ") + key + value;
+    return hint;
+}
+
 // With --supervise, the words after "--" are the command that starts the ranks. Returns the number of words before it.
 int take_launcher(int argc, char** argv, CommandLine& line) {
     const std::vector<std::string> words(argv, argv + argc);
@@ -117,7 +127,8 @@ void check_is_file(const CLI::App& app, const std::string& config) {
     const bool is_path = config.find_first_of("./") != std::string::npos;
     if (config.empty() || is_path || file_exists(config) || directory_exists(config)) return;
     fail(Exit::usage, "\"%s\" is neither a command nor a file%s (see --help)", config,
-         suggestion(config, names_of_commands(app)));
+         config == "resume" ? "; to continue a run, use train_gpt RUN/config.json --resume"
+                            : suggestion(config, names_of_commands(app)));
 }
 
 [[noreturn]] void fail_misplaced(const std::string& option, const CLI::App& command) {
@@ -140,7 +151,9 @@ void check_is_file(const CLI::App& app, const std::string& config) {
         if (!commands.empty() && app.get_option_no_throw(name)) fail_misplaced(name, reader);
         std::vector<std::string> known;
         for (const CLI::Option* option : reader.get_options()) known.push_back(option->get_name());
-        fail(Exit::usage, "%s is not an option of %s%s (see --help)", name, reader.get_name(), suggestion(name, known));
+        const std::string hint = reader.get_option_no_throw("--set") ? setting_hint(argument.substr(2)) : "";
+        fail(Exit::usage, "%s is not an option of %s%s (see --help)", name, reader.get_name(),
+             hint.empty() ? suggestion(name, known) : hint);
     }
     fail(Exit::usage, "%s (see --help)", said);
 }
@@ -188,7 +201,9 @@ CLI::Validator validator(const std::string& range, const std::function<bool(cons
 }  // namespace
 
 void add_overrides(CLI::App& app, std::vector<std::string>& overrides) {
+    const auto is_assignment = [](const char* begin, const char* end) { return std::find(begin, end, '=') != end; };
     app.add_option("--set", overrides, "section.key=value: override a configuration key; may be repeated")
+        ->check(validator("section.key=value, such as train.batch_size=4", is_assignment))
         ->take_all()
         ->allow_extra_args(false);
 }

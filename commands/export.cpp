@@ -1,4 +1,5 @@
 #include <CLI/App.hpp>
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 
@@ -29,13 +30,25 @@ std::string last_result(const RunRecords& records, const char* kind) {
     return text;
 }
 
+// Part of the model card; %d: the number of tokens to generate.
+constexpr const char* kUsage = R"(```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+tokenizer, model = AutoTokenizer.from_pretrained("."), AutoModelForCausalLM.from_pretrained(".")
+tokens = model.generate(tokenizer.encode("The", return_tensors="pt"), do_sample=True, max_length=%d)
+print(tokenizer.decode(tokens[0]))
+```
+
+)";
+
 // README.md, the model card on the Hugging Face Hub.
 std::string model_card(const LoadedModel& model, const std::string& run, const std::string& architecture) {
     const Config& config = model.config;
     const Config::Model& m = config.model;
     std::string card = "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- train_gpt\n---\n\n";
-    card += format("# %s\n\nTrained with train_gpt. Loads as `%s`.\n\n| | |\n|---|---|\n",
-                   std::filesystem::path(run).filename().c_str(), architecture.c_str());
+    card += format("# %s\n\nTrained with train_gpt. Loads as `%s`.\n\n", std::filesystem::path(run).filename().c_str(),
+                   architecture.c_str());
+    if (model.tokenizer) card += format(kUsage, std::min(m.n_positions, 100));
+    card += "| | |\n|---|---|\n";
     auto row = [&](const char* name, const std::string& value) {
         if (!value.empty()) card += format("| %s | %s |\n", name, value.c_str());
     };
@@ -78,7 +91,7 @@ void export_huggingface(const Options& options) {
         written += std::string(", ") + name;
     };
     write("config.json", config.dump(2) + "\n");
-    write("generation_config.json", hf_generation_config(described, eot).dump(2) + "\n");
+    write("generation_config.json", hf_generation_config(eot).dump(2) + "\n");
     if (model.tokenizer) {
         write("tokenizer.json", model.tokenizer->json());
         write("tokenizer_config.json", hf_tokenizer_config(described, eot, model.tokenizer->token(eot)).dump(2) + "\n");

@@ -30,9 +30,13 @@ int GptShape::window(int layer) const {
 namespace {
 
 std::string sizes_problem(const GptShape& s) {
-    if (s.given_head_size == 0 && s.n_embd % s.n_head != 0)
-        return format("model.n_embd (%d) must be a multiple of model.n_head (%d) unless head_size is set", s.n_embd,
-                      s.n_head);
+    if (s.given_head_size == 0 && s.n_embd % s.n_head != 0) {
+        int below = s.n_head, above = std::min(s.n_head, s.n_embd);
+        while (s.n_embd % below != 0) below--;
+        while (s.n_embd % above != 0) above++;
+        return format("model.n_embd (%d) must be a multiple of model.n_head (%d); the nearest valid n_head is %d%s",
+                      s.n_embd, s.n_head, below, below < above ? format(" or %d", above).c_str() : "");
+    }
     if (s.n_head % s.kv_heads() != 0)
         return format("model.n_head (%d) must be a multiple of model.n_kv_head (%d)", s.n_head, s.kv_heads());
     return "";

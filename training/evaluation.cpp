@@ -18,6 +18,12 @@ std::function<void()> progress_or_stop(TrainingRun& run) {
     };
 }
 
+// " (20 of 145 batches)" if eval.batches limits a validation to a part of the split; otherwise empty.
+std::string part_of_split(const TrainingRun& run) {
+    const uint64_t batches = uint64_t(run.config.eval.batches), all = run.val_loader->batches_of_stream();
+    return batches == 0 || batches >= all ? "" : format(" (%zu of %zu batches)", batches, all);
+}
+
 void validate(TrainingRun& run) {
     const HostSpan span(run.trace, "validation");
     run.progress.begin(format("step %d | validation", run.state.step));
@@ -30,7 +36,7 @@ void validate(TrainingRun& run) {
     }
     const ValRecord record{run.state.step, result.loss, result.bits_per_byte, unix_time()};
     if (run.log) run.log->write(record);
-    run.progress.show(record);
+    run.progress.show(record, part_of_split(run));
     if (run.config.eval.patience > 0 || run.config.checkpoint.keep_best)
         run.must_keep |= run.state.progress.best.note(result.loss, run.state.step) && run.config.checkpoint.keep_best;
     if (run.has_ended_early())

@@ -49,6 +49,11 @@ static Json make_plan(const PrepareOptions& o, const std::vector<std::string>& f
             {"inputs", inputs}};
 }
 
+// "1 shard", "2 shards"
+static std::string counted(uint64_t count, const char* noun) {
+    return format("%zu %s%s", size_t(count), noun, count == 1 ? "" : "s");
+}
+
 namespace {
 
 // A byte range of the input and its tokenization options.
@@ -280,8 +285,9 @@ void Preparation::write_split(const Split& split, const Tokenizer& tokenizer) {
     }
     const Json& record = done[split.name];
     const PrepareSummary::Split counts = summary_of(record);
-    line_(format("%s: %zu bytes of text in %zu documents, %zu tokens in %zu shards", split.name,
-                 size_t(counts.text_bytes), size_t(counts.documents), size_t(counts.tokens), record["shards"].size()));
+    line_(format("%s: %zu bytes of text in %s, %zu tokens in %s", split.name, size_t(counts.text_bytes),
+                 counted(counts.documents, "document").c_str(), size_t(counts.tokens),
+                 counted(record["shards"].size(), "shard").c_str()));
 }
 
 std::string Preparation::dataset_json(const Tokenizer& tokenizer) const {
@@ -367,7 +373,8 @@ PrepareSummary convert_tokens(const PrepareOptions& o, const std::vector<std::st
         }
         writer.finish();
         splits[name] = split_record(writer, counts);
-        line(format("%s: %zu tokens in %zu shards", name, size_t(writer.token_count()), writer.names().size()));
+        line(format("%s: %zu tokens in %s", name, size_t(writer.token_count()),
+                    counted(writer.names().size(), "shard").c_str()));
     };
     write("train", 0, train_end);
     write("val", train_end, all);

@@ -67,6 +67,12 @@ void Loader::seek(uint64_t cursor) {
 
 uint64_t Loader::batches_per_pass() const { return divide_up(windows_, options_.rows_of_all_ranks()); }
 
+uint64_t Loader::batches_of_stream() const {
+    LoaderOptions unlimited = options_;
+    unlimited.max_windows = 0;
+    return divide_up(count_windows(data_.streams()[0], unlimited), uint64_t(options_.batch));
+}
+
 void Loader::prefetch(std::stop_token stop) {
     std::unique_lock lock(mutex_);
     // The slot of the batch that the caller holds is not free.

@@ -65,6 +65,9 @@ public:
     // For order `once`: number of micro-batches that cover every target, equal on all ranks.
     uint64_t batches_per_pass() const;
 
+    // For order `once`: number of micro-batches of a single rank that cover the whole stream, without max_windows.
+    uint64_t batches_of_stream() const;
+
     // Windows per epoch over all streams; for order `once`, includes the partial window.
     uint64_t windows() const { return windows_; }
 

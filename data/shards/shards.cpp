@@ -58,9 +58,12 @@ static ShardHeader checked_header(const InputFile& file) {
     std::string bytes(std::min(file.size(), kShardHeaderBytes), '\0');
     file.read_at(0, bytes.data(), bytes.size());
     const std::optional<ShardHeader> header = shard_header(bytes);
-    if (!header)
-        reject_file(path, "not a token shard: it has %zu bytes and looks like %s", file.size(),
-                    describe_content(bytes, file.size()));
+    if (!header) {
+        const std::string content = describe_content(bytes, file.size());
+        const bool is_input = content == "plain text" || content == "unknown binary data";
+        reject_file(path, "not a token shard: it has %zu bytes and looks like %s%s", file.size(), content,
+                    is_input ? "; prepare converts text and nanoGPT's .bin files to token shards" : "");
+    }
     if (bytes.size() < kShardHeaderBytes)
         reject_file(path, "the header of a token shard has %zu bytes, but the file ends after %zu", kShardHeaderBytes,
                     bytes.size());

@@ -256,6 +256,7 @@ Checkpoint open_step(const std::string& run_dir, int64_t step, const Report& rep
 
 Checkpoint open_checkpoint(const std::string& path) {
     if (file_exists(manifest_path(path))) return Checkpoint(path);
+    if (!file_exists(path) && !directory_exists(path)) fail(Exit::no_input, "%s does not exist", path);
     std::string problems;
     const std::vector<int64_t> steps = committed_steps(path);
     for (auto step = steps.rbegin(); step != steps.rend(); ++step) {

@@ -26,13 +26,7 @@ std::string name_in_section(const std::string& key) { return key.substr(key.find
 
 // The keys that the user may have meant by `key`: those with the same name in any section, else the nearest ones.
 std::vector<std::string> meant_keys(const std::vector<Option>& table, const std::string& key) {
-    auto named = [&](const std::string& name) {
-        std::vector<std::string> keys;
-        for (const Option& option : table)
-            if (name_in_section(option.key) == name) keys.push_back(option.key);
-        return keys;
-    };
-    if (const auto same = named(name_in_section(key)); !same.empty()) return same;
+    if (const auto same = keys_with_name(key); !same.empty()) return same;
     std::vector<std::string> known;
     for (const Option& option : table) known.push_back(option.key);
     if (key.find('.') == std::string::npos)
@@ -44,7 +38,7 @@ std::vector<std::string> meant_keys(const std::vector<Option>& table, const std:
     if (nearest.empty()) return {};
     const bool is_section = std::ranges::count(table, nearest, [](const Option& o) { return section_of(o.key); }) > 0;
     const bool is_name = !is_section && nearest.find('.') == std::string::npos;
-    return is_name ? named(nearest) : std::vector{nearest};
+    return is_name ? keys_with_name(nearest) : std::vector{nearest};
 }
 
 // `value`: the value of `key` if it is at the top level of a file, where only sections are allowed; else null.
@@ -156,6 +150,8 @@ Config load_config(const std::string& path, const std::vector<std::string>& over
         else
             others.push_back(assignment);
     const bool is_given = others.size() < overrides.size();
+    if (file_exists(path + "/config.json"))
+        fail(Exit::no_input, "%s is a directory: use %s/config.json, with --resume to continue a run", path, path);
     Config config = parse_config(read_file(path, kLargestFile), path,
                                  is_given ? std::make_optional(families.model.family) : std::nullopt);
     for (const std::string& assignment : others) override_config(config, assignment);
@@ -264,6 +260,14 @@ std::vector<std::string> changed_settings(const Config& config) {
     for (const Option& option : changed_options(copy))
         settings.push_back(std::string(option.key) + "=" + option_value(option).dump());
     return settings;
+}
+
+std::vector<std::string> keys_with_name(const std::string& key) {
+    Config defaults;
+    std::vector<std::string> keys;
+    for (const Option& option : option_table(defaults))
+        if (name_in_section(option.key) == name_in_section(key)) keys.push_back(option.key);
+    return keys;
 }
 
 std::string config_help() {

@@ -262,6 +262,9 @@ std::vector<std::string> changed_settings(const Config& config);
 std::string config_help();
 std::string config_markdown();
 
+// Returns the keys with the name of `key` in any section: "train.max_steps" for "max_steps" or "run.max_steps".
+std::vector<std::string> keys_with_name(const std::string& key);
+
 // Returns the known name with the smallest Levenshtein distance to `name` (the first of several), or an empty string if
 // none is within half of the name's length. For "did you mean ...?".
 std::string nearest_name(const std::string& name, const std::vector<std::string>& known);

@@ -340,7 +340,7 @@ std::vector<std::string> expand_glob(const std::string& pattern, const std::stri
 std::string describe_content(std::string_view first_bytes, size_t size) {
     static constexpr std::pair<std::string_view, const char*> kSignatures[] = {
         {"version https://git-lfs.github.com/spec", "a Git LFS pointer, not the file it points to"},
-        {"PK\3\4", "a zip archive (PyTorch's .pt files are zip archives too)"},
+        {"PK\3\4", "a zip archive"},
         {"\x1f\x8b", "a gzip file"},
         {"\3757zXZ", "an xz file"},
         {"\x28\xb5\x2f\xfd", "a zstd file"},
@@ -363,6 +363,8 @@ std::string describe_content(std::string_view first_bytes, size_t size) {
         {278895051, "a NeMo token shard"},
     };
     if (size == 0) return "an empty file";
+    if (first_bytes.starts_with("PK\3\4") && first_bytes.find("data.pkl") != std::string_view::npos)
+        return "a PyTorch file";
     for (const auto& [bytes, meaning] : kSignatures)
         if (first_bytes.starts_with(bytes)) return meaning;
     for (const auto& [number, meaning] : kMagics)

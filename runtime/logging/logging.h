@@ -181,8 +181,8 @@ public:
     // Sets the step with which the run is expected to end; 0: unknown.
     void end_at(int total_steps);
     void show(const TrainRecord& record);
-    // Prints the validation loss.
-    void show(const ValRecord& record);
+    // Prints the validation loss. `part` follows it: the part of the split that was read.
+    void show(const ValRecord& record, const std::string& part = "");
     void show(const QuestionsRecord& record);
     void show(const SampleRecord& record);
     // Prints separate lines: a checkpoint, a sample, a warning.

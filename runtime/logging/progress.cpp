@@ -132,8 +132,8 @@ void TrainingProgress::show(const TrainRecord& record) {
     }
 }
 
-void TrainingProgress::show(const ValRecord& record) {
-    std::string line = format("step %d | validation loss %.4f", record.step, record.loss);
+void TrainingProgress::show(const ValRecord& record, const std::string& part) {
+    std::string line = format("step %d | validation loss %.4f", record.step, record.loss) + part;
     if (record.bits_per_byte) line += format(" | %.4f bits per byte", *record.bits_per_byte);
     say(line);
 }

@@ -9,6 +9,7 @@ import struct
 import subprocess
 import time
 import unittest
+import zipfile
 
 import llmc_file
 from trainer import ENVIRONMENT, TRAINER, TrainerTest
@@ -27,9 +28,11 @@ CONFIG_TEXTS = [  # content of config.json, exit code, parts of the message
     ('{"train": 5}', CONFIG, "config.json", "train", "5"),
     ('{"run": {"dir": "a\\u0000b"}}', CONFIG, "config.json", "run.dir"),
     ('{"run": {"dir": "\xff"}}'.encode("latin-1"), CONFIG, "config.json"),
+    ('{"train": {"seq_len": 20,\n  "batch_size": 4,\n }\n}', CONFIG, 'line 2, column 18: unexpected comma before "}"'),
+    ('{"data": {"train": ["a", ]}}', CONFIG, 'line 1, column 24: unexpected comma before "]"'),
 ]
 SETTINGS = [  # --set, exit code, parts of the message
-    ("nonsense", USAGE, "nonsense", "section.key=value"),
+    ("nonsense", USAGE, "nonsense", "section.key=value, such as train.batch_size=4"),
     ("train.max_step=5", CONFIG, "train.max_step", "train.max_steps"),
     ("train.max_steps=many", CONFIG, "train.max_steps", "many"),
     ("train.max_steps=1.5", CONFIG, "train.max_steps", "1.5"),
@@ -45,14 +48,15 @@ SETTINGS = [  # --set, exit code, parts of the message
     ("sample.top_k=258", CONFIG, "sample.top_k", "258", "model.vocab_size", "257"),
     ("train.total_batch_tokens=121", CONFIG, "train.total_batch_tokens", "121", "120", "180"),
     ("train.seq_len=25", CONFIG, "train.seq_len", "25", "model.n_positions", "24"),
-    ("model.n_head=5", CONFIG, "model.n_embd", "48", "model.n_head", "5"),
+    ("model.n_head=5", CONFIG, "model.n_embd (48)", "model.n_head (5); the nearest valid n_head is 4 or 6\n"),
+    ("model.n_head=50", CONFIG, "model.n_embd (48)", "model.n_head (50); the nearest valid n_head is 48\n"),
     ("model.vocab_size=256", CONFIG, "data/tokenizer.json", "257", "256"),
     ("model.init_from=nowhere", NO_INPUT, "model.init_from", "nowhere"),
     ("data.train=nothing_*.bin", NO_INPUT, "data.train", "nothing_*.bin"),
     ("data.val=nothing_*.bin", NO_INPUT, "data.val", "nothing_*.bin"),
     ("data.tokenizer=nothing.json", NO_INPUT, "nothing.json"),
     ("data.tokenizer=text.txt", DATA, "text.txt", "plain text"),
-    ("data.train=text.txt", DATA, "text.txt", "text"),
+    ("data.train=text.txt", DATA, "text.txt", "plain text", "prepare"),
     ("data.train=data", NO_INPUT, "data is a directory"),
     ("run.dir=text.txt", CANNOT_CREATE, "text.txt", "not a directory"),
     ("run.dir=text.txt/run", CANNOT_CREATE, "text.txt/run"),
@@ -66,7 +70,8 @@ def shard(tokens, magic=20240520, version=1, count=None):
 
 SHARDS = [  # bytes of data.train, exit code, parts of the message
     (b"", DATA, "empty"),
-    (b"<!DOCTYPE html><html>", DATA, "HTML"),
+    (b"<!DOCTYPE html><html>", DATA, "HTML page\n"),
+    (struct.pack("<100H", *range(100)), DATA, "unknown binary data", "prepare", "nanoGPT's .bin"),
     (b"version https://git-lfs.github.com/spec/v1\n", DATA, "Git LFS"),
     (shard([1] * 1000)[:1500], DATA, "1500", "3024"),
     (shard([1] * 1000) + b"x", DATA, "3025", "3024"),
@@ -132,7 +137,7 @@ class BadInput(TrainerTest):
         self.write_config()
         self.refused(["config.json", "--resume"], NO_INPUT, ["run.dir", "does not exist"])
         self.refused(["missing.json"], NO_INPUT, ["missing.json"])
-        self.refused(["data"], NO_INPUT, ["data"])
+        self.refused(["resume", "run"], USAGE, ['"resume"', "train_gpt RUN/config.json --resume"])
         for start in ([], ["--auto"], ["--resume"], ["--fresh"]):
             self.refused(["config.json", "--set", f"run.dir={256 * 'n'}", *start], CANNOT_CREATE,
                          ["run.dir", "File name too long"])
@@ -142,6 +147,9 @@ class BadInput(TrainerTest):
         self.refused(["config.json"], USAGE, ["run.dir", "--resume", "--auto", "--fresh"])
         self.refused(["config.json", "--resume"], NO_INPUT, ["no checkpoint"])
         self.refused(["config.json", "--resume", "--fresh"], USAGE, ["--resume", "--fresh"])
+        shutil.copy(self.dir / "config.json", self.dir / "run")
+        for args in (["run"], ["run", "--resume"], ["--nproc", "2", "run"], ["plan", "run"]):
+            self.refused(args, NO_INPUT, ["run is a directory: use run/config.json, with --resume to continue"])
 
     @unittest.skipUnless(shutil.which("setpriv"), "setpriv is not installed")
     def test_a_data_folder_that_may_not_be_read(self):
@@ -191,8 +199,18 @@ class BadInput(TrainerTest):
         (self.dir / "bad.jsonl").write_text('{"text": "fine"}\n{"texts": "no"}\n' + '{"text": "fine"}\n' * 99)
         (self.dir / "empty.txt").write_text("")
         (self.dir / "line.txt").write_text("a single line")
+        self.run_trainer("export", "--hf", "run", "hf")
+        with zipfile.ZipFile(self.dir / "ckpt.pt", "w") as file:  # as torch.save writes it
+            file.writestr("ckpt/data.pkl", b"\x80\2}.")
+        (self.dir / "old.pt").write_bytes(b"\x80\2\x8a\nl\xfc")
+        pytorch = ["convert it to a Hugging Face directory", "docs/coming_from_nanogpt.md#weights"]
         for args, code, *words in [
-            (["sample", "nowhere"], NO_INPUT, "nowhere"),
+            (["sample", "nowhere"], NO_INPUT, "nowhere does not exist"),
+            (["export", "--hf", "runs/nope", "out"], NO_INPUT, "runs/nope does not exist"),
+            (["import", "ckpt.pt", "out"], DATA, "ckpt.pt", "a PyTorch file", *pytorch),
+            (["import", "old.pt", "out"], DATA, "old.pt", "a Python pickle", *pytorch),
+            (["sample", "ckpt.pt"], DATA, "a PyTorch file", *pytorch),
+            (["import", "hf/model.safetensors", "out"], DATA, "a safetensors file; give its directory, hf\n"),
             (["sample", "data"], NO_INPUT, "data"),
             (["sample", "run", "--temperature", "-1"], USAGE, "--temperature"),
             (["sample", "run", "--tokens", "0"], USAGE, "--tokens"),

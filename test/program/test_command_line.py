@@ -99,6 +99,15 @@ class Arguments(TrainerTest):
     def test_keys_in_the_wrong_place(self):
         config = self.write_config()
         self.refused(config, "--set", "max_steps=5", words=['did you mean "train.max_steps"?'], code=CONFIG)
+        for command, name in (([], "batch_size"), ([], "train.batch_size"), (["train"], "batch_size"),
+                              (["plan"], "batch_size")):
+            self.refused(*command, config, f"--{name}=4", words=[f"--{name} is not an option of ",
+                                                                 "; use --set train.batch_size=4 (see --help)"])
+        self.refused(config, "--batch_size", "4", words=["--batch_size is not", "; use --set train.batch_size=VALUE"])
+        self.refused(config, "--every_steps=2", words=["--set eval.every_steps=2", "--set log.every_steps=2", " or "])
+        self.refused(config, "--set", "train.batch_size", "4",
+                     words=["--set: must be section.key=value, such as train.batch_size=4, is \"train.batch_size\""])
+        self.assertNotIn("--set", self.run_trainer("sample", "run", "--batch_size=4", expect=USAGE))
         self.refused(config, "--set", "fsdp=5", words=["--help-config lists all keys"], code=CONFIG)
         for content, words in [({"run.dir": "x"}, ['in a file, keys are nested in sections: {"run":{"dir":"x"}}']),
                                ({"max_steps": 5}, ['"train.max_steps"', '{"train":{"max_steps":5}}']),

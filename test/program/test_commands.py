@@ -1,6 +1,7 @@
 """The commands follow --help and the documentation, from preparing text to generating it."""
 import array
 import json
+import math
 import re
 import shutil
 import struct
@@ -143,6 +144,15 @@ class FromTextToText(TrainerTest):
         shutil.copy(self.dir / "bpe/tokenizer.json", self.dir / "data")
         self.assertIn("dataset.json records", self.run_trainer("inspect", "data", expect=65))
 
+    def test_a_validation_of_a_part_of_the_split_says_so(self):
+        tokens = ((self.dir / "data/val_000000.bin").stat().st_size - 1024) // 2
+        batches = math.ceil(math.ceil((tokens - 1) / 20) / 3)
+        for ranks in (1, 2):
+            for read, part in ((1, rf" \(1 of {batches} batches\)"), (0, ""), (batches, "")):
+                said = self.train("--nproc", ranks, "--fresh", train_max_steps=1, eval_every_steps=1, eval_batches=read)
+                self.assertRegex(said, rf"step 1 \| validation loss \d\.\d{{4}}{part} \| \d")
+                self.assertEqual(set(self.records(kind="val")[0]), {"kind", "step", "loss", "bits_per_byte"})
+
     def test_export_records_the_limits_for_other_programs(self):
         self.train(train_max_steps=1)
         self.run_trainer("export", "--hf", "run", "hf")
@@ -152,7 +162,8 @@ class FromTextToText(TrainerTest):
         self.assertEqual({tokenizer[f"{kind}_token"] for kind in ("bos", "eos", "unk")}, {"<|endoftext|>"})
         self.assertEqual(tokenizer["added_tokens_decoder"]["256"]["content"], "<|endoftext|>")
         self.assertEqual((tokenizer["clean_up_tokenization_spaces"], tokenizer["add_prefix_space"]), (False, False))
-        self.assertEqual((generation["eos_token_id"], generation["max_length"]), (256, 24))
+        self.assertEqual(generation, {"bos_token_id": 256, "eos_token_id": 256, "pad_token_id": 256})
+        self.assertIn("do_sample=True, max_length=24)\n", (self.dir / "hf/README.md").read_text())
 
     def test_import_accepts_both_names_of_gelu_and_doubles(self):
         self.train(train_max_steps=3)

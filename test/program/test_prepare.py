@@ -75,7 +75,7 @@ class Prepare(TrainerTest):
         for name in ("array.json", "rows.csv"):
             self.assertIn("convert the file to JSONL or Parquet", self.run_trainer(*command, name, expect=DATA))
         self.assertIn('choose one with --field: "body"', self.run_trainer(*command, "lines.json", expect=DATA))
-        self.assertIn(f"train: {size} bytes of text in 100 documents, {size + 100} tokens",
+        self.assertIn(f"train: {size} bytes of text in 100 documents, {size + 100} tokens in 1 shard\n",
                       self.run_trainer(*command, "lines.json", "--field", "body"))
 
     def test_standard_input(self):

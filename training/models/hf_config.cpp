@@ -333,6 +333,4 @@ Json hf_tokenizer_config(const Config::Model& model, int eot, const std::string&
             {"unk_token", eot_text}};
 }
 
-Json hf_generation_config(const Config::Model& model, int eot) {
-    return {{"bos_token_id", eot}, {"eos_token_id", eot}, {"max_length", model.n_positions}, {"pad_token_id", eot}};
-}
+Json hf_generation_config(int eot) { return {{"bos_token_id", eot}, {"eos_token_id", eot}, {"pad_token_id", eot}}; }

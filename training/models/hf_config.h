@@ -19,7 +19,7 @@ void check_hf_model(const nlohmann::ordered_json& config, const Config::Model& m
 // naming the differences to the nearest architecture, if none matches.
 nlohmann::ordered_json hf_config(const Config::Model& model, int eot, Dtype dtype);
 
-// tokenizer_config.json, which limits the length of texts, and generation_config.json, which limits generated texts to
-// n_positions. `eot_text` is the text of the token `eot`.
+// tokenizer_config.json, which limits the length of texts to n_positions, and generation_config.json. `eot_text` is the
+// text of the token `eot`.
 nlohmann::ordered_json hf_tokenizer_config(const Config::Model& model, int eot, const std::string& eot_text);
-nlohmann::ordered_json hf_generation_config(const Config::Model& model, int eot);
+nlohmann::ordered_json hf_generation_config(int eot);

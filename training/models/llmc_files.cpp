@@ -11,14 +11,23 @@ constexpr size_t kHeaderBytes = 256 * sizeof(int32_t);
 constexpr int32_t kModelMagic = 20240326, kLlama3Magic = 20240803;
 constexpr int32_t kFp32Version = 3, kBf16Version = 5;
 
+// Fails. If the file is a model of another format, the message says how to use it.
+[[noreturn]] void reject_other_file(const MappedFile& file) {
+    const std::string content = describe_content(file.text().substr(0, kHeaderBytes), file.size());
+    std::string remedy;
+    if (content == "a safetensors file") remedy = "; give its directory, " + directory_of(file.path());
+    if (content == "a PyTorch file" || content == "a Python pickle")
+        remedy = "; convert it to a Hugging Face directory, see docs/coming_from_nanogpt.md#weights";
+    reject_file(file.path(), "not a model of llm.c: the file has %zu bytes and looks like %s%s", file.size(), content,
+                remedy);
+}
+
 // Fails unless the file has the header of a GPT-2 model.
 void check_header(const MappedFile& file) {
     const std::string& path = file.path();
     const int32_t magic = header_word(file.text(), 0);
     if (magic == kLlama3Magic) reject_file(path, "llm.c Llama 3 model; only llm.c's GPT-2 models are supported");
-    if (magic != kModelMagic)
-        reject_file(path, "not a model of llm.c: the file has %zu bytes and looks like %s", file.size(),
-                    describe_content(file.text().substr(0, kHeaderBytes), file.size()));
+    if (magic != kModelMagic) reject_other_file(file);
     if (file.size() < kHeaderBytes)
         reject_file(path, "the header of a model has %zu bytes, but the file ends after %zu", kHeaderBytes,
                     file.size());

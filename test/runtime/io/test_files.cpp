@@ -347,6 +347,7 @@ TEST_CASE("a file's format is identified by its first bytes", "[files]") {
          {Case{"<!DOCTYPE html><html>", "an HTML page"}, Case{"\n  <HTML lang=en>", "an HTML page"},
           Case{"version https://git-lfs.github.com/spec/v1\noid", "a Git LFS pointer"},
           Case{"PK\3\4....", "a zip archive"}, Case{"\x1f\x8b\x08", "a gzip file"},
+          Case{"PK\3\4....ckpt/data.pkl", "a PyTorch file"},
           Case{"\xfd\x37zXZ\0\0"s, "an xz file"}, Case{"{\"a\": 1}", "a JSON text"},
           Case{"Once upon a time", "plain text"}, Case{"\x88\xd8\x34\x01\1\0\0\0"s, "an llm.c token shard (GPT-2)"},
           Case{"\xc6\xd7\x34\x01\3\0\0\0"s, "an llm.c model"},
